@@ -1,4 +1,4 @@
-/* The list's words. */
+/* Reads the fields of a call of the list. */
 #include "call.h"
 
 #include <stdio.h>

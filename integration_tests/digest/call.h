@@ -1,6 +1,6 @@
-/* One call of the list: a layer, its inputs and how it is run. The words are this folder's own, so that a list fits
- * commits whose ABI has other names. A line of the list is `name=value` pairs; a field that is not named has its
- * default. README.md says what the fields mean. */
+/* One call of the list: a layer, its inputs and how it is run. The field names are this folder's own, so that a list
+ * fits commits whose ABI has other names. A line of the list is `name=value` pairs; a field that is not named has its
+ * default. README.md documents the fields. */
 #ifndef SLUICE_DIGEST_CALL_H_
 #define SLUICE_DIGEST_CALL_H_
 

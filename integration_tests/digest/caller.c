@@ -1,4 +1,4 @@
-/* Everything that the digest calls of Sluice: the C ABI of this tree. */
+/* All calls of the digest to Sluice: the C ABI of this tree. */
 #include "caller.h"
 #include "cuda_host.h"
 

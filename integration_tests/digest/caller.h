@@ -1,11 +1,11 @@
-/* What the program asks of the library. caller.c answers it with the C ABI of this tree. A comparison with an older
- * commit builds this program with that commit's caller.c, so keep this header as it is. */
+/* The program's interface to the library. caller.c implements it with the C ABI of this tree. A comparison with an
+ * older commit builds this program with that commit's caller.c, so keep this header as it is. */
 #ifndef SLUICE_DIGEST_CALLER_H_
 #define SLUICE_DIGEST_CALLER_H_
 
 #include "data.h"
 
-/* Where the ranks of a call agree on a number without the library: the largest of all; waits for all. */
+/* The maximum of a number over the ranks of a call, without the library; waits for all. */
 typedef struct meet_s meet_t;
 uint64_t meet_most(meet_t* meet, uint64_t mine);
 
@@ -32,7 +32,7 @@ caller_t* caller_open(caller_group_t* group, rank_data_t* data, meet_t* meet, ou
 void caller_close(caller_t* caller);
 /* Forward and backward as the call says, on the data's blocks; results are there when it returns. */
 void caller_step(caller_t* caller);
-/* Fills in what the outcome says of all steps. */
+/* Fills in the outcome of all steps. */
 void caller_report(caller_t* caller);
 
 #endif /* SLUICE_DIGEST_CALLER_H_ */

@@ -1,7 +1,8 @@
-"""The calls of the digest: products of layers and ways to run them, and families that a seed draws.
+"""The calls of the digest: combinations of layers and ways to run them, and random families from a seed.
 
 A call is a dict of fields, which call.c names; a field that is absent has its default. Calls of one family have the
-same layer and inputs, so that their outputs and input gradients agree to the bit. `python3 calls.py` prints the list.
+same layer and inputs, so that their outputs and input gradients agree to the bit. `python3 calls.py` prints the
+list.
 """
 
 import random
@@ -11,7 +12,7 @@ NUM_DRAWN, CALLS_OF_A_FAMILY = 42, 10
 TOKENS = (48, 48, 48, 48), (62, 14, 38, 24), (0, 52, 0, 18)
 SMALL = (12, 12, 12, 12), (16, 4, 10, 6), (1, 2, 3, 1)  # on the fake device, whose kernels are slow
 
-# Layers, and what is done with each of them. Words are separated by spaces; {a|b} stands for each of its parts.
+# Layers, and the ways to run each of them. Words are separated by spaces; {a|b} stands for each of its parts.
 GROUPS = [
     (
         ["ranks=1 tokens=14 activation=gelu gated=halves bias=1 device=cuda dtype={f32|bf16|f16}"],
@@ -153,7 +154,7 @@ def products():
 
 
 def drawn_layer(draw):
-    """A layer and its inputs. What the library does not take together is not drawn."""
+    """A layer and its inputs. Combinations that the library rejects are not drawn."""
     on_device = draw.random() < 0.5
     ranks = draw.randint(1, 4)
     tokens = draw.choice(SMALL if on_device else TOKENS)[:ranks]

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Compares digests of the listed calls: this tree with a base commit, or the calls of each family with each other.
 
-  compare.py BASE       builds this tree and the base commit (in a worktree of its own), runs both, shows differences
-  compare.py            this tree alone: do the calls of a family agree to the bit?
-  --only TEXT           calls whose line holds TEXT;  --jobs N  calls at a time (default: cores)
-  --digest FILE --fakes FILE    built already (the Bazel test): nothing is built
+  compare.py BASE       builds this tree and the base commit (in its own worktree), runs both, shows differences
+  compare.py            this tree only: do the calls of a family agree to the bit?
+  --only TEXT           calls whose line contains TEXT;  --jobs N  calls at a time (default: cores)
+  --digest FILE --fakes FILE    existing builds (the Bazel test): nothing is built
 
-Exit 0: equal; 1: they differ, or calls do not hold among themselves what they promise; 2: something could not be run.
-README.md says what is compared, and what to do with a difference.
+Exit 0: equal; 1: they differ, or calls of a family differ that must agree; 2: something could not be run. README.md
+describes the comparison, and what to do with a difference.
 """
 
 import argparse

@@ -125,7 +125,7 @@ void data_make(rank_data_t* d, const call_t* c, int32_t rank) {
     if (d->owner[e] == rank) d->local[d->num_local++] = e;
   }
   make_block(&d->x, c->dtype, 2, T, c->width, 0, 3);
-  make_block(&d->ids, c->ids32 ? AS_I32 : AS_I64, 2, T, c->topk, !c->ids32, 0); /* as DeepSpeed, and as others */
+  make_block(&d->ids, c->ids32 ? AS_I32 : AS_I64, 2, T, c->topk, !c->ids32, 0); /* like DeepSpeed, and like others */
   make_block(&d->weights, F32, 2, T, c->topk, 0, 1);
   make_block(&d->y, c->dtype, 2, T, c->width, 0, 2);
   make_block(&d->dy, c->dtype, 2, T, c->width, 0, 0);

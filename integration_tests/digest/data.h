@@ -1,5 +1,5 @@
-/* What a rank of a call is given and what it writes: plain blocks of memory, every value a function of what it is and
- * where it stands, with the full width of its dtype. Nothing here knows the ABI. */
+/* The inputs and outputs of a rank of a call: plain blocks of memory, in which every value is a function of its tensor
+ * and index, with the full width of its dtype. Independent of the ABI. */
 #ifndef SLUICE_DIGEST_DATA_H_
 #define SLUICE_DIGEST_DATA_H_
 
@@ -27,8 +27,8 @@ typedef struct rank_data_s {
 
 void data_make(rank_data_t* out, const call_t* call, int32_t rank);
 void data_drop(rank_data_t* data);
-/* The inputs of step `step`, with so many tokens, and outputs that nobody has written. ids_by is added to every expert
- * that is routed to. */
+/* The inputs of step `step`, with this many tokens, and unwritten outputs. ids_by is added to every expert id of a
+ * route. */
 void data_begin(rank_data_t* data, int32_t step, int64_t tokens, int32_t ids_by);
 /* Outputs alone. */
 void data_forget_outputs(rank_data_t* data);

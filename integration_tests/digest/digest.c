@@ -1,9 +1,9 @@
-/* Runs the calls of a list and prints a line for each: hashes of the exact bits of what it wrote.
+/* Runs the calls of a list and prints a line for each: hashes of the exact bits of its outputs.
  *
  *   digest [--each-rank] [--jobs N] LIST
  *
- * A call runs in a process of its own, its ranks as threads; N processes at a time, lines in the order of the list.
- * --each-rank prints a line for each rank. Exit 0: all calls ran; 1: some were refused or ended otherwise, which their
+ * A call runs in its own process, with its ranks as threads; N processes at a time, lines in the order of the list.
+ * --each-rank prints a line for each rank. Exit 0: all calls ran; 1: some were refused or ended otherwise, as their
  * lines say; 2: the list or the arguments are wrong. */
 #include <errno.h>
 #include <pthread.h>
@@ -239,7 +239,7 @@ int main(int argc, char** argv) {
     }
   }
   if (list == NULL || most < 1 || most > MAX_JOBS) return usage();
-  /* What would change values from outside: the kernels that every processor has, the gemm that the list says. */
+  /* Fixes what would change values: kernels that every processor has, and the gemm of the list. */
   setenv("SLUICE_NATIVE", "avx2", 1);
   unsetenv("SLUICE_GEMM"), unsetenv("SLUICE_CUBLAS"), unsetenv("SLUICE_POISON"), unsetenv("SLUICE_HUGE_PAGES");
   read_list(list);

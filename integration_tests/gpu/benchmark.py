@@ -1,16 +1,17 @@
-"""One layer, forward and backward in bf16, on one GPU: Sluice beside what else is installed, interleaved in one run.
+"""One layer, forward and backward in bf16, on one GPU: Sluice against the other installed libraries, interleaved in one
+run.
 
     benchmark.py SHAPE [--groups NAMES] [--to FILE] [--fake]       SHAPE: gpt3-xl, mixtral, qwen3, deepseek
 
-Writes FILE, or benchmark_SHAPE.json beside the programs: times of every round, floors, saved and peak bytes, versions.
---fake: tiny sizes in f32 on this CPU, so that the script is run; such a record says `"fake": true`, and no time in it
-counts.
+Writes FILE, or benchmark_SHAPE.json next to the programs: times of every round, floors, saved and peak bytes,
+versions. --fake: tiny sizes in f32 on this CPU, to test the script; such a record has `"fake": true`, and its times
+do not count.
 
-Groups: `whole`, all experts on this GPU, against the floor and the peers; `ep_rank`, an eighth of the experts with the
-same rows, n = 1 and n = 4 (with all experts resident chunking would only measure how often weights are read), by policy
-and under a budget; `offload`; `fused_peers`. --groups: these alone, with commas.
-Floors: kernels at 790 TFLOP/s and 4.3 TB/s, without accumulation of gradients in f32, with which nothing here is run.
-What does not run is named with its reason, and what did is written all the same; exit 1 where that was Sluice's own.
+Groups: `whole`, all experts on this GPU, against the floor and the peers; `ep_rank`, an eighth of the experts with
+the same rows, n = 1 and n = 4 (with all experts resident chunking would only measure how often weights are read), by
+policy and under a budget; `offload`; `fused_peers`. --groups: only these, with commas. Floors: kernels at 790
+TFLOP/s and 4.3 TB/s, without accumulation of gradients in f32, with which nothing here is run. Parts that fail are
+named with the reason, and the others are still written; exit 1 if a failed part was Sluice's own.
 """
 
 import argparse
@@ -109,7 +110,7 @@ def sluice_layer(x, chunks=1, policy=("redispatch", "keep"), context=None):
 
 
 def torch_grouped(torch, x):
-    """What a careful user writes: sort, torch._grouped_mm, weighted sum."""
+    """The code of a careful user: sort, torch._grouped_mm, weighted sum."""
     s, act = x.sizes, torch.nn.functional.silu if x.sizes.gated else torch.nn.functional.gelu
 
     def run():
@@ -201,7 +202,7 @@ def measure(torch, x, run, leaves, clock):
 
 
 def bytes_of(torch, x, run, leaves):
-    """Bytes that autograd keeps beside the inputs, and the highest allocation above what was there."""
+    """Bytes that autograd keeps in addition to the inputs, and the peak of allocations above the initial state."""
     known = {tensor.untyped_storage().data_ptr() for tensor in leaves}
     kept = {}
 
@@ -251,15 +252,15 @@ def compare(torch, x, contenders, rounds):
 
 
 def under_a_budget(torch, x, rounds):
-    """n = 4 and policies left to Sluice, in a part of the bytes that keeping everything takes, or in what it takes at
-    least: the time, and the bytes."""
+    """n = 4 and policies left to Sluice, in a part of the bytes that keeping everything takes, or in the minimum: the
+    time, and the bytes."""
     from sluice.adapters.torch import Context, ContextOptions
 
     least = make_layer(x, 4, None, Context(device=x.device)).smallest_budget(x.sizes.T)
     free = Context(device=x.device)
     torch.autograd.grad(sluice_layer(x, 4, ("keep", "keep"), free)(), x.leaves(), x.grad)
     most = free.stats()["peak_bytes"]
-    budget = max(int(most * BUDGET_OF_PEAK), least * 5 // 4)  # the budget's own bookkeeping beside it
+    budget = max(int(most * BUDGET_OF_PEAK), least * 5 // 4)  # in addition, the budget's own bookkeeping
     context = Context(options=ContextOptions(memory_budget=budget, max_outstanding=1), device=x.device)
     found, refused = compare(torch, x, {"sluice n=4 budget": lambda: sluice_layer(x, 4, None, context)}, rounds)
     sizes = {
@@ -308,11 +309,11 @@ def link_speeds(torch, device):
 
 
 def offload_of(kept, gone, speeds):
-    """How much of the copies' time the compute hid. `kept`, `gone`: results of the same layer, rows on the device or in
-    pinned memory; what is kept goes out in forward and comes back in backward."""
+    """The part of the copies' time that overlapped compute. `kept`, `gone`: results of the same layer, rows on the
+    device or in pinned memory; copies out run in forward, copies in in backward."""
     out_ms, in_ms = (1e3 * kept["saved_bytes"] / speeds[way] for way in ("out", "in"))
     added_ms = gone["median_ms"] - kept["median_ms"]
-    # A direction hides behind its own half of the step, so a slow link cannot be hidden whole.
+    # Each direction overlaps only its own half of the step, so a slow link cannot be hidden completely.
     halves = [(out_ms, kept["forward_ms"]), (in_ms, kept["backward_ms"])]
     hideable = sum(min(ms, statistics.median(half)) for ms, half in halves) / (out_ms + in_ms)
     return {
@@ -327,9 +328,9 @@ def offload_of(kept, gone, speeds):
 
 
 def overlap_of(torch, x, chunks, policy):
-    """Times of ops in one step, by the device's own events: how much of the copies ran beside compute.
+    """Times of ops in one step, by the device's own events: the part of the copies that ran during compute.
 
-    A traced pass waits for its end, so this step's time is none to compare."""
+    A traced pass waits for its end, so this step's time is not comparable."""
     from sluice.adapters.torch import Context
 
     context = Context(device=x.device)
@@ -341,7 +342,7 @@ def overlap_of(torch, x, chunks, policy):
     events = [event for event in context.trace_take() if event["chunk"] >= 0 or event["op"] != "pass"]
     compute = sorted((e["begin_ns"], e["end_ns"]) for e in events if e["lane"] == COMPUTE)
     copies = [(e["begin_ns"], e["end_ns"]) for e in events if e["lane"] in COPIES]
-    beside = sum(max(0, min(end, b) - max(begin, a)) for begin, end in copies for a, b in compute)
+    overlap = sum(max(0, min(end, b) - max(begin, a)) for begin, end in copies for a, b in compute)
     ops = {}
     for event in events:
         ops[event["op"]] = ops.get(event["op"], 0) + event["end_ns"] - event["begin_ns"]
@@ -350,7 +351,7 @@ def overlap_of(torch, x, chunks, policy):
         "ops_ms": {op: round(ns * 1e-6, 4) for op, ns in sorted(ops.items())},
         "compute_ms": round(sum(b - a for a, b in compute) * 1e-6, 4),
         "copies_ms": round(copied * 1e-6, 4),
-        "copies_beside_compute": round(beside / copied, 4) if copied else None,
+        "copies_beside_compute": round(overlap / copied, 4) if copied else None,
     }
 
 
@@ -380,7 +381,7 @@ def versions(torch, device):
 
 
 def verdicts(record, sizes):
-    """Towards what the project wants to reach; nothing of a fake run."""
+    """The project's targets; nothing for a fake run."""
     whole, offload = record["whole"], record["offload"]
     ms = {name: result["median_ms"] for group in ("whole", "ep_rank") for name, result in record[group].items()}
     ours, theirs = ms.get("sluice"), ms.get("transformers")
@@ -397,7 +398,7 @@ def verdicts(record, sizes):
 
 
 def wanted(name):
-    """What the project wants of a shape, beside the verdicts."""
+    """The targets of a shape, for the verdicts."""
     of_floor = 0.85 if name in ("gpt3-xl", "mixtral") else 0.7
     return {
         "of_floor": f"at least {of_floor}",
@@ -497,8 +498,8 @@ def main():
     record = {"shape": name, "fake": fake, "tokens": sizes.T, "dtype": str(dtype), "floor_ms": sizes.floor_ms}
     record |= {"gradients_accumulated_in_f32": False, "versions": versions(torch, device)}
     record |= {"whole": {}, "ep_rank": {}, "budget": {}, "offload": {}, "refused": {}}
-    beside = pathlib.Path(os.environ.get("SLUICE_GPU_BUILD", ".")) / f"benchmark_{name}.json"
-    written = Written(record, options.to or beside)
+    default = pathlib.Path(os.environ.get("SLUICE_GPU_BUILD", ".")) / f"benchmark_{name}.json"
+    written = Written(record, options.to or default)
 
     def keep(group, run, make):
         record[group], refused = run(torch, make(), rounds)

@@ -1,4 +1,4 @@
-"""What a GPU runs, item by item, which of that is the prepared run, and how what an item says is judged."""
+"""The items of a GPU run, which of them are the prepared run, and how their output is judged."""
 
 import collections
 import fnmatch
@@ -11,7 +11,7 @@ import programs
 from programs import HERE, LAYER, SUITE
 
 NO_GPU = 77
-NOTE, MOST_NOTES = "     ", 20  # how a program's line begins that is no case
+NOTE, MOST_NOTES = "     ", 20  # beginning of a program's line that is not a case
 SHOWN_REPORTS = 20
 KERNEL_PREFIX = "sluice_"
 # Of gpu_suite. Each way of cuBLAS has a process of its own: an error in a capture would take the others with it.
@@ -19,12 +19,12 @@ GEMMS = ("gemm_single", "gemm_lt", "gemm_grouped", "gemm_by_table")
 PARTS = ("kernels", "routing", *GEMMS, "choice", "rates", "streams", "memory", "nccl", "adam")
 LAYER_PARTS = ("layer", "ranks", "calibrate")  # of gpu_layer; soak and small are items of their own
 BENCHMARKS = {f"benchmark {shape}": shape for shape in ("gpt3-xl", "mixtral", "qwen3", "deepseek")}
-# What these print is their result, in the record whole: rows for the table, machines, times and verdicts.
+# Items whose output is their result, and goes into the record whole: rows for the table, machines, times and verdicts.
 TELLING = {"choice": 20000, "rates": 12000, "calibrate": 40000, "benchmark": 20000, "profile": 60000}
 SHOWN = ("choice", "rates", "benchmark")  # and on the screen
 SECONDS = {"calibrate": {False: 20, True: 0.05}}  # arguments of parts, by --fake
 SOAK_SECONDS = {False: 240, True: 4}  # by --fake
-SOAK_SHARE = 0.75  # of what it may take: it ends after its last case
+SOAK_SHARE = 0.75  # of its limit: it ends after its last case
 # Tools of compute-sanitizer, with options; gemm is the library's own business and slow under them. An error that the
 # driver returns is an answer at times, and the programs look at each. Shared memory is raced for by vendors' kernels
 # alone if any, but theirs are not ours to mend. Every report of initcheck is wanted: see own_reports().
@@ -34,10 +34,10 @@ TOOLS = {
     "initcheck": ["--print-limit", "100000", "--show-backtrace", "no"],
 }
 FOUND = 3  # the exit code of a tool that found something
-# The profiler; clocks stay as they are. Where counters are not to be had it says one of these.
+# The profiler; clocks stay unchanged. If counters are unavailable it prints one of these.
 NCU = ["--clock-control", "none", "--set", "full"]
 NO_COUNTERS = ("ERR_NVGPUCTRPERM", "LibraryNotLoaded", "Failed to initialize the profiler")
-# Item: (script, arguments). They say themselves what they miss, and are skipped then.
+# Item: (script, arguments). The scripts report missing requirements themselves, and are then skipped.
 SCRIPTS = {
     "gradients against PyTorch": ("torch_gpu.py", ["gradients"]),
     "CUDA graphs of torch": ("torch_gpu.py", ["graphs"]),
@@ -47,7 +47,7 @@ SCRIPTS = {
     **{name: ("benchmark.py", [shape]) for name, shape in BENCHMARKS.items()},
 }
 ABSENT = {
-    "exchanges beside GEMMs in times": "needs two GPUs; one of them runs NCCL with nobody to talk to",
+    "exchanges during GEMMs in times": "needs two GPUs; one of them runs NCCL with nobody to talk to",
     "hand-written Hopper grouped kernels": "not written: only where they can be run and timed",
 }
 # name, program or script, its arguments, the tool around it, variables of its environment, and seconds that it may take
@@ -73,8 +73,8 @@ TOGETHER = {
     "memory": 15,
 }
 JOBS = 4
-# What is timed, or looked at by a tool, has the GPU to itself. Benchmarks that are here alone: script, arguments and
-# variables. Lists of GEMMs go one by one where the reading of cuBLAS expects that to be fastest.
+# Timed or profiled items have the GPU to themselves. Benchmarks listed only here: script, arguments and variables.
+# Lists of GEMMs run one by one if cuBLAS is expected to be fastest so.
 ALONE = {
     "rates": 25,
     "choice": 55,
@@ -132,7 +132,7 @@ def plan(phases, seconds):
 
 
 def tells(item):
-    """The most characters of what it printed that are its result; 0: its last lines say all."""
+    """The most characters of its output that are its result; 0: only its last lines."""
     return TELLING.get(item.name, TELLING.get(item.name.split()[0], 0))
 
 
@@ -169,8 +169,8 @@ def named(found, names):
 
 
 def own_reports(text):
-    """Reports of initcheck about kernels of ours. It also names copies of memory in whose padding nothing was written,
-    which does no harm, and reads of what it has not seen a vendor's kernel write."""
+    """Reports of initcheck about our kernels. It also reports copies of unwritten padding, which do no harm, and reads
+    of memory that a vendor's kernel wrote unseen."""
     lines = text.split("\n")
     starts_at = [i for i, line in enumerate(lines) if "Uninitialized __global__ memory read" in line]
     return ["\n".join(lines[i : i + 4]) for i in starts_at if KERNEL_PREFIX in "".join(lines[i + 1 : i + 2])]
@@ -185,7 +185,7 @@ def judge_initcheck(text):
 
 
 def what_it_told(text):
-    """Of a pass: what was said beside the cases (versions of libraries, what was left out), and the last line."""
+    """Of a pass: the output other than cases (versions of libraries, skipped parts), and the last line."""
     lines = text.strip().split("\n")
     notes = dict.fromkeys(line.strip() for line in lines[:-1] if line.startswith(NOTE))
     return "\n".join([*list(notes)[:MOST_NOTES], lines[-1]])

@@ -1,8 +1,9 @@
-"""What the compiler made of each kernel: registers, stack, spills, and the hot loop's instructions, calls and accesses.
+"""Reads the compiled machine code of each kernel: registers, stack, spills, and the hot loop's instructions, calls and
+accesses.
 
-A kernel's loops are the natural ones of its machine code: a branch back to a block that dominates it. Its hot loop is,
-among those with no loop inside, the one with the widest load from global memory; of equals the one that loads the most
-bytes in a turn, then the one that stores the most, then the longest. So it is the path that large rows take.
+A kernel's loops are the natural loops of its machine code: a branch back to a block that dominates it. Its hot loop
+is, among those with no loop inside, the one with the widest load from global memory; of equals the one that loads
+the most bytes per iteration, then the one that stores the most, then the longest. So it is the path of large rows.
 """
 
 import collections
@@ -207,7 +208,8 @@ def line_of(arch, name, kernel):
 
 
 def beyond(kernel, budget):
-    """What exceeds the budget, in words. Of accesses: the number of those of at most so many bits, below the widest."""
+    """The violations of the budget, in words. For accesses: the number of those of at most this many bits, below the
+    widest."""
     found = [f"{name} {value}, budget {most}" for name, value, most in zip(COUNTS, kernel, budget) if value > most]
     for name in ("loads", "stores"):
         have, may = getattr(kernel, name), getattr(budget, name)

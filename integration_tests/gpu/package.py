@@ -1,5 +1,5 @@
-"""The `sluice` package for the scripts here: staged around the library that `run` has built; on a CPU, where it has
-built none, the installed one. Says aloud what is missing, with exit status 77."""
+"""The `sluice` package for these scripts: staged around the library that `run` has built; on a CPU without such a
+build, the installed one. Prints what is missing, with exit status 77."""
 
 import contextlib
 import fcntl

@@ -1,7 +1,7 @@
-"""The programs that a GPU runs: Bazel builds them, here or on another machine, and they are carried from there.
+"""The programs for a GPU: Bazel builds them, here or on another machine, and they are copied from there.
 
-All that is carried lies in one folder, `.test/gpu`: the programs and libsluice.so.0 without debug information, a stamp
-of the sources that they were made from, wheels, and the record of what has passed.
+Everything that is copied is in one folder, `.test/gpu`: the programs and libsluice.so.0 without debug information, a
+stamp of their sources, wheels, and the record of passed items.
 """
 
 import hashlib
@@ -17,8 +17,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 OUT = ROOT / ".test" / "gpu"
 OUT_FAKE = ROOT / ".test" / "gpu_fake"
-MOST_CARRIED = 64 << 20  # what a machine takes that is lent for minutes
-# What the package needs with torch: cdef.py writes its module with cffi, which parses by pycparser.
+MOST_CARRIED = 64 << 20  # the limit of a machine that is lent for minutes
+# Packages that `sluice` needs in addition to torch: cdef.py writes its module with cffi, which parses with pycparser.
 WHEELS = ("cffi", "pycparser")
 SUITE, LAYER, LIBRARY = "gpu_suite", "gpu_layer", "libsluice.so.0"
 HASHED = (".c", ".cc", ".cu", ".h", ".inc", ".lds", ".txt", ".sh", ".py", ".cpp", ".bzl", "BUILD", "run")
@@ -49,7 +49,7 @@ def shown(folder):
 
 
 def build(out, fake):
-    """What is wrong, or None; leaves at once where the same sources are built already and start."""
+    """The error, or None; returns at once if the same sources are built already and the programs start."""
     stamp, now = out / "built", source_hash()
     is_built = stamp.exists() and stamp.read_text() == now
     if is_built and starts(out, fake):
@@ -85,13 +85,13 @@ def build(out, fake):
 
 
 def run_here(*command):
-    """What is wrong, or None."""
+    """The error, or None."""
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return f"gpu: {command[0]} fails:\n{done.stdout[-3000:].rstrip()}" if done.returncode else None
 
 
 def starts(out, fake):
-    """Whether what lies built runs here: it may come from a machine with newer libraries, or without its modes."""
+    """Whether the built programs run here: they may come from a machine with newer libraries, or without its modes."""
     load = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
     commands = [[str(out / name), "--list"] for name in targets(fake) if name != LIBRARY]
     commands.append([sys.executable, "-c", load, str(out / LIBRARY)])
@@ -112,14 +112,14 @@ def carried_bytes(out=OUT):
 
 
 def say_carried(out=OUT):
-    """What is wrong with carrying it, or None."""
+    """The reason why it cannot be copied, or None."""
     size = carried_bytes(out)
     print(f"gpu: {size / 2**20:.1f} MiB to carry: the working tree and {shown(out)}", flush=True)
     return None if size <= MOST_CARRIED else f"gpu: more than {MOST_CARRIED >> 20} MiB: clear {shown(out)}"
 
 
 def run_within(command, environment, limit):
-    """(exit code, text); None for the code where it took longer, and then what it started is ended with it."""
+    """(exit code, text); None for the code after a timeout, which also ends its child processes."""
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     ) as child:
@@ -132,11 +132,11 @@ def run_within(command, environment, limit):
     return code, text.decode(errors="replace")
 
 
-# --- what the machine has -----------------------------------------------------------------------------------------
+# --- the machine -----------------------------------------------------------------------------------------
 
 
 def nvidia_folders():
-    """Where pip has put NVIDIA's packages for this Python: cuBLAS lies there where a toolkit has its compiler alone."""
+    """The folders of NVIDIA's pip packages for this Python: they contain cuBLAS if a toolkit has only its compiler."""
     found = importlib.util.find_spec("nvidia")
     return [pathlib.Path(p) for p in found.submodule_search_locations] if found is not None else []
 
@@ -150,7 +150,8 @@ def find_tool(name):
 
 
 def library_path():
-    """LD_LIBRARY_PATH for the programs, which find cuBLAS and the driver by name: what is set, then where they lie."""
+    """LD_LIBRARY_PATH for the programs, which find cuBLAS and the driver by name: the present value, then their
+    folders."""
     nvcc = shutil.which("nvcc")
     places = [pathlib.Path(nvcc).resolve().parent.parent / "lib64"] if nvcc else []
     places += [pathlib.Path("/usr/local/cuda/lib64"), pathlib.Path("/usr/local/nvidia/lib64")]
@@ -177,7 +178,7 @@ if code != 0:
 
 
 def why_no_gpu():
-    """What this machine has instead of a GPU, or None."""
+    """The reason why this machine has no usable GPU, or None."""
     environment = {**os.environ, "LD_LIBRARY_PATH": library_path()}
     code, text = run_within([sys.executable, "-c", ASK_DRIVER], environment, 60)
     if code is None:
@@ -189,7 +190,7 @@ def why_no_gpu():
 
 
 def fetch_wheels(python, out=OUT):
-    """Into the folder that is carried. Old and new names of the platform: pip takes them as they are written."""
+    """Downloads into the copied folder. Old and new names of the platform: pip takes them literally."""
     platforms = ["manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64"]
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "-d", str(out / "wheels")]
     command += ["--python-version", python, "--implementation", "cp"]

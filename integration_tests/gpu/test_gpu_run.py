@@ -1,4 +1,5 @@
-"""The GPU harness, as far as it goes without a GPU: its lists, its build, its refusal. What needs one skips aloud."""
+"""The GPU harness, as far as possible without a GPU: its lists, its build, its error. Tests that need a GPU skip with a
+message."""
 
 import importlib.machinery
 import importlib.util
@@ -106,7 +107,7 @@ def prepared_names(harness):
 
 
 def test_Prepared_EveryItemHasItsPlace_EvenIfAllTakeAllTheyMay(harness):
-    """Within the time of one command; what is timed overlaps nothing, and of the rest no more than JOBS at once."""
+    """Within the time of one command; timed items overlap nothing, and at most JOBS of the others run at once."""
     phases = harness.items.prepared()
     seconds = harness.items.PREPARED_SECONDS
     places = harness.items.plan(phases, seconds)
@@ -375,7 +376,7 @@ def test_Soak_TakesNoMoreThanThereIs(harness, stand_ins, limit, seconds):
 
 
 def test_Item_ThatPassed_LeavesItsNotesInTheRecord(harness, stand_ins):
-    """Which library it was: the versions are nowhere else."""
+    """The tested library: only the notes have the versions."""
     stand_ins.program(
         "gpu_suite", 'for i in 1 2; do echo "     NCCL 22809"; echo "ok   a case"; done\necho "2 passed, 0 failed"'
     )
@@ -409,7 +410,7 @@ OF_OURS = """========= Uninitialized __global__ memory read of size 4 bytes
 def test_Tool_ThatReports_IsJudgedByOurKernelsWhereItKnowsNoBetter(
     harness, tmp_path, monkeypatch, tool, reports, outcome
 ):
-    """initcheck alone: it also names copies of padding, and reads of what it has not seen a vendor's kernel write."""
+    """Only initcheck: it also reports copies of padding, and reads of memory that a vendor's kernel wrote unseen."""
     (tmp_path / "reports").write_text(reports)
     (tmp_path / "compute-sanitizer").write_text(f'#!/bin/sh\necho "$@"\ncat {tmp_path}/reports\necho the end\nexit 3\n')
     (tmp_path / "compute-sanitizer").chmod(0o755)

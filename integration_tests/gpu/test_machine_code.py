@@ -7,7 +7,7 @@ BAD = "beyond the budget of {}, or without one; see why, or change the line by h
 
 
 def hold(found, arch):
-    """What is beyond its budget, one line each."""
+    """The violations of its budget, one line each."""
     budgets = read_budgets(BUDGETS.read_text(), arch)
     why = {name: beyond(found[name], budgets[name]) if name in budgets else ["no line"] for name in found}
     return [f"{line_of(arch, name, found[name])}: {'; '.join(why[name])}" for name in found if why[name]]
@@ -29,7 +29,7 @@ def test_Kernels_MachineCode_IsWithinItsBudget(arch):
 
 
 def planted(tmp_path, file, *changes):
-    """A file of kernels, changed. -> what is beyond its budget"""
+    """A modified file of kernels -> the violations of the budget"""
     text = (KERNELS / file).read_text()
     for old, new in changes:
         assert text.count(old) == 1

@@ -102,7 +102,7 @@ def gradients(torch, device):
 
 
 def captured(torch, step):
-    """What `step` does, as a graph: run once outside, as torch's own recipe wants it."""
+    """The same as `step`, as a graph: run once outside, like torch's own recipe."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -282,7 +282,7 @@ def rank_case(torch, ep, device, policy, chunks, deduplicate):
     params = [{name: leaf(*shape, scale=shape[1] ** -0.5) for name, shape in names.items()} for _ in range(E)]
     own = params[E // 2 * ep.rank : E // 2 * (ep.rank + 1)]
     flat = [tokens[ep.rank], weights[ep.rank], *(p[name] for p in own for name in names)]
-    for _ in range(3):  # what the first call has to agree on the others need not
+    for _ in range(3):  # the other calls need no agreement, which the first makes
         out = layer(tokens[ep.rank], ids[ep.rank], weights[ep.rank], own)
         got = [out.detach(), *torch.autograd.grad(out, flat, grads[ep.rank])]
     outs = [reference(torch, *each, params, True) for each in zip(tokens, ids, weights)]

@@ -1,8 +1,8 @@
-"""Cycles between units, by includes and by imports: what a reader would have to learn all at once.
+"""Cycles between units, by includes and by imports: units that a reader would have to learn together.
 
-A unit is the files of one stem in one folder (`plan.c`, `plan.h`, `plan.inc.h`), or a module of Python. It uses every
-unit whose file one of its own includes or imports. Units that can reach each other this way cannot be understood, built
-or moved one at a time.
+A unit is the files of one stem in one folder (`plan.c`, `plan.h`, `plan.inc.h`), or a module of Python. It uses
+every unit whose file one of its own includes or imports. Units that can reach each other this way cannot be
+understood, built or moved one at a time.
 """
 
 import os
@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from typing import NamedTuple
 
 TOPS = ("backend", "capi", "adapters", "python_plugin", "integration_tests", "examples")
-# Where a quoted include is looked for behind the folder of the file itself.
+# Where a quoted include is looked for after the folder of the file itself.
 INCLUDE_PATHS = ("", "capi/include")
 SOURCE = re.compile(r"\.(c|cc|cpp|cu|h|inc)$")
 QUOTED = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)

@@ -10,7 +10,7 @@ import subprocess
 import xml.etree.ElementTree
 from typing import NamedTuple
 
-# Who may use whom: strictly lower levels, and the own area.
+# The allowed uses: strictly lower levels, and the own area.
 LEVELS = {
     "base": 0,
     "model": 1,
@@ -42,8 +42,8 @@ PAIRS = {
     ("backend/cost", "backend/device/sim"),  # the predictor makes one: a cost table is not a host's choice
     ("backend/comm/mpi_loader", "backend/comm/mpi"),  # the header that both sides of the plugin share
     ("backend/comm/mpi_loader", "backend/comm/host"),  # MPI is a table of callbacks to the host communicator
-    ("backend/comm/host", "backend/comm/tcp"),  # what carries messages beside exchanges that are the host's
-    ("backend/comm/nccl", "backend/comm/tcp"),  # the same beside NCCL
+    ("backend/comm/host", "backend/comm/tcp"),  # messages of a communicator whose exchanges are the host's
+    ("backend/comm/nccl", "backend/comm/tcp"),  # the same with NCCL
 }
 # Rooms of one level whose rules a test of the first goes through together.
 TOGETHER = {("pipeline", "migration")}  # a layer that moves in a batch, to the end of its commit
@@ -51,15 +51,15 @@ TOGETHER = {("pipeline", "migration")}  # a layer that moves in a batch, to the 
 SELECTOR = "auto"
 # The vendors' libraries under their own names, as fakes: a file that a test puts into the loader's path.
 FAKE_LIBRARIES = "//capi/test/cuda:libfake_gpu.so"
-# Tests of the C ABI that ask a room of the engine, or one above it, and why they do not lie beside it.
+# Tests of the C ABI that include a folder of the engine, or a higher one, and the reason why they are not next to it.
 ASKING = {
     ("capi/test/nth/nth_file_call_test.c", "calibrate"),  # whose files are written while calls of the C ABI fail
     (
         "capi/test/layer/schedule_test.c",
         "cost",
-    ),  # the closed forms are what the answers of schedule.h are compared with
+    ),  # compares the results of schedule.h with the closed forms
 }
-# What runs a GPU's libraries on the CPU, and who may: tests, and the program that records what the engine asks of one.
+# The fakes of a GPU's libraries on the CPU, and their users: tests, and the program that records the engine's calls.
 FAKES = ("//backend/device/cuda:fake", "//backend/device/cuda:emulated_kernels", "//backend/gemm/cublas:fake")
 FAKES += ("//backend/comm/nccl:fake",)
 USERS_OF_FAKES = ("//capi/dry_step:dry_step", *FAKES)
@@ -73,7 +73,7 @@ class Edge(NamedTuple):
     source: str  # package, such as backend/comm/local
     target: str
     is_test: bool = False  # the user is a test or testonly
-    why: str = ""  # where it stands, for the message
+    why: str = ""  # the place, for the message
 
 
 def is_test_package(package):
@@ -115,7 +115,7 @@ def reason(edge):
     if top == "capi":
         return None  # capi/src stands on top of the whole backend
     if target.startswith("capi"):
-        # A test beside a room may drive a whole layer: the library and the rigs of capi/test.
+        # A test in a folder may run a whole layer: the library and the rigs of capi/test.
         of_tests = target.startswith("capi/test") and (edge.is_test or is_test_package(source))
         return None if of_tests else "backend may not use capi/src"
     if top != "backend" or not target.startswith("backend"):
@@ -161,7 +161,7 @@ def misplaced_tests(edges):
         is_of_abi = file.endswith("_test.c") and edge.source.startswith("capi/test")
         asks = LEVELS.get(area, 0) >= LEVELS["moe"]
         if is_of_abi and asks and (file, area) not in ASKING:
-            found.append(f"{file} includes {header}: a test of backend/{area} lies beside it")
+            found.append(f"{file} includes {header}: a test of backend/{area} belongs there")
     return found
 
 

@@ -1,16 +1,17 @@
-"""Imports among the modules of the Python package, those inside functions and for type checkers too.
+"""Imports among the modules of the Python package, including those inside functions and for type checkers.
 
-Modules that reach each other by imports cannot be understood, tested or moved one at a time, whenever the imports run.
-Areas of the package stand on each other as the C rooms do. Imports by a name that is made up at run time are not seen.
+Modules that reach each other by imports cannot be understood, tested or moved one at a time, whenever the imports
+run. Areas of the package depend on each other like the C folders do. Imports by a computed name are not seen.
 """
 
 import ast
 import os
 from typing import NamedTuple
 
-# Where the modules of the package are, and under which name.
+# The folders of the package's modules, and their names.
 PLACES = {"python_plugin/sluice": "sluice", "adapters": "sluice.adapters"}
-# What users name, and what reports on everything: it may use all of the package, and nothing below may use it.
+# Modules that users import, and those that report on everything: they may use all of the package, and nothing below may
+# use them.
 FRONT = ("__init__", "__main__", "doctor*", "decided", "megatron", "optim", "owners", "run", "self_check")
 # By area, the others that it may use. A folder or a module of an adapter that has a line of its own is an area too.
 MAY_USE = {

@@ -1,7 +1,7 @@
-"""What the BUILD file of a room (a package of backend with a library) says of itself, and whether that is true.
+"""Compares the BUILD comment of a folder (a package of backend with a library) with the build graph.
 
-It begins with a comment: what the room is, then `May use: base, comm/host.`, rooms of backend by their folders there
-(`nothing of backend`), or `Tests only: ...`.
+The comment describes the folder, then lists `May use: base, comm/host.`, folders of backend (`nothing of backend`),
+or `Tests only: ...`.
 """
 
 import os

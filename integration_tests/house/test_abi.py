@@ -1,4 +1,4 @@
-"""The record of the C ABI, capi/abi/abi.txt, is complete and of these headers, and what it would miss is seen."""
+"""The record of the C ABI, capi/abi/abi.txt, is complete and matches these headers, and changes to it are detected."""
 
 import os
 import re
@@ -116,7 +116,7 @@ def test_Experimental_MacroOfTheProgram_WarnsOfItsUse(call, warns):
 
 
 def compiles(text, folder):
-    """Whether layout_test.c takes a record of that text."""
+    """Whether layout_test.c accepts a record of that text."""
     (folder / "abi.txt").write_text(text)
     listed = subprocess.run(
         ["awk", "-f", os.path.join(LAYOUT, "abi.awk"), folder / "abi.txt"], check=True, capture_output=True, text=True

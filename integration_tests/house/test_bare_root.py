@@ -1,4 +1,4 @@
-"""third_party/test/bare_root.py, in a root that has this machine's /usr in place of a Debian of its own."""
+"""third_party/test/bare_root.py, in a root that has this machine's /usr instead of its own Debian."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def spread(value: float) -> dict[str, float]:
     return {name: value for name in ("median", "q1", "q3", "low", "high")}
 
 
-# By case: its function of marks, how a committed row gets worse, and what is then said.
+# By case: its function of marks, a change that makes a committed row worse, and the expected message.
 WORSE = {
     "layer": ({"speedup": spread(0.5)}, "x stock"),
     "experts": ({"of_roofline": 0.1}, "of the roofline"),

@@ -1,4 +1,4 @@
-"""What capi/bindings/generate.py writes for other languages follows the headers."""
+"""capi/bindings/generate.py: its output for other languages follows the headers."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What pytest does with the folders of this checkout, whose names are also those of installed packages."""
+"""pytest's collection of the folders of this checkout, whose names are also those of installed packages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# Behind a test of a package of adapters, as for all that one process runs later.
+# After a test of a package of adapters, like everything that one process runs later.
 LATER = """
 import sys
 import pytest

@@ -1,4 +1,5 @@
-"""What Bazel and set-up find on the machine, while one Bazel server runs and things are installed and removed."""
+"""The detection of the machine's tools by Bazel and set-up, while one Bazel server runs and tools are installed and
+removed."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ filegroup(name = "found", srcs = ["@mpi//:mpi"], tags = [NVRTC or NVCC])
 
 
 class Machine:
-    """A checkout with nothing but the real rules that look, and a PATH with nothing but what is put there."""
+    """A checkout with only the real detection rules, and a PATH with only the added programs."""
 
     def __init__(self, folder: Path) -> None:
         self.checkout, self.bin, self.include = folder / "checkout", folder / "bin", folder / "openmpi" / "include"
@@ -52,7 +53,7 @@ class Machine:
         return path
 
     def found(self) -> tuple[bool, str]:
-        """Whether there is an Open MPI, and which compiler of kernels, for a build of now."""
+        """Whether an Open MPI was found, and which compiler of kernels, by a build now."""
         text = self.bazel("query", "--noshow_progress", "--output=build", "//:found + @mpi//:mpi")
         tags = re.search(r"^  tags = \[\"?(.*?)\"?\],$", text, re.MULTILINE)
         return "SLUICE_NO_MPI" not in text, tags[1] if tags else ""
@@ -63,7 +64,7 @@ class Machine:
         return [(file.stat().st_ino, file.stat().st_mtime_ns) for file in files]
 
     def hash_of_install(self) -> str:
-        """What install.py compares to see whether the installed library is the one to be had."""
+        """The hash by which install.py detects whether the installed library is current."""
         script = "import sys; sys.path.insert(0, sys.argv[1]); import install; print(install.input_hash())"
         command = [sys.executable, "-c", script, ROOT / "python_plugin" / "packaging"]
         environment = {"PATH": str(self.bin)}

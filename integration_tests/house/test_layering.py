@@ -1,4 +1,4 @@
-"""Who may use whom, asked of the build graph, of the `#include` lines, and of the imports of the package."""
+"""The allowed uses, checked on the build graph, on the `#include` lines, and on the imports of the package."""
 
 import os
 
@@ -38,7 +38,7 @@ def test_TestAwayFromItsRoom_IsFound():
         return Edge(*(os.path.dirname(path) for path in (file, header)), True, f"{file} includes {header}")
 
     fine = [
-        include("capi/test/x_test.c", "backend/comm/comm.h"),  # what a host implements
+        include("capi/test/x_test.c", "backend/comm/comm.h"),  # implemented by a host
         include("capi/test/x_test.c", "capi/test/rig/rig.h"),
         include("capi/test/rig/rig.c", "backend/moe/context/context.h"),  # no test
         include("backend/moe/test/x_test.c", "backend/moe/context/context.h"),
@@ -50,8 +50,8 @@ def test_TestAwayFromItsRoom_IsFound():
         include("capi/test/layer/schedule_test.c", "backend/tune/search/search.h"),
     ]
     assert layering.misplaced_tests([*fine, *away]) == [
-        "capi/test/x_test.c includes backend/moe/routing/binding.h: a test of backend/moe lies beside it",
-        "capi/test/layer/schedule_test.c includes backend/tune/search/search.h: a test of backend/tune lies beside it",
+        "capi/test/x_test.c includes backend/moe/routing/binding.h: a test of backend/moe belongs there",
+        "capi/test/layer/schedule_test.c includes backend/tune/search/search.h: a test of backend/tune belongs there",
     ]
 
 
@@ -182,7 +182,7 @@ def test_Units_IncludeEachOtherInNoCycle(root):
     assert not found, "\n".join(found)
 
 
-# Without a cycle: c uses b uses a. A file of one's own stem, a second use, and what the tree has not are no edges back.
+# Without a cycle: c uses b uses a. A file of one's own stem, a second use, and absent files are no back edges.
 NO_CYCLE = {
     "backend/a/a.h": "#include <stdio.h>\n",
     "backend/a/a.c": '#include "backend/a/a.h"\n#include "backend/a/a.inc.h"\n',

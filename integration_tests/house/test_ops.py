@@ -1,4 +1,4 @@
-"""What Python says of ops is what the table in backend/schedule/op_table.c says: letters in pictures, exchanges."""
+"""Python's data about ops matches the table in backend/schedule/op_table.c: letters in pictures, exchanges."""
 
 import ast
 import os

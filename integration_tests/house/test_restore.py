@@ -1,5 +1,5 @@
-"""Restore policies stand in the table of backend/model/restore.c and nowhere else: who needs one's name, number or cost
-asks it, Python by what the packaging reads from the library."""
+"""Restore policies are defined only in the table of backend/model/restore.c: other code reads names, numbers and costs
+from it, Python through data that the packaging reads from the library."""
 
 import re
 import subprocess
@@ -18,7 +18,7 @@ def names():
     return {name: kind for kind, name in ROW.findall(text(*TABLE.split("/")))}
 
 
-# What may name a policy outside of the table: the path, what it names, and why.
+# Places outside of the table that may name a policy: the path, the name, and the reason.
 ALLOWED = {
     "backend/schedule/op_table.c": (["recompute", "redispatch"], "names of ops, which policies add"),
     "backend/schedule/serial/serial.c": (["keep"], "the field of a spec that says whether a backward follows"),

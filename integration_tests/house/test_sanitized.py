@@ -1,4 +1,4 @@
-"""third_party/test/sanitized.txt: every room with tests of C is in it, and nothing else is."""
+"""third_party/test/sanitized.txt: it has every folder with tests of C, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The drawn list of scenarios: it is what its page says, its best pairs differ, and adaptive gains in virtual time."""
+"""The drawn list of scenarios: it matches its page, its best pairs differ, and adaptive gains in virtual time."""
 
 import pytest
 

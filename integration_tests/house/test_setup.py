@@ -1,4 +1,4 @@
-"""The scripts of third_party/setup among programs that stand in for the machine's: what they ask and what they say."""
+"""The scripts of third_party/setup with mock programs instead of the machine's: their calls and messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOOLS = "bash cat cut date dirname env find flock grep ls mkdir rm sed sha256sum
 
 
 class Machine:
-    """A copy of the scripts in a checkout of their own, and a PATH with nothing but what is put there."""
+    """A copy of the scripts in a separate checkout, and a PATH with only the added programs."""
 
     def __init__(self, folder: Path) -> None:
         self.root, self.bin, self.calls = folder / "checkout", folder / "bin", folder / "calls"
@@ -30,7 +30,7 @@ class Machine:
         path.chmod(0o755)
 
     def python(self, path: Path) -> None:
-        """Answers what the scripts ask of a Python; a virtual environment has one like it."""
+        """A mock Python for the scripts; a virtual environment has one like it."""
         self.program(path, '[ "$1" != -V ] || echo "Python 3.11.0"')
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
@@ -134,7 +134,7 @@ def test_OldestHost_SecondRun_InstallsNothing(machine: Machine) -> None:
     build, install = (line for line in machine.called("python") if " pip " in line)
     assert "wheel" in build and f"--python {own.name}/bin/python install" in install
     assert "--no-deps" in build and "--no-deps" in install
-    assert (packages / "venv.pth").read_text().strip() == str(packages)  # what it has not is .venv's
+    assert (packages / "venv.pth").read_text().strip() == str(packages)  # .venv provides the missing packages
     assert machine.run("oldest_host.sh").returncode == 0
     assert len([line for line in machine.called("python") if " pip " in line]) == 2
     pinned = machine.root / "third_party" / "setup" / "requirements-oldest-host.txt"

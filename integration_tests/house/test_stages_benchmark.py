@@ -1,4 +1,4 @@
-"""The benchmark of pipelines: what is drawn, and what is simulated of it."""
+"""The benchmark of pipelines: its random draws, and their simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What libsluice.so.0 exports and what it needs."""
+"""The exported and required symbols of libsluice.so.0."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The house's own tools: what ./test counts, what it lets skip, and what the Bazel formatter refuses."""
+"""The repository's own tools: the counts of ./test, the skips that it allows, and the errors of the Bazel formatter."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import skips
 
 
 def count(root, kind, path, code, *options):
-    """What counts.py prints, and what it complains of."""
+    """The output of counts.py, and its complaints."""
     command = [
         sys.executable,
         os.path.join(root, "third_party", "test", "counts.py"),
@@ -115,7 +115,7 @@ def test_Counts_OfPytest_AreOfTests(root, tmp_path, cases, code, expected):
 
 
 def test_Skips_ByOptionsOfTheRun_AreAllowedOnlyWithoutThem(root, tmp_path):
-    """What --full is to run may not be skipped there."""
+    """Tests that --full must run may not be skipped there."""
     events = bazel_events(tmp_path, {"//a:t": ("PASSED", cmocka("OK", FULL))})
     assert count(root, "bazel", events, 0)[0] == "1 0 1"
     assert count(root, "bazel", events, 0, "--test_env=SLUICE_FULL=1", "//...")[0] == "1 1 0"
@@ -153,7 +153,8 @@ def test_Skips_OfC_AllGiveAReason(root):
     assert bare.stdout == ""  # skip_because of third_party/bazel/skip.h
 
 
-# What only its maker's last line removes; each of these was read, and does so where it fails too.
+# Temporary files that only the last line of their creator removes; each of these was reviewed, and is removed after a
+# failure too.
 LASTING = r"mkdtemp\(|mkstemp\(|tempnam\(|\bmktemp( |\))|tempfile\.mktemp|delete=False"
 LASTING_FILES = """
     backend/base/test/owned_test.c backend/base/test/pages_kept_test.c backend/calibrate/test/cache_write_test.c

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Runs W rank processes over a shaped network link: `link.py --ranks 2 --rate 1gbit -- python3 train.py`.
 
-Each rank gets the variables torch.distributed reads (RANK, WORLD_SIZE, MASTER_ADDR, ...), its own core where there are
-enough, and its own network namespace (see namespaces.py). With `--rate none`, or where namespaces are not allowed, the
-ranks share plain loopback, and one sentence says so. Output is streamed line by line with the rank in front.
+Each rank gets the variables that torch.distributed reads (RANK, WORLD_SIZE, MASTER_ADDR, ...), its own core if there
+are enough, and its own network namespace (see namespaces.py). With `--rate none`, or if namespaces are not allowed,
+the ranks share plain loopback, and a message says so. Output is streamed line by line with the rank as prefix.
 
-Whatever happens (a rank fails, the deadline passes, Ctrl-C, this process is killed) no rank stays behind: ranks die
-with us by PR_SET_PDEATHSIG, everything else is undone on the way out.
+Whatever happens (a rank fails, the deadline passes, Ctrl-C, this process is killed) no rank survives: ranks die with
+this process by PR_SET_PDEATHSIG, and everything else is undone at the end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from integration_tests.net.namespaces import (
 )
 
 TAIL_LINES = 15
-GRACE_S = 8.0  # what the others get to notice, by their own errors, that a rank has failed
+GRACE_S = 8.0  # time for the others to detect by themselves that a rank has failed
 DEADLINE_STATUS = 124  # as timeout(1)
 
 Sink = Callable[[int, str], None]
@@ -77,7 +77,7 @@ class Link:
     world_size: int
     rate: str | None = "1gbit"
     user: bool | None = None
-    ranks_per_node: int = 1  # so many consecutive ranks share a namespace: its link to others, and loopback within
+    ranks_per_node: int = 1  # this many consecutive ranks share a namespace: its link to others, and loopback within
     description: str = field(default="", init=False)
     fallback: str = field(default="", init=False)
     _namespaces: Namespaces | None = field(default=None, init=False)
@@ -109,7 +109,7 @@ class Link:
             self._namespaces = None
 
     def environment(self, rank: int) -> dict[str, str]:
-        """What torch.distributed, gloo and DeepSpeed read to find each other."""
+        """The variables with which torch.distributed, gloo and DeepSpeed find each other."""
         inside = self._namespaces is not None
         master = self._namespaces.address(0) if self._namespaces is not None else "127.0.0.1"
         device = DEVICE if inside and self.world_size > 1 else "lo"
@@ -128,13 +128,13 @@ class Link:
         }
 
     def unplug(self, rank: int) -> None:
-        """Cut a rank off, for W > 2: what is sent to it and by it is gone, and nobody is told."""
+        """Cut a rank off, for W > 2: its traffic is lost in both directions, and no rank is notified."""
         if self._namespaces is None:
             raise NamespaceError(f"the ranks talk over {self.description}, which has no cables")
         self._namespaces.unplug(rank)
 
     def start(self, rank: int, argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
-        """Start one rank; call from the main thread, whose end is what the kernel takes as our death."""
+        """Start one rank; call from the main thread, whose end the kernel takes as the death of this process."""
         prefix = self._namespaces.enter_argv(rank // self.ranks_per_node) if self._namespaces is not None else []
         if shutil.which("setpriv") is not None:
             prefix = [*prefix, "setpriv", "--pdeathsig", "KILL", "--"]

@@ -1,4 +1,4 @@
-"""The shaped link is as fast as it says, and nothing of it stays behind."""
+"""The shaped link has its configured speed, and nothing of it remains afterwards."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_link_both_directions_at_once_carry_the_rate(rate: str, mbit: int, total
         slowest = max(slowest, min(seen))
         if slowest > 0.5 * mbit:
             return
-    _, unshaped = _measure("none", total)  # what this machine can do at all, as busy as it is
+    _, unshaped = _measure("none", total)  # the speed of this machine without a shaper, at its present load
     share = (_stolen_s() - lost) / (time.monotonic() - begin)
     if share > 0.1:
         pytest.skip(f"{rate}: the host took {share:.0%} of a core for others: {slowest:.0f} Mbit/s say nothing")
@@ -120,7 +120,7 @@ def test_link_short_message_after_a_pause_takes_its_time() -> None:
 
 
 def test_link_in_user_namespace_is_shaped_too() -> None:
-    """The way for people who are not root."""
+    """The way for users other than root."""
     _shaped(True)
     outcome, seen = _measure("200mbit", 6_000_000, user=True)
     assert outcome.status == 0, outcome
@@ -158,7 +158,7 @@ def test_link_none_is_loopback() -> None:
         assert link.environment(1)["GLOO_SOCKET_IFNAME"] == "lo"
 
 
-ALLOWED = 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"'  # as the real command, but for the namespace
+ALLOWED = 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"'  # like the real command, without the namespace
 REFUSALS = {
     "namespaces": (
         {"unshare": "echo 'unshare: unshare failed: Operation not permitted' >&2; exit 1"},
@@ -193,7 +193,7 @@ def _stand_ins(folder: Path, commands: dict[str, str]) -> None:
 def test_link_refused_runs_over_loopback_and_says_why(
     what: str, user: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a container forbids one of the steps; no holder stays behind."""
+    """If a container forbids one of the steps; no holder remains."""
     commands, words = REFUSALS[what]
     _stand_ins(tmp_path, commands)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")

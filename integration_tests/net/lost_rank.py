@@ -1,6 +1,6 @@
-"""What each rank of lost_rank_test runs: passes of a layer, until a rank is cut off, or stopped for a while.
+"""Run by each rank of lost_rank_test: passes of a layer, until a rank is cut off, or stopped for a while.
 
-It says what it has come to, one line each, and is told by files in the folder `argv[2]`, which all ranks see.
+It prints its progress, one line each, and is controlled by files in the folder `argv[2]`, which all ranks see.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def await_file(name: str) -> None:
 
 
 class Passes:
-    """Forward passes of one layer, whose rows go to all ranks alike."""
+    """Forward passes of one layer, whose rows go to all ranks equally."""
 
     def __init__(self, tokens: int) -> None:
         world, rank = dist.get_world_size(), dist.get_rank()

@@ -1,6 +1,6 @@
-"""A rank whose cable is pulled is lost by name, soon; one that is stopped for a while is waited for.
+"""A rank whose cable is pulled is lost and named soon; one that is stopped for a while is waited for.
 
-Each set of ranks has a network of its own, and all run at the same time: they mostly wait.
+Each set of ranks has its own network, and all run at the same time: they mostly wait.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Ranks]:
-        """Start all; on the way out none stays behind."""
+        """Starts all ranks; none remains at the end."""
         with tempfile.TemporaryDirectory(prefix="sluice_lost_") as folder, self.link:
             self.folder = Path(folder)
             self.skipped = self.link.fallback
@@ -97,7 +97,7 @@ def _cut(ranks: Ranks) -> float:
     """Pull the last rank's cable. When that was."""
     _ready(ranks)
     if ranks.scenario == "idle":
-        time.sleep(3)  # the others wait by then, mostly, and what they sent has been confirmed
+        time.sleep(3)  # the others are usually waiting by then, and their messages are confirmed
     ranks.link.unplug(2)
     cut = time.monotonic()
     ranks.tell("cut")
@@ -118,7 +118,7 @@ def _stop(ranks: Ranks) -> None:
     _ready(ranks)
     for _ in range(100):
         ranks.children[1].send_signal(signal.SIGSTOP)
-        time.sleep(1)  # in which what there is room for has been carried over
+        time.sleep(1)  # in which everything that fits the buffers has been sent
         if _unconfirmed(ranks.children[0].pid) >= 1 << 16:
             threading.Timer(STOPPED_S, _go_on, [ranks]).start()
             return
@@ -154,7 +154,7 @@ def cuts(scenarios: dict[str, Ranks]) -> dict[str, float]:
 def test_CableIsPulled_OthersWait_LoseItByNameSoon(
     scenarios: dict[str, Ranks], cuts: dict[str, float], scenario: str
 ) -> None:
-    """Whether they have sent something that is not confirmed, or wait with nothing under way."""
+    """Whether they have unconfirmed messages, or wait with nothing in flight."""
     ranks = scenarios[scenario]
     for rank in (0, 1):
         line = ranks.await_line(rank, "lost", "passed", "failed")

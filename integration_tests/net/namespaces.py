@@ -1,9 +1,9 @@
 """Network namespaces joined by shaped veth pairs, one namespace per rank.
 
-Nothing here has a name that outlives us. A namespace lives only while a process is in it, so each one is held by a
-`cat` that reads a pipe of ours: when this process ends, however it ends, the pipes close, the holders exit, and the
-kernel removes the namespaces and their links. There is therefore nothing stale to find after a crash, and two runs at
-the same time cannot meet. The machine's own network is never touched: every veth is born inside a held namespace.
+Nothing here has a name that outlives this process. A namespace lives only while a process is in it, so each one is
+held by a `cat` that reads a pipe of this process: when it ends, however it ends, the pipes close, the holders exit,
+and the kernel removes the namespaces and their links. So a crash leaves nothing stale, and two concurrent runs
+cannot interfere. The machine's own network is never touched: every veth is created inside a held namespace.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def packet_bytes(rate_bps: float) -> int:
 
 
 def burst_bytes(rate_bps: float) -> int:
-    """What a link that was idle takes at once: two packets, so that the shaper never cuts one up.
+    """The burst of an idle link: two packets, so that the shaper never splits one.
 
-    0.4 ms of line time from 0.36 Gbit/s on, 0.72 ms at 0.2 Gbit/s. A link with a larger bucket is another one for short
-    messages than for long ones: with 128 KiB at 0.2 Gbit/s an exchange of 100 KB after a pause took no time at all, and
-    so it did with 1 ms at 1 Gbit/s.
+    0.4 ms of line time from 0.36 Gbit/s on, 0.72 ms at 0.2 Gbit/s. With a larger bucket a link behaves differently
+    for short messages than for long ones: with 128 KiB at 0.2 Gbit/s an exchange of 100 KB after a pause took no
+    time at all, and so it did with 1 ms at 1 Gbit/s.
     """
     return 2 * packet_bytes(rate_bps)
 
@@ -71,7 +71,7 @@ class Namespaces:
     _holders: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False)
 
     def __enter__(self) -> Namespaces:
-        """Build everything, or raise NamespaceError with nothing left behind."""
+        """Builds everything, or raises NamespaceError with nothing left."""
         missing = [tool for tool in TOOLS if shutil.which(tool) is None]
         if missing:
             raise NamespaceError(f"the commands {', '.join(missing)} are not installed (iproute2, util-linux)")
@@ -136,7 +136,7 @@ class Namespaces:
                 self._run(rank, ["ip", "addr", "add", f"{self.address(rank)}/32", "dev", "lo"])
 
     def _cable(self, a: int, a_name: str, b: int, b_name: str) -> None:
-        """One veth pair, both ends shaped: what leaves a rank and what the switch sends to it."""
+        """One veth pair, with both ends shaped: the rank's output and the switch's output to it."""
         peer_pid = str(self._holders[b].pid)
         # `netns PID` moves the far end at birth; in a user namespace it must be owned by the same user namespace.
         self._run(a, ["ip", "link", "add", a_name, "type", "veth", "peer", "name", b_name, "netns", peer_pid])

@@ -1,4 +1,4 @@
-"""What each rank of link_test runs: both ranks send at once, each prints when it received.
+"""Run by each rank of link_test: both ranks send at once, each prints when it received.
 
 Plain sockets, no torch: the test measures the link, not a library.
 """

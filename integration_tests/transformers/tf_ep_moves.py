@@ -56,8 +56,8 @@ def _step(model: Any, layout: dict[str, int], number: int) -> torch.Tensor:
 def _trained(
     path: str, layout: dict[str, int], steps: int, every: int, during_steps: bool = False, **how: Any
 ) -> dict[str, Any]:
-    """every: steps between two shuffles, which include the gradients; 0: none. during_steps: they begin in one step, and
-    continue during the next ones."""
+    """every: steps between two shuffles, which include the gradients; 0: none. during_steps: they begin in one step and
+    continue in the next ones."""
     journeys: list[Any] = []
     hidden = 0
     sluice.configure(**OPTIONS)

@@ -107,8 +107,8 @@ typedef struct sluice_template_spec_s {
                     its ranks; one sum returns. Not with single_rank, only */
   int16_t chunks_by_experts; /* chunks are cut out of rows by expert: a token's rows may be in several, and one op sums
                                 all */
-  int16_t grouped; /* the rows of a chunk return while those of a later one leave, as one group; not with single_rank,
-                      only, two levels. With SLUICE_GROUPED_CHUNKS or fewer there is no such pair */
+  int16_t grouped;  /* the rows of a chunk return while those of a later one leave, as one group; not with single_rank,
+                       only, two levels. With SLUICE_GROUPED_CHUNKS or fewer there is no such pair */
   int32_t low_rank; /* GEMMs of experts have low-rank terms, which take T_LOW; not with callback */
   uint8_t restore_input[SLUICE_MAX_CHUNKS];          /* SLUICE_RESTORE_* by chunk, the same on all ranks; 0 from n on */
   uint8_t restore_pre_activation[SLUICE_MAX_CHUNKS]; /* may differ between ranks */

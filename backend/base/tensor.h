@@ -28,8 +28,8 @@ void* sluice_tensor_data(const sluice_tensor_t* tensor);
 /* Elements from one index of `dim` to the next, also if strides is NULL (row-major). */
 int64_t sluice_tensor_stride(const sluice_tensor_t* tensor, int32_t dim);
 
-/* Whether a matrix with these strides is row-major or column-major, perhaps with padding: no element lies on another.
- * Sizes of 1 have any stride. */
+/* Whether a matrix with these strides is row-major or column-major, perhaps with padding: no two elements share an
+ * address. Sizes of 1 have any stride. */
 static inline int sluice_is_matrix(const int64_t* shape, int64_t first, int64_t second) {
   if (second == 1 && (shape[0] == 1 || first >= shape[1])) return 1;
   return first == 1 && (shape[1] == 1 || second >= shape[0]);

@@ -6,7 +6,7 @@
 
 /* Of count >= 1 values, which are reordered; the mean of the middle two if count is even. */
 double sluice_median(double* values, int32_t count);
-/* The value below which `share` of them lie, by the nearest rank; reorders. */
+/* The value below which `share` of the values are, by the nearest rank; reorders. */
 double sluice_quantile(double* values, int32_t count, double share);
 /* Makes y nondecreasing: more rows never take less time, and noise only adds, so each size is capped by the larger
  * ones. */

@@ -88,7 +88,7 @@ static void* rank_main(void* argument) {
   sluice_context_config_init(&context_config, sizeof context_config);
   sluice_migration_config_init(&moving, sizeof moving);
   comm_config.rank = me->rank, comm_config.world_size = W;
-  context_config.gemm = "native"; /* with chunks of tokens: the same bits wherever experts lie */
+  context_config.gemm = "native"; /* with chunks of tokens: the same bits for any placement */
   config.model_width = M, config.hidden_width = H, config.num_experts = E, config.top_k = 1;
   config.num_chunks = 2, config.chunking = SLUICE_CHUNKING_TOKENS;
   moving.bytes_per_second = 50 * 1000 * 1000, moving.staging_bytes = SLOTS * sizeof(expert_t);

@@ -44,7 +44,7 @@ static void fill(memory_t* my, int begin, int T, int first, int num_local) {
     uint32_t token = (uint32_t)(begin + t);
     for (int m = 0; m < M; ++m) my->x[t][m] = noise(1, token * M + (uint32_t)m);
     for (int m = 0; m < M; ++m) my->target[t][m] = sinf(3 * my->x[t][(m + 1) % M]);
-    for (int k = 0; k < K; ++k) { /* a fixed router: which half of space x lies in */
+    for (int k = 0; k < K; ++k) { /* a fixed router: the half of space that contains x */
       my->ids[t][k] = ((my->x[t][0] > 0) + 2 * (my->x[t][1] > 0) + 4 * k) % E;
       my->weights[t][k] = 0.5f;
     }

@@ -1,4 +1,4 @@
-"""A model of nobody's whose MoE blocks AutoEP finds by patterns, with its experts stored in each way that it reads."""
+"""A custom model whose MoE blocks AutoEP finds by patterns, with its experts stored in each way that it reads."""
 
 from __future__ import annotations
 

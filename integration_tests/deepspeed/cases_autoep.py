@@ -116,7 +116,7 @@ def refused(what: str, policy: str) -> Any:
 
 
 def one_rank_refuses() -> str:
-    """Rank 1 gives the wrong width: it gets its own error, rank 0 one that names it, and the group goes on."""
+    """Rank 1 has a wrong width: it gets its own error, rank 0 one that names it, and the group continues."""
     host = _engine()
     layer = _layer(host)
     width = 32 + (4 if dist.get_rank() == 1 else 0)
@@ -131,7 +131,7 @@ def one_rank_refuses() -> str:
 
 
 def container_hooked_after_the_swap() -> str:
-    """The container is not called any more, so a hook on it cannot fire. Rank 1 sets one: what each rank is told."""
+    """The container is not called any more, so a hook on it cannot fire. Rank 1 sets one: the error of each rank."""
     host = _engine()
     layer = _layer(host)
     x = torch.randn(2, 4, 32)

@@ -132,7 +132,7 @@ def trace_and_stats(folder: str) -> list[str]:
     _one_step(host)
     path = os.path.join(folder, f"trace{dist.get_rank()}.json")
     with contextlib.suppress(InvalidArgument):
-        sluice.trace.stop(of=path)  # no layer: recording goes on
+        sluice.trace.stop(of=path)  # no layer: recording continues
     events = sluice.trace.stop(path, of=host)
     assert {event["direction"] for event in events} == {"forward", "backward"}
     numbers = sluice.stats(host.module.moes[0])

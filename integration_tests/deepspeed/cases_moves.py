@@ -70,7 +70,7 @@ def moved(steps: int, every: int, forget: str = "", **job: Any) -> list[dict[str
 
 
 def gradients(**job: Any) -> list[Any]:
-    """Gradients that somebody left go with their layer: what each rank has of [all layers before, after, at home]."""
+    """Left-over gradients move with their layer: each rank's [all layers before, after, at home]."""
     made = Job(pipeline={}, **{**job, "config": UNCLIPPED})
     made.train(range(2))
     module = made.engine.module

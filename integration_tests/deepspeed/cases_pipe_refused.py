@@ -101,7 +101,7 @@ def one_stage() -> list[float]:
 
 
 class Failing(models.Block):
-    """Fails when it is told to, on the rank that holds it."""
+    """Fails when requested, on the rank that holds it."""
 
     at: tuple[str, int] | None = None  # where, in which micro-batch of the batch
     seen = 0
@@ -151,7 +151,7 @@ def failing(
     pipeline: dict[str, Any] = MESSAGE_DRIVEN,
     **job: Any,
 ) -> dict[str, Any]:
-    """A batch fails on one stage: what every rank is told, and the losses and bits of the batches around it."""
+    """A batch fails on one stage: the error of every rank, and the losses and bits of the batches around it."""
     found: dict[str, Any] = {"errors": []}
     sides = []
     for section in (None, pipeline):

@@ -14,7 +14,7 @@ from cases_traps import _layer, _swapped
 
 
 def alone_never_communicates() -> int:
-    """Trap 10: rank 0 alone runs an ep_size 1 layer; nobody waits, no group is made."""
+    """Trap 10: only rank 0 runs an ep_size 1 layer; no rank waits, no group is made."""
     from sluice.adapters.torch import group
 
     host = _swapped([{"ep_size": 1}])
@@ -81,7 +81,7 @@ def one_rank_skips(drop: bool, how: str) -> None:
 
 
 def one_rank_refuses(**config: Any) -> str:
-    """Rank 1 gives the wrong width: it gets its own error, rank 0 one that names it, and the group goes on."""
+    """Rank 1 has a wrong width: it gets its own error, rank 0 one that names it, and the group continues."""
     host = _swapped([{}], **config)
     layer = _layer(host)
     width = models.WIDTH + (4 if dist.get_rank() == 1 else 0)

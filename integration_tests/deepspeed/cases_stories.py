@@ -37,8 +37,8 @@ def _steps(host: Any, first: int, count: int, lengths: list[int] | None = None) 
 
 @contextlib.contextmanager
 def _unswapped_in_the_end(host: Any) -> Iterator[Any]:
-    """Whatever happens. An engine lies in cycles, and autograd holds its model by hooks until the engine is destroyed:
-    without this the context goes when the collector has come by twice, on each rank at another time.
+    """In any case. An engine is part of reference cycles, and autograd holds its model by hooks until the engine is
+    destroyed: without this the context is freed after two runs of the collector, on each rank at another time.
     """
     try:
         yield host

@@ -206,7 +206,8 @@ def policy_for_modules(policy: Any, on_unsupported: str) -> Any:
 
 
 def hooked_after_the_swap(policy: Any) -> Any:
-    """Rank 1 hooks an expert of a layer that ran in C: what each rank is told, and that the group goes on without."""
+    """Rank 1 hooks an expert of a layer that ran in C: the error of each rank, and that the group continues without
+    it."""
     host = engine(build([{}]), ds_config(), {**SLUICE, "policy": policy})
     host.backward(host(*models.batch(0)))
     expert = host.module.moes[0].deepspeed_moe.experts.deepspeed_experts[0]

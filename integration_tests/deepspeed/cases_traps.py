@@ -158,7 +158,7 @@ def hook_on_one_rank() -> str:
 
 
 def container_hooked_after_the_swap(policy: str) -> str:
-    """Trap 5: the container is not called, so a hook on it cannot fire. Rank 1 sets one: what each rank is told."""
+    """Trap 5: the container is not called, so a hook on it cannot fire. Rank 1 sets one: the error of each rank."""
     host = _swapped([{}], {"on_unsupported": policy})
     layer = _layer(host)
     x = torch.randn(8, models.WIDTH)

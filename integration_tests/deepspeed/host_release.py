@@ -1,4 +1,4 @@
-"""Where stock DeepSpeed itself fails on the oldest supported release (`./test --oldest-host`)."""
+"""Known failures of stock DeepSpeed on the oldest supported release (`./test --oldest-host`)."""
 
 from __future__ import annotations
 

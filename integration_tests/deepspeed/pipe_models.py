@@ -57,7 +57,7 @@ class Delayed(Block):
 
 
 class Slow(Block):
-    """A block that takes long, wherever it lies."""
+    """A block that takes long on any stage."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         time.sleep(SLOW_S)
@@ -158,7 +158,7 @@ def loss(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def _layers(kind: str, stages: int = 4) -> list[Any]:
     if kind == "words":
         return [LayerSpec(Words), *(LayerSpec(Reader) for _ in range(4)), LayerSpec(Head)]
-    if kind == "ends tied":  # of layers, both of which lie in the first stage
+    if kind == "ends tied":  # of layers, both of which are in the first stage
         ends = [TiedLayerSpec("ends", Tied, tied_weight_attr="weight") for _ in range(2)]
         return [LayerSpec(Block), *ends, *(LayerSpec(Block) for _ in range(3))]
     if kind == "slow ones first":

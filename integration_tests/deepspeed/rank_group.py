@@ -1,4 +1,4 @@
-"""How the ranks of `rank_harness.Ranks` become a process group."""
+"""Joins the ranks of `rank_harness.Ranks` into a process group."""
 
 from __future__ import annotations
 

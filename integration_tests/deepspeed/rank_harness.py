@@ -181,7 +181,9 @@ class Ranks:
             server = None
         if not self._environment.keys() >= set(others):
             warnings.warn(f"ranks import for themselves, which takes long: {', '.join(others)} changed", stacklevel=2)
-        door = socket.create_server(("127.0.0.1", 0), backlog=128)  # rank 0's from here on: nobody else gets the port
+        door = socket.create_server(
+            ("127.0.0.1", 0), backlog=128
+        )  # rank 0's from here on: no other process gets the port
         common["MASTER_PORT"] = str(door.getsockname()[1])
         self._logs = [Path(self._folder.name) / f"rank{rank}-{time.monotonic_ns()}.log" for rank in range(self.world)]
         for rank in range(self.world):

@@ -1,4 +1,4 @@
-"""How Sluice gets into a process: by the entry point and by the launcher wrapper, without effect on other processes."""
+"""Loading Sluice into a process: by the entry point and by the launcher wrapper, without effect on other processes."""
 
 from __future__ import annotations
 

@@ -146,4 +146,4 @@ def test_Move_WhatCannot_IsRefusedOnAllRanks(pipe2: Ranks, case: str) -> None:
     answers = pipe2.run("cases_moves:refused", **arguments)
     for said, changed, _ in answers:
         assert words in said and not changed, said
-    assert answers[0][2] == answers[1][2]  # and the training goes on
+    assert answers[0][2] == answers[1][2]  # and the training continues

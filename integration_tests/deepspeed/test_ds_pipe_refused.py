@@ -52,7 +52,7 @@ def test_FrozenStage_IsRefusedByNameOnAllRanksBeforeTraining(fresh2: Ranks, what
 
 @pytest.mark.parametrize("kind", ["frozen 0 1 2", "frozen 3 4 5"])
 def test_FrozenStage_ThatTheHostsOptimizerCanHave_Trains(fresh2: Ranks, kind: str) -> None:
-    """Nobody needs the gradients of what a frozen first stage hands on: they are not sent."""
+    """The gradients of a frozen first stage's outputs are not needed: they are not sent."""
     answers = fresh2.run("cases_pipe_refused:frozen", kind=kind, config={})
     for said, losses, _ in answers:
         assert said == "" and losses[0] > losses[-1], (said, losses)

@@ -210,7 +210,7 @@ def test_StateDict_WhileExpertsAreAway_IsRightOrRefused(ranks2: Ranks, tmp_path:
             assert said == "" if way in RIGHT else "sluice.experts_at_home(engine)" in said, (way, said)
 
 
-# In their order: the engine's look whether it may, copies, room, travel, tensors filled, the engine's placement.
+# In order: the engine's check, copies, memory, transfer, filled tensors, the engine's placement.
 STEPS = ["replace_experts:1", "content_of:2", "_rooms", "_exchange", "fill:1", "fill:2", "replace_experts:2"]
 
 

@@ -105,7 +105,7 @@ def test_PlanAdaptive_SlowLayersOnOneStage_SpreadWithTheBitsOfStock(pipe2: Ranks
 
 @pytest.mark.parametrize("case", ["f32", "bf16", "zero 1", "bf16 zero 1"])
 def test_PlanAdaptive_FrozenLayers_EveryStageKeepsOneThatTrains(pipe2: Ranks, case: str) -> None:
-    """Of four slow layers in front two would lie on each stage, but nothing is trained in the first two."""
+    """Of four slow layers at the front each stage would get two, but the first two are not trained."""
     job = {"config": ZERO1 if "zero 1" in case else {}, "dtype": "bfloat16" if "bf16" in case else "float32"}
     job |= {"steps": 8, "hooked": False, "stages": 2, "kind": "slow frozen ones first", "parts": [0, 4, 6]}
     for stock, ours in pipe2.run("cases_plan:adaptive", **job):

@@ -50,7 +50,7 @@ def test_TwoEpSizesBudgetCheckpointingAccumulation_SavedUnswappedAndLoadedByStoc
     ranks4: Ranks, tmp_path: Path, config: dict[str, Any], loss: float, form: str
 ) -> None:
     old_host_fails(LOADING)
-    budget = 40 << 20  # of both contexts together: each has its share, and 9 MB are the least that one can do with
+    budget = 40 << 20  # of both contexts together: each has its share, and 9 MB are the minimum
     answers = ranks4.run(
         "cases_stories:train_save_leave",
         folder=str(tmp_path),

@@ -237,7 +237,7 @@ static sluice_plan_info_t make_plan(caller_t* h, const sluice_plan_config_t* con
   return info;
 }
 
-/* A plan of the host's own. Without a budget at 100 percent; else under one with room for that share of what steps keep
+/* A plan of the host. Without a budget at 100 percent; else under one with that share of the bytes that steps keep
  * without. */
 static void use_plan(caller_t* h) {
   const call_t* c = h->call;

@@ -9,7 +9,7 @@
 typedef struct meet_s meet_t;
 uint64_t meet_most(meet_t* meet, uint64_t mine);
 
-/* What a rank reports in addition to the blocks. */
+/* The report of a rank, in addition to the blocks. */
 typedef struct outcome_s {
   char refusal[640];   /* "STATUS: message" of the first call that failed; "" when none has */
   int64_t chunks;      /* n of the last pass */

@@ -78,7 +78,7 @@ static void forget(block_t* b) {
   if (b->data != NULL) memset(b->data, 0xff, b->bytes); /* NaN, -1 */
 }
 
-/* transposed: columns lie one after the other. pad: elements between rows. */
+/* transposed: columns are contiguous. pad: elements between rows. */
 static void make_block(block_t* b, int32_t dtype, int32_t ndim, int64_t rows, int64_t cols, int transposed,
                        int64_t pad) {
   const int64_t lines = transposed ? cols : rows, length = (transposed ? rows : cols) + pad;

@@ -37,7 +37,7 @@ double data_load(int32_t dtype, const void* data, int64_t i);
 void data_store(int32_t dtype, void* data, int64_t i, double x);
 uint64_t data_element_bytes(int32_t dtype);
 
-/* FNV-1a, goes on from `hash`; begin with DATA_HASH. Padding counts: it must stay as it was. */
+/* FNV-1a, continues from `hash`; begin with DATA_HASH. Padding counts: it must be unchanged. */
 #define DATA_HASH UINT64_C(0xcbf29ce484222325)
 uint64_t data_hash(uint64_t hash, const void* data, uint64_t bytes);
 

@@ -56,7 +56,7 @@ class Sizes:
 
 
 class Inputs:
-    """Random routing, the same for everybody; leaves are shared, so that all compute the same."""
+    """Random routing, the same for all sides; leaves are shared, so that all compute the same."""
 
     def __init__(self, torch, sizes, device, dtype):
         s, factor = sizes, 2 if sizes.gated else 1
@@ -430,7 +430,7 @@ def make_room(torch, device):
 
 
 def whole(torch, x, rounds):
-    """All experts on this GPU. The inputs go with the call, to make room for the next."""
+    """All experts on this GPU. The inputs are freed with the call, before the next."""
     contenders = {
         "sluice": lambda: sluice_layer(x),
         "transformers": lambda: transformers_experts(torch, x, "grouped_mm"),

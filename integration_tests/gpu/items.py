@@ -55,7 +55,7 @@ ABSENT = {
 Item = collections.namedtuple("Item", "name program arguments tool variables seconds", defaults=(None, (), 0))
 
 # --- the prepared run: a first run within ten minutes, most important items first ----------------------------------
-# Name and seconds. What shows that results are right runs side by side, on a GPU that has room for all of them.
+# Name and seconds. Items that check results run in parallel, on a GPU that has room for all of them.
 TOGETHER = {
     "kernels": 60,
     "gemm_single": 40,

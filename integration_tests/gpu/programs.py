@@ -104,7 +104,7 @@ def starts(out, fake):
 
 
 def carried_bytes(out=OUT):
-    """Of the working tree, ignored files aside, and of what lies built."""
+    """Of the working tree without ignored files, and of the built files."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.check_output(listed, cwd=ROOT).decode().split("\0")
     files = {ROOT / name for name in names if name} | set(out.rglob("*"))

@@ -314,8 +314,8 @@ def test_Benchmark_GroupThatFails_LeavesWhatRan(monkeypatch, tmp_path):
 
 
 def test_Seconds_WhatDoesNotFit_IsLeftForTheNextCall(harness, stand_ins, monkeypatch, capsys):
-    """Stand-ins of 2 s each, on a clock of the test's own, under a budget that holds one; the next call goes on, and
-    the record is copied each time.
+    """Stand-ins of 2 s each, on the test's own clock, under a budget for one; the next call continues, and the record
+    is copied each time.
     """
     stand_ins.program("suite", 'echo "1 passed, 0 failed"')
     monkeypatch.setattr(harness, "FEWEST_SECONDS", 1.5)

@@ -45,7 +45,7 @@ PAIRS = {
     ("backend/comm/host", "backend/comm/tcp"),  # messages of a communicator whose exchanges are the host's
     ("backend/comm/nccl", "backend/comm/tcp"),  # the same with NCCL
 }
-# Rooms of one level whose rules a test of the first goes through together.
+# Folders of one level whose rules a test of the first checks together.
 TOGETHER = {("pipeline", "migration")}  # a layer that moves in a batch, to the end of its commit
 # The implementation that chooses among its siblings, by name or by measurement, has to know them.
 SELECTOR = "auto"
@@ -153,7 +153,7 @@ def violations(edges):
 
 
 def misplaced_tests(edges):
-    """Tests below capi/test that ask the engine, or a room on its level or above, by an include: of that room."""
+    """Tests below capi/test that include a folder of the engine on their level or above belong in that folder."""
     found = []
     for edge in sorted(set(edges)):
         file, _, header = edge.why.partition(" includes ")

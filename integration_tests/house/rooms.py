@@ -15,7 +15,7 @@ LIBRARY = re.compile(r"^ *(sluice_)?cc_(library|folder)\(", re.MULTILINE)
 
 
 def build_files(root):
-    """{package: text} of the rooms."""
+    """{package: text} of the folders."""
     found = {}
     for folder, _, names in os.walk(os.path.join(root, "backend")):
         if "BUILD" in names:

@@ -86,7 +86,9 @@ def test_Found_InstalledAndRemovedUnderOneServer_IsWhatIsThereNow(machine: Machi
     server, hash_at_first = machine.bazel("info", "server_pid"), machine.hash_of_install()
     assert not has_mpi
     looked = machine.looked()
-    assert machine.found() == (False, at_first) and machine.looked() == looked  # nothing changed, nobody looks
+    assert (
+        machine.found() == (False, at_first) and machine.looked() == looked
+    )  # nothing changed, so nothing is detected again
 
     mpicc = machine.program("mpicc", f'[ "$1" != --showme:incdirs ] || echo "{machine.include}"')
     assert machine.found() == (False, at_first)  # the wrapper alone; its headers are in another package

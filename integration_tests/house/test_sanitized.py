@@ -29,7 +29,7 @@ def covers(target: str, room: str) -> bool:
 
 
 def test_Rooms_WithTestsOfC_RunUnderSanitizersEveryDayOrSayWhyNot() -> None:
-    """A new room stands in the list: with its smallest suite that covers it, or among those left to --full."""
+    """A new folder must be in the list: with its smallest suite that covers it, or among those left to --full."""
     asked = [(config, target) for config, target in lines() if config in ("asan_ubsan", "full")]
     forgotten = sorted(room for room in rooms() if not any(covers(target, room) for _, target in asked))
     assert forgotten == []

@@ -48,7 +48,7 @@ def test_Scenarios_Simulated_BestPairsDifferAndAdaptiveIsNeverSlower(simulated):
         assert min(others.values()) >= 1 - 1e-9, line["name"]
     assert found["kept"]["list's pair"]["mean"] > 1.01 and found["reuse"]["list's pair"]["mean"] > 1.01
     assert found["kept"]["best fixed"]["most"] > 1.01  # sizes of one run want different n
-    assert found["budget"]["best fixed"]["most"] > 1.05  # small batches have room for policies that large ones lack
+    assert found["budget"]["best fixed"]["most"] > 1.05  # small batches fit policies that large ones do not
     assert found["kept"]["split"]["mean"] > 1.01 and found["kept"]["unsplit"]["mean"] > 1.03
     for name, (held, of) in found["hypotheses"].items():
         assert of >= 15 and held >= 0.9 * of, name  # of the schedule in virtual time, which no closed form made

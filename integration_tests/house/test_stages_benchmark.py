@@ -30,7 +30,7 @@ def test_Speedup_OfTheMeasuredCases_IsWhatIsKnown() -> None:
     two = stages_simulated.speedup({**PLAN, "stages": 2, "in_flight": 4}, 0.25, "1f1b_hint")
     assert two["speedup"] == pytest.approx(1.43, abs=0.01)  # one message at a time in each direction
     deep = stages_simulated.speedup(PLAN, 0.25, "backward_first")
-    assert deep["speedup"] == pytest.approx(1.71, abs=0.01)  # the card has room for both messages of a stage
+    assert deep["speedup"] == pytest.approx(1.71, abs=0.01)  # the card carries both messages of a stage
     four = stages_simulated.speedup({**PLAN, "in_flight": 4}, 0.25, "backward_first")
     assert four["speedup"] == pytest.approx(1.31, abs=0.005)  # 1.32 with a link for each
     jitter = stages_simulated.speedup({**PLAN, "sigma": 0.4}, 0.25, "backward_first")

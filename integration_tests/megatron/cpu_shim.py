@@ -1,4 +1,4 @@
-"""Megatron-Core on a machine without GPUs: what it asks CUDA for, answered by the CPU. Around Megatron, never in it.
+"""Megatron-Core on a machine without GPUs: the CPU answers its calls to CUDA. It wraps Megatron and never changes it.
 
 Import before `megatron`, in a process of its own: torch is another one afterwards. `torch.cuda.is_available()` stays
 False and tensors say what they are; only what code without a GPU cannot get past is answered.
@@ -153,7 +153,7 @@ def _patch_all_to_all() -> None:
 
 
 class _Anything(types.ModuleType):
-    """A module, decorator, type or value of which nobody asks more than to be there."""
+    """A module, decorator, type or value that only has to exist."""
 
     __path__: list[str] = []
 
@@ -167,7 +167,7 @@ class _Anything(types.ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Makes `triton` and all that lies below it."""
+    """Makes `triton` and all its submodules."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name.split(".")[0] != "triton":

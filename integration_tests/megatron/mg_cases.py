@@ -106,7 +106,7 @@ def switched_off() -> dict[str, Any]:
 
 
 class _OtherExperts(SequentialMLP):
-    """Of a class that nobody knows."""
+    """Of an unknown class."""
 
 
 def refused_experts(policy: str) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def _one_layer(**changes: Any) -> SluiceMoELayer:
 
 
 def one_rank_fails() -> dict[str, Any]:
-    """Rank 1 gives hidden states of another dtype: both ranks are told, and go on."""
+    """Rank 1 has hidden states of another dtype: both ranks get an error, and continue."""
     layer = _one_layer()
     rank = dist.get_rank()
     hidden = torch.randn(8, 2, 32, dtype=torch.float64 if rank == 1 else torch.float32)

@@ -42,7 +42,7 @@ def _decorated(**changes: Any) -> Any:
 
 
 def bad_input(**changes: Any) -> dict[str, Any]:
-    """Rank 1 gives hidden states of another width; then both go on."""
+    """Rank 1 has hidden states of another width; then both continue."""
     layer = moe_layers(_decorated(num_layers=1, **changes))[0]
     said = _said(lambda: layer(_hidden(36 if dist.get_rank() == 1 else 32)))
     output, _ = layer(_hidden())
@@ -67,7 +67,7 @@ def expert_raises() -> dict[str, Any]:
 
 
 def other_layer() -> dict[str, Any]:
-    """Rank 1 calls the second layer where rank 0 calls the first; then both go on."""
+    """Rank 1 calls the second layer while rank 0 calls the first; then both continue."""
     first, second = moe_layers(_decorated())
     said = _said(lambda: (second if dist.get_rank() == 1 else first)(_hidden()))
     output, _ = first(_hidden())
@@ -90,7 +90,7 @@ def models_differ() -> str:
 
 
 def one_rank_cannot(policy: str) -> dict[str, Any]:
-    """Rank 1 alone has experts of a class that nobody knows."""
+    """Only rank 1 has experts of an unknown class."""
     config = mg_models.model_of(2).config
     spec = ours.with_sluice(mg_models.spec_of(config, "stock", {}), on_unsupported=policy)
     if dist.get_rank() == 1:

@@ -12,14 +12,14 @@ SOON = 60.0  # seconds: far below the timeout of the groups
 
 @pytest.mark.parametrize("changes", [{}, {"moe_shared_expert_intermediate_size": 40}], ids=["plain", "shared experts"])
 def test_BadInput_OfOneRank_BothAreToldAndGoOn(oldest2: MegatronRanks, changes: dict[str, Any]) -> None:
-    """Shared experts are computed first: what fails there is told, too."""
+    """Shared experts are computed first: their failure is reported, too."""
     zero, one = oldest2.run("mg_failures:bad_input", **changes)
     assert "PeerRefused" in zero["said"] and "rank 1" in zero["said"] and "36" in zero["said"], zero
     assert "36" in one["said"] and zero["finite"] and one["finite"], one
 
 
 def test_ExpertThatRaises_OnOneRank_TheNextCallTellsTheOther(oldest2: MegatronRanks) -> None:
-    """Rows are on their way by then, and the exchanges of the pass go on."""
+    """Rows are in flight by then, and the exchanges of the pass continue."""
     zero, one = oldest2.run("mg_failures:expert_raises")
     assert zero["said"][0] == "" and "rank 1" in zero["said"][1], zero
     assert "the hook's own words" in one["said"][0] and "an earlier pass failed" in one["said"][1], one

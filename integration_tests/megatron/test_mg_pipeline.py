@@ -76,8 +76,8 @@ def test_TwoStages_NamedSpecInterleaved_EachPartFindsItsLayers(oldest4: Megatron
 
 
 def test_RankOfAStageKilled_ItsGroupIsToldWho_AndTheOtherStageEnds(fresh4: MegatronRanks, tmp_path: Path) -> None:
-    """Rank 2 shares experts with rank 3 and is told by Sluice; the first stage is, by the host, when its peers are
-    gone."""
+    """Rank 2 shares experts with rank 3 and gets an error from Sluice; the first stage gets one from the host, when its
+    peers are gone."""
     *first, _, killed = fresh4.try_run("mg_pipeline:dies_in_training", dying=(2, 3), folder=str(tmp_path))
     assert killed == {"died": True}
     told = (tmp_path / "told").read_text()

@@ -1,4 +1,4 @@
-"""What each rank of link_test runs: messages after pauses; the receiver prints how long each took."""
+"""Run by each rank of link_test: messages after pauses; the receiver prints how long each took."""
 
 from __future__ import annotations
 

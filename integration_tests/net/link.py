@@ -54,7 +54,7 @@ def print_line(rank: int, line: str) -> None:
 
 @dataclass
 class Outcome:
-    """How a run ended: status 0 only if every rank returned 0."""
+    """The end of a run: status 0 only if every rank returned 0."""
 
     status: int
     reason: str

@@ -169,7 +169,7 @@ def test_CableIsPulled_OthersWait_LoseItByNameSoon(
 
 @pytest.mark.usefixtures("cuts")
 def test_RankIsStopped_ForLongerThanSilenceMay_IsWaitedFor(scenarios: dict[str, Ranks]) -> None:
-    """Its machine answers: that there is no room."""
+    """Its machine answers that its buffer is full."""
     ranks = scenarios["stopped"]
     for rank in (0, 1):
         assert ranks.await_line(rank, "same", "different", "failed") == "same"

@@ -140,7 +140,7 @@ def _shuffle(host: Any, seed: int) -> None:
 
 @contextlib.contextmanager
 def _norms_noted(run: Run) -> Iterator[None]:
-    """By which the host clips without ZeRO, in f32, where it tells nobody else."""
+    """The function with which the host clips without ZeRO, in f32, where no other reports the norm."""
     clip = ds_engine.clip_grad_norm_
 
     def noted(**arguments: Any) -> Any:
@@ -156,7 +156,7 @@ def _norms_noted(run: Run) -> Iterator[None]:
 
 
 def _own_norm(host: Any) -> float | None:
-    """Of gradients that lie in their parameters: without ZeRO, in f32."""
+    """Of gradients stored in their parameters: without ZeRO, in f32."""
     squares = [p.grad.double().square().sum().item() for p in host.module.parameters() if p.grad is not None]
     return sum(squares) ** 0.5 if squares else None
 

@@ -171,7 +171,7 @@ def _train(row: dict[str, str], section: Any, folder: str) -> Run:
         {f"{n} {k}": p.detach() for n, block in job.blocks.items() for k, p in block.named_parameters()}
     )
     said: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(said, run.parameters)  # stages lie on other ranks than stock's
+    dist.all_gather_object(said, run.parameters)  # stages are on other ranks than stock's
     found = dict(sorted((name, tensor) for each in said for name, tensor in each.items()))
     if tolerance(row) is ROUNDED:  # by another optimizer: gradients are of other parameters then
         found = {name: tensor for name, tensor in found.items() if not name.startswith("gradient")}

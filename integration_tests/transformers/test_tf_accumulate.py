@@ -191,7 +191,7 @@ def _edge(module: Any) -> Any:
     return get_gradient_edge(module.down_proj).node
 
 
-# Each watches one of the two parameters and returns what must be kept for it to go on.
+# Each observes one of the two parameters and returns a reference that keeps it alive.
 OBSERVERS: dict[str, Callable[[Any, list[Any]], Any]] = {
     "tensor hook": lambda module, seen: module.down_proj.register_hook(lambda grad: seen.append(grad.shape)),
     "post-accumulate hook": lambda module, seen: module.down_proj.register_post_accumulate_grad_hook(

@@ -52,7 +52,8 @@ def test_Dtype_TwoInOneModule_IsRefused() -> None:
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_Ids_OutsideOfTheExperts_AreRefusedAsByEager(wanted: bool) -> None:
-    """The number of experts is transformers' mark of a route to nobody; nothing else below 0 or above is taken."""
+    """The number of experts is transformers' mark of a dropped route; other numbers outside of the range are
+    rejected."""
     module, given = make(), rows(16, 4, 5, 2)
     eager = make()
     eager.config._experts_implementation = "eager"
@@ -185,7 +186,7 @@ def test_MemoryBudget_OverAllLayers_HoldsOrNamesTheShortfall(configured: Any) ->
 
 @pytest.mark.parametrize("spare", [1.02, 1.2, 1.4, 1.6, 1.8, 2.0, 2.4])
 def test_MemoryBudget_JustAboveTheLeast_IsSharedByTheLayersToCome(configured: Any, spare: float) -> None:
-    """The first layer's plan leaves room for the steps of layers that do not exist yet."""
+    """The first layer's plan leaves memory for the steps of layers that do not exist yet."""
     configured(memory_budget=1 << 10, gemm="ref")
     with pytest.raises(OverBudget) as refused:
         tf_models.step(tf_models.make("mixtral", num_hidden_layers=6), tf_models.batch())

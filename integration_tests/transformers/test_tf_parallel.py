@@ -101,7 +101,7 @@ def test_TwoRanks_Deduplicated_AsUnsplitWithFewerBytes(
     found = ranks.run(
         "tf_models:ep_deduplicated",
         deadline=200,
-        kind="deepseek_v3",  # K = 4 of 8 experts, in groups that lie on one rank: four rows become one
+        kind="deepseek_v3",  # K = 4 of 8 experts, in groups that are on one rank: four rows become one
         path=saved("deepseek_v3"),
         experts=experts,
         layout=LAYOUTS[layout],

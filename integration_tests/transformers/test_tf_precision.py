@@ -40,7 +40,7 @@ def exact(module: torch.nn.Module, cast: torch.dtype | None = None) -> bool:
 @pytest.mark.parametrize("cast", [None, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, *SHORTS], ids=str)
 def test_Classes_OfTheRegistry_AreTakenForWhatTheyAre(dtype: torch.dtype, cast: torch.dtype | None) -> None:
-    """Asked of every class. Nobody's name is known to the adapter: here stands what their sources say."""
+    """For every class. The adapter knows no class names: the expected values are from their sources."""
     found, biased = set(), set()
     for kind, name in tf_families.classes():
         module = tf_families.make(kind, name, 16, 8, 4).to(dtype)

@@ -46,7 +46,7 @@ def options_differ(path: str) -> dict[str, Any]:
 
 
 def ids_out_of_range(path: str) -> list[str]:
-    """Rank 1 has an id that is no expert's; then both go on."""
+    """Rank 1 has an invalid id; then both continue."""
     experts = _module(path)
     total, said = experts.num_experts * dist.get_world_size(), []
     for bad in (-1, total, 0):

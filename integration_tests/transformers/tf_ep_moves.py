@@ -40,7 +40,7 @@ def _start(model: Any, seed: int, optimizer: Any) -> list[Any]:
 
 
 def go_home(model: Any, optimizer: Any) -> None:
-    """All experts lie where transformers believes them to be."""
+    """All experts are where transformers assumes them to be."""
     for module in experts_of(model):
         sluice.move_experts(module, *adapter.kept_of(module).home, optimizer)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 
 def _never_outlive() -> None:
-    """Whoever started this process: the tests, or a rank."""
+    """The parent of this process: the tests, or a rank."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 

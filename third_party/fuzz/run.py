@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOUND = ROOT / ".test" / "fuzz"
-# Where targets write files: for a disk each input would wait.
+# The folder of files that targets write: on a disk each input would wait.
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 MOST_BYTES = 4096  # of an input that is made up; a corpus may hold longer ones
 BROKEN = ("crash-*", "leak-*", "timeout-*", "oom-*", "slow-unit-*")
@@ -82,7 +82,7 @@ def fuzz(name: str, label: str, options: argparse.Namespace, built: Path) -> boo
 
 
 def keep(program: Path, corpus: Path, found: Path) -> None:
-    """What adds to the corpus, and no more of it."""
+    """Keeps inputs that add to the corpus, and no others."""
     corpus.mkdir(parents=True, exist_ok=True)
     subprocess.run([str(program), "-merge=1", str(corpus), str(found)], check=True, stderr=subprocess.DEVNULL)
 

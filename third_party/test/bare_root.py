@@ -70,7 +70,7 @@ def say(text):
 
 
 def run(*command):
-    """What it prints; its errors are the caller's."""
+    """Returns its output; its errors are the caller's."""
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 

@@ -128,7 +128,7 @@ def _reap(running: dict[int, int]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
+        with contextlib.suppress(BrokenPipeError):  # no waiter is left
             os.write(running[pid], _ANSWER.pack(os.waitstatus_to_exitcode(status)))
         os.close(running.pop(pid))
 

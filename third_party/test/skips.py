@@ -1,4 +1,5 @@
-"""What this machine may skip: the conditions of skips.txt, each asked of the machine itself and not of the tests."""
+"""The skips allowed on this machine: the conditions of skips.txt, each checked on the machine itself and not by the
+tests."""
 
 import ctypes
 import fnmatch

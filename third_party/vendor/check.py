@@ -106,7 +106,7 @@ def values_lines():
         for theirs, mine in (("algo", "algorithm"), ("workspaceSize", "workspace_bytes"), ("state", "state"))
     ]
     lines.append("static_assert(sizeof(cublasLtMatmulHeuristicResult_t) == sizeof(ours::sluice_cublaslt_result_t));")
-    # The part of the configuration that we fill lies where NCCL has it.
+    # The part of the configuration that we fill has the same offsets as NCCL's.
     lines += [
         f'static_assert(offsetof(ncclConfig_t, {f}) == offsetof(ours::sluice_nccl_config_t, {f}), "{f}");'
         for f in ("size", "magic", "version", "blocking")

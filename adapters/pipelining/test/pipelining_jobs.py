@@ -158,7 +158,7 @@ def refused(cases):
 
 
 def failed():
-    """A stage raises in one batch: what each rank is told, and whether the next batch is that of torch."""
+    """A stage raises in one batch: the error of each rank, and whether the next batch equals torch's."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     stock = [_stage(rank, 1, ranks, 0.0, torch.float32)]
     wanted = _train(Schedule1F1B(stock[0], MICRO_BATCHES, loss_of), stock, torch.float32)

@@ -8,7 +8,7 @@ import torch  # noqa: F401  (before anything that pytest may import as `torch`)
 
 JOBS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "frozen_jobs")
 
-# By label: name of the schedule, how stages lie, how many of them a rank has, options.
+# By label: name of the schedule, placement of stages, stages per rank, options.
 SCHEDULES = {
     "zero_bubble": ("sluice:zero_bubble", "looped", 1, {}),
     "weight_apart": ("sluice", "looped", 1, {"weight_apart": True}),

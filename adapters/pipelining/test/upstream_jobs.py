@@ -300,7 +300,8 @@ def _outcome(job, name, is_own, options):
 
 
 def mismatched():
-    """Rank 0 is given what its stage did not ask for: what each rank is told, and whether the next step is right."""
+    """Rank 0 gets an input that its stage did not request: the error of each rank, and whether the next step is
+    right."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     module, reference, x, target = _made(ranks)
     stage = PipelineStage(module.layers[rank], rank, ranks, CPU)

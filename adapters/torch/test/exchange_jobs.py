@@ -128,7 +128,7 @@ def uneven():
 
 @contextlib.contextmanager
 def threads_refused():
-    """A stack that no system has room for makes pthread_create fail with EAGAIN, for root too."""
+    """A stack too large for any system makes pthread_create fail with EAGAIN, for root too."""
     libc = ctypes.CDLL(None)
     before, huge = ctypes.create_string_buffer(64), ctypes.create_string_buffer(64)  # pthread_attr_t: 56 bytes
     assert libc.pthread_getattr_default_np(before) == 0 and libc.pthread_getattr_default_np(huge) == 0

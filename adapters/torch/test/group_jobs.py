@@ -78,7 +78,7 @@ def several_groups():
             out = case.layer(context)(tokens, ids, weights, params)
             out.backward(case.cotangents[g.rank])
             compare(case, g.rank, out, tokens, weights, params)
-    # Experts that lie in an order of the host's own.
+    # Experts in an order of the host's own.
     case = Case(4, per_rank=1, tokens=(10, 5), seed=95)
     table = [3, 1, 0, 2]
     tokens, ids, weights, _ = case.inputs(rank)

@@ -1,4 +1,4 @@
-"""What the ranks of test_kept.py do: runs that begin with decisions in files."""
+"""Jobs of the ranks of test_kept.py: runs that begin with decisions in files."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What the ranks of test_layer.py do: numbers, choices, refusals and traces of layers."""
+"""Jobs of the ranks of test_layer.py: numbers, choices, errors and traces of layers."""
 
 import re
 import time

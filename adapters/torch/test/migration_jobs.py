@@ -1,4 +1,4 @@
-"""What the ranks of test_migration.py do: experts with AdamW's state change places while they train."""
+"""Jobs of the ranks of test_migration.py: experts with AdamW's state swap places during training."""
 
 import os
 import signal

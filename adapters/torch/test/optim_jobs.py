@@ -1,4 +1,4 @@
-"""What the ranks of test_optim_ranks.py do: data-parallel training by the optimizer alone."""
+"""Jobs of the ranks of test_optim_ranks.py: data-parallel training by the optimizer only."""
 
 import copy
 import warnings
@@ -77,8 +77,8 @@ def trained(max_norm):
 
 
 def cut():
-    """Of a parameter that is cut over ranks and a gradient that is not: whether each way of laying that out trains as
-    torch's optimizer, and what clipping is told."""
+    """For a parameter that is sharded over ranks and a gradient that is not: whether each layout trains like torch's
+    optimizer, and the error of clipping."""
     mesh, rank = init_device_mesh("cpu", (dist.get_world_size(),)), dist.get_rank()
     generator = torch.Generator().manual_seed(7)
     start, whole = (torch.randn(5, 3, generator=generator) for _ in range(2))
@@ -240,7 +240,7 @@ def filed(folder):
         optimizer.step()
     wanted = [p.detach().clone() for p in model.parameters()]
     optimizer._file.close()
-    if rank == 1:  # by itself: rank 1 of 2, and nobody to sum with
+    if rank == 1:  # alone: rank 1 of 2, without a peer to sum with
         ahead = sluice.optim.AdamW(model.parameters(), state_file=own, resume=True)
         ahead.step()
         ahead._file.close()

@@ -104,7 +104,7 @@ def _leave_child():
     """Forks what a rank's forks are, a worker of a data loader: it has copies of all descriptors, and lives on."""
     child = os.fork()
     if child == 0:
-        time.sleep(90)  # unless it is told before that
+        time.sleep(90)  # unless it is notified before that
         os._exit(0)
     meeting.store().set("test/child", str(child))
 

@@ -44,7 +44,7 @@ def _environment(threads):
 
 
 class Ended:
-    """How one rank ended: `result`, or `error` (its traceback), or neither if it died; `code` is its exit status."""
+    """The end of one rank: `result`, or `error` (its traceback), or neither if it died; `code` is its exit status."""
 
     def __init__(self, path, code, output):
         self.code = code
@@ -61,7 +61,8 @@ class Ended:
 
 
 class Started:
-    """Ranks at work, and the folder of their results and logs, which goes when they have ended or nobody knows them."""
+    """Running ranks, and the folder of their results and logs, which is removed when they have ended or are
+    unreferenced."""
 
     def __init__(self, deadline):
         self.until = time.monotonic() + deadline
@@ -98,7 +99,7 @@ def _start(started, world, job, threads=1, group_timeout=60, extra_environment=N
         pickle.dump((job, group_timeout, arguments), file)
     with socket.create_server(
         ("127.0.0.1", 0), backlog=128
-    ) as door:  # rank 0's from here on: nobody else gets the port
+    ) as door:  # rank 0's from here on: no other process gets the port
         environment["MASTER_PORT"] = str(door.getsockname()[1])
         for rank in range(world):
             with open(os.path.join(folder, f"log{rank}"), "wb") as log:

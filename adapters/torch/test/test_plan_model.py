@@ -182,7 +182,7 @@ def test_PlanModel_HostLayers_AreSwitchedByInstance(batch) -> None:
 
 
 class Two(nn.Module):
-    """Calls a block as often as it is told."""
+    """Calls a block as often as configured."""
 
     def __init__(self, times: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the ranks of test_transport.py do: layers over gloo and over TCP, and connections that cannot be made."""
+"""Jobs of the ranks of test_transport.py: layers over gloo and over TCP, and connections that cannot be made."""
 
 import os
 import warnings
@@ -33,7 +33,8 @@ def named():
 
 
 def unreachable():
-    """Rank 1 has no such interface. Chosen by Sluice: all use gloo, with a word. Asked for: all fail, and can go on."""
+    """Rank 1 has no such interface. Chosen by Sluice: all use gloo, with a log line. Requested: all fail, and can
+    continue."""
     W, rank = world()
     if rank == 1:
         os.environ["SLUICE_SOCKET_IFNAME"] = "nosuch0"
@@ -64,7 +65,7 @@ def different():
 
 
 def posted(chunks):
-    """What a layer posts to gloo, in order: R for a receive, S for a send, of its forward and of its backward."""
+    """The calls of a layer to gloo, in order: R for a receive, S for a send, of its forward and of its backward."""
     W, rank = world()
     # Every token goes to every expert, so that each exchange has a message to each rank and one from it.
     case = Case(W, tokens=(32,), per_rank=1, K=W, n=chunks, seed=102)

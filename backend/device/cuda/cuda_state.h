@@ -1,4 +1,4 @@
-/* What a CUDA device holds. cuda_device.h is what others see; of the files here each has its header:
+/* The state of a CUDA device. cuda_device.h is the public header; each of these files has its own:
  *
  * cuda_create.c    making and ending it
  * cuda_launch.c    entering its context, launches

@@ -316,7 +316,7 @@ static void settle(checker_t* c, const state_t* from) {
   keep(c, &to);
 }
 
-/* What the host then does with the layer of a stage at the cut. */
+/* The host's handling of the layer of a stage at the cut. */
 static void finish(const checker_t* c, rank_t* rank, int32_t s, uint8_t sum, int is_new) {
   if (is_new && s == receiver(c)) {
     rank->folded = sum;

@@ -15,7 +15,7 @@ typedef struct live_layer_s {
   float weight[LIVE_WIDTH], moment[LIVE_WIDTH], grad[LIVE_WIDTH];
 } live_layer_t;
 
-/* What a stage saves of a micro-batch: inputs of its own layer and of L. */
+/* Saved by a stage for a micro-batch: inputs of its own layer and of L. */
 typedef struct live_stash_s {
   float own[LIVE_WIDTH], moving[LIVE_WIDTH], y[LIVE_WIDTH], dx[LIVE_WIDTH];
   int ran; /* L */

@@ -19,7 +19,7 @@ typedef struct sluice_builder_s {
   sluice_op_t refused;      /* returned for an op that does not fit */
 } sluice_builder_t;
 
-/* Chunk i of `tensor` lies in slot i mod ring of it, until sluice_builder_set_home says otherwise. */
+/* Chunk i of `tensor` is in slot i mod ring of it, until sluice_builder_set_home changes that. */
 void sluice_builder_init_homes(sluice_builder_t* builder);
 void sluice_builder_set_home(sluice_builder_t* builder, int32_t tensor, int32_t chunk, int32_t other, int32_t slot);
 sluice_slot_ref_t sluice_builder_home(const sluice_builder_t* builder, int32_t tensor, int32_t chunk);

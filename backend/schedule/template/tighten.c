@@ -20,7 +20,7 @@ static void make_one(sluice_template_t* t, int32_t tensor) {
   t->ring[tensor] = 1;
 }
 
-/* Copies the template: all its pointers lie within it. */
+/* Copies the template: all its pointers point into it. */
 static sluice_template_t* copy_into(const sluice_template_t* t, void* memory) {
   sluice_template_t* copy = memory;
   memcpy(copy, t, t->bytes);

@@ -268,7 +268,7 @@ static void Cache_RanksDiffer_AllMeasureAgain(void** state) {
   assert_int_equal(num_measured, 3);
 }
 
-/* In the default folder, only files that nobody else could have written are read; our own files are read. */
+/* In the default folder, only files that this user or root must have written are read; our own files are read. */
 static void Cache_FileThatOthersCanWrite_IsMeasuredAgain(void** state) {
   (void)state;
   char path[512], kept[80], deep[96];

@@ -14,7 +14,7 @@ typedef struct fakes_waits_s {
 void fakes_open(int32_t world_size, int with_groups);
 /* The same with all ranks on one device, in a local group instead of NCCL's. */
 void fakes_open_local(int32_t world_size, int with_groups);
-/* How long a rank waits for its stream before it aborts its communicator; 300 s after fakes_open. */
+/* Time that a rank waits for its stream before it aborts its communicator; 300 s after fakes_open. */
 void fakes_be_patient(uint64_t milliseconds);
 /* Invented rates of such a device, for a tuner that predicts. */
 extern const char fakes_machine_json[];

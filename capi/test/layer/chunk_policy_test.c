@@ -26,7 +26,7 @@ static const lists_t mixes[] = {
     {{OFFLOAD, OFFLOAD, OFFLOAD, OFFLOAD, OFFLOAD}, {KEEP, RECOMPUTE, KEEP, RECOMPUTE, KEEP}},
 };
 #define NUM_MIXES ((int)(sizeof mixes / sizeof mixes[0]))
-/* What the host's own experts can do. */
+/* The policies that the host's own experts support. */
 static const lists_t callback_mix = {{KEEP, OFFLOAD, KEEP, REDISPATCH, KEEP},
                                      {KEEP, RECOMPUTE, KEEP, RECOMPUTE, RECOMPUTE}};
 

@@ -25,7 +25,7 @@ enum {
   MOST_STAGES = NUM_VIRTUAL * NTH_MOST_RANKS
 };
 
-/* What a virtual stage saves of a micro-batch: y = x * weight, dx = dy * weight. */
+/* Saved by a virtual stage for a micro-batch: y = x * weight, dx = dy * weight. */
 typedef struct stash_s {
   float x[WIDTH], y[WIDTH], dx[WIDTH];
   int64_t shape[1];

@@ -56,7 +56,7 @@ struct ow_world_s {
 ow_model_t* ow_model_new(void);
 void ow_model_free(ow_model_t* m);
 
-/* Where a tensor's elements begin in states and gradients. */
+/* The first of a tensor's elements in states and gradients. */
 int64_t ow_first_of(int tensor);
 
 void ow_write_element(void* data, int32_t dtype, int64_t i, float x);

@@ -28,7 +28,7 @@ typedef struct pw_layer_s {
   float weight[PW_WEIGHTS], grad[PW_WEIGHTS];
 } pw_layer_t;
 
-/* What a layer saves of a micro-batch. */
+/* Saved by a layer for a micro-batch. */
 typedef struct pw_stash_s {
   float x[PW_MAX_ELEMENTS], y[PW_MAX_ELEMENTS], dy[PW_MAX_ELEMENTS], dx[PW_MAX_ELEMENTS];
   int64_t shape[2], id_shape[1], id[2], truth_shape[2], scalar[1];

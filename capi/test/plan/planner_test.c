@@ -43,7 +43,7 @@ static void Predict_Timeline_EndsWhenThePassDoes(void** state) {
   sluice_planner_destroy(planner);
 }
 
-/* The same numbers as a plan of a real layer of one rank, besides the earlier allocations of that context. */
+/* The same numbers as a plan of a real layer of one rank, plus the earlier allocations of that context. */
 static void Predict_Bytes_AreThoseOfARealPlan(void** state) {
   (void)state;
   sluice_planner_t* planner = new_planner();

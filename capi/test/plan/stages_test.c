@@ -18,7 +18,7 @@
 
 enum { MOST = 8, TEXT = 8192 };
 
-/* A problem with room for its result. */
+/* A problem with memory for its result. */
 typedef struct scene_s {
   sluice_planner_layer_t layer[MOST];
   const sluice_planner_layer_t* layers[MOST];

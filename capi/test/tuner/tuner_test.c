@@ -79,7 +79,7 @@ static void ChangingBatches_EachSizeHasItsAnswer(void** state) {
 static const char quick_start[] = MACHINE("0.1", "2e8", "1e-7", "1e-7");
 static const char no_start[] = MACHINE("0.001", "1.5e8", "1e-9", "1e-9");
 
-/* The n that was decided for batches of so many rows; 0: none. */
+/* The n decided for batches of this many rows; 0: none. */
 static int32_t decided_for(const tuner_world_t* w, int64_t rows) {
   int32_t found = 0; /* the last one stands */
   for (int32_t i = 0; i < w->num_decisions[0]; ++i) {
@@ -228,7 +228,7 @@ static void RanksConfiguredDifferently_AllFailAndSayWhy(void** state) {
   free(other_machine);
 }
 
-/* What a run of two ranks writes to stderr with SLUICE_LOG set like this; to be freed. */
+/* The stderr output of a run of two ranks with this SLUICE_LOG; to be freed. */
 static char* said_with(const char* log, int32_t* out_decisions) {
   FILE* file = tmpfile();
   assert_non_null(file);

@@ -14,7 +14,7 @@ extern const char* const tuner_machine;
 
 typedef struct tuner_world_s {
   int32_t world_size, steps, layers;
-  int32_t changes; /* T changes every so many steps; 0: never */
+  int32_t changes; /* T changes after this many steps; 0: never */
   int32_t uneven;  /* the smaller a batch is, the more of its routes go to the first rank */
   int32_t grows;   /* T is larger in the second half */
   /* steps continue, up to three times as many, until this many in a row are settled: a race may be late */
@@ -37,7 +37,7 @@ typedef struct tuner_world_s {
   int32_t same_routing; /* a rank (from 1) whose forwards all have the same routing */
   int32_t forgets;      /* a rank (from 1) that does not declare its replays */
   int32_t shapes;       /* 2: every other layer has half the hidden width */
-  int32_t replaces;     /* the first layer is destroyed and created again every so many steps; 0: never */
+  int32_t replaces;     /* the first layer is destroyed and created again after this many steps; 0: never */
   int32_t evaluates;    /* forwards without gradients before each step, of half its tokens */
   int32_t empty;        /* a rank (from 1) that has no tokens in every other step */
   sluice_local_group_t* group;
@@ -47,7 +47,7 @@ typedef struct tuner_world_s {
   int32_t picks[MAX_RANKS][4096];
   int32_t num_picks[MAX_RANKS];
   uint64_t sent_bytes[MAX_RANKS];   /* by the last layer's last step */
-  int32_t settled[MAX_RANKS];       /* so many of the last passes had a settled answer */
+  int32_t settled[MAX_RANKS];       /* the number of last passes with a settled answer */
   int32_t num_different[MAX_RANKS]; /* replayed forwards that left another n or other bytes than the original */
   int32_t num_mixed[MAX_RANKS];     /* steps whose outstanding forwards had not all the same n */
   sluice_tuner_decision_t decisions[MAX_RANKS][64];

@@ -143,7 +143,7 @@ void budget_odd_shapes_and_policies(const budget_suite_t* suite) {
   }
 }
 
-/* From the smallest budget up it has room. */
+/* It fits from the smallest budget up. */
 void budget_separate_wgrad(const budget_suite_t* suite) {
   for (int32_t w = suite->least_ranks; w <= 4; w += suite->is_slow ? w : 1) {
     for (int bits = 0; bits < 8; bits += suite->is_slow ? 3 : 1) {

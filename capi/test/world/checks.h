@@ -24,7 +24,7 @@ static inline void must_work(const case_t* c, const result_t* got) {
   }
 }
 
-/* How the ranks of a suite's cases run: world_run, or within TEST_WITH another such function. */
+/* Runs the ranks of a suite's cases: world_run, or within TEST_WITH another such function. */
 typedef void (*case_run_t)(const case_t* c, result_t* out);
 extern case_run_t case_run;
 

@@ -78,7 +78,7 @@ def traced_gemms(call: Callable[[], Any], calls: int) -> list[float]:
 
 
 def fastest_quarter(times: list[float]) -> float:
-    """Its median: what a call takes when nobody interrupts it."""
+    """Its median: the time of an undisturbed call."""
     return statistics.median(sorted(times)[: max(1, len(times) // 4)])
 
 

@@ -256,7 +256,7 @@ def measure(cell: Cell, rank: Rank) -> dict[str, object]:
 
 
 def main() -> None:
-    """All cells of the plan; each record is told as soon as it is there."""
+    """All cells of the plan; each record is reported as soon as it exists."""
     deepspeed.init_distributed()
     rank = Rank()
     for fields in rank.plan["cells"]:

@@ -1,4 +1,4 @@
-"""What it costs that layers change stages while a pipeline of DeepSpeed trains, and what it brings.
+"""Cost and gain of moving layers between stages while a pipeline of DeepSpeed trains.
 
 Layers are slept: what is measured is engine, messages and moves, not computation. Three cells:
 

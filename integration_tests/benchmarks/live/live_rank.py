@@ -54,9 +54,9 @@ class Trainer:
 
 
 def stall(plan: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of a step, alone, with a layer that moves in front of it, and with one that moves during it, in turns.
+    """Seconds of a step alone, with a layer that moves before it, and with one that moves during it, alternating.
 
-    The layer that moves sleeps nothing: wherever it lies, steps without a move take as long.
+    The layer that moves sleeps nothing, so steps without a move take the same time wherever it is.
     """
     Clock.seconds = [plan["forward_s"]] * 2 + [0.0] + [plan["forward_s"]] * 2
     sides = ("still", "drained", "live")
@@ -184,7 +184,7 @@ def decided(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def noise(plan: dict[str, Any], own: Trainer, layers: int) -> dict[str, Any]:
-    """Moves while each layer is up to a tenth longer or shorter in a batch, once layers lie as they should."""
+    """Moves while the times of layers vary by up to a tenth per batch, once layers are in their best places."""
     even = [plan["base_s"] / 2] * layers
     Clock.seconds = even
     for _ in range(8):

@@ -14,7 +14,7 @@ from typing import Any
 from integration_tests.net.link import Outcome, run_ranks
 
 ROOT = Path(__file__).resolve().parents[3]
-MARK = "@progress "  # a rank's line that starts so carries JSON for whoever watches, not text for people
+MARK = "@progress "  # a rank's line with this prefix carries JSON for the watching process, not text for people
 
 
 def environment(preload: Path | None = None) -> dict[str, str]:

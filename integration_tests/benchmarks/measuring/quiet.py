@@ -1,4 +1,4 @@
-"""Waiting for a quiet machine: on shared machines GEMMs fall to half of their rate for minutes, whoever runs.
+"""Waits for a quiet machine: on shared machines GEMMs fall to half of their rate for minutes, on any side.
 
 Before a round every rank times one GEMM whose weights do not fit in its caches (256 rows, 16 MiB of f32 weights).
 The round begins when the slowest rank reaches the wanted rate, or when the time for waiting is up. Looking

@@ -20,7 +20,7 @@ def pair_ratios(top: Sequence[float], bottom: Sequence[float]) -> dict[str, floa
 
 
 def median_of_pairs(ratios: list[float]) -> dict[str, float]:
-    """Median, and the order statistics between which that of all such blocks lies with 95 %."""
+    """The median, and the order statistics that contain the median of all such blocks with 95 % confidence."""
     ordered = sorted(ratios)
     reach = 0.98 * math.sqrt(len(ordered))  # 1.96 standard deviations of a fair coin's heads
     low, high = math.floor(len(ordered) / 2 - reach), math.ceil(len(ordered) / 2 + reach)

@@ -1,4 +1,4 @@
-"""What moved experts gain: steps of one DeepSpeed layer with skewed loads, stock, Sluice, and Sluice with "placement":
+"""Gain of moved experts: steps of one DeepSpeed layer with skewed loads, stock, Sluice, and Sluice with "placement":
 "adaptive", in turns over one link.
 
 The experts of the first rank get `--skew` times the rows that even loads would give it. They are all hot together, so

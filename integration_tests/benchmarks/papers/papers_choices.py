@@ -1,4 +1,4 @@
-"""Lines of papers.py on who chooses the pair (n, S), and what the choice costs: MPMoE-pb, MPMoE-pm, MPipeMoE.
+"""Lines of papers.py on selectors of the pair (n, S), and the cost of their choices: MPMoE-pb, MPMoE-pm, MPipeMoE.
 
 - pb, profile-based [MPMoE IV-A]: every pair is tried, n from 2 to 8 (Algorithm 1's scope) under each of S1 to S4. What
   a trial shows is here what the schedule takes in virtual time, so pb has the best pair of that scope.

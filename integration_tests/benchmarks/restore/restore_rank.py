@@ -19,7 +19,7 @@ from integration_tests.benchmarks.measuring import launch
 from integration_tests.benchmarks.measuring.rank import Rank, balanced_ids, forget_gradients, make_experts
 from integration_tests.benchmarks.memory import memory
 
-# Where T_DI and T_M come from in backward. `none` and S1 to S4 are the papers' points; the rest of 3 x 3 follows.
+# The sources of T_DI and T_M in backward. `none` and S1 to S4 are the papers' points; the rest of 3 x 3 follows.
 POLICIES = {
     **SETS,
     "k/off": ("keep", "offload"),

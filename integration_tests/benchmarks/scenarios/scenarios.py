@@ -1,6 +1,6 @@
 """Runs whose best (n, S) differ: adaptive against fixed pairs and the papers' selectors.
 
-The list is drawn by a committed seed (scenarios_drawn.py). First all of it is simulated on made-up machines
+The list is drawn by a committed seed (scenarios_drawn.py). First all of it is simulated on invented machines
 (scenarios_priced.py): that gives the one fixed pair that is best over the list. Then every scenario is measured on
 ranks over its link. Pairs that the calibrated machine predicts within 1.3 of the best are screened, as one pair for all
 sizes. The best of them runs again in fresh rounds, in turns with the adaptive tuner, the list's pair and the others:
@@ -145,7 +145,7 @@ def row(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def over_best_fixed(lines: list[dict[str, Any]]) -> dict[str, float]:
-    """What adaptive takes of each scenario's best fixed pair, by the names of MARKS."""
+    """Adaptive's time over each scenario's best fixed pair, by the names of MARKS."""
     ratios = sorted(1 / line["over_adaptive"]["best fixed"] for line in lines)
     return {
         "median": statistics.median(ratios),

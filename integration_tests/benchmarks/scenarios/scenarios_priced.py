@@ -1,4 +1,4 @@
-"""What a machine says of a drawn scenario: every pair (n, S) that its memory allows, and who would take which.
+"""Prices a drawn scenario on a machine: every pair (n, S) that its memory allows, and the choice of each selector.
 
     adaptive    the pair of least seconds, for each size; under a budget of those that do with the slots of the
                 largest's plan
@@ -69,7 +69,7 @@ def made_up(bytes_per_second: float) -> dict[str, Any]:
 
 
 def _tokens_of_plan(most: int, tokens: int) -> int:
-    """That the plan for a batch is made for, where the largest batches have so many."""
+    """The tokens of the plan for a batch, given those of the largest batches."""
     sizes = [math.ceil(most / 2**size) for size in range(PLAN_SIZES)]
     return min(one for one in sizes if one >= tokens)
 
@@ -114,7 +114,7 @@ class Priced:
 
     @cached_property
     def all_pairs(self) -> list[Choice]:
-        """Of the scenario's kind, whether a budget has room for them or not."""
+        """Of the scenario's kind, whether they fit a budget or not."""
         kept = [Choice(n, "keep", "keep", "deferred") for n in SIZES]
         if self.drawn.kind == "kept":
             return kept
@@ -208,8 +208,8 @@ class Priced:
 
 
 def hypotheses(priced: list[Priced]) -> dict[str, tuple[int, int]]:
-    """How often the papers' two hypotheses hold in virtual time, and of how many: the best n does not fall as batches
-    grow (pairs of sizes of one run); time over n has one valley (sizes). Of scenarios that keep everything."""
+    """How often the papers' two hypotheses hold in virtual time, and out of how many: the best n does not fall as
+    batches grow (pairs of sizes of one run); time over n has one valley (sizes). Of scenarios that keep everything."""
     grows, pairs, valleys, sizes = 0, 0, 0, 0
     for one in priced:
         if one.drawn.kind != "kept":
@@ -235,7 +235,7 @@ def group_of(drawn: Drawn) -> str:
 
 
 def best_over_list(priced: list[Priced]) -> dict[str, Choice]:
-    """By group the one pair that every scenario of it has room for, and that is best over all of them."""
+    """By group the one pair that fits every scenario of it and is best over all of them."""
     found = {}
     for group in dict.fromkeys(group_of(one.drawn) for one in priced):
         among = [one for one in priced if group_of(one.drawn) == group]

@@ -66,7 +66,7 @@ class Run:
     # ---- sides ----
 
     def of_pick(self, pick: Pick) -> Steps | None:
-        """Layers of these pairs, one for each that differs; None: this host's context has no room for one of them."""
+        """Layers of these pairs, one for each that differs; None: one of them does not fit this host's context."""
         layers: dict[Planned, Any] = {}
         found: Steps = {}
         for tokens, pair in sorted(pick.items(), reverse=True):  # a plan is made for the largest
@@ -82,7 +82,7 @@ class Run:
         return found
 
     def adaptive(self) -> tuple[Steps, int]:
-        """The layer that the tuner chooses for, settled for every size; after so many rounds."""
+        """The layer that the tuner chooses for, settled for every size; and the number of rounds."""
         tuner = TunerOptions(mode="adaptive", calibrate=self.plan["calibrate_s"], cache=self.folder)
         context = self.context(tuner=tuner)
         changes = {"reuse": True, "wgrad_mode": "adaptive"} if self.drawn.kind == "reuse" else {}
@@ -137,7 +137,7 @@ class Run:
     # ---- rounds ----
 
     def sides(self) -> tuple[dict[str, Steps], dict[str, Pick], int]:
-        """What takes turns, the pairs of those that have some, and how long the tuner took."""
+        """The alternating sides, the pairs of those that have some, and the tuner's rounds."""
         steps, settled_after = self.adaptive()
         found = {"adaptive": steps}
         picks = {name: pick for name, pick in self.priced.selectors().items() if name != "adaptive"}
@@ -203,7 +203,7 @@ class Run:
             said = [d for d in every if d["num_chunks"] == n]
             if self.drawn.kind == "budget":  # a plan's chunks are cut where one would have too many rows
                 said = said or every
-            if said:  # under a budget an answer is for batches of up to its rows: the one for about so many
+            if said:  # under a budget an answer is for batches of up to its rows: the one for about this many
                 one = min(reversed(said), key=lambda d: (d["rows"] < 0.95 * rows, abs(d["rows"] - rows)))
                 pair = one["restore_input"], one["restore_pre_activation"]
                 policy = restore.set_name(pair) or "+".join(pair)

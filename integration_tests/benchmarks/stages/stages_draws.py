@@ -1,7 +1,7 @@
-"""What is drawn in the pipelines' benchmarks: how long a stage sleeps, and when a link stalls.
+"""Random draws of the pipelines' benchmarks: how long a stage sleeps, and when a link stalls.
 
-Draws are those of a batch, a stage, a micro-batch and a direction, whoever runs it: every side gets the same, and so
-does the simulator.
+A draw belongs to a batch, a stage, a micro-batch and a direction, on any side: every side gets the same, and so does
+the simulator.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the simulator says of the cases of stages.py: the same draws, over the network that is measured.
+"""Simulates the cases of stages.py: the same draws, over the measured network.
 
-A rank has one card there (net/namespaces.py), which messages to both its neighbours share. Stock sends are rendezvous,
-as gloo's are beyond a socket's buffer. Sluice's are buffered, as over tcp.
+A rank has one card there (net/namespaces.py), which messages to both its neighbours share. Stock sends are
+rendezvous, as gloo's are beyond a socket's buffer. Sluice's are buffered, as over tcp.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A link that stalls: while a batch runs, what one rank sends waits for 50 ms now and then, at drawn times.
+"""A link that stalls: while a batch runs, the messages of one rank wait for 50 ms at random times.
 
-Draws are those of the batch, whoever runs it: every side meets the same stalls at the same times after its begin. The
-rank shapes its own end of the cable, so it must be root in its network namespace.
+The draws belong to the batch: every side meets the same stalls at the same times after its begin. The rank shapes
+its own end of the cable, so it must be root in its network namespace.
 """
 
 from __future__ import annotations

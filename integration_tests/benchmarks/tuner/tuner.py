@@ -1,4 +1,4 @@
-"""How good the tuner's choices and predictions are: regret against exhaustive search, and error.
+"""Quality of the tuner's choices and predictions: regret against exhaustive search, and error.
 
 Per scenario (shape, link, skew) and mode the tuner trains until it has settled. Then every n is screened, and the
 best five and all choices run in fresh rounds, in turns. Some scenarios have a memory budget, a share of the way from
@@ -122,8 +122,8 @@ def quantile(values: list[float], share: float) -> float:
 
 
 def summary(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the record has: regrets of choices, times of baselines over adaptive's, and errors of predictions, by link
-    and of all, where the machine was steady."""
+    """The record: regrets of choices, times of baselines over adaptive's, and errors of predictions, by link and in
+    total, for scenarios in which the machine was steady."""
     rows: list[dict[str, Any]] = []
     for what in ("regret", "over_adaptive"):
         for name in dict.fromkeys(name for line in lines for name in line[what]):

@@ -59,7 +59,7 @@ def machine_of(scenario: Scenario, group: EpGroup, folder: str) -> bytes:
 
 
 def calibrated(scenario: Scenario, group: EpGroup, tiny: reference.Reference, folder: str | None = None) -> Calibrated:
-    """As it is now; with a folder also for the modes. Collective."""
+    """The machine in its present state; with a folder also for the modes. Collective."""
     before = tiny.samples()
     if folder is None:
         with tempfile.TemporaryDirectory() as own:

@@ -45,7 +45,7 @@ def chosen_by(context: Context) -> Choice:
 def run_modes(
     scenario: Scenario, group: EpGroup, folder: str, budget: int | None
 ) -> tuple[dict[str, dict[str, Any]], set[Choice]]:
-    """What each mode settles on, after so many ordinary steps or more, and what its races cost."""
+    """The settled choice of each mode, after at least this many ordinary steps, and the cost of its races."""
     plan, found, choices = scenario.plan, {}, set()
     for mode in MODES:
         calibrate = None if mode == "profile" else plan["calibrate_s"]

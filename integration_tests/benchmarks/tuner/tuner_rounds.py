@@ -1,4 +1,4 @@
-"""What tuner.py measures: candidates, choices and baselines of a scenario, in turns."""
+"""The sides of tuner.py: candidates, choices and baselines of a scenario, alternating."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Scenario:
         T, M, H, E, K = (case[name] for name in "TMHEK")
         self.tokens = torch.randn(T, M, generator=generator).requires_grad_()
         ids = balanced_ids(T, E, K)
-        # Skew: all routes of so many tokens go to different experts of rank 0 that it gets `skew` times its part.
+        # Skew: all routes of this many tokens go to different experts of rank 0, so that it gets `skew` times its part.
         share = (case["skew"] - 1) / max(W - 1, 1)
         hot = torch.rand(T, generator=generator) < share
         ids[hot] = (torch.arange(int(hot.sum())).view(-1, 1) + torch.arange(K)) % (E // W)

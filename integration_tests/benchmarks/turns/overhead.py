@@ -1,4 +1,4 @@
-"""What tuning costs a run of 10,000 steps, in wall and CPU time, for constant and for changing batches.
+"""The cost of tuning in a run of 10,000 steps, in wall and CPU time, for constant and for changing batches.
 
 A layer whose n is open (mode adaptive, no machine) trains in blocks of steps, in turns with blocks of two sets of
 layers whose n and mode of weight gradients are configured: to what the tuned layer has settled on by then for each

@@ -1,4 +1,4 @@
-"""How much of the overlap that is possible Sluice gets, where communication takes about as long as computation.
+"""The part of the possible overlap that Sluice reaches if communication takes about as long as computation.
 
 Two layers in one run, in turns: one with one chunk, whose ops show what communication and computation take by
 themselves, and one whose n Sluice chooses while training. With both, per pass,

@@ -1,4 +1,4 @@
-"""A DeepSpeedCPUAdam that a test makes without an engine computes by the library too: no config is there to say so."""
+"""A DeepSpeedCPUAdam that a test makes without an engine computes by the library too, without a config to say so."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-/* What the files of the fake driver share: what exists, and the calls between them. All but the driver's own calls want
- * the lock held.
+/* Shared by the files of the fake driver: the state, and the calls between them. All calls except the driver's own
+ * require the lock.
  *
  * fake_world.c    the world, devices and contexts, what a test asks and plans
  * fake_queues.c   queues of streams, and what runs when

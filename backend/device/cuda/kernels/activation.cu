@@ -87,7 +87,7 @@ SLUICE_FN unit_at_t<V> unit_at(const Args& a, V x, V u) {
 /* The columns of x and u in a row of pre: interleaved, or in two halves. */
 enum { INTERLEAVED = 2 };
 
-/* pre += bias, rounded; act = f(x), gated: f(x) v(u). N > 1 only where columns lie in halves. */
+/* pre += bias, rounded; act = f(x), gated: f(x) v(u). N > 1 only if columns are in halves. */
 template <typename E, int N>
 SLUICE_FN void forward_by(const sluice_act_forward_args_t& a, int64_t i) {
   typedef typename E::value value;

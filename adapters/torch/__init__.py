@@ -12,6 +12,7 @@ from .group import EpGroup
 from .layer import MoeLayer, Placement
 from .layer_config import MoeConfig, Swiglu
 from .layer_move import LayerMove
+from .lora import Lora
 from .migration import Arriving, Leaving, Migration
 from .options import layer_options, refused_policy
 from .packed import PackedLayer
@@ -31,6 +32,7 @@ __all__ = [
     "EpGroup",
     "LayerMove",
     "Leaving",
+    "Lora",
     "Migration",
     "MoeConfig",
     "MoeLayer",

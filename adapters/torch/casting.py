@@ -35,7 +35,10 @@ class CastingLayer(MoeLayer):
     def forward_pass(self, work: Any, tokens: Any, ids: Any, weights: Any, flat: Sequence[torch.Tensor]) -> Any:
         """See MoeLayer."""
         with self.turn:
-            return super().forward_pass(work, tokens, ids, weights, self._cast_for(ids, flat))
+            cast = self._cast_for(ids, work.own(flat))
+            if work.num_factors:  # the library reads them in f32 too
+                cast = [*cast, *work.factors(flat)]
+            return super().forward_pass(work, tokens, ids, weights, cast)
 
     def _cast_for(self, ids: Any, flat: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """What a forward of these routes reads. Ids may be any numbers still: the library refuses wrong ones."""
@@ -45,9 +48,11 @@ class CastingLayer(MoeLayer):
         self, work: Any, tokens: Any, weights: Any, flat: Sequence[torch.Tensor], *rest: Any
     ) -> list[torch.Tensor | None]:
         """See MoeLayer."""
-        cast = self._cast(flat)
-        if cast is flat:
-            return super().backward_pass(work, tokens, weights, cast, *rest)
+        own = work.own(flat)
+        cast = self._cast(own)
+        if cast is own:
+            return super().backward_pass(work, tokens, weights, flat, *rest)
+        cast = [*cast, *work.factors(flat)]
         work.sums = None  # theirs is another dtype
         grads = super().backward_pass(work, tokens, weights, cast, *rest)
         back = [None if grad is None else grad.to(tensor.dtype) for grad, tensor in zip(grads[2:], flat)]

@@ -7,14 +7,15 @@ from typing import Any
 
 from ..._library import load
 from .descriptors import Descriptors
+from .lora import FactorFrame
 from .placement import Placement
 
 SAVED_COUNT = 5
 
 
 class Frame:
-    def __init__(self, placement: Placement, num_experts: int, members: Sequence[str]) -> None:
-        """num_experts: local ones; members: of each (MoeLayer.members)."""
+    def __init__(self, placement: Placement, num_experts: int, members: Sequence[str], has_lora: bool = False) -> None:
+        """num_experts: local ones; members: of each (MoeLayer.members); has_lora: calls may be given adapters."""
         library = load()
         ffi = library.ffi
         self.tensors = Descriptors(5, placement)
@@ -25,6 +26,7 @@ class Frame:
         self.saved_bytes = ffi.new("uint64_t[]", SAVED_COUNT)
         self.params, self.params_struct = _tensors(placement, num_experts, members)
         self.grads, self.grads_struct = _tensors(placement, num_experts, members)
+        self.factors = FactorFrame(placement, num_experts) if has_lora else None
         self.callbacks = ffi.new("sluice_expert_callbacks_t *")
         self.callbacks.struct_size = ffi.sizeof(self.callbacks[0])
         self.run_handle: Any = None  # keeps the callbacks' `user` alive

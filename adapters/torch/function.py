@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from .lora import Lora
 from .passes import Pass
 
 # Told each layer and its number of tokens before a forward that a backward may follow, while somebody looks for layers.
@@ -56,7 +57,7 @@ def _backward(ctx: Any, grad_out: torch.Tensor, creates_graph: bool) -> tuple[to
         work.experts.saved = list(kept[end:])
     try:
         with work.layer.turn:
-            if not creates_graph:
+            if not creates_graph and work.lora is None:
                 work.sums = work.layer.sums_for(ctx, work, [grad_out, *kept[: ctx.num_inputs]])
             grads = work.layer.backward_pass(
                 work, tokens, route_weights, flat, saved, grad_out, ctx.needs_input_grad[2:]
@@ -75,10 +76,11 @@ def run_layer(
     route_weights: torch.Tensor,
     flat: Sequence[torch.Tensor],
     counts: Sequence[int],
+    lora: Lora | None = None,
 ) -> torch.Tensor:
     """Forward, recorded for autograd when a gradient can be asked for."""
     record = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (tokens, route_weights, *flat))
-    work = Pass(layer, record, flat, counts)
+    work = Pass(layer, record, flat, counts, lora)
     if record and on_forward is not None:
         on_forward(layer, tokens.shape[0])
     if not record:

@@ -27,6 +27,8 @@ from .function import run_layer
 from .gradient_pool import default_limit, empty_gradient
 from .layer_config import MoeConfig, fill_config, member_names
 from .layer_plan import LayerPlan
+from .lora import Lora, without_tensors
+from .lora import check as check_lora
 from .options import again_by_chunk
 from .passes import Pass, is_repeated, save_callback
 from .watchers import watcher
@@ -209,19 +211,26 @@ class MoeLayer:
         expert_ids: torch.Tensor,
         route_weights: torch.Tensor,
         params: Sequence[dict[str, torch.Tensor]] | None = None,
+        lora: Lora | None = None,
     ) -> torch.Tensor:
-        """The layer's output [T, M]. Collective over the group."""
+        """The layer's output [T, M]. Collective over the group. lora: adapters (lora.py), of a layer with lora_rank;
+        their factors get gradients, and the weights get none."""
         try:
             watched_by = watcher()
             if watched_by is not None:
                 raise Unsupported(f"{watched_by} cannot see into the library that computes this layer")
             flat, counts = self._flatten(params)
+            if lora is not None:
+                check_lora(lora, self.config.lora_rank, self.num_local_experts)
+                flat = [*flat, *lora.factors.values()]
             if tokens.dim() == 2 and tokens.stride(1) != 1:
                 tokens = tokens.contiguous()
         except Exception as error:
             self.refuse(error)
             raise
-        return run_layer(self, tokens, expert_ids, route_weights, flat, counts)
+        if lora is None:
+            return run_layer(self, tokens, expert_ids, route_weights, flat, counts)
+        return run_layer(self, tokens, expert_ids, route_weights, flat, counts, without_tensors(lora))
 
     def _flatten(self, params: Sequence[dict[str, torch.Tensor]] | None) -> tuple[list[torch.Tensor], list[int]]:
         """All parameters, expert by expert, and how many each has: the order in which autograd sees them."""
@@ -269,7 +278,8 @@ class MoeLayer:
             args.route_weights = frame.tensors.fill(2, route_weights, "route_weights")
             args.out_tokens = frame.tensors.fill(3, out, "the output")
             user = ffi.new_handle(work)
-            self._fill_experts(frame, args, work, flat)
+            self._fill_experts(frame, args, work, work.own(flat))
+            self._fill_factors(frame, work, flat)
             args.save = save_callback()
             args.save_user = user
             args.save_is_counted = int(not placement.is_cuda)
@@ -323,8 +333,9 @@ class MoeLayer:
             args.grad_route_weights = (
                 ffi.NULL if grad_weights is None else frame.tensors.fill(4, grad_weights, "a gradient")
             )
-            self._fill_experts(frame, args, work, flat)
-            grads = self._fill_grads(frame, args, work, flat, needs[2:])
+            self._fill_experts(frame, args, work, work.own(flat))
+            self._fill_factors(frame, work, flat)
+            grads = self._fill_all_grads(frame, args, work, flat, needs[2:])
             args.grad_mode = _OVERWRITE if work.sums is None else _ACCUMULATE
             args.parts = _BACKWARD_BOTH
             args.may_reuse_saved = int(not _graph_is_kept())
@@ -359,7 +370,11 @@ class MoeLayer:
         return [grad_tokens, grad_weights, *wanted]
 
     def _new_frame(self) -> Frame:
-        return Frame(self.context.placement, self.num_local_experts, self.members)
+        return Frame(self.context.placement, self.num_local_experts, self.members, self.config.lora_rank > 0)
+
+    def _fill_factors(self, frame: Frame, work: Pass, flat: Sequence[torch.Tensor]) -> None:
+        if frame.factors is not None:
+            frame.factors.fill(frame.params_struct, work.lora, work.factors(flat))
 
     def _fill_experts(self, frame: Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor]) -> None:
         ffi = load().ffi
@@ -387,6 +402,26 @@ class MoeLayer:
         frame.grads.fill_all(grads, self._places, self._names)
         args.grad_params = frame.grads_struct
         return grads
+
+    def _fill_all_grads(
+        self, frame: Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor], needs: Sequence[bool]
+    ) -> list[torch.Tensor | None]:
+        """_fill_grads, and gradients of factors, which are matrices whatever the strides of the factors are."""
+        if frame.factors is None:
+            return self._fill_grads(frame, args, work, flat, needs)
+        struct, own = frame.grads_struct, work.own(needs)
+        for number, name in enumerate(self.members):
+            wanted = any(own)
+            setattr(struct, name, frame.grads.pointer(number * self.num_local_experts) if wanted else load().ffi.NULL)
+        grads = self._fill_grads(frame, args, work, work.own(flat), own)
+        into = [
+            torch.empty(factor.shape, dtype=factor.dtype, device=factor.device) if need else None
+            for factor, need in zip(work.factors(flat), work.factors(needs))
+        ]
+        frame.factors.fill_grads(struct, () if work.lora is None else tuple(work.lora.factors), into)
+        if any(needs):
+            args.grad_params = struct
+        return [*grads, *into]
 
     def _empty(self, like: torch.Tensor) -> torch.Tensor:
         return empty_gradient(like, self.gradient_pool)

@@ -45,6 +45,8 @@ class LayerShape:
     layer_id      its number in the model, for messages and traces
     expert_rank, expert_slot  of each expert the rank of the group that owns it, and its place among the parameters
                   there; None: contiguous, and in the order of ids
+    lora_rank     largest rank of the adapters that calls may be given (lora.py); 0: none. Above 0 the weights are
+                  frozen
     capacity_rows  not 0: each rank sends this many rows to each expert in each chunk, whatever the routing says;
                   free places are zeros. On CUDA the host then reads nothing, and calls may be captured into a graph
     """
@@ -63,6 +65,7 @@ class LayerShape:
     expert_rank: Sequence[int] | None = None
     expert_slot: Sequence[int] | None = None
     capacity_rows: int = 0
+    lora_rank: int = 0
 
 
 @by_name
@@ -88,6 +91,7 @@ def fill_config(config: Any, moe: MoeConfig) -> list[Any]:
         config.swiglu_limit = min(moe.swiglu.limit, torch.finfo(torch.float32).max)
     config.exchange_mode = _CAPACITY if moe.capacity_rows else _EXACT
     config.capacity_rows = moe.capacity_rows
+    config.lora_rank = moe.lora_rank
     kept = fill(config, moe, LayerOptions)
     for (key, field, numbers), value in zip(RESTORE, moe.policy or ("adaptive", "adaptive")):
         kept.append(_restore(config, field, numbers, f"policy.{key}", value))

@@ -11,6 +11,7 @@ import torch
 from ..._library import load
 from .accumulate import Sums
 from .experts import ExpertRun
+from .lora import Lora
 
 
 def is_repeated() -> bool:
@@ -23,11 +24,22 @@ class Pass:
 
     record  whether a backward may follow
     counts  with callback experts, how many parameters each local expert has in the flat list
+    lora    the adapters of this call, whose factors are the last of the flat list; None: it has none
     sums    during a backward that adds to existing gradients of the parameters: those; None: it makes fresh ones
     """
 
-    def __init__(self, layer: Any, record: bool, flat: Sequence[torch.Tensor], counts: Sequence[int]) -> None:
+    def __init__(
+        self,
+        layer: Any,
+        record: bool,
+        flat: Sequence[torch.Tensor],
+        counts: Sequence[int],
+        lora: Lora | None = None,
+    ) -> None:
         self.layer = layer
+        # By name and scale alone: tensors are for save_for_backward to keep.
+        self.lora = lora
+        self.num_factors = 0 if lora is None else len(lora.factors)
         self.record = record
         self.counts = counts
         self.saved: list[torch.Tensor] = []
@@ -45,6 +57,14 @@ class Pass:
         """Cuts a flat list where the experts' parameters end."""
         items = iter(flat)
         return [[next(items) for _ in range(count)] for count in self.counts]
+
+    def own(self, flat: Sequence[Any]) -> Sequence[Any]:
+        """The layer's own parameters in a flat list, or what belongs to each of them."""
+        return flat[: len(flat) - self.num_factors] if self.num_factors else flat
+
+    def factors(self, flat: Sequence[Any]) -> Sequence[Any]:
+        """The rest: factors of adapters."""
+        return flat[len(flat) - self.num_factors :]
 
     def cause(self) -> BaseException | None:
         """The exception that a callback could not raise through C, if there was one."""

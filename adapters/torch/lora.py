@@ -1,0 +1,78 @@
+"""Low-rank adapters of a layer's experts (LoRA): the factors of a call, and the C members that describe them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..._library import load
+from ...errors import InvalidArgument
+from .descriptors import Descriptors
+from .placement import Placement
+
+FACTORS = ("la1", "lb1", "la3", "lb3", "la2", "lb2")
+_SCALES = {"la1": "lora_scale1", "la3": "lora_scale3", "la2": "lora_scale2"}
+
+
+class Lora(NamedTuple):
+    """The adapters of one call: the layer computes with W + scale * B A in place of each W that has one.
+
+    factors  by name: la1, la3, la2 of w1, w3, w2 are A [E_local, r, in], and lb1, lb3, lb2 are B [E_local, out, r]. f32
+             or the layer's dtype, any strides. lb3 without la3: w3 shares la1. Interleaved: lb1 is [E_local, 2H, r]
+    scales   by the name of A: la1, la3, la2; 1 where none is given
+    """
+
+    factors: Mapping[str, torch.Tensor]
+    scales: Mapping[str, float] = {}
+
+
+def check(lora: Lora, lora_rank: int, num_experts: int) -> None:
+    """Refuses what the library could not describe; ranks, widths and dtypes are for the library to check."""
+    if lora_rank == 0:
+        raise InvalidArgument("the layer takes no adapters: give its MoeConfig lora_rank, their largest rank")
+    for name, factor in lora.factors.items():
+        if name not in FACTORS:
+            raise InvalidArgument(f"{name} is no factor of an adapter: known are {', '.join(FACTORS)}")
+        if factor.dim() != 3 or factor.shape[0] != num_experts:
+            raise InvalidArgument(
+                f"{name} has shape {list(factor.shape)}: a factor is stacked over the {num_experts} local experts, "
+                "[E_local, r, in] or [E_local, out, r]"
+            )
+    for name in lora.scales:
+        if name not in _SCALES:
+            raise InvalidArgument(f"{name} has no scale: scales are those of {', '.join(_SCALES)}")
+
+
+def without_tensors(lora: Lora) -> Lora:
+    """Names and scales alone, which a graph may keep: it holds the tensors themselves by save_for_backward."""
+    return Lora(dict.fromkeys(lora.factors), dict(lora.scales))  # type: ignore[arg-type]
+
+
+class FactorFrame:
+    """Descriptors of all factors of a call, and of their gradients, which a layer keeps from pass to pass."""
+
+    def __init__(self, placement: Placement, num_experts: int) -> None:
+        self._num_experts = num_experts
+        self._factors = Descriptors(len(FACTORS) * num_experts, placement)
+        self._grads = Descriptors(len(FACTORS) * num_experts, placement)
+
+    def fill(self, struct: Any, lora: Lora | None, factors: Sequence[torch.Tensor]) -> None:
+        """Writes the members of adapters into params. factors: in the order of lora.factors."""
+        names = () if lora is None else tuple(lora.factors)
+        self._point(struct, self._factors, dict(zip(names, factors)))
+        for name, member in _SCALES.items():
+            setattr(struct, member, 1.0 if lora is None else float(lora.scales.get(name, 1.0)))
+
+    def fill_grads(self, struct: Any, names: Sequence[str], grads: Sequence[torch.Tensor | None]) -> None:
+        """The same of gradients; None: not wanted."""
+        self._point(struct, self._grads, {name: grad for name, grad in zip(names, grads) if grad is not None})
+
+    def _point(self, struct: Any, items: Descriptors, given: Mapping[str, torch.Tensor]) -> None:
+        null = load().ffi.NULL
+        for number, name in enumerate(FACTORS):
+            first = number * self._num_experts
+            if name in given:
+                items.fill_stack(first, given[name], name)
+            setattr(struct, name, items.pointer(first) if name in given else null)

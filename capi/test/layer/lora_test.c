@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "capi/test/world/budget_suite.h"
 #include "capi/test/world/checks.h"
 
 enum { GATE = WORLD_LORA_GATE, UP = WORLD_LORA_UP, JOINT = WORLD_LORA_JOINT, DOWN = WORLD_LORA_DOWN };
@@ -256,6 +257,12 @@ static void Lora_Peak_IsThatOfTheFrozenStepAndLowRankRows(void** state) {
   }
 }
 
+static budget_suite_t adapted_suite(void) {
+  budget_suite_t suite = {.base = budget_base_case(), .run = world_run, .least_ranks = 1, .is_slow = 1};
+  suite.base.lora = GATE | JOINT | DOWN, suite.base.lora_rank = 4;
+  return suite;
+}
+
 int main(void) {
   setenv("SLUICE_POISON", "1", 1);
   const struct CMUnitTest tests[] = {
@@ -271,6 +278,8 @@ int main(void) {
       cmocka_unit_test(Lora_AnyChunksAndPolicies_HaveTheSameBits),
       cmocka_unit_test(Lora_LayerWithoutAdaptersInACall_ComputesTheFrozenLayer),
       cmocka_unit_test(Lora_Peak_IsThatOfTheFrozenStepAndLowRankRows),
+      BUDGET_TEST(Lora_OddShapesUnderABudget_ResultsAreTheSame, adapted_suite(), budget_odd_shapes_and_policies),
+      BUDGET_TEST(Lora_SeparateWgradUnderABudget_IsCounted, adapted_suite(), budget_separate_wgrad),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -230,6 +230,14 @@ static void Prediction_RepeatedIds_EqualsTheAllocatorOfEach(void** state) {
   }
 }
 
+/* T_LOW, factors that are packed, and f32 sums of their gradients in bf16. */
+static void Prediction_Adapters_EqualsTheAllocatorOfEach(void** state) {
+  (void)state;
+  case_t c = world_small_case();
+  c.lora = WORLD_LORA_GATE | WORLD_LORA_JOINT | WORLD_LORA_DOWN, c.lora_rank = 5;
+  budget_predictions(&(budget_suite_t){.base = c, .run = world_run});
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Prediction_AnyShapePolicyAndN_EqualsTheAllocator),
@@ -237,6 +245,7 @@ int main(void) {
       cmocka_unit_test(Prediction_CallbackExperts_EqualsTheAllocatorOfEach),
       cmocka_unit_test(Prediction_NativeGemms_EqualsTheAllocatorButForTheirScratch),
       cmocka_unit_test(Prediction_RepeatedIds_EqualsTheAllocatorOfEach),
+      cmocka_unit_test(Prediction_Adapters_EqualsTheAllocatorOfEach),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

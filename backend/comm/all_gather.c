@@ -23,14 +23,11 @@ sluice_status_t sluice_comm_all_gather(sluice_comm_t* comm, void* records, uint6
   return status;
 }
 
-void* sluice_comm_take_records(sluice_comm_t* comm, uint64_t record_bytes, const char* what) {
-  void* records = sluice_alloc_zeroed(sluice_process_allocator(), (uint64_t)comm->world_size * record_bytes, what);
-  if (records == NULL) (void)sluice_comm_fail_and_tell(comm, sluice_alloc_status());
-  return records;
-}
-
-void sluice_comm_free_records(const sluice_comm_t* comm, void* records, uint64_t record_bytes) {
-  sluice_free(sluice_process_allocator(), records, (uint64_t)comm->world_size * record_bytes);
+/* The others wait for a rank that has no memory for its record. */
+static char* take_records(sluice_comm_t* comm, uint64_t bytes, const char* what) {
+  char* data = sluice_alloc_zeroed(sluice_process_allocator(), bytes, what);
+  if (data == NULL && comm != NULL) (void)sluice_comm_fail_and_tell(comm, sluice_alloc_status());
+  return data;
 }
 
 sluice_status_t sluice_comm_agree(sluice_comm_t* comm, const sluice_agreement_t* agreement, sluice_status_t mine,
@@ -42,8 +39,7 @@ sluice_status_t sluice_comm_agree(sluice_comm_t* comm, const sluice_agreement_t*
   sluice_error_info_t own;
   sluice_error_capture(&own);
   sluice_refusal_note(record, mine);
-  out_records->data = comm != NULL ? sluice_comm_take_records(comm, record_bytes, agreement->what)
-                                   : sluice_alloc(sluice_process_allocator(), record_bytes, agreement->what);
+  out_records->data = take_records(comm, (uint64_t)out_records->world_size * record_bytes, agreement->what);
   if (out_records->data == NULL) return mine != SLUICE_OK ? sluice_error_adopt(&own) : sluice_alloc_status();
   memcpy(out_records->data + (uint64_t)out_records->rank * record_bytes, record, record_bytes);
   sluice_status_t status =
@@ -52,4 +48,13 @@ sluice_status_t sluice_comm_agree(sluice_comm_t* comm, const sluice_agreement_t*
   if (status == SLUICE_OK) status = sluice_records_check_refusals(out_records, agreement->verb);
   if (status != SLUICE_OK) sluice_records_free(out_records);
   return status;
+}
+
+sluice_status_t sluice_comm_agree_on_status(sluice_comm_t* comm, const sluice_agreement_t* agreement,
+                                            sluice_status_t mine) {
+  sluice_refusal_t record = {.status = SLUICE_OK};
+  sluice_records_t records;
+  SLUICE_TRY(sluice_comm_agree(comm, agreement, mine, &record, sizeof record, &records));
+  sluice_records_free(&records);
+  return SLUICE_OK;
 }

@@ -128,9 +128,6 @@ sluice_status_t sluice_comm_exchange_enqueue(sluice_comm_t* comm, const sluice_e
 /* One record of every rank, at `records`: [W] of record_bytes, where the own one is filled in. NO_MEMORY and what
  * exchanges return break the communicator. */
 sluice_status_t sluice_comm_all_gather(sluice_comm_t* comm, void* records, uint64_t record_bytes, const char* phase);
-/* The memory for that, of zeros. NULL: NO_MEMORY, and the communicator is broken, for the others wait for a record. */
-void* sluice_comm_take_records(sluice_comm_t* comm, uint64_t record_bytes, const char* what);
-void sluice_comm_free_records(const sluice_comm_t* comm, void* records, uint64_t record_bytes); /* accepts NULL */
 /* What all ranks say before they go on together, or when they have: one record each. */
 typedef struct sluice_agreement_s {
   const char* what;  /* begins messages: "optimizer" */
@@ -142,6 +139,9 @@ typedef struct sluice_agreement_s {
  * Errors: `mine`; PEER_REFUSED, which names the first other rank that refuses; what the all-gather returns. */
 sluice_status_t sluice_comm_agree(sluice_comm_t* comm, const sluice_agreement_t* agreement, sluice_status_t mine,
                                   void* record, uint64_t record_bytes, sluice_records_t* out_records);
+/* The same of records that say nothing else: one outcome for all. */
+sluice_status_t sluice_comm_agree_on_status(sluice_comm_t* comm, const sluice_agreement_t* agreement,
+                                            sluice_status_t mine);
 /* Sums wrap around. Without an all-reduce of the transport's own: one exchange for small data, two (reduce-scatter,
  * then all-gather) for large; no request need be free, but at most one may be in flight. */
 sluice_status_t sluice_comm_all_reduce_i64(sluice_comm_t* comm, int64_t* data, int64_t count, int32_t op,

@@ -88,6 +88,7 @@ sluice_status_t sluice_comm_exchange_wait(sluice_comm_t* comm, sluice_comm_reque
                               phase, (unsigned long long)comm->call_number);
     }
     const uint64_t now_ns = sluice_now_ns();
+    if (sluice_wait_takes_note(&wait, now_ns)) sluice_comm_publish_note(comm, phase);
     if (now_ns >= wait.deadline_ns) {
       status = sluice_comm_fail_timed_out(comm, missing, now_ns - wait.start_ns, phase);
       sluice_comm_mark_broken(comm, status);
@@ -96,7 +97,6 @@ sluice_status_t sluice_comm_exchange_wait(sluice_comm_t* comm, sluice_comm_reque
       abandon(comm, request);
       return sluice_error_adopt(&why);
     }
-    if (sluice_wait_takes_note(&wait, now_ns)) sluice_comm_publish_note(comm, phase);
     warn(comm, &wait, now_ns, missing, phase);
     if (now_ns < slice_end_ns) {
       /* A transport that returns early must not make this a busy loop. */

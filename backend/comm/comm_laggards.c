@@ -12,24 +12,22 @@
 
 static void note_key(int32_t rank, char* out, size_t out_bytes) { snprintf(out, out_bytes, "sluice/%d", rank); }
 
-void sluice_comm_publish_note(sluice_comm_t* comm, const char* phase) {
+static void publish(sluice_comm_t* comm, const char* given_up, const char* phase) {
   char key[32];
   char value[160];
   note_key(comm->rank, key, sizeof key);
-  snprintf(value, sizeof value, "call=%llu started=%llu phase=%s", (unsigned long long)comm->call_number,
-           (unsigned long long)comm->num_started, phase);
+  snprintf(value, sizeof value, "call=%llu started=%llu%s phase=%s", (unsigned long long)comm->call_number,
+           (unsigned long long)comm->num_started, given_up, phase);
   comm->vtable->publish(comm, key, value);
 }
 
+void sluice_comm_publish_note(sluice_comm_t* comm, const char* phase) { publish(comm, "", phase); }
+
 /* For ranks that come to this call later: `phase` is what this one waited for. */
 static void publish_given_up(sluice_comm_t* comm, uint64_t waited_ns, const char* phase) {
-  char key[32];
-  char value[160];
-  note_key(comm->rank, key, sizeof key);
-  snprintf(value, sizeof value, "call=%llu started=%llu given_up_ms=%llu phase=%s",
-           (unsigned long long)comm->call_number, (unsigned long long)comm->num_started,
-           (unsigned long long)(waited_ns / 1000000), phase);
-  comm->vtable->publish(comm, key, value);
+  char given_up[48];
+  snprintf(given_up, sizeof given_up, " given_up_ms=%llu", (unsigned long long)(waited_ns / 1000000));
+  publish(comm, given_up, phase);
 }
 
 /* What a rank's note says: how far it has come. A rank that never waited long has none. */

@@ -1,6 +1,5 @@
 /* Endpoints come, on all ranks together, and go, each by itself. */
 #include <stdatomic.h>
-#include <stdio.h>
 #include <unistd.h>
 
 #include "backend/base/clock.h"
@@ -20,19 +19,11 @@ typedef struct open_card_s {
   uint64_t fingerprint;
 } open_card_t;
 
-static int describe_fingerprint(const sluice_record_pair_t* pair, char* text, size_t room) {
-  const open_card_t *own = pair->own, *peer = pair->peer;
-  return snprintf(text, room,
-                  "rank %d has another configuration than rank %d (fingerprints %#llx and %#llx): all ranks need the "
-                  "same stages, micro-batches and code",
-                  pair->peer_rank, pair->rank, (unsigned long long)peer->fingerprint,
-                  (unsigned long long)own->fingerprint);
-}
-
 static const sluice_record_field_t card_fields[] = {
     {SLUICE_RECORD_FIELD(open_card_t, version), .name = "the version of their frames",
      .hint = ": install one build of Sluice on all ranks"},
-    {SLUICE_RECORD_FIELD(open_card_t, fingerprint), .describe = describe_fingerprint},
+    {SLUICE_RECORD_FIELD(open_card_t, fingerprint), .is_hash = 1, .name = "the configuration (as a checksum)",
+     .hint = ": all ranks need the same stages, micro-batches and code"},
 };
 
 /* ---- one rank's part --------------------------------------------------------------------------------------------- */
@@ -110,22 +101,11 @@ static void destroy(sluice_messages_t* m, int is_orderly) {
 
 /* ---- together ---------------------------------------------------------------------------------------------------- */
 
-/* One outcome for all; `mine` failed with this thread's record. */
-static sluice_status_t agree(sluice_comm_t* comm, sluice_status_t mine) {
-  int64_t failed = mine != SLUICE_OK ? comm->rank + 1 : 0;
-  sluice_error_info_t why;
-  sluice_error_capture(&why);
-  const sluice_status_t status = sluice_comm_all_reduce_i64(comm, &failed, 1, SLUICE_REDUCE_MAX, "messages");
-  if (mine != SLUICE_OK) return sluice_error_adopt(&why);
-  if (status != SLUICE_OK || failed == 0) return status;
-  return SLUICE_FAIL_PEER(SLUICE_E_PEER_REFUSED, comm->rank, (int32_t)failed - 1,
-                          "messages: rank %d could not open them; its own error says why", (int32_t)failed - 1);
-}
-
 static sluice_status_t open_wire(sluice_messages_t* m) {
   sluice_comm_t* comm = m->comm;
+  static const sluice_agreement_t opening = {"messages", "could not open them", "messages"};
   if (comm->world_size == 1) return SLUICE_OK;
-  return agree(comm, comm->vtable->messages_open(comm, m, &m->wire));
+  return sluice_comm_agree_on_status(comm, &opening, comm->vtable->messages_open(comm, m, &m->wire));
 }
 
 static sluice_status_t open_together(sluice_messages_t* m, sluice_comm_t* comm, sluice_status_t mine,

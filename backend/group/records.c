@@ -26,7 +26,7 @@ static int64_t value_of(const sluice_record_field_t* field, const void* record) 
 
 static const char* text_of(const sluice_record_field_t* field, int64_t value, char number[24]) {
   if (field->word != NULL) return field->word(value);
-  (void)snprintf(number, 24, "%lld", (long long)value);
+  (void)snprintf(number, 24, field->is_hash ? "%#llx" : "%lld", (long long)value);
   return number;
 }
 

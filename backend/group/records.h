@@ -29,8 +29,8 @@ typedef struct sluice_record_pair_s {
 
 typedef struct sluice_record_field_s {
   uint16_t offset;
-  uint8_t bytes; /* 1, 2, 4 or 8 */
-  uint8_t is_signed;
+  uint8_t bytes;                      /* 1, 2, 4 or 8 */
+  uint8_t is_signed, is_hash;         /* is_hash: its numbers are written in hexadecimal */
   const char* name;                   /* in messages */
   const char* (*word)(int64_t value); /* what a value is called; NULL: it is a number */
   const char* hint;                   /* ends the message; NULL: "; give all ranks the same" */
@@ -38,6 +38,8 @@ typedef struct sluice_record_field_s {
   int (*describe)(const sluice_record_pair_t* pair, char* text, size_t room);
 } sluice_record_field_t;
 
+/* Fields are listed once, as X(type, member, value, the rest of the row): this is the member, the next one the row. */
+#define SLUICE_RECORD_MEMBER(type, member, ...) type member;
 /* The beginning of a row: where the field lies, and how wide it is. */
 #define SLUICE_RECORD_FIELD(type, member)                                         \
   .offset = offsetof(type, member), .bytes = (uint8_t)sizeof(((type*)0)->member), \

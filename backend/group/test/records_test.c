@@ -12,7 +12,7 @@
 
 typedef struct record_s {
   sluice_refusal_t refusal;
-  uint64_t wide;
+  uint64_t wide, hash;
   int32_t number;
   uint16_t shorter;
   int8_t small;
@@ -30,6 +30,7 @@ static int describe_forgiven(const sluice_record_pair_t* pair, char* text, size_
 static const sluice_record_field_t fields[] = {
     {SLUICE_RECORD_FIELD(record_t, forgiven), .describe = describe_forgiven},
     {SLUICE_RECORD_FIELD(record_t, wide), .name = "wide"},
+    {SLUICE_RECORD_FIELD(record_t, hash), .is_hash = 1, .name = "hash"},
     {SLUICE_RECORD_FIELD(record_t, number), .name = "number"},
     {SLUICE_RECORD_FIELD(record_t, shorter), .name = "shorter"},
     {SLUICE_RECORD_FIELD(record_t, small), .name = "small", .hint = ": take one"},
@@ -61,6 +62,8 @@ static void Records_OneFieldDiffers_IsNamedWithBothValues(void** state) {
   (void)state;
   compare(&(record_t){.wide = UINT64_C(1) << 40},
           "painter: wide is 1099511627776 on rank 2 and 0 on rank 0; give all ranks the same");
+  compare(&(record_t){.hash = UINT64_C(0xf000000000000abc)},
+          "painter: hash is 0xf000000000000abc on rank 2 and 0 on rank 0; give all ranks the same");
   compare(&(record_t){.number = -5}, "painter: number is -5 on rank 2 and 0 on rank 0; give all ranks the same");
   compare(&(record_t){.shorter = 40000},
           "painter: shorter is 40000 on rank 2 and 0 on rank 0; give all ranks the same");

@@ -59,10 +59,8 @@
   X(uint64_t, policy_hook, hook != NULL ? hook->state : 0, .describe = describe_hooks)                            \
   X(uint64_t, comm_hash, proposal->comm_hash, .describe = describe_rows)
 
-#define MEMBER(type, member, ...) type member;
-
 typedef struct header_s {
-  COMPARED(MEMBER)
+  COMPARED(SLUICE_RECORD_MEMBER)
   /* Told, and not compared. */
   int16_t local_status;
   int16_t registered_buffers;
@@ -472,9 +470,6 @@ sluice_status_t sluice_handshake(sluice_moe_t* moe, const sluice_proposal_t* pro
       memcpy(header + sizeof own, words_for(binding, r),
              (size_t)sluice_min(words_of(binding, r), COUNTS_IN_HEADER) * sizeof(int32_t));
     }
-    buffers.arrays.send[r] = header;
-    buffers.arrays.recv[r] = buffers.recv + (size_t)r * HEADER_BYTES;
-    buffers.arrays.send_bytes[r] = buffers.arrays.recv_bytes[r] = HEADER_BYTES;
   }
   memcpy(buffers.recv + (size_t)context->rank * HEADER_BYTES, &own, sizeof own);
   char phase[96];

@@ -13,6 +13,11 @@ sluice_status_t sluice_header_buffers_take(sluice_context_t* context, sluice_hea
   out_buffers->arrays.recv = sluice_arena_take(arena, w * 8);
   out_buffers->arrays.send_bytes = sluice_arena_take(arena, w * 8);
   out_buffers->arrays.recv_bytes = sluice_arena_take(arena, w * 8);
+  for (uint64_t r = 0; r < w; ++r) {
+    out_buffers->arrays.send[r] = out_buffers->send + r * SLUICE_HEADER_BYTES;
+    out_buffers->arrays.recv[r] = out_buffers->recv + r * SLUICE_HEADER_BYTES;
+    out_buffers->arrays.send_bytes[r] = out_buffers->arrays.recv_bytes[r] = SLUICE_HEADER_BYTES;
+  }
   return SLUICE_OK;
 }
 

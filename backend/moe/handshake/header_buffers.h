@@ -9,7 +9,8 @@
 typedef struct sluice_header_buffers_s {
   char* send; /* [W] of SLUICE_HEADER_BYTES, to and from each rank */
   char* recv;
-  sluice_exchange_arrays_t arrays; /* [W] each; what they say is the caller's */
+  sluice_exchange_arrays_t arrays; /* [W] each: of one SLUICE_HEADER_BYTES to and from each rank, until the caller sets
+                                      them */
 } sluice_header_buffers_t;
 
 /* Valid until the next take. */

@@ -92,11 +92,7 @@ static sluice_status_t find_difference(const lists_t* lists) {
       const record_t record = record_of(lists, first + i);
       memcpy(buffers.send + (size_t)i * sizeof record, &record, sizeof record);
     }
-    for (int32_t r = 0; r < context->world_size; ++r) { /* the same to all */
-      buffers.arrays.send[r] = buffers.send;
-      buffers.arrays.recv[r] = buffers.recv + (size_t)r * SLUICE_HEADER_BYTES;
-      buffers.arrays.send_bytes[r] = buffers.arrays.recv_bytes[r] = SLUICE_HEADER_BYTES;
-    }
+    for (int32_t r = 0; r < context->world_size; ++r) buffers.arrays.send[r] = buffers.send; /* the same to all */
     SLUICE_TRY(sluice_header_exchange(context->comm, &buffers.arrays, phase));
     SLUICE_TRY(compare(lists, buffers.recv, first, count));
   }

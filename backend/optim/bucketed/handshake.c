@@ -13,30 +13,34 @@
 
 /* ---- what a step opens with ---- */
 
+/* X(type, member, value, the rest of a sluice_record_field_t). */
+#define COMPARED(X)                                                                                                 \
+  X(int64_t, protocol, PROTOCOL, .name = "the protocol of steps")                                                   \
+  X(int64_t, lines, lines->num_lines,                                                                               \
+    .name = "the number of lines of groups (those that are summed over the same ranks)")                            \
+  X(int64_t, own_lines, own, .is_hash = 1, .name = "which groups have a communicator of their own (as a checksum)") \
+  X(int64_t, elements, elements, .name = "the number of elements")                                                  \
+  X(int64_t, tensors, tensors, .is_hash = 1, .name = TENSORS)                                                       \
+  X(int64_t, rules, hash_rules(&step->adam), .is_hash = 1,                                                          \
+    .name = "lr, betas, epsilon, weight decay or flags of groups (as a checksum)")                                  \
+  X(int64_t, bucket, step->bucket, .name = "bucket")                                                                \
+  X(int64_t, chunk, step->chunk, .name = "sum_buckets")                                                             \
+  X(int64_t, loss_scale, bits_of(step->adam.loss_scale), .name = "loss_scale (its bits)")                           \
+  X(int64_t, max_norm, bits_of(step->adam.max_norm), .name = "max_norm (its bits)")                                 \
+  X(int64_t, looks, step->adam.looks_first != 0, .name = "check_finite")                                            \
+  X(int64_t, file, step->file != NULL, .name = "whether states lie in a file")
+
+#define TENSORS "counts, dtypes or step numbers of tensors (as a checksum)"
+
 typedef struct opening_s {
   sluice_refusal_t refusal;
   float largest;
   int64_t proposal;
-  int64_t protocol, lines, own_lines, elements, tensors, rules, bucket, chunk, loss_scale, max_norm, looks, file;
+  COMPARED(SLUICE_RECORD_MEMBER)
 } opening_t;
 
-static const sluice_record_field_t opening_fields[] = {
-    {SLUICE_RECORD_FIELD(opening_t, protocol), .name = "the protocol of steps"},
-    {SLUICE_RECORD_FIELD(opening_t, lines),
-     .name = "the number of lines of groups (those that are summed over the same ranks)"},
-    {SLUICE_RECORD_FIELD(opening_t, own_lines),
-     .name = "which groups have a communicator of their own (as a checksum)"},
-    {SLUICE_RECORD_FIELD(opening_t, elements), .name = "the number of elements"},
-    {SLUICE_RECORD_FIELD(opening_t, tensors), .name = "counts, dtypes or step numbers of tensors (as a checksum)"},
-    {SLUICE_RECORD_FIELD(opening_t, rules),
-     .name = "lr, betas, epsilon, weight decay or flags of groups (as a checksum)"},
-    {SLUICE_RECORD_FIELD(opening_t, bucket), .name = "bucket"},
-    {SLUICE_RECORD_FIELD(opening_t, chunk), .name = "sum_buckets"},
-    {SLUICE_RECORD_FIELD(opening_t, loss_scale), .name = "loss_scale (its bits)"},
-    {SLUICE_RECORD_FIELD(opening_t, max_norm), .name = "max_norm (its bits)"},
-    {SLUICE_RECORD_FIELD(opening_t, looks), .name = "check_finite"},
-    {SLUICE_RECORD_FIELD(opening_t, file), .name = "whether states lie in a file"},
-};
+#define ROW(type, member, value, ...) {SLUICE_RECORD_FIELD(opening_t, member), __VA_ARGS__},
+static const sluice_record_field_t opening_fields[] = {COMPARED(ROW)};
 
 static int64_t bits_of(double x) {
   int64_t bits;
@@ -80,18 +84,8 @@ static void fill(opening_t* mine, const sluice_bucketed_step_t* step, const slui
     tensors = hash_line(tensors, lines, line);
     elements += lines->counts[line];
   }
-  mine->protocol = PROTOCOL;
-  mine->lines = lines->num_lines;
-  mine->own_lines = (int64_t)own;
-  mine->elements = elements;
-  mine->tensors = (int64_t)tensors;
-  mine->rules = (int64_t)hash_rules(&step->adam);
-  mine->bucket = step->bucket;
-  mine->chunk = step->chunk;
-  mine->loss_scale = bits_of(step->adam.loss_scale);
-  mine->max_norm = bits_of(step->adam.max_norm);
-  mine->looks = step->adam.looks_first != 0;
-  mine->file = step->file != NULL;
+#define FILL(type, member, value, ...) mine->member = (type)(value);
+  COMPARED(FILL)
 }
 
 static sluice_status_t open_step(const sluice_bucketed_step_t* step, const sluice_lines_t* lines,
@@ -122,8 +116,8 @@ typedef struct line_record_s {
 } line_record_t;
 
 static sluice_status_t compare_line(const sluice_lines_t* lines, int32_t line) {
-  static const sluice_record_field_t field[] = {{SLUICE_RECORD_FIELD(line_record_t, tensors),
-                                                 .name = "counts, dtypes or step numbers of tensors (as a checksum)"}};
+  static const sluice_record_field_t field[] = {
+      {SLUICE_RECORD_FIELD(line_record_t, tensors), .is_hash = 1, .name = TENSORS}};
   char what[96];
   (void)snprintf(what, sizeof what, "optimizer: line %d of groups, by ranks of its communicator", line);
   const sluice_agreement_t agreement = {what, "", "the ranks of a group of parameters"};
@@ -135,12 +129,15 @@ static sluice_status_t compare_line(const sluice_lines_t* lines, int32_t line) {
   return status;
 }
 
-/* All of them even where one differs, so that every rank takes part in every exchange. */
-static sluice_status_t compare_own_lines(const sluice_bucketed_step_t* step, const sluice_lines_t* lines) {
+/* All of them even where one differs, so that every rank takes part in every exchange. *out_any: there is one. */
+static sluice_status_t compare_own_lines(const sluice_bucketed_step_t* step, const sluice_lines_t* lines,
+                                         int* out_any) {
   sluice_status_t status = SLUICE_OK;
+  *out_any = 0;
   sluice_error_info_t why;
   for (int32_t line = 0; line < lines->num_lines; ++line) {
     if (lines->comms[line] == step->comm) continue;
+    *out_any = 1;
     const sluice_status_t of_line = compare_line(lines, line);
     if (status != SLUICE_OK || of_line == SLUICE_OK) continue;
     status = of_line;
@@ -149,21 +146,15 @@ static sluice_status_t compare_own_lines(const sluice_bucketed_step_t* step, con
   return status == SLUICE_OK ? SLUICE_OK : sluice_error_adopt(&why);
 }
 
-static int has_own_lines(const sluice_bucketed_step_t* step, const sluice_lines_t* lines) {
-  for (int32_t line = 0; line < lines->num_lines; ++line) {
-    if (lines->comms[line] != step->comm) return 1;
-  }
-  return 0;
-}
-
 sluice_status_t sluice_step_handshake(const sluice_bucketed_step_t* step, const sluice_lines_t* lines,
                                       const sluice_agreed_t* mine, sluice_agreed_t* out_agreed) {
   *out_agreed = *mine;
   if (step->comm == NULL) return step->refused;
   SLUICE_TRY(open_step(step, lines, mine, out_agreed));
-  if (!has_own_lines(step, lines)) return SLUICE_OK;
+  int any;
   sluice_bucketed_step_t compared = *step;
-  compared.refused = compare_own_lines(step, lines);
+  compared.refused = compare_own_lines(step, lines, &any);
+  if (!any) return SLUICE_OK;
   sluice_agreed_t ignored;
   return open_step(&compared, lines, mine, &ignored);
 }
@@ -179,33 +170,33 @@ float sluice_largest_safe_gradient(const sluice_lines_t* lines) {
   return w == 1 ? FLT_MAX : FLT_MAX / 2.0F / (float)w;
 }
 
+typedef struct found_record_s {
+  sluice_refusal_t refusal; /* none */
+  sluice_found_t found;
+} found_record_t;
+
 sluice_status_t sluice_handshake_on_sums(sluice_comm_t* comm, const sluice_found_t* mine, sluice_found_t* out_found) {
+  static const sluice_agreement_t sums = {"optimizer: an exchange", "", "what is in the sums of gradients"};
   *out_found = *mine;
   if (comm == NULL) return SLUICE_OK;
-  sluice_found_t* records = sluice_comm_take_records(comm, sizeof *records, "optimizer: an exchange");
-  if (records == NULL) return sluice_alloc_status();
-  records[sluice_comm_rank(comm)] = *mine;
-  const sluice_status_t status =
-      sluice_comm_all_gather(comm, records, sizeof *records, "what is in the sums of gradients");
+  found_record_t record = {.found = *mine};
+  sluice_records_t records;
+  SLUICE_TRY(sluice_comm_agree(comm, &sums, SLUICE_OK, &record, sizeof record, &records));
   out_found->squares = 0.0;
-  for (int32_t r = 0; r < sluice_comm_world_size(comm); ++r) {
-    out_found->squares += records[r].squares;
-    out_found->largest = records[r].largest > out_found->largest ? records[r].largest : out_found->largest;
+  for (int32_t r = 0; r < records.world_size; ++r) {
+    const sluice_found_t* found = &((const found_record_t*)sluice_record_of(&records, r))->found;
+    out_found->squares += found->squares;
+    out_found->largest = found->largest > out_found->largest ? found->largest : out_found->largest;
   }
-  sluice_comm_free_records(comm, records, sizeof *records);
-  return status;
+  sluice_records_free(&records);
+  return SLUICE_OK;
 }
 
 /* ---- the end of a step whose states lie in files ---- */
 
 sluice_status_t sluice_handshake_on_end(sluice_comm_t* comm, sluice_status_t ran) {
   static const sluice_agreement_t ending = {"optimizer", "did not end the step", "how an optimizer's step ended"};
-  if (comm == NULL) return ran;
-  sluice_refusal_t mine = {.status = SLUICE_OK};
-  sluice_records_t records;
-  SLUICE_TRY(sluice_comm_agree(comm, &ending, ran, &mine, sizeof mine, &records));
-  sluice_records_free(&records);
-  return SLUICE_OK;
+  return comm == NULL ? ran : sluice_comm_agree_on_status(comm, &ending, ran);
 }
 
 /* ---- files that are made and opened ---- */

@@ -1,5 +1,4 @@
 /* What ranks say to each other beside tensors. */
-#include <stdio.h>
 #include <string.h>
 
 #include "backend/base/math.h"
@@ -16,16 +15,12 @@ sluice_stage_head_t sluice_stage_new_head(const sluice_pipeline_t* pipeline, int
                                .about = -1};
 }
 
-static int describe_program(const sluice_record_pair_t* pair, char* text, size_t room) {
-  return snprintf(text, room, "the programs of ranks %d and %d differ; run the same build on machines of one kind",
-                  pair->peer_rank, pair->rank);
-}
-
 sluice_status_t sluice_stage_compare(const sluice_pipeline_t* pipeline, int32_t rank, const sluice_stage_head_t* head) {
   static const sluice_record_field_t fields[] = {
       {SLUICE_RECORD_FIELD(sluice_stage_head_t, num_micro_batches), .name = "the number of micro-batches"},
       {SLUICE_RECORD_FIELD(sluice_stage_head_t, forward_only), .name = "forward_only"},
-      {SLUICE_RECORD_FIELD(sluice_stage_head_t, program), .describe = describe_program},
+      {SLUICE_RECORD_FIELD(sluice_stage_head_t, program), .is_hash = 1, .name = "the program (as a checksum)",
+       .hint = "; run the same build on machines of one kind"},
   };
   const sluice_stage_head_t own = sluice_stage_new_head(pipeline, head->kind);
   const sluice_record_pair_t pair = {&own, head, pipeline->agreed.rank, rank};

@@ -10,16 +10,33 @@
 #define PROTOCOL 2 /* of wire.h and of what stages say to each other */
 #define MAX_C    SLUICE_PIPELINE_MAX_VIRTUAL_STAGES
 
+/* What has to be equal on all ranks: X(type, member, value, the rest of a sluice_record_field_t). */
+#define COMPARED(X)                                                                               \
+  X(int32_t, protocol, PROTOCOL, .name = "the protocol of pipelines")                             \
+  X(int32_t, major, SLUICE_VERSION_MAJOR, .name = "the library's major version")                  \
+  X(int32_t, minor, SLUICE_VERSION_MINOR, .name = "the library's minor version")                  \
+  X(int32_t, patch, SLUICE_VERSION_PATCH, .name = "the library's patch version")                  \
+  X(int32_t, num_replicas, terms->num_replicas, .name = "num_replicas")                           \
+  X(int32_t, policy, terms->policy, .name = "policy", .word = policy_word)                        \
+  X(int32_t, num_virtual, terms->num_virtual, .name = "num_virtual")                              \
+  X(int32_t, placement, terms->placement, .name = "placement")                                    \
+  X(int32_t, weight_apart, terms->weight_apart, .name = "weight_apart")                           \
+  X(int32_t, receives_ahead, terms->receives_ahead, .name = "receives_ahead")                     \
+  X(int32_t, reduces, terms->reduces, .name = "whether callback reduce is given")                 \
+  X(int32_t, in_flight, terms->in_flight, .name = "in_flight")                                    \
+  X(int32_t, held, terms->held, .name = "held")                                                   \
+  X(int32_t, has_partition, partition != NULL, .describe = describe_partition)                    \
+  X(uint64_t, partition_hash, hash_text(partition), .describe = describe_partition)               \
+  X(uint64_t, in_flight_of_hash,                                                                  \
+    sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, record->in_flight_of, sizeof record->in_flight_of), \
+    .describe = describe_in_flight_of)
+
 /* What a rank says of itself. */
 typedef struct record_s {
   sluice_refusal_t refusal;
   int32_t stage, replica;
-  int32_t protocol, major, minor, patch;
-  int32_t num_replicas, policy, num_virtual, placement, weight_apart, receives_ahead, reduces, in_flight, held;
-  int32_t has_partition;
-  uint64_t partition_hash;
+  COMPARED(SLUICE_RECORD_MEMBER)
   char partition[128]; /* its beginning */
-  uint64_t in_flight_of_hash;
   uint64_t byte_limit;
   int32_t in_flight_of[MAX_C];
   /* Of this rank's virtual stages. */
@@ -40,25 +57,8 @@ static int describe_in_flight_of(const sluice_record_pair_t* pair, char* text, s
   return snprintf(text, room, "in_flight_of differs on ranks %d and %d", pair->peer_rank, pair->rank);
 }
 
-/* What has to be equal on all ranks. */
-static const sluice_record_field_t fields[] = {
-    {SLUICE_RECORD_FIELD(record_t, protocol), .name = "the protocol of pipelines"},
-    {SLUICE_RECORD_FIELD(record_t, major), .name = "the library's major version"},
-    {SLUICE_RECORD_FIELD(record_t, minor), .name = "the library's minor version"},
-    {SLUICE_RECORD_FIELD(record_t, patch), .name = "the library's patch version"},
-    {SLUICE_RECORD_FIELD(record_t, num_replicas), .name = "num_replicas"},
-    {SLUICE_RECORD_FIELD(record_t, policy), .name = "policy", .word = policy_word},
-    {SLUICE_RECORD_FIELD(record_t, num_virtual), .name = "num_virtual"},
-    {SLUICE_RECORD_FIELD(record_t, placement), .name = "placement"},
-    {SLUICE_RECORD_FIELD(record_t, weight_apart), .name = "weight_apart"},
-    {SLUICE_RECORD_FIELD(record_t, receives_ahead), .name = "receives_ahead"},
-    {SLUICE_RECORD_FIELD(record_t, reduces), .name = "whether callback reduce is given"},
-    {SLUICE_RECORD_FIELD(record_t, in_flight), .name = "in_flight"},
-    {SLUICE_RECORD_FIELD(record_t, held), .name = "held"},
-    {SLUICE_RECORD_FIELD(record_t, has_partition), .describe = describe_partition},
-    {SLUICE_RECORD_FIELD(record_t, partition_hash), .describe = describe_partition},
-    {SLUICE_RECORD_FIELD(record_t, in_flight_of_hash), .describe = describe_in_flight_of},
-};
+#define ROW(type, member, value, ...) {SLUICE_RECORD_FIELD(record_t, member), __VA_ARGS__},
+static const sluice_record_field_t fields[] = {COMPARED(ROW)};
 
 /* ---- what this rank says ---- */
 
@@ -118,34 +118,22 @@ static sluice_status_t check(const sluice_pipeline_terms_t* terms, int32_t rank,
       "pipeline: memory_budget needs activation_bytes: what a micro-batch takes in each virtual stage");
 }
 
+static uint64_t hash_text(const char* text) {
+  return text != NULL ? sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, text, strlen(text)) : 0;
+}
+
 static void fill(record_t* record, const sluice_pipeline_terms_t* terms, int32_t rank, int32_t num_ranks) {
   const int32_t p = num_ranks / terms->num_replicas;
-  record->protocol = PROTOCOL;
-  record->major = SLUICE_VERSION_MAJOR;
-  record->minor = SLUICE_VERSION_MINOR;
-  record->patch = SLUICE_VERSION_PATCH;
-  record->num_replicas = terms->num_replicas;
-  record->policy = terms->policy;
-  record->num_virtual = terms->num_virtual;
-  record->placement = terms->placement;
-  record->weight_apart = terms->weight_apart;
-  record->receives_ahead = terms->receives_ahead;
-  record->reduces = terms->reduces;
-  record->in_flight = terms->in_flight;
-  record->held = terms->held;
+  const char* partition = terms->partition;
   record->stage = terms->stage < 0 ? rank % p : terms->stage;
   record->replica = terms->replica < 0 ? rank / p : terms->replica;
   record->byte_limit = terms->byte_limit;
-  if (terms->partition != NULL) {
-    record->has_partition = 1;
-    record->partition_hash = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, terms->partition, strlen(terms->partition));
-    (void)snprintf(record->partition, sizeof record->partition, "%s", terms->partition);
-  }
+  if (partition != NULL) (void)snprintf(record->partition, sizeof record->partition, "%s", partition);
   for (int32_t c = 0; terms->in_flight_of != NULL && c < p * terms->num_virtual; ++c) {
     record->in_flight_of[c] = terms->in_flight_of[c];
   }
-  record->in_flight_of_hash =
-      sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, record->in_flight_of, sizeof record->in_flight_of);
+#define FILL(type, member, value, ...) record->member = (type)(value);
+  COMPARED(FILL)
   for (int32_t k = 0; k < terms->num_virtual; ++k) {
     if (terms->activation_bytes != NULL) record->activation_bytes[k] = terms->activation_bytes[k];
     if (terms->held_bytes != NULL) record->held_bytes[k] = terms->held_bytes[k];

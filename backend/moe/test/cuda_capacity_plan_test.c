@@ -11,6 +11,7 @@
 
 #include "backend/moe/context/context.h"
 #include "backend/moe/run/choose_mode.h"
+#include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/rig.h"
 #include "capi/test/world/capacity_budgets.h"
@@ -45,37 +46,13 @@ static const int32_t POLICIES[][2] = {{SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP}
 
 /* A layer under a capacity on the fakes, and in force a plan of two outstanding steps in a budget of just its bytes. */
 static sluice_plan_t* open_planned(rig_t* rig, int policy, sluice_plan_info_t* out_info) {
-  sluice_moe_config_t layer = rig_config();
-  layer.exchange_mode = SLUICE_EXCHANGE_CAPACITY, layer.capacity_rows = 12;
-  fakes_open(1, 1);
-  rig_use_machine(fakes_machine(), 0);
-  if (rig_open(rig, NULL, &layer) != SLUICE_OK) fail_msg("%s", last_message());
+  const sluice_moe_config_t layer = config_under(12);
+  open_all(rig, &layer);
   sluice_plan_config_t config;
   sluice_plan_config_init(&config, sizeof config);
   config.max_tokens = rig->num_tokens, config.max_outstanding = 2;
   config.restore_input = POLICIES[policy][0], config.restore_pre_activation = POLICIES[policy][1];
-  sluice_plan_t* plan = NULL;
-  out_info->struct_size = sizeof *out_info;
-  if (sluice_plan_create(rig->moe, &config, &plan) != SLUICE_OK) fail_msg("%s", last_message());
-  assert_int_equal(sluice_plan_get_info(plan, out_info), SLUICE_OK);
-  sluice_plan_destroy(plan);
-  config.memory_budget = out_info->total_bytes;
-  assert_int_equal(sluice_plan_create(rig->moe, &config, &plan), SLUICE_OK);
-  assert_int_equal(sluice_moe_use_plan(rig->moe, plan), SLUICE_OK);
-  return plan;
-}
-
-static void close_planned(rig_t* rig, sluice_plan_t* plan) {
-  sluice_plan_destroy(plan);
-  rig_close(rig);
-  fakes_must_be_clean();
-  rig_use_machine(NULL, 0);
-}
-
-static uint64_t peak_of(const rig_t* rig) {
-  sluice_context_stats_t stats = {.struct_size = sizeof stats};
-  assert_int_equal(sluice_context_get_stats(rig->context, 0, &stats), SLUICE_OK);
-  return stats.peak_bytes;
+  return use_plan_in_its_bytes(rig, &config, out_info);
 }
 
 static void poison(const rig_t* rig) {
@@ -146,10 +123,9 @@ static void CudaGraph_UnderABudget_ReplaysAndItsStepStaysCounted(void** state) {
       fakes_machine()->settle(0);
       assert_memory_equal(rig.grad_tokens.memory, grad, rig.grad_tokens.bytes);
     }
-    assert_int_equal(peak_of(&rig), info.total_bytes);
     sluice_fake_cuda_destroy_graph(graph);
     free(out), free(grad);
-    close_planned(&rig, plan);
+    close_planned(&rig, plan, &info);
   }
 }
 
@@ -179,24 +155,21 @@ static void CudaGraph_UnderABudgetThatNoCallHasRun_IsRefusedByName(void** state)
   rig.num_tokens = 6;
   rig_reset(&rig);
   assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
-  close_planned(&rig, plan);
+  close_planned(&rig, plan, NULL);
 }
 
 /* The context's own budget: without a call before there is no plan yet. */
 static void CudaGraph_BudgetWithoutAPlanYet_IsRefusedByName(void** state) {
   (void)state;
   rig_t rig;
-  sluice_moe_config_t layer = rig_config();
-  layer.exchange_mode = SLUICE_EXCHANGE_CAPACITY, layer.capacity_rows = 12;
-  fakes_open(1, 1);
-  rig_use_machine(fakes_machine(), 0);
-  if (rig_open(&rig, NULL, &layer) != SLUICE_OK) fail_msg("%s", last_message());
+  const sluice_moe_config_t layer = config_under(12);
+  open_all(&rig, &layer);
   rig.context->memory_budget = (uint64_t)1 << 30;
   sluice_layer_choose_mode(rig.moe);
   first_call_in_a_capture_is_refused(&rig);
   assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
   sluice_fake_cuda_destroy_graph(capture_round(&rig));
-  close_planned(&rig, NULL);
+  close_planned(&rig, NULL, NULL);
 }
 
 int main(void) {

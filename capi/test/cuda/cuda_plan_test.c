@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/rig.h"
 #include "capi/test/world/budget_suite.h"
@@ -44,40 +45,14 @@ enum { OUTSTANDING = 2, ROUNDS = 3 };
 static sluice_plan_t* open_planned(rig_t* rig, int i, int32_t separate_wgrad, sluice_plan_info_t* out_info) {
   static const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   const sluice_moe_config_t layer = rig_config();
-  fakes_open(1, 1);
-  rig_use_machine(fakes_machine(), 0);
-  if (rig_open(rig, NULL, &layer) != SLUICE_OK) fail_msg("%s", last_message());
+  open_all(rig, &layer);
   sluice_plan_config_t config;
   sluice_plan_config_init(&config, sizeof config);
   config.max_tokens = rig->tokens.tensor.shape[0], config.max_outstanding = OUTSTANDING;
   config.num_chunks = i / 9 + 1, config.restore_input = i % 3,
   config.restore_pre_activation = pre_activation[i / 3 % 3];
   config.separate_wgrad = separate_wgrad;
-  sluice_plan_t* plan = NULL;
-  out_info->struct_size = sizeof *out_info;
-  assert_int_equal(sluice_plan_create(rig->moe, &config, &plan), SLUICE_OK);
-  assert_int_equal(sluice_plan_get_info(plan, out_info), SLUICE_OK);
-  sluice_plan_destroy(plan);
-  config.memory_budget = out_info->total_bytes;
-  assert_int_equal(sluice_plan_create(rig->moe, &config, &plan), SLUICE_OK);
-  assert_int_equal(sluice_plan_get_info(plan, out_info), SLUICE_OK);
-  assert_int_equal(out_info->total_bytes, out_info->base_bytes + out_info->slot_bytes + out_info->routing_bytes +
-                                              OUTSTANDING * out_info->step_bytes);
-  assert_int_equal(sluice_moe_use_plan(rig->moe, plan), SLUICE_OK);
-  return plan;
-}
-
-static void close_planned(rig_t* rig, sluice_plan_t* plan, int i, const sluice_plan_info_t* info) {
-  sluice_context_stats_t stats = {.struct_size = sizeof stats};
-  assert_int_equal(sluice_context_get_stats(rig->context, 0, &stats), SLUICE_OK);
-  if (stats.peak_bytes != info->total_bytes) {
-    fail_msg("case %d: peak %llu, predicted %llu", i, (unsigned long long)stats.peak_bytes,
-             (unsigned long long)info->total_bytes);
-  }
-  sluice_plan_destroy(plan);
-  rig_close(rig);
-  fakes_must_be_clean();
-  rig_use_machine(NULL, 0);
+  return use_plan_in_its_bytes(rig, &config, out_info);
 }
 
 /* The device's peak memory equals the plan's exactly: steps of a budget have blocks of its capacities. */
@@ -96,7 +71,7 @@ static void CudaPlan_UnderABudget_PredictsThePeakToTheByte(void** state) {
       for (int s = 0; s < OUTSTANDING; ++s) sluice_step_drop(steps[s]);
       if (rig_round(&rig, NULL) != SLUICE_OK) fail_msg("%s", last_message());
     }
-    close_planned(&rig, plan, i, &info);
+    close_planned(&rig, plan, &info);
   }
   printf("predicted bytes equal the device allocator's peak in %d of %d cases\n", checked, checked);
 }
@@ -143,7 +118,7 @@ static void CudaPlan_SeparateWgrad_PredictsThePeakAndGivesTheSameGradients(void*
     int64_t count = gradients_of(&rig, whole);
     assert_true(count > 500 && count <= ROOM);
     for (int s = 0; s < OUTSTANDING; ++s) sluice_step_drop(steps[s]);
-    close_planned(&rig, plan, i, &untold);
+    close_planned(&rig, plan, &untold);
 
     plan = open_planned(&rig, i, 1, &told);
     assert_true(told.step_bytes > untold.step_bytes);
@@ -164,7 +139,7 @@ static void CudaPlan_SeparateWgrad_PredictsThePeakAndGivesTheSameGradients(void*
         }
       }
     }
-    close_planned(&rig, plan, i, &told);
+    close_planned(&rig, plan, &told);
   }
   printf("dgrad and wgrad: predicted bytes equal the device allocator's peak in %d of %d cases\n", checked, checked);
 }

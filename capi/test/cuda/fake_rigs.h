@@ -5,12 +5,18 @@
 #include <pthread.h>
 
 #include "capi/test/rig/rig.h"
+#include "sluice/sluice.h"
 
 sluice_moe_config_t config_under(int64_t capacity);
 
 /* The test fails if the rig cannot be opened, or leaks. Returns the hazards between its accesses. */
 void open_all(rig_t* rig, const sluice_moe_config_t* config);
 int64_t close_all(rig_t* rig);
+
+/* In force on the rig's layer: a plan of config in a budget of just its bytes, which config gets. */
+sluice_plan_t* use_plan_in_its_bytes(rig_t* rig, sluice_plan_config_t* config, sluice_plan_info_t* out_info);
+/* Its end, and that of the rig: the device's peak is what was planned, if info is not NULL. */
+void close_planned(rig_t* rig, sluice_plan_t* plan, const sluice_plan_info_t* info);
 
 typedef struct rank_s {
   int32_t rank, world_size;

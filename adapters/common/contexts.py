@@ -1,8 +1,10 @@
-"""One context of this process for all layers with the same ranks, device and options: they share its slots."""
+"""How hosts make contexts: one for all layers with the same ranks, device and options, or one for each model."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -11,6 +13,14 @@ from sluice.adapters.torch import Context, ContextOptions, EpGroup
 from sluice.config import Options
 
 _contexts: dict[tuple[Any, ...], Context] = {}
+# How many models have a context of their own on the group of these ranks: the last to go closes it.
+_users: dict[tuple[tuple[int, ...], str | None], int] = {}
+
+
+def group_of(ranks: Sequence[int] | None, options: Options) -> EpGroup:
+    """The group of these global ranks, as the options say. Collective over them where it is not there yet."""
+    timeout = None if options.timeout is None else timedelta(seconds=options.timeout)
+    return EpGroup.for_ranks(ranks, timeout, options.transport)
 
 
 def context_of(
@@ -28,7 +38,7 @@ def context_of(
     device        of the experts; None: the CPU
     num_forwards  that are outstanding at one time in training; None: one for each layer
     """
-    known = ContextOptions(**{each.name: getattr(options, each.name) for each in dataclasses.fields(ContextOptions)})
+    known = _options_of(options)
     key = (known, () if group is None else group.ranks, str(device or "cpu"))
     found = _contexts.get(key)
     if found is not None and group is None and found.is_budgeted and found.is_unused:
@@ -36,6 +46,46 @@ def context_of(
     if found is None or not found.alive:
         outstanding = known.max_outstanding or num_forwards or num_layers
         known = dataclasses.replace(known, max_outstanding=outstanding, num_layers=num_layers)
-        found = _contexts[key] = Context(group, known, device)
-        trace.register(found)
+        found = _contexts[key] = _made(group, known, device)
     return found
+
+
+class OwnContext:
+    """A context of one model, on the group that all models with these ranks share."""
+
+    def __init__(self, ranks: Sequence[int], options: Options, device: torch.device) -> None:
+        """Collective over the ranks."""
+        self._group: EpGroup | None = group_of(ranks, options)
+        self._place = (tuple(ranks), options.transport)
+        _users[self._place] = _users.get(self._place, 0) + 1
+        try:
+            self.context = _made(self._group, _options_of(options), device)
+        except BaseException:
+            self._leave()
+            raise
+
+    def stats(self, reset_peak: bool = False) -> dict[str, Any]:
+        """Of the context. reset_peak: peak_bytes starts again afterwards."""
+        return self.context.stats(reset_peak)
+
+    def close(self) -> None:
+        """Releases everything; the layers are dead afterwards. Not collective; the ranks may make another."""
+        if self._group is not None:
+            self.context.close()
+            self._leave()
+
+    def _leave(self) -> None:
+        group, self._group = self._group, None
+        _users[self._place] -= 1
+        if group is not None and (_users[self._place] == 0 or len(self._place[0]) == 1):
+            group.close()
+
+
+def _options_of(options: Options) -> ContextOptions:
+    return ContextOptions(**{each.name: getattr(options, each.name) for each in dataclasses.fields(ContextOptions)})
+
+
+def _made(group: EpGroup | None, options: ContextOptions, device: torch.device | None) -> Context:
+    made = Context(group, options, device)
+    trace.register(made)
+    return made

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from sluice import trace, version
+from sluice import version
 from sluice.adapters.common import agree, shares
 from sluice.adapters.deepspeed.clip_norm import TRUE
 from sluice.adapters.deepspeed.moe import kinds, moving
@@ -197,7 +197,6 @@ def _swap(handle: Handle, module: nn.Module, options: Options) -> None:
             if where not in handle._backends:
                 own = shares.options_of(options, findings, where, functools.partial(_least, ranks, options.timeout))
                 handle._backends[where] = open_backend(ranks, own, finding.device)
-                _register_for_tracing(handle._backends[where])
                 if own.shared_memory_budget is not None and sharing is not None:
                     sharing.add(where, handle._backends[where].context, families.setdefault(where, []))
             family = families.setdefault(where, [])
@@ -261,12 +260,6 @@ def _least(ranks: tuple[int, ...], timeout: float | None, own: dict[str, int]) -
     """Of each number the smallest of any rank."""
     answers = agree.exchange(ranks, _rank(), own, timeout).values()
     return {name: min(answer[name] for answer in answers) for name in own}
-
-
-def _register_for_tracing(backend: EngineBackend) -> None:
-    context = getattr(backend, "context", None)
-    if context is not None:
-        trace.register(context)
 
 
 def _rank() -> int:

@@ -12,20 +12,19 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import torch
 from sluice import settings, version
 from sluice.adapters.common import agree
-from sluice.adapters.common.contexts import context_of
+from sluice.adapters.common.contexts import context_of, group_of
 from sluice.adapters.common.migration import placement as placement_module
 from sluice.adapters.common.migration.moving import refuse_torn
 from sluice.adapters.common.migration.placement import Placement, replace_in_all
 from sluice.adapters.megatron import experts as experts_module
 from sluice.adapters.megatron import hooks, in_flight, moving, offload, routes
 from sluice.adapters.megatron.probe import DTYPES, Finding, probe
-from sluice.adapters.torch import Context, EpGroup, MoeConfig, MoeLayer, layer_options, refused_policy
+from sluice.adapters.torch import Context, MoeConfig, MoeLayer, layer_options, refused_policy
 from sluice.adapters.torch.layer_plan import LayerPlan, PlanChoice
 from sluice.config import Options
 from sluice.errors import InvalidArgument, Unsupported
@@ -125,8 +124,7 @@ class LayerState:
         self.finding = finding
         self.shape: torch.Size = torch.Size()  # of the hidden states that are on their way
         self._options = options
-        timeout = None if options.timeout is None else timedelta(seconds=options.timeout)
-        self._group = EpGroup.for_ranks(finding.ranks, timeout, options.transport)
+        self._group = group_of(finding.ranks, options)
         with _making:
             layers, forwards = in_flight.of_config(config) if options.memory_budget else (None, None)
             self._context = context_of(options, self._group, layers, finding.device, forwards)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-from datetime import timedelta
 from typing import Any
 
 import torch
 from sluice import settings
-from sluice.adapters.torch import EpGroup
+from sluice.adapters.common.contexts import group_of
 from sluice.adapters.transformers.contract import INSTEAD
 from sluice.adapters.transformers.experts import ExpertsState, is_transported, outside_the_graph, transported
 from sluice.errors import Unsupported
@@ -55,9 +54,8 @@ class SluiceEP(EPImplementation):
         self._experts = experts
         if options is None:
             return
-        timeout = None if options.timeout is None else timedelta(seconds=options.timeout)
         ranks = sorted(get_process_group_ranks(ep_mesh.get_group()))
-        group = EpGroup.for_ranks(ranks, timeout, options.transport)
+        group = group_of(ranks, options)
         everywhere = self.num_local_experts * len(ranks)
         self._state = ExpertsState(
             next(_numbers), group, self.experts_forward, torch_group=ep_mesh.get_group(), num_experts=everywhere

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
+from sluice.adapters.common.contexts import OwnContext
 from sluice.adapters.common.modules import CallExpert, HostModules
-from sluice.adapters.torch import CastingLayer, Context, EpGroup, MoeConfig, layer_options
+from sluice.adapters.torch import CastingLayer, Context, MoeConfig, layer_options
 from sluice.config import Options
-
-# How many models of this process use the group of these ranks: the last to go closes it.
-_users: dict[tuple[tuple[int, ...], str | None], int] = {}
 
 
 class Form(Protocol):
@@ -114,38 +111,13 @@ class EngineRunner:
         self.layer.refuse(RuntimeError(message))
 
 
-class EngineBackend:
-    """A context of this model on the group that all models with these ranks share."""
+class EngineBackend(OwnContext):
+    """The context of a model's layers on these ranks, and the engine layers on it."""
 
     def __init__(self, ranks: Sequence[int], options: Options, device: torch.device) -> None:
-        timeout = None if options.timeout is None else timedelta(seconds=options.timeout)
+        super().__init__(ranks, options, device)
         self._options = options
-        self._key = tuple(ranks)
-        self._group: EpGroup | None = EpGroup.for_ranks(self._key, timeout, options.transport)
-        self._place = (self._key, options.transport)
-        _users[self._place] = _users.get(self._place, 0) + 1
-        try:
-            self.context = Context(self._group, options, device)
-        except BaseException:
-            self._leave()
-            raise
 
     def layer(self, spec: LayerSpec) -> EngineRunner:
         """Makes a layer; no communication."""
         return EngineRunner(self.context, spec, self._options)
-
-    def stats(self, reset_peak: bool = False) -> dict[str, Any]:
-        """Of the context. reset_peak: peak_bytes starts again afterwards."""
-        return self.context.stats(reset_peak)
-
-    def close(self) -> None:
-        """Releases everything; the layers are dead afterwards. Not collective; the ranks may swap again."""
-        if self._group is not None:
-            self.context.close()
-            self._leave()
-
-    def _leave(self) -> None:
-        group, self._group = self._group, None
-        _users[self._place] -= 1
-        if group is not None and (_users[self._place] == 0 or len(self._key) == 1):
-            group.close()

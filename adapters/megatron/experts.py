@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from sluice.adapters.common import units
+from sluice.adapters.common import activations
 from sluice.adapters.common.modules import HostModules
 from sluice.adapters.megatron.main_grads import MainGradModulesLayer, MainGradPackedLayer, MainGradStackedLayer
 from sluice.adapters.torch import CastingLayer, Context, MoeConfig, MoeLayer, PackedLayer, StackedLayer
@@ -37,7 +37,7 @@ class Form:
     gated: bool
     bias: bool
     stacked: bool  # one tensor for all experts (GroupedMLP)
-    unit: units.Unit | None
+    unit: activations.Unit | None
     why: str = ""
 
     @property
@@ -133,7 +133,7 @@ def _why_not_plain(experts: Sequence[nn.Module]) -> str:
     return ""
 
 
-def _unit_of(expert: Any, gated: bool) -> tuple[units.Unit | None, str]:
+def _unit_of(expert: Any, gated: bool) -> tuple[activations.Unit | None, str]:
     """By running MLP's own forward between two linears that hand on what they get."""
     config = expert.config
     if getattr(config, "activation_func_fp8_input_store", False):
@@ -151,9 +151,9 @@ def _unit_of(expert: Any, gated: bool) -> tuple[units.Unit | None, str]:
     return _asked(activation, gated, clamp, offset)
 
 
-def _asked(activation: units.Activation, gated: bool, clamp: Any = None, offset: Any = None) -> Any:
+def _asked(activation: activations.Activation, gated: bool, clamp: Any = None, offset: Any = None) -> Any:
     try:
-        unit = units.find(activation, gated, limits=_given(clamp), offsets=_given(offset))
+        unit = activations.find(activation, gated, limits=_given(clamp), offsets=_given(offset))
     except Exception as error:  # any function may stand in the host's config
         return None, f"its activation does not take plain rows ({type(error).__name__}: {error})"
     return unit, "" if unit is not None else "its activation is none that the library knows"

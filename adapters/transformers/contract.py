@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sluice.adapters.common import units
+from sluice.adapters.common import activations
 from sluice.adapters.transformers import NAME, gates
 from sluice.errors import InvalidArgument, Unsupported
 
@@ -41,7 +41,7 @@ class Contract:
     bias: bool
     transposed: bool
     interleaved: bool
-    unit: units.Unit | None
+    unit: activations.Unit | None
     reason: str = ""
     stock: bool = False  # the implementation that the model's config names computes
 
@@ -145,7 +145,7 @@ def normalises(module: Any) -> bool:
     return bool(getattr(module, "has_post_expert_norm", False))
 
 
-def _unit(module: Any, names: tuple[str, ...]) -> tuple[units.Unit | None, str]:
+def _unit(module: Any, names: tuple[str, ...]) -> tuple[activations.Unit | None, str]:
     if normalises(module):
         return None, "it normalises each expert's output"
     if signature(module)[1]:

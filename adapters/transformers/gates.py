@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sluice.adapters.common import units
+from sluice.adapters.common import activations
 
 
-def find(module: Any) -> units.Unit | None:
+def find(module: Any) -> activations.Unit | None:
     """The library's unit for what it does; None: the library has none."""
 
     def activation(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -19,7 +19,7 @@ def find(module: Any) -> units.Unit | None:
         )
 
     alphas = _numbers(module, "alpha", "swiglu_alpha")
-    return units.find(activation, module.has_gate, alphas, _numbers(module, "limit", "swiglu_limit"))
+    return activations.find(activation, module.has_gate, alphas, _numbers(module, "limit", "swiglu_limit"))
 
 
 def _numbers(module: Any, *names: str) -> list[float]:

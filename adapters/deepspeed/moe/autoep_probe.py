@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from sluice.adapters.common import units
+from sluice.adapters.common import activations
 from sluice.adapters.deepspeed.moe import experts as experts_module
 from sluice.adapters.deepspeed.moe.finding import DTYPES, Finding, ranks_of
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
@@ -30,7 +30,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 class StackedForm:
     """Gated experts in three stacked tensors."""
 
-    unit: units.Unit
+    unit: activations.Unit
     model_width: int
     hidden_width: int
     gated: ClassVar[bool] = True
@@ -129,7 +129,7 @@ def _check_container(layer: AutoEPMoELayer, refuse: Refuse) -> None:
         raise refuse("the container of its experts has hooks, a parametrisation or a forward of its own")
 
 
-def _unit_of(experts: GroupedExperts, refuse: Refuse) -> units.Unit:
+def _unit_of(experts: GroupedExperts, refuse: Refuse) -> activations.Unit:
     """By the function that the host has registered under the name; its fused kernels compute the same."""
     name = experts.activation
     known = getattr(ep_experts, "EXPERT_ACTIVATIONS", {}).get(name)
@@ -137,7 +137,7 @@ def _unit_of(experts: GroupedExperts, refuse: Refuse) -> units.Unit:
         raise refuse(f'its activation "{name}" is not registered in deepspeed.moe.ep_experts')
     alpha, limit = float(experts.activation_alpha), float(experts.activation_limit)
     try:
-        unit = units.find(lambda gate, up: known.fn(gate, up, alpha, limit), True, alphas=[alpha], limits=[limit])
+        unit = activations.find(lambda gate, up: known.fn(gate, up, alpha, limit), True, alphas=[alpha], limits=[limit])
     except Exception as error:  # any function may be registered
         raise refuse(f'its activation "{name}" does not take plain rows ({type(error).__name__}: {error})') from error
     if unit is None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from sluice.adapters.common import activations
 from sluice.adapters.deepspeed.moe import flops_profile, forward_source
 from sluice.adapters.torch import CastingLayer, Context, MoeConfig
 from torch import nn
@@ -164,7 +165,7 @@ def _sequential(expert: nn.Sequential) -> tuple[str, str | None, str, str] | str
         idle = type(module) is nn.Identity or (type(module) is nn.Dropout and module.p == 0)
         if not idle:
             steps.append((name, module))
-    kinds = [forward_source.activation_of(module) for _, module in steps]
+    kinds = [activations.of_module(module) for _, module in steps]
     if len(steps) == 2 and kinds == [None, None]:
         return steps[0][0], None, steps[1][0], "identity"
     if len(steps) == 3 and kinds[0] is None and kinds[1] is not None and kinds[2] is None:

@@ -20,33 +20,14 @@ from types import FunctionType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from sluice.adapters.common import activations
 from torch import nn
 
 Found = tuple[str, "str | None", str, str]  # paths of w1, w3, w2; activation
-_FUNCTIONS = {
-    id(function): name
-    for name, functions in {
-        "relu": (F.relu, torch.relu),
-        "gelu": (F.gelu,),
-        "silu": (F.silu,),
-    }.items()
-    for function in functions
-}
 
 
 class _NotUnderstood(Exception):
     """Carries what was met."""
-
-
-def activation_of(module: nn.Module) -> str | None:
-    """The engine's name of an activation module of exactly a known type, or None."""
-    kind = type(module)
-    if kind is nn.ReLU:
-        return "relu"
-    if kind is nn.GELU:
-        return {"none": "gelu", "tanh": "gelu_tanh"}.get(module.approximate)
-    return "silu" if kind is nn.SiLU else None
 
 
 def read(expert: nn.Module) -> Found | str:
@@ -139,7 +120,7 @@ class _Reader:
                 raise _NotUnderstood(f"self.{target.attr} with keywords")
             return self._own(target.attr, inner)
         function = self._global(target)
-        name = _FUNCTIONS.get(id(function))
+        name = activations.of_function(function)
         if name is None:
             raise _NotUnderstood(f"a call of {ast.unparse(target)}")
         return ("act", self._with_keywords(name, node.keywords), inner)
@@ -148,7 +129,7 @@ class _Reader:
         module = self._expert._modules.get(name)
         if module is None or name in self._expert.__dict__ or hasattr(type(self._expert), name):
             raise _NotUnderstood(f"self.{name} is no module")
-        activation = activation_of(module)
+        activation = activations.of_module(module)
         if activation is not None:
             return ("act", activation, inner)
         if type(module) is nn.Identity or (type(module) is nn.Dropout and module.p == 0):

@@ -1,8 +1,9 @@
-"""Which of the library's activations a host applies between two GEMMs, found by asking it.
+"""Which of the library's activations a host applies between two GEMMs.
 
-The host's own function is called on a grid of values and compared with each formula that the library has, in values and
-in gradients. So one that nobody has seen is recognised by what it does and not by its name, and one that does something
-else never passes for one that does not.
+`find` asks: the host's own function is called on a grid of values and compared with each formula that the library has,
+in values and in gradients. So a function that nobody has seen is recognised by what it does and not by its name, and
+one that does something else is never taken for it. `of_module` and `of_function` call nothing: they know torch's own
+modules and functions, for code that is only read and whose other functions may have side effects.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from sluice.adapters.common.apart import apart
 from sluice.adapters.torch import Swiglu
+from torch import nn
 from torch.nn import functional as F
 
 # (gate, up), of one shape, to the same shape; without a gate `up` is to be ignored.
@@ -39,6 +42,21 @@ _PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 _COLUMNS = 64
 # Some gates compute in f32 whatever they are given. The formulas differ by more than 1e-4 somewhere on the grid.
 _TOLERANCE = 2e-6
+
+
+def of_module(module: nn.Module) -> str | None:
+    """The library's name of a module of exactly one of torch's types, or None."""
+    kind = type(module)
+    if kind is nn.ReLU:
+        return "relu"
+    if kind is nn.GELU:
+        return {"none": "gelu", "tanh": "gelu_tanh"}.get(module.approximate)
+    return "silu" if kind is nn.SiLU else None
+
+
+def of_function(function: Any) -> str | None:
+    """The same of one of torch's functions, which is asked for nothing but its input."""
+    return "relu" if function is torch.relu else next((n for n, known in _PLAIN.items() if known is function), None)
 
 
 def find(

@@ -1,4 +1,4 @@
-/* The simulator: published values, and the invariants of every run. */
+/* The simulator: values that it has given before, and what every run of it has to keep. */
 #include <math.h>
 
 #include "backend/pipeline/simulate/simulate.h"
@@ -41,7 +41,7 @@ static double gain(int32_t p, int32_t policy, int32_t in_flight, double c, doubl
   return simulate(&stock, &times).makespan_s / simulate(&own, &times).makespan_s;
 }
 
-static void MessageDriven_OverStock_GainsWhatIsPublished(void** state) {
+static void MessageDriven_AgainstStockOrder_GainsTheRecordedFactor(void** state) {
   (void)state;
   static const struct {
     int32_t p, in_flight;
@@ -78,7 +78,7 @@ static double bubble(int32_t p, int32_t v, int32_t m, int32_t policy, int32_t in
   return simulate(&spec, &times).bubble;
 }
 
-static void Bubbles_OfEqualParts_AreWhatIsPublished(void** state) {
+static void Bubbles_OfEqualParts_AreTheRecordedShares(void** state) {
   (void)state;
   assert_near(bubble(8, 1, 16, SLUICE_POLICY_1F1B, 0, 0), 0.304, TENTH_PERCENT);
   assert_near(bubble(8, 1, 16, SLUICE_POLICY_DEEPSPEED, 0, 0), 0.304, TENTH_PERCENT);
@@ -389,9 +389,9 @@ static void Simulate_EveryFailingAllocation_IsNoMemoryAndLeaksNothing(void** sta
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(MessageDriven_OverStock_GainsWhatIsPublished),
+      cmocka_unit_test(MessageDriven_AgainstStockOrder_GainsTheRecordedFactor),
       cmocka_unit_test(Stock_InItsSteadyState_PaysEveryMessage),
-      cmocka_unit_test(Bubbles_OfEqualParts_AreWhatIsPublished),
+      cmocka_unit_test(Bubbles_OfEqualParts_AreTheRecordedShares),
       cmocka_unit_test(Bubbles_OfPlans_FollowTheirFormulas),
       cmocka_unit_test(Reductions_DuringTheDrain_AreHidden),
       cmocka_unit_test(Simulation_OfEveryPolicy_KeepsNeedsStagesLinksAndLimits),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
+import pytest
 from sluice.planning.layer_kinds import Costs, KindDecider, Pipe, Way, price
 from sluice.planning.layer_moves import MoveOptions
 from sluice.planning.stages import Link
@@ -176,3 +177,21 @@ def test_Decider_BytesThatFall_AreBelievedAfterSomeBatches() -> None:
     counts = [len(decider.after_batch(small).recomputed) for _ in range(10)]
     assert counts == [2] * 8 + [0] * 2
     assert len(decider.after_batch(_alike()).recomputed) == 2  # and those that grow at once
+
+
+@pytest.mark.parametrize("budget", [10**6, 700])
+@pytest.mark.parametrize(
+    ("front", "back", "parts"),
+    [(2.0, 3.0, (0, 7, 12)), (1.0, 3.0, (0, 8, 12)), (2.0, 4.0, (0, 8, 12)), (2.0, 4.0, (0, 7, 12))],
+)
+def test_Decider_FrozenOrCheapBackwards_NeverLeavesABestPartition(
+    front: float, back: float, parts: tuple[int, ...], budget: int
+) -> None:
+    """Twelve layers, frozen in front with and without gradients of their inputs, or with backwards of one and three
+    forwards: under a budget that says nothing, and under one in which layers run again at no cost in time."""
+    costs = _alike(12)._replace(seconds=[front] * 6 + [back] * 6, again=[0.0] * 12)
+    pipe = Pipe(budget, [2, 1], 8)
+    decider = KindDecider(Way(parts, frozenset()), pipe, FAST)
+    for _ in range(20):
+        assert decider.after_batch(costs).parts == parts
+    assert _fits(costs, pipe, decider.way) and bool(decider.way.rerun) == (budget == 700)

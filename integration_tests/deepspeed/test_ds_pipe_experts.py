@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,6 +51,30 @@ def pipe4x2() -> Iterator[Ranks]:
     ranks = Ranks(8)
     yield ranks
     ranks.stop()
+
+
+MOE = {
+    "num_chunks": 3, "restore_input": "redispatch", "restore_pre_activation": "recompute", "wgrad": "per_chunk",
+    "tokens": 512,
+}  # fmt: skip
+
+
+def test_TwoStages_PlanWithMoeLayers_EachRunsUnderItsOwn(pipe2x2: Ranks, tmp_path: Path) -> None:
+    """By key, as `sluice plan --stages --json` prints it."""
+    kept = {**MOE, "num_chunks": 1, "restore_input": "keep", "restore_pre_activation": "keep", "wgrad": "deferred"}
+    layers = [{"stage": n // 2, "kind": "keep", "moe": None} for n in range(4)]
+    layers[1] |= {"kind": "mixed", "moe": MOE}
+    layers[2] |= {"kind": "mixed", "moe": kept}
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({"form": 1, "fits": True, "stages": [{"bytes": 1}] * 2, "layers": layers}))
+    pipeline = {"policy": "1f1b", "plan": str(path)}
+    sluice = {"chunks": None, "pipeline": pipeline}
+    answers = pipe2x2.run("cases_pipeline:parity", blocks=BLOCKS[2], stages=2, steps=3, sluice=sluice)
+    for rank, (stock, swapped) in enumerate(answers):
+        assert swapped["losses"] == pytest.approx(stock["losses"], rel=1e-5), rank
+        for name, norm in stock["norms"].items():
+            assert swapped["norms"][name] == pytest.approx(norm, rel=1e-4, abs=1e-6), (rank, name)
+    assert sorted(str(each["plans"]) for _, each in answers) == sorted([str([MOE])] * 2 + [str([kept])] * 2)
 
 
 # Each policy and each feature every day.

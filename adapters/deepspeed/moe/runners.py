@@ -21,8 +21,10 @@ from sluice.adapters.deepspeed.moe import experts as experts_module
 from sluice.adapters.deepspeed.moe.engine_backend import EngineBackend, EngineRunner, LayerSpec
 from sluice.adapters.deepspeed.moe.finding import DTYPES, Finding
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
+from sluice.adapters.torch.layer_plan import LayerPlan, PlanChoice
 from sluice.config import Options
 from sluice.errors import Mismatch, OverBudget
+from sluice.planning.stages_chosen import MoeChoice
 from torch import nn
 
 Key = tuple[torch.dtype, bool]  # of the rows; whether the experts are as they were found
@@ -57,6 +59,7 @@ class Runners:
         self.torn = ""
         self.optimizer: Callable[[], Any] = lambda: None  # of the engine
         self.watch: Any = None  # of the option "placement"
+        self._choice: MoeChoice | None = None  # that a plan of the pipeline has
 
     # ---- the steps of a forward ----
 
@@ -70,6 +73,18 @@ class Runners:
                 if not other._runners:
                     other._make(key)
         return self._runners[key]
+
+    def why_no_plan(self) -> str:
+        """Why a plan of the pipeline cannot be the layer's; "": it can."""
+        if self._options.memory_budget is None and self._options.host_memory_budget is None:
+            return ""
+        return f"MoE layer '{self.finding.name}' has a plan, and a memory_budget of its own: leave that out"
+
+    def use_plan(self, choice: MoeChoice) -> None:
+        """All engine layers run under it from now on. Between forwards."""
+        self._choice = choice
+        for runner in self._runners.values():
+            self._put_in_force(runner)
 
     def check_container(self, container: nn.Module) -> None:
         """Hooked after the swap: nobody calls it any more, so its hooks would be lost without a word."""
@@ -240,6 +255,7 @@ class Runners:
             "ranks": list(found.ranks),
             "computed_by": "sluice" if self._fused_now else "host modules",
             "why_not_fused": found.why_not_fused,
+            **({} if self._choice is None else {"plan": self._choice._asdict()}),
             **({} if self.watch is None else {"placement": self.watch.report()}),
             **self.backend.stats(reset_peak),
         }
@@ -262,6 +278,12 @@ class Runners:
             expert_slot=self.placement.expert_slot,
         )
         self._runners[key] = self.backend.layer(spec)
+        self._put_in_force(self._runners[key])
+
+    def _put_in_force(self, runner: EngineRunner) -> None:
+        if self._choice is not None:
+            plan = LayerPlan(runner.layer, self._choice.tokens, PlanChoice.of_words(*self._choice[:4]))
+            runner.layer.use_plan(plan)
 
     def _autocast(self) -> bool:
         return torch.is_autocast_enabled(self.finding.device.type)

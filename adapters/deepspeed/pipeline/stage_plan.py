@@ -1,4 +1,5 @@
-"""A pipeline's plan by key: which layer runs on which stage, and which layers are computed again in the backward.
+"""A pipeline's plan by key: which layer runs on which stage, which layers are computed again in the backward, and the
+plans of MoE layers.
 
 From a file the plan is there when the engine is: its layers lie so before the first batch.
 """
@@ -7,12 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from sluice.adapters.deepspeed.moe import kinds
 from sluice.adapters.deepspeed.pipeline import moving_layers, stage_module
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from sluice.config import Options
 from sluice.errors import SluiceError
 from sluice.planning import stages, stages_chosen
 from sluice.planning.stages_chosen import Chosen
+from torch import nn
 
 
 def start(engine: Any, options: Options) -> None:
@@ -38,16 +41,27 @@ def follow(engine: Any, chosen: Chosen, wait_s: float | None, refused: str = "")
     """The engine's layers lie and run as it says. Between batches; collective over all ranks of the pipeline."""
     recomputed = [layer for layer, kind in enumerate(chosen.kinds) if kind == stages.RECOMPUTE]
     why = refused or _why_not(engine, chosen)
-    moving_layers.move(engine, chosen.parts, wait_s, refused=why, compared={"kinds": list(chosen.kinds)})
+    compared = {"kinds": list(chosen.kinds), "plans of MoE layers": [each and [*each] for each in chosen.moe]}
+    moving_layers.move(engine, chosen.parts, wait_s, refused=why, compared=compared)
     moving_layers.settle(engine)
     stage_module.set_recomputed(engine.module, recomputed)
+    for layer in stage_module.layers_of(engine.module):
+        choice = chosen.moe[layer] if chosen.moe else None
+        if choice is not None:
+            _moe_layers(engine.module, layer)[0]._sluice.use_plan(choice)
 
 
 def _why_not(engine: Any, chosen: Chosen) -> str:
     """Why this engine cannot run so; "": it can."""
-    other = next((kind for kind in chosen.kinds if kind not in (stages.KEEP, stages.RECOMPUTE)), None)
+    has_plan = [choice is not None for choice in chosen.moe] or [False] * len(chosen.kinds)
+    plain = [kind for kind, has in zip(chosen.kinds, has_plan) if not has]
+    other = next((kind for kind in plain if kind not in (stages.KEEP, stages.RECOMPUTE)), None)
     if other is not None:
         return f"the plan has a layer of kind '{other}': layers of a pipeline are kept or recomputed"
+    for layer in stage_module.layers_of(engine.module):
+        why = _why_no_moe_plan(engine.module, layer) if has_plan[layer] else ""
+        if why:
+            return why
     if stages.RECOMPUTE in chosen.kinds and host_recomputes(engine):
         return (
             "the plan says which layers are computed again, and activation_checkpoint_interval is set: take that out "
@@ -56,6 +70,19 @@ def _why_not(engine: Any, chosen: Chosen) -> str:
     again = (layer for layer, kind in enumerate(chosen.kinds) if kind == stages.RECOMPUTE)
     why = next((why for why in (stage_module.why_not_recomputed(engine.module, layer) for layer in again) if why), "")
     return f"the plan has it run again, and {why}" if why else ""
+
+
+def _moe_layers(module: Any, layer: int) -> list[Any]:
+    """Of this layer of the pipeline, those that run on Sluice."""
+    function = stage_module.function_of(module, layer)
+    return [each for each in function.modules() if kinds.of_swapped(each)] if isinstance(function, nn.Module) else []
+
+
+def _why_no_moe_plan(module: Any, layer: int) -> str:
+    found = _moe_layers(module, layer)
+    if len(found) != 1:
+        return f"the plan has a MoE layer in layer {layer}, which has {len(found)} that run on Sluice"
+    return found[0]._sluice.why_no_plan()
 
 
 def host_recomputes(engine: Any) -> bool:

@@ -4,7 +4,7 @@ of, which is planned then."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from .. import restore
@@ -15,15 +15,29 @@ from .errors import BadInput
 from .planner import Planner
 
 
+class MoeChoice(NamedTuple):
+    """What a MoE layer runs with, and for how many tokens on any rank."""
+
+    num_chunks: int
+    restore_input: str
+    restore_pre_activation: str
+    wgrad: str
+    tokens: int
+
+
 @dataclass(frozen=True)
 class Chosen:
-    """parts: stage s has layers parts[s] up to parts[s + 1]. kinds: of each layer, what becomes of its activations."""
+    """parts: stage s has layers parts[s] up to parts[s + 1]. kinds: of each layer, what becomes of its activations.
+    moe: of each layer the plan of its MoE layer, None: it has none."""
 
     parts: tuple[int, ...]
     kinds: tuple[str, ...]
+    moe: tuple[MoeChoice | None, ...] = ()
 
     @classmethod
-    def of_layers(cls, stage_of: Sequence[int], kinds: Sequence[str], num_stages: int) -> Chosen:
+    def of_layers(
+        cls, stage_of: Sequence[int], kinds: Sequence[str], num_stages: int, moe: Sequence[MoeChoice | None]
+    ) -> Chosen:
         """Raises BadInput where the stages are not runs of layers in order, each with one."""
         if sorted(stage_of) != list(stage_of) or set(stage_of) != set(range(num_stages)):
             raise BadInput(
@@ -31,7 +45,7 @@ class Chosen:
                 "other, at least one on each stage"
             )
         bounds = [sum(stage < s for stage in stage_of) for s in range(num_stages)]
-        return cls((*bounds, len(stage_of)), tuple(kinds))
+        return cls((*bounds, len(stage_of)), tuple(kinds), tuple(moe))
 
 
 def read(path: str, num_layers: int, num_stages: int, budget: int | None = None) -> Chosen:
@@ -72,7 +86,8 @@ def _printed(data: Mapping[str, Any], num_layers: int, num_stages: int, budget: 
     for index, layer in enumerate(layers):
         if not isinstance(layer, Mapping) or not isinstance(layer.get("stage"), int) or layer.get("kind") not in _KINDS:
             raise BadInput(f"layers[{index}] must have a stage, a number, and a kind of {', '.join(_KINDS)}")
-    return Chosen.of_layers([layer["stage"] for layer in layers], [layer["kind"] for layer in layers], num_stages)
+    moe = [None if layer.get("moe") is None else _moe_choice(index, layer) for index, layer in enumerate(layers)]
+    return Chosen.of_layers([layer["stage"] for layer in layers], [layer["kind"] for layer in layers], num_stages, moe)
 
 
 def _planned(text: str, num_layers: int, num_stages: int, budget: int | None) -> Chosen:
@@ -84,8 +99,14 @@ def _planned(text: str, num_layers: int, num_stages: int, budget: int | None) ->
     made = stages.plan(problem, None if given.machine is None else Planner(machines.load(given.machine)))
     if made.shortfall:
         raise OverBudget(made.shortfall)
+    moe = [
+        _moe_choice(index, {"moe": {**asdict(choice.moe.choice), "tokens": layer.moe.num_tokens}})
+        if choice.moe is not None and layer.moe is not None
+        else None
+        for index, (layer, choice) in enumerate(zip(problem.layers, made.choices))
+    ]
     return Chosen.of_layers(
-        [choice.stage for choice in made.choices], [choice.kind for choice in made.choices], num_stages
+        [choice.stage for choice in made.choices], [choice.kind for choice in made.choices], num_stages, moe
     )
 
 
@@ -93,16 +114,6 @@ _KINDS = stages.KINDS
 
 
 # ---- plans of MoE layers alone ----
-
-
-class MoeChoice(NamedTuple):
-    """What a MoE layer runs with, and for how many tokens on any rank."""
-
-    num_chunks: int
-    restore_input: str
-    restore_pre_activation: str
-    wgrad: str
-    tokens: int
 
 
 def read_moe(path: str) -> list[MoeChoice]:

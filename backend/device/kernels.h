@@ -5,8 +5,10 @@
  * dtype is the layer's: f32, bf16, f16, or f64 (finite differences). Route weights and gate scalars are f32 in layers
  * of every dtype, also f64 (they are inputs). Zero rows or zero columns are valid everywhere.
  *
- * The bits of a row do not depend on the number of rows in a call. A sum along a row keeps 32 partial sums, element j
- * in partial j mod 32, folded by halves: the order that every CPU version keeps. NaN and infinities propagate.
+ * The bits of a row do not depend on the number of rows in a call. A sum along a row keeps partial sums, folded by
+ * halves, in an order that all versions keep. dot_rows keeps 32 of them, element j in partial j mod 32; dweight has
+ * 256, column h in partial h mod 256, so that a lane of a GPU keeps those of eight neighbours. NaN and infinities
+ * propagate.
  */
 #ifndef SLUICE_BACKEND_DEVICE_KERNELS_H_
 #define SLUICE_BACKEND_DEVICE_KERNELS_H_
@@ -29,6 +31,21 @@ typedef struct sluice_unit_s {
   int32_t gated;      /* SLUICE_GATED_*; interleaved: x and u of a column are adjacent in pre, b1 and dpre */
   float alpha, limit, offset;
 } sluice_unit_t;
+
+/* The rows of several experts in a chunk, one after the other. */
+typedef struct sluice_expert_rows_s {
+  int64_t num_experts;
+  const int64_t* rows;    /* [num_experts] */
+  const int64_t* in_pass; /* [num_experts] the first row of each in tensors of the whole pass */
+} sluice_expert_rows_t;
+
+/* A tensor of rows that holds a chunk, or the whole pass by expert. It may lie in memory of wider rows: there an
+ * expert's rows follow each other, and begin where its first wider row would. */
+typedef struct sluice_rows_at_s {
+  void* data;
+  int32_t is_of_pass;
+  int64_t home_bytes; /* of a row of that memory; 0: as its own */
+} sluice_rows_at_t;
 
 typedef struct sluice_kernels_s {
   /* dst[i, :] = src[index[i], :], i in [0, rows); index -1: zeros. dst is packed (stride width). */
@@ -56,7 +73,7 @@ typedef struct sluice_kernels_s {
    * NOT yet multiplied by the route weight, weight [rows] f32. Out:
    *   dpre    [rows, g*H] = weight * d f / d pre * dact   (may be pre; may be dact when gated = 0)
    *   act_w   [rows, H]   = weight * act                   (so that dW2 = dy^T act_w with the raw dy; may be dact)
-   *   dweight [rows] f32  = sum over h of dact * act, in f32, fixed order
+   *   dweight [rows] f32  = sum over h of dact * act, in f32, in the order above
    * act is what forward stored, to the bit. act_w may be NULL (weight gradients not wanted). */
   void (*activation_backward)(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
                               int64_t hidden, const void* pre, const void* dact, const float* weight, void* dpre,
@@ -92,6 +109,16 @@ typedef struct sluice_kernels_s {
   void (*unit_backward)(sluice_stream_t stream, int32_t dtype, const sluice_unit_t* unit, int64_t rows, int64_t hidden,
                         const void* pre, const void* dact, const float* weight, void* dpre, void* act_w,
                         float* dweight);
+
+  /* unit_forward and _backward of all experts' rows at once; NULL on devices where a call for each costs nothing.
+   * b1, b3: [num_experts] or NULL. act_w.data may be NULL. */
+  void (*experts_forward)(sluice_stream_t stream, int32_t dtype, const sluice_unit_t* unit,
+                          const sluice_expert_rows_t* rows, int64_t hidden, sluice_rows_at_t pre,
+                          const sluice_tensor_t* b1, const sluice_tensor_t* b3, sluice_rows_at_t act);
+  void (*experts_backward)(sluice_stream_t stream, int32_t dtype, const sluice_unit_t* unit,
+                           const sluice_expert_rows_t* rows, int64_t hidden, sluice_rows_at_t pre,
+                           sluice_rows_at_t dact, sluice_rows_at_t weight, sluice_rows_at_t dpre,
+                           sluice_rows_at_t act_w, sluice_rows_at_t dweight);
 
   /* dst[i] = src[t, k] of route[i] = t * K + k, i in [0, count), 0 where that is -1; src has strides (src_t, src_k). */
   void (*gather_scalars)(sluice_stream_t stream, int64_t count, int64_t top_k, const float* src, int64_t src_t,

@@ -163,19 +163,38 @@ typedef struct {
   pair_t pair;
 } backward_t;
 
-/* act = the value that forward stored, sums += d * act */
-static void backward_act(int32_t dtype, int32_t gated, int64_t n, backward_t* b, partials_t* sums) {
+/* The partial sums of dweight: column h in partial h mod 256, of which a narrow row uses the first `used`. */
+enum { UNIT_PARTIALS = 256 };
+
+static int64_t partials_used(int64_t hidden) {
+  int64_t used = PARTIALS;
+  while (used < hidden && used < UNIT_PARTIALS) used *= 2;
+  return used;
+}
+
+/* By halves, as kernels_ref.c: those that are not used would add 0. */
+static float unit_fold(int64_t used, float* sums) {
+  for (int64_t half = used / 2; half >= PARTIALS; half /= 2) {
+    for (int64_t at = 0; at < half; at += LANES) STORE(sums, LOAD(sums) + LOAD(sums + half));
+  }
+  partials_t last;
+  memcpy(last.acc, sums, sizeof last.acc);
+  return partials_fold(&last);
+}
+
+/* act = what forward stored, sums += d * act */
+static void backward_act(int32_t dtype, int32_t gated, int64_t n, backward_t* b, float* sums) {
   if (gated) {
     FOR_VECTORS(n) STORE(b->act, LOAD(b->x) * LOAD(b->up));
   } else {
     FOR_VECTORS(n) STORE(b->act, LOAD(b->x));
   }
   round_block(dtype, n, b->act);
-  for (int64_t j = 0; j < n; j += PARTIALS) {
-#pragma GCC unroll 8
-    for (int v = 0; v < ACCS; ++v) {
-      int64_t at = j + v * LANES;
-      sums->acc[v] += LOAD(b->d) * LOAD(b->act);
+  for (int64_t j = 0; j < n; j += UNIT_PARTIALS) {
+    int64_t end = n - j < UNIT_PARTIALS ? n - j : UNIT_PARTIALS;
+    for (int64_t p = 0; p < end; p += LANES) {
+      vf term = vf_load(SLUICE_DTYPE_F32, b->d, j + p) * vf_load(SLUICE_DTYPE_F32, b->act, j + p);
+      vf_store(SLUICE_DTYPE_F32, sums, p, vf_load(SLUICE_DTYPE_F32, sums, p) + term);
     }
   }
 }
@@ -225,11 +244,12 @@ static void unit_backward(sluice_stream_t stream, int32_t dtype, const sluice_un
     sluice_cpu_kernels_ref()->unit_backward(stream, dtype, unit, rows, hidden, pre, dact, weight, dpre, act_w, dweight);
     return;
   }
-  int64_t width = unit->gated ? 2 * hidden : hidden;
+  int64_t width = unit->gated ? 2 * hidden : hidden, used = partials_used(hidden);
   backward_t b;
+  float sums[UNIT_PARTIALS] __attribute__((aligned(64)));
   for (int64_t i = 0; i < rows; ++i) {
     vf w = vf_set1(weight[i]);
-    partials_t sums = {{{0}}};
+    memset(sums, 0, (size_t)used * sizeof *sums);
     for (int64_t h = 0; h < hidden; h += BLOCK) {
       int64_t n = hidden - h < BLOCK ? hidden - h : BLOCK, full = whole(n);
       load_block(dtype, row_at(dtype, dact, i * hidden + h), n, b.d);
@@ -241,7 +261,7 @@ static void unit_backward(sluice_stream_t stream, int32_t dtype, const sluice_un
         if (unit->gated) load_block(dtype, row_at(dtype, pre, i * width + hidden + h), n, b.up);
       }
       unit_values_and_slopes(unit, full, &b);
-      backward_act(dtype, unit->gated, full, &b, &sums);
+      backward_act(dtype, unit->gated, full, &b, sums);
       if (act_w != NULL) {
         FOR_VECTORS(n) STORE(b.act, w * LOAD(b.act));
         store_block(dtype, b.act, n, row_at_mut(dtype, act_w, i * hidden + h));
@@ -254,7 +274,7 @@ static void unit_backward(sluice_stream_t stream, int32_t dtype, const sluice_un
       }
       store_gradients(dtype, unit, n, hidden, &b, dpre, i * width, h);
     }
-    dweight[i] = partials_fold(&sums);
+    dweight[i] = unit_fold(used, sums);
   }
 }
 

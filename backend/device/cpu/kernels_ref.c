@@ -130,17 +130,17 @@ static void add_bias(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_
 
 /* ---- sums ----------------------------------------------------------------------------------------------------- */
 
-/* The order of every sum along a row: 32 partial sums, element j in partial j mod 32, folded by halves. Vector
- * registers of any width up to 32 can keep this order, so all versions give the same bits. */
-enum { PARTIALS = 32 };
+/* The order of a sum along a row: partial sums, element j in partial j mod their number, folded by halves. It is the
+ * order that vector registers of any width up to 32 can keep, and lanes that take eight neighbours at once, so all
+ * versions give the same bits. */
+enum { PARTIALS = 32, UNIT_PARTIALS = 256 };
 
 static void partial_add(int32_t dtype, double* partial, int64_t j, double problem) {
-  double* p = &partial[j % PARTIALS];
-  *p = rounded(dtype, *p + problem);
+  partial[j] = rounded(dtype, partial[j] + problem);
 }
 
-static double partial_fold(int32_t dtype, double* partial) {
-  for (int half = PARTIALS / 2; half > 0; half /= 2) {
+static double partial_fold(int32_t dtype, double* partial, int number) {
+  for (int half = number / 2; half > 0; half /= 2) {
     for (int p = 0; p < half; ++p) partial[p] = rounded(dtype, partial[p] + partial[p + half]);
   }
   return partial[0];
@@ -153,9 +153,10 @@ static void dot_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_
   for (int64_t i = 0; i < rows; ++i) {
     double partial[PARTIALS] = {0};
     for (int64_t j = 0; j < width; ++j) {
-      partial_add(dtype, partial, j, rounded(dtype, load(dtype, a, i * width + j) * load(dtype, b, i * b_stride + j)));
+      partial_add(dtype, partial, j % PARTIALS,
+                  rounded(dtype, load(dtype, a, i * width + j) * load(dtype, b, i * b_stride + j)));
     }
-    out[i] = (float)((accumulate ? (double)out[i] : 0.0) + partial_fold(dtype, partial));
+    out[i] = (float)((accumulate ? (double)out[i] : 0.0) + partial_fold(dtype, partial, PARTIALS));
   }
 }
 
@@ -228,7 +229,7 @@ static void unit_backward(sluice_stream_t stream, int32_t dtype, const sluice_un
   int64_t width = unit->gated ? 2 * hidden : hidden;
   places_t at = places_of(unit, hidden);
   for (int64_t i = 0; i < rows; ++i) {
-    double partial[PARTIALS] = {0};
+    double partial[UNIT_PARTIALS] = {0};
     double w = weight[i];
     for (int64_t h = 0; h < hidden; ++h) {
       int64_t at1 = i * width + at.step * h, at3 = at1 + at.up;
@@ -237,13 +238,13 @@ static void unit_backward(sluice_stream_t stream, int32_t dtype, const sluice_un
       double f = rounded(dtype, u.value), up = unit->gated ? rounded(dtype, u.up) : 1.0;
       double slope = rounded(dtype, u.slope);
       double a = through(dtype, f * up);
-      partial_add(dtype, partial, h, rounded(dtype, d * a));
+      partial_add(dtype, partial, h % UNIT_PARTIALS, rounded(dtype, d * a));
       double wd = rounded(dtype, w * d);
       store(dtype, dpre, at1, rounded(dtype, wd * up) * slope);
       if (unit->gated) store(dtype, dpre, at3, rounded(dtype, wd * f) * u.up_slope);
       if (act_w != NULL) store(dtype, act_w, i * hidden + h, w * a);
     }
-    dweight[i] = (float)partial_fold(dtype, partial);
+    dweight[i] = (float)partial_fold(dtype, partial, UNIT_PARTIALS);
   }
 }
 

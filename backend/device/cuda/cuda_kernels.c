@@ -5,6 +5,7 @@
 
 #include "backend/base/dtype.h"
 #include "backend/base/math.h"
+#include "backend/base/tensor.h"
 #include "backend/device/cuda/cuda_launch.h"
 
 /* Kernels of one name are numbered in the order f32, bf16, f16, f64, like SLUICE_DTYPE_*. */
@@ -67,42 +68,189 @@ static void combine_rows(sluice_stream_t stream, int32_t dtype, int64_t num_toke
   sluice_cuda_launch(by_dtype(SLUICE_CUDA_combine_rows, dtype), stream, &args, args.units);
 }
 
+/* ---- activations ---- */
+
+/* One call, in as many launches as its experts need: experts whose rows lie alike and who have no bias are one. */
+typedef struct unit_call_s {
+  int64_t first;    /* row of the chunk of the launch that is being filled */
+  int64_t units;    /* its rows */
+  int32_t is_apart; /* some tensor lies in wider rows: every expert begins somewhere else */
+  sluice_unit_rows_t* rows;
+} unit_call_t;
+
+static int is_full(const unit_call_t* call, int64_t shift, const void* b1, const void* b3) {
+  const sluice_unit_rows_t* r = call->rows;
+  if (r->num_experts < SLUICE_CUDA_UNIT_EXPERTS) return 0;
+  const sluice_unit_expert_t* last = &r->experts[r->num_experts - 1];
+  return call->is_apart || last->shift != shift + call->first || last->b1 != b1 || last->b3 != b3;
+}
+
+/* `shift`: of an expert's rows in tensors of the pass against those of the chunk. */
+static void add_expert(unit_call_t* call, int64_t count, int64_t shift, const void* b1, const void* b3) {
+  sluice_unit_rows_t* r = call->rows;
+  sluice_unit_expert_t* last = r->num_experts > 0 ? &r->experts[r->num_experts - 1] : NULL;
+  /* Units count from the launch's first row, and so do rows in tensors of the chunk. */
+  const int32_t own = (int32_t)(shift + call->first);
+  call->units += count;
+  if (last == NULL || call->is_apart || last->shift != own || last->b1 != b1 || last->b3 != b3)
+    last = &r->experts[r->num_experts++];
+  *last = (sluice_unit_expert_t){(int32_t)call->units, own, b1, b3};
+}
+
+/* One of the call's tensors. */
+static void add_tensor(unit_call_t* call, int tensor, sluice_rows_at_t at, int64_t row_bytes) {
+  const int64_t skipped = at.home_bytes > 0 ? at.home_bytes - row_bytes : 0;
+  call->rows->by_pass |= at.is_of_pass << tensor;
+  call->rows->skipped[tensor] = (int32_t)skipped;
+  call->is_apart |= skipped != 0;
+}
+
+/* Where the launch's rows begin in a tensor. */
+static void* rows_from(const unit_call_t* call, int tensor, sluice_rows_at_t at, int64_t row_bytes) {
+  if (at.data == NULL || at.is_of_pass) return at.data;
+  return (char*)at.data + call->first * (row_bytes + call->rows->skipped[tensor]);
+}
+
+static uint64_t skips(const unit_call_t* call) {
+  uint64_t all = 0;
+  for (int t = 0; t < SLUICE_CUDA_UNIT_WEIGHT; ++t) all |= (uint64_t)call->rows->skipped[t]; /* scalars are not packs */
+  return all;
+}
+
+static uint64_t biases(const unit_call_t* call) {
+  uint64_t all = 0;
+  for (int32_t e = 0; e < call->rows->num_experts; ++e) {
+    all |= number(call->rows->experts[e].b1) | number(call->rows->experts[e].b3);
+  }
+  return all;
+}
+
+/* The kernel of an activation where all rows begin at 16 bytes, else the one of all. */
+static int32_t unit_kernel(int32_t any, int32_t first_of_wide, int32_t dtype, int32_t activation, int64_t hidden,
+                           uint64_t pointers) {
+  const int is_wide = dtype != SLUICE_DTYPE_F64 && hidden % 8 == 0 && hidden < INT32_MAX / 2 && pointers % 16 == 0;
+  return is_wide ? first_of_wide + 3 * activation + (dtype - SLUICE_DTYPE_F32) : by_dtype(any, dtype);
+}
+
+typedef struct forward_call_s {
+  sluice_stream_t stream;
+  int32_t dtype;
+  int64_t hidden;
+  sluice_rows_at_t pre, act;
+  sluice_act_forward_args_t args;
+} forward_call_t;
+
+static void launch_forward(forward_call_t* c, unit_call_t* call) {
+  const int64_t row = c->hidden * (int64_t)sluice_dtype_bytes(c->dtype);
+  c->args.pre = rows_from(call, SLUICE_CUDA_UNIT_PRE, c->pre, c->args.gated ? 2 * row : row);
+  c->args.act = rows_from(call, SLUICE_CUDA_UNIT_ACT, c->act, row);
+  c->args.units = c->hidden > 0 ? call->units : 0;
+  c->args.hidden = c->hidden;
+  const uint64_t pointers = number(c->args.pre) | number(c->args.act) | biases(call) | skips(call);
+  sluice_cuda_launch(unit_kernel(SLUICE_CUDA_activation_forward_any, SLUICE_CUDA_activation_forward_identity_f32,
+                                 c->dtype, c->args.activation, c->hidden, pointers),
+                     c->stream, &c->args, c->args.units);
+  call->first += call->units;
+  call->units = call->rows->num_experts = 0;
+}
+
+static void experts_forward(sluice_stream_t stream, int32_t dtype, const sluice_unit_t* unit,
+                            const sluice_expert_rows_t* rows, int64_t hidden, sluice_rows_at_t pre,
+                            const sluice_tensor_t* b1, const sluice_tensor_t* b3, sluice_rows_at_t act) {
+  forward_call_t c = {.stream = stream, .dtype = dtype, .hidden = hidden, .pre = pre, .act = act};
+  c.args.activation = unit->activation, c.args.gated = unit->gated;
+  c.args.alpha = unit->alpha, c.args.limit = unit->limit, c.args.offset = unit->offset;
+  const int64_t row = hidden * (int64_t)sluice_dtype_bytes(dtype);
+  unit_call_t call = {.rows = &c.args.rows};
+  add_tensor(&call, SLUICE_CUDA_UNIT_PRE, pre, unit->gated ? 2 * row : row);
+  add_tensor(&call, SLUICE_CUDA_UNIT_ACT, act, row);
+  for (int64_t e = 0, first = 0; e < rows->num_experts; first += rows->rows[e++]) {
+    if (rows->rows[e] == 0) continue;
+    const int64_t shift = c.args.rows.by_pass == 0 ? 0 : rows->in_pass[e] - first;
+    const void* bias = b1 == NULL ? NULL : sluice_tensor_data(&b1[e]);
+    const void* bias_up = b3 == NULL ? NULL : sluice_tensor_data(&b3[e]);
+    if (is_full(&call, shift, bias, bias_up)) launch_forward(&c, &call);
+    add_expert(&call, rows->rows[e], shift, bias, bias_up);
+  }
+  launch_forward(&c, &call);
+}
+
+typedef struct backward_call_s {
+  sluice_stream_t stream;
+  int32_t dtype;
+  int64_t hidden;
+  sluice_rows_at_t pre, dact, weight, dpre, act_w, dweight;
+  sluice_act_backward_args_t args;
+} backward_call_t;
+
+static void launch_backward(backward_call_t* c, unit_call_t* call) {
+  const int64_t row = c->hidden * (int64_t)sluice_dtype_bytes(c->dtype), pre_row = c->args.gated ? 2 * row : row;
+  c->args.pre = rows_from(call, SLUICE_CUDA_UNIT_PRE, c->pre, pre_row);
+  c->args.dact = rows_from(call, SLUICE_CUDA_UNIT_DACT, c->dact, row);
+  c->args.weight = rows_from(call, SLUICE_CUDA_UNIT_WEIGHT, c->weight, sizeof(float));
+  c->args.dpre = rows_from(call, SLUICE_CUDA_UNIT_DPRE, c->dpre, pre_row);
+  c->args.act_w = rows_from(call, SLUICE_CUDA_UNIT_ACT_W, c->act_w, row);
+  c->args.dweight = rows_from(call, SLUICE_CUDA_UNIT_DWEIGHT, c->dweight, sizeof(float));
+  c->args.units = call->units;
+  c->args.hidden = c->hidden;
+  const uint64_t pointers =
+      number(c->args.pre) | number(c->args.dact) | number(c->args.dpre) | number(c->args.act_w) | skips(call);
+  sluice_cuda_launch(unit_kernel(SLUICE_CUDA_activation_backward_any, SLUICE_CUDA_activation_backward_identity_f32,
+                                 c->dtype, c->args.activation, c->hidden, pointers),
+                     c->stream, &c->args, c->args.units);
+  call->first += call->units;
+  call->units = call->rows->num_experts = 0;
+}
+
+static void experts_backward(sluice_stream_t stream, int32_t dtype, const sluice_unit_t* unit,
+                             const sluice_expert_rows_t* rows, int64_t hidden, sluice_rows_at_t pre,
+                             sluice_rows_at_t dact, sluice_rows_at_t weight, sluice_rows_at_t dpre,
+                             sluice_rows_at_t act_w, sluice_rows_at_t dweight) {
+  backward_call_t c = {.stream = stream,
+                       .dtype = dtype,
+                       .hidden = hidden,
+                       .pre = pre,
+                       .dact = dact,
+                       .weight = weight,
+                       .dpre = dpre,
+                       .act_w = act_w,
+                       .dweight = dweight};
+  c.args.activation = unit->activation, c.args.gated = unit->gated;
+  c.args.alpha = unit->alpha, c.args.limit = unit->limit, c.args.offset = unit->offset;
+  const int64_t row = hidden * (int64_t)sluice_dtype_bytes(dtype), pre_row = unit->gated ? 2 * row : row;
+  unit_call_t call = {.rows = &c.args.rows};
+  add_tensor(&call, SLUICE_CUDA_UNIT_PRE, pre, pre_row);
+  add_tensor(&call, SLUICE_CUDA_UNIT_DACT, dact, row);
+  add_tensor(&call, SLUICE_CUDA_UNIT_WEIGHT, weight, sizeof(float));
+  add_tensor(&call, SLUICE_CUDA_UNIT_DPRE, dpre, pre_row);
+  add_tensor(&call, SLUICE_CUDA_UNIT_ACT_W, act_w, row);
+  add_tensor(&call, SLUICE_CUDA_UNIT_DWEIGHT, dweight, sizeof(float));
+  for (int64_t e = 0, first = 0; e < rows->num_experts; first += rows->rows[e++]) {
+    if (rows->rows[e] == 0) continue;
+    const int64_t shift = c.args.rows.by_pass == 0 ? 0 : rows->in_pass[e] - first;
+    if (is_full(&call, shift, NULL, NULL)) launch_backward(&c, &call);
+    add_expert(&call, rows->rows[e], shift, NULL, NULL);
+  }
+  launch_backward(&c, &call);
+}
+
+/* A tensor that a kernel only reads. */
+static sluice_rows_at_t read_at(const void* data) { return (sluice_rows_at_t){(void*)(uintptr_t)data, 0, 0}; }
+static sluice_rows_at_t at(void* data) { return (sluice_rows_at_t){data, 0, 0}; }
+
 static void unit_forward(sluice_stream_t stream, int32_t dtype, const sluice_unit_t* unit, int64_t rows, int64_t hidden,
                          void* pre, const void* b1, const void* b3, void* act) {
-  uint64_t bytes = sluice_dtype_bytes(dtype);
-  sluice_act_forward_args_t args = {.pre = pre,
-                                    .b1 = b1,
-                                    .b3 = b3,
-                                    .act = act,
-                                    .units = hidden > 0 ? rows : 0,
-                                    .hidden = hidden,
-                                    .activation = unit->activation,
-                                    .gated = unit->gated,
-                                    .alpha = unit->alpha,
-                                    .limit = unit->limit,
-                                    .offset = unit->offset};
-  args.wide = unit->gated != SLUICE_GATED_INTERLEAVED &&
-              widest(number(pre), number(act), (uint64_t)hidden * bytes, number(b1) | number(b3)) == 16;
-  sluice_cuda_launch(by_dtype(SLUICE_CUDA_activation_forward, dtype), stream, &args, args.units);
+  const sluice_expert_rows_t one = {1, &rows, NULL};
+  const sluice_tensor_t first = {.data = (void*)(uintptr_t)b1}, second = {.data = (void*)(uintptr_t)b3};
+  experts_forward(stream, dtype, unit, &one, hidden, at(pre), &first, &second, at(act));
 }
 
 static void unit_backward(sluice_stream_t stream, int32_t dtype, const sluice_unit_t* unit, int64_t rows,
                           int64_t hidden, const void* pre, const void* dact, const float* weight, void* dpre,
                           void* act_w, float* dweight) {
-  const sluice_act_backward_args_t args = {.pre = pre,
-                                           .dact = dact,
-                                           .weight = weight,
-                                           .dpre = dpre,
-                                           .act_w = act_w,
-                                           .dweight = dweight,
-                                           .units = rows,
-                                           .hidden = hidden,
-                                           .activation = unit->activation,
-                                           .gated = unit->gated,
-                                           .alpha = unit->alpha,
-                                           .limit = unit->limit,
-                                           .offset = unit->offset};
-  sluice_cuda_launch(by_dtype(SLUICE_CUDA_activation_backward, dtype), stream, &args, args.units);
+  const sluice_expert_rows_t one = {1, &rows, NULL};
+  experts_backward(stream, dtype, unit, &one, hidden, read_at(pre), read_at(dact), read_at(weight), at(dpre), at(act_w),
+                   at(dweight));
 }
 
 static void activation_forward(sluice_stream_t stream, int32_t dtype, int32_t activation, int32_t gated, int64_t rows,
@@ -208,6 +356,8 @@ const sluice_kernels_t* sluice_cuda_kernels(void) {
       .scale_rows = scale_rows,
       .unit_forward = unit_forward,
       .unit_backward = unit_backward,
+      .experts_forward = experts_forward,
+      .experts_backward = experts_backward,
       .gather_scalars = gather_scalars,
       .spread_scalars = spread_scalars,
   };

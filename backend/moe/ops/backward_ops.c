@@ -38,31 +38,60 @@ static sluice_status_t gemm2_grad(sluice_pass_t* pass, const sluice_op_t* op) {
   return sluice_grouped_gemm_run(pass, op, count, c->dtype, beta);
 }
 
-static void activation_grad(sluice_pass_t* pass, const sluice_op_t* op) {
+/* dgate += dy . b2 */
+static void add_bias_to_gate(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_moe_config_t* c = &pass->moe->shape.config;
-  const sluice_kernels_t* kernels = pass->context->device->kernels;
-  const sluice_unit_t unit = sluice_layer_unit(c);
-  int wanted = pass->schedule->spec.wgrad == SLUICE_WGRAD_CALL_LATER || pass->grad_params != NULL;
-  sluice_stream_t stream = sluice_pass_stream(pass, op);
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     int64_t rows = rows_of(pass, op->chunk, e);
     if (rows == 0) continue;
-    float* dgate = sluice_pass_rows(pass, SLUICE_T_DGATE, op->chunk, e);
-    const void* pre = sluice_pass_rows(pass, SLUICE_T_M, op->chunk, e);
-    void* dact = sluice_pass_rows(pass, SLUICE_T_DACT, op->chunk, e);
-    const float* weight = sluice_pass_rows(pass, SLUICE_T_ROUTE, op->chunk, e);
-    void* dpre = sluice_pass_rows(pass, SLUICE_T_DM, op->chunk, e);
-    void* act_w = wanted ? dact : NULL;
-    if (sluice_layer_is_plain(c)) {
-      kernels->activation_backward(stream, c->dtype, c->activation, c->gated, rows, c->hidden_width, pre, dact, weight,
-                                   dpre, act_w, dgate);
-    } else {
-      kernels->unit_backward(stream, c->dtype, &unit, rows, c->hidden_width, pre, dact, weight, dpre, act_w, dgate);
-    }
-    if (!c->bias) continue;
-    kernels->dot_rows(stream, c->dtype, rows, c->model_width, sluice_pass_rows(pass, SLUICE_T_DDO, op->chunk, e),
-                      sluice_tensor_data(&pass->params->b2[e]), 0, 1, dgate);
+    pass->context->device->kernels->dot_rows(sluice_pass_stream(pass, op), c->dtype, rows, c->model_width,
+                                             sluice_pass_rows(pass, SLUICE_T_DDO, op->chunk, e),
+                                             sluice_tensor_data(&pass->params->b2[e]), 0, 1,
+                                             sluice_pass_rows(pass, SLUICE_T_DGATE, op->chunk, e));
   }
+}
+
+static void activation_grad_of_all(sluice_pass_t* pass, const sluice_op_t* op, int is_wanted) {
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
+  const sluice_unit_t unit = sluice_layer_unit(c);
+  const sluice_expert_rows_t rows = sluice_pass_expert_rows(pass, op->chunk);
+  const sluice_rows_at_t dact = sluice_pass_rows_at(pass, SLUICE_T_DACT, op->chunk), none = {NULL, 0, 0};
+  pass->context->device->kernels->experts_backward(
+      sluice_pass_stream(pass, op), c->dtype, &unit, &rows, c->hidden_width,
+      sluice_pass_rows_at(pass, SLUICE_T_M, op->chunk), dact, sluice_pass_rows_at(pass, SLUICE_T_ROUTE, op->chunk),
+      sluice_pass_rows_at(pass, SLUICE_T_DM, op->chunk), is_wanted ? dact : none,
+      sluice_pass_rows_at(pass, SLUICE_T_DGATE, op->chunk));
+}
+
+static void activation_grad_of(sluice_pass_t* pass, const sluice_op_t* op, int is_wanted, int32_t e) {
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
+  const sluice_kernels_t* kernels = pass->context->device->kernels;
+  const sluice_unit_t unit = sluice_layer_unit(c);
+  sluice_stream_t stream = sluice_pass_stream(pass, op);
+  int64_t rows = rows_of(pass, op->chunk, e);
+  if (rows == 0) return;
+  float* dgate = sluice_pass_rows(pass, SLUICE_T_DGATE, op->chunk, e);
+  const void* pre = sluice_pass_rows(pass, SLUICE_T_M, op->chunk, e);
+  void* dact = sluice_pass_rows(pass, SLUICE_T_DACT, op->chunk, e);
+  const float* weight = sluice_pass_rows(pass, SLUICE_T_ROUTE, op->chunk, e);
+  void* dpre = sluice_pass_rows(pass, SLUICE_T_DM, op->chunk, e);
+  void* act_w = is_wanted ? dact : NULL;
+  if (sluice_layer_is_plain(c)) {
+    kernels->activation_backward(stream, c->dtype, c->activation, c->gated, rows, c->hidden_width, pre, dact, weight,
+                                 dpre, act_w, dgate);
+  } else {
+    kernels->unit_backward(stream, c->dtype, &unit, rows, c->hidden_width, pre, dact, weight, dpre, act_w, dgate);
+  }
+}
+
+static void activation_grad(sluice_pass_t* pass, const sluice_op_t* op) {
+  int is_wanted = pass->schedule->spec.wgrad == SLUICE_WGRAD_CALL_LATER || pass->grad_params != NULL;
+  if (pass->context->device->kernels->experts_backward != NULL) {
+    activation_grad_of_all(pass, op, is_wanted);
+  } else {
+    for (int32_t e = 0; e < pass->binding.num_local; ++e) activation_grad_of(pass, op, is_wanted, e);
+  }
+  if (pass->moe->shape.config.bias) add_bias_to_gate(pass, op);
 }
 
 /* dT_DI = dT_M[:, :H] W1 (+ dT_M[:, H:] W3). Where W1 and W3 are one matrix, one GEMM rounds once. */

@@ -60,6 +60,14 @@ static void activation(sluice_pass_t* pass, const sluice_op_t* op, int32_t out) 
   const sluice_kernels_t* kernels = pass->context->device->kernels;
   const sluice_unit_t unit = sluice_layer_unit(c);
   sluice_stream_t stream = sluice_pass_stream(pass, op);
+  if (kernels->experts_forward != NULL) {
+    const sluice_expert_rows_t rows = sluice_pass_expert_rows(pass, op->chunk);
+    kernels->experts_forward(stream, c->dtype, &unit, &rows, c->hidden_width,
+                             sluice_pass_rows_at(pass, SLUICE_T_M, op->chunk), c->bias ? pass->params->b1 : NULL,
+                             c->bias && c->gated == SLUICE_GATED_HALVES ? pass->params->b3 : NULL,
+                             sluice_pass_rows_at(pass, out, op->chunk));
+    return;
+  }
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     int64_t rows = rows_of(pass, op, e);
     if (rows == 0) continue;

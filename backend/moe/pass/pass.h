@@ -126,6 +126,10 @@ static inline sluice_stream_t sluice_pass_stream(const sluice_pass_t* pass, cons
 /* Address of the rows of (tensor, chunk, local expert) at the chunk's home, and of the chunk's first row (SLOTS). */
 void* sluice_pass_rows(const sluice_pass_t* pass, int32_t tensor, int32_t chunk, int32_t local);
 void* sluice_pass_chunk(const sluice_pass_t* pass, int32_t tensor, int32_t chunk);
+/* The tensor that has a chunk's rows: of the chunk alone, or of the pass. */
+sluice_rows_at_t sluice_pass_rows_at(const sluice_pass_t* pass, int32_t tensor, int32_t chunk);
+/* The chunk's rows of each local expert, for kernels that take all at once. */
+sluice_expert_rows_t sluice_pass_expert_rows(const sluice_pass_t* pass, int32_t chunk);
 /* Whether the rows of an expert lie one behind the other over all chunks. */
 int sluice_pass_is_joined(const sluice_pass_t* pass, int32_t tensor);
 

@@ -239,3 +239,16 @@ void* sluice_pass_rows(const sluice_pass_t* pass, int32_t tensor, int32_t chunk,
 int sluice_pass_is_joined(const sluice_pass_t* pass, int32_t tensor) {
   return pass->slots[home_of(pass, tensor, 0).tensor].layout == SLUICE_LAYOUT_EXPERT_MAJOR;
 }
+
+sluice_rows_at_t sluice_pass_rows_at(const sluice_pass_t* pass, int32_t tensor, int32_t chunk) {
+  const sluice_slots_t* slots = &pass->slots[home_of(pass, tensor, chunk).tensor];
+  const int is_of_pass = slots->layout == SLUICE_LAYOUT_EXPERT_MAJOR;
+  return (sluice_rows_at_t){is_of_pass ? slots->data : sluice_pass_chunk(pass, tensor, chunk), is_of_pass,
+                            (int64_t)slots->row_bytes};
+}
+
+sluice_expert_rows_t sluice_pass_expert_rows(const sluice_pass_t* pass, int32_t chunk) {
+  const sluice_binding_t* b = &pass->binding;
+  const int64_t first = (int64_t)chunk * b->num_local;
+  return (sluice_expert_rows_t){b->num_local, b->rows_of_expert + first, b->first_in_pass + first};
+}

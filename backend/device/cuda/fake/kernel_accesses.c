@@ -45,23 +45,40 @@ static void combine_rows(moment_t at, const sluice_combine_args_t* a, int64_t el
   }
 }
 
+typedef void (*note_fn_t)(moment_t at, const void* data, int64_t bytes);
+
+/* All rows of an activation in one of its tensors. */
+static void unit_rows(moment_t at, note_fn_t note, const sluice_unit_rows_t* rows, int tensor, const void* data,
+                      int64_t row_bytes) {
+  int64_t first = 0;
+  for (int32_t e = 0; data != NULL && e < rows->num_experts; first = rows->experts[e++].end) {
+    const int64_t row = first + (rows->by_pass >> tensor & 1 ? rows->experts[e].shift : 0);
+    note(at, plus(data, row * (row_bytes + rows->skipped[tensor])), (rows->experts[e].end - first) * row_bytes);
+  }
+}
+
 static void activation_forward(moment_t at, const sluice_act_forward_args_t* a, int64_t element) {
-  int64_t width = a->gated ? 2 * a->hidden : a->hidden;
-  reads(at, a->pre, a->units * width * element);
-  if (a->b1 != NULL || a->b3 != NULL) writes(at, a->pre, a->units * width * element);
-  if (a->b1 != NULL) reads(at, a->b1, (a->gated == SLUICE_GATED_INTERLEAVED ? width : a->hidden) * element);
-  if (a->b3 != NULL) reads(at, a->b3, a->hidden * element);
-  writes(at, a->act, a->units * a->hidden * element);
+  const int64_t row = a->hidden * element, pre_row = a->gated ? 2 * row : row;
+  int has_bias = 0;
+  for (int32_t e = 0; e < a->rows.num_experts; ++e) {
+    const sluice_unit_expert_t* x = &a->rows.experts[e];
+    if (x->b1 != NULL) reads(at, x->b1, a->gated == SLUICE_GATED_INTERLEAVED ? pre_row : row);
+    if (x->b3 != NULL) reads(at, x->b3, row);
+    has_bias |= x->b1 != NULL || x->b3 != NULL;
+  }
+  unit_rows(at, reads, &a->rows, SLUICE_CUDA_UNIT_PRE, a->pre, pre_row);
+  if (has_bias) unit_rows(at, writes, &a->rows, SLUICE_CUDA_UNIT_PRE, a->pre, pre_row);
+  unit_rows(at, writes, &a->rows, SLUICE_CUDA_UNIT_ACT, a->act, row);
 }
 
 static void activation_backward(moment_t at, const sluice_act_backward_args_t* a, int64_t element) {
-  int64_t width = a->gated ? 2 * a->hidden : a->hidden;
-  reads(at, a->pre, a->units * width * element);
-  reads(at, a->dact, a->units * a->hidden * element);
-  reads(at, a->weight, a->units * 4);
-  writes(at, a->dpre, a->units * width * element);
-  if (a->act_w != NULL) writes(at, a->act_w, a->units * a->hidden * element);
-  writes(at, a->dweight, a->units * 4);
+  const int64_t row = a->hidden * element, pre_row = a->gated ? 2 * row : row;
+  unit_rows(at, reads, &a->rows, SLUICE_CUDA_UNIT_PRE, a->pre, pre_row);
+  unit_rows(at, reads, &a->rows, SLUICE_CUDA_UNIT_DACT, a->dact, row);
+  unit_rows(at, reads, &a->rows, SLUICE_CUDA_UNIT_WEIGHT, a->weight, 4);
+  unit_rows(at, writes, &a->rows, SLUICE_CUDA_UNIT_DPRE, a->dpre, pre_row);
+  unit_rows(at, writes, &a->rows, SLUICE_CUDA_UNIT_ACT_W, a->act_w, row);
+  unit_rows(at, writes, &a->rows, SLUICE_CUDA_UNIT_DWEIGHT, a->dweight, 4);
 }
 
 static void dot_rows(moment_t at, const sluice_dot_args_t* a, int64_t element) {

@@ -10,11 +10,12 @@
 
 enum {
   SLUICE_CUDA_WARP = 32,
-  SLUICE_CUDA_BLOCK = 256,       /* threads: 8 warps */
-  SLUICE_CUDA_MAX_RUNS = 128,    /* runs per launch of move_rows: 3 KiB of parameters, of the portable limit of 4 KiB */
-  SLUICE_CUDA_MAX_WORDS = 480,   /* words per launch of write_words */
-  SLUICE_CUDA_ROUTE_TILE = 1024, /* routes that one warp counts */
-  SLUICE_CUDA_ADAM_TILE = 1024,  /* elements of a parameter that one warp takes */
+  SLUICE_CUDA_BLOCK = 256,          /* threads: 8 warps */
+  SLUICE_CUDA_MAX_RUNS = 128,       /* runs per launch of move_rows: 3 KiB of parameters, of the portable 4 KiB */
+  SLUICE_CUDA_MAX_WORDS = 480,      /* words per launch of write_words */
+  SLUICE_CUDA_UNIT_EXPERTS = 160,   /* experts per launch of an activation */
+  SLUICE_CUDA_ROUTE_TILE = 1024,    /* routes that one warp counts */
+  SLUICE_CUDA_ADAM_TILE = 1024,     /* elements of a parameter that one warp takes */
   SLUICE_CUDA_TOKEN_COPY_RUNS = 112 /* runs per launch of token_copy_place */
 };
 
@@ -57,16 +58,41 @@ typedef struct sluice_combine_args_s {
   int64_t wide; /* 1: everything is 16-byte aligned and a whole number of 16 bytes */
 } sluice_combine_args_t;
 
+/* Rows of a chunk of several experts, in one launch. A tensor holds a chunk, or the whole pass by expert: then its bit
+ * of by_pass is set, and row `unit` of the chunk is its row `unit` + shift. */
+typedef struct sluice_unit_expert_s {
+  int32_t end;   /* rows of this expert and of those before it */
+  int32_t shift; /* of its rows in tensors of the pass */
+  const void* b1;
+  const void* b3; /* or NULL */
+} sluice_unit_expert_t;
+
+enum { /* the tensors of both directions */
+       SLUICE_CUDA_UNIT_PRE,
+       SLUICE_CUDA_UNIT_ACT, /* forward */
+       SLUICE_CUDA_UNIT_DACT,
+       SLUICE_CUDA_UNIT_DPRE,
+       SLUICE_CUDA_UNIT_ACT_W,
+       SLUICE_CUDA_UNIT_WEIGHT,
+       SLUICE_CUDA_UNIT_DWEIGHT,
+       SLUICE_CUDA_UNIT_TENSORS
+};
+
+typedef struct sluice_unit_rows_s {
+  int32_t by_pass;                           /* bits by SLUICE_CUDA_UNIT_* */
+  int32_t num_experts;                       /* at least 1 */
+  int32_t skipped[SLUICE_CUDA_UNIT_TENSORS]; /* bytes that a row of the memory is wider than a row of the tensor */
+  sluice_unit_expert_t experts[SLUICE_CUDA_UNIT_EXPERTS];
+} sluice_unit_rows_t;
+
 typedef struct sluice_act_forward_args_s {
   void* pre;
-  const void* b1;
-  const void* b3;
   void* act;
   int64_t units; /* rows */
   int64_t hidden;
   int32_t activation, gated;  /* gated: SLUICE_GATED_* */
   float alpha, limit, offset; /* of SWIGLU */
-  int64_t wide;
+  sluice_unit_rows_t rows;
 } sluice_act_forward_args_t;
 
 typedef struct sluice_act_backward_args_s {
@@ -80,6 +106,7 @@ typedef struct sluice_act_backward_args_s {
   int64_t hidden;
   int32_t activation, gated;  /* gated: SLUICE_GATED_* */
   float alpha, limit, offset; /* of SWIGLU */
+  sluice_unit_rows_t rows;
 } sluice_act_backward_args_t;
 
 typedef struct sluice_bias_args_s {

@@ -20,6 +20,8 @@ SLUICE_FN int sluice_lane() { return (int)(threadIdx.x & 31u); }
 
 #define SLUICE_LANES(lane) for (int lane = sluice_lane(), sluice_once = 1; sluice_once; sluice_once = 0)
 #define SLUICE_UNROLL      _Pragma("unroll") /* before a loop over arrays that must stay in registers */
+#define SLUICE_ONE_BY_ONE  _Pragma("unroll 1")
+#define SLUICE_MAY_ALIAS
 
 template <typename T>
 struct per_lane {
@@ -68,6 +70,8 @@ SLUICE_FN int bits_set(uint32_t x) { return __popc(x); }
 
 #define SLUICE_LANES(lane) for (int lane = 0; lane < 32; ++lane)
 #define SLUICE_UNROLL
+#define SLUICE_ONE_BY_ONE
+#define SLUICE_MAY_ALIAS __attribute__((may_alias)) /* a type for what memory holds of any type */
 
 template <typename T>
 struct per_lane {

@@ -2,8 +2,8 @@
  *
  * Every entry gives the same bits as the plain version for every dtype, width and alignment; only activations in f32,
  * bf16 and f16, which the kernels evaluate in f32, differ within the tolerance at `close_enough`. This checks the
- * arguments of the launchers, index arithmetic and element arithmetic; it does not check how a GPU's expf and erfcf
- * round. Outputs start as NaN, and the guard elements after every output must survive. */
+ * arguments of the launchers, index arithmetic and element arithmetic; it does not check how a GPU's approximate
+ * instructions round. Outputs start as NaN, and the guard elements after every output must survive. */
 #include "backend/device/cuda/cuda_launch.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/device/test/kernel_buffers.h"
@@ -382,6 +382,87 @@ static void Units_AtTheEndsOfTheRange_Close(void** state) {
   }
 }
 
+/* Where values are exact, so are the sums of dweight: in the order of every other version. */
+static void sum_case(int32_t dtype, int64_t rows, int64_t width) {
+  static const sluice_unit_t units[] = {{SLUICE_ACTIVATION_RELU, SLUICE_GATED_NO, 1, 1, 0},
+                                        {SLUICE_ACTIVATION_IDENTITY, SLUICE_GATED_HALVES, 1, 1, 0},
+                                        {SLUICE_ACTIVATION_RELU2, SLUICE_GATED_INTERLEAVED, 1, 1, 0}};
+  for (size_t n = 0; n < sizeof units / sizeof units[0]; ++n) {
+    int64_t wide = rows * width * (units[n].gated ? 2 : 1);
+    buffer_t pre = random_buffer(dtype, wide), dact = random_buffer(dtype, rows * width), dpre = buffer(dtype, wide),
+             weight = random_buffer(SLUICE_DTYPE_F32, rows), want = buffer(SLUICE_DTYPE_F32, rows),
+             got = copy_of(&want);
+    ref->unit_backward(NULL, dtype, &units[n], rows, width, pre.data, dact.data, weight.data, dpre.data, NULL,
+                       want.data);
+    cuda->unit_backward(NULL, dtype, &units[n], rows, width, pre.data, dact.data, weight.data, dpre.data, NULL,
+                        got.data);
+    assert_same(&want, &got, "dweight");
+    release(&pre), release(&dact), release(&dpre), release(&weight), release(&want), release(&got);
+  }
+}
+static void ActivationBackward_ExactValues_SumsOfSameBits(void** state) {
+  (void)state;
+  sweep(sum_case);
+}
+
+/* More experts than a launch takes, some without rows, in tensors of a chunk and of the pass (every expert's rows of
+ * two other chunks lie around its own): the bits of a call for each. */
+enum { NUM_EXPERTS = 2 * SLUICE_CUDA_UNIT_EXPERTS + 9, MOST_ROWS = 3, EXPERTS_WIDTH = 24 };
+
+static void experts_case(int is_biased, int first_in_pass, int factor, int wanted_launches) {
+  const sluice_unit_t unit = {SLUICE_ACTIVATION_SILU, SLUICE_GATED_HALVES, 1, 1, 0};
+  const int32_t dtype = SLUICE_DTYPE_BF16;
+  int64_t rows[NUM_EXPERTS], in_pass[NUM_EXPERTS], total = 0, pass = 0;
+  for (int e = 0; e < NUM_EXPERTS; ++e) {
+    rows[e] = e % (MOST_ROWS + 1), in_pass[e] = first_in_pass ? pass + 1 : total;
+    total += rows[e], pass += rows[e] + 2;
+  }
+  enum { W = EXPERTS_WIDTH };
+  buffer_t pre = random_buffer(dtype, pass * 2 * W), each_pre = copy_of(&pre), act = buffer(dtype, total * W),
+           each_act = copy_of(&act), dact = random_buffer(dtype, factor * pass * W), each_dact = copy_of(&dact),
+           weight = random_buffer(SLUICE_DTYPE_F32, pass), dpre = buffer(dtype, pass * 2 * W),
+           each_dpre = copy_of(&dpre), dweight = buffer(SLUICE_DTYPE_F32, total), each_dweight = copy_of(&dweight),
+           bias = random_buffer(dtype, NUM_EXPERTS * 2 * W);
+  sluice_tensor_t b1[NUM_EXPERTS], b3[NUM_EXPERTS];
+  uint16_t *p = each_pre.data, *a = each_act.data, *d = each_dact.data, *g = each_dpre.data, *b = bias.data;
+  memset(b1, 0, sizeof b1), memset(b3, 0, sizeof b3);
+  for (int64_t e = 0, row = 0; e < NUM_EXPERTS; row += rows[e++]) {
+    b1[e].data = b + 2 * e * W, b3[e].data = b + (2 * e + 1) * W;
+    uint16_t *own_pre = p + in_pass[e] * 2 * W, *own_d = d + in_pass[e] * factor * W;
+    cuda->unit_forward(NULL, dtype, &unit, rows[e], W, own_pre, is_biased ? b1[e].data : NULL,
+                       is_biased ? b3[e].data : NULL, a + row * W);
+    cuda->unit_backward(NULL, dtype, &unit, rows[e], W, own_pre, own_d, (float*)weight.data + in_pass[e],
+                        g + in_pass[e] * 2 * W, own_d, (float*)each_dweight.data + row);
+  }
+  const sluice_expert_rows_t all = {NUM_EXPERTS, rows, in_pass};
+  const int32_t of_pass = first_in_pass;
+  const int64_t home = factor * W * 2;
+  const uint64_t before = sluice_fake_cuda_launches();
+  cuda->experts_forward(NULL, dtype, &unit, &all, W, (sluice_rows_at_t){pre.data, of_pass, 0}, is_biased ? b1 : NULL,
+                        is_biased ? b3 : NULL, (sluice_rows_at_t){act.data, 0, 0});
+  assert_int_equal(sluice_fake_cuda_launches() - before, wanted_launches);
+  cuda->experts_backward(NULL, dtype, &unit, &all, W, (sluice_rows_at_t){pre.data, of_pass, 0},
+                         (sluice_rows_at_t){dact.data, of_pass, home}, (sluice_rows_at_t){weight.data, of_pass, 0},
+                         (sluice_rows_at_t){dpre.data, of_pass, 0}, (sluice_rows_at_t){dact.data, of_pass, home},
+                         (sluice_rows_at_t){dweight.data, 0, 0});
+  assert_int_equal(sluice_fake_cuda_launches() - before, wanted_launches + (of_pass || factor > 1 ? 2 : 1));
+  assert_same(&each_pre, &pre, "pre"), assert_same(&each_act, &act, "act"), assert_same(&each_dact, &dact, "act_w");
+  assert_same(&each_dpre, &dpre, "dpre"), assert_same(&each_dweight, &dweight, "dweight");
+  release(&pre), release(&each_pre), release(&act), release(&each_act), release(&dact), release(&each_dact);
+  release(&weight), release(&dpre), release(&each_dpre), release(&dweight), release(&each_dweight), release(&bias);
+}
+static void Experts_ManyAtOnce_AreOneByOne(void** state) {
+  (void)state;
+  for (shift = 0; shift < 2; ++shift) {
+    experts_case(0, 0, 1, 1);
+    experts_case(1, 0, 1, 2);
+    experts_case(0, 1, 1, 2);
+    experts_case(1, 1, 1, 2);
+    experts_case(0, 0, 2, 1); /* dact in rows of pre's width */
+    experts_case(1, 1, 2, 2);
+  }
+}
+
 static void ActivationBackward_WithoutWeights_LeavesActW(void** state) {
   (void)state;
   float pre[4] = {1, -2, 3, 0.5f}, dact[4] = {1, 1, 1, 1}, dpre[4], weight[1] = {2}, dweight[1];
@@ -455,6 +536,8 @@ int main(void) {
       CASE(ActivationBackward_Any_Close),
       CASE(Units_AtTheEndsOfTheRange_Close),
       CASE(Units_SquaredReluAndClampedSwiglu_Close),
+      CASE(ActivationBackward_ExactValues_SumsOfSameBits),
+      CASE(Experts_ManyAtOnce_AreOneByOne),
       CASE(ActivationBackward_WithoutWeights_LeavesActW),
       CASE(Launch_Fails_IsReportedByLeaveOnce),
       CASE(Launch_OutsideEnter_DoesNothing),

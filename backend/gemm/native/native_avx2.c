@@ -32,14 +32,18 @@ typedef int lanes_t; /* always all of them */
 
 INLINE vf from_bf16(__m128i h) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)); }
 
-INLINE __m128i to_bf16(vf x) {
+/* Rounded to bf16 in the upper halves; the lower ones are of no meaning. */
+INLINE vf to_upper(vf x) {
   const __m256i bits = _mm256_castps_si256(x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   const __m256i even = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
   const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
   const vf nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
-  const vf picked = _mm256_blendv_ps(_mm256_castsi256_ps(even), _mm256_castsi256_ps(quiet), nan);
-  const __m256i wide = _mm256_srli_epi32(_mm256_castps_si256(picked), 16);
+  return _mm256_blendv_ps(_mm256_castsi256_ps(even), _mm256_castsi256_ps(quiet), nan);
+}
+
+INLINE __m128i to_bf16(vf x) {
+  const __m256i wide = _mm256_srli_epi32(_mm256_castps_si256(to_upper(x)), 16);
   return _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
 }
 
@@ -115,25 +119,39 @@ INLINE vf vf_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
 
 INLINE vf rounded(const int32_t dtype, vf x) {
   switch (dtype) {
-    case SLUICE_DTYPE_BF16: return from_bf16(to_bf16(x));
+    case SLUICE_DTYPE_BF16: return _mm256_and_ps(to_upper(x), _mm256_castsi256_ps(_mm256_set1_epi32((int)0xffff0000)));
     case SLUICE_DTYPE_F16: return _mm256_cvtph_ps(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     default: return x;
   }
 }
 
-INLINE void store_exact(const int32_t dtype, void* at, vf x) { store(dtype, at, 1, x); }
+INLINE void store_exact(const int32_t dtype, void* at, vf x) {
+  if (dtype != SLUICE_DTYPE_BF16) {
+    store(dtype, at, 1, x);
+    return;
+  }
+  const __m256i wide = _mm256_srli_epi32(_mm256_castps_si256(x), 16);
+  _mm_storeu_si128(at, _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1)));
+}
 
 INLINE codes_t lanes_of_codes(const int32_t format, const uint8_t* at, int64_t left) {
   const int is_nibbles = format == SLUICE_PACKED_MXFP4 || format == SLUICE_PACKED_INT4;
-  const int64_t bytes = is_nibbles ? (left + 1) / 2 : left;
   if (is_nibbles) {
     uint32_t eight = 0;
-    memcpy(&eight, at, bytes < (int64_t)sizeof eight ? (size_t)bytes : sizeof eight);
+    if (left >= LANES) {
+      memcpy(&eight, at, sizeof eight);
+    } else {
+      memcpy(&eight, at, (size_t)(left + 1) / 2);
+    }
     const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
     return _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32((int)eight), shifts), _mm256_set1_epi32(15));
   }
   uint64_t eight = 0;
-  memcpy(&eight, at, bytes < (int64_t)sizeof eight ? (size_t)bytes : sizeof eight);
+  if (left >= LANES) {
+    memcpy(&eight, at, sizeof eight);
+  } else {
+    memcpy(&eight, at, (size_t)left);
+  }
   return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)eight));
 }
 

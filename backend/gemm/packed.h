@@ -11,13 +11,15 @@
 #define SLUICE_BACKEND_GEMM_PACKED_H_
 
 #include "backend/base/status.h"
+#include "sluice/weights.h"
 
 enum {
-  SLUICE_PACKED_NO = 0,    /* elements of the GEMM's own type */
-  SLUICE_PACKED_MXFP4 = 1, /* OCP microscaling FP4: e2m1, blocks of 32 columns, scales 2^(u8 - 127), 255 is NaN */
-  SLUICE_PACKED_FP8 = 2,   /* e4m3 without infinities, blocks of 128 x 128, f32 scales */
-  SLUICE_PACKED_INT8 = 3,  /* symmetric, blocks of some columns of a row, bf16 scales */
-  SLUICE_PACKED_INT4 = 4,  /* the same in 4 bits, two's complement */
+  SLUICE_PACKED_NO = SLUICE_WEIGHTS_PLAIN, /* elements of the GEMM's own type */
+  SLUICE_PACKED_MXFP4 =
+      SLUICE_WEIGHTS_MXFP4, /* OCP microscaling FP4: e2m1, blocks of 32 columns, scales 2^(u8 - 127), 255 is NaN */
+  SLUICE_PACKED_FP8 = SLUICE_WEIGHTS_FP8,   /* e4m3 without infinities, blocks of 128 x 128, f32 scales */
+  SLUICE_PACKED_INT8 = SLUICE_WEIGHTS_INT8, /* symmetric, blocks of some columns of a row, bf16 scales */
+  SLUICE_PACKED_INT4 = SLUICE_WEIGHTS_INT4, /* the same in 4 bits, two's complement */
   SLUICE_PACKED_FORMATS = 5
 };
 

@@ -63,10 +63,12 @@ uint64_t sluice_pass_device_scratch_bytes(uint64_t scalar_bytes) { return 3 * sl
 
 sluice_pass_scratch_t sluice_pass_scratch(const sluice_shape_t* shape, uint64_t scalar_bytes, int32_t num_ops) {
   const uint64_t w = (uint64_t)shape->world_size;
+  const int is_packed = shape->config.weight_format != SLUICE_WEIGHTS_PLAIN;
+  const uint64_t each = SLUICE_GEMM_BYTES + (is_packed ? SLUICE_PACKED_BYTES : 0);
   return (sluice_pass_scratch_t){w * 8,
                                  scalar_bytes,
                                  w * SLUICE_ROW_RUN_BYTES,
-                                 (uint64_t)sluice_pass_gemms(shape) * SLUICE_GEMM_BYTES,
+                                 (uint64_t)sluice_pass_gemms(shape) * each,
                                  (uint64_t)num_ops * SLUICE_OP_TIMES_BYTES,
                                  adapters_bytes(shape)};
 }
@@ -82,7 +84,7 @@ uint64_t sluice_parameter_elements(const sluice_shape_t* shape, int32_t paramete
   uint64_t hidden = (uint64_t)c->hidden_width * (c->gated == SLUICE_GATED_INTERLEAVED ? 2 : 1);
   uint64_t width = (uint64_t)c->model_width;
   const uint64_t rank = (uint64_t)c->lora_rank;
-  const int halves = c->gated == SLUICE_GATED_HALVES, is_frozen = rank > 0;
+  const int halves = c->gated == SLUICE_GATED_HALVES, is_frozen = rank > 0 || c->weight_format != 0;
   switch (parameter) {
     case SLUICE_W1: return is_frozen ? 0 : hidden * width;
     case SLUICE_W3: return halves && !is_frozen ? hidden * width : 0;

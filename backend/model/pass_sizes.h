@@ -11,6 +11,7 @@
 #define SLUICE_LAYER_BYTES    1800u /* sluice_moe_t */
 #define SLUICE_ROW_RUN_BYTES  24u   /* sluice_row_run_t */
 #define SLUICE_GEMM_BYTES     96u   /* sluice_gemm_problem_t */
+#define SLUICE_PACKED_BYTES   40u   /* sluice_packed_t, one more for each GEMM of a layer whose weights are packed */
 #define SLUICE_OP_TIMES_BYTES 24u   /* sluice_op_times_t */
 #define SLUICE_HEADER_BYTES   1024u /* the header of a call to one rank, and counts that fit behind it */
 #define SLUICE_CPU_JOB_BYTES  28u   /* what a CPU keeps of an op while a pass runs */

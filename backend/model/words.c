@@ -56,6 +56,15 @@ const char* sluice_wire_word(int64_t wire_dtype) {
   return word_of(words, COUNT(words), wire_dtype);
 }
 
+const char* sluice_weights_word(int64_t weight_format) {
+  static const char* const words[] = {[SLUICE_WEIGHTS_PLAIN] = "plain",
+                                      [SLUICE_WEIGHTS_MXFP4] = "mxfp4",
+                                      [SLUICE_WEIGHTS_FP8] = "fp8",
+                                      [SLUICE_WEIGHTS_INT8] = "int8",
+                                      [SLUICE_WEIGHTS_INT4] = "int4"};
+  return word_of(words, COUNT(words), weight_format);
+}
+
 const char* sluice_restore_word(int64_t policy) {
   return policy == SLUICE_RESTORE_ADAPTIVE ? "adaptive" : sluice_restore_name((int32_t)policy);
 }

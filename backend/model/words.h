@@ -12,6 +12,7 @@ const char* sluice_chunking_word(int64_t chunking);
 const char* sluice_grouping_word(int64_t grouping);
 const char* sluice_deduplicate_word(int64_t deduplicate);
 const char* sluice_wire_word(int64_t wire_dtype);
+const char* sluice_weights_word(int64_t weight_format);
 const char* sluice_restore_word(int64_t policy); /* of a config, which may leave it open */
 
 #endif /* SLUICE_BACKEND_MODEL_WORDS_H_ */

@@ -7,6 +7,7 @@
 
 #include "backend/base/dtype.h"
 #include "backend/base/structs.h"
+#include "backend/model/words.h"
 #include "backend/moe/context/row_memory.h"
 
 /* Host tensors are what they say. A pointer of the wrong memory would end in a fault of the device, and with it the
@@ -154,6 +155,24 @@ static sluice_status_t read_experts(const sluice_moe_t* moe, const sluice_expert
                             "sluice_expert_tensors_t");
 }
 
+/* A packed weight, or what should be the gradient of one, which has none. */
+static sluice_status_t check_weight(const sluice_moe_t* moe, const sluice_tensor_t* codes,
+                                    const sluice_tensor_t* scales, const char* table, const char* name,
+                                    const char* scales_name, const int64_t* shape, int gradients) {
+  const sluice_moe_config_t* c = &moe->shape.config;
+  if (gradients && (codes != NULL || scales != NULL)) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "layer %d: %s.%s is given, but weights in %s are frozen and have no gradient: leave it NULL, or "
+                       "train plain weights",
+                       c->layer_id, table, codes != NULL ? name : scales_name, sluice_weights_word(c->weight_format));
+  }
+  if (gradients) return SLUICE_OK;
+  char label[64], scales_label[64];
+  snprintf(label, sizeof label, "%s.%s", table, name);
+  snprintf(scales_label, sizeof scales_label, "%s.%s", table, scales_name);
+  return sluice_check_packed(moe, codes, scales, label, scales_label, shape);
+}
+
 static sluice_status_t check_own(const sluice_moe_t* moe, const sluice_expert_tensors_t* experts, const char* name,
                                  int gradients) {
   const sluice_moe_config_t* c = &moe->shape.config;
@@ -164,11 +183,18 @@ static sluice_status_t check_own(const sluice_moe_t* moe, const sluice_expert_te
 #define ARRAY(member, ndim, shape)                       \
   snprintf(label, sizeof label, "%s.%s", name, #member); \
   SLUICE_TRY(check_array(moe, experts->member, label, ndim, shape, gradients))
-  ARRAY(w1, 2, up);
-  ARRAY(w2, 2, down);
-  if (c->gated == SLUICE_GATED_HALVES) {
-    ARRAY(w3, 2, up);
+#define WEIGHT(member, scales, shape)                                                                          \
+  if (c->weight_format == SLUICE_WEIGHTS_PLAIN) {                                                              \
+    ARRAY(member, 2, shape);                                                                                   \
+  } else {                                                                                                     \
+    SLUICE_TRY(check_weight(moe, experts->member, experts->scales, name, #member, #scales, shape, gradients)); \
   }
+  WEIGHT(w1, s1, up);
+  WEIGHT(w2, s2, down);
+  if (c->gated == SLUICE_GATED_HALVES) {
+    WEIGHT(w3, s3, up);
+  }
+#undef WEIGHT
   if (c->bias) {
     ARRAY(b1, 1, up);
     ARRAY(b2, 1, down);

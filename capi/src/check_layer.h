@@ -3,6 +3,7 @@
 #define SLUICE_CAPI_CHECK_LAYER_H_
 
 #include "backend/base/tensor.h"
+#include "backend/gemm/packed.h"
 #include "backend/moe/layer/layer.h"
 
 /* [T, width] of the layer's dtype with unit column stride; num_tokens -1: any. */
@@ -26,6 +27,10 @@ sluice_status_t sluice_check_experts(const sluice_moe_t* moe, const sluice_exper
 /* Gradients that are wanted, of params, which have been checked: the layer's dtype or f32, one for all of a kind. */
 sluice_status_t sluice_check_gradients(const sluice_moe_t* moe, const sluice_expert_tensors_t* params,
                                        const sluice_expert_tensors_t* gradients, sluice_expert_tensors_t* out_grads);
+/* Of a layer whose weights are packed: codes and scales of one of them, [shape[0], shape[1]] each. */
+sluice_status_t sluice_check_packed(const sluice_moe_t* moe, const sluice_tensor_t* codes,
+                                    const sluice_tensor_t* scales, const char* name, const char* scales_name,
+                                    const int64_t* shape);
 sluice_status_t sluice_check_callbacks(const sluice_moe_t* moe, const sluice_expert_callbacks_t* callbacks);
 /* UNSUPPORTED on a device whose memory the host cannot touch. */
 sluice_status_t sluice_check_is_near(const sluice_context_t* context, const char* what);

@@ -6,6 +6,7 @@
 #include "backend/base/check.h"
 #include "backend/base/dtype.h"
 #include "backend/base/structs.h"
+#include "backend/gemm/packed.h"
 #include "backend/model/restore.h"
 #include "backend/model/words.h"
 #include "backend/moe/context/row_memory.h"
@@ -160,6 +161,36 @@ static sluice_status_t check_deduplicate(const sluice_context_t* context, const 
   return SLUICE_OK;
 }
 
+/* On return weight_block is that of the format. */
+static sluice_status_t check_weights(const sluice_context_t* context, sluice_moe_config_t* c) {
+  const int32_t id = c->layer_id;
+  if (c->weight_format == SLUICE_WEIGHTS_PLAIN) {
+    return SLUICE_REQUIRE(c->weight_block == 0, "layer %d: weight_block is %d, but weight_format is plain: set 0", id,
+                          c->weight_block);
+  }
+  const sluice_packed_format_t* format = sluice_packed_format(c->weight_format);
+  SLUICE_TRY(SLUICE_REQUIRE(format != NULL,
+                            "layer %d: weight_format is %d; known are plain (0), mxfp4 (1), fp8 (2), int8 (3) and int4 "
+                            "(4)",
+                            id, c->weight_format));
+  SLUICE_TRY(SLUICE_REQUIRE(!c->callback_experts,
+                            "layer %d: weight_format is %s, but callback experts have weights of their own: set plain",
+                            id, format->name));
+  if (context->rows->is_device) {
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "layer %d: weight_format is %s; weights are decoded on a CPU alone yet, not on device %s: give "
+                       "plain weights",
+                       id, format->name, context->device->name);
+  }
+  enum { DEFAULT_BLOCK = 128 };
+  if (c->weight_block == 0) c->weight_block = format->block_cols != 0 ? format->block_cols : DEFAULT_BLOCK;
+  char what[64];
+  snprintf(what, sizeof what, "layer %d: w1", id);
+  SLUICE_TRY(sluice_packed_check_shape(c->weight_format, c->weight_block, c->model_width, what));
+  snprintf(what, sizeof what, "layer %d: w2", id);
+  return sluice_packed_check_shape(c->weight_format, c->weight_block, c->hidden_width, what);
+}
+
 /* Who reuses buffers keeps no rows: a policy that keeps contradicts it. */
 static sluice_status_t check_reuse(const sluice_moe_config_t* c) {
   SLUICE_TRY(SLUICE_REQUIRE(is_flag(c->reuse), "layer %d: reuse is %d; it must be 0 or 1", c->layer_id, c->reuse));
@@ -201,6 +232,7 @@ sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_co
                        checked.layer_id, context->device->name, sluice_activation_word(checked.activation),
                        sluice_gated_word(checked.gated));
   }
+  SLUICE_TRY(check_weights(context, &checked));
   SLUICE_TRY(check_policies(&checked));
   SLUICE_TRY(check_reuse(&checked));
   char what[32];

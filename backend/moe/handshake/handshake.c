@@ -207,7 +207,9 @@ static int describe_kind(const sluice_record_pair_t* pair, char* text, size_t ro
   return snprintf(
       text, room,
       "the layer's config on rank %d is not that on rank %d, in restore_input, a list of policies by chunk, "
-      "exchange_mode, or swiglu_alpha, swiglu_limit or swiglu_offset; give all ranks the same",
+      "exchange_mode, swiglu_alpha, swiglu_limit or swiglu_offset, or weight_format or weight_block; give all ranks "
+      "the "
+      "same",
       pair->peer_rank, pair->rank);
 }
 

@@ -29,6 +29,8 @@ static uint64_t kind_of(const sluice_moe_t* moe, int32_t world_size) {
   const int32_t deduplication = asks_nodes && !has_nodes ? sluice_shape_deduplication(&moe->shape) : c->deduplicate;
   if (deduplication) hash = sluice_hash_bytes(hash, &deduplication, sizeof deduplication);
   if (has_nodes) hash = sluice_hash_bytes(hash, &moe->shape.ranks_per_node, sizeof moe->shape.ranks_per_node);
+  const int32_t weights[] = {c->weight_format, c->weight_block};
+  if (c->weight_format != SLUICE_WEIGHTS_PLAIN) hash = sluice_hash_bytes(hash, weights, sizeof weights);
   if (c->reuse) hash = sluice_hash_bytes(hash, "reuse", 5);
   const int32_t wire = sluice_layer_wire(moe);
   if (wire != SLUICE_WIRE_LAYER_DTYPE) hash = sluice_hash_bytes(hash, &wire, sizeof wire);

@@ -27,13 +27,14 @@ static sluice_status_t gemm2_grad(sluice_pass_t* pass, const sluice_op_t* op) {
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     int64_t rows = rows_of(pass, op->chunk, e);
     if (rows == 0) continue;
-    pass->gemms[count++] = (sluice_gemm_problem_t){
+    pass->gemms[count] = (sluice_gemm_problem_t){
         rows,
         c->hidden_width,
         c->model_width,
         sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DDO, op->chunk, e), c->model_width, 0, element),
-        sluice_tensor_matrix(&pass->params->w2[e]),
+        sluice_weight(pass, count, SLUICE_W2, e, 0),
         sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DACT, op->chunk, e), c->hidden_width, 0, element)};
+    ++count;
   }
   return sluice_grouped_gemm_run(pass, op, count, c->dtype, beta);
 }
@@ -105,15 +106,16 @@ static sluice_status_t gemm1_grad(sluice_pass_t* pass, const sluice_op_t* op) {
     int64_t count = 0;
     for (int32_t e = 0; e < pass->binding.num_local; ++e) {
       int64_t rows = rows_of(pass, op->chunk, e);
-      int fused = c->gated && sluice_gate_up_is_fused(pass->params, e, element);
+      int fused = c->gated && sluice_gate_up_is_fused(pass, e);
       if (rows == 0 || (half == 1 && fused)) continue;
-      pass->gemms[count++] = (sluice_gemm_problem_t){
+      pass->gemms[count] = (sluice_gemm_problem_t){
           rows,
           c->model_width,
           fused ? 2 * c->hidden_width : c->hidden_width,
           sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DM, op->chunk, e), width, half * c->hidden_width, element),
-          sluice_tensor_matrix(half == 0 ? &pass->params->w1[e] : &pass->params->w3[e]),
+          sluice_weight(pass, count, half == 0 ? SLUICE_W1 : SLUICE_W3, e, 0),
           sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DDI, op->chunk, e), c->model_width, 0, element)};
+      ++count;
     }
     SLUICE_TRY(sluice_grouped_gemm_run(pass, op, count, c->dtype, half == 0 ? beta : 1));
   }

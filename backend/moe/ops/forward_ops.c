@@ -32,20 +32,19 @@ static sluice_status_t gemm1(sluice_pass_t* pass, const sluice_op_t* op) {
     sluice_matrix_t x =
         sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DI, op->chunk, e), c->model_width, 0, element);
     void* pre = sluice_pass_rows(pass, SLUICE_T_M, op->chunk, e);
-    int fused = c->gated && sluice_gate_up_is_fused(pass->params, e, element);
-    pass->gemms[count++] = (sluice_gemm_problem_t){rows,
-                                                   fused ? 2 * c->hidden_width : c->hidden_width,
-                                                   c->model_width,
-                                                   x,
-                                                   sluice_transpose(sluice_tensor_matrix(&pass->params->w1[e])),
-                                                   sluice_rows_matrix(pre, width, 0, element)};
+    int fused = c->gated && sluice_gate_up_is_fused(pass, e);
+    pass->gemms[count] = (sluice_gemm_problem_t){
+        rows, fused ? 2 * c->hidden_width : c->hidden_width, c->model_width,
+        x,    sluice_weight(pass, count, SLUICE_W1, e, 1),   sluice_rows_matrix(pre, width, 0, element)};
+    ++count;
     if (!c->gated || fused) continue;
-    pass->gemms[count++] = (sluice_gemm_problem_t){rows,
-                                                   c->hidden_width,
-                                                   c->model_width,
-                                                   x,
-                                                   sluice_transpose(sluice_tensor_matrix(&pass->params->w3[e])),
-                                                   sluice_rows_matrix(pre, width, c->hidden_width, element)};
+    pass->gemms[count] = (sluice_gemm_problem_t){rows,
+                                                 c->hidden_width,
+                                                 c->model_width,
+                                                 x,
+                                                 sluice_weight(pass, count, SLUICE_W3, e, 1),
+                                                 sluice_rows_matrix(pre, width, c->hidden_width, element)};
+    ++count;
   }
   return sluice_grouped_gemm_run(pass, op, count, c->dtype, beta);
 }
@@ -98,13 +97,14 @@ static sluice_status_t gemm2(sluice_pass_t* pass, const sluice_op_t* op) {
   for (int32_t e = 0; e < pass->binding.num_local; ++e) {
     int64_t rows = rows_of(pass, op, e);
     if (rows == 0) continue;
-    pass->gemms[count++] = (sluice_gemm_problem_t){
+    pass->gemms[count] = (sluice_gemm_problem_t){
         rows,
         c->model_width,
         c->hidden_width,
         sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_ACT, op->chunk, e), c->hidden_width, 0, element),
-        sluice_transpose(sluice_tensor_matrix(&pass->params->w2[e])),
+        sluice_weight(pass, count, SLUICE_W2, e, 1),
         sluice_rows_matrix(sluice_pass_rows(pass, SLUICE_T_DO, op->chunk, e), c->model_width, 0, element)};
+    ++count;
   }
   SLUICE_TRY(sluice_grouped_gemm_run(pass, op, count, c->dtype, beta));
   if (!c->bias) return SLUICE_OK;

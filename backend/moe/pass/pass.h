@@ -83,6 +83,7 @@ typedef struct sluice_pass_s {
   sluice_gemm_problem_t* gemms;     /* [sluice_pass_gemms] compute lane */
   char* adapters;                   /* compute lane: factors of adapters in the layer's dtype */
   uint64_t adapter_bytes;           /* of them */
+  sluice_packed_t* packed;          /* NULL, or of each of `gemms` how its weight is packed; zeros between lists */
   sluice_op_times_t* times;         /* [num_ops] */
   int32_t is_bounded;               /* a plan has room for it, and its templates keep to the plan's rings */
   int32_t captured;                 /* the host's stream is being captured into a graph */

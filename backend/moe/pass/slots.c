@@ -10,7 +10,7 @@
 #include "backend/moe/routing/copies.h"
 
 static_assert(sizeof(sluice_row_run_t) == SLUICE_ROW_RUN_BYTES && sizeof(sluice_gemm_problem_t) == SLUICE_GEMM_BYTES &&
-                  sizeof(sluice_op_times_t) == SLUICE_OP_TIMES_BYTES,
+                  sizeof(sluice_packed_t) == SLUICE_PACKED_BYTES && sizeof(sluice_op_times_t) == SLUICE_OP_TIMES_BYTES,
               "plans count them");
 
 /* The buffers of the host pool have no ops that compute in them, hence no home in the template: chunk i, slot i. */
@@ -153,6 +153,12 @@ static void take_scratch(sluice_pass_t* pass, const sluice_pass_scratch_t* s, sl
   pass->gate_send = pass->schedule->spec.grouped ? sluice_arena_take(rows, s->scalars) : pass->scalar_recv;
   pass->runs = sluice_arena_take(host, s->runs);
   pass->gemms = sluice_arena_take(host, s->gemms);
+  pass->packed = NULL;
+  if (pass->moe->shape.config.weight_format != SLUICE_WEIGHTS_PLAIN) {
+    const int64_t count = sluice_pass_gemms(&pass->moe->shape);
+    pass->packed = (sluice_packed_t*)(void*)(pass->gemms + count);
+    memset(pass->packed, 0, (size_t)count * sizeof *pass->packed);
+  }
   pass->times = sluice_arena_take(host, s->times);
   pass->adapter_bytes = s->adapters;
   pass->adapters = s->adapters > 0 ? sluice_arena_take(host, s->adapters) : NULL;

@@ -20,6 +20,7 @@
 #include "sluice/base.h"
 #include "sluice/comm.h"
 #include "sluice/context.h"
+#include "sluice/weights.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -77,7 +78,11 @@ typedef struct sluice_moe_config_s {
    * gradients and has no buffers for them, and an open wgrad_mode means PER_CHUNK unless the layer restores rows. Not
    * with callback experts (INVALID_ARGUMENT), nor on CUDA (UNSUPPORTED). Equal on all ranks. */
   int32_t lora_rank;
-  int32_t reserved; /* 0 */
+  /* SLUICE_WEIGHTS_* (weights.h) of w1, w3 and w2; default PLAIN. Packed weights are frozen: their gradients are
+   * refused. Not with callback experts (INVALID_ARGUMENT), nor on CUDA (UNSUPPORTED). Equal on all ranks. */
+  int16_t weight_format;
+  int16_t weight_block; /* INT8, INT4: inputs that share a scale, a multiple of 32, or 0 for 128; of others 0. Equal on
+                           all ranks */
 } sluice_moe_config_t;
 
 SLUICE_EXPORT void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size);
@@ -96,7 +101,8 @@ SLUICE_EXPORT int32_t sluice_moe_num_local_experts(const sluice_moe_t* moe);
 /* ---- experts ----------------------------------------------------------------------------------------------------- */
 
 /* Parameters of the local experts, or their gradients: arrays of E_local tensors, borrowed for the call. One of the two
- * strides of a matrix is 1; nothing is copied. Absent members are NULL.
+ * strides of a matrix is 1; nothing is copied. Absent members are NULL. With a weight_format w1, w3 and w2 are codes of
+ * 8 bits, or bytes of two codes, and have the shapes that weights.h says.
  *
  * Adapters (LoRA): where la and lb are given, the layer computes with W + s lb la in place of W, without forming it:
  * y = W x + lb (s (la x)). Only a layer with lora_rank takes them. A pair may be given for each matrix, with its own
@@ -124,6 +130,9 @@ typedef struct sluice_expert_tensors_s {
   float lora_scale3;          /* of la3 and lb3 */
   float lora_scale2;          /* of la2 and lb2 */
   int32_t reserved;           /* 0 */
+  const sluice_tensor_t* s1;  /* scales of w1, with a weight_format (weights.h has their shapes); not for gradients */
+  const sluice_tensor_t* s3;  /* of w3 */
+  const sluice_tensor_t* s2;  /* of w2 */
 } sluice_expert_tensors_t;
 
 /* Experts that the host computes. They are called on the calling thread, once per chunk and local expert that has rows,

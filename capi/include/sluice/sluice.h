@@ -51,6 +51,7 @@
  *   comm.h       communicators
  *   context.h    the context, which the layers of one model on one rank share
  *   moe.h        the layer: the four calls of the program, then the values of their options
+ *   weights.h    formats of frozen expert weights in 4 and 8 bits
  *   gate.h       a gate, for hosts that have none
  *   split.h      dispatch, experts and combine as separate calls
  *   plan.h       memory plans of a layer
@@ -81,5 +82,6 @@
 #include "sluice/schedule.h"
 #include "sluice/stages.h"
 #include "sluice/tuner.h"
+#include "sluice/weights.h"
 
 #endif /* SLUICE_SLUICE_H_ */

@@ -90,6 +90,10 @@ typedef struct case_s {
   int32_t rounds;                   /* steps before the checked one, each followed by an update of the weights */
   int32_t placed;                   /* experts begin where a move would have put them */
   int32_t moves;                    /* WORLD_MOVES_*: experts change owner and slot after each of them */
+  int32_t weights;                  /* SLUICE_WEIGHTS_*; others than PLAIN are frozen, and have values of their own */
+  int32_t weight_block;             /* INT8, INT4 */
+  int32_t weight_block_of_1;        /* what rank 1 says it is; 0: weight_block */
+  int32_t weights_decoded;          /* the same weights in the layer's dtype */
   const sluice_plan_config_t* plan; /* the layer runs under its own plan; NULL: none */
   const char* gemm;                 /* NULL: "ref" */
   const world_machine_t* machine;   /* NULL: this CPU */

@@ -54,6 +54,7 @@ void world_make_experts(experts_t* x, const case_t* c, int32_t grad_dtype, const
   memset(x, 0, sizeof *x);
   for (int kind = 0; kind < NUM_PARAMS; ++kind) {
     if (!world_param_used(c, kind) || count == 0) continue;
+    if (c->weights != SLUICE_WEIGHTS_PLAIN && kind <= W2) continue;
     const int of = world_param_array(c, kind);
     const int32_t dtype = gradients ? grad_dtype : world_param_dtype(c, kind);
     if (x->arrays[of] == NULL) make_param_arrays(x, c, dtype, count, of, gradients);
@@ -88,6 +89,7 @@ void world_make_experts(experts_t* x, const case_t* c, int32_t grad_dtype, const
                                        .lora_scale1 = world_lora_scale(LA1),
                                        .lora_scale3 = world_lora_scale(LA3),
                                        .lora_scale2 = world_lora_scale(LA2)};
+  if (c->weights != SLUICE_WEIGHTS_PLAIN && !gradients) world_make_packed(&x->packed, c, ids, count, &x->table);
 }
 
 void world_free_experts(experts_t* x, int32_t count) {
@@ -96,6 +98,7 @@ void world_free_experts(experts_t* x, int32_t count) {
     free(x->arrays[kind]);
     free(x->tensors[kind]);
   }
+  world_free_packed(&x->packed);
 }
 
 static void toy_scale(const toy_t* toy, int32_t local, int64_t rows, const void* in, void* out) {

@@ -130,6 +130,8 @@ static void make_layer(held_t* h) {
   config.lora_rank = c->lora_rank;
   config.deduplicate = c->deduplicate, config.reuse = c->reuse;
   config.chunking = c->chunking, config.grouping = c->grouping;
+  if (!c->weights_decoded) config.weight_format = (int16_t)c->weights, config.weight_block = (int16_t)c->weight_block;
+  if (c->weight_block_of_1 > 0 && r->rank == 1) config.weight_block = (int16_t)c->weight_block_of_1;
   if (c->capacity > 0) config.exchange_mode = SLUICE_EXCHANGE_CAPACITY, config.capacity_rows = c->capacity;
   world_note(r, sluice_moe_create(h->context, &config, &h->moe));
   if (c->plan != NULL && h->moe != NULL) world_note(r, world_use_plan(r, h->moe));

@@ -34,10 +34,19 @@ typedef struct rank_s {
   int32_t rank;
 } rank_t;
 
+/* W1, W3 and W2 of the local experts where the case has packed weights. */
+typedef struct world_packed_s {
+  sluice_tensor_t *codes[3], *scales[3]; /* codes: decoded, where the case says so */
+  int64_t shapes[3][2][2];
+  void** memory;
+  int32_t num_memory;
+} world_packed_t;
+
 typedef struct experts_s {
   array_t* arrays[NUM_PARAMS];
   sluice_tensor_t* tensors[NUM_PARAMS];
   sluice_expert_tensors_t table;
+  world_packed_t packed;
 } experts_t;
 
 /* Callback experts of the tests: y = x * (e + 2) elementwise, so dx = dy * (e + 2). */
@@ -113,6 +122,12 @@ void world_free_experts(experts_t* x, int32_t count);
 int32_t world_toy_forward(void* user, int32_t chunk, int32_t local, int64_t rows, const void* x, void* y);
 int32_t world_toy_backward(void* user, int32_t chunk, int32_t local, int64_t rows, const void* x, const void* dy,
                            void* dx);
+
+/* world_packed.c */
+/* Writes the weights and their scales into `table`. */
+void world_make_packed(world_packed_t* p, const case_t* c, const int32_t* ids, int32_t count,
+                       sluice_expert_tensors_t* table);
+void world_free_packed(world_packed_t* p);
 
 /* world_moves.c */
 /* The experts' owners and slots after a number of moves, from 1. */

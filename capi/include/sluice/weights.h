@@ -1,0 +1,42 @@
+/* Frozen expert weights in 4 or 8 bits (weight_format of a layer's config).
+ *
+ * A weight W [out, in] (w1 and w3: [H, M], w2: [M, H]) is codes, row after row, and scales that blocks of it share. The
+ * layer computes with
+ *
+ *   dtype(f32(code) * f32(scale))
+ *
+ * rounded once in the product and once to the layer's dtype: what transformers makes of such checkpoints. Weights are
+ * decoded where a GEMM reads them, a few rows at a time; outputs and input gradients have the bits of a layer with the
+ * decoded weights, with gemm "ref" and "native". The other libraries get decoded parts in scratch memory.
+ *
+ *   format   codes                                       scales
+ *   MXFP4    u8 [out, in / 2], e2m1, `in` even           u8 [out, in / 32], 2^(scale - 127); `in` a multiple of 32
+ *   FP8      u8 [out, in], e4m3 without infinities       f32 [ceil(out / 128), ceil(in / 128)]
+ *   INT8     i8 or u8 [out, in]                          bf16 [out, ceil(in / block)]
+ *   INT4     u8 [out, in / 2], two's complement          bf16 [out, ceil(in / block)]; `in` even
+ *
+ * Of two codes in a byte the low half is the even column. Columns of codes and of scales are contiguous; rows may have
+ * any distance. Where w3's rows of codes and of scales follow those of w1, both are computed as one matrix, as with
+ * weights that are not packed. */
+#ifndef SLUICE_WEIGHTS_H_
+#define SLUICE_WEIGHTS_H_
+
+#include "sluice/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+  SLUICE_WEIGHTS_PLAIN = 0, /* in the layer's dtype */
+  SLUICE_WEIGHTS_MXFP4 = 1,
+  SLUICE_WEIGHTS_FP8 = 2,
+  SLUICE_WEIGHTS_INT8 = 3,
+  SLUICE_WEIGHTS_INT4 = 4
+};
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* SLUICE_WEIGHTS_H_ */

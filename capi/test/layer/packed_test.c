@@ -1,0 +1,280 @@
+/* Layers with packed weights give the bits of layers with the decoded ones, in every mode, and refuse what does not
+ * fit. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "capi/test/world/checks.h"
+#include "sluice/sluice.h"
+
+static const char* const words[] = {"plain", "mxfp4", "fp8", "int8", "int4"};
+
+static case_t packed_case(int32_t format) {
+  /* Widths as odd as a format lets them be; of FP8 with several blocks. */
+  static const int64_t widths[][3] = {{0}, {64, 96, 0}, {161, 137, 0}, {75, 45, 32}, {70, 34, 32}};
+  case_t c = world_small_case();
+  c.weights = format;
+  c.model_width = widths[format][0], c.hidden_width = widths[format][1];
+  c.weight_block = (int32_t)widths[format][2];
+  c.world_size = 2;
+  return c;
+}
+
+static void check(const case_t* packed) {
+  case_t decoded = *packed;
+  decoded.weights_decoded = 1;
+  result_t got, want;
+  world_run(packed, &got);
+  world_run(&decoded, &want);
+  must_work(packed, &got);
+  must_work(&decoded, &want);
+  const double distance = world_distance(packed, &got, &want); /* not a number where one is NaN */
+  if (!world_identical(packed, &got, &want, 1) || !(distance == 0)) {
+    fail_msg("%s, gemm %s, W %d n %d dtype %d gated %d restore %d, %d: other bits than decoded, %g apart",
+             words[packed->weights], packed->gemm, packed->world_size, packed->num_chunks, packed->dtype, packed->gated,
+             packed->restore_input, packed->restore_pre_activation, distance);
+  }
+  double sum = 0;
+  for (int64_t i = 0; i < packed->tokens[0] * packed->model_width; ++i) {
+    sum += got.out[0][i] * got.out[0][i] + got.grad_tokens[0][i] * got.grad_tokens[0][i];
+  }
+  assert_true(sum > 1e-3); /* something was computed */
+  world_free(&got);
+  world_free(&want);
+}
+
+static void Packed_EveryFormatGemmTypeAndGate_BitsOfTheDecodedLayer(void** state) {
+  (void)state;
+  const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16};
+  const int32_t gates[] = {SLUICE_GATED_NO, SLUICE_GATED_HALVES, SLUICE_GATED_INTERLEAVED};
+  for (int32_t format = SLUICE_WEIGHTS_MXFP4; format <= SLUICE_WEIGHTS_INT4; ++format) {
+    for (int i = 0; i < 12; ++i) {
+      case_t c = packed_case(format);
+      c.gemm = i % 2 == 0 ? "ref" : "native";
+      c.dtype = dtypes[i / 2 % 2], c.gated = gates[i / 4], c.bias = i % 3 == 0, c.num_chunks = 1 + (i + format) % 3;
+      check(&c);
+    }
+  }
+}
+
+static void Packed_EveryModeOfAPass_BitsOfTheDecodedLayer(void** state) {
+  (void)state;
+  for (int32_t format = SLUICE_WEIGHTS_MXFP4; format <= SLUICE_WEIGHTS_INT4; ++format) {
+    for (int mode = 0; mode < 11; ++mode) {
+      case_t c = packed_case(format);
+      c.gemm = "native", c.gated = mode % 2 == 0 ? SLUICE_GATED_HALVES : SLUICE_GATED_NO, c.num_chunks = 3, c.bias = 1;
+      switch (mode) {
+        case 0: c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_OFFLOAD; break;
+        case 1: c.restore_input = SLUICE_RESTORE_REDISPATCH; break;
+        case 2: c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE; break;
+        case 3:
+          c.restore_input = SLUICE_RESTORE_REDISPATCH, c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
+          c.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
+          break;
+        case 4: c.deduplicate = SLUICE_DEDUPLICATE_RANKS; break;
+        case 5: c.parts = 1; break;
+        case 6: c.separate_wgrad = 1; break;
+        case 7: c.restore = 1, c.grad_f32 = 1, c.accumulate = 1; break;
+        case 8: c.capacity = 9; break;
+        case 9: c.lora_rank = 3, c.gated = SLUICE_GATED_HALVES; break; /* adapters on packed weights */
+        default: c.num_chunks = 0, c.reuse = 1, c.restore_input = c.restore_pre_activation = -1; break;
+      }
+      check(&c);
+    }
+  }
+}
+
+/* A budget plans the records of packed weights too: what a pass takes stays within it. */
+static void Packed_UnderABudget_WithinItAndTheBitsOfTheDecodedLayer(void** state) {
+  (void)state;
+  case_t c = packed_case(SLUICE_WEIGHTS_INT8);
+  c.gemm = "ref", c.gated = SLUICE_GATED_HALVES, c.num_chunks = 0;
+  c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE;
+  c.budget = (uint64_t)1 << 20;
+  check(&c);
+}
+
+/* f64, for finite differences. */
+static void Packed_F64_BitsOfTheDecodedLayer(void** state) {
+  (void)state;
+  for (int32_t format = SLUICE_WEIGHTS_MXFP4; format <= SLUICE_WEIGHTS_INT4; ++format) {
+    case_t c = packed_case(format);
+    c.dtype = SLUICE_DTYPE_F64, c.gemm = "ref", c.world_size = 1;
+    check(&c);
+  }
+}
+
+/* Blocks of 96 and of 128 columns have as many scales here, so each rank by itself finds nothing wrong. */
+static void Packed_RanksWithOtherBlocks_AreTold(void** state) {
+  (void)state;
+  case_t c = packed_case(SLUICE_WEIGHTS_INT8);
+  c.weight_block = 96, c.weight_block_of_1 = 128;
+  result_t got;
+  world_run(&c, &got);
+  for (int32_t r = 0; r < c.world_size; ++r) {
+    assert_int_equal(got.status[r], SLUICE_E_MISMATCH);
+    if (strstr(got.message[r], "weight_block") == NULL) fail_msg("%s", got.message[r]);
+  }
+  world_free(&got);
+}
+
+/* ---- refusals ---------------------------------------------------------------------------------------------------- */
+
+enum { M = 64, H = 32, T = 3 };
+
+static const char* last_error(void) {
+  static sluice_error_info_t info;
+  sluice_error_info_init(&info, sizeof info);
+  sluice_error_last(&info);
+  return info.message;
+}
+
+static void refused(sluice_status_t got, sluice_status_t wanted, const char* part) {
+  if (got != wanted || strstr(last_error(), part) == NULL) {
+    fail_msg("status %d, \"%s\": expected %d and \"%s\"", got, last_error(), wanted, part);
+  }
+}
+
+static sluice_context_t* make_context(void) {
+  sluice_context_config_t config;
+  sluice_context_config_init(&config, sizeof config);
+  config.gemm = "ref";
+  sluice_context_t* context = NULL;
+  assert_int_equal(sluice_context_create(&config, NULL, &context), SLUICE_OK);
+  return context;
+}
+
+static sluice_moe_config_t layer_config(int32_t format) {
+  sluice_moe_config_t c;
+  sluice_moe_config_init(&c, sizeof c);
+  c.model_width = M, c.hidden_width = H, c.num_experts = 1, c.num_chunks = 1, c.weight_format = format;
+  return c;
+}
+
+static void Packed_ConfigsThatDoNotFit_Refused(void** state) {
+  (void)state;
+  sluice_context_t* context = make_context();
+  sluice_moe_t* moe = NULL;
+  sluice_moe_config_t c = layer_config(9);
+  refused(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "weight_format is 9; known are plain (0)");
+  c = layer_config(SLUICE_WEIGHTS_MXFP4), c.hidden_width = 48;
+  refused(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "w2: a width of 48, but mxfp4");
+  c = layer_config(SLUICE_WEIGHTS_INT4), c.model_width = 63;
+  refused(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "w1: a width of 63, but int4");
+  c = layer_config(SLUICE_WEIGHTS_FP8), c.weight_block = 96;
+  refused(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "blocks of 96 columns, but those of fp8");
+  c = layer_config(SLUICE_WEIGHTS_INT8), c.weight_block = 48;
+  refused(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "blocks of 48 columns");
+  c = layer_config(SLUICE_WEIGHTS_PLAIN), c.weight_block = 32;
+  refused(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "weight_block is 32, but weight_format is");
+  c = layer_config(SLUICE_WEIGHTS_FP8), c.callback_experts = 1;
+  refused(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "but callback experts have weights");
+  sluice_context_destroy(context);
+}
+
+typedef struct rig_s {
+  uint8_t codes[H * M];
+  float scales[4];
+  float x[T * M], y[T * M], dy[T * M], dx[T * M], weights[T], gradient[H * M];
+  int32_t ids[T];
+  int64_t up[2], down[2], rows[2], routes[2], one[2], up_strides[2];
+  sluice_tensor_t w1, w2, s1, s2, g1, tx, ty, tdy, tdx, tids, tweights;
+  sluice_expert_tensors_t params, grads;
+} rig_t;
+
+static sluice_tensor_t tensor(void* data, uint8_t code, uint8_t bits, int64_t* shape) {
+  return (sluice_tensor_t){data, SLUICE_DEVICE_CPU, 0, 2, code, bits, 1, shape, NULL, 0};
+}
+
+static void reset(rig_t* r) {
+  memset(r, 0, sizeof *r);
+  r->up[0] = r->down[1] = H, r->up[1] = r->down[0] = M;
+  r->rows[0] = r->routes[0] = T, r->rows[1] = M, r->routes[1] = 1, r->one[0] = r->one[1] = 1;
+  r->w1 = tensor(r->codes, SLUICE_TYPE_UINT, 8, r->up), r->w2 = tensor(r->codes, SLUICE_TYPE_UINT, 8, r->down);
+  r->s1 = tensor(r->scales, SLUICE_TYPE_FLOAT, 32, r->one), r->s2 = tensor(r->scales, SLUICE_TYPE_FLOAT, 32, r->one);
+  r->g1 = tensor(r->gradient, SLUICE_TYPE_FLOAT, 32, r->up);
+  r->tx = tensor(r->x, SLUICE_TYPE_FLOAT, 32, r->rows), r->ty = tensor(r->y, SLUICE_TYPE_FLOAT, 32, r->rows);
+  r->tdy = tensor(r->dy, SLUICE_TYPE_FLOAT, 32, r->rows), r->tdx = tensor(r->dx, SLUICE_TYPE_FLOAT, 32, r->rows);
+  r->tids = tensor(r->ids, SLUICE_TYPE_INT, 32, r->routes);
+  r->tweights = tensor(r->weights, SLUICE_TYPE_FLOAT, 32, r->routes);
+  r->params = (sluice_expert_tensors_t){
+      .struct_size = sizeof r->params, .w1 = &r->w1, .w2 = &r->w2, .s1 = &r->s1, .s2 = &r->s2};
+  r->grads = (sluice_expert_tensors_t){.struct_size = sizeof r->grads};
+}
+
+static sluice_status_t forward(sluice_moe_t* moe, rig_t* r, sluice_step_t** step) {
+  sluice_moe_forward_args_t f;
+  sluice_moe_forward_args_init(&f, sizeof f);
+  f.tokens = &r->tx, f.expert_ids = &r->tids, f.route_weights = &r->tweights, f.params = &r->params;
+  f.out_tokens = &r->ty, f.needs_backward = 1;
+  return sluice_moe_forward(moe, &f, NULL, step);
+}
+
+static sluice_status_t backward(sluice_moe_t* moe, rig_t* r, sluice_step_t* step) {
+  sluice_moe_backward_args_t b;
+  sluice_moe_backward_args_init(&b, sizeof b);
+  b.tokens = &r->tx, b.route_weights = &r->tweights, b.params = &r->params, b.grad_out = &r->tdy;
+  b.grad_tokens = &r->tdx, b.grad_params = &r->grads;
+  return sluice_moe_backward(moe, step, &b, NULL);
+}
+
+static void Packed_TensorsThatDoNotFit_RefusedByName(void** state) {
+  (void)state;
+  sluice_context_t* context = make_context();
+  const sluice_moe_config_t c = layer_config(SLUICE_WEIGHTS_FP8);
+  sluice_moe_t* moe = NULL;
+  sluice_step_t* step = NULL;
+  assert_int_equal(sluice_moe_create(context, &c, &moe), SLUICE_OK);
+  static rig_t r;
+  const sluice_status_t bad = SLUICE_E_INVALID_ARGUMENT;
+  reset(&r), r.params.s1 = NULL;
+  refused(forward(moe, &r, &step), bad, "params.s1 is NULL; weights in fp8 need codes and scales");
+  reset(&r), r.params.w2 = NULL;
+  refused(forward(moe, &r, &step), bad, "params.w2 is NULL");
+  reset(&r), r.params.struct_size = offsetof(sluice_expert_tensors_t, s1); /* a caller of before there were scales */
+  refused(forward(moe, &r, &step), bad, "params.s1 is NULL");
+  reset(&r), r.w1.type_code = SLUICE_TYPE_FLOAT, r.w1.type_bits = 32;
+  refused(forward(moe, &r, &step), bad, "params.w1[0]: type code 2 with 32 bits; codes of fp8 are u8");
+  reset(&r), r.s2.type_code = SLUICE_TYPE_BFLOAT, r.s2.type_bits = 16;
+  refused(forward(moe, &r, &step), bad, "params.s2[0]: type code 4 with 16 bits; scales of fp8 are f32");
+  reset(&r), r.w1.shape = r.down;
+  refused(forward(moe, &r, &step), bad, "params.w1[0]: has [64, 32], want [32, 64]");
+  reset(&r), r.s1.shape = r.routes; /* two scales of 96 rows each are no blocks of 128 */
+  refused(forward(moe, &r, &step), bad, "params.s1[0]: has [3, 1], want [1, 1]");
+  reset(&r), r.up_strides[0] = 1, r.up_strides[1] = H, r.w1.strides = r.up_strides;
+  refused(forward(moe, &r, &step), bad, "params.w1[0]: the strides are 1, 32; packed weights lie row by row");
+  reset(&r), r.w2.data = NULL;
+  refused(forward(moe, &r, &step), bad, "params.w2[0]: has no data");
+  reset(&r), r.s2.device_type = SLUICE_DEVICE_CUDA;
+  refused(forward(moe, &r, &step), bad, "params.s2[0]: device_type is 2");
+  reset(&r);
+  assert_int_equal(forward(moe, &r, &step), SLUICE_OK);
+  r.grads.w1 = &r.g1;
+  refused(backward(moe, &r, step), SLUICE_E_UNSUPPORTED, "grad_params.w1 is given, but weights in fp8 are frozen");
+  r.grads.w1 = NULL, r.grads.s2 = &r.s2;
+  refused(backward(moe, &r, step), SLUICE_E_UNSUPPORTED, "grad_params.s2 is given");
+  r.grads.s2 = NULL;
+  assert_int_equal(backward(moe, &r, step), SLUICE_OK);
+  sluice_step_drop(step);
+  sluice_moe_destroy(moe);
+  sluice_context_destroy(context);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Packed_EveryFormatGemmTypeAndGate_BitsOfTheDecodedLayer),
+      cmocka_unit_test(Packed_EveryModeOfAPass_BitsOfTheDecodedLayer),
+      cmocka_unit_test(Packed_UnderABudget_WithinItAndTheBitsOfTheDecodedLayer),
+      cmocka_unit_test(Packed_F64_BitsOfTheDecodedLayer),
+      cmocka_unit_test(Packed_RanksWithOtherBlocks_AreTold),
+      cmocka_unit_test(Packed_ConfigsThatDoNotFit_Refused),
+      cmocka_unit_test(Packed_TensorsThatDoNotFit_RefusedByName),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

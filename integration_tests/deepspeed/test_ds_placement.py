@@ -48,6 +48,13 @@ def test_Move_ModulesAndTwoReplicas_HasTheBitsOfNone(ranks4: Ranks) -> None:
     assert _differ(ranks4.run("cases_placement:moved_training", layers=layers, steps=9, every=2)) == []
 
 
+def test_Move_GroupsThatZeroReorders_HasTheBitsOfNone(ranks4: Ranks) -> None:
+    """DeepSpeed's own mapping of parameters to the flat buffers is in the order of the user's groups."""
+    config = {"zero_optimization": {"stage": 1, "round_robin_gradients": True}}
+    layers = [{"num_experts": 4, "k": 2, "expert": "gelu"}]
+    assert _differ(ranks4.run("cases_placement:moved_training", layers=layers, steps=7, every=2, config=config)) == []
+
+
 @pytest.mark.parametrize("clip_norm", ["stock", "true"])
 def test_Move_WithClipping_HasTheBitsOfNone(ranks2: Ranks, clip_norm: str) -> None:
     case = {"layers": LAYERS, "steps": 9, "every": 2, "config": {"gradient_clipping": 0.02}}

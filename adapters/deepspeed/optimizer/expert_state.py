@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from sluice.adapters.common.kept import Content, Gradient, Keeper, Masters, Piece, State, Together, mastered, plain
+from sluice.adapters.deepspeed.optimizer.flat_buffers import GRADIENT, MASTER, FlatBuffers
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from torch import nn
 
 from deepspeed.ops.adam import FusedAdam
 
-_GRADIENT = "gradient"
 _STEP = "step"
-_NAMES = {None: "master", _GRADIENT: _GRADIENT}
+_NAMES = {MASTER: MASTER, GRADIENT: GRADIENT}  # of what is no moment
 
 
 class Partitioned:
@@ -27,6 +26,7 @@ class Partitioned:
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
+        self._buffers = FlatBuffers(optimizer)
         self._keys = sorted(
             {
                 key
@@ -53,13 +53,13 @@ class Partitioned:
     def bytes_of(self, piece: Piece) -> int:
         """See Keeper."""
         size = piece.parameter.numel() // piece.count * 4
-        return size * (1 + len(self._keys)) if _has_parts(piece.parameter) else 0
+        return size * (1 + len(self._keys)) if self._buffers.has(piece.parameter) else 0
 
     def read(self, piece: Piece) -> Content:
         """See Keeper. One that is frozen by now keeps what it has."""
-        if not _has_parts(piece.parameter):
+        if not self._buffers.has(piece.parameter):
             return {}
-        content = {"master": self._gathered(piece, None)}
+        content = {MASTER: self._gathered(piece, MASTER)}
         for key in self._keys:
             content[f"state {key}"] = self._gathered(piece, key)
         return content
@@ -70,68 +70,36 @@ class Partitioned:
 
     def late_forms(self, piece: Piece) -> dict[str, torch.dtype]:
         """See Keeper. Gradients of fewer bits are exact in these."""
-        return {_GRADIENT: torch.float32} if piece.parameter.requires_grad else {}
+        return {GRADIENT: torch.float32} if piece.parameter.requires_grad else {}
 
     def late(self, piece: Piece) -> Content:
         """See Keeper."""
         if not piece.parameter.requires_grad:
             return {}
         if id(piece.parameter) in self._gradients:
-            return {_GRADIENT: self._whole_gradient(piece).float()}
-        return {_GRADIENT: self._gathered(piece, _GRADIENT)}
+            return {GRADIENT: self._whole_gradient(piece).float()}
+        return {GRADIENT: self._gathered(piece, GRADIENT)}
 
     def write(self, piece: Piece, content: Content) -> None:
         """See Keeper."""
-        if _GRADIENT in content and id(piece.parameter) in self._gradients:
-            self._whole_gradient(piece).copy_(content[_GRADIENT].view(-1))
-            content = {name: value for name, value in content.items() if name != _GRADIENT}
-        for key in (None, *self._keys, _GRADIENT):
+        if GRADIENT in content and id(piece.parameter) in self._gradients:
+            self._whole_gradient(piece).copy_(content[GRADIENT].view(-1))
+            content = {name: value for name, value in content.items() if name != GRADIENT}
+        if not self._buffers.has(piece.parameter):
+            return
+        for key in (MASTER, *self._keys, GRADIENT):
             value = content.get(_NAMES.get(key, f"state {key}"))
-            part = None if value is None else self._part(piece, key)
-            if part is not None:
-                start, own = part
-                own.copy_(value.view(-1).narrow(0, start, own.numel()))
+            if value is not None:
+                first = piece.parameter.numel() // piece.count * piece.index
+                self._buffers.write(piece.parameter, key, first, value)
 
     def _whole_gradient(self, piece: Piece) -> torch.Tensor:
         size = piece.parameter.numel() // piece.count
         return self._gradients[id(piece.parameter)].view(-1).narrow(0, size * piece.index, size)
 
-    def _part(self, piece: Piece, key: str | None) -> tuple[int, torch.Tensor] | None:
-        """Where this rank's part of a piece begins in it, and the part of its master (key None), of its gradient or of
-        a moment, as a view; None: this rank has none. DeepSpeed's own views of moments are made when there are none
-        yet."""
-        mapping = getattr(piece.parameter, "_hp_mapping", None)
-        if mapping is None:
-            return None
-        start = mapping.lp_fragment_address.start
-        if key is None:
-            own = mapping.hp_fragment
-        elif key == _GRADIENT:
-            kept = mapping.offload_gradient_dict if mapping.use_offload else mapping.gradient_dict
-            if kept.get(mapping.param_group_index) is None:
-                return None
-            own = mapping.get_lp_grad_fragment(piece.parameter._index_in_param_group)  # type: ignore[attr-defined]
-        else:
-            base = self._optimizer.optimizer
-            flat = base.param_groups[mapping.param_group_index]["params"][0]
-            where = mapping.hp_fragment_address
-            own = base.state[flat][key].narrow(0, where.start, where.numel)
+    def _gathered(self, piece: Piece, key: str) -> torch.Tensor:
         size = piece.parameter.numel() // piece.count
-        first, last = max(start, size * piece.index), min(start + own.numel(), size * (piece.index + 1))
-        return (
-            None if first >= last else (first - size * piece.index, own.view(-1).narrow(0, first - start, last - first))
-        )
-
-    def _gathered(self, piece: Piece, key: str | None) -> torch.Tensor:
-        parameter = piece.parameter
-        whole = torch.zeros(parameter.numel() // piece.count, dtype=torch.float32, device=parameter.device)
-        part = self._part(piece, key)
-        if part is not None:
-            start, own = part
-            whole.narrow(0, start, own.numel()).copy_(own)
-        # As integers, of which zero and x are x to the bit: of floats -0 would become 0.
-        dist.all_reduce(whole.view(torch.int32), group=parameter._dp_group)  # type: ignore[attr-defined]
-        return whole
+        return self._buffers.read(piece.parameter, key, size * piece.index, size)
 
 
 def _has_parts(parameter: nn.Parameter) -> bool:

@@ -11,16 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from sluice.adapters.common.migration.shipments import Content
 from sluice.adapters.deepspeed.optimizer.expert_state import steps_of
+from sluice.adapters.deepspeed.optimizer.flat_buffers import MASTER, FlatBuffers
 from torch import nn
 
 from deepspeed.ops.adam import FusedAdam
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
-
-MASTER = "master"
 
 
 class Kept(NamedTuple):
@@ -122,9 +120,6 @@ class _Flat(NamedTuple):
     """Where one of DeepSpeed's optimizers keeps a group, and what builds one like it."""
 
     listed: str  # parameters in the order of the user's
-    laid: str  # in the order of the flat buffer
-    buffers: str  # the flat buffer of all replicas
-    masters: str  # this replica's part of it
     build: str  # method of the engine
     counts_copies: bool  # whether its norm of gradients can be over copies alone
 
@@ -132,17 +127,11 @@ class _Flat(NamedTuple):
 _FLAT = {
     BF16_Optimizer: _Flat(
         "bf16_groups",
-        "bf16_groups",
-        "bf16_groups_flat",
-        "fp32_groups_flat_partition",
         "_configure_bf16_optimizer",
         counts_copies=False,
     ),
     DeepSpeedZeroOptimizer: _Flat(
         "bit16_groups",
-        "round_robin_bit16_groups",
-        "bit16_groups_flat",
-        "single_partition_of_fp32_groups",
         "_configure_zero_optimizer",
         counts_copies=True,
     ),
@@ -189,15 +178,17 @@ class FlatOptimizer:
 
     def take(self, parameters: Parameters) -> dict[nn.Parameter, Kept]:
         """See NoOptimizer. Collective over the replicas of the stage: each has a part of every buffer."""
-        wanted, kept = set(parameters), {}
-        for index, laid in enumerate(getattr(self._optimizer, self._form.laid)):
-            whole = {name: self._gathered(index, value) for name, value in self._of_group(index).items()}
-            begin = 0
-            for p in laid:
-                end = begin + p.numel()
-                if p in wanted:
-                    kept[p] = Kept(index, {k: v[begin:end].clone() if _is_cut(v) else v for k, v in whole.items()})
-                begin = end
+        wanted, kept, buffers = set(parameters), {}, FlatBuffers(self._optimizer)
+        for index, laid in enumerate(buffers.groups):
+            of_group = self._of_group(index)
+            for p in filter(wanted.__contains__, laid):
+                kept[p] = Kept(
+                    index,
+                    {
+                        name: buffers.read(p, name, 0, p.numel()).to(v.dtype) if _is_cut(v) else v
+                        for name, v in of_group.items()
+                    },
+                )
         return kept
 
     def put(self, kept: Mapping[nn.Parameter, Kept]) -> None:
@@ -212,42 +203,23 @@ class FlatOptimizer:
             vars(built).setdefault(name, value)  # what others have set on the object
         # Both are one from now on: hooks of the new one know it as themselves, everyone else holds the old one.
         old.__dict__ = built.__dict__
-        for index in range(len(basic.param_groups)):
-            self._fill(index, kept)
-
-    def _fill(self, index: int, kept: Mapping[nn.Parameter, Kept]) -> None:
-        optimizer, form = self._optimizer, self._form
-        laid = getattr(optimizer, form.laid)[index]
-        master = getattr(optimizer, form.masters)[index]
-        size, flat = getattr(optimizer, form.buffers)[index].numel(), master.numel()
-        begin = dist.get_rank(group=optimizer.real_dp_process_group[index]) * flat
-        state: Content = {}
-        for name, value in kept[laid[0]].content.items():
-            if not _is_cut(value):
-                state[name] = value
-                continue
-            whole = torch.zeros(size, dtype=value.dtype)
-            torch.cat([kept[p].content[name] for p in laid], out=whole[: sum(p.numel() for p in laid)])
-            state[name] = whole[begin : begin + flat].clone()
-        master.data.copy_(state.pop(MASTER))
-        if state:
-            optimizer.optimizer.state[master] = state
+        buffers = FlatBuffers(old)
+        for master, laid in zip(buffers.masters, buffers.groups):
+            of_first = {name: value for name, value in kept[laid[0]].content.items() if name != MASTER}
+            if of_first:
+                basic.state[master] = {
+                    name: torch.zeros_like(master.detach(), dtype=value.dtype) if _is_cut(value) else value
+                    for name, value in of_first.items()
+                }
+            for p in laid:
+                for name, value in kept[p].content.items():
+                    if _is_cut(value):
+                        buffers.write(p, name, 0, value)
 
     def _of_group(self, index: int) -> Content:
         """The master, and what the optimizer underneath keeps of it, in its order."""
-        master = getattr(self._optimizer, self._form.masters)[index]
+        master = FlatBuffers(self._optimizer).masters[index]
         return {MASTER: master.detach(), **self._optimizer.optimizer.state.get(master, {})}
-
-    def _gathered(self, index: int, part: Any) -> Any:
-        """The flat buffer of all replicas. Copied, not summed: a sum would lose the sign of a zero."""
-        if not _is_cut(part):
-            return part
-        group = self._optimizer.real_dp_process_group[index]
-        parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group=group))]
-        if len(parts) == 1:
-            return part
-        dist.all_gather(parts, part.contiguous(), group=group)
-        return torch.cat(parts)
 
 
 def _found(parameters: Parameters, groups: Sequence[Parameters]) -> list[int | None]:

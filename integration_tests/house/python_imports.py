@@ -28,16 +28,20 @@ MAY_USE = {
         *("base", "planning", "torch", "common", "common/migration", "deepspeed/unsupported", "deepspeed/optimizer"),
     ),
     "deepspeed/pipeline": (
-        *("base", "planning", "torch", "common", "common/migration", "deepspeed/unsupported", "deepspeed/optimizer"),
+        *("base", "planning", "torch", "common", "common/migration"),
+        *("deepspeed/unsupported", "deepspeed/optimizer", "deepspeed/moe"),
     ),
     "deepspeed": (
         *("base", "common", "common/migration"),
         *("deepspeed/unsupported", "deepspeed/optimizer", "deepspeed/moe", "deepspeed/pipeline"),
     ),
-    "megatron": ("base", "torch", "common", "common/migration"),
-    "transformers": ("base", "torch", "common", "common/migration"),
+    "megatron": ("base", "planning", "torch", "common", "common/migration"),
+    "transformers": ("base", "planning", "torch", "common", "common/migration"),
     "pipelining": ("base", "torch", "common"),
-    "front": ("base", "planning", "tracing", "torch", "common/migration", "deepspeed", "deepspeed/moe", "megatron"),
+    "front": (
+        *("base", "planning", "tracing", "torch", "common/migration"),
+        *("deepspeed", "deepspeed/moe", "megatron", "transformers"),  # transformers: `sluice merge`
+    ),
 }
 
 

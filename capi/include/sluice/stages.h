@@ -250,8 +250,8 @@ SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_planner_stages(const sluic
  * choices[i].option is the layer's option, numbered as in a plan; or -1 in all layers, and the fastest options that fit
  * are chosen. Options with copies are priced even if their copies return too late. The call fills the result as
  * sluice_planner_stages does; begins_earlier and begins_later assume that the two stages choose their options again.
- * Errors: as sluice_planner_stages. OVER_BUDGET is about the given stages, with smallest_budget_bytes for the stage
- * that lacks most. */
+ * Any thread, with results of their own. Errors: as sluice_planner_stages. OVER_BUDGET is about the given stages, with
+ * smallest_budget_bytes for the stage that lacks most. */
 SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_planner_price_stages(const sluice_planner_problem_t* problem,
                                                                            sluice_planner_result_t* inout_result);
 

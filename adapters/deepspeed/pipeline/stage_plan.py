@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice.adapters.deepspeed.moe import kinds
 from sluice.adapters.deepspeed.pipeline import moving_layers, stage_module
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from sluice.config import Options
@@ -75,7 +74,8 @@ def _why_not(engine: Any, chosen: Chosen) -> str:
 def _moe_layers(module: Any, layer: int) -> list[Any]:
     """Of this layer of the pipeline, those that run on Sluice."""
     function = stage_module.function_of(module, layer)
-    return [each for each in function.modules() if kinds.of_swapped(each)] if isinstance(function, nn.Module) else []
+    modules = function.modules() if isinstance(function, nn.Module) else ()
+    return [each for each in modules if hasattr(getattr(each, "_sluice", None), "why_no_plan")]
 
 
 def _why_no_moe_plan(module: Any, layer: int) -> str:

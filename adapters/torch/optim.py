@@ -32,6 +32,8 @@ class Adam(torch.optim.Adam):
     check_finite: False where the caller knows that gradients are finite, which spares one reading of them. A
     GradScaler has looked itself.
 
+    exact: True: each update is within 2 ulp of f64 arithmetic; else each operation is rounded once, as in torch, which
+    takes less time. Both have the same bits on every processor.
     process_group: ranks that each have a copy of the parameters, alike when training begins, and gradients of their own
     part of the batch. Steps are collective over it and update by the mean; a gradient that is infinite or no number on
     any rank skips the step on all. All ranks have gradients for the same parameters in a step. A parameter group may
@@ -39,7 +41,7 @@ class Adam(torch.optim.Adam):
     gradients are summed over that part, and divided by the number of all ranks.
     max_norm: clips by the norm of the gradients over all groups (their means), as torch's clip_grad_norm_ does; 0: not.
     With a process_group this is the place to clip: before a step no rank has the mean.
-    `norm` is that norm in the last step that looked.
+    `norm` is that norm in the last step that clipped, and with exact=True in the last that looked.
     state_file: path of a file for moments, and masters of 16-bit parameters, in place of memory; on each rank another.
     A step starts from the parameters as they are, whoever wrote them. All parameters have a gradient in every step, and
     no group is added later. `state_dict` has copies of all that is in it, so that checkpoints go both ways.
@@ -63,6 +65,7 @@ class Adam(torch.optim.Adam):
         params: Any,
         *args: Any,
         check_finite: bool = True,
+        exact: bool = False,
         process_group: dist.ProcessGroup | None = None,
         max_norm: float = 0.0,
         state_file: str | None = None,
@@ -77,7 +80,7 @@ class Adam(torch.optim.Adam):
                 f"sluice.optim.{type(self).__name__}: resume, durable and step are of a state_file: give its path"
             )
         super().__init__(params, *args, **options)
-        self._handle = new_handle()
+        self._handle, self.exact = new_handle(exact), exact
         self.check_finite = check_finite
         self.max_norm = max_norm
         self.skipped_steps = 0
@@ -99,17 +102,17 @@ class Adam(torch.optim.Adam):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._handle = new_handle()
-        lasting = {"skipped_steps": 0, "check_finite": True, "max_norm": 0.0, "norm": 0.0}
+        lasting = {"skipped_steps": 0, "check_finite": True, "exact": False, "max_norm": 0.0, "norm": 0.0}
         for name, value in {**lasting, "_ranks": StepRanks(None), "_file": None}.items():
             self.__dict__.setdefault(name, value)
+        self._handle = new_handle(self.exact)
 
     def __getstate__(self) -> dict[str, Any]:
         if self._file is not None:
             raise InvalidArgument(
                 f"sluice.optim.{type(self).__name__}: one with a state_file cannot be copied: use state_dict"
             )
-        own = ("skipped_steps", "check_finite", "max_norm", "norm", "_ranks")
+        own = ("skipped_steps", "check_finite", "exact", "max_norm", "norm", "_ranks")
         return super().__getstate__() | {name: getattr(self, name) for name in own}
 
     @property
@@ -212,8 +215,8 @@ class Adam(torch.optim.Adam):
         )
         self.norm = step.norm
         if is_taken:
-            for state in states:
-                state["step"] += 1
+            if states:
+                torch._foreach_add_([state["step"] for state in states], 1)
         else:
             self.skipped_steps += 1
             if self.skipped_steps == 1:

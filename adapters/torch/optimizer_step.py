@@ -33,6 +33,7 @@ class OptimizerStep:
 
     def __init__(self, handle: Any) -> None:
         self._library, self._handle = load(), handle
+        self._void, self._floats = (self._library.ffi.typeof(kind) for kind in ("void *", "float *"))
         self._groups: list[Any] = []
         self._kept: list[Any] = []
         self._shapes: list[torch.Size] = []
@@ -59,10 +60,19 @@ class OptimizerStep:
         if comm is not None:
             group.comm = comm
         self._groups.append(group)
-        self._kept.append(items)
+        self._kept.append((items, entries))
 
     def _describe(self, item: Any, entry: Entry) -> None:
         ffi = self._library.ffi
+        if self._is_plain(entry):
+            param, grad, void, floats = entry.param, entry.grad, self._void, self._floats
+            self._shapes.append(param.shape)
+            item.count, item.step, item.param_dtype = param.numel(), entry.step, config_dtype(param.dtype)
+            item.grad_dtype, item.grad = config_dtype(grad.dtype), ffi.cast(void, grad.data_ptr())
+            item.param = ffi.cast(void, param.data_ptr())
+            item.exp_avg = ffi.cast(floats, entry.exp_avg.data_ptr())
+            item.exp_avg_sq = ffi.cast(floats, entry.exp_avg_sq.data_ptr())
+            return
         param = _local(entry.param)
         strides = _dense_strides(param)
         self._shapes.append(param.shape)
@@ -78,6 +88,16 @@ class OptimizerStep:
             state = getattr(entry, name)
             if state is not None:
                 setattr(item, name, ffi.cast("float *", self._dense(_local(state), strides, True).data_ptr()))
+
+    @staticmethod
+    def _is_plain(entry: Entry) -> bool:
+        """Whether there are dense tensors alone, laid out as rows, which is what most parameters are."""
+        _, param, grad, mean, square, master, is_filled = entry
+        if not is_filled or master is not None or grad is None or mean is None or square is None:
+            return False
+        if type(param) not in _PLAIN or type(grad) not in _PLAIN:
+            return False
+        return param.is_contiguous() and grad.is_contiguous() and mean.is_contiguous() and square.is_contiguous()
 
     def _dense(self, tensor: torch.Tensor, strides: tuple[int, ...], is_written: bool) -> torch.Tensor:
         """Itself where its elements lie by `strides`, one behind the other; else a copy that does."""
@@ -158,6 +178,9 @@ class OptimizerStep:
                 tensor.copy_(copy)
 
 
+_PLAIN = (torch.nn.Parameter, torch.Tensor)
+
+
 def _local(tensor: Any) -> torch.Tensor:
     """What this rank has of a DTensor; itself of any other tensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -176,9 +199,11 @@ def _dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
     return tensor.stride() if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
 
 
-def new_handle() -> Any:
+def new_handle(is_exact: bool = True) -> Any:
     """An optimizer of the library, released with the object."""
     library = load()
+    config = library.new("optimizer_config")
+    config.arithmetic = library.lib.SLUICE_OPTIMIZER_EXACT if is_exact else library.lib.SLUICE_OPTIMIZER_ROUNDED
     out = library.ffi.new("sluice_optimizer_t **")
-    library.check(library.lib.sluice_optimizer_create(library.new("optimizer_config"), out))
+    library.check(library.lib.sluice_optimizer_create(config, out))
     return library.ffi.gc(out[0], library.lib.sluice_optimizer_destroy)

@@ -11,6 +11,9 @@
  * Constants are formed in f64 and rounded once. What root, sum and quotient of the third rule lose is computed and
  * added back: else p would be five units off where it is smaller than what it moves by.
  *
+ * That is SLUICE_ADAM_EXACT. With SLUICE_ADAM_ROUNDED each operation of the rules is rounded once, as in torch, and
+ * errors are of torch's size: less arithmetic, which is what a step takes where its data are in a cache.
+ *
  * At the ends of the range a step is torch's: where v overflows it is infinite from then on and p no longer moves by m;
  * an infinite p stays so; NaN in p, m, v or g makes p NaN. One thing differs: an epsilon so small that
  * epsilon * sqrt(1 - beta2^t) is no normal number of f32 counts as the smallest one.
@@ -39,6 +42,7 @@ typedef struct sluice_adam_numbers_s {
   float l2;         /* Adam: weight_decay; else 0 */
   float one_minus_beta1, one_minus_beta2;
   float decay;                     /* AdamW: lr * weight_decay; else 0 */
+  float beta2, kept;               /* of rounded steps alone; kept: 1 - lr * weight_decay, or 1 */
   float epsilon_high, epsilon_low; /* epsilon * sqrt(1 - beta2^t), and what its rounding lost */
   float step_high, step_low;       /* lr * sqrt(1 - beta2^t) / (1 - beta1^t), and what its rounding lost */
 } sluice_adam_numbers_t;
@@ -67,14 +71,23 @@ typedef struct sluice_adam_scan_s {
   float largest;         /* of |grad|, infinity where one is infinite or no number */
 } sluice_adam_scan_t;
 
+typedef enum sluice_adam_arithmetic_e {
+  SLUICE_ADAM_EXACT = 0,
+  SLUICE_ADAM_ROUNDED,
+  SLUICE_ADAM_ARITHMETICS
+} sluice_adam_arithmetic_t;
+
 /* Kernels of one instruction set, over elements [first, first + count) of a tensor. */
 typedef struct sluice_adam_kernels_s {
   const char* name;
   void (*update)(const sluice_adam_tensor_t* tensor, int64_t first, int64_t count, const sluice_adam_numbers_t* n);
   sluice_adam_scan_t (*scan)(const void* grad, int32_t dtype, int64_t first, int64_t count);
+  /* Where nobody needs the sum of squares, which may be 0. */
+  sluice_adam_scan_t (*look)(const void* grad, int32_t dtype, int64_t first, int64_t count);
 } sluice_adam_kernels_t;
 
-extern const sluice_adam_kernels_t sluice_adam_plain;
+/* Each an array, by sluice_adam_arithmetic_t. */
+extern const sluice_adam_kernels_t sluice_adam_plain[SLUICE_ADAM_ARITHMETICS];
 /* NULL where this processor lacks the instructions. */
 const sluice_adam_kernels_t* sluice_adam_avx2(void);
 const sluice_adam_kernels_t* sluice_adam_avx512(void);

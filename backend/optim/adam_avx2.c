@@ -20,11 +20,11 @@
 #pragma GCC pop_options
 #endif
 
-static const sluice_adam_kernels_t kernels = KERNELS_OF("avx2");
+static const sluice_adam_kernels_t kernels[SLUICE_ADAM_ARITHMETICS] = KERNELS_OF("avx2");
 
 const sluice_adam_kernels_t* sluice_adam_avx2(void) {
   const int has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  return has ? &kernels : NULL;
+  return has ? kernels : NULL;
 }
 
 #else

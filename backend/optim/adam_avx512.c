@@ -20,13 +20,13 @@
 #pragma GCC pop_options
 #endif
 
-static const sluice_adam_kernels_t kernels = KERNELS_OF("avx512");
+static const sluice_adam_kernels_t kernels[SLUICE_ADAM_ARITHMETICS] = KERNELS_OF("avx512");
 
 const sluice_adam_kernels_t* sluice_adam_avx512(void) {
   const int has = __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx512f") &&
                   __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                   __builtin_cpu_supports("avx512vl");
-  return has ? &kernels : NULL;
+  return has ? kernels : NULL;
 }
 
 #else

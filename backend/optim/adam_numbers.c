@@ -30,6 +30,8 @@ sluice_adam_numbers_t sluice_adam_numbers_of(const sluice_adam_rule_t* rule, int
       .one_minus_beta1 = (float)(1.0 - rule->beta1),
       .one_minus_beta2 = (float)(1.0 - rule->beta2),
       .decay = rule->is_decoupled ? (float)(rule->lr * rule->weight_decay) : 0.0F,
+      .beta2 = (float)rule->beta2,
+      .kept = rule->is_decoupled ? (float)(1.0 - rule->lr * rule->weight_decay) : 1.0F,
       .epsilon_high = (float)epsilon,
       .epsilon_low = (float)(epsilon - (double)(float)epsilon),
       .step_high = (float)step_size,

@@ -19,7 +19,7 @@ typedef struct look_s {
 } look_t;
 
 typedef struct share_s {
-  const sluice_adam_kernels_t* kernels;
+  sluice_adam_scan_t (*scan)(const void* grad, int32_t dtype, int64_t first, int64_t count);
   sluice_adam_scan_t* sum;
 } share_t;
 
@@ -43,13 +43,14 @@ static void look_at_piece(void* user, const sluice_adam_group_t* group, const sl
                           int64_t first, int64_t count) {
   (void)group;
   const share_t* share = user;
-  add_scan(share->sum, share->kernels->scan(tensor->grad, tensor->grad_dtype, first, count));
+  add_scan(share->sum, share->scan(tensor->grad, tensor->grad_dtype, first, count));
 }
 
 static void look_on_thread(void* data, int index, int count) {
   look_t* look = data;
   for (int i = index; i < SHARES; i += count) {
-    share_t share = {look->step->kernels, look->shares + i};
+    const sluice_adam_kernels_t* kernels = look->step->kernels;
+    share_t share = {look->step->max_norm > 0.0 ? kernels->scan : kernels->look, look->shares + i};
     sluice_pieces_walk(look->step, look->pieces * i / SHARES, look->pieces * (i + 1) / SHARES, look_at_piece, &share);
   }
 }

@@ -61,11 +61,18 @@ sluice_status_t sluice_optimizer_create(const sluice_optimizer_config_t* config,
   sluice_optimizer_config_init(&c, sizeof c);
   SLUICE_TRY(sluice_struct_copy(&c, sizeof c, config, sizeof c, "sluice_optimizer_config_t"));
   SLUICE_TRY(sluice_struct_check_next(c.next, "sluice_optimizer_config_t"));
-  SLUICE_TRY(SLUICE_REQUIRE(c.reserved == 0, "optimizer: the config's reserved is %d; set it to 0", c.reserved));
+  SLUICE_TRY(SLUICE_REQUIRE(c.arithmetic == SLUICE_OPTIMIZER_EXACT || c.arithmetic == SLUICE_OPTIMIZER_ROUNDED,
+                            "optimizer: arithmetic is %d; give SLUICE_OPTIMIZER_EXACT or SLUICE_OPTIMIZER_ROUNDED",
+                            c.arithmetic));
+  if (c.context != NULL && c.arithmetic != SLUICE_OPTIMIZER_EXACT) {
+    return SLUICE_FAIL(
+        SLUICE_E_UNSUPPORTED,
+        "optimizer: arithmetic is SLUICE_OPTIMIZER_ROUNDED with a context; updates on a device are exact");
+  }
   sluice_optimizer_t* optimizer = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *optimizer, "optimizer");
   if (optimizer == NULL) return sluice_alloc_status();
   optimizer->threads = sluice_threads_find();
-  optimizer->kernels = sluice_adam_widest();
+  optimizer->kernels = sluice_adam_widest() + c.arithmetic; /* by sluice_adam_arithmetic_t */
   optimizer->pid = getpid();
   atomic_flag_clear(&optimizer->is_busy);
   const sluice_status_t status =

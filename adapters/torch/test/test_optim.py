@@ -61,6 +61,40 @@ def test_Training_AgainstTorch_HasItsLossesAndParameters(ours, theirs, options):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-6)  # other roundings, over 50 steps
 
 
+def _errors(make, steps=20, count=20_000):
+    """Root of the mean square that p, m and v are off from f64 after a training with gradients of all sizes."""
+    ends = []
+    for make_one, dtype in ((make, torch.float32), (torch.optim.AdamW, torch.float64)):
+        generator = torch.Generator().manual_seed(3)
+        param = torch.nn.Parameter(torch.randn(count, generator=generator).to(dtype))
+        optimizer = make_one([param], lr=1e-3, weight_decay=0.1)
+        for _ in range(steps):
+            sizes = 10 ** (torch.rand(count, generator=generator) * 4 - 3)
+            param.grad = (torch.randn(count, generator=generator) * sizes).to(dtype)
+            optimizer.step()
+        state = optimizer.state[param]
+        ends.append([each.detach().double() for each in (param, state["exp_avg"], state["exp_avg_sq"])])
+    return [float((a - b).square().mean().sqrt()) for a, b in zip(*ends, strict=True)]
+
+
+def _exact(*args, **numbers):
+    return sluice.optim.AdamW(*args, exact=True, **numbers)
+
+
+def test_Errors_AgainstF64_AreTorchsAndLessWhereExact():
+    """A hundredth for another rounding of single elements."""
+    rounded, exact = _errors(sluice.optim.AdamW), _errors(_exact)
+    stock = _errors(lambda *args, **numbers: torch.optim.AdamW(*args, fused=True, **numbers))
+    assert all(ours <= 1.01 * theirs for ours, theirs in zip(rounded, stock, strict=True)), (rounded, stock)
+    assert exact[0] < 0.7 * rounded[0] and exact[2] < 0.7 * rounded[2], (exact, rounded)
+
+
+def test_Exact_CopiedOrPickled_StaysExact():
+    model = _model()
+    optimizer = copy.deepcopy(_exact(model.parameters()))
+    assert optimizer.exact and not copy.deepcopy(sluice.optim.AdamW(model.parameters())).exact
+
+
 def test_Groups_EachHasItsOwnNumbersAndFrozenOnesStay():
     models = [_model(), _model()]
     optimizers = []

@@ -39,7 +39,7 @@ static void step_on_host(const states_t* a, int32_t dtype) {
   const sluice_adam_tensor_t tensor = {
       COUNT, STEP, a->param.host, a->master.host, a->grad.host, a->exp_avg.host, a->exp_avg_sq.host, dtype, dtype};
   const sluice_adam_numbers_t numbers = sluice_adam_numbers_of(&rule, STEP, 1.0 / 3.0);
-  sluice_adam_plain.update(&tensor, 0, COUNT, &numbers);
+  sluice_adam_plain->update(&tensor, 0, COUNT, &numbers);
 }
 
 static const char* first_problem(const states_t* a, int32_t dtype) {

@@ -77,7 +77,7 @@ static sluice_adam_step_t step_of(const sluice_adam_group_t* groups, int64_t num
                               .num_groups = num_groups,
                               .loss_scale = 1.0,
                               .looks_first = 1,
-                              .kernels = &sluice_adam_plain,
+                              .kernels = sluice_adam_plain,
                               .threads = &no_threads};
 }
 
@@ -203,8 +203,7 @@ static void Step_FirstOfAdam_MovesByTheLearningRate(void** state) {
   assert_float_equal(outcome.largest, 8.0F, 0.0F);
 }
 
-static void Kernels_OfEveryInstructionSet_GiveTheBitsOfThePlainOnes(void** state) {
-  (void)state;
+static void expect_plain_bits(sluice_adam_arithmetic_t how) {
   const sluice_adam_kernels_t* const sets[] = {sluice_adam_avx2(), sluice_adam_avx512()};
   const char* const names[] = {"avx2", "avx512"};
   const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16};
@@ -220,18 +219,42 @@ static void Kernels_OfEveryInstructionSet_GiveTheBitsOfThePlainOnes(void** state
       /* Beginnings that no vector is aligned to, ends in the middle of one. */
       for (int64_t first = 0, size = 1; first < COUNT; first += size, size = size * 3 + 1) {
         const int64_t count = first + size < COUNT ? size : COUNT - first;
-        sluice_adam_plain.update(&a, first, count, &numbers);
-        sets[s]->update(&b, first, count, &numbers);
-        const sluice_adam_scan_t x = sluice_adam_plain.scan(a.grad, dtypes[d], first, count);
-        const sluice_adam_scan_t y = sets[s]->scan(b.grad, dtypes[d], first, count);
+        sluice_adam_plain[how].update(&a, first, count, &numbers);
+        sets[s][how].update(&b, first, count, &numbers);
+        const sluice_adam_scan_t x = sluice_adam_plain[how].scan(a.grad, dtypes[d], first, count);
+        const sluice_adam_scan_t y = sets[s][how].scan(b.grad, dtypes[d], first, count);
         assert_memory_equal(&x.sum_of_squares, &y.sum_of_squares, sizeof x.sum_of_squares);
         assert_memory_equal(&x.largest, &y.largest, sizeof x.largest);
+        const sluice_adam_scan_t z = sets[s][how].look(b.grad, dtypes[d], first, count);
+        assert_memory_equal(&x.largest, &z.largest, sizeof x.largest);
       }
       assert_memory_equal(plain.p, wide.p, COUNT * 4);
       assert_memory_equal(plain.m, wide.m, COUNT * 4);
       assert_memory_equal(plain.v, wide.v, COUNT * 4);
       assert_memory_equal(plain.half_p, wide.half_p, COUNT * 2);
       release(&plain), release(&wide);
+    }
+  }
+}
+
+static void Kernels_OfEveryInstructionSet_GiveTheBitsOfThePlainOnes(void** state) {
+  (void)state;
+  for (int how = 0; how < SLUICE_ADAM_ARITHMETICS; ++how) expect_plain_bits((sluice_adam_arithmetic_t)how);
+}
+
+/* At every place of a tensor, in vectors and behind them. */
+static void Look_OneGradientIsNoNumber_FindsIt(void** state) {
+  (void)state;
+  enum { FEW = 300 };
+  const sluice_adam_kernels_t* const sets[] = {sluice_adam_plain, sluice_adam_avx2(), sluice_adam_avx512()};
+  const float bad[] = {INFINITY, -INFINITY, NAN, -NAN};
+  float g[FEW];
+  for (size_t s = 0; s < sizeof sets / sizeof *sets; ++s) {
+    for (int64_t i = 0; i < FEW && sets[s] != NULL; ++i) {
+      for (int64_t j = 0; j < FEW; ++j) g[j] = -(float)j;
+      assert_float_equal(sets[s][SLUICE_ADAM_ROUNDED].look(g, SLUICE_DTYPE_F32, 0, i + 1).largest, (float)i, 0.0F);
+      g[i] = bad[i % 4];
+      assert_true(isinf(sets[s][SLUICE_ADAM_ROUNDED].look(g, SLUICE_DTYPE_F32, 0, FEW).largest));
     }
   }
 }
@@ -289,7 +312,7 @@ static void expect_end(const sluice_adam_kernels_t* kernels, const end_t* end, d
 
 static void Update_AtTheEndsOfTheRange_IsThatOfTorch(void** state) {
   (void)state;
-  const sluice_adam_kernels_t* const sets[] = {&sluice_adam_plain, sluice_adam_avx2(), sluice_adam_avx512()};
+  const sluice_adam_kernels_t* const sets[] = {sluice_adam_plain, sluice_adam_avx2(), sluice_adam_avx512()};
   const int64_t places[] = {0, 63, 64, 511, 512, 1499};
   for (size_t s = 0; s < 3; ++s) {
     for (size_t e = 0; sets[s] != NULL && e < sizeof ends / sizeof ends[0]; ++e) {
@@ -304,7 +327,7 @@ static void Update_AtTheEndsOfTheRange_IsThatOfTorch(void** state) {
 /* In 16 bits, with a master and without: a gradient of bf16 may be as large as one of f32. */
 static void Update_OfHalfParametersAtTheEndsOfTheRange_StaysFinite(void** state) {
   (void)state;
-  const sluice_adam_kernels_t* const sets[] = {&sluice_adam_plain, sluice_adam_avx2(), sluice_adam_avx512()};
+  const sluice_adam_kernels_t* const sets[] = {sluice_adam_plain, sluice_adam_avx2(), sluice_adam_avx512()};
   const sluice_adam_rule_t rule = {0.125, 0.5, 0.75, 1e-8, 0.5, 1, 0, 0};
   const sluice_adam_numbers_t numbers = sluice_adam_numbers_of(&rule, 1, 1.0);
   for (size_t s = 0; s < 3; ++s) {
@@ -491,6 +514,7 @@ int main(void) {
       cmocka_unit_test(Step_FromSharpStates_IsTheRuleInF64WithinTwoUlp),
       cmocka_unit_test(Step_FirstOfAdam_MovesByTheLearningRate),
       cmocka_unit_test(Kernels_OfEveryInstructionSet_GiveTheBitsOfThePlainOnes),
+      cmocka_unit_test(Look_OneGradientIsNoNumber_FindsIt),
       cmocka_unit_test(Update_AtTheEndsOfTheRange_IsThatOfTorch),
       cmocka_unit_test(Update_OfHalfParametersAtTheEndsOfTheRange_StaysFinite),
       cmocka_unit_test(Step_OfHalfParameters_WritesTheMasterRoundedToNearest),

@@ -11,13 +11,14 @@
  * overflow f32 or if gradients are clipped; this takes 4 bytes per element.
  *
  * Numbers: g, m, v and p are computed in f32 by the rules below; the last rule uses m and v as they are stored. The
- * error of each of m, v and p against f64 arithmetic is at most 2 ulp of the largest operand of its rule, provided that
- * v is 0 or at least 1e-30, nothing overflows, and, for v with the weight decay of Adam, beta2 is at least 0.9.
- * Constants are computed in f64 and rounded once. Results have the same bits on every processor, for every number of
- * threads, and for every division of a model into tensors; with clipping the norm is summed in f64 in the order of the
- * tensors. Sums over ranks are computed in f32 and in rank order: they have the same bits for every bucket size and
- * every k, on all ranks. A finite gradient above about 5.8e20 makes v infinite, as in torch: from then on the parameter
- * decays and m does not change it. An infinite parameter stays infinite.
+ * error of each of m, v and p, unless the config says SLUICE_OPTIMIZER_ROUNDED, against f64 arithmetic is at most 2 ulp
+ * of the largest operand of its rule, provided that v is 0 or at least 1e-30, nothing overflows, and, for v with the
+ * weight decay of Adam, beta2 is at least 0.9. Constants are computed in f64 and rounded once. Results have the same
+ * bits on every processor, for every number of threads, and for every division of a model into tensors; with clipping
+ * the norm is summed in f64 in the order of the tensors. Sums over ranks are computed in f32 and in rank order: they
+ * have the same bits for every bucket size and every k, on all ranks. A finite gradient above about 5.8e20 makes v
+ * infinite, as in torch: from then on the parameter decays and m does not change it. An infinite parameter stays
+ * infinite.
  *
  *     g = grad / loss_scale * clip                       (Adam: + weight_decay * p)
  *     m = beta1 * m + (1 - beta1) * g
@@ -37,6 +38,13 @@
 extern "C" {
 #endif
 
+/* How updates are rounded. Both have the same bits on every processor and for every number of threads. */
+enum {
+  SLUICE_OPTIMIZER_EXACT = 0, /* within 2 ulp of f64 arithmetic, see above */
+  SLUICE_OPTIMIZER_ROUNDED =
+      1 /* each operation is rounded once, as in torch: less arithmetic, errors of torch's size */
+};
+
 typedef struct sluice_optimizer_s sluice_optimizer_t;
 typedef struct sluice_optimizer_file_s sluice_optimizer_file_t;
 
@@ -50,7 +58,7 @@ typedef struct sluice_optimizer_config_s {
   sluice_context_t* context;
   int64_t device_bucket;    /* elements of a slot on the device, 1 to 2^40; default 4194304 */
   int32_t device_num_slots; /* 2: copies and updates run in parallel; 1: they alternate; default 2 */
-  int32_t reserved;         /* 0 */
+  int32_t arithmetic;       /* SLUICE_OPTIMIZER_*; default SLUICE_OPTIMIZER_EXACT, the only one on a device */
 } sluice_optimizer_config_t;
 
 SLUICE_EXPORT void sluice_optimizer_config_init(sluice_optimizer_config_t* out_config, size_t struct_size);
@@ -120,7 +128,7 @@ SLUICE_EXPORT void sluice_optimizer_step_args_init(sluice_optimizer_step_args_t*
 typedef struct sluice_optimizer_step_result_s {
   size_t struct_size; /* set by sluice_optimizer_step_result_init */
   double norm;     /* L2 norm over all groups of the gradients of the loss (their sums), before clipping; 0 if the norm
-                      was not computed, as over ranks without clipping */
+                      was not computed, as without clipping over ranks or with SLUICE_OPTIMIZER_ROUNDED */
   int32_t skipped; /* 1: a gradient or a sum is infinite or NaN: nothing was changed on any rank */
   int32_t decided; /* in a step over ranks, 1: all sums were completed before the first update */
   /* The following fields are for a step over ranks; else 0. Times are 0 on a device. */

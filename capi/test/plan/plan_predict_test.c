@@ -238,6 +238,29 @@ static void Prediction_Adapters_EqualsTheAllocatorOfEach(void** state) {
   budget_predictions(&(budget_suite_t){.base = c, .run = world_run});
 }
 
+static uint64_t planned_with_rank(int32_t rank) {
+  case_t c = world_small_case();
+  c.gated = 1, c.lora = WORLD_LORA_GATE | WORLD_LORA_JOINT | WORLD_LORA_DOWN, c.lora_rank = rank;
+  sluice_plan_config_t plan;
+  sluice_plan_config_init(&plan, sizeof plan);
+  plan.max_tokens = c.tokens[0], plan.max_outstanding = 1, plan.num_chunks = 1;
+  c.plan = &plan;
+  result_t got;
+  world_run(&c, &got);
+  must_work(&c, &got);
+  assert_int_equal(got.peak_bytes[0], got.predicted_bytes[0]);
+  world_free(&got);
+  return got.planned_bytes[0];
+}
+
+/* Routing seldom fills a plan's slots, which would hide what it forgets: so also by hand. */
+static void Plan_LargerRank_TakesTheBytesOfItsRowsAndFactors(void** state) {
+  (void)state;
+  const uint64_t rows = 13 * 2 * 2 * 4 * sizeof(float); /* T_LOW of all routes, for four ranks more */
+  const uint64_t factors = 2 * 12 * (1216 - 640);       /* of [2H, r] for each of 12 experts, in lines of 64 bytes */
+  assert_int_equal(planned_with_rank(8) - planned_with_rank(4), rows + factors);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(Prediction_AnyShapePolicyAndN_EqualsTheAllocator),
@@ -246,6 +269,7 @@ int main(void) {
       cmocka_unit_test(Prediction_NativeGemms_EqualsTheAllocatorButForTheirScratch),
       cmocka_unit_test(Prediction_RepeatedIds_EqualsTheAllocatorOfEach),
       cmocka_unit_test(Prediction_Adapters_EqualsTheAllocatorOfEach),
+      cmocka_unit_test(Plan_LargerRank_TakesTheBytesOfItsRowsAndFactors),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,7 +15,7 @@ NOTE, MOST_NOTES = "     ", 20  # beginning of a program's line that is not a ca
 SHOWN_REPORTS = 20
 KERNEL_PREFIX = "sluice_"
 # Of gpu_suite. Each way of cuBLAS has a process of its own: an error in a capture would take the others with it.
-GEMMS = ("gemm_single", "gemm_lt", "gemm_grouped", "gemm_by_table")
+GEMMS = ("gemm_single", "gemm_lt", "gemm_grouped", "gemm_by_rule")
 PARTS = ("kernels", "routing", *GEMMS, "choice", "rates", "streams", "memory", "nccl", "adam")
 LAYER_PARTS = ("layer", "ranks", "calibrate")  # of gpu_layer; soak and small are items of their own
 BENCHMARKS = {f"benchmark {shape}": shape for shape in ("gpt3-xl", "mixtral", "qwen3", "deepseek")}
@@ -65,7 +65,7 @@ TOGETHER = {
     "gradients against PyTorch": 60,
     "ranks": 60,
     "gemm_lt": 40,
-    "gemm_by_table": 40,
+    "gemm_by_rule": 40,
     "CUDA graphs of torch": 40,
     "nccl": 30,
     "adam": 20,

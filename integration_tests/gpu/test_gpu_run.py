@@ -134,7 +134,7 @@ def test_Prepared_MoreTimeOrLess_GivesAllMoreOrLeavesTheTail(harness):
 def test_Prepared_List_HasWhatAFirstRunMustShow(harness):
     """Correctness first, each way of cuBLAS in a process of its own; profiles and memcheck last."""
     names = prepared_names(harness)
-    ways = ("gemm_single", "gemm_lt", "gemm_grouped", "gemm_by_table")
+    ways = ("gemm_single", "gemm_lt", "gemm_grouped", "gemm_by_rule")
     first = ("kernels", "routing", *ways, "layer", "ranks", "nccl", "gradients against PyTorch", "CUDA graphs of torch")
     assert max(map(names.index, first)) < names.index("rates") < names.index("choice") < names.index("benchmark qwen3")
     assert [name for name in names if name.startswith("profile")] == names[-4:-1]

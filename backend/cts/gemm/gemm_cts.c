@@ -290,7 +290,7 @@ static sluice_status_t create_cublas(sluice_allocator_t* for_gemm, sluice_gemm_t
                                                 .memory = for_gemm,
                                                 .symbols = &symbols,
                                                 .lt_symbols = &lt,
-                                                .how = is_lt ? SLUICE_CUBLAS_LT : SLUICE_CUBLAS_BY_TABLE,
+                                                .how = is_lt ? SLUICE_CUBLAS_LT : SLUICE_CUBLAS_BY_RULE,
                                                 .workspace_bytes = 4096};
   return sluice_gemm_cublas_create(&options, for_gemm, out_gemm);
 }

@@ -9,7 +9,7 @@
 #include "backend/cts/gpu/gpu_parts.h"
 #include "backend/cts/gpu/gpu_rig.h"
 
-enum { SETS = 4, MOST_REPEATS = 20, NUM_STREAMS = 4, FOUR_STREAMS = SLUICE_CUBLAS_LT + 1, NUM_WAYS };
+enum { SETS = 4, MOST_REPEATS = 20, NUM_WAYS = SLUICE_CUBLAS_STREAMS + 1 };
 #define SET_SECONDS 0.015
 
 /* The lists of a layer's passes, in their order; gate and up are in one tensor, as in hosts. */
@@ -100,47 +100,33 @@ static void drop_operands(operands_t* o) {
 /* ---- ways ------------------------------------------------------------------------------------------------------ */
 
 typedef struct way_s {
-  int32_t how;
-  sluice_gemm_t* gemms[NUM_STREAMS]; /* a handle and a workspace for each stream */
-  void* streams[NUM_STREAMS];
+  sluice_gemm_t* gemm;
+  void* stream;
 } way_t;
 
 static way_t open_way(int32_t how, sluice_allocator_t* host) {
-  way_t w = {.how = how};
-  for (int s = 0; s < (how == FOUR_STREAMS ? NUM_STREAMS : 1); ++s) {
-    w.gemms[s] = gpu_cublas_open(how == FOUR_STREAMS ? SLUICE_CUBLAS_SINGLE : how, host);
-    if (gpu_rig.driver->cuStreamCreateWithPriority(&w.streams[s], SLUICE_CU_STREAM_NON_BLOCKING, 0) != 0) {
-      gpu_die("a stream");
-    }
+  way_t w = {.gemm = gpu_cublas_open(how, host)};
+  if (gpu_rig.driver->cuStreamCreateWithPriority(&w.stream, SLUICE_CU_STREAM_NON_BLOCKING, 0) != 0) {
+    gpu_die("a stream");
   }
   return w;
 }
 
 static void close_way(way_t* w) {
-  for (int s = 0; s < NUM_STREAMS && w->gemms[s] != NULL; ++s) {
-    sluice_gemm_destroy(w->gemms[s]);
-    (void)gpu_rig.driver->cuStreamDestroy_v2(w->streams[s]);
-  }
+  sluice_gemm_destroy(w->gemm);
+  (void)gpu_rig.driver->cuStreamDestroy_v2(w->stream);
 }
 
 static void run_list(const way_t* w, const sluice_grouped_gemm_t* list) {
   sluice_grouped_gemm_t call = *list;
-  call.stream = w->streams[0];
-  sluice_status_t status = SLUICE_OK;
-  if (w->how != FOUR_STREAMS) status = sluice_gemm_run(w->gemms[0], &call);
-  for (int64_t i = 0; i < list->count && w->how == FOUR_STREAMS && status == SLUICE_OK; ++i) {
-    call.problems = &list->problems[i], call.count = 1, call.stream = w->streams[i % NUM_STREAMS];
-    status = sluice_gemm_run(w->gemms[i % NUM_STREAMS], &call);
-  }
-  if (status != SLUICE_OK) gpu_die("a GEMM");
+  call.stream = w->stream;
+  if (sluice_gemm_run(w->gemm, &call) != SLUICE_OK) gpu_die("a GEMM");
 }
 
 static double seconds_of_set(const way_t* w, const sluice_grouped_gemm_t* list, int repeats) {
   uint64_t begin = sluice_now_ns();
   for (int i = 0; i < repeats; ++i) run_list(w, list);
-  for (int s = 0; s < NUM_STREAMS && w->streams[s] != NULL; ++s) {
-    if (gpu_rig.driver->cuStreamSynchronize(w->streams[s]) != 0) gpu_die("a wait");
-  }
+  if (gpu_rig.driver->cuStreamSynchronize(w->stream) != 0) gpu_die("a wait");
   return (double)(sluice_now_ns() - begin) * 1e-9 / repeats;
 }
 
@@ -159,10 +145,10 @@ static double seconds_of(const way_t* w, const sluice_grouped_gemm_t* list) {
 
 /* ---- parts ----------------------------------------------------------------------------------------------------- */
 
-/* Times every way with every list, and prints a row for backend/gemm/cublas/cublas_choices.inc if a way in the table is
- * faster than grouped by a twentieth. */
+/* Times every way with every list, and says where another one than the rule's (cublas_choice.h) is faster by a
+ * twentieth. */
 static void choose(const layer_t* l) {
-  static const char* const names[] = {"", "SLUICE_CUBLAS_GROUPED", "SLUICE_CUBLAS_SINGLE", "SLUICE_CUBLAS_LT"};
+  static const char* const names[NUM_WAYS] = {"", "grouped", "single", "lt", "streams"};
   static const char* const kinds[NUM_LIST_KINDS] = {"up", "down", "gradient of down", "gradient of up",
                                                     "gradients of weights"};
   sluice_allocator_t host;
@@ -172,27 +158,24 @@ static void choose(const layer_t* l) {
     const int64_t count = make_list(l, &o, kind, l->experts);
     const sluice_grouped_gemm_t call = {o.list, count, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16, 0, NULL};
     double times[NUM_WAYS] = {0}, work = 0;
-    int32_t best = SLUICE_CUBLAS_GROUPED;
+    const int32_t rule = sluice_cublas_choose(&call, sluice_cuda_device_sms(gpu_rig.device));
+    int32_t best = rule;
     for (int64_t i = 0; i < count; ++i) work += 2e-12 * (double)o.list[i].m * (double)(o.list[i].n * o.list[i].k);
     for (int32_t how = SLUICE_CUBLAS_GROUPED; how < NUM_WAYS; ++how) {
       way_t way = open_way(how, &host);
       times[how] = seconds_of(&way, &call);
       close_way(&way);
-      if (how <= SLUICE_CUBLAS_LT && times[how] < 0.95 * times[SLUICE_CUBLAS_GROUPED] && times[how] < times[best]) {
-        best = how;
-      }
+    }
+    for (int32_t how = SLUICE_CUBLAS_GROUPED; how < NUM_WAYS; ++how) {
+      if (times[how] < 0.95 * times[rule] && times[how] < times[best]) best = how;
     }
     printf(
-        "     %s%s, %s, %lld GEMMs [%lld, %lld, %lld]: grouped %.1f us, single %.1f, lt %.1f, four streams %.1f; "
+        "     %s%s, %s, %lld GEMMs [%lld, %lld, %lld]: grouped %.1f us, single %.1f, lt %.1f, streams %.1f; "
         "TFLOP/s %.0f, %.0f, %.0f, %.0f\n",
         l->name, l->is_uneven ? ", uneven" : "", kinds[kind], (long long)count, (long long)o.list->m,
         (long long)o.list->n, (long long)o.list->k, times[1] * 1e6, times[2] * 1e6, times[3] * 1e6, times[4] * 1e6,
         work / times[1], work / times[2], work / times[3], work / times[4]);
-    if (best != SLUICE_CUBLAS_GROUPED) {
-      printf("     CHOICE(SLUICE_DTYPE_BF16, %d, %d, %lld, %lld, %lld, %s)\n", kind == WEIGHT_GRAD, kind <= DOWN,
-             (long long)count, (long long)(kind == WEIGHT_GRAD ? o.list->m : l->rows / l->experts),
-             (long long)(o.list->n * o.list->k), names[best]);
-    }
+    if (best != rule) printf("     the rule takes %s, and %s is faster\n", names[rule], names[best]);
     fflush(stdout); /* a program ended by a deadline keeps its lines */
   }
   drop_operands(&o);

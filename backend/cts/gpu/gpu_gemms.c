@@ -92,7 +92,7 @@ static const char* problems(sluice_gemm_t* gemm, int32_t dtype, int32_t dtype_c,
   return problem;
 }
 
-static const char* const hows[] = {"by table", "grouped", "single", "lt"};
+static const char* const hows[] = {"by rule", "grouped", "single", "lt", "streams"};
 
 static void run_ways(int32_t first, int32_t last) {
   static const int32_t types[][2] = {{SLUICE_DTYPE_F32, SLUICE_DTYPE_F32},
@@ -124,9 +124,12 @@ static void run_ways(int32_t first, int32_t last) {
   sluice_allocator_deinit(&host);
 }
 
-void gpu_part_gemm(void) { run_ways(SLUICE_CUBLAS_BY_TABLE, SLUICE_CUBLAS_LT); }
+void gpu_part_gemm(void) { run_ways(SLUICE_CUBLAS_BY_RULE, SLUICE_CUBLAS_STREAMS); }
 /* One way only: after an error that a capture leaves in the context, the rest of the process is meaningless. */
-void gpu_part_gemm_by_table(void) { run_ways(SLUICE_CUBLAS_BY_TABLE, SLUICE_CUBLAS_BY_TABLE); }
+void gpu_part_gemm_by_rule(void) {
+  run_ways(SLUICE_CUBLAS_BY_RULE, SLUICE_CUBLAS_BY_RULE);
+  run_ways(SLUICE_CUBLAS_STREAMS, SLUICE_CUBLAS_STREAMS);
+}
 void gpu_part_gemm_grouped(void) { run_ways(SLUICE_CUBLAS_GROUPED, SLUICE_CUBLAS_GROUPED); }
 void gpu_part_gemm_single(void) { run_ways(SLUICE_CUBLAS_SINGLE, SLUICE_CUBLAS_SINGLE); }
 void gpu_part_gemm_lt(void) { run_ways(SLUICE_CUBLAS_LT, SLUICE_CUBLAS_LT); }

@@ -5,7 +5,7 @@
 void gpu_part_kernels(void);
 void gpu_part_routing(void);
 void gpu_part_gemm(void);
-void gpu_part_gemm_by_table(void);
+void gpu_part_gemm_by_rule(void);
 void gpu_part_gemm_grouped(void);
 void gpu_part_gemm_single(void);
 void gpu_part_gemm_lt(void);

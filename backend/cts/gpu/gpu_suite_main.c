@@ -25,7 +25,7 @@ static const struct {
 } parts[] = {{"kernels", gpu_part_kernels},
              {"routing", gpu_part_routing},
              {"gemm", gpu_part_gemm},
-             {"gemm_by_table", gpu_part_gemm_by_table},
+             {"gemm_by_rule", gpu_part_gemm_by_rule},
              {"gemm_grouped", gpu_part_gemm_grouped},
              {"gemm_single", gpu_part_gemm_single},
              {"gemm_lt", gpu_part_gemm_lt},

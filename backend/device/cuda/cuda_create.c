@@ -11,6 +11,12 @@ const sluice_cuda_driver_t* sluice_cuda_device_driver(const sluice_device_t* dev
   return ((const cuda_device_t*)device)->driver;
 }
 int32_t sluice_cuda_device_ordinal(const sluice_device_t* device) { return ((const cuda_device_t*)device)->ordinal; }
+int32_t sluice_cuda_device_sms(const sluice_device_t* base) {
+  const cuda_device_t* device = (const cuda_device_t*)base;
+  int32_t sms = 0;
+  const int code = device->driver->cuDeviceGetAttribute(&sms, SLUICE_CU_ATTRIBUTE_SMS, device->device);
+  return code == 0 && sms > 0 ? sms : 132;
+}
 sluice_cuda_numa_t sluice_cuda_device_numa(const sluice_device_t* device) {
   return sluice_cuda_numa_of(((const cuda_device_t*)device)->driver, ((const cuda_device_t*)device)->device);
 }

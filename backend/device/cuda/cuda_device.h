@@ -43,6 +43,8 @@ sluice_status_t sluice_cuda_device_create_from(const sluice_cuda_driver_t* drive
 
 const sluice_cuda_driver_t* sluice_cuda_device_driver(const sluice_device_t* device);
 int32_t sluice_cuda_device_ordinal(const sluice_device_t* device);
+/* Its SMs; those of an H200, 132, where the driver does not say. */
+int32_t sluice_cuda_device_sms(const sluice_device_t* device);
 /* The NUMA node for its host memory, from the system and the driver. */
 sluice_cuda_numa_t sluice_cuda_device_numa(const sluice_device_t* device);
 /* Its name ("NVIDIA H200"); "unknown GPU" if the driver gives none. */

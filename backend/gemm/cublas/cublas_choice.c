@@ -3,41 +3,39 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "backend/base/math.h"
 #include "backend/gemm/gemm_form.h"
 
-typedef struct choice_s {
-  int32_t dtype, trans_a, trans_b;
-  int64_t count, rows, weights; /* at most */
-  int32_t how;
-} choice_t;
+/* Of cuBLAS's largest tiles on Hopper, one of which an SM computes at a time. */
+enum { TILE = 128, WIDE_TILE = 256 };
+/* In steps of k, of 12 ns each: what a tile takes for its beginning and its end, the host for a call, and a list for
+ * joining streams. GEMMs that are shorter than their calls come one after the other on any number of streams. */
+enum { DEPTH_OF_A_TILE = 170, DEPTH_OF_A_CALL = 340, DEPTH_OF_A_JOIN = 512 };
 
-static const choice_t choices[] = {
-#define CHOICE(dtype, trans_a, trans_b, count, rows, weights, how) {dtype, trans_a, trans_b, count, rows, weights, how},
-#include "backend/gemm/cublas/cublas_choices.inc"
-#undef CHOICE
-    {0, 0, 0, 0, 0, 0, SLUICE_CUBLAS_BY_TABLE} /* the end */
-};
+/* cuBLAS may turn its tiles. */
+static int64_t tiles_of(const sluice_gemm_form_t* f) {
+  const int64_t tall = sluice_ceil_div(f->m, TILE) * sluice_ceil_div(f->n, WIDE_TILE);
+  return sluice_min(tall, sluice_ceil_div(f->m, WIDE_TILE) * sluice_ceil_div(f->n, TILE));
+}
 
-int32_t sluice_cublas_choose(const sluice_grouped_gemm_t* list) {
-  sluice_gemm_form_t form, largest = {0};
-  int64_t count = 0, rows = 0;
-  if (choices[0].how == SLUICE_CUBLAS_BY_TABLE) return SLUICE_CUBLAS_GROUPED;
+int32_t sluice_cublas_choose(const sluice_grouped_gemm_t* list, int32_t num_sms) {
+  int64_t count = 0;
+  double idle = 0; /* SMs without a tile, times the depth for which they have none */
   for (int64_t i = 0; i < list->count; ++i) {
+    sluice_gemm_form_t form;
     if (!sluice_gemm_form(&list->problems[i], &form) || form.m == 0 || form.n == 0 || form.k == 0) continue;
-    ++count, rows += form.m;
-    if (form.n * form.k > largest.n * largest.k) largest = form;
+    const int64_t tiles = tiles_of(&form), waves = sluice_ceil_div(tiles, num_sms);
+    ++count;
+    if (form.k + DEPTH_OF_A_TILE < DEPTH_OF_A_CALL) continue;
+    if (tiles < 2 * (int64_t)num_sms) idle += (double)(waves * num_sms - tiles) * (double)(form.k + DEPTH_OF_A_TILE);
   }
-  for (const choice_t* c = choices; c->how != SLUICE_CUBLAS_BY_TABLE; ++c) {
-    if (c->dtype != list->dtype_ab || c->trans_a != largest.trans_a || c->trans_b != largest.trans_b) continue;
-    if (count <= c->count && rows <= c->rows * count && largest.n * largest.k <= c->weights) return c->how;
-  }
-  return SLUICE_CUBLAS_GROUPED;
+  return count > 1 && idle >= (double)num_sms * DEPTH_OF_A_JOIN ? SLUICE_CUBLAS_STREAMS : SLUICE_CUBLAS_SINGLE;
 }
 
 int32_t sluice_cublas_how_named(const char* name) {
-  static const char* const names[] = {NULL, "grouped", "single", "lt"};
-  for (int32_t how = SLUICE_CUBLAS_GROUPED; name != NULL && how <= SLUICE_CUBLAS_LT; ++how) {
+  static const char* const names[] = {NULL, "grouped", "single", "lt", "streams"};
+  for (int32_t how = SLUICE_CUBLAS_GROUPED; name != NULL && how <= SLUICE_CUBLAS_STREAMS; ++how) {
     if (strcmp(name, names[how]) == 0) return how;
   }
-  return SLUICE_CUBLAS_BY_TABLE;
+  return SLUICE_CUBLAS_BY_RULE;
 }

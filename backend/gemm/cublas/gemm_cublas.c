@@ -8,6 +8,7 @@
 #include "backend/base/log.h"
 #include "backend/base/owned.h"
 #include "backend/device/cuda/cuda_device.h"
+#include "backend/gemm/cublas/cublas_streams.h"
 #include "backend/gemm/gemm_form.h"
 
 enum { MAX_GROUPS = 512, GROUP_ALIGNMENT = 16, SCRATCH_ALIGNMENT = 256 }; /* GEMMs of one grouped call */
@@ -33,8 +34,10 @@ typedef struct gemm_cublas_s {
   sluice_allocator_t* memory;
   void* handle;
   sluice_cublaslt_t* lt; /* NULL: not there */
-  int32_t how;           /* SLUICE_CUBLAS_*: of every list, or by the table */
-  void* workspace;       /* the table of pointers, then cuBLAS's own */
+  sluice_cublas_streams_t side;
+  int32_t how; /* SLUICE_CUBLAS_*: of every list, or by the rule */
+  int32_t num_sms;
+  void* workspace; /* the table of pointers, then cuBLAS's own */
   uint64_t workspace_bytes;
   int32_t tf32;
   uint32_t no_groups; /* bit per type: the library declined a grouped call */
@@ -90,12 +93,13 @@ static sluice_status_t settle_trivial(const gemm_cublas_t* gemm, const sluice_ge
 }
 
 /* cuBLAS reads matrices column by column, so a row-major X is its X^T: C^T = B^T A^T, operands swapped. */
-static sluice_status_t run_one(gemm_cublas_t* gemm, const sluice_gemm_form_t* f, const sluice_grouped_gemm_t* list) {
+static sluice_status_t run_one(gemm_cublas_t* gemm, void* handle, const sluice_gemm_form_t* f,
+                               const sluice_grouped_gemm_t* list) {
   const float one = 1.0f, beta = list->beta;
   const double one64 = 1.0, beta64 = (double)list->beta;
   int is_64 = list->dtype_ab == SLUICE_DTYPE_F64, type = type_of(list->dtype_ab);
   int code =
-      gemm->symbols.cublasGemmEx(gemm->handle, f->trans_b ? SLUICE_CUBLAS_OP_T : SLUICE_CUBLAS_OP_N,
+      gemm->symbols.cublasGemmEx(handle, f->trans_b ? SLUICE_CUBLAS_OP_T : SLUICE_CUBLAS_OP_N,
                                  f->trans_a ? SLUICE_CUBLAS_OP_T : SLUICE_CUBLAS_OP_N, (int)f->n, (int)f->m, (int)f->k,
                                  is_64 ? (const void*)&one64 : &one, f->b, type, (int)f->ldb, f->a, type, (int)f->lda,
                                  is_64 ? (const void*)&beta64 : &beta, f->c, type_of(list->dtype_c), (int)f->ldc,
@@ -147,7 +151,7 @@ static sluice_status_t run_lt(gemm_cublas_t* gemm, const sluice_gemm_form_t* f, 
       .stream = list->stream,
   };
   SLUICE_TRY(sluice_cublaslt_run(gemm->lt, &call, &declined));
-  return declined ? run_one(gemm, f, list) : SLUICE_OK;
+  return declined ? run_one(gemm, gemm->handle, f, list) : SLUICE_OK;
 }
 
 static void add_group(groups_t* g, const sluice_gemm_form_t* f, const sluice_grouped_gemm_t* list) {
@@ -210,8 +214,22 @@ static sluice_status_t run_groups(gemm_cublas_t* gemm, const sluice_grouped_gemm
   return code == 0 || *out_declined ? SLUICE_OK : fail(code, "a grouped GEMM");
 }
 
-static sluice_status_t run_list(gemm_cublas_t* gemm, const sluice_grouped_gemm_t* list) {
-  int32_t how = gemm->how != SLUICE_CUBLAS_BY_TABLE ? gemm->how : sluice_cublas_choose(list);
+/* GEMMs go to the stream that has least to do. They have different results, and read none of each other's. */
+static sluice_status_t run_side_by_side(gemm_cublas_t* gemm, const sluice_grouped_gemm_t* list) {
+  sluice_status_t status = sluice_cublas_streams_fork(&gemm->side, list->stream, list->count);
+  for (int64_t i = 0; i < list->count && status == SLUICE_OK; ++i) {
+    sluice_gemm_form_t form;
+    int is_trivial;
+    if (!sluice_gemm_form(&list->problems[i], &form)) continue; /* supports() has seen them all */
+    status = settle_trivial(gemm, &form, list, &is_trivial);
+    if (is_trivial || status != SLUICE_OK) continue;
+    const int32_t s = sluice_cublas_streams_next(&gemm->side, (double)form.m * (double)form.n * (double)form.k);
+    status = run_one(gemm, s == 0 ? gemm->handle : gemm->side.handles[s], &form, list);
+  }
+  return sluice_cublas_streams_join(&gemm->side, list->stream, status);
+}
+
+static sluice_status_t run_list(gemm_cublas_t* gemm, const sluice_grouped_gemm_t* list, int32_t how) {
   int may_group = how == SLUICE_CUBLAS_GROUPED && list->count > 1 && gemm->symbols.cublasGemmGroupedBatchedEx != NULL &&
                   list->dtype_c == list->dtype_ab && !(gemm->no_groups & (1u << list->dtype_ab));
   gemm->groups.count = 0;
@@ -241,7 +259,8 @@ static sluice_status_t run_list(gemm_cublas_t* gemm, const sluice_grouped_gemm_t
     if (may_group && joins) {
       add_group(&gemm->groups, &form, list);
     } else if (may_group || joins || i >= seen) {
-      SLUICE_TRY(how == SLUICE_CUBLAS_LT && gemm->lt != NULL ? run_lt(gemm, &form, list) : run_one(gemm, &form, list));
+      SLUICE_TRY(how == SLUICE_CUBLAS_LT && gemm->lt != NULL ? run_lt(gemm, &form, list)
+                                                             : run_one(gemm, gemm->handle, &form, list));
     }
   }
   return SLUICE_OK;
@@ -249,15 +268,20 @@ static sluice_status_t run_list(gemm_cublas_t* gemm, const sluice_grouped_gemm_t
 
 static sluice_status_t cublas_run(sluice_gemm_t* base, const sluice_grouped_gemm_t* list) {
   gemm_cublas_t* gemm = (gemm_cublas_t*)base;
+  const int32_t how = gemm->how != SLUICE_CUBLAS_BY_RULE ? gemm->how : sluice_cublas_choose(list, gemm->num_sms);
+  const int is_forked = how == SLUICE_CUBLAS_STREAMS && list->count > 1;
   SLUICE_TRY(sluice_cuda_enter(gemm->device));
   int code = gemm->symbols.cublasSetStream_v2(gemm->handle, list->stream);
   /* A new stream brings back cuBLAS's own workspace. */
   if (code == 0) {
     uint64_t bytes;
     char* scratch = scratch_of(gemm, &bytes);
+    if (is_forked) bytes = sluice_cublas_streams_part(bytes);
     code = gemm->symbols.cublasSetWorkspace_v2(gemm->handle, scratch, bytes);
   }
-  sluice_status_t status = code == 0 ? run_list(gemm, list) : fail(code, "its stream and workspace cannot be set");
+  sluice_status_t status = code != 0   ? fail(code, "its stream and workspace cannot be set")
+                           : is_forked ? run_side_by_side(gemm, list)
+                                       : run_list(gemm, list, how);
   return sluice_cuda_leave_with(gemm->device, status);
 }
 
@@ -266,6 +290,7 @@ static void cublas_destroy(sluice_gemm_t* base) {
   if (gemm->handle != NULL && !sluice_cuda_is_inherited(gemm->device)) {
     int is_current = sluice_cuda_enter(gemm->device) == SLUICE_OK;
     sluice_cublaslt_close(gemm->lt);
+    sluice_cublas_streams_close(&gemm->side, &gemm->symbols);
     (void)gemm->symbols.cublasDestroy_v2(gemm->handle);
     if (is_current) (void)sluice_cuda_leave(gemm->device);
   }
@@ -338,6 +363,11 @@ static sluice_status_t open_handle(gemm_cublas_t* gemm, const sluice_gemm_cublas
   if (code != 0) return fail(code, "reductions in full precision cannot be set");
   snprintf(gemm->base.name, sizeof gemm->base.name, "cublas (%d.%d.%d%s)", version / 10000, version / 100 % 100,
            version % 100, gemm->tf32 ? ", tf32" : "");
+  const sluice_cuda_driver_t* driver = sluice_cuda_device_driver(gemm->device);
+  gemm->num_sms = sluice_cuda_device_sms(gemm->device);
+  uint64_t bytes;
+  char* scratch = scratch_of(gemm, &bytes);
+  SLUICE_TRY(sluice_cublas_streams_open(driver, &gemm->symbols, scratch, bytes, &gemm->side));
   return open_lt(gemm, options);
 }
 
@@ -351,7 +381,7 @@ sluice_status_t sluice_gemm_cublas_create(const sluice_gemm_cublas_options_t* op
   gemm->device = options->device;
   gemm->memory = options->memory;
   gemm->tf32 = options->tf32;
-  gemm->how = options->how != SLUICE_CUBLAS_BY_TABLE ? options->how : sluice_cublas_how_named(getenv("SLUICE_CUBLAS"));
+  gemm->how = options->how != SLUICE_CUBLAS_BY_RULE ? options->how : sluice_cublas_how_named(getenv("SLUICE_CUBLAS"));
   gemm->workspace_bytes = TABLE_BYTES + (options->workspace_bytes > 0 ? options->workspace_bytes : WORKSPACE_BYTES);
   sluice_status_t status = SLUICE_OK;
   if (options->symbols != NULL) {

@@ -1,12 +1,14 @@
 /* GEMMs by cuBLAS, opened at run time by one table of symbols.
  *
- * A list of several GEMMs with equal types is one grouped call where the library has it, else one call per GEMM
- * on the list's stream. f32 accumulation (f64 for f64); reduced-precision reductions are forbidden; TF32 only by
- * choice. The workspace is ours, so that cuBLAS allocates nothing while a graph is captured. Single GEMMs may go
- * through cuBLASLt (cublaslt.h); which way a list goes is chosen by its shape (cublas_choice.h), or by the environment
- * variable SLUICE_CUBLAS (grouped, single, lt), read at create. Hand-written Hopper kernels are not there.
+ * A list runs as one call per GEMM, on the list's stream, or side by side on that stream and three of our own, which
+ * events join; in a capture too. f32 accumulation (f64 for f64); reduced-precision reductions are forbidden; TF32 only
+ * by choice. The workspace is ours, so that cuBLAS allocates nothing while a graph is captured; streams side by side
+ * have a quarter of it each. Which way a list goes is chosen by its shape (cublas_choice.h), or by the environment
+ * variable SLUICE_CUBLAS (grouped, single, lt, streams), read at create: grouped calls and cuBLASLt (cublaslt.h) run
+ * by that alone. Hand-written Hopper kernels are not there.
  *
- * Between runs of one library version on one GPU the bits repeat: one stream, one workspace. */
+ * Between runs of one library version on one GPU the bits repeat: a GEMM's bits go by its shape and by the bytes of its
+ * workspace, not by its stream. */
 #ifndef SLUICE_BACKEND_GEMM_CUBLAS_GEMM_CUBLAS_H_
 #define SLUICE_BACKEND_GEMM_CUBLAS_GEMM_CUBLAS_H_
 
@@ -49,7 +51,7 @@ typedef struct sluice_gemm_cublas_options_s {
   const sluice_cublas_symbols_t* symbols; /* instead of a library; copied */
   /* Of cuBLASLt. With `symbols` and without these it counts as missing: no error. copied */
   const sluice_cublaslt_symbols_t* lt_symbols;
-  int32_t how;              /* SLUICE_CUBLAS_*, instead of table and environment */
+  int32_t how;              /* SLUICE_CUBLAS_*, instead of rule and environment */
   uint64_t workspace_bytes; /* 0: 32 MiB, what cuBLAS recommends for Hopper */
   int32_t tf32;             /* 1: f32 GEMMs may round their operands to TF32 */
 } sluice_gemm_cublas_options_t;

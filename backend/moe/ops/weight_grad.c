@@ -127,6 +127,17 @@ static sluice_status_t add_adapter(batch_t* batch, int32_t chunk, int32_t e, con
   return add_gemm(batch, to, SLUICE_LB3, sluice_rows_matrix(dy, width, hidden, element), p, rows);
 }
 
+/* Whether the gradients of W1 and W3 are one matrix, as the parameters are in most hosts: then one GEMM fills a GPU
+ * better. GEMM libraries of a CPU choose their kernels by size, and keep what they have been measured with. */
+static int are_one(const sluice_pass_t* pass, const target_t* to) {
+  const sluice_matrix_t *w1 = &to->matrix[W1], *w3 = &to->matrix[W3];
+  if (pass->context->device_type != SLUICE_DEVICE_CUDA || !to->is_wanted[W1] || !to->is_wanted[W3]) return 0;
+  const int64_t distance = to->rows[W1] * w1->row_stride * (int64_t)sluice_dtype_bytes(to->dtype[W1]);
+  return to->dtype[W1] == to->dtype[W3] && to->accumulate[W1] == to->accumulate[W3] &&
+         w1->row_stride == w3->row_stride && w1->col_stride == w3->col_stride && w1->col_stride == 1 &&
+         (char*)w1->data + distance == (char*)w3->data;
+}
+
 static sluice_status_t add_gemms(batch_t* batch, int32_t chunk, int32_t e, const target_t* to) {
   const sluice_pass_t* pass = batch->pass;
   const sluice_moe_config_t* c = &pass->moe->shape.config;
@@ -139,6 +150,11 @@ static sluice_status_t add_gemms(batch_t* batch, int32_t chunk, int32_t e, const
   sluice_matrix_t dm1 = sluice_rows_matrix(dm, width, 0, element);
   sluice_matrix_t dm3 = sluice_rows_matrix(dm, width, c->hidden_width, element);
   SLUICE_TRY(add_gemm(batch, to, W2, dy, act, rows));
+  if (are_one(pass, to)) {
+    target_t both = *to;
+    both.rows[W1] += to->rows[W3];
+    return add_gemm(batch, &both, W1, dm1, x, rows);
+  }
   SLUICE_TRY(add_gemm(batch, to, W1, dm1, x, rows));
   return add_gemm(batch, to, W3, dm3, x, rows);
 }

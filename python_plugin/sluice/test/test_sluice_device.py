@@ -96,15 +96,20 @@ def test_Step_PlantedCall_IsNoLongerTheTables(prices, table, mixtral, what: str)
     row = {**vars(device_step.count(events)), "ms": device_step.priced(prices, events).seconds * 1e3}
     different = _differences(row, wanted)
     assert any(text.startswith(f"{name} is ") for text in different), different
-    assert row["ms"] >= wanted["ms"] - 1e-3
+    # A later call may end just before the host wakes from a nap; without naps it never makes a step shorter.
+    awake = device_prices.Prices(copy.deepcopy(prices.data), prices.where)
+    awake.data["host"]["query_period"] = 1e-9
+    longer, plain = (device_step.priced(awake, calls).seconds for calls in (events, mixtral))
+    assert longer >= plain - 1e-6
 
 
 def test_Step_OtherWayOfGemms_IsSaidAndCounted(prices, table, monkeypatch) -> None:
-    monkeypatch.setenv(device_step.GEMMS_BY, "single")
+    monkeypatch.setenv(device_step.GEMMS_BY, "grouped")
     step, _ = device_step.run("mixtral", 1, 1, prices)
-    assert (step.gemms_by, step.counts.grouped_calls, step.counts.single_calls) == ("single", 0, 56)
+    assert (step.gemms_by, step.counts.single_calls) == ("grouped", 0)
+    assert step.counts.grouped_calls > 0 == table["mixtral 1"]["grouped_calls"]
     # Each grouped call has written its tables of pointers by three launches.
-    assert table["mixtral 1"]["launches"] - step.counts.launches == 3 * table["mixtral 1"]["grouped_calls"]
+    assert step.counts.launches - table["mixtral 1"]["launches"] == 3 * step.counts.grouped_calls
 
 
 def test_Step_TimesThatMoveByThreePercent_AreNoLongerTheTables(table) -> None:

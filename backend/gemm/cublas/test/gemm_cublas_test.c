@@ -43,8 +43,12 @@ static sluice_status_t create_lt(int32_t how, sluice_gemm_t** out_gemm) {
 
 static sluice_status_t create(int with_groups, int32_t tf32, sluice_gemm_t** out_gemm) {
   sluice_cublas_symbols_t symbols = sluice_fake_cublas(with_groups);
-  const sluice_gemm_cublas_options_t options = {
-      .device = device, .memory = &memory, .symbols = &symbols, .workspace_bytes = 4096, .tf32 = tf32};
+  const sluice_gemm_cublas_options_t options = {.device = device,
+                                                .memory = &memory,
+                                                .symbols = &symbols,
+                                                .how = SLUICE_CUBLAS_GROUPED,
+                                                .workspace_bytes = 4096,
+                                                .tf32 = tf32};
   return sluice_gemm_cublas_create(&options, &allocator, out_gemm);
 }
 
@@ -214,8 +218,8 @@ static void Groups_PointersThatAreNotAligned_RunByThemselves(void** state) {
 static void Lt_WhereChosen_MultipliesWithOneSearchPerShape(void** state) {
   (void)state;
   lists_t* l = malloc(sizeof *l);
-  static const char* const names[] = {NULL, "grouped", "single", "lt"};
-  for (int32_t how = SLUICE_CUBLAS_BY_TABLE; how <= SLUICE_CUBLAS_LT; ++how) {
+  static const char* const names[] = {NULL, "grouped", "single", "lt", "streams"};
+  for (int32_t how = SLUICE_CUBLAS_BY_RULE; how <= SLUICE_CUBLAS_STREAMS; ++how) {
     sluice_gemm_t* gemm = NULL;
     assert_int_equal(sluice_cublas_how_named(names[how]), how);
     assert_int_equal(create_lt(how, &gemm), SLUICE_OK);
@@ -228,8 +232,9 @@ static void Lt_WhereChosen_MultipliesWithOneSearchPerShape(void** state) {
       check(l);
       searches = sluice_fake_cublaslt_searches() - searches, problems = sluice_fake_cublaslt_gemms() - problems;
       assert_true((problems > 500) == (how == SLUICE_CUBLAS_LT));
-      assert_true((sluice_fake_cublas_single_calls() - single > 500) == (how == SLUICE_CUBLAS_SINGLE));
-      assert_true((sluice_fake_cublas_grouped_calls() > grouped) == (how <= SLUICE_CUBLAS_GROUPED));
+      const int is_single = how == SLUICE_CUBLAS_BY_RULE || how == SLUICE_CUBLAS_SINGLE || how == SLUICE_CUBLAS_STREAMS;
+      assert_true((sluice_fake_cublas_single_calls() - single > 500) == is_single);
+      assert_true((sluice_fake_cublas_grouped_calls() > grouped) == (how == SLUICE_CUBLAS_GROUPED));
       /* a GEMM's operands have one of a few alignments */
       if (how == SLUICE_CUBLAS_LT) assert_true(round == 0 ? searches > 0 && searches < 200 : searches < 100);
     }
@@ -237,6 +242,62 @@ static void Lt_WhereChosen_MultipliesWithOneSearchPerShape(void** state) {
     assert_int_equal(sluice_fake_cublaslt_live(), 0);
   }
   free(l);
+}
+
+/* The rule by waves and k: with 132 SMs, tiles of 128 by 256. */
+static void Choice_ByWavesAndDepth_StreamsWhereSmsWouldIdle(void** state) {
+  (void)state;
+  static const struct {
+    int64_t count, m, n, k;
+    int32_t how;
+  } cases[] = {
+      {128, 1024, 1536, 2048, SLUICE_CUBLAS_STREAMS}, /* Qwen3, up: 48 tiles */
+      {128, 1536, 2048, 1024, SLUICE_CUBLAS_STREAMS}, /* its gradients of weights: 96 */
+      {8, 4096, 28672, 4096, SLUICE_CUBLAS_SINGLE},   /* Mixtral, up: 27 waves */
+      {32, 4096, 4096, 7168, SLUICE_CUBLAS_SINGLE},   /* DeepSeek on one rank of eight: four waves */
+      {256, 512, 4096, 7168, SLUICE_CUBLAS_STREAMS},  /* and on one GPU: 64 tiles */
+      {1, 128, 256, 4096, SLUICE_CUBLAS_SINGLE},      /* nothing to run beside */
+      {2, 128, 256, 64, SLUICE_CUBLAS_SINGLE},        /* too short to join for */
+      {2, 128, 256, 512, SLUICE_CUBLAS_STREAMS},      {2, 128, 0, 512, SLUICE_CUBLAS_SINGLE}, /* nothing to do */
+  };
+  float x[1] = {0};
+  sluice_gemm_problem_t* problems = calloc(256, sizeof *problems);
+  for (size_t c = 0; c < sizeof cases / sizeof cases[0]; ++c) {
+    for (int64_t i = 0; i < cases[c].count; ++i) {
+      problems[i] = (sluice_gemm_problem_t){cases[c].m,         cases[c].n,         cases[c].k,
+                                            {x, cases[c].k, 1}, {x, cases[c].n, 1}, {x, cases[c].n, 1}};
+    }
+    const sluice_grouped_gemm_t list = {problems, cases[c].count, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16, 0, NULL};
+    const int32_t how = sluice_cublas_choose(&list, 132);
+    if (how != cases[c].how) fail_msg("case %d: %d, not %d", (int)c, how, cases[c].how);
+  }
+  free(problems);
+}
+
+/* Three forks and three joins, whatever fails in between: the next list finds streams as before. */
+static void Streams_WhereACallFails_JoinAndWorkOn(void** state) {
+  (void)state;
+  enum { PROBLEMS = 6 };
+  float a = 3, c[PROBLEMS];
+  sluice_gemm_problem_t problems[PROBLEMS];
+  for (int i = 0; i < PROBLEMS; ++i) {
+    problems[i] = (sluice_gemm_problem_t){1, 1, 1, {&a, 1, 1}, {&a, 1, 1}, {&c[i], 1, 1}};
+  }
+  const sluice_grouped_gemm_t list = {problems, PROBLEMS, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL};
+  sluice_gemm_t* gemm = NULL;
+  assert_int_equal(create_lt(SLUICE_CUBLAS_STREAMS, &gemm), SLUICE_OK);
+  for (int n = 0, failed = 1; failed; ++n) { /* one record, three waits; then three records and three waits */
+    sluice_fake_cuda_fail_call(n, 719);
+    const sluice_status_t status = sluice_gemm_run(gemm, &list);
+    failed = sluice_fake_cuda_failed();
+    sluice_fake_cuda_fail_call(-1, 0);
+    assert_int_equal(status, failed ? SLUICE_E_EXTERNAL : SLUICE_OK);
+    assert_true(failed || n >= 10);
+    memset(c, 0, sizeof c);
+    assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+    for (int i = 0; i < PROBLEMS; ++i) assert_true(c[i] == 9);
+  }
+  sluice_gemm_destroy(gemm);
 }
 
 static void Lt_TypesAndForms_EqualCublas(void** state) {
@@ -404,6 +465,8 @@ int main(void) {
       CASE(Groups_PointersThatAreNotAligned_RunByThemselves),
       CASE(Workspace_OfMemoryThatIsAlignedTo64_IsTakenFromAMultipleOf256),
       CASE(Lt_WhereChosen_MultipliesWithOneSearchPerShape),
+      CASE(Choice_ByWavesAndDepth_StreamsWhereSmsWouldIdle),
+      CASE(Streams_WhereACallFails_JoinAndWorkOn),
       CASE(Lt_TypesAndForms_EqualCublas),
       CASE(Lt_MissingOldOrDeclining_LeavesItToCublas),
       CASE(Lt_NthCallFails_LeaksNothingAndSaysSo),

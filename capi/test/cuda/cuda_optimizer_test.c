@@ -141,8 +141,8 @@ static void Config_ThatCannotBe_IsRefusedByName(void** state) {
   config.device_num_slots = 3;
   REFUSED(sluice_optimizer_create(&config, &optimizer), BAD, "3 slots");
   config = com_config_of(rig.context);
-  config.reserved = 1;
-  REFUSED(sluice_optimizer_create(&config, &optimizer), BAD, "reserved");
+  config.arithmetic = SLUICE_OPTIMIZER_ROUNDED;
+  REFUSED(sluice_optimizer_create(&config, &optimizer), SLUICE_E_UNSUPPORTED, "updates on a device are exact");
   config = com_config_of(rig.context);
   sluice_fake_cuda_refuse(0);
   REFUSED(sluice_optimizer_create(&config, &optimizer), SLUICE_E_NO_MEMORY, "buckets on the device");

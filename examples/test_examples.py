@@ -330,6 +330,27 @@ def test_TransformersTrainer_OneConfigValue_LearnsAsStockDoes(tmp_path):
     assert found == pytest.approx(wanted, rel=2e-3)
 
 
+@pytest.mark.timeout(600)
+def test_Finetune_LoraOnExperts_LearnsAsStockDoes_AndMerges(tmp_path):
+    pytest.importorskip("peft", reason="./test installs it")
+    script = os.path.join(HERE, "finetune", "finetune.py")
+    short = ["--steps", "5", "--length", "32", "--dtype", "float32"]
+    texts = [
+        run([sys.executable, script, *short, "--experts", name, "--out", str(tmp_path / name)])
+        for name in ("sluice", "grouped_mm")
+    ]
+    assert "Qwen3MoeExperts runs on Sluice, fused in C" in texts[0] and "on Sluice" not in texts[1]
+    found, wanted = ([float(one) for one in re.findall(r"^step .* loss ([\d.]+)", text, re.MULTILINE)] for text in texts)
+    assert len(found) == 5 and found == pytest.approx(wanted, rel=2e-3)
+    for text in texts:
+        before, after = re.search(r"unseen text: ([\d.]+) before, ([\d.]+) after", text).groups()
+        assert float(after) < float(before) - 0.2 and "tensors merged into" in text
+    assert (tmp_path / "sluice" / "merged" / "config.json").is_file()
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script]
+    text = run([*command, *short, "--adapt", "attention", "--out", str(tmp_path / "two")])
+    assert "ep_size 2" in text and (tmp_path / "two" / "adapter" / "adapter_model.safetensors").is_file()
+
+
 def test_FirstExampleOfTheReadme_RunsOnSluice():
     pytest.importorskip("transformers")
     with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:

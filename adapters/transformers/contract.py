@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from sluice.adapters.common import activations
-from sluice.adapters.transformers import NAME, gates
+from sluice.adapters.torch import Lora
+from sluice.adapters.transformers import NAME, gates, low_rank
 from sluice.errors import InvalidArgument, Unsupported
 
 _FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
@@ -64,6 +65,19 @@ class Contract:
         if self.bias:
             views += [*self._halves(biases[0]), biases[1]]
         return views
+
+    def lora(self, factors: Sequence[low_rank.Factors | None]) -> Lora:
+        """Adapters on the up and on the down stack, as the library takes them."""
+        up, down = factors
+        found: dict[str, torch.Tensor] = {}
+        scales: dict[str, float] = {}
+        if up is not None:
+            found.update(zip(("la1", "lb1", "lb3"), (up.a, *self._halves(up.b))))
+            scales["la1"] = up.scale
+        if down is not None:
+            found.update(la2=down.a, lb2=down.b)
+            scales["la2"] = down.scale
+        return Lora(found, scales)
 
     def _halves(self, up: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         if self.interleaved or not self.gated:

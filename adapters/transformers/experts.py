@@ -21,6 +21,7 @@ from sluice.adapters.torch import (
     CastingLayer,
     Context,
     EpGroup,
+    Lora,
     MoeConfig,
     MoeLayer,
     StackedLayer,
@@ -28,8 +29,9 @@ from sluice.adapters.torch import (
     refused_policy,
     watcher,
 )
+from sluice.adapters.transformers import NAME
 from sluice.adapters.transformers import contract as contracts
-from sluice.adapters.transformers import moving, precision
+from sluice.adapters.transformers import low_rank, moving, precision
 from sluice.adapters.transformers.host_experts import HostExperts, StockExperts
 from sluice.config import Options
 from sluice.errors import InvalidArgument, Unsupported
@@ -43,15 +45,20 @@ def forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any)
 
 
 def _forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> torch.Tensor:
-    known = _by_id.get(id(self))
-    if known is not None and known[0]() is self:
-        return known[1].call(self, hidden_states, top_k_index, top_k_weights)
+    return _state_for(self).call(self, hidden_states, top_k_index, top_k_weights)
+
+
+def _state_for(module: Any) -> ExpertsState:
+    """Made on first use."""
+    known = _by_id.get(id(module))
+    if known is not None and known[0]() is module:
+        return known[1]
     with _making:
-        state = _states.get(self)
+        state = _states.get(module)
         if state is None:
-            state = _states[self] = ExpertsState(len(_states))
-        _remember(self, state)
-    return state.call(self, hidden_states, top_k_index, top_k_weights)
+            state = _states[module] = ExpertsState(len(_states))
+        _remember(module, state)
+    return state
 
 
 @functools.cache
@@ -131,19 +138,16 @@ class ExpertsState:
 
     def call(self, module: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The module's experts on these rows."""
+        terms = low_rank.take(module)
         watched_by = watcher()
-        if (
-            self._version != settings.version
-            or self._signature != self._now(module)
-            or self._section != _section(module)
-        ):
+        if self._is_out_of_date(module):
             try:
                 with _making:
                     self._look(module)
             except Exception as error:
                 self._refuse(error, hidden.device)
                 raise
-        if watched_by is None and self._latest is not None:
+        if watched_by is None and self._latest is not None and terms is None:
             found = self._quick(self._latest, module, hidden, ids, weights)
             if found is not None:
                 return found
@@ -155,7 +159,7 @@ class ExpertsState:
             if watched_by is not None:
                 raise Unsupported(_watched(type(module).__name__, watched_by, self._group is not None))
             refuse_torn(self)
-            layer, tensors, dtype = self._layer_of(module, hidden, ids, weights)
+            layer, tensors, dtype, lora = self._layer_of(module, hidden, ids, weights, terms)
             kept = self._kept(module, ids, tensors[0].shape[0])
         except Exception as error:
             self._refuse(error, hidden.device)
@@ -164,7 +168,7 @@ class ExpertsState:
         route = weights if weights.dtype == torch.float32 else weights.float()
         with layer.context.lock:
             if layer.experts is None:
-                out = layer(tokens, kept, route, tensors)
+                out = layer(tokens, kept, route, tensors, lora)
             else:
                 layer.experts.bind(module, tensors)
                 try:
@@ -172,6 +176,36 @@ class ExpertsState:
                 finally:
                     layer.experts.bind(None, None)
         return out if out.dtype == hidden.dtype else out.to(hidden.dtype)
+
+    def _is_out_of_date(self, module: Any) -> bool:
+        """Whether the module or the options have changed since the last look."""
+        return (
+            self._version != settings.version
+            or self._signature != self._now(module)
+            or self._section != _section(module)
+        )
+
+    def why_not_adapted(self, module: Any, parameter: str, terms: Sequence[low_rank.Term]) -> str:
+        """Why the library cannot add these terms to a stacked parameter in the forward that begins; "": it can."""
+        if self._is_out_of_date(module):
+            with _making:
+                self._look(module)
+        if self._options is None or watcher() is not None:
+            return low_rank.NOT_OURS
+        contract = self.contract
+        if not contract.fused:
+            return f"Sluice runs these experts with their own functions ({contract.reason})"
+        if parameter not in contract.names[:2]:
+            return "Sluice adds adapters to the two stacked matrices alone"
+        weight = getattr(module, parameter)
+        if torch.is_grad_enabled() and any(getattr(module, name).requires_grad for name in contract.names[:2]):
+            return "the experts' own weights are trained, too"
+        for tensor in (part for term in terms for part in (term.a, term.b)):
+            if type(tensor) not in contracts.PLAIN or tensor.dtype not in contracts.DTYPES:
+                return f"A or B is a {type(tensor).__name__} of {tensor.dtype}"
+            if tensor.device != weight.device:
+                return f"A or B is on {tensor.device}, the parameter on {weight.device}"
+        return ""
 
     def _kept(self, module: Any, ids: torch.Tensor, num_local: int) -> torch.Tensor:
         """The ids as the library takes them: -1 for a route to nobody, which transformers does not have.
@@ -214,16 +248,20 @@ class ExpertsState:
         return latest.quick(hidden, ids, weights if weights.dtype == torch.float32 else weights.float(), tensors)
 
     def _layer_of(
-        self, module: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
-    ) -> tuple[MoeLayer, list[torch.Tensor], torch.dtype]:
-        """The engine layer for these rows, made on first use; the parameters; the dtype that it computes in."""
+        self, module: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, terms: low_rank.Terms | None
+    ) -> tuple[MoeLayer, list[torch.Tensor], torch.dtype, Lora | None]:
+        """The engine layer for these rows, made on first use; the parameters; the dtype that it computes in; what
+        adapters add."""
         contract = self._contract
         tensors = [getattr(module, name) for name in contract.names]
         exact = self._exact(module, contract, tensors)
         dtype = torch.float32 if exact else self._dtype(contract, hidden, tensors)
+        lora = None if terms is None else contract.lora(low_rank.of_stacks(contract.names[:2], terms, tensors, dtype))
+        rank = 0 if lora is None else max(f.shape[1] for name, f in lora.factors.items() if name in ("la1", "la2"))
         key = (
             dtype,
             exact,
+            rank,
             ids.shape[-1],
             hidden.device,
             *[(tensor.shape, tensor.dtype, tensor.device, type(tensor) in contracts.PLAIN) for tensor in tensors],
@@ -233,13 +271,14 @@ class ExpertsState:
             with _making:
                 layer = self._layers.get(key)
                 if layer is None or not layer.context.alive:
-                    layer = self._layers[key] = self._make(module, hidden, ids, weights, tensors, dtype, exact)
+                    made = self._make(module, hidden, ids, weights, tensors, dtype, exact, rank)
+                    layer = self._layers[key] = made
         # Under expert parallelism ids may be marks, which the quick way does not know.
         quick = (
             type(layer) is StackedLayer and self._group is None and not getattr(module, "_is_expert_parallel", False)
         )
-        self._latest, self._up_shape = (layer, tensors[0].shape) if quick else (None, None)
-        return layer, tensors, dtype
+        self._latest, self._up_shape = (layer, tensors[0].shape) if quick and lora is None else (None, None)
+        return layer, tensors, dtype, lora
 
     def _refuse(self, error: Exception, device: torch.device) -> None:
         """Tells the other ranks, which may be waiting in their own call, that this one does not take part."""
@@ -378,7 +417,15 @@ class ExpertsState:
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensors[0].dtype
 
     def _make(
-        self, module: Any, hidden: Any, ids: Any, weights: Any, tensors: list[Any], dtype: torch.dtype, exact: bool
+        self,
+        module: Any,
+        hidden: Any,
+        ids: Any,
+        weights: Any,
+        tensors: list[Any],
+        dtype: torch.dtype,
+        exact: bool,
+        lora_rank: int,
     ) -> MoeLayer:
         contract, name = self._contract, type(module).__name__
         announce(module, contract, self._options, self._world, exact)
@@ -419,8 +466,17 @@ class ExpertsState:
             gated=contract.gated,
             interleaved=contract.interleaved,
             bias=contract.bias,
+            lora_rank=lora_rank,
         )
         return StackedLayer(context, config, views=contract.views)
+
+
+def why_not_adapted(module: Any, parameter: str, terms: Sequence[low_rank.Term]) -> str:
+    """See ExpertsState.why_not_adapted; of any module that PEFT may wrap."""
+    chosen = getattr(getattr(module, "config", None), "_experts_implementation", None)
+    if chosen != NAME or is_transported(module) or not isinstance(getattr(module, "has_gate", None), bool):
+        return low_rank.NOT_OURS
+    return _state_for(module).why_not_adapted(module, parameter, terms)
 
 
 def _section(module: Any) -> Any:

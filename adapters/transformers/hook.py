@@ -32,6 +32,15 @@ def install(module: ModuleType) -> None:
     if interface is None:
         raise RuntimeError("this transformers has no ExpertsInterface: experts_implementation='sluice' needs 5.23")
     interface.register(NAME, sluice_experts_forward)
+    from sluice.adapters.transformers import low_rank
+
+    low_rank.install(_why_not_adapted)
+
+
+def _why_not_adapted(*arguments: Any) -> str:
+    from sluice.adapters.transformers.experts import why_not_adapted
+
+    return why_not_adapted(*arguments)
 
 
 def _make_transport(*arguments: Any) -> Any:

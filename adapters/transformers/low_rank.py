@@ -1,0 +1,208 @@
+"""What PEFT's adapters add to stacked experts, read without forming W + BA and without a change to PEFT's classes.
+
+PEFT wraps an experts module once for each target parameter (`ParamWrapper`). A hook on the registration of `base_layer`
+finds these wrappers. Before a wrapper runs, it notes A, B and the scale of its active adapters for the experts module,
+and lets PEFT call its base layer as if the adapters were disabled; the function of the experts takes the notes, and
+PEFT's flag is restored at once. What is not recognised runs as PEFT runs it, with one warning that says why.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Term(NamedTuple):
+    """One active adapter of a stacked parameter: `scale * B[e] @ A[e]` is added to expert e as torch.nn.Linear's weight.
+
+    a      [r * E, in], the rows of an expert together
+    b      [out, r * E], the experts of a column of r next to each other
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: float
+
+
+Terms = dict[str, list[Term]]  # by the name of the stacked parameter
+
+
+class _Noted(NamedTuple):
+    wrappers: list[Any]
+    terms: Terms
+
+
+class _Local(threading.local):
+    """The notes of this thread, by experts module."""
+
+    def __init__(self) -> None:
+        self.noted: weakref.WeakKeyDictionary[Any, _Noted] = weakref.WeakKeyDictionary()
+
+
+_here = _Local()
+_lock = threading.Lock()
+# Of a wrapper whose flag is set: by how many forwards, and the flag as PEFT left it.
+_held: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+_warned: set[str] = set()
+# Of an experts module, the name of the target parameter and its terms: why the library cannot add them, "" if it can.
+_why_not: Callable[[Any, str, Sequence[Term]], str] | None = None
+
+
+def install(why_not: Callable[[Any, str, Sequence[Term]], str]) -> None:
+    """From now on, wrappers that PEFT makes are read. Once per process."""
+    global _why_not
+    if _why_not is None:
+        torch.nn.modules.module.register_module_module_registration_hook(_registered)
+    _why_not = why_not
+
+
+def adopt(model: torch.nn.Module) -> None:
+    """Reads the wrappers that were made before `install`."""
+    for module in model.modules():
+        if "base_layer" in module._modules:
+            _registered(module, "base_layer", module._modules["base_layer"])
+
+
+def _wrapper_class() -> Any:
+    return getattr(sys.modules.get("peft.tuners.lora.layer"), "ParamWrapper", None)
+
+
+def _registered(parent: torch.nn.Module, name: str, child: Any) -> None:
+    if name != "base_layer" or child is None:
+        return
+    kind = _wrapper_class()
+    if kind is None or not isinstance(parent, kind) or _note in parent._forward_pre_hooks.values():
+        return
+    parent.register_forward_pre_hook(_note, with_kwargs=True)
+    parent.register_forward_hook(_put_back, always_call=True)
+
+
+def _is_plain(wrapper: Any) -> bool:
+    """Whether it computes as PEFT's class does. fully_shard makes a subclass that does."""
+    kind = _wrapper_class()
+    return (
+        type(wrapper).forward is kind.forward
+        and type(wrapper)._activate_lora is kind._activate_lora
+        and "forward" not in wrapper.__dict__
+    )
+
+
+def _is_disabled(wrapper: Any) -> bool:
+    """As PEFT left it, also while a forward of another thread holds the flag."""
+    held = _held.get(wrapper)
+    return wrapper._disable_adapters if held is None else held[1]
+
+
+def _note(wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Before the wrapper's forward."""
+    if torch.compiler.is_compiling() or wrapper.merged or kwargs.get("adapter_names") or _why_not is None:
+        return
+    active = [name for name in wrapper.active_adapters if name in wrapper.lora_A]
+    experts = wrapper.get_base_layer()
+    # With one expert, or for a matrix, PEFT has another rule for the shapes of A and B.
+    if not active or wrapper.num_experts == 1:
+        return
+    terms = [Term(wrapper.lora_A[n].weight, wrapper.lora_B[n].weight, wrapper.scaling[n]) for n in active]
+    why_not = _why_not(experts, wrapper.parameter_name, terms)
+    if not why_not and not _is_plain(wrapper):
+        why_not = f"{type(wrapper).__name__} is not PEFT's ParamWrapper"
+    if not why_not and any(name in wrapper.lora_variant for name in active):
+        why_not = "the adapter is a variant of LoRA"
+    if why_not:
+        warn_once(f"{type(experts).__name__}.{wrapper.parameter_name}", why_not)
+        return
+    if wrapper in _wrappers_of(experts):
+        _put_back(wrapper)  # a KeyboardInterrupt of an earlier forward left it
+    with _lock:
+        if _is_disabled(wrapper):
+            return
+        held = _held.setdefault(wrapper, [0, wrapper._disable_adapters])
+        held[0] += 1
+        wrapper._disable_adapters = True
+    noted = _here.noted.setdefault(experts, _Noted([], {}))
+    noted.wrappers.append(wrapper)
+    noted.terms[wrapper.parameter_name] = terms
+
+
+def warn_once(what: str, why_not: str) -> None:
+    """For adapters that run as PEFT runs them."""
+    text = f"sluice: {what}: PEFT adds its adapter by forming W + BA in each forward, since {why_not}"
+    if why_not != NOT_OURS and text not in _warned:
+        _warned.add(text)
+        warnings.warn(text, stacklevel=3)
+
+
+NOT_OURS = "Sluice does not compute these experts"
+
+
+def _wrappers_of(experts: Any) -> list[Any]:
+    noted = _here.noted.get(experts)
+    return [] if noted is None else noted.wrappers
+
+
+def _put_back(wrapper: Any, *_: Any) -> None:
+    """After the wrapper's forward, also after an error, and by `take`, which comes first where the experts have run."""
+    for experts, noted in list(_here.noted.items()):
+        if wrapper in noted.wrappers:
+            noted.wrappers.remove(wrapper)
+            with _lock:
+                held = _held[wrapper]
+                held[0] -= 1
+                if held[0] == 0:
+                    wrapper._disable_adapters = held[1]
+                    del _held[wrapper]
+            if not noted.wrappers:
+                del _here.noted[experts]
+
+
+def take(experts: Any) -> Terms | None:
+    """The terms of the call in progress. PEFT's flags are its own again. None: no adapter."""
+    if not _here.noted:
+        return None
+    noted = _here.noted.get(experts)
+    if noted is None:
+        return None
+    for wrapper in list(noted.wrappers):
+        _put_back(wrapper)
+    return noted.terms
+
+
+class Factors(NamedTuple):
+    """What is added to a stacked parameter: `scale * b[e] @ a[e]`.
+
+    a      [E, r, in]
+    b      [E, out, r]
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: float
+
+
+def factors(count: int, terms: Sequence[Term], dtype: torch.dtype) -> Factors:
+    """Of `count` experts, as a layer of this dtype takes them: float32, or its own. The ranks of several adapters lie
+    one after the other, each B with its scale in it."""
+    split = [(a.view(count, -1, a.shape[1]), b.view(b.shape[0], -1, count).permute(2, 0, 1)) for a, b, _ in terms]
+    if len(terms) == 1:
+        (a, b), scale = split[0], terms[0].scale
+    else:
+        a = torch.cat([a for a, _ in split], 1)
+        b = torch.cat([b * term.scale for (_, b), term in zip(split, terms)], 2)
+        scale = 1.0
+    if a.dtype != b.dtype or a.dtype not in (torch.float32, dtype):
+        a, b = a.to(dtype), b.to(dtype)
+    return Factors(a, b, scale)
+
+
+def of_stacks(
+    names: Sequence[str], terms: Terms, tensors: Sequence[torch.Tensor], dtype: torch.dtype
+) -> list[Factors | None]:
+    """Of each stacked parameter; None: it has no adapter."""
+    return [factors(len(tensor), terms[n], dtype) if n in terms else None for n, tensor in zip(names, tensors)]
+

@@ -1,0 +1,254 @@
+"""PEFT's `target_parameters` on experts that Sluice computes: as with transformers' eager loop, without W + BA."""
+
+from __future__ import annotations
+
+import copy
+import io
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tf_models
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from sluice.adapters.transformers import low_rank
+from torch.utils._python_dispatch import TorchDispatchMode
+
+KINDS = ("qwen3_moe", "mixtral", "gpt_oss")
+STACKS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+IDS = tf_models.batch(rows=2, length=9)
+
+
+class StackSized(TorchDispatchMode):
+    """Counts results that are as large as a stack of experts: W + BA, BA, or a gradient of W."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        named = model.named_parameters()
+        self._sizes = {p.numel() for n, p in named if n.endswith(("gate_up_proj", "down_proj")) and p.dim() == 3}
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, torch.Tensor) and tensor.dim() == 3 and tensor.numel() in self._sizes:
+                self.count += not function.is_view
+        return out
+
+
+def adapted(kind: str, implementation: str, *, adapters: int = 1, targets: tuple[str, ...] = STACKS, **made: Any) -> Any:
+    """A model with adapters "default", "a1", ..., of different ranks, whose B is not zero."""
+    model = tf_models.make(kind, implementation, **made)
+    lora = [
+        LoraConfig(r=3 + 2 * n, lora_alpha=7, target_modules=["q_proj"], target_parameters=list(targets))
+        for n in range(adapters)
+    ]
+    peft = get_peft_model(model, lora[0])
+    for number, other in enumerate(lora[1:], 1):
+        peft.add_adapter(f"a{number}", other)
+    generator = torch.Generator().manual_seed(made.get("seed", 1))
+    for name, parameter in sorted(peft.named_parameters()):
+        if "lora_" in name:
+            parameter.data = torch.empty(parameter.shape).normal_(0, 0.2, generator=generator).to(parameter.dtype)
+    return peft
+
+
+def pair(kind: str = "qwen3_moe", **how: Any) -> tuple[Any, Any]:
+    return adapted(kind, "sluice", **how), adapted(kind, "eager", **how)
+
+
+def step(model: Any) -> dict[str, torch.Tensor]:
+    """Logits, and the gradients that there are."""
+    model.zero_grad(set_to_none=True)
+    out = model(input_ids=IDS, labels=IDS)
+    if out.loss.requires_grad:
+        out.loss.backward()
+    values = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {"logits": out.logits.detach(), **values}
+
+
+def check(ours: Any, theirs: Any, bound: float = 1e-5, stacks: int | None = 0) -> None:
+    """The same step, and how many results of ours are as large as a stack (None: any number)."""
+    with StackSized(ours) as sized:
+        found = step(ours)
+    worst = tf_models.gaps(found, step(theirs))
+    assert max(worst.values()) < bound, max(worst.items(), key=lambda item: item[1])
+    assert stacks is None or sized.count == stacks, sized.count
+    assert not low_rank._held and not low_rank._here.noted
+
+
+def layers_of(model: Any) -> Any:
+    return model.base_model.model.model.layers
+
+
+def disable(model: Any) -> Any:
+    stack = ExitStack()
+    stack.enter_context(model.disable_adapter())
+    return stack
+
+
+def both_active(model: Any) -> None:
+    model.base_model.set_adapter(["default", "a1"])
+
+
+def one_of_two_merged(model: Any) -> None:
+    both_active(model)
+    model.merge_adapter(["a1"])
+
+
+def merge_inner(model: Any) -> None:
+    for layer in layers_of(model):
+        layer.mlp.experts.base_layer.merge()
+
+
+def checkpointed(reentrant: bool) -> Callable[[Any], None]:
+    def change(model: Any) -> None:
+        model.train()
+        model.enable_input_require_grads()
+        model.base_model.model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+
+    return change
+
+
+# What a user does to a model with adapters: how it is made, what is called, and whether a stack-sized tensor is made.
+USES: dict[str, tuple[dict[str, Any], Callable[[Any], Any] | None]] = {
+    "one adapter": ({}, None),
+    "disabled": ({}, disable),
+    "merged": ({}, lambda model: model.merge_adapter()),
+    "unmerged": ({}, lambda model: (model.merge_adapter(), model.unmerge_adapter())),
+    "checkpointed, reentrant": ({}, checkpointed(True)),
+    "checkpointed": ({}, checkpointed(False)),
+    "the second of two": ({"adapters": 2}, lambda model: model.set_adapter("a1")),
+    "two active": ({"adapters": 2}, both_active),
+    "one of two merged": ({"adapters": 2}, one_of_two_merged),
+    "one of two deleted": ({"adapters": 2}, lambda model: model.delete_adapter("a1")),
+    "up alone": ({"targets": STACKS[:1]}, None),
+    "down alone": ({"targets": STACKS[1:]}, None),
+    "inner merged, outer active": ({}, merge_inner),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_Adapters_InEachUse_AsPeftOnEager(kind: str, use: str) -> None:
+    made, change = USES[use]
+    ours, theirs = pair(kind, **made)
+    with ExitStack() as stack:
+        for model in (ours, theirs):
+            changed = None if change is None else change(model)
+            if isinstance(changed, ExitStack):
+                stack.enter_context(changed)
+        check(ours, theirs, 1e-4 if "merged" in use else 1e-5)
+    if use == "disabled":
+        check(ours, theirs)
+
+
+def test_Biases_InTheTargets_AreLeftToPeft() -> None:
+    check(*pair("gpt_oss", targets=(*STACKS, "mlp.experts.down_proj_bias")))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_Bfloat16_AgainstF64_NoFurtherThanPeft(kind: str) -> None:
+    """Adapters stay f32. The mean over seeds: a single one decides by the routes that it flips."""
+    sums = {"sluice": 0.0, "eager": 0.0}
+    for seed in range(6):
+        # Of as many choices as experts no rounding changes a route.
+        every = {"num_experts_per_tok": 8 if kind == "qwen3_moe" else 4}
+        models = {name: adapted(kind, name, dtype=torch.bfloat16, seed=seed, **every) for name in sums}
+        exact = step(copy.deepcopy(models["eager"]).double())
+        for name, model in models.items():
+            found = step(model)
+            sums[name] += float((found["logits"].double() - exact["logits"]).norm() / exact["logits"].norm())
+            sums[name] += sum(
+                float((found[key].double() - exact[key]).norm() / exact[key].norm()) for key in exact if "experts" in key
+            )
+    assert sums["sluice"] <= 1.02 * sums["eager"], sums
+
+
+def test_Generate_WithAnAdapter_UsesIt() -> None:
+    ours, theirs = pair()
+
+    def generated(model: Any) -> torch.Tensor:
+        return model.generate(input_ids=IDS, max_new_tokens=6, do_sample=False, pad_token_id=0)
+
+    generated(ours)  # the quick way is known from here on
+    assert torch.equal(generated(ours), generated(theirs))
+    with ours.disable_adapter(), theirs.disable_adapter():
+        without = generated(ours)
+        assert torch.equal(without, generated(theirs)) and not torch.equal(without, generated(adapted("qwen3_moe", "eager")))
+    assert torch.equal(generated(ours), generated(theirs))
+    assert torch.equal(generated(ours.unload()), without)
+
+
+def test_SavedAndLoaded_ByStockPeft_IsTheSame(tmp_path: Path) -> None:
+    ours, theirs = pair()
+    before = step(ours)
+    ours.save_pretrained(tmp_path)
+    check(PeftModel.from_pretrained(tf_models.make("qwen3_moe"), tmp_path, is_trainable=True), theirs)
+    check(copy.deepcopy(ours), theirs)
+    buffer = io.BytesIO()
+    torch.save(ours, buffer)
+    buffer.seek(0)
+    check(torch.load(buffer, weights_only=False), theirs)
+    merged = copy.deepcopy(ours).merge_and_unload()
+    assert not [module for module in merged.modules() if module._forward_pre_hooks]
+    assert tf_models.gaps({"logits": merged(input_ids=IDS).logits.detach()}, {"logits": before["logits"]})["logits"] < 1e-4
+
+
+def test_ImplementationSwitched_AndBack_AsPeft() -> None:
+    ours, theirs = pair()
+    check(ours, theirs)
+    ours.base_model.model.set_experts_implementation("eager")
+    check(ours, theirs, stacks=None)
+    ours.base_model.model.set_experts_implementation("sluice")
+    check(ours, theirs)
+
+
+def test_ErrorOrInterrupt_InTheExperts_LeavesPeftsFlags(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pair()
+    check(ours, theirs)
+    for error in (ValueError, KeyboardInterrupt):
+        with monkeypatch.context() as patched:
+            patched.setattr(low_rank, "take", lambda experts: (_ for _ in ()).throw(error()))
+            with pytest.raises(error):
+                step(ours)
+        check(ours, theirs)
+
+
+def test_Threads_EachForwardHasItsOwnAdapters() -> None:
+    ours, theirs = pair()
+    with torch.no_grad():
+        wanted = theirs(input_ids=IDS).logits
+    gaps: list[float] = []
+
+    def run() -> None:
+        with torch.no_grad():
+            for _ in range(20):
+                gaps.append(float((ours(input_ids=IDS).logits - wanted).abs().max()))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert len(gaps) == 80 and max(gaps) < 1e-4
+    assert not low_rank._held
+
+
+def test_ExpertsThatAreCalled_RunAsPeftDoes_WithOneWarning(recwarn: pytest.WarningsRecorder) -> None:
+    ours, theirs = pair()
+    for layer in layers_of(ours):
+        layer.mlp.experts.get_base_layer().act_fn.register_forward_hook(lambda *_: None)
+    check(ours, theirs, stacks=None)
+    check(ours, theirs, stacks=None)
+    said = [str(w.message) for w in recwarn if "W + BA" in str(w.message)]
+    assert len(said) == 2 and all("its act_fn has hooks" in text for text in said), said

@@ -340,7 +340,9 @@ def test_Finetune_LoraOnExperts_LearnsAsStockDoes_AndMerges(tmp_path):
         for name in ("sluice", "grouped_mm")
     ]
     assert "Qwen3MoeExperts runs on Sluice, fused in C" in texts[0] and "on Sluice" not in texts[1]
-    found, wanted = ([float(one) for one in re.findall(r"^step .* loss ([\d.]+)", text, re.MULTILINE)] for text in texts)
+    found, wanted = (
+        [float(one) for one in re.findall(r"^step .* loss ([\d.]+)", text, re.MULTILINE)] for text in texts
+    )
     assert len(found) == 5 and found == pytest.approx(wanted, rel=2e-3)
     for text in texts:
         before, after = re.search(r"unseen text: ([\d.]+) before, ([\d.]+) after", text).groups()

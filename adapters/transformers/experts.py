@@ -29,9 +29,8 @@ from sluice.adapters.torch import (
     refused_policy,
     watcher,
 )
-from sluice.adapters.transformers import NAME
+from sluice.adapters.transformers import NAME, low_rank, moving, precision
 from sluice.adapters.transformers import contract as contracts
-from sluice.adapters.transformers import low_rank, moving, precision
 from sluice.adapters.transformers.host_experts import HostExperts, StockExperts
 from sluice.config import Options
 from sluice.errors import InvalidArgument, Unsupported

@@ -19,7 +19,7 @@ import torch
 
 
 class Term(NamedTuple):
-    """One active adapter of a stacked parameter: `scale * B[e] @ A[e]` is added to expert e as torch.nn.Linear's weight.
+    """One active adapter of a stacked parameter: `scale * B[e] @ A[e]` is added to the weight of expert e.
 
     a      [r * E, in], the rows of an expert together
     b      [out, r * E], the experts of a column of r next to each other
@@ -205,4 +205,3 @@ def of_stacks(
 ) -> list[Factors | None]:
     """Of each stacked parameter; None: it has no adapter."""
     return [factors(len(tensor), terms[n], dtype) if n in terms else None for n, tensor in zip(names, tensors)]
-

@@ -40,7 +40,9 @@ class StackSized(TorchDispatchMode):
         return out
 
 
-def adapted(kind: str, implementation: str, *, adapters: int = 1, targets: tuple[str, ...] = STACKS, **made: Any) -> Any:
+def adapted(
+    kind: str, implementation: str, *, adapters: int = 1, targets: tuple[str, ...] = STACKS, **made: Any
+) -> Any:
     """A model with adapters "default", "a1", ..., of different ranks, whose B is not zero."""
     model = tf_models.make(kind, implementation, **made)
     lora = [
@@ -164,7 +166,9 @@ def test_Bfloat16_AgainstF64_NoFurtherThanPeft(kind: str) -> None:
             found = step(model)
             sums[name] += float((found["logits"].double() - exact["logits"]).norm() / exact["logits"].norm())
             sums[name] += sum(
-                float((found[key].double() - exact[key]).norm() / exact[key].norm()) for key in exact if "experts" in key
+                float((found[key].double() - exact[key]).norm() / exact[key].norm())
+                for key in exact
+                if "experts" in key
             )
     assert sums["sluice"] <= 1.02 * sums["eager"], sums
 
@@ -179,7 +183,9 @@ def test_Generate_WithAnAdapter_UsesIt() -> None:
     assert torch.equal(generated(ours), generated(theirs))
     with ours.disable_adapter(), theirs.disable_adapter():
         without = generated(ours)
-        assert torch.equal(without, generated(theirs)) and not torch.equal(without, generated(adapted("qwen3_moe", "eager")))
+        assert torch.equal(without, generated(theirs)) and not torch.equal(
+            without, generated(adapted("qwen3_moe", "eager"))
+        )
     assert torch.equal(generated(ours), generated(theirs))
     assert torch.equal(generated(ours.unload()), without)
 
@@ -196,7 +202,9 @@ def test_SavedAndLoaded_ByStockPeft_IsTheSame(tmp_path: Path) -> None:
     check(torch.load(buffer, weights_only=False), theirs)
     merged = copy.deepcopy(ours).merge_and_unload()
     assert not [module for module in merged.modules() if module._forward_pre_hooks]
-    assert tf_models.gaps({"logits": merged(input_ids=IDS).logits.detach()}, {"logits": before["logits"]})["logits"] < 1e-4
+    assert (
+        tf_models.gaps({"logits": merged(input_ids=IDS).logits.detach()}, {"logits": before["logits"]})["logits"] < 1e-4
+    )
 
 
 def test_ImplementationSwitched_AndBack_AsPeft() -> None:
@@ -211,9 +219,13 @@ def test_ImplementationSwitched_AndBack_AsPeft() -> None:
 def test_ErrorOrInterrupt_InTheExperts_LeavesPeftsFlags(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pair()
     check(ours, theirs)
+
+    def fails(kind: type[BaseException]) -> Any:
+        raise kind
+
     for error in (ValueError, KeyboardInterrupt):
         with monkeypatch.context() as patched:
-            patched.setattr(low_rank, "take", lambda experts: (_ for _ in ()).throw(error()))
+            patched.setattr(low_rank, "take", lambda experts, kind=error: fails(kind))
             with pytest.raises(error):
                 step(ours)
         check(ours, theirs)

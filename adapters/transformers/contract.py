@@ -23,8 +23,9 @@ _NUMBERS = frozenset((bool, int, float, str))
 _STATELESS = (torch.nn.SiLU, torch.nn.ReLU)
 _NONE: dict[str, Any] = {}
 INSTEAD = (
-    'under ep_implementation="sluice" parameters of experts are sharded, and adapters on them are not supported yet: '
-    "put adapters on attention alone, or train without expert parallelism (no ep_size in DistributedConfig)"
+    'under ep_implementation="sluice" parameters of experts are sharded, and PEFT\'s LoRA on their two stacks is the '
+    "only adapter that they take: put other adapters on attention alone, or train without expert parallelism (no "
+    "ep_size in DistributedConfig)"
 )
 OTHERWISE = 'or set experts_implementation="eager" for this model'
 

@@ -186,12 +186,12 @@ class ExpertsState:
 
     def why_not_adapted(self, module: Any, parameter: str, terms: Sequence[low_rank.Term]) -> str:
         """Why the library cannot add these terms to a stacked parameter in the forward that begins; "": it can."""
-        if self._is_out_of_date(module):
-            with _making:
-                self._look(module)
-        if self._options is None or watcher() is not None:
+        options, contract = self._options, self._contract
+        if contract is None or self._is_out_of_date(module):
+            options = settings.effective(_section(module))
+            contract = contracts.read(module, self._now(module)[0])
+        if options is None or watcher() is not None:
             return low_rank.NOT_OURS
-        contract = self.contract
         if not contract.fused:
             return f"Sluice runs these experts with their own functions ({contract.reason})"
         if parameter not in contract.names[:2]:
@@ -255,7 +255,10 @@ class ExpertsState:
         tensors = [getattr(module, name) for name in contract.names]
         exact = self._exact(module, contract, tensors)
         dtype = torch.float32 if exact else self._dtype(contract, hidden, tensors)
-        lora = None if terms is None else contract.lora(low_rank.of_stacks(contract.names[:2], terms, tensors, dtype))
+        lora = None
+        if terms is not None:
+            mine = None if self._group is None else self.placement.experts_of(self._group.rank)
+            lora = contract.lora(low_rank.of_stacks(contract.names[:2], terms, dtype, mine))
         rank = 0 if lora is None else max(f.shape[1] for name, f in lora.factors.items() if name in ("la1", "la2"))
         key = (
             dtype,
@@ -472,8 +475,14 @@ class ExpertsState:
 
 def why_not_adapted(module: Any, parameter: str, terms: Sequence[low_rank.Term]) -> str:
     """See ExpertsState.why_not_adapted; of any module that PEFT may wrap."""
+    state = _transported.get(module)
+    if state is not None:
+        why_not = state.why_not_adapted(module, parameter, terms)
+        if why_not:  # PEFT would add a plain tensor to a sharded one
+            raise Unsupported(f"{type(module).__name__}.{parameter} has an adapter: {why_not}: {contracts.INSTEAD}")
+        return ""
     chosen = getattr(getattr(module, "config", None), "_experts_implementation", None)
-    if chosen != NAME or is_transported(module) or not isinstance(getattr(module, "has_gate", None), bool):
+    if chosen != NAME or not isinstance(getattr(module, "has_gate", None), bool):
         return low_rank.NOT_OURS
     return _state_for(module).why_not_adapted(module, parameter, terms)
 

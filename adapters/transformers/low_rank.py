@@ -23,11 +23,13 @@ class Term(NamedTuple):
 
     a      [r * E, in], the rows of an expert together
     b      [out, r * E], the experts of a column of r next to each other
+    count  E; under expert parallelism those of all ranks, each of which has all of A and B
     """
 
     a: torch.Tensor
     b: torch.Tensor
     scale: float
+    count: int
 
 
 Terms = dict[str, list[Term]]  # by the name of the stacked parameter
@@ -83,6 +85,12 @@ def _registered(parent: torch.nn.Module, name: str, child: Any) -> None:
     parent.register_forward_hook(_put_back, always_call=True)
 
 
+def is_lora(wrapper: Any) -> bool:
+    """Whether it is PEFT's wrapper of a parameter, or a subclass that fully_shard has made of that."""
+    kind = _wrapper_class()
+    return kind is not None and isinstance(wrapper, kind)
+
+
 def _is_plain(wrapper: Any) -> bool:
     """Whether it computes as PEFT's class does. fully_shard makes a subclass that does."""
     kind = _wrapper_class()
@@ -108,7 +116,8 @@ def _note(wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     # With one expert, or for a matrix, PEFT has another rule for the shapes of A and B.
     if not active or wrapper.num_experts == 1:
         return
-    terms = [Term(wrapper.lora_A[n].weight, wrapper.lora_B[n].weight, wrapper.scaling[n]) for n in active]
+    count = wrapper.num_experts
+    terms = [Term(wrapper.lora_A[n].weight, wrapper.lora_B[n].weight, wrapper.scaling[n], count) for n in active]
     why_not = _why_not(experts, wrapper.parameter_name, terms)
     if not why_not and not _is_plain(wrapper):
         why_not = f"{type(wrapper).__name__} is not PEFT's ParamWrapper"
@@ -185,10 +194,14 @@ class Factors(NamedTuple):
     scale: float
 
 
-def factors(count: int, terms: Sequence[Term], dtype: torch.dtype) -> Factors:
-    """Of `count` experts, as a layer of this dtype takes them: float32, or its own. The ranks of several adapters lie
-    one after the other, each B with its scale in it."""
-    split = [(a.view(count, -1, a.shape[1]), b.view(b.shape[0], -1, count).permute(2, 0, 1)) for a, b, _ in terms]
+def factors(terms: Sequence[Term], dtype: torch.dtype, experts: Sequence[int] | None) -> Factors:
+    """Of these experts (None: all), as a layer of this dtype takes them: float32, or its own. The ranks of several
+    adapters lie one after the other, each B with its scale in it."""
+    split = []
+    for term in terms:
+        a = term.a.view(term.count, -1, term.a.shape[1])
+        b = term.b.view(term.b.shape[0], -1, term.count).permute(2, 0, 1)
+        split.append((a, b) if experts is None else (_of(a, experts), _of(b, experts)))
     if len(terms) == 1:
         (a, b), scale = split[0], terms[0].scale
     else:
@@ -200,8 +213,15 @@ def factors(count: int, terms: Sequence[Term], dtype: torch.dtype) -> Factors:
     return Factors(a, b, scale)
 
 
+def _of(stack: torch.Tensor, experts: Sequence[int]) -> torch.Tensor:
+    first, count = experts[0], len(experts)
+    if list(experts) == list(range(first, first + count)):
+        return stack.narrow(0, first, count)
+    return stack[list(experts)]
+
+
 def of_stacks(
-    names: Sequence[str], terms: Terms, tensors: Sequence[torch.Tensor], dtype: torch.dtype
+    names: Sequence[str], terms: Terms, dtype: torch.dtype, experts: Sequence[int] | None
 ) -> list[Factors | None]:
     """Of each stacked parameter; None: it has no adapter."""
-    return [factors(len(tensor), terms[n], dtype) if n in terms else None for n, tensor in zip(names, tensors)]
+    return [factors(terms[name], dtype, experts) if name in terms else None for name in names]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from sluice import settings
 from sluice.adapters.common.contexts import group_of
+from sluice.adapters.transformers import low_rank
 from sluice.adapters.transformers.contract import INSTEAD
 from sluice.adapters.transformers.experts import ExpertsState, is_transported, outside_the_graph, transported
 from sluice.errors import Unsupported
@@ -28,15 +29,15 @@ _numbers = itertools.count()
 
 @functools.cache
 def _watch_wrappers() -> None:
-    """From now on PEFT's wrappers of split experts are refused where they are made: in a forward they would add a plain
-    tensor to a sharded one before Sluice is called, and torch's error names neither."""
+    """From now on PEFT's wrappers of split experts, but for LoRA's, are refused where they are made: in a forward they
+    would add a plain tensor to a sharded one before Sluice is called, and torch's error names neither."""
     torch.nn.modules.module.register_module_module_registration_hook(_refuse_wrapper)
 
 
 def _refuse_wrapper(wrapper: torch.nn.Module, name: str, module: Any) -> None:
     if name != "base_layer" or not type(wrapper).__module__.startswith("peft."):
         return
-    if module is not None and is_transported(module):
+    if module is not None and is_transported(module) and not low_rank.is_lora(wrapper):
         kind = type(wrapper)
         raise Unsupported(
             f"{type(module).__name__} gets an adapter ({kind.__module__}.{kind.__name__} of "

@@ -2,11 +2,11 @@
 saves the adapter, and merges it into a checkpoint.
 
     .venv/bin/python examples/finetune/finetune.py [--model FOLDER] [--out tuned] [--steps 40]
-    .venv/bin/torchrun --nproc-per-node 2 examples/finetune/finetune.py --adapt attention
+    .venv/bin/torchrun --nproc-per-node 2 examples/finetune/finetune.py [--adapt attention]
 
 Without --model the weights are random, of few layers, and at the widths of --widths; the text is Python's own manual,
 byte by byte. With --model, a folder that transformers loads, its own tokenizer reads the text. Under torchrun the
-experts are shared out to the ranks (expert parallelism); adapters on experts need one rank so far.
+experts are shared out to the ranks (expert parallelism).
 """
 
 from __future__ import annotations
@@ -120,8 +120,6 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128, help="tokens of a sample")
     parser.add_argument("--out", type=Path, default=Path("tuned"))
     options = parser.parse_args()
-    if WORLD > 1 and options.adapt == "experts":
-        raise SystemExit("adapters on experts that are shared out to ranks are not supported yet: --adapt attention")
     if WORLD > 1:
         torch.distributed.init_process_group("gloo")
 

@@ -44,7 +44,10 @@ def adapted(
     kind: str, implementation: str, *, adapters: int = 1, targets: tuple[str, ...] = STACKS, **made: Any
 ) -> Any:
     """A model with adapters "default", "a1", ..., of different ranks, whose B is not zero."""
-    model = tf_models.make(kind, implementation, **made)
+    return lora_on(tf_models.make(kind, implementation, **made), adapters, targets, made.get("seed", 1))
+
+
+def lora_on(model: Any, adapters: int = 1, targets: tuple[str, ...] = STACKS, seed: int = 1) -> Any:
     lora = [
         LoraConfig(r=3 + 2 * n, lora_alpha=7, target_modules=["q_proj"], target_parameters=list(targets))
         for n in range(adapters)
@@ -52,7 +55,7 @@ def adapted(
     peft = get_peft_model(model, lora[0])
     for number, other in enumerate(lora[1:], 1):
         peft.add_adapter(f"a{number}", other)
-    generator = torch.Generator().manual_seed(made.get("seed", 1))
+    generator = torch.Generator().manual_seed(seed)
     for name, parameter in sorted(peft.named_parameters()):
         if "lora_" in name:
             parameter.data = torch.empty(parameter.shape).normal_(0, 0.2, generator=generator).to(parameter.dtype)

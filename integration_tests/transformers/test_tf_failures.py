@@ -41,16 +41,18 @@ def test_IdsOutOfRange_OnOneRank_BothAreToldAndGoOn(fresh2: Ranks, path: Path) -
     assert zero[2] == one[2] == ""
 
 
-@pytest.mark.parametrize("targets", ["experts", "parametrization", "attention"])
+@pytest.mark.parametrize("targets", ["wrapper", "parametrization", "other experts", "attention"])
 def test_Adapters_OfExpertsThatAreShared_AreRefusedByName(fresh2: Ranks, path: Path, targets: str) -> None:
-    """PEFT's before anything runs; those of others in the first forward. On attention they train."""
+    """Unknown wrappers before anything runs; what cannot be added, in the first forward. On attention they train."""
     for found in fresh2.run("tf_ep_failures:adapters", path=str(path), targets=targets):
         if targets == "attention":
             assert found["said"] == "" and found["loss"] > 0, found
             continue
-        assert found["said"].startswith("Unsupported") and "put adapters on attention alone" in found["said"], found
-        assert "gate_up_proj" in found["said"] and ("peft." in found["said"]) == (targets == "experts"), found
-        assert found["began"] == (targets == "parametrization")
+        assert found["said"].startswith("Unsupported") and "put other adapters on attention alone" in found["said"], (
+            found
+        )
+        assert "gate_up_proj" in found["said"] and ("peft." in found["said"]) == (targets == "wrapper"), found
+        assert found["began"] == (targets != "wrapper")
 
 
 def test_RankSkipsACall_IsNamedAtTheDeadline(fresh2: Ranks, path: Path) -> None:

@@ -132,6 +132,15 @@ def test_TwoRanks_Checkpointed_AsWithout(ranks: Ranks, saved: Any, reentrant: bo
         assert found["calls"] == 2, found
 
 
+@pytest.mark.parametrize("moved", [False, True], ids=["at home", "moved"])
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_TwoRanks_LoraOnExperts_AsUnsplitPeft(ranks: Ranks, saved: Any, kind: str, moved: bool) -> None:
+    """Each rank has all of A and B, whose gradients are averaged, as those of adapters on attention are."""
+    for found in ranks.run("tf_ep_jobs:adapted", kind=kind, path=saved(kind), layout=LAYOUTS["fsdp2"], moved=moved):
+        assert max(found["gaps"].values()) < 1e-4, max(found["gaps"].items(), key=lambda item: item[1])
+        assert found["frozen"] and any("experts" in name for name in found["gaps"])
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_TwoRanks_Compiled_AsWithout(ranks: Ranks, saved: Any, layout: str) -> None:
     for found in ranks.run("tf_ep_jobs:compiled", path=saved("mixtral"), layout=LAYOUTS[layout]):

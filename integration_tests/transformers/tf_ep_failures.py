@@ -90,17 +90,31 @@ class _Twice(torch.nn.Module):
         return 2 * tensor
 
 
+class _OtherWrapper(torch.nn.Module):
+    """As PEFT may have some day."""
+
+    __module__ = "peft.tuners.other"
+    parameter_name = "gate_up_proj"
+
+    def __init__(self, experts: torch.nn.Module) -> None:
+        super().__init__()
+        self.base_layer = experts
+
+
 def adapters(path: str, targets: str) -> dict[str, Any]:
     """Adapters on a split model: the error when they are added or first run, or the loss of a step with them."""
     import peft
 
-    model = split(path, {"fsdp_size": dist.get_world_size()})
+    experts = "grouped_mm" if targets == "other experts" else "sluice"
+    model = split(path, {"fsdp_size": dist.get_world_size()}, experts)
     attention = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
     began = False
     try:
         if targets == "attention":
             model = peft.get_peft_model(model, attention)
-        elif targets == "experts":
+        elif targets == "wrapper":
+            _OtherWrapper(experts_of(model)[0])
+        elif targets == "other experts":
             stacked = peft.LoraConfig(r=2, target_modules=[], target_parameters=["mlp.experts.gate_up_proj"])
             model = peft.get_peft_model(model, stacked)
         else:

@@ -13,6 +13,7 @@ import sluice
 import tf_models
 import torch
 import torch.distributed as dist
+from sluice.adapters.transformers import experts as adapter
 from sluice.errors import SluiceError
 from tf_models import batch, gaps, make, step
 from torch.autograd import forward_ad
@@ -77,6 +78,30 @@ def checkpointed(kind: str, path: str, layout: dict[str, int], reentrant: bool) 
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
     found = step(model, mine)
     return {"worst": max(gaps(found, plain).values()), "calls": len(calls)}
+
+
+def adapted(kind: str, path: str, layout: dict[str, int], moved: bool) -> dict[str, Any]:
+    """LoRA on the experts of a split model: gaps of logits and of averaged gradients to PEFT on the unsplit one."""
+    from test_tf_adapters import lora_on
+
+    batches, mine = _batches(layout)
+    unsplit = lora_on(make(kind, "eager"))
+    steps = [step(unsplit, ids) for ids in batches]
+    model = lora_on(split(path, layout))
+    if moved:
+        for module in tf_models.experts_of(model):
+            experts = module.get_base_layer()
+            home = adapter.kept_of(experts).home
+            sluice.move_experts(experts, home.expert_rank[::-1], home.expert_slot)
+    found = step(model, mine)
+    wanted = {name: sum(one[name] for one in steps) / len(steps) for name in steps[0] if "lora_" in name}
+    for name in wanted:
+        dist.all_reduce(found[name])
+        found[name] /= dist.get_world_size()
+    wanted["logits"] = steps[dist.get_rank() // layout.get("tp_size", 1)]["logits"]
+    found = {name: found[name] for name in wanted}
+    frozen = [parameter for name, parameter in model.named_parameters() if "lora_" not in name]
+    return {"gaps": gaps(found, wanted), "frozen": all(parameter.grad is None for parameter in frozen)}
 
 
 def compiled(path: str, layout: dict[str, int]) -> dict[str, Any]:

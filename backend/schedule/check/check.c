@@ -110,6 +110,21 @@ static int copy_is_valid(const sluice_template_t* t, const sluice_op_t* op) {
   return moves_di || moves_m;
 }
 
+/* An op of all chunks writes T_LOW of each and reads it again before it ends: no two of them share a slot. */
+static int check_low_rank(checker_t* c, int32_t index) {
+  const sluice_op_t* op = &c->t->ops[index];
+  if (op->chunk >= 0) return 1;
+  for (int32_t i = 1; i < c->t->spec.num_chunks; ++i) {
+    const sluice_slot_ref_t home = sluice_template_home(c->t, SLUICE_T_LOW, i);
+    for (int32_t j = 0; j < i; ++j) {
+      const sluice_slot_ref_t other = sluice_template_home(c->t, SLUICE_T_LOW, j);
+      if (home.tensor == other.tensor && home.slot == other.slot)
+        return report(c, SLUICE_HAZARD_OTHER_CHUNK, index, NOBODY, home.tensor, home.slot);
+    }
+  }
+  return 1;
+}
+
 static int check_rules(checker_t* c, int32_t index) {
   const sluice_template_t* t = c->t;
   const sluice_op_t* op = &t->ops[index];
@@ -129,6 +144,7 @@ static int check_rules(checker_t* c, int32_t index) {
     if (!declares_tensor(t, op, rule.writes[i], 1)) {
       return report(c, SLUICE_HAZARD_MISSING_ACCESS, index, NOBODY, rule.writes[i], NOBODY);
     }
+    if (rule.writes[i] == SLUICE_T_LOW && !check_low_rank(c, index)) return 0;
   }
   return 1;
 }

@@ -63,7 +63,8 @@ void sluice_place_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
   if (!spec->callback) {
     ring[SLUICE_T_DACT] = deferred ? n : RING_WITHIN_LANE;
     ring[SLUICE_T_DM] = deferred ? n : RING_WITHIN_LANE;
-    ring[SLUICE_T_LOW] = deferred ? n : RING_WITHIN_LANE;
+    /* One weight_grad of all chunks has their products at once. */
+    ring[SLUICE_T_LOW] = deferred && spec->wgrad == SLUICE_WGRAD_CALL_NOW ? n : RING_WITHIN_LANE;
   }
   sluice_place_tokens(b, spec);
   if (spec->wgrad == SLUICE_WGRAD_CALL_NOW) ring[SLUICE_T_DW] = 1;

@@ -2,6 +2,7 @@
 #ifndef SLUICE_BACKEND_COMM_TEST_TCP_PLACE_H_
 #define SLUICE_BACKEND_COMM_TEST_TCP_PLACE_H_
 
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -10,12 +11,16 @@ enum { TCP_PLACE_BYTES = 32 };
 
 static const char tcp_place_secret[] = "a secret of the tests";
 
-/* "host:port"; another one at each call. */
+/* "host:port"; another one at each call. Host and first port are drawn once in a process: tests that run at the same
+ * time have one network, and in namespaces of their own the same process ids. */
 static inline void tcp_place_init(char out[TCP_PLACE_BYTES]) {
+  static _Atomic uint32_t drawn;
   static _Atomic int32_t num_places;
-  const int32_t pid = (int32_t)getpid();
-  snprintf(out, TCP_PLACE_BYTES, "127.%d.%d.%d:%d", 1 + (pid >> 14 & 63), pid >> 6 & 255, 1 + (pid & 63),
-           20000 + num_places++ % 10000);
+  uint32_t host = drawn, none = 0;
+  while (host == 0 && getentropy(&host, sizeof host) == 0) host |= 1;
+  if (!atomic_compare_exchange_strong(&drawn, &none, host)) host = none;
+  snprintf(out, TCP_PLACE_BYTES, "127.%u.%u.%u:%d", 1 + (host >> 24) % 254, host >> 16 & 255,
+           1 + (host >> 8 & 255) % 254, 20000 + num_places++ % 10000);
 }
 
 #endif /* SLUICE_BACKEND_COMM_TEST_TCP_PLACE_H_ */

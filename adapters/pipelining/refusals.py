@@ -9,24 +9,24 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-# Policies whose order binds (docs/pipeline.md): replicas of a stage run alike without a word to each other.
+# Policies whose order binds (docs/pipeline.md): replicas of a stage run the same ops without messages between them.
 PLANNED = ("1f1b", "gpipe", "zero_bubble", "looped", "v")
-# Those that run weight gradients apart whatever is asked.
-APART = ("zero_bubble", "v")
+# Those that always run weight gradients as ops of their own.
+SPLIT = ("zero_bubble", "v")
 
 
 class Way(NamedTuple):
-    """How the stages of all ranks are run. policy: by its name; apart: weight gradients are ops of their own."""
+    """How the stages of all ranks are run. policy: by its name; split: weight gradients are ops of their own."""
 
     policy: str
     placement: str
-    apart: bool
+    split: bool
 
 
-def way_of(stages: Sequence[Any], policy: str | None, apart: bool | None) -> Way:
+def way_of(stages: Sequence[Any], policy: str | None, split: bool | None) -> Way:
     """What is meant where nothing is said; placement "" where the stages lie in no order that is known."""
     policy = policy or "adaptive"
-    return Way(policy, _placement(stages, policy), policy in APART if apart is None else apart)
+    return Way(policy, _placement(stages, policy), policy in SPLIT if split is None else split)
 
 
 def _placement(stages: Sequence[Any], policy: str) -> str:
@@ -64,17 +64,17 @@ def reason_against(stages: Sequence[Any], way: Way) -> str:
 def _reason_against_one(stage: Any, way: Way) -> str:
     if torch.device(stage.device).type != "cpu":
         return f"it is on {stage.device}, and stages hand on host memory alone"
-    if way.apart and isinstance(stage.submod, DistributedDataParallel):
+    if way.split and isinstance(stage.submod, DistributedDataParallel):
         return "DistributedDataParallel reduces in a whole backward: take weight_apart away, or DDP"
-    if way.apart and any(isinstance(each, torch._dynamo.OptimizedModule) for each in stage.submod.modules()):
+    if way.split and any(isinstance(each, torch._dynamo.OptimizedModule) for each in stage.submod.modules()):
         return "a compiled module runs its backward whole: take weight_apart away, or torch.compile"
-    if way.apart and any(isinstance(each, FSDPModule) for each in stage.submod.modules()):
-        return "FSDP is not run with weight gradients apart: take weight_apart away, or FSDP"
+    if way.split and any(isinstance(each, FSDPModule) for each in stage.submod.modules()):
+        return "FSDP is not run with weight gradients as ops of their own: take weight_apart away, or FSDP"
     if way.policy in PLANNED:
         return ""
     for each in stage.submod.modules():
         if isinstance(each, (FSDPModule, torch.nn.SyncBatchNorm)):
-            others = [name for name in PLANNED if not (isinstance(each, FSDPModule) and name in APART)]
+            others = [name for name in PLANNED if not (isinstance(each, FSDPModule) and name in SPLIT)]
             return (
                 f"{type(each).__name__} waits for its replicas within a pass, whose order policy {way.policy} does not "
                 f"fix: take one of {', '.join(others)}"

@@ -64,7 +64,7 @@ class _Arriving:
         self._initialize(arg_mbs[0], kwarg_mbs[0], None if target_mbs is None else target_mbs[0], loss_kwargs)
         batch = Batch(
             *(arg_mbs, kwarg_mbs, target_mbs, loss_kwargs, return_outputs),
-            is_apart=way.apart,
+            is_apart=way.split,
             forward_only=not self._has_backward,
         )
         self._later = self._later or [WeightsLater() for _ in stages]
@@ -139,7 +139,7 @@ class _Arriving:
                     in_flight=self.in_flight,
                     num_virtual=len(stages),
                     placement=way.placement,
-                    weight_apart=way.apart,
+                    weight_apart=way.split,
                 ),
                 group,
             )
@@ -151,7 +151,7 @@ class _Arriving:
             print(
                 f"[sluice {version.__version__}] pipeline of {first.num_stages} stages on {len(ranks)} ranks runs on "
                 f"Sluice: policy {way.policy} | in flight {self.in_flight or 'chosen'} | weight gradients "
-                f"{'apart' if way.apart else 'with the backward'} | pid {os.getpid()}",
+                f"{'apart' if way.split else 'with the backward'} | pid {os.getpid()}",
                 flush=True,
             )
 
@@ -182,7 +182,7 @@ class ScheduleSluice(_Arriving, torch_schedules.PipelineScheduleMulti):
 
 
 class ScheduleSluiceSingle(_Arriving, torch_schedules.PipelineScheduleSingle):
-    """One stage on each rank, for code that tells schedules apart by that."""
+    """One stage on each rank, for code that asks for that class."""
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class ScheduleSluiceSingle(_Arriving, torch_schedules.PipelineScheduleSingle):
 
 
 def named(name: str) -> type:
-    """The class of "sluice", "SluiceSingle", or one of these with ":POLICY" behind it."""
+    """The class of "sluice", "SluiceSingle", or one of these followed by ":POLICY"."""
     if config.switch() == "0":
         raise ValueError(f"schedule {name!r}: SLUICE=0 switches Sluice off; name one of torch's own schedules")
     if not hasattr(torch_schedules.PipelineScheduleMulti, "_initialize_pp_stages"):

@@ -2,8 +2,8 @@
 
     python -m sluice.adapters.torch.build [--out DIR] [--force]
 
-torch promises no stable C++ ABI, so there is one shared object per minor version of torch: `_torch_2_13.so`, beside
-this package or in the user's cache (SLUICE_CACHE_DIR, else XDG_CACHE_HOME/sluice). A stamp beside it says what it was
+torch promises no stable C++ ABI, so there is one shared object per minor version of torch: `_torch_2_13.so`, in
+this package or in the user's cache (SLUICE_CACHE_DIR, else XDG_CACHE_HOME/sluice). A stamp next to it says what it was
 made from and for (`stamps.py`); when that no longer fits, or others could have changed it, it is made again. Several
 ranks may do so at once: the first compiles, the others wait.
 
@@ -106,8 +106,8 @@ def _owners(path: str) -> tuple[int, ...]:
 def find() -> tuple[str | None, list[str]]:
     """The path of a shared object that fits and that nobody else could have changed; why others are not taken."""
     fitting, reasons = wanted(), []
-    beside = os.path.join(HERE, file_name())
-    for path, needs in ((shipped_path(), stamps.for_any_build(fitting)), (beside, fitting)):
+    in_package = os.path.join(HERE, file_name())
+    for path, needs in ((shipped_path(), stamps.for_any_build(fitting)), (in_package, fitting)):
         reason = stamps.why_not(path, needs, _owners(path))
         if reason is None:
             return path, []
@@ -149,9 +149,9 @@ def ensure() -> str:
 
 @contextlib.contextmanager
 def _locked(folder: str) -> Iterator[None]:
-    """One process at a time. The lock goes away with its process, so a killed builder leaves nothing behind.
+    """One process at a time. The lock goes away with its process, so a killed builder leaves no lock.
 
-    Without a lock two may build at once. A stamp that is not of the shared object beside it has one made anew.
+    Without a lock two may build at once. A stamp of another shared object has one built again.
     """
     path = os.path.join(folder, ".build.lock")
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

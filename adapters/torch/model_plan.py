@@ -96,7 +96,7 @@ def plan_model(
 ) -> ModelPlan:
     """Chooses for each block whether its activations are kept or computed again, and switches the model to that.
 
-    budget   bytes, or text such as "2GiB": the most that a forward and backward of such a batch allocate beside
+    budget   bytes, or text such as "2GiB": the most that a forward and backward of such a batch allocate in addition to
              parameters, gradients and what was there before
     batch    a tuple is the model's arguments, a dict its keyword arguments, anything else its one argument. As large as
              the largest to come: activations grow with it
@@ -171,12 +171,12 @@ def _most_of(said: Sequence[stages.Problem]) -> stages.Problem:
 
     def options(layers: Sequence[stages.Layer]) -> tuple[stages.Option, ...]:
         return tuple(
-            replace(alike[0], **{name: max(getattr(option, name) for option in alike) for name in _MEASURED})
-            for alike in zip(*(layer.options for layer in layers))
+            replace(same[0], **{name: max(getattr(option, name) for option in same) for name in _MEASURED})
+            for same in zip(*(layer.options for layer in layers))
         )
 
     layers = zip(*(problem.layers for problem in said))
-    most = tuple(replace(alike[0], options=options(alike)) for alike in layers)
+    most = tuple(replace(same[0], options=options(same)) for same in layers)
     return replace(said[0], layers=most, base_bytes=max(problem.base_bytes for problem in said))
 
 
@@ -268,10 +268,10 @@ def _untouched(model: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Held:
-    """Of a part of the model: bytes from its forward to its backward, and the most beside what was there then."""
+    """Of a part of the model: bytes from its forward to its backward, and the most on top of what was there then."""
 
     held: int
-    beside: int
+    extra: int
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ class _Measured:
     names: tuple[str, ...]
     blocks: dict[str, tuple[_Held, ...]]  # by policy
     before: _Held  # the first block, with everything kept
-    behind: _Held  # the last one: head and loss
+    after: _Held  # the last one: head and loss
     forward_seconds: tuple[float, ...]
     backward_seconds: tuple[float, ...]
     peaks: dict[str, int]  # by policy of all blocks
@@ -356,10 +356,10 @@ def _measure(blocks: dict[str, nn.Module], run: Callable[[], None], moe: MoeLaye
         parts[policy] = _parts(order, timeline)
         peaks[policy] = timeline.peak("start", "end") + contexts[policy]
     forward, backward = zip(*seconds)
-    before, *_, behind = parts[stages.KEEP]
+    before, *_, after = parts[stages.KEEP]
     inner = {policy: tuple(found[1:-1]) for policy, found in parts.items()}
     base = moe.base_bytes(contexts[stages.KEEP])
-    return _Measured(tuple(order), inner, before, behind, forward, backward, peaks, base)
+    return _Measured(tuple(order), inner, before, after, forward, backward, peaks, base)
 
 
 def _check_order(blocks: dict[str, nn.Module], order: list[str]) -> None:
@@ -402,7 +402,7 @@ def _timed(blocks: dict[str, nn.Module], run: Callable[[], None]) -> tuple[list[
 
 
 def _parts(order: list[str], timeline: memory_meter.Timeline) -> list[_Held]:
-    """What is before the blocks, each block, what is behind them.
+    """What is before the blocks, each block, and what is after them.
 
     A block ends where the next begins, so that what happens between them is the earlier one's.
     """
@@ -412,12 +412,12 @@ def _parts(order: list[str], timeline: memory_meter.Timeline) -> list[_Held]:
     for i in range(len(begins) - 1):
         first, last = begins[i], begins[i + 1]
         there = timeline.live(last)
-        beside = timeline.peak(first, last) - there
+        extra = timeline.peak(first, last) - there
         # Backward: from the gradient of its own output, or from the loss, to that of what is before it; that of the
         # first block has what stands before it.
         if i > 0:
-            beside = max(beside, timeline.peak(gradients[i], gradients[i - 1]) - there)
-        found.append(_Held(there - timeline.live(first), beside))
+            extra = max(extra, timeline.peak(gradients[i], gradients[i - 1]) - there)
+        found.append(_Held(there - timeline.live(first), extra))
     return found
 
 
@@ -430,12 +430,12 @@ def _problem(measured: _Measured, moe: MoeLayers, budget: int) -> stages.Problem
     A context has its bytes for all layers at all times, and those of a MoE layer that runs again once, while it does:
     both are the arena, so that the sum bounds torch's peak and the contexts' peak wherever each is.
 
-    While a part runs, those behind it hold nothing yet, or no more. The sum counts them: what they hold at least comes
-    off its working bytes, so that no plan takes more than its bytes, and one that recomputes all takes just these.
+    While a part runs, the parts after it hold nothing yet, or no more. The sum counts them: the least that they hold
+    comes off its working bytes, so that no plan takes more than its bytes, and one that recomputes all takes just these.
     """
     count = len(measured.names)
-    least = [min(parts[i].held for parts in measured.blocks.values()) for i in range(count)] + [measured.behind.held]
-    behind = [sum(max(held, 0) for held in least[i + 1 :]) for i in range(count + 1)]
+    least = [min(parts[i].held for parts in measured.blocks.values()) for i in range(count)] + [measured.after.held]
+    after = [sum(max(held, 0) for held in least[i + 1 :]) for i in range(count + 1)]
 
     def option(policy: str, i: int, plan: LayerPlan | None, fastest: LayerPlan | None) -> stages.Option:
         part, runs_again = measured.blocks[policy][i], policy == stages.RECOMPUTE
@@ -446,7 +446,7 @@ def _problem(measured: _Measured, moe: MoeLayers, budget: int) -> stages.Problem
             measured.forward_seconds[i],
             measured.backward_seconds[i] + max(slower, 0.0) + (measured.forward_seconds[i] if runs_again else 0.0),
             held_bytes=max(part.held, 0) + (0 if runs_again else step),
-            working_bytes=max(part.beside - behind[i], 0),
+            working_bytes=max(part.extra - after[i], 0),
             arena_bytes=0 if plan is None else plan.fixed_bytes + (step if runs_again else 0),
         )
 
@@ -458,9 +458,9 @@ def _problem(measured: _Measured, moe: MoeLayers, budget: int) -> stages.Problem
 
     layers = [stages.Layer(name, options=tuple(options(name, i))) for i, name in enumerate(measured.names)]
     head = stages.Option(
-        stages.KEEP, held_bytes=max(measured.behind.held, 0), working_bytes=max(measured.behind.beside, 0)
+        stages.KEEP, held_bytes=max(measured.after.held, 0), working_bytes=max(measured.after.extra, 0)
     )
-    first = max(measured.before.beside - sum(max(held, 0) for held in least), 0)
+    first = max(measured.before.extra - sum(max(held, 0) for held in least), 0)
     embedding = stages.Option(stages.KEEP, held_bytes=max(measured.before.held, 0), working_bytes=first)
-    layers += [stages.Layer("behind", options=(head,)), stages.Layer("before", options=(embedding,))]
+    layers += [stages.Layer("after", options=(head,)), stages.Layer("before", options=(embedding,))]
     return stages.Problem(tuple(layers), budget_bytes=(budget,), base_bytes=measured.base)

@@ -25,7 +25,7 @@ _joined: dict[tuple[int, ...], int] = {}
 
 
 def _this_system() -> str:
-    """What tells machines apart: containers of one share it, and may be named alike on several."""
+    """What tells machines apart: containers of one share it, and may have one name on several."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return socket.gethostname()
@@ -82,11 +82,11 @@ class _Meeting:
         return result
 
     def say_host(self) -> None:
-        """Before the first `attempt`, so that who has come behind it can read it."""
+        """Before the first `attempt`, so that a rank that came after it can read it."""
         self._store.set(f"host/{self._place}", _this_system())
 
     def layout(self) -> str:
-        """Where the ranks lie: "1 host", or how many, and with which rank each shares one. Behind an `attempt`."""
+        """Where the ranks lie: "1 host", or how many, and with which rank each shares one. After an `attempt`."""
         if self._layout is None:  # asked once: at exit the store may be gone
             said = [self.read(f"host/{place}") for place in range(len(self._ranks))]
             shared = " ".join(str(said.index(each)) for each in said)
@@ -94,11 +94,11 @@ class _Meeting:
         return self._layout
 
     def compare(self, what: str, mine: str) -> None:
-        """Fails on all ranks alike unless all say the same."""
+        """Fails on all ranks unless all say the same."""
         said = dict(zip(self._ranks, self.all(what, mine)))
         if len(set(said.values())) > 1:
             listed = ", ".join(f"rank {rank}: {text}" for rank, text in said.items())
-            raise Mismatch(f"the ranks differ in their {what}: {listed}; configure all of them alike")
+            raise Mismatch(f"the ranks differ in their {what}: {listed}; configure all of them the same")
 
     def all(self, what: str, mine: str) -> list[str]:
         """What each rank says."""

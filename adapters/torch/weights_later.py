@@ -1,6 +1,6 @@
-"""Weight gradients of linear layers as an op of their own: a backward leaves behind what they are made of.
+"""Weight gradients of linear layers as an op of their own: a backward keeps what they are made of.
 
-By torch's own formulas, sums in its order, so that all bits are those of a whole backward. What is left behind reaches
+By torch's own formulas, sums in its order, so that all bits are those of a whole backward. What it keeps reaches
 `.grad` through autograd, as ever: hooks of parameters run then. All other gradients come with the backward, and so do
 those of a layer whose parameters something else uses too: autograd adds up all uses in one order. Knows no host.
 """
@@ -49,7 +49,7 @@ def _walked(module: nn.Module, is_passed_over: Callable[[nn.Module], bool]) -> I
 
 
 class WeightsLater:
-    """What the backwards of a stage have left behind, by micro-batch."""
+    """What the backwards of a stage have kept, by micro-batch."""
 
     def __init__(self) -> None:
         self._linears: list[nn.Linear] = []
@@ -60,13 +60,13 @@ class WeightsLater:
         self._first = self._repeats_first = False  # its backward has not run; a checkpoint may run it again in there
         self._left: dict[int, list[_Left]] = {}
         self._current: list[_Left] | None = None  # of the backward that runs now
-        # Beside an input that wants no gradient: a backward comes by all the same.
+        # For an input that wants no gradient: a backward comes nevertheless.
         self._wants_grad = torch.zeros((), requires_grad=True)
         self.num_left = 0  # weight gradients so far that came later
 
     def take(self, module: nn.Module, linears: Iterable[nn.Linear]) -> None:
-        """Linear layers of the module leave their weight gradients behind, until `give_back`. Not in the first forward
-        of all, which shows which of them can (`learn`)."""
+        """Linear layers of the module keep their weight gradients for later, until `give_back`. Not in the first
+        forward of all, which shows which of them can (`learn`)."""
         self._linears, self._first = list(linears), False
         self._names = {parameter: name for name, parameter in module.named_parameters()}
         own = {each for linear in self._linears for each in _parameters(linear)}
@@ -84,7 +84,7 @@ class WeightsLater:
             self._whole = {each for each, number in uses.items() if number > calls[each]}
 
     def give_back(self) -> None:
-        """They are torch's again, and nothing is left behind. May be called again."""
+        """They are torch's again, and nothing is kept. May be called again."""
         for linear in self._linears:
             vars(linear).pop("forward", None)
         self._linears = []
@@ -101,7 +101,7 @@ class WeightsLater:
             self._current, self._repeats_first = None, False
 
     def run(self, micro_batch: int) -> None:
-        """Adds to `.grad` what its backward has left behind."""
+        """Adds to `.grad` what its backward has kept."""
         left = self._left.pop(micro_batch, [])
         while left:
             first = left[0]
@@ -118,7 +118,7 @@ class WeightsLater:
         return F.linear(x, linear.weight, linear.bias)
 
     def leave(self, left: _Left) -> None:
-        """Is kept for later in a backward that leaves something behind, else added now."""
+        """Is kept for later in a backward that keeps something, else added now."""
         if not _will_run(self._wants_grad):
             return  # torch.autograd.grad of other tensors
         if self._current is None:
@@ -128,8 +128,8 @@ class WeightsLater:
             if _will_run(each):
                 raise Unsupported(
                     f"parameter {self._names[each]} of an nn.Linear is used outside of its layer too, and was not in "
-                    "the first micro-batch: weight gradients apart would add up its gradients in another order. Take "
-                    'weight_apart, or the policy that asks for it ("zero_bubble", "v"), away'
+                    "the first micro-batch: weight gradients as ops of their own would add up its gradients in "
+                    'another order. Take weight_apart, or the policy that asks for it ("zero_bubble", "v"), away'
                 )
         self._current.append(left)
 
@@ -149,10 +149,10 @@ class _Left:
         """Autograd adds up what one walk over a graph brings to a parameter, and then adds that to `.grad`."""
         return self._weight is other._weight and self._walk == other._walk
 
-    def add_to_grads(self, alike: list[_Left]) -> None:
-        """alike: this one, and what is added with it, in the order in which a walk brought them."""
+    def add_to_grads(self, together: list[_Left]) -> None:
+        """together: this one, and what is added with it, in the order in which a walk brought them."""
         wanted = self.wanted()
-        gradients = [functools.reduce(torch.add, (each._gradient(one) for each in alike)) for one in wanted]
+        gradients = [functools.reduce(torch.add, (each._gradient(one) for each in together)) for one in wanted]
         with torch.enable_grad():
             views = [each.view_as(each) for each in wanted]
         torch.autograd.backward(views, gradients)

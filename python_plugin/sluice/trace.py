@@ -59,8 +59,8 @@ def keeps_batches() -> bool:
 
 
 def keep_batch(pipeline: int, ranks: list[int], events: list[dict[str, Any]], predicted: list[dict[str, Any]]) -> None:
-    """Called by adapters behind each training batch of a pipeline: this rank's ops, and those of all as predicted, on
-    one of its ranks. pipeline: its number, alike on all ranks. The last one is kept for the record."""
+    """Called by adapters after each training batch of a pipeline: this rank's ops, and those of all as predicted, on
+    one of its ranks. pipeline: its number, the same on all ranks. The last one is kept for the record."""
     global _process
     _process = os.getpid()
     _batches[pipeline] = {"number": pipeline, "ranks": ranks, "events": events, "predicted": predicted}
@@ -69,9 +69,9 @@ def keep_batch(pipeline: int, ranks: list[int], events: list[dict[str, Any]], pr
 
 
 def keep_move(what: str, of: str, begin_ns: int, moved: int, left: int, hidden: int, commit_s: float) -> None:
-    """Called by adapters behind each move, on all ranks that took part. what: "experts" or "layers", and how many have
+    """Called by adapters after each move, on all ranks that took part. what: "experts" or "layers", and how many have
     moved; of: what they belong to; begin_ns: by time.monotonic_ns; left, hidden: bytes from this rank, and those of
-    them that travelled beside training. Kept for the record, under `sluice trace` alone."""
+    them that travelled while training ran. Kept for the record, under `sluice trace` alone."""
     if os.environ.get(FOLDER) and len(_moves) < _MOST_MOVES:
         times = {"begin_ns": begin_ns, "end_ns": time.monotonic_ns(), "commit_s": commit_s}
         sizes = {"moved": moved, "left_bytes": left, "hidden_bytes": hidden}
@@ -115,7 +115,7 @@ def stop(path: str | os.PathLike[str] | None = None, of: Any = None) -> list[dic
 
 
 def _sources(of: Any) -> set[tuple[int, int]]:
-    """Context and number of each layer: other models number theirs alike, or share the context."""
+    """Context and number of each layer: other models use the same numbers, or share the context."""
     from sluice import given  # its users load it, not every `import torch`
 
     return {(id(context), layer.layer_id) for layer in given.layers(of) for context in layer.contexts()}
@@ -144,7 +144,7 @@ def _taken(context: Any) -> dict[str, Any]:
 
 
 def _memory(context: Any) -> dict[str, int]:
-    """What passes took at most, and how many forwards waited for their backward at one time, beside the plan's."""
+    """What passes took at most, and how many forwards waited for their backward at one time, and the plan's number."""
     found = context.stats()
     return {name: found[name] for name in ("peak_bytes", "most_outstanding", "planned_outstanding")}
 

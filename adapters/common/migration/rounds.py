@@ -25,7 +25,7 @@ class Journey:
         target: Placement,
         moved: Callable[[], None] = lambda: None,
     ) -> None:
-        """belongings: of this rank, asked for before each round. moved: called behind each round."""
+        """belongings: of this rank, asked for before each round. moved: called after each round."""
         self.layer, self.belongings, self._moved = layer, belongings, moved
         self.rounds = deque(rounds(layer.placement, target))
         self.num_moves = 0  # experts that have changed their rank
@@ -33,7 +33,7 @@ class Journey:
         self.peak_staged_bytes = 0
         self.commit_seconds = 0.0
         self.begin_ns = 0  # of the newest round
-        self.why_not = ""  # it has ended early, on all ranks alike
+        self.why_not = ""  # it has ended early, on all ranks
 
     @property
     def has_ended(self) -> bool:
@@ -72,7 +72,7 @@ class Journeys:
         return not self._waiting
 
     def add(self, journey: Journey) -> None:
-        """Begins behind the next update, or when those before it have ended."""
+        """Begins after the next update, or when those before it have ended."""
         if not journey.has_ended:
             self._waiting.append(journey)
 
@@ -83,7 +83,7 @@ class Journeys:
         journey = self._waiting[0]
         try:
             moves = self._beside.commit()
-        except (InvalidArgument, InvalidState, Mismatch, PeerRefused) as error:  # on all ranks alike
+        except (InvalidArgument, InvalidState, Mismatch, PeerRefused) as error:  # on all ranks
             journey.end(str(error))
         else:
             journey.note(moves, self._beside.progress())
@@ -101,7 +101,7 @@ class Journeys:
         self._beside.begin(journey.layer, journey.belongings(), journey.rounds[0])
 
     def cancel(self, reason: str) -> None:
-        """All stay where they are now. All ranks do so alike: not collective."""
+        """All stay where they are now. All ranks do so: not collective."""
         if self._beside is not None:
             self._beside.abort(reason)
         for journey in self._waiting:

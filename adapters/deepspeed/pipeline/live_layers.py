@@ -1,5 +1,5 @@
 """Moves layers of a `PipelineModule` to the neighbouring stage while a batch runs, without a drain: all that belongs to
-them travels beside it, by `sluice/migration.h`, and micro-batches go over from one stage to the other as it arrives
+them travels meanwhile, by `sluice/migration.h`, and micro-batches go over from one stage to the other as it arrives
 (docs/pipeline.md, "A layer that moves in a batch").
 
 A move sets out between two batches. With the next training batch it is in force, on all ranks or on none: before the
@@ -27,7 +27,7 @@ from sluice.errors import Aborted, InvalidState, PeerLost, SluiceError, TimedOut
 from torch import nn
 
 _A_RANK_IS_LOST = (Aborted, PeerLost, TimedOut)
-_GRADIENT = " grad"  # behind the name of a parameter
+_GRADIENT = " grad"  # after the name of a parameter
 
 
 class _Trip(NamedTuple):
@@ -64,7 +64,7 @@ class LiveLayers:
         self._buffers: dict[int, int] = {}  # versions when the newest training batch began
         self.num_in_batch = self.num_at_flush = 0  # layers of this stage that have moved so
         self.num_sums_early = 0  # that came to this stage during their batch
-        self.exposed_s = 0.0  # what the newest move took of this rank beside its batch
+        self.exposed_s = 0.0  # what the newest move took of this rank in addition to its batch
 
     @property
     def is_under_way(self) -> bool:
@@ -78,10 +78,10 @@ class LiveLayers:
     # ---- between batches ----
 
     def begin(self, engine: Any, parts: Sequence[int], wait_s: float | None, rate: int | None = None) -> list[Move]:
-        """Stage s has layers parts[s] up to parts[s + 1] behind the next training batch; the moves that this takes.
+        """Stage s has layers parts[s] up to parts[s + 1] after the next training batch; the moves that this takes.
 
-        rate: bytes a second of what travels beside the batch, from each rank. Collective over all ranks of the engine,
-        with the same numbers. UnsupportedError or agree.DisagreementError on all ranks alike: nothing moves.
+        rate: bytes a second of what travels during the batch, from each rank. Collective over all ranks of the engine,
+        with the same numbers. UnsupportedError or agree.DisagreementError on all ranks: nothing moves.
         """
         begun, begin_ns = time.perf_counter(), time.monotonic_ns()
         module, parts = engine.module, [int(bound) for bound in parts]
@@ -151,12 +151,12 @@ class LiveLayers:
     def report(self) -> dict[str, Any]:
         """For `sluice.stats`: layers that passed a cut of this stage in a batch, those of them that were late and went
         at its flush, those whose gradients had come here before it, and seconds that the newest move took of this rank
-        beside its batch."""
+        in addition to its batch."""
         layers = {"in_batch": self.num_in_batch, "at_flush": self.num_at_flush, "sums_early": self.num_sums_early}
         return {**layers, "exposed_seconds": self.exposed_s}
 
     def cancel(self, reason: str) -> None:
-        """What is on its way stays where it was. All ranks do so alike: not collective."""
+        """What is on its way stays where it was. All ranks do so: not collective."""
         voyage, self._voyage = self._voyage, None
         if voyage is not None and self._migration is not None and not voyage.failure:
             self._migration.abort(reason)
@@ -204,7 +204,7 @@ class LiveLayers:
         self._migration.mark_still(trip.item)
 
     def commit(self, engine: Any) -> None:
-        """Behind a batch that has ended on all ranks, and before the update: layers lie where they go. Collective over
+        """After a batch that has ended on all ranks, and before the update: layers lie where they go. Collective over
         all ranks. After an error none has moved, and the batch has to fail: some of its gradients are elsewhere."""
         voyage, self._voyage = self._voyage, None
         if voyage is None or self._migration is None:
@@ -238,11 +238,11 @@ class LiveLayers:
 
 
 def why_no_live_parts(module: Any, parts: Sequence[int]) -> str:
-    """Why layers cannot get to this partition in one batch; "": the partition allows it. Alike on all ranks."""
+    """Why layers cannot get to this partition in one batch; "": the partition allows it. The same on all ranks."""
     bounds = stage_module.parts_of(module)
     for stage, (old, new) in enumerate(zip(bounds[1:-1], parts[1:-1])):
         if abs(old - new) > 1:
-            return f"{abs(old - new)} layers would pass the cut behind stage {stage}: in a batch one layer does"
+            return f"{abs(old - new)} layers would pass the cut after stage {stage}: in a batch one layer does"
     for stage in range(len(bounds) - 1):
         if max(bounds[stage], parts[stage]) >= min(bounds[stage + 1], parts[stage + 1]):
             return f"stage {stage} would keep no layer of those that it has: in a batch one at least has to stay"

@@ -15,7 +15,7 @@ SAME = [
 ]
 REFUSED = {
     ("fsdp", "sluice"): "FSDPBlocks waits for its replicas within a pass, whose order policy adaptive does not fix",
-    ("fsdp", "sluice:zero_bubble"): "FSDP is not run with weight gradients apart",
+    ("fsdp", "sluice:zero_bubble"): "FSDP is not run with weight gradients as ops of their own",
     ("ddp", "sluice:zero_bubble"): "DistributedDataParallel reduces in a whole backward",
 }
 

@@ -21,28 +21,28 @@ typedef struct sluice_native_prefetch_s {
   int64_t to_inner, to_pre_activation, to_outer, to_outmost; /* bytes of a step, each on top of those before */
 } sluice_native_prefetch_t;
 
-/* Aims at `rows` of so many bytes, `ld` bytes apart, that are all asked for within `steps` steps. in_turns: as above,
- * else row after row. */
+/* Aims at `rows` of so many bytes, `ld` bytes from each other, that are all asked for within `steps` steps. in_turns:
+ * as above, else row after row. */
 static inline sluice_native_prefetch_t sluice_native_aim(const void* at, int64_t rows, int64_t row_bytes, int64_t ld,
                                                          int64_t steps, int in_turns) {
   enum { LINE_BYTES = 64, PAGE_BYTES = 4096, MOST_PAGES = 16 };
   const int64_t lines = sluice_ceil_div(row_bytes + (int64_t)((uintptr_t)at % LINE_BYTES), LINE_BYTES);
   sluice_native_prefetch_t p = {.at = at};
   if (in_turns) {
-    /* Of rows that share a page, `apart` of them or more, one takes part; the next ones follow when it is over. */
-    int64_t apart = 1;
-    while (2 * apart <= rows && apart * ld < PAGE_BYTES) apart *= 2;
-    const int64_t pages = rows / apart;
+    /* Of rows that share a page, `spread` of them or more, one takes part; the next ones follow when it is over. */
+    int64_t spread = 1;
+    while (2 * spread <= rows && spread * ld < PAGE_BYTES) spread *= 2;
+    const int64_t pages = rows / spread;
     const int64_t bands = sluice_ceil_div(pages, MOST_PAGES);
     const int64_t together = bands > 0 ? pages / bands : 0;
     p.inners = together;
     p.middles = lines;
-    p.outers = apart;
-    p.to_inner = apart * ld;
-    p.to_pre_activation = LINE_BYTES - together * apart * ld;
+    p.outers = spread;
+    p.to_inner = spread * ld;
+    p.to_pre_activation = LINE_BYTES - together * spread * ld;
     p.to_outer = ld - lines * LINE_BYTES;
-    p.to_outmost = (together - 1) * apart * ld;
-    p.left = bands * together * apart * lines; /* what is left of the rows comes when it is read */
+    p.to_outmost = (together - 1) * spread * ld;
+    p.left = bands * together * spread * lines; /* what is left of the rows comes when it is read */
   } else {
     p.inners = lines;
     p.middles = rows;

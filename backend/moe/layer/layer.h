@@ -1,4 +1,4 @@
-/* The layer behind the public handle: a checked config and the tables of who owns which expert. */
+/* The layer that the public handle points to: a checked config and the tables of who owns which expert. */
 #ifndef SLUICE_BACKEND_MOE_LAYER_LAYER_H_
 #define SLUICE_BACKEND_MOE_LAYER_LAYER_H_
 
@@ -19,14 +19,14 @@ typedef struct sluice_capacity_s sluice_capacity_t; /* capacity_state.h */
 
 struct sluice_moe_s {
   _Atomic int32_t references;
-  uint8_t plan_is_given;       /* by the host: not made anew when more tokens come */
+  uint8_t plan_is_given;       /* by the host: not made again when more tokens come */
   uint8_t plan_limits_context; /* that plan counts in num_given_plans */
   uint8_t has_told_fallback;   /* that chunks did not fit what the plan keeps */
   uint8_t plan_number;         /* of the plan in force (backend/plan/plans_by_size.h) */
   sluice_context_t* context;
   sluice_shape_t shape;                  /* what it is */
   const sluice_strategies_t* strategies; /* and how it does it */
-  const struct sluice_mode_s* mode;      /* how its chunks get their counts: run/mode.h; anew with each plan */
+  const struct sluice_mode_s* mode;      /* how its chunks get their counts: run/mode.h; chosen again with each plan */
   int32_t* expert_position;              /* [E] */
   int32_t* first_position;               /* [W + 1] positions of each rank's experts */
   uint64_t placement_epoch;              /* of these tables */
@@ -68,8 +68,8 @@ static inline int32_t sluice_layer_wire(const sluice_moe_t* moe) {
 }
 
 /* What forwards have counted since the layer was made: rows of this rank's tokens by expert [E]; rows that each rank
- * received [W], as headers report them, one forward late and alike on all ranks; and, behind these, such forwards. They
- * lie behind the tables of the placement, so that the layer does not grow. */
+ * received [W], as headers report them, one forward late and the same on all ranks; and, after these, such forwards.
+ * They lie after the tables of the placement, so that the layer does not grow. */
 static inline int64_t* sluice_layer_expert_rows(const sluice_moe_t* moe) {
   const uint64_t offset = sluice_layer_loads_offset(moe->shape.config.num_experts, moe->context->world_size);
   return (int64_t*)(void*)((char*)moe->expert_position + offset);

@@ -102,7 +102,7 @@ uint64_t sluice_planned_base_bytes(const sluice_moe_t* moe) {
   return now + (uint64_t)(context->expected_layers - context->num_layers) * sluice_layer_bytes(moe);
 }
 
-static sluice_status_t beside_of(const sluice_moe_t* moe, const sluice_plan_problem_t* problem,
+static sluice_status_t others_of(const sluice_moe_t* moe, const sluice_plan_problem_t* problem,
                                  const sluice_plan_inputs_t* inputs, sluice_plan_bytes_t* out_bytes) {
   return sluice_neighbours_bytes(&moe->context->shapes, sluice_layer_bytes_kind(moe), problem, inputs, out_bytes);
 }
@@ -115,9 +115,9 @@ sluice_status_t sluice_planned_least_bytes(const sluice_moe_t* moe, int64_t num_
   const sluice_handshake_t own = {.max_tokens = num_tokens, .base_bytes = sluice_planned_base_bytes(moe)};
   const sluice_plan_inputs_t inputs = inputs_of(moe, &own);
   sluice_plan_problem_t problem = sluice_layer_plan_problem(moe, 0);
-  sluice_plan_bytes_t beside;
-  SLUICE_TRY(beside_of(moe, &problem, &inputs, &beside));
-  problem.beside = &beside;
+  sluice_plan_bytes_t others;
+  SLUICE_TRY(others_of(moe, &problem, &inputs, &others));
+  problem.beside = &others;
   return sluice_plan_least_bytes(&problem, &inputs, out_bytes);
 }
 
@@ -128,10 +128,10 @@ static int has_price(const sluice_plan_problem_t* problem, const sluice_plan_dat
 /* Where levels are open, by node if that fits and is predicted to be faster, else by rank: steps of plans of both are
  * not compared, since all plans of a set share their memory. */
 static sluice_status_t choose_levels(const sluice_moe_t* moe, const sluice_plan_inputs_t* inputs,
-                                     const sluice_plan_bytes_t* beside, int32_t most, sluice_plan_set_t* set) {
+                                     const sluice_plan_bytes_t* others, int32_t most, sluice_plan_set_t* set) {
   const sluice_plan_problem_t by_rank = sluice_layer_plan_problem(moe, 0);
   sluice_plan_problem_t by_node = sluice_layer_plan_problem(moe, 1);
-  by_node.beside = beside;
+  by_node.beside = others;
   if (!sluice_shape_levels_are_open(&moe->shape) || !has_price(&by_rank, &set->plans[0])) return SLUICE_OK;
   uint64_t least = 0;
   SLUICE_TRY(sluice_plan_least_bytes(&by_node, inputs, &least));
@@ -158,15 +158,15 @@ static const sluice_plan_rates_t* rates_for(const sluice_moe_t* moe, int64_t tok
   return hook != NULL && hook->vtable->rates(hook, moe, tokens, rates) ? rates : NULL;
 }
 
-/* beside: what layers of other shapes take; NULL: as if there were none. */
+/* others: what layers of other shapes take; NULL: as if there were none. */
 static sluice_status_t find_plans(const sluice_moe_t* moe, const sluice_plan_inputs_t* inputs,
-                                  const sluice_plan_bytes_t* beside, sluice_plan_set_t* set) {
+                                  const sluice_plan_bytes_t* others, sluice_plan_set_t* set) {
   sluice_plan_problem_t problem = sluice_layer_plan_problem(moe, 0);
-  problem.beside = beside;
+  problem.beside = others;
   sluice_plan_rates_t rates;
   const int32_t most = most_candidates(moe);
   SLUICE_TRY(sluice_candidates_make(&problem, inputs, rates_for(moe, inputs->max_tokens, &rates), most, set));
-  return choose_levels(moe, inputs, beside, most, set);
+  return choose_levels(moe, inputs, others, most, set);
 }
 
 /* Plans for as many tokens as any rank has. Where none leaves the other layers their room, one that is alone in the
@@ -174,10 +174,10 @@ static sluice_status_t find_plans(const sluice_moe_t* moe, const sluice_plan_inp
 static sluice_status_t make_plans(sluice_moe_t* moe, const sluice_handshake_t* handshake) {
   const sluice_plan_inputs_t inputs = inputs_of(moe, handshake);
   const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe, 0);
-  sluice_plan_bytes_t beside;
+  sluice_plan_bytes_t others;
   sluice_plan_set_t set;
-  SLUICE_TRY(beside_of(moe, &problem, &inputs, &beside));
-  sluice_status_t status = find_plans(moe, &inputs, &beside, &set);
+  SLUICE_TRY(others_of(moe, &problem, &inputs, &others));
+  sluice_status_t status = find_plans(moe, &inputs, &others, &set);
   if (status == SLUICE_E_OVER_BUDGET) {
     sluice_error_info_t why;
     sluice_error_capture(&why);
@@ -203,9 +203,9 @@ static sluice_status_t take_by_size(sluice_moe_t* moe, int64_t tokens) {
     sluice_plan_rates_t rates;
     const sluice_plan_rates_t* known = rates_for(moe, sluice_plan_size_tokens(most, size), &rates);
     sluice_plan_problem_t problem = sluice_layer_plan_problem(moe, moe->plans->of[0]->plans[0].two_levels);
-    sluice_plan_bytes_t beside;
-    SLUICE_TRY(beside_of(moe, &problem, &moe->plans->of[0]->plans[0].inputs, &beside));
-    problem.beside = &beside;
+    sluice_plan_bytes_t others;
+    SLUICE_TRY(others_of(moe, &problem, &moe->plans->of[0]->plans[0].inputs, &others));
+    problem.beside = &others;
     SLUICE_TRY(sluice_plans_by_size_add(moe->plans, &problem, known, most_candidates(moe), size));
     note(moe, moe->plans->of[size]);
   }

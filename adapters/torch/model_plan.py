@@ -431,7 +431,7 @@ def _problem(measured: _Measured, moe: MoeLayers, budget: int) -> stages.Problem
     both are the arena, so that the sum bounds torch's peak and the contexts' peak wherever each is.
 
     While a part runs, the parts after it hold nothing yet, or no more. The sum counts them: the least that they hold
-    comes off its working bytes, so that no plan takes more than its bytes, and one that recomputes all takes just these.
+    comes off its working bytes, so that no plan takes more than its bytes, and one that recomputes all takes these.
     """
     count = len(measured.names)
     least = [min(parts[i].held for parts in measured.blocks.values()) for i in range(count)] + [measured.after.held]

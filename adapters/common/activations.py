@@ -68,7 +68,7 @@ def find(
 ) -> Unit | None:
     """The unit, or None: not one of the library's. What the function raises is raised.
 
-    alphas, limits, offsets  numbers of SwiGLU that the host names, beside those that models use
+    alphas, limits, offsets  numbers of SwiGLU that the host names, in addition to those that models use
 
     Asked on a thread of its own (apart.py).
     """

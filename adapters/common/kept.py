@@ -1,7 +1,7 @@
-"""What belongs to an expert beside its values: gradients, masters, and what an optimizer keeps. How to read all of it,
-and how to put it into another expert's place.
+"""What belongs to an expert in addition to its values: gradients, masters, and what an optimizer keeps. How to
+read all of it, and how to put it into another expert's place.
 
-A keeper is made of parts, each of which knows one thing. Hosts have parts of their own beside these.
+A keeper is made of parts, each of which knows one thing. Hosts have further parts of their own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Piece(NamedTuple):
 
 
 class Keeper(Protocol):
-    """Reads and writes what is kept of a piece beside its value."""
+    """Reads and writes what is kept of a piece in addition to its value."""
 
     def obstacle(self, parameters: Sequence[nn.Parameter]) -> str:
         """Why something of these parameters could not be moved now; "": nothing is in the way."""
@@ -50,7 +50,7 @@ class Keeper(Protocol):
         ...
 
     def still(self, piece: Piece) -> Content:
-        """Of `read` what is alike from one update to the next: all but gradients. Collective likewise."""
+        """Of `read` what stays the same from one update to the next: all but gradients. Collective likewise."""
         ...
 
     def late_forms(self, piece: Piece) -> dict[str, torch.dtype]:
@@ -215,8 +215,8 @@ class State(Still):
             states[key] = kept
 
     def _views(self, piece: Piece) -> Content:
-        """Where a tensor belongs to several experts, what is counted by tensor (steps) is alike on all ranks, since all
-        take every step."""
+        """Where a tensor belongs to several experts, what is counted by tensor (steps) is the same on all ranks, since
+        all take every step."""
         states, key = self._kept_of(piece.parameter)
         kept = states.get(key, {})
         if piece.is_whole:

@@ -1,7 +1,7 @@
-/* Restore policies chunk by chunk, of a layer or a plan that does not treat all chunks alike. Private to the backend.
+/* Restore policies chunk by chunk, of a layer or a plan that treats chunks differently. Private to the backend.
  *
  * A tensor whose chunks differ has the policy SLUICE_RESTORE_BY_CHUNK, and its list says the rest; where all chunks are
- * alike there is no list. */
+ * the same there is no list. */
 #ifndef SLUICE_BACKEND_MODEL_CHUNK_POLICIES_H_
 #define SLUICE_BACKEND_MODEL_CHUNK_POLICIES_H_
 
@@ -13,7 +13,7 @@
 #include "sluice/moe.h"
 
 typedef struct sluice_chunk_policies_s {
-  int32_t count; /* chunks that are named; 0: no tensor has a list. Chunks behind them are sent and computed again */
+  int32_t count; /* chunks that are named; 0: no tensor has a list. Chunks after them are sent and computed again */
   uint8_t di[SLUICE_MAX_CHUNKS], m[SLUICE_MAX_CHUNKS]; /* of a tensor with one policy: that policy */
 } sluice_chunk_policies_t;
 
@@ -35,8 +35,8 @@ static inline int32_t sluice_count_policy(const uint8_t* list, int32_t num_chunk
   return count;
 }
 
-/* Reads the lists of a config: di, m [num_chunks] or NULL, beside the policies for all chunks; a list of equal ones
- * becomes one. ADAPTIVE beside a list is KEEP. what: "layer 3", for messages. Errors: INVALID_ARGUMENT naming chunk and
+/* Reads the lists of a config: di, m [num_chunks] or NULL, and the policies for all chunks; a list of equal ones
+ * becomes one. ADAPTIVE with a list is KEEP. what: "layer 3", for messages. Errors: INVALID_ARGUMENT naming chunk and
  * value, or that num_chunks is open; UNSUPPORTED: callback experts that cannot do a chunk's. */
 sluice_status_t sluice_chunk_policies_read(const char* what, int32_t num_chunks, int32_t callback, const int32_t* di,
                                            const int32_t* m, int32_t* inout_di, int32_t* inout_m,

@@ -246,7 +246,7 @@ def test_Documents_ThatSourcesName_AreInTheRepository():
 # Prose that other engineers in this field would not write: say after, with, against, again, separate. Lower the number
 # with each edit of prose; the aim is 600.
 ODD_WORDS = re.compile(r"\b(beside|behind|anew|unlike|alike|apart)\b", re.IGNORECASE)
-MOST_ODD_WORDS = 647
+MOST_ODD_WORDS = 600
 
 
 def test_Prose_OddWords_DoNotBecomeMore():

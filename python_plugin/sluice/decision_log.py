@@ -1,8 +1,8 @@
 """What tuners decided last on this machine, kept in the cache folder for `sluice doctor`.
 
 One file, `decisions.json`, newest last, at most KEPT entries. It is replaced whole, under a lock, so that runs that end
-at the same time lose nothing of each other. What cannot be read is moved aside and begun anew, with a word; what cannot
-be written is let go: training never fails for it.
+at the same time lose nothing of each other. What cannot be read is moved aside and begun again, with a message; what
+cannot be written is dropped: training never fails for it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def append(new: list[dict[str, Any]], named: str | None = None) -> str | None:
                 known = read(path)
             except Damaged as problem:
                 os.replace(path, path + ".damaged")
-                print(f"sluice: {path} is damaged ({problem}): kept as {path}.damaged, begun anew", file=sys.stderr)
+                print(f"sluice: {path} is damaged ({problem}): kept as {path}.damaged, begun again", file=sys.stderr)
                 known = []
             entries = (known + [{"when": stamp, **entry} for entry in new])[-KEPT:]
             replace(path, json.dumps({"sluice_last_decisions": FORM, "entries": entries}, indent=1) + "\n")
@@ -77,16 +77,16 @@ def append(new: list[dict[str, Any]], named: str | None = None) -> str | None:
 
 def replace(path: str, text: str) -> None:
     """Writes a file whole: who reads it sees the old one or the new one."""
-    handle, beside = tempfile.mkstemp(dir=os.path.dirname(os.path.abspath(path)), prefix=os.path.basename(path) + ".")
+    handle, written = tempfile.mkstemp(dir=os.path.dirname(os.path.abspath(path)), prefix=os.path.basename(path) + ".")
     try:
         with os.fdopen(handle, "w") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())  # else a power cut may leave the new name with no bytes
-        os.replace(beside, path)
+        os.replace(written, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(beside)
+            os.unlink(written)
         raise
 
 

@@ -211,7 +211,7 @@ def _key(answer: dict[str, Any]) -> tuple[str, int, bool]:
 def _move_aside(path: str, problem: Exception) -> None:
     with contextlib.suppress(OSError):
         os.replace(path, path + ".damaged")
-    _say(f"{path} is damaged ({problem}): kept as {path}.damaged, begun anew; training goes on")
+    _say(f"{path} is damaged ({problem}): kept as {path}.damaged, begun again; training goes on")
 
 
 def _say(text: str) -> None:

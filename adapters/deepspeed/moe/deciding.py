@@ -1,9 +1,9 @@
-"""Decides between steps whether experts should change ranks, and has them moved beside the next ones.
+"""Decides between steps whether experts should change ranks, and has them moved during the next ones.
 
 What a rank must know to see that loads are even, it knows from the headers of forwards: while they are, nothing is
 sent. Where they are not, one exchange among the layer's ranks sums the rows of each expert, and every rank plans the
-same placement from the same sums. Groups of ranks that hold replicas of the experts move alike, so they ask each other
-at every look.
+same placement from the same sums. Groups of ranks that hold replicas of the experts make the same moves, so they ask
+each other at every look.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Watch:
         return Placement(plan.expert_rank, plan.expert_slot) if verdict == "pays" else None
 
     def ranks(self) -> tuple[int, ...]:
-        """All that must move alike, ascending. Collective."""
+        """All that must make the same moves, ascending. Collective."""
         mine = [dist.get_rank()] if self._replicas is None else dist.get_process_group_ranks(self._replicas)
         said: list[Any] = [None] * len(self.layer._sluice.finding.ranks)
         dist.all_gather_object(said, mine, group=self.layer.ep_group)
@@ -144,7 +144,7 @@ class Decider:
         self.watches = [Watch(layer, options) for layer in layers if len(layer._sluice.finding.ranks) > 1]
         self._optimizer = optimizer
         self._steps = 0
-        self._travels: dict[tuple[int, ...], Journeys] = {}  # by the ranks that must move alike
+        self._travels: dict[tuple[int, ...], Journeys] = {}  # by the ranks that must make the same moves
         for watch in self.watches:
             watch.layer._sluice.watch = watch
             watch.cancel = self.cancel
@@ -168,7 +168,7 @@ class Decider:
             journeys.after_update()
 
     def cancel(self, reason: str) -> None:
-        """What is on its way stays where it was. All ranks do so alike."""
+        """What is on its way stays where it was. All ranks do so."""
         for journeys in self._travels.values():
             journeys.cancel(reason)
 

@@ -88,7 +88,7 @@ INLINE uint64_t few_halves(const char* at, int64_t count) {
   return pair | (uint64_t)last << 32;
 }
 
-/* The first `count` elements, zeros behind them; nothing beyond is read. */
+/* The first `count` elements, zeros after them; nothing beyond is read. */
 INLINE vf load_first(int32_t dtype, const char* at, int64_t count) {
   if (count >= LANES) return load(dtype, at, 1);
   if (count <= 0) return vf_zero();
@@ -200,7 +200,7 @@ INLINE void transpose_4(__m256 r[4]) {
   r[3] = _mm256_blend_ps(t3, y, 0x33);
 }
 
-INLINE vf beside(__m128 low, __m128 high) { return _mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1); }
+INLINE vf joined(__m128 low, __m128 high) { return _mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1); }
 
 /* r[k][i] = in[i][k] for 8 rows and 8 k. */
 INLINE void transposed_8(int32_t dtype, const char* at, int64_t row_bytes, vf r[LANES]) {
@@ -208,7 +208,7 @@ INLINE void transposed_8(int32_t dtype, const char* at, int64_t row_bytes, vf r[
     vf pairs[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-      pairs[i] = beside(_mm_loadu_ps((const float*)(at + i * row_bytes)),
+      pairs[i] = joined(_mm_loadu_ps((const float*)(at + i * row_bytes)),
                         _mm_loadu_ps((const float*)(at + (i + 4) * row_bytes)));
     }
     transpose_4(pairs);
@@ -224,8 +224,8 @@ INLINE void transposed_8(int32_t dtype, const char* at, int64_t row_bytes, vf r[
     for (int i = 0; i < 4; ++i) {
       const float* low = (const float*)(at + i * row_bytes);
       const float* high = (const float*)(at + (i + 4) * row_bytes);
-      r[i] = beside(_mm_loadu_ps(low), _mm_loadu_ps(high));
-      r[i + 4] = beside(_mm_loadu_ps(low + 4), _mm_loadu_ps(high + 4));
+      r[i] = joined(_mm_loadu_ps(low), _mm_loadu_ps(high));
+      r[i + 4] = joined(_mm_loadu_ps(low + 4), _mm_loadu_ps(high + 4));
     }
   } else {
 #pragma GCC unroll 4

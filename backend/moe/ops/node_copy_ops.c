@@ -91,21 +91,21 @@ static sluice_status_t send_tokens_start(sluice_pass_t* pass, const sluice_op_t*
   return sluice_transfer_start(pass, op, out_transfer);
 }
 
-/* The forwards to local rank j: those of nodes before this one, own tokens, those of nodes behind it. own_too: else own
+/* The forwards to local rank j: those of nodes before this one, own tokens, those of nodes after it. own_too: else own
  * tokens are left out, since they are read where they lie. Returns the end of what was written. */
 static char* gather_forwards(const scene_t* s, const sluice_tensor_t* tokens, int32_t j, int own_too, char* out) {
   const int64_t *at = s->forwards + (int64_t)j * s->nodes, node = s->p->node;
   const int32_t* origin = s->p->origin + s->p->first_forward[s->op->chunk];
   const char* in = chunk_of(s, SLUICE_T_NODE);
-  const int64_t before = at[node] - at[0], own = at[node + 1] - at[node], behind = at[s->nodes] - at[node + 1];
+  const int64_t before = at[node] - at[0], own = at[node + 1] - at[node], after = at[s->nodes] - at[node + 1];
   gather(s, before, in, s->width, origin + at[0], out);
   out += (uint64_t)before * s->row_bytes;
   if (own_too) {
     gather(s, own, sluice_tensor_data(tokens), sluice_tensor_stride(tokens, 0), origin + at[node], out);
     out += (uint64_t)own * s->row_bytes;
   }
-  gather(s, behind, in, s->width, origin + at[node + 1], out);
-  return out + (uint64_t)behind * s->row_bytes;
+  gather(s, after, in, s->width, origin + at[node + 1], out);
+  return out + (uint64_t)after * s->row_bytes;
 }
 
 static sluice_status_t pass_on_start(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens,
@@ -140,7 +140,7 @@ static int64_t arrivals_of(const scene_t* s, int32_t source, int64_t* out_count)
   return received[source] + (source > s->self ? own : 0);
 }
 
-/* p of every token copy that local rank i has passed on to this one, one behind the other from `out` on; returns how
+/* p of every token copy that local rank i has passed on to this one, one after the other from `out` on; returns how
  * many. */
 static int64_t sum_token_copies(const scene_t* s, int32_t i, int32_t tensor, char* out) {
   const sluice_binding_t* b = &s->pass->binding;

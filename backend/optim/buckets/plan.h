@@ -1,11 +1,11 @@
 /* The buckets of a step as data [AxoNN, sections on memory and on the all-reduce; double buffers, the verdict and the
  * check are our own].
  *
- * Elements lie in *lines*, one behind the other: all elements of a line are summed over the same ranks. A line is
+ * Elements lie in *lines*, one after the other: all elements of a line are summed over the same ranks. A line is
  * updated bucket by bucket. The gradients of k buckets, a *chunk*, are staged together in f32, where sums over ranks
  * are formed; then each bucket's states (master and moments) are copied in, updated, and copied out. Copies and sums
- * have lanes of their own: so the update of finished buckets runs beside the sum of the next chunk, and, with two
- * slots, beside the copies of the bucket before and after. What an op waits for is derived from the rooms that ops read
+ * have lanes of their own: so the update of finished buckets runs during the sum of the next chunk, and, with two
+ * slots, during the copies of the bucket before and after. What an op waits for is derived from the rooms that ops read
  * and write. */
 #ifndef SLUICE_BACKEND_OPTIM_BUCKETS_PLAN_H_
 #define SLUICE_BACKEND_OPTIM_BUCKETS_PLAN_H_
@@ -22,10 +22,10 @@ enum { SLUICE_BUCKET_MAX_SLOTS = 2 };
 typedef struct sluice_bucket_form_s {
   const int64_t* counts; /* [num_lines] elements */
   int32_t num_lines;
-  int32_t num_slots; /* of states: 1, or 2 for copies beside updates; 0: states stay where they are, without copies */
+  int32_t num_slots; /* of states: 1, or 2 for copies during updates; 0: states stay where they are, without copies */
   int64_t bucket;    /* elements; a line's last bucket is shorter */
   int64_t chunk;     /* k, buckets; a line's last chunk is shorter */
-  int32_t num_grad_slots; /* of chunks: 1, or 2 for sums beside updates; 0: gradients are read where they are */
+  int32_t num_grad_slots; /* of chunks: 1, or 2 for sums during updates; 0: gradients are read where they are */
   int32_t sums;           /* 1: staging sums over ranks, on the communication lane */
   int32_t decides; /* 1: all chunks are looked at before any bucket is updated, so each has a slot: num_grad_slots is
                       ignored */

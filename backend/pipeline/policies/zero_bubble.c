@@ -1,6 +1,6 @@
-/* ZB-H1: 1F1B with weight gradients apart. Stage s has p - s in flight before its first backward, and puts its weight
- * gradients off by s micro-batches, so that every stage keeps at most p of both kinds, as the first stage of 1F1B does.
- * Its bubble is (p - 1)(F + B - W), where 1F1B has (p - 1)(F + B + W). */
+/* ZB-H1: 1F1B with weight gradients as ops of their own. Stage s has p - s in flight before its first backward, and
+ * puts its weight gradients off by s micro-batches, so that every stage keeps at most p of both kinds, as the first
+ * stage of 1F1B does. Its bubble is (p - 1)(F + B - W), where 1F1B has (p - 1)(F + B + W). */
 #include "backend/base/check.h"
 #include "backend/base/math.h"
 #include "backend/pipeline/policies/policies.h"
@@ -25,14 +25,14 @@ static sluice_status_t check(const sluice_pipeline_spec_t* spec) {
 
 static void order(const sluice_pipeline_spec_t* spec, int32_t stage, sluice_stage_order_t* out) {
   int32_t ahead = wanted_in_flight(spec, stage) - 1, m = spec->num_micro_batches;
-  int32_t behind = (int32_t)sluice_min(stage, m);
+  int32_t late = (int32_t)sluice_min(stage, m);
   for (int32_t i = 0; i < ahead; ++i) sluice_order_add(out, SLUICE_STAGE_FORWARD, stage, i);
   for (int32_t i = 0; i < m; ++i) {
     if (ahead + i < m) sluice_order_add(out, SLUICE_STAGE_FORWARD, stage, ahead + i);
     sluice_order_add(out, SLUICE_STAGE_BACKWARD, stage, i);
-    if (i >= behind) sluice_order_add(out, SLUICE_STAGE_WEIGHT_GRAD, stage, i - behind);
+    if (i >= late) sluice_order_add(out, SLUICE_STAGE_WEIGHT_GRAD, stage, i - late);
   }
-  for (int32_t i = m - behind; i < m; ++i) sluice_order_add(out, SLUICE_STAGE_WEIGHT_GRAD, stage, i);
+  for (int32_t i = m - late; i < m; ++i) sluice_order_add(out, SLUICE_STAGE_WEIGHT_GRAD, stage, i);
 }
 
 const sluice_policy_t sluice_policy_zero_bubble = {

@@ -1,4 +1,4 @@
-"""What streams keep of their speed beside each other, as MPMoE's Fig. 3 shows it: alpha(y, x) and alpha(y, all)."""
+"""What streams keep of their speed while the others run, as MPMoE's Fig. 3 shows it: alpha(y, x) and alpha(y, all)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def alphas(machine: Mapping[str, Any]) -> dict[tuple[str, str], float]:
 
 
 def is_feasible(found: Mapping[tuple[str, str], float]) -> bool:
-    """The papers' rule for running communication beside computation at all."""
+    """The papers' rule for running communication during computation at all."""
     return min(found["comm", "comp"], found["comp", "comm"]) > FEASIBLE
 
 

@@ -1,4 +1,4 @@
-/* cuBLAS behind the interface: finding it, grouping, and every error path, on fake tables. The arithmetic is
+/* cuBLAS as a GEMM library: finding it, grouping, and every error path, on fake tables. The arithmetic is
  * backend/cts/gemm's. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -158,11 +158,11 @@ static void release_apart(void* user, void* data, uint64_t bytes) {
 /* cuBLAS wants its workspace at a multiple of 256; the host's callbacks owe multiples of 64. */
 static void Workspace_OfMemoryThatIsAlignedTo64_IsTakenFromAMultipleOf256(void** state) {
   (void)state;
-  sluice_allocator_t apart;
-  sluice_allocator_init(&apart, allocate_apart, release_apart, NULL);
+  sluice_allocator_t own;
+  sluice_allocator_init(&own, allocate_apart, release_apart, NULL);
   sluice_cublas_symbols_t symbols = sluice_fake_cublas(1);
   const sluice_gemm_cublas_options_t options = {
-      .device = device, .memory = &apart, .symbols = &symbols, .workspace_bytes = 4096};
+      .device = device, .memory = &own, .symbols = &symbols, .workspace_bytes = 4096};
   sluice_gemm_t* gemm = NULL;
   float a = 3, c = 0;
   const sluice_gemm_problem_t problem = {1, 1, 1, {&a, 1, 1}, {&a, 1, 1}, {&c, 1, 1}};
@@ -171,8 +171,8 @@ static void Workspace_OfMemoryThatIsAlignedTo64_IsTakenFromAMultipleOf256(void**
   if (sluice_gemm_run(gemm, &list) != SLUICE_OK) fail_msg("%s", message());
   assert_true(c == 9);
   sluice_gemm_destroy(gemm);
-  assert_int_equal(apart.num_live, 0);
-  sluice_allocator_deinit(&apart);
+  assert_int_equal(own.num_live, 0);
+  sluice_allocator_deinit(&own);
 }
 
 /* Of bf16 and TF32 cuBLAS wants aligned pointers in a group, where it cannot look at them: others run by themselves.
@@ -200,9 +200,9 @@ static void Groups_PointersThatAreNotAligned_RunByThemselves(void** state) {
     assert_int_equal(create(declines ? variant - 1 : 1, tf32, &gemm), SLUICE_OK);
     int64_t grouped = sluice_fake_cublas_grouped_calls(), single = sluice_fake_cublas_single_calls();
     assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
-    int apart = variant != 2; /* plain f32 has no such rule */
+    int own = variant != 2; /* plain f32 has no such rule */
     assert_int_equal(sluice_fake_cublas_grouped_calls() - grouped, !declines);
-    assert_int_equal(sluice_fake_cublas_single_calls() - single, declines ? PROBLEMS : apart);
+    assert_int_equal(sluice_fake_cublas_single_calls() - single, declines ? PROBLEMS : own);
     for (int i = 0; i < PROBLEMS; ++i) {
       float got;
       uint16_t half;
@@ -256,7 +256,7 @@ static void Choice_ByWavesAndDepth_StreamsWhereSmsWouldIdle(void** state) {
       {8, 4096, 28672, 4096, SLUICE_CUBLAS_SINGLE},   /* Mixtral, up: 27 waves */
       {32, 4096, 4096, 7168, SLUICE_CUBLAS_SINGLE},   /* DeepSeek on one rank of eight: four waves */
       {256, 512, 4096, 7168, SLUICE_CUBLAS_STREAMS},  /* and on one GPU: 64 tiles */
-      {1, 128, 256, 4096, SLUICE_CUBLAS_SINGLE},      /* nothing to run beside */
+      {1, 128, 256, 4096, SLUICE_CUBLAS_SINGLE},      /* nothing else to run */
       {2, 128, 256, 64, SLUICE_CUBLAS_SINGLE},        /* too short to join for */
       {2, 128, 256, 512, SLUICE_CUBLAS_STREAMS},      {2, 128, 0, 512, SLUICE_CUBLAS_SINGLE}, /* nothing to do */
   };

@@ -29,7 +29,7 @@ MAY_USE = {
     ),
     "deepspeed/pipeline": (
         *("base", "planning", "torch", "common", "common/migration"),
-        *("deepspeed/unsupported", "deepspeed/optimizer", "deepspeed/moe"),
+        *("deepspeed/unsupported", "deepspeed/optimizer"),
     ),
     "deepspeed": (
         *("base", "common", "common/migration"),

@@ -323,7 +323,7 @@ def test_Imports_OfEveryForm_AreSeen(tmp_path):
             "deepspeed/pipeline, not megatron",
         ),
         ("adapters/deepspeed/moe/layer.py", "from ..pipeline import stage\n", "moe may use base, planning"),
-        ("adapters/deepspeed/pipeline/stage.py", "from .. import hook\n", "moe, not deepspeed"),
+        ("adapters/deepspeed/pipeline/stage.py", "from .. import hook\n", "optimizer, not deepspeed"),
         ("python_plugin/sluice/trace.py", "def f():\n    from .adapters import torch\n", "base may use nothing else"),
     ],
     ids=["the_front", "a_host", "another_host", "another_folder", "the_folder_above", "an_adapter"],

@@ -3,7 +3,7 @@
 #define SLUICE_BACKEND_GEMM_CUBLAS_CUBLAS_STREAMS_H_
 
 #include "backend/device/cuda/cuda_driver.h"
-#include "backend/gemm/cublas/gemm_cublas.h"
+#include "backend/gemm/cublas/cublas_symbols.h"
 
 enum { SLUICE_CUBLAS_SIDE = 3, SLUICE_CUBLAS_NUM_STREAMS = SLUICE_CUBLAS_SIDE + 1 };
 

@@ -97,7 +97,7 @@ def test_ACheckpointThatIsLoaded_CancelsWhatIsOnItsWay(pipe2: Ranks, tmp_path: P
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "two layers": ({"kind": "plain", "parts": [0, 1, 6]}, "2 layers would pass the cut behind stage 0"),
+    "two layers": ({"kind": "plain", "parts": [0, 1, 6]}, "2 layers would pass the cut after stage 0"),
     "tied": ({"kind": "ends tied", "parts": [0, 2, 6]}, "tied to others by 'ends'"),
     "under way": ({"kind": "plain", "parts": [0, 2, 6], "twice": True}, "layers are on their way"),
     "flat buffers": ({"kind": "plain", "parts": [0, 2, 6], "config": ZERO1}, "whose gradients lie in flat buffers"),

@@ -42,6 +42,7 @@ TORCH = {
     "swiglu": swiglu,
 }
 ACTIVATION, SUMS, COPIES = "Activation_AtTheEnds", "SumsOfRows_AtTheEnds", "copies what it is given"
+EXPERTS = "of CUDA alone, with the bits of unit_forward and _backward: Experts_ManyAtOnce_AreOneByOne"
 KERNELS = {
     "gather_rows": COPIES,
     "move_rows": COPIES,
@@ -54,6 +55,8 @@ KERNELS = {
     "activation_backward": ACTIVATION,
     "unit_forward": ACTIVATION,
     "unit_backward": ACTIVATION,
+    "experts_forward": EXPERTS,
+    "experts_backward": EXPERTS,
     "add_bias": "one sum, rounded by the conversions that SumsOfRows compares",
     "sum_columns": "the same",
     "round_rows": "the same",

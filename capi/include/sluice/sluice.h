@@ -21,8 +21,8 @@
  *     sluice_tensor_t tdy = matrix(dy, SLUICE_TYPE_FLOAT, rows), tdx = matrix(dx, SLUICE_TYPE_FLOAT, rows);
  *     sluice_tensor_t tids = matrix(ids, SLUICE_TYPE_INT, routes), tw = matrix(weights, SLUICE_TYPE_FLOAT, routes);
  *     for (int i = 0; i < 8; ++i) m[i] = matrix(i < 4 ? w[i] : dw[i - 4], SLUICE_TYPE_FLOAT, square);
- *     sluice_expert_tensors_t params = {sizeof params, m, NULL, m + 2, NULL, NULL, NULL};
- *     sluice_expert_tensors_t grads = {sizeof grads, m + 4, NULL, m + 6, NULL, NULL, NULL};
+ *     sluice_expert_tensors_t params = {.struct_size = sizeof params, .w1 = m, .w2 = m + 2};
+ *     sluice_expert_tensors_t grads = {.struct_size = sizeof grads, .w1 = m + 4, .w2 = m + 6};
  *     sluice_context_t* context; sluice_moe_t* moe; sluice_step_t* step;
  *     sluice_context_config_t context_config; sluice_moe_config_t c;
  *     sluice_moe_forward_args_t f; sluice_moe_backward_args_t b;

@@ -31,7 +31,8 @@ int main() {
   sluice_tensor_t tx = tensor(x, SLUICE_TYPE_FLOAT, rows), ty = tensor(y, SLUICE_TYPE_FLOAT, rows);
   sluice_tensor_t tids = tensor(ids, SLUICE_TYPE_INT, routes), tweights = tensor(weights, SLUICE_TYPE_FLOAT, routes);
   sluice_tensor_t w1 = tensor(up, SLUICE_TYPE_FLOAT, square), w2 = tensor(down, SLUICE_TYPE_FLOAT, square);
-  sluice_expert_tensors_t params = {sizeof params, &w1, nullptr, &w2, nullptr, nullptr, nullptr};
+  sluice_expert_tensors_t params{};
+  params.struct_size = sizeof params, params.w1 = &w1, params.w2 = &w2;
 
   sluice_context_config_t context_config;
   sluice_context_config_init(&context_config, sizeof context_config);

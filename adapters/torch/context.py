@@ -168,8 +168,8 @@ class Context:
         self.options = replace(self.options, memory_budget=share, shared_memory_budget=whole)
 
     def smallest_budgets(self, layers: Sequence[Any], tokens: int, most: int) -> list[int]:
-        """What the context needs for forwards of these layers with so many tokens, and with more: for `divide_budget`.
-        The list ends with the first that is above `most`."""
+        """The context's smallest budgets for forwards of these layers: with `tokens` tokens, then with larger batches.
+        The list ends with the first budget above `most`. `divide_budget` takes it."""
         library = load()
         ffi = library.ffi
         handles = ffi.new("sluice_moe_t *[]", [layer.handle for layer in layers])

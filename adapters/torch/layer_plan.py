@@ -75,8 +75,8 @@ class LayerPlan:
 
 
 def pareto(layer: Any, num_tokens: int, most: int) -> list[LayerPlan]:
-    """Plans of which none is better in time and in bytes, the fastest first, at most so many of them: then those are
-    left out whose bytes are nearest to a faster one's."""
+    """The Pareto front of a layer's plans in time and bytes, fastest first. If it has more than `most` plans, those
+    whose bytes are nearest to a faster plan's are left out."""
     fastest = LayerPlan(layer, num_tokens)
     plans = [LayerPlan(layer, num_tokens, choice) for choice in dict.fromkeys(fastest.others())]
     found: list[LayerPlan] = []

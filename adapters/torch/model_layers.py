@@ -72,8 +72,8 @@ class MoeLayers:
         return cls(calls)
 
     def agreed(self, work: Callable[[], _T], merge: Callable[[Sequence[_T]], _T]) -> _T:
-        """What it gives, of all ranks where experts are shared among ranks: these have to decide alike. An error of one
-        is an error on all."""
+        """The result of `work`, merged over all ranks if they share experts, since they must decide the same. An error
+        on one rank is an error on all."""
         if not self._is_shared:
             return work()
         mine: Any = None

@@ -111,6 +111,8 @@ def _note(wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Before the wrapper's forward."""
     if torch.compiler.is_compiling() or wrapper.merged or kwargs.get("adapter_names") or _why_not is None:
         return
+    if _is_disabled(wrapper):  # asked before why_not: a disabled adapter is no reason to warn, or to refuse
+        return
     active = [name for name in wrapper.active_adapters if name in wrapper.lora_A]
     experts = wrapper.get_base_layer()
     # With one expert, or for a matrix, PEFT has another rule for the shapes of A and B.

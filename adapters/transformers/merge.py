@@ -10,7 +10,6 @@ import json
 import math
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -264,7 +263,3 @@ def _part(one: Adapted, factors: Any, expert: int, half: int | None) -> Update:
         return one.scale * rows @ a[expert]
 
     return added
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -219,6 +219,20 @@ def test_ImplementationSwitched_AndBack_AsPeft() -> None:
     check(ours, theirs)
 
 
+def test_WrappersMadeBefore_AreAdopted() -> None:
+    """As if Sluice had been imported after `get_peft_model`: PEFT's way until somebody calls adopt."""
+    ours, theirs = pair()
+    for module in ours.modules():
+        if low_rank.is_lora(module):
+            module._forward_pre_hooks.clear()
+            module._forward_hooks.clear()
+    with pytest.raises(AssertionError):
+        check(ours, theirs)
+    low_rank.adopt(ours)
+    low_rank.adopt(ours)  # again changes nothing
+    check(ours, theirs)
+
+
 def test_ErrorOrInterrupt_InTheExperts_LeavesPeftsFlags(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pair()
     check(ours, theirs)
@@ -263,6 +277,9 @@ def test_ExpertsThatAreCalled_RunAsPeftDoes_WithOneWarning(recwarn: pytest.Warni
     ours, theirs = pair()
     for layer in layers_of(ours):
         layer.mlp.experts.get_base_layer().act_fn.register_forward_hook(lambda *_: None)
+    with ours.disable_adapter(), theirs.disable_adapter():
+        check(ours, theirs, stacks=None)
+    assert not [w for w in recwarn if "W + BA" in str(w.message)]
     check(ours, theirs, stacks=None)
     check(ours, theirs, stacks=None)
     said = [str(w.message) for w in recwarn if "W + BA" in str(w.message)]

@@ -27,7 +27,7 @@ class _Place(NamedTuple):
 
 
 class FlatBuffers:
-    """Reads and writes any part of any parameter. Made anew where the optimizer's groups change."""
+    """Reads and writes any part of any parameter. It is made again after the optimizer's groups have changed."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer

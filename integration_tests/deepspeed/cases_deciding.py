@@ -15,9 +15,9 @@ from counted_memory import counted
 from ds_models import batch, build, ds_config, engine, train
 from replaced_collectives import noted_collectives
 from shuffles import forgetting
-from sluice.adapters.common.migration import beside
+from sluice.adapters.common.migration import background
 from sluice.adapters.common.migration import moving as moves
-from sluice.adapters.common.migration.beside import Beside
+from sluice.adapters.common.migration.background import BackgroundMove
 from sluice.adapters.deepspeed.moe import deciding
 from sluice.adapters.deepspeed.moe.state import LayerState
 from sluice.errors import SluiceError
@@ -73,7 +73,7 @@ def _shuffled(numbers: Any, loads: Any, expert_rank: Any, expert_slot: Any, *_: 
 @contextlib.contextmanager
 def _breaking(name: str) -> Iterator[None]:
     """On rank 1 this function of a move during the steps fails."""
-    owner = moves if name == "fill" else beside
+    owner = moves if name == "fill" else background
 
     def fails(*_: Any) -> Any:
         raise RuntimeError(f"{name} has failed")
@@ -128,7 +128,7 @@ def decided_training(
             reports.extend(state["placement"] for state in host.sluice.stats())
             host.sluice.decider = _Home(host)
 
-    plan, replace, first = deciding.plan_placement, LayerState.replace_experts, Beside.__init__
+    plan, replace, first = deciding.plan_placement, LayerState.replace_experts, BackgroundMove.__init__
     common: dict[str, Any] = {
         "config": {**UNCLIPPED, **(config or {})},
         "dtype": dtype,
@@ -142,13 +142,13 @@ def decided_training(
     if stale:
         LayerState.replace_experts = lambda state, placement: setattr(state, "placement", placement)
     if epoch_of_last and dist.get_rank() == dist.get_world_size() - 1:
-        Beside.__init__ = lambda self, *given: (first(self, *given), setattr(self, "_epoch", epoch_of_last))[0]
+        BackgroundMove.__init__ = lambda self, *given: (first(self, *given), setattr(self, "_epoch", epoch_of_last))[0]
     placement = {**WILLING, "bytes_per_second": rate}
     try:
         with forgetting(forget, is_left_out), _breaking(broken):
             moved = train(layers, steps, {**SECTION, "placement": placement}, check=check, **common)
     finally:
-        deciding.plan_placement, LayerState.replace_experts, Beside.__init__ = plan, replace, first
+        deciding.plan_placement, LayerState.replace_experts, BackgroundMove.__init__ = plan, replace, first
     return [still, moved, reports]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from replaced_collectives import replaced_collectives
-from sluice.adapters.common.migration.beside import Beside
+from sluice.adapters.common.migration.background import BackgroundMove
 from sluice.adapters.torch import Migration
 
 BEGINS, WAITS, COMMITS, EXCHANGES, INSTALLS, ENDED = range(6)
@@ -40,20 +40,20 @@ class Counted:
         with torch.profiler.record_function(f"{_MARK}{len(self._marks)}"):
             self._marks.append([what, staged])
 
-    def begin(self, inner: Any, beside: Beside, *given: Any) -> None:
-        """Replaces Beside.begin."""
+    def begin(self, inner: Any, background: BackgroundMove, *given: Any) -> None:
+        """Replaces BackgroundMove.begin."""
         self._mark(BEGINS)
-        inner(beside, *given)
-        self._marks[-1][1] = beside.progress()["staged_bytes"]
+        inner(background, *given)
+        self._marks[-1][1] = background.progress()["staged_bytes"]
         self._mark(WAITS)
 
-    def commit(self, inner: Any, beside: Beside) -> int:
-        """Replaces Beside.commit."""
+    def commit(self, inner: Any, background: BackgroundMove) -> int:
+        """Replaces BackgroundMove.commit."""
         self._mark(COMMITS)
         with replaced_collectives(_late):
-            moved: int = inner(beside)
+            moved: int = inner(background)
         self._mark(ENDED)
-        progress = beside.progress()
+        progress = background.progress()
         self.state = max(self.state, progress["leaving_bytes"])  # one expert's in each round
         self.left_staged = max(self.left_staged, progress["staged_bytes"])
         self.moves += moved
@@ -85,13 +85,13 @@ class Counted:
 @contextlib.contextmanager
 def counted() -> Iterator[Counted]:
     """Counts all moves that run during steps of a training within the block, with its model and optimizer."""
-    count, begin, commit, exchange = Counted(), Beside.begin, Beside.commit, Migration.commit
-    Beside.begin = lambda *given: count.begin(begin, *given)  # type: ignore[method-assign]
-    Beside.commit = lambda *given: count.commit(commit, *given)  # type: ignore[method-assign]
+    count, begin, commit, exchange = Counted(), BackgroundMove.begin, BackgroundMove.commit, Migration.commit
+    BackgroundMove.begin = lambda *given: count.begin(begin, *given)  # type: ignore[method-assign]
+    BackgroundMove.commit = lambda *given: count.commit(commit, *given)  # type: ignore[method-assign]
     Migration.commit = lambda *given: count.exchange(exchange, *given)  # type: ignore[method-assign]
     try:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
             yield count
     finally:
-        Beside.begin, Beside.commit, Migration.commit = begin, commit, exchange  # type: ignore[method-assign]
+        BackgroundMove.begin, BackgroundMove.commit, Migration.commit = begin, commit, exchange  # type: ignore[method-assign]
     count.add_up(profile.profiler.kineto_results.events())

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sluice import trace
-from sluice.adapters.common.migration.beside import Beside
+from sluice.adapters.common.migration.background import BackgroundMove
 from sluice.adapters.common.migration.moving import Belongings, MovingLayer
 from sluice.adapters.common.migration.placement import Placement, rounds
 from sluice.errors import InvalidArgument, InvalidState, Mismatch, PeerRefused
@@ -63,7 +63,7 @@ class Journeys:
 
     def __init__(self, ranks: Sequence[int], bytes_per_second: int | None = None) -> None:
         self._ranks, self._rate = tuple(ranks), bytes_per_second
-        self._beside: Beside | None = None
+        self._background: BackgroundMove | None = None
         self._waiting: deque[Journey] = deque()
 
     @property
@@ -78,15 +78,15 @@ class Journeys:
 
     def before_update(self) -> None:
         """What is on its way arrives. Collective."""
-        if self._beside is None or not self._beside.is_under_way:
+        if self._background is None or not self._background.is_under_way:
             return
         journey = self._waiting[0]
         try:
-            moves = self._beside.commit()
+            moves = self._background.commit()
         except (InvalidArgument, InvalidState, Mismatch, PeerRefused) as error:  # on all ranks
             journey.end(str(error))
         else:
-            journey.note(moves, self._beside.progress())
+            journey.note(moves, self._background.progress())
         if journey.has_ended:
             self._waiting.popleft()
 
@@ -94,16 +94,16 @@ class Journeys:
         """The next round begins. Collective."""
         if not self._waiting:
             return
-        if self._beside is None:
-            self._beside = Beside(self._ranks, self._rate)
+        if self._background is None:
+            self._background = BackgroundMove(self._ranks, self._rate)
         journey = self._waiting[0]
         journey.begin_ns = time.monotonic_ns()
-        self._beside.begin(journey.layer, journey.belongings(), journey.rounds[0])
+        self._background.begin(journey.layer, journey.belongings(), journey.rounds[0])
 
     def cancel(self, reason: str) -> None:
         """All stay where they are now. All ranks do so: not collective."""
-        if self._beside is not None:
-            self._beside.abort(reason)
+        if self._background is not None:
+            self._background.abort(reason)
         for journey in self._waiting:
             journey.end(reason)
         self._waiting.clear()
@@ -111,6 +111,6 @@ class Journeys:
     def close(self) -> None:
         """May be called again."""
         self.cancel("closed")
-        if self._beside is not None:
-            self._beside.close()
-            self._beside = None
+        if self._background is not None:
+            self._background.close()
+            self._background = None

@@ -283,7 +283,7 @@ def traces():
 
 
 def under_plans():
-    """Under equal plans a layer has the bits of one with the same n; different plans are a mismatch, and change nothing."""
+    """Equal plans give the bits of a layer with the same n; different plans are a mismatch, and change nothing."""
     W, rank = world()
     context = Context(group())
     case = Case(W, tokens=(40, 23), n=2, seed=80)

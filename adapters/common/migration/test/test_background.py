@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from sluice.adapters.common.kept import Content, Piece, Still
-from sluice.adapters.common.migration import beside, moving
+from sluice.adapters.common.migration import background, moving
 from torch import nn
 
 
@@ -48,7 +48,7 @@ def _expert() -> tuple[moving.Expert, nn.Module]:
 
 def test_AllOf_GatheredGradients_AreCopiedOneAfterTheOther() -> None:
     (expert, module), keeper = _expert(), _Gathers()
-    content = beside._all_of(expert, moving.Belongings([expert], keeper, None))
+    content = background._all_of(expert, moving.Belongings([expert], keeper, None))
     assert keeper.unfreed == [0] * 8  # four gradients, then four masters
     for name, parameter in module.named_parameters():
         assert torch.equal(content[f"{name} gradient"], parameter + 1)
@@ -57,9 +57,9 @@ def test_AllOf_GatheredGradients_AreCopiedOneAfterTheOther() -> None:
 
 def test_Load_GatheredGradients_AreCopiedOneAfterTheOther() -> None:
     (expert, module), keeper = _expert(), _Gathers()
-    bundle = beside._packed(expert, moving.Belongings([expert], keeper, None))
+    bundle = background._packed(expert, moving.Belongings([expert], keeper, None))
     keeper.unfreed.clear()
-    beside._load(bundle, expert, keeper)
+    background._load(bundle, expert, keeper)
     assert keeper.unfreed == [0] * 4 and bundle.is_there.tolist() == [1] * 4
     for name, parameter in module.named_parameters():
         assert torch.equal(bundle.content()[f"{name} gradient"].view(parameter.shape), parameter + 1)

@@ -1,7 +1,7 @@
-"""Experts change ranks beside training, by `sluice/migration.h`.
+"""Experts change ranks while training runs, by `sluice/migration.h`.
 
-Behind an update what it has left (weights, masters, moments, step counts) is copied and travels while the host goes on.
-In front of the next update gradients follow, and then the placement is in force on all ranks, or on none.
+After an update, weights, masters, moments and step counts are copied, and travel while the host goes on. Before the
+next update the gradients follow. Then the new placement is in force on all ranks, or on none.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Trip(NamedTuple):
     refusal: str  # why it has begun with nothing, and will be refused
 
 
-class Beside:
+class BackgroundMove:
     """Moves of experts between these ranks, one placement of one layer at a time.
 
     ranks             global, ascending: of all groups that must move alike, those of replicas too

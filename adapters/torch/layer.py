@@ -411,8 +411,7 @@ class MoeLayer:
             return self._fill_grads(frame, args, work, flat, needs)
         struct, own = frame.grads_struct, work.own(needs)
         for number, name in enumerate(self.members):
-            wanted = any(own)
-            setattr(struct, name, frame.grads.pointer(number * self.num_local_experts) if wanted else load().ffi.NULL)
+            setattr(struct, name, frame.grads.pointer(number * self.num_local_experts) if any(own) else load().ffi.NULL)
         grads = self._fill_grads(frame, args, work, work.own(flat), own)
         into = [
             torch.empty(factor.shape, dtype=factor.dtype, device=factor.device) if need else None

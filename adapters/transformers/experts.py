@@ -197,6 +197,8 @@ class ExpertsState:
         if parameter not in contract.names[:2]:
             return "Sluice adds adapters to the two stacked matrices alone"
         weight = getattr(module, parameter)
+        if any(torch.nn.utils.parametrize.is_parametrized(module, name) for name in contract.names[:2]):
+            return "PEFT adds another adapter of these experts"
         if torch.is_grad_enabled() and any(getattr(module, name).requires_grad for name in contract.names[:2]):
             return "the experts' own weights are trained, too"
         for tensor in (part for term in terms for part in (term.a, term.b)):

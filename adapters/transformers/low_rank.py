@@ -115,12 +115,13 @@ def _note(wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         return
     active = [name for name in wrapper.active_adapters if name in wrapper.lora_A]
     experts = wrapper.get_base_layer()
-    # With one expert, or for a matrix, PEFT has another rule for the shapes of A and B.
-    if not active or wrapper.num_experts == 1:
+    if not active:
         return
     count = wrapper.num_experts
     terms = [Term(wrapper.lora_A[n].weight, wrapper.lora_B[n].weight, wrapper.scaling[n], count) for n in active]
     why_not = _why_not(experts, wrapper.parameter_name, terms)
+    if not why_not and wrapper.num_experts == 1:
+        why_not = "with one expert PEFT gives A and B other shapes"
     if not why_not and not _is_plain(wrapper):
         why_not = f"{type(wrapper).__name__} is not PEFT's ParamWrapper"
     if not why_not and any(name in wrapper.lora_variant for name in active):

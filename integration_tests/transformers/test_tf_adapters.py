@@ -153,7 +153,16 @@ def test_Adapters_InEachUse_AsPeftOnEager(kind: str, use: str) -> None:
 
 
 def test_Biases_InTheTargets_AreLeftToPeft() -> None:
-    check(*pair("gpt_oss", targets=(*STACKS, "mlp.experts.down_proj_bias")))
+    with pytest.warns(UserWarning, match="down_proj_bias: PEFT adds .* two stacked matrices alone"):
+        check(*pair("gpt_oss", targets=(*STACKS, "mlp.experts.down_proj_bias")))
+
+
+def test_OneExpert_IsLeftToPeft() -> None:
+    ours, theirs = pair("mixtral", num_local_experts=1, num_experts_per_tok=1)
+    with pytest.warns(UserWarning) as warned:
+        check(ours, theirs, stacks=None)
+    said = {str(one.message).split("since ")[1] for one in warned if "W + BA" in str(one.message)}
+    assert said == {"with one expert PEFT gives A and B other shapes", "PEFT adds another adapter of these experts"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

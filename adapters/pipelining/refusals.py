@@ -65,11 +65,11 @@ def _reason_against_one(stage: Any, way: Way) -> str:
     if torch.device(stage.device).type != "cpu":
         return f"it is on {stage.device}, and stages hand on host memory alone"
     if way.split and isinstance(stage.submod, DistributedDataParallel):
-        return "DistributedDataParallel reduces in a whole backward: take weight_apart away, or DDP"
+        return "DistributedDataParallel reduces in a whole backward: take separate_wgrad away, or DDP"
     if way.split and any(isinstance(each, torch._dynamo.OptimizedModule) for each in stage.submod.modules()):
-        return "a compiled module runs its backward whole: take weight_apart away, or torch.compile"
+        return "a compiled module runs its backward whole: take separate_wgrad away, or torch.compile"
     if way.split and any(isinstance(each, FSDPModule) for each in stage.submod.modules()):
-        return "FSDP is not run with weight gradients as ops of their own: take weight_apart away, or FSDP"
+        return "FSDP is not run with weight gradients as ops of their own: take separate_wgrad away, or FSDP"
     if way.policy in PLANNED:
         return ""
     for each in stage.submod.modules():

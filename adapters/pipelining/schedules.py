@@ -28,22 +28,22 @@ class _Arriving:
     """What both kinds of schedule share.
 
     policy        what a rank runs next of what is ready; None: adaptive, chosen from what the first batch measured
-    weight_apart  gradients of weights are ops of their own; None: the policy's
+    separate_wgrad  gradients of weights are ops of their own; None: the policy's
     in_flight     L: forwards of a stage whose backward has not run; None: chosen from what the first batch measured
 
     All three are attributes of the class too. Equal on all ranks. The first step opens connections, collectively.
     """
 
     policy: str | None = None
-    weight_apart: bool | None = None
+    separate_wgrad: bool | None = None
     in_flight: int | None = None
     sluice: Pipeline | None = None  # its stats() say what ran; from the first step on
     _later: Sequence[WeightsLater] = ()  # by stage
     _has_warned_of_scaling = False
 
-    def _choose(self, policy: str | None, weight_apart: bool | None, in_flight: int | None) -> None:
+    def _choose(self, policy: str | None, separate_wgrad: bool | None, in_flight: int | None) -> None:
         self.policy = self.policy if policy is None else policy
-        self.weight_apart = self.weight_apart if weight_apart is None else weight_apart
+        self.separate_wgrad = self.separate_wgrad if separate_wgrad is None else separate_wgrad
         self.in_flight = self.in_flight if in_flight is None else in_flight
 
     def _step_microbatches(
@@ -58,7 +58,7 @@ class _Arriving:
         """A batch, on all ranks or on none."""
         arg_mbs, kwarg_mbs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
         stages = self._own_stages()
-        way = way_of(stages, self.policy, self.weight_apart)
+        way = way_of(stages, self.policy, self.separate_wgrad)
         if self.sluice is None or not self.sluice.alive:
             self._open(stages, way)
         self._initialize(arg_mbs[0], kwarg_mbs[0], None if target_mbs is None else target_mbs[0], loss_kwargs)
@@ -139,7 +139,7 @@ class _Arriving:
                     in_flight=self.in_flight,
                     num_virtual=len(stages),
                     placement=way.placement,
-                    weight_apart=way.split,
+                    separate_wgrad=way.split,
                 ),
                 group,
             )
@@ -165,14 +165,14 @@ class ScheduleSluice(_Arriving, torch_schedules.PipelineScheduleMulti):
         n_microbatches: int,
         *arguments: Any,
         policy: str | None = None,
-        weight_apart: bool | None = None,
+        separate_wgrad: bool | None = None,
         in_flight: int | None = None,
         **keywords: Any,
     ) -> None:
         super().__init__(
             list(stages) if isinstance(stages, Sequence) else [stages], n_microbatches, *arguments, **keywords
         )
-        self._choose(policy, weight_apart, in_flight)
+        self._choose(policy, separate_wgrad, in_flight)
 
     def _own_stages(self) -> list[Any]:
         return self._stages
@@ -190,12 +190,12 @@ class ScheduleSluiceSingle(_Arriving, torch_schedules.PipelineScheduleSingle):
         n_microbatches: int,
         *arguments: Any,
         policy: str | None = None,
-        weight_apart: bool | None = None,
+        separate_wgrad: bool | None = None,
         in_flight: int | None = None,
         **keywords: Any,
     ) -> None:
         super().__init__(stage, n_microbatches, *arguments, **keywords)
-        self._choose(policy, weight_apart, in_flight)
+        self._choose(policy, separate_wgrad, in_flight)
 
     def _own_stages(self) -> list[Any]:
         return [self._stage]

@@ -84,7 +84,7 @@ class PipelineConfig:
     stage         of this rank: its place among the ranks of a replica
     num_virtual   v: virtual stages of each rank; each is a `Stage`
     placement     of virtual stages: "looped" (c on rank c mod p), "v" (down the ranks and up again); None: the policy's
-    weight_apart  whether weight gradients are ops of their own, so that each is an `ApartStage`; None: the policy's
+    separate_wgrad  whether weight gradients are ops of their own, so that each is an `ApartStage`; None: the policy's
     replica       of the whole pipeline that this rank is in, of num_replicas: they end batches together
     has_experts   whether forwards and backwards of this stage meet those of the other replicas in collectives
     in_flight     L on every stage; None: chosen
@@ -99,7 +99,7 @@ class PipelineConfig:
     in_flight: int | None = None
     num_virtual: int = 1
     placement: str | None = None
-    weight_apart: bool | None = None
+    separate_wgrad: bool | None = None
 
 
 class Pipeline:
@@ -126,7 +126,7 @@ class Pipeline:
         settings.policy, settings.partition, settings.has_experts = policy, partition, experts
         settings.in_flight, settings.num_virtual = config.in_flight or 0, config.num_virtual
         settings.placement = _PLACEMENTS[config.placement]
-        settings.weight_apart = -1 if config.weight_apart is None else int(config.weight_apart)
+        settings.separate_wgrad = -1 if config.separate_wgrad is None else int(config.separate_wgrad)
         settings.num_replicas, settings.replica, settings.stage = config.num_replicas, config.replica, config.stage
         out = ffi.new("sluice_pipeline_t **")
         comm = group.comm_on(placement_of(None)) or ffi.NULL

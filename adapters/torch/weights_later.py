@@ -129,7 +129,7 @@ class WeightsLater:
                 raise Unsupported(
                     f"parameter {self._names[each]} of an nn.Linear is used outside of its layer too, and was not in "
                     "the first micro-batch: weight gradients as ops of their own would add up its gradients in "
-                    'another order. Take weight_apart, or the policy that asks for it ("zero_bubble", "v"), away'
+                    'another order. Take separate_wgrad, or the policy that asks for it ("zero_bubble", "v"), away'
                 )
         self._current.append(left)
 

@@ -33,7 +33,7 @@ int sluice_stage_op_exists(const sluice_pipeline_spec_t* spec, int32_t kind, int
     case SLUICE_STAGE_RECEIVE_GRADIENT: return !spec->forward_only && goes_elsewhere(spec, c);
     case SLUICE_STAGE_BACKWARD: return !spec->forward_only;
     case SLUICE_STAGE_SEND_GRADIENT: return !spec->forward_only && comes_from_elsewhere(spec, c);
-    case SLUICE_STAGE_WEIGHT_GRAD: return spec->weight_apart;
+    case SLUICE_STAGE_WEIGHT_GRAD: return spec->separate_wgrad;
     default: return 0;
   }
 }
@@ -89,8 +89,8 @@ static void backward(const sluice_pipeline_spec_t* spec, sluice_stage_accesses_t
   reads_input(spec, to, c);
   reads_output_grad(spec, to, c);
   if (c > 0) writes(to, SLUICE_STAGE_T_INPUT_GRAD, c);
-  if (spec->weight_apart) writes(to, SLUICE_STAGE_T_HELD, c);
-  writes(to, spec->weight_apart ? SLUICE_STAGE_T_BACKWARD_STATE : SLUICE_STAGE_T_GRADIENTS, c);
+  if (spec->separate_wgrad) writes(to, SLUICE_STAGE_T_HELD, c);
+  writes(to, spec->separate_wgrad ? SLUICE_STAGE_T_BACKWARD_STATE : SLUICE_STAGE_T_GRADIENTS, c);
 }
 
 sluice_stage_accesses_t sluice_stage_op_accesses(const sluice_pipeline_spec_t* spec, int32_t kind, int32_t c) {

@@ -9,7 +9,7 @@ typedef enum sluice_stage_op_kind_e {
   SLUICE_STAGE_FORWARD,
   SLUICE_STAGE_SEND_ACTIVATION,
   SLUICE_STAGE_RECEIVE_GRADIENT, /* of the output, from the stage of c + 1 */
-  SLUICE_STAGE_BACKWARD,         /* with weight_apart the gradient of the input alone */
+  SLUICE_STAGE_BACKWARD,         /* with separate_wgrad the gradient of the input alone */
   SLUICE_STAGE_SEND_GRADIENT,
   SLUICE_STAGE_WEIGHT_GRAD, /* W [zero bubble, section 2] */
   SLUICE_STAGE_REDUCE,      /* of a virtual stage, behind its last micro-batch: replicas sum its gradients */
@@ -51,7 +51,7 @@ int sluice_stage_op_exists(const sluice_pipeline_spec_t* spec, int32_t kind, int
 int32_t sluice_stage_op_other_end(int32_t kind, int32_t virtual_stage);
 /* The op that writes gradients of weights: the last of a micro-batch in a virtual stage. */
 static inline int32_t sluice_stage_gradient_kind(const sluice_pipeline_spec_t* spec) {
-  return spec->weight_apart ? SLUICE_STAGE_WEIGHT_GRAD : SLUICE_STAGE_BACKWARD;
+  return spec->separate_wgrad ? SLUICE_STAGE_WEIGHT_GRAD : SLUICE_STAGE_BACKWARD;
 }
 /* Whether replicas of a stage meet in the op: forwards and backwards of expert-parallel virtual stages, reductions. */
 int sluice_stage_op_is_collective(const sluice_pipeline_spec_t* spec, int32_t kind, int32_t virtual_stage);

@@ -56,7 +56,7 @@ void sluice_pipeline_orders_limit(const sluice_pipeline_orders_t* orders, sluice
                                : spec->num_stages;
     }
     if (spec->held[c] == 0) {
-      spec->held[c] = policy->is_planned && spec->weight_apart
+      spec->held[c] = policy->is_planned && spec->separate_wgrad
                           ? most_between(orders, stage, c, SLUICE_STAGE_BACKWARD, SLUICE_STAGE_WEIGHT_GRAD)
                           : m;
     }

@@ -61,13 +61,13 @@ static inline void sluice_order_add(sluice_stage_order_t* order, int32_t kind, i
 
 typedef struct sluice_policy_s {
   const char* name;
-  const char* source;   /* where it is published */
-  int32_t is_planned;   /* the order binds */
-  int32_t is_blocking;  /* the order holds sends and receives */
-  int32_t placement;    /* that it asks for; -1: any */
-  int32_t min_virtual;  /* of v */
-  int32_t max_virtual;  /* 0: any */
-  int32_t weight_apart; /* that it asks for; -1: either */
+  const char* source;     /* where it is published */
+  int32_t is_planned;     /* the order binds */
+  int32_t is_blocking;    /* the order holds sends and receives */
+  int32_t placement;      /* that it asks for; -1: any */
+  int32_t min_virtual;    /* of v */
+  int32_t max_virtual;    /* 0: any */
+  int32_t separate_wgrad; /* that it asks for; -1: either */
   int32_t forward_only;
   /* Further things that it refuses; NULL: nothing. Errors: INVALID_ARGUMENT. */
   sluice_status_t (*check)(const sluice_pipeline_spec_t* spec);

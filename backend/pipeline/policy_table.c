@@ -36,8 +36,8 @@ sluice_status_t sluice_policy_check(const sluice_pipeline_spec_t* spec) {
   SLUICE_TRY(SLUICE_REQUIRE(spec->num_virtual >= row->min_virtual && spec->num_virtual <= most,
                             "pipeline: policy %s asks for %d to %d virtual stages on a stage; num_virtual is %d",
                             row->name, row->min_virtual, most, spec->num_virtual));
-  SLUICE_TRY(SLUICE_REQUIRE(row->weight_apart < 0 || row->weight_apart == (spec->weight_apart != 0),
-                            "pipeline: policy %s asks for weight_apart = %d", row->name, row->weight_apart));
+  SLUICE_TRY(SLUICE_REQUIRE(row->separate_wgrad < 0 || row->separate_wgrad == (spec->separate_wgrad != 0),
+                            "pipeline: policy %s asks for separate_wgrad = %d", row->name, row->separate_wgrad));
   SLUICE_TRY(SLUICE_REQUIRE(row->forward_only == (spec->forward_only != 0),
                             "pipeline: policy %s asks for forward_only = %d", row->name, row->forward_only));
   return row->check == NULL ? SLUICE_OK : row->check(spec);

@@ -61,7 +61,7 @@ uint64_t sluice_pipeline_stage_bytes(const sluice_pipeline_spec_t* spec, int32_t
     if (c > 0 && sluice_pipeline_crosses(spec, c - 1)) {
       bytes += (uint64_t)spec->receives_ahead * spec->message_bytes[c - 1];
     }
-    if (spec->weight_apart) bytes += (uint64_t)spec->held[c] * spec->held_bytes[c];
+    if (spec->separate_wgrad) bytes += (uint64_t)spec->held[c] * spec->held_bytes[c];
   }
   return bytes;
 }

@@ -40,7 +40,7 @@ sluice_status_t sluice_pipeline_spec_check(const sluice_pipeline_spec_t* spec) {
                             "pipeline: placement is %d; give 0 (looped) or 1 (V)", spec->placement));
   SLUICE_TRY(SLUICE_REQUIRE(spec->receives_ahead >= 0, "pipeline: receives_ahead is %d; give at least 0",
                             spec->receives_ahead));
-  SLUICE_TRY(SLUICE_REQUIRE(!(spec->weight_apart && spec->forward_only),
-                            "pipeline: weight_apart and forward_only exclude each other; clear one"));
+  SLUICE_TRY(SLUICE_REQUIRE(!(spec->separate_wgrad && spec->forward_only),
+                            "pipeline: separate_wgrad and forward_only exclude each other; clear one"));
   return check_limits(spec);
 }

@@ -25,7 +25,7 @@ typedef struct sluice_pipeline_spec_s {
   int32_t num_micro_batches; /* m */
   int32_t placement;         /* SLUICE_PLACEMENT_* */
   int32_t policy;            /* SLUICE_POLICY_* of policy.h */
-  int32_t weight_apart;   /* a backward computes the input's gradients alone; weight gradients are ops of their own */
+  int32_t separate_wgrad; /* a backward computes the input's gradients alone; weight gradients are ops of their own */
   int32_t forward_only;   /* no backward: evaluation */
   int32_t receives_ahead; /* inputs that may have arrived beyond those in flight */
   int32_t reduces;  /* gradients of a virtual stage are reduced over replicas as soon as they are whole; not in a batch

@@ -14,7 +14,7 @@
 void sluice_pipeline_config_init(sluice_pipeline_config_t* out_config, size_t struct_size) {
   const sluice_pipeline_config_t defaults = {.num_virtual = 1,
                                              .placement = -1,
-                                             .weight_apart = -1,
+                                             .separate_wgrad = -1,
                                              .receives_ahead = 1,
                                              .num_replicas = 1,
                                              .replica = -1,
@@ -39,13 +39,13 @@ static sluice_status_t read_config(const sluice_pipeline_config_t* config, sluic
   SLUICE_TRY(sluice_capi_policy(c.policy, &number));
   const sluice_policy_t* policy = sluice_policy(number); /* NULL: open */
   const int32_t placement = policy != NULL && policy->placement >= 0 ? policy->placement : SLUICE_PLACEMENT_LOOPED;
-  const int32_t apart = policy != NULL && policy->weight_apart == 1;
+  const int32_t apart = policy != NULL && policy->separate_wgrad == 1;
   *out_terms = (sluice_pipeline_terms_t){
       .partition = c.partition,
       .policy = number,
       .num_virtual = c.num_virtual,
       .placement = c.placement == -1 ? placement : c.placement,
-      .weight_apart = c.weight_apart == -1 ? apart : c.weight_apart != 0,
+      .separate_wgrad = c.separate_wgrad == -1 ? apart : c.separate_wgrad != 0,
       .receives_ahead = c.receives_ahead,
       .in_flight = c.in_flight,
       .held = c.held,

@@ -30,7 +30,7 @@ void sluice_pipeline_workload_init(sluice_pipeline_workload_t* out_workload, siz
                                                .num_virtual = 1,
                                                .num_micro_batches = 1,
                                                .placement = -1,
-                                               .weight_apart = -1,
+                                               .separate_wgrad = -1,
                                                .receives_ahead = 1};
   sluice_struct_init(out_workload, struct_size, &defaults, sizeof defaults);
 }
@@ -78,13 +78,13 @@ static sluice_status_t read_workload(const sluice_pipeline_workload_t* workload,
   SLUICE_TRY(require_sizes(&w));
   const sluice_policy_t* policy = sluice_policy(number); /* NULL: open */
   const int32_t placement = policy != NULL && policy->placement >= 0 ? policy->placement : SLUICE_PLACEMENT_LOOPED;
-  const int32_t apart = policy != NULL && policy->weight_apart == 1;
+  const int32_t apart = policy != NULL && policy->separate_wgrad == 1;
   *q = (question_t){.spec = {.num_stages = w.num_stages,
                              .num_virtual = w.num_virtual,
                              .num_micro_batches = w.num_micro_batches,
                              .placement = w.placement == -1 ? placement : w.placement,
                              .policy = number,
-                             .weight_apart = w.weight_apart == -1 ? apart : w.weight_apart != 0,
+                             .separate_wgrad = w.separate_wgrad == -1 ? apart : w.separate_wgrad != 0,
                              .receives_ahead = w.receives_ahead,
                              .reduces = w.reduce_seconds != NULL},
                     .times = {.is_buffered = !w.rendezvous, .shares_cards = w.shares_cards != 0},

@@ -108,7 +108,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "activation_checkpoint_interval is set",
     ),
     "split weights": (
-        {"kind": "plain", "parts": [0, 2, 6], "pipeline": {"in_flight": 2, "weight_apart": True}},
+        {"kind": "plain", "parts": [0, 2, 6], "pipeline": {"in_flight": 2, "separate_wgrad": True}},
         "weight gradients are ops of their own",
     ),
 }

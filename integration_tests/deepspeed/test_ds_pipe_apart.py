@@ -10,14 +10,14 @@ from rank_harness import Ranks
 from test_ds_pipe_parity import INTERVAL, ZERO1, compare
 
 STEPS = 5
-SPLIT = {"policy": "backward_first", "weight_apart": True, "in_flight": 3}
+SPLIT = {"policy": "backward_first", "separate_wgrad": True, "in_flight": 3}
 MICRO_BATCHES = 4
 POLICIES = ("adaptive", "zero_bubble", "backward_first", "message_driven", "1f1b_hint", "gpipe")
 
 TWO: dict[str, dict[str, Any]] = {
     "zero bubble": {"kind": "plain", "pipeline": {"policy": "zero_bubble"}},
     "bf16": {"kind": "plain", "dtype": "bfloat16", "pipeline": SPLIT},
-    "dropout, adaptive": {"kind": "dropout", "config": ZERO1, "pipeline": {"weight_apart": True}},
+    "dropout, adaptive": {"kind": "dropout", "config": ZERO1, "pipeline": {"separate_wgrad": True}},
     "varied": {"kind": "dropout", "module": {"dynamic_shape": True}, "varied": True, "pipeline": SPLIT},
 }
 REPLICAS: dict[str, dict[str, Any]] = {
@@ -50,7 +50,7 @@ def test_TwoStagesOfTwoReplicas_SplitWeights_SameBitsAsStock(pipe2x2: Ranks, cas
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_FourStages_SplitWeights_SameBitsAsStock(pipe4: Ranks, policy: str, dtype: str) -> None:
-    pipeline = {"policy": policy, "weight_apart": True, "in_flight": 4}
+    pipeline = {"policy": policy, "separate_wgrad": True, "in_flight": 4}
     config = ZERO1 if policy in ("zero_bubble", "1f1b_hint") else {}
     answers = pipe4.run(
         "cases_pipe:parity", steps=20, stages=4, kind="deep", dtype=dtype, config=config, pipeline=pipeline

@@ -27,8 +27,8 @@ FACTORS = {
 
 RULES = (
     Rule({"zero": "zero2"}, "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism", by=STOCK),
-    Rule({"policy": ("1f1b", "1f1bhint", "gpipe"), "split": "split"}, "asks for weight_apart = 0"),
-    Rule({"policy": "zerobubble", "split": "together"}, "weight_apart"),
+    Rule({"policy": ("1f1b", "1f1bhint", "gpipe"), "split": "split"}, "asks for separate_wgrad = 0"),
+    Rule({"policy": "zerobubble", "split": "together"}, "separate_wgrad"),
     Rule({"policy": "gpipe", "inflight": "l1", "batches": ("m4", "m6")}, "gpipe has all "),
     Rule({"policy": "gpipe", "inflight": "l4", "batches": "m6"}, "gpipe has all 6 micro-batches in flight"),
     Rule({"policy": "zerobubble", "inflight": "l1", "batches": ("m4", "m6")}, "zero_bubble has 2 micro-batches"),
@@ -73,7 +73,7 @@ def section(row: dict[str, str]) -> dict[str, Any]:
     policies = {"1f1bhint": "1f1b_hint", "backwardfirst": "backward_first", "messages": "message_driven"}
     pipeline = {
         "policy": {**policies, "zerobubble": "zero_bubble"}.get(row["policy"], row["policy"]),
-        "weight_apart": {"splitauto": None, "split": True, "together": False}[row["split"]],
+        "separate_wgrad": {"splitauto": None, "split": True, "together": False}[row["split"]],
         "in_flight": {"lauto": None, "l1": 1, "l4": 4}[row["inflight"]],
         "plan": "adaptive" if row["plan"] == "planned" else None,
     }

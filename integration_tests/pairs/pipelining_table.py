@@ -37,10 +37,10 @@ RULES = (
     Rule({"policy": "v", "stages": "looped"}, "the policy v asks for it"),
     Rule({"policy": "loopedorder", "stages": "one"}, "asks for 2 to 128 virtual stages on a stage"),
     Rule({"policy": "loopedorder", "stages": "inv"}, "policy looped asks for placement 0"),
-    Rule({"policy": ("1f1b", "1f1bhint", "gpipe"), "split": "split"}, "asks for weight_apart = 0"),
-    Rule({"policy": "loopedorder", "split": "split"}, "asks for weight_apart = 0", given={"stages": "looped"}),
-    Rule({"policy": "zerobubble", "split": "together"}, "asks for weight_apart = 1"),
-    Rule({"policy": "v", "split": "together"}, "asks for weight_apart = 1", given={"stages": "inv"}),
+    Rule({"policy": ("1f1b", "1f1bhint", "gpipe"), "split": "split"}, "asks for separate_wgrad = 0"),
+    Rule({"policy": "loopedorder", "split": "split"}, "asks for separate_wgrad = 0", given={"stages": "looped"}),
+    Rule({"policy": "zerobubble", "split": "together"}, "asks for separate_wgrad = 1"),
+    Rule({"policy": "v", "split": "together"}, "asks for separate_wgrad = 1", given={"stages": "inv"}),
     Rule({"policy": "zerobubble", "inflight": "l1"}, "zero_bubble has 2 micro-batches in flight on stage 0"),
     Rule({"policy": "gpipe", "inflight": ("l1", "l4")}, "gpipe has all 8 micro-batches in flight"),
     Rule({"policy": "v", "inflight": ("l1", "l4")}, "fixes what is in flight", given={"stages": "inv"}),
@@ -62,7 +62,7 @@ def options(row: dict[str, str]) -> dict[str, Any]:
     words = {**policies, "zerobubble": "zero_bubble", "loopedorder": "looped"}
     values = {
         "policy": words.get(row["policy"], row["policy"]),
-        "weight_apart": {"splitauto": None, "split": True, "together": False}[row["split"]],
+        "separate_wgrad": {"splitauto": None, "split": True, "together": False}[row["split"]],
         "in_flight": {"lauto": None, "l1": 1, "l4": 4}[row["inflight"]],
     }
     return {name: value for name, value in values.items() if value is not None}

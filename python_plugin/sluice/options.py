@@ -197,7 +197,7 @@ class PipelineOptions:
     memory_budget: int | None = option(
         values.number_of_bytes, ENGINE, _STAGES, _BYTES, "none", "what that plan may take on each stage"
     )
-    weight_apart: bool | None = option(
+    separate_wgrad: bool | None = option(
         values.boolean, ENGINE, _STAGES, _YES_NO, "`true` under `zero_bubble`, else `false`",
         "weight gradients of linear layers are ops of their own ([below](#weight-gradients-apart))",
     )  # fmt: skip
@@ -205,7 +205,7 @@ class PipelineOptions:
     @property
     def is_apart(self) -> bool:
         """Whether weight gradients are ops of their own."""
-        return self.policy == "zero_bubble" if self.weight_apart is None else self.weight_apart
+        return self.policy == "zero_bubble" if self.separate_wgrad is None else self.separate_wgrad
 
 
 @by_name
@@ -265,7 +265,7 @@ def _pipeline(key: str, value: Any) -> PipelineOptions | None:
         return None
     found = PipelineOptions(**given)
     if found.policy == "zero_bubble" and not found.is_apart:
-        raise ConfigError(f'"sluice": "{key}.weight_apart" is false, and policy zero_bubble needs it: take one out')
+        raise ConfigError(f'"sluice": "{key}.separate_wgrad" is false, and policy zero_bubble needs it: take one out')
     if found.memory_budget is not None and found.plan is None:
         raise ConfigError(
             f'"sluice": "{key}.memory_budget" bounds a plan: add "plan" with a path or "{ADAPTIVE_PLAN}" beside it'

@@ -136,7 +136,7 @@ class Takeover:
                     num_replicas=max(topology.get_dim("data"), 1),
                     has_experts=_meets_its_replicas(module),
                     in_flight=wanted.in_flight,
-                    weight_apart=wanted.is_apart,
+                    separate_wgrad=wanted.is_apart,
                 ),
                 group,
             )

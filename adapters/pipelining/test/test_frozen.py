@@ -11,8 +11,8 @@ JOBS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "frozen_jobs")
 # By label: name of the schedule, placement of stages, stages per rank, options.
 SCHEDULES = {
     "zero_bubble": ("sluice:zero_bubble", "looped", 1, {}),
-    "weight_apart": ("sluice", "looped", 1, {"weight_apart": True}),
-    "looped": ("sluice:message_driven", "looped", 2, {"weight_apart": True}),
+    "separate_wgrad": ("sluice", "looped", 1, {"separate_wgrad": True}),
+    "looped": ("sluice:message_driven", "looped", 2, {"separate_wgrad": True}),
     "v": ("sluice:v", "v", 2, {}),
     "whole": ("sluice", "looped", 1, {}),
 }
@@ -35,7 +35,7 @@ def test_EveryCaseUnderEverySchedule_GradientsHaveTheBitsOf1F1B():
 
 def test_AUseOutsideOfItsLayer_InALaterMicroBatch_IsRefusedByName():
     for told, is_kept in ranks.run(2, f"{JOBS}:changing"):
-        assert "up.bias" in told and "weight_apart" in told and "zero_bubble" in told, told
+        assert "up.bias" in told and "separate_wgrad" in told and "zero_bubble" in told, told
         assert is_kept
 
 

@@ -11,13 +11,13 @@ JOBS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pipelining_jobs
 TWO = {
     "single": {"name": "SluiceSingle", "dropout": 0.1},
     "message driven, bf16": {"name": "sluice:message_driven", "dtype": "bfloat16", "in_flight": 3, "dropout": 0.1},
-    "split weight gradients": {"name": "sluice", "weight_apart": True},
+    "split weight gradients": {"name": "sluice", "separate_wgrad": True},
     "v": {"name": "sluice:v", "stages_of_rank": 2, "placement": "v"},
 }
 FOUR = {
     "zero bubble": {"name": "sluice:zero_bubble"},
     "looped": {"name": "sluice:looped", "stages_of_rank": 2},
-    "three stages on each rank": {"name": "sluice", "stages_of_rank": 3, "weight_apart": True},
+    "three stages on each rank": {"name": "sluice", "stages_of_rank": 3, "separate_wgrad": True},
 }
 
 

@@ -33,7 +33,7 @@ SCHEDULES = {
     "gpipe": (ScheduleGPipe, "SluiceSingle:gpipe", {}),
     "interleaved": (ScheduleInterleaved1F1B, "sluice:looped", {}),
     "looped bfs": (ScheduleLoopedBFS, "sluice", {}),
-    "zero bubble": (ScheduleInterleavedZeroBubble, "sluice", {"weight_apart": True}),
+    "zero bubble": (ScheduleInterleavedZeroBubble, "sluice", {"separate_wgrad": True}),
     "v": (ScheduleZBVZeroBubble, "sluice:v", {}),
 }
 

@@ -56,7 +56,7 @@ static void set_limit(const sluice_pipeline_program_t* program, const sluice_sta
     rule->limit = program->spec.in_flight[c];
     rule->begun = ops_of(program, op->stage, SLUICE_STAGE_FORWARD, c);
     rule->gone = ops_of(program, op->stage, SLUICE_STAGE_BACKWARD, c);
-  } else if (op->kind == SLUICE_STAGE_BACKWARD && program->spec.weight_apart) {
+  } else if (op->kind == SLUICE_STAGE_BACKWARD && program->spec.separate_wgrad) {
     rule->limit = program->spec.held[c];
     rule->begun = ops_of(program, op->stage, SLUICE_STAGE_BACKWARD, c);
     rule->gone = ops_of(program, op->stage, SLUICE_STAGE_WEIGHT_GRAD, c);

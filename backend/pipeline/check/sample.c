@@ -85,7 +85,7 @@ static void check_limits(walk_t* w, int32_t r, int32_t index) {
   int is_over = 0;
   if (op->kind == SLUICE_STAGE_FORWARD && !spec->forward_only) {
     is_over = count(w, rank, SLUICE_STAGE_FORWARD, c) - count(w, rank, SLUICE_STAGE_BACKWARD, c) > spec->in_flight[c];
-  } else if (op->kind == SLUICE_STAGE_BACKWARD && spec->weight_apart) {
+  } else if (op->kind == SLUICE_STAGE_BACKWARD && spec->separate_wgrad) {
     is_over = count(w, rank, SLUICE_STAGE_BACKWARD, c) - count(w, rank, SLUICE_STAGE_WEIGHT_GRAD, c) > spec->held[c];
   }
   if (is_over) find(w, SLUICE_PIPELINE_FAULT_IN_FLIGHT, r, index, NOTHING);

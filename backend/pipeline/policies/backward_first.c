@@ -26,6 +26,6 @@ const sluice_policy_t sluice_policy_backward_first = {
     .source = "own; PipeDream's preference, message-driven",
     .placement = -1,
     .min_virtual = 1,
-    .weight_apart = -1,
+    .separate_wgrad = -1,
     .before = before,
 };

@@ -47,6 +47,6 @@ const sluice_policy_t sluice_policy_deepspeed = {
     .placement = -1,
     .min_virtual = 1,
     .max_virtual = 1,
-    .weight_apart = 0,
+    .separate_wgrad = 0,
     .order = order,
 };

@@ -11,7 +11,7 @@ const sluice_policy_t sluice_policy_forward_only = {
     .source = "own",
     .placement = -1,
     .min_virtual = 1,
-    .weight_apart = 0,
+    .separate_wgrad = 0,
     .forward_only = 1,
     .before = before,
 };

@@ -28,7 +28,7 @@ const sluice_policy_t sluice_policy_gpipe = {
     .is_planned = 1,
     .placement = -1,
     .min_virtual = 1,
-    .weight_apart = 0,
+    .separate_wgrad = 0,
     .check = check,
     .order = order,
 };

@@ -41,7 +41,7 @@ const sluice_policy_t sluice_policy_looped = {
     .is_planned = 1,
     .placement = SLUICE_PLACEMENT_LOOPED,
     .min_virtual = 2,
-    .weight_apart = 0,
+    .separate_wgrad = 0,
     .check = check,
     .order = order,
 };

@@ -15,6 +15,6 @@ const sluice_policy_t sluice_policy_message_driven = {
     .source = "AxoNN, Algorithm 2",
     .placement = -1,
     .min_virtual = 1,
-    .weight_apart = -1,
+    .separate_wgrad = -1,
     .before = before,
 };

@@ -30,7 +30,7 @@ const sluice_policy_t sluice_policy_1f1b = {
     .placement = -1,
     .min_virtual = 1,
     .max_virtual = 1,
-    .weight_apart = 0,
+    .separate_wgrad = 0,
     .order = order,
 };
 
@@ -40,7 +40,7 @@ const sluice_policy_t sluice_policy_1f1b_hint = {
     .placement = -1,
     .min_virtual = 1,
     .max_virtual = 1,
-    .weight_apart = 0,
+    .separate_wgrad = 0,
     .order = order,
     .before = before,
 };

@@ -83,7 +83,7 @@ const sluice_policy_t sluice_policy_v = {
     .placement = SLUICE_PLACEMENT_V,
     .min_virtual = 2,
     .max_virtual = 2,
-    .weight_apart = 1,
+    .separate_wgrad = 1,
     .check = check,
     .order = order,
 };

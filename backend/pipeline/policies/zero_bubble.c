@@ -42,7 +42,7 @@ const sluice_policy_t sluice_policy_zero_bubble = {
     .placement = -1,
     .min_virtual = 1,
     .max_virtual = 1,
-    .weight_apart = 1,
+    .separate_wgrad = 1,
     .check = check,
     .order = order,
 };

@@ -20,7 +20,7 @@
   X(int32_t, policy, terms->policy, .name = "policy", .word = policy_word)                        \
   X(int32_t, num_virtual, terms->num_virtual, .name = "num_virtual")                              \
   X(int32_t, placement, terms->placement, .name = "placement")                                    \
-  X(int32_t, weight_apart, terms->weight_apart, .name = "weight_apart")                           \
+  X(int32_t, separate_wgrad, terms->separate_wgrad, .name = "separate_wgrad")                     \
   X(int32_t, receives_ahead, terms->receives_ahead, .name = "receives_ahead")                     \
   X(int32_t, reduces, terms->reduces, .name = "whether callback reduce is given")                 \
   X(int32_t, in_flight, terms->in_flight, .name = "in_flight")                                    \
@@ -83,7 +83,7 @@ static sluice_pipeline_spec_t spec_of(const sluice_pipeline_terms_t* terms, int3
   spec.num_micro_batches = 1;
   spec.placement = terms->placement;
   spec.policy = terms->policy;
-  spec.weight_apart = terms->weight_apart;
+  spec.separate_wgrad = terms->separate_wgrad;
   spec.receives_ahead = terms->receives_ahead;
   spec.reduces = terms->reduces;
   return spec;
@@ -95,8 +95,8 @@ static sluice_status_t check_policy(const sluice_pipeline_spec_t* spec) {
   SLUICE_TRY(SLUICE_REQUIRE(policy->placement < 0 || policy->placement == spec->placement,
                             "pipeline: policy %s asks for placement %d; it is %d", policy->name, policy->placement,
                             spec->placement));
-  return SLUICE_REQUIRE(policy->weight_apart < 0 || policy->weight_apart == (spec->weight_apart != 0),
-                        "pipeline: policy %s asks for weight_apart = %d", policy->name, policy->weight_apart);
+  return SLUICE_REQUIRE(policy->separate_wgrad < 0 || policy->separate_wgrad == (spec->separate_wgrad != 0),
+                        "pipeline: policy %s asks for separate_wgrad = %d", policy->name, policy->separate_wgrad);
 }
 
 /* What can be said without the batch: ranges, and whether the policy takes it. */

@@ -57,7 +57,7 @@ static sluice_status_t open_with(sluice_pipeline_t* pipeline, const sluice_pipel
 static sluice_status_t check_callbacks(const sluice_pipeline_terms_t* terms,
                                        const sluice_pipeline_callbacks_t* callbacks) {
   SLUICE_TRY(SLUICE_REQUIRE(callbacks->forward != NULL, "pipeline: callback forward is NULL"));
-  return SLUICE_REQUIRE(!terms->weight_apart || callbacks->weight_grad != NULL,
+  return SLUICE_REQUIRE(!terms->separate_wgrad || callbacks->weight_grad != NULL,
                         "pipeline: weight gradients are apart and callback weight_grad is NULL");
 }
 

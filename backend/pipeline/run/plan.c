@@ -40,8 +40,8 @@ void sluice_stage_fill_times(const sluice_pipeline_spec_t* spec, const sluice_st
   *out_times = (sluice_pipeline_times_t){.is_buffered = 1};
   for (int32_t c = 0; c < sluice_pipeline_num_virtual_stages(spec); ++c) {
     out_times->forward_s[c] = measured == NULL ? 1 : measured[c].forward_s;
-    out_times->backward_s[c] = measured == NULL ? (spec->weight_apart ? 1 : 2) : measured[c].backward_s;
-    out_times->weight_s[c] = measured == NULL ? (spec->weight_apart ? 1 : 0) : measured[c].weight_s;
+    out_times->backward_s[c] = measured == NULL ? (spec->separate_wgrad ? 1 : 2) : measured[c].backward_s;
+    out_times->weight_s[c] = measured == NULL ? (spec->separate_wgrad ? 1 : 0) : measured[c].weight_s;
     out_times->latency_s[c] = measured == NULL ? 0 : measured[c].link_s;
   }
 }
@@ -91,7 +91,7 @@ static sluice_status_t spec_of(const sluice_pipeline_spec_t* agreed, int32_t num
   if (forward_only) {
     out_spec->forward_only = 1;
     out_spec->policy = SLUICE_POLICY_FORWARD_ONLY;
-    out_spec->weight_apart = 0;
+    out_spec->separate_wgrad = 0;
     memset(out_spec->byte_limit, 0, sizeof out_spec->byte_limit); /* nothing waits for a backward */
   }
   SLUICE_TRY(sluice_pipeline_spec_check(out_spec));

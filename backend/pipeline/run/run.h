@@ -15,7 +15,7 @@ typedef struct sluice_pipeline_terms_s {
   int32_t policy;        /* SLUICE_POLICY_* of policy.h */
   int32_t num_virtual;
   int32_t placement;
-  int32_t weight_apart;
+  int32_t separate_wgrad;
   int32_t receives_ahead;
   int32_t reduces; /* the host has the callback */
   int32_t in_flight;

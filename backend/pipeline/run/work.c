@@ -172,7 +172,7 @@ static void count_end(sluice_pipeline_t* pipeline, const sluice_stage_op_t* op) 
   if (op->kind == SLUICE_STAGE_BACKWARD) {
     --pipeline->in_flight;
     pipeline->bytes -= spec->activation_bytes[c];
-    if (!spec->weight_apart) return;
+    if (!spec->separate_wgrad) return;
     ++pipeline->held;
     pipeline->bytes += spec->held_bytes[c];
     pipeline->stats.most_held = (int32_t)sluice_max(pipeline->stats.most_held, pipeline->held);

@@ -55,7 +55,7 @@ static double usual_seconds(const simulation_t* s, const sluice_stage_op_t* op) 
   } else if (op->kind == SLUICE_STAGE_FORWARD) {
     seconds = times->forward_s[c];
   } else if (op->kind == SLUICE_STAGE_BACKWARD) {
-    seconds = times->backward_s[c] + (s->program->spec.weight_apart ? 0 : times->weight_s[c]);
+    seconds = times->backward_s[c] + (s->program->spec.separate_wgrad ? 0 : times->weight_s[c]);
   } else if (op->kind == SLUICE_STAGE_WEIGHT_GRAD) {
     seconds = times->weight_s[c];
   } else if (op->kind == SLUICE_STAGE_REDUCE) {
@@ -114,7 +114,7 @@ static void count_end(simulation_t* s, const sluice_stage_op_t* op) {
     --s->in_flight[c];
     --s->of_stage[stage];
     s->bytes[stage] -= spec->activation_bytes[c];
-    if (!spec->weight_apart) return;
+    if (!spec->separate_wgrad) return;
     ++s->held[stage];
     s->bytes[stage] += spec->held_bytes[c];
     result->most_held = (int32_t)sluice_max(result->most_held, s->held[stage]);

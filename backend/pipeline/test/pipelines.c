@@ -9,7 +9,7 @@ sluice_pipeline_spec_t pipeline_of(int32_t p, int32_t v, int32_t m, int32_t poli
                                  .num_micro_batches = m,
                                  .policy = policy,
                                  .placement = row->placement < 0 ? SLUICE_PLACEMENT_LOOPED : row->placement,
-                                 .weight_apart = row->weight_apart == 1,
+                                 .separate_wgrad = row->separate_wgrad == 1,
                                  .forward_only = row->forward_only,
                                  .receives_ahead = 1};
   for (int32_t c = 0; c < p * v; ++c) spec.in_flight[c] = in_flight;

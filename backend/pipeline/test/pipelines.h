@@ -12,7 +12,7 @@
 
 #include "backend/pipeline/build.h"
 
-/* Every limit at L (0: the policy's own), one receive ahead; weight_apart and forward_only as the policy requires. */
+/* Every limit at L (0: the policy's own), one receive ahead; separate_wgrad and forward_only as the policy requires. */
 sluice_pipeline_spec_t pipeline_of(int32_t p, int32_t v, int32_t m, int32_t policy, int32_t in_flight);
 /* The message of the last error on this thread; valid until the next call. */
 const char* last_error(void);

@@ -27,7 +27,7 @@ static int32_t count_ops(const sluice_pipeline_program_t* program, int32_t kind,
 
 /* Forms with different sets of ops. */
 static const struct {
-  int32_t p, v, m, policy, in_flight, placement, weight_apart;
+  int32_t p, v, m, policy, in_flight, placement, separate_wgrad;
 } forms[] = {
     {1, 1, 1, SLUICE_POLICY_MESSAGE_DRIVEN, 1, 0, 0},
     {2, 1, 4, SLUICE_POLICY_MESSAGE_DRIVEN, 2, 0, 0},
@@ -47,7 +47,7 @@ static const struct {
 static sluice_pipeline_program_t* form(int32_t f) {
   sluice_pipeline_spec_t spec = pipeline_of(forms[f].p, forms[f].v, forms[f].m, forms[f].policy, forms[f].in_flight);
   spec.placement = forms[f].placement;
-  spec.weight_apart = forms[f].weight_apart;
+  spec.separate_wgrad = forms[f].separate_wgrad;
   return program_of(&spec);
 }
 
@@ -171,7 +171,7 @@ static void Forward_BeyondTheLimit_NeedsTheBackwardThatFreesItsSlot(void** state
 static void WeightGradient_Split_FreesWhatABackwardLeft(void** state) {
   (void)state;
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 4, SLUICE_POLICY_BACKWARD_FIRST, 2);
-  spec.weight_apart = 1;
+  spec.separate_wgrad = 1;
   spec.held[1] = 2;
   sluice_pipeline_program_t* program = program_of(&spec);
   int32_t weight = sluice_pipeline_find(program, SLUICE_STAGE_WEIGHT_GRAD, 1, 0);
@@ -196,10 +196,10 @@ static void Build_WhatDoesNotFit_IsRefusedByName(void** state) {
   REFUSED(spec.receives_ahead = -1, "receives_ahead is -1");
   REFUSED(spec.in_flight[1] = -1, "virtual stage 1: in_flight is -1");
   REFUSED(spec.held[0] = -2, "held is -2");
-  REFUSED((spec.weight_apart = 1, spec.forward_only = 1), "exclude each other");
+  REFUSED((spec.separate_wgrad = 1, spec.forward_only = 1), "exclude each other");
   REFUSED(spec.forward_only = 1, "message_driven asks for forward_only = 0");
   REFUSED(spec.policy = SLUICE_POLICY_FORWARD_ONLY, "forward_only asks for forward_only = 1");
-  REFUSED(spec.policy = SLUICE_POLICY_ZERO_BUBBLE, "zero_bubble asks for weight_apart = 1");
+  REFUSED(spec.policy = SLUICE_POLICY_ZERO_BUBBLE, "zero_bubble asks for separate_wgrad = 1");
   REFUSED(spec.policy = SLUICE_POLICY_LOOPED, "looped asks for 2 to 128 virtual stages");
   REFUSED((spec.policy = SLUICE_POLICY_V, spec.num_virtual = 2), "v asks for placement 1");
   REFUSED((spec.policy = SLUICE_POLICY_1F1B, spec.num_virtual = 2), "1f1b asks for 1 to 1 virtual stages");

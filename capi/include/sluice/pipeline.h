@@ -111,7 +111,7 @@ typedef struct sluice_pipeline_config_s {
                              the text; the library does not interpret it */
   int32_t num_virtual;    /* v; default 1. p * v is at most 128, m * v at most 1024 */
   int32_t placement;      /* SLUICE_PIPELINE_*; -1 = the placement of the policy, else looped */
-  int32_t weight_apart;   /* 1: weight gradients are separate ops; -1 = the setting of the policy, else 0 */
+  int32_t separate_wgrad; /* 1: weight gradients are separate ops; -1 = the setting of the policy, else 0 */
   int32_t receives_ahead; /* inputs that may arrive in addition to those in flight; default 1 */
   int32_t in_flight;      /* L: forwards of a virtual stage whose backward has not run. 0: chosen by the library. The
                              first batch runs with p, or with what fits, and the times measured in it decide for later
@@ -342,7 +342,7 @@ typedef struct sluice_pipeline_workload_s {
   int32_t num_virtual;             /* v; 1 */
   int32_t num_micro_batches;       /* m */
   int32_t placement;               /* as in the config, with -1 */
-  int32_t weight_apart;            /* as in the config, with -1 */
+  int32_t separate_wgrad;          /* as in the config, with -1 */
   int32_t receives_ahead;          /* 1 */
   int32_t in_flight;  /* L of every virtual stage. 0: the smallest L whose batch is within 1 % of the best, or the L of
                          the policy's order */

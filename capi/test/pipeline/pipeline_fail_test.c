@@ -34,7 +34,7 @@ static sluice_status_t fail_once(pw_rank_t* rank, int32_t call, const sluice_sta
 static void try_fault(const char* transport, int32_t p, int32_t v, int32_t rank, int32_t call, int32_t micro_batch) {
   pw_world_t* world = pw_world_new(transport, p);
   world->config.num_virtual = v;
-  world->config.weight_apart = call == PW_WEIGHT_GRAD;
+  world->config.separate_wgrad = call == PW_WEIGHT_GRAD;
   world->reduces = call == PW_REDUCE ? UINT32_MAX : 0;
   world->in_call = fail_once;
   fault.rank = rank, fault.call = call, fault.micro_batch = micro_batch;

@@ -176,7 +176,7 @@ static void Rank_EndsABatchAndLeavesAtOnce_ItsReasonIsHeard(void** state) {
   for (int32_t i = 0; i < 12; ++i) {
     const int32_t what = i / 4;
     pw_world_t* world = pw_world_new(transports[i % 2], 2 + i / 2 % 2);
-    world->config.weight_apart = what == 1;
+    world->config.separate_wgrad = what == 1;
     world->in_call = what == 0   ? fail_and_hold_rank_0
                      : what == 1 ? fail_and_hold_rank_0_at_the_end
                                  : fail_while_rank_0_waits;

@@ -39,7 +39,7 @@ static inline int32_t pw_num_layers(const pw_world_t* world) { return world->num
 /* Whether weight gradients are separate ops. */
 static inline int32_t pw_is_split(const pw_world_t* world) {
   const char* policy = world->config.policy;
-  if (world->config.weight_apart >= 0) return world->config.weight_apart;
+  if (world->config.separate_wgrad >= 0) return world->config.separate_wgrad;
   return policy != NULL && (strcmp(policy, "zero_bubble") == 0 || strcmp(policy, "v") == 0);
 }
 

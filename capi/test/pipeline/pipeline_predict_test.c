@@ -56,7 +56,7 @@ static void Predict_PublishedPipelines_HaveTheirBubbles(void** state) {
   for (size_t i = 0; i < sizeof known / sizeof known[0]; ++i) {
     asked_t asked;
     ask_about(&asked, known[i].policy, STAGES, known[i].v, 16);
-    asked.work.weight_apart = known[i].split;
+    asked.work.separate_wgrad = known[i].split;
     asked.work.in_flight = known[i].limit;
     assert_int_equal(predict(&asked), SLUICE_OK);
     if (fabs(asked.got.bubble - known[i].bubble) > 0.0006) {
@@ -219,7 +219,7 @@ static void Bytes_OfABatch_AreThosePredicted(void** state) {
     pw_world_t* world = pw_world_new("tcp", p);
     world->config.policy = policies[i];
     world->config.in_flight = is_rule ? 3 : 0;
-    world->config.weight_apart = is_rule ? 1 : -1;
+    world->config.separate_wgrad = is_rule ? 1 : -1;
     world->config.activation_bytes = bytes;
     world->config.held_bytes = held;
     world->max_delay_us = 500;
@@ -230,7 +230,7 @@ static void Bytes_OfABatch_AreThosePredicted(void** state) {
     ask_about(&asked, policies[i], p, 1, m);
     for (int32_t c = 0; c < p; ++c) asked.bytes[c] = 1000, asked.held[c] = 300;
     asked.work.in_flight = world->config.in_flight;
-    asked.work.weight_apart = world->config.weight_apart;
+    asked.work.separate_wgrad = world->config.separate_wgrad;
     assert_int_equal(predict(&asked), SLUICE_OK);
     for (int32_t s = 0; s < p; ++s) {
       const sluice_pipeline_stats_t* found = &world->ranks[s].stats[0];
@@ -270,7 +270,7 @@ static void Predict_AnOpenPolicy_TakesTheFastest(void** state) {
   (void)state;
   asked_t asked;
   ask_about(&asked, "adaptive", 4, 1, 16);
-  asked.work.weight_apart = 0;
+  asked.work.separate_wgrad = 0;
   asked.work.in_flight = 4;
   for (int32_t s = 0; s < 4; ++s) {
     asked.forward[s] = s == 1 ? 0.5 : 1.0 / 3;

@@ -57,7 +57,7 @@ static void bend_config(pw_rank_t* rank, sluice_pipeline_config_t* config) {
     case 0: config->policy = "gpipe"; break;
     case 1: config->partition = "0,3,8"; break;
     case 2: config->num_virtual = 2; break;
-    case 3: config->weight_apart = 1; break;
+    case 3: config->separate_wgrad = 1; break;
     case 4: config->in_flight = 2; break;
     case 5: config->in_flight_of = limits; break;
     case 6: config->receives_ahead = 0; break;
@@ -79,7 +79,7 @@ static void Config_RanksDiffer_AllAreToldAndCommStaysUsable(void** state) {
       {SLUICE_E_MISMATCH, SLUICE_E_MISMATCH, "policy is gpipe on rank 1 and backward_first on rank 0"},
       {SLUICE_E_MISMATCH, SLUICE_E_MISMATCH, "partition is \"0,3,8\" on rank 1 and \"0,4,8\" on rank 0"},
       {SLUICE_E_MISMATCH, SLUICE_E_MISMATCH, "num_virtual is 2 on rank 1"},
-      {SLUICE_E_MISMATCH, SLUICE_E_MISMATCH, "weight_apart is 1 on rank 1"},
+      {SLUICE_E_MISMATCH, SLUICE_E_MISMATCH, "separate_wgrad is 1 on rank 1"},
       {SLUICE_E_MISMATCH, SLUICE_E_MISMATCH, "in_flight is 2 on rank 1"},
       {SLUICE_E_MISMATCH, SLUICE_E_MISMATCH, "in_flight_of differs on ranks 1 and 0"},
       {SLUICE_E_MISMATCH, SLUICE_E_MISMATCH, "receives_ahead is 0 on rank 1"},
@@ -160,9 +160,9 @@ static void Arguments_Wrong_AreRefused(void** state) {
   config.reserved = 1;
   assert_refused(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline), bad, "reserved");
   config.reserved = 0;
-  config.weight_apart = 1;
+  config.separate_wgrad = 1;
   assert_refused(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline), bad, "weight_grad is NULL");
-  config.weight_apart = -1;
+  config.separate_wgrad = -1;
   callbacks.forward = NULL;
   assert_refused(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline), bad, "forward is NULL");
   callbacks.forward = do_nothing;

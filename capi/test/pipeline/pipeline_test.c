@@ -26,7 +26,7 @@ static void try_one(const char* transport, const char* policy, int32_t p, int32_
   world->config.policy = policy;
   world->config.num_virtual = v;
   world->config.in_flight = limit;
-  world->config.weight_apart = split;
+  world->config.separate_wgrad = split;
   world->reduces = ALL_RANKS;
   if (strcmp(policy, "looped") == 0) { /* it requires whole rounds */
     pw_world_add(world, p, 0);
@@ -93,7 +93,7 @@ static void Batch_VPlacementUnderARule_HasTheBitsOfOneLoop(void** state) {
     world->config.policy = "backward_first";
     world->config.placement = SLUICE_PIPELINE_V;
     world->config.num_virtual = 2;
-    world->config.weight_apart = p % 2;
+    world->config.separate_wgrad = p % 2;
     add_batches(world, 5);
     run_and_check(world);
     pw_world_free(world);
@@ -107,7 +107,7 @@ static void Batch_DelaysAreDrawn_HasTheBitsOfOneLoop(void** state) {
     for (int32_t split = 0; split <= 1; ++split) {
       pw_world_t* world = pw_world_new(transports[t], 3);
       world->config.policy = split ? "backward_first" : "message_driven";
-      world->config.weight_apart = split;
+      world->config.separate_wgrad = split;
       world->config.num_virtual = 2;
       world->max_delay_us = 2000;
       for (int32_t b = 0; b < 4; ++b) pw_world_add(world, 6, b == 2);
@@ -355,7 +355,7 @@ static void Replicas_WithoutExperts_ReduceInOneOrder(void** state) {
   world->num_replicas = 2;
   world->config.policy = "backward_first";
   world->config.num_virtual = 2;
-  world->config.weight_apart = 1;
+  world->config.separate_wgrad = 1;
   world->has_column = 1;
   world->meets_in_reduce_alone = 1;
   world->reduces = ALL_RANKS;

@@ -45,7 +45,7 @@ def bubble_of(policy: dict[str, Any], plan: dict[str, Any], rank: Rank) -> dict[
     numbers = [p * k + (p - 1 - rank.number if in_v and k % 2 else rank.number) for k in range(v)]
     sleepers = [Sleeper(plan["op_s"], c == p * v - 1, c == 0, not is_split) for c in numbers]
     group = EpGroup.unshared(range(p))
-    config = PipelineConfig(policy["name"], "", rank.number, num_virtual=v, weight_apart=is_split)
+    config = PipelineConfig(policy["name"], "", rank.number, num_virtual=v, separate_wgrad=is_split)
     pipeline = Pipeline(config, group)
     bubbles = []
     for number in range(plan["batches"] + 1):  # the first does not count

@@ -33,7 +33,7 @@ class Batch:
     policy: str = "backward_first"
     num_virtual: int = 1
     placement: str | None = None
-    weight_apart: bool | None = None
+    separate_wgrad: bool | None = None
     in_flight: int = 0
     rendezvous: bool = False
     shares_cards: bool = False
@@ -46,7 +46,7 @@ class Prediction:
     """policy: the one in force. stages: the members of sluice_stage_prediction_t by name."""
 
     policy: str
-    weight_apart: bool | None  # as it was asked for
+    separate_wgrad: bool | None  # as it was asked for
     seconds: float
     bubble: float
     in_flight: int
@@ -84,7 +84,7 @@ def predict(batch: Batch) -> Prediction:
     if batch.op_seconds is not None:
         kept.append(_seconds_callback(ffi, batch.op_seconds, raised))
         value.op_seconds = kept[-1]
-    value.weight_apart = -1 if batch.weight_apart is None else int(batch.weight_apart)
+    value.separate_wgrad = -1 if batch.separate_wgrad is None else int(batch.separate_wgrad)
     count = batch.num_stages * batch.num_virtual
     for name, kind, wanted in (
         *((f"{name}_seconds", "double[]", count) for name in ("forward", "backward", "weight", "message", "reduce")),
@@ -107,7 +107,7 @@ def predict(batch: Batch) -> Prediction:
     names = [name for name, _ in ffi.typeof("sluice_stage_prediction_t").fields if name != "reserved"]
     return Prediction(
         ffi.string(out.policy).decode(),
-        batch.weight_apart,
+        batch.separate_wgrad,
         out.seconds,
         out.bubble,
         out.in_flight,
@@ -137,9 +137,9 @@ def candidates(batch: Batch) -> tuple[list[Prediction], dict[str, str]]:
     for policy in policies():
         if policy == OPEN:
             continue
-        for apart in (False, True) if batch.weight_apart is None else (batch.weight_apart,):
+        for apart in (False, True) if batch.separate_wgrad is None else (batch.separate_wgrad,):
             try:
-                found.append(predict(replace(batch, policy=policy, weight_apart=apart)))
+                found.append(predict(replace(batch, policy=policy, separate_wgrad=apart)))
             except (InvalidArgument, OverBudget) as error:
                 refused.setdefault(policy, error.message)
     taken = {each.policy for each in found}

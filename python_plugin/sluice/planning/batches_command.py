@@ -111,7 +111,7 @@ def _alone(policy: str, found: list[batches.Prediction], refused: dict[str, str]
 
 
 def _name(each: batches.Prediction) -> str:
-    return each.policy + (" W apart" if each.weight_apart and each.policy not in ("zero_bubble", "v") else "")
+    return each.policy + (" W apart" if each.separate_wgrad and each.policy not in ("zero_bubble", "v") else "")
 
 
 def _lines(options: Any, found: list[batches.Prediction], refused: dict[str, str]) -> list[str]:

@@ -56,7 +56,7 @@ def _events(batch: Batch, each: Prediction) -> list[timeline.Event]:
         )
         return seconds
 
-    predict(replace(batch, policy=each.policy, weight_apart=each.weight_apart, op_seconds=note))
+    predict(replace(batch, policy=each.policy, separate_wgrad=each.separate_wgrad, op_seconds=note))
     found = [list(events.values()) for events in reversed(tried)]
     return min(found, key=lambda events: abs(max(event.end for event in events) - each.seconds))
 

@@ -46,7 +46,7 @@ REFUSED = {
     "pipeline.enabled": {"pipeline": {"enabled": True}},
     "pipeline.policy": {"pipeline": {"policy": "1f1b"}},
     "pipeline.in_flight": {"pipeline": {"in_flight": 4}},
-    "pipeline.weight_apart": {"pipeline": {"weight_apart": True}},
+    "pipeline.separate_wgrad": {"pipeline": {"separate_wgrad": True}},
     "placement": {"placement": "adaptive"},
     "placement.interval": {"placement": {"interval": 5}},
     "placement.target": {"placement": {"target": 1.1}},
@@ -63,7 +63,7 @@ REFUSED = {
 }
 OF_AN_ENGINE = {
     *("optimizer", "pipeline", "pipeline.enabled", "pipeline.policy", "pipeline.in_flight", "pipeline.plan"),
-    *("pipeline.memory_budget", "pipeline.weight_apart"),
+    *("pipeline.memory_budget", "pipeline.separate_wgrad"),
     *("placement", "placement.interval", "placement.target", "placement.least_gain", "placement.horizon"),
     *("placement.bytes_per_second", "clip_norm"),
 }

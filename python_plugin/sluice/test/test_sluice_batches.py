@@ -98,7 +98,9 @@ def test_Stages_SlowLinks_AskForMoreInFlight(run) -> None:
     limits = []
     for message in ("0.001", "0.075", "0.15"):
         (found,) = (
-            each for each in json.loads(run(f"{words} --message {message}")[1])["policies"] if not each["weight_apart"]
+            each
+            for each in json.loads(run(f"{words} --message {message}")[1])["policies"]
+            if not each["separate_wgrad"]
         )
         limits.append(found["in_flight"])
     assert limits == sorted(limits) and limits[0] < limits[-1]

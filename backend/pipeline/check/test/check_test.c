@@ -23,7 +23,7 @@ static void assert_sound(const sluice_pipeline_spec_t* spec, const sluice_pipeli
     sluice_pipeline_finding_describe(program, &finding, text, sizeof text);
     fail_msg("p %d v %d m %d policy %s placement %d split %d in flight %d replicas %d buffered %d: %s",
              spec->num_stages, spec->num_virtual, spec->num_micro_batches, program->policy->name, spec->placement,
-             spec->weight_apart, spec->in_flight[0], options->replicas, options->is_buffered, text);
+             spec->separate_wgrad, spec->in_flight[0], options->replicas, options->is_buffered, text);
   }
   ++programs;
   states += seen;
@@ -66,16 +66,16 @@ static void check_limits(sluice_pipeline_spec_t* spec) {
   for (int32_t limit = 1; limit <= spec->num_micro_batches; ++limit) {
     for (int32_t c = 0; c < virtual_stages; ++c) spec->in_flight[c] = limit;
     for (spec->receives_ahead = 0; spec->receives_ahead < 2; ++spec->receives_ahead) {
-      spec->weight_apart = 0;
+      spec->separate_wgrad = 0;
       assert_sound_both_ways(spec, 1, 0);
-      spec->weight_apart = 1;
+      spec->separate_wgrad = 1;
       if (spec->forward_only || virtual_stages > 4) continue;
       int32_t step = getenv("SLUICE_FULL") != NULL || spec->num_micro_batches < 3 ? 1 : spec->num_micro_batches - 1;
       for (int32_t held = 1; held <= spec->num_micro_batches; held += step) {
         for (int32_t c = 0; c < virtual_stages; ++c) spec->held[c] = held;
         assert_sound_both_ways(spec, 1, 0);
       }
-      spec->weight_apart = 0;
+      spec->separate_wgrad = 0;
     }
   }
 }
@@ -107,12 +107,12 @@ static void Explore_EveryPlan_NeverFails(void** state) {
 
 /* Gradients are reduced: with one replica, and in columns, whose replicas meet in the reduction. */
 static void check_reductions(sluice_pipeline_spec_t* spec) {
-  const int32_t is_free = sluice_policy(spec->policy)->weight_apart < 0;
+  const int32_t is_free = sluice_policy(spec->policy)->separate_wgrad < 0;
   if (spec->num_stages * spec->num_virtual > 4 || spec->num_micro_batches > 3) return;
   if (spec->policy == SLUICE_POLICY_LOOPED && spec->num_micro_batches % spec->num_stages != 0) return;
   spec->reduces = 1;
   for (int32_t split = 0; split < (is_free ? 2 : 1); ++split) {
-    if (split) spec->weight_apart = 1;
+    if (split) spec->separate_wgrad = 1;
     assert_sound_both_ways(spec, 1, 0);
     if (spec->num_stages * spec->num_virtual <= 2) assert_sound_both_ways(spec, 2, 1);
   }
@@ -172,7 +172,7 @@ static void Explore_ColumnsUnderEveryPlan_NeverFail(void** state) {
 static void check_column_of_weights(sluice_pipeline_spec_t* spec) {
   int32_t virtual_stages = spec->num_stages * spec->num_virtual;
   if (virtual_stages > 2 || spec->num_micro_batches > 3) return;
-  spec->weight_apart = 1;
+  spec->separate_wgrad = 1;
   for (int32_t experts = 1; experts < 1 << virtual_stages; ++experts) {
     for (int32_t c = 0; c < virtual_stages; ++c) {
       spec->expert_parallel[c] = (uint8_t)(experts >> c & 1);
@@ -227,8 +227,8 @@ static void Sample_LargerPipelines_NeverFail(void** state) {
     const sluice_policy_t* row = sluice_policy(policy);
     for (int32_t v = row->min_virtual; v <= (row->max_virtual == 1 ? 1 : 2); ++v) {
       sluice_pipeline_spec_t spec = pipeline_of(8, v, 16, policy, 0);
-      for (int32_t split = 0; split < (row->weight_apart < 0 ? 2 : 1); ++split) {
-        if (split) spec.weight_apart = 1;
+      for (int32_t split = 0; split < (row->separate_wgrad < 0 ? 2 : 1); ++split) {
+        if (split) spec.separate_wgrad = 1;
         spec.reduces = split == 0; /* a batch of evaluation has none */
         for (int32_t replicas = 1; replicas <= 2; ++replicas) {
           for (int32_t c = 0; c < 8 * v; ++c) spec.expert_parallel[c] = c % 3 != 1;
@@ -243,7 +243,7 @@ static void Explore_EightVirtualStagesWithSplitWeightGradients_NeverFail(void** 
   (void)state;
   if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL");
   sluice_pipeline_spec_t spec = pipeline_of(4, 2, 3, SLUICE_POLICY_MESSAGE_DRIVEN, 2);
-  spec.weight_apart = 1;
+  spec.separate_wgrad = 1;
   for (spec.placement = 0; spec.placement < 2; ++spec.placement) {
     for (int32_t held = 1; held <= 2; ++held) {
       for (int32_t c = 0; c < 8; ++c) spec.held[c] = held;

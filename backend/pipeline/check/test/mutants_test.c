@@ -122,7 +122,7 @@ static void Need_Dropped_IsFoundWhereNothingElseImpliesIt(void** state) {
     spec.placement = SLUICE_PLACEMENT_V;
     drop_each_need(&spec, &found, &implied);
     spec = pipeline_of(2, 1, 3, SLUICE_POLICY_MESSAGE_DRIVEN, limit);
-    spec.weight_apart = 1;
+    spec.separate_wgrad = 1;
     spec.held[0] = spec.held[1] = 1;
     drop_each_need(&spec, &found, &implied);
     spec.reduces = 1;
@@ -153,7 +153,7 @@ static void Limit_OffByOne_IsFound(void** state) {
     /* Walks use the policy, under which the last stage runs the backward of each micro-batch at once. */
     assert_int_equal(sample_of(program, 1, 0), c < 2 ? SLUICE_PIPELINE_FAULT_IN_FLIGHT : SLUICE_PIPELINE_FAULT_NONE);
     free_program(program);
-    spec.weight_apart = 1;
+    spec.separate_wgrad = 1;
     spec.held[c] = 2;
     program = program_of(&spec);
     program->spec.held[c] = 1;
@@ -248,7 +248,7 @@ static void Plan_WithAnOpBeforeWhatItNeeds_IsADeadlock(void** state) {
 static void WeightGradient_ThatDoesNotWaitForItsBackward_IsFound(void** state) {
   (void)state;
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 2, SLUICE_POLICY_BACKWARD_FIRST, 2);
-  spec.weight_apart = 1;
+  spec.separate_wgrad = 1;
   sluice_pipeline_program_t* program = program_of(&spec);
   int32_t weight = sluice_pipeline_find(program, SLUICE_STAGE_WEIGHT_GRAD, 0, 0);
   program->ops[weight].num_needs = 0;
@@ -264,7 +264,7 @@ static void Reduction_ThatDoesNotWaitForTheLastGradient_IsFound(void** state) {
   (void)state;
   for (int32_t split = 0; split < 2; ++split) {
     sluice_pipeline_spec_t spec = pipeline_of(2, 1, 2, SLUICE_POLICY_BACKWARD_FIRST, 2);
-    spec.weight_apart = split;
+    spec.separate_wgrad = split;
     spec.reduces = 1;
     sluice_pipeline_program_t* program = program_of(&spec);
     const int32_t reduce = sluice_pipeline_find(program, SLUICE_STAGE_REDUCE, 1, 1);
@@ -323,7 +323,7 @@ static void Follower_ThatIgnoresItsLeader_IsFound(void** state) {
 static void Program_ChangedInOnePlace_IsMalformed(void** state) {
   (void)state;
   sluice_pipeline_spec_t spec = pipeline_of(2, 2, 3, SLUICE_POLICY_BACKWARD_FIRST, 2);
-  spec.weight_apart = 1;
+  spec.separate_wgrad = 1;
   spec.reduces = 1;
   sluice_pipeline_program_t* program = program_of(&spec);
   for (int32_t i = 0; i < program->num_ops; ++i) {

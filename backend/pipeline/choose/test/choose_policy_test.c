@@ -85,13 +85,13 @@ static void Choose_DrawnPipelines_NoPolicyIsMuchFaster(void** state) {
   for (int32_t i = 0; i < 60; ++i) {
     const int32_t p = 2 + i % 3, v = 1 + (i / 3) % 2;
     sluice_pipeline_spec_t spec = open_pipeline(p, v, i % 4 == 0 ? 0 : p + i % 5);
-    spec.weight_apart = i % 5 == 0;
+    spec.separate_wgrad = i % 5 == 0;
     sluice_pipeline_times_t times = {.is_buffered = 1};
     for (int32_t c = 0; c < p * v; ++c) {
       drawn = drawn * 1664525u + 1013904223u;
       times.forward_s[c] = 0.1 + (drawn >> 20) / 4096.0;
       times.backward_s[c] = 2 * times.forward_s[c];
-      times.weight_s[c] = spec.weight_apart ? times.forward_s[c] : 0;
+      times.weight_s[c] = spec.separate_wgrad ? times.forward_s[c] : 0;
       times.latency_s[c] = (drawn >> 8 & 255) / 512.0;
     }
     sluice_pipeline_spec_t taken = spec;

@@ -98,7 +98,7 @@ static void Choose_UnderABudget_CutsTheStageThatHasLess(void** state) {
 static void Choose_WithWeightGradientsApart_CountsWhatIsHeld(void** state) {
   (void)state;
   sluice_pipeline_spec_t spec = pipeline_of(4, 1, 16, SLUICE_POLICY_BACKWARD_FIRST, 0);
-  spec.weight_apart = 1;
+  spec.separate_wgrad = 1;
   spec.receives_ahead = 0;
   for (int32_t c = 0; c < 4; ++c) spec.activation_bytes[c] = 100, spec.held_bytes[c] = 50, spec.byte_limit[c] = 600;
   sluice_pipeline_choice_t choice = choose(&spec, 0, 0);
@@ -112,7 +112,7 @@ static void Choose_WithWeightGradientsApart_CountsWhatIsHeld(void** state) {
 static void Choose_WhereHeldIsGiven_KeepsIt(void** state) {
   (void)state;
   sluice_pipeline_spec_t spec = pipeline_of(4, 1, 16, SLUICE_POLICY_BACKWARD_FIRST, 0);
-  spec.weight_apart = 1;
+  spec.separate_wgrad = 1;
   const sluice_pipeline_choice_t open = choose(&spec, 0.25, 0);
   assert_true(open.held[3] > 2);
   for (int32_t c = 0; c < 4; ++c) spec.held[c] = 2;

@@ -71,9 +71,9 @@ static void Stock_InItsSteadyState_PaysEveryMessage(void** state) {
   }
 }
 
-static double bubble(int32_t p, int32_t v, int32_t m, int32_t policy, int32_t in_flight, int32_t weight_apart) {
+static double bubble(int32_t p, int32_t v, int32_t m, int32_t policy, int32_t in_flight, int32_t separate_wgrad) {
   sluice_pipeline_spec_t spec = pipeline_of(p, v, m, policy, in_flight);
-  if (weight_apart) spec.weight_apart = 1;
+  if (separate_wgrad) spec.separate_wgrad = 1;
   sluice_pipeline_times_t times = times_of(&spec, 1, 1, 1, 0);
   return simulate(&spec, &times).bubble;
 }
@@ -318,7 +318,7 @@ static void Stock_BufferedSends_HidePartOfWhatRendezvousPays(void** state) {
 static void Result_OneStage_IsBusyAllTheTime(void** state) {
   (void)state;
   sluice_pipeline_spec_t spec = pipeline_of(1, 2, 5, SLUICE_POLICY_BACKWARD_FIRST, 2);
-  spec.weight_apart = 1;
+  spec.separate_wgrad = 1;
   sluice_pipeline_times_t times = times_of(&spec, 1, 2, 3, 7);
   sluice_pipeline_result_t result = simulate(&spec, &times);
   assert_near(result.makespan_s, 5 * 6, NEXT_TO_NOTHING);

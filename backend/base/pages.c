@@ -38,13 +38,13 @@ void sluice_pages_advise_tensor(const sluice_tensor_t* tensor) {
   sluice_pages_advise(range.begin, (uint64_t)(range.end - range.begin));
 }
 
-static void advise_run(range_t run, sluice_pages_ahead_t* ahead) {
+static void advise_run(range_t run, sluice_pages_prefault_t* ahead) {
   const uint64_t bytes = (uint64_t)(run.end - run.begin);
-  if (ahead == NULL || !sluice_pages_ahead_add(ahead, run.begin, bytes)) sluice_pages_advise(run.begin, bytes);
+  if (ahead == NULL || !sluice_pages_prefault_add(ahead, run.begin, bytes)) sluice_pages_advise(run.begin, bytes);
 }
 
 void sluice_pages_advise_slices(const sluice_tensor_t* const* lists, int32_t num_lists, int32_t count,
-                                sluice_pages_ahead_t* ahead) {
+                                sluice_pages_prefault_t* ahead) {
   range_t run = {NULL, NULL};
   for (int32_t i = 0; i < count; ++i) {
     for (int32_t k = 0; k < num_lists; ++k) {

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#include "backend/base/pages_ahead.h"
+#include "backend/base/pages_prefault.h"
 #include "sluice/base.h"
 
 /* A hint, never an error; the contents of the memory stay. Only whole huge pages within the range are affected; smaller
@@ -24,6 +24,6 @@ void sluice_pages_advise_tensor(const sluice_tensor_t* tensor);
 /* The same for lists of tensors that may be slices of one allocation: slice i of all lists, then slice i + 1, and so
  * on; adjacent slices form one range. NULL lists are skipped. ahead: takes the fresh ranges; may be NULL. */
 void sluice_pages_advise_slices(const sluice_tensor_t* const* lists, int32_t num_lists, int32_t count,
-                                sluice_pages_ahead_t* ahead);
+                                sluice_pages_prefault_t* ahead);
 
 #endif /* SLUICE_BACKEND_BASE_PAGES_H_ */

@@ -9,9 +9,9 @@
 #include <unistd.h>
 
 #include "backend/base/clock.h"
-#include "backend/base/pages_kept.h"
+#include "backend/base/pages_cache.h"
 #include "backend/base/pages_rates.h"
-#include "backend/base/pages_there.h"
+#include "backend/base/pages_resident.h"
 
 #ifdef MADV_HUGEPAGE
 
@@ -40,14 +40,15 @@ static void ask(void) {
   const char* text = getenv("SLUICE_HUGE_PAGES");
   setting = text == NULL || text[0] == '\0' ? WHERE_FASTER : strcmp(text, "0") == 0 ? NEVER : ALWAYS;
   pthread_atfork(NULL, NULL, reset_in_child);
-  if (setting == WHERE_FASTER) sluice_pages_recall(&rates);
+  if (setting == WHERE_FASTER) sluice_pages_cache_read(&rates);
 }
 
 static sluice_pages_next_t next_by_rates(uintptr_t begin, uintptr_t end, int may_measure) {
   pthread_mutex_lock(&mutex);
   sluice_pages_rate_t* rate = sluice_pages_rate_of(&rates, end - begin);
   sluice_pages_next_t next = sluice_pages_are_better_huge(rate) ? SLUICE_PAGES_ASK_HUGE : SLUICE_PAGES_LEAVE;
-  if (may_measure && end - begin >= 2 * HUGE_PAGE && !sluice_pages_are_there(begin, end) && sluice_pages_is_due(rate)) {
+  if (may_measure && end - begin >= 2 * HUGE_PAGE && !sluice_pages_are_resident(begin, end) &&
+      sluice_pages_is_due(rate)) {
     next = SLUICE_PAGES_MEASURE;
   }
   pthread_mutex_unlock(&mutex);
@@ -86,9 +87,9 @@ static void touch(uintptr_t begin, uintptr_t end) {
 }
 
 static void bring(cost_t* cost, uintptr_t begin, uintptr_t end, int is_alone) {
-  const int is_fresh = !sluice_pages_are_there(begin, end);
+  const int is_fresh = !sluice_pages_are_resident(begin, end);
   const uint64_t start = sluice_now_ns();
-  if (!sluice_pages_bring(begin, end)) {
+  if (!sluice_pages_populate(begin, end)) {
     if (!is_alone) return;
     touch(begin, end);
   }
@@ -116,7 +117,7 @@ static void note(uintptr_t begin, uintptr_t end, uintptr_t done, const cost_t* s
   pthread_mutex_lock(&mutex);
   sluice_pages_rate_t* rate = sluice_pages_rate_of(&rates, end - begin);
   sluice_pages_add(rate, took);
-  if (rate->measured >= SLUICE_PAGES_FIRST) sluice_pages_keep(&rates);
+  if (rate->measured >= SLUICE_PAGES_FIRST) sluice_pages_cache_write(&rates);
   const int is_better = sluice_pages_are_better_huge(rate);
   pthread_mutex_unlock(&mutex);
   if (is_better && done < end) sluice_pages_ask_huge(done, end);

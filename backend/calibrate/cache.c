@@ -7,7 +7,7 @@
 
 #include "backend/base/dtype.h"
 #include "backend/base/hash.h"
-#include "backend/base/findings.h"
+#include "backend/base/machine_cache.h"
 #include "backend/base/log.h"
 #include "backend/base/processors.h"
 #include "backend/calibrate/layout.h"
@@ -19,7 +19,7 @@ void sluice_cache_key(const sluice_context_t* context, const sluice_calibration_
                       char out_key[SLUICE_CACHE_KEY_BYTES]) {
   char processor[128], cores[64], device[192];
   const sluice_device_memory_t* memory = context->device->memory;
-  sluice_finding_processor(processor, sizeof processor);
+  sluice_machine_cache_processor(processor, sizeof processor);
   sluice_processors_describe(cores, sizeof cores);
   snprintf(device, sizeof device, "%s", context->device->name);
   if (memory != NULL) {
@@ -36,14 +36,14 @@ void sluice_cache_key(const sluice_context_t* context, const sluice_calibration_
 }
 
 int sluice_cache_path(const char* folder, const char* key, char out_path[SLUICE_FINDING_PATH_BYTES]) {
-  return sluice_finding_path(folder, "machine", key, out_path);
+  return sluice_machine_cache_path(folder, "machine", key, out_path);
 }
 
 int sluice_cache_read(const char* path, const char* key, int must_be_ours, sluice_machine_t* out_machine) {
   size_t length = 0;
   char* memory = NULL;
   const char* reason = NULL;
-  const char* body = sluice_finding_read(path, FORM, key, must_be_ours, &memory, &length, &reason);
+  const char* body = sluice_machine_cache_read(path, FORM, key, must_be_ours, &memory, &length, &reason);
   if (body == NULL && reason == NULL) return 0;
   sluice_error_info_t why;
   if (body != NULL && sluice_machine_read(body, length, out_machine) != SLUICE_OK) {
@@ -60,7 +60,7 @@ int sluice_cache_write(const char* path, const char* key, const sluice_machine_t
   uint64_t length = sluice_machine_write(machine, NULL, 0);
   char* text = malloc(length + 1);
   if (text != NULL) sluice_machine_write(machine, text, length + 1);
-  const int done = text != NULL && sluice_finding_write(path, FORM, key, text);
+  const int done = text != NULL && sluice_machine_cache_write(path, FORM, key, text);
   free(text);
   if (!done) {
     sluice_log(SLUICE_LOG_WARN, "%s cannot be written (%s): the next process calibrates again", path, strerror(errno));
@@ -94,7 +94,7 @@ sluice_status_t sluice_calibrate_cached(sluice_context_t* context, const sluice_
   SLUICE_TRY(sluice_layout_describe(context->comm, layout));
   sluice_cache_key(context, wanted, layout, key);
   int has_path = (folder == NULL || folder[0] != '\0') && sluice_cache_path(folder, key, path), all = 0;
-  int found = has_path && !refresh && sluice_cache_read(path, key, sluice_finding_is_default(folder), &machine);
+  int found = has_path && !refresh && sluice_cache_read(path, key, sluice_machine_cache_is_default(folder), &machine);
   SLUICE_TRY(all_have_it(context, &machine, found, &all));
   if (!all) {
     SLUICE_TRY(sluice_calibrate(context, wanted, &machine));

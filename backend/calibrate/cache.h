@@ -1,11 +1,11 @@
 /* Stores machines on disk, so that a calibration runs once.
  *
- * One small file per key (backend/base/findings.h). A file that cannot be used is measured again, with a log line.
+ * One small file per key (backend/base/machine_cache.h). A file that cannot be used is measured again, with a log line.
  */
 #ifndef SLUICE_BACKEND_CALIBRATE_CACHE_H_
 #define SLUICE_BACKEND_CALIBRATE_CACHE_H_
 
-#include "backend/base/findings.h"
+#include "backend/base/machine_cache.h"
 #include "backend/calibrate/calibrate.h"
 #include "backend/moe/context/context.h"
 
@@ -15,7 +15,7 @@
  * library version. layout: of sluice_layout_describe. */
 void sluice_cache_key(const sluice_context_t* context, const sluice_calibration_t* wanted, const char* layout,
                       char out_key[SLUICE_CACHE_KEY_BYTES]);
-/* See sluice_finding_path. */
+/* See sluice_machine_cache_path. */
 int sluice_cache_path(const char* folder, const char* key, char out_path[SLUICE_FINDING_PATH_BYTES]);
 /* 1: read. 0: there is no file, or it cannot be used, which is logged (WARN) with the reason. must_be_ours: only this
  * user and root may be able to change it. */

@@ -2,7 +2,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/math.h"
 #include "backend/comm/comm.h"
-#include "backend/comm/comm_laggards.h"
+#include "backend/comm/comm_stragglers.h"
 #include "backend/comm/comm_usable.h"
 #include "backend/comm/exchange_arrays.h"
 

@@ -111,7 +111,7 @@ sluice_status_t sluice_comm_fail_third(const sluice_comm_t* comm);
 sluice_status_t sluice_comm_exchange_start(sluice_comm_t* comm, const sluice_exchange_t* exchange,
                                            sluice_comm_request_t** out_request);
 /* Waits until the communicator's deadline; warns every warn_ns with the rank waited for; at the deadline names the
- * laggard (from the published notes if there are any, else the rank whose message is missing). `phase` says what is
+ * straggler (from the published notes if there are any, else the rank whose message is missing). `phase` says what is
  * waited for ("dispatch of chunk 2 of layer 3, forward"). The request is consumed in every case: on a failure the
  * communicator is broken, and a request that cannot be released safely is leaked to its implementation's destroy.
  * Other requests in flight are still to be waited for; that returns soon. */

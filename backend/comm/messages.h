@@ -26,7 +26,7 @@
  *   PEER_LOST    a rank died, failed, aborted, or left while a request needed it; the record names it, on every rank
  *                that hears of it, also where another rank was waited for
  *   ABORTED      sluice_messages_abort or sluice_comm_abort on this rank
- *   TIMED_OUT    sluice_messages_wait waited for the communicator's timeout; the record names the laggard
+ *   TIMED_OUT    sluice_messages_wait waited for the communicator's timeout; the record names the straggler
  *   OVER_BUDGET  more than max_unexpected_bytes came unasked for, or a message is longer than max_message_bytes or than
  *                its receive allows; the record names their sender, or the allocator's limit was met, as does NO_MEMORY
  *   INTERNAL     a peer sent what no endpoint sends
@@ -152,10 +152,10 @@ sluice_status_t sluice_messages_next(sluice_messages_t* messages, uint64_t deadl
 
 /* The same until the communicator's timeout, for a rank that has nothing else to do: warns every warn_ns with the rank
  * it waits for, ends when the host wants waits ended (ABORTED). At the timeout the endpoint fails with TIMED_OUT. The
- * record names the laggard: the peer of the oldest request; or, where that rank has been waiting too, the one it waits
- * for, and so on to one that is not waiting. Peers that see this rank go see the same laggard lost.
- * phase: what is waited for ("an activation of micro-batch 3"); NULL: "a message".
- * Errors: STATE (nothing is outstanding, so nothing can come); else a failure of the endpoint. */
+ * record names the straggler: the peer of the oldest request; or, where that rank has been waiting too, the one it
+ * waits for, and so on to one that is not waiting. Peers that see this rank go see the same straggler lost. phase: what
+ * is waited for ("an activation of micro-batch 3"); NULL: "a message". Errors: STATE (nothing is outstanding, so
+ * nothing can come); else a failure of the endpoint. */
 sluice_status_t sluice_messages_wait(sluice_messages_t* messages, const char* phase,
                                      sluice_message_completion_t* out_completion);
 

@@ -3,7 +3,7 @@
  *   messages_open.c      endpoints come and go
  *   messages_requests.c  sends and receives, taken back too
  *   messages_arrivals.c  memory of arriving messages, and who gets them
- *   messages_wait.c      completions, deadlines, laggards
+ *   messages_wait.c      completions, deadlines, stragglers
  *   messages_failure.c   failures, and what peers say of themselves */
 #ifndef SLUICE_BACKEND_COMM_MESSAGES_STATE_H_
 #define SLUICE_BACKEND_COMM_MESSAGES_STATE_H_

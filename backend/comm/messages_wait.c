@@ -99,11 +99,11 @@ static int32_t waits_for(const void* user, int32_t rank) {
 }
 
 /* A rank that waits is not the one to look at: the one it waits for is. */
-static int32_t find_laggard(sluice_messages_t* m, int32_t missing) {
+static int32_t find_straggler(sluice_messages_t* m, int32_t missing) {
   pthread_mutex_lock(&m->mutex);
-  const int32_t laggard = sluice_wait_find_laggard(missing, m->comm->world_size, waits_for, m);
+  const int32_t straggler = sluice_wait_find_straggler(missing, m->comm->world_size, waits_for, m);
   pthread_mutex_unlock(&m->mutex);
-  return laggard;
+  return straggler;
 }
 
 /* Tells the peers whom this rank waits for, -1: nobody. A word that is still under way stands for this one. */
@@ -129,15 +129,15 @@ static void tell(sluice_messages_t* m, int32_t waits_for) {
 static sluice_status_t fail_late(sluice_messages_t* m, int32_t missing, uint64_t waited_ns, const char* phase,
                                  sluice_message_completion_t* out_completion) {
   const int32_t rank = m->comm->rank;
-  const int32_t laggard = find_laggard(m, missing);
+  const int32_t straggler = find_straggler(m, missing);
   char instead[64] = "";
-  if (laggard != missing) snprintf(instead, sizeof instead, ", which itself waits for rank %d", laggard);
-  (void)SLUICE_FAIL_PEER(SLUICE_E_TIMED_OUT, rank, laggard,
+  if (straggler != missing) snprintf(instead, sizeof instead, ", which itself waits for rank %d", straggler);
+  (void)SLUICE_FAIL_PEER(SLUICE_E_TIMED_OUT, rank, straggler,
                          "rank %d waited %.1f s for %s, from rank %d%s. See what rank %d is doing (log, stack); if it "
                          "is only slow, raise the communicator's timeout. These messages are at their end: close them "
                          "on all ranks.",
-                         rank, sluice_seconds(waited_ns), phase, missing, instead, laggard);
-  sluice_messages_fail(m, laggard);
+                         rank, sluice_seconds(waited_ns), phase, missing, instead, straggler);
+  sluice_messages_fail(m, straggler);
   int is_due;
   /* Another failure may have been there first, and may be under way on another thread. */
   return next(m, UINT64_MAX, out_completion, &is_due);

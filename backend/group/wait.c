@@ -35,13 +35,13 @@ void sluice_wait_warn(sluice_wait_t* wait, uint64_t now_ns, int32_t rank, int32_
              sluice_seconds(now_ns - wait->start_ns), missing, phase, sluice_seconds(wait->deadline_ns - now_ns));
 }
 
-int32_t sluice_wait_find_laggard(int32_t missing, int32_t world_size,
-                                 int32_t (*waits_for)(const void* user, int32_t rank), const void* user) {
-  int32_t laggard = missing;
-  for (int32_t step = 0; laggard >= 0 && step < world_size; ++step) {
-    const int32_t next = waits_for(user, laggard);
+int32_t sluice_wait_find_straggler(int32_t missing, int32_t world_size,
+                                   int32_t (*waits_for)(const void* user, int32_t rank), const void* user) {
+  int32_t straggler = missing;
+  for (int32_t step = 0; straggler >= 0 && step < world_size; ++step) {
+    const int32_t next = waits_for(user, straggler);
     if (next < 0) break;
-    laggard = next;
+    straggler = next;
   }
-  return laggard;
+  return straggler;
 }

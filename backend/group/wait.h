@@ -23,7 +23,7 @@ void sluice_wait_warn(sluice_wait_t* wait, uint64_t now_ns, int32_t rank, int32_
 
 /* The rank at the end of those that wait for each other, from `missing` on: waits_for gives the rank that another one
  * says it waits for, -1 where that one is at work. */
-int32_t sluice_wait_find_laggard(int32_t missing, int32_t world_size,
-                                 int32_t (*waits_for)(const void* user, int32_t rank), const void* user);
+int32_t sluice_wait_find_straggler(int32_t missing, int32_t world_size,
+                                   int32_t (*waits_for)(const void* user, int32_t rank), const void* user);
 
 #endif /* SLUICE_BACKEND_GROUP_WAIT_H_ */

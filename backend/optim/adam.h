@@ -92,6 +92,6 @@ extern const sluice_adam_kernels_t sluice_adam_plain[SLUICE_ADAM_ARITHMETICS];
 const sluice_adam_kernels_t* sluice_adam_avx2(void);
 const sluice_adam_kernels_t* sluice_adam_avx512(void);
 /* The widest set that this processor has. */
-const sluice_adam_kernels_t* sluice_adam_widest(void);
+const sluice_adam_kernels_t* sluice_adam_dispatch(void);
 
 #endif /* SLUICE_BACKEND_OPTIM_ADAM_H_ */

@@ -9,11 +9,11 @@
 #include "backend/model/shape.h"
 #include "backend/moe/layer/layer.h"
 #include "backend/moe/routing/chunks_by_experts.h"
-#include "backend/moe/run/plan_in_force.h"
+#include "backend/moe/run/active_plan.h"
 #include "backend/tune/decisions_json.h"
 #include "backend/tune/search/search.h"
 #include "backend/tune/tuner_decisions.h"
-#include "backend/tune/tuner_joint.h"
+#include "backend/tune/tuner_strategy.h"
 #include "backend/tune/tuner_plans.h"
 #include "backend/tune/tuner_reports.h"
 #include "backend/tune/tuner_sizes.h"
@@ -200,7 +200,7 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
 
 /* The first table of a layer that reuses buffers: one table per strategy, in order of decreasing storage. */
 static sluice_status_t new_joint(sluice_tuner_t* tuner, const sluice_moe_t* moe, sluice_tuner_table_t** out_table) {
-  sluice_tuner_joint_t* joint = sluice_alloc_zeroed(tuner->allocator, sizeof *joint, "tuner's strategies");
+  sluice_tuner_strategy_t* joint = sluice_alloc_zeroed(tuner->allocator, sizeof *joint, "tuner's strategies");
   if (joint == NULL) return sluice_alloc_status();
   sluice_status_t status = SLUICE_OK;
   for (int32_t set = 1; set < SLUICE_NUM_RESTORE_SETS && status == SLUICE_OK; ++set) {
@@ -218,7 +218,7 @@ static sluice_status_t new_joint(sluice_tuner_t* tuner, const sluice_moe_t* moe,
 
 /* The table of the next strategy, and its candidate. */
 static sluice_tuner_table_t* next_of(sluice_tuner_table_t* table, int64_t rows, int32_t* out_pick, int32_t* out_why) {
-  if (table->joint != NULL) return sluice_tuner_joint_next(table->joint, rows, out_pick, out_why);
+  if (table->joint != NULL) return sluice_tuner_strategy_next(table->joint, rows, out_pick, out_why);
   *out_pick = sluice_search_next(&table->search, rows, out_why);
   return table;
 }
@@ -298,7 +298,7 @@ static void note_for_refining(const sluice_tuner_table_t* table, int32_t directi
 /* The table of passes with this strategy; NULL: the pass ran before the layer chose, or the layer does not choose
  * strategies. */
 static sluice_tuner_table_t* table_of(sluice_tuner_table_t* first, int32_t restore_set) {
-  if (first->joint != NULL) return sluice_tuner_joint_table(first->joint, restore_set);
+  if (first->joint != NULL) return sluice_tuner_strategy_table(first->joint, restore_set);
   return restore_set == 0 ? first : NULL;
 }
 
@@ -352,7 +352,7 @@ static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sl
       note_for_refining(table, direction, p, pass_rows, ns, &lanes);
     }
     if (first->joint != NULL)
-      sluice_tuner_joint_observe(first->joint, p->choice.restore_set, direction, pick, pass_rows, ns);
+      sluice_tuner_strategy_observe(first->joint, p->choice.restore_set, direction, pick, pass_rows, ns);
     sluice_search_observe(&table->search, direction, pick, pass_rows, ns, &lanes);
   }
   if (sluice_is_planned(moe)) {

@@ -4,7 +4,7 @@
 
 #include "backend/moe/layer/layer.h"
 #include "backend/tune/search/search.h"
-#include "backend/tune/tuner_joint.h"
+#include "backend/tune/tuner_strategy.h"
 
 #define MEAN_OVER 8     /* batches */
 #define BUCKET    1.19f /* of the search, 2^(1/4) */
@@ -49,7 +49,7 @@ void sluice_tuner_of_size(sluice_policy_hook_t* policy_hook, const sluice_moe_t*
   if (rows < 1 || sluice_search_bucket(rows) == d->bucket) return;
   int32_t pick = -1, is_other = 0;
   if (first->joint != NULL) {
-    table = sluice_tuner_joint_peek(first->joint, rows, &pick);
+    table = sluice_tuner_strategy_peek(first->joint, rows, &pick);
   } else {
     pick = sluice_search_peek(&first->search, rows);
   }

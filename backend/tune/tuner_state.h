@@ -58,8 +58,8 @@ typedef struct sluice_tuner_table_s {
   sluice_tuner_race_t races[SLUICE_TUNER_RACES];
   int32_t
       restore_set; /* index into sluice_restore_sets of a set that reuses buffers without a budget; 0: as configured */
-  struct sluice_tuner_joint_s*
-      joint; /* in the first of such tables: all of them (tuner_joint.h); NULL: only n is open */
+  struct sluice_tuner_strategy_s*
+      joint; /* in the first of such tables: all of them (tuner_strategy.h); NULL: only n is open */
   sluice_tuner_skew_t skews[SLUICE_SEARCH_BUCKETS]; /* by routes of the fullest rank; in the first of such tables */
   int32_t groups_always;                            /* as configured: all its passes with enough chunks */
   int32_t other_form;                               /* SLUICE_FORM_*: the alternative of `grouping` */
@@ -67,7 +67,7 @@ typedef struct sluice_tuner_table_s {
   sluice_search_t search;
   struct sluice_tuner_table_s* next;
 } sluice_tuner_table_t;
-typedef struct sluice_tuner_joint_s sluice_tuner_joint_t;
+typedef struct sluice_tuner_strategy_s sluice_tuner_strategy_t;
 
 /* An answer from a file, for a table that may be created later. */
 typedef struct sluice_import_s {

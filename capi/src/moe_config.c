@@ -14,7 +14,7 @@
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/layer/placement.h"
 #include "backend/moe/run/make_layer.h"
-#include "backend/moe/run/plan_in_force.h"
+#include "backend/moe/run/active_plan.h"
 
 void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size) {
   static const sluice_moe_config_t defaults = {.top_k = 1,

@@ -72,7 +72,7 @@ sluice_status_t sluice_optimizer_create(const sluice_optimizer_config_t* config,
   sluice_optimizer_t* optimizer = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *optimizer, "optimizer");
   if (optimizer == NULL) return sluice_alloc_status();
   optimizer->threads = sluice_threads_find();
-  optimizer->kernels = sluice_adam_widest() + c.arithmetic; /* by sluice_adam_arithmetic_t */
+  optimizer->kernels = sluice_adam_dispatch() + c.arithmetic; /* by sluice_adam_arithmetic_t */
   optimizer->pid = getpid();
   atomic_flag_clear(&optimizer->is_busy);
   const sluice_status_t status =

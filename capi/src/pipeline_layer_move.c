@@ -1,5 +1,5 @@
 /* Who runs a layer that moves in a batch, behind its public calls. */
-#include "backend/pipeline/live.h"
+#include "backend/pipeline/layer_move.h"
 #include "sluice/pipeline.h"
 
 void sluice_layer_move_begin(int32_t role, int32_t to_lower, sluice_layer_move_t* out_move) {

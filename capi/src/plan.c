@@ -10,7 +10,7 @@
 #include "backend/model/footprint.h"
 #include "backend/model/restore.h"
 #include "backend/moe/layer/layer_life.h"
-#include "backend/moe/run/plan_in_force.h"
+#include "backend/moe/run/active_plan.h"
 #include "backend/plan/budget_division.h"
 #include "backend/plan/plan_file.h"
 #include "capi/src/check_layer.h"

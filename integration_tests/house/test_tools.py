@@ -157,7 +157,7 @@ def test_Skips_OfC_AllGiveAReason(root):
 # failure too.
 LASTING = r"mkdtemp\(|mkstemp\(|tempnam\(|\bmktemp( |\))|tempfile\.mktemp|delete=False"
 LASTING_FILES = """
-    backend/base/test/owned_test.c backend/base/test/pages_kept_test.c backend/calibrate/test/cache_write_test.c
+    backend/base/test/file_trust_test.c backend/base/test/pages_cache_test.c backend/calibrate/test/cache_write_test.c
     backend/calibrate/test/cuda_calibrate_test.c backend/cts/comm/mpi_suite_test.sh
     backend/cts/device/cuda_device_test.c backend/gemm/auto/test/gemm_auto_test.c
     capi/test/calibrate/calibrate_test.c capi/test/nth/nth_file_call_test.c capi/test/nth/nth_state_file_call_test.c

@@ -6,10 +6,10 @@
 #include "backend/base/structs.h"
 #include "backend/comm/host/host_messages.h"
 #include "backend/comm/requests.h"
-#include "backend/comm/tcp/tcp_beside.h"
+#include "backend/comm/tcp/tcp_side_channel.h"
 
 /* How long a request that timed out may take to come back: by itself, while the other ranks reach their own deadlines
- * and name the same laggard; then after the host's abort, which they may see as a loss of this rank. */
+ * and name the same straggler; then after the host's abort, which they may see as a loss of this rank. */
 #define GRACE_NS    UINT64_C(1000000000)
 #define PUT_AWAY_NS UINT64_C(2000000000)
 
@@ -167,7 +167,7 @@ sluice_status_t sluice_host_comm_create(const sluice_comm_config_t* config, cons
       .lookup = host.lookup != NULL ? host_lookup : NULL,
       .is_interrupted = host.is_interrupted != NULL ? host_is_interrupted : NULL,
       .abandon = host_abandon,
-      .messages_open = sluice_tcp_messages_beside, /* until sluice_host_comm_set_messages */
+      .messages_open = sluice_tcp_open_side_channel, /* until sluice_host_comm_set_messages */
   };
   sluice_comm_init_base(&comm->base, &comm->vtable, name, &c);
   *out_comm = &comm->base;

@@ -84,7 +84,7 @@ static inline local_comm_t* sluice_local_downcast(sluice_comm_t* comm) { return 
 
 /* Says once that this rank takes no further part, and whose fault that is: a rank that gives up because of another
  * passes the blame on. A rank that leaves when it is through is no failure, and one whose deadline has passed is none
- * yet: the others reach theirs, and name the laggard themselves. */
+ * yet: the others reach theirs, and name the straggler themselves. */
 void sluice_local_leave(local_comm_t* comm, int32_t culprit, int32_t is_failed);
 /* Takes a request back: once nobody copies out of it, its buffers are the caller's again. */
 void sluice_local_withdraw(local_comm_t* comm, sluice_comm_request_t* request, int32_t culprit, int32_t is_failed);

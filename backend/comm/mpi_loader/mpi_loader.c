@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "backend/base/owned.h"
+#include "backend/base/file_trust.h"
 #include "backend/base/structs.h"
 #include "backend/comm/host/host_comm.h"
 #include "backend/comm/mpi/mpi_plugin.h"
@@ -27,7 +27,7 @@ static const char* default_library(char* path, size_t path_bytes) {
 
 /* The library's open function, or NULL with the error recorded. Never closed: MPI leaves threads and exit handlers. */
 static sluice_mpi_plugin_open_fn_t open_library(const char* library, sluice_status_t* out_status) {
-  sluice_owned_warn(library);
+  sluice_warn_if_others_write(library);
   void* handle = dlopen(library, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (handle == NULL) {
     const char* text = dlerror();

@@ -7,7 +7,7 @@
 #include "backend/comm/nccl/nccl_settle.h"
 #include "backend/comm/nccl/nccl_split.h"
 #include "backend/comm/nccl/nccl_state.h"
-#include "backend/comm/tcp/tcp_beside.h"
+#include "backend/comm/tcp/tcp_side_channel.h"
 
 #define FINALIZE_WAIT_NS UINT64_C(2000000000)
 
@@ -81,7 +81,7 @@ static const sluice_comm_vtable_t nccl_vtable = {
     .allocate = sluice_nccl_allocate,
     .release = sluice_nccl_release,
     .is_capturable = 1,
-    .messages_open = sluice_tcp_messages_beside,
+    .messages_open = sluice_tcp_open_side_channel,
 };
 
 static const sluice_comm_vtable_t nccl_vtable_with_store = {
@@ -99,7 +99,7 @@ static const sluice_comm_vtable_t nccl_vtable_with_store = {
     .allocate = sluice_nccl_allocate,
     .release = sluice_nccl_release,
     .is_capturable = 1,
-    .messages_open = sluice_tcp_messages_beside,
+    .messages_open = sluice_tcp_open_side_channel,
 };
 
 static sluice_status_t allocate_arrays(nccl_comm_t* comm) {

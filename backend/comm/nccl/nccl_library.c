@@ -3,7 +3,7 @@
 #include <dlfcn.h>
 #include <string.h>
 
-#include "backend/base/owned.h"
+#include "backend/base/file_trust.h"
 
 sluice_status_t sluice_nccl_make_id(const sluice_nccl_symbols_t* symbols, sluice_nccl_id_t* out_id) {
   int code = symbols->ncclGetUniqueId(out_id);
@@ -25,7 +25,7 @@ sluice_status_t sluice_nccl_check_version(const sluice_nccl_symbols_t* symbols) 
 sluice_status_t sluice_nccl_open(const char* library, sluice_nccl_symbols_t* out_symbols) {
   memset(out_symbols, 0, sizeof *out_symbols);
   const char* name = library != NULL ? library : "libnccl.so.2";
-  sluice_owned_warn(name);
+  sluice_warn_if_others_write(name);
   void* handle = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
   if (handle == NULL) handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
   if (handle == NULL) {

@@ -10,7 +10,7 @@
  * peer died, failed or aborted: that ends every wait of this rank, also one for a third rank, which may be waiting for
  * the same loss. Who gives up for such a reason says which rank was lost (FRAME_LOST) where a frame may stand, so that
  * the others blame that one, and not the first whose connection they find closed. A machine without power or network
- * ends nothing: tcp_silence.h notices it. */
+ * ends nothing: tcp_keepalive.h notices it. */
 #include <errno.h>
 #include <limits.h>
 #include <string.h>
@@ -127,7 +127,7 @@ static sluice_status_t fail_lost(const tcp_comm_t* comm, int32_t peer) {
     return sluice_error_record(SLUICE_E_PEER_LOST, comm->base.rank, peer, p->native_error,
                                "rank %d lost rank %d, whose machine has answered nothing for %d s: it has no power, or "
                                "there is no network between the two. " SLUICE_COMM_BROKEN " (tcp: %s)",
-                               comm->base.rank, peer, SLUICE_TCP_SILENCE_S,
+                               comm->base.rank, peer, SLUICE_TCP_KEEPALIVE_S,
                                p->silence.is_silent ? "several questions in vain" : strerror(p->native_error));
   }
   const char* how = p->state == SLUICE_TCP_LEFT                              ? "it has left"

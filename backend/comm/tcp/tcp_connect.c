@@ -7,14 +7,14 @@
 #include "backend/comm/exchange_arrays.h"
 #include "backend/comm/tcp/tcp_descriptors.h"
 #include "backend/comm/tcp/tcp_mac.h"
-#include "backend/comm/tcp/tcp_meet.h"
+#include "backend/comm/tcp/tcp_mesh.h"
 
 typedef struct connecting_s {
   sluice_tcp_parent_t* parent;
   const sluice_tcp_way_t* way;
   sluice_tcp_card_t* cards; /* [W] */
   sluice_tcp_listeners_t listeners;
-  sluice_tcp_meeting_t* meeting;
+  sluice_tcp_mesh_t* meeting;
 } connecting_t;
 
 static const sluice_tcp_endpoint_t* endpoint_of(const connecting_t* c, int32_t rank) {
@@ -31,7 +31,7 @@ static sluice_status_t prepare(connecting_t* c) {
   const int32_t rank = c->parent->rank, w = c->parent->world_size;
   c->cards = sluice_alloc_zeroed(sluice_process_allocator(), (uint64_t)w * sizeof *c->cards, "addresses of ranks");
   if (c->cards == NULL) return sluice_alloc_status();
-  SLUICE_TRY(sluice_tcp_meeting_create(rank, w, &c->meeting));
+  SLUICE_TRY(sluice_tcp_mesh_create(rank, w, &c->meeting));
   sluice_tcp_card_t* mine = &c->cards[rank];
   SLUICE_TRY(sluice_tcp_card_init(is_named ? interfaces : NULL, mine));
   const sluice_tcp_endpoint_t* endpoint = endpoint_of(c, rank);
@@ -41,7 +41,7 @@ static sluice_status_t prepare(connecting_t* c) {
 
 static void release(connecting_t* c) {
   sluice_tcp_listeners_close(&c->listeners);
-  sluice_tcp_meeting_destroy(c->meeting);
+  sluice_tcp_mesh_destroy(c->meeting);
   sluice_free(sluice_process_allocator(), c->cards, (uint64_t)c->parent->world_size * sizeof *c->cards);
 }
 
@@ -90,7 +90,7 @@ static sluice_status_t swap_cards(connecting_t* c) {
 }
 
 static sluice_status_t connect_all(connecting_t* c, uint64_t deadline_ns, int* sockets) {
-  SLUICE_TRY(sluice_tcp_meet(c->meeting, c->cards, &c->listeners, deadline_ns, sockets));
+  SLUICE_TRY(sluice_tcp_mesh_connect(c->meeting, c->cards, &c->listeners, deadline_ns, sockets));
   for (int32_t peer = 0; peer < c->parent->world_size; ++peer) {
     const int on = 1;
     if (peer != c->parent->rank) (void)setsockopt(sockets[peer], IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);

@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "backend/comm/tcp/tcp_silence.h"
+#include "backend/comm/tcp/tcp_keepalive.h"
 
 /* As many descriptors as Linux gives a process unless its administrator has said otherwise (fs.nr_open). Pages of the
  * table that nothing was noted in cost nothing. */
@@ -36,7 +36,7 @@ int sluice_tcp_open_socket(int family) {
   pthread_mutex_lock(&mutex);
   const int fd = note(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   pthread_mutex_unlock(&mutex);
-  if (fd >= 0) sluice_tcp_watch_over(fd);
+  if (fd >= 0) sluice_tcp_enable_keepalive(fd);
   return fd;
 }
 

@@ -7,7 +7,7 @@
 #define SLUICE_BACKEND_COMM_TCP_TCP_DESCRIPTORS_H_
 
 /* Each returns a descriptor for sluice_tcp_close, closed on exec and by forked children, or -1 with errno. Sockets do
- * not block and are watched over (tcp_silence.h); an accepted one has that from its listener. Thread-safe. */
+ * not block and are watched over (tcp_keepalive.h); an accepted one has that from its listener. Thread-safe. */
 int sluice_tcp_open_socket(int family);
 int sluice_tcp_accept(int listener);
 int sluice_tcp_open_epoll(void);

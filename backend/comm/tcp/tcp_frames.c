@@ -10,7 +10,7 @@
 #include <time.h>
 
 #include "backend/base/clock.h"
-#include "backend/comm/tcp/tcp_parting.h"
+#include "backend/comm/tcp/tcp_shutdown.h"
 
 #define WAKE_BYTES UINT64_C(262144)     /* a fraction of a second-level cache: still there when it is copied */
 #define FEW_BYTES  UINT64_C(16384)      /* one or two packets: not worth a system call */
@@ -166,7 +166,7 @@ void sluice_tcp_lose_silent(sluice_tcp_frames_t* f) {
   for (int32_t r = 0; r < f->world_size; ++r) {
     sluice_tcp_peer_t* p = &f->peers[r];
     if (r == f->rank || p->state != SLUICE_TCP_LIVE) continue;
-    if (sluice_tcp_look_for_silence(f->sockets[r], &p->silence, now_ns)) lose(f, r, ETIMEDOUT);
+    if (sluice_tcp_check_keepalive(f->sockets[r], &p->silence, now_ns)) lose(f, r, ETIMEDOUT);
   }
 }
 
@@ -178,7 +178,7 @@ void sluice_tcp_tell_of_loss(sluice_tcp_frames_t* f, int32_t culprit) {
   for (int32_t r = 0; r < f->world_size; ++r) {
     sluice_tcp_peer_t* p = &f->peers[r];
     if (r == f->rank || r == culprit || p->state != SLUICE_TCP_LIVE || p->out_used > 0) continue;
-    p->is_told = sluice_tcp_send_last_words(f->sockets[r], &frame, sizeof frame); /* or it sees the end alone */
+    p->is_told = sluice_tcp_send_lost_rank(f->sockets[r], &frame, sizeof frame); /* or it sees the end alone */
   }
 }
 
@@ -190,9 +190,9 @@ void sluice_tcp_part(sluice_tcp_frames_t* f) {
     is_over = 1;
     for (int32_t r = 0; r < f->world_size; ++r) {
       if (r == f->rank || f->peers[r].state != SLUICE_TCP_LIVE) continue;
-      if (!sluice_tcp_has_parted(f->sockets[r], f->peers[r].is_told)) is_over = 0;
+      if (!sluice_tcp_is_shut_down(f->sockets[r], f->peers[r].is_told)) is_over = 0;
     }
-  } while (!is_over && sluice_tcp_goes_on_parting(begin_ns));
+  } while (!is_over && sluice_tcp_shutdown_goes_on(begin_ns));
 }
 
 /* Bytes that the peer's system has not confirmed, on a connection that still stands. */

@@ -15,7 +15,7 @@
 
 #include "backend/comm/comm.h"
 #include "backend/comm/requests.h"
-#include "backend/comm/tcp/tcp_silence.h"
+#include "backend/comm/tcp/tcp_keepalive.h"
 
 typedef struct sluice_tcp_frame_s {
   uint32_t kind;
@@ -56,7 +56,7 @@ typedef struct sluice_tcp_peer_s {
   sluice_tcp_frame_t in;
   uint32_t in_used;
   int32_t is_told; /* whom this rank has lost */
-  sluice_tcp_silence_t silence;
+  sluice_tcp_keepalive_t silence;
 } sluice_tcp_peer_t;
 
 typedef struct sluice_tcp_frames_s {

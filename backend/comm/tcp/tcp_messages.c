@@ -14,7 +14,7 @@
 
 #include "backend/base/clock.h"
 #include "backend/comm/tcp/tcp_descriptors.h"
-#include "backend/comm/tcp/tcp_parting.h"
+#include "backend/comm/tcp/tcp_shutdown.h"
 
 enum { MAX_EVENTS = 64, LOOK_MS = 1000 };
 
@@ -69,7 +69,7 @@ static void look_for_silence(tcp_wire_t* wire) {
   for (int32_t r = 0; r < wire->world_size; ++r) {
     tcp_messages_peer_t* p = &wire->peers[r];
     if (r == wire->rank || p->state != TCP_PEER_LIVE) continue;
-    if (!sluice_tcp_look_for_silence(p->socket, &p->silence, now_ns)) continue;
+    if (!sluice_tcp_check_keepalive(p->socket, &p->silence, now_ns)) continue;
     p->state = TCP_PEER_LOST;
     p->native_error = ETIMEDOUT;
   }
@@ -193,7 +193,7 @@ static void tcp_fail(sluice_wire_t* base, int32_t culprit) {
     if (r == wire->rank) continue;
     if (culprit == wire->rank) {
       (void)shutdown(p->socket, SHUT_RDWR);
-    } else if (is_between(p) && sluice_tcp_send_last_words(p->socket, &lost, sizeof lost)) {
+    } else if (is_between(p) && sluice_tcp_send_lost_rank(p->socket, &lost, sizeof lost)) {
       (void)shutdown(p->socket, SHUT_WR);
       p->is_told = 1;
     }
@@ -244,9 +244,9 @@ static void part_from_all(tcp_wire_t* wire) {
     for (int32_t r = 0; r < wire->world_size; ++r) {
       const tcp_messages_peer_t* p = &wire->peers[r];
       if (r == wire->rank || p->state != TCP_PEER_LIVE) continue;
-      if (!sluice_tcp_has_parted(p->socket, p->is_told)) is_over = 0;
+      if (!sluice_tcp_is_shut_down(p->socket, p->is_told)) is_over = 0;
     }
-  } while (!is_over && sluice_tcp_goes_on_parting(begin_ns));
+  } while (!is_over && sluice_tcp_shutdown_goes_on(begin_ns));
 }
 
 static void tcp_close(sluice_wire_t* base, int32_t is_orderly) {

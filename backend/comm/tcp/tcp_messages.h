@@ -15,7 +15,7 @@
 #include "backend/comm/messages_wire.h"
 #include "backend/comm/tcp/tcp_connect.h"
 #include "backend/comm/tcp/tcp_priority.h"
-#include "backend/comm/tcp/tcp_silence.h"
+#include "backend/comm/tcp/tcp_keepalive.h"
 
 /* Collective over `comm`, of any transport, by whose exchanges the connections are made.
  * Errors: as sluice_tcp_connect's; NO_MEMORY, EXTERNAL (no descriptor or thread left) on this rank alone. */
@@ -43,7 +43,7 @@ typedef struct tcp_messages_peer_s {
   sluice_frame_t in;
   sluice_message_arrival_t* arrival; /* of the message that is coming in */
   uint64_t arrived;                  /* of its head and payload */
-  sluice_tcp_silence_t silence;
+  sluice_tcp_keepalive_t silence;
   uint32_t said; /* bytes of the farewell that are out */
 } tcp_messages_peer_t;
 

@@ -10,7 +10,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/math.h"
 #include "backend/comm/tcp/tcp_descriptors.h"
-#include "backend/comm/tcp/tcp_parting.h"
+#include "backend/comm/tcp/tcp_shutdown.h"
 
 /* ---- bytes ------------------------------------------------------------------------------------------------------- */
 
@@ -202,7 +202,7 @@ void sluice_tcp_rendezvous_close(sluice_tcp_rendezvous_t* m) {
   for (int32_t r = 0; r < m->base.world_size; ++r) {
     if (m->sockets[r] < 0) continue;
     (void)shutdown(m->sockets[r], SHUT_WR);
-    while (!sluice_tcp_has_parted(m->sockets[r], 1) && sluice_tcp_goes_on_parting(begin_ns)) {
+    while (!sluice_tcp_is_shut_down(m->sockets[r], 1) && sluice_tcp_shutdown_goes_on(begin_ns)) {
     }
     sluice_tcp_close(m->sockets[r]);
   }

@@ -254,7 +254,7 @@ static void wait_two_without_note(void** state) {
   s.missing = 3;
   s.notes[2] = "call=7 started=1 phase=header";
   time_out(&s, &why);
-  assert_int_equal(why.peer, 3); /* among the laggards: the one whose message is missing */
+  assert_int_equal(why.peer, 3); /* among the stragglers: the one whose message is missing */
   assert_non_null(strstr(why.message, "rank 1, 3."));
 }
 
@@ -303,7 +303,7 @@ static void wait_slow_store(void** state) {
 }
 
 /* Each rank is asked about once: a thousand ranks together ask a million times. */
-static void wait_many_laggards(void** state) {
+static void wait_many_stragglers(void** state) {
   (void)state;
   script_t s;
   sluice_error_info_t why;
@@ -408,7 +408,7 @@ int main(void) {
       {"Wait_AllHaveNotes_BlamesTheFurthestBehind", wait_all_have_notes},
       {"Wait_StoreGone_SaysSo", wait_store_gone},
       {"Wait_StoreThatAnswersSlowly_EndsSoonAndBlamesTheMissing", wait_slow_store},
-      {"Wait_ManyLaggards_AsksAboutEachOnce", wait_many_laggards},
+      {"Wait_ManyStragglers_AsksAboutEachOnce", wait_many_stragglers},
       {"Wait_NobodyKnown_NamesNobody", wait_nobody_known},
       {"Wait_TransportReturnsEarly_DoesNotSpin", wait_early_return},
       {"Comm_Broken_RefusesAndPutsRequestsAway", wait_broken},

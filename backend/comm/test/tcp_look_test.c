@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "backend/comm/tcp/tcp_silence.h"
+#include "backend/comm/tcp/tcp_keepalive.h"
 
 #define SECOND_NS UINT64_C(1000000000)
 
@@ -50,12 +50,12 @@ static void sleep_ms(int64_t ms) {
 }
 
 /* Looks a second apart, by the clock that the looks are told, until there is silence; at most 100. */
-static int count_looks(int fd, sluice_tcp_silence_t* silence, uint64_t* now_ns) {
+static int count_looks(int fd, sluice_tcp_keepalive_t* silence, uint64_t* now_ns) {
   int num_looks = 0;
   while (num_looks < 100) {
     ++num_looks;
     *now_ns += SECOND_NS;
-    if (sluice_tcp_look_for_silence(fd, silence, *now_ns)) break;
+    if (sluice_tcp_check_keepalive(fd, silence, *now_ns)) break;
   }
   return num_looks;
 }
@@ -64,15 +64,15 @@ static int count_looks(int fd, sluice_tcp_silence_t* silence, uint64_t* now_ns) 
 static void pause_is_no_silence(void** state) {
   (void)state;
   const pair_t pair = connect_pair();
-  sluice_tcp_silence_t silence = {0};
+  sluice_tcp_keepalive_t silence = {0};
   uint64_t now_ns = SECOND_NS;
-  assert_false(sluice_tcp_look_for_silence(pair.here, &silence, now_ns));
+  assert_false(sluice_tcp_check_keepalive(pair.here, &silence, now_ns));
   go_deaf(pair.there);
   say_something(pair.here);
   sleep_ms(2000); /* three questions at least: after 0.2, 0.6 and 1.4 s */
-  for (int pauses = 0; pauses < SLUICE_TCP_SILENCE_S - 1; ++pauses) {
+  for (int pauses = 0; pauses < SLUICE_TCP_KEEPALIVE_S - 1; ++pauses) {
     now_ns += 1000 * SECOND_NS;
-    assert_false(sluice_tcp_look_for_silence(pair.here, &silence, now_ns));
+    assert_false(sluice_tcp_check_keepalive(pair.here, &silence, now_ns));
   }
   assert_int_equal(count_looks(pair.here, &silence, &now_ns), 1);
   assert_true(silence.is_silent);
@@ -83,7 +83,7 @@ static void pause_is_no_silence(void** state) {
 static void nothing_asked_is_no_silence(void** state) {
   (void)state;
   const pair_t pair = connect_pair();
-  sluice_tcp_silence_t silence = {0};
+  sluice_tcp_keepalive_t silence = {0};
   uint64_t now_ns = SECOND_NS;
   assert_int_equal(count_looks(pair.here, &silence, &now_ns), 100);
   close(pair.here);
@@ -93,14 +93,14 @@ static void nothing_asked_is_no_silence(void** state) {
 static void answer_ends_silence(void** state) {
   (void)state;
   const pair_t pair = connect_pair();
-  sluice_tcp_silence_t silence = {0};
+  sluice_tcp_keepalive_t silence = {0};
   uint64_t now_ns = SECOND_NS;
-  assert_false(sluice_tcp_look_for_silence(pair.here, &silence, now_ns));
+  assert_false(sluice_tcp_check_keepalive(pair.here, &silence, now_ns));
   for (int i = 0; i < 4; ++i) { /* each is confirmed */
     say_something(pair.here);
     sleep_ms(100);
-    for (int looks = 0; looks < SLUICE_TCP_SILENCE_S; ++looks) {
-      assert_false(sluice_tcp_look_for_silence(pair.here, &silence, now_ns += SECOND_NS));
+    for (int looks = 0; looks < SLUICE_TCP_KEEPALIVE_S; ++looks) {
+      assert_false(sluice_tcp_check_keepalive(pair.here, &silence, now_ns += SECOND_NS));
     }
   }
   close(pair.here);

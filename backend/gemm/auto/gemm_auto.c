@@ -4,7 +4,7 @@
  * while its candidates are measured beside them, a little in each call (auto_race.h), on parts of the list's GEMMs
  * (auto_parts.h): its own operands, since where and how they lie matters to libraries more than their sizes. The order
  * found is kept for the whole process, so that every context repeats the same choice, and with the machine for those
- * that come later (auto_kept.h). `ref` stands last and takes what no other does; it is not measured.
+ * that come later (auto_cache.h). `ref` stands last and takes what no other does; it is not measured.
  */
 #include <dlfcn.h>
 #include <math.h>
@@ -18,7 +18,7 @@
 #include "backend/base/hash.h"
 #include "backend/base/log.h"
 #include "backend/base/threads.h"
-#include "backend/gemm/auto/auto_kept.h"
+#include "backend/gemm/auto/auto_cache.h"
 #include "backend/gemm/auto/auto_parts.h"
 #include "backend/gemm/auto/auto_race.h"
 #include "backend/gemm/blas/gemm_blas.h"

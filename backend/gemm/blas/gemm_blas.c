@@ -10,7 +10,7 @@
 
 #include "backend/base/dtype.h"
 #include "backend/base/math.h"
-#include "backend/base/owned.h"
+#include "backend/base/file_trust.h"
 #include "backend/gemm/gemm_form.h"
 
 typedef struct sluice_gemm_blas_s {
@@ -169,7 +169,7 @@ static sluice_status_t take(void* handle, const char* library, sluice_blas_symbo
 static sluice_status_t find(const char* library, sluice_blas_symbols_t* out_symbols, char* label, size_t label_bytes,
                             char* why, size_t why_bytes) {
   if (library != NULL) {
-    sluice_owned_warn(library);
+    sluice_warn_if_others_write(library);
     void* handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
     if (handle == NULL) {
       snprintf(why, why_bytes,

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "backend/base/log.h"
-#include "backend/base/owned.h"
+#include "backend/base/file_trust.h"
 #include "backend/device/cuda/cuda_device.h"
 #include "backend/gemm/cublas/cublas_streams.h"
 #include "backend/gemm/gemm_form.h"
@@ -329,7 +329,7 @@ static sluice_status_t find(const char* library, sluice_cublas_symbols_t* out_sy
   void* handle = NULL;
   const char* name = library;
   if (library != NULL) {
-    sluice_owned_warn(library);
+    sluice_warn_if_others_write(library);
     handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
   }
   for (int loaded = 1; library == NULL && loaded >= 0; --loaded) {

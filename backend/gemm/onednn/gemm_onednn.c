@@ -15,7 +15,7 @@
 
 #include "backend/base/dtype.h"
 #include "backend/base/log.h"
-#include "backend/base/owned.h"
+#include "backend/base/file_trust.h"
 #include "backend/gemm/gemm_form.h"
 
 /* oneDNN's own numbers. */
@@ -250,7 +250,7 @@ static int hold_second_openmp(void* handle, sluice_onednn_symbols_t* symbols) {
 static sluice_status_t find(const char* library, sluice_onednn_symbols_t* out_symbols, char* why, size_t why_bytes) {
   const char* path = library != NULL ? library : "libdnnl.so.2";
   memset(out_symbols, 0, sizeof *out_symbols);
-  sluice_owned_warn(path);
+  sluice_warn_if_others_write(path);
   void* handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (handle == NULL) {
     snprintf(why, why_bytes, "%s could not be opened (%s): apt-get install libdnnl2, or give the path of a oneDNN",

@@ -51,15 +51,15 @@ static void Wait_Warning_ComesAgainAfterItsTime(void** state) {
 
 static int32_t waits_for(const void* user, int32_t rank) { return ((const int32_t*)user)[rank]; }
 
-static void Laggard_IsAtTheEndOfTheChain(void** state) {
+static void Straggler_IsAtTheEndOfTheChain(void** state) {
   (void)state;
   static const int32_t chain[] = {1, 2, 3, -1}, circle[] = {1, 2, 3, 0};
   for (int32_t rank = 0; rank < 4; ++rank) {
-    assert_int_equal(sluice_wait_find_laggard(rank, 4, waits_for, chain), 3);
-    const int32_t found = sluice_wait_find_laggard(rank, 4, waits_for, circle); /* it ends */
+    assert_int_equal(sluice_wait_find_straggler(rank, 4, waits_for, chain), 3);
+    const int32_t found = sluice_wait_find_straggler(rank, 4, waits_for, circle); /* it ends */
     assert_true(found >= 0 && found < 4);
   }
-  assert_int_equal(sluice_wait_find_laggard(-1, 4, waits_for, chain), -1);
+  assert_int_equal(sluice_wait_find_straggler(-1, 4, waits_for, chain), -1);
 }
 
 int main(void) {
@@ -67,7 +67,7 @@ int main(void) {
       cmocka_unit_test(Wait_Note_IsDueOnceAndBeforeAnyDeadline),
       cmocka_unit_test(Wait_Slice_EndsWithWhateverIsDueFirst),
       cmocka_unit_test(Wait_Warning_ComesAgainAfterItsTime),
-      cmocka_unit_test(Laggard_IsAtTheEndOfTheChain),
+      cmocka_unit_test(Straggler_IsAtTheEndOfTheChain),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

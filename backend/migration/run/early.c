@@ -96,7 +96,7 @@ sluice_status_t sluice_move_mark_still(sluice_migration_t* m, uint64_t id, int32
   SLUICE_TRY(SLUICE_REQUIRE(item >= 0, "sluice_migration_mark_still: no item %llu leaves for rank %d",
                             (unsigned long long)id, peer));
   pthread_mutex_lock(&m->mutex);
-  sluice_move_let_go_out(m, item);
+  sluice_move_stop_access_out(m, item);
   pthread_mutex_unlock(&m->mutex);
   return SLUICE_OK;
 }

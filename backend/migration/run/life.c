@@ -54,8 +54,8 @@ void sluice_move_close(sluice_migration_t* m) {
     sluice_move_stop_stream(m);
     /* Half a message may be out, so the others are told in the only way that is left. */
     if (m->phase != SLUICE_MIGRATION_ABORTED) sluice_messages_abort(m->messages);
-    sluice_move_let_go(m);
-    sluice_move_hang_up(m, 0);
+    sluice_move_stop_access(m);
+    sluice_move_close_endpoint(m, 0);
   }
   sluice_free(sluice_process_allocator(), m->peers, peer_bytes(m->comm));
   sluice_comm_release(m->comm);

@@ -25,12 +25,12 @@ static sluice_status_t act(sluice_migration_t* m, int32_t what) {
     case SLUICE_MOVE_DO_INSTALL:
       sluice_move_list_install(&m->list);
       m->epoch = m->target;
-      sluice_move_let_go(m);
-      sluice_move_hang_up(m, 0);
+      sluice_move_stop_access(m);
+      sluice_move_close_endpoint(m, 0);
       return SLUICE_OK;
     case SLUICE_MOVE_DO_FORGET:
-      sluice_move_let_go(m);
-      if (m->refusal.status == SLUICE_OK) sluice_move_hang_up(m, 0); /* else the next move does */
+      sluice_move_stop_access(m);
+      if (m->refusal.status == SLUICE_OK) sluice_move_close_endpoint(m, 0); /* else the next move does */
       return SLUICE_OK;
     default: return SLUICE_OK;
   }
@@ -46,8 +46,8 @@ static sluice_status_t apply(sluice_migration_t* m, int32_t event) {
   sluice_status_t status = SLUICE_OK;
   if (rule->say != SLUICE_MOVE_SAY_NOTHING) {
     /* What has not begun to go out would only hold the word up. */
-    if (rule->say == SLUICE_MOVE_SAY_REFUSE) sluice_move_take_back(m);
-    status = sluice_move_say(m, rule->say);
+    if (rule->say == SLUICE_MOVE_SAY_REFUSE) sluice_move_cancel_unsent(m);
+    status = sluice_move_broadcast_vote(m, rule->say);
   }
   /* An end is an end, whether the others can be told of it or not. */
   if (status != SLUICE_OK && is_under_way(m)) return status;
@@ -139,7 +139,7 @@ sluice_status_t sluice_move_begin(sluice_migration_t* m, uint64_t epoch, const s
                        is_under_way(m) ? "commit or abort" : "settle");
   }
   /* All come here, so all have ended the move before. */
-  if (m->messages != NULL) sluice_move_hang_up(m, sluice_add_saturating(sluice_now_ns(), m->comm->timeout_ns));
+  if (m->messages != NULL) sluice_move_close_endpoint(m, sluice_add_saturating(sluice_now_ns(), m->comm->timeout_ns));
   clear(m, epoch);
   sluice_status_t mine = sluice_move_list_make(m, items, num_items, &m->list);
   if (mine == SLUICE_OK && (epoch <= m->epoch || epoch > UINT64_C(1) << 62)) {

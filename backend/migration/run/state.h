@@ -3,7 +3,7 @@
  *   life.c    migrations come and go
  *   items.c   what moves, cut into chunks that travel as messages
  *   stream.c  chunks on their way out, beside training and at the boundary
- *   talk.c    what ranks say to each other, and what arrives
+ *   control_messages.c    what ranks say to each other, and what arrives
  *   early.c   what leaves, or has arrived, before the boundary
  *   phases.c  events and rules: begin, commit, settle, abort */
 #ifndef SLUICE_BACKEND_MIGRATION_RUN_STATE_H_
@@ -98,27 +98,27 @@ sluice_status_t sluice_move_stream(sluice_migration_t* m);
 void sluice_move_stop_stream(sluice_migration_t* m);
 /* Chunks of this item, which leaves, do not change any more: they follow the STILL ones, at the rate if there is one.
  * Those of one peer go in their order, so they wait for items ahead of theirs. Under the mutex. */
-void sluice_move_let_go_out(sluice_migration_t* m, int32_t item);
+void sluice_move_stop_access_out(sluice_migration_t* m, int32_t item);
 /* All other chunks go out. */
 sluice_status_t sluice_move_flush(sluice_migration_t* m);
 /* Takes back what has not begun to go out. */
-void sluice_move_take_back(sluice_migration_t* m);
+void sluice_move_cancel_unsent(sluice_migration_t* m);
 
-/* ---- talk.c ---- */
+/* ---- control_messages.c ---- */
 
 /* Posts what this rank will hear. */
 sluice_status_t sluice_move_listen(sluice_migration_t* m);
 /* Posts what it will get, and announces what it sends and expects. */
 sluice_status_t sluice_move_announce(sluice_migration_t* m);
 /* To all others. say: SLUICE_MOVE_SAY_READY, _AGREE, or _REFUSE with m->refusal. */
-sluice_status_t sluice_move_say(sluice_migration_t* m, int32_t say);
+sluice_status_t sluice_move_broadcast_vote(sluice_migration_t* m, int32_t say);
 /* Takes one completion. phase: waits for one, as sluice_messages_wait; NULL: only looks, *out_is_taken 0 where there is
  * none. */
 sluice_status_t sluice_move_hear(sluice_migration_t* m, const char* phase, int32_t* out_is_taken);
 /* Nothing of the host is read or staged any more; words that are out still reach the others. */
-void sluice_move_let_go(sluice_migration_t* m);
+void sluice_move_stop_access(sluice_migration_t* m);
 /* Closes the connection, once nobody needs it: where a rank has refused, all have by then, or deadline_ns has passed. A
  * rank that left before would be lost to those who have not heard yet why. */
-void sluice_move_hang_up(sluice_migration_t* m, uint64_t deadline_ns);
+void sluice_move_close_endpoint(sluice_migration_t* m, uint64_t deadline_ns);
 
 #endif /* SLUICE_BACKEND_MIGRATION_RUN_STATE_H_ */

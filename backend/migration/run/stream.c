@@ -90,7 +90,7 @@ sluice_status_t sluice_move_stream(sluice_migration_t* m) {
   return SLUICE_OK;
 }
 
-void sluice_move_let_go_out(sluice_migration_t* m, int32_t item) {
+void sluice_move_stop_access_out(sluice_migration_t* m, int32_t item) {
   for (int32_t i = m->list.num_still; i < m->list.num_chunks; ++i) {
     if (m->list.chunks[i].item == item) m->list.chunks[i].may_go = 1;
   }
@@ -116,7 +116,7 @@ sluice_status_t sluice_move_flush(sluice_migration_t* m) {
   return post_all(m);
 }
 
-void sluice_move_take_back(sluice_migration_t* m) {
+void sluice_move_cancel_unsent(sluice_migration_t* m) {
   for (int32_t i = 0; i < m->list.num_chunks; ++i) {
     sluice_move_chunk_t* chunk = &m->list.chunks[i];
     if (chunk->request == 0 || !sluice_messages_cancel(m->messages, chunk->request)) continue;

@@ -37,7 +37,7 @@ static sluice_status_t exchange(sluice_context_t* context, const sluice_exchange
 /* There are no pages of the host's. */
 static void advise(const sluice_tensor_t* tensor) { (void)tensor; }
 static void advise_slices(const sluice_tensor_t* const* lists, int32_t num_lists, int32_t count,
-                          sluice_pages_ahead_t* ahead) {
+                          sluice_pages_prefault_t* ahead) {
   (void)lists, (void)num_lists, (void)count, (void)ahead;
 }
 

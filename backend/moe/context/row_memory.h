@@ -6,7 +6,7 @@
 #ifndef SLUICE_BACKEND_MOE_CONTEXT_ROW_MEMORY_H_
 #define SLUICE_BACKEND_MOE_CONTEXT_ROW_MEMORY_H_
 
-#include "backend/base/pages_ahead.h"
+#include "backend/base/pages_prefault.h"
 #include "backend/comm/comm.h"
 #include "backend/device/device.h"
 #include "backend/model/routing_sizes.h"
@@ -35,7 +35,7 @@ typedef struct sluice_row_memory_s {
   /* Fresh pages are about to be written. */
   void (*advise)(const sluice_tensor_t* tensor);
   void (*advise_slices)(const sluice_tensor_t* const* lists, int32_t num_lists, int32_t count,
-                        sluice_pages_ahead_t* ahead);
+                        sluice_pages_prefault_t* ahead);
   /* Where the scratch of a pass lies, `total` bytes of which `scalars` lie with rows in any case: *out_host is reset
    * for what does not, *out_with_rows are the bytes of the rest. */
   sluice_status_t (*take_scratch)(sluice_pass_memory_t* memory, uint64_t total, uint64_t scalars,

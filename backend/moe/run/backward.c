@@ -1,13 +1,13 @@
 /* A backward, from the routes that its forward saved to gradients. */
 #include "backend/base/clock.h"
-#include "backend/base/pages_ahead.h"
+#include "backend/base/pages_prefault.h"
 #include "backend/base/tensor.h"
 #include "backend/moe/handshake/failure.h"
 #include "backend/moe/ops/low_rank.h"
 #include "backend/moe/routing/saved_routes.h"
 #include "backend/moe/run/forward_call.h"
 #include "backend/moe/run/mode.h"
-#include "backend/moe/run/planned.h"
+#include "backend/moe/run/planned_forward.h"
 #include "backend/moe/run/run_pass.h"
 
 /* What this rank wants. Others may want weight gradients where it wants none (frozen experts). */
@@ -81,7 +81,7 @@ static sluice_status_t allocate_deferred(const sluice_pass_t* pass, sluice_step_
 
 /* Gradients are often as large as the parameters, and fresh from the system: in a first step, or in each. Those of
  * weights are written last. */
-static void advise_outputs(const sluice_pass_t* pass, int32_t num_local, sluice_pages_ahead_t* ahead) {
+static void advise_outputs(const sluice_pass_t* pass, int32_t num_local, sluice_pages_prefault_t* ahead) {
   const sluice_row_memory_t* rows = pass->context->rows;
   rows->advise(pass->out_rows);
   const sluice_expert_tensors_t* dw = pass->grad_params;
@@ -112,16 +112,16 @@ static sluice_status_t execute(sluice_pass_t* pass, sluice_step_t* step, const s
   pass->grad_mode = args->grad_mode;
   pass->expert_ready = args->expert_ready;
   pass->expert_ready_user = args->expert_ready_user;
-  sluice_pages_ahead_t ahead;
-  sluice_pages_ahead_init(&ahead);
+  sluice_pages_prefault_t ahead;
+  sluice_pages_prefault_init(&ahead);
   advise_outputs(pass, step->moe->shape.num_local, &ahead);
   sluice_binding_stops(&pass->host);
   /* Nothing was written so far: until here the step can be tried again in any case. */
   step->reuses_saved = pass->schedule->spec.reuse_saved;
   if (step->reuses_saved) sluice_binding_use_up(step->saved[SLUICE_SAVED_META]);
-  sluice_pages_ahead_start(&ahead);
+  sluice_pages_prefault_start(&ahead);
   const sluice_status_t status = sluice_pass_run(pass);
-  sluice_pages_ahead_stop(&ahead); /* the memory is the caller's again, to free */
+  sluice_pages_prefault_stop(&ahead); /* the memory is the caller's again, to free */
   return status;
 }
 

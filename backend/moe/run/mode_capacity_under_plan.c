@@ -4,7 +4,7 @@
 #include "backend/moe/run/capture.h"
 #include "backend/moe/run/capacity.h"
 #include "backend/moe/run/mode.h"
-#include "backend/moe/run/planned.h"
+#include "backend/moe/run/planned_forward.h"
 
 static sluice_status_t choose_template(sluice_forward_t* f, int32_t num_chunks) {
   const sluice_plan_data_t* plan = f->pass.moe->plan;

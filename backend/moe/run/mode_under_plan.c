@@ -4,7 +4,7 @@
 #include "backend/moe/run/capture.h"
 #include "backend/moe/run/forward_call.h"
 #include "backend/moe/run/mode_steps.h"
-#include "backend/moe/run/planned.h"
+#include "backend/moe/run/planned_forward.h"
 
 static sluice_status_t agree(sluice_pass_t* pass, const sluice_proposal_t* proposal,
                              sluice_handshake_t* out_handshake) {

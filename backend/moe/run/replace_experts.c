@@ -5,7 +5,7 @@
 #include "backend/moe/layer/capacity_state.h"
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/layer/placement.h"
-#include "backend/moe/run/plan_in_force.h"
+#include "backend/moe/run/active_plan.h"
 #include "backend/moe/step/step.h"
 
 static int is_of_layer(const void* step, const void* moe) { return ((const sluice_step_t*)step)->moe == moe; }

@@ -120,7 +120,7 @@ static void expect_rule(const sluice_adam_rule_t* rule, int64_t t, double loss_s
   const sluice_adam_group_t group = {.rule = *rule, .tensors = &tensor, .num_tensors = 1};
   sluice_adam_step_t step = step_of(&group, 1);
   step.loss_scale = loss_scale;
-  step.kernels = sluice_adam_widest();
+  step.kernels = sluice_adam_dispatch();
   sluice_adam_outcome_t outcome;
   assert_int_equal(sluice_adam_step(&step, &outcome), SLUICE_OK);
   for (int64_t i = 0; i < COUNT; ++i) expect_step(rule, t, 1.0 / loss_scale, before, after, i);
@@ -352,7 +352,7 @@ static void Step_OfHalfParameters_WritesTheMasterRoundedToNearest(void** state) 
     memory_t a = memory_of(COUNT, dtypes[d], 5);
     const sluice_adam_tensor_t tensor = tensor_of(&a, COUNT, dtypes[d], 3);
     const sluice_adam_numbers_t numbers = sluice_adam_numbers_of(&adamw, 3, 1.0);
-    sluice_adam_widest()->update(&tensor, 0, COUNT, &numbers);
+    sluice_adam_dispatch()->update(&tensor, 0, COUNT, &numbers);
     for (int64_t i = 0; i < COUNT; ++i) {
       const uint16_t wanted = d == 0 ? sluice_f32_to_bf16(a.p[i]) : sluice_f32_to_f16(a.p[i]);
       assert_int_equal(a.half_p[i], wanted);
@@ -373,8 +373,8 @@ static void Step_OfHalfParametersWithoutMaster_IsThatOfAMasterThatStartsAtThem(v
     sluice_adam_tensor_t without = tensor_of(&a, COUNT, dtypes[d], 3), with = tensor_of(&b, COUNT, dtypes[d], 3);
     without.master = NULL;
     const sluice_adam_numbers_t numbers = sluice_adam_numbers_of(&adamw, 3, 1.0);
-    sluice_adam_widest()->update(&without, 0, COUNT, &numbers);
-    sluice_adam_widest()->update(&with, 0, COUNT, &numbers);
+    sluice_adam_dispatch()->update(&without, 0, COUNT, &numbers);
+    sluice_adam_dispatch()->update(&with, 0, COUNT, &numbers);
     assert_memory_equal(a.half_p, b.half_p, COUNT * 2);
     assert_memory_equal(a.m, b.m, COUNT * 4);
     assert_memory_equal(a.v, b.v, COUNT * 4);
@@ -404,7 +404,7 @@ static void Step_WithOneGradientThatIsNoNumber_ChangesNothingAnywhere(void** sta
                                               tensor_of(&two, COUNT, SLUICE_DTYPE_BF16, 4)};
       const sluice_adam_group_t groups[] = {{adamw, tensors, 1}, {adamw, tensors + 1, 1}};
       sluice_adam_step_t step = step_of(groups, 2);
-      step.kernels = sluice_adam_widest();
+      step.kernels = sluice_adam_dispatch();
       sluice_adam_outcome_t outcome;
       assert_int_equal(sluice_adam_step(&step, &outcome), SLUICE_OK);
       assert_int_equal(outcome.is_skipped, 1);
@@ -494,7 +494,7 @@ static void Step_WithAnyNumberOfThreads_HasTheSameBits(void** state) {
     tensors[1].param = at->half_p + 40001;
     const sluice_adam_group_t group = {adamw, tensors, 2};
     sluice_adam_step_t step = step_of(&group, 1);
-    step.kernels = sluice_adam_widest();
+    step.kernels = sluice_adam_dispatch();
     step.threads = &pool;
     step.max_norm = 0.01;
     sluice_adam_outcome_t outcome;

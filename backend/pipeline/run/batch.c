@@ -148,7 +148,7 @@ static sluice_status_t walk(sluice_pipeline_t* pipeline) {
 
 static sluice_status_t tell_done(sluice_pipeline_t* pipeline) {
   const sluice_stage_head_t head = sluice_stage_new_head(pipeline, SLUICE_STAGE_HEAD_DONE);
-  const sluice_stage_note_t* note = &pipeline->peers[pipeline->agreed.rank].notes[pipeline->number % 2];
+  const sluice_batch_metadata_t* note = &pipeline->peers[pipeline->agreed.rank].notes[pipeline->number % 2];
   const sluice_message_span_t payload[] = {
       {pipeline->own_times, (uint64_t)pipeline->agreed.spec.num_virtual * sizeof pipeline->own_times[0]},
       {note->numbers, (uint64_t)note->count * sizeof note->numbers[0]}};
@@ -168,8 +168,8 @@ static int all_have_ended(const sluice_pipeline_t* pipeline) {
 
 /* No rank ends before all have: what fails anywhere fails everywhere. */
 static sluice_status_t end_together(sluice_pipeline_t* pipeline) {
-  sluice_stage_note_t* note = &pipeline->peers[pipeline->agreed.rank].notes[pipeline->number % 2];
-  SLUICE_TRY(sluice_stage_note_store(note, pipeline->note, pipeline->note_count));
+  sluice_batch_metadata_t* note = &pipeline->peers[pipeline->agreed.rank].notes[pipeline->number % 2];
+  SLUICE_TRY(sluice_batch_metadata_store(note, pipeline->note, pipeline->note_count));
   if (pipeline->endpoint == NULL) return SLUICE_OK;
   const uint64_t begin_ns = sluice_now_ns();
   SLUICE_TRY(tell_done(pipeline));

@@ -105,8 +105,8 @@ static sluice_status_t take_done(sluice_pipeline_t* pipeline, int32_t rank,
                             "pipeline: rank %d ended batch %llu with %llu bytes", rank, (unsigned long long)head->batch,
                             (unsigned long long)completion->payload_bytes);
   }
-  SLUICE_TRY(
-      sluice_stage_note_store(&peer->notes[head->batch % 2], (const char*)completion->payload + times, (int32_t)count));
+  SLUICE_TRY(sluice_batch_metadata_store(&peer->notes[head->batch % 2], (const char*)completion->payload + times,
+                                         (int32_t)count));
   peer->done = *head;
   pipeline->has_news = 1;
   take_times(pipeline, rank, head, completion->payload);

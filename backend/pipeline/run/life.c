@@ -96,7 +96,7 @@ void sluice_pipeline_close(sluice_pipeline_t* pipeline) {
   for (int32_t i = 0; i < 2; ++i) sluice_stage_plan_free(&pipeline->plans[i]);
   sluice_stage_endpoint_close(pipeline->endpoint);
   for (int32_t i = 0; i < 2 * pipeline->agreed.num_ranks; ++i) {
-    sluice_stage_note_free(&pipeline->peers[i / 2].notes[i % 2]);
+    sluice_batch_metadata_free(&pipeline->peers[i / 2].notes[i % 2]);
   }
   sluice_free(sluice_process_allocator(), pipeline->peers, peer_bytes);
   sluice_free(sluice_process_allocator(), pipeline->orders, sizeof *pipeline->orders);

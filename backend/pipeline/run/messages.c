@@ -217,16 +217,16 @@ static int32_t waits_for(const void* user, int32_t rank) {
   return rank == pipeline->agreed.rank || peer->waits_in != pipeline->number ? -1 : peer->waits_for;
 }
 
-static int32_t find_laggard(const sluice_pipeline_t* pipeline) {
-  return sluice_wait_find_laggard(awaited(pipeline), pipeline->agreed.num_ranks, waits_for, pipeline);
+static int32_t find_straggler(const sluice_pipeline_t* pipeline) {
+  return sluice_wait_find_straggler(awaited(pipeline), pipeline->agreed.num_ranks, waits_for, pipeline);
 }
 
 static sluice_status_t fail_timed_out(sluice_pipeline_t* pipeline, uint64_t waited_ns) {
-  const int32_t laggard = find_laggard(pipeline);
-  sluice_status_t status =
-      SLUICE_FAIL_PEER(SLUICE_E_TIMED_OUT, pipeline->agreed.rank, laggard,
-                       "pipeline: rank %d has waited %.1f s in batch %llu; rank %d holds it up: see what it does there",
-                       pipeline->agreed.rank, sluice_seconds(waited_ns), (unsigned long long)pipeline->number, laggard);
+  const int32_t straggler = find_straggler(pipeline);
+  sluice_status_t status = SLUICE_FAIL_PEER(
+      SLUICE_E_TIMED_OUT, pipeline->agreed.rank, straggler,
+      "pipeline: rank %d has waited %.1f s in batch %llu; rank %d holds it up: see what it does there",
+      pipeline->agreed.rank, sluice_seconds(waited_ns), (unsigned long long)pipeline->number, straggler);
   return sluice_stage_break(pipeline, status);
 }
 
@@ -272,6 +272,6 @@ sluice_status_t sluice_stage_wait(sluice_pipeline_t* pipeline) {
     if (sluice_wait_takes_note(&wait, now_ns)) SLUICE_TRY(tell_waiting(pipeline));
     char phase[64];
     (void)snprintf(phase, sizeof phase, "batch %llu of a pipeline", (unsigned long long)pipeline->number);
-    sluice_wait_warn(&wait, now_ns, pipeline->agreed.rank, find_laggard(pipeline), phase);
+    sluice_wait_warn(&wait, now_ns, pipeline->agreed.rank, find_straggler(pipeline), phase);
   }
 }

@@ -18,7 +18,7 @@ static sluice_status_t read_note(const sluice_pipeline_t* pipeline, int32_t rank
   if (!pipeline->has_told) {
     return SLUICE_FAIL(SLUICE_E_STATE, "sluice_pipeline_get_note: ask behind a batch that ended well");
   }
-  const sluice_stage_note_t* note = &pipeline->peers[rank].notes[pipeline->number % 2];
+  const sluice_batch_metadata_t* note = &pipeline->peers[rank].notes[pipeline->number % 2];
   *out_count = note->count;
   for (int32_t i = 0; i < note->count && i < capacity; ++i) out_numbers[i] = note->numbers[i];
   return SLUICE_OK;

@@ -3,7 +3,7 @@
 #define SLUICE_BACKEND_PIPELINE_RUN_STATE_H_
 
 #include "backend/pipeline/run/handshake.h"
-#include "backend/pipeline/run/note.h"
+#include "backend/pipeline/run/batch_metadata.h"
 #include "backend/pipeline/run/plan.h"
 #include "backend/pipeline/run/run.h"
 #include "backend/pipeline/run/values.h"
@@ -11,10 +11,10 @@
 
 /* What another rank has said. */
 typedef struct sluice_stage_peer_s {
-  int32_t is_heard;             /* a receive of its next word is posted */
-  sluice_stage_head_t done;     /* the newest */
-  sluice_stage_note_t notes[2]; /* of the ends of two batches; this rank's own too */
-  uint64_t stopped;             /* its newest batch that failed; 0: none */
+  int32_t is_heard;                 /* a receive of its next word is posted */
+  sluice_stage_head_t done;         /* the newest */
+  sluice_batch_metadata_t notes[2]; /* of the ends of two batches; this rank's own too */
+  uint64_t stopped;                 /* its newest batch that failed; 0: none */
   sluice_stage_reason_t reason;
   sluice_message_arrival_t* stop; /* with the tags of what it had sent here; NULL: all of that has been asked for */
   const uint64_t* tags;
@@ -119,7 +119,7 @@ void sluice_stage_drop_all(sluice_pipeline_t* pipeline);
 sluice_status_t sluice_stage_post(sluice_pipeline_t* pipeline, int32_t op);
 /* Takes a completion, waiting for one until deadline_ns (0: only looks). out_taken may not be NULL. */
 sluice_status_t sluice_stage_take(sluice_pipeline_t* pipeline, uint64_t deadline_ns, int32_t* out_taken);
-/* Waits until something is taken. Errors: TIMED_OUT naming the laggard, EXTERNAL (interrupted), failures. */
+/* Waits until something is taken. Errors: TIMED_OUT naming the straggler, EXTERNAL (interrupted), failures. */
 sluice_status_t sluice_stage_wait(sluice_pipeline_t* pipeline);
 /* Something happened that the batch waited for: its deadline begins anew. */
 void sluice_stage_note_progress(sluice_pipeline_t* pipeline);

@@ -168,16 +168,16 @@ static sluice_status_t stop_messages(sluice_pipeline_t* pipeline, const sluice_e
   return SLUICE_OK;
 }
 
-static int all_know(const sluice_pipeline_t* pipeline, int32_t laggard) {
+static int all_know(const sluice_pipeline_t* pipeline, int32_t straggler) {
   for (int32_t r = 0; r < pipeline->agreed.num_ranks; ++r) {
-    if (r == pipeline->agreed.rank || r == laggard) continue;
+    if (r == pipeline->agreed.rank || r == straggler) continue;
     if (pipeline->peers[r].stopped < pipeline->number) return 0;
   }
   return 1;
 }
 
-/* A pipeline that ends by a deadline: every rank but the laggard hears whose fault it is, and passes it on, before the
- * first of them goes, which the endpoint would report in its place. */
+/* A pipeline that ends by a deadline: every rank but the straggler hears whose fault it is, and passes it on, before
+ * the first of them goes, which the endpoint would report in its place. */
 static void say_farewell(sluice_pipeline_t* pipeline, const sluice_error_info_t* why) {
   if (tell_stop(pipeline, why) != SLUICE_OK || sluice_stage_listen(pipeline) != SLUICE_OK) return;
   const uint64_t deadline_ns = sluice_now_ns() + FAREWELL_NS;

@@ -3,7 +3,7 @@
  * on its new stage, with each micro-batch of the batch once in its gradient; in the old one it is on its old stage, as
  * the last update left it. Planted errors are found.
  *
- * The rules are those that executors use: backend/pipeline/live.h decides which stage runs the layer, and
+ * The rules are those that executors use: backend/pipeline/layer_move.h decides which stage runs the layer, and
  * backend/migration the commit. A batch ends on a rank when its own ops have ended and all others have reported the end
  * of theirs. */
 #include <setjmp.h>
@@ -18,7 +18,7 @@
 
 #include "backend/base/state_set.h"
 #include "backend/migration/protocol.h"
-#include "backend/pipeline/live.h"
+#include "backend/pipeline/layer_move.h"
 
 enum { MOST_RANKS = 3, MOST = 2, WINDOW = 2 };
 

@@ -9,7 +9,7 @@
 #include "backend/gemm/gemm.h"
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/run/make_layer.h"
-#include "backend/moe/run/plan_in_force.h"
+#include "backend/moe/run/active_plan.h"
 #include "backend/planner/layer_planner.h"
 
 static void Base_OfPlanner_IsThatOfALiveLayer(void** state) {

@@ -11,7 +11,7 @@
 
 #include "backend/tune/search/search.h"
 #include "backend/tune/search/test/surface.h"
-#include "backend/tune/tuner_joint.h"
+#include "backend/tune/tuner_strategy.h"
 
 enum { STRATEGIES = SLUICE_JOINT_STRATEGIES };
 
@@ -61,7 +61,7 @@ typedef struct world_s {
   machine_t machine;
   sluice_tuner_t tuner;
   sluice_tuner_table_t tables[STRATEGIES];
-  sluice_tuner_joint_t joint;
+  sluice_tuner_strategy_t joint;
   user_t users[STRATEGIES];
   int num_predictions;
 } world_t;
@@ -100,7 +100,7 @@ static void begin_by_rows(world_t* w, const double* per_row, int32_t mode, int k
 static void observe(world_t* w, int64_t rows, int32_t k, int32_t pick) {
   for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
     const uint64_t ns = (uint64_t)(1e9 * seconds_of(&w->machine, k, rows, sluice_pick_chunks(pick), d));
-    sluice_tuner_joint_observe(&w->joint, k + 1, d, pick, rows, ns);
+    sluice_tuner_strategy_observe(&w->joint, k + 1, d, pick, rows, ns);
     sluice_search_observe(&w->tables[k].search, d, pick, rows, ns, NULL);
   }
 }
@@ -108,7 +108,7 @@ static void observe(world_t* w, int64_t rows, int32_t k, int32_t pick) {
 /* One step; returns its time. */
 static double step(world_t* w, int64_t rows, int32_t* out_k, int32_t* out_why) {
   int32_t pick = 0;
-  const sluice_tuner_table_t* table = sluice_tuner_joint_next(&w->joint, rows, &pick, out_why);
+  const sluice_tuner_table_t* table = sluice_tuner_strategy_next(&w->joint, rows, &pick, out_why);
   const int32_t k = *out_k = table->restore_set - 1, n = sluice_pick_chunks(pick);
   assert_true(n >= 2);
   observe(w, rows, k, pick);
@@ -244,7 +244,7 @@ static void Joint_ManyLayers_ComparisonEnds(void** state) {
       for (int32_t l = 0; l < layers; ++l) {
         int32_t why = 0;
         if (last[l] >= 0) observe(&w, ROWS, last[l], pick[l]);
-        last[l] = sluice_tuner_joint_next(&w.joint, ROWS, &pick[l], &why)->restore_set - 1;
+        last[l] = sluice_tuner_strategy_next(&w.joint, ROWS, &pick[l], &why)->restore_set - 1;
         on_trial += why == SLUICE_WHY_ON_TRIAL;
       }
       if (on_trial == 0) break;
@@ -262,7 +262,7 @@ static void Joint_NothingKnown_IsS4WithTwoChunks(void** state) {
   w.machine = random_machine(&seed);
   begin(&w, SLUICE_TUNER_PROFILE, 0);
   int32_t pick = 0, why = 0;
-  assert_int_equal(sluice_tuner_joint_next(&w.joint, 0, &pick, &why)->restore_set, 4);
+  assert_int_equal(sluice_tuner_strategy_next(&w.joint, 0, &pick, &why)->restore_set, 4);
   assert_true(sluice_pick_chunks(pick) == 2 && why == SLUICE_WHY_NOTHING_YET);
 }
 

@@ -5,9 +5,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "backend/base/findings.h"
+#include "backend/base/machine_cache.h"
 #include "backend/base/log.h"
-#include "backend/gemm/auto/auto_kept.h"
+#include "backend/gemm/auto/auto_cache.h"
 #include "third_party/fuzz/target.h"
 
 enum { MOST = 64, HEAD_BYTES = 1024 };

@@ -177,7 +177,7 @@ static void step_on_host(const rig_t* rig, states_t* states, int64_t number) {
     for (int64_t t = 0; t < request.groups[g].num_tensors; ++t) {
       const sluice_adam_tensor_t* tensor = request.groups[g].tensors + t;
       const sluice_adam_numbers_t numbers = sluice_adam_numbers_of(&rules[g], tensor->step, 1.0 / 3.0);
-      sluice_adam_widest()->update(tensor, 0, tensor->count, &numbers);
+      sluice_adam_dispatch()->update(tensor, 0, tensor->count, &numbers);
     }
   }
 }

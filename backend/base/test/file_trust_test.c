@@ -1,0 +1,116 @@
+#include "backend/base/file_trust.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "sluice/sluice.h"
+#include "third_party/bazel/skip.h"
+
+#define SOMEBODY 4242 /* a user other than this one */
+
+static char folder[64], path[96], link_path[96], warned[1300];
+
+static void on_log(void* user, int32_t level, const char* message) {
+  (void)user;
+  if (level == SLUICE_LOG_WARN) snprintf(warned, sizeof warned, "%s", message);
+}
+
+static int set_up(void** state) {
+  (void)state;
+  snprintf(folder, sizeof folder, "/tmp/sluice-owned-XXXXXX");
+  if (mkdtemp(folder) == NULL) return -1;
+  snprintf(path, sizeof path, "%s/file", folder);
+  snprintf(link_path, sizeof link_path, "%s/link", folder);
+  FILE* file = fopen(path, "w");
+  if (file == NULL || fclose(file) != 0 || chmod(path, 0644) != 0 || symlink(path, link_path) != 0) return -1;
+  warned[0] = '\0';
+  sluice_set_log(on_log, NULL, SLUICE_LOG_INFO);
+  return 0;
+}
+
+static int tear_down(void** state) {
+  (void)state;
+  sluice_set_log(NULL, NULL, 0);
+  (void)unlink(link_path);
+  (void)unlink(path);
+  return rmdir(folder);
+}
+
+/* Opens and closes; 1: it was opened. says: a part of the warning, or NULL for none. */
+static int opens(const char* what, int must_be_ours, const char* says) {
+  warned[0] = '\0';
+  int descriptor = sluice_trusted_open(what, must_be_ours);
+  if (says == NULL) assert_string_equal(warned, "");
+  if (says != NULL && (strstr(warned, says) == NULL || strstr(warned, what) == NULL)) fail_msg("said: %s", warned);
+  return descriptor >= 0 && close(descriptor) == 0;
+}
+
+static void Open_OurFile_IsRead(void** state) {
+  (void)state;
+  assert_true(opens(path, 1, NULL));
+  assert_true(opens(path, 0, NULL));
+  assert_true(opens(link_path, 0, NULL)); /* the user's choice */
+  assert_false(opens("/tmp/sluice-owned/not/there", 1, NULL));
+}
+
+static void Open_FileThatOthersWrite_IsRefusedOrWarnedOf(void** state) {
+  (void)state;
+  assert_int_equal(chmod(path, 0664), 0);
+  assert_false(opens(path, 1, "its group can write it"));
+  assert_true(opens(path, 0, "chmod go-w"));
+  assert_int_equal(chmod(path, 0646), 0);
+  assert_false(opens(path, 1, "every user can write it"));
+  assert_true(opens(path, 0, "every user can write it"));
+}
+
+static void Open_LinkOrFifo_IsRefusedAtOnce(void** state) {
+  (void)state;
+  assert_false(opens(link_path, 1, "it is a symbolic link"));
+  assert_int_equal(unlink(path), 0);
+  assert_int_equal(mkfifo(path, 0600), 0); /* without O_NONBLOCK this would wait for a writer */
+  assert_false(opens(path, 1, "no regular file"));
+  assert_false(opens(path, 0, "no regular file"));
+}
+
+static void Open_FileOfAnotherUser_IsRefusedWithItsNumber(void** state) {
+  (void)state;
+  if (chown(path, SOMEBODY, (gid_t)-1) != 0) skip_because("only root gives files away");
+  assert_false(opens(path, 1, "it belongs to user 4242"));
+  assert_true(opens(path, 0, NULL));
+  /* Files of root are accepted for another user too: root may do anything. */
+  assert_int_equal(seteuid(SOMEBODY), 0);
+  int own = opens(path, 1, NULL), roots = opens("/etc/passwd", 1, NULL);
+  assert_int_equal(seteuid(0), 0);
+  assert_false(own); /* only root can enter the folder */
+  assert_true(roots);
+}
+
+static void Warn_LibraryThatOthersWrite_IsNamed(void** state) {
+  (void)state;
+  sluice_warn_if_others_write(path);
+  sluice_warn_if_others_write("libc.so.6");
+  assert_string_equal(warned, "");
+  assert_int_equal(chmod(path, 0666), 0);
+  sluice_warn_if_others_write(link_path);
+  assert_non_null(strstr(warned, "is used although every user can write it"));
+}
+
+int main(void) {
+#define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+  const struct CMUnitTest tests[] = {
+      CASE(Open_OurFile_IsRead),
+      CASE(Open_FileThatOthersWrite_IsRefusedOrWarnedOf),
+      CASE(Open_LinkOrFifo_IsRefusedAtOnce),
+      CASE(Open_FileOfAnotherUser_IsRefusedWithItsNumber),
+      CASE(Warn_LibraryThatOthersWrite_IsNamed),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,264 @@
+/* Fresh ranges are populated while the caller continues, and nothing else is touched. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* RUSAGE_THREAD, sched_setaffinity */
+#endif
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "backend/base/clock.h"
+#include "backend/base/pages_prefault.h"
+#include "backend/base/pages_rates.h"
+#include "backend/base/processors.h"
+#include "third_party/bazel/skip.h"
+
+enum { MIB = 1 << 20, BYTES = 32 * MIB };
+static const uint64_t DEADLINE_NS = UINT64_C(120) * 1000 * 1000 * 1000; /* ends as soon as everything is populated */
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+/* Other pages that the reader touches: the address sanitizer records eight bytes in one. */
+#ifdef __SANITIZE_ADDRESS__
+enum { NOTES = BYTES / 8 / 4096 };
+#else
+enum { NOTES = 0 };
+#endif
+
+static size_t page_bytes(void) { return (size_t)sysconf(_SC_PAGESIZE); }
+
+static unsigned char* fresh(void) {
+  unsigned char* data = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  assert_true(data != MAP_FAILED);
+  (void)madvise(data, BYTES, MADV_NOHUGEPAGE); /* one access per page */
+  return data;
+}
+
+static void skip_where_it_cannot(void) {
+  unsigned char* data = fresh();
+  const int can = madvise(data, page_bytes(), MADV_POPULATE_WRITE) == 0;
+  munmap(data, BYTES);
+  if (!can) skip_because("this kernel brings no pages in on demand");
+  if (sluice_processors_count() < 2) skip_because("one core");
+}
+
+static size_t pages_resident(void* data) {
+  static unsigned char state[BYTES / 4096];
+  const size_t count = BYTES / page_bytes();
+  assert_true(mincore(data, BYTES, state) == 0);
+  size_t found = 0;
+  for (size_t i = 0; i < count; ++i) found += state[i] & 1;
+  return found;
+}
+
+static void wait_for_all(void* data) {
+  const uint64_t begin = sluice_now_ns();
+  while (pages_resident(data) < BYTES / page_bytes()) {
+    if (sluice_now_ns() - begin > DEADLINE_NS) fail_msg("%zu pages are there", pages_resident(data));
+    sched_yield();
+  }
+}
+
+static long own_faults(void) {
+  struct rusage used;
+  assert_int_equal(getrusage(RUSAGE_THREAD, &used), 0);
+  return used.ru_minflt;
+}
+
+static void Ahead_FreshRange_IsPopulatedUnchangedMeanwhile(void** state) {
+  (void)state;
+  skip_where_it_cannot();
+  unsigned char* data = fresh();
+  for (int i = 0; i < 4; ++i) data[(i + 3) * MIB + 5] = (unsigned char)(i + 1);
+  sluice_pages_prefault_t ahead;
+  sluice_pages_prefault_init(&ahead);
+  const long before = own_faults();
+  sluice_pages_prefault_add(&ahead, data, BYTES);
+  sluice_pages_prefault_start(&ahead);
+  assert_true(ahead.is_running);
+  wait_for_all(data);
+  sluice_pages_prefault_stop(&ahead);
+  for (int i = 0; i < BYTES; ++i) {
+    const int in = i % MIB == 5 && i / MIB >= 3 && i / MIB < 7;
+    if (data[i] != (in ? i / MIB - 2 : 0)) fail_msg("byte %d is %d", i, data[i]);
+  }
+  memset(data, 1, BYTES);
+  const long faults = own_faults() - before;
+#if defined(__SANITIZE_THREAD__)
+  printf("%ld faults are not judged: ThreadSanitizer's notes of what this thread reads are among them\n", faults);
+#else
+  assert_true(faults < 256 + NOTES); /* of 8,192 pages; some of the thread's own */
+#endif
+  munmap(data, BYTES);
+}
+
+static void Ahead_MemoryThatIsThereOrSmall_NeedsNoThread(void** state) {
+  (void)state;
+  unsigned char* data = fresh();
+  sluice_pages_prefault_t ahead;
+  sluice_pages_prefault_init(&ahead);
+  sluice_pages_prefault_add(&ahead, data, SLUICE_PAGES_PREFAULT_LEAST - 1);
+  sluice_pages_prefault_add(&ahead, NULL, BYTES);
+  memset(data, 1, BYTES);
+  sluice_pages_prefault_add(&ahead, data, BYTES);
+  sluice_pages_prefault_start(&ahead);
+  assert_int_equal(ahead.count, 0);
+  assert_false(ahead.is_running);
+  sluice_pages_prefault_stop(&ahead);
+  munmap(data, BYTES);
+}
+
+/* Gradients of separate matrices, as in hosts whose experts are modules. */
+static void Ahead_ManySmallRanges_AllComeIn(void** state) {
+  (void)state;
+  skip_where_it_cannot();
+  unsigned char* data = fresh();
+  sluice_pages_prefault_t ahead;
+  sluice_pages_prefault_init(&ahead);
+  for (int i = 0; i < BYTES / MIB; ++i) sluice_pages_prefault_add(&ahead, data + (size_t)i * MIB, MIB);
+  assert_int_equal(ahead.count, BYTES / MIB);
+  sluice_pages_prefault_start(&ahead);
+  wait_for_all(data);
+  sluice_pages_prefault_stop(&ahead);
+  munmap(data, BYTES);
+}
+
+/* A steady-state pass with many gradients is not checked completely. */
+static void Ahead_FirstOnesAreThere_OthersAreNotLookedAt(void** state) {
+  (void)state;
+  unsigned char* data = fresh();
+  sluice_pages_prefault_t ahead;
+  sluice_pages_prefault_init(&ahead);
+  memset(data, 1, 16 * MIB);
+  for (int i = 0; i < BYTES / MIB; ++i) sluice_pages_prefault_add(&ahead, data + (size_t)i * MIB, MIB);
+  assert_int_equal(ahead.count, 0);
+  assert_in_range(ahead.num_there, 1, 15);
+  sluice_pages_prefault_init(&ahead);
+  for (int i = BYTES / MIB; i-- > 0;) sluice_pages_prefault_add(&ahead, data + (size_t)i * MIB, MIB);
+  assert_int_equal(ahead.count, 16); /* one that is fresh, and all are */
+  munmap(data, BYTES);
+}
+
+static void Ahead_Stopped_LetsTheMemoryGo(void** state) {
+  (void)state;
+  for (int i = 0; i < 50; ++i) {
+    unsigned char* data = fresh();
+    sluice_pages_prefault_t ahead;
+    sluice_pages_prefault_init(&ahead);
+    sluice_pages_prefault_add(&ahead, data, BYTES);
+    sluice_pages_prefault_start(&ahead);
+    sluice_pages_prefault_stop(&ahead);
+    munmap(data, BYTES); /* a thread still running would access other memory here, or none */
+    unsigned char* other = fresh();
+    assert_int_equal(pages_resident(other), 0);
+    munmap(other, BYTES);
+  }
+}
+
+static void Ahead_OneCore_LeavesItToTheCaller(void** state) {
+  (void)state;
+  cpu_set_t before, one;
+  assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+  CPU_ZERO(&one);
+  for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&one) == 0; ++cpu) {
+    if (CPU_ISSET(cpu, &before)) CPU_SET(cpu, &one);
+  }
+  assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
+  unsigned char* data = fresh();
+  sluice_pages_prefault_t ahead;
+  sluice_pages_prefault_init(&ahead);
+  assert_false(sluice_pages_prefault_add(&ahead, data, BYTES)); /* the caller measures it if it is due */
+  sluice_pages_prefault_start(&ahead);
+  assert_false(ahead.is_running);
+  sluice_pages_prefault_stop(&ahead);
+  assert_int_equal(pages_resident(data), 0);
+  munmap(data, BYTES);
+  assert_int_equal(sched_setaffinity(0, sizeof before, &before), 0);
+}
+
+static void Ahead_MoreRangesThanThereIsRoom_LeavesTheRest(void** state) {
+  (void)state;
+  skip_where_it_cannot();
+  unsigned char* data = fresh();
+  sluice_pages_prefault_t ahead;
+  sluice_pages_prefault_init(&ahead);
+  for (int i = 0; i < SLUICE_PAGES_PREFAULT_RANGES + 3; ++i) {
+    assert_int_equal(sluice_pages_prefault_add(&ahead, data, BYTES), i < SLUICE_PAGES_PREFAULT_RANGES);
+  }
+  assert_int_equal(ahead.count, SLUICE_PAGES_PREFAULT_RANGES);
+  assert_int_equal(ahead.num_measured, SLUICE_PAGES_FIRST);
+  munmap(data, BYTES);
+}
+
+/* Half of the small pages have been written by another thread already: there is nothing to compare, and the next range
+ * is still due. */
+static void Ahead_WhatOthersHaveWritten_SaysNothing(void** state) {
+  (void)state;
+  skip_where_it_cannot();
+  for (int i = 0; i < SLUICE_PAGES_FIRST + 4; ++i) {
+    unsigned char* whole = mmap(NULL, BYTES + 2 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(whole != MAP_FAILED);
+    (void)madvise(whole, BYTES + 2 * MIB, MADV_NOHUGEPAGE);
+    unsigned char* data = whole + (2 * MIB - (uintptr_t)whole % (2 * MIB)); /* whole huge pages */
+    memset(data, 1, BYTES / 2);
+    sluice_pages_prefault_t ahead;
+    sluice_pages_prefault_init(&ahead);
+    assert_true(sluice_pages_prefault_add(&ahead, data, BYTES));
+    assert_int_equal(ahead.num_measured, 1);
+    sluice_pages_prefault_start(&ahead);
+    wait_for_all(data);
+    sluice_pages_prefault_stop(&ahead);
+    munmap(whole, BYTES + 2 * MIB);
+  }
+}
+
+/* Half with each kind of page, on the thread, until four ranges are measured; ranges that were stopped early do not
+ * count. */
+static void Ahead_DueRanges_AreMeasuredByTheThread(void** state) {
+  (void)state;
+  skip_where_it_cannot();
+  int due = 0;
+  for (int i = 0; i < SLUICE_PAGES_FIRST + 4; ++i) {
+    unsigned char* data = fresh();
+    data[5] = 7;
+    sluice_pages_prefault_t ahead;
+    sluice_pages_prefault_init(&ahead);
+    assert_true(sluice_pages_prefault_add(&ahead, data, BYTES));
+    assert_int_equal(pages_resident(data), 1); /* nothing yet */
+    due += ahead.advice[0].next == SLUICE_PAGES_MEASURE;
+    sluice_pages_prefault_start(&ahead);
+    if (i > 0) wait_for_all(data); /* the first is stopped at once: most likely before its end */
+    sluice_pages_prefault_stop(&ahead);
+    assert_int_equal(data[5], 7);
+    munmap(data, BYTES);
+  }
+  assert_in_range(due, SLUICE_PAGES_FIRST, SLUICE_PAGES_FIRST + 1);
+}
+
+int main(void) {
+  unsetenv("SLUICE_HUGE_PAGES");
+  setenv("SLUICE_CACHE_DIR", "/dev/null", 1); /* nothing is known before */
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Ahead_MoreRangesThanThereIsRoom_LeavesTheRest),
+      cmocka_unit_test(Ahead_WhatOthersHaveWritten_SaysNothing),
+      cmocka_unit_test(Ahead_DueRanges_AreMeasuredByTheThread), /* before other cases measure */
+      cmocka_unit_test(Ahead_FreshRange_IsPopulatedUnchangedMeanwhile),
+      cmocka_unit_test(Ahead_MemoryThatIsThereOrSmall_NeedsNoThread),
+      cmocka_unit_test(Ahead_ManySmallRanges_AllComeIn),
+      cmocka_unit_test(Ahead_FirstOnesAreThere_OthersAreNotLookedAt),
+      cmocka_unit_test(Ahead_Stopped_LetsTheMemoryGo),
+      cmocka_unit_test(Ahead_OneCore_LeavesItToTheCaller),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

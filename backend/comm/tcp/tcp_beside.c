@@ -1,8 +1,0 @@
-#include "backend/comm/tcp/tcp_beside.h"
-
-#include "backend/comm/tcp/tcp_messages.h"
-
-sluice_status_t sluice_tcp_messages_beside(sluice_comm_t* comm, sluice_messages_t* messages, sluice_wire_t** out_wire) {
-  const sluice_tcp_way_t way = {.connect_timeout_ns = SLUICE_TCP_CONNECT_NS};
-  return sluice_tcp_messages_open(comm, &way, messages, out_wire);
-}

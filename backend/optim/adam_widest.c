@@ -1,9 +1,0 @@
-#include <stddef.h>
-
-#include "backend/optim/adam.h"
-
-const sluice_adam_kernels_t* sluice_adam_widest(void) {
-  const sluice_adam_kernels_t* widest = sluice_adam_avx512();
-  if (widest == NULL) widest = sluice_adam_avx2();
-  return widest != NULL ? widest : sluice_adam_plain;
-}

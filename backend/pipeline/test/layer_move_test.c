@@ -1,0 +1,211 @@
+/* A layer that changes its stage during a batch: in every order of events each micro-batch runs it forward and backward
+ * once, on one stage, with its parameters there, and its gradients accumulate in order. Planted errors are found. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/pipeline/layer_move.h"
+
+enum { MOST = 5 };
+
+/* Errors of a faulty executor. */
+typedef enum mutant_e {
+  NONE = 0,
+  DOES_NOT_WAIT,     /* the upper stage triggers before the receiver has the parameters */
+  IGNORES_THE_WORD,  /* the lower stage runs L although it has run */
+  FOLLOWS_THE_OWNER, /* a backward runs on L's present stage */
+  HOLDS_NOTHING,     /* the receiver accumulates before the sum has arrived */
+  FOLDS_BACKWARDS,
+  MARKS_TOO_SOON,       /* the sum is sent while a backward remains */
+  FORGETS_WHAT_IS_HELD, /* when the sum arrives early */
+  NUM_MUTANTS
+} mutant_t;
+
+typedef struct world_s {
+  int32_t m, window; /* micro-batches, and the limit in flight of the upper stage */
+  mutant_t mutant;
+  sluice_layer_move_t stage[2];
+  int32_t forwards[2], backwards[2]; /* ended ones, by stage */
+  int32_t is_here;                   /* L's parameters have arrived at the receiver */
+  uint64_t activation_word[MOST], gradient_word[MOST];
+  int8_t ran[2][MOST];                     /* L in the forward */
+  int8_t back[2][MOST];                    /* and in the backward */
+  int8_t without;                          /* it ran without its parameters */
+  int8_t folded[2 * MOST], held[2 * MOST]; /* a bad executor runs L on both stages */
+  int32_t num_folded, num_held;
+  int32_t num_marked; /* accumulated gradients in the sum in flight; -1: none */
+  int8_t has_sum;     /* the receiver */
+} world_t;
+
+typedef struct found_s {
+  int64_t ends;
+  int64_t by_trigger[MOST + 1]; /* how often the trigger was at this micro-batch; MOST: none */
+  int64_t wrong;
+} found_t;
+
+static int32_t receiver(const world_t* w) {
+  return w->stage[0].to_lower ? SLUICE_LAYER_MOVE_LOWER : SLUICE_LAYER_MOVE_UPPER;
+}
+
+/* The sum of the stage that L leaves is sent once. */
+static void mark(world_t* w, int32_t s) {
+  const sluice_layer_move_t* live = &w->stage[s];
+  const int is_too_soon = w->mutant == MARKS_TOO_SOON && s != receiver(w) && live->is_over;
+  if (w->num_marked < 0 && (sluice_live_is_final(live) || is_too_soon)) w->num_marked = w->num_folded;
+}
+
+static void forward(world_t* w, int32_t s) {
+  const int32_t i = w->forwards[s]++;
+  sluice_layer_move_t* live = &w->stage[s];
+  if (w->mutant == DOES_NOT_WAIT && s == SLUICE_LAYER_MOVE_UPPER && i == 1) live->has = 1;
+  int ran = sluice_live_forward(live, i, s == SLUICE_LAYER_MOVE_LOWER ? w->activation_word[i] : 0);
+  if (w->mutant == IGNORES_THE_WORD && s == SLUICE_LAYER_MOVE_LOWER) ran = w->is_here || receiver(w) != s;
+  if (ran && s == receiver(w) && !w->is_here) w->without = 1;
+  w->ran[s][i] = (int8_t)ran;
+  if (s == SLUICE_LAYER_MOVE_UPPER) w->activation_word[i] = sluice_live_activation_word(ran);
+  mark(w, s);
+}
+
+static void backward(world_t* w, int32_t s) {
+  const int32_t i = w->backwards[s]++;
+  sluice_layer_move_t* live = &w->stage[s];
+  if (s == SLUICE_LAYER_MOVE_UPPER) sluice_live_heard(live, w->gradient_word[i]);
+  int runs = w->ran[s][i];
+  if (w->mutant == FOLLOWS_THE_OWNER) runs = w->is_here == (s == receiver(w));
+  w->back[s][i] = (int8_t)runs;
+  if (runs && sluice_live_receives(live) && !w->has_sum && w->mutant != HOLDS_NOTHING) {
+    w->held[w->num_held++] = (int8_t)i;
+  } else if (runs) {
+    w->folded[w->num_folded++] = (int8_t)i;
+  }
+  if (w->ran[s][i]) sluice_live_ended(live);
+  mark(w, s);
+  if (s == SLUICE_LAYER_MOVE_LOWER) w->gradient_word[i] = sluice_live_gradient_word(live);
+}
+
+static void arrive(world_t* w) {
+  w->is_here = 1;
+  sluice_live_arrived(&w->stage[receiver(w)]);
+}
+
+static void fold_held(world_t* w) {
+  for (int32_t k = 0; k < w->num_held; ++k) {
+    w->folded[w->num_folded++] = w->held[w->mutant == FOLDS_BACKWARDS ? w->num_held - 1 - k : k];
+  }
+  w->num_held = 0;
+}
+
+/* Gradients added to the sum after its mark are not in it. */
+static void take_sum(world_t* w) {
+  w->num_folded = w->num_marked;
+  if (w->mutant == FORGETS_WHAT_IS_HELD) w->num_held = 0;
+  fold_held(w);
+  w->has_sum = 1;
+}
+
+/* ---- the end ---- */
+
+static int is_right(world_t* w) {
+  fold_held(w);
+  if (w->without || w->num_folded != w->m) return 0;
+  for (int32_t i = 0; i < w->m; ++i) {
+    if (w->ran[0][i] + w->ran[1][i] != 1 || w->folded[i] != i) return 0;
+    if (w->back[0][i] != w->ran[0][i] || w->back[1][i] != w->ran[1][i]) return 0;
+  }
+  return 1;
+}
+
+/* Any event that may be next. The parameters may also arrive after the batch. */
+static void explore(const world_t* w, found_t* found) {
+  if (w->backwards[SLUICE_LAYER_MOVE_UPPER] == w->m) {
+    world_t end = *w;
+    ++found->ends;
+    ++found->by_trigger[w->stage[0].trigger < 0 ? MOST : w->stage[0].trigger];
+    found->wrong += !is_right(&end);
+    return;
+  }
+  for (int32_t s = 0; s < 2; ++s) {
+    const int32_t limit =
+        s == SLUICE_LAYER_MOVE_UPPER ? w->backwards[s] + w->window : w->forwards[SLUICE_LAYER_MOVE_UPPER];
+    if (w->forwards[s] < w->m && w->forwards[s] < limit) {
+      world_t next = *w;
+      forward(&next, s);
+      explore(&next, found);
+    }
+    const int32_t ready = s == SLUICE_LAYER_MOVE_UPPER ? w->backwards[SLUICE_LAYER_MOVE_LOWER] : w->forwards[s];
+    if (w->backwards[s] < ready) {
+      world_t next = *w;
+      backward(&next, s);
+      explore(&next, found);
+    }
+  }
+  if (!w->is_here) {
+    world_t next = *w;
+    arrive(&next);
+    explore(&next, found);
+  }
+  if (w->num_marked >= 0 && !w->has_sum) {
+    world_t next = *w;
+    take_sum(&next);
+    explore(&next, found);
+  }
+}
+
+static found_t explored(int32_t m, int32_t window, int32_t to_lower, mutant_t mutant) {
+  found_t found = {.ends = 0};
+  world_t w = {.m = m, .window = window, .mutant = mutant, .num_marked = -1};
+  for (int32_t s = 0; s < 2; ++s) w.stage[s] = sluice_live_begin(s, to_lower);
+  explore(&w, &found);
+  return found;
+}
+
+static void Live_EveryOrderOfEvents_RunsTheLayerOnceForEachMicroBatch(void** state) {
+  (void)state;
+  for (int32_t to_lower = 0; to_lower < 2; ++to_lower) {
+    int64_t ends = 0, moved = 0;
+    for (int32_t m = 1; m <= 4; ++m) {
+      for (int32_t window = 1; window <= m; ++window) {
+        const found_t found = explored(m, window, to_lower, NONE);
+        if (found.wrong > 0)
+          fail_msg("m %d, L %d: %lld of %lld ends are wrong", m, window, (long long)found.wrong, (long long)found.ends);
+        ends += found.ends;
+        moved += found.ends - found.by_trigger[MOST];
+      }
+    }
+    print_message("to the %s stage: %lld orders, in %lld of them the layer moves in the batch\n",
+                  to_lower ? "lower" : "upper", (long long)ends, (long long)moved);
+    assert_true(moved > 0 && moved < ends);
+  }
+}
+
+static void Live_EveryTrigger_Happens(void** state) {
+  (void)state;
+  const found_t up = explored(4, 3, 0, NONE), down = explored(4, 2, 1, NONE);
+  for (int32_t i = 0; i < 4; ++i) assert_true(up.by_trigger[i] > 0);
+  /* The upper stage learns of the parameters with a gradient, so the first micro-batch is never the trigger. */
+  assert_int_equal(down.by_trigger[0], 0);
+  for (int32_t i = 1; i < 4; ++i) assert_true(down.by_trigger[i] > 0);
+}
+
+static void Live_PlantedErrors_AreFound(void** state) {
+  (void)state;
+  for (mutant_t mutant = NONE + 1; mutant < NUM_MUTANTS; ++mutant) {
+    int64_t wrong = 0;
+    for (int32_t to_lower = 0; to_lower < 2; ++to_lower) wrong += explored(4, 2, to_lower, mutant).wrong;
+    if (wrong == 0) fail_msg("mutant %d goes unseen", (int)mutant);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(Live_EveryOrderOfEvents_RunsTheLayerOnceForEachMicroBatch),
+      cmocka_unit_test(Live_EveryTrigger_Happens),
+      cmocka_unit_test(Live_PlantedErrors_AreFound),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

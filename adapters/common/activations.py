@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sluice.adapters.common.apart import apart
+from sluice.adapters.common.call_on_thread import call_on_thread
 from sluice.adapters.torch import Swiglu
 from torch import nn
 from torch.nn import functional as F
@@ -70,9 +70,9 @@ def find(
 
     alphas, limits, offsets  numbers of SwiGLU that the host names, in addition to those that models use
 
-    Asked on a thread of its own (apart.py).
+    Asked on a thread of its own (call_on_thread.py).
     """
-    return apart(lambda: _find(activation, gated, alphas, limits, offsets), "sluice-asks-a-gate")
+    return call_on_thread(lambda: _find(activation, gated, alphas, limits, offsets), "sluice-asks-a-gate")
 
 
 def _find(

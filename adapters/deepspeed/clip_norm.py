@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from sluice.adapters.common.kept import Piece
 from sluice.adapters.common.migration.moving import has_moved
+from sluice.adapters.common.optimizer_state import Piece
 from sluice.adapters.deepspeed.pipeline import moving_layers, stage_module
 
 from deepspeed.runtime import utils

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from sluice.adapters.common.migration import away, moving
 from sluice.adapters.common.migration.moving import Belongings, Expert, of_modules, of_stacks
-from sluice.adapters.megatron.kept import keeper_of
+from sluice.adapters.megatron.optimizer_state import keeper_of
 from sluice.errors import InvalidState
 
 from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject

@@ -16,7 +16,7 @@ from sluice.adapters.common import agree
 from sluice.adapters.pipelining.refusals import PLANNED, Way, reason_against, way_of
 from sluice.adapters.pipelining.stage import Batch, TorchStage
 from sluice.adapters.torch import EpGroup, Pipeline, PipelineConfig
-from sluice.adapters.torch.weights_later import WeightsLater
+from sluice.adapters.torch.split_backward import SplitBackward
 from sluice.errors import Unsupported
 from torch.distributed.pipelining import schedules as torch_schedules
 from torch.distributed.pipelining._utils import generate_stage_to_rank_mapping
@@ -38,7 +38,7 @@ class _Arriving:
     separate_wgrad: bool | None = None
     in_flight: int | None = None
     sluice: Pipeline | None = None  # its stats() say what ran; from the first step on
-    _later: Sequence[WeightsLater] = ()  # by stage
+    _later: Sequence[SplitBackward] = ()  # by stage
     _has_warned_of_scaling = False
 
     def _choose(self, policy: str | None, separate_wgrad: bool | None, in_flight: int | None) -> None:
@@ -67,7 +67,7 @@ class _Arriving:
             is_apart=way.split,
             forward_only=not self._has_backward,
         )
-        self._later = self._later or [WeightsLater() for _ in stages]
+        self._later = self._later or [SplitBackward() for _ in stages]
         run = [TorchStage(self, stage, batch, later) for stage, later in zip(stages, self._later)]
         self._warn_of_scaling(stages)
         try:

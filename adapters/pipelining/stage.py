@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from sluice.adapters.torch import Edge
-from sluice.adapters.torch.weights_later import WeightsLater, linears_of
+from sluice.adapters.torch.split_backward import SplitBackward, linears_of
 from sluice.errors import InvalidArgument, SluiceError, Unsupported
 from torch.distributed.pipelining._utils import to_local_if_dtensor
 
@@ -28,12 +28,12 @@ class Batch(NamedTuple):
 class TorchStage:
     """A stage for one batch. Everything that computes stays torch's; nothing is sent or received by it."""
 
-    def __init__(self, schedule: Any, stage: Any, batch: Batch, later: WeightsLater) -> None:
+    def __init__(self, schedule: Any, stage: Any, batch: Batch, later: SplitBackward) -> None:
         self._schedule, self._stage, self._batch = schedule, stage, batch
         # One with a `dw_builder` brings its own way of computing them later.
         self._later = later if batch.is_apart and stage.dw_builder is None else None
 
-    # ---- ops: sluice.adapters.torch.ApartStage ----
+    # ---- ops: sluice.adapters.torch.SplitBackwardStage ----
 
     def load(self, micro_batch: int) -> None:
         """Everything is there."""

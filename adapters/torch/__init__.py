@@ -16,13 +16,13 @@ from .lora import Lora
 from .migration import Arriving, Leaving, Migration
 from .options import layer_options, refused_policy
 from .packed import PackedLayer
-from .pipeline import ApartStage, Edge, Pipeline, PipelineConfig, Stage
+from .pipeline import Edge, Pipeline, PipelineConfig, SplitBackwardStage, Stage
 from .placement import device_of
 from .stacked import StackedLayer
 from .watchers import watcher
 
 __all__ = [
-    "ApartStage",
+    "SplitBackwardStage",
     "Arriving",
     "CallbackExperts",
     "CastingLayer",

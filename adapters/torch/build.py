@@ -26,7 +26,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ... import cache_folder, file_lock, owned
+from ... import cache_folder, file_lock, file_trust
 from ...errors import External, NotFound, SluiceError
 from . import stamps
 
@@ -86,7 +86,7 @@ def _find_cached(fitting: stamps.Wanted) -> tuple[str | None, list[str]]:
     reasons = []
     for path in places:
         try:
-            owned.check_folder(os.path.dirname(path))
+            file_trust.check_folder(os.path.dirname(path))
             reason = stamps.why_not(path, fitting)
         except FileNotFoundError:
             continue
@@ -121,9 +121,9 @@ def check_cache(may_lack: bool = True) -> None:
     folder = os.path.dirname(_cached(wanted()))
     try:
         if not may_lack:
-            owned.make_folder(folder)
-        owned.check_folder(folder, may_lack)
-    except owned.NotOurs as error:
+            file_trust.make_folder(folder)
+        file_trust.check_folder(folder, may_lack)
+    except file_trust.NotOurs as error:
         raise NotFound(f"no code is loaded from {folder}: {error.filename}: {error.strerror}") from error
     except OSError as error:
         raise NotFound(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sluice import decision_log, owned
+from sluice import decision_log, file_trust
 from sluice.options import ContextOptions
 
 import torch
@@ -116,7 +116,7 @@ class Context:
         config = library.new("context_config")
         kept = fill(config, self.options, ContextOptions)
         if self.options.gemm_library is not None:
-            owned.warn(self.options.gemm_library)
+            file_trust.warn(self.options.gemm_library)
         per_node = self.options.ranks_per_node or self.ep_group.ranks_per_node()
         config.ranks_per_node = per_node if per_node < self.ep_group.world_size else 0  # a group within one node
         config.device_type, config.device_id = self.placement.code, self.placement.index

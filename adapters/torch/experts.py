@@ -17,7 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 
 from ..._library import load
 from .placement import Placement
-from .surroundings import Surroundings
+from .rng_and_autocast import RngAndAutocast
 
 
 class CallbackExperts:
@@ -123,7 +123,7 @@ class ExpertRun:
         self.record = len(parameters) > 0
         self._again = again
         self._is_backward = False
-        self._surroundings: dict[tuple[int, int], Surroundings] = {}
+        self._rng_and_autocast: dict[tuple[int, int], RngAndAutocast] = {}
         self._given = parameters
         self.error: BaseException | None = None
         self.saved: list[torch.Tensor] = []  # what the graphs save; moved out after forward, back in for backward
@@ -159,15 +159,15 @@ class ExpertRun:
             target.copy_(out)
 
     def _forward_first(self, key: tuple[int, int], data: torch.Tensor, target: torch.Tensor) -> None:
-        before = Surroundings(self.placement.device)
+        before = RngAndAutocast(self.placement.device)
         with _saved_as_they_are():
             _, out = self._recorded(key[1], data)
-        self._surroundings[key] = before.unless_random()
+        self._rng_and_autocast[key] = before.unless_random()
         with torch.no_grad():
             target.copy_(out)
 
     def _forward_again(self, key: tuple[int, int], data: torch.Tensor, target: torch.Tensor) -> None:
-        with self._surroundings[key].restored(), _saved_as_they_are():
+        with self._rng_and_autocast[key].restored(), _saved_as_they_are():
             self._graphs[key], out = self._recorded(key[1], data)
         with torch.no_grad():
             target.copy_(out)

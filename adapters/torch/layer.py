@@ -20,9 +20,9 @@ from ..._library import load
 from ...errors import InvalidArgument, InvalidState, OverCapacity, SluiceError, Unsupported
 from ._native import generation, interruptible
 from .accumulate import CHOICES, Sums, existing_grads
+from .call_buffers import SAVED_COUNT, Frame
 from .context import Context, release
 from .experts import CallbackExperts, callbacks
-from .frame import SAVED_COUNT, Frame
 from .function import run_layer
 from .gradient_pool import default_limit, empty_gradient
 from .layer_config import MoeConfig, fill_config, member_names

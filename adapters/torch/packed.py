@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from ...errors import InvalidArgument
+from .call_buffers import Frame
 from .casting import CastingLayer
 from .context import Context
 from .experts import CallbackExperts
-from .frame import Frame
 from .layer_config import MoeConfig
 from .passes import Pass
 

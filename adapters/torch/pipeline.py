@@ -67,7 +67,7 @@ class Stage(Protocol):
         ...
 
 
-class ApartStage(Stage, Protocol):
+class SplitBackwardStage(Stage, Protocol):
     """One whose backward leaves the gradients of its weights to an op of their own."""
 
     def weight_grad(self, micro_batch: int) -> None:
@@ -84,7 +84,8 @@ class PipelineConfig:
     stage         of this rank: its place among the ranks of a replica
     num_virtual   v: virtual stages of each rank; each is a `Stage`
     placement     of virtual stages: "looped" (c on rank c mod p), "v" (down the ranks and up again); None: the policy's
-    separate_wgrad  whether weight gradients are ops of their own, so that each is an `ApartStage`; None: the policy's
+    separate_wgrad  whether weight gradients are ops of their own, so that each is a `SplitBackwardStage`; None: the
+                  policy's
     replica       of the whole pipeline that this rank is in, of num_replicas: they end batches together
     has_experts   whether forwards and backwards of this stage meet those of the other replicas in collectives
     in_flight     L on every stage; None: chosen

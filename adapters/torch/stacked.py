@@ -13,11 +13,11 @@ import torch
 from ..._library import load
 from ...errors import InvalidArgument, SluiceError
 from ._native import generation
+from .call_buffers import Frame
 from .casting import CastingLayer
 from .context import Context
 from .descriptors import Descriptors
 from .experts import CallbackExperts
-from .frame import Frame
 from .layer_config import MoeConfig
 from .passes import Pass
 

@@ -18,7 +18,7 @@ from typing import Optional
 
 import torch
 
-from ... import owned
+from ... import file_trust
 
 MOST_BYTES = 65536  # of a stamp
 Wanted = dict[str, Optional[str]]  # None: whatever it is
@@ -82,7 +82,7 @@ def short(fitting: Wanted) -> str:
 
 def _sha256(path: str, also: tuple[int, ...]) -> str:
     digest = hashlib.sha256()
-    with os.fdopen(owned.open_ours(path, also), "rb") as file:
+    with os.fdopen(file_trust.open_ours(path, also), "rb") as file:
         for block in iter(lambda: file.read(1 << 20), b""):
             digest.update(block)
     return digest.hexdigest()
@@ -94,7 +94,7 @@ def why_not(path: str, fitting: Wanted, also: tuple[int, ...] = ()) -> str | Non
     also  owners that are as good as this user
     """
     try:
-        with os.fdopen(owned.open_ours(f"{path}.stamp", also), errors="replace") as file:
+        with os.fdopen(file_trust.open_ours(f"{path}.stamp", also), errors="replace") as file:
             said = json.loads(file.read(MOST_BYTES))
         found = _sha256(path, also)
     except FileNotFoundError:

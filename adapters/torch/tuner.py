@@ -9,7 +9,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from sluice import kept_decisions, restore, version
+from sluice import decision_cache, restore, version
 from sluice.cache_folder import NoCacheFolder
 from sluice.config import TunerOptions
 from sluice.planning import machines
@@ -130,7 +130,7 @@ def _begin_with_kept(context: Any, options: TunerOptions) -> None:
         path = _kept_file(options)
         if path is None:
             return b""
-        return kept_decisions.take(
+        return decision_cache.take(
             path, _machine_words(context), lambda text: _import(context.handle, text.encode())
         ).encode()
 
@@ -150,7 +150,7 @@ def _machine_words(context: Any) -> str:
     device = "cuda" if placement.is_cuda else "cpu"
     group = context.ep_group
     hosts = group._joined.meeting.layout() if group.world_size > 1 else "1 host"
-    return kept_decisions.machine_words(
+    return decision_cache.machine_words(
         device, link, group.world_size, hosts, context.options.gemm or "auto", version.__version__
     )
 
@@ -159,7 +159,7 @@ def _kept_file(options: TunerOptions) -> str | None:
     """None, with a word, where there is no folder for it: training never fails for it."""
     assert options.decisions is not None
     try:
-        return kept_decisions.place(options.decisions, options.cache)
+        return decision_cache.place(options.decisions, options.cache)
     except NoCacheFolder as error:
         print(f"sluice: no decisions are kept: {error.message}", file=sys.stderr, flush=True)
         return None
@@ -169,7 +169,7 @@ def keep(context: Any, options: TunerOptions) -> None:
     """Leaves this run's answers in the file that the options name. Not collective; of one rank."""
     path = None if options.decisions is None else _kept_file(options)
     if path is not None:
-        kept_decisions.merge(path, _machine_words(context), answers(context.handle))
+        decision_cache.merge(path, _machine_words(context), answers(context.handle))
 
 
 def decisions(handle: Any) -> list[dict[str, Any]]:

@@ -331,7 +331,7 @@ class ExpertsState:
         expert_slot: Sequence[int],
         optimizer: Any,
         bytes_per_second: int | None,
-    ) -> moving.Journey:
+    ) -> moving.ExpertMigration:
         """See `sluice.start_moving_experts`."""
         with _making:
             if self._contract is None:

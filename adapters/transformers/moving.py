@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from sluice.adapters.common.kept import Gradient, Keeper, plain
 from sluice.adapters.common.migration import away, hooked, moving, placement
 from sluice.adapters.common.migration.moving import Belongings, of_stacks
-from sluice.adapters.common.migration.rounds import Journey
+from sluice.adapters.common.migration.rounds import ExpertMigration
+from sluice.adapters.common.optimizer_state import Gradient, Keeper, plain
 from sluice.adapters.transformers import contract as contracts
 from sluice.errors import Unsupported
 
@@ -34,18 +34,18 @@ def start(
     expert_slot: Sequence[int],
     optimizer: torch.optim.Optimizer,
     bytes_per_second: int | None,
-) -> Journey:
+) -> ExpertMigration:
     """The same beside the optimizer's next steps. Collective likewise."""
     target = placement.checked(state.moving_name, state.home, expert_rank, expert_slot)
     _belongings(state, module, optimizer)  # refuses what cannot move
-    journey = Journey(
+    migration = ExpertMigration(
         state,
         lambda: _belongings(state, module, optimizer),
         target,
         lambda: away.guard_module(module, state),
     )
-    hooked.journeys_of(optimizer, state.moving_ranks, bytes_per_second).add(journey)
-    return journey
+    hooked.migrations_of(optimizer, state.moving_ranks, bytes_per_second).add(migration)
+    return migration
 
 
 def _belongings(state: Any, module: Any, optimizer: Any) -> Belongings:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from sluice.adapters.common.apart import apart
+from sluice.adapters.common.call_on_thread import call_on_thread
 from sluice.adapters.transformers.contract import PLAIN, Contract, numbers_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -49,7 +49,7 @@ def computes_in_f32(module: Any, contract: Contract, tensors: Sequence[torch.Ten
             return False
         twin = _twin(module, cls, contract.names, tensors)
         try:
-            known[what] = apart(lambda: _watch(twin, loop, contract, tensors, cast), "sluice-asks-a-loop")
+            known[what] = call_on_thread(lambda: _watch(twin, loop, contract, tensors, cast), "sluice-asks-a-loop")
         except Exception:  # any class may stand here
             known[what] = False
     return known[what]

@@ -2,11 +2,11 @@
 
 import os
 
+import build_comments
 import cycles
 import layering
 import pytest
 import python_imports
-import rooms
 from cycles import Include
 from layering import Edge
 
@@ -138,9 +138,9 @@ def test_AllowedEdges_Pass():
 
 
 def test_Rooms_SayWhatTheyAreAndWhomTheyUse(root):
-    texts = rooms.build_files(root)
+    texts = build_comments.build_files(root)
     assert {"backend/base", "backend/comm/nccl", "backend/cts/comm"} <= set(texts)
-    found = rooms.violations(texts, layering.bazel_edges(root) + layering.include_edges(root))
+    found = build_comments.violations(texts, layering.bazel_edges(root) + layering.include_edges(root))
     assert not found, "\n".join(found)
 
 
@@ -151,7 +151,7 @@ def test_RoomThatSaysTooLittle_IsFound():
     others = {"backend/base": ROOM, "backend/comm": ROOM, "backend/comm/host": ROOM}
 
     def said(text, *edges):
-        return rooms.violations({**others, "backend/x": text}, edges)
+        return build_comments.violations({**others, "backend/x": text}, edges)
 
     allowed = [
         Edge("backend/x", "backend/base"),

@@ -211,7 +211,9 @@ def _train(row: dict[str, str], section: dict[str, Any] | None, folder: str) -> 
         if section is not None:
             is_skewed = row["moves"] == "placed" and row["rows"] == "idle" and row["ep"] == "ep2"
             if is_skewed and row["frozen"] != "fzsome":  # its trained experts may have no valid placement
-                assert sum(journey.num_moves for watch in host.sluice.decider.watches for journey in watch.journeys)
+                assert sum(
+                    migration.num_moves for watch in host.sluice.decider.watches for migration in watch.migrations
+                )
             with host.sluice.at_home(False):
                 pass
         run.parameters = {name: p.detach().clone() for name, p in host.module.named_parameters()}

@@ -58,7 +58,7 @@ def _trained(
 ) -> dict[str, Any]:
     """every: steps between two shuffles, which include the gradients; 0: none. during_steps: they begin in one step and
     continue in the next ones."""
-    journeys: list[Any] = []
+    migrations: list[Any] = []
     hidden = 0
     sluice.configure(**OPTIONS)
     try:
@@ -70,9 +70,9 @@ def _trained(
             if every and number == steps - 1:
                 go_home(model, optimizer)
             elif during_steps and number % every == 0:
-                moves += sum(journey.has_ended and journey.num_moves > 0 for journey in journeys)
-                hidden += sum(journey.hidden_bytes for journey in journeys)
-                journeys = _start(model, number, optimizer)
+                moves += sum(migration.has_ended and migration.num_moves > 0 for migration in migrations)
+                hidden += sum(migration.hidden_bytes for migration in migrations)
+                migrations = _start(model, number, optimizer)
             elif during_steps:
                 pass
             elif every and number % every == every - 1:

@@ -167,7 +167,7 @@ def ep_deduplicated(
 def ep_kept(kind: str, path: str, folder: str) -> dict[str, Any]:
     """Trains until n is decided, beginning with and leaving decisions in `folder`: why, and passes of races."""
     import sluice
-    from sluice import given
+    from sluice import layer_lookup
     from transformers.distributed import DistributedConfig
 
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -183,7 +183,7 @@ def ep_kept(kind: str, path: str, folder: str) -> dict[str, Any]:
             if sluice.decisions(model):
                 break
         decided = sluice.decisions(model)
-        (context,) = given.contexts(model)
+        (context,) = layer_lookup.contexts(model)
         races = context.tuner_stats()["race_passes"]
         context.close()
     finally:

@@ -12,8 +12,8 @@ from sluice.version import __version__
 
 if TYPE_CHECKING:
     from sluice.adapters.torch.model_plan import plan_model
-    from sluice.decided import decisions, export_decisions, export_machine
-    from sluice.owners import experts_at_home, move_experts, start_moving_experts
+    from sluice.decision_export import decisions, export_decisions, export_machine
+    from sluice.expert_placement import experts_at_home, move_experts, start_moving_experts
     from sluice.settings import configure
 
 __all__ = [
@@ -45,13 +45,13 @@ def __getattr__(name: str) -> Any:
 
         return plan_model
     if name in ("decisions", "export_decisions", "export_machine"):
-        from sluice import decided
+        from sluice import decision_export
 
-        return getattr(decided, name)
+        return getattr(decision_export, name)
     if name in ("experts_at_home", "move_experts", "start_moving_experts"):
-        from sluice import owners
+        from sluice import expert_placement
 
-        return getattr(owners, name)
+        return getattr(expert_placement, name)
     raise AttributeError(f"module 'sluice' has no attribute {name!r}")
 
 
@@ -77,7 +77,7 @@ def stats(given: Any, reset_peak: bool = False) -> Any:
     Layers with the same ranks share one context, and with it these numbers. reset_peak: once all are read, the
     peak starts anew at what is allocated now.
     """
-    from sluice import given as resolve
+    from sluice import layer_lookup as resolve
     from sluice.errors import InvalidState
 
     layers = resolve.layers(given)

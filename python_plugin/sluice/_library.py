@@ -10,7 +10,7 @@ import functools
 import os
 from typing import Any
 
-from . import owned
+from . import file_trust
 from .errors import AbiMismatch, LibraryNotFound, SluiceError, from_status
 
 ENVIRONMENT = "SLUICE_LIBRARY"
@@ -71,7 +71,7 @@ def load() -> Library:
     if not os.path.exists(path):
         raise LibraryNotFound(f"{path} does not exist: {remedy}")
     if os.environ.get(ENVIRONMENT):
-        owned.warn(path)
+        file_trust.warn(path)
     try:
         lib = ffi.dlopen(path)
         numbers = ffi.new("int32_t[3]")

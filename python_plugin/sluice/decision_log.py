@@ -15,7 +15,7 @@ import tempfile
 import time
 from typing import Any
 
-from . import cache_folder, file_lock, owned
+from . import cache_folder, file_lock, file_trust
 
 FORM = 2
 KEPT = 64
@@ -34,7 +34,7 @@ def folder(named: str | None = None) -> str:
 def read(path: str) -> list[dict[str, Any]]:
     """The entries, oldest first; none where there is no file. Damaged says what is wrong with it."""
     try:
-        with owned.open_data(path) as file:
+        with file_trust.open_data(path) as file:
             data = json.load(file)
     except FileNotFoundError:
         return []
@@ -56,7 +56,7 @@ def append(new: list[dict[str, Any]], named: str | None = None) -> str | None:
     try:
         place = folder(named)
         path = os.path.join(place, NAME)
-        owned.make_folder(place)
+        file_trust.make_folder(place)
         with open(path + ".lock", "a") as lock:
             file_lock.take(lock.fileno(), lock.name)
             try:
@@ -67,7 +67,7 @@ def append(new: list[dict[str, Any]], named: str | None = None) -> str | None:
                 known = []
             entries = (known + [{"when": stamp, **entry} for entry in new])[-KEPT:]
             replace(path, json.dumps({"sluice_last_decisions": FORM, "entries": entries}, indent=1) + "\n")
-    except owned.NotOurs as error:
+    except file_trust.NotOurs as error:
         print(f"sluice: {path} is left alone: {error.strerror}", file=sys.stderr)
         return None
     except OSError:

@@ -195,12 +195,12 @@ def _calibration() -> Iterator[Finding]:
 
 def _kept() -> Iterator[Finding]:
     """The file of decisions that runs with "tuner": {"decisions": true} begin with."""
-    from sluice import kept_decisions
+    from sluice import decision_cache
 
-    path = kept_decisions.place(True, None)
+    path = decision_cache.place(True, None)
     try:
-        machines = kept_decisions.machines(path)
-    except kept_decisions.Damaged as problem:
+        machines = decision_cache.machines(path)
+    except decision_cache.Damaged as problem:
         yield Finding("kept decisions", NOTE, f"{path} is damaged: {problem}", "the next run that keeps begins it anew")
         return
     except OSError as error:
@@ -215,7 +215,7 @@ def _kept() -> Iterator[Finding]:
     yield Finding("kept decisions", OK, f"{count} for {len(machines)} machines in {path}, written {written}")
     for words, answers in machines.items():
         if answers:
-            yield Finding("kept decisions", OK, f"last of {len(answers)}: {kept_decisions.line(answers[-1])} ({words})")
+            yield Finding("kept decisions", OK, f"last of {len(answers)}: {decision_cache.line(answers[-1])} ({words})")
 
 
 def _decisions() -> Iterator[Finding]:

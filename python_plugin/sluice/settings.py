@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from sluice import config, origins, owned
+from sluice import config, file_trust, origins
 from sluice.options import CONFIGURE, DS_CONFIG, ENVIRONMENT, MODEL
 
 _configured: dict[str, Any] = {}
@@ -85,5 +85,5 @@ def _file(path: str) -> str:
             f'{ENVIRONMENT} must be a JSON object such as {{"chunks": 4}}, or the path of a file that holds '
             f"one; {path!r} is neither: {getattr(error, 'strerror', None) or error}"
         ) from None
-    owned.warn(path)
+    file_trust.warn(path)
     return text

@@ -116,9 +116,9 @@ def stop(path: str | os.PathLike[str] | None = None, of: Any = None) -> list[dic
 
 def _sources(of: Any) -> set[tuple[int, int]]:
     """Context and number of each layer: other models use the same numbers, or share the context."""
-    from sluice import given  # its users load it, not every `import torch`
+    from sluice import layer_lookup  # its users load it, not every `import torch`
 
-    return {(id(context), layer.layer_id) for layer in given.layers(of) for context in layer.contexts()}
+    return {(id(context), layer.layer_id) for layer in layer_lookup.layers(of) for context in layer.contexts()}
 
 
 def record() -> dict[str, Any]:

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from sluice.adapters.common.kept import Content, Keeper
 from sluice.adapters.common.migration import moving
 from sluice.adapters.common.migration.moving import Belongings, Expert, MovingLayer
 from sluice.adapters.common.migration.placement import Placement
+from sluice.adapters.common.optimizer_state import Content, Keeper
 from sluice.adapters.torch import Arriving, EpGroup, Leaving, Migration
 from sluice.errors import (
     Aborted,
@@ -55,7 +55,7 @@ class _Bundle(NamedTuple):
         return {**still, **late}
 
 
-class _Trip(NamedTuple):
+class _ExpertMove(NamedTuple):
     layer: MovingLayer
     belongings: Belongings
     old: Placement
@@ -79,7 +79,7 @@ class BackgroundMove:
         self._group = EpGroup.unshared(self.ranks)
         self._migration = Migration(self._group, bytes_per_second)
         self._epoch = 0
-        self._trip: _Trip | None = None
+        self._trip: _ExpertMove | None = None
 
     @property
     def is_under_way(self) -> bool:
@@ -122,7 +122,7 @@ class BackgroundMove:
             raise
         except SluiceError as error:
             failure = str(error)
-        self._trip = _Trip(layer, belongings, old, new, leaving, arriving, _versions(slots), failure, refusal)
+        self._trip = _ExpertMove(layer, belongings, old, new, leaving, arriving, _versions(slots), failure, refusal)
 
     def commit(self) -> int:
         """In front of the next update, when gradients are what it takes. Collective over all ranks. How many experts
@@ -160,7 +160,7 @@ class BackgroundMove:
         self._put(trip, contents)
         return sum(a != b for a, b in zip(old.expert_rank, new.expert_rank))
 
-    def _load_all(self, trip: _Trip) -> dict[int, Content]:
+    def _load_all(self, trip: _ExpertMove) -> dict[int, Content]:
         """What is late is there now. Copies of experts that change their slot on this rank."""
         layer, (slots, keeper, _), old, new = trip[:4]
         own = layer.moving_ranks.index(dist.get_rank())
@@ -169,7 +169,7 @@ class BackgroundMove:
         stay = [e for e in old.experts_of(own) if new.expert_rank[e] == own and old.place(e) != new.place(e)]
         return {e: _all_of(slots[old.expert_slot[e]], trip.belongings) for e in stay}
 
-    def _put(self, trip: _Trip, contents: dict[int, Content]) -> None:
+    def _put(self, trip: _ExpertMove, contents: dict[int, Content]) -> None:
         """All has arrived on all ranks, which cannot go back any more: after an error the layer is torn on all ranks of
         this group."""
         layer, (slots, keeper, _), _, new = trip[:4]
@@ -208,7 +208,7 @@ class BackgroundMove:
         self._migration.close()
         self._group.close()
 
-    def _give_up(self, trip: _Trip, reason: str) -> None:
+    def _give_up(self, trip: _ExpertMove, reason: str) -> None:
         """For groups with replicas, which may be able to."""
         if not trip.failure:
             with contextlib.suppress(*_ALL_GO_ON):

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import torch
-from sluice.adapters.common.migration.rounds import Journeys
+from sluice.adapters.common.migration.rounds import MigrationQueue
 
-_known: WeakKeyDictionary[torch.optim.Optimizer, dict[tuple[int, ...], Journeys]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[torch.optim.Optimizer, dict[tuple[int, ...], MigrationQueue]] = WeakKeyDictionary()
 
 
-def journeys_of(
+def migrations_of(
     optimizer: torch.optim.Optimizer, ranks: Sequence[int], bytes_per_second: int | None = None
-) -> Journeys:
+) -> MigrationQueue:
     """Those between these ranks, which this optimizer's steps drive henceforth. bytes_per_second: by the first call."""
     by_ranks = _known.setdefault(optimizer, {})
     if tuple(ranks) not in by_ranks:
-        made = by_ranks[tuple(ranks)] = Journeys(ranks, bytes_per_second)
+        made = by_ranks[tuple(ranks)] = MigrationQueue(ranks, bytes_per_second)
         optimizer.register_step_pre_hook(lambda *_: made.before_update())
         optimizer.register_step_post_hook(lambda *_: made.after_update())
     return by_ranks[tuple(ranks)]
@@ -25,5 +25,5 @@ def journeys_of(
 
 def cancel(optimizer: torch.optim.Optimizer | None, reason: str) -> None:
     """What is on its way stays. All ranks do so alike."""
-    for journeys in _known.get(optimizer, {}).values() if optimizer is not None else ():
-        journeys.cancel(reason)
+    for migrations in _known.get(optimizer, {}).values() if optimizer is not None else ():
+        migrations.cancel(reason)

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
-from sluice.adapters.common.kept import Content, Keeper, Piece, bytes_of, of_prefix
 from sluice.adapters.common.migration import placement as placement_module
 from sluice.adapters.common.migration.placement import Placement
+from sluice.adapters.common.optimizer_state import Content, Keeper, Piece, bytes_of, of_prefix
 from sluice.adapters.common.vote import Vote
 from sluice.errors import InvalidState, Unsupported
 from torch import nn

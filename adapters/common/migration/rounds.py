@@ -15,7 +15,7 @@ from sluice.adapters.common.migration.placement import Placement, rounds
 from sluice.errors import InvalidArgument, InvalidState, Mismatch, PeerRefused
 
 
-class Journey:
+class ExpertMigration:
     """One layer's way to a placement, and what has come of it."""
 
     def __init__(
@@ -58,36 +58,36 @@ class Journey:
         self.why_not = why
 
 
-class Journeys:
+class MigrationQueue:
     """All of one optimizer's layers, one round at a time. All ranks add the same ones in the same order."""
 
     def __init__(self, ranks: Sequence[int], bytes_per_second: int | None = None) -> None:
         self._ranks, self._rate = tuple(ranks), bytes_per_second
         self._background: BackgroundMove | None = None
-        self._waiting: deque[Journey] = deque()
+        self._waiting: deque[ExpertMigration] = deque()
 
     @property
     def is_empty(self) -> bool:
         """Whether all have ended."""
         return not self._waiting
 
-    def add(self, journey: Journey) -> None:
+    def add(self, migration: ExpertMigration) -> None:
         """Begins after the next update, or when those before it have ended."""
-        if not journey.has_ended:
-            self._waiting.append(journey)
+        if not migration.has_ended:
+            self._waiting.append(migration)
 
     def before_update(self) -> None:
         """What is on its way arrives. Collective."""
         if self._background is None or not self._background.is_under_way:
             return
-        journey = self._waiting[0]
+        migration = self._waiting[0]
         try:
             moves = self._background.commit()
         except (InvalidArgument, InvalidState, Mismatch, PeerRefused) as error:  # on all ranks
-            journey.end(str(error))
+            migration.end(str(error))
         else:
-            journey.note(moves, self._background.progress())
-        if journey.has_ended:
+            migration.note(moves, self._background.progress())
+        if migration.has_ended:
             self._waiting.popleft()
 
     def after_update(self) -> None:
@@ -96,16 +96,16 @@ class Journeys:
             return
         if self._background is None:
             self._background = BackgroundMove(self._ranks, self._rate)
-        journey = self._waiting[0]
-        journey.begin_ns = time.monotonic_ns()
-        self._background.begin(journey.layer, journey.belongings(), journey.rounds[0])
+        migration = self._waiting[0]
+        migration.begin_ns = time.monotonic_ns()
+        self._background.begin(migration.layer, migration.belongings(), migration.rounds[0])
 
     def cancel(self, reason: str) -> None:
         """All stay where they are now. All ranks do so: not collective."""
         if self._background is not None:
             self._background.abort(reason)
-        for journey in self._waiting:
-            journey.end(reason)
+        for migration in self._waiting:
+            migration.end(reason)
         self._waiting.clear()
 
     def close(self) -> None:

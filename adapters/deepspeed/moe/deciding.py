@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from sluice.adapters.common.migration.placement import Placement
-from sluice.adapters.common.migration.rounds import Journey, Journeys
+from sluice.adapters.common.migration.rounds import ExpertMigration, MigrationQueue
 from sluice.adapters.deepspeed.moe import moving
 from sluice.config import PlacementOptions
 from sluice.planning.placement import PlacementPlan, move_verdict, plan_placement
@@ -50,7 +50,7 @@ class Watch:
         self.options = options
         self.num_questions = 0  # exchanges among ranks
         self.newest: Look | None = None
-        self.journeys: list[Journey] = []
+        self.migrations: list[ExpertMigration] = []
         self.cancel: Callable[[str], None] = lambda reason: None  # what is on its way, of all layers
         self._seen: tuple[int, list[int], list[int], tuple[int, int, int]] | None = None
         self._pause = self._waits = 0
@@ -121,17 +121,17 @@ class Watch:
     def report(self) -> dict[str, Any]:
         """For `sluice.stats`."""
         newest = {} if self.newest is None else self.newest._asdict()
-        given_up = [journey.why_not for journey in self.journeys if journey.why_not]
+        given_up = [migration.why_not for migration in self.migrations if migration.why_not]
         return {
-            "moved_experts": sum(journey.num_moves for journey in self.journeys),
+            "moved_experts": sum(migration.num_moves for migration in self.migrations),
             "questions": self.num_questions,
             "given_up": given_up[-1] if given_up else "",
             **newest,
             "travel": {  # of this rank
-                "sent_bytes": sum(journey.left_bytes for journey in self.journeys),
-                "hidden_bytes": sum(journey.hidden_bytes for journey in self.journeys),
-                "peak_staged_bytes": max((journey.peak_staged_bytes for journey in self.journeys), default=0),
-                "commit_seconds": sum(journey.commit_seconds for journey in self.journeys),
+                "sent_bytes": sum(migration.left_bytes for migration in self.migrations),
+                "hidden_bytes": sum(migration.hidden_bytes for migration in self.migrations),
+                "peak_staged_bytes": max((migration.peak_staged_bytes for migration in self.migrations), default=0),
+                "commit_seconds": sum(migration.commit_seconds for migration in self.migrations),
             },
         }
 
@@ -144,7 +144,7 @@ class Decider:
         self.watches = [Watch(layer, options) for layer in layers if len(layer._sluice.finding.ranks) > 1]
         self._optimizer = optimizer
         self._steps = 0
-        self._travels: dict[tuple[int, ...], Journeys] = {}  # by the ranks that must make the same moves
+        self._travels: dict[tuple[int, ...], MigrationQueue] = {}  # by the ranks that must make the same moves
         for watch in self.watches:
             watch.layer._sluice.watch = watch
             watch.cancel = self.cancel
@@ -156,26 +156,26 @@ class Decider:
 
     def before_step(self) -> None:
         """Gradients are what the update takes. Collective, like the update."""
-        for journeys in self._travels.values():
-            journeys.before_update()
+        for migrations in self._travels.values():
+            migrations.before_update()
 
     def after_step(self) -> None:
         """The engine has updated its parameters, and gradients are gone. Collective, like the update."""
         self._steps += 1
         if self._steps % self.options.interval == 0 and all(each.is_empty for each in self._travels.values()):
             self._look()
-        for journeys in self._travels.values():
-            journeys.after_update()
+        for migrations in self._travels.values():
+            migrations.after_update()
 
     def cancel(self, reason: str) -> None:
         """What is on its way stays where it was. All ranks do so."""
-        for journeys in self._travels.values():
-            journeys.cancel(reason)
+        for migrations in self._travels.values():
+            migrations.cancel(reason)
 
     def close(self) -> None:
         """May be called again."""
-        for journeys in self._travels.values():
-            journeys.close()
+        for migrations in self._travels.values():
+            migrations.close()
         self._travels = {}
 
     def _look(self) -> None:
@@ -191,13 +191,13 @@ class Decider:
 
     def _move(self, watch: Watch, target: Placement) -> None:
         layer, optimizer = watch.layer, self._optimizer
-        journey = Journey(layer._sluice, lambda: moving.belongings_of(layer, optimizer()), target)
-        watch.journeys.append(journey)
+        migration = ExpertMigration(layer._sluice, lambda: moving.belongings_of(layer, optimizer()), target)
+        watch.migrations.append(migration)
         watch.forget()
         ranks = watch.ranks()
         if ranks not in self._travels:
-            self._travels[ranks] = Journeys(ranks, self.options.bytes_per_second)
-        self._travels[ranks].add(journey)
+            self._travels[ranks] = MigrationQueue(ranks, self.options.bytes_per_second)
+        self._travels[ranks].add(migration)
 
 
 def _most_moved(plan: PlacementPlan, expert_rank: Sequence[int], size: int) -> int:

@@ -1,4 +1,4 @@
-"""What DeepSpeed's optimizers keep of an expert's parameters (adapters/common/kept.py). One keeper for each kind,
+"""What DeepSpeed's optimizers keep of an expert's parameters (common/optimizer_state.py). One keeper for each kind,
 chosen when experts move."""
 
 from __future__ import annotations
@@ -7,7 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from sluice.adapters.common.kept import Content, Gradient, Keeper, Masters, Piece, State, Together, mastered, plain
+from sluice.adapters.common.optimizer_state import (
+    Content,
+    Gradient,
+    Keeper,
+    Masters,
+    Piece,
+    State,
+    Together,
+    mastered,
+    plain,
+)
 from sluice.adapters.deepspeed.optimizer.flat_buffers import GRADIENT, MASTER, FlatBuffers
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from torch import nn

@@ -30,7 +30,7 @@ _A_RANK_IS_LOST = (Aborted, PeerLost, TimedOut)
 _GRADIENT = " grad"  # after the name of a parameter
 
 
-class _Trip(NamedTuple):
+class _ExpertMove(NamedTuple):
     """One layer at one of its ends."""
 
     cut: Cut
@@ -40,12 +40,12 @@ class _Trip(NamedTuple):
     versions: list[tuple[torch.Tensor, int]]  # of what leaves; torch counts what is written into a tensor
 
 
-class _Voyage(NamedTuple):
+class _LayerMove(NamedTuple):
     """All that is on its way, as this rank has it."""
 
     moves: list[Move]
     parts: list[int]
-    trips: list[_Trip]
+    trips: list[_ExpertMove]
     failure: str  # why it could not begin here, of which the others hear in commit
     begin_ns: int
     begin_s: float
@@ -60,7 +60,7 @@ class LiveLayers:
         self._migration: Migration | None = None
         self._rate: int | None = None
         self._epoch = 0
-        self._voyage: _Voyage | None = None
+        self._voyage: _LayerMove | None = None
         self._buffers: dict[int, int] = {}  # versions when the newest training batch began
         self.num_in_batch = self.num_at_flush = 0  # layers of this stage that have moved so
         self.num_sums_early = 0  # that came to this stage during their batch
@@ -101,10 +101,10 @@ class LiveLayers:
             if module.stage_id in (each.source, each.target)
         ]
         failure = self._set_out(trips, rate)
-        self._voyage = _Voyage(moves, parts, trips, failure, begin_ns, time.perf_counter() - begun)
+        self._voyage = _LayerMove(moves, parts, trips, failure, begin_ns, time.perf_counter() - begun)
         return moves
 
-    def _set_out(self, trips: Sequence[_Trip], rate: int | None) -> str:
+    def _set_out(self, trips: Sequence[_ExpertMove], rate: int | None) -> str:
         if self._group is None:
             timeout = None if self._options.timeout is None else timedelta(seconds=self._options.timeout)
             ranks = range(torch.distributed.get_world_size())
@@ -186,11 +186,11 @@ class LiveLayers:
         )
         return LiveBatch(module, [trip.cut for trip in trips], travel)
 
-    def _is_there(self, trip: _Trip) -> bool:
+    def _is_there(self, trip: _ExpertMove) -> bool:
         assert self._migration is not None and self._voyage is not None and isinstance(trip.item, Arriving)
         return not self._voyage.failure and self._migration.read_early(trip.item, trip.early)
 
-    def _takes_sum(self, trip: _Trip) -> bool:
+    def _takes_sum(self, trip: _ExpertMove) -> bool:
         """Commit writes the item's own tensors once more, so what grows here is a copy."""
         assert self._migration is not None and isinstance(trip.item, Arriving)
         if not self._migration.read_late(trip.item, trip.item.late):
@@ -198,7 +198,7 @@ class LiveLayers:
         take_gradients(trip.cut, [each.clone() for each in trip.item.late[:-1]], trip.item.late[-1])
         return True
 
-    def _send_sum(self, trip: _Trip) -> None:
+    def _send_sum(self, trip: _ExpertMove) -> None:
         assert self._migration is not None
         load_gradients(trip.cut, trip.item.late[:-1], trip.item.late[-1])
         self._migration.mark_still(trip.item)
@@ -227,7 +227,7 @@ class LiveLayers:
         moving_layers.put_in_force(engine, voyage.parts, built, arrived, optimizer, kept)
         self._note(voyage, migration.progress(), time.perf_counter() - begun)
 
-    def _note(self, voyage: _Voyage, progress: dict[str, Any], commit_s: float) -> None:
+    def _note(self, voyage: _LayerMove, progress: dict[str, Any], commit_s: float) -> None:
         in_batch = sum(trip.cut.ran_where_it_goes for trip in voyage.trips)
         self.num_in_batch += in_batch
         self.num_at_flush += len(voyage.trips) - in_batch
@@ -260,7 +260,7 @@ def _still(content: Content) -> Content:
     return {**still, **tensors}
 
 
-def _trip(module: Any, move: Move, shipment: Shipment, function: Any) -> _Trip:
+def _trip(module: Any, move: Move, shipment: Shipment, function: Any) -> _ExpertMove:
     """One end of a move. Where the layer arrives, it gets its places."""
     cut = Cut(*move, module.stage_id, function)
     content = shipment.content
@@ -278,14 +278,14 @@ def _trip(module: Any, move: Move, shipment: Shipment, function: Any) -> _Trip:
     peer = shipment.source if cut.comes else shipment.target
     kind = Arriving if cut.comes else Leaving
     own = [] if cut.comes else [(value, value._version) for value in needed + rest]
-    return _Trip(cut, content, kind(move.layer, peer, needed + rest, late), len(needed), own)
+    return _ExpertMove(cut, content, kind(move.layer, peer, needed + rest, late), len(needed), own)
 
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _changed(trips: Sequence[_Trip]) -> str | None:
+def _changed(trips: Sequence[_ExpertMove]) -> str | None:
     for trip in trips:
         if any(tensor._version != version for tensor, version in trip.versions):
             return f"somebody has written into layer {trip.cut.layer} while it was on its way to another stage"

@@ -17,9 +17,9 @@ import torch
 from sluice import version
 from sluice.adapters.common import agree
 from sluice.adapters.deepspeed.pipeline import stage_module, stage_plan
-from sluice.adapters.deepspeed.pipeline.apart_stage import ApartStage
 from sluice.adapters.deepspeed.pipeline.engine_stage import EngineStage
 from sluice.adapters.deepspeed.pipeline.live_layers import LiveLayers
+from sluice.adapters.deepspeed.pipeline.split_backward_stage import SplitBackwardStage
 from sluice.adapters.deepspeed.pipeline.stage_watch import StageWatch
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from sluice.adapters.torch import EpGroup, Pipeline, PipelineConfig
@@ -121,7 +121,7 @@ class Takeover:
         ranks = range(torch.distributed.get_world_size())
         self._engine = weakref.ref(engine)
         self._options = options
-        self._stage = ApartStage(engine) if wanted.is_apart else EngineStage(engine)
+        self._stage = SplitBackwardStage(engine) if wanted.is_apart else EngineStage(engine)
         self.live = LiveLayers(options)
         watches = wanted.plan == ADAPTIVE_PLAN
         self._watch = StageWatch(options.timeout, self.live, wanted.memory_budget) if watches else None
@@ -199,7 +199,7 @@ class Takeover:
     def stats(self) -> dict[str, Any]:
         """Batches that went this way, and what the library says of them. Not while one runs."""
         layers = {} if self._watch is None else {"layers": self._watch.report()}
-        later = {"weights_later": self._stage.num_weights_later} if isinstance(self._stage, ApartStage) else {}
+        later = {"weights_later": self._stage.num_weights_later} if isinstance(self._stage, SplitBackwardStage) else {}
         return {"batches": self.batches, **later, **layers, "live": self.live.report(), **self.pipeline.stats()}
 
     def close(self) -> None:

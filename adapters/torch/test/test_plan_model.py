@@ -12,7 +12,7 @@ import sluice
 import torch
 from sluice.adapters.torch import memory_meter
 from sluice.errors import Busy, InvalidArgument, InvalidState, OverBudget, Unsupported
-from sluice.given import layers
+from sluice.layer_lookup import layers
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 

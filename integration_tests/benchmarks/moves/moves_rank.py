@@ -141,7 +141,7 @@ def main() -> None:
     alone: list[float] = []
     most = EVEN_ALONE if plan["skew"] == 1 else MOST_ALONE
     used = 0.0
-    while len(alone) < most and not (watch.journeys and watch.journeys[0].has_ended):
+    while len(alone) < most and not (watch.migrations and watch.migrations[0].has_ended):
         if len(alone) == BEFORE.start:
             processor[0], used = 0.0, time.process_time()
         alone.append(seconds_of(lambda: step("moved")))

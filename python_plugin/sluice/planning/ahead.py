@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from .. import kept_decisions
+from .. import decision_cache
 from ..config import Options
 from .errors import BadInput
 from .model import HELD, Model
@@ -88,4 +88,4 @@ def keep(context: Any, place: str | bool, cache: str | None) -> dict[str, Any]:
     from ..config import TunerOptions
 
     tuner.keep(context, TunerOptions(decisions=place, cache=cache))
-    return {"path": kept_decisions.place(place, cache), "answers": context.answers(), "decisions": context.decisions()}
+    return {"path": decision_cache.place(place, cache), "answers": context.answers(), "decisions": context.decisions()}

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .. import decision_log, kept_decisions, owned
+from .. import decision_cache, decision_log, file_trust
 from .errors import BadInput
 
 FORM = "sluice cache 6"  # the first line of a file
@@ -52,12 +52,12 @@ def entries(folder: str | None = None) -> Iterator[Entry]:
 
 def _read(path: str) -> Entry:
     try:
-        with owned.open_data(path) as file:
+        with file_trust.open_data(path) as file:
             head, key, machine = file.read().split("\n", 2)
         data = json.loads(machine)
         if not head.startswith("sluice cache ") or not isinstance(data, dict):
             raise ValueError(head)
-    except owned.NotOurs as error:
+    except file_trust.NotOurs as error:
         return Entry(path, 0, {}, {}, "not ours", error.strerror)
     except (OSError, ValueError):
         return Entry(path, 0, {}, {}, "damaged")
@@ -75,7 +75,7 @@ def find(
     None: any (the most ranks). Of other widths the nearest is taken; of another number of ranks or dtype none is.
     """
     place = folder or decision_log.folder()
-    here = (kept_decisions._processor(), kept_decisions._cores())
+    here = (decision_cache._processor(), decision_cache._cores())
     mine = [e for e in entries(place) if not e.problem and (e.key["processor"], e.key["cores"]) == here]
     fitting = [
         e

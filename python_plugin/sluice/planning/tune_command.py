@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from .. import decision_log, kept_decisions
+from .. import decision_cache, decision_log
 from .._library import load
 from ..config import TunerOptions
 from ..errors import OverBudget, SluiceError
@@ -154,9 +154,9 @@ def _place(options: Any, model: Model) -> str | bool | None:
         options.cache_dir = tuner.cache
     if options.cache_dir == "" and named is True:
         raise BadInput('--keep: --cache-dir is "", so there is no folder to keep decisions in: name a file')
-    path = kept_decisions.place(named, options.cache_dir)
+    path = decision_cache.place(named, options.cache_dir)
     try:
-        kept_decisions.check_ours(path)
+        decision_cache.check_ours(path)
     except OSError as error:
         raise BadInput(f"--keep: {path}: {error.strerror}") from error
     return named

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies
-from sluice import config, decision_log, kept_decisions, option_values, options, origins
+from sluice import config, decision_cache, decision_log, option_values, options, origins
 from sluice import settings as sluice_settings
 
 _MORE = os.environ.get("SLUICE_FUZZ_EXAMPLES")
@@ -147,21 +147,21 @@ def _written(tmp_path: Path, name: str, data: bytes) -> str:
 
 
 @_examples
-@pytest.mark.parametrize("name", ["mine.json", kept_decisions.NAME])
+@pytest.mark.parametrize("name", ["mine.json", decision_cache.NAME])
 @given(data=_files, new=_answers)
 def test_KeptDecisions_AnyFile_IsTakenMovedAsideOrLeftAlone(tmp_path, capsys, name, data, new):
     path = _written(tmp_path, name, data)
     texts = []
     try:
-        text = kept_decisions.take(path, "this machine", texts.append)
+        text = decision_cache.take(path, "this machine", texts.append)
         assert not text or texts == [text]
-    except kept_decisions.NotOurs:
+    except decision_cache.NotOurs:
         assert Path(path).read_bytes() == data
     path = _written(tmp_path, name, data)
-    kept_decisions.merge(path, "this machine", new)
+    decision_cache.merge(path, "this machine", new)
     try:
-        known = kept_decisions.read(path, "this machine")
-    except kept_decisions.NotOurs:
+        known = decision_cache.read(path, "this machine")
+    except decision_cache.NotOurs:
         assert Path(path).read_bytes() == data
         return
     assert known[-1] == new[-1]

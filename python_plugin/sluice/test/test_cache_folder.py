@@ -7,7 +7,7 @@ import os
 import pwd
 
 import pytest
-from sluice import _library, cache_folder, decision_log, doctor, kept_decisions, owned
+from sluice import _library, cache_folder, decision_cache, decision_log, doctor, file_trust
 from sluice.planning import cached
 
 SOMEBODY = 4242  # a user that is not this one
@@ -60,9 +60,9 @@ def test_NoHome_DoctorAndTheLogOfDecisions_GoOnWithout(home, monkeypatch):
 
 
 def test_MakeFolder_AllThatIsNew_IsForThisUserAlone(home):
-    owned.make_folder(str(home / "a" / "b"))
+    file_trust.make_folder(str(home / "a" / "b"))
     assert [(home / name).stat().st_mode & 0o777 for name in ("a", "a/b")] == [0o700, 0o700]
-    owned.make_folder(str(home / "a" / "b"))
+    file_trust.make_folder(str(home / "a" / "b"))
 
 
 def _change(path, how):
@@ -91,7 +91,7 @@ def test_Decisions_OfOthersInTheDefaultFolder_AreLeftAloneWithAWord(home, capsys
     path = decision_log.append([{"why": "raced"}])
     assert path is not None and len(decision_log.read(path)) == 1
     _change(path, how)
-    with pytest.raises(owned.NotOurs) as refused:
+    with pytest.raises(file_trust.NotOurs) as refused:
         decision_log.read(path)
     assert says in refused.value.strerror
     (finding,) = doctor._decisions()
@@ -118,16 +118,16 @@ def test_Machines_OfOthersInTheDefaultFolder_AreNotRead(home, how, says):
 
 @pytest.mark.parametrize(("how", "says"), CHANGES)
 def test_KeptDecisions_OfOthersInTheDefaultFolder_AreLeftAloneWithAWord(home, capsys, how, says):
-    path = kept_decisions.place(True, None)
+    path = decision_cache.place(True, None)
     answer = {"layer": "one", "rows": 64}
-    kept_decisions.merge(path, "machine", [answer])
-    assert kept_decisions.read(path, "machine") == [answer] and os.stat(os.path.dirname(path)).st_mode & 0o777 == 0o700
+    decision_cache.merge(path, "machine", [answer])
+    assert decision_cache.read(path, "machine") == [answer] and os.stat(os.path.dirname(path)).st_mode & 0o777 == 0o700
     _change(path, how)
     before = os.lstat(path)
-    assert kept_decisions.take(path, "machine", lambda text: pytest.fail(text)) == ""
+    assert decision_cache.take(path, "machine", lambda text: pytest.fail(text)) == ""
     said = capsys.readouterr().err
     assert "cannot be read" in said and says in said
-    kept_decisions.merge(path, "machine", [answer])
+    decision_cache.merge(path, "machine", [answer])
     assert says in capsys.readouterr().err and os.lstat(path).st_ino == before.st_ino
 
 
@@ -155,13 +155,13 @@ def test_Folder_OutsideOfTheContainer_CountsAsRootsOnTheWayOnly(home, monkeypatc
     """In a user namespace all files of users outside it, root's too, seem to be one user's."""
     (home / "way" / "last").mkdir(parents=True)
     os.chown(home / "way", SOMEBODY, -1)
-    with pytest.raises(owned.NotOurs):
-        owned.check_folder(str(home / "way" / "last"))
-    monkeypatch.setattr(owned, "_outside", lambda: SOMEBODY)
-    owned.check_folder(str(home / "way" / "last"))
+    with pytest.raises(file_trust.NotOurs):
+        file_trust.check_folder(str(home / "way" / "last"))
+    monkeypatch.setattr(file_trust, "_outside", lambda: SOMEBODY)
+    file_trust.check_folder(str(home / "way" / "last"))
     os.chown(home / "way" / "last", SOMEBODY, -1)
-    with pytest.raises(owned.NotOurs):
-        owned.check_folder(str(home / "way" / "last"))
+    with pytest.raises(file_trust.NotOurs):
+        file_trust.check_folder(str(home / "way" / "last"))
 
 
 def test_GroupOfOneUserAlone_MayWrite_ButNoOther(home, monkeypatch):
@@ -170,12 +170,12 @@ def test_GroupOfOneUserAlone_MayWrite_ButNoOther(home, monkeypatch):
     (home / "way" / "last").chmod(0o770)
     group = (home / "way" / "last").stat().st_gid
     me = pwd.struct_passwd(("me", "x", 1234, group, "", "/", "/bin/sh"))
-    monkeypatch.setattr(owned.pwd, "getpwuid", lambda uid: me)
+    monkeypatch.setattr(file_trust.pwd, "getpwuid", lambda uid: me)
     for name, members, fits in (("me", [], True), ("me", ["me"], True), ("me", ["her"], False), ("staff", [], False)):
-        known = owned.grp.struct_group((name, "x", group, members))
-        monkeypatch.setattr(owned.grp, "getgrgid", lambda gid, known=known: known)
+        known = file_trust.grp.struct_group((name, "x", group, members))
+        monkeypatch.setattr(file_trust.grp, "getgrgid", lambda gid, known=known: known)
         if fits:
-            owned.check_folder(str(home / "way" / "last"))
+            file_trust.check_folder(str(home / "way" / "last"))
         else:
-            with pytest.raises(owned.NotOurs, match="its group can write it"):
-                owned.check_folder(str(home / "way" / "last"))
+            with pytest.raises(file_trust.NotOurs, match="its group can write it"):
+                file_trust.check_folder(str(home / "way" / "last"))

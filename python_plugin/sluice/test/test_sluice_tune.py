@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from sluice import doctor, kept_decisions
+from sluice import decision_cache, doctor
 from sluice.planning import cached, interference, machines, plan_command, tune_command
 from sluice.planning.errors import BadInput
 from sluice.planning.planner import Choice, Planner, Workload
@@ -49,7 +49,7 @@ def test_Tune_TwoRanks_MeasureExchangesAndDecide(tmp_path) -> None:
 
 
 def test_Tune_Keep_ATrainingRunBeginsWithTheDecision(tmp_path) -> None:
-    """Activation, GEMMs and transport come from the configs; the run is `kept_rank.py`, with the same section."""
+    """Activation, GEMMs and transport come from the configs; `decision_cache_rank.py` runs with the same section."""
     pytest.importorskip("torch")
     section = {"enabled": True, "gemm": "native", "tuner": {"decisions": str(tmp_path / "kept.json")}}
     (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 2, "sluice": section}))
@@ -61,7 +61,7 @@ def test_Tune_Keep_ATrainingRunBeginsWithTheDecision(tmp_path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     kept = json.loads(done.stdout)["kept"]
     assert kept["path"] == str(tmp_path / "kept.json") and kept["decisions"][-1]["why"] in ("raced", "predicted")
-    ((words_of_machine, answers),) = kept_decisions.machines(kept["path"]).items()
+    ((words_of_machine, answers),) = decision_cache.machines(kept["path"]).items()
     assert (
         "2 ranks on 1 host; GEMMs native" in words_of_machine
         and answers == kept["answers"]
@@ -69,8 +69,8 @@ def test_Tune_Keep_ATrainingRunBeginsWithTheDecision(tmp_path) -> None:
     )
     # To a number that no run begins with by itself, so that it can come from the file alone.
     answers[-1]["num_chunks"] = 3
-    kept_decisions.merge(kept["path"], words_of_machine, answers)
-    done = subprocess.run([*launcher(tmp_path), str(HERE / "kept_rank.py"), kept["path"]], **run)
+    decision_cache.merge(kept["path"], words_of_machine, answers)
+    done = subprocess.run([*launcher(tmp_path), str(HERE / "decision_cache_rank.py"), kept["path"]], **run)
     assert done.returncode == 0, done.stderr[-3000:]
     began = json.loads(done.stdout.splitlines()[-1])
     # The first forward says in which size batches come, the second's header tells it to all ranks.
@@ -219,8 +219,8 @@ def test_Doctor_SaysWhichDecisionsAreKept(tmp_path, monkeypatch) -> None:
     (finding,) = doctor._kept()
     assert f"none in {tmp_path}/kept_decisions.json" in finding.detail
     answer = {"layer": "00000000000000ab", "rows": 128, "num_chunks": 4, "wgrad_mode": "per_chunk"}
-    kept_decisions.merge(str(tmp_path / "kept_decisions.json"), "here", [answer, {**answer, "rows": 4096}])
-    kept_decisions.merge(str(tmp_path / "kept_decisions.json"), "there", [answer])
+    decision_cache.merge(str(tmp_path / "kept_decisions.json"), "here", [answer, {**answer, "rows": 4096}])
+    decision_cache.merge(str(tmp_path / "kept_decisions.json"), "there", [answer])
     head, here, there = doctor._kept()
     assert f"3 for 2 machines in {tmp_path}/kept_decisions.json, written 20" in head.detail
     words = "last of 2: layers 00000000000000ab, 4096 rows: n 4, weight gradients per chunk (here)"

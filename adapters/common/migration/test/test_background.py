@@ -6,8 +6,8 @@ import weakref
 from typing import Any
 
 import torch
-from sluice.adapters.common.kept import Content, Piece, Still
 from sluice.adapters.common.migration import background, moving
+from sluice.adapters.common.optimizer_state import Content, Piece, Still
 from torch import nn
 
 

@@ -1,6 +1,6 @@
 """A stage of DeepSpeed's `PipelineEngine` whose weight gradients are ops of their own.
 
-The engine's backward is whole and stays so. Linear layers leave their weight gradients behind in it (weights_later.py),
+The engine's backward is whole and stays so. Linear layers put their weight gradients off in it (split_backward.py),
 and an op of its own brings them to the engine as one more backward would.
 """
 
@@ -13,18 +13,18 @@ from typing import Any
 from sluice.adapters.deepspeed.pipeline.engine_stage import EngineStage
 from sluice.adapters.deepspeed.pipeline.live_batch import LiveBatch
 from sluice.adapters.torch import Edge
-from sluice.adapters.torch.weights_later import WeightsLater, linears_of
+from sluice.adapters.torch.split_backward import SplitBackward, linears_of
 from torch import nn
 
 from deepspeed.moe.sharded_moe import MOELayer
 
 
-class ApartStage(EngineStage):
-    """sluice.adapters.torch.ApartStage"""
+class SplitBackwardStage(EngineStage):
+    """sluice.adapters.torch.SplitBackwardStage"""
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine)
-        self._later = WeightsLater()
+        self._later = SplitBackward()
 
     @property
     def num_weights_later(self) -> int:

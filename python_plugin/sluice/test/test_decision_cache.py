@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 import pytest
-from sluice import decision_log, kept_decisions
+from sluice import decision_cache, decision_log
 from sluice.errors import NoMemory
 
 HERE, THERE = "this machine", "that machine"
@@ -22,7 +22,7 @@ def _answer(layer: int, rows: int, n: int = 2, **more: Any) -> dict[str, Any]:
 
 def _merge_many(path: str, who: int) -> None:
     for number in range(10):
-        kept_decisions.merge(path, HERE, [_answer(100 * who + number, 64)])
+        decision_cache.merge(path, HERE, [_answer(100 * who + number, 64)])
 
 
 def test_Merge_ManyProcesses_LosesNothing(tmp_path) -> None:
@@ -34,7 +34,7 @@ def test_Merge_ManyProcesses_LosesNothing(tmp_path) -> None:
     for writer in writers:
         writer.join(60)
         assert writer.exitcode == 0
-    found = kept_decisions.read(path, HERE)
+    found = decision_cache.read(path, HERE)
     assert sorted(int(answer["layer"], 16) for answer in found) == [
         100 * who + n for who in range(4) for n in range(10)
     ]
@@ -49,8 +49,8 @@ def test_Merge_FileSystemWithoutLocks_KeepsThemAndSaysItOnce(tmp_path, monkeypat
     monkeypatch.setattr(fcntl, "flock", refuse)
     path = str(tmp_path / "kept.json")
     for rows in (64, 128):
-        kept_decisions.merge(path, HERE, [_answer(1, rows)])
-    assert kept_decisions.read(path, HERE) == [_answer(1, 64), _answer(1, 128)]
+        decision_cache.merge(path, HERE, [_answer(1, rows)])
+    assert decision_cache.read(path, HERE) == [_answer(1, 64), _answer(1, 128)]
     assert decision_log.append([{"rows": 3}], str(tmp_path)) is not None
     said = capfd.readouterr().err.splitlines()
     assert len(said) == 2 and all("cannot be locked" in line for line in said), said  # one for each file
@@ -61,56 +61,56 @@ def test_Merge_LockThatFailsOtherwise_IsToldAsBefore(tmp_path, monkeypatch, capf
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    kept_decisions.merge(str(tmp_path / "kept.json"), HERE, [_answer(1, 64)])
+    decision_cache.merge(str(tmp_path / "kept.json"), HERE, [_answer(1, 64)])
     assert "Input/output error" in capfd.readouterr().err and not (tmp_path / "kept.json").exists()
 
 
 def test_Merge_SameLayersAndSize_TheNewestStays(tmp_path) -> None:
     path = str(tmp_path / "kept.json")
     plan = {"restore_input": "keep", "restore_pre_activation": "recompute"}
-    kept_decisions.merge(path, THERE, [_answer(1, 64, 8)])
-    kept_decisions.merge(path, HERE, [_answer(1, 64, 2), _answer(1, 128, 4), _answer(1, 64, 3, **plan)])
-    kept_decisions.merge(path, HERE, [_answer(1, 66, 6)])  # of the same size, in steps of 2^(1/4)
-    assert kept_decisions.read(path, THERE) == [_answer(1, 64, 8)]
-    assert kept_decisions.read(path, HERE) == [_answer(1, 128, 4), _answer(1, 64, 3, **plan), _answer(1, 66, 6)]
-    assert kept_decisions.read(path, "another") == []
+    decision_cache.merge(path, THERE, [_answer(1, 64, 8)])
+    decision_cache.merge(path, HERE, [_answer(1, 64, 2), _answer(1, 128, 4), _answer(1, 64, 3, **plan)])
+    decision_cache.merge(path, HERE, [_answer(1, 66, 6)])  # of the same size, in steps of 2^(1/4)
+    assert decision_cache.read(path, THERE) == [_answer(1, 64, 8)]
+    assert decision_cache.read(path, HERE) == [_answer(1, 128, 4), _answer(1, 64, 3, **plan), _answer(1, 66, 6)]
+    assert decision_cache.read(path, "another") == []
 
 
 def test_Merge_Exported_IsThisMachines(tmp_path) -> None:
     path = tmp_path / "kept.json"
-    path.write_text(kept_decisions.text_of([_answer(1, 64)]))
-    assert kept_decisions.read(str(path), HERE) == [_answer(1, 64)]
-    kept_decisions.merge(str(path), HERE, [_answer(2, 64)])
-    assert kept_decisions.read(str(path), HERE) == [_answer(1, 64), _answer(2, 64)]
+    path.write_text(decision_cache.text_of([_answer(1, 64)]))
+    assert decision_cache.read(str(path), HERE) == [_answer(1, 64)]
+    decision_cache.merge(str(path), HERE, [_answer(2, 64)])
+    assert decision_cache.read(str(path), HERE) == [_answer(1, 64), _answer(2, 64)]
     assert list(json.loads(path.read_text())["machines"]) == [HERE]
 
 
 def test_Take_RefusedByTheLibrary_MovedAsideWithAWord(tmp_path, capsys) -> None:
     path = tmp_path / "kept.json"
-    kept_decisions.merge(str(path), HERE, [_answer(1, 64)])
+    decision_cache.merge(str(path), HERE, [_answer(1, 64)])
 
     def refuse(text: str) -> None:
         assert json.loads(text)["answers"] == [_answer(1, 64)]
         raise ValueError("field nine is odd")
 
-    assert kept_decisions.take(str(path), HERE, refuse) == ""
+    assert decision_cache.take(str(path), HERE, refuse) == ""
     said = capsys.readouterr().err
     assert "field nine is odd" in said and "training goes on" in said
     assert os.listdir(tmp_path).count("kept.json.damaged") == 1 and not path.exists()
-    assert kept_decisions.take(str(path), HERE, refuse) == ""  # there is none: nobody is asked
+    assert decision_cache.take(str(path), HERE, refuse) == ""  # there is none: nobody is asked
 
 
 def test_Take_LibraryFailsForAnotherReason_TheFileStays(tmp_path) -> None:
     """A good file; what went wrong was not in it."""
     path = tmp_path / "kept.json"
-    kept_decisions.merge(str(path), HERE, [_answer(1, 64)])
+    decision_cache.merge(str(path), HERE, [_answer(1, 64)])
     before = path.read_text()
 
     def fail(text: str) -> None:
         raise NoMemory("no room for 3 answers")
 
     with pytest.raises(NoMemory):
-        kept_decisions.take(str(path), HERE, fail)
+        decision_cache.take(str(path), HERE, fail)
     assert path.read_text() == before and set(os.listdir(tmp_path)) == {"kept.json", "kept.json.lock"}
 
 
@@ -127,10 +127,10 @@ OURS = {
 def test_Merge_DamagedFileOfOurs_MovedAsideAndBegunAnew(tmp_path, capsys, what: str) -> None:
     path = tmp_path / "kept.json"
     path.write_text(OURS[what])
-    kept_decisions.merge(str(path), HERE, [_answer(1, 64)])
+    decision_cache.merge(str(path), HERE, [_answer(1, 64)])
     assert "is damaged" in capsys.readouterr().err
     assert (tmp_path / "kept.json.damaged").read_text() == OURS[what]
-    assert kept_decisions.read(str(path), HERE) == [_answer(1, 64)]
+    assert decision_cache.read(str(path), HERE) == [_answer(1, 64)]
 
 
 STRANGE = {
@@ -153,11 +153,11 @@ def test_Strange_FileOfTheUsers_IsRefusedAndStays(tmp_path, capsys, what: str) -
     path = tmp_path / "train.py"
     data = STRANGE[what].encode(errors="surrogateescape")
     path.write_bytes(data)
-    with pytest.raises(kept_decisions.NotOurs) as caught:
-        kept_decisions.take(str(path), HERE, lambda text: None)
+    with pytest.raises(decision_cache.NotOurs) as caught:
+        decision_cache.take(str(path), HERE, lambda text: None)
     assert str(path) in str(caught.value) and "stays as it is" in str(caught.value)
     assert "Name a" in str(caught.value)
-    kept_decisions.merge(str(path), HERE, [_answer(1, 64)])  # at the end of a run, which does not fail for it
+    decision_cache.merge(str(path), HERE, [_answer(1, 64)])  # at the end of a run, which does not fail for it
     assert "the decisions of this run are not kept" in capsys.readouterr().err
     assert path.read_bytes() == data
     left = set(os.listdir(tmp_path))
@@ -167,41 +167,41 @@ def test_Strange_FileOfTheUsers_IsRefusedAndStays(tmp_path, capsys, what: str) -
 @pytest.mark.parametrize("what", STRANGE)
 def test_Damaged_FileOfOurName_MovedAsideAndBegunAnew(tmp_path, capsys, what: str) -> None:
     """What "decisions": true means: Sluice chose the name, so that it is no file of the user's."""
-    path = tmp_path / kept_decisions.NAME
+    path = tmp_path / decision_cache.NAME
     data = STRANGE[what].encode(errors="surrogateescape")
     path.write_bytes(data)
-    assert kept_decisions.take(str(path), HERE, lambda text: None) == ""
+    assert decision_cache.take(str(path), HERE, lambda text: None) == ""
     assert "is damaged" in capsys.readouterr().err
-    assert (tmp_path / (kept_decisions.NAME + ".damaged")).read_bytes() == data and not path.exists()
-    kept_decisions.merge(str(path), HERE, [_answer(1, 64)])
-    assert kept_decisions.read(str(path), HERE) == [_answer(1, 64)]
+    assert (tmp_path / (decision_cache.NAME + ".damaged")).read_bytes() == data and not path.exists()
+    decision_cache.merge(str(path), HERE, [_answer(1, 64)])
+    assert decision_cache.read(str(path), HERE) == [_answer(1, 64)]
 
 
 def test_Folder_NotToBeWrittenOrRead_SaidAndLetGo(tmp_path, capsys) -> None:
     (tmp_path / "file").write_text("")
-    kept_decisions.merge(str(tmp_path / "file" / "kept.json"), HERE, [_answer(1, 64)])
+    decision_cache.merge(str(tmp_path / "file" / "kept.json"), HERE, [_answer(1, 64)])
     assert "are not kept" in capsys.readouterr().err
-    assert kept_decisions.take(str(tmp_path), HERE, lambda text: None) == ""
+    assert decision_cache.take(str(tmp_path), HERE, lambda text: None) == ""
     assert "goes on without" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("cache, where", [("/named", "/named/kept_decisions.json"), (None, "/env/kept_decisions.json")])
 def test_Place_TrueOrPath(monkeypatch, cache: str | None, where: str) -> None:
     monkeypatch.setenv("SLUICE_CACHE_DIR", "/env")
-    assert kept_decisions.place(True, cache) == where
-    assert kept_decisions.place("/a/path", cache) == "/a/path"
+    assert decision_cache.place(True, cache) == where
+    assert decision_cache.place("/a/path", cache) == "/a/path"
 
 
 def test_Words_NameWhatAnswersDependOn(monkeypatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    words = kept_decisions.machine_words("cpu", "host", 4, "1 host", "auto", "1.2")
+    words = decision_cache.machine_words("cpu", "host", 4, "1 host", "auto", "1.2")
     assert words.startswith("version 1.2; device cpu, ")
     assert ", 3 threads; link host, 4 ranks on 1 host; GEMMs auto" in words
-    assert kept_decisions.machine_words("cpu", "host", 4, "2 hosts (0 0 2 2)", "auto", "1.2") != words
+    assert decision_cache.machine_words("cpu", "host", 4, "2 hosts (0 0 2 2)", "auto", "1.2") != words
     allowed = os.sched_getaffinity(0)
     if len(allowed) > 1:
         try:
             os.sched_setaffinity(0, {min(allowed)})
-            assert kept_decisions.machine_words("cpu", "host", 4, "1 host", "auto", "1.2") != words
+            assert decision_cache.machine_words("cpu", "host", 4, "1 host", "auto", "1.2") != words
         finally:
             os.sched_setaffinity(0, allowed)

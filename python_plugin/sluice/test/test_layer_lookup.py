@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sluice
 import torch
-from sluice import given
+from sluice import layer_lookup
 from sluice.errors import InvalidArgument
 
 
@@ -121,7 +121,7 @@ def test_Given_AnythingElse_EachFunctionNamesIt(what: Any, words: str, tmp_path)
 
 
 def test_Given_ProblemsWhileLoading_AreSaid(monkeypatch) -> None:
-    monkeypatch.setattr(given.autoload, "problems", ["deepspeed.runtime.engine could not be prepared"])
+    monkeypatch.setattr(layer_lookup.autoload, "problems", ["deepspeed.runtime.engine could not be prepared"])
     with pytest.raises(InvalidArgument, match="no MoE layer .*; deepspeed.runtime.engine could not be prepared"):
         sluice.stats(torch.nn.Linear(1, 1))
 

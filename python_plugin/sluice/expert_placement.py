@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sluice import given as resolve
+from sluice import layer_lookup as resolve
 from sluice.errors import InvalidArgument
 
 

@@ -1,4 +1,4 @@
-"""Jobs of the ranks of test_kept.py: runs that begin with decisions in files."""
+"""Jobs of the ranks of test_cached_decisions.py: runs that begin with decisions in files."""
 
 from pathlib import Path
 from types import SimpleNamespace

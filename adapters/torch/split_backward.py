@@ -48,7 +48,7 @@ def _walked(module: nn.Module, is_passed_over: Callable[[nn.Module], bool]) -> I
             yield from _walked(child, is_passed_over)
 
 
-class WeightsLater:
+class SplitBackward:
     """What the backwards of a stage have kept, by micro-batch."""
 
     def __init__(self) -> None:
@@ -167,7 +167,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, _: torch.Tensor, parameters: tuple[Any, Any], later: WeightsLater
+        ctx: Any, x: torch.Tensor, _: torch.Tensor, parameters: tuple[Any, Any], later: SplitBackward
     ) -> torch.Tensor:
         weight, bias = ctx.parameters = parameters  # what is saved may come back as another object
         ctx.later = later

@@ -7,8 +7,8 @@ import os
 import sys
 from typing import Any
 
-from sluice import decision_log, kept_decisions
-from sluice import given as resolve
+from sluice import decision_cache, decision_log
+from sluice import layer_lookup as resolve
 from sluice.errors import InvalidState
 
 
@@ -27,8 +27,8 @@ def export_decisions(path: str | os.PathLike[str], of: Any = None) -> int:
     where it cannot be written.
     """
     alive = _all_alive() if of is None else resolve.contexts(of)
-    answers = kept_decisions.latest(answer for context in alive for answer in context.answers())
-    decision_log.replace(os.fspath(path), kept_decisions.text_of(answers))
+    answers = decision_cache.latest(answer for context in alive for answer in context.answers())
+    decision_log.replace(os.fspath(path), decision_cache.text_of(answers))
     return len(answers)
 
 

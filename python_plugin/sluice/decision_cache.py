@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sluice import decision_log, file_lock, owned
+from sluice import decision_log, file_lock, file_trust
 from sluice.errors import InvalidArgument
 
 FORM = 2
@@ -100,7 +100,7 @@ def _is_answer(answer: Any) -> bool:
 def _machines(path: str, machine: str) -> dict[str, Answers]:
     check_ours(path)
     try:
-        with owned.open_data(path) as file:
+        with file_trust.open_data(path) as file:
             data = json.load(file)
     except FileNotFoundError:
         return {}
@@ -174,7 +174,7 @@ def merge(path: str, machine: str, new: Answers) -> None:
         return
     try:
         check_ours(path)  # before a lock is made beside it
-        owned.make_folder(os.path.dirname(os.path.abspath(path)))
+        file_trust.make_folder(os.path.dirname(os.path.abspath(path)))
         with open(path + ".lock", "a") as lock:
             file_lock.take(lock.fileno(), lock.name)
             try:

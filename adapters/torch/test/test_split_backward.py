@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from sluice.adapters.torch.weights_later import WeightsLater, linears_of
+from sluice.adapters.torch.split_backward import SplitBackward, linears_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -60,7 +60,7 @@ def never(module):
 
 def taken(net, linears, x):
     """After a first forward, which shows how the net uses its parameters."""
-    later = WeightsLater()
+    later = SplitBackward()
     later.take(net, linears)
     later.learn([net(x)])
     later.give_back()
@@ -143,7 +143,7 @@ def test_Backward_OutsideOfAnOp_IsWhole():
 
 def test_FirstForwardThatFails_IsNotTheOneThatShows():
     """Calls of a forward that raised would hide a use outside of the layer."""
-    linear, later = nn.Linear(WIDTH, WIDTH), WeightsLater()
+    linear, later = nn.Linear(WIDTH, WIDTH), SplitBackward()
     later.take(linear, [linear])
     x, *_ = inputs((5,), torch.float32)
     linear(x)

@@ -1,4 +1,4 @@
-"""What Megatron's optimizers keep of an expert's parameters (adapters/common/kept.py)."""
+"""What Megatron's optimizers keep of an expert's parameters (adapters/common/optimizer_state.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from sluice.adapters.common.kept import Gradient, Keeper, Masters, State, Together
+from sluice.adapters.common.optimizer_state import Gradient, Keeper, Masters, State, Together
 from sluice.errors import Unsupported
 from torch import nn
 

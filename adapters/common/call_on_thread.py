@@ -13,7 +13,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def apart(ask: Callable[[], T], name: str) -> T:
+def call_on_thread(ask: Callable[[], T], name: str) -> T:
     """What `ask` returns on a thread of that name. What it raises is raised."""
     found: list[T] = []
     failures: list[Exception] = []

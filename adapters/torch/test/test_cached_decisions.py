@@ -12,25 +12,25 @@ from sluice.planning.planner import Choice, Planner, Workload
 
 
 def test_Kept_FirstRanksFileAlone_BeginsAllRanks(tmp_path):
-    first = ranks.run(2, "kept_jobs:kept_file", folder=str(tmp_path), first=None, others=None)
+    first = ranks.run(2, "cached_decisions_jobs:kept_file", folder=str(tmp_path), first=None, others=None)
     assert all("imported" not in why and count == 1 for why, count, _ in first)
     assert first[0][2] == first[1][2]  # all ranks export the same
     assert not (tmp_path / "kept1.json").exists()
     kept = (tmp_path / "kept0.json").read_text()
     (machine,) = json.loads(kept)["machines"]
     assert "2 ranks" in machine and "link tcp" in machine
-    again = ranks.run(2, "kept_jobs:kept_file", folder=str(tmp_path), first=kept, others="not for me")
+    again = ranks.run(2, "cached_decisions_jobs:kept_file", folder=str(tmp_path), first=kept, others="not for me")
     assert all(why == ["imported"] and count == 1 for why, count, _ in again)
     assert (tmp_path / "kept1.json").read_text() == "not for me"
     assert json.loads((tmp_path / "kept0.json").read_text()) == json.loads(kept)
-    exported = ranks.run(2, "kept_jobs:kept_file", folder=str(tmp_path), first=first[1][2], others=None)
+    exported = ranks.run(2, "cached_decisions_jobs:kept_file", folder=str(tmp_path), first=first[1][2], others=None)
     assert all(why == ["imported"] for why, _, _ in exported)
 
 
 def test_Kept_OnTheOtherRankAlone_IsNotTaken(tmp_path):
-    kept = ranks.run(2, "kept_jobs:kept_file", folder=str(tmp_path), first=None, others=None)[0][2]
+    kept = ranks.run(2, "cached_decisions_jobs:kept_file", folder=str(tmp_path), first=None, others=None)[0][2]
     (tmp_path / "kept0.json").unlink()
-    found = ranks.run(2, "kept_jobs:kept_file", folder=str(tmp_path), first=None, others=kept)
+    found = ranks.run(2, "cached_decisions_jobs:kept_file", folder=str(tmp_path), first=None, others=kept)
     assert all(why and "imported" not in why for why, _, _ in found)
 
 
@@ -48,14 +48,14 @@ def _bad(answer):
     ],
 )
 def test_Kept_Damaged_MovedAsideAndTrainingGoesOn(tmp_path, text):
-    found = ranks.run(2, "kept_jobs:kept_file", folder=str(tmp_path), first=text, others=None)
+    found = ranks.run(2, "cached_decisions_jobs:kept_file", folder=str(tmp_path), first=text, others=None)
     assert all(why and "imported" not in why for why, _, _ in found)
     assert (tmp_path / "kept0.json.damaged").read_text() == text
     assert json.loads((tmp_path / "kept0.json").read_text())["machines"]
 
 
 def test_Kept_InAFileOfTheUsers_AllRanksAreToldAndItStays(tmp_path):
-    found = ranks.run(2, "kept_jobs:strange_file", folder=str(tmp_path), text="import torch\n")
+    found = ranks.run(2, "cached_decisions_jobs:strange_file", folder=str(tmp_path), text="import torch\n")
     (first, again), (second, again2) = found
     assert first[0] == again[0] == "NotOurs" and "kept0.json' is a file that Sluice did not write" in first[1]
     assert second[0] == again2[0] == "PeerRefused"
@@ -65,13 +65,13 @@ def test_Kept_InAFileOfTheUsers_AllRanksAreToldAndItStays(tmp_path):
 
 @pytest.mark.parametrize("text, words", [(None, "cannot be read"), ("{", "decisions"), ("{}", "sluice_decisions")])
 def test_Pinned_NotGood_IsAnError(tmp_path, text, words):
-    (told,) = ranks.run(1, "kept_jobs:pinned_file", folder=str(tmp_path), text=text)
+    (told,) = ranks.run(1, "cached_decisions_jobs:pinned_file", folder=str(tmp_path), text=text)
     assert words in told
     assert os.listdir(tmp_path) == ([] if text is None else ["pinned.json"])
 
 
 def test_ExportMachine_OfARun_IsWhatPlanAndTheNextRunTake(tmp_path, capsys):
-    found = ranks.run(2, "kept_jobs:exported_machine", folder=str(tmp_path))
+    found = ranks.run(2, "cached_decisions_jobs:exported_machine", folder=str(tmp_path))
     for refusals, made, text, why in found:
         assert "Module does not run on Sluice: it holds no MoE layer" in refusals[0] and len(refusals) == 2
         assert made == json.loads(text) and made["provenance"] == "refined"

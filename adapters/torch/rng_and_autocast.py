@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 
-class Surroundings:
+class RngAndAutocast:
     """Autocast and random numbers as they are when this is made; a backward runs outside of the forward's autocast."""
 
     def __init__(self, device: torch.device) -> None:
@@ -34,7 +34,7 @@ class Surroundings:
         if self._device.type == "cuda":
             torch.cuda.set_rng_state(states[1], self._device)
 
-    def unless_random(self) -> Surroundings:
+    def unless_random(self) -> RngAndAutocast:
         """This, without the state of random numbers if none was drawn since: few experts draw, and a state has 5 KB."""
         if all(torch.equal(then, now) for then, now in zip(self._random or [], self._random_now())):
             self._random = None

@@ -150,7 +150,7 @@ def test_Skips_OfC_AllGiveAReason(root):
     bare = subprocess.run(
         ["git", "grep", "-nwE", r"skip\(\)", "--", "*.c", "*.cc", "*.inc"], cwd=root, capture_output=True, text=True
     )
-    assert bare.stdout == ""  # skip_because of third_party/bazel/skip.h
+    assert bare.stdout == ""  # skip_because of third_party/bazel/test.h
 
 
 # Temporary files that only the last line of their creator removes; each of these was reviewed, and is removed after a

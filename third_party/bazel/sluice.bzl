@@ -96,8 +96,8 @@ def sluice_cc_folder(name, private = [], exclude = [], **kwargs):
 def sluice_cc_test(name, srcs = None, deps = [], copts = [], linkopts = [], size = "small", cmocka = True, **kwargs):
     """A cmocka test with a deadline: small 300 s, medium 900 s, large an hour. `cmocka = False` is for plain programs.
 
-    Without srcs it is NAME.c, here or in the folder test. Results stay text in the test's log: with cmocka's XML a
-    failure, or the case that hung, would not show there.
+    Without srcs it is NAME.c, here or in the folder test; its cases are TESTs (test.h), which need no main. Results stay
+    text in the test's log: with cmocka's XML a failure, or the case that hung, would not show there.
     """
     srcs = _own(name, ".c") if srcs == None else srcs
     if not srcs:
@@ -107,11 +107,11 @@ def sluice_cc_test(name, srcs = None, deps = [], copts = [], linkopts = [], size
         name = name,
         srcs = srcs + ([] if cxx else ["//third_party/bazel:line_buffered.c"]),
         copts = _copts(srcs) + copts,
-        linkopts = SLUICE_LINKOPTS + linkopts + (["-lcmocka"] if cmocka else []) + ["-lm"],
+        linkopts = SLUICE_LINKOPTS + linkopts + ["-lm"],
         linkstatic = 1,
         size = size,
         timeout = _TIMEOUTS[size],
-        deps = deps + ([] if cxx else ["//third_party/bazel:skip"]),
+        deps = deps + (["//third_party/bazel:test"] if cmocka and not cxx else []),
         **kwargs,
     )
 

@@ -1,13 +1,10 @@
 /* The allocator counts its blocks and rejects allocations beyond its limit. */
 #include "backend/base/alloc.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "third_party/bazel/test.h"
 
 enum { LIMIT = 1024 };
 
@@ -30,8 +27,7 @@ static void says(sluice_status_t status, const char* text) {
   if (strstr(info.message, text) == NULL) fail_msg("%s", info.message);
 }
 
-static void Allocator_PastItsLimit_IsOverBudgetAndCountsNothing(void** state) {
-  (void)state;
+TEST(Allocator_PastItsLimit_IsOverBudgetAndCountsNothing) {
   sluice_allocator_t a;
   sluice_allocator_init(&a, count_and_allocate, release, NULL);
   a.limit = LIMIT, calls = 0;
@@ -87,8 +83,7 @@ static void look_and_release(void* user, void* data, uint64_t bytes) {
   test_free(data);
 }
 
-static void Allocator_HostFreesWhileItAllocates_CountsBothAndWaitsForNobody(void** state) {
-  (void)state;
+TEST(Allocator_HostFreesWhileItAllocates_CountsBothAndWaitsForNobody) {
   sluice_allocator_t a;
   host_t host = {.allocator = &a};
   sluice_allocator_init(&a, collect_and_allocate, look_and_release, &host);
@@ -103,12 +98,4 @@ static void Allocator_HostFreesWhileItAllocates_CountsBothAndWaitsForNobody(void
   assert_int_equal(host.num_locked, 0);
   assert_true(a.current_bytes == 0 && a.num_live == 0);
   sluice_allocator_deinit(&a);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Allocator_PastItsLimit_IsOverBudgetAndCountsNothing),
-      cmocka_unit_test(Allocator_HostFreesWhileItAllocates_CountsBothAndWaitsForNobody),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

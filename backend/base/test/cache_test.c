@@ -1,21 +1,16 @@
 /* Eviction keeps the contents and touches nothing outside the range. That it makes memory slow is checked by hand, with
  * a clock.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/base/cache.h"
+#include "third_party/bazel/test.h"
 
 /* A page between two inaccessible ones. */
-static void Evict_ARangeBetweenForbiddenPages_StaysWithinIt(void** state) {
-  (void)state;
+TEST(Evict_ARangeBetweenForbiddenPages_StaysWithinIt) {
   const size_t page = (size_t)sysconf(_SC_PAGESIZE);
   char* pages = mmap(NULL, 3 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   assert_true((void*)pages != MAP_FAILED);
@@ -30,11 +25,4 @@ static void Evict_ARangeBetweenForbiddenPages_StaysWithinIt(void** state) {
   sluice_cache_evict(NULL, 0);
   for (size_t i = 0; i < page; ++i) assert_int_equal(own[i], 7);
   munmap(pages, 3 * page);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Evict_ARangeBetweenForbiddenPages_StaysWithinIt),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,18 +1,13 @@
 #include "backend/base/file_trust.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "sluice/sluice.h"
-#include "third_party/bazel/skip.h"
+#include "third_party/bazel/test.h"
 
 #define SOMEBODY 4242 /* a user other than this one */
 
@@ -53,16 +48,14 @@ static int opens(const char* what, int must_be_ours, const char* says) {
   return descriptor >= 0 && close(descriptor) == 0;
 }
 
-static void Open_OurFile_IsRead(void** state) {
-  (void)state;
+TEST(Open_OurFile_IsRead) {
   assert_true(opens(path, 1, NULL));
   assert_true(opens(path, 0, NULL));
   assert_true(opens(link_path, 0, NULL)); /* the user's choice */
   assert_false(opens("/tmp/sluice-owned/not/there", 1, NULL));
 }
 
-static void Open_FileThatOthersWrite_IsRefusedOrWarnedOf(void** state) {
-  (void)state;
+TEST(Open_FileThatOthersWrite_IsRefusedOrWarnedOf) {
   assert_int_equal(chmod(path, 0664), 0);
   assert_false(opens(path, 1, "its group can write it"));
   assert_true(opens(path, 0, "chmod go-w"));
@@ -71,8 +64,7 @@ static void Open_FileThatOthersWrite_IsRefusedOrWarnedOf(void** state) {
   assert_true(opens(path, 0, "every user can write it"));
 }
 
-static void Open_LinkOrFifo_IsRefusedAtOnce(void** state) {
-  (void)state;
+TEST(Open_LinkOrFifo_IsRefusedAtOnce) {
   assert_false(opens(link_path, 1, "it is a symbolic link"));
   assert_int_equal(unlink(path), 0);
   assert_int_equal(mkfifo(path, 0600), 0); /* without O_NONBLOCK this would wait for a writer */
@@ -80,8 +72,7 @@ static void Open_LinkOrFifo_IsRefusedAtOnce(void** state) {
   assert_false(opens(path, 0, "no regular file"));
 }
 
-static void Open_FileOfAnotherUser_IsRefusedWithItsNumber(void** state) {
-  (void)state;
+TEST(Open_FileOfAnotherUser_IsRefusedWithItsNumber) {
   if (chown(path, SOMEBODY, (gid_t)-1) != 0) skip_because("only root gives files away");
   assert_false(opens(path, 1, "it belongs to user 4242"));
   assert_true(opens(path, 0, NULL));
@@ -93,8 +84,7 @@ static void Open_FileOfAnotherUser_IsRefusedWithItsNumber(void** state) {
   assert_true(roots);
 }
 
-static void Warn_LibraryThatOthersWrite_IsNamed(void** state) {
-  (void)state;
+TEST(Warn_LibraryThatOthersWrite_IsNamed) {
   sluice_warn_if_others_write(path);
   sluice_warn_if_others_write("libc.so.6");
   assert_string_equal(warned, "");
@@ -103,14 +93,4 @@ static void Warn_LibraryThatOthersWrite_IsNamed(void** state) {
   assert_non_null(strstr(warned, "is used although every user can write it"));
 }
 
-int main(void) {
-#define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-  const struct CMUnitTest tests[] = {
-      CASE(Open_OurFile_IsRead),
-      CASE(Open_FileThatOthersWrite_IsRefusedOrWarnedOf),
-      CASE(Open_LinkOrFifo_IsRefusedAtOnce),
-      CASE(Open_FileOfAnotherUser_IsRefusedWithItsNumber),
-      CASE(Warn_LibraryThatOthersWrite_IsNamed),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_cases_each(set_up, tear_down); }

@@ -1,14 +1,11 @@
 #include "backend/base/hash.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "third_party/bazel/test.h"
 
 /* Files (plans, schedules, machines) contain this hash: the values are FNV-1a's own test vectors. */
-static void Hash_OfKnownTexts_IsFnv1a(void** state) {
-  (void)state;
+TEST(Hash_OfKnownTexts_IsFnv1a) {
   const struct {
     const char* text;
     uint64_t hash;
@@ -24,19 +21,10 @@ static void Hash_OfKnownTexts_IsFnv1a(void** state) {
   }
 }
 
-static void Hash_InPieces_IsThatOfTheWhole(void** state) {
-  (void)state;
+TEST(Hash_InPieces_IsThatOfTheWhole) {
   const char* text = "foobar";
   for (size_t cut = 0; cut <= 6; ++cut) {
     uint64_t hash = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, text, cut);
     assert_true(sluice_hash_bytes(hash, text + cut, 6 - cut) == 0x85944171f73967e8u);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Hash_OfKnownTexts_IsFnv1a),
-      cmocka_unit_test(Hash_InPieces_IsThatOfTheWhole),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,12 @@
 /* Untrusted texts: size and objects have limits, and names are compared completely. */
 #include "backend/base/json.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#include <cmocka.h>
+#include "third_party/bazel/test.h"
 
 #define GIB (UINT64_C(1) << 30)
 
@@ -29,8 +27,7 @@ static uint64_t write_members(char* out, uint64_t room, int count) {
   return used + (uint64_t)snprintf(out + used, room - used, "}");
 }
 
-static void many_members(void** state) {
-  (void)state;
+TEST(Json_ObjectOfManyMembers_IsReadUpToALimit) {
   char text[8192];
   sluice_json_tree_t tree;
   const uint64_t most = write_members(text, sizeof text, 256);
@@ -42,8 +39,7 @@ static void many_members(void** state) {
 }
 
 /* The length of a string that overflows 32 signed bits. */
-static void long_text(void** state) {
-  (void)state;
+TEST(Json_LongText_IsRefusedUnread) {
   char* text = mmap(NULL, 3 * GIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   assert_true(text != MAP_FAILED);
   text[0] = '"';
@@ -51,21 +47,11 @@ static void long_text(void** state) {
   munmap(text, 3 * GIB);
 }
 
-static void same_names(void** state) {
-  (void)state;
+TEST(Json_MembersOfOneName_AreRefused) {
   static const char twice[] = "{\"ab\": 1, \"a\": 2, \"ab\": 3}", once[] = "{\"ab\": 1, \"a\": 2, \"abc\": 3}";
   sluice_json_tree_t tree;
   refuses(twice, sizeof twice - 1, "two members of this name");
   assert_int_equal(sluice_json_parse(once, sizeof once - 1, "a test", &tree), SLUICE_OK);
   assert_true(sluice_json_member(&tree.nodes[0], "abc")->number == 3);
   sluice_json_free(&tree);
-}
-
-int main(void) {
-  static const struct CMUnitTest tests[] = {
-      {"Json_ObjectOfManyMembers_IsReadUpToALimit", many_members},
-      {"Json_LongText_IsRefusedUnread", long_text},
-      {"Json_MembersOfOneName_AreRefused", same_names},
-  };
-  return cmocka_run_group_tests_name("json", tests, NULL, NULL);
 }

@@ -1,23 +1,17 @@
 #include "backend/base/math.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
+#include "third_party/bazel/test.h"
 
 #define HALF UINT64_C(0x8000000000000000) /* above every int64_t: compares only as unsigned */
 
-static void MinMax_OfBothSigns_AreTheSmallerAndTheLarger(void** state) {
-  (void)state;
+TEST(MinMax_OfBothSigns_AreTheSmallerAndTheLarger) {
   assert_true(sluice_min(-1, 1) == -1 && sluice_min(1, -1) == -1 && sluice_min(INT64_MIN, INT64_MAX) == INT64_MIN);
   assert_true(sluice_max(-1, 1) == 1 && sluice_max(1, -1) == 1 && sluice_max(INT64_MIN, INT64_MAX) == INT64_MAX);
   assert_true(sluice_min_u64(HALF, 1) == 1 && sluice_min_u64(1, HALF) == 1);
   assert_true(sluice_max_u64(HALF, 1) == HALF && sluice_max_u64(1, HALF) == HALF);
 }
 
-static void CeilDiv_AroundAMultiple_CountsTheLastPiece(void** state) {
-  (void)state;
+TEST(CeilDiv_AroundAMultiple_CountsTheLastPiece) {
   const int64_t wholes[] = {0, 1, 6, 7, 8, 13, 14, 15}, counts[] = {0, 1, 1, 1, 2, 2, 2, 3};
   for (int i = 0; i < 8; ++i) {
     assert_int_equal(sluice_ceil_div(wholes[i], 7), counts[i]);
@@ -28,18 +22,8 @@ static void CeilDiv_AroundAMultiple_CountsTheLastPiece(void** state) {
   assert_true(sluice_ceil_div_u64(HALF, 2) == HALF / 2 && sluice_round_up_u64(HALF - 1, 4096) == HALF);
 }
 
-static void AddSaturating_BeyondTheEnd_StaysThere(void** state) {
-  (void)state;
+TEST(AddSaturating_BeyondTheEnd_StaysThere) {
   assert_true(sluice_add_saturating(2, 3) == 5 && sluice_add_saturating(UINT64_MAX - 3, 3) == UINT64_MAX);
   assert_true(sluice_add_saturating(UINT64_MAX - 3, 4) == UINT64_MAX);
   assert_true(sluice_add_saturating(HALF, HALF) == UINT64_MAX && sluice_add_saturating(UINT64_MAX, 0) == UINT64_MAX);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(MinMax_OfBothSigns_AreTheSmallerAndTheLarger),
-      cmocka_unit_test(CeilDiv_AroundAMultiple_CountsTheLastPiece),
-      cmocka_unit_test(AddSaturating_BeyondTheEnd_StaysThere),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

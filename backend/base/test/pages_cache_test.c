@@ -1,17 +1,13 @@
 /* Rates of fresh memory that outlive a process. */
 #include <dirent.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/base/pages_cache.h"
+#include "third_party/bazel/test.h"
 
 static char folder[] = "/tmp/sluice_pages_XXXXXX", path[512];
 
@@ -41,8 +37,7 @@ static int is_empty(const sluice_pages_rates_t* rates) {
   return memcmp(rates, &none, sizeof none) == 0;
 }
 
-static void Rates_Kept_ReadBackWhereEnoughWasMeasured(void** state) {
-  (void)state;
+TEST(Rates_Kept_ReadBackWhereEnoughWasMeasured) {
   sluice_pages_rates_t rates, again;
   memset(&rates, 0, sizeof rates);
   memset(&again, 0, sizeof again);
@@ -58,8 +53,7 @@ static void Rates_Kept_ReadBackWhereEnoughWasMeasured(void** state) {
   assert_float_equal(again.sizes[3].seconds_per_byte[SLUICE_PAGES_SMALL] * 1e10, 3, 1e-3);
 }
 
-static void Rates_DamagedFile_IsLeftOut(void** state) {
-  (void)state;
+TEST(Rates_DamagedFile_IsLeftOut) {
   find_file();
   FILE* file = fopen(path, "r");
   assert_non_null(file);
@@ -89,10 +83,4 @@ static void Rates_DamagedFile_IsLeftOut(void** state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Rates_Kept_ReadBackWhereEnoughWasMeasured),
-      cmocka_unit_test(Rates_DamagedFile_IsLeftOut),
-  };
-  return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+int main(void) { return run_cases(set_up, tear_down); }

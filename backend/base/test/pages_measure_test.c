@@ -1,16 +1,12 @@
 /* Fresh ranges are measured without a change of their contents; other ranges are left alone. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/base/pages.h"
+#include "third_party/bazel/test.h"
 
 enum { MIB = 1 << 20, BYTES = 32 * MIB };
 
@@ -31,8 +27,7 @@ static double share_in_memory(void* data) {
   return (double)found / (double)count;
 }
 
-static void Advise_FreshRange_IsBroughtInUnchanged(void** state) {
-  (void)state;
+TEST(Advise_FreshRange_IsBroughtInUnchanged) {
   unsigned char* data = fresh();
   for (int i = 0; i < 32; ++i) data[i * MIB + 4096 * 3 + 5] = (unsigned char)(i + 1);
   assert_true(share_in_memory(data) < 0.1);
@@ -45,8 +40,7 @@ static void Advise_FreshRange_IsBroughtInUnchanged(void** state) {
   munmap(data, BYTES);
 }
 
-static void AdviseRoom_FreshRange_IsNotBroughtIn(void** state) {
-  (void)state;
+TEST(AdviseRoom_FreshRange_IsNotBroughtIn) {
   unsigned char* data = fresh();
   sluice_pages_advise_room(data, BYTES);
   assert_true(share_in_memory(data) < 0.1);
@@ -54,8 +48,7 @@ static void AdviseRoom_FreshRange_IsNotBroughtIn(void** state) {
 }
 
 /* The first four are measured; later ranges are populated by their writes. */
-static void Advise_AfterSome_MeasuresFewOnly(void** state) {
-  (void)state;
+TEST(Advise_AfterSome_MeasuresFewOnly) {
   int measured = 0;
   for (int i = 0; i < 40; ++i) {
     unsigned char* data = fresh();
@@ -66,8 +59,7 @@ static void Advise_AfterSome_MeasuresFewOnly(void** state) {
   assert_in_range(measured, 3, 7);
 }
 
-static void Advise_MemoryThatIsThere_IsNotMeasured(void** state) {
-  (void)state;
+TEST(Advise_MemoryThatIsThere_IsNotMeasured) {
   unsigned char* data = fresh();
   memset(data, 1, BYTES - 6 * MIB);
   for (int i = 0; i < 40; ++i) sluice_pages_advise(data, BYTES);
@@ -78,11 +70,5 @@ static void Advise_MemoryThatIsThere_IsNotMeasured(void** state) {
 int main(void) {
   unsetenv("SLUICE_HUGE_PAGES");
   setenv("SLUICE_CACHE_DIR", "/dev/null", 1); /* nothing is known before */
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Advise_FreshRange_IsBroughtInUnchanged),
-      cmocka_unit_test(AdviseRoom_FreshRange_IsNotBroughtIn),
-      cmocka_unit_test(Advise_AfterSome_MeasuresFewOnly),
-      cmocka_unit_test(Advise_MemoryThatIsThere_IsNotMeasured),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

@@ -3,9 +3,6 @@
 #define _GNU_SOURCE /* RUSAGE_THREAD, sched_setaffinity */
 #endif
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,13 +11,11 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/base/clock.h"
 #include "backend/base/pages_prefault.h"
 #include "backend/base/pages_rates.h"
 #include "backend/base/processors.h"
-#include "third_party/bazel/skip.h"
+#include "third_party/bazel/test.h"
 
 enum { MIB = 1 << 20, BYTES = 32 * MIB };
 static const uint64_t DEADLINE_NS = UINT64_C(120) * 1000 * 1000 * 1000; /* ends as soon as everything is populated */
@@ -76,8 +71,65 @@ static long own_faults(void) {
   return used.ru_minflt;
 }
 
-static void Ahead_FreshRange_IsPopulatedUnchangedMeanwhile(void** state) {
-  (void)state;
+/* These three come first: the cases after them measure. */
+
+TEST(Ahead_MoreRangesThanThereIsRoom_LeavesTheRest) {
+  skip_where_it_cannot();
+  unsigned char* data = fresh();
+  sluice_pages_prefault_t ahead;
+  sluice_pages_prefault_init(&ahead);
+  for (int i = 0; i < SLUICE_PAGES_PREFAULT_RANGES + 3; ++i) {
+    assert_int_equal(sluice_pages_prefault_add(&ahead, data, BYTES), i < SLUICE_PAGES_PREFAULT_RANGES);
+  }
+  assert_int_equal(ahead.count, SLUICE_PAGES_PREFAULT_RANGES);
+  assert_int_equal(ahead.num_measured, SLUICE_PAGES_FIRST);
+  munmap(data, BYTES);
+}
+
+/* Half of the small pages have been written by another thread already: there is nothing to compare, and the next range
+ * is still due. */
+TEST(Ahead_WhatOthersHaveWritten_SaysNothing) {
+  skip_where_it_cannot();
+  for (int i = 0; i < SLUICE_PAGES_FIRST + 4; ++i) {
+    unsigned char* whole = mmap(NULL, BYTES + 2 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(whole != MAP_FAILED);
+    (void)madvise(whole, BYTES + 2 * MIB, MADV_NOHUGEPAGE);
+    unsigned char* data = whole + (2 * MIB - (uintptr_t)whole % (2 * MIB)); /* whole huge pages */
+    memset(data, 1, BYTES / 2);
+    sluice_pages_prefault_t ahead;
+    sluice_pages_prefault_init(&ahead);
+    assert_true(sluice_pages_prefault_add(&ahead, data, BYTES));
+    assert_int_equal(ahead.num_measured, 1);
+    sluice_pages_prefault_start(&ahead);
+    wait_for_all(data);
+    sluice_pages_prefault_stop(&ahead);
+    munmap(whole, BYTES + 2 * MIB);
+  }
+}
+
+/* Half with each kind of page, on the thread, until four ranges are measured; ranges that were stopped early do not
+ * count. */
+TEST(Ahead_DueRanges_AreMeasuredByTheThread) {
+  skip_where_it_cannot();
+  int due = 0;
+  for (int i = 0; i < SLUICE_PAGES_FIRST + 4; ++i) {
+    unsigned char* data = fresh();
+    data[5] = 7;
+    sluice_pages_prefault_t ahead;
+    sluice_pages_prefault_init(&ahead);
+    assert_true(sluice_pages_prefault_add(&ahead, data, BYTES));
+    assert_int_equal(pages_resident(data), 1); /* nothing yet */
+    due += ahead.advice[0].next == SLUICE_PAGES_MEASURE;
+    sluice_pages_prefault_start(&ahead);
+    if (i > 0) wait_for_all(data); /* the first is stopped at once: most likely before its end */
+    sluice_pages_prefault_stop(&ahead);
+    assert_int_equal(data[5], 7);
+    munmap(data, BYTES);
+  }
+  assert_in_range(due, SLUICE_PAGES_FIRST, SLUICE_PAGES_FIRST + 1);
+}
+
+TEST(Ahead_FreshRange_IsPopulatedUnchangedMeanwhile) {
   skip_where_it_cannot();
   unsigned char* data = fresh();
   for (int i = 0; i < 4; ++i) data[(i + 3) * MIB + 5] = (unsigned char)(i + 1);
@@ -103,8 +155,7 @@ static void Ahead_FreshRange_IsPopulatedUnchangedMeanwhile(void** state) {
   munmap(data, BYTES);
 }
 
-static void Ahead_MemoryThatIsThereOrSmall_NeedsNoThread(void** state) {
-  (void)state;
+TEST(Ahead_MemoryThatIsThereOrSmall_NeedsNoThread) {
   unsigned char* data = fresh();
   sluice_pages_prefault_t ahead;
   sluice_pages_prefault_init(&ahead);
@@ -120,8 +171,7 @@ static void Ahead_MemoryThatIsThereOrSmall_NeedsNoThread(void** state) {
 }
 
 /* Gradients of separate matrices, as in hosts whose experts are modules. */
-static void Ahead_ManySmallRanges_AllComeIn(void** state) {
-  (void)state;
+TEST(Ahead_ManySmallRanges_AllComeIn) {
   skip_where_it_cannot();
   unsigned char* data = fresh();
   sluice_pages_prefault_t ahead;
@@ -135,8 +185,7 @@ static void Ahead_ManySmallRanges_AllComeIn(void** state) {
 }
 
 /* A steady-state pass with many gradients is not checked completely. */
-static void Ahead_FirstOnesAreThere_OthersAreNotLookedAt(void** state) {
-  (void)state;
+TEST(Ahead_FirstOnesAreThere_OthersAreNotLookedAt) {
   unsigned char* data = fresh();
   sluice_pages_prefault_t ahead;
   sluice_pages_prefault_init(&ahead);
@@ -150,8 +199,7 @@ static void Ahead_FirstOnesAreThere_OthersAreNotLookedAt(void** state) {
   munmap(data, BYTES);
 }
 
-static void Ahead_Stopped_LetsTheMemoryGo(void** state) {
-  (void)state;
+TEST(Ahead_Stopped_LetsTheMemoryGo) {
   for (int i = 0; i < 50; ++i) {
     unsigned char* data = fresh();
     sluice_pages_prefault_t ahead;
@@ -166,8 +214,7 @@ static void Ahead_Stopped_LetsTheMemoryGo(void** state) {
   }
 }
 
-static void Ahead_OneCore_LeavesItToTheCaller(void** state) {
-  (void)state;
+TEST(Ahead_OneCore_LeavesItToTheCaller) {
   cpu_set_t before, one;
   assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
   CPU_ZERO(&one);
@@ -187,78 +234,8 @@ static void Ahead_OneCore_LeavesItToTheCaller(void** state) {
   assert_int_equal(sched_setaffinity(0, sizeof before, &before), 0);
 }
 
-static void Ahead_MoreRangesThanThereIsRoom_LeavesTheRest(void** state) {
-  (void)state;
-  skip_where_it_cannot();
-  unsigned char* data = fresh();
-  sluice_pages_prefault_t ahead;
-  sluice_pages_prefault_init(&ahead);
-  for (int i = 0; i < SLUICE_PAGES_PREFAULT_RANGES + 3; ++i) {
-    assert_int_equal(sluice_pages_prefault_add(&ahead, data, BYTES), i < SLUICE_PAGES_PREFAULT_RANGES);
-  }
-  assert_int_equal(ahead.count, SLUICE_PAGES_PREFAULT_RANGES);
-  assert_int_equal(ahead.num_measured, SLUICE_PAGES_FIRST);
-  munmap(data, BYTES);
-}
-
-/* Half of the small pages have been written by another thread already: there is nothing to compare, and the next range
- * is still due. */
-static void Ahead_WhatOthersHaveWritten_SaysNothing(void** state) {
-  (void)state;
-  skip_where_it_cannot();
-  for (int i = 0; i < SLUICE_PAGES_FIRST + 4; ++i) {
-    unsigned char* whole = mmap(NULL, BYTES + 2 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    assert_true(whole != MAP_FAILED);
-    (void)madvise(whole, BYTES + 2 * MIB, MADV_NOHUGEPAGE);
-    unsigned char* data = whole + (2 * MIB - (uintptr_t)whole % (2 * MIB)); /* whole huge pages */
-    memset(data, 1, BYTES / 2);
-    sluice_pages_prefault_t ahead;
-    sluice_pages_prefault_init(&ahead);
-    assert_true(sluice_pages_prefault_add(&ahead, data, BYTES));
-    assert_int_equal(ahead.num_measured, 1);
-    sluice_pages_prefault_start(&ahead);
-    wait_for_all(data);
-    sluice_pages_prefault_stop(&ahead);
-    munmap(whole, BYTES + 2 * MIB);
-  }
-}
-
-/* Half with each kind of page, on the thread, until four ranges are measured; ranges that were stopped early do not
- * count. */
-static void Ahead_DueRanges_AreMeasuredByTheThread(void** state) {
-  (void)state;
-  skip_where_it_cannot();
-  int due = 0;
-  for (int i = 0; i < SLUICE_PAGES_FIRST + 4; ++i) {
-    unsigned char* data = fresh();
-    data[5] = 7;
-    sluice_pages_prefault_t ahead;
-    sluice_pages_prefault_init(&ahead);
-    assert_true(sluice_pages_prefault_add(&ahead, data, BYTES));
-    assert_int_equal(pages_resident(data), 1); /* nothing yet */
-    due += ahead.advice[0].next == SLUICE_PAGES_MEASURE;
-    sluice_pages_prefault_start(&ahead);
-    if (i > 0) wait_for_all(data); /* the first is stopped at once: most likely before its end */
-    sluice_pages_prefault_stop(&ahead);
-    assert_int_equal(data[5], 7);
-    munmap(data, BYTES);
-  }
-  assert_in_range(due, SLUICE_PAGES_FIRST, SLUICE_PAGES_FIRST + 1);
-}
-
 int main(void) {
   unsetenv("SLUICE_HUGE_PAGES");
   setenv("SLUICE_CACHE_DIR", "/dev/null", 1); /* nothing is known before */
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Ahead_MoreRangesThanThereIsRoom_LeavesTheRest),
-      cmocka_unit_test(Ahead_WhatOthersHaveWritten_SaysNothing),
-      cmocka_unit_test(Ahead_DueRanges_AreMeasuredByTheThread), /* before other cases measure */
-      cmocka_unit_test(Ahead_FreshRange_IsPopulatedUnchangedMeanwhile),
-      cmocka_unit_test(Ahead_MemoryThatIsThereOrSmall_NeedsNoThread),
-      cmocka_unit_test(Ahead_ManySmallRanges_AllComeIn),
-      cmocka_unit_test(Ahead_FirstOnesAreThere_OthersAreNotLookedAt),
-      cmocka_unit_test(Ahead_Stopped_LetsTheMemoryGo),
-      cmocka_unit_test(Ahead_OneCore_LeavesItToTheCaller),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

@@ -1,14 +1,10 @@
 /* The rule when fresh memory is measured, and the choice of pages. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/base/pages.h"
 #include "backend/base/pages_rates.h"
+#include "third_party/bazel/test.h"
 
 static const double huge_faster[] = {3e-10, 1e-10}, huge_slower[] = {3e-10, 20e-10}, similar[] = {3e-10, 2.9e-10};
 
@@ -16,8 +12,7 @@ static void add(sluice_pages_rate_t* rate, const double* took, int times) {
   for (int i = 0; i < times; ++i) sluice_pages_add(rate, took);
 }
 
-static void Rates_Sizes_AreSeparate(void** state) {
-  (void)state;
+TEST(Rates_Sizes_AreSeparate) {
   sluice_pages_rates_t rates;
   memset(&rates, 0, sizeof rates);
   assert_ptr_equal(sluice_pages_rate_of(&rates, SLUICE_PAGES_LARGE), &rates.sizes[0]);
@@ -30,14 +25,12 @@ static void Rates_Sizes_AreSeparate(void** state) {
   assert_false(sluice_pages_are_better_huge(&rates.sizes[0]));
 }
 
-static void Rates_NothingMeasured_DoNotAsk(void** state) {
-  (void)state;
+TEST(Rates_NothingMeasured_DoNotAsk) {
   const sluice_pages_rate_t rate = {{0, 0}, 0, 0};
   assert_false(sluice_pages_are_better_huge(&rate));
 }
 
-static void Rates_Better_ByATenthAtLeast(void** state) {
-  (void)state;
+TEST(Rates_Better_ByATenthAtLeast) {
   sluice_pages_rate_t rate = {{0, 0}, 0, 0};
   add(&rate, similar, 1);
   assert_false(sluice_pages_are_better_huge(&rate));
@@ -46,8 +39,7 @@ static void Rates_Better_ByATenthAtLeast(void** state) {
 }
 
 /* The host sometimes still has the pages: one lucky range does not outweigh those that wait. */
-static void Rates_ThatChange_AreFollowedAndOneIsNotEnough(void** state) {
-  (void)state;
+TEST(Rates_ThatChange_AreFollowedAndOneIsNotEnough) {
   sluice_pages_rate_t rate = {{0, 0}, 0, 0};
   add(&rate, huge_slower, 4);
   add(&rate, huge_faster, 1);
@@ -58,8 +50,7 @@ static void Rates_ThatChange_AreFollowedAndOneIsNotEnough(void** state) {
   assert_false(sluice_pages_are_better_huge(&rate));
 }
 
-static void Due_TheFirstFour_ThenOneOfSixteen(void** state) {
-  (void)state;
+TEST(Due_TheFirstFour_ThenOneOfSixteen) {
   sluice_pages_rate_t rate = {{0, 0}, 0, 0};
   for (int i = 0; i < 4; ++i) {
     assert_true(sluice_pages_is_due(&rate));
@@ -70,15 +61,4 @@ static void Due_TheFirstFour_ThenOneOfSixteen(void** state) {
     assert_true(sluice_pages_is_due(&rate));
     add(&rate, huge_faster, 1);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Rates_Sizes_AreSeparate),
-      cmocka_unit_test(Rates_NothingMeasured_DoNotAsk),
-      cmocka_unit_test(Rates_Better_ByATenthAtLeast),
-      cmocka_unit_test(Rates_ThatChange_AreFollowedAndOneIsNotEnough),
-      cmocka_unit_test(Due_TheFirstFour_ThenOneOfSixteen),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

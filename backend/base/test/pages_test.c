@@ -1,20 +1,15 @@
 /* The ranges for which huge pages are requested when all are: the kernel reports them in /proc/self/smaps (flag
  * "hg"). */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/base/alloc.h"
 #include "backend/base/pages.h"
 #include "backend/base/pages_rates.h"
-#include "third_party/bazel/skip.h"
+#include "third_party/bazel/test.h"
 
 #define MIB ((uint64_t)1 << 20)
 
@@ -47,8 +42,7 @@ static int is_advised(const void* address) {
   return found;
 }
 
-static void Advise_LargeRange_IsFlaggedWithinItOnly(void** state) {
-  (void)state;
+TEST(Advise_LargeRange_IsFlaggedWithinItOnly) {
   skip_without_huge_pages();
   char* data = fresh(16 * MIB);
   char* aligned = (char*)(((uintptr_t)data + 2 * MIB - 1) & ~(uintptr_t)(2 * MIB - 1));
@@ -59,8 +53,7 @@ static void Advise_LargeRange_IsFlaggedWithinItOnly(void** state) {
   munmap(data, 16 * MIB);
 }
 
-static void Advise_SmallRangeOrNothing_IsLeftAlone(void** state) {
-  (void)state;
+TEST(Advise_SmallRangeOrNothing_IsLeftAlone) {
   skip_without_huge_pages();
   char* data = fresh(8 * MIB);
   sluice_pages_advise(data, SLUICE_PAGES_LARGE - 1);
@@ -81,8 +74,7 @@ static sluice_tensor_t matrix(void* data, int64_t* shape, int64_t* strides) {
                            .strides = strides};
 }
 
-static void AdviseTensor_TransposedIsDense_GapsAndOtherDevicesAreLeftAlone(void** state) {
-  (void)state;
+TEST(AdviseTensor_TransposedIsDense_GapsAndOtherDevicesAreLeftAlone) {
   skip_without_huge_pages();
   int64_t shape[] = {1024, 2048}, turned[] = {1, 1024}, gaps[] = {4096, 1};
   char* data = fresh(32 * MIB);
@@ -99,8 +91,7 @@ static void AdviseTensor_TransposedIsDense_GapsAndOtherDevicesAreLeftAlone(void*
 }
 
 /* Slices that are too small by themselves, in one allocation, as with stacked experts. */
-static void AdviseSlices_OfOneAllocation_AreOneRange(void** state) {
-  (void)state;
+TEST(AdviseSlices_OfOneAllocation_AreOneRange) {
   skip_without_huge_pages();
   int64_t shape[] = {256, 1024};
   char* data = fresh(16 * MIB);
@@ -118,8 +109,7 @@ static void AdviseSlices_OfOneAllocation_AreOneRange(void** state) {
   munmap(data, 16 * MIB);
 }
 
-static void Alloc_LargeBlock_ComesInHugePages(void** state) {
-  (void)state;
+TEST(Alloc_LargeBlock_ComesInHugePages) {
   skip_without_huge_pages();
   char* data = sluice_alloc(sluice_process_allocator(), 64 * MIB, "a test");
   assert_true(is_advised(data + 32 * MIB));
@@ -128,12 +118,5 @@ static void Alloc_LargeBlock_ComesInHugePages(void** state) {
 
 int main(void) {
   setenv("SLUICE_HUGE_PAGES", "1", 1);
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Advise_LargeRange_IsFlaggedWithinItOnly),
-      cmocka_unit_test(Advise_SmallRangeOrNothing_IsLeftAlone),
-      cmocka_unit_test(AdviseTensor_TransposedIsDense_GapsAndOtherDevicesAreLeftAlone),
-      cmocka_unit_test(AdviseSlices_OfOneAllocation_AreOneRange),
-      cmocka_unit_test(Alloc_LargeBlock_ComesInHugePages),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

@@ -5,24 +5,20 @@
 #include "backend/base/processors.h"
 
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "third_party/bazel/test.h"
 
-static void quota(void** state) {
-  (void)state;
+TEST(Quota_CpuMax_IsReadOrNone) {
   assert_true(sluice_processors_quota("150000 100000\n") == 1.5);
   assert_true(sluice_processors_quota("50000 100000") == 0.5);
   static const char* const none[] = {"max 100000\n", "-1 100000", "0 100000", "100000 0", "100000", "", "\n", "x"};
   for (size_t i = 0; i < sizeof none / sizeof none[0]; ++i) assert_true(sluice_processors_quota(none[i]) == 0);
 }
 
-static void affinity(void** state) {
-  (void)state;
+TEST(Processors_FewerAllowed_AreOthers) {
   char before[64], after[64];
   cpu_set_t own, one;
   assert_int_equal(sched_getaffinity(0, sizeof own, &own), 0);
@@ -40,19 +36,9 @@ static void affinity(void** state) {
   if (allowed > 1) assert_string_not_equal(before, after);
 }
 
-static void small_room(void** state) {
-  (void)state;
+TEST(Processors_LittleRoom_AreCut) {
   char text[8] = "", none[1] = "";
   sluice_processors_describe(text, sizeof text);
   sluice_processors_describe(none, sizeof none);
   assert_int_equal(strlen(text), sizeof text - 1);
-}
-
-int main(void) {
-  static const struct CMUnitTest tests[] = {
-      {"Quota_CpuMax_IsReadOrNone", quota},
-      {"Processors_FewerAllowed_AreOthers", affinity},
-      {"Processors_LittleRoom_AreCut", small_room},
-  };
-  return cmocka_run_group_tests_name("processors", tests, NULL, NULL);
 }

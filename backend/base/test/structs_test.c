@@ -1,11 +1,8 @@
 #include "backend/base/structs.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "third_party/bazel/test.h"
 
 typedef struct sample_s {
   size_t struct_size;
@@ -16,8 +13,7 @@ static const sample_t defaults = {.count = 3, .limit = 5};
 enum { ROOM = 40, UNTOUCHED = 0xee };
 
 /* Callers of every version: without space for the size, without `limit`, today's, and one of later headers. */
-static void Init_OfAnySize_WritesDefaultsZerosAndNothingBeyond(void** state) {
-  (void)state;
+TEST(Init_OfAnySize_WritesDefaultsZerosAndNothingBeyond) {
   for (size_t size = 0; size <= ROOM - 8; ++size) {
     unsigned char given[ROOM], wanted[ROOM];
     memset(given, UNTOUCHED, sizeof given);
@@ -34,15 +30,13 @@ static void Init_OfAnySize_WritesDefaultsZerosAndNothingBeyond(void** state) {
   sluice_struct_init(NULL, sizeof defaults, &defaults, sizeof defaults);
 }
 
-static void Init_WithoutDefaults_IsAllZerosButTheSize(void** state) {
-  (void)state;
+TEST(Init_WithoutDefaults_IsAllZerosButTheSize) {
   sample_t given = {.count = 7, .limit = 7};
   sluice_struct_init(&given, sizeof given, NULL, 0);
   assert_true(given.struct_size == sizeof given && given.count == 0 && given.limit == 0);
 }
 
-static void CheckSize_OfAnUnsetStruct_IsRefusedByName(void** state) {
-  (void)state;
+TEST(CheckSize_OfAnUnsetStruct_IsRefusedByName) {
   const size_t bad[] = {0, sizeof(size_t) - 1, 65537, SIZE_MAX};
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; ++i) {
     const sample_t given = {.struct_size = bad[i]};
@@ -57,8 +51,7 @@ static void CheckSize_OfAnUnsetStruct_IsRefusedByName(void** state) {
   assert_int_equal(sluice_struct_check_size(&most, "sample_t"), SLUICE_OK);
 }
 
-static void CheckNext_OfAnUnknownExtension_IsRefusedWithItsType(void** state) {
-  (void)state;
+TEST(CheckNext_OfAnUnknownExtension_IsRefusedWithItsType) {
   const sluice_ext_header_t unknown = {.type = 4711};
   assert_int_equal(sluice_struct_check_next(NULL, "sample_t"), SLUICE_OK);
   assert_int_equal(sluice_struct_check_next(&unknown, "sample_t"), SLUICE_E_ABI);
@@ -69,8 +62,7 @@ static void CheckNext_OfAnUnknownExtension_IsRefusedWithItsType(void** state) {
 }
 
 /* Older, today's and newer callers: known fields are written, then zeros, and nothing beyond their size. */
-static void Give_ToAnySize_KeepsTheSizeAndWritesNothingBeyond(void** state) {
-  (void)state;
+TEST(Give_ToAnySize_KeepsTheSizeAndWritesNothingBeyond) {
   const sample_t value = {.struct_size = 1, .count = 7, .limit = 9};
   for (size_t size = sizeof(size_t); size <= ROOM - 8; ++size) {
     unsigned char given[ROOM], wanted[ROOM];
@@ -84,15 +76,4 @@ static void Give_ToAnySize_KeepsTheSizeAndWritesNothingBeyond(void** state) {
     sluice_struct_give(given, &value, sizeof value);
     assert_memory_equal(given, wanted, ROOM);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Init_OfAnySize_WritesDefaultsZerosAndNothingBeyond),
-      cmocka_unit_test(Init_WithoutDefaults_IsAllZerosButTheSize),
-      cmocka_unit_test(CheckNext_OfAnUnknownExtension_IsRefusedWithItsType),
-      cmocka_unit_test(CheckSize_OfAnUnsetStruct_IsRefusedByName),
-      cmocka_unit_test(Give_ToAnySize_KeepsTheSizeAndWritesNothingBeyond),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

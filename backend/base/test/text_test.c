@@ -1,14 +1,10 @@
 #include "backend/base/text.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "third_party/bazel/test.h"
 
-static void Text_OfAnyRoom_KnowsItsWholeLengthAndStaysInside(void** state) {
-  (void)state;
+TEST(Text_OfAnyRoom_KnowsItsWholeLengthAndStaysInside) {
   const char* whole = "n 12, T_DI keep, T_M recompute";
   for (uint64_t room = 0; room < 40; ++room) {
     char data[41];
@@ -26,28 +22,17 @@ static void Text_OfAnyRoom_KnowsItsWholeLengthAndStaysInside(void** state) {
   }
 }
 
-static void Text_WithoutMemory_TellsWhatItTakes(void** state) {
-  (void)state;
+TEST(Text_WithoutMemory_TellsWhatItTakes) {
   sluice_text_t text = sluice_text(NULL, 100);
   sluice_text_add(&text, "%d%s", 7, " chunks");
   assert_int_equal(text.used, 8);
 }
 
-static void Text_OfSizes_IsInTheUnitOfPeople(void** state) {
-  (void)state;
+TEST(Text_OfSizes_IsInTheUnitOfPeople) {
   char text[SLUICE_SIZE_TEXT_BYTES];
   assert_string_equal(sluice_size_text(0, text), "0.0 KiB");
   assert_string_equal(sluice_size_text(1286400, text), "1.2 MiB");
   assert_string_equal(sluice_size_text(9675008, text), "9.2 MiB");
   assert_string_equal(sluice_size_text(12800, text), "12.5 KiB");
   assert_string_equal(sluice_size_text(UINT64_MAX, text), "17592186044416.0 MiB");
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Text_OfAnyRoom_KnowsItsWholeLengthAndStaysInside),
-      cmocka_unit_test(Text_WithoutMemory_TellsWhatItTakes),
-      cmocka_unit_test(Text_OfSizes_IsInTheUnitOfPeople),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

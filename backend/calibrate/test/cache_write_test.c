@@ -1,7 +1,5 @@
 /* A measured machine is synced to disk before its file gets its name. The linker prefers this program's fsync and
  * rename over those of the C library, so they record the order of the calls. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,9 +8,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/calibrate/cache.h"
+#include "third_party/bazel/test.h"
 
 static struct stat synced, renamed;
 
@@ -41,8 +38,7 @@ static int tear_down(void** state) {
   return rmdir(folder);
 }
 
-static void written(void** state) {
-  (void)state;
+TEST(CacheWrite_File_IsOnTheDiskBeforeItHasItsName) {
   sluice_machine_t machine, again;
   static const char text[] = "{\"sluice_machine\": 2, \"name\": \"a test\", \"op_seconds\": 3e-6}";
   assert_int_equal(sluice_machine_read(text, sizeof text - 1, &machine), SLUICE_OK);
@@ -53,7 +49,4 @@ static void written(void** state) {
   assert_true(again.op_seconds == machine.op_seconds);
 }
 
-int main(void) {
-  static const struct CMUnitTest tests[] = {{"CacheWrite_File_IsOnTheDiskBeforeItHasItsName", written}};
-  return cmocka_run_group_tests_name("cache, written", tests, set_up, tear_down);
-}
+int main(void) { return run_cases(set_up, tear_down); }

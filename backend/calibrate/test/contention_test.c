@@ -1,17 +1,13 @@
 /* Contention of exchanges and GEMMs: recovered from noisy simulated machines, and its effect on a schedule of small
  * exchanges. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/calibrate/contention.h"
 #include "backend/cost/cost.h"
 #include "sluice/context.h"
+#include "third_party/bazel/test.h"
 
 /* ---- a simulated machine ---- */
 
@@ -79,8 +75,7 @@ static double relative(double got, double want) { return fabs(got / want - 1); }
 
 /* ---- measuring ---- */
 
-static void Contention_NoisyMachine_IsRecoveredAtEverySize(void** state) {
-  (void)state;
+TEST(Contention_NoisyMachine_IsRecoveredAtEverySize) {
   double worst = 0, sum = 0;
   int32_t count = 0, device_off = 0, second_off = 0;
   for (uint32_t seed = 1; seed <= 200; ++seed) {
@@ -104,8 +99,7 @@ static void Contention_NoisyMachine_IsRecoveredAtEverySize(void** state) {
   assert_true(sum / count < 0.05 && device_off < count / 50 && second_off < 200 / 10);
 }
 
-static void Contention_QuietMachine_IsExact(void** state) {
-  (void)state;
+TEST(Contention_QuietMachine_IsExact) {
   made_up_t from = {.random = 5, .rank_factor = 1};
   const sluice_contention_source_t source = {sample, longest, &from};
   sluice_machine_t m = machine();
@@ -121,8 +115,7 @@ static void Contention_QuietMachine_IsExact(void** state) {
               relative(m.second_compute_contention, 2e-5) < 1e-6);
 }
 
-static void Contention_SlowLink_LeavesLargeSizesOutAndStaysInItsTime(void** state) {
-  (void)state;
+TEST(Contention_SlowLink_LeavesLargeSizesOutAndStaysInItsTime) {
   made_up_t from = {.random = 5, .noise = 0.02, .rank_factor = 1};
   const sluice_contention_source_t source = {sample, longest, &from};
   sluice_machine_t m = machine();
@@ -132,8 +125,7 @@ static void Contention_SlowLink_LeavesLargeSizesOutAndStaysInItsTime(void** stat
   assert_int_equal(m.exchange_contention.count, 5);
 }
 
-static void Contention_OtherRanksSlower_TheirTimesCount(void** state) {
-  (void)state;
+TEST(Contention_OtherRanksSlower_TheirTimesCount) {
   made_up_t from = {.random = 5, .rank_factor = 1}, slower = {.random = 5, .rank_factor = 1.5};
   const sluice_contention_source_t here = {sample, longest, &from}, there = {sample, longest, &slower};
   sluice_machine_t a = machine(), b = machine();
@@ -152,8 +144,7 @@ static const sluice_workload_t small_work = {.model_width = 64,
                                              .num_tokens = 64,
                                              .skew = 1};
 
-static void Contention_NoEffect_IsNothing(void** state) {
-  (void)state;
+TEST(Contention_NoEffect_IsNothing) {
   sluice_machine_t m = machine();
   m.exchange_contention = (sluice_curve_t){2, {1e3, 1e6}, {0, 0}};
   m.compute_contention = m.exchange_contention;
@@ -173,8 +164,7 @@ static void Contention_NoEffect_IsNothing(void** state) {
 /* A forward of two chunks on a machine where packing, unpacking and summing are free, computed by hand. An exchange of
  * a chunk takes a alone and b during GEMMs, which lose t; GEMMs take c per chunk. S2 runs during C1, R1 during C2, S1
  * and R2 alone. */
-static void Forward_SmallExchangesDuringGemms_IsTheSumByHand(void** state) {
-  (void)state;
+TEST(Forward_SmallExchangesDuringGemms_IsTheSumByHand) {
   sluice_machine_t m = machine();
   m.exchange_contention = (sluice_curve_t){2, {1e3, 1e6}, {2e-3, 2e-3}};
   m.compute_contention = (sluice_curve_t){2, {1e3, 1e6}, {1e-4, 1e-4}};
@@ -199,8 +189,7 @@ static void Forward_SmallExchangesDuringGemms_IsTheSumByHand(void** state) {
 }
 
 /* On such a machine few rows should not be divided at all; lane shares measured at 1 MiB would divide them. */
-static void Choice_SmallLayer_IsNotCutWhereExchangesAreLate(void** state) {
-  (void)state;
+TEST(Choice_SmallLayer_IsNotCutWhereExchangesAreLate) {
   sluice_machine_t m = machine(), blind = machine();
   m.exchange_contention = (sluice_curve_t){2, {1e3, 1e6}, {2e-3, 5e-4}};
   m.compute_contention = (sluice_curve_t){2, {1e3, 1e6}, {5e-5, 1e-3}};
@@ -224,17 +213,4 @@ static void Choice_SmallLayer_IsNotCutWhereExchangesAreLate(void** state) {
     if (!large) assert_int_equal(best[1], 1);
     w.num_tokens = 8192;
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Contention_NoisyMachine_IsRecoveredAtEverySize),
-      cmocka_unit_test(Contention_QuietMachine_IsExact),
-      cmocka_unit_test(Contention_SlowLink_LeavesLargeSizesOutAndStaysInItsTime),
-      cmocka_unit_test(Contention_OtherRanksSlower_TheirTimesCount),
-      cmocka_unit_test(Contention_NoEffect_IsNothing),
-      cmocka_unit_test(Forward_SmallExchangesDuringGemms_IsTheSumByHand),
-      cmocka_unit_test(Choice_SmallLayer_IsNotCutWhereExchangesAreLate),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,10 @@
 /* Calibration of CUDA contexts on fakes: the whole path from the ranks' handshake to the cache, and the failure of each
  * driver call. The times are those of this CPU under the fakes, so no test checks them. */
 #include <dirent.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/moe/context/context.h"
@@ -17,6 +12,7 @@
 #include "capi/test/cuda/fakes.h"
 #include "capi/test/rig/rig.h"
 #include "sluice/sluice.h"
+#include "third_party/bazel/test.h"
 
 static calibrate_case_t small_case(int32_t world_size) {
   return (calibrate_case_t){.world_size = world_size,
@@ -27,8 +23,7 @@ static calibrate_case_t small_case(int32_t world_size) {
                             .folder = ""};
 }
 
-static void CudaCalibrate_RanksOverNcclAndLocal_GetOneMachineThatPredicts(void** state) {
-  (void)state;
+TEST(CudaCalibrate_RanksOverNcclAndLocal_GetOneMachineThatPredicts) {
   for (int is_local = 0; is_local < 2; ++is_local) {
     for (int32_t w = 1; w <= 3; ++w) {
       calibrate_case_t c = small_case(w);
@@ -61,8 +56,7 @@ static int drop_folder(void** state) {
 }
 
 /* The cache distinguishes GPUs by the name that the driver reports. */
-static void CudaCalibrate_SecondTime_ReadsTheCacheOfThisGpu(void** state) {
-  (void)state;
+TEST_FIXTURE(CudaCalibrate_SecondTime_ReadsTheCacheOfThisGpu, make_folder, drop_folder) {
   static char first[32768], second[32768];
   char path[512] = "", line[512] = "";
   calibrate_case_t c = small_case(1);
@@ -97,8 +91,7 @@ static sluice_status_t calibrate(rig_t* rig) {
 }
 
 /* Calibration between the passes of a layer, with steps outstanding: the steps end with the same bits. */
-static void CudaCalibrate_WithAStepOutstanding_LeavesItsBitsAlone(void** state) {
-  (void)state;
+TEST(CudaCalibrate_WithAStepOutstanding_LeavesItsBitsAlone) {
   rig_t rig;
   char live[200], hazard[200];
   uint64_t want = 0, got = 0;
@@ -134,8 +127,7 @@ static sluice_context_stats_t stats_of(const rig_t* rig) {
 }
 
 /* Whole passes run on the context itself and do not appear in its statistics; under a budget none run. */
-static void CudaCalibrate_WholePasses_AreMeasuredAndNotCounted(void** state) {
-  (void)state;
+TEST(CudaCalibrate_WholePasses_AreMeasuredAndNotCounted) {
   rig_t rig;
   char live[200], hazard[200];
   int32_t measured = 0;
@@ -171,8 +163,7 @@ static void CudaCalibrate_WholePasses_AreMeasuredAndNotCounted(void** state) {
 
 /* The first calls fail one by one, since they create everything, then calls at intervals: each failure is reported or
  * harmless, nothing leaks, and the context continues to work. */
-static void CudaCalibrate_NthDriverCallFails_ContextWorksOn(void** state) {
-  (void)state;
+TEST(CudaCalibrate_NthDriverCallFails_ContextWorksOn) {
   int64_t told = 0, tried = 0;
   for (int64_t nth = 0;; nth += nth < 60 ? 1 : 701, ++tried) {
     rig_t rig;
@@ -197,8 +188,7 @@ static void CudaCalibrate_NthDriverCallFails_ContextWorksOn(void** state) {
   assert_true(told > 40);
 }
 
-static void CudaCalibrate_OutOfMemory_SaysHowMuch(void** state) {
-  (void)state;
+TEST(CudaCalibrate_OutOfMemory_SaysHowMuch) {
   rig_t rig;
   char live[200];
   const sluice_moe_config_t config = rig_config();
@@ -213,17 +203,4 @@ static void CudaCalibrate_OutOfMemory_SaysHowMuch(void** state) {
   rig_close(&rig);
   if (fakes_close(live, sizeof live) != 0) fail_msg("left: %s", live);
   rig_use_machine(NULL, 0);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(CudaCalibrate_RanksOverNcclAndLocal_GetOneMachineThatPredicts),
-      cmocka_unit_test_setup_teardown(CudaCalibrate_SecondTime_ReadsTheCacheOfThisGpu, make_folder, drop_folder),
-      cmocka_unit_test(CudaCalibrate_WithAStepOutstanding_LeavesItsBitsAlone),
-      cmocka_unit_test(CudaCalibrate_WholePasses_AreMeasuredAndNotCounted),
-      cmocka_unit_test(CudaCalibrate_NthDriverCallFails_ContextWorksOn),
-      cmocka_unit_test(CudaCalibrate_OutOfMemory_SaysHowMuch),
-  };
-  if (getenv("CMOCKA_TEST_FILTER") != NULL) cmocka_set_test_filter(getenv("CMOCKA_TEST_FILTER"));
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,11 @@
 /* The layout of ranks as each rank receives it. */
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/calibrate/layout.h"
+#include "third_party/bazel/test.h"
 
 enum { MOST_RANKS = 70 }; /* more than one block */
 
@@ -52,8 +49,7 @@ static void run(int32_t world_size, const int64_t* hosts, char out[SLUICE_LAYOUT
   snprintf(out, SLUICE_LAYOUT_BYTES, "%s", ranks[0].text);
 }
 
-static void here(void** state) {
-  (void)state;
+TEST(Layout_RanksOfOneSystem_AreOneHost) {
   char text[SLUICE_LAYOUT_BYTES];
   assert_int_equal(sluice_layout_describe(NULL, text), SLUICE_OK);
   assert_string_equal(text, "1 host");
@@ -61,8 +57,7 @@ static void here(void** state) {
   assert_string_equal(text, "1 host");
 }
 
-static void several(void** state) {
-  (void)state;
+TEST(Layout_RanksOnSeveral_SaysWhichShareOne) {
   static const int64_t pairs[] = {7, 7, INT64_MAX, INT64_MAX}, others[] = {0, 0, 5, 5}, turns[] = {7, 9, 7, 9},
                        each[] = {4, 3, 2, 1};
   char by_pairs[SLUICE_LAYOUT_BYTES], text[SLUICE_LAYOUT_BYTES];
@@ -77,8 +72,7 @@ static void several(void** state) {
   assert_int_equal(strncmp(text, "4 hosts (", 9), 0);
 }
 
-static void many(void** state) {
-  (void)state;
+TEST(Layout_MoreThanABlock_SaysWhichShareOne) {
   int64_t hosts[MOST_RANKS];
   char text[SLUICE_LAYOUT_BYTES], other[SLUICE_LAYOUT_BYTES];
   for (int32_t r = 0; r < MOST_RANKS; ++r) hosts[r] = r / 10;
@@ -88,13 +82,4 @@ static void many(void** state) {
   run(MOST_RANKS, hosts, other);
   assert_int_equal(strncmp(other, "7 hosts (", 9), 0);
   assert_string_not_equal(text, other);
-}
-
-int main(void) {
-  static const struct CMUnitTest tests[] = {
-      {"Layout_RanksOfOneSystem_AreOneHost", here},
-      {"Layout_RanksOnSeveral_SaysWhichShareOne", several},
-      {"Layout_MoreThanABlock_SaysWhichShareOne", many},
-  };
-  return cmocka_run_group_tests_name("layout of ranks", tests, NULL, NULL);
 }

@@ -1,13 +1,9 @@
 /* Whole passes on simulated machines: predictions for layers after the correction. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/calibrate/passes_fit.h"
+#include "third_party/bazel/test.h"
 
 static const sluice_workload_t small = {.model_width = 256,
                                         .hidden_width = 512,
@@ -90,8 +86,7 @@ static double worst_error(const sluice_machine_t* machine, const sluice_machine_
   return worst;
 }
 
-static void Fit_OpsTakeMoreThanJobs_PredictsOtherLayers(void** state) {
-  (void)state;
+TEST(Fit_OpsTakeMoreThanJobs_PredictsOtherLayers) {
   world_t w = {.machine = true_machine(), .work = small};
   sluice_machine_t measured = w.machine;
   measured.op_seconds = 2e-6, measured.pass_seconds = 0;
@@ -101,8 +96,7 @@ static void Fit_OpsTakeMoreThanJobs_PredictsOtherLayers(void** state) {
   assert_true(w.most_chunks == 8);
 }
 
-static void Fit_OpsTakeLessThanJobs_PredictsOtherLayers(void** state) {
-  (void)state;
+TEST(Fit_OpsTakeLessThanJobs_PredictsOtherLayers) {
   world_t w = {.machine = true_machine(), .work = small};
   sluice_machine_t measured = w.machine;
   measured.op_seconds = 4e-4;
@@ -112,8 +106,7 @@ static void Fit_OpsTakeLessThanJobs_PredictsOtherLayers(void** state) {
 }
 
 /* GEMMs on one hot matrix are faster than a layer's, for few rows even more; the directions differ. */
-static void Fit_GemmsFromColdMemory_PredictsOtherLayers(void** state) {
-  (void)state;
+TEST(Fit_GemmsFromColdMemory_PredictsOtherLayers) {
   world_t w = {.machine = true_machine(), .work = small};
   sluice_curve_t* forms = w.machine.gemm[SLUICE_MACHINE_F32];
   for (int32_t form = 0; form < SLUICE_FORM_COUNT; ++form) {
@@ -131,8 +124,7 @@ static void Fit_GemmsFromColdMemory_PredictsOtherLayers(void** state) {
 }
 
 /* Rows that exceed the cache: GEMMs of few rows, and of many, are predicted correctly. */
-static void Fit_RowsBeyondCaches_PredictsOtherLayers(void** state) {
-  (void)state;
+TEST(Fit_RowsBeyondCaches_PredictsOtherLayers) {
   world_t w = {.machine = true_machine(), .work = small};
   const double row = (256 + 512) * sizeof(float);
   for (int32_t d = 0; d < 2; ++d) {
@@ -147,8 +139,7 @@ static void Fit_RowsBeyondCaches_PredictsOtherLayers(void** state) {
 }
 
 /* Exchanges measured during a hot GEMM wait and take more or less than those of a pass. */
-static void Fit_ExchangesDuringGemms_AreCorrected(void** state) {
-  (void)state;
+TEST(Fit_ExchangesDuringGemms_AreCorrected) {
   static const double factors[][2] = {{4, 1}, {1, 4}, {2, 0.5}};
   for (size_t i = 0; i < sizeof factors / sizeof *factors; ++i) {
     world_t w = {.machine = true_machine(), .work = small};
@@ -165,15 +156,13 @@ static void Fit_ExchangesDuringGemms_AreCorrected(void** state) {
   }
 }
 
-static void Fit_RightMachine_StaysAsItIs(void** state) {
-  (void)state;
+TEST(Fit_RightMachine_StaysAsItIs) {
   world_t w = {.machine = true_machine(), .work = small};
   sluice_machine_t m = fitted(&w, w.machine, 10);
   assert_true(fabs(m.op_seconds - w.machine.op_seconds) < 1e-8 && fabs(m.pass_seconds - 7e-4) < 1e-6);
 }
 
-static void Fit_OneRank_RunsOneChunkAlone(void** state) {
-  (void)state;
+TEST(Fit_OneRank_RunsOneChunkAlone) {
   world_t w = {.machine = true_machine(), .work = small};
   w.work.world_size = 1;
   sluice_machine_t measured = w.machine;
@@ -182,8 +171,7 @@ static void Fit_OneRank_RunsOneChunkAlone(void** state) {
   assert_true(w.most_chunks == 1 && fabs(m.pass_seconds - 7e-4) < 1e-9 && m.op_seconds == measured.op_seconds);
 }
 
-static void Fit_LittleTime_LeavesOutManyChunks(void** state) {
-  (void)state;
+TEST(Fit_LittleTime_LeavesOutManyChunks) {
   world_t w = {.machine = true_machine(), .work = small};
   sluice_machine_t measured = w.machine;
   measured.op_seconds = 2e-6, measured.pass_seconds = 0;
@@ -191,25 +179,9 @@ static void Fit_LittleTime_LeavesOutManyChunks(void** state) {
   assert_true(w.num_samples <= 2 * 3 + 3 * 2 && worst_error(&m, &w.machine) < 0.1);
 }
 
-static void Fit_FailingPass_PassesItOn(void** state) {
-  (void)state;
+TEST(Fit_FailingPass_PassesItOn) {
   world_t w = {.machine = true_machine(), .work = small, .fails = SLUICE_E_PEER_LOST};
   sluice_machine_t m = w.machine;
   const sluice_passes_source_t source = {sample, longest, &w, w.work};
   assert_int_equal(sluice_passes_fit(&source, 1, &m), SLUICE_E_PEER_LOST);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Fit_OpsTakeMoreThanJobs_PredictsOtherLayers),
-      cmocka_unit_test(Fit_OpsTakeLessThanJobs_PredictsOtherLayers),
-      cmocka_unit_test(Fit_GemmsFromColdMemory_PredictsOtherLayers),
-      cmocka_unit_test(Fit_RowsBeyondCaches_PredictsOtherLayers),
-      cmocka_unit_test(Fit_ExchangesDuringGemms_AreCorrected),
-      cmocka_unit_test(Fit_RightMachine_StaysAsItIs),
-      cmocka_unit_test(Fit_OneRank_RunsOneChunkAlone),
-      cmocka_unit_test(Fit_LittleTime_LeavesOutManyChunks),
-      cmocka_unit_test(Fit_FailingPass_PassesItOn),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,10 @@
 /* Shares from simulated works: the share of speed that each work keeps is known and is recovered. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 
-#include <cmocka.h>
-
 #include "backend/calibrate/shares.h"
+#include "third_party/bazel/test.h"
 
 static int is_near(double a, double b) { return fabs(a - b) <= 1e-9; }
 
@@ -42,8 +38,7 @@ static void run(const truth_t* t, const double* alone, int32_t count, double* ou
 
 static const truth_t truth = {{{1, 0.6, 0.9}, {0.95, 1, 0.8}, {0.7, 0.5, 1}}, {0.55, 0.75, 0.4}};
 
-static void SharesOfTwo_KnownSpeeds_AreFoundWhicheverEndsFirst(void** state) {
-  (void)state;
+TEST(SharesOfTwo_KnownSpeeds_AreFoundWhicheverEndsFirst) {
   const double works[][2] = {{1, 1}, {1, 3}, {4, 1}};
   for (int i = 0; i < 3; ++i) {
     double end[3], share[2];
@@ -53,8 +48,7 @@ static void SharesOfTwo_KnownSpeeds_AreFoundWhicheverEndsFirst(void** state) {
   }
 }
 
-static void SharesOfThree_KnownSpeeds_AreFoundWhicheverEndsFirst(void** state) {
-  (void)state;
+TEST(SharesOfThree_KnownSpeeds_AreFoundWhicheverEndsFirst) {
   static const double lengths[] = {1, 2, 5};
   for (int i = 0; i < 27; ++i) {
     const double alone[] = {lengths[i % 3], lengths[i / 3 % 3], lengths[i / 9]};
@@ -67,8 +61,7 @@ static void SharesOfThree_KnownSpeeds_AreFoundWhicheverEndsFirst(void** state) {
   }
 }
 
-static void Shares_OfNoise_StayInTheirRange(void** state) {
-  (void)state;
+TEST(Shares_OfNoise_StayInTheirRange) {
   double share[3];
   const double alone[] = {1, 1, 1}, faster[] = {0.5, 0.6, 0.7}, stopped[] = {100, 101, 102};
   const double pair[3][3] = {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}};
@@ -76,13 +69,4 @@ static void Shares_OfNoise_StayInTheirRange(void** state) {
   assert_true(share[0] == 1 && share[1] == 1);
   sluice_shares_of_three(alone, stopped, pair, share);
   assert_true(share[0] == SLUICE_LEAST_SHARE && share[1] == SLUICE_LEAST_SHARE && share[2] == SLUICE_LEAST_SHARE);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(SharesOfTwo_KnownSpeeds_AreFoundWhicheverEndsFirst),
-      cmocka_unit_test(SharesOfThree_KnownSpeeds_AreFoundWhicheverEndsFirst),
-      cmocka_unit_test(Shares_OfNoise_StayInTheirRange),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

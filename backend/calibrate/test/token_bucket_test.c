@@ -1,12 +1,8 @@
 /* The token bucket of simulated links. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "backend/calibrate/token_bucket.h"
+#include "third_party/bazel/test.h"
 
 typedef struct link_s {
   double bucket, rate; /* seconds of line time, bytes per second */
@@ -37,8 +33,7 @@ static double found(made_up_t* l, double seconds) {
   return bucket;
 }
 
-static void Measure_LinksOfAllSpeeds_FindsTheirBuckets(void** state) {
-  (void)state;
+TEST(Measure_LinksOfAllSpeeds_FindsTheirBuckets) {
   for (double rate = 8e6; rate < 1e10; rate *= 4) {
     for (double bucket = 2e-4; bucket < 3e-3; bucket *= 2) {
       made_up_t l = {.bucket = bucket, .rate = rate};
@@ -48,39 +43,26 @@ static void Measure_LinksOfAllSpeeds_FindsTheirBuckets(void** state) {
   }
 }
 
-static void Measure_NoBucket_IsNone(void** state) {
-  (void)state;
+TEST(Measure_NoBucket_IsNone) {
   for (double rate = 2e6; rate < 1e10; rate *= 4) {
     made_up_t l = {.rate = rate, .noise = 0.15};
     assert_true(found(&l, 10) == 0);
   }
 }
 
-static void Measure_LargerThanThePause_IsThePauseAtMost(void** state) {
-  (void)state;
+TEST(Measure_LargerThanThePause_IsThePauseAtMost) {
   made_up_t l = {.bucket = 1, .rate = 1e8};
   assert_true(fabs(found(&l, 10) - SLUICE_TOKEN_BUCKET_PAUSE) < 0.1 * SLUICE_TOKEN_BUCKET_PAUSE);
 }
 
-static void Measure_TooLong_IsLeftOut(void** state) {
-  (void)state;
+TEST(Measure_TooLong_IsLeftOut) {
   made_up_t l = {.bucket = 4e-4, .rate = 1e5};
   assert_true(found(&l, 0.5) == 0 && l.num_samples <= 2);
 }
 
-static void Measure_FailingExchange_PassesItOn(void** state) {
-  (void)state;
+TEST(Measure_FailingExchange_PassesItOn) {
   made_up_t l = {.rate = 1e8, .fails = SLUICE_E_PEER_LOST};
   const sluice_token_bucket_source_t source = {sample, longest, &l};
   double bucket;
   assert_int_equal(sluice_token_bucket_measure(&source, 1, &bucket), SLUICE_E_PEER_LOST);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Measure_LinksOfAllSpeeds_FindsTheirBuckets),  cmocka_unit_test(Measure_NoBucket_IsNone),
-      cmocka_unit_test(Measure_LargerThanThePause_IsThePauseAtMost), cmocka_unit_test(Measure_TooLong_IsLeftOut),
-      cmocka_unit_test(Measure_FailingExchange_PassesItOn),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

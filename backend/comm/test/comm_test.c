@@ -2,16 +2,13 @@
 #include "backend/comm/comm.h"
 
 #include <inttypes.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
-
 #include "backend/base/clock.h"
+#include "third_party/bazel/test.h"
 
 #define MS UINT64_C(1000000)
 
@@ -22,8 +19,7 @@ static void last_error(sluice_error_info_t* out_why) {
   sluice_error_last(out_why);
 }
 
-static void config_defaults(void** state) {
-  (void)state;
+TEST(CommConfig_Init_ReadsAsDefaults) {
   sluice_comm_config_t config, read;
   sluice_comm_config_init(&config, sizeof config);
   assert_int_equal(config.struct_size, sizeof config);
@@ -34,8 +30,7 @@ static void config_defaults(void** state) {
   assert_true(comm.warn_ns == UINT64_C(30000000000));
 }
 
-static void config_short(void** state) {
-  (void)state;
+TEST(CommConfig_Shorter_ReadsAsDefaultsOrIsAbiError) {
   sluice_comm_config_t config, read;
   sluice_comm_config_init(&config, offsetof(sluice_comm_config_t, timeout_ns));
   config.rank = 1;
@@ -53,8 +48,7 @@ static void config_short(void** state) {
   assert_int_equal(sluice_comm_config_read(&config, &read), SLUICE_E_ABI);
 }
 
-static void config_tail(void** state) {
-  (void)state;
+TEST(CommConfig_DirtyTail_IsAbiError) {
   struct {
     sluice_comm_config_t known;
     uint64_t since_later;
@@ -73,8 +67,7 @@ static void config_tail(void** state) {
   assert_non_null(strstr(why.message, size));
 }
 
-static void config_bad_values(void** state) {
-  (void)state;
+TEST(CommConfig_BadValues_AreInvalid) {
   static const int32_t bad[][2] = {{0, 0}, {-1, 1}, {1, 1}, {0, -3}};
   sluice_comm_config_t config, read;
   assert_int_equal(sluice_comm_config_read(NULL, &read), SLUICE_E_INVALID_ARGUMENT);
@@ -90,8 +83,7 @@ static void config_bad_values(void** state) {
   assert_int_equal(sluice_comm_config_read(&config, &read), SLUICE_E_INVALID_ARGUMENT);
 }
 
-static void handles_null(void** state) {
-  (void)state;
+TEST(Comm_NullHandle_IsHarmless) {
   sluice_comm_abort(NULL);
   sluice_comm_destroy(NULL);
   assert_int_equal(sluice_comm_rank(NULL), -1);
@@ -203,8 +195,7 @@ static void time_out(script_t* s, sluice_error_info_t* out_why) {
   assert_int_equal(s->num_abandoned, 1);
 }
 
-static void wait_no_note_of_call(void** state) {
-  (void)state;
+TEST(Wait_RankWithoutNoteOfThisCall_IsBlamed) {
   script_t s;
   sluice_error_info_t why;
   script_init(&s);
@@ -226,8 +217,7 @@ static void wait_no_note_of_call(void** state) {
   assert_non_null(strstr(s.published_value, "phase=dispatch of chunk 2"));
 }
 
-static void given_up(void** state) {
-  (void)state;
+TEST(GivenUp_NoteOfThisCall_IsToldAsALoss) {
   script_t s;
   sluice_error_info_t why;
   script_init(&s);
@@ -246,8 +236,7 @@ static void given_up(void** state) {
   assert_int_equal(atomic_load(&s.base.broken), SLUICE_E_PEER_LOST);
 }
 
-static void wait_two_without_note(void** state) {
-  (void)state;
+TEST(Wait_TwoWithoutNote_ListsBothAndBlamesTheMissing) {
   script_t s;
   sluice_error_info_t why;
   script_init(&s);
@@ -258,8 +247,7 @@ static void wait_two_without_note(void** state) {
   assert_non_null(strstr(why.message, "rank 1, 3."));
 }
 
-static void wait_all_have_notes(void** state) {
-  (void)state;
+TEST(Wait_AllHaveNotes_BlamesTheFurthestBehind) {
   script_t s;
   sluice_error_info_t why;
   script_init(&s);
@@ -272,8 +260,7 @@ static void wait_all_have_notes(void** state) {
   assert_int_equal(why.peer, 2);
 }
 
-static void wait_store_gone(void** state) {
-  (void)state;
+TEST(Wait_StoreGone_SaysSo) {
   script_t s;
   sluice_error_info_t why;
   script_init(&s);
@@ -286,8 +273,7 @@ static void wait_store_gone(void** state) {
 
 /* 256 ranks ask a store that takes 50 ms for an answer: a status comes seconds after the deadline and not half a
  * minute, and names the rank whose message is missing, which is asked about first. */
-static void wait_slow_store(void** state) {
-  (void)state;
+TEST(Wait_StoreThatAnswersSlowly_EndsSoonAndBlamesTheMissing) {
   script_t s;
   sluice_error_info_t why;
   script_init(&s);
@@ -303,8 +289,7 @@ static void wait_slow_store(void** state) {
 }
 
 /* Each rank is asked about once: a thousand ranks together ask a million times. */
-static void wait_many_stragglers(void** state) {
-  (void)state;
+TEST(Wait_ManyStragglers_AsksAboutEachOnce) {
   script_t s;
   sluice_error_info_t why;
   script_init(&s);
@@ -320,8 +305,7 @@ static void wait_many_stragglers(void** state) {
   assert_non_null(strstr(why.message, "step: rank 4, 5, 6, 7, 8, 9, 10, 11 and 244 more."));
 }
 
-static void wait_nobody_known(void** state) {
-  (void)state;
+TEST(Wait_NobodyKnown_NamesNobody) {
   script_t s;
   sluice_error_info_t why;
   script_init(&s);
@@ -331,8 +315,7 @@ static void wait_nobody_known(void** state) {
   assert_null(strstr(why.message, "rank -1"));
 }
 
-static void wait_early_return(void** state) {
-  (void)state;
+TEST(Wait_TransportReturnsEarly_DoesNotSpin) {
   script_t s;
   sluice_error_info_t why;
   script_init(&s);
@@ -341,8 +324,7 @@ static void wait_early_return(void** state) {
   assert_in_range(s.num_waits, 1, 70); /* at most one per millisecond; how few is a matter of the machine's load */
 }
 
-static void wait_broken(void** state) {
-  (void)state;
+TEST(Comm_Broken_RefusesAndPutsRequestsAway) {
   script_t s;
   sluice_error_info_t why;
   script_init(&s);
@@ -363,8 +345,7 @@ static void wait_broken(void** state) {
   assert_int_equal(sluice_comm_exchange_start(&s.base, &none, &request), SLUICE_E_TIMED_OUT);
 }
 
-static void start_fails(void** state) {
-  (void)state;
+TEST(Start_Fails_AbortsForThePeers) {
   script_t s;
   script_init(&s);
   s.start_status = SLUICE_E_NO_MEMORY;
@@ -375,8 +356,7 @@ static void start_fails(void** state) {
   assert_int_equal(sluice_comm_exchange_start(&s.base, &none, &request), SLUICE_E_NO_MEMORY);
 }
 
-static void wait_fails_after_abort(void** state) {
-  (void)state;
+TEST(Wait_ExternalFailureAfterAbort_IsAborted) {
   script_t s;
   script_init(&s);
   s.wait_status = SLUICE_E_EXTERNAL; /* "connection closed", says the library that we told to close it */
@@ -384,8 +364,7 @@ static void wait_fails_after_abort(void** state) {
   assert_int_equal(sluice_comm_exchange_wait(&s.base, NULL, NULL), SLUICE_E_ABORTED);
 }
 
-static void release_last(void** state) {
-  (void)state;
+TEST(Comm_LastReference_Destroys) {
   script_t s;
   script_init(&s);
   sluice_comm_retain(&s.base);
@@ -393,28 +372,4 @@ static void release_last(void** state) {
   assert_int_equal(s.num_destroyed, 0);
   sluice_comm_release(&s.base);
   assert_int_equal(s.num_destroyed, 1);
-}
-
-int main(void) {
-  static const struct CMUnitTest tests[] = {
-      {"CommConfig_Init_ReadsAsDefaults", config_defaults},
-      {"CommConfig_Shorter_ReadsAsDefaultsOrIsAbiError", config_short},
-      {"CommConfig_DirtyTail_IsAbiError", config_tail},
-      {"CommConfig_BadValues_AreInvalid", config_bad_values},
-      {"Comm_NullHandle_IsHarmless", handles_null},
-      {"Wait_RankWithoutNoteOfThisCall_IsBlamed", wait_no_note_of_call},
-      {"GivenUp_NoteOfThisCall_IsToldAsALoss", given_up},
-      {"Wait_TwoWithoutNote_ListsBothAndBlamesTheMissing", wait_two_without_note},
-      {"Wait_AllHaveNotes_BlamesTheFurthestBehind", wait_all_have_notes},
-      {"Wait_StoreGone_SaysSo", wait_store_gone},
-      {"Wait_StoreThatAnswersSlowly_EndsSoonAndBlamesTheMissing", wait_slow_store},
-      {"Wait_ManyStragglers_AsksAboutEachOnce", wait_many_stragglers},
-      {"Wait_NobodyKnown_NamesNobody", wait_nobody_known},
-      {"Wait_TransportReturnsEarly_DoesNotSpin", wait_early_return},
-      {"Comm_Broken_RefusesAndPutsRequestsAway", wait_broken},
-      {"Start_Fails_AbortsForThePeers", start_fails},
-      {"Wait_ExternalFailureAfterAbort_IsAborted", wait_fails_after_abort},
-      {"Comm_LastReference_Destroys", release_last},
-  };
-  return cmocka_run_group_tests_name("comm", tests, NULL, NULL);
 }

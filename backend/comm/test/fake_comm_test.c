@@ -1,13 +1,10 @@
 /* What the fake does on command, between two ranks over local, driven from one thread where possible. */
 #include "backend/comm/fake/fake_comm.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 
-#include <cmocka.h>
-
 #include "backend/base/clock.h"
+#include "third_party/bazel/test.h"
 
 #define MS UINT64_C(1000000)
 
@@ -51,8 +48,7 @@ static sluice_status_t start_at(pair_t* pair, int32_t rank, sluice_comm_request_
   return sluice_comm_exchange_start(rank == 0 ? pair->fake : pair->peer, &exchange, out_request);
 }
 
-static void fake_nth_start_fails(void** state) {
-  (void)state;
+TEST(Fake_NthStartFails_RecordsCallsAndPeerLearns) {
   pair_t pair;
   sluice_comm_request_t *ours, *theirs;
   open_pair(&pair, 60000 * MS);
@@ -99,8 +95,7 @@ static sluice_status_t wait_with(const sluice_fake_fault_t* fault, uint64_t time
   return status;
 }
 
-static void fake_wait_fails(void** state) {
-  (void)state;
+TEST(Fake_WaitFails_NamesThePeer) {
   sluice_error_info_t why;
   uint64_t took_ns;
   sluice_status_t peer_status;
@@ -110,8 +105,7 @@ static void fake_wait_fails(void** state) {
   assert_int_equal(why.peer, 1);
 }
 
-static void fake_wait_silent(void** state) {
-  (void)state;
+TEST(Fake_SilentPeer_TimesOutNamingIt) {
   sluice_error_info_t why;
   uint64_t took_ns;
   sluice_status_t peer_status;
@@ -121,8 +115,7 @@ static void fake_wait_silent(void** state) {
   assert_true(took_ns >= 300 * MS);
 }
 
-static void fake_wait_delayed(void** state) {
-  (void)state;
+TEST(Fake_Delay_PassesAfterwards) {
   sluice_error_info_t why;
   uint64_t took_ns;
   sluice_status_t peer_status;
@@ -132,23 +125,11 @@ static void fake_wait_delayed(void** state) {
   assert_true(took_ns >= 300 * MS);
 }
 
-static void fake_aborts(void** state) {
-  (void)state;
+TEST(Fake_Abort_EndsTheWait) {
   sluice_error_info_t why;
   uint64_t took_ns;
   sluice_status_t peer_status;
   sluice_fake_fault_t fault = {.on = SLUICE_FAKE_START, .action = SLUICE_FAKE_ABORT};
   assert_int_equal(wait_with(&fault, 60000 * MS, &why, &took_ns, &peer_status), SLUICE_E_ABORTED);
   assert_true(took_ns < 30000 * MS);
-}
-
-int main(void) {
-  static const struct CMUnitTest tests[] = {
-      {"Fake_NthStartFails_RecordsCallsAndPeerLearns", fake_nth_start_fails},
-      {"Fake_WaitFails_NamesThePeer", fake_wait_fails},
-      {"Fake_SilentPeer_TimesOutNamingIt", fake_wait_silent},
-      {"Fake_Delay_PassesAfterwards", fake_wait_delayed},
-      {"Fake_Abort_EndsTheWait", fake_aborts},
-  };
-  return cmocka_run_group_tests_name("fake", tests, NULL, NULL);
 }

@@ -1,13 +1,11 @@
 /* What the host adapter makes of its callbacks' answers. */
 #include "backend/comm/host/host_comm.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "third_party/bazel/test.h"
 
 typedef struct host_s {
   sluice_status_t start_status;
@@ -49,8 +47,7 @@ static sluice_comm_t* open_host(host_t* host) {
 
 static const sluice_exchange_t none = {NULL, NULL, NULL, NULL};
 
-static void start_fails(void** state) {
-  (void)state;
+TEST(Host_StartFails_TextPeerAndCodeAreRecorded) {
   host_t host = {.start_status = SLUICE_E_PEER_LOST};
   sluice_comm_t* comm = open_host(&host);
   sluice_comm_request_t* request;
@@ -68,8 +65,7 @@ static void start_fails(void** state) {
   assert_int_equal(host.num_destroyed, 1);
 }
 
-static void wait_bad_answers(void** state) {
-  (void)state;
+TEST(Host_UnknownStatus_IsExternal) {
   static const sluice_status_t bad[] = {1, -999, SLUICE_E_INVALID_ARGUMENT};
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; ++i) {
     host_t host = {.wait_status = bad[i]};
@@ -85,8 +81,7 @@ static void wait_bad_answers(void** state) {
   }
 }
 
-static void wait_never_returns_request(void** state) {
-  (void)state;
+TEST(Host_RequestNeverReturns_EndsAtTheDeadline) {
   host_t host = {.wait_status = SLUICE_E_TIMED_OUT}; /* and no abort: the request stays with the host */
   sluice_comm_t* comm = open_host(&host);
   sluice_comm_request_t* request;
@@ -96,8 +91,7 @@ static void wait_never_returns_request(void** state) {
   assert_int_equal(host.num_destroyed, 1);
 }
 
-static void create_bad_vtable(void** state) {
-  (void)state;
+TEST(HostCreate_BadVtable_IsRefusedWithoutEffect) {
   host_t host = {0};
   sluice_comm_t* comm = (sluice_comm_t*)&host;
   sluice_comm_config_t config;
@@ -118,14 +112,4 @@ static void create_bad_vtable(void** state) {
   sluice_comm_abort(comm);
   sluice_comm_destroy(comm);
   assert_int_equal(host.num_destroyed, 0); /* beyond the struct: not known */
-}
-
-int main(void) {
-  static const struct CMUnitTest tests[] = {
-      {"Host_StartFails_TextPeerAndCodeAreRecorded", start_fails},
-      {"Host_UnknownStatus_IsExternal", wait_bad_answers},
-      {"Host_RequestNeverReturns_EndsAtTheDeadline", wait_never_returns_request},
-      {"HostCreate_BadVtable_IsRefusedWithoutEffect", create_bad_vtable},
-  };
-  return cmocka_run_group_tests_name("host", tests, NULL, NULL);
 }

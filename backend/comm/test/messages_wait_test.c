@@ -1,17 +1,14 @@
 /* Waits for messages over a wire that carries none, and what an endpoint says of ranks that give up. */
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
-
 #include "backend/comm/comm.h"
 #include "backend/comm/messages.h"
 #include "backend/comm/messages_wire.h"
+#include "third_party/bazel/test.h"
 
 #define MS UINT64_C(1000000)
 
@@ -95,8 +92,7 @@ static void* end_later(void* wire) {
 
 /* The deadline passes while another thread is still at work on an earlier failure: that one is returned, once it is
  * there, and never OK with nothing that came. */
-static void late_while_another_failure_is_under_way(void** state) {
-  (void)state;
+TEST(Wait_DueWhileAnotherFailureIsUnderWay_ReturnsThatOne) {
   mirror_t mirror;
   sluice_messages_t* m;
   sluice_message_completion_t c;
@@ -132,25 +128,6 @@ static void one_gives_up(uint64_t because_of, int32_t lost, int32_t told) {
   sluice_messages_close(m);
   sluice_comm_release(&mirror.base);
 }
-static void gives_up_because_of_a_third(void** state) {
-  (void)state;
-  one_gives_up(2, 2, 2);
-}
-static void gives_up_because_of_this_one(void** state) {
-  (void)state;
-  one_gives_up(0, 1, 0);
-}
-static void gives_up_because_of_itself(void** state) {
-  (void)state;
-  one_gives_up(1, 1, 1);
-}
-
-int main(void) {
-  static const struct CMUnitTest tests[] = {
-      {"Wait_DueWhileAnotherFailureIsUnderWay_ReturnsThatOne", late_while_another_failure_is_under_way},
-      {"Lost_BecauseOfAThird_IsThatOneForAll", gives_up_because_of_a_third},
-      {"Lost_BecauseOfThisRank_ThisOneHasLostItsPeerAndOthersThisOne", gives_up_because_of_this_one},
-      {"Lost_BecauseOfItself_IsThatOneForAll", gives_up_because_of_itself},
-  };
-  return cmocka_run_group_tests_name("messages_wait", tests, NULL, NULL);
-}
+TEST(Lost_BecauseOfAThird_IsThatOneForAll) { one_gives_up(2, 2, 2); }
+TEST(Lost_BecauseOfThisRank_ThisOneHasLostItsPeerAndOthersThisOne) { one_gives_up(0, 1, 0); }
+TEST(Lost_BecauseOfItself_IsThatOneForAll) { one_gives_up(1, 1, 1); }

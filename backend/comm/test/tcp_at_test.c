@@ -3,18 +3,15 @@
 #include <arpa/inet.h>
 #include <poll.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/comm/comm.h"
 #include "backend/comm/test/tcp_place.h"
+#include "third_party/bazel/test.h"
 
 enum { MAX_RANKS = 4, MANY = 300, MAX_RECORDED = 1 << 16 };
 
@@ -92,8 +89,7 @@ static void assert_refused(const at_rank_t* rank, sluice_status_t status, int32_
 
 /* ---- together ---------------------------------------------------------------------------------------------------- */
 
-static void one_address(void** state) {
-  (void)state;
+TEST(At_OneAddress_RanksMeetInAnyOrder) {
   for (int32_t count = 1; count <= MAX_RANKS; ++count) {
     char place[TCP_PLACE_BYTES];
     at_rank_t ranks[MAX_RANKS];
@@ -107,8 +103,7 @@ static void one_address(void** state) {
   }
 }
 
-static void a_list(void** state) {
-  (void)state;
+TEST(At_AListOfAddresses_RanksListenThere) {
   char list[MAX_RANKS * TCP_PLACE_BYTES] = "localhost:";
   at_rank_t ranks[MAX_RANKS];
   for (int32_t r = 0; r < MAX_RANKS; ++r) {
@@ -124,8 +119,7 @@ static void a_list(void** state) {
 }
 
 /* Rank 1 gives up before rank 2 is there, and is started again. */
-static void started_again(void** state) {
-  (void)state;
+TEST(At_RankStartedAgain_MayJoin) {
   char place[TCP_PLACE_BYTES];
   at_rank_t ranks[3];
   tcp_place_init(place);
@@ -143,8 +137,7 @@ static void started_again(void** state) {
 
 /* ---- what does not fit ------------------------------------------------------------------------------------------- */
 
-static void another_secret(void** state) {
-  (void)state;
+TEST(At_AnotherSecret_FailsOnAllRanksNamingIt) {
   char place[TCP_PLACE_BYTES];
   at_rank_t ranks[3];
   tcp_place_init(place);
@@ -162,8 +155,7 @@ static void another_secret(void** state) {
 }
 
 /* The last byte of a long one counts too, and so does its length. */
-static void nearly_the_same_secret(void** state) {
-  (void)state;
+TEST(At_NearlyTheSameSecret_IsAnother) {
   static const char* const secrets[][2] = {{"0123456789abcdef0123456789abcdef", "0123456789abcdef0123456789abcdeF"},
                                            {"0123456789abcdef0123456789abcdef", "0123456789abcdef0123456789abcde"},
                                            {"0123456789abcdef", "0123456789abcdeF"}};
@@ -179,8 +171,7 @@ static void nearly_the_same_secret(void** state) {
   }
 }
 
-static void another_world_size(void** state) {
-  (void)state;
+TEST(At_AnotherWorldSize_FailsOnAllRanksNamingIt) {
   for (int32_t wrong = 2; wrong <= 4; wrong += 2) {
     char place[TCP_PLACE_BYTES];
     at_rank_t ranks[3];
@@ -194,8 +185,7 @@ static void another_world_size(void** state) {
   }
 }
 
-static void a_rank_twice(void** state) {
-  (void)state;
+TEST(At_ARankTwice_FailsOnAllRanksNamingIt) {
   char place[TCP_PLACE_BYTES];
   at_rank_t ranks[MAX_RANKS];
   tcp_place_init(place);
@@ -206,8 +196,7 @@ static void a_rank_twice(void** state) {
   for (int32_t i = 0; i < MAX_RANKS; ++i) assert_refused(&ranks[i], SLUICE_E_MISMATCH, 1, "rank 1 is there twice");
 }
 
-static void rank_0_twice(void** state) {
-  (void)state;
+TEST(At_Rank0Twice_RefusesTheSecondAlone) {
   char place[TCP_PLACE_BYTES];
   at_rank_t ranks[3];
   tcp_place_init(place);
@@ -222,8 +211,7 @@ static void rank_0_twice(void** state) {
   assert_well(ranks, 3);
 }
 
-static void a_missing_rank(void** state) {
-  (void)state;
+TEST(At_AMissingRank_FailsOnAllRanksNamingIt) {
   for (int32_t missing = 0; missing < 3; ++missing) {
     char place[TCP_PLACE_BYTES];
     at_rank_t ranks[3];
@@ -238,8 +226,7 @@ static void a_missing_rank(void** state) {
   }
 }
 
-static void bad_arguments(void** state) {
-  (void)state;
+TEST(At_BadArguments_SayWhatToGive) {
   static const struct {
     const char *addresses, *secret, *interfaces;
     sluice_status_t status;
@@ -305,8 +292,7 @@ static int reach(const char* place) {
   }
 }
 
-static void idle_strangers(void** state) {
-  (void)state;
+TEST(At_IdleStrangers_DoNotPreventIt) {
   char place[TCP_PLACE_BYTES];
   at_rank_t ranks[3];
   int strangers[MANY];
@@ -380,8 +366,7 @@ static int listen_at(const char* place) {
 }
 
 /* Two connections: the meeting, and the one that stays. */
-static void recorded(void** state) {
-  (void)state;
+TEST(At_WhatIsSeenOnTheWire_HasNoSecretAndJoinsNoGroup) {
   char place[TCP_PLACE_BYTES], between[TCP_PLACE_BYTES];
   at_rank_t ranks[2];
   pthread_t threads[2];
@@ -419,22 +404,4 @@ static void recorded(void** state) {
   close(tap->listener);
   free(legs);
   free(tap);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      {"At_OneAddress_RanksMeetInAnyOrder", one_address, NULL, NULL, NULL},
-      {"At_AListOfAddresses_RanksListenThere", a_list, NULL, NULL, NULL},
-      {"At_RankStartedAgain_MayJoin", started_again, NULL, NULL, NULL},
-      {"At_AnotherSecret_FailsOnAllRanksNamingIt", another_secret, NULL, NULL, NULL},
-      {"At_NearlyTheSameSecret_IsAnother", nearly_the_same_secret, NULL, NULL, NULL},
-      {"At_AnotherWorldSize_FailsOnAllRanksNamingIt", another_world_size, NULL, NULL, NULL},
-      {"At_ARankTwice_FailsOnAllRanksNamingIt", a_rank_twice, NULL, NULL, NULL},
-      {"At_Rank0Twice_RefusesTheSecondAlone", rank_0_twice, NULL, NULL, NULL},
-      {"At_AMissingRank_FailsOnAllRanksNamingIt", a_missing_rank, NULL, NULL, NULL},
-      {"At_BadArguments_SayWhatToGive", bad_arguments, NULL, NULL, NULL},
-      {"At_WhatIsSeenOnTheWire_HasNoSecretAndJoinsNoGroup", recorded, NULL, NULL, NULL},
-      {"At_IdleStrangers_DoNotPreventIt", idle_strangers, NULL, NULL, NULL},
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,8 +3,6 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,12 +12,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/base/clock.h"
 #include "backend/comm/comm.h"
 #include "backend/comm/tcp/tcp_address.h"
 #include "backend/comm/test/tcp_ranks.h"
+#include "third_party/bazel/test.h"
 
 enum { WORLD = 3 };
 
@@ -27,8 +24,7 @@ enum { WORLD = 3 };
 
 /* ---- cases ------------------------------------------------------------------------------------------------------- */
 
-static void one_without_interface(void** state) {
-  (void)state;
+TEST(TcpCreate_OneRankWithoutInterface_FailsOnAllAndTheParentWorksOn) {
   tcp_rank_t ranks[WORLD] = {{.interfaces = NULL}, {.interfaces = "nosuch0,nosuch1"}, {.interfaces = NULL}};
   tcp_ranks_run(ranks, WORLD);
   assert_int_equal(ranks[1].status, SLUICE_E_NOT_FOUND);
@@ -111,8 +107,7 @@ static void exchange_large(tcp_rank_t* me) {
 
 /* 4 MiB are 17 times WAKE_BYTES, and 64 times what loopback hands on at once. A rank that is slower than the connection
  * (under a sanitizer) never sleeps. */
-static void large_messages(void** state) {
-  (void)state;
+TEST(TcpWait_LargeMessageOverASlowConnection_ArrivesIntactAndWakesSeldom) {
   tcp_rank_t ranks[WORLD];
   for (int32_t r = 0; r < WORLD; ++r) ranks[r] = (tcp_rank_t){.then = exchange_large};
   tcp_ranks_run(ranks, WORLD);
@@ -135,8 +130,7 @@ static void last_dies_and_second_gives_up(tcp_rank_t* me) {
 }
 
 /* By then the first rank finds both connections ended, that of the survivor first. */
-static void loss_that_another_noticed(void** state) {
-  (void)state;
+TEST(TcpWait_AnotherGaveUpForALostRank_BlamesTheLostOne) {
   tcp_rank_t ranks[WORLD];
   for (int32_t r = 0; r < WORLD; ++r) ranks[r] = (tcp_rank_t){.then = last_dies_and_second_gives_up};
   tcp_ranks_run(ranks, WORLD);
@@ -146,8 +140,7 @@ static void loss_that_another_noticed(void** state) {
   }
 }
 
-static void named_interface(void** state) {
-  (void)state;
+TEST(TcpCreate_NamedInterface_IsUsed) {
   tcp_rank_t ranks[WORLD];
   for (int32_t r = 0; r < WORLD; ++r) ranks[r] = (tcp_rank_t){.interfaces = "nosuch0,lo", .then = exchange_once};
   tcp_ranks_run(ranks, WORLD);
@@ -180,8 +173,7 @@ static void* knock(void* argument) {
   return (void*)num_connected;
 }
 
-static void strangers(void** state) {
-  (void)state;
+TEST(TcpCreate_StrangersConnect_AreShownTheDoor) {
   _Atomic int32_t stop;
   pthread_t thread;
   void* num_connected;
@@ -249,15 +241,9 @@ static void nth_allocation(int32_t world_size) {
   pthread_barrier_destroy(&barrier);
 }
 
-static void nth_allocation_of_two(void** state) {
-  (void)state;
-  nth_allocation(2);
-}
+TEST(TcpCreate_NthAllocationOfTwoRanksFails_NobodyWaits) { nth_allocation(2); }
 
-static void nth_allocation_of_three(void** state) {
-  (void)state;
-  nth_allocation(WORLD);
-}
+TEST(TcpCreate_NthAllocationOfThreeRanksFails_NobodyWaits) { nth_allocation(WORLD); }
 
 /* In a process of its own, whose limit goes with it. Enough for listening, not for the connections. */
 static int connect_without_descriptors(void) {
@@ -281,8 +267,7 @@ static int connect_without_descriptors(void) {
   return num_short > 0 ? 0 : 4;
 }
 
-static void no_descriptors(void** state) {
-  (void)state;
+TEST(TcpCreate_NoDescriptorsLeft_SaysSo) {
   int code = -1;
   fflush(NULL);
   const pid_t child = fork();
@@ -291,8 +276,7 @@ static void no_descriptors(void** state) {
   assert_int_equal(code, 0);
 }
 
-static void bad_arguments(void** state) {
-  (void)state;
+TEST(TcpCreate_BadArguments_AreRefused) {
   sluice_local_group_t* group;
   sluice_comm_config_t config;
   sluice_comm_t *parent, *comm;
@@ -318,8 +302,7 @@ static void bad_arguments(void** state) {
 
 /* ---- addresses --------------------------------------------------------------------------------------------------- */
 
-static void targets(void** state) {
-  (void)state;
+TEST(TcpCard_Targets_AreLoopbackWhereThePlaceIsTheSame) {
   sluice_tcp_card_t mine = {.place = {1}}, theirs = {.place = {2}, .any_port = 4711, .num_addresses = 2};
   theirs.addresses[0] = (sluice_tcp_address_t){.family = 4, .bytes = {10, 0, 0, 2}, .port = 4712};
   theirs.addresses[1] = (sluice_tcp_address_t){.family = 6, .bytes = {0x20, 1, [15] = 9}, .port = 4713};
@@ -350,20 +333,4 @@ static void targets(void** state) {
   assert_int_equal(sluice_tcp_card_target(&mine, &theirs, 0, &target), sizeof in);
   memcpy(&in, &target, sizeof in);
   assert_int_equal(ntohl(in.sin_addr.s_addr), 0x0a000002);
-}
-
-int main(void) {
-  static const struct CMUnitTest tests[] = {
-      {"TcpCreate_OneRankWithoutInterface_FailsOnAllAndTheParentWorksOn", one_without_interface},
-      {"TcpCreate_NamedInterface_IsUsed", named_interface},
-      {"TcpWait_LargeMessageOverASlowConnection_ArrivesIntactAndWakesSeldom", large_messages},
-      {"TcpWait_AnotherGaveUpForALostRank_BlamesTheLostOne", loss_that_another_noticed},
-      {"TcpCreate_StrangersConnect_AreShownTheDoor", strangers},
-      {"TcpCreate_NthAllocationOfTwoRanksFails_NobodyWaits", nth_allocation_of_two},
-      {"TcpCreate_NthAllocationOfThreeRanksFails_NobodyWaits", nth_allocation_of_three},
-      {"TcpCreate_NoDescriptorsLeft_SaysSo", no_descriptors},
-      {"TcpCreate_BadArguments_AreRefused", bad_arguments},
-      {"TcpCard_Targets_AreLoopbackWhereThePlaceIsTheSame", targets},
-  };
-  return cmocka_run_group_tests_name("tcp", tests, NULL, NULL);
 }

@@ -1,17 +1,14 @@
 /* Many ranks at once, as processes: 32 every day, 256 with SLUICE_FULL set. All of them connect at the same moment; and
  * when one of them stops, all others ask a slow store who it is. */
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/base/clock.h"
 #include "backend/comm/test/process_ranks.h"
+#include "third_party/bazel/test.h"
 
 enum { FEW = 32, ROW_INTS = 16 };
 
@@ -65,8 +62,7 @@ static int32_t meet(process_rank_t* me, process_report_t* report) {
   return 0;
 }
 
-static void at_once(void** state) {
-  (void)state;
+TEST(Crowd_ConnectsAtOnce_AllMeet) {
   const int32_t world_size = num_ranks();
   uint64_t longest_ns = 0;
   process_ranks_answer_after(0);
@@ -98,8 +94,7 @@ static int32_t stop_or_wait(process_rank_t* me, process_report_t* report) {
   return report->took_ns > SHORT_NS + BOUNDED_NS ? __LINE__ : 0;
 }
 
-static void slow_store(void** state) {
-  (void)state;
+TEST(Crowd_OneStopsBehindASlowStore_IsNamedSoonAfterTheDeadline) {
   const int32_t world_size = num_ranks(), victim = world_size - 1;
   uint64_t longest_ns = 0;
   process_ranks_answer_after(ANSWER_NS);
@@ -118,12 +113,4 @@ static void slow_store(void** state) {
   print_message("%d ranks: named %.1f s after the beginning, of which %.0f s were the deadline; %lld questions\n",
                 world_size, (double)longest_ns / 1e9, (double)SHORT_NS / 1e9, (long long)lookups);
   assert_true(lookups <= (int64_t)world_size * (world_size - 1));
-}
-
-int main(void) {
-  static const struct CMUnitTest tests[] = {
-      {"Crowd_ConnectsAtOnce_AllMeet", at_once},
-      {"Crowd_OneStopsBehindASlowStore_IsNamedSoonAfterTheDeadline", slow_store},
-  };
-  return cmocka_run_group_tests_name("crowds of tcp", tests, NULL, NULL);
 }

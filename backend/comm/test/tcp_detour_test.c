@@ -2,13 +2,11 @@
  * at its next address, or at the same one later. */
 #include "backend/comm/test/tcp_detour.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "third_party/bazel/test.h"
 
 #define SECOND_NS UINT64_C(1000000000)
 
@@ -36,29 +34,16 @@ static void does_not_delay(tcp_detour_kind_t kind, int32_t least_accepted) {
   assert_true(best_start_ns(kind, least_accepted) < clean_ns + SECOND_NS);
 }
 
-static void silent(void** state) {
-  (void)state;
-  does_not_delay(DETOUR_SILENT, 0);
-}
+TEST(TcpConnect_AnotherMachineSaysNothing_NextAddressIsTaken) { does_not_delay(DETOUR_SILENT, 0); }
 
-static void garbage(void** state) {
-  (void)state;
-  does_not_delay(DETOUR_GARBAGE, 1);
-}
+TEST(TcpConnect_AnotherMachineTalksGarbage_NextAddressIsTaken) { does_not_delay(DETOUR_GARBAGE, 1); }
 
-static void echo(void** state) {
-  (void)state;
-  does_not_delay(DETOUR_ECHO, 1);
-}
+TEST(TcpConnect_AnotherMachineEchoes_NextAddressIsTaken) { does_not_delay(DETOUR_ECHO, 1); }
 
-static void late(void** state) {
-  (void)state;
-  (void)best_start_ns(DETOUR_LATE, 3);
-}
+TEST(TcpConnect_NobodyAnswersAtFirst_IsTriedAgain) { (void)best_start_ns(DETOUR_LATE, 3); }
 
 /* Nowhere else, and never: the message says where it was sought and what was there. */
-static void never(void** state) {
-  (void)state;
+TEST(TcpConnect_AnotherMachineIsAllThereIs_FailsSayingSo) {
   tcp_rank_t ranks[WORLD] = {{.connect_timeout_ns = SECOND_NS}, {.connect_timeout_ns = SECOND_NS}};
   tcp_detour_t detour = {.kind = DETOUR_NOBODY};
   tcp_detour_run(&detour, ranks);
@@ -69,15 +54,4 @@ static void never(void** state) {
     fail_msg("%s", ranks[1].why.message);
   }
   for (int r = 0; r < WORLD; ++r) assert_int_equal(ranks[r].again, SLUICE_OK);
-}
-
-int main(void) {
-  static const struct CMUnitTest tests[] = {
-      {"TcpConnect_AnotherMachineSaysNothing_NextAddressIsTaken", silent},
-      {"TcpConnect_AnotherMachineTalksGarbage_NextAddressIsTaken", garbage},
-      {"TcpConnect_AnotherMachineEchoes_NextAddressIsTaken", echo},
-      {"TcpConnect_NobodyAnswersAtFirst_IsTriedAgain", late},
-      {"TcpConnect_AnotherMachineIsAllThereIs_FailsSayingSo", never},
-  };
-  return cmocka_run_group_tests_name("tcp, detours", tests, NULL, NULL);
 }

@@ -1,8 +1,6 @@
 /* What a forked child holds of the tcp transport: nothing, whoever forks and whenever. */
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,9 +9,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/comm/test/tcp_ranks.h"
+#include "third_party/bazel/test.h"
 
 enum { WORLD = 3, NUM_LOOKED_AT = 512 };
 
@@ -61,8 +58,7 @@ static void fork_on_rank_0(tcp_rank_t* me) {
   tcp_ranks_meet(me);
 }
 
-static void child(void** state) {
-  (void)state;
+TEST(Fork_Child_HoldsNothingOfTheTransport) {
   tcp_rank_t ranks[WORLD] = {{.then = fork_on_rank_0}, {.then = fork_on_rank_0}, {.then = fork_on_rank_0}};
   tcp_ranks_run(ranks, WORLD);
   /* Six ends of three connections, and an epoll and an eventfd on each rank. */
@@ -96,8 +92,7 @@ static void fork_twice_on_rank_0(tcp_rank_t* me) {
   tcp_ranks_meet(me);
 }
 
-static void grandchild(void** state) {
-  (void)state;
+TEST(Fork_ChildOfAChild_KeepsWhatTheChildOpened) {
   tcp_rank_t ranks[WORLD] = {
       {.then = fork_twice_on_rank_0}, {.then = fork_twice_on_rank_0}, {.then = fork_twice_on_rank_0}};
   tcp_ranks_run(ranks, WORLD);
@@ -117,8 +112,7 @@ static void* fork_all_the_time(void* unused) {
   return unused;
 }
 
-static void while_connecting(void** state) {
-  (void)state;
+TEST(Fork_WhileRanksConnect_ChildHoldsNothing) {
   pthread_t thread;
   assert_int_equal(pthread_create(&thread, NULL, fork_all_the_time, NULL), 0);
   for (int turn = 0; turn < 100; ++turn) {
@@ -134,11 +128,6 @@ static void while_connecting(void** state) {
 }
 
 int main(void) {
-  static const struct CMUnitTest tests[] = {
-      {"Fork_Child_HoldsNothingOfTheTransport", child},
-      {"Fork_ChildOfAChild_KeepsWhatTheChildOpened", grandchild},
-      {"Fork_WhileRanksConnect_ChildHoldsNothing", while_connecting},
-  };
   num_before = count_held();
-  return cmocka_run_group_tests_name("tcp, forks", tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

@@ -1,8 +1,6 @@
 /* A rank that has sent everything and goes, while the one that is to read it has been stopped: what it sent arrives,
  * whatever lies unread when it goes. The send buffer is made large enough where the system lets this process do so. */
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,11 +8,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/base/clock.h"
 #include "backend/comm/messages.h"
 #include "backend/comm/test/process_ranks.h"
+#include "third_party/bazel/test.h"
 
 enum { MOST_BYTES = 64 << 20, SMALL_BYTES = 256 << 10, MOST_DESCRIPTORS = 64 };
 
@@ -143,8 +140,7 @@ static void run(uint64_t bytes, process_body_t body) {
   }
 }
 
-static void exchanged(void** state) {
-  (void)state;
+TEST(Goodbye_ToAStoppedPeerWithMuchUnread_TakesNothingBack) {
   run(MOST_BYTES, exchange_and_go);
   print_message("%d KiB were unread when the sender went, which took it %.1f s\n", process_ranks_report(0)->peer,
                 (double)process_ranks_report(0)->took_ns / 1e9);
@@ -153,16 +149,7 @@ static void exchanged(void** state) {
   process_ranks_end();
 }
 
-static void sent(void** state) {
-  (void)state;
+TEST(Goodbye_ToAStoppedPeerWithAMessageUnread_TakesNothingBack) {
   run(SMALL_BYTES, send_and_go);
   process_ranks_end();
-}
-
-int main(void) {
-  static const struct CMUnitTest tests[] = {
-      {"Goodbye_ToAStoppedPeerWithMuchUnread_TakesNothingBack", exchanged},
-      {"Goodbye_ToAStoppedPeerWithAMessageUnread_TakesNothingBack", sent},
-  };
-  return cmocka_run_group_tests_name("goodbyes of tcp", tests, NULL, NULL);
 }

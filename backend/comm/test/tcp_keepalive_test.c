@@ -6,8 +6,6 @@
 #include <linux/filter.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,11 +15,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/base/clock.h"
 #include "backend/comm/test/tcp_ranks.h"
-#include "third_party/bazel/skip.h"
+#include "third_party/bazel/test.h"
 
 #ifndef TCP_RTO_MAX_MS
 #define TCP_RTO_MAX_MS 44
@@ -206,34 +202,10 @@ static void await(void (*then)(tcp_rank_t* me)) {
   assert_int_equal(code, 0);
 }
 
-static void lost_while_idle(void** state) {
-  (void)state;
-  await(lose_while_idle);
-}
-static void lost_with_bytes_for_it(void** state) {
-  (void)state;
-  await(lose_with_bytes_for_it);
-}
-static void lost_after_it_had_no_room(void** state) {
-  (void)state;
-  await(lose_after_it_had_no_room);
-}
-static void kept_waiting(void** state) {
-  (void)state;
-  await(keep_waiting);
-}
-static void said_nothing(void** state) {
-  (void)state;
-  await(say_nothing);
-}
+TEST(TcpWait_IdlePeerFallsSilent_IsLostByName) { await(lose_while_idle); }
+TEST(TcpWait_PeerWithBytesForItFallsSilent_IsLostByName) { await(lose_with_bytes_for_it); }
+TEST(TcpWait_PeerWithFullBuffersFallsSilent_IsLostByName) { await(lose_after_it_had_no_room); }
+TEST(TcpWait_PeerWithFullBuffersAnswers_IsWaitedFor) { await(keep_waiting); }
+TEST(TcpConnection_IdleForLong_Stands) { await(say_nothing); }
 
-int main(void) {
-  static const struct CMUnitTest tests[] = {
-      {"TcpWait_IdlePeerFallsSilent_IsLostByName", lost_while_idle},
-      {"TcpWait_PeerWithBytesForItFallsSilent_IsLostByName", lost_with_bytes_for_it},
-      {"TcpWait_PeerWithFullBuffersFallsSilent_IsLostByName", lost_after_it_had_no_room},
-      {"TcpWait_PeerWithFullBuffersAnswers_IsWaitedFor", kept_waiting},
-      {"TcpConnection_IdleForLong_Stands", said_nothing},
-  };
-  return cmocka_run_group_tests_name("tcp, silence", tests, start_all, NULL);
-}
+int main(void) { return run_cases(start_all, NULL); }

@@ -2,17 +2,14 @@
 #include <arpa/inet.h>
 #include <linux/filter.h>
 #include <netinet/in.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/comm/tcp/tcp_keepalive.h"
+#include "third_party/bazel/test.h"
 
 #define SECOND_NS UINT64_C(1000000000)
 
@@ -61,8 +58,7 @@ static int count_looks(int fd, sluice_tcp_keepalive_t* silence, uint64_t* now_ns
 }
 
 /* A virtual machine that was paused, a process that was stopped: the clock has gone on, and nobody has looked. */
-static void pause_is_no_silence(void** state) {
-  (void)state;
+TEST(TcpLook_ClockGoesOnAndNobodyLooks_IsNoSilence) {
   const pair_t pair = connect_pair();
   sluice_tcp_keepalive_t silence = {0};
   uint64_t now_ns = SECOND_NS;
@@ -80,8 +76,7 @@ static void pause_is_no_silence(void** state) {
   close(pair.there);
 }
 
-static void nothing_asked_is_no_silence(void** state) {
-  (void)state;
+TEST(TcpLook_NothingWasAsked_IsNoSilence) {
   const pair_t pair = connect_pair();
   sluice_tcp_keepalive_t silence = {0};
   uint64_t now_ns = SECOND_NS;
@@ -90,8 +85,7 @@ static void nothing_asked_is_no_silence(void** state) {
   close(pair.there);
 }
 
-static void answer_ends_silence(void** state) {
-  (void)state;
+TEST(TcpLook_PeerConfirms_IsNoSilence) {
   const pair_t pair = connect_pair();
   sluice_tcp_keepalive_t silence = {0};
   uint64_t now_ns = SECOND_NS;
@@ -105,13 +99,4 @@ static void answer_ends_silence(void** state) {
   }
   close(pair.here);
   close(pair.there);
-}
-
-int main(void) {
-  static const struct CMUnitTest tests[] = {
-      {"TcpLook_ClockGoesOnAndNobodyLooks_IsNoSilence", pause_is_no_silence},
-      {"TcpLook_NothingWasAsked_IsNoSilence", nothing_asked_is_no_silence},
-      {"TcpLook_PeerConfirms_IsNoSilence", answer_ends_silence},
-  };
-  return cmocka_run_group_tests_name("tcp_look", tests, NULL, NULL);
 }

@@ -2,16 +2,12 @@
  * the transport uses, from another implementation (`openssl mac -macopt size:16 SIPHASH`). */
 #include "backend/comm/tcp/tcp_mac.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "third_party/bazel/test.h"
 
-static void vectors(void** state) {
-  (void)state;
+TEST(TcpMac_VectorsOfTheAuthors_AreMet) {
   static const uint8_t of_0[] = {0xa3, 0x81, 0x7f, 0x04, 0xba, 0x25, 0xa8, 0xe6,
                                  0x6d, 0xf6, 0x72, 0x14, 0xc7, 0x55, 0x02, 0x93};
   static const uint8_t of_8[] = {0x3b, 0x62, 0xa9, 0xba, 0x62, 0x58, 0xf5, 0x61,
@@ -29,8 +25,7 @@ static void vectors(void** state) {
   assert_memory_equal(out, of_56, sizeof of_56);
 }
 
-static void equality(void** state) {
-  (void)state;
+TEST(TcpMac_OneByteDiffers_IsNotEqual) {
   uint8_t a[SLUICE_TCP_MAC_BYTES] = {0}, b[SLUICE_TCP_MAC_BYTES] = {0};
   assert_true(sluice_tcp_mac_is_equal(a, b));
   for (int i = 0; i < SLUICE_TCP_MAC_BYTES; ++i) {
@@ -38,12 +33,4 @@ static void equality(void** state) {
     assert_false(sluice_tcp_mac_is_equal(a, b));
     b[i] = 0;
   }
-}
-
-int main(void) {
-  static const struct CMUnitTest tests[] = {
-      {"TcpMac_VectorsOfTheAuthors_AreMet", vectors},
-      {"TcpMac_OneByteDiffers_IsNotEqual", equality},
-  };
-  return cmocka_run_group_tests_name("tcp, code", tests, NULL, NULL);
 }

@@ -1,14 +1,11 @@
 /* A rank that is killed, while it is a process: all others are told which, whomever they wait for. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/comm/messages.h"
 #include "capi/test/migration/mesh.h"
+#include "third_party/bazel/test.h"
 
 enum { WORLD = 4, VICTIM = 3 };
 
@@ -89,20 +86,6 @@ static void kill_one(wait_fn_t wait) {
   assert_true(mesh_run(WORLD, VICTIM, be_rank, NULL));
 }
 
-static void idle(void** state) {
-  (void)state;
-  kill_one(wait_for_another);
-}
+TEST(Kill_WhileOthersWaitForEachOther_AllNameIt) { kill_one(wait_for_another); }
 
-static void busy(void** state) {
-  (void)state;
-  kill_one(send_meanwhile);
-}
-
-int main(void) {
-  static const struct CMUnitTest tests[] = {
-      {"Kill_WhileOthersWaitForEachOther_AllNameIt", idle},
-      {"Kill_WithHalvesOfMessagesUnderWay_AllNameIt", busy},
-  };
-  return cmocka_run_group_tests_name("tcp, killed ranks with messages", tests, NULL, NULL);
-}
+TEST(Kill_WithHalvesOfMessagesUnderWay_AllNameIt) { kill_one(send_meanwhile); }

@@ -1,14 +1,11 @@
 /* Messages that can wait: while bytes of an exchange lie unread, few of them go out, and some do. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 #include "backend/base/clock.h"
 #include "backend/comm/messages.h"
 #include "backend/comm/test/tcp_ranks.h"
+#include "third_party/bazel/test.h"
 
 enum { UNREAD_BYTES = 8 << 20, CHUNK_BYTES = 64 << 10, NUM_CHUNKS = 64, PIECE_BYTES = 16 << 10 };
 
@@ -98,20 +95,6 @@ static void run(void (*then)(tcp_rank_t* me)) {
   tcp_ranks_run(ranks, 2);
 }
 
-static void they_wait(void** state) {
-  (void)state;
-  run(gives_way);
-}
+TEST(Messages_ThatGiveWay_GoAFewAtATimeBesideAnExchange) { run(gives_way); }
 
-static void they_do_not(void** state) {
-  (void)state;
-  run(shares);
-}
-
-int main(void) {
-  static const struct CMUnitTest tests[] = {
-      {"Messages_ThatGiveWay_GoAFewAtATimeBesideAnExchange", they_wait},
-      {"Messages_ThatDoNot_DoNotWaitForIt", they_do_not},
-  };
-  return cmocka_run_group_tests_name("which connections go first", tests, NULL, NULL);
-}
+TEST(Messages_ThatDoNot_DoNotWaitForIt) { run(shares); }

@@ -1,12 +1,7 @@
 /* What is left of a connection when a rank gives up: its last words arrive, and the peer's end is seen behind all that
  * nobody reads. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -16,6 +11,7 @@
 
 #include "backend/base/clock.h"
 #include "backend/comm/tcp/tcp_shutdown.h"
+#include "third_party/bazel/test.h"
 
 /* Two ends of a connection over loopback that block nobody. */
 static void connect_two(int ends[2]) {
@@ -55,8 +51,7 @@ static int parts_in_time(int socket, int is_told) {
   return has_parted;
 }
 
-static void LastWords_BesideUnreadBytes_Arrive(void** state) {
-  (void)state;
+TEST(LastWords_BesideUnreadBytes_Arrive) {
   static const char words[16] = "rank 3 is lost";
   char heard[16];
   int ends[2];
@@ -70,8 +65,7 @@ static void LastWords_BesideUnreadBytes_Arrive(void** state) {
   close(ends[1]);
 }
 
-static void LastWords_FullConnection_AreNotTaken(void** state) {
-  (void)state;
+TEST(LastWords_FullConnection_AreNotTaken) {
   static const char words[16] = "rank 3 is lost";
   int ends[2];
   connect_two(ends);
@@ -83,8 +77,7 @@ static void LastWords_FullConnection_AreNotTaken(void** state) {
   close(ends[0]);
 }
 
-static void PeersEnd_BehindMoreThanASocketHolds_IsSeen(void** state) {
-  (void)state;
+TEST(PeersEnd_BehindMoreThanASocketHolds_IsSeen) {
   int ends[2];
   connect_two(ends);
   fill(ends[1]);
@@ -92,13 +85,4 @@ static void PeersEnd_BehindMoreThanASocketHolds_IsSeen(void** state) {
   assert_true(parts_in_time(ends[0], 0));
   close(ends[0]);
   close(ends[1]);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(LastWords_BesideUnreadBytes_Arrive),
-      cmocka_unit_test(LastWords_FullConnection_AreNotTaken),
-      cmocka_unit_test(PeersEnd_BehindMoreThanASocketHolds_IsSeen),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

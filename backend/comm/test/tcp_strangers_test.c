@@ -1,15 +1,12 @@
 /* Strangers neither prevent nor delay a start, and none of them gets in: idle ones, slow ones, such as say what no rank
  * says, and such as repeat what a rank has said. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/comm/test/tcp_detour.h"
 #include "backend/comm/test/tcp_strangers.h"
+#include "third_party/bazel/test.h"
 
 enum { WORLD = 3, MANY = 200, TURNS = 3, GREETING_BYTES = 32, PROOF_BYTES = 16 };
 
@@ -60,15 +57,13 @@ static void do_not_delay(const tcp_strangers_t* strangers) {
   assert_true(with_ns < clean_ns + SECOND_NS);
 }
 
-static void idle(void** state) {
-  (void)state;
+TEST(TcpStart_IdleStrangers_DelayNobody) {
   const tcp_strangers_t strangers = {.count = MANY};
   do_not_delay(&strangers);
 }
 
 /* As a rank would begin, so that nobody can tell until the end. */
-static void slow(void** state) {
-  (void)state;
+TEST(TcpStart_StrangersOfAByteASecond_DelayNobody) {
   char greeting[GREETING_BYTES] = "sluicet2";
   const int32_t from_1_to_0[] = {1, 0};
   memcpy(greeting + 8, from_1_to_0, sizeof from_1_to_0);
@@ -76,8 +71,7 @@ static void slow(void** state) {
   do_not_delay(&strangers);
 }
 
-static void garbage(void** state) {
-  (void)state;
+TEST(TcpStart_StrangersThatTalkGarbage_DelayNobody) {
   static const char words[] = "GET / HTTP/1.0\r\nHost: somewhere.example\r\nAccept: */*\r\n\r\n";
   const tcp_strangers_t strangers = {.count = MANY, .words = words, .num_words = sizeof words};
   do_not_delay(&strangers);
@@ -85,8 +79,7 @@ static void garbage(void** state) {
 
 /* ---- a hello of another job -------------------------------------------------------------------------------------- */
 
-static void replayed(void** state) {
-  (void)state;
+TEST(TcpStart_HelloOfAnotherJobReplayed_IsRefused) {
   tcp_rank_t first[2] = {{.then = exchange_once}, {.then = exchange_once}};
   tcp_rank_t second[2] = {{.then = exchange_once}, {.then = exchange_once}};
   tcp_detour_t detour = {.kind = DETOUR_RECORDS};
@@ -103,8 +96,7 @@ static void replayed(void** state) {
 
 /* ---- where a rank listens ---------------------------------------------------------------------------------------- */
 
-static void named_interface(void** state) {
-  (void)state;
+TEST(TcpStart_NamedInterface_OnlyItIsListenedOn) {
   tcp_rank_t ranks[2] = {{.interfaces = "lo", .then = exchange_once}, {.interfaces = "lo", .then = exchange_once}};
   tcp_strangers_t nobody = {.count = 0};
   tcp_strangers_run(&nobody, ranks, 2);
@@ -116,15 +108,4 @@ static void named_interface(void** state) {
     const int is_v4 = in.sin_family == AF_INET;
     assert_true(is_v4 ? ntohl(in.sin_addr.s_addr) >> 24 == 127 : IN6_IS_ADDR_LOOPBACK(&nobody.listeners[i].sin6_addr));
   }
-}
-
-int main(void) {
-  static const struct CMUnitTest tests[] = {
-      {"TcpStart_IdleStrangers_DelayNobody", idle},
-      {"TcpStart_StrangersOfAByteASecond_DelayNobody", slow},
-      {"TcpStart_StrangersThatTalkGarbage_DelayNobody", garbage},
-      {"TcpStart_HelloOfAnotherJobReplayed_IsRefused", replayed},
-      {"TcpStart_NamedInterface_OnlyItIsListenedOn", named_interface},
-  };
-  return cmocka_run_group_tests_name("tcp, strangers", tests, NULL, NULL);
 }

@@ -1,15 +1,11 @@
 /* Predictions from a pass of one chunk for more chunks, compared with the real schedule on a machine without
  * interference. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
-
-#include <cmocka.h>
 
 #include "backend/cost/cost.h"
 #include "backend/cost/bootstrap_model.h"
+#include "third_party/bazel/test.h"
 
 /* Exchanges take `comm` times as long as GEMMs. */
 static sluice_machine_t machine(double comm) {
@@ -39,8 +35,7 @@ static sluice_prediction_t predict(const sluice_machine_t* m, int32_t n, int32_t
 }
 
 /* From links that never delay computation to links that dominate, both directions, every n. */
-static void BootstrapModel_OfOneChunk_IsWhatTheScheduleTakes(void** state) {
-  (void)state;
+TEST(BootstrapModel_OfOneChunk_IsWhatTheScheduleTakes) {
   for (double comm = 0.125; comm <= 8; comm *= 2) {
     const sluice_machine_t m = machine(comm);
     for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
@@ -55,9 +50,4 @@ static void BootstrapModel_OfOneChunk_IsWhatTheScheduleTakes(void** state) {
       }
     }
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(BootstrapModel_OfOneChunk_IsWhatTheScheduleTakes)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

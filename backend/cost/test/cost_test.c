@@ -1,14 +1,10 @@
 /* Costs of a layer's ops: sums against work computed by hand, and predictions against the closed forms. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/cost/cost.h"
+#include "third_party/bazel/test.h"
 
 /* One flop takes 1 ns whatever the rows; one byte takes 1 ns gathered, 2 ns exchanged, 4 ns copied. */
 static sluice_machine_t plain_machine(void) {
@@ -41,8 +37,7 @@ static sluice_step_prediction_t predict(const sluice_machine_t* m, const sluice_
 
 /* GELU represents all activations with an exponential; relu and similar ones have their own seconds if the machine has
  * them. */
-static void Activation_OfEachKind_TakesItsOwnSeconds(void** state) {
-  (void)state;
+TEST(Activation_OfEachKind_TakesItsOwnSeconds) {
   static const struct {
     int32_t kind, is_plain;
   } kinds[] = {{SLUICE_ACTIVATION_IDENTITY, 1}, {SLUICE_ACTIVATION_RELU, 1},      {SLUICE_ACTIVATION_RELU2, 1},
@@ -68,8 +63,7 @@ static void Activation_OfEachKind_TakesItsOwnSeconds(void** state) {
 }
 
 /* MPipeMoE Table II: work by lane without reuse and for S1 to S4, with gamma, a and m of one chunk. */
-static void Busy_EveryStrategy_IsTableTwo(void** state) {
-  (void)state;
+TEST(Busy_EveryStrategy_IsTableTwo) {
   static const struct {
     int32_t di, m;
     double forward[3], backward[3]; /* computation in GEMMs, communication in all-to-alls, copies in units of m */
@@ -101,8 +95,7 @@ static void Busy_EveryStrategy_IsTableTwo(void** state) {
   }
 }
 
-static void Forward_NoCopiesReusingSlots_IsMPMoEsPhases(void** state) {
-  (void)state;
+TEST(Forward_NoCopiesReusingSlots_IsMPMoEsPhases) {
   sluice_machine_t m = plain_machine();
   for (int32_t n = 1; n <= 16; ++n) {
     sluice_choice_t c = {n, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE, SLUICE_WGRAD_PER_CHUNK, 1};
@@ -117,8 +110,7 @@ static void set_share(sluice_machine_t* m, int32_t lane, int32_t others, double 
 }
 
 /* alpha(y, x) and alpha(y, all) of the machine, forward with copies out and backward with copies in. */
-static void Alphas_OfAMachine_AreItsShares(void** state) {
-  (void)state;
+TEST(Alphas_OfAMachine_AreItsShares) {
   enum { COMP = 1 << SLUICE_LANE_COMPUTE, COMM = 1 << SLUICE_LANE_COMM };
   const int32_t copies[] = {SLUICE_LANE_COPY_OUT, SLUICE_LANE_COPY_IN};
   sluice_choice_t c = {4, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD, SLUICE_WGRAD_PER_CHUNK, 1};
@@ -150,8 +142,7 @@ static void Alphas_OfAMachine_AreItsShares(void** state) {
 }
 
 /* If contention was measured by size, it gives alpha of an exchange and of concurrent computation. */
-static void Alphas_OfMeasuredContention_GoByTheSizeOfAChunk(void** state) {
-  (void)state;
+TEST(Alphas_OfMeasuredContention_GoByTheSizeOfAChunk) {
   sluice_machine_t m = plain_machine();
   m.rows.count = 0, m.world_size = base_work.world_size;
   const sluice_choice_t c = {2, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE, SLUICE_WGRAD_PER_CHUNK, 1};
@@ -164,8 +155,7 @@ static void Alphas_OfMeasuredContention_GoByTheSizeOfAChunk(void** state) {
   assert_true(is_near(a.alpha[SLUICE_STREAM_COMP][SLUICE_STREAM_COMM], 0.75));
 }
 
-static void Rows_Skewed_GrowOnTheFullestRankUpToAllOfThem(void** state) {
-  (void)state;
+TEST(Rows_Skewed_GrowOnTheFullestRankUpToAllOfThem) {
   sluice_workload_t w = base_work;
   const sluice_choice_t c = {4, 0, 0, 0, 0};
   w.chunking = SLUICE_CHUNKING_TOKENS;
@@ -179,8 +169,7 @@ static void Rows_Skewed_GrowOnTheFullestRankUpToAllOfThem(void** state) {
 }
 
 /* The bytes between the fullest rank and the mean count as exchange_skew_gain says. */
-static void Exchange_SkewedRows_CountBetweenTheFullestRankAndAll(void** state) {
-  (void)state;
+TEST(Exchange_SkewedRows_CountBetweenTheFullestRankAndAll) {
   sluice_workload_t w = base_work;
   sluice_machine_t m = plain_machine();
   m.rows.count = 0;
@@ -196,8 +185,7 @@ static void Exchange_SkewedRows_CountBetweenTheFullestRankAndAll(void** state) {
 
 static double relative(double got, double want) { return fabs(got / want - 1); }
 
-static void Deduplicated_RowsOnTheWire_AreDistinctRanksOfATokenUnderUniformRouting(void** state) {
-  (void)state;
+TEST(Deduplicated_RowsOnTheWire_AreDistinctRanksOfATokenUnderUniformRouting) {
   /* All ways to choose K = 3 of E = 6 experts on W = 3 ranks, counted. */
   sluice_workload_t w = base_work;
   w.num_experts = 6, w.top_k = 3, w.world_size = 3, w.deduplicate = 1;
@@ -225,8 +213,7 @@ static void Deduplicated_RowsOnTheWire_AreDistinctRanksOfATokenUnderUniformRouti
   assert_true(relative(sluice_ranks_per_token(&w), 1) < 1e-12);
 }
 
-static void Deduplicated_Prediction_TakesTheShareOfTheWire(void** state) {
-  (void)state;
+TEST(Deduplicated_Prediction_TakesTheShareOfTheWire) {
   sluice_machine_t m = plain_machine();
   m.rows.count = 0; /* packing takes the same time as without */
   sluice_workload_t w = base_work, with = base_work;
@@ -242,8 +229,7 @@ static void Deduplicated_Prediction_TakesTheShareOfTheWire(void** state) {
   assert_true(is_near(sluice_pass_overhead(&m, &with, SLUICE_BACKWARD), sluice_pass_overhead(&m, &w, SLUICE_BACKWARD)));
 }
 
-static void TwoLevels_RowsOfEachLevel_AreCounted(void** state) {
-  (void)state;
+TEST(TwoLevels_RowsOfEachLevel_AreCounted) {
   /* All ways to choose K = 3 of E = 8 experts on two nodes of two ranks, of a token on rank 0. */
   sluice_workload_t w = base_work;
   w.num_experts = 8, w.top_k = 3, w.world_size = 4, w.ranks_per_node = 2, w.deduplicate = SLUICE_DEDUPLICATE_NODES;
@@ -272,8 +258,7 @@ static void TwoLevels_RowsOfEachLevel_AreCounted(void** state) {
 }
 
 /* With free links within a node, the lane takes only the time between nodes. */
-static void TwoLevels_Prediction_TakesTheShareOfTheSlowWire(void** state) {
-  (void)state;
+TEST(TwoLevels_Prediction_TakesTheShareOfTheSlowWire) {
   sluice_machine_t m = plain_machine();
   m.rows.count = 0;
   m.ranks_per_node = 2;
@@ -291,8 +276,7 @@ static void TwoLevels_Prediction_TakesTheShareOfTheSlowWire(void** state) {
   }
 }
 
-static void StartUps_GrowWithN_AndSmallChunksLoseGemmSpeed(void** state) {
-  (void)state;
+TEST(StartUps_GrowWithN_AndSmallChunksLoseGemmSpeed) {
   sluice_machine_t m = plain_machine();
   m.exchange.startup_seconds = 1e-4;
   m.op_seconds = 1e-6;
@@ -312,8 +296,7 @@ static void StartUps_GrowWithN_AndSmallChunksLoseGemmSpeed(void** state) {
 }
 
 /* Chunks divided by rows, up to the number of local experts, keep whole GEMMs, and everything is summed at the end. */
-static void ChunksOfRows_UpToTheLocalExperts_KeepGemmSpeed(void** state) {
-  (void)state;
+TEST(ChunksOfRows_UpToTheLocalExperts_KeepGemmSpeed) {
   sluice_machine_t m = plain_machine();
   m.gemm[SLUICE_MACHINE_F32][0] = (sluice_curve_t){2, {1, 1000}, {100e-9, 1e-9}};
   const sluice_choice_t one = {1, 0, 0, 0, 0}, two = {2, 0, 0, 0, 0};
@@ -333,8 +316,7 @@ static double seconds_of(const sluice_machine_t* m, const sluice_choice_t* c, co
 
 /* The first and the last chunk have half the rows of the others (uneven_chunks.h), and together the chunks have every
  * row once. */
-static void ChunksOfRows_Ends_TakeHalf(void** state) {
-  (void)state;
+TEST(ChunksOfRows_Ends_TakeHalf) {
   sluice_machine_t m = plain_machine();
   const sluice_choice_t four = {4, 0, 0, 0, 0}, tokens = {4, 0, 0, 0, 1};
   const int32_t kinds[] = {SLUICE_OP_DISPATCH, SLUICE_OP_COMBINE, SLUICE_OP_GEMM1, SLUICE_OP_GEMM1_GRAD};
@@ -351,8 +333,7 @@ static void ChunksOfRows_Ends_TakeHalf(void** state) {
   }
 }
 
-static void SingleRank_HasNoCommunication(void** state) {
-  (void)state;
+TEST(SingleRank_HasNoCommunication) {
   sluice_workload_t w = base_work;
   w.world_size = 1;
   sluice_machine_t m = plain_machine();
@@ -363,8 +344,7 @@ static void SingleRank_HasNoCommunication(void** state) {
 /* While one chunk returns and another departs, each direction of a link carries one of them: a pair takes the rows that
  * enter plus those that leave the fullest rank, not twice the larger number. Of four ranks the fullest has skew / 4 of
  * all rows, and that part of its own rows does not leave. */
-static void Grouped_SkewedRows_TakeTheSumOfBothDirections(void** state) {
-  (void)state;
+TEST(Grouped_SkewedRows_TakeTheSumOfBothDirections) {
   const sluice_machine_t m = plain_machine();
   for (int32_t n = 3; n <= 8; ++n) {
     sluice_workload_t w = base_work;
@@ -383,8 +363,7 @@ static void Grouped_SkewedRows_TakeTheSumOfBothDirections(void** state) {
 }
 
 /* Start-ups: a pair has one for its rows, and in a backward one more for the scalars after them. */
-static void Grouped_StartUps_AreOneForRowsAndOneForScalars(void** state) {
-  (void)state;
+TEST(Grouped_StartUps_AreOneForRowsAndOneForScalars) {
   sluice_machine_t m = plain_machine();
   m.exchange.bytes = (sluice_curve_t){1, {1}, {0}};
   m.rows = (sluice_curve_t){1, {1}, {0}};
@@ -399,8 +378,7 @@ static void Grouped_StartUps_AreOneForRowsAndOneForScalars(void** state) {
 }
 
 /* 2 r (M + H) of 2 M H for each GEMM with W, and 4 r (M + H) in place of 2 M H for each weight gradient. */
-static void LoraRank_Prices_LowRankProductsInPlaceOfWeightGradients(void** state) {
-  (void)state;
+TEST(LoraRank_Prices_LowRankProductsInPlaceOfWeightGradients) {
   const sluice_machine_t m = plain_machine();
   const sluice_choice_t choice = {.num_chunks = 2};
   sluice_workload_t w = base_work;
@@ -412,28 +390,4 @@ static void LoraRank_Prices_LowRankProductsInPlaceOfWeightGradients(void** state
   const double gemms = full[SLUICE_BACKWARD] - full[SLUICE_FORWARD]; /* two more than a forward: those of dW */
   assert_true(is_near(adapted[SLUICE_FORWARD] - full[SLUICE_FORWARD], gemms * part));
   assert_true(is_near(full[SLUICE_BACKWARD] - adapted[SLUICE_BACKWARD], gemms * (1 - part - 2 * part)));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(LoraRank_Prices_LowRankProductsInPlaceOfWeightGradients),
-      cmocka_unit_test(Activation_OfEachKind_TakesItsOwnSeconds),
-      cmocka_unit_test(Busy_EveryStrategy_IsTableTwo),
-      cmocka_unit_test(Forward_NoCopiesReusingSlots_IsMPMoEsPhases),
-      cmocka_unit_test(Alphas_OfAMachine_AreItsShares),
-      cmocka_unit_test(Alphas_OfMeasuredContention_GoByTheSizeOfAChunk),
-      cmocka_unit_test(Rows_Skewed_GrowOnTheFullestRankUpToAllOfThem),
-      cmocka_unit_test(Exchange_SkewedRows_CountBetweenTheFullestRankAndAll),
-      cmocka_unit_test(Deduplicated_RowsOnTheWire_AreDistinctRanksOfATokenUnderUniformRouting),
-      cmocka_unit_test(Deduplicated_Prediction_TakesTheShareOfTheWire),
-      cmocka_unit_test(TwoLevels_RowsOfEachLevel_AreCounted),
-      cmocka_unit_test(TwoLevels_Prediction_TakesTheShareOfTheSlowWire),
-      cmocka_unit_test(StartUps_GrowWithN_AndSmallChunksLoseGemmSpeed),
-      cmocka_unit_test(ChunksOfRows_UpToTheLocalExperts_KeepGemmSpeed),
-      cmocka_unit_test(ChunksOfRows_Ends_TakeHalf),
-      cmocka_unit_test(Grouped_SkewedRows_TakeTheSumOfBothDirections),
-      cmocka_unit_test(Grouped_StartUps_AreOneForRowsAndOneForScalars),
-      cmocka_unit_test(SingleRank_HasNoCommunication),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

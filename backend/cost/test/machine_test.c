@@ -1,18 +1,13 @@
 /* Machines as data: curves, and the JSON form with its errors. */
 #include <locale.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/cost/machine.h"
 #include "sluice/context.h"
-#include "third_party/bazel/skip.h"
+#include "third_party/bazel/test.h"
 
 static const char profile[] =
     "{\"sluice_machine\": 2, \"name\": \"two boxes\", \"provenance\": \"profile\", \"world_size\": 16,\n"
@@ -49,8 +44,7 @@ static sluice_machine_t read_profile(void) {
   return m;
 }
 
-static void Curve_InsideBelowAndAbove_IsPiecewiseLinear(void** state) {
-  (void)state;
+TEST(Curve_InsideBelowAndAbove_IsPiecewiseLinear) {
   const sluice_curve_t c = {3, {10, 20, 40}, {5, 7, 15}};
   assert_true(sluice_curve_at(&c, 10) == 5 && sluice_curve_at(&c, 15) == 6 && sluice_curve_at(&c, 30) == 11);
   assert_true(sluice_curve_at(&c, 1) == 5 && sluice_curve_at(&c, 60) == 23 && sluice_curve_at(&c, 0) == 0);
@@ -60,8 +54,7 @@ static void Curve_InsideBelowAndAbove_IsPiecewiseLinear(void** state) {
   assert_true(sluice_curve_at(&falling, 200) == 4); /* never below the last measured time */
 }
 
-static void Gemm_BetweenPoints_IsLinearInSecondsOfTheGemm(void** state) {
-  (void)state;
+TEST(Gemm_BetweenPoints_IsLinearInSecondsOfTheGemm) {
   sluice_machine_t m = read_profile();
   double at_one = 1 * 4e-11, at_64 = 64 * 1e-11, rows = 22;
   double want = (at_one + (at_64 - at_one) * (rows - 1) / 63) / rows;
@@ -72,8 +65,7 @@ static void Gemm_BetweenPoints_IsLinearInSecondsOfTheGemm(void** state) {
   assert_true(is_near(sluice_machine_gemm(&m, SLUICE_DTYPE_BF16, SLUICE_FORM_FORWARD, 16), (1 + 100.0 / 16) / 2e14));
 }
 
-static void Exchange_TwoKindsOfLinks_TakesTheSlower(void** state) {
-  (void)state;
+TEST(Exchange_TwoKindsOfLinks_TakesTheSlower) {
   sluice_machine_t m = read_profile();
   /* 16 ranks of 8 per node: 8 of 15 peers are outside. */
   double bytes = 15e6;
@@ -84,8 +76,7 @@ static void Exchange_TwoKindsOfLinks_TakesTheSlower(void** state) {
   assert_true(is_near(sluice_machine_exchange(&m, 16, bytes), 1e-5 + 15 * 1e-6 + 15e6 / 25e9));
 }
 
-static void Json_WrittenAndRead_IsTheSameMachine(void** state) {
-  (void)state;
+TEST(Json_WrittenAndRead_IsTheSameMachine) {
   sluice_machine_t m = read_profile(), again;
   assert_string_equal(m.name, "two boxes");
   assert_true(m.share[SLUICE_LANE_COMM][1 << SLUICE_LANE_COMM | 1 << SLUICE_LANE_COMPUTE] == 0.8);
@@ -116,8 +107,7 @@ static void Json_WrittenAndRead_IsTheSameMachine(void** state) {
 }
 
 /* Numbers that differ only in their last digits, the largest number, and a non-ASCII name. */
-static void Json_AnyDigits_ReadBackAsTheyWere(void** state) {
-  (void)state;
+TEST(Json_AnyDigits_ReadBackAsTheyWere) {
   static const char fine[] =
       "{\"sluice_machine\": 2, \"name\": \"\xc3\xbc\", \"op_seconds\": 0.1234567890123456,\n"
       " \"rows\": {\"points\": [[1, 2], [1.00000000000001, 1.7976931348623157e308]]}}";
@@ -177,8 +167,7 @@ static const refusal_t refusals[] = {
     {M "\"op_seconds\": 1} 2", "nothing may follow"},
 };
 
-static void Json_BadProfile_IsRefusedByFieldName(void** state) {
-  (void)state;
+TEST(Json_BadProfile_IsRefusedByFieldName) {
   for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; ++i) {
     sluice_machine_t m;
     sluice_error_info_t why;
@@ -192,8 +181,7 @@ static void Json_BadProfile_IsRefusedByFieldName(void** state) {
 }
 
 /* Any damaged input ends with a status; the sanitizer builds check for bad accesses. */
-static void Json_EveryPrefixAndDamagedByte_EndsWell(void** state) {
-  (void)state;
+TEST(Json_EveryPrefixAndDamagedByte_EndsWell) {
   char text[sizeof profile];
   int64_t refused = 0;
   sluice_machine_t m;
@@ -232,8 +220,7 @@ static int set_decimal_comma(void) {
 }
 
 /* The host may have set the user's locale, in which a half is 0,5: the text of a machine does not depend on it. */
-static void Json_UnderADecimalComma_IsTheSame(void** state) {
-  (void)state;
+TEST(Json_UnderADecimalComma_IsTheSame) {
   static char text[16384], again[16384];
   sluice_machine_t m = read_profile();
   assert_true(sluice_machine_write(&m, text, sizeof text) < sizeof text);
@@ -247,8 +234,7 @@ static void Json_UnderADecimalComma_IsTheSame(void** state) {
   assert_memory_equal(&under, &m, sizeof m);
 }
 
-static void CheckFor_MissingCurve_NamesIt(void** state) {
-  (void)state;
+TEST(CheckFor_MissingCurve_NamesIt) {
   sluice_machine_t m = read_profile();
   sluice_error_info_t why;
   sluice_error_info_init(&why, sizeof why);
@@ -261,19 +247,4 @@ static void CheckFor_MissingCurve_NamesIt(void** state) {
   assert_int_equal(sluice_machine_check_for(&m, SLUICE_DTYPE_F32, 16), SLUICE_E_INVALID_ARGUMENT);
   sluice_error_last(&why);
   assert_non_null(strstr(why.message, "exchange is missing, and 16 ranks"));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Curve_InsideBelowAndAbove_IsPiecewiseLinear),
-      cmocka_unit_test(Gemm_BetweenPoints_IsLinearInSecondsOfTheGemm),
-      cmocka_unit_test(Exchange_TwoKindsOfLinks_TakesTheSlower),
-      cmocka_unit_test(Json_WrittenAndRead_IsTheSameMachine),
-      cmocka_unit_test(Json_AnyDigits_ReadBackAsTheyWere),
-      cmocka_unit_test(Json_BadProfile_IsRefusedByFieldName),
-      cmocka_unit_test(Json_EveryPrefixAndDamagedByte_EndsWell),
-      cmocka_unit_test(Json_UnderADecimalComma_IsTheSame),
-      cmocka_unit_test(CheckFor_MissingCurve_NamesIt),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

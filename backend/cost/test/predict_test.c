@@ -1,16 +1,12 @@
 /* The sim device over real templates, compared with the closed forms. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/cost/closed_forms.h"
 #include "backend/cost/predict.h"
 #include "backend/schedule/template/template.h"
+#include "third_party/bazel/test.h"
 
 typedef struct costs_s {
   sluice_chunk_times_t times;
@@ -59,8 +55,7 @@ static sluice_chunk_times_t random_times(uint32_t* seed, int with_copy) {
   return t;
 }
 
-static void Paradigm1_EveryN_EqualsTheClosedFormExactly(void** state) {
-  (void)state;
+TEST(Paradigm1_EveryN_EqualsTheClosedFormExactly) {
   const sluice_alphas_t alone = sluice_no_interference();
   uint32_t seed = 1;
   int64_t compared = 0;
@@ -88,8 +83,7 @@ static double dispatch_ahead(int32_t n, sluice_chunk_times_t t) {
   return comm_free;
 }
 
-static void EverythingKept_EqualsItsRecurrenceAndIsNeverSlower(void** state) {
-  (void)state;
+TEST(EverythingKept_EqualsItsRecurrenceAndIsNeverSlower) {
   const sluice_alphas_t alone = sluice_no_interference();
   uint32_t seed = 2;
   int64_t faster = 0;
@@ -108,8 +102,7 @@ static void EverythingKept_EqualsItsRecurrenceAndIsNeverSlower(void** state) {
 }
 
 /* Under a plan slots do not grow with n: two of T_DO, and dispatches alternate with combines. */
-static void EverythingKeptUnderAPlan_EqualsTheClosedForm(void** state) {
-  (void)state;
+TEST(EverythingKeptUnderAPlan_EqualsTheClosedForm) {
   const sluice_alphas_t alone = sluice_no_interference();
   uint32_t seed = 4;
   for (int32_t n = 1; n <= 32; ++n) {
@@ -139,8 +132,7 @@ static void print_misses(const char* what, const misses_t* e) {
          100 * e->sum / (double)e->count, 100 * e->worst, (long long)e->under, (long long)e->count);
 }
 
-static void Paradigm2_NeverTakesLessThanSimulated(void** state) {
-  (void)state;
+TEST(Paradigm2_NeverTakesLessThanSimulated) {
   const sluice_alphas_t alone = sluice_no_interference();
   uint32_t seed = 3;
   misses_t error = {0};
@@ -156,8 +148,7 @@ static void Paradigm2_NeverTakesLessThanSimulated(void** state) {
 }
 
 /* Computation of a chunk waits for its copy-in, as the activation gradient does for T_M. */
-static void Paradigm3_NeverTakesLessThanSimulated(void** state) {
-  (void)state;
+TEST(Paradigm3_NeverTakesLessThanSimulated) {
   const sluice_alphas_t alone = sluice_no_interference();
   uint32_t seed = 5;
   misses_t error = {0};
@@ -178,8 +169,7 @@ static void Paradigm3_NeverTakesLessThanSimulated(void** state) {
   assert_true(error.under == 0 && error.sum / (double)error.count < 0.02);
 }
 
-static void Interference_StretchesWhatRunsTogether(void** state) {
-  (void)state;
+TEST(Interference_StretchesWhatRunsTogether) {
   /* Two lanes at half speed while both run: 10 and 4 seconds of work take 4/0.5 = 8 together, then 6 alone. */
   sluice_template_spec_t spec = forward(2, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP);
   double share[SLUICE_NUM_LANES][1 << SLUICE_NUM_LANES];
@@ -199,8 +189,7 @@ static void Interference_StretchesWhatRunsTogether(void** state) {
   sluice_template_destroy(t, sluice_process_allocator());
 }
 
-static void Busy_IsTheSumOfCosts(void** state) {
-  (void)state;
+TEST(Busy_IsTheSumOfCosts) {
   sluice_prediction_t p;
   sluice_chunk_times_t t = {3, 7, 2, 5};
   double total = simulate(forward(6, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD), t, &p);
@@ -212,8 +201,7 @@ static void Busy_IsTheSumOfCosts(void** state) {
 static int is_near(double a, double b) { return fabs(a - b) <= 1e-12 * (1 + fabs(b)); }
 
 /* Every phase with the factors of the streams that run in it, computed by hand. */
-static void ClosedForms_WithInterference_HaveTheirValues(void** state) {
-  (void)state;
+TEST(ClosedForms_WithInterference_HaveTheirValues) {
   const sluice_chunk_times_t t = {2, 3, 5, 7}, no_copies = {2, 3, 5, 0};
   const sluice_alphas_t a = {{{1, 0.5, 0.25, 0.2}, {0.8, 1, 1, 0.6}, {0.7, 0.9, 1, 0.5}}};
   const sluice_alphas_t alone = sluice_no_interference();
@@ -234,18 +222,4 @@ static void ClosedForms_WithInterference_HaveTheirValues(void** state) {
   assert_true(is_near(sluice_mpipemoe_pass(4, no_copies, &a), 4 * 14.0));
   assert_true(is_near(sluice_mpipemoe_pass(4, (sluice_chunk_times_t){1, 30, 1, 2}, &a), 4 * 50.0));
   assert_true(is_near(sluice_mpipemoe_pass(4, (sluice_chunk_times_t){1, 3, 1, 30}, &a), 4 * 60.0));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Paradigm1_EveryN_EqualsTheClosedFormExactly),
-      cmocka_unit_test(EverythingKept_EqualsItsRecurrenceAndIsNeverSlower),
-      cmocka_unit_test(EverythingKeptUnderAPlan_EqualsTheClosedForm),
-      cmocka_unit_test(Paradigm2_NeverTakesLessThanSimulated),
-      cmocka_unit_test(Paradigm3_NeverTakesLessThanSimulated),
-      cmocka_unit_test(Interference_StretchesWhatRunsTogether),
-      cmocka_unit_test(Busy_IsTheSumOfCosts),
-      cmocka_unit_test(ClosedForms_WithInterference_HaveTheirValues),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

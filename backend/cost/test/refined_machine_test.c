@@ -1,12 +1,8 @@
 /* Wrong machines, corrected by the passes of a simulated one. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "backend/cost/refined_machine.h"
+#include "third_party/bazel/test.h"
 
 static sluice_machine_t machine_of(double compute, double comm, double pass_seconds) {
   sluice_machine_t m;
@@ -45,8 +41,7 @@ static void run(sluice_timed_passes_t* f, const sluice_machine_t* truth, int32_t
   }
 }
 
-static void Refine_WrongRates_AreThoseOfThePasses(void** state) {
-  (void)state;
+TEST(Refine_WrongRates_AreThoseOfThePasses) {
   static sluice_timed_passes_t f;
   const sluice_machine_t truth = machine_of(1.7, 0.4, 3e-4), said = machine_of(1, 1, 0);
   run(&f, &truth, 40, 2.5);
@@ -63,19 +58,10 @@ static void Refine_WrongRates_AreThoseOfThePasses(void** state) {
   assert_true(fabs(m.gemm[SLUICE_MACHINE_F32][0].y[0] / 0.6e-10 - 1) < 1e-9 && m.error_p90 < 1e-9);
 }
 
-static void Refine_TooFewPasses_IsRefused(void** state) {
-  (void)state;
+TEST(Refine_TooFewPasses_IsRefused) {
   sluice_timed_passes_t f = {0};
   const sluice_machine_t truth = machine_of(1, 1, 0);
   sluice_machine_t m;
   run(&f, &truth, SLUICE_TIMED_PASSES_LEAST - 1, 1);
   assert_int_equal(sluice_machine_refine(&f, &truth, &m), SLUICE_E_STATE);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Refine_WrongRates_AreThoseOfThePasses),
-      cmocka_unit_test(Refine_TooFewPasses_IsRefused),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

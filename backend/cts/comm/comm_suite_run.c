@@ -1,18 +1,15 @@
 #include "backend/cts/comm/comm_suite.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/base/clock.h"
 #include "backend/cts/comm/comm_suite_case.h"
 #include "backend/cts/comm/comm_suite_ranks.h"
+#include "third_party/bazel/test.h"
 
 #define SUITE_SECONDS 880
 #define MAX_CASES     80

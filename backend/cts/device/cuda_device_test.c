@@ -1,7 +1,4 @@
 /* The CUDA device on the fake driver: opening, ordering by events only, host waits, memory, and every error path. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,14 +7,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/base/lanes.h"
 #include "backend/device/cuda/cuda_memory.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/schedule/schedule.h"
 #include "backend/schedule/template/template.h"
 #include "sluice/moe.h"
+#include "third_party/bazel/test.h"
 
 static sluice_allocator_t allocator;
 
@@ -57,23 +53,20 @@ static const char* message(void) {
 
 /* ---- opening --------------------------------------------------------------------------------------------------- */
 
-static void Driver_NotInstalled_IsNotFoundAndSaysWhatToInstall(void** state) {
-  (void)state;
+TEST(Driver_NotInstalled_IsNotFoundAndSaysWhatToInstall) {
   sluice_cuda_driver_t driver;
   assert_int_equal(sluice_cuda_driver_open("libcuda_that_is_not_there.so.1", &driver), SLUICE_E_NOT_FOUND);
   assert_says("libcuda_that_is_not_there.so.1");
   assert_says("12.0");
 }
 
-static void Driver_SymbolMissing_IsNotFoundNamingIt(void** state) {
-  (void)state;
+TEST(Driver_SymbolMissing_IsNotFoundNamingIt) {
   sluice_cuda_driver_t driver;
   assert_int_equal(sluice_cuda_driver_open("libm.so.6", &driver), SLUICE_E_NOT_FOUND);
   assert_says("cuInit");
 }
 
-static void Driver_TooOldOrNotStarting_IsNotFound(void** state) {
-  (void)state;
+TEST(Driver_TooOldOrNotStarting_IsNotFound) {
   sluice_cuda_driver_t driver = *sluice_fake_cuda_driver();
   assert_int_equal(sluice_cuda_driver_start(&driver), SLUICE_OK);
   sluice_fake_cuda_set_version(11080);
@@ -85,8 +78,7 @@ static void Driver_TooOldOrNotStarting_IsNotFound(void** state) {
   assert_says("nvidia-smi");
 }
 
-static void Device_OfThisMachine_OpensOrSaysWhatIsMissing(void** state) {
-  (void)state;
+TEST(Device_OfThisMachine_OpensOrSaysWhatIsMissing) {
   sluice_device_t* device = NULL;
   sluice_status_t status = sluice_cuda_device_create(0, &allocator, &device);
   if (status == SLUICE_OK) {
@@ -98,8 +90,7 @@ static void Device_OfThisMachine_OpensOrSaysWhatIsMissing(void** state) {
   print_message("no GPU here: %s\n", message());
 }
 
-static void Device_NoSuchOrdinal_IsNotFound(void** state) {
-  (void)state;
+TEST(Device_NoSuchOrdinal_IsNotFound) {
   sluice_device_t* device = NULL;
   assert_int_equal(create(SLUICE_FAKE_CUDA_DEVICES, &device), SLUICE_E_NOT_FOUND);
   assert_says("sees 8");
@@ -219,8 +210,7 @@ static sluice_template_spec_t spec_of(int32_t bits, int32_t n) {
   return spec;
 }
 
-static void Pass_EveryTemplate_HasNoHazardAndNoHostWait(void** state) {
-  (void)state;
+TEST(Pass_EveryTemplate_HasNoHazardAndNoHostWait) {
   int seen = 0;
   for (int32_t n = 1; n <= 5; ++n) {
     for (int32_t bits = 0; bits < 64; ++bits) {
@@ -237,8 +227,7 @@ static void Pass_EveryTemplate_HasNoHazardAndNoHostWait(void** state) {
 }
 
 /* The check has teeth: each wait of the template, of entry and of exit is needed. */
-static void Pass_AnyWaitLeftOut_LeavesAHazard(void** state) {
-  (void)state;
+TEST(Pass_AnyWaitLeftOut_LeavesAHazard) {
   for (int32_t direction = 0; direction < 2; ++direction) {
     sluice_template_t* schedule = NULL;
     sluice_template_spec_t spec = {.num_chunks = 3, .direction = direction, .dgrad = 1, .wgrad = 1};
@@ -259,8 +248,7 @@ static sluice_status_t note_stream(void* user, int32_t index, sluice_stream_t st
 }
 
 /* A rank that sends late delays all others; a late copy delays one. */
-static void Lanes_AreStreamsOfTheirOwn_ExchangesAboveCopies(void** state) {
-  (void)state;
+TEST(Lanes_AreStreamsOfTheirOwn_ExchangesAboveCopies) {
   sluice_device_t* device = NULL;
   void *streams[SLUICE_NUM_LANES] = {NULL}, *host = sluice_fake_cuda_open_stream(0);
   int least = 0, greatest = 0;
@@ -304,8 +292,7 @@ static sluice_status_t forward(trial_t* mode) {
   return run_pass(e, mode->stream);
 }
 
-static void Modes_ExactReadsOnce_GraphNever(void** state) {
-  (void)state;
+TEST(Modes_ExactReadsOnce_GraphNever) {
   for (int32_t exact = 0; exact < 2; ++exact) {
     sluice_template_t* schedule = NULL;
     sluice_template_spec_t spec = {.num_chunks = 4, .keep = 1};
@@ -327,8 +314,7 @@ static void Modes_ExactReadsOnce_GraphNever(void** state) {
   }
 }
 
-static void Read_WhileCapturing_IsRefused(void** state) {
-  (void)state;
+TEST(Read_WhileCapturing_IsRefused) {
   sluice_device_t* device = NULL;
   int32_t counts[2] = {1, 1}, from[2] = {5, 6};
   void* stream = sluice_fake_cuda_open_stream(0);
@@ -394,8 +380,7 @@ static sluice_template_t* small_schedule(void) {
 }
 
 /* Calls that can only fail in releasing, where no caller can be told, or that have a fallback. */
-static void Driver_NthCallFails_LeaksNothingAndSaysSo(void** state) {
-  (void)state;
+TEST(Driver_NthCallFails_LeaksNothingAndSaysSo) {
   static const int codes[][2] = {{2, SLUICE_E_NO_MEMORY}, {719, SLUICE_E_EXTERNAL}};
   sluice_template_t* schedule = small_schedule();
   void* stream = sluice_fake_cuda_open_stream(0);
@@ -436,8 +421,7 @@ static void Driver_NthCallFails_LeaksNothingAndSaysSo(void** state) {
   sluice_template_destroy(schedule, &allocator);
 }
 
-static void Memory_Exhausted_SaysHowMuchAndRecovers(void** state) {
-  (void)state;
+TEST(Memory_Exhausted_SaysHowMuchAndRecovers) {
   sluice_device_t* device = NULL;
   sluice_allocator_t memory;
   assert_int_equal(create(0, &device), SLUICE_OK);
@@ -457,8 +441,7 @@ static void Memory_Exhausted_SaysHowMuchAndRecovers(void** state) {
   device->vtable->destroy(device);
 }
 
-static void PinnedPool_AtItsLimit_IsOverBudgetAndReusesIdleBlocks(void** state) {
-  (void)state;
+TEST(PinnedPool_AtItsLimit_IsOverBudgetAndReusesIdleBlocks) {
   sluice_device_t* device = NULL;
   sluice_pinned_pool_t* pool = NULL;
   sluice_pinned_block_t a, b, c;
@@ -497,13 +480,6 @@ static void drop_sysfs(void) {
   sysfs[0] = '\0';
 }
 
-/* Runs after a failed test, too. */
-static int drop_sysfs_at_the_end(void** state) {
-  (void)state;
-  drop_sysfs();
-  return 0;
-}
-
 /* A /sys of a host with these nodes, with device 0 (bus 1a) on `near`; replaces the last one. */
 static void make_sysfs(const char* nodes, const char* near) {
   char command[1024];
@@ -518,8 +494,7 @@ static void make_sysfs(const char* nodes, const char* near) {
   sluice_cuda_numa_read_from(sysfs);
 }
 
-static void Numa_NodeOfADevice_IsTheDriversElseTheBussElseNone(void** state) {
-  (void)state;
+TEST(Numa_NodeOfADevice_IsTheDriversElseTheBussElseNone) {
   const sluice_cuda_driver_t* driver = sluice_fake_cuda_driver();
   make_sysfs("0-1", "1");
   sluice_fake_cuda_set_numa_node(0);
@@ -551,8 +526,7 @@ static void count_numa(void* user, int32_t level, const char* text) {
 }
 
 /* Node 0 exists everywhere; the second call finds a node that no host has. */
-static void PinnedPool_OfANode_IsBoundAndRegisteredOrTheDrivers(void** state) {
-  (void)state;
+TEST(PinnedPool_OfANode_IsBoundAndRegisteredOrTheDrivers) {
   for (int exists = 1; exists >= 0; --exists) {
     sluice_device_t* device = NULL;
     sluice_pinned_pool_t* pool = NULL;
@@ -585,8 +559,7 @@ static void PinnedPool_OfANode_IsBoundAndRegisteredOrTheDrivers(void** state) {
 }
 
 /* Whatever the driver refuses: memory, or a status; nothing leaks. A refused registration is not a failure. */
-static void PinnedPool_OfANodeNthCallFails_LeaksNothing(void** state) {
-  (void)state;
+TEST(PinnedPool_OfANodeNthCallFails_LeaksNothing) {
   sluice_device_t* device = NULL;
   make_sysfs("0-1", "0");
   sluice_fake_cuda_set_numa_node(0);
@@ -613,8 +586,7 @@ static void PinnedPool_OfANodeNthCallFails_LeaksNothing(void** state) {
   drop_sysfs();
 }
 
-static void Begin_StreamOfAnotherDevice_IsRefused(void** state) {
-  (void)state;
+TEST(Begin_StreamOfAnotherDevice_IsRefused) {
   sluice_template_t* schedule = small_schedule();
   void *mine = sluice_fake_cuda_open_stream(0), *other = sluice_fake_cuda_open_stream(1);
   executor_t e;
@@ -628,8 +600,7 @@ static void Begin_StreamOfAnotherDevice_IsRefused(void** state) {
   sluice_template_destroy(schedule, &allocator);
 }
 
-static void CheckMemory_HostOtherDeviceMisaligned_IsRefusedByName(void** state) {
-  (void)state;
+TEST(CheckMemory_HostOtherDeviceMisaligned_IsRefusedByName) {
   sluice_device_t *device = NULL, *second = NULL;
   sluice_allocator_t memory, memory2;
   float on_host[4];
@@ -656,8 +627,7 @@ static void CheckMemory_HostOtherDeviceMisaligned_IsRefusedByName(void** state) 
   second->vtable->destroy(second);
 }
 
-static void Fork_ChildDevice_IsInert(void** state) {
-  (void)state;
+TEST(Fork_ChildDevice_IsInert) {
   sluice_template_t* schedule = small_schedule();
   void* stream = sluice_fake_cuda_open_stream(0);
   executor_t e;
@@ -680,28 +650,7 @@ static void Fork_ChildDevice_IsInert(void** state) {
 }
 
 int main(void) {
-#define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-  const struct CMUnitTest tests[] = {
-      CASE(Driver_NotInstalled_IsNotFoundAndSaysWhatToInstall),
-      CASE(Driver_SymbolMissing_IsNotFoundNamingIt),
-      CASE(Driver_TooOldOrNotStarting_IsNotFound),
-      CASE(Device_OfThisMachine_OpensOrSaysWhatIsMissing),
-      CASE(Device_NoSuchOrdinal_IsNotFound),
-      CASE(Pass_EveryTemplate_HasNoHazardAndNoHostWait),
-      CASE(Pass_AnyWaitLeftOut_LeavesAHazard),
-      CASE(Lanes_AreStreamsOfTheirOwn_ExchangesAboveCopies),
-      CASE(Modes_ExactReadsOnce_GraphNever),
-      CASE(Read_WhileCapturing_IsRefused),
-      CASE(Driver_NthCallFails_LeaksNothingAndSaysSo),
-      CASE(Memory_Exhausted_SaysHowMuchAndRecovers),
-      CASE(PinnedPool_AtItsLimit_IsOverBudgetAndReusesIdleBlocks),
-      CASE(Numa_NodeOfADevice_IsTheDriversElseTheBussElseNone),
-      CASE(PinnedPool_OfANode_IsBoundAndRegisteredOrTheDrivers),
-      CASE(PinnedPool_OfANodeNthCallFails_LeaksNothing),
-      CASE(Begin_StreamOfAnotherDevice_IsRefused),
-      CASE(CheckMemory_HostOtherDeviceMisaligned_IsRefusedByName),
-      CASE(Fork_ChildDevice_IsInert),
-  };
-#undef CASE
-  return cmocka_run_group_tests(tests, NULL, drop_sysfs_at_the_end);
+  const int failed = run_cases_each(set_up, tear_down);
+  drop_sysfs(); /* a failed case leaves it */
+  return failed;
 }

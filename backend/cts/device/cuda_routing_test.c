@@ -1,17 +1,13 @@
 /* Routing and gating on the device, run on the CPU from the same source, against plain loops and backend/gate. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/device/cuda/cuda_routing.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "sluice/gate.h"
+#include "third_party/bazel/test.h"
 
 static sluice_allocator_t allocator;
 static sluice_device_t* device;
@@ -103,8 +99,7 @@ static void route_case(int64_t tokens, int64_t top_k, int64_t experts, int ids_6
   free(token_of), free(route_of), free(position), free(scratch);
 }
 
-static void Route_AnyProblem_IsAStableSort(void** state) {
-  (void)state;
+TEST(Route_AnyProblem_IsAStableSort) {
   static const int64_t shapes[][3] = {{0, 2, 8},    {1, 1, 1},     {5, 1, 3},    {33, 2, 7},
                                       {700, 3, 33}, {1024, 1, 64}, {1030, 2, 8}, {400, 8, 256}};
   for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; ++s) {
@@ -116,8 +111,7 @@ static void Route_AnyProblem_IsAStableSort(void** state) {
 }
 
 /* Counts by block of tokens and slot, and the first invalid id of each block, against a plain loop. */
-static void Blocks_AnyProblem_AreCountedAsByAPlainLoop(void** state) {
-  (void)state;
+TEST(Blocks_AnyProblem_AreCountedAsByAPlainLoop) {
   static const int64_t shapes[][4] = {
       {0, 2, 8, 64}, {1, 1, 1, 64}, {70, 3, 33, 64}, {1030, 2, 8, 64}, {400, 8, 256, 7}};
   for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; ++s) {
@@ -160,8 +154,7 @@ static void Blocks_AnyProblem_AreCountedAsByAPlainLoop(void** state) {
 }
 
 /* Slots of a fixed number of rows: their first routes take them in order, the rest is dropped and counted. */
-static void Route_UnderACapacity_FillsPlacesAndCountsTheRest(void** state) {
-  (void)state;
+TEST(Route_UnderACapacity_FillsPlacesAndCountsTheRest) {
   enum { TOKENS = 700, TOP_K = 3, EXPERTS = 33, ROUTES = TOKENS * TOP_K };
   static int32_t ids[ROUTES], counts[EXPERTS], offsets[EXPERTS + 1], position[ROUTES], first_bad;
   static int32_t token_of[EXPERTS * 80], route_of[EXPERTS * 80];
@@ -218,8 +211,7 @@ static void Route_UnderACapacity_FillsPlacesAndCountsTheRest(void** state) {
 }
 
 /* Invalid ids: dropped, and nothing is written outside the arrays (the address sanitizer checks that). */
-static void Route_IdsOutOfRange_CountAsDropped(void** state) {
-  (void)state;
+TEST(Route_IdsOutOfRange_CountAsDropped) {
   const int32_t ids[4] = {7, 2, -5, 1};
   int32_t scratch[4], counts[3], offsets[4], token_of[4] = {9, 9, 9, 9}, position[4], first_bad = 0;
   assert_int_equal(sluice_cuda_route_scratch_bytes(4, 3), sizeof scratch);
@@ -246,8 +238,7 @@ static void Route_IdsOutOfRange_CountAsDropped(void** state) {
 }
 
 /* -1 drops a route and is no error; the first invalid id is found in any tile and lane. */
-static void Route_IdsOutOfRange_FirstOneIsNamed(void** state) {
-  (void)state;
+TEST(Route_IdsOutOfRange_FirstOneIsNamed) {
   enum { ROUTES = 40000, E = 5 };
   int32_t* ids = filled(ROUTES * 4);
   int32_t *token_of = filled(ROUTES * 4), *position = filled(ROUTES * 4);
@@ -277,8 +268,7 @@ static void Route_IdsOutOfRange_FirstOneIsNamed(void** state) {
   free(ids), free(token_of), free(position), free(scratch);
 }
 
-static void Arrivals_AnyCounts_AreByExpertThenRank(void** state) {
-  (void)state;
+TEST(Arrivals_AnyCounts_AreByExpertThenRank) {
   for (int64_t ranks = 1; ranks <= 9; ranks += 2) {
     for (int64_t local = 1; local <= 41; local += 8) {
       int32_t *counts = filled((size_t)(ranks * local) * 4), *offset = filled((size_t)(local + 1) * 4);
@@ -365,8 +355,7 @@ static void gate_case(int64_t tokens, int32_t experts, int32_t top_k, int32_t sc
   free(logits), free(bias), free(want_ids), free(ids), free(want), free(got);
 }
 
-static void Gate_AnyConfig_ChoosesAsTheHostsGate(void** state) {
-  (void)state;
+TEST(Gate_AnyConfig_ChoosesAsTheHostsGate) {
   static const int32_t shapes[][2] = {{1, 1}, {8, 2}, {33, 5}, {64, 1}, {256, 8}, {40, 40}};
   for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; ++s) {
     for (int bits = 0; bits < 16; ++bits) {
@@ -375,8 +364,7 @@ static void Gate_AnyConfig_ChoosesAsTheHostsGate(void** state) {
   }
 }
 
-static void Gate_NanLogits_ChoosesValidIds(void** state) {
-  (void)state;
+TEST(Gate_NanLogits_ChoosesValidIds) {
   const float logits[6] = {NAN, NAN, NAN, 1, NAN, 3};
   int32_t ids[4];
   float weights[4];
@@ -401,18 +389,4 @@ static void Gate_NanLogits_ChoosesValidIds(void** state) {
   assert_int_equal(ids[3], 0);
 }
 
-int main(void) {
-#define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-  const struct CMUnitTest tests[] = {
-      CASE(Route_AnyProblem_IsAStableSort),
-      CASE(Route_UnderACapacity_FillsPlacesAndCountsTheRest),
-      CASE(Blocks_AnyProblem_AreCountedAsByAPlainLoop),
-      CASE(Route_IdsOutOfRange_CountAsDropped),
-      CASE(Route_IdsOutOfRange_FirstOneIsNamed),
-      CASE(Arrivals_AnyCounts_AreByExpertThenRank),
-      CASE(Gate_AnyConfig_ChoosesAsTheHostsGate),
-      CASE(Gate_NanLogits_ChoosesValidIds),
-  };
-#undef CASE
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_cases_each(set_up, tear_down); }

@@ -1,15 +1,11 @@
 /* Token copies on the device (backend/device/device.h), run on the CPU from the same source, against plain loops. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/device/cuda/cuda_device.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
+#include "third_party/bazel/test.h"
 
 static sluice_allocator_t allocator;
 static sluice_device_t* device;
@@ -136,8 +132,7 @@ static void check_numbers(const problem_t* p, int ids_64) {
   free(counts), free(token), free(table), free(route_index), free(scratch);
 }
 
-static void TokenCopies_AnyRoutes_AreNumberedAsByAPlainLoop(void** state) {
-  (void)state;
+TEST(TokenCopies_AnyRoutes_AreNumberedAsByAPlainLoop) {
   for (size_t i = 0; i < sizeof SHAPES / sizeof SHAPES[0]; ++i) {
     for (int bits = 0; bits < 4; ++bits) {
       problem_t p = make(&SHAPES[i], bits & 1);
@@ -195,8 +190,7 @@ static void check_blocks(const problem_t* p, int ids_64, int32_t num_blocks) {
   free(counts), free(token_copies), free(places), free(scratch), free(token_copy_scratch);
 }
 
-static void TokenCopies_AnyRoutes_AreCountedByBlockAsByAPlainLoop(void** state) {
-  (void)state;
+TEST(TokenCopies_AnyRoutes_AreCountedByBlockAsByAPlainLoop) {
   for (size_t i = 0; i < sizeof SHAPES / sizeof SHAPES[0]; ++i) {
     for (int bits = 0; bits < 4; ++bits) {
       problem_t p = make(&SHAPES[i], bits & 1);
@@ -241,8 +235,7 @@ static void place(int64_t num_runs, int32_t top_k, int32_t rows, int spoilt) {
   free(route_index), free(token), free(position), free(weight), free(origin), free(runs);
 }
 
-static void TokenCopies_SlotsThatArrive_BecomeTables(void** state) {
-  (void)state;
+TEST(TokenCopies_SlotsThatArrive_BecomeTables) {
   place(0, 2, 1, 0);
   place(1, 1, 1, 0);
   place(3, 4, 50, 0);
@@ -251,19 +244,9 @@ static void TokenCopies_SlotsThatArrive_BecomeTables(void** state) {
   place(500, 8, 5, 0);
 }
 
-static void TokenCopies_SlotsOutside_ArePassedOver(void** state) {
-  (void)state;
+TEST(TokenCopies_SlotsOutside_ArePassedOver) {
   place(5, 4, 20, 1);
   place(300, 2, 3, 1);
 }
 
-int main(void) {
-#define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-  const struct CMUnitTest tests[] = {
-      CASE(TokenCopies_AnyRoutes_AreNumberedAsByAPlainLoop),
-      CASE(TokenCopies_AnyRoutes_AreCountedByBlockAsByAPlainLoop),
-      CASE(TokenCopies_SlotsThatArrive_BecomeTables),
-      CASE(TokenCopies_SlotsOutside_ArePassedOver),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_cases_each(set_up, tear_down); }

@@ -2,19 +2,15 @@
 
 #include <dirent.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/base/lanes.h"
+#include "third_party/bazel/test.h"
 
 enum { MAX_JOBS = 512, MAX_WAITS = 4, SUITE_SECONDS = 280 };
 

@@ -2,13 +2,10 @@
  * powers of two, so times are exact. */
 #include "backend/device/sim/sim_device.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "third_party/bazel/test.h"
 
 enum { COMPUTE = 1 << SLUICE_LANE_COMPUTE, COMM = 1 << SLUICE_LANE_COMM, OUT = 1 << SLUICE_LANE_COPY_OUT };
 enum { MAX_JOBS = 4 };
@@ -50,8 +47,7 @@ static void run(sluice_sim_model_t model, const job_t* jobs, int32_t num_jobs, d
 
 /* 4 s of computation and 2 s of an exchange, at half speed while both run: the exchange ends at 4, then computation is
  * alone. */
-static void Shares_WhileBothAreBusy_StretchBoth(void** state) {
-  (void)state;
+TEST(Shares_WhileBothAreBusy_StretchBoth) {
   const job_t jobs[] = {{SLUICE_LANE_COMPUTE, 4, {0, 0}}, {SLUICE_LANE_COMM, 2, {0, 0}}};
   sluice_sim_model_t model = {0};
   model.share[SLUICE_LANE_COMPUTE][COMPUTE | COMM] = 0.5;
@@ -64,8 +60,7 @@ static void Shares_WhileBothAreBusy_StretchBoth(void** state) {
 }
 
 /* The second exchange defines its overlap with computation; the first leaves it to the shares (of 1). */
-static void Overlap_OfTheRunningExchange_ReplacesTheShares(void** state) {
-  (void)state;
+TEST(Overlap_OfTheRunningExchange_ReplacesTheShares) {
   const job_t jobs[] = {
       {SLUICE_LANE_COMPUTE, 4, {0, 0}}, {SLUICE_LANE_COMM, 2, {0, 0}}, {SLUICE_LANE_COMM, 1, {0.25, 0.5}}};
   const sluice_sim_model_t model = {.overlap = overlap};
@@ -77,8 +72,7 @@ static void Overlap_OfTheRunningExchange_ReplacesTheShares(void** state) {
 }
 
 /* With the copy lane busy too, an exchange with its own overlap keeps its share for the copy. */
-static void Overlap_WithAThirdLane_KeepsTheShareOfThatLane(void** state) {
-  (void)state;
+TEST(Overlap_WithAThirdLane_KeepsTheShareOfThatLane) {
   const job_t jobs[] = {
       {SLUICE_LANE_COMPUTE, 8, {0, 0}}, {SLUICE_LANE_COMM, 1, {0.5, 0.5}}, {SLUICE_LANE_COPY_OUT, 4, {0, 0}}};
   sluice_sim_model_t model = {.overlap = overlap};
@@ -92,8 +86,7 @@ static void Overlap_WithAThirdLane_KeepsTheShareOfThatLane(void** state) {
 }
 
 /* A bucket of 1 s is full at first, and the second of other work in each exchange refills it. */
-static void TokenBucket_ExchangesInARow_LineTimeIsEarnedDuringOtherWork(void** state) {
-  (void)state;
+TEST(TokenBucket_ExchangesInARow_LineTimeIsEarnedDuringOtherWork) {
   const job_t jobs[] = {
       {SLUICE_LANE_COMM, 4, {0, 0}, 3}, {SLUICE_LANE_COMM, 4.5, {0, 0}, 4}, {SLUICE_LANE_COMM, 0.5, {0, 0}, 0.5}};
   const sluice_sim_model_t model = {.bucket = 1, .line = line};
@@ -104,8 +97,7 @@ static void TokenBucket_ExchangesInARow_LineTimeIsEarnedDuringOtherWork(void** s
 }
 
 /* The delay of an exchange by computation earns tokens for the next one, up to the size of the bucket. */
-static void TokenBucket_HeldUpByComputation_IsEarnedForTheNext(void** state) {
-  (void)state;
+TEST(TokenBucket_HeldUpByComputation_IsEarnedForTheNext) {
   const job_t jobs[] = {{SLUICE_LANE_COMPUTE, 4, {0, 0}, 0},
                         {SLUICE_LANE_COMM, 2, {0.5, 1}, 2},
                         {SLUICE_LANE_COMM, 4, {1, 1}, 4},
@@ -118,8 +110,7 @@ static void TokenBucket_HeldUpByComputation_IsEarnedForTheNext(void** state) {
   assert_true(ends[2] == 3 + 3.5 && ends[3] == 6.5 + 4);
 }
 
-static void Create_ShareOutsideItsRange_IsRefusedByName(void** state) {
-  (void)state;
+TEST(Create_ShareOutsideItsRange_IsRefusedByName) {
   const double wrong[] = {-0.5, 1.5};
   for (int i = 0; i < 2; ++i) {
     sluice_allocator_t allocator;
@@ -137,8 +128,7 @@ static void Create_ShareOutsideItsRange_IsRefusedByName(void** state) {
   }
 }
 
-static void Join_JobThatWaitsForALaterOneOfItsLane_IsInternal(void** state) {
-  (void)state;
+TEST(Join_JobThatWaitsForALaterOneOfItsLane_IsInternal) {
   sluice_allocator_t allocator;
   sluice_device_t* device = NULL;
   const job_t jobs[] = {{SLUICE_LANE_COMM, 1, {0, 0}}, {SLUICE_LANE_COMM, 1, {0, 0}}};
@@ -157,17 +147,4 @@ static void Join_JobThatWaitsForALaterOneOfItsLane_IsInternal(void** state) {
   assert_non_null(strstr(why.message, "job 0 of lane 1 waits for ever"));
   device->vtable->destroy(device);
   sluice_allocator_deinit(&allocator);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Shares_WhileBothAreBusy_StretchBoth),
-      cmocka_unit_test(Overlap_OfTheRunningExchange_ReplacesTheShares),
-      cmocka_unit_test(Overlap_WithAThirdLane_KeepsTheShareOfThatLane),
-      cmocka_unit_test(TokenBucket_ExchangesInARow_LineTimeIsEarnedDuringOtherWork),
-      cmocka_unit_test(TokenBucket_HeldUpByComputation_IsEarnedForTheNext),
-      cmocka_unit_test(Create_ShareOutsideItsRange_IsRefusedByName),
-      cmocka_unit_test(Join_JobThatWaitsForALaterOneOfItsLane_IsInternal),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,19 +14,15 @@
 #include <glob.h>
 #include <limits.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/base/dtype.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/gemm/cublas/fake/fake_cublas.h"
 #include "backend/gemm/gemm.h"
-#include "third_party/bazel/skip.h"
+#include "third_party/bazel/test.h"
 
 #if defined(__SANITIZE_THREAD__)
 #define SANITIZED_THREADS 1
@@ -504,8 +500,7 @@ static void run_case(void** state) {
   assert_int_equal(allocator.num_live, 0);
 }
 
-static void Gemm_NthAllocationFails_LeaksNothing(void** state) {
-  (void)state;
+TEST(Gemm_NthAllocationFails_LeaksNothing) {
   skip_when_missing();
   allocator.num_live = allocator.current_bytes = 0; /* a case that failed has left some */
   for (int32_t dtype = 0; dtype < 2; ++dtype) {
@@ -542,8 +537,7 @@ static void Gemm_NthAllocationFails_LeaksNothing(void** state) {
   }
 }
 
-static void Gemm_UnknownDtypeOrBeta_Refused(void** state) {
-  (void)state;
+TEST(Gemm_UnknownDtypeOrBeta_Refused) {
   skip_when_missing();
   float x[1] = {1};
   sluice_gemm_problem_t p = {1, 1, 1, {x, 1, 1}, {x, 1, 1}, {x, 1, 1}};
@@ -580,16 +574,12 @@ int main(int argc, char** argv) {
     missing = implementation->create(&allocator, &gemm) == SLUICE_E_NOT_FOUND;
     sluice_gemm_destroy(gemm);
   }
-  struct CMUnitTest tests[NUM_CASES + 2];
+  struct CMUnitTest rows[NUM_CASES];
   for (int i = 0; i < NUM_CASES; ++i) {
-    const struct CMUnitTest test = {.name = cases[i].name, .test_func = run_case, .initial_state = (void*)&cases[i]};
-    tests[i] = test;
+    const struct CMUnitTest row = {.name = cases[i].name, .test_func = run_case, .initial_state = (void*)&cases[i]};
+    rows[i] = row;
   }
-  const struct CMUnitTest faults = cmocka_unit_test(Gemm_NthAllocationFails_LeaksNothing);
-  const struct CMUnitTest refusals = cmocka_unit_test(Gemm_UnknownDtypeOrBeta_Refused);
-  tests[NUM_CASES] = faults;
-  tests[NUM_CASES + 1] = refusals;
-  int failed = cmocka_run_group_tests(tests, NULL, NULL);
+  const int failed = RUN_CASES_AFTER(rows);
   sluice_allocator_deinit(&allocator);
   return failed;
 }

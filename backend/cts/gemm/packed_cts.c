@@ -5,21 +5,17 @@
  *   packed_cts NAME     ref, native, onednn, blas, host, auto
  */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/base/dtype.h"
 #include "backend/base/math.h"
 #include "backend/gemm/gemm.h"
 #include "backend/gemm/native/native_kernels.h"
-#include "third_party/bazel/skip.h"
+#include "third_party/bazel/test.h"
 
 static sluice_allocator_t allocator;
 static const char* name;     /* of the implementation */

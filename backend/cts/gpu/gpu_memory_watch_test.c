@@ -1,10 +1,8 @@
 #include "backend/cts/gpu/gpu_memory_watch.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 
-#include <cmocka.h>
+#include "third_party/bazel/test.h"
 
 enum { CASES = 30 };
 #define AT_FIRST ((size_t)8 << 30)
@@ -19,24 +17,14 @@ static int failing_case(gpu_memory_watch_kind_t kind, size_t loss) {
   return -1;
 }
 
-static void MemoryWatch_LossAfterLoss_FailsOnlyWhereManyCasesRun(void** state) {
-  (void)state;
+TEST(MemoryWatch_LossAfterLoss_FailsOnlyWhereManyCasesRun) {
   assert_int_equal(failing_case(GPU_MEMORY_LOSSES_ARE_NOTED, GPU_MEMORY_LOSS + 1), -1);
   assert_int_equal(failing_case(GPU_MEMORY_NOT_WATCHED, GPU_MEMORY_LOSS + 1), -1);
   assert_int_equal(failing_case(GPU_MEMORY_LOSSES_FAIL, GPU_MEMORY_LOSS + 1), 8 + 4);
 }
 
 /* Pools vary: small changes do not count unless they add up to a loss. */
-static void MemoryWatch_LittleByLittle_IsALossOnceItSumsUp(void** state) {
-  (void)state;
+TEST(MemoryWatch_LittleByLittle_IsALossOnceItSumsUp) {
   assert_int_equal(failing_case(GPU_MEMORY_LOSSES_FAIL, GPU_MEMORY_LOSS / CASES), -1);
   assert_int_equal(failing_case(GPU_MEMORY_LOSSES_FAIL, GPU_MEMORY_LOSS / 2), 8 + 3 * 5 - 1);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(MemoryWatch_LossAfterLoss_FailsOnlyWhereManyCasesRun),
-      cmocka_unit_test(MemoryWatch_LittleByLittle_IsALossOnceItSumsUp),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

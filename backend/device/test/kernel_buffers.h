@@ -3,17 +3,13 @@
 #define SLUICE_BACKEND_DEVICE_TEST_KERNEL_BUFFERS_H_
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/base/dtype.h"
+#include "third_party/bazel/test.h"
 
 enum { GUARD = 80 };
 

@@ -1,17 +1,13 @@
 /* The gate's backward against central differences of the slow gate in double, with the choices held as forward made
  * them: L = sum of g * weight + a * aux + b * z. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/base/status.h"
 #include "backend/gate/gate_choice.h"
 #include "backend/gate/test/gate_reference.h"
+#include "third_party/bazel/test.h"
 
 static slow_t slow;
 static double g[MAX_T][MAX_E];
@@ -76,8 +72,7 @@ static void check(const sluice_gate_config_t* c, int tokens, int with_bias, int 
   }
 }
 
-static void Backward_ManyConfigs_MeetDifferences(void** state) {
-  (void)state;
+TEST(Backward_ManyConfigs_MeetDifferences) {
   static const int tokens[] = {1, 5, 12};
   for (int run = 0; run < 1500; ++run) {
     int E = (int[]){1, 2, 6, 8}[run % 4];
@@ -99,16 +94,14 @@ static void Backward_ManyConfigs_MeetDifferences(void** state) {
   }
 }
 
-static void Backward_NoTokens_DoesNothing(void** state) {
-  (void)state;
+TEST(Backward_NoTokens_DoesNothing) {
   sluice_gate_config_t c;
   sluice_gate_config_init(&c, sizeof c);
   c.num_experts = 4, c.top_k = 2;
   check(&c, 0, 0, 7);
 }
 
-static void Backward_WhatIsNotAsked_IsZero(void** state) {
-  (void)state;
+TEST(Backward_WhatIsNotAsked_IsZero) {
   sluice_gate_config_t c;
   float logits[4] = {1, 2, 3, 4}, out[4] = {NAN, NAN, NAN, NAN};
   int32_t ids[1] = {3};
@@ -122,8 +115,7 @@ static void Backward_WhatIsNotAsked_IsZero(void** state) {
   for (int e = 0; e < 4; ++e) assert_true(out[e] == 0);
 }
 
-static void Backward_BadId_IsRefusedByPlace(void** state) {
-  (void)state;
+TEST(Backward_BadId_IsRefusedByPlace) {
   sluice_gate_config_t c;
   float logits[8] = {0}, out[8] = {0};
   int32_t ids[2] = {0, 4};
@@ -146,14 +138,4 @@ static void Backward_BadId_IsRefusedByPlace(void** state) {
       SLUICE_E_INVALID_ARGUMENT); /* what is read may lie on itself */
   sluice_error_last(&why);
   assert_non_null(strstr(why.message, "grad_logits: strides 3, 1 of [2, 4] put elements on each other"));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Backward_ManyConfigs_MeetDifferences),
-      cmocka_unit_test(Backward_NoTokens_DoesNothing),
-      cmocka_unit_test(Backward_WhatIsNotAsked_IsZero),
-      cmocka_unit_test(Backward_BadId_IsRefusedByPlace),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,18 +1,14 @@
 /* The gate's forward: hand-computed cases, a slow reference over many configs, edges, and refusals. */
 #include <math.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/base/alloc.h"
 #include "backend/gate/gate_choice.h"
 #include "backend/gate/test/gate_reference.h"
+#include "third_party/bazel/test.h"
 
 static sluice_gate_config_t config_of(int32_t experts, int32_t top_k) {
   sluice_gate_config_t c;
@@ -51,8 +47,7 @@ static void assert_near(double got, double want) {
 /* Logits log(1, 2, 5) and log(6, 1, 1): shares 1/8, 2/8, 5/8 and 6/8, 1/8, 1/8. */
 static const float two_tokens[6] = {0, 0.693147181f, 1.60943791f, 1.79175947f, 0, 0};
 
-static void Forward_SoftmaxTopTwo_MatchesHand(void** state) {
-  (void)state;
+TEST(Forward_SoftmaxTopTwo_MatchesHand) {
   result_t r;
   sluice_gate_config_t c = config_of(3, 2);
   c.scaling = 2;
@@ -72,8 +67,7 @@ static void Forward_SoftmaxTopTwo_MatchesHand(void** state) {
   assert_near(r.weights[2], 2 * 6 / 7.0), assert_near(r.weights[3], 2 * 1 / 7.0);
 }
 
-static void Forward_Bias_ChangesChoicesNotWeights(void** state) {
-  (void)state;
+TEST(Forward_Bias_ChangesChoicesNotWeights) {
   result_t r;
   sluice_gate_config_t c = config_of(3, 1);
   static const float bias[] = {0, 0.5f, 0};
@@ -83,8 +77,7 @@ static void Forward_Bias_ChangesChoicesNotWeights(void** state) {
   assert_int_equal(r.ids[1], 0); /* 0.75 > 0.125 + 0.5 */
 }
 
-static void Forward_Groups_OnlyTheBestGroupIsChosenFrom(void** state) {
-  (void)state;
+TEST(Forward_Groups_OnlyTheBestGroupIsChosenFrom) {
   result_t r;
   sluice_gate_config_t c = config_of(4, 2);
   c.score = SLUICE_SCORE_SIGMOID;
@@ -99,8 +92,7 @@ static void Forward_Groups_OnlyTheBestGroupIsChosenFrom(void** state) {
   assert_int_equal(r.ids[0], 0), assert_int_equal(r.ids[1], 1);
 }
 
-static void Forward_CapacityOne_DropsByPolicyThenRenormalises(void** state) {
-  (void)state;
+TEST(Forward_CapacityOne_DropsByPolicyThenRenormalises) {
   result_t r;
   sluice_gate_config_t c = config_of(2, 2);
   /* Shares of expert 0: 0.6, 0.2, 0.9. First choices: 0, 1, 0. */
@@ -119,8 +111,7 @@ static void Forward_CapacityOne_DropsByPolicyThenRenormalises(void** state) {
   assert_memory_equal(r.ids, by_score, sizeof by_score);
 }
 
-static void Capacity_FactorTimesMean_IsRoundedUp(void** state) {
-  (void)state;
+TEST(Capacity_FactorTimesMean_IsRoundedUp) {
   sluice_gate_config_t c = config_of(8, 2);
   c.drop_policy = SLUICE_DROP_POSITION;
   c.capacity_factor = 1.1f;
@@ -169,8 +160,7 @@ static void compare_with_slow(const sluice_gate_config_t* c, int tokens, int wit
   assert_near(z, tokens == 0 ? 0 : slow.z);
 }
 
-static void Forward_ManyConfigs_MatchSlowGate(void** state) {
-  (void)state;
+TEST(Forward_ManyConfigs_MatchSlowGate) {
   static const int tokens[] = {0, 1, 7, 40};
   for (int run = 0; run < 3000; ++run) {
     int E = (int[]){1, 2, 6, 8, 16}[run % 5];
@@ -194,8 +184,7 @@ static void Forward_ManyConfigs_MatchSlowGate(void** state) {
 
 /* ---- edges ---------------------------------------------------------------------------------------------------- */
 
-static void Forward_Ties_GoToLowerExpertAndEarlierToken(void** state) {
-  (void)state;
+TEST(Forward_Ties_GoToLowerExpertAndEarlierToken) {
   result_t r;
   static const float logits[4 * 4] = {0};
   static const int32_t want[] = {0, 1, 0, 1, -1, -1, -1, -1};
@@ -208,8 +197,7 @@ static void Forward_Ties_GoToLowerExpertAndEarlierToken(void** state) {
   assert_memory_equal(r.ids, want, sizeof want);
 }
 
-static void Forward_NoTokens_LossesAndCountsAreZero(void** state) {
-  (void)state;
+TEST(Forward_NoTokens_LossesAndCountsAreZero) {
   result_t r;
   sluice_gate_config_t c = config_of(4, 4);
   c.drop_policy = SLUICE_DROP_SCORE;
@@ -218,8 +206,7 @@ static void Forward_NoTokens_LossesAndCountsAreZero(void** state) {
   for (int e = 0; e < 4; ++e) assert_int_equal(r.counts[e], 0);
 }
 
-static void Forward_CapacityZero_DropsEverything(void** state) {
-  (void)state;
+TEST(Forward_CapacityZero_DropsEverything) {
   result_t r;
   sluice_gate_config_t c = config_of(3, 2);
   c.drop_policy = SLUICE_DROP_SCORE, c.capacity_factor = 0, c.renormalize = 1;
@@ -230,8 +217,7 @@ static void Forward_CapacityZero_DropsEverything(void** state) {
 
 /* A NaN is below every number, so sigmoid never chooses it while numbers are left. A softmax row with a NaN is all NaN:
  * it chooses 0, 1, ... and its weights and the losses are NaN, so that the host sees it. */
-static void Forward_NanLogits_ChooseValidExpertsAndShow(void** state) {
-  (void)state;
+TEST(Forward_NanLogits_ChooseValidExpertsAndShow) {
   result_t r;
   static const float logits[] = {NAN, 1, 0, 0, 1, 0};
   for (int policy = 0; policy < 3; ++policy) {
@@ -255,8 +241,7 @@ static void Forward_NanLogits_ChooseValidExpertsAndShow(void** state) {
   assert_true(r.ids[0] == 0 && r.ids[1] == 1 && r.ids[2] == 2);
 }
 
-static void Forward_InfiniteLogits_StaySane(void** state) {
-  (void)state;
+TEST(Forward_InfiniteLogits_StaySane) {
   result_t r;
   static const float masked[] = {-INFINITY, 0, -INFINITY, 0};
   sluice_gate_config_t c = config_of(4, 2);
@@ -280,8 +265,7 @@ static void assert_refused(sluice_status_t status, sluice_status_t want, const c
   if (strstr(why.message, words) == NULL) fail_msg("\"%s\" does not say \"%s\"", why.message, words);
 }
 
-static void Forward_BadConfig_IsRefusedByName(void** state) {
-  (void)state;
+TEST(Forward_BadConfig_IsRefusedByName) {
   result_t r;
   static const float logits[8] = {0};
 #define REFUSED(change, words)                                                          \
@@ -322,8 +306,7 @@ static void Forward_BadConfig_IsRefusedByName(void** state) {
   assert_refused(forward(&longer.config, logits, 2, NULL, &r), SLUICE_E_ABI, "sluice_gate_config_t");
 }
 
-static void Forward_BadTensors_AreRefusedByName(void** state) {
-  (void)state;
+TEST(Forward_BadTensors_AreRefusedByName) {
   sluice_gate_config_t c = config_of(4, 2);
   float logits[8] = {0}, weights[4];
   int32_t ids[4];
@@ -402,8 +385,7 @@ static void Forward_BadTensors_AreRefusedByName(void** state) {
   assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, &b.tensor, NULL, NULL), bad, "counts: strides");
 }
 
-static void Forward_NthAllocationFails_NoEffectNoLeak(void** state) {
-  (void)state;
+TEST(Forward_NthAllocationFails_NoEffectNoLeak) {
   sluice_allocator_t* allocator = sluice_process_allocator();
   sluice_gate_config_t c = config_of(3, 2);
   c.drop_policy = SLUICE_DROP_SCORE, c.capacity = 1;
@@ -423,8 +405,7 @@ static void Forward_NthAllocationFails_NoEffectNoLeak(void** state) {
   assert_int_equal(n, 3);
 }
 
-static void Config_Init_FillsWhatTheCallerKnows(void** state) {
-  (void)state;
+TEST(Config_Init_FillsWhatTheCallerKnows) {
   sluice_gate_config_t c;
   memset(&c, 0xff, sizeof c);
   sluice_gate_config_init(&c, offsetof(sluice_gate_config_t, num_experts));
@@ -445,8 +426,7 @@ static void* gate_thread(void* argument) {
   return NULL;
 }
 
-static void Forward_FourThreads_SameResults(void** state) {
-  (void)state;
+TEST(Forward_FourThreads_SameResults) {
   pthread_t threads[4];
   static result_t results[4];
   for (int i = 0; i < 4; ++i) assert_int_equal(pthread_create(&threads[i], NULL, gate_thread, &results[i]), 0);
@@ -456,26 +436,4 @@ static void Forward_FourThreads_SameResults(void** state) {
     assert_null(failed);
   }
   for (int i = 1; i < 4; ++i) assert_memory_equal(&results[0], &results[i], sizeof results[0]);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Forward_SoftmaxTopTwo_MatchesHand),
-      cmocka_unit_test(Forward_Bias_ChangesChoicesNotWeights),
-      cmocka_unit_test(Forward_Groups_OnlyTheBestGroupIsChosenFrom),
-      cmocka_unit_test(Forward_CapacityOne_DropsByPolicyThenRenormalises),
-      cmocka_unit_test(Capacity_FactorTimesMean_IsRoundedUp),
-      cmocka_unit_test(Forward_ManyConfigs_MatchSlowGate),
-      cmocka_unit_test(Forward_Ties_GoToLowerExpertAndEarlierToken),
-      cmocka_unit_test(Forward_NoTokens_LossesAndCountsAreZero),
-      cmocka_unit_test(Forward_CapacityZero_DropsEverything),
-      cmocka_unit_test(Forward_NanLogits_ChooseValidExpertsAndShow),
-      cmocka_unit_test(Forward_InfiniteLogits_StaySane),
-      cmocka_unit_test(Forward_BadConfig_IsRefusedByName),
-      cmocka_unit_test(Forward_BadTensors_AreRefusedByName),
-      cmocka_unit_test(Forward_NthAllocationFails_NoEffectNoLeak),
-      cmocka_unit_test(Config_Init_FillsWhatTheCallerKnows),
-      cmocka_unit_test(Forward_FourThreads_SameResults),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

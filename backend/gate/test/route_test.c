@@ -1,18 +1,13 @@
 /* sluice_route: counts and order of routes. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/base/alloc.h"
 #include "backend/gate/test/gate_reference.h"
 #include "sluice/split.h"
+#include "third_party/bazel/test.h"
 
-static void Route_KMajorI32_SortsByExpertTokenK(void** state) {
-  (void)state;
+TEST(Route_KMajorI32_SortsByExpertTokenK) {
   /* [K, T] as DeepSpeed has them; token 0: 2, 0; token 1: -1, 2; token 2: 0, -1. */
   int32_t ids[] = {2, -1, 0, 0, 2, -1};
   int64_t counts[4], order[6];
@@ -24,8 +19,7 @@ static void Route_KMajorI32_SortsByExpertTokenK(void** state) {
   assert_int_equal(sluice_route(&t.tensor, 4, counts, NULL), SLUICE_OK);
 }
 
-static void Route_I64RowMajor_EveryRouteOnceInOrder(void** state) {
-  (void)state;
+TEST(Route_I64RowMajor_EveryRouteOnceInOrder) {
   enum { T = 50, K = 3, E = 7 };
   int64_t ids[T * K], counts[E], order[T * K], at = 0;
   test_tensor_t t;
@@ -45,8 +39,7 @@ static void Route_I64RowMajor_EveryRouteOnceInOrder(void** state) {
   for (; at < T * K; ++at) assert_int_equal(order[at], -1);
 }
 
-static void Route_NoTokens_CountsAreZero(void** state) {
-  (void)state;
+TEST(Route_NoTokens_CountsAreZero) {
   int64_t counts[2] = {9, 9};
   test_tensor_t t;
   assert_int_equal(sluice_route(tensor_of(&t, NULL, SLUICE_TYPE_INT, 32, 0, 2, 2, 1), 2, counts, NULL), SLUICE_OK);
@@ -63,8 +56,7 @@ static void assert_refused(const sluice_tensor_t* ids, int32_t experts, int64_t*
   for (int i = 0; i < 4; ++i) assert_int_equal(order[i], 7); /* no effect */
 }
 
-static void Route_BadArguments_AreRefusedByName(void** state) {
-  (void)state;
+TEST(Route_BadArguments_AreRefusedByName) {
   int32_t ids[4] = {0, 1, 2, 3};
   int64_t counts[4];
   float reals[4];
@@ -79,8 +71,7 @@ static void Route_BadArguments_AreRefusedByName(void** state) {
   assert_refused(REAL_2D(&f, reals, 2, 2, 2), 4, counts, "dtype is f32");
 }
 
-static void Route_AllocationFails_NoEffectNoLeak(void** state) {
-  (void)state;
+TEST(Route_AllocationFails_NoEffectNoLeak) {
   sluice_allocator_t* allocator = sluice_process_allocator();
   int32_t ids[2] = {0, 1};
   int64_t counts[2] = {5, 5};
@@ -91,13 +82,4 @@ static void Route_AllocationFails_NoEffectNoLeak(void** state) {
                    SLUICE_E_NO_MEMORY);
   allocator->fail_after = -1;
   assert_true(counts[0] == 5 && allocator->num_live == live);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Route_KMajorI32_SortsByExpertTokenK),  cmocka_unit_test(Route_I64RowMajor_EveryRouteOnceInOrder),
-      cmocka_unit_test(Route_NoTokens_CountsAreZero),         cmocka_unit_test(Route_BadArguments_AreRefusedByName),
-      cmocka_unit_test(Route_AllocationFails_NoEffectNoLeak),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

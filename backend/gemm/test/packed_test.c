@@ -3,16 +3,12 @@
 #include "backend/gemm/packed.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/base/dtype.h"
+#include "third_party/bazel/test.h"
 
 /* Sign, exponent and fraction of a small float, as its standard puts them together. */
 static double small_float(int code, int exponent_bits, int fraction_bits, int bias) {
@@ -33,8 +29,7 @@ static double wanted_code(int32_t format, int code) {
   }
 }
 
-static void Packed_EveryCode_IsItsNumber(void** state) {
-  (void)state;
+TEST(Packed_EveryCode_IsItsNumber) {
   for (int32_t format = 1; format < SLUICE_PACKED_FORMATS; ++format) {
     for (int code = 0; code < 1 << sluice_packed_format(format)->bits; ++code) {
       const double wanted = wanted_code(format, code);
@@ -49,8 +44,7 @@ static void Packed_EveryCode_IsItsNumber(void** state) {
   assert_null(sluice_packed_format(-1));
 }
 
-static void Packed_EveryScale_IsItsNumber(void** state) {
-  (void)state;
+TEST(Packed_EveryScale_IsItsNumber) {
   for (int code = 0; code < 255; ++code) {
     const uint8_t at = (uint8_t)code;
     assert_true((double)sluice_packed_scale(SLUICE_PACKED_MXFP4, &at) == ldexp(1, code - 127));
@@ -69,8 +63,7 @@ static void Packed_EveryScale_IsItsNumber(void** state) {
 
 /* MXFP4 is exact in bf16 for every scale that leaves its numbers finite; the product of the others is rounded once to
  * f32 and once to bf16. */
-static void Packed_Products_RoundedOnceToF32AndOnceToBf16(void** state) {
-  (void)state;
+TEST(Packed_Products_RoundedOnceToF32AndOnceToBf16) {
   for (int scale = 0; scale < 253; ++scale) {
     uint8_t codes[16] = {0};
     uint16_t out[32];
@@ -104,8 +97,7 @@ static void Packed_Products_RoundedOnceToF32AndOnceToBf16(void** state) {
 }
 
 /* Every element of [300, 270] has the number of its own block; after `half` rows blocks begin again. */
-static void Packed_EveryElement_HasTheScaleOfItsBlock(void** state) {
-  (void)state;
+TEST(Packed_EveryElement_HasTheScaleOfItsBlock) {
   enum { ROWS = 300, COLS = 270, HALF = 150 };
   static uint8_t codes[ROWS * COLS];
   memset(codes, 0x38, sizeof codes); /* 1 */
@@ -137,8 +129,7 @@ static void refused(sluice_status_t status, const char* part) {
   if (strstr(info.message, part) == NULL) fail_msg("\"%s\" does not say \"%s\"", info.message, part);
 }
 
-static void Packed_ShapesThatDoNotFit_RefusedByName(void** state) {
-  (void)state;
+TEST(Packed_ShapesThatDoNotFit_RefusedByName) {
   assert_int_equal(sluice_packed_check_shape(SLUICE_PACKED_MXFP4, 32, 96, "w"), SLUICE_OK);
   assert_int_equal(sluice_packed_check_shape(SLUICE_PACKED_FP8, 128, 97, "w"), SLUICE_OK);
   assert_int_equal(sluice_packed_check_shape(SLUICE_PACKED_INT8, 96, 97, "w"), SLUICE_OK);
@@ -155,8 +146,7 @@ static void Packed_ShapesThatDoNotFit_RefusedByName(void** state) {
   refused(sluice_packed_check_shape(SLUICE_PACKED_INT8, 0, 96, "w7"), "blocks of 0 columns");
 }
 
-static void Packed_CodesAndScalesOfNoNumber_RefusedByPlace(void** state) {
-  (void)state;
+TEST(Packed_CodesAndScalesOfNoNumber_RefusedByPlace) {
   uint8_t codes[200 * 130] = {0};
   float scales[2 * 2] = {1, 1, 1, 1};
   const sluice_packed_t fp8 = {SLUICE_PACKED_FP8, 128, 0, scales, 2, 0};
@@ -175,16 +165,4 @@ static void Packed_CodesAndScalesOfNoNumber_RefusedByPlace(void** state) {
   uint16_t halves[2] = {0x3f80, 0x7fc0};
   const sluice_packed_t int8 = {SLUICE_PACKED_INT8, 32, 0, halves, 2, 0};
   refused(sluice_packed_check_values(&int8, codes, 64, 1, 64, "w7"), "int8 scale of row 0, columns 32 and up, is NaN");
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Packed_EveryCode_IsItsNumber),
-      cmocka_unit_test(Packed_EveryScale_IsItsNumber),
-      cmocka_unit_test(Packed_Products_RoundedOnceToF32AndOnceToBf16),
-      cmocka_unit_test(Packed_EveryElement_HasTheScaleOfItsBlock),
-      cmocka_unit_test(Packed_ShapesThatDoNotFit_RefusedByName),
-      cmocka_unit_test(Packed_CodesAndScalesOfNoNumber_RefusedByPlace),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

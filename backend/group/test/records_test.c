@@ -1,14 +1,10 @@
 /* Records of ranks are compared by their table alone, and errors name ranks, fields and values. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/group/records.h"
+#include "third_party/bazel/test.h"
 
 typedef struct record_s {
   sluice_refusal_t refusal;
@@ -58,8 +54,7 @@ static void compare(const record_t* theirs, const char* want) {
   }
 }
 
-static void Records_OneFieldDiffers_IsNamedWithBothValues(void** state) {
-  (void)state;
+TEST(Records_OneFieldDiffers_IsNamedWithBothValues) {
   compare(&(record_t){.wide = UINT64_C(1) << 40},
           "painter: wide is 1099511627776 on rank 2 and 0 on rank 0; give all ranks the same");
   compare(&(record_t){.hash = UINT64_C(0xf000000000000abc)},
@@ -71,15 +66,13 @@ static void Records_OneFieldDiffers_IsNamedWithBothValues(void** state) {
   compare(&(record_t){.word = 1}, "painter: color is blue on rank 2 and red on rank 0; give all ranks the same");
 }
 
-static void Records_SeveralFieldsDiffer_TheFirstOfTheTableIsNamed(void** state) {
-  (void)state;
+TEST(Records_SeveralFieldsDiffer_TheFirstOfTheTableIsNamed) {
   compare(&(record_t){.small = 7, .number = 3, .word = 1},
           "painter: number is 3 on rank 2 and 0 on rank 0; give all ranks the same");
 }
 
 /* Also a difference that its field takes for none, which does not hide the next one. */
-static void Records_DifferInWhatIsNotCompared_Agree(void** state) {
-  (void)state;
+TEST(Records_DifferInWhatIsNotCompared_Agree) {
   compare(&(record_t){.told = 9}, NULL);
   compare(&(record_t){.forgiven = 1}, NULL);
   compare(&(record_t){.forgiven = 1, .number = 3},
@@ -87,8 +80,7 @@ static void Records_DifferInWhatIsNotCompared_Agree(void** state) {
   compare(&(record_t){.forgiven = 2}, "painter: rank 2 asks for 2");
 }
 
-static void Records_ARankRefuses_IsNamedWithItsReason(void** state) {
-  (void)state;
+TEST(Records_ARankRefuses_IsNamedWithItsReason) {
   record_t data[3];
   memset(data, 0, sizeof data);
   const sluice_records_t records = of(data, 0);
@@ -104,14 +96,4 @@ static void Records_ARankRefuses_IsNamedWithItsReason(void** state) {
   assert_memory_equal(why.message, begins, sizeof begins - 1);
   assert_int_equal(why.peer, 1);
   assert_int_equal(strspn(strchr(why.message, 'x'), "x"), sizeof data->refusal.message - 1);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Records_OneFieldDiffers_IsNamedWithBothValues),
-      cmocka_unit_test(Records_SeveralFieldsDiffer_TheFirstOfTheTableIsNamed),
-      cmocka_unit_test(Records_DifferInWhatIsNotCompared_Agree),
-      cmocka_unit_test(Records_ARankRefuses_IsNamedWithItsReason),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,18 +1,13 @@
 /* When a wait tells the others, warns and gives up, by times that the test names; and which rank is the straggler. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 #include "backend/base/clock.h"
 #include "backend/group/wait.h"
+#include "third_party/bazel/test.h"
 
 #define SECOND UINT64_C(1000000000)
 
-static void Wait_Note_IsDueOnceAndBeforeAnyDeadline(void** state) {
-  (void)state;
+TEST(Wait_Note_IsDueOnceAndBeforeAnyDeadline) {
   static const uint64_t timeouts[] = {SECOND / 10, SECOND, 4 * SECOND, 1800 * SECOND};
   for (int i = 0; i < 4; ++i) {
     sluice_wait_t wait = sluice_wait_begin(timeouts[i], SECOND);
@@ -25,8 +20,7 @@ static void Wait_Note_IsDueOnceAndBeforeAnyDeadline(void** state) {
   }
 }
 
-static void Wait_Slice_EndsWithWhateverIsDueFirst(void** state) {
-  (void)state;
+TEST(Wait_Slice_EndsWithWhateverIsDueFirst) {
   sluice_wait_t wait = sluice_wait_begin(1800 * SECOND, 1800 * SECOND);
   const uint64_t before_ns = sluice_now_ns(), end_ns = sluice_wait_slice_end(&wait);
   assert_true(end_ns >= before_ns + SECOND / 5 && end_ns <= sluice_now_ns() + SECOND / 5);
@@ -39,8 +33,7 @@ static void Wait_Slice_EndsWithWhateverIsDueFirst(void** state) {
   assert_int_equal(wait.deadline_ns, UINT64_MAX);
 }
 
-static void Wait_Warning_ComesAgainAfterItsTime(void** state) {
-  (void)state;
+TEST(Wait_Warning_ComesAgainAfterItsTime) {
   sluice_wait_t wait = sluice_wait_begin(1800 * SECOND, 30 * SECOND);
   const uint64_t first_ns = wait.next_warn_ns;
   sluice_wait_warn(&wait, first_ns - 1, 0, 1, "a test");
@@ -51,8 +44,7 @@ static void Wait_Warning_ComesAgainAfterItsTime(void** state) {
 
 static int32_t waits_for(const void* user, int32_t rank) { return ((const int32_t*)user)[rank]; }
 
-static void Straggler_IsAtTheEndOfTheChain(void** state) {
-  (void)state;
+TEST(Straggler_IsAtTheEndOfTheChain) {
   static const int32_t chain[] = {1, 2, 3, -1}, circle[] = {1, 2, 3, 0};
   for (int32_t rank = 0; rank < 4; ++rank) {
     assert_int_equal(sluice_wait_find_straggler(rank, 4, waits_for, chain), 3);
@@ -60,14 +52,4 @@ static void Straggler_IsAtTheEndOfTheChain(void** state) {
     assert_true(found >= 0 && found < 4);
   }
   assert_int_equal(sluice_wait_find_straggler(-1, 4, waits_for, chain), -1);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Wait_Note_IsDueOnceAndBeforeAnyDeadline),
-      cmocka_unit_test(Wait_Slice_EndsWithWhateverIsDueFirst),
-      cmocka_unit_test(Wait_Warning_ComesAgainAfterItsTime),
-      cmocka_unit_test(Straggler_IsAtTheEndOfTheChain),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,12 @@
 #include "backend/memory/ledger.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "third_party/bazel/test.h"
 
 static sluice_ledger_sums_t pool(uint64_t bytes) { return (sluice_ledger_sums_t){bytes, 10 * bytes, 2 * bytes}; }
 
-static void Ledger_BuffersComeAndGoInAnyOrder_SumsFollow(void** state) {
-  (void)state;
+TEST(Ledger_BuffersComeAndGoInAnyOrder_SumsFollow) {
   sluice_ledger_t ledger;
   sluice_ledger_init(&ledger);
   char buffers[64];
@@ -33,8 +29,7 @@ static void Ledger_BuffersComeAndGoInAnyOrder_SumsFollow(void** state) {
   sluice_ledger_deinit(&ledger);
 }
 
-static void Ledger_PoolPastItsLimit_IsRefusedAndNotCounted(void** state) {
-  (void)state;
+TEST(Ledger_PoolPastItsLimit_IsRefusedAndNotCounted) {
   sluice_ledger_t ledger;
   sluice_ledger_init(&ledger);
   ledger.pool_limit = 100;
@@ -55,8 +50,7 @@ static void Ledger_PoolPastItsLimit_IsRefusedAndNotCounted(void** state) {
 }
 
 /* What a graph keeps: another buffer may lie at the same address, come and go. */
-static void Ledger_LineThatIsKept_StaysCountedForGood(void** state) {
-  (void)state;
+TEST(Ledger_LineThatIsKept_StaysCountedForGood) {
   sluice_ledger_t ledger;
   sluice_ledger_init(&ledger);
   char buffers[2];
@@ -75,8 +69,7 @@ static void Ledger_LineThatIsKept_StaysCountedForGood(void** state) {
   sluice_ledger_deinit(&ledger);
 }
 
-static void Ledger_Steps_TheMostAtOneTimeIsKept(void** state) {
-  (void)state;
+TEST(Ledger_Steps_TheMostAtOneTimeIsKept) {
   sluice_ledger_t ledger;
   sluice_ledger_init(&ledger);
   char buffers[4];
@@ -93,8 +86,7 @@ static void Ledger_Steps_TheMostAtOneTimeIsKept(void** state) {
   sluice_ledger_deinit(&ledger);
 }
 
-static void Ledger_Owners_AreKnownWhileTheirBuffersLive(void** state) {
-  (void)state;
+TEST(Ledger_Owners_AreKnownWhileTheirBuffersLive) {
   int one = 0, other = 0, buffers[2];
   const sluice_ledger_sums_t step = {.steps = 1};
   sluice_ledger_t ledger;
@@ -110,15 +102,4 @@ static void Ledger_Owners_AreKnownWhileTheirBuffersLive(void** state) {
   assert_false(sluice_ledger_has(&ledger, &other));
   assert_int_equal(sluice_ledger_sums(&ledger).steps, 1);
   sluice_ledger_deinit(&ledger);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Ledger_Owners_AreKnownWhileTheirBuffersLive),
-      cmocka_unit_test(Ledger_BuffersComeAndGoInAnyOrder_SumsFollow),
-      cmocka_unit_test(Ledger_Steps_TheMostAtOneTimeIsKept),
-      cmocka_unit_test(Ledger_PoolPastItsLimit_IsRefusedAndNotCounted),
-      cmocka_unit_test(Ledger_LineThatIsKept_StaysCountedForGood),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,8 @@
 #include "backend/memory/pool.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 
-#include <cmocka.h>
+#include "third_party/bazel/test.h"
 
 static sluice_allocator_t allocator;
 static sluice_pool_t pool;
@@ -30,8 +27,7 @@ static void* take(uint64_t bytes, uint64_t counts) {
   return data;
 }
 
-static void Pool_StepsOfOneSize_TakeTheSameBlocks(void** state) {
-  (void)state;
+TEST(Pool_StepsOfOneSize_TakeTheSameBlocks) {
   for (int32_t is_host = 0; is_host < 2; ++is_host) {
     open_pool(is_host);
     void *a = take(1000, 1024), *b = take(1000, 1024);
@@ -51,8 +47,7 @@ static void Pool_StepsOfOneSize_TakeTheSameBlocks(void** state) {
   }
 }
 
-static void Pool_LargerStep_ReplacesTheLargestIdleBlock(void** state) {
-  (void)state;
+TEST(Pool_LargerStep_ReplacesTheLargestIdleBlock) {
   open_pool(0);
   void *small = take(64, 64), *large = take(640, 640);
   sluice_pool_give(&pool, small);
@@ -67,8 +62,7 @@ static void Pool_LargerStep_ReplacesTheLargestIdleBlock(void** state) {
   close_pool();
 }
 
-static void Pool_AllocatorAtItsLimit_IdleBlocksGoFirst(void** state) {
-  (void)state;
+TEST(Pool_AllocatorAtItsLimit_IdleBlocksGoFirst) {
   open_pool(1);
   allocator.limit = 2048;
   allocator.reclaim = (void (*)(void*))sluice_pool_reclaim, allocator.reclaim_user = &pool;
@@ -87,21 +81,10 @@ static void Pool_AllocatorAtItsLimit_IdleBlocksGoFirst(void** state) {
   close_pool();
 }
 
-static void Pool_HostStillHoldsABlock_IsTheHostsToFree(void** state) {
-  (void)state;
+TEST(Pool_HostStillHoldsABlock_IsTheHostsToFree) {
   open_pool(1);
   void* data = take(100, 128);
   sluice_pool_deinit(&pool);
   sluice_free(sluice_process_allocator(), data, 128);
   sluice_allocator_deinit(&allocator);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Pool_StepsOfOneSize_TakeTheSameBlocks),
-      cmocka_unit_test(Pool_LargerStep_ReplacesTheLargestIdleBlock),
-      cmocka_unit_test(Pool_AllocatorAtItsLimit_IdleBlocksGoFirst),
-      cmocka_unit_test(Pool_HostStillHoldsABlock_IsTheHostsToFree),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

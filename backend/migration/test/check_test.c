@@ -1,14 +1,10 @@
 /* The checker over the protocol as it is, and over planted errors. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/migration/check.h"
+#include "third_party/bazel/test.h"
 
 enum { MAX_RULES = 32 };
 
@@ -44,8 +40,7 @@ static int32_t fault_of(const sluice_move_check_options_t* options) {
 
 /* ---- as it is ---- */
 
-static void Protocol_NothingGoesWrong_IsClean(void** state) {
-  (void)state;
+TEST(Protocol_NothingGoesWrong_IsClean) {
   for (int32_t ranks = 2; ranks <= 3; ++ranks) {
     sluice_move_check_options_t options;
     sluice_move_check_options_init(&options);
@@ -54,8 +49,7 @@ static void Protocol_NothingGoesWrong_IsClean(void** state) {
   }
 }
 
-static void Protocol_RanksDieComeLateAndRefuse_OneEpochAndWholeState(void** state) {
-  (void)state;
+TEST(Protocol_RanksDieComeLateAndRefuse_OneEpochAndWholeState) {
   const int32_t most = getenv("SLUICE_FULL") != NULL ? 2 : 1;
   for (int32_t ranks = 2; ranks <= 3; ++ranks) {
     for (int32_t what = 0; what < 8; ++what) {
@@ -73,8 +67,7 @@ static void Protocol_RanksDieComeLateAndRefuse_OneEpochAndWholeState(void** stat
 
 /* ---- planted ---- */
 
-static void Planted_RankThatCommitsBeforeAllAreReady_IsFound(void** state) {
-  (void)state;
+TEST(Planted_RankThatCommitsBeforeAllAreReady_IsFound) {
   planted_t p;
   plant(&p, 3);
   p.options.max_killed = 1;
@@ -84,8 +77,7 @@ static void Planted_RankThatCommitsBeforeAllAreReady_IsFound(void** state) {
   assert_int_equal(fault_of(&p.options), SLUICE_MOVE_FAULT_EPOCHS);
 }
 
-static void Planted_RankThatGoesBackAloneOnceItHasAgreed_IsFound(void** state) {
-  (void)state;
+TEST(Planted_RankThatGoesBackAloneOnceItHasAgreed_IsFound) {
   planted_t p;
   plant(&p, 3);
   p.options.max_killed = 1;
@@ -93,8 +85,7 @@ static void Planted_RankThatGoesBackAloneOnceItHasAgreed_IsFound(void** state) {
   assert_int_equal(fault_of(&p.options), SLUICE_MOVE_FAULT_EPOCHS);
 }
 
-static void Planted_RankThatCommitsWhereItHasLostAnother_IsFound(void** state) {
-  (void)state;
+TEST(Planted_RankThatCommitsWhereItHasLostAnother_IsFound) {
   planted_t p;
   plant(&p, 2);
   p.options.max_late = 1;
@@ -104,40 +95,35 @@ static void Planted_RankThatCommitsWhereItHasLostAnother_IsFound(void** state) {
   assert_int_equal(fault_of(&p.options), SLUICE_MOVE_FAULT_EPOCHS);
 }
 
-static void Planted_RankThatIsReadyBeforeAllIsHere_WaitsForNobodyAndIsFound(void** state) {
-  (void)state;
+TEST(Planted_RankThatIsReadyBeforeAllIsHere_WaitsForNobodyAndIsFound) {
   planted_t p;
   plant(&p, 2);
   rule_of(&p, SLUICE_MIGRATION_FLUSHES, SLUICE_MOVE_EVENT_ALL_HERE)->say = SLUICE_MOVE_SAY_NOTHING;
   assert_int_equal(fault_of(&p.options), SLUICE_MOVE_FAULT_DEADLOCK);
 }
 
-static void Planted_WeightsOnly_AreFound(void** state) {
-  (void)state;
+TEST(Planted_WeightsOnly_AreFound) {
   planted_t p;
   plant(&p, 2);
   p.options.parts = SLUICE_MOVE_PART_WEIGHTS;
   assert_int_equal(fault_of(&p.options), SLUICE_MOVE_FAULT_MIXED);
 }
 
-static void Planted_GradientsThatStay_AreFound(void** state) {
-  (void)state;
+TEST(Planted_GradientsThatStay_AreFound) {
   planted_t p;
   plant(&p, 2);
   p.options.parts = SLUICE_MOVE_PART_WEIGHTS | SLUICE_MOVE_PART_STATE;
   assert_int_equal(fault_of(&p.options), SLUICE_MOVE_FAULT_MIXED);
 }
 
-static void Planted_UpdateOfWhatHasBeenStreamed_IsAMissingStep(void** state) {
-  (void)state;
+TEST(Planted_UpdateOfWhatHasBeenStreamed_IsAMissingStep) {
   planted_t p;
   plant(&p, 2);
   p.options.updates_first = 1;
   assert_int_equal(fault_of(&p.options), SLUICE_MOVE_FAULT_STEP);
 }
 
-static void Planted_StaleTableOfSlots_IsFound(void** state) {
-  (void)state;
+TEST(Planted_StaleTableOfSlots_IsFound) {
   planted_t p;
   plant(&p, 2);
   p.options.keeps_table = 1;
@@ -146,8 +132,7 @@ static void Planted_StaleTableOfSlots_IsFound(void** state) {
 
 /* ---- limits ---- */
 
-static void Checker_TooManyStatesOrRanks_SaysSo(void** state) {
-  (void)state;
+TEST(Checker_TooManyStatesOrRanks_SaysSo) {
   sluice_move_check_options_t options;
   int32_t fault, rank;
   int64_t states;
@@ -158,21 +143,4 @@ static void Checker_TooManyStatesOrRanks_SaysSo(void** state) {
   options.num_ranks = SLUICE_MOVE_CHECK_MAX_RANKS + 1;
   assert_int_equal(sluice_move_check(&options, sluice_process_allocator(), &fault, &rank, &states),
                    SLUICE_E_INVALID_ARGUMENT);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Protocol_NothingGoesWrong_IsClean),
-      cmocka_unit_test(Protocol_RanksDieComeLateAndRefuse_OneEpochAndWholeState),
-      cmocka_unit_test(Planted_RankThatCommitsBeforeAllAreReady_IsFound),
-      cmocka_unit_test(Planted_RankThatGoesBackAloneOnceItHasAgreed_IsFound),
-      cmocka_unit_test(Planted_RankThatCommitsWhereItHasLostAnother_IsFound),
-      cmocka_unit_test(Planted_RankThatIsReadyBeforeAllIsHere_WaitsForNobodyAndIsFound),
-      cmocka_unit_test(Planted_WeightsOnly_AreFound),
-      cmocka_unit_test(Planted_GradientsThatStay_AreFound),
-      cmocka_unit_test(Planted_UpdateOfWhatHasBeenStreamed_IsAMissingStep),
-      cmocka_unit_test(Planted_StaleTableOfSlots_IsFound),
-      cmocka_unit_test(Checker_TooManyStatesOrRanks_SaysSo),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

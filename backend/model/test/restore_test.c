@@ -1,15 +1,10 @@
 /* The table of restore policies says everything of each, and agrees with the public numbers. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/model/restore.h"
+#include "third_party/bazel/test.h"
 
-static void Restore_EveryPolicy_SaysNamesTensorsAndWhatItTakes(void** state) {
-  (void)state;
+TEST(Restore_EveryPolicy_SaysNamesTensorsAndWhatItTakes) {
   for (int32_t policy = 0; policy < SLUICE_NUM_RESTORES; ++policy) {
     const sluice_restore_t* r = sluice_restore(policy);
     if (r->name == NULL || r->word == NULL)
@@ -22,8 +17,7 @@ static void Restore_EveryPolicy_SaysNamesTensorsAndWhatItTakes(void** state) {
   }
 }
 
-static void Restore_EveryPublicNumber_HasItsRow(void** state) {
-  (void)state;
+TEST(Restore_EveryPublicNumber_HasItsRow) {
   static const struct {
     int32_t policy;
     const char* name;
@@ -42,8 +36,7 @@ static void Restore_EveryPublicNumber_HasItsRow(void** state) {
   }
 }
 
-static void Restore_NumberOfNoPolicy_IsForNothingAndCostsNothing(void** state) {
-  (void)state;
+TEST(Restore_NumberOfNoPolicy_IsForNothingAndCostsNothing) {
   const int32_t numbers[] = {SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_BY_CHUNK, -77, 255};
   for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; ++i) {
     assert_string_equal(sluice_restore(numbers[i])->name, "unknown");
@@ -53,8 +46,7 @@ static void Restore_NumberOfNoPolicy_IsForNothingAndCostsNothing(void** state) {
   }
 }
 
-static void Restore_CallbackExperts_KeepBothOrRunAgain(void** state) {
-  (void)state;
+TEST(Restore_CallbackExperts_KeepBothOrRunAgain) {
   for (int32_t di = SLUICE_RESTORE_KEEP; di <= SLUICE_RESTORE_REDISPATCH; ++di) {
     assert_int_equal(sluice_restore_fits_callback(di, SLUICE_RESTORE_KEEP), di == SLUICE_RESTORE_KEEP);
     assert_false(sluice_restore_fits_callback(di, SLUICE_RESTORE_OFFLOAD));
@@ -62,14 +54,12 @@ static void Restore_CallbackExperts_KeepBothOrRunAgain(void** state) {
   }
 }
 
-static void Restore_Least_StoresNothing(void** state) {
-  (void)state;
+TEST(Restore_Least_StoresNothing) {
   assert_int_equal(sluice_restore_least(SLUICE_T_DI), SLUICE_RESTORE_REDISPATCH);
   assert_int_equal(sluice_restore_least(SLUICE_T_M), SLUICE_RESTORE_RECOMPUTE);
 }
 
-static void Restore_Choices_AreThoseOfTheTensor(void** state) {
-  (void)state;
+TEST(Restore_Choices_AreThoseOfTheTensor) {
   char text[SLUICE_RESTORE_TEXT_BYTES];
   assert_string_equal(sluice_restore_choices(SLUICE_T_DI, text), "keep (0), offload (1) and re-dispatch (2)");
   assert_string_equal(sluice_restore_choices(SLUICE_T_M, text), "keep (0), offload (1) and recompute (3)");
@@ -77,8 +67,7 @@ static void Restore_Choices_AreThoseOfTheTensor(void** state) {
   assert_string_equal(sluice_restore_names(SLUICE_T_M, text), "\"keep\", \"offload\" and \"recompute\"");
 }
 
-static void Restore_ChoicesOfCallbackExperts_AreThePairsThatFit(void** state) {
-  (void)state;
+TEST(Restore_ChoicesOfCallbackExperts_AreThePairsThatFit) {
   char text[SLUICE_RESTORE_TEXT_BYTES];
   assert_string_equal(
       sluice_restore_callback_choices(text),
@@ -86,8 +75,7 @@ static void Restore_ChoicesOfCallbackExperts_AreThePairsThatFit(void** state) {
 }
 
 /* Room for as many policies as there are. */
-static void Restore_Texts_AreWhole(void** state) {
-  (void)state;
+TEST(Restore_Texts_AreWhole) {
   char text[SLUICE_RESTORE_TEXT_BYTES];
   assert_true(strlen(sluice_restore_choices(SLUICE_T_DI, text)) < sizeof text - 1);
   assert_true(strlen(sluice_restore_choices(SLUICE_T_M, text)) < sizeof text - 1);
@@ -96,8 +84,7 @@ static void Restore_Texts_AreWhole(void** state) {
   assert_true(strlen(sluice_restore_callback_choices(text)) < sizeof text - 1);
 }
 
-static void Restore_Find_TakesWholeNamesOfTheTensor(void** state) {
-  (void)state;
+TEST(Restore_Find_TakesWholeNamesOfTheTensor) {
   for (int32_t policy = 0; policy < SLUICE_NUM_RESTORES; ++policy) {
     const char* name = sluice_restore_name(policy);
     const int is_di = sluice_restore_is_for(policy, SLUICE_T_DI), is_m = sluice_restore_is_for(policy, SLUICE_T_M);
@@ -110,8 +97,7 @@ static void Restore_Find_TakesWholeNamesOfTheTensor(void** state) {
 }
 
 /* MPipeMoE Table II: what none and S1 to S4 copy, send and compute again. */
-static void Restore_NamedSets_AreTableTwo(void** state) {
-  (void)state;
+TEST(Restore_NamedSets_AreTableTwo) {
   static const struct {
     const char* name;
     int32_t copies_di, copies_m, exchanges, gemms;
@@ -132,29 +118,11 @@ static void Restore_NamedSets_AreTableTwo(void** state) {
   assert_null(sluice_restore_set_name(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE));
 }
 
-static void Restore_Mean_IsOverChunksAndNothingForNoPolicy(void** state) {
-  (void)state;
+TEST(Restore_Mean_IsOverChunksAndNothingForNoPolicy) {
   const uint8_t policies[4] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD,
                                SLUICE_RESTORE_RECOMPUTE};
   const sluice_restore_mean_t mean = sluice_restore_mean(policies, 4);
   assert_true(mean.copies == 0.5 && mean.exchanges == 0 && mean.gemms == 0.25);
   const uint8_t none[1] = {SLUICE_RESTORE_BY_CHUNK};
   assert_true(sluice_restore_mean(none, 1).copies == 0);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Restore_EveryPolicy_SaysNamesTensorsAndWhatItTakes),
-      cmocka_unit_test(Restore_EveryPublicNumber_HasItsRow),
-      cmocka_unit_test(Restore_NumberOfNoPolicy_IsForNothingAndCostsNothing),
-      cmocka_unit_test(Restore_CallbackExperts_KeepBothOrRunAgain),
-      cmocka_unit_test(Restore_Least_StoresNothing),
-      cmocka_unit_test(Restore_Choices_AreThoseOfTheTensor),
-      cmocka_unit_test(Restore_ChoicesOfCallbackExperts_AreThePairsThatFit),
-      cmocka_unit_test(Restore_Texts_AreWhole),
-      cmocka_unit_test(Restore_Find_TakesWholeNamesOfTheTensor),
-      cmocka_unit_test(Restore_NamedSets_AreTableTwo),
-      cmocka_unit_test(Restore_Mean_IsOverChunksAndNothingForNoPolicy),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,19 +1,15 @@
 /* Callback experts on CUDA contexts, on fakes: whose stream their work goes to and that the check would see another,
  * what a failing one leaves, budgets. That results are right, with one read and no hazard: cuda_layer_test. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/moe/context/context.h"
 #include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes.h"
 #include "capi/test/rig/rig.h"
+#include "third_party/bazel/test.h"
 
 static sluice_moe_config_t config_of(int32_t restore_input, int32_t restore_pre_activation) {
   sluice_moe_config_t config = rig_config();
@@ -79,8 +75,7 @@ static int64_t hazards_of(const sluice_moe_config_t* config, int32_t joined_befo
   return close_all(&rig);
 }
 
-static void CudaCallback_WorkOnAnotherStream_IsAHazardUnlessItIsJoined(void** state) {
-  (void)state;
+TEST(CudaCallback_WorkOnAnotherStream_IsAHazardUnlessItIsJoined) {
   const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE};
   for (int m = 0; m < 2; ++m) {
     const sluice_moe_config_t config = config_of(SLUICE_RESTORE_KEEP, pre_activations[m]);
@@ -97,8 +92,7 @@ static const char* const words_of[] = {"failed in forward of chunk 0 (it returne
                                        "failed in backward of chunk 0 (it returned 42)"};
 
 /* A failing callback is told with its number; nothing is left, and the layer works on with the bits of before. */
-static void CudaCallback_ItFails_PassSaysSoAndTheLayerWorksOn(void** state) {
-  (void)state;
+TEST(CudaCallback_ItFails_PassSaysSoAndTheLayerWorksOn) {
   const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE};
   for (int m = 0; m < 2; ++m) {
     const sluice_moe_config_t config = config_of(SLUICE_RESTORE_KEEP, pre_activations[m]);
@@ -153,8 +147,7 @@ static void fail_on_rank_1(rank_t* r, rig_t* rig) {
 }
 
 /* The others learn of it in the next header, and the group works on: with NCCL and on one device. */
-static void CudaCallback_ItFailsOnOneRank_OthersLearnAtTheNextHeader(void** state) {
-  (void)state;
+TEST(CudaCallback_ItFailsOnOneRank_OthersLearnAtTheNextHeader) {
   const sluice_moe_config_t config = config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP);
   for (int is_local = 0; is_local < 2; ++is_local) {
     rank_t ranks[2];
@@ -174,8 +167,7 @@ static void CudaCallback_ItFailsOnOneRank_OthersLearnAtTheNextHeader(void** stat
 /* ---- budgets ---------------------------------------------------------------------------------------------------- */
 
 /* In a budget of just a plan's bytes: the peak of the device is the plan's total, to the byte. */
-static void CudaCallback_UnderABudget_PredictsThePeakToTheByte(void** state) {
-  (void)state;
+TEST(CudaCallback_UnderABudget_PredictsThePeakToTheByte) {
   enum { OUTSTANDING = 2 };
   for (int32_t p = 0; p < 8; ++p) {
     const int32_t pre_activation = p / 2 == 0 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
@@ -216,8 +208,7 @@ static void CudaCallback_UnderABudget_PredictsThePeakToTheByte(void** state) {
 
 /* ---- what stays closed ------------------------------------------------------------------------------------------ */
 
-static void CudaCallback_OtherPoliciesOrACaptureInExactMode_AreRefused(void** state) {
-  (void)state;
+TEST(CudaCallback_OtherPoliciesOrACaptureInExactMode_AreRefused) {
   rig_t rig;
   sluice_moe_config_t good = config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP), bad = good;
   sluice_moe_t* moe = NULL;
@@ -231,15 +222,4 @@ static void CudaCallback_OtherPoliciesOrACaptureInExactMode_AreRefused(void** st
   sluice_fake_cuda_set_capturing(fakes_stream(0), 0);
   assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
   assert_int_equal(close_all(&rig), 0);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(CudaCallback_WorkOnAnotherStream_IsAHazardUnlessItIsJoined),
-      cmocka_unit_test(CudaCallback_ItFails_PassSaysSoAndTheLayerWorksOn),
-      cmocka_unit_test(CudaCallback_ItFailsOnOneRank_OthersLearnAtTheNextHeader),
-      cmocka_unit_test(CudaCallback_UnderABudget_PredictsThePeakToTheByte),
-      cmocka_unit_test(CudaCallback_OtherPoliciesOrACaptureInExactMode_AreRefused),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,8 @@
 /* Graph mode under budgets and plans, on the fakes: the device's peak to the byte, nothing read, and what a graph keeps
  * of a plan's memory. capacity_test.c has the same budgets on a CPU. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/moe/context/context.h"
 #include "backend/moe/run/choose_mode.h"
@@ -15,6 +10,7 @@
 #include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/rig.h"
 #include "capi/test/world/capacity_budgets.h"
+#include "third_party/bazel/test.h"
 
 static budget_suite_t suite_of(void) {
   budget_suite_t suite = {.base = capacity_budget_base(), .run = run_on_fakes, .least_ranks = 1, .is_slow = 1};
@@ -23,8 +19,7 @@ static budget_suite_t suite_of(void) {
   return suite;
 }
 
-static void CudaCapacityBudget_HostWaits_NoneInForwardAndBackward(void** state) {
-  (void)state;
+TEST(CudaCapacityBudget_HostWaits_NoneInForwardAndBackward) {
   const budget_suite_t suite = suite_of();
   for (int w = 0; w < 3; ++w) {
     case_t c = capacity_budget_case(&suite, capacity_budget_ranks[w], 3);
@@ -90,8 +85,7 @@ static void first_call_in_a_capture_is_refused(rig_t* rig) {
 
 /* The graph's step is one of the plan's two for good, also when it is dropped: one more fits beside it, a second is
  * refused by name before anything is enqueued, and the device's peak stays what was planned. */
-static void CudaGraph_UnderABudget_ReplaysAndItsStepStaysCounted(void** state) {
-  (void)state;
+TEST(CudaGraph_UnderABudget_ReplaysAndItsStepStaysCounted) {
   for (int policy = 0; policy < 3; ++policy) {
     rig_t rig;
     sluice_plan_info_t info;
@@ -130,8 +124,7 @@ static void CudaGraph_UnderABudget_ReplaysAndItsStepStaysCounted(void** state) {
 }
 
 /* A plan, and the kinds of calls, are made outside of it. */
-static void CudaGraph_UnderABudgetThatNoCallHasRun_IsRefusedByName(void** state) {
-  (void)state;
+TEST(CudaGraph_UnderABudgetThatNoCallHasRun_IsRefusedByName) {
   rig_t rig;
   sluice_plan_info_t info;
   sluice_fake_graph_t* graph = NULL;
@@ -159,8 +152,7 @@ static void CudaGraph_UnderABudgetThatNoCallHasRun_IsRefusedByName(void** state)
 }
 
 /* The context's own budget: without a call before there is no plan yet. */
-static void CudaGraph_BudgetWithoutAPlanYet_IsRefusedByName(void** state) {
-  (void)state;
+TEST(CudaGraph_BudgetWithoutAPlanYet_IsRefusedByName) {
   rig_t rig;
   const sluice_moe_config_t layer = config_under(12);
   open_all(&rig, &layer);
@@ -174,16 +166,11 @@ static void CudaGraph_BudgetWithoutAPlanYet_IsRefusedByName(void** state) {
 
 int main(void) {
   setenv("SLUICE_POISON", "1", 1); /* slots are NaN at the start of each pass: padding must be written */
-  const struct CMUnitTest tests[] = {
+  const struct CMUnitTest rows[] = {
       BUDGET_TEST(CudaCapacityBudget_FromTheSmallestUp_PeakIsPlannedToTheByte, suite_of(),
                   capacity_budget_peak_is_planned),
-      cmocka_unit_test(CudaCapacityBudget_HostWaits_NoneInForwardAndBackward),
       BUDGET_TEST(CudaCapacityBudget_MoreOutstandingThanSaid_RefusedOnAllRanks, suite_of(),
                   capacity_budget_more_outstanding_than_said),
-      cmocka_unit_test(CudaGraph_UnderABudget_ReplaysAndItsStepStaysCounted),
-      cmocka_unit_test(CudaGraph_UnderABudgetThatNoCallHasRun_IsRefusedByName),
-      cmocka_unit_test(CudaGraph_BudgetWithoutAPlanYet_IsRefusedByName),
   };
-  if (getenv("CMOCKA_TEST_FILTER") != NULL) cmocka_set_test_filter(getenv("CMOCKA_TEST_FILTER"));
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return RUN_CASES_AFTER(rows);
 }

@@ -1,14 +1,9 @@
 /* Layers on a CUDA context, on fakes, whose tokens travel once to each rank or once to each node: the bits of the
  * CPU's, bytes on the wire, what is read, budgets and plans. deduplicate_test has more cases, on these fakes too, and
  * cuda_layer_suite holds both ways against the reference. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/routing/binding.h"
@@ -18,6 +13,7 @@
 #include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/rig.h"
 #include "capi/test/world/budget_suite.h"
+#include "third_party/bazel/test.h"
 
 enum { RANKS_OF_NODES = 4, PER_NODE = 2 };
 
@@ -105,8 +101,7 @@ static void CudaCopies_DroppedRepeatedHotAndSilent_HaveTheBitsOfTheCpu(void** st
 /* ---- numbers of a rank that does not keep to the rules ---- */
 
 /* Rank 0 of two that own an expert each; rank 1 sends three rows of two routes a token. */
-static void CudaCopies_NumbersOfAPeerThatDoNotFit_NameTheRank(void** state) {
-  (void)state;
+TEST(CudaCopies_NumbersOfAPeerThatDoNotFit_NameTheRank) {
   rig_t rig;
   sluice_moe_config_t config = rig_config();
   config.num_experts = 2, config.deduplicate = 1, config.num_chunks = 1;
@@ -195,7 +190,7 @@ static void CudaCopiesPlan_EveryPolicy_PeakIsPlannedToTheByte(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
+  const struct CMUnitTest rows[] = {
       TEST_OF(once_to_each_rank, CudaCopies_RanksChunksAndTopK_HaveTheBitsOfTheCpu),
       TEST_OF(once_to_each_rank, CudaCopies_EveryPolicyAndSeparateWgrad_HaveTheBitsOfTheCpu),
       TEST_OF(once_to_each_rank, CudaCopies_DroppedRepeatedHotAndSilent_HaveTheBitsOfTheCpu),
@@ -204,7 +199,6 @@ int main(void) {
       TEST_OF(once_to_each_node, CudaCopies_EveryPolicyAndSeparateWgrad_HaveTheBitsOfTheCpu),
       TEST_OF(once_to_each_node, CudaCopies_DroppedRepeatedHotAndSilent_HaveTheBitsOfTheCpu),
       TEST_OF(once_to_each_node, CudaCopiesPlan_EveryPolicy_PeakIsPlannedToTheByte),
-      cmocka_unit_test(CudaCopies_NumbersOfAPeerThatDoNotFit_NameTheRank),
       BUDGET_TEST(CudaDeduplicateBudget_FromTheSmallestUp_ResultsAreTheSame, suite_of(&once_to_each_rank, 1),
                   budget_from_the_smallest_up),
       BUDGET_TEST(CudaDeduplicateBudget_OneHotExpert_StaysWithinThePlan, suite_of(&once_to_each_rank, 0),
@@ -216,6 +210,5 @@ int main(void) {
       BUDGET_TEST(CudaTwoLevelsBudget_OddShapesAndPolicies_ResultsAreTheSame, suite_of(&once_to_each_node, 1),
                   budget_odd_shapes_and_policies),
   };
-  if (getenv("CMOCKA_TEST_FILTER") != NULL) cmocka_set_test_filter(getenv("CMOCKA_TEST_FILTER"));
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return RUN_CASES_AFTER(rows);
 }

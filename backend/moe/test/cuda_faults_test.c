@@ -1,14 +1,9 @@
 /* Bad input and failing calls of the driver, cuBLAS and NCCL under the engine: right status, nothing leaked, and the
  * context works on, or its communicator is aborted. */
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/comm/comm.h"
 #include "backend/comm/nccl/fake/fake_nccl.h"
@@ -18,6 +13,7 @@
 #include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes.h"
 #include "capi/test/rig/rig.h"
+#include "third_party/bazel/test.h"
 
 enum { UNKNOWN_ERROR = 999, MOST_CALLS = 5000 };
 
@@ -40,8 +36,7 @@ static sluice_moe_config_t config_of(int32_t restore_input, int32_t restore_pre_
   } while (0)
 #define BAD SLUICE_E_INVALID_ARGUMENT
 
-static void CudaLayer_TensorsOfTheWrongPlace_AreRefusedByName(void** state) {
-  (void)state;
+TEST(CudaLayer_TensorsOfTheWrongPlace_AreRefusedByName) {
   rig_t rig;
   const sluice_moe_config_t config = rig_config();
   open_all(&rig, &config);
@@ -65,8 +60,7 @@ static void CudaLayer_TensorsOfTheWrongPlace_AreRefusedByName(void** state) {
   close_all(&rig);
 }
 
-static void CudaLayer_IdsOutOfRange_AreRefusedByName(void** state) {
-  (void)state;
+TEST(CudaLayer_IdsOutOfRange_AreRefusedByName) {
   rig_t rig;
   const sluice_moe_config_t config = rig_config();
   open_all(&rig, &config);
@@ -77,8 +71,7 @@ static void CudaLayer_IdsOutOfRange_AreRefusedByName(void** state) {
   close_all(&rig);
 }
 
-static void CudaLayer_StreamOfAnotherDeviceOrCapturing_IsRefused(void** state) {
-  (void)state;
+TEST(CudaLayer_StreamOfAnotherDeviceOrCapturing_IsRefused) {
   rig_t rig;
   const sluice_moe_config_t config = rig_config();
   open_all(&rig, &config);
@@ -95,8 +88,7 @@ static void CudaLayer_StreamOfAnotherDeviceOrCapturing_IsRefused(void** state) {
   close_all(&rig);
 }
 
-static void CudaLayer_WhatIsNotThereYet_IsRefusedByName(void** state) {
-  (void)state;
+TEST(CudaLayer_WhatIsNotThereYet_IsRefusedByName) {
   rig_t rig;
   const sluice_moe_config_t config = rig_config();
   open_all(&rig, &config);
@@ -116,8 +108,7 @@ static sluice_moe_config_t config_under_capacity(void) {
   return config;
 }
 
-static void CudaLayer_OutOfMemory_SaysHowMuchAndTheStepIsRetryable(void** state) {
-  (void)state;
+TEST(CudaLayer_OutOfMemory_SaysHowMuchAndTheStepIsRetryable) {
   rig_t rig;
   uint64_t want, got;
   const sluice_moe_config_t config = rig_config();
@@ -188,8 +179,7 @@ static void nth_allocation_of_a_round(const sluice_moe_config_t* config) {
   assert_true(told[0] > 3 && told[1] > 3);
 }
 
-static void CudaLayer_NthAllocationRefused_SaysHowMuchAndTheStepIsRetryable(void** state) {
-  (void)state;
+TEST(CudaLayer_NthAllocationRefused_SaysHowMuchAndTheStepIsRetryable) {
   const sluice_moe_config_t keep = config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE);
   const sluice_moe_config_t offload = config_of(SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD);
   const sluice_moe_config_t capacity = config_under_capacity();
@@ -198,8 +188,7 @@ static void CudaLayer_NthAllocationRefused_SaysHowMuchAndTheStepIsRetryable(void
   nth_allocation_of_a_round(&capacity);
 }
 
-static void CudaContext_NthAllocationOfCreationRefused_SaysHowMuchAndLeaksNothing(void** state) {
-  (void)state;
+TEST(CudaContext_NthAllocationOfCreationRefused_SaysHowMuchAndLeaksNothing) {
   const sluice_moe_config_t config = rig_config();
   int64_t nth = 0;
   for (int is_refused = 1; is_refused; ++nth) {
@@ -219,8 +208,7 @@ static void CudaContext_NthAllocationOfCreationRefused_SaysHowMuchAndLeaksNothin
   assert_true(nth > 1);
 }
 
-static void NcclGroup_BadInput_IsRefusedByName(void** state) {
-  (void)state;
+TEST(NcclGroup_BadInput_IsRefusedByName) {
   char id[SLUICE_NCCL_ID_BYTES] = {1};
   sluice_comm_config_t config;
   sluice_comm_config_init(&config, sizeof config);
@@ -361,21 +349,18 @@ static void nth_call_of_a_capture(const library_t* library) {
   printf("%s, captured: %lld of %lld failures told\n", library->name, (long long)told, (long long)nth - 1);
 }
 
-static void CudaGraph_NthCallOfACaptureFails_ContextWorksOn(void** state) {
-  (void)state;
+TEST(CudaGraph_NthCallOfACaptureFails_ContextWorksOn) {
   nth_call_of_a_capture(&DRIVER);
   nth_call_of_a_capture(&CUBLAS);
 }
 
-static void CudaCapacity_NthCallOfARoundFails_ContextWorksOn(void** state) {
-  (void)state;
+TEST(CudaCapacity_NthCallOfARoundFails_ContextWorksOn) {
   const sluice_moe_config_t config = config_under_capacity();
   nth_call_of_a_round(&DRIVER, &config, 0, 1);
   nth_call_of_a_round(&CUBLAS, &config, 0, 1);
 }
 
-static void CudaLayer_NthDriverCallOfARoundFails_ContextWorksOn(void** state) {
-  (void)state;
+TEST(CudaLayer_NthDriverCallOfARoundFails_ContextWorksOn) {
   const sluice_moe_config_t keep = config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE);
   const sluice_moe_config_t offload = config_of(SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD);
   nth_call_of_a_round(&DRIVER, &keep, 0, 1);
@@ -384,22 +369,19 @@ static void CudaLayer_NthDriverCallOfARoundFails_ContextWorksOn(void** state) {
 }
 
 /* The host's own launches among them. */
-static void CudaCallback_NthDriverCallOfARoundFails_ContextWorksOn(void** state) {
-  (void)state;
+TEST(CudaCallback_NthDriverCallOfARoundFails_ContextWorksOn) {
   sluice_moe_config_t config = config_of(SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE);
   config.callback_experts = 1;
   assert_true(nth_call_of_a_round(&DRIVER, &config, 0, 1) > 100);
 }
 
-static void CudaPlan_NthDriverCallOfARoundFails_ContextWorksOn(void** state) {
-  (void)state;
+TEST(CudaPlan_NthDriverCallOfARoundFails_ContextWorksOn) {
   const sluice_moe_config_t config = config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD);
   nth_call_of_a_round(&DRIVER, &config, 1, 7);        /* a plan adds few calls of its own */
   nth_call_of_a_round(&DRIVER_MEMORY, &config, 1, 7); /* a plan adds few calls of its own */
 }
 
-static void CudaLayer_NthCublasCallOfARoundFails_ContextWorksOn(void** state) {
-  (void)state;
+TEST(CudaLayer_NthCublasCallOfARoundFails_ContextWorksOn) {
   const sluice_moe_config_t config = rig_config();
   nth_call_of_a_round(&CUBLAS, &config, 0, 1);
   assert_int_equal(setenv("SLUICE_CUBLAS", "lt", 1), 0);
@@ -407,8 +389,7 @@ static void CudaLayer_NthCublasCallOfARoundFails_ContextWorksOn(void** state) {
   unsetenv("SLUICE_CUBLAS");
 }
 
-static void CudaContext_NthCallOfCreationFails_LeaksNothing(void** state) {
-  (void)state;
+TEST(CudaContext_NthCallOfCreationFails_LeaksNothing) {
   const sluice_moe_config_t config = rig_config();
   const library_t* const libraries[] = {&DRIVER, &DRIVER_MEMORY, &CUBLAS};
   for (int l = 0; l < 3; ++l) {
@@ -516,15 +497,13 @@ static void nth_call_of_two_ranks(const library_t* library, int64_t step, const 
          (long long)runs, (long long)told, (long long)usable);
 }
 
-static void CudaLayer_NthNcclCallOfTwoRanksFails_NobodyHangs(void** state) {
-  (void)state;
+TEST(CudaLayer_NthNcclCallOfTwoRanksFails_NobodyHangs) {
   const sluice_moe_config_t exact = rig_config(), capacity = config_under_capacity();
   nth_call_of_two_ranks(&NCCL, 1, &exact);
   nth_call_of_two_ranks(&NCCL, 3, &capacity); /* groups are as in exact mode */
 }
 
-static void CudaDeduplicate_NthCallOfTwoRanksFails_NobodyHangs(void** state) {
-  (void)state;
+TEST(CudaDeduplicate_NthCallOfTwoRanksFails_NobodyHangs) {
   sluice_moe_config_t config = rig_config();
   config.deduplicate = 1;
   nth_call_of_two_ranks(&NCCL, 2, &config);
@@ -532,34 +511,8 @@ static void CudaDeduplicate_NthCallOfTwoRanksFails_NobodyHangs(void** state) {
 }
 
 /* Ranks share the numbers of calls, so that a sample of them is as good as all. */
-static void CudaLayer_NthDriverCallOfTwoRanksFails_NobodyHangs(void** state) {
-  (void)state;
+TEST(CudaLayer_NthDriverCallOfTwoRanksFails_NobodyHangs) {
   const sluice_moe_config_t exact = rig_config(), capacity = config_under_capacity();
   nth_call_of_two_ranks(&DRIVER, 23, &exact);
   nth_call_of_two_ranks(&DRIVER, 101, &capacity);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(CudaLayer_TensorsOfTheWrongPlace_AreRefusedByName),
-      cmocka_unit_test(CudaLayer_IdsOutOfRange_AreRefusedByName),
-      cmocka_unit_test(CudaLayer_StreamOfAnotherDeviceOrCapturing_IsRefused),
-      cmocka_unit_test(CudaLayer_WhatIsNotThereYet_IsRefusedByName),
-      cmocka_unit_test(CudaLayer_OutOfMemory_SaysHowMuchAndTheStepIsRetryable),
-      cmocka_unit_test(CudaLayer_NthAllocationRefused_SaysHowMuchAndTheStepIsRetryable),
-      cmocka_unit_test(CudaContext_NthAllocationOfCreationRefused_SaysHowMuchAndLeaksNothing),
-      cmocka_unit_test(NcclGroup_BadInput_IsRefusedByName),
-      cmocka_unit_test(CudaLayer_NthDriverCallOfARoundFails_ContextWorksOn),
-      cmocka_unit_test(CudaCallback_NthDriverCallOfARoundFails_ContextWorksOn),
-      cmocka_unit_test(CudaPlan_NthDriverCallOfARoundFails_ContextWorksOn),
-      cmocka_unit_test(CudaLayer_NthCublasCallOfARoundFails_ContextWorksOn),
-      cmocka_unit_test(CudaCapacity_NthCallOfARoundFails_ContextWorksOn),
-      cmocka_unit_test(CudaGraph_NthCallOfACaptureFails_ContextWorksOn),
-      cmocka_unit_test(CudaContext_NthCallOfCreationFails_LeaksNothing),
-      cmocka_unit_test(CudaLayer_NthNcclCallOfTwoRanksFails_NobodyHangs),
-      cmocka_unit_test(CudaLayer_NthDriverCallOfTwoRanksFails_NobodyHangs),
-      cmocka_unit_test(CudaDeduplicate_NthCallOfTwoRanksFails_NobodyHangs),
-  };
-  if (getenv("CMOCKA_TEST_FILTER") != NULL) cmocka_set_test_filter(getenv("CMOCKA_TEST_FILTER"));
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,8 @@
 /* Batches of several sizes under a budget of a device's memory, on the fakes: each size has a plan of its own, and all
  * steps use the same blocks. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/moe/step/step.h"
@@ -15,6 +10,7 @@
 #include "capi/test/rig/rig.h"
 #include "sluice/planner.h"
 #include "sluice/tuner.h"
+#include "third_party/bazel/test.h"
 
 enum { MORE_BYTES = 24000 }; /* a twelfth of the rows of the largest batches */
 enum { MOST = 256, SIZES = 3, ROUNDS = 8 * SIZES, WARM = 2 * SIZES };
@@ -158,21 +154,7 @@ static void check_sizes(int32_t separate_wgrad) {
   assert_true(num_unlike > 0);
 }
 
-static void CudaSizes_UnderABudget_EachHasItsPlanInTheSameBlock(void** state) {
-  (void)state;
-  check_sizes(0);
-}
+TEST(CudaSizes_UnderABudget_EachHasItsPlanInTheSameBlock) { check_sizes(0); }
 
 /* Gradient rows between the halves lie in blocks that serve the plans of all sizes, too. */
-static void CudaSizes_SeparateWgrad_EachHasItsPlanInTheSameBlocks(void** state) {
-  (void)state;
-  check_sizes(1);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(CudaSizes_UnderABudget_EachHasItsPlanInTheSameBlock),
-      cmocka_unit_test(CudaSizes_SeparateWgrad_EachHasItsPlanInTheSameBlocks),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST(CudaSizes_SeparateWgrad_EachHasItsPlanInTheSameBlocks) { check_sizes(1); }

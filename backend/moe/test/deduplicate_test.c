@@ -1,13 +1,8 @@
 /* Deduplicated layers on this CPU: results and gradients beside the plain f64 reference and beside the same layer
  * without it, bytes on the wire, what is refused. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/routing/binding.h"
@@ -18,6 +13,7 @@
 #include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/rig.h"
 #include "capi/test/world/budget_suite.h"
+#include "third_party/bazel/test.h"
 
 static case_t base_case(void) {
   case_t c = world_small_case();
@@ -59,8 +55,7 @@ static void check(const case_t* c) {
   world_free(&want);
 }
 
-static void Deduplicate_RanksAndChunks_MatchReference(void** state) {
-  (void)state;
+TEST(Deduplicate_RanksAndChunks_MatchReference) {
   const int32_t chunks[] = {1, 2, 3, 5, 16};
   for (int32_t w = 1; w <= 4; ++w) {
     for (int32_t n = 0; n < 5; ++n) {
@@ -71,8 +66,7 @@ static void Deduplicate_RanksAndChunks_MatchReference(void** state) {
   }
 }
 
-static void Deduplicate_EveryPolicy_MatchesReference(void** state) {
-  (void)state;
+TEST(Deduplicate_EveryPolicy_MatchesReference) {
   const int32_t inputs[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
   const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   for (int32_t p = 0; p < 9; ++p) {
@@ -86,8 +80,7 @@ static void Deduplicate_EveryPolicy_MatchesReference(void** state) {
   }
 }
 
-static void Deduplicate_EveryDtype_MatchesReference(void** state) {
-  (void)state;
+TEST(Deduplicate_EveryDtype_MatchesReference) {
   const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16, SLUICE_DTYPE_F64};
   for (int32_t i = 0; i < 4; ++i) {
     for (int32_t w = 2; w <= 4; ++w) {
@@ -98,8 +91,7 @@ static void Deduplicate_EveryDtype_MatchesReference(void** state) {
   }
 }
 
-static void Deduplicate_AnyTopK_MatchesReference(void** state) {
-  (void)state;
+TEST(Deduplicate_AnyTopK_MatchesReference) {
   for (int32_t k = 1; k <= 12; k += k < 8 ? 1 : 4) {
     for (int32_t w = 2; w <= 4; ++w) {
       case_t c = base_case();
@@ -109,8 +101,7 @@ static void Deduplicate_AnyTopK_MatchesReference(void** state) {
   }
 }
 
-static void Deduplicate_DroppedRepeatedAndHotRoutes_MatchReference(void** state) {
-  (void)state;
+TEST(Deduplicate_DroppedRepeatedAndHotRoutes_MatchReference) {
   for (int32_t w = 2; w <= 4; ++w) {
     for (int32_t every = 1; every <= 3; ++every) {
       case_t c = base_case();
@@ -124,8 +115,7 @@ static void Deduplicate_DroppedRepeatedAndHotRoutes_MatchReference(void** state)
   }
 }
 
-static void Deduplicate_NoTokensOnSomeRanks_MatchesReference(void** state) {
-  (void)state;
+TEST(Deduplicate_NoTokensOnSomeRanks_MatchesReference) {
   case_t c = base_case();
   c.world_size = 3, c.num_chunks = 4;
   c.tokens[1] = 0;
@@ -134,8 +124,7 @@ static void Deduplicate_NoTokensOnSomeRanks_MatchesReference(void** state) {
   check(&c);
 }
 
-static void Deduplicate_CallbackExperts_MatchReference(void** state) {
-  (void)state;
+TEST(Deduplicate_CallbackExperts_MatchReference) {
   for (int32_t recompute = 0; recompute < 2; ++recompute) {
     case_t c = base_case();
     c.callback_experts = 1, c.world_size = 3, c.num_chunks = 3;
@@ -145,8 +134,7 @@ static void Deduplicate_CallbackExperts_MatchReference(void** state) {
   }
 }
 
-static void Deduplicate_ManyCycles_KeepNoMemory(void** state) {
-  (void)state;
+TEST(Deduplicate_ManyCycles_KeepNoMemory) {
   case_t c = base_case();
   c.world_size = 3, c.num_chunks = 3, c.cycles = 3;
   result_t got;
@@ -157,8 +145,7 @@ static void Deduplicate_ManyCycles_KeepNoMemory(void** state) {
 }
 
 /* A sum of one row is that row, rounded twice to the same value. */
-static void Deduplicate_OneRoutePerToken_HasTheBitsOfRows(void** state) {
-  (void)state;
+TEST(Deduplicate_OneRoutePerToken_HasTheBitsOfRows) {
   for (int32_t dtype = SLUICE_DTYPE_F32; dtype <= SLUICE_DTYPE_F16; ++dtype) {
     case_t c = base_case();
     c.dtype = dtype, c.top_k = 1, c.world_size = 3, c.num_chunks = 2;
@@ -173,8 +160,7 @@ static void Deduplicate_OneRoutePerToken_HasTheBitsOfRows(void** state) {
 }
 
 /* Chunks are cut by tokens, and a token's sums lie within one. */
-static void Deduplicate_AnyNumberOfChunks_HasTheSameBits(void** state) {
-  (void)state;
+TEST(Deduplicate_AnyNumberOfChunks_HasTheSameBits) {
   for (int32_t dtype = SLUICE_DTYPE_F32; dtype <= SLUICE_DTYPE_F16; ++dtype) {
     case_t c = base_case();
     c.dtype = dtype, c.world_size = 4;
@@ -220,8 +206,7 @@ static uint64_t bytes_with(traffic_t t, uint64_t row, int redispatches) {
          4 * t.routes_in;
 }
 
-static void Deduplicate_BytesSent_AreThoseOfTokenCopies(void** state) {
-  (void)state;
+TEST(Deduplicate_BytesSent_AreThoseOfTokenCopies) {
   for (int32_t w = 2; w <= 4; w += 2) {
     for (int32_t redispatches = 0; redispatches < 2; ++redispatches) {
       case_t c = base_case();
@@ -256,14 +241,12 @@ static budget_suite_t suite_of(void) {
   return suite;
 }
 
-static void DeduplicatePrediction_SeveralRanks_EqualsTheAllocatorOfEach(void** state) {
-  (void)state;
+TEST(DeduplicatePrediction_SeveralRanks_EqualsTheAllocatorOfEach) {
   budget_predictions(&(budget_suite_t){.base = base_case(), .run = world_run});
 }
 
 /* Repeated ids may bring a rank more routes than distinct ones could; their tables have room all the same. */
-static void DeduplicateBudget_RepeatedIds_StayWithinThePlan(void** state) {
-  (void)state;
+TEST(DeduplicateBudget_RepeatedIds_StayWithinThePlan) {
   const budget_suite_t suite = suite_of();
   for (int32_t w = 2; w <= 4; ++w) {
     case_t c = suite.base;
@@ -275,8 +258,7 @@ static void DeduplicateBudget_RepeatedIds_StayWithinThePlan(void** state) {
 }
 
 /* The host's own experts, and halves apart, as the plans of rows have them. */
-static void DeduplicateBudget_CallbackExpertsAndHalves_ResultsAreTheSame(void** state) {
-  (void)state;
+TEST(DeduplicateBudget_CallbackExpertsAndHalves_ResultsAreTheSame) {
   const budget_suite_t suite = suite_of();
   for (int32_t w = 2; w <= 3; ++w) {
     case_t c = suite.base;
@@ -294,8 +276,7 @@ static void DeduplicateBudget_CallbackExpertsAndHalves_ResultsAreTheSame(void** 
 }
 
 /* Token copies and sums on their way take no more slots than tokens, whatever number of routes they have. */
-static void DeduplicateBudget_ManyRoutesPerToken_NeedsLessThanRows(void** state) {
-  (void)state;
+TEST(DeduplicateBudget_ManyRoutesPerToken_NeedsLessThanRows) {
   const budget_suite_t suite = suite_of();
   case_t c = suite.base, without;
   c.top_k = 12, c.model_width = 96, c.budget = 1;
@@ -318,8 +299,7 @@ static void bind(sluice_moe_t* moe, sluice_binding_t* b) {
   assert_int_equal(b->num_rows, 4);
 }
 
-static void Deduplicate_SlotsOfAPeerThatFitNothing_NameTheRank(void** state) {
-  (void)state;
+TEST(Deduplicate_SlotsOfAPeerThatFitNothing_NameTheRank) {
   sluice_context_t* context = NULL;
   assert_int_equal(sluice_engine_create(NULL, NULL, NULL, NULL, &context), SLUICE_OK);
   context->world_size = 2;
@@ -357,8 +337,7 @@ static void refused(rig_t* rig, const sluice_moe_config_t* config, sluice_status
   if (strstr(last_message(), text) == NULL) fail_msg("%s", last_message());
 }
 
-static void Deduplicate_ConfigsItDoesNotTake_AreRefusedByName(void** state) {
-  (void)state;
+TEST(Deduplicate_ConfigsItDoesNotTake_AreRefusedByName) {
   rig_t rig;
   sluice_moe_config_t good = rig_config(), c;
   assert_int_equal(rig_open(&rig, NULL, &good), SLUICE_OK);
@@ -370,8 +349,7 @@ static void Deduplicate_ConfigsItDoesNotTake_AreRefusedByName(void** state) {
   rig_close(&rig);
 }
 
-static void Deduplicate_PartsAlone_AreRefusedByName(void** state) {
-  (void)state;
+TEST(Deduplicate_PartsAlone_AreRefusedByName) {
   rig_t rig;
   sluice_moe_config_t config = rig_config();
   config.deduplicate = 1;
@@ -388,34 +366,16 @@ static void Deduplicate_PartsAlone_AreRefusedByName(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Deduplicate_RanksAndChunks_MatchReference),
-      cmocka_unit_test(Deduplicate_EveryPolicy_MatchesReference),
-      cmocka_unit_test(Deduplicate_EveryDtype_MatchesReference),
-      cmocka_unit_test(Deduplicate_AnyTopK_MatchesReference),
-      cmocka_unit_test(Deduplicate_DroppedRepeatedAndHotRoutes_MatchReference),
-      cmocka_unit_test(Deduplicate_NoTokensOnSomeRanks_MatchesReference),
-      cmocka_unit_test(Deduplicate_CallbackExperts_MatchReference),
-      cmocka_unit_test(Deduplicate_ManyCycles_KeepNoMemory),
-      cmocka_unit_test(Deduplicate_OneRoutePerToken_HasTheBitsOfRows),
-      cmocka_unit_test(Deduplicate_AnyNumberOfChunks_HasTheSameBits),
-      cmocka_unit_test(Deduplicate_BytesSent_AreThoseOfTokenCopies),
+  const struct CMUnitTest rows[] = {
       BUDGET_TEST(DeduplicateBudget_FromTheSmallestUp_ResultsAreTheSame, suite_of(), budget_from_the_smallest_up),
       BUDGET_TEST(DeduplicateBudget_OneHotExpert_StaysWithinThePlan, suite_of(), budget_one_hot_expert),
       BUDGET_TEST(DeduplicateBudget_OddShapesAndPolicies_ResultsAreTheSame, suite_of(), budget_odd_shapes_and_policies),
       BUDGET_TEST(DeduplicateBudget_MoreOutstandingThanSaid_RefusedByName, suite_of(),
                   budget_more_outstanding_than_said),
       BUDGET_TEST(DeduplicateHostBudget_OneHotExpert_ResultsAreTheSame, suite_of(), host_budget_one_hot_expert),
-      cmocka_unit_test(DeduplicatePrediction_SeveralRanks_EqualsTheAllocatorOfEach),
-      cmocka_unit_test(DeduplicateBudget_RepeatedIds_StayWithinThePlan),
-      cmocka_unit_test(DeduplicateBudget_CallbackExpertsAndHalves_ResultsAreTheSame),
-      cmocka_unit_test(DeduplicateBudget_ManyRoutesPerToken_NeedsLessThanRows),
-      cmocka_unit_test(Deduplicate_SlotsOfAPeerThatFitNothing_NameTheRank),
-      cmocka_unit_test(Deduplicate_ConfigsItDoesNotTake_AreRefusedByName),
-      cmocka_unit_test(Deduplicate_PartsAlone_AreRefusedByName),
       TEST_WITH(run_on_fakes, Deduplicate_EveryDtype_MatchesReference),
       TEST_WITH(run_on_fakes, Deduplicate_AnyNumberOfChunks_HasTheSameBits),
       TEST_WITH(run_on_fakes, Deduplicate_BytesSent_AreThoseOfTokenCopies),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return RUN_CASES_AFTER(rows);
 }

@@ -1,15 +1,11 @@
 /* Ranks that differ in a config, in what they want, or in the order of their calls are told so, with the values. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/moe/context/context.h"
 #include "capi/test/ranks/play.h"
+#include "third_party/bazel/test.h"
 
 typedef struct differ_scene_s {
   const char* name; /* of the field, as the message spells it */
@@ -71,8 +67,7 @@ static void differ_run(part_t* me) {
 #member, offsetof(sluice_moe_config_t, member), 0, common, other, 1, { one, two } \
   }
 
-static void Ranks_DifferentConfigs_AreNamedWithValues(void** state) {
-  (void)state;
+TEST(Ranks_DifferentConfigs_AreNamedWithValues) {
   static const differ_scene_t scenes[] = {
       FIELD(model_width, "model_width", 5, 6),
       FIELD(hidden_width, "hidden_width", 7, 8),
@@ -109,8 +104,7 @@ static void wires_run(part_t* me) {
                        : "wire_dtype of the context is bf16 on rank 1 and as it is on rank");
 }
 
-static void Ranks_DifferentWires_AreNamed(void** state) {
-  (void)state;
+TEST(Ranks_DifferentWires_AreNamed) {
   play_t play = {.run = wires_run, .world_size = 3};
   perform(&play);
 }
@@ -131,8 +125,7 @@ static void restores_run(part_t* me) {
   (void)good_round(me, __LINE__);
 }
 
-static void Ranks_OneRestoresRowsAndTheModeIsOpen_AreToldToNameIt(void** state) {
-  (void)state;
+TEST(Ranks_OneRestoresRowsAndTheModeIsOpen_AreToldToNameIt) {
   play_t play = {.run = restores_run, .world_size = 2};
   perform(&play);
 }
@@ -154,8 +147,7 @@ static void kind_run(part_t* me) {
   (void)good_round(me, __LINE__);
 }
 
-static void Ranks_DifferInWhatOnlyAChecksumTells_AreToldWhatItMayBe(void** state) {
-  (void)state;
+TEST(Ranks_DifferInWhatOnlyAChecksumTells_AreToldWhatItMayBe) {
   play_t play = {.run = kind_run, .world_size = 3};
   perform(&play);
 }
@@ -172,8 +164,7 @@ static void table_run(part_t* me) {
   (void)good_round(me, __LINE__);
 }
 
-static void Ranks_DifferentOwnerTables_AreNamed(void** state) {
-  (void)state;
+TEST(Ranks_DifferentOwnerTables_AreNamed) {
   play_t play = {.run = table_run, .world_size = 2};
   perform(&play);
 }
@@ -202,8 +193,7 @@ static void plans_run(part_t* me) {
   sluice_plan_destroy(plan);
 }
 
-static void Ranks_DifferentPlans_AreNamedWithValues(void** state) {
-  (void)state;
+TEST(Ranks_DifferentPlans_AreNamedWithValues) {
   play_t play = {.run = plans_run, .world_size = 2};
   perform(&play);
 }
@@ -226,8 +216,7 @@ static void wishes_run(part_t* me) {
   sluice_step_drop(step);
 }
 
-static void Ranks_DifferentWishes_AreNamed(void** state) {
-  (void)state;
+TEST(Ranks_DifferentWishes_AreNamed) {
   play_t play = {.run = wishes_run, .world_size = 2};
   perform(&play);
 }
@@ -253,8 +242,7 @@ static void order_run(part_t* me) {
   sluice_moe_destroy(second);
 }
 
-static void Ranks_LayersInDifferentOrder_AreNamed(void** state) {
-  (void)state;
+TEST(Ranks_LayersInDifferentOrder_AreNamed) {
   for (int32_t w = 2; w <= 3; ++w) {
     play_t play = {.run = order_run, .world_size = w};
     perform(&play);
@@ -276,8 +264,7 @@ static void crossed_run(part_t* me) {
   EXPECT(good_round(me, __LINE__) == digest);
 }
 
-static void Ranks_ForwardAgainstBackward_AreNamed(void** state) {
-  (void)state;
+TEST(Ranks_ForwardAgainstBackward_AreNamed) {
   for (int32_t w = 2; w <= 3; ++w) {
     play_t play = {.run = crossed_run, .world_size = w};
     perform(&play);
@@ -286,16 +273,5 @@ static void Ranks_ForwardAgainstBackward_AreNamed(void** state) {
 
 int main(void) {
   begin_plays();
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Ranks_DifferentConfigs_AreNamedWithValues),
-      cmocka_unit_test(Ranks_DifferentWires_AreNamed),
-      cmocka_unit_test(Ranks_OneRestoresRowsAndTheModeIsOpen_AreToldToNameIt),
-      cmocka_unit_test(Ranks_DifferInWhatOnlyAChecksumTells_AreToldWhatItMayBe),
-      cmocka_unit_test(Ranks_DifferentOwnerTables_AreNamed),
-      cmocka_unit_test(Ranks_DifferentPlans_AreNamedWithValues),
-      cmocka_unit_test(Ranks_DifferentWishes_AreNamed),
-      cmocka_unit_test(Ranks_LayersInDifferentOrder_AreNamed),
-      cmocka_unit_test(Ranks_ForwardAgainstBackward_AreNamed),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

@@ -1,15 +1,11 @@
 /* A callback or an op of the device fails on one rank: the others learn of it and from whom. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/device/fake/fake_device.h"
 #include "backend/moe/context/context.h"
 #include "capi/test/ranks/play.h"
+#include "third_party/bazel/test.h"
 
 /* ---- a callback fails ---- */
 
@@ -44,8 +40,7 @@ static void callback_run(part_t* me) {
   }
 }
 
-static void Ranks_CallbackFails_OthersLearnAtTheNextHeader(void** state) {
-  (void)state;
+TEST(Ranks_CallbackFails_OthersLearnAtTheNextHeader) {
   for (int32_t w = 2; w <= 3; ++w) {
     play_t play = {.run = callback_run, .world_size = w};
     perform(&play);
@@ -95,8 +90,7 @@ static void device_run(part_t* me) {
   }
 }
 
-static void Ranks_NthOpOfADeviceFails_OthersAreTold(void** state) {
-  (void)state;
+TEST(Ranks_NthOpOfADeviceFails_OthersAreTold) {
   for (int32_t on = SLUICE_FAKE_DEVICE_BEGIN; on <= SLUICE_FAKE_DEVICE_JOB; ++on) {
     for (int32_t w = 2; w <= 3; ++w) {
       device_scene_t scene = {.on = on};
@@ -111,9 +105,5 @@ static void Ranks_NthOpOfADeviceFails_OthersAreTold(void** state) {
 
 int main(void) {
   begin_plays();
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Ranks_CallbackFails_OthersLearnAtTheNextHeader),
-      cmocka_unit_test(Ranks_NthOpOfADeviceFails_OthersAreTold),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

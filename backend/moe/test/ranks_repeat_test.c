@@ -1,16 +1,12 @@
 /* A replayed forward for which the ranks find no original: all ranks then run the current choice, also a rank on which
  * an earlier forward had the same routing. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 #include "backend/base/hash.h"
 #include "backend/moe/context/context.h"
 #include "backend/moe/layer/layer.h"
 #include "capi/test/ranks/play.h"
+#include "third_party/bazel/test.h"
 
 /* Of the first forward, and of all later ones. The scenes differ in what has changed between the two. */
 typedef struct repeat_scene_s {
@@ -78,8 +74,7 @@ static void run(part_t* me) {
   me->rig.context->policy_hook = own;
 }
 
-static void Ranks_RepetitionThatOneRankAloneKnows_AllRunWhatIsChosenNow(void** state) {
-  (void)state;
+TEST(Ranks_RepetitionThatOneRankAloneKnows_AllRunWhatIsChosenNow) {
   static const repeat_scene_t scenes[] = {
       {{.num_chunks = 2, .restore_set = 1}, {.num_chunks = 2, .restore_set = 2}},
       {{.num_chunks = 1, .restore_set = 1}, {.num_chunks = 2, .restore_set = 2}},
@@ -95,8 +90,5 @@ static void Ranks_RepetitionThatOneRankAloneKnows_AllRunWhatIsChosenNow(void** s
 
 int main(void) {
   begin_plays();
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Ranks_RepetitionThatOneRankAloneKnows_AllRunWhatIsChosenNow),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

@@ -1,16 +1,12 @@
 /* Placements of experts that are refused: alike on all ranks, named, and with everything as before. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/moe/context/context.h"
 #include "capi/test/ranks/play.h"
+#include "third_party/bazel/test.h"
 
 enum { MOST = 8 };
 
@@ -95,10 +91,7 @@ static void differ_run(part_t* me) {
   (void)good_round(me, __LINE__);
 }
 
-static void Replace_PlacementsDiffer_NamesRanksAndEntry(void** state) {
-  (void)state;
-  on_ranks(differ_run);
-}
+TEST(Replace_PlacementsDiffer_NamesRanksAndEntry) { on_ranks(differ_run); }
 
 /* More entries than one exchange carries; the last one differs. */
 enum { MANY = 300 };
@@ -123,8 +116,7 @@ static void many_run(part_t* me) {
   sluice_moe_destroy(moe);
 }
 
-static void Replace_ManyExperts_FindsTheEntry(void** state) {
-  (void)state;
+TEST(Replace_ManyExperts_FindsTheEntry) {
   play_t play = {.run = many_run, .world_size = 2};
   perform(&play);
 }
@@ -184,10 +176,7 @@ static void bad_run(part_t* me) {
   EXPECT(good_round(me, __LINE__) == digest);
 }
 
-static void Replace_BadPlacements_AreRefusedOnAllRanks(void** state) {
-  (void)state;
-  on_ranks(bad_run);
-}
+TEST(Replace_BadPlacements_AreRefusedOnAllRanks) { on_ranks(bad_run); }
 
 /* ---- not between steps ---- */
 
@@ -224,10 +213,7 @@ static void outstanding_run(part_t* me) {
   sluice_moe_destroy(second);
 }
 
-static void Replace_StepsOutstanding_IsState(void** state) {
-  (void)state;
-  on_ranks(outstanding_run);
-}
+TEST(Replace_StepsOutstanding_IsState) { on_ranks(outstanding_run); }
 
 typedef struct kept_s {
   sluice_context_t* context; /* NULL: memory of the host's own */
@@ -274,10 +260,7 @@ static void kept_run(part_t* me) {
   for (int i = 0; i < SLUICE_SAVED_COUNT; ++i) free(own.data[i]);
 }
 
-static void Replace_BuffersKept_AreSeenOrRefusedLater(void** state) {
-  (void)state;
-  on_ranks(kept_run);
-}
+TEST(Replace_BuffersKept_AreSeenOrRefusedLater) { on_ranks(kept_run); }
 
 static void crossed_run(part_t* me) {
   table_t old, t;
@@ -293,8 +276,7 @@ static void crossed_run(part_t* me) {
   EXPECT(good_round(me, __LINE__) == digest);
 }
 
-static void Replace_AgainstAForward_IsNamed(void** state) {
-  (void)state;
+TEST(Replace_AgainstAForward_IsNamed) {
   play_t play = {.run = crossed_run, .world_size = 2};
   perform(&play);
 }
@@ -318,10 +300,7 @@ static void memory_run(part_t* me) {
   }
 }
 
-static void Replace_WithoutMemory_Works(void** state) {
-  (void)state;
-  on_ranks(memory_run);
-}
+TEST(Replace_WithoutMemory_Works) { on_ranks(memory_run); }
 
 /* All experts on one rank, and back. */
 static void one_owner_run(part_t* me) {
@@ -341,10 +320,7 @@ static void one_owner_run(part_t* me) {
   EXPECT(good_round(me, __LINE__) == digest);
 }
 
-static void Replace_AllOnOneRank_AndBack(void** state) {
-  (void)state;
-  on_ranks(one_owner_run);
-}
+TEST(Replace_AllOnOneRank_AndBack) { on_ranks(one_owner_run); }
 
 /* Calls that opened no header any more do again: a rank that refuses is heard by the others. */
 static void capacity_run(part_t* me) {
@@ -366,10 +342,7 @@ static void capacity_run(part_t* me) {
   EXPECT(good_round(me, __LINE__) == digest);
 }
 
-static void Replace_UnderACapacity_OpensHeadersAgain(void** state) {
-  (void)state;
-  on_ranks(capacity_run);
-}
+TEST(Replace_UnderACapacity_OpensHeadersAgain) { on_ranks(capacity_run); }
 
 static void plan_run(part_t* me) {
   open_rig(me);
@@ -404,10 +377,7 @@ static void plan_run(part_t* me) {
   sluice_plan_destroy(plan);
 }
 
-static void Replace_UnderAPlan_KeepsItWithTheNumbers(void** state) {
-  (void)state;
-  on_ranks(plan_run);
-}
+TEST(Replace_UnderAPlan_KeepsItWithTheNumbers) { on_ranks(plan_run); }
 
 /* What graphs use may not grow; as many experts as before need as much. */
 static void captured_run(part_t* me) {
@@ -425,25 +395,9 @@ static void captured_run(part_t* me) {
   me->rig.context->num_captured = 0;
 }
 
-static void Replace_BesideGraphs_KeepsTheNumbers(void** state) {
-  (void)state;
-  on_ranks(captured_run);
-}
+TEST(Replace_BesideGraphs_KeepsTheNumbers) { on_ranks(captured_run); }
 
 int main(void) {
   begin_plays();
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Replace_PlacementsDiffer_NamesRanksAndEntry),
-      cmocka_unit_test(Replace_ManyExperts_FindsTheEntry),
-      cmocka_unit_test(Replace_BadPlacements_AreRefusedOnAllRanks),
-      cmocka_unit_test(Replace_StepsOutstanding_IsState),
-      cmocka_unit_test(Replace_BuffersKept_AreSeenOrRefusedLater),
-      cmocka_unit_test(Replace_AgainstAForward_IsNamed),
-      cmocka_unit_test(Replace_WithoutMemory_Works),
-      cmocka_unit_test(Replace_AllOnOneRank_AndBack),
-      cmocka_unit_test(Replace_UnderACapacity_OpensHeadersAgain),
-      cmocka_unit_test(Replace_UnderAPlan_KeepsItWithTheNumbers),
-      cmocka_unit_test(Replace_BesideGraphs_KeepsTheNumbers),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

@@ -1,12 +1,8 @@
 /* Which earlier forward a repeated one takes its n from. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 
-#include <cmocka.h>
-
 #include "backend/moe/layer/replay.h"
+#include "third_party/bazel/test.h"
 
 enum { ROUTES = 7, OTHERS = 8 };
 
@@ -24,8 +20,7 @@ static int32_t repeat(sluice_replay_t* replay, uint64_t routes) {
   return repeated->choice.num_chunks;
 }
 
-static void Replay_BatchThatTrainedWithoutRepetitionBefore_IsOver(void** state) {
-  (void)state;
+TEST(Replay_BatchThatTrainedWithoutRepetitionBefore_IsOver) {
   sluice_replay_t replay = {0};
   add(&replay, ROUTES, 1);
   sluice_replay_end(&replay);
@@ -33,34 +28,21 @@ static void Replay_BatchThatTrainedWithoutRepetitionBefore_IsOver(void** state) 
   assert_int_equal(repeat(&replay, ROUTES), 2);
 }
 
-static void Replay_AlikeInAPipeline_OldestFirst(void** state) {
-  (void)state;
+TEST(Replay_AlikeInAPipeline_OldestFirst) {
   sluice_replay_t replay = {0};
   for (int32_t n = 1; n <= 3; ++n) add(&replay, ROUTES, n);
   for (int32_t n = 1; n <= 3; ++n) assert_int_equal(repeat(&replay, ROUTES), n);
 }
 
-static void Replay_BackwardsInAnotherOrder_EachTakesItsOwn(void** state) {
-  (void)state;
+TEST(Replay_BackwardsInAnotherOrder_EachTakesItsOwn) {
   sluice_replay_t replay = {0};
   add(&replay, ROUTES, 1), add(&replay, OTHERS, 2);
   assert_int_equal(repeat(&replay, OTHERS), 2);
   assert_int_equal(repeat(&replay, ROUTES), 1);
 }
 
-static void Replay_MoreOutstandingThanItHolds_TakesTheOldestThatIsThere(void** state) {
-  (void)state;
+TEST(Replay_MoreOutstandingThanItHolds_TakesTheOldestThatIsThere) {
   sluice_replay_t replay = {0};
   for (int32_t n = 1; n <= SLUICE_REPLAY_FORWARDS + 1; ++n) add(&replay, ROUTES, n);
   assert_int_equal(repeat(&replay, ROUTES), 2);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Replay_BatchThatTrainedWithoutRepetitionBefore_IsOver),
-      cmocka_unit_test(Replay_AlikeInAPipeline_OldestFirst),
-      cmocka_unit_test(Replay_BackwardsInAnotherOrder_EachTakesItsOwn),
-      cmocka_unit_test(Replay_MoreOutstandingThanItHolds_TakesTheOldestThatIsThere),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,17 +1,12 @@
 /* Builds with assertions prove a template before they run it: here the engine is given templates that lack an edge. The
  * linker puts this file's functions in place of the builder's (see BUILD). */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/schedule/schedule.h"
 #include "capi/test/rig/refusals.h"
-#include "third_party/bazel/skip.h"
+#include "third_party/bazel/test.h"
 
 static int breaks; /* templates that are built from now on lack an edge */
 static int num_broken;
@@ -99,18 +94,10 @@ static void check_refused(uint64_t budget) {
   rig_close(&rig);
 }
 
-static void Engine_TemplateWithoutAnEdge_IsRefusedBeforeItRuns(void** state) {
-  (void)state;
+TEST(Engine_TemplateWithoutAnEdge_IsRefusedBeforeItRuns) {
 #ifdef NDEBUG
   skip_because("built without assertions");
 #endif
   check_refused(0);
   check_refused(1 << 20);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Engine_TemplateWithoutAnEdge_IsRefusedBeforeItRuns),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,15 +2,10 @@
  * as if nobody had proved them, and what they compute shows it, on this CPU and on CUDA (fakes). The linker puts this
  * file's functions in place of the builder's and of the checker's (see BUILD). */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/schedule/check/check.h"
@@ -18,6 +13,7 @@
 #include "capi/test/cuda/fakes.h"
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"
+#include "third_party/bazel/test.h"
 
 static int32_t wanted = -1; /* of the marks that could be earlier, the one that is; -1: none */
 static int32_t direction;
@@ -151,20 +147,13 @@ static void every_mark_is_seen(digest_fn_t digest_of) {
   printf("%d releases one op early, each of them seen\n", num_mutants);
 }
 
-static void Poison_ReleaseBeforeTheLastReader_ShowsInTheResults(void** state) {
-  (void)state;
-  every_mark_is_seen(digest_on_this_cpu);
-}
+TEST(Poison_ReleaseBeforeTheLastReader_ShowsInTheResults) { every_mark_is_seen(digest_on_this_cpu); }
 
-static void PoisonOnCuda_ReleaseBeforeTheLastReader_ShowsInTheResults(void** state) {
-  (void)state;
-  every_mark_is_seen(digest_on_cuda);
-}
+TEST(PoisonOnCuda_ReleaseBeforeTheLastReader_ShowsInTheResults) { every_mark_is_seen(digest_on_cuda); }
 
 /* With the builder's own marks nothing is filled that somebody still needs, and no fill races with anybody: two ranks,
  * over NCCL and on one device. */
-static void PoisonOnCuda_TheMarksAsTheyAre_ResultsWithoutAHazard(void** state) {
-  (void)state;
+TEST(PoisonOnCuda_TheMarksAsTheyAre_ResultsWithoutAHazard) {
   wanted = -1;
   for (int is_local = 0; is_local < 2; ++is_local) {
     for (const layer_case_t* c = layer_cases; c->name != NULL; ++c) {
@@ -176,10 +165,5 @@ static void PoisonOnCuda_TheMarksAsTheyAre_ResultsWithoutAHazard(void** state) {
 
 int main(void) {
   setenv("SLUICE_POISON", "1", 1);
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Poison_ReleaseBeforeTheLastReader_ShowsInTheResults),
-      cmocka_unit_test(PoisonOnCuda_ReleaseBeforeTheLastReader_ShowsInTheResults),
-      cmocka_unit_test(PoisonOnCuda_TheMarksAsTheyAre_ResultsWithoutAHazard),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

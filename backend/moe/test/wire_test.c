@@ -1,19 +1,15 @@
 /* Rows that travel in fewer bytes: how far values may be off, what stays to the bit, how many bytes go. */
 #include <float.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/moe/ops/wire.h"
 #include "capi/test/rig/rig.h"
 #include "capi/test/world/checks.h"
+#include "third_party/bazel/test.h"
 
 /* ---- one row and many ---- */
 
@@ -68,19 +64,12 @@ static void check_errors(const sluice_wire_t* wire, int is_bf16) {
   assert_true(worst > 0.9); /* the bound is the error's own */
 }
 
-static void Wire_Bf16_IsOffByARoundingOfItself(void** state) {
-  (void)state;
-  check_errors(&sluice_wire_bf16, 1);
-}
+TEST(Wire_Bf16_IsOffByARoundingOfItself) { check_errors(&sluice_wire_bf16, 1); }
 
-static void Wire_Int8_IsOffByAShareOfItsBlock(void** state) {
-  (void)state;
-  check_errors(&sluice_wire_int8, 0);
-}
+TEST(Wire_Int8_IsOffByAShareOfItsBlock) { check_errors(&sluice_wire_int8, 0); }
 
 /* What was rounded once is not rounded again. */
-static void Wire_Bf16_SecondHop_ChangesNothing(void** state) {
-  (void)state;
+TEST(Wire_Bf16_SecondHop_ChangesNothing) {
   float rows[300], once[300];
   uint32_t seed = 3;
   for (int i = 0; i < 300; ++i) rows[i] = value_of(&seed, 3);
@@ -90,8 +79,7 @@ static void Wire_Bf16_SecondHop_ChangesNothing(void** state) {
   assert_memory_equal(rows, once, sizeof once);
 }
 
-static void Wire_NumbersThatAreNone_ComeAsSaid(void** state) {
-  (void)state;
+TEST(Wire_NumbersThatAreNone_ComeAsSaid) {
   const float odd[] = {NAN, INFINITY, -INFINITY, 3.4e38f, FLT_MAX}; /* FLT_MAX / 127 * 127 is infinite */
   for (int i = 0; i < 5; ++i) {
     float bf16[300], int8[300];
@@ -128,8 +116,7 @@ static case_t base_case(int32_t deduplicate) {
 /* Values are of the order of 1: out, experts of a few layers' gain, and back, each hop off by its share. */
 static double bound_of(int32_t wire) { return wire == SLUICE_WIRE_BF16 ? 0.008 : 0.016; }
 
-static void Layer_RowsInFewerBytes_AreNearTheReference(void** state) {
-  (void)state;
+TEST(Layer_RowsInFewerBytes_AreNearTheReference) {
   for (int32_t i = 0; i < 2; ++i) {
     for (int32_t d = SLUICE_DEDUPLICATE_NONE; d <= SLUICE_DEDUPLICATE_NODES; ++d) {
       for (int32_t n = 1; n <= 3; ++n) {
@@ -151,8 +138,7 @@ static void Layer_RowsInFewerBytes_AreNearTheReference(void** state) {
 }
 
 /* Chunks, policies and how they are cut change nothing: a row is rounded by itself. */
-static void Layer_AnyChunksAndPolicies_HasTheSameBits(void** state) {
-  (void)state;
+TEST(Layer_AnyChunksAndPolicies_HasTheSameBits) {
   for (int32_t i = 0; i < 2; ++i) {
     for (int32_t d = SLUICE_DEDUPLICATE_NONE; d <= SLUICE_DEDUPLICATE_NODES; ++d) {
       case_t one = base_case(d), other = one;
@@ -179,8 +165,7 @@ static void Layer_AnyChunksAndPolicies_HasTheSameBits(void** state) {
 }
 
 /* Rows take what the table of docs/c-abi.md says; all else as before. */
-static void Layer_BytesSent_AreThoseOfTheirRows(void** state) {
-  (void)state;
+TEST(Layer_BytesSent_AreThoseOfTheirRows) {
   for (int32_t d = SLUICE_DEDUPLICATE_NONE; d <= SLUICE_DEDUPLICATE_NODES; ++d) {
     result_t got[3];
     for (int32_t wire = 0; wire <= SLUICE_WIRE_INT8; ++wire) {
@@ -200,8 +185,7 @@ static void Layer_BytesSent_AreThoseOfTheirRows(void** state) {
 }
 
 /* Other dtypes, one rank and rows of one value. */
-static void Layer_RowsThatTravelAsTheyAre_KeepTheirBits(void** state) {
-  (void)state;
+TEST(Layer_RowsThatTravelAsTheyAre_KeepTheirBits) {
   for (int32_t what = 0; what < 4; ++what) {
     case_t plain = base_case(SLUICE_DEDUPLICATE_NONE), c;
     if (what < 2) plain.dtype = what == 0 ? SLUICE_DTYPE_BF16 : SLUICE_DTYPE_F64;
@@ -220,8 +204,7 @@ static void Layer_RowsThatTravelAsTheyAre_KeepTheirBits(void** state) {
 }
 
 /* Nothing is allocated for it: a budget that fits still does, and predicted bytes are the allocator's. */
-static void Layer_UnderABudget_TakesNoMoreBytes(void** state) {
-  (void)state;
+TEST(Layer_UnderABudget_TakesNoMoreBytes) {
   case_t plain = base_case(SLUICE_DEDUPLICATE_RANKS), c;
   plain.budget = 1 << 22;
   c = plain, c.wire_dtype = SLUICE_WIRE_INT8;
@@ -235,8 +218,7 @@ static void Layer_UnderABudget_TakesNoMoreBytes(void** state) {
   world_free(&b);
 }
 
-static void Context_WireThatIsNone_IsRefused(void** state) {
-  (void)state;
+TEST(Context_WireThatIsNone_IsRefused) {
   sluice_context_config_t config;
   sluice_context_config_init(&config, sizeof config);
   sluice_context_t* context = NULL;
@@ -250,17 +232,5 @@ static void Context_WireThatIsNone_IsRefused(void** state) {
 
 int main(void) {
   setenv("SLUICE_POISON", "1", 1);
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Wire_Bf16_IsOffByARoundingOfItself),
-      cmocka_unit_test(Wire_Int8_IsOffByAShareOfItsBlock),
-      cmocka_unit_test(Wire_Bf16_SecondHop_ChangesNothing),
-      cmocka_unit_test(Wire_NumbersThatAreNone_ComeAsSaid),
-      cmocka_unit_test(Layer_RowsInFewerBytes_AreNearTheReference),
-      cmocka_unit_test(Layer_AnyChunksAndPolicies_HasTheSameBits),
-      cmocka_unit_test(Layer_BytesSent_AreThoseOfTheirRows),
-      cmocka_unit_test(Layer_RowsThatTravelAsTheyAre_KeepTheirBits),
-      cmocka_unit_test(Layer_UnderABudget_TakesNoMoreBytes),
-      cmocka_unit_test(Context_WireThatIsNone_IsRefused),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

@@ -1,13 +1,10 @@
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/base/dtype.h"
 #include "backend/optim/adam_step.h"
+#include "third_party/bazel/test.h"
 
 /* ---- data ---- */
 
@@ -126,8 +123,7 @@ static void expect_rule(const sluice_adam_rule_t* rule, int64_t t, double loss_s
   for (int64_t i = 0; i < COUNT; ++i) expect_step(rule, t, 1.0 / loss_scale, before, after, i);
 }
 
-static void Step_FromAnyState_IsTheRuleInF64WithinTwoUlp(void** state) {
-  (void)state;
+TEST(Step_FromAnyState_IsTheRuleInF64WithinTwoUlp) {
   const int64_t steps[] = {1, 2, 10, 1000, 1000000};
   for (size_t s = 0; s < sizeof steps / sizeof steps[0]; ++s) {
     for (int32_t is_decoupled = 0; is_decoupled < 2; ++is_decoupled) {
@@ -163,8 +159,7 @@ static void fill_sharply(memory_t* a, int middle) {
   }
 }
 
-static void Step_FromSharpStates_IsTheRuleInF64WithinTwoUlp(void** state) {
-  (void)state;
+TEST(Step_FromSharpStates_IsTheRuleInF64WithinTwoUlp) {
   const double beta1[] = {0.0, 0.5, 0.9, 0.95}, beta2[] = {0.0, 0.5, 0.95, 0.999, 0.9999},
                epsilon[] = {0.0, 1e-8, 1e-15, 1.0};
   const int64_t steps[] = {1, 2, 10, 1000};
@@ -186,8 +181,7 @@ static void Step_FromSharpStates_IsTheRuleInF64WithinTwoUlp(void** state) {
   }
 }
 
-static void Step_FirstOfAdam_MovesByTheLearningRate(void** state) {
-  (void)state;
+TEST(Step_FirstOfAdam_MovesByTheLearningRate) {
   float p[] = {1.0F, -2.0F}, m[] = {0.0F, 0.0F}, v[] = {0.0F, 0.0F};
   const float g[] = {0.25F, -8.0F};
   const sluice_adam_tensor_t tensor = {2, 1, p, NULL, g, m, v, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32};
@@ -237,14 +231,12 @@ static void expect_plain_bits(sluice_adam_arithmetic_t how) {
   }
 }
 
-static void Kernels_OfEveryInstructionSet_GiveTheBitsOfThePlainOnes(void** state) {
-  (void)state;
+TEST(Kernels_OfEveryInstructionSet_GiveTheBitsOfThePlainOnes) {
   for (int how = 0; how < SLUICE_ADAM_ARITHMETICS; ++how) expect_plain_bits((sluice_adam_arithmetic_t)how);
 }
 
 /* At every place of a tensor, in vectors and behind them. */
-static void Look_OneGradientIsNoNumber_FindsIt(void** state) {
-  (void)state;
+TEST(Look_OneGradientIsNoNumber_FindsIt) {
   enum { FEW = 300 };
   const sluice_adam_kernels_t* const sets[] = {sluice_adam_plain, sluice_adam_avx2(), sluice_adam_avx512()};
   const float bad[] = {INFINITY, -INFINITY, NAN, -NAN};
@@ -310,8 +302,7 @@ static void expect_end(const sluice_adam_kernels_t* kernels, const end_t* end, d
   assert_memory_equal(v, vq, sizeof v);
 }
 
-static void Update_AtTheEndsOfTheRange_IsThatOfTorch(void** state) {
-  (void)state;
+TEST(Update_AtTheEndsOfTheRange_IsThatOfTorch) {
   const sluice_adam_kernels_t* const sets[] = {sluice_adam_plain, sluice_adam_avx2(), sluice_adam_avx512()};
   const int64_t places[] = {0, 63, 64, 511, 512, 1499};
   for (size_t s = 0; s < 3; ++s) {
@@ -325,8 +316,7 @@ static void Update_AtTheEndsOfTheRange_IsThatOfTorch(void** state) {
 }
 
 /* In 16 bits, with a master and without: a gradient of bf16 may be as large as one of f32. */
-static void Update_OfHalfParametersAtTheEndsOfTheRange_StaysFinite(void** state) {
-  (void)state;
+TEST(Update_OfHalfParametersAtTheEndsOfTheRange_StaysFinite) {
   const sluice_adam_kernels_t* const sets[] = {sluice_adam_plain, sluice_adam_avx2(), sluice_adam_avx512()};
   const sluice_adam_rule_t rule = {0.125, 0.5, 0.75, 1e-8, 0.5, 1, 0, 0};
   const sluice_adam_numbers_t numbers = sluice_adam_numbers_of(&rule, 1, 1.0);
@@ -345,8 +335,7 @@ static void Update_OfHalfParametersAtTheEndsOfTheRange_StaysFinite(void** state)
   }
 }
 
-static void Step_OfHalfParameters_WritesTheMasterRoundedToNearest(void** state) {
-  (void)state;
+TEST(Step_OfHalfParameters_WritesTheMasterRoundedToNearest) {
   const int32_t dtypes[] = {SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16};
   for (size_t d = 0; d < 2; ++d) {
     memory_t a = memory_of(COUNT, dtypes[d], 5);
@@ -361,8 +350,7 @@ static void Step_OfHalfParameters_WritesTheMasterRoundedToNearest(void** state) 
   }
 }
 
-static void Step_OfHalfParametersWithoutMaster_IsThatOfAMasterThatStartsAtThem(void** state) {
-  (void)state;
+TEST(Step_OfHalfParametersWithoutMaster_IsThatOfAMasterThatStartsAtThem) {
   const int32_t dtypes[] = {SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16};
   for (size_t d = 0; d < 2; ++d) {
     memory_t a = memory_of(COUNT, dtypes[d], 7), b = memory_of(COUNT, dtypes[d], 7);
@@ -391,8 +379,7 @@ static void expect_same(const memory_t* a, const memory_t* b) {
   assert_memory_equal(a->half_p, b->half_p, COUNT * 2);
 }
 
-static void Step_WithOneGradientThatIsNoNumber_ChangesNothingAnywhere(void** state) {
-  (void)state;
+TEST(Step_WithOneGradientThatIsNoNumber_ChangesNothingAnywhere) {
   const int64_t places[] = {0, 32767, 32768, COUNT - 1};
   const float bad[] = {INFINITY, -INFINITY, NAN};
   for (size_t i = 0; i < 4; ++i) {
@@ -415,8 +402,7 @@ static void Step_WithOneGradientThatIsNoNumber_ChangesNothingAnywhere(void** sta
   }
 }
 
-static void Step_WithARuleThatNoTrainingMeans_IsRefusedAndChangesNothing(void** state) {
-  (void)state;
+TEST(Step_WithARuleThatNoTrainingMeans_IsRefusedAndChangesNothing) {
   const double bad[][5] = {{-1e-3, 0.9, 0.999, 1e-8, 0.0}, {NAN, 0.9, 0.999, 1e-8, 0.0},
                            {1e-3, 1.0, 0.999, 1e-8, 0.0},  {1e-3, 0.9, -0.1, 1e-8, 0.0},
                            {1e-3, 0.9, 0.999, -1.0, 0.0},  {1e-3, 0.9, 0.999, 1e-8, -1.0}};
@@ -441,8 +427,7 @@ static void Step_WithARuleThatNoTrainingMeans_IsRefusedAndChangesNothing(void** 
 
 /* ---- norms, threads ---- */
 
-static void Step_ThatClips_IsThatOfGradientsScaledDown(void** state) {
-  (void)state;
+TEST(Step_ThatClips_IsThatOfGradientsScaledDown) {
   memory_t clipped = memory_of(COUNT, SLUICE_DTYPE_F32, 6), before = memory_of(COUNT, SLUICE_DTYPE_F32, 6);
   double squares = 0.0;
   for (int64_t i = 0; i < COUNT; ++i) squares += (double)before.g[i] * (double)before.g[i];
@@ -478,8 +463,7 @@ static int fake_count(void) { return fake_threads; }
 static int fake_num(void) { return fake_index; }
 static int fake_in_parallel(void) { return 0; }
 
-static void Step_WithAnyNumberOfThreads_HasTheSameBits(void** state) {
-  (void)state;
+TEST(Step_WithAnyNumberOfThreads_HasTheSameBits) {
   const sluice_threads_t pool = {fake_parallel, fake_max, fake_count, fake_num, fake_in_parallel};
   memory_t single = memory_of(COUNT, SLUICE_DTYPE_F16, 4);
   double norm = 0.0;
@@ -506,23 +490,4 @@ static void Step_WithAnyNumberOfThreads_HasTheSameBits(void** state) {
     release(&a);
   }
   release(&single);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Step_FromAnyState_IsTheRuleInF64WithinTwoUlp),
-      cmocka_unit_test(Step_FromSharpStates_IsTheRuleInF64WithinTwoUlp),
-      cmocka_unit_test(Step_FirstOfAdam_MovesByTheLearningRate),
-      cmocka_unit_test(Kernels_OfEveryInstructionSet_GiveTheBitsOfThePlainOnes),
-      cmocka_unit_test(Look_OneGradientIsNoNumber_FindsIt),
-      cmocka_unit_test(Update_AtTheEndsOfTheRange_IsThatOfTorch),
-      cmocka_unit_test(Update_OfHalfParametersAtTheEndsOfTheRange_StaysFinite),
-      cmocka_unit_test(Step_OfHalfParameters_WritesTheMasterRoundedToNearest),
-      cmocka_unit_test(Step_OfHalfParametersWithoutMaster_IsThatOfAMasterThatStartsAtThem),
-      cmocka_unit_test(Step_WithOneGradientThatIsNoNumber_ChangesNothingAnywhere),
-      cmocka_unit_test(Step_WithARuleThatNoTrainingMeans_IsRefusedAndChangesNothing),
-      cmocka_unit_test(Step_ThatClips_IsThatOfGradientsScaledDown),
-      cmocka_unit_test(Step_WithAnyNumberOfThreads_HasTheSameBits),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,11 @@
 /* A layer that changes its stage during a batch: in every order of events each micro-batch runs it forward and backward
  * once, on one stage, with its parameters there, and its gradients accumulate in order. Planted errors are found. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/pipeline/layer_move.h"
+#include "third_party/bazel/test.h"
 
 enum { MOST = 5 };
 
@@ -164,8 +160,7 @@ static found_t explored(int32_t m, int32_t window, int32_t to_lower, mutant_t mu
   return found;
 }
 
-static void Live_EveryOrderOfEvents_RunsTheLayerOnceForEachMicroBatch(void** state) {
-  (void)state;
+TEST(Live_EveryOrderOfEvents_RunsTheLayerOnceForEachMicroBatch) {
   for (int32_t to_lower = 0; to_lower < 2; ++to_lower) {
     int64_t ends = 0, moved = 0;
     for (int32_t m = 1; m <= 4; ++m) {
@@ -183,8 +178,7 @@ static void Live_EveryOrderOfEvents_RunsTheLayerOnceForEachMicroBatch(void** sta
   }
 }
 
-static void Live_EveryTrigger_Happens(void** state) {
-  (void)state;
+TEST(Live_EveryTrigger_Happens) {
   const found_t up = explored(4, 3, 0, NONE), down = explored(4, 2, 1, NONE);
   for (int32_t i = 0; i < 4; ++i) assert_true(up.by_trigger[i] > 0);
   /* The upper stage learns of the parameters with a gradient, so the first micro-batch is never the trigger. */
@@ -192,20 +186,10 @@ static void Live_EveryTrigger_Happens(void** state) {
   for (int32_t i = 1; i < 4; ++i) assert_true(down.by_trigger[i] > 0);
 }
 
-static void Live_PlantedErrors_AreFound(void** state) {
-  (void)state;
+TEST(Live_PlantedErrors_AreFound) {
   for (mutant_t mutant = NONE + 1; mutant < NUM_MUTANTS; ++mutant) {
     int64_t wrong = 0;
     for (int32_t to_lower = 0; to_lower < 2; ++to_lower) wrong += explored(4, 2, to_lower, mutant).wrong;
     if (wrong == 0) fail_msg("mutant %d goes unseen", (int)mutant);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Live_EveryOrderOfEvents_RunsTheLayerOnceForEachMicroBatch),
-      cmocka_unit_test(Live_EveryTrigger_Happens),
-      cmocka_unit_test(Live_PlantedErrors_AreFound),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

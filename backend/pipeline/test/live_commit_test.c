@@ -6,19 +6,15 @@
  * The rules are those that executors use: backend/pipeline/layer_move.h decides which stage runs the layer, and
  * backend/migration the commit. A batch ends on a rank when its own ops have ended and all others have reported the end
  * of theirs. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/base/state_set.h"
 #include "backend/migration/protocol.h"
 #include "backend/pipeline/layer_move.h"
+#include "third_party/bazel/test.h"
 
 enum { MOST_RANKS = 3, MOST = 2, WINDOW = 2 };
 
@@ -396,8 +392,7 @@ static const char* fault_of(checker_t* c) {
   return c->fault;
 }
 
-static void Move_RanksDieAndRefuse_OneEpochAndAWholeBatchOrNone(void** state) {
-  (void)state;
+TEST(Move_RanksDieAndRefuse_OneEpochAndAWholeBatchOrNone) {
   const int is_full = getenv("SLUICE_FULL") != NULL;
   for (int32_t what = 0; what < 8; ++what) {
     const int32_t num_ranks = what & 1 ? 3 : 2, to_lower = what >> 1 & 1;
@@ -409,8 +404,7 @@ static void Move_RanksDieAndRefuse_OneEpochAndAWholeBatchOrNone(void** state) {
   }
 }
 
-static void Move_PlantedErrors_AreFound(void** state) {
-  (void)state;
+TEST(Move_PlantedErrors_AreFound) {
   for (mutant_t mutant = NONE + 1; mutant < NUM_MUTANTS; ++mutant) {
     const char* fault = NULL;
     for (int32_t to_lower = 0; to_lower < 2 && fault == NULL; ++to_lower) {
@@ -421,12 +415,4 @@ static void Move_PlantedErrors_AreFound(void** state) {
     if (fault == NULL) fail_msg("mutant %d goes unseen", (int)mutant);
     print_message("mutant %d: %s\n", (int)mutant, fault);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Move_RanksDieAndRefuse_OneEpochAndAWholeBatchOrNone),
-      cmocka_unit_test(Move_PlantedErrors_AreFound),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,23 +2,19 @@
  * move is announced, in a callback, as they send in the batch, and in the commit. The survivors learn which rank and
  * where, settle, and have one epoch: the layer is at its old stage as the last update left it, and the batch has
  * failed; or it is at its new stage with the whole batch in it. */
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/base/clock.h"
 #include "backend/comm/messages.h"
 #include "backend/pipeline/test/live_host.h"
 #include "capi/test/migration/mesh.h"
+#include "third_party/bazel/test.h"
 
 #define SECOND_NS  UINT64_C(1000000000)
 #define BOUNDED_NS (20 * SECOND_NS)
@@ -289,8 +285,7 @@ static void try_seed(uint32_t seed, found_t* found) {
   mesh_unshare(note, sizeof *note);
 }
 
-static void Stages_CutWhileALayerMovesInABatch_LeaveOneEpochAndAWholeLayer(void** state) {
-  (void)state;
+TEST(Stages_CutWhileALayerMovesInABatch_LeaveOneEpochAndAWholeLayer) {
   found_t found = {.after_trigger = 0};
   const int is_full = getenv("SLUICE_FULL") != NULL;
   for (int32_t i = 0; i < (is_full ? NUM_SEEDS : EVERY_DAY); ++i) try_seed(seeds[i], &found);
@@ -303,9 +298,4 @@ static void Stages_CutWhileALayerMovesInABatch_LeaveOneEpochAndAWholeLayer(void*
    * the batch on a loaded machine, and none may come after the last message of a commit. */
   assert_true(found.told_at[SEND] > 0 && found.after_trigger > 0 && (found.told_at[COMMIT] > 0 || !is_full));
   assert_true(found.epochs[1] > 0 && (found.epochs[2] > 0 || !is_full));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(Stages_CutWhileALayerMovesInABatch_LeaveOneEpochAndAWholeLayer)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

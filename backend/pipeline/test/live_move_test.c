@@ -1,17 +1,13 @@
 /* A layer changes its stage while a batch runs: no drain, and losses, weights and moments with the bits of one loop in
  * which nothing moves. It moves in every second batch, down and up alternately. */
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/pipeline/test/live_host.h"
+#include "third_party/bazel/test.h"
 
 enum { BATCHES = LIVE_MOST_BATCHES };
 
@@ -130,8 +126,7 @@ static world_t run_world(int32_t p, int32_t upper, int is_tcp, uint64_t rate) {
   return world;
 }
 
-static void Layer_ThatMovesInABatch_HasTheBitsOfOneLoop(void** state) {
-  (void)state;
+TEST(Layer_ThatMovesInABatch_HasTheBitsOfOneLoop) {
   int32_t in_batch = 0, summed_early = 0;
   for (int32_t is_tcp = 0; is_tcp < 2; ++is_tcp) {
     for (int32_t p = 2; p <= LIVE_MOST_STAGES; ++p) {
@@ -146,16 +141,7 @@ static void Layer_ThatMovesInABatch_HasTheBitsOfOneLoop(void** state) {
   assert_true(summed_early >= 6);
 }
 
-static void Layer_WhoseParametersComeLate_MovesAtTheFlush(void** state) {
-  (void)state;
+TEST(Layer_WhoseParametersComeLate_MovesAtTheFlush) {
   const world_t world = run_world(2, 0, 0, 100 * 1000); /* 12 kB at 100 kB a second: after the batch */
   assert_true(world.at_flush > 0);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Layer_ThatMovesInABatch_HasTheBitsOfOneLoop),
-      cmocka_unit_test(Layer_WhoseParametersComeLate_MovesAtTheFlush),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

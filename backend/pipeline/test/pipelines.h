@@ -2,15 +2,11 @@
 #ifndef SLUICE_BACKEND_PIPELINE_TEST_PIPELINES_H_
 #define SLUICE_BACKEND_PIPELINE_TEST_PIPELINES_H_
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/pipeline/build.h"
+#include "third_party/bazel/test.h"
 
 /* Every limit at L (0: the policy's own), one receive ahead; separate_wgrad and forward_only as the policy requires. */
 sluice_pipeline_spec_t pipeline_of(int32_t p, int32_t v, int32_t m, int32_t policy, int32_t in_flight);

@@ -5,8 +5,7 @@
 #include "backend/pipeline/runner.h"
 #include "backend/pipeline/test/pipelines.h"
 
-static void Table_EveryRow_IsComplete(void** state) {
-  (void)state;
+TEST(Table_EveryRow_IsComplete) {
   for (int32_t i = 0; i < SLUICE_POLICY_COUNT; ++i) {
     const sluice_policy_t* row = sluice_policy(i);
     assert_non_null(row);
@@ -42,8 +41,7 @@ static const char* order_of(const sluice_pipeline_spec_t* spec, int32_t stage) {
   return text;
 }
 
-static void Order_DeepSpeed_IsThatOfItsTrainSchedule(void** state) {
-  (void)state;
+TEST(Order_DeepSpeed_IsThatOfItsTrainSchedule) {
   /* As TrainSchedule of DeepSpeed 0.19.8 gives it for three stages and three micro-batches. */
   sluice_pipeline_spec_t spec = pipeline_of(3, 1, 3, SLUICE_POLICY_DEEPSPEED, 0);
   assert_string_equal(order_of(&spec, 0), "F0 a0 F1 a1 F2 G0 a2 B0 G1 B1 G2 B2");
@@ -51,8 +49,7 @@ static void Order_DeepSpeed_IsThatOfItsTrainSchedule(void** state) {
   assert_string_equal(order_of(&spec, 2), "A0 F0 B0 g0 A1 F1 B1 g1 A2 F2 B2 g2");
 }
 
-static void Order_1F1B_HasOneLessInFlightOnEachStage(void** state) {
-  (void)state;
+TEST(Order_1F1B_HasOneLessInFlightOnEachStage) {
   sluice_pipeline_spec_t spec = pipeline_of(3, 1, 4, SLUICE_POLICY_1F1B, 0);
   assert_string_equal(order_of(&spec, 0), "F0 F1 F2 B0 F3 B1 B2 B3");
   assert_string_equal(order_of(&spec, 1), "F0 F1 B0 F2 B1 F3 B2 B3");
@@ -62,21 +59,18 @@ static void Order_1F1B_HasOneLessInFlightOnEachStage(void** state) {
   assert_string_equal(order_of(&spec, 1), "F0 B0 F1 B1 F2 B2 F3 B3");
 }
 
-static void Order_GPipe_RunsAllForwardsFirst(void** state) {
-  (void)state;
+TEST(Order_GPipe_RunsAllForwardsFirst) {
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 3, SLUICE_POLICY_GPIPE, 0);
   assert_string_equal(order_of(&spec, 1), "F0 F1 F2 B0 B1 B2");
 }
 
-static void Order_ZeroBubble_PutsWeightGradientsOffByTheStage(void** state) {
-  (void)state;
+TEST(Order_ZeroBubble_PutsWeightGradientsOffByTheStage) {
   sluice_pipeline_spec_t spec = pipeline_of(3, 1, 4, SLUICE_POLICY_ZERO_BUBBLE, 0);
   assert_string_equal(order_of(&spec, 0), "F0 F1 F2 B0 W0 F3 B1 W1 B2 W2 B3 W3");
   assert_string_equal(order_of(&spec, 2), "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3");
 }
 
-static void Order_Looped_GoesInGroupsOfStages(void** state) {
-  (void)state;
+TEST(Order_Looped_GoesInGroupsOfStages) {
   sluice_pipeline_spec_t spec = pipeline_of(2, 2, 4, SLUICE_POLICY_LOOPED, 0);
   assert_string_equal(order_of(&spec, 0),
                       "F0.0 F0.1 F1.0 F1.1 F0.2 B1.0 F0.3 B1.1 F1.2 B0.0 F1.3 B0.1 B1.2 B1.3 B0.2 B0.3");
@@ -100,8 +94,7 @@ static void assert_keeps_at_most(const sluice_pipeline_spec_t* spec, int32_t mos
   free_program(program);
 }
 
-static void Order_OfSplitWeightGradients_KeepsAsMuchAs1F1B(void** state) {
-  (void)state;
+TEST(Order_OfSplitWeightGradients_KeepsAsMuchAs1F1B) {
   for (int32_t p = 1; p <= 8; ++p) {
     for (int32_t m = 1; m <= 20; ++m) {
       sluice_pipeline_spec_t spec = pipeline_of(p, 1, m, SLUICE_POLICY_ZERO_BUBBLE, 0);
@@ -144,8 +137,7 @@ static void arrives(bench_t* bench, int32_t kind, int32_t i) {
   sluice_runner_end(&bench->runner, find(bench, kind, i));
 }
 
-static void MessageDriven_FirstStage_InjectsLThenOneForEachGradient(void** state) {
-  (void)state;
+TEST(MessageDriven_FirstStage_InjectsLThenOneForEachGradient) {
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 4, SLUICE_POLICY_MESSAGE_DRIVEN, 2);
   bench_t bench = begin(&spec, 0);
   runs(&bench, SLUICE_STAGE_FORWARD, 0);
@@ -162,8 +154,7 @@ static void MessageDriven_FirstStage_InjectsLThenOneForEachGradient(void** state
   finish(&bench);
 }
 
-static void MessageDriven_LastStage_TurnsEachAroundAtOnce(void** state) {
-  (void)state;
+TEST(MessageDriven_LastStage_TurnsEachAroundAtOnce) {
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 2, SLUICE_POLICY_MESSAGE_DRIVEN, 2);
   bench_t bench = begin(&spec, 1);
   assert_int_equal(sluice_runner_next(&bench.runner), -1);
@@ -188,8 +179,7 @@ static bench_t between(int32_t policy) {
   return bench;
 }
 
-static void Policies_WithBothReady_ChooseByTheirRule(void** state) {
-  (void)state;
+TEST(Policies_WithBothReady_ChooseByTheirRule) {
   bench_t bench = between(SLUICE_POLICY_MESSAGE_DRIVEN);
   runs(&bench, SLUICE_STAGE_FORWARD, 1); /* it arrived first */
   finish(&bench);
@@ -206,8 +196,7 @@ static void Policies_WithBothReady_ChooseByTheirRule(void** state) {
   finish(&bench);
 }
 
-static void Plan_WhoseNextIsNotReady_WaitsAlthoughAnotherIs(void** state) {
-  (void)state;
+TEST(Plan_WhoseNextIsNotReady_WaitsAlthoughAnotherIs) {
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 3, SLUICE_POLICY_1F1B, 3);
   bench_t bench = begin(&spec, 0);
   runs(&bench, SLUICE_STAGE_FORWARD, 0);
@@ -219,8 +208,7 @@ static void Plan_WhoseNextIsNotReady_WaitsAlthoughAnotherIs(void** state) {
   finish(&bench);
 }
 
-static void Plan_ThatBlocks_RunsMessagesInItsOrderAndPostsNone(void** state) {
-  (void)state;
+TEST(Plan_ThatBlocks_RunsMessagesInItsOrderAndPostsNone) {
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 2, SLUICE_POLICY_DEEPSPEED, 0);
   bench_t bench = begin(&spec, 1);
   assert_int_equal(sluice_runner_next_post(&bench.runner), -1);
@@ -231,8 +219,7 @@ static void Plan_ThatBlocks_RunsMessagesInItsOrderAndPostsNone(void** state) {
   finish(&bench);
 }
 
-static void Runner_AtTheStart_PostsReceivesUpToTheLimitAndWhatIsAhead(void** state) {
-  (void)state;
+TEST(Runner_AtTheStart_PostsReceivesUpToTheLimitAndWhatIsAhead) {
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 9, SLUICE_POLICY_MESSAGE_DRIVEN, 3);
   bench_t bench = begin(&spec, 1);
   for (int32_t i = 0; i < 4; ++i) {
@@ -241,23 +228,4 @@ static void Runner_AtTheStart_PostsReceivesUpToTheLimitAndWhatIsAhead(void** sta
   assert_int_equal(sluice_runner_next_post(&bench.runner), -1);
   assert_false(sluice_runner_is_done(&bench.runner));
   finish(&bench);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Table_EveryRow_IsComplete),
-      cmocka_unit_test(Order_DeepSpeed_IsThatOfItsTrainSchedule),
-      cmocka_unit_test(Order_1F1B_HasOneLessInFlightOnEachStage),
-      cmocka_unit_test(Order_GPipe_RunsAllForwardsFirst),
-      cmocka_unit_test(Order_ZeroBubble_PutsWeightGradientsOffByTheStage),
-      cmocka_unit_test(Order_Looped_GoesInGroupsOfStages),
-      cmocka_unit_test(Order_OfSplitWeightGradients_KeepsAsMuchAs1F1B),
-      cmocka_unit_test(MessageDriven_FirstStage_InjectsLThenOneForEachGradient),
-      cmocka_unit_test(MessageDriven_LastStage_TurnsEachAroundAtOnce),
-      cmocka_unit_test(Policies_WithBothReady_ChooseByTheirRule),
-      cmocka_unit_test(Plan_WhoseNextIsNotReady_WaitsAlthoughAnotherIs),
-      cmocka_unit_test(Plan_ThatBlocks_RunsMessagesInItsOrderAndPostsNone),
-      cmocka_unit_test(Runner_AtTheStart_PostsReceivesUpToTheLimitAndWhatIsAhead),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

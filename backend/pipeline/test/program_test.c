@@ -1,8 +1,7 @@
 /* Programs: placement, ops, matches and needs, compared with an independent ordering. */
 #include "backend/pipeline/test/pipelines.h"
 
-static void Placement_LoopedAndV_FollowTheLayers(void** state) {
-  (void)state;
+TEST(Placement_LoopedAndV_FollowTheLayers) {
   sluice_pipeline_spec_t spec = {.num_stages = 3, .num_virtual = 3};
   const int32_t looped[] = {0, 1, 2, 0, 1, 2, 0, 1, 2}, v[] = {0, 1, 2, 2, 1, 0, 0, 1, 2};
   for (int32_t c = 0; c < 9; ++c) {
@@ -51,8 +50,7 @@ static sluice_pipeline_program_t* form(int32_t f) {
   return program_of(&spec);
 }
 
-static void Program_OfEveryForm_HasEachOpOnceAndMatchesInPairs(void** state) {
-  (void)state;
+TEST(Program_OfEveryForm_HasEachOpOnceAndMatchesInPairs) {
   for (int32_t f = 0; f < NUM_FORMS; ++f) {
     sluice_pipeline_program_t* program = form(f);
     const sluice_pipeline_spec_t* spec = &program->spec;
@@ -120,8 +118,7 @@ static void close(const sluice_pipeline_program_t* program, int32_t stage, int32
   }
 }
 
-static void Needs_OfEveryForm_OrderEveryConflictAndNoneIsSuperfluous(void** state) {
-  (void)state;
+TEST(Needs_OfEveryForm_OrderEveryConflictAndNoneIsSuperfluous) {
   for (int32_t f = 0; f < NUM_FORMS; ++f) {
     sluice_pipeline_program_t* program = form(f);
     for (int32_t s = 0; s < program->spec.num_stages; ++s) {
@@ -154,8 +151,7 @@ static int needs(const sluice_pipeline_program_t* program, int32_t op, int32_t e
   return 0;
 }
 
-static void Forward_BeyondTheLimit_NeedsTheBackwardThatFreesItsSlot(void** state) {
-  (void)state;
+TEST(Forward_BeyondTheLimit_NeedsTheBackwardThatFreesItsSlot) {
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 5, SLUICE_POLICY_MESSAGE_DRIVEN, 3);
   sluice_pipeline_program_t* program = program_of(&spec);
   int32_t forward = sluice_pipeline_find(program, SLUICE_STAGE_FORWARD, 0, 3);
@@ -168,8 +164,7 @@ static void Forward_BeyondTheLimit_NeedsTheBackwardThatFreesItsSlot(void** state
   free_program(program);
 }
 
-static void WeightGradient_Split_FreesWhatABackwardLeft(void** state) {
-  (void)state;
+TEST(WeightGradient_Split_FreesWhatABackwardLeft) {
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 4, SLUICE_POLICY_BACKWARD_FIRST, 2);
   spec.separate_wgrad = 1;
   spec.held[1] = 2;
@@ -180,8 +175,7 @@ static void WeightGradient_Split_FreesWhatABackwardLeft(void** state) {
   free_program(program);
 }
 
-static void Build_WhatDoesNotFit_IsRefusedByName(void** state) {
-  (void)state;
+TEST(Build_WhatDoesNotFit_IsRefusedByName) {
   const sluice_pipeline_spec_t good = pipeline_of(2, 1, 4, SLUICE_POLICY_MESSAGE_DRIVEN, 2);
   sluice_pipeline_spec_t spec;
 #define REFUSED(change, text) spec = good, change, assert_refused(&spec, SLUICE_E_INVALID_ARGUMENT, text)
@@ -213,8 +207,7 @@ static void Build_WhatDoesNotFit_IsRefusedByName(void** state) {
   free_program(program_of(&spec));
 }
 
-static void Limits_ThatAreLeftOpen_BecomeThePolicys(void** state) {
-  (void)state;
+TEST(Limits_ThatAreLeftOpen_BecomeThePolicys) {
   sluice_pipeline_spec_t spec = pipeline_of(4, 1, 8, SLUICE_POLICY_MESSAGE_DRIVEN, 0);
   sluice_pipeline_program_t* program = program_of(&spec);
   for (int32_t s = 0; s < 4; ++s) assert_int_equal(program->spec.in_flight[s], 4);
@@ -228,8 +221,7 @@ static void Limits_ThatAreLeftOpen_BecomeThePolicys(void** state) {
   free_program(program);
 }
 
-static void Build_EveryFailingAllocation_IsNoMemoryAndLeaksNothing(void** state) {
-  (void)state;
+TEST(Build_EveryFailingAllocation_IsNoMemoryAndLeaksNothing) {
   const sluice_pipeline_spec_t spec = pipeline_of(3, 1, 4, SLUICE_POLICY_1F1B, 0);
   for (int64_t n = 0;; ++n) {
     sluice_allocator_t allocator;
@@ -251,23 +243,7 @@ static void Build_EveryFailingAllocation_IsNoMemoryAndLeaksNothing(void** state)
   }
 }
 
-static void Program_AsLargeAsItMayBe_IsBuilt(void** state) {
-  (void)state;
+TEST(Program_AsLargeAsItMayBe_IsBuilt) {
   sluice_pipeline_spec_t spec = pipeline_of(64, 2, 512, SLUICE_POLICY_BACKWARD_FIRST, 512);
   free_program(program_of(&spec));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Placement_LoopedAndV_FollowTheLayers),
-      cmocka_unit_test(Program_OfEveryForm_HasEachOpOnceAndMatchesInPairs),
-      cmocka_unit_test(Needs_OfEveryForm_OrderEveryConflictAndNoneIsSuperfluous),
-      cmocka_unit_test(Forward_BeyondTheLimit_NeedsTheBackwardThatFreesItsSlot),
-      cmocka_unit_test(WeightGradient_Split_FreesWhatABackwardLeft),
-      cmocka_unit_test(Build_WhatDoesNotFit_IsRefusedByName),
-      cmocka_unit_test(Limits_ThatAreLeftOpen_BecomeThePolicys),
-      cmocka_unit_test(Build_EveryFailingAllocation_IsNoMemoryAndLeaksNothing),
-      cmocka_unit_test(Program_AsLargeAsItMayBe_IsBuilt),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

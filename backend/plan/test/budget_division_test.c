@@ -1,12 +1,8 @@
 /* How a budget is divided among contexts: the rule alone, on given needs. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 
-#include <cmocka.h>
-
 #include "backend/plan/budget_division.h"
+#include "third_party/bazel/test.h"
 
 /* 50 and 20 bytes for each token, of batches from ten tokens on. */
 static void of_tokens(uint64_t needs[2][SLUICE_BUDGET_SIZES]) {
@@ -16,8 +12,7 @@ static void of_tokens(uint64_t needs[2][SLUICE_BUDGET_SIZES]) {
   }
 }
 
-static void Tokens_OfEachSize_AreRoundedUp(void** state) {
-  (void)state;
+TEST(Tokens_OfEachSize_AreRoundedUp) {
   static const int64_t of_ten[SLUICE_BUDGET_SIZES] = {10, 13, 15, 20, 30, 40, 60, 80};
   for (int32_t size = 0; size < SLUICE_BUDGET_SIZES; ++size)
     assert_int_equal(sluice_budget_tokens(10, size), of_ten[size]);
@@ -25,8 +20,7 @@ static void Tokens_OfEachSize_AreRoundedUp(void** state) {
 }
 
 /* By rows alone the first would have 1,000 of 10,000, less than its 80 tokens need. */
-static void Division_AllSizesFit_TheRestIsByRows(void** state) {
-  (void)state;
+TEST(Division_AllSizesFit_TheRestIsByRows) {
   const uint64_t weights[2] = {1, 9};
   uint64_t needs[2][SLUICE_BUDGET_SIZES], shares[2];
   of_tokens(needs);
@@ -39,8 +33,7 @@ static void Division_AllSizesFit_TheRestIsByRows(void** state) {
 }
 
 /* Whatever the number of tokens, up to eight times the first: each context has what it needs if the sum fits. */
-static void Division_BatchBetweenTwoSizes_FitsWhileTheWholeWouldDo(void** state) {
-  (void)state;
+TEST(Division_BatchBetweenTwoSizes_FitsWhileTheWholeWouldDo) {
   const uint64_t weights[2] = {1, 9};
   uint64_t needs[2][SLUICE_BUDGET_SIZES], shares[2];
   of_tokens(needs);
@@ -54,8 +47,7 @@ static void Division_BatchBetweenTwoSizes_FitsWhileTheWholeWouldDo(void** state)
 }
 
 /* Products beyond 64 bits, and a part so small that it rounds to nothing. */
-static void Division_LargeNumbers_AreExact(void** state) {
-  (void)state;
+TEST(Division_LargeNumbers_AreExact) {
   const uint64_t large = (uint64_t)1 << 53, weights[3] = {large, large, 1};
   uint64_t shares[3];
   assert_int_equal(sluice_budget_division(large - 2, 3, weights, 0, NULL, shares), SLUICE_OK);
@@ -64,14 +56,4 @@ static void Division_LargeNumbers_AreExact(void** state) {
   assert_int_equal(shares[2], 1);
   assert_int_equal(sluice_budget_division(UINT64_MAX, 1, weights, 0, NULL, shares), SLUICE_OK);
   assert_true(shares[0] == UINT64_MAX);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Tokens_OfEachSize_AreRoundedUp),
-      cmocka_unit_test(Division_AllSizesFit_TheRestIsByRows),
-      cmocka_unit_test(Division_BatchBetweenTwoSizes_FitsWhileTheWholeWouldDo),
-      cmocka_unit_test(Division_LargeNumbers_AreExact),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

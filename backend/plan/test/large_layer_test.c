@@ -1,15 +1,11 @@
 /* A layer of 1,024 experts on 256 ranks is planned here, where no rank, device or engine exists: this program links
  * base, model, schedule and plan alone. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/model/pass_sizes.h"
 #include "backend/plan/plan.h"
+#include "third_party/bazel/test.h"
 
 static sluice_ring_memo_t rings;
 
@@ -38,16 +34,14 @@ static sluice_plan_inputs_t inputs_of(uint64_t budget) {
                                 .wgrad_mode = SLUICE_WGRAD_ADAPTIVE};
 }
 
-static void Shape_OfLargeLayer_HasFourExpertsARank(void** state) {
-  (void)state;
+TEST(Shape_OfLargeLayer_HasFourExpertsARank) {
   const sluice_plan_problem_t problem = problem_of(1024, 256);
   assert_int_equal(problem.shape.num_local, 4);
   assert_int_equal(problem.shape.most_local, 4);
   assert_int_equal(sluice_row_bytes(&problem.shape, SLUICE_T_M), 2 * 1536 * 2);
 }
 
-static void Shape_UnevenExperts_WidestHasMost(void** state) {
-  (void)state;
+TEST(Shape_UnevenExperts_WidestHasMost) {
   const int32_t first_position[] = {0, 1, 6, 8};
   const sluice_moe_config_t config = {
       .model_width = 8, .hidden_width = 8, .num_experts = 8, .top_k = 1, .dtype = SLUICE_DTYPE_F32};
@@ -58,8 +52,7 @@ static void Shape_UnevenExperts_WidestHasMost(void** state) {
 }
 
 /* Ranks plan by themselves and must choose alike, so that what a plan costs may not depend on who asks. */
-static void Plan_UnevenExperts_CostsTheSameOnEveryRank(void** state) {
-  (void)state;
+TEST(Plan_UnevenExperts_CostsTheSameOnEveryRank) {
   const int32_t first_position[] = {0, 1, 61, 64};
   const sluice_moe_config_t config = {
       .model_width = 512, .hidden_width = 2048, .num_experts = 64, .top_k = 2, .dtype = SLUICE_DTYPE_F32};
@@ -75,8 +68,7 @@ static void Plan_UnevenExperts_CostsTheSameOnEveryRank(void** state) {
   assert_true(cost[0] > 0 && cost[0] == cost[1] && cost[1] == cost[2]);
 }
 
-static void Plan_LargeLayerUnderBudget_FitsAndAddsUp(void** state) {
-  (void)state;
+TEST(Plan_LargeLayerUnderBudget_FitsAndAddsUp) {
   const sluice_plan_problem_t problem = problem_of(1024, 256);
   const sluice_plan_inputs_t none = inputs_of(0);
   sluice_plan_data_t free, tight;
@@ -92,8 +84,7 @@ static void Plan_LargeLayerUnderBudget_FitsAndAddsUp(void** state) {
   assert_int_equal(tight.worst_rows, (int64_t)256 * 8192 * 8);
 }
 
-static void Plan_BudgetTooSmall_SaysWhatItNeeds(void** state) {
-  (void)state;
+TEST(Plan_BudgetTooSmall_SaysWhatItNeeds) {
   const sluice_plan_problem_t problem = problem_of(1024, 256);
   const sluice_plan_inputs_t tiny = inputs_of(1 << 20);
   sluice_plan_data_t plan;
@@ -109,13 +100,4 @@ static int free_rings(void** state) {
   return 0;
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Shape_OfLargeLayer_HasFourExpertsARank),
-      cmocka_unit_test(Shape_UnevenExperts_WidestHasMost),
-      cmocka_unit_test(Plan_UnevenExperts_CostsTheSameOnEveryRank),
-      cmocka_unit_test(Plan_LargeLayerUnderBudget_FitsAndAddsUp),
-      cmocka_unit_test(Plan_BudgetTooSmall_SaysWhatItNeeds),
-  };
-  return cmocka_run_group_tests(tests, NULL, free_rings);
-}
+int main(void) { return run_cases(NULL, free_rings); }

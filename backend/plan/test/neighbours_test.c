@@ -1,14 +1,10 @@
 /* What a layer's plan leaves to layers of other shapes. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 #include "backend/model/pass_sizes.h"
 #include "backend/plan/candidates.h"
 #include "backend/plan/neighbours.h"
+#include "third_party/bazel/test.h"
 
 enum { TOKENS = 4096, STEPS = 4, ROOMY = 1 << 30 };
 
@@ -61,8 +57,7 @@ static sluice_plan_set_t plans_of(sluice_plan_problem_t problem, const sluice_pl
 }
 
 /* Its own shape, whatever the layer, wants nothing beside it: any plan of it serves them all. */
-static void Neighbours_LayersAlike_WantNothing(void** state) {
-  (void)state;
+TEST(Neighbours_LayersAlike_WantNothing) {
   const sluice_plan_problem_t one = a_layer(512, 2);
   sluice_plan_problem_t two = one;
   sluice_neighbours_t neighbours = {0};
@@ -77,8 +72,7 @@ static void Neighbours_LayersAlike_WantNothing(void** state) {
 
 /* The leanest while there is no plan for such batches, then what the plan takes. Without a budget nothing is counted.
  */
-static void Neighbours_AnotherShape_WantsItsLeastThenWhatItHas(void** state) {
-  (void)state;
+TEST(Neighbours_AnotherShape_WantsItsLeastThenWhatItHas) {
   const sluice_plan_problem_t one = a_layer(512, 2), other = a_layer(1024, 4);
   sluice_neighbours_t neighbours = {0};
   assert_int_equal(add(&neighbours, &one), SLUICE_OK);
@@ -97,8 +91,7 @@ static void Neighbours_AnotherShape_WantsItsLeastThenWhatItHas(void** state) {
 }
 
 /* Both plans fit the budget together, whichever is made first, and each counts what the other takes. */
-static void Neighbours_TwoPlans_FitOneBudget(void** state) {
-  (void)state;
+TEST(Neighbours_TwoPlans_FitOneBudget) {
   int num_unlike = 0;
   for (int order = 0; order < 2; ++order) {
     const sluice_plan_problem_t first = order == 0 ? a_layer(256, 4) : a_layer(2048, 1);
@@ -127,13 +120,4 @@ static void Neighbours_TwoPlans_FitOneBudget(void** state) {
     }
   }
   assert_true(num_unlike > 0);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Neighbours_LayersAlike_WantNothing),
-      cmocka_unit_test(Neighbours_AnotherShape_WantsItsLeastThenWhatItHas),
-      cmocka_unit_test(Neighbours_TwoPlans_FitOneBudget),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,9 @@
 /* The rings that plans are sized by are those of the templates, whatever was asked for before. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 #include "backend/plan/plan_rings.h"
 #include "backend/schedule/template/template.h"
+#include "third_party/bazel/test.h"
 
 enum { NUM_SPECS = SLUICE_RINGS_KNOWN + 60 };
 
@@ -39,8 +35,7 @@ static void check(sluice_ring_memo_t* memo, int32_t i) {
   sluice_template_destroy(built, sluice_process_allocator());
 }
 
-static void Rings_OfMoreSpecsThanAreKept_AreThoseOfTheTemplates(void** state) {
-  (void)state;
+TEST(Rings_OfMoreSpecsThanAreKept_AreThoseOfTheTemplates) {
   sluice_ring_memo_t memo = {0};
   const uint64_t before = sluice_process_allocator()->current_bytes;
   for (int round = 0; round < 2; ++round) {
@@ -51,8 +46,7 @@ static void Rings_OfMoreSpecsThanAreKept_AreThoseOfTheTemplates(void** state) {
   assert_int_equal(sluice_process_allocator()->current_bytes, before);
 }
 
-static void Rings_AskedForAgain_AreNotBuiltAgain(void** state) {
-  (void)state;
+TEST(Rings_AskedForAgain_AreNotBuiltAgain) {
   sluice_ring_memo_t memo = {0};
   for (int round = 0; round < 3; ++round) {
     for (int32_t i = 0; i < 20; ++i) check(&memo, i);
@@ -66,8 +60,7 @@ static void Rings_AskedForAgain_AreNotBuiltAgain(void** state) {
   sluice_ring_memo_deinit(&memo);
 }
 
-static void Rings_OfASpecThatCannotBe_AreRefusedAndNotKept(void** state) {
-  (void)state;
+TEST(Rings_OfASpecThatCannotBe_AreRefusedAndNotKept) {
   sluice_ring_memo_t memo = {0};
   sluice_template_spec_t spec = spec_of(0);
   sluice_plan_rings_t got;
@@ -75,13 +68,4 @@ static void Rings_OfASpecThatCannotBe_AreRefusedAndNotKept(void** state) {
   assert_int_equal(sluice_ring_memo_get(&memo, &spec, &got), SLUICE_E_INVALID_ARGUMENT);
   assert_int_equal(memo.count, 0);
   sluice_ring_memo_deinit(&memo);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Rings_OfMoreSpecsThanAreKept_AreThoseOfTheTemplates),
-      cmocka_unit_test(Rings_AskedForAgain_AreNotBuiltAgain),
-      cmocka_unit_test(Rings_OfASpecThatCannotBe_AreRefusedAndNotKept),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

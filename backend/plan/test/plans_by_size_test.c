@@ -1,14 +1,10 @@
 /* Plans for smaller batches stand beside those for the largest, within the same bytes. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 
-#include <cmocka.h>
-
 #include "backend/model/pass_sizes.h"
 #include "backend/plan/plans_by_size.h"
+#include "third_party/bazel/test.h"
 
 #define TOKENS 8192
 #define STEPS  2
@@ -87,8 +83,7 @@ static void must_fit_beside(const sluice_plans_by_size_t* plans, uint64_t budget
   }
 }
 
-static void Size_OfABatch_IsThatOfTheFewestTokensThatHoldIt(void** state) {
-  (void)state;
+TEST(Size_OfABatch_IsThatOfTheFewestTokensThatHoldIt) {
   assert_int_equal(sluice_plan_size(8192, 8192), 0);
   assert_int_equal(sluice_plan_size(8192, 4097), 0);
   assert_int_equal(sluice_plan_size(8192, 4096), 1);
@@ -105,8 +100,7 @@ static void Size_OfABatch_IsThatOfTheFewestTokensThatHoldIt(void** state) {
   }
 }
 
-static void Budgets_EverySize_FitsBesideTheOthers(void** state) {
-  (void)state;
+TEST(Budgets_EverySize_FitsBesideTheOthers) {
   const sluice_plan_problem_t problem = a_layer();
   for (int32_t share = 0; share <= 10; ++share) {
     const uint64_t budget = budget_of(&problem, share / 10.0);
@@ -121,8 +115,7 @@ static void Budgets_EverySize_FitsBesideTheOthers(void** state) {
 }
 
 /* What the budget has no room for with the largest batches it has with smaller ones, and fewer chunks do for these. */
-static void TightBudget_SmallBatches_KeepRowsInFewerChunks(void** state) {
-  (void)state;
+TEST(TightBudget_SmallBatches_KeepRowsInFewerChunks) {
   const sluice_plan_problem_t problem = a_layer();
   sluice_plans_by_size_t* plans = plans_under(&problem, budget_of(&problem, 0.1));
   for (int32_t size = 1; size < SLUICE_PLAN_SIZES; ++size) add(plans, &problem, size);
@@ -142,8 +135,7 @@ static void TightBudget_SmallBatches_KeepRowsInFewerChunks(void** state) {
 
 /* Where nothing is stored the largest batches leave some of the budget, which slots of smaller ones do not take: other
  * layers of a context count on it. */
-static void Spare_SmallBatches_TakeNoMoreSlots(void** state) {
-  (void)state;
+TEST(Spare_SmallBatches_TakeNoMoreSlots) {
   const sluice_plan_problem_t problem = a_layer();
   for (int32_t share = 1; share <= 9; share += 2) {
     sluice_plan_inputs_t inputs = inputs_of(budget_of(&problem, share / 10.0));
@@ -162,12 +154,4 @@ static int free_rings(void** state) {
   return 0;
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Size_OfABatch_IsThatOfTheFewestTokensThatHoldIt),
-      cmocka_unit_test(Budgets_EverySize_FitsBesideTheOthers),
-      cmocka_unit_test(TightBudget_SmallBatches_KeepRowsInFewerChunks),
-      cmocka_unit_test(Spare_SmallBatches_TakeNoMoreSlots),
-  };
-  return cmocka_run_group_tests(tests, NULL, free_rings);
-}
+int main(void) { return run_cases(NULL, free_rings); }

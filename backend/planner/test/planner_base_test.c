@@ -1,19 +1,14 @@
 /* The planner's byte counts for handles equal the real ones: a context on a CPU, and a layer in it. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 #include "backend/gemm/gemm.h"
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/run/make_layer.h"
 #include "backend/moe/run/active_plan.h"
 #include "backend/planner/layer_planner.h"
+#include "third_party/bazel/test.h"
 
-static void Base_OfPlanner_IsThatOfALiveLayer(void** state) {
-  (void)state;
+TEST(Base_OfPlanner_IsThatOfALiveLayer) {
   sluice_context_t* context = NULL;
   sluice_moe_t* moe = NULL;
   assert_int_equal(sluice_engine_create(NULL, NULL, NULL, NULL, &context), SLUICE_OK);
@@ -27,9 +22,4 @@ static void Base_OfPlanner_IsThatOfALiveLayer(void** state) {
   assert_int_equal(sluice_planner_base_bytes(&moe->shape), sluice_plan_base_bytes(context));
   sluice_layer_release(moe);
   sluice_engine_release(context);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(Base_OfPlanner_IsThatOfALiveLayer)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

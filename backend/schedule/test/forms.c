@@ -1,13 +1,10 @@
 #include "backend/schedule/test/forms.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/schedule/template/template.h"
+#include "third_party/bazel/test.h"
 
 uint32_t next_random(uint32_t* state) { return *state = *state * 1664525u + 1013904223u; }
 

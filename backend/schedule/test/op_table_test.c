@@ -1,13 +1,9 @@
 /* The table of ops is complete: the test names a kind that lacks something. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/schedule/op_table.h"
 #include "backend/schedule/test/forms.h"
+#include "third_party/bazel/test.h"
 
 static const char* name_of(int32_t kind) {
   const char* name = sluice_op_row(kind)->name;
@@ -17,8 +13,7 @@ static const char* name_of(int32_t kind) {
 #define EXPECT(kind, condition, what) \
   if (!(condition)) fail_msg("op %d, %s, has no %s in backend/schedule/op_table.c", (kind), name_of(kind), (what))
 
-static void OpTable_EveryKind_HasANameOfItsOwn(void** state) {
-  (void)state;
+TEST(OpTable_EveryKind_HasANameOfItsOwn) {
   for (int32_t kind = 0; kind < SLUICE_OP_COUNT; ++kind) {
     EXPECT(kind, strcmp(name_of(kind), "(no name)") != 0, "name");
     for (int32_t other = 0; other < kind; ++other)
@@ -26,8 +21,7 @@ static void OpTable_EveryKind_HasANameOfItsOwn(void** state) {
   }
 }
 
-static void OpTable_EveryKind_HasALetter(void** state) {
-  (void)state;
+TEST(OpTable_EveryKind_HasALetter) {
   for (int32_t kind = 0; kind < SLUICE_OP_COUNT; ++kind) {
     const char* letter = sluice_op_row(kind)->letter;
     EXPECT(kind, letter != NULL && letter[0] != '\0', "letter");
@@ -37,8 +31,7 @@ static void OpTable_EveryKind_HasALetter(void** state) {
   }
 }
 
-static void OpTable_EveryKind_HasALane(void** state) {
-  (void)state;
+TEST(OpTable_EveryKind_HasALane) {
   for (int32_t kind = 0; kind < SLUICE_OP_COUNT; ++kind) {
     EXPECT(kind, sluice_op_lane(kind) >= 0 && sluice_op_lane(kind) < SLUICE_NUM_LANES, "lane");
     /* All ranks issue the communication lane in the same order; an exchange on another lane would have no order with
@@ -47,8 +40,7 @@ static void OpTable_EveryKind_HasALane(void** state) {
   }
 }
 
-static void OpTable_EveryKind_HasAPrice(void** state) {
-  (void)state;
+TEST(OpTable_EveryKind_HasAPrice) {
   for (int32_t kind = 0; kind < SLUICE_OP_COUNT; ++kind) {
     const sluice_op_row_t* row = sluice_op_row(kind);
     EXPECT(kind, row->price != SLUICE_PRICE_NONE, "price");
@@ -58,8 +50,7 @@ static void OpTable_EveryKind_HasAPrice(void** state) {
 }
 
 /* An op that writes nothing could not be waited for, and nothing would tell when a slot is free. */
-static void OpTable_EveryKind_SaysWhatItWrites(void** state) {
-  (void)state;
+TEST(OpTable_EveryKind_SaysWhatItWrites) {
   for (int32_t kind = 0; kind < SLUICE_OP_COUNT; ++kind) {
     const sluice_op_row_t* row = sluice_op_row(kind);
     EXPECT(kind, row->is_copy ? row->num_reads + row->num_writes == 0 : row->num_writes > 0, "list of what it writes");
@@ -72,24 +63,11 @@ static void note_kinds(const sluice_template_t* t, void* user) {
 }
 
 /* An op that is in no template is proved by nothing. */
-static void OpTable_EveryKind_StandsInTheTemplatesOfItsPasses(void** state) {
-  (void)state;
+TEST(OpTable_EveryKind_StandsInTheTemplatesOfItsPasses) {
   int32_t seen[SLUICE_OP_COUNT] = {0};
   for (int32_t policy = 0; policy < 9; ++policy) for_each_form(2, policy, 0, note_kinds, seen);
   for (int32_t kind = 0; kind < SLUICE_OP_COUNT; ++kind) {
     EXPECT(kind, sluice_op_row(kind)->passes != 0, "passes");
     EXPECT(kind, sluice_op_row(kind)->passes == seen[kind], "template of each pass that it says, and of no other,");
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(OpTable_EveryKind_HasANameOfItsOwn),
-      cmocka_unit_test(OpTable_EveryKind_HasALetter),
-      cmocka_unit_test(OpTable_EveryKind_HasALane),
-      cmocka_unit_test(OpTable_EveryKind_HasAPrice),
-      cmocka_unit_test(OpTable_EveryKind_SaysWhatItWrites),
-      cmocka_unit_test(OpTable_EveryKind_StandsInTheTemplatesOfItsPasses),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,10 @@
 /* The table of tensors is complete: the test names one that lacks something. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/schedule/tensor_table.h"
+#include "third_party/bazel/test.h"
 
-static void TensorTable_EveryTensor_HasANameOfItsOwn(void** state) {
-  (void)state;
+TEST(TensorTable_EveryTensor_HasANameOfItsOwn) {
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
     if (sluice_tensor_row(t)->name == NULL) fail_msg("tensor %d has no name in backend/schedule/tensor_table.c", t);
     for (int32_t u = 0; u < t; ++u) assert_string_not_equal(sluice_tensor_row(t)->name, sluice_tensor_row(u)->name);
@@ -17,8 +12,7 @@ static void TensorTable_EveryTensor_HasANameOfItsOwn(void** state) {
 }
 
 /* Otherwise its slots would be freed, and filled with NaN in debug runs, while they are still needed. */
-static void TensorTable_EveryTensor_SaysHowLongItLives(void** state) {
-  (void)state;
+TEST(TensorTable_EveryTensor_SaysHowLongItLives) {
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
     const int32_t lives = sluice_tensor_row(t)->lives;
     const int longer = SLUICE_LIVES_FOR_SPLIT | SLUICE_LIVES_FOR_WGRAD;
@@ -27,12 +21,4 @@ static void TensorTable_EveryTensor_SaysHowLongItLives(void** state) {
     fail_msg("tensor %d, %s, does not say how long it lives in backend/schedule/tensor_table.c", t,
              sluice_tensor_kind_name(t));
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(TensorTable_EveryTensor_HasANameOfItsOwn),
-      cmocka_unit_test(TensorTable_EveryTensor_SaysHowLongItLives),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,11 @@
 /* Rows of chunks whose first and last have half the rows of the others. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "backend/schedule/uneven_chunks.h"
+#include "third_party/bazel/test.h"
 
 #define MOST_CHUNKS 32
 
-static void Starts_AnyRowsAnyN_EachRowIsInOneChunk(void** state) {
-  (void)state;
+TEST(Starts_AnyRowsAnyN_EachRowIsInOneChunk) {
   for (int32_t n = 1; n <= MOST_CHUNKS; ++n) {
     for (int64_t rows = 0; rows < 200; ++rows) {
       assert_true(sluice_uneven_chunk_start(rows, 0, n) == 0 && sluice_uneven_chunk_start(rows, n, n) == rows);
@@ -23,8 +18,7 @@ static void Starts_AnyRowsAnyN_EachRowIsInOneChunk(void** state) {
   }
 }
 
-static void Shares_ThreeOrMore_EndsHaveHalfOfTheOthers(void** state) {
-  (void)state;
+TEST(Shares_ThreeOrMore_EndsHaveHalfOfTheOthers) {
   assert_true(sluice_uneven_chunk_share(0, 1) == 1);
   assert_true(sluice_uneven_chunk_share(0, 2) == 0.5 && sluice_uneven_chunk_share(1, 2) == 0.5);
   for (int32_t n = 3; n <= MOST_CHUNKS; ++n) {
@@ -34,17 +28,7 @@ static void Shares_ThreeOrMore_EndsHaveHalfOfTheOthers(void** state) {
   }
 }
 
-static void Starts_ManyRows_DoNotOverflow(void** state) {
-  (void)state;
+TEST(Starts_ManyRows_DoNotOverflow) {
   const int64_t rows = INT64_C(1) << 50;
   assert_true(sluice_uneven_chunk_start(rows, 3, 5) == rows / 8 * 5);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Starts_AnyRowsAnyN_EachRowIsInOneChunk),
-      cmocka_unit_test(Shares_ThreeOrMore_EndsHaveHalfOfTheOthers),
-      cmocka_unit_test(Starts_ManyRows_DoNotOverflow),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,12 @@
 /* The answers of a search that are written for later runs: those that stand and are not under question. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/tune/decisions_json.h"
 #include "backend/tune/search/test/surface.h"
 #include "backend/tune/tuner.h"
+#include "third_party/bazel/test.h"
 
 static const surface_t plain = {.alpha = 1e-5, .beta = 1e-6, .gemm_startup = 1e-6, .gemm_rate = 1e-6, .tile = 1};
 
@@ -35,8 +31,7 @@ static const char* written(void) {
 }
 
 /* A run that ends while an answer is being raced again keeps that answer. */
-static void Answer_UnderQuestion_IsWritten(void** state) {
-  (void)state;
+TEST(Answer_UnderQuestion_IsWritten) {
   sluice_search_t* s = begin();
   const sluice_spot_t* spot = &s->spots[sluice_search_bucket(4096)];
   uint32_t seed = 1;
@@ -51,8 +46,7 @@ static void Answer_UnderQuestion_IsWritten(void** state) {
 }
 
 /* The race was given up before any pass was timed: this run continues with one chunk, the next run races again. */
-static void Answer_NothingWasTimed_IsNotWritten(void** state) {
-  (void)state;
+TEST(Answer_NothingWasTimed_IsNotWritten) {
   sluice_search_t* s = begin();
   int32_t why = SLUICE_WHY_ON_TRIAL;
   for (int i = 0; i < 500 && why == SLUICE_WHY_ON_TRIAL; ++i) {
@@ -63,12 +57,4 @@ static void Answer_NothingWasTimed_IsNotWritten(void** state) {
   assert_non_null(strstr(written(), "\"answers\": []"));
   sluice_search_answer(s, 9000, sluice_search_size_of(4)); /* read from a file: valid although this run timed nothing */
   assert_non_null(strstr(written(), "\"rows\": 9000, \"num_chunks\": 4"));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Answer_UnderQuestion_IsWritten),
-      cmocka_unit_test(Answer_NothingWasTimed_IsNotWritten),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,17 +1,13 @@
 /* Joint choice of n and strategy on simulated machines, on which the best pair depends on the size of the batch. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/tune/search/search.h"
 #include "backend/tune/search/test/surface.h"
 #include "backend/tune/tuner_strategy.h"
+#include "third_party/bazel/test.h"
 
 enum { STRATEGIES = SLUICE_JOINT_STRATEGIES };
 
@@ -119,8 +115,7 @@ static const int64_t sizes[] = {256, 1024, 4096, 16384};
 enum { SIZES = 4, MACHINES = 30 };
 
 /* Batches of four alternating sizes: each size ends at its own pair, close to the best of all 28. */
-static void Joint_EachSize_EndsNearTheBestPair(void** state) {
-  (void)state;
+TEST(Joint_EachSize_EndsNearTheBestPair) {
   static world_t w;
   static const struct {
     int32_t mode, knows;
@@ -151,8 +146,7 @@ static void Joint_EachSize_EndsNearTheBestPair(void** state) {
 }
 
 /* With a machine, a strategy that is predicted to be far slower never runs. */
-static void Joint_SlowByPrediction_IsNotTried(void** state) {
-  (void)state;
+TEST(Joint_SlowByPrediction_IsNotTried) {
   static world_t w;
   begin_by_rows(&w, (double[]){1e-8, 1e-8, 1e-3, 1e-8}, SLUICE_TUNER_ADAPTIVE, 1);
   int ran[STRATEGIES] = {0};
@@ -165,8 +159,7 @@ static void Joint_SlowByPrediction_IsNotTried(void** state) {
 }
 
 /* A prediction takes milliseconds: settled sizes that alternate ask for none and keep their answers. */
-static void Joint_SettledSizes_AskForNoPrediction(void** state) {
-  (void)state;
+TEST(Joint_SettledSizes_AskForNoPrediction) {
   static world_t w;
   static const int32_t modes[] = {SLUICE_TUNER_ADAPTIVE, SLUICE_TUNER_MODEL};
   for (int c = 0; c < 2; ++c) {
@@ -186,8 +179,7 @@ static void Joint_SettledSizes_AskForNoPrediction(void** state) {
 }
 
 /* Only one strategy is predicted to pay, so no comparison runs: its time is that of the race for n. */
-static void Joint_OneIsTried_DecisionSaysWhatItTook(void** state) {
-  (void)state;
+TEST(Joint_OneIsTried_DecisionSaysWhatItTook) {
   static world_t w;
   begin_by_rows(&w, (double[]){1e-3, 1e-8, 1e-3, 1e-3}, SLUICE_TUNER_ADAPTIVE, 1);
   double took = 0;
@@ -204,8 +196,7 @@ static void Joint_OneIsTried_DecisionSaysWhatItTook(void** state) {
 static const double three_close[STRATEGIES] = {1e-6, 1.001e-6, 1.7e-6, 1.002e-6}; /* the first is the best */
 
 /* Strategies that are close run more often than the others, one window at a time; then only the best runs. */
-static void Joint_Comparison_RunsWindowsOnEnd(void** state) {
-  (void)state;
+TEST(Joint_Comparison_RunsWindowsOnEnd) {
   static world_t w;
   begin_by_rows(&w, three_close, SLUICE_TUNER_PROFILE, 0);
   int ran[STRATEGIES] = {0}, on_end = 0, last = -1;
@@ -231,8 +222,7 @@ static void Joint_Comparison_RunsWindowsOnEnd(void** state) {
 
 /* Layers of a kind share a comparison. Each reports its last step just before its next, so more steps of a strategy are
  * in flight than a window holds: the comparison still ends, and all layers run its answer. */
-static void Joint_ManyLayers_ComparisonEnds(void** state) {
-  (void)state;
+TEST(Joint_ManyLayers_ComparisonEnds) {
   enum { LAYERS = 50, ROWS = 4096 };
   static world_t w;
   for (int32_t layers = 1; layers <= LAYERS; ++layers) {
@@ -255,8 +245,7 @@ static void Joint_ManyLayers_ComparisonEnds(void** state) {
 }
 
 /* Before anything is known, the strategy that stores nothing runs. */
-static void Joint_NothingKnown_IsS4WithTwoChunks(void** state) {
-  (void)state;
+TEST(Joint_NothingKnown_IsS4WithTwoChunks) {
   static world_t w;
   uint32_t seed = 3;
   w.machine = random_machine(&seed);
@@ -264,17 +253,4 @@ static void Joint_NothingKnown_IsS4WithTwoChunks(void** state) {
   int32_t pick = 0, why = 0;
   assert_int_equal(sluice_tuner_strategy_next(&w.joint, 0, &pick, &why)->restore_set, 4);
   assert_true(sluice_pick_chunks(pick) == 2 && why == SLUICE_WHY_NOTHING_YET);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Joint_EachSize_EndsNearTheBestPair),
-      cmocka_unit_test(Joint_SlowByPrediction_IsNotTried),
-      cmocka_unit_test(Joint_SettledSizes_AskForNoPrediction),
-      cmocka_unit_test(Joint_OneIsTried_DecisionSaysWhatItTook),
-      cmocka_unit_test(Joint_Comparison_RunsWindowsOnEnd),
-      cmocka_unit_test(Joint_ManyLayers_ComparisonEnds),
-      cmocka_unit_test(Joint_NothingKnown_IsS4WithTwoChunks),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

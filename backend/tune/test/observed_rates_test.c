@@ -1,14 +1,10 @@
 /* Rates from observed passes: medians on simulated machines, and the order of plans that follows from them. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/tune/observed_rates.h"
+#include "third_party/bazel/test.h"
 
 static double relative(double got, double want) { return fabs(got / want - 1); }
 
@@ -21,8 +17,7 @@ static sluice_observed_forward_t forward(double flops, double link, double start
   return p;
 }
 
-static void Rates_FewPassesDisturbed_AreTheMachines(void** state) {
-  (void)state;
+TEST(Rates_FewPassesDisturbed_AreTheMachines) {
   sluice_observed_rates_t observed;
   memset(&observed, 0, sizeof observed);
   sluice_plan_rates_t r = {1, 2, 3};
@@ -44,8 +39,7 @@ static void Rates_FewPassesDisturbed_AreTheMachines(void** state) {
   assert_true(relative(r.flops, 1e10) < 1e-9 && relative(r.link_bytes, 4e8) < 1e-9);
 }
 
-static void Rates_PassesThatSayNothing_AreLeftOut(void** state) {
-  (void)state;
+TEST(Rates_PassesThatSayNothing_AreLeftOut) {
   sluice_observed_rates_t observed;
   memset(&observed, 0, sizeof observed);
   sluice_plan_rates_t r;
@@ -88,8 +82,7 @@ static sluice_plan_data_t best_of(const sluice_plan_problem_t* problem, const sl
 
 /* If not both tensors can be kept, a slow link favours recomputation and slow GEMMs favour sending again; long
  * start-ups favour fewer chunks. The default rates show none of this. */
-static void Order_OfPlans_FollowsWhatWasSeen(void** state) {
-  (void)state;
+TEST(Order_OfPlans_FollowsWhatWasSeen) {
   const sluice_moe_config_t config = {
       .model_width = 256, .hidden_width = 512, .num_experts = 8, .top_k = 2, .dtype = SLUICE_DTYPE_F32};
   sluice_plan_problem_t problem = {0};
@@ -99,13 +92,4 @@ static void Order_OfPlans_FollowsWhatWasSeen(void** state) {
   assert_int_equal(best_of(&problem, &slow_gemms, 1).restore_input, SLUICE_RESTORE_REDISPATCH);
   assert_int_equal(best_of(&problem, &late, 0).num_chunks, 1);
   assert_true(best_of(&problem, NULL, 0).num_chunks > 1 && best_of(&problem, &slow_link, 0).num_chunks > 1);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Rates_FewPassesDisturbed_AreTheMachines),
-      cmocka_unit_test(Rates_PassesThatSayNothing_AreLeftOut),
-      cmocka_unit_test(Order_OfPlans_FollowsWhatWasSeen),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,19 +1,15 @@
 /* The choice of a step is one unit: the weight-gradient mode belongs to its n, even if the header of its forward has
  * brought the choice for the next step. Otherwise a race between candidates that differ in both would wait forever for
  * a candidate that never runs as chosen. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
-
-#include <cmocka.h>
 
 #include "backend/moe/context/policy_hook.h"
 #include "backend/moe/context/context.h"
 #include "backend/moe/layer/layer.h"
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"
+#include "third_party/bazel/test.h"
 
 enum { STEPS = 10, CHOICES = 3 };
 
@@ -85,25 +81,15 @@ static void check(const turns_t* turns) {
   }
 }
 
-static void Step_ChosenInTurns_RunsWithTheModeOfItsN(void** state) {
-  (void)state;
+TEST(Step_ChosenInTurns_RunsWithTheModeOfItsN) {
   turns_t turns;
   run_turns(&turns, 0);
   check(&turns);
 }
 
 /* The replay has the choice of the original forward, although the decision state has changed twice since. */
-static void Step_RunAgain_HasTheModeOfItsFirstTime(void** state) {
-  (void)state;
+TEST(Step_RunAgain_HasTheModeOfItsFirstTime) {
   turns_t turns;
   run_turns(&turns, 1);
   check(&turns);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Step_ChosenInTurns_RunsWithTheModeOfItsN),
-      cmocka_unit_test(Step_RunAgain_HasTheModeOfItsFirstTime),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,10 @@
 /* The number of rows that a batch of varying load counts as. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 
-#include <cmocka.h>
-
 #include "backend/tune/search/search_state.h"
 #include "backend/tune/tuner_sizes.h"
+#include "third_party/bazel/test.h"
 
 enum { TOKENS = 500, TOP_K = 2, BALANCED = TOKENS * TOP_K };
 
@@ -34,7 +30,7 @@ static int64_t find_edge(void) {
   return rows;
 }
 
-static void Rows_AroundAnEdgeOfBuckets_KeepTheirBucket(void** state) {
+TEST(Rows_AroundAnEdgeOfBuckets_KeepTheirBucket) {
   sluice_tuner_table_t* table = table_of(state);
   const int64_t edge = find_edge();
   (void)sluice_tuner_note_rows(table, TOKENS, edge);
@@ -45,14 +41,14 @@ static void Rows_AroundAnEdgeOfBuckets_KeepTheirBucket(void** state) {
   }
 }
 
-static void Rows_OneDifferentBatch_ChangesNothing(void** state) {
+TEST(Rows_OneDifferentBatch_ChangesNothing) {
   sluice_tuner_table_t* table = table_of(state);
   (void)sluice_tuner_note_rows(table, TOKENS, BALANCED);
   (void)sluice_tuner_note_rows(table, TOKENS, 2 * BALANCED);
   assert_int_equal(sluice_tuner_rows_of(table, TOKENS), BALANCED);
 }
 
-static void Rows_LoadsThatStayOther_AreFollowed(void** state) {
+TEST(Rows_LoadsThatStayOther_AreFollowed) {
   sluice_tuner_table_t* table = table_of(state);
   (void)sluice_tuner_note_rows(table, TOKENS, BALANCED);
   for (int32_t batch = 0; batch < 40; ++batch) (void)sluice_tuner_note_rows(table, TOKENS, 2 * BALANCED);
@@ -60,7 +56,7 @@ static void Rows_LoadsThatStayOther_AreFollowed(void** state) {
   assert_in_range(sluice_search_bucket(2 * BALANCED) - sluice_search_bucket(rows), 0, 1);
 }
 
-static void Rows_OfEachSize_AreItsOwn(void** state) {
+TEST(Rows_OfEachSize_AreItsOwn) {
   sluice_tuner_table_t* table = table_of(state);
   for (int32_t batch = 0; batch < 10; ++batch) {
     (void)sluice_tuner_note_rows(table, TOKENS, BALANCED);
@@ -72,12 +68,4 @@ static void Rows_OfEachSize_AreItsOwn(void** state) {
   assert_int_equal(sluice_tuner_rows_of(table, 16 * TOKENS), 48 * BALANCED);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup_teardown(Rows_AroundAnEdgeOfBuckets_KeepTheirBucket, setup, teardown),
-      cmocka_unit_test_setup_teardown(Rows_OneDifferentBatch_ChangesNothing, setup, teardown),
-      cmocka_unit_test_setup_teardown(Rows_LoadsThatStayOther_AreFollowed, setup, teardown),
-      cmocka_unit_test_setup_teardown(Rows_OfEachSize_AreItsOwn, setup, teardown),
-  };
-  return cmocka_run_group_tests_name("tuner sizes", tests, NULL, NULL);
-}
+int main(void) { return run_cases_each(setup, teardown); }

@@ -1,17 +1,13 @@
 /* A dry step: what it records, that a call more is seen, and what it refuses. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/comm/nccl/fake/fake_nccl.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/device/cuda/fake/fake_record.h"
 #include "capi/dry_step/dry_step.h"
+#include "third_party/bazel/test.h"
 
 static const sluice_dry_step_t small = {.ranks = 2,
                                         .tokens = 64,
@@ -46,8 +42,7 @@ static int64_t count_after(const sluice_dry_step_t* step, sluice_fake_event_kind
   return sluice_fake_cuda_recorded(kind);
 }
 
-static void DryStep_TheSameTwice_IsTheSameRecord(void** state) {
-  (void)state;
+TEST(DryStep_TheSameTwice_IsTheSameRecord) {
   sluice_dry_step_t one = small;
   one.ranks = 1;
   char *first = record_of(&one), *second = record_of(&one);
@@ -135,8 +130,7 @@ static void plant_group(sluice_cuda_sources_t* sources) {
   sources->nccl = &altered_nccl;
 }
 
-static void DryStep_PlantedCall_IsOneMoreOnEachRankAndNothingElse(void** state) {
-  (void)state;
+TEST(DryStep_PlantedCall_IsOneMoreOnEachRankAndNothingElse) {
   const struct {
     const char* what;
     void (*alter)(sluice_cuda_sources_t* sources);
@@ -179,8 +173,7 @@ static void refuses(sluice_dry_step_t step, sluice_status_t want, const char* wo
   }
 }
 
-static void DryStep_WhatItCannotHold_IsRefusedByNameWithTheRemedy(void** state) {
-  (void)state;
+TEST(DryStep_WhatItCannotHold_IsRefusedByNameWithTheRemedy) {
   sluice_dry_step_t step = small;
   step.ranks = 9;
   refuses(step, SLUICE_E_INVALID_ARGUMENT, "ranks is 9; it must be from 1 to 8");
@@ -198,8 +191,7 @@ static void DryStep_WhatItCannotHold_IsRefusedByNameWithTheRemedy(void** state) 
   free(record_of(&small)); /* and nothing is left of it */
 }
 
-static void DryStep_MoreChunks_AreMoreOfEverythingButReads(void** state) {
-  (void)state;
+TEST(DryStep_MoreChunks_AreMoreOfEverythingButReads) {
   sluice_dry_step_t step = small;
   const int64_t launches = count_after(&step, SLUICE_FAKE_LAUNCH),
                 groups = sluice_fake_cuda_recorded(SLUICE_FAKE_MESSAGES);
@@ -208,14 +200,4 @@ static void DryStep_MoreChunks_AreMoreOfEverythingButReads(void** state) {
   assert_true(count_after(&step, SLUICE_FAKE_LAUNCH) > 3 * launches);
   assert_int_equal(sluice_fake_cuda_recorded(SLUICE_FAKE_MESSAGES), groups + 2 * 3 * 7);
   assert_int_equal(sluice_fake_cuda_recorded(SLUICE_FAKE_HOST_WAIT), reads);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(DryStep_TheSameTwice_IsTheSameRecord),
-      cmocka_unit_test(DryStep_PlantedCall_IsOneMoreOnEachRankAndNothingElse),
-      cmocka_unit_test(DryStep_WhatItCannotHold_IsRefusedByNameWithTheRemedy),
-      cmocka_unit_test(DryStep_MoreChunks_AreMoreOfEverythingButReads),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,10 @@
 /* Calibration over a communicator that counts: the time of an exchange begins when all ranks start it. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "sluice/sluice.h"
+#include "third_party/bazel/test.h"
 
 enum {
   MOST = 1 << 16,
@@ -35,8 +31,7 @@ static sluice_status_t wait_for(void* user, void* request, uint64_t timeout_ns, 
 }
 
 /* Otherwise the first exchange after the GEMMs includes the time that the faster rank waits for the slower one. */
-static void Exchanges_OfEachSize_BeginAfterABarrier(void** state) {
-  (void)state;
+TEST(Exchanges_OfEachSize_BeginAfterABarrier) {
   sluice_comm_config_t comm_config;
   sluice_comm_config_init(&comm_config, sizeof comm_config);
   comm_config.rank = 0, comm_config.world_size = 2;
@@ -67,9 +62,4 @@ static void Exchanges_OfEachSize_BeginAfterABarrier(void** state) {
   sluice_planner_destroy(planner);
   sluice_context_destroy(context);
   sluice_comm_destroy(comm);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(Exchanges_OfEachSize_BeginAfterABarrier)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

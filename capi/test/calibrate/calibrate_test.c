@@ -1,18 +1,14 @@
 /* Calibration through the C ABI: one machine for all ranks, the cache and its handling of bad files. */
 #include <dirent.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "sluice/sluice.h"
+#include "third_party/bazel/test.h"
 
 #define MAX_RANKS  4
 #define BY_DEFAULT 2 /* as own_folders: none is named */
@@ -161,8 +157,7 @@ static sluice_planner_prediction_t calibrated(int32_t w, int32_t dtype) {
   return p;
 }
 
-static void Calibrate_SeveralRanks_GetOneMachineThatPredicts(void** state) {
-  (void)state;
+TEST(Calibrate_SeveralRanks_GetOneMachineThatPredicts) {
   for (int32_t w = 1; w <= 3; ++w) {
     for (int32_t dtype = SLUICE_DTYPE_F32; dtype <= SLUICE_DTYPE_F16; ++dtype) {
       if (w == 3 && dtype != SLUICE_DTYPE_F32) continue;
@@ -181,8 +176,7 @@ static void Calibrate_SeveralRanks_GetOneMachineThatPredicts(void** state) {
   }
 }
 
-static void Cache_SecondTime_IsReadAndNotMeasured(void** state) {
-  (void)state;
+TEST(Cache_SecondTime_IsReadAndNotMeasured) {
   char path[512];
   empty_folder(folders[0]);
   run(2, 0, 0, SLUICE_DTYPE_F32);
@@ -199,8 +193,7 @@ static void Cache_SecondTime_IsReadAndNotMeasured(void** state) {
 }
 
 /* Another library, or another version of one, may be faster: it is another machine. */
-static void Cache_OtherGemms_AreMeasured(void** state) {
-  (void)state;
+TEST(Cache_OtherGemms_AreMeasured) {
   char path[512], text[1024];
   empty_folder(folders[0]);
   gemms = "auto";
@@ -223,8 +216,7 @@ static void put(const char* path, const char* text, size_t length) {
   fclose(file);
 }
 
-static void Cache_BadFile_IsMeasuredAgainWithAWord(void** state) {
-  (void)state;
+TEST(Cache_BadFile_IsMeasuredAgainWithAWord) {
   char path[512], text[65536];
   empty_folder(folders[0]);
   run(2, 0, 0, SLUICE_DTYPE_F32);
@@ -254,8 +246,7 @@ static void Cache_BadFile_IsMeasuredAgainWithAWord(void** state) {
   }
 }
 
-static void Cache_RanksDiffer_AllMeasureAgain(void** state) {
-  (void)state;
+TEST(Cache_RanksDiffer_AllMeasureAgain) {
   for (int r = 0; r < 3; ++r) empty_folder(folders[r]);
   run(3, 0, 1, SLUICE_DTYPE_F32);
   run(3, 0, 1, SLUICE_DTYPE_F32);
@@ -269,8 +260,7 @@ static void Cache_RanksDiffer_AllMeasureAgain(void** state) {
 }
 
 /* In the default folder, only files that this user or root must have written are read; our own files are read. */
-static void Cache_FileThatOthersCanWrite_IsMeasuredAgain(void** state) {
-  (void)state;
+TEST(Cache_FileThatOthersCanWrite_IsMeasuredAgain) {
   char path[512], kept[80], deep[96];
   struct stat info;
   unsetenv("SLUICE_CACHE_DIR");
@@ -301,8 +291,7 @@ static void Cache_FileThatOthersCanWrite_IsMeasuredAgain(void** state) {
   assert_true(rmdir(deep) == 0 && rmdir(kept) == 0);
 }
 
-static void Cache_NoPlaceToWrite_CalibratesAllTheSame(void** state) {
-  (void)state;
+TEST(Cache_NoPlaceToWrite_CalibratesAllTheSame) {
   char kept[64];
   memcpy(kept, folders[0], sizeof kept);
   snprintf(folders[0], sizeof folders[0], "/proc/no/such/place");
@@ -315,8 +304,7 @@ static void Cache_NoPlaceToWrite_CalibratesAllTheSame(void** state) {
   memcpy(folders[0], kept, sizeof kept);
 }
 
-static void BadConfig_EveryField_IsRefusedByName(void** state) {
-  (void)state;
+TEST(BadConfig_EveryField_IsRefusedByName) {
   sluice_context_config_t context_config;
   sluice_context_config_init(&context_config, sizeof context_config);
   context_config.gemm = "ref";
@@ -344,16 +332,4 @@ static void BadConfig_EveryField_IsRefusedByName(void** state) {
   sluice_context_destroy(context);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Calibrate_SeveralRanks_GetOneMachineThatPredicts),
-      cmocka_unit_test(Cache_OtherGemms_AreMeasured),
-      cmocka_unit_test(Cache_SecondTime_IsReadAndNotMeasured),
-      cmocka_unit_test(Cache_BadFile_IsMeasuredAgainWithAWord),
-      cmocka_unit_test(Cache_RanksDiffer_AllMeasureAgain),
-      cmocka_unit_test(Cache_FileThatOthersCanWrite_IsMeasuredAgain),
-      cmocka_unit_test(Cache_NoPlaceToWrite_CalibratesAllTheSame),
-      cmocka_unit_test(BadConfig_EveryField_IsRefusedByName),
-  };
-  return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+int main(void) { return run_cases(set_up, tear_down); }

@@ -1,21 +1,16 @@
 /* Graph mode: layers under a capacity on a CUDA context, executed by the fake driver, cuBLAS and NCCL: host waits,
  * bytes on the wire, hazards, reports. capacity_test compares results, also on these fakes; cuda_graph_test covers
  * captures. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes_checks.h"
+#include "third_party/bazel/test.h"
 
 static const int32_t RANKS[] = {1, 2, 4};
 
-static void CudaCapacity_HostWaits_NoneInForwardAndBackward(void** state) {
-  (void)state;
+TEST(CudaCapacity_HostWaits_NoneInForwardAndBackward) {
   for (int w = 0; w < 3; ++w) {
     case_t c = world_small_case();
     result_t out;
@@ -28,8 +23,7 @@ static void CudaCapacity_HostWaits_NoneInForwardAndBackward(void** state) {
 }
 
 /* The statistics of both modes equal the bytes that the same case sends on a CPU. Under a capacity there are more. */
-static void CudaCapacity_BytesOnTheWire_AreThoseOfTheCpuInBothModes(void** state) {
-  (void)state;
+TEST(CudaCapacity_BytesOnTheWire_AreThoseOfTheCpuInBothModes) {
   for (int32_t w = 2; w <= 4; w += 2) {
     uint64_t exact = 0;
     for (int64_t capacity = 0; capacity <= 18; capacity += 18) {
@@ -64,8 +58,7 @@ static void count_waits(rank_t* r, rig_t* rig) {
   sluice_step_drop(step);
 }
 
-static void CudaCapacity_CallsAfterTheFirst_HaveNoHeaderEither(void** state) {
-  (void)state;
+TEST(CudaCapacity_CallsAfterTheFirst_HaveNoHeaderEither) {
   const sluice_moe_config_t config = config_under(6), exact = rig_config();
   for (int w = 0; w < 3; ++w) {
     rank_t ranks[4];
@@ -82,8 +75,7 @@ static void CudaCapacity_CallsAfterTheFirst_HaveNoHeaderEither(void** state) {
 
 /* ---- overflow -------------------------------------------------------------------------------------------------- */
 
-static void CudaCapacity_RoutesBeyondItAndBadIds_AreCountedAndReported(void** state) {
-  (void)state;
+TEST(CudaCapacity_RoutesBeyondItAndBadIds_AreCountedAndReported) {
   rig_t rig;
   const sluice_moe_config_t config = config_under(1);
   open_all(&rig, &config);
@@ -117,12 +109,5 @@ static void CudaCapacity_RoutesBeyondItAndBadIds_AreCountedAndReported(void** st
 
 int main(void) {
   setenv("SLUICE_POISON", "1", 1); /* slots are NaN at the start of each pass: padding must be written */
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(CudaCapacity_HostWaits_NoneInForwardAndBackward),
-      cmocka_unit_test(CudaCapacity_BytesOnTheWire_AreThoseOfTheCpuInBothModes),
-      cmocka_unit_test(CudaCapacity_CallsAfterTheFirst_HaveNoHeaderEither),
-      cmocka_unit_test(CudaCapacity_RoutesBeyondItAndBadIds_AreCountedAndReported),
-  };
-  if (getenv("CMOCKA_TEST_FILTER") != NULL) cmocka_set_test_filter(getenv("CMOCKA_TEST_FILTER"));
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

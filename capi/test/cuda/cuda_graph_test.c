@@ -1,18 +1,14 @@
 /* Captured passes: what a graph of them replays, and what a capture rejects. On fakes, like cuda_capacity_test. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/base/hash.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes.h"
+#include "third_party/bazel/test.h"
 
 static const int32_t RANKS[] = {1, 2, 4}, CHUNKS[] = {1, 2, 4};
 
@@ -147,8 +143,7 @@ static void capture_and_replay(rank_t* r, rig_t* rig) {
   sluice_fake_cuda_destroy_graph(graph);
 }
 
-static void CudaGraph_CapturedPasses_ReplayWithOtherRoutingAsExactMode(void** state) {
-  (void)state;
+TEST(CudaGraph_CapturedPasses_ReplayWithOtherRoutingAsExactMode) {
   const int32_t policies[][2] = {{SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP},
                                  {SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD},
                                  {SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE}};
@@ -171,8 +166,7 @@ static void CudaGraph_CapturedPasses_ReplayWithOtherRoutingAsExactMode(void** st
 
 /* With any wait of the capture left out, it ends in an error or its replay has a hazard, except for redundant waits, as
  * in cuda_layer_test. */
-static void CudaGraph_AnyWaitLeftOut_IsSeen(void** state) {
-  (void)state;
+TEST(CudaGraph_AnyWaitLeftOut_IsSeen) {
   int64_t waits = 1, seen = 0;
   for (int64_t nth = -1; nth < waits; ++nth) {
     rig_t rig;
@@ -217,8 +211,7 @@ static void end_capture(int want) {
   } while (0)
 
 /* None of them invalidates the rest of the host's capture, and the context continues to work. */
-static void CudaGraph_WhatACaptureCannotTake_IsRefusedByName(void** state) {
-  (void)state;
+TEST(CudaGraph_WhatACaptureCannotTake_IsRefusedByName) {
   rig_t rig;
   sluice_step_t *step = NULL, *other = NULL;
   sluice_moe_config_t exact = rig_config(), config = config_under(6);
@@ -279,16 +272,14 @@ static void capture_on_local(rank_t* r, rig_t* rig) {
   if (r->status == SLUICE_OK) r->status = rig_round(rig, NULL); /* the group continues to work */
 }
 
-static void CudaGraph_LocalCommunicator_IsRefusedByName(void** state) {
-  (void)state;
+TEST(CudaGraph_LocalCommunicator_IsRefusedByName) {
   const sluice_moe_config_t config = config_under(6);
   rank_t ranks[4];
   run_local_ranks(2, &config, capture_on_local, ranks);
 }
 
 /* Earlier steps may be dropped in a capture: none of their events is recorded or waited for in it. */
-static void CudaGraph_EagerStepDroppedInACapture_DoesNotSpoilIt(void** state) {
-  (void)state;
+TEST(CudaGraph_EagerStepDroppedInACapture_DoesNotSpoilIt) {
   rig_t rig;
   sluice_step_t *eager = NULL, *captured = NULL;
   sluice_fake_graph_t* graph = NULL;
@@ -312,8 +303,7 @@ static void CudaGraph_EagerStepDroppedInACapture_DoesNotSpoilIt(void** state) {
 }
 
 /* The fake itself: calls that a capture does not allow fail in it. */
-static void FakeCapture_IllegalCalls_FailAndSpoilIt(void** state) {
-  (void)state;
+TEST(FakeCapture_IllegalCalls_FailAndSpoilIt) {
   fakes_open(1, 1);
   const sluice_cuda_driver_t* cu = sluice_fake_cuda_driver();
   void *context = NULL, *before = NULL, *inside = NULL, *stream = fakes_stream(0), *other = NULL;
@@ -358,14 +348,5 @@ static void FakeCapture_IllegalCalls_FailAndSpoilIt(void** state) {
 
 int main(void) {
   setenv("SLUICE_POISON", "1", 1); /* slots are NaN at the start of each pass: padding must be written */
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(CudaGraph_CapturedPasses_ReplayWithOtherRoutingAsExactMode),
-      cmocka_unit_test(CudaGraph_AnyWaitLeftOut_IsSeen),
-      cmocka_unit_test(CudaGraph_WhatACaptureCannotTake_IsRefusedByName),
-      cmocka_unit_test(CudaGraph_LocalCommunicator_IsRefusedByName),
-      cmocka_unit_test(CudaGraph_EagerStepDroppedInACapture_DoesNotSpoilIt),
-      cmocka_unit_test(FakeCapture_IllegalCalls_FailAndSpoilIt),
-  };
-  if (getenv("CMOCKA_TEST_FILTER") != NULL) cmocka_set_test_filter(getenv("CMOCKA_TEST_FILTER"));
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

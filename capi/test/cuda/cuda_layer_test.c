@@ -1,20 +1,15 @@
 /* The layer on a CUDA context, executed by the fake driver, cuBLAS and NCCL: ranks with a device each under NCCL, and
  * ranks that share one under a local communicator. Nothing here measures a GPU's speed. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/comm/nccl/fake/fake_nccl.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/gemm/cublas/fake/fake_cublas.h"
 #include "capi/test/cuda/cuda_layer_suite.h"
 #include "capi/test/cuda/fakes.h"
-#include "third_party/bazel/skip.h"
+#include "third_party/bazel/test.h"
 
 typedef struct entry_s {
   const layer_case_t* c;

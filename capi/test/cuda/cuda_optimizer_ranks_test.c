@@ -3,17 +3,14 @@
  * gradients summed by hand. */
 #include <math.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/test/cuda/cuda_optimizer_model.h"
 #include "capi/test/cuda/fakes.h"
+#include "third_party/bazel/test.h"
 
 enum { MAX_RANKS = 4, STEPS = 3, UNKNOWN_ERROR = 999 };
 
@@ -227,8 +224,7 @@ static void was_skipped(rank_t* me) {
 
 /* ---- numbers ---- */
 
-static void Steps_OverRanks_HaveTheBitsOfSumsInRankOrder(void** state) {
-  (void)state;
+TEST(Steps_OverRanks_HaveTheBitsOfSumsInRankOrder) {
   const int64_t buckets[] = {700, 1024, 8192}, chunks[] = {1, 2, 4, INT64_MAX, 0};
   for (int32_t i = 0; i < 15; ++i) {
     for (int32_t size = 2; size <= 4; ++size) {
@@ -238,8 +234,7 @@ static void Steps_OverRanks_HaveTheBitsOfSumsInRankOrder(void** state) {
   }
 }
 
-static void GroupOfOneRank_IsNotSummed(void** state) {
-  (void)state;
+TEST(GroupOfOneRank_IsNotSummed) {
   world_t w = world_of(2, 0, 700, 2, has_stepped_early);
   w.has_own_group = 1;
   run(&w);
@@ -256,8 +251,7 @@ static void works(rank_t* me) {
   if (me->status != SLUICE_OK || me->model->result.skipped) problem(me, "the step");
 }
 
-static void RankWithoutElements_TakesPart(void** state) {
-  (void)state;
+TEST(RankWithoutElements_TakesPart) {
   world_t w = world_of(3, 0, 700, 2, works);
   w.has_own_group = 1;
   w.bend = leave_one_rank_without;
@@ -279,8 +273,7 @@ static void make_large(rank_t* me) {
   com_set_gradient(me->model, COM_ELEMENTS - 2, me->rank == 0 ? 0.0F : 3.3e38F);
 }
 
-static void Step_WithAnInfiniteGradientOnOneRank_IsSkippedOnAll(void** state) {
-  (void)state;
+TEST(Step_WithAnInfiniteGradientOnOneRank_IsSkippedOnAll) {
   for (int32_t is_local = 0; is_local < 2; ++is_local) {
     world_t w = world_of(3, is_local, 1024, 2, was_skipped);
     w.bend = make_infinite;
@@ -288,8 +281,7 @@ static void Step_WithAnInfiniteGradientOnOneRank_IsSkippedOnAll(void** state) {
   }
 }
 
-static void Step_WhoseSumLeavesF32_IsSkippedOnAllRanks(void** state) {
-  (void)state;
+TEST(Step_WhoseSumLeavesF32_IsSkippedOnAllRanks) {
   const int64_t chunks[] = {1, 3, INT64_MAX};
   for (int32_t i = 0; i < 3; ++i) {
     world_t w = world_of(2 + i % 2, i % 2, 700, chunks[i], was_skipped);
@@ -298,8 +290,7 @@ static void Step_WhoseSumLeavesF32_IsSkippedOnAllRanks(void** state) {
   }
 }
 
-static void Step_WithLargeGradients_LooksAtItsSumsAndHasTheSameBits(void** state) {
-  (void)state;
+TEST(Step_WithLargeGradients_LooksAtItsSumsAndHasTheSameBits) {
   const int64_t chunks[] = {1, 3, INT64_MAX};
   for (int32_t i = 0; i < 3; ++i) {
     world_t w = world_of(2, i % 2, 700, chunks[i], has_stepped_decided);
@@ -322,8 +313,7 @@ static void all_were_told(rank_t* me) {
   has_changed_nothing(me);
 }
 
-static void Step_ThatOneRankCannotTake_IsRefusedOnAllAndTheNextWorks(void** state) {
-  (void)state;
+TEST(Step_ThatOneRankCannotTake_IsRefusedOnAllAndTheNextWorks) {
   world_t w = world_of(3, 0, 1024, 2, all_were_told);
   w.bend = forget_a_master;
   run(&w);
@@ -340,8 +330,7 @@ static void all_refuse_tcp(rank_t* me) {
   has_changed_nothing(me);
 }
 
-static void Step_OverACommunicatorOfHostMemory_IsRefusedByName(void** state) {
-  (void)state;
+TEST(Step_OverACommunicatorOfHostMemory_IsRefusedByName) {
   world_t w = world_of(2, 0, 1024, 2, all_refuse_tcp);
   w.bend = step_over_tcp;
   run(&w);
@@ -354,8 +343,7 @@ static void all_see_the_mismatch(rank_t* me) {
   has_changed_nothing(me);
 }
 
-static void Step_WithAnotherKOnOneRank_IsAMismatchOnAll(void** state) {
-  (void)state;
+TEST(Step_WithAnotherKOnOneRank_IsAMismatchOnAll) {
   world_t w = world_of(2, 0, 1024, 2, all_see_the_mismatch);
   w.bend = take_another_bucket;
   run(&w);
@@ -377,8 +365,7 @@ static void has_the_bytes_of_the_prediction(rank_t* me) {
   has_stepped(me);
 }
 
-static void Device_OverRanks_HoldsWhatIsPredictedToTheByte(void** state) {
-  (void)state;
+TEST(Device_OverRanks_HoldsWhatIsPredictedToTheByte) {
   const int64_t chunks[] = {1, 2, INT64_MAX};
   for (int32_t i = 0; i < 6; ++i) {
     world_t w = world_of(2 + i % 3, 0, i < 3 ? 1024 : 700, chunks[i % 3], has_the_bytes_of_the_prediction);
@@ -396,8 +383,7 @@ static void ends_the_same(rank_t* me) {
 }
 
 /* No rank waits for ever, and nothing leaks. */
-static void CallOfTheDriverThatFails_EndsStepsOnAllRanks(void** state) {
-  (void)state;
+TEST(CallOfTheDriverThatFails_EndsStepsOnAllRanks) {
   int64_t failures = 0;
   for (int64_t nth = 0;; nth += 31) {
     world_t w = world_of(2, 0, 1024, 2, ends_the_same);
@@ -407,21 +393,4 @@ static void CallOfTheDriverThatFails_EndsStepsOnAllRanks(void** state) {
     ++failures;
   }
   assert_true(failures > 8);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Steps_OverRanks_HaveTheBitsOfSumsInRankOrder),
-      cmocka_unit_test(GroupOfOneRank_IsNotSummed),
-      cmocka_unit_test(RankWithoutElements_TakesPart),
-      cmocka_unit_test(Step_WithAnInfiniteGradientOnOneRank_IsSkippedOnAll),
-      cmocka_unit_test(Step_WhoseSumLeavesF32_IsSkippedOnAllRanks),
-      cmocka_unit_test(Step_WithLargeGradients_LooksAtItsSumsAndHasTheSameBits),
-      cmocka_unit_test(Step_ThatOneRankCannotTake_IsRefusedOnAllAndTheNextWorks),
-      cmocka_unit_test(Step_OverACommunicatorOfHostMemory_IsRefusedByName),
-      cmocka_unit_test(Step_WithAnotherKOnOneRank_IsAMismatchOnAll),
-      cmocka_unit_test(Device_OverRanks_HoldsWhatIsPredictedToTheByte),
-      cmocka_unit_test(CallOfTheDriverThatFails_EndsStepsOnAllRanks),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,8 @@
 /* The optimizer on a fake CUDA device by its public calls: the bits of a step in host memory, exact bytes, atomic
  * steps, errors, and the failure of each driver call. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/base/dtype.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
@@ -14,6 +10,7 @@
 #include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes.h"
 #include "capi/test/rig/refusals.h"
+#include "third_party/bazel/test.h"
 
 enum { STEPS = 3 };
 
@@ -40,8 +37,7 @@ static void close_rig(rig_t* rig) { assert_int_equal(close_all(rig), 0); }
 
 /* ---- numbers ---- */
 
-static void Steps_OnADevice_HaveTheBitsOfThoseInHostMemory(void** state) {
-  (void)state;
+TEST(Steps_OnADevice_HaveTheBitsOfThoseInHostMemory) {
   rig_t rig;
   uint64_t digest;
   open_rig(&rig);
@@ -59,8 +55,7 @@ static void Steps_OnADevice_HaveTheBitsOfThoseInHostMemory(void** state) {
   close_rig(&rig);
 }
 
-static void Step_WithAGradientThatIsNoNumber_IsSkippedAndChangesNothing(void** state) {
-  (void)state;
+TEST(Step_WithAGradientThatIsNoNumber_IsSkippedAndChangesNothing) {
   rig_t rig;
   open_rig(&rig);
   com_model_t *device = open_model(rig.context), *untouched = fill_model(NULL);
@@ -84,8 +79,7 @@ static uint64_t bytes_now(sluice_context_t* context) {
   return stats.current_bytes;
 }
 
-static void Device_HoldsWhatIsPredictedToTheByte(void** state) {
-  (void)state;
+TEST(Device_HoldsWhatIsPredictedToTheByte) {
   rig_t rig;
   for (int32_t slots = 1; slots <= 2; ++slots) {
     open_rig(&rig);
@@ -112,8 +106,7 @@ static void Device_HoldsWhatIsPredictedToTheByte(void** state) {
 
 /* ---- life ---- */
 
-static void Context_OutlivesItsHandleForTheOptimizer(void** state) {
-  (void)state;
+TEST(Context_OutlivesItsHandleForTheOptimizer) {
   rig_t rig;
   open_rig(&rig);
   com_model_t *device = open_model(rig.context), *host = open_model(NULL);
@@ -129,8 +122,7 @@ static void Context_OutlivesItsHandleForTheOptimizer(void** state) {
 
 /* ---- errors ---- */
 
-static void Config_ThatCannotBe_IsRefusedByName(void** state) {
-  (void)state;
+TEST(Config_ThatCannotBe_IsRefusedByName) {
   rig_t rig;
   open_rig(&rig);
   sluice_optimizer_t* optimizer = NULL;
@@ -160,8 +152,7 @@ static void Config_ThatCannotBe_IsRefusedByName(void** state) {
   sluice_context_destroy(on_cpu);
 }
 
-static void Step_OnADevice_RefusesByNameWhatItDoesNotDo(void** state) {
-  (void)state;
+TEST(Step_OnADevice_RefusesByNameWhatItDoesNotDo) {
   rig_t rig;
   open_rig(&rig);
   com_model_t *m = open_model(rig.context), *untouched = fill_model(NULL);
@@ -190,8 +181,7 @@ static void Step_OnADevice_RefusesByNameWhatItDoesNotDo(void** state) {
   close_rig(&rig);
 }
 
-static void Step_InHostMemoryWithAStream_IsRefused(void** state) {
-  (void)state;
+TEST(Step_InHostMemoryWithAStream_IsRefused) {
   com_model_t* m = open_model(NULL);
   m->args.stream = (sluice_stream_t)(uintptr_t)8;
   REFUSED(com_step(m), BAD, "stream");
@@ -200,8 +190,7 @@ static void Step_InHostMemoryWithAStream_IsRefused(void** state) {
 
 /* ---- failures ---- */
 
-static void EveryCallOfTheDriverThatFails_IsToldAndLeavesNothing(void** state) {
-  (void)state;
+TEST(EveryCallOfTheDriverThatFails_IsToldAndLeavesNothing) {
   enum { UNKNOWN_ERROR = 999 };
   int64_t failures = 0;
   for (int64_t nth = 0;; ++nth) {
@@ -222,18 +211,4 @@ static void EveryCallOfTheDriverThatFails_IsToldAndLeavesNothing(void** state) {
     if (!has_failed) break;
   }
   assert_true(failures > 30);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Steps_OnADevice_HaveTheBitsOfThoseInHostMemory),
-      cmocka_unit_test(Step_WithAGradientThatIsNoNumber_IsSkippedAndChangesNothing),
-      cmocka_unit_test(Device_HoldsWhatIsPredictedToTheByte),
-      cmocka_unit_test(Context_OutlivesItsHandleForTheOptimizer),
-      cmocka_unit_test(Config_ThatCannotBe_IsRefusedByName),
-      cmocka_unit_test(Step_OnADevice_RefusesByNameWhatItDoesNotDo),
-      cmocka_unit_test(Step_InHostMemoryWithAStream_IsRefused),
-      cmocka_unit_test(EveryCallOfTheDriverThatFails_IsToldAndLeavesNothing),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,18 +1,14 @@
 /* Budgets and plans on a CUDA context, on fakes: results, the device's memory under any routing, predictions, the
  * single read of a forward. plan_test.c is the CPU version. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/rig.h"
 #include "capi/test/world/budget_suite.h"
+#include "third_party/bazel/test.h"
 
 static budget_suite_t suite_of(void) {
   budget_suite_t suite = {.base = budget_base_case(), .run = run_on_fakes, .least_ranks = 1, .is_slow = 1};
@@ -22,8 +18,7 @@ static budget_suite_t suite_of(void) {
 }
 
 /* One read in a forward, none in a backward: as without a plan. */
-static void CudaBudget_HostWaits_AreOneInForwardNoneInBackward(void** state) {
-  (void)state;
+TEST(CudaBudget_HostWaits_AreOneInForwardNoneInBackward) {
   for (int32_t w = 1; w <= 2; ++w) {
     const budget_suite_t suite = suite_of();
     case_t c = suite.base;
@@ -56,8 +51,7 @@ static sluice_plan_t* open_planned(rig_t* rig, int i, int32_t separate_wgrad, sl
 }
 
 /* The device's peak memory equals the plan's exactly: steps of a budget have blocks of its capacities. */
-static void CudaPlan_UnderABudget_PredictsThePeakToTheByte(void** state) {
-  (void)state;
+TEST(CudaPlan_UnderABudget_PredictsThePeakToTheByte) {
   int checked = 0;
   for (int i = 0; i < 27; ++i, ++checked) {
     rig_t rig;
@@ -102,8 +96,7 @@ static int64_t gradients_of(const rig_t* rig, float* out) {
 
 /* All dgrads, then all wgrads, as in a zero-bubble pipeline: the peak still equals the plan's exactly, and gradients
  * are those of whole backwards. Neither dgrad nor wgrad waits. */
-static void CudaPlan_SeparateWgrad_PredictsThePeakAndGivesTheSameGradients(void** state) {
-  (void)state;
+TEST(CudaPlan_SeparateWgrad_PredictsThePeakAndGivesTheSameGradients) {
   enum { ROOM = 2048 };
   static float whole[ROOM], split[ROOM];
   int checked = 0;
@@ -145,18 +138,15 @@ static void CudaPlan_SeparateWgrad_PredictsThePeakAndGivesTheSameGradients(void*
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
+  const struct CMUnitTest rows[] = {
       BUDGET_TEST(CudaBudget_FromTheSmallestUp_ResultsAreTheSame, suite_of(), budget_from_the_smallest_up),
       BUDGET_TEST(CudaBudget_OneHotExpert_StaysWithinThePlan, suite_of(), budget_one_hot_expert),
       BUDGET_TEST(CudaBudget_OddShapesAndPolicies_ResultsAreTheSame, suite_of(), budget_odd_shapes_and_policies),
       BUDGET_TEST(CudaBudget_MoreOutstandingThanSaid_RefusedByName, suite_of(), budget_more_outstanding_than_said),
       BUDGET_TEST(CudaBudget_BatchesDiffer_ResultsAreTheSame, suite_of(), budget_batches_differ),
       BUDGET_TEST(CudaHostBudget_OneHotExpert_ResultsAreTheSame, suite_of(), host_budget_one_hot_expert),
-      cmocka_unit_test(CudaBudget_HostWaits_AreOneInForwardNoneInBackward),
-      cmocka_unit_test(CudaPlan_UnderABudget_PredictsThePeakToTheByte),
       BUDGET_TEST(CudaBudget_SeparateWgrad_AreCountedInThePlan, suite_of(), budget_separate_wgrad),
       BUDGET_TEST(CudaBudget_SeparateWgradUnsaid_AreRefusedByName, suite_of(), budget_halves_unsaid),
-      cmocka_unit_test(CudaPlan_SeparateWgrad_PredictsThePeakAndGivesTheSameGradients),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return RUN_CASES_AFTER(rows);
 }

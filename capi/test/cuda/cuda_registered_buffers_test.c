@@ -3,19 +3,15 @@
  * report an error.
  */
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/comm/nccl/fake/fake_nccl.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/test/cuda/fakes.h"
 #include "capi/test/rig/rig.h"
+#include "third_party/bazel/test.h"
 
 enum { RANKS = 2 };
 /* The kinds of contexts: each has its own, the same on all ranks, except for the last. */
@@ -124,8 +120,7 @@ static void check_end(void) {
   if (fakes_close(text, sizeof text) != 0) fail_msg("%s", text); /* leaks, and violations of NCCL's rules */
 }
 
-static void RegisteredBuffers_DifferentContextsOfOneCommunicator_EachDecides(void** state) {
-  (void)state;
+TEST(RegisteredBuffers_DifferentContextsOfOneCommunicator_EachDecides) {
   sluice_set_log(count_logs, NULL, SLUICE_LOG_INFO);
   int64_t before = sluice_fake_nccl_registered();
   run_ranks();
@@ -151,8 +146,7 @@ static void RegisteredBuffers_DifferentContextsOfOneCommunicator_EachDecides(voi
 }
 
 /* NCCL is too old, or the environment forbids it, on all ranks: no buffers are registered, and bytes still arrive. */
-static void RegisteredBuffers_OldNcclOrForbidden_NobodyRegisters(void** state) {
-  (void)state;
+TEST(RegisteredBuffers_OldNcclOrForbidden_NobodyRegisters) {
   for (int variant = 0; variant < 2; ++variant) {
     int64_t before = sluice_fake_nccl_registered();
     if (variant == 0) sluice_fake_nccl_set_version(22203);
@@ -171,12 +165,4 @@ static void RegisteredBuffers_OldNcclOrForbidden_NobodyRegisters(void** state) {
     assert_int_equal(all.told, KINDS * RANKS);
     check_end();
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(RegisteredBuffers_DifferentContextsOfOneCommunicator_EachDecides),
-      cmocka_unit_test(RegisteredBuffers_OldNcclOrForbidden_NobodyRegisters),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,21 +1,17 @@
 /* The trace of a CUDA context, on fakes: ops by the device's own times, and the failures that leave a pass without
  * times. */
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 #include "backend/base/clock.h"
 #include "backend/base/lanes.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes.h"
+#include "third_party/bazel/test.h"
 
 enum { MOST_EVENTS = 512, BLOCKED_MS = 60, UNKNOWN_ERROR = 999 };
 
@@ -43,8 +39,7 @@ static void* end_blocker(void* user) {
   return NULL;
 }
 
-static void Trace_OfABlockedStream_HasTheDevicesTimes(void** state) {
-  (void)state;
+TEST(Trace_OfABlockedStream_HasTheDevicesTimes) {
   static sluice_trace_event_t events[MOST_EVENTS];
   rig_t rig;
   sluice_step_t* step = NULL;
@@ -86,8 +81,7 @@ static void Trace_OfABlockedStream_HasTheDevicesTimes(void** state) {
 }
 
 /* Without a trace nothing is timed and nothing waits. */
-static void Trace_Off_AsksTheDeviceNothing(void** state) {
-  (void)state;
+TEST(Trace_Off_AsksTheDeviceNothing) {
   rig_t rig;
   sluice_step_t* step = NULL;
   open_rig(&rig);
@@ -103,8 +97,7 @@ static void Trace_Off_AsksTheDeviceNothing(void** state) {
 }
 
 /* An event that cannot be created costs the times, not the pass; no failure leaks. */
-static void Trace_NthCallFails_LeaksNothing(void** state) {
-  (void)state;
+TEST(Trace_NthCallFails_LeaksNothing) {
   int done = 0, kept = 0, nth = 0;
   for (; !done; nth += 2) {
     rig_t rig;
@@ -120,13 +113,4 @@ static void Trace_NthCallFails_LeaksNothing(void** state) {
     (void)close_all(&rig);
   }
   assert_true(kept > 10); /* including marks of ops */
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Trace_OfABlockedStream_HasTheDevicesTimes),
-      cmocka_unit_test(Trace_Off_AsksTheDeviceNothing),
-      cmocka_unit_test(Trace_NthCallFails_LeaksNothing),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

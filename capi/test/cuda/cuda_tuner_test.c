@@ -1,19 +1,15 @@
 /* Tuning during training on CUDA contexts, on fakes: times of passes come from events on the host's stream, lane times
  * of the first passes from events around ops. They travel in later headers, and all ranks make the same choices, with
  * no host waits beyond the one read of a forward and the ends of the first passes. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes.h"
 #include "sluice/planner.h"
 #include "sluice/tuner.h"
+#include "third_party/bazel/test.h"
 
 enum { RANKS = 2, ROUNDS = 120, TEXT = 16384 };
 
@@ -86,8 +82,7 @@ static void run(void (*body)(rank_t*, rig_t*)) {
   run_ranks(RANKS, &layer, body, ranks);
 }
 
-static void CudaTuner_AllRanksChooseTheSameByTimesOfEvents(void** state) {
-  (void)state;
+TEST(CudaTuner_AllRanksChooseTheSameByTimesOfEvents) {
   run(train);
   int32_t least = found[0].num_chunks[0], most = least;
   for (int r = 0; r < RANKS; ++r) {
@@ -113,8 +108,7 @@ static void CudaTuner_AllRanksChooseTheSameByTimesOfEvents(void** state) {
 }
 
 /* The machine's own answer, without a race; the lane times of the device correct the machine. */
-static void CudaTuner_WithAMachine_PredictsAndIsRefinedByTheLanesOfTheFirstPasses(void** state) {
-  (void)state;
+TEST(CudaTuner_WithAMachine_PredictsAndIsRefinedByTheLanesOfTheFirstPasses) {
   run(train_with_a_machine);
   for (int r = 0; r < RANKS; ++r) {
     assert_int_equal(found[r].num_decisions, 1);
@@ -127,12 +121,4 @@ static void CudaTuner_WithAMachine_PredictsAndIsRefinedByTheLanesOfTheFirstPasse
     assert_non_null(strstr(found[r].refined, "\"refined\""));
     assert_string_equal(found[r].refined, found[0].refined);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(CudaTuner_AllRanksChooseTheSameByTimesOfEvents),
-      cmocka_unit_test(CudaTuner_WithAMachine_PredictsAndIsRefinedByTheLanesOfTheFirstPasses),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

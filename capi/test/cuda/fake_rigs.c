@@ -1,15 +1,11 @@
 #include "capi/test/cuda/fake_rigs.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include <cmocka.h>
-
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/test/cuda/fakes.h"
+#include "third_party/bazel/test.h"
 
 sluice_moe_config_t config_under(int64_t capacity) {
   sluice_moe_config_t config = rig_config();

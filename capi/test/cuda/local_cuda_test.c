@@ -2,19 +2,14 @@
  * failure.
  */
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/comm/comm.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/src/context_on_device.h"
-#include "third_party/bazel/skip.h"
+#include "third_party/bazel/test.h"
 
 enum { MAX_RANKS = 4, ROUNDS = 6, ROOM = 4096, FAILS = 999 };
 #define MS UINT64_C(1000000)
@@ -178,8 +173,7 @@ static void check_bytes(const world_t* world) {
   }
 }
 
-static void LocalCuda_ManyExchanges_ArriveIntactAndInOrder(void** state) {
-  (void)state;
+TEST(LocalCuda_ManyExchanges_ArriveIntactAndInOrder) {
   for (int32_t devices = 1; devices <= 2; ++devices) {
     for (int32_t w = 2; w <= MAX_RANKS; ++w) {
       world_t world = {.world_size = w, .devices = devices, .run = all_rounds};
@@ -195,8 +189,7 @@ static void LocalCuda_ManyExchanges_ArriveIntactAndInOrder(void** state) {
   }
 }
 
-static void LocalCuda_AnyWaitLeftOut_LeavesAHazard(void** state) {
-  (void)state;
+TEST(LocalCuda_AnyWaitLeftOut_LeavesAHazard) {
   if (!sluice_fake_cuda_may_drop_waits()) skip_because("ThreadSanitizer: a dropped wait is a race");
   int64_t waits = 1, found = 0;
   for (int64_t nth = -1; nth < waits; ++nth) {
@@ -216,8 +209,7 @@ static void LocalCuda_AnyWaitLeftOut_LeavesAHazard(void** state) {
 
 /* Every call of the driver fails once: all ranks return, with an error status if it mattered; bytes are right
  * otherwise; nothing leaks and everything is ordered. */
-static void LocalCuda_NthCallFails_AllRanksReturn(void** state) {
-  (void)state;
+TEST(LocalCuda_NthCallFails_AllRanksReturn) {
   int was_reached = 1;
   int64_t nth = 0, refusals = 0;
   for (; was_reached; nth += 3) {
@@ -251,8 +243,7 @@ static void rank_one_is_silent(rank_t* me) {
   if (me->rank != 1) (void)note(me, one_round(me, 0));
 }
 
-static void LocalCuda_SilentRank_TimesOutNamingIt(void** state) {
-  (void)state;
+TEST(LocalCuda_SilentRank_TimesOutNamingIt) {
   world_t world = {.world_size = 3, .devices = 1, .run = rank_one_is_silent, .timeout_ns = 1000 * MS};
   sluice_fake_cuda_reset();
   assert_int_equal(run_world(&world), 0);
@@ -273,8 +264,7 @@ static void rank_one_aborts(rank_t* me) {
   (void)note(me, one_round(me, 0));
 }
 
-static void LocalCuda_AbortedPeer_IsPeerLostNamingIt(void** state) {
-  (void)state;
+TEST(LocalCuda_AbortedPeer_IsPeerLostNamingIt) {
   world_t world = {.world_size = 2, .devices = 1, .run = rank_one_aborts};
   sluice_fake_cuda_reset();
   (void)run_world(&world);
@@ -317,8 +307,7 @@ static void check_internal(void (*run)(rank_t* me), const char* text) {
   assert_true(found > 0);
   give_memory(&world);
 }
-static void LocalCuda_RanksThatDisagree_AreInternalNamingThem(void** state) {
-  (void)state;
+TEST(LocalCuda_RanksThatDisagree_AreInternalNamingThem) {
   check_internal(sizes_differ, "the ranks disagree on their counts");
   check_internal(kinds_differ, "one with memory of a device and one with the host's");
 }
@@ -352,22 +341,8 @@ static void run_two(void (*run)(rank_t* me), sluice_status_t wanted, const char*
   }
   give_memory(&world);
 }
-static void LocalCuda_NoDeviceOtherDeviceOrCapture_IsRefused(void** state) {
-  (void)state;
+TEST(LocalCuda_NoDeviceOtherDeviceOrCapture_IsRefused) {
   run_two(refusals, SLUICE_OK, "");
   run_two(other_device, SLUICE_E_INVALID_ARGUMENT, "a rank has one device");
   run_two(capturing, SLUICE_E_STATE, "captured into a graph");
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(LocalCuda_ManyExchanges_ArriveIntactAndInOrder),
-      cmocka_unit_test(LocalCuda_AnyWaitLeftOut_LeavesAHazard),
-      cmocka_unit_test(LocalCuda_NthCallFails_AllRanksReturn),
-      cmocka_unit_test(LocalCuda_SilentRank_TimesOutNamingIt),
-      cmocka_unit_test(LocalCuda_AbortedPeer_IsPeerLostNamingIt),
-      cmocka_unit_test(LocalCuda_RanksThatDisagree_AreInternalNamingThem),
-      cmocka_unit_test(LocalCuda_NoDeviceOtherDeviceOrCapture_IsRefused),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,19 +1,15 @@
 /* Layers under a capacity on this CPU: the bits of exact exchanges if nothing is dropped, otherwise those of the
  * dropped routes; counters; errors. */
 #include <float.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/base/hash.h"
 #include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/rig.h"
 #include "capi/test/world/capacity_budgets.h"
+#include "third_party/bazel/test.h"
 
 static case_t base_case(void) {
   case_t c = world_small_case();
@@ -59,8 +55,7 @@ static void check(const case_t* c) {
 
 static const int32_t RANKS[] = {1, 2, 4}, CHUNKS[] = {1, 2, 4};
 
-static void Capacity_RanksChunksAndPolicies_HaveTheBitsOfExact(void** state) {
-  (void)state;
+TEST(Capacity_RanksChunksAndPolicies_HaveTheBitsOfExact) {
   const int32_t inputs[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
   const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   for (int w = 0; w < 3; ++w) {
@@ -76,8 +71,7 @@ static void Capacity_RanksChunksAndPolicies_HaveTheBitsOfExact(void** state) {
   }
 }
 
-static void Capacity_OddShapesSkewAndOwners_HaveTheBitsOfExact(void** state) {
-  (void)state;
+TEST(Capacity_OddShapesSkewAndOwners_HaveTheBitsOfExact) {
   for (int w = 0; w < 3; ++w) {
     case_t c = base_case();
     c.world_size = RANKS[w], c.num_chunks = 3, c.drop_every = 3;
@@ -97,8 +91,7 @@ static void Capacity_OddShapesSkewAndOwners_HaveTheBitsOfExact(void** state) {
   }
 }
 
-static void Capacity_DgradThenWgradAndOutstandingSteps_HaveTheBitsOfExact(void** state) {
-  (void)state;
+TEST(Capacity_DgradThenWgradAndOutstandingSteps_HaveTheBitsOfExact) {
   for (int w = 0; w < 2; ++w) {
     case_t c = base_case();
     c.world_size = RANKS[w], c.num_chunks = 2, c.separate_wgrad = 1, c.gated = 1;
@@ -113,8 +106,7 @@ static void Capacity_DgradThenWgradAndOutstandingSteps_HaveTheBitsOfExact(void**
 }
 
 /* The host's own experts get every slot: rows of zeros, whose dy are zeros. */
-static void Capacity_CallbackExperts_HaveTheBitsOfExactAndEveryPlace(void** state) {
-  (void)state;
+TEST(Capacity_CallbackExperts_HaveTheBitsOfExactAndEveryPlace) {
   for (int w = 0; w < 3; ++w) {
     for (int p = 0; p < 3; ++p) {
       case_t c = base_case();
@@ -140,8 +132,7 @@ static void Capacity_CallbackExperts_HaveTheBitsOfExactAndEveryPlace(void** stat
 }
 
 /* Rows of one rank for one expert in one chunk are always sent at full capacity. */
-static void Capacity_BytesOnTheWire_AreThoseOfTheCapacity(void** state) {
-  (void)state;
+TEST(Capacity_BytesOnTheWire_AreThoseOfTheCapacity) {
   case_t c = base_case();
   result_t exact, under;
   c.world_size = 4, c.num_chunks = 2;
@@ -201,8 +192,7 @@ static void run_step(rig_t* rig) {
   sluice_step_drop(step);
 }
 
-static void Capacity_RoutesBeyondIt_AreDroppedCountedAndReported(void** state) {
-  (void)state;
+TEST(Capacity_RoutesBeyondIt_AreDroppedCountedAndReported) {
   rig_t rig;
   sluice_moe_config_t config = rig_config();
   assert_int_equal(rig_open(&rig, NULL, &config), SLUICE_OK);
@@ -248,8 +238,7 @@ static void refused(rig_t* rig, const sluice_moe_config_t* config, sluice_status
   if (strstr(last_message(), text) == NULL) fail_msg("%s", last_message());
 }
 
-static void Capacity_WhatItDoesNotTake_IsRefusedByName(void** state) {
-  (void)state;
+TEST(Capacity_WhatItDoesNotTake_IsRefusedByName) {
   rig_t rig;
   sluice_moe_config_t good = rig_config(), c;
   assert_int_equal(rig_open(&rig, NULL, &good), SLUICE_OK);
@@ -296,8 +285,7 @@ static budget_suite_t suite_of(void) {
 }
 
 /* With a larger budget a policy that keeps more is chosen, and the plan predicts its bytes. */
-static void Budget_UnderACapacity_MoreRoomKeepsMore(void** state) {
-  (void)state;
+TEST(Budget_UnderACapacity_MoreRoomKeepsMore) {
   const budget_suite_t suite = suite_of();
   case_t c = capacity_budget_case(&suite, 2, 3);
   c.budget = 1;
@@ -321,8 +309,7 @@ static void Budget_UnderACapacity_MoreRoomKeepsMore(void** state) {
   world_free(&exact);
 }
 
-static void Plan_UnderACapacity_IsHeldToItsTokensAndReplacedOnAllRanks(void** state) {
-  (void)state;
+TEST(Plan_UnderACapacity_IsHeldToItsTokensAndReplacedOnAllRanks) {
   rig_t rig;
   sluice_moe_config_t config = rig_config();
   config.exchange_mode = SLUICE_EXCHANGE_CAPACITY, config.capacity_rows = 6;
@@ -364,8 +351,7 @@ static void Plan_UnderACapacity_IsHeldToItsTokensAndReplacedOnAllRanks(void** st
 }
 
 /* After the agreement, a rank with more tokens reports an error by itself; fewer are valid. */
-static void Budget_UnderACapacity_MoreTokensThanAgreed_AreRefused(void** state) {
-  (void)state;
+TEST(Budget_UnderACapacity_MoreTokensThanAgreed_AreRefused) {
   sluice_context_config_t context;
   sluice_context_config_init(&context, sizeof context);
   context.gemm = "ref", context.memory_budget = 1 << 20;
@@ -391,25 +377,15 @@ static void Budget_UnderACapacity_MoreTokensThanAgreed_AreRefused(void** state) 
 
 int main(void) {
   setenv("SLUICE_POISON", "1", 1); /* slots are NaN at the start of each pass: padding must be written */
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Capacity_RanksChunksAndPolicies_HaveTheBitsOfExact),
-      cmocka_unit_test(Capacity_OddShapesSkewAndOwners_HaveTheBitsOfExact),
-      cmocka_unit_test(Capacity_DgradThenWgradAndOutstandingSteps_HaveTheBitsOfExact),
-      cmocka_unit_test(Capacity_CallbackExperts_HaveTheBitsOfExactAndEveryPlace),
-      cmocka_unit_test(Capacity_BytesOnTheWire_AreThoseOfTheCapacity),
-      cmocka_unit_test(Capacity_RoutesBeyondIt_AreDroppedCountedAndReported),
-      cmocka_unit_test(Capacity_WhatItDoesNotTake_IsRefusedByName),
+  const struct CMUnitTest rows[] = {
       BUDGET_TEST(Budget_UnderACapacity_PeakIsWhatWasPlannedToTheByte, suite_of(), capacity_budget_peak_is_planned),
-      cmocka_unit_test(Budget_UnderACapacity_MoreRoomKeepsMore),
       BUDGET_TEST(Budget_UnderACapacity_MoreOutstandingThanSaid_RefusedOnAllRanks, suite_of(),
                   capacity_budget_more_outstanding_than_said),
-      cmocka_unit_test(Plan_UnderACapacity_IsHeldToItsTokensAndReplacedOnAllRanks),
-      cmocka_unit_test(Budget_UnderACapacity_MoreTokensThanAgreed_AreRefused),
       TEST_WITH(run_on_fakes, Capacity_RanksChunksAndPolicies_HaveTheBitsOfExact),
       TEST_WITH(run_on_fakes, Capacity_OddShapesSkewAndOwners_HaveTheBitsOfExact),
       TEST_WITH(run_on_old_fakes, Capacity_OddShapesSkewAndOwners_HaveTheBitsOfExact),
       TEST_WITH(run_on_fakes, Capacity_DgradThenWgradAndOutstandingSteps_HaveTheBitsOfExact),
       TEST_WITH(run_on_fakes, Capacity_CallbackExperts_HaveTheBitsOfExactAndEveryPlace),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return RUN_CASES_AFTER(rows);
 }

@@ -1,16 +1,12 @@
 /* Layers with a restore policy per chunk: the bits of keeping everything, bytes as planned, invalid lists named. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/rig/refusals.h"
 #include "capi/test/world/budget_suite.h"
 #include "capi/test/world/checks.h"
+#include "third_party/bazel/test.h"
 
 enum { KEEP = SLUICE_RESTORE_KEEP, OFFLOAD = SLUICE_RESTORE_OFFLOAD };
 enum { REDISPATCH = SLUICE_RESTORE_REDISPATCH, RECOMPUTE = SLUICE_RESTORE_RECOMPUTE, CHUNKS = 5 };
@@ -64,8 +60,7 @@ static case_t base(int32_t w, int bits) {
   return c;
 }
 
-static void Layer_PolicyByChunk_HasTheBitsOfKeepingEverything(void** state) {
-  (void)state;
+TEST(Layer_PolicyByChunk_HasTheBitsOfKeepingEverything) {
   for (int32_t w = 1; w <= 3; ++w) {
     for (int bits = 0; bits < 16; ++bits) {
       case_t c = base(w, bits);
@@ -78,8 +73,7 @@ static void Layer_PolicyByChunk_HasTheBitsOfKeepingEverything(void** state) {
   }
 }
 
-static void Layer_PolicyByChunkOfCallbacks_HasTheBitsOfKeepingEverything(void** state) {
-  (void)state;
+TEST(Layer_PolicyByChunkOfCallbacks_HasTheBitsOfKeepingEverything) {
   for (int32_t w = 1; w <= 3; ++w) {
     case_t c = base(w, 0);
     c.callback_experts = 1;
@@ -87,8 +81,7 @@ static void Layer_PolicyByChunkOfCallbacks_HasTheBitsOfKeepingEverything(void** 
   }
 }
 
-static void Layer_PolicyByChunkWithDgradThenWgradAndCopies_HasTheBitsOfKeepingEverything(void** state) {
-  (void)state;
+TEST(Layer_PolicyByChunkWithDgradThenWgradAndCopies_HasTheBitsOfKeepingEverything) {
   for (int32_t w = 1; w <= 3; ++w) {
     for (int bits = 0; bits < 16; ++bits) {
       case_t c = base(w, bits);
@@ -100,8 +93,7 @@ static void Layer_PolicyByChunkWithDgradThenWgradAndCopies_HasTheBitsOfKeepingEv
   }
 }
 
-static void Layer_PolicyByChunkUnderACapacity_HasTheBitsOfKeepingEverything(void** state) {
-  (void)state;
+TEST(Layer_PolicyByChunkUnderACapacity_HasTheBitsOfKeepingEverything) {
   for (int32_t w = 1; w <= 3; ++w) {
     for (int i = 0; i < NUM_MIXES; ++i) {
       case_t c = base(w, i);
@@ -129,8 +121,7 @@ static void frozen_round(const int32_t* inputs, const int32_t* pre_activations, 
   rig_close(&rig);
 }
 
-static void Layer_PolicyByChunkOfFrozenExperts_HasTheBitsOfKeepingEverything(void** state) {
-  (void)state;
+TEST(Layer_PolicyByChunkOfFrozenExperts_HasTheBitsOfKeepingEverything) {
   const int32_t inputs[] = {KEEP, OFFLOAD, REDISPATCH}, pre_activations[] = {KEEP, OFFLOAD, RECOMPUTE};
   float kept_tokens[64] = {0}, kept_weights[64] = {0}, tokens[64] = {0}, weights[64] = {0};
   frozen_round(NULL, NULL, kept_tokens, kept_weights);
@@ -144,19 +135,16 @@ static void Layer_PolicyByChunkOfFrozenExperts_HasTheBitsOfKeepingEverything(voi
   }
 }
 
-static void Budget_PolicyByChunk_FromTheSmallestUp(void** state) {
-  (void)state;
+TEST(Budget_PolicyByChunk_FromTheSmallestUp) {
   budget_by_chunk(&(budget_suite_t){.base = budget_base_case(), .run = world_run, .least_ranks = 1});
 }
 
-static void Plan_PolicyByChunk_PredictsTheAllocator(void** state) {
-  (void)state;
+TEST(Plan_PolicyByChunk_PredictsTheAllocator) {
   budget_predictions_by_chunk(&(budget_suite_t){.base = budget_base_case(), .run = world_run, .least_ranks = 2});
 }
 
 /* A list of equal policies is that policy, also in a plan. */
-static void Plan_ListOfOnePolicy_IsThatPolicy(void** state) {
-  (void)state;
+TEST(Plan_ListOfOnePolicy_IsThatPolicy) {
   rig_t rig;
   sluice_moe_config_t config = rig_config();
   WORKS(rig_open(&rig, NULL, &config));
@@ -184,8 +172,7 @@ static void Plan_ListOfOnePolicy_IsThatPolicy(void** state) {
   rig_close(&rig);
 }
 
-static void Lists_Bad_AreNamed(void** state) {
-  (void)state;
+TEST(Lists_Bad_AreNamed) {
   rig_t rig;
   const sluice_moe_config_t good = rig_config();
   sluice_moe_config_t c = good;
@@ -216,19 +203,4 @@ static void Lists_Bad_AreNamed(void** state) {
   REFUSED(sluice_plan_create(rig.moe, &plan_config, &plan), SLUICE_E_INVALID_ARGUMENT,
           "plan: restore_pre_activation_of names a policy for each chunk");
   rig_close(&rig);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Layer_PolicyByChunk_HasTheBitsOfKeepingEverything),
-      cmocka_unit_test(Layer_PolicyByChunkOfCallbacks_HasTheBitsOfKeepingEverything),
-      cmocka_unit_test(Layer_PolicyByChunkWithDgradThenWgradAndCopies_HasTheBitsOfKeepingEverything),
-      cmocka_unit_test(Layer_PolicyByChunkUnderACapacity_HasTheBitsOfKeepingEverything),
-      cmocka_unit_test(Layer_PolicyByChunkOfFrozenExperts_HasTheBitsOfKeepingEverything),
-      cmocka_unit_test(Budget_PolicyByChunk_FromTheSmallestUp),
-      cmocka_unit_test(Plan_PolicyByChunk_PredictsTheAllocator),
-      cmocka_unit_test(Plan_ListOfOnePolicy_IsThatPolicy),
-      cmocka_unit_test(Lists_Bad_AreNamed),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

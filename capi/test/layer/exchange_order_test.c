@@ -2,18 +2,14 @@
  * any send only if each send comes in one exchange with the receives of its rank, and the other rank expects it in the
  * exchange of the same number; the header and the counts must precede any payload; two exchanges may be in flight.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/base/clock.h"
 #include "backend/comm/comm.h"
 #include "capi/test/world/checks.h"
+#include "third_party/bazel/test.h"
 
 enum { RANKS = 3, MAX_EXCHANGES = 256, NARROW = 8, WIDE = 56 };
 
@@ -180,28 +176,12 @@ static void check(int32_t num_chunks, int32_t grouping) {
   free(narrow);
 }
 
-static void Layer_OneChunk_SendsWithItsReceivesAndHeaderFirst(void** state) {
-  (void)state;
-  check(1, SLUICE_GROUPING_OFF);
-}
+TEST(Layer_OneChunk_SendsWithItsReceivesAndHeaderFirst) { check(1, SLUICE_GROUPING_OFF); }
 
-static void Layer_FourChunks_SendsWithItsReceivesAndHeaderFirst(void** state) {
-  (void)state;
-  check(4, SLUICE_GROUPING_OFF);
-}
+TEST(Layer_FourChunks_SendsWithItsReceivesAndHeaderFirst) { check(4, SLUICE_GROUPING_OFF); }
 
 /* At most two exchanges are in flight in a group, too: a host need not support a third. */
-static void Layer_GroupedChunks_SendsWithItsReceivesAndHeaderFirst(void** state) {
-  (void)state;
+TEST(Layer_GroupedChunks_SendsWithItsReceivesAndHeaderFirst) {
   check(4, SLUICE_GROUPING_ON);
   check(7, SLUICE_GROUPING_ON);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Layer_OneChunk_SendsWithItsReceivesAndHeaderFirst),
-      cmocka_unit_test(Layer_FourChunks_SendsWithItsReceivesAndHeaderFirst),
-      cmocka_unit_test(Layer_GroupedChunks_SendsWithItsReceivesAndHeaderFirst),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,9 +4,6 @@
 #define _GNU_SOURCE /* RUSAGE_THREAD */
 #endif
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,10 +11,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "capi/test/rig/rig.h"
-#include "third_party/bazel/skip.h"
+#include "third_party/bazel/test.h"
 
 enum { MIB = 1 << 20, WIDTH = 1024, EXPERTS = 4, PAGE = 4096 };
 enum { MATRIX = WIDTH * WIDTH * 4, BYTES = 2 * EXPERTS * MATRIX, WAITS = 1 << 20 };
@@ -99,8 +94,7 @@ static void skip_where_it_cannot(void) {
   }
 }
 
-static void FirstBackward_FreshGradients_WaitsForFewPages(void** state) {
-  (void)state;
+TEST(FirstBackward_FreshGradients_WaitsForFewPages) {
   static rig_t rig;
   gradients = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   assert_true(gradients != MAP_FAILED);
@@ -124,6 +118,5 @@ int main(int argc, char** argv) {
   const int is_measured = argc > 1 && strcmp(argv[1], "measured") == 0;
   setenv("SLUICE_HUGE_PAGES", is_measured ? "" : "0", 1);
   setenv("SLUICE_CACHE_DIR", "/dev/null", 1); /* nothing is known before */
-  const struct CMUnitTest tests[] = {cmocka_unit_test(FirstBackward_FreshGradients_WaitsForFewPages)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

@@ -1,15 +1,11 @@
 /* 16-bit weight and bias gradients that several chunks add to: summed in f32 and rounded once, so that they equal the
  * rounded f32 gradients of the same pass. A 16-bit running sum would round after every chunk. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/base/dtype.h"
 #include "capi/test/world/checks.h"
+#include "third_party/bazel/test.h"
 
 enum { NUM_KINDS = 6 };
 
@@ -63,8 +59,7 @@ static void check(const case_t* c) {
   world_free(&wide);
 }
 
-static void Gradients_ManyChunks_AreTheF32SumsRoundedOnce(void** state) {
-  (void)state;
+TEST(Gradients_ManyChunks_AreTheF32SumsRoundedOnce) {
   for (int bits = 0; bits < 64; ++bits) {
     case_t c = base_case();
     c.world_size = 1 + (bits & 1) * 2;
@@ -80,8 +75,7 @@ static void Gradients_ManyChunks_AreTheF32SumsRoundedOnce(void** state) {
 }
 
 /* Experts with rows in one chunk, experts without rows, and chunks without rows. */
-static void Gradients_FewTokens_AreTheF32SumsRoundedOnce(void** state) {
-  (void)state;
+TEST(Gradients_FewTokens_AreTheF32SumsRoundedOnce) {
   for (int64_t tokens = 0; tokens < 9; ++tokens) {
     case_t c = base_case();
     c.num_experts = 8, c.num_chunks = 6;
@@ -92,8 +86,7 @@ static void Gradients_FewTokens_AreTheF32SumsRoundedOnce(void** state) {
 }
 
 /* wgrad separately, later; gradients once over all chunks, whose rows are contiguous. */
-static void Gradients_OtherOrders_AreTheF32SumsRoundedOnce(void** state) {
-  (void)state;
+TEST(Gradients_OtherOrders_AreTheF32SumsRoundedOnce) {
   for (int bits = 0; bits < 8; ++bits) {
     case_t c = base_case();
     c.wgrad_mode = bits & 1;
@@ -104,8 +97,7 @@ static void Gradients_OtherOrders_AreTheF32SumsRoundedOnce(void** state) {
 }
 
 /* Under a budget some chunks keep their rows and some do not: one op then adds chunk by chunk, in one block of sums. */
-static void Gradients_UnderABudget_AreTheF32SumsRoundedOnce(void** state) {
-  (void)state;
+TEST(Gradients_UnderABudget_AreTheF32SumsRoundedOnce) {
   int64_t checked = 0;
   for (int32_t mode = SLUICE_WGRAD_DEFERRED; mode <= SLUICE_WGRAD_PER_CHUNK; ++mode) {
     case_t c = base_case();
@@ -133,8 +125,7 @@ static void Gradients_UnderABudget_AreTheF32SumsRoundedOnce(void** state) {
 }
 
 /* Added to existing gradients at the end: one rounding, half a unit in the last place. */
-static void Gradients_OntoOthers_RoundOnce(void** state) {
-  (void)state;
+TEST(Gradients_OntoOthers_RoundOnce) {
   case_t c = base_case();
   c.accumulate = 1;
   result_t narrow, wide;
@@ -149,15 +140,4 @@ static void Gradients_OntoOthers_RoundOnce(void** state) {
   }
   world_free(&narrow);
   world_free(&wide);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Gradients_ManyChunks_AreTheF32SumsRoundedOnce),
-      cmocka_unit_test(Gradients_FewTokens_AreTheF32SumsRoundedOnce),
-      cmocka_unit_test(Gradients_OtherOrders_AreTheF32SumsRoundedOnce),
-      cmocka_unit_test(Gradients_UnderABudget_AreTheF32SumsRoundedOnce),
-      cmocka_unit_test(Gradients_OntoOthers_RoundOnce),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,11 @@
 /* Exchanges of several chunks as one group: the same bits as sequential ones, and errors. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/rig.h"
+#include "third_party/bazel/test.h"
 
 static case_t base_case(void) {
   case_t c = world_small_case();
@@ -40,8 +36,7 @@ static void check(const case_t* given) {
   world_free(&want);
 }
 
-static void Grouping_RanksAndChunks_SameBits(void** state) {
-  (void)state;
+TEST(Grouping_RanksAndChunks_SameBits) {
   const int32_t chunks[] = {1, 2, 3, 4, 5, 7, 16};
   for (int32_t w = 1; w <= 4; ++w) {
     for (int32_t n = 0; n < 7; ++n) {
@@ -53,8 +48,7 @@ static void Grouping_RanksAndChunks_SameBits(void** state) {
   }
 }
 
-static void Grouping_EveryPolicy_SameBits(void** state) {
-  (void)state;
+TEST(Grouping_EveryPolicy_SameBits) {
   const int32_t inputs[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
   const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   for (int32_t p = 0; p < 9; ++p) {
@@ -68,8 +62,7 @@ static void Grouping_EveryPolicy_SameBits(void** state) {
   }
 }
 
-static void Grouping_DtypesCopiesAndCallbacks_SameBits(void** state) {
-  (void)state;
+TEST(Grouping_DtypesCopiesAndCallbacks_SameBits) {
   const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16, SLUICE_DTYPE_F64};
   for (int32_t i = 0; i < 8; ++i) {
     case_t c = base_case();
@@ -81,8 +74,7 @@ static void Grouping_DtypesCopiesAndCallbacks_SameBits(void** state) {
   }
 }
 
-static void Grouping_RanksWithoutTokensOrExperts_SameBits(void** state) {
-  (void)state;
+TEST(Grouping_RanksWithoutTokensOrExperts_SameBits) {
   case_t c = base_case();
   c.world_size = 3, c.num_chunks = 5, c.uneven_owners = 1;
   c.tokens[1] = 0;
@@ -92,8 +84,7 @@ static void Grouping_RanksWithoutTokensOrExperts_SameBits(void** state) {
 }
 
 /* A second slot of sent and received rows, in the forward or the backward: none if there is no pair. */
-static void Grouping_Slots_AreTwoOfWhatTravels(void** state) {
-  (void)state;
+TEST(Grouping_Slots_AreTwoOfWhatTravels) {
   for (int32_t n = 2; n <= 4; ++n) {
     uint64_t bytes[2];
     for (int32_t on = 0; on < 2; ++on) {
@@ -111,8 +102,7 @@ static void Grouping_Slots_AreTwoOfWhatTravels(void** state) {
   }
 }
 
-static void Grouping_UnderABudget_IsLeftOut(void** state) {
-  (void)state;
+TEST(Grouping_UnderABudget_IsLeftOut) {
   case_t c = base_case();
   result_t plain, got;
   c.chunking = SLUICE_CHUNKING_TOKENS, c.budget = 1 << 22;
@@ -127,8 +117,7 @@ static void Grouping_UnderABudget_IsLeftOut(void** state) {
   world_free(&got);
 }
 
-static void Grouping_UnknownValue_IsRefused(void** state) {
-  (void)state;
+TEST(Grouping_UnknownValue_IsRefused) {
   rig_t rig;
   sluice_moe_config_t config = rig_config();
   config.grouping = 3;
@@ -139,17 +128,10 @@ static void Grouping_UnknownValue_IsRefused(void** state) {
 
 int main(void) {
   setenv("SLUICE_POISON", "1", 1); /* a slot is NaN once its ops have ended: a group ends as a whole */
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Grouping_RanksAndChunks_SameBits),
-      cmocka_unit_test(Grouping_EveryPolicy_SameBits),
-      cmocka_unit_test(Grouping_DtypesCopiesAndCallbacks_SameBits),
-      cmocka_unit_test(Grouping_RanksWithoutTokensOrExperts_SameBits),
-      cmocka_unit_test(Grouping_Slots_AreTwoOfWhatTravels),
-      cmocka_unit_test(Grouping_UnderABudget_IsLeftOut),
-      cmocka_unit_test(Grouping_UnknownValue_IsRefused),
+  const struct CMUnitTest rows[] = {
       /* Two exchanges of one stream run sequentially on a device, in the order of the schedule: there is no gain. */
       TEST_WITH(run_on_fakes, Grouping_EveryPolicy_SameBits),
       TEST_WITH(run_on_fakes, Grouping_DtypesCopiesAndCallbacks_SameBits),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return RUN_CASES_AFTER(rows);
 }

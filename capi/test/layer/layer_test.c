@@ -1,20 +1,15 @@
 /* The layer through the public ABI against a plain f64 reference, over ranks, chunks, dtypes and layouts. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/base/hash.h"
 #include "backend/schedule/uneven_chunks.h"
 #include "capi/test/rig/rig.h"
 #include "capi/test/world/checks.h"
-#include "third_party/bazel/skip.h"
+#include "third_party/bazel/test.h"
 
 static void check(const case_t* c) {
   result_t got, want;
@@ -30,8 +25,7 @@ static void check(const case_t* c) {
   world_free(&want);
 }
 
-static void Layer_RanksAndChunks_MatchReference(void** state) {
-  (void)state;
+TEST(Layer_RanksAndChunks_MatchReference) {
   const int32_t ranks[] = {1, 2, 3, 4}, chunks[] = {1, 2, 3, 5, 16};
   for (size_t w = 0; w < 4; ++w) {
     for (size_t n = 0; n < 5; ++n) {
@@ -46,8 +40,7 @@ static void Layer_RanksAndChunks_MatchReference(void** state) {
   }
 }
 
-static void Layer_EveryActivationGatedAndBias_MatchesReference(void** state) {
-  (void)state;
+TEST(Layer_EveryActivationGatedAndBias_MatchesReference) {
   for (int32_t a = SLUICE_ACTIVATION_IDENTITY; a <= SLUICE_ACTIVATION_SWIGLU; ++a) {
     for (int32_t bits = a == SLUICE_ACTIVATION_SWIGLU; bits < 4; bits += a == SLUICE_ACTIVATION_SWIGLU ? 2 : 1) {
       case_t c = world_small_case();
@@ -57,8 +50,7 @@ static void Layer_EveryActivationGatedAndBias_MatchesReference(void** state) {
   }
 }
 
-static void Layer_EveryDtype_MatchesReference(void** state) {
-  (void)state;
+TEST(Layer_EveryDtype_MatchesReference) {
   const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16, SLUICE_DTYPE_F64};
   for (size_t i = 0; i < 4; ++i) {
     for (int32_t w = 1; w <= 2; ++w) {
@@ -71,8 +63,7 @@ static void Layer_EveryDtype_MatchesReference(void** state) {
   }
 }
 
-static void Layer_AnyTopK_MatchesReference(void** state) {
-  (void)state;
+TEST(Layer_AnyTopK_MatchesReference) {
   const int32_t top[] = {1, 2, 4, 12};
   for (size_t i = 0; i < 4; ++i) {
     case_t c = world_small_case();
@@ -81,8 +72,7 @@ static void Layer_AnyTopK_MatchesReference(void** state) {
   }
 }
 
-static void Layer_NoTokensOnSomeRanks_MatchesReference(void** state) {
-  (void)state;
+TEST(Layer_NoTokensOnSomeRanks_MatchesReference) {
   case_t c = world_small_case();
   c.world_size = 3, c.num_chunks = 4;
   c.tokens[1] = 0;
@@ -93,8 +83,7 @@ static void Layer_NoTokensOnSomeRanks_MatchesReference(void** state) {
   check(&c);
 }
 
-static void Layer_DroppedRoutes_ContributeNothing(void** state) {
-  (void)state;
+TEST(Layer_DroppedRoutes_ContributeNothing) {
   const int32_t every[] = {1, 2, 3};
   for (size_t i = 0; i < 3; ++i) {
     for (int32_t w = 1; w <= 2; ++w) {
@@ -105,8 +94,7 @@ static void Layer_DroppedRoutes_ContributeNothing(void** state) {
   }
 }
 
-static void Layer_OneHotExpert_MatchesReference(void** state) {
-  (void)state;
+TEST(Layer_OneHotExpert_MatchesReference) {
   case_t c = world_small_case();
   c.world_size = 4, c.num_chunks = 3, c.hot_expert = 11;
   check(&c);
@@ -114,15 +102,13 @@ static void Layer_OneHotExpert_MatchesReference(void** state) {
   check(&c);
 }
 
-static void Layer_TransposedParametersAndGradients_MatchReference(void** state) {
-  (void)state;
+TEST(Layer_TransposedParametersAndGradients_MatchReference) {
   case_t c = world_small_case();
   c.world_size = 2, c.transposed = 1, c.gated = 1;
   check(&c);
 }
 
-static void Layer_Accumulate_AddsToWhatWasThere(void** state) {
-  (void)state;
+TEST(Layer_Accumulate_AddsToWhatWasThere) {
   for (int32_t mode = 0; mode < 2; ++mode) {
     case_t c = world_small_case();
     c.world_size = 2, c.num_chunks = 3, c.accumulate = 1, c.bias = 1, c.wgrad_mode = mode;
@@ -130,8 +116,7 @@ static void Layer_Accumulate_AddsToWhatWasThere(void** state) {
   }
 }
 
-static void Layer_SeparateWgrad_MatchReference(void** state) {
-  (void)state;
+TEST(Layer_SeparateWgrad_MatchReference) {
   for (int32_t w = 1; w <= 3; ++w) {
     case_t c = world_small_case();
     c.world_size = w, c.num_chunks = 3, c.separate_wgrad = 1, c.bias = 1, c.gated = 1;
@@ -141,15 +126,13 @@ static void Layer_SeparateWgrad_MatchReference(void** state) {
   }
 }
 
-static void Layer_StepRestoredElsewhere_MatchesReference(void** state) {
-  (void)state;
+TEST(Layer_StepRestoredElsewhere_MatchesReference) {
   case_t c = world_small_case();
   c.world_size = 2, c.num_chunks = 3, c.restore = 1;
   check(&c);
 }
 
-static void Layer_CallbackExperts_MatchReference(void** state) {
-  (void)state;
+TEST(Layer_CallbackExperts_MatchReference) {
   for (int32_t w = 1; w <= 3; ++w) {
     for (int32_t n = 1; n <= 4; n += 3) {
       case_t c = world_small_case();
@@ -159,8 +142,7 @@ static void Layer_CallbackExperts_MatchReference(void** state) {
   }
 }
 
-static void Layer_FromItsParts_MatchesReference(void** state) {
-  (void)state;
+TEST(Layer_FromItsParts_MatchesReference) {
   for (int32_t w = 1; w <= 3; ++w) {
     case_t c = world_small_case();
     c.world_size = w, c.parts = 1, c.bias = 1, c.gated = w > 1, c.drop_every = w == 2 ? 3 : 0;
@@ -172,22 +154,19 @@ static void Layer_FromItsParts_MatchesReference(void** state) {
   }
 }
 
-static void Layer_UnevenExpertOwners_MatchReference(void** state) {
-  (void)state;
+TEST(Layer_UnevenExpertOwners_MatchReference) {
   case_t c = world_small_case();
   c.world_size = 3, c.num_experts = 7, c.uneven_owners = 1, c.num_chunks = 2;
   check(&c);
 }
 
-static void Layer_ManyExperts_CountsOverflowTheHeader(void** state) {
-  (void)state;
+TEST(Layer_ManyExperts_CountsOverflowTheHeader) {
   case_t c = world_small_case();
   c.world_size = 2, c.num_experts = 300, c.num_chunks = 3, c.model_width = 3, c.hidden_width = 2;
   check(&c);
 }
 
-static void Layer_EveryExpertReady_IsSignalledOnce(void** state) {
-  (void)state;
+TEST(Layer_EveryExpertReady_IsSignalledOnce) {
   for (int32_t mode = 0; mode < 2; ++mode) {
     case_t c = world_small_case();
     c.world_size = 3, c.num_chunks = 3, c.wgrad_mode = mode;
@@ -226,8 +205,7 @@ static void check_any_chunks(const char* gemm) {
 
 /* Memory of the layer other than its slots and saved tensors (counts, offsets, headers, scratch) is at most a tenth of
  * these. */
-static void Layer_Peak_IsAtMostSlotsAndSaved(void** state) {
-  (void)state;
+TEST(Layer_Peak_IsAtMostSlotsAndSaved) {
   for (int32_t n = 1; n <= 8; n *= 2) {
     for (int32_t x = 0; x < 2 * 2 * 2; ++x) {
       case_t c = world_small_case();
@@ -250,8 +228,7 @@ static void Layer_Peak_IsAtMostSlotsAndSaved(void** state) {
 }
 
 /* Chunks out of rows (the default) or out of tokens: a token's sum has the same rows in the same order. */
-static void Layer_ChunksOfRowsOrTokens_HaveTheSameBits(void** state) {
-  (void)state;
+TEST(Layer_ChunksOfRowsOrTokens_HaveTheSameBits) {
   for (int32_t x = 0; x < 2 * 3 * 4; ++x) {
     case_t c = world_small_case();
     c.world_size = 2 + x % 2, c.num_chunks = 2 + x / 2 % 3 * 3, c.top_k = 1 + x % 3;
@@ -273,8 +250,7 @@ static void Layer_ChunksOfRowsOrTokens_HaveTheSameBits(void** state) {
 
 /* With chunks of rows an expert has rows in few chunks, with chunks of tokens in all; and chunk sizes follow their
  * share, that of a middle one (backend/schedule/uneven_chunks.h). */
-static void Layer_ChunksOfRows_AskForFewExperts(void** state) {
-  (void)state;
+TEST(Layer_ChunksOfRows_AskForFewExperts) {
   for (int32_t hot = -1; hot < 8; hot += 5) {
     for (int32_t n = 2; n <= 8; n *= 2) {
       case_t c = world_small_case();
@@ -325,8 +301,7 @@ static void check_policies(case_t c) {
   }
 }
 
-static void Layer_EveryRestorePolicy_HasTheBitsOfKeepingEverything(void** state) {
-  (void)state;
+TEST(Layer_EveryRestorePolicy_HasTheBitsOfKeepingEverything) {
   const int32_t chunks[] = {1, 2, 5};
   for (int32_t w = 1; w <= 3; w += 2) {
     for (int bits = 0; bits < 8; ++bits) {
@@ -340,8 +315,7 @@ static void Layer_EveryRestorePolicy_HasTheBitsOfKeepingEverything(void** state)
   }
 }
 
-static void Layer_RestorePolicies_WorkWithEverythingElse(void** state) {
-  (void)state;
+TEST(Layer_RestorePolicies_WorkWithEverythingElse) {
   for (int bits = 0; bits < 32; ++bits) {
     case_t c = world_small_case();
     c.world_size = 2, c.num_chunks = 3, c.bias = 1, c.gated = bits & 1;
@@ -352,8 +326,7 @@ static void Layer_RestorePolicies_WorkWithEverythingElse(void** state) {
 }
 
 /* Interleaved gates, other activations, other types: recomputed values have the same bits. */
-static void Layer_RestorePolicies_WorkWithEveryGateActivationAndType(void** state) {
-  (void)state;
+TEST(Layer_RestorePolicies_WorkWithEveryGateActivationAndType) {
   static const struct {
     int32_t gated, activation, dtype;
   } layers[] = {
@@ -375,8 +348,7 @@ static void Layer_RestorePolicies_WorkWithEveryGateActivationAndType(void** stat
   }
 }
 
-static void Layer_CallbackExpertsComputedAgain_MatchReference(void** state) {
-  (void)state;
+TEST(Layer_CallbackExpertsComputedAgain_MatchReference) {
   for (int32_t w = 1; w <= 3; w += 2) {
     for (int p = 0; p < 3; ++p) {
       case_t c = world_small_case();
@@ -387,21 +359,14 @@ static void Layer_CallbackExpertsComputedAgain_MatchReference(void** state) {
   }
 }
 
-static void Layer_AnyChunks_BitIdenticalWithRef(void** state) {
-  (void)state;
-  check_any_chunks("ref");
-}
+TEST(Layer_AnyChunks_BitIdenticalWithRef) { check_any_chunks("ref"); }
 
-static void Layer_AnyChunks_BitIdenticalWithNative(void** state) {
-  (void)state;
-  check_any_chunks("native");
-}
+TEST(Layer_AnyChunks_BitIdenticalWithNative) { check_any_chunks("native"); }
 
 /* ---- faults of the public code that no schedule shows ---- */
 
 /* The public code detaches the gate: here the weight of every kept route has its gradient, with any reuse. */
-static void PublicCode_GateDetached_EveryRouteWeightHasItsGradient(void** state) {
-  (void)state;
+TEST(PublicCode_GateDetached_EveryRouteWeightHasItsGradient) {
   const int32_t policies[][2] = {{SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP},
                                  {SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD},
                                  {SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_OFFLOAD},
@@ -446,8 +411,7 @@ static uint64_t digest_of(const held_t* held, const rig_t* rig) {
 
 /* Guard 6: no lane accesses the host's memory after a call has returned. Inputs may change at once, and outputs do not
  * change any more. (On CUDA: cuda_layer_test and cuda_device_test join the stream.) */
-static void Guard6_NoLaneOutlivesItsCall(void** state) {
-  (void)state;
+TEST(Guard6_NoLaneOutlivesItsCall) {
   rig_t rig;
   sluice_moe_config_t config = rig_config();
   config.num_chunks = 6, config.restore_input = config.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
@@ -470,8 +434,7 @@ static void Guard6_NoLaneOutlivesItsCall(void** state) {
   rig_close(&rig);
 }
 
-static void Layer_FiniteDifferences_MatchEveryGradient(void** state) {
-  (void)state;
+TEST(Layer_FiniteDifferences_MatchEveryGradient) {
   for (int32_t a = SLUICE_ACTIVATION_GELU; a <= SLUICE_ACTIVATION_SILU; ++a) {
     case_t c = world_small_case();
     c.dtype = SLUICE_DTYPE_F64, c.tokens[0] = 4, c.model_width = 3, c.hidden_width = 4, c.num_experts = 3,
@@ -497,8 +460,7 @@ static void Layer_FiniteDifferences_MatchEveryGradient(void** state) {
   }
 }
 
-static void Layer_EveryGemm_MatchesReference(void** state) {
-  (void)state;
+TEST(Layer_EveryGemm_MatchesReference) {
 #if defined(__SANITIZE_THREAD__)
   skip_because("ThreadSanitizer: locks of libraries that are not built for it look like races");
 #endif
@@ -520,36 +482,5 @@ static void Layer_EveryGemm_MatchesReference(void** state) {
 
 int main(void) {
   setenv("SLUICE_POISON", "1", 1);
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Layer_RanksAndChunks_MatchReference),
-      cmocka_unit_test(Layer_EveryActivationGatedAndBias_MatchesReference),
-      cmocka_unit_test(Layer_EveryDtype_MatchesReference),
-      cmocka_unit_test(Layer_AnyTopK_MatchesReference),
-      cmocka_unit_test(Layer_NoTokensOnSomeRanks_MatchesReference),
-      cmocka_unit_test(Layer_DroppedRoutes_ContributeNothing),
-      cmocka_unit_test(Layer_OneHotExpert_MatchesReference),
-      cmocka_unit_test(Layer_TransposedParametersAndGradients_MatchReference),
-      cmocka_unit_test(Layer_Accumulate_AddsToWhatWasThere),
-      cmocka_unit_test(Layer_SeparateWgrad_MatchReference),
-      cmocka_unit_test(Layer_StepRestoredElsewhere_MatchesReference),
-      cmocka_unit_test(Layer_CallbackExperts_MatchReference),
-      cmocka_unit_test(Layer_FromItsParts_MatchesReference),
-      cmocka_unit_test(Layer_UnevenExpertOwners_MatchReference),
-      cmocka_unit_test(Layer_ManyExperts_CountsOverflowTheHeader),
-      cmocka_unit_test(Layer_EveryExpertReady_IsSignalledOnce),
-      cmocka_unit_test(Layer_AnyChunks_BitIdenticalWithRef),
-      cmocka_unit_test(Layer_AnyChunks_BitIdenticalWithNative),
-      cmocka_unit_test(Layer_Peak_IsAtMostSlotsAndSaved),
-      cmocka_unit_test(Layer_ChunksOfRowsOrTokens_HaveTheSameBits),
-      cmocka_unit_test(Layer_ChunksOfRows_AskForFewExperts),
-      cmocka_unit_test(Layer_EveryRestorePolicy_HasTheBitsOfKeepingEverything),
-      cmocka_unit_test(Layer_RestorePolicies_WorkWithEverythingElse),
-      cmocka_unit_test(Layer_RestorePolicies_WorkWithEveryGateActivationAndType),
-      cmocka_unit_test(Layer_CallbackExpertsComputedAgain_MatchReference),
-      cmocka_unit_test(PublicCode_GateDetached_EveryRouteWeightHasItsGradient),
-      cmocka_unit_test(Guard6_NoLaneOutlivesItsCall),
-      cmocka_unit_test(Layer_FiniteDifferences_MatchEveryGradient),
-      cmocka_unit_test(Layer_EveryGemm_MatchesReference),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

@@ -1,13 +1,9 @@
 /* Rows by expert and by rank: the counts of forwards, before and after experts have moved. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/ranks/play.h"
+#include "third_party/bazel/test.h"
 
 enum { MOST = 8 };
 
@@ -75,8 +71,7 @@ static void run(part_t* me) {
   STATUS(sluice_moe_get_loads(NULL, NULL, NULL, NULL), BAD, "moe is NULL");
 }
 
-static void Loads_OfRounds_AreThoseOfTheRoutes(void** state) {
-  (void)state;
+TEST(Loads_OfRounds_AreThoseOfTheRoutes) {
   for (int32_t w = 2; w <= 3; ++w) {
     play_t play = {.run = run, .world_size = w};
     perform(&play);
@@ -85,6 +80,5 @@ static void Loads_OfRounds_AreThoseOfTheRoutes(void** state) {
 
 int main(void) {
   begin_plays();
-  const struct CMUnitTest tests[] = {cmocka_unit_test(Loads_OfRounds_AreThoseOfTheRoutes)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

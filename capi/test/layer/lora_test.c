@@ -1,16 +1,12 @@
 /* Adapters of experts (LoRA): the layer computes what the dense layer with W + s B A does, and the gradients of A and B
  * follow from its gradient of W; over gates, members, chunks, policies, dtypes and layouts. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include <cmocka.h>
-
 #include "capi/test/world/budget_suite.h"
 #include "capi/test/world/checks.h"
+#include "third_party/bazel/test.h"
 
 enum { GATE = WORLD_LORA_GATE, UP = WORLD_LORA_UP, JOINT = WORLD_LORA_JOINT, DOWN = WORLD_LORA_DOWN };
 
@@ -44,8 +40,7 @@ static void check_at(const case_t* c, double tolerance) {
 
 static void check(const case_t* c) { check_at(c, world_tolerance(c)); }
 
-static void Lora_EveryGateAndMember_MatchesTheDenseLayer(void** state) {
-  (void)state;
+TEST(Lora_EveryGateAndMember_MatchesTheDenseLayer) {
   for (int32_t gated = SLUICE_GATED_NO; gated <= SLUICE_GATED_INTERLEAVED; ++gated) {
     for (int i = 0; i < 6 && members[gated][i] != 0; ++i) {
       for (int32_t bits = 0; bits < 8; ++bits) {
@@ -57,8 +52,7 @@ static void Lora_EveryGateAndMember_MatchesTheDenseLayer(void** state) {
   }
 }
 
-static void Lora_EveryActivation_MatchesTheDenseLayer(void** state) {
-  (void)state;
+TEST(Lora_EveryActivation_MatchesTheDenseLayer) {
   for (int32_t a = SLUICE_ACTIVATION_IDENTITY; a <= SLUICE_ACTIVATION_SWIGLU; ++a) {
     for (int32_t gated = a == SLUICE_ACTIVATION_SWIGLU; gated <= SLUICE_GATED_INTERLEAVED; ++gated) {
       case_t c = adapted_case(gated, members[gated][0]);
@@ -69,8 +63,7 @@ static void Lora_EveryActivation_MatchesTheDenseLayer(void** state) {
 }
 
 /* Ranks and chunks, both modes, uneven batches, ranks without rows, one hot expert, experts in any place. */
-static void Lora_RanksChunksAndModes_MatchTheDenseLayer(void** state) {
-  (void)state;
+TEST(Lora_RanksChunksAndModes_MatchTheDenseLayer) {
   for (int32_t w = 1; w <= 4; ++w) {
     for (int32_t bits = 0; bits < 32; ++bits) {
       case_t c = adapted_case(SLUICE_GATED_HALVES, members[SLUICE_GATED_HALVES][bits % 3]);
@@ -82,8 +75,7 @@ static void Lora_RanksChunksAndModes_MatchTheDenseLayer(void** state) {
   }
 }
 
-static void Lora_SplitCallsHalvesAndRestoredSteps_MatchTheDenseLayer(void** state) {
-  (void)state;
+TEST(Lora_SplitCallsHalvesAndRestoredSteps_MatchTheDenseLayer) {
   for (int32_t w = 1; w <= 2; ++w) {
     for (int32_t bits = 0; bits < 32; ++bits) {
       case_t c = adapted_case(bits & 1, members[bits & 1][0]);
@@ -97,8 +89,7 @@ static void Lora_SplitCallsHalvesAndRestoredSteps_MatchTheDenseLayer(void** stat
   }
 }
 
-static void Lora_ExchangesAndMoves_MatchTheDenseLayer(void** state) {
-  (void)state;
+TEST(Lora_ExchangesAndMoves_MatchTheDenseLayer) {
   case_t c = adapted_case(SLUICE_GATED_HALVES, GATE | JOINT | DOWN);
   c.world_size = 3, c.num_chunks = 3;
   c.deduplicate = SLUICE_DEDUPLICATE_RANKS, check(&c);
@@ -110,8 +101,7 @@ static void Lora_ExchangesAndMoves_MatchTheDenseLayer(void** state) {
 }
 
 /* What moves with an expert is the host's to move: then outputs do not depend on the place. */
-static void Lora_ExpertsThatMove_HaveTheBitsOfThoseThatStay(void** state) {
-  (void)state;
+TEST(Lora_ExpertsThatMove_HaveTheBitsOfThoseThatStay) {
   case_t c = adapted_case(SLUICE_GATED_HALVES, GATE | JOINT | DOWN);
   c.world_size = 3, c.num_chunks = 3, c.rounds = 3, c.chunking = SLUICE_CHUNKING_TOKENS;
   result_t stays, moves;
@@ -126,8 +116,7 @@ static void Lora_ExpertsThatMove_HaveTheBitsOfThoseThatStay(void** state) {
 }
 
 /* Adapters in f32 or of the layer's dtype, as matrices or as PEFT has them, in every type of layer. */
-static void Lora_DtypesAndLayouts_MatchTheDenseLayer(void** state) {
-  (void)state;
+TEST(Lora_DtypesAndLayouts_MatchTheDenseLayer) {
   const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16, SLUICE_DTYPE_F64};
   for (size_t i = 0; i < 4; ++i) {
     for (int32_t bits = 0; bits < 32; ++bits) {
@@ -141,15 +130,13 @@ static void Lora_DtypesAndLayouts_MatchTheDenseLayer(void** state) {
 }
 
 /* Factors that do not fit the room in which they are packed go there by turns. */
-static void Lora_FactorsLargerThanTheirRoom_MatchTheDenseLayer(void** state) {
-  (void)state;
+TEST(Lora_FactorsLargerThanTheirRoom_MatchTheDenseLayer) {
   case_t c = adapted_case(SLUICE_GATED_HALVES, GATE | JOINT | DOWN);
   c.model_width = 320, c.hidden_width = 160, c.lora_rank = 200, c.lora_odd = 1, c.tokens[0] = 24, c.num_experts = 4;
   check(&c);
 }
 
-static void Lora_FiniteDifferences_MatchEveryGradient(void** state) {
-  (void)state;
+TEST(Lora_FiniteDifferences_MatchEveryGradient) {
   for (int32_t gated = SLUICE_GATED_NO; gated <= SLUICE_GATED_INTERLEAVED; ++gated) {
     for (int i = 0; i < 2; ++i) {
       case_t c = adapted_case(gated, members[gated][gated == SLUICE_GATED_HALVES ? i : 0]);
@@ -201,8 +188,7 @@ static void check_bits(case_t c, const char* gemm) {
   world_free(&whole);
 }
 
-static void Lora_AnyChunksAndPolicies_HaveTheSameBits(void** state) {
-  (void)state;
+TEST(Lora_AnyChunksAndPolicies_HaveTheSameBits) {
   const char* const gemms[] = {"ref", "native"};
   const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16};
   for (int i = 0; i < 8; ++i) {
@@ -213,8 +199,7 @@ static void Lora_AnyChunksAndPolicies_HaveTheSameBits(void** state) {
 }
 
 /* As without adapters, since their terms are zeros. */
-static void Lora_LayerWithoutAdaptersInACall_ComputesTheFrozenLayer(void** state) {
-  (void)state;
+TEST(Lora_LayerWithoutAdaptersInACall_ComputesTheFrozenLayer) {
   case_t c = adapted_case(SLUICE_GATED_HALVES, 0);
   c.world_size = 2, c.num_chunks = 3, c.bias = 1;
   check(&c);
@@ -228,8 +213,7 @@ static void Lora_LayerWithoutAdaptersInACall_ComputesTheFrozenLayer(void** state
 }
 
 /* W + s B A is never formed: beyond a step with frozen experts there are T_LOW and the room for packed factors. */
-static void Lora_Peak_IsThatOfTheFrozenStepAndLowRankRows(void** state) {
-  (void)state;
+TEST(Lora_Peak_IsThatOfTheFrozenStepAndLowRankRows) {
   for (int32_t n = 1; n <= 4; n *= 2) {
     for (int32_t w = 1; w <= 2; ++w) {
       case_t c = adapted_case(SLUICE_GATED_HALVES, GATE | JOINT | DOWN);
@@ -265,21 +249,9 @@ static budget_suite_t adapted_suite(void) {
 
 int main(void) {
   setenv("SLUICE_POISON", "1", 1);
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Lora_EveryGateAndMember_MatchesTheDenseLayer),
-      cmocka_unit_test(Lora_EveryActivation_MatchesTheDenseLayer),
-      cmocka_unit_test(Lora_RanksChunksAndModes_MatchTheDenseLayer),
-      cmocka_unit_test(Lora_SplitCallsHalvesAndRestoredSteps_MatchTheDenseLayer),
-      cmocka_unit_test(Lora_ExchangesAndMoves_MatchTheDenseLayer),
-      cmocka_unit_test(Lora_ExpertsThatMove_HaveTheBitsOfThoseThatStay),
-      cmocka_unit_test(Lora_DtypesAndLayouts_MatchTheDenseLayer),
-      cmocka_unit_test(Lora_FactorsLargerThanTheirRoom_MatchTheDenseLayer),
-      cmocka_unit_test(Lora_FiniteDifferences_MatchEveryGradient),
-      cmocka_unit_test(Lora_AnyChunksAndPolicies_HaveTheSameBits),
-      cmocka_unit_test(Lora_LayerWithoutAdaptersInACall_ComputesTheFrozenLayer),
-      cmocka_unit_test(Lora_Peak_IsThatOfTheFrozenStepAndLowRankRows),
+  const struct CMUnitTest rows[] = {
       BUDGET_TEST(Lora_OddShapesUnderABudget_ResultsAreTheSame, adapted_suite(), budget_odd_shapes_and_policies),
       BUDGET_TEST(Lora_SeparateWgradUnderABudget_IsCounted, adapted_suite(), budget_separate_wgrad),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return RUN_CASES_AFTER(rows);
 }

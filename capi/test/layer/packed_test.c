@@ -1,17 +1,13 @@
 /* Layers with packed weights give the bits of layers with the decoded ones, in every mode, and refuse what does not
  * fit. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/world/checks.h"
 #include "sluice/sluice.h"
+#include "third_party/bazel/test.h"
 
 static const char* const words[] = {"plain", "mxfp4", "fp8", "int8", "int4"};
 
@@ -49,8 +45,7 @@ static void check(const case_t* packed) {
   world_free(&want);
 }
 
-static void Packed_EveryFormatGemmTypeAndGate_BitsOfTheDecodedLayer(void** state) {
-  (void)state;
+TEST(Packed_EveryFormatGemmTypeAndGate_BitsOfTheDecodedLayer) {
   const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16};
   const int32_t gates[] = {SLUICE_GATED_NO, SLUICE_GATED_HALVES, SLUICE_GATED_INTERLEAVED};
   for (int32_t format = SLUICE_WEIGHTS_MXFP4; format <= SLUICE_WEIGHTS_INT4; ++format) {
@@ -63,8 +58,7 @@ static void Packed_EveryFormatGemmTypeAndGate_BitsOfTheDecodedLayer(void** state
   }
 }
 
-static void Packed_EveryModeOfAPass_BitsOfTheDecodedLayer(void** state) {
-  (void)state;
+TEST(Packed_EveryModeOfAPass_BitsOfTheDecodedLayer) {
   for (int32_t format = SLUICE_WEIGHTS_MXFP4; format <= SLUICE_WEIGHTS_INT4; ++format) {
     for (int mode = 0; mode < 11; ++mode) {
       case_t c = packed_case(format);
@@ -91,8 +85,7 @@ static void Packed_EveryModeOfAPass_BitsOfTheDecodedLayer(void** state) {
 }
 
 /* A budget plans the records of packed weights too: what a pass takes stays within it. */
-static void Packed_UnderABudget_WithinItAndTheBitsOfTheDecodedLayer(void** state) {
-  (void)state;
+TEST(Packed_UnderABudget_WithinItAndTheBitsOfTheDecodedLayer) {
   case_t c = packed_case(SLUICE_WEIGHTS_INT8);
   c.gemm = "ref", c.gated = SLUICE_GATED_HALVES, c.num_chunks = 0;
   c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE;
@@ -101,8 +94,7 @@ static void Packed_UnderABudget_WithinItAndTheBitsOfTheDecodedLayer(void** state
 }
 
 /* f64, for finite differences. */
-static void Packed_F64_BitsOfTheDecodedLayer(void** state) {
-  (void)state;
+TEST(Packed_F64_BitsOfTheDecodedLayer) {
   for (int32_t format = SLUICE_WEIGHTS_MXFP4; format <= SLUICE_WEIGHTS_INT4; ++format) {
     case_t c = packed_case(format);
     c.dtype = SLUICE_DTYPE_F64, c.gemm = "ref", c.world_size = 1;
@@ -111,8 +103,7 @@ static void Packed_F64_BitsOfTheDecodedLayer(void** state) {
 }
 
 /* Blocks of 96 and of 128 columns have as many scales here, so each rank by itself finds nothing wrong. */
-static void Packed_RanksWithOtherBlocks_AreTold(void** state) {
-  (void)state;
+TEST(Packed_RanksWithOtherBlocks_AreTold) {
   case_t c = packed_case(SLUICE_WEIGHTS_INT8);
   c.weight_block = 96, c.weight_block_of_1 = 128;
   result_t got;
@@ -157,8 +148,7 @@ static sluice_moe_config_t layer_config(int32_t format) {
   return c;
 }
 
-static void Packed_ConfigsThatDoNotFit_Refused(void** state) {
-  (void)state;
+TEST(Packed_ConfigsThatDoNotFit_Refused) {
   sluice_context_t* context = make_context();
   sluice_moe_t* moe = NULL;
   sluice_moe_config_t c = layer_config(9);
@@ -224,8 +214,7 @@ static sluice_status_t backward(sluice_moe_t* moe, rig_t* r, sluice_step_t* step
   return sluice_moe_backward(moe, step, &b, NULL);
 }
 
-static void Packed_TensorsThatDoNotFit_RefusedByName(void** state) {
-  (void)state;
+TEST(Packed_TensorsThatDoNotFit_RefusedByName) {
   sluice_context_t* context = make_context();
   const sluice_moe_config_t c = layer_config(SLUICE_WEIGHTS_FP8);
   sluice_moe_t* moe = NULL;
@@ -264,17 +253,4 @@ static void Packed_TensorsThatDoNotFit_RefusedByName(void** state) {
   sluice_step_drop(step);
   sluice_moe_destroy(moe);
   sluice_context_destroy(context);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Packed_EveryFormatGemmTypeAndGate_BitsOfTheDecodedLayer),
-      cmocka_unit_test(Packed_EveryModeOfAPass_BitsOfTheDecodedLayer),
-      cmocka_unit_test(Packed_UnderABudget_WithinItAndTheBitsOfTheDecodedLayer),
-      cmocka_unit_test(Packed_F64_BitsOfTheDecodedLayer),
-      cmocka_unit_test(Packed_RanksWithOtherBlocks_AreTold),
-      cmocka_unit_test(Packed_ConfigsThatDoNotFit_Refused),
-      cmocka_unit_test(Packed_TensorsThatDoNotFit_RefusedByName),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,11 @@
 /* Experts that change owner and slot between steps, moved by the host with their parameters and gradients: the run has
  * the results of one in which nothing moves. Steps update the parameters, so an error in one step stays. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include <cmocka.h>
-
 #include "capi/test/cuda/fakes_checks.h"
+#include "third_party/bazel/test.h"
 
 enum { ROUNDS = 4 };
 
@@ -71,8 +67,7 @@ static void check_near(const case_t* c, int has_bits) {
 
 /* Without a step before: the config's own lists, compared with the reference and with the bits of contiguous
  * experts. */
-static void Create_AnyPlacement_MatchesReference(void** state) {
-  (void)state;
+TEST(Create_AnyPlacement_MatchesReference) {
   for (int32_t w = 1; w <= 4; ++w) {
     for (int32_t moves = WORLD_MOVES_EVEN; moves <= WORLD_MOVES_UNEVEN; ++moves) {
       result_t placed, contiguous, want;
@@ -95,8 +90,7 @@ static void Create_AnyPlacement_MatchesReference(void** state) {
   }
 }
 
-static void Moves_RanksAndChunks_HaveTheBitsOfNone(void** state) {
-  (void)state;
+TEST(Moves_RanksAndChunks_HaveTheBitsOfNone) {
   const int32_t chunks[] = {1, 2, 5};
   for (int32_t w = 1; w <= 4; ++w) {
     for (int n = 0; n < 3; ++n) {
@@ -107,8 +101,7 @@ static void Moves_RanksAndChunks_HaveTheBitsOfNone(void** state) {
   }
 }
 
-static void Moves_Gemms_HaveTheBitsOfNone(void** state) {
-  (void)state;
+TEST(Moves_Gemms_HaveTheBitsOfNone) {
   const char* const gemms[] = {"ref", "native"};
   for (int i = 0; i < 2; ++i) {
     for (int32_t mode = SLUICE_WGRAD_DEFERRED; mode <= SLUICE_WGRAD_PER_CHUNK; ++mode) {
@@ -119,8 +112,7 @@ static void Moves_Gemms_HaveTheBitsOfNone(void** state) {
   }
 }
 
-static void Moves_Dtypes_HaveTheBitsOfNone(void** state) {
-  (void)state;
+TEST(Moves_Dtypes_HaveTheBitsOfNone) {
   for (int32_t dtype = SLUICE_DTYPE_F32; dtype <= SLUICE_DTYPE_F64; ++dtype) {
     if (dtype == SLUICE_DTYPE_I32 || dtype == SLUICE_DTYPE_I64) continue;
     case_t c = base_case(4);
@@ -129,8 +121,7 @@ static void Moves_Dtypes_HaveTheBitsOfNone(void** state) {
   }
 }
 
-static void Moves_Policies_HaveTheBitsOfNone(void** state) {
-  (void)state;
+TEST(Moves_Policies_HaveTheBitsOfNone) {
   const int32_t input[] = {SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_OFFLOAD,
                            SLUICE_RESTORE_REDISPATCH};
   const int32_t m[] = {SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE,
@@ -143,8 +134,7 @@ static void Moves_Policies_HaveTheBitsOfNone(void** state) {
   }
 }
 
-static void Moves_UnderACapacity_HaveTheBitsOfNone(void** state) {
-  (void)state;
+TEST(Moves_UnderACapacity_HaveTheBitsOfNone) {
   for (int i = 0; i < 4; ++i) {
     case_t c = base_case(i % 2 == 0 ? 2 : 4);
     c.capacity = i < 2 ? 18 : 2; /* the second drops routes: the same ones, wherever their expert is */
@@ -152,16 +142,14 @@ static void Moves_UnderACapacity_HaveTheBitsOfNone(void** state) {
   }
 }
 
-static void Moves_CallbackExperts_HaveTheBitsOfNone(void** state) {
-  (void)state;
+TEST(Moves_CallbackExperts_HaveTheBitsOfNone) {
   case_t c = base_case(4);
   c.callback_experts = 1, c.num_chunks = 3;
   check_bits(&c);
 }
 
 /* Chunks are divided by received rows, which depend on the placement. */
-static void Moves_UnderAPlan_AreNear(void** state) {
-  (void)state;
+TEST(Moves_UnderAPlan_AreNear) {
   sluice_plan_config_t plan;
   sluice_plan_config_init(&plan, sizeof plan);
   plan.max_tokens = 17, plan.num_chunks = 3;
@@ -180,8 +168,7 @@ static void Moves_UnderAPlan_AreNear(void** state) {
 
 /* A token has one route to each expert, and so to each rank; once all experts are on one rank, all of them go there. A
  * plan for one each would hold half of them in a chunk, and split the requested chunk in two. */
-static void Moves_ToOneRankUnderABudget_MakeAnotherPlan(void** state) {
-  (void)state;
+TEST(Moves_ToOneRankUnderABudget_MakeAnotherPlan) {
   result_t moved;
   case_t c = base_case(2);
   c.num_chunks = 1, c.budget = 1 << 20, c.rounds = 1;
@@ -195,8 +182,7 @@ static void Moves_ToOneRankUnderABudget_MakeAnotherPlan(void** state) {
 }
 
 /* Copies of a token meet at its ranks, so other sums are rounded first. */
-static void Moves_Deduplicated_AreNear(void** state) {
-  (void)state;
+TEST(Moves_Deduplicated_AreNear) {
   for (int32_t w = 2; w <= 4; w += 2) {
     case_t c = base_case(w);
     c.deduplicate = 1, c.top_k = 4;
@@ -205,8 +191,7 @@ static void Moves_Deduplicated_AreNear(void** state) {
 }
 
 /* Pieces of rows begin at experts, in the order of their slots. */
-static void Moves_ChunksByExperts_AreNear(void** state) {
-  (void)state;
+TEST(Moves_ChunksByExperts_AreNear) {
   case_t c = base_case(2);
   c.chunking = SLUICE_CHUNKING_ADAPTIVE, c.num_chunks = 3;
   check_near(&c, 0);
@@ -215,8 +200,7 @@ static void Moves_ChunksByExperts_AreNear(void** state) {
 }
 
 /* These tests detect a wrong slot. */
-static void Moves_ByStaleSlots_AreCaught(void** state) {
-  (void)state;
+TEST(Moves_ByStaleSlots_AreCaught) {
   double distance = 0;
   case_t c = base_case(2);
   c.moves = WORLD_MOVES_BY_STALE_SLOTS;
@@ -226,19 +210,7 @@ static void Moves_ByStaleSlots_AreCaught(void** state) {
 
 int main(void) {
   setenv("SLUICE_POISON", "1", 1);
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Create_AnyPlacement_MatchesReference),
-      cmocka_unit_test(Moves_RanksAndChunks_HaveTheBitsOfNone),
-      cmocka_unit_test(Moves_Gemms_HaveTheBitsOfNone),
-      cmocka_unit_test(Moves_Dtypes_HaveTheBitsOfNone),
-      cmocka_unit_test(Moves_Policies_HaveTheBitsOfNone),
-      cmocka_unit_test(Moves_UnderACapacity_HaveTheBitsOfNone),
-      cmocka_unit_test(Moves_CallbackExperts_HaveTheBitsOfNone),
-      cmocka_unit_test(Moves_UnderAPlan_AreNear),
-      cmocka_unit_test(Moves_ToOneRankUnderABudget_MakeAnotherPlan),
-      cmocka_unit_test(Moves_Deduplicated_AreNear),
-      cmocka_unit_test(Moves_ChunksByExperts_AreNear),
-      cmocka_unit_test(Moves_ByStaleSlots_AreCaught),
+  const struct CMUnitTest rows[] = {
       TEST_WITH(run_on_fakes, Moves_RanksAndChunks_HaveTheBitsOfNone),
       TEST_WITH(run_on_local_fakes, Moves_Dtypes_HaveTheBitsOfNone),
       TEST_WITH(run_on_fakes, Moves_Policies_HaveTheBitsOfNone),
@@ -246,5 +218,5 @@ int main(void) {
       TEST_WITH(run_on_fakes, Moves_CallbackExperts_HaveTheBitsOfNone),
       TEST_WITH(run_on_fakes, Moves_Deduplicated_AreNear),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return RUN_CASES_AFTER(rows);
 }

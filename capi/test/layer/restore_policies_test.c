@@ -1,17 +1,12 @@
 /* The table of restore policies through the public function. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "sluice/sluice.h"
+#include "third_party/bazel/test.h"
 
 /* backend/model tests the contents of the table; here it is complete, and respects the size of the buffer. */
-static void RestorePolicies_AsJson_AreWholeOrRefused(void** state) {
-  (void)state;
+TEST(RestorePolicies_AsJson_AreWholeOrRefused) {
   uint64_t bytes = 0;
   assert_int_equal(sluice_restore_policies_json(NULL, NULL), SLUICE_E_INVALID_ARGUMENT);
   assert_int_equal(sluice_restore_policies_json(NULL, &bytes), SLUICE_OK);
@@ -27,11 +22,4 @@ static void RestorePolicies_AsJson_AreWholeOrRefused(void** state) {
                          "\"device_rows\": 0, \"host_rows\": 0, \"exchanges\": 1, \"gemms\": 0}"));
   assert_non_null(strstr(text, "{\"name\": \"S3\", \"input\": \"offload\", \"pre_activation\": \"recompute\"}"));
   free(text);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(RestorePolicies_AsJson_AreWholeOrRefused),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

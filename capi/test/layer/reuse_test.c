@@ -1,15 +1,11 @@
 /* Named policies without a budget: a pass holds at most what MPipeMoE's eq. 5 leaves of the paper's 2 (2 B M + B H)
  * without reuse, whatever the mode of its weight gradients. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/world/checks.h"
+#include "third_party/bazel/test.h"
 
 enum { F32 = 4, WORLD = 2 };
 
@@ -60,8 +56,7 @@ static uint64_t slots_of(const case_t* c) {
 
 /* S1 to S4, and every other pair that does not keep both. The scalars of routes, 8 bytes a row, are not counted in the
  * papers. */
-static void NamedPolicy_NoBudget_HoldsWhatEq5Leaves(void** state) {
-  (void)state;
+TEST(NamedPolicy_NoBudget_HoldsWhatEq5Leaves) {
   for (int32_t n = 2; n <= 8; n *= 2) {
     case_t c = base(n, 256);
     const double scalars = 2.0 * 2 * F32 * (double)fullest_chunk(&c), lines = 16 * 64;
@@ -83,8 +78,7 @@ static void NamedPolicy_NoBudget_HoldsWhatEq5Leaves(void** state) {
 }
 
 /* In the allocator: S4 saves nothing, so the peak of a step is that of its slots. */
-static void NamedPolicy_NoBudget_LowersThePeak(void** state) {
-  (void)state;
+TEST(NamedPolicy_NoBudget_LowersThePeak) {
   result_t none, lean;
   case_t c = base(4, 1024);
   world_run(&c, &none);
@@ -102,8 +96,7 @@ static void NamedPolicy_NoBudget_LowersThePeak(void** state) {
 }
 
 /* Sums of 16-bit gradients are as large as all gradients in f32: few rows take less. */
-static void NamedPolicy_SixteenBits_TakesTheModeOfFewerBytes(void** state) {
-  (void)state;
+TEST(NamedPolicy_SixteenBits_TakesTheModeOfFewerBytes) {
   const int64_t tokens[] = {64, 2048};
   int taken[2] = {0, 0};
   for (int i = 0; i < 2; ++i) {
@@ -122,8 +115,7 @@ static void NamedPolicy_SixteenBits_TakesTheModeOfFewerBytes(void** state) {
 }
 
 /* A named mode stays, and so does one chunk, where both modes are the same. */
-static void NamedPolicy_NamedMode_IsKept(void** state) {
-  (void)state;
+TEST(NamedPolicy_NamedMode_IsKept) {
   case_t c = base(4, 256);
   c.restore_input = SLUICE_RESTORE_REDISPATCH, c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
   const uint64_t open = slots_of(&c);
@@ -134,8 +126,7 @@ static void NamedPolicy_NamedMode_IsKept(void** state) {
 }
 
 /* Any chosen n and S1 to S4: right results, and slots of one plan's chunks. */
-static void Reuse_NoBudget_KeepsNoRowsOfAllChunks(void** state) {
-  (void)state;
+TEST(Reuse_NoBudget_KeepsNoRowsOfAllChunks) {
   for (int32_t i = 0; i < 12; ++i) {
     case_t c = base(i % 3 == 0 ? 0 : 4, 256);
     c.reuse = 1, c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE;
@@ -161,15 +152,4 @@ static void Reuse_NoBudget_KeepsNoRowsOfAllChunks(void** state) {
     world_free(&got);
     world_free(&want);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(NamedPolicy_NoBudget_HoldsWhatEq5Leaves),
-      cmocka_unit_test(NamedPolicy_NoBudget_LowersThePeak),
-      cmocka_unit_test(NamedPolicy_SixteenBits_TakesTheModeOfFewerBytes),
-      cmocka_unit_test(NamedPolicy_NamedMode_IsKept),
-      cmocka_unit_test(Reuse_NoBudget_KeepsNoRowsOfAllChunks),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

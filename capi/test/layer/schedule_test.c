@@ -1,15 +1,11 @@
 /* Schedules through the public handle: contents, predictions, errors. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/cost/closed_forms.h"
 #include "sluice/sluice.h"
+#include "third_party/bazel/test.h"
 
 static sluice_schedule_config_t config_of(int32_t direction, int32_t n, int32_t input, int32_t pre_activation) {
   sluice_schedule_config_t config;
@@ -56,8 +52,7 @@ static void expect(const sluice_schedule_config_t* config, sluice_status_t statu
   if (strstr(why.message, text) == NULL) fail_msg("\"%s\" lacks \"%s\"", why.message, text);
 }
 
-static void Json_EveryPolicy_HasEachOpOnce(void** state) {
-  (void)state;
+TEST(Json_EveryPolicy_HasEachOpOnce) {
   for (int32_t direction = 0; direction < 2; ++direction) {
     for (int32_t policy = 0; policy < 9; ++policy) {
       const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
@@ -77,8 +72,7 @@ static void Json_EveryPolicy_HasEachOpOnce(void** state) {
   }
 }
 
-static void Json_PoliciesByChunk_StandInTheText(void** state) {
-  (void)state;
+TEST(Json_PoliciesByChunk_StandInTheText) {
   const int32_t input[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_REDISPATCH};
   const int32_t pre_activation[] = {SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   sluice_schedule_config_t config = config_of(SLUICE_BACKWARD, 2, 0, 0);
@@ -95,8 +89,7 @@ static void Json_PoliciesByChunk_StandInTheText(void** state) {
 }
 
 /* S4 reuses slots and has no copies: MPMoE's paradigm 1, exact for integers. */
-static void Predict_S4Forward_EqualsTheClosedForm(void** state) {
-  (void)state;
+TEST(Predict_S4Forward_EqualsTheClosedForm) {
   const sluice_alphas_t alone = sluice_no_interference();
   for (int32_t n = 1; n <= 16; ++n) {
     sluice_schedule_config_t config = config_of(SLUICE_FORWARD, n, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE);
@@ -128,8 +121,7 @@ static void Predict_S4Forward_EqualsTheClosedForm(void** state) {
   }
 }
 
-static void Predict_HalfSpeedDuringOthers_TakesLonger(void** state) {
-  (void)state;
+TEST(Predict_HalfSpeedDuringOthers_TakesLonger) {
   sluice_schedule_config_t config = config_of(SLUICE_FORWARD, 4, 0, 0);
   sluice_schedule_t* schedule = made(&config);
   int32_t num_ops = sluice_schedule_num_ops(schedule);
@@ -144,8 +136,7 @@ static void Predict_HalfSpeedDuringOthers_TakesLonger(void** state) {
   sluice_schedule_destroy(schedule);
 }
 
-static void Predict_BadNumbers_AreNamed(void** state) {
-  (void)state;
+TEST(Predict_BadNumbers_AreNamed) {
   sluice_schedule_config_t config = config_of(SLUICE_FORWARD, 1, 0, 0);
   sluice_schedule_t* schedule = made(&config);
   double seconds[16] = {0}, share[64] = {0};
@@ -166,8 +157,7 @@ static void Predict_BadNumbers_AreNamed(void** state) {
 }
 
 /* The weights that arrived with a chunk's rows wait for its combine. */
-static void Json_Deduplicated_HasASlotOfWeightsForEachChunkOnItsWay(void** state) {
-  (void)state;
+TEST(Json_Deduplicated_HasASlotOfWeightsForEachChunkOnItsWay) {
   for (int32_t direction = 0; direction < 2; ++direction) {
     sluice_schedule_config_t config = config_of(direction, 4, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE);
     config.deduplicate = 1;
@@ -180,8 +170,7 @@ static void Json_Deduplicated_HasASlotOfWeightsForEachChunkOnItsWay(void** state
   }
 }
 
-static void Create_BadConfig_IsNamed(void** state) {
-  (void)state;
+TEST(Create_BadConfig_IsNamed) {
   sluice_schedule_config_t good = config_of(SLUICE_FORWARD, 4, 0, 0), bad;
   bad = good, bad.num_chunks = 257, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "num_chunks is 257");
   bad = good, bad.direction = 2, expect(&bad, SLUICE_E_INVALID_ARGUMENT, "direction is 2");
@@ -205,17 +194,4 @@ static void Create_BadConfig_IsNamed(void** state) {
   bad = config_of(SLUICE_BACKWARD, 4, 0, 0), bad.dgrad = 0, bad.wgrad = 0;
   expect(&bad, SLUICE_E_INVALID_ARGUMENT, "dgrad, wgrad or both");
   expect(NULL, SLUICE_E_INVALID_ARGUMENT, "sluice_schedule_config_t");
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Json_EveryPolicy_HasEachOpOnce),
-      cmocka_unit_test(Json_PoliciesByChunk_StandInTheText),
-      cmocka_unit_test(Predict_S4Forward_EqualsTheClosedForm),
-      cmocka_unit_test(Predict_HalfSpeedDuringOthers_TakesLonger),
-      cmocka_unit_test(Predict_BadNumbers_AreNamed),
-      cmocka_unit_test(Json_Deduplicated_HasASlotOfWeightsForEachChunkOnItsWay),
-      cmocka_unit_test(Create_BadConfig_IsNamed),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

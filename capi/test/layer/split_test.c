@@ -1,13 +1,9 @@
 /* The parts of a layer on ranks of which some have no rows: the others' values still reach them. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/ranks/play.h"
+#include "third_party/bazel/test.h"
 
 enum { MAX_ROWS = 24, WIDTH = 5, HIDDEN = 7, ROUTES = 12 };
 
@@ -53,8 +49,7 @@ static void nothing_received_run(part_t* me) {
   for (int i = 0; i < ROUTES; ++i) EXPECT(with_null[i] == with_null[i]); /* written: outputs begin as NaN */
 }
 
-static void Parts_RankWithoutRows_GetsItsRouteGradients(void** state) {
-  (void)state;
+TEST(Parts_RankWithoutRows_GetsItsRouteGradients) {
   play_t play = {.run = nothing_received_run, .world_size = 2};
   perform(&play);
 }
@@ -76,17 +71,12 @@ static void unwanted_run(part_t* me) {
   EXPECT(((float*)rig->grad_weights.tensor.data)[0] != ((float*)rig->grad_weights.tensor.data)[0]); /* left alone */
 }
 
-static void Parts_RouteGradientsUnwanted_AreLeftAlone(void** state) {
-  (void)state;
+TEST(Parts_RouteGradientsUnwanted_AreLeftAlone) {
   play_t play = {.run = unwanted_run, .world_size = 2};
   perform(&play);
 }
 
 int main(void) {
   begin_plays();
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Parts_RankWithoutRows_GetsItsRouteGradients),
-      cmocka_unit_test(Parts_RouteGradientsUnwanted_AreLeftAlone),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

@@ -1,16 +1,12 @@
 /* Layers with two levels under budgets and plans: memory stays within them for any routing, and results are those
  * without a budget. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/world/budget_suite.h"
 #include "capi/test/world/checks.h"
+#include "third_party/bazel/test.h"
 
 enum { RANKS = 4, PER_NODE = 2 };
 
@@ -29,8 +25,7 @@ static budget_suite_t suite_of(void) {
 
 /* All tokens are on ranks of one local index, and most of their routes go to one node: its rank of that index forwards
  * more rows than any rank receives. */
-static void TwoLevelsBudget_OneRankPassesOnMost_StaysWithinThePlan(void** state) {
-  (void)state;
+TEST(TwoLevelsBudget_OneRankPassesOnMost_StaysWithinThePlan) {
   const budget_suite_t suite = suite_of();
   const int32_t chunks[] = {1, 2, 3, 8};
   for (int32_t i = 0; i < 4; ++i) {
@@ -43,8 +38,7 @@ static void TwoLevelsBudget_OneRankPassesOnMost_StaysWithinThePlan(void** state)
   }
 }
 
-static void TwoLevelsBudget_RepeatedIdsAndCallbacks_ResultsAreTheSame(void** state) {
-  (void)state;
+TEST(TwoLevelsBudget_RepeatedIdsAndCallbacks_ResultsAreTheSame) {
   const budget_suite_t suite = suite_of();
   case_t c = suite.base;
   c.repeat_every = 3, c.budget = 1;
@@ -57,8 +51,7 @@ static void TwoLevelsBudget_RepeatedIdsAndCallbacks_ResultsAreTheSame(void** sta
 }
 
 /* A plan of the host counts the most that may pass through a rank. */
-static void TwoLevelsPlan_OfTheHost_HoldsWhatItSays(void** state) {
-  (void)state;
+TEST(TwoLevelsPlan_OfTheHost_HoldsWhatItSays) {
   static const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   for (int32_t i = 0; i < 9; ++i) {
     case_t c = suite_of().base;
@@ -80,15 +73,12 @@ static void TwoLevelsPlan_OfTheHost_HoldsWhatItSays(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
+  const struct CMUnitTest rows[] = {
       BUDGET_TEST(TwoLevelsBudget_FromTheSmallestUp_ResultsAreTheSame, suite_of(), budget_from_the_smallest_up),
       BUDGET_TEST(TwoLevelsBudget_OneHotExpert_StaysWithinThePlan, suite_of(), budget_one_hot_expert),
       BUDGET_TEST(TwoLevelsBudget_OddShapesAndPolicies_ResultsAreTheSame, suite_of(), budget_odd_shapes_and_policies),
       BUDGET_TEST(TwoLevelsBudget_SeparateWgrad_ResultsAreTheSame, suite_of(), budget_separate_wgrad),
       BUDGET_TEST(TwoLevelsHostBudget_OneHotExpert_ResultsAreTheSame, suite_of(), host_budget_one_hot_expert),
-      cmocka_unit_test(TwoLevelsBudget_OneRankPassesOnMost_StaysWithinThePlan),
-      cmocka_unit_test(TwoLevelsBudget_RepeatedIdsAndCallbacks_ResultsAreTheSame),
-      cmocka_unit_test(TwoLevelsPlan_OfTheHost_HoldsWhatItSays),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return RUN_CASES_AFTER(rows);
 }

@@ -1,17 +1,13 @@
 /* Layers with two levels, on this CPU: results and gradients compared with the plain f64 reference and with the
  * exchange in one level, bytes on each level, errors. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/rig/rig.h"
 #include "capi/test/world/checks.h"
 #include "capi/test/world/world.h"
+#include "third_party/bazel/test.h"
 
 static const int32_t nodes_of[][2] = {{4, 2}, {6, 2}, {6, 3}, {8, 2}, {8, 4}}; /* W, ranks per node */
 enum { NUM_NODES = sizeof nodes_of / sizeof nodes_of[0] };
@@ -57,8 +53,7 @@ static void check(const case_t* c) {
   world_free(&want);
 }
 
-static void TwoLevels_NodesAndChunks_MatchReference(void** state) {
-  (void)state;
+TEST(TwoLevels_NodesAndChunks_MatchReference) {
   const int32_t chunks[] = {1, 2, 3, 7};
   for (int32_t i = 0; i < NUM_NODES; ++i) {
     for (int32_t n = 0; n < 4; ++n) {
@@ -69,8 +64,7 @@ static void TwoLevels_NodesAndChunks_MatchReference(void** state) {
   }
 }
 
-static void TwoLevels_EveryPolicy_MatchesReference(void** state) {
-  (void)state;
+TEST(TwoLevels_EveryPolicy_MatchesReference) {
   const int32_t inputs[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
   const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   for (int32_t p = 0; p < 9; ++p) {
@@ -84,8 +78,7 @@ static void TwoLevels_EveryPolicy_MatchesReference(void** state) {
   }
 }
 
-static void TwoLevels_EveryDtypeAndTopK_MatchesReference(void** state) {
-  (void)state;
+TEST(TwoLevels_EveryDtypeAndTopK_MatchesReference) {
   const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16, SLUICE_DTYPE_F64};
   for (int32_t i = 0; i < 4; ++i) {
     for (int32_t k = 1; k <= 24; k = k < 4 ? k + 1 : 2 * k) {
@@ -96,8 +89,7 @@ static void TwoLevels_EveryDtypeAndTopK_MatchesReference(void** state) {
   }
 }
 
-static void TwoLevels_DroppedRepeatedAndHotRoutes_MatchReference(void** state) {
-  (void)state;
+TEST(TwoLevels_DroppedRepeatedAndHotRoutes_MatchReference) {
   for (int32_t i = 0; i < NUM_NODES; ++i) {
     case_t c = base_case(i);
     c.num_chunks = 3, c.drop_every = 1 + i % 3;
@@ -109,8 +101,7 @@ static void TwoLevels_DroppedRepeatedAndHotRoutes_MatchReference(void** state) {
   }
 }
 
-static void TwoLevels_NoTokensOnSomeRanks_MatchesReference(void** state) {
-  (void)state;
+TEST(TwoLevels_NoTokensOnSomeRanks_MatchesReference) {
   case_t c = base_case(0);
   c.num_chunks = 4;
   c.tokens[1] = 0;
@@ -119,8 +110,7 @@ static void TwoLevels_NoTokensOnSomeRanks_MatchesReference(void** state) {
   check(&c);
 }
 
-static void TwoLevels_CallbackExpertsAndReuse_MatchReference(void** state) {
-  (void)state;
+TEST(TwoLevels_CallbackExpertsAndReuse_MatchReference) {
   case_t c = base_case(0);
   c.callback_experts = 1, c.num_chunks = 3;
   check(&c);
@@ -129,8 +119,7 @@ static void TwoLevels_CallbackExpertsAndReuse_MatchReference(void** state) {
   check(&c);
 }
 
-static void TwoLevels_ManyCycles_KeepNoMemory(void** state) {
-  (void)state;
+TEST(TwoLevels_ManyCycles_KeepNoMemory) {
   case_t c = base_case(0);
   c.num_chunks = 3, c.cycles = 3;
   result_t got;
@@ -152,8 +141,7 @@ static void assert_same_bits(const case_t* a, const case_t* b) {
 }
 
 /* Two levels would save nothing here: rows take one hop, as with one level. */
-static void TwoLevels_OneRoutePerToken_KeepsOneLevel(void** state) {
-  (void)state;
+TEST(TwoLevels_OneRoutePerToken_KeepsOneLevel) {
   for (int32_t dtype = SLUICE_DTYPE_F32; dtype <= SLUICE_DTYPE_F16; ++dtype) {
     case_t c = base_case(dtype % NUM_NODES), one_level;
     c.dtype = dtype, c.top_k = 1, c.num_chunks = 2;
@@ -169,8 +157,7 @@ static void TwoLevels_OneRoutePerToken_KeepsOneLevel(void** state) {
 }
 
 /* Before a decision: by rank. */
-static void TwoLevels_LeftOpen_BeginsByRank(void** state) {
-  (void)state;
+TEST(TwoLevels_LeftOpen_BeginsByRank) {
   for (int32_t i = 0; i < NUM_NODES; ++i) {
     case_t c = base_case(i), by_rank;
     c.num_chunks = 1 + i % 3, c.wgrad_mode = i % 2;
@@ -183,8 +170,7 @@ static void TwoLevels_LeftOpen_BeginsByRank(void** state) {
 }
 
 /* A layer that cannot have two levels keeps one if the choice is left open, without an error. */
-static void TwoLevels_LeftOpenWhereThereAreNone_IsByRank(void** state) {
-  (void)state;
+TEST(TwoLevels_LeftOpenWhereThereAreNone_IsByRank) {
   for (int32_t what = 0; what < 4; ++what) {
     case_t c = base_case(0), by_rank;
     c.num_chunks = 2;
@@ -198,8 +184,7 @@ static void TwoLevels_LeftOpenWhereThereAreNone_IsByRank(void** state) {
   }
 }
 
-static void TwoLevels_AnyNumberOfChunks_HasTheSameBits(void** state) {
-  (void)state;
+TEST(TwoLevels_AnyNumberOfChunks_HasTheSameBits) {
   case_t one = base_case(0);
   one.num_chunks = 1, one.wgrad_mode = SLUICE_WGRAD_DEFERRED;
   for (int32_t n = 2; n <= 5; ++n) {
@@ -215,8 +200,7 @@ static void TwoLevels_AnyNumberOfChunks_HasTheSameBits(void** state) {
 }
 
 /* One node, nodes of one rank, and unnamed nodes: there is one level. */
-static void TwoLevels_OneLevelOfNodes_HasTheBitsOfRanks(void** state) {
-  (void)state;
+TEST(TwoLevels_OneLevelOfNodes_HasTheBitsOfRanks) {
   for (int32_t per_node = 0; per_node <= 4; per_node += per_node == 1 ? 3 : 1) {
     case_t c = base_case(0), one_level;
     c.ranks_per_node = per_node, c.num_chunks = 2;
@@ -267,8 +251,7 @@ static uint64_t bytes_of(const case_t* c, traffic_t t, uint64_t row) {
   return 2 * rows * row + 3 * 4 * t.routes_out + 4 * t.routes_in + (nodes - 1) * (counts + 8 * most);
 }
 
-static void TwoLevels_BytesSent_AreThoseOfNodeCopiesAndForwards(void** state) {
-  (void)state;
+TEST(TwoLevels_BytesSent_AreThoseOfNodeCopiesAndForwards) {
   for (int32_t i = 0; i < NUM_NODES; ++i) {
     case_t c = base_case(i);
     c.num_chunks = 3, c.model_width = 64, c.drop_every = 7;
@@ -284,8 +267,7 @@ static void TwoLevels_BytesSent_AreThoseOfNodeCopiesAndForwards(void** state) {
 
 /* ---- errors ---- */
 
-static void TwoLevels_NodesThatDoNotDivideTheRanks_AreRefusedByName(void** state) {
-  (void)state;
+TEST(TwoLevels_NodesThatDoNotDivideTheRanks_AreRefusedByName) {
   sluice_context_config_t config;
   sluice_context_config_init(&config, sizeof config);
   config.ranks_per_node = 2;
@@ -295,24 +277,4 @@ static void TwoLevels_NodesThatDoNotDivideTheRanks_AreRefusedByName(void** state
   config.ranks_per_node = -1;
   assert_int_equal(sluice_context_create(&config, NULL, &context), SLUICE_E_INVALID_ARGUMENT);
   assert_non_null(strstr(last_message(), "ranks_per_node is -1"));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(TwoLevels_NodesAndChunks_MatchReference),
-      cmocka_unit_test(TwoLevels_EveryPolicy_MatchesReference),
-      cmocka_unit_test(TwoLevels_EveryDtypeAndTopK_MatchesReference),
-      cmocka_unit_test(TwoLevels_DroppedRepeatedAndHotRoutes_MatchReference),
-      cmocka_unit_test(TwoLevels_NoTokensOnSomeRanks_MatchesReference),
-      cmocka_unit_test(TwoLevels_CallbackExpertsAndReuse_MatchReference),
-      cmocka_unit_test(TwoLevels_ManyCycles_KeepNoMemory),
-      cmocka_unit_test(TwoLevels_OneRoutePerToken_KeepsOneLevel),
-      cmocka_unit_test(TwoLevels_LeftOpen_BeginsByRank),
-      cmocka_unit_test(TwoLevels_LeftOpenWhereThereAreNone_IsByRank),
-      cmocka_unit_test(TwoLevels_AnyNumberOfChunks_HasTheSameBits),
-      cmocka_unit_test(TwoLevels_OneLevelOfNodes_HasTheBitsOfRanks),
-      cmocka_unit_test(TwoLevels_BytesSent_AreThoseOfNodeCopiesAndForwards),
-      cmocka_unit_test(TwoLevels_NodesThatDoNotDivideTheRanks_AreRefusedByName),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

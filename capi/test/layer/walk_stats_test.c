@@ -1,13 +1,9 @@
 /* The time of passes beyond their ops: counted only while a trace is kept. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/rig/refusals.h"
+#include "third_party/bazel/test.h"
 
 static sluice_context_stats_t stats_of(const rig_t* rig) {
   sluice_context_stats_t stats = {.struct_size = sizeof stats};
@@ -22,8 +18,7 @@ static void run_step(rig_t* rig) {
   sluice_step_drop(step);
 }
 
-static void WalkStats_WhileATraceIsKept_CountBindingAndWalking(void** state) {
-  (void)state;
+TEST(WalkStats_WhileATraceIsKept_CountBindingAndWalking) {
   rig_t rig;
   const sluice_moe_config_t config = rig_config();
   memset(&rig, 0, sizeof rig);
@@ -50,9 +45,4 @@ static void WalkStats_WhileATraceIsKept_CountBindingAndWalking(void** state) {
   run_step(&rig);
   assert_int_equal(stats_of(&rig).num_walks, 40);
   rig_close(&rig);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(WalkStats_WhileATraceIsKept_CountBindingAndWalking)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,9 @@
 /* Everything that callers compile in is recorded in capi/abi/abi.txt: the compiler asserts each size, offset, type and
  * value here, and accepts each repeated declaration only if it is the same. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "sluice/sluice.h"
+#include "third_party/bazel/test.h"
 
 #define DECLARATION(...) __VA_ARGS__;
 #define STRUCT(type, size)
@@ -48,8 +44,7 @@ static const line_t lines[] = {
 enum { NUM_LINES = sizeof lines / sizeof lines[0] };
 
 /* No gap: padding is a named member, and no member is missing from the record. */
-static void Layout_EveryByte_BelongsToAMember(void** state) {
-  (void)state;
+TEST(Layout_EveryByte_BelongsToAMember) {
   long long end = 0, size = 0;
   const char* type = "";
   for (int i = 0; i < NUM_LINES; ++i) {
@@ -66,8 +61,7 @@ static void Layout_EveryByte_BelongsToAMember(void** state) {
 }
 
 /* An extensible struct begins with its size, like the 0.1 layouts. */
-static void Layout_GrowingStructs_BeginWithTheirSize(void** state) {
-  (void)state;
+TEST(Layout_GrowingStructs_BeginWithTheirSize) {
   static const char* const fixed[] = {
       "sluice_tensor_t",         "sluice_ext_header_t",        "sluice_exchange_t",
       "sluice_host_failure_t",   "sluice_host_gemm_args_t",    "sluice_trace_event_t",
@@ -84,12 +78,4 @@ static void Layout_GrowingStructs_BeginWithTheirSize(void** state) {
     for (size_t f = 0; f < sizeof fixed / sizeof fixed[0]; ++f) grows &= strcmp(lines[i].type, fixed[f]) != 0;
     if (grows) assert_string_equal(lines[i + 1].member, "struct_size");
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Layout_EveryByte_BelongsToAMember),
-      cmocka_unit_test(Layout_GrowingStructs_BeginWithTheirSize),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

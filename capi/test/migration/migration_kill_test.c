@@ -1,23 +1,19 @@
 /* Ranks of a migration that are killed and stopped, each a process, over TCP, at every message that they send and at
  * every one that they wait for. The survivors learn which rank and in which phase, settle, and have one epoch and
  * consistent states: all old or all new. */
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/base/clock.h"
 #include "backend/comm/messages.h"
 #include "capi/test/migration/mesh.h"
 #include "capi/test/migration/migration_world.h"
+#include "third_party/bazel/test.h"
 
 #define SECOND_NS  UINT64_C(1000000000)
 #define BOUNDED_NS (20 * SECOND_NS)
@@ -216,8 +212,7 @@ static void try_seed(uint32_t seed, int32_t* phases) {
   mesh_unshare(note, sizeof *note);
 }
 
-static void Ranks_CutAtAnyMessage_LeaveOneEpochAndWholeStates(void** state) {
-  (void)state;
+TEST(Ranks_CutAtAnyMessage_LeaveOneEpochAndWholeStates) {
   int32_t phases[SLUICE_MIGRATION_ABORTED + 1] = {0};
   const int is_full = getenv("SLUICE_FULL") != NULL;
   for (int32_t i = 0; i < (is_full ? NUM_SEEDS : EVERY_DAY); ++i) try_seed(seeds[i], phases);
@@ -226,9 +221,4 @@ static void Ranks_CutAtAnyMessage_LeaveOneEpochAndWholeStates(void** state) {
   /* The list has cuts of all three kinds, also in the daily run. */
   assert_true(phases[SLUICE_MIGRATION_COMMITTED] > 0 && phases[SLUICE_MIGRATION_ABORTED] > 0 &&
               phases[SLUICE_MIGRATION_UNDECIDED] > 0);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(Ranks_CutAtAnyMessage_LeaveOneEpochAndWholeStates)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

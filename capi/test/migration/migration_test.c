@@ -1,9 +1,6 @@
 /* Experts that swap places while a toy host trains: the bits of a run in which none moves; errors that leave everything
  * unchanged; staged bytes. */
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,10 +8,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/base/clock.h"
 #include "capi/test/migration/migration_world.h"
+#include "third_party/bazel/test.h"
 
 enum { STEPS = 24 };
 
@@ -140,8 +136,7 @@ static void train(run_t* run, toy_rank_t* toy, sluice_migration_t* migration) {
   EXPECT(all_bytes > sizeof(toy_expert_t));
 }
 
-static void Experts_ThatMoveWhileTraining_KeepTheirBits(void** state) {
-  (void)state;
+TEST(Experts_ThatMoveWhileTraining_KeepTheirBits) {
   for (int32_t world = 2; world <= TOY_MAX_RANKS; ++world) {
     for (int32_t what = 0; what < 4; ++what) {
       run_t run = {.world = world, .is_tcp = what & 1, .rate = what & 2 ? 40000000 : 0, .body = train};
@@ -151,8 +146,7 @@ static void Experts_ThatMoveWhileTraining_KeepTheirBits(void** state) {
 }
 
 /* The first message would be due in hours: commit does not wait for it. */
-static void Experts_AtARateOfAlmostNothing_MoveAtTheBoundary(void** state) {
-  (void)state;
+TEST(Experts_AtARateOfAlmostNothing_MoveAtTheBoundary) {
   run_t run = {.world = 2, .is_tcp = 1, .rate = 1, .body = train};
   run_ranks(&run);
 }
@@ -176,8 +170,7 @@ static void leave_at_a_rate(run_t* run, toy_rank_t* toy, sluice_migration_t* mig
   EXPECT(toy_is_right(toy, 1));
 }
 
-static void Experts_AtARate_LeaveNoFaster(void** state) {
-  (void)state;
+TEST(Experts_AtARate_LeaveNoFaster) {
   for (int32_t is_tcp = 0; is_tcp < 2; ++is_tcp) {
     run_t run = {.world = 2, .is_tcp = is_tcp, .rate = 200000, .body = leave_at_a_rate};
     run_ranks(&run);
@@ -233,8 +226,7 @@ static void mark_gradients(run_t* run, toy_rank_t* toy, sluice_migration_t* migr
   EXPECT(toy_is_right(toy, 1));
 }
 
-static void Gradients_ThatAreMarked_AreThereBeforeTheBoundary(void** state) {
-  (void)state;
+TEST(Gradients_ThatAreMarked_AreThereBeforeTheBoundary) {
   for (int32_t world = 2; world <= TOY_MAX_RANKS; world += 2) {
     for (int32_t what = 0; what < 4; ++what) {
       run_t run = {.world = world, .is_tcp = what & 1, .rate = what & 2 ? 4000000 : 0, .body = mark_gradients};
@@ -272,8 +264,7 @@ static void count_connections(run_t* run, toy_rank_t* toy, sluice_migration_t* m
   EXPECT(num_sockets() == before);
 }
 
-static void Move_OverTcp_HasConnectionsOfItsOwnUntilItHasEnded(void** state) {
-  (void)state;
+TEST(Move_OverTcp_HasConnectionsOfItsOwnUntilItHasEnded) {
   run_t run = {.world = 3, .is_tcp = 1, .body = count_connections};
   assert_int_equal(pthread_barrier_init(&all_ranks, NULL, (unsigned)run.world), 0);
   run_ranks(&run);
@@ -386,8 +377,7 @@ static void take_too_much(run_t* run, toy_rank_t* toy, sluice_migration_t* migra
   EXPECT(look(migration).phase == SLUICE_MIGRATION_ABORTED && look(migration).epoch == 0);
 }
 
-static void Moves_ThatARankRefuses_LeaveAllAsItWas(void** state) {
-  (void)state;
+TEST(Moves_ThatARankRefuses_LeaveAllAsItWas) {
   static const body_fn bodies[] = {refuse_at_commit, give_up_before,  bad_item,
                                    differ_in_epoch,  differ_in_bytes, take_too_much};
   for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; ++i) {
@@ -403,8 +393,7 @@ static void Moves_ThatARankRefuses_LeaveAllAsItWas(void** state) {
 
 /* ---- arguments ---- */
 
-static void Calls_GivenSomethingWrong_SayWhat(void** state) {
-  (void)state;
+TEST(Calls_GivenSomethingWrong_SayWhat) {
   sluice_local_group_t* group = NULL;
   sluice_comm_t* comm = NULL;
   sluice_comm_config_t config;
@@ -455,17 +444,4 @@ static void Calls_GivenSomethingWrong_SayWhat(void** state) {
   sluice_migration_destroy(migration);
   sluice_comm_destroy(comm);
   sluice_local_group_destroy(group);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Experts_ThatMoveWhileTraining_KeepTheirBits),
-      cmocka_unit_test(Experts_AtARateOfAlmostNothing_MoveAtTheBoundary),
-      cmocka_unit_test(Experts_AtARate_LeaveNoFaster),
-      cmocka_unit_test(Gradients_ThatAreMarked_AreThereBeforeTheBoundary),
-      cmocka_unit_test(Move_OverTcp_HasConnectionsOfItsOwnUntilItHasEnded),
-      cmocka_unit_test(Moves_ThatARankRefuses_LeaveAllAsItWas),
-      cmocka_unit_test(Calls_GivenSomethingWrong_SayWhat),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

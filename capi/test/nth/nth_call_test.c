@@ -1,19 +1,15 @@
 /* A system call, or an allocation, fails (nth_ranks.h) while ranks create a tcp communicator, a context and a layer,
  * train a step, exchange the state of an expert, and settle over another communicator which of the two states is
  * valid. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/base/status.h"
 #include "capi/test/nth/nth_ranks.h"
 #include "capi/test/rig/rig.h"
 #include "sluice/migration.h"
+#include "third_party/bazel/test.h"
 
 static sluice_status_t train(nth_rank_t* me, sluice_comm_t* comm) {
   rig_t rig;
@@ -86,27 +82,13 @@ static sluice_status_t work(nth_rank_t* me) {
   return status;
 }
 
-static void one_rank(void** state) {
-  (void)state;
-  nth_call(1, work);
-}
-static void two_ranks(void** state) {
-  (void)state;
-  nth_call(2, work);
-}
-static void three_ranks(void** state) {
-  (void)state;
-  nth_call(3, work);
-}
+TEST(OneRank_NthCallFails_HasAStatusAndLeavesNothing) { nth_call(1, work); }
+TEST(TwoRanks_NthCallFails_HaveStatusesAndLeaveNothing) { nth_call(2, work); }
+TEST(ThreeRanks_NthCallFails_HaveStatusesAndLeaveNothing) { nth_call(3, work); }
 
 /* The argument: a pattern of the cases that run, else all. */
 int main(int argc, char** argv) {
-  static const struct CMUnitTest tests[] = {
-      {"OneRank_NthCallFails_HasAStatusAndLeavesNothing", one_rank},
-      {"TwoRanks_NthCallFails_HaveStatusesAndLeaveNothing", two_ranks},
-      {"ThreeRanks_NthCallFails_HaveStatusesAndLeaveNothing", three_ranks},
-  };
   nth_watch();
   if (argc > 1) cmocka_set_test_filter(argv[1]);
-  return cmocka_run_group_tests_name("nth call", tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

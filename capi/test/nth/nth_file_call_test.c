@@ -2,19 +2,15 @@
  * a file with the name of a calibration is complete, no other file remains, and the next attempt works. */
 #include <dirent.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/calibrate/cache.h"
 #include "capi/test/nth/failing_calls.h"
+#include "third_party/bazel/test.h"
 
 static char folder[] = "/tmp/sluice_nth_XXXXXX", inner[64], path[96];
 static sluice_machine_t machine;
@@ -99,8 +95,7 @@ static void attempt(const call_place_t* place, int64_t nth, int32_t num_descript
   clean();
 }
 
-static void nth_call(void** state) {
-  (void)state;
+TEST(Cache_NthCallFails_IsWholeOrNotThere) {
   int32_t num_places = 0, num_struck = 0;
   const int32_t num_descriptors = count_entries("/proc/self/fd");
   attempt(NULL, 0, num_descriptors);
@@ -113,7 +108,4 @@ static void nth_call(void** state) {
   print_message("%d places, %d calls have failed\n", num_places, num_struck);
 }
 
-int main(void) {
-  static const struct CMUnitTest tests[] = {{"Cache_NthCallFails_IsWholeOrNotThere", nth_call}};
-  return cmocka_run_group_tests_name("nth call of a file", tests, set_up, tear_down);
-}
+int main(void) { return run_cases(set_up, tear_down); }

@@ -1,16 +1,11 @@
 /* A system call, or an allocation, fails (nth_ranks.h) while ranks train a step of layers with other forms of exchanges
  * than the plain one: several chunks as one group, a row once to each rank, a row once to each node. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 
-#include <cmocka.h>
-
 #include "capi/test/nth/nth_ranks.h"
 #include "capi/test/rig/rig.h"
-#include "third_party/bazel/skip.h"
+#include "third_party/bazel/test.h"
 
 enum { NUM_CHUNKS = 4 }; /* the rows of one return while those of a later one leave */
 
@@ -80,38 +75,24 @@ static sluice_status_t by_node_over_tcp(nth_rank_t* me) {
   return over_tcp(me, &layer);
 }
 
-static void two_grouped(void** state) {
-  (void)state;
-  nth_call(2, grouped);
-}
-static void three_grouped(void** state) {
-  (void)state;
+TEST(TwoRanks_NthCallOfGroupedExchangesFails_HaveStatusesAndLeaveNothing) { nth_call(2, grouped); }
+TEST(ThreeRanks_NthCallOfGroupedExchangesFails_HaveStatusesAndLeaveNothing) {
   if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL");
   nth_call(3, grouped);
 }
-static void two_by_rank(void** state) {
-  (void)state;
+TEST(TwoRanks_NthCallOfDeduplicatedExchangesFails_HaveStatusesAndLeaveNothing) {
   if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL");
   nth_call(2, by_rank);
 }
-static void two_nodes(void** state) {
-  (void)state;
+TEST(TwoNodes_NthCallOfTwoLevelsFails_HaveStatusesAndLeaveNothing) {
   nth_call(4, by_node); /* two nodes of two ranks: rig.c */
 }
-static void two_nodes_over_tcp(void** state) {
-  (void)state;
+TEST(TwoNodes_NthCallOfTwoLevelsOverTcpFails_HaveStatusesAndLeaveNothing) {
   if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL");
   nth_call(4, by_node_over_tcp);
 }
 
 int main(void) {
-  static const struct CMUnitTest tests[] = {
-      {"TwoRanks_NthCallOfGroupedExchangesFails_HaveStatusesAndLeaveNothing", two_grouped},
-      {"ThreeRanks_NthCallOfGroupedExchangesFails_HaveStatusesAndLeaveNothing", three_grouped},
-      {"TwoRanks_NthCallOfDeduplicatedExchangesFails_HaveStatusesAndLeaveNothing", two_by_rank},
-      {"TwoNodes_NthCallOfTwoLevelsFails_HaveStatusesAndLeaveNothing", two_nodes},
-      {"TwoNodes_NthCallOfTwoLevelsOverTcpFails_HaveStatusesAndLeaveNothing", two_nodes_over_tcp},
-  };
   nth_watch();
-  return cmocka_run_group_tests_name("nth call of layers", tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

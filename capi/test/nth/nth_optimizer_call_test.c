@@ -2,20 +2,15 @@
  * with all sums before the first update, and bucket by bucket again. The first group of parameters is summed over its
  * own communicator. Afterwards memory holds the old or the new state; after a step that forms all sums first, the same
  * one for all elements. A step that failed without ending a communicator is repeated, and must succeed. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/base/hash.h"
 #include "capi/test/nth/nth_ranks.h"
 #include "sluice/optimizer.h"
-#include "third_party/bazel/skip.h"
+#include "third_party/bazel/test.h"
 
 enum { NUM_TENSORS = 4, NUM_GROUPS = 2, STEPS = 3, BUCKET = 1000, ELEMENTS = 4704, WORDS = 4 * ELEMENTS };
 
@@ -159,26 +154,14 @@ static void check(int32_t num_ranks, nth_work_t work) {
   nth_call(num_ranks, work);
 }
 
-static void two_ranks(void** state) {
-  (void)state;
-  check(2, over_tcp);
-}
-static void two_pairs(void** state) {
-  (void)state;
-  check(4, within);
-}
-static void three_ranks(void** state) {
-  (void)state;
+TEST(TwoRanks_NthCallOfAStepFails_HaveStatusesAndLeaveOldOrNew) { check(2, over_tcp); }
+TEST(TwoPairs_NthCallOfAStepFails_HaveStatusesAndLeaveOldOrNew) { check(4, within); }
+TEST(ThreeRanks_NthCallOfAStepFails_HaveStatusesAndLeaveOldOrNew) {
   if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL");
   check(3, over_tcp);
 }
 
 int main(void) {
-  static const struct CMUnitTest tests[] = {
-      {"TwoRanks_NthCallOfAStepFails_HaveStatusesAndLeaveOldOrNew", two_ranks},
-      {"TwoPairs_NthCallOfAStepFails_HaveStatusesAndLeaveOldOrNew", two_pairs},
-      {"ThreeRanks_NthCallOfAStepFails_HaveStatusesAndLeaveOldOrNew", three_ranks},
-  };
   nth_watch();
-  return cmocka_run_group_tests_name("nth call of a step", tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

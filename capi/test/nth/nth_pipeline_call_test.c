@@ -1,21 +1,16 @@
 /* A system call, or an allocation, fails (nth_ranks.h) while ranks run two batches of a pipeline, whose messages go
  * over tcp or within the process, and query the result. A batch that failed without ending its pipeline is repeated,
  * and must succeed. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/base/alloc.h"
 #include "backend/base/hash.h"
 #include "capi/test/nth/nth_ranks.h"
 #include "sluice/pipeline.h"
-#include "third_party/bazel/skip.h"
+#include "third_party/bazel/test.h"
 
 enum {
   NUM_VIRTUAL = 2,
@@ -155,32 +150,18 @@ static sluice_status_t within(nth_rank_t* me) {
   return status;
 }
 
-static void one_rank(void** state) {
-  (void)state;
-  nth_call(1, over_tcp);
-}
-static void two_ranks(void** state) {
-  (void)state;
-  nth_call(2, over_tcp);
-}
-static void three_ranks(void** state) {
-  (void)state;
+TEST(OneRank_NthCallOfAPipelineFails_HasAStatusAndLeavesNothing) { nth_call(1, over_tcp); }
+TEST(TwoRanks_NthCallOfAPipelineFails_HaveStatusesAndLeaveNothing) { nth_call(2, over_tcp); }
+TEST(ThreeRanks_NthCallOfAPipelineFails_HaveStatusesAndLeaveNothing) {
   if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL"); /* half of the time that these cases take */
   nth_call(3, over_tcp);
 }
-static void one_process(void** state) {
-  (void)state;
+TEST(TwoRanks_NthCallOfAPipelineInAProcessFails_HaveStatusesAndLeaveNothing) {
   if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL");
   nth_call(2, within);
 }
 
 int main(void) {
-  static const struct CMUnitTest tests[] = {
-      {"OneRank_NthCallOfAPipelineFails_HasAStatusAndLeavesNothing", one_rank},
-      {"TwoRanks_NthCallOfAPipelineFails_HaveStatusesAndLeaveNothing", two_ranks},
-      {"ThreeRanks_NthCallOfAPipelineFails_HaveStatusesAndLeaveNothing", three_ranks},
-      {"TwoRanks_NthCallOfAPipelineInAProcessFails_HaveStatusesAndLeaveNothing", one_process},
-  };
   nth_watch();
-  return cmocka_run_group_tests_name("nth call of a pipeline", tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

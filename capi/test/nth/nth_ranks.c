@@ -2,21 +2,17 @@
 
 #include <dirent.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/base/alloc.h"
 #include "backend/base/clock.h"
 #include "capi/test/nth/failing_calls.h"
+#include "third_party/bazel/test.h"
 
 enum { NUM_COUNTS = 3, TRIES = 3, HANG_S = 120 };
 

@@ -2,19 +2,15 @@
  * of a whole step, the file opens at one or does not exist, nothing stays open, and the next attempt works. */
 #include <dirent.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "capi/test/nth/failing_calls.h"
 #include "sluice/optimizer.h"
+#include "third_party/bazel/test.h"
 
 enum { COUNT = 70, BUCKET = 32, STEPS = 2 };
 
@@ -171,8 +167,7 @@ static int tear_down(void** state) {
   return rmdir(folder);
 }
 
-static void nth_call(void** state) {
-  (void)state;
+TEST(States_NthCallFails_AreThoseOfAWholeStep) {
   int32_t num_places = 0;
   const int32_t num_descriptors = count_entries("/proc/self/fd");
   attempt(NULL, 0, num_descriptors);
@@ -187,7 +182,4 @@ static void nth_call(void** state) {
   print_message("%d places, %d calls have failed\n", num_places, num_struck);
 }
 
-int main(void) {
-  static const struct CMUnitTest tests[] = {{"States_NthCallFails_AreThoseOfAWholeStep", nth_call}};
-  return cmocka_run_group_tests_name("nth call of a file of states", tests, set_up, tear_down);
-}
+int main(void) { return run_cases(set_up, tear_down); }

@@ -2,14 +2,10 @@
 #ifndef SLUICE_CAPI_TEST_OPTIMIZER_FILED_MODEL_H_
 #define SLUICE_CAPI_TEST_OPTIMIZER_FILED_MODEL_H_
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 
-#include <cmocka.h>
-
 #include "sluice/optimizer.h"
+#include "third_party/bazel/test.h"
 
 enum { NUM_TENSORS = 4, ELEMENTS = 10150, BUCKET = 1000 };
 

@@ -7,7 +7,7 @@
 
 #include "capi/test/optimizer/failing_disk.h"
 #include "capi/test/optimizer/filed_model.h"
-#include "third_party/bazel/skip.h"
+#include "third_party/bazel/test.h"
 
 /* Parameters have these bits, whatever the file holds. */
 static void expect_params(const model_t* m, const states_t* wanted) {
@@ -16,8 +16,7 @@ static void expect_params(const model_t* m, const states_t* wanted) {
 
 /* Each call of a step fails once: nothing is changed, and the next step runs. Other code has written parameters before,
  * which the file does not hold. */
-static void Step_WhoseNthReadOrWriteFails_ChangesNothing(void** state) {
-  (void)state;
+TEST(Step_WhoseNthReadOrWriteFails_ChangesNothing) {
   model_t *m = open_with_file(), *after = open_model();
   states_t* written = malloc(sizeof *written);
   assert_non_null(written);
@@ -50,8 +49,7 @@ static void Step_WhoseNthReadOrWriteFails_ChangesNothing(void** state) {
 
 /* From its nth read on the disk returns errors: no step runs on parameters of two different steps until they are
  * loaded. */
-static void Disk_ThatDiesInAStep_KeepsTheNextFromParametersOfTwoSteps(void** state) {
-  (void)state;
+TEST(Disk_ThatDiesInAStep_KeepsTheNextFromParametersOfTwoSteps) {
   model_t *m = open_with_file(), *after = open_model();
   atomic_store(&disk_calls[0], 0);
   step_model(m, 1);
@@ -71,8 +69,7 @@ static void Disk_ThatDiesInAStep_KeepsTheNextFromParametersOfTwoSteps(void** sta
   close_model(after);
 }
 
-static void Process_KilledAtAnyWriteOfAStep_LeavesTheLastWholeOneAndSaysSo(void** state) {
-  (void)state;
+TEST(Process_KilledAtAnyWriteOfAStep_LeavesTheLastWholeOneAndSaysSo) {
   model_t *before = open_model(), *after = open_model();
   step_model(before, 1);
   for (int number = 1; number <= 2; ++number) step_model(after, number);
@@ -112,8 +109,7 @@ static void Process_KilledAtAnyWriteOfAStep_LeavesTheLastWholeOneAndSaysSo(void*
   close_model(after);
 }
 
-static void File_ThatIsCut_IsToldAndChangesNothing(void** state) {
-  (void)state;
+TEST(File_ThatIsCut_IsToldAndChangesNothing) {
   model_t *m = open_with_file(), *before = open_model();
   step_model(m, 1);
   step_model(before, 1);
@@ -134,8 +130,7 @@ static void File_ThatIsCut_IsToldAndChangesNothing(void** state) {
   close_model(before);
 }
 
-static void Disk_WithoutRoom_IsToldAndLeavesNoFile(void** state) {
-  (void)state;
+TEST(Disk_WithoutRoom_IsToldAndLeavesNoFile) {
   model_t* m = open_model();
   const sluice_optimizer_file_config_t config = config_of(m);
   char unfinished[sizeof m->path + 16];
@@ -174,8 +169,7 @@ static int unmount_small(void** state) {
   return rmdir(small_folder);
 }
 
-static void SmallTmpfs_IsFull_IsTold(void** state) {
-  (void)state;
+TEST_FIXTURE(SmallTmpfs_IsFull_IsTold, mount_small, unmount_small) {
   if (!is_mounted) skip_because("a tmpfs may not be mounted");
   model_t* m = open_model();
   (void)snprintf(m->path, sizeof m->path, "%s/states", small_folder);
@@ -185,16 +179,4 @@ static void SmallTmpfs_IsFull_IsTold(void** state) {
   refused(status, SLUICE_E_EXTERNAL, "No space left on device");
   close_model(m);
   assert_int_equal(left, -1);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Step_WhoseNthReadOrWriteFails_ChangesNothing),
-      cmocka_unit_test(Disk_ThatDiesInAStep_KeepsTheNextFromParametersOfTwoSteps),
-      cmocka_unit_test(Process_KilledAtAnyWriteOfAStep_LeavesTheLastWholeOneAndSaysSo),
-      cmocka_unit_test(File_ThatIsCut_IsToldAndChangesNothing),
-      cmocka_unit_test(Disk_WithoutRoom_IsToldAndLeavesNoFile),
-      cmocka_unit_test_setup_teardown(SmallTmpfs_IsFull_IsTold, mount_small, unmount_small),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

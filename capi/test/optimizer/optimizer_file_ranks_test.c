@@ -59,8 +59,7 @@ static void join_all(model_t* const* ranks, sluice_local_group_t** out_group) {
   }
 }
 
-static void Ranks_EachWithAFile_HaveTheBitsOfOne(void** state) {
-  (void)state;
+TEST(Ranks_EachWithAFile_HaveTheBitsOfOne) {
   for (int clips = 0; clips < 2; ++clips) {
     model_t *ranks[MAX_RANKS] = {open_with_file(), open_with_file()}, *wanted = open_model();
     sluice_local_group_t* group;
@@ -87,8 +86,7 @@ static void Ranks_EachWithAFile_HaveTheBitsOfOne(void** state) {
 }
 
 /* The disk of rank 1 fails at any call: no rank takes the step, both report it, and the next step runs. */
-static void DiskOfOneRank_ThatFails_ChangesNothingOnAny(void** state) {
-  (void)state;
+TEST(DiskOfOneRank_ThatFails_ChangesNothingOnAny) {
   for (int clips = 0; clips < 2; ++clips) {
     model_t *ranks[MAX_RANKS] = {open_with_file(), open_with_file()}, *before = open_model(), *after = open_model();
     sluice_local_group_t* group;
@@ -192,8 +190,7 @@ static void close_all(model_t** ranks, sluice_local_group_t* group) {
   sluice_local_group_destroy(group);
 }
 
-static void DiskOfOneRank_ThatFailsAfterTheHandshake_LeavesAllAtOneStep(void** state) {
-  (void)state;
+TEST(DiskOfOneRank_ThatFailsAfterTheHandshake_LeavesAllAtOneStep) {
   for (int i = 0; i < 8; ++i) {
     num_ranks = 2 + i % 2;
     const int which = 1 + i / 4; /* a write, a sync */
@@ -232,8 +229,7 @@ static void step_alone(model_t* m, int number) {
 }
 
 /* As a kill leaves them between the two handshakes: one rank's file is a step ahead. */
-static void Files_OneStepAhead_ContinueFromTheStepThatAllHave(void** state) {
-  (void)state;
+TEST(Files_OneStepAhead_ContinueFromTheStepThatAllHave) {
   model_t *ranks[MAX_RANKS], *before = open_model(), *after = open_model();
   sluice_local_group_t* group;
   open_all(ranks, &group);
@@ -262,8 +258,7 @@ static void Files_OneStepAhead_ContinueFromTheStepThatAllHave(void** state) {
 }
 
 /* One rank has lost its file, or has that of another rank: no rank continues, and none creates a file. */
-static void Files_ThatNotAllRanksHave_AreRefusedOnAll(void** state) {
-  (void)state;
+TEST(Files_ThatNotAllRanksHave_AreRefusedOnAll) {
   model_t* ranks[MAX_RANKS];
   sluice_local_group_t* group;
   char paths[2][sizeof ranks[0]->path];
@@ -295,15 +290,4 @@ static void Files_ThatNotAllRanksHave_AreRefusedOnAll(void** state) {
   assert_int_equal(ranks[0]->status, SLUICE_E_PEER_REFUSED);
   assert_non_null(strstr(ranks[0]->error.message, "there is no file"));
   close_all(ranks, group);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Ranks_EachWithAFile_HaveTheBitsOfOne),
-      cmocka_unit_test(DiskOfOneRank_ThatFails_ChangesNothingOnAny),
-      cmocka_unit_test(DiskOfOneRank_ThatFailsAfterTheHandshake_LeavesAllAtOneStep),
-      cmocka_unit_test(Files_OneStepAhead_ContinueFromTheStepThatAllHave),
-      cmocka_unit_test(Files_ThatNotAllRanksHave_AreRefusedOnAll),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,12 +9,11 @@
 
 #include "capi/test/optimizer/failing_disk.h"
 #include "capi/test/optimizer/filed_model.h"
-#include "third_party/bazel/skip.h"
+#include "third_party/bazel/test.h"
 
 /* ---- numbers ---- */
 
-static void Steps_WithAFile_HaveTheBitsOfStatesInMemory(void** state) {
-  (void)state;
+TEST(Steps_WithAFile_HaveTheBitsOfStatesInMemory) {
   static const int64_t buckets[] = {1, 999, 4096, 1 << 22};
   for (int i = 0; i < 8; ++i) {
     model_t *m = open_with_file(), *wanted = open_model();
@@ -35,8 +34,7 @@ static void Steps_WithAFile_HaveTheBitsOfStatesInMemory(void** state) {
   }
 }
 
-static void File_OpenedAgain_GoesOnWithTheSameBits(void** state) {
-  (void)state;
+TEST(File_OpenedAgain_GoesOnWithTheSameBits) {
   model_t *m = open_with_file(), *wanted = open_model();
   for (int number = 1; number <= 6; ++number) {
     step_model(m, number);
@@ -53,8 +51,7 @@ static void File_OpenedAgain_GoesOnWithTheSameBits(void** state) {
   close_model(wanted);
 }
 
-static void File_OpenedAtTheStepBefore_GoesOnFromIt(void** state) {
-  (void)state;
+TEST(File_OpenedAtTheStepBefore_GoesOnFromIt) {
   model_t *m = open_with_file(), *wanted = open_model();
   for (int number = 1; number <= 3; ++number) step_model(m, number);
   for (int number = 1; number <= 2; ++number) step_model(wanted, number);
@@ -68,8 +65,7 @@ static void File_OpenedAtTheStepBefore_GoesOnFromIt(void** state) {
   close_model(wanted);
 }
 
-static void Step_WithABadGradient_ChangesNoByteOfTheFile(void** state) {
-  (void)state;
+TEST(Step_WithABadGradient_ChangesNoByteOfTheFile) {
   model_t *m = open_with_file(), *wanted = open_model();
   step_model(m, 1);
   step_model(wanted, 1);
@@ -88,8 +84,7 @@ static void Step_WithABadGradient_ChangesNoByteOfTheFile(void** state) {
 /* ---- parameters written by other code ---- */
 
 /* Weights that are loaded, clamped or averaged between steps: the next step starts from them. */
-static void Parameter_WrittenBetweenSteps_IsWhatTheStepUpdates(void** state) {
-  (void)state;
+TEST(Parameter_WrittenBetweenSteps_IsWhatTheStepUpdates) {
   model_t *m = open_with_file(), *wanted = open_model();
   for (int number = 1; number <= 6; ++number) {
     if (number != 4) write_params(m, wanted, number);
@@ -124,8 +119,7 @@ static int call_in_child(model_t* m) {
   return 0;
 }
 
-static void ForkedChild_HasNothingOfItsParents(void** state) {
-  (void)state;
+TEST(ForkedChild_HasNothingOfItsParents) {
   model_t *m = open_with_file(), *wanted = open_model();
   for (int number = 1; number <= 2; ++number) {
     const pid_t child = fork(); /* before the first step, and after one, when lanes have threads */
@@ -145,8 +139,7 @@ static void ForkedChild_HasNothingOfItsParents(void** state) {
 /* ---- memory ---- */
 
 /* With a limit on the memory of the process, states of the model do not fit, and a step with a file does. */
-static void ProcessWhoseMemoryHoldsNoStates_MakesSteps(void** state) {
-  (void)state;
+TEST(ProcessWhoseMemoryHoldsNoStates_MakesSteps) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   skip_because("a sanitizer's own memory does not fit");
 #endif
@@ -201,8 +194,7 @@ static void ProcessWhoseMemoryHoldsNoStates_MakesSteps(void** state) {
 
 /* ---- arguments ---- */
 
-static void BadArguments_AreRefusedByName(void** state) {
-  (void)state;
+TEST(BadArguments_AreRefusedByName) {
   model_t *m = open_with_file(), *other = open_model();
   sluice_optimizer_file_config_t config = config_of(m);
   sluice_optimizer_file_t* none = NULL;
@@ -246,8 +238,7 @@ static void BadArguments_AreRefusedByName(void** state) {
 }
 
 /* Another model's file, as a whole and with shapes of equally many elements. */
-static void FileOfAnotherModel_IsRefusedByItsFirstTensor(void** state) {
-  (void)state;
+TEST(FileOfAnotherModel_IsRefusedByItsFirstTensor) {
   static const int32_t num_dims[NUM_TENSORS] = {2, 1, 3, 0}, flat[NUM_TENSORS] = {1, 1, 1, 1};
   static const int64_t dims[] = {70, 100, 0, 2, 43, 25}, swapped[] = {100, 70, 0, 2, 43, 25}, wrong[] = {7, 1, 0, 1};
   model_t* m = open_with_file();
@@ -289,19 +280,4 @@ static void FileOfAnotherModel_IsRefusedByItsFirstTensor(void** state) {
           "tensor 0: the file has f32 [70, 100], the optimizer has f32 [100, 70]");
   assert_null(none);
   close_model(m);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Steps_WithAFile_HaveTheBitsOfStatesInMemory),
-      cmocka_unit_test(File_OpenedAgain_GoesOnWithTheSameBits),
-      cmocka_unit_test(File_OpenedAtTheStepBefore_GoesOnFromIt),
-      cmocka_unit_test(Step_WithABadGradient_ChangesNoByteOfTheFile),
-      cmocka_unit_test(Parameter_WrittenBetweenSteps_IsWhatTheStepUpdates),
-      cmocka_unit_test(ForkedChild_HasNothingOfItsParents),
-      cmocka_unit_test(ProcessWhoseMemoryHoldsNoStates_MakesSteps),
-      cmocka_unit_test(FileOfAnotherModel_IsRefusedByItsFirstTensor),
-      cmocka_unit_test(BadArguments_AreRefusedByName),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

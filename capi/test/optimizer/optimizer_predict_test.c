@@ -1,14 +1,11 @@
 /* Predicted steps: bytes computed by hand, and seconds where they follow without a simulation. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "sluice/optimizer.h"
+#include "third_party/bazel/test.h"
 
 static const int64_t phi = 1000000, bucket = 65536; /* a bucket's arrays need no alignment */
 
@@ -38,8 +35,7 @@ static void expect_near(double found, double wanted) {
 
 /* The paper's numbers: 20 phi without, 4 phi and 16 bytes per element of a bucket with; twice the latter with two
  * slots. */
-static void HalfPrecision_WithStatesInHostMemory_TakesFourPhiAndSixteenABucket(void** state) {
-  (void)state;
+TEST(HalfPrecision_WithStatesInHostMemory_TakesFourPhiAndSixteenABucket) {
   for (int32_t slots = 1; slots <= 2; ++slots) {
     sluice_optimizer_workload_t w = workload();
     w.num_slots = slots;
@@ -53,8 +49,7 @@ static void HalfPrecision_WithStatesInHostMemory_TakesFourPhiAndSixteenABucket(v
   }
 }
 
-static void AllBucketsAtOnce_StagesEveryGradient(void** state) {
-  (void)state;
+TEST(AllBucketsAtOnce_StagesEveryGradient) {
   sluice_optimizer_workload_t w = workload();
   w.world_size = 2;
   w.sum_buckets = INT64_MAX;
@@ -68,8 +63,7 @@ static void AllBucketsAtOnce_StagesEveryGradient(void** state) {
   assert_true(predicted(&w).staging_bytes == 4u * (uint64_t)(2 * 2 * bucket));
 }
 
-static void StatesThatLieNear_AreCountedThereAndHaveNoSlots(void** state) {
-  (void)state;
+TEST(StatesThatLieNear_AreCountedThereAndHaveNoSlots) {
   sluice_optimizer_workload_t w = workload();
   w.num_slots = 0;
   w.param_dtype = w.grad_dtype = SLUICE_DTYPE_F32;
@@ -82,8 +76,7 @@ static void StatesThatLieNear_AreCountedThereAndHaveNoSlots(void** state) {
   assert_true(p.state_bytes == 12u * (uint64_t)phi);
 }
 
-static void OneBucket_TakesItsCopiesAndItsUpdateInTurns(void** state) {
-  (void)state;
+TEST(OneBucket_TakesItsCopiesAndItsUpdateInTurns) {
   sluice_optimizer_workload_t w = workload();
   w.bucket = 2 * phi;
   w.update_rate = 3e9, w.copy_in_rate = 2e9, w.copy_out_rate = 1e9;
@@ -97,8 +90,7 @@ static void OneBucket_TakesItsCopiesAndItsUpdateInTurns(void** state) {
 }
 
 /* Sums with only a cost per call favour one call; sums with only a cost per byte favour many. */
-static void K_IsTheOneThatTakesLeast(void** state) {
-  (void)state;
+TEST(K_IsTheOneThatTakesLeast) {
   sluice_optimizer_workload_t w = workload();
   w.num_slots = 0;
   w.world_size = 2;
@@ -124,8 +116,7 @@ static void K_IsTheOneThatTakesLeast(void** state) {
   expect_near(p.seconds, p.seconds_by_k[2]);
 }
 
-static void BadArguments_AreRefusedByName(void** state) {
-  (void)state;
+TEST(BadArguments_AreRefusedByName) {
   sluice_optimizer_prediction_t p;
   sluice_optimizer_prediction_init(&p, sizeof p);
 #define REFUSED(field, value, text)                                                      \
@@ -160,16 +151,4 @@ static void BadArguments_AreRefusedByName(void** state) {
   assert_int_equal(sluice_optimizer_predict(&w, &p), SLUICE_E_ABI);
   w.struct_size = 1;
   assert_int_equal(sluice_optimizer_predict(&w, &p), SLUICE_E_ABI);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(HalfPrecision_WithStatesInHostMemory_TakesFourPhiAndSixteenABucket),
-      cmocka_unit_test(AllBucketsAtOnce_StagesEveryGradient),
-      cmocka_unit_test(StatesThatLieNear_AreCountedThereAndHaveNoSlots),
-      cmocka_unit_test(OneBucket_TakesItsCopiesAndItsUpdateInTurns),
-      cmocka_unit_test(K_IsTheOneThatTakesLeast),
-      cmocka_unit_test(BadArguments_AreRefusedByName),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,20 +2,16 @@
  * none does. The expected result of each rank is that of a step without a communicator on gradients summed by hand. */
 #include <float.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/base/dtype.h"
 #include "capi/test/optimizer/optimizer_world.h"
+#include "third_party/bazel/test.h"
 
 /* ---- numbers ---- */
 
-static void Steps_OverRanks_HaveTheBitsOfSumsInRankOrder(void** state) {
-  (void)state;
+TEST(Steps_OverRanks_HaveTheBitsOfSumsInRankOrder) {
   static const int64_t buckets[] = {999, 65536, 1 << 22}, chunks[] = {1, 2, 4, INT64_MAX, 0};
   for (int32_t size = 1; size <= 4; size *= 2) {
     for (int i = 0; i < 15; ++i) {
@@ -26,8 +22,7 @@ static void Steps_OverRanks_HaveTheBitsOfSumsInRankOrder(void** state) {
   }
 }
 
-static void Steps_ThatClip_HaveTheNormOfOneRankAndAreDecided(void** state) {
-  (void)state;
+TEST(Steps_ThatClip_HaveTheNormOfOneRankAndAreDecided) {
   static const int64_t buckets[] = {999, 65536, 1 << 22}, chunks[] = {1, 4, INT64_MAX};
   for (int i = 0; i < 9; ++i) {
     ow_world_t* w = ow_world_new(2, i % 3, 0);
@@ -36,8 +31,7 @@ static void Steps_ThatClip_HaveTheNormOfOneRankAndAreDecided(void** state) {
   }
 }
 
-static void GroupsOfAPartOfTheRanks_AreSummedOverIt(void** state) {
-  (void)state;
+TEST(GroupsOfAPartOfTheRanks_AreSummedOverIt) {
   for (int32_t parts = 2; parts <= 4; parts += 2) {
     ow_world_t* w = ow_world_new(4, 0, parts);
     assert_int_equal(ow_check_steps(w, 5000, 2, 0.0), 0);
@@ -46,8 +40,7 @@ static void GroupsOfAPartOfTheRanks_AreSummedOverIt(void** state) {
 }
 
 /* The norm counts every element once: groups of all ranks, and the part that each pair of ranks has. */
-static void GroupsOfAPartOfTheRanks_CountOnceInTheNorm(void** state) {
-  (void)state;
+TEST(GroupsOfAPartOfTheRanks_CountOnceInTheNorm) {
   ow_world_t* w = ow_world_new(4, 0, 2);
   ow_model_t* sums = ow_model_new();
   for (int32_t r = 0; r < 4; ++r) w->ranks[r].model->args.max_norm = 1e-3;
@@ -91,8 +84,7 @@ static void expect_nothing(ow_world_t* w, const ow_states_t* before, int32_t is_
   }
 }
 
-static void Step_WithABadGradientOnAnyRankAndBucket_ChangesNothingAnywhere(void** state) {
-  (void)state;
+TEST(Step_WithABadGradientOnAnyRankAndBucket_ChangesNothingAnywhere) {
   static const float bad[] = {INFINITY, -INFINITY, NAN};
   ow_model_t* fresh = ow_model_new();
   for (int clips = 0; clips < 2; ++clips) {
@@ -123,8 +115,7 @@ static float huge_of[OW_MAX_RANKS];
 /* All of them finite, in the last bucket except for f32. */
 static void plant_huge(ow_rank_t* me) { me->model->grad[70000] = huge_of[me->rank]; }
 
-static void Step_WhoseSumAloneIsInfinite_ChangesNothingAnywhere(void** state) {
-  (void)state;
+TEST(Step_WhoseSumAloneIsInfinite_ChangesNothingAnywhere) {
   static const float rows[][4] = {{3e38F, 3e38F}, {0, 3e38F, 2e38F, 0}, {-FLT_MAX, 0, 0, -FLT_MAX}, {FLT_MAX, FLT_MAX}};
   ow_model_t* fresh = ow_model_new();
   for (int i = 0; i < 8; ++i) {
@@ -139,8 +130,7 @@ static void Step_WhoseSumAloneIsInfinite_ChangesNothingAnywhere(void** state) {
   ow_model_free(fresh);
 }
 
-static void Step_OfHugeGradientsWhoseSumIsFinite_IsDecidedAndTaken(void** state) {
-  (void)state;
+TEST(Step_OfHugeGradientsWhoseSumIsFinite_IsDecidedAndTaken) {
   ow_world_t* w = ow_world_new(4, 0, 0);
   const float row[] = {3e38F, -3e38F, 1e38F, 1.0F};
   memcpy(huge_of, row, sizeof huge_of);
@@ -203,8 +193,7 @@ static const refusal_t refusals[] = {
     {other_groups, SLUICE_E_MISMATCH, "number of elements"},
 };
 
-static void Step_ThatOneRankRefuses_IsRefusedOnAllAndTheNextOneRuns(void** state) {
-  (void)state;
+TEST(Step_ThatOneRankRefuses_IsRefusedOnAllAndTheNextOneRuns) {
   for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; ++i) {
     const refusal_t* refusal = refusals + i;
     ow_world_t* w = ow_world_new(2, 0, 0);
@@ -229,8 +218,7 @@ static void other_own_count(ow_rank_t* me) {
   if (me->rank == 2) me->model->tensors[4].count -= 1;
 }
 
-static void Step_WhoseOwnGroupDiffers_IsRefusedOnAllRanks(void** state) {
-  (void)state;
+TEST(Step_WhoseOwnGroupDiffers_IsRefusedOnAllRanks) {
   ow_world_t* w = ow_world_new(4, 0, 2);
   ow_model_t* fresh = ow_model_new();
   w->before = other_own_count;
@@ -243,8 +231,7 @@ static void Step_WhoseOwnGroupDiffers_IsRefusedOnAllRanks(void** state) {
   ow_world_free(w);
 }
 
-static void Group_WithACommunicatorInAStepWithout_IsRefused(void** state) {
-  (void)state;
+TEST(Group_WithACommunicatorInAStepWithout_IsRefused) {
   ow_world_t* w = ow_world_new(1, 0, 1);
   w->ranks[0].comm = NULL;
   ow_step(w, 0);
@@ -259,8 +246,7 @@ static void leave(ow_rank_t* me) {
   if (me->rank == 1) sluice_comm_abort(me->comm);
 }
 
-static void Step_FromWhichARankGoes_EndsOnTheOthersAndNamesIt(void** state) {
-  (void)state;
+TEST(Step_FromWhichARankGoes_EndsOnTheOthersAndNamesIt) {
   for (int is_tcp = 0; is_tcp < 2; ++is_tcp) {
     ow_world_t* w = ow_world_new(2, is_tcp, 0);
     ow_model_t* fresh = ow_model_new();
@@ -285,27 +271,8 @@ static uint64_t staging_of(int64_t bucket, int64_t chunk, double max_norm) {
   return result.staging_bytes;
 }
 
-static void Result_TellsTheBytesOfStagingAndTheTimes(void** state) {
-  (void)state;
+TEST(Result_TellsTheBytesOfStagingAndTheTimes) {
   assert_int_equal(staging_of(1024, 4, 0.0), 2 * 4 * 1024 * 4); /* two slots of k buckets in f32 */
   assert_int_equal(staging_of(1024, 4, 1.0), 4 * (uint64_t)OW_ELEMENTS);
   assert_int_equal(staging_of(1 << 22, INT64_MAX, 0.0), (4 * (uint64_t)OW_ELEMENTS + 63) / 64 * 64);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Steps_OverRanks_HaveTheBitsOfSumsInRankOrder),
-      cmocka_unit_test(Steps_ThatClip_HaveTheNormOfOneRankAndAreDecided),
-      cmocka_unit_test(GroupsOfAPartOfTheRanks_AreSummedOverIt),
-      cmocka_unit_test(GroupsOfAPartOfTheRanks_CountOnceInTheNorm),
-      cmocka_unit_test(Step_WithABadGradientOnAnyRankAndBucket_ChangesNothingAnywhere),
-      cmocka_unit_test(Step_WhoseSumAloneIsInfinite_ChangesNothingAnywhere),
-      cmocka_unit_test(Step_OfHugeGradientsWhoseSumIsFinite_IsDecidedAndTaken),
-      cmocka_unit_test(Step_ThatOneRankRefuses_IsRefusedOnAllAndTheNextOneRuns),
-      cmocka_unit_test(Step_WhoseOwnGroupDiffers_IsRefusedOnAllRanks),
-      cmocka_unit_test(Group_WithACommunicatorInAStepWithout_IsRefused),
-      cmocka_unit_test(Step_FromWhichARankGoes_EndsOnTheOthersAndNamesIt),
-      cmocka_unit_test(Result_TellsTheBytesOfStagingAndTheTimes),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -62,8 +62,7 @@ static void check_unchanged(const model_t* m, const float* before) {
 }
 
 /* sum of (p - target)^2 / 2: its gradient is p - target. */
-static void Steps_OnAQuadratic_ReachItsMinimum(void** state) {
-  (void)state;
+TEST(Steps_OnAQuadratic_ReachItsMinimum) {
   model_t* m = open_model();
   m->group.lr = 0.02, m->group.weight_decay = 0.0;
   for (int64_t t = 1; t <= 500; ++t) {
@@ -76,8 +75,7 @@ static void Steps_OnAQuadratic_ReachItsMinimum(void** state) {
   close_model(m);
 }
 
-static void Step_WithResult_TellsTheNormAndThatNothingWasSkipped(void** state) {
-  (void)state;
+TEST(Step_WithResult_TellsTheNormAndThatNothingWasSkipped) {
   model_t* m = open_model();
   sluice_optimizer_step_result_t result;
   sluice_optimizer_step_result_init(&result, sizeof result);
@@ -89,8 +87,7 @@ static void Step_WithResult_TellsTheNormAndThatNothingWasSkipped(void** state) {
   close_model(m);
 }
 
-static void Step_WithInfinity_IsSkippedAndToldAndTheNextOneRuns(void** state) {
-  (void)state;
+TEST(Step_WithInfinity_IsSkippedAndToldAndTheNextOneRuns) {
   model_t* m = open_model();
   float before[3 * COUNT];
   copy_state(m, before);
@@ -107,8 +104,7 @@ static void Step_WithInfinity_IsSkippedAndToldAndTheNextOneRuns(void** state) {
   close_model(m);
 }
 
-static void Step_BadArguments_AreRefusedByNameAndChangeNothing(void** state) {
-  (void)state;
+TEST(Step_BadArguments_AreRefusedByNameAndChangeNothing) {
   model_t* m = open_model();
   float before[3 * COUNT];
   copy_state(m, before);
@@ -169,8 +165,7 @@ static void Step_BadArguments_AreRefusedByNameAndChangeNothing(void** state) {
 
 /* Counts whose sum overflows are never added up. Memory given twice: in two groups, in one, in part, and as states of
  * two parameters. */
-static void Step_TensorsThatCannotBe_AreRefusedByName(void** state) {
-  (void)state;
+TEST(Step_TensorsThatCannotBe_AreRefusedByName) {
   model_t* m = open_model();
   float before[3 * COUNT];
   copy_state(m, before);
@@ -217,8 +212,7 @@ static void* call_often(void* data) {
   return NULL;
 }
 
-static void Step_FromTwoThreads_RunsOrIsBusy(void** state) {
-  (void)state;
+TEST(Step_FromTwoThreads_RunsOrIsBusy) {
   model_t* m = open_model();
   caller_t callers[2] = {{.model = m}, {.model = m}};
   pthread_t threads[2];
@@ -227,16 +221,4 @@ static void Step_FromTwoThreads_RunsOrIsBusy(void** state) {
   for (int i = 0; i < 2; ++i) assert_int_equal(callers[i].ran + callers[i].busy, 300);
   assert_true(callers[0].ran + callers[1].ran > 0);
   close_model(m);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Steps_OnAQuadratic_ReachItsMinimum),
-      cmocka_unit_test(Step_WithResult_TellsTheNormAndThatNothingWasSkipped),
-      cmocka_unit_test(Step_WithInfinity_IsSkippedAndToldAndTheNextOneRuns),
-      cmocka_unit_test(Step_BadArguments_AreRefusedByNameAndChangeNothing),
-      cmocka_unit_test(Step_TensorsThatCannotBe_AreRefusedByName),
-      cmocka_unit_test(Step_FromTwoThreads_RunsOrIsBusy),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

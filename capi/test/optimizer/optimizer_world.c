@@ -1,14 +1,11 @@
 #include "capi/test/optimizer/optimizer_world.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/base/dtype.h"
+#include "third_party/bazel/test.h"
 
 const int64_t ow_counts[OW_NUM_TENSORS] = {70001, 3, 33000, 1, 40303, 0, 8000};
 const int32_t ow_group_of[OW_NUM_TENSORS] = {0, 0, 0, 1, 1, 2, 2};

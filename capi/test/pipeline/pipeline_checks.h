@@ -2,16 +2,12 @@
 #ifndef SLUICE_CAPI_TEST_PIPELINE_PIPELINE_CHECKS_H_
 #define SLUICE_CAPI_TEST_PIPELINE_PIPELINE_CHECKS_H_
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/pipeline/pipeline_world.h"
+#include "third_party/bazel/test.h"
 
 /* "tcp, backward_first, p 3, v 1, L 2" */
 static inline const char* pw_name(const pw_world_t* world) {

@@ -59,8 +59,7 @@ static void try_fault(const char* transport, int32_t p, int32_t v, int32_t rank,
   pw_world_free(world);
 }
 
-static void Callback_AnyFailsAnywhere_AllHearAndTheNextBatchWorks(void** state) {
-  (void)state;
+TEST(Callback_AnyFailsAnywhere_AllHearAndTheNextBatchWorks) {
   for (size_t t = 0; t < 2; ++t) {
     for (int32_t rank = 0; rank < 3; ++rank) {
       for (int32_t i = 0; i < 5; i += 2) {
@@ -94,7 +93,7 @@ static sluice_status_t fail_often(pw_rank_t* rank, int32_t call, const sluice_st
 
 /* Messages sent to the failed stage are taken and dropped before the next batch: otherwise they would stay for ever. A
  * batch has at most six messages of 1.5 KiB on its last stage; 21 would remain. */
-static void Callback_FailsManyTimes_NothingPilesUp(void** state) {
+TEST(Callback_FailsManyTimes_NothingPilesUp) {
   static const int32_t limits[] = {4, 4, 1};
   (void)state;
   for (size_t t = 0; t < 2; ++t) {
@@ -139,8 +138,7 @@ static void unmap_large(pw_rank_t* rank, int32_t which, int32_t c, int32_t i) {
   large.data[i] = NULL;
 }
 
-static void Callback_FailsWhileMuchIsUnderWay_ResultsAreReadUntilReleased(void** state) {
-  (void)state;
+TEST(Callback_FailsWhileMuchIsUnderWay_ResultsAreReadUntilReleased) {
   for (size_t t = 0; t < 2; ++t) {
     pw_world_t* world = pw_world_new(transports[t], 2);
     world->in_call = fail_once;
@@ -175,8 +173,7 @@ static void fail_in_one_replica(void) {
 }
 
 /* Repeatedly: ranks that continue, and leave, while others still end the failed batch are not taken for lost. */
-static void Callback_FailsInOneReplica_FailsInAll(void** state) {
-  (void)state;
+TEST(Callback_FailsInOneReplica_FailsInAll) {
   for (int32_t i = 0; i < 40; ++i) fail_in_one_replica();
 }
 
@@ -199,8 +196,7 @@ static void bend_output(pw_rank_t* rank, const sluice_stage_call_t* op, sluice_s
   }
 }
 
-static void Output_CannotBeSent_IsRefusedByName(void** state) {
-  (void)state;
+TEST(Output_CannotBeSent_IsRefusedByName) {
   static const char* const texts[] = {"tensor 0 of the output of micro-batch 2 in virtual stage 0 is not row-major",
                                       "is not in host memory",
                                       "tensor 0 of the output of micro-batch 2 in virtual stage 0 has no data",
@@ -241,8 +237,7 @@ static int32_t interrupt_rank_2(pw_rank_t* rank) {
   return 1;
 }
 
-static void Host_InterruptsAWait_TheBatchFailsAndTheNextWorks(void** state) {
-  (void)state;
+TEST(Host_InterruptsAWait_TheBatchFailsAndTheNextWorks) {
   pw_world_t* world = pw_world_new("tcp", 3);
   world->in_call = hold_rank_0;
   world->is_interrupted = interrupt_rank_2;
@@ -269,8 +264,7 @@ static sluice_status_t run_in_call(pw_rank_t* rank, int32_t call, const sluice_s
   return SLUICE_OK;
 }
 
-static void Batch_CalledInACallback_IsBusy(void** state) {
-  (void)state;
+TEST(Batch_CalledInACallback_IsBusy) {
   pw_world_t* world = pw_world_new("local", 2);
   world->in_call = run_in_call;
   pw_world_add(world, 3, 0);
@@ -291,8 +285,7 @@ static void plan_failure(pw_rank_t* rank) {
   pthread_barrier_wait(&rank->world->meeting);
 }
 
-static void Allocation_AnyFails_NobodyHangs(void** state) {
-  (void)state;
+TEST(Allocation_AnyFails_NobodyHangs) {
   int32_t num_batches_failed = 0;
   for (failing_allocation = 0; failing_allocation < 60; ++failing_allocation) {
     pw_world_t* world = pw_world_new(failing_allocation % 2 ? "tcp" : "local", 3);
@@ -326,8 +319,7 @@ static void end_failures(pw_rank_t* rank) {
   pthread_barrier_wait(&rank->world->meeting);
 }
 
-static void Allocation_AnyFailsWhileAPipelineIsMade_AllHaveItOrNone(void** state) {
-  (void)state;
+TEST(Allocation_AnyFailsWhileAPipelineIsMade_AllHaveItOrNone) {
   int32_t num_made = 0, num_refused = 0;
   for (failing_allocation = 0; failing_allocation < 48; ++failing_allocation) {
     pw_world_t* world = pw_world_new(failing_allocation % 2 ? "tcp" : "local", 3);
@@ -346,19 +338,4 @@ static void Allocation_AnyFailsWhileAPipelineIsMade_AllHaveItOrNone(void** state
     pw_world_free(world);
   }
   assert_true(num_refused > 10 && num_made > 0);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Callback_AnyFailsAnywhere_AllHearAndTheNextBatchWorks),
-      cmocka_unit_test(Callback_FailsManyTimes_NothingPilesUp),
-      cmocka_unit_test(Callback_FailsWhileMuchIsUnderWay_ResultsAreReadUntilReleased),
-      cmocka_unit_test(Callback_FailsInOneReplica_FailsInAll),
-      cmocka_unit_test(Output_CannotBeSent_IsRefusedByName),
-      cmocka_unit_test(Host_InterruptsAWait_TheBatchFailsAndTheNextWorks),
-      cmocka_unit_test(Batch_CalledInACallback_IsBusy),
-      cmocka_unit_test(Allocation_AnyFails_NobodyHangs),
-      cmocka_unit_test(Allocation_AnyFailsWhileAPipelineIsMade_AllHaveItOrNone),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,18 +1,14 @@
 /* A stage that is killed, a process, is named on all others with the batch, whatever they wait for. */
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/base/clock.h"
 #include "capi/test/migration/mesh.h"
 #include "sluice/pipeline.h"
+#include "third_party/bazel/test.h"
 
 #define BOUNDED_NS UINT64_C(20000000000)
 
@@ -115,12 +111,6 @@ static void try_victim(int32_t victim) {
   mesh_unshare(note, sizeof *note);
 }
 
-static void Stage_IsKilledInABatch_IsNamedOnAll(void** state) {
-  (void)state;
+TEST(Stage_IsKilledInABatch_IsNamedOnAll) {
   for (int32_t victim = 0; victim < STAGES; ++victim) try_victim(victim);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(Stage_IsKilledInABatch_IsNamedOnAll)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

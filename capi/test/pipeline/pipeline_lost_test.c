@@ -26,8 +26,7 @@ static sluice_status_t abort_in_call(pw_rank_t* rank, int32_t call, const sluice
 /* A rank that leaves in a batch may be missed at the end of the previous one if that has not ended on all. */
 static void meet(pw_rank_t* rank) { pthread_barrier_wait(&rank->world->meeting); }
 
-static void Abort_InABatch_EndsThePipelineOnAll(void** state) {
-  (void)state;
+TEST(Abort_InABatch_EndsThePipelineOnAll) {
   for (size_t t = 0; t < 2; ++t) {
     pw_world_t* world = pw_world_new(transports[t], 3);
     world->in_call = abort_in_call;
@@ -55,8 +54,7 @@ static void leave_early(pw_rank_t* rank) {
   rank->pipeline = NULL;
 }
 
-static void Rank_LeavesBetweenBatches_IsNamedOnAll(void** state) {
-  (void)state;
+TEST(Rank_LeavesBetweenBatches_IsNamedOnAll) {
   for (size_t t = 0; t < 2; ++t) {
     pw_world_t* world = pw_world_new(transports[t], 3);
     world->between = leave_early;
@@ -88,8 +86,7 @@ static void note_return(pw_rank_t* rank) {
   if (rank->rank != 0) atomic_fetch_add(&num_returned, 1);
 }
 
-static void Rank_SleepsInACallback_IsNamedAtTheDeadlineOnAll(void** state) {
-  (void)state;
+TEST(Rank_SleepsInACallback_IsNamedAtTheDeadlineOnAll) {
   for (size_t t = 0; t < 2; ++t) {
     pw_world_t* world = pw_world_new(transports[t], 3);
     world->in_call = hold_until_others_are_back;
@@ -171,8 +168,7 @@ static sluice_status_t fail_while_rank_0_waits(pw_rank_t* rank, int32_t call, co
   return rank->rank == 1 && call == PW_FORWARD ? fail_when_rank_0_is_held(out_failure) : SLUICE_OK;
 }
 
-static void Rank_EndsABatchAndLeavesAtOnce_ItsReasonIsHeard(void** state) {
-  (void)state;
+TEST(Rank_EndsABatchAndLeavesAtOnce_ItsReasonIsHeard) {
   for (int32_t i = 0; i < 12; ++i) {
     const int32_t what = i / 4;
     pw_world_t* world = pw_world_new(transports[i % 2], 2 + i / 2 % 2);
@@ -191,14 +187,4 @@ static void Rank_EndsABatchAndLeavesAtOnce_ItsReasonIsHeard(void** state) {
     assert_nothing_wrong(world);
     pw_world_free(world);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Abort_InABatch_EndsThePipelineOnAll),
-      cmocka_unit_test(Rank_LeavesBetweenBatches_IsNamedOnAll),
-      cmocka_unit_test(Rank_SleepsInACallback_IsNamedAtTheDeadlineOnAll),
-      cmocka_unit_test(Rank_EndsABatchAndLeavesAtOnce_ItsReasonIsHeard),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -80,17 +80,11 @@ static void try_one(const char* transport, int32_t p, int32_t replicas) {
   pw_world_free(world);
 }
 
-static void Note_OfEachRank_IsKnownToAllAfterABatch(void** state) {
-  (void)state;
+TEST(Note_OfEachRank_IsKnownToAllAfterABatch) {
   try_one("none", 1, 1);
   for (int32_t p = 2; p <= 4; ++p) {
     try_one("local", p, 1);
     try_one("tcp", p, 1);
   }
   try_one("local", 2, 2);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(Note_OfEachRank_IsKnownToAllAfterABatch)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,17 +3,14 @@
  * so that all stages step or none, and each group's comm has one rank, so that nothing is summed twice. The bits are
  * those of a step that sums by itself. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/pipeline/pipeline_world.h"
 #include "sluice/optimizer.h"
+#include "third_party/bazel/test.h"
 
 enum { STAGES = 2, REPLICAS = 2, VIRTUAL = 2, RANKS = STAGES * REPLICAS, LAYERS = STAGES * VIRTUAL, STEPS = 3 };
 #define ALL_RANKS UINT32_MAX
@@ -172,20 +169,6 @@ static void train(int32_t bad) {
   pw_world_free(world);
 }
 
-static void Step_GradientsSummedWhileThePipelineDrains_HasTheBitsOfOneThatSums(void** state) {
-  (void)state;
-  train(-1);
-}
+TEST(Step_GradientsSummedWhileThePipelineDrains_HasTheBitsOfOneThatSums) { train(-1); }
 
-static void Step_InfiniteGradientInOneStage_LeavesEveryByteOnAllStages(void** state) {
-  (void)state;
-  train(1);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Step_GradientsSummedWhileThePipelineDrains_HasTheBitsOfOneThatSums),
-      cmocka_unit_test(Step_InfiniteGradientInOneStage_LeavesEveryByteOnAllStages),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST(Step_InfiniteGradientInOneStage_LeavesEveryByteOnAllStages) { train(1); }

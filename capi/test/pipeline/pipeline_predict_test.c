@@ -39,8 +39,7 @@ static sluice_status_t predict(asked_t* asked) {
   return sluice_pipeline_predict(&asked->work, &asked->got, asked->stages);
 }
 
-static void Predict_PublishedPipelines_HaveTheirBubbles(void** state) {
-  (void)state;
+TEST(Predict_PublishedPipelines_HaveTheirBubbles) {
   static const struct {
     const char* policy;
     int32_t v, split, limit;
@@ -84,8 +83,7 @@ static double seconds_of(const char* policy, int32_t p, double message, int32_t 
   return asked.got.seconds;
 }
 
-static void Predict_SlowLinks_AskForMoreInFlight(void** state) {
-  (void)state;
+TEST(Predict_SlowLinks_AskForMoreInFlight) {
   assert_true(seconds_of("message_driven", 4, 0.25, 8) < 0.8 * seconds_of("message_driven", 4, 0.25, 4));
   asked_t fast, slow;
   ask_about(&fast, "backward_first", 4, 1, 16);
@@ -98,8 +96,7 @@ static void Predict_SlowLinks_AskForMoreInFlight(void** state) {
   assert_true(slow.got.seconds > fast.got.seconds);
 }
 
-static void Predict_UnderABudget_StaysInside(void** state) {
-  (void)state;
+TEST(Predict_UnderABudget_StaysInside) {
   asked_t asked;
   ask_about(&asked, "backward_first", 4, 1, 16);
   for (int32_t s = 0; s < 4; ++s) asked.budget[s] = 3;
@@ -114,14 +111,12 @@ static void Predict_UnderABudget_StaysInside(void** state) {
 
 /* m = 16, f + b = 1, a quarter for each message, rendezvous: the numbers of docs/pipeline.md for DeepSpeed's own
  * order. */
-static void Predict_DeepSpeedsOrder_IsTheBaseline(void** state) {
-  (void)state;
+TEST(Predict_DeepSpeedsOrder_IsTheBaseline) {
   assert_true(fabs(seconds_of("deepspeed", 2, 0.25, 0) / seconds_of("message_driven", 2, 0.25, 4) - 1.43) < 0.005);
   assert_true(fabs(seconds_of("deepspeed", 4, 0.25, 0) / seconds_of("message_driven", 4, 0.25, 8) - 1.71) < 0.005);
 }
 
-static void Predict_SharedCards_CostMiddleStages(void** state) {
-  (void)state;
+TEST(Predict_SharedCards_CostMiddleStages) {
   asked_t asked;
   double seconds[2];
   for (int32_t shared = 0; shared < 2; ++shared) {
@@ -156,8 +151,7 @@ static double is_negative(void* user, const char* op, int32_t virtual_stage, int
   return micro_batch == 3 && strcmp(op, "send_gradient") == 0 ? -seconds - 1 : seconds;
 }
 
-static void Predict_SecondsOfEachOp_TakeTheirPlace(void** state) {
-  (void)state;
+TEST(Predict_SecondsOfEachOp_TakeTheirPlace) {
   asked_t asked;
   int32_t calls = 0;
   ask_about(&asked, "gpipe", 2, 1, 4);
@@ -172,8 +166,7 @@ static void Predict_SecondsOfEachOp_TakeTheirPlace(void** state) {
   refuses(&asked, "what send_gradient of micro-batch 3 in virtual stage 1 on stage 1 takes");
 }
 
-static void Predict_WhatDoesNotFit_IsRefusedByName(void** state) {
-  (void)state;
+TEST(Predict_WhatDoesNotFit_IsRefusedByName) {
   asked_t asked;
 #define REFUSES(change, text)                     \
   do {                                            \
@@ -197,8 +190,7 @@ static void Predict_WhatDoesNotFit_IsRefusedByName(void** state) {
   assert_true(asked.got.seconds == 3 && asked.got.bubble == 0);
 }
 
-static void PolicyNames_AreThoseThatPredictTakes(void** state) {
-  (void)state;
+TEST(PolicyNames_AreThoseThatPredictTakes) {
   int32_t count = 0;
   for (const char* name; (name = sluice_pipeline_policy_name(count)) != NULL; ++count) {
     asked_t asked;
@@ -210,8 +202,7 @@ static void PolicyNames_AreThoseThatPredictTakes(void** state) {
 }
 
 /* The bytes are predicted before the batch and measured in it: exact where the order is fixed. */
-static void Bytes_OfABatch_AreThosePredicted(void** state) {
-  (void)state;
+TEST(Bytes_OfABatch_AreThosePredicted) {
   static const char* const policies[] = {"1f1b", "zero_bubble", "gpipe", "backward_first", "message_driven"};
   for (size_t i = 0; i < sizeof policies / sizeof policies[0]; ++i) {
     const int32_t p = 4, m = 8, is_rule = i > 2;
@@ -249,8 +240,7 @@ static void Bytes_OfABatch_AreThosePredicted(void** state) {
 }
 
 /* Stage s of 1F1B has p - s in flight, and a policy that runs whatever is ready has no more if L limits it. */
-static void Memory_AtEqualInFlight_IsAtMostThatOf1F1B(void** state) {
-  (void)state;
+TEST(Memory_AtEqualInFlight_IsAtMostThatOf1F1B) {
   const int32_t p = 4;
   asked_t stock;
   ask_about(&stock, "1f1b", p, 1, 16);
@@ -266,8 +256,7 @@ static void Memory_AtEqualInFlight_IsAtMostThatOf1F1B(void** state) {
   }
 }
 
-static void Predict_AnOpenPolicy_TakesTheFastest(void** state) {
-  (void)state;
+TEST(Predict_AnOpenPolicy_TakesTheFastest) {
   asked_t asked;
   ask_about(&asked, "adaptive", 4, 1, 16);
   asked.work.separate_wgrad = 0;
@@ -286,21 +275,4 @@ static void Predict_AnOpenPolicy_TakesTheFastest(void** state) {
   assert_string_not_equal(asked.got.policy, "1f1b");
   assert_int_equal(asked.got.is_chosen, 1);
   assert_true(asked.got.seconds < seconds);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Predict_AnOpenPolicy_TakesTheFastest),
-      cmocka_unit_test(Predict_PublishedPipelines_HaveTheirBubbles),
-      cmocka_unit_test(Predict_SlowLinks_AskForMoreInFlight),
-      cmocka_unit_test(Predict_UnderABudget_StaysInside),
-      cmocka_unit_test(Predict_DeepSpeedsOrder_IsTheBaseline),
-      cmocka_unit_test(Predict_SharedCards_CostMiddleStages),
-      cmocka_unit_test(Predict_SecondsOfEachOp_TakeTheirPlace),
-      cmocka_unit_test(Predict_WhatDoesNotFit_IsRefusedByName),
-      cmocka_unit_test(PolicyNames_AreThoseThatPredictTakes),
-      cmocka_unit_test(Bytes_OfABatch_AreThosePredicted),
-      cmocka_unit_test(Memory_AtEqualInFlight_IsAtMostThatOf1F1B),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -33,8 +33,7 @@ static void try_odd(const char* transport, int32_t p, int32_t rank, int32_t m, i
   pw_world_free(world);
 }
 
-static void Batch_RanksDiffer_IsAMismatchOnAll(void** state) {
-  (void)state;
+TEST(Batch_RanksDiffer_IsAMismatchOnAll) {
   for (size_t t = 0; t < 2; ++t) {
     for (int32_t p = 2; p <= 3; ++p) {
       for (int32_t rank = 0; rank < p; ++rank) {
@@ -70,8 +69,7 @@ static void bend_config(pw_rank_t* rank, sluice_pipeline_config_t* config) {
   }
 }
 
-static void Config_RanksDiffer_AllAreToldAndCommStaysUsable(void** state) {
-  (void)state;
+TEST(Config_RanksDiffer_AllAreToldAndCommStaysUsable) {
   static const struct {
     sluice_status_t there, here;
     const char* text;
@@ -114,8 +112,7 @@ static void Config_RanksDiffer_AllAreToldAndCommStaysUsable(void** state) {
   }
 }
 
-static void Callbacks_OneRankReduces_IsAMismatch(void** state) {
-  (void)state;
+TEST(Callbacks_OneRankReduces_IsAMismatch) {
   pw_world_t* world = pw_world_new("local", 3);
   world->reduces = 1u << 1;
   pw_world_add(world, 3, 0);
@@ -144,8 +141,7 @@ static sluice_status_t do_nothing(void* user, const sluice_stage_call_t* op, slu
   return SLUICE_OK;
 }
 
-static void Arguments_Wrong_AreRefused(void** state) {
-  (void)state;
+TEST(Arguments_Wrong_AreRefused) {
   sluice_pipeline_callbacks_t callbacks = {.struct_size = sizeof callbacks, .forward = do_nothing};
   sluice_pipeline_config_t config;
   sluice_pipeline_config_init(&config, sizeof config);
@@ -185,14 +181,4 @@ static void Arguments_Wrong_AreRefused(void** state) {
   sluice_pipeline_destroy(NULL);
   sluice_pipeline_abort(NULL);
   sluice_pipeline_give_back(NULL);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Batch_RanksDiffer_IsAMismatchOnAll),
-      cmocka_unit_test(Config_RanksDiffer_AllAreToldAndCommStaysUsable),
-      cmocka_unit_test(Callbacks_OneRankReduces_IsAMismatch),
-      cmocka_unit_test(Arguments_Wrong_AreRefused),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -64,30 +64,26 @@ static void try_orders(const char* transport, int32_t p) {
   try_one(transport, "v", p, 2, 0, -1);
 }
 
-static void Batch_AnyPolicyInOneProcess_HasTheBitsOfOneLoop(void** state) {
-  (void)state;
+TEST(Batch_AnyPolicyInOneProcess_HasTheBitsOfOneLoop) {
   for (int32_t p = 1; p <= 4; ++p) {
     try_rules("local", p);
     try_orders("local", p);
   }
 }
 
-static void Batch_AnyPolicyOverTcp_HasTheBitsOfOneLoop(void** state) {
-  (void)state;
+TEST(Batch_AnyPolicyOverTcp_HasTheBitsOfOneLoop) {
   for (int32_t p = 2; p <= 4; ++p) try_orders("tcp", p);
   try_rules("tcp", 2);
   try_rules("tcp", 3);
   try_orders("tcp_at", 3);
 }
 
-static void Batch_WithoutACommunicator_HasTheBitsOfOneLoop(void** state) {
-  (void)state;
+TEST(Batch_WithoutACommunicator_HasTheBitsOfOneLoop) {
   try_rules("none", 1);
   try_orders("none", 1);
 }
 
-static void Batch_VPlacementUnderARule_HasTheBitsOfOneLoop(void** state) {
-  (void)state;
+TEST(Batch_VPlacementUnderARule_HasTheBitsOfOneLoop) {
   for (int32_t p = 1; p <= 3; ++p) {
     pw_world_t* world = pw_world_new("local", p);
     world->config.policy = "backward_first";
@@ -100,8 +96,7 @@ static void Batch_VPlacementUnderARule_HasTheBitsOfOneLoop(void** state) {
   }
 }
 
-static void Batch_DelaysAreDrawn_HasTheBitsOfOneLoop(void** state) {
-  (void)state;
+TEST(Batch_DelaysAreDrawn_HasTheBitsOfOneLoop) {
   static const char* const transports[] = {"local", "tcp"};
   for (size_t t = 0; t < 2; ++t) {
     for (int32_t split = 0; split <= 1; ++split) {
@@ -117,8 +112,7 @@ static void Batch_DelaysAreDrawn_HasTheBitsOfOneLoop(void** state) {
   }
 }
 
-static void Batch_TensorsAreKept_OutliveThePipeline(void** state) {
-  (void)state;
+TEST(Batch_TensorsAreKept_OutliveThePipeline) {
   static const char* const transports[] = {"local", "tcp"};
   for (size_t t = 0; t < 2; ++t) {
     pw_world_t* world = pw_world_new(transports[t], 3);
@@ -131,8 +125,7 @@ static void Batch_TensorsAreKept_OutliveThePipeline(void** state) {
 }
 
 /* Ranks start the next one while others are still in the last. */
-static void Pipelines_OneAfterTheOther_ShareACommunicator(void** state) {
-  (void)state;
+TEST(Pipelines_OneAfterTheOther_ShareACommunicator) {
   static const char* const transports[] = {"local", "tcp"};
   for (size_t t = 0; t < 2; ++t) {
     pw_world_t* world = pw_world_new(transports[t], 3);
@@ -193,8 +186,7 @@ static int32_t most_in_flight(const pw_rank_t* rank, int32_t c, int32_t m) {
   return most;
 }
 
-static void Events_OfABatch_AreTheProgramWithinItsLimits(void** state) {
-  (void)state;
+TEST(Events_OfABatch_AreTheProgramWithinItsLimits) {
   for (int32_t limit = 1; limit <= 4; ++limit) {
     const int32_t p = 3, m = 6;
     pw_world_t* world = pw_world_new("tcp", p);
@@ -264,8 +256,7 @@ static void ask_too_early(pw_rank_t* rank) {
   }
 }
 
-static void Timelines_OfABatch_AreMeasuredAndPredicted(void** state) {
-  (void)state;
+TEST(Timelines_OfABatch_AreMeasuredAndPredicted) {
   pw_world_t* world = pw_world_new("tcp", 3);
   world->between = ask_too_early;
   world->after = check_timelines;
@@ -277,8 +268,7 @@ static void Timelines_OfABatch_AreMeasuredAndPredicted(void** state) {
 
 /* ---- the number in flight ---- */
 
-static void InFlight_LeftOpen_IsChosenForAllAfterTheFirstBatch(void** state) {
-  (void)state;
+TEST(InFlight_LeftOpen_IsChosenForAllAfterTheFirstBatch) {
   pw_world_t* world = pw_world_new("tcp", 3);
   for (int32_t b = 0; b < 3; ++b) pw_world_add(world, 8, 0);
   run_and_check(world); /* ranks with different programs would hang */
@@ -291,8 +281,7 @@ static void InFlight_LeftOpen_IsChosenForAllAfterTheFirstBatch(void** state) {
   pw_world_free(world);
 }
 
-static void Policy_LeftOpen_IsChosenForAllAfterTheFirstBatch(void** state) {
-  (void)state;
+TEST(Policy_LeftOpen_IsChosenForAllAfterTheFirstBatch) {
   static const char* const transports[] = {"local", "tcp"};
   for (size_t t = 0; t < 2; ++t) {
     pw_world_t* world = pw_world_new(transports[t], 4);
@@ -313,8 +302,7 @@ static void Policy_LeftOpen_IsChosenForAllAfterTheFirstBatch(void** state) {
   }
 }
 
-static void InFlight_UnderABudget_StaysInside(void** state) {
-  (void)state;
+TEST(InFlight_UnderABudget_StaysInside) {
   pw_world_t* world = pw_world_new("local", 4);
   const uint64_t bytes[] = {1000};
   world->config.activation_bytes = bytes;
@@ -349,8 +337,7 @@ static void try_column(const char* transport, const char* policy, int32_t p, int
 }
 
 /* Split weight gradients of two virtual stages end in any order; replicas reduce them in one order. */
-static void Replicas_WithoutExperts_ReduceInOneOrder(void** state) {
-  (void)state;
+TEST(Replicas_WithoutExperts_ReduceInOneOrder) {
   pw_world_t* world = pw_world_new("tcp", 2);
   world->num_replicas = 2;
   world->config.policy = "backward_first";
@@ -366,8 +353,7 @@ static void Replicas_WithoutExperts_ReduceInOneOrder(void** state) {
   pw_world_free(world);
 }
 
-static void Replicas_StagesWithExperts_MeetInTheSameOps(void** state) {
-  (void)state;
+TEST(Replicas_StagesWithExperts_MeetInTheSameOps) {
   try_column("local", "message_driven", 2, 1, 2);
   try_column("local", "backward_first", 2, 2, 2);
   try_column("local", "backward_first", 4, 1, 2);
@@ -383,33 +369,11 @@ static void place_by_replica(pw_rank_t* rank, sluice_pipeline_config_t* config) 
   config->replica = rank->replica;
 }
 
-static void Replicas_NumberedByTheHost_FindTheirPlaces(void** state) {
-  (void)state;
+TEST(Replicas_NumberedByTheHost_FindTheirPlaces) {
   pw_world_t* world = pw_world_new("local", 3);
   world->num_replicas = 2;
   world->bend_config = place_by_replica;
   pw_world_add(world, 4, 0);
   run_and_check(world);
   pw_world_free(world);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Batch_AnyPolicyInOneProcess_HasTheBitsOfOneLoop),
-      cmocka_unit_test(Batch_AnyPolicyOverTcp_HasTheBitsOfOneLoop),
-      cmocka_unit_test(Batch_WithoutACommunicator_HasTheBitsOfOneLoop),
-      cmocka_unit_test(Batch_VPlacementUnderARule_HasTheBitsOfOneLoop),
-      cmocka_unit_test(Batch_DelaysAreDrawn_HasTheBitsOfOneLoop),
-      cmocka_unit_test(Batch_TensorsAreKept_OutliveThePipeline),
-      cmocka_unit_test(Pipelines_OneAfterTheOther_ShareACommunicator),
-      cmocka_unit_test(Events_OfABatch_AreTheProgramWithinItsLimits),
-      cmocka_unit_test(Timelines_OfABatch_AreMeasuredAndPredicted),
-      cmocka_unit_test(InFlight_LeftOpen_IsChosenForAllAfterTheFirstBatch),
-      cmocka_unit_test(Policy_LeftOpen_IsChosenForAllAfterTheFirstBatch),
-      cmocka_unit_test(InFlight_UnderABudget_StaysInside),
-      cmocka_unit_test(Replicas_StagesWithExperts_MeetInTheSameOps),
-      cmocka_unit_test(Replicas_WithoutExperts_ReduceInOneOrder),
-      cmocka_unit_test(Replicas_NumberedByTheHost_FindTheirPlaces),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

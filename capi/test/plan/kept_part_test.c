@@ -1,18 +1,14 @@
 /* Between the budgets that two policies need for all chunks, a plan keeps as many chunks as fit: faster than any
  * fitting policy of all chunks, in the predicted bytes. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"
 #include "capi/test/world/budget_suite.h"
 #include "capi/test/world/checks.h"
+#include "third_party/bazel/test.h"
 
 enum { TOKENS = 512, MOST_LINES = 512, STEPS = 24 };
 
@@ -49,8 +45,7 @@ static found_t plan_for(const pair_t* p, uint64_t budget, int32_t input, int32_t
   return found;
 }
 
-static void Plan_BetweenTwoPolicies_KeepsPartAndIsFasterThanAnyWhole(void** state) {
-  (void)state;
+TEST(Plan_BetweenTwoPolicies_KeepsPartAndIsFasterThanAnyWhole) {
   pair_t p;
   open_pair(&p);
   const int32_t open = SLUICE_RESTORE_ADAPTIVE;
@@ -79,8 +74,7 @@ static void Plan_BetweenTwoPolicies_KeepsPartAndIsFasterThanAnyWhole(void** stat
 }
 
 /* A requested policy applies to all chunks, or there is no plan. */
-static void Plan_PolicyAskedFor_IsOfAllChunks(void** state) {
-  (void)state;
+TEST(Plan_PolicyAskedFor_IsOfAllChunks) {
   pair_t p;
   open_pair(&p);
   sluice_plan_config_t config;
@@ -98,16 +92,6 @@ static void Plan_PolicyAskedFor_IsOfAllChunks(void** state) {
   pair_close(&p);
 }
 
-static void Layer_KeepsPart_PredictedBytesAndSameResults(void** state) {
-  (void)state;
+TEST(Layer_KeepsPart_PredictedBytesAndSameResults) {
   budget_between_policies(&(budget_suite_t){.base = budget_base_case(), .run = world_run, .least_ranks = 1});
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Plan_BetweenTwoPolicies_KeepsPartAndIsFasterThanAnyWhole),
-      cmocka_unit_test(Plan_PolicyAskedFor_IsOfAllChunks),
-      cmocka_unit_test(Layer_KeepsPart_PredictedBytesAndSameResults),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,11 @@
 /* Layers of several shapes under one budget, on a CPU and on a fake GPU. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 #include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/layers_suite.h"
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"
+#include "third_party/bazel/test.h"
 
 static void open_cpu(rig_t* rig, uint64_t budget, int32_t num_layers, const sluice_moe_config_t* layer) {
   sluice_context_config_t context = own_rig_context(budget, num_layers);
@@ -44,8 +40,7 @@ static void Budget_LayersOfSeveralShapes_AllHaveTheirRoom(void** state) { layers
 static void Budget_LayersOfSeveralShapes_BatchesMayGrow(void** state) { layers_batches_may_grow(*state); }
 
 /* Another layer's memory is counted in what a layer says it needs. */
-static void SmallestBudget_WithAnotherShape_IsLarger(void** state) {
-  (void)state;
+TEST(SmallestBudget_WithAnotherShape_IsLarger) {
   enum { TOKENS = 256 };
   sluice_moe_config_t wide = rig_config(), narrow = rig_config();
   wide.num_chunks = narrow.num_chunks = 0, wide.hidden_width = 96;
@@ -68,12 +63,11 @@ static void SmallestBudget_WithAnotherShape_IsLarger(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
+  const struct CMUnitTest rows[] = {
       TEST_OF(on_cpu, Budget_LayersOfSeveralShapes_AllHaveTheirRoom),
       TEST_OF(on_cpu, Budget_LayersOfSeveralShapes_BatchesMayGrow),
       TEST_OF(on_fakes, Budget_LayersOfSeveralShapes_AllHaveTheirRoom),
       TEST_OF(on_fakes, Budget_LayersOfSeveralShapes_BatchesMayGrow),
-      cmocka_unit_test(SmallestBudget_WithAnotherShape_IsLarger),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return RUN_CASES_AFTER(rows);
 }

@@ -1,17 +1,13 @@
 /* The number of forwards that wait for their backward: counted next to the number that plans assume, and refused if
  * they do not fit.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"
+#include "third_party/bazel/test.h"
 
 enum { STEPS = 4 };
 
@@ -34,8 +30,7 @@ static void take_back(rig_t* rig, sluice_step_t* step) {
   sluice_step_drop(step);
 }
 
-static void Stats_Outstanding_CountsTheMostAtOneTime(void** state) {
-  (void)state;
+TEST(Stats_Outstanding_CountsTheMostAtOneTime) {
   rig_t rig;
   sluice_step_t* steps[STEPS];
   open_rig(&rig, 0, 0);
@@ -69,8 +64,7 @@ static void* take(void* user, int32_t which, uint64_t bytes) {
   return kept->data[which];
 }
 
-static void Stats_StepDroppedAndBuffersKept_IsOutstandingStill(void** state) {
-  (void)state;
+TEST(Stats_StepDroppedAndBuffersKept_IsOutstandingStill) {
   rig_t rig;
   sluice_step_t* step = NULL;
   open_rig(&rig, 0, 0);
@@ -86,8 +80,7 @@ static void Stats_StepDroppedAndBuffersKept_IsOutstandingStill(void** state) {
 
 /* Beyond max_outstanding more steps fit while they are smaller than at the plan's capacities; otherwise the error names
  * the planned number. The observed number then plans for all of them. */
-static void Budget_MoreThanPlanned_IsCountedAndRefusedWhereItDoesNotFit(void** state) {
-  (void)state;
+TEST(Budget_MoreThanPlanned_IsCountedAndRefusedWhereItDoesNotFit) {
   rig_t rig;
   sluice_step_t* steps[64];
   uint64_t least = 0;
@@ -109,13 +102,4 @@ static void Budget_MoreThanPlanned_IsCountedAndRefusedWhereItDoesNotFit(void** s
   check_counts(&rig, (uint64_t)count, (uint64_t)count, 2);
   while (count > 0) take_back(&rig, steps[--count]);
   own_rig_close(&rig);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Stats_Outstanding_CountsTheMostAtOneTime),
-      cmocka_unit_test(Stats_StepDroppedAndBuffersKept_IsOutstandingStill),
-      cmocka_unit_test(Budget_MoreThanPlanned_IsCountedAndRefusedWhereItDoesNotFit),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,11 @@
 /* If no plan fits, the error names the cheapest change; with it, the layer runs. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/world/budget_suite.h"
 #include "capi/test/world/checks.h"
+#include "third_party/bazel/test.h"
 
 static const budget_suite_t suite = {.run = world_run, .least_ranks = 1};
 
@@ -59,8 +55,7 @@ static void read_refusal(const case_t* c, char* message, size_t size) {
   world_free(&got);
 }
 
-static void Budget_FixedNOrPolicy_ErrorNamesTheChangeThatFits(void** state) {
-  (void)state;
+TEST(Budget_FixedNOrPolicy_ErrorNamesTheChangeThatFits) {
   static const struct {
     int32_t chunks, input, pre_activation, outstanding; /* fixed by the config */
     int32_t open_chunks, open_policy;                   /* the budget is the smallest with these open */
@@ -90,8 +85,7 @@ static void Budget_FixedNOrPolicy_ErrorNamesTheChangeThatFits(void** state) {
 }
 
 /* n and policy are fixed: as many forwards as the error says fit, and not one more. */
-static void Budget_TooManyOutstanding_ErrorNamesTheMostThatFit(void** state) {
-  (void)state;
+TEST(Budget_TooManyOutstanding_ErrorNamesTheMostThatFit) {
   char message[1024];
   for (int32_t n = 1; n <= 4; n += 3) {
     case_t c = budget_base_case();
@@ -111,8 +105,7 @@ static void Budget_TooManyOutstanding_ErrorNamesTheMostThatFit(void** state) {
 }
 
 /* Nothing is fixed: only the batch can change. */
-static void Budget_NothingHeldFast_ErrorNamesTheTokensThatFit(void** state) {
-  (void)state;
+TEST(Budget_NothingHeldFast_ErrorNamesTheTokensThatFit) {
   char message[1024];
   case_t c = budget_base_case();
   c.budget = 1;
@@ -131,13 +124,4 @@ static void Budget_NothingHeldFast_ErrorNamesTheTokensThatFit(void** state) {
   budget_check(&suite, c);
   c.tokens[0] = tokens + 1;
   assert_true(budget_smallest(&suite, c) > c.budget);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Budget_FixedNOrPolicy_ErrorNamesTheChangeThatFits),
-      cmocka_unit_test(Budget_TooManyOutstanding_ErrorNamesTheMostThatFit),
-      cmocka_unit_test(Budget_NothingHeldFast_ErrorNamesTheTokensThatFit),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,17 +1,13 @@
 /* Layers under a budget: results are the same from the smallest budget up, for any routing, and its bytes suffice. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/rig/rig.h"
 #include "capi/test/world/budget_suite.h"
 #include "capi/test/world/checks.h"
+#include "third_party/bazel/test.h"
 
 static budget_suite_t suite_of(void) {
   return (budget_suite_t){.base = budget_base_case(), .run = world_run, .least_ranks = 1};
@@ -22,8 +18,7 @@ static uint64_t smallest_budget(case_t c) { return budget_smallest(&(budget_suit
 static void check(case_t c) { budget_check(&(budget_suite_t){.run = world_run}, c); }
 
 /* From the smallest budget up, all rows of all ranks to one expert, K times each. */
-static void Budget_RepeatedIds_ResultsAreTheSame(void** state) {
-  (void)state;
+TEST(Budget_RepeatedIds_ResultsAreTheSame) {
   for (int32_t w = 2; w <= 4; ++w) {
     for (int32_t i = 0; i < 6; ++i) {
       case_t c = base_case();
@@ -72,8 +67,7 @@ static void halves(rig_t* rig, sluice_step_t* step, int32_t which, sluice_status
 }
 
 /* A trace changes nothing: one far larger than the budget takes nothing of it. */
-static void Budget_Traced_RunsInTheSameBytes(void** state) {
-  (void)state;
+TEST(Budget_Traced_RunsInTheSameBytes) {
   rig_t rig;
   sluice_step_t* step = NULL;
   unsigned long long needs = 0;
@@ -96,8 +90,7 @@ static void Budget_Traced_RunsInTheSameBytes(void** state) {
 
 /* More forwards than declared fit the budget, since they keep little. A dgrad whose wgrad is pending finds no memory,
  * fails before any row is sent, and succeeds once another step has finished. */
-static void Budget_MoreInputHalvesThanSaid_AreRefusedByName(void** state) {
-  (void)state;
+TEST(Budget_MoreInputHalvesThanSaid_AreRefusedByName) {
   rig_t rig;
   enum { STEPS = 4 };
   sluice_step_t* steps[STEPS] = {NULL};
@@ -148,8 +141,7 @@ static void on_warning(void* user, int32_t level, const char* message) {
 }
 
 /* Kept rows run out under one hot expert: reported once per layer, by one rank, and counted in every forward. */
-static void Budget_ChunksThatNoLongerFit_AreToldOnceAndCounted(void** state) {
-  (void)state;
+TEST(Budget_ChunksThatNoLongerFit_AreToldOnceAndCounted) {
   enum { FORWARDS = 3 };
   case_t c = base_case();
   c.world_size = 3, c.num_experts = 24, c.top_k = 1, c.outstanding = FORWARDS;
@@ -177,18 +169,14 @@ static void Budget_ChunksThatNoLongerFit_AreToldOnceAndCounted(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
+  const struct CMUnitTest rows[] = {
       BUDGET_TEST(Budget_FromTheSmallestUp_ResultsAreTheSame, suite_of(), budget_from_the_smallest_up),
       BUDGET_TEST(Budget_OneHotExpert_StaysWithinThePlan, suite_of(), budget_one_hot_expert),
       BUDGET_TEST(Budget_OddShapesAndPolicies_ResultsAreTheSame, suite_of(), budget_odd_shapes_and_policies),
       BUDGET_TEST(Budget_MoreOutstandingThanSaid_RefusedByName, suite_of(), budget_more_outstanding_than_said),
       BUDGET_TEST(Budget_BatchesDiffer_ResultsAreTheSame, suite_of(), budget_batches_differ),
-      cmocka_unit_test(Budget_RepeatedIds_ResultsAreTheSame),
       BUDGET_TEST(Budget_SeparateWgrad_AreCountedInThePlan, suite_of(), budget_separate_wgrad),
       BUDGET_TEST(Budget_SeparateWgradUnsaid_AreRefusedByName, suite_of(), budget_halves_unsaid),
-      cmocka_unit_test(Budget_Traced_RunsInTheSameBytes),
-      cmocka_unit_test(Budget_MoreInputHalvesThanSaid_AreRefusedByName),
-      cmocka_unit_test(Budget_ChunksThatNoLongerFit_AreToldOnceAndCounted),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return RUN_CASES_AFTER(rows);
 }

@@ -1,26 +1,21 @@
 /* The pool of offloaded rows: the part that plans reserve, and that no forward takes more, whether Sluice or the host
  * holds the rows. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "capi/test/plan/plan_layer.h"
 #include "capi/test/rig/refusals.h"
 #include "capi/test/world/budget_suite.h"
 #include "capi/test/world/checks.h"
+#include "third_party/bazel/test.h"
 
 static budget_suite_t suite_of(void) {
   return (budget_suite_t){.base = budget_base_case(), .run = world_run, .least_ranks = 1};
 }
 
 /* More forwards outstanding than declared: the pool is full, and all ranks report that before any row is sent. */
-static void HostBudget_MoreOutstandingThanSaid_RefusedOnAllRanks(void** state) {
-  (void)state;
+TEST(HostBudget_MoreOutstandingThanSaid_RefusedOnAllRanks) {
   for (int32_t w = 1; w <= 4; ++w) {
     case_t c = budget_base_case();
     c.world_size = w, c.top_k = 1, c.hot_expert = 1, c.outstanding = c.max_outstanding = 2;
@@ -46,8 +41,7 @@ static void HostBudget_MoreOutstandingThanSaid_RefusedOnAllRanks(void** state) {
   }
 }
 
-static void HostBudget_Plans_KeepWhatThePoolHolds(void** state) {
-  (void)state;
+TEST(HostBudget_Plans_KeepWhatThePoolHolds) {
   layer_t l = {.tokens = 4096, .width = 8, .hidden = 16, .experts = 4, .top_k = 1};
   open_layer(&l, 0);
   sluice_plan_config_t config;
@@ -134,8 +128,7 @@ static int32_t forwards_until_refused(rig_t* rig, pool_t* pool, int drops) {
   return status == SLUICE_E_OVER_BUDGET ? count : -1;
 }
 
-static void HostBudget_WhoeverHoldsTheRows_ThePoolStaysWithinIt(void** state) {
-  (void)state;
+TEST(HostBudget_WhoeverHoldsTheRows_ThePoolStaysWithinIt) {
   sluice_context_config_t context;
   sluice_context_config_init(&context, sizeof context);
   context.gemm = "ref", context.host_memory_budget = 3400, context.max_outstanding = 2;
@@ -160,11 +153,8 @@ static void HostBudget_WhoeverHoldsTheRows_ThePoolStaysWithinIt(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
+  const struct CMUnitTest rows[] = {
       BUDGET_TEST(HostBudget_OneHotExpert_ResultsAreTheSame, suite_of(), host_budget_one_hot_expert),
-      cmocka_unit_test(HostBudget_MoreOutstandingThanSaid_RefusedOnAllRanks),
-      cmocka_unit_test(HostBudget_Plans_KeepWhatThePoolHolds),
-      cmocka_unit_test(HostBudget_WhoeverHoldsTheRows_ThePoolStaysWithinIt),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return RUN_CASES_AFTER(rows);
 }

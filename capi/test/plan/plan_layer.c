@@ -1,11 +1,8 @@
 #include "capi/test/plan/plan_layer.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 
-#include <cmocka.h>
+#include "third_party/bazel/test.h"
 
 void open_layer(layer_t* l, int32_t gated) {
   sluice_context_config_t context;

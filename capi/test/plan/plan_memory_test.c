@@ -1,16 +1,12 @@
 /* Ownership of bytes: a refused plan holds none, the layers of one context share one set of slots, a pass without
  * gradients has no step. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"
+#include "third_party/bazel/test.h"
 
 static void open_rig(rig_t* rig, uint64_t budget, int32_t max_outstanding) {
   const sluice_context_config_t context = own_rig_context(budget, max_outstanding);
@@ -20,8 +16,7 @@ static void open_rig(rig_t* rig, uint64_t budget, int32_t max_outstanding) {
 }
 
 /* The first forward is refused, and each later one: not a byte more is held, also not in between. */
-static void Budget_Refused_NothingWasAllocated(void** state) {
-  (void)state;
+TEST(Budget_Refused_NothingWasAllocated) {
   rig_t rig;
   open_rig(&rig, 1 << 12, 1);
   const sluice_context_stats_t before = own_rig_stats(&rig);
@@ -73,8 +68,7 @@ static sluice_context_stats_t run_layers(int32_t count) {
   return stats;
 }
 
-static void Layers_OfOneContext_ShareOneSetOfSlots(void** state) {
-  (void)state;
+TEST(Layers_OfOneContext_ShareOneSetOfSlots) {
   const sluice_context_stats_t one = run_layers(1), four = run_layers(MOST_LAYERS);
   assert_true(one.slot_bytes > 0);
   assert_int_equal(one.slot_bytes, four.slot_bytes);
@@ -83,8 +77,7 @@ static void Layers_OfOneContext_ShareOneSetOfSlots(void** state) {
 
 /* From the smallest budget of a step on: no step is created, nothing of it is held, and the outputs have the same
  * bits. */
-static void Budget_WithoutGradients_HoldsNoStep(void** state) {
-  (void)state;
+TEST(Budget_WithoutGradients_HoldsNoStep) {
   rig_t rig;
   unsigned long long needs = 0;
   open_rig(&rig, 1 << 12, 1);
@@ -121,8 +114,7 @@ static void run_steps(rig_t* rig) {
 }
 
 /* Passes of many tokens leave large slots; a plan for fewer tokens needs less, and no more stays. */
-static void UsePlan_AfterPassesWithoutOne_HoldsThePlansBytes(void** state) {
-  (void)state;
+TEST(UsePlan_AfterPassesWithoutOne_HoldsThePlansBytes) {
   rig_t rig;
   sluice_context_config_t context = own_rig_context(0, 0);
   sluice_moe_config_t config = rig_config();
@@ -152,14 +144,4 @@ static void UsePlan_AfterPassesWithoutOne_HoldsThePlansBytes(void** state) {
   WORKS(sluice_moe_use_plan(rig.moe, NULL));
   sluice_plan_destroy(plan);
   own_rig_close(&rig);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Budget_Refused_NothingWasAllocated),
-      cmocka_unit_test(Layers_OfOneContext_ShareOneSetOfSlots),
-      cmocka_unit_test(Budget_WithoutGradients_HoldsNoStep),
-      cmocka_unit_test(UsePlan_AfterPassesWithoutOne_HoldsThePlansBytes),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,12 @@
 /* The allocator's peak equals what a plan and the counts predict, exactly. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/plan/plan_layer.h"
 #include "capi/test/world/budget_suite.h"
 #include "capi/test/world/checks.h"
+#include "third_party/bazel/test.h"
 
 typedef struct buffers_s {
   float *x, *y, *w, *dy, *dx, *dw;
@@ -149,8 +145,7 @@ static void check_breakdown(const layer_t* l, const sluice_plan_config_t* config
 }
 
 /* The allocator's peak equals the plan's, exactly. */
-static void Prediction_AnyShapePolicyAndN_EqualsTheAllocator(void** state) {
-  (void)state;
+TEST(Prediction_AnyShapePolicyAndN_EqualsTheAllocator) {
   int64_t checked = 0;
   uint32_t random = 7;
   const int32_t chunks[] = {1, 2, 3, 8};
@@ -200,19 +195,16 @@ static void Prediction_AnyShapePolicyAndN_EqualsTheAllocator(void** state) {
 }
 
 /* Several ranks, uneven batches and owners: on each the peak equals what the plan and the counts predict. */
-static void Prediction_SeveralRanks_EqualsTheAllocatorOfEach(void** state) {
-  (void)state;
+TEST(Prediction_SeveralRanks_EqualsTheAllocatorOfEach) {
   budget_predictions(&(budget_suite_t){.base = world_small_case(), .run = world_run});
 }
 
-static void Prediction_CallbackExperts_EqualsTheAllocatorOfEach(void** state) {
-  (void)state;
+TEST(Prediction_CallbackExperts_EqualsTheAllocatorOfEach) {
   budget_predictions_of_callbacks(&(budget_suite_t){.base = world_small_case(), .run = world_run, .least_ranks = 1});
 }
 
 /* Exact except for the memory that GEMMs may borrow, and they borrow no more. */
-static void Prediction_NativeGemms_EqualsTheAllocatorButForTheirScratch(void** state) {
-  (void)state;
+TEST(Prediction_NativeGemms_EqualsTheAllocatorButForTheirScratch) {
   case_t c = world_small_case();
   c.gemm = "native";
   budget_predictions(&(budget_suite_t){.base = c, .run = world_run});
@@ -220,8 +212,7 @@ static void Prediction_NativeGemms_EqualsTheAllocatorButForTheirScratch(void** s
 
 /* Hosts may repeat an expert within a token, and so give one rank more rows than distinct ids could: more slots of
  * pending weight gradients, more rows of a pass, and still no unplanned byte. */
-static void Prediction_RepeatedIds_EqualsTheAllocatorOfEach(void** state) {
-  (void)state;
+TEST(Prediction_RepeatedIds_EqualsTheAllocatorOfEach) {
   for (int32_t every = 1; every <= 2; ++every) {
     case_t c = world_small_case();
     c.num_experts = 12, c.top_k = 7, c.repeat_every = every; /* more routes than a rank has experts */
@@ -231,8 +222,7 @@ static void Prediction_RepeatedIds_EqualsTheAllocatorOfEach(void** state) {
 }
 
 /* T_LOW, factors that are packed, and f32 sums of their gradients in bf16. */
-static void Prediction_Adapters_EqualsTheAllocatorOfEach(void** state) {
-  (void)state;
+TEST(Prediction_Adapters_EqualsTheAllocatorOfEach) {
   case_t c = world_small_case();
   c.lora = WORLD_LORA_GATE | WORLD_LORA_JOINT | WORLD_LORA_DOWN, c.lora_rank = 5;
   budget_predictions(&(budget_suite_t){.base = c, .run = world_run});
@@ -254,22 +244,8 @@ static uint64_t planned_with_rank(int32_t rank) {
 }
 
 /* Routing seldom fills a plan's slots, which would hide what it forgets: so also by hand. */
-static void Plan_LargerRank_TakesTheBytesOfItsRowsAndFactors(void** state) {
-  (void)state;
+TEST(Plan_LargerRank_TakesTheBytesOfItsRowsAndFactors) {
   const uint64_t rows = 13 * 2 * 2 * 4 * sizeof(float); /* T_LOW of all routes, for four ranks more */
   const uint64_t factors = 2 * 12 * (1216 - 640);       /* of [2H, r] for each of 12 experts, in lines of 64 bytes */
   assert_int_equal(planned_with_rank(8) - planned_with_rank(4), rows + factors);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Prediction_AnyShapePolicyAndN_EqualsTheAllocator),
-      cmocka_unit_test(Prediction_SeveralRanks_EqualsTheAllocatorOfEach),
-      cmocka_unit_test(Prediction_CallbackExperts_EqualsTheAllocatorOfEach),
-      cmocka_unit_test(Prediction_NativeGemms_EqualsTheAllocatorButForTheirScratch),
-      cmocka_unit_test(Prediction_RepeatedIds_EqualsTheAllocatorOfEach),
-      cmocka_unit_test(Prediction_Adapters_EqualsTheAllocatorOfEach),
-      cmocka_unit_test(Plan_LargerRank_TakesTheBytesOfItsRowsAndFactors),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

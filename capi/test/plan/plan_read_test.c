@@ -1,18 +1,14 @@
 /* Plans as bytes, with any change and a matching checksum: rejected with the name of a field, or valid plans under
  * which a layer runs with the same results, or is refused for its budget. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/base/hash.h"
 #include "capi/test/rig/refusals.h"
 #include "capi/test/rig/rig.h"
+#include "third_party/bazel/test.h"
 
 #define MOST_BYTES      1024
 #define RUN_UP_TO_BYTES (1u << 24) /* limit of the bytes of a plan that is run */
@@ -173,8 +169,7 @@ static void damage(const sluice_moe_config_t* layer, int64_t inputs, uint32_t se
   assert_int_equal(atomic_load(&rig.heap.live_blocks), 0);
 }
 
-static void Plan_ChangedBytes_AreRefusedByNameOrPlansLikeOthers(void** state) {
-  (void)state;
+TEST(Plan_ChangedBytes_AreRefusedByNameOrPlansLikeOthers) {
   const int64_t inputs = getenv("SLUICE_FULL") != NULL ? 1000000 : 20000;
   outcome_t outcome = {0};
   sluice_moe_config_t own = rig_config(), capacity = rig_config(), host = rig_config();
@@ -190,8 +185,7 @@ static void Plan_ChangedBytes_AreRefusedByNameOrPlansLikeOthers(void** state) {
 }
 
 /* The allocator's limit is that of the plan, while the plan is used. */
-static void UsePlan_TakenBack_ItsLimitsAreTooAndLayersRunOn(void** state) {
-  (void)state;
+TEST(UsePlan_TakenBack_ItsLimitsAreTooAndLayersRunOn) {
   sluice_moe_config_t layer = rig_config();
   sluice_context_stats_t stats = {.struct_size = sizeof stats};
   sluice_plan_t* plan = NULL;
@@ -234,8 +228,7 @@ static void UsePlan_TakenBack_ItsLimitsAreTooAndLayersRunOn(void** state) {
 }
 
 /* A layer that is destroyed under its plan removes the plan's limits, though a step of it is dropped later. */
-static void UsePlan_LayerDestroyed_ItsLimitsGoToo(void** state) {
-  (void)state;
+TEST(UsePlan_LayerDestroyed_ItsLimitsGoToo) {
   sluice_moe_config_t layer = rig_config();
   sluice_context_stats_t stats = {.struct_size = sizeof stats};
   sluice_plan_t* plan = NULL;
@@ -263,13 +256,4 @@ static void UsePlan_LayerDestroyed_ItsLimitsGoToo(void** state) {
   sluice_step_drop(second);
   sluice_step_drop(step);
   rig_close(&rig);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Plan_ChangedBytes_AreRefusedByNameOrPlansLikeOthers),
-      cmocka_unit_test(UsePlan_TakenBack_ItsLimitsAreTooAndLayersRunOn),
-      cmocka_unit_test(UsePlan_LayerDestroyed_ItsLimitsGoToo),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

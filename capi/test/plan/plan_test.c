@@ -1,20 +1,15 @@
 /* A plan as a handle: bad input is named, and a written plan reads back; the footprint that a paper prints. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/plan/plan_layer.h"
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"
+#include "third_party/bazel/test.h"
 
-static void Plan_BadInput_IsNamed(void** state) {
-  (void)state;
+TEST(Plan_BadInput_IsNamed) {
   layer_t l = {.tokens = 64, .width = 8, .hidden = 16, .experts = 4, .top_k = 1};
   open_layer(&l, 0);
   sluice_plan_t* plan = NULL;
@@ -75,8 +70,7 @@ static void Plan_BadInput_IsNamed(void** state) {
   close_layer(&l);
 }
 
-static void Plan_BadQuestions_AreNamed(void** state) {
-  (void)state;
+TEST(Plan_BadQuestions_AreNamed) {
   layer_t l = {.tokens = 64, .width = 8, .hidden = 16, .experts = 4, .top_k = 1};
   open_layer(&l, 0);
   sluice_plan_config_t config;
@@ -125,8 +119,7 @@ static sluice_plan_info_t info_of(pair_t* p, int32_t n, int32_t restore_input, i
   return info;
 }
 
-static void PlanInfo_Categories_SayWhatTheyHold(void** state) {
-  (void)state;
+TEST(PlanInfo_Categories_SayWhatTheyHold) {
   pair_t p;
   sluice_moe_config_t layer = rig_config();
   layer.model_width = 16, layer.hidden_width = 64, layer.top_k = 1, layer.gated = 0, layer.num_chunks = 0;
@@ -154,8 +147,7 @@ static void PlanInfo_Categories_SayWhatTheyHold(void** state) {
   pair_close(&p);
 }
 
-static void PaperFootprint_IsAsPrinted(void** state) {
-  (void)state;
+TEST(PaperFootprint_IsAsPrinted) {
   sluice_paper_footprint_t f;
   sluice_paper_footprint(1024, 768, 3072, 64, 4, &f);
   assert_true(f.states == 4.0 * (64 * 768.0 + 2.0 * 3072 * 768));
@@ -169,14 +161,4 @@ static void PaperFootprint_IsAsPrinted(void** state) {
   assert_true(fabs(f.saved_share - 6291456.0 / 31653888.0) < 1e-15);
   sluice_paper_footprint(1024, 768, 3072, 64, 1, &f);
   assert_true(f.saving == 0 && f.saved_share == 0);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Plan_BadInput_IsNamed),
-      cmocka_unit_test(Plan_BadQuestions_AreNamed),
-      cmocka_unit_test(PlanInfo_Categories_SayWhatTheyHold),
-      cmocka_unit_test(PaperFootprint_IsAsPrinted),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,11 @@
 /* The planner with different chunks: a policy for as many chunks as fit a budget, and policies chunk by chunk. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/plan/planner_rig.h"
 #include "capi/test/rig/refusals.h"
+#include "third_party/bazel/test.h"
 
 enum { MOST = 512, STEPS = 16 };
 static sluice_planner_candidate_t candidates[MOST];
@@ -43,8 +39,7 @@ static void range_of(const sluice_planner_t* planner, uint64_t* out_least, uint6
 
 /* A choice that keeps part fits where the same policy for all chunks is refused; its numbers equal those of predict for
  * that many chunks; and at some budget it is the fastest. */
-static void Choose_BetweenTwoPolicies_ListsAndTakesPart(void** state) {
-  (void)state;
+TEST(Choose_BetweenTwoPolicies_ListsAndTakesPart) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
   int32_t count = 0, num_chosen_parts = 0, num_parts = 0;
@@ -82,8 +77,7 @@ static void Choose_BetweenTwoPolicies_ListsAndTakesPart(void** state) {
 
 /* A caller that does not request it, or was built before it existed, gets policies of all chunks; so does one that
  * fixes a policy. */
-static void Choose_NotAskedForPart_ListsWholePoliciesAlone(void** state) {
-  (void)state;
+TEST(Choose_NotAskedForPart_ListsWholePoliciesAlone) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
   int32_t count = 0;
@@ -102,8 +96,7 @@ static void Choose_NotAskedForPart_ListsWholePoliciesAlone(void** state) {
 }
 
 /* Each further kept chunk costs bytes and saves time: it is neither sent again nor recomputed. */
-static void Predict_KeptChunks_BytesGrowAndTimeFalls(void** state) {
-  (void)state;
+TEST(Predict_KeptChunks_BytesGrowAndTimeFalls) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
   w.memory_budget = (uint64_t)1 << 40;
@@ -126,8 +119,7 @@ static void Predict_KeptChunks_BytesGrowAndTimeFalls(void** state) {
 
 /* A list of equal policies is that policy; a mixed one lies between its parts, in bytes and in time, and its bytes are
  * those of a real plan with the same list. */
-static void Predict_PoliciesByChunk_AreThoseOfTheLists(void** state) {
-  (void)state;
+TEST(Predict_PoliciesByChunk_AreThoseOfTheLists) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
   const sluice_planner_choice_t four = {4, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, SLUICE_WGRAD_PER_CHUNK};
@@ -159,8 +151,7 @@ static void Predict_PoliciesByChunk_AreThoseOfTheLists(void** state) {
   sluice_planner_destroy(planner);
 }
 
-static void Predict_ListUnderABudget_BytesAreThoseOfARealPlan(void** state) {
-  (void)state;
+TEST(Predict_ListUnderABudget_BytesAreThoseOfARealPlan) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
   const int32_t di[] = {0, 2, 1, 2}, m[] = {0, 3, 1, 3};
@@ -189,8 +180,7 @@ static void Predict_ListUnderABudget_BytesAreThoseOfARealPlan(void** state) {
   sluice_planner_destroy(planner);
 }
 
-static void BadChunks_EveryField_IsRefusedByName(void** state) {
-  (void)state;
+TEST(BadChunks_EveryField_IsRefusedByName) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_prediction_t p = {.struct_size = sizeof p};
   const int32_t good[] = {0, 2, 0, 2}, bad[] = {0, 2, 7, 2};
@@ -227,16 +217,4 @@ static void BadChunks_EveryField_IsRefusedByName(void** state) {
   c = four, c.restore_pre_activation = SLUICE_RESTORE_BY_CHUNK;
   PREDICT_REFUSED(BAD, "restore_pre_activation is 255");
   sluice_planner_destroy(planner);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Choose_BetweenTwoPolicies_ListsAndTakesPart),
-      cmocka_unit_test(Choose_NotAskedForPart_ListsWholePoliciesAlone),
-      cmocka_unit_test(Predict_KeptChunks_BytesGrowAndTimeFalls),
-      cmocka_unit_test(Predict_PoliciesByChunk_AreThoseOfTheLists),
-      cmocka_unit_test(Predict_ListUnderABudget_BytesAreThoseOfARealPlan),
-      cmocka_unit_test(BadChunks_EveryField_IsRefusedByName),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -29,8 +29,7 @@ static void open_scene(scene_t* s) {
   s->result.expert_rank = s->new_rank, s->result.expert_slot = s->new_slot;
 }
 
-static void Placement_TwoFullRanks_SwapWithTheEmptyOnes(void** state) {
-  (void)state;
+TEST(Placement_TwoFullRanks_SwapWithTheEmptyOnes) {
   scene_t s;
   open_scene(&s);
   WORKS(sluice_planner_placement(&s.problem, &s.result));
@@ -56,8 +55,7 @@ static void refused(scene_t* s, sluice_status_t status, const char* text) {
   open_scene(s);
 }
 
-static void Placement_WhatCannotBe_IsRefusedByName(void** state) {
-  (void)state;
+TEST(Placement_WhatCannotBe_IsRefusedByName) {
   static const sluice_ext_header_t extension;
   scene_t s;
   open_scene(&s);
@@ -83,8 +81,7 @@ static void Placement_WhatCannotBe_IsRefusedByName(void** state) {
   REFUSED(sluice_planner_placement(&s.problem, NULL), BAD, "sluice_placement_result_t");
 }
 
-static void Verdict_ByThePublicCall_HasItsDefaults(void** state) {
-  (void)state;
+TEST(Verdict_ByThePublicCall_HasItsDefaults) {
   sluice_planner_move_t move;
   int32_t verdict = -1;
   sluice_planner_move_init(&move, sizeof move);
@@ -98,13 +95,4 @@ static void Verdict_ByThePublicCall_HasItsDefaults(void** state) {
   REFUSED(sluice_planner_move_verdict(&move, &verdict), BAD, "horizon_steps");
   REFUSED(sluice_planner_move_verdict(&move, NULL), BAD, "out_verdict");
   REFUSED(sluice_planner_move_verdict(NULL, &verdict), BAD, "sluice_planner_move_t");
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Placement_TwoFullRanks_SwapWithTheEmptyOnes),
-      cmocka_unit_test(Placement_WhatCannotBe_IsRefusedByName),
-      cmocka_unit_test(Verdict_ByThePublicCall_HasItsDefaults),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

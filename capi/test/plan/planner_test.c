@@ -1,19 +1,14 @@
 /* The planner through the C ABI: predictions, choices, and errors. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/plan/planner_rig.h"
 #include "capi/test/rig/refusals.h"
+#include "third_party/bazel/test.h"
 
-static void Predict_Timeline_EndsWhenThePassDoes(void** state) {
-  (void)state;
+TEST(Predict_Timeline_EndsWhenThePassDoes) {
   sluice_planner_t* planner = new_planner();
   const sluice_planner_workload_t w = new_workload();
   const sluice_planner_choice_t choice = {4, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE, SLUICE_WGRAD_DEFERRED};
@@ -44,8 +39,7 @@ static void Predict_Timeline_EndsWhenThePassDoes(void** state) {
 }
 
 /* The same numbers as a plan of a real layer of one rank, plus the earlier allocations of that context. */
-static void Predict_Bytes_AreThoseOfARealPlan(void** state) {
-  (void)state;
+TEST(Predict_Bytes_AreThoseOfARealPlan) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
   w.world_size = 1, w.memory_budget = 1u << 30, w.max_outstanding = 2;
@@ -99,8 +93,7 @@ static int32_t choose(const sluice_planner_t* p, const sluice_planner_workload_t
   return chosen;
 }
 
-static void Choose_NoBudget_TakesTheFastestAndSaysByHowMuchOthersAreSlower(void** state) {
-  (void)state;
+TEST(Choose_NoBudget_TakesTheFastestAndSaysByHowMuchOthersAreSlower) {
   sluice_planner_t* planner = new_planner();
   const sluice_planner_workload_t w = new_workload();
   int32_t count = 0, chosen = choose(planner, &w, NULL, &count), num_chosen = 0;
@@ -123,8 +116,7 @@ static void Choose_NoBudget_TakesTheFastestAndSaysByHowMuchOthersAreSlower(void*
 }
 
 /* Four different experts of eight are on 2 (1 - 1/70) of two ranks: a token sends about one row instead of two. */
-static void Predict_Deduplicated_SendsARowForEachRankOfAToken(void** state) {
-  (void)state;
+TEST(Predict_Deduplicated_SendsARowForEachRankOfAToken) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
   const sluice_planner_choice_t choice = {4, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, SLUICE_WGRAD_DEFERRED};
@@ -148,8 +140,7 @@ static void Predict_Deduplicated_SendsARowForEachRankOfAToken(void** state) {
 }
 
 /* On a calibrated machine chunks are divided by rows unless the layer's config says tokens: fewer experts in each. */
-static void Predict_Chunking_IsThatOfTheLayer(void** state) {
-  (void)state;
+TEST(Predict_Chunking_IsThatOfTheLayer) {
   char text[1024];
   snprintf(text, sizeof text, "{\"provenance\": \"calibrated\", \"gemm_call_seconds\": 1e-4, %s", planner_machine + 1);
   sluice_planner_t* planner = NULL;
@@ -165,8 +156,7 @@ static void Predict_Chunking_IsThatOfTheLayer(void** state) {
 }
 
 /* Experts with relu are priced by it if the machine has its time; an unset activation is priced as GELU. */
-static void Predict_Activation_IsThatOfTheExperts(void** state) {
-  (void)state;
+TEST(Predict_Activation_IsThatOfTheExperts) {
   char text[1024];
   snprintf(text, sizeof text, "{\"relu_seconds\": 1e-11, \"relu_grad_seconds\": 2e-11, %s", planner_machine + 1);
   sluice_planner_t* planner = NULL;
@@ -186,8 +176,7 @@ static void Predict_Activation_IsThatOfTheExperts(void** state) {
 }
 
 /* The bytes are those of the deduplicated layer: tables in addition to the routes, rows in flight by token copies. */
-static void Predict_DeduplicatedUnderABudget_CountsItsTables(void** state) {
-  (void)state;
+TEST(Predict_DeduplicatedUnderABudget_CountsItsTables) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
   const sluice_planner_choice_t choice = {4, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE,
@@ -207,8 +196,7 @@ static void Predict_DeduplicatedUnderABudget_CountsItsTables(void** state) {
 
 /* Choices that offload more than the host pool holds are refused for that; the others are unchanged. */
 /* One rank receives every row in any case. With several, each kept row that does not arrive saves its bytes. */
-static void Predict_UsualBytes_AreThoseOfTheRowsThatCome(void** state) {
-  (void)state;
+TEST(Predict_UsualBytes_AreThoseOfTheRowsThatCome) {
   sluice_planner_t* planner = new_planner();
   const sluice_planner_choice_t keep = {1, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE, SLUICE_WGRAD_PER_CHUNK};
   const sluice_planner_choice_t again = {1, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE,
@@ -233,8 +221,7 @@ static void Predict_UsualBytes_AreThoseOfTheRowsThatCome(void** state) {
   sluice_planner_destroy(planner);
 }
 
-static void Choose_HostBudget_BoundsOffloadedRows(void** state) {
-  (void)state;
+TEST(Choose_HostBudget_BoundsOffloadedRows) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
   int32_t count = 0;
@@ -257,8 +244,7 @@ static void Choose_HostBudget_BoundsOffloadedRows(void** state) {
   sluice_planner_destroy(planner);
 }
 
-static void Choose_TightBudget_RefusesWithTheBytesThatAreTooMany(void** state) {
-  (void)state;
+TEST(Choose_TightBudget_RefusesWithTheBytesThatAreTooMany) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
   int32_t count = 0, chosen = 0;
@@ -290,8 +276,7 @@ static void Choose_TightBudget_RefusesWithTheBytesThatAreTooMany(void** state) {
   sluice_planner_destroy(planner);
 }
 
-static void Choose_FixedParts_LeavesTheRestOpen(void** state) {
-  (void)state;
+TEST(Choose_FixedParts_LeavesTheRestOpen) {
   sluice_planner_t* planner = new_planner();
   const sluice_planner_workload_t w = new_workload();
   const sluice_planner_choice_t wanted = {6, SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_RECOMPUTE, SLUICE_WGRAD_PER_CHUNK};
@@ -304,8 +289,7 @@ static void Choose_FixedParts_LeavesTheRestOpen(void** state) {
   sluice_planner_destroy(planner);
 }
 
-static void Predict_SkewUnderABudget_RunsMoreChunks(void** state) {
-  (void)state;
+TEST(Predict_SkewUnderABudget_RunsMoreChunks) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
   w.memory_budget = (uint64_t)1 << 32;
@@ -318,8 +302,7 @@ static void Predict_SkewUnderABudget_RunsMoreChunks(void** state) {
   sluice_planner_destroy(planner);
 }
 
-static void Machine_WrittenAndReadAgain_PredictsTheSame(void** state) {
-  (void)state;
+TEST(Machine_WrittenAndReadAgain_PredictsTheSame) {
   sluice_planner_t *planner = new_planner(), *again = NULL;
   uint64_t bytes = 0;
   WORKS(sluice_planner_write_machine(planner, NULL, &bytes));
@@ -345,8 +328,7 @@ static void refuse(sluice_planner_workload_t w, sluice_planner_choice_t c, sluic
   sluice_planner_destroy(planner);
 }
 
-static void BadInput_EveryField_IsRefusedByName(void** state) {
-  (void)state;
+TEST(BadInput_EveryField_IsRefusedByName) {
   const sluice_planner_choice_t ok = {1, 0, 0, 0};
   sluice_planner_workload_t w;
 #define REFUSE(change, says) \
@@ -392,8 +374,7 @@ static void BadInput_EveryField_IsRefusedByName(void** state) {
 }
 
 /* Every pointer and every buffer size of every call. */
-static void BadCalls_EveryArgument_IsRefusedByName(void** state) {
-  (void)state;
+TEST(BadCalls_EveryArgument_IsRefusedByName) {
   sluice_planner_t *planner = new_planner(), *other = NULL;
   const sluice_planner_workload_t w = new_workload();
   const sluice_planner_choice_t c = {1, 0, 0, 0};
@@ -437,8 +418,7 @@ static void BadCalls_EveryArgument_IsRefusedByName(void** state) {
 }
 
 /* The largest worlds are planned; sizes that are each valid and absurd together are rejected before they overflow. */
-static void Workload_AbsurdWorlds_ArePlannedOrRefusedByName(void** state) {
-  (void)state;
+TEST(Workload_AbsurdWorlds_ArePlannedOrRefusedByName) {
   sluice_planner_t* planner = new_planner();
   const sluice_planner_choice_t ok = {1, 0, 0, 0};
   sluice_planner_workload_t w = new_workload();
@@ -464,26 +444,4 @@ static void Workload_AbsurdWorlds_ArePlannedOrRefusedByName(void** state) {
   w.num_tokens = 1 << 26, w.max_outstanding = INT32_MAX;
   refuse(w, ok, SLUICE_E_INVALID_ARGUMENT, "max_outstanding is 2147483647 forwards");
   sluice_planner_destroy(planner);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Predict_Timeline_EndsWhenThePassDoes),
-      cmocka_unit_test(Predict_Bytes_AreThoseOfARealPlan),
-      cmocka_unit_test(Choose_NoBudget_TakesTheFastestAndSaysByHowMuchOthersAreSlower),
-      cmocka_unit_test(Predict_Deduplicated_SendsARowForEachRankOfAToken),
-      cmocka_unit_test(Predict_Chunking_IsThatOfTheLayer),
-      cmocka_unit_test(Predict_Activation_IsThatOfTheExperts),
-      cmocka_unit_test(Predict_DeduplicatedUnderABudget_CountsItsTables),
-      cmocka_unit_test(Predict_UsualBytes_AreThoseOfTheRowsThatCome),
-      cmocka_unit_test(Choose_HostBudget_BoundsOffloadedRows),
-      cmocka_unit_test(Choose_TightBudget_RefusesWithTheBytesThatAreTooMany),
-      cmocka_unit_test(Choose_FixedParts_LeavesTheRestOpen),
-      cmocka_unit_test(Predict_SkewUnderABudget_RunsMoreChunks),
-      cmocka_unit_test(Machine_WrittenAndReadAgain_PredictsTheSame),
-      cmocka_unit_test(BadInput_EveryField_IsRefusedByName),
-      cmocka_unit_test(BadCalls_EveryArgument_IsRefusedByName),
-      cmocka_unit_test(Workload_AbsurdWorlds_ArePlannedOrRefusedByName),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

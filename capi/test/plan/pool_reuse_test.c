@@ -1,16 +1,12 @@
 /* Offloaded rows on a CPU are in blocks that pass from step to step: none is allocated after the first step, for any
  * owner, and they are freed with the context. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"
+#include "third_party/bazel/test.h"
 
 enum { STEPS = 20, MOST_HELD = 16 };
 
@@ -62,8 +58,7 @@ static void run_round(rig_t* rig, held_t* held, int32_t outstanding, float* want
   assert_memory_equal(rig->grad_tokens.tensor.data, want, rig->grad_tokens.bytes);
 }
 
-static void Offload_TwentySteps_AllocateTheBlocksOfOne(void** state) {
-  (void)state;
+TEST(Offload_TwentySteps_AllocateTheBlocksOfOne) {
   for (int by_host = 0; by_host < 2; ++by_host) {
     for (int32_t outstanding = 1; outstanding <= 3; ++outstanding) {
       rig_t rig;
@@ -87,8 +82,7 @@ static void Offload_TwentySteps_AllocateTheBlocksOfOne(void** state) {
 
 /* In the smallest budget that its plan needs, with backwards in another order; then others take the bytes of idle
  * blocks. */
-static void Offload_UnderItsLeastBudget_StaysWithin(void** state) {
-  (void)state;
+TEST(Offload_UnderItsLeastBudget_StaysWithin) {
   rig_t rig;
   float want[64];
   unsigned long long needs = 0;
@@ -116,8 +110,7 @@ static void Offload_UnderItsLeastBudget_StaysWithin(void** state) {
 }
 
 /* A buffer that outlives the context belongs to the host: free it with NULL. */
-static void Saved_OutlivesTheContext_IsFreedWithoutIt(void** state) {
-  (void)state;
+TEST(Saved_OutlivesTheContext_IsFreedWithoutIt) {
   rig_t rig;
   held_t held = {0};
   void* data = NULL;
@@ -129,13 +122,4 @@ static void Saved_OutlivesTheContext_IsFreedWithoutIt(void** state) {
   REFUSED(sluice_context_allocate_saved(NULL, 0, 1, &data), SLUICE_E_INVALID_ARGUMENT, "context is NULL");
   own_rig_close(&rig);
   give_back(&held, NULL);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Offload_TwentySteps_AllocateTheBlocksOfOne),
-      cmocka_unit_test(Offload_UnderItsLeastBudget_StaysWithin),
-      cmocka_unit_test(Saved_OutlivesTheContext_IsFreedWithoutIt),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,11 @@
 /* Contexts of one process that share a budget: each stays within its share, and errors name the whole. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"
+#include "third_party/bazel/test.h"
 
 /* A share of `whole` in the proportion part of `parts`. */
 static void open_share(rig_t* rig, uint64_t whole, uint64_t part, uint64_t parts) {
@@ -21,8 +17,7 @@ static void open_share(rig_t* rig, uint64_t whole, uint64_t part, uint64_t parts
 
 static uint64_t peak_of(const rig_t* rig) { return own_rig_stats(rig).peak_bytes; }
 
-static void Share_TooSmall_NamesTheWholeThatDoes(void** state) {
-  (void)state;
+TEST(Share_TooSmall_NamesTheWholeThatDoes) {
   rig_t rig;
   sluice_step_t* step = NULL;
   unsigned long long whole = 0;
@@ -50,8 +45,7 @@ static void Share_TooSmall_NamesTheWholeThatDoes(void** state) {
 }
 
 /* The smallest budget of each suffices, whatever their shares by another rule were, and no byte less does. */
-static void Share_SetToTheSmallest_DoesAndNoByteLess(void** state) {
-  (void)state;
+TEST(Share_SetToTheSmallest_DoesAndNoByteLess) {
   for (uint64_t less = 0; less < 2; ++less) {
     rig_t rig;
     sluice_step_t* step = NULL;
@@ -74,8 +68,7 @@ static void Share_SetToTheSmallest_DoesAndNoByteLess(void** state) {
 }
 
 /* Two contexts of different layers, whose weights say the opposite of what they need. */
-static void Divide_OfTwoContexts_EachRunsWithWhatItNeeds(void** state) {
-  (void)state;
+TEST(Divide_OfTwoContexts_EachRunsWithWhatItNeeds) {
   enum { WHOLE = 1 << 20 };
   rig_t rigs[2];
   uint64_t needs[2][SLUICE_BUDGET_SIZES], shares[2], weights[2] = {1000, 1};
@@ -109,8 +102,7 @@ static void Divide_OfTwoContexts_EachRunsWithWhatItNeeds(void** state) {
   }
 }
 
-static void Divide_Bad_IsNamed(void** state) {
-  (void)state;
+TEST(Divide_Bad_IsNamed) {
   rig_t rig, other;
   const sluice_moe_config_t config = rig_config();
   int32_t count = 7;
@@ -142,8 +134,7 @@ static void Divide_Bad_IsNamed(void** state) {
   rig_close(&other);
 }
 
-static void SetShare_Bad_IsNamed(void** state) {
-  (void)state;
+TEST(SetShare_Bad_IsNamed) {
   rig_t rig, none;
   uint64_t least = 7;
   const sluice_moe_config_t config = rig_config();
@@ -161,8 +152,7 @@ static void SetShare_Bad_IsNamed(void** state) {
   own_rig_close(&none);
 }
 
-static void Share_Bad_IsNamed(void** state) {
-  (void)state;
+TEST(Share_Bad_IsNamed) {
   sluice_context_t* context = NULL;
   sluice_context_config_t config;
   sluice_context_config_init(&config, sizeof config);
@@ -177,8 +167,7 @@ static void Share_Bad_IsNamed(void** state) {
   assert_null(context);
 }
 
-static void Layers_Negative_IsNamed(void** state) {
-  (void)state;
+TEST(Layers_Negative_IsNamed) {
   sluice_context_t* context = NULL;
   sluice_context_config_t config;
   sluice_context_config_init(&config, sizeof config);
@@ -187,8 +176,7 @@ static void Layers_Negative_IsNamed(void** state) {
 }
 
 /* Layers that are created one by one fit into the rest of the first one's plan, for any budget. */
-static void Layers_MadeOneByOne_AreInTheFirstPlan(void** state) {
-  (void)state;
+TEST(Layers_MadeOneByOne_AreInTheFirstPlan) {
   enum { LAYERS = 6 };
   rig_t rig;
   sluice_moe_t* layers[LAYERS];
@@ -218,18 +206,4 @@ static void Layers_MadeOneByOne_AreInTheFirstPlan(void** state) {
     }
     own_rig_close(&rig);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Share_TooSmall_NamesTheWholeThatDoes),
-      cmocka_unit_test(Share_SetToTheSmallest_DoesAndNoByteLess),
-      cmocka_unit_test(SetShare_Bad_IsNamed),
-      cmocka_unit_test(Divide_OfTwoContexts_EachRunsWithWhatItNeeds),
-      cmocka_unit_test(Divide_Bad_IsNamed),
-      cmocka_unit_test(Share_Bad_IsNamed),
-      cmocka_unit_test(Layers_Negative_IsNamed),
-      cmocka_unit_test(Layers_MadeOneByOne_AreInTheFirstPlan),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,20 +1,16 @@
 /* The planner over layers by its public call: plain layers, MoE layers under one budget, errors, and the memory of a
  * real context under a plan. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/base/alloc.h"
 #include "capi/test/plan/planner_rig.h"
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"
 #include "sluice/stages.h"
+#include "third_party/bazel/test.h"
 
 enum { MOST = 8, TEXT = 8192 };
 
@@ -63,8 +59,7 @@ static sluice_status_t plan(scene_t* s, uint64_t budget) {
 
 /* ---- plain layers ---- */
 
-static void Stages_OfPlainLayers_KeepWhatFitsAndSayWhyNot(void** state) {
-  (void)state;
+TEST(Stages_OfPlainLayers_KeepWhatFitsAndSayWhyNot) {
   scene_t s;
   open_plain(&s, 4, 1);
   WORKS(plan(&s, 0));
@@ -97,8 +92,7 @@ static void Stages_OfPlainLayers_KeepWhatFitsAndSayWhyNot(void** state) {
 }
 
 /* One offloaded layer of three is no gain: it exists while its layer runs, and once more in flight. */
-static void Stages_LayersThatMayNot_AreKept(void** state) {
-  (void)state;
+TEST(Stages_LayersThatMayNot_AreKept) {
   scene_t s;
   open_plain(&s, 4, 1);
   s.problem.copy_bytes_per_second = 1e9;
@@ -118,8 +112,7 @@ static void Stages_LayersThatMayNot_AreKept(void** state) {
   REFUSED(plan(&s, 80 + 100 + 3 * 10 + 90), SLUICE_E_OVER_BUDGET, "stage 0");
 }
 
-static void Stages_OverBudget_NamesTheStageAndTheSmallestBudget(void** state) {
-  (void)state;
+TEST(Stages_OverBudget_NamesTheStageAndTheSmallestBudget) {
   scene_t s;
   open_plain(&s, 6, 3);
   REFUSED(plan(&s, 100), SLUICE_E_OVER_BUDGET, "raise every budget by");
@@ -132,8 +125,7 @@ static void Stages_OverBudget_NamesTheStageAndTheSmallestBudget(void** state) {
   for (int32_t i = 0; i < 3; ++i) assert_true(s.stages[i].bytes <= smallest);
 }
 
-static void Stages_OwnOptions_AreTakenByTheirNumber(void** state) {
-  (void)state;
+TEST(Stages_OwnOptions_AreTakenByTheirNumber) {
   scene_t s;
   open_plain(&s, 3, 1);
   const sluice_stages_option_t own[] = {
@@ -166,8 +158,7 @@ static sluice_status_t price(scene_t* s, uint64_t budget, const int32_t* stages,
   return sluice_planner_price_stages(&s->problem, &s->result);
 }
 
-static void Price_OfAPlan_IsWhatThePlanSays(void** state) {
-  (void)state;
+TEST(Price_OfAPlan_IsWhatThePlanSays) {
   scene_t s, planned;
   open_plain(&planned, 6, 3);
   planned.problem.num_micro_batches = 4;
@@ -194,8 +185,7 @@ static void Price_OfAPlan_IsWhatThePlanSays(void** state) {
   }
 }
 
-static void Price_OfStagesThatAreGiven_StaysWithThem(void** state) {
-  (void)state;
+TEST(Price_OfStagesThatAreGiven_StaysWithThem) {
   scene_t s;
   open_plain(&s, 4, 2);
   static const int32_t uneven[] = {0, 0, 0, 1}, mixed[] = {1, 0, 1, 0}, kept[] = {0, 0, 0, 0};
@@ -212,8 +202,7 @@ static void Price_OfStagesThatAreGiven_StaysWithThem(void** state) {
   REFUSED(price(&s, 189, uneven, NULL), SLUICE_E_OVER_BUDGET, "takes at least 190 bytes");
 }
 
-static void Price_BadStages_AreRefusedByNameAndChangeNothing(void** state) {
-  (void)state;
+TEST(Price_BadStages_AreRefusedByNameAndChangeNothing) {
   static const struct {
     int32_t stages[4], options[4], may_recompute;
     const char* named;
@@ -281,8 +270,7 @@ static void check_shares(const scene_t* s, const sluice_planner_t* planner, slui
   assert_true(s->stages[0].bytes < outside_arena + s->stages[0].arena_bytes + 1);
 }
 
-static void Stages_ThreeMoeLayers_FitABudgetThatNoneOfThemCouldKeepAlone(void** state) {
-  (void)state;
+TEST(Stages_ThreeMoeLayers_FitABudgetThatNoneOfThemCouldKeepAlone) {
   sluice_planner_t* planner = new_planner();
   const sluice_planner_workload_t work = new_workload();
   const uint64_t alone = keeps_alone(planner, work);
@@ -300,8 +288,7 @@ static void Stages_ThreeMoeLayers_FitABudgetThatNoneOfThemCouldKeepAlone(void** 
   sluice_planner_destroy(planner);
 }
 
-static void Stages_MoeLayers_TenBudgetsAreKeptAndMoreIsNeverSlower(void** state) {
-  (void)state;
+TEST(Stages_MoeLayers_TenBudgetsAreKeptAndMoreIsNeverSlower) {
   sluice_planner_t* planner = new_planner();
   const sluice_planner_workload_t work = new_workload();
   scene_t s;
@@ -329,8 +316,7 @@ static void Stages_MoeLayers_TenBudgetsAreKeptAndMoreIsNeverSlower(void** state)
   sluice_planner_destroy(planner);
 }
 
-static void Stages_MoeAndPlainLayers_ShareOneBudget(void** state) {
-  (void)state;
+TEST(Stages_MoeAndPlainLayers_ShareOneBudget) {
   sluice_planner_t* planner = new_planner();
   const sluice_planner_workload_t work = new_workload();
   scene_t s;
@@ -372,8 +358,7 @@ static void use_choice(sluice_moe_t* moe, int64_t num_tokens, const sluice_plann
 }
 
 /* Three layers of one context take no more than planned, with the smallest budget and with the largest. */
-static void Stages_PlanOfMoeLayers_IsNotExceededByAContext(void** state) {
-  (void)state;
+TEST(Stages_PlanOfMoeLayers_IsNotExceededByAContext) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t work = new_workload();
   work.model_width = 64, work.hidden_width = 128, work.num_tokens = 512, work.num_experts = 4, work.world_size = 1;
@@ -423,8 +408,7 @@ static void Stages_PlanOfMoeLayers_IsNotExceededByAContext(void** state) {
 
 /* ---- refusals ---- */
 
-static void Stages_BadProblems_AreRefusedByNameAndChangeNothing(void** state) {
-  (void)state;
+TEST(Stages_BadProblems_AreRefusedByNameAndChangeNothing) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t work = new_workload();
   const sluice_planner_workload_t good_work = work;
@@ -496,8 +480,7 @@ static void Stages_BadProblems_AreRefusedByNameAndChangeNothing(void** state) {
   sluice_planner_destroy(planner);
 }
 
-static void Stages_NthAllocationFails_LeaksNothingAndSaysSo(void** state) {
-  (void)state;
+TEST(Stages_NthAllocationFails_LeaksNothingAndSaysSo) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t work = new_workload();
   const sluice_planner_choice_t few = {2, -1, -1, SLUICE_WGRAD_DEFERRED};
@@ -517,23 +500,4 @@ static void Stages_NthAllocationFails_LeaksNothingAndSaysSo(void** state) {
   assert_int_equal(status, SLUICE_OK);
   assert_true(nth > 20);
   sluice_planner_destroy(planner);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Stages_OfPlainLayers_KeepWhatFitsAndSayWhyNot),
-      cmocka_unit_test(Stages_LayersThatMayNot_AreKept),
-      cmocka_unit_test(Stages_OverBudget_NamesTheStageAndTheSmallestBudget),
-      cmocka_unit_test(Stages_OwnOptions_AreTakenByTheirNumber),
-      cmocka_unit_test(Price_OfAPlan_IsWhatThePlanSays),
-      cmocka_unit_test(Price_OfStagesThatAreGiven_StaysWithThem),
-      cmocka_unit_test(Price_BadStages_AreRefusedByNameAndChangeNothing),
-      cmocka_unit_test(Stages_ThreeMoeLayers_FitABudgetThatNoneOfThemCouldKeepAlone),
-      cmocka_unit_test(Stages_MoeLayers_TenBudgetsAreKeptAndMoreIsNeverSlower),
-      cmocka_unit_test(Stages_MoeAndPlainLayers_ShareOneBudget),
-      cmocka_unit_test(Stages_PlanOfMoeLayers_IsNotExceededByAContext),
-      cmocka_unit_test(Stages_BadProblems_AreRefusedByNameAndChangeNothing),
-      cmocka_unit_test(Stages_NthAllocationFails_LeaksNothingAndSaysSo),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,12 @@
 #include "capi/test/ranks/play.h"
 
-#include <setjmp.h>
 #include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
+#include "third_party/bazel/test.h"
 
 void begin_plays(void) {
   setenv("SLUICE_POISON", "1", 1);

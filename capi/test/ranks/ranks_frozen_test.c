@@ -1,15 +1,11 @@
 /* Ranks with frozen experts run a backward together with ranks whose experts are trained: the bits of a backward in
  * which all are trained, and nothing is written where a gradient is not wanted. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/base/hash.h"
 #include "capi/test/ranks/play.h"
+#include "third_party/bazel/test.h"
 
 typedef struct layer_scene_s {
   const char* name;
@@ -113,8 +109,7 @@ static void frozen_run(part_t* me) {
   sluice_plan_destroy(plan);
 }
 
-static void Frozen_OnSomeRanks_LeaveTheBitsOfTheOthers(void** state) {
-  (void)state;
+TEST(Frozen_OnSomeRanks_LeaveTheBitsOfTheOthers) {
   for (size_t i = 0; i < sizeof scenes / sizeof scenes[0]; ++i) {
     for (int32_t w = 1; w <= 3; ++w) {
       play_t play = {.run = frozen_run, .scene = &scenes[i], .world_size = w};
@@ -125,8 +120,5 @@ static void Frozen_OnSomeRanks_LeaveTheBitsOfTheOthers(void** state) {
 
 int main(void) {
   begin_plays();
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Frozen_OnSomeRanks_LeaveTheBitsOfTheOthers),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

@@ -1,15 +1,11 @@
 /* A rank stays away, leaves, aborts or dies in any phase: the others name it, none hangs, a new communicator works. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/base/clock.h"
 #include "capi/test/ranks/play.h"
+#include "third_party/bazel/test.h"
 
 /* ---- a rank stays away, leaves, or aborts ---- */
 
@@ -35,8 +31,7 @@ static void absent_run(part_t* me) {
   check_new_comm(me, __LINE__);
 }
 
-static void Ranks_OneStaysAway_IsNamedAtTheDeadline(void** state) {
-  (void)state;
+TEST(Ranks_OneStaysAway_IsNamedAtTheDeadline) {
   for (int32_t w = 2; w <= 4; ++w) {
     play_t play = {.run = absent_run, .world_size = w};
     perform(&play);
@@ -70,8 +65,7 @@ static void evaluator_run(part_t* me) {
   check_new_comm(me, __LINE__);
 }
 
-static void Ranks_OneEvaluatesAlone_OthersHearThatItGaveUp(void** state) {
-  (void)state;
+TEST(Ranks_OneEvaluatesAlone_OthersHearThatItGaveUp) {
   for (int trains = 0; trains <= 1; ++trains) {
     play_t play = {.run = evaluator_run, .scene = &trains, .world_size = 2};
     perform(&play);
@@ -98,8 +92,7 @@ static void leaver_run(part_t* me) {
   check_new_comm(me, __LINE__);
 }
 
-static void Ranks_OneLeaves_OthersAreToldAtOnce(void** state) {
-  (void)state;
+TEST(Ranks_OneLeaves_OthersAreToldAtOnce) {
   for (int32_t w = 2; w <= 3; ++w) {
     play_t play = {.run = leaver_run, .world_size = w};
     perform(&play);
@@ -130,8 +123,7 @@ static void called_off_run(part_t* me) {
   check_new_comm(me, __LINE__);
 }
 
-static void Ranks_AbortFromAnotherThread_EndsTheWait(void** state) {
-  (void)state;
+TEST(Ranks_AbortFromAnotherThread_EndsTheWait) {
   play_t play = {.run = called_off_run, .world_size = 2};
   perform(&play);
 }
@@ -176,8 +168,7 @@ static void death_run(part_t* me) {
   } /* else the fault lay after the first step: the test is over */
 }
 
-static void Ranks_OneDiesInEachPhase_OthersNameIt(void** state) {
-  (void)state;
+TEST(Ranks_OneDiesInEachPhase_OthersNameIt) {
   static const struct {
     int32_t world_size, deduplicate;
     uint64_t least; /* exchanges of a step */
@@ -248,8 +239,7 @@ static void silent_run(part_t* me) {
   check_new_comm(me, __LINE__); /* abort, twice, and destroy return */
 }
 
-static void Ranks_OneFallsSilentInEachPhase_OthersNameItAtTheDeadline(void** state) {
-  (void)state;
+TEST(Ranks_OneFallsSilentInEachPhase_OthersNameItAtTheDeadline) {
   for (int32_t w = 2; w <= 3; ++w) {
     silent_scene_t scene = {.struck = 1};
     for (; scene.struck && scene.nth < 40; ++scene.nth) {
@@ -263,13 +253,5 @@ static void Ranks_OneFallsSilentInEachPhase_OthersNameItAtTheDeadline(void** sta
 
 int main(void) {
   begin_plays();
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Ranks_OneStaysAway_IsNamedAtTheDeadline),
-      cmocka_unit_test(Ranks_OneEvaluatesAlone_OthersHearThatItGaveUp),
-      cmocka_unit_test(Ranks_OneLeaves_OthersAreToldAtOnce),
-      cmocka_unit_test(Ranks_AbortFromAnotherThread_EndsTheWait),
-      cmocka_unit_test(Ranks_OneDiesInEachPhase_OthersNameIt),
-      cmocka_unit_test(Ranks_OneFallsSilentInEachPhase_OthersNameItAtTheDeadline),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

@@ -1,15 +1,11 @@
 /* Steps outstanding, each allocation failing in turn, and the bytes of a step: nothing leaks and no rank hangs. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/base/clock.h"
 #include "backend/base/hash.h"
 #include "capi/test/ranks/play.h"
+#include "third_party/bazel/test.h"
 
 /* ---- steps ---- */
 
@@ -72,8 +68,7 @@ static void outstanding_run(part_t* me) {
   rig_close(&me->rig);
 }
 
-static void Steps_SeveralOutstanding_AnyOrderOfBackward(void** state) {
-  (void)state;
+TEST(Steps_SeveralOutstanding_AnyOrderOfBackward) {
   for (int32_t w = 1; w <= 3; ++w) {
     play_t play = {.run = outstanding_run, .world_size = w};
     perform(&play);
@@ -135,8 +130,7 @@ static void starve_alone_run(part_t* me) {
   EXPECT(good_round(me, __LINE__) == digest);
 }
 
-static void OneRank_NthAllocationFails_LeaksNothingAndRetries(void** state) {
-  (void)state;
+TEST(OneRank_NthAllocationFails_LeaksNothingAndRetries) {
   for (int32_t split = 0; split < 2; ++split) {
     starve_scene_t scene = {.separate_wgrad = split, .struck = 1};
     for (; scene.struck && scene.nth < 200; ++scene.nth) {
@@ -178,8 +172,7 @@ static void starve_pair_run(part_t* me) {
   }
 }
 
-static void TwoRanks_NthAllocationFails_NobodyHangs(void** state) {
-  (void)state;
+TEST(TwoRanks_NthAllocationFails_NobodyHangs) {
   for (int32_t deduplicate = 0; deduplicate < 2; ++deduplicate) {
     starve_scene_t scene = {.deduplicate = deduplicate, .struck = 1};
     for (; scene.struck && scene.nth < 200; ++scene.nth) {
@@ -219,8 +212,7 @@ static void traffic_run(part_t* me) {
   EXPECT((tables > 0) == *deduplicate);
 }
 
-static void Trace_BytesOfAStep_AreThoseOnTheWire(void** state) {
-  (void)state;
+TEST(Trace_BytesOfAStep_AreThoseOnTheWire) {
   for (int32_t deduplicate = 0; deduplicate < 2; ++deduplicate) {
     play_t play = {.run = traffic_run, .scene = &deduplicate, .world_size = 3, .with_fakes = 1};
     perform(&play);
@@ -229,11 +221,5 @@ static void Trace_BytesOfAStep_AreThoseOnTheWire(void** state) {
 
 int main(void) {
   begin_plays();
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Steps_SeveralOutstanding_AnyOrderOfBackward),
-      cmocka_unit_test(OneRank_NthAllocationFails_LeaksNothingAndRetries),
-      cmocka_unit_test(TwoRanks_NthAllocationFails_NobodyHangs),
-      cmocka_unit_test(Trace_BytesOfAStep_AreThoseOnTheWire),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

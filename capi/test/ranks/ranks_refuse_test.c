@@ -1,14 +1,10 @@
 /* One rank refuses its call: the others fail with it, naming the rank and its reason, and all continue. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/ranks/play.h"
+#include "third_party/bazel/test.h"
 
 typedef struct refusal_scene_s {
   int32_t refuser;
@@ -88,8 +84,7 @@ static void refusal_run(part_t* me) {
   EXPECT(good_round(me, __LINE__) == digest);
 }
 
-static void Ranks_OneRefuses_OthersNameItAndGoOn(void** state) {
-  (void)state;
+TEST(Ranks_OneRefuses_OthersNameItAndGoOn) {
   for (int32_t w = 2; w <= 3; ++w) {
     for (int32_t kind = 0; kind < REFUSE_COUNT; ++kind) {
       const refusal_scene_t scene = {.refuser = kind % w, .kind = kind};
@@ -109,17 +104,12 @@ static void two_refuse_run(part_t* me) {
   (void)good_round(me, __LINE__);
 }
 
-static void Ranks_SeveralRefuse_EachKeepsItsOwnReason(void** state) {
-  (void)state;
+TEST(Ranks_SeveralRefuse_EachKeepsItsOwnReason) {
   play_t play = {.run = two_refuse_run, .world_size = 3};
   perform(&play);
 }
 
 int main(void) {
   begin_plays();
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Ranks_OneRefuses_OthersNameItAndGoOn),
-      cmocka_unit_test(Ranks_SeveralRefuse_EachKeepsItsOwnReason),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

@@ -1,16 +1,12 @@
 /* Refused adapters: which of them there are, their ranks, scales, tensors and gradients, each named. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/rig/refusals.h"
+#include "third_party/bazel/test.h"
 
 static const char* const names[] = {"la1", "lb1", "la3", "lb3", "la2", "lb2"};
 
@@ -25,8 +21,7 @@ static void open_adapted(fixture_t* f) {
   open_with(f, &config);
 }
 
-static void Adapters_HalfAPair_IsRefusedByName(void** state) {
-  (void)state;
+TEST(Adapters_HalfAPair_IsRefusedByName) {
   fixture_t f;
   open_adapted(&f);
   for (int kind = 0; kind < RIG_NUM_ADAPTERS; ++kind) {
@@ -44,8 +39,7 @@ static void Adapters_HalfAPair_IsRefusedByName(void** state) {
   close_fixture(&f);
 }
 
-static void Adapters_BadTensors_AreNamedWithTheirExpert(void** state) {
-  (void)state;
+TEST(Adapters_BadTensors_AreNamedWithTheirExpert) {
   fixture_t f;
   open_adapted(&f);
   for (int kind = 0; kind < RIG_NUM_ADAPTERS; ++kind) {
@@ -84,8 +78,7 @@ static void set_rank(rig_t* rig, int pair, int64_t rank) {
   }
 }
 
-static void Adapters_RankBeyondTheConfigs_IsRefused(void** state) {
-  (void)state;
+TEST(Adapters_RankBeyondTheConfigs_IsRefused) {
   fixture_t f;
   open_adapted(&f);
   for (int pair = 0; pair < 3; ++pair) {
@@ -107,8 +100,7 @@ static void Adapters_RankBeyondTheConfigs_IsRefused(void** state) {
   close_fixture(&f);
 }
 
-static void Adapters_BadScales_AreNamed(void** state) {
-  (void)state;
+TEST(Adapters_BadScales_AreNamed) {
   fixture_t f;
   open_adapted(&f);
   const float bad[] = {0, NAN, INFINITY};
@@ -124,8 +116,7 @@ static void Adapters_BadScales_AreNamed(void** state) {
   close_fixture(&f);
 }
 
-static void Adapters_OfAnUpThatTheLayerLacks_AreRefused(void** state) {
-  (void)state;
+TEST(Adapters_OfAnUpThatTheLayerLacks_AreRefused) {
   fixture_t f;
   sluice_moe_config_t config = rig_config();
   config.lora_rank = 3, config.gated = SLUICE_GATED_NO;
@@ -137,8 +128,7 @@ static void Adapters_OfAnUpThatTheLayerLacks_AreRefused(void** state) {
   close_fixture(&f);
 }
 
-static void Gradients_OfFrozenWeights_AreRefusedByName(void** state) {
-  (void)state;
+TEST(Gradients_OfFrozenWeights_AreRefusedByName) {
   fixture_t f;
   open_adapted(&f);
   const char* const texts[] = {"grad_params.w1 is given", "grad_params.w3 is given", "grad_params.w2 is given"};
@@ -154,8 +144,7 @@ static void Gradients_OfFrozenWeights_AreRefusedByName(void** state) {
   close_fixture(&f);
 }
 
-static void Gradients_OfAdapters_FitThem(void** state) {
-  (void)state;
+TEST(Gradients_OfAdapters_FitThem) {
   fixture_t f;
   open_adapted(&f);
   for (int kind = 0; kind < RIG_NUM_ADAPTERS; ++kind) {
@@ -177,8 +166,7 @@ static void Gradients_OfAdapters_FitThem(void** state) {
 }
 
 /* Of what the forward of this step did not have, or had otherwise. */
-static void Backward_OtherAdaptersThanTheForwards_IsRefused(void** state) {
-  (void)state;
+TEST(Backward_OtherAdaptersThanTheForwards_IsRefused) {
   static const char text[] = "params has other adapters than this step's forward had";
   fixture_t f;
   open_adapted(&f);
@@ -200,8 +188,7 @@ static void Backward_OtherAdaptersThanTheForwards_IsRefused(void** state) {
 }
 
 /* A caller of an older layout has no adapters, whatever lies after its struct. */
-static void Structs_OfAnOlderLayout_HaveNoAdapters(void** state) {
-  (void)state;
+TEST(Structs_OfAnOlderLayout_HaveNoAdapters) {
   fixture_t f;
   open_default(&f);
   uint64_t digest = 0;
@@ -221,19 +208,4 @@ static void Structs_OfAnOlderLayout_HaveNoAdapters(void** state) {
   WORKS(rig_round(&f.rig, &digest));
   assert_true(digest == f.digest);
   close_fixture(&f);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Adapters_HalfAPair_IsRefusedByName),
-      cmocka_unit_test(Adapters_BadTensors_AreNamedWithTheirExpert),
-      cmocka_unit_test(Adapters_RankBeyondTheConfigs_IsRefused),
-      cmocka_unit_test(Adapters_BadScales_AreNamed),
-      cmocka_unit_test(Adapters_OfAnUpThatTheLayerLacks_AreRefused),
-      cmocka_unit_test(Gradients_OfFrozenWeights_AreRefusedByName),
-      cmocka_unit_test(Gradients_OfAdapters_FitThem),
-      cmocka_unit_test(Backward_OtherAdaptersThanTheForwards_IsRefused),
-      cmocka_unit_test(Structs_OfAnOlderLayout_HaveNoAdapters),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

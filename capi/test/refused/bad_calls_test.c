@@ -1,19 +1,14 @@
 /* Rejected values and handles of calls, steps in the wrong order or place, and damaged saved buffers. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/rig/refusals.h"
+#include "third_party/bazel/test.h"
 
-static void Ids_OutOfRange_NameTheEntry(void** state) {
-  (void)state;
+TEST(Ids_OutOfRange_NameTheEntry) {
   const int64_t wrong[] = {4, -2, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, (int64_t)1 << 32};
   fixture_t f;
   open_default(&f);
@@ -39,8 +34,7 @@ static void Ids_OutOfRange_NameTheEntry(void** state) {
   close_fixture(&f);
 }
 
-static void RouteWeights_NaNAndInfinity_PassThrough(void** state) {
-  (void)state;
+TEST(RouteWeights_NaNAndInfinity_PassThrough) {
   fixture_t f;
   open_default(&f);
   rig_reset(&f.rig);
@@ -63,8 +57,7 @@ static void RouteWeights_NaNAndInfinity_PassThrough(void** state) {
   close_fixture(&f);
 }
 
-static void Calls_StreamHandlesFlags_AreChecked(void** state) {
-  (void)state;
+TEST(Calls_StreamHandlesFlags_AreChecked) {
   fixture_t f;
   open_default(&f);
   rig_reset(&f.rig);
@@ -111,8 +104,7 @@ static void Calls_StreamHandlesFlags_AreChecked(void** state) {
 
 /* ---- steps ---- */
 
-static void Backward_InTheWrongOrder_IsStateError(void** state) {
-  (void)state;
+TEST(Backward_InTheWrongOrder_IsStateError) {
   fixture_t f;
   open_default(&f);
   sluice_step_t* step = fresh_step(&f);
@@ -151,8 +143,7 @@ static void Backward_InTheWrongOrder_IsStateError(void** state) {
   close_fixture(&f);
 }
 
-static void Backward_AfterDrop_IsStateError(void** state) {
-  (void)state;
+TEST(Backward_AfterDrop_IsStateError) {
   fixture_t f, other;
   open_default(&f);
   open_default(&other);
@@ -176,8 +167,7 @@ static void Backward_AfterDrop_IsStateError(void** state) {
   close_fixture(&f);
 }
 
-static void Backward_StepOfAnotherLayer_NamesBoth(void** state) {
-  (void)state;
+TEST(Backward_StepOfAnotherLayer_NamesBoth) {
   fixture_t f;
   open_default(&f);
   sluice_moe_config_t config = rig_config();
@@ -194,8 +184,7 @@ static void Backward_StepOfAnotherLayer_NamesBoth(void** state) {
   close_fixture(&f);
 }
 
-static void Restore_DamagedOrForeignBuffers_AreRefused(void** state) {
-  (void)state;
+TEST(Restore_DamagedOrForeignBuffers_AreRefused) {
   fixture_t f;
   open_default(&f);
   saved_t saved = {.refuse = -1};
@@ -264,8 +253,7 @@ static void Restore_DamagedOrForeignBuffers_AreRefused(void** state) {
   close_fixture(&f);
 }
 
-static void Forward_HostRefusesASavedBuffer_IsNoMemory(void** state) {
-  (void)state;
+TEST(Forward_HostRefusesASavedBuffer_IsNoMemory) {
   static const char* const names[] = {"META", "INPUT", "PRE_ACTIVATION"};
   fixture_t f;
   open_default(&f);
@@ -281,15 +269,5 @@ static void Forward_HostRefusesASavedBuffer_IsNoMemory(void** state) {
 
 int main(void) {
   setenv("SLUICE_POISON", "1", 1);
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Ids_OutOfRange_NameTheEntry),
-      cmocka_unit_test(RouteWeights_NaNAndInfinity_PassThrough),
-      cmocka_unit_test(Calls_StreamHandlesFlags_AreChecked),
-      cmocka_unit_test(Backward_InTheWrongOrder_IsStateError),
-      cmocka_unit_test(Backward_AfterDrop_IsStateError),
-      cmocka_unit_test(Backward_StepOfAnotherLayer_NamesBoth),
-      cmocka_unit_test(Restore_DamagedOrForeignBuffers_AreRefused),
-      cmocka_unit_test(Forward_HostRefusesASavedBuffer_IsNoMemory),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

@@ -1,20 +1,15 @@
 /* Rejected configurations of contexts, layers and communicators, and the text of an error after it is copied out. */
 #include <dlfcn.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/rig/refusals.h"
+#include "third_party/bazel/test.h"
 
-static void ContextCreate_BadConfig_IsRefused(void** state) {
-  (void)state;
+TEST(ContextCreate_BadConfig_IsRefused) {
   fixture_t f;
   open_default(&f);
   sluice_context_config_t good, c;
@@ -55,8 +50,7 @@ static void ContextCreate_BadConfig_IsRefused(void** state) {
   sluice_context_destroy(NULL);
 }
 
-static void Trace_BadArguments_AreRefused(void** state) {
-  (void)state;
+TEST(Trace_BadArguments_AreRefused) {
   fixture_t f;
   open_default(&f);
   sluice_trace_event_t events[4];
@@ -82,8 +76,7 @@ static void Trace_BadArguments_AreRefused(void** state) {
 
 /* ---- layer ---- */
 
-static void MoeCreate_BadConfig_IsRefused(void** state) {
-  (void)state;
+TEST(MoeCreate_BadConfig_IsRefused) {
   fixture_t f;
   open_default(&f);
   sluice_moe_t* moe = (sluice_moe_t*)(uintptr_t)1;
@@ -174,8 +167,7 @@ static void MoeCreate_BadConfig_IsRefused(void** state) {
   close_fixture(&f);
 }
 
-static void MoeCreate_ExpertsNotDivisibleByRanks_NeedsATable(void** state) {
-  (void)state;
+TEST(MoeCreate_ExpertsNotDivisibleByRanks_NeedsATable) {
   sluice_local_group_t* group = NULL;
   WORKS(sluice_local_group_create(3, &group));
   sluice_comm_config_t comm_config;
@@ -210,8 +202,7 @@ static sluice_status_t no_wait(void* user, void* request, uint64_t timeout_ns, s
 }
 static void count_destroy(void* user) { ++*(int*)user; }
 
-static void CommCreate_BadArguments_AreRefused(void** state) {
-  (void)state;
+TEST(CommCreate_BadArguments_AreRefused) {
   sluice_local_group_t* group = (sluice_local_group_t*)(uintptr_t)1;
   REFUSED(sluice_local_group_create(2, NULL), BAD, "out_group is NULL");
   REFUSED(sluice_local_group_create(0, &group), BAD, "world_size is 0");
@@ -275,8 +266,7 @@ static void CommCreate_BadArguments_AreRefused(void** state) {
   sluice_local_group_destroy(NULL);
 }
 
-static void Errors_CopiedOut_AreBoundedAndNamed(void** state) {
-  (void)state;
+TEST(Errors_CopiedOut_AreBoundedAndNamed) {
   assert_string_equal(sluice_status_name(SLUICE_OK), "OK");
   assert_string_equal(sluice_status_name(SLUICE_E_INTERNAL), "INTERNAL");
   assert_string_equal(sluice_status_name(1), "UNKNOWN");
@@ -298,13 +288,5 @@ static void Errors_CopiedOut_AreBoundedAndNamed(void** state) {
 
 int main(void) {
   setenv("SLUICE_POISON", "1", 1);
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(ContextCreate_BadConfig_IsRefused),
-      cmocka_unit_test(Trace_BadArguments_AreRefused),
-      cmocka_unit_test(MoeCreate_BadConfig_IsRefused),
-      cmocka_unit_test(MoeCreate_ExpertsNotDivisibleByRanks_NeedsATable),
-      cmocka_unit_test(CommCreate_BadArguments_AreRefused),
-      cmocka_unit_test(Errors_CopiedOut_AreBoundedAndNamed),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

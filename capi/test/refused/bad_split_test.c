@@ -1,13 +1,9 @@
 /* Rejected arguments of the split calls of a layer: each is named, nothing is written, and the dispatch continues. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 
-#include <cmocka.h>
-
 #include "capi/test/rig/refusals.h"
+#include "third_party/bazel/test.h"
 
 enum { ROWS = 12, WIDTH = 5, HIDDEN = 7 }; /* the rig's layer: every route is kept */
 
@@ -65,8 +61,7 @@ static void close_parts(fixture_t* f, rows_t* r, sluice_dispatch_t* dispatch) {
   close_fixture(f);
 }
 
-static void Dispatch_Bad_IsNamed(void** state) {
-  (void)state;
+TEST(Dispatch_Bad_IsNamed) {
   fixture_t f;
   rows_t r;
   open_parts(&f, &r);
@@ -95,8 +90,7 @@ static void Dispatch_Bad_IsNamed(void** state) {
   close_parts(&f, &r, open_dispatch(&f, &r));
 }
 
-static void Combine_Bad_IsNamed(void** state) {
-  (void)state;
+TEST(Combine_Bad_IsNamed) {
   fixture_t f;
   rows_t r;
   open_parts(&f, &r);
@@ -127,8 +121,7 @@ static void Combine_Bad_IsNamed(void** state) {
   close_parts(&f, &r, dispatch);
 }
 
-static void DispatchBackward_Bad_IsNamed(void** state) {
-  (void)state;
+TEST(DispatchBackward_Bad_IsNamed) {
   fixture_t f;
   rows_t r;
   open_parts(&f, &r);
@@ -149,8 +142,7 @@ static void DispatchBackward_Bad_IsNamed(void** state) {
   close_parts(&f, &r, dispatch);
 }
 
-static void Experts_Bad_AreNamed(void** state) {
-  (void)state;
+TEST(Experts_Bad_AreNamed) {
   fixture_t f;
   rows_t r;
   open_parts(&f, &r);
@@ -189,11 +181,5 @@ static void Experts_Bad_AreNamed(void** state) {
 
 int main(void) {
   setenv("SLUICE_POISON", "1", 1);
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Dispatch_Bad_IsNamed),
-      cmocka_unit_test(Combine_Bad_IsNamed),
-      cmocka_unit_test(DispatchBackward_Bad_IsNamed),
-      cmocka_unit_test(Experts_Bad_AreNamed),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

@@ -1,13 +1,9 @@
 /* Structs of the wrong size, with unknown bytes or unknown extensions: ABI errors that name the struct. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/rig/refusals.h"
+#include "third_party/bazel/test.h"
 
 typedef union wide_s {
   unsigned char bytes[1024];
@@ -91,8 +87,7 @@ static sluice_status_t run_with_callbacks(fixture_t* f, const void* callbacks) {
   return run_forward(f, &args);
 }
 
-static void Structs_WrongSizeOrDirtyTail_IsAbiError(void** state) {
-  (void)state;
+TEST(Structs_WrongSizeOrDirtyTail_IsAbiError) {
   fixture_t f;
   open_default(&f);
   sluice_context_config_t context;
@@ -116,8 +111,7 @@ static void Structs_WrongSizeOrDirtyTail_IsAbiError(void** state) {
   close_fixture(&f);
 }
 
-static void ExpertStructs_WrongSizeOrDirtyTail_IsAbiError(void** state) {
-  (void)state;
+TEST(ExpertStructs_WrongSizeOrDirtyTail_IsAbiError) {
   fixture_t f;
   open_default(&f);
   rig_reset(&f.rig);
@@ -143,8 +137,7 @@ static void ExpertStructs_WrongSizeOrDirtyTail_IsAbiError(void** state) {
   close_fixture(&f);
 }
 
-static void Structs_UnknownExtension_IsNamed(void** state) {
-  (void)state;
+TEST(Structs_UnknownExtension_IsNamed) {
   fixture_t f;
   open_default(&f);
   sluice_context_config_t context;
@@ -167,8 +160,7 @@ static void Structs_UnknownExtension_IsNamed(void** state) {
 }
 
 /* Shorter structs are for later versions; init must never write beyond the given size. */
-static void Init_ShortOrNull_WritesOnlyThatMuch(void** state) {
-  (void)state;
+TEST(Init_ShortOrNull_WritesOnlyThatMuch) {
   unsigned char block[64];
   void (*const inits[])(void*, size_t) = {(void (*)(void*, size_t))(void (*)(void))sluice_context_config_init,
                                           (void (*)(void*, size_t))(void (*)(void))sluice_moe_config_init,
@@ -186,8 +178,7 @@ static void Init_ShortOrNull_WritesOnlyThatMuch(void** state) {
   }
 }
 
-static void Stats_WrongSize_IsAbiErrorAndShortIsFilled(void** state) {
-  (void)state;
+TEST(Stats_WrongSize_IsAbiErrorAndShortIsFilled) {
   fixture_t f;
   open_default(&f);
   wide_t w;
@@ -214,12 +205,5 @@ static void Stats_WrongSize_IsAbiErrorAndShortIsFilled(void** state) {
 
 int main(void) {
   setenv("SLUICE_POISON", "1", 1);
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Structs_WrongSizeOrDirtyTail_IsAbiError),
-      cmocka_unit_test(ExpertStructs_WrongSizeOrDirtyTail_IsAbiError),
-      cmocka_unit_test(Structs_UnknownExtension_IsNamed),
-      cmocka_unit_test(Init_ShortOrNull_WritesOnlyThatMuch),
-      cmocka_unit_test(Stats_WrongSize_IsAbiErrorAndShortIsFilled),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

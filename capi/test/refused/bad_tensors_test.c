@@ -1,16 +1,12 @@
 /* Rejected tensors of a call: tokens, routes, outputs, parameters and gradients, each named. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/rig/refusals.h"
+#include "third_party/bazel/test.h"
 
 typedef enum bend_e {
   BEND_DEVICE,
@@ -70,8 +66,7 @@ static const tensor_case_t backward_tensors[] = {
 static void forget(void* args, size_t argument) { memset((char*)args + argument, 0, sizeof(void*)); }
 static rig_tensor_t* tensor_at(rig_t* rig, size_t at) { return (rig_tensor_t*)(void*)((char*)rig + at); }
 
-static void Forward_BadTensor_IsNamed(void** state) {
-  (void)state;
+TEST(Forward_BadTensor_IsNamed) {
   fixture_t f;
   open_default(&f);
   for (int i = 0; i < COUNT(forward_tensors); ++i) {
@@ -107,8 +102,7 @@ static void Forward_BadTensor_IsNamed(void** state) {
   close_fixture(&f);
 }
 
-static void Backward_BadTensor_IsNamed(void** state) {
-  (void)state;
+TEST(Backward_BadTensor_IsNamed) {
   fixture_t f;
   open_default(&f);
   for (int i = 0; i < COUNT(backward_tensors); ++i) {
@@ -147,8 +141,7 @@ static void Backward_BadTensor_IsNamed(void** state) {
   close_fixture(&f);
 }
 
-static void Backward_UnwantedGradients_AreNotWritten(void** state) {
-  (void)state;
+TEST(Backward_UnwantedGradients_AreNotWritten) {
   fixture_t f;
   open_default(&f);
   sluice_step_t* step = fresh_step(&f);
@@ -203,8 +196,7 @@ static void check_members(fixture_t* f, int32_t grad_mode) {
   }
 }
 
-static void Backward_UnwantedMembers_AreNotWrittenAndTheOthersKeepTheirBits(void** state) {
-  (void)state;
+TEST(Backward_UnwantedMembers_AreNotWrittenAndTheOthersKeepTheirBits) {
   for (int bits = 0; bits < 16; ++bits) {
     sluice_moe_config_t config = rig_config();
     config.dtype = bits & 1 ? SLUICE_DTYPE_BF16 : SLUICE_DTYPE_F32;
@@ -218,8 +210,7 @@ static void Backward_UnwantedMembers_AreNotWrittenAndTheOthersKeepTheirBits(void
   }
 }
 
-static void Parameters_Bad_AreNamedWithTheirExpert(void** state) {
-  (void)state;
+TEST(Parameters_Bad_AreNamedWithTheirExpert) {
   static const char* const names[] = {"w1", "w3", "w2", "b1", "b3", "b2"};
   fixture_t f;
   open_default(&f);
@@ -260,8 +251,7 @@ static void share_shapes(rig_t* rig) {
   }
 }
 
-static void Parameters_OfAStack_AreCheckedOneByOne(void** state) {
-  (void)state;
+TEST(Parameters_OfAStack_AreCheckedOneByOne) {
   static const char* const names[] = {"w1", "w3", "w2", "b1", "b3", "b2"};
   static const int own[] = {BEND_DEVICE, BEND_CODE, BEND_LANES, BEND_NDIM, BEND_SHAPE_NULL, BEND_DATA};
   fixture_t f;
@@ -283,8 +273,7 @@ static void Parameters_OfAStack_AreCheckedOneByOne(void** state) {
   close_fixture(&f);
 }
 
-static void Gradients_Bad_AreNamedWithTheirExpert(void** state) {
-  (void)state;
+TEST(Gradients_Bad_AreNamedWithTheirExpert) {
   static const char* const names[] = {"w1", "w3", "w2", "b1", "b3", "b2"};
   fixture_t f;
   open_default(&f);
@@ -325,8 +314,7 @@ static void Gradients_Bad_AreNamedWithTheirExpert(void** state) {
   close_fixture(&f);
 }
 
-static void Callbacks_Missing_AreRefused(void** state) {
-  (void)state;
+TEST(Callbacks_Missing_AreRefused) {
   fixture_t f;
   sluice_moe_config_t config = rig_config();
   config.callback_experts = 1;
@@ -355,15 +343,5 @@ static void Callbacks_Missing_AreRefused(void** state) {
 
 int main(void) {
   setenv("SLUICE_POISON", "1", 1);
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Forward_BadTensor_IsNamed),
-      cmocka_unit_test(Backward_BadTensor_IsNamed),
-      cmocka_unit_test(Backward_UnwantedGradients_AreNotWritten),
-      cmocka_unit_test(Backward_UnwantedMembers_AreNotWrittenAndTheOthersKeepTheirBits),
-      cmocka_unit_test(Parameters_Bad_AreNamedWithTheirExpert),
-      cmocka_unit_test(Parameters_OfAStack_AreCheckedOneByOne),
-      cmocka_unit_test(Gradients_Bad_AreNamedWithTheirExpert),
-      cmocka_unit_test(Callbacks_Missing_AreRefused),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

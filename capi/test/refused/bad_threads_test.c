@@ -1,9 +1,6 @@
 /* A second thread in a context gets BUSY; in a forked child every handle is inert. */
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,9 +8,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "capi/test/rig/refusals.h"
+#include "third_party/bazel/test.h"
 
 typedef struct busy_s {
   fixture_t* f;
@@ -54,8 +50,7 @@ static int32_t call_from_inside(void* user, int32_t chunk, int32_t expert, int64
   return 0;
 }
 
-static void Context_SecondThreadInside_IsBusy(void** state) {
-  (void)state;
+TEST(Context_SecondThreadInside_IsBusy) {
   static const char* const names[] = {"sluice_moe_forward", "sluice_moe_backward", "sluice_moe_create",
                                       "sluice_context_get_stats", "sluice_context_take_trace"};
   fixture_t f;
@@ -124,8 +119,7 @@ static void child_main(fixture_t* f, sluice_step_t* step, sluice_local_group_t* 
   _exit(0);
 }
 
-static void Fork_HandlesInTheChild_AreInert(void** state) {
-  (void)state;
+TEST(Fork_HandlesInTheChild_AreInert) {
   fixture_t f;
   open_default(&f);
   sluice_local_group_t* group = NULL;
@@ -161,9 +155,5 @@ static void Fork_HandlesInTheChild_AreInert(void** state) {
 
 int main(void) {
   setenv("SLUICE_POISON", "1", 1);
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Context_SecondThreadInside_IsBusy),
-      cmocka_unit_test(Fork_HandlesInTheChild_AreInert),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

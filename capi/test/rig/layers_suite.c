@@ -1,15 +1,11 @@
 #include "capi/test/rig/layers_suite.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/rig/refusals.h"
+#include "third_party/bazel/test.h"
 
 enum { LAYERS = 3, TOKENS = 256 };
 

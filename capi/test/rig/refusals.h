@@ -3,14 +3,10 @@
 #ifndef SLUICE_CAPI_TEST_RIG_REFUSALS_H_
 #define SLUICE_CAPI_TEST_RIG_REFUSALS_H_
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 
-#include <cmocka.h>
-
 #include "capi/test/rig/rig.h"
+#include "third_party/bazel/test.h"
 
 /* Fails the test unless the call returned `want` and, for an error, the record's text contains `text`. */
 void check_refusal(sluice_status_t got, sluice_status_t want, const char* text, const char* call, const char* file,

@@ -1,19 +1,14 @@
 /* The tuner under a memory budget: plans race inside it, are read back from a file, and have the planner's seconds. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/tuner/tuner_world.h"
+#include "third_party/bazel/test.h"
 
 /* Under a budget the best few plans by price run as ordinary steps, the same on all ranks, and inside the budget. */
-static void Budget_BestPlansRace_InsideTheBudget(void** state) {
-  (void)state;
+TEST(Budget_BestPlansRace_InsideTheBudget) {
   static const uint64_t budgets[][2] = {{64 << 20, 64 << 20}, {1 << 20, 1 << 20}, {215000, 620000}}; /* by ranks */
   for (int32_t i = 0; i < 6; ++i) {
     int32_t ranks = 1 + i % 2, has_machine = (i + i / 2) % 2;
@@ -49,8 +44,7 @@ static void must_reuse(const sluice_tuner_policy_t* p) {
 
 /* With reuse of buffers without a budget: n and one of S1 to S4 together, the same on all ranks, and separately for
  * each size of a batch. */
-static void Reuse_NoBudget_ChunksAndStrategyAreChosenForEachSize(void** state) {
-  (void)state;
+TEST(Reuse_NoBudget_ChunksAndStrategyAreChosenForEachSize) {
   static const int32_t modes[] = {SLUICE_TUNER_PROFILE, SLUICE_TUNER_ADAPTIVE, SLUICE_TUNER_ADAPTIVE,
                                   SLUICE_TUNER_MODEL};
   for (int32_t i = 0; i < 8; ++i) {
@@ -82,8 +76,7 @@ static void Reuse_NoBudget_ChunksAndStrategyAreChosenForEachSize(void** state) {
 }
 
 /* Batches of four alternating sizes keep their own n and strategy: no answer serves another size. */
-static void Reuse_BatchesDiffer_EachSizeHasItsAnswer(void** state) {
-  (void)state;
+TEST(Reuse_BatchesDiffer_EachSizeHasItsAnswer) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_MODEL, 1);
   w->reuse = 1, w->changes = 2, w->steps = 60;
   tuner_run(w);
@@ -98,8 +91,7 @@ static void Reuse_BatchesDiffer_EachSizeHasItsAnswer(void** state) {
 }
 
 /* The same under a budget: plans of these strategies only. */
-static void Reuse_UnderABudget_NoPlanKeepsRows(void** state) {
-  (void)state;
+TEST(Reuse_UnderABudget_NoPlanKeepsRows) {
   for (int32_t ranks = 1; ranks <= 2; ++ranks) {
     tuner_world_t* w = tuner_world(ranks, SLUICE_TUNER_ADAPTIVE, 0);
     w->reuse = 1, w->budget = 64 << 20, w->steps = 24;
@@ -111,8 +103,7 @@ static void Reuse_UnderABudget_NoPlanKeepsRows(void** state) {
 }
 
 /* Between the bytes of two policies a plan keeps some chunks, and its decision says how many. */
-static void Budget_BetweenTwoPolicies_DecisionSaysHowManyChunksItKeeps(void** state) {
-  (void)state;
+TEST(Budget_BetweenTwoPolicies_DecisionSaysHowManyChunksItKeeps) {
   int32_t num_parts = 0, num_whole = 0;
   for (uint64_t budget = 615000; budget <= 675000; budget += 3000) {
     tuner_world_t* w = tuner_world(2, SLUICE_TUNER_MODEL, 1);
@@ -137,8 +128,7 @@ static void Budget_BetweenTwoPolicies_DecisionSaysHowManyChunksItKeeps(void** st
 
 /* A larger batch has its own plans. By then passes have shown lane times: all ranks and all layers of a kind begin with
  * the same plans, so that they share a race. */
-static void Budget_BatchesGrow_PlansBeginWithWhatWasSeen(void** state) {
-  (void)state;
+TEST(Budget_BatchesGrow_PlansBeginWithWhatWasSeen) {
   for (int32_t ranks = 2; ranks <= 3; ++ranks) {
     tuner_world_t* w = tuner_world(ranks, SLUICE_TUNER_ADAPTIVE, 0);
     w->grows = 1, w->budget = 1 << 20, w->steps = 60, w->layers = 3;
@@ -183,8 +173,7 @@ static int32_t decision_for(const tuner_world_t* w, int64_t tokens) {
 
 /* Each size of a batch has its own plan: the largest batches must send again and recompute, small ones keep their rows,
  * and all of it fits the budget. */
-static void Budget_BatchesDiffer_EachSizeHasItsPlan(void** state) {
-  (void)state;
+TEST(Budget_BatchesDiffer_EachSizeHasItsPlan) {
   int32_t num_different = 0;
   for (int32_t i = 0; i < 6; ++i) {
     const int32_t ranks = 1 + i % 2, has_machine = i / 2 % 2;
@@ -222,8 +211,7 @@ static void Budget_BatchesDiffer_EachSizeHasItsPlan(void** state) {
 }
 
 /* Each size's plan comes back from a file. */
-static void Budget_BatchesDiffer_FileHoldsThePlanOfEachSize(void** state) {
-  (void)state;
+TEST(Budget_BatchesDiffer_FileHoldsThePlanOfEachSize) {
   tuner_world_t* w = sizes_under_budget(2, SLUICE_TUNER_ADAPTIVE, 1, 0, NULL);
   must_agree(w);
   char* text = strdup(w->written[0]);
@@ -248,8 +236,7 @@ static void Budget_BatchesDiffer_FileHoldsThePlanOfEachSize(void** state) {
 }
 
 /* With several forwards outstanding, each runs again as it ran, whatever its size. */
-static void Budget_BatchesDiffer_RepeatedForwardsKeepTheirPlan(void** state) {
-  (void)state;
+TEST(Budget_BatchesDiffer_RepeatedForwardsKeepTheirPlan) {
   for (int32_t has_machine = 0; has_machine <= 1; ++has_machine) {
     tuner_world_t* w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, has_machine);
     w->changes = 1, w->steps = 48, w->budget = 1 << 20, w->repeats = 3, w->evaluates = 1;
@@ -261,8 +248,7 @@ static void Budget_BatchesDiffer_RepeatedForwardsKeepTheirPlan(void** state) {
 }
 
 /* A plan from a file is used; if it does not fit, another is chosen, with a log line. */
-static void Budget_PlanOfAFile_StandsWhereItFits(void** state) {
-  (void)state;
+TEST(Budget_PlanOfAFile_StandsWhereItFits) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, 1);
   w->budget = 1 << 20, w->steps = 24;
   tuner_run(w);
@@ -296,8 +282,7 @@ static void Budget_PlanOfAFile_StandsWhereItFits(void** state) {
 }
 
 /* Plans of a context whose tuner has a machine carry the planner's seconds, and the fastest that fits is taken. */
-static void Plans_WithAMachine_CarryThePlannersSeconds(void** state) {
-  (void)state;
+TEST(Plans_WithAMachine_CarryThePlannersSeconds) {
   sluice_context_config_t context_config;
   sluice_context_config_init(&context_config, sizeof context_config);
   context_config.gemm = "ref";
@@ -339,21 +324,4 @@ static void Plans_WithAMachine_CarryThePlannersSeconds(void** state) {
   sluice_moe_destroy(moe);
   sluice_planner_destroy(planner);
   sluice_context_destroy(context);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Budget_BestPlansRace_InsideTheBudget),
-      cmocka_unit_test(Reuse_NoBudget_ChunksAndStrategyAreChosenForEachSize),
-      cmocka_unit_test(Reuse_BatchesDiffer_EachSizeHasItsAnswer),
-      cmocka_unit_test(Reuse_UnderABudget_NoPlanKeepsRows),
-      cmocka_unit_test(Budget_BetweenTwoPolicies_DecisionSaysHowManyChunksItKeeps),
-      cmocka_unit_test(Budget_BatchesGrow_PlansBeginWithWhatWasSeen),
-      cmocka_unit_test(Budget_BatchesDiffer_EachSizeHasItsPlan),
-      cmocka_unit_test(Budget_BatchesDiffer_FileHoldsThePlanOfEachSize),
-      cmocka_unit_test(Budget_BatchesDiffer_RepeatedForwardsKeepTheirPlan),
-      cmocka_unit_test(Budget_PlanOfAFile_StandsWhereItFits),
-      cmocka_unit_test(Plans_WithAMachine_CarryThePlannersSeconds),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,19 +1,14 @@
 /* Layers with a configured number of chunks: the open choices are raced at that number, and nothing else. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/tuner/tuner_world.h"
+#include "third_party/bazel/test.h"
 
 /* One chunk has one mode, and a configured mode at a configured n leaves no choice. */
-static void FixedChunks_NothingOpen_NothingIsAsked(void** state) {
-  (void)state;
+TEST(FixedChunks_NothingOpen_NothingIsAsked) {
   static const struct {
     int32_t num_chunks, wgrad_mode;
   } cases[] = {{3, SLUICE_WGRAD_DEFERRED}, {5, SLUICE_WGRAD_PER_CHUNK}, {1, SLUICE_WGRAD_ADAPTIVE}};
@@ -28,8 +23,7 @@ static void FixedChunks_NothingOpen_NothingIsAsked(void** state) {
 }
 
 /* At any fixed n both modes of weight gradients run, and the faster one stays. */
-static void FixedChunks_OpenMode_IsRacedAtThatN(void** state) {
-  (void)state;
+TEST(FixedChunks_OpenMode_IsRacedAtThatN) {
   static const struct {
     int32_t mode, machine;
   } cases[] = {
@@ -55,8 +49,7 @@ static void FixedChunks_OpenMode_IsRacedAtThatN(void** state) {
 }
 
 /* The mode of an n that no search tries is read back from a file, and ignored by layers of another n. */
-static void FixedChunks_DecisionOfAFile_StandsForThatN(void** state) {
-  (void)state;
+TEST(FixedChunks_DecisionOfAFile_StandsForThatN) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
   w->num_chunks = 5, w->steps = 40;
   tuner_run(w);
@@ -78,13 +71,4 @@ static void FixedChunks_DecisionOfAFile_StandsForThatN(void** state) {
   must_agree(w);
   assert_int_equal(w->decisions[0][0].why, SLUICE_WHY_RACED);
   free(text);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(FixedChunks_NothingOpen_NothingIsAsked),
-      cmocka_unit_test(FixedChunks_OpenMode_IsRacedAtThatN),
-      cmocka_unit_test(FixedChunks_DecisionOfAFile_StandsForThatN),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,11 @@
 /* Layers that leave open whether tokens are sent by rank or by node: the choice shows in the sent bytes. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "capi/test/tuner/tuner_world.h"
+#include "third_party/bazel/test.h"
 
 enum { RANKS = 4, PER_NODE = 2, TOP_K = 4 };
 
@@ -50,8 +46,7 @@ static void run_fixed(int32_t deduplicate, int32_t top_k, uint64_t sent[RANKS]) 
 
 static int is_same(const uint64_t* a, const uint64_t* b) { return memcmp(a, b, RANKS * sizeof *a) == 0; }
 
-static void Levels_ByPrediction_GoWhereTheSlowLinkIs(void** state) {
-  (void)state;
+TEST(Levels_ByPrediction_GoWhereTheSlowLinkIs) {
   uint64_t by_rank[RANKS], by_node[RANKS], sent[RANKS];
   run_fixed(SLUICE_DEDUPLICATE_RANKS, TOP_K, by_rank);
   run_fixed(SLUICE_DEDUPLICATE_NODES, TOP_K, by_node);
@@ -65,8 +60,7 @@ static void Levels_ByPrediction_GoWhereTheSlowLinkIs(void** state) {
 }
 
 /* If two levels are predicted to lose, they are not tried: every step goes by rank. */
-static void Levels_PredictedToLose_NeverRun(void** state) {
-  (void)state;
+TEST(Levels_PredictedToLose_NeverRun) {
   uint64_t by_rank[RANKS], sent[RANKS];
   for (int32_t steps = 7; steps < 12; steps += 2) { /* at a fixed n two levels would run from the third on */
     tuner_world_t* w = world_of(SLUICE_DEDUPLICATE_RANKS, SLUICE_TUNER_ADAPTIVE, NULL);
@@ -80,8 +74,7 @@ static void Levels_PredictedToLose_NeverRun(void** state) {
 }
 
 /* A layer that uses predictions only, with a machine that has one kind of link, cannot decide. */
-static void Levels_MachineWithoutNodes_PredictsNothing(void** state) {
-  (void)state;
+TEST(Levels_MachineWithoutNodes_PredictsNothing) {
   uint64_t by_rank[RANKS], sent[RANKS];
   run_fixed(SLUICE_DEDUPLICATE_RANKS, TOP_K, by_rank);
   run(world_of(SLUICE_DEDUPLICATE_ADAPTIVE, SLUICE_TUNER_MODEL, tuner_machine), sent);
@@ -90,8 +83,7 @@ static void Levels_MachineWithoutNodes_PredictsNothing(void** state) {
 
 /* Under a budget levels are chosen with the plan, by predicted time: the bytes are those of a layer with the same plan
  * and configured levels. Without a machine nothing is predicted. */
-static void Levels_UnderABudget_AreThosePredictedToTakeLess(void** state) {
-  (void)state;
+TEST(Levels_UnderABudget_AreThosePredictedToTakeLess) {
   for (int32_t i = 0; i < 3; ++i) {
     uint64_t sent[2][RANKS];
     for (int32_t is_given = 0; is_given < 2; ++is_given) {
@@ -108,8 +100,7 @@ static void Levels_UnderABudget_AreThosePredictedToTakeLess(void** state) {
 }
 
 /* A token with one route goes to one node in any case. */
-static void Levels_OneRoutePerToken_KeepOneLevelOnAnyMachine(void** state) {
-  (void)state;
+TEST(Levels_OneRoutePerToken_KeepOneLevelOnAnyMachine) {
   uint64_t by_rank[RANKS], sent[RANKS];
   run_fixed(SLUICE_DEDUPLICATE_RANKS, 1, by_rank);
   for (int32_t mode = SLUICE_TUNER_ADAPTIVE; mode <= SLUICE_TUNER_MODEL; ++mode) {
@@ -121,8 +112,7 @@ static void Levels_OneRoutePerToken_KeepOneLevelOnAnyMachine(void** state) {
 }
 
 /* By measured times: both run, at the configured n or at those that are searched, and one of them stays. */
-static void Levels_Raced_SettleOnAllRanks(void** state) {
-  (void)state;
+TEST(Levels_Raced_SettleOnAllRanks) {
   uint64_t by_rank[RANKS], by_node[RANKS], sent[RANKS];
   static const int32_t steps[] = {160, 24, 24, 40}; /* by n: what is searched before that */
   for (int32_t n = 0; n <= 3; ++n) {
@@ -145,8 +135,7 @@ static void Levels_Raced_SettleOnAllRanks(void** state) {
 }
 
 /* If ranks have different numbers of tokens, all bind again for the most, and node copies are exchanged again. */
-static void Levels_ByNodeWithDifferentBatchesPerRank_AllRanksAgree(void** state) {
-  (void)state;
+TEST(Levels_ByNodeWithDifferentBatchesPerRank_AllRanksAgree) {
   tuner_world_t* w = world_of(SLUICE_DEDUPLICATE_NODES, SLUICE_TUNER_ADAPTIVE, NULL);
   w->num_chunks = 0, w->empty = 2, w->changes = 3;
   tuner_run(w);
@@ -155,8 +144,7 @@ static void Levels_ByNodeWithDifferentBatchesPerRank_AllRanksAgree(void** state)
 
 /* With activation checkpointing a replayed forward has the levels of the original, whatever is chosen by then: both
  * save the same bytes. */
-static void Levels_RepeatedForwards_KeepTheirs(void** state) {
-  (void)state;
+TEST(Levels_RepeatedForwards_KeepTheirs) {
   for (int32_t reverse = 0; reverse <= 1; ++reverse) {
     tuner_world_t* w = world_of(SLUICE_DEDUPLICATE_ADAPTIVE, SLUICE_TUNER_ADAPTIVE, NULL);
     w->repeats = 3, w->reverse = reverse, w->steps = 40;
@@ -164,18 +152,4 @@ static void Levels_RepeatedForwards_KeepTheirs(void** state) {
     must_agree(w);
     for (int32_t r = 0; r < RANKS; ++r) assert_int_equal(w->num_different[r], 0);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Levels_ByPrediction_GoWhereTheSlowLinkIs),
-      cmocka_unit_test(Levels_PredictedToLose_NeverRun),
-      cmocka_unit_test(Levels_MachineWithoutNodes_PredictsNothing),
-      cmocka_unit_test(Levels_UnderABudget_AreThosePredictedToTakeLess),
-      cmocka_unit_test(Levels_OneRoutePerToken_KeepOneLevelOnAnyMachine),
-      cmocka_unit_test(Levels_Raced_SettleOnAllRanks),
-      cmocka_unit_test(Levels_ByNodeWithDifferentBatchesPerRank_AllRanksAgree),
-      cmocka_unit_test(Levels_RepeatedForwards_KeepTheirs),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,11 @@
 /* Wrong input of the tuner is rejected by name, and nothing of it is used. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "sluice/sluice.h"
+#include "third_party/bazel/test.h"
 
-static void BadDecisions_AreRefusedByName(void** state) {
-  (void)state;
+TEST(BadDecisions_AreRefusedByName) {
   static const char* const cases[][2] = {
       {"[]", "the outermost value must be an object"},
       {"{\"answers\": []}", "begin with \"sluice_decisions\": 3"},
@@ -57,8 +52,7 @@ static void BadDecisions_AreRefusedByName(void** state) {
   sluice_context_destroy(context);
 }
 
-static void BadConfig_IsRefusedByName(void** state) {
-  (void)state;
+TEST(BadConfig_IsRefusedByName) {
   sluice_context_config_t context_config;
   sluice_context_config_init(&context_config, sizeof context_config);
   sluice_context_t* context = NULL;
@@ -85,12 +79,4 @@ static void BadConfig_IsRefusedByName(void** state) {
   sluice_tuner_stats_t stats = {.struct_size = 0};
   assert_int_equal(sluice_context_tuner_stats(context, &stats), SLUICE_E_ABI);
   sluice_context_destroy(context);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(BadDecisions_AreRefusedByName),
-      cmocka_unit_test(BadConfig_IsRefusedByName),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,19 +1,14 @@
 /* Batches of several alternating sizes, without a budget: each size has its answer, for any skew of its loads. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 
-#include <cmocka.h>
-
 #include "capi/test/tuner/tuner_world.h"
+#include "third_party/bazel/test.h"
 
 enum { STEPS = 400, SETTLED = 64 };
 
 /* Loads that differ with the size, and slightly between batches: a size is characterised by its batches. */
-static void Sizes_DifferentlyUneven_EachSettles(void** state) {
-  (void)state;
+TEST(Sizes_DifferentlyUneven_EachSettles) {
   for (int32_t i = 0; i < 4; ++i) {
     const int32_t has_machine = i % 2;
     tuner_world_t* w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, has_machine);
@@ -34,11 +29,4 @@ static void Sizes_DifferentlyUneven_EachSettles(void** state) {
       assert_int_equal(w->picks[0][step], w->picks[0][step + cycle]); /* the next of its size */
     }
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Sizes_DifferentlyUneven_EachSettles),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,20 +1,15 @@
 /* The tuner in running layers: ranks make the same decisions, decisions are reported and read back, ranks with
  * different settings are rejected. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "capi/test/tuner/tuner_world.h"
+#include "third_party/bazel/test.h"
 
-static void EveryMode_RanksAgreeAndSettle(void** state) {
-  (void)state;
+TEST(EveryMode_RanksAgreeAndSettle) {
   static const struct {
     int32_t ranks, mode, machine, why;
   } cases[] = {{2, SLUICE_TUNER_PROFILE, 0, SLUICE_WHY_RACED},
@@ -42,8 +37,7 @@ static void EveryMode_RanksAgreeAndSettle(void** state) {
 }
 
 /* Batches that change every third step: a size has its own answer, and ranks still agree. */
-static void ChangingBatches_EachSizeHasItsAnswer(void** state) {
-  (void)state;
+TEST(ChangingBatches_EachSizeHasItsAnswer) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
   w->changes = 3, w->steps = 400;
   tuner_run(w);
@@ -91,8 +85,7 @@ static int32_t decided_for(const tuner_world_t* w, int64_t rows) {
 
 /* Three alternating sizes, like batches of changing length: each step runs the choice for its own size, although the
  * header before it named another. Ranks may have different numbers of tokens: then they bind again. */
-static void SizesInTurn_EachRunsItsOwnN(void** state) {
-  (void)state;
+TEST(SizesInTurn_EachRunsItsOwnN) {
   static const int64_t sizes[] = {256, 32, 128};
   for (int32_t reuse = 0; reuse <= 1; ++reuse) {
     tuner_world_t* w = tuner_world(2, SLUICE_TUNER_MODEL, 1);
@@ -114,8 +107,7 @@ static void SizesInTurn_EachRunsItsOwnN(void** state) {
 }
 
 /* One of the sizes is known: the others still race their own candidates. */
-static void SizesInTurn_OneIsKnown_TheOthersRace(void** state) {
-  (void)state;
+TEST(SizesInTurn_OneIsKnown_TheOthersRace) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
   w->steps = 40;
   tuner_run(w);
@@ -141,8 +133,7 @@ static void SizesInTurn_OneIsKnown_TheOthersRace(void** state) {
 
 /* More layers of a kind than a race waits for before it times out: the result of what they run arrives two forwards
  * later, after each of the others has asked as well. */
-static void ManyLayersOfAKind_TheirRaceRunsItsCourse(void** state) {
-  (void)state;
+TEST(ManyLayersOfAKind_TheirRaceRunsItsCourse) {
   for (int32_t budget = 0; budget <= 1; ++budget) {
     tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
     w->layers = 72, w->steps = 24, w->budget = budget ? 64 << 20 : 0;
@@ -157,8 +148,7 @@ static void ManyLayersOfAKind_TheirRaceRunsItsCourse(void** state) {
 
 /* Whatever a host does between the steps of a race, all ranks run the same, and every kind of layer is decided; under a
  * budget not that of a layer which lives for seven steps, since each plans again by what was seen until then. */
-static void AnySequenceOfCalls_RanksStayTogether(void** state) {
-  (void)state;
+TEST(AnySequenceOfCalls_RanksStayTogether) {
   static const struct {
     const char* name;
     int32_t steps, shapes, replaces, evaluates, empty, changes;
@@ -188,8 +178,7 @@ static void AnySequenceOfCalls_RanksStayTogether(void** state) {
 }
 
 /* The error names the settings of each rank, whichever of the two fails. */
-static void RanksConfiguredDifferently_AllFailAndSayWhy(void** state) {
-  (void)state;
+TEST(RanksConfiguredDifferently_AllFailAndSayWhy) {
   static const char decisions[] =
       "{\"sluice_decisions\": 3, \"answers\": [{\"layer\": \"0123456789abcdef\", \"rows\": 9, \"num_chunks\": 4}]}";
   static const struct {
@@ -261,8 +250,7 @@ static int32_t count_of(const char* text, const char* part) {
 }
 
 /* Both ranks are threads here, so a line of another rank would double the count. */
-static void LogOfDecisions_OneLineEachFromTheFirstRank_NoneUnasked(void** state) {
-  (void)state;
+TEST(LogOfDecisions_OneLineEachFromTheFirstRank_NoneUnasked) {
   int32_t decisions = 0;
   char* text = said_with("decision", &decisions);
   assert_true(decisions > 0);
@@ -281,8 +269,7 @@ static void LogOfDecisions_OneLineEachFromTheFirstRank_NoneUnasked(void** state)
 }
 
 /* The decisions of one run are known to the next: nothing is raced again. */
-static void Decisions_WrittenAndReadAgain_StandFromTheFirstStep(void** state) {
-  (void)state;
+TEST(Decisions_WrittenAndReadAgain_StandFromTheFirstStep) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
   tuner_run(w);
   must_agree(w);
@@ -302,8 +289,7 @@ static void Decisions_WrittenAndReadAgain_StandFromTheFirstStep(void** state) {
 }
 
 /* Deduplicated layers are a separate kind: raced or predicted, the same on all ranks, and separate from others. */
-static void Deduplicated_EveryMode_DecidesForItsOwnKind(void** state) {
-  (void)state;
+TEST(Deduplicated_EveryMode_DecidesForItsOwnKind) {
   char* others = NULL;
   for (int32_t mode = SLUICE_TUNER_ADAPTIVE; mode <= SLUICE_TUNER_MODEL; ++mode) {
     for (int32_t deduplicate = 0; deduplicate < 2; ++deduplicate) {
@@ -325,8 +311,7 @@ static void Deduplicated_EveryMode_DecidesForItsOwnKind(void** state) {
 }
 
 /* The machine of these tests is far from the real one: steps correct it, the same on all ranks. */
-static void Machine_AfterSteps_IsFittedOnAllRanksAndPredicts(void** state) {
-  (void)state;
+TEST(Machine_AfterSteps_IsFittedOnAllRanksAndPredicts) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, 1);
   tuner_run(w);
   must_agree(w);
@@ -345,8 +330,7 @@ static int32_t num_different(const int32_t* picks, int32_t count) {
 }
 
 /* A forward that activation checkpointing replays saves the same as the original, while n or plans are tried. */
-static void RepeatedForwards_WhileTrying_SaveWhatTheFirstDid(void** state) {
-  (void)state;
+TEST(RepeatedForwards_WhileTrying_SaveWhatTheFirstDid) {
   static const struct {
     int32_t mode;
     uint64_t budget;
@@ -364,8 +348,7 @@ static void RepeatedForwards_WhileTrying_SaveWhatTheFirstDid(void** state) {
 
 /* In a pipeline several forwards are outstanding: each replay has the choice of its own original, in any order, also if
  * they look the same on one of the ranks. */
-static void RepeatedForwards_OfSeveralOutstanding_SaveWhatTheirFirstDid(void** state) {
-  (void)state;
+TEST(RepeatedForwards_OfSeveralOutstanding_SaveWhatTheirFirstDid) {
   static const struct {
     int32_t ranks, mode, outstanding, reverse, same_routing;
     uint64_t budget;
@@ -386,8 +369,7 @@ static void RepeatedForwards_OfSeveralOutstanding_SaveWhatTheirFirstDid(void** s
 }
 
 /* A replay whose original has left the list runs with the n of another; the ranks still agree. */
-static void RepeatedForwards_MoreThanAreKnown_RunTheSameOnAllRanks(void** state) {
-  (void)state;
+TEST(RepeatedForwards_MoreThanAreKnown_RunTheSameOnAllRanks) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 1);
   w->repeats = 40, w->steps = 10, w->layers = 1;
   tuner_run(w);
@@ -395,8 +377,7 @@ static void RepeatedForwards_MoreThanAreKnown_RunTheSameOnAllRanks(void** state)
   assert_true(w->num_mixed[0] > 0 && w->num_different[0] <= 8 * w->steps);
 }
 
-static void RepeatedForward_OfOneRankOnly_IsAMismatch(void** state) {
-  (void)state;
+TEST(RepeatedForward_OfOneRankOnly_IsAMismatch) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 1);
   w->repeats = 1, w->forgets = 2;
   tuner_run(w);
@@ -409,8 +390,7 @@ static void RepeatedForward_OfOneRankOnly_IsAMismatch(void** state) {
 /* Until a size is known a layer runs one chunk, whose slots are larger than those of the many chunks that its machine
  * favours.
  */
-static void AfterTrials_SlotsThatOnlyTheyNeeded_AreGivenBack(void** state) {
-  (void)state;
+TEST(AfterTrials_SlotsThatOnlyTheyNeeded_AreGivenBack) {
   uint64_t bytes[2];
   for (int32_t i = 0; i < 2; ++i) {
     tuner_world_t* w = tuner_world(2, SLUICE_TUNER_MODEL, 1);
@@ -430,8 +410,7 @@ static void AfterTrials_SlotsThatOnlyTheyNeeded_AreGivenBack(void** state) {
 }
 
 /* Decisions refused on one rank leave no state that another rank would not have. */
-static void Decisions_RefusedOnOneRank_LeaveNothing(void** state) {
-  (void)state;
+TEST(Decisions_RefusedOnOneRank_LeaveNothing) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
   w->steps = 4;
   w->refused[1] =
@@ -444,36 +423,11 @@ static void Decisions_RefusedOnOneRank_LeaveNothing(void** state) {
   must_agree(w);
 }
 
-static void Decisions_OfOneRankOnly_AreAMismatch(void** state) {
-  (void)state;
+TEST(Decisions_OfOneRankOnly_AreAMismatch) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
   w->import[1] =
       "{\"sluice_decisions\": 1, \"answers\": [{\"layer\": \"0123456789abcdef\", \"rows\": 64, "
       "\"num_chunks\": 4, \"wgrad_mode\": \"deferred\"}]}";
   tuner_run(w);
   for (int32_t r = 0; r < 2; ++r) assert_int_equal(w->status[r], SLUICE_E_MISMATCH);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(EveryMode_RanksAgreeAndSettle),
-      cmocka_unit_test(ChangingBatches_EachSizeHasItsAnswer),
-      cmocka_unit_test(SizesInTurn_EachRunsItsOwnN),
-      cmocka_unit_test(SizesInTurn_OneIsKnown_TheOthersRace),
-      cmocka_unit_test(ManyLayersOfAKind_TheirRaceRunsItsCourse),
-      cmocka_unit_test(AnySequenceOfCalls_RanksStayTogether),
-      cmocka_unit_test(RanksConfiguredDifferently_AllFailAndSayWhy),
-      cmocka_unit_test(LogOfDecisions_OneLineEachFromTheFirstRank_NoneUnasked),
-      cmocka_unit_test(Decisions_WrittenAndReadAgain_StandFromTheFirstStep),
-      cmocka_unit_test(Deduplicated_EveryMode_DecidesForItsOwnKind),
-      cmocka_unit_test(Machine_AfterSteps_IsFittedOnAllRanksAndPredicts),
-      cmocka_unit_test(RepeatedForwards_WhileTrying_SaveWhatTheFirstDid),
-      cmocka_unit_test(RepeatedForwards_OfSeveralOutstanding_SaveWhatTheirFirstDid),
-      cmocka_unit_test(RepeatedForwards_MoreThanAreKnown_RunTheSameOnAllRanks),
-      cmocka_unit_test(RepeatedForward_OfOneRankOnly_IsAMismatch),
-      cmocka_unit_test(AfterTrials_SlotsThatOnlyTheyNeeded_AreGivenBack),
-      cmocka_unit_test(Decisions_RefusedOnOneRank_LeaveNothing),
-      cmocka_unit_test(Decisions_OfOneRankOnly_AreAMismatch),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

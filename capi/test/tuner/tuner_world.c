@@ -1,14 +1,11 @@
 #include "capi/test/tuner/tuner_world.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "third_party/bazel/test.h"
 
 #define MAX_T           256
 #define MAX_K           8

@@ -2,14 +2,10 @@
 #ifndef SLUICE_CAPI_TEST_WORLD_CHECKS_H_
 #define SLUICE_CAPI_TEST_WORLD_CHECKS_H_
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 
-#include <cmocka.h>
-
 #include "capi/test/world/world.h"
+#include "third_party/bazel/test.h"
 
 /* Every rank ran, within its budget if there is one. */
 static inline void must_work(const case_t* c, const result_t* got) {

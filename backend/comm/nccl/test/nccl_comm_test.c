@@ -1,19 +1,15 @@
 /* NCCL behind the interface, on fake tables: device buffers on a stream, splitting, finding the library, and every
  * error path. What all transports share is backend/cts/comm's. */
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 #include "backend/base/clock.h"
 #include "backend/comm/nccl/fake/fake_nccl.h"
 #include "backend/device/cuda/cuda_memory.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
+#include "third_party/bazel/test.h"
 
 enum { W = 3, BLOCK = 4096 };
 
@@ -122,8 +118,7 @@ static void* enqueue_main(void* argument) {
   return NULL;
 }
 
-static void Enqueue_DeviceBuffers_ArriveOnTheStreamWithoutAHostWait(void** state) {
-  (void)state;
+TEST(Enqueue_DeviceBuffers_ArriveOnTheStreamWithoutAHostWait) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
   sluice_nccl_id_t id;
   assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
@@ -149,8 +144,7 @@ static void Enqueue_DeviceBuffers_ArriveOnTheStreamWithoutAHostWait(void** state
 }
 
 /* A communicator that does not block may answer any call in a group with "in progress": the others still follow. */
-static void Enqueue_AnyCallInProgress_LeavesNothingOut(void** state) {
-  (void)state;
+TEST(Enqueue_AnyCallInProgress_LeavesNothingOut) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
   sluice_nccl_id_t id;
   assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
@@ -211,8 +205,7 @@ static void split_all(call_t* calls) {
 }
 
 /* Ranks keep their places, and the host has its communicator back at once: to end it, here. */
-static void Split_OfTheHostsCommunicator_Exchanges(void** state) {
-  (void)state;
+TEST(Split_OfTheHostsCommunicator_Exchanges) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
   call_t calls[W];
   char rule[128];
@@ -228,8 +221,7 @@ static void Split_OfTheHostsCommunicator_Exchanges(void** state) {
 
 /* The handle of a split that did not end comes all the same, as soon as the host aborts its own: into memory that has
  * to be there still. */
-static void Split_RankTakesNoPart_TimesOutAndTheHandleMayStillCome(void** state) {
-  (void)state;
+TEST(Split_RankTakesNoPart_TimesOutAndTheHandleMayStillCome) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
   open_hosts();
   assert_int_equal(create(&ranks[0], 0, W, NULL, hosts[0], 0, 50000000), SLUICE_E_TIMED_OUT);
@@ -242,8 +234,7 @@ static void Split_RankTakesNoPart_TimesOutAndTheHandleMayStillCome(void** state)
 /* Beyond these calls are more questions for the state alone, as many as ranks wait for each other. */
 enum { SPLIT_CALLS = 48 };
 
-static void Split_NthCallFails_NobodyHangsOrLeaks(void** state) {
-  (void)state;
+TEST(Split_NthCallFails_NobodyHangsOrLeaks) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
   int64_t told = 0;
   timeout_ms = 100;
@@ -275,8 +266,7 @@ static void Split_NthCallFails_NobodyHangsOrLeaks(void** state) {
 }
 
 /* A communicator that does not block may be destroyed in the background: it is not aborted as well. */
-static void Destroy_InProgress_EndsItOnce(void** state) {
-  (void)state;
+TEST(Destroy_InProgress_EndsItOnce) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
   sluice_nccl_id_t id;
   char rule[128];
@@ -294,15 +284,13 @@ static void Destroy_InProgress_EndsItOnce(void** state) {
   assert_int_equal(sluice_fake_nccl_broken_rules(rule, sizeof rule), broken);
 }
 
-static void Create_WithoutIdOrParent_IsRefused(void** state) {
-  (void)state;
+TEST(Create_WithoutIdOrParent_IsRefused) {
   assert_int_equal(create(&ranks[0], 0, W, NULL, NULL, 0, 0), SLUICE_E_INVALID_ARGUMENT);
   assert_null(ranks[0].comm);
 }
 
 /* A rank that never makes its end: the first exchange says so at the deadline, and everything is given back. */
-static void Enqueue_RankNeverCreated_TimesOutAndIsBroken(void** state) {
-  (void)state;
+TEST(Enqueue_RankNeverCreated_TimesOutAndIsBroken) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
   sluice_nccl_id_t id;
   assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
@@ -313,8 +301,7 @@ static void Enqueue_RankNeverCreated_TimesOutAndIsBroken(void** state) {
 }
 
 /* A peer aborts after it has enqueued: who waits for it learns by poll, and the stream runs free. */
-static void Poll_PeerAborted_IsPeerLostAndTheStreamEnds(void** state) {
-  (void)state;
+TEST(Poll_PeerAborted_IsPeerLostAndTheStreamEnds) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
   sluice_nccl_id_t id;
   assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
@@ -333,8 +320,7 @@ static void Poll_PeerAborted_IsPeerLostAndTheStreamEnds(void** state) {
   for (int i = 0; i < W; ++i) assert_true(sluice_fake_cuda_idle(ranks[i].stream));
 }
 
-static void Library_MissingOldOrWrong_IsNotFound(void** state) {
-  (void)state;
+TEST(Library_MissingOldOrWrong_IsNotFound) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
   assert_int_equal(sluice_nccl_check_version(&symbols), SLUICE_OK);
   sluice_fake_nccl_set_version(21703);
@@ -348,8 +334,7 @@ static void Library_MissingOldOrWrong_IsNotFound(void** state) {
 
 /* Whole lives of three ranks in which one call of NCCL or the driver fails: no rank hangs, none leaves a group of calls
  * open, nothing leaks, and whoever says OK has its bytes. */
-static void Calls_NthFails_NobodyHangsOrLeaks(void** state) {
-  (void)state;
+TEST(Calls_NthFails_NobodyHangsOrLeaks) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
   for (int driver = 0; driver < 2; ++driver) {
     int64_t told = 0, nth = 0;
@@ -456,8 +441,7 @@ static void destroy_all(void) {
   }
 }
 
-static void Register_AllRanksWill_MessagesLieInRegisteredBuffers(void** state) {
-  (void)state;
+TEST(Register_AllRanksWill_MessagesLieInRegisteredBuffers) {
   visit_t visits[W];
   int64_t before = sluice_fake_nccl_registered();
   assert_true(open_and_visit(visits));
@@ -471,8 +455,7 @@ static void Register_AllRanksWill_MessagesLieInRegisteredBuffers(void** state) {
 }
 
 /* Why this rank has no such memory: for the ranks to tell each other before anyone takes some. */
-static void Register_OldOrForbidden_SaysWhy(void** state) {
-  (void)state;
+TEST(Register_OldOrForbidden_SaysWhy) {
   visit_t visits[W];
   assert_true(open_and_visit(visits));
   sluice_comm_t* comm = ranks[0].comm;
@@ -489,8 +472,7 @@ static void Register_OldOrForbidden_SaysWhy(void** state) {
 /* A block that outlives an abort: NCCL has ended the registration with the communicator, the memory is still given
  * back.
  */
-static void Register_AbortedWithABlock_GivesItBack(void** state) {
-  (void)state;
+TEST(Register_AbortedWithABlock_GivesItBack) {
   visit_t visits[W];
   void* block = NULL;
   assert_true(open_and_visit(visits));
@@ -504,33 +486,7 @@ static void Register_AbortedWithABlock_GivesItBack(void** state) {
   check_rules();
 }
 
-/* The fake sees what it is there to see. */
-static void FakeNccl_BrokenRules_AreCounted(void** state) {
-  (void)state;
-  char rule[128];
-  visit_t visits[W];
-  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
-  assert_true(open_and_visit(visits));
-  int64_t before = sluice_fake_nccl_broken_rules(rule, sizeof rule);
-  void* block = NULL;
-  assert_int_equal(ranks[0].comm->vtable->allocate(ranks[0].comm, 2 * W * BLOCK, &block), SLUICE_OK);
-  unsigned char* from = block;
-  assert_int_equal(enqueue_between(&ranks[0], 0, from, from + W * BLOCK), SLUICE_OK); /* the others': plain memory */
-  for (int i = 1; i < W; ++i) assert_int_equal(enqueue(&ranks[i], i), SLUICE_OK);
-  assert_true(sluice_fake_nccl_broken_rules(rule, sizeof rule) > before);
-  assert_non_null(strstr(rule, "one side of a message"));
-  before = sluice_fake_nccl_broken_rules(rule, sizeof rule);
-  sluice_cuda_enter(ranks[0].device);
-  assert_int_equal(symbols.ncclMemFree(block), 0);
-  sluice_cuda_leave(ranks[0].device);
-  assert_int_equal(sluice_fake_nccl_broken_rules(rule, sizeof rule), before + 1);
-  assert_int_equal(sluice_fake_nccl_registrations(), 1);
-  sluice_comm_abort(ranks[0].comm);
-  ranks[0].comm->vtable->release(ranks[0].comm, block);
-}
-
-static void Register_NthCallFails_NobodyHangsOrLeaks(void** state) {
-  (void)state;
+TEST(Register_NthCallFails_NobodyHangsOrLeaks) {
   for (int driver = 0; driver < 2; ++driver) {
     int64_t failures = 0, nth = 0;
     for (int done = 0; !done; ++nth) {
@@ -565,26 +521,28 @@ static void Register_NthCallFails_NobodyHangsOrLeaks(void** state) {
   }
 }
 
-int main(void) {
-#define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-  const struct CMUnitTest tests[] = {
-      CASE(Enqueue_DeviceBuffers_ArriveOnTheStreamWithoutAHostWait),
-      CASE(Enqueue_AnyCallInProgress_LeavesNothingOut),
-      CASE(Split_OfTheHostsCommunicator_Exchanges),
-      CASE(Split_RankTakesNoPart_TimesOutAndTheHandleMayStillCome),
-      CASE(Split_NthCallFails_NobodyHangsOrLeaks),
-      CASE(Destroy_InProgress_EndsItOnce),
-      CASE(Create_WithoutIdOrParent_IsRefused),
-      CASE(Enqueue_RankNeverCreated_TimesOutAndIsBroken),
-      CASE(Poll_PeerAborted_IsPeerLostAndTheStreamEnds),
-      CASE(Library_MissingOldOrWrong_IsNotFound),
-      CASE(Calls_NthFails_NobodyHangsOrLeaks),
-      CASE(Register_AllRanksWill_MessagesLieInRegisteredBuffers),
-      CASE(Register_OldOrForbidden_SaysWhy),
-      CASE(Register_AbortedWithABlock_GivesItBack),
-      CASE(Register_NthCallFails_NobodyHangsOrLeaks),
-      CASE(FakeNccl_BrokenRules_AreCounted), /* last: what it breaks stays counted */
-  };
-#undef CASE
-  return cmocka_run_group_tests(tests, NULL, NULL);
+/* The fake sees what it is there to see. This case is the last one: what it breaks stays counted. */
+TEST(FakeNccl_BrokenRules_AreCounted) {
+  char rule[128];
+  visit_t visits[W];
+  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
+  assert_true(open_and_visit(visits));
+  int64_t before = sluice_fake_nccl_broken_rules(rule, sizeof rule);
+  void* block = NULL;
+  assert_int_equal(ranks[0].comm->vtable->allocate(ranks[0].comm, 2 * W * BLOCK, &block), SLUICE_OK);
+  unsigned char* from = block;
+  assert_int_equal(enqueue_between(&ranks[0], 0, from, from + W * BLOCK), SLUICE_OK); /* the others': plain memory */
+  for (int i = 1; i < W; ++i) assert_int_equal(enqueue(&ranks[i], i), SLUICE_OK);
+  assert_true(sluice_fake_nccl_broken_rules(rule, sizeof rule) > before);
+  assert_non_null(strstr(rule, "one side of a message"));
+  before = sluice_fake_nccl_broken_rules(rule, sizeof rule);
+  sluice_cuda_enter(ranks[0].device);
+  assert_int_equal(symbols.ncclMemFree(block), 0);
+  sluice_cuda_leave(ranks[0].device);
+  assert_int_equal(sluice_fake_nccl_broken_rules(rule, sizeof rule), before + 1);
+  assert_int_equal(sluice_fake_nccl_registrations(), 1);
+  sluice_comm_abort(ranks[0].comm);
+  ranks[0].comm->vtable->release(ranks[0].comm, block);
 }
+
+int main(void) { return run_cases_each(set_up, tear_down); }

@@ -5,18 +5,14 @@
  * smaller). The bounds are the largest errors found, rounded up; they hold for the patterns that the stride visits and
  * leave some margin for the others. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/device/cpu/kernels_math.h"
 #include "backend/device/cpu/kernels_paths.h"
+#include "third_party/bazel/test.h"
 
 enum { BATCH = 4096, STRIDE = 1021 /* prime: all exponents, changing mantissas */ };
 
@@ -113,26 +109,8 @@ static void measure(int32_t activation, const char* name, double bound_value, do
   }
 }
 
-static void Gelu_WholeRange_WithinStatedUlps(void** state) {
-  (void)state;
-  measure(SLUICE_ACTIVATION_GELU, "gelu", 3, 8, 3);
-}
+TEST(Gelu_WholeRange_WithinStatedUlps) { measure(SLUICE_ACTIVATION_GELU, "gelu", 3, 8, 3); }
 
-static void GeluTanh_WholeRange_WithinStatedUlps(void** state) {
-  (void)state;
-  measure(SLUICE_ACTIVATION_GELU_TANH, "gelu_tanh", 2.5, 2.5, 4.5);
-}
+TEST(GeluTanh_WholeRange_WithinStatedUlps) { measure(SLUICE_ACTIVATION_GELU_TANH, "gelu_tanh", 2.5, 2.5, 4.5); }
 
-static void Silu_WholeRange_WithinStatedUlps(void** state) {
-  (void)state;
-  measure(SLUICE_ACTIVATION_SILU, "silu", 2.5, 2.5, 4.5);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Gelu_WholeRange_WithinStatedUlps),
-      cmocka_unit_test(GeluTanh_WholeRange_WithinStatedUlps),
-      cmocka_unit_test(Silu_WholeRange_WithinStatedUlps),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST(Silu_WholeRange_WithinStatedUlps) { measure(SLUICE_ACTIVATION_SILU, "silu", 2.5, 2.5, 4.5); }

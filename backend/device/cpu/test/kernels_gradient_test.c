@@ -4,15 +4,11 @@
  * act_w = dL/d dact. A step of 1e-5 leaves about 1e-10 of truncation and rounding error; 1e-8 shows that the formulas
  * agree. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/device/kernels.h"
+#include "third_party/bazel/test.h"
 
 enum { R = 3, H = 19 };
 
@@ -71,14 +67,8 @@ static void check(int32_t activation, int32_t gated) {
   }
 }
 
-static void ActivationBackward_EveryKind_MeetsDifferences(void** state) {
-  (void)state;
+TEST(ActivationBackward_EveryKind_MeetsDifferences) {
   for (int32_t activation = 0; activation <= SLUICE_ACTIVATION_SWIGLU; ++activation) {
     for (int32_t gated = activation == SLUICE_ACTIVATION_SWIGLU; gated <= 2; ++gated) check(activation, gated);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(ActivationBackward_EveryKind_MeetsDifferences)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -55,10 +55,7 @@ static void gather_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t 
   release(&src), release(&want), release(&got);
 }
 
-static void GatherRows_EveryDtypeAndWidth_CopiesTheRows(void** state) {
-  (void)state;
-  sweep(gather_case);
-}
+TEST(GatherRows_EveryDtypeAndWidth_CopiesTheRows) { sweep(gather_case); }
 
 static void move_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
   sluice_row_run_t runs[] = {{4, 0, rows}, {0, rows, 3}, {3, rows + 3, 0}};
@@ -73,10 +70,7 @@ static void move_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t ro
   release(&src), release(&want), release(&got);
 }
 
-static void MoveRows_RunsWithEmptyOnes_CopiesTheRows(void** state) {
-  (void)state;
-  sweep(move_case);
-}
+TEST(MoveRows_RunsWithEmptyOnes_CopiesTheRows) { sweep(move_case); }
 
 /* ---- combine -------------------------------------------------------------------------------------------------- */
 
@@ -113,13 +107,9 @@ static void combine_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t
   release(&in);
 }
 
-static void CombineRows_DroppedRoutesAndStrides_SameBitsAsPlain(void** state) {
-  (void)state;
-  sweep(combine_case);
-}
+TEST(CombineRows_DroppedRoutesAndStrides_SameBitsAsPlain) { sweep(combine_case); }
 
-static void CombineRows_NanAndInfinity_PassThrough(void** state) {
-  (void)state;
+TEST(CombineRows_NanAndInfinity_PassThrough) {
   const sluice_kernels_t* kernels = sluice_cpu_kernels();
   float rows[2 * 3] = {1, INFINITY, NAN, 4, 5, 6}, out[3];
   int32_t position[2] = {0, 1};
@@ -146,10 +136,7 @@ static void scale_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t r
   release(&src), release(&want), release(&got), release(&w);
 }
 
-static void ScaleRows_EveryDtypeAndWidth_SameBitsAsPlain(void** state) {
-  (void)state;
-  sweep(scale_case);
-}
+TEST(ScaleRows_EveryDtypeAndWidth_SameBitsAsPlain) { sweep(scale_case); }
 
 static void bias_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
   buffer_t want = random_buffer(dtype, rows * width), got = copy_of(&want), bias = random_buffer(dtype, width);
@@ -159,10 +146,7 @@ static void bias_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t ro
   release(&want), release(&got), release(&bias);
 }
 
-static void AddBias_EveryDtypeAndWidth_SameBitsAsPlain(void** state) {
-  (void)state;
-  sweep(bias_case);
-}
+TEST(AddBias_EveryDtypeAndWidth_SameBitsAsPlain) { sweep(bias_case); }
 
 static void dot_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
   buffer_t a = random_buffer(dtype, rows * width), b = random_buffer(dtype, rows * (width + 1) + width);
@@ -195,10 +179,7 @@ static void dot_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t row
   release(&a), release(&b);
 }
 
-static void DotRows_EveryDtypeAndWidth_SameBitsAsPlain(void** state) {
-  (void)state;
-  sweep(dot_case);
-}
+TEST(DotRows_EveryDtypeAndWidth_SameBitsAsPlain) { sweep(dot_case); }
 
 static void columns_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
   buffer_t data = random_buffer(dtype, rows * (width + 2)), w = random_buffer(SLUICE_DTYPE_F32, rows);
@@ -214,10 +195,7 @@ static void columns_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t
   release(&data), release(&w);
 }
 
-static void SumColumns_EveryDtypeAndWidth_SameBitsAsPlain(void** state) {
-  (void)state;
-  sweep(columns_case);
-}
+TEST(SumColumns_EveryDtypeAndWidth_SameBitsAsPlain) { sweep(columns_case); }
 
 static void round_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
   buffer_t sums = random_buffer(SLUICE_DTYPE_F32, rows * width);
@@ -231,13 +209,9 @@ static void round_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t r
   release(&sums);
 }
 
-static void RoundRows_EveryDtypeAndWidth_SameBitsAsPlain(void** state) {
-  (void)state;
-  sweep(round_case);
-}
+TEST(RoundRows_EveryDtypeAndWidth_SameBitsAsPlain) { sweep(round_case); }
 
-static void SumColumns_AccumulatedInPieces_SameBitsAsWhole(void** state) {
-  (void)state;
+TEST(SumColumns_AccumulatedInPieces_SameBitsAsWhole) {
   enum { N = 23, W = 37 };
   const sluice_kernels_t* kernels = sluice_cpu_kernels();
   buffer_t data = random_buffer(SLUICE_DTYPE_BF16, N * W), whole = buffer(SLUICE_DTYPE_F32, W),
@@ -307,10 +281,7 @@ static void forward_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t
   }
 }
 
-static void ActivationForward_EveryKind_CloseToPlain(void** state) {
-  (void)state;
-  sweep_over(forward_case, 1);
-}
+TEST(ActivationForward_EveryKind_CloseToPlain) { sweep_over(forward_case, 1); }
 
 static void backward_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t hidden) {
   for (int mode = 0; mode < 5 * 2 * 2; ++mode) {
@@ -354,10 +325,7 @@ static void backward_case(const sluice_kernels_t* kernels, int32_t dtype, int64_
   }
 }
 
-static void ActivationBackward_EveryKind_CloseToPlain(void** state) {
-  (void)state;
-  sweep_over(backward_case, 1);
-}
+TEST(ActivationBackward_EveryKind_CloseToPlain) { sweep_over(backward_case, 1); }
 
 /* In 256 partial sums, folded by halves. */
 static float sum_of_products(int32_t dtype, int64_t width, int64_t first, const void* a, const void* b) {
@@ -373,8 +341,7 @@ static float sum_of_products(int32_t dtype, int64_t width, int64_t first, const 
 }
 
 /* The gate's scalar and act_w use the bits that forward stored. */
-static void ActivationBackward_RecomputedAct_IsForwardsToTheBit(void** state) {
-  (void)state;
+TEST(ActivationBackward_RecomputedAct_IsForwardsToTheBit) {
   enum { R = 3 };
   const sluice_kernels_t* kernels = sluice_cpu_kernels();
   for (int mode = 0; mode < 5 * 2 * 3 * 2; ++mode) {
@@ -394,8 +361,7 @@ static void ActivationBackward_RecomputedAct_IsForwardsToTheBit(void** state) {
 }
 
 /* Row by row, and on each instruction set with fused multiply-add: the same bits. */
-static void Activations_ChunksAndInstructionSets_SameBits(void** state) {
-  (void)state;
+TEST(Activations_ChunksAndInstructionSets_SameBits) {
   enum { R = 7, H = 601 };
   const sluice_kernels_t *fast = sluice_cpu_kernels(), *avx2 = sluice_cpu_kernels_avx2();
   for (int mode = 0; mode < 5 * 2 * 3; ++mode) {
@@ -478,14 +444,10 @@ static void unit_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t ro
   }
 }
 
-static void Unit_EveryKind_CloseToPlain(void** state) {
-  (void)state;
-  sweep_over(unit_case, 1);
-}
+TEST(Unit_EveryKind_CloseToPlain) { sweep_over(unit_case, 1); }
 
 /* The same numbers in halves and interleaved: the same bits, whatever the block width. */
-static void Unit_InterleavedAndHalves_SameBits(void** state) {
-  (void)state;
+TEST(Unit_InterleavedAndHalves_SameBits) {
   enum { R = 3, H = 1100 };
   const sluice_kernels_t* kernels = sluice_cpu_kernels();
   sluice_unit_t halves = UNITS[3], in_turn = UNITS[4];
@@ -519,23 +481,5 @@ static void Unit_InterleavedAndHalves_SameBits(void** state) {
 
 int main(void) {
   shift = 1; /* one element off any alignment */
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(GatherRows_EveryDtypeAndWidth_CopiesTheRows),
-      cmocka_unit_test(MoveRows_RunsWithEmptyOnes_CopiesTheRows),
-      cmocka_unit_test(CombineRows_DroppedRoutesAndStrides_SameBitsAsPlain),
-      cmocka_unit_test(CombineRows_NanAndInfinity_PassThrough),
-      cmocka_unit_test(ScaleRows_EveryDtypeAndWidth_SameBitsAsPlain),
-      cmocka_unit_test(AddBias_EveryDtypeAndWidth_SameBitsAsPlain),
-      cmocka_unit_test(DotRows_EveryDtypeAndWidth_SameBitsAsPlain),
-      cmocka_unit_test(SumColumns_EveryDtypeAndWidth_SameBitsAsPlain),
-      cmocka_unit_test(RoundRows_EveryDtypeAndWidth_SameBitsAsPlain),
-      cmocka_unit_test(SumColumns_AccumulatedInPieces_SameBitsAsWhole),
-      cmocka_unit_test(ActivationForward_EveryKind_CloseToPlain),
-      cmocka_unit_test(ActivationBackward_EveryKind_CloseToPlain),
-      cmocka_unit_test(ActivationBackward_RecomputedAct_IsForwardsToTheBit),
-      cmocka_unit_test(Activations_ChunksAndInstructionSets_SameBits),
-      cmocka_unit_test(Unit_EveryKind_CloseToPlain),
-      cmocka_unit_test(Unit_InterleavedAndHalves_SameBits),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return run_cases(NULL, NULL);
 }

@@ -159,8 +159,7 @@ static void scale(const sluice_kernels_t* k, int32_t dtype, buffer_t* out, buffe
   k->scale_rows(NULL, dtype, ROWS, WIDTH, out->data, weights, out->data);
 }
 
-static void Threads_AnyNumberAndFewerThanAsked_SameBitsAsOne(void** state) {
-  (void)state;
+TEST(Threads_AnyNumberAndFewerThanAsked_SameBitsAsOne) {
   const int64_t all = ROWS * WIDTH;
   for (int d = 0; d < 4; ++d) {
     int32_t t = DTYPES[d], f32 = SLUICE_DTYPE_F32;
@@ -189,8 +188,7 @@ static void* in_a_lane(void* out) {
   return NULL;
 }
 
-static void Threads_LittleToDoOrNoneToSpare_OneIsTaken(void** state) {
-  (void)state;
+TEST(Threads_LittleToDoOrNoneToSpare_OneIsTaken) {
   buffer_t out = buffer(SLUICE_DTYPE_F32, ROWS * WIDTH);
   pool_max = 4;
   pool_asked = 0;
@@ -209,8 +207,7 @@ static void Threads_LittleToDoOrNoneToSpare_OneIsTaken(void** state) {
   release(&out);
 }
 
-static void Scalars_ThroughThePool_AsWithoutIt(void** state) {
-  (void)state;
+TEST(Scalars_ThroughThePool_AsWithoutIt) {
   float want[ROWS * K], got[ROWS * K];
   plain->gather_scalars(NULL, ROWS * K, K, weights, K, 1, places, want);
   over->gather_scalars(NULL, ROWS * K, K, weights, K, 1, places, got);
@@ -220,11 +217,4 @@ static void Scalars_ThroughThePool_AsWithoutIt(void** state) {
   assert_memory_equal(want, got, sizeof want);
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Threads_AnyNumberAndFewerThanAsked_SameBitsAsOne),
-      cmocka_unit_test(Threads_LittleToDoOrNoneToSpare_OneIsTaken),
-      cmocka_unit_test(Scalars_ThroughThePool_AsWithoutIt),
-  };
-  return cmocka_run_group_tests(tests, make_sources, drop_sources);
-}
+int main(void) { return run_cases(make_sources, drop_sources); }

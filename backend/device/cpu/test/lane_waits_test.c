@@ -1,13 +1,9 @@
 /* The waits of a pass that the CPU device reports on request. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <time.h>
 
-#include <cmocka.h>
-
 #include "backend/device/device.h"
+#include "third_party/bazel/test.h"
 
 enum { TRIES = 50 };
 
@@ -28,8 +24,7 @@ static void run_pass(sluice_device_t* device) {
   assert_int_equal(device->vtable->join(device), SLUICE_OK);
 }
 
-static void Waits_AskedFor_AreCountedForThatPass(void** state) {
-  (void)state;
+TEST(Waits_AskedFor_AreCountedForThatPass) {
   sluice_device_t* device = NULL;
   assert_int_equal(sluice_cpu_device_create(sluice_process_allocator(), &device), SLUICE_OK);
   device->counts_waits = 1;
@@ -43,8 +38,7 @@ static void Waits_AskedFor_AreCountedForThatPass(void** state) {
   device->vtable->destroy(device);
 }
 
-static void Waits_NotAskedFor_AreNotCounted(void** state) {
-  (void)state;
+TEST(Waits_NotAskedFor_AreNotCounted) {
   sluice_device_t* device = NULL;
   assert_int_equal(sluice_cpu_device_create(sluice_process_allocator(), &device), SLUICE_OK);
   for (int i = 0; i < 3; ++i) run_pass(device);
@@ -69,8 +63,7 @@ static sluice_status_t nap(void* user, int32_t index, sluice_stream_t stream) {
   return SLUICE_OK;
 }
 
-static void Lane_WaitingForTheLastOfMany_IsWokenOnce(void** state) {
-  (void)state;
+TEST(Lane_WaitingForTheLastOfMany_IsWokenOnce) {
   const int32_t last = LAST;
   sluice_device_t* device = NULL;
   assert_int_equal(sluice_cpu_device_create(sluice_process_allocator(), &device), SLUICE_OK);
@@ -94,13 +87,4 @@ static void Lane_WaitingForTheLastOfMany_IsWokenOnce(void** state) {
   }
   assert_int_equal(posts, 1);
   device->vtable->destroy(device);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Waits_AskedFor_AreCountedForThatPass),
-      cmocka_unit_test(Waits_NotAskedFor_AreNotCounted),
-      cmocka_unit_test(Lane_WaitingForTheLastOfMany_IsWokenOnce),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

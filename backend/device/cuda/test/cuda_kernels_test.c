@@ -66,14 +66,10 @@ static void gather_case(int32_t dtype, int64_t rows, int64_t width) {
     release(&src), release(&want), release(&got);
   }
 }
-static void GatherRows_AnyDtypeWidthAlignment_SameBits(void** state) {
-  (void)state;
-  sweep(gather_case);
-}
+TEST(GatherRows_AnyDtypeWidthAlignment_SameBits) { sweep(gather_case); }
 
 /* Route weights out and gate scalars back: every kernel against its definition. */
-static void Scalars_GatheredAndSpreadWithStrides_SameAsDefinition(void** state) {
-  (void)state;
+TEST(Scalars_GatheredAndSpreadWithStrides_SameAsDefinition) {
   enum { T = 41, K = 3, PAD = 2 };
   const sluice_kernels_t* all[] = {ref, sluice_cpu_kernels(), cuda};
   for (int which = 0; which < 3; ++which) {
@@ -114,10 +110,7 @@ static void move_case(int32_t dtype, int64_t rows, int64_t width) {
   assert_same(&want, &got, "move_rows");
   release(&src), release(&want), release(&got);
 }
-static void MoveRows_MoreRunsThanOneLaunchTakes_SameBits(void** state) {
-  (void)state;
-  sweep(move_case);
-}
+TEST(MoveRows_MoreRunsThanOneLaunchTakes_SameBits) { sweep(move_case); }
 
 static void combine_case(int32_t dtype, int64_t rows, int64_t width) {
   for (int64_t top_k = 1; top_k <= 4; top_k += 3) {
@@ -136,10 +129,7 @@ static void combine_case(int32_t dtype, int64_t rows, int64_t width) {
     release(&src), release(&want), release(&got);
   }
 }
-static void CombineRows_DroppedRoutesAndStrides_SameBits(void** state) {
-  (void)state;
-  sweep(combine_case);
-}
+TEST(CombineRows_DroppedRoutesAndStrides_SameBits) { sweep(combine_case); }
 
 static void scale_case(int32_t dtype, int64_t rows, int64_t width) {
   buffer_t src = random_buffer(dtype, rows * width), weight = random_buffer(SLUICE_DTYPE_F32, rows),
@@ -149,10 +139,7 @@ static void scale_case(int32_t dtype, int64_t rows, int64_t width) {
   assert_same(&want, &src, "scale_rows");
   release(&src), release(&weight), release(&want);
 }
-static void ScaleRows_InPlace_SameBits(void** state) {
-  (void)state;
-  sweep(scale_case);
-}
+TEST(ScaleRows_InPlace_SameBits) { sweep(scale_case); }
 
 static void bias_case(int32_t dtype, int64_t rows, int64_t width) {
   buffer_t want = random_buffer(dtype, rows * width), got = copy_of(&want), bias = random_buffer(dtype, width);
@@ -161,10 +148,7 @@ static void bias_case(int32_t dtype, int64_t rows, int64_t width) {
   assert_same(&want, &got, "add_bias");
   release(&want), release(&got), release(&bias);
 }
-static void AddBias_Any_SameBits(void** state) {
-  (void)state;
-  sweep(bias_case);
-}
+TEST(AddBias_Any_SameBits) { sweep(bias_case); }
 
 static void dot_case(int32_t dtype, int64_t rows, int64_t width) {
   for (int accumulate = 0; accumulate < 2; ++accumulate) {
@@ -178,10 +162,7 @@ static void dot_case(int32_t dtype, int64_t rows, int64_t width) {
     }
   }
 }
-static void DotRows_Any_SameBits(void** state) {
-  (void)state;
-  sweep(dot_case);
-}
+TEST(DotRows_Any_SameBits) { sweep(dot_case); }
 
 static void columns_case(int32_t dtype, int64_t rows, int64_t width) {
   for (int bits = 0; bits < 8; ++bits) {
@@ -196,13 +177,9 @@ static void columns_case(int32_t dtype, int64_t rows, int64_t width) {
     release(&data), release(&weight), release(&want), release(&got);
   }
 }
-static void SumColumns_Any_SameBits(void** state) {
-  (void)state;
-  sweep(columns_case);
-}
+TEST(SumColumns_Any_SameBits) { sweep(columns_case); }
 /* Whole batches of rows, one row less, one row more: the order of the sum is that of all rows. */
-static void SumColumns_BatchesAndTheirEnds_SameBits(void** state) {
-  (void)state;
+TEST(SumColumns_BatchesAndTheirEnds_SameBits) {
   static const int64_t rows[] = {31, 32, 33, 63, 64, 65, 1000};
   for (int d = 0; d < 4; ++d) {
     for (size_t r = 0; r < sizeof rows / sizeof rows[0]; ++r) columns_case(DTYPES[d], rows[r], 37);
@@ -220,10 +197,7 @@ static void round_case(int32_t dtype, int64_t rows, int64_t width) {
   }
   release(&sums);
 }
-static void RoundRows_Any_SameBits(void** state) {
-  (void)state;
-  sweep(round_case);
-}
+TEST(RoundRows_Any_SameBits) { sweep(round_case); }
 
 /* ---- activations ----------------------------------------------------------------------------------------------- */
 
@@ -272,10 +246,7 @@ static void forward_case(int32_t dtype, int64_t rows, int64_t width) {
     }
   }
 }
-static void ActivationForward_Any_CloseAndPreSameBits(void** state) {
-  (void)state;
-  sweep(forward_case);
-}
+TEST(ActivationForward_Any_CloseAndPreSameBits) { sweep(forward_case); }
 
 static void backward_case(int32_t dtype, int64_t rows, int64_t width) {
   for (int32_t activation = SLUICE_ACTIVATION_IDENTITY; activation <= SLUICE_ACTIVATION_SILU; ++activation) {
@@ -307,10 +278,7 @@ static void backward_case(int32_t dtype, int64_t rows, int64_t width) {
     }
   }
 }
-static void ActivationBackward_Any_Close(void** state) {
-  (void)state;
-  sweep(backward_case);
-}
+TEST(ActivationBackward_Any_Close) { sweep(backward_case); }
 
 /* Squared ReLU, and the clamped SwiGLU in halves and interleaved, with limits that half of the elements pass. */
 static void unit_case(int32_t dtype, int64_t rows, int64_t width) {
@@ -342,14 +310,10 @@ static void unit_case(int32_t dtype, int64_t rows, int64_t width) {
     release(&weight), release(&want_dw), release(&got_dw), release(&want_dpre), release(&got_dpre);
   }
 }
-static void Units_SquaredReluAndClampedSwiglu_Close(void** state) {
-  (void)state;
-  sweep(unit_case);
-}
+TEST(Units_SquaredReluAndClampedSwiglu_Close) { sweep(unit_case); }
 
 /* Up to the largest numbers, where a square or a cube of x is infinite and meets a factor that is 0. */
-static void Units_AtTheEndsOfTheRange_Close(void** state) {
-  (void)state;
+TEST(Units_AtTheEndsOfTheRange_Close) {
   static const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16};
   static const double ends[] = {3.3e38, 2.1e38, 1e30, 1.9e19, 1e13, 6e4, 300, 90, 20, 5, 0.75, 1e-3, 1e-30, 0};
   enum { NUM_ENDS = sizeof ends / sizeof ends[0], WIDTH = 2 * NUM_ENDS };
@@ -400,10 +364,7 @@ static void sum_case(int32_t dtype, int64_t rows, int64_t width) {
     release(&pre), release(&dact), release(&dpre), release(&weight), release(&want), release(&got);
   }
 }
-static void ActivationBackward_ExactValues_SumsOfSameBits(void** state) {
-  (void)state;
-  sweep(sum_case);
-}
+TEST(ActivationBackward_ExactValues_SumsOfSameBits) { sweep(sum_case); }
 
 /* More experts than a launch takes, some without rows, in tensors of a chunk and of the pass (every expert's rows of
  * two other chunks lie around its own): the bits of a call for each. */
@@ -451,8 +412,7 @@ static void experts_case(int is_biased, int first_in_pass, int factor, int wante
   release(&pre), release(&each_pre), release(&act), release(&each_act), release(&dact), release(&each_dact);
   release(&weight), release(&dpre), release(&each_dpre), release(&dweight), release(&each_dweight), release(&bias);
 }
-static void Experts_ManyAtOnce_AreOneByOne(void** state) {
-  (void)state;
+TEST(Experts_ManyAtOnce_AreOneByOne) {
   for (shift = 0; shift < 2; ++shift) {
     experts_case(0, 0, 1, 1);
     experts_case(1, 0, 1, 2);
@@ -463,8 +423,7 @@ static void Experts_ManyAtOnce_AreOneByOne(void** state) {
   }
 }
 
-static void ActivationBackward_WithoutWeights_LeavesActW(void** state) {
-  (void)state;
+TEST(ActivationBackward_WithoutWeights_LeavesActW) {
   float pre[4] = {1, -2, 3, 0.5f}, dact[4] = {1, 1, 1, 1}, dpre[4], weight[1] = {2}, dweight[1];
   cuda->activation_backward(NULL, SLUICE_DTYPE_F32, SLUICE_ACTIVATION_RELU, 0, 1, 4, pre, dact, weight, dpre, NULL,
                             dweight);
@@ -473,8 +432,7 @@ static void ActivationBackward_WithoutWeights_LeavesActW(void** state) {
 
 /* ---- launching ------------------------------------------------------------------------------------------------- */
 
-static void Launch_Fails_IsReportedByLeaveOnce(void** state) {
-  (void)state;
+TEST(Launch_Fails_IsReportedByLeaveOnce) {
   float x[2] = {1, 2}, b[1] = {1};
   sluice_error_info_t why;
   sluice_fake_cuda_fail_call(0, 719);
@@ -491,8 +449,7 @@ static void Launch_Fails_IsReportedByLeaveOnce(void** state) {
   assert_true(x[0] == 2 && x[1] == 3);
 }
 
-static void Launch_OutsideEnter_DoesNothing(void** state) {
-  (void)state;
+TEST(Launch_OutsideEnter_DoesNothing) {
   float x[1] = {1}, b[1] = {1};
   assert_int_equal(sluice_cuda_leave(device), SLUICE_OK);
   cuda->add_bias(NULL, SLUICE_DTYPE_F32, 1, 1, x, b);
@@ -500,8 +457,7 @@ static void Launch_OutsideEnter_DoesNothing(void** state) {
   assert_int_equal(sluice_cuda_enter(device), SLUICE_OK);
 }
 
-static void Image_OfThisBuild_HasKernelsOrSaysSo(void** state) {
-  (void)state;
+TEST(Image_OfThisBuild_HasKernelsOrSaysSo) {
   sluice_cuda_image_t image = sluice_cuda_image();
   if (image.bytes == 0) {
     sluice_device_t* none = NULL;
@@ -519,30 +475,4 @@ static void Image_OfThisBuild_HasKernelsOrSaysSo(void** state) {
   assert_in_range(image.bytes, 100000, 4 << 20);
 }
 
-int main(void) {
-#define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-  const struct CMUnitTest tests[] = {
-      CASE(GatherRows_AnyDtypeWidthAlignment_SameBits),
-      CASE(Scalars_GatheredAndSpreadWithStrides_SameAsDefinition),
-      CASE(MoveRows_MoreRunsThanOneLaunchTakes_SameBits),
-      CASE(CombineRows_DroppedRoutesAndStrides_SameBits),
-      CASE(ScaleRows_InPlace_SameBits),
-      CASE(AddBias_Any_SameBits),
-      CASE(DotRows_Any_SameBits),
-      CASE(SumColumns_Any_SameBits),
-      CASE(SumColumns_BatchesAndTheirEnds_SameBits),
-      CASE(RoundRows_Any_SameBits),
-      CASE(ActivationForward_Any_CloseAndPreSameBits),
-      CASE(ActivationBackward_Any_Close),
-      CASE(Units_AtTheEndsOfTheRange_Close),
-      CASE(Units_SquaredReluAndClampedSwiglu_Close),
-      CASE(ActivationBackward_ExactValues_SumsOfSameBits),
-      CASE(Experts_ManyAtOnce_AreOneByOne),
-      CASE(ActivationBackward_WithoutWeights_LeavesActW),
-      CASE(Launch_Fails_IsReportedByLeaveOnce),
-      CASE(Launch_OutsideEnter_DoesNothing),
-      CASE(Image_OfThisBuild_HasKernelsOrSaysSo),
-  };
-#undef CASE
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_cases_each(set_up, tear_down); }

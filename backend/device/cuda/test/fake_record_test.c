@@ -1,17 +1,13 @@
 /* The record of the fake driver, and the work that a dry run skips. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/device/cuda/fake/fake_record.h"
 #include "backend/device/cuda/kernels/kernel_args.h"
+#include "third_party/bazel/test.h"
 
 #define GIB ((uint64_t)1 << 30)
 
@@ -69,8 +65,7 @@ static char* recorded(void) {
   return text;
 }
 
-static void Record_CallsOfAStream_StandInTheirOrderWithTheirBytes(void** state) {
-  (void)state;
+TEST_FIXTURE(Record_CallsOfAStream_StandInTheirOrderWithTheirBytes, open_driver, close_driver) {
   char *rows = allocate(4096), *index = allocate(64), *out = allocate(4096), *spare = allocate(64);
   const int32_t of[4] = {3, 0, -1, 2};
   void* event = NULL;
@@ -115,8 +110,7 @@ static int64_t resident_bytes(void) {
   return (int64_t)resident * sysconf(_SC_PAGESIZE);
 }
 
-static void Dry_RowsOfManyGiB_TakeNoPagesAndAreNotWritten(void** state) {
-  (void)state;
+TEST_FIXTURE(Dry_RowsOfManyGiB_TakeNoPagesAndAreNotWritten, open_driver, close_driver) {
   sluice_fake_cuda_make_dry();
   sluice_fake_cuda_set_memory(100 * GIB);
   const int64_t before = resident_bytes();
@@ -140,8 +134,7 @@ static void Dry_RowsOfManyGiB_TakeNoPagesAndAreNotWritten(void** state) {
   release(index);
 }
 
-static void Dry_RoutesAndSmallCopies_AreDone(void** state) {
-  (void)state;
+TEST_FIXTURE(Dry_RoutesAndSmallCopies_AreDone, open_driver, close_driver) {
   sluice_fake_cuda_make_dry();
   int32_t* ids = (int32_t*)(void*)allocate(4096);
   int32_t* tiles = (int32_t*)(void*)allocate(4096);
@@ -164,8 +157,7 @@ static void Dry_RoutesAndSmallCopies_AreDone(void** state) {
   release(counts);
 }
 
-static void KernelWork_EachKernelOfTheImage_IsKnown(void** state) {
-  (void)state;
+TEST(KernelWork_EachKernelOfTheImage_IsKnown) {
   static const char* const names[] = {
 #define KERNEL(name, args)        "sluice_" #name,
 #define KERNEL_DTYPES(name, args) "sluice_" #name "_f32",
@@ -182,14 +174,4 @@ static void KernelWork_EachKernelOfTheImage_IsKnown(void** state) {
   }
   int64_t units = 0, length = 0;
   assert_false(sluice_fake_kernel_work("sluice_unheard_of", ones, &units, &length));
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup_teardown(Record_CallsOfAStream_StandInTheirOrderWithTheirBytes, open_driver, close_driver),
-      cmocka_unit_test_setup_teardown(Dry_RowsOfManyGiB_TakeNoPagesAndAreNotWritten, open_driver, close_driver),
-      cmocka_unit_test_setup_teardown(Dry_RoutesAndSmallCopies_AreDone, open_driver, close_driver),
-      cmocka_unit_test(KernelWork_EachKernelOfTheImage_IsKnown),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

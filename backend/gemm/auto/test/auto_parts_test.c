@@ -1,16 +1,12 @@
 /* Parts of GEMMs: how many a run has, and what lies in no cache before they are measured. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/base/cache.h"
 #include "backend/gemm/auto/auto_parts.h"
 #include "backend/gemm/gemm_form.h"
+#include "third_party/bazel/test.h"
 
 enum { M = 96, N = 80, K = 8, GAP = 16, EXPERTS = 2 };
 
@@ -55,8 +51,7 @@ static sluice_gemm_parts_t begin(const sluice_grouped_gemm_t* list, double most_
 }
 
 /* All of a part's result, each time, whether it goes to its own place or to scratch memory that was used before. */
-static void Next_WeightGradient_ItsWholeResultComesFromMemory(void** state) {
-  (void)state;
+TEST(Next_WeightGradient_ItsWholeResultComesFromMemory) {
   for (int adds = 0; adds < 2; ++adds) {
     const sluice_grouped_gemm_t list = list_of(1, N, (float)adds);
     sluice_gemm_parts_t parts = begin(&list, 1.0 * M * N * K); /* half a GEMM */
@@ -77,8 +72,7 @@ static void Next_WeightGradient_ItsWholeResultComesFromMemory(void** state) {
 }
 
 /* A gradient's pages are there before it is measured; what is added to is not the selector's. */
-static void Next_OwnResult_TouchedOnlyWhereItIsOverwritten(void** state) {
-  (void)state;
+TEST(Next_OwnResult_TouchedOnlyWhereItIsOverwritten) {
   for (int adds = 0; adds < 2; ++adds) {
     memset(c, 0xff, sizeof c);
     const sluice_grouped_gemm_t list = list_of(1, N + GAP, (float)adds);
@@ -94,8 +88,7 @@ static void Next_OwnResult_TouchedOnlyWhereItIsOverwritten(void** state) {
   }
 }
 
-static void Next_ResultWithGaps_WhatLiesBetweenItsRowsStays(void** state) {
-  (void)state;
+TEST(Next_ResultWithGaps_WhatLiesBetweenItsRowsStays) {
   const sluice_grouped_gemm_t list = list_of(1, N + GAP, 0);
   sluice_gemm_parts_t parts = begin(&list, 2.0 * M * N * K);
   evicted_bytes = 0;
@@ -106,8 +99,7 @@ static void Next_ResultWithGaps_WhatLiesBetweenItsRowsStays(void** state) {
 }
 
 /* Rows that a pass has just written, or reads next, are in a cache there too. */
-static void Next_GemmOfRows_NothingIsEvicted(void** state) {
-  (void)state;
+TEST(Next_GemmOfRows_NothingIsEvicted) {
   const sluice_grouped_gemm_t list = list_of(0, N, 0);
   sluice_gemm_parts_t parts = begin(&list, 2.0 * M * N * K);
   evicted_bytes = 0;
@@ -116,8 +108,7 @@ static void Next_GemmOfRows_NothingIsEvicted(void** state) {
 }
 
 /* Threads may compute the parts of a run side by side. */
-static void Next_PartsOfARun_AreDistinctAndShareNoResult(void** state) {
-  (void)state;
+TEST(Next_PartsOfARun_AreDistinctAndShareNoResult) {
   const double problem = 2.0 * M * N * K;
   for (int adds = 0; adds < 2; ++adds) {
     const sluice_grouped_gemm_t list = list_of(1, N, (float)adds);
@@ -142,8 +133,7 @@ static void Next_PartsOfARun_AreDistinctAndShareNoResult(void** state) {
   }
 }
 
-static void Begin_PartsOfARun_NoMoreThanThereAreOrFit(void** state) {
-  (void)state;
+TEST(Begin_PartsOfARun_NoMoreThanThereAreOrFit) {
   const double problem = 2.0 * M * N * K;
   sluice_grouped_gemm_t list = list_of(0, N, 0);
   assert_int_equal(begin_with(&list, 1, 100 * problem, UINT64_MAX).in_run, EXPERTS);
@@ -153,16 +143,4 @@ static void Begin_PartsOfARun_NoMoreThanThereAreOrFit(void** state) {
   assert_int_equal(begin_with(&list, 1, 2 * problem, 2 * M * N * sizeof(float)).in_run, 2);
   problems[1].m = M / 2; /* its parts have too few rows */
   assert_int_equal(begin_with(&list, 8, problem, UINT64_MAX).in_run, 1);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Next_WeightGradient_ItsWholeResultComesFromMemory),
-      cmocka_unit_test(Next_OwnResult_TouchedOnlyWhereItIsOverwritten),
-      cmocka_unit_test(Next_ResultWithGaps_WhatLiesBetweenItsRowsStays),
-      cmocka_unit_test(Next_GemmOfRows_NothingIsEvicted),
-      cmocka_unit_test(Next_PartsOfARun_AreDistinctAndShareNoResult),
-      cmocka_unit_test(Begin_PartsOfARun_NoMoreThanThereAreOrFit),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,9 @@
 /* A race by made-up times: what is measured when, who leaves, when it is over. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 
-#include <cmocka.h>
-
 #include "backend/gemm/auto/auto_race.h"
+#include "third_party/bazel/test.h"
 
 #define FLOP 1e9
 
@@ -33,8 +29,7 @@ static int run(sluice_gemm_race_t* race, uint32_t kinds, double* out_most) {
   return 0;
 }
 
-static void Race_BeforeTheFirstCall_RunsNothing(void** state) {
-  (void)state;
+TEST(Race_BeforeTheFirstCall_RunsNothing) {
   sluice_gemm_race_t race = {0};
   sluice_gemm_race_start(&race, 0xf);
   assert_int_equal(sluice_gemm_race_next(&race, FLOP), -1);
@@ -47,8 +42,7 @@ static void Race_BeforeTheFirstCall_RunsNothing(void** state) {
 }
 
 /* As many calls as the first step of a model of 32 layers has of each kind. */
-static void Race_FirstCalls_PayForHalfAsMuch(void** state) {
-  (void)state;
+TEST(Race_FirstCalls_PayForHalfAsMuch) {
   sluice_gemm_race_t race = {0};
   double measured = 0, most = 0;
   for (int call = 0; call < 32; ++call) {
@@ -65,8 +59,7 @@ static void Race_FirstCalls_PayForHalfAsMuch(void** state) {
 }
 
 /* All take a quarter of the calls' time in the long run, whoever overdraws. */
-static void Race_AllCalls_PayForAllRuns(void** state) {
-  (void)state;
+TEST(Race_AllCalls_PayForAllRuns) {
   sluice_gemm_race_t race;
   double most = 0;
   const int calls = run(&race, 0xf, &most);
@@ -78,8 +71,7 @@ static void Race_AllCalls_PayForAllRuns(void** state) {
   assert_true(race.best[2] < race.best[0] && race.best[0] < race.best[3]);
 }
 
-static void Race_MuchSlower_LeavesAfterThreeRounds(void** state) {
-  (void)state;
+TEST(Race_MuchSlower_LeavesAfterThreeRounds) {
   sluice_gemm_race_t race = {0};
   sluice_gemm_race_earn(&race, 1000, 1000 * FLOP);
   sluice_gemm_race_start(&race, 0x3);
@@ -92,8 +84,7 @@ static void Race_MuchSlower_LeavesAfterThreeRounds(void** state) {
   assert_true(race.best[1] > race.best[0]);
 }
 
-static void Race_FirstRound_DoesNotCount(void** state) {
-  (void)state;
+TEST(Race_FirstRound_DoesNotCount) {
   sluice_gemm_race_t race = {0};
   sluice_gemm_race_earn(&race, 1000, 1000 * FLOP);
   sluice_gemm_race_start(&race, 0x5);
@@ -105,8 +96,7 @@ static void Race_FirstRound_DoesNotCount(void** state) {
   assert_true(race.spent == 0);
 }
 
-static void Race_Declining_LeavesAtOnce(void** state) {
-  (void)state;
+TEST(Race_Declining_LeavesAtOnce) {
   sluice_gemm_race_t race = {0};
   sluice_gemm_race_earn(&race, 1000, 1000 * FLOP);
   sluice_gemm_race_start(&race, 0x9);
@@ -121,8 +111,7 @@ static void Race_Declining_LeavesAtOnce(void** state) {
   assert_true(sluice_gemm_race_is_over(&race) && isfinite(race.best[0]) && isinf(race.best[3]));
 }
 
-static void Race_NobodyTakesIt_IsOver(void** state) {
-  (void)state;
+TEST(Race_NobodyTakesIt_IsOver) {
   sluice_gemm_race_t race = {0};
   sluice_gemm_race_earn(&race, 1, FLOP);
   sluice_gemm_race_start(&race, 0);
@@ -130,8 +119,7 @@ static void Race_NobodyTakesIt_IsOver(void** state) {
   assert_int_equal(sluice_gemm_race_next(&race, FLOP), -1);
 }
 
-static void Race_LongRuns_EndAfterThreeRounds_ShortOnesAfterEight(void** state) {
-  (void)state;
+TEST(Race_LongRuns_EndAfterThreeRounds_ShortOnesAfterEight) {
   for (int is_long = 0; is_long < 2; ++is_long) {
     sluice_gemm_race_t race = {0};
     sluice_gemm_race_earn(&race, 1000, 1000 * FLOP);
@@ -142,18 +130,4 @@ static void Race_LongRuns_EndAfterThreeRounds_ShortOnesAfterEight(void** state) 
     }
     assert_int_equal(runs, is_long ? 2 * 4 : 2 * 9);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Race_BeforeTheFirstCall_RunsNothing),
-      cmocka_unit_test(Race_FirstCalls_PayForHalfAsMuch),
-      cmocka_unit_test(Race_AllCalls_PayForAllRuns),
-      cmocka_unit_test(Race_MuchSlower_LeavesAfterThreeRounds),
-      cmocka_unit_test(Race_FirstRound_DoesNotCount),
-      cmocka_unit_test(Race_Declining_LeavesAtOnce),
-      cmocka_unit_test(Race_NobodyTakesIt_IsOver),
-      cmocka_unit_test(Race_LongRuns_EndAfterThreeRounds_ShortOnesAfterEight),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

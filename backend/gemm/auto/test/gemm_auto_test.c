@@ -1,9 +1,6 @@
 /* The selector: names, the environment, fallbacks, what is measured and how often. The host's callback stands in for a
  * library, so nothing needs to be installed. */
 #include <dirent.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,10 +9,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/base/dtype.h"
 #include "backend/gemm/gemm.h"
+#include "third_party/bazel/test.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 /* gcc 12's leak checker crashes while it reads the thread-local data of libraries opened at run time (libgomp's); what
@@ -159,8 +155,7 @@ static int settle(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
   return 0;
 }
 
-static void GemmCreate_UnknownName_InvalidArgumentListsNames(void** state) {
-  (void)state;
+TEST(GemmCreate_UnknownName_InvalidArgumentListsNames) {
   sluice_gemm_t* gemm = NULL;
   assert_int_equal(create("cublas", NULL, &gemm), SLUICE_E_INVALID_ARGUMENT);
   assert_null(gemm);
@@ -170,14 +165,12 @@ static void GemmCreate_UnknownName_InvalidArgumentListsNames(void** state) {
   assert_non_null(strstr(why.message, "auto, native, ref, onednn, blas or host"));
 }
 
-static void GemmCreate_HostWithoutFunction_InvalidArgument(void** state) {
-  (void)state;
+TEST(GemmCreate_HostWithoutFunction_InvalidArgument) {
   sluice_gemm_t* gemm = NULL;
   assert_int_equal(create("host", NULL, &gemm), SLUICE_E_INVALID_ARGUMENT);
 }
 
-static void GemmCreate_AutoWithMissingLibrary_NotFound(void** state) {
-  (void)state;
+TEST(GemmCreate_AutoWithMissingLibrary_NotFound) {
   sluice_gemm_t* gemm = NULL;
   sluice_gemm_options_t options = {.library = "/nowhere/lib.so"};
   assert_int_equal(sluice_gemm_create(&options, &allocator, &gemm), SLUICE_E_NOT_FOUND);
@@ -188,8 +181,7 @@ static void GemmCreate_AutoWithMissingLibrary_NotFound(void** state) {
   assert_non_null(strstr(why.message, "apt-get install"));
 }
 
-static void GemmCreate_Environment_ReplacesNameAndItsLibrary(void** state) {
-  (void)state;
+TEST(GemmCreate_Environment_ReplacesNameAndItsLibrary) {
   sluice_gemm_t* gemm = NULL;
   sluice_gemm_options_t options = {.name = "onednn", .library = "/nowhere/lib.so"};
   setenv("SLUICE_GEMM", "ref", 1);
@@ -204,8 +196,7 @@ static void GemmCreate_Environment_ReplacesNameAndItsLibrary(void** state) {
 }
 
 /* What a calibration is kept under: with versions, and whatever was chosen in the meantime. */
-static void MadeOf_NamesAllAndStaysTheSame(void** state) {
-  (void)state;
+TEST(MadeOf_NamesAllAndStaysTheSame) {
   sluice_gemm_t* gemm = NULL;
   float x[1] = {3}, y[1] = {5}, z[1] = {0};
   sluice_gemm_problem_t p = {1, 1, 1, {x, 1, 1}, {y, 1, 1}, {z, 1, 1}};
@@ -224,8 +215,7 @@ static void MadeOf_NamesAllAndStaysTheSame(void** state) {
   sluice_gemm_destroy(gemm);
 }
 
-static void Gemm_F64_GoesToRefUnmeasured(void** state) {
-  (void)state;
+TEST(Gemm_F64_GoesToRefUnmeasured) {
   sluice_gemm_t* gemm = NULL;
   double x[1] = {3}, y[1] = {5}, z[1] = {0};
   sluice_gemm_problem_t p = {1, 1, 1, {x, 1, 1}, {y, 1, 1}, {z, 1, 1}};
@@ -239,8 +229,7 @@ static void Gemm_F64_GoesToRefUnmeasured(void** state) {
 }
 
 /* GEMMs before the declined one must not be added twice, the rest must not be lost. */
-static void Gemm_HostDeclinesOneOfMany_EachAddedOnce(void** state) {
-  (void)state;
+TEST(Gemm_HostDeclinesOneOfMany_EachAddedOnce) {
   sluice_gemm_t* gemm = NULL;
   sluice_gemm_problem_t problems[5];
   assert_int_equal(create("host", host, &gemm), SLUICE_OK);
@@ -257,8 +246,7 @@ static void Gemm_HostDeclinesOneOfMany_EachAddedOnce(void** state) {
   sluice_gemm_destroy(gemm);
 }
 
-static void Gemm_AutoNewClass_FirstCallMeasuresNothingLaterOnesOncePerProcess(void** state) {
-  (void)state;
+TEST(Gemm_AutoNewClass_FirstCallMeasuresNothingLaterOnesOncePerProcess) {
   sluice_gemm_t* gemm = NULL;
   assert_int_equal(create(NULL, instant_host, &gemm), SLUICE_OK);
   assert_string_equal(gemm->name, "auto");
@@ -296,8 +284,7 @@ static void Gemm_AutoNewClass_FirstCallMeasuresNothingLaterOnesOncePerProcess(vo
   sluice_gemm_destroy(gemm);
 }
 
-static void Gemm_LargeGemm_MeasuredWithinBounds(void** state) {
-  (void)state;
+TEST(Gemm_LargeGemm_MeasuredWithinBounds) {
   sluice_gemm_t* gemm = NULL;
   assert_int_equal(create(NULL, instant_host, &gemm), SLUICE_OK);
   uint64_t before = allocator.current_bytes;
@@ -320,8 +307,7 @@ static void Gemm_LargeGemm_MeasuredWithinBounds(void** state) {
 
 /* A weight that is measured twice in a row comes from a cache, in a pass from memory. The host's own calls are told
  * from its measurements by where their result lies. */
-static void Gemm_Measures_OnAllOfTheWeights(void** state) {
-  (void)state;
+TEST(Gemm_Measures_OnAllOfTheWeights) {
   sluice_gemm_t* gemm = NULL;
   assert_int_equal(create(NULL, noting_host, &gemm), SLUICE_OK);
   enum { M = 64, N = 256, K = 512, EXPERTS = 5 }; /* 5: coprime to any number of candidates */
@@ -356,8 +342,7 @@ static void Gemm_Measures_OnAllOfTheWeights(void** state) {
 
 /* dW = dY^T X: where it is overwritten anyway it is measured where it will lie, where it is added to it is not touched.
  */
-static void Gemm_WeightGradient_MeasuredInPlaceOnlyIfOverwritten(void** state) {
-  (void)state;
+TEST(Gemm_WeightGradient_MeasuredInPlaceOnlyIfOverwritten) {
   enum { M = 48, N = 64, K = 4 };
   own_c = c;
   result_begin = (const char*)c;
@@ -382,8 +367,7 @@ static void Gemm_WeightGradient_MeasuredInPlaceOnlyIfOverwritten(void** state) {
   }
 }
 
-static void Gemm_SlowHost_NotChosenWhereAnotherIs(void** state) {
-  (void)state;
+TEST(Gemm_SlowHost_NotChosenWhereAnotherIs) {
   sluice_gemm_t* gemm = NULL;
   assert_int_equal(create(NULL, slow_host, &gemm), SLUICE_OK);
   assert_int_equal(multiply(gemm, 20, 16, 24, 0), SLUICE_OK);
@@ -395,8 +379,7 @@ static void Gemm_SlowHost_NotChosenWhereAnotherIs(void** state) {
   sluice_gemm_destroy(gemm);
 }
 
-static void Gemm_DecliningHost_OthersDoIt(void** state) {
-  (void)state;
+TEST(Gemm_DecliningHost_OthersDoIt) {
   sluice_gemm_t* gemm = NULL;
   assert_int_equal(create(NULL, declining_host, &gemm), SLUICE_OK);
   assert_int_equal(multiply(gemm, 20, 16, 24, 0), SLUICE_OK);
@@ -409,8 +392,7 @@ static void Gemm_DecliningHost_OthersDoIt(void** state) {
 }
 
 /* Without room to measure the call is made all the same, and the class is measured later. */
-static void Gemm_NoMemoryToMeasure_CalledAllTheSameAndMeasuredLater(void** state) {
-  (void)state;
+TEST(Gemm_NoMemoryToMeasure_CalledAllTheSameAndMeasuredLater) {
   sluice_gemm_t* gemm = NULL;
   assert_int_equal(create(NULL, instant_host, &gemm), SLUICE_OK);
   sluice_gemm_problem_t p = {64, 64, 1, {a, 1, 1}, {b, 64, 1}, {c, 64, 1}};
@@ -471,8 +453,7 @@ static int first_call(void) {
   return is_host;
 }
 
-static void Choices_OfEarlierProcess_AreWhatTheNextBeginsWith(void** state) {
-  (void)state;
+TEST(Choices_OfEarlierProcess_AreWhatTheNextBeginsWith) {
   char path[512];
   sluice_gemm_t* gemm = NULL;
   setenv("SLUICE_CACHE_DIR", folder, 1);
@@ -526,25 +507,7 @@ int main(int argc, char** argv) {
   if (argc > 1 && strcmp(argv[1], "first call") == 0) return first_call();
   if (mkdtemp(folder) == NULL) return 1;
   setenv("SLUICE_CACHE_DIR", "/dev/null", 1); /* no file from one test to the next */
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup_teardown(GemmCreate_UnknownName_InvalidArgumentListsNames, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(GemmCreate_HostWithoutFunction_InvalidArgument, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(GemmCreate_AutoWithMissingLibrary_NotFound, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(GemmCreate_Environment_ReplacesNameAndItsLibrary, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(MadeOf_NamesAllAndStaysTheSame, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(Gemm_F64_GoesToRefUnmeasured, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(Gemm_HostDeclinesOneOfMany_EachAddedOnce, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(Gemm_AutoNewClass_FirstCallMeasuresNothingLaterOnesOncePerProcess, set_up,
-                                      tear_down),
-      cmocka_unit_test_setup_teardown(Gemm_LargeGemm_MeasuredWithinBounds, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(Gemm_Measures_OnAllOfTheWeights, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(Gemm_WeightGradient_MeasuredInPlaceOnlyIfOverwritten, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(Gemm_SlowHost_NotChosenWhereAnotherIs, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(Gemm_DecliningHost_OthersDoIt, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(Gemm_NoMemoryToMeasure_CalledAllTheSameAndMeasuredLater, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(Choices_OfEarlierProcess_AreWhatTheNextBeginsWith, set_up, tear_down),
-  };
-  const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+  const int failed = run_cases_each(set_up, tear_down);
   char path[512];
   if (kept_file(path) != NULL) unlink(path);
   rmdir(folder);

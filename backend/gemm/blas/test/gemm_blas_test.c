@@ -1,14 +1,10 @@
 /* The BLAS room through a replaced symbol table: what is passed, how large GEMMs are cut, what is missing. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/base/dtype.h"
 #include "backend/gemm/blas/gemm_blas.h"
+#include "third_party/bazel/test.h"
 
 typedef struct call_s {
   char trans_a, trans_b;
@@ -62,8 +58,7 @@ static sluice_status_t multiply(sluice_gemm_problem_t problem, float beta) {
   return sluice_gemm_run(gemm, &list);
 }
 
-static void Blas_RowMajor_OperandsSwapped(void** state) {
-  (void)state;
+TEST(Blas_RowMajor_OperandsSwapped) {
   float a[1], b[1], c[1];
   assert_string_equal(gemm->name, "blas (fake)");
   assert_int_equal(multiply((sluice_gemm_problem_t){2, 3, 4, {a, 9, 1}, {b, 1, 8}, {c, 7, 1}}, 1), SLUICE_OK);
@@ -83,8 +78,7 @@ static void Blas_RowMajor_OperandsSwapped(void** state) {
 }
 
 /* BLAS refuses a leading dimension below the width, whatever stands in the stride of a single row or column. */
-static void Blas_SizeOne_LeadingDimensionAtLeastWidth(void** state) {
-  (void)state;
+TEST(Blas_SizeOne_LeadingDimensionAtLeastWidth) {
   float a[1], b[1], c[1];
   assert_int_equal(multiply((sluice_gemm_problem_t){1, 5, 6, {a, 0, 1}, {b, 5, 1}, {c, 0, 1}}, 0), SLUICE_OK);
   assert_int_equal(multiply((sluice_gemm_problem_t){4, 1, 1, {a, 1, 0}, {b, 0, 0}, {c, 1, 99}}, 0), SLUICE_OK);
@@ -97,8 +91,7 @@ static void Blas_SizeOne_LeadingDimensionAtLeastWidth(void** state) {
   }
 }
 
-static void Blas_NothingToDo_NoCall(void** state) {
-  (void)state;
+TEST(Blas_NothingToDo_NoCall) {
   float a[1], b[1], c[6] = {1, 2, 3, 4, 5, 6};
   assert_int_equal(multiply((sluice_gemm_problem_t){0, 3, 4, {a, 4, 1}, {b, 3, 1}, {c, 3, 1}}, 0), SLUICE_OK);
   assert_int_equal(multiply((sluice_gemm_problem_t){2, 2, 0, {a, 0, 1}, {b, 2, 1}, {c, 3, 1}}, 0), SLUICE_OK);
@@ -108,8 +101,7 @@ static void Blas_NothingToDo_NoCall(void** state) {
 }
 
 /* No memory behind these addresses is touched: the fake only writes them down. */
-static void Blas_LargerThanAnInt_CutInPieces(void** state) {
-  (void)state;
+TEST(Blas_LargerThanAnInt_CutInPieces) {
   const int64_t piece = (int64_t)1 << 30;
   const int64_t large = 2 * piece + 5;
   float* const base = (float*)(uintptr_t)0x1000;
@@ -143,8 +135,7 @@ static void Blas_LargerThanAnInt_CutInPieces(void** state) {
   assert_false(sluice_gemm_supports(gemm, &list));
 }
 
-static void Blas_NoBf16Symbol_NotSupported(void** state) {
-  (void)state;
+TEST(Blas_NoBf16Symbol_NotSupported) {
   uint16_t x[4] = {0};
   sluice_gemm_problem_t p = {2, 2, 2, {x, 2, 1}, {x, 2, 1}, {x, 2, 1}};
   sluice_grouped_gemm_t list = {&p, 1, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16, 0};
@@ -162,25 +153,10 @@ static void assert_not_found(const char* library, const char* text, const char* 
   assert_non_null(strstr(why.message, advice));
 }
 
-static void Blas_MissingPath_NotFoundSaysWhatToInstall(void** state) {
-  (void)state;
+TEST(Blas_MissingPath_NotFoundSaysWhatToInstall) {
   assert_not_found("/nowhere/libblas.so.3", "/nowhere/libblas.so.3", "apt-get install libopenblas0");
 }
 
-static void Blas_LibraryWithoutSgemm_NotFoundNamesSymbol(void** state) {
-  (void)state;
-  assert_not_found("libm.so.6", "sgemm_", "libm.so.6");
-}
+TEST(Blas_LibraryWithoutSgemm_NotFoundNamesSymbol) { assert_not_found("libm.so.6", "sgemm_", "libm.so.6"); }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup_teardown(Blas_RowMajor_OperandsSwapped, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(Blas_SizeOne_LeadingDimensionAtLeastWidth, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(Blas_NothingToDo_NoCall, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(Blas_LargerThanAnInt_CutInPieces, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(Blas_NoBf16Symbol_NotSupported, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(Blas_MissingPath_NotFoundSaysWhatToInstall, set_up, tear_down),
-      cmocka_unit_test_setup_teardown(Blas_LibraryWithoutSgemm_NotFoundNamesSymbol, set_up, tear_down),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_cases_each(set_up, tear_down); }

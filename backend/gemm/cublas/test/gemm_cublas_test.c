@@ -1,15 +1,11 @@
 /* cuBLAS as a GEMM library: finding it, grouping, and every error path, on fake tables. The arithmetic is
  * backend/cts/gemm's. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/gemm/cublas/fake/fake_cublas.h"
+#include "third_party/bazel/test.h"
 
 static sluice_allocator_t allocator, memory;
 static sluice_device_t* device;
@@ -88,8 +84,7 @@ static void check(const lists_t* l) {
   }
 }
 
-static void Groups_ManyGemms_AreFewCallsInStreamOrder(void** state) {
-  (void)state;
+TEST(Groups_ManyGemms_AreFewCallsInStreamOrder) {
   lists_t* l = malloc(sizeof *l);
   for (int with_groups = 0; with_groups < 2; ++with_groups) {
     sluice_gemm_t* gemm = NULL;
@@ -111,8 +106,7 @@ static void Groups_ManyGemms_AreFewCallsInStreamOrder(void** state) {
   free(l);
 }
 
-static void Groups_DeclinedByTheLibrary_RunOneByOneForGood(void** state) {
-  (void)state;
+TEST(Groups_DeclinedByTheLibrary_RunOneByOneForGood) {
   _Alignas(16) uint16_t a[3][8] = {{0x3f80}, {0x4000}, {0x4040}}, c[3][8]; /* 1, 2, 3 in bf16 */
   sluice_gemm_problem_t problems[3];
   for (int i = 0; i < 3; ++i) problems[i] = (sluice_gemm_problem_t){1, 1, 1, {a[i], 1, 1}, {a[i], 1, 1}, {c[i], 1, 1}};
@@ -128,8 +122,7 @@ static void Groups_DeclinedByTheLibrary_RunOneByOneForGood(void** state) {
 }
 
 /* No kernel decodes on a GPU yet. */
-static void PackedWeights_AreRefused(void** state) {
-  (void)state;
+TEST(PackedWeights_AreRefused) {
   float a[32] = {0}, c[2];
   uint8_t codes[32] = {0}, scales[2] = {0};
   const sluice_packed_t packed = {SLUICE_PACKED_MXFP4, 32, 1, scales, 1, 0};
@@ -156,8 +149,7 @@ static void release_apart(void* user, void* data, uint64_t bytes) {
 }
 
 /* cuBLAS wants its workspace at a multiple of 256; the host's callbacks owe multiples of 64. */
-static void Workspace_OfMemoryThatIsAlignedTo64_IsTakenFromAMultipleOf256(void** state) {
-  (void)state;
+TEST(Workspace_OfMemoryThatIsAlignedTo64_IsTakenFromAMultipleOf256) {
   sluice_allocator_t own;
   sluice_allocator_init(&own, allocate_apart, release_apart, NULL);
   sluice_cublas_symbols_t symbols = sluice_fake_cublas(1);
@@ -177,8 +169,7 @@ static void Workspace_OfMemoryThatIsAlignedTo64_IsTakenFromAMultipleOf256(void**
 
 /* Of bf16 and TF32 cuBLAS wants aligned pointers in a group, where it cannot look at them: others run by themselves.
  * Sums into C are added once, also where the library then declines the group. */
-static void Groups_PointersThatAreNotAligned_RunByThemselves(void** state) {
-  (void)state;
+TEST(Groups_PointersThatAreNotAligned_RunByThemselves) {
   enum { PROBLEMS = 5, ODD = 2 };
   static const int32_t dtypes[] = {SLUICE_DTYPE_BF16, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32};
   for (int variant = 0; variant < 6; ++variant) {
@@ -215,8 +206,7 @@ static void Groups_PointersThatAreNotAligned_RunByThemselves(void** state) {
 }
 
 /* One algorithm is asked for per shape and alignment, and used again. */
-static void Lt_WhereChosen_MultipliesWithOneSearchPerShape(void** state) {
-  (void)state;
+TEST(Lt_WhereChosen_MultipliesWithOneSearchPerShape) {
   lists_t* l = malloc(sizeof *l);
   static const char* const names[] = {NULL, "grouped", "single", "lt", "streams"};
   for (int32_t how = SLUICE_CUBLAS_BY_RULE; how <= SLUICE_CUBLAS_STREAMS; ++how) {
@@ -245,8 +235,7 @@ static void Lt_WhereChosen_MultipliesWithOneSearchPerShape(void** state) {
 }
 
 /* The rule by waves and k: with 132 SMs, tiles of 128 by 256. */
-static void Choice_ByWavesAndDepth_StreamsWhereSmsWouldIdle(void** state) {
-  (void)state;
+TEST(Choice_ByWavesAndDepth_StreamsWhereSmsWouldIdle) {
   static const struct {
     int64_t count, m, n, k;
     int32_t how;
@@ -275,8 +264,7 @@ static void Choice_ByWavesAndDepth_StreamsWhereSmsWouldIdle(void** state) {
 }
 
 /* Three forks and three joins, whatever fails in between: the next list finds streams as before. */
-static void Streams_WhereACallFails_JoinAndWorkOn(void** state) {
-  (void)state;
+TEST(Streams_WhereACallFails_JoinAndWorkOn) {
   enum { PROBLEMS = 6 };
   float a = 3, c[PROBLEMS];
   sluice_gemm_problem_t problems[PROBLEMS];
@@ -300,8 +288,7 @@ static void Streams_WhereACallFails_JoinAndWorkOn(void** state) {
   sluice_gemm_destroy(gemm);
 }
 
-static void Lt_TypesAndForms_EqualCublas(void** state) {
-  (void)state;
+TEST(Lt_TypesAndForms_EqualCublas) {
   enum { M = 5, N = 7, K = 6 };
   static const int32_t types[][2] = {{SLUICE_DTYPE_F32, SLUICE_DTYPE_F32},
                                      {SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16},
@@ -331,8 +318,7 @@ static void Lt_TypesAndForms_EqualCublas(void** state) {
 }
 
 /* Without it, with an old one, or where it has no algorithm, cuBLAS does it. */
-static void Lt_MissingOldOrDeclining_LeavesItToCublas(void** state) {
-  (void)state;
+TEST(Lt_MissingOldOrDeclining_LeavesItToCublas) {
   float x[1] = {3}, y[1];
   const sluice_gemm_problem_t p = {1, 1, 1, {x, 1, 1}, {x, 1, 1}, {y, 1, 1}};
   const sluice_grouped_gemm_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL};
@@ -354,8 +340,7 @@ static void Lt_MissingOldOrDeclining_LeavesItToCublas(void** state) {
   }
 }
 
-static void Lt_NthCallFails_LeaksNothingAndSaysSo(void** state) {
-  (void)state;
+TEST(Lt_NthCallFails_LeaksNothingAndSaysSo) {
   static const int codes[][2] = {{3, SLUICE_E_NO_MEMORY}, {13, SLUICE_E_EXTERNAL}};
   float a[2][1] = {{1}, {2}}, c[2][1];
   sluice_gemm_problem_t problems[2];
@@ -388,8 +373,7 @@ static void Lt_NthCallFails_LeaksNothingAndSaysSo(void** state) {
   }
 }
 
-static void Tf32_OnlyByChoice(void** state) {
-  (void)state;
+TEST(Tf32_OnlyByChoice) {
   float x[1] = {2};
   const sluice_gemm_problem_t p = {1, 1, 1, {x, 1, 1}, {x, 1, 1}, {x, 1, 1}};
   const sluice_grouped_gemm_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL};
@@ -402,8 +386,7 @@ static void Tf32_OnlyByChoice(void** state) {
   }
 }
 
-static void Library_MissingOldOrWrong_IsNotFound(void** state) {
-  (void)state;
+TEST(Library_MissingOldOrWrong_IsNotFound) {
   sluice_gemm_t* gemm = NULL;
   sluice_gemm_cublas_options_t options = {.device = device, .memory = &memory, .library = "libcublas_not_there.so.1"};
   assert_int_equal(sluice_gemm_cublas_create(&options, &allocator, &gemm), SLUICE_E_NOT_FOUND);
@@ -417,8 +400,7 @@ static void Library_MissingOldOrWrong_IsNotFound(void** state) {
   assert_null(gemm);
 }
 
-static void Calls_NthFails_LeaksNothingAndSaysSo(void** state) {
-  (void)state;
+TEST(Calls_NthFails_LeaksNothingAndSaysSo) {
   static const int codes[][2] = {{3, SLUICE_E_NO_MEMORY}, {13, SLUICE_E_EXTERNAL}};
   float a[2][1] = {{1}, {2}}, c[2][1];
   sluice_gemm_problem_t problems[2];
@@ -456,24 +438,4 @@ static void Calls_NthFails_LeaksNothingAndSaysSo(void** state) {
   }
 }
 
-int main(void) {
-#define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-  const struct CMUnitTest tests[] = {
-      CASE(Groups_ManyGemms_AreFewCallsInStreamOrder),
-      CASE(Groups_DeclinedByTheLibrary_RunOneByOneForGood),
-      CASE(PackedWeights_AreRefused),
-      CASE(Groups_PointersThatAreNotAligned_RunByThemselves),
-      CASE(Workspace_OfMemoryThatIsAlignedTo64_IsTakenFromAMultipleOf256),
-      CASE(Lt_WhereChosen_MultipliesWithOneSearchPerShape),
-      CASE(Choice_ByWavesAndDepth_StreamsWhereSmsWouldIdle),
-      CASE(Streams_WhereACallFails_JoinAndWorkOn),
-      CASE(Lt_TypesAndForms_EqualCublas),
-      CASE(Lt_MissingOldOrDeclining_LeavesItToCublas),
-      CASE(Lt_NthCallFails_LeaksNothingAndSaysSo),
-      CASE(Tf32_OnlyByChoice),
-      CASE(Library_MissingOldOrWrong_IsNotFound),
-      CASE(Calls_NthFails_LeaksNothingAndSaysSo),
-  };
-#undef CASE
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_cases_each(set_up, tear_down); }

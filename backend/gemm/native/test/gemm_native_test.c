@@ -3,10 +3,7 @@
  * operands is read or written; the workspace is bounded. All of it for each set of kernels that this processor has. */
 #include <dlfcn.h>
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,14 +16,12 @@
 #include <cpuid.h>
 #endif
 
-#include <cmocka.h>
-
 #include "backend/base/dtype.h"
 #include "backend/gemm/gemm.h"
 #include "backend/gemm/native/gemm_native.h"
 #include "backend/gemm/native/native_kernels.h"
 #include "backend/gemm/native/native_prefetch.h"
-#include "third_party/bazel/skip.h"
+#include "third_party/bazel/test.h"
 
 static sluice_allocator_t allocator;
 static const char* set_name; /* of the kernels under test */

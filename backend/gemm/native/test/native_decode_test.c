@@ -1,20 +1,15 @@
 /* What the kernels decode of packed weights: every code with scales of every size, as packed.h defines it, by each set
  * that this processor has, whatever the number of codes; no byte beyond them is read. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/base/dtype.h"
 #include "backend/gemm/native/native_kernels.h"
-#include "third_party/bazel/skip.h"
+#include "third_party/bazel/test.h"
 
 enum { MOST = SLUICE_NATIVE_COLS, SPARE = 16 };
 
@@ -71,8 +66,7 @@ static void every_code(const sluice_native_kernels_t* kernels, char* end) {
   }
 }
 
-static void Decode_EveryCodeScaleTypeAndCount_IsThatOfTheDefinition(void** state) {
-  (void)state;
+TEST(Decode_EveryCodeScaleTypeAndCount_IsThatOfTheDefinition) {
   sluice_native_set_t sets[SLUICE_NATIVE_SETS];
   const int count = sluice_native_sets(sets);
   const size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -88,11 +82,4 @@ static void Decode_EveryCodeScaleTypeAndCount_IsThatOfTheDefinition(void** state
   }
   munmap(map, 2 * page);
   if (tried == 0) skip_because("this processor has no native");
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Decode_EveryCodeScaleTypeAndCount_IsThatOfTheDefinition),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,10 @@
 /* Runs of panels: whoever takes them, each is taken once. */
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/gemm/native/native_runs.h"
+#include "third_party/bazel/test.h"
 
 enum { PROBLEMS = 7, PANELS = 400, MOST_RUNS = 4 };
 
@@ -44,8 +40,7 @@ static void assert_each_once(const int* taken) {
   }
 }
 
-static void Take_OneRun_WholeGemmsInOrder(void** state) {
-  (void)state;
+TEST(Take_OneRun_WholeGemmsInOrder) {
   static const int64_t order[] = {1, 2, 4, 5, -1};
   const sluice_runs_t runs = runs_of(1, 1);
   sluice_piece_t piece;
@@ -61,8 +56,7 @@ static void Take_OneRun_WholeGemmsInOrder(void** state) {
 }
 
 /* What travels ahead is what comes next, unless somebody else takes it first. */
-static void Take_OwnRun_SaysWhatComesNext(void** state) {
-  (void)state;
+TEST(Take_OwnRun_SaysWhatComesNext) {
   const sluice_runs_t runs = runs_of(2, 1);
   sluice_piece_t piece, next;
   assert_true(sluice_runs_take(&runs, 0, &piece));
@@ -75,8 +69,7 @@ static void Take_OwnRun_SaysWhatComesNext(void** state) {
 }
 
 /* A thread that comes late finds that another has done its work. */
-static void Take_OneThreadOfThree_TakesWhatOthersLeave(void** state) {
-  (void)state;
+TEST(Take_OneThreadOfThree_TakesWhatOthersLeave) {
   for (int64_t fewest = 1; fewest <= 64; fewest *= 4) {
     const sluice_runs_t runs = runs_of(3, fewest);
     int taken[PANELS] = {0};
@@ -110,8 +103,7 @@ static void* take_all(void* data) {
   return NULL;
 }
 
-static void Take_SeveralThreads_EachPanelOnce(void** state) {
-  (void)state;
+TEST(Take_SeveralThreads_EachPanelOnce) {
   for (int round = 0; round < 200; ++round) {
     const sluice_runs_t runs = runs_of(MOST_RUNS, round % 2 ? 1 : 8);
     static taker_t takers[MOST_RUNS];
@@ -130,14 +122,4 @@ static void Take_SeveralThreads_EachPanelOnce(void** state) {
     }
     assert_each_once(taken);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Take_OneRun_WholeGemmsInOrder),
-      cmocka_unit_test(Take_OwnRun_SaysWhatComesNext),
-      cmocka_unit_test(Take_OneThreadOfThree_TakesWhatOthersLeave),
-      cmocka_unit_test(Take_SeveralThreads_EachPanelOnce),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,9 @@
 /* The oneDNN room through a replaced symbol table: failures, one thread where it must, a primitive per weight shape. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/base/dtype.h"
 #include "backend/gemm/onednn/gemm_onednn.h"
+#include "third_party/bazel/test.h"
 
 static int answer;       /* of the next calls */
 static int threads;      /* of the fake OpenMP */
@@ -144,8 +140,7 @@ static sluice_status_t multiply(sluice_gemm_t* gemm, int32_t dtype, int64_t m, i
   return sluice_gemm_run(gemm, &list);
 }
 
-static void Onednn_SgemmFails_ExternalWithItsStatus(void** state) {
-  (void)state;
+TEST(Onednn_SgemmFails_ExternalWithItsStatus) {
   sluice_gemm_t* gemm = create(&fake);
   assert_string_equal(gemm->name, "onednn (2.99)");
   answer = 5;
@@ -159,8 +154,7 @@ static void Onednn_SgemmFails_ExternalWithItsStatus(void** state) {
   assert_int_equal(num_live, 0);
 }
 
-static void Onednn_SecondOpenmp_HeldToOneThread(void** state) {
-  (void)state;
+TEST(Onednn_SecondOpenmp_HeldToOneThread) {
   sluice_gemm_t* gemm = create(&fake);
   assert_int_equal(multiply(gemm, SLUICE_DTYPE_F32, 2, 2, 2, 0), SLUICE_OK);
   assert_int_equal(threads_seen, 7);
@@ -179,8 +173,7 @@ static void Onednn_SecondOpenmp_HeldToOneThread(void** state) {
   sluice_gemm_destroy(gemm);
 }
 
-static void Onednn_ManyRowCounts_OnePrimitivePerWeight(void** state) {
-  (void)state;
+TEST(Onednn_ManyRowCounts_OnePrimitivePerWeight) {
   sluice_gemm_t* gemm = create(&fake);
   num_made = 0;
   for (int64_t m = 2; m < 30; ++m) assert_int_equal(multiply(gemm, SLUICE_DTYPE_BF16, m, 8, 16, 0), SLUICE_OK);
@@ -194,8 +187,7 @@ static void Onednn_ManyRowCounts_OnePrimitivePerWeight(void** state) {
   assert_int_equal(num_live, 0);
 }
 
-static void Onednn_NthCallFails_LeaksNothing(void** state) {
-  (void)state;
+TEST(Onednn_NthCallFails_LeaksNothing) {
   int nth = 0;
   for (int done = 0; !done; ++nth) {
     assert_true(nth < 100);
@@ -218,8 +210,7 @@ static void Onednn_NthCallFails_LeaksNothing(void** state) {
   assert_true(nth > 20);
 }
 
-static void Onednn_OtherMajorVersion_NoBf16(void** state) {
-  (void)state;
+TEST(Onednn_OtherMajorVersion_NoBf16) {
   sluice_onednn_symbols_t partial = fake;
   partial.dnnl_primitive_execute = NULL;
   sluice_gemm_t* gemm = create(&partial);
@@ -228,8 +219,7 @@ static void Onednn_OtherMajorVersion_NoBf16(void** state) {
   sluice_gemm_destroy(gemm);
 }
 
-static void Onednn_MissingPath_NotFoundSaysWhatToInstall(void** state) {
-  (void)state;
+TEST(Onednn_MissingPath_NotFoundSaysWhatToInstall) {
   sluice_gemm_t* gemm = NULL;
   sluice_error_info_t why;
   sluice_error_info_init(&why, sizeof why);
@@ -241,14 +231,4 @@ static void Onednn_MissingPath_NotFoundSaysWhatToInstall(void** state) {
   assert_non_null(strstr(why.message, "apt-get install libdnnl2"));
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup(Onednn_SgemmFails_ExternalWithItsStatus, set_up),
-      cmocka_unit_test_setup(Onednn_SecondOpenmp_HeldToOneThread, set_up),
-      cmocka_unit_test_setup(Onednn_ManyRowCounts_OnePrimitivePerWeight, set_up),
-      cmocka_unit_test_setup(Onednn_NthCallFails_LeaksNothing, set_up),
-      cmocka_unit_test_setup(Onednn_OtherMajorVersion_NoBf16, set_up),
-      cmocka_unit_test_setup(Onednn_MissingPath_NotFoundSaysWhatToInstall, set_up),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(void) { return run_cases_each(set_up, NULL); }

@@ -1,14 +1,10 @@
 /* What only ref promises: the bits of a row do not depend on how many rows, GEMMs or strides surround it. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/base/dtype.h"
 #include "backend/gemm/gemm.h"
+#include "third_party/bazel/test.h"
 
 enum { M = 70, N = 75, K = 150 };
 
@@ -34,8 +30,7 @@ static void multiply(sluice_gemm_problem_t problem, float beta) {
   assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
 }
 
-static void GemmRef_RowsInAnyChunks_SameBits(void** state) {
-  (void)state;
+TEST(GemmRef_RowsInAnyChunks_SameBits) {
   multiply((sluice_gemm_problem_t){M, N, K, {a, K, 1}, {b, N, 1}, {whole, N, 1}}, 0);
   for (int64_t chunk = 1; chunk <= M; chunk += chunk < 5 ? 1 : 13) {
     memset(parts, 0xff, sizeof parts);
@@ -47,8 +42,7 @@ static void GemmRef_RowsInAnyChunks_SameBits(void** state) {
   }
 }
 
-static void GemmRef_ColumnsInAnyChunks_SameBits(void** state) {
-  (void)state;
+TEST(GemmRef_ColumnsInAnyChunks_SameBits) {
   multiply((sluice_gemm_problem_t){M, N, K, {a, K, 1}, {b, N, 1}, {whole, N, 1}}, 0);
   memset(parts, 0xff, sizeof parts);
   for (int64_t j = 0; j < N; j += 7) {
@@ -58,8 +52,7 @@ static void GemmRef_ColumnsInAnyChunks_SameBits(void** state) {
   assert_memory_equal(parts, whole, sizeof whole);
 }
 
-static void GemmRef_OtherStrides_SameBits(void** state) {
-  (void)state;
+TEST(GemmRef_OtherStrides_SameBits) {
   static float a_columns[M * K], b_columns[K * N], c_columns[M * N];
   for (int i = 0; i < M; ++i) {
     for (int l = 0; l < K; ++l) a_columns[l * M + i] = a[i * K + l];
@@ -75,15 +68,13 @@ static void GemmRef_OtherStrides_SameBits(void** state) {
 }
 
 /* A row of A that repeats: a stride of 0 is a stride. */
-static void GemmRef_StrideZero_Repeats(void** state) {
-  (void)state;
+TEST(GemmRef_StrideZero_Repeats) {
   multiply((sluice_gemm_problem_t){M, N, K, {a, 0, 1}, {b, N, 1}, {whole, N, 1}}, 0);
   for (int i = 1; i < M; ++i) assert_memory_equal(&whole[(size_t)i * N], whole, N * sizeof(float));
 }
 
 /* The equation, one element at a time in the order that the file states. */
-static void GemmRef_Sums_InTheStatedOrder(void** state) {
-  (void)state;
+TEST(GemmRef_Sums_InTheStatedOrder) {
   for (int i = 0; i < M * N; ++i) whole[i] = parts[i] = (float)i / 7;
   multiply((sluice_gemm_problem_t){M, N, K, {a, K, 1}, {b, N, 1}, {whole, N, 1}}, 1);
   for (int i = 0; i < M; ++i) {
@@ -96,11 +87,4 @@ static void GemmRef_Sums_InTheStatedOrder(void** state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(GemmRef_RowsInAnyChunks_SameBits), cmocka_unit_test(GemmRef_ColumnsInAnyChunks_SameBits),
-      cmocka_unit_test(GemmRef_OtherStrides_SameBits),    cmocka_unit_test(GemmRef_StrideZero_Repeats),
-      cmocka_unit_test(GemmRef_Sums_InTheStatedOrder),
-  };
-  return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+int main(void) { return run_cases(set_up, tear_down); }

@@ -1,12 +1,9 @@
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/optim/buckets/plan.h"
 #include "sluice/context.h"
+#include "third_party/bazel/test.h"
 
 static sluice_allocator_t allocator;
 
@@ -52,8 +49,7 @@ static int32_t find(const sluice_bucket_plan_t* plan, int32_t kind, int32_t buck
   return -1;
 }
 
-static void Plan_OfAnyCountAndSlots_IsProved(void** state) {
-  (void)state;
+TEST(Plan_OfAnyCountAndSlots_IsProved) {
   for (int64_t count = 0; count <= 40; ++count) {
     for (int64_t bucket = 1; bucket <= 12; ++bucket) {
       for (int32_t slots = 1; slots <= 2; ++slots) {
@@ -103,10 +99,7 @@ static void check_form(const sluice_bucket_form_t* form, sluice_bucket_plan_t* p
   }
 }
 
-static void Plan_OfAnyForm_IsProvedAndStaysInItsSlots(void** state) {
-  (void)state;
-  assert_int_equal(for_all_forms(check_form), 576);
-}
+TEST(Plan_OfAnyForm_IsProvedAndStaysInItsSlots) { assert_int_equal(for_all_forms(check_form), 576); }
 
 /* Each wait that is left out is found, unless another wait of the op implies it. */
 static int32_t dropped, found, implied;
@@ -130,8 +123,7 @@ static void drop_each(const sluice_bucket_form_t* form, sluice_bucket_plan_t* pl
   }
 }
 
-static void Plan_OfAnyFormWithoutAWait_IsFound(void** state) {
-  (void)state;
+TEST(Plan_OfAnyFormWithoutAWait_IsFound) {
   dropped = found = implied = 0;
   for_all_forms(drop_each);
   assert_int_equal(found + implied, dropped);
@@ -139,8 +131,7 @@ static void Plan_OfAnyFormWithoutAWait_IsFound(void** state) {
 }
 
 /* What the interleaved sums are for: a chunk is summed while the one before it is updated. */
-static void Sum_WithTwoSlots_WaitsForTheChunkBeforeTheLast(void** state) {
-  (void)state;
+TEST(Sum_WithTwoSlots_WaitsForTheChunkBeforeTheLast) {
   const int64_t count = 100;
   const sluice_bucket_form_t form = {
       .counts = &count, .num_lines = 1, .bucket = 5, .chunk = 4, .num_grad_slots = 2, .sums = 1};
@@ -153,8 +144,7 @@ static void Sum_WithTwoSlots_WaitsForTheChunkBeforeTheLast(void** state) {
   sluice_bucket_plan_destroy(plan, &allocator);
 }
 
-static void Update_InAPlanThatDecides_WaitsForTheVerdict(void** state) {
-  (void)state;
+TEST(Update_InAPlanThatDecides_WaitsForTheVerdict) {
   const int64_t counts[] = {20, 30};
   const sluice_bucket_form_t form = {
       .counts = counts, .num_lines = 2, .bucket = 5, .chunk = 2, .sums = 1, .decides = 1};
@@ -171,8 +161,7 @@ static void Update_InAPlanThatDecides_WaitsForTheVerdict(void** state) {
 }
 
 /* Copies run beside updates: with two slots the copy of a bucket waits for none of the bucket before. */
-static void CopyIn_WithTwoSlots_WaitsForTheBucketBeforeTheLast(void** state) {
-  (void)state;
+TEST(CopyIn_WithTwoSlots_WaitsForTheBucketBeforeTheLast) {
   sluice_bucket_plan_t* plan = plan_of(100, 10, 2);
   for (int32_t i = 0; i < plan->num_ops; ++i) {
     const sluice_bucket_op_t* op = plan->ops + i;
@@ -182,8 +171,7 @@ static void CopyIn_WithTwoSlots_WaitsForTheBucketBeforeTheLast(void** state) {
   sluice_bucket_plan_destroy(plan, &allocator);
 }
 
-static void Plan_WithAnotherFault_IsFound(void** state) {
-  (void)state;
+TEST(Plan_WithAnotherFault_IsFound) {
   sluice_bucket_plan_t* plan = plan_of(60, 10, 2);
   sluice_bucket_op_t* update = plan->ops + find(plan, SLUICE_BUCKET_UPDATE, 3);
   sluice_bucket_op_t* stage = plan->ops + find(plan, SLUICE_BUCKET_STAGE, 3);
@@ -209,8 +197,7 @@ static void Plan_WithAnotherFault_IsFound(void** state) {
   sluice_bucket_plan_destroy(plan, &allocator);
 }
 
-static void Plan_WhoseWaitPointsForward_IsRefused(void** state) {
-  (void)state;
+TEST(Plan_WhoseWaitPointsForward_IsRefused) {
   sluice_bucket_plan_t* plan = plan_of(60, 10, 2);
   plan->ops[find(plan, SLUICE_BUCKET_UPDATE, 0)].waits[0] = plan->num_ops - 1;
   sluice_bucket_finding_t finding;
@@ -218,8 +205,7 @@ static void Plan_WhoseWaitPointsForward_IsRefused(void** state) {
   sluice_bucket_plan_destroy(plan, &allocator);
 }
 
-static void Plan_OfSizesThatNobodyMeans_IsRefused(void** state) {
-  (void)state;
+TEST(Plan_OfSizesThatNobodyMeans_IsRefused) {
   const int64_t bad[][5] = {{10, 0, 1, 1, 1},
                             {-1, 4, 1, 1, 1},
                             {10, 4, -1, 1, 1},
@@ -254,8 +240,7 @@ static uint64_t bytes_of(int64_t count, int64_t bucket, int64_t chunk, int32_t s
   return bytes;
 }
 
-static void Bytes_AreTwelveForStatesAndFourForEachStagedGradient(void** state) {
-  (void)state;
+TEST(Bytes_AreTwelveForStatesAndFourForEachStagedGradient) {
   const int64_t count = 10 << 20, bucket = 1 << 20;
   assert_int_equal(bytes_of(count, bucket, 1, 1, 0), 16 << 20);
   assert_int_equal(bytes_of(count, bucket, 1, 2, 0), 32 << 20);
@@ -266,20 +251,8 @@ static void Bytes_AreTwelveForStatesAndFourForEachStagedGradient(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Plan_OfAnyCountAndSlots_IsProved),
-      cmocka_unit_test(Plan_OfAnyForm_IsProvedAndStaysInItsSlots),
-      cmocka_unit_test(Plan_OfAnyFormWithoutAWait_IsFound),
-      cmocka_unit_test(Sum_WithTwoSlots_WaitsForTheChunkBeforeTheLast),
-      cmocka_unit_test(Update_InAPlanThatDecides_WaitsForTheVerdict),
-      cmocka_unit_test(CopyIn_WithTwoSlots_WaitsForTheBucketBeforeTheLast),
-      cmocka_unit_test(Plan_WithAnotherFault_IsFound),
-      cmocka_unit_test(Plan_WhoseWaitPointsForward_IsRefused),
-      cmocka_unit_test(Plan_OfSizesThatNobodyMeans_IsRefused),
-      cmocka_unit_test(Bytes_AreTwelveForStatesAndFourForEachStagedGradient),
-  };
   sluice_allocator_init(&allocator, NULL, NULL, NULL);
-  const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+  const int failed = run_cases(NULL, NULL);
   const int leaked = allocator.num_live != 0;
   sluice_allocator_deinit(&allocator);
   return failed + leaked;

@@ -1,12 +1,8 @@
 /* Steps in virtual time: what overlaps, what does not, and which k is taken. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "backend/optim/buckets/simulate.h"
+#include "third_party/bazel/test.h"
 
 static sluice_allocator_t allocator;
 
@@ -42,34 +38,27 @@ static double seconds_of(sluice_bucket_form_t form, double latency) {
 
 #define ASSERT_SECONDS(call, wanted) assert_true(fabs((call) - (wanted)) < 1e-9)
 
-static void Step_OfEqualSumsAndUpdates_TakesOneOfThemAndAChunk(void** state) {
-  (void)state;
+TEST(Step_OfEqualSumsAndUpdates_TakesOneOfThemAndAChunk) {
   ASSERT_SECONDS(seconds_of(form_of(1, 0), 0.0), 1600.0 + 100.0);
   ASSERT_SECONDS(seconds_of(form_of(4, 0), 0.0), 1600.0 + 400.0);
   ASSERT_SECONDS(seconds_of(form_of(SLUICE_BUCKET_ALL, 0), 0.0), 3200.0); /* one after the other */
 }
 
 /* The time of sums is the lane's; the last chunk is updated behind it. */
-static void Step_WhoseSumsAreSlow_TakesTheirTimeAndOneUpdate(void** state) {
-  (void)state;
+TEST(Step_WhoseSumsAreSlow_TakesTheirTimeAndOneUpdate) {
   ASSERT_SECONDS(seconds_of(form_of(2, 0), 50.0), 8 * (200.0 + 50.0) + 200.0);
 }
 
-static void Step_WithOneSlotOfGradients_OverlapsNothing(void** state) {
-  (void)state;
+TEST(Step_WithOneSlotOfGradients_OverlapsNothing) {
   sluice_bucket_form_t form = form_of(1, 0);
   form.num_grad_slots = 1;
   ASSERT_SECONDS(seconds_of(form, 0.0), 3200.0);
 }
 
 /* Only what looks at sums runs beside them. */
-static void Step_ThatDecides_UpdatesBehindAllSums(void** state) {
-  (void)state;
-  ASSERT_SECONDS(seconds_of(form_of(1, 1), 0.0), 1600.0 + 25.0 + 1600.0);
-}
+TEST(Step_ThatDecides_UpdatesBehindAllSums) { ASSERT_SECONDS(seconds_of(form_of(1, 1), 0.0), 1600.0 + 25.0 + 1600.0); }
 
-static void Chunk_IsLargerWhereExchangesAreDear(void** state) {
-  (void)state;
+TEST(Chunk_IsLargerWhereExchangesAreDear) {
   static const double latencies[] = {0.0, 5.0, 13.0, 60.0, 10000.0};
   static const int64_t wanted[] = {1, 1, 2, 4, SLUICE_BUCKET_ALL};
   for (int i = 0; i < 5; ++i) {
@@ -85,8 +74,7 @@ static void Chunk_IsLargerWhereExchangesAreDear(void** state) {
   }
 }
 
-static void Chunk_WithoutMemoryToFindOut_IsTheOther(void** state) {
-  (void)state;
+TEST(Chunk_WithoutMemoryToFindOut_IsTheOther) {
   const sluice_bucket_prices_t prices = prices_of(1.0);
   const sluice_bucket_form_t form = form_of(1, 0);
   for (int64_t nth = 0; nth < 12; ++nth) { /* three blocks for each k */
@@ -98,16 +86,8 @@ static void Chunk_WithoutMemoryToFindOut_IsTheOther(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Step_OfEqualSumsAndUpdates_TakesOneOfThemAndAChunk),
-      cmocka_unit_test(Step_WhoseSumsAreSlow_TakesTheirTimeAndOneUpdate),
-      cmocka_unit_test(Step_WithOneSlotOfGradients_OverlapsNothing),
-      cmocka_unit_test(Step_ThatDecides_UpdatesBehindAllSums),
-      cmocka_unit_test(Chunk_IsLargerWhereExchangesAreDear),
-      cmocka_unit_test(Chunk_WithoutMemoryToFindOut_IsTheOther),
-  };
   sluice_allocator_init(&allocator, NULL, NULL, NULL);
-  const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+  const int failed = run_cases(NULL, NULL);
   sluice_allocator_deinit(&allocator);
   return failed;
 }

@@ -2,9 +2,7 @@
  * there.
  */
 #include <fcntl.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,9 +12,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/optim/file/load.h"
+#include "third_party/bazel/test.h"
 
 enum { COUNT = 3000, MODEL_AT = 4096, ROOMS_AT = 8192, ARRAY_BYTES = 12288, RECORD_BYTES = 48, HEAD_BYTES = 64 };
 enum { FILE_BYTES = ROOMS_AT + 2 * SLUICE_NUM_STATES * ARRAY_BYTES };
@@ -106,8 +103,7 @@ static void expect_message(const char* text) {
 
 /* ---- life ---- */
 
-static void File_BeforeItsFirstStep_HasNoName(void** state) {
-  (void)state;
+TEST(File_BeforeItsFirstStep_HasNoName) {
   sluice_state_file_t *file = create(), *second;
   assert_int_equal(sluice_state_file_info(file).step, SLUICE_NO_STEP);
   assert_int_equal(sluice_state_file_end(file), SLUICE_E_STATE);
@@ -120,8 +116,7 @@ static void File_BeforeItsFirstStep_HasNoName(void** state) {
 }
 
 /* A kill at any moment of making one: what is left is taken by whoever makes the next, and is nothing to open. */
-static void LeftoverOfAKill_IsTakenByTheNext(void** state) {
-  (void)state;
+TEST(LeftoverOfAKill_IsTakenByTheNext) {
   for (int how = 0; how < 3; ++how) {
     const pid_t child = fork();
     if (child == 0) {
@@ -145,8 +140,7 @@ static void LeftoverOfAKill_IsTakenByTheNext(void** state) {
   }
 }
 
-static void SomebodysFile_InTheWay_IsNotWrittenOver(void** state) {
-  (void)state;
+TEST(SomebodysFile_InTheWay_IsNotWrittenOver) {
   sluice_state_file_t* file;
   FILE* own = fopen(unfinished, "w");
   assert_non_null(own);
@@ -160,8 +154,7 @@ static void SomebodysFile_InTheWay_IsNotWrittenOver(void** state) {
   (void)unlink(unfinished);
 }
 
-static void Create_OverAFile_TakesItsPlaceWhenItIsWhole(void** state) {
-  (void)state;
+TEST(Create_OverAFile_TakesItsPlaceWhenItIsWhole) {
   sluice_state_file_t *old, *file;
   make_steps(3);
   assert_int_equal(create_at(path, 0, &file), SLUICE_E_EXTERNAL);
@@ -185,8 +178,7 @@ static void Create_OverAFile_TakesItsPlaceWhenItIsWhole(void** state) {
 }
 
 /* Into another folder: one that leads to a file, and one that leads nowhere yet. */
-static void Link_MeansWhatItLeadsTo(void** state) {
-  (void)state;
+TEST(Link_MeansWhatItLeadsTo) {
   char folder[540], target[560];
   (void)snprintf(folder, sizeof folder, "%s.d", path);
   (void)snprintf(target, sizeof target, "%s/there", folder);
@@ -221,8 +213,7 @@ static int is_locked(void) {
 }
 
 /* A child that lives on holds no lock, whether its parent closes the file or ends; and has nothing of the file. */
-static void ForkedChild_HoldsNoLock(void** state) {
-  (void)state;
+TEST(ForkedChild_HoldsNoLock) {
   sluice_state_file_t* file;
   int ready[2], go[2];
   char byte = 0;
@@ -267,8 +258,7 @@ static void ForkedChild_HoldsNoLock(void** state) {
 
 /* ---- steps ---- */
 
-static void TwoSteps_LieBesideEachOther_AndTheThirdTakesTheFirstsRoom(void** state) {
-  (void)state;
+TEST(TwoSteps_LieBesideEachOther_AndTheThirdTakesTheFirstsRoom) {
   sluice_state_file_t* file = create();
   for (int64_t step = 0; step <= 5; ++step) {
     write_step(file, step);
@@ -290,8 +280,7 @@ static void TwoSteps_LieBesideEachOther_AndTheThirdTakesTheFirstsRoom(void** sta
   (void)unlink(path);
 }
 
-static void Step_GivenUpOrTakenBack_IsWrittenAgain(void** state) {
-  (void)state;
+TEST(Step_GivenUpOrTakenBack_IsWrittenAgain) {
   sluice_state_file_t* file = create();
   write_step(file, 0);
   assert_int_equal(sluice_state_file_end(file), SLUICE_OK);
@@ -316,8 +305,7 @@ static void Step_GivenUpOrTakenBack_IsWrittenAgain(void** state) {
   (void)unlink(path);
 }
 
-static void Step_WrittenInPart_DoesNotEnd(void** state) {
-  (void)state;
+TEST(Step_WrittenInPart_DoesNotEnd) {
   const float data[2] = {1.0F, 2.0F};
   sluice_state_file_t* file = create();
   assert_int_equal(sluice_state_file_begin(file, 0), SLUICE_OK);
@@ -331,8 +319,7 @@ static void Step_WrittenInPart_DoesNotEnd(void** state) {
 /* ---- sums ---- */
 
 /* However what is summed is cut; each changed, moved or lost element tells. */
-static void Sum_InAnyParts_IsTheSameAndTellsEachChange(void** state) {
-  (void)state;
+TEST(Sum_InAnyParts_IsTheSameAndTellsEachChange) {
   enum { LENGTH = 133 };
   float data[LENGTH], copy[LENGTH];
   for (int i = 0; i < LENGTH; ++i) data[i] = (float)i / 7.0F - 5.0F;
@@ -369,8 +356,7 @@ static void Sum_InAnyParts_IsTheSameAndTellsEachChange(void** state) {
 /* ---- damage ---- */
 
 /* Any byte of the later step's record: the step before is there, and nothing is made up of the damaged one. */
-static void Record_ThatIsTorn_LeavesTheStepBefore(void** state) {
-  (void)state;
+TEST(Record_ThatIsTorn_LeavesTheStepBefore) {
   for (int byte = 0; byte < RECORD_BYTES; ++byte) {
     sluice_state_file_t* file;
     make_steps(1);
@@ -385,8 +371,7 @@ static void Record_ThatIsTorn_LeavesTheStepBefore(void** state) {
   }
 }
 
-static void Head_OfAnotherKind_IsRefused(void** state) {
-  (void)state;
+TEST(Head_OfAnotherKind_IsRefused) {
   for (int byte = 0; byte < HEAD_BYTES; ++byte) {
     sluice_state_file_t* file;
     make_steps(0);
@@ -398,8 +383,7 @@ static void Head_OfAnotherKind_IsRefused(void** state) {
   }
 }
 
-static void File_OfTheFirstForm_IsRefusedWithAWayOut(void** state) {
-  (void)state;
+TEST(File_OfTheFirstForm_IsRefusedWithAWayOut) {
   sluice_state_file_t* file;
   make_steps(0);
   const int64_t form = 1;
@@ -410,8 +394,7 @@ static void File_OfTheFirstForm_IsRefusedWithAWayOut(void** state) {
 }
 
 /* Pages of the last step that the machine had not written when it ended: zeros, or what lay there before. */
-static void PagesThatWereNotWritten_LeaveTheStepBefore(void** state) {
-  (void)state;
+TEST(PagesThatWereNotWritten_LeaveTheStepBefore) {
   static const char zeros[4096];
   for (int page = 0; page < SLUICE_NUM_STATES * ARRAY_BYTES / 4096; ++page) {
     sluice_state_file_t* file;
@@ -435,8 +418,7 @@ static uint32_t draw(uint64_t* seed, uint32_t below) {
 }
 
 /* One to four bytes anywhere: the file is refused, or a step is read as it was written. 20,000 with SLUICE_FULL. */
-static void Damage_Anywhere_IsNeverReadAsAStep(void** state) {
-  (void)state;
+TEST(Damage_Anywhere_IsNeverReadAsAStep) {
   static unsigned char good[FILE_BYTES];
   const int tries = getenv("SLUICE_FULL") != NULL ? 20000 : 1500;
   int num_refused = 0, num_before = 0, num_last = 0;
@@ -473,8 +455,7 @@ static void Damage_Anywhere_IsNeverReadAsAStep(void** state) {
 }
 
 /* What is damaged while the file is open is found by whoever reads all of it. */
-static void Damage_WhileItIsOpen_IsFoundByItsSums(void** state) {
-  (void)state;
+TEST(Damage_WhileItIsOpen_IsFoundByItsSums) {
   sluice_state_file_t* file;
   sluice_state_sum_t sums[SLUICE_NUM_STATES];
   float data[COUNT];
@@ -496,8 +477,7 @@ static void Damage_WhileItIsOpen_IsFoundByItsSums(void** state) {
 
 /* ---- whose it is ---- */
 
-static void File_OfAnotherRank_IsRefused(void** state) {
-  (void)state;
+TEST(File_OfAnotherRank_IsRefused) {
   static const int32_t others[][2] = {{0, 2}, {1, 3}, {0, 1}};
   make_steps(0);
   for (int i = 0; i < 3; ++i) {
@@ -517,8 +497,7 @@ typedef struct difference_s {
   const char* text;
 } difference_t;
 
-static void Model_ThatDiffers_IsNamedByItsFirstDifference(void** state) {
-  (void)state;
+TEST(Model_ThatDiffers_IsNamedByItsFirstDifference) {
   static const difference_t models[] = {
       {{128, 32}, {SLUICE_DTYPE_F32, SLUICE_DTYPE_F32}, 2, {2, 1}, {8, 16, 32}, NULL},
       {{32, 128},
@@ -590,26 +569,4 @@ static int set_up(void** state) {
   return 0;
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(File_BeforeItsFirstStep_HasNoName),
-      cmocka_unit_test(LeftoverOfAKill_IsTakenByTheNext),
-      cmocka_unit_test(SomebodysFile_InTheWay_IsNotWrittenOver),
-      cmocka_unit_test(Create_OverAFile_TakesItsPlaceWhenItIsWhole),
-      cmocka_unit_test(Link_MeansWhatItLeadsTo),
-      cmocka_unit_test(ForkedChild_HoldsNoLock),
-      cmocka_unit_test(TwoSteps_LieBesideEachOther_AndTheThirdTakesTheFirstsRoom),
-      cmocka_unit_test(Step_GivenUpOrTakenBack_IsWrittenAgain),
-      cmocka_unit_test(Step_WrittenInPart_DoesNotEnd),
-      cmocka_unit_test(Sum_InAnyParts_IsTheSameAndTellsEachChange),
-      cmocka_unit_test(Record_ThatIsTorn_LeavesTheStepBefore),
-      cmocka_unit_test(Head_OfAnotherKind_IsRefused),
-      cmocka_unit_test(File_OfTheFirstForm_IsRefusedWithAWayOut),
-      cmocka_unit_test(PagesThatWereNotWritten_LeaveTheStepBefore),
-      cmocka_unit_test(Damage_Anywhere_IsNeverReadAsAStep),
-      cmocka_unit_test(Damage_WhileItIsOpen_IsFoundByItsSums),
-      cmocka_unit_test(File_OfAnotherRank_IsRefused),
-      cmocka_unit_test(Model_ThatDiffers_IsNamedByItsFirstDifference),
-  };
-  return cmocka_run_group_tests(tests, set_up, NULL);
-}
+int main(void) { return run_cases(set_up, NULL); }

@@ -1,17 +1,13 @@
 /* Buckets on the fake CUDA device: bits of the step in host memory, bytes by the allocator, order by events alone. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/base/dtype.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/optim/buckets/plan.h"
 #include "backend/optim/on_device/on_device.h"
-#include "third_party/bazel/skip.h"
+#include "third_party/bazel/test.h"
 
 /* Three tensors in two groups, one behind the other in each array: no bucket ends where a tensor does. */
 enum { COUNT = 5003, STEPS = 3, TENSORS = 3, GROUPS = 2 };
@@ -190,8 +186,7 @@ static void expect_no_hazard(void) {
 
 static states_t wanted, found; /* too large for a stack */
 
-static void Steps_InBucketsOfAnySize_HaveTheBitsOfTheHost(void** state) {
-  (void)state;
+TEST(Steps_InBucketsOfAnySize_HaveTheBitsOfTheHost) {
   const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16};
   const int64_t sizes[] = {129, 1000, 1024, COUNT, 2 * COUNT};
   for (size_t d = 0; d < 3; ++d) {
@@ -220,8 +215,7 @@ static void Steps_InBucketsOfAnySize_HaveTheBitsOfTheHost(void** state) {
 
 /* ---- bytes ---- */
 
-static void Device_OfHalfParameters_HoldsFourBytesForEachAndSixteenForOneOfABucket(void** state) {
-  (void)state;
+TEST(Device_OfHalfParameters_HoldsFourBytesForEachAndSixteenForOneOfABucket) {
   for (int32_t slots = 1; slots <= 2; ++slots) {
     rig_t rig;
     open_rig(&rig, SLUICE_DTYPE_BF16);
@@ -241,8 +235,7 @@ static void Device_OfHalfParameters_HoldsFourBytesForEachAndSixteenForOneOfABuck
 
 /* ---- all or nothing ---- */
 
-static void Step_WithOneGradientThatIsNoNumber_ChangesNothing(void** state) {
-  (void)state;
+TEST(Step_WithOneGradientThatIsNoNumber_ChangesNothing) {
   const int64_t places[] = {0, 1023, 1024, COUNT - 1};
   const float bad[] = {INFINITY, -INFINITY, NAN};
   for (size_t i = 0; i < 12; ++i) {
@@ -290,8 +283,7 @@ static int64_t hazards_without(int64_t nth, int64_t* out_waits) {
   return hazards;
 }
 
-static void Step_WithoutOneOfItsWaits_IsSeenToRace(void** state) {
-  (void)state;
+TEST(Step_WithoutOneOfItsWaits_IsSeenToRace) {
   if (!sluice_fake_cuda_may_drop_waits()) skip_because("ThreadSanitizer: a dropped wait is a race");
   int64_t waits = 0, ignored = 0, racing = 0;
   assert_int_equal(hazards_without(-1, &waits), 0);
@@ -303,8 +295,7 @@ static void Step_WithoutOneOfItsWaits_IsSeenToRace(void** state) {
 
 /* ---- failures ---- */
 
-static void Step_InWhichACallFails_SaysSoAndLeavesNothing(void** state) {
-  (void)state;
+TEST(Step_InWhichACallFails_SaysSoAndLeavesNothing) {
   int64_t failures = 0;
   for (int64_t nth = 0;; ++nth) {
     rig_t rig;
@@ -340,8 +331,7 @@ static void refuses(rig_t* rig, sluice_device_buckets_t* buckets, const request_
   assert_memory_equal(&found, &wanted, sizeof found);
 }
 
-static void Buckets_OfWhatIsNotThere_AreRefusedByName(void** state) {
-  (void)state;
+TEST(Buckets_OfWhatIsNotThere_AreRefusedByName) {
   rig_t rig;
   request_t request;
   open_rig(&rig, SLUICE_DTYPE_BF16);
@@ -371,8 +361,7 @@ static void Buckets_OfWhatIsNotThere_AreRefusedByName(void** state) {
   close_rig(&rig);
 }
 
-static void Buckets_ThatCannotBe_AreRefusedByName(void** state) {
-  (void)state;
+TEST(Buckets_ThatCannotBe_AreRefusedByName) {
   rig_t rig;
   open_rig(&rig, SLUICE_DTYPE_BF16);
   sluice_device_buckets_t* buckets = NULL;
@@ -392,17 +381,4 @@ static void Buckets_ThatCannotBe_AreRefusedByName(void** state) {
                    SLUICE_E_NO_MEMORY);
   assert_null(buckets);
   close_rig(&rig);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Steps_InBucketsOfAnySize_HaveTheBitsOfTheHost),
-      cmocka_unit_test(Device_OfHalfParameters_HoldsFourBytesForEachAndSixteenForOneOfABucket),
-      cmocka_unit_test(Step_WithOneGradientThatIsNoNumber_ChangesNothing),
-      cmocka_unit_test(Step_WithoutOneOfItsWaits_IsSeenToRace),
-      cmocka_unit_test(Step_InWhichACallFails_SaysSoAndLeavesNothing),
-      cmocka_unit_test(Buckets_OfWhatIsNotThere_AreRefusedByName),
-      cmocka_unit_test(Buckets_ThatCannotBe_AreRefusedByName),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

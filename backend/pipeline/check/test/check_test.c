@@ -5,7 +5,7 @@
 #include "backend/pipeline/check/check.h"
 #include "backend/pipeline/policy_table.h"
 #include "backend/pipeline/test/pipelines.h"
-#include "third_party/bazel/skip.h"
+#include "third_party/bazel/test.h"
 
 #define SEED 20261124
 
@@ -80,14 +80,12 @@ static void check_limits(sluice_pipeline_spec_t* spec) {
   }
 }
 
-static void Explore_WhateverIsReady_NeverFails(void** state) {
-  (void)state;
+TEST(Explore_WhateverIsReady_NeverFails) {
   for_sizes(SLUICE_POLICY_MESSAGE_DRIVEN, check_limits);
   report("whatever is ready");
 }
 
-static void Explore_ForwardOnly_NeverFails(void** state) {
-  (void)state;
+TEST(Explore_ForwardOnly_NeverFails) {
   for_sizes(SLUICE_POLICY_FORWARD_ONLY, check_limits);
   report("forward only");
 }
@@ -97,8 +95,7 @@ static void check_plan(sluice_pipeline_spec_t* spec) {
   assert_sound_both_ways(spec, 1, 0);
 }
 
-static void Explore_EveryPlan_NeverFails(void** state) {
-  (void)state;
+TEST(Explore_EveryPlan_NeverFails) {
   for (int32_t policy = 0; policy < SLUICE_POLICY_COUNT; ++policy) {
     if (sluice_policy(policy)->is_planned) for_sizes(policy, check_plan);
   }
@@ -118,16 +115,14 @@ static void check_reductions(sluice_pipeline_spec_t* spec) {
   }
 }
 
-static void Explore_WithReductions_NeverFails(void** state) {
-  (void)state;
+TEST(Explore_WithReductions_NeverFails) {
   for (int32_t policy = 0; policy < SLUICE_POLICY_COUNT; ++policy) {
     if (policy != SLUICE_POLICY_FORWARD_ONLY) for_sizes(policy, check_reductions);
   }
   report("gradients are reduced");
 }
 
-static void Explore_1F1BUnderEveryLimit_NeverFails(void** state) {
-  (void)state;
+TEST(Explore_1F1BUnderEveryLimit_NeverFails) {
   for (int32_t limits = 0; limits < 64; ++limits) {
     sluice_pipeline_spec_t spec = pipeline_of(3, 1, 4, SLUICE_POLICY_1F1B, 0);
     for (int32_t c = 0; c < 3; ++c) spec.in_flight[c] = 1 + (limits >> 2 * c & 3);
@@ -155,14 +150,12 @@ static void check_columns(sluice_pipeline_spec_t* spec) {
   }
 }
 
-static void Explore_ColumnsThatFollowTheirFirst_NeverFail(void** state) {
-  (void)state;
+TEST(Explore_ColumnsThatFollowTheirFirst_NeverFail) {
   for_sizes(SLUICE_POLICY_MESSAGE_DRIVEN, check_columns);
   report("columns");
 }
 
-static void Explore_ColumnsUnderEveryPlan_NeverFail(void** state) {
-  (void)state;
+TEST(Explore_ColumnsUnderEveryPlan_NeverFail) {
   for (int32_t policy = 0; policy < SLUICE_POLICY_COUNT; ++policy) {
     if (sluice_policy(policy)->is_planned) for_sizes(policy, check_columns);
   }
@@ -183,14 +176,12 @@ static void check_column_of_weights(sluice_pipeline_spec_t* spec) {
   }
 }
 
-static void Explore_ColumnsWithSplitWeightGradients_NeverFail(void** state) {
-  (void)state;
+TEST(Explore_ColumnsWithSplitWeightGradients_NeverFail) {
   for_sizes(SLUICE_POLICY_MESSAGE_DRIVEN, check_column_of_weights);
   report("columns, split weight gradients");
 }
 
-static void Explore_ColumnsInFull_FindNoMoreThanReduced(void** state) {
-  (void)state;
+TEST(Explore_ColumnsInFull_FindNoMoreThanReduced) {
   for (int32_t limit = 1; limit <= 3; ++limit) {
     sluice_pipeline_spec_t spec = pipeline_of(2, 1, 3, SLUICE_POLICY_MESSAGE_DRIVEN, limit);
     for (int32_t experts = 0; experts < 4; ++experts) {
@@ -220,8 +211,7 @@ static void sample(const sluice_pipeline_spec_t* spec, int32_t replicas, int64_t
   free_program(program);
 }
 
-static void Sample_LargerPipelines_NeverFail(void** state) {
-  (void)state;
+TEST(Sample_LargerPipelines_NeverFail) {
   int64_t walks = getenv("SLUICE_FULL") != NULL ? 100 : 10;
   for (int32_t policy = 0; policy < SLUICE_POLICY_COUNT; ++policy) {
     const sluice_policy_t* row = sluice_policy(policy);
@@ -239,8 +229,7 @@ static void Sample_LargerPipelines_NeverFail(void** state) {
   }
 }
 
-static void Explore_EightVirtualStagesWithSplitWeightGradients_NeverFail(void** state) {
-  (void)state;
+TEST(Explore_EightVirtualStagesWithSplitWeightGradients_NeverFail) {
   if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL");
   sluice_pipeline_spec_t spec = pipeline_of(4, 2, 3, SLUICE_POLICY_MESSAGE_DRIVEN, 2);
   spec.separate_wgrad = 1;
@@ -255,8 +244,7 @@ static void Explore_EightVirtualStagesWithSplitWeightGradients_NeverFail(void** 
 
 /* ---- errors ---- */
 
-static void Check_TooLargeOrOutOfRange_IsRefused(void** state) {
-  (void)state;
+TEST(Check_TooLargeOrOutOfRange_IsRefused) {
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 16, SLUICE_POLICY_MESSAGE_DRIVEN, 2);
   sluice_pipeline_program_t* program = program_of(&spec);
   sluice_pipeline_check_options_t options;
@@ -277,8 +265,7 @@ static void Check_TooLargeOrOutOfRange_IsRefused(void** state) {
   free_program(program);
 }
 
-static void Check_EveryFailingAllocation_IsNoMemoryAndLeaksNothing(void** state) {
-  (void)state;
+TEST(Check_EveryFailingAllocation_IsNoMemoryAndLeaksNothing) {
   sluice_pipeline_spec_t spec = pipeline_of(3, 1, 4, SLUICE_POLICY_MESSAGE_DRIVEN, 4);
   sluice_pipeline_program_t* program = program_of(&spec);
   sluice_pipeline_check_options_t options;
@@ -299,23 +286,4 @@ static void Check_EveryFailingAllocation_IsNoMemoryAndLeaksNothing(void** state)
     assert_in_range(n, 4, 20);
   }
   free_program(program);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Explore_WhateverIsReady_NeverFails),
-      cmocka_unit_test(Explore_ForwardOnly_NeverFails),
-      cmocka_unit_test(Explore_EveryPlan_NeverFails),
-      cmocka_unit_test(Explore_WithReductions_NeverFails),
-      cmocka_unit_test(Explore_1F1BUnderEveryLimit_NeverFails),
-      cmocka_unit_test(Explore_ColumnsThatFollowTheirFirst_NeverFail),
-      cmocka_unit_test(Explore_ColumnsUnderEveryPlan_NeverFail),
-      cmocka_unit_test(Explore_ColumnsWithSplitWeightGradients_NeverFail),
-      cmocka_unit_test(Explore_ColumnsInFull_FindNoMoreThanReduced),
-      cmocka_unit_test(Sample_LargerPipelines_NeverFail),
-      cmocka_unit_test(Explore_EightVirtualStagesWithSplitWeightGradients_NeverFail),
-      cmocka_unit_test(Check_TooLargeOrOutOfRange_IsRefused),
-      cmocka_unit_test(Check_EveryFailingAllocation_IsNoMemoryAndLeaksNothing),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

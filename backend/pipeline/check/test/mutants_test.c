@@ -112,8 +112,7 @@ static void drop_each_need(const sluice_pipeline_spec_t* spec, int32_t* found, i
   free_program(program);
 }
 
-static void Need_Dropped_IsFoundWhereNothingElseImpliesIt(void** state) {
-  (void)state;
+TEST(Need_Dropped_IsFoundWhereNothingElseImpliesIt) {
   int32_t found = 0, implied = 0;
   for (int32_t limit = 1; limit <= 3; ++limit) {
     sluice_pipeline_spec_t spec = pipeline_of(3, 1, 3, SLUICE_POLICY_MESSAGE_DRIVEN, limit);
@@ -139,8 +138,7 @@ static void Need_Dropped_IsFoundWhereNothingElseImpliesIt(void** state) {
 
 /* ---- limits ---- */
 
-static void Limit_OffByOne_IsFound(void** state) {
-  (void)state;
+TEST(Limit_OffByOne_IsFound) {
   for (int32_t c = 0; c < 3; ++c) {
     sluice_pipeline_spec_t spec = pipeline_of(3, 1, 4, SLUICE_POLICY_MESSAGE_DRIVEN, 3);
     sluice_pipeline_program_t* program = program_of(&spec);
@@ -166,8 +164,7 @@ static void Limit_OffByOne_IsFound(void** state) {
 
 /* ---- messages ---- */
 
-static void Message_ToAnotherStage_IsFound(void** state) {
-  (void)state;
+TEST(Message_ToAnotherStage_IsFound) {
   sluice_pipeline_spec_t spec = pipeline_of(3, 1, 2, SLUICE_POLICY_MESSAGE_DRIVEN, 2);
   sluice_pipeline_program_t* program = program_of(&spec);
   for (int32_t i = 0; i < program->num_ops; ++i) {
@@ -191,8 +188,7 @@ static void Message_ToAnotherStage_IsFound(void** state) {
   free_program(program);
 }
 
-static void Messages_Exchanged_AreFound(void** state) {
-  (void)state;
+TEST(Messages_Exchanged_AreFound) {
   /* The inputs of two micro-batches, swapped. */
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 2, SLUICE_POLICY_MESSAGE_DRIVEN, 2);
   sluice_pipeline_program_t* program = program_of(&spec);
@@ -220,8 +216,7 @@ static void swap_places(sluice_pipeline_program_t* program, int32_t a, int32_t b
   program->order[first + other->place] = b;
 }
 
-static void Plan_WithAnOpBeforeWhatItNeeds_IsADeadlock(void** state) {
-  (void)state;
+TEST(Plan_WithAnOpBeforeWhatItNeeds_IsADeadlock) {
   sluice_pipeline_spec_t spec = pipeline_of(3, 1, 4, SLUICE_POLICY_ZERO_BUBBLE, 0);
   sluice_pipeline_program_t* program = program_of(&spec);
   static const int32_t pairs[][2] = {{SLUICE_STAGE_BACKWARD, SLUICE_STAGE_WEIGHT_GRAD},
@@ -245,8 +240,7 @@ static void Plan_WithAnOpBeforeWhatItNeeds_IsADeadlock(void** state) {
   free_program(program);
 }
 
-static void WeightGradient_ThatDoesNotWaitForItsBackward_IsFound(void** state) {
-  (void)state;
+TEST(WeightGradient_ThatDoesNotWaitForItsBackward_IsFound) {
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 2, SLUICE_POLICY_BACKWARD_FIRST, 2);
   spec.separate_wgrad = 1;
   sluice_pipeline_program_t* program = program_of(&spec);
@@ -260,8 +254,7 @@ static void WeightGradient_ThatDoesNotWaitForItsBackward_IsFound(void** state) {
   free_program(program);
 }
 
-static void Reduction_ThatDoesNotWaitForTheLastGradient_IsFound(void** state) {
-  (void)state;
+TEST(Reduction_ThatDoesNotWaitForTheLastGradient_IsFound) {
   for (int32_t split = 0; split < 2; ++split) {
     sluice_pipeline_spec_t spec = pipeline_of(2, 1, 2, SLUICE_POLICY_BACKWARD_FIRST, 2);
     spec.separate_wgrad = split;
@@ -278,8 +271,7 @@ static void Reduction_ThatDoesNotWaitForTheLastGradient_IsFound(void** state) {
   }
 }
 
-static void StockOrder_WithASendBeforeItsReceive_HangsUnlessSendsAreBuffered(void** state) {
-  (void)state;
+TEST(StockOrder_WithASendBeforeItsReceive_HangsUnlessSendsAreBuffered) {
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 3, SLUICE_POLICY_DEEPSPEED, 0);
   sluice_pipeline_program_t* program = program_of(&spec);
   swap_places(program, sluice_pipeline_find(program, SLUICE_STAGE_RECEIVE_GRADIENT, 0, 0),
@@ -291,8 +283,7 @@ static void StockOrder_WithASendBeforeItsReceive_HangsUnlessSendsAreBuffered(voi
 
 /* ---- columns ---- */
 
-static void Follower_ThatIgnoresItsLeader_IsFound(void** state) {
-  (void)state;
+TEST(Follower_ThatIgnoresItsLeader_IsFound) {
   static const int32_t policies[] = {SLUICE_POLICY_MESSAGE_DRIVEN, SLUICE_POLICY_BACKWARD_FIRST};
   for (size_t i = 0; i < 2; ++i) {
     for (int32_t p = 2; p <= 4; ++p) {
@@ -320,8 +311,7 @@ static void Follower_ThatIgnoresItsLeader_IsFound(void** state) {
 
 /* ---- forms ---- */
 
-static void Program_ChangedInOnePlace_IsMalformed(void** state) {
-  (void)state;
+TEST(Program_ChangedInOnePlace_IsMalformed) {
   sluice_pipeline_spec_t spec = pipeline_of(2, 2, 3, SLUICE_POLICY_BACKWARD_FIRST, 2);
   spec.separate_wgrad = 1;
   spec.reduces = 1;
@@ -356,8 +346,7 @@ static void Program_ChangedInOnePlace_IsMalformed(void** state) {
   free_program(program);
 }
 
-static void Plan_WithAnOpTwice_IsMalformed(void** state) {
-  (void)state;
+TEST(Plan_WithAnOpTwice_IsMalformed) {
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 3, SLUICE_POLICY_1F1B, 0);
   sluice_pipeline_program_t* program = program_of(&spec);
   int32_t kept = program->order[2];
@@ -366,21 +355,4 @@ static void Plan_WithAnOpTwice_IsMalformed(void** state) {
   program->order[2] = kept;
   assert_int_equal(form_of(program), SLUICE_PIPELINE_FAULT_NONE);
   free_program(program);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Need_Dropped_IsFoundWhereNothingElseImpliesIt),
-      cmocka_unit_test(Limit_OffByOne_IsFound),
-      cmocka_unit_test(Message_ToAnotherStage_IsFound),
-      cmocka_unit_test(Messages_Exchanged_AreFound),
-      cmocka_unit_test(Plan_WithAnOpBeforeWhatItNeeds_IsADeadlock),
-      cmocka_unit_test(WeightGradient_ThatDoesNotWaitForItsBackward_IsFound),
-      cmocka_unit_test(Reduction_ThatDoesNotWaitForTheLastGradient_IsFound),
-      cmocka_unit_test(StockOrder_WithASendBeforeItsReceive_HangsUnlessSendsAreBuffered),
-      cmocka_unit_test(Follower_ThatIgnoresItsLeader_IsFound),
-      cmocka_unit_test(Program_ChangedInOnePlace_IsMalformed),
-      cmocka_unit_test(Plan_WithAnOpTwice_IsMalformed),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -36,8 +36,7 @@ static void close_policy(sluice_pipeline_spec_t* spec, const sluice_pipeline_tim
   }
 }
 
-static void Choose_WithoutTimes_TakesTheFirstThatFits(void** state) {
-  (void)state;
+TEST(Choose_WithoutTimes_TakesTheFirstThatFits) {
   sluice_pipeline_spec_t spec = open_pipeline(4, 1, 0);
   close_policy(&spec, NULL);
   assert_int_equal(spec.policy, SLUICE_POLICY_1F1B_HINT);
@@ -47,8 +46,7 @@ static void Choose_WithoutTimes_TakesTheFirstThatFits(void** state) {
   assert_int_equal(spec.policy, SLUICE_POLICY_BACKWARD_FIRST);
 }
 
-static void Choose_EqualStages_KeepsTheRule(void** state) {
-  (void)state;
+TEST(Choose_EqualStages_KeepsTheRule) {
   sluice_pipeline_spec_t spec = open_pipeline(4, 1, 4);
   const sluice_pipeline_times_t times = times_of(4, -1);
   close_policy(&spec, &times);
@@ -56,8 +54,7 @@ static void Choose_EqualStages_KeepsTheRule(void** state) {
   assert_int_equal(spec.in_flight[0], 4);
 }
 
-static void Choose_ASlowStageAtEqualL_BindsTheOrder(void** state) {
-  (void)state;
+TEST(Choose_ASlowStageAtEqualL_BindsTheOrder) {
   const sluice_pipeline_times_t times = times_of(4, 1);
   sluice_pipeline_spec_t spec = open_pipeline(4, 1, 4), hint = spec;
   hint.policy = SLUICE_POLICY_1F1B_HINT;
@@ -66,8 +63,7 @@ static void Choose_ASlowStageAtEqualL_BindsTheOrder(void** state) {
   assert_true(seconds_of(&spec, &times) < 0.96 * seconds_of(&hint, &times));
 }
 
-static void Choose_WithOpenLimits_SetsThoseOfThePolicy(void** state) {
-  (void)state;
+TEST(Choose_WithOpenLimits_SetsThoseOfThePolicy) {
   const sluice_pipeline_times_t times = times_of(4, 1);
   sluice_pipeline_spec_t spec = open_pipeline(4, 1, 0);
   close_policy(&spec, &times);
@@ -79,8 +75,7 @@ static void Choose_WithOpenLimits_SetsThoseOfThePolicy(void** state) {
 }
 
 /* Over drawn times, limits, cuts and weight gradients: within the tolerance of every candidate that takes the spec. */
-static void Choose_DrawnPipelines_NoPolicyIsMuchFaster(void** state) {
-  (void)state;
+TEST(Choose_DrawnPipelines_NoPolicyIsMuchFaster) {
   uint32_t drawn = 7;
   for (int32_t i = 0; i < 60; ++i) {
     const int32_t p = 2 + i % 3, v = 1 + (i / 3) % 2;
@@ -113,8 +108,7 @@ static void Choose_DrawnPipelines_NoPolicyIsMuchFaster(void** state) {
   }
 }
 
-static void Choose_WhereNothingFits_SaysWhich(void** state) {
-  (void)state;
+TEST(Choose_WhereNothingFits_SaysWhich) {
   sluice_pipeline_spec_t spec = open_pipeline(2, 1, 0);
   const sluice_pipeline_times_t times = times_of(2, -1);
   spec.receives_ahead = 0;
@@ -125,16 +119,4 @@ static void Choose_WhereNothingFits_SaysWhich(void** state) {
   assert_non_null(strstr(last_error(), "stage 1 take 100 bytes"));
   assert_int_equal(spec.policy, SLUICE_POLICY_OPEN);
   assert_int_equal(sluice_pipeline_choose_policy(&spec, &times, -1, memory), SLUICE_E_INVALID_ARGUMENT);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Choose_WithoutTimes_TakesTheFirstThatFits),
-      cmocka_unit_test(Choose_EqualStages_KeepsTheRule),
-      cmocka_unit_test(Choose_ASlowStageAtEqualL_BindsTheOrder),
-      cmocka_unit_test(Choose_WithOpenLimits_SetsThoseOfThePolicy),
-      cmocka_unit_test(Choose_DrawnPipelines_NoPolicyIsMuchFaster),
-      cmocka_unit_test(Choose_WhereNothingFits_SaysWhich),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -36,8 +36,7 @@ static double makespan(const sluice_pipeline_spec_t* spec, double c) {
   return result.makespan_s;
 }
 
-static void Choose_SlowerLinks_TakesMoreThanStages(void** state) {
-  (void)state;
+TEST(Choose_SlowerLinks_TakesMoreThanStages) {
   static const struct {
     int32_t p, limit;
     double c;
@@ -50,8 +49,7 @@ static void Choose_SlowerLinks_TakesMoreThanStages(void** state) {
   assert_in_range(choose(&spec, 0.25, 0.01).limit, 5, 8);
 }
 
-static void Choose_OfEveryLimit_IsTheSmallestThatIsGoodEnough(void** state) {
-  (void)state;
+TEST(Choose_OfEveryLimit_IsTheSmallestThatIsGoodEnough) {
   for (int32_t policy = 0; policy < SLUICE_POLICY_COUNT; ++policy) {
     if (sluice_policy(policy)->is_planned || policy == SLUICE_POLICY_FORWARD_ONLY) continue;
     sluice_pipeline_spec_t spec = pipeline_of(4, 1, 12, policy, 0);
@@ -74,8 +72,7 @@ static void Choose_OfEveryLimit_IsTheSmallestThatIsGoodEnough(void** state) {
   }
 }
 
-static void Choose_UnderABudget_CutsTheStageThatHasLess(void** state) {
-  (void)state;
+TEST(Choose_UnderABudget_CutsTheStageThatHasLess) {
   sluice_pipeline_spec_t spec = pipeline_of(4, 1, 16, SLUICE_POLICY_MESSAGE_DRIVEN, 0);
   spec.receives_ahead = 0;
   for (int32_t c = 0; c < 4; ++c) spec.activation_bytes[c] = 100;
@@ -95,8 +92,7 @@ static void Choose_UnderABudget_CutsTheStageThatHasLess(void** state) {
   assert_non_null(strstr(last_error(), "stage 2 take 100 bytes"));
 }
 
-static void Choose_WithWeightGradientsApart_CountsWhatIsHeld(void** state) {
-  (void)state;
+TEST(Choose_WithWeightGradientsApart_CountsWhatIsHeld) {
   sluice_pipeline_spec_t spec = pipeline_of(4, 1, 16, SLUICE_POLICY_BACKWARD_FIRST, 0);
   spec.separate_wgrad = 1;
   spec.receives_ahead = 0;
@@ -109,8 +105,7 @@ static void Choose_WithWeightGradientsApart_CountsWhatIsHeld(void** state) {
 }
 
 /* Memory for what is held may be scarcer than for what is in flight, and no bytes be known. */
-static void Choose_WhereHeldIsGiven_KeepsIt(void** state) {
-  (void)state;
+TEST(Choose_WhereHeldIsGiven_KeepsIt) {
   sluice_pipeline_spec_t spec = pipeline_of(4, 1, 16, SLUICE_POLICY_BACKWARD_FIRST, 0);
   spec.separate_wgrad = 1;
   const sluice_pipeline_choice_t open = choose(&spec, 0.25, 0);
@@ -121,15 +116,13 @@ static void Choose_WhereHeldIsGiven_KeepsIt(void** state) {
   assert_true(kept.in_flight[0] > 2);
 }
 
-static void Choose_ManyMicroBatches_TriesInSteps(void** state) {
-  (void)state;
+TEST(Choose_ManyMicroBatches_TriesInSteps) {
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 100, SLUICE_POLICY_MESSAGE_DRIVEN, 0);
   assert_int_equal(choose(&spec, 0.25, 0.01).limit, 3);
   assert_in_range(choose(&spec, 0.25, 0.01).num_tried, 17, 30);
 }
 
-static void Choose_WhatCannotBeChosen_IsRefused(void** state) {
-  (void)state;
+TEST(Choose_WhatCannotBeChosen_IsRefused) {
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 4, SLUICE_POLICY_ZERO_BUBBLE, 0);
   sluice_pipeline_times_t times = times_of(&spec, 0);
   sluice_pipeline_choice_t choice;
@@ -147,8 +140,7 @@ static void Choose_WhatCannotBeChosen_IsRefused(void** state) {
 
 static double number(const sluice_json_t* event, const char* name) { return sluice_json_member(event, name)->number; }
 
-static void Timeline_OfABatch_HoldsEachOpOnceInItsPlace(void** state) {
-  (void)state;
+TEST(Timeline_OfABatch_HoldsEachOpOnceInItsPlace) {
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 3, SLUICE_POLICY_1F1B, 0);
   sluice_pipeline_times_t times = times_of(&spec, 0.25);
   sluice_pipeline_program_t* program = program_of(&spec);
@@ -178,18 +170,4 @@ static void Timeline_OfABatch_HoldsEachOpOnceInItsPlace(void** state) {
   assert_true(sluice_pipeline_write_timeline(program, begin, end, text, length + 1) < length);
   free(text);
   free_program(program);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Choose_SlowerLinks_TakesMoreThanStages),
-      cmocka_unit_test(Choose_OfEveryLimit_IsTheSmallestThatIsGoodEnough),
-      cmocka_unit_test(Choose_UnderABudget_CutsTheStageThatHasLess),
-      cmocka_unit_test(Choose_WithWeightGradientsApart_CountsWhatIsHeld),
-      cmocka_unit_test(Choose_WhereHeldIsGiven_KeepsIt),
-      cmocka_unit_test(Choose_ManyMicroBatches_TriesInSteps),
-      cmocka_unit_test(Choose_WhatCannotBeChosen_IsRefused),
-      cmocka_unit_test(Timeline_OfABatch_HoldsEachOpOnceInItsPlace),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

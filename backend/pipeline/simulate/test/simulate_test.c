@@ -41,8 +41,7 @@ static double gain(int32_t p, int32_t policy, int32_t in_flight, double c, doubl
   return simulate(&stock, &times).makespan_s / simulate(&own, &times).makespan_s;
 }
 
-static void MessageDriven_AgainstStockOrder_GainsTheRecordedFactor(void** state) {
-  (void)state;
+TEST(MessageDriven_AgainstStockOrder_GainsTheRecordedFactor) {
   static const struct {
     int32_t p, in_flight;
     double c, gain;
@@ -59,8 +58,7 @@ static void MessageDriven_AgainstStockOrder_GainsTheRecordedFactor(void** state)
   }
 }
 
-static void Stock_InItsSteadyState_PaysEveryMessage(void** state) {
-  (void)state;
+TEST(Stock_InItsSteadyState_PaysEveryMessage) {
   /* One more micro-batch costs f + b + 2c if every stage has one neighbour, f + b + 4c if one stage has two. */
   for (int32_t p = 2; p <= 4; p += 2) {
     sluice_pipeline_spec_t more = pipeline_of(p, 1, 17, SLUICE_POLICY_DEEPSPEED, 0), less = more;
@@ -78,8 +76,7 @@ static double bubble(int32_t p, int32_t v, int32_t m, int32_t policy, int32_t in
   return simulate(&spec, &times).bubble;
 }
 
-static void Bubbles_OfEqualParts_AreTheRecordedShares(void** state) {
-  (void)state;
+TEST(Bubbles_OfEqualParts_AreTheRecordedShares) {
   assert_near(bubble(8, 1, 16, SLUICE_POLICY_1F1B, 0, 0), 0.304, TENTH_PERCENT);
   assert_near(bubble(8, 1, 16, SLUICE_POLICY_DEEPSPEED, 0, 0), 0.304, TENTH_PERCENT);
   assert_near(bubble(8, 1, 16, SLUICE_POLICY_GPIPE, 0, 0), 0.304, TENTH_PERCENT);
@@ -98,8 +95,7 @@ static void Bubbles_OfEqualParts_AreTheRecordedShares(void** state) {
   assert_near(bubble(4, 2, 16, SLUICE_POLICY_V, 0, 0), 1.5 / (48 + 1.5), TENTH_PERCENT);
 }
 
-static void Bubbles_OfPlans_FollowTheirFormulas(void** state) {
-  (void)state;
+TEST(Bubbles_OfPlans_FollowTheirFormulas) {
   for (int32_t p = 1; p <= 8; ++p) {
     for (int32_t m = p; m <= 24; m += p) {
       double work = 3.0 * m, idle = 3.0 * (p - 1);
@@ -126,8 +122,7 @@ static double reduced(const sluice_pipeline_spec_t* given, const double* reduce_
   return result.makespan_s;
 }
 
-static void Reductions_DuringTheDrain_AreHidden(void** state) {
-  (void)state;
+TEST(Reductions_DuringTheDrain_AreHidden) {
   /* Stage s of 1F1B has ended when s backwards of two seconds are still to come: the last of four hides six. */
   sluice_pipeline_spec_t spec = pipeline_of(4, 1, 8, SLUICE_POLICY_1F1B, 0);
   const double batch = reduced(&spec, (double[8]){0});
@@ -200,8 +195,7 @@ static void assert_keeps_rules(const sluice_pipeline_program_t* program, const s
   free(end);
 }
 
-static void Simulation_OfEveryPolicy_KeepsNeedsStagesLinksAndLimits(void** state) {
-  (void)state;
+TEST(Simulation_OfEveryPolicy_KeepsNeedsStagesLinksAndLimits) {
   for (int32_t policy = 0; policy < SLUICE_POLICY_COUNT; ++policy) {
     int32_t two = policy == SLUICE_POLICY_LOOPED || policy == SLUICE_POLICY_V || policy == SLUICE_POLICY_BACKWARD_FIRST;
     sluice_pipeline_spec_t spec = pipeline_of(4, two ? 2 : 1, 8, policy, 0);
@@ -221,8 +215,7 @@ static void Simulation_OfEveryPolicy_KeepsNeedsStagesLinksAndLimits(void** state
 
 /* ---- single cases ---- */
 
-static void Link_WithTwoMessages_CarriesOneAfterTheOther(void** state) {
-  (void)state;
+TEST(Link_WithTwoMessages_CarriesOneAfterTheOther) {
   /* Forwards take 1 and messages 3: the second input arrives at 1 + 3 + 3, whatever is posted. */
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 2, SLUICE_POLICY_FORWARD_ONLY, 2);
   sluice_pipeline_times_t times = times_of(&spec, 1, 0, 0, 3);
@@ -237,8 +230,7 @@ static double seconds_over(const sluice_pipeline_spec_t* spec, double c, int32_t
   return simulate(spec, &times).makespan_s;
 }
 
-static void Cards_OfStagesWithOneMessageAtATime_ChangeNothing(void** state) {
-  (void)state;
+TEST(Cards_OfStagesWithOneMessageAtATime_ChangeNothing) {
   for (int32_t policy = 0; policy < SLUICE_POLICY_COUNT; ++policy) {
     if (policy == SLUICE_POLICY_LOOPED || policy == SLUICE_POLICY_V) continue;
     sluice_pipeline_spec_t spec = pipeline_of(2, 1, 8, policy, 0);
@@ -248,8 +240,7 @@ static void Cards_OfStagesWithOneMessageAtATime_ChangeNothing(void** state) {
   assert_near(seconds_over(&spec, 0.3, 1), seconds_over(&spec, 0.3, 0), NEXT_TO_NOTHING);
 }
 
-static void Cards_OfAMiddleStage_CarryBothItsMessages(void** state) {
-  (void)state;
+TEST(Cards_OfAMiddleStage_CarryBothItsMessages) {
   /* Ten seconds each: the card of the middle one of three stages sends 2m messages, while each of its two links would
    * carry m. */
   sluice_pipeline_spec_t spec = pipeline_of(3, 1, 8, SLUICE_POLICY_BACKWARD_FIRST, 8);
@@ -273,8 +264,7 @@ static double is_not_finite(void* user, const sluice_stage_op_t* op, double begi
   return op->kind == SLUICE_STAGE_BACKWARD && op->micro_batch == 1 ? NAN : seconds;
 }
 
-static void Seconds_OfAnOp_MayDependOnItsMoment(void** state) {
-  (void)state;
+TEST(Seconds_OfAnOp_MayDependOnItsMoment) {
   /* Forwards take 1; the messages begin at 1 and at 2, end at 1.5 and at 7.5, and one forward follows. */
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 2, SLUICE_POLICY_FORWARD_ONLY, 2);
   sluice_pipeline_times_t times = times_of(&spec, 1, 0, 0, 0.5);
@@ -292,8 +282,7 @@ static void Seconds_OfAnOp_MayDependOnItsMoment(void** state) {
   free_program(program);
 }
 
-static void Message_OfBytes_TakesLatencyAndThem(void** state) {
-  (void)state;
+TEST(Message_OfBytes_TakesLatencyAndThem) {
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 1, SLUICE_POLICY_MESSAGE_DRIVEN, 1);
   spec.message_bytes[0] = 1000;
   sluice_pipeline_times_t times = times_of(&spec, 1, 1, 0, 0.25);
@@ -301,8 +290,7 @@ static void Message_OfBytes_TakesLatencyAndThem(void** state) {
   assert_near(simulate(&spec, &times).makespan_s, 4 + 2 * 1.25, NEXT_TO_NOTHING);
 }
 
-static void Stock_BufferedSends_HidePartOfWhatRendezvousPays(void** state) {
-  (void)state;
+TEST(Stock_BufferedSends_HidePartOfWhatRendezvousPays) {
   /* With two stages there is no gain: the first one waits for a gradient before it sends the next input. */
   for (int32_t p = 2; p <= 4; p += 2) {
     sluice_pipeline_spec_t spec = pipeline_of(p, 1, 16, SLUICE_POLICY_DEEPSPEED, 0);
@@ -315,8 +303,7 @@ static void Stock_BufferedSends_HidePartOfWhatRendezvousPays(void** state) {
   }
 }
 
-static void Result_OneStage_IsBusyAllTheTime(void** state) {
-  (void)state;
+TEST(Result_OneStage_IsBusyAllTheTime) {
   sluice_pipeline_spec_t spec = pipeline_of(1, 2, 5, SLUICE_POLICY_BACKWARD_FIRST, 2);
   spec.separate_wgrad = 1;
   sluice_pipeline_times_t times = times_of(&spec, 1, 2, 3, 7);
@@ -325,8 +312,7 @@ static void Result_OneStage_IsBusyAllTheTime(void** state) {
   assert_near(result.bubble, 0, NEXT_TO_NOTHING);
 }
 
-static void Result_InFlightHeldAndBytes_AreThoseOfTheOrder(void** state) {
-  (void)state;
+TEST(Result_InFlightHeldAndBytes_AreThoseOfTheOrder) {
   sluice_pipeline_spec_t spec = pipeline_of(4, 1, 8, SLUICE_POLICY_ZERO_BUBBLE, 0);
   for (int32_t c = 0; c < 4; ++c) spec.activation_bytes[c] = 100, spec.held_bytes[c] = 10;
   sluice_pipeline_times_t times = times_of(&spec, 1, 1, 1, 0);
@@ -339,8 +325,7 @@ static void Result_InFlightHeldAndBytes_AreThoseOfTheOrder(void** state) {
   }
 }
 
-static void Simulate_TimeThatIsNone_IsRefused(void** state) {
-  (void)state;
+TEST(Simulate_TimeThatIsNone_IsRefused) {
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 2, SLUICE_POLICY_MESSAGE_DRIVEN, 2);
   sluice_pipeline_program_t* program = program_of(&spec);
   const double wrong[] = {-1, NAN, INFINITY};
@@ -355,8 +340,7 @@ static void Simulate_TimeThatIsNone_IsRefused(void** state) {
   free_program(program);
 }
 
-static void Simulate_ProgramThatCannotMove_IsInternal(void** state) {
-  (void)state;
+TEST(Simulate_ProgramThatCannotMove_IsInternal) {
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 2, SLUICE_POLICY_MESSAGE_DRIVEN, 2);
   sluice_pipeline_program_t* program = program_of(&spec);
   int32_t send = sluice_pipeline_find(program, SLUICE_STAGE_SEND_GRADIENT, 1, 1);
@@ -369,8 +353,7 @@ static void Simulate_ProgramThatCannotMove_IsInternal(void** state) {
   free_program(program);
 }
 
-static void Simulate_EveryFailingAllocation_IsNoMemoryAndLeaksNothing(void** state) {
-  (void)state;
+TEST(Simulate_EveryFailingAllocation_IsNoMemoryAndLeaksNothing) {
   sluice_pipeline_spec_t spec = pipeline_of(3, 1, 2, SLUICE_POLICY_MESSAGE_DRIVEN, 2);
   sluice_pipeline_program_t* program = program_of(&spec);
   sluice_pipeline_times_t times = times_of(&spec, 1, 1, 1, 0);
@@ -385,27 +368,4 @@ static void Simulate_EveryFailingAllocation_IsNoMemoryAndLeaksNothing(void** sta
     sluice_allocator_deinit(&allocator);
   }
   free_program(program);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(MessageDriven_AgainstStockOrder_GainsTheRecordedFactor),
-      cmocka_unit_test(Stock_InItsSteadyState_PaysEveryMessage),
-      cmocka_unit_test(Bubbles_OfEqualParts_AreTheRecordedShares),
-      cmocka_unit_test(Bubbles_OfPlans_FollowTheirFormulas),
-      cmocka_unit_test(Reductions_DuringTheDrain_AreHidden),
-      cmocka_unit_test(Simulation_OfEveryPolicy_KeepsNeedsStagesLinksAndLimits),
-      cmocka_unit_test(Link_WithTwoMessages_CarriesOneAfterTheOther),
-      cmocka_unit_test(Cards_OfStagesWithOneMessageAtATime_ChangeNothing),
-      cmocka_unit_test(Cards_OfAMiddleStage_CarryBothItsMessages),
-      cmocka_unit_test(Seconds_OfAnOp_MayDependOnItsMoment),
-      cmocka_unit_test(Message_OfBytes_TakesLatencyAndThem),
-      cmocka_unit_test(Stock_BufferedSends_HidePartOfWhatRendezvousPays),
-      cmocka_unit_test(Result_OneStage_IsBusyAllTheTime),
-      cmocka_unit_test(Result_InFlightHeldAndBytes_AreThoseOfTheOrder),
-      cmocka_unit_test(Simulate_TimeThatIsNone_IsRefused),
-      cmocka_unit_test(Simulate_ProgramThatCannotMove_IsInternal),
-      cmocka_unit_test(Simulate_EveryFailingAllocation_IsNoMemoryAndLeaksNothing),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,8 @@
 /* The verdict whether a move pays. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "backend/planner/placement/move_verdict.h"
+#include "third_party/bazel/test.h"
 
 /* A step of 10 s becomes one of 9 s; the move takes 50 s, and the horizon is 100 steps. */
 static sluice_planner_move_t a_good_move(void) {
@@ -26,8 +22,7 @@ static int32_t verdict_of(const sluice_planner_move_t* move) {
   return verdict;
 }
 
-static void Verdict_EachReason_IsSaid(void** state) {
-  (void)state;
+TEST(Verdict_EachReason_IsSaid) {
   sluice_planner_move_t m = a_good_move();
   assert_int_equal(verdict_of(&m), SLUICE_MOVE_PAYS);
   m.planned_step_seconds = 10;
@@ -44,8 +39,7 @@ static void Verdict_EachReason_IsSaid(void** state) {
   assert_int_equal(verdict_of(&m), SLUICE_MOVE_PAYS);
 }
 
-static void Verdict_WhatIsNoNumber_IsRefused(void** state) {
-  (void)state;
+TEST(Verdict_WhatIsNoNumber_IsRefused) {
   int32_t verdict = -1;
   sluice_planner_move_t m = a_good_move();
   m.step_seconds = NAN;
@@ -57,12 +51,4 @@ static void Verdict_WhatIsNoNumber_IsRefused(void** state) {
   m = a_good_move(), m.least_steps = -1;
   assert_int_equal(sluice_move_verdict(&m, &verdict), SLUICE_E_INVALID_ARGUMENT);
   assert_int_equal(verdict, -1);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Verdict_EachReason_IsSaid),
-      cmocka_unit_test(Verdict_WhatIsNoNumber_IsRefused),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,19 +1,15 @@
 /* Placements: the optimum where it can be enumerated, the bound on random workloads, and moved bytes compared with a
  * balancer that starts from nothing. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/base/clock.h"
 #include "backend/planner/placement/plan_placement.h"
 #include "backend/planner/placement/test/balancer.h"
 #include "backend/planner/placement/test/workloads.h"
+#include "third_party/bazel/test.h"
 
 enum { MOST = 512 };
 
@@ -108,8 +104,7 @@ static void try_all(best_t* b, int32_t e) {
   }
 }
 
-static void Placement_SmallCases_AreTheBestOfAll(void** state) {
-  (void)state;
+TEST(Placement_SmallCases_AreTheBestOfAll) {
   random_t random = {7};
   const int num_cases = getenv("SLUICE_FULL") != NULL ? 3000 : 400;
   for (int i = 0; i < num_cases; ++i) {
@@ -142,8 +137,7 @@ static const struct {
   int32_t experts, ranks;
 } shapes[] = {{16, 4}, {32, 8}, {64, 8}, {64, 16}, {128, 32}, {256, 8}, {256, 32}, {256, 64}};
 
-static void Placement_DrawnWorkloads_ReachTheBound(void** state) {
-  (void)state;
+TEST(Placement_DrawnWorkloads_ReachTheBound) {
   const int seeds = getenv("SLUICE_FULL") != NULL ? 50 : 5;
   double worst = 1;
   for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) {
@@ -173,8 +167,7 @@ static void Placement_DrawnWorkloads_ReachTheBound(void** state) {
   assert_true(worst <= 1.05);
 }
 
-static void Placement_GoodEnough_MovesNothing(void** state) {
-  (void)state;
+TEST(Placement_GoodEnough_MovesNothing) {
   scene_t s;
   open_scene(&s, 64, 16, 1.2);
   workload_draw(W0_BALANCED, 3, 0, 64, 16, s.loads);
@@ -188,8 +181,7 @@ static void Placement_GoodEnough_MovesNothing(void** state) {
 
 /* Loads that drift from epoch to epoch: moved bytes, compared with a balancer that starts from nothing and reaches the
  * same balance. */
-static void Placement_DriftingLoads_MoveAFifthOfABalancersBytes(void** state) {
-  (void)state;
+TEST(Placement_DriftingLoads_MoveAFifthOfABalancersBytes) {
   enum { EXPERTS = 256, RANKS = 64, EPOCHS = 20 };
   for (uint64_t seed = 0; seed < 3; ++seed) {
     scene_t s;
@@ -226,8 +218,7 @@ static void Placement_DriftingLoads_MoveAFifthOfABalancersBytes(void** state) {
 /* ---- time ---- */
 
 /* The time is printed; no test depends on it. */
-static void Placement_TwoHundredFiftySixExperts_SaysItsTime(void** state) {
-  (void)state;
+TEST(Placement_TwoHundredFiftySixExperts_SaysItsTime) {
   double worst = 0;
   for (int32_t w = 0; w < NUM_WORKLOADS; ++w) {
     for (int target = 0; target < 2; ++target) {
@@ -249,8 +240,7 @@ static void Placement_TwoHundredFiftySixExperts_SaysItsTime(void** state) {
   print_message("E 256, W 64: at most %.2f ms\n", worst);
 }
 
-static void Placement_NthAllocationFails_LeavesNothing(void** state) {
-  (void)state;
+TEST(Placement_NthAllocationFails_LeavesNothing) {
   sluice_allocator_t allocator;
   sluice_allocator_init(&allocator, NULL, NULL, NULL);
   scene_t s;
@@ -266,16 +256,4 @@ static void Placement_NthAllocationFails_LeavesNothing(void** state) {
   }
   assert_true(n >= 2);
   sluice_allocator_deinit(&allocator);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Placement_SmallCases_AreTheBestOfAll),
-      cmocka_unit_test(Placement_DrawnWorkloads_ReachTheBound),
-      cmocka_unit_test(Placement_GoodEnough_MovesNothing),
-      cmocka_unit_test(Placement_DriftingLoads_MoveAFifthOfABalancersBytes),
-      cmocka_unit_test(Placement_TwoHundredFiftySixExperts_SaysItsTime),
-      cmocka_unit_test(Placement_NthAllocationFails_LeavesNothing),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

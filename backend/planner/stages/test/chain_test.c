@@ -1,11 +1,6 @@
 /* Plans of short chains compared with the exhaustive search and with the partitions of today's hosts. 2,000 chains with
  * SLUICE_FULL set, 150 otherwise. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 #include <math.h>
 #include <stdio.h>
@@ -15,6 +10,7 @@
 #include "backend/planner/stages/plan_stages.h"
 #include "backend/planner/stages/test/exhaustive.h"
 #include "backend/planner/stages/test/random_problem.h"
+#include "third_party/bazel/test.h"
 
 enum { FULL_CHAINS = 2000, DAILY_CHAINS = 150, SEED = 32 };
 
@@ -37,8 +33,7 @@ static int is_same(double a, double b) { return fabs(a - b) <= 1e-9 * (a + b); }
 
 /* ---- exact ---- */
 
-static void Chains_ByDynamicProgramming_AreTheBestOfAll(void** state) {
-  (void)state;
+TEST(Chains_ByDynamicProgramming_AreTheBestOfAll) {
   random_t random = {SEED};
   int32_t num_feasible = 0;
   for (int32_t c = 0; c < num_chains(); ++c) {
@@ -71,8 +66,7 @@ static int ascending(const void* a, const void* b) {
   return x < y ? -1 : x > y;
 }
 
-static void Chains_ByTheHeuristic_AreNearlyTheBest(void** state) {
-  (void)state;
+TEST(Chains_ByTheHeuristic_AreNearlyTheBest) {
   random_t random = {SEED + 1};
   static double excess[FULL_CHAINS];
   int32_t count = 0;
@@ -161,8 +155,7 @@ static hosts_t plans_of_hosts(const sluice_stages_problem_t* p) {
  */
 enum { LAYERS_TO_CHOOSE = 4 };
 
-static void Chains_BesideWhatHostsDo_AreNeverWorseAndMostlyBetterWhereMemoryIsShort(void** state) {
-  (void)state;
+TEST(Chains_BesideWhatHostsDo_AreNeverWorseAndMostlyBetterWhereMemoryIsShort) {
   random_t random = {SEED + 2};
   int32_t num_short[2] = {0}, num_better[2] = {0}, num_alone = 0; /* with few layers to choose from, with more */
   for (int32_t c = 0; c < num_chains(); ++c) {
@@ -185,13 +178,4 @@ static void Chains_BesideWhatHostsDo_AreNeverWorseAndMostlyBetterWhereMemoryIsSh
          num_better[1], num_short[1], num_better[0], num_short[0], num_alone);
   assert_true(num_short[1] >= num_chains() / 10);
   assert_true(num_better[1] * 100 >= num_short[1] * 95);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Chains_ByDynamicProgramming_AreTheBestOfAll),
-      cmocka_unit_test(Chains_ByTheHeuristic_AreNearlyTheBest),
-      cmocka_unit_test(Chains_BesideWhatHostsDo_AreNeverWorseAndMostlyBetterWhereMemoryIsShort),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,10 +1,5 @@
 /* Partitions of graphs that are not chains. More of them with SLUICE_FULL set. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 #include <math.h>
 #include <stdio.h>
@@ -17,6 +12,7 @@
 #include "backend/planner/stages/plan_stages.h"
 #include "backend/planner/stages/partition/refine.h"
 #include "backend/planner/stages/test/random_problem.h"
+#include "third_party/bazel/test.h"
 
 static int32_t times(int32_t daily, int32_t full) { return getenv("SLUICE_FULL") != NULL ? full : daily; }
 
@@ -55,8 +51,7 @@ static void check_plan(const random_problem_t* r, sluice_status_t status) {
   free(stage_of);
 }
 
-static void Plans_OfAnyGraph_FollowEdgesFillStagesAndKeepBudgets(void** state) {
-  (void)state;
+TEST(Plans_OfAnyGraph_FollowEdgesFillStagesAndKeepBudgets) {
   random_t random = {21};
   for (int32_t c = 0; c < times(60, 600); ++c) {
     const int32_t stages = 1 + random_index(&random, 6), layers = stages + random_index(&random, 50);
@@ -89,8 +84,7 @@ static sluice_partition_score_t best_of_all(sluice_partition_t* part) {
   }
 }
 
-static void Plans_OfSmallGraphs_AreNearTheBestOfAllPartitions(void** state) {
-  (void)state;
+TEST(Plans_OfSmallGraphs_AreNearTheBestOfAllPartitions) {
   random_t random = {22};
   double sum = 0, worst = 0;
   int32_t count = 0, num_missed = 0;
@@ -121,8 +115,7 @@ static void Plans_OfSmallGraphs_AreNearTheBestOfAllPartitions(void** state) {
 
 /* ---- coarsening ---- */
 
-static void Coarsen_AChain_LeavesEachLayer(void** state) {
-  (void)state;
+TEST(Coarsen_AChain_LeavesEachLayer) {
   random_t random = {23};
   random_problem_t r = random_chain(&random, 40, 4);
   sluice_stages_tables_t tables;
@@ -133,8 +126,7 @@ static void Coarsen_AChain_LeavesEachLayer(void** state) {
   random_problem_free(&r);
 }
 
-static void Coarsen_Nests_MakesLightNodesThatArePassedByOneTensor(void** state) {
-  (void)state;
+TEST(Coarsen_Nests_MakesLightNodesThatArePassedByOneTensor) {
   random_t random = {24};
   random_problem_t r = random_nests(&random, 1000, 8);
   sluice_stages_tables_t tables;
@@ -167,8 +159,7 @@ static sluice_partition_score_t score_of_nodes(sluice_partition_t* part, const i
   return sluice_partition_score(part->judged, t->num_stages);
 }
 
-static void Coarsened_ThousandLayers_AreNearTheUncoarsened(void** state) {
-  (void)state;
+TEST(Coarsened_ThousandLayers_AreNearTheUncoarsened) {
   random_t random = {25};
   static int32_t coarse[1001], fine[1001], scratch[1001];
   for (int32_t c = 0; c < times(3, 20); ++c) {
@@ -193,8 +184,7 @@ static void Coarsened_ThousandLayers_AreNearTheUncoarsened(void** state) {
 
 /* Two branches whose layers alternate and that join at the end. Any cut of the order sends two tensors over a link so
  * slow that messages dominate; one branch per stage sends one. */
-static void KernighanLin_OfTwoBranchesInTurns_BeatsTheBestCutOfTheOrder(void** state) {
-  (void)state;
+TEST(KernighanLin_OfTwoBranchesInTurns_BeatsTheBestCutOfTheOrder) {
   enum { N = 17 };
   const sluice_stages_option_t option = {.forward_seconds = 1, .backward_seconds = 2};
   sluice_stages_layer_t layers[N];
@@ -221,8 +211,7 @@ static void KernighanLin_OfTwoBranchesInTurns_BeatsTheBestCutOfTheOrder(void** s
 
 /* Stages of five, five and two equal layers: a layer that leaves the first stage makes the second one worse, unless
  * that stage passes one on. */
-static void Refine_WhereTheNeighbourIsFull_PushesLayersOn(void** state) {
-  (void)state;
+TEST(Refine_WhereTheNeighbourIsFull_PushesLayersOn) {
   const sluice_stages_option_t option = {.forward_seconds = 1, .backward_seconds = 2};
   sluice_stages_layer_t layers[12];
   for (int32_t i = 0; i < 12; ++i) layers[i] = (sluice_stages_layer_t){&option, 0, 0, 0, 1, 0};
@@ -237,17 +226,4 @@ static void Refine_WhereTheNeighbourIsFull_PushesLayersOn(void** state) {
   assert_true(sluice_partition_score(part.judged, 3).slowest == 12);
   sluice_partition_deinit(&part);
   sluice_stages_tables_deinit(&tables);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Plans_OfAnyGraph_FollowEdgesFillStagesAndKeepBudgets),
-      cmocka_unit_test(Plans_OfSmallGraphs_AreNearTheBestOfAllPartitions),
-      cmocka_unit_test(Coarsen_AChain_LeavesEachLayer),
-      cmocka_unit_test(Coarsen_Nests_MakesLightNodesThatArePassedByOneTensor),
-      cmocka_unit_test(Coarsened_ThousandLayers_AreNearTheUncoarsened),
-      cmocka_unit_test(Refine_WhereTheNeighbourIsFull_PushesLayersOn),
-      cmocka_unit_test(KernighanLin_OfTwoBranchesInTurns_BeatsTheBestCutOfTheOrder),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

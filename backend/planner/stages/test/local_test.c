@@ -1,10 +1,5 @@
 /* The choice of options within a stage, compared with all choices. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 #include <math.h>
 #include <stdio.h>
@@ -13,6 +8,7 @@
 #include "backend/planner/stages/local/local.h"
 #include "backend/planner/stages/test/exhaustive.h"
 #include "backend/planner/stages/test/random_problem.h"
+#include "third_party/bazel/test.h"
 
 enum { NUM_STAGES = 2000, MOST_LAYERS = 7, SEED = 5 };
 
@@ -67,8 +63,7 @@ static double turn_of_answer(const drawn_t* d, uint64_t* out_bytes) {
   return exhaustive_turn(&d->r.problem, 1, d->first, d->end, options, out_bytes);
 }
 
-static void Leanest_OfAnyStage_TakesTheFewestBytesOfAllChoices(void** state) {
-  (void)state;
+TEST(Leanest_OfAnyStage_TakesTheFewestBytesOfAllChoices) {
   random_t random = {SEED};
   for (int32_t c = 0; c < NUM_STAGES; ++c) {
     drawn_t d;
@@ -82,8 +77,7 @@ static void Leanest_OfAnyStage_TakesTheFewestBytesOfAllChoices(void** state) {
   }
 }
 
-static void Exact_OfAnyStage_IsTheFastestOfAllChoicesThatFit(void** state) {
-  (void)state;
+TEST(Exact_OfAnyStage_IsTheFastestOfAllChoicesThatFit) {
   random_t random = {SEED + 1};
   int32_t num_searched = 0;
   for (int32_t c = 0; c < NUM_STAGES; ++c) {
@@ -106,8 +100,7 @@ static void Exact_OfAnyStage_IsTheFastestOfAllChoicesThatFit(void** state) {
 }
 
 /* With the best turn as cap nothing is found; with a larger cap the best is found. */
-static void Exact_WithACap_FindsWhatLiesBelowIt(void** state) {
-  (void)state;
+TEST(Exact_WithACap_FindsWhatLiesBelowIt) {
   random_t random = {SEED + 2};
   for (int32_t c = 0; c < NUM_STAGES; ++c) {
     drawn_t d;
@@ -123,8 +116,7 @@ static void Exact_WithACap_FindsWhatLiesBelowIt(void** state) {
 }
 
 /* vPipe's own local algorithm with the polish: its distance from the optimum. */
-static void Greedy_OfAnyStage_FitsWhereAnythingDoesAndIsNearlyTheFastest(void** state) {
-  (void)state;
+TEST(Greedy_OfAnyStage_FitsWhereAnythingDoesAndIsNearlyTheFastest) {
   random_t random = {SEED + 3};
   double sum = 0, worst = 0;
   int32_t count = 0;
@@ -145,8 +137,7 @@ static void Greedy_OfAnyStage_FitsWhereAnythingDoesAndIsNearlyTheFastest(void** 
   assert_true(sum / count <= 0.001);
 }
 
-static void Exact_OutOfNodes_SaysThatNothingIsProven(void** state) {
-  (void)state;
+TEST(Exact_OutOfNodes_SaysThatNothingIsProven) {
   random_t random = {SEED + 4};
   int32_t num_unproven = 0;
   for (int32_t c = 0; c < NUM_STAGES; ++c) {
@@ -161,15 +152,4 @@ static void Exact_OutOfNodes_SaysThatNothingIsProven(void** state) {
     drop(&d);
   }
   assert_true(num_unproven > 0);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Leanest_OfAnyStage_TakesTheFewestBytesOfAllChoices),
-      cmocka_unit_test(Exact_OfAnyStage_IsTheFastestOfAllChoicesThatFit),
-      cmocka_unit_test(Exact_WithACap_FindsWhatLiesBelowIt),
-      cmocka_unit_test(Greedy_OfAnyStage_FitsWhereAnythingDoesAndIsNearlyTheFastest),
-      cmocka_unit_test(Exact_OutOfNodes_SaysThatNothingIsProven),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,10 +1,5 @@
 /* Contents of plans: errors, the smallest budget, reasons, predictions; plans are deterministic. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 #include <inttypes.h>
 #include <math.h>
@@ -17,6 +12,7 @@
 #include "backend/planner/stages/profile.h"
 #include "backend/planner/stages/test/exhaustive.h"
 #include "backend/planner/stages/test/random_problem.h"
+#include "third_party/bazel/test.h"
 
 static sluice_status_t make(random_problem_t* r) {
   return sluice_stages_plan(&r->problem, sluice_process_allocator(), &r->plan);
@@ -39,8 +35,7 @@ static void check_refused(random_problem_t* r, const char* words) {
   if (strstr(message(), words) == NULL) fail_msg("\"%s\" does not say \"%s\"", message(), words);
 }
 
-static void Plan_OfAProblemThatMeansNothing_IsRefusedByName(void** state) {
-  (void)state;
+TEST(Plan_OfAProblemThatMeansNothing_IsRefusedByName) {
   random_t random = {1};
   random_problem_t r = random_chain(&random, 6, 3);
   r.problem.links = r.links;
@@ -78,8 +73,7 @@ static void Plan_OfAProblemThatMeansNothing_IsRefusedByName(void** state) {
   random_problem_free(&r);
 }
 
-static void Plan_NthAllocationFails_LeaksNothingAndSaysSo(void** state) {
-  (void)state;
+TEST(Plan_NthAllocationFails_LeaksNothingAndSaysSo) {
   random_t random = {2};
   random_problem_t chain = random_chain(&random, 9, 3), graph = random_nests(&random, 30, 3);
   random_problem_t* problems[] = {&chain, &graph};
@@ -103,8 +97,7 @@ static void Plan_NthAllocationFails_LeaksNothingAndSaysSo(void** state) {
 
 /* ---- the smallest budget ---- */
 
-static void Plan_ThatDoesNotFit_NamesTheSmallestBudgetThatDoes(void** state) {
-  (void)state;
+TEST(Plan_ThatDoesNotFit_NamesTheSmallestBudgetThatDoes) {
   random_t random = {3};
   for (int32_t c = 0; c < 300; ++c) {
     const int32_t stages = 1 + random_index(&random, 4);
@@ -209,8 +202,7 @@ static void check_cuts(const random_problem_t* r, int32_t stage) {
   }
 }
 
-static void Plan_OfAnyChain_PredictsAndReasonsAsTheFormulasDo(void** state) {
-  (void)state;
+TEST(Plan_OfAnyChain_PredictsAndReasonsAsTheFormulasDo) {
   random_t random = {4};
   int32_t reasons[6] = {0};
   for (int32_t c = 0; c < 500; ++c) {
@@ -233,8 +225,7 @@ static void Plan_OfAnyChain_PredictsAndReasonsAsTheFormulasDo(void** state) {
   assert_true(reasons[SLUICE_STAGES_SAVES] > 100);
 }
 
-static void Plan_MadeTwice_IsTheSameToTheByte(void** state) {
-  (void)state;
+TEST(Plan_MadeTwice_IsTheSameToTheByte) {
   random_t random = {5};
   for (int32_t c = 0; c < 40; ++c) {
     random_problem_t r = c % 2 == 0 ? random_chain(&random, 40, 4) : random_nests(&random, 40, 4);
@@ -290,8 +281,7 @@ static int32_t count_kind(const equal_layers_t* a, int32_t stage, int32_t kind) 
 
 /* 1F1B: stage 0 of 4 holds four micro-batches, stage 3 one, so the first stages are short of memory. Without copies
  * they recompute and pass layers on; with copies they offload, which is free. */
-static void Plan_OfEqualLayers_RelievesTheFrontStages(void** state) {
-  (void)state;
+TEST(Plan_OfEqualLayers_RelievesTheFrontStages) {
   equal_layers_t a;
   make_equal_layers(&a, 4);
   assert_int_equal(plan_equal_layers(&a, 1600), SLUICE_OK);
@@ -307,8 +297,7 @@ static void Plan_OfEqualLayers_RelievesTheFrontStages(void** state) {
 }
 
 /* A model without a pipeline is one stage. */
-static void Plan_OfOneStage_GetsFasterAsItsBudgetGrows(void** state) {
-  (void)state;
+TEST(Plan_OfOneStage_GetsFasterAsItsBudgetGrows) {
   equal_layers_t a;
   make_equal_layers(&a, 1);
   double before = INFINITY;
@@ -325,8 +314,7 @@ static void Plan_OfOneStage_GetsFasterAsItsBudgetGrows(void** state) {
 }
 
 /* The last layer's backward follows its forward at once: there is no time to copy. */
-static void Plan_OfTheLastLayer_DoesNotCopyIt(void** state) {
-  (void)state;
+TEST(Plan_OfTheLastLayer_DoesNotCopyIt) {
   equal_layers_t a;
   make_equal_layers(&a, 1);
   a.problem.copy_bytes_per_second = 1e6;
@@ -338,8 +326,7 @@ static void Plan_OfTheLastLayer_DoesNotCopyIt(void** state) {
 
 /* A Mixture-of-Experts layer brings its own plans: more chunks are slower here and take less memory. They are chosen
  * together with the options of all other layers, under one budget. */
-static void Plan_OfALayerWithPlansOfItsOwn_TakesThatWhichTheWholeBudgetAllows(void** state) {
-  (void)state;
+TEST(Plan_OfALayerWithPlansOfItsOwn_TakesThatWhichTheWholeBudgetAllows) {
   equal_layers_t a;
   make_equal_layers(&a, 1);
   sluice_stages_option_t own[4];
@@ -363,8 +350,7 @@ static void Plan_OfALayerWithPlansOfItsOwn_TakesThatWhichTheWholeBudgetAllows(vo
   assert_int_equal(a.choices[5].reason_bytes, 1);
 }
 
-static void Plan_WithManyVersionsOfWeights_CountsEach(void** state) {
-  (void)state;
+TEST(Plan_WithManyVersionsOfWeights_CountsEach) {
   equal_layers_t a;
   make_equal_layers(&a, 4);
   assert_int_equal(plan_equal_layers(&a, 0), SLUICE_OK);
@@ -375,8 +361,7 @@ static void Plan_WithManyVersionsOfWeights_CountsEach(void** state) {
   assert_int_equal(a.stages[3].parameter_bytes, one);
 }
 
-static void Plan_InSentences_NamesEveryStageAndLayerWithItsNumbers(void** state) {
-  (void)state;
+TEST(Plan_InSentences_NamesEveryStageAndLayerWithItsNumbers) {
   equal_layers_t a;
   make_equal_layers(&a, 4);
   assert_int_equal(plan_equal_layers(&a, 1600), SLUICE_OK);
@@ -400,8 +385,7 @@ static void Plan_InSentences_NamesEveryStageAndLayerWithItsNumbers(void** state)
 
 /* Steps are independent of the machine's load: 100 million take about a second. A refusal costs no more than a plan,
  * whether budgets are hopeless or one byte short. */
-static void Plan_OfManyLayers_TakesFewSteps(void** state) {
-  (void)state;
+TEST(Plan_OfManyLayers_TakesFewSteps) {
   const struct {
     int32_t layers, stages, count;
     uint64_t most_steps, most_refused; /* of a plan, also one that just fits; of a refusal */
@@ -429,22 +413,4 @@ static void Plan_OfManyLayers_TakesFewSteps(void** state) {
       random_problem_free(&r);
     }
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Plan_OfAProblemThatMeansNothing_IsRefusedByName),
-      cmocka_unit_test(Plan_NthAllocationFails_LeaksNothingAndSaysSo),
-      cmocka_unit_test(Plan_ThatDoesNotFit_NamesTheSmallestBudgetThatDoes),
-      cmocka_unit_test(Plan_OfAnyChain_PredictsAndReasonsAsTheFormulasDo),
-      cmocka_unit_test(Plan_MadeTwice_IsTheSameToTheByte),
-      cmocka_unit_test(Plan_OfEqualLayers_RelievesTheFrontStages),
-      cmocka_unit_test(Plan_OfOneStage_GetsFasterAsItsBudgetGrows),
-      cmocka_unit_test(Plan_OfTheLastLayer_DoesNotCopyIt),
-      cmocka_unit_test(Plan_OfALayerWithPlansOfItsOwn_TakesThatWhichTheWholeBudgetAllows),
-      cmocka_unit_test(Plan_WithManyVersionsOfWeights_CountsEach),
-      cmocka_unit_test(Plan_InSentences_NamesEveryStageAndLayerWithItsNumbers),
-      cmocka_unit_test(Plan_OfManyLayers_TakesFewSteps),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,11 @@
 /* Divisions into runs compared with all divisions. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 #include <math.h>
 
 #include "backend/planner/stages/partition/runs.h"
 #include "backend/planner/stages/test/random_problem.h"
+#include "third_party/bazel/test.h"
 
 enum { NUM_ROWS = 3000, LENGTH = 10, STAGES = 4 };
 
@@ -87,8 +83,7 @@ static void check_greedy_first(const sluice_runs_t* runs, const int32_t* ends, d
   assert_true(!is_found || worst < INFINITY);
 }
 
-static void Divide_AnyRow_IsTheBestOfAllDivisions(void** state) {
-  (void)state;
+TEST(Divide_AnyRow_IsTheBestOfAllDivisions) {
   random_t random = {11};
   int32_t num_impossible = 0;
   for (int32_t c = 0; c < NUM_ROWS; ++c) {
@@ -125,8 +120,7 @@ static double length_cost(void* user, int32_t stage, int32_t first, int32_t end,
 }
 
 /* 1,024 equal entries on 64 stages have half a million runs per stage. */
-static void Divide_ALongRowWithGoodFloors_AsksForFewRuns(void** state) {
-  (void)state;
+TEST(Divide_ALongRowWithGoodFloors_AsksForFewRuns) {
   row_t row = {0};
   int32_t ends[64];
   double worst;
@@ -134,12 +128,4 @@ static void Divide_ALongRowWithGoodFloors_AsksForFewRuns(void** state) {
   assert_int_equal(sluice_runs_divide(&runs, sluice_process_allocator(), ends, &worst), SLUICE_OK);
   assert_true(worst == 16);
   assert_true(row.num_asked <= 1024);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Divide_AnyRow_IsTheBestOfAllDivisions),
-      cmocka_unit_test(Divide_ALongRowWithGoodFloors_AsksForFewRuns),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

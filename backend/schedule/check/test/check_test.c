@@ -1,17 +1,13 @@
 /* The hazard checker: it proves every template of the builder, and names the fault of others. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/schedule/check/order.h"
 #include "backend/schedule/check/releases.h"
 #include "backend/schedule/template/template.h"
 #include "backend/schedule/test/forms.h"
+#include "third_party/bazel/test.h"
 
 static sluice_allocator_t* memory(void) { return sluice_process_allocator(); }
 
@@ -35,8 +31,7 @@ static void prove(const sluice_template_t* t, void* user) {
   fail_msg("%s: %s", form, finding_text(t, &finding));
 }
 
-static void Builder_EveryTemplate_IsProved(void** state) {
-  (void)state;
+TEST(Builder_EveryTemplate_IsProved) {
   int64_t uniform = 0, mixed = 0;
   for (int32_t n = 1; n <= 32; ++n) {
     for (int32_t policy = 0; policy < 9; ++policy) uniform += for_each_form(n, policy, 0, prove, NULL);
@@ -97,8 +92,7 @@ static sluice_template_spec_t backward(int32_t n, int32_t policy) {
 
 /* Both read T_DI and write T_M on the compute lane, but a forward has no code for the one, a backward none for the
  * other. */
-static void Op_OfTheOtherDirection_IsFound(void** state) {
-  (void)state;
+TEST(Op_OfTheOtherDirection_IsFound) {
   const int32_t kinds[2][2] = {{SLUICE_OP_GEMM1, SLUICE_OP_RECOMPUTE}, {SLUICE_OP_RECOMPUTE, SLUICE_OP_GEMM1}};
   for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
     sluice_template_t* t = build(direction == SLUICE_FORWARD ? spec_with(2, S4, 0) : backward(2, S4));
@@ -132,8 +126,7 @@ static void assert_found(const sluice_template_t* t, int32_t hazard, const char*
   assert_string_equal(finding_text(t, &finding), want);
 }
 
-static void Releases_TooManyTooFewOrTooEarly_AreNamed(void** state) {
-  (void)state;
+TEST(Releases_TooManyTooFewOrTooEarly_AreNamed) {
   sluice_template_t* t = build((sluice_template_spec_t){.num_chunks = 2});
   int32_t first = find(t, SLUICE_OP_UNPACK, 0, -1), last = find(t, SLUICE_OP_GEMM1, 0, -1);
   sluice_op_t *unpack = &t->ops[first], *gemm1 = &t->ops[last], *reduce = &t->ops[find(t, SLUICE_OP_REDUCE, 0, -1)];
@@ -163,8 +156,7 @@ static void Releases_TooManyTooFewOrTooEarly_AreNamed(void** state) {
 }
 
 /* A copy and a GEMM read the same rows and do not wait for each other: the slot is free when both have ended. */
-static void Releases_LastReadersOnTwoLanes_AreBoth(void** state) {
-  (void)state;
+TEST(Releases_LastReadersOnTwoLanes_AreBoth) {
   sluice_template_spec_t spec = spec_with(4, S3, 0);
   sluice_template_t* t = build(spec);
   for (int32_t i = 0; i < 4; ++i) {
@@ -182,40 +174,34 @@ static void Releases_LastReadersOnTwoLanes_AreBoth(void** state) {
   sluice_template_destroy(t, memory());
 }
 
-static void Guard1_DispatchWaitsForTheSlotsReaders(void** state) {
-  (void)state;
+TEST(Guard1_DispatchWaitsForTheSlotsReaders) {
   /* In a whole pass the combine in between implies it; without one the edge is explicit. */
   sluice_template_spec_t spec = {.num_chunks = 4, .only = SLUICE_PART_DISPATCH | SLUICE_PART_EXPERTS};
   forget(spec, SLUICE_OP_UNPACK, 2, SLUICE_LANE_COMPUTE, SLUICE_HAZARD_WRITE_AFTER_READ, "T_DI");
   forget(spec_with(4, S3, 0), SLUICE_OP_UNPACK, 2, SLUICE_LANE_COPY_OUT, SLUICE_HAZARD_WRITE_AFTER_READ, "T_DI");
 }
 
-static void Guard2_FirstGemmWaitsForTheCopyOfItsSlot(void** state) {
-  (void)state;
+TEST(Guard2_FirstGemmWaitsForTheCopyOfItsSlot) {
   forget(spec_with(4, S2, 0), SLUICE_OP_GEMM1, 2, SLUICE_LANE_COPY_OUT, SLUICE_HAZARD_WRITE_AFTER_READ, "T_M");
 }
 
-static void Guard3_CopyWaitsForWhatItStores(void** state) {
-  (void)state;
+TEST(Guard3_CopyWaitsForWhatItStores) {
   forget(spec_with(2, S2, 0), SLUICE_OP_COPY_OUT, 0, SLUICE_LANE_COMPUTE, SLUICE_HAZARD_READ_AFTER_WRITE, "T_M");
 }
 
-static void Guard4_SecondGemmWaitsForTheCombine(void** state) {
-  (void)state;
+TEST(Guard4_SecondGemmWaitsForTheCombine) {
   /* In a whole pass the dispatch of the same chunk, which follows that combine, implies it. */
   sluice_template_spec_t spec = spec_with(4, 0, 0);
   spec.bounded = 1, spec.only = SLUICE_PART_EXPERTS | SLUICE_PART_COMBINE;
   forget(spec, SLUICE_OP_GEMM2, 2, SLUICE_LANE_COMM, SLUICE_HAZARD_WRITE_AFTER_READ, "T_DO");
 }
 
-static void Guard5_RestoreWaitsForTheSlotsLastReader(void** state) {
-  (void)state;
+TEST(Guard5_RestoreWaitsForTheSlotsLastReader) {
   forget(backward(4, S3), SLUICE_OP_COPY_IN, 2, SLUICE_LANE_COMPUTE, SLUICE_HAZARD_WRITE_AFTER_READ, "T_DI");
   forget(backward(4, S4), SLUICE_OP_UNPACK, 2, SLUICE_LANE_COMPUTE, SLUICE_HAZARD_WRITE_AFTER_READ, "T_DI");
 }
 
-static void Guard7_AllRanksIssueExchangesInOneOrder(void** state) {
-  (void)state;
+TEST(Guard7_AllRanksIssueExchangesInOneOrder) {
   sluice_template_t* all = build(spec_with(4, 0, 0));    /* T_DI kept: S1 S2 S3 S4 R1 .. */
   sluice_template_t* reuse = build(spec_with(4, S4, 0)); /* slots reused: S1 S2 R1 S3 R2 .. */
   sluice_template_t* other = build(spec_with(4, 2, 0));  /* T_M's policy may differ */
@@ -258,8 +244,7 @@ static void compare_with_twin(const sluice_template_t* t, void* user) {
   sluice_template_destroy(twin, memory());
 }
 
-static void Exchanges_OfRanksThatDifferInTM_AreEqual(void** state) {
-  (void)state;
+TEST(Exchanges_OfRanksThatDifferInTM_AreEqual) {
   twins_t twins = {.seed = 29};
   for (int32_t n = 1; n <= 12; ++n) {
     for (int32_t policy = 0; policy < 9; ++policy) for_each_form(n, policy, 0, compare_with_twin, &twins);
@@ -271,8 +256,7 @@ static void Exchanges_OfRanksThatDifferInTM_AreEqual(void** state) {
 }
 
 /* Both exchanges of a group are in flight together: in one slot the second would overwrite the first's data. */
-static void Group_InOneSlot_IsFound(void** state) {
-  (void)state;
+TEST(Group_InOneSlot_IsFound) {
   sluice_template_spec_t spec = spec_with(4, 0, 0);
   spec.grouped = 1;
   sluice_template_t* t = build(spec);
@@ -291,8 +275,7 @@ static void Group_InOneSlot_IsFound(void** state) {
 }
 
 /* The exchange that opens a group has only posted its rows. */
-static void Group_WaitedForByItsOpening_IsFound(void** state) {
-  (void)state;
+TEST(Group_WaitedForByItsOpening_IsFound) {
   sluice_template_spec_t spec = spec_with(6, S4, 0);
   spec.grouped = 1;
   sluice_template_t* t = build(spec);
@@ -312,8 +295,7 @@ static void Group_WaitedForByItsOpening_IsFound(void** state) {
   sluice_template_destroy(t, memory());
 }
 
-static void Group_OnSomeRanksOnly_IsAnotherSchedule(void** state) {
-  (void)state;
+TEST(Group_OnSomeRanksOnly_IsAnotherSchedule) {
   sluice_template_spec_t spec = spec_with(4, S4, 0); /* slots reused: the same order in both cases */
   sluice_template_t* single = build(spec);
   spec.grouped = 1;
@@ -325,8 +307,7 @@ static void Group_OnSomeRanksOnly_IsAnotherSchedule(void** state) {
 }
 
 /* T_M of S1 and S2 shares its two slots with T_ACT: in one slot, the copy would store activated rows. */
-static void SharedAct_InTheSlotOfItsOwnTM_IsFound(void** state) {
-  (void)state;
+TEST(SharedAct_InTheSlotOfItsOwnTM_IsFound) {
   sluice_template_spec_t spec = {.num_chunks = 1, .keep = 1, .shares_act = 1};
   spec.restore_input[0] = SLUICE_RESTORE_REDISPATCH, spec.restore_pre_activation[0] = SLUICE_RESTORE_OFFLOAD;
   sluice_template_t* t = build(spec);
@@ -344,8 +325,7 @@ static void SharedAct_InTheSlotOfItsOwnTM_IsFound(void** state) {
   sluice_template_destroy(t, memory());
 }
 
-static void Guard8_HostCopiesAreOnePerChunk(void** state) {
-  (void)state;
+TEST(Guard8_HostCopiesAreOnePerChunk) {
   sluice_template_t* t = build(spec_with(3, S1, 0));
   for (int32_t i = 0; i < t->num_ops; ++i) {
     sluice_op_t* op = &t->ops[i];
@@ -362,8 +342,7 @@ static void Guard8_HostCopiesAreOnePerChunk(void** state) {
 }
 
 /* The public code activates chunk 0 only: the others then read rows that no op has written. */
-static void PublicCode_ActivationOfOneChunkOnly_IsFound(void** state) {
-  (void)state;
+TEST(PublicCode_ActivationOfOneChunkOnly_IsFound) {
   sluice_template_spec_t spec = spec_with(3, S1, 0);
   spec.gated = 1;
   sluice_template_t* t = build(spec);
@@ -376,8 +355,7 @@ static void PublicCode_ActivationOfOneChunkOnly_IsFound(void** state) {
   sluice_template_destroy(t, memory());
 }
 
-static void Deadlock_WaitForALaterOp_IsFound(void** state) {
-  (void)state;
+TEST(Deadlock_WaitForALaterOp_IsFound) {
   sluice_template_t* t = build(spec_with(2, 0, 0));
   int32_t first = find(t, SLUICE_OP_GEMM1, 0, -1);
   t->deps[t->ops[first].first_dep] = t->num_ops - 1;
@@ -386,28 +364,4 @@ static void Deadlock_WaitForALaterOp_IsFound(void** state) {
   if (strstr(finding_text(t, &finding), "is not submitted before it") == NULL)
     fail_msg("%s", finding_text(t, &finding));
   sluice_template_destroy(t, memory());
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Builder_EveryTemplate_IsProved),
-      cmocka_unit_test(Op_OfTheOtherDirection_IsFound),
-      cmocka_unit_test(Releases_TooManyTooFewOrTooEarly_AreNamed),
-      cmocka_unit_test(Releases_LastReadersOnTwoLanes_AreBoth),
-      cmocka_unit_test(Guard1_DispatchWaitsForTheSlotsReaders),
-      cmocka_unit_test(Guard2_FirstGemmWaitsForTheCopyOfItsSlot),
-      cmocka_unit_test(Guard3_CopyWaitsForWhatItStores),
-      cmocka_unit_test(Guard4_SecondGemmWaitsForTheCombine),
-      cmocka_unit_test(Guard5_RestoreWaitsForTheSlotsLastReader),
-      cmocka_unit_test(Guard7_AllRanksIssueExchangesInOneOrder),
-      cmocka_unit_test(Exchanges_OfRanksThatDifferInTM_AreEqual),
-      cmocka_unit_test(Group_InOneSlot_IsFound),
-      cmocka_unit_test(Group_WaitedForByItsOpening_IsFound),
-      cmocka_unit_test(Group_OnSomeRanksOnly_IsAnotherSchedule),
-      cmocka_unit_test(SharedAct_InTheSlotOfItsOwnTM_IsFound),
-      cmocka_unit_test(Guard8_HostCopiesAreOnePerChunk),
-      cmocka_unit_test(PublicCode_ActivationOfOneChunkOnly_IsFound),
-      cmocka_unit_test(Deadlock_WaitForALaterOp_IsFound),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

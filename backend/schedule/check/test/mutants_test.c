@@ -1,21 +1,17 @@
 /* The hazard checker finds every mutant of every form: a dependency deleted, two slots of a ring merged, a read
  * removed, a lane changed, exchanges swapped, a group broken, a release removed, added or moved. */
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "backend/schedule/check/op_rules.h"
 #include "backend/schedule/check/releases.h"
 #include "backend/schedule/template/template.h"
 #include "backend/schedule/test/forms.h"
+#include "third_party/bazel/test.h"
 
 #define MAX_WORKERS        16
 #define BOTH_SPECS_UP_TO   3 /* n: mutants are also judged under the specs of other forms */
@@ -410,8 +406,7 @@ static void print_score(const score_t* score, int32_t largest) {
          (long long)score->rings_of_one, (long long)score->idle_slots);
 }
 
-static void Mutants_OfEveryForm_AreAllKilled(void** state) {
-  (void)state;
+TEST(Mutants_OfEveryForm_AreAllKilled) {
   const int is_full = getenv("SLUICE_FULL") != NULL;
   const int32_t largest = is_full ? LARGEST : LARGEST_BY_DEFAULT;
   _Atomic int32_t next_n = largest;
@@ -433,9 +428,4 @@ static void Mutants_OfEveryForm_AreAllKilled(void** state) {
   print_score(&sum, largest);
   assert_int_equal(sum.killed, sum.mutants);
   for (int kind = 0; kind < KINDS; ++kind) assert_true(sum.by_kind[kind] > 100);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(Mutants_OfEveryForm_AreAllKilled)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,12 @@
 /* Templates as bytes: written templates read back, and anything else is rejected. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/base/hash.h"
 #include "backend/schedule/serial/serial.h"
 #include "backend/schedule/template/template.h"
+#include "third_party/bazel/test.h"
 
 static uint32_t next_random(uint32_t* state) { return (*state = *state * 1664525u + 1013904223u) >> 8; }
 
@@ -43,8 +39,7 @@ static unsigned char* written(const sluice_template_t* t, uint64_t* out_bytes) {
   return data;
 }
 
-static void Template_WrittenAndRead_IsTheSame(void** state) {
-  (void)state;
+TEST(Template_WrittenAndRead_IsTheSame) {
   uint32_t seed = 3;
   for (int i = 0; i < 300; ++i) {
     sluice_template_t *t = random_template(&seed), *again = NULL;
@@ -84,8 +79,7 @@ static int names_a_field(const char* message) {
 }
 
 /* Changed, truncated, extended and spliced bytes, half of them with a matching checksum. */
-static void Reader_ChangedBytes_AreRefusedByName(void** state) {
-  (void)state;
+TEST(Reader_ChangedBytes_AreRefusedByName) {
   int64_t inputs = getenv("SLUICE_FULL") != NULL ? 1000000 : 20000, refused = 0;
   uint32_t seed = 11;
   sluice_template_t* t = NULL;
@@ -142,8 +136,7 @@ static int32_t find(const sluice_template_t* t, int32_t kind, int32_t chunk) {
   return -1;
 }
 
-static void Reader_TemplateWithoutAnEdge_IsRefusedWithOpSlotChunkAndEdge(void** state) {
-  (void)state;
+TEST(Reader_TemplateWithoutAnEdge_IsRefusedWithOpSlotChunkAndEdge) {
   sluice_template_spec_t spec = {.num_chunks = 4, .keep = 1};
   for (int32_t i = 0; i < 4; ++i) {
     spec.restore_input[i] = SLUICE_RESTORE_OFFLOAD, spec.restore_pre_activation[i] = SLUICE_RESTORE_RECOMPUTE; /* S3 */
@@ -176,8 +169,7 @@ static void Reader_TemplateWithoutAnEdge_IsRefusedWithOpSlotChunkAndEdge(void** 
 }
 
 /* Small templates whose every op reads the largest possible rings: the checker's lists must suffice. */
-static void Reader_ManyReadsOfWholeRings_StaysInItsMemory(void** state) {
-  (void)state;
+TEST(Reader_ManyReadsOfWholeRings_StaysInItsMemory) {
   sluice_template_spec_t spec = {.num_chunks = 2};
   sluice_template_t *t = NULL, *read = NULL;
   assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_OK);
@@ -194,8 +186,7 @@ static void Reader_ManyReadsOfWholeRings_StaysInItsMemory(void** state) {
   sluice_template_destroy(read, sluice_process_allocator());
 }
 
-static void Reader_AnOlderForm_SaysWhichItWants(void** state) {
-  (void)state;
+TEST(Reader_AnOlderForm_SaysWhichItWants) {
   uint32_t seed = 7;
   uint64_t bytes = 0;
   sluice_template_t *t = random_template(&seed), *read = NULL;
@@ -211,8 +202,7 @@ static void Reader_AnOlderForm_SaysWhichItWants(void** state) {
   sluice_template_destroy(t, sluice_process_allocator());
 }
 
-static void Json_OfATemplate_NamesItsOps(void** state) {
-  (void)state;
+TEST(Json_OfATemplate_NamesItsOps) {
   uint32_t seed = 5;
   sluice_template_t* t = random_template(&seed);
   uint64_t length = sluice_schedule_write_json(t, NULL, 0);
@@ -230,16 +220,4 @@ static void Json_OfATemplate_NamesItsOps(void** state) {
   assert_int_equal(sluice_schedule_write_json(t, small, sizeof small), length); /* truncated, not overrun */
   free(text);
   sluice_template_destroy(t, sluice_process_allocator());
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Template_WrittenAndRead_IsTheSame),
-      cmocka_unit_test(Reader_ChangedBytes_AreRefusedByName),
-      cmocka_unit_test(Reader_TemplateWithoutAnEdge_IsRefusedWithOpSlotChunkAndEdge),
-      cmocka_unit_test(Reader_ManyReadsOfWholeRings_StaysInItsMemory),
-      cmocka_unit_test(Reader_AnOlderForm_SaysWhichItWants),
-      cmocka_unit_test(Json_OfATemplate_NamesItsOps),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

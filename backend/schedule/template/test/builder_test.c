@@ -1,13 +1,9 @@
 /* The builder: invalid calls set a status, and nothing is written after valid data. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/schedule/template/builder.h"
+#include "third_party/bazel/test.h"
 
 enum { ROOM = 3, CHUNKS = 2, MARK = 0x5a };
 
@@ -49,8 +45,7 @@ static void assert_refused(bench_t* bench, const char* text) {
   if (strstr(why.message, text) == NULL) fail_msg("%s", why.message);
 }
 
-static void Builder_OneOpTooMany_IsRefusedAndNothingWritten(void** state) {
-  (void)state;
+TEST(Builder_OneOpTooMany_IsRefusedAndNothingWritten) {
   bench_t bench;
   begin(&bench);
   for (int32_t i = 0; i < ROOM; ++i) sluice_op_write(&bench.builder, add(&bench, SLUICE_OP_GEMM1, 0), SLUICE_T_M);
@@ -63,8 +58,7 @@ static void Builder_OneOpTooMany_IsRefusedAndNothingWritten(void** state) {
   end(&bench);
 }
 
-static void Builder_OneAccessTooMany_IsRefusedAndNothingWritten(void** state) {
-  (void)state;
+TEST(Builder_OneAccessTooMany_IsRefusedAndNothingWritten) {
   bench_t bench;
   begin(&bench);
   sluice_op_t* op = add(&bench, SLUICE_OP_GEMM1, 1);
@@ -79,8 +73,7 @@ static void Builder_OneAccessTooMany_IsRefusedAndNothingWritten(void** state) {
   end(&bench);
 }
 
-static void Builder_AccessesOfAllChunksTooMany_AreRefused(void** state) {
-  (void)state;
+TEST(Builder_AccessesOfAllChunksTooMany_AreRefused) {
   bench_t bench;
   begin(&bench);
   sluice_op_t* op = add(&bench, SLUICE_OP_WEIGHT_GRAD, -1);
@@ -93,8 +86,7 @@ static void Builder_AccessesOfAllChunksTooMany_AreRefused(void** state) {
   end(&bench);
 }
 
-static void Builder_KindOrChunkUnknown_IsRefused(void** state) {
-  (void)state;
+TEST(Builder_KindOrChunkUnknown_IsRefused) {
   const int32_t bad[][2] = {{SLUICE_OP_COUNT, 0}, {-1, 0}, {SLUICE_OP_GEMM1, CHUNKS}, {SLUICE_OP_GEMM1, -2}};
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; ++i) {
     bench_t bench;
@@ -106,8 +98,7 @@ static void Builder_KindOrChunkUnknown_IsRefused(void** state) {
   }
 }
 
-static void Builder_TwoRefusals_SaysTheFirst(void** state) {
-  (void)state;
+TEST(Builder_TwoRefusals_SaysTheFirst) {
   bench_t bench;
   begin(&bench);
   (void)add(&bench, SLUICE_OP_GEMM1, CHUNKS);
@@ -116,8 +107,7 @@ static void Builder_TwoRefusals_SaysTheFirst(void** state) {
   end(&bench);
 }
 
-static void Builder_DependenciesTooMany_AreRefusedAndNotWritten(void** state) {
-  (void)state;
+TEST(Builder_DependenciesTooMany_AreRefusedAndNotWritten) {
   bench_t bench;
   begin(&bench);
   const int32_t kinds[ROOM] = {SLUICE_OP_GEMM1, SLUICE_OP_UNPACK, SLUICE_OP_GEMM2}; /* alternating lanes */
@@ -131,16 +121,4 @@ static void Builder_DependenciesTooMany_AreRefusedAndNotWritten(void** state) {
   assert_int_equal(deps[0], 0);
   assert_int_equal(deps[1], 1);
   end(&bench);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Builder_OneOpTooMany_IsRefusedAndNothingWritten),
-      cmocka_unit_test(Builder_OneAccessTooMany_IsRefusedAndNothingWritten),
-      cmocka_unit_test(Builder_AccessesOfAllChunksTooMany_AreRefused),
-      cmocka_unit_test(Builder_KindOrChunkUnknown_IsRefused),
-      cmocka_unit_test(Builder_TwoRefusals_SaysTheFirst),
-      cmocka_unit_test(Builder_DependenciesTooMany_AreRefusedAndNotWritten),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

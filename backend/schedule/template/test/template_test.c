@@ -1,17 +1,13 @@
 /* Templates: every conflicting pair of ops is ordered by lane order and dependencies, and no dependency is superfluous.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "backend/schedule/schedule.h"
 #include "backend/schedule/template/template.h"
 #include "backend/schedule/test/forms.h"
 #include "sluice/moe.h"
+#include "third_party/bazel/test.h"
 
 static int same_slot(sluice_slot_ref_t a, sluice_slot_ref_t b) {
   return a.tensor == b.tensor && (a.slot == b.slot || a.slot < 0 || b.slot < 0);
@@ -72,16 +68,14 @@ static void assert_minimal(const sluice_template_t* t) {
   for (int32_t d = 0; d < t->num_deps; ++d) assert_true(unordered_pairs(t, d) > 0);
 }
 
-static void Template_AnySpec_OrdersEveryConflict(void** state) {
-  (void)state;
+TEST(Template_AnySpec_OrdersEveryConflict) {
   int64_t seen = 0;
   const int32_t chunks[] = {1, 2, 3, 4, 7, 12};
   for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; ++i) seen += for_each_template(chunks[i], assert_ordered);
   assert_true(seen > 100);
 }
 
-static void Template_AnyDependencyRemoved_LeavesAConflictUnordered(void** state) {
-  (void)state;
+TEST(Template_AnyDependencyRemoved_LeavesAConflictUnordered) {
   assert_true(for_each_template(1, assert_minimal) > 0);
   assert_true(for_each_template(2, assert_minimal) > 0);
   assert_true(for_each_template(5, assert_minimal) > 0);
@@ -93,8 +87,7 @@ static sluice_template_t* build(sluice_template_spec_t spec) {
   return t;
 }
 
-static void Template_OneRank_HasNoExchangeAndOneLane(void** state) {
-  (void)state;
+TEST(Template_OneRank_HasNoExchangeAndOneLane) {
   sluice_template_t* t = build((sluice_template_spec_t){.num_chunks = 3, .single_rank = 1, .keep = 1});
   for (int32_t i = 0; i < t->num_ops; ++i) {
     assert_int_equal(t->ops[i].lane, SLUICE_LANE_COMPUTE);
@@ -104,8 +97,7 @@ static void Template_OneRank_HasNoExchangeAndOneLane(void** state) {
   sluice_template_destroy(t, sluice_process_allocator());
 }
 
-static void Template_SlotsReused_AlternatesDispatchAndCombine(void** state) {
-  (void)state;
+TEST(Template_SlotsReused_AlternatesDispatchAndCombine) {
   sluice_template_t* t = build((sluice_template_spec_t){.num_chunks = 4});
   char order[64] = "";
   for (int32_t i = 0; i < t->num_ops; ++i) {
@@ -117,8 +109,7 @@ static void Template_SlotsReused_AlternatesDispatchAndCombine(void** state) {
 }
 
 /* A chunk returns in one group with the dispatch two chunks later, however far dispatches could run ahead. */
-static void Template_Grouped_ReturnsOneChunkWhileAnotherLeaves(void** state) {
-  (void)state;
+TEST(Template_Grouped_ReturnsOneChunkWhileAnotherLeaves) {
   for (int32_t form = 0; form < 6; ++form) {
     const int backward = form % 2, by_rows = form / 2 == 1, again = form / 2 == 2;
     sluice_template_spec_t spec = {.num_chunks = 4, .grouped = 1, .keep = !backward, .direction = backward};
@@ -145,8 +136,7 @@ static void Template_Grouped_ReturnsOneChunkWhileAnotherLeaves(void** state) {
   }
 }
 
-static void Template_GroupedWhereNothingReturns_IsRefused(void** state) {
-  (void)state;
+TEST(Template_GroupedWhereNothingReturns_IsRefused) {
   sluice_template_t* t = NULL;
   sluice_template_spec_t spec = {.num_chunks = 4, .grouped = 1, .single_rank = 1};
   assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_E_UNSUPPORTED);
@@ -168,13 +158,9 @@ static void check_runs(const sluice_template_t* t) {
   }
 }
 
-static void Template_Runs_NeitherWaitNorAreAwaitedInTheirMiddle(void** state) {
-  (void)state;
-  assert_true(for_each_template(3, check_runs) > 0);
-}
+TEST(Template_Runs_NeitherWaitNorAreAwaitedInTheirMiddle) { assert_true(for_each_template(3, check_runs) > 0); }
 
-static void Template_ExpertsOfAChunk_AreOneRun(void** state) {
-  (void)state;
+TEST(Template_ExpertsOfAChunk_AreOneRun) {
   sluice_template_t* t = build((sluice_template_spec_t){.num_chunks = 8, .keep = 1});
   int32_t runs = 0;
   for (int32_t i = 0; i < t->num_ops; ++i) {
@@ -187,8 +173,7 @@ static void Template_ExpertsOfAChunk_AreOneRun(void** state) {
   sluice_template_destroy(t, sluice_process_allocator());
 }
 
-static void Template_SameSpec_HasSameHash(void** state) {
-  (void)state;
+TEST(Template_SameSpec_HasSameHash) {
   sluice_template_t* a = build((sluice_template_spec_t){.num_chunks = 4, .keep = 1});
   sluice_template_t* b = build((sluice_template_spec_t){.num_chunks = 4, .keep = 1});
   sluice_template_t* c = build((sluice_template_spec_t){.num_chunks = 5, .keep = 1});
@@ -199,8 +184,7 @@ static void Template_SameSpec_HasSameHash(void** state) {
   sluice_template_destroy(c, sluice_process_allocator());
 }
 
-static void Template_ChunksOutOfRange_AreRefused(void** state) {
-  (void)state;
+TEST(Template_ChunksOutOfRange_AreRefused) {
   sluice_template_t* t = NULL;
   sluice_template_spec_t spec = {.num_chunks = 0};
   assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_E_INVALID_ARGUMENT);
@@ -209,8 +193,7 @@ static void Template_ChunksOutOfRange_AreRefused(void** state) {
   assert_null(t);
 }
 
-static void Template_PolicyOfTheOtherTensor_IsRefusedWithThoseThatFit(void** state) {
-  (void)state;
+TEST(Template_PolicyOfTheOtherTensor_IsRefusedWithThoseThatFit) {
   sluice_template_t* t = NULL;
   sluice_error_info_t why;
   sluice_error_info_init(&why, sizeof why);
@@ -241,8 +224,7 @@ static int32_t count_ops(sluice_template_spec_t spec, int32_t di, int32_t m, int
 }
 
 /* As in backend/model/restore.h: copies for rows in host memory, repeated exchanges and GEMMs, no other op. */
-static void Template_EachPolicy_AddsTheOpsOfItsRow(void** state) {
-  (void)state;
+TEST(Template_EachPolicy_AddsTheOpsOfItsRow) {
   const int32_t n = 3;
   const sluice_template_spec_t forward = {.num_chunks = n, .keep = 1};
   const sluice_template_spec_t backward = {
@@ -284,8 +266,7 @@ static int is_waited_for(const sluice_template_t* t, int32_t op, int32_t other) 
 
 /* S1 and S2 hold two tensors of width H per chunk, as S3 and S4 do, at the cost of a wait: activated rows go where the
  * previous chunk may still be copied from. */
-static void Template_SharedAct_TakesTheSlotThatWasCopied(void** state) {
-  (void)state;
+TEST(Template_SharedAct_TakesTheSlotThatWasCopied) {
   for (int32_t shares = 0; shares < 2; ++shares) {
     sluice_template_spec_t spec = {.num_chunks = 4, .keep = 1, .shares_act = shares};
     for (int32_t i = 0; i < 4; ++i)
@@ -309,8 +290,7 @@ static void Template_SharedAct_TakesTheSlotThatWasCopied(void** state) {
 }
 
 /* Only the weight gradients read T_DI if T_M is not recomputed: its copy comes second. */
-static void Template_TwoCopiesIn_BeginWithTheOneThatIsReadFirst(void** state) {
-  (void)state;
+TEST(Template_TwoCopiesIn_BeginWithTheOneThatIsReadFirst) {
   sluice_template_spec_t spec = {.direction = SLUICE_BACKWARD,
                                  .num_chunks = 3,
                                  .dgrad = 1,
@@ -327,24 +307,4 @@ static void Template_TwoCopiesIn_BeginWithTheOneThatIsReadFirst(void** state) {
     }
     sluice_template_destroy(t, sluice_process_allocator());
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Template_AnySpec_OrdersEveryConflict),
-      cmocka_unit_test(Template_AnyDependencyRemoved_LeavesAConflictUnordered),
-      cmocka_unit_test(Template_OneRank_HasNoExchangeAndOneLane),
-      cmocka_unit_test(Template_SlotsReused_AlternatesDispatchAndCombine),
-      cmocka_unit_test(Template_Grouped_ReturnsOneChunkWhileAnotherLeaves),
-      cmocka_unit_test(Template_GroupedWhereNothingReturns_IsRefused),
-      cmocka_unit_test(Template_Runs_NeitherWaitNorAreAwaitedInTheirMiddle),
-      cmocka_unit_test(Template_ExpertsOfAChunk_AreOneRun),
-      cmocka_unit_test(Template_SameSpec_HasSameHash),
-      cmocka_unit_test(Template_ChunksOutOfRange_AreRefused),
-      cmocka_unit_test(Template_PolicyOfTheOtherTensor_IsRefusedWithThoseThatFit),
-      cmocka_unit_test(Template_EachPolicy_AddsTheOpsOfItsRow),
-      cmocka_unit_test(Template_SharedAct_TakesTheSlotThatWasCopied),
-      cmocka_unit_test(Template_TwoCopiesIn_BeginWithTheOneThatIsReadFirst),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,10 @@
 /* Races of plans on simulated times: the winner, the cost of the race, and inputs that must not decide it. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/tune/race/plan_race.h"
+#include "third_party/bazel/test.h"
 
 static uint32_t next_random(uint32_t* seed) { return (*seed = *seed * 1664525u + 1013904223u) >> 8; }
 
@@ -42,8 +38,7 @@ static int32_t run(sluice_plan_race_t* race, const double* seconds, double noise
   return steps;
 }
 
-static void Race_Noisy_TakesOneNearTheBestInFewSteps(void** state) {
-  (void)state;
+TEST(Race_Noisy_TakesOneNearTheBestInFewSteps) {
   uint32_t seed = 3;
   double regrets = 0, worst = 0, excess = 0;
   int32_t most = 0;
@@ -65,8 +60,7 @@ static void Race_Noisy_TakesOneNearTheBestInFewSteps(void** state) {
   assert_true(regrets / 500 <= 0.01 && worst <= 0.12 && most <= 16 && excess / 500 <= 2);
 }
 
-static void Race_ClearlySlowerPlan_RunsOneCountedStep(void** state) {
-  (void)state;
+TEST(Race_ClearlySlowerPlan_RunsOneCountedStep) {
   uint32_t seed = 1;
   double excess = 0;
   sluice_plan_race_t race = begin(2);
@@ -79,8 +73,7 @@ static void Race_ClearlySlowerPlan_RunsOneCountedStep(void** state) {
 }
 
 /* One slow step from a busy core does not eliminate a plan. */
-static void Race_OneSlowStep_DropsNobody(void** state) {
-  (void)state;
+TEST(Race_OneSlowStep_DropsNobody) {
   sluice_plan_race_t race = begin(2);
   int32_t seen[2] = {0};
   while (!race.is_settled && seen[0] + seen[1] < 20) {
@@ -94,8 +87,7 @@ static void Race_OneSlowStep_DropsNobody(void** state) {
   assert_true(race.is_settled && race.pick == 1 && seen[1] >= 3);
 }
 
-static void Race_SinglePlan_HasWon(void** state) {
-  (void)state;
+TEST(Race_SinglePlan_HasWon) {
   sluice_plan_race_t race = begin(1);
   assert_true(race.is_settled && sluice_plan_race_next(&race) == 0);
   assert_int_equal(sluice_plan_race_observe(&race, 0, 0, 100, 1000), 0);
@@ -103,8 +95,7 @@ static void Race_SinglePlan_HasWon(void** state) {
 }
 
 /* Batches of other sizes do not compare plans; if no size repeats, the order of the model stands. */
-static void Race_OtherSizes_DoNotCount(void** state) {
-  (void)state;
+TEST(Race_OtherSizes_DoNotCount) {
   sluice_plan_race_t race = begin(3);
   sluice_plan_race_observe(&race, 0, 0, 1000, 1000000);
   int32_t seen = 0;
@@ -115,8 +106,7 @@ static void Race_OtherSizes_DoNotCount(void** state) {
   assert_true(race.is_settled && race.pick == 0 && seen > 50 && seen < 100);
 }
 
-static void Race_ForwardsWithoutBackward_End(void** state) {
-  (void)state;
+TEST(Race_ForwardsWithoutBackward_End) {
   sluice_plan_race_t race = begin(2);
   for (int i = 0; i < 200 && !race.is_settled; ++i) {
     sluice_plan_race_observe(&race, 0, sluice_plan_race_next(&race), 1000, 1000);
@@ -126,8 +116,7 @@ static void Race_ForwardsWithoutBackward_End(void** state) {
 }
 
 /* Some passes, or all, were not timed on every rank. */
-static void Race_PassesThatDoNotCount_End(void** state) {
-  (void)state;
+TEST(Race_PassesThatDoNotCount_End) {
   for (int32_t timed = 0; timed < 3; ++timed) { /* backward only, only the first plan's, nothing */
     sluice_plan_race_t race = begin(3);
     int32_t told = 0, steps = 0;
@@ -145,8 +134,7 @@ static void Race_PassesThatDoNotCount_End(void** state) {
 }
 
 /* Many forwards for each reported backward, as in a pipeline. */
-static void Race_FewBackwardsTold_BestIsFound(void** state) {
-  (void)state;
+TEST(Race_FewBackwardsTold_BestIsFound) {
   sluice_plan_race_t race = begin(3);
   const double ns[] = {3000, 2000, 2500};
   for (int step = 0; step < 100 && !race.is_settled; ++step) {
@@ -162,8 +150,7 @@ static void Race_FewBackwardsTold_BestIsFound(void** state) {
 
 /* Layers share the race. Each learns what to run and reports it two of its forwards later, after all other layers have
  * asked. Most layers receive another number of rows, which says nothing about the plans and does not end the race. */
-static void Race_ManyLayersOfDifferentRouting_BestIsFound(void** state) {
-  (void)state;
+TEST(Race_ManyLayersOfDifferentRouting_BestIsFound) {
   enum { LAYERS = 96, SAME_SIZE = 24, STEPS = 40 };
   static const double ns[] = {4e6, 3e6, 2e6};
   sluice_plan_race_t race = begin(3);
@@ -184,8 +171,7 @@ static void Race_ManyLayersOfDifferentRouting_BestIsFound(void** state) {
 }
 
 /* The time of a plan's warm-up, and of later first passes under it, beyond its usual time. */
-static void Race_FirstPassesUnderAPlan_AreCounted(void** state) {
-  (void)state;
+TEST(Race_FirstPassesUnderAPlan_AreCounted) {
   sluice_plan_race_t race;
   const sluice_racing_plan_t plans[] = {{1, 0, 0, 0}, {2, 0, 0, 0}};
   sluice_plan_race_start(&race, plans, 2);
@@ -199,20 +185,4 @@ static void Race_FirstPassesUnderAPlan_AreCounted(void** state) {
   sluice_plan_race_count_switch(&race, 0, 1, 1000, 2000); /* a pass faster than usual costs nothing */
   sluice_plan_race_count_switch(&race, 0, 7, 1000, 9999); /* of another set */
   assert_true(race.switch_ns == 2.0 * 2 * 2000 + 500);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Race_Noisy_TakesOneNearTheBestInFewSteps),
-      cmocka_unit_test(Race_ClearlySlowerPlan_RunsOneCountedStep),
-      cmocka_unit_test(Race_OneSlowStep_DropsNobody),
-      cmocka_unit_test(Race_SinglePlan_HasWon),
-      cmocka_unit_test(Race_OtherSizes_DoNotCount),
-      cmocka_unit_test(Race_ForwardsWithoutBackward_End),
-      cmocka_unit_test(Race_PassesThatDoNotCount_End),
-      cmocka_unit_test(Race_FewBackwardsTold_BestIsFound),
-      cmocka_unit_test(Race_ManyLayersOfDifferentRouting_BestIsFound),
-      cmocka_unit_test(Race_FirstPassesUnderAPlan_AreCounted),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,10 @@
 /* Comparison of two candidates whose steps alternate: at constant speed, across one change of speed, and with many
  * changes. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/tune/race/race_log.h"
+#include "third_party/bazel/test.h"
 
 enum { A = 0, B = 5 };
 
@@ -31,8 +27,7 @@ static void expect_ratio(const char* steps, double ratio, int clear) {
   assert_int_equal(is_clear, clear);
 }
 
-static void Ratio_WhateverTheMachineDoes_IsThatOfNeighbours(void** state) {
-  (void)state;
+TEST(Ratio_WhateverTheMachineDoes_IsThatOfNeighbours) {
   expect_ratio("awababab", 0.87, 1);       /* steady */
   expect_ratio("awabABAB", 0.87, 1);       /* the shortest times agree here */
   expect_ratio("aawBABAB", 0.87, 1);       /* only A was measured in the fast phase: 1.48 by the shortest times */
@@ -41,8 +36,7 @@ static void Ratio_WhateverTheMachineDoes_IsThatOfNeighbours(void** state) {
   expect_ratio("awaBabABab", 0.87, 0);     /* contradictory: the shortest times, and a request for more steps */
 }
 
-static void Ratio_MissingSteps_IsNone(void** state) {
-  (void)state;
+TEST(Ratio_MissingSteps_IsNone) {
   int is_clear = -1;
   sluice_race_log_t log = log_of("aaw", 1);
   assert_true(sluice_race_log_ratio(&log, B, A, &is_clear) == 0);
@@ -55,8 +49,7 @@ static int losses(const char* steps, double ratio) {
   return sluice_race_log_losses(&log, B, A, 1.15);
 }
 
-static void Losses_OneSlowPhase_AreNone(void** state) {
-  (void)state;
+TEST(Losses_OneSlowPhase_AreNone) {
   assert_int_equal(losses("awaBA", 0.87), 0); /* 1.48 of the step before it */
   assert_int_equal(losses("awaBa", 0.87), 1); /* a slow phase of one step counts once */
   assert_int_equal(losses("awaba", 1.2), 1);
@@ -66,8 +59,7 @@ static void Losses_OneSlowPhase_AreNone(void** state) {
   assert_int_equal(losses("awab", 1.9), 0);
 }
 
-static void Log_Full_ForgetsTheOldest(void** state) {
-  (void)state;
+TEST(Log_Full_ForgetsTheOldest) {
   sluice_race_log_t log = {0};
   for (int i = 0; i < 3 * SLUICE_RACE_LOG; ++i) sluice_race_log_add(&log, i % 2, 100 + i, 0);
   assert_int_equal(log.count, SLUICE_RACE_LOG);
@@ -78,20 +70,8 @@ static void Log_Full_ForgetsTheOldest(void** state) {
   assert_int_equal(log.count, 0);
 }
 
-static void Excess_IsOverTheNearestStepOfTheBest(void** state) {
-  (void)state;
+TEST(Excess_IsOverTheNearestStepOfTheBest) {
   sluice_race_log_t log = log_of("awabAB", 1.2);
   /* The warm-up 260 over a, 20 over a, 34 over A. */
   assert_true(fabs(sluice_race_log_excess(&log, A) - 314) < 0.01);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Ratio_WhateverTheMachineDoes_IsThatOfNeighbours),
-      cmocka_unit_test(Ratio_MissingSteps_IsNone),
-      cmocka_unit_test(Losses_OneSlowPhase_AreNone),
-      cmocka_unit_test(Log_Full_ForgetsTheOldest),
-      cmocka_unit_test(Excess_IsOverTheNearestStepOfTheBest),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

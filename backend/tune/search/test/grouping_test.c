@@ -1,18 +1,14 @@
 /* Tests of the choice of exchange forms after the search for n, on simulated machines: the faster form stays, and a
  * form that cannot win is not tried. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/tune/search/grouping.h"
 #include "backend/tune/search/search.h"
 #include "backend/tune/search/test/surface.h"
+#include "third_party/bazel/test.h"
 
 /* A pass takes the time of the surface; grouped, `gain` times that; at n chunks the gain grows with the number of
  * pairs. */
@@ -93,8 +89,7 @@ static void use_machine(world_t* w) {
 static const int32_t modes[] = {SLUICE_TUNER_PROFILE, SLUICE_TUNER_ADAPTIVE, SLUICE_TUNER_ADAPTIVE, SLUICE_TUNER_MODEL};
 static const int knows[] = {0, 0, 1, 1};
 
-static void Grouping_FasterInTruth_StaysInEveryMode(void** state) {
-  (void)state;
+TEST(Grouping_FasterInTruth_StaysInEveryMode) {
   static world_t w;
   for (int i = 0; i < 4; ++i) {
     use_machine(&w);
@@ -109,8 +104,7 @@ static void Grouping_FasterInTruth_StaysInEveryMode(void** state) {
   }
 }
 
-static void Grouping_SlowerInTruth_RunsAFewStepsAndNoMore(void** state) {
-  (void)state;
+TEST(Grouping_SlowerInTruth_RunsAFewStepsAndNoMore) {
   static world_t w;
   for (int i = 0; i < 3; ++i) {
     use_machine(&w);
@@ -125,8 +119,7 @@ static void Grouping_SlowerInTruth_RunsAFewStepsAndNoMore(void** state) {
 
 /* A form that can win nothing is not tried: even loads without a model, a prediction against it, a form that is not
  * open. */
-static void Grouping_NothingToGain_NeverRuns(void** state) {
-  (void)state;
+TEST(Grouping_NothingToGain_NeverRuns) {
   static world_t w;
   for (int i = 0; i < 5; ++i) {
     use_machine(&w);
@@ -142,8 +135,7 @@ static void Grouping_NothingToGain_NeverRuns(void** state) {
 }
 
 /* Routing that becomes uneven later starts another race, and steps that are never counted end the race. */
-static void Grouping_SkewThatChanges_IsRacedAgain(void** state) {
-  (void)state;
+TEST(Grouping_SkewThatChanges_IsRacedAgain) {
   static world_t w;
   use_machine(&w);
   w.gain = 0.8, w.skew = 1;
@@ -160,8 +152,7 @@ static void Grouping_SkewThatChanges_IsRacedAgain(void** state) {
 }
 
 /* A race during a slow phase is not final, whichever form it favours; repeating it uses a share of the time. */
-static void Grouping_UnluckyRace_IsRunAgain(void** state) {
-  (void)state;
+TEST(Grouping_UnluckyRace_IsRunAgain) {
   static world_t w;
   for (int i = 0; i < 4; ++i) {
     const double truth = i % 2 ? 1.2 : 0.8;
@@ -192,8 +183,7 @@ static void Grouping_UnluckyRace_IsRunAgain(void** state) {
   }
 }
 
-static void Grouping_StepsThatNeverCount_EndTheRace(void** state) {
-  (void)state;
+TEST(Grouping_StepsThatNeverCount_EndTheRace) {
   static world_t w;
   use_machine(&w);
   begin(&w, SLUICE_TUNER_ADAPTIVE, 0);
@@ -207,16 +197,4 @@ static void Grouping_StepsThatNeverCount_EndTheRace(void** state) {
     (void)sluice_grouping_next(&w.grouping, &w.search, 4096, w.skew, pick, &why, &grouped);
   }
   assert_true(!grouped && why == SLUICE_WHY_RACED);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Grouping_FasterInTruth_StaysInEveryMode),
-      cmocka_unit_test(Grouping_SlowerInTruth_RunsAFewStepsAndNoMore),
-      cmocka_unit_test(Grouping_NothingToGain_NeverRuns),
-      cmocka_unit_test(Grouping_SkewThatChanges_IsRacedAgain),
-      cmocka_unit_test(Grouping_UnluckyRace_IsRunAgain),
-      cmocka_unit_test(Grouping_StepsThatNeverCount_EndTheRace),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

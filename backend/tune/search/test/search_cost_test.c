@@ -1,15 +1,11 @@
 /* Cost of the search itself: the first steps, ten thousand steps of changing batches, a machine that changes
  * permanently. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 
-#include <cmocka.h>
-
 #include "backend/tune/search/test/surface.h"
+#include "third_party/bazel/test.h"
 
 /* 10,000 steps, each with one of several batch sizes, and a hot rank that comes and goes. */
 static double overhead_of(int32_t mode, int32_t has_machine, double jitter, sluice_search_stats_t* out_stats) {
@@ -57,8 +53,7 @@ static double overhead_of(int32_t mode, int32_t has_machine, double jitter, slui
   return worst;
 }
 
-static void ChangingBatches_TenThousandSteps_CostLittle(void** state) {
-  (void)state;
+TEST(ChangingBatches_TenThousandSteps_CostLittle) {
   sluice_search_stats_t stats;
   assert_true(overhead_of(SLUICE_TUNER_PROFILE, 0, 0, &stats) <= 0.02);
   assert_true(overhead_of(SLUICE_TUNER_ADAPTIVE, 0, 0, &stats) <= 0.02);
@@ -71,8 +66,7 @@ static void ChangingBatches_TenThousandSteps_CostLittle(void** state) {
 
 /* One chunk is best for every size, so only races change n; each change costs half a pass more. With these costs
  * counted, races of four sizes stay within their share. */
-static void ChangingBatches_ChangesThatCost_RacesKeepTheirShare(void** state) {
-  (void)state;
+TEST(ChangingBatches_ChangesThatCost_RacesKeepTheirShare) {
   static sluice_search_t search;
   static const int64_t sizes[] = {96, 128, 192, 256};
   const surface_t surface = {.alpha = 1e-4, .beta = 1e-9, .gemm_startup = 1e-5, .gemm_rate = 1e-6, .tile = 1};
@@ -146,8 +140,7 @@ static start_t first_steps(int32_t mode, int32_t best, int32_t no_overlap, int32
   return r;
 }
 
-static void FirstSteps_NoMachine_CostLittle(void** state) {
-  (void)state;
+TEST(FirstSteps_NoMachine_CostLittle) {
   /* Most of the remaining first 20 steps if many chunks are best: three steps of one chunk each, of which the first is
    * the warm-up and the second runs before its report is read. */
   static const struct {
@@ -163,8 +156,7 @@ static void FirstSteps_NoMachine_CostLittle(void** state) {
   }
 }
 
-static void Machine_Changes_AnswerIsQuestionedAndFollows(void** state) {
-  (void)state;
+TEST(Machine_Changes_AnswerIsQuestionedAndFollows) {
   static sluice_search_t search;
   uint32_t seed = 3;
   surface_t fast_link = {2e-3, 1e-8, 1e-6, 1e-6, 1, 0, 0}, slow_link = {1e-6, 4e-7, 1e-6, 1e-6, 1, 0, 0};
@@ -178,14 +170,4 @@ static void Machine_Changes_AnswerIsQuestionedAndFollows(void** state) {
   printf("after the link changed: regret %.2f %%, questioned %lld, changed %lld\n", 100 * regret,
          (long long)search.stats.num_questioned, (long long)search.stats.num_changed);
   assert_true(regret < 0.05 && search.stats.num_changed >= 1);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(ChangingBatches_TenThousandSteps_CostLittle),
-      cmocka_unit_test(ChangingBatches_ChangesThatCost_RacesKeepTheirShare),
-      cmocka_unit_test(FirstSteps_NoMachine_CostLittle),
-      cmocka_unit_test(Machine_Changes_AnswerIsQuestionedAndFollows),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,12 @@
 /* A race always ends, whatever the machine, the model and the host do: sizes that change at each step, several
  * outstanding forwards, replays, forwards without a backward, untimed passes. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/tune/search/test/surface.h"
+#include "third_party/bazel/test.h"
 
 /* ---- a host ---- */
 
@@ -173,8 +169,7 @@ static int32_t longest_trial(host_t* h, const sluice_search_config_t* config, in
 
 enum { HOSTS = 1500, STEPS = 3000, BOUND = 2000 };
 
-static void AnyHost_EverySize_IsSettledWithinABound(void** state) {
-  (void)state;
+TEST(AnyHost_EverySize_IsSettledWithinABound) {
   uint32_t seed = 17;
   int32_t most = 0;
   for (int i = 0; i < HOSTS; ++i) {
@@ -210,8 +205,7 @@ static host_t plain_host(void) {
 }
 
 /* The choice for one size runs with the rows of another: none of its candidates is ever measured at its own size. */
-static void SizesInTurns_ChoicesRunElsewhere_RacesEnd(void** state) {
-  (void)state;
+TEST(SizesInTurns_ChoicesRunElsewhere_RacesEnd) {
   for (int32_t mode = SLUICE_TUNER_ADAPTIVE; mode <= SLUICE_TUNER_PROFILE; ++mode) {
     for (sizes_t sizes = TWO_IN_TURNS; sizes <= FIVE_IN_TURNS; ++sizes) {
       host_t host = plain_host();
@@ -223,8 +217,7 @@ static void SizesInTurns_ChoicesRunElsewhere_RacesEnd(void** state) {
   }
 }
 
-static void OneDirectionUntimed_RacesEnd(void** state) {
-  (void)state;
+TEST(OneDirectionUntimed_RacesEnd) {
   for (int32_t mode = SLUICE_TUNER_ADAPTIVE; mode <= SLUICE_TUNER_PROFILE; ++mode) {
     for (int32_t direction = 0; direction < 2; ++direction) {
       host_t host = plain_host();
@@ -236,8 +229,7 @@ static void OneDirectionUntimed_RacesEnd(void** state) {
 }
 
 /* Many forwards for each reported backward: none is eliminated for lack of one, and the best is found. */
-static void ManyOutstanding_FewBackwardsTold_BestIsFound(void** state) {
-  (void)state;
+TEST(ManyOutstanding_FewBackwardsTold_BestIsFound) {
   static sluice_search_t search;
   host_t host = plain_host();
   host.surface = (surface_t){.alpha = 1e-5, .beta = 1e-6, .gemm_startup = 1e-6, .gemm_rate = 1e-6, .tile = 1};
@@ -254,8 +246,7 @@ static void ManyOutstanding_FewBackwardsTold_BestIsFound(void** state) {
 
 /* Layers of one kind share a race, and each reports its choice two of its forwards later. All other layers ask in
  * between, which is no reason to give up the race. */
-static void ManyLayers_ToldTwoForwardsLater_BestIsFound(void** state) {
-  (void)state;
+TEST(ManyLayers_ToldTwoForwardsLater_BestIsFound) {
   static sluice_search_t search;
   static host_t host;
   for (int32_t mode = SLUICE_TUNER_ADAPTIVE; mode <= SLUICE_TUNER_PROFILE; ++mode) {
@@ -279,8 +270,7 @@ static void ManyLayers_ToldTwoForwardsLater_BestIsFound(void** state) {
 }
 
 /* A layer that began a lap and never runs again: the others continue to count. */
-static void ManyLayers_OneIsGone_RacesEnd(void** state) {
-  (void)state;
+TEST(ManyLayers_OneIsGone_RacesEnd) {
   static sluice_search_t search;
   const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
   sluice_search_init(&search, &config);
@@ -298,8 +288,7 @@ static void ManyLayers_OneIsGone_RacesEnd(void** state) {
 
 /* None of the candidates has run, but a neighbour has an answer: the result is that answer and not the fewest
  * chunks. */
-static void GivenUp_NothingRan_TakesTheNearestAnswer(void** state) {
-  (void)state;
+TEST(GivenUp_NothingRan_TakesTheNearestAnswer) {
   static sluice_search_t search;
   const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
   sluice_search_init(&search, &config);
@@ -315,8 +304,7 @@ static void GivenUp_NothingRan_TakesTheNearestAnswer(void** state) {
 }
 
 /* Evaluation forwards between two steps report nothing: the race waits for training to continue. */
-static void Evaluation_InsideARace_DoesNotEndIt(void** state) {
-  (void)state;
+TEST(Evaluation_InsideARace_DoesNotEndIt) {
   static sluice_search_t search;
   const surface_t surface = {.alpha = 1e-5, .beta = 1e-6, .gemm_startup = 1e-6, .gemm_rate = 1e-6, .tile = 1};
   const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
@@ -332,8 +320,7 @@ static void Evaluation_InsideARace_DoesNotEndIt(void** state) {
 }
 
 /* A model without a prediction chooses nothing: steps decide. */
-static void Model_WithoutANumber_IsNotAsked(void** state) {
-  (void)state;
+TEST(Model_WithoutANumber_IsNotAsked) {
   for (int32_t mode = SLUICE_TUNER_ADAPTIVE; mode <= SLUICE_TUNER_MODEL; ++mode) {
     static sluice_search_t search;
     host_t host = plain_host();
@@ -347,19 +334,4 @@ static void Model_WithoutANumber_IsNotAsked(void** state) {
     assert_true(whole(&host.surface, host.base, pick) <=
                 1.05 * exhaustive(&host.surface, host.base, SLUICE_SEARCH_SIZES));
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(AnyHost_EverySize_IsSettledWithinABound),
-      cmocka_unit_test(SizesInTurns_ChoicesRunElsewhere_RacesEnd),
-      cmocka_unit_test(OneDirectionUntimed_RacesEnd),
-      cmocka_unit_test(ManyOutstanding_FewBackwardsTold_BestIsFound),
-      cmocka_unit_test(ManyLayers_ToldTwoForwardsLater_BestIsFound),
-      cmocka_unit_test(ManyLayers_OneIsGone_RacesEnd),
-      cmocka_unit_test(GivenUp_NothingRan_TakesTheNearestAnswer),
-      cmocka_unit_test(Evaluation_InsideARace_DoesNotEndIt),
-      cmocka_unit_test(Model_WithoutANumber_IsNotAsked),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,9 @@
 /* The search finds the best candidate on a machine whose speed changes while it is timed. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 
-#include <cmocka.h>
-
 #include "backend/tune/search/test/surface.h"
+#include "third_party/bazel/test.h"
 
 /* A process on the other hyperthread: phases of 1 to `longest` steps take `factor` times as long. */
 typedef struct flips_s {
@@ -86,8 +82,7 @@ static flipping_t run_flipping(int32_t mode, int32_t has_machine, int32_t longes
 }
 
 /* With single shortest times, 87.3 to 97.3 % of layers find it after 200 steps, and the loss is 0.3 to 1.3 %. */
-static void Machine_FlipsItsSpeed_BestIsFound(void** state) {
-  (void)state;
+TEST(Machine_FlipsItsSpeed_BestIsFound) {
   for (int32_t longest = 200; longest >= 20; longest /= 10) {
     for (int32_t all = 0; all < 2; ++all) {
       flipping_t bootstrapped = run_flipping(SLUICE_TUNER_ADAPTIVE, 0, longest, all);
@@ -99,11 +94,4 @@ static void Machine_FlipsItsSpeed_BestIsFound(void** state) {
       }
     }
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Machine_FlipsItsSpeed_BestIsFound),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,11 @@
 /* The search against exhaustive search on simulated machines: the loss of its answers, and the steps that it needs. */
 #include <math.h>
 #include <stdlib.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 
-#include <cmocka.h>
-
 #include "backend/tune/search/test/surface.h"
+#include "third_party/bazel/test.h"
 
 enum { SURFACES = 400 };
 
@@ -52,26 +48,22 @@ static regrets_t run_many(int32_t mode, double wrong, double noise, int32_t open
   return r;
 }
 
-static void Profile_NoNoise_FindsNearlyTheBest(void** state) {
-  (void)state;
+TEST(Profile_NoNoise_FindsNearlyTheBest) {
   regrets_t r = run_many(SLUICE_TUNER_PROFILE, 0, 0, 0, 200);
   assert_true(r.median <= 0.001 && r.p90 <= 0.02 && r.worst <= 0.10 && r.steps <= 40);
 }
 
-static void Profile_Noisy_StaysNearTheBest(void** state) {
-  (void)state;
+TEST(Profile_Noisy_StaysNearTheBest) {
   regrets_t r = run_many(SLUICE_TUNER_PROFILE, 0, 0.05, 0, 200);
   assert_true(r.median <= 0.02 && r.p90 <= 0.05 && r.worst <= 0.06);
 }
 
-static void Profile_OpenWeightGradients_FindsBoth(void** state) {
-  (void)state;
+TEST(Profile_OpenWeightGradients_FindsBoth) {
   regrets_t r = run_many(SLUICE_TUNER_PROFILE, 0, 0, 1, 240);
   assert_true(r.median <= 0.01 && r.p90 <= 0.05 && r.worst <= 0.10);
 }
 
-static void Adaptive_WrongModel_IsCorrectedBySteps(void** state) {
-  (void)state;
+TEST(Adaptive_WrongModel_IsCorrectedBySteps) {
   regrets_t exact = run_many(SLUICE_TUNER_ADAPTIVE, 0, 0, 1, 200);
   regrets_t wrong = run_many(SLUICE_TUNER_ADAPTIVE, 0.5, 0, 1, 200);
   regrets_t noisy = run_many(SLUICE_TUNER_ADAPTIVE, 0.5, 0.05, 1, 200);
@@ -82,15 +74,13 @@ static void Adaptive_WrongModel_IsCorrectedBySteps(void** state) {
   assert_true(alone.steps == 0 && wrong.p90 < alone.p90); /* confirmation is worth its steps */
 }
 
-static void Model_Exact_NeedsNoStep(void** state) {
-  (void)state;
+TEST(Model_Exact_NeedsNoStep) {
   regrets_t r = run_many(SLUICE_TUNER_MODEL, 0, 0, 1, 10);
   assert_true(r.worst <= 0.03 && r.steps == 0); /* predicted for the middle of a bucket */
 }
 
 /* Both weight-gradient modes, by steps only: the per-chunk mode must be tried where it is faster. */
-static void Adaptive_NoMachineOpenWeightGradients_FindsBoth(void** state) {
-  (void)state;
+TEST(Adaptive_NoMachineOpenWeightGradients_FindsBoth) {
   static double regret[SURFACES];
   static sluice_search_t search;
   int32_t per_chunk_best = 0, found = 0;
@@ -125,8 +115,7 @@ static void Adaptive_NoMachineOpenWeightGradients_FindsBoth(void** state) {
   assert_true(per_chunk_best > 20 && found * 10 >= per_chunk_best * 9);
 }
 
-static void Adaptive_NoMachine_FindsTheBestAsProfileDoes(void** state) {
-  (void)state;
+TEST(Adaptive_NoMachine_FindsTheBestAsProfileDoes) {
   static double regret[SURFACES];
   static sluice_search_t search;
   for (int noisy = 0; noisy < 2; ++noisy) {
@@ -146,17 +135,4 @@ static void Adaptive_NoMachine_FindsTheBestAsProfileDoes(void** state) {
            100 * regret[SURFACES / 2], 100 * regret[SURFACES * 9 / 10], 100 * regret[SURFACES - 1]);
     assert_true(regret[SURFACES / 2] <= 0.001 && regret[SURFACES * 9 / 10] <= 0.02 && regret[SURFACES - 1] <= 0.06);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Profile_NoNoise_FindsNearlyTheBest),
-      cmocka_unit_test(Profile_Noisy_StaysNearTheBest),
-      cmocka_unit_test(Profile_OpenWeightGradients_FindsBoth),
-      cmocka_unit_test(Adaptive_WrongModel_IsCorrectedBySteps),
-      cmocka_unit_test(Model_Exact_NeedsNoStep),
-      cmocka_unit_test(Adaptive_NoMachineOpenWeightGradients_FindsBoth),
-      cmocka_unit_test(Adaptive_NoMachine_FindsTheBestAsProfileDoes),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,18 +1,13 @@
 /* Rules of the search: all ranks choose the same, switches and valleys are counted, imported answers and limits are
  * respected. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 
-#include <cmocka.h>
-
 #include "backend/tune/search/test/surface.h"
+#include "third_party/bazel/test.h"
 
-static void Ranks_SameObservations_PickAlikeInEveryStep(void** state) {
-  (void)state;
+TEST(Ranks_SameObservations_PickAlikeInEveryStep) {
   static sluice_search_t a, b;
   uint32_t seed = 5;
   surface_t surface = random_surface(&seed);
@@ -34,8 +29,7 @@ static void Ranks_SameObservations_PickAlikeInEveryStep(void** state) {
 
 /* Batches of two alternating sizes with a different best n: the first pass after each switch costs more and is counted
  * once. */
-static void ChangingBatches_FirstPassAfterASwitch_IsCounted(void** state) {
-  (void)state;
+TEST(ChangingBatches_FirstPassAfterASwitch_IsCounted) {
   static sluice_search_t s;
   const surface_t surface = {.alpha = 1e-3, .beta = 1e-6, .gemm_startup = 1e-5, .gemm_rate = 1e-6, .tile = 1};
   const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
@@ -65,8 +59,7 @@ static void ChangingBatches_FirstPassAfterASwitch_IsCounted(void** state) {
 }
 
 /* Passes vary by half, and switches cost nothing: positive and negative differences of single passes cancel. */
-static void ChangingBatches_PassesVary_SwitchesThatCostNothingAreCountedAsNothing(void** state) {
-  (void)state;
+TEST(ChangingBatches_PassesVary_SwitchesThatCostNothingAreCountedAsNothing) {
   static sluice_search_t s;
   const surface_t surface = {.alpha = 1e-3, .beta = 1e-6, .gemm_startup = 1e-5, .gemm_rate = 1e-6, .tile = 1};
   const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
@@ -95,8 +88,7 @@ static void ChangingBatches_PassesVary_SwitchesThatCostNothingAreCountedAsNothin
 }
 
 /* Every race checks the second hypothesis of the papers: GEMMs with a step in rows per chunk violate it. */
-static void Race_OneValleyOrTwo_IsReported(void** state) {
-  (void)state;
+TEST(Race_OneValleyOrTwo_IsReported) {
   static sluice_search_t s;
   const double one[] = {9, 7, 5, 4, 5, 6, 8, 9}, two[] = {9, 5, 5, 7, 5, 6, 8, 9};
   for (int hills = 0; hills < 2; ++hills) {
@@ -115,8 +107,7 @@ static void Race_OneValleyOrTwo_IsReported(void** state) {
 }
 
 /* The warm-up of a candidate is a first pass after a switch, too: its cost is known once the next pass has run. */
-static void Race_WarmUps_AreCountedAsSwitches(void** state) {
-  (void)state;
+TEST(Race_WarmUps_AreCountedAsSwitches) {
   static sluice_search_t s;
   const surface_t surface = {.alpha = 2e-4, .beta = 1e-6, .gemm_startup = 1e-5, .gemm_rate = 1e-6, .tile = 1};
   const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
@@ -144,8 +135,7 @@ static double likes_many_chunks(void* user, int64_t rows, int32_t num_chunks, in
 
 /* The range of Algorithm 1 also holds with a machine: candidates lie between the answers of smaller and larger batches,
  * whatever is predicted outside. */
-static void Adaptive_WithAMachine_TriesBetweenTheAnswersOfNeighbours(void** state) {
-  (void)state;
+TEST(Adaptive_WithAMachine_TriesBetweenTheAnswersOfNeighbours) {
   static sluice_search_t s;
   sluice_search_config_t config = config_of(SLUICE_TUNER_ADAPTIVE);
   config.predict = likes_many_chunks;
@@ -168,8 +158,7 @@ static void Adaptive_WithAMachine_TriesBetweenTheAnswersOfNeighbours(void** stat
   }
 }
 
-static void Forward_WithoutBackward_RacesEnd(void** state) {
-  (void)state;
+TEST(Forward_WithoutBackward_RacesEnd) {
   static sluice_search_t search;
   const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
   sluice_search_init(&search, &config);
@@ -190,8 +179,7 @@ static void count_decision(void* user, const sluice_search_decision_t* d) {
   assert_true(d->why > SLUICE_WHY_ON_TRIAL && d->rows == 2048);
 }
 
-static void Answers_Imported_AreTakenWithoutARace(void** state) {
-  (void)state;
+TEST(Answers_Imported_AreTakenWithoutARace) {
   static sluice_search_t search;
   sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
   config.decided = count_decision;
@@ -206,8 +194,7 @@ static void Answers_Imported_AreTakenWithoutARace(void** state) {
   assert_int_equal(why, SLUICE_WHY_NOTHING_YET);
 }
 
-static void Sizes_FixedOrLimited_AreKept(void** state) {
-  (void)state;
+TEST(Sizes_FixedOrLimited_AreKept) {
   static sluice_search_t search;
   uint32_t seed = 9;
   sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
@@ -250,14 +237,12 @@ static int32_t chunks_of_the_larger(double gain) {
   return sluice_pick_chunks(sluice_search_next(&search, sizes[1], NULL));
 }
 
-static void SizesNearby_TimesThatCouldBeNoise_ShareOneChoice(void** state) {
-  (void)state;
+TEST(SizesNearby_TimesThatCouldBeNoise_ShareOneChoice) {
   assert_int_equal(chunks_of_the_larger(0.02), 1);
   assert_int_equal(chunks_of_the_larger(0.05), 2);
 }
 
-static void Chunks_FixedBetweenSizes_RaceTheirModes(void** state) {
-  (void)state;
+TEST(Chunks_FixedBetweenSizes_RaceTheirModes) {
   static sluice_search_t search;
   int32_t asked = 0;
   sluice_search_config_t config = config_of(SLUICE_TUNER_MODEL);
@@ -282,21 +267,4 @@ static void Chunks_FixedBetweenSizes_RaceTheirModes(void** state) {
     assert_true(ran[0] >= 4 && ran[1] >= 4 && ran[faster] > 25);
     assert_int_equal(sluice_pick_wgrad(sluice_search_next(&search, 4096, NULL)), faster);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Ranks_SameObservations_PickAlikeInEveryStep),
-      cmocka_unit_test(ChangingBatches_FirstPassAfterASwitch_IsCounted),
-      cmocka_unit_test(ChangingBatches_PassesVary_SwitchesThatCostNothingAreCountedAsNothing),
-      cmocka_unit_test(Race_OneValleyOrTwo_IsReported),
-      cmocka_unit_test(Race_WarmUps_AreCountedAsSwitches),
-      cmocka_unit_test(Adaptive_WithAMachine_TriesBetweenTheAnswersOfNeighbours),
-      cmocka_unit_test(Forward_WithoutBackward_RacesEnd),
-      cmocka_unit_test(Answers_Imported_AreTakenWithoutARace),
-      cmocka_unit_test(Sizes_FixedOrLimited_AreKept),
-      cmocka_unit_test(SizesNearby_TimesThatCouldBeNoise_ShareOneChoice),
-      cmocka_unit_test(Chunks_FixedBetweenSizes_RaceTheirModes),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -111,7 +111,7 @@ def sluice_cc_test(name, srcs = None, deps = [], copts = [], linkopts = [], size
         linkstatic = 1,
         size = size,
         timeout = _TIMEOUTS[size],
-        deps = deps + (["//third_party/bazel:test"] if cmocka and not cxx else []),
+        deps = deps + (["//backend/base:refused"] if cmocka and not cxx else []),
         **kwargs,
     )
 

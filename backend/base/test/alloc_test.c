@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "third_party/bazel/test.h"
+#include "backend/base/test/refused.h"
 
 enum { LIMIT = 1024 };
 
@@ -20,11 +20,8 @@ static void release(void* user, void* data, uint64_t bytes) {
 }
 
 static void says(sluice_status_t status, const char* text) {
-  sluice_error_info_t info;
-  sluice_error_info_init(&info, sizeof info);
-  sluice_error_last(&info);
-  assert_int_equal(info.status, status);
-  if (strstr(info.message, text) == NULL) fail_msg("%s", info.message);
+  assert_int_equal(last_error()->status, status);
+  if (strstr(last_message(), text) == NULL) fail_msg("%s", last_message());
 }
 
 TEST(Allocator_PastItsLimit_IsOverBudgetAndCountsNothing) {

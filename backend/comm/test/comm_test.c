@@ -8,16 +8,11 @@
 #include <time.h>
 
 #include "backend/base/clock.h"
-#include "third_party/bazel/test.h"
+#include "backend/base/test/refused.h"
 
 #define MS UINT64_C(1000000)
 
 /* ---- config ----------------------------------------------------------------------------------------------------- */
-
-static void last_error(sluice_error_info_t* out_why) {
-  sluice_error_info_init(out_why, sizeof *out_why);
-  sluice_error_last(out_why);
-}
 
 TEST(CommConfig_Init_ReadsAsDefaults) {
   sluice_comm_config_t config, read;
@@ -59,12 +54,10 @@ TEST(CommConfig_DirtyTail_IsAbiError) {
   assert_int_equal(sluice_comm_config_read(&config.known, &read), SLUICE_OK);
   config.since_later = 7;
   assert_int_equal(sluice_comm_config_read(&config.known, &read), SLUICE_E_ABI);
-  sluice_error_info_t why;
-  last_error(&why);
   char size[16];
   snprintf(size, sizeof size, "%zu", sizeof config);
-  assert_non_null(strstr(why.message, "sluice_comm_config_t"));
-  assert_non_null(strstr(why.message, size));
+  assert_non_null(strstr(last_message(), "sluice_comm_config_t"));
+  assert_non_null(strstr(last_message(), size));
 }
 
 TEST(CommConfig_BadValues_AreInvalid) {
@@ -182,32 +175,29 @@ static void script_init(script_t* s) {
 }
 
 /* Lets a wait run into its deadline. */
-static void time_out(script_t* s, sluice_error_info_t* out_why) {
+static void time_out(script_t* s) {
   sluice_exchange_t none = {NULL, NULL, NULL, NULL};
   sluice_comm_request_t* request;
   assert_int_equal(sluice_comm_exchange_start(&s->base, &none, &request), SLUICE_OK);
   uint64_t begin_ns = sluice_now_ns();
   assert_int_equal(sluice_comm_exchange_wait(&s->base, request, "dispatch of chunk 2"), SLUICE_E_TIMED_OUT);
   assert_true(sluice_now_ns() - begin_ns >= 60 * MS);
-  last_error(out_why);
-  assert_int_equal(out_why->status, SLUICE_E_TIMED_OUT);
-  assert_non_null(strstr(out_why->message, "dispatch of chunk 2"));
+  REFUSED(last_error()->status, SLUICE_E_TIMED_OUT, "dispatch of chunk 2");
   assert_int_equal(s->num_abandoned, 1);
 }
 
 TEST(Wait_RankWithoutNoteOfThisCall_IsBlamed) {
   script_t s;
-  sluice_error_info_t why;
   script_init(&s);
   s.missing = 1; /* its message is missing because it waits itself: rank 3 never came */
   s.notes[1] = "call=7 started=1 phase=dispatch of chunk 1";
   s.notes[2] = "call=8 started=5 phase=header";
   s.notes[3] = "call=6 started=40 phase=combine";
-  time_out(&s, &why);
-  assert_int_equal(why.peer, 3);
-  assert_non_null(strstr(why.message, "from rank 1"));
-  assert_non_null(strstr(why.message, "rank 3 (last seen at \"call=6"));
-  assert_null(strstr(why.message, "rank 2"));
+  time_out(&s);
+  assert_int_equal(last_error()->peer, 3);
+  assert_non_null(strstr(last_message(), "from rank 1"));
+  assert_non_null(strstr(last_message(), "rank 3 (last seen at \"call=6"));
+  assert_null(strstr(last_message(), "rank 2"));
   assert_int_equal(s.num_published, 2); /* while it waits, and when it gives up */
   assert_string_equal(s.published_key, "sluice/0");
   assert_string_equal(s.published_before, "call=7 started=1 phase=dispatch of chunk 2");
@@ -238,60 +228,55 @@ TEST(GivenUp_NoteOfThisCall_IsToldAsALoss) {
 
 TEST(Wait_TwoWithoutNote_ListsBothAndBlamesTheMissing) {
   script_t s;
-  sluice_error_info_t why;
   script_init(&s);
   s.missing = 3;
   s.notes[2] = "call=7 started=1 phase=header";
-  time_out(&s, &why);
-  assert_int_equal(why.peer, 3); /* among the stragglers: the one whose message is missing */
-  assert_non_null(strstr(why.message, "rank 1, 3."));
+  time_out(&s);
+  assert_int_equal(last_error()->peer, 3); /* among the stragglers: the one whose message is missing */
+  assert_non_null(strstr(last_message(), "rank 1, 3."));
 }
 
 TEST(Wait_AllHaveNotes_BlamesTheFurthestBehind) {
   script_t s;
-  sluice_error_info_t why;
   script_init(&s);
   s.base.num_started = 4;
   s.missing = 1;
   s.notes[1] = "call=7 started=3 phase=dispatch of chunk 1";
   s.notes[2] = "call=7 started=2 phase=dispatch of chunk 0"; /* furthest behind */
   s.notes[3] = "call=7 started=5 phase=dispatch of chunk 2";
-  time_out(&s, &why);
-  assert_int_equal(why.peer, 2);
+  time_out(&s);
+  assert_int_equal(last_error()->peer, 2);
 }
 
 TEST(Wait_StoreGone_SaysSo) {
   script_t s;
-  sluice_error_info_t why;
   script_init(&s);
   s.missing = 2;
   s.is_store_gone = 1;
-  time_out(&s, &why);
-  assert_int_equal(why.peer, 2);
-  assert_non_null(strstr(why.message, "store does not answer"));
+  time_out(&s);
+  assert_int_equal(last_error()->peer, 2);
+  assert_non_null(strstr(last_message(), "store does not answer"));
 }
 
 /* 256 ranks ask a store that takes 50 ms for an answer: a status comes seconds after the deadline and not half a
  * minute, and names the rank whose message is missing, which is asked about first. */
 TEST(Wait_StoreThatAnswersSlowly_EndsSoonAndBlamesTheMissing) {
   script_t s;
-  sluice_error_info_t why;
   script_init(&s);
   s.base.world_size = 256;
   s.missing = 200;
   s.answer_ns = 50 * MS;
   for (int r = 0; r < W; ++r) s.notes[r] = "call=7 started=1 phase=header";
-  time_out(&s, &why);
-  assert_int_equal(why.peer, 200);
-  assert_non_null(strstr(why.message, "rank 4, 5, 6"));
-  assert_non_null(strstr(why.message, "The group's store is slow: it was asked about "));
+  time_out(&s);
+  assert_int_equal(last_error()->peer, 200);
+  assert_non_null(strstr(last_message(), "rank 4, 5, 6"));
+  assert_non_null(strstr(last_message(), "The group's store is slow: it was asked about "));
   assert_in_range(s.num_lookups, 2, 41); /* of two seconds; fewer on a busy machine */
 }
 
 /* Each rank is asked about once: a thousand ranks together ask a million times. */
 TEST(Wait_ManyStragglers_AsksAboutEachOnce) {
   script_t s;
-  sluice_error_info_t why;
   script_init(&s);
   s.base.world_size = 256;
   s.base.num_started = 3;
@@ -299,36 +284,33 @@ TEST(Wait_ManyStragglers_AsksAboutEachOnce) {
   s.notes[1] = "call=7 started=1 phase=a";
   s.notes[2] = "call=7 started=2 phase=b"; /* waits too */
   s.notes[3] = "call=7 started=3 phase=c";
-  time_out(&s, &why);
-  assert_int_equal(why.peer, 4);
+  time_out(&s);
+  assert_int_equal(last_error()->peer, 4);
   assert_int_equal(s.num_lookups, 255);
-  assert_non_null(strstr(why.message, "step: rank 4, 5, 6, 7, 8, 9, 10, 11 and 244 more."));
+  assert_non_null(strstr(last_message(), "step: rank 4, 5, 6, 7, 8, 9, 10, 11 and 244 more."));
 }
 
 TEST(Wait_NobodyKnown_NamesNobody) {
   script_t s;
-  sluice_error_info_t why;
   script_init(&s);
   for (int r = 0; r < W; ++r) s.notes[r] = "call=7 started=1 phase=x";
-  time_out(&s, &why);
-  assert_int_equal(why.peer, -1);
-  assert_null(strstr(why.message, "rank -1"));
+  time_out(&s);
+  assert_int_equal(last_error()->peer, -1);
+  assert_null(strstr(last_message(), "rank -1"));
 }
 
 TEST(Wait_TransportReturnsEarly_DoesNotSpin) {
   script_t s;
-  sluice_error_info_t why;
   script_init(&s);
   s.returns_early = 1;
-  time_out(&s, &why);
+  time_out(&s);
   assert_in_range(s.num_waits, 1, 70); /* at most one per millisecond; how few is a matter of the machine's load */
 }
 
 TEST(Comm_Broken_RefusesAndPutsRequestsAway) {
   script_t s;
-  sluice_error_info_t why;
   script_init(&s);
-  time_out(&s, &why);
+  time_out(&s);
   sluice_exchange_t none = {NULL, NULL, NULL, NULL};
   sluice_comm_request_t* request = (sluice_comm_request_t*)&s;
   assert_int_equal(sluice_comm_exchange_start(&s.base, &none, &request), SLUICE_E_TIMED_OUT);

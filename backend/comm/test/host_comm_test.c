@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "third_party/bazel/test.h"
+#include "backend/base/test/refused.h"
 
 typedef struct host_s {
   sluice_status_t start_status;
@@ -51,16 +51,13 @@ TEST(Host_StartFails_TextPeerAndCodeAreRecorded) {
   host_t host = {.start_status = SLUICE_E_PEER_LOST};
   sluice_comm_t* comm = open_host(&host);
   sluice_comm_request_t* request;
-  sluice_error_info_t why;
   assert_int_equal(sluice_comm_exchange_start(comm, &none, &request), SLUICE_E_PEER_LOST);
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  assert_int_equal(why.rank, 0);
-  assert_int_equal(why.peer, 1);
-  assert_int_equal(why.native_code, 104);
-  assert_non_null(strstr(why.message, "Connection reset by peer"));
-  assert_non_null(strstr(why.message, "lost rank 1"));
-  assert_non_null(strstr(why.message, "make a new one"));
+  assert_int_equal(last_error()->rank, 0);
+  assert_int_equal(last_error()->peer, 1);
+  assert_int_equal(last_error()->native_code, 104);
+  assert_non_null(strstr(last_message(), "Connection reset by peer"));
+  assert_non_null(strstr(last_message(), "lost rank 1"));
+  assert_non_null(strstr(last_message(), "make a new one"));
   sluice_comm_destroy(comm);
   assert_int_equal(host.num_destroyed, 1);
 }
@@ -71,12 +68,9 @@ TEST(Host_UnknownStatus_IsExternal) {
     host_t host = {.wait_status = bad[i]};
     sluice_comm_t* comm = open_host(&host);
     sluice_comm_request_t* request;
-    sluice_error_info_t why;
     assert_int_equal(sluice_comm_exchange_start(comm, &none, &request), SLUICE_OK);
     assert_int_equal(sluice_comm_exchange_wait(comm, request, NULL), SLUICE_E_EXTERNAL);
-    sluice_error_info_init(&why, sizeof why);
-    sluice_error_last(&why);
-    assert_int_equal(why.peer, -1);
+    assert_int_equal(last_error()->peer, -1);
     sluice_comm_destroy(comm);
   }
 }

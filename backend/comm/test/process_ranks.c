@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "backend/base/clock.h"
+#include "backend/base/test/last_error.h"
 
 #define MS UINT64_C(1000000)
 
@@ -118,13 +119,10 @@ static sluice_status_t connect_rank(process_rank_t* me) {
 }
 
 static void note(process_report_t* report, sluice_status_t status) {
-  sluice_error_info_t why;
   report->status = status, report->peer = -1;
   if (status == SLUICE_OK) return;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  report->peer = why.peer;
-  (void)snprintf(report->message, sizeof report->message, "%.*s", (int)sizeof report->message - 1, why.message);
+  report->peer = last_error()->peer;
+  (void)snprintf(report->message, sizeof report->message, "%.*s", (int)sizeof report->message - 1, last_message());
 }
 
 static void be_rank(process_rank_t* me, process_body_t body) {

@@ -9,9 +9,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "backend/base/test/refused.h"
 #include "backend/comm/comm.h"
 #include "backend/comm/test/tcp_place.h"
-#include "third_party/bazel/test.h"
 
 enum { MAX_RANKS = 4, MANY = 300, MAX_RECORDED = 1 << 16 };
 
@@ -252,20 +252,17 @@ TEST(At_BadArguments_SayWhatToGive) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) {
     sluice_comm_config_t config;
     sluice_tcp_config_t tcp;
-    sluice_error_info_t why;
     sluice_comm_t* comm = (sluice_comm_t*)&config;
     const char* secret = cases[i].secret != NULL ? cases[i].secret : tcp_place_secret;
     sluice_comm_config_init(&config, sizeof config);
     sluice_tcp_config_init(&tcp, sizeof tcp);
-    sluice_error_info_init(&why, sizeof why);
     config.world_size = 3;
     tcp.interfaces = cases[i].interfaces;
     tcp.connect_timeout_ns = SECOND_NS;
     const sluice_status_t status =
         sluice_comm_create_tcp_at(&config, cases[i].addresses, secret, strlen(secret), &tcp, &comm);
-    sluice_error_last(&why);
-    if (status != cases[i].status || strstr(why.message, cases[i].words) == NULL) {
-      fail_msg("case %d: %s: %s", (int)i, sluice_status_name(status), why.message);
+    if (status != cases[i].status || strstr(last_message(), cases[i].words) == NULL) {
+      fail_msg("case %d: %s: %s", (int)i, sluice_status_name(status), last_message());
     }
     assert_null(comm);
   }

@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "backend/base/clock.h"
+#include "backend/base/test/refused.h"
 #include "backend/comm/test/process_ranks.h"
-#include "third_party/bazel/test.h"
 
 enum { FEW = 32, ROW_INTS = 16 };
 
@@ -86,11 +86,8 @@ static int32_t stop_or_wait(process_rank_t* me, process_report_t* report) {
   const uint64_t began_ns = sluice_now_ns();
   if (exchange_rows(me, &wrong) != SLUICE_E_TIMED_OUT) return __LINE__;
   report->took_ns = sluice_now_ns() - began_ns;
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  report->peer = why.peer;
-  (void)snprintf(report->message, sizeof report->message, "%.*s", (int)sizeof report->message - 1, why.message);
+  report->peer = last_error()->peer;
+  (void)snprintf(report->message, sizeof report->message, "%.*s", (int)sizeof report->message - 1, last_message());
   return report->took_ns > SHORT_NS + BOUNDED_NS ? __LINE__ : 0;
 }
 

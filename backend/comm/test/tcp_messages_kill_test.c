@@ -3,9 +3,9 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "backend/base/test/refused.h"
 #include "backend/comm/messages.h"
 #include "capi/test/migration/mesh.h"
-#include "third_party/bazel/test.h"
 
 enum { WORLD = 4, VICTIM = 3 };
 
@@ -57,7 +57,6 @@ static wait_fn_t present;
 static int be_rank(mesh_end_t* end, void* shared) {
   sluice_comm_t *parent, *comm;
   sluice_messages_t* m;
-  sluice_error_info_t why;
   (void)shared;
   if (mesh_comm(end, UINT64_C(50000000000), &parent) != SLUICE_OK) return __LINE__;
   if (sluice_comm_create_tcp(parent, NULL, &comm) != SLUICE_OK) return __LINE__;
@@ -69,10 +68,8 @@ static int be_rank(mesh_end_t* end, void* shared) {
     pause();
   }
   if (present(m, end->rank) != SLUICE_E_PEER_LOST) return __LINE__;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  if (why.peer != VICTIM) {
-    fprintf(stderr, "%s\n", why.message);
+  if (last_error()->peer != VICTIM) {
+    fprintf(stderr, "%s\n", last_message());
     return __LINE__;
   }
   sluice_messages_close(m);

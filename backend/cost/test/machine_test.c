@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/test/refused.h"
 #include "backend/cost/machine.h"
 #include "sluice/context.h"
-#include "third_party/bazel/test.h"
 
 static const char profile[] =
     "{\"sluice_machine\": 2, \"name\": \"two boxes\", \"provenance\": \"profile\", \"world_size\": 16,\n"
@@ -35,12 +35,7 @@ static int is_near(double a, double b) { return fabs(a - b) <= 1e-9 * fabs(b); }
 
 static sluice_machine_t read_profile(void) {
   sluice_machine_t m;
-  if (sluice_machine_read(profile, sizeof profile - 1, &m) != SLUICE_OK) {
-    sluice_error_info_t why;
-    sluice_error_info_init(&why, sizeof why);
-    sluice_error_last(&why);
-    fail_msg("%s", why.message);
-  }
+  WORKS(sluice_machine_read(profile, sizeof profile - 1, &m));
   return m;
 }
 
@@ -170,13 +165,7 @@ static const refusal_t refusals[] = {
 TEST(Json_BadProfile_IsRefusedByFieldName) {
   for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; ++i) {
     sluice_machine_t m;
-    sluice_error_info_t why;
-    sluice_error_info_init(&why, sizeof why);
-    assert_int_equal(sluice_machine_read(refusals[i].text, strlen(refusals[i].text), &m), SLUICE_E_INVALID_ARGUMENT);
-    sluice_error_last(&why);
-    if (strstr(why.message, refusals[i].says) == NULL) {
-      fail_msg("%s: says \"%s\", wanted \"%s\"", refusals[i].text, why.message, refusals[i].says);
-    }
+    REFUSED(sluice_machine_read(refusals[i].text, strlen(refusals[i].text), &m), BAD, refusals[i].says);
   }
 }
 
@@ -236,15 +225,10 @@ TEST(Json_UnderADecimalComma_IsTheSame) {
 
 TEST(CheckFor_MissingCurve_NamesIt) {
   sluice_machine_t m = read_profile();
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
   assert_int_equal(sluice_machine_check_for(&m, SLUICE_DTYPE_F32, 16), SLUICE_OK);
-  assert_int_equal(sluice_machine_check_for(&m, SLUICE_DTYPE_F16, 16), SLUICE_E_INVALID_ARGUMENT);
-  sluice_error_last(&why);
-  assert_non_null(strstr(why.message, "gemm.f16 is missing"));
+  REFUSED(sluice_machine_check_for(&m, SLUICE_DTYPE_F16, 16), SLUICE_E_INVALID_ARGUMENT, "gemm.f16 is missing");
   m.exchange.bytes.count = 0;
   assert_int_equal(sluice_machine_check_for(&m, SLUICE_DTYPE_F32, 8), SLUICE_OK); /* one node */
-  assert_int_equal(sluice_machine_check_for(&m, SLUICE_DTYPE_F32, 16), SLUICE_E_INVALID_ARGUMENT);
-  sluice_error_last(&why);
-  assert_non_null(strstr(why.message, "exchange is missing, and 16 ranks"));
+  REFUSED(sluice_machine_check_for(&m, SLUICE_DTYPE_F32, 16), SLUICE_E_INVALID_ARGUMENT,
+          "exchange is missing, and 16 ranks");
 }

@@ -5,19 +5,11 @@
 
 void cts_fail_check(cts_rank_t* me, const char* file, int line, const char* text) {
   if (me->failure[0] != '\0') return;
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
   snprintf(me->failure, sizeof me->failure, "rank %d, %s:%d: %s; last error: %s, peer %d, \"%.300s\"", me->rank, file,
-           line, text, sluice_status_name(why.status), why.peer, why.message);
+           line, text, sluice_status_name(last_error()->status), last_error()->peer, last_message());
 }
 
-int32_t cts_last_peer(void) {
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  return why.peer;
-}
+int32_t cts_last_peer(void) { return last_error()->peer; }
 
 const cts_exception_t* cts_exception_of(const cts_transport_t* transport, const cts_case_t* c) {
   const cts_exception_t* e = transport->cannot;

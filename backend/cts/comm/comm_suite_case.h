@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 
+#include "backend/base/test/last_error.h"
 #include "backend/cts/comm/comm_suite.h"
 
 #define MS             UINT64_C(1000000)

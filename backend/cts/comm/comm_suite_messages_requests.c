@@ -206,14 +206,11 @@ static void bad_arguments(cts_rank_t* me) {
 
 static void fingerprints_differ(cts_rank_t* me) {
   sluice_messages_t* m;
-  sluice_error_info_t why;
   sluice_messages_config_t config = {.fingerprint = cts_is_culprit(me) ? 0xabcd : 0x1234};
   CTS_TRY(me, sluice_messages_open(me->comm, &config, &m) == SLUICE_E_MISMATCH);
   CTS_TRY(me, m == NULL);
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  CTS_TRY(me, why.peer == me->world->world_size - 1);
-  CTS_TRY(me, strstr(why.message, "0xabcd") != NULL && strstr(why.message, "0x1234") != NULL);
+  CTS_TRY(me, last_error()->peer == me->world->world_size - 1);
+  CTS_TRY(me, strstr(last_message(), "0xabcd") != NULL && strstr(last_message(), "0x1234") != NULL);
   CTS_TRY(me, cts_run_exchange(me, me->comm, 0, cts_uneven_size) == SLUICE_OK);
   config.fingerprint = 7;
   CTS_TRY(me, sluice_messages_open(me->comm, &config, &m) == SLUICE_OK);

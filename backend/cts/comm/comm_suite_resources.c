@@ -53,13 +53,10 @@ static int use_inherited(sluice_comm_t* comm, sluice_comm_request_t* request) {
   sluice_exchange_t none = {NULL, NULL, NULL, NULL};
   sluice_comm_request_t* other;
   int64_t x = 1;
-  sluice_error_info_t why;
   if (sluice_comm_exchange_wait(comm, request, NULL) != SLUICE_E_STATE) return 2;
   if (sluice_comm_exchange_start(comm, &none, &other) != SLUICE_E_STATE) return 3;
   if (sluice_comm_all_reduce_i64(comm, &x, 1, SLUICE_REDUCE_SUM, NULL) != SLUICE_E_STATE) return 4;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  if (strstr(why.message, "fork") == NULL) return 5;
+  if (strstr(last_message(), "fork") == NULL) return 5;
   sluice_comm_abort(comm);
   sluice_comm_destroy(comm);
   return 0;

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "backend/base/clock.h"
+#include "backend/base/test/last_error.h"
 #include "backend/comm/host/host_comm.h"
 #include "backend/cts/comm/comm_suite.h"
 #include "backend/cts/comm/sized_mailbox.h"
@@ -22,11 +23,8 @@ typedef struct end_s {
 
 static sluice_status_t tell(sluice_status_t status, sluice_host_failure_t* out_failure) {
   if (status != SLUICE_OK && status != SLUICE_E_TIMED_OUT) {
-    sluice_error_info_t why;
-    sluice_error_info_init(&why, sizeof why);
-    sluice_error_last(&why);
-    out_failure->peer = why.peer;
-    memcpy(out_failure->message, why.message, sizeof out_failure->message - 1);
+    out_failure->peer = last_error()->peer;
+    memcpy(out_failure->message, last_message(), sizeof out_failure->message - 1);
   }
   return status;
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "backend/base/clock.h"
+#include "backend/base/test/last_error.h"
 #include "backend/comm/messages.h"
 #include "backend/comm/mpi_loader/mpi_loader.h"
 
@@ -31,10 +32,7 @@ typedef struct rank_s {
 } rank_t;
 
 static void die(const char* what) {
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  fprintf(stderr, "%s: %s: %s\n", what, sluice_status_name(why.status), why.message);
+  fprintf(stderr, "%s: %s: %s\n", what, sluice_status_name(last_error()->status), last_message());
   exit(1);
 }
 

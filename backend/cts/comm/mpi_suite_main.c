@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/test/last_error.h"
 #include "backend/comm/mpi_loader/mpi_loader.h"
 #include "backend/cts/comm/comm_suite.h"
 
@@ -26,17 +27,14 @@ int main(int argc, char** argv) {
       {NULL, NULL}};
   sluice_comm_config_t config;
   sluice_comm_t* meeting;
-  sluice_error_info_t why;
   if (argc != 3) return 2;
   plugin = argv[1];
   max_message_bytes = strtoull(argv[2], NULL, 10);
   sluice_comm_config_init(&config, sizeof config);
   config.timeout_ns = UINT64_C(60000000000);
   if (sluice_comm_create_mpi(&config, -1, plugin, &meeting) != SLUICE_OK) {
-    sluice_error_info_init(&why, sizeof why);
-    sluice_error_last(&why);
-    printf("%s: %s\n", sluice_status_name(why.status), why.message);
-    return why.status == SLUICE_E_UNSUPPORTED ? 77 : 1;
+    printf("%s: %s\n", sluice_status_name(last_error()->status), last_message());
+    return last_error()->status == SLUICE_E_UNSUPPORTED ? 77 : 1;
   }
   cts_transport_t transport = {
       .name = "mpi", .open = open_group, .close = close_group, .create = create, .cannot = cannot, .meeting = meeting};

@@ -8,12 +8,12 @@
 #include <unistd.h>
 
 #include "backend/base/lanes.h"
+#include "backend/base/test/refused.h"
 #include "backend/device/cuda/cuda_memory.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/schedule/schedule.h"
 #include "backend/schedule/template/template.h"
 #include "sluice/moe.h"
-#include "third_party/bazel/test.h"
 
 static sluice_allocator_t allocator;
 
@@ -43,39 +43,30 @@ static sluice_status_t create(int32_t ordinal, sluice_device_t** out_device) {
                                         out_device);
 }
 
-static const char* message(void) {
-  static sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  return why.message;
-}
-#define assert_says(text) assert_non_null(strstr(message(), text))
+#define assert_says(text) assert_non_null(strstr(last_message(), text))
 
 /* ---- opening --------------------------------------------------------------------------------------------------- */
 
 TEST(Driver_NotInstalled_IsNotFoundAndSaysWhatToInstall) {
   sluice_cuda_driver_t driver;
-  assert_int_equal(sluice_cuda_driver_open("libcuda_that_is_not_there.so.1", &driver), SLUICE_E_NOT_FOUND);
-  assert_says("libcuda_that_is_not_there.so.1");
+  REFUSED(sluice_cuda_driver_open("libcuda_that_is_not_there.so.1", &driver), SLUICE_E_NOT_FOUND,
+          "libcuda_that_is_not_there.so.1");
   assert_says("12.0");
 }
 
 TEST(Driver_SymbolMissing_IsNotFoundNamingIt) {
   sluice_cuda_driver_t driver;
-  assert_int_equal(sluice_cuda_driver_open("libm.so.6", &driver), SLUICE_E_NOT_FOUND);
-  assert_says("cuInit");
+  REFUSED(sluice_cuda_driver_open("libm.so.6", &driver), SLUICE_E_NOT_FOUND, "cuInit");
 }
 
 TEST(Driver_TooOldOrNotStarting_IsNotFound) {
   sluice_cuda_driver_t driver = *sluice_fake_cuda_driver();
   assert_int_equal(sluice_cuda_driver_start(&driver), SLUICE_OK);
   sluice_fake_cuda_set_version(11080);
-  assert_int_equal(sluice_cuda_driver_start(&driver), SLUICE_E_NOT_FOUND);
-  assert_says("11.8");
+  REFUSED(sluice_cuda_driver_start(&driver), SLUICE_E_NOT_FOUND, "11.8");
   sluice_fake_cuda_set_version(12000);
   sluice_fake_cuda_fail_call(1, 100); /* cuInit: no device */
-  assert_int_equal(sluice_cuda_driver_start(&driver), SLUICE_E_NOT_FOUND);
-  assert_says("nvidia-smi");
+  REFUSED(sluice_cuda_driver_start(&driver), SLUICE_E_NOT_FOUND, "nvidia-smi");
 }
 
 TEST(Device_OfThisMachine_OpensOrSaysWhatIsMissing) {
@@ -87,13 +78,12 @@ TEST(Device_OfThisMachine_OpensOrSaysWhatIsMissing) {
   }
   assert_int_equal(status, SLUICE_E_NOT_FOUND);
   assert_null(device);
-  print_message("no GPU here: %s\n", message());
+  print_message("no GPU here: %s\n", last_message());
 }
 
 TEST(Device_NoSuchOrdinal_IsNotFound) {
   sluice_device_t* device = NULL;
-  assert_int_equal(create(SLUICE_FAKE_CUDA_DEVICES, &device), SLUICE_E_NOT_FOUND);
-  assert_says("sees 8");
+  REFUSED(create(SLUICE_FAKE_CUDA_DEVICES, &device), SLUICE_E_NOT_FOUND, "sees 8");
   assert_int_equal(create(-1, &device), SLUICE_E_NOT_FOUND);
 }
 
@@ -320,8 +310,7 @@ TEST(Read_WhileCapturing_IsRefused) {
   void* stream = sluice_fake_cuda_open_stream(0);
   assert_int_equal(create(0, &device), SLUICE_OK);
   sluice_fake_cuda_set_capturing(stream, 1);
-  assert_int_equal(sluice_cuda_read(device, stream, from, counts, sizeof counts), SLUICE_E_STATE);
-  assert_says("graph mode");
+  REFUSED(sluice_cuda_read(device, stream, from, counts, sizeof counts), SLUICE_E_STATE, "graph mode");
   assert_int_equal(counts[0], 1);
   sluice_fake_cuda_set_capturing(stream, 0);
   assert_int_equal(sluice_cuda_read(device, stream, from, counts, sizeof counts), SLUICE_OK);
@@ -398,14 +387,11 @@ TEST(Driver_NthCallFails_LeaksNothingAndSaysSo) {
       if (status == SLUICE_OK) {
         ++silent;
       } else {
-        sluice_error_info_t why;
-        sluice_error_info_init(&why, sizeof why);
-        sluice_error_last(&why);
-        assert_int_equal(why.status, status);
-        assert_true(why.message[0] != '\0');
+        assert_int_equal(last_error()->status, status);
+        assert_true(last_message()[0] != '\0');
         /* A pointer that the driver does not know is host memory: INVALID_ARGUMENT. A refused block is NO_MEMORY. */
         int is_right = status == codes[c][1] || status == SLUICE_E_INVALID_ARGUMENT || status == SLUICE_E_NO_MEMORY;
-        if (!is_right) fail_msg("call %lld: status %d: %s", (long long)nth, status, why.message);
+        if (!is_right) fail_msg("call %lld: status %d: %s", (long long)nth, status, last_message());
         ++told;
       }
       char text[200];
@@ -449,8 +435,7 @@ TEST(PinnedPool_AtItsLimit_IsOverBudgetAndReusesIdleBlocks) {
   assert_int_equal(create(0, &device), SLUICE_OK);
   assert_int_equal(sluice_pinned_pool_create(device, 10000, &pool), SLUICE_OK);
   assert_int_equal(sluice_pinned_pool_take(pool, 6000, stream, &a), SLUICE_OK);
-  assert_int_equal(sluice_pinned_pool_take(pool, 6000, stream, &b), SLUICE_E_OVER_BUDGET);
-  assert_says("6016");
+  REFUSED(sluice_pinned_pool_take(pool, 6000, stream, &b), SLUICE_E_OVER_BUDGET, "6016");
   assert_says("10000");
   assert_int_equal(sluice_pinned_pool_take(pool, 3000, stream, &b), SLUICE_OK);
   assert_int_equal(sluice_pinned_pool_bytes(pool), 6016 + 3008);
@@ -591,8 +576,7 @@ TEST(Begin_StreamOfAnotherDevice_IsRefused) {
   void *mine = sluice_fake_cuda_open_stream(0), *other = sluice_fake_cuda_open_stream(1);
   executor_t e;
   open_executor(&e, schedule);
-  assert_int_equal(run_pass(&e, other), SLUICE_E_INVALID_ARGUMENT);
-  assert_says("another context");
+  REFUSED(run_pass(&e, other), SLUICE_E_INVALID_ARGUMENT, "another context");
   assert_int_equal(run_pass(&e, mine), SLUICE_OK);
   close_executor(&e);
   sluice_fake_cuda_close_stream(mine);
@@ -611,13 +595,11 @@ TEST(CheckMemory_HostOtherDeviceMisaligned_IsRefusedByName) {
   char* here = sluice_alloc(&memory, 256, "here");
   char* there = sluice_alloc(&memory2, 256, "there");
   assert_int_equal(sluice_cuda_check_memory(device, here, 256, 16, "tokens"), SLUICE_OK);
-  assert_int_equal(sluice_cuda_check_memory(device, here + 2, 200, 16, "tokens"), SLUICE_E_INVALID_ARGUMENT);
-  assert_says("16 divides");
-  assert_int_equal(sluice_cuda_check_memory(device, on_host, 16, 4, "route_weights"), SLUICE_E_INVALID_ARGUMENT);
-  assert_says("route_weights");
+  REFUSED(sluice_cuda_check_memory(device, here + 2, 200, 16, "tokens"), SLUICE_E_INVALID_ARGUMENT, "16 divides");
+  REFUSED(sluice_cuda_check_memory(device, on_host, 16, 4, "route_weights"), SLUICE_E_INVALID_ARGUMENT,
+          "route_weights");
   assert_says("host memory");
-  assert_int_equal(sluice_cuda_check_memory(device, there, 256, 16, "w1"), SLUICE_E_INVALID_ARGUMENT);
-  assert_says("CUDA device 1");
+  REFUSED(sluice_cuda_check_memory(device, there, 256, 16, "w1"), SLUICE_E_INVALID_ARGUMENT, "CUDA device 1");
   assert_int_equal(sluice_cuda_check_memory(device, NULL, 0, 16, "no rows"), SLUICE_OK);
   sluice_free(&memory, here, 256);
   sluice_free(&memory2, there, 256);
@@ -636,7 +618,7 @@ TEST(Fork_ChildDevice_IsInert) {
   pid_t child = fork();
   if (child == 0) {
     int64_t calls = sluice_fake_cuda_calls();
-    int code = run_pass(&e, stream) != SLUICE_E_STATE || strstr(message(), "fork") == NULL;
+    int code = run_pass(&e, stream) != SLUICE_E_STATE || strstr(last_message(), "fork") == NULL;
     e.device->vtable->destroy(e.device);
     _exit(code || sluice_fake_cuda_calls() != calls); /* the driver was not called */
   }

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "backend/base/lanes.h"
-#include "third_party/bazel/test.h"
+#include "backend/base/test/refused.h"
 
 enum { MAX_JOBS = 512, MAX_WAITS = 4, SUITE_SECONDS = 280 };
 
@@ -204,15 +204,12 @@ static void Events_RandomGraphs_AreRespected(void** state) {
 
 static void check_failure(sluice_status_t got, sluice_status_t want, int32_t job) {
   char text[64];
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
   assert_int_equal(got, want);
-  assert_int_equal(why.status, want);
-  assert_int_equal(why.rank, 5);
-  assert_int_equal(why.peer, 6);
+  assert_int_equal(last_error()->status, want);
+  assert_int_equal(last_error()->rank, 5);
+  assert_int_equal(last_error()->peer, 6);
   snprintf(text, sizeof text, "job %d failed as planned", job);
-  assert_string_equal(why.message, text);
+  assert_string_equal(last_message(), text);
 }
 
 /* Whichever lane fails: later jobs are skipped, exchanges still run, and nothing waits for ever. */

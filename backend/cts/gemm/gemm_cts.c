@@ -19,10 +19,10 @@
 #include <string.h>
 
 #include "backend/base/dtype.h"
+#include "backend/base/test/refused.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/gemm/cublas/fake/fake_cublas.h"
 #include "backend/gemm/gemm.h"
-#include "third_party/bazel/test.h"
 
 #if defined(__SANITIZE_THREAD__)
 #define SANITIZED_THREADS 1
@@ -465,10 +465,7 @@ static void run_dtype(sluice_gemm_t* gemm, const cts_case_t* c, int32_t dtype_ab
   if (taken) {
     uint64_t live = allocator.num_live;
     sluice_status_t status = sluice_gemm_run(gemm, &list);
-    sluice_error_info_t why;
-    sluice_error_info_init(&why, sizeof why);
-    sluice_error_last(&why);
-    if (status != SLUICE_OK) fail_msg("%s: %s", c->name, why.message);
+    if (status != SLUICE_OK) fail_msg("%s: %s", c->name, last_message());
     assert_int_equal(allocator.num_live, live);
     for (int64_t i = 0; i < count; ++i) check_gemm(c, dtype_ab, dtype_c, &problems[i], &operands[i][2]);
   } else {

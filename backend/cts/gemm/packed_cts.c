@@ -13,9 +13,9 @@
 
 #include "backend/base/dtype.h"
 #include "backend/base/math.h"
+#include "backend/base/test/refused.h"
 #include "backend/gemm/gemm.h"
 #include "backend/gemm/native/native_kernels.h"
-#include "third_party/bazel/test.h"
 
 static sluice_allocator_t allocator;
 static const char* name;     /* of the implementation */
@@ -166,13 +166,6 @@ static sluice_status_t run(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* lis
   return status;
 }
 
-static const char* last_error(void) {
-  static sluice_error_info_t info;
-  sluice_error_info_init(&info, sizeof info);
-  sluice_error_last(&info);
-  return info.message;
-}
-
 static void check_same(sluice_gemm_t* gemm, const weight_t* w, int transposed, int64_t m, int32_t dtype,
                        int32_t dtype_c, float beta, int whole) {
   const int64_t k = transposed ? w->cols : w->rows, n = transposed ? w->rows : w->cols;
@@ -187,11 +180,11 @@ static void check_same(sluice_gemm_t* gemm, const weight_t* w, int transposed, i
   sluice_packed_t packed = w->packed;
   packed.transposed = transposed;
   sluice_grouped_gemm_t list = {&p, 1, dtype, dtype_c, beta, NULL, &packed};
-  if (run(gemm, &list) != SLUICE_OK) fail_msg("%s", last_error());
+  if (run(gemm, &list) != SLUICE_OK) fail_msg("%s", last_message());
   list.packed = NULL;
   p.b.data = dense;
   p.c.data = c[1].data;
-  if (run(gemm, &list) != SLUICE_OK) fail_msg("%s", last_error());
+  if (run(gemm, &list) != SLUICE_OK) fail_msg("%s", last_message());
   for (int64_t i = 0; i < m * n; ++i) {
     if (memcmp((char*)c[0].data + i * bytes_c, (char*)c[1].data + i * bytes_c, (size_t)bytes_c) == 0) continue;
     fail_msg(
@@ -335,7 +328,7 @@ static void Packed_NextToOthersInAList_EachItsOwnWay(void** state) {
   p[2].m = 0;
   p[3].k = 0;
   const sluice_grouped_gemm_t list = {p, 4, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL, packed};
-  if (run(gemm, &list) != SLUICE_OK) fail_msg("%s", last_error());
+  if (run(gemm, &list) != SLUICE_OK) fail_msg("%s", last_message());
   assert_memory_equal(c[0], c[1], sizeof c[0]);
   for (int i = 0; i < M * N; ++i) assert_true(isnan(c[2][i]) && c[3][i] == 0);
   free(dense);
@@ -345,7 +338,7 @@ static void Packed_NextToOthersInAList_EachItsOwnWay(void** state) {
 static void refused(const sluice_gemm_problem_t* p, const sluice_packed_t* packed, const char* part) {
   const sluice_grouped_gemm_t list = {p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL, packed};
   assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_E_INVALID_ARGUMENT);
-  if (strstr(last_error(), part) == NULL) fail_msg("\"%s\" does not say \"%s\"", last_error(), part);
+  if (strstr(last_message(), part) == NULL) fail_msg("\"%s\" does not say \"%s\"", last_message(), part);
 }
 
 static void Packed_StridesOrSizesThatDoNotFit_Refused(void** state) {

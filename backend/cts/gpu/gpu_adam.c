@@ -62,7 +62,7 @@ static const char* step(int32_t dtype, int64_t bytes) {
   ((float*)a.master.host)[9] = -INFINITY;
   gpu_send(&a.exp_avg_sq), gpu_send(&a.master);
   step_on_host(&a, dtype);
-  const char* problem = run(&a, dtype) == SLUICE_OK ? first_problem(&a, dtype) : gpu_last_error();
+  const char* problem = run(&a, dtype) == SLUICE_OK ? first_problem(&a, dtype) : last_message();
   gpu_drop(&a.grad), gpu_drop(&a.staged), gpu_drop(&a.master);
   gpu_drop(&a.exp_avg), gpu_drop(&a.exp_avg_sq), gpu_drop(&a.param);
   return problem;
@@ -85,7 +85,7 @@ static const char* look(int32_t dtype, int64_t bytes, int64_t bad) {
   int32_t found[SLUICE_ADAM_NUM_FLAGS];
   memcpy(found, flags.back, sizeof found);
   gpu_drop(&grad), gpu_drop(&flags);
-  if (status != SLUICE_OK) return gpu_last_error();
+  if (status != SLUICE_OK) return last_message();
   if (found[SLUICE_ADAM_IS_LARGE] != 1) return "no gradient above the limit is seen";
   return found[SLUICE_ADAM_IS_NOT_FINITE] == (bad >= 0) ? NULL : "the flag of what is not finite is wrong";
 }
@@ -103,7 +103,7 @@ static const char* sum(int32_t dtype) {
     }
   }
   const sluice_status_t status = gpu_rig.device->memory->adam->sum(gpu_rig.device, NULL, &of, EACH, out.there);
-  const char* problem = status == SLUICE_OK ? gpu_differs(&out, SLUICE_DTYPE_F32, 0, 0) : gpu_last_error();
+  const char* problem = status == SLUICE_OK ? gpu_differs(&out, SLUICE_DTYPE_F32, 0, 0) : last_message();
   gpu_drop(&parts), gpu_drop(&out);
   return problem;
 }

@@ -13,7 +13,7 @@
 typedef const char* (*run_t)(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list);
 
 static const char* run_eagerly(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
-  return sluice_gemm_run(gemm, list) == SLUICE_OK ? NULL : gpu_last_error();
+  return sluice_gemm_run(gemm, list) == SLUICE_OK ? NULL : last_message();
 }
 
 /* Runs a list of other GEMMs, which overwrites all host state: whatever a launch reads must be in the graph. */
@@ -40,9 +40,9 @@ static const char* run_captured(sluice_gemm_t* gemm, const sluice_grouped_gemm_t
   call.stream = stream;
   gpu_send(&space); /* zeros */
   int code = gpu_graph_begin(stream);
-  if (code == 0 && sluice_gemm_run(gemm, &call) != SLUICE_OK) problem = gpu_last_error();
+  if (code == 0 && sluice_gemm_run(gemm, &call) != SLUICE_OK) problem = last_message();
   if (code == 0) code = gpu_graph_end(stream, &graph);
-  if (code == 0 && problem == NULL && run_others(gemm, &call, &space) != SLUICE_OK) problem = gpu_last_error();
+  if (code == 0 && problem == NULL && run_others(gemm, &call, &space) != SLUICE_OK) problem = last_message();
   if (code == 0 && problem == NULL) code = gpu_graph_launch(&graph, stream);
   if (code == 0) code = gpu_rig.driver->cuStreamSynchronize(stream);
   gpu_graph_drop(&graph);

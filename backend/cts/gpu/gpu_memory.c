@@ -17,14 +17,14 @@ void gpu_part_memory(void) {
   if (status == SLUICE_OK) status = sluice_cuda_copy(gpu_rig.device, NULL, b.there, block.data, 400000);
   if (status == SLUICE_OK) status = sluice_pinned_pool_give(pool, &block, NULL);
   memcpy(b.host, a.host, 400000);
-  gpu_report("offload and back", status == SLUICE_OK ? gpu_differs(&b, SLUICE_DTYPE_F32, 0, 0) : gpu_last_error());
+  gpu_report("offload and back", status == SLUICE_OK ? gpu_differs(&b, SLUICE_DTYPE_F32, 0, 0) : last_message());
   status = sluice_pinned_pool_take(pool, 2 << 20, NULL, &block);
   gpu_report("the pool is bounded", status == SLUICE_E_OVER_BUDGET ? NULL : "no error");
   sluice_pinned_pool_destroy(pool);
   status = sluice_cuda_check_memory(gpu_rig.device, a.host, 4, 4, "host");
   gpu_report("host memory is refused", status == SLUICE_E_INVALID_ARGUMENT ? NULL : "taken");
   status = sluice_cuda_check_memory(gpu_rig.device, a.there, 4, 64, "device");
-  gpu_report("device memory is taken", status == SLUICE_OK ? NULL : gpu_last_error());
+  gpu_report("device memory is taken", status == SLUICE_OK ? NULL : last_message());
   gpu_drop(&a), gpu_drop(&b);
   size_t free_bytes = 0, total = 0;
   gpu_enter();

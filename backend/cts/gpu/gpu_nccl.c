@@ -22,12 +22,12 @@ static int open_nccl(sluice_nccl_symbols_t* out_symbols) {
   return 1;
 #else
   if (sluice_nccl_open(NULL, out_symbols) == SLUICE_OK) return 1;
-  printf("     left out: %s\n", gpu_last_error());
+  printf("     left out: %s\n", last_message());
   return 0;
 #endif
 }
 
-static const char* problem_of(sluice_status_t status) { return status == SLUICE_OK ? NULL : gpu_last_error(); }
+static const char* problem_of(sluice_status_t status) { return status == SLUICE_OK ? NULL : last_message(); }
 
 /* From its own id, or from `parent`. */
 static sluice_status_t make(const sluice_nccl_symbols_t* nccl, void* parent, sluice_comm_t** out_comm) {

@@ -42,15 +42,8 @@ void gpu_report(const char* name, const char* problem) {
   fflush(stdout); /* a program ended by a deadline keeps its lines */
 }
 
-const char* gpu_last_error(void) {
-  static sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  return why.message;
-}
-
 void gpu_die(const char* what) {
-  printf("FAIL %s: %s\n", what, gpu_last_error());
+  printf("FAIL %s: %s\n", what, last_message());
   exit(1);
 }
 

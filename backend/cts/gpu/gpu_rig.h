@@ -3,6 +3,7 @@
 #define SLUICE_BACKEND_CTS_GPU_GPU_RIG_H_
 
 #include "backend/base/alloc.h"
+#include "backend/base/test/last_error.h"
 #include "backend/device/cuda/cuda_device.h"
 
 /* Then sizes are tiny, and times are meaningless. */
@@ -28,8 +29,6 @@ void gpu_rig_close(void);
 
 /* A case: NULL is a pass, else the problem. */
 void gpu_report(const char* name, const char* problem);
-/* The last error of the library. */
-const char* gpu_last_error(void);
 /* Ends the program if it cannot continue. */
 void gpu_die(const char* what);
 

@@ -39,7 +39,7 @@ void gpu_part_streams(void) {
     status = device->vtable->submit(device, &job);
   }
   if (status == SLUICE_OK) status = device->vtable->join(device);
-  gpu_report("a chain of 200 jobs over four lanes is enqueued", status == SLUICE_OK ? NULL : gpu_last_error());
+  gpu_report("a chain of 200 jobs over four lanes is enqueued", status == SLUICE_OK ? NULL : last_message());
   float want = 0;
   for (int i = 0; i < JOBS; ++i) want = i % 2 == 0 ? want + 1 : want * 0.5f;
   for (int i = 0; i < 1024; ++i) ((float*)cell.host)[i] = want;
@@ -48,6 +48,6 @@ void gpu_part_streams(void) {
   gpu_report("without a host wait", after.num_host_waits == before.num_host_waits ? NULL : "it waited");
   float got[4] = {0};
   status = sluice_cuda_read(device, NULL, cell.there, got, sizeof got);
-  gpu_report("one read is host-complete", status == SLUICE_OK && got[3] == want ? NULL : gpu_last_error());
+  gpu_report("one read is host-complete", status == SLUICE_OK && got[3] == want ? NULL : last_message());
   gpu_drop(&cell), gpu_drop(&ones);
 }

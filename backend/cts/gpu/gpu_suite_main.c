@@ -69,7 +69,7 @@ int main(int argc, char** argv) {
   sluice_set_log(print_log, NULL, SLUICE_LOG_INFO); /* a library that declines a request says so in the log */
   sluice_status_t status = gpu_rig_open();
   if (status == SLUICE_E_NOT_FOUND) {
-    printf("no GPU: %s\n", gpu_last_error());
+    printf("no GPU: %s\n", last_message());
     return NO_GPU;
   }
   if (status != SLUICE_OK) gpu_die("device");

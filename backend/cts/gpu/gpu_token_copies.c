@@ -38,7 +38,7 @@ static const char* token_copies(int64_t tokens, int64_t top_k, int64_t experts, 
                                              .position_of_token = table.there,
                                              .route_index = route_index.there,
                                              .scratch = scratch.there};
-  if (kernels->number_token_copies(gpu_rig.device, NULL, &args) != SLUICE_OK) problem = gpu_last_error();
+  if (kernels->number_token_copies(gpu_rig.device, NULL, &args) != SLUICE_OK) problem = last_message();
   gpu_fetch(&counts), gpu_fetch(&token), gpu_fetch(&table), gpu_fetch(&route_index);
   for (int64_t w = 0; w < ranks; ++w) {
     int64_t first = row;
@@ -82,7 +82,7 @@ static const char* places(int64_t num_runs, int32_t top_k, int32_t rows, int spo
   const sluice_device_arrivals_t arrivals = {runs,        num_runs,       top_k,        routes,      route_index.there,
                                              token.there, position.there, weight.there, origin.there};
   if (gpu_rig.device->memory->routing->place_token_copies(gpu_rig.device, NULL, &arrivals) != SLUICE_OK)
-    problem = gpu_last_error();
+    problem = last_message();
   gpu_fetch(&position), gpu_fetch(&weight), gpu_fetch(&origin);
   for (int64_t i = 0; i < routes; ++i) {
     int64_t run = i / rows, inside = i % rows;

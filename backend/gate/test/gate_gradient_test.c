@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "backend/base/status.h"
+#include "backend/base/test/refused.h"
 #include "backend/gate/gate_choice.h"
 #include "backend/gate/test/gate_reference.h"
-#include "third_party/bazel/test.h"
 
 static slow_t slow;
 static double g[MAX_T][MAX_E];
@@ -120,22 +120,17 @@ TEST(Backward_BadId_IsRefusedByPlace) {
   float logits[8] = {0}, out[8] = {0};
   int32_t ids[2] = {0, 4};
   test_tensor_t l, i, o;
-  sluice_error_info_t why;
   sluice_gate_config_init(&c, sizeof c);
   c.num_experts = 4;
-  assert_int_equal(
+  REFUSED(
       sluice_gate_backward(&c, REAL_2D(&l, logits, 2, 4, 4), NULL, tensor_of(&i, ids, SLUICE_TYPE_INT, 32, 2, 1, 1, 1),
                            NULL, 0, 0, REAL_2D(&o, out, 2, 4, 4)),
-      SLUICE_E_INVALID_ARGUMENT);
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  assert_non_null(strstr(why.message, "expert_ids[1, 0] is 4"));
+      SLUICE_E_INVALID_ARGUMENT, "expert_ids[1, 0] is 4");
 
   ids[1] = 3;
   assert_int_equal(
       sluice_gate_backward(&c, REAL_2D(&l, logits, 2, 4, 0), NULL, tensor_of(&i, ids, SLUICE_TYPE_INT, 32, 2, 1, 0, 1),
                            NULL, 0, 0, REAL_2D(&o, out, 2, 4, 3)),
       SLUICE_E_INVALID_ARGUMENT); /* what is read may lie on itself */
-  sluice_error_last(&why);
-  assert_non_null(strstr(why.message, "grad_logits: strides 3, 1 of [2, 4] put elements on each other"));
+  assert_non_null(strstr(last_message(), "grad_logits: strides 3, 1 of [2, 4] put elements on each other"));
 }

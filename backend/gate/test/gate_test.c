@@ -6,9 +6,9 @@
 #include <string.h>
 
 #include "backend/base/alloc.h"
+#include "backend/base/test/refused.h"
 #include "backend/gate/gate_choice.h"
 #include "backend/gate/test/gate_reference.h"
-#include "third_party/bazel/test.h"
 
 static sluice_gate_config_t config_of(int32_t experts, int32_t top_k) {
   sluice_gate_config_t c;
@@ -257,45 +257,37 @@ TEST(Forward_InfiniteLogits_StaySane) {
 
 /* ---- refusals ------------------------------------------------------------------------------------------------- */
 
-static void assert_refused(sluice_status_t status, sluice_status_t want, const char* words) {
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  assert_int_equal(status, want);
-  if (strstr(why.message, words) == NULL) fail_msg("\"%s\" does not say \"%s\"", why.message, words);
-}
-
 TEST(Forward_BadConfig_IsRefusedByName) {
   result_t r;
   static const float logits[8] = {0};
-#define REFUSED(change, words)                                                          \
-  do {                                                                                  \
-    sluice_gate_config_t c = config_of(4, 2);                                           \
-    change;                                                                             \
-    result_t before;                                                                    \
-    memset(&before, 0xff, sizeof before);                                               \
-    assert_refused(forward(&c, logits, 2, NULL, &r), SLUICE_E_INVALID_ARGUMENT, words); \
-    assert_memory_equal(&r, &before, sizeof r); /* no effect */                         \
+#define REFUSED_WITH(change, words)                                              \
+  do {                                                                           \
+    sluice_gate_config_t c = config_of(4, 2);                                    \
+    change;                                                                      \
+    result_t before;                                                             \
+    memset(&before, 0xff, sizeof before);                                        \
+    REFUSED(forward(&c, logits, 2, NULL, &r), SLUICE_E_INVALID_ARGUMENT, words); \
+    assert_memory_equal(&r, &before, sizeof r); /* no effect */                  \
   } while (0)
   sluice_ext_header_t unknown = {.type = 99};
-  REFUSED(c.num_experts = 0, "num_experts");
-  REFUSED(c.top_k = 5, "top_k is 5");
-  REFUSED(c.top_k = 0, "top_k");
-  REFUSED(c.score = 2, "score is 2");
-  REFUSED(c.renormalize = 2, "renormalize");
-  REFUSED(c.num_groups = 3, "num_groups is 3");
-  REFUSED(c.num_groups = 2, "top_groups is 0");
-  REFUSED((c.num_groups = 4, c.top_groups = 1), "raise top_groups");
-  REFUSED((c.num_groups = 2, c.top_groups = 1, c.group_score_top = 3), "group_score_top is 3");
-  REFUSED(c.drop_policy = 3, "drop_policy is 3");
-  REFUSED(c.capacity = -1, "capacity -1");
-  REFUSED(c.capacity_factor = NAN, "capacity_factor");
-  REFUSED(c.capacity_factor = INFINITY, "capacity_factor");
-  REFUSED(c.next = &unknown, "type 99");
-#undef REFUSED
+  REFUSED_WITH(c.num_experts = 0, "num_experts");
+  REFUSED_WITH(c.top_k = 5, "top_k is 5");
+  REFUSED_WITH(c.top_k = 0, "top_k");
+  REFUSED_WITH(c.score = 2, "score is 2");
+  REFUSED_WITH(c.renormalize = 2, "renormalize");
+  REFUSED_WITH(c.num_groups = 3, "num_groups is 3");
+  REFUSED_WITH(c.num_groups = 2, "top_groups is 0");
+  REFUSED_WITH((c.num_groups = 4, c.top_groups = 1), "raise top_groups");
+  REFUSED_WITH((c.num_groups = 2, c.top_groups = 1, c.group_score_top = 3), "group_score_top is 3");
+  REFUSED_WITH(c.drop_policy = 3, "drop_policy is 3");
+  REFUSED_WITH(c.capacity = -1, "capacity -1");
+  REFUSED_WITH(c.capacity_factor = NAN, "capacity_factor");
+  REFUSED_WITH(c.capacity_factor = INFINITY, "capacity_factor");
+  REFUSED_WITH(c.next = &unknown, "type 99");
+#undef REFUSED_WITH
   sluice_gate_config_t c = config_of(4, 2);
   c.struct_size = 8;
-  assert_refused(forward(&c, logits, 2, NULL, &r), SLUICE_E_ABI, "sluice_gate_config_t");
+  REFUSED(forward(&c, logits, 2, NULL, &r), SLUICE_E_ABI, "sluice_gate_config_t");
   struct {
     sluice_gate_config_t config;
     int64_t future;
@@ -303,7 +295,7 @@ TEST(Forward_BadConfig_IsRefusedByName) {
   longer.config.struct_size = sizeof longer;
   assert_ok(forward(&longer.config, logits, 2, NULL, &r));
   longer.future = 1;
-  assert_refused(forward(&longer.config, logits, 2, NULL, &r), SLUICE_E_ABI, "sluice_gate_config_t");
+  REFUSED(forward(&longer.config, logits, 2, NULL, &r), SLUICE_E_ABI, "sluice_gate_config_t");
 }
 
 TEST(Forward_BadTensors_AreRefusedByName) {
@@ -316,42 +308,40 @@ TEST(Forward_BadTensors_AreRefusedByName) {
   const sluice_tensor_t* good_w = REAL_2D(&w, weights, 2, 2, 2);
   const int32_t bad = SLUICE_E_INVALID_ARGUMENT;
   assert_ok(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL));
-  assert_refused(sluice_gate_forward(NULL, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "NULL");
-  assert_refused(sluice_gate_forward(&c, NULL, NULL, good_i, good_w, NULL, NULL, NULL), bad, "logits: tensor is NULL");
-  assert_refused(sluice_gate_forward(&c, good_l, NULL, NULL, good_w, NULL, NULL, NULL), bad, "expert_ids");
-  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, NULL, NULL, NULL, NULL), bad, "route_weights");
-  assert_refused(sluice_gate_forward(&c, good_l, REAL_1D(&b, logits, 3), good_i, good_w, NULL, NULL, NULL), bad,
-                 "bias: dimension 0 is 3, want 4");
-  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, I64_1D(&b, logits, 3), NULL, NULL), bad,
-                 "counts: dimension 0 is 3, want 4");
+  REFUSED(sluice_gate_forward(NULL, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "NULL");
+  REFUSED(sluice_gate_forward(&c, NULL, NULL, good_i, good_w, NULL, NULL, NULL), bad, "logits: tensor is NULL");
+  REFUSED(sluice_gate_forward(&c, good_l, NULL, NULL, good_w, NULL, NULL, NULL), bad, "expert_ids");
+  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, NULL, NULL, NULL, NULL), bad, "route_weights");
+  REFUSED(sluice_gate_forward(&c, good_l, REAL_1D(&b, logits, 3), good_i, good_w, NULL, NULL, NULL), bad,
+          "bias: dimension 0 is 3, want 4");
+  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, I64_1D(&b, logits, 3), NULL, NULL), bad,
+          "counts: dimension 0 is 3, want 4");
   l.shape[1] = 3;
-  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad,
-                 "logits: dimension 1 is 3, want 4");
+  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad,
+          "logits: dimension 1 is 3, want 4");
   l.shape[1] = 4, l.strides[0] = 1, l.strides[1] = 2;
-  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "stride of dimension 1");
+  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "stride of dimension 1");
   l.strides[0] = 4, l.strides[1] = 1, l.tensor.type_bits = 64;
-  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad,
-                 "dtype is f64, want f32");
+  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "dtype is f64, want f32");
   l.tensor.type_bits = 24;
-  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "unknown");
+  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "unknown");
   l.tensor.type_bits = 32, l.tensor.type_lanes = 2;
-  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "type_lanes is 2");
+  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "type_lanes is 2");
   l.tensor.type_lanes = 1, l.tensor.device_type = SLUICE_DEVICE_CUDA;
-  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "device_type is 2");
+  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "device_type is 2");
   l.tensor.device_type = SLUICE_DEVICE_CPU, l.tensor.data = NULL;
-  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "data is NULL");
+  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "data is NULL");
   l.tensor.data = logits, l.tensor.ndim = 1;
-  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "has 1 dimensions");
+  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "has 1 dimensions");
   l.tensor.ndim = 2, l.shape[0] = -1;
-  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "want a size >= 0");
+  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "want a size >= 0");
   l.shape[0] = INT64_MAX;
-  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "more bytes");
+  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "more bytes");
   l.shape[0] = 2, i.tensor.type_bits = 64;
-  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad,
-                 "expert_ids: dtype is i64");
+  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "expert_ids: dtype is i64");
   i.tensor.type_bits = 32, i.shape[0] = 3;
-  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad,
-                 "expert_ids: dimension 0 is 3, want 2");
+  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad,
+          "expert_ids: dimension 0 is 3, want 2");
   /* What is written may lie anywhere, but not on itself. */
   const struct {
     int64_t down, across;
@@ -365,7 +355,7 @@ TEST(Forward_BadTensors_AreRefusedByName) {
     good_w = REAL_2D(&w, weights, 2, 2, 2);
     sluice_status_t status = sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL);
     if (strides[n].overlaps) {
-      assert_refused(status, bad, "expert_ids: strides");
+      REFUSED(status, bad, "expert_ids: strides");
     } else {
       assert_ok(status);
     }
@@ -373,7 +363,7 @@ TEST(Forward_BadTensors_AreRefusedByName) {
     good_w = tensor_of(&w, wide_weights + 8, SLUICE_TYPE_FLOAT, 32, 2, 2, down, across);
     status = sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL);
     if (strides[n].overlaps) {
-      assert_refused(status, bad, "route_weights: strides");
+      REFUSED(status, bad, "route_weights: strides");
     } else {
       assert_ok(status);
     }
@@ -382,7 +372,7 @@ TEST(Forward_BadTensors_AreRefusedByName) {
   I64_1D(&b, counted, 4);
   b.strides[0] = 0;
   good_w = REAL_2D(&w, weights, 2, 2, 2);
-  assert_refused(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, &b.tensor, NULL, NULL), bad, "counts: strides");
+  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, &b.tensor, NULL, NULL), bad, "counts: strides");
 }
 
 TEST(Forward_NthAllocationFails_NoEffectNoLeak) {

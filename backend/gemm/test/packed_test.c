@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "backend/base/dtype.h"
-#include "third_party/bazel/test.h"
+#include "backend/base/test/refused.h"
 
 /* Sign, exponent and fraction of a small float, as its standard puts them together. */
 static double small_float(int code, int exponent_bits, int fraction_bits, int bias) {
@@ -121,29 +121,23 @@ TEST(Packed_EveryElement_HasTheScaleOfItsBlock) {
   }
 }
 
-static void refused(sluice_status_t status, const char* part) {
-  assert_int_equal(status, SLUICE_E_INVALID_ARGUMENT);
-  sluice_error_info_t info;
-  sluice_error_info_init(&info, sizeof info);
-  sluice_error_last(&info);
-  if (strstr(info.message, part) == NULL) fail_msg("\"%s\" does not say \"%s\"", info.message, part);
-}
-
 TEST(Packed_ShapesThatDoNotFit_RefusedByName) {
   assert_int_equal(sluice_packed_check_shape(SLUICE_PACKED_MXFP4, 32, 96, "w"), SLUICE_OK);
   assert_int_equal(sluice_packed_check_shape(SLUICE_PACKED_FP8, 128, 97, "w"), SLUICE_OK);
   assert_int_equal(sluice_packed_check_shape(SLUICE_PACKED_INT8, 96, 97, "w"), SLUICE_OK);
   assert_int_equal(sluice_packed_check_shape(SLUICE_PACKED_INT4, 64, 98, "w"), SLUICE_OK);
-  refused(sluice_packed_check_shape(9, 32, 96, "w7"), "w7: weight format 9 is unknown");
-  refused(sluice_packed_check_shape(SLUICE_PACKED_MXFP4, 32, 80, "w7"),
+  REFUSED(sluice_packed_check_shape(9, 32, 96, "w7"), SLUICE_E_INVALID_ARGUMENT, "w7: weight format 9 is unknown");
+  REFUSED(sluice_packed_check_shape(SLUICE_PACKED_MXFP4, 32, 80, "w7"), SLUICE_E_INVALID_ARGUMENT,
           "w7: a width of 80, but mxfp4 needs a multiple");
-  refused(sluice_packed_check_shape(SLUICE_PACKED_MXFP4, 16, 96, "w7"), "blocks of 16 columns, but those of mxfp4");
-  refused(sluice_packed_check_shape(SLUICE_PACKED_FP8, 96, 192, "w7"),
+  REFUSED(sluice_packed_check_shape(SLUICE_PACKED_MXFP4, 16, 96, "w7"), SLUICE_E_INVALID_ARGUMENT,
+          "blocks of 16 columns, but those of mxfp4");
+  REFUSED(sluice_packed_check_shape(SLUICE_PACKED_FP8, 96, 192, "w7"), SLUICE_E_INVALID_ARGUMENT,
           "blocks of 96 columns, but those of fp8 have 128");
-  refused(sluice_packed_check_shape(SLUICE_PACKED_INT4, 32, 97, "w7"), "a width of 97, but int4 needs a multiple of 2");
-  refused(sluice_packed_check_shape(SLUICE_PACKED_INT8, 48, 96, "w7"),
+  REFUSED(sluice_packed_check_shape(SLUICE_PACKED_INT4, 32, 97, "w7"), SLUICE_E_INVALID_ARGUMENT,
+          "a width of 97, but int4 needs a multiple of 2");
+  REFUSED(sluice_packed_check_shape(SLUICE_PACKED_INT8, 48, 96, "w7"), SLUICE_E_INVALID_ARGUMENT,
           "blocks of 48 columns, expected a multiple of 32");
-  refused(sluice_packed_check_shape(SLUICE_PACKED_INT8, 0, 96, "w7"), "blocks of 0 columns");
+  REFUSED(sluice_packed_check_shape(SLUICE_PACKED_INT8, 0, 96, "w7"), SLUICE_E_INVALID_ARGUMENT, "blocks of 0 columns");
 }
 
 TEST(Packed_CodesAndScalesOfNoNumber_RefusedByPlace) {
@@ -152,17 +146,20 @@ TEST(Packed_CodesAndScalesOfNoNumber_RefusedByPlace) {
   const sluice_packed_t fp8 = {SLUICE_PACKED_FP8, 128, 0, scales, 2, 0};
   assert_int_equal(sluice_packed_check_values(&fp8, codes, 130, 200, 130, "w7"), SLUICE_OK);
   codes[150 * 130 + 129] = 0xff;
-  refused(sluice_packed_check_values(&fp8, codes, 130, 200, 130, "w7"),
+  REFUSED(sluice_packed_check_values(&fp8, codes, 130, 200, 130, "w7"), SLUICE_E_INVALID_ARGUMENT,
           "w7: the fp8 code of row 150, column 129 is 0xff");
   codes[150 * 130 + 129] = 0x7e;
   scales[3] = INFINITY;
-  refused(sluice_packed_check_values(&fp8, codes, 130, 200, 130, "w7"), "w7: the fp8 scale of row 128, columns 128");
+  REFUSED(sluice_packed_check_values(&fp8, codes, 130, 200, 130, "w7"), SLUICE_E_INVALID_ARGUMENT,
+          "w7: the fp8 scale of row 128, columns 128");
   uint8_t powers[3 * 2] = {0, 254, 3, 255, 4, 5};
   const sluice_packed_t mxfp4 = {SLUICE_PACKED_MXFP4, 32, 0, powers, 2, 0};
-  refused(sluice_packed_check_values(&mxfp4, codes, 64, 3, 64, "w7"), "w7: the mxfp4 scale of row 1, columns 32");
+  REFUSED(sluice_packed_check_values(&mxfp4, codes, 64, 3, 64, "w7"), SLUICE_E_INVALID_ARGUMENT,
+          "w7: the mxfp4 scale of row 1, columns 32");
   powers[3] = 254;
   assert_int_equal(sluice_packed_check_values(&mxfp4, codes, 64, 3, 64, "w7"), SLUICE_OK);
   uint16_t halves[2] = {0x3f80, 0x7fc0};
   const sluice_packed_t int8 = {SLUICE_PACKED_INT8, 32, 0, halves, 2, 0};
-  refused(sluice_packed_check_values(&int8, codes, 64, 1, 64, "w7"), "int8 scale of row 0, columns 32 and up, is NaN");
+  REFUSED(sluice_packed_check_values(&int8, codes, 64, 1, 64, "w7"), SLUICE_E_INVALID_ARGUMENT,
+          "int8 scale of row 0, columns 32 and up, is NaN");
 }

@@ -4,12 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/test/refused.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/moe/context/context.h"
 #include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes.h"
 #include "capi/test/rig/rig.h"
-#include "third_party/bazel/test.h"
 
 static sluice_moe_config_t config_of(int32_t restore_input, int32_t restore_pre_activation) {
   sluice_moe_config_t config = rig_config();
@@ -214,8 +214,8 @@ TEST(CudaCallback_OtherPoliciesOrACaptureInExactMode_AreRefused) {
   sluice_moe_t* moe = NULL;
   open_all(&rig, &good);
   bad.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
-  assert_int_equal(sluice_moe_create(rig.context, &bad, &moe), SLUICE_E_UNSUPPORTED);
-  assert_non_null(strstr(last_message(), "callback experts take restore_pre_activation keep"));
+  REFUSED(sluice_moe_create(rig.context, &bad, &moe), SLUICE_E_UNSUPPORTED,
+          "callback experts take restore_pre_activation keep");
   sluice_fake_cuda_set_capturing(fakes_stream(0), 1);
   sluice_step_t* step = NULL;
   assert_int_equal(rig_forward(&rig, &step), SLUICE_E_STATE);

@@ -4,13 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/test/refused.h"
 #include "backend/moe/context/context.h"
 #include "backend/moe/run/choose_mode.h"
 #include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/rig.h"
 #include "capi/test/world/capacity_budgets.h"
-#include "third_party/bazel/test.h"
 
 static budget_suite_t suite_of(void) {
   budget_suite_t suite = {.base = capacity_budget_base(), .run = run_on_fakes, .least_ranks = 1, .is_slow = 1};
@@ -77,8 +77,7 @@ static void first_call_in_a_capture_is_refused(rig_t* rig) {
   sluice_fake_graph_t* graph = NULL;
   sluice_step_t* step = NULL;
   sluice_fake_cuda_begin_capture(fakes_stream(0));
-  assert_int_equal(rig_forward(rig, &step), SLUICE_E_STATE);
-  assert_non_null(strstr(last_message(), "no such forward has run outside a capture yet"));
+  REFUSED(rig_forward(rig, &step), SLUICE_E_STATE, "no such forward has run outside a capture yet");
   assert_int_equal(sluice_fake_cuda_end_capture(fakes_stream(0), &graph), 0);
   sluice_fake_cuda_destroy_graph(graph);
 }
@@ -135,13 +134,11 @@ TEST(CudaGraph_UnderABudgetThatNoCallHasRun_IsRefusedByName) {
   /* Two outstanding steps fit the plan, but one alone was ever made. */
   sluice_fake_cuda_begin_capture(fakes_stream(0));
   assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
-  assert_int_equal(rig_forward(&rig, &more), SLUICE_E_STATE);
-  assert_non_null(strstr(last_message(), "lies idle, and a capture cannot make one"));
+  REFUSED(rig_forward(&rig, &more), SLUICE_E_STATE, "lies idle, and a capture cannot make one");
   rig.num_tokens = 7;
   rig_reset(&rig);
-  assert_int_equal(rig_forward(&rig, &more), SLUICE_E_OVER_BUDGET);
-  assert_non_null(
-      strstr(last_message(), "7 tokens, and the plan that the ranks agreed on under a capacity is for at most 6"));
+  REFUSED(rig_forward(&rig, &more), SLUICE_E_OVER_BUDGET,
+          "7 tokens, and the plan that the ranks agreed on under a capacity is for at most 6");
   assert_int_equal(sluice_fake_cuda_end_capture(fakes_stream(0), &graph), 0);
   sluice_fake_cuda_destroy_graph(graph);
   sluice_step_drop(step);

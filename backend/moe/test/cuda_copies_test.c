@@ -127,7 +127,7 @@ TEST(CudaCopies_NumbersOfAPeerThatDoNotFit_NameTheRank) {
     assert_int_equal(sluice_token_copies_restore_on_device(&b, NULL), cases[i].is_good ? SLUICE_OK : SLUICE_E_MISMATCH);
     if (cases[i].is_good) continue;
     assert_non_null(strstr(last_message(), "layer 3: the token copies that rank 1 announced do not fit its rows"));
-    assert_int_equal(last_peer(), 1);
+    assert_int_equal(last_error()->peer, 1);
   }
   sluice_layer_release(moe);
   context->world_size = 1;

@@ -40,7 +40,7 @@ static void differ_run(part_t* me) {
     snprintf(ranks[0], sizeof ranks[0], "rank %d", me->rank);
     snprintf(ranks[1], sizeof ranks[1], "rank %d", me->rank == 1 ? 0 : 1);
     EXPECT(strstr(last_message(), ranks[0]) != NULL && strstr(last_message(), ranks[1]) != NULL);
-    EXPECT(last_peer() == (me->rank == 1 ? 0 : 1));
+    EXPECT(last_error()->peer == (me->rank == 1 ? 0 : 1));
     for (int i = 0; i < 2; ++i) {
       if (scene->words[i] != NULL) { /* the peer's comes first, and rank 1 has the other */
         snprintf(values[i], sizeof values[i], "%s %s on rank", (i == 1) == (me->rank == 1) ? "and" : "is",
@@ -141,7 +141,7 @@ static void kind_run(part_t* me) {
     WORKS(which == 0 ? rig_open(&me->rig, me->comm, &mine) : rig_swap_layer(&me->rig, &mine));
     sluice_step_t* step = NULL;
     STATUS(rig_forward(&me->rig, &step), SLUICE_E_MISMATCH, which == 0 ? "restore_input" : "swiglu_limit");
-    EXPECT(strstr(last_message(), "expert_rank") == NULL && last_peer() == (me->rank == 1 ? 0 : 1));
+    EXPECT(strstr(last_message(), "expert_rank") == NULL && last_error()->peer == (me->rank == 1 ? 0 : 1));
   }
   WORKS(rig_swap_layer(&me->rig, &common));
   (void)good_round(me, __LINE__);

@@ -32,7 +32,7 @@ static void callback_run(part_t* me) {
       STATUS(status, SLUICE_E_EXTERNAL, "an earlier pass failed on this rank");
     } else {
       STATUS(status, SLUICE_E_PEER_REFUSED, "rank 1 refused");
-      EXPECT(strstr(last_message(), "it returned 42") != NULL && last_peer() == 1);
+      EXPECT(strstr(last_message(), "it returned 42") != NULL && last_error()->peer == 1);
     }
     sluice_step_drop(step);
     sluice_step_drop(other);
@@ -80,11 +80,11 @@ static void device_run(part_t* me) {
   if (me->rank == 1 || status == SLUICE_OK) status = rig_forward(&me->rig, &step);
   if (scene->on == SLUICE_FAKE_DEVICE_JOB) { /* the exchanges ran on: nothing is lost */
     STATUS(status, me->rank == 1 ? SLUICE_E_NO_MEMORY : SLUICE_E_PEER_REFUSED, "failed on command");
-    if (me->rank != 1) EXPECT(last_peer() == 1);
+    if (me->rank != 1) EXPECT(last_error()->peer == 1);
     EXPECT(good_round(me, __LINE__) == digest);
   } else { /* it could not take part in the payload */
     STATUS(status, me->rank == 1 ? SLUICE_E_ABORTED : SLUICE_E_PEER_LOST, "");
-    if (me->rank != 1) EXPECT(last_peer() == 1);
+    if (me->rank != 1) EXPECT(last_error()->peer == 1);
     meet(me);
     check_new_comm(me, __LINE__);
   }

@@ -78,7 +78,7 @@ static void differ_run(part_t* me) {
   EXPECT(strstr(last_message(), me->rank == 1 ? "(0, 0) on rank 0 and (1, 1) on rank 1"
                                               : "(1, 1) on rank 1 and (0, 0) on rank ") != NULL ||
          me->world_size > 2);
-  EXPECT(last_peer() == (me->rank == 1 ? 0 : 1));
+  EXPECT(last_error()->peer == (me->rank == 1 ? 0 : 1));
   IN_FORCE(&old);
   make_swapped(me, me->rank == 1 ? 6 : 5, &t);
   STATUS(replace(me, &t), SLUICE_E_MISMATCH, "epoch is ");

@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/test/refused.h"
 #include "backend/moe/ops/wire.h"
 #include "capi/test/rig/rig.h"
 #include "capi/test/world/checks.h"
-#include "third_party/bazel/test.h"
 
 /* ---- one row and many ---- */
 
@@ -223,11 +223,11 @@ TEST(Context_WireThatIsNone_IsRefused) {
   sluice_context_config_init(&config, sizeof config);
   sluice_context_t* context = NULL;
   config.wire_dtype = 3;
-  assert_int_equal(sluice_context_create(&config, NULL, &context), SLUICE_E_INVALID_ARGUMENT);
-  assert_non_null(strstr(last_message(), "wire_dtype is 3; it must be 0 (as it is), 1 (bf16) or 2 (int8)"));
+  REFUSED(sluice_context_create(&config, NULL, &context), SLUICE_E_INVALID_ARGUMENT,
+          "wire_dtype is 3; it must be 0 (as it is), 1 (bf16) or 2 (int8)");
   config.wire_dtype = SLUICE_WIRE_BF16, config.device_type = SLUICE_DEVICE_CUDA;
-  assert_int_equal(sluice_context_create(&config, NULL, &context), SLUICE_E_UNSUPPORTED);
-  assert_non_null(strstr(last_message(), "wire_dtype is 1, but rows on CUDA travel as they are"));
+  REFUSED(sluice_context_create(&config, NULL, &context), SLUICE_E_UNSUPPORTED,
+          "wire_dtype is 1, but rows on CUDA travel as they are");
 }
 
 int main(void) {

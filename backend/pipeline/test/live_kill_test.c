@@ -11,10 +11,10 @@
 #include <unistd.h>
 
 #include "backend/base/clock.h"
+#include "backend/base/test/refused.h"
 #include "backend/comm/messages.h"
 #include "backend/pipeline/test/live_host.h"
 #include "capi/test/migration/mesh.h"
-#include "third_party/bazel/test.h"
 
 #define SECOND_NS  UINT64_C(1000000000)
 #define BOUNDED_NS (20 * SECOND_NS)
@@ -144,15 +144,12 @@ static sluice_status_t step(live_stage_t* stage, sluice_pipeline_t* pipeline, in
 }
 
 static void tell(told_t* told, sluice_status_t status, int32_t place, const live_stage_t* stage) {
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
   told->status = status;
   told->place = place;
-  told->peer = why.peer;
+  told->peer = last_error()->peer;
   told->has_triggered = stage->live.trigger >= 0;
   told->told_ns = sluice_now_ns();
-  (void)snprintf(told->message, sizeof told->message, "%.399s", status == SLUICE_OK ? "" : why.message);
+  (void)snprintf(told->message, sizeof told->message, "%.399s", status == SLUICE_OK ? "" : last_message());
 }
 
 static int is_whole(const live_stage_t* stage, int32_t updates) {

@@ -16,17 +16,9 @@ sluice_pipeline_spec_t pipeline_of(int32_t p, int32_t v, int32_t m, int32_t poli
   return spec;
 }
 
-const char* last_error(void) {
-  static sluice_error_info_t info;
-  sluice_error_info_init(&info, sizeof info);
-  sluice_error_last(&info);
-  return info.message;
-}
-
 sluice_pipeline_program_t* program_of(const sluice_pipeline_spec_t* spec) {
   sluice_pipeline_program_t* program = NULL;
-  if (sluice_pipeline_program_build(spec, sluice_process_allocator(), &program) != SLUICE_OK)
-    fail_msg("%s", last_error());
+  WORKS(sluice_pipeline_program_build(spec, sluice_process_allocator(), &program));
   assert_non_null(program);
   return program;
 }
@@ -37,7 +29,6 @@ void free_program(sluice_pipeline_program_t* program) {
 
 void assert_refused(const sluice_pipeline_spec_t* spec, sluice_status_t status, const char* text) {
   sluice_pipeline_program_t* program = (sluice_pipeline_program_t*)(void*)&program;
-  assert_int_equal(sluice_pipeline_program_build(spec, sluice_process_allocator(), &program), status);
+  REFUSED(sluice_pipeline_program_build(spec, sluice_process_allocator(), &program), status, text);
   assert_null(program);
-  if (strstr(last_error(), text) == NULL) fail_msg("\"%s\" is not in: %s", text, last_error());
 }

@@ -5,13 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/test/refused.h"
+#include "backend/base/test/refused.h"
 #include "backend/pipeline/build.h"
-#include "third_party/bazel/test.h"
 
 /* Every limit at L (0: the policy's own), one receive ahead; separate_wgrad and forward_only as the policy requires. */
 sluice_pipeline_spec_t pipeline_of(int32_t p, int32_t v, int32_t m, int32_t policy, int32_t in_flight);
-/* The message of the last error on this thread; valid until the next call. */
-const char* last_error(void);
 /* The test fails if there is no program. */
 sluice_pipeline_program_t* program_of(const sluice_pipeline_spec_t* spec);
 void free_program(sluice_pipeline_program_t* program);

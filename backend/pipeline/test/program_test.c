@@ -178,29 +178,29 @@ TEST(WeightGradient_Split_FreesWhatABackwardLeft) {
 TEST(Build_WhatDoesNotFit_IsRefusedByName) {
   const sluice_pipeline_spec_t good = pipeline_of(2, 1, 4, SLUICE_POLICY_MESSAGE_DRIVEN, 2);
   sluice_pipeline_spec_t spec;
-#define REFUSED(change, text) spec = good, change, assert_refused(&spec, SLUICE_E_INVALID_ARGUMENT, text)
-  REFUSED(spec.num_stages = 0, "num_stages is 0");
-  REFUSED(spec.num_stages = 65, "num_stages is 65");
-  REFUSED(spec.num_virtual = 65, "num_virtual is 65");
-  REFUSED(spec.num_micro_batches = 0, "num_micro_batches is 0");
-  REFUSED(spec.num_micro_batches = 1025, "num_micro_batches is 1025");
-  REFUSED(spec.placement = 2, "placement is 2");
-  REFUSED(spec.policy = SLUICE_POLICY_COUNT, "policy is 10");
-  REFUSED(spec.policy = -1, "policy is -1");
-  REFUSED(spec.receives_ahead = -1, "receives_ahead is -1");
-  REFUSED(spec.in_flight[1] = -1, "virtual stage 1: in_flight is -1");
-  REFUSED(spec.held[0] = -2, "held is -2");
-  REFUSED((spec.separate_wgrad = 1, spec.forward_only = 1), "exclude each other");
-  REFUSED(spec.forward_only = 1, "message_driven asks for forward_only = 0");
-  REFUSED(spec.policy = SLUICE_POLICY_FORWARD_ONLY, "forward_only asks for forward_only = 1");
-  REFUSED(spec.policy = SLUICE_POLICY_ZERO_BUBBLE, "zero_bubble asks for separate_wgrad = 1");
-  REFUSED(spec.policy = SLUICE_POLICY_LOOPED, "looped asks for 2 to 128 virtual stages");
-  REFUSED((spec.policy = SLUICE_POLICY_V, spec.num_virtual = 2), "v asks for placement 1");
-  REFUSED((spec.policy = SLUICE_POLICY_1F1B, spec.num_virtual = 2), "1f1b asks for 1 to 1 virtual stages");
-  REFUSED((spec.policy = SLUICE_POLICY_GPIPE), "gpipe has all 4 micro-batches in flight");
-  REFUSED((spec.policy = SLUICE_POLICY_LOOPED, spec.num_virtual = 2, spec.num_micro_batches = 3), "groups of 2");
+#define REFUSED_SPEC(change, text) spec = good, change, assert_refused(&spec, SLUICE_E_INVALID_ARGUMENT, text)
+  REFUSED_SPEC(spec.num_stages = 0, "num_stages is 0");
+  REFUSED_SPEC(spec.num_stages = 65, "num_stages is 65");
+  REFUSED_SPEC(spec.num_virtual = 65, "num_virtual is 65");
+  REFUSED_SPEC(spec.num_micro_batches = 0, "num_micro_batches is 0");
+  REFUSED_SPEC(spec.num_micro_batches = 1025, "num_micro_batches is 1025");
+  REFUSED_SPEC(spec.placement = 2, "placement is 2");
+  REFUSED_SPEC(spec.policy = SLUICE_POLICY_COUNT, "policy is 10");
+  REFUSED_SPEC(spec.policy = -1, "policy is -1");
+  REFUSED_SPEC(spec.receives_ahead = -1, "receives_ahead is -1");
+  REFUSED_SPEC(spec.in_flight[1] = -1, "virtual stage 1: in_flight is -1");
+  REFUSED_SPEC(spec.held[0] = -2, "held is -2");
+  REFUSED_SPEC((spec.separate_wgrad = 1, spec.forward_only = 1), "exclude each other");
+  REFUSED_SPEC(spec.forward_only = 1, "message_driven asks for forward_only = 0");
+  REFUSED_SPEC(spec.policy = SLUICE_POLICY_FORWARD_ONLY, "forward_only asks for forward_only = 1");
+  REFUSED_SPEC(spec.policy = SLUICE_POLICY_ZERO_BUBBLE, "zero_bubble asks for separate_wgrad = 1");
+  REFUSED_SPEC(spec.policy = SLUICE_POLICY_LOOPED, "looped asks for 2 to 128 virtual stages");
+  REFUSED_SPEC((spec.policy = SLUICE_POLICY_V, spec.num_virtual = 2), "v asks for placement 1");
+  REFUSED_SPEC((spec.policy = SLUICE_POLICY_1F1B, spec.num_virtual = 2), "1f1b asks for 1 to 1 virtual stages");
+  REFUSED_SPEC((spec.policy = SLUICE_POLICY_GPIPE), "gpipe has all 4 micro-batches in flight");
+  REFUSED_SPEC((spec.policy = SLUICE_POLICY_LOOPED, spec.num_virtual = 2, spec.num_micro_batches = 3), "groups of 2");
   /* The stock order ignores limits, and would wait for ever. */
-  REFUSED((spec.policy = SLUICE_POLICY_DEEPSPEED, spec.in_flight[0] = 1), "waits forever");
+  REFUSED_SPEC((spec.policy = SLUICE_POLICY_DEEPSPEED, spec.in_flight[0] = 1), "waits forever");
   spec = good, spec.activation_bytes[1] = 100, spec.message_bytes[0] = 10, spec.byte_limit[1] = 209;
   assert_refused(&spec, SLUICE_E_OVER_BUDGET, "stage 1 take 210 bytes and its limit is 209");
   spec.byte_limit[1] = 210;

@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backend/base/test/refused.h"
 #include "backend/schedule/template/template.h"
-#include "third_party/bazel/test.h"
 
 uint32_t next_random(uint32_t* state) { return *state = *state * 1664525u + 1013904223u; }
 
@@ -28,12 +28,7 @@ static int any_offloaded(const uint8_t* restore, int32_t n) {
 }
 
 /* An invalid spec is rejected as such, before anything is built. */
-static void fail_of_builder(void) {
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  fail_msg("%s", why.message);
-}
+static void fail_of_builder(void) { fail_msg("%s", last_message()); }
 
 int64_t for_each_form(int32_t n, int32_t policy, uint32_t seed, visit_fn_t visit, void* user) {
   int64_t seen = 0;

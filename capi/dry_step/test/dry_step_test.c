@@ -3,11 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/test/refused.h"
 #include "backend/comm/nccl/fake/fake_nccl.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/device/cuda/fake/fake_record.h"
 #include "capi/dry_step/dry_step.h"
-#include "third_party/bazel/test.h"
 
 static const sluice_dry_step_t small = {.ranks = 2,
                                         .tokens = 64,
@@ -18,13 +18,6 @@ static const sluice_dry_step_t small = {.ranks = 2,
                                         .chunks = 1,
                                         .seed = 7,
                                         .device_bytes = (int64_t)1 << 40};
-
-static const char* last_message(void) {
-  static sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  return why.message;
-}
 
 /* The record as text, the caller's to free; the test fails where the step does. */
 static char* record_of(const sluice_dry_step_t* step) {

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backend/base/test/last_error.h"
 #include "sluice/sluice.h"
 
 enum { MOST_TEXT = 32768 };
@@ -19,12 +20,9 @@ typedef struct rank_s {
 } rank_t;
 
 static void note(rank_t* r, sluice_status_t status) {
-  sluice_error_info_t why;
   if (r->status != SLUICE_OK || status == SLUICE_OK) return;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
   r->status = status;
-  snprintf(r->why, sizeof r->why, "%.500s", why.message);
+  snprintf(r->why, sizeof r->why, "%.500s", last_message());
 }
 
 static void predict(rank_t* r, const sluice_planner_t* planner) {

@@ -5,10 +5,10 @@
 #include <string.h>
 
 #include "backend/base/hash.h"
+#include "backend/base/test/refused.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/test/cuda/fake_rigs.h"
 #include "capi/test/cuda/fakes.h"
-#include "third_party/bazel/test.h"
 
 static const int32_t RANKS[] = {1, 2, 4}, CHUNKS[] = {1, 2, 4};
 
@@ -204,12 +204,6 @@ static void end_capture(int want) {
   sluice_fake_cuda_destroy_graph(graph);
 }
 
-#define REFUSED(call, text)                                                   \
-  do {                                                                        \
-    assert_int_equal(call, SLUICE_E_STATE);                                   \
-    if (strstr(last_message(), text) == NULL) fail_msg("%s", last_message()); \
-  } while (0)
-
 /* None of them invalidates the rest of the host's capture, and the context continues to work. */
 TEST(CudaGraph_WhatACaptureCannotTake_IsRefusedByName) {
   rig_t rig;
@@ -218,37 +212,37 @@ TEST(CudaGraph_WhatACaptureCannotTake_IsRefusedByName) {
   open_all(&rig, &exact);
   assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
   sluice_fake_cuda_begin_capture(fakes_stream(0));
-  REFUSED(rig_forward(&rig, &other), "set exchange_mode to SLUICE_EXCHANGE_CAPACITY");
-  REFUSED(rig_backward(&rig, step), "set exchange_mode to SLUICE_EXCHANGE_CAPACITY");
+  REFUSED(rig_forward(&rig, &other), SLUICE_E_STATE, "set exchange_mode to SLUICE_EXCHANGE_CAPACITY");
+  REFUSED(rig_backward(&rig, step), SLUICE_E_STATE, "set exchange_mode to SLUICE_EXCHANGE_CAPACITY");
   end_capture(0);
   assert_int_equal(rig_backward(&rig, step), SLUICE_OK);
   sluice_step_drop(step);
   assert_int_equal(rig_swap_layer(&rig, &config), SLUICE_OK);
   sluice_fake_cuda_begin_capture(fakes_stream(0));
-  REFUSED(rig_forward(&rig, &step), "no such forward has run outside a capture yet");
+  REFUSED(rig_forward(&rig, &step), SLUICE_E_STATE, "no such forward has run outside a capture yet");
   end_capture(0);
   assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
   sluice_fake_cuda_begin_capture(fakes_stream(0));
-  REFUSED(rig_backward(&rig, step), "no such backward has run outside a capture yet");
+  REFUSED(rig_backward(&rig, step), SLUICE_E_STATE, "no such backward has run outside a capture yet");
   end_capture(0);
   assert_int_equal(rig_backward(&rig, step), SLUICE_OK);
   sluice_step_drop(step);
   /* One step was outstanding outside: two are more. */
   sluice_fake_cuda_begin_capture(fakes_stream(0));
   assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
-  REFUSED(rig_forward(&rig, &other), "lies idle, and a capture cannot make one");
+  REFUSED(rig_forward(&rig, &other), SLUICE_E_STATE, "lies idle, and a capture cannot make one");
   sluice_capacity_report_t report;
   sluice_capacity_report_init(&report, sizeof report);
-  REFUSED(sluice_moe_take_capacity_report(rig.moe, fakes_stream(0), &report), "captured");
+  REFUSED(sluice_moe_take_capacity_report(rig.moe, fakes_stream(0), &report), SLUICE_E_STATE, "captured");
   end_capture(0);
   sluice_step_drop(step);
   /* More tokens than ever outside a capture, or in one: the graph has its buffers. */
   rig.num_tokens = 60;
   rig_reset(&rig);
   sluice_fake_cuda_begin_capture(fakes_stream(0));
-  REFUSED(rig_forward(&rig, &step), "a captured graph uses the");
+  REFUSED(rig_forward(&rig, &step), SLUICE_E_STATE, "a captured graph uses the");
   end_capture(0);
-  REFUSED(rig_forward(&rig, &step), "make the largest call once before the first capture");
+  REFUSED(rig_forward(&rig, &step), SLUICE_E_STATE, "make the largest call once before the first capture");
   rig.num_tokens = 6;
   rig_reset(&rig);
   assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);

@@ -7,10 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/test/refused.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/test/cuda/cuda_optimizer_model.h"
 #include "capi/test/cuda/fakes.h"
-#include "third_party/bazel/test.h"
 
 enum { MAX_RANKS = 4, STEPS = 3, UNKNOWN_ERROR = 999 };
 
@@ -116,10 +116,7 @@ static void* rank_main(void* argument) {
     keep(me);
     if (me->world->bend != NULL) me->world->bend(me);
     me->status = com_step(me->model);
-    sluice_error_info_t error;
-    sluice_error_info_init(&error, sizeof error);
-    sluice_error_last(&error);
-    (void)snprintf(me->why, sizeof me->why, "%s", me->status != SLUICE_OK ? error.message : "");
+    (void)snprintf(me->why, sizeof me->why, "%s", me->status != SLUICE_OK ? last_message() : "");
     pthread_barrier_wait(&me->world->barrier);
     me->world->check(me);
     pthread_barrier_wait(&me->world->barrier);

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/test/last_error.h"
 #include "backend/cts/gpu/gpu_memory_watch.h"
 #include "backend/moe/context/context.h"
 #include "capi/src/context_on_device.h"
@@ -39,15 +40,8 @@ static void report(const char* name, const char* problem) {
 
 /* ---- ranks on GPU 0 -------------------------------------------------------------------------------------------- */
 
-static const char* last_error(void) {
-  static sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  return why.message;
-}
-
 static void die(const char* what, int code) {
-  printf("FAIL %s: %d, %s\n", what, code, last_error());
+  printf("FAIL %s: %d, %s\n", what, code, last_message());
   exit(1);
 }
 
@@ -204,7 +198,7 @@ static void open_gpu(void) {
   for (int32_t r = 0; r < MOST_RANKS; ++r) {
     sluice_status_t status = sluice_cuda_device_create(0, sluice_process_allocator(), &ranks[r].device);
     if (status == SLUICE_E_NOT_FOUND) {
-      printf("no GPU: %s\n", last_error());
+      printf("no GPU: %s\n", last_message());
       exit(NO_GPU);
     }
     if (status != SLUICE_OK) die("device", 0);

@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/test/refused.h"
 #include "backend/comm/comm.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "capi/src/context_on_device.h"
-#include "third_party/bazel/test.h"
 
 enum { MAX_RANKS = 4, ROUNDS = 6, ROOM = 4096, FAILS = 999 };
 #define MS UINT64_C(1000000)
@@ -40,13 +40,10 @@ struct world_s {
 static int32_t device_of(const rank_t* me) { return me->world->devices == 1 ? 0 : me->rank; }
 
 static sluice_status_t note(rank_t* me, sluice_status_t status) {
-  sluice_error_info_t why;
   if (status == SLUICE_OK || me->status != SLUICE_OK) return status;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
   me->status = status;
-  me->peer = why.peer;
-  snprintf(me->message, sizeof me->message, "%s", why.message);
+  me->peer = last_error()->peer;
+  snprintf(me->message, sizeof me->message, "%s", last_message());
   return status;
 }
 
@@ -314,10 +311,8 @@ TEST(LocalCuda_RanksThatDisagree_AreInternalNamingThem) {
 
 static void refusals(rank_t* me) {
   (void)one_round(me, 0);
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  if (why.status != SLUICE_E_UNSUPPORTED || strstr(why.message, "has no device") == NULL) me->status = why.status;
+  if (last_error()->status != SLUICE_E_UNSUPPORTED || strstr(last_message(), "has no device") == NULL)
+    me->status = last_error()->status;
 }
 static void other_device(rank_t* me) {
   if (use_cuda(me, 0) != SLUICE_OK || use_cuda(me, 0) != SLUICE_OK) me->status = SLUICE_E_INTERNAL;

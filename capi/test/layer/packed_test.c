@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/test/refused.h"
 #include "capi/test/world/checks.h"
 #include "sluice/sluice.h"
-#include "third_party/bazel/test.h"
 
 static const char* const words[] = {"plain", "mxfp4", "fp8", "int8", "int4"};
 
@@ -119,19 +119,6 @@ TEST(Packed_RanksWithOtherBlocks_AreTold) {
 
 enum { M = 64, H = 32, T = 3 };
 
-static const char* last_error(void) {
-  static sluice_error_info_t info;
-  sluice_error_info_init(&info, sizeof info);
-  sluice_error_last(&info);
-  return info.message;
-}
-
-static void refused(sluice_status_t got, sluice_status_t wanted, const char* part) {
-  if (got != wanted || strstr(last_error(), part) == NULL) {
-    fail_msg("status %d, \"%s\": expected %d and \"%s\"", got, last_error(), wanted, part);
-  }
-}
-
 static sluice_context_t* make_context(void) {
   sluice_context_config_t config;
   sluice_context_config_init(&config, sizeof config);
@@ -152,19 +139,19 @@ TEST(Packed_ConfigsThatDoNotFit_Refused) {
   sluice_context_t* context = make_context();
   sluice_moe_t* moe = NULL;
   sluice_moe_config_t c = layer_config(9);
-  refused(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "weight_format is 9; known are plain (0)");
+  REFUSED(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "weight_format is 9; known are plain (0)");
   c = layer_config(SLUICE_WEIGHTS_MXFP4), c.hidden_width = 48;
-  refused(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "w2: a width of 48, but mxfp4");
+  REFUSED(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "w2: a width of 48, but mxfp4");
   c = layer_config(SLUICE_WEIGHTS_INT4), c.model_width = 63;
-  refused(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "w1: a width of 63, but int4");
+  REFUSED(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "w1: a width of 63, but int4");
   c = layer_config(SLUICE_WEIGHTS_FP8), c.weight_block = 96;
-  refused(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "blocks of 96 columns, but those of fp8");
+  REFUSED(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "blocks of 96 columns, but those of fp8");
   c = layer_config(SLUICE_WEIGHTS_INT8), c.weight_block = 48;
-  refused(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "blocks of 48 columns");
+  REFUSED(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "blocks of 48 columns");
   c = layer_config(SLUICE_WEIGHTS_PLAIN), c.weight_block = 32;
-  refused(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "weight_block is 32, but weight_format is");
+  REFUSED(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "weight_block is 32, but weight_format is");
   c = layer_config(SLUICE_WEIGHTS_FP8), c.callback_experts = 1;
-  refused(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "but callback experts have weights");
+  REFUSED(sluice_moe_create(context, &c, &moe), SLUICE_E_INVALID_ARGUMENT, "but callback experts have weights");
   sluice_context_destroy(context);
 }
 
@@ -223,31 +210,31 @@ TEST(Packed_TensorsThatDoNotFit_RefusedByName) {
   static rig_t r;
   const sluice_status_t bad = SLUICE_E_INVALID_ARGUMENT;
   reset(&r), r.params.s1 = NULL;
-  refused(forward(moe, &r, &step), bad, "params.s1 is NULL; weights in fp8 need codes and scales");
+  REFUSED(forward(moe, &r, &step), bad, "params.s1 is NULL; weights in fp8 need codes and scales");
   reset(&r), r.params.w2 = NULL;
-  refused(forward(moe, &r, &step), bad, "params.w2 is NULL");
+  REFUSED(forward(moe, &r, &step), bad, "params.w2 is NULL");
   reset(&r), r.params.struct_size = offsetof(sluice_expert_tensors_t, s1); /* a caller of before there were scales */
-  refused(forward(moe, &r, &step), bad, "params.s1 is NULL");
+  REFUSED(forward(moe, &r, &step), bad, "params.s1 is NULL");
   reset(&r), r.w1.type_code = SLUICE_TYPE_FLOAT, r.w1.type_bits = 32;
-  refused(forward(moe, &r, &step), bad, "params.w1[0]: type code 2 with 32 bits; codes of fp8 are u8");
+  REFUSED(forward(moe, &r, &step), bad, "params.w1[0]: type code 2 with 32 bits; codes of fp8 are u8");
   reset(&r), r.s2.type_code = SLUICE_TYPE_BFLOAT, r.s2.type_bits = 16;
-  refused(forward(moe, &r, &step), bad, "params.s2[0]: type code 4 with 16 bits; scales of fp8 are f32");
+  REFUSED(forward(moe, &r, &step), bad, "params.s2[0]: type code 4 with 16 bits; scales of fp8 are f32");
   reset(&r), r.w1.shape = r.down;
-  refused(forward(moe, &r, &step), bad, "params.w1[0]: has [64, 32], want [32, 64]");
+  REFUSED(forward(moe, &r, &step), bad, "params.w1[0]: has [64, 32], want [32, 64]");
   reset(&r), r.s1.shape = r.routes; /* two scales of 96 rows each are no blocks of 128 */
-  refused(forward(moe, &r, &step), bad, "params.s1[0]: has [3, 1], want [1, 1]");
+  REFUSED(forward(moe, &r, &step), bad, "params.s1[0]: has [3, 1], want [1, 1]");
   reset(&r), r.up_strides[0] = 1, r.up_strides[1] = H, r.w1.strides = r.up_strides;
-  refused(forward(moe, &r, &step), bad, "params.w1[0]: the strides are 1, 32; packed weights lie row by row");
+  REFUSED(forward(moe, &r, &step), bad, "params.w1[0]: the strides are 1, 32; packed weights lie row by row");
   reset(&r), r.w2.data = NULL;
-  refused(forward(moe, &r, &step), bad, "params.w2[0]: has no data");
+  REFUSED(forward(moe, &r, &step), bad, "params.w2[0]: has no data");
   reset(&r), r.s2.device_type = SLUICE_DEVICE_CUDA;
-  refused(forward(moe, &r, &step), bad, "params.s2[0]: device_type is 2");
+  REFUSED(forward(moe, &r, &step), bad, "params.s2[0]: device_type is 2");
   reset(&r);
   assert_int_equal(forward(moe, &r, &step), SLUICE_OK);
   r.grads.w1 = &r.g1;
-  refused(backward(moe, &r, step), SLUICE_E_UNSUPPORTED, "grad_params.w1 is given, but weights in fp8 are frozen");
+  REFUSED(backward(moe, &r, step), SLUICE_E_UNSUPPORTED, "grad_params.w1 is given, but weights in fp8 are frozen");
   r.grads.w1 = NULL, r.grads.s2 = &r.s2;
-  refused(backward(moe, &r, step), SLUICE_E_UNSUPPORTED, "grad_params.s2 is given");
+  REFUSED(backward(moe, &r, step), SLUICE_E_UNSUPPORTED, "grad_params.s2 is given");
   r.grads.s2 = NULL;
   assert_int_equal(backward(moe, &r, step), SLUICE_OK);
   sluice_step_drop(step);

@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/test/refused.h"
 #include "backend/cost/closed_forms.h"
 #include "sluice/sluice.h"
-#include "third_party/bazel/test.h"
 
 static sluice_schedule_config_t config_of(int32_t direction, int32_t n, int32_t input, int32_t pre_activation) {
   sluice_schedule_config_t config;
@@ -18,10 +18,7 @@ static sluice_schedule_config_t config_of(int32_t direction, int32_t n, int32_t 
 static sluice_schedule_t* made(const sluice_schedule_config_t* config) {
   sluice_schedule_t* schedule = NULL;
   if (sluice_schedule_create(config, &schedule) != SLUICE_OK) {
-    sluice_error_info_t why;
-    sluice_error_info_init(&why, sizeof why);
-    sluice_error_last(&why);
-    fail_msg("%s", why.message);
+    fail_msg("%s", last_message());
   }
   return schedule;
 }
@@ -46,10 +43,7 @@ static void expect(const sluice_schedule_config_t* config, sluice_status_t statu
   sluice_schedule_t* schedule = (sluice_schedule_t*)&schedule;
   assert_int_equal(sluice_schedule_create(config, &schedule), status);
   assert_null(schedule);
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  if (strstr(why.message, text) == NULL) fail_msg("\"%s\" lacks \"%s\"", why.message, text);
+  if (strstr(last_message(), text) == NULL) fail_msg("\"%s\" lacks \"%s\"", last_message(), text);
 }
 
 TEST(Json_EveryPolicy_HasEachOpOnce) {
@@ -141,16 +135,12 @@ TEST(Predict_BadNumbers_AreNamed) {
   sluice_schedule_t* schedule = made(&config);
   double seconds[16] = {0}, share[64] = {0};
   sluice_schedule_prediction_t p = {.struct_size = sizeof p};
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
   seconds[2] = -1;
-  assert_int_equal(sluice_schedule_predict(schedule, seconds, NULL, NULL, NULL, &p), SLUICE_E_INVALID_ARGUMENT);
-  sluice_error_last(&why);
-  assert_non_null(strstr(why.message, "op_seconds[2] (gemm1 of chunk 0) is -1"));
+  REFUSED(sluice_schedule_predict(schedule, seconds, NULL, NULL, NULL, &p), SLUICE_E_INVALID_ARGUMENT,
+          "op_seconds[2] (gemm1 of chunk 0) is -1");
   seconds[2] = 0, share[17] = 1.5;
-  assert_int_equal(sluice_schedule_predict(schedule, seconds, share, NULL, NULL, &p), SLUICE_E_INVALID_ARGUMENT);
-  sluice_error_last(&why);
-  assert_non_null(strstr(why.message, "share[1][1] is 1.5"));
+  REFUSED(sluice_schedule_predict(schedule, seconds, share, NULL, NULL, &p), SLUICE_E_INVALID_ARGUMENT,
+          "share[1][1] is 1.5");
   p.struct_size = 0;
   assert_int_equal(sluice_schedule_predict(schedule, seconds, NULL, NULL, NULL, &p), SLUICE_E_ABI);
   sluice_schedule_destroy(schedule);

@@ -10,10 +10,10 @@
 #include <unistd.h>
 
 #include "backend/base/clock.h"
+#include "backend/base/test/refused.h"
 #include "backend/comm/messages.h"
 #include "capi/test/migration/mesh.h"
 #include "capi/test/migration/migration_world.h"
-#include "third_party/bazel/test.h"
 
 #define SECOND_NS  UINT64_C(1000000000)
 #define BOUNDED_NS (20 * SECOND_NS)
@@ -119,13 +119,10 @@ static sluice_status_t step(toy_rank_t* toy, sluice_migration_t* migration, uint
 }
 
 static void tell(told_t* told, sluice_status_t status, sluice_migration_t* migration) {
-  sluice_error_info_t why;
   sluice_migration_progress_t progress = {.struct_size = sizeof progress};
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
   told->status = status;
-  told->peer = why.peer;
-  (void)snprintf(told->message, sizeof told->message, "%.399s", status == SLUICE_OK ? "" : why.message);
+  told->peer = last_error()->peer;
+  (void)snprintf(told->message, sizeof told->message, "%.399s", status == SLUICE_OK ? "" : last_message());
   if (sluice_migration_get_progress(migration, &progress) == SLUICE_OK) told->phase = progress.phase;
 }
 

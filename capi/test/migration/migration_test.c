@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 #include "backend/base/clock.h"
+#include "backend/base/test/refused.h"
 #include "capi/test/migration/migration_world.h"
-#include "third_party/bazel/test.h"
 
 enum { STEPS = 24 };
 
@@ -27,10 +27,7 @@ typedef struct run_s {
 } run_t;
 
 static void note(run_t* run, int32_t rank, int32_t line) {
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  if (run->bad[rank] == 0) print_message("rank %d, line %d; its last failure: %s\n", rank, line, why.message);
+  if (run->bad[rank] == 0) print_message("rank %d, line %d; its last failure: %s\n", rank, line, last_message());
   if (run->bad[rank] == 0) run->bad[rank] = line;
 }
 
@@ -291,10 +288,7 @@ static void check_old(run_t* run, toy_rank_t* toy, sluice_migration_t* migration
 }
 
 static int says(int32_t peer, const char* text) {
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  return (peer == -2 || why.peer == peer) && strstr(why.message, text) != NULL;
+  return (peer == -2 || last_error()->peer == peer) && strstr(last_message(), text) != NULL;
 }
 
 static void refuse_at_commit(run_t* run, toy_rank_t* toy, sluice_migration_t* migration) {

@@ -8,9 +8,9 @@
 #include <string.h>
 
 #include "backend/base/hash.h"
+#include "backend/base/test/refused.h"
 #include "capi/test/nth/nth_ranks.h"
 #include "sluice/optimizer.h"
-#include "third_party/bazel/test.h"
 
 enum { NUM_TENSORS = 4, NUM_GROUPS = 2, STEPS = 3, BUCKET = 1000, ELEMENTS = 4704, WORDS = 4 * ELEMENTS };
 
@@ -89,11 +89,8 @@ static int is_either(const states_t* found, const states_t* old, const states_t*
 
 /* By the last error of this thread, which is that of `status`. */
 static int ends_a_communicator(sluice_status_t status) {
-  sluice_error_info_t why;
   if (status == SLUICE_E_PEER_LOST || status == SLUICE_E_TIMED_OUT || status == SLUICE_E_ABORTED) return 1;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  return strstr(why.message, "is no longer usable") != NULL;
+  return strstr(last_message(), "is no longer usable") != NULL;
 }
 
 static sluice_status_t train(nth_rank_t* me, model_t* m, sluice_comm_t* comm) {

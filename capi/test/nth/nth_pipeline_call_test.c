@@ -8,9 +8,9 @@
 
 #include "backend/base/alloc.h"
 #include "backend/base/hash.h"
+#include "backend/base/test/refused.h"
 #include "capi/test/nth/nth_ranks.h"
 #include "sluice/pipeline.h"
-#include "third_party/bazel/test.h"
 
 enum {
   NUM_VIRTUAL = 2,
@@ -83,11 +83,8 @@ static sluice_status_t backward(void* user, const sluice_stage_call_t* op, sluic
 
 /* By the last error of this thread, which is that of `status`. */
 static int ends_the_pipeline(sluice_status_t status) {
-  sluice_error_info_t why;
   if (status == SLUICE_E_PEER_LOST || status == SLUICE_E_TIMED_OUT || status == SLUICE_E_ABORTED) return 1;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  return sluice_is_out_of_memory(status) && strstr(why.message, "are at their end") != NULL;
+  return sluice_is_out_of_memory(status) && strstr(last_message(), "are at their end") != NULL;
 }
 
 static sluice_status_t run_batch(nth_rank_t* me, stages_t* stages) {

@@ -11,8 +11,8 @@
 
 #include "backend/base/alloc.h"
 #include "backend/base/clock.h"
+#include "backend/base/test/refused.h"
 #include "capi/test/nth/failing_calls.h"
-#include "third_party/bazel/test.h"
 
 enum { NUM_COUNTS = 3, TRIES = 3, HANG_S = 120 };
 
@@ -37,11 +37,8 @@ static void hang(int signal_number) {
 /* ---- one rank ---------------------------------------------------------------------------------------------------- */
 
 sluice_status_t nth_said(nth_rank_t* me, sluice_status_t status) {
-  sluice_error_info_t why;
   if (status == SLUICE_OK) return status;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  snprintf(me->message, sizeof me->message, "%.511s", why.message);
+  snprintf(me->message, sizeof me->message, "%.511s", last_message());
   return status;
 }
 

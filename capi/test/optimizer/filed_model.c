@@ -98,26 +98,11 @@ void forget_states(model_t* m) {
   }
 }
 
-void works(sluice_status_t status) {
-  if (status == SLUICE_OK) return;
-  sluice_error_info_t info;
-  sluice_error_info_init(&info, sizeof info);
-  sluice_error_last(&info);
-  fail_msg("%s", info.message);
-}
-
-void refused(sluice_status_t status, sluice_status_t wanted, const char* text) {
-  sluice_error_info_t info;
-  sluice_error_info_init(&info, sizeof info);
-  sluice_error_last(&info);
-  if (status != wanted || strstr(info.message, text) == NULL) fail_msg("%d: %s lacks %s", status, info.message, text);
-}
-
 model_t* open_with_file_at(const char* path) {
   model_t* m = open_model();
   if (path != NULL) memcpy(m->path, path, sizeof m->path);
   const sluice_optimizer_file_config_t config = config_of(m);
-  works(sluice_optimizer_file_create(&config, m->list, 2, &m->file));
+  WORKS(sluice_optimizer_file_create(&config, m->list, 2, &m->file));
   forget_states(m);
   m->args.file = m->file;
   return m;
@@ -128,13 +113,13 @@ model_t* open_with_file(void) { return open_with_file_at(NULL); }
 sluice_optimizer_file_info_t info_of(model_t* m) {
   sluice_optimizer_file_info_t info;
   sluice_optimizer_file_info_init(&info, sizeof info);
-  works(sluice_optimizer_file_info(m->file, &info));
+  WORKS(sluice_optimizer_file_info(m->file, &info));
   return info;
 }
 
 void step_model(model_t* m, int number) {
   set_gradients(m, number, 0);
-  works(sluice_optimizer_step(m->optimizer, &m->args, &m->result));
+  WORKS(sluice_optimizer_step(m->optimizer, &m->args, &m->result));
 }
 
 void expect_states(model_t* m, const model_t* wanted) {
@@ -148,7 +133,7 @@ void expect_states(model_t* m, const model_t* wanted) {
     copy.tensors[t].exp_avg_sq = found->exp_avg_sq + first;
   }
   for (int g = 0; g < 2; ++g) copy.groups[g].tensors = copy.tensors + 2 * g, copy.list[g] = &copy.groups[g];
-  works(sluice_optimizer_file_load(m->file, copy.list, 2));
+  WORKS(sluice_optimizer_file_load(m->file, copy.list, 2));
   assert_memory_equal(found->master, wanted->s.master, sizeof found->master);
   assert_memory_equal(found->exp_avg, wanted->s.exp_avg, sizeof found->exp_avg);
   assert_memory_equal(found->exp_avg_sq, wanted->s.exp_avg_sq, sizeof found->exp_avg_sq);
@@ -175,6 +160,6 @@ void reopen(model_t* m, int64_t at) {
   m->args.file = m->file = NULL;
   sluice_optimizer_file_config_t config = config_of(m);
   config.step = at;
-  works(sluice_optimizer_file_open(&config, &m->file));
+  WORKS(sluice_optimizer_file_open(&config, &m->file));
   m->args.file = m->file;
 }

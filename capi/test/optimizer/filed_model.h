@@ -4,8 +4,9 @@
 
 #include <stdint.h>
 
+#include "backend/base/test/refused.h"
+#include "backend/base/test/refused.h"
 #include "sluice/optimizer.h"
-#include "third_party/bazel/test.h"
 
 enum { NUM_TENSORS = 4, ELEMENTS = 10150, BUCKET = 1000 };
 
@@ -43,8 +44,6 @@ void close_model(model_t* m);
 sluice_optimizer_file_config_t config_of(model_t* m);
 
 /* The test fails unless the call succeeded, or failed as stated. */
-void works(sluice_status_t status);
-void refused(sluice_status_t status, sluice_status_t wanted, const char* text);
 
 float read_element(const void* data, int32_t dtype, int64_t i);
 void set_gradients(model_t* m, int step, int rank);

@@ -33,7 +33,7 @@ TEST(Step_WhoseNthReadOrWriteFails_ChangesNothing) {
       const sluice_status_t status = sluice_optimizer_step(m->optimizer, &m->args, &m->result);
       disk_calls_left[which] = NEVER;
       if (status == SLUICE_OK) break; /* it makes no more such calls */
-      refused(status, SLUICE_E_EXTERNAL, which == 0 ? "reading" : "No space left on device");
+      REFUSED(status, SLUICE_E_EXTERNAL, which == 0 ? "reading" : "No space left on device");
       assert_int_equal(info_of(m).step, 1);
       expect_params(m, written);
     }
@@ -57,12 +57,12 @@ TEST(Disk_ThatDiesInAStep_KeepsTheNextFromParametersOfTwoSteps) {
   set_gradients(m, 2, 0);
   disk_calls_left[0] = atomic_load(&disk_calls[0]) * 3 / 4; /* some buckets are updated */
   disk_how = DIES;
-  refused(sluice_optimizer_step(m->optimizer, &m->args, &m->result), SLUICE_E_EXTERNAL, "reading");
+  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, &m->result), SLUICE_E_EXTERNAL, "reading");
   disk_how = FAILS;
   disk_calls_left[0] = NEVER;
-  refused(sluice_optimizer_step(m->optimizer, &m->args, &m->result), SLUICE_E_STATE, "could not be given back");
+  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, &m->result), SLUICE_E_STATE, "could not be given back");
   assert_int_equal(info_of(m).step, 1);
-  works(sluice_optimizer_file_load(m->file, m->list, 2));
+  WORKS(sluice_optimizer_file_load(m->file, m->list, 2));
   step_model(m, 2);
   expect_states(m, after);
   close_model(m);
@@ -89,7 +89,7 @@ TEST(Process_KilledAtAnyWriteOfAStep_LeavesTheLastWholeOneAndSaysSo) {
     forget_states(m);
     assert_int_equal(waitpid(child, &ended, 0), child);
     reopen(m, -1);
-    works(sluice_optimizer_file_load(m->file, m->list, 2));
+    WORKS(sluice_optimizer_file_load(m->file, m->list, 2));
     if (!WIFSIGNALED(ended)) { /* a step takes no more writes */
       assert_int_equal(WEXITSTATUS(ended), 0);
       assert_true(nth >= 3 * ((ELEMENTS + BUCKET - 1) / BUCKET) + 2);
@@ -119,12 +119,12 @@ TEST(File_ThatIsCut_IsToldAndChangesNothing) {
   states_t* kept = malloc(sizeof *kept);
   assert_non_null(kept);
   *kept = m->s;
-  refused(sluice_optimizer_step(m->optimizer, &m->args, &m->result), SLUICE_E_EXTERNAL, "something has cut it");
+  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, &m->result), SLUICE_E_EXTERNAL, "something has cut it");
   assert_memory_equal(kept, &m->s, sizeof *kept);
   sluice_optimizer_file_close(m->file);
   m->file = NULL;
   const sluice_optimizer_file_config_t config = config_of(m);
-  refused(sluice_optimizer_file_open(&config, &m->file), SLUICE_E_EXTERNAL, "something has cut it");
+  REFUSED(sluice_optimizer_file_open(&config, &m->file), SLUICE_E_EXTERNAL, "something has cut it");
   free(kept);
   close_model(m);
   close_model(before);
@@ -136,7 +136,7 @@ TEST(Disk_WithoutRoom_IsToldAndLeavesNoFile) {
   char unfinished[sizeof m->path + 16];
   (void)snprintf(unfinished, sizeof unfinished, "%s.unfinished", m->path);
   disk_is_full = 1;
-  refused(sluice_optimizer_file_create(&config, m->list, 2, &m->file), SLUICE_E_EXTERNAL, "no room for");
+  REFUSED(sluice_optimizer_file_create(&config, m->list, 2, &m->file), SLUICE_E_EXTERNAL, "no room for");
   disk_is_full = 0;
   assert_null(m->file);
   assert_int_equal(access(m->path, F_OK), -1);
@@ -145,7 +145,7 @@ TEST(Disk_WithoutRoom_IsToldAndLeavesNoFile) {
     const sluice_status_t status = sluice_optimizer_file_create(&config, m->list, 2, &m->file);
     disk_calls_left[1] = NEVER;
     if (status == SLUICE_OK) break;
-    refused(status, SLUICE_E_EXTERNAL, "No space left on device");
+    REFUSED(status, SLUICE_E_EXTERNAL, "No space left on device");
     assert_int_equal(access(m->path, F_OK), -1);
     assert_int_equal(access(unfinished, F_OK), -1);
   }
@@ -176,7 +176,7 @@ TEST_FIXTURE(SmallTmpfs_IsFull_IsTold, mount_small, unmount_small) {
   const sluice_optimizer_file_config_t config = config_of(m);
   const sluice_status_t status = sluice_optimizer_file_create(&config, m->list, 2, &m->file);
   const int left = access(m->path, F_OK);
-  refused(status, SLUICE_E_EXTERNAL, "No space left on device");
+  REFUSED(status, SLUICE_E_EXTERNAL, "No space left on device");
   close_model(m);
   assert_int_equal(left, -1);
 }

@@ -46,7 +46,7 @@ static void step_reference(model_t* m, model_t* const* ranks, int number) {
     }
   }
   memcpy(m->grad, sums, sizeof sums);
-  works(sluice_optimizer_step(m->optimizer, &m->args, &m->result));
+  WORKS(sluice_optimizer_step(m->optimizer, &m->args, &m->result));
 }
 
 static void join_all(model_t* const* ranks, sluice_local_group_t** out_group) {

@@ -43,7 +43,7 @@ TEST(File_OpenedAgain_GoesOnWithTheSameBits) {
     for (int t = 0; t < NUM_TENSORS; ++t) {
       memset(m->tensors[t].param, 0xff, (size_t)counts[t] * (dtypes[t] == SLUICE_DTYPE_F32 ? 4 : 2));
     }
-    works(sluice_optimizer_file_load(m->file, m->list, 2));
+    WORKS(sluice_optimizer_file_load(m->file, m->list, 2));
     expect_states(m, wanted);
     assert_int_equal(info_of(m).unfinished_step, -1);
   }
@@ -56,7 +56,7 @@ TEST(File_OpenedAtTheStepBefore_GoesOnFromIt) {
   for (int number = 1; number <= 3; ++number) step_model(m, number);
   for (int number = 1; number <= 2; ++number) step_model(wanted, number);
   reopen(m, 2);
-  works(sluice_optimizer_file_load(m->file, m->list, 2));
+  WORKS(sluice_optimizer_file_load(m->file, m->list, 2));
   expect_states(m, wanted);
   step_model(m, 3);
   step_model(wanted, 3);
@@ -72,7 +72,7 @@ TEST(Step_WithABadGradient_ChangesNoByteOfTheFile) {
   set_gradients(m, 2, 0);
   m->grad[6999] = (float)INFINITY;
   atomic_store(&disk_calls[1], 0);
-  works(sluice_optimizer_step(m->optimizer, &m->args, &m->result));
+  WORKS(sluice_optimizer_step(m->optimizer, &m->args, &m->result));
   assert_int_equal(m->result.skipped, 1);
   assert_int_equal(disk_calls[1], 0);
   expect_states(m, wanted);
@@ -198,32 +198,32 @@ TEST(BadArguments_AreRefusedByName) {
   model_t *m = open_with_file(), *other = open_model();
   sluice_optimizer_file_config_t config = config_of(m);
   sluice_optimizer_file_t* none = NULL;
-  refused(sluice_optimizer_file_create(&config, other->list, 2, &none), SLUICE_E_EXTERNAL, "File exists");
-  refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_BUSY, "has it open");
+  REFUSED(sluice_optimizer_file_create(&config, other->list, 2, &none), SLUICE_E_EXTERNAL, "File exists");
+  REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_BUSY, "has it open");
   config.step = -2;
-  refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_INVALID_ARGUMENT, "step is -2");
+  REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_INVALID_ARGUMENT, "step is -2");
   config.step = -1, config.reserved = 1;
-  refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_INVALID_ARGUMENT, "reserved is 1");
+  REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_INVALID_ARGUMENT, "reserved is 1");
   config.reserved = 0, config.path = NULL;
-  refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_INVALID_ARGUMENT, "path is NULL");
+  REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_INVALID_ARGUMENT, "path is NULL");
   config.path = "/nowhere/at/all";
-  refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_NOT_FOUND, "there is no file /nowhere/at/all");
-  refused(sluice_optimizer_file_create(&config, other->list, 2, &none), SLUICE_E_EXTERNAL, "/nowhere/at/all");
+  REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_NOT_FOUND, "there is no file /nowhere/at/all");
+  REFUSED(sluice_optimizer_file_create(&config, other->list, 2, &none), SLUICE_E_EXTERNAL, "/nowhere/at/all");
   config.path = "/proc/self/exe";
-  refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_EXTERNAL, "opening it");
+  REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_EXTERNAL, "opening it");
   assert_null(none);
-  refused(sluice_optimizer_file_load(m->file, m->list, 1), SLUICE_E_MISMATCH,
+  REFUSED(sluice_optimizer_file_load(m->file, m->list, 1), SLUICE_E_MISMATCH,
           "the file has 4 tensors, the optimizer has 2");
-  refused(sluice_optimizer_file_load(NULL, m->list, 2), SLUICE_E_INVALID_ARGUMENT, "file is NULL");
+  REFUSED(sluice_optimizer_file_load(NULL, m->list, 2), SLUICE_E_INVALID_ARGUMENT, "file is NULL");
   set_gradients(m, 3, 0);
-  refused(sluice_optimizer_step(m->optimizer, &m->args, NULL), SLUICE_E_INVALID_ARGUMENT,
+  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), SLUICE_E_INVALID_ARGUMENT,
           "tensor 0 of group 0 is at step 3, and the file goes on with step 1");
   set_gradients(m, 1, 0);
   m->tensors[2].exp_avg = m->s.exp_avg;
-  refused(sluice_optimizer_step(m->optimizer, &m->args, NULL), SLUICE_E_INVALID_ARGUMENT, "exp_avg is given");
+  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), SLUICE_E_INVALID_ARGUMENT, "exp_avg is given");
   m->tensors[2].exp_avg = NULL;
   m->args.num_groups = 1;
-  refused(sluice_optimizer_step(m->optimizer, &m->args, NULL), SLUICE_E_MISMATCH, "the optimizer has 2");
+  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), SLUICE_E_MISMATCH, "the optimizer has 2");
   m->args.num_groups = 2;
   step_model(m, 1);
   step_model(other, 1);
@@ -231,7 +231,7 @@ TEST(BadArguments_AreRefusedByName) {
   config.path = m->path, config.step = 9;
   sluice_optimizer_file_close(m->file);
   m->file = NULL;
-  refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_NOT_FOUND, "does not hold step 9");
+  REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_NOT_FOUND, "does not hold step 9");
   sluice_optimizer_file_close(NULL);
   close_model(m);
   close_model(other);
@@ -248,35 +248,35 @@ TEST(FileOfAnotherModel_IsRefusedByItsFirstTensor) {
   sluice_optimizer_file_close(m->file);
   m->file = NULL;
   config.groups = m->list, config.num_groups = 2;
-  works(sluice_optimizer_file_open(&config, &m->file));
+  WORKS(sluice_optimizer_file_open(&config, &m->file));
   sluice_optimizer_file_close(m->file);
   m->file = NULL;
   memcpy(moved, m->tensors, sizeof moved);
   m->tensors[0] = moved[2], m->tensors[2] = moved[0];
-  refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_MISMATCH,
+  REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_MISMATCH,
           "tensor 0: the file has f32 [7000], the optimizer has bf16 [2150]");
   memcpy(m->tensors, moved, sizeof moved);
   config.num_dims = flat, config.dims = wrong;
-  refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_INVALID_ARGUMENT,
+  REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_INVALID_ARGUMENT,
           "tensor 0 of group 0 has 7000 elements, and its shape has others");
   config.dims = NULL;
-  refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_INVALID_ARGUMENT, "give both or none");
+  REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_INVALID_ARGUMENT, "give both or none");
   config.num_dims = NULL, config.rank = 1, config.world_size = 2;
-  refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_MISMATCH,
+  REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_MISMATCH,
           "is the file of rank 0 of 1, and this is rank 1 of 2");
   config.rank = 2;
-  refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_INVALID_ARGUMENT, "rank is 2 of 2");
+  REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_INVALID_ARGUMENT, "rank is 2 of 2");
   config.rank = 0, config.world_size = 1, config.num_dims = num_dims, config.dims = dims;
   m->tensors[3].count = 1; /* a scalar has no dimensions */
   config.replaces = 1;
-  works(sluice_optimizer_file_create(&config, m->list, 2, &m->file));
+  WORKS(sluice_optimizer_file_create(&config, m->list, 2, &m->file));
   sluice_optimizer_file_close(m->file);
   m->file = NULL;
-  works(sluice_optimizer_file_open(&config, &m->file));
+  WORKS(sluice_optimizer_file_open(&config, &m->file));
   sluice_optimizer_file_close(m->file);
   m->file = NULL;
   config.dims = swapped;
-  refused(sluice_optimizer_file_open(&config, &none), SLUICE_E_MISMATCH,
+  REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_MISMATCH,
           "tensor 0: the file has f32 [70, 100], the optimizer has f32 [100, 70]");
   assert_null(none);
   close_model(m);

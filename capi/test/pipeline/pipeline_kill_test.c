@@ -6,9 +6,9 @@
 #include <string.h>
 
 #include "backend/base/clock.h"
+#include "backend/base/test/refused.h"
 #include "capi/test/migration/mesh.h"
 #include "sluice/pipeline.h"
-#include "third_party/bazel/test.h"
 
 #define BOUNDED_NS UINT64_C(20000000000)
 
@@ -61,11 +61,8 @@ static int run_batches(process_t* me, mesh_end_t* end, sluice_pipeline_t* pipeli
   me->batch = 1;
   me->note->status[me->rank] = sluice_pipeline_run_batch(pipeline, &batch);
   atomic_store(&me->note->returned_ns[me->rank], sluice_now_ns());
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  me->note->peer[me->rank] = why.peer;
-  (void)snprintf(me->note->message[me->rank], sizeof me->note->message[0], "%.255s", why.message);
+  me->note->peer[me->rank] = last_error()->peer;
+  (void)snprintf(me->note->message[me->rank], sizeof me->note->message[0], "%.255s", last_message());
   return 0;
 }
 

@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#include "backend/base/test/refused.h"
+
 #define STAGES 8
 #define MOST   16
 
@@ -129,14 +131,6 @@ TEST(Predict_SharedCards_CostMiddleStages) {
   assert_true(seconds[1] > 1.05 * seconds[0] && seconds[1] < 2 * seconds[0]);
 }
 
-static void refuses(asked_t* asked, const char* text) {
-  assert_int_equal(predict(asked), SLUICE_E_INVALID_ARGUMENT);
-  sluice_error_info_t info;
-  sluice_error_info_init(&info, sizeof info);
-  sluice_error_last(&info);
-  if (strstr(info.message, text) == NULL) fail_msg("\"%s\" is not in \"%s\"", text, info.message);
-}
-
 static double twice_on_one(void* user, const char* op, int32_t virtual_stage, int32_t micro_batch, double begin_seconds,
                            double seconds) {
   int32_t* calls = user;
@@ -163,7 +157,7 @@ TEST(Predict_SecondsOfEachOp_TakeTheirPlace) {
   assert_true(fabs(asked.got.seconds - usual - 5) < 1e-9);
   assert_int_equal(calls, 2 * (2 * 4) + 2 * 4); /* forwards and backwards of two stages, a message each way */
   asked.work.op_seconds = is_negative;
-  refuses(&asked, "what send_gradient of micro-batch 3 in virtual stage 1 on stage 1 takes");
+  REFUSED(predict(&asked), BAD, "what send_gradient of micro-batch 3 in virtual stage 1 on stage 1 takes");
 }
 
 TEST(Predict_WhatDoesNotFit_IsRefusedByName) {
@@ -172,7 +166,7 @@ TEST(Predict_WhatDoesNotFit_IsRefusedByName) {
   do {                                            \
     ask_about(&asked, "backward_first", 4, 1, 8); \
     change;                                       \
-    refuses(&asked, text);                        \
+    REFUSED(predict(&asked), BAD, text);          \
   } while (0)
   REFUSES(asked.work.policy = "fastest", "give one of message_driven");
   REFUSES(asked.work.policy = "zero_bubble"; asked.work.num_virtual = 2, "zero_bubble asks for");

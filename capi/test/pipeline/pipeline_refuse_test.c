@@ -1,4 +1,5 @@
 /* Ranks that disagree get an error, and wrong arguments are rejected. */
+#include "backend/base/test/refused.h"
 #include "capi/test/pipeline/pipeline_checks.h"
 
 static const char* const transports[] = {"local", "tcp"};
@@ -126,15 +127,6 @@ TEST(Callbacks_OneRankReduces_IsAMismatch) {
 
 /* ---- arguments ---- */
 
-static void assert_refused(sluice_status_t status, sluice_status_t wanted, const char* text) {
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  if (status != wanted || strstr(why.message, text) == NULL) {
-    fail_msg("%s: %s, not %s: %s", sluice_status_name(status), why.message, sluice_status_name(wanted), text);
-  }
-}
-
 static sluice_status_t do_nothing(void* user, const sluice_stage_call_t* op, sluice_stage_tensors_t* out_result,
                                   sluice_host_failure_t* out_failure) {
   (void)user, (void)op, (void)out_result, (void)out_failure;
@@ -147,20 +139,20 @@ TEST(Arguments_Wrong_AreRefused) {
   sluice_pipeline_config_init(&config, sizeof config);
   sluice_pipeline_t* pipeline = NULL;
   const sluice_status_t bad = SLUICE_E_INVALID_ARGUMENT;
-  assert_refused(sluice_pipeline_create(&config, NULL, &callbacks, NULL, NULL), bad, "out_pipeline is NULL");
-  assert_refused(sluice_pipeline_create(NULL, NULL, &callbacks, NULL, &pipeline), bad, "sluice_pipeline_config_t");
-  assert_refused(sluice_pipeline_create(&config, NULL, NULL, NULL, &pipeline), bad, "sluice_pipeline_callbacks_t");
+  REFUSED(sluice_pipeline_create(&config, NULL, &callbacks, NULL, NULL), bad, "out_pipeline is NULL");
+  REFUSED(sluice_pipeline_create(NULL, NULL, &callbacks, NULL, &pipeline), bad, "sluice_pipeline_config_t");
+  REFUSED(sluice_pipeline_create(&config, NULL, NULL, NULL, &pipeline), bad, "sluice_pipeline_callbacks_t");
   config.struct_size = 8;
-  assert_refused(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline), SLUICE_E_ABI, "config_t");
+  REFUSED(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline), SLUICE_E_ABI, "config_t");
   config.struct_size = sizeof config;
   config.reserved = 1;
-  assert_refused(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline), bad, "reserved");
+  REFUSED(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline), bad, "reserved");
   config.reserved = 0;
   config.separate_wgrad = 1;
-  assert_refused(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline), bad, "weight_grad is NULL");
+  REFUSED(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline), bad, "weight_grad is NULL");
   config.separate_wgrad = -1;
   callbacks.forward = NULL;
-  assert_refused(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline), bad, "forward is NULL");
+  REFUSED(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline), bad, "forward is NULL");
   callbacks.forward = do_nothing;
   assert_int_equal(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline), SLUICE_OK);
   sluice_pipeline_batch_t batch;
@@ -168,15 +160,15 @@ TEST(Arguments_Wrong_AreRefused) {
   void* kept = NULL;
   int64_t count = 0;
   sluice_stage_tensors_t none = {.num_tensors = 0};
-  assert_refused(sluice_pipeline_run_batch(NULL, &batch), bad, "pipeline is NULL");
-  assert_refused(sluice_pipeline_run_batch(pipeline, NULL), bad, "sluice_pipeline_batch_t");
-  assert_refused(sluice_pipeline_run_batch(pipeline, &batch), bad, "backward is NULL");
-  assert_refused(sluice_pipeline_keep(pipeline, &none, &kept), bad, "of the callback that runs");
-  assert_refused(sluice_pipeline_get_events(pipeline, NULL, 3, &count), bad, "capacity is 3");
+  REFUSED(sluice_pipeline_run_batch(NULL, &batch), bad, "pipeline is NULL");
+  REFUSED(sluice_pipeline_run_batch(pipeline, NULL), bad, "sluice_pipeline_batch_t");
+  REFUSED(sluice_pipeline_run_batch(pipeline, &batch), bad, "backward is NULL");
+  REFUSED(sluice_pipeline_keep(pipeline, &none, &kept), bad, "of the callback that runs");
+  REFUSED(sluice_pipeline_get_events(pipeline, NULL, 3, &count), bad, "capacity is 3");
   batch.forward_only = 1;
   assert_int_equal(sluice_pipeline_run_batch(pipeline, &batch), SLUICE_OK);
   sluice_pipeline_abort(pipeline);
-  assert_refused(sluice_pipeline_run_batch(pipeline, &batch), SLUICE_E_ABORTED, "was aborted");
+  REFUSED(sluice_pipeline_run_batch(pipeline, &batch), SLUICE_E_ABORTED, "was aborted");
   sluice_pipeline_destroy(pipeline);
   sluice_pipeline_destroy(NULL);
   sluice_pipeline_abort(NULL);

@@ -1,4 +1,5 @@
 #include "capi/test/ranks/play.h"
+#include "third_party/bazel/test.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -6,7 +7,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "third_party/bazel/test.h"
 
 void begin_plays(void) {
   setenv("SLUICE_POISON", "1", 1);

@@ -7,6 +7,7 @@
 
 #include "backend/comm/fake/fake_comm.h"
 #include "capi/test/rig/rig.h"
+#include "third_party/bazel/test.h"
 
 #define MS         UINT64_C(1000000)
 #define PATIENT_NS (30000 * MS) /* for calls that should not time out: a hang shows as TIMED_OUT */

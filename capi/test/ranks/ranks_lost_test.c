@@ -20,7 +20,7 @@ static void absent_run(part_t* me) {
     uint64_t begin = sluice_now_ns();
     STATUS(rig_forward(&me->rig, &step), SLUICE_E_TIMED_OUT, "rank 1");
     uint64_t waited = sluice_now_ns() - begin;
-    EXPECT(last_peer() == 1);
+    EXPECT(last_error()->peer == 1);
     EXPECT(waited >= SHORT_NS * 9 / 10 && waited < BOUNDED_NS);
     EXPECT(strstr(last_message(), "header of layer 3, forward") != NULL);
     begin = sluice_now_ns();
@@ -57,7 +57,7 @@ static void evaluator_run(part_t* me) {
     me->comm->timeout_ns = SHORT_NS;
     me->rig.forward.needs_backward = trains;
     STATUS(rig_forward(&me->rig, &step), SLUICE_E_PEER_LOST, "came to this call after rank 0 had given it up");
-    EXPECT(last_peer() == 0 && strstr(last_message(), "header of layer 3, forward without a backward") != NULL);
+    EXPECT(last_error()->peer == 0 && strstr(last_message(), "header of layer 3, forward without a backward") != NULL);
     me->rig.forward.needs_backward = 1;
     STATUS(rig_forward(&me->rig, &step), SLUICE_E_PEER_LOST, "no longer usable");
   }
@@ -85,7 +85,7 @@ static void leaver_run(part_t* me) {
   } else {
     sluice_step_t* step = NULL;
     STATUS(rig_forward(&me->rig, &step), SLUICE_E_PEER_LOST, "rank 1");
-    EXPECT(last_peer() == 1);
+    EXPECT(last_error()->peer == 1);
     STATUS(rig_forward(&me->rig, &step), SLUICE_E_PEER_LOST, "no longer usable");
     meet(me);
   }
@@ -161,7 +161,7 @@ static void death_run(part_t* me) {
   if (scene->struck) {
     if (me->rank != 1) {
       EXPECT(is_loss(status, in_wait));
-      EXPECT(last_peer() == 1 || in_wait);
+      EXPECT(last_error()->peer == 1 || in_wait);
     }
     EXPECT(sluice_now_ns() - begin < BOUNDED_NS);
     check_new_comm(me, __LINE__);
@@ -230,7 +230,7 @@ static void silent_run(part_t* me) {
     scene->struck = num_started(me->fake) > stop.nth;
   } else if (status != SLUICE_OK) {
     EXPECT(is_loss(status, 1));
-    EXPECT(last_peer() == 1 && strstr(last_message(), "rank 1") != NULL);
+    EXPECT(last_error()->peer == 1 && strstr(last_message(), "rank 1") != NULL);
     EXPECT(sluice_now_ns() - begin < BOUNDED_NS);
   }
   meet(me);

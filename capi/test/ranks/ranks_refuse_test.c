@@ -72,7 +72,7 @@ static void refusal_run(part_t* me) {
     STATUS(status, SLUICE_E_PEER_REFUSED, who);
     EXPECT(strstr(last_message(), refusal_text[scene->kind]) != NULL);
     EXPECT(strstr(last_message(), sluice_status_name(refusal_status[scene->kind])) != NULL);
-    EXPECT(last_peer() == scene->refuser);
+    EXPECT(last_error()->peer == scene->refuser);
   }
   if (scene->kind >= REFUSE_GRAD_OUT) { /* no rank's step was consumed */
     rig_reset(rig);
@@ -100,7 +100,7 @@ static void two_refuse_run(part_t* me) {
   sluice_step_t* step = NULL;
   if (me->rank > 0) me->rig.forward.expert_ids = NULL;
   STATUS(rig_forward(&me->rig, &step), me->rank > 0 ? BAD : SLUICE_E_PEER_REFUSED, "expert_ids");
-  if (me->rank == 0) EXPECT(last_peer() == 1);
+  if (me->rank == 0) EXPECT(last_error()->peer == 1);
   (void)good_round(me, __LINE__);
 }
 

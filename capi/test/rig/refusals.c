@@ -3,17 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-void check_refusal(sluice_status_t got, sluice_status_t want, const char* text, const char* call, const char* file,
-                   int line) {
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  if (got != want || (want != SLUICE_OK && (why.status != want || strstr(why.message, text) == NULL))) {
-    fail_msg("%s:%d: %s\n gave %s (record: %s: \"%s\")\n want %s, naming \"%s\"", file, line, call,
-             sluice_status_name(got), sluice_status_name(why.status), why.message, sluice_status_name(want), text);
-  }
-}
-
 static sluice_status_t warm_backward(fixture_t* f, int32_t halves, int wanted) {
   sluice_step_t* step = NULL;
   rig_reset(&f->rig);

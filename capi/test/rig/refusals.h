@@ -5,17 +5,11 @@
 
 #include <stdint.h>
 
+#include "backend/base/test/refused.h"
+#include "backend/base/test/refused.h"
 #include "capi/test/rig/rig.h"
-#include "third_party/bazel/test.h"
 
-/* Fails the test unless the call returned `want` and, for an error, the record's text contains `text`. */
-void check_refusal(sluice_status_t got, sluice_status_t want, const char* text, const char* call, const char* file,
-                   int line);
-
-#define REFUSED(call, status, text) check_refusal((call), (status), (text), #call, __FILE__, __LINE__)
-#define WORKS(call)                 check_refusal((call), SLUICE_OK, "", #call, __FILE__, __LINE__)
-#define BAD                         SLUICE_E_INVALID_ARGUMENT
-#define COUNT(array)                ((int)(sizeof(array) / sizeof((array)[0])))
+#define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 
 typedef struct fixture_s {
   rig_t rig;

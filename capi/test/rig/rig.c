@@ -326,16 +326,3 @@ void rig_close(rig_t* rig) {
     }
   }
 }
-
-static _Thread_local sluice_error_info_t last;
-
-const char* last_message(void) {
-  sluice_error_info_init(&last, sizeof last);
-  sluice_error_last(&last);
-  return last.message;
-}
-
-int32_t last_peer(void) {
-  (void)last_message();
-  return last.peer;
-}

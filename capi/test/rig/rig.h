@@ -5,6 +5,8 @@
 
 #include <stdatomic.h>
 
+#include "backend/base/test/last_error.h"
+#include "backend/base/test/last_error.h"
 #include "capi/test/world/world.h"
 
 enum { RIG_MAX_EXPERTS = 8, RIG_NUM_PARAMS = 6, RIG_NUM_ADAPTERS = 6 };
@@ -76,9 +78,5 @@ sluice_status_t rig_backward(rig_t* rig, sluice_step_t* step);
 sluice_status_t rig_round(rig_t* rig, uint64_t* out_digest);
 /* Releases everything; live bytes of the heap must be 0 afterwards, rig->heap is still readable. */
 void rig_close(rig_t* rig);
-
-/* This thread's last error. */
-const char* last_message(void);
-int32_t last_peer(void);
 
 #endif /* SLUICE_CAPI_TEST_RIG_RIG_H_ */

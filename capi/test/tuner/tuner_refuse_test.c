@@ -2,8 +2,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "backend/base/test/refused.h"
 #include "sluice/sluice.h"
-#include "third_party/bazel/test.h"
 
 TEST(BadDecisions_AreRefusedByName) {
   static const char* const cases[][2] = {
@@ -32,22 +32,15 @@ TEST(BadDecisions_AreRefusedByName) {
   sluice_context_t* context = NULL;
   assert_int_equal(sluice_context_create(&config, NULL, &context), SLUICE_OK);
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
-    sluice_error_info_t why;
-    sluice_error_info_init(&why, sizeof why);
     assert_int_equal(sluice_context_read_decisions(context, cases[i][0], strlen(cases[i][0])),
                      SLUICE_E_INVALID_ARGUMENT);
-    sluice_error_last(&why);
-    if (strstr(why.message, cases[i][1]) == NULL) fail_msg("%s: says %s", cases[i][0], why.message);
+    if (strstr(last_message(), cases[i][1]) == NULL) fail_msg("%s: says %s", cases[i][0], last_message());
   }
   char text[256];
   uint64_t bytes = sizeof text;
   assert_int_equal(sluice_context_write_decisions(context, text, &bytes), SLUICE_OK);
   assert_string_equal(text, "{\"sluice_decisions\": 3, \"answers\": []}\n"); /* nothing of them was taken */
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  assert_int_equal(sluice_context_write_machine(context, text, &bytes), SLUICE_E_STATE);
-  sluice_error_last(&why);
-  assert_non_null(strstr(why.message, "has no machine to correct"));
+  REFUSED(sluice_context_write_machine(context, text, &bytes), SLUICE_E_STATE, "has no machine to correct");
   assert_int_equal(sluice_context_write_machine(context, text, NULL), SLUICE_E_INVALID_ARGUMENT);
   sluice_context_destroy(context);
 }
@@ -57,19 +50,13 @@ TEST(BadConfig_IsRefusedByName) {
   sluice_context_config_init(&context_config, sizeof context_config);
   sluice_context_t* context = NULL;
   assert_int_equal(sluice_context_create(&context_config, NULL, &context), SLUICE_OK);
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
   sluice_tuner_config_t c;
   sluice_tuner_config_init(&c, sizeof c);
   assert_int_equal(sluice_context_tune(context, &c), SLUICE_OK);
   c.mode = 3;
-  assert_int_equal(sluice_context_tune(context, &c), SLUICE_E_INVALID_ARGUMENT);
-  sluice_error_last(&why);
-  assert_non_null(strstr(why.message, "mode is 3"));
+  REFUSED(sluice_context_tune(context, &c), SLUICE_E_INVALID_ARGUMENT, "mode is 3");
   c.mode = SLUICE_TUNER_MODEL;
-  assert_int_equal(sluice_context_tune(context, &c), SLUICE_E_INVALID_ARGUMENT);
-  sluice_error_last(&why);
-  assert_non_null(strstr(why.message, "needs a machine"));
+  REFUSED(sluice_context_tune(context, &c), SLUICE_E_INVALID_ARGUMENT, "needs a machine");
   c.mode = 0, c.reserved = 1;
   assert_int_equal(sluice_context_tune(context, &c), SLUICE_E_INVALID_ARGUMENT);
   int32_t count = -1;

@@ -5,15 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/test/last_error.h"
+
 #define DEFAULT_TIMEOUT_NS UINT64_C(300000000000)
 
 void world_note(rank_t* r, sluice_status_t status) {
   if (status == SLUICE_OK || r->out->status[r->rank] != SLUICE_OK) return;
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
   r->out->status[r->rank] = status;
-  snprintf(r->out->message[r->rank], sizeof r->out->message[r->rank], "%s", why.message);
+  snprintf(r->out->message[r->rank], sizeof r->out->message[r->rank], "%s", last_message());
 }
 
 double* world_copy_rows(const array_t* a, int32_t dtype) {

@@ -6,10 +6,10 @@
 #include <time.h>
 
 #include "backend/base/clock.h"
+#include "backend/base/test/refused.h"
 #include "backend/comm/nccl/fake/fake_nccl.h"
 #include "backend/device/cuda/cuda_memory.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
-#include "third_party/bazel/test.h"
 
 enum { W = 3, BLOCK = 4096 };
 
@@ -23,13 +23,6 @@ typedef struct rank_s {
 } rank_t;
 
 static rank_t ranks[W];
-
-static const char* message(void) {
-  static _Thread_local sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  return why.message;
-}
 
 static sluice_status_t create(rank_t* r, int32_t rank, int32_t world_size, const sluice_nccl_id_t* id, void* parent,
                               int32_t color, uint64_t timeout_ns) {
@@ -155,7 +148,7 @@ TEST(Enqueue_AnyCallInProgress_LeavesNothingOut) {
     for (int i = 0; i < W; ++i) memset(ranks[i].recv, 0, W * BLOCK);
     for (int i = 0; i < W; ++i) {
       if (i == 1) sluice_fake_nccl_fail_call(nth, SLUICE_NCCL_IN_PROGRESS);
-      if (enqueue(&ranks[i], i) != SLUICE_OK) fail_msg("call %lld, rank %d: %s", (long long)nth, i, message());
+      if (enqueue(&ranks[i], i) != SLUICE_OK) fail_msg("call %lld, rank %d: %s", (long long)nth, i, last_message());
       if (i == 1) seen += sluice_fake_nccl_failed();
       if (i == 1) sluice_fake_nccl_fail_call(-1, 0);
     }
@@ -224,8 +217,8 @@ TEST(Split_OfTheHostsCommunicator_Exchanges) {
 TEST(Split_RankTakesNoPart_TimesOutAndTheHandleMayStillCome) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
   open_hosts();
-  assert_int_equal(create(&ranks[0], 0, W, NULL, hosts[0], 0, 50000000), SLUICE_E_TIMED_OUT);
-  assert_non_null(strstr(message(), "the split of the host's communicator took longer than 0.1 s"));
+  REFUSED(create(&ranks[0], 0, W, NULL, hosts[0], 0, 50000000), SLUICE_E_TIMED_OUT,
+          "the split of the host's communicator took longer than 0.1 s");
   assert_null(ranks[0].comm);
   for (int i = 0; i < W; ++i) assert_int_equal(symbols.ncclCommAbort(hosts[i]), 0);
   assert_int_equal(sluice_fake_nccl_live(), 0);
@@ -295,8 +288,7 @@ TEST(Enqueue_RankNeverCreated_TimesOutAndIsBroken) {
   sluice_nccl_id_t id;
   assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
   assert_int_equal(create(&ranks[0], 0, W, &id, NULL, 0, 50000000), SLUICE_OK);
-  assert_int_equal(enqueue(&ranks[0], 0), SLUICE_E_TIMED_OUT);
-  assert_non_null(strstr(message(), "the start of the group"));
+  REFUSED(enqueue(&ranks[0], 0), SLUICE_E_TIMED_OUT, "the start of the group");
   assert_int_equal(enqueue(&ranks[0], 0), SLUICE_E_TIMED_OUT); /* stays broken */
 }
 
@@ -324,12 +316,9 @@ TEST(Library_MissingOldOrWrong_IsNotFound) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
   assert_int_equal(sluice_nccl_check_version(&symbols), SLUICE_OK);
   sluice_fake_nccl_set_version(21703);
-  assert_int_equal(sluice_nccl_check_version(&symbols), SLUICE_E_NOT_FOUND);
-  assert_non_null(strstr(message(), "21703"));
-  assert_int_equal(sluice_nccl_open("libnccl_not_there.so.2", &symbols), SLUICE_E_NOT_FOUND);
-  assert_non_null(strstr(message(), "2.18"));
-  assert_int_equal(sluice_nccl_open("libm.so.6", &symbols), SLUICE_E_NOT_FOUND);
-  assert_non_null(strstr(message(), "ncclGetVersion"));
+  REFUSED(sluice_nccl_check_version(&symbols), SLUICE_E_NOT_FOUND, "21703");
+  REFUSED(sluice_nccl_open("libnccl_not_there.so.2", &symbols), SLUICE_E_NOT_FOUND, "2.18");
+  REFUSED(sluice_nccl_open("libm.so.6", &symbols), SLUICE_E_NOT_FOUND, "ncclGetVersion");
 }
 
 /* Whole lives of three ranks in which one call of NCCL or the driver fails: no rank hangs, none leaves a group of calls

@@ -4,6 +4,7 @@
  * bf16 and f16, which the kernels evaluate in f32, differ within the tolerance at `close_enough`. This checks the
  * arguments of the launchers, index arithmetic and element arithmetic; it does not check how a GPU's approximate
  * instructions round. Outputs start as NaN, and the guard elements after every output must survive. */
+#include "backend/base/test/refused.h"
 #include "backend/device/cuda/cuda_launch.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/device/test/kernel_buffers.h"
@@ -434,16 +435,13 @@ TEST(ActivationBackward_WithoutWeights_LeavesActW) {
 
 TEST(Launch_Fails_IsReportedByLeaveOnce) {
   float x[2] = {1, 2}, b[1] = {1};
-  sluice_error_info_t why;
   sluice_fake_cuda_fail_call(0, 719);
   cuda->add_bias(NULL, SLUICE_DTYPE_F32, 2, 1, x, b); /* the look-up of the kernel fails */
   cuda->add_bias(NULL, SLUICE_DTYPE_F32, 2, 1, x, b); /* nothing is launched after a failure */
   assert_true(x[0] == 1 && x[1] == 2);
   assert_int_equal(sluice_cuda_leave(device), SLUICE_E_EXTERNAL);
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  assert_int_equal(why.native_code, 719);
-  assert_non_null(strstr(why.message, "sluice_add_bias_f32"));
+  assert_int_equal(last_error()->native_code, 719);
+  assert_non_null(strstr(last_message(), "sluice_add_bias_f32"));
   assert_int_equal(sluice_cuda_enter(device), SLUICE_OK);
   cuda->add_bias(NULL, SLUICE_DTYPE_F32, 2, 1, x, b);
   assert_true(x[0] == 2 && x[1] == 3);
@@ -461,13 +459,9 @@ TEST(Image_OfThisBuild_HasKernelsOrSaysSo) {
   sluice_cuda_image_t image = sluice_cuda_image();
   if (image.bytes == 0) {
     sluice_device_t* none = NULL;
-    sluice_error_info_t why;
     print_message("built without nvcc: the image is empty\n");
-    assert_int_equal(sluice_cuda_device_create_from(sluice_fake_cuda_driver(), image, 0, &allocator, &none),
-                     SLUICE_E_NOT_FOUND);
-    sluice_error_info_init(&why, sizeof why);
-    sluice_error_last(&why);
-    assert_non_null(strstr(why.message, "without nvcc"));
+    REFUSED(sluice_cuda_device_create_from(sluice_fake_cuda_driver(), image, 0, &allocator, &none), SLUICE_E_NOT_FOUND,
+            "without nvcc");
     return;
   }
   assert_memory_equal(image.data, "\x50\xed\x55\xba", 4); /* magic number of a fatbin */

@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "backend/base/dtype.h"
+#include "backend/base/test/refused.h"
 #include "backend/gemm/blas/gemm_blas.h"
-#include "third_party/bazel/test.h"
 
 typedef struct call_s {
   char trans_a, trans_b;
@@ -144,13 +144,9 @@ TEST(Blas_NoBf16Symbol_NotSupported) {
 
 static void assert_not_found(const char* library, const char* text, const char* advice) {
   sluice_gemm_t* none = gemm;
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  assert_int_equal(sluice_gemm_blas_create(library, sluice_process_allocator(), &none), SLUICE_E_NOT_FOUND);
-  sluice_error_last(&why);
+  REFUSED(sluice_gemm_blas_create(library, sluice_process_allocator(), &none), SLUICE_E_NOT_FOUND, text);
   assert_null(none);
-  assert_non_null(strstr(why.message, text));
-  assert_non_null(strstr(why.message, advice));
+  assert_non_null(strstr(last_message(), advice));
 }
 
 TEST(Blas_MissingPath_NotFoundSaysWhatToInstall) {

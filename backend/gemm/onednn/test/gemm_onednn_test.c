@@ -2,8 +2,8 @@
 #include <string.h>
 
 #include "backend/base/dtype.h"
+#include "backend/base/test/refused.h"
 #include "backend/gemm/onednn/gemm_onednn.h"
-#include "third_party/bazel/test.h"
 
 static int answer;       /* of the next calls */
 static int threads;      /* of the fake OpenMP */
@@ -145,11 +145,8 @@ TEST(Onednn_SgemmFails_ExternalWithItsStatus) {
   assert_string_equal(gemm->name, "onednn (2.99)");
   answer = 5;
   assert_int_equal(multiply(gemm, SLUICE_DTYPE_F32, 2, 2, 2, 0), SLUICE_E_EXTERNAL);
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  assert_int_equal(why.native_code, 5);
-  assert_non_null(strstr(why.message, "SLUICE_GEMM"));
+  assert_int_equal(last_error()->native_code, 5);
+  assert_non_null(strstr(last_message(), "SLUICE_GEMM"));
   sluice_gemm_destroy(gemm);
   assert_int_equal(num_live, 0);
 }
@@ -221,14 +218,10 @@ TEST(Onednn_OtherMajorVersion_NoBf16) {
 
 TEST(Onednn_MissingPath_NotFoundSaysWhatToInstall) {
   sluice_gemm_t* gemm = NULL;
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  assert_int_equal(sluice_gemm_onednn_create("/nowhere/libdnnl.so.2", sluice_process_allocator(), &gemm),
-                   SLUICE_E_NOT_FOUND);
-  sluice_error_last(&why);
+  REFUSED(sluice_gemm_onednn_create("/nowhere/libdnnl.so.2", sluice_process_allocator(), &gemm), SLUICE_E_NOT_FOUND,
+          "/nowhere/libdnnl.so.2");
   assert_null(gemm);
-  assert_non_null(strstr(why.message, "/nowhere/libdnnl.so.2"));
-  assert_non_null(strstr(why.message, "apt-get install libdnnl2"));
+  assert_non_null(strstr(last_message(), "apt-get install libdnnl2"));
 }
 
 int main(void) { return run_cases_each(set_up, NULL); }

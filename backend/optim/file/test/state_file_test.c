@@ -12,8 +12,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "backend/base/test/refused.h"
 #include "backend/optim/file/load.h"
-#include "third_party/bazel/test.h"
 
 enum { COUNT = 3000, MODEL_AT = 4096, ROOMS_AT = 8192, ARRAY_BYTES = 12288, RECORD_BYTES = 48, HEAD_BYTES = 64 };
 enum { FILE_BYTES = ROOMS_AT + 2 * SLUICE_NUM_STATES * ARRAY_BYTES };
@@ -95,10 +95,7 @@ static void overwrite(off_t at, const void* data, size_t bytes) {
 }
 
 static void expect_message(const char* text) {
-  sluice_error_info_t info;
-  sluice_error_info_init(&info, sizeof info);
-  sluice_error_last(&info);
-  if (strstr(info.message, text) == NULL) fail_msg("%s lacks %s", info.message, text);
+  if (strstr(last_message(), text) == NULL) fail_msg("%s lacks %s", last_message(), text);
 }
 
 /* ---- life ---- */

@@ -16,7 +16,7 @@ static void assert_sound(const sluice_pipeline_spec_t* spec, const sluice_pipeli
   sluice_pipeline_finding_t finding;
   int64_t seen = 0;
   if (sluice_pipeline_check(program, options, sluice_process_allocator(), &finding, &seen) != SLUICE_OK) {
-    fail_msg("%s", last_error());
+    fail_msg("%s", last_message());
   }
   if (finding.fault != SLUICE_PIPELINE_FAULT_NONE) {
     char text[512];
@@ -251,8 +251,8 @@ TEST(Check_TooLargeOrOutOfRange_IsRefused) {
   sluice_pipeline_check_options_init(&options);
   sluice_pipeline_finding_t finding;
   sluice_allocator_t* memory = sluice_process_allocator();
-  assert_int_equal(sluice_pipeline_check(program, &options, memory, &finding, NULL), SLUICE_E_INVALID_ARGUMENT);
-  assert_non_null(strstr(last_error(), "stage 0 has 65 ops"));
+  REFUSED(sluice_pipeline_check(program, &options, memory, &finding, NULL), SLUICE_E_INVALID_ARGUMENT,
+          "stage 0 has 65 ops");
   options.replicas = 5;
   assert_int_equal(sluice_pipeline_check(program, &options, memory, &finding, NULL), SLUICE_E_INVALID_ARGUMENT);
   assert_int_equal(sluice_pipeline_sample(program, &options, 1, SEED, memory, &finding), SLUICE_E_INVALID_ARGUMENT);

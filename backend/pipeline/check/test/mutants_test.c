@@ -17,7 +17,7 @@ static sluice_pipeline_finding_t explore(const sluice_pipeline_program_t* progra
   options.followers_choose = followers_choose;
   sluice_pipeline_finding_t finding;
   if (sluice_pipeline_explore(program, &options, sluice_process_allocator(), &finding, NULL) != SLUICE_OK) {
-    fail_msg("%s", last_error());
+    fail_msg("%s", last_message());
   }
   return finding;
 }

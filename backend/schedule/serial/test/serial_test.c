@@ -4,9 +4,9 @@
 #include <string.h>
 
 #include "backend/base/hash.h"
+#include "backend/base/test/refused.h"
 #include "backend/schedule/serial/serial.h"
 #include "backend/schedule/template/template.h"
-#include "third_party/bazel/test.h"
 
 static uint32_t next_random(uint32_t* state) { return (*state = *state * 1664525u + 1013904223u) >> 8; }
 
@@ -46,10 +46,7 @@ TEST(Template_WrittenAndRead_IsTheSame) {
     uint64_t bytes = 0, bytes_again = 0;
     unsigned char* data = written(t, &bytes);
     if (sluice_schedule_read(data, bytes, sluice_process_allocator(), &again) != SLUICE_OK) {
-      sluice_error_info_t info;
-      sluice_error_info_init(&info, sizeof info);
-      sluice_error_last(&info);
-      fail_msg("%s", info.message);
+      fail_msg("%s", last_message());
     }
     assert_true(again->hash == t->hash && again->comm_hash == t->comm_hash);
     unsigned char* data_again = written(again, &bytes_again);
@@ -117,10 +114,7 @@ TEST(Reader_ChangedBytes_AreRefusedByName) {
     }
     assert_null(read);
     ++refused;
-    sluice_error_info_t info;
-    sluice_error_info_init(&info, sizeof info);
-    sluice_error_last(&info);
-    if (!names_a_field(info.message)) fail_msg("no field named: %s", info.message);
+    if (!names_a_field(last_message())) fail_msg("no field named: %s", last_message());
   }
   printf("fuzz inputs: %lld, refused: %lld\n", (long long)inputs, (long long)refused);
   assert_true(refused > inputs / 2);
@@ -155,15 +149,12 @@ TEST(Reader_TemplateWithoutAnEdge_IsRefusedWithOpSlotChunkAndEdge) {
   unsigned char* data = written(t, &bytes);
   assert_int_equal(sluice_schedule_read(data, bytes, sluice_process_allocator(), &read), SLUICE_E_INVALID_ARGUMENT);
   assert_null(read);
-  sluice_error_info_t info;
-  sluice_error_info_init(&info, sizeof info);
-  sluice_error_last(&info);
   char want[256];
   snprintf(want, sizeof want,
            "schedule refused: write-after-read on slot 0 of T_DI: op %d (unpack of chunk 2) does not wait for op %d "
            "(copy_out of chunk 0); the edge from the second to the first is missing",
            later, earlier);
-  assert_string_equal(info.message, want);
+  assert_string_equal(last_message(), want);
   free(data);
   sluice_template_destroy(t, sluice_process_allocator());
 }
@@ -194,10 +185,7 @@ TEST(Reader_AnOlderForm_SaysWhichItWants) {
   data[4] = 5; /* without groups */
   reseal(data, bytes);
   assert_int_equal(sluice_schedule_read(data, bytes, sluice_process_allocator(), &read), SLUICE_E_INVALID_ARGUMENT);
-  sluice_error_info_t info;
-  sluice_error_info_init(&info, sizeof info);
-  sluice_error_last(&info);
-  assert_string_equal(info.message, "schedule: form is 5; it must be in [8, 8]");
+  assert_string_equal(last_message(), "schedule: form is 5; it must be in [8, 8]");
   free(data);
   sluice_template_destroy(t, sluice_process_allocator());
 }

@@ -2,8 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/test/refused.h"
 #include "backend/schedule/template/builder.h"
-#include "third_party/bazel/test.h"
 
 enum { ROOM = 3, CHUNKS = 2, MARK = 0x5a };
 
@@ -39,10 +39,7 @@ static void assert_refused(bench_t* bench, const char* text) {
   int32_t deps[8], num_deps = 7;
   assert_int_equal(sluice_builder_finish(&bench->builder, deps, 8, &num_deps), SLUICE_E_INTERNAL);
   assert_int_equal(num_deps, 0);
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
-  sluice_error_last(&why);
-  if (strstr(why.message, text) == NULL) fail_msg("%s", why.message);
+  if (strstr(last_message(), text) == NULL) fail_msg("%s", last_message());
 }
 
 TEST(Builder_OneOpTooMany_IsRefusedAndNothingWritten) {

@@ -1,5 +1,6 @@
 #include "capi/test/nth/failing_calls.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <execinfo.h>
 #include <fcntl.h>
@@ -65,6 +66,40 @@ int32_t calls_end(void) {
 const call_place_t* calls_places(int32_t* out_count) {
   *out_count = num_places;
   return places;
+}
+
+typedef struct run_s {
+  void (*run)(void* user);
+  void* user;
+  const call_place_t* place;
+  int64_t nth;
+  int32_t has_failed;
+} run_t;
+
+static void* run_main(void* argument) {
+  run_t* r = argument;
+  if (r->place == NULL) calls_count();
+  if (r->place != NULL) calls_fail(r->place, r->nth);
+  r->run(r->user);
+  r->has_failed = calls_end();
+  return NULL;
+}
+
+int32_t calls_run(void (*run)(void* user), void* user, const call_place_t* place, int64_t nth) {
+  pthread_t thread;
+  run_t r = {run, user, place, nth, 0};
+  if (pthread_create(&thread, NULL, run_main, &r) != 0) abort();
+  pthread_join(thread, NULL);
+  return r.has_failed;
+}
+
+int32_t calls_count_entries(const char* folder) {
+  DIR* entries = opendir(folder);
+  int32_t count = 0;
+  if (entries == NULL) return 0;
+  while (readdir(entries) != NULL) ++count;
+  closedir(entries);
+  return count;
 }
 
 static call_place_t* find(const char* name, uint64_t key, const void* caller, int32_t is_allocation) {

@@ -27,4 +27,11 @@ void calls_fail(const call_place_t* place, int64_t nth);
 int32_t calls_end(void);
 const call_place_t* calls_places(int32_t* out_count);
 
+/* Runs on a thread of its own, so that the call stacks of allocations begin the same. place NULL: no call fails.
+ * Returns whether the planned failure has occurred. */
+int32_t calls_run(void (*run)(void* user), void* user, const call_place_t* place, int64_t nth);
+
+/* The entries of a folder, `.` and `..` included; 0 if there is none. */
+int32_t calls_count_entries(const char* folder);
+
 #endif /* SLUICE_CAPI_TEST_NTH_FAILING_CALLS_H_ */

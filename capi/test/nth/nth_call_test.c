@@ -69,26 +69,12 @@ static sluice_status_t migrate(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_
   return status;
 }
 
-static sluice_status_t work(nth_rank_t* me) {
-  sluice_comm_t *parent = NULL, *comm = NULL, *later = NULL;
-  sluice_status_t status = nth_second(me, &later);
-  if (status == SLUICE_OK) status = nth_local(me, &parent);
-  if (status == SLUICE_OK) status = nth_tcp(me, parent, &comm);
-  if (status == SLUICE_OK) status = train(me, comm);
-  if (status == SLUICE_OK) status = migrate(me, comm, later);
-  sluice_comm_destroy(later);
-  sluice_comm_destroy(comm);
-  sluice_comm_destroy(parent);
-  return status;
+static sluice_status_t work(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_t* parent) {
+  (void)parent;
+  const sluice_status_t status = train(me, comm);
+  return status == SLUICE_OK ? migrate(me, comm, me->later) : status;
 }
 
-TEST(OneRank_NthCallFails_HasAStatusAndLeavesNothing) { nth_call(1, work); }
-TEST(TwoRanks_NthCallFails_HaveStatusesAndLeaveNothing) { nth_call(2, work); }
-TEST(ThreeRanks_NthCallFails_HaveStatusesAndLeaveNothing) { nth_call(3, work); }
-
-/* The argument: a pattern of the cases that run, else all. */
-int main(int argc, char** argv) {
-  nth_watch();
-  if (argc > 1) cmocka_set_test_filter(argv[1]);
-  return run_cases(NULL, NULL);
-}
+TEST(OneRank_NthCallFails_HasAStatusAndLeavesNothing) { nth_call(1, NTH_OVER_TCP_AND_LATER, work); }
+TEST(TwoRanks_NthCallFails_HaveStatusesAndLeaveNothing) { nth_call(2, NTH_OVER_TCP_AND_LATER, work); }
+TEST(ThreeRanks_NthCallFails_HaveStatusesAndLeaveNothing) { nth_call(3, NTH_OVER_TCP_AND_LATER, work); }

@@ -1,7 +1,5 @@
 /* A calibration that is written to disk and read again, while every file call and every allocation of it fails in turn:
  * a file with the name of a calibration is complete, no other file remains, and the next attempt works. */
-#include <dirent.h>
-#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,69 +33,41 @@ static int tear_down(void** state) {
   return rmdir(folder);
 }
 
-static int32_t count_entries(const char* name) {
-  DIR* entries = opendir(name);
-  int32_t count = 0;
-  if (entries == NULL) return 0;
-  while (readdir(entries) != NULL) ++count;
-  closedir(entries);
-  return count;
-}
-
-/* The call that fails in it; NULL: none. */
-static const call_place_t* failing;
-static int64_t failing_nth;
-static int32_t has_failed, is_counted;
-
-static void* run(void* out) {
+/* Writes and reads, like two consecutive processes. Bits of the outcome: written, read. */
+static void write_and_read(void* outcome) {
   sluice_machine_t read;
-  if (is_counted && failing == NULL) calls_count();
-  if (is_counted && failing != NULL) calls_fail(failing, failing_nth);
-  *(int*)out = sluice_cache_write(path, "a key", &machine);
-  *(int*)out |= sluice_cache_read(path, "a key", 0, &read) << 1;
-  has_failed = is_counted && calls_end();
-  return NULL;
-}
-
-/* Writes and reads, like two consecutive processes: on a thread, so that the call stacks of allocations begin the same.
- * Bits: written, read. */
-static int write_and_read(void) {
-  pthread_t thread;
-  int outcome = 0;
-  assert_int_equal(pthread_create(&thread, NULL, run, &outcome), 0);
-  pthread_join(thread, NULL);
-  return outcome;
+  *(int*)outcome = sluice_cache_write(path, "a key", &machine);
+  *(int*)outcome |= sluice_cache_read(path, "a key", 0, &read) << 1;
 }
 
 static void check(const call_place_t* place, int64_t nth, int outcome, int32_t num_descriptors) {
   sluice_machine_t read;
   const int is_there = access(path, F_OK) == 0;
   const int is_whole = is_there && sluice_cache_read(path, "a key", 0, &read) && read.op_seconds == machine.op_seconds;
-  const int32_t others = count_entries(inner) > 0 ? count_entries(inner) - 2 - is_there : 0;
+  const int32_t others = calls_count_entries(inner) > 0 ? calls_count_entries(inner) - 2 - is_there : 0;
   if (is_there == is_whole && is_there == (outcome & 1) && others == 0 &&
-      count_entries("/proc/self/fd") == num_descriptors) {
+      calls_count_entries("/proc/self/fd") == num_descriptors) {
     return;
   }
   fail_msg("%s at 0x%lx, hit %lld fails: written %d, there %d, whole %d, other files %d, descriptors %d of %d",
            place->name, (unsigned long)place->address, (long long)nth, outcome & 1, is_there, is_whole, others,
-           count_entries("/proc/self/fd"), num_descriptors);
+           calls_count_entries("/proc/self/fd"), num_descriptors);
 }
 
 /* place NULL: none fails. */
 static void attempt(const call_place_t* place, int64_t nth, int32_t num_descriptors) {
-  failing = place, failing_nth = nth, is_counted = 1;
-  const int outcome = write_and_read();
-  is_counted = 0;
-  assert_int_equal(has_failed, place != NULL);
+  int outcome = 0, next = 0;
+  assert_int_equal(calls_run(write_and_read, &outcome, place, nth), place != NULL);
   if (place == NULL) assert_int_equal(outcome, 3);
   if (place != NULL) check(place, nth, outcome, num_descriptors);
-  assert_int_equal(write_and_read(), 3); /* the next time */
+  write_and_read(&next);
+  assert_int_equal(next, 3);
   clean();
 }
 
 TEST(Cache_NthCallFails_IsWholeOrNotThere) {
   int32_t num_places = 0, num_struck = 0;
-  const int32_t num_descriptors = count_entries("/proc/self/fd");
+  const int32_t num_descriptors = calls_count_entries("/proc/self/fd");
   attempt(NULL, 0, num_descriptors);
   const call_place_t* places = calls_places(&num_places);
   assert_in_range(num_places, 8, 64);

@@ -21,24 +21,6 @@ static sluice_status_t train(nth_rank_t* me, sluice_comm_t* comm, sluice_moe_con
   return status;
 }
 
-static sluice_status_t within(nth_rank_t* me, sluice_moe_config_t* layer) {
-  sluice_comm_t* comm = NULL;
-  sluice_status_t status = nth_local(me, &comm);
-  if (status == SLUICE_OK) status = train(me, comm, layer);
-  sluice_comm_destroy(comm);
-  return status;
-}
-
-static sluice_status_t over_tcp(nth_rank_t* me, sluice_moe_config_t* layer) {
-  sluice_comm_t *parent = NULL, *comm = NULL;
-  sluice_status_t status = nth_local(me, &parent);
-  if (status == SLUICE_OK) status = nth_tcp(me, parent, &comm);
-  if (status == SLUICE_OK) status = train(me, comm, layer);
-  sluice_comm_destroy(comm);
-  sluice_comm_destroy(parent);
-  return status;
-}
-
 /* Rows are sent again in backward: those exchanges are grouped as well. */
 static sluice_moe_config_t grouped_layer(void) {
   sluice_moe_config_t layer = rig_config();
@@ -54,45 +36,38 @@ static sluice_moe_config_t deduplicated_layer(int32_t deduplicate) {
   return layer;
 }
 
-static sluice_status_t grouped(nth_rank_t* me) {
+static sluice_status_t grouped(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_t* parent) {
+  (void)parent;
   sluice_moe_config_t layer = grouped_layer();
-  return over_tcp(me, &layer);
+  return train(me, comm, &layer);
 }
 
-static sluice_status_t by_rank(nth_rank_t* me) {
+static sluice_status_t by_rank(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_t* parent) {
+  (void)parent;
   sluice_moe_config_t layer = deduplicated_layer(SLUICE_DEDUPLICATE_RANKS);
   layer.grouping = SLUICE_GROUPING_ON;
-  return within(me, &layer);
+  return train(me, comm, &layer);
 }
 
-static sluice_status_t by_node(nth_rank_t* me) {
+static sluice_status_t by_node(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_t* parent) {
+  (void)parent;
   sluice_moe_config_t layer = deduplicated_layer(SLUICE_DEDUPLICATE_NODES);
-  return within(me, &layer);
+  return train(me, comm, &layer);
 }
 
-static sluice_status_t by_node_over_tcp(nth_rank_t* me) {
-  sluice_moe_config_t layer = deduplicated_layer(SLUICE_DEDUPLICATE_NODES);
-  return over_tcp(me, &layer);
-}
-
-TEST(TwoRanks_NthCallOfGroupedExchangesFails_HaveStatusesAndLeaveNothing) { nth_call(2, grouped); }
+TEST(TwoRanks_NthCallOfGroupedExchangesFails_HaveStatusesAndLeaveNothing) { nth_call(2, NTH_OVER_TCP, grouped); }
 TEST(ThreeRanks_NthCallOfGroupedExchangesFails_HaveStatusesAndLeaveNothing) {
   if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL");
-  nth_call(3, grouped);
+  nth_call(3, NTH_OVER_TCP, grouped);
 }
 TEST(TwoRanks_NthCallOfDeduplicatedExchangesFails_HaveStatusesAndLeaveNothing) {
   if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL");
-  nth_call(2, by_rank);
+  nth_call(2, NTH_WITHIN, by_rank);
 }
 TEST(TwoNodes_NthCallOfTwoLevelsFails_HaveStatusesAndLeaveNothing) {
-  nth_call(4, by_node); /* two nodes of two ranks: rig.c */
+  nth_call(4, NTH_WITHIN, by_node); /* two nodes of two ranks: rig.c */
 }
 TEST(TwoNodes_NthCallOfTwoLevelsOverTcpFails_HaveStatusesAndLeaveNothing) {
   if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL");
-  nth_call(4, by_node_over_tcp);
-}
-
-int main(void) {
-  nth_watch();
-  return run_cases(NULL, NULL);
+  nth_call(4, NTH_OVER_TCP, by_node);
 }

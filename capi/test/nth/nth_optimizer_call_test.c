@@ -114,51 +114,31 @@ static sluice_status_t train(nth_rank_t* me, model_t* m, sluice_comm_t* comm) {
 
 /* ---- ranks ------------------------------------------------------------------------------------------------------- */
 
-static sluice_status_t run(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_t* own) {
+/* The first group's own communicator: the parent, or the one of a pair. */
+static sluice_status_t run(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_t* parent) {
   model_t* m = &models[me->rank];
+  sluice_comm_t* pair = NULL;
+  sluice_status_t status = parent != NULL ? SLUICE_OK : nth_pair(me, &pair);
+  if (status != SLUICE_OK) return status;
   sluice_optimizer_config_t config;
   sluice_optimizer_config_init(&config, sizeof config);
-  fill(m, own);
-  sluice_status_t status = nth_said(me, sluice_optimizer_create(&config, &m->optimizer));
+  fill(m, parent != NULL ? parent : pair);
+  status = nth_said(me, sluice_optimizer_create(&config, &m->optimizer));
   if (status == SLUICE_OK) status = train(me, m, comm);
   sluice_optimizer_destroy(m->optimizer);
+  sluice_comm_destroy(pair);
   me->digest = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, &m->states, sizeof m->states);
   return status;
 }
 
-static sluice_status_t over_tcp(nth_rank_t* me) {
-  sluice_comm_t *parent = NULL, *comm = NULL;
-  sluice_status_t status = nth_local(me, &parent);
-  if (status == SLUICE_OK) status = nth_tcp(me, parent, &comm);
-  if (status == SLUICE_OK) status = run(me, comm, parent);
-  sluice_comm_destroy(comm);
-  sluice_comm_destroy(parent);
-  return status;
-}
-
-static sluice_status_t within(nth_rank_t* me) {
-  sluice_comm_t *comm = NULL, *pair = NULL;
-  sluice_status_t status = nth_local(me, &comm);
-  if (status == SLUICE_OK) status = nth_pair(me, &pair);
-  if (status == SLUICE_OK) status = run(me, comm, pair);
-  sluice_comm_destroy(comm);
-  sluice_comm_destroy(pair);
-  return status;
-}
-
-static void check(int32_t num_ranks, nth_work_t work) {
+static void check(int32_t num_ranks, nth_way_t way) {
   memset(is_known, 0, sizeof is_known);
-  nth_call(num_ranks, work);
+  nth_call(num_ranks, way, run);
 }
 
-TEST(TwoRanks_NthCallOfAStepFails_HaveStatusesAndLeaveOldOrNew) { check(2, over_tcp); }
-TEST(TwoPairs_NthCallOfAStepFails_HaveStatusesAndLeaveOldOrNew) { check(4, within); }
+TEST(TwoRanks_NthCallOfAStepFails_HaveStatusesAndLeaveOldOrNew) { check(2, NTH_OVER_TCP); }
+TEST(TwoPairs_NthCallOfAStepFails_HaveStatusesAndLeaveOldOrNew) { check(4, NTH_WITHIN); }
 TEST(ThreeRanks_NthCallOfAStepFails_HaveStatusesAndLeaveOldOrNew) {
   if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL");
-  check(3, over_tcp);
-}
-
-int main(void) {
-  nth_watch();
-  return run_cases(NULL, NULL);
+  check(3, NTH_OVER_TCP);
 }

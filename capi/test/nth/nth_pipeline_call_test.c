@@ -112,7 +112,8 @@ static sluice_status_t ask(nth_rank_t* me, sluice_pipeline_t* pipeline) {
   return status;
 }
 
-static sluice_status_t run(nth_rank_t* me, sluice_comm_t* comm) {
+static sluice_status_t run(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_t* parent) {
+  (void)parent;
   const sluice_pipeline_callbacks_t callbacks = {
       .struct_size = sizeof callbacks, .forward = forward, .backward = backward};
   stages_t* stages = &of_rank[me->rank];
@@ -129,36 +130,13 @@ static sluice_status_t run(nth_rank_t* me, sluice_comm_t* comm) {
   return status;
 }
 
-static sluice_status_t over_tcp(nth_rank_t* me) {
-  sluice_comm_t *parent = NULL, *comm = NULL;
-  sluice_status_t status = nth_local(me, &parent);
-  if (status == SLUICE_OK) status = nth_tcp(me, parent, &comm);
-  if (status == SLUICE_OK) status = run(me, comm);
-  sluice_comm_destroy(comm);
-  sluice_comm_destroy(parent);
-  return status;
-}
-
-static sluice_status_t within(nth_rank_t* me) {
-  sluice_comm_t* comm = NULL;
-  sluice_status_t status = nth_local(me, &comm);
-  if (status == SLUICE_OK) status = run(me, comm);
-  sluice_comm_destroy(comm);
-  return status;
-}
-
-TEST(OneRank_NthCallOfAPipelineFails_HasAStatusAndLeavesNothing) { nth_call(1, over_tcp); }
-TEST(TwoRanks_NthCallOfAPipelineFails_HaveStatusesAndLeaveNothing) { nth_call(2, over_tcp); }
+TEST(OneRank_NthCallOfAPipelineFails_HasAStatusAndLeavesNothing) { nth_call(1, NTH_OVER_TCP, run); }
+TEST(TwoRanks_NthCallOfAPipelineFails_HaveStatusesAndLeaveNothing) { nth_call(2, NTH_OVER_TCP, run); }
 TEST(ThreeRanks_NthCallOfAPipelineFails_HaveStatusesAndLeaveNothing) {
   if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL"); /* half of the time that these cases take */
-  nth_call(3, over_tcp);
+  nth_call(3, NTH_OVER_TCP, run);
 }
 TEST(TwoRanks_NthCallOfAPipelineInAProcessFails_HaveStatusesAndLeaveNothing) {
   if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL");
-  nth_call(2, within);
-}
-
-int main(void) {
-  nth_watch();
-  return run_cases(NULL, NULL);
+  nth_call(2, NTH_WITHIN, run);
 }

@@ -1,6 +1,5 @@
 #include "capi/test/nth/nth_ranks.h"
 
-#include <dirent.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
@@ -23,6 +22,7 @@ enum { NUM_COUNTS = 3, TRIES = 3, HANG_S = 120 };
 #define BOUNDED_NS (60000 * MS)
 
 static int32_t world_size;
+static nth_way_t way;
 static nth_work_t do_work;
 static nth_rank_t ranks[NTH_MOST_RANKS];
 static pthread_barrier_t barrier; /* all ranks and the test */
@@ -50,44 +50,37 @@ static sluice_status_t join(nth_rank_t* me, sluice_local_group_t* group, int32_t
   return nth_said(me, sluice_comm_create_local(group, &config, out_comm));
 }
 
-sluice_status_t nth_local(nth_rank_t* me, sluice_comm_t** out_comm) {
-  return join(me, me->group, me->rank, me->world_size, out_comm);
-}
-
-sluice_status_t nth_second(nth_rank_t* me, sluice_comm_t** out_comm) {
-  return join(me, me->second, me->rank, me->world_size, out_comm);
-}
-
 sluice_status_t nth_pair(nth_rank_t* me, sluice_comm_t** out_comm) {
   return join(me, me->pair, me->rank % 2, 2, out_comm);
 }
 
-sluice_status_t nth_tcp(nth_rank_t* me, sluice_comm_t* parent, sluice_comm_t** out_comm) {
+static sluice_status_t connect_and_work(nth_rank_t* me) {
+  sluice_comm_t *local = NULL, *tcp = NULL;
   sluice_tcp_config_t config;
   sluice_tcp_config_init(&config, sizeof config);
   config.connect_timeout_ns = CONNECT_NS;
-  return nth_said(me, sluice_comm_create_tcp(parent, &config, out_comm));
+  const int is_tcp = way != NTH_WITHIN;
+  sluice_status_t status = SLUICE_OK;
+  if (way == NTH_OVER_TCP_AND_LATER) status = join(me, me->second, me->rank, me->world_size, &me->later);
+  if (status == SLUICE_OK) status = join(me, me->group, me->rank, me->world_size, &local);
+  if (status == SLUICE_OK && is_tcp) status = nth_said(me, sluice_comm_create_tcp(local, &config, &tcp));
+  if (status == SLUICE_OK) status = do_work(me, is_tcp ? tcp : local, is_tcp ? local : NULL);
+  sluice_comm_destroy(me->later);
+  sluice_comm_destroy(tcp);
+  sluice_comm_destroy(local);
+  return status;
 }
 
 static void* rank_main(void* argument) {
   nth_rank_t* me = argument;
   pthread_barrier_wait(&barrier);
   const uint64_t began_ns = sluice_now_ns();
-  me->status = do_work(me);
+  me->status = connect_and_work(me);
   me->took_ns = sluice_now_ns() - began_ns;
   return NULL;
 }
 
 /* ---- all of them ------------------------------------------------------------------------------------------------- */
-
-static int32_t count_entries(const char* folder) {
-  DIR* entries = opendir(folder);
-  int32_t count = 0;
-  if (entries == NULL) return -1;
-  while (readdir(entries) != NULL) ++count;
-  closedir(entries);
-  return count;
-}
 
 /* place NULL: nothing fails. 1: the call has failed. */
 static int32_t perform(const call_place_t* place, int64_t nth) {
@@ -138,12 +131,12 @@ typedef struct before_s {
 
 /* After everything has been released. */
 static void check_nothing_left(const before_t* before, const call_place_t* place, int64_t nth) {
-  const int32_t descriptors = count_entries("/proc/self/fd");
-  int32_t threads = count_entries("/proc/self/task");
+  const int32_t descriptors = calls_count_entries("/proc/self/fd");
+  int32_t threads = calls_count_entries("/proc/self/task");
   /* A thread that has been joined may be listed for a moment. */
   for (int i = 0; threads > before->num_threads && i < 1000; ++i) {
     usleep(1000);
-    threads = count_entries("/proc/self/task");
+    threads = calls_count_entries("/proc/self/task");
   }
   const uint64_t num_live = sluice_process_allocator()->num_live;
   if (num_live != before->num_live) fail_with(place, nth, "live blocks", (int64_t)num_live, (int64_t)before->num_live);
@@ -181,8 +174,8 @@ static void measure(before_t* before) {
   (void)perform(NULL, 0); /* loads what is loaded once */
   for (int32_t r = 0; r < world_size; ++r) before->digests[r] = ranks[r].digest;
   before->num_live = sluice_process_allocator()->num_live;
-  before->num_descriptors = count_entries("/proc/self/fd");
-  before->num_threads = count_entries("/proc/self/task");
+  before->num_descriptors = calls_count_entries("/proc/self/fd");
+  before->num_threads = calls_count_entries("/proc/self/task");
 }
 
 typedef struct outcomes_s {
@@ -211,11 +204,12 @@ static int is_chosen(const call_place_t* place, int64_t nth) {
   return nth < 2 || nth == place->num_hits - 1;
 }
 
-void nth_call(int32_t num_ranks, nth_work_t work) {
+void nth_call(int32_t num_ranks, nth_way_t over, nth_work_t work) {
   before_t before;
   outcomes_t outcomes = {0};
   int32_t num_places, num_allocations = 0;
-  world_size = num_ranks, do_work = work;
+  world_size = num_ranks, way = over, do_work = work;
+  signal(SIGALRM, hang);
   calls_forget();
   measure(&before);
   for (int i = 0; i < NUM_COUNTS; ++i) {
@@ -239,5 +233,3 @@ void nth_call(int32_t num_ranks, nth_work_t work) {
       (long long)outcomes.tolerated, (long long)outcomes.late);
   assert_in_range(outcomes.num_missed, 0, num_places / 10);
 }
-
-void nth_watch(void) { signal(SIGALRM, hang); }

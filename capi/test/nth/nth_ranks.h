@@ -11,8 +11,9 @@ enum { NTH_MOST_RANKS = 4 };
 
 typedef struct nth_rank_s {
   sluice_local_group_t* group;
-  sluice_local_group_t* second; /* of all ranks too, to meet after the first has ended */
+  sluice_local_group_t* second; /* of all ranks too */
   sluice_local_group_t* pair;   /* of ranks 2 i and 2 i + 1, if the number of ranks is even */
+  sluice_comm_t* later; /* over the second group with NTH_OVER_TCP_AND_LATER, to meet after the first has ended */
   int32_t rank, world_size;
   sluice_status_t status; /* the first that is not OK */
   char message[512];      /* its error */
@@ -21,23 +22,18 @@ typedef struct nth_rank_s {
   int32_t is_torn;     /* the state is neither the old nor the new one; or required work failed */
 } nth_rank_t;
 
-/* Creates what a rank needs, works with it, and releases everything. */
-typedef sluice_status_t (*nth_work_t)(nth_rank_t* me);
+/* The work of a rank over a communicator of all. parent: the one that TCP connections were made through; NULL: comm is
+ * of the process. The work releases what it creates. */
+typedef sluice_status_t (*nth_work_t)(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_t* parent);
 
 /* Keeps the last error of this thread, if `status` is one. Returns it. */
 sluice_status_t nth_said(nth_rank_t* me, sluice_status_t status);
-/* The rank's end of its group, with the deadline of the suite. */
-sluice_status_t nth_local(nth_rank_t* me, sluice_comm_t** out_comm);
-/* The same of the others. */
-sluice_status_t nth_second(nth_rank_t* me, sluice_comm_t** out_comm);
+/* The rank's end of its pair, with the deadline of the suite. */
 sluice_status_t nth_pair(nth_rank_t* me, sluice_comm_t** out_comm);
-/* Connections between the ranks of `parent`, with the deadline of the suite. */
-sluice_status_t nth_tcp(nth_rank_t* me, sluice_comm_t* parent, sluice_comm_t** out_comm);
 
-/* The body of a case of cmocka. */
-void nth_call(int32_t num_ranks, nth_work_t work);
+typedef enum nth_way_e { NTH_WITHIN, NTH_OVER_TCP, NTH_OVER_TCP_AND_LATER } nth_way_t;
 
-/* Call before the cases: a hang then reports the planned failure. */
-void nth_watch(void);
+/* The body of a case of cmocka. A hang reports the planned failure. */
+void nth_call(int32_t num_ranks, nth_way_t way, nth_work_t work);
 
 #endif /* SLUICE_CAPI_TEST_NTH_NTH_RANKS_H_ */

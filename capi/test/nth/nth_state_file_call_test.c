@@ -1,7 +1,5 @@
 /* An optimizer's states in a file, while every file call and every allocation of it fails in turn: parameters are those
  * of a whole step, the file opens at one or does not exist, nothing stays open, and the next attempt works. */
-#include <dirent.h>
-#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -66,43 +64,17 @@ static int make_steps(sluice_optimizer_t* optimizer, model_t* m) {
   return 1 + steps;
 }
 
-static const call_place_t* failing;
-static int64_t failing_nth;
-static int32_t has_failed, is_counted, num_struck;
-
-static void* run(void* out) {
+/* out: the steps told, or -2 where the parameters are not those of that many. */
+static void run(void* out) {
   model_t m;
   sluice_optimizer_config_t config;
   sluice_optimizer_t* optimizer = NULL;
   prepare(&m);
   sluice_optimizer_config_init(&config, sizeof config);
-  if (is_counted && failing == NULL) calls_count();
-  if (is_counted && failing != NULL) calls_fail(failing, failing_nth);
-  *(int*)out = -1;
-  if (sluice_optimizer_create(&config, &optimizer) == SLUICE_OK) *(int*)out = make_steps(optimizer, &m);
+  int steps = -1;
+  if (sluice_optimizer_create(&config, &optimizer) == SLUICE_OK) steps = make_steps(optimizer, &m);
   sluice_optimizer_destroy(optimizer);
-  has_failed = is_counted && calls_end();
-  const int steps = *(int*)out;
-  if (memcmp(m.param, wanted[steps < 0 ? 0 : steps], sizeof m.param) != 0) *(int*)out = -2;
-  return NULL;
-}
-
-/* On a thread, so that the call stacks of allocations begin the same. */
-static int run_on_thread(void) {
-  pthread_t thread;
-  int steps = 0;
-  assert_int_equal(pthread_create(&thread, NULL, run, &steps), 0);
-  pthread_join(thread, NULL);
-  return steps;
-}
-
-static int32_t count_entries(const char* name) {
-  DIR* entries = opendir(name);
-  int32_t count = 0;
-  if (entries == NULL) return 0;
-  while (readdir(entries) != NULL) ++count;
-  closedir(entries);
-  return count;
+  *(int*)out = memcmp(m.param, wanted[steps < 0 ? 0 : steps], sizeof m.param) == 0 ? steps : -2;
 }
 
 static void check(const call_place_t* place, int64_t nth, int steps, int32_t num_descriptors) {
@@ -121,24 +93,26 @@ static void check(const call_place_t* place, int64_t nth, int steps, int32_t num
   sluice_optimizer_file_close(file);
   const int is_as_told = steps >= -1 && found == steps && is_there == (steps >= 0);
   if (is_as_told && (found < 0 || memcmp(m.param, wanted[found], sizeof m.param) == 0) &&
-      count_entries("/proc/self/fd") == num_descriptors) {
+      calls_count_entries("/proc/self/fd") == num_descriptors) {
     return;
   }
   fail_msg("%s at 0x%lx, hit %lld fails: %d steps told, the file there %d at step %lld, descriptors %d of %d",
            place->name, (unsigned long)place->address, (long long)nth, steps, is_there, (long long)found,
-           count_entries("/proc/self/fd"), num_descriptors);
+           calls_count_entries("/proc/self/fd"), num_descriptors);
 }
 
+static int32_t num_struck;
+
 static void attempt(const call_place_t* place, int64_t nth, int32_t num_descriptors) {
-  failing = place, failing_nth = nth, is_counted = 1;
-  const int steps = run_on_thread();
-  is_counted = 0;
+  int steps = 0, next = 0;
+  const int32_t has_failed = calls_run(run, &steps, place, nth);
   /* None failed: also if only an earlier failure leads to this call. */
   if (!has_failed) assert_int_equal(steps, STEPS);
   num_struck += has_failed;
   if (place != NULL) check(place, nth, steps, num_descriptors);
   (void)unlink(path);
-  assert_int_equal(run_on_thread(), STEPS); /* the next time */
+  run(&next);
+  assert_int_equal(next, STEPS);
   (void)unlink(path);
 }
 
@@ -169,7 +143,7 @@ static int tear_down(void** state) {
 
 TEST(States_NthCallFails_AreThoseOfAWholeStep) {
   int32_t num_places = 0;
-  const int32_t num_descriptors = count_entries("/proc/self/fd");
+  const int32_t num_descriptors = calls_count_entries("/proc/self/fd");
   attempt(NULL, 0, num_descriptors);
   const call_place_t* places = calls_places(&num_places);
   assert_in_range(num_places, 16, 128);

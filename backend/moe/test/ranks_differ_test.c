@@ -270,8 +270,3 @@ TEST(Ranks_ForwardAgainstBackward_AreNamed) {
     perform(&play);
   }
 }
-
-int main(void) {
-  begin_plays();
-  return run_cases(NULL, NULL);
-}

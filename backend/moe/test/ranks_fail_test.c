@@ -102,8 +102,3 @@ TEST(Ranks_NthOpOfADeviceFails_OthersAreTold) {
     }
   }
 }
-
-int main(void) {
-  begin_plays();
-  return run_cases(NULL, NULL);
-}

@@ -87,8 +87,3 @@ TEST(Ranks_RepetitionThatOneRankAloneKnows_AllRunWhatIsChosenNow) {
     perform(&play);
   }
 }
-
-int main(void) {
-  begin_plays();
-  return run_cases(NULL, NULL);
-}

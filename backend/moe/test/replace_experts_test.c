@@ -396,8 +396,3 @@ static void captured_run(part_t* me) {
 }
 
 TEST(Replace_BesideGraphs_KeepsTheNumbers) { on_ranks(captured_run); }
-
-int main(void) {
-  begin_plays();
-  return run_cases(NULL, NULL);
-}

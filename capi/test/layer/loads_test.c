@@ -77,8 +77,3 @@ TEST(Loads_OfRounds_AreThoseOfTheRoutes) {
     perform(&play);
   }
 }
-
-int main(void) {
-  begin_plays();
-  return run_cases(NULL, NULL);
-}

@@ -75,8 +75,3 @@ TEST(Parts_RouteGradientsUnwanted_AreLeftAlone) {
   play_t play = {.run = unwanted_run, .world_size = 2};
   perform(&play);
 }
-
-int main(void) {
-  begin_plays();
-  return run_cases(NULL, NULL);
-}

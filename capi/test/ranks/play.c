@@ -1,17 +1,10 @@
 #include "capi/test/ranks/play.h"
-#include "third_party/bazel/test.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-
-void begin_plays(void) {
-  setenv("SLUICE_POISON", "1", 1);
-  alarm(880);
-}
 
 void note(part_t* me, int line, const char* format, ...) {
   if (me->failure[0] != '\0') return;
@@ -58,6 +51,8 @@ static void* part_main(void* argument) {
 
 void perform(play_t* play) {
   pthread_t threads[MAX_RANKS];
+  setenv("SLUICE_POISON", "1", 1); /* slots start as NaN in every pass */
+  alarm(880);                      /* a hang ends the program */
   if (play->timeout_ns == 0) play->timeout_ns = PATIENT_NS;
   assert_int_equal(sluice_local_group_create(play->world_size, &play->group), SLUICE_OK);
   assert_int_equal(sluice_local_group_create(play->world_size, &play->second), SLUICE_OK);

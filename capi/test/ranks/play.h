@@ -41,9 +41,8 @@ struct play_s {
   part_t parts[MAX_RANKS];
 };
 
-/* Slots start as NaN in every pass, and a hang ends the program. Call first in main. */
-void begin_plays(void);
-/* Runs the scenario on its ranks; the first failed check of any of them fails the test. */
+/* Runs the scenario on its ranks, whose slots start as NaN in every pass; the first failed check of any of them fails
+ * the test. */
 void perform(play_t* play);
 
 void note(part_t* me, int line, const char* format, ...) __attribute__((format(printf, 3, 4)));

@@ -117,8 +117,3 @@ TEST(Frozen_OnSomeRanks_LeaveTheBitsOfTheOthers) {
     }
   }
 }
-
-int main(void) {
-  begin_plays();
-  return run_cases(NULL, NULL);
-}

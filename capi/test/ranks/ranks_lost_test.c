@@ -250,8 +250,3 @@ TEST(Ranks_OneFallsSilentInEachPhase_OthersNameItAtTheDeadline) {
     assert_in_range(scene.nth, 10, 30); /* as above */
   }
 }
-
-int main(void) {
-  begin_plays();
-  return run_cases(NULL, NULL);
-}

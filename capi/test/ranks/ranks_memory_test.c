@@ -218,8 +218,3 @@ TEST(Trace_BytesOfAStep_AreThoseOnTheWire) {
     perform(&play);
   }
 }
-
-int main(void) {
-  begin_plays();
-  return run_cases(NULL, NULL);
-}

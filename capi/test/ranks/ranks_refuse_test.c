@@ -108,8 +108,3 @@ TEST(Ranks_SeveralRefuse_EachKeepsItsOwnReason) {
   play_t play = {.run = two_refuse_run, .world_size = 3};
   perform(&play);
 }
-
-int main(void) {
-  begin_plays();
-  return run_cases(NULL, NULL);
-}

@@ -35,6 +35,11 @@ int run_cases_each(CMFixtureFunction set_up, CMFixtureFunction tear_down);
 #define RUN_CASES_AFTER(rows) run_cases_after((rows), sizeof(rows) / sizeof((rows)[0]))
 int run_cases_after(const struct CMUnitTest* rows, size_t count);
 
+/* A struct of the C ABI with its defaults: DEFAULTS(sluice_comm_config, config). */
+#define DEFAULTS(type, name) \
+  type##_t name;             \
+  type##_init(&name, sizeof name)
+
 /* Skips a case with its reason, which third_party/test/counts.py looks for in third_party/test/skips.txt. Takes a
  * format and its values. */
 #define skip_because(...)       \

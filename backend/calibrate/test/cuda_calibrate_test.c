@@ -80,9 +80,8 @@ TEST_FIXTURE(CudaCalibrate_SecondTime_ReadsTheCacheOfThisGpu, make_folder, drop_
 }
 
 static sluice_status_t calibrate(rig_t* rig) {
-  sluice_calibration_config_t config;
+  DEFAULTS(sluice_calibration_config, config);
   sluice_planner_t* planner = NULL;
-  sluice_calibration_config_init(&config, sizeof config);
   config.model_width = 4, config.hidden_width = 4, config.seconds = 0.05, config.cache_dir = "";
   sluice_status_t status = sluice_planner_calibrate(rig->context, &config, &planner);
   assert_int_equal(planner != NULL, status == SLUICE_OK);

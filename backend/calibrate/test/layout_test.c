@@ -19,9 +19,8 @@ typedef struct rank_s {
 
 static void* describe(void* argument) {
   rank_t* me = argument;
-  sluice_comm_config_t config;
+  DEFAULTS(sluice_comm_config, config);
   sluice_comm_t* comm = NULL;
-  sluice_comm_config_init(&config, sizeof config);
   config.rank = me->rank, config.world_size = me->world_size;
   me->status = sluice_comm_create_local(me->group, &config, &comm);
   if (me->status != SLUICE_OK) return NULL;

@@ -163,9 +163,8 @@ static const sluice_comm_vtable_t script_vtable = {.destroy = script_destroy,
                                                    .abandon = script_abandon};
 
 static void script_init(script_t* s) {
-  sluice_comm_config_t config;
+  DEFAULTS(sluice_comm_config, config);
   memset(s, 0, sizeof *s);
-  sluice_comm_config_init(&config, sizeof config);
   config.world_size = W;
   config.timeout_ns = 60 * MS;
   sluice_comm_init_base(&s->base, &script_vtable, "script", &config);

@@ -19,8 +19,7 @@ static void open_pair(pair_t* pair, uint64_t timeout_ns) {
   sluice_comm_t* ends[2];
   assert_int_equal(sluice_local_group_create(2, &group), SLUICE_OK);
   for (int32_t r = 0; r < 2; ++r) {
-    sluice_comm_config_t config;
-    sluice_comm_config_init(&config, sizeof config);
+    DEFAULTS(sluice_comm_config, config);
     config.rank = r;
     config.world_size = 2;
     config.timeout_ns = timeout_ns;

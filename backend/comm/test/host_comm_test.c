@@ -36,9 +36,8 @@ static sluice_comm_t* open_host(host_t* host) {
                                       .exchange_start = exchange_start,
                                       .exchange_wait = exchange_wait,
                                       .destroy = destroy};
-  sluice_comm_config_t config;
+  DEFAULTS(sluice_comm_config, config);
   sluice_comm_t* comm;
-  sluice_comm_config_init(&config, sizeof config);
   config.world_size = 2;
   config.timeout_ns = 20000000;
   assert_int_equal(sluice_comm_create_host(&config, &vtable, host, &comm), SLUICE_OK);
@@ -88,8 +87,7 @@ TEST(Host_RequestNeverReturns_EndsAtTheDeadline) {
 TEST(HostCreate_BadVtable_IsRefusedWithoutEffect) {
   host_t host = {0};
   sluice_comm_t* comm = (sluice_comm_t*)&host;
-  sluice_comm_config_t config;
-  sluice_comm_config_init(&config, sizeof config);
+  DEFAULTS(sluice_comm_config, config);
   sluice_host_comm_vtable_t vtable = {
       .struct_size = sizeof vtable, .exchange_start = exchange_start, .destroy = destroy};
   assert_int_equal(sluice_comm_create_host(&config, NULL, &host, &comm), SLUICE_E_INVALID_ARGUMENT);

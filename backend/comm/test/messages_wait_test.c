@@ -69,9 +69,8 @@ static const sluice_comm_vtable_t mirror_vtable = {.destroy = mirror_destroy,
                                                    .messages_open = mirror_open};
 
 static void mirror_init(mirror_t* mirror, int32_t world_size, uint64_t timeout_ns) {
-  sluice_comm_config_t config;
+  DEFAULTS(sluice_comm_config, config);
   *mirror = (mirror_t){.wire.base.vtable = &wire_vtable};
-  sluice_comm_config_init(&config, sizeof config);
   config.world_size = world_size;
   config.timeout_ns = timeout_ns;
   sluice_comm_init_base(&mirror->base, &mirror_vtable, "mirror", &config);

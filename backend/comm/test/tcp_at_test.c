@@ -32,11 +32,9 @@ typedef struct at_rank_s {
 } at_rank_t;
 
 static void create(at_rank_t* me) {
-  sluice_comm_config_t config;
-  sluice_tcp_config_t tcp;
+  DEFAULTS(sluice_comm_config, config);
+  DEFAULTS(sluice_tcp_config, tcp);
   const char* secret = me->secret != NULL ? me->secret : tcp_place_secret;
-  sluice_comm_config_init(&config, sizeof config);
-  sluice_tcp_config_init(&tcp, sizeof tcp);
   config.rank = me->rank;
   config.world_size = me->world_size;
   config.timeout_ns = 60 * SECOND_NS;

@@ -278,15 +278,13 @@ TEST(TcpCreate_NoDescriptorsLeft_SaysSo) {
 
 TEST(TcpCreate_BadArguments_AreRefused) {
   sluice_local_group_t* group;
-  sluice_comm_config_t config;
+  DEFAULTS(sluice_comm_config, config);
   sluice_comm_t *parent, *comm;
-  sluice_tcp_config_t tcp;
-  sluice_comm_config_init(&config, sizeof config);
+  DEFAULTS(sluice_tcp_config, tcp);
   assert_int_equal(sluice_local_group_create(1, &group), SLUICE_OK);
   assert_int_equal(sluice_comm_create_local(group, &config, &parent), SLUICE_OK);
   assert_int_equal(sluice_comm_create_tcp(parent, NULL, NULL), SLUICE_E_INVALID_ARGUMENT);
   assert_int_equal(sluice_comm_create_tcp(NULL, NULL, &comm), SLUICE_E_INVALID_ARGUMENT);
-  sluice_tcp_config_init(&tcp, sizeof tcp);
   tcp.struct_size = 3;
   assert_int_equal(sluice_comm_create_tcp(parent, &tcp, &comm), SLUICE_E_ABI);
   sluice_tcp_config_init(&tcp, sizeof tcp);

@@ -317,8 +317,7 @@ static void gate_case(int64_t tokens, int32_t experts, int32_t top_k, int32_t sc
     }
   }
   for (int32_t e = 0; e < experts; ++e) bias[e] = (float)(e % 3);
-  sluice_gate_config_t config;
-  sluice_gate_config_init(&config, sizeof config);
+  DEFAULTS(sluice_gate_config, config);
   config.num_experts = experts;
   config.top_k = top_k;
   config.score = score;

@@ -76,8 +76,7 @@ TEST(Backward_ManyConfigs_MeetDifferences) {
   static const int tokens[] = {1, 5, 12};
   for (int run = 0; run < 1500; ++run) {
     int E = (int[]){1, 2, 6, 8}[run % 4];
-    sluice_gate_config_t c;
-    sluice_gate_config_init(&c, sizeof c);
+    DEFAULTS(sluice_gate_config, c);
     c.num_experts = E;
     c.top_k = 1 + run / 4 % E;
     c.score = run / 3 % 2;
@@ -95,18 +94,16 @@ TEST(Backward_ManyConfigs_MeetDifferences) {
 }
 
 TEST(Backward_NoTokens_DoesNothing) {
-  sluice_gate_config_t c;
-  sluice_gate_config_init(&c, sizeof c);
+  DEFAULTS(sluice_gate_config, c);
   c.num_experts = 4, c.top_k = 2;
   check(&c, 0, 0, 7);
 }
 
 TEST(Backward_WhatIsNotAsked_IsZero) {
-  sluice_gate_config_t c;
+  DEFAULTS(sluice_gate_config, c);
   float logits[4] = {1, 2, 3, 4}, out[4] = {NAN, NAN, NAN, NAN};
   int32_t ids[1] = {3};
   test_tensor_t l, i, o;
-  sluice_gate_config_init(&c, sizeof c);
   c.num_experts = 4;
   assert_int_equal(
       sluice_gate_backward(&c, REAL_2D(&l, logits, 1, 4, 4), NULL, tensor_of(&i, ids, SLUICE_TYPE_INT, 32, 1, 1, 1, 1),
@@ -116,11 +113,10 @@ TEST(Backward_WhatIsNotAsked_IsZero) {
 }
 
 TEST(Backward_BadId_IsRefusedByPlace) {
-  sluice_gate_config_t c;
+  DEFAULTS(sluice_gate_config, c);
   float logits[8] = {0}, out[8] = {0};
   int32_t ids[2] = {0, 4};
   test_tensor_t l, i, o;
-  sluice_gate_config_init(&c, sizeof c);
   c.num_experts = 4;
   REFUSED(
       sluice_gate_backward(&c, REAL_2D(&l, logits, 2, 4, 4), NULL, tensor_of(&i, ids, SLUICE_TYPE_INT, 32, 2, 1, 1, 1),

@@ -11,8 +11,7 @@
 #include "backend/gate/test/gate_reference.h"
 
 static sluice_gate_config_t config_of(int32_t experts, int32_t top_k) {
-  sluice_gate_config_t c;
-  sluice_gate_config_init(&c, sizeof c);
+  DEFAULTS(sluice_gate_config, c);
   c.num_experts = experts;
   c.top_k = top_k;
   return c;

@@ -175,10 +175,9 @@ TEST(CudaCallback_UnderABudget_PredictsThePeakToTheByte) {
     const sluice_moe_config_t layer = config_of(input, pre_activation);
     rig_t rig;
     open_all(&rig, &layer);
-    sluice_plan_config_t config;
+    DEFAULTS(sluice_plan_config, config);
     sluice_plan_t* plan = NULL;
     sluice_plan_info_t info = {.struct_size = sizeof info};
-    sluice_plan_config_init(&config, sizeof config);
     config.max_tokens = rig.num_tokens, config.max_outstanding = OUTSTANDING, config.num_chunks = 1 + 2 * (p % 2);
     config.restore_input = input, config.restore_pre_activation = pre_activation;
     for (int i = 0; i < 2; ++i) {

@@ -43,8 +43,7 @@ static const int32_t POLICIES[][2] = {{SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP}
 static sluice_plan_t* open_planned(rig_t* rig, int policy, sluice_plan_info_t* out_info) {
   const sluice_moe_config_t layer = config_under(12);
   open_all(rig, &layer);
-  sluice_plan_config_t config;
-  sluice_plan_config_init(&config, sizeof config);
+  DEFAULTS(sluice_plan_config, config);
   config.max_tokens = rig->num_tokens, config.max_outstanding = 2;
   config.restore_input = POLICIES[policy][0], config.restore_pre_activation = POLICIES[policy][1];
   return use_plan_in_its_bytes(rig, &config, out_info);

@@ -168,8 +168,7 @@ static void CudaCopiesPlan_EveryPolicy_PeakIsPlannedToTheByte(void** state) {
     c.hot_expert = i % 4 == 3 ? 1 : -1, c.repeat_every = i % 5 == 4 ? 2 : 0;
     run_on_fakes(&c, &plain);
     must_work(&c, &plain);
-    sluice_plan_config_t plan;
-    sluice_plan_config_init(&plan, sizeof plan);
+    DEFAULTS(sluice_plan_config, plan);
     plan.max_tokens = 48, plan.max_outstanding = 1, plan.num_chunks = 1 + i % 3;
     plan.restore_input = i % 3, plan.restore_pre_activation = pre_activation[i / 3 % 3];
     plan.memory_budget = (uint64_t)1 << 40; /* so that steps take blocks of its capacities */

@@ -206,8 +206,7 @@ TEST(CudaContext_NthAllocationOfCreationRefused_SaysHowMuchAndLeaksNothing) {
 
 TEST(NcclGroup_BadInput_IsRefusedByName) {
   char id[SLUICE_NCCL_ID_BYTES] = {1};
-  sluice_comm_config_t config;
-  sluice_comm_config_init(&config, sizeof config);
+  DEFAULTS(sluice_comm_config, config);
   sluice_nccl_group_t good, g;
   sluice_nccl_group_init(&good, sizeof good);
   good.id = id;
@@ -255,10 +254,9 @@ static void assert_told(sluice_status_t status) {
 
 /* The layer runs under a plan for this budget: as much as its policies need. */
 static void use_plan(rig_t* rig) {
-  sluice_plan_config_t config;
+  DEFAULTS(sluice_plan_config, config);
   sluice_plan_t* plan = NULL;
   sluice_plan_info_t info = {.struct_size = sizeof info};
-  sluice_plan_config_init(&config, sizeof config);
   config.max_tokens = rig->num_tokens, config.num_chunks = 2;
   config.restore_input = rig->config.restore_input, config.restore_pre_activation = rig->config.restore_pre_activation;
   for (int i = 0; i < 2; ++i) {
@@ -424,8 +422,7 @@ static void* rank_main(void* argument) {
   failing_rank_t* r = argument;
   rig_t rig;
   sluice_comm_t* comm = NULL;
-  sluice_comm_config_t config;
-  sluice_comm_config_init(&config, sizeof config);
+  DEFAULTS(sluice_comm_config, config);
   config.rank = r->rank, config.world_size = 2, config.timeout_ns = 60000000000u;
   rig_use_machine(fakes_machine(), r->rank);
   r->first = fakes_machine()->make_comm(r->rank, &config, &comm);

@@ -26,15 +26,13 @@ static void open_rig(rig_t* rig, uint64_t budget, uint64_t host_budget, int32_t 
   rig_use_machine(machine, 0);
   assert_int_equal(rig_open_context(rig, NULL), SLUICE_OK);
   sluice_context_destroy(rig->context);
-  sluice_context_config_t config;
-  sluice_context_config_init(&config, sizeof config);
+  DEFAULTS(sluice_context_config, config);
   config.device_type = machine->device_type, config.device_id = machine->device_id(0);
   config.memory_budget = budget, config.host_memory_budget = host_budget, config.max_outstanding = 1;
   config.separate_wgrad = separate_wgrad;
   assert_int_equal(machine->make_context(0, &config, NULL, &rig->context), SLUICE_OK);
-  sluice_tuner_config_t tuner;
+  DEFAULTS(sluice_tuner_config, tuner);
   sluice_planner_t* planner = NULL;
-  sluice_tuner_config_init(&tuner, sizeof tuner);
   assert_int_equal(sluice_planner_create(fakes_machine_json, strlen(fakes_machine_json), &planner), SLUICE_OK);
   tuner.mode = SLUICE_TUNER_MODEL, tuner.machine = planner; /* the cheapest plan of each size at once */
   assert_int_equal(sluice_context_tune(rig->context, &tuner), SLUICE_OK);

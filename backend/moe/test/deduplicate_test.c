@@ -304,8 +304,7 @@ TEST(Deduplicate_SlotsOfAPeerThatFitNothing_NameTheRank) {
   assert_int_equal(sluice_engine_create(NULL, NULL, NULL, NULL, &context), SLUICE_OK);
   context->world_size = 2;
   assert_int_equal(sluice_cpu_device_create(&context->allocator, &context->device), SLUICE_OK);
-  sluice_moe_config_t config;
-  sluice_moe_config_init(&config, sizeof config);
+  DEFAULTS(sluice_moe_config, config);
   config.model_width = 4, config.hidden_width = 4, config.num_experts = 2, config.top_k = 2, config.num_chunks = 1;
   config.deduplicate = 1, config.layer_id = 3;
   sluice_moe_t* moe = NULL;

@@ -173,8 +173,7 @@ TEST(Ranks_DifferentOwnerTables_AreNamed) {
 static void plans_run(part_t* me) {
   sluice_moe_config_t config = config_for(2);
   WORKS(rig_open(&me->rig, me->comm, &config));
-  sluice_plan_config_t wanted;
-  sluice_plan_config_init(&wanted, sizeof wanted);
+  DEFAULTS(sluice_plan_config, wanted);
   wanted.max_tokens = 64, wanted.num_chunks = 2;
   wanted.restore_input = SLUICE_RESTORE_KEEP;
   wanted.restore_pre_activation = me->rank == 0 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;

@@ -106,8 +106,7 @@ static void many_run(part_t* me) {
   WORKS(sluice_moe_create(me->rig.context, &config, &moe));
   for (int32_t e = 0; e < MANY; ++e) rank[e] = e % 2, slot[e] = MANY / 2 - 1 - e / 2;
   if (me->rank == 1) swap(slot, far, far - 2);
-  sluice_expert_placement_t placement;
-  sluice_expert_placement_init(&placement, sizeof placement);
+  DEFAULTS(sluice_expert_placement, placement);
   placement.expert_rank = rank, placement.expert_slot = slot, placement.epoch = 1;
   STATUS(sluice_moe_replace_experts(moe, &placement), SLUICE_E_MISMATCH, "expert_slot[297]) is (1, ");
   if (me->rank == 1) swap(slot, far, far - 2);
@@ -348,8 +347,7 @@ static void plan_run(part_t* me) {
   open_rig(me);
   table_t old, t;
   make_table(me, 0, &old);
-  sluice_plan_config_t wanted;
-  sluice_plan_config_init(&wanted, sizeof wanted);
+  DEFAULTS(sluice_plan_config, wanted);
   wanted.max_tokens = 64, wanted.num_chunks = 2;
   sluice_plan_t* plan = NULL;
   WORKS(sluice_plan_create(me->rig.moe, &wanted, &plan));

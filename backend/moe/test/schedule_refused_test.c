@@ -45,8 +45,7 @@ static void open_rig(rig_t* rig, uint64_t budget) {
   memset(rig, 0, sizeof *rig);
   rig->world_size = 1;
   heap_init(&rig->heap);
-  sluice_context_config_t context;
-  sluice_context_config_init(&context, sizeof context);
+  DEFAULTS(sluice_context_config, context);
   context.gemm = "ref", context.memory_budget = budget;
   WORKS(sluice_context_create(&context, NULL, &rig->context));
   sluice_moe_config_t config = rig_config();

@@ -219,8 +219,7 @@ TEST(Layer_UnderABudget_TakesNoMoreBytes) {
 }
 
 TEST(Context_WireThatIsNone_IsRefused) {
-  sluice_context_config_t config;
-  sluice_context_config_init(&config, sizeof config);
+  DEFAULTS(sluice_context_config, config);
   sluice_context_t* context = NULL;
   config.wire_dtype = 3;
   REFUSED(sluice_context_create(&config, NULL, &context), SLUICE_E_INVALID_ARGUMENT,

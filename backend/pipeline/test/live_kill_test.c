@@ -123,8 +123,7 @@ typedef struct note_s {
 
 /* A batch in which the layer moves. out_place: the place that it reached. */
 static sluice_status_t step(live_stage_t* stage, sluice_pipeline_t* pipeline, int32_t* out_place) {
-  sluice_pipeline_batch_t batch;
-  sluice_pipeline_batch_init(&batch, sizeof batch);
+  DEFAULTS(sluice_pipeline_batch, batch);
   batch.num_micro_batches = LIVE_MICRO_BATCHES;
   *out_place = ANNOUNCE;
   atomic_store(&place_now, ANNOUNCE);
@@ -201,11 +200,9 @@ static int be_rank(mesh_end_t* end, void* shared) {
   static live_stage_t stage;
   sluice_comm_t *parent = NULL, *of_batches = NULL, *of_moves = NULL;
   sluice_pipeline_t* pipeline = NULL;
-  sluice_pipeline_config_t config;
-  sluice_migration_config_t moves;
+  DEFAULTS(sluice_pipeline_config, config);
+  DEFAULTS(sluice_migration_config, moves);
   int32_t place;
-  sluice_pipeline_config_init(&config, sizeof config);
-  sluice_migration_config_init(&moves, sizeof moves);
   config.in_flight = 2;
   moves.chunk_bytes = 4096;
   moves.bytes_per_second = present.rate;

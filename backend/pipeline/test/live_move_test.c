@@ -35,8 +35,7 @@ typedef struct rank_s {
 
 static void run_batches(rank_t* rank) {
   live_stage_t* stage = &rank->stage;
-  sluice_pipeline_batch_t batch;
-  sluice_pipeline_batch_init(&batch, sizeof batch);
+  DEFAULTS(sluice_pipeline_batch, batch);
   batch.num_micro_batches = LIVE_MICRO_BATCHES;
   for (int32_t b = 0; b < BATCHES && rank->bad == 0; ++b) {
     const int moves = b % 2;
@@ -51,9 +50,8 @@ static void run_batches(rank_t* rank) {
 }
 
 static sluice_comm_t* comm_of(rank_t* rank, sluice_local_group_t* group, sluice_comm_t** out_parent) {
-  sluice_comm_config_t config;
+  DEFAULTS(sluice_comm_config, config);
   sluice_comm_t* tcp = NULL;
-  sluice_comm_config_init(&config, sizeof config);
   config.rank = rank->stage.stage;
   config.world_size = rank->world->p;
   EXPECT(sluice_comm_create_local(group, &config, out_parent) == SLUICE_OK);
@@ -66,9 +64,8 @@ static void* be_rank(void* data) {
   sluice_comm_t* parents[2] = {NULL, NULL};
   sluice_comm_t* comms[2] = {comm_of(rank, rank->world->of_batches, &parents[0]),
                              comm_of(rank, rank->world->of_moves, &parents[1])};
-  sluice_pipeline_config_t config;
+  DEFAULTS(sluice_pipeline_config, config);
   sluice_migration_config_t moves;
-  sluice_pipeline_config_init(&config, sizeof config);
   sluice_migration_config_init(&moves, sizeof moves);
   config.in_flight = 2;
   moves.bytes_per_second = rank->world->rate;

@@ -14,8 +14,7 @@ TEST(Base_OfPlanner_IsThatOfALiveLayer) {
   assert_int_equal(sluice_engine_create(NULL, NULL, NULL, NULL, &context), SLUICE_OK);
   assert_int_equal(sluice_cpu_device_create(&context->allocator, &context->device), SLUICE_OK);
   assert_int_equal(sluice_gemm_ref_create(&context->allocator, &context->gemm), SLUICE_OK);
-  sluice_moe_config_t config;
-  sluice_moe_config_init(&config, sizeof config);
+  DEFAULTS(sluice_moe_config, config);
   config.model_width = 8, config.hidden_width = 8, config.num_experts = 100, config.top_k = 2;
   config.dtype = SLUICE_DTYPE_F32;
   assert_int_equal(sluice_layer_create(context, &config, NULL, &moe), SLUICE_OK);

@@ -32,20 +32,17 @@ static sluice_status_t wait_for(void* user, void* request, uint64_t timeout_ns, 
 
 /* Otherwise the first exchange after the GEMMs includes the time that the faster rank waits for the slower one. */
 TEST(Exchanges_OfEachSize_BeginAfterABarrier) {
-  sluice_comm_config_t comm_config;
-  sluice_comm_config_init(&comm_config, sizeof comm_config);
+  DEFAULTS(sluice_comm_config, comm_config);
   comm_config.rank = 0, comm_config.world_size = 2;
   const sluice_host_comm_vtable_t vtable = {
       .struct_size = sizeof vtable, .exchange_start = start, .exchange_wait = wait_for};
   sluice_comm_t* comm = NULL;
   assert_int_equal(sluice_comm_create_host(&comm_config, &vtable, NULL, &comm), SLUICE_OK);
-  sluice_context_config_t context_config;
-  sluice_context_config_init(&context_config, sizeof context_config);
+  DEFAULTS(sluice_context_config, context_config);
   context_config.gemm = "ref";
   sluice_context_t* context = NULL;
   assert_int_equal(sluice_context_create(&context_config, comm, &context), SLUICE_OK);
-  sluice_calibration_config_t config;
-  sluice_calibration_config_init(&config, sizeof config);
+  DEFAULTS(sluice_calibration_config, config);
   config.model_width = 64, config.hidden_width = 128, config.seconds = 0.1, config.refresh = 1;
   sluice_planner_t* planner = NULL;
   const int64_t before = count;

@@ -39,8 +39,7 @@ typedef struct rank_s {
 } rank_t;
 
 static sluice_status_t calibrate(rank_t* r, sluice_context_t* context) {
-  sluice_calibration_config_t config;
-  sluice_calibration_config_init(&config, sizeof config);
+  DEFAULTS(sluice_calibration_config, config);
   config.model_width = 64, config.hidden_width = 128, config.seconds = 0.1, config.dtype = r->dtype;
   config.cache_dir = r->folder, config.refresh = r->refresh;
   sluice_planner_t* planner = NULL;
@@ -54,12 +53,10 @@ static sluice_status_t calibrate(rank_t* r, sluice_context_t* context) {
 static void* run_rank(void* argument) {
   rank_t* r = argument;
   sluice_comm_t* comm = NULL;
-  sluice_comm_config_t comm_config;
-  sluice_comm_config_init(&comm_config, sizeof comm_config);
+  DEFAULTS(sluice_comm_config, comm_config);
   comm_config.rank = r->rank, comm_config.world_size = r->world_size, comm_config.timeout_ns = 60000000000u;
   r->status = r->world_size == 1 ? SLUICE_OK : sluice_comm_create_local(r->group, &comm_config, &comm);
-  sluice_context_config_t context_config;
-  sluice_context_config_init(&context_config, sizeof context_config);
+  DEFAULTS(sluice_context_config, context_config);
   context_config.gemm = gemms;
   sluice_context_t* context = NULL;
   if (r->status == SLUICE_OK) r->status = sluice_context_create(&context_config, comm, &context);
@@ -143,8 +140,7 @@ static sluice_planner_prediction_t calibrated(int32_t w, int32_t dtype) {
     assert_int_equal(num_measured, w);
     sluice_planner_t* planner = NULL;
     assert_int_equal(sluice_planner_create(ranks[0].machine, strlen(ranks[0].machine), &planner), SLUICE_OK);
-    sluice_planner_workload_t work;
-    sluice_planner_workload_init(&work, sizeof work);
+    DEFAULTS(sluice_planner_workload, work);
     work.model_width = 64, work.hidden_width = 128, work.num_tokens = 512, work.num_experts = 6, work.dtype = dtype;
     work.world_size = w;
     const sluice_planner_choice_t choice = {2, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD, 0};
@@ -302,8 +298,7 @@ TEST(Cache_NoPlaceToWrite_CalibratesAllTheSame) {
 }
 
 TEST(BadConfig_EveryField_IsRefusedByName) {
-  sluice_context_config_t context_config;
-  sluice_context_config_init(&context_config, sizeof context_config);
+  DEFAULTS(sluice_context_config, context_config);
   context_config.gemm = "ref";
   sluice_context_t* context = NULL;
   assert_int_equal(sluice_context_create(&context_config, NULL, &context), SLUICE_OK);

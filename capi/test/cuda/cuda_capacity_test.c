@@ -86,8 +86,7 @@ TEST(CudaCapacity_RoutesBeyondItAndBadIds_AreCountedAndReported) {
     assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
     sluice_step_drop(step);
   }
-  sluice_capacity_report_t report;
-  sluice_capacity_report_init(&report, sizeof report);
+  DEFAULTS(sluice_capacity_report, report);
   REFUSED(sluice_moe_take_capacity_report(rig.moe, fakes_stream(0), &report), SLUICE_E_CAPACITY,
           "layer 3, rank 0: 12 of 24 routes in 2 forwards");
   assert_int_equal(report.num_forwards, 2);

@@ -80,8 +80,7 @@ static void run_eagerly(rank_t* r, rig_t* rig) {
  * step, though the captured step was dropped. Captured passes are counted in each launch. */
 static void run_between_launches(rank_t* r, rig_t* rig, sluice_fake_graph_t* graph) {
   sluice_step_t* step = NULL;
-  sluice_capacity_report_t report;
-  sluice_capacity_report_init(&report, sizeof report);
+  DEFAULTS(sluice_capacity_report, report);
   change_inputs(rig, 1);
   r->status = rig_forward(rig, &step);
   fakes_machine()->settle(r->rank);
@@ -231,8 +230,7 @@ TEST(CudaGraph_WhatACaptureCannotTake_IsRefusedByName) {
   sluice_fake_cuda_begin_capture(fakes_stream(0));
   assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
   REFUSED(rig_forward(&rig, &other), SLUICE_E_STATE, "lies idle, and a capture cannot make one");
-  sluice_capacity_report_t report;
-  sluice_capacity_report_init(&report, sizeof report);
+  DEFAULTS(sluice_capacity_report, report);
   REFUSED(sluice_moe_take_capacity_report(rig.moe, fakes_stream(0), &report), SLUICE_E_STATE, "captured");
   end_capture(0);
   sluice_step_drop(step);

@@ -55,8 +55,7 @@ static void problem(rank_t* me, const char* what) {
 /* ---- a world ---- */
 
 static sluice_comm_config_t comm_config(int32_t rank, int32_t size) {
-  sluice_comm_config_t config;
-  sluice_comm_config_init(&config, sizeof config);
+  DEFAULTS(sluice_comm_config, config);
   config.rank = rank, config.world_size = size, config.timeout_ns = UINT64_C(300000000000);
   return config;
 }
@@ -78,8 +77,7 @@ static uint64_t bytes_now(const rank_t* me) {
 static sluice_status_t open_rank(rank_t* me) {
   world_t* w = me->world;
   const sluice_comm_config_t all = comm_config(me->rank, w->size), one = comm_config(0, 1);
-  sluice_context_config_t config;
-  sluice_context_config_init(&config, sizeof config);
+  DEFAULTS(sluice_context_config, config);
   config.device_type = SLUICE_DEVICE_CUDA, config.device_id = fakes_machine()->device_id(me->rank);
   sluice_status_t status = fakes_machine()->make_comm(me->rank, &all, &me->comm);
   if (status == SLUICE_OK) status = fakes_machine()->make_context(me->rank, &config, me->comm, &me->context);
@@ -350,9 +348,8 @@ TEST(Step_WithAnotherKOnOneRank_IsAMismatchOnAll) {
 
 static void has_the_bytes_of_the_prediction(rank_t* me) {
   const world_t* w = me->world;
-  sluice_optimizer_workload_t workload;
+  DEFAULTS(sluice_optimizer_workload, workload);
   sluice_optimizer_prediction_t predicted;
-  sluice_optimizer_workload_init(&workload, sizeof workload);
   sluice_optimizer_prediction_init(&predicted, sizeof predicted);
   workload.count = COM_ELEMENTS, workload.bucket = w->bucket, workload.sum_buckets = w->chunk;
   workload.world_size = w->size, workload.sums_on_device = 1;

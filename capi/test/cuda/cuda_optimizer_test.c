@@ -89,11 +89,9 @@ TEST(Device_HoldsWhatIsPredictedToTheByte) {
     config.device_num_slots = slots;
     WORKS(sluice_optimizer_create(&config, &m->optimizer));
     WORKS(com_step(m));
-    sluice_optimizer_workload_t workload;
-    sluice_optimizer_workload_init(&workload, sizeof workload);
+    DEFAULTS(sluice_optimizer_workload, workload);
     workload.count = COM_ELEMENTS, workload.bucket = COM_BUCKET, workload.num_slots = slots, workload.sum_buckets = 1;
-    sluice_optimizer_prediction_t predicted;
-    sluice_optimizer_prediction_init(&predicted, sizeof predicted);
+    DEFAULTS(sluice_optimizer_prediction, predicted);
     WORKS(sluice_optimizer_predict(&workload, &predicted));
     const uint64_t taken = bytes_now(rig.context) - before;
     assert_int_equal(taken, 16 * COM_BUCKET * (uint64_t)slots);
@@ -142,8 +140,7 @@ TEST(Config_ThatCannotBe_IsRefusedByName) {
   close_rig(&rig);
 
   sluice_context_t* on_cpu = NULL;
-  sluice_context_config_t cpu;
-  sluice_context_config_init(&cpu, sizeof cpu);
+  DEFAULTS(sluice_context_config, cpu);
   cpu.gemm = "ref";
   WORKS(sluice_context_create(&cpu, NULL, &on_cpu));
   config = com_config_of(on_cpu);

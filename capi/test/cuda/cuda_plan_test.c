@@ -41,8 +41,7 @@ static sluice_plan_t* open_planned(rig_t* rig, int i, int32_t separate_wgrad, sl
   static const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   const sluice_moe_config_t layer = rig_config();
   open_all(rig, &layer);
-  sluice_plan_config_t config;
-  sluice_plan_config_init(&config, sizeof config);
+  DEFAULTS(sluice_plan_config, config);
   config.max_tokens = rig->tokens.tensor.shape[0], config.max_outstanding = OUTSTANDING;
   config.num_chunks = i / 9 + 1, config.restore_input = i % 3,
   config.restore_pre_activation = pre_activation[i / 3 % 3];

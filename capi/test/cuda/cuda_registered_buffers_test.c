@@ -86,8 +86,7 @@ static void* rank_main(void* argument) {
   machine.make_context = make_context;
   rig_use_machine(&machine, r->rank);
   sluice_moe_config_t layer = rig_config();
-  sluice_comm_config_t config;
-  sluice_comm_config_init(&config, sizeof config);
+  DEFAULTS(sluice_comm_config, config);
   config.rank = r->rank, config.world_size = RANKS, config.timeout_ns = 60000000000u;
   sluice_comm_t* comm = NULL;
   note(r, machine.make_comm(r->rank, &config, &comm));

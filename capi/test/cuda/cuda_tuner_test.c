@@ -58,11 +58,10 @@ static void train(rank_t* r, rig_t* rig) {
 /* With the machine that mode model predicts by, which a context takes before its first layer. */
 static void train_with_a_machine(rank_t* r, rig_t* rig) {
   sluice_planner_t* planner = NULL;
-  sluice_tuner_config_t config;
+  DEFAULTS(sluice_tuner_config, config);
   sluice_comm_t* comm = rig->comm;
   rig_close(rig);
   note(r, rig_open_context(rig, comm));
-  sluice_tuner_config_init(&config, sizeof config);
   note(r, sluice_planner_create(fakes_machine_json, strlen(fakes_machine_json), &planner));
   config.mode = SLUICE_TUNER_MODEL, config.machine = planner;
   if (r->status == SLUICE_OK) note(r, sluice_context_tune(rig->context, &config));

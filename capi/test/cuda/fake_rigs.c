@@ -55,8 +55,7 @@ static void* rank_main(void* argument) {
   rank_t* r = argument;
   rig_t rig;
   sluice_comm_t* comm = NULL;
-  sluice_comm_config_t config;
-  sluice_comm_config_init(&config, sizeof config);
+  DEFAULTS(sluice_comm_config, config);
   config.rank = r->rank, config.world_size = r->world_size, config.timeout_ns = 300000000000u;
   rig_use_machine(fakes_machine(), r->rank);
   if (r->world_size > 1) r->status = fakes_machine()->make_comm(r->rank, &config, &comm);

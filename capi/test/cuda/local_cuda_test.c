@@ -54,8 +54,7 @@ static sluice_status_t use_cuda(rank_t* me, int32_t device_id) {
 
 static void* rank_main(void* argument) {
   rank_t* me = argument;
-  sluice_comm_config_t config;
-  sluice_comm_config_init(&config, sizeof config);
+  DEFAULTS(sluice_comm_config, config);
   config.rank = me->rank, config.world_size = me->world->world_size, config.timeout_ns = me->world->timeout_ns;
   if (sluice_comm_create_local(me->world->group, &config, &me->comm) != SLUICE_OK) abort();
   pthread_barrier_wait(&me->world->barrier);

@@ -210,8 +210,7 @@ TEST(Capacity_RoutesBeyondIt_AreDroppedCountedAndReported) {
   run_step(&rig);
   assert_true(digest(&rig.out) == want[0] && digest(&rig.grad_tokens) == want[1]);
   assert_true(digest(&rig.grad_weights) == want[2] && digest(&rig.grads[0][2]) == want[3]);
-  sluice_capacity_report_t report;
-  sluice_capacity_report_init(&report, sizeof report);
+  DEFAULTS(sluice_capacity_report, report);
   REFUSED(sluice_moe_take_capacity_report(rig.moe, NULL, &report), SLUICE_E_CAPACITY,
           "layer 3, rank 0: 5 of 11 routes in 1 forwards");
   assert_non_null(strstr(last_message(), "expert 2 would have had 3 rows"));
@@ -242,8 +241,7 @@ TEST(Capacity_WhatItDoesNotTake_IsRefusedByName) {
   rig_t rig;
   sluice_moe_config_t good = rig_config(), c;
   assert_int_equal(rig_open(&rig, NULL, &good), SLUICE_OK);
-  sluice_capacity_report_t report;
-  sluice_capacity_report_init(&report, sizeof report);
+  DEFAULTS(sluice_capacity_report, report);
   assert_int_equal(sluice_moe_take_capacity_report(rig.moe, NULL, &report), SLUICE_E_STATE);
   good.exchange_mode = SLUICE_EXCHANGE_CAPACITY, good.capacity_rows = 4;
   c = good, c.exchange_mode = 2;
@@ -260,8 +258,7 @@ TEST(Capacity_WhatItDoesNotTake_IsRefusedByName) {
   sluice_dispatch_t* dispatch = NULL;
   REFUSED(sluice_dispatch_forward(rig.moe, rig.forward.tokens, rig.forward.expert_ids, NULL, &dispatch),
           SLUICE_E_UNSUPPORTED, "exchange_mode capacity");
-  sluice_plan_config_t plan_config;
-  sluice_plan_config_init(&plan_config, sizeof plan_config);
+  DEFAULTS(sluice_plan_config, plan_config);
   sluice_plan_t* plan = NULL;
   plan_config.max_tokens = 6, plan_config.num_chunks = 3;
   REFUSED(sluice_plan_create(rig.moe, &plan_config, &plan), SLUICE_E_INVALID_ARGUMENT,
@@ -314,8 +311,7 @@ TEST(Plan_UnderACapacity_IsHeldToItsTokensAndReplacedOnAllRanks) {
   assert_int_equal(rig_open(&rig, NULL, &config), SLUICE_OK);
   uint64_t want = 0, got = 0;
   assert_int_equal(rig_round(&rig, &want), SLUICE_OK);
-  sluice_plan_config_t plan_config;
-  sluice_plan_config_init(&plan_config, sizeof plan_config);
+  DEFAULTS(sluice_plan_config, plan_config);
   plan_config.max_tokens = 5;
   sluice_plan_t *small = NULL, *large = NULL;
   assert_int_equal(sluice_plan_create(rig.moe, &plan_config, &small), SLUICE_OK);
@@ -349,8 +345,7 @@ TEST(Plan_UnderACapacity_IsHeldToItsTokensAndReplacedOnAllRanks) {
 
 /* After the agreement, a rank with more tokens reports an error by itself; fewer are valid. */
 TEST(Budget_UnderACapacity_MoreTokensThanAgreed_AreRefused) {
-  sluice_context_config_t context;
-  sluice_context_config_init(&context, sizeof context);
+  DEFAULTS(sluice_context_config, context);
   context.gemm = "ref", context.memory_budget = 1 << 20;
   rig_t rig;
   memset(&rig, 0, sizeof rig);

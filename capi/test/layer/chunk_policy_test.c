@@ -149,8 +149,7 @@ TEST(Plan_ListOfOnePolicy_IsThatPolicy) {
   sluice_moe_config_t config = rig_config();
   WORKS(rig_open(&rig, NULL, &config));
   const int32_t inputs[] = {OFFLOAD, OFFLOAD}, pre_activations[] = {RECOMPUTE, RECOMPUTE}, mixed[] = {KEEP, RECOMPUTE};
-  sluice_plan_config_t plan_config;
-  sluice_plan_config_init(&plan_config, sizeof plan_config);
+  DEFAULTS(sluice_plan_config, plan_config);
   plan_config.max_tokens = 64, plan_config.num_chunks = 2;
   sluice_plan_info_t found[3];
   for (int i = 0; i < 3; ++i) {
@@ -196,9 +195,8 @@ TEST(Lists_Bad_AreNamed) {
   c = good, c.callback_experts = 1, c.restore_pre_activation_of = offload;
   REFUSED(sluice_moe_create(rig.context, &c, &moe), SLUICE_E_UNSUPPORTED,
           "chunk 1 has restore_input keep, restore_pre_activation offload");
-  sluice_plan_config_t plan_config;
+  DEFAULTS(sluice_plan_config, plan_config);
   sluice_plan_t* plan = NULL;
-  sluice_plan_config_init(&plan_config, sizeof plan_config);
   plan_config.max_tokens = 64, plan_config.restore_pre_activation_of = mixed;
   REFUSED(sluice_plan_create(rig.moe, &plan_config, &plan), SLUICE_E_INVALID_ARGUMENT,
           "plan: restore_pre_activation_of names a policy for each chunk");

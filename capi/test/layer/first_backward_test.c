@@ -53,8 +53,7 @@ static int32_t multiply(void* user, const sluice_host_gemm_args_t* g) {
 static void open_layer(rig_t* rig) {
   memset(rig, 0, sizeof *rig);
   rig->world_size = 1;
-  sluice_context_config_t config;
-  sluice_context_config_init(&config, sizeof config);
+  DEFAULTS(sluice_context_config, config);
   config.gemm = "host", config.host_gemm = multiply;
   assert_int_equal(sluice_context_create(&config, NULL, &rig->context), SLUICE_OK);
   sluice_moe_config_t layer = rig_config();

@@ -61,8 +61,7 @@ static void run(part_t* me) {
   WORKS(rig_open(&me->rig, me->comm, &config));
   for (int i = 0; i < 3; ++i) (void)good_round(me, __LINE__);
   expect_loads(me, __LINE__, home, moved, 3, 0);
-  sluice_expert_placement_t placement;
-  sluice_expert_placement_init(&placement, sizeof placement);
+  DEFAULTS(sluice_expert_placement, placement);
   placement.expert_rank = moved, placement.expert_slot = slot, placement.epoch = 1;
   WORKS(sluice_moe_replace_experts(me->rig.moe, &placement));
   for (int i = 0; i < 2; ++i) (void)good_round(me, __LINE__);

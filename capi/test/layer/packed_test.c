@@ -120,8 +120,7 @@ TEST(Packed_RanksWithOtherBlocks_AreTold) {
 enum { M = 64, H = 32, T = 3 };
 
 static sluice_context_t* make_context(void) {
-  sluice_context_config_t config;
-  sluice_context_config_init(&config, sizeof config);
+  DEFAULTS(sluice_context_config, config);
   config.gemm = "ref";
   sluice_context_t* context = NULL;
   assert_int_equal(sluice_context_create(&config, NULL, &context), SLUICE_OK);
@@ -129,8 +128,7 @@ static sluice_context_t* make_context(void) {
 }
 
 static sluice_moe_config_t layer_config(int32_t format) {
-  sluice_moe_config_t c;
-  sluice_moe_config_init(&c, sizeof c);
+  DEFAULTS(sluice_moe_config, c);
   c.model_width = M, c.hidden_width = H, c.num_experts = 1, c.num_chunks = 1, c.weight_format = format;
   return c;
 }
@@ -186,16 +184,14 @@ static void reset(rig_t* r) {
 }
 
 static sluice_status_t forward(sluice_moe_t* moe, rig_t* r, sluice_step_t** step) {
-  sluice_moe_forward_args_t f;
-  sluice_moe_forward_args_init(&f, sizeof f);
+  DEFAULTS(sluice_moe_forward_args, f);
   f.tokens = &r->tx, f.expert_ids = &r->tids, f.route_weights = &r->tweights, f.params = &r->params;
   f.out_tokens = &r->ty, f.needs_backward = 1;
   return sluice_moe_forward(moe, &f, NULL, step);
 }
 
 static sluice_status_t backward(sluice_moe_t* moe, rig_t* r, sluice_step_t* step) {
-  sluice_moe_backward_args_t b;
-  sluice_moe_backward_args_init(&b, sizeof b);
+  DEFAULTS(sluice_moe_backward_args, b);
   b.tokens = &r->tx, b.route_weights = &r->tweights, b.params = &r->params, b.grad_out = &r->tdy;
   b.grad_tokens = &r->tdx, b.grad_params = &r->grads;
   return sluice_moe_backward(moe, step, &b, NULL);

@@ -150,8 +150,7 @@ TEST(Moves_CallbackExperts_HaveTheBitsOfNone) {
 
 /* Chunks are divided by received rows, which depend on the placement. */
 TEST(Moves_UnderAPlan_AreNear) {
-  sluice_plan_config_t plan;
-  sluice_plan_config_init(&plan, sizeof plan);
+  DEFAULTS(sluice_plan_config, plan);
   plan.max_tokens = 17, plan.num_chunks = 3;
   for (int32_t w = 2; w <= 4; w += 2) {
     double distance = 0;

@@ -8,8 +8,7 @@
 #include "sluice/sluice.h"
 
 static sluice_schedule_config_t config_of(int32_t direction, int32_t n, int32_t input, int32_t pre_activation) {
-  sluice_schedule_config_t config;
-  sluice_schedule_config_init(&config, sizeof config);
+  DEFAULTS(sluice_schedule_config, config);
   config.direction = direction, config.num_chunks = n;
   config.restore_input = input, config.restore_pre_activation = pre_activation;
   return config;

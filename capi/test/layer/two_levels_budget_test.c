@@ -56,8 +56,7 @@ TEST(TwoLevelsPlan_OfTheHost_HoldsWhatItSays) {
   for (int32_t i = 0; i < 9; ++i) {
     case_t c = suite_of().base;
     c.gated = i % 2, c.outstanding = 1 + i % 2, c.hot_expert = i % 4 == 3 ? 3 : -1;
-    sluice_plan_config_t plan;
-    sluice_plan_config_init(&plan, sizeof plan);
+    DEFAULTS(sluice_plan_config, plan);
     plan.max_tokens = 96, plan.max_outstanding = c.outstanding, plan.num_chunks = 1 + i % 4, plan.wgrad_mode = i % 2;
     plan.restore_input = i / 3, plan.restore_pre_activation = pre_activation[i % 3];
     c.plan = &plan;

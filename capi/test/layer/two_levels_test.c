@@ -268,8 +268,7 @@ TEST(TwoLevels_BytesSent_AreThoseOfNodeCopiesAndForwards) {
 /* ---- errors ---- */
 
 TEST(TwoLevels_NodesThatDoNotDivideTheRanks_AreRefusedByName) {
-  sluice_context_config_t config;
-  sluice_context_config_init(&config, sizeof config);
+  DEFAULTS(sluice_context_config, config);
   config.ranks_per_node = 2;
   sluice_context_t* context = NULL;
   REFUSED(sluice_context_create(&config, NULL, &context), SLUICE_E_INVALID_ARGUMENT,

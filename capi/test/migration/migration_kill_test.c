@@ -158,8 +158,7 @@ static int be_rank(mesh_end_t* end, void* shared) {
   toy_placement_t next;
   sluice_comm_t *parent = NULL, *comm = NULL;
   sluice_migration_t* migration = NULL;
-  sluice_migration_config_t config;
-  sluice_migration_config_init(&config, sizeof config);
+  DEFAULTS(sluice_migration_config, config);
   config.chunk_bytes = 4096;
   config.bytes_per_second = present.rate;
   toy_init(&toy, end->rank, end->world);

@@ -48,13 +48,11 @@ static void* be_rank(void* data) {
   toy_rank_t* toy = malloc(sizeof *toy);
   sluice_comm_t *local = NULL, *tcp = NULL;
   sluice_migration_t* migration = NULL;
-  sluice_comm_config_t config;
-  sluice_migration_config_t c;
+  DEFAULTS(sluice_comm_config, config);
+  DEFAULTS(sluice_migration_config, c);
   toy_init(toy, me->rank, run->world);
-  sluice_comm_config_init(&config, sizeof config);
   config.rank = me->rank;
   config.world_size = run->world;
-  sluice_migration_config_init(&c, sizeof c);
   c.bytes_per_second = run->rate;
   c.staging_bytes = run->staging_bytes;
   c.chunk_bytes = 4096;
@@ -390,14 +388,12 @@ TEST(Moves_ThatARankRefuses_LeaveAllAsItWas) {
 TEST(Calls_GivenSomethingWrong_SayWhat) {
   sluice_local_group_t* group = NULL;
   sluice_comm_t* comm = NULL;
-  sluice_comm_config_t config;
-  sluice_comm_config_init(&config, sizeof config);
+  DEFAULTS(sluice_comm_config, config);
   config.world_size = 1;
   assert_int_equal(sluice_local_group_create(1, &group), SLUICE_OK);
   assert_int_equal(sluice_comm_create_local(group, &config, &comm), SLUICE_OK);
   sluice_migration_t* migration = NULL;
-  sluice_migration_config_t c;
-  sluice_migration_config_init(&c, sizeof c);
+  DEFAULTS(sluice_migration_config, c);
   assert_int_equal(sluice_migration_create(NULL, &c, &migration), SLUICE_E_INVALID_ARGUMENT);
   assert_int_equal(sluice_migration_create(comm, NULL, &migration), SLUICE_E_INVALID_ARGUMENT);
   assert_int_equal(sluice_migration_create(comm, &c, NULL), SLUICE_E_INVALID_ARGUMENT);

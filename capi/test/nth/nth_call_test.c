@@ -46,7 +46,7 @@ static sluice_status_t settle(nth_rank_t* me, sluice_migration_t* migration, slu
 static sluice_status_t migrate(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_t* later) {
   static char expert[NTH_MOST_RANKS][20000];
   sluice_migration_t* migration = NULL;
-  sluice_migration_config_t config;
+  DEFAULTS(sluice_migration_config, config);
   char* own = expert[me->rank];
   memset(own, 'a' + me->rank, sizeof expert[0]);
   const sluice_migration_span_t spans[2] = {{own, 15000, SLUICE_MIGRATION_STILL, 0},
@@ -54,7 +54,6 @@ static sluice_status_t migrate(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_
   const int32_t next = (me->rank + 1) % me->world_size, previous = (me->rank + me->world_size - 1) % me->world_size;
   sluice_migration_item_t items[2] = {{(uint64_t)me->rank, next, SLUICE_MIGRATION_LEAVES, spans, 2, 0},
                                       {(uint64_t)previous, previous, SLUICE_MIGRATION_ARRIVES, spans, 2, 0}};
-  sluice_migration_config_init(&config, sizeof config);
   config.chunk_bytes = 4096, config.bytes_per_second = 100000000;
   sluice_status_t status = nth_said(me, sluice_migration_create(comm, &config, &migration));
   if (status != SLUICE_OK) return status;

@@ -68,8 +68,7 @@ static void fill(model_t* m, sluice_comm_t* own) {
 }
 
 static sluice_status_t take_step(model_t* m, sluice_comm_t* comm, int32_t is_decided) {
-  sluice_optimizer_step_args_t args;
-  sluice_optimizer_step_args_init(&args, sizeof args);
+  DEFAULTS(sluice_optimizer_step_args, args);
   args.groups = m->list, args.num_groups = NUM_GROUPS, args.comm = comm;
   args.bucket = BUCKET, args.sum_buckets = 1, args.max_norm = is_decided ? 0.25 : 0.0;
   return sluice_optimizer_step(m->optimizer, &args, NULL);
@@ -120,8 +119,7 @@ static sluice_status_t run(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_t* p
   sluice_comm_t* pair = NULL;
   sluice_status_t status = parent != NULL ? SLUICE_OK : nth_pair(me, &pair);
   if (status != SLUICE_OK) return status;
-  sluice_optimizer_config_t config;
-  sluice_optimizer_config_init(&config, sizeof config);
+  DEFAULTS(sluice_optimizer_config, config);
   fill(m, parent != NULL ? parent : pair);
   status = nth_said(me, sluice_optimizer_create(&config, &m->optimizer));
   if (status == SLUICE_OK) status = train(me, m, comm);

@@ -89,8 +89,7 @@ static int ends_the_pipeline(sluice_status_t status) {
 
 static sluice_status_t run_batch(nth_rank_t* me, stages_t* stages) {
   float before[MOST_STAGES];
-  sluice_pipeline_batch_t batch;
-  sluice_pipeline_batch_init(&batch, sizeof batch);
+  DEFAULTS(sluice_pipeline_batch, batch);
   batch.num_micro_batches = NUM_MICRO_BATCHES;
   memcpy(before, stages->grads, sizeof before);
   const sluice_status_t status = nth_said(me, sluice_pipeline_run_batch(stages->pipeline, &batch));
@@ -117,9 +116,8 @@ static sluice_status_t run(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_t* p
   const sluice_pipeline_callbacks_t callbacks = {
       .struct_size = sizeof callbacks, .forward = forward, .backward = backward};
   stages_t* stages = &of_rank[me->rank];
-  sluice_pipeline_config_t config;
+  DEFAULTS(sluice_pipeline_config, config);
   memset(stages, 0, sizeof *stages);
-  sluice_pipeline_config_init(&config, sizeof config);
   config.num_virtual = NUM_VIRTUAL;
   sluice_status_t status = nth_said(me, sluice_pipeline_create(&config, comm, &callbacks, stages, &stages->pipeline));
   for (int32_t b = 0; b < NUM_BATCHES && status == SLUICE_OK; ++b) status = run_batch(me, stages);

@@ -44,8 +44,7 @@ sluice_status_t nth_said(nth_rank_t* me, sluice_status_t status) {
 
 static sluice_status_t join(nth_rank_t* me, sluice_local_group_t* group, int32_t rank, int32_t size,
                             sluice_comm_t** out_comm) {
-  sluice_comm_config_t config;
-  sluice_comm_config_init(&config, sizeof config);
+  DEFAULTS(sluice_comm_config, config);
   config.rank = rank, config.world_size = size, config.timeout_ns = TIMEOUT_NS;
   return nth_said(me, sluice_comm_create_local(group, &config, out_comm));
 }
@@ -56,8 +55,7 @@ sluice_status_t nth_pair(nth_rank_t* me, sluice_comm_t** out_comm) {
 
 static sluice_status_t connect_and_work(nth_rank_t* me) {
   sluice_comm_t *local = NULL, *tcp = NULL;
-  sluice_tcp_config_t config;
-  sluice_tcp_config_init(&config, sizeof config);
+  DEFAULTS(sluice_tcp_config, config);
   config.connect_timeout_ns = CONNECT_NS;
   const int is_tcp = way != NTH_WITHIN;
   sluice_status_t status = SLUICE_OK;

@@ -32,15 +32,13 @@ static void prepare(model_t* m) {
 }
 
 static sluice_optimizer_file_config_t config_of(void) {
-  sluice_optimizer_file_config_t config;
-  sluice_optimizer_file_config_init(&config, sizeof config);
+  DEFAULTS(sluice_optimizer_file_config, config);
   config.path = path, config.durable = 1;
   return config;
 }
 
 static sluice_status_t step(sluice_optimizer_t* optimizer, model_t* m, sluice_optimizer_file_t* file, int number) {
-  sluice_optimizer_step_args_t args;
-  sluice_optimizer_step_args_init(&args, sizeof args);
+  DEFAULTS(sluice_optimizer_step_args, args);
   args.groups = m->list, args.num_groups = 1, args.bucket = BUCKET, args.file = file;
   m->tensor.step = number;
   return sluice_optimizer_step(optimizer, &args, NULL);
@@ -67,10 +65,9 @@ static int make_steps(sluice_optimizer_t* optimizer, model_t* m) {
 /* out: the steps told, or -2 where the parameters are not those of that many. */
 static void run(void* out) {
   model_t m;
-  sluice_optimizer_config_t config;
+  DEFAULTS(sluice_optimizer_config, config);
   sluice_optimizer_t* optimizer = NULL;
   prepare(&m);
-  sluice_optimizer_config_init(&config, sizeof config);
   int steps = -1;
   if (sluice_optimizer_create(&config, &optimizer) == SLUICE_OK) steps = make_steps(optimizer, &m);
   sluice_optimizer_destroy(optimizer);
@@ -86,8 +83,7 @@ static void check(const call_place_t* place, int64_t nth, int steps, int32_t num
   int64_t found = -1;
   if (is_there && sluice_optimizer_file_open(&config, &file) == SLUICE_OK &&
       sluice_optimizer_file_load(file, m.list, 1) == SLUICE_OK) {
-    sluice_optimizer_file_info_t info;
-    sluice_optimizer_file_info_init(&info, sizeof info);
+    DEFAULTS(sluice_optimizer_file_info, info);
     if (sluice_optimizer_file_info(file, &info) == SLUICE_OK) found = info.step;
   }
   sluice_optimizer_file_close(file);
@@ -120,13 +116,12 @@ static int set_up(void** state) {
   (void)state;
   model_t m;
   sluice_optimizer_t* optimizer = NULL;
-  sluice_optimizer_config_t config;
+  DEFAULTS(sluice_optimizer_config, config);
   float moments[2][COUNT] = {{0}};
   if (mkdtemp(folder) == NULL) return 1;
   (void)snprintf(path, sizeof path, "%s/states", folder);
   prepare(&m);
   m.tensor.exp_avg = moments[0], m.tensor.exp_avg_sq = moments[1];
-  sluice_optimizer_config_init(&config, sizeof config);
   if (sluice_optimizer_create(&config, &optimizer) != SLUICE_OK) return 1;
   for (int number = 0; number <= STEPS; ++number) {
     if (number > 0 && step(optimizer, &m, NULL, number) != SLUICE_OK) return 1;

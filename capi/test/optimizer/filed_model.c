@@ -65,8 +65,7 @@ model_t* open_model(void) {
   sluice_optimizer_step_result_init(&m->result, sizeof m->result);
   sluice_error_info_init(&m->error, sizeof m->error);
   m->args.groups = m->list, m->args.num_groups = 2, m->args.bucket = BUCKET;
-  sluice_optimizer_config_t config;
-  sluice_optimizer_config_init(&config, sizeof config);
+  DEFAULTS(sluice_optimizer_config, config);
   assert_int_equal(sluice_optimizer_create(&config, &m->optimizer), SLUICE_OK);
   return m;
 }
@@ -85,8 +84,7 @@ sluice_optimizer_file_config_t config_of(model_t* m) {
     (void)snprintf(m->path, sizeof m->path, "%s/states%d.%d", folder != NULL ? folder : "/tmp", (int)getpid(),
                    number++);
   }
-  sluice_optimizer_file_config_t config;
-  sluice_optimizer_file_config_init(&config, sizeof config);
+  DEFAULTS(sluice_optimizer_file_config, config);
   config.path = m->path;
   config.comm = m->comm;
   return config;
@@ -111,8 +109,7 @@ model_t* open_with_file_at(const char* path) {
 model_t* open_with_file(void) { return open_with_file_at(NULL); }
 
 sluice_optimizer_file_info_t info_of(model_t* m) {
-  sluice_optimizer_file_info_t info;
-  sluice_optimizer_file_info_init(&info, sizeof info);
+  DEFAULTS(sluice_optimizer_file_info, info);
   WORKS(sluice_optimizer_file_info(m->file, &info));
   return info;
 }

@@ -52,8 +52,7 @@ static void step_reference(model_t* m, model_t* const* ranks, int number) {
 static void join_all(model_t* const* ranks, sluice_local_group_t** out_group) {
   assert_int_equal(sluice_local_group_create(num_ranks, out_group), SLUICE_OK);
   for (int32_t r = 0; r < num_ranks; ++r) {
-    sluice_comm_config_t config;
-    sluice_comm_config_init(&config, sizeof config);
+    DEFAULTS(sluice_comm_config, config);
     config.rank = r, config.world_size = num_ranks, config.timeout_ns = UINT64_C(60000000000);
     assert_int_equal(sluice_comm_create_local(*out_group, &config, &ranks[r]->comm), SLUICE_OK);
   }

@@ -101,8 +101,7 @@ TEST(Parameter_WrittenBetweenSteps_IsWhatTheStepUpdates) {
 
 /* Every call of a child with a handle of its parent. */
 static int call_in_child(model_t* m) {
-  sluice_optimizer_file_info_t info;
-  sluice_optimizer_file_info_init(&info, sizeof info);
+  DEFAULTS(sluice_optimizer_file_info, info);
   if (sluice_optimizer_step(m->optimizer, &m->args, &m->result) != SLUICE_E_STATE) return 1;
   if (sluice_optimizer_file_info(m->file, &info) != SLUICE_E_STATE) return 2;
   if (sluice_optimizer_file_load(m->file, m->list, 2) != SLUICE_E_STATE) return 3;
@@ -174,8 +173,7 @@ TEST(ProcessWhoseMemoryHoldsNoStates_MakesSteps) {
     void* volatile states = malloc(12UL * COUNT); /* they do not fit */
     if (states != NULL) _exit(4);
     const sluice_optimizer_file_config_t config = config_of(m);
-    sluice_optimizer_config_t own;
-    sluice_optimizer_config_init(&own, sizeof own);
+    DEFAULTS(sluice_optimizer_config, own);
     if (sluice_optimizer_create(&own, &m->optimizer) != SLUICE_OK) _exit(5);
     if (sluice_optimizer_file_create(&config, m->list, 1, &m->file) != SLUICE_OK) _exit(5);
     m->args.file = m->file;

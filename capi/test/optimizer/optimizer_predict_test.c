@@ -10,16 +10,14 @@
 static const int64_t phi = 1000000, bucket = 65536; /* a bucket's arrays need no alignment */
 
 static sluice_optimizer_workload_t workload(void) {
-  sluice_optimizer_workload_t w;
-  sluice_optimizer_workload_init(&w, sizeof w);
+  DEFAULTS(sluice_optimizer_workload, w);
   w.count = phi;
   w.bucket = bucket;
   return w;
 }
 
 static sluice_optimizer_prediction_t predicted(const sluice_optimizer_workload_t* w) {
-  sluice_optimizer_prediction_t p;
-  sluice_optimizer_prediction_init(&p, sizeof p);
+  DEFAULTS(sluice_optimizer_prediction, p);
   if (sluice_optimizer_predict(w, &p) != SLUICE_OK) {
     fail_msg("%s", last_message());
   }
@@ -114,8 +112,7 @@ TEST(K_IsTheOneThatTakesLeast) {
 }
 
 TEST(BadArguments_AreRefusedByName) {
-  sluice_optimizer_prediction_t p;
-  sluice_optimizer_prediction_init(&p, sizeof p);
+  DEFAULTS(sluice_optimizer_prediction, p);
 #define REFUSED_FIELD(field, value, text)                 \
   do {                                                    \
     sluice_optimizer_workload_t w = workload();           \

@@ -37,8 +37,7 @@ static model_t* open_model(void) {
   sluice_optimizer_step_args_init(&m->args, sizeof m->args);
   m->args.groups = m->groups;
   m->args.num_groups = 1;
-  sluice_optimizer_config_t config;
-  sluice_optimizer_config_init(&config, sizeof config);
+  DEFAULTS(sluice_optimizer_config, config);
   WORKS(sluice_optimizer_create(&config, &m->optimizer));
   return m;
 }
@@ -77,8 +76,7 @@ TEST(Steps_OnAQuadratic_ReachItsMinimum) {
 
 TEST(Step_WithResult_TellsTheNormAndThatNothingWasSkipped) {
   model_t* m = open_model();
-  sluice_optimizer_step_result_t result;
-  sluice_optimizer_step_result_init(&result, sizeof result);
+  DEFAULTS(sluice_optimizer_step_result, result);
   double squares = 0.0;
   for (int i = 0; i < COUNT; ++i) squares += (double)m->grad[i] * (double)m->grad[i];
   WORKS(sluice_optimizer_step(m->optimizer, &m->args, &result));
@@ -91,8 +89,7 @@ TEST(Step_WithInfinity_IsSkippedAndToldAndTheNextOneRuns) {
   model_t* m = open_model();
   float before[3 * COUNT];
   copy_state(m, before);
-  sluice_optimizer_step_result_t result;
-  sluice_optimizer_step_result_init(&result, sizeof result);
+  DEFAULTS(sluice_optimizer_step_result, result);
   m->grad[COUNT - 1] = -INFINITY;
   WORKS(sluice_optimizer_step(m->optimizer, &m->args, &result));
   assert_int_equal(result.skipped, 1);

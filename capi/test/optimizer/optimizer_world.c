@@ -70,8 +70,7 @@ ow_model_t* ow_model_new(void) {
   m->args.groups = m->list;
   m->args.num_groups = OW_NUM_GROUPS;
   sluice_optimizer_step_result_init(&m->result, sizeof m->result);
-  sluice_optimizer_config_t config;
-  sluice_optimizer_config_init(&config, sizeof config);
+  DEFAULTS(sluice_optimizer_config, config);
   assert_int_equal(sluice_optimizer_create(&config, &m->optimizer), SLUICE_OK);
   return m;
 }
@@ -93,8 +92,7 @@ static void set_gradients(ow_model_t* m, int rank, int step) {
 /* ---- ranks ---- */
 
 static sluice_comm_t* join(sluice_local_group_t* group, int32_t rank, int32_t size) {
-  sluice_comm_config_t config;
-  sluice_comm_config_init(&config, sizeof config);
+  DEFAULTS(sluice_comm_config, config);
   config.rank = rank;
   config.world_size = size;
   config.timeout_ns = UINT64_C(60000000000);
@@ -111,8 +109,7 @@ static void* connect_rank(void* data) {
 
 static void* meet_rank(void* data) {
   ow_rank_t* me = data;
-  sluice_comm_config_t config;
-  sluice_comm_config_init(&config, sizeof config);
+  DEFAULTS(sluice_comm_config, config);
   config.rank = me->rank;
   config.world_size = me->world->size;
   config.timeout_ns = UINT64_C(60000000000);

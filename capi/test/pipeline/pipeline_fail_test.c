@@ -255,8 +255,7 @@ static sluice_status_t run_in_call(pw_rank_t* rank, int32_t call, const sluice_s
                                    sluice_host_failure_t* out_failure) {
   (void)op;
   (void)out_failure;
-  sluice_pipeline_batch_t batch;
-  sluice_pipeline_batch_init(&batch, sizeof batch);
+  DEFAULTS(sluice_pipeline_batch, batch);
   sluice_pipeline_stats_t stats = {.struct_size = sizeof stats};
   if (call != PW_FORWARD) return SLUICE_OK;
   if (sluice_pipeline_run_batch(rank->pipeline, &batch) != SLUICE_E_BUSY) pw_wrong(rank, "a batch in a batch");

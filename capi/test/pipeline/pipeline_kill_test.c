@@ -53,8 +53,7 @@ static sluice_status_t backward(void* user, const sluice_stage_call_t* call, slu
 }
 
 static int run_batches(process_t* me, mesh_end_t* end, sluice_pipeline_t* pipeline) {
-  sluice_pipeline_batch_t batch;
-  sluice_pipeline_batch_init(&batch, sizeof batch);
+  DEFAULTS(sluice_pipeline_batch, batch);
   batch.num_micro_batches = MICRO_BATCHES;
   if (sluice_pipeline_run_batch(pipeline, &batch) != SLUICE_OK) return 3;
   if (!mesh_meet(end)) return 4; /* all have ended the first batch before the victim dies */
@@ -81,8 +80,7 @@ static int be_stage(mesh_end_t* end, void* shared) {
                              .shape = me.shape};
   sluice_comm_t *parent = NULL, *comm = NULL;
   sluice_pipeline_t* pipeline = NULL;
-  sluice_pipeline_config_t config;
-  sluice_pipeline_config_init(&config, sizeof config);
+  DEFAULTS(sluice_pipeline_config, config);
   if (mesh_comm(end, 0, &parent) != SLUICE_OK) return 1;
   if (sluice_comm_create_tcp(parent, NULL, &comm) != SLUICE_OK) return 2;
   if (sluice_pipeline_create(&config, comm, &callbacks, &me, &pipeline) != SLUICE_OK) return 2;

@@ -86,15 +86,12 @@ static int32_t step(host_t* me, states_t* states, float (*grads)[PW_WEIGHTS], sl
                                              .param_dtype = SLUICE_DTYPE_F32,
                                              .grad_dtype = SLUICE_DTYPE_F32};
   }
-  sluice_optimizer_group_t group;
-  sluice_optimizer_group_init(&group, sizeof group);
+  DEFAULTS(sluice_optimizer_group, group);
   group.tensors = tensors, group.num_tensors = VIRTUAL, group.comm = column;
   const sluice_optimizer_group_t* list[] = {&group};
-  sluice_optimizer_step_args_t args;
-  sluice_optimizer_step_args_init(&args, sizeof args);
+  DEFAULTS(sluice_optimizer_step_args, args);
   args.groups = list, args.num_groups = 1, args.comm = me->all, args.loss_scale = REPLICAS;
-  sluice_optimizer_step_result_t result;
-  sluice_optimizer_step_result_init(&result, sizeof result);
+  DEFAULTS(sluice_optimizer_step_result, result);
   if (sluice_optimizer_step(me->optimizer, &args, &result) != SLUICE_OK) pw_wrong(me->rank, "a step failed");
   return result.skipped;
 }
@@ -113,8 +110,7 @@ static void step_both(pw_rank_t* rank) {
 /* ---- cases ---- */
 
 static sluice_comm_t* join(sluice_local_group_t* group, int32_t rank, int32_t size) {
-  sluice_comm_config_t config;
-  sluice_comm_config_init(&config, sizeof config);
+  DEFAULTS(sluice_comm_config, config);
   config.rank = rank, config.world_size = size;
   config.timeout_ns = UINT64_C(60000000000);
   sluice_comm_t* comm = NULL;
@@ -135,8 +131,7 @@ static void train(int32_t bad) {
     hosts[r].all = join(all, r, RANKS);
     hosts[r].column = join(columns[r % STAGES], r / STAGES, REPLICAS);
     hosts[r].own = join(owns[r], 0, 1);
-    sluice_optimizer_config_t config;
-    sluice_optimizer_config_init(&config, sizeof config);
+    DEFAULTS(sluice_optimizer_config, config);
     assert_int_equal(sluice_optimizer_create(&config, &hosts[r].optimizer), SLUICE_OK);
   }
   pw_world_t* world = pw_world_new("local", STAGES);

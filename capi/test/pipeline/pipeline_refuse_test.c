@@ -135,8 +135,7 @@ static sluice_status_t do_nothing(void* user, const sluice_stage_call_t* op, slu
 
 TEST(Arguments_Wrong_AreRefused) {
   sluice_pipeline_callbacks_t callbacks = {.struct_size = sizeof callbacks, .forward = do_nothing};
-  sluice_pipeline_config_t config;
-  sluice_pipeline_config_init(&config, sizeof config);
+  DEFAULTS(sluice_pipeline_config, config);
   sluice_pipeline_t* pipeline = NULL;
   const sluice_status_t bad = SLUICE_E_INVALID_ARGUMENT;
   REFUSED(sluice_pipeline_create(&config, NULL, &callbacks, NULL, NULL), bad, "out_pipeline is NULL");
@@ -155,8 +154,7 @@ TEST(Arguments_Wrong_AreRefused) {
   REFUSED(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline), bad, "forward is NULL");
   callbacks.forward = do_nothing;
   assert_int_equal(sluice_pipeline_create(&config, NULL, &callbacks, NULL, &pipeline), SLUICE_OK);
-  sluice_pipeline_batch_t batch;
-  sluice_pipeline_batch_init(&batch, sizeof batch);
+  DEFAULTS(sluice_pipeline_batch, batch);
   void* kept = NULL;
   int64_t count = 0;
   sluice_stage_tensors_t none = {.num_tensors = 0};

@@ -24,8 +24,7 @@ typedef struct found_s {
 } found_t;
 
 static found_t plan_for(const pair_t* p, uint64_t budget, int32_t input, int32_t pre_activation) {
-  sluice_plan_config_t config;
-  sluice_plan_config_init(&config, sizeof config);
+  DEFAULTS(sluice_plan_config, config);
   config.max_tokens = TOKENS, config.memory_budget = budget, config.restore_input = input;
   config.restore_pre_activation = pre_activation;
   sluice_plan_t* plan = NULL;
@@ -77,8 +76,7 @@ TEST(Plan_BetweenTwoPolicies_KeepsPartAndIsFasterThanAnyWhole) {
 TEST(Plan_PolicyAskedFor_IsOfAllChunks) {
   pair_t p;
   open_pair(&p);
-  sluice_plan_config_t config;
-  sluice_plan_config_init(&config, sizeof config);
+  DEFAULTS(sluice_plan_config, config);
   sluice_plan_t* plan = NULL;
   sluice_plan_info_t lean = {.struct_size = sizeof lean};
   config.max_tokens = TOKENS, config.num_chunks = 8, config.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;

@@ -19,8 +19,7 @@ static void open_fake(rig_t* rig, uint64_t budget, int32_t num_layers, const slu
   rig_use_machine(machine, 0);
   WORKS(rig_open_context(rig, NULL));
   sluice_context_destroy(rig->context);
-  sluice_context_config_t config;
-  sluice_context_config_init(&config, sizeof config);
+  DEFAULTS(sluice_context_config, config);
   config.device_type = machine->device_type, config.device_id = machine->device_id(0);
   config.memory_budget = budget, config.max_outstanding = num_layers, config.num_layers = num_layers;
   WORKS(machine->make_context(0, &config, NULL, &rig->context));

@@ -42,8 +42,7 @@ TEST(Budget_RepeatedIds_ResultsAreTheSame) {
 
 /* A layer of one rank that keeps almost nothing, configured for one forward and separate dgrad and wgrad. */
 static void open_lean(rig_t* rig, uint64_t budget) {
-  sluice_context_config_t context;
-  sluice_context_config_init(&context, sizeof context);
+  DEFAULTS(sluice_context_config, context);
   context.gemm = "ref", context.max_outstanding = 1, context.separate_wgrad = 1, context.memory_budget = budget;
   sluice_moe_config_t config = rig_config();
   config.restore_input = SLUICE_RESTORE_REDISPATCH, config.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;

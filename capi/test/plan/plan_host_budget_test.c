@@ -44,8 +44,7 @@ TEST(HostBudget_MoreOutstandingThanSaid_RefusedOnAllRanks) {
 TEST(HostBudget_Plans_KeepWhatThePoolHolds) {
   layer_t l = {.tokens = 4096, .width = 8, .hidden = 16, .experts = 4, .top_k = 1};
   open_layer(&l, 0);
-  sluice_plan_config_t config;
-  sluice_plan_config_init(&config, sizeof config);
+  DEFAULTS(sluice_plan_config, config);
   config.max_tokens = 4096, config.max_outstanding = 3;
   config.restore_input = config.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
   sluice_plan_t* plan = NULL;
@@ -129,8 +128,7 @@ static int32_t forwards_until_refused(rig_t* rig, pool_t* pool, int drops) {
 }
 
 TEST(HostBudget_WhoeverHoldsTheRows_ThePoolStaysWithinIt) {
-  sluice_context_config_t context;
-  sluice_context_config_init(&context, sizeof context);
+  DEFAULTS(sluice_context_config, context);
   context.gemm = "ref", context.host_memory_budget = 3400, context.max_outstanding = 2;
   rig_t rig;
   memset(&rig, 0, sizeof rig);

@@ -5,12 +5,10 @@
 #include "third_party/bazel/test.h"
 
 void open_layer(layer_t* l, int32_t gated) {
-  sluice_context_config_t context;
-  sluice_context_config_init(&context, sizeof context);
+  DEFAULTS(sluice_context_config, context);
   context.gemm = "ref";
   assert_int_equal(sluice_context_create(&context, NULL, &l->context), SLUICE_OK);
-  sluice_moe_config_t config;
-  sluice_moe_config_init(&config, sizeof config);
+  DEFAULTS(sluice_moe_config, config);
   config.model_width = l->width, config.hidden_width = l->hidden, config.num_experts = l->experts;
   config.top_k = l->top_k, config.gated = gated;
   config.dtype = l->is_bf16 ? SLUICE_DTYPE_BF16 : SLUICE_DTYPE_F32;

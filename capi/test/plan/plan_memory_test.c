@@ -126,8 +126,7 @@ TEST(UsePlan_AfterPassesWithoutOne_HoldsThePlansBytes) {
   const uint64_t before = own_rig_stats(&rig).current_bytes;
   rig.num_tokens = 512;
   rig_reset(&rig);
-  sluice_plan_config_t wanted;
-  sluice_plan_config_init(&wanted, sizeof wanted);
+  DEFAULTS(sluice_plan_config, wanted);
   wanted.max_tokens = rig.num_tokens, wanted.num_chunks = 2;
   sluice_plan_t* plan = NULL;
   WORKS(sluice_plan_create(rig.moe, &wanted, &plan));

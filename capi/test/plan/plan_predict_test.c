@@ -75,8 +75,7 @@ static void run_steps(layer_t* l, int32_t gated, int32_t outstanding, uint32_t s
       seed = seed * 1664525u + 1013904223u;
       b.ids[r] = (int64_t)(seed >> 16) % l->experts;
     }
-    sluice_moe_forward_args_t f;
-    sluice_moe_forward_args_init(&f, sizeof f);
+    DEFAULTS(sluice_moe_forward_args, f);
     f.tokens = tensor(&b, 0, b.x, t, m, code, bits);
     f.expert_ids = tensor(&b, 1, b.ids, t, l->top_k, SLUICE_TYPE_INT, 64);
     f.route_weights = tensor(&b, 2, b.w, t, l->top_k, SLUICE_TYPE_FLOAT, 32);
@@ -110,8 +109,7 @@ static void run_steps(layer_t* l, int32_t gated, int32_t outstanding, uint32_t s
     *step_bytes += bytes;
   }
   for (int32_t i = 0; i < outstanding; ++i) {
-    sluice_moe_backward_args_t back;
-    sluice_moe_backward_args_init(&back, sizeof back);
+    DEFAULTS(sluice_moe_backward_args, back);
     back.tokens = &b.tensors[0], back.route_weights = &b.tensors[2];
     back.grad_out = tensor(&b, 4, b.dy, t, m, code, bits);
     back.grad_tokens = tensor(&b, 5, b.dx, t, m, code, bits);
@@ -160,8 +158,7 @@ TEST(Prediction_AnyShapePolicyAndN_EqualsTheAllocator) {
                  .is_bf16 = variant / (9 * 4 * 2 * 2)};
     int32_t gated = variant % 2, outstanding = 1 + variant % 3;
     open_layer(&l, gated);
-    sluice_plan_config_t config;
-    sluice_plan_config_init(&config, sizeof config);
+    DEFAULTS(sluice_plan_config, config);
     config.max_tokens = l.tokens, config.max_outstanding = outstanding;
     config.num_chunks = chunks[variant / 4 % 4];
     config.wgrad_mode = variant / 2 % 2;
@@ -231,8 +228,7 @@ TEST(Prediction_Adapters_EqualsTheAllocatorOfEach) {
 static uint64_t planned_with_rank(int32_t rank) {
   case_t c = world_small_case();
   c.gated = 1, c.lora = WORLD_LORA_GATE | WORLD_LORA_JOINT | WORLD_LORA_DOWN, c.lora_rank = rank;
-  sluice_plan_config_t plan;
-  sluice_plan_config_init(&plan, sizeof plan);
+  DEFAULTS(sluice_plan_config, plan);
   plan.max_tokens = c.tokens[0], plan.max_outstanding = 1, plan.num_chunks = 1;
   c.plan = &plan;
   result_t got;

@@ -58,8 +58,7 @@ static uint64_t random_plan(const rig_t* rig, uint32_t* seed, unsigned char* out
                        pre_activation[] = {SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD,
                                            SLUICE_RESTORE_RECOMPUTE};
   int32_t inputs[8], pre_activations[8];
-  sluice_plan_config_t config;
-  sluice_plan_config_init(&config, sizeof config);
+  DEFAULTS(sluice_plan_config, config);
   config.max_tokens = 6 + next_random(seed) % 40, config.max_outstanding = 1 + (int32_t)(next_random(seed) % 3);
   config.num_chunks = rig->config.capacity_rows > 0 ? rig->config.num_chunks : chunks[next_random(seed) % 5];
   config.separate_wgrad = (int32_t)(next_random(seed) % 2) && !rig->config.callback_experts;
@@ -191,8 +190,7 @@ TEST(UsePlan_TakenBack_ItsLimitsAreTooAndLayersRunOn) {
   sluice_plan_t* plan = NULL;
   rig_t rig;
   WORKS(rig_open(&rig, NULL, &layer));
-  sluice_plan_config_t config;
-  sluice_plan_config_init(&config, sizeof config);
+  DEFAULTS(sluice_plan_config, config);
   config.max_tokens = rig.num_tokens, config.memory_budget = 1u << 20;
   WORKS(sluice_plan_create(rig.moe, &config, &plan));
   sluice_plan_info_t info = {.struct_size = sizeof info};
@@ -235,8 +233,7 @@ TEST(UsePlan_LayerDestroyed_ItsLimitsGoToo) {
   sluice_step_t* step = NULL;
   rig_t rig;
   WORKS(rig_open(&rig, NULL, &layer));
-  sluice_plan_config_t config;
-  sluice_plan_config_init(&config, sizeof config);
+  DEFAULTS(sluice_plan_config, config);
   config.max_tokens = rig.num_tokens, config.memory_budget = 1u << 20;
   WORKS(sluice_plan_create(rig.moe, &config, &plan));
   WORKS(sluice_moe_use_plan(rig.moe, plan));

@@ -13,8 +13,7 @@ TEST(Plan_BadInput_IsNamed) {
   layer_t l = {.tokens = 64, .width = 8, .hidden = 16, .experts = 4, .top_k = 1};
   open_layer(&l, 0);
   sluice_plan_t* plan = NULL;
-  sluice_plan_config_t config;
-  sluice_plan_config_init(&config, sizeof config);
+  DEFAULTS(sluice_plan_config, config);
   REFUSED(sluice_plan_create(l.moe, &config, &plan), SLUICE_E_INVALID_ARGUMENT, "max_tokens is 0");
   config.max_tokens = 64, config.max_outstanding = 0;
   REFUSED(sluice_plan_create(l.moe, &config, &plan), SLUICE_E_INVALID_ARGUMENT, "max_outstanding is 0");
@@ -73,8 +72,7 @@ TEST(Plan_BadInput_IsNamed) {
 TEST(Plan_BadQuestions_AreNamed) {
   layer_t l = {.tokens = 64, .width = 8, .hidden = 16, .experts = 4, .top_k = 1};
   open_layer(&l, 0);
-  sluice_plan_config_t config;
-  sluice_plan_config_init(&config, sizeof config);
+  DEFAULTS(sluice_plan_config, config);
   config.max_tokens = 64;
   sluice_plan_t* plan = NULL;
   WORKS(sluice_plan_create(l.moe, &config, &plan));
@@ -106,8 +104,7 @@ TEST(Plan_BadQuestions_AreNamed) {
 
 static sluice_plan_info_t info_of(pair_t* p, int32_t n, int32_t restore_input, int32_t restore_pre_activation,
                                   int32_t halves) {
-  sluice_plan_config_t config;
-  sluice_plan_config_init(&config, sizeof config);
+  DEFAULTS(sluice_plan_config, config);
   config.max_tokens = 64, config.num_chunks = n, config.separate_wgrad = halves;
   config.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
   config.restore_input = restore_input, config.restore_pre_activation = restore_pre_activation;

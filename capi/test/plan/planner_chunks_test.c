@@ -162,8 +162,7 @@ TEST(Predict_ListUnderABudget_BytesAreThoseOfARealPlan) {
   w.model_width = layer.model_width, w.hidden_width = layer.hidden_width, w.num_tokens = 64;
   w.num_experts = layer.num_experts, w.top_k = layer.top_k, w.world_size = 1, w.gated = layer.gated;
   w.memory_budget = 1u << 30, w.restore_input_of = di, w.restore_pre_activation_of = m;
-  sluice_plan_config_t config;
-  sluice_plan_config_init(&config, sizeof config);
+  DEFAULTS(sluice_plan_config, config);
   config.max_tokens = 64, config.memory_budget = w.memory_budget, config.num_chunks = 4;
   config.wgrad_mode = SLUICE_WGRAD_DEFERRED, config.restore_input_of = di, config.restore_pre_activation_of = m;
   sluice_plan_t* plan = NULL;

@@ -82,9 +82,8 @@ TEST(Placement_WhatCannotBe_IsRefusedByName) {
 }
 
 TEST(Verdict_ByThePublicCall_HasItsDefaults) {
-  sluice_planner_move_t move;
+  DEFAULTS(sluice_planner_move, move);
   int32_t verdict = -1;
-  sluice_planner_move_init(&move, sizeof move);
   move.step_seconds = 1, move.planned_step_seconds = 0.9, move.move_seconds = 9.9;
   WORKS(sluice_planner_move_verdict(&move, &verdict));
   assert_int_equal(verdict, SLUICE_MOVE_PAYS);

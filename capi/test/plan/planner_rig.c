@@ -20,8 +20,7 @@ sluice_planner_t* new_planner(void) {
 }
 
 sluice_planner_workload_t new_workload(void) {
-  sluice_planner_workload_t w;
-  sluice_planner_workload_init(&w, sizeof w);
+  DEFAULTS(sluice_planner_workload, w);
   w.model_width = 256, w.hidden_width = 1024, w.num_tokens = 2048;
   w.num_experts = 8, w.top_k = 2, w.world_size = 4;
   return w;

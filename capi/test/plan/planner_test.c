@@ -43,21 +43,18 @@ TEST(Predict_Bytes_AreThoseOfARealPlan) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
   w.world_size = 1, w.memory_budget = 1u << 30, w.max_outstanding = 2;
-  sluice_context_config_t context_config;
-  sluice_context_config_init(&context_config, sizeof context_config);
+  DEFAULTS(sluice_context_config, context_config);
   context_config.gemm = "ref";
   sluice_context_t* context = NULL;
   WORKS(sluice_context_create(&context_config, NULL, &context));
-  sluice_moe_config_t layer;
-  sluice_moe_config_init(&layer, sizeof layer);
+  DEFAULTS(sluice_moe_config, layer);
   layer.model_width = w.model_width, layer.hidden_width = w.hidden_width;
   layer.num_experts = w.num_experts, layer.top_k = w.top_k;
   sluice_moe_t* moe = NULL;
   WORKS(sluice_moe_create(context, &layer, &moe));
   for (int32_t n = 1; n <= 8; n *= 2) {
     for (int32_t di = 0; di < 3; ++di) {
-      sluice_plan_config_t config;
-      sluice_plan_config_init(&config, sizeof config);
+      DEFAULTS(sluice_plan_config, config);
       config.max_tokens = w.num_tokens, config.memory_budget = w.memory_budget, config.max_outstanding = 2;
       config.num_chunks = n, config.restore_input = di, config.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
       config.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;

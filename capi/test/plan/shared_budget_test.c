@@ -154,8 +154,7 @@ TEST(SetShare_Bad_IsNamed) {
 
 TEST(Share_Bad_IsNamed) {
   sluice_context_t* context = NULL;
-  sluice_context_config_t config;
-  sluice_context_config_init(&config, sizeof config);
+  DEFAULTS(sluice_context_config, config);
   config.shared_memory_budget = 1000;
   REFUSED(sluice_context_create(&config, NULL, &context), SLUICE_E_INVALID_ARGUMENT,
           "shared_memory_budget is 1000, of which this context's share is 0");
@@ -169,8 +168,7 @@ TEST(Share_Bad_IsNamed) {
 
 TEST(Layers_Negative_IsNamed) {
   sluice_context_t* context = NULL;
-  sluice_context_config_t config;
-  sluice_context_config_init(&config, sizeof config);
+  DEFAULTS(sluice_context_config, config);
   config.num_layers = -1;
   REFUSED(sluice_context_create(&config, NULL, &context), SLUICE_E_INVALID_ARGUMENT, "num_layers is -1");
 }

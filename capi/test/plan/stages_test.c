@@ -346,9 +346,8 @@ TEST(Stages_MoeAndPlainLayers_ShareOneBudget) {
 enum { REAL = 3 };
 
 static void use_choice(sluice_moe_t* moe, int64_t num_tokens, const sluice_planner_candidate_t* c) {
-  sluice_plan_config_t config;
+  DEFAULTS(sluice_plan_config, config);
   sluice_plan_t* made = NULL;
-  sluice_plan_config_init(&config, sizeof config);
   config.max_tokens = num_tokens, config.num_chunks = c->choice.num_chunks;
   config.restore_input = c->choice.restore_input, config.restore_pre_activation = c->choice.restore_pre_activation;
   config.wgrad_mode = c->choice.wgrad_mode;

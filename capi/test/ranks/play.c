@@ -24,8 +24,7 @@ void expect_status(part_t* me, int line, const char* call, sluice_status_t got, 
 }
 
 static sluice_comm_t* make_comm(part_t* me, sluice_local_group_t* group, uint64_t timeout_ns) {
-  sluice_comm_config_t config;
-  sluice_comm_config_init(&config, sizeof config);
+  DEFAULTS(sluice_comm_config, config);
   config.rank = me->rank, config.world_size = me->world_size, config.timeout_ns = timeout_ns;
   sluice_comm_t* comm = NULL;
   WORKS(sluice_comm_create_local(group, &config, &comm));

@@ -49,8 +49,7 @@ static void open_layer(part_t* me, const layer_scene_t* scene, sluice_plan_t** o
     config.exchange_mode = SLUICE_EXCHANGE_CAPACITY, config.capacity_rows = scene->capacity_rows;
   WORKS(rig_open(&me->rig, me->comm, &config));
   if (!scene->planned) return;
-  sluice_plan_config_t wanted;
-  sluice_plan_config_init(&wanted, sizeof wanted);
+  DEFAULTS(sluice_plan_config, wanted);
   wanted.max_tokens = 64, wanted.num_chunks = scene->num_chunks;
   wanted.restore_input = scene->restore_input, wanted.restore_pre_activation = scene->restore_pre_activation;
   WORKS(sluice_plan_create(me->rig.moe, &wanted, out_plan));

@@ -95,8 +95,7 @@ static void starve_alone_run(part_t* me) {
   heap_init(&rig->heap);
   atomic_store(&rig->heap.fail_at, scene->nth);
   rig->world_size = 1;
-  sluice_context_config_t context_config;
-  sluice_context_config_init(&context_config, sizeof context_config);
+  DEFAULTS(sluice_context_config, context_config);
   context_config.gemm = "ref";
   context_config.allocate = heap_allocate, context_config.release = heap_release,
   context_config.allocate_user = &rig->heap;

@@ -266,8 +266,3 @@ TEST(Forward_HostRefusesASavedBuffer_IsNoMemory) {
   }
   close_fixture(&f);
 }
-
-int main(void) {
-  setenv("SLUICE_POISON", "1", 1);
-  return run_cases(NULL, NULL);
-}

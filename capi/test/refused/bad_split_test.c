@@ -178,8 +178,3 @@ TEST(Experts_Bad_AreNamed) {
           "call them directly");
   close_fixture(&f);
 }
-
-int main(void) {
-  setenv("SLUICE_POISON", "1", 1);
-  return run_cases(NULL, NULL);
-}

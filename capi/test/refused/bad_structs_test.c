@@ -90,15 +90,13 @@ static sluice_status_t run_with_callbacks(fixture_t* f, const void* callbacks) {
 TEST(Structs_WrongSizeOrDirtyTail_IsAbiError) {
   fixture_t f;
   open_default(&f);
-  sluice_context_config_t context;
-  sluice_context_config_init(&context, sizeof context);
+  DEFAULTS(sluice_context_config, context);
   context.gemm = "ref";
   check_struct(&f, &context, sizeof context, offsetof(sluice_context_config_t, memory_budget),
                "sluice_context_config_t", make_context);
   check_struct(&f, &f.rig.config, sizeof f.rig.config, offsetof(sluice_moe_config_t, restore_input),
                "sluice_moe_config_t", make_layer);
-  sluice_comm_config_t comm;
-  sluice_comm_config_init(&comm, sizeof comm);
+  DEFAULTS(sluice_comm_config, comm);
   check_struct(&f, &comm, sizeof comm, offsetof(sluice_comm_config_t, timeout_ns), "sluice_comm_config_t", make_comm);
   rig_reset(&f.rig);
   check_struct(&f, &f.rig.forward, sizeof f.rig.forward, offsetof(sluice_moe_forward_args_t, save_is_counted),
@@ -140,15 +138,13 @@ TEST(ExpertStructs_WrongSizeOrDirtyTail_IsAbiError) {
 TEST(Structs_UnknownExtension_IsNamed) {
   fixture_t f;
   open_default(&f);
-  sluice_context_config_t context;
-  sluice_context_config_init(&context, sizeof context);
+  DEFAULTS(sluice_context_config, context);
   context.next = &stranger;
   REFUSED(make_context(&f, &context), SLUICE_E_ABI, "4711");
   sluice_moe_config_t config = rig_config();
   config.next = &stranger;
   REFUSED(make_layer(&f, &config), SLUICE_E_ABI, "4711");
-  sluice_comm_config_t comm;
-  sluice_comm_config_init(&comm, sizeof comm);
+  DEFAULTS(sluice_comm_config, comm);
   comm.next = &stranger;
   REFUSED(make_comm(&f, &comm), BAD, "4711");
   f.rig.forward.next = &stranger;
@@ -201,9 +197,4 @@ TEST(Stats_WrongSize_IsAbiErrorAndShortIsFilled) {
   REFUSED(sluice_context_get_stats(f.rig.context, 0, NULL), BAD, "out_stats is NULL");
   check_nothing_lost(&f);
   close_fixture(&f);
-}
-
-int main(void) {
-  setenv("SLUICE_POISON", "1", 1);
-  return run_cases(NULL, NULL);
 }

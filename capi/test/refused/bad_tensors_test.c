@@ -340,8 +340,3 @@ TEST(Callbacks_Missing_AreRefused) {
   BACKWARD_REFUSED(&f, step, SLUICE_E_EXTERNAL, "failed in backward of chunk 0 (it returned 43)");
   close_fixture(&f);
 }
-
-int main(void) {
-  setenv("SLUICE_POISON", "1", 1);
-  return run_cases(NULL, NULL);
-}

@@ -98,8 +98,7 @@ static void child_main(fixture_t* f, sluice_step_t* step, sluice_local_group_t* 
   CHILD_STATE(sluice_context_get_stats(rig->context, 0, &stats));
   CHILD_STATE(sluice_context_trace(rig->context, 8));
   CHILD_STATE(sluice_context_take_trace(rig->context, NULL, 0, &count));
-  sluice_comm_config_t comm_config;
-  sluice_comm_config_init(&comm_config, sizeof comm_config);
+  DEFAULTS(sluice_comm_config, comm_config);
   comm_config.rank = 1, comm_config.world_size = 2;
   CHILD_STATE(sluice_comm_create_local(group, &comm_config, &made));
   sluice_comm_abort(comm);
@@ -124,8 +123,7 @@ TEST(Fork_HandlesInTheChild_AreInert) {
   open_default(&f);
   sluice_local_group_t* group = NULL;
   sluice_comm_t* comm = NULL;
-  sluice_comm_config_t comm_config;
-  sluice_comm_config_init(&comm_config, sizeof comm_config);
+  DEFAULTS(sluice_comm_config, comm_config);
   comm_config.world_size = 2;
   WORKS(sluice_local_group_create(2, &group));
   WORKS(sluice_comm_create_local(group, &comm_config, &comm));
@@ -151,9 +149,4 @@ TEST(Fork_HandlesInTheChild_AreInert) {
   sluice_local_group_destroy(group);
   free_saved(&saved);
   close_fixture(&f);
-}
-
-int main(void) {
-  setenv("SLUICE_POISON", "1", 1);
-  return run_cases(NULL, NULL);
 }

@@ -5,8 +5,7 @@
 #include "capi/test/rig/refusals.h"
 
 sluice_context_config_t own_rig_context(uint64_t budget, int32_t max_outstanding) {
-  sluice_context_config_t config;
-  sluice_context_config_init(&config, sizeof config);
+  DEFAULTS(sluice_context_config, config);
   config.gemm = "ref", config.memory_budget = budget, config.max_outstanding = max_outstanding;
   return config;
 }
@@ -33,8 +32,7 @@ sluice_context_stats_t own_rig_stats(const rig_t* rig) {
 }
 
 void pair_open(pair_t* pair, const sluice_moe_config_t* layer) {
-  sluice_comm_config_t comm;
-  sluice_comm_config_init(&comm, sizeof comm);
+  DEFAULTS(sluice_comm_config, comm);
   comm.rank = 0, comm.world_size = 2;
   WORKS(sluice_local_group_create(2, &pair->group));
   WORKS(sluice_comm_create_local(pair->group, &comm, &pair->comm));

@@ -17,6 +17,7 @@ static sluice_status_t warm_backward(fixture_t* f, int32_t halves, int wanted) {
 }
 
 void open_with(fixture_t* f, const sluice_moe_config_t* config) {
+  setenv("SLUICE_POISON", "1", 1); /* slots start as NaN */
   WORKS(rig_open(&f->rig, NULL, config));
   f->rig.forward.needs_backward = 0;
   WORKS(sluice_moe_forward(f->rig.moe, &f->rig.forward, NULL, NULL));

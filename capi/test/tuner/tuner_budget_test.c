@@ -283,24 +283,20 @@ TEST(Budget_PlanOfAFile_StandsWhereItFits) {
 
 /* Plans of a context whose tuner has a machine carry the planner's seconds, and the fastest that fits is taken. */
 TEST(Plans_WithAMachine_CarryThePlannersSeconds) {
-  sluice_context_config_t context_config;
-  sluice_context_config_init(&context_config, sizeof context_config);
+  DEFAULTS(sluice_context_config, context_config);
   context_config.gemm = "ref";
   sluice_context_t* context = NULL;
   assert_int_equal(sluice_context_create(&context_config, NULL, &context), SLUICE_OK);
   sluice_planner_t* planner = NULL;
   assert_int_equal(sluice_planner_create(tuner_machine, strlen(tuner_machine), &planner), SLUICE_OK);
-  sluice_tuner_config_t tuner;
-  sluice_tuner_config_init(&tuner, sizeof tuner);
+  DEFAULTS(sluice_tuner_config, tuner);
   tuner.machine = planner;
   assert_int_equal(sluice_context_tune(context, &tuner), SLUICE_OK);
-  sluice_moe_config_t layer;
-  sluice_moe_config_init(&layer, sizeof layer);
+  DEFAULTS(sluice_moe_config, layer);
   layer.model_width = M, layer.hidden_width = H, layer.num_experts = 4;
   sluice_moe_t* moe = NULL;
   assert_int_equal(sluice_moe_create(context, &layer, &moe), SLUICE_OK);
-  sluice_plan_config_t config;
-  sluice_plan_config_init(&config, sizeof config);
+  DEFAULTS(sluice_plan_config, config);
   config.max_tokens = 512, config.memory_budget = (uint64_t)1 << 30;
   sluice_plan_t* plan = NULL;
   assert_int_equal(sluice_plan_create(moe, &config, &plan), SLUICE_OK);
@@ -308,8 +304,7 @@ TEST(Plans_WithAMachine_CarryThePlannersSeconds) {
   static sluice_planner_candidate_t priced[512];
   int32_t num_lines = 0, num_priced = 0;
   assert_int_equal(sluice_plan_candidates(plan, lines, 512, &num_lines), SLUICE_OK);
-  sluice_planner_workload_t work;
-  sluice_planner_workload_init(&work, sizeof work);
+  DEFAULTS(sluice_planner_workload, work);
   work.model_width = M, work.hidden_width = H, work.num_experts = 4, work.num_tokens = 512;
   work.memory_budget = config.memory_budget;
   assert_int_equal(sluice_planner_choose(planner, &work, NULL, priced, 512, &num_priced, NULL), SLUICE_OK);

@@ -26,8 +26,7 @@ TEST(BadDecisions_AreRefusedByName) {
       {PLAN("4, \"restore_input\": \"keep\", \"restore_pre_activation\": 3"), "restore_pre_activation of answer 0"},
       {PLAN("300, \"restore_input\": \"keep\", \"restore_pre_activation\": \"keep\""), "num_chunks of answer 0 is 300"},
   };
-  sluice_context_config_t config;
-  sluice_context_config_init(&config, sizeof config);
+  DEFAULTS(sluice_context_config, config);
   config.gemm = "ref";
   sluice_context_t* context = NULL;
   assert_int_equal(sluice_context_create(&config, NULL, &context), SLUICE_OK);
@@ -46,12 +45,10 @@ TEST(BadDecisions_AreRefusedByName) {
 }
 
 TEST(BadConfig_IsRefusedByName) {
-  sluice_context_config_t context_config;
-  sluice_context_config_init(&context_config, sizeof context_config);
+  DEFAULTS(sluice_context_config, context_config);
   sluice_context_t* context = NULL;
   assert_int_equal(sluice_context_create(&context_config, NULL, &context), SLUICE_OK);
-  sluice_tuner_config_t c;
-  sluice_tuner_config_init(&c, sizeof c);
+  DEFAULTS(sluice_tuner_config, c);
   assert_int_equal(sluice_context_tune(context, &c), SLUICE_OK);
   c.mode = 3;
   REFUSED(sluice_context_tune(context, &c), SLUICE_E_INVALID_ARGUMENT, "mode is 3");

@@ -88,8 +88,7 @@ static sluice_status_t run_backward(rank_t* r, sluice_moe_t* moe, const sluice_m
   TRY(sluice_moe_forward(moe, f, NULL, &step));
   sluice_tensor_t grad = *f->tokens;
   grad.data = r->grad;
-  sluice_moe_backward_args_t b;
-  sluice_moe_backward_args_init(&b, sizeof b);
+  DEFAULTS(sluice_moe_backward_args, b);
   b.tokens = f->tokens, b.route_weights = f->route_weights, b.params = f->params, b.grad_out = &grad;
   b.grad_tokens = f->out_tokens, b.grad_params = grads, b.parts = SLUICE_BACKWARD_BOTH;
   sluice_status_t status = sluice_moe_backward(moe, step, &b, NULL);
@@ -103,8 +102,7 @@ static int64_t hidden_width_of(const tuner_world_t* w, int32_t layer) {
 
 static sluice_status_t new_layer(rank_t* r, int32_t number) {
   const tuner_world_t* w = r->world;
-  sluice_moe_config_t c;
-  sluice_moe_config_init(&c, sizeof c);
+  DEFAULTS(sluice_moe_config, c);
   c.model_width = M, c.hidden_width = hidden_width_of(w, number), c.num_experts = 2 * w->world_size;
   c.layer_id = number, c.top_k = top_k_of(w);
   c.num_chunks = w->num_chunks, c.wgrad_mode = w->wgrad_mode, c.deduplicate = w->deduplicate;
@@ -130,8 +128,7 @@ static sluice_status_t run_pass(rank_t* r, int32_t layer, int64_t count, int32_t
   }
   sluice_expert_tensors_t params = {.struct_size = sizeof params, .w1 = p1, .w2 = p2}, grads = params;
   grads.w1 = g1, grads.w2 = g2;
-  sluice_moe_forward_args_t f;
-  sluice_moe_forward_args_init(&f, sizeof f);
+  DEFAULTS(sluice_moe_forward_args, f);
   f.tokens = &tokens, f.expert_ids = &ids, f.route_weights = &weights, f.params = &params, f.out_tokens = &out;
   f.needs_backward = is_training;
   if (!is_training) {
@@ -154,20 +151,17 @@ static sluice_status_t run_pass(rank_t* r, int32_t layer, int64_t count, int32_t
 
 static sluice_status_t set_up(rank_t* r, sluice_comm_t** out_comm) {
   tuner_world_t* w = r->world;
-  sluice_comm_config_t comm_config;
-  sluice_comm_config_init(&comm_config, sizeof comm_config);
+  DEFAULTS(sluice_comm_config, comm_config);
   comm_config.rank = r->rank, comm_config.world_size = w->world_size, comm_config.timeout_ns = 300000000000u;
   TRY(sluice_comm_create_local(w->group, &comm_config, out_comm));
-  sluice_context_config_t context_config;
-  sluice_context_config_init(&context_config, sizeof context_config);
+  DEFAULTS(sluice_context_config, context_config);
   context_config.gemm = "ref";
   context_config.memory_budget = w->budget, context_config.ranks_per_node = w->ranks_per_node;
   TRY(sluice_context_create(&context_config, *out_comm, &r->context));
   sluice_planner_t* planner = NULL;
   const char* machine = w->machine[r->rank] != NULL ? w->machine[r->rank] : tuner_machine;
   TRY(sluice_planner_create(machine, strlen(machine), &planner));
-  sluice_tuner_config_t tuner;
-  sluice_tuner_config_init(&tuner, sizeof tuner);
+  DEFAULTS(sluice_tuner_config, tuner);
   tuner.mode = w->mode[r->rank];
   tuner.machine = w->has_machine[r->rank] ? planner : NULL;
   sluice_status_t status = sluice_context_tune(r->context, &tuner);
@@ -236,8 +230,7 @@ static void* run_rank(void* argument) {
   r->ids = calloc(MAX_T * MAX_K, sizeof(int64_t));
   sluice_status_t status = set_up(r, &comm);
   if (status == SLUICE_OK) status = run_steps(r);
-  sluice_error_info_t why;
-  sluice_error_info_init(&why, sizeof why);
+  DEFAULTS(sluice_error_info, why);
   if (status != SLUICE_OK) sluice_error_last(&why);
   w->status[r->rank] = status;
   memcpy(w->message[r->rank], why.message, sizeof why.message);

@@ -250,8 +250,7 @@ void budget_predictions(const budget_suite_t* suite) {
     c.uneven_owners = i % 5 == 4, c.drop_every = i % 4 == 3 ? 5 : 0, c.hot_expert = i % 7 == 6 ? 3 : -1;
     c.dtype = i % 6 == 5 ? SLUICE_DTYPE_BF16 : SLUICE_DTYPE_F32;
     if (i % 8 == 7) c.tokens[1] = 0;
-    sluice_plan_config_t plan;
-    sluice_plan_config_init(&plan, sizeof plan);
+    DEFAULTS(sluice_plan_config, plan);
     plan.max_outstanding = c.outstanding, plan.num_chunks = chunks[i / 3 % 4], plan.wgrad_mode = i % 2;
     plan.restore_input = i / 9 % 3, plan.restore_pre_activation = pre_activation[i / 3 % 3];
     checked += check_predicted(suite, c, plan, i);
@@ -267,8 +266,7 @@ void budget_predictions_of_callbacks(const budget_suite_t* suite) {
     case_t c = suite->base;
     c.world_size = suite->least_ranks + i % 3, c.callback_experts = 1, c.outstanding = 1 + i / 3 % 2;
     c.uneven_owners = i % 5 == 4, c.drop_every = i % 7 == 3 ? 5 : 0, c.hot_expert = i % 4 == 2 ? 3 : -1;
-    sluice_plan_config_t plan;
-    sluice_plan_config_init(&plan, sizeof plan);
+    DEFAULTS(sluice_plan_config, plan);
     plan.max_outstanding = c.outstanding, plan.num_chunks = chunks[i % 4];
     const int32_t policy = i / 4 % 4; /* kept, or recomputed after each of three inputs */
     plan.restore_input = policy == 0 ? SLUICE_RESTORE_KEEP : policy - 1;
@@ -302,8 +300,7 @@ void budget_predictions_by_chunk(const budget_suite_t* suite) {
     c.callback_experts = i % 8 == 7;
     c.dtype = i % 6 == 5 && !c.callback_experts ? SLUICE_DTYPE_BF16 : SLUICE_DTYPE_F32;
     if (i % 9 == 7) c.tokens[1] = 0;
-    sluice_plan_config_t plan;
-    sluice_plan_config_init(&plan, sizeof plan);
+    DEFAULTS(sluice_plan_config, plan);
     plan.max_outstanding = c.outstanding, plan.num_chunks = chunks[i / 3 % 4];
     plan.wgrad_mode = c.callback_experts ? SLUICE_WGRAD_ADAPTIVE : i % 2;
     fill_lists(i, plan.num_chunks, c.callback_experts, inputs, pre_activations);
@@ -354,8 +351,7 @@ void budget_between_policies(const budget_suite_t* suite) {
   for (int32_t i = 0; i < 6; ++i) {
     case_t c = suite->base;
     c.world_size = suite->least_ranks + i % 3, c.gated = i / 2 % 2, c.outstanding = 1 + i / 3;
-    sluice_plan_config_t plan;
-    sluice_plan_config_init(&plan, sizeof plan);
+    DEFAULTS(sluice_plan_config, plan);
     plan.max_outstanding = c.outstanding, plan.num_chunks = 4, plan.wgrad_mode = i % 2;
     plan.max_tokens = 96;
     const uint64_t least = planned_bytes(suite, c, plan, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE);

@@ -29,8 +29,7 @@ static sluice_status_t create(rank_t* r, int32_t rank, int32_t world_size, const
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
   const sluice_nccl_options_t options = {
       .symbols = &symbols, .device = r->device, .memory = &r->memory, .id = id, .parent = parent, .color = color};
-  sluice_comm_config_t config;
-  sluice_comm_config_init(&config, sizeof config);
+  DEFAULTS(sluice_comm_config, config);
   config.rank = rank;
   config.world_size = world_size;
   config.timeout_ns = timeout_ns;

@@ -412,8 +412,7 @@ static sluice_status_t choose(const sluice_native_kernels_t* wide, const sluice_
   sluice_status_t status = sluice_native_choose(sets, 2, wanted, &kernels, why, 256);
   *out_name = kernels != NULL ? kernels->name : NULL;
   if (status != SLUICE_OK && status != SLUICE_E_NOT_FOUND) {
-    sluice_error_info_t info;
-    sluice_error_info_init(&info, sizeof info);
+    DEFAULTS(sluice_error_info, info);
     sluice_error_last(&info);
     snprintf(why, 256, "%.255s", info.message);
   }

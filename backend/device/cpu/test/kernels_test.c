@@ -4,13 +4,9 @@
  * tolerance is stated at `close_enough`. Data has random values of mixed magnitudes, outputs start as NaN, and the
  * guard elements after every output must survive. */
 #include "backend/device/cpu/kernels_paths.h"
-#include "backend/device/test/kernel_buffers.h"
+#include "backend/device/test/row_cases.h"
 
 static const int64_t ROWS[] = {0, 3, 1, 5, 9};
-
-static const sluice_kernels_t* ref;
-
-typedef void (*case_fn_t)(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width);
 
 /* Runs a case for every version of the kernels, dtype, width and number of rows: all widths with two rows, and some
  * with other numbers of rows. f64 is the plain version itself and runs once. `few` skips most wide widths. */
@@ -39,73 +35,11 @@ static void sweep(case_fn_t run) { sweep_over(run, 0); }
 
 /* ---- moving --------------------------------------------------------------------------------------------------- */
 
-static void gather_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
-  int32_t index[16];
-  buffer_t src = random_buffer(dtype, 7 * (width + 3)), want = buffer(dtype, rows * width),
-           got = buffer(dtype, rows * width);
-  for (int64_t i = 0; i < rows; ++i) index[i] = (int32_t)(random_bits() % 8) - 1;
-  ref->gather_rows(NULL, dtype, rows, width, src.data, width + 3, index, want.data);
-  kernels->gather_rows(NULL, dtype, rows, width, src.data, width + 3, index, got.data);
-  for (int64_t i = 0; i < rows * width; ++i) {
-    int64_t row = index[i / width];
-    double expected = row < 0 ? 0 : get(dtype, src.data, row * (width + 3) + i % width);
-    assert_true(same(get(dtype, want.data, i), expected));
-  }
-  assert_same(&want, &got, "gather_rows");
-  release(&src), release(&want), release(&got);
-}
-
 TEST(GatherRows_EveryDtypeAndWidth_CopiesTheRows) { sweep(gather_case); }
-
-static void move_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
-  sluice_row_run_t runs[] = {{4, 0, rows}, {0, rows, 3}, {3, rows + 3, 0}};
-  int64_t row_bytes = width * (int64_t)sluice_dtype_bytes(dtype);
-  buffer_t src = random_buffer(dtype, (rows + 4) * width), want = buffer(dtype, (rows + 4) * width),
-           got = copy_of(&want);
-  ref->move_rows(NULL, row_bytes, runs, 3, src.data, want.data);
-  kernels->move_rows(NULL, row_bytes, runs, 3, src.data, got.data);
-  for (int64_t i = 0; i < rows * width; ++i)
-    assert_true(get(dtype, want.data, i) == get(dtype, src.data, i + 4 * width));
-  assert_same(&want, &got, "move_rows");
-  release(&src), release(&want), release(&got);
-}
 
 TEST(MoveRows_RunsWithEmptyOnes_CopiesTheRows) { sweep(move_case); }
 
 /* ---- combine -------------------------------------------------------------------------------------------------- */
-
-static void combine_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
-  enum { K = 3, ROWS_IN = 8 };
-  int32_t position[16 * K];
-  float scale[16 * K];
-  buffer_t in = random_buffer(dtype, ROWS_IN * width);
-  for (int64_t j = 0; j < width; ++j) put(dtype, in.data, j, NAN); /* row 0 is never read */
-  for (int64_t i = 0; i < rows * K; ++i) {
-    position[i] = random_bits() % 4 == 0 ? -1 : (int32_t)(1 + random_bits() % (ROWS_IN - 1));
-    scale[i] = position[i] < 0 ? NAN : (float)random_real();
-  }
-  if (rows > 1) position[K] = position[K + 1] = position[K + 2] = -1;
-  for (int with_scale = 0; with_scale < 3; ++with_scale) {
-    buffer_t want = buffer(dtype, rows * (width + 5)), got = buffer(dtype, rows * (width + 5));
-    /* Token-major, then k-major scales, then none. */
-    int64_t scale_t = with_scale == 2 ? 1 : K, scale_k = with_scale == 2 ? rows : 1;
-    float major[16 * K];
-    for (int64_t i = 0; i < rows * K; ++i) major[i / K * scale_t + i % K * scale_k] = scale[i];
-    const float* s = with_scale == 0 ? NULL : major;
-    ref->combine_rows(NULL, dtype, rows, K, width, in.data, position, s, scale_t, scale_k, want.data, width + 5);
-    kernels->combine_rows(NULL, dtype, rows, K, width, in.data, position, s, scale_t, scale_k, got.data, width + 5);
-    assert_same(&want, &got, "combine_rows");
-    for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t j = 0; j < width + 5; ++j) {
-        double x = get(dtype, got.data, i * (width + 5) + j);
-        assert_int_equal(j >= width, isnan(x) != 0); /* -1 contributes no NaN, and padding between rows is unchanged */
-        if (i == 1 && j < width) assert_true(x == 0);
-      }
-    }
-    release(&want), release(&got);
-  }
-  release(&in);
-}
 
 TEST(CombineRows_DroppedRoutesAndStrides_SameBitsAsPlain) { sweep(combine_case); }
 
@@ -123,91 +57,13 @@ TEST(CombineRows_NanAndInfinity_PassThrough) {
 
 /* ---- rows and sums -------------------------------------------------------------------------------------------- */
 
-static void scale_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
-  buffer_t src = random_buffer(dtype, rows * width), want = buffer(dtype, rows * width),
-           got = buffer(dtype, rows * width);
-  buffer_t w = random_buffer(SLUICE_DTYPE_F32, rows);
-  if (rows > 2) ((float*)w.data)[2] = INFINITY;
-  ref->scale_rows(NULL, dtype, rows, width, src.data, w.data, want.data);
-  kernels->scale_rows(NULL, dtype, rows, width, src.data, w.data, got.data);
-  assert_same(&want, &got, "scale_rows");
-  kernels->scale_rows(NULL, dtype, rows, width, src.data, w.data, src.data); /* in place */
-  assert_same(&want, &src, "scale_rows in place");
-  release(&src), release(&want), release(&got), release(&w);
-}
-
 TEST(ScaleRows_EveryDtypeAndWidth_SameBitsAsPlain) { sweep(scale_case); }
-
-static void bias_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
-  buffer_t want = random_buffer(dtype, rows * width), got = copy_of(&want), bias = random_buffer(dtype, width);
-  ref->add_bias(NULL, dtype, rows, width, want.data, bias.data);
-  kernels->add_bias(NULL, dtype, rows, width, got.data, bias.data);
-  assert_same(&want, &got, "add_bias");
-  release(&want), release(&got), release(&bias);
-}
 
 TEST(AddBias_EveryDtypeAndWidth_SameBitsAsPlain) { sweep(bias_case); }
 
-static void dot_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
-  buffer_t a = random_buffer(dtype, rows * width), b = random_buffer(dtype, rows * (width + 1) + width);
-  for (int mode = 0; mode < 4; ++mode) {
-    int64_t stride = mode & 1 ? 0 : width + 1;
-    buffer_t want = mode & 2 ? random_buffer(SLUICE_DTYPE_F32, rows) : buffer(SLUICE_DTYPE_F32, rows),
-             got = copy_of(&want);
-    buffer_t part = copy_of(&want);
-    ref->dot_rows(NULL, dtype, rows, width, a.data, b.data, stride, mode & 2, want.data);
-    kernels->dot_rows(NULL, dtype, rows, width, a.data, b.data, stride, mode & 2, got.data);
-    assert_same(&want, &got, "dot_rows");
-    /* Row by row: the bits do not depend on the number of rows in a call. */
-    size_t bytes = sluice_dtype_bytes(dtype);
-    for (int64_t i = 0; i < rows; ++i) {
-      kernels->dot_rows(NULL, dtype, 1, width, (char*)a.data + (size_t)(i * width) * bytes,
-                        (char*)b.data + (size_t)(i * stride) * bytes, stride, mode & 2, (float*)part.data + i);
-    }
-    assert_same(&want, &part, "dot_rows, row by row");
-    for (int64_t i = 0; i < rows && !(mode & 2); ++i) {
-      /* 32 partial sums of w/32 terms each: error below (w/32 + 6) * 2^-24 of the sum of magnitudes. */
-      double sum = 0, sizes = 0;
-      for (int64_t j = 0; j < width; ++j) {
-        double problem = get(dtype, a.data, i * width + j) * get(dtype, b.data, i * stride + j);
-        sum += problem, sizes += fabs(problem);
-      }
-      assert_true(fabs((double)((float*)got.data)[i] - sum) <= sizes * ((double)width / 32 + 6) * 0x1p-24);
-    }
-    release(&want), release(&got), release(&part);
-  }
-  release(&a), release(&b);
-}
-
 TEST(DotRows_EveryDtypeAndWidth_SameBitsAsPlain) { sweep(dot_case); }
 
-static void columns_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
-  buffer_t data = random_buffer(dtype, rows * (width + 2)), w = random_buffer(SLUICE_DTYPE_F32, rows);
-  for (int mode = 0; mode < 8; ++mode) {
-    int32_t dtype_out = mode & 4 ? SLUICE_DTYPE_F32 : dtype;
-    buffer_t want = mode & 2 ? random_buffer(dtype_out, width) : buffer(dtype_out, width), got = copy_of(&want);
-    const float* weight = mode & 1 ? w.data : NULL;
-    ref->sum_columns(NULL, dtype, rows, width, data.data, width + 2, weight, mode & 2, dtype_out, want.data);
-    kernels->sum_columns(NULL, dtype, rows, width, data.data, width + 2, weight, mode & 2, dtype_out, got.data);
-    assert_same(&want, &got, "sum_columns");
-    release(&want), release(&got);
-  }
-  release(&data), release(&w);
-}
-
 TEST(SumColumns_EveryDtypeAndWidth_SameBitsAsPlain) { sweep(columns_case); }
-
-static void round_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
-  buffer_t sums = random_buffer(SLUICE_DTYPE_F32, rows * width);
-  for (int accumulate = 0; accumulate < 2; ++accumulate) {
-    buffer_t want = random_buffer(dtype, rows * (width + 3)), got = copy_of(&want);
-    ref->round_rows(NULL, dtype, rows, width, sums.data, accumulate, want.data, width + 3);
-    kernels->round_rows(NULL, dtype, rows, width, sums.data, accumulate, got.data, width + 3);
-    assert_same(&want, &got, "round_rows");
-    release(&want), release(&got);
-  }
-  release(&sums);
-}
 
 TEST(RoundRows_EveryDtypeAndWidth_SameBitsAsPlain) { sweep(round_case); }
 

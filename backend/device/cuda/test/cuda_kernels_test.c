@@ -7,13 +7,13 @@
 #include "backend/base/test/refused.h"
 #include "backend/device/cuda/cuda_launch.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
-#include "backend/device/test/kernel_buffers.h"
+#include "backend/device/test/row_cases.h"
 
 /* ---- the device ------------------------------------------------------------------------------------------------ */
 
 static sluice_allocator_t allocator;
 static sluice_device_t* device;
-static const sluice_kernels_t *ref, *cuda;
+static const sluice_kernels_t* cuda;
 
 static int set_up(void** state) {
   (void)state;
@@ -38,15 +38,13 @@ static int tear_down(void** state) {
   return failed ? -1 : 0;
 }
 
-typedef void (*case_fn_t)(int32_t dtype, int64_t rows, int64_t width);
-
 static void sweep(case_fn_t run) {
   static const int64_t widths[] = {0, 1, 2, 7, 8, 16, 31, 32, 33, 64, 96, 127, 256, 264, 513};
   static const int64_t rows[] = {0, 1, 3, 9, 70};
   for (shift = 0; shift < 2; ++shift) {
     for (int d = 0; d < 4; ++d) {
       for (size_t w = 0; w < sizeof widths / sizeof widths[0]; ++w) {
-        for (size_t r = 0; r < sizeof rows / sizeof rows[0]; ++r) run(DTYPES[d], rows[r], widths[w]);
+        for (size_t r = 0; r < sizeof rows / sizeof rows[0]; ++r) run(cuda, DTYPES[d], rows[r], widths[w]);
       }
     }
   }
@@ -55,18 +53,6 @@ static void sweep(case_fn_t run) {
 
 /* ---- cases ----------------------------------------------------------------------------------------------------- */
 
-static void gather_case(int32_t dtype, int64_t rows, int64_t width) {
-  int32_t index[80];
-  for (int gap = 0; gap <= 8; gap += 4) {
-    buffer_t src = random_buffer(dtype, 7 * (width + gap)), want = buffer(dtype, rows * width),
-             got = buffer(dtype, rows * width);
-    for (int64_t i = 0; i < rows; ++i) index[i] = (int32_t)(random_bits() % 8) - 1;
-    ref->gather_rows(NULL, dtype, rows, width, src.data, width + gap, index, want.data);
-    cuda->gather_rows(NULL, dtype, rows, width, src.data, width + gap, index, got.data);
-    assert_same(&want, &got, "gather_rows");
-    release(&src), release(&want), release(&got);
-  }
-}
 TEST(GatherRows_AnyDtypeWidthAlignment_SameBits) { sweep(gather_case); }
 
 /* Route weights out and gate scalars back: every kernel against its definition. */
@@ -98,106 +84,25 @@ TEST(Scalars_GatheredAndSpreadWithStrides_SameAsDefinition) {
   }
 }
 
-static void move_case(int32_t dtype, int64_t rows, int64_t width) {
-  sluice_row_run_t runs[300];
-  int64_t num_runs = rows * 4, total = 0, row_bytes = width * (int64_t)sluice_dtype_bytes(dtype);
-  for (int64_t r = 0; r < num_runs; ++r) {
-    runs[r] = (sluice_row_run_t){.src_row = (int64_t)(random_bits() % 5), .dst_row = total, .rows = r % 3};
-    total += r % 3;
-  }
-  buffer_t src = random_buffer(dtype, 8 * width), want = buffer(dtype, total * width), got = copy_of(&want);
-  ref->move_rows(NULL, row_bytes, runs, num_runs, src.data, want.data);
-  cuda->move_rows(NULL, row_bytes, runs, num_runs, src.data, got.data);
-  assert_same(&want, &got, "move_rows");
-  release(&src), release(&want), release(&got);
-}
 TEST(MoveRows_MoreRunsThanOneLaunchTakes_SameBits) { sweep(move_case); }
 
-static void combine_case(int32_t dtype, int64_t rows, int64_t width) {
-  for (int64_t top_k = 1; top_k <= 4; top_k += 3) {
-    int32_t position[4 * 80];
-    float scale[5 * 80];
-    buffer_t src = random_buffer(dtype, 9 * width), want = buffer(dtype, rows * (width + 8)), got = copy_of(&want);
-    if (width > 0) put(dtype, src.data, 0, INFINITY);
-    for (int64_t i = 0; i < rows * top_k; ++i) position[i] = (int32_t)(random_bits() % 10) - 1;
-    for (int64_t i = 0; i < 5 * 80; ++i) scale[i] = (float)random_real();
-    for (int use = 0; use < 2; ++use) {
-      const float* s = use ? scale : NULL;
-      ref->combine_rows(NULL, dtype, rows, top_k, width, src.data, position, s, 1, 80, want.data, width + 8);
-      cuda->combine_rows(NULL, dtype, rows, top_k, width, src.data, position, s, 1, 80, got.data, width + 8);
-      assert_same(&want, &got, "combine_rows");
-    }
-    release(&src), release(&want), release(&got);
-  }
-}
 TEST(CombineRows_DroppedRoutesAndStrides_SameBits) { sweep(combine_case); }
 
-static void scale_case(int32_t dtype, int64_t rows, int64_t width) {
-  buffer_t src = random_buffer(dtype, rows * width), weight = random_buffer(SLUICE_DTYPE_F32, rows),
-           want = buffer(dtype, rows * width);
-  ref->scale_rows(NULL, dtype, rows, width, src.data, weight.data, want.data);
-  cuda->scale_rows(NULL, dtype, rows, width, src.data, weight.data, src.data); /* in place */
-  assert_same(&want, &src, "scale_rows");
-  release(&src), release(&weight), release(&want);
-}
 TEST(ScaleRows_InPlace_SameBits) { sweep(scale_case); }
 
-static void bias_case(int32_t dtype, int64_t rows, int64_t width) {
-  buffer_t want = random_buffer(dtype, rows * width), got = copy_of(&want), bias = random_buffer(dtype, width);
-  ref->add_bias(NULL, dtype, rows, width, want.data, bias.data);
-  cuda->add_bias(NULL, dtype, rows, width, got.data, bias.data);
-  assert_same(&want, &got, "add_bias");
-  release(&want), release(&got), release(&bias);
-}
 TEST(AddBias_Any_SameBits) { sweep(bias_case); }
 
-static void dot_case(int32_t dtype, int64_t rows, int64_t width) {
-  for (int accumulate = 0; accumulate < 2; ++accumulate) {
-    for (int repeat = 0; repeat < 2; ++repeat) {
-      buffer_t a = random_buffer(dtype, rows * width), b = random_buffer(dtype, repeat ? width : rows * width),
-               want = random_buffer(SLUICE_DTYPE_F32, rows), got = copy_of(&want);
-      ref->dot_rows(NULL, dtype, rows, width, a.data, b.data, repeat ? 0 : width, accumulate, want.data);
-      cuda->dot_rows(NULL, dtype, rows, width, a.data, b.data, repeat ? 0 : width, accumulate, got.data);
-      assert_same(&want, &got, "dot_rows");
-      release(&a), release(&b), release(&want), release(&got);
-    }
-  }
-}
 TEST(DotRows_Any_SameBits) { sweep(dot_case); }
 
-static void columns_case(int32_t dtype, int64_t rows, int64_t width) {
-  for (int bits = 0; bits < 8; ++bits) {
-    int accumulate = bits & 1, weighted = bits & 2;
-    int32_t dtype_out = bits & 4 ? SLUICE_DTYPE_F32 : dtype;
-    buffer_t data = random_buffer(dtype, rows * (width + 3)), weight = random_buffer(SLUICE_DTYPE_F32, rows),
-             want = random_buffer(dtype_out, width), got = copy_of(&want);
-    const float* w = weighted ? weight.data : NULL;
-    ref->sum_columns(NULL, dtype, rows, width, data.data, width + 3, w, accumulate, dtype_out, want.data);
-    cuda->sum_columns(NULL, dtype, rows, width, data.data, width + 3, w, accumulate, dtype_out, got.data);
-    assert_same(&want, &got, "sum_columns");
-    release(&data), release(&weight), release(&want), release(&got);
-  }
-}
 TEST(SumColumns_Any_SameBits) { sweep(columns_case); }
 /* Whole batches of rows, one row less, one row more: the order of the sum is that of all rows. */
 TEST(SumColumns_BatchesAndTheirEnds_SameBits) {
   static const int64_t rows[] = {31, 32, 33, 63, 64, 65, 1000};
   for (int d = 0; d < 4; ++d) {
-    for (size_t r = 0; r < sizeof rows / sizeof rows[0]; ++r) columns_case(DTYPES[d], rows[r], 37);
+    for (size_t r = 0; r < sizeof rows / sizeof rows[0]; ++r) columns_case(cuda, DTYPES[d], rows[r], 37);
   }
 }
 
-static void round_case(int32_t dtype, int64_t rows, int64_t width) {
-  buffer_t sums = random_buffer(SLUICE_DTYPE_F32, rows * width);
-  for (int accumulate = 0; accumulate < 2; ++accumulate) {
-    buffer_t want = random_buffer(dtype, rows * (width + 3)), got = copy_of(&want);
-    ref->round_rows(NULL, dtype, rows, width, sums.data, accumulate, want.data, width + 3);
-    cuda->round_rows(NULL, dtype, rows, width, sums.data, accumulate, got.data, width + 3);
-    assert_same(&want, &got, "round_rows");
-    release(&want), release(&got);
-  }
-  release(&sums);
-}
 TEST(RoundRows_Any_SameBits) { sweep(round_case); }
 
 /* ---- activations ----------------------------------------------------------------------------------------------- */
@@ -221,7 +126,7 @@ static void assert_close(const buffer_t* want, const buffer_t* got, double size,
   }
 }
 
-static void forward_case(int32_t dtype, int64_t rows, int64_t width) {
+static void forward_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
   for (int32_t activation = SLUICE_ACTIVATION_IDENTITY; activation <= SLUICE_ACTIVATION_SILU; ++activation) {
     for (int32_t gated = 0; gated < 2; ++gated) {
       for (int biased = 0; biased < 2; ++biased) {
@@ -235,11 +140,11 @@ static void forward_case(int32_t dtype, int64_t rows, int64_t width) {
         const void* x1 = biased ? b1.data : NULL;
         const void* x3 = biased && gated ? b3.data : NULL;
         ref->activation_forward(NULL, dtype, activation, gated, rows, width, pre.data, x1, x3, want.data);
-        cuda->activation_forward(NULL, dtype, activation, gated, rows, width, got_pre.data, x1, x3, got.data);
+        kernels->activation_forward(NULL, dtype, activation, gated, rows, width, got_pre.data, x1, x3, got.data);
         assert_same(&pre, &got_pre, "activation_forward's pre");
         assert_close(&want, &got, gated ? 18 : 6, 1, "activation_forward");
         if (!gated) { /* over its input */
-          cuda->activation_forward(NULL, dtype, activation, 0, rows, width, got_pre.data, NULL, NULL, got_pre.data);
+          kernels->activation_forward(NULL, dtype, activation, 0, rows, width, got_pre.data, NULL, NULL, got_pre.data);
           assert_same(&got, &got_pre, "activation_forward in place");
         }
         release(&pre), release(&got_pre), release(&b1), release(&b3), release(&want), release(&got);
@@ -249,7 +154,7 @@ static void forward_case(int32_t dtype, int64_t rows, int64_t width) {
 }
 TEST(ActivationForward_Any_CloseAndPreSameBits) { sweep(forward_case); }
 
-static void backward_case(int32_t dtype, int64_t rows, int64_t width) {
+static void backward_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
   for (int32_t activation = SLUICE_ACTIVATION_IDENTITY; activation <= SLUICE_ACTIVATION_SILU; ++activation) {
     for (int32_t gated = 0; gated < 2; ++gated) {
       int64_t wide = rows * width * (gated + 1);
@@ -259,8 +164,8 @@ static void backward_case(int32_t dtype, int64_t rows, int64_t width) {
                got_dpre = copy_of(&want_dpre), got_w = copy_of(&want_w), got_dw = copy_of(&want_dw);
       ref->activation_backward(NULL, dtype, activation, gated, rows, width, pre.data, dact.data, weight.data,
                                want_dpre.data, want_w.data, want_dw.data);
-      cuda->activation_backward(NULL, dtype, activation, gated, rows, width, pre.data, dact.data, weight.data,
-                                got_dpre.data, got_w.data, got_dw.data);
+      kernels->activation_backward(NULL, dtype, activation, gated, rows, width, pre.data, dact.data, weight.data,
+                                   got_dpre.data, got_w.data, got_dw.data);
       assert_close(&want_dpre, &got_dpre, 3 * 3 * 3, 1, "dpre");
       assert_close(&want_w, &got_w, 3 * 3 * 3, 2, "act_w"); /* act is rounded, then its product */
       /* An activation that fell on the other side of a rounding moves a term of the sum. */
@@ -270,8 +175,8 @@ static void backward_case(int32_t dtype, int64_t rows, int64_t width) {
         assert_true(same(x, y) || fabs(x - y) <= unit * (double)width * 0.5 + 0x1p-22 * fabs(x));
       }
       /* Over its inputs: dpre over pre, act_w over dact. */
-      cuda->activation_backward(NULL, dtype, activation, gated, rows, width, pre.data, dact.data, weight.data, pre.data,
-                                dact.data, got_dw.data);
+      kernels->activation_backward(NULL, dtype, activation, gated, rows, width, pre.data, dact.data, weight.data,
+                                   pre.data, dact.data, got_dw.data);
       assert_same(&got_dpre, &pre, "dpre in place");
       assert_same(&got_w, &dact, "act_w in place");
       release(&pre), release(&dact), release(&weight), release(&want_dpre), release(&want_w), release(&want_dw);
@@ -282,7 +187,7 @@ static void backward_case(int32_t dtype, int64_t rows, int64_t width) {
 TEST(ActivationBackward_Any_Close) { sweep(backward_case); }
 
 /* Squared ReLU, and the clamped SwiGLU in halves and interleaved, with limits that half of the elements pass. */
-static void unit_case(int32_t dtype, int64_t rows, int64_t width) {
+static void unit_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
   static const sluice_unit_t units[] = {{SLUICE_ACTIVATION_RELU2, SLUICE_GATED_NO, 1, 1, 0},
                                         {SLUICE_ACTIVATION_RELU2, SLUICE_GATED_INTERLEAVED, 1, 1, 0},
                                         {SLUICE_ACTIVATION_SILU, SLUICE_GATED_INTERLEAVED, 1, 1, 0},
@@ -298,13 +203,13 @@ static void unit_case(int32_t dtype, int64_t rows, int64_t width) {
              got_dpre = copy_of(&want_dpre);
     const void* up = unit->gated == SLUICE_GATED_HALVES ? b3.data : NULL;
     ref->unit_forward(NULL, dtype, unit, rows, width, pre.data, b1.data, up, want.data);
-    cuda->unit_forward(NULL, dtype, unit, rows, width, got_pre.data, b1.data, up, got.data);
+    kernels->unit_forward(NULL, dtype, unit, rows, width, got_pre.data, b1.data, up, got.data);
     assert_same(&pre, &got_pre, "unit_forward's pre");
     assert_close(&want, &got, 36, 1, "unit_forward");
     ref->unit_backward(NULL, dtype, unit, rows, width, pre.data, dact.data, weight.data, want_dpre.data, want.data,
                        want_dw.data);
-    cuda->unit_backward(NULL, dtype, unit, rows, width, pre.data, dact.data, weight.data, got_dpre.data, got.data,
-                        got_dw.data);
+    kernels->unit_backward(NULL, dtype, unit, rows, width, pre.data, dact.data, weight.data, got_dpre.data, got.data,
+                           got_dw.data);
     assert_close(&want_dpre, &got_dpre, 9 * 36, 1, "unit_backward's dpre");
     assert_close(&want, &got, 3 * 36, 2, "unit_backward's act_w");
     release(&pre), release(&got_pre), release(&b1), release(&b3), release(&want), release(&got), release(&dact);
@@ -348,7 +253,7 @@ TEST(Units_AtTheEndsOfTheRange_Close) {
 }
 
 /* Where values are exact, so are the sums of dweight: in the order of every other version. */
-static void sum_case(int32_t dtype, int64_t rows, int64_t width) {
+static void sum_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
   static const sluice_unit_t units[] = {{SLUICE_ACTIVATION_RELU, SLUICE_GATED_NO, 1, 1, 0},
                                         {SLUICE_ACTIVATION_IDENTITY, SLUICE_GATED_HALVES, 1, 1, 0},
                                         {SLUICE_ACTIVATION_RELU2, SLUICE_GATED_INTERLEAVED, 1, 1, 0}};
@@ -359,8 +264,8 @@ static void sum_case(int32_t dtype, int64_t rows, int64_t width) {
              got = copy_of(&want);
     ref->unit_backward(NULL, dtype, &units[n], rows, width, pre.data, dact.data, weight.data, dpre.data, NULL,
                        want.data);
-    cuda->unit_backward(NULL, dtype, &units[n], rows, width, pre.data, dact.data, weight.data, dpre.data, NULL,
-                        got.data);
+    kernels->unit_backward(NULL, dtype, &units[n], rows, width, pre.data, dact.data, weight.data, dpre.data, NULL,
+                           got.data);
     assert_same(&want, &got, "dweight");
     release(&pre), release(&dact), release(&dpre), release(&weight), release(&want), release(&got);
   }

@@ -13,7 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "mesh.h"
+#include "capi/test/migration/mesh.h"
 #include "trainer.h"
 
 typedef struct {
@@ -25,11 +25,13 @@ static uint64_t timeout_ns;
 
 static sluice_status_t join(const order_t* order, const int* fds, sluice_error_info_t* why) {
   sluice_comm_t *mesh = NULL, *comm = NULL;
+  mesh_end_t end = {.rank = trainer.rank, .world = trainer.world_size};
+  memcpy(end.sockets, fds, sizeof end.sockets);
   sluice_tcp_config_t config;
   sluice_tcp_config_init(&config, sizeof config);
   config.connect_timeout_ns = timeout_ns;
   trainer.began_ms = trainer_now_ms();
-  sluice_status_t status = mesh_create(fds, trainer.rank, trainer.world_size, timeout_ns, &mesh);
+  sluice_status_t status = mesh_comm(&end, timeout_ns, &mesh);
   if (status == SLUICE_OK) status = sluice_comm_create_tcp(mesh, &config, &comm);
   if (status == SLUICE_OK) status = trainer_run(&trainer, comm, order->turn, order->first_step, order->num_steps);
   sluice_error_info_init(why, sizeof *why);
@@ -37,6 +39,9 @@ static sluice_status_t join(const order_t* order, const int* fds, sluice_error_i
   const uint64_t ended_ms = trainer_now_ms();
   sluice_comm_destroy(comm);
   sluice_comm_destroy(mesh);
+  for (int r = 0; r < trainer.world_size; ++r) {
+    if (r != trainer.rank) close(fds[r]);
+  }
   trainer.began_ms = ended_ms - trainer.began_ms; /* what the last call took */
   return status;
 }
@@ -51,7 +56,7 @@ static int count_entries(const char* name) {
 
 /* 0: there is none to come. */
 static int receive(int control, order_t* order, int* fds) {
-  char room[CMSG_SPACE(MESH_MOST_RANKS * sizeof(int))];
+  char room[CMSG_SPACE(MESH_MAX_RANKS * sizeof(int))];
   struct iovec part = {.iov_base = order, .iov_len = sizeof *order};
   struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
   if (recvmsg(control, &message, MSG_WAITALL | MSG_CMSG_CLOEXEC) != (ssize_t)sizeof *order) return 0;
@@ -63,7 +68,7 @@ static int receive(int control, order_t* order, int* fds) {
 
 int main(int argc, char** argv) {
   order_t order;
-  int fds[MESH_MOST_RANKS];
+  int fds[MESH_MAX_RANKS];
   if (argc != 6) return 2;
   const int control = atoi(argv[1]);
   trainer = (trainer_t){.folder = argv[2], .rank = atoi(argv[3]), .world_size = atoi(argv[4])};

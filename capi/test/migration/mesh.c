@@ -1,5 +1,7 @@
 #include "capi/test/migration/mesh.h"
 
+#include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,6 +9,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef struct mesh_s {
@@ -108,13 +111,28 @@ static sluice_status_t exchange_start(void* user, const sluice_exchange_t* excha
   return SLUICE_OK;
 }
 
+static int64_t now_ms(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
 static sluice_status_t exchange_wait(void* user, void* request, uint64_t timeout_ns,
                                      sluice_host_failure_t* out_failure) {
   mesh_end_t* me = user;
-  (void)request, (void)timeout_ns;
+  const int64_t until_ms = now_ms() + (int64_t)(timeout_ns / 1000000);
+  (void)request;
   for (int r = 0; r < me->world; ++r) {
     out_failure->peer = r;
-    if (r != me->rank && !move_all(me->sockets[r], me->recv[r], me->recv_bytes[r], 0)) return SLUICE_E_PEER_LOST;
+    while (r != me->rank && me->recv_bytes[r] > 0) {
+      struct pollfd arrived = {.fd = me->sockets[r], .events = POLLIN};
+      const int64_t left_ms = until_ms - now_ms();
+      if (poll(&arrived, 1, left_ms > 0 ? (int)left_ms : 0) == 0) return SLUICE_E_TIMED_OUT;
+      const ssize_t moved = recv(me->sockets[r], me->recv[r], me->recv_bytes[r], MSG_DONTWAIT);
+      if (moved < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+      if (moved <= 0) return SLUICE_E_PEER_LOST;
+      me->recv[r] = (char*)me->recv[r] + moved, me->recv_bytes[r] -= (uint64_t)moved;
+    }
   }
   return SLUICE_OK;
 }

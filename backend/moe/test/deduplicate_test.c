@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/base/test/refused.h"
 #include "backend/moe/layer/layer_life.h"
 #include "backend/moe/routing/binding.h"
 #include "backend/moe/routing/host_routes.h"
@@ -12,7 +11,7 @@
 #include "backend/moe/routing/token_copies.h"
 #include "backend/moe/run/make_layer.h"
 #include "capi/test/cuda/fakes_checks.h"
-#include "capi/test/rig/rig.h"
+#include "capi/test/rig/refusals.h"
 #include "capi/test/world/budget_suite.h"
 
 static case_t base_case(void) {
@@ -329,22 +328,15 @@ TEST(Deduplicate_SlotsOfAPeerThatFitNothing_NameTheRank) {
 
 /* ---- what is refused ---- */
 
-static void refused(rig_t* rig, const sluice_moe_config_t* config, sluice_status_t wanted, const char* text) {
-  sluice_moe_t* moe = NULL;
-  assert_int_equal(sluice_moe_create(rig->context, config, &moe), wanted);
-  assert_null(moe);
-  if (strstr(last_message(), text) == NULL) fail_msg("%s", last_message());
-}
-
 TEST(Deduplicate_ConfigsItDoesNotTake_AreRefusedByName) {
   rig_t rig;
   sluice_moe_config_t good = rig_config(), c;
   assert_int_equal(rig_open(&rig, NULL, &good), SLUICE_OK);
   good.deduplicate = 1;
   c = good, c.deduplicate = 4;
-  refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "deduplicate is 4; it must be 0, 1 (by rank), 2 (by node) or 3");
+  refuses_layer(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "deduplicate is 4; it must be 0, 1 (by rank), 2 (by node) or 3");
   c = good, c.exchange_mode = SLUICE_EXCHANGE_CAPACITY, c.capacity_rows = 4;
-  refused(&rig, &c, SLUICE_E_UNSUPPORTED, "set deduplicate to 0, or exchange_mode to exact");
+  refuses_layer(&rig, &c, SLUICE_E_UNSUPPORTED, "set deduplicate to 0, or exchange_mode to exact");
   rig_close(&rig);
 }
 

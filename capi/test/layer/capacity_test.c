@@ -6,9 +6,8 @@
 #include <string.h>
 
 #include "backend/base/hash.h"
-#include "backend/base/test/refused.h"
 #include "capi/test/cuda/fakes_checks.h"
-#include "capi/test/rig/rig.h"
+#include "capi/test/rig/refusals.h"
 #include "capi/test/world/capacity_budgets.h"
 
 static case_t base_case(void) {
@@ -230,13 +229,6 @@ TEST(Capacity_RoutesBeyondIt_AreDroppedCountedAndReported) {
 
 /* ---- errors ------------------------------------------------------------------------------------------- */
 
-static void refused(rig_t* rig, const sluice_moe_config_t* config, sluice_status_t wanted, const char* text) {
-  sluice_moe_t* moe = NULL;
-  assert_int_equal(sluice_moe_create(rig->context, config, &moe), wanted);
-  assert_null(moe);
-  if (strstr(last_message(), text) == NULL) fail_msg("%s", last_message());
-}
-
 TEST(Capacity_WhatItDoesNotTake_IsRefusedByName) {
   rig_t rig;
   sluice_moe_config_t good = rig_config(), c;
@@ -245,15 +237,16 @@ TEST(Capacity_WhatItDoesNotTake_IsRefusedByName) {
   assert_int_equal(sluice_moe_take_capacity_report(rig.moe, NULL, &report), SLUICE_E_STATE);
   good.exchange_mode = SLUICE_EXCHANGE_CAPACITY, good.capacity_rows = 4;
   c = good, c.exchange_mode = 2;
-  refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "exchange_mode is 2; known are exact (0) and capacity (1)");
+  refuses_layer(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "exchange_mode is 2; known are exact (0) and capacity (1)");
   c = good, c.exchange_mode = SLUICE_EXCHANGE_EXACT;
-  refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "capacity_rows is 4, but exchange_mode is exact");
+  refuses_layer(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "capacity_rows is 4, but exchange_mode is exact");
   c = good, c.capacity_rows = 0;
-  refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "capacity_rows is 0; with 2 chunks and 4 experts it must be in [1, ");
+  refuses_layer(&rig, &c, SLUICE_E_INVALID_ARGUMENT,
+                "capacity_rows is 0; with 2 chunks and 4 experts it must be in [1, ");
   c = good, c.capacity_rows = INT64_MAX;
-  refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "it must be in [1, 268435455]");
+  refuses_layer(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "it must be in [1, 268435455]");
   c = good, c.chunking = 2;
-  refused(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "chunking is 2; known are adaptive (0) and tokens (1)");
+  refuses_layer(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "chunking is 2; known are adaptive (0) and tokens (1)");
   assert_int_equal(rig_swap_layer(&rig, &good), SLUICE_OK);
   sluice_dispatch_t* dispatch = NULL;
   REFUSED(sluice_dispatch_forward(rig.moe, rig.forward.tokens, rig.forward.expert_ids, NULL, &dispatch),

@@ -69,6 +69,12 @@ sluice_status_t make_layer(fixture_t* f, const void* config) {
   return status;
 }
 
+void refuses_layer(rig_t* rig, const sluice_moe_config_t* config, sluice_status_t status, const char* text) {
+  sluice_moe_t* moe = NULL;
+  REFUSED(sluice_moe_create(rig->context, config, &moe), status, text);
+  assert_null(moe);
+}
+
 void* save(void* user, int32_t which, uint64_t bytes) {
   saved_t* saved = user;
   if (saved->refuse == which) return NULL;

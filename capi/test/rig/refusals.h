@@ -47,6 +47,8 @@ sluice_step_t* fresh_step(fixture_t* f);
 /* Created from this config and destroyed again. */
 sluice_status_t make_context(fixture_t* f, const void* config);
 sluice_status_t make_layer(fixture_t* f, const void* config);
+/* No layer is made of this config in the rig's context. */
+void refuses_layer(rig_t* rig, const sluice_moe_config_t* config, sluice_status_t status, const char* text);
 
 /* The host's saved buffers, as returned by its callback `save`. */
 typedef struct saved_s {

@@ -19,7 +19,7 @@ from integration_tests.benchmarks.measuring import bench, pages, records, stolen
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = sorted(file.stem for file in records.FOLDER.glob("*.json") if not file.name.endswith(".raw.json"))
-EVERY_DAY = ("budget",)  # of the tiny runs; --full runs all
+EVERY_DAY = ("two_levels",)  # of the tiny runs; --full runs all
 
 
 def module(name: str) -> Any:
@@ -106,7 +106,6 @@ def test_Command_LeavesOutPlacesAndKeepsTheRest() -> None:
     [
         (["nothing"], "no benchmark is called 'nothing'"),
         (["overhead", "--steps", "10", "--block", "20"], "--steps must be at least --block"),
-        (["budget", "--hot", "much"], "it must be a whole number"),
         (["grid", "--pairs", "3"], "at least 20 pairs"),
     ],
 )

@@ -73,29 +73,6 @@ def test_Grouping_IsReadAndReachesTheLayer() -> None:
         config.parse({"grouping": True})
 
 
-def test_Transport_IsReadAndChosenBySluiceByDefault() -> None:
-    assert config.parse({"transport": "c10d"})[1].transport == "c10d"
-    assert config.parse({"transport": "tcp"})[1].transport == "tcp"
-    assert config.parse({})[1].transport is None
-
-
-def test_Accumulate_IsReadAndChosenBySluiceByDefault() -> None:
-    assert config.parse({"accumulate": "autograd"})[1].accumulate == "autograd"
-    assert config.parse({"accumulate": "in_place"})[1].accumulate == "in_place"
-    assert config.parse({})[1].accumulate is None
-    with pytest.raises(config.ConfigError, match='"accumulate" must be one of in_place, autograd'):
-        config.parse({"accumulate": "in-place"})
-
-
-def test_GradientPool_TakesBytesOrFalse() -> None:
-    assert config.parse({"gradient_pool": "1.5 GiB"})[1].gradient_pool == 3 << 29
-    assert config.parse({"gradient_pool": False})[1].gradient_pool == 0
-    assert config.parse({})[1].gradient_pool is None
-    for wrong in (True, 0, -1, "much"):
-        with pytest.raises(config.ConfigError, match='"gradient_pool" must be bytes'):
-            config.parse({"gradient_pool": wrong})
-
-
 @pytest.mark.parametrize("section", [{}, {key: None for key in config.KEYS}, {"chunks": "adaptive"}])
 def test_Section_AbsentNullAndAdaptive_AreTheDefaults(section: dict[str, Any]) -> None:
     assert config.parse(section) == (False, config.Options())
@@ -117,122 +94,58 @@ def test_Tuner_Keys_AreRead() -> None:
     assert options is not None and options.tuner == config.TunerOptions(mode="profile")
 
 
-@pytest.mark.parametrize(
-    "value, text",
-    [
-        ("profile", "must be an object with keys of mode, machine"),
-        ({"modus": "model"}, "has no key 'modus': known are mode, machine, calibrate, cache, decisions, pinned"),
-        ({"mode": "fast"}, "must be one of adaptive, profile, model"),
-        ({"machine": 3}, "tuner.machine"),
-        ({"calibrate": -1}, "tuner.calibrate"),
-        ({"calibrate": True, "machine": "m.json"}, "take one of them out"),
-        ({"decisions": "auto"}, "write true for a file"),
-        ({"decisions": 3}, "tuner.decisions"),
-        ({"pinned": True}, "tuner.pinned"),
-        ({"decisions": True, "pinned": "p.json"}, "take one of them out"),
-        ({"mode": "model"}, "needs a machine to predict with"),
-    ],
-)
-def test_Tuner_Wrong_IsNamed(value: Any, text: str) -> None:
-    with pytest.raises(config.ConfigError, match=text):
-        config.parse({"tuner": value})
+# (section, key, what is read)
+READ: list[tuple[dict[str, Any], str, Any]] = [
+    *(({"transport": word}, "transport", word) for word in ("c10d", "tcp", None)),
+    *(({"accumulate": word}, "accumulate", word) for word in ("autograd", "in_place", None)),
+    ({"gradient_pool": "1.5 GiB"}, "gradient_pool", 3 << 29),
+    ({"gradient_pool": False}, "gradient_pool", 0),
+    ({}, "gradient_pool", None),
+    *(
+        ({"pipeline": written}, "pipeline", meant)
+        for written, meant in [
+            ({}, config.PipelineOptions(policy="adaptive", in_flight=None)),
+            ({"enabled": True, "policy": None, "in_flight": "adaptive"}, config.PipelineOptions()),
+            ({"policy": "gpipe", "in_flight": 4}, config.PipelineOptions(policy="gpipe", in_flight=4)),
+            ({"policy": "zero_bubble"}, config.PipelineOptions(policy="zero_bubble")),
+            ({"separate_wgrad": True}, config.PipelineOptions(separate_wgrad=True)),
+            ({"plan": "adaptive"}, config.PipelineOptions(plan=config.ADAPTIVE_PLAN)),
+            ({"plan": "p.json", "memory_budget": "1KiB"}, config.PipelineOptions(plan="p.json", memory_budget=1024)),
+            ({"plan": "adaptive", "memory_budget": 9}, config.PipelineOptions(plan="adaptive", memory_budget=9)),
+            ({"enabled": False, "policy": "gpipe"}, None),
+            (None, None),
+        ]
+    ),
+    (
+        {"placement": "adaptive"},
+        "placement",
+        config.PlacementOptions(interval=20, target=1.05, least_gain=0.05, horizon=500),
+    ),
+    ({"placement": "fixed"}, "placement", None),
+    ({"placement": None}, "placement", None),
+    (
+        {"placement": {"interval": 7, "target": 2, "least_gain": 0, "horizon": None}},
+        "placement",
+        config.PlacementOptions(interval=7, target=2.0, least_gain=0.0, horizon=500),
+    ),
+    ({"policy": "none"}, "policy", ("keep", "keep")),
+    ({"policy": "S1"}, "policy", ("offload", "offload")),
+    ({"policy": "S4"}, "policy", ("redispatch", "recompute")),
+    ({"policy": {"pre_activation": "recompute"}}, "policy", ("keep", "recompute")),
+    ({"policy": "adaptive"}, "policy", None),
+    ({"policy": None}, "policy", None),
+]
 
 
-@pytest.mark.parametrize(
-    "written, meant",
-    [
-        ({}, config.PipelineOptions(policy="adaptive", in_flight=None)),
-        ({"enabled": True, "policy": None, "in_flight": "adaptive"}, config.PipelineOptions()),
-        ({"policy": "gpipe", "in_flight": 4}, config.PipelineOptions(policy="gpipe", in_flight=4)),
-        ({"policy": "zero_bubble"}, config.PipelineOptions(policy="zero_bubble")),
-        ({"separate_wgrad": True}, config.PipelineOptions(separate_wgrad=True)),
-        ({"plan": "adaptive"}, config.PipelineOptions(plan=config.ADAPTIVE_PLAN)),
-        ({"plan": "p.json", "memory_budget": "1KiB"}, config.PipelineOptions(plan="p.json", memory_budget=1024)),
-        ({"plan": "adaptive", "memory_budget": 9}, config.PipelineOptions(plan="adaptive", memory_budget=9)),
-        ({"enabled": False, "policy": "gpipe"}, None),
-        (None, None),
-    ],
-)
-def test_Pipeline_Right_IsRead(written: Any, meant: Any) -> None:
-    options = config.parse({"enabled": True, "pipeline": written})[1]
-    assert options.pipeline == meant
-
-
-@pytest.mark.parametrize(
-    "value, text",
-    [
-        (True, 'must be an object such as {"enabled": true}'),
-        ({"policies": "1f1b"}, "'policies': known are enabled, policy, in_flight, plan, memory_budget, separate_wgrad"),
-        ({"policy": "1f1b_hints"}, 'did you mean "1f1b_hint"'),
-        ({"policy": "deepspeed"}, "must be one of adaptive, message_driven, backward_first, 1f1b_hint, 1f1b, gpipe"),
-        ({"policy": "looped"}, "several stages on a rank, and DeepSpeed's PipelineModule has one part of the layers"),
-        ({"policy": "v"}, '"v" needs several stages on a rank'),
-        ({"separate_wgrad": 1}, '"pipeline.separate_wgrad" must be true or false'),
-        ({"policy": "zero_bubble", "separate_wgrad": False}, "policy zero_bubble needs it"),
-        ({"in_flight": 0}, '"pipeline.in_flight" must be a whole number above 0'),
-        ({"enabled": "yes"}, '"pipeline.enabled" must be true or false'),
-        ({"plan": 3}, '"pipeline.plan" must be a path'),
-        ({"plan": "auto"}, '"pipeline.plan": the word "auto" is not used here'),
-        ({"memory_budget": "2GiB"}, '"pipeline.memory_budget" bounds a plan: add "plan"'),
-        ({"plan": "p.json", "memory_budget": 0}, '"pipeline.memory_budget" must be bytes'),
-    ],
-)
-def test_Pipeline_Wrong_IsNamed(value: Any, text: str) -> None:
-    with pytest.raises(config.ConfigError, match=text):
-        config.parse({"pipeline": value})
-
-
-@pytest.mark.parametrize(
-    "written, meant",
-    [
-        ("adaptive", config.PlacementOptions(interval=20, target=1.05, least_gain=0.05, horizon=500)),
-        ("fixed", None),
-        (None, None),
-        (
-            {"interval": 7, "target": 2, "least_gain": 0, "horizon": None},
-            config.PlacementOptions(interval=7, target=2.0, least_gain=0.0, horizon=500),
-        ),
-    ],
-)
-def test_Placement_Right_IsRead(written: Any, meant: Any) -> None:
-    options = config.parse({"enabled": True, "placement": written})[1]
-    assert options.placement == meant
-
-
-@pytest.mark.parametrize(
-    "value, text",
-    [
-        (True, 'must be "adaptive", "fixed", or an object'),
-        ({"every": 3}, "has no key 'every': known are interval, target, least_gain, horizon"),
-        ({"interval": 0}, '"placement.interval" must be a whole number above 0'),
-        ({"target": 0.9}, '"placement.target" must be a number from 1 to'),
-        ({"least_gain": float("nan")}, '"placement.least_gain" must be a number from 0 to'),
-    ],
-)
-def test_Placement_Wrong_IsNamed(value: Any, text: str) -> None:
-    with pytest.raises(config.ConfigError, match=text):
-        config.parse({"placement": value})
+@pytest.mark.parametrize("section, key, meant", READ, ids=str)
+def test_Section_EachForm_IsRead(section: dict[str, Any], key: str, meant: Any) -> None:
+    assert getattr(config.parse(section)[1], key) == meant
 
 
 @pytest.mark.parametrize("key", config.KEYS)
 def test_Section_TheWordAuto_IsRefusedForEveryKey(key: str) -> None:
     with pytest.raises(config.ConfigError, match=f'"{key}": the word "auto"'):
         config.parse({key: "auto"})
-
-
-@pytest.mark.parametrize(
-    "written,meant",
-    [
-        ("none", ("keep", "keep")),
-        ("S1", ("offload", "offload")),
-        ("S4", ("redispatch", "recompute")),
-        ({"pre_activation": "recompute"}, ("keep", "recompute")),
-        ("adaptive", None),
-        (None, None),
-    ],
-)
-def test_Policy_NameOrPair_IsRead(written, meant):
-    assert config.parse({"enabled": True, "policy": written})[1].policy == meant
 
 
 @pytest.mark.parametrize(
@@ -258,46 +171,6 @@ def test_Policy_ByChunk_IsReadAndNamed(written, meant, words):
 
 
 @pytest.mark.parametrize(
-    "chunks,written,text",
-    [
-        (
-            None,
-            {"input": ["keep", "offload"]},
-            '"policy.input" names 2 chunks, and "chunks" is adaptive: write "chunks": 2',
-        ),
-        (
-            "adaptive",
-            {"pre_activation": ["keep", "recompute"]},
-            '"policy.pre_activation" names 2 chunks, and "chunks" is adaptive',
-        ),
-        (3, {"input": ["keep", "offload"]}, '"policy.input" names 2 chunks, and "chunks" is 3: give 3'),
-        (2, {"input": ["keep", "recompute"]}, '"policy.input[1]" must be one of keep, offload, redispatch'),
-        (2, {"pre_activation": []}, '"policy.pre_activation" is an empty list'),
-        (2, {"pre_activation": ["keep", None]}, '"policy.pre_activation[1]" must be one of'),
-    ],
-)
-def test_Policy_BadByChunk_IsNamed(chunks, written, text):
-    with pytest.raises(config.ConfigError) as error:
-        config.parse({"chunks": chunks, "policy": written})
-    assert text in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "written,text",
-    [
-        ("S5", 'did you mean "S'),
-        ({"input": "recompute"}, '"policy.input" must be one of keep, offload, redispatch'),
-        ({"output": "keep"}, "has no key 'output': known are input, pre_activation"),
-        (3, "one of none, S1, S2, S3, S4, or"),
-    ],
-)
-def test_Policy_Wrong_IsNamed(written, text):
-    with pytest.raises(config.ConfigError) as error:
-        config.parse({"enabled": True, "policy": written})
-    assert text in str(error.value)
-
-
-@pytest.mark.parametrize(
     "wrong, right",
     [("enable", "enabled"), ("Chunks", "chunks"), ("time_out", "timeout"), ("on_unsuported", "on_unsupported")],
 )
@@ -306,30 +179,99 @@ def test_Section_MisspeltKey_IsNamedWithTheNearest(wrong: str, right: str) -> No
         config.parse({wrong: 1})
 
 
+# What is wrong under a key, and the words of its error.
+WRONG: list[tuple[str, Any, str]] = [
+    *(("chunks", value, "") for value in (0, True, 2.0, "4")),
+    *(("timeout", value, "") for value in (0, float("nan"), "30")),
+    ("gemm", "cublas", ""),
+    ("gemm_library", "x.so", ""),
+    ("on_unsupported", "ignore", ""),
+    ("enabled", 1, ""),
+    ("deduplicate", 1, ""),
+    ("wire_dtype", "f8", ""),
+    ("transport", "gloo", ""),
+    ("accumulate", "in-place", '"accumulate" must be one of in_place, autograd'),
+    *(("gradient_pool", value, '"gradient_pool" must be bytes') for value in (True, 0, -1, "much")),
+    ("tuner", "profile", "must be an object with keys of mode, machine"),
+    ("tuner", {"modus": "model"}, "has no key 'modus': known are mode, machine, calibrate, cache, decisions, pinned"),
+    ("tuner", {"mode": "fast"}, "must be one of adaptive, profile, model"),
+    ("tuner", {"machine": 3}, "tuner.machine"),
+    ("tuner", {"calibrate": -1}, "tuner.calibrate"),
+    ("tuner", {"calibrate": True, "machine": "m.json"}, "take one of them out"),
+    ("tuner", {"decisions": "auto"}, "write true for a file"),
+    ("tuner", {"decisions": 3}, "tuner.decisions"),
+    ("tuner", {"pinned": True}, "tuner.pinned"),
+    ("tuner", {"decisions": True, "pinned": "p.json"}, "take one of them out"),
+    ("tuner", {"mode": "model"}, "needs a machine to predict with"),
+    ("pipeline", True, 'must be an object such as {"enabled": true}'),
+    (
+        "pipeline",
+        {"policies": "1f1b"},
+        "'policies': known are enabled, policy, in_flight, plan, memory_budget, separate_wgrad",
+    ),
+    ("pipeline", {"policy": "1f1b_hints"}, 'did you mean "1f1b_hint"'),
+    (
+        "pipeline",
+        {"policy": "deepspeed"},
+        "must be one of adaptive, message_driven, backward_first, 1f1b_hint, 1f1b, gpipe",
+    ),
+    (
+        "pipeline",
+        {"policy": "looped"},
+        "several stages on a rank, and DeepSpeed's PipelineModule has one part of the layers",
+    ),
+    ("pipeline", {"policy": "v"}, '"v" needs several stages on a rank'),
+    ("pipeline", {"separate_wgrad": 1}, '"pipeline.separate_wgrad" must be true or false'),
+    ("pipeline", {"policy": "zero_bubble", "separate_wgrad": False}, "policy zero_bubble needs it"),
+    ("pipeline", {"in_flight": 0}, '"pipeline.in_flight" must be a whole number above 0'),
+    ("pipeline", {"enabled": "yes"}, '"pipeline.enabled" must be true or false'),
+    ("pipeline", {"plan": 3}, '"pipeline.plan" must be a path'),
+    ("pipeline", {"plan": "auto"}, '"pipeline.plan": the word "auto" is not used here'),
+    ("pipeline", {"memory_budget": "2GiB"}, '"pipeline.memory_budget" bounds a plan: add "plan"'),
+    ("pipeline", {"plan": "p.json", "memory_budget": 0}, '"pipeline.memory_budget" must be bytes'),
+    ("placement", True, 'must be "adaptive", "fixed", or an object'),
+    ("placement", {"every": 3}, "has no key 'every': known are interval, target, least_gain, horizon"),
+    ("placement", {"interval": 0}, '"placement.interval" must be a whole number above 0'),
+    ("placement", {"target": 0.9}, '"placement.target" must be a number from 1 to'),
+    ("placement", {"least_gain": float("nan")}, '"placement.least_gain" must be a number from 0 to'),
+    ("policy", "S5", 'did you mean "S'),
+    ("policy", {"input": "recompute"}, '"policy.input" must be one of keep, offload, redispatch'),
+    ("policy", {"output": "keep"}, "has no key 'output': known are input, pre_activation"),
+    ("policy", 3, "one of none, S1, S2, S3, S4, or"),
+]
+# Policies by chunk, and the number of chunks next to them.
+WRONG_BY_CHUNK: list[tuple[Any, dict[str, Any], str]] = [
+    (
+        None,
+        {"input": ["keep", "offload"]},
+        '"policy.input" names 2 chunks, and "chunks" is adaptive: write "chunks": 2',
+    ),
+    (
+        "adaptive",
+        {"pre_activation": ["keep", "recompute"]},
+        '"policy.pre_activation" names 2 chunks, and "chunks" is adaptive',
+    ),
+    (3, {"input": ["keep", "offload"]}, '"policy.input" names 2 chunks, and "chunks" is 3: give 3'),
+    (2, {"input": ["keep", "recompute"]}, '"policy.input[1]" must be one of keep, offload, redispatch'),
+    (2, {"pre_activation": []}, '"policy.pre_activation" is an empty list'),
+    (2, {"pre_activation": ["keep", None]}, '"policy.pre_activation[1]" must be one of'),
+]
+
+
 @pytest.mark.parametrize(
-    "section",
+    "section, text",
     [
-        {"chunks": 0},
-        {"chunks": True},
-        {"chunks": 2.0},
-        {"chunks": "4"},
-        {"timeout": 0},
-        {"timeout": float("nan")},
-        {"timeout": "30"},
-        {"gemm": "cublas"},
-        {"gemm_library": "x.so"},
-        {"on_unsupported": "ignore"},
-        {"enabled": 1},
-        {"deduplicate": 1},
-        {"wire_dtype": "f8"},
-        {"transport": "gloo"},
-        [],
-        "on",
+        ([], ""),
+        ("on", ""),
+        *(({key: value}, text) for key, value, text in WRONG),
+        *(({"chunks": chunks, "policy": policy}, text) for chunks, policy, text in WRONG_BY_CHUNK),
     ],
+    ids=str,
 )
-def test_Section_WrongValue_IsAnError(section: Any) -> None:
-    with pytest.raises(config.ConfigError, match='"sluice"'):
+def test_Section_WrongValue_IsNamed(section: Any, text: str) -> None:
+    with pytest.raises(config.ConfigError, match='"sluice"') as error:
         config.parse(section)
+    assert text in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,34 @@ def test_FourStages_TwentySteps_SameBitsAsStock(pipe4: Ranks, case: str) -> None
     compare(pipe4.run("cases_pipe:parity", steps=20, stages=4, **FOUR[case]), batches=20)
 
 
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    "stages, replicas, steps, changes",
+    [
+        (8, 1, 200, {"policy": "backward_first"}),
+        (4, 2, 200, {"policy": "message_driven", "zero": 1, "reentrant": False}),
+        (8, 2, 20, {"policy": "1f1b_hint", "zero": 1, "dtype": "bfloat16", "reentrant": True}),
+    ],
+)
+def test_ManyRanks_WithDelaysDropoutAndTiedLayers_SameBitsAsStock(
+    stages: int, replicas: int, steps: int, changes: dict[str, Any]
+) -> None:
+    """What more ranks add to the pairs of features (integration_tests/pairs), which two stages train."""
+    config: dict[str, Any] = {"zero_optimization": {"stage": changes.get("zero", 0)}}
+    if "reentrant" in changes:
+        old_host_fails(CHECKPOINTING)
+        config["pipeline"] = {**INTERVAL, "use_reentrant": changes["reentrant"]}
+    case = {"kind": "deep dropout tied delays", "dtype": changes.get("dtype", "float32"), "config": config}
+    ranks = Ranks(stages * replicas)  # of its own: the host keeps a topology for good
+    try:
+        pipeline = {"policy": changes["policy"]}
+        answers = ranks.run("cases_pipe:parity", deadline=1700, steps=steps, stages=stages, pipeline=pipeline, **case)
+    finally:
+        ranks.stop()
+    compare(answers, batches=steps)
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_Checkpointing_OfBothKinds_SameBitsAsStock(pipe2: Ranks, reentrant: bool) -> None:
     old_host_fails(CHECKPOINTING)

@@ -88,9 +88,10 @@ def _exhaustive(costs: Costs, pipe: Pipe) -> float:
     )
 
 
-def test_Decider_DrawnProblems_AreWithinAHundredthOfTheBestAndTheirBudget() -> None:
+@pytest.mark.parametrize("problems", [40, pytest.param(200, marks=pytest.mark.full)])
+def test_Decider_DrawnProblems_AreWithinAHundredthOfTheBestAndTheirBudget(problems: int) -> None:
     draw, moved, switched, nothing = random.Random(7), 0, 0, 0
-    for _ in range(200):
+    for _ in range(problems):
         costs, pipe = _drawn(draw)
         best = _exhaustive(costs, pipe)
         decider = KindDecider(Way((0, 3, 7, LAYERS), frozenset()), pipe, FAST, EXACT)
@@ -106,7 +107,7 @@ def test_Decider_DrawnProblems_AreWithinAHundredthOfTheBestAndTheirBudget() -> N
         assert looks[-1].recomputed == tuple(sorted(decider.way.rerun)) and looks[-1].parts == decider.way.parts
         moved += decider.num_moves > 0
         switched += bool(decider.way.rerun)
-    assert moved > 50 and switched > 50 and nothing < 100, (moved, switched, nothing)
+    assert moved > problems / 4 and switched > problems / 4 and nothing < problems / 2, (moved, switched, nothing)
 
 
 def _alike(count: int = 8, seconds: float = 3.0) -> Costs:

@@ -1,15 +1,20 @@
 """Settings of every Python test: the environment that the checkout's .venv needs, and the markers.
 
-Tests that take long carry the marker `full`, or are named in third_party/test/long.txt. Those that measure time carry
-`alone`: ./test runs them one by one after all others, which several processes (pytest-xdist) share by file.
+Tests that take long carry the marker `full`, or are named in third_party/test/long.txt; covered.txt next to it names
+what runs every day instead. Those that measure time carry `alone`: ./test runs them one by one after all others, which
+several processes (pytest-xdist) share by file.
 """
 
 import os
 import signal
+import sys
 
 import pytest
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
+sys.path.append(os.path.join(ROOT, "third_party", "test"))
+import covered  # noqa: E402
+
 # As third_party/setup/env.sh says, for a pytest started by hand.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -43,8 +48,17 @@ def pytest_collection_modifyitems(config, items):
         if item.nodeid in named:
             item.add_marker("full")
             gone.discard(item.nodeid)
-    if gone and config.args_source is config.ArgsSource.TESTPATHS:  # all tests were collected, in one process
-        raise pytest.UsageError("third_party/test/long.txt names tests that are not there:\n" + "\n".join(sorted(gone)))
+    cases = [(item.nodeid.partition("[")[0], bool(item.get_closest_marker("full"))) for item in items]
+    if config.args_source is config.ArgsSource.TESTPATHS:  # all tests were collected, in one process
+        if gone:
+            names = "\n".join(sorted(gone))
+            raise pytest.UsageError(f"third_party/test/long.txt names tests that are not there:\n{names}")
+        found = covered.complaints(cases, covered.read())
+        if found:
+            raise pytest.UsageError("third_party/test/covered.txt and the tests differ:\n" + "\n".join(found))
+        for path in {item.path for item in items if item.get_closest_marker("alone")}:
+            if "mark.alone" not in path.read_text():
+                raise pytest.UsageError(f"{path}: write pytest.mark.alone, by which ./test finds the file")
 
 
 def pytest_runtest_setup(item):

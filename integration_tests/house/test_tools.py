@@ -8,6 +8,7 @@ import sys
 import pytest
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "third_party", "test"))
+import covered
 import skips
 
 
@@ -163,6 +164,19 @@ LASTING_FILES = """
     capi/test/calibrate/calibrate_test.c capi/test/nth/nth_file_call_test.c capi/test/nth/nth_state_file_call_test.c
     capi/test/optimizer/optimizer_disk_test.c python_plugin/sluice/decision_log.py
 """
+
+
+def test_Covered_LinesAndMarkersThatDiffer_AreNamed():
+    cases = [("long", True), ("short", False), ("both", True), ("both", False), ("forgotten", True)]
+    listed = {"long": "short", "both": "short", "gone": "none, it is not there", "forgotten": "long"}
+    assert covered.complaints(cases, {"long": "short", "forgotten": "//a:b"}) == []
+    assert [line.split(":")[0] for line in covered.complaints(cases, {"long": "both"})] == ["forgotten"]
+    assert covered.complaints(cases, listed) == [
+        "both: runs every day too",
+        "forgotten: long, which runs instead, is not of every day",
+        "gone: is not there",
+    ]
+    assert covered.read()
 
 
 def test_TemporaryFolders_AreMadeByWhatRemovesThem(root):

@@ -28,7 +28,7 @@ def test_Record_TwoRealRanks_CountEveryRouteOnce(tmp_path, capsys) -> None:
     folder = tmp_path / "loads"
     environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1", SLUICE_ROUTING_DIR=str(folder))
     done = subprocess.run(
-        [*launcher(tmp_path), str(HERE / "trace_rank.py"), "3", "2", "S4"],
+        [*launcher(), str(HERE / "trace_rank.py"), "3", "2", "S4"],
         env=environment,
         capture_output=True,
         text=True,

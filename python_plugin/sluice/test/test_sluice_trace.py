@@ -357,7 +357,7 @@ def test_Trace_TwoRealRanks_AreRecordedAndExplained(tmp_path, policy: str, input
     arguments += ["--machine", "a100-8x8-200g"]
     environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     done = subprocess.run(
-        [*arguments, "--", *launcher(tmp_path), str(HERE / "trace_rank.py"), "4", "3", policy],
+        [*arguments, "--", *launcher(), str(HERE / "trace_rank.py"), "4", "3", policy],
         env=environment,
         cwd=tmp_path,
         capture_output=True,

@@ -103,7 +103,7 @@ def test_Record_DamagedPipeline_IsNamed(tmp_path, capsys) -> None:
 
 def test_Trace_TwoRealRanks_TheirLastTrainingBatchIsReported(tmp_path) -> None:
     pytest.importorskip("torch")
-    words = [sys.executable, "-m", "sluice", "trace", "--json", "--out", str(tmp_path), "--", *launcher(tmp_path)]
+    words = [sys.executable, "-m", "sluice", "trace", "--json", "--out", str(tmp_path), "--", *launcher()]
     done = subprocess.run(
         [*words, str(HERE / "trace_stage_rank.py"), "2"],
         env=dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1"),

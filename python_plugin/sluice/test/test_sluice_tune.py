@@ -12,7 +12,7 @@ from sluice import decision_cache, doctor
 from sluice.planning import cached, interference, machines, plan_command, tune_command
 from sluice.planning.errors import BadInput
 from sluice.planning.planner import Choice, Planner, Workload
-from two_ranks import launcher
+from two_ranks import launcher, torchrun
 
 HERE = Path(__file__).resolve().parent
 SIZES = ["--model-width", "64", "--hidden-width", "128", "--dtype", "f32", "--seconds", "0.2", "--cache-dir", ""]
@@ -34,7 +34,7 @@ def test_Tune_TwoRanks_MeasureExchangesAndDecide(tmp_path) -> None:
     out = tmp_path / "machine.json"
     model = ["--experts", "4", "--top-k", "2", "--tokens", "256", "--json"]
     environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
-    command = [*launcher(tmp_path), "-m", "sluice", "tune", *SIZES, "--out", str(out), *model]
+    command = [*launcher(), "-m", "sluice", "tune", *SIZES, "--out", str(out), *model]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     made = json.loads(done.stdout)
@@ -57,7 +57,7 @@ def test_Tune_Keep_ATrainingRunBeginsWithTheDecision(tmp_path) -> None:
     model = ["--experts", "4", "--top-k", "2", "--tokens", "64", "--activation", "relu", "--steps", "300"]
     environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     run = {"env": environment, "capture_output": True, "text": True, "timeout": 280, "cwd": tmp_path}
-    done = subprocess.run([*launcher(tmp_path), "-m", "sluice", "tune", *words, *model], **run)
+    done = subprocess.run([*torchrun(tmp_path), "-m", "sluice", "tune", *words, *model], **run)
     assert done.returncode == 0, done.stderr[-3000:]
     kept = json.loads(done.stdout)["kept"]
     assert kept["path"] == str(tmp_path / "kept.json") and kept["decisions"][-1]["why"] in ("raced", "predicted")
@@ -70,7 +70,7 @@ def test_Tune_Keep_ATrainingRunBeginsWithTheDecision(tmp_path) -> None:
     # To a number that no run begins with by itself, so that it can come from the file alone.
     answers[-1]["num_chunks"] = 3
     decision_cache.merge(kept["path"], words_of_machine, answers)
-    done = subprocess.run([*launcher(tmp_path), str(HERE / "decision_cache_rank.py"), kept["path"]], **run)
+    done = subprocess.run([*launcher(), str(HERE / "decision_cache_rank.py"), kept["path"]], **run)
     assert done.returncode == 0, done.stderr[-3000:]
     began = json.loads(done.stdout.splitlines()[-1])
     # The first forward says in which size batches come, the second's header tells it to all ranks.
@@ -96,7 +96,7 @@ def test_Tune_KeepTooFewSteps_SaysSoAndKeepsNothing(tmp_path) -> None:
     model = ["--experts", "4", "--top-k", "2", "--tokens", "64", "--activation", "relu", "--steps", "2"]
     environment = dict(os.environ, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     run = {"env": environment, "capture_output": True, "text": True, "timeout": 280, "cwd": tmp_path}
-    done = subprocess.run([*launcher(tmp_path), "-m", "sluice", "tune", *words, *model], **run)
+    done = subprocess.run([*launcher(), "-m", "sluice", "tune", *words, *model], **run)
     assert done.returncode == 1 and "exitcode  : 1" in done.stderr
     assert "nothing kept: undecided after 2 steps; allow more: --steps" in done.stderr
     made = json.loads(done.stdout)

@@ -1,12 +1,63 @@
-"""Torch's own launcher, as users start several ranks with it."""
+"""Starts two ranks of a script, or of a module, as torchrun does: `two_ranks.py [-m] NAME ARGUMENTS...`.
+
+They are forks of a process that has imported torch, which takes longer than what the ranks do.
+"""
 
 from __future__ import annotations
 
+import os
+import runpy
 import sys
 from pathlib import Path
 
 
-def launcher(folder: Path) -> list[str]:
-    """What stands before a script and its arguments; logs go below `folder`, since those in /tmp would stay there."""
+def launcher() -> list[str]:
+    """What stands before a script and its arguments."""
+    return [sys.executable, str(Path(__file__).resolve())]
+
+
+def torchrun(folder: Path) -> list[str]:
+    """The same with torch's own launcher; its logs go below `folder`, since those in /tmp would stay there."""
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return [*words, "--log-dir", str(folder / "elastic")]
+
+
+def _run(rank: int, port: int, words: list[str]) -> None:
+    """In a rank: what importing torch does last, and then the script."""
+    import torch
+
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
+    torch._import_device_backends()  # Sluice's entry point
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        sys.path[0] = str(Path(words[0]).parent)
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def _main() -> None:
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # the ranks do it
+    import torch.distributed as dist
+
+    del os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"]
+    ports, ranks = [os.pipe() for _ in range(2)], []
+    for rank, (reading, writing) in enumerate(ports):
+        pid = os.fork()
+        if pid == 0:
+            os.close(writing)
+            _run(rank, int(os.read(reading, 8)), sys.argv[1:])
+            return
+        ranks.append(pid)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # its threads come after the forks
+    for _, writing in ports:
+        os.write(writing, str(store.port).encode())
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
+    sys.exit(max(codes, key=abs))
+
+
+if __name__ == "__main__":
+    _main()

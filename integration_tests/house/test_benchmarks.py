@@ -19,7 +19,7 @@ from integration_tests.benchmarks.measuring import bench, pages, records, stolen
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = sorted(file.stem for file in records.FOLDER.glob("*.json") if not file.name.endswith(".raw.json"))
-EVERY_DAY = ("two_levels",)  # of the tiny runs; --full runs all
+EVERY_DAY = ("overlap",)  # of the tiny runs; --full runs all
 
 
 def module(name: str) -> Any:

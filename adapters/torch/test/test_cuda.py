@@ -7,10 +7,11 @@ integration_tests/gpu runs the same against PyTorch.
 import os
 import pathlib
 import subprocess
-import sys
+import tempfile
 
 import pytest
 import torch
+from ranks import ForkServer
 from sluice.adapters.torch import Context, device_of
 from sluice.errors import InvalidArgument, Unsupported
 
@@ -33,42 +34,70 @@ def fakes(tmp_path_factory):
     return {**os.environ, "LD_LIBRARY_PATH": str(folder), "OMP_NUM_THREADS": "1"}
 
 
-def run(environment, *arguments):
-    done = subprocess.run(
-        [sys.executable, str(JOBS), *arguments], env=environment, capture_output=True, text=True, timeout=200
-    )
-    if "has no CUDA kernels" in done.stderr:
-        pytest.skip("this libsluice was built without nvcc")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+@pytest.fixture(scope="session")
+def jobs(fakes):
+    """Runs a job, or one on two ranks: forks of a process that has imported torch, and not the library."""
+    server = ForkServer(("torch", "torch.distributed", "torch._dynamo"), fakes)
+
+    def start(log, *arguments, **environment):
+        return server.start(str(JOBS), arguments, {**fakes, **environment}, str(ROOT), log.fileno())
+
+    def run(*arguments, ranks=(None,), **environment):
+        job, *rest = arguments
+        with tempfile.TemporaryDirectory() as folder:
+            logs = [open(os.path.join(folder, str(rank)), "w+") for rank in ranks]
+            words = [[job, *([] if rank is None else [str(rank)]), *rest] for rank in ranks]
+            processes = [start(log, *each, **environment) for log, each in zip(logs, words)]
+            try:
+                codes = [process.wait(200) for process in processes]
+            finally:
+                for process in processes:
+                    process.kill()
+            texts = []
+            for log in logs:
+                log.seek(0)
+                texts.append(log.read())
+                log.close()
+        if any("has no CUDA kernels" in text for text in texts):
+            pytest.skip("this libsluice was built without nvcc")
+        assert not any(codes), "\n".join(texts)
+        return texts
+
+    return run
 
 
-def test_Layer_OnAPretendedDevice_MatchesAutogradUnderEveryPolicy(fakes):
-    assert run(fakes, "layer").count("matches") == 3
+@pytest.fixture
+def run(jobs):
+    """What a job of one process says."""
+    return lambda *arguments: jobs(*arguments)[0]
 
 
-def test_Layer_UnderACapacity_IsThatOfExactExchangesAndCountsWhatItDrops(fakes):
-    text = run(fakes, "capacities")
+def test_Layer_OnAPretendedDevice_MatchesAutogradUnderEveryPolicy(run):
+    assert run("layer").count("matches") == 3
+
+
+def test_Layer_UnderACapacity_IsThatOfExactExchangesAndCountsWhatItDrops(run):
+    text = run("capacities")
     assert "cpu matches" in text
     assert "cuda:0 matches; without a capacity: " in text
 
 
-def test_Layer_ExpertsOfTheHostOnAPretendedDevice_MatchAutogradAndFailCleanly(fakes):
-    assert run(fakes, "modules").count("matches") == 3
+def test_Layer_ExpertsOfTheHostOnAPretendedDevice_MatchAutogradAndFailCleanly(run):
+    assert run("modules").count("matches") == 3
 
 
-def test_Tuner_ProfileByTheDevicesName_PredictsWhileTraining(fakes):
-    text = run(fakes, "profile")
+def test_Tuner_ProfileByTheDevicesName_PredictsWhileTraining(run):
+    text = run("profile")
     assert "no profile is of a NVIDIA Made-Up 9000; there are those of A100, H200, V100" in text
     assert "predicted" in text
 
 
-def test_Dlpack_MemoryOfSomebodyElse_IsATensorOfEveryDtype(fakes):
-    assert "borrowed" in run(fakes, "borrowed")
+def test_Dlpack_MemoryOfSomebodyElse_IsATensorOfEveryDtype(run):
+    assert "borrowed" in run("borrowed")
 
 
-def test_Layer_TensorsElsewhereAndWhatIsNotThere_AreRefusedByName(fakes):
-    refused = [line for line in run(fakes, "refusals").split("\n") if line.startswith("refused: ")]
+def test_Layer_TensorsElsewhereAndWhatIsNotThere_AreRefusedByName(run):
+    refused = [line for line in run("refusals").split("\n") if line.startswith("refused: ")]
     words = [
         ("tokens is on meta", ".to("),
         ("w1 of local expert 0 is on meta", ".to("),
@@ -79,61 +108,42 @@ def test_Layer_TensorsElsewhereAndWhatIsNotThere_AreRefusedByName(fakes):
         assert all(word in line for word in wanted), line
 
 
-def test_DeepSpeed_ExpertsOnAPretendedDevice_MatchStock(fakes):
+def test_DeepSpeed_ExpertsOnAPretendedDevice_MatchStock(run):
     pytest.importorskip("deepspeed")
-    text = run(fakes, "deepspeed")
+    text = run("deepspeed")
     assert text.count("matches stock, computed by sluice") == 2
     assert text.count("matches stock, computed by host modules") == 2
 
 
-def test_Transformers_ExpertsOnAPretendedDevice_MatchStock(fakes):
+def test_Transformers_ExpertsOnAPretendedDevice_MatchStock(run):
     pytest.importorskip("transformers")
-    text = run(fakes, "transformers")
+    text = run("transformers")
     assert text.count("matches stock, computed by sluice") == 1
     assert text.count("matches stock, computed by the module's own functions") == 1
 
 
-def test_TransformersExpertParallel_ExpertsOnAPretendedDevice_MatchStock(fakes, tmp_path):
+def test_TransformersExpertParallel_ExpertsOnAPretendedDevice_MatchStock(run, tmp_path):
     pytest.importorskip("transformers.distributed.expert_parallel")
-    text = run(fakes, "expert_parallel", str(tmp_path / "store"))
+    text = run("expert_parallel", str(tmp_path / "store"))
     assert text.count("sluice matches stock, computed by sluice") == 1
     for implementation in ("eager", "grouped_mm"):
         assert f"{implementation} matches stock, computed by the module's own functions" in text
 
 
-def test_TransformersExpertParallel_RefusalOfAFirstCall_IsSaidOnItsDevice(fakes):
+def test_TransformersExpertParallel_RefusalOfAFirstCall_IsSaidOnItsDevice(run):
     pytest.importorskip("transformers.distributed.expert_parallel")
-    assert "asked for cuda:0" in run(fakes, "refusal")
+    assert "asked for cuda:0" in run("refusal")
 
 
-def run_ranks(environment, *arguments):
-    """Two processes of the job; what each said."""
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(JOBS), arguments[0], str(r), *arguments[1:]],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for r in range(2)
-    ]
-    texts = [rank.communicate(timeout=200)[0] for rank in ranks]
-    if any("has no CUDA kernels" in text for text in texts):
-        pytest.skip("this libsluice was built without nvcc")
-    assert all(rank.returncode == 0 for rank in ranks), "\n".join(texts)
-    return texts
-
-
-def test_Group_OnCuda_TakesOneIdThroughTheStore(fakes, tmp_path):
-    texts = run_ranks(fakes, "group", str(tmp_path / "store"))
+def test_Group_OnCuda_TakesOneIdThroughTheStore(jobs, tmp_path):
+    texts = jobs("group", str(tmp_path / "store"), ranks=range(2))
     assert all(f"rank {r} was in" in texts[r] for r in range(2))
 
 
-def test_Layer_TwoProcessesOverNccl_MatchAutogradUnderEveryPolicy(fakes, tmp_path):
+def test_Layer_TwoProcessesOverNccl_MatchAutogradUnderEveryPolicy(jobs, tmp_path):
     messages = tmp_path / "messages"
     messages.mkdir()
-    texts = run_ranks({**fakes, "SLUICE_FAKE_NCCL_FOLDER": str(messages)}, "ranks", str(tmp_path / "store"))
+    texts = jobs("ranks", str(tmp_path / "store"), ranks=range(2), SLUICE_FAKE_NCCL_FOLDER=str(messages))
     assert [text.count("matches") for text in texts] == [4, 4]
     left = [path.name for path in messages.iterdir() if "-to-" in path.name]
     assert not left, "messages that nobody received"

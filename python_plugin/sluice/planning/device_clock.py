@@ -181,6 +181,8 @@ class Clock:
             return float(self.host["call"])
         if kind in ("mark", "host_wait", "host_drain"):
             return 0.0
+        if kind == "messages":
+            return float(self.host["messages"] + event[6] * self.host["message"])
         return float(self.host[kind])
 
     def _call(self, rank: Rank, event: Sequence[Any]) -> None:

@@ -171,12 +171,19 @@ def test_Clock_Host_PaysForCallsAndWaits(prices) -> None:
     assert _seconds(slow, *looks) == pytest.approx(6e-3, rel=1e-2)
 
 
+def test_Clock_Messages_CostTheHostEach(prices) -> None:
+    link = {"bytes_per_second": 1e15, "start_seconds": 1e-9}
+    slow = _prices(prices, host={"messages": 1e-3, "message": 1e-4}, link=link)
+    group = [["messages", rank, 1, 5, 0, [[1 - rank, 1, 1]], 20] for rank in (0, 1)]
+    assert _seconds(slow, *group) == pytest.approx(3e-3, rel=1e-2)
+
+
 def test_Clock_Groups_BeginWithTheLastRankAndInOrder(prices) -> None:
     link = {"bytes_per_second": 1e9, "start_seconds": 1e-6}
     free = _prices(prices, link=link)
 
     def group(rank: int, number: int, size: int, stream: int = 1) -> list[Any]:
-        return ["messages", rank, stream, 5, number, [[1 - rank, size, size]]]
+        return ["messages", rank, stream, 5, number, [[1 - rank, size, size]], 2]
 
     both = [group(0, 0, 10**6), group(1, 0, 10**6)]
     assert _seconds(free, *both) == pytest.approx(1e-3, rel=1e-2)
@@ -186,7 +193,7 @@ def test_Clock_Groups_BeginWithTheLastRankAndInOrder(prices) -> None:
     two = [group(r, n, 10**6, stream=1 + n) for n in (0, 1) for r in (0, 1)]
     assert _seconds(free, *two) == pytest.approx(2e-3, rel=1e-2)
     with pytest.raises(BadInput, match=r"ranks \[0, 1\] wait for what nobody does"):
-        _seconds(free, group(0, 0, 1), ["messages", 1, 1, 5, 1, [[0, 1, 1]]])
+        _seconds(free, group(0, 0, 1), ["messages", 1, 1, 5, 1, [[0, 1, 1]], 2])
 
 
 def test_Gemms_TilesFillTurns(prices) -> None:

@@ -480,6 +480,7 @@ static void record_batch(const batch_t* b) {
                                                       .stream = sluice_fake_stream_number(b->stream),
                                                       .comm = (int64_t)b->comm->group->id,
                                                       .number = b->number,
+                                                      .units = b->num_messages,
                                                       .count = count},
                                parts);
 }

@@ -130,6 +130,7 @@ static void write_event(FILE* out, const sluice_fake_event_t* e) {
     case SLUICE_FAKE_MESSAGES:
       fprintf(out, ", %d, %lld, %lld", e->stream, (long long)e->comm, (long long)e->number);
       write_parts(out, e);
+      fprintf(out, ", %lld", (long long)e->units);
       break;
     case SLUICE_FAKE_RECORD:
     case SLUICE_FAKE_WAIT: fprintf(out, ", %d, %lld", e->stream, (long long)e->ticket); break;

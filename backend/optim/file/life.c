@@ -13,7 +13,7 @@
 #include "backend/base/hash.h"
 #include "backend/base/log.h"
 #include "backend/optim/file/format.h"
-#include "backend/optim/file/io.h"
+#include "backend/base/file_io.h"
 
 sluice_status_t sluice_state_file_says(const sluice_state_file_t* f, const char* doing) {
   return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s: %s: %s", f->path, doing, strerror(errno));
@@ -137,8 +137,8 @@ static sluice_status_t write_head(const sluice_state_file_t* f, const sluice_sta
                  .num_words = f->model.num_words,
                  .model_sum = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, f->model.words, model_bytes)};
   head.sum = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, &head, offsetof(head_t, sum));
-  SLUICE_TRY(sluice_file_write_at(f->descriptor.fd, f->path, PAGE, f->model.words, model_bytes));
-  return sluice_file_write_at(f->descriptor.fd, f->path, 0, &head, sizeof head);
+  SLUICE_TRY(sluice_file_write_at(f->descriptor.fd, "optimizer", f->path, PAGE, f->model.words, model_bytes));
+  return sluice_file_write_at(f->descriptor.fd, "optimizer", f->path, 0, &head, sizeof head);
 }
 
 static sluice_status_t check_path_is_free(const sluice_state_file_t* f) {
@@ -238,7 +238,7 @@ static sluice_status_t read_model(sluice_state_file_t* f, const head_t* head) {
   f->model.words = sluice_alloc(f->allocator, bytes + sizeof *f->model.words, "optimizer: a file of states");
   if (f->model.words == NULL) return sluice_alloc_status();
   f->model.num_words = head->num_words;
-  SLUICE_TRY(sluice_file_read_at(f->descriptor.fd, f->path, PAGE, f->model.words, bytes));
+  SLUICE_TRY(sluice_file_read_at(f->descriptor.fd, "optimizer", f->path, PAGE, f->model.words, bytes));
   if (head->model_sum == sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, f->model.words, bytes) &&
       sluice_state_model_read(&f->model) && f->model.count == head->count)
     return SLUICE_OK;
@@ -286,7 +286,7 @@ static sluice_status_t read_head(sluice_state_file_t* f, const sluice_state_plac
     return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s has %llu bytes: it is no file of states", f->path,
                        (unsigned long long)size);
   }
-  SLUICE_TRY(sluice_file_read_at(f->descriptor.fd, f->path, 0, &head, sizeof head));
+  SLUICE_TRY(sluice_file_read_at(f->descriptor.fd, "optimizer", f->path, 0, &head, sizeof head));
   SLUICE_TRY(check_head(f, &head));
   if (head.num_words < 0 || (uint64_t)head.num_words > size / sizeof(int64_t))
     return check_size(f, size, PAGE + (uint64_t)head.num_words * sizeof(int64_t));

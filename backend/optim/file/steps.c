@@ -10,7 +10,7 @@
 #include "backend/base/log.h"
 #include "backend/base/math.h"
 #include "backend/optim/file/format.h"
-#include "backend/optim/file/io.h"
+#include "backend/base/file_io.h"
 
 static int32_t next_room(const sluice_state_file_t* f) { return f->room == NO_ROOM ? 0 : 1 - f->room; }
 static int is_whole(const sluice_state_file_t* f, int32_t room) { return f->records[room].state == WHOLE; }
@@ -31,7 +31,8 @@ static sluice_status_t sync_data(const sluice_state_file_t* f) {
 
 static sluice_status_t write_record(sluice_state_file_t* f, int32_t room, record_t record) {
   record.sum = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, &record, offsetof(record_t, sum));
-  SLUICE_TRY(sluice_file_write_at(f->descriptor.fd, f->path, (uint64_t)(room + 1) * RECORD_AT, &record, sizeof record));
+  SLUICE_TRY(sluice_file_write_at(f->descriptor.fd, "optimizer", f->path, (uint64_t)(room + 1) * RECORD_AT, &record,
+                                  sizeof record));
   f->records[room] = record;
   return SLUICE_OK;
 }
@@ -39,7 +40,8 @@ static sluice_status_t write_record(sluice_state_file_t* f, int32_t room, record
 /* One whose own sum is wrong says nothing, not even of which step it is. */
 sluice_status_t sluice_state_file_read_record(sluice_state_file_t* f, int32_t room) {
   record_t* record = f->records + room;
-  SLUICE_TRY(sluice_file_read_at(f->descriptor.fd, f->path, (uint64_t)(room + 1) * RECORD_AT, record, sizeof *record));
+  SLUICE_TRY(sluice_file_read_at(f->descriptor.fd, "optimizer", f->path, (uint64_t)(room + 1) * RECORD_AT, record,
+                                 sizeof *record));
   if (record->state == EMPTY && record->sum == 0) return SLUICE_OK;
   if (record->sum == sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, record, offsetof(record_t, sum)) && record->step >= 0 &&
       record->step <= MOST_STEPS && (record->state == BEGUN || record->state == WHOLE))
@@ -61,7 +63,8 @@ sluice_status_t sluice_state_file_verify(sluice_state_file_t* f, int32_t room) {
     sluice_state_sum_begin(&sum);
     for (int64_t first = 0; first < f->count; first += PIECE) {
       const int64_t count = sluice_min(PIECE, f->count - first);
-      SLUICE_TRY(sluice_file_read_at(f->descriptor.fd, f->path, sluice_state_file_at(f, room, state, first), piece,
+      SLUICE_TRY(sluice_file_read_at(f->descriptor.fd, "optimizer", f->path,
+                                     sluice_state_file_at(f, room, state, first), piece,
                                      (uint64_t)count * sizeof *piece));
       sluice_state_sum_add(&sum, piece, count);
     }
@@ -127,8 +130,9 @@ sluice_status_t sluice_state_file_read(const sluice_state_file_t* f, int32_t sta
                                        float* out, sluice_state_sum_t* sum) {
   for (int64_t done = 0; done < count; done += SUMMED_AT_ONCE) {
     const int64_t size = sluice_min(SUMMED_AT_ONCE, count - done);
-    SLUICE_TRY(sluice_file_read_at(f->descriptor.fd, f->path, sluice_state_file_at(f, f->room, state, first + done),
-                                   out + done, (uint64_t)size * sizeof *out));
+    SLUICE_TRY(sluice_file_read_at(f->descriptor.fd, "optimizer", f->path,
+                                   sluice_state_file_at(f, f->room, state, first + done), out + done,
+                                   (uint64_t)size * sizeof *out));
     if (sum != NULL) sluice_state_sum_add(sum, out + done, size);
   }
   return SLUICE_OK;
@@ -170,7 +174,7 @@ sluice_status_t sluice_state_file_write(sluice_state_file_t* f, int32_t state, i
   for (int64_t done = 0; done < count; done += SUMMED_AT_ONCE) {
     const int64_t size = sluice_min(SUMMED_AT_ONCE, count - done);
     sluice_state_sum_add(f->sums + state, data + done, size);
-    SLUICE_TRY(sluice_file_write_at(f->descriptor.fd, f->path,
+    SLUICE_TRY(sluice_file_write_at(f->descriptor.fd, "optimizer", f->path,
                                     sluice_state_file_at(f, next_room(f), state, first + done), data + done,
                                     (uint64_t)size * sizeof *data));
   }

@@ -1,4 +1,4 @@
-#include "backend/optim/file/descriptor.h"
+#include "backend/base/descriptor.h"
 
 #include <errno.h>
 #include <fcntl.h>

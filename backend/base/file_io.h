@@ -1,0 +1,16 @@
+/* Whole reads and writes at a place of a file. */
+#ifndef SLUICE_BACKEND_BASE_FILE_IO_H_
+#define SLUICE_BACKEND_BASE_FILE_IO_H_
+
+#include <stdint.h>
+
+#include "backend/base/status.h"
+
+/* owner, path: for messages, which begin with "OWNER: PATH". Errors: EXTERNAL with the system's words, or that the file
+ * ends early. Any thread. */
+sluice_status_t sluice_file_read_at(int fd, const char* owner, const char* path, uint64_t at, void* out,
+                                    uint64_t bytes);
+sluice_status_t sluice_file_write_at(int fd, const char* owner, const char* path, uint64_t at, const void* data,
+                                     uint64_t bytes);
+
+#endif /* SLUICE_BACKEND_BASE_FILE_IO_H_ */

@@ -30,6 +30,7 @@ LEVELS = {
     "pipeline": 7,
     "optim": 7,
     "migration": 7,
+    "swap": 7,
 }
 # Areas with implementations: the area's own package holds the vtable, each folder below it an implementation.
 VTABLES = ("device", "comm", "gemm")

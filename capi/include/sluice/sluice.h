@@ -63,6 +63,7 @@
  *   placement.h  placement of experts on ranks (experimental)
  *   stages.h     assignment of layers to the stages of a pipeline (experimental)
  *   migration.h  experts and layers that move between ranks while training runs (experimental)
+ *   swap.h       what layers save, copied out until their backward (experimental)
  */
 #ifndef SLUICE_SLUICE_H_
 #define SLUICE_SLUICE_H_
@@ -81,6 +82,7 @@
 #include "sluice/planner.h"
 #include "sluice/schedule.h"
 #include "sluice/stages.h"
+#include "sluice/swap.h"
 #include "sluice/tuner.h"
 #include "sluice/weights.h"
 

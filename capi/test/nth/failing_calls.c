@@ -204,6 +204,7 @@ WRAP(ssize_t, readlink, (const char* path, char* out, size_t bytes), (path, out,
 WRAP(int, stat, (const char* path, struct stat* out), (path, out), EACCES, -1)
 WRAP(int, fstat, (int fd, struct stat* out), (fd, out), EIO, -1)
 WRAP(int, rename, (const char* from, const char* to), (from, to), EIO, -1)
+WRAP(int, unlink, (const char* path), (path), EIO, -1)
 WRAP(int, mkdir, (const char* path, mode_t mode), (path, mode), ENOSPC, -1)
 
 int __real_open(const char* path, int flags, ...);

@@ -1,0 +1,42 @@
+/* The rules of swapping: which ops follow when the computation reaches a point. Pure. The executor, the simulator and
+ * the checker of the tests run the same rules.
+ *
+ * Bytes on the device: the layer that runs has its own, and at most one other swapped layer has bytes there, which
+ * leave or have come back. So a PUT is preceded by the SETTLE of the one before; a PREFETCH begins only while nothing
+ * leaves and nothing else has come back; and a PUT while something has come back is settled at once. */
+#ifndef SLUICE_BACKEND_SWAP_ORDER_H_
+#define SLUICE_BACKEND_SWAP_ORDER_H_
+
+#include "backend/base/alloc.h"
+#include "sluice/swap.h"
+
+enum { SLUICE_SWAP_MOST_OPS = 4 }; /* of one event, but BACKWARD_ENDS: one for each layer of the micro-batch */
+
+typedef enum { SLUICE_SWAP_LEAVES, SLUICE_SWAP_IS_OUT, SLUICE_SWAP_COMES, SLUICE_SWAP_IS_USED } sluice_swap_state_t;
+
+/* What one layer has saved of one micro-batch, from its forward to the end of its backward. */
+typedef struct sluice_swap_entry_s {
+  int64_t micro_batch;
+  int32_t layer;
+  sluice_swap_state_t state;
+} sluice_swap_entry_t;
+
+typedef struct sluice_swap_order_s {
+  sluice_allocator_t* allocator;
+  int32_t* swapped; /* [num_layers] */
+  int32_t num_layers;
+  sluice_swap_entry_t* entries; /* in the order of forwards */
+  int32_t count, capacity;
+} sluice_swap_order_t;
+
+/* Errors: INVALID_ARGUMENT, NO_MEMORY. */
+sluice_status_t sluice_swap_order_init(sluice_swap_order_t* order, const int32_t* swapped, int32_t num_layers,
+                                       sluice_allocator_t* allocator);
+void sluice_swap_order_deinit(sluice_swap_order_t* order);
+void sluice_swap_order_reset(sluice_swap_order_t* order);
+
+/* has_left: whether the copies out that have begun have ended. The rest as sluice_swap_reach. */
+sluice_status_t sluice_swap_order_reach(sluice_swap_order_t* order, int32_t event, int64_t micro_batch, int32_t layer,
+                                        int32_t has_left, sluice_swap_op_t* ops, int32_t room, int32_t* out_count);
+
+#endif /* SLUICE_BACKEND_SWAP_ORDER_H_ */

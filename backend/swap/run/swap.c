@@ -1,0 +1,331 @@
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "backend/base/check.h"
+#include "backend/base/clock.h"
+#include "backend/base/math.h"
+#include "backend/swap/order.h"
+#include "backend/swap/run/run.h"
+#include "backend/swap/run/tier.h"
+
+/* A copy is made in parts of this size, so that one that is dropped ends soon. */
+#define PART (UINT64_C(1) << 20)
+
+typedef enum { LEAVES, IS_OUT, COMES, IS_BACK } state_t;
+
+typedef struct piece_s {
+  int64_t ticket;
+  state_t state;
+  const void* data; /* while it leaves */
+  void* to;         /* while it comes */
+  sluice_tier_place_t place;
+  int32_t is_dropped;
+  struct piece_s* next;     /* of all */
+  struct piece_s* next_job; /* of those that are to be copied */
+} piece_t;
+
+struct sluice_swap_s {
+  sluice_swap_order_t order;
+  sluice_tier_t tier;
+  double bytes_per_second;
+  pid_t pid;
+  pthread_t thread;
+  int64_t last_ticket;
+  /* The host's thread and the worker share what follows. */
+  pthread_mutex_t mutex;
+  pthread_cond_t has_work, has_ended;
+  piece_t* pieces;
+  piece_t *first_job, *last_job;
+  piece_t* runs; /* the copy under way */
+  int32_t num_leaving;
+  int32_t is_over;
+  int32_t has_failed;
+  sluice_error_info_t failure;
+  uint64_t link_is_free_ns;
+  sluice_swap_stats_t stats;
+};
+
+/* ---- the worker ---- */
+
+/* Waits as long as the link of that rate would take, without the mutex for others. Under the mutex. */
+static void hold_rate(sluice_swap_t* s, const piece_t* piece, uint64_t begun_ns, uint64_t bytes) {
+  if (s->bytes_per_second <= 0) return;
+  const uint64_t least = (uint64_t)((double)bytes / s->bytes_per_second * 1e9);
+  s->link_is_free_ns = sluice_max(s->link_is_free_ns, begun_ns) + least;
+  while (!piece->is_dropped && !s->is_over && sluice_now_ns() < s->link_is_free_ns)
+    (void)sluice_cond_wait_until(&s->has_work, &s->mutex, s->link_is_free_ns);
+}
+
+/* Under the mutex, which it leaves while it copies. */
+static sluice_status_t copy(sluice_swap_t* s, const piece_t* piece) {
+  sluice_status_t status = SLUICE_OK;
+  for (uint64_t from = 0; from < piece->place.bytes && status == SLUICE_OK && !piece->is_dropped; from += PART) {
+    const uint64_t begun = sluice_now_ns(), bytes = sluice_min(PART, piece->place.bytes - from);
+    pthread_mutex_unlock(&s->mutex);
+    status = piece->state == LEAVES
+                 ? sluice_tier_write(&s->tier, &piece->place, from, (const char*)piece->data + from, bytes)
+                 : sluice_tier_read(&s->tier, &piece->place, from, (char*)piece->to + from, bytes);
+    pthread_mutex_lock(&s->mutex);
+    if (status == SLUICE_OK) hold_rate(s, piece, begun, bytes);
+    s->stats.copy_ns += sluice_now_ns() - begun;
+  }
+  return status;
+}
+
+static void run_job(sluice_swap_t* s) {
+  piece_t* piece = s->runs = s->first_job;
+  s->first_job = piece->next_job;
+  if (s->first_job == NULL) s->last_job = NULL;
+  piece->next_job = NULL;
+  if (!s->has_failed && copy(s, piece) != SLUICE_OK) {
+    s->has_failed = 1;
+    sluice_error_capture(&s->failure);
+  }
+  if (piece->state == LEAVES) {
+    piece->state = IS_OUT;
+    --s->num_leaving;
+    if (!s->has_failed) s->stats.out_bytes += piece->place.bytes;
+  } else {
+    piece->state = IS_BACK;
+    if (!s->has_failed) s->stats.in_bytes += piece->place.bytes;
+  }
+  s->runs = NULL;
+  pthread_cond_broadcast(&s->has_ended);
+}
+
+static void* work(void* data) {
+  sluice_swap_t* s = data;
+  pthread_mutex_lock(&s->mutex);
+  while (!s->is_over) {
+    if (s->first_job != NULL) {
+      run_job(s);
+    } else {
+      pthread_cond_wait(&s->has_work, &s->mutex);
+    }
+  }
+  pthread_mutex_unlock(&s->mutex);
+  return NULL;
+}
+
+/* Under the mutex. */
+static void add_job(sluice_swap_t* s, piece_t* piece) {
+  *(s->last_job != NULL ? &s->last_job->next_job : &s->first_job) = piece;
+  s->last_job = piece;
+  pthread_cond_signal(&s->has_work);
+}
+
+/* ---- pieces ---- */
+
+static piece_t* find(const sluice_swap_t* s, int64_t ticket) {
+  piece_t* piece = s->pieces;
+  while (piece != NULL && piece->ticket != ticket) piece = piece->next;
+  return piece;
+}
+
+static sluice_status_t check_process(const sluice_swap_t* s) {
+  if (s->pid == getpid()) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_STATE, "swap: it was made before fork() and is the parent's; the child may make another");
+}
+
+static sluice_status_t find_piece(const sluice_swap_t* s, int64_t ticket, piece_t** out_piece) {
+  SLUICE_TRY(check_process(s));
+  *out_piece = find(s, ticket);
+  return SLUICE_REQUIRE(*out_piece != NULL, "swap: there is no ticket %lld: it was taken, released or never given",
+                        (long long)ticket);
+}
+
+/* Until the piece is in no copy; counts if it has to wait. */
+static sluice_status_t wait_for(sluice_swap_t* s, const piece_t* piece, state_t state) {
+  pthread_mutex_lock(&s->mutex);
+  const uint64_t begun = sluice_now_ns();
+  s->stats.num_waits += piece->state == state;
+  const int waits = piece->state == state;
+  while (piece->state == state) pthread_cond_wait(&s->has_ended, &s->mutex);
+  if (waits) s->stats.wait_ns += sluice_now_ns() - begun;
+  const int32_t has_failed = s->has_failed;
+  pthread_mutex_unlock(&s->mutex);
+  return has_failed ? sluice_error_adopt(&s->failure) : SLUICE_OK;
+}
+
+/* The piece is in no copy. */
+static void forget(sluice_swap_t* s, piece_t* piece) {
+  piece_t** link = &s->pieces;
+  while (*link != piece) link = &(*link)->next;
+  *link = piece->next;
+  s->stats.held_bytes -= piece->place.bytes;
+  sluice_tier_give(&s->tier, &piece->place);
+  sluice_free(sluice_process_allocator(), piece, sizeof *piece);
+}
+
+static void take_out_of_jobs(sluice_swap_t* s, const piece_t* piece) {
+  piece_t *before = NULL, *job = s->first_job;
+  while (job != NULL && job != piece) before = job, job = job->next_job;
+  if (job == NULL) return;
+  *(before != NULL ? &before->next_job : &s->first_job) = job->next_job;
+  if (s->last_job == job) s->last_job = before;
+  if (job->state == LEAVES) --s->num_leaving;
+}
+
+static void drop(sluice_swap_t* s, piece_t* piece) {
+  pthread_mutex_lock(&s->mutex);
+  take_out_of_jobs(s, piece);
+  piece->is_dropped = 1;
+  pthread_cond_signal(&s->has_work);
+  while (s->runs == piece) pthread_cond_wait(&s->has_ended, &s->mutex);
+  pthread_mutex_unlock(&s->mutex);
+  forget(s, piece);
+}
+
+/* ---- calls ---- */
+
+sluice_status_t sluice_swapper_reach(sluice_swap_t* s, int32_t event, int64_t micro_batch, int32_t layer,
+                                     sluice_swap_op_t* ops, int32_t room, int32_t* out_count) {
+  SLUICE_TRY(check_process(s));
+  pthread_mutex_lock(&s->mutex);
+  const int32_t has_left = s->num_leaving == 0;
+  pthread_mutex_unlock(&s->mutex);
+  return sluice_swap_order_reach(&s->order, event, micro_batch, layer, has_left, ops, room, out_count);
+}
+
+static int32_t has_failed(sluice_swap_t* s) {
+  pthread_mutex_lock(&s->mutex);
+  const int32_t failed = s->has_failed;
+  pthread_mutex_unlock(&s->mutex);
+  return failed;
+}
+
+sluice_status_t sluice_swapper_put(sluice_swap_t* s, const void* data, uint64_t bytes, int64_t* out_ticket) {
+  SLUICE_TRY(check_process(s));
+  if (has_failed(s)) return sluice_error_adopt(&s->failure);
+  piece_t* piece = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *piece, "swap: a piece");
+  if (piece == NULL) return sluice_alloc_status();
+  const sluice_status_t status = sluice_tier_take(&s->tier, bytes, &piece->place);
+  if (status != SLUICE_OK) {
+    sluice_free(sluice_process_allocator(), piece, sizeof *piece);
+    return status;
+  }
+  piece->data = data, piece->state = LEAVES, piece->next = s->pieces;
+  *out_ticket = piece->ticket = ++s->last_ticket;
+  s->pieces = piece;
+  s->stats.held_bytes += bytes;
+  s->stats.most_bytes = sluice_max(s->stats.most_bytes, s->stats.held_bytes);
+  pthread_mutex_lock(&s->mutex);
+  ++s->num_leaving;
+  add_job(s, piece);
+  pthread_mutex_unlock(&s->mutex);
+  return SLUICE_OK;
+}
+
+sluice_status_t sluice_swapper_settle(sluice_swap_t* s, int64_t ticket) {
+  piece_t* piece;
+  SLUICE_TRY(find_piece(s, ticket, &piece));
+  return wait_for(s, piece, LEAVES);
+}
+
+sluice_status_t sluice_swapper_prefetch(sluice_swap_t* s, int64_t ticket, void* to) {
+  piece_t* piece;
+  SLUICE_TRY(find_piece(s, ticket, &piece));
+  SLUICE_TRY(wait_for(s, piece, LEAVES));
+  pthread_mutex_lock(&s->mutex);
+  const int is_out = piece->state == IS_OUT;
+  if (is_out) {
+    piece->state = COMES, piece->to = to;
+    add_job(s, piece);
+  }
+  pthread_mutex_unlock(&s->mutex);
+  if (is_out) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_STATE, "sluice_swap_prefetch: the copy back of ticket %lld has begun before",
+                     (long long)ticket);
+}
+
+sluice_status_t sluice_swapper_take(sluice_swap_t* s, int64_t ticket) {
+  piece_t* piece;
+  SLUICE_TRY(find_piece(s, ticket, &piece));
+  SLUICE_TRY(wait_for(s, piece, COMES));
+  pthread_mutex_lock(&s->mutex);
+  const int is_back = piece->state == IS_BACK;
+  pthread_mutex_unlock(&s->mutex);
+  if (!is_back) {
+    return SLUICE_FAIL(SLUICE_E_STATE, "sluice_swap_take: ticket %lld was not fetched: call sluice_swap_prefetch first",
+                       (long long)ticket);
+  }
+  forget(s, piece);
+  return SLUICE_OK;
+}
+
+void sluice_swapper_release(sluice_swap_t* s, int64_t ticket) {
+  piece_t* piece = s->pid == getpid() ? find(s, ticket) : NULL;
+  if (piece != NULL) drop(s, piece);
+}
+
+void sluice_swapper_reset(sluice_swap_t* s) {
+  if (s->pid != getpid()) return;
+  while (s->pieces != NULL) drop(s, s->pieces);
+  sluice_swap_order_reset(&s->order);
+  s->has_failed = 0; /* the worker has nothing to do */
+}
+
+void sluice_swapper_read_stats(sluice_swap_t* s, sluice_swap_stats_t* out_stats) {
+  pthread_mutex_lock(&s->mutex);
+  *out_stats = s->stats;
+  pthread_mutex_unlock(&s->mutex);
+}
+
+/* ---- life ---- */
+
+static sluice_status_t start_worker(sluice_swap_t* s) {
+  sigset_t all, before;
+  sigfillset(&all); /* the host's handlers run on the host's threads */
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const int error = pthread_create(&s->thread, NULL, work, s);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  if (error == 0) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_EXTERNAL, "swap: starting its thread: %s", strerror(error));
+}
+
+static void free_all(sluice_swap_t* s) {
+  sluice_tier_close(&s->tier);
+  sluice_swap_order_deinit(&s->order);
+  pthread_cond_destroy(&s->has_work);
+  pthread_cond_destroy(&s->has_ended);
+  pthread_mutex_destroy(&s->mutex);
+  sluice_free(sluice_process_allocator(), s, sizeof *s);
+}
+
+sluice_status_t sluice_swapper_open(const sluice_swap_config_t* config, sluice_swap_t** out_swap) {
+  sluice_allocator_t* allocator = sluice_process_allocator();
+  sluice_swap_t* s = sluice_alloc_zeroed(allocator, sizeof *s, "swap");
+  if (s == NULL) return sluice_alloc_status();
+  s->bytes_per_second = config->bytes_per_second;
+  s->pid = getpid();
+  sluice_status_t status = sluice_tier_open(&s->tier, config->path, config->budget_bytes, allocator);
+  if (status != SLUICE_OK) {
+    sluice_free(allocator, s, sizeof *s);
+    return status;
+  }
+  pthread_mutex_init(&s->mutex, NULL);
+  sluice_cond_init(&s->has_work);
+  sluice_cond_init(&s->has_ended);
+  status = sluice_swap_order_init(&s->order, config->swapped, config->num_layers, allocator);
+  if (status == SLUICE_OK) status = start_worker(s);
+  if (status == SLUICE_OK) {
+    *out_swap = s;
+  } else {
+    free_all(s);
+  }
+  return status;
+}
+
+/* In a forked child the worker does not run, and the mutex may be held for ever: its memory is left to the parent. */
+void sluice_swapper_close(sluice_swap_t* s) {
+  if (s == NULL || s->pid != getpid()) return;
+  sluice_swapper_reset(s);
+  pthread_mutex_lock(&s->mutex);
+  s->is_over = 1;
+  pthread_cond_signal(&s->has_work);
+  pthread_mutex_unlock(&s->mutex);
+  pthread_join(s->thread, NULL);
+  free_all(s);
+}

@@ -1,0 +1,12 @@
+/* Swapping in virtual time: the rules of order.h with layers that take their seconds, and one link. */
+#ifndef SLUICE_BACKEND_SWAP_SIMULATE_H_
+#define SLUICE_BACKEND_SWAP_SIMULATE_H_
+
+#include "backend/base/alloc.h"
+#include "sluice/swap.h"
+
+/* workload: checked here. Errors: INVALID_ARGUMENT naming the field, NO_MEMORY. */
+sluice_status_t sluice_swap_simulate(const sluice_swap_workload_t* workload, sluice_allocator_t* allocator,
+                                     sluice_swap_prediction_t* out_prediction);
+
+#endif /* SLUICE_BACKEND_SWAP_SIMULATE_H_ */

@@ -1,10 +1,10 @@
-"""`sluice.plan_model`: which blocks of an eager model are run again in its backward, so that activations stay in a
-budget of bytes and as little as possible is computed twice.
+"""`sluice.plan_model`: which blocks of an eager model are run again in its backward, or offloaded until then, so that
+activations stay in a budget of bytes and a pass takes as little more time as possible.
 
-A forward and backward of a sample batch are run with all blocks kept, and with all recomputed. What each block holds
-between its forward and its backward, and what it takes while it runs, are the options of a layer; the planner over
-layers (`sluice/stages.h`) chooses among them. A block with a MoE layer of Sluice has each of them once for each plan of
-that layer. Source: vPipe (TPDS 2022), with one stage.
+A forward and backward of a sample batch are run with all blocks kept, with all recomputed, and with all offloaded. What
+each block holds between its forward and its backward, and what it takes while it runs, are the options of a layer; the
+planner over layers (`sluice/stages.h`) chooses among them. A block with a MoE layer of Sluice has the first two once
+for each plan of that layer. Source: vPipe (TPDS 2022), with one stage.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ from . import memory_meter
 from .layer_plan import LayerPlan
 from .model_blocks import Recomputed, find, is_recomputed
 from .model_layers import MoeLayers
+from .offloaded import Offloaded
 
 _TIMED = 2  # passes, of which the fastest counts
-_MEASURED = ("forward_seconds", "backward_seconds", "held_bytes", "working_bytes", "arena_bytes")
+_MEASURED = ("forward_seconds", "backward_seconds", "held_bytes", "copied_bytes", "working_bytes", "arena_bytes")
 
 
 @dataclass(frozen=True)
 class BlockPlan:
     """What was chosen for a block, and why. Bytes are those of the choice: held from its forward to its backward, and
-    besides while it runs; moe: the plan of its MoE layer, "": it has none of Sluice."""
+    besides while it runs; copied: out and back in each pass; moe: the plan of its MoE layer, "": it has none of Sluice.
+    """
 
     name: str
     policy: str
@@ -43,6 +45,7 @@ class BlockPlan:
     working_bytes: int
     forward_seconds: float
     moe: str = ""
+    copied_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,21 +63,39 @@ class ModelPlan:
     extra_seconds: float
     _recomputed: Recomputed = field(repr=False, compare=False)
     _moe: MoeLayers = field(repr=False, compare=False)
+    _offloaded: Offloaded | None = field(default=None, repr=False, compare=False)
 
     @property
     def recomputed(self) -> tuple[str, ...]:
         """The names of the blocks that run again."""
         return tuple(block.name for block in self.blocks if block.policy == stages.RECOMPUTE)
 
+    @property
+    def offloaded(self) -> tuple[str, ...]:
+        """The names of the blocks whose saved tensors are copied out."""
+        return tuple(block.name for block in self.blocks if block.policy == stages.OFFLOAD)
+
+    @property
+    def copied_bytes(self) -> int:
+        """That each pass of such a batch copies out, and back."""
+        return sum(block.copied_bytes for block in self.blocks)
+
+    def offload_stats(self) -> dict[str, int]:
+        """Bytes copied out and back by this plan so far, and waits (sluice_swap_stats_t). Empty without offloading."""
+        return {} if self._offloaded is None else self._offloaded.stats()
+
     def undo(self) -> None:
         """Every block as it was before."""
+        if self._offloaded is not None:
+            self._offloaded.undo()
         self._recomputed.undo()
         self._moe.undo()
 
     def __str__(self) -> str:
         width = max(len(block.name) for block in self.blocks)
+        also = f", {len(self.offloaded)} are offloaded" if self._offloaded is not None else ""
         lines = [
-            f"{len(self.recomputed)} of {len(self.blocks)} blocks are recomputed: {size(self.measured_bytes)} of "
+            f"{len(self.recomputed)} of {len(self.blocks)} blocks are recomputed{also}: {size(self.measured_bytes)} of "
             f"activations, {size(self.bytes)} by the plan, of a budget of {size(self.budget)} "
             f"(all kept {size(self.keep_bytes)}, all recomputed {size(self.recompute_bytes)}); "
             f"{self.extra_seconds * 1e3:.3g} ms more a pass"
@@ -94,7 +115,7 @@ def plan_model(
     blocks: Iterable[nn.Module] | None = None,
     offload: str | None = None,
 ) -> ModelPlan:
-    """Chooses for each block whether its activations are kept or computed again, and switches the model to that.
+    """Chooses for each block whether its activations are kept, computed again or offloaded, and switches the model so.
 
     budget   bytes, or text such as "2GiB": the most that a forward and backward of such a batch allocate in addition to
              parameters, gradients and what was there before
@@ -103,7 +124,8 @@ def plan_model(
     loss     of the model's output; without it the output's `loss`, or the output where it is a scalar
     blocks   modules of the model, each of which runs once in a forward; without it the layers that the host can
              checkpoint, else the longest ModuleList or Sequential of one class
-    offload  not there yet: anything but None is Unsupported
+    offload  "host", or a folder for a file: what a block saves may be copied there after its forward, and back before
+             its backward, where the copies fit in between. Not blocks with a MoE layer of Sluice
 
     The model computes the same bits as before. Measuring runs the batch a few times: buffers, gradients and random
     numbers are as they were afterwards. Counted are torch's allocator and Sluice's contexts, and not memory that
@@ -112,18 +134,18 @@ def plan_model(
 
     Threads: the caller's; no other may use the model meanwhile. Raises InvalidArgument (no blocks, no loss, a budget
     that is none), InvalidState (eval mode, blocks that are recomputed already, or run more or less than once),
-    Unsupported (offload, a device other than the CPU, hooks that step in backward), Busy (a profiler runs), OverBudget
-    naming the smallest budget: the model is then as it was.
+    Unsupported (a device other than the CPU, hooks that step in backward), Busy (a profiler runs), External naming the
+    path of a file that cannot be written, OverBudget naming the smallest budget: the model is then as it was.
     """
     limit = _budget(budget)
-    _check(model, offload)
+    _check(model)
     found = find(model, blocks)
     run = _runner(model, batch, loss)
     with _untouched(model):
         moe = _moe_layers(found, run)
-        recomputed = Recomputed(())
+        recomputed, offloaded = Recomputed(()), None
         try:
-            measured = _measure(found, run, moe)
+            measured = _measure(found, run, moe, offload)
             problem = moe.agreed(lambda: _problem(measured, moe, limit), _most_of)
             made = stages.plan(problem)
             if made.shortfall:
@@ -136,8 +158,13 @@ def plan_model(
             plans = {name: moe.plans[name][choice.option // 2] for name, choice in chosen if name in moe.plans}
             moe.use(plans)
             recomputed = Recomputed(found[name] for name, choice in chosen if choice.kind == stages.RECOMPUTE)
+            away = [name for name, choice in chosen if choice.kind == stages.OFFLOAD]
+            if offload is not None and away:
+                offloaded = Offloaded({name: found[name] for name in measured.names}, away, offload)
             peak = moe.agreed(lambda: _checked(run, moe, made.stages[0]["bytes"], limit), max)
         except BaseException:
+            if offloaded is not None:
+                offloaded.undo()
             recomputed.undo()
             moe.undo()
             raise
@@ -151,6 +178,7 @@ def plan_model(
         made.stages[0]["extra_seconds"],
         recomputed,
         moe,
+        offloaded,
     )
 
 
@@ -184,7 +212,8 @@ def _block_plan(layer: stages.Layer, choice: stages.Choice, plans: dict[str, Lay
     option = layer.options[choice.option]
     policy = (layer.name, choice.kind, choice.reason)
     moe = str(plans[layer.name].choice) if layer.name in plans else ""
-    return BlockPlan(*policy, option.held_bytes, option.working_bytes, layer.options[0].forward_seconds, moe)
+    seconds = layer.options[0].forward_seconds
+    return BlockPlan(*policy, option.held_bytes, option.working_bytes, seconds, moe, option.copied_bytes)
 
 
 # ---- what is asked ----
@@ -199,9 +228,7 @@ def _budget(budget: int | str) -> int:
         ) from None
 
 
-def _check(model: nn.Module, offload: str | None) -> None:
-    if offload is not None:
-        raise Unsupported("plan_model: offloading is not there yet: leave offload out")
+def _check(model: nn.Module) -> None:
     if not model.training:
         raise InvalidState("plan_model: the model is in eval mode, which keeps nothing: call model.train() first")
     parameters = dict(model.named_parameters())
@@ -284,6 +311,8 @@ class _Measured:
     backward_seconds: tuple[float, ...]
     peaks: dict[str, int]  # by policy of all blocks
     base: int  # bytes of contexts that no plan of a layer changes
+    copied: tuple[int, ...]  # bytes of each block that is offloaded; 0: it cannot be
+    bytes_per_second: float  # of copies
 
 
 class _Marks:
@@ -341,11 +370,16 @@ def _moe_layers(blocks: dict[str, nn.Module], run: Callable[[], None]) -> MoeLay
         marks.remove()
 
 
-def _measure(blocks: dict[str, nn.Module], run: Callable[[], None], moe: MoeLayers) -> _Measured:
+def _measure(blocks: dict[str, nn.Module], run: Callable[[], None], moe: MoeLayers, offload: str | None) -> _Measured:
     order, seconds = moe.timed(lambda: _time(blocks, run), _TIMED)
     parts, peaks, contexts = {}, {}, {}
-    for policy in (stages.KEEP, stages.RECOMPUTE):
+    copied, rate = (0,) * len(order), 0.0
+    for policy in (stages.KEEP, stages.RECOMPUTE, *([] if offload is None else [stages.OFFLOAD])):
         recomputed = Recomputed(blocks.values() if policy == stages.RECOMPUTE else ())
+        offloaded = None
+        if offload is not None and policy == stages.OFFLOAD:
+            plain = [name for name in order if name not in moe.plans]
+            offloaded = Offloaded({name: blocks[name] for name in order}, plain, offload, at_once=True)
         marks = _Marks(blocks, memory_meter.mark)
         try:
             run()
@@ -353,13 +387,21 @@ def _measure(blocks: dict[str, nn.Module], run: Callable[[], None], moe: MoeLaye
         finally:
             marks.remove()
             recomputed.undo()
+            if offloaded is not None:
+                offloaded.undo()
+        if offloaded is not None:
+            copied, rate = tuple(bytes_ // 2 for bytes_ in offloaded.out_bytes), _rate(offloaded.stats())
         parts[policy] = _parts(order, timeline)
         peaks[policy] = timeline.peak("start", "end") + contexts[policy]
     forward, backward = zip(*seconds)
     before, *_, after = parts[stages.KEEP]
     inner = {policy: tuple(found[1:-1]) for policy, found in parts.items()}
     base = moe.base_bytes(contexts[stages.KEEP])
-    return _Measured(tuple(order), inner, before, after, forward, backward, peaks, base)
+    return _Measured(tuple(order), inner, before, after, forward, backward, peaks, base, copied, rate)
+
+
+def _rate(copies: dict[str, int]) -> float:
+    return (copies["out_bytes"] + copies["in_bytes"]) / max(copies["copy_ns"] / 1e9, 1e-9)
 
 
 def _check_order(blocks: dict[str, nn.Module], order: list[str]) -> None:
@@ -446,15 +488,18 @@ def _problem(measured: _Measured, moe: MoeLayers, budget: int) -> stages.Problem
             measured.forward_seconds[i],
             measured.backward_seconds[i] + max(slower, 0.0) + (measured.forward_seconds[i] if runs_again else 0.0),
             held_bytes=max(part.held, 0) + (0 if runs_again else step),
+            copied_bytes=measured.copied[i] if policy == stages.OFFLOAD else 0,
             working_bytes=max(part.extra - after[i], 0),
             arena_bytes=0 if plan is None else plan.fixed_bytes + (step if runs_again else 0),
         )
 
     def options(name: str, i: int) -> Iterator[stages.Option]:
-        """The two of each plan."""
+        """The two of each plan; a block without plans may be offloaded too."""
         plans: Sequence[LayerPlan | None] = moe.plans.get(name, (None,))
         for plan in plans:
             yield from (option(policy, i, plan, plans[0]) for policy in (stages.KEEP, stages.RECOMPUTE))
+        if measured.copied[i]:
+            yield option(stages.OFFLOAD, i, None, None)
 
     layers = [stages.Layer(name, options=tuple(options(name, i))) for i, name in enumerate(measured.names)]
     head = stages.Option(
@@ -463,4 +508,9 @@ def _problem(measured: _Measured, moe: MoeLayers, budget: int) -> stages.Problem
     first = max(measured.before.extra - sum(max(held, 0) for held in least), 0)
     embedding = stages.Option(stages.KEEP, held_bytes=max(measured.before.held, 0), working_bytes=first)
     layers += [stages.Layer("after", options=(head,)), stages.Layer("before", options=(embedding,))]
-    return stages.Problem(tuple(layers), budget_bytes=(budget,), base_bytes=measured.base)
+    return stages.Problem(
+        tuple(layers),
+        budget_bytes=(budget,),
+        base_bytes=measured.base,
+        copy_bytes_per_second=measured.bytes_per_second,
+    )

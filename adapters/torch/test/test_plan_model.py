@@ -11,7 +11,7 @@ import ranks
 import sluice
 import torch
 from sluice.adapters.torch import memory_meter
-from sluice.errors import Busy, InvalidArgument, InvalidState, OverBudget, Unsupported
+from sluice.errors import Busy, External, InvalidArgument, InvalidState, OverBudget, Unsupported
 from sluice.layer_lookup import layers
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
@@ -201,7 +201,7 @@ def test_PlanModel_WhatIsNotThere_IsRefusedByName(model, batch) -> None:
             sluice.plan_model(*args, **options)
 
     x = torch.ones(2, 8)
-    refused(Unsupported, "offloading is not there yet", model, "1GiB", batch, offload="file")
+    refused(External, "/no/folder/sluice-swap-.*: No such file", model, "1GiB", batch, offload="/no/folder")
     refused(InvalidArgument, "budget is 'lots'", model, "lots", batch)
     refused(InvalidArgument, "budget is 0", model, 0, batch)
     refused(InvalidState, "eval mode", Two(1).eval(), "1MiB", x)

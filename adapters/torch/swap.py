@@ -1,0 +1,101 @@
+"""`sluice/swap.h` over tensors: pieces of memory that are copied to host memory or to a file, and back."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..._library import load
+
+FORWARD_ENDS, BACKWARD_BEGINS, BACKWARD_NEXT, BACKWARD_ENDS = range(4)
+PUT, SETTLE, PREFETCH, TAKE, RELEASE = range(5)
+HOST = "host"  # the tier that is no folder
+NO_LIMIT = 1 << 62
+_STATS = ("out_bytes", "in_bytes", "held_bytes", "most_bytes", "num_waits", "wait_ns", "copy_ns")
+
+
+class Op(NamedTuple):
+    """On all that a layer has saved in one forward."""
+
+    kind: int
+    micro_batch: int
+    layer: int
+
+
+class Swap:
+    """Which layers are swapped, where to, and at most how many bytes at one time. `close` it, or let it go.
+
+    tier  "host", or a folder: a file in it, which no folder lists once it is open
+    """
+
+    def __init__(
+        self, swapped: Sequence[bool], tier: str = HOST, budget: int = NO_LIMIT, bytes_per_second: float = 0.0
+    ) -> None:
+        self._library = library = load()
+        ffi = library.ffi
+        config = library.new("swap_config")
+        flags = ffi.new("int32_t[]", [int(each) for each in swapped])
+        config.swapped, config.num_layers = flags, len(swapped)
+        config.budget_bytes, config.bytes_per_second = budget, bytes_per_second
+        if tier != HOST:
+            # The name only has to be new: the library makes the file, and refuses one that is there.
+            name = f"sluice-swap-{os.getpid()}-{next(tempfile._get_candidate_names())}"  # type: ignore[attr-defined]
+            path = ffi.new("char[]", os.fsencode(os.path.join(tier, name)))
+            config.path = path
+        out = ffi.new("sluice_swap_t **")
+        library.check(library.lib.sluice_swap_create(config, out))
+        self._room = max(len(swapped) + 1, 4)
+        self._ops, self._count = ffi.new("sluice_swap_op_t[]", self._room), ffi.new("int32_t *")
+        self._ticket = ffi.new("int64_t *")
+        self._handle = ffi.gc(out[0], library.lib.sluice_swap_destroy)
+
+    def reach(self, event: int, micro_batch: int, layer: int = 0) -> list[Op]:
+        """The ops that follow, to be run in their order."""
+        ops, count = self._ops, self._count
+        self._check(
+            self._library.lib.sluice_swap_reach(self._handle, event, micro_batch, layer, ops, self._room, count)
+        )
+        return [Op(ops[i].kind, ops[i].micro_batch, ops[i].layer) for i in range(count[0])]
+
+    def put(self, address: int, size: int) -> int:
+        """A ticket for the bytes, which stay as they are until `settle` or `release`."""
+        data = self._library.ffi.cast("void *", address)
+        self._check(self._library.lib.sluice_swap_put(self._handle, data, size, self._ticket))
+        return int(self._ticket[0])
+
+    def settle(self, ticket: int) -> None:
+        """Waits until the bytes have been copied out."""
+        self._check(self._library.lib.sluice_swap_settle(self._handle, ticket))
+
+    def prefetch(self, ticket: int, address: int) -> None:
+        """Begins to copy back to memory that stays there until `take` or `release`."""
+        to = self._library.ffi.cast("void *", address)
+        self._check(self._library.lib.sluice_swap_prefetch(self._handle, ticket, to))
+
+    def take(self, ticket: int) -> None:
+        """Waits until the bytes are back. The ticket is void."""
+        self._check(self._library.lib.sluice_swap_take(self._handle, ticket))
+
+    def release(self, ticket: int) -> None:
+        """Drops the piece, if it is there."""
+        self._library.lib.sluice_swap_release(self._handle, ticket)
+
+    def reset(self) -> None:
+        """Drops every piece, and forgets that a copy has failed."""
+        self._library.lib.sluice_swap_reset(self._handle)
+
+    def stats(self) -> dict[str, int]:
+        """Bytes and times since the swap was made, by the names of sluice_swap_stats_t."""
+        out = self._library.ffi.new("sluice_swap_stats_t *")
+        out.struct_size = self._library.ffi.sizeof(out[0])
+        self._check(self._library.lib.sluice_swap_get_stats(self._handle, out))
+        return {name: int(getattr(out, name)) for name in _STATS}
+
+    def close(self) -> None:
+        """Ends the copies."""
+        self._library.ffi.release(self._handle)
+
+    def _check(self, status: int) -> None:
+        self._library.check(status)

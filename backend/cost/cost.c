@@ -238,7 +238,8 @@ static double second_matrices(const op_scene_t* s) {
 /* Of adapters: both products again, and a gradient of each factor. */
 static double trained_matrices(const op_scene_t* s) {
   const double all = s->work->gate_factor + 1;
-  return s->work->lora_rank == 0 ? all : 2 * (first_matrices(s) + second_matrices(s) - all);
+  if (s->work->lora_rank == 0) return s->work->is_frozen ? 0 : all;
+  return 2 * (first_matrices(s) + second_matrices(s) - all);
 }
 
 static double expert_forward(const op_scene_t* s) {
@@ -249,6 +250,7 @@ static double expert_forward(const op_scene_t* s) {
 /* Of one chunk, or of all at once. */
 static double weight_grad(const op_scene_t* s, int32_t chunks) {
   double matrices = trained_matrices(s), experts = local_experts(s->work);
+  if (matrices == 0) return 0;
   if (chunks == 1) return gemm(s, SLUICE_FORM_WEIGHT_GRAD, matrices);
   return gemms(s, SLUICE_FORM_WEIGHT_GRAD, matrices, experts, s->rows.received * chunks / experts);
 }

@@ -23,6 +23,8 @@ static sluice_workload_t workload_of(const sluice_machine_t* machine, const slui
       .deduplicate = w->world_size > 1 ? w->deduplicate : SLUICE_DEDUPLICATE_NONE,
       .ranks_per_node = machine->ranks_per_node,
       .activation = w->activation == SLUICE_ACTIVATION_IDENTITY ? SLUICE_ACTIVATION_GELU : w->activation,
+      .lora_rank = w->lora_rank,
+      .is_frozen = w->weight_format != SLUICE_WEIGHTS_PLAIN,
   };
 }
 
@@ -44,6 +46,9 @@ sluice_plan_problem_t sluice_planner_problem(const sluice_machine_t* machine, co
       .gated = w->gated,
       .callback_experts = w->callback_experts,
       .deduplicate = w->deduplicate,
+      .lora_rank = w->lora_rank,
+      .weight_format = w->weight_format,
+      .weight_block = w->weight_block,
       .restore_input = SLUICE_RESTORE_ADAPTIVE,
       .restore_pre_activation = w->callback_experts ? asked->choice.restore_pre_activation : SLUICE_RESTORE_ADAPTIVE,
       .wgrad_mode = SLUICE_WGRAD_ADAPTIVE,

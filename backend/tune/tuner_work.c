@@ -19,6 +19,7 @@ sluice_workload_t sluice_tuner_work_of(const sluice_moe_t* moe) {
       .ranks_per_node = moe->shape.ranks_per_node,
       .wire_dtype = sluice_layer_wire(moe),
       .lora_rank = c->lora_rank,
+      .is_frozen = c->weight_format != SLUICE_WEIGHTS_PLAIN,
       .activation = c->callback_experts ? SLUICE_ACTIVATION_GELU : c->activation, /* the host's activation is unknown */
   };
 }

@@ -27,6 +27,12 @@ sluice_status_t sluice_check_experts(const sluice_moe_t* moe, const sluice_exper
 /* Gradients that are wanted, of params, which have been checked: the layer's dtype or f32, one for all of a kind. */
 sluice_status_t sluice_check_gradients(const sluice_moe_t* moe, const sluice_expert_tensors_t* params,
                                        const sluice_expert_tensors_t* gradients, sluice_expert_tensors_t* out_grads);
+/* The largest rank of adapters that a config or a workload may name. */
+#define SLUICE_MOST_LORA_RANK 65535
+/* Of a config or a workload that messages call `where`: whether a layer of these widths can have the format. On return
+ * the block is that of the format where it was 0. */
+sluice_status_t sluice_check_weight_format(const char* where, int32_t format, int16_t* inout_block, int64_t model_width,
+                                           int64_t hidden_width);
 /* Of a layer whose weights are packed: codes and scales of one of them, [shape[0], shape[1]] each. */
 sluice_status_t sluice_check_packed(const sluice_moe_t* moe, const sluice_tensor_t* codes,
                                     const sluice_tensor_t* scales, const char* name, const char* scales_name,

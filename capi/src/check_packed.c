@@ -1,8 +1,64 @@
-/* Packed weights of a call: codes and scales have the shapes that the layer's config says (sluice/weights.h). */
+/* Packed weights of a config and of a call: codes and scales have the shapes and bytes that sluice/weights.h says. */
 #include <stdio.h>
 
+#include "backend/base/check.h"
+#include "backend/base/dtype.h"
 #include "backend/base/tensor.h"
 #include "capi/src/check_layer.h"
+
+enum { DEFAULT_BLOCK = 128 };
+#define MOST_WIDTH (1LL << 31) /* bytes of a weight then fit 64 bits */
+
+static sluice_status_t check_format(const char* where, int32_t format, int32_t block) {
+  SLUICE_TRY(SLUICE_REQUIRE(format == SLUICE_WEIGHTS_PLAIN || sluice_packed_format(format) != NULL,
+                            "%s: weight_format is %d; known are plain (0), mxfp4 (1), fp8 (2), int8 (3) and int4 (4)",
+                            where, format));
+  return SLUICE_REQUIRE(format != SLUICE_WEIGHTS_PLAIN || block == 0,
+                        "%s: weight_block is %d, but weight_format is plain: set 0", where, block);
+}
+
+static int32_t block_of(int32_t format, int32_t block) {
+  if (format == SLUICE_WEIGHTS_PLAIN || block != 0) return block;
+  const sluice_packed_format_t* packed = sluice_packed_format(format);
+  return packed->block_cols != 0 ? packed->block_cols : DEFAULT_BLOCK;
+}
+
+sluice_status_t sluice_check_weight_format(const char* where, int32_t format, int16_t* inout_block, int64_t model_width,
+                                           int64_t hidden_width) {
+  SLUICE_TRY(check_format(where, format, *inout_block));
+  if (format == SLUICE_WEIGHTS_PLAIN) return SLUICE_OK;
+  *inout_block = (int16_t)block_of(format, *inout_block);
+  char what[64];
+  snprintf(what, sizeof what, "%s: w1", where);
+  SLUICE_TRY(sluice_packed_check_shape(format, *inout_block, model_width, what));
+  snprintf(what, sizeof what, "%s: w2", where);
+  return sluice_packed_check_shape(format, *inout_block, hidden_width, what);
+}
+
+sluice_status_t sluice_weights_bytes(int32_t format, int32_t block, int32_t dtype, int64_t num_out, int64_t num_in,
+                                     uint64_t* out_codes, uint64_t* out_scales) {
+  static const char where[] = "sluice_weights_bytes";
+  SLUICE_TRY(SLUICE_REQUIRE(out_codes != NULL && out_scales != NULL, "%s: %s is NULL", where,
+                            out_codes == NULL ? "out_codes" : "out_scales"));
+  SLUICE_TRY(check_format(where, format, block));
+  SLUICE_TRY(SLUICE_REQUIRE(num_out >= 0 && num_out <= MOST_WIDTH && num_in >= 1 && num_in <= MOST_WIDTH,
+                            "%s: num_out is %lld and num_in %lld; they must be in [0, 2^31] and [1, 2^31]", where,
+                            (long long)num_out, (long long)num_in));
+  if (format == SLUICE_WEIGHTS_PLAIN) {
+    SLUICE_TRY(SLUICE_REQUIRE(dtype >= SLUICE_DTYPE_F32 && dtype <= SLUICE_DTYPE_F16,
+                              "%s: dtype is %s (%d); known are f32 (1), bf16 (2) and f16 (3)", where,
+                              sluice_dtype_name(dtype), dtype));
+    *out_codes = (uint64_t)num_out * (uint64_t)num_in * sluice_dtype_bytes(dtype), *out_scales = 0;
+    return SLUICE_OK;
+  }
+  const sluice_packed_format_t* packed = sluice_packed_format(format);
+  const int32_t cols = block_of(format, block);
+  SLUICE_TRY(sluice_packed_check_shape(format, cols, num_in, where));
+  *out_codes = (uint64_t)sluice_packed_bytes(packed->bits, num_in, num_out, 0);
+  *out_scales = (uint64_t)(sluice_packed_blocks(num_out, packed->block_rows) * sluice_packed_blocks(num_in, cols) *
+                           packed->scale_bytes);
+  return SLUICE_OK;
+}
 
 /* u8, and i8 where codes are signed whole numbers. */
 static int is_bytes(const sluice_tensor_t* t, int32_t format) {

@@ -6,7 +6,6 @@
 #include "backend/base/check.h"
 #include "backend/base/dtype.h"
 #include "backend/base/structs.h"
-#include "backend/gemm/packed.h"
 #include "backend/model/restore.h"
 #include "backend/model/words.h"
 #include "backend/moe/context/row_memory.h"
@@ -15,6 +14,7 @@
 #include "backend/moe/layer/placement.h"
 #include "backend/moe/run/make_layer.h"
 #include "backend/moe/run/active_plan.h"
+#include "capi/src/check_layer.h"
 
 void sluice_moe_config_init(sluice_moe_config_t* out_config, size_t struct_size) {
   static const sluice_moe_config_t defaults = {.top_k = 1,
@@ -93,12 +93,11 @@ static sluice_status_t check_policies(const sluice_moe_config_t* c) {
                      sluice_restore_word(c->restore_pre_activation));
 }
 
-#define MOST_LORA_RANK 65535
-
 static sluice_status_t check_lora(const sluice_context_t* context, const sluice_moe_config_t* c) {
   const int32_t id = c->layer_id;
-  SLUICE_TRY(SLUICE_REQUIRE(c->lora_rank >= 0 && c->lora_rank <= MOST_LORA_RANK,
-                            "layer %d: lora_rank is %d; it must be in [0, %d]", id, c->lora_rank, MOST_LORA_RANK));
+  SLUICE_TRY(SLUICE_REQUIRE(c->lora_rank >= 0 && c->lora_rank <= SLUICE_MOST_LORA_RANK,
+                            "layer %d: lora_rank is %d; it must be in [0, %d]", id, c->lora_rank,
+                            SLUICE_MOST_LORA_RANK));
   if (c->lora_rank == 0) return SLUICE_OK;
   SLUICE_TRY(SLUICE_REQUIRE(!c->callback_experts,
                             "layer %d: lora_rank is %d, but its experts are the host's own (callback_experts), and so "
@@ -164,31 +163,18 @@ static sluice_status_t check_deduplicate(const sluice_context_t* context, const 
 /* On return weight_block is that of the format. */
 static sluice_status_t check_weights(const sluice_context_t* context, sluice_moe_config_t* c) {
   const int32_t id = c->layer_id;
-  if (c->weight_format == SLUICE_WEIGHTS_PLAIN) {
-    return SLUICE_REQUIRE(c->weight_block == 0, "layer %d: weight_block is %d, but weight_format is plain: set 0", id,
-                          c->weight_block);
-  }
-  const sluice_packed_format_t* format = sluice_packed_format(c->weight_format);
-  SLUICE_TRY(SLUICE_REQUIRE(format != NULL,
-                            "layer %d: weight_format is %d; known are plain (0), mxfp4 (1), fp8 (2), int8 (3) and int4 "
-                            "(4)",
-                            id, c->weight_format));
-  SLUICE_TRY(SLUICE_REQUIRE(!c->callback_experts,
+  const char* name = sluice_weights_word(c->weight_format);
+  SLUICE_TRY(SLUICE_REQUIRE(c->weight_format == SLUICE_WEIGHTS_PLAIN || !c->callback_experts,
                             "layer %d: weight_format is %s, but callback experts have weights of their own: set plain",
-                            id, format->name));
-  if (context->rows->is_device) {
-    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "layer %d: weight_format is %s; weights are decoded on a CPU alone yet, not on device %s: give "
-                       "plain weights",
-                       id, format->name, context->device->name);
-  }
-  enum { DEFAULT_BLOCK = 128 };
-  if (c->weight_block == 0) c->weight_block = format->block_cols != 0 ? format->block_cols : DEFAULT_BLOCK;
-  char what[64];
-  snprintf(what, sizeof what, "layer %d: w1", id);
-  SLUICE_TRY(sluice_packed_check_shape(c->weight_format, c->weight_block, c->model_width, what));
-  snprintf(what, sizeof what, "layer %d: w2", id);
-  return sluice_packed_check_shape(c->weight_format, c->weight_block, c->hidden_width, what);
+                            id, name));
+  char what[32];
+  snprintf(what, sizeof what, "layer %d", id);
+  SLUICE_TRY(sluice_check_weight_format(what, c->weight_format, &c->weight_block, c->model_width, c->hidden_width));
+  if (c->weight_format == SLUICE_WEIGHTS_PLAIN || !context->rows->is_device) return SLUICE_OK;
+  return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                     "layer %d: weight_format is %s; weights are decoded on a CPU alone yet, not on device %s: give "
+                     "plain weights",
+                     id, name, context->device->name);
 }
 
 /* Who reuses buffers keeps no rows: a policy that keeps contradicts it. */

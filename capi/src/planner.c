@@ -142,6 +142,18 @@ static sluice_status_t check_counts(const sluice_planner_workload_t* w) {
   return SLUICE_OK;
 }
 
+/* Adapters, and weights in 4 or 8 bits. On return weight_block is that of the format. */
+static sluice_status_t check_experts(sluice_planner_workload_t* w) {
+  SLUICE_TRY(SLUICE_REQUIRE(w->lora_rank >= 0 && w->lora_rank <= SLUICE_MOST_LORA_RANK,
+                            "workload: lora_rank is %d; it must be in [0, %d]", w->lora_rank, SLUICE_MOST_LORA_RANK));
+  SLUICE_TRY(SLUICE_REQUIRE(!w->callback_experts || (w->lora_rank == 0 && w->weight_format == SLUICE_WEIGHTS_PLAIN),
+                            "workload: lora_rank is %d and weight_format %d, but callback experts have weights and "
+                            "adapters of their own: set "
+                            "both to 0",
+                            w->lora_rank, w->weight_format));
+  return sluice_check_weight_format("workload", w->weight_format, &w->weight_block, w->model_width, w->hidden_width);
+}
+
 sluice_status_t sluice_planner_read_workload(const sluice_planner_workload_t* given, sluice_planner_workload_t* out) {
   SLUICE_TRY(SLUICE_REQUIRE(given != NULL, "workload is NULL: fill in a sluice_planner_workload_t"));
   sluice_planner_workload_init(out, sizeof *out);
@@ -178,7 +190,7 @@ sluice_status_t sluice_planner_read_workload(const sluice_planner_workload_t* gi
   SLUICE_TRY(SLUICE_REQUIRE(!out->grouped || (out->memory_budget == 0 && out->host_memory_budget == 0),
                             "workload: grouped is 1 under a budget, whose plans have one slot of rows on their way: "
                             "set grouped or the budgets to 0"));
-  return SLUICE_OK;
+  return check_experts(out);
 }
 
 static int may_restore(int32_t policy, int32_t tensor, int open) {

@@ -90,6 +90,11 @@ typedef struct sluice_planner_workload_s {
   int32_t activation;    /* SLUICE_ACTIVATION_* of the experts; IDENTITY (the default): unknown, costed as GELU */
   int32_t grouped; /* predict: 1: exchanges are grouped (SLUICE_GROUPING_ON); plans do not have this option, so it is 0
                       under a budget. choose: 0 */
+  int32_t lora_rank; /* of the adapters of every matrix, as in sluice_moe_config_t: above 0 the weights are frozen; 0:
+                        none. Not with callback experts */
+  int16_t weight_format; /* SLUICE_WEIGHTS_*, as in sluice_moe_config_t: packed weights are frozen. Decoding them takes
+                            no time here. Not with callback experts */
+  int16_t weight_block;  /* INT8, INT4: inputs that share a scale, or 0 for 128; of others 0 */
 } sluice_planner_workload_t;
 
 SLUICE_EXPORT SLUICE_EXPERIMENTAL void sluice_planner_workload_init(sluice_planner_workload_t* out_workload,

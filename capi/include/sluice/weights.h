@@ -35,6 +35,13 @@ enum {
   SLUICE_WEIGHTS_INT4 = 4
 };
 
+/* Returns the bytes of a weight W [out, in] in a format: those of its codes and those of its scales, without padding.
+ * PLAIN: out * in elements of `dtype` (SLUICE_DTYPE_*), which is not read for other formats, and no scales. block: as
+ * weight_block in the config of a layer. Pure, any thread. Errors: INVALID_ARGUMENT (names what is wrong: the format, a
+ * block or a width that the format cannot have). */
+SLUICE_API sluice_status_t sluice_weights_bytes(int32_t format, int32_t block, int32_t dtype, int64_t num_out,
+                                                int64_t num_in, uint64_t* out_codes, uint64_t* out_scales);
+
 #ifdef __cplusplus
 }
 #endif

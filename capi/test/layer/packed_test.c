@@ -237,3 +237,36 @@ TEST(Packed_TensorsThatDoNotFit_RefusedByName) {
   sluice_moe_destroy(moe);
   sluice_context_destroy(context);
 }
+
+/* Bytes of gpt-oss-20b's w1 [5760, 2880], and of shapes whose last blocks are not whole. */
+TEST(WeightsBytes_EveryFormat_CodesAndScales) {
+  static const struct {
+    int32_t format, block, dtype;
+    int64_t num_out, num_in;
+    uint64_t codes, scales;
+  } rows[] = {
+      {SLUICE_WEIGHTS_PLAIN, 0, SLUICE_DTYPE_BF16, 5760, 2880, 2 * 5760 * 2880, 0},
+      {SLUICE_WEIGHTS_PLAIN, 0, SLUICE_DTYPE_F32, 3, 5, 60, 0},
+      {SLUICE_WEIGHTS_MXFP4, 0, 0, 5760, 2880, 5760 * 1440, 5760 * 90},
+      {SLUICE_WEIGHTS_FP8, 0, 0, 161, 137, 161 * 137, 4 * 2 * 2},
+      {SLUICE_WEIGHTS_INT8, 32, 0, 75, 45, 75 * 45, 2 * 75 * 2},
+      {SLUICE_WEIGHTS_INT8, 0, 0, 75, 129, 75 * 129, 2 * 75 * 2},
+      {SLUICE_WEIGHTS_INT4, 64, 0, 70, 130, 70 * 65, 2 * 70 * 3},
+  };
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) {
+    uint64_t codes = 0, scales = 0;
+    assert_int_equal(sluice_weights_bytes(rows[i].format, rows[i].block, rows[i].dtype, rows[i].num_out, rows[i].num_in,
+                                          &codes, &scales),
+                     SLUICE_OK);
+    assert_int_equal(codes, rows[i].codes);
+    assert_int_equal(scales, rows[i].scales);
+  }
+  uint64_t b = 0, s = 0;
+  refused(sluice_weights_bytes(9, 0, 0, 8, 8, &b, &s), SLUICE_E_INVALID_ARGUMENT, "weight_format is 9");
+  refused(sluice_weights_bytes(0, 32, 1, 8, 8, &b, &s), SLUICE_E_INVALID_ARGUMENT, "weight_block is 32");
+  refused(sluice_weights_bytes(0, 0, 9, 8, 8, &b, &s), SLUICE_E_INVALID_ARGUMENT, "dtype is");
+  refused(sluice_weights_bytes(1, 0, 0, 8, 48, &b, &s), SLUICE_E_INVALID_ARGUMENT, "a width of 48, but mxfp4");
+  refused(sluice_weights_bytes(3, 48, 0, 8, 96, &b, &s), SLUICE_E_INVALID_ARGUMENT, "blocks of 48 columns");
+  refused(sluice_weights_bytes(1, 0, 0, -1, 32, &b, &s), SLUICE_E_INVALID_ARGUMENT, "num_out is -1");
+  refused(sluice_weights_bytes(1, 0, 0, 8, 32, NULL, &s), SLUICE_E_INVALID_ARGUMENT, "out_codes is NULL");
+}

@@ -39,7 +39,7 @@ TEST(Predict_Timeline_EndsWhenThePassDoes) {
 }
 
 /* The same numbers as a plan of a real layer of one rank, plus the earlier allocations of that context. */
-TEST(Predict_Bytes_AreThoseOfARealPlan) {
+static void bytes_are_those_of_a_real_plan(int32_t lora_rank, int16_t weight_format) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
   w.world_size = 1, w.memory_budget = 1u << 30, w.max_outstanding = 2;
@@ -50,6 +50,7 @@ TEST(Predict_Bytes_AreThoseOfARealPlan) {
   DEFAULTS(sluice_moe_config, layer);
   layer.model_width = w.model_width, layer.hidden_width = w.hidden_width;
   layer.num_experts = w.num_experts, layer.top_k = w.top_k;
+  layer.lora_rank = w.lora_rank = lora_rank, layer.weight_format = w.weight_format = weight_format;
   sluice_moe_t* moe = NULL;
   WORKS(sluice_moe_create(context, &layer, &moe));
   for (int32_t n = 1; n <= 8; n *= 2) {
@@ -77,6 +78,31 @@ TEST(Predict_Bytes_AreThoseOfARealPlan) {
   }
   sluice_moe_destroy(moe);
   sluice_context_destroy(context);
+  sluice_planner_destroy(planner);
+}
+
+TEST(Predict_Bytes_AreThoseOfARealPlan) {
+  for (int32_t rank = 0; rank <= 16; rank += 16) {
+    for (int16_t format = SLUICE_WEIGHTS_PLAIN; format <= SLUICE_WEIGHTS_INT4; ++format) {
+      bytes_are_those_of_a_real_plan(rank, format);
+    }
+  }
+}
+
+/* Frozen weights take no weight gradients, and adapters small ones in their place. */
+TEST(Predict_FrozenWeights_TakeLessBackward) {
+  sluice_planner_t* planner = new_planner();
+  const sluice_planner_choice_t choice = {2, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, SLUICE_WGRAD_PER_CHUNK};
+  sluice_planner_workload_t w = new_workload();
+  const sluice_planner_prediction_t trained = predict(planner, &w, choice);
+  w.weight_format = SLUICE_WEIGHTS_MXFP4;
+  const sluice_planner_prediction_t frozen = predict(planner, &w, choice);
+  w.lora_rank = 8;
+  const sluice_planner_prediction_t adapted = predict(planner, &w, choice);
+  assert_true(frozen.backward_seconds < adapted.backward_seconds);
+  assert_true(adapted.backward_seconds < trained.backward_seconds);
+  assert_true(frozen.forward_seconds == trained.forward_seconds && frozen.forward_seconds < adapted.forward_seconds);
+  assert_true(adapted.slot_bytes > frozen.slot_bytes); /* T_LOW */
   sluice_planner_destroy(planner);
 }
 
@@ -348,6 +374,12 @@ TEST(BadInput_EveryField_IsRefusedByName) {
   REFUSE(w.activation = -1, "activation is -1");
   REFUSE(w.activation = 7, "activation is 7");
   REFUSE(w.grouped = 2, "grouped is 2");
+  REFUSE(w.lora_rank = -1, "lora_rank is -1");
+  REFUSE(w.lora_rank = 65536, "lora_rank is 65536");
+  REFUSE((w.lora_rank = 8, w.callback_experts = 1), "callback experts have weights and adapters of their own");
+  REFUSE(w.weight_format = 9, "workload: weight_format is 9; known are plain (0)");
+  REFUSE(w.weight_block = 32, "weight_block is 32, but weight_format is plain");
+  REFUSE((w.weight_format = SLUICE_WEIGHTS_MXFP4, w.hidden_width = 48), "w2: a width of 48, but mxfp4");
   REFUSE((w.grouped = 1, w.memory_budget = 1 << 20), "grouped is 1 under a budget");
   w = new_workload();
   refuse(w, (sluice_planner_choice_t){0, 0, 0, 0}, SLUICE_E_INVALID_ARGUMENT, "num_chunks is 0");

@@ -11,8 +11,9 @@ import pytest
 import tf_families
 import torch
 import transformers
+from sluice.planning import architecture
 from sluice.planning import model as planned
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 _EXPERTS = {name for _, name in tf_families.classes()}
@@ -65,3 +66,37 @@ def test_Plan_ConfigOfEachFamily_AsTheModelIsBuilt(tmp_path: Path, kind: str) ->
         assert (got.hidden_width, got.layers) == (widths.pop(), sum(of_text.values()))
     assert {(experts, gated) for _, _, experts, gated in of_text} == {(got.num_experts, got.gated)}
     assert got.top_k is None or 1 <= got.top_k <= got.num_experts
+
+
+_SMALL = {"num_hidden_layers": 3, "vocab_size": 1000}
+_VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("qwen3_moe", {}),
+    ("qwen3_moe", {"mlp_only_layers": [1], "attention_bias": True, "head_dim": 96, "tie_word_embeddings": True}),
+    ("gpt_oss", {}),
+    ("gpt_oss", {"attention_bias": False}),
+    ("mixtral", {"tie_word_embeddings": True}),
+    ("deepseek_v2", {"num_experts_per_tok": 4, "first_k_dense_replace": 1}),
+    ("deepseek_v3", {"first_k_dense_replace": 2, "q_lora_rank": None, "attention_bias": True}),
+    ("deepseek_v3", {"first_k_dense_replace": 1, "attention_bias": True, "n_shared_experts": 2}),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes"), _VARIANTS)
+def test_Architecture_OfAConfig_HasTheParametersOfTheModel(kind: str, changes: dict[str, Any]) -> None:
+    """Of experts, of everything else, and of each kind of linear layer."""
+    config = AutoConfig.for_model(kind, **{**_SMALL, **changes})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    decoder = architecture.read(config.to_dict())
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    experts = sum(size for name, size in sizes.items() if ".experts." in name)
+    assert sum(block.experts.parameters for block in decoder.moe_blocks if block.experts) == experts
+    assert decoder.dense == sum(sizes.values()) - experts
+    built: collections.Counter[tuple[str, int, int]] = collections.Counter()
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and name != "lm_head" and not name.endswith((".gate", ".router")):
+            built[name.rpartition(".")[2], module.in_features, module.out_features] += 1
+    found = collections.Counter(
+        (name, *shape) for block in decoder.blocks for name, shapes in block.linears.items() for shape in shapes
+    )
+    assert found == built

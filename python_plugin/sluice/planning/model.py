@@ -99,7 +99,7 @@ def _model_of(data: Mapping[str, Any], path: str, names: Mapping[str, str]) -> M
         flat = megatron.flat(data)
         if not is_model and megatron.is_megatron(flat):
             return _megatron(flat, path)
-        return own.over(_transformers(_innermost(data), path, names))
+        return own.over(_transformers(innermost(data), path, names))
     except BadInput as error:
         raise BadInput(f"config {path}: {error}") from None
 
@@ -134,13 +134,13 @@ def _not_json(path: str, text: str, problem: Exception) -> Any:
 
 def layers_of(data: Mapping[str, Any], path: str) -> Model:
     """The layers that a config of transformers describes; what a section of ours in it asks for is left alone."""
-    return _transformers(_innermost(data), path)
+    return _transformers(innermost(data), path)
 
 
-def _innermost(data: Mapping[str, Any]) -> Mapping[str, Any]:
+def innermost(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part with the language model, under which multimodal models keep theirs."""
     inner = next((data[name] for name in INNER if isinstance(data.get(name), Mapping)), None)
-    return data if inner is None else _innermost({**{k: v for k, v in data.items() if k not in INNER}, **inner})
+    return data if inner is None else innermost({**{k: v for k, v in data.items() if k not in INNER}, **inner})
 
 
 def _values(data: Mapping[str, Any], table: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
@@ -159,15 +159,19 @@ def _dtype(word: str, name: str) -> str:
     return DTYPES[word]
 
 
+def dtype_of(data: Mapping[str, Any]) -> str:
+    """Of the weights that a config of transformers describes."""
+    return _dtype(str(data.get("torch_dtype") or data.get("dtype") or "bfloat16"), "torch_dtype")
+
+
 def _transformers(data: Mapping[str, Any], path: str, names: Mapping[str, str] | None = None) -> Model:
     first = {field: (name, *NAMES[field]) for field, name in (names or {}).items()}
     found = _values(data, {**NAMES, **first})
     found["layers"] = moe_layers.count(data, found.get("layers"))
     kind = data.get("model_type")
     found.setdefault("top_k", ROUTES.get(str(kind)))
-    word = str(data.get("torch_dtype") or data.get("dtype") or "bfloat16")
     found["activation"] = ACTIVATIONS.get(str(data.get("hidden_act") or data.get("hidden_activation")))
-    return Model(**found, dtype=_dtype(word, "torch_dtype"), gated=kind not in NOT_GATED)
+    return Model(**found, dtype=dtype_of(data), gated=kind not in NOT_GATED)
 
 
 def _megatron(data: Mapping[str, Any], path: str) -> Model:

@@ -28,12 +28,12 @@ def count(data: Mapping[str, Any], layers: int | None) -> int | None:
         return stacks
     if layers is None:
         return None
-    return sum(_holds_experts(data, index, layers) for index in range(layers))
+    return sum(holds_experts(data, index, layers) for index in range(layers))
 
 
 def by_stage(data: Mapping[str, Any], layers: int, stages: int) -> list[int]:
     """The same of each stage of a pipeline, which has so many layers as the next."""
-    holds = [_holds_experts(data, index, layers) for index in range(layers)]
+    holds = [holds_experts(data, index, layers) for index in range(layers)]
     own = -(-layers // stages)
     return [sum(holds[first : first + own]) for first in range(0, layers, own)]
 
@@ -64,7 +64,8 @@ def _stacks(data: Mapping[str, Any]) -> int | None:
     return total
 
 
-def _holds_experts(data: Mapping[str, Any], index: int, layers: int) -> bool:
+def holds_experts(data: Mapping[str, Any], index: int, layers: int) -> bool:
+    """Whether the layer does, of so many."""
     if index < max(_whole(data, "first_k_dense_replace", 0), _whole(data, "num_dense_layers", 0)):
         return False
     if index in (data.get("mlp_only_layers") or ()):

@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import timeline
 from ..timeline.schedule import LANE_NAMES, Schedule
-from . import arguments, command, files, optimizer_command, routing, stages_command
+from . import arguments, command, files, optimizer_command, routing, split_command, stages_command
 from .errors import BadInput
 from .model import Model, complete
 from .planner import (
@@ -31,6 +31,7 @@ EXAMPLE = """examples:
   sluice plan --machine h200-8x8 --config train_mixtral.sh                     a script of Megatron's, with its flags
   sluice plan --machine h200-8x8 --config ds_config.json --config config.json --sequence-length 4096      AutoEP
   sluice plan --stages model.json      all layers of a model, over the stages of a pipeline or one (--stages --help)
+  sluice plan --split model.json       which ranks are stages, replicas and expert groups (--split --help)
   sluice plan --optimizer 1.5e9        what an offloaded optimizer's step takes (--optimizer 1 --help)
 
 exit status: 0 it fits; 1 it does not; 2 wrong arguments or files
@@ -44,6 +45,8 @@ def main(words: list[str]) -> int:
         return stages_command.main(words)
     if command.wants(words, "--optimizer"):
         return optimizer_command.main(words)
+    if command.wants(words, "--split"):
+        return split_command.main(words)
     parser = command.parser("sluice plan", __doc__, EXAMPLE)
     arguments.add_machine(parser)
     parser.add_argument("--ranks", type=int, metavar="W", help="of one expert-parallel group; default: the config's")

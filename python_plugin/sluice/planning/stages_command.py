@@ -65,7 +65,7 @@ def _print_layout(problem: stages.Problem, made: stages.Plan) -> int:
 
 def lines_of(problem: stages.Problem, plan: stages.Plan) -> list[str]:
     """For a terminal."""
-    lines = [f"{_counted(len(problem.layers), 'layer')} on {_counted(problem.num_stages, 'stage')}, " + _load(problem)]
+    lines = [f"{counted(len(problem.layers), 'layer')} on {counted(problem.num_stages, 'stage')}, " + _load(problem)]
     if plan.shortfall:
         lines += [f"DOES NOT FIT: {plan.shortfall}", "what takes the fewest bytes:"]
     else:
@@ -104,11 +104,12 @@ def _stage_row(plan: stages.Plan, index: int) -> list[Any]:
 
 def _load(problem: stages.Problem) -> str:
     if problem.num_stages == 1:
-        return _counted(problem.num_micro_batches, "micro-batch", "es")
-    return f"{_counted(problem.num_micro_batches, 'micro-batch', 'es')}, {problem.schedule}"
+        return counted(problem.num_micro_batches, "micro-batch", "es")
+    return f"{counted(problem.num_micro_batches, 'micro-batch', 'es')}, {problem.schedule}"
 
 
-def _counted(count: int, word: str, plural: str = "s") -> str:
+def counted(count: int, word: str, plural: str = "s") -> str:
+    """A number with its word."""
     return f"{count} {word}{'' if count == 1 else plural}"
 
 

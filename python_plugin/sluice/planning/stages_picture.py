@@ -27,6 +27,12 @@ PARTS = {
 
 def svg(problem: Problem, plan: Plan, title: Sequence[str]) -> str:
     """The picture; of a plan that does not fit, too. title: lines."""
+    body, y = drawn(problem, plan, title)
+    return document(WIDTH, y, body)
+
+
+def drawn(problem: Problem, plan: Plan, title: Sequence[str]) -> tuple[list[str], float]:
+    """The same to be drawn with more below: its elements, and where they end."""
     room = WIDTH - LEFT - RIGHT
     widths = [_seconds(layer, choice) for layer, choice in zip(problem.layers, plan.choices)]
     members = [[i for i, choice in enumerate(plan.choices) if choice.stage == s] for s in range(len(plan.stages))]
@@ -48,7 +54,7 @@ def svg(problem: Problem, plan: Plan, title: Sequence[str]) -> str:
     y = _legend(body, y, [(kind, COLOURS[kind]) for kind in kinds])
     y = _legend(body, y, [part for name, part in PARTS.items() if any(s[f"{name}_bytes"] for s in plan.stages)])
     body.append(text(LEFT, y + 10, "layers: seconds of a micro-batch, forward and backward; red line: the budget", 11))
-    return document(WIDTH, y + 24, body)
+    return body, y + 24
 
 
 def _seconds(layer: Layer, choice: Choice) -> float:

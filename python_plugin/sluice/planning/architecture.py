@@ -1,0 +1,199 @@
+"""The parameters of a transformers decoder by part, layer by layer, from the fields of its config.json.
+
+Known are Qwen3-MoE, gpt-oss, Mixtral, DeepSeek-V2 and -V3, and models whose configs say the same by the same names. A
+field that a part needs and that is missing is refused by name; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import moe_layers
+from .errors import BadInput
+from .fields import is_whole, refused
+from .model import NAMES, innermost
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+LATENT = ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+MLP = ("gate_proj", "up_proj", "down_proj")
+FAMILIES = ("qwen3_moe", "gpt_oss", "mixtral", "deepseek_v2", "deepseek_v3")
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Of one layer. biases: elements of each expert in the dtype of the dense weights."""
+
+    count: int
+    top_k: int
+    model_width: int
+    hidden_width: int
+    biases: int = 0
+
+    def matrices(self) -> tuple[tuple[int, int], ...]:
+        """[out, in] of one expert: gate, up, down."""
+        wide, deep = (self.hidden_width, self.model_width), (self.model_width, self.hidden_width)
+        return wide, wide, deep
+
+    @property
+    def parameters(self) -> int:
+        """Of all of them."""
+        return self.count * (sum(rows * cols for rows, cols in self.matrices()) + self.biases)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One decoder layer: elements of its dense parameters (attention, norms, router, shared experts or a dense MLP),
+    its linear layers {name: [in, out] of each}, and its experts."""
+
+    dense: int
+    linears: Mapping[str, tuple[tuple[int, int], ...]]
+    experts: Experts | None
+    attention_width: int  # elements of a token's queries, keys and values
+
+    @property
+    def multiplied(self) -> int:
+        """Elements of the matrices that each token is multiplied with, without its experts."""
+        return sum(rows * cols for shapes in self.linears.values() for rows, cols in shapes)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """ends: elements of the embedding, of the head (0: tied to it), and of the last norm."""
+
+    family: str
+    model_width: int
+    vocabulary: int
+    blocks: tuple[Block, ...]
+    head: int
+    heads: int
+    head_width: int
+    dtype: str = "bf16"
+    ends: int = field(default=0)
+
+    @property
+    def dense(self) -> int:
+        """Elements of everything but the experts."""
+        return self.ends + sum(block.dense for block in self.blocks)
+
+    @property
+    def moe_blocks(self) -> tuple[Block, ...]:
+        return tuple(block for block in self.blocks if block.experts is not None)
+
+
+class _Fields:
+    """Of a config; each is named where it is missing or is no whole number."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.data = data
+
+    def get(self, *names: str, default: int | None = None) -> int:
+        for name in names:
+            value = self.data.get(name)
+            if value is not None:
+                if not is_whole(value):
+                    raise refused(name, "a whole number", value)
+                return int(value)
+        if default is None:
+            raise BadInput(f"the field {names[0]!r} is missing; a preview of the whole model needs it")
+        return default
+
+    def has(self, name: str) -> bool:
+        return self.data.get(name) is not None
+
+    def true(self, name: str) -> bool:
+        return self.data.get(name) is True
+
+
+def read(data: Mapping[str, Any], dtype: str = "bf16") -> Decoder:
+    """BadInput names the field."""
+    data = innermost(data)
+    fields, family = _Fields(data), str(data.get("model_type", ""))
+    if family not in FAMILIES:
+        raise BadInput(f"model_type is {family!r}; known architectures are {', '.join(FAMILIES)}")
+    width, layers = fields.get("hidden_size"), fields.get("num_hidden_layers")
+    if not 1 <= layers <= moe_layers.MOST:
+        raise refused("num_hidden_layers", f"from 1 to {moe_layers.MOST}", layers)
+    heads = fields.get("num_attention_heads")
+    if width < 1 or heads < 1:
+        raise refused("hidden_size and num_attention_heads", "above 0", (width, heads))
+    if fields.has("kv_lora_rank"):
+        attention, head_width, span = _latent(fields, width, heads)
+    else:
+        attention, head_width, span = _attention(fields, family, width, heads)
+    blocks = []
+    kinds: dict[bool, Block] = {}
+    for index in range(layers):
+        holds = moe_layers.holds_experts(data, index, layers)
+        if holds not in kinds:
+            kinds[holds] = _block(fields, family, width, attention, span, holds)
+        blocks.append(kinds[holds])
+    vocabulary = fields.get("vocab_size")
+    head = 0 if data.get("tie_word_embeddings") is True else vocabulary * width
+    ends = vocabulary * width + head + width
+    return Decoder(family, width, vocabulary, tuple(blocks), head, heads, head_width, dtype, ends)
+
+
+_Attention = tuple[int, dict[str, tuple[tuple[int, int], ...]]]  # elements beside the matrices, and those
+
+
+def _attention(fields: _Fields, family: str, width: int, heads: int) -> tuple[_Attention, int, int]:
+    head = fields.get("head_dim", default=width // heads)
+    own = fields.get("num_key_value_heads", default=heads)
+    queries, keys = heads * head, own * head
+    linears = {
+        "q_proj": ((width, queries),),
+        "k_proj": ((width, keys),),
+        "v_proj": ((width, keys),),
+        "o_proj": ((queries, width),),
+    }
+    beside = 0
+    if fields.true("attention_bias"):
+        beside += queries + 2 * keys + width
+    if family == "qwen3_moe":
+        beside += 2 * head  # norms of queries and keys
+    if family == "gpt_oss":
+        beside += heads  # sinks
+    return (beside, linears), head, queries + 2 * keys
+
+
+def _latent(fields: _Fields, width: int, heads: int) -> tuple[_Attention, int, int]:
+    """DeepSeek's attention, whose keys and values are made from a vector of kv_lora_rank."""
+    rank, rope = fields.get("kv_lora_rank"), fields.get("qk_rope_head_dim")
+    plain, value = fields.get("qk_nope_head_dim"), fields.get("v_head_dim")
+    queries = heads * (plain + rope)
+    linears: dict[str, tuple[tuple[int, int], ...]] = {}
+    beside = rank  # its norm
+    bias = fields.true("attention_bias")
+    if fields.has("q_lora_rank"):
+        low = fields.get("q_lora_rank")
+        linears["q_a_proj"], linears["q_b_proj"] = ((width, low),), ((low, queries),)
+        beside += low + bias * low
+    else:
+        linears["q_proj"] = ((width, queries),)
+    linears["kv_a_proj_with_mqa"] = ((width, rank + rope),)
+    linears["kv_b_proj"] = ((rank, heads * (plain + value)),)
+    linears["o_proj"] = ((heads * value, width),)
+    beside += bias * (rank + rope + width)
+    return (beside, linears), plain + rope, queries + heads * (plain + rope + value)
+
+
+def _block(fields: _Fields, family: str, width: int, attention: _Attention, span: int, holds: bool) -> Block:
+    beside, linears = attention[0] + 2 * width, dict(attention[1])
+    experts = None
+    if holds:
+        count, top_k = fields.get(*NAMES["num_experts"]), fields.get(*NAMES["top_k"])
+        hidden = fields.get("moe_intermediate_size", "intermediate_size")
+        if not (count >= 1 and 1 <= top_k <= count and hidden >= 1):
+            raise refused("experts, experts of a token and their width", "above 0", (count, top_k, hidden))
+        biases = 2 * hidden + width if family == "gpt_oss" else 0
+        experts = Experts(count, top_k, width, hidden, biases)
+        beside += count * width + (count if family == "gpt_oss" else 0)  # the router
+        shared = fields.get("n_shared_experts", default=0) * hidden
+    else:
+        shared = fields.get("intermediate_size")
+    if shared:
+        linears |= {"gate_proj": ((width, shared),), "up_proj": ((width, shared),), "down_proj": ((shared, width),)}
+    whole = beside + sum(rows * cols for shapes in linears.values() for rows, cols in shapes)
+    return Block(whole, linears, experts, span)

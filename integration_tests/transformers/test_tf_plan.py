@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import collections
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sluice
 import tf_families
 import torch
 import transformers
-from sluice.planning import architecture
+from peft import LoraConfig, get_peft_model
+from sluice.planning import architecture, finetune, machines
 from sluice.planning import model as planned
+from sluice.planning.planner import Planner
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -100,3 +104,52 @@ def test_Architecture_OfAConfig_HasTheParametersOfTheModel(kind: str, changes: d
         (name, *shape) for block in decoder.blocks for name, shapes in block.linears.items() for shape in shapes
     )
     assert found == built
+
+
+def _saved_bytes(run: Callable[[], Any], parameters: set[int]) -> int:
+    """What autograd keeps of it, without parameters and what Sluice keeps itself."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        run()
+    return sum(kept.values())
+
+
+def test_Finetune_Preview_IsWhatASmallRunTakes() -> None:
+    """Parts that are counted are equal; contexts stay within their plan, whose budget the run has; what autograd keeps
+    is estimated."""
+    sizes = {"hidden_size": 256, "num_hidden_layers": 3, "moe_intermediate_size": 128, "num_experts": 8, "head_dim": 64}
+    heads = {"num_experts_per_tok": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000}
+    config = AutoConfig.for_model("qwen3_moe", **sizes, **heads)
+    decoder = architecture.read(config.to_dict(), "f32")
+    targets = finetune.targets_of("q_proj,v_proj,experts", decoder)
+    made = finetune.preview(Planner(machines.load("cpu-1x-10g")), finetune.Recipe(decoder, 1, 1 << 30, 192, 8, targets))
+    assert made.fits
+    config.sluice = {"memory_budget": made.context_bytes}
+    model = AutoModelForCausalLM.from_config(config, experts_implementation="sluice")
+    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    assert made.bytes["experts"] == 4 * experts
+    assert made.bytes["dense weights"] == 4 * (sum(p.numel() for p in model.parameters()) - experts)
+    stacks = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    adapted = get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj", "v_proj"], target_parameters=stacks))
+    trained = [p for p in adapted.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained)
+    ids = torch.randint(1000, (1, 192), generator=torch.Generator().manual_seed(1))
+    sluice.stats(model, reset_peak=True)
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept = _saved_bytes(lambda: adapted(input_ids=ids, labels=ids).loss.backward(), own)
+    optimizer.step()
+    assert made.trained == sum(p.numel() for p in trained)
+    assert made.bytes["gradients"] == sum(p.grad.numel() * p.grad.element_size() for p in trained)
+    states = [value for state in optimizer.state.values() for value in state.values() if value.dim() > 0]
+    assert made.bytes["optimizer"] == sum(value.numel() * value.element_size() for value in states)
+    counted = sluice.stats(model)[0]
+    assert 0 < counted["peak_bytes"] <= made.context_bytes and counted["num_fallback_chunks"] == 0
+    assert counted["planned_outstanding"] == 3 and 0 < counted["slot_bytes"] <= made.bytes["exchange buffers"]
+    assert 0.8 <= kept / (made.bytes["activations"] + made.bytes["logits"]) <= 1.25

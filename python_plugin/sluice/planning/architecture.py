@@ -15,8 +15,6 @@ from .errors import BadInput
 from .fields import is_whole, refused
 from .model import NAMES, innermost
 
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-LATENT = ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 FAMILIES = ("qwen3_moe", "gpt_oss", "mixtral", "deepseek_v2", "deepseek_v3")
 

@@ -11,7 +11,7 @@ from . import machines
 from .errors import BadInput
 from .model import Model, read_configs, with_tokens
 from .planner import ACTIVATIONS as PRICED
-from .planner import DTYPES, Choice
+from .planner import DTYPES, FORMATS, Choice
 
 ACTIVATIONS = ("identity", *(name for name in PRICED if name is not None))
 
@@ -36,6 +36,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tokens", type=int, metavar="T", help="of one rank")
     group.add_argument("--gated", action=argparse.BooleanOptionalAction, default=None, help="experts of three matrices")
     group.add_argument("--dtype", choices=tuple(DTYPES), help="(bf16)")
+    group.add_argument("--lora-rank", type=int, metavar="R", help="of the experts' adapters; 0: they are trained (0)")
+    group.add_argument("--expert-format", choices=tuple(FORMATS), help="of frozen experts' weights (plain: --dtype)")
     group.add_argument(
         "--activation", metavar="NAME", help="of the experts; default: the config's, else priced as GELU"
     )
@@ -86,6 +88,8 @@ def model_of(options: Any) -> Model:
         dtype=options.dtype,
         gated=options.gated,
         activation=options.activation,
+        lora_rank=options.lora_rank,
+        weight_format=options.expert_format,
         memory_budget=budget_of(options.budget),
         host_memory_budget=budget_of(options.host_budget, "--host-budget"),
         chunks=options.chunks,

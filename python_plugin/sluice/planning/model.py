@@ -63,6 +63,8 @@ class Model:
     token_shares: int | None = None  # ranks that a sample's tokens are split over
     ranks: int | None = None  # of one expert-parallel group
     scores_first: bool | None = None  # scores go before the experts: each route is a row of its own
+    lora_rank: int | None = None
+    weight_format: str | None = None
     section: Options | None = None  # the whole "sluice" section of a config
 
     def over(self, other: Model) -> Model:
@@ -257,4 +259,4 @@ def complete(model: Model) -> Model:
         raise BadInput(f"--layers is {model.layers}; it must be at most {moe_layers.MOST}")
     if model.scores_first:
         model = replace(model, tokens=model.tokens * model.top_k, top_k=1)
-    return model.over(Model(layers=1, dtype="bf16", gated=False))
+    return model.over(Model(layers=1, dtype="bf16", gated=False, lora_rank=0, weight_format="plain"))

@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import timeline
 from ..timeline.schedule import LANE_NAMES, Schedule
-from . import arguments, command, files, optimizer_command, routing, split_command, stages_command
+from . import arguments, command, files, finetune_command, optimizer_command, routing, split_command, stages_command
 from .errors import BadInput
 from .model import Model, complete
 from .planner import (
@@ -22,6 +22,7 @@ from .planner import (
     levels_by_price,
     priced_activation,
     size,
+    words_of_error,
 )
 
 EXAMPLE = """examples:
@@ -32,6 +33,7 @@ EXAMPLE = """examples:
   sluice plan --machine h200-8x8 --config ds_config.json --config config.json --sequence-length 4096      AutoEP
   sluice plan --stages model.json      all layers of a model, over the stages of a pipeline or one (--stages --help)
   sluice plan --split model.json       which ranks are stages, replicas and expert groups (--split --help)
+  sluice plan --finetune config.json --memory 64GiB     what fine-tuning with LoRA takes (--finetune --help)
   sluice plan --optimizer 1.5e9        what an offloaded optimizer's step takes (--optimizer 1 --help)
 
 exit status: 0 it fits; 1 it does not; 2 wrong arguments or files
@@ -45,6 +47,8 @@ def main(words: list[str]) -> int:
         return stages_command.main(words)
     if command.wants(words, "--optimizer"):
         return optimizer_command.main(words)
+    if command.wants(words, "--finetune"):
+        return finetune_command.main(words)
     if command.wants(words, "--split"):
         return split_command.main(words)
     parser = command.parser("sluice plan", __doc__, EXAMPLE)
@@ -96,6 +100,8 @@ def workload_of(model: Model, ranks: int, skew: float) -> Workload:
         chunking=model.chunking or "adaptive",
         activation=priced_activation(model.activation),
         may_keep_part=True,
+        lora_rank=model.lora_rank or 0,
+        weight_format=model.weight_format or "plain",
     )
 
 
@@ -225,10 +231,7 @@ def _row(c: Candidate) -> tuple[Any, ...]:
 
 def error_of(prediction: Prediction | None) -> str:
     """What is known about the machine's error."""
-    if prediction is None or prediction.error_median == 0:
-        return "error not measured: this machine is a profile, not a calibration"
-    median, p90 = 100 * prediction.error_median, 100 * prediction.error_p90
-    return f"error on sizes held out of the calibration: median {median:.1f} %, 90th percentile {p90:.1f} %"
+    return "error not measured" if prediction is None else words_of_error(prediction.error_median, prediction.error_p90)
 
 
 def _chosen(decision: Decision, p: Prediction) -> list[str]:

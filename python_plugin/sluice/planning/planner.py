@@ -19,6 +19,7 @@ DTYPES = {"f32": 1, "bf16": 2, "f16": 3}
 CHUNKINGS = {"adaptive": 0, "tokens": 1}
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "relu2": 5, "swiglu": 6}
 DEDUPLICATIONS: dict[bool | str, int] = {False: 0, True: 1, "node": 2}
+FORMATS = {"plain": 0, "mxfp4": 1, "fp8": 2, "int8": 3, "int4": 4}  # of experts' weights; all but plain are frozen
 MOST = 512
 BYTES = ("base", "slot", "routing", "schedule", "header", "gemm", "step", "total")
 _OVER_BUDGET = -14
@@ -47,6 +48,13 @@ class Workload:
     activation: str | None = None  # of the experts; None: not said, priced as GELU
     may_keep_part: bool = False  # candidates may be policies of as many of the first chunks as fit
     grouped: bool = False  # predict: a chunk returns while a later one leaves; not under a budget
+    lora_rank: int = 0  # of adapters of every matrix; above 0 the weights are frozen
+    weight_format: str = "plain"
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the experts' own weights have no gradients."""
+        return self.lora_rank > 0 or self.weight_format != "plain"
 
     def with_(self, **changes: Any) -> Workload:
         return replace(self, **changes)
@@ -188,6 +196,7 @@ class Planner:
         value.host_memory_budget, value.deduplicate = work.host_memory_budget, DEDUPLICATIONS[work.deduplicate]
         value.chunking, value.may_keep_part = CHUNKINGS[work.chunking], int(work.may_keep_part)
         value.activation, value.grouped = ACTIVATIONS[work.activation], int(work.grouped)
+        value.lora_rank, value.weight_format = work.lora_rank, FORMATS[work.weight_format]
         lists: list[Any] = []
         for name, table in (("restore_input", restore.INPUT), ("restore_pre_activation", restore.PRE_ACTIVATION)):
             words = None if choice is None else getattr(choice, name)
@@ -282,6 +291,16 @@ class Planner:
         return Candidate(choice, verdict, *times, c.total_bytes, c.bytes_over)
 
 
+def weight_bytes(weight_format: str, dtype: str, num_out: int, num_in: int) -> tuple[int, int]:
+    """Codes (plain: elements of dtype) and scales of a weight [out, in], by sluice_weights_bytes. Raises
+    InvalidArgument where the format cannot have these widths."""
+    library = load()
+    codes, scales = library.ffi.new("uint64_t *"), library.ffi.new("uint64_t *")
+    shape = FORMATS[weight_format], 0, DTYPES[dtype], num_out, num_in
+    library.check(library.lib.sluice_weights_bytes(*shape, codes, scales))
+    return codes[0], scales[0]
+
+
 def levels_by_price(planner: Planner, work: Workload, wanted: Choice | None = None) -> Workload:
     """Where levels are open, by rank or by node, whichever is predicted to take less; as the tuner chooses with a
     machine. By rank where neither fits."""
@@ -304,6 +323,13 @@ def _number(table: Mapping[str, int], words: Restore) -> int:
     if words is None:
         return restore.ADAPTIVE
     return table[words] if isinstance(words, str) else restore.BY_CHUNK
+
+
+def words_of_error(median: float, p90: float) -> str:
+    """What is known about a machine's error, for a person. 0: nothing."""
+    if median == 0:
+        return "error not measured: this machine is a profile, not a calibration"
+    return f"error on sizes held out of the calibration: median {100 * median:.1f} %, 90th percentile {100 * p90:.1f} %"
 
 
 def size(value: float) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from .. import restore
 from . import skew as skews
 from .errors import BadInput
-from .planner import Choice, Planner, Prediction, Workload, levels_by_price, size
+from .planner import Choice, Planner, Prediction, Workload, levels_by_price, size, weight_bytes
 from .routing import Routing
 
 MOST_RANKS = 16384
@@ -121,9 +121,13 @@ class Simulator:
 
 
 def expert_bytes(work: Workload) -> int:
-    """Of one layer's experts on a rank: parameters and gradients, in the layer's dtype."""
-    values = (3 if work.gated else 2) * work.model_width * work.hidden_width
-    return 2 * (work.num_experts // work.world_size) * values * (4 if work.dtype == "f32" else 2)
+    """Of one layer's experts on a rank: parameters and gradients, in the layer's dtype. Frozen ones have none: their
+    adapters have, in f32, a pair of factors for each matrix."""
+    M, H, up = work.model_width, work.hidden_width, 2 if work.gated else 1
+    shapes = [(H, M)] * up + [(M, H)]
+    one = sum(sum(weight_bytes(work.weight_format, work.dtype, *shape)) for shape in shapes)
+    adapters = 4 * work.lora_rank * (2 * M + (up + 1) * H)  # gate and up share a factor
+    return (work.num_experts // work.world_size) * (one + 2 * adapters if work.is_frozen else 2 * one)
 
 
 SkewOf = Callable[[int, int, int], float]  # (layer, experts, ranks)

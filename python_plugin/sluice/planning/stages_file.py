@@ -10,7 +10,7 @@ from typing import Any
 from . import files
 from .errors import BadInput
 from .fields import Read, each_or_list, flag, list_of, members, one_of, refused, seconds, size, text, whole
-from .planner import ACTIVATIONS, CHUNKINGS, DTYPES, Workload, priced_activation
+from .planner import ACTIVATIONS, CHUNKINGS, DTYPES, FORMATS, Workload, priced_activation
 from .stages import KINDS, METHODS, SCHEDULES, Layer, Link, Option, Problem
 
 MOST_LAYERS = 65536
@@ -38,6 +38,8 @@ _WORK: dict[str, Read] = {
     "skew": seconds,
     "deduplicate": flag,
     "chunking": one_of(tuple(CHUNKINGS)),
+    "lora_rank": whole(0),
+    "weight_format": one_of(tuple(FORMATS)),
     "activation": one_of(("identity", *(name for name in ACTIVATIONS if name is not None))),
 }
 

@@ -28,13 +28,14 @@ def _row(rows, start):
 def test_Papers_EveryLine_IsPublishedAndSimulated(rows):
     assert len(rows) >= 40
     figures = " ".join(row["source"] for row in rows)
-    for paper, numbers in (("MPipeMoE", (2, 3, 8, 9, 10, 11, 12, 13)), ("MPMoE", (2, 3, 10, 11, 13, 15, 16, 17))):
+    papers = ("MPipeMoE", (2, 3, 8, 9, 10, 11, 12, 13)), ("MPMoE", (2, 3, 10, 11, 13, 15, 16, 17))
+    for paper, numbers in (*papers, ("Myelin", (5, 6, 8, 10, 11))):
         for number in numbers:
             assert re.search(rf"{paper} Fig. {number}\b", figures), (paper, number)
     for row in rows:
         assert row["published"] and row["source"] and all(row["simulated"].values())
         own = row["what"].startswith("regret") or row["published"] == "not published" or "60 TFLOP/s" in row["what"]
-        assert own or re.search("agrees|DIFFERS|as above", row["note"]), row["what"]
+        assert own or re.search("agrees|DIFFERS|as above|Agrees", row["note"]), row["what"]
 
 
 def test_Papers_BestN_GrowsWithB(rows):
@@ -80,3 +81,25 @@ def test_Papers_Strategies_S4BeforeS2WithNothingFitted(rows):
         order = {int(part.split(":")[0]): re.findall(r"S\d", part) for part in found.split(";")}
         for ranks in (32, 64):
             assert order[ranks].index("S4") < order[ranks].index("S2")
+
+
+def test_Papers_Myelin_PageHasTheCommandsNumbers(rows):
+    """Each line of the page's table is one of the command, with the same published and simulated values."""
+    page = open(os.path.join(ROOT, "docs", "papers.md"), encoding="utf-8").read()
+    section = page.split("## Myelin", 1)[1].split("\n## ", 1)[0]
+    lines = [line for line in section.splitlines() if re.match(r"\| .*\[(Fig|Table|V-)", line)]
+    own = [row for row in rows if row["source"].startswith("Myelin ")]
+    wanted = []
+    for row in own:
+        place = row["source"].removeprefix("Myelin ")
+        (simulated,) = row["simulated"].values()
+        wanted.append(f"| {row['what']} [{place}] | {row['published']} | {simulated} | {row['note']} |")
+    assert lines == wanted, [pair for pair in zip(lines, wanted) if pair[0] != pair[1]]
+
+
+def test_Papers_Myelin_TableTwosGridsAndMicroBatchesAreChosen(rows):
+    assert list(_row(rows, "G_inter x G_data")["simulated"].values()) == ["6x8, 12x8, 24x8, 48x8"]
+    found = [float(value) for value in _row(rows, "time with the published")["simulated"]["v100-8x6-edr"].split(", ")]
+    assert all(1 <= value <= 1.01 for value in found)
+    k = re.findall(r"k (\d+): ([\d.]+) s", _row(rows, "all-reduce with the optimizer")["simulated"]["v100-8x6-edr"])
+    assert min(k, key=lambda pair: float(pair[1]))[0] in ("2", "4")

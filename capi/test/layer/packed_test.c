@@ -262,11 +262,11 @@ TEST(WeightsBytes_EveryFormat_CodesAndScales) {
     assert_int_equal(scales, rows[i].scales);
   }
   uint64_t b = 0, s = 0;
-  refused(sluice_weights_bytes(9, 0, 0, 8, 8, &b, &s), SLUICE_E_INVALID_ARGUMENT, "weight_format is 9");
-  refused(sluice_weights_bytes(0, 32, 1, 8, 8, &b, &s), SLUICE_E_INVALID_ARGUMENT, "weight_block is 32");
-  refused(sluice_weights_bytes(0, 0, 9, 8, 8, &b, &s), SLUICE_E_INVALID_ARGUMENT, "dtype is");
-  refused(sluice_weights_bytes(1, 0, 0, 8, 48, &b, &s), SLUICE_E_INVALID_ARGUMENT, "a width of 48, but mxfp4");
-  refused(sluice_weights_bytes(3, 48, 0, 8, 96, &b, &s), SLUICE_E_INVALID_ARGUMENT, "blocks of 48 columns");
-  refused(sluice_weights_bytes(1, 0, 0, -1, 32, &b, &s), SLUICE_E_INVALID_ARGUMENT, "num_out is -1");
-  refused(sluice_weights_bytes(1, 0, 0, 8, 32, NULL, &s), SLUICE_E_INVALID_ARGUMENT, "out_codes is NULL");
+  REFUSED(sluice_weights_bytes(9, 0, 0, 8, 8, &b, &s), SLUICE_E_INVALID_ARGUMENT, "weight_format is 9");
+  REFUSED(sluice_weights_bytes(0, 32, 1, 8, 8, &b, &s), SLUICE_E_INVALID_ARGUMENT, "weight_block is 32");
+  REFUSED(sluice_weights_bytes(0, 0, 9, 8, 8, &b, &s), SLUICE_E_INVALID_ARGUMENT, "dtype is");
+  REFUSED(sluice_weights_bytes(1, 0, 0, 8, 48, &b, &s), SLUICE_E_INVALID_ARGUMENT, "a width of 48, but mxfp4");
+  REFUSED(sluice_weights_bytes(3, 48, 0, 8, 96, &b, &s), SLUICE_E_INVALID_ARGUMENT, "blocks of 48 columns");
+  REFUSED(sluice_weights_bytes(1, 0, 0, -1, 32, &b, &s), SLUICE_E_INVALID_ARGUMENT, "num_out is -1");
+  REFUSED(sluice_weights_bytes(1, 0, 0, 8, 32, NULL, &s), SLUICE_E_INVALID_ARGUMENT, "out_codes is NULL");
 }

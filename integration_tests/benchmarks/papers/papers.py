@@ -5,7 +5,7 @@ datasheet rates with assumed efficiencies, fitted to nothing (one line says wher
 links of the A100 cluster differently (200 Gb/s a server, 1,600 Gb/s a server), so both readings are simulated.
 
 What the lines share is in papers_cluster.py. papers_choices.py has those on who chooses n and S, papers_parts.py those
-on parts: bytes by kind, interference, exchanges by n.
+on parts: bytes by kind, interference, exchanges by n; papers_myelin.py those of Myelin (AxoNN).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sluice.planning.planner import Choice, Planner, Workload
 from sluice.restore import SETS
 
 from integration_tests.benchmarks.measuring.bench import Bench, Option
-from integration_tests.benchmarks.papers import papers_choices, papers_parts
+from integration_tests.benchmarks.papers import papers_choices, papers_myelin, papers_parts
 from integration_tests.benchmarks.papers.papers_cluster import (
     A100,
     BATCHES,
@@ -270,6 +270,7 @@ def table() -> list[Row]:
             "DIFFERS: the papers' GEMMs reach far less of the peak than the profile's 65 %"),
         *papers_choices.rows(adira, valor, baselines),
         *papers_parts.rows(adira, valor, baselines, selectors, slots),
+        *papers_myelin.rows(),
     ]  # fmt: skip
 
 

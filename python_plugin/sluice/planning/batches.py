@@ -148,6 +148,9 @@ def candidates(batch: Batch) -> tuple[list[Prediction], dict[str, str]]:
 
 
 def checkpoint_interval(num_layers: int, num_stages: int) -> int:
-    """Layers between two that keep their input, where activations are computed again: of the N / G_inter layers of a
-    stage the square root, so that inputs kept and activations of one run are fewest together [AxoNN]."""
-    return max(1, round(math.sqrt(num_layers / num_stages)))
+    """Layers between two that keep their input, where activations are recomputed: of the factors of N / G_inter, the
+    layers of a stage, the one that is nearest to the square root of N [AxoNN V-A]. Of two that are as near, the
+    smaller."""
+    own = max(1, -(-num_layers // num_stages))
+    factors = [each for each in range(1, own + 1) if own % each == 0]
+    return min(factors, key=lambda each: (abs(each - math.sqrt(num_layers)), each))

@@ -126,7 +126,8 @@ def _lines(options: Any, found: list[batches.Prediction], refused: dict[str, str
     lines += ["", *(f"  not {policy}: {why}" for policy, why in refused.items())] if refused else []
     if options.layers:
         interval = batches.checkpoint_interval(options.layers, options.stages)
-        lines += ["", f"with activation checkpointing keep the input of every {interval}. layer (sqrt(N / P) layers)"]
+        rule = "of the factors of N / P the nearest to sqrt(N)"
+        lines += ["", f"with activation checkpointing keep the input of every {interval}. layer ({rule})"]
     return lines
 
 

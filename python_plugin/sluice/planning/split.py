@@ -18,7 +18,7 @@ from .machines import Machine
 from .planner import Planner, Workload, priced_activation
 
 MOST_STAGES = 64  # that a batch is simulated of
-MOST_SIMULATED = 1024  # micro-batches; longer batches are continued linearly
+MOST_SIMULATED = 256  # micro-batches, or 8 of each stage; longer batches are continued linearly
 ALWAYS, NEVER = "always", "never"
 SIMULATED = 8  # splits, the fastest by the plan's own formula
 BUCKET = 1 << 22  # elements of the optimizer
@@ -136,6 +136,7 @@ class Wanted:
     tiers: tuple[str, ...] = (optimizer.NEAR, optimizer.FAR)
     schedule: str = "1f1b"
     recompute: str = ""
+    order: str = ""
     bucket: int = BUCKET
     slots: int = 2
     has_optimizer: bool = True
@@ -392,7 +393,8 @@ def splits(machine: Machine, model: Model, ranks: int, wanted: Wanted) -> tuple[
                     continue
                 # With one order the other is the same: all ranks in one row, or on one node, or on nodes of one rank.
                 is_same = p == 1 or d == 1 or nodes == 1 or ranks <= nodes
-                for order in ORDERS[:1] if is_same else ORDERS:
+                orders = (wanted.order,) if wanted.order else ORDERS[:1] if is_same else ORDERS
+                for order in orders:
                     found += [Split(p, d, e, size, tier, order) for tier in wanted.tiers]
     if not found:
         raise BadInput("no split of the ranks can be formed: " + "; ".join(dict.fromkeys(refused)))
@@ -508,16 +510,15 @@ class Search:
         """With the batch in virtual time."""
         batch = batch_of(priced)
         count = batch.num_micro_batches
-        if count <= MOST_SIMULATED:
+        most = max(MOST_SIMULATED, 8 * batch.num_stages)
+        if count <= most:
             made = batches.predict(batch)
             return replace(priced, batch_seconds=made.seconds, bubble=made.bubble, is_simulated=True)
-        half, whole = (
-            batches.predict(replace(batch, num_micro_batches=number))
-            for number in (MOST_SIMULATED // 2, MOST_SIMULATED)
-        )
-        each = (whole.seconds - half.seconds) / (MOST_SIMULATED - MOST_SIMULATED // 2)
-        seconds = whole.seconds + (count - MOST_SIMULATED) * each
-        return replace(priced, batch_seconds=seconds, bubble=whole.bubble, is_simulated=True)
+        half, whole = (batches.predict(replace(batch, num_micro_batches=number)) for number in (most // 2, most))
+        each = (whole.seconds - half.seconds) / (most - most // 2)
+        busy = (1 - whole.bubble) * whole.seconds * count / most
+        seconds = whole.seconds + (count - most) * each
+        return replace(priced, batch_seconds=seconds, bubble=1 - busy / seconds, is_simulated=True)
 
 
 def batch_of(priced: Priced) -> batches.Batch:

@@ -47,6 +47,7 @@ def main(words: list[str]) -> int:
     fixed.add_argument("--micro-batch", type=int, default=0, metavar="SAMPLES")
     fixed.add_argument("--tier", choices=(NEAR, FAR), help="where masters and moments of the optimizer lie")
     fixed.add_argument("--recompute", choices=(split.ALWAYS, split.NEVER), help="all layers that may, or none")
+    fixed.add_argument("--neighbours", choices=split.ORDERS, default="", help="ranks that are next to each other")
     parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b", help="of the pipeline (1f1b)")
     parser.add_argument("--picture", metavar="FILE.svg", help="the best split by stages, and the frontier")
     parser.add_argument("--json", action="store_true", help="everything, for machines")
@@ -65,7 +66,7 @@ def main(words: list[str]) -> int:
         raise BadInput(f"--budget is missing: machine {machine.name} does not say what a device has")
     tiers = (options.tier,) if options.tier else (NEAR, FAR)
     fixed_counts = (options.pipeline, options.data, options.expert_ranks, options.micro_batch)
-    wanted = Wanted(*fixed_counts, tiers, options.schedule, options.recompute or "")
+    wanted = Wanted(*fixed_counts, tiers, options.schedule, options.recompute or "", options.neighbours)
     found = Search(machine, given.model, budget, wanted).run(options.ranks, command.progress)
     if options.picture and found.priced:
         title = _title(options.ranks, given.model, found)

@@ -51,7 +51,7 @@ def test_Stages_ATable_SaysTheBestAndWhyOthersAreNotThere(run) -> None:
     assert len(rows) >= 4 and seconds == sorted(seconds)
     assert lines[3].endswith("best") and "GiB" in lines[3]
     assert any(line.startswith("  not 1f1b: ") for line in lines)
-    assert "every 4. layer" in lines[-1]
+    assert "every 8. layer (of the factors of N / P" in lines[-1]
 
 
 def test_Stages_UnderABudget_StayInsideOrSayThatNothingFits(run) -> None:
@@ -121,7 +121,10 @@ def test_Stages_WrongArguments_AreNamed(run, words: str, named: str) -> None:
 
 
 def test_CheckpointInterval_IsTheRootOfAStagesLayers() -> None:
-    assert [batches.checkpoint_interval(layers, 4) for layers in (4, 64, 96, 2)] == [1, 4, 5, 1]
+    assert [batches.checkpoint_interval(layers, 4) for layers in (4, 64, 96, 2)] == [1, 8, 8, 1]
+    # AxoNN's models and stages: a factor of N / G_inter, the one nearest to sqrt(N).
+    pairs = ((48, 6), (48, 12), (96, 24), (96, 48), (48, 1), (60, 4))
+    assert [batches.checkpoint_interval(*pair) for pair in pairs] == [8, 4, 4, 2, 6, 5]
 
 
 def _alike(policy: str, **changed) -> batches.Batch:

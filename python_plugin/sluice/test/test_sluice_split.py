@@ -262,8 +262,9 @@ def test_Machine_WithoutABudgetOrLinks_IsRefused(run, tmp_path) -> None:
 def test_Batches_BeyondWhatIsSimulated_ContinueLinearly(monkeypatch) -> None:
     machine = machines.load("h200-8x8")
     layers = tuple(split.Layer(str(i), 10**6, flops=1e10, output_bytes=1 << 20) for i in range(4))
-    search = split.Search(machine, split.Model(layers, 256, 512), 0, split.Wanted(pipeline=4, micro_batch=1))
-    whole = search.run(4).priced[0]
-    monkeypatch.setattr(split, "MOST_SIMULATED", 64)
-    short = search.simulated(replace(whole, is_simulated=False))
-    assert short.micro_batches == 256 and short.batch_seconds == pytest.approx(whole.batch_seconds, rel=1e-3)
+    search = split.Search(machine, split.Model(layers, 1024, 512), 0, split.Wanted(pipeline=4, micro_batch=1))
+    short = search.run(4).priced[0]
+    monkeypatch.setattr(split, "MOST_SIMULATED", 1024)
+    whole = search.simulated(replace(short, is_simulated=False))
+    assert short.micro_batches == 1024 and short.batch_seconds == pytest.approx(whole.batch_seconds, rel=1e-3)
+    assert short.bubble == pytest.approx(whole.bubble, abs=1e-3)

@@ -1,0 +1,241 @@
+"""Lines of papers.py on Myelin (AxoNN, IPDPS 2022): its pipelines, all-reduces, optimizer, and choice of the grid.
+
+Everything is `sluice plan --split` on a profile of Summit, with the paper's batches. Layers are Megatron's: 24 s h^2 +
+4 s^2 h FLOPs of a forward, 34 s h + 5 a s^2 bytes of activations [Korthikanti et al.], all recomputed but the embedding
+and the head, whose logits take a fourth of a layer's backward less. The baselines need tensor parallelism, which is not
+simulated.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from sluice.planning import batches, machines, optimizer, split
+from sluice.planning.split import Found, Layer, Model, Priced, Search, Wanted
+
+from integration_tests.benchmarks.papers.papers_cluster import Row
+
+S, V = 512, 51200
+TABLE_1 = {12: (48, 48, 4512, 24), 24: (96, 48, 6336, 36), 50: (192, 96, 6528, 48), 100: (384, 96, 9360, 60)}
+PEAK = 125e12
+USABLE = int(15.5e9)  # of a device's 16 GB: assumed
+BSIZE = 16_000_000
+FAR = {"tiers": (optimizer.FAR,), "bucket": BSIZE, "slots": 1}
+
+
+def model(size: int, batch: int) -> Model:
+    """One of Table I's, in f16."""
+    _, layers, h, a = TABLE_1[size]
+    edge = 2 * S * h
+    block = Layer(
+        "block",
+        parameters=12 * h * h + 13 * h,
+        flops=24.0 * S * h * h + 4.0 * S * S * h,
+        activation_bytes=34 * S * h + 5 * a * S * S,
+        checkpoint_bytes=edge,
+        output_bytes=edge,
+    )
+    ends = {"activation_bytes": edge, "checkpoint_bytes": edge, "may_recompute": False}
+    embedding = Layer("embedding", parameters=V * h + S * h, output_bytes=edge, may_recompute=False)
+    head = Layer("head", parameters=V * h, flops=2.0 * S * h * V, workspace_bytes=4 * S * V, **ends)
+    return Model((embedding, *([block] * layers), head), batch, S, "f16")
+
+
+@cache
+def found(size: int, ranks: int, batch: int, budget: int = 0, **fixed: object) -> Found:
+    wanted = Wanted(schedule="message_driven", recompute=split.ALWAYS, **fixed)  # type: ignore[arg-type]
+    return Search(machines.load("v100-8x6-edr"), model(size, batch), budget, wanted).run(ranks)
+
+
+def tuned(size: int) -> Priced:
+    """The best split of Table II's model under the bytes of a device, with the paper's optimizer in host memory."""
+    return found(size, TABLE_1[size][0], 16384, USABLE, **FAR).priced[0]
+
+
+def of_peak(size: int, seconds: float) -> float:
+    """The paper's formula for FLOP/s, over the peak of all devices."""
+    ranks, layers, h, _ = TABLE_1[size]
+    flops = 96.0 * 16384 * S * layers * h * h * (1 + S / (6 * h) + V / (16 * layers * h))
+    return flops / seconds / (ranks * PEAK)
+
+
+def days(batch: int, seconds: float) -> float:
+    """Of 3e11 tokens, by the paper's formula."""
+    return 3e11 * seconds / (batch * S) / 86400
+
+
+def fixed(pipeline: int, tier: str = optimizer.FAR, has_optimizer: bool = True) -> Priced:
+    """12 B on 48 devices with a batch of 2,048, as Fig. 5 to 8 have it."""
+    words = {**FAR, "tiers": (tier,), "pipeline": pipeline, "micro_batch": 1, "order": split.STAGES_FIRST}
+    words["has_optimizer"] = has_optimizer
+    return found(12, 48, 2048, **words).priced[0]
+
+
+def bytes_of_all(priced: Priced) -> float:
+    return priced.split.data * sum(stage["bytes"] for stage in priced.plan.stages)
+
+
+def _line(values: list[str]) -> str:
+    return ", ".join(values)
+
+
+def parameters() -> str:
+    return _line([f"{sum(layer.parameters for layer in model(size, 1).layers) / 1e9:.1f}" for size in TABLE_1]) + " B"
+
+
+def grids() -> str:
+    made = [tuned(size).split for size in TABLE_1]
+    return _line([f"{one.pipeline}x{one.data}" for one in made])
+
+
+def micro_batches() -> str:
+    return _line([str(tuned(size).split.micro_batch) for size in TABLE_1])
+
+
+def second_best() -> str:
+    """How much longer the paper's own micro-batch takes on the same grid."""
+    shares = []
+    for size, published in zip(TABLE_1, (8, 4, 4, 2)):
+        best = tuned(size)
+        words = {**FAR, "pipeline": best.split.pipeline, "micro_batch": published}
+        shares.append(found(size, TABLE_1[size][0], 16384, USABLE, **words).priced[0].seconds / best.seconds)
+    return _line([f"{share:.3f}" for share in shares])
+
+
+def figure_5() -> str:
+    times = {pipeline: fixed(pipeline, has_optimizer=False).batch_seconds for pipeline in (6, 12, 24, 48)}
+    listed = _line([f"{pipeline}: {seconds:.1f} s" for pipeline, seconds in times.items()])
+    return f"{listed}; 24 over 6: {times[24] / times[6]:.2f}"
+
+
+def _pair() -> tuple[Priced, Priced]:
+    """With the memory optimization, and without."""
+    return fixed(6), fixed(24, optimizer.NEAR)
+
+
+def pipelines() -> str:
+    return _line([f"{one.batch_seconds:.1f}" for one in _pair()]) + " s"
+
+
+def sums() -> str:
+    return _line([f"{one.sum_seconds:.2f}" for one in _pair()]) + " s"
+
+
+def whole() -> str:
+    with_it, without = (one.seconds for one in _pair())
+    return f"{without / with_it:.2f}"
+
+
+def _step(k: int, priced: Priced, sums: bool = True) -> optimizer.Prediction:
+    """The optimizer of the fullest stage, with the all-reduce if `sums`."""
+    data, count = machines.load("v100-8x6-edr").data, _count(priced)
+    copied = data["host_copy"]["bytes_per_second"]
+    rates = {"update_rate": data["rows"]["bytes_per_second"], "copy_in_rate": copied, "copy_out_rate": copied}
+    work = optimizer.Workload(count, dtype="f16", bucket=BSIZE, slots=1, sum_buckets=k, **rates)
+    if not sums:
+        return optimizer.predict(work)
+    work = optimizer.Workload(**{**vars(work), "world_size": priced.split.data})
+    alone = optimizer.predict(optimizer.Workload(**{**vars(work), "sum_rate": 1.0})).parts["sum"]
+    hops = 2 * (priced.split.data - 1)
+    startup = hops * data["exchange"]["startup_seconds"]
+    rate = alone / (priced.sum_seconds - startup)
+    return optimizer.predict(optimizer.Workload(**{**vars(work), "sum_rate": rate, "sum_seconds": startup}))
+
+
+def _count(priced: Priced) -> int:
+    own = priced.plan.choices
+    return max(
+        sum(layer.parameter_bytes // 2 for layer, choice in zip(priced.problem.layers, own) if choice.stage == stage)
+        for stage in range(priced.split.pipeline)
+    )
+
+
+def over_optimizer() -> str:
+    priced = fixed(6)
+    return f"{priced.sum_seconds / _step(1, priced, sums=False).seconds:.2f}"
+
+
+def figure_8() -> str:
+    """Seconds of the all-reduce with the optimizer by k, and one after the other."""
+    priced = fixed(6)
+    listed = [f"k {k}: {_step(k, priced).seconds:.2f} s" for k in (1, 2, 4, 8, 16)]
+    apart = priced.sum_seconds + _step(1, priced, sums=False).seconds
+    return _line(listed) + f"; no overlap: {apart:.2f} s"
+
+
+def states() -> str:
+    """At G_inter 6: 20 bytes a parameter, and 4 with one bucket."""
+    made = _step(1, fixed(6))
+    return f"{made.bytes['whole'] / 1e9:.1f}, {made.bytes['near'] / 1e9:.1f} GB"
+
+
+def saved() -> str:
+    """All devices, 24x2, micro-batch 1, with the optimizer on the device and not."""
+    near, far = (bytes_of_all(fixed(24, tier)) / 1e9 for tier in (optimizer.NEAR, optimizer.FAR))
+    return f"{near:.0f}, {far:.0f} GB: {near / far:.1f} times"
+
+
+def baseline() -> str:
+    """The best split of 12 B with all states on the device."""
+    one = found(12, 48, 2048, USABLE, **{**FAR, "tiers": (optimizer.NEAR,)}).priced[0].split
+    return f"{one.pipeline}x{one.data}, micro-batch {one.micro_batch}"
+
+
+def shares_of_peak() -> str:
+    return _line([f"{100 * of_peak(size, tuned(size).seconds):.1f}" for size in TABLE_1]) + " %"
+
+
+def training_days() -> str:
+    return _line([f"{days(16384, tuned(size).seconds):.0f}" for size in TABLE_1])
+
+
+def strong() -> str:
+    """Throughput of 96, 192 and 384 devices over that of 48, over linear; batches 4,096 to 32,768."""
+    times = {}
+    for ranks in (48, 96, 192, 384):
+        words = {**FAR, "pipeline": 6, "micro_batch": tuned(12).split.micro_batch}
+        times[ranks] = found(12, ranks, 4096 * ranks // 48, USABLE, **words).priced[0].seconds
+    return _line([f"{ranks}: {100 * times[48] / seconds:.1f} %" for ranks, seconds in times.items() if ranks > 48])
+
+
+def intervals() -> str:
+    """Between checkpoints, of Table II's stages."""
+    pairs = [(TABLE_1[size][1], tuned(size).split.pipeline) for size in TABLE_1]
+    return _line([str(batches.checkpoint_interval(*pair)) for pair in pairs])
+
+
+def rows() -> list[Row]:
+    def row(what: str, figure: str, published: str, simulated: str, note: str) -> Row:
+        return Row(what, f"Myelin {figure}", published, {"v100-8x6-edr": simulated}, note)
+
+    return [
+        row("parameters of the models", "Table I", "12, 24, 50, 100 B", parameters(), "Agrees."),
+        row("G_inter x G_data of the best split", "Table II", "6x8, 12x8, 24x8, 48x8", grids(), "Agrees."),
+        row("micro-batch of the best split", "Table II", "8, 4, 4, 2", micro_batches(),
+            "Agrees. For 24 B micro-batches of 4 and 8 are as fast; 15.5 GB of a device are assumed to be usable."),
+        row("time with the published micro-batch over the best", "Table II", "1", second_best(), "Agrees."),
+        row("best split of 12 B, all states on the device", "V-B", "24x2, micro-batch 1", baseline(),
+            "Agrees in the grid. **Differs** in the micro-batch: a plan's activations take fewer bytes."),
+        row("pipeline of 12 B by G_inter, micro-batch 1", "Fig. 5", "24 over 6: 1.22", figure_5(),
+            "Agrees. Bubbles are a part of it; the head makes the last stage 0.7 layers longer."),
+        row("pipeline, 6x8 and 24x2", "Fig. 6", "34.05, 46.08 s", pipelines(),
+            "Agrees for 6x8. **Differs** for 24x2 by 9 %: messages take no time of a stage here."),
+        row("all-reduce, 6x8 and 24x2", "Fig. 6", "4.32, 0.62 s", sums(),
+            "Agrees for 24x2. **Differs** for 6x8: rings reach the full rate of the port here."),
+        row("step, 24x2 over 6x8", "Fig. 6", "1.13", whole(), "Agrees."),
+        row("all-reduce over the optimizer, 6x8", "Fig. 6", "2.5", over_optimizer(), "Agrees."),
+        row("all-reduce with the optimizer by k", "Fig. 8", "best at 2 and 4; 1 worse than no overlap", figure_8(),
+            "Agrees in the best k. **Differs** at k = 1: launches, which took most there, are not priced."),
+        row("states of a device at G_inter 6, without and with", "V-B", "40, 8.3 GB", states(),
+            "Agrees; the fullest stage has the embedding too."),
+        row("bytes of all devices, 24x2, without and with", "V-B", "520, 130 GB: 4.0 times", saved(),
+            "Agrees with. **Differs** without: f32 gradients and what the allocator leaves unused are not in a plan."),
+        row("share of the peak", "Fig. 10", "49.4 to 54.78 %", shares_of_peak(),
+            "Agrees within 4 points. DeepSpeed and Megatron-LM need tensor parallelism, which is not simulated."),
+        row("days of training", "Fig. 10", "not published as numbers", training_days(),
+            "Agrees as the shares of the peak do: the same times."),
+        row("throughput over linear scaling, 12 B", "Fig. 11", "near perfect", strong(),
+            "Agrees. Compared with DeepSpeed and Megatron-LM: not simulated."),
+        row("layers between checkpoints", "V-A", "the factor of N / G_inter nearest to sqrt(N)", intervals(),
+            "Agrees: the rule of `sluice simulate --stages --layers`."),
+    ]  # fmt: skip

@@ -17,16 +17,24 @@ States = MutableMapping[torch.Tensor, dict[str, Any]]  # what an optimizer of to
 
 
 class Piece(NamedTuple):
-    """What a parameter has of one expert: all of it, or one of its equal parts where it is stacked over experts."""
+    """What a parameter has of one expert: all of it, or one of its equal parts where it is stacked over experts.
+
+    is_interleaved  the parts are every count-th column, as in PEFT's B [out, r * E]; otherwise they are rows
+    """
 
     parameter: nn.Parameter
     index: int = 0
     count: int = 1
+    is_interleaved: bool = False
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same of a tensor of the parameter's shape, as a view. Of a DTensor: of what this rank holds of it."""
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        return local if self.count == 1 else local.view(self.count, -1)[self.index]
+        if self.count == 1:
+            return local
+        if self.is_interleaved:
+            return local.view(local.shape[0], -1, self.count)[:, :, self.index]
+        return local.view(self.count, -1)[self.index]
 
     @property
     def is_whole(self) -> bool:
@@ -205,7 +213,8 @@ class State(Still):
         there = states.get(key, {})
         if not piece.is_whole:
             for name, value in kept.items():
-                piece.of(there[name]).copy_(value)
+                own = piece.of(there[name])
+                own.copy_(value.view(own.shape))
         elif not kept:
             states.pop(key, None)
         elif any(hasattr(value, "to_local") for value in there.values()):

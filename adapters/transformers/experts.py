@@ -107,6 +107,7 @@ class ExpertsState:
     experts_forward  with a group: what runs the experts that another implementation was chosen for
     torch_group      the host's own, of the same ranks
     num_experts      of all ranks together
+    num_batches      that these ranks have together: gradients are means over them
     """
 
     def __init__(
@@ -116,8 +117,10 @@ class ExpertsState:
         experts_forward: Any = None,
         torch_group: Any = None,
         num_experts: int = 0,
+        num_batches: int = 1,
     ) -> None:
         self.layer_id = layer_id
+        self._num_batches = num_batches
         self._group = group
         self.torch_group = torch_group
         self.num_experts = num_experts
@@ -202,7 +205,8 @@ class ExpertsState:
         if torch.is_grad_enabled() and any(getattr(module, name).requires_grad for name in contract.names[:2]):
             return "the experts' own weights are trained, too"
         for tensor in (part for term in terms for part in (term.a, term.b)):
-            if type(tensor) not in contracts.PLAIN or tensor.dtype not in contracts.DTYPES:
+            is_own = self._group is not None and hasattr(tensor, "to_local")  # own_factors.py
+            if (type(tensor) not in contracts.PLAIN and not is_own) or tensor.dtype not in contracts.DTYPES:
                 return f"A or B is a {type(tensor).__name__} of {tensor.dtype}"
             if tensor.device != weight.device:
                 return f"A or B is on {tensor.device}, the parameter on {weight.device}"
@@ -260,7 +264,7 @@ class ExpertsState:
         lora = None
         if terms is not None:
             mine = None if self._group is None else self.placement.experts_of(self._group.rank)
-            lora = contract.lora(low_rank.of_stacks(contract.names[:2], terms, dtype, mine))
+            lora = contract.lora(low_rank.of_stacks(contract.names[:2], terms, dtype, mine, 1 / self._num_batches))
         rank = 0 if lora is None else max(f.shape[1] for name, f in lora.factors.items() if name in ("la1", "la2"))
         key = (
             dtype,

@@ -23,7 +23,7 @@ class Term(NamedTuple):
 
     a      [r * E, in], the rows of an expert together
     b      [out, r * E], the experts of a column of r next to each other
-    count  E; under expert parallelism those of all ranks, each of which has all of A and B
+    count  E; under expert parallelism those of all ranks, also where a and b are DTensors (own_factors.py)
     """
 
     a: torch.Tensor
@@ -197,14 +197,39 @@ class Factors(NamedTuple):
     scale: float
 
 
-def factors(terms: Sequence[Term], dtype: torch.dtype, experts: Sequence[int] | None) -> Factors:
+class _Share(torch.autograd.Function):
+    """Its value; of the gradient this share."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, share: float) -> torch.Tensor:
+        ctx.share = share
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad * ctx.share, None
+
+
+def factors(terms: Sequence[Term], dtype: torch.dtype, experts: Sequence[int] | None, share: float) -> Factors:
     """Of these experts (None: all), as a layer of this dtype takes them: float32, or its own. The ranks of several
-    adapters lie one after the other, each B with its scale in it."""
+    adapters lie one after the other, each B with its scale in it.
+
+    share  of the sum over ranks, the gradient of what this rank alone holds: what others hold too, the host averages
+    """
     split = []
     for term in terms:
-        a = term.a.view(term.count, -1, term.a.shape[1])
-        b = term.b.view(term.b.shape[0], -1, term.count).permute(2, 0, 1)
-        split.append((a, b) if experts is None else (_of(a, experts), _of(b, experts)))
+        a, b, count, wanted = term.a, term.b, term.count, experts
+        if hasattr(a, "to_local"):
+            assert experts is not None
+            a, b, count, wanted = (
+                _Share.apply(a.to_local(), share),
+                _Share.apply(b.to_local(), share),
+                len(experts),
+                None,
+            )
+        a = a.view(count, -1, a.shape[1])
+        b = b.view(b.shape[0], -1, count).permute(2, 0, 1)
+        split.append((a, b) if wanted is None else (_of(a, wanted), _of(b, wanted)))
     if len(terms) == 1:
         (a, b), scale = split[0], terms[0].scale
     else:
@@ -224,7 +249,7 @@ def _of(stack: torch.Tensor, experts: Sequence[int]) -> torch.Tensor:
 
 
 def of_stacks(
-    names: Sequence[str], terms: Terms, dtype: torch.dtype, experts: Sequence[int] | None
+    names: Sequence[str], terms: Terms, dtype: torch.dtype, experts: Sequence[int] | None, share: float
 ) -> list[Factors | None]:
     """Of each stacked parameter; None: it has no adapter."""
-    return [factors(terms[name], dtype, experts) if name in terms else None for name in names]
+    return [factors(terms[name], dtype, experts, share) if name in terms else None for name in names]

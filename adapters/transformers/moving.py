@@ -54,12 +54,16 @@ def _belongings(state: Any, module: Any, optimizer: Any) -> Belongings:
         raise Unsupported(
             f'{name}: its experts are not shared out by ep_implementation="sluice", so none of them can change ranks'
         )
-    stacks = _stacks(name, module, state.contract.names, state.num_experts // len(state.moving_ranks))
-    keeper = _keeper_of(name, list(stacks.values()), optimizer)
+    from sluice.adapters.transformers import own_factors  # needs DTensors, whose import takes long
+
+    count = state.num_experts // len(state.moving_ranks)
+    stacks = _stacks(name, module, state.contract.names, count)
+    a, b = own_factors.of(module)
+    keeper = _keeper_of(name, [*stacks.values(), *a.values(), *b.values()], optimizer)
     away.needs_optimizer(state, optimizer)
     if optimizer is not None:
         away.guard_optimizer(optimizer, state)
-    return Belongings(of_stacks(stacks, state.num_experts // len(state.moving_ranks)), keeper, state.torch_group)
+    return Belongings(of_stacks({**stacks, **a}, count, interleaved=b), keeper, state.torch_group)
 
 
 def _stacks(name: str, module: Any, names: Sequence[str], count: int) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from sluice import settings
 from sluice.adapters.common.contexts import group_of
-from sluice.adapters.transformers import low_rank
+from sluice.adapters.transformers import low_rank, own_factors
 from sluice.adapters.transformers.contract import INSTEAD
 from sluice.adapters.transformers.experts import ExpertsState, is_transported, outside_the_graph, transported
 from sluice.errors import Unsupported
-from torch.distributed import get_process_group_ranks
+from torch.distributed import get_process_group_ranks, get_world_size
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from transformers.distributed.expert_parallel import AutoEP, EPImplementation
@@ -59,10 +59,17 @@ class SluiceEP(EPImplementation):
         group = group_of(ranks, options)
         everywhere = self.num_local_experts * len(ranks)
         self._state = ExpertsState(
-            next(_numbers), group, self.experts_forward, torch_group=ep_mesh.get_group(), num_experts=everywhere
+            next(_numbers),
+            group,
+            self.experts_forward,
+            torch_group=ep_mesh.get_group(),
+            num_experts=everywhere,
+            num_batches=len(ranks) // tp_mesh.size(),
         )
         transported(experts, self._state)
         _watch_wrappers()
+        if len(ranks) == get_world_size():  # else other ranks hold the same experts, and Trainer averages adapters
+            own_factors.watch(experts, self._state, ep_mesh)
 
     def __call__(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> Any:
         """The weighted expert outputs for this rank's tokens. Collective over the expert-parallel group."""

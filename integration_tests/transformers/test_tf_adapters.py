@@ -47,7 +47,8 @@ def adapted(
     return lora_on(tf_models.make(kind, implementation, **made), adapters, targets, made.get("seed", 1))
 
 
-def lora_on(model: Any, adapters: int = 1, targets: tuple[str, ...] = STACKS, seed: int = 1) -> Any:
+def lora_on(model: Any, adapters: int = 1, targets: tuple[str, ...] = STACKS, seed: int = 1, fill: bool = True) -> Any:
+    """fill: with values of which no B is zero; otherwise they are PEFT's."""
     lora = [
         LoraConfig(r=3 + 2 * n, lora_alpha=7, target_modules=["q_proj"], target_parameters=list(targets))
         for n in range(adapters)
@@ -55,11 +56,20 @@ def lora_on(model: Any, adapters: int = 1, targets: tuple[str, ...] = STACKS, se
     peft = get_peft_model(model, lora[0])
     for number, other in enumerate(lora[1:], 1):
         peft.add_adapter(f"a{number}", other)
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in sorted(peft.named_parameters()):
-        if "lora_" in name:
-            parameter.data = torch.empty(parameter.shape).normal_(0, 0.2, generator=generator).to(parameter.dtype)
+    if fill:
+        fill_lora(peft, seed)
     return peft
+
+
+def fill_lora(model: Any, seed: int = 1) -> None:
+    """Loads values of which no B is zero, the same into a split model."""
+    generator = torch.Generator().manual_seed(seed)
+    values = {
+        name: torch.empty(parameter.shape).normal_(0, 0.2, generator=generator).to(parameter.dtype)
+        for name, parameter in sorted(model.named_parameters())
+        if "lora_" in name
+    }
+    model.load_state_dict(values, strict=False)
 
 
 def pair(kind: str = "qwen3_moe", **how: Any) -> tuple[Any, Any]:
@@ -72,7 +82,8 @@ def step(model: Any) -> dict[str, torch.Tensor]:
     out = model(input_ids=IDS, labels=IDS)
     if out.loss.requires_grad:
         out.loss.backward()
-    values = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    values = {name: g.full_tensor() if hasattr(g, "full_tensor") else g.clone() for name, g in grads.items()}
     return {"logits": out.logits.detach(), **values}
 
 

@@ -76,6 +76,20 @@ def test_Move_DuringTheSteps_HasTheBitsOfNone(ranks: Ranks, saved: Any, layout: 
     assert all(moved["hidden"] > 0 for _, moved in answers)
 
 
+@pytest.mark.parametrize("during_steps", [False, True], ids=["at once", "during steps"])
+def test_Move_AdaptersOnExperts_HaveTheBitsOfNone(ranks: Ranks, saved: Any, during_steps: bool) -> None:
+    """A, B and what the optimizer keeps of them go with their experts."""
+    case = {"path": saved("qwen3_moe"), "layout": LAYOUTS["fsdp2"], "lora": True, "during_steps": during_steps}
+    steps, every = (32, 10) if during_steps else (12, 3)
+    _check(ranks.run("tf_ep_moves:moved", steps=steps, every=every, **case), moves=3)
+
+
+@pytest.mark.parametrize("forget", ["lora_A.default value", "lora_B.default value", "lora_B.default state exp_avg"])
+def test_Move_ThatForgetsOfAnAdapter_IsSeen(ranks: Ranks, saved: Any, forget: str) -> None:
+    case = {"path": saved("qwen3_moe"), "layout": LAYOUTS["fsdp2"], "lora": True, "forget": forget}
+    assert "losses" in _differ(ranks.run("tf_ep_moves:moved", steps=8, every=2, **case))
+
+
 def test_Move_DuringTheSteps_TwoStatesAreHeldAndNoneAfterwards(ranks: Ranks, saved: Any) -> None:
     path = saved("qwen3_moe", moe_intermediate_size=1024)
     for count in ranks.run("tf_ep_moves:counted_moves", path=path, layout=LAYOUTS["fsdp2"]):

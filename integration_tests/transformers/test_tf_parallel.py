@@ -132,13 +132,39 @@ def test_TwoRanks_Checkpointed_AsWithout(ranks: Ranks, saved: Any, reentrant: bo
         assert found["calls"] == 2, found
 
 
+def _check_adapted(found: dict[str, Any], world: int) -> None:
+    assert max(found["gaps"].values()) < 1e-4, max(found["gaps"].items(), key=lambda item: item[1])
+    assert found["frozen"] and any("experts" in name for name in found["gaps"])
+    assert set(found["started"].values()) == {0.0}, found["started"]
+    assert found["owned"] == sorted(name for name in found["started"] if "experts" in name)
+    assert found["shares"] == [1 / world]
+
+
 @pytest.mark.parametrize("moved", [False, True], ids=["at home", "moved"])
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
 def test_TwoRanks_LoraOnExperts_AsUnsplitPeft(ranks: Ranks, saved: Any, kind: str, moved: bool) -> None:
-    """Each rank has all of A and B, whose gradients are averaged, as those of adapters on attention are."""
+    """Each rank has A and B of its own experts; gradients of the others are averaged, as Trainer does."""
     for found in ranks.run("tf_ep_jobs:adapted", kind=kind, path=saved(kind), layout=LAYOUTS["fsdp2"], moved=moved):
-        assert max(found["gaps"].values()) < 1e-4, max(found["gaps"].items(), key=lambda item: item[1])
-        assert found["frozen"] and any("experts" in name for name in found["gaps"])
+        _check_adapted(found, 2)
+
+
+def _check_trained(found: dict[str, Any]) -> None:
+    for mine, theirs in (found["losses"], found["norms"]):
+        assert len(mine) == 6 and mine == pytest.approx(theirs, rel=1e-4)
+    assert min(found["norms"][1]) > 0.1, "nothing was clipped"
+    assert max(found["trained"].values()) < 1e-5, found["trained"]
+    for values in (found["saved"], *found["loaded"]):
+        assert set(values.values()) == {0.0}, values
+    assert found["owned"] == [8, 8, 8]
+    of_attention, of_experts = found["sizes"]
+    assert set(of_attention) <= set(found["reduced"]) and not set(of_experts) & set(found["reduced"]), found["reduced"]
+    assert max(found["reduced"]) <= max(of_attention), found["reduced"]
+
+
+def test_TwoRanks_TrainerWithLoraOnExperts_AsOneProcess(ranks: Ranks, saved: Any, tmp_path: Path) -> None:
+    """Trained, clipped, saved by stock PEFT and loaded; A and B of experts are never all-reduced."""
+    for found in ranks.run("tf_ep_jobs:trainer_adapted", deadline=300, path=saved("qwen3_moe"), folder=str(tmp_path)):
+        _check_trained(found)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -301,6 +327,12 @@ def test_FourRanks_MixedDeduplicated_AsUnsplitWithFewerBytes(
             assert gap < 2e-5, (rank, name, gap)
     without, with_it = (sum(result["sent"][on] for result in found) for on in (0, 1))
     assert 0 < with_it < 0.9 * without, (without, with_it)  # four experts of a token in groups of four, on two ranks
+
+
+def test_FourRanks_TrainerWithLoraOnExperts_AsOneProcess(four_ranks: Ranks, saved: Any, tmp_path: Path) -> None:
+    case = {"path": saved("qwen3_moe"), "folder": str(tmp_path)}
+    for found in four_ranks.run("tf_ep_jobs:trainer_adapted", deadline=400, **case):
+        _check_trained(found)
 
 
 def test_TwoRanks_FirstCallRefusedOnOne_BothAreToldAndGoOn(ranks: Ranks, saved: Any) -> None:

@@ -81,27 +81,50 @@ def checkpointed(kind: str, path: str, layout: dict[str, int], reentrant: bool) 
 
 
 def adapted(kind: str, path: str, layout: dict[str, int], moved: bool) -> dict[str, Any]:
-    """LoRA on the experts of a split model: gaps of logits and of averaged gradients to PEFT on the unsplit one."""
-    from test_tf_adapters import lora_on
+    """LoRA on the experts of a split model: gaps of logits, of gradients and of all values, as PEFT has initialised
+    them, to PEFT on the unsplit model; and the share of A and B that this rank holds."""
+    from test_tf_adapters import fill_lora, lora_on
 
     batches, mine = _batches(layout)
-    unsplit = lora_on(make(kind, "eager"))
+    made = []
+    for base in (make(kind, "eager"), split(path, layout)):
+        torch.manual_seed(11)
+        made.append(lora_on(base, fill=False))
+    unsplit, model = made
+    started = gaps(*({n: t for n, t in m.state_dict().items() if "lora_" in n} for m in (model, unsplit)))
+    fill_lora(unsplit)
+    fill_lora(model)
     steps = [step(unsplit, ids) for ids in batches]
-    model = lora_on(split(path, layout))
+    modules = [wrapper.get_base_layer() for wrapper in tf_models.experts_of(model)]
     if moved:
-        for module in tf_models.experts_of(model):
-            experts = module.get_base_layer()
+        for experts in modules:
             home = adapter.kept_of(experts).home
             sluice.move_experts(experts, home.expert_rank[::-1], home.expert_slot)
     found = step(model, mine)
+    if moved:  # with the gradients
+        for experts in modules:
+            sluice.move_experts(experts, *adapter.kept_of(experts).home)
+        found.update({name: p.grad.full_tensor() for name, p in model.named_parameters() if is_own(p)})
     wanted = {name: sum(one[name] for one in steps) / len(steps) for name in steps[0] if "lora_" in name}
-    for name in wanted:
+    owned = {name: p for name, p in model.named_parameters() if is_own(p)}
+    for name in sorted(wanted.keys() - owned.keys()):
         dist.all_reduce(found[name])
         found[name] /= dist.get_world_size()
     wanted["logits"] = steps[dist.get_rank() // layout.get("tp_size", 1)]["logits"]
     found = {name: found[name] for name in wanted}
     frozen = [parameter for name, parameter in model.named_parameters() if "lora_" not in name]
-    return {"gaps": gaps(found, wanted), "frozen": all(parameter.grad is None for parameter in frozen)}
+    return {
+        "gaps": gaps(found, wanted),
+        "started": started,
+        "frozen": all(parameter.grad is None for parameter in frozen),
+        "owned": sorted(owned),
+        "shares": sorted({p.to_local().numel() / p.numel() for p in owned.values()}),
+    }
+
+
+def is_own(parameter: torch.nn.Parameter) -> bool:
+    """Whether it is a factor of which this rank holds those of its own experts."""
+    return parameter.requires_grad and hasattr(parameter, "to_local")
 
 
 def compiled(path: str, layout: dict[str, int]) -> dict[str, Any]:
@@ -294,6 +317,97 @@ def trainer(path: str, layout: dict[str, int], folder: str, experts: str, transp
         "mine": mine,
         "saved": saved,
         "passes": sluice.stats(model.model.layers[-1].mlp.experts)["num_passes"] if transport == "sluice" else 0,
+    }
+
+
+def trainer_adapted(path: str, folder: str, steps: int = 6) -> dict[str, Any]:
+    """Trainer over a split model with LoRA on attention and experts, gradients clipped: losses and norms; those of the
+    whole model with the same batches in one process; what was all-reduced; and the adapter that was saved.
+
+    The batches of a step are those that accelerate gives to each rank, in the order of the data.
+    """
+    from accelerate.state import AcceleratorState
+    from peft import PeftModel
+    from test_tf_adapters import lora_on
+    from transformers import Trainer, TrainingArguments
+
+    class InOrder(Trainer):
+        def _get_train_sampler(self, *_: Any) -> Any:
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
+    os.environ.setdefault("LOCAL_RANK", os.environ["RANK"])
+    AcceleratorState._reset_state(reset_partial_state=True)
+    world, rows = (
+        dist.get_world_size(),
+        [row for seed in range(steps) for row in batch(seed, rows=dist.get_world_size())],
+    )
+    model = lora_on(split(path, {"fsdp_size": world}))
+    arguments = TrainingArguments(
+        output_dir=folder,
+        max_steps=steps,
+        per_device_train_batch_size=1,
+        learning_rate=0.1,
+        lr_scheduler_type="constant",
+        optim="sgd",
+        max_grad_norm=0.1,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    data = [{"input_ids": row, "labels": row} for row in rows]
+    running = InOrder(model=model, args=arguments, train_dataset=data)
+    reduced: list[int] = []
+    all_reduce = dist.all_reduce
+    dist.all_reduce = lambda tensor, *args, **how: (reduced.append(tensor.numel()), all_reduce(tensor, *args, **how))[1]
+    try:
+        running.train()
+    finally:
+        dist.all_reduce = all_reduce
+    running.save_model(folder)
+    dist.barrier()
+    history = [entry for entry in running.state.log_history if "loss" in entry]
+    trained = model.state_dict()
+
+    whole = lora_on(make("qwen3_moe", "eager")).train()
+    optimizer = torch.optim.SGD([p for p in whole.parameters() if p.requires_grad], lr=0.1)
+    losses, norms = [], []
+    for number in range(steps):
+        optimizer.zero_grad()
+        of_ranks = [
+            whole(input_ids=ids, labels=ids).loss for ids in torch.stack(rows).view(steps, world, 1, -1)[number]
+        ]
+        loss = torch.stack(of_ranks).mean()
+        loss.backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.1)))
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    wanted = {name: p.detach() for name, p in whole.named_parameters() if "lora_" in name}
+    loaded = PeftModel.from_pretrained(make("qwen3_moe", "eager"), folder)
+    saved = {name: p.detach() for name, p in loaded.named_parameters() if "lora_" in name}
+
+    of_disk = [
+        PeftModel.from_pretrained(split(path, {"fsdp_size": world}), folder, is_trainable=True, low_cpu_mem_usage=low)
+        for low in (False, True)
+    ]
+    return {
+        "losses": [[float(entry["loss"]) for entry in history], losses],
+        "norms": [[float(entry["grad_norm"]) for entry in history], norms],
+        "trained": gaps({name: trained[name] for name in wanted}, wanted),
+        "saved": {name: float((saved[name] - trained[name]).abs().max()) for name in wanted},
+        "loaded": [
+            {name: float((found.state_dict()[name] - trained[name]).abs().max()) for name in wanted}
+            for found in of_disk
+        ],
+        "owned": [sum(is_own(p) for p in found.parameters()) for found in (model, *of_disk)],
+        "reduced": sorted(set(reduced)),
+        "sizes": [
+            sorted(
+                {p.numel() for name, p in whole.named_parameters() if "lora_" in name and ("experts" in name) == own}
+            )
+            for own in (False, True)
+        ],
     }
 
 

@@ -14,6 +14,7 @@ from shuffles import PROMISES_BITS, bits, forgetting, said_while_away, shuffled,
 from sluice.adapters.common.migration.moving import has_moved
 from sluice.adapters.transformers import experts as adapter
 from sluice.errors import SluiceError
+from test_tf_adapters import lora_on
 from tf_ep_jobs import split
 from tf_models import batch, experts_of
 from transformers import AutoModelForCausalLM
@@ -22,12 +23,18 @@ OPTIONS = {**PROMISES_BITS, "chunks": 2}
 
 
 def _optimizer(model: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(trained, lr=3e-3, foreach=False)
+
+
+def modules_of(model: Any) -> list[Any]:
+    """The experts themselves, without PEFT's wrappers."""
+    return [getattr(module, "get_base_layer", lambda module=module: module)() for module in experts_of(model)]
 
 
 def shuffle(model: Any, seed: int, optimizer: Any) -> None:
     """The experts of every module swap places, the same on all ranks."""
-    for number, module in enumerate(experts_of(model)):
+    for number, module in enumerate(modules_of(model)):
         sluice.move_experts(module, *shuffled(adapter.kept_of(module), 100 * seed + number), optimizer)
 
 
@@ -35,13 +42,13 @@ def _start(model: Any, seed: int, optimizer: Any) -> list[Any]:
     """The experts of every module begin to move to other places, during the next steps."""
     return [
         sluice.start_moving_experts(module, *shuffled(adapter.kept_of(module), 100 * seed + number), optimizer)
-        for number, module in enumerate(experts_of(model))
+        for number, module in enumerate(modules_of(model))
     ]
 
 
 def go_home(model: Any, optimizer: Any) -> None:
     """All experts are where transformers assumes them to be."""
-    for module in experts_of(model):
+    for module in modules_of(model):
         sluice.move_experts(module, *adapter.kept_of(module).home, optimizer)
 
 
@@ -54,15 +61,23 @@ def _step(model: Any, layout: dict[str, int], number: int) -> torch.Tensor:
 
 
 def _trained(
-    path: str, layout: dict[str, int], steps: int, every: int, during_steps: bool = False, **how: Any
+    path: str,
+    layout: dict[str, int],
+    steps: int,
+    every: int,
+    during_steps: bool = False,
+    lora: bool = False,
+    **how: Any,
 ) -> dict[str, Any]:
     """every: steps between two shuffles, which include the gradients; 0: none. during_steps: they begin in one step and
-    continue in the next ones."""
+    continue in the next ones. lora: adapters on the experts and on attention are trained."""
     migrations: list[Any] = []
     hidden = 0
     sluice.configure(**OPTIONS)
     try:
         model = split(path, layout, **how).train()
+        if lora:
+            model = lora_on(model, adapters=2)
         optimizer = _optimizer(model)
         losses, moves = [], 0
         for number in range(steps):
@@ -77,7 +92,7 @@ def _trained(
                 pass
             elif every and number % every == every - 1:
                 shuffle(model, number, optimizer)
-                moves += all(has_moved(adapter.kept_of(module)) for module in experts_of(model))
+                moves += all(has_moved(adapter.kept_of(module)) for module in modules_of(model))
             optimizer.step()
             if number < steps - 1:
                 optimizer.zero_grad()
@@ -85,7 +100,7 @@ def _trained(
         sluice.configure()
     named = dict(model.named_parameters())
     grads = bits({name: p.grad for name, p in named.items() if p.grad is not None})
-    fused = [adapter.kept_of(module).stats()["computed_by"] for module in experts_of(model)]
+    fused = [adapter.kept_of(module).stats()["computed_by"] for module in modules_of(model)]
     return {
         "losses": losses,
         "parameters": bits(named),
@@ -139,7 +154,7 @@ def derived(path: str, layout: dict[str, int]) -> list[dict[str, Any]]:
             average = {name: p.detach().clone() for name, p in model.named_parameters()}
             if seed is not None:
                 shuffle(model, seed, optimizer)
-                assert all(has_moved(adapter.kept_of(module)) for module in experts_of(model))
+                assert all(has_moved(adapter.kept_of(module)) for module in modules_of(model))
             losses, norms = [], []
             for number in range(2):
                 losses.append(float(_step(model, layout, number)))
@@ -175,7 +190,7 @@ def saved(path: str, layout: dict[str, int], folder: str) -> dict[str, Any]:
     with sluice.experts_at_home(model, optimizer):
         at_home = said_while_away(ways)
         model.save_pretrained(folder)
-    away = all(has_moved(adapter.kept_of(module)) for module in experts_of(model))
+    away = all(has_moved(adapter.kept_of(module)) for module in modules_of(model))
     go_home(model, optimizer)
     model.state_dict()
     dist.barrier()
@@ -187,7 +202,7 @@ def saved(path: str, layout: dict[str, int], folder: str) -> dict[str, Any]:
 def refusals(path: str) -> list[str]:
     """Modules that cannot be moved give an error on all ranks, and nothing has moved."""
     model = split(path, {"fsdp_size": dist.get_world_size()}).train()
-    module = experts_of(model)[0]
+    module = modules_of(model)[0]
     rank, slot = map(list, adapter.kept_of(module).home)
     said = []
 

@@ -66,9 +66,20 @@ def of_modules(experts: Sequence[nn.Module]) -> list[Expert]:
     ]
 
 
-def of_stacks(stacks: Mapping[str, nn.Parameter], count: int) -> list[Expert]:
-    """In parameters that hold them one behind the other."""
-    return [Expert({name: Piece(p, slot, count) for name, p in stacks.items()}, {}) for slot in range(count)]
+def of_stacks(
+    stacks: Mapping[str, nn.Parameter], count: int, interleaved: Mapping[str, nn.Parameter] | None = None
+) -> list[Expert]:
+    """In parameters that hold them one after the other; interleaved: each expert has every count-th column."""
+    return [
+        Expert(
+            {
+                **{name: Piece(p, slot, count) for name, p in stacks.items()},
+                **{name: Piece(p, slot, count, True) for name, p in (interleaved or {}).items()},
+            },
+            {},
+        )
+        for slot in range(count)
+    ]
 
 
 def move(

@@ -1,0 +1,113 @@
+"""Under expert parallelism, A and B of PEFT's adapters on experts: each rank holds those of its own experts alone.
+
+PEFT makes A and B of all experts, for one target parameter after the other. When it has initialised them, a hook keeps
+the part of this rank as a DTensor, so the values are those that one process draws from the same seed. Trainer, torch's
+optimizers and PEFT treat these DTensors as they treat the sharded experts: nothing averages what one rank owns. State
+dicts have PEFT's full shapes: hooks gather what is saved, and take this rank's part of what is loaded.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from sluice.adapters.common.migration.moving import MovingLayer
+from sluice.adapters.transformers import low_rank
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+_FACTORS = ("lora_A", "lora_B")
+
+
+class _Shared(NamedTuple):
+    """What an experts module has of its adapters. wrappers: PEFT's, one for each target parameter."""
+
+    layer: MovingLayer
+    mesh: DeviceMesh
+    wrappers: weakref.WeakSet[Any]
+
+
+_shared: weakref.WeakKeyDictionary[Any, _Shared] = weakref.WeakKeyDictionary()
+# Of PEFT's dicts of the A or the B of all adapters: the wrapper that has it, and which of the two it is.
+_dicts: weakref.WeakKeyDictionary[nn.ModuleDict, tuple[weakref.ref[Any], str]] = weakref.WeakKeyDictionary()
+
+
+def watch(experts: Any, layer: MovingLayer, mesh: DeviceMesh) -> None:
+    """From now on, adapters on these experts are split over the ranks of the mesh as the experts are."""
+    if not _shared:
+        nn.modules.module.register_module_module_registration_hook(_registered)
+    _shared[experts] = _Shared(layer, mesh, weakref.WeakSet())
+
+
+def _registered(parent: nn.Module, name: str, child: Any) -> None:
+    if name in _FACTORS and low_rank.is_lora(parent):
+        shared = _shared.get(parent.get_base_layer())
+        if shared is not None:
+            shared.wrappers.add(parent)
+            _dicts[child] = weakref.ref(parent), name
+    # PEFT puts a factor into its dict twice: when it makes it, and with the device and dtype of its experts in the end.
+    elif isinstance(parent, nn.ModuleDict) and parent in _dicts and parent._modules.get(name) is child:
+        wrapper, which = _dicts[parent]
+        _keep_own(wrapper(), child, which)
+
+
+def _keep_own(wrapper: Any, factor: nn.Linear, which: str) -> None:
+    weight, count = factor.weight, wrapper.num_experts
+    if weight.is_meta or isinstance(weight, DTensor) or count == 1:
+        return
+    layer, mesh, _ = _shared[wrapper.get_base_layer()]
+    mine = layer.placement.experts_of(mesh.get_local_rank())
+    whole = weight.detach()
+    if which == "lora_A":
+        part, placement = whole.view(count, -1, whole.shape[1])[mine].flatten(0, 1), Shard(0)
+    else:
+        columns = whole.view(whole.shape[0], -1, count)
+        part, placement = columns[:, :, mine].flatten(1), _StridedShard(1, split_factor=columns.shape[1])
+    own = DTensor.from_local(
+        part.contiguous(), mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+    factor.weight = nn.Parameter(own, requires_grad=weight.requires_grad)
+    factor.register_state_dict_post_hook(_gather)
+    factor.register_load_state_dict_pre_hook(_scatter)
+
+
+def _gather(factor: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any) -> None:
+    """Collective over the ranks of the experts."""
+    name = prefix + "weight"
+    if isinstance(state_dict.get(name), DTensor):
+        state_dict[name] = state_dict[name].detach().full_tensor()
+
+
+def _scatter(factor: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    from transformers.distributed.sharding_utils import DtensorShardOperation
+
+    name, own = prefix + "weight", factor.weight
+    whole = state_dict.get(name)
+    if isinstance(whole, torch.Tensor) and not isinstance(whole, DTensor) and whole.shape == own.shape:
+        part = DtensorShardOperation(own).shard_tensor(whole)
+        state_dict[name] = DTensor.from_local(
+            part, own.device_mesh, own.placements, run_check=False, shape=own.shape, stride=own.stride()
+        )
+
+
+def of(experts: Any) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
+    """By name, A and B of all adapters on these experts, also of those that are not active; those that this rank holds
+    a part of."""
+    found: tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]] = {}, {}
+    for wrapper in _wrappers(experts):
+        for which, parameters in zip(_FACTORS, found):
+            for adapter, factor in sorted(getattr(wrapper, which).items()):
+                if isinstance(factor.weight, DTensor):
+                    parameters[f"{wrapper.parameter_name}.{which}.{adapter}"] = factor.weight
+    return found
+
+
+def _wrappers(experts: Any) -> Iterator[Any]:
+    """In the same order on all ranks."""
+    shared = _shared.get(experts)
+    if shared is not None:
+        yield from sorted(shared.wrappers, key=lambda wrapper: str(wrapper.parameter_name))

@@ -63,6 +63,17 @@ void sluice_packed_decode(const sluice_packed_t* packed, const void* data, int64
 typedef void (*sluice_packed_decode_fn_t)(const sluice_packed_t* packed, const void* data, int64_t ld, int64_t row,
                                           int64_t col, int64_t count, int32_t dtype, void* out);
 
+/* Makes codes and scales of W [rows, cols] of `dtype` (f32, bf16, f16 or f64, which is rounded to f32 first), whose
+ * rows lie `weight_ld` elements apart. `packed` says how; its scales are written, and so are the codes, whose rows lie
+ * `ld` columns apart. Codes are rounded to the nearest, ties to even; the largest magnitude of a block sets its scale:
+ *   MXFP4  2^(floor(log2 of it) - 2); what is above 6 scales becomes 6 [OCP MX 1.0, section 6.3]
+ *   FP8    a 448th of it
+ *   INT8   a 127th, INT4 a 7th of it, rounded to bf16; no code is -128 or -8
+ * INVALID_ARGUMENT naming `what`, its row and column, where W has NaN or infinity; then nothing is written. */
+sluice_status_t sluice_packed_encode(const sluice_packed_t* packed, const void* weight, int32_t dtype,
+                                     int64_t weight_ld, int64_t rows, int64_t cols, void* codes, int64_t ld,
+                                     const char* what);
+
 /* Bytes from the beginning of a weight to element (row, col). */
 static inline int64_t sluice_packed_bytes(int32_t bits, int64_t ld, int64_t row, int64_t col) {
   return (row * ld + col) * bits / 8;

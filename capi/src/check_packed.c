@@ -105,6 +105,20 @@ static sluice_status_t check_scales(const sluice_tensor_t* t, const char* name, 
                                                     : "bf16");
 }
 
+sluice_status_t sluice_check_packed_weight(const sluice_tensor_t* codes, const sluice_tensor_t* scales,
+                                           const char* name, const char* scales_name, int32_t format, int32_t block,
+                                           int64_t rows, int64_t cols) {
+  const sluice_packed_format_t* f = sluice_packed_format(format);
+  if (!is_bytes(codes, format)) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: type code %u with %u bits; codes of %s are u8%s", name,
+                       (unsigned)codes->type_code, (unsigned)codes->type_bits, f->name,
+                       format == SLUICE_WEIGHTS_INT8 ? " or i8" : "");
+  }
+  SLUICE_TRY(check_rows(codes, name, rows, cols * f->bits / 8));
+  SLUICE_TRY(check_scales(scales, scales_name, format));
+  return check_rows(scales, scales_name, sluice_packed_blocks(rows, f->block_rows), sluice_packed_blocks(cols, block));
+}
+
 sluice_status_t sluice_check_packed(const sluice_moe_t* moe, const sluice_tensor_t* codes,
                                     const sluice_tensor_t* scales, const char* name, const char* scales_name,
                                     const int64_t* shape) {
@@ -117,18 +131,11 @@ sluice_status_t sluice_check_packed(const sluice_moe_t* moe, const sluice_tensor
                        codes == NULL ? name : scales_name, format->name, count);
   }
   for (int32_t e = 0; e < count; ++e) {
-    char label[64];
+    char label[64], scales_label[64];
     snprintf(label, sizeof label, "%s[%d]", name, e);
-    if (!is_bytes(&codes[e], c->weight_format)) {
-      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: type code %u with %u bits; codes of %s are u8%s", label,
-                         (unsigned)codes[e].type_code, (unsigned)codes[e].type_bits, format->name,
-                         c->weight_format == SLUICE_WEIGHTS_INT8 ? " or i8" : "");
-    }
-    SLUICE_TRY(check_rows(&codes[e], label, shape[0], shape[1] * format->bits / 8));
-    snprintf(label, sizeof label, "%s[%d]", scales_name, e);
-    SLUICE_TRY(check_scales(&scales[e], label, c->weight_format));
-    SLUICE_TRY(check_rows(&scales[e], label, sluice_packed_blocks(shape[0], format->block_rows),
-                          sluice_packed_blocks(shape[1], c->weight_block)));
+    snprintf(scales_label, sizeof scales_label, "%s[%d]", scales_name, e);
+    SLUICE_TRY(sluice_check_packed_weight(&codes[e], &scales[e], label, scales_label, c->weight_format, c->weight_block,
+                                          shape[0], shape[1]));
   }
   return SLUICE_OK;
 }

@@ -163,3 +163,86 @@ TEST(Packed_CodesAndScalesOfNoNumber_RefusedByPlace) {
   REFUSED(sluice_packed_check_values(&int8, codes, 64, 1, 64, "w7"), SLUICE_E_INVALID_ARGUMENT,
           "int8 scale of row 0, columns 32 and up, is NaN");
 }
+
+/* The code of the nearest number of a format, of two as near the even one; found by trying all of them. */
+static int nearest_code(int32_t format, double x) {
+  const int codes = 1 << sluice_packed_format(format)->bits;
+  int best = -1;
+  double least = INFINITY;
+  for (int code = 0; code < codes; ++code) {
+    if ((format == SLUICE_PACKED_INT8 && code == 128) || (format == SLUICE_PACKED_INT4 && code == 8)) continue;
+    const double distance = fabs(wanted_code(format, code) - x);
+    const int has_minus_0 = format == SLUICE_PACKED_MXFP4 || format == SLUICE_PACKED_FP8;
+    if (isnan(distance) || (has_minus_0 && signbit(wanted_code(format, code)) != signbit(x))) continue;
+    if (distance < least || (distance == least && code % 2 == 0)) best = code, least = distance;
+  }
+  return best;
+}
+
+enum { ENCODE_ROWS = 130, ENCODE_COLS = 192 };
+
+static int code_of(int32_t format, const uint8_t* codes, int64_t at) {
+  if (sluice_packed_format(format)->bits == 8) return codes[at];
+  return codes[at / 2] >> (at % 2 * 4) & 15;
+}
+
+TEST(Packed_EncodedNumbers_AreTheNearestOfTheirBlock) {
+  static float weight[ENCODE_ROWS * ENCODE_COLS], back[ENCODE_COLS];
+  static uint8_t codes[ENCODE_ROWS * ENCODE_COLS], scales[ENCODE_ROWS * ENCODE_COLS];
+  uint32_t seed = 1;
+  for (int i = 0; i < ENCODE_ROWS * ENCODE_COLS; ++i) {
+    seed = seed * 1664525u + 1013904223u;
+    const double size = ldexp((double)(seed >> 8) / (1 << 24), -(int)(seed % 23));
+    weight[i] = (float)(i % 5 == 0 ? -size : i % 7 == 0 ? floor(size * 64) / 32 : size); /* some are ties */
+    if (i / ENCODE_COLS == 3) weight[i] = 0;
+  }
+  for (int32_t format = 1; format < SLUICE_PACKED_FORMATS; ++format) {
+    const sluice_packed_format_t* f = sluice_packed_format(format);
+    const int32_t block = f->block_cols == 0 ? 64 : f->block_cols;
+    const sluice_packed_t packed = {format, block, 0, scales, sluice_packed_blocks(ENCODE_COLS, block), 0};
+    assert_int_equal(sluice_packed_encode(&packed, weight, SLUICE_DTYPE_F32, ENCODE_COLS, ENCODE_ROWS, ENCODE_COLS,
+                                          codes, ENCODE_COLS, "w"),
+                     SLUICE_OK);
+    for (int64_t r = 0; r < ENCODE_ROWS; ++r) {
+      sluice_packed_decode(&packed, codes, ENCODE_COLS, r, 0, ENCODE_COLS, SLUICE_DTYPE_F32, back);
+      for (int64_t c = 0; c < ENCODE_COLS; ++c) {
+        const float x = weight[r * ENCODE_COLS + c];
+        const float scale = sluice_packed_scale(format, sluice_packed_scales(&packed, r) + c / block * f->scale_bytes);
+        const int code = code_of(format, codes, r * ENCODE_COLS + c);
+        if (r == 3 && f->block_rows == 1) {
+          assert_true(back[c] == 0);
+          continue;
+        }
+        const double found = wanted_code(format, code), wanted = wanted_code(format, nearest_code(format, x / scale));
+        if (found != wanted) fail_msg("%s: %g of scale %g is %g, not %g", f->name, x, scale, found, wanted);
+      }
+    }
+  }
+}
+
+TEST(Packed_DecodedMxfp4Encoded_IsTheSame) {
+  enum { SCALES = 245 };
+  float row[64], again[64];
+  for (int scale = 5; scale < SCALES; ++scale) {
+    for (int most = 1; most < 8; ++most) { /* the largest code of the block */
+      uint8_t codes[32], scales[2] = {(uint8_t)scale, (uint8_t)scale};
+      for (int i = 0; i < 32; ++i) codes[i] = (uint8_t)(i % (most + 1) | (i * 5 % (most + 1)) << 4 | (i & 1) << 3);
+      const sluice_packed_t packed = {SLUICE_PACKED_MXFP4, 32, 0, scales, 2, 0};
+      sluice_packed_decode(&packed, codes, 64, 0, 0, 64, SLUICE_DTYPE_F32, row);
+      assert_int_equal(sluice_packed_encode(&packed, row, SLUICE_DTYPE_F32, 64, 1, 64, codes, 64, "w"), SLUICE_OK);
+      sluice_packed_decode(&packed, codes, 64, 0, 0, 64, SLUICE_DTYPE_F32, again);
+      if (memcmp(row, again, sizeof row) != 0) fail_msg("scale %d, codes up to %d", scale, most);
+    }
+  }
+}
+
+TEST(Packed_NoNumberEncoded_RefusedByPlace) {
+  float weight[2 * 64] = {0};
+  uint8_t codes[2 * 64], scales[4];
+  memset(codes, 7, sizeof codes);
+  const sluice_packed_t packed = {SLUICE_PACKED_MXFP4, 32, 0, scales, 2, 0};
+  weight[64 + 33] = -INFINITY;
+  REFUSED(sluice_packed_encode(&packed, weight, SLUICE_DTYPE_F32, 64, 2, 64, codes, 64, "w7"),
+          SLUICE_E_INVALID_ARGUMENT, "w7: row 1, column 33 is -inf, which mxfp4 does not have");
+  for (int i = 0; i < 128; ++i) assert_int_equal(codes[i], 7);
+}

@@ -42,6 +42,36 @@ enum {
 SLUICE_API sluice_status_t sluice_weights_bytes(int32_t format, int32_t block, int32_t dtype, int64_t num_out,
                                                 int64_t num_in, uint64_t* out_codes, uint64_t* out_scales);
 
+/* Makes codes and scales of a weight.
+ *
+ *   format  MXFP4, FP8, INT8 or INT4
+ *   block   as weight_block of a layer's config: INT8 and INT4 a multiple of 32, or 0 for 128; of the others 0
+ *   weight  in   [out, in] f32, bf16, f16 or f64 (rounded to f32 first), unit column stride
+ *   codes   out  and
+ *   scales  out  as above; rows without overlap
+ *
+ * Codes are rounded to the nearest, ties to even. The largest magnitude of a block sets its scale:
+ *   MXFP4  2^(floor(log2 of it) - 2); what is above 6 scales becomes 6 [OCP Microscaling 1.0, section 6.3]
+ *   FP8    a 448th of it
+ *   INT8   a 127th, INT4 a 7th of it, rounded to bf16; no code is -128 or -8
+ * A block of zeros has codes of 0. Decoded MXFP4 weights give codes of the same values again.
+ *
+ * Local to a rank; deterministic; one thread. Threads: thread-safe. Errors: INVALID_ARGUMENT, also for NaN and infinity
+ * in weight, with their row and column: no effect. */
+SLUICE_API sluice_status_t sluice_weights_quantise(int32_t format, int32_t block, const sluice_tensor_t* weight,
+                                                   const sluice_tensor_t* codes, const sluice_tensor_t* scales);
+
+/* Writes weight [out, in] (f32, bf16, f16 or f64, unit column stride, rows without overlap), as a layer decodes it.
+ * Codes and scales of NaN give NaN. Threads, errors: as above. */
+SLUICE_API sluice_status_t sluice_weights_dequantise(int32_t format, int32_t block, const sluice_tensor_t* codes,
+                                                     const sluice_tensor_t* scales, const sluice_tensor_t* weight);
+
+/* INVALID_ARGUMENT, with row and column, if a code or a scale stands for NaN or infinity: 0x7f and 0xff in FP8, a scale
+ * of 255 in MXFP4, and floats. A layer does not ask, since it would have to read all weights in each step: ask once,
+ * after a checkpoint was read. Threads: thread-safe. */
+SLUICE_API sluice_status_t sluice_weights_check(int32_t format, int32_t block, const sluice_tensor_t* codes,
+                                                const sluice_tensor_t* scales);
+
 #ifdef __cplusplus
 }
 #endif

@@ -270,3 +270,60 @@ TEST(WeightsBytes_EveryFormat_CodesAndScales) {
   REFUSED(sluice_weights_bytes(1, 0, 0, -1, 32, &b, &s), SLUICE_E_INVALID_ARGUMENT, "num_out is -1");
   REFUSED(sluice_weights_bytes(1, 0, 0, 8, 32, NULL, &s), SLUICE_E_INVALID_ARGUMENT, "out_codes is NULL");
 }
+
+/* ---- without a layer --------------------------------------------------------------------------------------------- */
+
+TEST(Weights_QuantisedAndBack_AreNear) {
+  enum { ROWS = 130, COLS = 160 };
+  static const int32_t blocks[] = {0, 0, 0, 96, 0};
+  static const double steps[] = {0, 1.0 / 4, 1.0 / 28, 1.0 / 250, 1.0 / 13}; /* half a step, of the largest number */
+  static float weight[ROWS * COLS], back[ROWS * COLS];
+  static uint8_t codes[ROWS * COLS];
+  static float scales[ROWS * COLS];
+  for (int i = 0; i < ROWS * COLS; ++i) weight[i] = (float)((i * 37 % 101 - 50) / 50.0);
+  for (int32_t format = SLUICE_WEIGHTS_MXFP4; format <= SLUICE_WEIGHTS_INT4; ++format) {
+    const int is_4 = format == SLUICE_WEIGHTS_MXFP4 || format == SLUICE_WEIGHTS_INT4;
+    const int64_t across[] = {0, 5, 2, 2, 2};
+    int64_t shape[2] = {ROWS, COLS}, packed[2] = {ROWS, is_4 ? COLS / 2 : COLS};
+    int64_t of_scales[2] = {format == SLUICE_WEIGHTS_FP8 ? 2 : ROWS, across[format]};
+    const uint8_t kind = format == SLUICE_WEIGHTS_MXFP4 ? SLUICE_TYPE_UINT
+                         : format == SLUICE_WEIGHTS_FP8 ? SLUICE_TYPE_FLOAT
+                                                        : SLUICE_TYPE_BFLOAT;
+    const uint8_t bits = format == SLUICE_WEIGHTS_MXFP4 ? 8 : format == SLUICE_WEIGHTS_FP8 ? 32 : 16;
+    const sluice_tensor_t w = tensor(weight, SLUICE_TYPE_FLOAT, 32, shape);
+    const sluice_tensor_t out = tensor(back, SLUICE_TYPE_FLOAT, 32, shape);
+    const sluice_tensor_t c = tensor(codes, SLUICE_TYPE_UINT, 8, packed), s = tensor(scales, kind, bits, of_scales);
+    assert_int_equal(sluice_weights_quantise(format, blocks[format], &w, &c, &s), SLUICE_OK);
+    assert_int_equal(sluice_weights_check(format, blocks[format], &c, &s), SLUICE_OK);
+    assert_int_equal(sluice_weights_dequantise(format, blocks[format], &c, &s, &out), SLUICE_OK);
+    for (int i = 0; i < ROWS * COLS; ++i) {
+      const double error = back[i] > weight[i] ? back[i] - weight[i] : weight[i] - back[i];
+      if (!(error <= steps[format])) fail_msg("%s: %g came back as %g", words[format], weight[i], back[i]);
+    }
+  }
+}
+
+TEST(Weights_CallsThatDoNotFit_RefusedByName) {
+  static rig_t r;
+  const sluice_status_t bad = SLUICE_E_INVALID_ARGUMENT;
+  int64_t shape[2] = {H, M};
+  sluice_tensor_t w = tensor(r.x, SLUICE_TYPE_FLOAT, 32, shape);
+  static float values[H * M];
+  reset(&r), w.data = values;
+  REFUSED(sluice_weights_quantise(7, 0, &w, &r.w1, &r.s1), bad, "weight format 7 is unknown");
+  REFUSED(sluice_weights_quantise(SLUICE_WEIGHTS_FP8, 96, &w, &r.w1, &r.s1), bad, "blocks of 96 columns");
+  REFUSED(sluice_weights_quantise(SLUICE_WEIGHTS_FP8, 0, NULL, &r.w1, &r.s1), bad, "weight");
+  REFUSED(sluice_weights_quantise(SLUICE_WEIGHTS_FP8, 0, &w, NULL, &r.s1), bad, "codes is NULL");
+  REFUSED(sluice_weights_quantise(SLUICE_WEIGHTS_FP8, 0, &w, &r.w1, NULL), bad, "scales is NULL");
+  REFUSED(sluice_weights_quantise(SLUICE_WEIGHTS_FP8, 0, &w, &r.w2, &r.s1), bad, "codes: has [64, 32], want [32, 64]");
+  w.type_code = SLUICE_TYPE_INT;
+  REFUSED(sluice_weights_dequantise(SLUICE_WEIGHTS_FP8, 0, &r.w1, &r.s1, &w), bad, "weight: is i32");
+  w.type_code = SLUICE_TYPE_FLOAT;
+  r.up_strides[0] = 1, r.up_strides[1] = H, w.strides = r.up_strides;
+  REFUSED(sluice_weights_dequantise(SLUICE_WEIGHTS_FP8, 0, &r.w1, &r.s1, &w), bad, "weight: the second stride is 32");
+  r.codes[M + 3] = 0x7f;
+  REFUSED(sluice_weights_check(SLUICE_WEIGHTS_FP8, 0, &r.w1, &r.s1), bad, "the fp8 code of row 1, column 3 is 0x7f");
+  REFUSED(sluice_weights_check(SLUICE_WEIGHTS_FP8, 0, &r.w1, NULL), bad, "scales is NULL");
+  r.w1.ndim = 1;
+  REFUSED(sluice_weights_check(SLUICE_WEIGHTS_FP8, 0, &r.w1, &r.s1), bad, "codes: want a shape of two dimensions");
+}

@@ -18,6 +18,7 @@ from .options import layer_options, refused_policy
 from .packed import PackedLayer
 from .pipeline import Edge, Pipeline, PipelineConfig, SplitBackwardStage, Stage
 from .placement import device_of
+from .quantised import Format, check_weights, dequantise, quantise
 from .stacked import StackedLayer
 from .watchers import watcher
 
@@ -30,6 +31,7 @@ __all__ = [
     "ContextOptions",
     "Edge",
     "EpGroup",
+    "Format",
     "LayerMove",
     "Leaving",
     "Lora",
@@ -44,10 +46,13 @@ __all__ = [
     "Stage",
     "Sums",
     "Swiglu",
+    "check_weights",
+    "dequantise",
     "device_of",
     "divide_budget",
     "layer_options",
     "parameters_behind",
+    "quantise",
     "refused_policy",
     "watcher",
 ]

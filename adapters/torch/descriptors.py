@@ -16,7 +16,7 @@ from .placement import Placement, placement_of
 def config_dtype(dtype: torch.dtype) -> int:
     """SLUICE_DTYPE_* of a dtype."""
     form = FORMS.get(dtype)
-    if form is None:
+    if form is None or not form[2]:
         raise InvalidArgument(f"{dtype} is not a dtype that Sluice computes with: use float32, bfloat16 or float16")
     return form[2]
 

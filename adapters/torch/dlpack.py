@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-# DLPack's type code and width of each dtype that the library knows, and its number in configs.
+# DLPack's type code and width of each dtype that the library knows, and its number in configs; 0: not in configs.
 FORMS = {
     torch.float32: (2, 32, 1),
     torch.bfloat16: (4, 16, 2),
@@ -15,6 +15,7 @@ FORMS = {
     torch.float64: (2, 64, 4),
     torch.int32: (0, 32, 5),
     torch.int64: (0, 64, 6),
+    torch.uint8: (1, 8, 0),
 }
 
 CPU, CUDA = 1, 2  # kDLCPU, kDLCUDA

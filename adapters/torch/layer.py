@@ -81,7 +81,10 @@ class MoeLayer:
         self.plan: LayerPlan | None = None  # that use_plan was given
         self.received_rows: int | None = None  # of the last forward while a trace is kept
         self._has_told_fallback = False
-        self.members = () if experts is not None else member_names(config.gated, config.bias, config.interleaved)
+        self.is_packed = config.weight_format != "plain"
+        self.members = (
+            () if experts is not None else member_names(config.gated, config.bias, config.interleaved, self.is_packed)
+        )
         self._collective = context.ep_group.world_size > 1
         self.turn: Any = contextlib.nullcontext()  # held in a backward; see CastingLayer
         given = library.new("moe_config")

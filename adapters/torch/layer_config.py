@@ -22,6 +22,8 @@ RESTORE = (
     ("pre_activation", "restore_pre_activation", {"adaptive": restore.ADAPTIVE, **restore.PRE_ACTIVATION}),
 )
 _MEMBERS = ("w1", "w3", "w2", "b1", "b3", "b2")
+WEIGHTS = {"plain": 0, "mxfp4": 1, "fp8": 2, "int8": 3, "int4": 4}
+SCALES = ("s1", "s3", "s2")
 _INTERLEAVED = 2
 _EXACT, _CAPACITY = 0, 1
 
@@ -47,6 +49,9 @@ class LayerShape:
                   there; None: contiguous, and in the order of ids
     lora_rank     largest rank of the adapters that calls may be given (lora.py); 0: none. Above 0 the weights are
                   frozen
+    weight_format  "plain", or "mxfp4", "fp8", "int8", "int4": weights are codes (uint8), and members s1, s3 and s2
+                  their scales, in the shapes of sluice/weights.h. They are frozen
+    weight_block  of int8 and int4 how many inputs share a scale; 0: 128
     capacity_rows  not 0: each rank sends this many rows to each expert in each chunk, whatever the routing says;
                   free places are zeros. On CUDA the host then reads nothing, and calls may be captured into a graph
     """
@@ -66,6 +71,8 @@ class LayerShape:
     expert_slot: Sequence[int] | None = None
     capacity_rows: int = 0
     lora_rank: int = 0
+    weight_format: str = "plain"
+    weight_block: int = 0
 
 
 @by_name
@@ -92,6 +99,8 @@ def fill_config(config: Any, moe: MoeConfig) -> list[Any]:
     config.exchange_mode = _CAPACITY if moe.capacity_rows else _EXACT
     config.capacity_rows = moe.capacity_rows
     config.lora_rank = moe.lora_rank
+    config.weight_format = number_of(WEIGHTS, moe.weight_format, "weight_format")
+    config.weight_block = moe.weight_block
     kept = fill(config, moe, LayerOptions)
     for (key, field, numbers), value in zip(RESTORE, moe.policy or ("adaptive", "adaptive")):
         kept.append(_restore(config, field, numbers, f"policy.{key}", value))
@@ -113,9 +122,9 @@ def _restore(config: Any, field: str, numbers: dict[str, int], key: str, value: 
     return items
 
 
-def member_names(gated: bool, bias: bool, interleaved: bool = False) -> tuple[str, ...]:
-    """The parameters that one expert has."""
-    absent = set() if gated and not interleaved else {"w3", "b3"}
+def member_names(gated: bool, bias: bool, interleaved: bool = False, packed: bool = False) -> tuple[str, ...]:
+    """The parameters that one expert has. packed: its weights are codes, which have scales."""
+    absent = set() if gated and not interleaved else {"w3", "b3", "s3"}
     if not bias:
         absent |= {"b1", "b3", "b2"}
-    return tuple(name for name in _MEMBERS if name not in absent)
+    return tuple(name for name in (*_MEMBERS, *(SCALES if packed else ())) if name not in absent)

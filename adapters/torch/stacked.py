@@ -1,6 +1,7 @@
 """A layer whose parameters are stacked over its experts: a few tensors of three dimensions instead of hundreds.
 
-Autograd then sees only these, and a call describes them anew only when one of them has moved.
+Autograd then sees only these, and a call describes them anew only when one of them has moved. Of packed weights
+(MoeConfig.weight_format) the stacks are codes and scales, which stay as they are and have no gradients.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, Optional
 import torch
 
 from ..._library import load
-from ...errors import InvalidArgument, SluiceError
+from ...errors import InvalidArgument, SluiceError, Unsupported
 from ._native import generation
 from .call_buffers import Frame
 from .casting import CastingLayer
@@ -32,10 +33,18 @@ class StackedLayer(CastingLayer):
     leaves_out_frozen = True
 
     def __init__(
-        self, context: Context, config: MoeConfig, experts: CallbackExperts | None = None, *, views: Views
+        self,
+        context: Context,
+        config: MoeConfig,
+        experts: CallbackExperts | None = None,
+        *,
+        views: Views,
+        num_scales: int = 0,
     ) -> None:
+        """num_scales: of packed weights, how many of the last stacked tensors are scales."""
         super().__init__(context, config, experts)
         self._views = views
+        self._num_scales = num_scales
         self._made_in = generation()
         self._prepared: _Prepared | None = None
 
@@ -87,7 +96,7 @@ class StackedLayer(CastingLayer):
     def _cast_for(self, ids: torch.Tensor, flat: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Where no other rank sends rows: the experts with a route; what lies in place of the others is never read."""
         count = self.num_local_experts
-        if self._collective or not ids.is_cpu or all(tensor.dtype == self.dtype for tensor in flat):
+        if self.is_packed or self._collective or not ids.is_cpu or all(tensor.dtype == self.dtype for tensor in flat):
             return self._cast(flat)
         routed = ids.unique()
         routed = routed[(routed >= 0) & (routed < count)].long().tolist()
@@ -100,9 +109,22 @@ class StackedLayer(CastingLayer):
                     into[expert].copy_(tensor[expert])
         return cast
 
+    def _cast(self, flat: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Biases alone where weights are packed."""
+        if not self.is_packed:
+            return super()._cast(flat)
+        end = len(flat) - self._num_scales
+        biases = [n for n, tensor in enumerate(flat[:end]) if tensor.is_floating_point() and tensor.dtype != self.dtype]
+        return [t.to(self.dtype) if n in biases else t for n, t in enumerate(flat)] if biases else flat
+
     def _flatten(self, params: Any) -> tuple[list[torch.Tensor], list[int]]:
         if self.experts is not None:
             return super()._flatten(params)
+        if any(tensor.requires_grad for tensor in params[len(params) - self._num_scales :]):
+            raise Unsupported(
+                f"a scale of {self.config.weight_format} weights wants a gradient, and packed weights are frozen: "
+                "set its requires_grad to False"
+            )
         return params, []
 
     def _fill_experts(self, frame: Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor]) -> None:

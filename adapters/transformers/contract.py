@@ -14,6 +14,7 @@ import torch
 from sluice.adapters.common import activations
 from sluice.adapters.torch import Lora
 from sluice.adapters.transformers import NAME, gates, low_rank
+from sluice.adapters.transformers.packed_stack import REMEDY, form_of, is_packed
 from sluice.errors import InvalidArgument, Unsupported
 
 _FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
@@ -62,10 +63,15 @@ class Contract:
         up, down, *biases = tensors
         if self.transposed:
             up, down = (None if tensor is None else tensor.transpose(1, 2) for tensor in (up, down))
-        views = [*self._halves(up), down]
-        if self.bias:
-            views += [*self._halves(biases[0]), biases[1]]
-        return views
+        return [*self._halves(up), down, *self._biases(biases)]
+
+    def packed_views(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """The same of what packed_stack.flat gives, and s1, s3, s2. Codes and scales are never transposed."""
+        up, down, *biases, up_scales, down_scales = tensors
+        return [*self._halves(up), down, *self._biases(biases), *self._halves(up_scales), down_scales]
+
+    def _biases(self, biases: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        return [*self._halves(biases[0]), biases[1]] if self.bias else []
 
     def lora(self, factors: Sequence[low_rank.Factors | None]) -> Lora:
         """Adapters on the up and on the down stack, as the library takes them."""
@@ -208,7 +214,11 @@ def check_tensors(module: Any, contract: Contract, tensors: Sequence[torch.Tenso
             )
         if type(tensor) not in PLAIN and torch.nn.utils.parametrize.is_parametrized(module, attribute):
             raise Unsupported(f"{where} is parametrized and makes a {_kind(tensor)}: {INSTEAD}")
-        if type(tensor) not in PLAIN:
+        if is_packed(tensor) != is_packed(tensors[0]) and attribute == contract.names[1]:
+            raise Unsupported(f"{where} and {contract.names[0]} are not packed alike: load both in one format")
+        if is_packed(tensor):
+            _check_packed(where, contract, tensor)
+        elif type(tensor) not in PLAIN:
             raise Unsupported(
                 f"{where} is a {_kind(tensor)}; Sluice reads plain tensors: "
                 f"unwrap it (under expert parallelism transformers does), {OTHERWISE}"
@@ -236,9 +246,22 @@ def check_tensors(module: Any, contract: Contract, tensors: Sequence[torch.Tenso
                 f"{name}.{attribute} has shape {list(tensor.shape)}; with is_transposed={contract.transposed} and "
                 f"down_proj {list(tensors[1].shape)} it must be {list(shape)}: correct the layout, {OTHERWISE}"
             )
-    if not _are_matrices(contract, tensors):
+    if form_of(tensors) is None and not _are_matrices(contract, tensors):
         raise InvalidArgument(
             f"{name}: a matrix of {' or '.join(contract.names[:2])} has no unit stride: make it contiguous, {OTHERWISE}"
+        )
+
+
+def _check_packed(where: str, contract: Contract, tensor: Any) -> None:
+    if not contract.fused:
+        raise Unsupported(
+            f"{where} is in {tensor.form.name}, and these experts run with their own functions ({contract.reason}), "
+            f"which need plain weights; {REMEDY}"
+        )
+    if tensor.requires_grad:
+        raise Unsupported(
+            f"{where} is in {tensor.form.name} and wants a gradient, and packed weights are frozen: set its "
+            "requires_grad to False, and train adapters"
         )
 
 

@@ -32,6 +32,7 @@ from sluice.adapters.torch import (
 from sluice.adapters.transformers import NAME, low_rank, moving, precision
 from sluice.adapters.transformers import contract as contracts
 from sluice.adapters.transformers.host_experts import HostExperts, StockExperts
+from sluice.adapters.transformers.packed_stack import PackedStack, flat, form_of
 from sluice.config import Options
 from sluice.errors import InvalidArgument, Unsupported
 
@@ -170,7 +171,7 @@ class ExpertsState:
         route = weights if weights.dtype == torch.float32 else weights.float()
         with layer.context.lock:
             if layer.experts is None:
-                out = layer(tokens, kept, route, tensors, lora)
+                out = layer(tokens, kept, route, flat(tensors), lora)
             else:
                 layer.experts.bind(module, tensors)
                 try:
@@ -244,13 +245,14 @@ class ExpertsState:
         tensors = [parameters.get(name) for name in self._contract.names]  # local ones are no parameters: None
         up = tensors[0]
         if (
-            not all(type(tensor) is torch.nn.Parameter for tensor in tensors)
+            not all(type(tensor) in (torch.nn.Parameter, PackedStack) for tensor in tensors)
             or up.shape != self._up_shape
             or up.dtype is not latest.dtype
             or (ids.numel() > 0 and int(ids.min()) < 0)  # which the library would drop
         ):
             return None
-        return latest.quick(hidden, ids, weights if weights.dtype == torch.float32 else weights.float(), tensors)
+        weights = weights if weights.dtype == torch.float32 else weights.float()
+        return latest.quick(hidden, ids, weights, flat(tensors))
 
     def _layer_of(
         self, module: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, terms: low_rank.Terms | None
@@ -272,7 +274,8 @@ class ExpertsState:
             rank,
             ids.shape[-1],
             hidden.device,
-            *[(tensor.shape, tensor.dtype, tensor.device, type(tensor) in contracts.PLAIN) for tensor in tensors],
+            form_of(tensors),
+            *[(t.shape, t.dtype, t.device, type(t) in contracts.PLAIN, t.requires_grad) for t in tensors],
         )
         layer = self._layers.get(key)
         if layer is None or not layer.context.alive:
@@ -476,7 +479,11 @@ class ExpertsState:
             bias=contract.bias,
             lora_rank=lora_rank,
         )
-        return StackedLayer(context, config, views=contract.views)
+        form = form_of(tensors)
+        if form is None:
+            return StackedLayer(context, config, views=contract.views)
+        config = replace(config, weight_format=form.name, weight_block=form.block)
+        return StackedLayer(context, config, views=contract.packed_views, num_scales=2)
 
 
 def why_not_adapted(module: Any, parameter: str, terms: Sequence[low_rank.Term]) -> str:

@@ -1,4 +1,5 @@
-"""Where transformers meets Sluice: one entry each in its registries of experts and of expert-parallel transports.
+"""Where transformers meets Sluice: one entry each in its registries of experts, of expert-parallel transports and of
+quantizers.
 
 Registering costs nothing: what computes is imported with the first call.
 """
@@ -28,6 +29,10 @@ def install(module: ModuleType) -> None:
     if module.__name__.endswith("expert_parallel"):
         module.EPImplementationInterface.register(NAME, _make_transport)
         return
+    if module.__name__.endswith("quantizers.auto"):
+        module.AUTO_QUANTIZATION_CONFIG_MAPPING[NAME] = _Quantization
+        module.AUTO_QUANTIZER_MAPPING[NAME] = _make_quantizer
+        return
     interface = getattr(module, "ExpertsInterface", None)
     if interface is None:
         raise RuntimeError("this transformers has no ExpertsInterface: experts_implementation='sluice' needs 5.23")
@@ -50,8 +55,27 @@ def _make_transport(*arguments: Any) -> Any:
     return SluiceEP(*arguments)
 
 
+class _Quantization:
+    """Stands for quantizer.SluiceQuantization, and _make_quantizer for SluiceQuantizer."""
+
+    @staticmethod
+    def from_dict(config_dict: dict[str, Any]) -> Any:
+        """Of what a checkpoint's config says."""
+        from sluice.adapters.transformers.quantizer import SluiceQuantization
+
+        return SluiceQuantization(**config_dict)
+
+
+def _make_quantizer(*arguments: Any, **named: Any) -> Any:
+    from sluice.adapters.transformers.quantizer import SluiceQuantizer
+
+    return SluiceQuantizer(*arguments, **named)
+
+
 def uninstall(module: ModuleType) -> None:
     """Takes the name out again."""
     for registry in ("ExpertsInterface", "EPImplementationInterface"):
         if hasattr(module, registry):
             getattr(module, registry)._global_mapping.pop(NAME, None)
+    for registry in ("AUTO_QUANTIZATION_CONFIG_MAPPING", "AUTO_QUANTIZER_MAPPING"):
+        getattr(module, registry, {}).pop(NAME, None)

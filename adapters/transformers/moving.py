@@ -11,6 +11,7 @@ from sluice.adapters.common.migration.moving import Belongings, of_stacks
 from sluice.adapters.common.migration.rounds import ExpertMigration
 from sluice.adapters.common.optimizer_state import Gradient, Keeper, plain
 from sluice.adapters.transformers import contract as contracts
+from sluice.adapters.transformers.packed_stack import is_packed
 from sluice.errors import Unsupported
 
 
@@ -80,7 +81,10 @@ def _stacks(name: str, module: Any, names: Sequence[str], count: int) -> dict[st
                 f"{name}: of {each} this rank holds {list(local.shape)} with strides {list(local.stride())}, and not "
                 f"{count} whole experts: share each expert out to one rank (ep_size as many as there are ranks)"
             )
-        stacks[each] = parameter
+        if is_packed(local):  # frozen: no optimizer knows them, and codes and scales go as they are
+            stacks.update({f"{each} codes": local.codes, f"{each} scales": local.scales})
+        else:
+            stacks[each] = parameter
     return stacks
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from sluice.adapters.common.call_on_thread import call_on_thread
 from sluice.adapters.transformers.contract import PLAIN, Contract, numbers_of
+from sluice.adapters.transformers.packed_stack import is_packed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _SHORT = (torch.bfloat16, torch.float16)
@@ -36,7 +37,7 @@ def computes_in_f32(module: Any, contract: Contract, tensors: Sequence[torch.Ten
     False too where nothing can be asked: a class without transformers' decorator, a loop that fails on one row, or
     submodules with hooks, which would see a call that the host did not make.
     """
-    if (cast or tensors[0].dtype) not in _SHORT or not all(type(each) in PLAIN for each in tensors):
+    if (cast or tensors[0].dtype) not in _SHORT or not all(type(each) in PLAIN or is_packed(each) for each in tensors):
         return False
     own = _own_loop(module)
     if own is None:

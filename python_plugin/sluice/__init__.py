@@ -12,6 +12,7 @@ from sluice.version import __version__
 
 if TYPE_CHECKING:
     from sluice.adapters.torch.model_plan import plan_model
+    from sluice.adapters.transformers.quantizer import keep_quantised
     from sluice.decision_export import decisions, export_decisions, export_machine
     from sluice.expert_placement import experts_at_home, move_experts, start_moving_experts
     from sluice.settings import configure
@@ -24,6 +25,7 @@ __all__ = [
     "export_decisions",
     "export_machine",
     "give_back",
+    "keep_quantised",
     "move_experts",
     "plan_model",
     "start_moving_experts",
@@ -44,6 +46,10 @@ def __getattr__(name: str) -> Any:
         from sluice.adapters.torch.model_plan import plan_model
 
         return plan_model
+    if name == "keep_quantised":
+        from sluice.adapters.transformers.quantizer import keep_quantised
+
+        return keep_quantised
     if name in ("decisions", "export_decisions", "export_machine"):
         from sluice import decision_export
 

@@ -21,6 +21,7 @@ TARGETS = {
     "torch.distributed.pipelining.schedules": "sluice.adapters.pipelining.hook",
     "transformers.distributed.expert_parallel": "sluice.adapters.transformers.hook",
     "transformers.integrations.moe": "sluice.adapters.transformers.hook",
+    "transformers.quantizers.auto": "sluice.adapters.transformers.hook",
 }
 
 # What went wrong while loading; `sluice doctor` shows it.

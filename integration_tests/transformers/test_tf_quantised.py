@@ -1,0 +1,304 @@
+"""Checkpoints in MXFP4 and FP8, and others quantised while loading: experts stay in 4 or 8 bits, with the bits of the
+decoded model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sluice
+import tf_quantised
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from sluice.adapters.torch import Format, dequantise
+from sluice.adapters.transformers.packed_stack import PackedStack, is_packed
+from sluice.errors import InvalidArgument, Unsupported
+from tf_quantised import IDS, load
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+KINDS = ("gpt_oss", "qwen3_moe", "deepseek_v3")
+STACKS = ("gate_up_proj", "down_proj")
+TARGETS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+
+pytestmark = pytest.mark.usefixtures("one_gemm")
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    found = {}
+    for kind in KINDS:
+        found[kind] = tmp_path_factory.mktemp(kind)
+        tf_quantised.write(kind, found[kind])
+    return found
+
+
+def experts(model: Any) -> list[Any]:
+    return [module for module in model.modules() if isinstance(getattr(module, "is_transposed", None), bool)]
+
+
+def decoded(module: Any, name: str) -> torch.Tensor:
+    """A packed stack in float32, in the shape that it shows."""
+    stack = getattr(module, name)
+    halves = 2 if name == "gate_up_proj" and module.is_concatenated else 1
+    parts = zip(*(part.chunk(halves, 1) for part in (stack.codes, stack.scales)))
+    weight = torch.cat([dequantise(*half, stack.form, torch.float32) for half in parts], 1)
+    return weight.transpose(1, 2) if stack.transposed else weight
+
+
+def adapted(model: Any) -> Any:
+    config = LoraConfig(r=3, lora_alpha=6, target_modules=["q_proj", "o_proj"], target_parameters=TARGETS)
+    peft = get_peft_model(model, config)
+    generator = torch.Generator().manual_seed(6)
+    for name, parameter in sorted(peft.named_parameters()):
+        if "lora_" in name:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.1
+    return peft
+
+
+def step(model: Any) -> dict[str, torch.Tensor]:
+    """Logits and gradients of everything that has one."""
+    model.zero_grad(set_to_none=True)
+    out = model(input_ids=IDS, labels=IDS)
+    out.loss.backward()
+    return {"logits": out.logits.detach()} | {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_Checkpoint_KeptQuantised_TrainsAdaptersWithTheBitsOfTheDecodedModel(
+    checkpoints: dict[str, Path], kind: str, dtype: torch.dtype
+) -> None:
+    packed, dense = load(checkpoints[kind] / "packed", dtype=dtype), load(checkpoints[kind] / "dense", dtype=dtype)
+    for module in experts(packed):
+        assert all(is_packed(getattr(module, name)) and not getattr(module, name).requires_grad for name in STACKS)
+    if kind != "gpt_oss" and dtype is torch.float32:
+        # The dense one was rounded to bfloat16 on disk; each element of ours is decoded to the dtype of the model.
+        for ours, theirs in zip(experts(packed), experts(dense)):
+            for name in STACKS:
+                assert torch.equal(decoded(ours, name).bfloat16(), getattr(theirs, name).bfloat16())
+                getattr(theirs, name).data.copy_(decoded(ours, name))
+        theirs = dict(dense.named_parameters())
+        for name, parameter in packed.named_parameters():
+            if not is_packed(parameter):
+                theirs[name].data.copy_(parameter)
+    got, want = step(adapted(packed)), step(adapted(dense))
+    assert got.keys() == want.keys() and sum("lora_" in name for name in got) >= 8
+    for name, value in got.items():
+        assert torch.equal(value, want[name]), name
+    assert {found["computed_by"] for found in sluice.stats(packed)} == {"sluice"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_Checkpoint_KeptQuantisedAndSaved_HasTheSameBytes(
+    checkpoints: dict[str, Path], kind: str, tmp_path: Path
+) -> None:
+    model = load(checkpoints[kind] / "packed")
+    with torch.no_grad():
+        before = model(input_ids=IDS).logits
+    model.save_pretrained(tmp_path)
+    differing = tf_quantised.differing(checkpoints[kind] / "packed", tmp_path)
+    if kind == "gpt_oss":
+        assert differing == []
+    else:  # dense weights were decoded, and are saved so
+        assert differing and all(".experts." not in name for name in differing)
+    how = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert how["quant_method"] == ("mxfp4" if kind == "gpt_oss" else "fp8")
+    with torch.no_grad():
+        assert torch.equal(load(tmp_path)(input_ids=IDS).logits, before)
+    if kind == "gpt_oss":  # as transformers reads it alone
+        stock = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, experts_implementation="sluice",
+                                                     attn_implementation="eager")  # fmt: skip
+        with torch.no_grad():
+            assert torch.equal(stock(input_ids=IDS).logits, before)
+    other = load(checkpoints[kind] / "packed")
+    for module in experts(other):
+        module.down_proj.codes.zero_()
+    missing, unexpected = other.load_state_dict(model.state_dict())
+    assert not missing and not unexpected
+    with torch.no_grad():
+        assert torch.equal(other(input_ids=IDS).logits, before)
+
+
+class Largest(TorchDispatchMode):
+    """Bytes of the largest result that is no view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, torch.Tensor) and not is_packed(tensor) and tensor.device.type == "cpu":
+                self.found = max(self.found, 0 if function.is_view else tensor.nbytes)
+        return out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_Checkpoint_WhileItIsLoaded_NoStackIsExpanded(checkpoints: dict[str, Path], kind: str) -> None:
+    with Largest() as largest:
+        model = load(checkpoints[kind] / "packed")
+    packed = max(module.gate_up_proj.codes.nbytes for module in experts(model))
+    others = max(p.nbytes for p in model.parameters() if not is_packed(p))
+    assert largest.found <= max(packed, others)
+    total = sum(s.codes.nbytes + s.scales.nbytes for m in experts(model) for s in (m.gate_up_proj, m.down_proj))
+    elements = sum(s.numel() for m in experts(model) for s in (m.gate_up_proj, m.down_proj))
+    assert total < 0.6 * elements if kind == "gpt_oss" else total < 1.01 * elements
+
+
+@pytest.mark.parametrize("weight_format", ["mxfp4", "fp8", "int8", "int4"])
+@pytest.mark.parametrize("kind", ["gpt_oss", "qwen3_moe"])
+def test_Checkpoint_InBfloat16_IsQuantisedWhileLoadedAndSavedWithoutLoss(
+    checkpoints: dict[str, Path], kind: str, weight_format: str, tmp_path: Path
+) -> None:
+    folder = checkpoints[kind] / "dense"
+    config = AutoConfig.from_pretrained(folder)
+    if (kind, weight_format) == ("qwen3_moe", "mxfp4"):
+        with pytest.raises(Unsupported, match=r"experts.down_proj: a width of 136, and mxfp4 needs a multiple of 32"):
+            quantised(folder, config, weight_format)
+        return
+    model = quantised(folder, config, weight_format)
+    dense = load(folder, dtype=torch.float32)
+    for ours, theirs in zip(experts(model), experts(dense)):
+        for name in STACKS:
+            stack, weight = getattr(ours, name), getattr(theirs, name)
+            assert stack.form.name == weight_format and stack.shape == weight.shape
+            # Half a step of the largest number of a block.
+            bound = {"mxfp4": 1 / 6, "fp8": 1 / 28, "int8": 1 / 250, "int4": 1 / 13}[weight_format]
+            assert (decoded(ours, name) - weight).abs().max() <= bound * weight.abs().max()
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(
+        tmp_path, experts_implementation="sluice", attn_implementation="eager", dtype=torch.bfloat16
+    )
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=IDS).logits, again(input_ids=IDS).logits)
+    assert all(isinstance(getattr(module, name), PackedStack) for module in experts(again) for name in STACKS)
+
+
+def quantised(folder: Path, config: Any, weight_format: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(
+        folder, config=sluice.keep_quantised(config, weight_format, 32 if weight_format == "int4" else 0),
+        experts_implementation="sluice", attn_implementation="eager", dtype=torch.bfloat16,
+    )  # fmt: skip
+
+
+def test_Adapters_OnQuantisedExperts_AreSavedLoadedAndGenerateAsOnTheDecodedModel(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    packed, dense = (adapted(load(checkpoints["gpt_oss"] / name)) for name in ("packed", "dense"))
+    packed.save_pretrained(tmp_path)
+    again = PeftModel.from_pretrained(load(checkpoints["gpt_oss"] / "packed"), tmp_path)
+    texts = [m.generate(input_ids=IDS, max_new_tokens=6, do_sample=False) for m in (packed, dense, again)]
+    assert torch.equal(texts[0], texts[1]) and torch.equal(texts[0], texts[2])
+    with pytest.raises(Unsupported, match="no adapter can be merged into them: keep the adapter next to them"):
+        packed.merge_adapter()
+
+
+# ---- refusals ----
+
+
+def edited(folder: Path, out: Path, name: str, edit: Any) -> Path:
+    """A copy of a checkpoint with one tensor changed."""
+    out.mkdir()
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name] = edit(tensors[name])
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    (out / "config.json").write_text((folder / "config.json").read_text())
+    return out
+
+
+def test_Checkpoint_WithCodesOrScalesOfNoNumber_RefusedByName(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    def scale_of_255(scales: torch.Tensor) -> torch.Tensor:
+        scales[2, 5, 1] = 255
+        return scales
+
+    name = "model.layers.1.mlp.experts.gate_up_proj_scales"
+    folder = edited(checkpoints["gpt_oss"] / "packed", tmp_path / "a", name, scale_of_255)
+    with pytest.raises(
+        InvalidArgument, match=r"layers.1.mlp.experts.gate_up_proj: matrix 2 .* row 5, columns 32 and up"
+    ):
+        load(folder)
+
+    def code_of_nan(codes: torch.Tensor) -> torch.Tensor:
+        codes.view(torch.uint8)[130, 7] = 0x7F
+        return codes
+
+    for name, where in (
+        (
+            "mlp.experts.3.up_proj",
+            "experts.gate_up_proj: matrix 3 of the stack: weight: the fp8 code of row 130, column 7",
+        ),
+        ("self_attn.o_proj", ""),
+    ):
+        full = f"model.layers.0.{name}.weight"
+        if not where:
+            full, where = "model.layers.0.mlp.experts.0.down_proj.weight", "row 130, column 7 is 0x7f, NaN"
+        folder = edited(checkpoints["qwen3_moe"] / "packed", tmp_path / name, full, code_of_nan)
+        with pytest.raises(InvalidArgument, match=where):
+            load(folder)
+
+
+def test_Checkpoint_WhoseScalesDoNotFit_RefusedByName(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path
+    for name, text in (
+        (
+            "mlp.experts.0.gate_proj",
+            "layers.0.mlp.experts.gate_up_proj: mlp.experts.*.gate_proj.weight_scale_inv has not",
+        ),
+        ("self_attn.o_proj", r"self_attn.o_proj.weight: scales: has \[1, 1\], want \[2, 1\]"),
+    ):
+        full = f"model.layers.0.{name}.weight_scale_inv"
+        folder = edited(checkpoints["qwen3_moe"] / "packed", tmp_path / name, full, lambda scales: scales[:1].clone())
+        with pytest.raises(InvalidArgument, match=text):
+            load(folder)
+    name = "model.layers.0.mlp.experts.down_proj_scales"
+    folder = edited(checkpoints["gpt_oss"] / "packed", tmp_path / "c", name, lambda scales: scales.repeat(1, 1, 2))
+    with pytest.raises(InvalidArgument, match=r"down_proj: the checkpoint has scales \[4, 64, 2\] of torch.uint8"):
+        load(folder)
+
+
+def test_Configs_ThatCannotBeKept_RefusedByName(checkpoints: dict[str, Path]) -> None:
+    config = AutoConfig.from_pretrained(checkpoints["qwen3_moe"] / "dense")
+    for found, kind, text in (
+        (None, InvalidArgument, "not quantised, and weight_format is None: name one of mxfp4, fp8, int8, int4"),
+        ({"quant_method": "gptq"}, Unsupported, "quantised as gptq; kept are mxfp4 and fp8"),
+        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, Unsupported, r"weight_block_size .* is \[64, 64\]"),
+        (
+            {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "static"},
+            Unsupported,
+            "'static'",
+        ),
+        ({"quant_method": "sluice", "weight_format": "int2"}, InvalidArgument, "weight_format is 'int2'"),
+    ):
+        config.quantization_config = found
+        with pytest.raises(kind, match=text):
+            kept = sluice.keep_quantised(config)
+            AutoModelForCausalLM.from_pretrained(checkpoints["qwen3_moe"] / "dense", config=kept)
+    config.quantization_config = {"quant_method": "mxfp4"}
+    with pytest.raises(InvalidArgument, match="weight_format is 'fp8', but the checkpoint is quantised as mxfp4"):
+        sluice.keep_quantised(config, "fp8")
+    with pytest.raises(InvalidArgument, match="'eager', and only Sluice computes with experts in 4 or 8 bits"):
+        load(checkpoints["gpt_oss"] / "packed", "eager")
+
+
+def test_QuantisedExperts_AskedForWhatNeedsPlainWeights_RefusedByName(checkpoints: dict[str, Path]) -> None:
+    model = load(checkpoints["gpt_oss"] / "packed")
+    module = experts(model)[0]
+    with pytest.raises(Unsupported, match=r"aten::mul on mxfp4 experts \[4, 64, 64\]: only Sluice computes with them"):
+        torch.mul(module.gate_up_proj, 2)
+    module.gate_up_proj.requires_grad_(True)
+    with pytest.raises(
+        Unsupported, match="gate_up_proj is in mxfp4 and wants a gradient, and packed weights are frozen"
+    ):
+        model(input_ids=IDS)
+    module.gate_up_proj.requires_grad_(False)
+    model(input_ids=IDS)
+    module.act_fn = torch.nn.Sequential(torch.nn.SiLU())
+    module._apply_gate = lambda gate_up: torch.tanh(gate_up[..., ::2])
+    with pytest.raises(Unsupported, match="is in mxfp4, and these experts run with their own functions"):
+        model(input_ids=IDS)
+    assert Format("mxfp4").bits == 4

@@ -1,12 +1,14 @@
 /* GFLOP/s of each implementation that opens, on the GEMMs of one MoE layer. Not a test.
  *
  *   gemm_bench [--torch PATH/libtorch_cpu.so] [--rows LIST] [--forms LIST] [--dtypes LIST] [--repeats N]
- *              [--experts N] [--model-width M] [--hidden-width H] [--cpu-time] [--ref] [--json FILE]
+ *              [--weights LIST] [--experts N] [--model-width M] [--hidden-width H] [--cpu-time] [--ref] [--json FILE]
  *
  * --torch         loads torch's library first, so that "blas" finds it (MKL), as in a torch process
  * --rows          rows per expert, 8,16,32,64,128,256,512,1024,2048
  * --forms         of forward1, forward2, input2, input1, weight, weight_add; all
  * --dtypes        of f32, bf16, f16; f32,bf16
+ * --weights       of mxfp4, fp8, int8, int4: formats that "native" is measured with too, in forwards and gradients of
+ *                 inputs; none
  * --repeats       of each implementation, in turns, 5
  * --experts       GEMMs per call, each with weights of its own, 4; M and H: 1024 and 4096
  * --cpu-time      the calling thread's CPU time in place of the clock's: for one thread on a busy machine
@@ -29,18 +31,25 @@
 #include "backend/base/dtype.h"
 #include "backend/gemm/gemm.h"
 
-enum { MOST_EXPERTS = 64, MOST_REPEATS = 100, MOST_GEMMS = 6, NUM_FORMS = 6 };
+enum { MOST_EXPERTS = 64, MOST_REPEATS = 100, MOST_GEMMS = 10, NUM_FORMS = 6 };
 static const char* const form_names[NUM_FORMS] = {"forward1", "forward2", "input2", "input1", "weight", "weight_add"};
 
 typedef struct options_s {
-  const char *torch, *rows, *forms, *dtypes, *json;
+  const char *torch, *rows, *forms, *dtypes, *weights, *json;
   int64_t model_width, hidden_width, experts;
   int repeats, cpu_time, with_ref;
 } options_t;
 
 typedef struct data_s {
   char *weights, *narrow, *wide; /* [experts][M * H], [experts][r * M], [experts][r * H] */
+  char *codes, *scales;          /* of packed weights, as many bytes as elements */
 } data_t;
+
+/* A library, and how the weights are that it gets. */
+typedef struct column_s {
+  sluice_gemm_t* gemm;
+  int32_t format; /* SLUICE_PACKED_* */
+} column_t;
 
 static void fill(void* data, int64_t count, int32_t dtype) {
   uint32_t state = 1;
@@ -79,6 +88,10 @@ static int listed(const char* list, const char* word) {
   return 0;
 }
 
+static const char* label_of(const column_t* column) {
+  return column->format == SLUICE_PACKED_NO ? "plain" : sluice_packed_format(column->format)->name;
+}
+
 static int ascending(const void* a, const void* b) {
   double x = *(const double*)a;
   double y = *(const double*)b;
@@ -86,10 +99,12 @@ static int ascending(const void* a, const void* b) {
 }
 
 static sluice_gemm_problem_t problem(const options_t* o, const data_t* d, int form, int64_t r, int64_t expert,
-                                     uint64_t bytes) {
+                                     uint64_t bytes, int32_t format) {
   const int64_t m = o->model_width;
   const int64_t h = o->hidden_width;
-  void* w = d->weights + (uint64_t)(expert * m * h) * (form == 5 ? sizeof(float) : bytes);
+  const sluice_packed_format_t* f = sluice_packed_format(format);
+  void* w = f != NULL ? d->codes + sluice_packed_bytes(f->bits, m * h, expert, 0)
+                      : d->weights + (uint64_t)(expert * m * h) * (form == 5 ? sizeof(float) : bytes);
   void* x = d->narrow + (uint64_t)(expert * r * m) * bytes;
   void* y = d->wide + (uint64_t)(expert * r * h) * bytes;
   switch (form) {
@@ -101,34 +116,51 @@ static sluice_gemm_problem_t problem(const options_t* o, const data_t* d, int fo
   }
 }
 
-/* One cell of the table: every implementation in turns, one round uncounted. */
-static void measure(const options_t* o, const data_t* d, sluice_gemm_t** gemms, int count, int form, int32_t dtype,
+/* Of the weight of an expert in this form: W1 [H, M] or W2 [M, H]. */
+static sluice_packed_t packing(const options_t* o, const data_t* d, int form, int64_t expert, int32_t format) {
+  const sluice_packed_format_t* f = sluice_packed_format(format);
+  const int64_t cols = form == 0 || form == 3 ? o->model_width : o->hidden_width;
+  const int64_t elements = o->model_width * o->hidden_width;
+  const int32_t block = f->block_cols != 0 ? f->block_cols : 128;
+  return (sluice_packed_t){format, block, form < 2, d->scales + expert * elements, sluice_packed_blocks(cols, block),
+                           0};
+}
+
+/* One cell of the table: every column in turns, one round uncounted. */
+static void measure(const options_t* o, const data_t* d, const column_t* columns, int count, int form, int32_t dtype,
                     int64_t r, FILE* json) {
-  sluice_gemm_problem_t problems[MOST_EXPERTS];
-  for (int64_t e = 0; e < o->experts; ++e) {
-    problems[e] = problem(o, d, form, r, e, sluice_dtype_bytes(dtype));
-  }
+  static sluice_gemm_problem_t problems[MOST_GEMMS][MOST_EXPERTS];
+  static sluice_packed_t packed[MOST_GEMMS][MOST_EXPERTS];
   const int32_t dtype_c = form == 5 ? SLUICE_DTYPE_F32 : dtype;
-  const sluice_grouped_gemm_t list = {.problems = problems,
-                                      .count = o->experts,
-                                      .dtype_ab = dtype,
-                                      .dtype_c = dtype_c,
-                                      .beta = form == 5 ? 1.0f : 0.0f};
+  sluice_grouped_gemm_t lists[MOST_GEMMS];
+  int takes[MOST_GEMMS];
+  for (int g = 0; g < count; ++g) {
+    const int32_t format = columns[g].format;
+    for (int64_t e = 0; e < o->experts; ++e) {
+      problems[g][e] = problem(o, d, form, r, e, sluice_dtype_bytes(dtype), format);
+      if (format != SLUICE_PACKED_NO) packed[g][e] = packing(o, d, form, e, format);
+    }
+    lists[g] = (sluice_grouped_gemm_t){.problems = problems[g],
+                                       .count = o->experts,
+                                       .dtype_ab = dtype,
+                                       .dtype_c = dtype_c,
+                                       .beta = form == 5 ? 1.0f : 0.0f,
+                                       .packed = format != SLUICE_PACKED_NO ? packed[g] : NULL};
+    takes[g] = sluice_gemm_supports(columns[g].gemm, &lists[g]) && (format == SLUICE_PACKED_NO || form < 4);
+  }
   const double flop = 2.0 * (double)(r * o->model_width * o->hidden_width * o->experts);
   static double seconds[MOST_GEMMS][MOST_REPEATS];
-  int takes[MOST_GEMMS];
-  for (int g = 0; g < count; ++g) takes[g] = sluice_gemm_supports(gemms[g], &list);
   /* "auto", the last, measures beside its calls; where a class before this one has chosen already it says nothing. */
   enum { MOST_CALLS = 300 };
   const int before = num_messages;
   for (int i = 0; i < MOST_CALLS && takes[count - 1] && num_messages == before; ++i) {
-    takes[count - 1] = sluice_gemm_run(gemms[count - 1], &list) == SLUICE_OK;
+    takes[count - 1] = sluice_gemm_run(columns[count - 1].gemm, &lists[count - 1]) == SLUICE_OK;
   }
   for (int i = 0; i <= o->repeats; ++i) {
     for (int g = 0; g < count; ++g) {
       if (!takes[g]) continue;
       double begin = now(o);
-      if (sluice_gemm_run(gemms[g], &list) != SLUICE_OK) takes[g] = 0;
+      if (sluice_gemm_run(columns[g].gemm, &lists[g]) != SLUICE_OK) takes[g] = 0;
       if (i > 0) seconds[g][i - 1] = now(o) - begin;
     }
   }
@@ -145,12 +177,13 @@ static void measure(const options_t* o, const data_t* d, sluice_gemm_t** gemms, 
     printf("  %6.1f (%5.1f)", best, median);
     if (json == NULL) continue;
     fprintf(json,
-            "{\"gemm\": \"%s\", \"form\": \"%s\", \"dtype\": \"%s\", \"dtype_c\": \"%s\", \"rows\": %lld, \"experts\": "
+            "{\"gemm\": \"%s\", \"weights\": \"%s\", \"form\": \"%s\", \"dtype\": \"%s\", \"dtype_c\": \"%s\", "
+            "\"rows\": %lld, \"experts\": "
             "%lld, \"model_width\": %lld, \"hidden_width\": %lld, \"repeats\": %d, \"clock\": \"%s\", \"gflops_best\": "
             "%.1f, \"gflops_median\": %.1f}\n",
-            gemms[g]->name, form_names[form], sluice_dtype_name(dtype), sluice_dtype_name(dtype_c), (long long)r,
-            (long long)o->experts, (long long)o->model_width, (long long)o->hidden_width, o->repeats,
-            o->cpu_time ? "thread cpu" : "wall", best, median);
+            columns[g].gemm->name, label_of(&columns[g]), form_names[form], sluice_dtype_name(dtype),
+            sluice_dtype_name(dtype_c), (long long)r, (long long)o->experts, (long long)o->model_width,
+            (long long)o->hidden_width, o->repeats, o->cpu_time ? "thread cpu" : "wall", best, median);
   }
   printf("\n");
   fflush(stdout);
@@ -176,6 +209,8 @@ static int parse(int argc, char** argv, options_t* o) {
       o->forms = value;
     } else if (strcmp(argv[i], "--dtypes") == 0) {
       o->dtypes = value;
+    } else if (strcmp(argv[i], "--weights") == 0) {
+      o->weights = value;
     } else if (strcmp(argv[i], "--json") == 0) {
       o->json = value;
     } else if (strcmp(argv[i], "--repeats") == 0) {
@@ -195,10 +230,13 @@ static int parse(int argc, char** argv, options_t* o) {
          o->model_width > 0 && o->hidden_width > 0;
 }
 
-static void run(const options_t* o, const data_t* d, sluice_gemm_t** gemms, int count, int64_t most_rows, FILE* json) {
+static void run(const options_t* o, const data_t* d, const column_t* columns, int count, int64_t most_rows,
+                FILE* json) {
   static const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16};
   printf("%-30s", "GFLOP/s: best (median)    rows");
-  for (int g = 0; g < count; ++g) printf("  %14.14s", gemms[g]->name);
+  for (int g = 0; g < count; ++g) {
+    printf("  %14.14s", columns[g].format == SLUICE_PACKED_NO ? columns[g].gemm->name : label_of(&columns[g]));
+  }
   printf("\n");
   for (int t = 0; t < 3; ++t) {
     if (!listed(o->dtypes, sluice_dtype_name(dtypes[t]))) continue;
@@ -209,7 +247,7 @@ static void run(const options_t* o, const data_t* d, sluice_gemm_t** gemms, int 
       fill(d->weights, o->experts * o->model_width * o->hidden_width, form == 5 ? SLUICE_DTYPE_F32 : dtypes[t]);
       for (const char* at = o->rows; at != NULL; at = strchr(at, ',') != NULL ? strchr(at, ',') + 1 : NULL) {
         int64_t r = atoll(at);
-        if (r > 0) measure(o, d, gemms, count, form, dtypes[t], r, json);
+        if (r > 0) measure(o, d, columns, count, form, dtypes[t], r, json);
       }
     }
   }
@@ -219,6 +257,7 @@ int main(int argc, char** argv) {
   options_t o = {.rows = "8,16,32,64,128,256,512,1024,2048",
                  .forms = "forward1,forward2,input2,input1,weight,weight_add",
                  .dtypes = "f32,bf16",
+                 .weights = "",
                  .model_width = 1024,
                  .hidden_width = 4096,
                  .experts = 4,
@@ -226,7 +265,8 @@ int main(int argc, char** argv) {
   if (!parse(argc, argv, &o)) {
     fprintf(stderr,
             "usage: gemm_bench [--torch PATH/libtorch_cpu.so] [--rows LIST] [--forms LIST] [--dtypes LIST]\n"
-            "  [--repeats N] [--experts N] [--model-width M] [--hidden-width H] [--cpu-time] [--ref] [--json FILE]\n");
+            "  [--repeats N] [--weights LIST] [--experts N] [--model-width M] [--hidden-width H] [--cpu-time] [--ref] "
+            "[--json FILE]\n");
     return 2;
   }
   sluice_set_log(on_log, NULL, SLUICE_LOG_INFO);
@@ -242,27 +282,43 @@ int main(int argc, char** argv) {
   const uint64_t each[3] = {(uint64_t)(o.experts * o.model_width * o.hidden_width) * sizeof(float),
                             (uint64_t)(o.experts * most_rows * o.model_width) * sizeof(float),
                             (uint64_t)(o.experts * most_rows * o.hidden_width) * sizeof(float)};
+  const uint64_t elements = each[0] / sizeof(float);
   const data_t d = {sluice_alloc(allocator, each[0], "bench weights"), sluice_alloc(allocator, each[1], "bench rows"),
-                    sluice_alloc(allocator, each[2], "bench wide rows")};
-  if (d.weights == NULL || d.narrow == NULL || d.wide == NULL) return 1;
+                    sluice_alloc(allocator, each[2], "bench wide rows"),
+                    sluice_alloc(allocator, elements, "bench codes"),
+                    sluice_alloc(allocator, elements, "bench scales")};
+  if (d.weights == NULL || d.narrow == NULL || d.wide == NULL || d.codes == NULL || d.scales == NULL) return 1;
+  memset(d.codes, 0x35, elements);
+  memset(d.scales, 0x3f, elements); /* no NaN and no subnormal number as u8, bf16 or f32 */
   FILE* json = o.json != NULL ? fopen(o.json, "w") : NULL;
   if (o.json != NULL && json == NULL) {
     perror(o.json);
     return 1;
   }
   sluice_gemm_t* gemms[MOST_GEMMS] = {NULL};
-  int count = 0;
+  column_t columns[MOST_GEMMS];
+  int opened = 0, count = 0;
   const sluice_gemm_options_t options = {.name = "auto"};
-  if (sluice_gemm_native_create(allocator, &gemms[count]) == SLUICE_OK) ++count;
-  if (sluice_gemm_blas_create(NULL, allocator, &gemms[count]) == SLUICE_OK) ++count;
-  if (sluice_gemm_onednn_create(NULL, allocator, &gemms[count]) == SLUICE_OK) ++count;
-  if (o.with_ref && sluice_gemm_ref_create(allocator, &gemms[count]) == SLUICE_OK) ++count;
-  if (sluice_gemm_create(&options, allocator, &gemms[count]) == SLUICE_OK) ++count;
-  run(&o, &d, gemms, count, most_rows, json);
-  for (int g = 0; g < count; ++g) sluice_gemm_destroy(gemms[g]);
+  if (sluice_gemm_native_create(allocator, &gemms[opened]) == SLUICE_OK) {
+    columns[count++] = (column_t){gemms[opened], SLUICE_PACKED_NO};
+    for (int32_t format = 1; format < SLUICE_PACKED_FORMATS; ++format) {
+      if (listed(o.weights, sluice_packed_format(format)->name)) columns[count++] = (column_t){gemms[opened], format};
+    }
+    ++opened;
+  }
+  const int packed = opened;
+  if (sluice_gemm_blas_create(NULL, allocator, &gemms[opened]) == SLUICE_OK) ++opened;
+  if (sluice_gemm_onednn_create(NULL, allocator, &gemms[opened]) == SLUICE_OK) ++opened;
+  if (o.with_ref && sluice_gemm_ref_create(allocator, &gemms[opened]) == SLUICE_OK) ++opened;
+  if (sluice_gemm_create(&options, allocator, &gemms[opened]) == SLUICE_OK) ++opened;
+  for (int g = packed; g < opened; ++g) columns[count++] = (column_t){gemms[g], SLUICE_PACKED_NO};
+  run(&o, &d, columns, count, most_rows, json);
+  for (int g = 0; g < opened; ++g) sluice_gemm_destroy(gemms[g]);
   if (json != NULL) fclose(json);
   sluice_free(allocator, d.weights, each[0]);
   sluice_free(allocator, d.narrow, each[1]);
   sluice_free(allocator, d.wide, each[2]);
+  sluice_free(allocator, d.codes, elements);
+  sluice_free(allocator, d.scales, elements);
   return 0;
 }

@@ -359,6 +359,8 @@ static void any_tile(const sluice_native_tile_t* tile, sluice_native_prefetch_t*
   }
 }
 
+#include "backend/gemm/native/native_avx2_thin.inc.h"
+
 static const sluice_native_kernels_t kernels = {
     .name = "avx2",
     .max_rows = MAX_ROWS,
@@ -368,6 +370,7 @@ static const sluice_native_kernels_t kernels = {
     .pack_rows = pack_rows,
     .pack_columns = pack_columns,
     .decode = decode,
+    .thin = &thin,
 };
 
 #if defined(__clang__)

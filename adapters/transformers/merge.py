@@ -1,7 +1,8 @@
 """`sluice merge`: adds a LoRA adapter of PEFT to the weights of its checkpoint, one file of the checkpoint at a time.
 
 Never more than one file's tensors are in memory. The products are computed in float32 and rounded once to the dtype of
-the weight. `config.json` is written last, so that an interrupted merge is no checkpoint.
+the weight. A checkpoint in 4 or 8 bits becomes one in bfloat16, since merged weights do not fit its format.
+`config.json` is written last, so that an interrupted merge is no checkpoint.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from sluice.adapters.transformers.decoded import Checkpoint
 from sluice.errors import InvalidArgument, Unsupported
 from sluice.planning import command
 
@@ -36,6 +38,9 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 # of the second half, and of a stack that is one matrix.
 _HALVES = (("gate_proj", "w1"), ("up_proj", "w3"))
 _WHOLE = {"down_proj": ("down_proj", "w2"), "up_proj": ("up_proj", "w1")}
+
+INDEX = "model.safetensors.index.json"
+LARGEST_FILE = 4 << 30  # bytes that are written at a time where the weights of a file grow
 
 Update = Callable[[torch.Tensor], torch.Tensor]
 
@@ -66,32 +71,79 @@ def main(words: list[str]) -> int:
 def merge(checkpoint: Path, adapter: Path, out: Path) -> None:
     """Writes `out`. InvalidArgument and Unsupported name what is wrong before anything is written."""
     from safetensors import safe_open
-    from safetensors.torch import save_file
 
-    files = _files_of(checkpoint)
+    settings = _json(checkpoint / "config.json")
+    source = Checkpoint(checkpoint, _files_of(checkpoint), settings.get("quantization_config"))
     config = _json(adapter / "adapter_config.json")
     _check(config)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InvalidArgument(f"{out} exists: name a new folder")
+    model = _model_of(checkpoint)
     with safe_open(_there(adapter / "adapter_model.safetensors"), "pt") as factors:
         updates: dict[str, Update] = {}
-        for one in _adapted(config, factors, _model_of(checkpoint)):
-            updates.update(_updates(one, factors, {key for keys in files.values() for key in keys}))
+        for one in _adapted(config, factors, model):
+            updates.update(_updates(one, factors, {name for names in source.files.values() for name in names}))
         out.mkdir(parents=True, exist_ok=True)
-        for number, (name, keys) in enumerate(files.items(), 1):
-            command.progress(f"merge: {name}, {number} of {len(files)}")
+        writer = _Writer(out, source.is_quantised)
+        for number, (name, weights) in enumerate(source.files.items(), 1):
+            command.progress(f"merge: {name}, {number} of {len(source.files)}")
             with safe_open(checkpoint / name, "pt") as file:
-                tensors = {key: _updated(file.get_tensor(key), updates.get(key)) for key in keys}
-                save_file(tensors, out / name, metadata=file.metadata() or {"format": "pt"})
-    for path in sorted(checkpoint.iterdir(), key=lambda path: path.name == "config.json"):
-        if path.is_file() and path.name not in files:
-            shutil.copy2(path, out / path.name)
+                for key, where in weights.items():
+                    weight = source.read(file, key, where, model)
+                    dtype = weight.dtype if where.scales is None else torch.bfloat16
+                    writer.add(key, _updated(weight, updates.get(key), dtype))
+                writer.end_of(name, file.metadata())
+    _copy_others(checkpoint, out, source, settings)
     command.progress("")
-    print(f"{len(updates)} of {sum(map(len, files.values()))} tensors merged into {out}")
+    print(f"{len(updates)} of {sum(map(len, source.files.values()))} tensors merged into {out}")
 
 
-def _updated(weight: torch.Tensor, update: Update | None) -> torch.Tensor:
-    return weight if update is None else (weight.float() + update(weight)).to(weight.dtype)
+def _updated(weight: torch.Tensor, update: Update | None, dtype: torch.dtype) -> torch.Tensor:
+    return (weight if update is None else weight.float() + update(weight)).to(dtype).contiguous()
+
+
+class _Writer:
+    """Files of `out`: those of the checkpoint, or where it is quantised others, since decoded weights are larger."""
+
+    def __init__(self, out: Path, is_quantised: bool) -> None:
+        self._out, self._is_quantised = out, is_quantised
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._files: dict[str, str] = {}
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """The next weight."""
+        self._tensors[name] = tensor
+        if self._is_quantised and sum(each.nbytes for each in self._tensors.values()) >= LARGEST_FILE:
+            self._write({"format": "pt"})
+
+    def end_of(self, name: str, metadata: Any) -> None:
+        """All weights of a file of the checkpoint are there."""
+        self._write(metadata or {"format": "pt"}, None if self._is_quantised else name)
+
+    def _write(self, metadata: dict[str, str], name: str | None = None) -> None:
+        from safetensors.torch import save_file
+
+        if not self._tensors:
+            return
+        if name is None:
+            name = f"model-{len(set(self._files.values())) + 1:05d}.safetensors"
+            self._files.update(dict.fromkeys(self._tensors, name))
+            index = {"metadata": {}, "weight_map": self._files}
+            (self._out / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True))
+        save_file(self._tensors, self._out / name, metadata=metadata)
+        self._tensors = {}
+
+
+def _copy_others(checkpoint: Path, out: Path, source: Checkpoint, settings: dict[str, Any]) -> None:
+    """The rest of the folder; config.json last."""
+    for path in sorted(checkpoint.iterdir(), key=lambda path: path.name == "config.json"):
+        if not path.is_file() or path.name in source.files or (source.is_quantised and path.name == INDEX):
+            continue
+        if source.is_quantised and path.name == "config.json":
+            plain = {key: value for key, value in settings.items() if key != "quantization_config"}
+            (out / path.name).write_text(json.dumps({**plain, "dtype": "bfloat16"}, indent=2))
+        else:
+            shutil.copy2(path, out / path.name)
 
 
 # ---- the checkpoint ----
@@ -114,12 +166,6 @@ def _files_of(checkpoint: Path) -> dict[str, list[str]]:
     """Keys of each file of the checkpoint, by its name."""
     from safetensors import safe_open
 
-    quantised = _json(checkpoint / "config.json").get("quantization_config")
-    if quantised is not None:
-        raise Unsupported(
-            f"{checkpoint} is quantised ({quantised.get('quant_method')}), and a merged weight does not fit its "
-            "format: load it with dequantize=True, save_pretrained, and merge into that"
-        )
     names = sorted(path.name for path in checkpoint.glob("*.safetensors"))
     if not names:
         raise InvalidArgument(f"{checkpoint} has no .safetensors: load it and save_pretrained")

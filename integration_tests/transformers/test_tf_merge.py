@@ -98,7 +98,7 @@ def test_BadFiles_AreRefusedByName(tmp_path: Path, capsys: Any) -> None:
     assert merged(tmp_path / "other", adapter, tmp_path / "out") == 2
     assert "and the adapter has A" in capsys.readouterr().err
     config = base / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "quantization_config": {"quant_method": "mxfp4"}}))
+    config.write_text(json.dumps({**json.loads(config.read_text()), "quantization_config": {"quant_method": "gptq"}}))
     assert merged(base, adapter, tmp_path / "out") == 2
-    assert "is quantised (mxfp4)" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert "is quantised (gptq), and decoded are mxfp4" in capsys.readouterr().err and not (tmp_path / "out").exists()
     shutil.rmtree(base)

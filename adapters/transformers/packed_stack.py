@@ -86,7 +86,9 @@ class PackedStack(torch.Tensor):
 
     # ---- FSDP2: a group of one rank gathers the first tensor alone, so both travel as one ----
 
-    def fsdp_pre_all_gather(self, mesh: Any, *_: Any) -> tuple[tuple[torch.Tensor], Any]:
+    def fsdp_pre_all_gather(
+        self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
+    ) -> tuple[tuple[torch.Tensor], Any]:
         """Bytes [E, ...] of codes and scales; each part ends at a multiple of 4 bytes, as f32 scales want it."""
         parts: list[torch.Tensor] = []
         for part in (self.codes.flatten(1), self.scales.flatten(1).view(torch.uint8)):

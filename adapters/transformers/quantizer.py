@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from sluice.adapters.torch import Format, check_weights, dequantise, quantise
 from sluice.adapters.transformers import NAME
+from sluice.adapters.transformers.decoded import SUFFIXES
 from sluice.adapters.transformers.packed_stack import PackedStack, is_packed, local
 from sluice.errors import InvalidArgument, SluiceError, Unsupported
 
@@ -22,8 +23,6 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 STACKS = ("gate_up_proj", "up_proj", "down_proj")
 FORMATS = ("mxfp4", "fp8", "int8", "int4")
-# What follows the name of a stack in a checkpoint, of codes and of scales, by who wrote it.
-_SUFFIXES = {"mxfp4": ("_blocks", "_scales"), "fp8": ("", "_scale_inv"), NAME: ("_codes", "_scales")}
 
 
 def keep_quantised(config: Any, weight_format: str | None = None, weight_block: int = 0) -> Any:
@@ -52,7 +51,7 @@ def keep_quantised(config: Any, weight_format: str | None = None, weight_block: 
 
 
 def _check_original(method: str, original: dict[str, Any], weight_format: str | None) -> None:
-    if method not in _SUFFIXES:
+    if method not in SUFFIXES:
         raise Unsupported(
             f"keep_quantised: the checkpoint is quantised as {method}; kept are mxfp4 and fp8: load it with "
             "dequantize=True and save_pretrained, and keep that with weight_format"
@@ -93,7 +92,7 @@ class SluiceQuantization(QuantizationConfigMixin):
         quant_method: str = NAME,
         **unknown: Any,
     ) -> None:
-        if weight_format not in FORMATS or layout not in ("", *_SUFFIXES) or unknown:
+        if weight_format not in FORMATS or layout not in ("", *SUFFIXES) or unknown:
             raise InvalidArgument(
                 f"quantization_config of {NAME}: weight_format is {weight_format!r} (one of {', '.join(FORMATS)}), "
                 f"layout {layout!r}, and unknown are {sorted(unknown)}: load a checkpoint that save_pretrained wrote"
@@ -156,7 +155,7 @@ class Join(_Operation):
 
     def value_of(self, given: Any, patterns: Any, name: str, model: Any) -> torch.Tensor:
         """One PackedStack."""
-        ends = _SUFFIXES[self.hf_quantizer.quantization_config.layout]
+        ends = SUFFIXES[self.hf_quantizer.quantization_config.layout]
         found = [_one(value) for end in ends for key, value in given.items() if key.endswith(end)]
         if len(found) != 2:
             raise InvalidArgument(f"the checkpoint has {', '.join(given)} alone, and not {' and '.join(ends)}")
@@ -191,9 +190,30 @@ class Dense(_Operation):
             return weight.to(dtype)
         config = self.hf_quantizer.quantization_config
         config.dense.append(name.removesuffix(".weight"))
-        codes, scales = weight.view(torch.uint8), _one(given["weight_scale_inv"]).float()
+        codes, parameter = weight.view(torch.uint8), model.get_parameter_or_buffer(name)
+        if hasattr(parameter, "device_mesh"):  # its rows may begin inside of a block, whose scale another rank has
+            return _decoded_shard(codes, self.hf_quantizer.scales_of(name), parameter).to(dtype)
+        scales = _one(given["weight_scale_inv"]).float()
         check_weights(codes, scales, config.form)
         return dequantise(codes, scales, config.form, dtype)
+
+
+def _decoded_shard(codes: torch.Tensor, scales: torch.Tensor, parameter: Any) -> torch.Tensor:
+    """This rank's part of a weight in FP8, by the scales of all of it."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    wanted = [-(-size // 128) for size in parameter.shape]
+    if list(scales.shape) != wanted:
+        raise InvalidArgument(f"scales: has {list(scales.shape)}, want {wanted}")
+    shape, begin = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
+    rows, columns = ((torch.arange(size) + first) // 128 for size, first in zip(shape, begin))
+    weight = codes.view(torch.float8_e4m3fn).float() * scales.float()[rows][:, columns]
+    if not weight.isfinite().all():
+        row, column = (~weight.isfinite()).nonzero()[0].tolist()
+        raise InvalidArgument(
+            f"row {row + begin[0]}, column {column + begin[1]} is no number in fp8: make the checkpoint again"
+        )
+    return weight
 
 
 class Quantise(_Operation):
@@ -255,7 +275,20 @@ class SluiceQuantizer(HfQuantizer):
         """For those."""
         return Quantise(self)
 
-    def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
+    def scales_of(self, name: str) -> torch.Tensor:
+        """All scales of a dense weight in FP8."""
+        from safetensors import safe_open
+
+        for path in self._files:
+            with safe_open(path, "pt") as file:
+                found = {key.removeprefix("model."): key for key in file.keys() if key.endswith("_scale_inv")}
+                key = found.get(f"{name}_scale_inv".removeprefix("model."))
+                if key is not None:
+                    return file.get_tensor(key)
+        raise InvalidArgument("the checkpoint has its scales by another name, so no part of it can be decoded alone")
+
+    def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **_: Any) -> None:
+        self._files = checkpoint_files or []
         found = 0
         for name, module in _experts_of(model):
             _check_runs_here(name, module)
@@ -274,7 +307,7 @@ class SluiceQuantizer(HfQuantizer):
         if layout == "":
             return weight_conversions
         if layout != "fp8":
-            ends = _SUFFIXES[layout]
+            ends = SUFFIXES[layout]
             return [
                 *weight_conversions,
                 *[WeightConverter([stack + end for end in ends], stack, [Join(self)]) for stack in STACKS],
@@ -283,7 +316,7 @@ class SluiceQuantizer(HfQuantizer):
         for converter in weight_conversions:
             if _loads_a_stack(converter):
                 sources, targets = converter._original_source_patterns, converter._original_target_patterns
-                all_sources = [source + end for end in _SUFFIXES["fp8"] for source in sources]
+                all_sources = [source + end for end in SUFFIXES["fp8"] for source in sources]
                 converter = converter.copy(all_sources, list(targets), operations=[Stack(self)])
             updated.append(converter)
         return [*updated, WeightConverter(["weight", "weight_scale_inv"], "weight", [Dense(self)])]
@@ -313,10 +346,23 @@ class SluiceQuantizer(HfQuantizer):
         for stock in get_model_conversion_mapping(model):
             if not _loads_a_stack(stock) or stock._original_target_patterns != mine._original_target_patterns:
                 continue
-            for end in _SUFFIXES["fp8"]:
+            for end in SUFFIXES["fp8"]:
                 sources = [source + end for source in stock._original_source_patterns]
                 targets = [target + end for target in stock._original_target_patterns]
-                yield stock.copy(sources, targets, operations=list(stock.operations))
+                yield stock.copy(sources, targets, operations=[*([] if end else [_AsFloat8()]), *stock.operations])
+
+
+class _AsFloat8(ConversionOps):
+    """Codes are uint8 until they are saved, since gloo gathers no float8."""
+
+    def convert(self, input_dict: Any, *_: Any, **__: Any) -> dict[str, Any]:
+        """The same bytes."""
+        return {name: _one(value).view(torch.float8_e4m3fn) for name, value in input_dict.items()}
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        """Both ways."""
+        return self
 
 
 def _loads_a_stack(converter: Any) -> bool:
@@ -408,7 +454,7 @@ def _name_as_saved(module: Any, layout: str) -> None:
     module._register_state_dict_hook(_split)
     module._register_load_state_dict_pre_hook(_join, with_module=True)
     for stack in _packed_of(module):
-        for end in _SUFFIXES[layout]:
+        for end in SUFFIXES[layout]:
             if end:  # torch's distributed checkpoints ask for an attribute of each name
                 module.__dict__[stack + end] = None
 
@@ -421,7 +467,7 @@ def _split(module: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
             continue
         packed = local(whole)
         parts = _as_saved(packed, layout)
-        for end, part in zip(_SUFFIXES[layout], parts):
+        for end, part in zip(SUFFIXES[layout], parts):
             state[prefix + stack + end] = part if packed is whole else _sharded(part, whole)
 
 
@@ -429,8 +475,6 @@ def _as_saved(packed: PackedStack, layout: str) -> tuple[torch.Tensor, torch.Ten
     codes, scales = packed.codes.contiguous(), packed.scales.contiguous()
     if layout == "mxfp4":
         codes = codes.unflatten(2, (-1, 16))
-    if layout == "fp8":
-        codes = codes.view(torch.float8_e4m3fn)
     return codes, scales
 
 
@@ -446,7 +490,7 @@ def _sharded(part: torch.Tensor, whole: Any) -> Any:
 def _join(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
     layout = module.__dict__["_sluice_saved_layout"]
     for stack in _packed_of(module):
-        parts = [state.get(prefix + stack + end) for end in _SUFFIXES[layout]]
+        parts = [state.get(prefix + stack + end) for end in SUFFIXES[layout]]
         if any(part is None for part in parts):
             continue
         parameter = module._parameters[stack]
@@ -454,6 +498,6 @@ def _join(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
         codes, scales = (local(part) for part in parts)
         codes = codes.view(torch.uint8) if codes.dim() == 3 else codes.flatten(2)
         packed = like.like(codes, scales.view(like.scales.dtype))
-        for end in _SUFFIXES[layout]:
+        for end in SUFFIXES[layout]:
             del state[prefix + stack + end]
         state[prefix + stack] = packed if like is parameter else _sharded(packed, parameter)

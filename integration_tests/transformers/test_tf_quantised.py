@@ -4,6 +4,7 @@ decoded model."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,29 @@ import pytest
 import sluice
 import tf_quantised
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
+from rank_harness import Ranks
 from safetensors.torch import load_file, save_file
 from sluice.adapters.torch import Format, dequantise
+from sluice.adapters.transformers import merge
 from sluice.adapters.transformers.packed_stack import PackedStack, is_packed
 from sluice.errors import InvalidArgument, Unsupported
-from tf_quantised import IDS, load
+from test_tf_parallel import TransformersRanks
+from tf_quantised import IDS, adapted, experts, load, step
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 KINDS = ("gpt_oss", "qwen3_moe", "deepseek_v3")
 STACKS = ("gate_up_proj", "down_proj")
-TARGETS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
 pytestmark = pytest.mark.usefixtures("one_gemm")
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    ranks = TransformersRanks(2)
+    yield ranks
+    ranks.stop()
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +46,6 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-def experts(model: Any) -> list[Any]:
-    return [module for module in model.modules() if isinstance(getattr(module, "is_transposed", None), bool)]
-
-
 def decoded(module: Any, name: str) -> torch.Tensor:
     """A packed stack in float32, in the shape that it shows."""
     stack = getattr(module, name)
@@ -47,24 +53,6 @@ def decoded(module: Any, name: str) -> torch.Tensor:
     parts = zip(*(part.chunk(halves, 1) for part in (stack.codes, stack.scales)))
     weight = torch.cat([dequantise(*half, stack.form, torch.float32) for half in parts], 1)
     return weight.transpose(1, 2) if stack.transposed else weight
-
-
-def adapted(model: Any) -> Any:
-    config = LoraConfig(r=3, lora_alpha=6, target_modules=["q_proj", "o_proj"], target_parameters=TARGETS)
-    peft = get_peft_model(model, config)
-    generator = torch.Generator().manual_seed(6)
-    for name, parameter in sorted(peft.named_parameters()):
-        if "lora_" in name:
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.1
-    return peft
-
-
-def step(model: Any) -> dict[str, torch.Tensor]:
-    """Logits and gradients of everything that has one."""
-    model.zero_grad(set_to_none=True)
-    out = model(input_ids=IDS, labels=IDS)
-    out.loss.backward()
-    return {"logits": out.logits.detach()} | {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -198,6 +186,49 @@ def test_Adapters_OnQuantisedExperts_AreSavedLoadedAndGenerateAsOnTheDecodedMode
         packed.merge_adapter()
 
 
+@pytest.mark.parametrize("kind", ["gpt_oss", "qwen3_moe", "int8"])
+def test_Merge_IntoAQuantisedCheckpoint_GivesOneInBfloat16(
+    checkpoints: dict[str, Path], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed, dense = (checkpoints["qwen3_moe" if kind == "int8" else kind] / name for name in ("packed", "dense"))
+    if kind == "int8":
+        packed = tmp_path / "int8"
+        quantised(dense, AutoConfig.from_pretrained(dense), "int8").save_pretrained(packed)
+    adapted(load(dense)).save_pretrained(tmp_path / "adapter")
+    monkeypatch.setattr(merge, "LARGEST_FILE", 40 << 10)  # several files
+    for base in (packed, dense):
+        merge.merge(base, tmp_path / "adapter", tmp_path / "merged" / base.name)
+    ours, theirs = (load(tmp_path / "merged" / base.name) for base in (packed, dense))
+    assert len(list((tmp_path / "merged" / packed.name).glob("*.safetensors"))) > 1
+    unmerged = dict(load(dense).named_parameters())
+    theirs = dict(theirs.named_parameters())
+    for name, weight in ours.named_parameters():
+        assert weight.dtype is torch.bfloat16 and weight.shape == theirs[name].shape
+        gap, largest = (weight.float() - theirs[name].float()).abs().max(), theirs[name].float().abs().max()
+        # Decoded weights of FP8 are not rounded before the sum; in int8 they are within half a step of the dense ones.
+        assert gap <= (0 if kind == "gpt_oss" else 2**-7) * largest, name
+    stack = "model.layers.1.mlp.experts.down_proj"
+    assert (theirs[stack].float() - unmerged[stack].float()).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["at home", "moved"])
+@pytest.mark.parametrize("kind", ["gpt_oss", "qwen3_moe"])
+def test_TwoRanks_WithQuantisedExperts_TrainAdaptersWithTheBitsOfTheDecodedModel(
+    ranks: Ranks, checkpoints: dict[str, Path], kind: str, moved: bool, tmp_path: Path
+) -> None:
+    whole = load(checkpoints[kind] / "packed")
+    stacks = [getattr(module, name) for module in experts(whole) for name in STACKS]
+    total = sum(stack.codes.nbytes + stack.scales.nbytes for stack in stacks)
+    for found in ranks.run(
+        "tf_quantised:split_step", folder=str(checkpoints[kind]), moved=moved, saved=str(tmp_path / "saved")
+    ):
+        assert found["other bits"] == [] and found["zero"] == [] and found["gradients"] >= 8
+        assert found["bytes"] == total // 2
+        assert found["unchanged"] == (not moved)
+        assert all(".experts." not in name for name in found["saved otherwise"])
+        assert kind != "gpt_oss" or found["saved otherwise"] == []
+
+
 # ---- refusals ----
 
 
@@ -211,7 +242,9 @@ def edited(folder: Path, out: Path, name: str, edit: Any) -> Path:
     return out
 
 
-def test_Checkpoint_WithCodesOrScalesOfNoNumber_RefusedByName(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+def test_Checkpoint_WithCodesOrScalesOfNoNumber_RefusedByName(
+    ranks: Ranks, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
     def scale_of_255(scales: torch.Tensor) -> torch.Tensor:
         scales[2, 5, 1] = 255
         return scales
@@ -222,6 +255,9 @@ def test_Checkpoint_WithCodesOrScalesOfNoNumber_RefusedByName(checkpoints: dict[
         InvalidArgument, match=r"layers.1.mlp.experts.gate_up_proj: matrix 2 .* row 5, columns 32 and up"
     ):
         load(folder)
+
+    for text in ranks.run("tf_quantised:split_refused", folder=str(folder)):
+        assert "rank 1: model.layers.1.mlp.experts.gate_up_proj: matrix 0 of the stack" in text
 
     def code_of_nan(codes: torch.Tensor) -> torch.Tensor:
         codes.view(torch.uint8)[130, 7] = 0x7F

@@ -17,8 +17,14 @@ from pathlib import Path
 import pytest
 import torch
 
-GEMMS = ("native", "auto")
 HERE = Path(__file__).resolve()
+ROOT = HERE.parents[2]
+sys.path.append(str(ROOT / "third_party" / "test"))
+from fork_server import ForkServer  # noqa: E402
+
+# What a block imports, but for Sluice, which reads SLUICE_GEMM.
+IMPORTS = ("torch", "torch._dynamo", "transformers.models.qwen3_moe.modeling_qwen3_moe")
+GEMMS = ("native", "auto")
 
 # Of the largest value of a tensor: f32 sums in another order; 16-bit intermediates that fall on the other side.
 DISTANCE = {"float32": 64 * 2.0**-24, "bfloat16": 2 * 2.0**-8}
@@ -38,24 +44,25 @@ def _block(dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 
 @functools.cache
+def _server() -> ForkServer:
+    return ForkServer(IMPORTS, {**os.environ, "OPENBLAS_NUM_THREADS": "1"})  # NumPy's would be there at the forks
+
+
+@functools.cache
 def _run(run: int, threads: int, gemm: str) -> dict[str, dict[str, torch.Tensor]]:
     """By dtype the same block in a new process, since a selector among GEMMs is settled once per process."""
-    with tempfile.TemporaryDirectory() as folder:
-        return _run_into(Path(folder) / f"{run}.pt", threads, gemm)
-
-
-def _run_into(path: Path, threads: int, gemm: str) -> dict[str, dict[str, torch.Tensor]]:
-    environment = {**os.environ, "SLUICE_GEMM": "" if gemm == "auto" else gemm, "OMP_NUM_THREADS": str(threads)}
-    done = subprocess.run(
-        [sys.executable, str(HERE), str(path), str(threads)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-    return torch.load(path)
+    environment = {**os.environ, "SLUICE_GEMM": "" if gemm == "auto" else gemm}
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as log:
+        path = Path(folder) / f"{run}.pt"
+        process = _server().start(str(HERE), [str(path), str(threads)], environment, folder, log.fileno())
+        try:
+            code = process.wait(280)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        log.seek(0)
+        assert code == 0, log.read().decode()[-3000:]
+        return torch.load(path)
 
 
 def _has_native() -> bool:
@@ -90,7 +97,7 @@ def test_Threads_OneAndTwo_SameBitsOrWithinTheStatedDistance(gemm: str, dtype: s
 
 def _main() -> None:
     path, threads = sys.argv[1:]
-    sys.path.insert(0, str(HERE.parents[2]))
+    sys.path.insert(0, str(ROOT))
     torch.set_num_threads(int(threads))
     import sluice  # noqa: F401  (registers)
 

@@ -8,10 +8,15 @@ pairs of their row. Each rejected combination, and each fault, has a separate ro
 from __future__ import annotations
 
 import functools
+import hashlib
+import importlib.metadata
 import itertools
+import json
+import os
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +26,7 @@ Row = Mapping[str, str]  # factor: value, for all factors
 Values = str | tuple[str, ...]
 
 STOCK, SLUICE = "stock", "sluice"
+KEPT = Path(__file__).resolve().parents[2] / ".test" / "pairs"
 NOBODY = "nobody"  # these values are left out of all rows; the words say why
 ORDERS = 12
 
@@ -115,8 +121,19 @@ class Table:
 
     @functools.cached_property
     def array(self) -> list[dict[str, str]]:
-        """Rows in which all of these meet; the same in every process. The library ends where a row finds no new pair,
-        and finds others with its factors in another order."""
+        """Rows in which all of these meet; the same in every process. They are kept in .test, by all that they are made
+        of: each process that collects the tests asks for them, and they take seconds."""
+        made_of = repr((importlib.metadata.version("allpairspy"), self.factors, self.rules, self.faults))
+        kept = KEPT / hashlib.sha256(made_of.encode() + Path(__file__).read_bytes()).hexdigest()
+        if not kept.exists():
+            KEPT.mkdir(parents=True, exist_ok=True)
+            new = kept.with_suffix(f".{os.getpid()}")
+            new.write_text(json.dumps(self._array()))
+            new.rename(kept)
+        return json.loads(kept.read_text())
+
+    def _array(self) -> list[dict[str, str]]:
+        """The library ends where a row finds no new pair, and finds others with its factors in another order."""
         rows: list[dict[str, str]] = []
         usable = {  # without values that are refused by themselves, which the library would try again and again
             name: [value for value in values if self.is_allowed({name: value})] for name, values in self.factors.items()

@@ -176,7 +176,14 @@ def test_Covered_LinesAndMarkersThatDiffer_AreNamed():
         "forgotten: long, which runs instead, is not of every day",
         "gone: is not there",
     ]
-    assert covered.read()
+
+
+def test_Covered_EachTestThatALineNames_IsThere(root):
+    """Without collecting them, which a complete run does."""
+    for name in {name for line in covered.read().items() for name in line if "::" in name}:
+        path, function = name.split("::")
+        with open(os.path.join(root, path)) as file:
+            assert f"def {function}(" in file.read(), name
 
 
 def test_TemporaryFolders_AreMadeByWhatRemovesThem(root):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ class Swap:
         config.budget_bytes, config.bytes_per_second = budget, bytes_per_second
         if tier != HOST:
             # The name only has to be new: the library makes the file, and refuses one that is there.
-            name = f"sluice-swap-{os.getpid()}-{next(tempfile._get_candidate_names())}"  # type: ignore[attr-defined]
+            name = f"sluice-swap-{os.getpid()}-{secrets.token_hex(8)}"
             path = ffi.new("char[]", os.fsencode(os.path.join(tier, name)))
             config.path = path
         out = ffi.new("sluice_swap_t **")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from cases_pipe import Job
 from replaced_collectives import noted_collectives
 from sluice.adapters.deepspeed.pipeline import stage_module, stage_watch
 from sluice.adapters.deepspeed.pipeline.stage_watch import StageWatch
+from sluice.adapters.torch import offloaded as model_offloaded
 from sluice.errors import SluiceError
 
 
@@ -104,3 +106,33 @@ def refused(pipelines: Any, **job: Any) -> str:
         return f"{type(error).__name__}: {error}"
     made.end()
     return ""
+
+
+def offloaded(steps: int, pipeline: dict[str, Any], parts: Any, full: int | None = None, **job: Any) -> Any:
+    """[stock; through Sluice, whose plan offloads layers; the bytes that this rank copied; what the batch says whose disk
+    is full on rank `full`, which is run between the others]"""
+    model_offloaded.LEAST_BYTES, before = 1, model_offloaded.LEAST_BYTES
+    try:
+        stock = _trained(steps, None, parts=parts, **job)
+        made = Job(pipeline=pipeline, **{**job, "config": {**UNCLIPPED, **job.get("config", {})}})
+        torch.manual_seed(5)
+        losses, said = made.train(range(1)), ""
+        if full is not None:
+            limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+            if full == torch.distributed.get_rank():
+                resource.setrlimit(resource.RLIMIT_FSIZE, (64, limit[1]))
+            try:
+                made.train(range(50, 51))
+            except SluiceError as error:
+                said = f"{type(error).__name__}: {error}"
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        losses += made.train(range(1, steps))
+        ours = {"losses": losses, "parts": [int(bound) for bound in made.engine.module.parts]}
+        ours["evaluations"] = made.evaluate(100)
+        ours.update(made.state())
+        copies = made.engine.sluice.pipeline.stats().get("offload", {})
+        made.end()
+        return [stock, ours, copies, said]
+    finally:
+        model_offloaded.LEAST_BYTES = before

@@ -65,6 +65,45 @@ def test_PlanOfAFile_TwoStages_SameBitsAsStockCutSo(pipe2: Ranks, tmp_path: Path
     _check(answers, [0, 2, 6], set(), forwards=20)
 
 
+def _offloading(folder: Path, kinds: list[str]) -> str:
+    """A printed plan of two stages that has these kinds."""
+    plan = json.loads(Path(_printed(folder, _model(folder, 2))).read_text())
+    for layer, kind in zip(plan["layers"], kinds):
+        layer["kind"] = kind
+    path = folder / "offload.json"
+    path.write_text(json.dumps(plan))
+    return str(path)
+
+
+KINDS = ["offload", "recompute", "offload", "keep", "offload", "offload"]
+
+
+@pytest.mark.parametrize("case", TWO)
+@pytest.mark.parametrize("tier", ["host", "file"])
+def test_PlanThatOffloads_BothTiers_SameBitsAsStock(pipe2: Ranks, tmp_path: Path, case: str, tier: str) -> None:
+    keys = {"plan": _offloading(tmp_path, KINDS), "offload": "host" if tier == "host" else str(tmp_path)}
+    before = set(tmp_path.iterdir())
+    job = {"steps": 3, "stages": 2, "parts": [0, 2, 6], "pipeline": keys, **TWO[case]}
+    for stock, ours, copies, _ in pipe2.run("cases_plan:offloaded", **job):
+        for what in ("losses", "parts", "evaluations", "parameters", "optimizer"):
+            assert ours[what] == stock[what], what
+        assert copies["out_bytes"] == copies["in_bytes"] > 0 == copies["held_bytes"]
+    assert set(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("full", [0, 1])
+def test_PlanThatOffloads_FullDiskOfOneRank_FailsTheBatchOnAllAndTheNextRuns(
+    pipe2: Ranks, tmp_path: Path, full: int
+) -> None:
+    keys = {"plan": _offloading(tmp_path, KINDS), "offload": str(tmp_path)}
+    job = {"steps": 3, "stages": 2, "parts": [0, 2, 6], "pipeline": keys, "kind": "plain"}
+    for stock, ours, copies, said in pipe2.run("cases_plan:offloaded", full=full, **job):
+        assert f"{tmp_path}/sluice-swap-" in said and "File too large" in said, said
+        for what in ("losses", "evaluations", "parameters", "optimizer"):
+            assert ours[what] == stock[what], what
+        assert copies["held_bytes"] == 0
+
+
 @pytest.mark.parametrize("case", TWO)
 def test_PlanUnderABudget_RecomputesLayers_SameBitsAsStock(pipe2: Ranks, tmp_path: Path, case: str) -> None:
     plan = _printed(tmp_path, _model(tmp_path, 2), "--budget", "3000")
@@ -179,11 +218,17 @@ def test_Plan_ThatCannotBeUsed_IsRefusedOnAllRanks(pipe2: Ranks, tmp_path: Path)
     offload = json.loads(Path(_printed(tmp_path, good)).read_text())
     offload["layers"][0]["kind"] = "offload"
     (tmp_path / "offload.json").write_text(json.dumps(offload))
+    away, tied = str(tmp_path / "offload.json"), str(tmp_path / "tied.json")
+    for index, layer in enumerate(offload["layers"]):
+        layer["stage"], layer["kind"] = index // 3, "offload" if index == 2 else "keep"
+    Path(tied).write_text(json.dumps(offload))
     cases: list[tuple[list[dict[str, Any]], dict[str, Any], list[str]]] = [
         ([{"plan": str(tmp_path / "none.json")}] * 2, {}, ["none.json: No such file"] * 2),
         ([{"plan": other}] * 2, {}, ["6 layers on 4 stages, and the model has 6 on 2"] * 2),
         ([{"plan": good, "memory_budget": 300}] * 2, {}, ["OVER_BUDGET"] * 2),
-        ([{"plan": str(tmp_path / "offload.json")}] * 2, {}, ["a layer of kind 'offload'"] * 2),
+        ([{"plan": away, "offload": "/no/folder"}] * 2, {}, ["/no/folder/sluice-swap-"] * 2),
+        ([{"plan": tied}] * 2, {"kind": "ends tied"}, ["has it offloaded, and layer 2 is tied"] * 2),
+        ([{"plan": away, "separate_wgrad": True}] * 2, {}, ['take "separate_wgrad" and'] * 2),
         ([{"plan": good}] * 2, {"kind": "ends tied"}, ["tied to others by 'ends'"] * 2),
         ([{"plan": good}] * 2, {"kind": "frozen 0 1"}, ["stage 0 would have no trainable parameter of its own"] * 2),
     ]

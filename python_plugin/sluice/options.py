@@ -197,6 +197,10 @@ class PipelineOptions:
     memory_budget: int | None = option(
         values.number_of_bytes, ENGINE, _STAGES, _BYTES, "none", "what that plan may take on each stage"
     )
+    offload: str | None = option(
+        values.path, ENGINE, "it names a folder to write to", '`"host"`, the path of a folder', '`"host"`',
+        "where layers that the plan offloads copy what they save: host memory, or a file in this folder on each rank",
+    )  # fmt: skip
     separate_wgrad: bool | None = option(
         values.boolean, ENGINE, _STAGES, _YES_NO, "`true` under `zero_bubble`, else `false`",
         "weight gradients of linear layers are ops of their own ([below](#weight-gradients-apart))",
@@ -269,6 +273,10 @@ def _pipeline(key: str, value: Any) -> PipelineOptions | None:
     if found.memory_budget is not None and found.plan is None:
         raise ConfigError(
             f'"sluice": "{key}.memory_budget" bounds a plan: add "plan" with a path or "{ADAPTIVE_PLAN}" beside it'
+        )
+    if found.offload is not None and found.plan in (None, ADAPTIVE_PLAN):
+        raise ConfigError(
+            f'"sluice": "{key}.offload" is where a plan from a file offloads to: add "plan" with a path or take it out'
         )
     return found
 

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
+from sluice.adapters.deepspeed.pipeline import stage_module
 from sluice.adapters.deepspeed.pipeline.live_batch import LiveBatch
 from sluice.adapters.torch import Edge
 from sluice.errors import InvalidArgument
@@ -69,6 +70,9 @@ class EngineStage:
     def abandon(self) -> None:
         """After a batch that failed: nothing of it may reach the next one, gradients least of all."""
         engine = self._engine
+        offloaded = stage_module.offloaded_of(engine.module)
+        if offloaded is not None:
+            offloaded.reset()
         for micro_batch in list(self._slots):
             self._leave(micro_batch)
         self._losses.clear()
@@ -111,6 +115,9 @@ class EngineStage:
         """The gradients of what the stage before handed on, where they are numbers; none where nothing before is
         trained; None on the first stage."""
         engine, slot = self._engine, self._slot(micro_batch)
+        offloaded = stage_module.offloaded_of(engine.module)
+        if offloaded is not None:
+            offloaded.expect()
         if self._live:
             self._live.before_backward(_live_of(given))
         if given is None:

@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from sluice.adapters.common.migration.shipments import Content
 from sluice.adapters.torch.model_blocks import Recomputed
+from sluice.adapters.torch.offloaded import Offloaded
 from torch import nn
 
 from deepspeed.moe.sharded_moe import MOELayer
 from deepspeed.pipe import LayerSpec, TiedLayerSpec
 
 _RECOMPUTED = "_sluice_recomputed_layers"  # of a module whose plan says which layers are
+_OFFLOADED = "_sluice_offloaded_layers"  # and which are copied out
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -165,7 +167,7 @@ def replace(module: Any, parts: Sequence[int], arrived: Mapping[int, Any]) -> No
         if isinstance(function, nn.Module) and not isinstance(module._layer_specs[layer], TiedLayerSpec):
             module.fwd_map[str(layer)] = place
             module.add_module(str(layer), function)
-    _refresh_recomputed(module)
+    _refresh_switches(module)
     # The host keeps by place which layers it may compute again, and passes over a layer that has no entry.
     module.is_checkpointable_results_interval = None
     module.is_checkpointable_results = []
@@ -186,7 +188,7 @@ def set_recomputed(module: Any, layers: Iterable[int]) -> None:
     """
     known = getattr(module, _RECOMPUTED, None)
     setattr(module, _RECOMPUTED, _Recomputed(frozenset(layers), known.here if known else {}))
-    _refresh_recomputed(module)
+    _refresh_switches(module)
 
 
 def recomputed_of(module: Any) -> frozenset[int]:
@@ -215,6 +217,53 @@ def _refresh_recomputed(module: Any) -> None:
     for layer, function in wanted.items():
         if layer not in known.here:
             known.here[layer] = function, Recomputed([function])
+
+
+class _OffloadedLayers(NamedTuple):
+    """wanted: layers of all stages; here: those of this stage, switched."""
+
+    wanted: frozenset[int]
+    tier: str
+    here: Offloaded | None
+
+
+def set_offloaded(module: Any, layers: Iterable[int], tier: str) -> None:
+    """What these layers save, wherever they come to lie, is copied to the tier until their backward. Raises External
+    where the tier's file cannot be made: nothing is offloaded then."""
+    _undo_offloaded(module)
+    setattr(module, _OFFLOADED, _OffloadedLayers(frozenset(layers), tier, None))
+    _refresh_switches(module)
+
+
+def offloaded_of(module: Any) -> Offloaded | None:
+    """Those of this stage; None: it has none."""
+    known = getattr(module, _OFFLOADED, None)
+    return known.here if known else None
+
+
+def why_not_offloaded(module: Any, layer: int) -> str:
+    """Why what a layer saves cannot be copied out; "": it can. By its spec, which all ranks have."""
+    return why_not_recomputed(module, layer)
+
+
+def _undo_offloaded(module: Any) -> None:
+    known = getattr(module, _OFFLOADED, None)
+    if known is not None and known.here is not None:
+        known.here.undo()
+        setattr(module, _OFFLOADED, known._replace(here=None))
+
+
+def _refresh_switches(module: Any) -> None:
+    """Offloading is around recomputing: it is taken off first, and put on last."""
+    _undo_offloaded(module)
+    _refresh_recomputed(module)
+    known = getattr(module, _OFFLOADED, None)
+    chosen = [f"layer {layer}" for layer in layers_of(module) if known is not None and layer in known.wanted]
+    if not chosen:
+        return
+    found = {layer: function_of(module, layer) for layer in layers_of(module) if not is_tied(module, layer)}
+    modules = {f"layer {layer}": each for layer, each in found.items() if isinstance(each, nn.Module)}
+    setattr(module, _OFFLOADED, known._replace(here=Offloaded(modules, chosen, known.tier)))
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""A pipeline's plan by key: which layer runs on which stage, which layers are computed again in the backward, and the
-plans of MoE layers.
+"""A pipeline's plan by key: which layer runs on which stage, which layers are computed again in the backward, which are
+offloaded until then, and the plans of MoE layers.
 
 From a file the plan is there when the engine is: its layers lie so before the first batch.
 """
@@ -10,8 +10,9 @@ from typing import Any
 
 from sluice.adapters.deepspeed.pipeline import moving_layers, stage_module
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
+from sluice.adapters.torch.swap import HOST, Swap
 from sluice.config import Options
-from sluice.errors import SluiceError
+from sluice.errors import InvalidArgument, SluiceError
 from sluice.planning import stages, stages_chosen
 from sluice.planning.stages_chosen import Chosen
 from torch import nn
@@ -28,22 +29,31 @@ def start(engine: Any, options: Options) -> None:
         chosen = stages_chosen.read(wanted.plan, module._num_layers, module.num_stages, wanted.memory_budget)
     except SluiceError as error:
         failure = error
+    if failure is None and stages.OFFLOAD in chosen.kinds and wanted.is_apart:
+        failure = InvalidArgument(
+            "the plan has offloaded layers, whose weight gradients are computed in their backward: take "
+            '"separate_wgrad" and zero_bubble out'
+        )
     try:
-        follow(engine, chosen, options.timeout, failure.message if failure else "")
+        follow(engine, chosen, options.timeout, failure.message if failure else "", wanted.offload)
     except UnsupportedError:
         if failure is not None:
             raise failure from None
         raise
 
 
-def follow(engine: Any, chosen: Chosen, wait_s: float | None, refused: str = "") -> None:
-    """The engine's layers lie and run as it says. Between batches; collective over all ranks of the pipeline."""
+def follow(engine: Any, chosen: Chosen, wait_s: float | None, refused: str = "", offload: str | None = None) -> None:
+    """The engine's layers lie and run as it says. Between batches; collective over all ranks of the pipeline. offload:
+    the tier of offloaded layers."""
     recomputed = [layer for layer, kind in enumerate(chosen.kinds) if kind == stages.RECOMPUTE]
-    why = refused or _why_not(engine, chosen)
+    offloaded = [layer for layer, kind in enumerate(chosen.kinds) if kind == stages.OFFLOAD]
+    tier = offload or HOST
+    why = refused or _why_not(engine, chosen) or (_why_no_tier(tier) if offloaded else "")
     compared = {"kinds": list(chosen.kinds), "plans of MoE layers": [each and [*each] for each in chosen.moe]}
     moving_layers.move(engine, chosen.parts, wait_s, refused=why, compared=compared)
     moving_layers.settle(engine)
     stage_module.set_recomputed(engine.module, recomputed)
+    stage_module.set_offloaded(engine.module, offloaded, tier)
     for layer in stage_module.layers_of(engine.module):
         choice = chosen.moe[layer] if chosen.moe else None
         if choice is not None:
@@ -54,18 +64,22 @@ def _why_not(engine: Any, chosen: Chosen) -> str:
     """Why this engine cannot run so; "": it can."""
     has_plan = [choice is not None for choice in chosen.moe] or [False] * len(chosen.kinds)
     plain = [kind for kind, has in zip(chosen.kinds, has_plan) if not has]
-    other = next((kind for kind in plain if kind not in (stages.KEEP, stages.RECOMPUTE)), None)
+    other = next((kind for kind in plain if kind not in (stages.KEEP, stages.RECOMPUTE, stages.OFFLOAD)), None)
     if other is not None:
-        return f"the plan has a layer of kind '{other}': layers of a pipeline are kept or recomputed"
+        return f"the plan has a layer of kind '{other}': layers of a pipeline are kept, recomputed or offloaded"
     for layer in stage_module.layers_of(engine.module):
         why = _why_no_moe_plan(engine.module, layer) if has_plan[layer] else ""
         if why:
             return why
-    if stages.RECOMPUTE in chosen.kinds and host_recomputes(engine):
+    if {stages.RECOMPUTE, stages.OFFLOAD} & set(chosen.kinds) and host_recomputes(engine):
         return (
-            "the plan says which layers are computed again, and activation_checkpoint_interval is set: take that out "
-            'of the model and of the "pipeline" section'
+            "the plan says which layers are computed again or offloaded, and activation_checkpoint_interval is set: "
+            'take that out of the model and of the "pipeline" section'
         )
+    away = (layer for layer, kind in enumerate(chosen.kinds) if kind == stages.OFFLOAD and not has_plan[layer])
+    why = next((why for why in (stage_module.why_not_offloaded(engine.module, layer) for layer in away) if why), "")
+    if why:
+        return f"the plan has it offloaded, and {why}"
     again = (layer for layer, kind in enumerate(chosen.kinds) if kind == stages.RECOMPUTE)
     why = next((why for why in (stage_module.why_not_recomputed(engine.module, layer) for layer in again) if why), "")
     return f"the plan has it run again, and {why}" if why else ""
@@ -83,6 +97,15 @@ def _why_no_moe_plan(module: Any, layer: int) -> str:
     if len(found) != 1:
         return f"the plan has a MoE layer in layer {layer}, which has {len(found)} that run on Sluice"
     return found[0]._sluice.why_no_plan()
+
+
+def _why_no_tier(tier: str) -> str:
+    """Why this rank cannot write there; "": it can. Tried, since permissions say little about a network's folders."""
+    try:
+        Swap([False], tier).close()
+    except SluiceError as error:
+        return f"the plan has offloaded layers, and {error.message}"
+    return ""
 
 
 def host_recomputes(engine: Any) -> bool:

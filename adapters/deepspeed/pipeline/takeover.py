@@ -200,7 +200,17 @@ class Takeover:
         """Batches that went this way, and what the library says of them. Not while one runs."""
         layers = {} if self._watch is None else {"layers": self._watch.report()}
         later = {"weights_later": self._stage.num_weights_later} if isinstance(self._stage, SplitBackwardStage) else {}
-        return {"batches": self.batches, **later, **layers, "live": self.live.report(), **self.pipeline.stats()}
+        engine = self._engine()
+        offloaded = stage_module.offloaded_of(engine.module) if engine is not None else None
+        copies = {} if offloaded is None else {"offload": offloaded.stats()}
+        return {
+            "batches": self.batches,
+            **later,
+            **layers,
+            **copies,
+            "live": self.live.report(),
+            **self.pipeline.stats(),
+        }
 
     def close(self) -> None:
         """The engine's next batch is the host's own. Not collective; alike on all ranks. May be called again."""

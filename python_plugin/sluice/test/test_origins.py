@@ -55,6 +55,7 @@ REFUSED = {
     "placement.bytes_per_second": {"placement": {"bytes_per_second": "50MB"}},
     "pipeline.plan": {"pipeline": {"plan": "p.json"}},
     "pipeline.memory_budget": {"pipeline": {"memory_budget": "2GiB"}},
+    "pipeline.offload": {"pipeline": {"offload": "/tmp"}},
     "tuner.machine": {"tuner": {"machine": "m.json"}},
     "tuner.calibrate": {"tuner": {"calibrate": True}},
     "tuner.cache": {"tuner": {"cache": "/tmp/c"}},
@@ -63,7 +64,7 @@ REFUSED = {
 }
 OF_AN_ENGINE = {
     *("optimizer", "pipeline", "pipeline.enabled", "pipeline.policy", "pipeline.in_flight", "pipeline.plan"),
-    *("pipeline.memory_budget", "pipeline.separate_wgrad"),
+    *("pipeline.memory_budget", "pipeline.offload", "pipeline.separate_wgrad"),
     *("placement", "placement.interval", "placement.target", "placement.least_gain", "placement.horizon"),
     *("placement.bytes_per_second", "clip_norm"),
 }
@@ -267,7 +268,7 @@ def test_User_EveryKey_IsTaken(path: str) -> None:
 def test_KeyOfAnEngine_OfAHostThatHasNone_IsRefusedNotIgnored(path: str) -> None:
     section = REFUSED[path]
     whole = section
-    if path == "pipeline.memory_budget":  # it bounds another key
+    if path in ("pipeline.memory_budget", "pipeline.offload"):  # they go with another key
         whole = {"pipeline": {"plan": "p.json", **section["pipeline"]}}
     assert getattr(settings.of_ds_config({"enabled": True, **whole}, {}), path.partition(".")[0])
     with pytest.raises(config.ConfigError, match=f'"{path}" may come from ds_config'):

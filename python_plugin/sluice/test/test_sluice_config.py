@@ -207,7 +207,7 @@ WRONG: list[tuple[str, Any, str]] = [
     (
         "pipeline",
         {"policies": "1f1b"},
-        "'policies': known are enabled, policy, in_flight, plan, memory_budget, separate_wgrad",
+        "'policies': known are enabled, policy, in_flight, plan, memory_budget, offload, separate_wgrad",
     ),
     ("pipeline", {"policy": "1f1b_hints"}, 'did you mean "1f1b_hint"'),
     (
@@ -228,6 +228,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("pipeline", {"plan": 3}, '"pipeline.plan" must be a path'),
     ("pipeline", {"plan": "auto"}, '"pipeline.plan": the word "auto" is not used here'),
     ("pipeline", {"memory_budget": "2GiB"}, '"pipeline.memory_budget" bounds a plan: add "plan"'),
+    ("pipeline", {"plan": "adaptive", "offload": "/x"}, '"pipeline.offload" is where a plan from a file offloads to'),
+    ("pipeline", {"plan": "p.json", "offload": ""}, '"pipeline.offload" must be a path'),
     ("pipeline", {"plan": "p.json", "memory_budget": 0}, '"pipeline.memory_budget" must be bytes'),
     ("placement", True, 'must be "adaptive", "fixed", or an object'),
     ("placement", {"every": 3}, "has no key 'every': known are interval, target, least_gain, horizon"),

@@ -220,6 +220,26 @@ static void Rules_WhatIsNoEvent_IsRefused(void** state) {
   sluice_swap_order_deinit(&order);
 }
 
+/* A host that announces another backward than it runs: what has come for it stays alone on the device. */
+static void Rules_WrongBackwardAnnounced_NothingElseComes(void** state) {
+  (void)state;
+  static const int32_t swapped[3] = {1, 1, 0};
+  sluice_swap_order_t order;
+  sluice_swap_op_t ops[SLUICE_SWAP_MOST_OPS];
+  int32_t count;
+  assert_int_equal(sluice_swap_order_init(&order, swapped, 3, sluice_process_allocator()), SLUICE_OK);
+  for (int32_t k = 0; k < 2; ++k) {
+    for (int32_t layer = 0; layer < 3; ++layer)
+      assert_int_equal(sluice_swap_order_reach(&order, SLUICE_SWAP_FORWARD_ENDS, k, layer, 1, ops, 4, &count), 0);
+  }
+  assert_int_equal(sluice_swap_order_reach(&order, SLUICE_SWAP_BACKWARD_NEXT, 1, 0, 1, ops, 4, &count), 0);
+  assert_int_equal(count, 1);
+  assert_true(ops[0].kind == SLUICE_SWAP_PREFETCH && ops[0].micro_batch == 1 && ops[0].layer == 1);
+  assert_int_equal(sluice_swap_order_reach(&order, SLUICE_SWAP_BACKWARD_BEGINS, 0, 2, 1, ops, 4, &count), 0);
+  assert_int_equal(count, 0);
+  sluice_swap_order_deinit(&order);
+}
+
 /* ---- virtual time ---- */
 
 static sluice_swap_prediction_t predict(const sluice_swap_layer_t* layers, int32_t num_layers, double rate,
@@ -303,6 +323,7 @@ int main(void) {
       cmocka_unit_test(Rules_UnderEveryOrder_LeaveTwoLayersOnTheDeviceAtMost),
       cmocka_unit_test(Checker_OfAListWithAPlantedError_FindsIt),
       cmocka_unit_test(Rules_WhatIsNoEvent_IsRefused),
+      cmocka_unit_test(Rules_WrongBackwardAnnounced_NothingElseComes),
       cmocka_unit_test(VirtualTime_CopiesThatFitTheirGaps_WaitForNothing),
       cmocka_unit_test(VirtualTime_SlowLink_WaitsAsLongAsTheFormulaSays),
       cmocka_unit_test(VirtualTime_MicroBatchesInFlight_BytesAreThoseOfThePlan),

@@ -48,9 +48,14 @@ def _layers(count):
     return [_Layer(draw.uniform(0.002, 0.008), KIB * draw.randint(256, 2048)) for _ in range(count)]
 
 
-def _option(layer, again):
-    """One way to run it, measured alone."""
-    given = torch.zeros(EDGE, requires_grad=True)
+def sleeping_layer(forward_s):
+    """A layer of so many seconds, and twice as many for its backward."""
+    return _Layer(forward_s, KIB)
+
+
+def measured_seconds(layer, samples=1, again=False):
+    """Forward and backward, measured alone."""
+    given = torch.zeros(samples * EDGE, requires_grad=True)
     forwards, backwards = [], []
     for _ in range(BATCHES):
         begin = time.perf_counter()
@@ -58,6 +63,13 @@ def _option(layer, again):
         middle = time.perf_counter()
         out.backward(torch.ones_like(out))
         forwards.append(middle - begin), backwards.append(time.perf_counter() - middle)
+    return statistics.median(forwards), statistics.median(backwards)
+
+
+def _option(layer, again):
+    """One way to run it, measured alone."""
+    given = torch.zeros(EDGE, requires_grad=True)
+    forward_s, backward_s = measured_seconds(layer, again=again)
 
     def both():
         out = layer(given, again)
@@ -68,8 +80,8 @@ def _option(layer, again):
     held = line.live("middle")
     return stages.Option(
         kind=stages.RECOMPUTE if again else stages.KEEP,
-        forward_seconds=statistics.median(forwards),
-        backward_seconds=statistics.median(backwards),
+        forward_seconds=forward_s,
+        backward_seconds=backward_s,
         held_bytes=held,
         working_bytes=line.peak("start", "end") - held,
     )
@@ -81,15 +93,16 @@ def _measured(layer):
 
 
 class _Stage:
-    def __init__(self, layers, again, is_first, is_last):
+    def __init__(self, layers, again, is_first, is_last, samples=1):
         self.layers, self.again, self.is_first, self.is_last = layers, again, is_first, is_last
+        self.width = samples * EDGE
         self.flight = {}
 
     def load(self, micro_batch):
         pass
 
     def forward(self, micro_batch, given):
-        first = torch.zeros(EDGE) if self.is_first else given.tensors[0].clone()
+        first = torch.zeros(self.width) if self.is_first else given.tensors[0].clone()
         out = first.requires_grad_()
         for layer, again in zip(self.layers, self.again):
             out = layer(out, again)
@@ -98,8 +111,25 @@ class _Stage:
 
     def backward(self, micro_batch, given):
         first, out = self.flight.pop(micro_batch)
-        torch.autograd.backward(out, torch.ones(EDGE) if self.is_last else given.tensors[0])
+        torch.autograd.backward(out, torch.ones(self.width) if self.is_last else given.tensors[0])
         return None if self.is_first else Edge([first.grad])
+
+
+def run_stage(group, layers, words, stage, stages_of, samples, micro_batches, batches):
+    """(seconds of the fastest batch over all ranks, bytes that this rank sends in one). words: of the partition."""
+    own = _Stage(layers, [False] * len(layers), stage == 0, stage == stages_of - 1, samples)
+    pipeline = Pipeline(PipelineConfig("1f1b", words[:120], stage), group)
+    seconds = []
+    for _ in range(1 + batches):
+        dist.barrier()
+        begin = time.perf_counter()
+        pipeline.run(own, micro_batches)
+        dist.barrier()
+        seconds.append(time.perf_counter() - begin)
+    sent = pipeline.stats()["bytes_sent"]
+    pipeline.close()
+    assert sent % (1 + batches) == 0
+    return min(seconds[1:]), sent // (1 + batches)
 
 
 def _run(group, plan, layers, micro_batches):

@@ -99,7 +99,7 @@ class Priced:
     @property
     def recomputed(self) -> int:
         """Layers."""
-        return sum(choice.kind == "recompute" for choice in self.plan.choices)
+        return sum(choice.kind == stages.RECOMPUTE for choice in self.plan.choices)
 
     @property
     def message_bytes(self) -> list[int]:

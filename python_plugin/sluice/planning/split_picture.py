@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ..timeline.shapes import document, text
 from .planner import size
 from .split import Found, Priced
+from .stages import KEEP, RECOMPUTE
 from .stages_picture import COLOURS, LEFT, RIGHT, WIDTH, drawn
 
 HEIGHT, TOP = 220, 30
@@ -21,7 +22,7 @@ def svg(found: Found, budget: int, title: Sequence[str]) -> str:
 
 
 def _colour(each: Priced) -> str:
-    return COLOURS["recompute" if each.recomputed else "keep"]
+    return COLOURS[RECOMPUTE if each.recomputed else KEEP]
 
 
 def _frontier(found: Found, budget: int, top: float) -> list[str]:

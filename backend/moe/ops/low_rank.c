@@ -74,35 +74,40 @@ static int is_direct(const sluice_pass_t* pass, const sluice_tensor_t* t) {
          sluice_is_matrix(t->shape, sluice_tensor_stride(t, 0), sluice_tensor_stride(t, 1));
 }
 
-static void put_f32(int32_t dtype, float value, void* out) {
-  const uint16_t bf16 = sluice_f32_to_bf16(value), f16 = sluice_f32_to_f16(value);
-  const double f64 = (double)value;
-  switch (dtype) {
-    case SLUICE_DTYPE_BF16: memcpy(out, &bf16, sizeof bf16); return;
-    case SLUICE_DTYPE_F16: memcpy(out, &f16, sizeof f16); return;
-    case SLUICE_DTYPE_F64: memcpy(out, &f64, sizeof f64); return;
-    default: memcpy(out, &value, sizeof value);
+/* Row-major copies of a matrix of any strides, by loops over values of one size: hosts with B [out, r * E] have the
+ * values of an expert E elements apart, so each is a cache line of its own, and loads must not wait for each other. */
+/* NOLINTBEGIN(bugprone-macro-parentheses): types */
+#define COPY(name, from_t, to_t, convert)                                                           \
+  static void name(const sluice_tensor_t* t, void* to) {                                            \
+    const int64_t row_stride = sluice_tensor_stride(t, 0), col_stride = sluice_tensor_stride(t, 1); \
+    const from_t* data = sluice_tensor_data(t);                                                     \
+    to_t* out = to;                                                                                 \
+    for (int64_t i = 0; i < t->shape[0]; ++i, data += row_stride, out += t->shape[1]) {             \
+      for (int64_t j = 0; j < t->shape[1]; ++j) out[j] = convert(data[j * col_stride]);             \
+    }                                                                                               \
   }
-}
+/* NOLINTEND(bugprone-macro-parentheses) */
 
-/* Row-major, of the layer's dtype. */
-static void pack(int32_t dtype, const sluice_tensor_t* t, char* out) {
-  const uint64_t element = sluice_dtype_bytes(dtype), from = sluice_dtype_bytes(sluice_tensor_dtype(t));
-  const int64_t row_stride = sluice_tensor_stride(t, 0), col_stride = sluice_tensor_stride(t, 1);
-  const int is_same = sluice_tensor_dtype(t) == dtype;
-  const char* data = sluice_tensor_data(t);
-  for (int64_t i = 0; i < t->shape[0]; ++i) {
-    const char* row = data + (uint64_t)(i * row_stride) * from;
-    for (int64_t j = 0; j < t->shape[1]; ++j, out += element) {
-      const char* at = row + (uint64_t)(j * col_stride) * from;
-      float value;
-      if (is_same) {
-        memcpy(out, at, element);
-        continue;
-      }
-      memcpy(&value, at, sizeof value);
-      put_f32(dtype, value, out);
+COPY(copy_16, uint16_t, uint16_t, )
+COPY(copy_32, uint32_t, uint32_t, )
+COPY(copy_64, uint64_t, uint64_t, )
+COPY(copy_to_bf16, float, uint16_t, sluice_f32_to_bf16)
+COPY(copy_to_f16, float, uint16_t, sluice_f32_to_f16)
+COPY(copy_to_f64, float, double, (double))
+
+/* Row-major, of the layer's dtype. The factor has that dtype, or is f32. */
+static void pack(int32_t dtype, const sluice_tensor_t* t, void* out) {
+  if (sluice_tensor_dtype(t) == dtype) {
+    switch (sluice_dtype_bytes(dtype)) {
+      case 2: copy_16(t, out); return;
+      case 4: copy_32(t, out); return;
+      default: copy_64(t, out); return;
     }
+  }
+  switch (dtype) {
+    case SLUICE_DTYPE_BF16: copy_to_bf16(t, out); return;
+    case SLUICE_DTYPE_F16: copy_to_f16(t, out); return;
+    default: copy_to_f64(t, out);
   }
 }
 

@@ -20,6 +20,7 @@ from .context import Context
 from .descriptors import Descriptors
 from .experts import CallbackExperts
 from .layer_config import MoeConfig
+from .lora import Lora
 from .passes import Pass
 
 # From the stacked tensors (parameters, or gradients with None for a frozen one) to one view per member of the layer,
@@ -53,7 +54,12 @@ class StackedLayer(CastingLayer):
         self._prepared = None
 
     def quick(
-        self, tokens: torch.Tensor, expert_ids: torch.Tensor, route_weights: torch.Tensor, flat: Sequence[torch.Tensor]
+        self,
+        tokens: torch.Tensor,
+        expert_ids: torch.Tensor,
+        route_weights: torch.Tensor,
+        flat: Sequence[torch.Tensor],
+        lora: Lora | None = None,
     ) -> torch.Tensor | None:
         """Forward alone, for generation: no autograd, everything prepared that can be. None: take the usual way.
 
@@ -88,6 +94,8 @@ class StackedLayer(CastingLayer):
                 except SluiceError:
                     return None
                 frame.remember(flat)
+            if frame.factors is not None:
+                frame.factors.fill(frame.params_struct, lora, () if lora is None else tuple(lora.factors.values()))
             out = torch.empty_like(tokens)
             frame.place(shape[0], tokens, expert_ids, route_weights, out)
             status = frame.function(self._handle, frame.forward_args, frame.null, frame.null)
@@ -172,7 +180,7 @@ class _Prepared(Frame):
     """A frame whose rows are contiguous: only addresses and the number of tokens change from call to call."""
 
     def __init__(self, layer: StackedLayer, *tensors: torch.Tensor) -> None:
-        super().__init__(layer.context.placement, layer.num_local_experts, layer.members)
+        super().__init__(layer.context.placement, layer.num_local_experts, layer.members, layer.config.lora_rank > 0)
         library = load()
         self.function = library.lib.sluice_moe_forward
         self.null = library.ffi.NULL

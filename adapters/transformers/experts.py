@@ -150,8 +150,8 @@ class ExpertsState:
             except Exception as error:
                 self._refuse(error, hidden.device)
                 raise
-        if watched_by is None and self._latest is not None and terms is None:
-            found = self._quick(self._latest, module, hidden, ids, weights)
+        if watched_by is None and self._latest is not None:
+            found = self._quick(self._latest, module, hidden, ids, weights, terms)
             if found is not None:
                 return found
         if self._options is None:
@@ -236,7 +236,13 @@ class ExpertsState:
         return ids.masked_fill(ids == num_local, -1) if self._group is None and highest == num_local else ids
 
     def _quick(
-        self, latest: StackedLayer, module: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+        self,
+        latest: StackedLayer,
+        module: Any,
+        hidden: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        terms: low_rank.Terms | None,
     ) -> torch.Tensor | None:
         """A call without gradients, by the layer of the last one. None: not now."""
         if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
@@ -251,8 +257,16 @@ class ExpertsState:
             or (ids.numel() > 0 and int(ids.min()) < 0)  # which the library would drop
         ):
             return None
+        lora = None if terms is None else self._lora(terms, latest.dtype)
+        if _rank_of(lora) != latest.config.lora_rank:
+            return None
         weights = weights if weights.dtype == torch.float32 else weights.float()
-        return latest.quick(hidden, ids, weights, flat(tensors))
+        return latest.quick(hidden, ids, weights, flat(tensors), lora)
+
+    def _lora(self, terms: low_rank.Terms, dtype: torch.dtype) -> Lora:
+        contract = self.contract
+        mine = None if self._group is None else self.placement.experts_of(self._group.rank)
+        return contract.lora(low_rank.of_stacks(contract.names[:2], terms, dtype, mine, 1 / self._num_batches))
 
     def _layer_of(
         self, module: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, terms: low_rank.Terms | None
@@ -263,11 +277,8 @@ class ExpertsState:
         tensors = [getattr(module, name) for name in contract.names]
         exact = self._exact(module, contract, tensors)
         dtype = torch.float32 if exact else self._dtype(contract, hidden, tensors)
-        lora = None
-        if terms is not None:
-            mine = None if self._group is None else self.placement.experts_of(self._group.rank)
-            lora = contract.lora(low_rank.of_stacks(contract.names[:2], terms, dtype, mine, 1 / self._num_batches))
-        rank = 0 if lora is None else max(f.shape[1] for name, f in lora.factors.items() if name in ("la1", "la2"))
+        lora = None if terms is None else self._lora(terms, dtype)
+        rank = _rank_of(lora)
         key = (
             dtype,
             exact,
@@ -288,7 +299,7 @@ class ExpertsState:
         quick = (
             type(layer) is StackedLayer and self._group is None and not getattr(module, "_is_expert_parallel", False)
         )
-        self._latest, self._up_shape = (layer, tensors[0].shape) if quick and lora is None else (None, None)
+        self._latest, self._up_shape = (layer, tensors[0].shape) if quick else (None, None)
         return layer, tensors, dtype, lora
 
     def _refuse(self, error: Exception, device: torch.device) -> None:
@@ -498,6 +509,11 @@ def why_not_adapted(module: Any, parameter: str, terms: Sequence[low_rank.Term])
     if chosen != NAME or not isinstance(getattr(module, "has_gate", None), bool):
         return low_rank.NOT_OURS
     return _state_for(module).why_not_adapted(module, parameter, terms)
+
+
+def _rank_of(lora: Lora | None) -> int:
+    """The largest of an adapter's; 0: there is none."""
+    return 0 if lora is None else max(f.shape[1] for name, f in lora.factors.items() if name in ("la1", "la2"))
 
 
 def _section(module: Any) -> Any:

@@ -15,6 +15,7 @@ import pytest
 import tf_models
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from sluice.adapters.torch import StackedLayer
 from sluice.adapters.transformers import low_rank
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -196,14 +197,25 @@ def test_Bfloat16_AgainstF64_NoFurtherThanPeft(kind: str) -> None:
     assert sums["sluice"] <= 1.02 * sums["eager"], sums
 
 
-def test_Generate_WithAnAdapter_UsesIt() -> None:
+def test_Generate_WithAnAdapter_UsesIt(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pair()
 
     def generated(model: Any) -> torch.Tensor:
         return model.generate(input_ids=IDS, max_new_tokens=6, do_sample=False, pad_token_id=0)
 
+    quick: list[bool] = []
+
+    def counted(layer: Any, *arguments: Any) -> Any:
+        found = whole(layer, *arguments)
+        quick.append(found is not None and arguments[-1] is not None)
+        return found
+
+    whole = StackedLayer.quick
+    monkeypatch.setattr(StackedLayer, "quick", counted)
     generated(ours)  # the quick way is known from here on
+    quick.clear()
     assert torch.equal(generated(ours), generated(theirs))
+    assert len(quick) == 6 * 2 and all(quick)  # tokens, layers
     with ours.disable_adapter(), theirs.disable_adapter():
         without = generated(ours)
         assert torch.equal(without, generated(theirs)) and not torch.equal(

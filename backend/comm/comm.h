@@ -37,6 +37,10 @@ typedef struct sluice_comm_vtable_s {
    * buffers are borrowed until the wait. */
   sluice_status_t (*exchange_start)(sluice_comm_t* comm, const sluice_exchange_t* exchange,
                                     sluice_comm_request_t** out_request);
+  /* The same for headers, which lie in host memory on all ranks, where they do not wait for what was enqueued before:
+   * on connections of their own. exchange_wait waits for them. NULL: exchange_start. */
+  sluice_status_t (*headers_start)(sluice_comm_t* comm, const sluice_exchange_t* exchange,
+                                   sluice_comm_request_t** out_request);
   /* Waits until `deadline_ns` (sluice_now_ns clock). Consumes the request except on TIMED_OUT, where it lives on;
    * *out_peer (may be NULL) then names a rank whose message is missing, or -1. PEER_LOST and ABORTED are final.
    * TIMED_OUT is returned without a record (it ends a slice of a longer wait); other failures record themselves. */
@@ -59,6 +63,11 @@ typedef struct sluice_comm_vtable_s {
   /* Enqueues an exchange of device memory on `stream` and returns; stream-complete. NULL: host memory only. Failures
    * end the communicator and record themselves; what the device reports later comes from a later call. */
   sluice_status_t (*exchange_enqueue)(sluice_comm_t* comm, const sluice_exchange_t* exchange, sluice_stream_t stream);
+  /* Between the two, exchange_enqueue only takes note of exchanges, all for one stream, and group_end enqueues them as
+   * one operation there. `status`: of what the caller did in between; on an error nothing is enqueued. NULL: each
+   * exchange goes by itself. Both or none. */
+  void (*group_begin)(sluice_comm_t* comm);
+  sluice_status_t (*group_end)(sluice_comm_t* comm, sluice_stream_t stream, sluice_status_t status);
   /* What has become of enqueued exchanges, without waiting: after an error the communicator is aborted, and no stream
    * waits for a peer any more. NULL where exchange_enqueue is. */
   sluice_status_t (*poll)(sluice_comm_t* comm);
@@ -122,9 +131,14 @@ sluice_status_t sluice_comm_exchange_wait(sluice_comm_t* comm, sluice_comm_reque
 sluice_status_t sluice_comm_check_given_up(sluice_comm_t* comm, int32_t peer, const char* more);
 /* One, to its end. */
 sluice_status_t sluice_comm_exchange(sluice_comm_t* comm, const sluice_exchange_t* exchange, const char* phase);
+/* One of headers, to its end: of few bytes, in host memory on all ranks. */
+sluice_status_t sluice_comm_exchange_headers(sluice_comm_t* comm, const sluice_exchange_t* exchange, const char* phase);
 /* An exchange of device memory in the order of a stream; for transports that have it. */
 sluice_status_t sluice_comm_exchange_enqueue(sluice_comm_t* comm, const sluice_exchange_t* exchange,
                                              sluice_stream_t stream);
+/* What is enqueued between the two is one operation of the stream where the transport can; status as in the table. */
+void sluice_comm_group_begin(sluice_comm_t* comm);
+sluice_status_t sluice_comm_group_end(sluice_comm_t* comm, sluice_stream_t stream, sluice_status_t status);
 /* One record of every rank, at `records`: [W] of record_bytes, where the own one is filled in. NO_MEMORY and what
  * exchanges return break the communicator. */
 sluice_status_t sluice_comm_all_gather(sluice_comm_t* comm, void* records, uint64_t record_bytes, const char* phase);

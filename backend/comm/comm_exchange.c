@@ -23,14 +23,22 @@ static sluice_status_t explain_loss(sluice_comm_t* comm, sluice_status_t status)
   return sluice_error_adopt(&why);
 }
 
-sluice_status_t sluice_comm_exchange_start(sluice_comm_t* comm, const sluice_exchange_t* exchange,
-                                           sluice_comm_request_t** out_request) {
+typedef sluice_status_t (*start_fn_t)(sluice_comm_t* comm, const sluice_exchange_t* exchange,
+                                      sluice_comm_request_t** out_request);
+
+static sluice_status_t start_by(start_fn_t start, sluice_comm_t* comm, const sluice_exchange_t* exchange,
+                                sluice_comm_request_t** out_request) {
   *out_request = NULL;
   SLUICE_TRY(sluice_comm_check_usable(comm));
-  sluice_status_t status = comm->vtable->exchange_start(comm, exchange, out_request);
+  sluice_status_t status = start(comm, exchange, out_request);
   if (status != SLUICE_OK) return sluice_comm_fail_and_tell(comm, explain_loss(comm, status));
   ++comm->num_started;
   return SLUICE_OK;
+}
+
+sluice_status_t sluice_comm_exchange_start(sluice_comm_t* comm, const sluice_exchange_t* exchange,
+                                           sluice_comm_request_t** out_request) {
+  return start_by(comm->vtable->exchange_start, comm, exchange, out_request);
 }
 
 sluice_status_t sluice_comm_exchange(sluice_comm_t* comm, const sluice_exchange_t* exchange, const char* phase) {
@@ -39,11 +47,31 @@ sluice_status_t sluice_comm_exchange(sluice_comm_t* comm, const sluice_exchange_
   return sluice_comm_exchange_wait(comm, request, phase);
 }
 
+sluice_status_t sluice_comm_exchange_headers(sluice_comm_t* comm, const sluice_exchange_t* exchange,
+                                             const char* phase) {
+  sluice_comm_request_t* request;
+  const sluice_comm_vtable_t* vtable = comm->vtable;
+  SLUICE_TRY(start_by(vtable->headers_start != NULL ? vtable->headers_start : vtable->exchange_start, comm, exchange,
+                      &request));
+  return sluice_comm_exchange_wait(comm, request, phase);
+}
+
 sluice_status_t sluice_comm_exchange_enqueue(sluice_comm_t* comm, const sluice_exchange_t* exchange,
                                              sluice_stream_t stream) {
   SLUICE_TRY(sluice_comm_check_usable(comm));
   sluice_status_t status = comm->vtable->exchange_enqueue(comm, exchange, stream);
   return status == SLUICE_OK ? SLUICE_OK : sluice_comm_fail_and_tell(comm, status);
+}
+
+void sluice_comm_group_begin(sluice_comm_t* comm) {
+  if (comm->vtable->group_begin != NULL) comm->vtable->group_begin(comm);
+}
+
+sluice_status_t sluice_comm_group_end(sluice_comm_t* comm, sluice_stream_t stream, sluice_status_t status) {
+  if (comm->vtable->group_end == NULL) return status;
+  const sluice_status_t ended = comm->vtable->group_end(comm, stream, status);
+  if (status != SLUICE_OK) return status;
+  return ended == SLUICE_OK ? SLUICE_OK : sluice_comm_fail_and_tell(comm, ended);
 }
 
 static void abandon(sluice_comm_t* comm, sluice_comm_request_t* request) {

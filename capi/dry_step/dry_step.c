@@ -6,6 +6,7 @@
 
 #include "backend/base/status.h"
 #include "backend/comm/nccl/fake/fake_nccl.h"
+#include "backend/comm/tcp/tcp_side_channel.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/device/cuda/fake/fake_record.h"
 #include "backend/gemm/cublas/fake/fake_cublas.h"
@@ -226,6 +227,31 @@ static void release(rank_t* r) {
   sluice_fake_cuda_close_stream(r->stream);
 }
 
+/* ---- headers ---------------------------------------------------------------------------------------------------- */
+
+/* Those of the connections, of which every communicator has a table of its own; the same on all ranks. */
+static pthread_mutex_t headers_mutex = PTHREAD_MUTEX_INITIALIZER;
+static sluice_comm_vtable_t recorded;
+static sluice_status_t (*start_header)(sluice_comm_t* comm, const sluice_exchange_t* exchange,
+                                       sluice_comm_request_t** out_request);
+
+static sluice_status_t record_header(sluice_comm_t* comm, const sluice_exchange_t* exchange,
+                                     sluice_comm_request_t** out_request) {
+  sluice_fake_cuda_header(comm->rank);
+  return start_header(comm, exchange, out_request);
+}
+
+static sluice_status_t open_headers(sluice_comm_t* comm, sluice_comm_t** out_tcp) {
+  SLUICE_TRY(sluice_tcp_open_headers(comm, out_tcp));
+  pthread_mutex_lock(&headers_mutex);
+  start_header = (*out_tcp)->vtable->exchange_start;
+  recorded = *(*out_tcp)->vtable;
+  recorded.exchange_start = record_header;
+  (*out_tcp)->vtable = &recorded;
+  pthread_mutex_unlock(&headers_mutex);
+  return SLUICE_OK;
+}
+
 /* ---- all ranks -------------------------------------------------------------------------------------------------- */
 
 static void* phase_main(void* argument) {
@@ -312,7 +338,8 @@ sluice_status_t sluice_dry_step_run(const sluice_dry_step_t* step, FILE* out) {
   sluice_fake_cuda_make_dry();
   sluice_fake_cuda_set_memory((uint64_t)step->device_bytes);
   run.cublas = sluice_fake_cublas(1), run.cublaslt = sluice_fake_cublaslt(), run.nccl = sluice_fake_nccl();
-  run.sources = (sluice_cuda_sources_t){&run.driver, sluice_fake_cuda_image(), &run.cublas, &run.cublaslt, &run.nccl};
+  run.sources = (sluice_cuda_sources_t){&run.driver, sluice_fake_cuda_image(), &run.cublas, &run.cublaslt, &run.nccl,
+                                        open_headers};
   if (step->alter != NULL) step->alter(&run.sources);
   SLUICE_TRY(sluice_nccl_make_id(&run.nccl, &run.id));
   memset(ranks, 0, sizeof ranks);

@@ -13,6 +13,8 @@ typedef struct sluice_cuda_sources_s {
   const sluice_cublas_symbols_t* cublas;     /* copied */
   const sluice_cublaslt_symbols_t* cublaslt; /* copied; NULL: none */
   const sluice_nccl_symbols_t* nccl;         /* copied */
+  /* Of an NCCL communicator: sluice_nccl_options_t. */
+  sluice_status_t (*open_headers)(sluice_comm_t* comm, sluice_comm_t** out_tcp);
 } sluice_cuda_sources_t;
 
 /* sluice_comm_create_nccl; sources NULL: the driver and NCCL of this machine. */

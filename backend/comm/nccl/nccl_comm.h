@@ -1,9 +1,11 @@
 /* NCCL as a communicator: an exchange is one group of ncclRecv and ncclSend.
  *
- * Two ways in. exchange_enqueue puts an exchange of device buffers on the caller's stream and returns: the payload's
- * way. exchange_start and _wait are the host's way, for headers and counts: buffers in host memory go through pinned
- * and device staging on a stream of the communicator's own, and the wait polls, so that it ends by a deadline or an
- * abort.
+ * Three ways in. exchange_enqueue puts an exchange of device buffers on the caller's stream and returns: the payload's
+ * way; those between group_begin and group_end are one group. headers_start and exchange_wait are the way of headers
+ * and counts: over TCP connections that the first of them makes through NCCL, since NCCL runs a group after all groups
+ * before it. exchange_start is for all else: buffers in host memory go through pinned and device staging on a stream of
+ * the communicator's own, and the wait polls, so that it ends by a deadline or an abort. Headers go this way too where
+ * the ranks cannot make the connections, which the log says (WARN).
  *
  * The NCCL communicator is non-blocking: creation by an id returns at once, the first exchange waits for the other
  * ranks until the deadline. A split waits itself, so that the host's communicator is free again when it returns. On an
@@ -38,7 +40,9 @@ typedef struct sluice_nccl_options_s {
   void* parent; /* ncclComm_t; ranks with equal `color` form a group, config's rank is their key */
   int32_t color;
   const sluice_nccl_store_t* store; /* or NULL: then no error names a rank; copied */
-  void (*released)(void* user);     /* last, when the communicator is gone (also where create fails); or NULL */
+  /* The communicator for headers (tcp/tcp_side_channel.h), for tests another one. NULL: sluice_tcp_open_headers. */
+  sluice_status_t (*open_headers)(sluice_comm_t* comm, sluice_comm_t** out_tcp);
+  void (*released)(void* user); /* last, when the communicator is gone (also where create fails); or NULL */
   void* released_user;
 } sluice_nccl_options_t;
 

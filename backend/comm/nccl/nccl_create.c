@@ -2,11 +2,13 @@
 #include "backend/base/clock.h"
 #include "backend/comm/nccl/nccl_comm.h"
 #include "backend/comm/nccl/nccl_failure.h"
+#include "backend/comm/nccl/nccl_headers.h"
 #include "backend/comm/nccl/nccl_host.h"
 #include "backend/comm/nccl/nccl_register.h"
 #include "backend/comm/nccl/nccl_settle.h"
 #include "backend/comm/nccl/nccl_split.h"
 #include "backend/comm/nccl/nccl_state.h"
+#include "backend/comm/nccl/nccl_stream.h"
 #include "backend/comm/tcp/tcp_side_channel.h"
 
 #define FINALIZE_WAIT_NS UINT64_C(2000000000)
@@ -37,6 +39,7 @@ static void nccl_destroy(sluice_comm_t* base) {
   nccl_comm_t* comm = sluice_nccl_downcast(base);
   int is_current = sluice_cuda_enter(comm->device) == SLUICE_OK;
   sluice_nccl_note_gone(comm, "left");
+  sluice_nccl_headers_close(comm);
   end_nccl(comm);
   for (int i = 0; i < SLUICE_MAX_IN_FLIGHT; ++i) {
     sluice_comm_request_t* r = &comm->requests[i];
@@ -48,6 +51,7 @@ static void nccl_destroy(sluice_comm_t* base) {
   if (is_current) (void)sluice_cuda_leave(comm->device);
   pthread_mutex_destroy(&comm->mutex);
   sluice_free(sluice_process_allocator(), comm->requests[0].host_recv, comm->arrays_bytes);
+  sluice_nccl_forget_posted(comm);
   void (*released)(void* user) = comm->released;
   void* user = comm->released_user;
   sluice_free(sluice_process_allocator(), comm, sizeof *comm);
@@ -71,11 +75,14 @@ static void nccl_abort(sluice_comm_t* base) {
 static const sluice_comm_vtable_t nccl_vtable = {
     .destroy = nccl_destroy,
     .exchange_start = sluice_nccl_exchange_start,
+    .headers_start = sluice_nccl_headers_start,
     .exchange_wait = sluice_nccl_exchange_wait,
     .all_reduce_i64 = NULL,
     .abort = nccl_abort,
     .abandon = sluice_nccl_abandon,
     .exchange_enqueue = sluice_nccl_exchange_enqueue,
+    .group_begin = sluice_nccl_group_begin,
+    .group_end = sluice_nccl_group_end,
     .poll = sluice_nccl_poll,
     .memory_refusal = sluice_nccl_refusal_of_memory,
     .allocate = sluice_nccl_allocate,
@@ -87,6 +94,7 @@ static const sluice_comm_vtable_t nccl_vtable = {
 static const sluice_comm_vtable_t nccl_vtable_with_store = {
     .destroy = nccl_destroy,
     .exchange_start = sluice_nccl_exchange_start,
+    .headers_start = sluice_nccl_headers_start,
     .exchange_wait = sluice_nccl_exchange_wait,
     .all_reduce_i64 = NULL,
     .abort = nccl_abort,
@@ -94,6 +102,8 @@ static const sluice_comm_vtable_t nccl_vtable_with_store = {
     .lookup = nccl_lookup,
     .abandon = sluice_nccl_abandon,
     .exchange_enqueue = sluice_nccl_exchange_enqueue,
+    .group_begin = sluice_nccl_group_begin,
+    .group_end = sluice_nccl_group_end,
     .poll = sluice_nccl_poll,
     .memory_refusal = sluice_nccl_refusal_of_memory,
     .allocate = sluice_nccl_allocate,
@@ -158,6 +168,7 @@ sluice_status_t sluice_nccl_comm_create(const sluice_nccl_options_t* options, co
   comm->released = options->released;
   comm->released_user = options->released_user;
   if (options->store != NULL) comm->store = *options->store;
+  comm->open_headers = options->open_headers != NULL ? options->open_headers : sluice_tcp_open_headers;
   sluice_comm_init_base(&comm->base, options->store != NULL ? &nccl_vtable_with_store : &nccl_vtable, "nccl", &c);
   comm->nccl = *options->symbols;
   comm->device = options->device;

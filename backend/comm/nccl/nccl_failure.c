@@ -3,11 +3,17 @@
 #include <stdio.h>
 #include <string.h>
 
-void sluice_nccl_abort_group(nccl_comm_t* comm) {
+void sluice_nccl_end_kernels(nccl_comm_t* comm) {
   pthread_mutex_lock(&comm->mutex);
   if (comm->comm != NULL) (void)comm->nccl.ncclCommAbort(comm->comm);
   comm->comm = NULL;
   pthread_mutex_unlock(&comm->mutex);
+}
+
+void sluice_nccl_abort_group(nccl_comm_t* comm) {
+  sluice_comm_t* tcp = atomic_load(&comm->headers);
+  sluice_nccl_end_kernels(comm);
+  if (tcp != NULL) tcp->vtable->abort(tcp);
 }
 
 void sluice_nccl_note_gone(nccl_comm_t* comm, const char* why) {

@@ -7,6 +7,8 @@
 /* Leaves a note why this rank is gone: "aborted", "left", or "because N" when it gives up for another one's sake. */
 void sluice_nccl_note_gone(nccl_comm_t* comm, const char* why);
 /* Ends NCCL's communicator, which frees streams of kernels that wait for ever. May be repeated. */
+void sluice_nccl_end_kernels(nccl_comm_t* comm);
+/* And the connections for headers, where this rank is at fault: the others learn it at once. */
 void sluice_nccl_abort_group(nccl_comm_t* comm);
 /* Records NCCL's error, with the rank that is at fault where notes say so, and aborts. */
 sluice_status_t sluice_nccl_fail(nccl_comm_t* comm, int code, const char* what);

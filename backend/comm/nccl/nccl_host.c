@@ -3,18 +3,21 @@
 #include <string.h>
 
 #include "backend/base/clock.h"
+#include "backend/base/math.h"
 #include "backend/comm/nccl/nccl_failure.h"
+#include "backend/comm/nccl/nccl_headers.h"
 #include "backend/comm/nccl/nccl_settle.h"
 #include "backend/comm/nccl/nccl_stream.h"
 
 enum { HOST = 0, DEVICE = 1 };
+#define LEAST_STAGING UINT64_C(65536) /* to grow is to free, which waits for all exchanges on the device */
 
 static sluice_status_t reserve_staging(nccl_comm_t* comm, staging_t* s, uint64_t bytes) {
   if (bytes <= s->bytes) return SLUICE_OK;
   if (s->pinned != NULL) (void)comm->driver->cuMemFreeHost(s->pinned);
   sluice_free(comm->memory, s->on_device, s->bytes);
   *s = (staging_t){.pinned = NULL};
-  bytes = sluice_align_up(bytes);
+  bytes = sluice_align_up(sluice_max_u64(bytes, LEAST_STAGING));
   s->on_device = sluice_alloc(comm->memory, bytes, "nccl staging");
   if (s->on_device == NULL) return sluice_alloc_status();
   s->bytes = bytes;
@@ -145,6 +148,7 @@ sluice_status_t sluice_nccl_exchange_wait(sluice_comm_t* base, sluice_comm_reque
                                           int32_t* out_peer) {
   nccl_comm_t* comm = sluice_nccl_downcast(base);
   if (out_peer != NULL) *out_peer = -1;
+  if (request->header != NULL) return sluice_nccl_headers_wait(comm, request, deadline_ns, out_peer);
   SLUICE_TRY(sluice_cuda_enter(comm->device));
   sluice_status_t status = wait_staged(comm, request, deadline_ns);
   if (status == SLUICE_E_TIMED_OUT) {
@@ -156,6 +160,11 @@ sluice_status_t sluice_nccl_exchange_wait(sluice_comm_t* base, sluice_comm_reque
 }
 
 void sluice_nccl_abandon(sluice_comm_t* base, sluice_comm_request_t* request) {
-  sluice_nccl_abort_group(sluice_nccl_downcast(base));
+  nccl_comm_t* comm = sluice_nccl_downcast(base);
+  if (request->header != NULL) {
+    sluice_nccl_headers_abandon(comm, request);
+    return;
+  }
+  sluice_nccl_abort_group(comm);
   request->is_used = 0;
 }

@@ -1,5 +1,6 @@
 #include "backend/comm/nccl/nccl_settle.h"
 
+#include <sched.h>
 #include <time.h>
 
 #include "backend/base/clock.h"
@@ -7,6 +8,7 @@
 #include "backend/comm/nccl/nccl_failure.h"
 
 #define POLL_NS UINT64_C(50000)
+#define SPIN_NS UINT64_C(200000) /* most groups are launched sooner, and a nap takes longer than that */
 
 int sluice_nccl_state(nccl_comm_t* comm) {
   int state = 0;
@@ -22,19 +24,25 @@ void sluice_nccl_nap(void) {
 }
 
 sluice_status_t sluice_nccl_settle(nccl_comm_t* comm, const char* what, uint64_t deadline_ns) {
+  const uint64_t begin_ns = sluice_now_ns();
   for (;;) {
     if (atomic_load(&comm->is_aborted)) return sluice_nccl_fail_aborted(comm);
     int state = sluice_nccl_state(comm);
     if (state == 0) return SLUICE_OK;
     if (state != SLUICE_NCCL_IN_PROGRESS) return sluice_nccl_fail(comm, state, what);
-    if (sluice_now_ns() >= deadline_ns) {
+    const uint64_t now_ns = sluice_now_ns();
+    if (now_ns >= deadline_ns) {
       sluice_nccl_abort_group(comm);
       return SLUICE_FAIL_PEER(SLUICE_E_TIMED_OUT, comm->base.rank, -1,
                               "rank %d: nccl: %s took longer than %.1f s: a rank is missing, or the network between "
                               "ranks does not work; see NCCL_DEBUG=INFO on all ranks",
                               comm->base.rank, what, (double)comm->base.timeout_ns / 1e9);
     }
-    sluice_nccl_nap();
+    if (now_ns - begin_ns < SPIN_NS) {
+      (void)sched_yield();
+    } else {
+      sluice_nccl_nap();
+    }
   }
 }
 

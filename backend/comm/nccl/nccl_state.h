@@ -6,6 +6,7 @@
  * nccl_settle.c    waiting until NCCL has done in the background what it was asked
  * nccl_stream.c    exchanges in the order of a stream
  * nccl_host.c      exchanges of host memory through staging, with a wait
+ * nccl_headers.c   headers, over TCP connections
  * nccl_register.c  registered buffers: the blocks of a communicator
  * nccl_memory.c    one such block
  * nccl_library.c   the library and its version */
@@ -29,12 +30,26 @@ typedef struct staging_s {
 
 struct sluice_comm_request_s {
   int32_t is_used;
-  void* done; /* event */
+  sluice_comm_request_t* header; /* of the TCP connections: all there is of it, or NULL */
+  void* done;                    /* event */
   staging_t staging;
   void** host_recv; /* [W] where received bytes go in the wait, NULL: nothing to do */
   uint64_t* recv_bytes;
   uint64_t* recv_at; /* in the staging */
 };
+
+typedef struct sluice_nccl_message_s {
+  void* data;
+  uint64_t bytes;
+  int32_t peer, is_send;
+} sluice_nccl_message_t;
+
+/* Messages of the group that is about to be posted, in the order of its exchanges. */
+typedef struct sluice_nccl_posted_s {
+  sluice_nccl_message_t* messages;
+  int64_t count, room;
+  int32_t is_open; /* more exchanges are to come */
+} sluice_nccl_posted_t;
 
 typedef struct sluice_nccl_comm_s {
   sluice_comm_t base;
@@ -54,6 +69,10 @@ typedef struct sluice_nccl_comm_s {
   uint64_t arrays_bytes;
   char refusal_text[160];
   sluice_nccl_block_t* blocks;
+  sluice_nccl_posted_t posted;
+  sluice_status_t (*open_headers)(sluice_comm_t* comm, sluice_comm_t** out_tcp);
+  _Atomic(sluice_comm_t*) headers; /* NULL: none yet, or none at all */
+  int32_t has_connected;           /* has tried to */
   sluice_comm_request_t requests[SLUICE_MAX_IN_FLIGHT];
 } nccl_comm_t;
 

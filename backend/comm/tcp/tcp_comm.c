@@ -27,6 +27,7 @@
 #include "backend/comm/tcp/tcp_mac.h"
 #include "backend/comm/tcp/tcp_messages.h"
 #include "backend/comm/tcp/tcp_rendezvous.h"
+#include "backend/comm/tcp/tcp_side_channel.h"
 
 enum { MAX_EVENTS = 64 };
 
@@ -339,11 +340,9 @@ static sluice_status_t finish(tcp_comm_t* comm, sluice_status_t status, sluice_c
   return status;
 }
 
-sluice_status_t sluice_comm_create_tcp(sluice_comm_t* parent, const sluice_tcp_config_t* config,
-                                       sluice_comm_t** out_comm) {
-  if (out_comm == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_comm_create_tcp: out_comm is NULL");
-  *out_comm = NULL;
-  if (parent == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_comm_create_tcp: parent is NULL");
+/* kept: the parent, or NULL. */
+static sluice_status_t create_over(sluice_comm_t* parent, sluice_comm_t* kept, const sluice_tcp_config_t* config,
+                                   sluice_comm_t** out_comm) {
   tcp_comm_t* comm = allocate(parent->world_size);
   if (comm == NULL) {
     const sluice_status_t status = sluice_alloc_status();
@@ -354,13 +353,26 @@ sluice_status_t sluice_comm_create_tcp(sluice_comm_t* parent, const sluice_tcp_c
                                      .world_size = parent->world_size,
                                      .timeout_ns = parent->timeout_ns,
                                      .warn_ns = parent->warn_ns};
-  sluice_status_t status = prepare(comm, parent, &base, config);
+  sluice_status_t status = prepare(comm, kept, &base, config);
   status = sluice_tcp_connect(parent, &comm->way, status, comm->frames.sockets);
   if (status == SLUICE_OK) {
     status = watch_peers(comm);
     if (status != SLUICE_OK) sluice_comm_abort(parent); /* the others have agreed that all connections stand */
   }
   return finish(comm, status, out_comm);
+}
+
+sluice_status_t sluice_comm_create_tcp(sluice_comm_t* parent, const sluice_tcp_config_t* config,
+                                       sluice_comm_t** out_comm) {
+  if (out_comm == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_comm_create_tcp: out_comm is NULL");
+  *out_comm = NULL;
+  if (parent == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_comm_create_tcp: parent is NULL");
+  return create_over(parent, parent, config, out_comm);
+}
+
+sluice_status_t sluice_tcp_open_headers(sluice_comm_t* comm, sluice_comm_t** out_tcp) {
+  *out_tcp = NULL;
+  return create_over(comm, NULL, NULL, out_tcp);
 }
 
 /* ---- without a parent -------------------------------------------------------------------------------------------- */

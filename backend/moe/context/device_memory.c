@@ -34,6 +34,12 @@ static sluice_status_t exchange(sluice_context_t* context, const sluice_exchange
   return sluice_comm_exchange_enqueue(context->comm, exchange, stream);
 }
 
+static void begin_group(sluice_context_t* context) { sluice_comm_group_begin(context->comm); }
+
+static sluice_status_t end_group(sluice_context_t* context, sluice_stream_t stream, sluice_status_t status) {
+  return sluice_comm_group_end(context->comm, stream, status);
+}
+
 /* There are no pages of the host's. */
 static void advise(const sluice_tensor_t* tensor) { (void)tensor; }
 static void advise_slices(const sluice_tensor_t* const* lists, int32_t num_lists, int32_t count,
@@ -88,6 +94,8 @@ const sluice_row_memory_t sluice_rows_in_device_memory = {.is_device = 1,
                                                           .copy = copy,
                                                           .read = read,
                                                           .exchange = exchange,
+                                                          .begin_group = begin_group,
+                                                          .end_group = end_group,
                                                           .advise = advise,
                                                           .advise_slices = advise_slices,
                                                           .take_scratch = take_scratch,

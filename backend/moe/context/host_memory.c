@@ -42,6 +42,13 @@ static sluice_status_t exchange(sluice_context_t* context, const sluice_exchange
   return sluice_comm_exchange_start(context->comm, exchange, out_request);
 }
 
+/* Two requests may be in flight, each by itself. */
+static void begin_group(sluice_context_t* context) { (void)context; }
+static sluice_status_t end_group(sluice_context_t* context, sluice_stream_t stream, sluice_status_t status) {
+  (void)context, (void)stream;
+  return status;
+}
+
 /* All of it lies in one arena. */
 static sluice_status_t take_scratch(sluice_pass_memory_t* memory, uint64_t total, uint64_t scalars,
                                     sluice_arena_t** out_host, uint64_t* out_with_rows) {
@@ -92,6 +99,8 @@ const sluice_row_memory_t sluice_rows_in_host_memory = {.counts_host_memory = 1,
                                                         .copy = copy,
                                                         .read = read,
                                                         .exchange = exchange,
+                                                        .begin_group = begin_group,
+                                                        .end_group = end_group,
                                                         .advise = sluice_pages_advise_tensor,
                                                         .advise_slices = sluice_pages_advise_slices,
                                                         .take_scratch = take_scratch,

@@ -32,6 +32,10 @@ typedef struct sluice_row_memory_s {
   /* Posts an exchange of rows. *out_request: to be waited for; NULL where it is in the stream. */
   sluice_status_t (*exchange)(sluice_context_t* context, const sluice_exchange_t* exchange, sluice_stream_t stream,
                               sluice_comm_request_t** out_request);
+  /* Exchanges posted between the two are one operation of the stream, where rows lie in a device's memory. `status`: of
+   * what happened in between, returned unless it is OK. */
+  void (*begin_group)(sluice_context_t* context);
+  sluice_status_t (*end_group)(sluice_context_t* context, sluice_stream_t stream, sluice_status_t status);
   /* Fresh pages are about to be written. */
   void (*advise)(const sluice_tensor_t* tensor);
   void (*advise_slices)(const sluice_tensor_t* const* lists, int32_t num_lists, int32_t count,

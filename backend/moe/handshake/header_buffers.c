@@ -23,5 +23,5 @@ sluice_status_t sluice_header_buffers_take(sluice_context_t* context, sluice_hea
 
 sluice_status_t sluice_header_exchange(sluice_comm_t* comm, const sluice_exchange_arrays_t* arrays, const char* phase) {
   const sluice_exchange_t exchange = sluice_exchange_of(arrays);
-  return sluice_comm_exchange(comm, &exchange, phase);
+  return sluice_comm_exchange_headers(comm, &exchange, phase);
 }

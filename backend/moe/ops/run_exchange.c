@@ -27,10 +27,14 @@ static sluice_status_t start_scalars(sluice_pass_t* pass, const sluice_op_t* op,
   }
 }
 
+/* On a device the rows and scalars of an op are one group of messages. */
 static sluice_status_t run_alone(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
   sluice_transfer_t rows = {0}, scalars = {0};
-  SLUICE_TRY(start_rows(pass, op, &rows));
-  SLUICE_TRY(start_scalars(pass, op, &scalars));
+  const sluice_row_memory_t* memory = pass->context->rows;
+  memory->begin_group(pass->context);
+  sluice_status_t status = start_rows(pass, op, &rows);
+  if (status == SLUICE_OK) status = start_scalars(pass, op, &scalars);
+  SLUICE_TRY(memory->end_group(pass->context, sluice_pass_stream(pass, op), status));
   pass->times[index].bytes = rows.bytes + scalars.bytes;
   SLUICE_TRY(sluice_finish(pass, op, &rows));
   return sluice_finish(pass, op, &scalars);
@@ -63,15 +67,18 @@ static sluice_status_t close_group(sluice_pass_t* pass, const sluice_op_t* op, i
   const sluice_op_t* first = op - 1;
   sluice_transfer_t opened = {.request = pass->opened}, rows = {0}, scalars[2] = {{0}, {0}};
   pass->opened = NULL;
+  const sluice_row_memory_t* memory = pass->context->rows;
+  memory->begin_group(pass->context);
   sluice_status_t status = start_rows(pass, op, &rows);
   if (status != SLUICE_OK) { /* the communicator is broken: what is under way is put away */
     (void)sluice_finish(pass, first, &opened);
-    return status;
+    return memory->end_group(pass->context, sluice_pass_stream(pass, op), status);
   }
-  SLUICE_TRY(sluice_finish(pass, first, &opened));
-  SLUICE_TRY(sluice_finish(pass, op, &rows));
-  SLUICE_TRY(start_scalars(pass, first, &scalars[0]));
-  SLUICE_TRY(start_scalars(pass, op, &scalars[1]));
+  status = sluice_finish(pass, first, &opened);
+  if (status == SLUICE_OK) status = sluice_finish(pass, op, &rows);
+  if (status == SLUICE_OK) status = start_scalars(pass, first, &scalars[0]);
+  if (status == SLUICE_OK) status = start_scalars(pass, op, &scalars[1]);
+  SLUICE_TRY(memory->end_group(pass->context, sluice_pass_stream(pass, op), status));
   pass->times[index - 1].bytes += scalars[0].bytes;
   pass->times[index].bytes = rows.bytes + scalars[1].bytes;
   SLUICE_TRY(sluice_finish(pass, first, &scalars[0]));

@@ -48,6 +48,7 @@ class Rank:
     blocked: Any = None
     streams: dict[int, Stream] = field(default_factory=dict)
     tickets: frozenset[int] = frozenset()  # that it records
+    headers: int = 0  # that its host has come to
     done: dict[int, float] = field(default_factory=dict)  # those that have passed, and when
     alone: dict[str, float] = field(default_factory=dict)  # seconds of works, by kind
     busy: float = 0.0  # with any work
@@ -127,6 +128,7 @@ class Clock:
             key: {*ranks, *(part[0] for parts in ranks.values() for part in parts)}
             for key, ranks in self.groups.items()
         }
+        self.header_at: dict[int, float] = {}  # when the last host has come to it
         self.open: dict[tuple[int, int], set[int]] = {}  # ranks that have come to a group
         self.ended: dict[tuple[int, int], int] = {}  # (communicator, rank): the next number
         for comm, number in sorted(self.groups, reverse=True):
@@ -147,7 +149,11 @@ class Clock:
             if step is None:
                 break
             self._advance(step)
-        stuck = [i for i, rank in enumerate(self.ranks) if rank.events or any(s.queue for s in rank.streams.values())]
+        stuck = [
+            i
+            for i, rank in enumerate(self.ranks)
+            if rank.events or rank.blocked is not None or any(s.queue for s in rank.streams.values())
+        ]
         if stuck:
             raise BadInput(f"the record does not end: ranks {stuck} wait for what nobody does")
         return Result(max(max(rank.at, rank.finished) for rank in self.ranks), self.ranks)
@@ -179,7 +185,7 @@ class Clock:
             return float(self.host[event[3]])
         if kind == "host_call":
             return float(self.host["call"])
-        if kind in ("mark", "host_wait", "host_drain"):
+        if kind in ("mark", "host_wait", "host_drain", "header"):
             return 0.0
         if kind == "messages":
             return float(self.host["messages"] + event[6] * self.host["message"])
@@ -189,6 +195,11 @@ class Clock:
         """The call returns: what it enqueues is in its stream."""
         kind = event[0]
         if kind in ("mark", "host_call"):
+            return
+        if kind == "header":
+            rank.headers += 1
+            rank.blocked = ("header", rank.headers, "header", rank.at)
+            self.header_at[rank.headers] = max(rank.at, self.header_at.get(rank.headers, 0.0))
             return
         if kind == "host_wait":
             rank.blocked = ("ticket", event[2], event[3], rank.at)
@@ -207,6 +218,10 @@ class Clock:
             if not self._has_passed(rank, which):
                 return False
             ready = rank.done.get(which, 0.0)
+        elif what == "header":
+            if any(other.headers < which for other in self.ranks):
+                return False
+            ready = self.header_at[which]
         else:
             if rank.streams[which].queue:
                 return False

@@ -57,7 +57,7 @@ def lines_of(step: device_step.Step, prices: device_prices.Prices) -> list[str]:
         f"  step      {step.seconds * ms:.2f} ms, {step.of_floor:.3f} of its floor of {step.floor_seconds * ms:.2f} ms",
         f"  launches  {c.launches}: {c.forward_launches} forward, {c.launches - c.forward_launches} backward",
         f"  GEMMs     {c.gemms} in {c.grouped_calls} grouped and {c.single_calls} single calls{how}",
-        f"  waits     {c.waits} of the host, {c.event_waits} of streams",
+        f"  waits     {c.waits} of the host, {c.event_waits} of streams; {c.headers} headers between hosts",
         f"  groups    {c.groups} of NCCL",
         f"  copies    {c.copies}; other calls {c.other_calls}",
         f"  bytes     rows {c.row_bytes * gb:.2f} GB, activations {c.activation_bytes * gb:.2f}, sent"

@@ -20,7 +20,7 @@ FOLDER = Path(__file__).resolve().parent / "prices"
 SECTIONS: dict[str, tuple[str, ...]] = {
     "floor": ("flops_per_second", "bytes_per_second"),
     "host": (
-        *("launch", "copy", "fill", "record", "wait", "messages", "message", "single", "lt", "grouped"),
+        *("launch", "copy", "fill", "record", "wait", "messages", "message", "header", "single", "lt", "grouped"),
         *("synchronize", "query", "query_period", "drain", "call"),
     ),
     "kernel": ("least_seconds", "bytes_per_second", "issue_per_second"),

@@ -54,11 +54,16 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Counts:
-    """Of the rank that launches most. waits: of the host. Bytes: read and written; link_bytes: sent."""
+    """Of the rank that launches most.
+
+    waits: of the host for its GPU; headers: exchanges between hosts, which wait for no GPU. Bytes: read and written;
+    link_bytes: sent.
+    """
 
     launches: int
     forward_launches: int
     waits: int
+    headers: int
     event_waits: int
     groups: int
     grouped_calls: int
@@ -155,6 +160,7 @@ def count(events: Sequence[Any]) -> Counts:
         launches=number("launch"),
         forward_launches=sum(event[0] == "launch" for event in own[:begin]),
         waits=number("host_wait", "host_drain"),
+        headers=number("header"),
         event_waits=number("wait"),
         groups=number("messages"),
         grouped_calls=sum(event[3] == "grouped" for event in gemms),

@@ -58,6 +58,12 @@ def test_Step_OfAShape_CountsAndTimesAreTheTables(prices, table, shape: str, ran
     assert not different, f"{shape} on {ranks}: {'; '.join(different)} (prices/README.md says how the table may change)"
 
 
+@pytest.mark.parametrize("shape", device_step.SHAPES)
+def test_Table_EightRanks_IsWithinTheBoundsOfAStep(table, shape: str) -> None:
+    row = table[f"{shape} 8"]
+    assert (row["groups"] <= 5, row["waits"], row["headers"]) == (True, 1, 2)
+
+
 @pytest.fixture(scope="module")
 def mixtral(prices) -> list[Any]:
     return device_step.record(device_step.SHAPES["mixtral"], 8, 1, prices)
@@ -69,6 +75,7 @@ PLANTED = {
     "host wait": ("host_wait", "waits"),
     "wait of a stream": ("wait", "event_waits"),
     "group": ("messages", "groups"),
+    "header": ("header", "headers"),
     "GEMM": ("gemm", "gemms"),
     "copy": ("copy", "copies"),
     "allocation": ("host_call", "other_calls"),
@@ -169,6 +176,19 @@ def test_Clock_Host_PaysForCallsAndWaits(prices) -> None:
     looks = [_launch(0, 0), ["record", 0, 0, 1], ["host_wait", 0, 1, "query"], short]
     # Ready after a millisecond, seen at the next look.
     assert _seconds(slow, *looks) == pytest.approx(6e-3, rel=1e-2)
+
+
+def test_Clock_Headers_MeetOnTheHostsAlone(prices) -> None:
+    slow = _prices(prices, host={"header": 2e-3, "launch": 1e-3})
+    short = _launch(0, 0, units=8, moved=1)
+    # The second host comes a millisecond later; both have the header two milliseconds after that.
+    late = [["header", 0], _launch(1, 0, units=8, moved=1), ["header", 1]]
+    assert _seconds(slow, *late) == pytest.approx(3e-3, rel=1e-2)
+    # It does not wait for what the GPU still does.
+    busy = [_launch(0, 0), ["header", 0], ["header", 1], short]
+    assert _seconds(slow, *busy) == pytest.approx(4e-3, rel=1e-2)
+    with pytest.raises(BadInput, match=r"ranks \[0\] wait for what nobody does"):
+        _seconds(slow, ["header", 0], ["header", 0], ["header", 1])
 
 
 def test_Clock_Messages_CostTheHostEach(prices) -> None:

@@ -24,11 +24,18 @@ typedef struct rank_s {
 
 static rank_t ranks[W];
 
+static sluice_status_t (*open_headers)(sluice_comm_t* comm, sluice_comm_t** out_tcp); /* NULL: TCP connections */
+
 static sluice_status_t create(rank_t* r, int32_t rank, int32_t world_size, const sluice_nccl_id_t* id, void* parent,
                               int32_t color, uint64_t timeout_ns) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
-  const sluice_nccl_options_t options = {
-      .symbols = &symbols, .device = r->device, .memory = &r->memory, .id = id, .parent = parent, .color = color};
+  const sluice_nccl_options_t options = {.symbols = &symbols,
+                                         .device = r->device,
+                                         .memory = &r->memory,
+                                         .id = id,
+                                         .parent = parent,
+                                         .color = color,
+                                         .open_headers = open_headers};
   DEFAULTS(sluice_comm_config, config);
   config.rank = rank;
   config.world_size = world_size;
@@ -41,6 +48,7 @@ static uint64_t timeout_ms; /* deadline and watchdog: long where all is to go we
 static int set_up(void** state) {
   (void)state;
   timeout_ms = 20000;
+  open_headers = NULL;
   sluice_fake_cuda_reset();
   memset(ranks, 0, sizeof ranks);
   sluice_fake_nccl_set_version(22809);
@@ -161,6 +169,132 @@ TEST(Enqueue_AnyCallInProgress_LeavesNothingOut) {
     }
   }
   assert_true(seen >= 3); /* its sends and receives, and the end of the group */
+}
+
+static void create_all(void) {
+  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
+  sluice_nccl_id_t id;
+  assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
+  for (int i = 0; i < W; ++i)
+    assert_int_equal(create(&ranks[i], i, W, &id, NULL, 0, timeout_ms * UINT64_C(1000000)), SLUICE_OK);
+}
+
+TEST(Group_TwoExchanges_AreOneGroupOfNccl) {
+  create_all();
+  const int64_t groups = sluice_fake_nccl_groups();
+  for (int i = 0; i < W; ++i) {
+    rank_t* r = &ranks[i];
+    memset(r->recv, 0, W * BLOCK);
+    sluice_comm_group_begin(r->comm);
+    assert_int_equal(enqueue(r, i), SLUICE_OK);
+    assert_int_equal(enqueue_between(r, i, r->send, r->recv + BLOCK / 2), SLUICE_OK);
+    assert_int_equal(sluice_fake_nccl_groups(), groups + i);
+    assert_int_equal(sluice_comm_group_end(r->comm, r->stream, SLUICE_OK), SLUICE_OK);
+  }
+  assert_int_equal(sluice_fake_nccl_groups(), groups + W);
+  for (int i = 0; i < W; ++i) assert_true(sluice_fake_cuda_idle(ranks[i].stream));
+  for (int me = 0; me < W; ++me) {
+    for (int p = 0; p < W; ++p) {
+      for (uint64_t b = 0; b < BLOCK; ++b) {
+        assert_int_equal(ranks[me].recv[p * BLOCK + b], b % (BLOCK / 2) < size_of(p, me) ? 16 * p + me + 1 : 0);
+      }
+    }
+  }
+  /* What failed in between is returned, and nothing is enqueued, now or with the next group. */
+  for (int i = 0; i < W; ++i) {
+    sluice_comm_group_begin(ranks[i].comm);
+    assert_int_equal(enqueue(&ranks[i], i), SLUICE_OK);
+    assert_int_equal(sluice_comm_group_end(ranks[i].comm, ranks[i].stream, SLUICE_E_EXTERNAL), SLUICE_E_EXTERNAL);
+    sluice_comm_group_begin(ranks[i].comm);
+    assert_int_equal(sluice_comm_group_end(ranks[i].comm, ranks[i].stream, SLUICE_OK), SLUICE_OK);
+  }
+  assert_int_equal(sluice_fake_nccl_groups(), groups + W);
+}
+
+/* ---- headers ---------------------------------------------------------------------------------------------------- */
+
+typedef struct header_call_s {
+  int rank, aborts;
+  int received[W];
+  sluice_status_t status;
+  sluice_error_info_t why;
+} header_call_t;
+
+static void* header_main(void* argument) {
+  header_call_t* call = argument;
+  const void* send[W];
+  void* recv[W];
+  uint64_t bytes[W];
+  int mine = 100 + call->rank;
+  for (int p = 0; p < W; ++p) {
+    send[p] = &mine, recv[p] = &call->received[p];
+    bytes[p] = p == call->rank ? 0 : sizeof mine;
+  }
+  const sluice_exchange_t exchange = {send, bytes, recv, bytes};
+  call->status = SLUICE_OK;
+  if (call->aborts) {
+    sluice_comm_abort(ranks[call->rank].comm);
+  } else {
+    call->status = sluice_comm_exchange_headers(ranks[call->rank].comm, &exchange, "a header of the test");
+  }
+  sluice_error_info_init(&call->why, sizeof call->why);
+  sluice_error_last(&call->why);
+  return NULL;
+}
+
+/* Every rank in a thread of its own. aborts: -1, or a rank that does so instead. */
+static void exchange_headers(header_call_t* calls, int aborts) {
+  pthread_t threads[W];
+  for (int i = 0; i < W; ++i) {
+    calls[i] = (header_call_t){.rank = i, .aborts = i == aborts};
+    pthread_create(&threads[i], NULL, header_main, &calls[i]);
+  }
+  for (int i = 0; i < W; ++i) pthread_join(threads[i], NULL);
+  for (int i = 0; i < W && aborts < 0; ++i) {
+    if (calls[i].status != SLUICE_OK) fail_msg("rank %d: %s", i, calls[i].why.message);
+    for (int p = 0; p < W; ++p) assert_int_equal(calls[i].received[p], p == i ? 0 : 100 + p);
+  }
+}
+
+/* An exchange that waits for a peer keeps no header: NCCL would run a group after it. */
+TEST(Headers_ExchangeBeforeThem_IsNotWaitedFor) {
+  header_call_t calls[W];
+  create_all();
+  exchange_headers(calls, -1); /* makes the connections */
+  const int64_t groups = sluice_fake_nccl_groups();
+  assert_int_equal(enqueue(&ranks[0], 0), SLUICE_OK);
+  exchange_headers(calls, -1);
+  assert_int_equal(sluice_fake_nccl_groups(), groups + 1);
+  assert_false(sluice_fake_cuda_idle(ranks[0].stream));
+  for (int i = 1; i < W; ++i) assert_int_equal(enqueue(&ranks[i], i), SLUICE_OK);
+  for (int i = 0; i < W; ++i) assert_true(sluice_fake_cuda_idle(ranks[i].stream));
+}
+
+static sluice_status_t open_none(sluice_comm_t* comm, sluice_comm_t** out_tcp) {
+  (void)out_tcp;
+  return SLUICE_FAIL_PEER(SLUICE_E_EXTERNAL, comm->rank, -1, "there is no network");
+}
+
+TEST(Headers_NoConnections_GoThroughNccl) {
+  header_call_t calls[W];
+  open_headers = open_none;
+  create_all();
+  const int64_t groups = sluice_fake_nccl_groups();
+  exchange_headers(calls, -1);
+  assert_int_equal(sluice_fake_nccl_groups(), groups + W);
+}
+
+TEST(Headers_RankAborts_OthersLoseItAndTheirStreamsEnd) {
+  header_call_t calls[W];
+  create_all();
+  exchange_headers(calls, -1);
+  assert_int_equal(enqueue(&ranks[0], 0), SLUICE_OK); /* waits for the others for ever */
+  exchange_headers(calls, 1);
+  for (int i = 0; i < W; i += 2) {
+    assert_int_equal(calls[i].status, SLUICE_E_PEER_LOST);
+    assert_int_equal(calls[i].why.peer, 1);
+  }
+  assert_true(sluice_fake_cuda_idle(ranks[0].stream));
 }
 
 /* ---- the host's own communicator, split ------------------------------------------------------------------------- */

@@ -94,6 +94,12 @@ void sluice_fake_cuda_mark(int32_t rank, const char* name) {
   sluice_fake_cuda_unlock();
 }
 
+void sluice_fake_cuda_header(int32_t rank) {
+  sluice_fake_cuda_lock();
+  (void)sluice_fake_note_event(&(sluice_fake_event_t){.kind = SLUICE_FAKE_HEADER, .rank = rank}, NULL);
+  sluice_fake_cuda_unlock();
+}
+
 static void write_parts(FILE* out, const sluice_fake_event_t* e) {
   fputs(", [", out);
   for (int64_t i = 0; i < e->count; ++i) {
@@ -114,6 +120,7 @@ static void write_event(FILE* out, const sluice_fake_event_t* e) {
                                       [SLUICE_FAKE_HOST_WAIT] = "host_wait",
                                       [SLUICE_FAKE_HOST_DRAIN] = "host_drain",
                                       [SLUICE_FAKE_HOST_CALL] = "host_call",
+                                      [SLUICE_FAKE_HEADER] = "header",
                                       [SLUICE_FAKE_MARK] = "mark"};
   fprintf(out, "[\"%s\", %d", kinds[e->kind], e->rank);
   switch (e->kind) {
@@ -136,6 +143,7 @@ static void write_event(FILE* out, const sluice_fake_event_t* e) {
     case SLUICE_FAKE_WAIT: fprintf(out, ", %d, %lld", e->stream, (long long)e->ticket); break;
     case SLUICE_FAKE_HOST_WAIT: fprintf(out, ", %lld, \"%s\"", (long long)e->ticket, e->name); break;
     case SLUICE_FAKE_HOST_DRAIN: fprintf(out, ", %d", e->stream); break;
+    case SLUICE_FAKE_HEADER: break;
     case SLUICE_FAKE_MARK:
     case SLUICE_FAKE_HOST_CALL: fprintf(out, ", \"%s\"", e->name); break;
   }

@@ -21,6 +21,7 @@ typedef enum sluice_fake_event_kind_e {
   SLUICE_FAKE_HOST_WAIT,  /* the host sees that an event has passed; name: the call */
   SLUICE_FAKE_HOST_DRAIN, /* the host waits for a stream */
   SLUICE_FAKE_HOST_CALL, /* calls that a steady-state pass should not make: creation of memory, streams, events; name */
+  SLUICE_FAKE_HEADER,    /* the hosts of all ranks exchange headers, each its n-th; no call of the driver */
   SLUICE_FAKE_MARK       /* a mark set by the host; name */
 } sluice_fake_event_kind_t;
 
@@ -45,7 +46,8 @@ typedef struct sluice_fake_part_s {
 void sluice_fake_cuda_make_dry(void);
 /* Clears the record; from now on calls are recorded, or not. */
 void sluice_fake_cuda_record(int on);
-void sluice_fake_cuda_mark(int32_t rank, const char* name);       /* of static storage */
+void sluice_fake_cuda_mark(int32_t rank, const char* name); /* of static storage */
+void sluice_fake_cuda_header(int32_t rank);
 int64_t sluice_fake_cuda_recorded(sluice_fake_event_kind_t kind); /* number of recorded events of a kind */
 /* JSON: a list for each event, [kind, rank, ...]; the events of a rank in the order of its calls. */
 void sluice_fake_cuda_write_record(FILE* out);

@@ -4,6 +4,7 @@
 
 #include "backend/base/dtype.h"
 #include "backend/base/tensor.h"
+#include "backend/moe/context/registered_buffers.h"
 #include "backend/moe/ops/travel.h"
 
 /* ---- offsets of one chunk ---- */
@@ -47,9 +48,82 @@ static void reset_cursor(sluice_pass_t* pass, int32_t chunk) {
   memcpy(pass->cursor, received_of(&pass->binding, chunk), (size_t)pass->binding.world_size * sizeof(int64_t));
 }
 
-/* Tokens' side -> experts' side: `out` is packed, `in` in received order. */
+/* ---- on a device: messages by expert ---- */
+
+/* On a device whose communicator has groups a message has the rows of one expert for one rank, and all messages of an
+ * op are one group. Rows so leave from where an expert wrote them, and arrive where it reads them: nothing is packed or
+ * unpacked by source. */
+
+static int go_by_expert(const sluice_pass_t* pass) {
+  return pass->context->rows->is_device && pass->context->comm->vtable->group_begin != NULL;
+}
+
+/* Whether messages may begin or end in the tensor: where slots are the communicator's registered memory, both ends of
+ * an exchange lie in it (registered_buffers.h), and kept and deferred tensors are the host's. */
+static int may_travel(const sluice_pass_t* pass, int32_t tensor, int32_t chunk) {
+  const sluice_arena_t* slots = &pass->memory->slots;
+  const char* data = sluice_pass_rows_at(pass, tensor, chunk).data;
+  if (pass->context->registered_buffers != SLUICE_REGISTRATION_OWN) return 1;
+  return data >= slots->data && data < slots->data + slots->capacity;
+}
+
+/* Whether the exchange `op`, which sends rows to experts, is left to the op after it, whose rows land where experts
+ * read them: that one waits until the place is free. All else happens in the order of the lane's stream. */
+static int is_left(const sluice_pass_t* pass, const sluice_op_t* op) {
+  const sluice_template_t* schedule = pass->schedule;
+  const sluice_op_t* next = op + 1;
+  if (!go_by_expert(pass) || pass->travel != &sluice_travel_of_rows) return 0;
+  if (op->group != SLUICE_GROUP_NONE || next == schedule->ops + schedule->num_ops || next->chunk != op->chunk) return 0;
+  if (next->kind == SLUICE_OP_UNPACK) return may_travel(pass, SLUICE_T_DI, op->chunk);
+  return next->kind == SLUICE_OP_UNPACK_GRAD && may_travel(pass, SLUICE_T_DDO, op->chunk) &&
+         may_travel(pass, SLUICE_T_ROUTE, op->chunk);
+}
+
+/* Of an op that unpacks: whether its exchange was left to it. */
+static int has_exchange(const sluice_pass_t* pass, const sluice_op_t* op) {
+  if (op == pass->schedule->ops) return 0;
+  const int32_t before = (op - 1)->kind;
+  const int sends = before == SLUICE_OP_DISPATCH || before == SLUICE_OP_REDISPATCH || before == SLUICE_OP_DISPATCH_GRAD;
+  return sends && is_left(pass, op - 1);
+}
+
+enum { IN_ORDER = -1 }; /* no tensor: rows of the experts' side lie in received order */
+
+/* pass->send and ->recv name where the rows of each rank begin. tensor: of the experts' side, or IN_ORDER. */
+static sluice_status_t start_by_expert(sluice_pass_t* pass, const sluice_op_t* op, int to_experts, int32_t tensor,
+                                       uint64_t row_bytes, sluice_transfer_t* out_transfer) {
+  const sluice_binding_t* b = &pass->binding;
+  const sluice_moe_t* moe = pass->moe;
+  uint64_t bytes = 0;
+  for (int32_t e = 0; e < moe->shape.most_local; ++e) {
+    char* rows = tensor != IN_ORDER && e < b->num_local ? sluice_pass_rows(pass, tensor, op->chunk, e) : NULL;
+    for (int32_t r = 0; r < b->world_size; ++r) {
+      const int own = r == self_of(pass), is_theirs = e < sluice_layer_experts_of(moe, r);
+      const uint64_t theirs =
+          own || !is_theirs ? 0 : (uint64_t)sluice_send_count(b, op->chunk, moe->first_position[r] + e) * row_bytes;
+      const uint64_t here = e < b->num_local ? (uint64_t)sluice_recv_count(b, r, op->chunk, e) * row_bytes : 0;
+      if (rows != NULL && to_experts) pass->recv[r] = rows;
+      if (rows != NULL && !to_experts) pass->send[r] = rows;
+      pass->send_bytes[r] = to_experts ? theirs : own ? 0 : here;
+      pass->recv_bytes[r] = to_experts ? own ? 0 : here : theirs;
+      if (rows != NULL) rows += here; /* own rows lie among them */
+    }
+    SLUICE_TRY(sluice_transfer_start(pass, op, out_transfer));
+    bytes += out_transfer->bytes;
+    for (int32_t r = 0; r < b->world_size; ++r) {
+      pass->send[r] = (const char*)pass->send[r] + pass->send_bytes[r];
+      pass->recv[r] = (char*)pass->recv[r] + pass->recv_bytes[r];
+    }
+  }
+  out_transfer->bytes = bytes;
+  return SLUICE_OK;
+}
+
+/* ---- exchanges of one chunk ---- */
+
+/* Tokens' side -> experts' side: `out` is packed, `in` in received order; on a device `tensor` may take its place. */
 static sluice_status_t start_towards_experts(sluice_pass_t* pass, const sluice_op_t* op, const char* out, char* in,
-                                             uint64_t row_bytes, sluice_transfer_t* out_transfer) {
+                                             int32_t tensor, uint64_t row_bytes, sluice_transfer_t* out_transfer) {
   const int64_t* sent = sent_of(&pass->binding, op->chunk);
   const int64_t* received = received_of(&pass->binding, op->chunk);
   int32_t self = self_of(pass);
@@ -60,12 +134,21 @@ static sluice_status_t start_towards_experts(sluice_pass_t* pass, const sluice_o
     pass->recv[r] = in + (uint64_t)received[r] * row_bytes;
     pass->recv_bytes[r] = (uint64_t)(received[r + 1] - received[r]) * row_bytes;
   }
+  if (go_by_expert(pass)) return start_by_expert(pass, op, 1, tensor, row_bytes, out_transfer);
   return sluice_transfer_start(pass, op, out_transfer);
 }
 
-/* Experts' side -> tokens' side: `out` is in received order, `in` in sent order. */
+/* The same in the next op: until then it is only counted. */
+static void leave_towards_experts(sluice_pass_t* pass, const sluice_op_t* op, uint64_t row_bytes,
+                                  sluice_transfer_t* out_transfer) {
+  const int64_t* sent = sent_of(&pass->binding, op->chunk);
+  pass->exchange_left = SLUICE_EXCHANGE_LEFT;
+  out_transfer->bytes = (uint64_t)packed_row(sent, pass->binding.world_size, self_of(pass)) * row_bytes;
+}
+
+/* Experts' side -> tokens' side: `out` is in received order, on a device the rows of `tensor`; `in` in sent order. */
 static sluice_status_t start_towards_tokens(sluice_pass_t* pass, const sluice_op_t* op, const char* out, char* in,
-                                            uint64_t row_bytes, sluice_transfer_t* out_transfer) {
+                                            int32_t tensor, uint64_t row_bytes, sluice_transfer_t* out_transfer) {
   const int64_t* sent = sent_of(&pass->binding, op->chunk);
   const int64_t* received = received_of(&pass->binding, op->chunk);
   for (int32_t r = 0; r < pass->binding.world_size; ++r) {
@@ -75,7 +158,83 @@ static sluice_status_t start_towards_tokens(sluice_pass_t* pass, const sluice_op
     pass->recv[r] = in + (uint64_t)sent[r] * row_bytes;
     pass->recv_bytes[r] = own ? 0 : (uint64_t)(sent[r + 1] - sent[r]) * row_bytes;
   }
+  if (go_by_expert(pass)) return start_by_expert(pass, op, 0, tensor, row_bytes, out_transfer);
   return sluice_transfer_start(pass, op, out_transfer);
+}
+
+/* ---- rows of all experts, moved together ---- */
+
+enum { MOST_RUNS = 128 };
+
+/* Runs of rows between two buffers, as few calls as they fit in. */
+typedef struct mover_s {
+  sluice_pass_t* pass;
+  sluice_stream_t stream;
+  uint64_t row_bytes;
+  const void* src;
+  void* dst;
+  int64_t count;
+  sluice_row_run_t runs[MOST_RUNS];
+} mover_t;
+
+/* Between `rows` and the tensor. */
+static mover_t mover_of(sluice_pass_t* pass, const sluice_op_t* op, int to_experts, int32_t tensor, void* rows) {
+  void* experts = sluice_pass_rows_at(pass, tensor, op->chunk).data;
+  return (mover_t){.pass = pass,
+                   .stream = sluice_pass_stream(pass, op),
+                   .row_bytes = pass->slots[tensor].row_bytes,
+                   .src = to_experts ? rows : experts,
+                   .dst = to_experts ? experts : rows};
+}
+
+static void flush(mover_t* m) {
+  const sluice_kernels_t* kernels = m->pass->context->device->kernels;
+  if (m->count > 0) kernels->move_rows(m->stream, (int64_t)m->row_bytes, m->runs, m->count, m->src, m->dst);
+  m->count = 0;
+}
+
+static void add_run(mover_t* m, int64_t src_row, int64_t dst_row, int64_t rows) {
+  if (rows == 0) return;
+  if (m->count == MOST_RUNS) flush(m);
+  m->runs[m->count++] = (sluice_row_run_t){src_row, dst_row, rows};
+}
+
+/* The row of sluice_pass_rows_at's data where the expert's rows from rank r begin. */
+static int64_t row_from(const sluice_pass_t* pass, int32_t tensor, int32_t chunk, int32_t local, int32_t rank) {
+  const sluice_binding_t* b = &pass->binding;
+  const int64_t at = (int64_t)chunk * b->num_local + local;
+  int64_t row = sluice_pass_rows_at(pass, tensor, chunk).is_of_pass ? b->first_in_pass[at] : b->first_in_chunk[at];
+  for (int32_t r = 0; r < rank; ++r) row += sluice_recv_count(b, r, chunk, local);
+  return row;
+}
+
+/* Other ranks' rows between received order, in `rows`, and expert order. */
+static void move_remote(sluice_pass_t* pass, const sluice_op_t* op, int to_experts, int32_t tensor, void* rows) {
+  const sluice_binding_t* b = &pass->binding;
+  mover_t m = mover_of(pass, op, to_experts, tensor, rows);
+  int64_t at = 0;
+  for (int32_t r = 0; r < b->world_size; ++r) {
+    for (int32_t e = 0; e < b->num_local && r != self_of(pass); ++e) {
+      const int64_t row = row_from(pass, tensor, op->chunk, e, r), count = sluice_recv_count(b, r, op->chunk, e);
+      add_run(&m, to_experts ? at : row, to_experts ? row : at, count);
+      at += count;
+    }
+  }
+  flush(&m);
+}
+
+/* Own rows between sent order and expert order; `rows`: the first of them in sent order. */
+static void move_own(sluice_pass_t* pass, const sluice_op_t* op, int to_experts, int32_t tensor, void* rows) {
+  const sluice_binding_t* b = &pass->binding;
+  mover_t m = mover_of(pass, op, to_experts, tensor, rows);
+  int64_t at = 0;
+  for (int32_t e = 0; e < b->num_local; ++e) {
+    const int64_t row = row_from(pass, tensor, op->chunk, e, self_of(pass));
+    const int64_t count = sluice_recv_count(b, self_of(pass), op->chunk, e);
+    add_run(&m, to_experts ? at : row, to_experts ? row : at, count);
+    at += count;
+  }
+  flush(&m);
 }
 
 /* ---- rows ---- */
@@ -97,7 +256,12 @@ static sluice_status_t send_tokens_start(sluice_pass_t* pass, const sluice_op_t*
   kernels->gather_rows(stream, c->dtype, own_first, c->model_width, src, stride, token, out);
   kernels->gather_rows(stream, c->dtype, end - own_end, c->model_width, src, stride, token + own_end,
                        out + (uint64_t)own_first * row_bytes);
-  return start_towards_experts(pass, op, out, sluice_pass_chunk(pass, SLUICE_T_RECV, chunk), row_bytes, out_transfer);
+  if (is_left(pass, op)) {
+    leave_towards_experts(pass, op, row_bytes, out_transfer);
+    return SLUICE_OK;
+  }
+  return start_towards_experts(pass, op, out, sluice_pass_chunk(pass, SLUICE_T_RECV, chunk), IN_ORDER, row_bytes,
+                               out_transfer);
 }
 
 /* With one rank, sent order is expert order: a chunk whose rows lie together is one run. */
@@ -108,6 +272,22 @@ static int is_one_run(const sluice_pass_t* pass, int32_t tensor) {
 
 static int64_t rows_of_chunk(const sluice_binding_t* b, int32_t chunk) {
   return b->first_of_chunk[chunk + 1] - b->first_of_chunk[chunk];
+}
+
+/* Own rows go through T_RECV, whose rows have left it: gathered once, then moved for all experts together. */
+static void unpack_on_device(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens,
+                             int32_t tensor) {
+  const sluice_binding_t* b = &pass->binding;
+  const int64_t* sent = sent_of(b, op->chunk);
+  const int64_t own_first = sent[self_of(pass)], own = sent[self_of(pass) + 1] - own_first;
+  const int32_t* token = b->order_token + b->first_order[op->chunk] + own_first;
+  char* in = sluice_pass_chunk(pass, SLUICE_T_RECV, op->chunk);
+  if (!has_exchange(pass, op)) move_remote(pass, op, 1, tensor, in);
+  if (own == 0) return;
+  pass->context->device->kernels->gather_rows(sluice_pass_stream(pass, op), pass->moe->shape.config.dtype, own,
+                                              pass->moe->shape.config.model_width, sluice_tensor_data(tokens),
+                                              sluice_tensor_stride(tokens, 0), token, in);
+  move_own(pass, op, 1, tensor, in);
 }
 
 static void unpack_tokens(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens, int32_t tensor) {
@@ -123,6 +303,10 @@ static void unpack_tokens(sluice_pass_t* pass, const sluice_op_t* op, const slui
   if (is_one_run(pass, tensor)) {
     kernels->gather_rows(stream, c->dtype, rows_of_chunk(b, chunk), c->model_width, sluice_tensor_data(tokens),
                          sluice_tensor_stride(tokens, 0), token, sluice_pass_rows(pass, tensor, chunk, 0));
+    return;
+  }
+  if (pass->context->rows->is_device && !single) {
+    unpack_on_device(pass, op, tokens, tensor);
     return;
   }
   reset_cursor(pass, chunk);
@@ -172,15 +356,27 @@ static void copy_own(sluice_pass_t* pass, const sluice_op_t* op, int32_t tensor,
   }
 }
 
+/* Rows of `tensor` to `in`, in sent order. out: where they are packed, unless they leave from where they lie. */
+static sluice_status_t return_start(sluice_pass_t* pass, const sluice_op_t* op, int32_t tensor, char* out, char* in,
+                                    sluice_transfer_t* out_transfer) {
+  const uint64_t row_bytes = pass->slots[tensor].row_bytes;
+  if (!pass->context->rows->is_device) {
+    pack_by_source(pass, op, tensor, out);
+    SLUICE_TRY(start_towards_tokens(pass, op, out, in, IN_ORDER, row_bytes, out_transfer));
+    copy_own(pass, op, tensor, in);
+    return SLUICE_OK;
+  }
+  const int is_packed = !go_by_expert(pass) || !may_travel(pass, tensor, op->chunk);
+  if (is_packed) move_remote(pass, op, 0, tensor, out);
+  SLUICE_TRY(start_towards_tokens(pass, op, out, in, is_packed ? IN_ORDER : tensor, row_bytes, out_transfer));
+  move_own(pass, op, 0, tensor, in + (uint64_t)sent_of(&pass->binding, op->chunk)[self_of(pass)] * row_bytes);
+  return SLUICE_OK;
+}
+
 static sluice_status_t return_rows_start(sluice_pass_t* pass, const sluice_op_t* op, int32_t tensor,
                                          sluice_transfer_t* out_transfer) {
-  int32_t chunk = op->chunk;
-  char* out = sluice_pass_chunk(pass, SLUICE_T_SEND, chunk);
-  char* in = sluice_pass_chunk(pass, SLUICE_T_RECV, chunk);
-  pack_by_source(pass, op, tensor, out);
-  SLUICE_TRY(start_towards_tokens(pass, op, out, in, pass->slots[tensor].row_bytes, out_transfer));
-  copy_own(pass, op, tensor, in);
-  return SLUICE_OK;
+  return return_start(pass, op, tensor, sluice_pass_chunk(pass, SLUICE_T_SEND, op->chunk),
+                      sluice_pass_chunk(pass, SLUICE_T_RECV, op->chunk), out_transfer);
 }
 
 /* ---- scalars ---- */
@@ -201,8 +397,40 @@ sluice_status_t sluice_send_route_start(sluice_pass_t* pass, const sluice_op_t* 
   int64_t own_first = sent[self_of(pass)], own_end = sent[self_of(pass) + 1];
   gather_weights(pass, op, own_first, route, pass->route_send);
   gather_weights(pass, op, sent[b->world_size] - own_end, route + own_end, pass->route_send + own_first);
-  return start_towards_experts(pass, op, (const char*)pass->route_send, (char*)pass->scalar_recv, sizeof(float),
-                               out_transfer);
+  if (is_left(pass, op)) {
+    leave_towards_experts(pass, op, sizeof(float), out_transfer);
+    return SLUICE_OK;
+  }
+  return start_towards_experts(pass, op, (const char*)pass->route_send, (char*)pass->scalar_recv, IN_ORDER,
+                               sizeof(float), out_transfer);
+}
+
+sluice_status_t sluice_land(sluice_pass_t* pass, const sluice_op_t* op) {
+  const sluice_row_memory_t* memory = pass->context->rows;
+  const int is_grad = op->kind == SLUICE_OP_UNPACK_GRAD;
+  sluice_transfer_t rows = {0}, scalars = {0};
+  if (!has_exchange(pass, op)) return SLUICE_OK;
+  pass->exchange_left = SLUICE_EXCHANGE_TAKEN;
+  char* in = sluice_pass_chunk(pass, SLUICE_T_RECV, op->chunk); /* not written: every expert's rows land */
+  memory->begin_group(pass->context);
+  sluice_status_t status =
+      start_towards_experts(pass, op, sluice_pass_chunk(pass, SLUICE_T_SEND, op->chunk), in,
+                            is_grad ? SLUICE_T_DDO : SLUICE_T_DI, pass->slots[SLUICE_T_SEND].row_bytes, &rows);
+  if (status == SLUICE_OK && is_grad) {
+    status = start_towards_experts(pass, op, (const char*)pass->route_send, (char*)pass->scalar_recv, SLUICE_T_ROUTE,
+                                   sizeof(float), &scalars);
+  }
+  return memory->end_group(pass->context, sluice_pass_stream(pass, op), status);
+}
+
+/* As unpack_on_device: own weights go through the scratch of those that arrive. */
+static void unpack_route_on_device(sluice_pass_t* pass, const sluice_op_t* op, const int32_t* route) {
+  const int64_t* sent = sent_of(&pass->binding, op->chunk);
+  if (!has_exchange(pass, op)) move_remote(pass, op, 1, SLUICE_T_ROUTE, pass->scalar_recv);
+  const int64_t own = sent[self_of(pass) + 1] - sent[self_of(pass)];
+  if (own == 0) return;
+  gather_weights(pass, op, own, route, pass->scalar_recv);
+  move_own(pass, op, 1, SLUICE_T_ROUTE, pass->scalar_recv);
 }
 
 void sluice_unpack_route(sluice_pass_t* pass, const sluice_op_t* op) {
@@ -211,6 +439,10 @@ void sluice_unpack_route(sluice_pass_t* pass, const sluice_op_t* op) {
   const int32_t* route = b->order + b->first_order[chunk] + sent_of(b, chunk)[self_of(pass)];
   if (is_one_run(pass, SLUICE_T_ROUTE)) {
     gather_weights(pass, op, rows_of_chunk(b, chunk), route, sluice_pass_rows(pass, SLUICE_T_ROUTE, chunk, 0));
+    return;
+  }
+  if (pass->context->rows->is_device && b->world_size > 1) {
+    unpack_route_on_device(pass, op, route);
     return;
   }
   reset_cursor(pass, chunk);
@@ -229,12 +461,8 @@ void sluice_unpack_route(sluice_pass_t* pass, const sluice_op_t* op) {
 }
 
 sluice_status_t sluice_return_gate_start(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer) {
-  const sluice_binding_t* b = &pass->binding;
-  float* in = pass->gate_recv + b->first_returned[op->chunk];
-  pack_by_source(pass, op, SLUICE_T_DGATE, (char*)pass->gate_send);
-  SLUICE_TRY(start_towards_tokens(pass, op, (const char*)pass->gate_send, (char*)in, sizeof(float), out_transfer));
-  copy_own(pass, op, SLUICE_T_DGATE, (char*)in);
-  return SLUICE_OK;
+  return return_start(pass, op, SLUICE_T_DGATE, (char*)pass->gate_send,
+                      (char*)(pass->gate_recv + pass->binding.first_returned[op->chunk]), out_transfer);
 }
 
 /* ---- rows as they are ---- */

@@ -7,6 +7,10 @@
 
 #include "backend/moe/ops/transfer.h"
 
+/* On a device, before an op unpacks: the exchange that the op before it left to this one, so that rows and route
+ * weights arrive where experts read them. One group of messages. */
+sluice_status_t sluice_land(sluice_pass_t* pass, const sluice_op_t* op);
+
 /* The route weights that go with the tokens; sluice_unpack_route puts them into T_ROUTE. */
 sluice_status_t sluice_send_route_start(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer);
 void sluice_unpack_route(sluice_pass_t* pass, const sluice_op_t* op);

@@ -2,6 +2,7 @@
  *   T_M = [W1 x + b1 | W3 x + b3],  T_DO = W2 f(T_M) + b2,  y[t] = sum over k of w[t,k] T_DO(t, k).
  * With adapters each W is W + s B A (low_rank.h). */
 #include "backend/base/dtype.h"
+#include "backend/moe/ops/exchange_ops.h"
 #include "backend/moe/ops/expert_math.h"
 #include "backend/moe/ops/low_rank.h"
 #include "backend/moe/ops/node_ops.h"
@@ -14,9 +15,11 @@ static int64_t rows_of(const sluice_pass_t* pass, const sluice_op_t* op, int32_t
   return pass->binding.rows_of_expert[(int64_t)op->chunk * pass->binding.num_local + local];
 }
 
-static void unpack(sluice_pass_t* pass, const sluice_op_t* op) {
+static sluice_status_t unpack(sluice_pass_t* pass, const sluice_op_t* op) {
+  SLUICE_TRY(sluice_land(pass, op));
   pass->travel->unpack_tokens(pass, op, pass->in_rows, SLUICE_T_DI);
   if (pass->travel->unpack_weights != NULL) pass->travel->unpack_weights(pass, op);
+  return SLUICE_OK;
 }
 
 static sluice_status_t gemm1(sluice_pass_t* pass, const sluice_op_t* op) {
@@ -140,7 +143,7 @@ sluice_status_t sluice_run_forward_op(sluice_pass_t* pass, const sluice_op_t* op
   switch (op->kind) {
     case SLUICE_OP_DISPATCH:
     case SLUICE_OP_COMBINE: return sluice_run_exchange(pass, op, index);
-    case SLUICE_OP_UNPACK: unpack(pass, op); return SLUICE_OK;
+    case SLUICE_OP_UNPACK: return unpack(pass, op);
     case SLUICE_OP_GEMM1: return gemm1(pass, op);
     case SLUICE_OP_ACTIVATION: activation(pass, op, SLUICE_T_ACT); return SLUICE_OK;
     case SLUICE_OP_GEMM2: return gemm2(pass, op);

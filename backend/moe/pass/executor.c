@@ -6,11 +6,14 @@
 
 #define NO_JOB (-1)
 
-/* The slots of all that has ended with the op: what opens a group ends with what closes it. */
+/* The slots of all that has ended with the op: what opens a group ends with what closes it, and an op that leaves its
+ * exchange to the next one ends with that. */
 static sluice_status_t release_slots(sluice_pass_t* pass, int32_t index) {
-  const int32_t group = pass->schedule->ops[index].group;
-  if (group == SLUICE_GROUP_OPENS) return SLUICE_OK;
-  if (group == SLUICE_GROUP_CLOSES) SLUICE_TRY(sluice_slot_poisoner_release(pass, index - 1));
+  const int32_t group = pass->schedule->ops[index].group, left = pass->exchange_left;
+  if (group == SLUICE_GROUP_OPENS || left == SLUICE_EXCHANGE_LEFT) return SLUICE_OK;
+  pass->exchange_left = SLUICE_EXCHANGE_DONE;
+  if (group == SLUICE_GROUP_CLOSES || left == SLUICE_EXCHANGE_TAKEN)
+    SLUICE_TRY(sluice_slot_poisoner_release(pass, index - 1));
   return sluice_slot_poisoner_release(pass, index);
 }
 
@@ -56,10 +59,16 @@ static sluice_status_t run_job(void* user, int32_t last, sluice_stream_t stream)
   return status;
 }
 
+/* On a device an exchange may be left to the op that unpacks its rows (ops/exchange_ops.h). */
+static int may_exchange(const sluice_pass_t* pass, int32_t kind) {
+  const int unpacks = kind == SLUICE_OP_UNPACK || kind == SLUICE_OP_UNPACK_GRAD;
+  return sluice_op_is_exchange(kind) || (unpacks && pass->context->rows->is_device && pass->context->world_size > 1);
+}
+
 static sluice_status_t submit(sluice_pass_t* pass, int32_t first, int32_t last) {
   sluice_device_t* device = pass->context->device;
   const sluice_op_t* op = &pass->schedule->ops[first];
-  sluice_job_t job = {.index = last, .lane = op->lane, .run_on_failure = sluice_op_is_exchange(op->kind)};
+  sluice_job_t job = {.index = last, .lane = op->lane, .run_on_failure = may_exchange(pass, op->kind)};
   job.waits = sluice_slot_poisoner_waits(pass, first, &job.num_waits);
   return device->vtable->submit(device, &job);
 }

@@ -37,6 +37,9 @@ typedef struct sluice_comm_jobs_s {
 
 typedef struct sluice_slot_poisoner_s sluice_slot_poisoner_t;
 
+/* On a device an op may leave its exchange to the next one (ops/exchange_ops.h): both have ended when that one has. */
+enum { SLUICE_EXCHANGE_DONE = 0, SLUICE_EXCHANGE_LEFT, SLUICE_EXCHANGE_TAKEN };
+
 struct sluice_travel_s; /* ops/travel.h */
 struct sluice_wire_s;   /* ops/wire.h */
 struct sluice_pass_s;
@@ -80,6 +83,7 @@ typedef struct sluice_pass_s {
                              unpacked by the op before, where none arrive meanwhile (grouped) */
   const struct sluice_wire_s* wire; /* communication lane: of the rows that are about to be posted; NULL: as they are */
   sluice_comm_request_t* opened;    /* communication lane: the rows of the exchange that opens a group, on their way */
+  int32_t exchange_left;            /* SLUICE_EXCHANGE_*, of the op that ran last */
   sluice_gemm_problem_t* gemms;     /* [sluice_pass_gemms] compute lane */
   char* adapters;                   /* compute lane: factors of adapters in the layer's dtype */
   uint64_t adapter_bytes;           /* of them */

@@ -218,6 +218,16 @@ TEST(DryStep_WhatItCannotHold_IsRefusedByNameWithTheRemedy) {
   free(record_of(&small)); /* and nothing is left of it */
 }
 
+TEST(DryStep_MoreExperts_TakeNoMoreLaunchesOrGroups) {
+  sluice_dry_step_t step = small;
+  step.tokens = 2048;
+  const int64_t launches = count_after(&step, SLUICE_FAKE_LAUNCH),
+                groups = sluice_fake_cuda_recorded(SLUICE_FAKE_MESSAGES);
+  step.experts = 64;
+  assert_int_equal(count_after(&step, SLUICE_FAKE_LAUNCH), launches);
+  assert_int_equal(sluice_fake_cuda_recorded(SLUICE_FAKE_MESSAGES), groups);
+}
+
 TEST(DryStep_MoreChunks_AreMoreOfEverythingButReads) {
   sluice_dry_step_t step = small;
   const int64_t launches = count_after(&step, SLUICE_FAKE_LAUNCH),

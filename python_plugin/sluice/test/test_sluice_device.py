@@ -58,10 +58,26 @@ def test_Step_OfAShape_CountsAndTimesAreTheTables(prices, table, shape: str, ran
     assert not different, f"{shape} on {ranks}: {'; '.join(different)} (prices/README.md says how the table may change)"
 
 
+# Row bytes before messages went by expert, of which at most three quarters may be left.
+PACKED_BY_SOURCE = {"mixtral": 4913285592, "qwen3": 9392960448, "deepseek": 32870131800}
+
+
 @pytest.mark.parametrize("shape", device_step.SHAPES)
 def test_Table_EightRanks_IsWithinTheBoundsOfAStep(table, shape: str) -> None:
     row = table[f"{shape} 8"]
+    forward, backward = row["forward_launches"], row["launches"] - row["forward_launches"]
+    assert (forward <= 30, backward <= 45) == (True, True), f"{forward} + {backward} launches"
+    assert row["launches"] == table["mixtral 8"]["launches"], "launches depend on the number of experts"
     assert (row["groups"] <= 5, row["waits"], row["headers"]) == (True, 1, 2)
+    assert row["row_bytes"] <= 0.75 * PACKED_BY_SOURCE[shape]
+
+
+@pytest.mark.parametrize("shape", device_step.SHAPES)
+def test_Table_OneRank_MovesHardlyMoreThanTheLeast(table, shape: str) -> None:
+    of = device_step.SHAPES[shape]
+    # Rows are gathered once in forward and twice in backward, and summed in both.
+    least = 2 * of.model_width * of.tokens * (8 * of.top_k + 2)
+    assert least <= table[f"{shape} 1"]["row_bytes"] <= 1.15 * least
 
 
 @pytest.fixture(scope="module")

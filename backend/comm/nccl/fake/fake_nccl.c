@@ -11,7 +11,7 @@
 
 #define UNLIKE_SIDES "one side of a message is registered, the other is not"
 
-enum { MAX_RANKS = 8, MAX_OPS = 32, CUDA_ERROR = 1, INVALID_ARGUMENT = 4, INVALID_USAGE = 5 };
+enum { MAX_RANKS = 8, MAX_OPS = 1024, CUDA_ERROR = 1, INVALID_ARGUMENT = 4, INVALID_USAGE = 5 };
 
 typedef struct message_s {
   struct message_s* next;

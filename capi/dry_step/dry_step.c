@@ -129,6 +129,12 @@ static sluice_status_t make_experts(rank_t* r, experts_t* e) {
     describe(&e->tensors[local + i], r->rank, up + (i * 2 + 1) * H * M * 2, H, M, SLUICE_TYPE_BFLOAT, 16);
     describe(&e->tensors[2 * local + i], r->rank, down + i * M * H * 2, M, H, SLUICE_TYPE_BFLOAT, 16);
   }
+  for (int64_t i = 0; i < local && s->is_transposed; ++i) {
+    tensor_t *const w1 = &e->tensors[i], *const w3 = w1 + local, *const w2 = w3 + local;
+    w3->of.data = (char*)w1->of.data + H * 2;
+    w1->strides[0] = w3->strides[0] = w2->strides[0] = 1;
+    w1->strides[1] = w3->strides[1] = 2 * H, w2->strides[1] = M;
+  }
   for (int64_t i = 0; i < 3 * local; ++i) e->lists[i] = e->tensors[i].of;
   e->table = (sluice_expert_tensors_t){
       .struct_size = sizeof e->table, .w1 = e->lists, .w3 = e->lists + local, .w2 = e->lists + 2 * local};

@@ -133,8 +133,10 @@ static int are_one(const sluice_pass_t* pass, const target_t* to) {
   const sluice_matrix_t *w1 = &to->matrix[W1], *w3 = &to->matrix[W3];
   if (pass->context->device_type != SLUICE_DEVICE_CUDA || !to->is_wanted[W1] || !to->is_wanted[W3]) return 0;
   const int64_t distance = to->rows[W1] * w1->row_stride * (int64_t)sluice_dtype_bytes(to->dtype[W1]);
-  return to->dtype[W1] == to->dtype[W3] && to->accumulate[W1] == to->accumulate[W3] &&
-         w1->row_stride == w3->row_stride && w1->col_stride == w3->col_stride && w1->col_stride == 1 &&
+  const int is_matrix =
+      w1->col_stride == 1 || (w1->row_stride == 1 && w1->col_stride >= to->rows[W1] + to->rows[W3]); /* transposed */
+  return is_matrix && to->dtype[W1] == to->dtype[W3] && to->accumulate[W1] == to->accumulate[W3] &&
+         w1->row_stride == w3->row_stride && w1->col_stride == w3->col_stride &&
          (char*)w1->data + distance == (char*)w3->data;
 }
 

@@ -228,6 +228,14 @@ TEST(DryStep_MoreExperts_TakeNoMoreLaunchesOrGroups) {
   assert_int_equal(sluice_fake_cuda_recorded(SLUICE_FAKE_MESSAGES), groups);
 }
 
+/* Gradients of gate and up that are one matrix are one GEMM, however it is stored. */
+TEST(DryStep_TransposedExperts_TakeNoMoreGemms) {
+  sluice_dry_step_t step = small;
+  const int64_t gemms = count_after(&step, SLUICE_FAKE_GEMM);
+  step.is_transposed = 1;
+  assert_int_equal(count_after(&step, SLUICE_FAKE_GEMM), gemms);
+}
+
 TEST(DryStep_MoreChunks_AreMoreOfEverythingButReads) {
   sluice_dry_step_t step = small;
   const int64_t launches = count_after(&step, SLUICE_FAKE_LAUNCH),

@@ -134,6 +134,11 @@ static const char* odd_shapes(const layer_machine_t* machine, int32_t world_size
   SUITE_TRY(machine, &c);
   c.top_k = 1, c.hot_expert = 11, c.transposed = 1;
   SUITE_TRY(machine, &c);
+  case_t stacked = c; /* gradients of W1 and W3 are one GEMM */
+  stacked.gated = SLUICE_GATED_HALVES, stacked.stacked = 1;
+  SUITE_TRY(machine, &stacked);
+  stacked.transposed = 0;
+  SUITE_TRY(machine, &stacked);
   c.hot_expert = -1, c.uneven_owners = 1, c.num_chunks = 16;
   SUITE_TRY(machine, &c);
   c.tokens[0] = 0;

@@ -62,6 +62,7 @@ typedef struct case_s {
   int32_t hot_expert;     /* all first routes go to it, or as hot_times says; -1 none */
   double hot_times;   /* first routes go to it so often that it gets this many times the mean of all experts; 0 all */
   int32_t transposed; /* parameters are stored [in, out] */
+  int32_t stacked;    /* with SLUICE_GATED_HALVES: W1 and W3 are one matrix, W3 after W1 */
   int32_t accumulate; /* gradients are added to existing ones */
   int32_t grad_f32;   /* gradients in f32 whatever the dtype */
   int32_t separate_wgrad;                        /* INPUT, then WEIGHT */

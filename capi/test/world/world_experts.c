@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/base/dtype.h"
 #include "backend/moe/context/context.h"
 
 int32_t world_local_experts(const case_t* c, int32_t rank, int32_t* out_ids) {
@@ -20,7 +21,13 @@ static int is_interleaved(const case_t* c, int kind) {
   return c->gated == SLUICE_GATED_INTERLEAVED && !is_down && kind != LA1;
 }
 
+/* Those of W1 and W3, one after the other. */
+static int is_stacked(const case_t* c, int kind) {
+  return c->stacked && c->gated == SLUICE_GATED_HALVES && (kind == W1 || kind == W3);
+}
+
 int world_param_array(const case_t* c, int kind) {
+  if (is_stacked(c, kind)) return W1;
   if (!is_interleaved(c, kind)) return kind;
   return kind == W3 ? W1 : kind == B3 ? B1 : kind == LB3 ? LB1 : kind;
 }
@@ -28,11 +35,13 @@ int world_param_array(const case_t* c, int kind) {
 int64_t world_param_place(const case_t* c, const array_t* a, int kind, int64_t i) {
   int64_t cols = world_param_cols(c, kind), row = i / cols;
   if (is_interleaved(c, kind)) row = 2 * row + (kind == W3 || kind == B3 || kind == LB3);
+  if (is_stacked(c, kind) && kind == W3) row += world_param_rows(c, W1);
   return row * a->strides[0] + (i % cols) * a->strides[1];
 }
 
 static void make_param_arrays(experts_t* x, const case_t* c, int32_t dtype, int32_t count, int kind, int gradients) {
-  int64_t rows = world_param_rows(c, kind) * (is_interleaved(c, kind) ? 2 : 1), cols = world_param_cols(c, kind);
+  int64_t rows = world_param_rows(c, kind) * (is_interleaved(c, kind) || is_stacked(c, kind) ? 2 : 1),
+          cols = world_param_cols(c, kind);
   const int is_matrix = kind <= W2 || kind >= LA1, is_odd = c->lora_odd && kind >= LA1 && !gradients;
   int transposed = is_matrix && c->transposed;
   enum { ODD = 3 };
@@ -71,6 +80,15 @@ void world_make_experts(experts_t* x, const case_t* c, int32_t grad_dtype, const
       world_push(a);
       x->tensors[of][l] = *world_tensor_of(a);
     }
+  }
+  /* Two tensors in one array: the descriptors are of its halves. */
+  for (int32_t l = 0; l < count && is_stacked(c, W3) && x->arrays[W1] != NULL; ++l) {
+    array_t* a = &x->arrays[W1][l];
+    if (x->tensors[W3] == NULL) x->tensors[W3] = calloc((size_t)count, sizeof(sluice_tensor_t));
+    a->shape[0] = world_param_rows(c, W1);
+    x->tensors[W3][l] = x->tensors[W1][l];
+    x->tensors[W3][l].data =
+        (char*)a->tensor.data + a->shape[0] * a->strides[0] * (int64_t)sluice_dtype_bytes(world_dtype_of(a));
   }
   const int is_frozen = gradients && c->lora_rank > 0;
   x->table = (sluice_expert_tensors_t){.struct_size = sizeof x->table,

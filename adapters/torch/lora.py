@@ -27,6 +27,11 @@ class Lora(NamedTuple):
     factors: Mapping[str, torch.Tensor]
     scales: Mapping[str, float] = {}
 
+    @property
+    def rank(self) -> int:
+        """The largest."""
+        return max(factor.shape[1] for name, factor in self.factors.items() if name in _SCALES)
+
 
 def check(lora: Lora, lora_rank: int, num_experts: int) -> None:
     """Refuses what the library could not describe; ranks, widths and dtypes are for the library to check."""

@@ -258,7 +258,7 @@ class ExpertsState:
         ):
             return None
         lora = None if terms is None else self._lora(terms, latest.dtype)
-        if _rank_of(lora) != latest.config.lora_rank:
+        if (0 if lora is None else lora.rank) != latest.config.lora_rank:
             return None
         weights = weights if weights.dtype == torch.float32 else weights.float()
         return latest.quick(hidden, ids, weights, flat(tensors), lora)
@@ -278,7 +278,7 @@ class ExpertsState:
         exact = self._exact(module, contract, tensors)
         dtype = torch.float32 if exact else self._dtype(contract, hidden, tensors)
         lora = None if terms is None else self._lora(terms, dtype)
-        rank = _rank_of(lora)
+        rank = 0 if lora is None else lora.rank
         key = (
             dtype,
             exact,
@@ -509,11 +509,6 @@ def why_not_adapted(module: Any, parameter: str, terms: Sequence[low_rank.Term])
     if chosen != NAME or not isinstance(getattr(module, "has_gate", None), bool):
         return low_rank.NOT_OURS
     return _state_for(module).why_not_adapted(module, parameter, terms)
-
-
-def _rank_of(lora: Lora | None) -> int:
-    """The largest of an adapter's; 0: there is none."""
-    return 0 if lora is None else max(f.shape[1] for name, f in lora.factors.items() if name in ("la1", "la2"))
 
 
 def _section(module: Any) -> Any:

@@ -109,8 +109,8 @@ def refused(pipelines: Any, **job: Any) -> str:
 
 
 def offloaded(steps: int, pipeline: dict[str, Any], parts: Any, full: int | None = None, **job: Any) -> Any:
-    """[stock; through Sluice, whose plan offloads layers; the bytes that this rank copied; what the batch says whose disk
-    is full on rank `full`, which is run between the others]"""
+    """[stock; through Sluice, whose plan offloads layers; the bytes that this rank copied; what the batch says whose
+    disk is full on rank `full`, which is run between the others]"""
     model_offloaded.LEAST_BYTES, before = 1, model_offloaded.LEAST_BYTES
     try:
         stock = _trained(steps, None, parts=parts, **job)

@@ -107,9 +107,12 @@ def adapted(model: Any) -> Any:
     )
     peft = get_peft_model(model, config)
     generator = torch.Generator().manual_seed(6)
-    for name, parameter in sorted(peft.named_parameters()):
-        if "lora_" in name:
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.1
+    values = {
+        name: (torch.randn(parameter.shape, generator=generator) * 0.1).to(parameter.dtype)
+        for name, parameter in sorted(peft.named_parameters())
+        if "lora_" in name
+    }
+    peft.load_state_dict(values, strict=False)  # also into factors that ranks share out
     return peft
 
 
@@ -118,7 +121,8 @@ def step(model: Any, ids: torch.Tensor = IDS) -> dict[str, torch.Tensor]:
     model.zero_grad(set_to_none=True)
     out = model(input_ids=ids, labels=ids)
     out.loss.backward()
-    return {"logits": out.logits.detach()} | {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    grads = {name: local(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+    return {"logits": out.logits.detach(), **grads}
 
 
 def differing(a: Path, b: Path) -> list[str]:

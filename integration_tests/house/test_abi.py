@@ -124,7 +124,17 @@ def compiles(text, folder):
     inc = folder / "capi" / "test" / "layout" / "abi.inc"
     inc.parent.mkdir(parents=True, exist_ok=True)
     inc.write_text(listed.stdout)
-    command = ["gcc", "-std=c11", "-fsyntax-only", "-I", folder, "-I", os.path.join(ROOT, "capi", "include")]
+    command = [
+        "gcc",
+        "-std=c11",
+        "-fsyntax-only",
+        "-I",
+        folder,
+        "-I",
+        ROOT,
+        "-I",
+        os.path.join(ROOT, "capi", "include"),
+    ]
     done = subprocess.run([*command, os.path.join(LAYOUT, "layout_test.c")], capture_output=True, text=True)
     return done.returncode == 0
 

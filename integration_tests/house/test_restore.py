@@ -38,6 +38,7 @@ ALLOWED = {
     "capi/include/sluice/moe.h": (sorted(names().values()), "the public numbers, all of them"),
     "capi/include/sluice/planner.h": (["KEEP"], "where the numbers stand, for a reader of the field"),
     "capi/include/sluice/schedule.h": (["KEEP"], "where the numbers stand, for a reader of the field"),
+    "adapters/deepspeed/pipeline/takeover.py": (["offload"], "a key of stats(), of layers that a plan offloads"),
     "adapters/transformers/experts.py": (["keep", "redispatch"], "an adapter's own choice for one rank"),
     "python_plugin/sluice/timeline/__init__.py": (["recompute", "redispatch"], "an example for its readers"),
     "python_plugin/sluice/timeline/svg.py": (["recompute", "redispatch"], "short names of ops, see test_ops.py"),

@@ -162,7 +162,8 @@ LASTING_FILES = """
     backend/calibrate/test/cuda_calibrate_test.c backend/cts/comm/mpi_suite_test.sh
     backend/cts/device/cuda_device_test.c backend/gemm/auto/test/gemm_auto_test.c
     capi/test/calibrate/calibrate_test.c capi/test/nth/nth_file_call_test.c capi/test/nth/nth_state_file_call_test.c
-    capi/test/optimizer/optimizer_disk_test.c python_plugin/sluice/decision_log.py
+    capi/test/nth/nth_swap_call_test.c capi/test/optimizer/optimizer_disk_test.c capi/test/swap/swap_test.c
+    python_plugin/sluice/decision_log.py
 """
 
 

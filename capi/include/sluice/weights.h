@@ -66,9 +66,9 @@ SLUICE_API sluice_status_t sluice_weights_quantise(int32_t format, int32_t block
 SLUICE_API sluice_status_t sluice_weights_dequantise(int32_t format, int32_t block, const sluice_tensor_t* codes,
                                                      const sluice_tensor_t* scales, const sluice_tensor_t* weight);
 
-/* INVALID_ARGUMENT, with row and column, if a code or a scale stands for NaN or infinity: 0x7f and 0xff in FP8, a scale
- * of 255 in MXFP4, and floats. A layer does not ask, since it would have to read all weights in each step: ask once,
- * after a checkpoint was read. Threads: thread-safe. */
+/* Checks that no code and no scale stands for NaN or infinity: 0x7f and 0xff in FP8, a scale of 255 in MXFP4, and
+ * floats. A layer does not check, since it would have to read all weights in each step: call this once, after a
+ * checkpoint was read. Threads: thread-safe. Errors: INVALID_ARGUMENT, with row and column. */
 SLUICE_API sluice_status_t sluice_weights_check(int32_t format, int32_t block, const sluice_tensor_t* codes,
                                                 const sluice_tensor_t* scales);
 

@@ -99,12 +99,12 @@ def expert_bytes(experts: Experts, weight_format: str, dtype: str, ranks: int) -
     return experts.count // ranks * (matrices + experts.biases * (4 if dtype == "f32" else 2))
 
 
-def adapter_elements(block: Block, targets: tuple[str, ...], rank: int) -> int:
-    """Of A and B of one decoder layer, those of all experts: PEFT makes them on every rank."""
+def adapter_elements(block: Block, targets: tuple[str, ...], rank: int, ranks: int = 1) -> int:
+    """Of A and B of one decoder layer on one of the ranks: those of linear layers, and those of its own experts."""
     count = sum(rank * (a + b) for name in targets for a, b in block.linears.get(name, ()))
     if block.experts is not None:
         M, H, E = block.experts.model_width, block.experts.hidden_width, block.experts.count
-        count += E * rank * ((M + 2 * H) * (UP in targets) + (H + M) * (DOWN in targets))
+        count += E // ranks * rank * ((M + 2 * H) * (UP in targets) + (H + M) * (DOWN in targets))
     return count
 
 
@@ -129,7 +129,7 @@ def _logits(recipe: Recipe) -> int:
 def _weights(recipe: Recipe) -> dict[str, int]:
     """Everything that does not depend on a plan."""
     decoder, ranks = recipe.decoder, recipe.ranks
-    dense, trained = decoder.dense * recipe.element, _trained(recipe)
+    dense, trained = decoder.dense * recipe.element, _trained(recipe, ranks)
     shard = -(-dense // ranks)
     gathered = 0
     if ranks > 1:
@@ -145,8 +145,9 @@ def _weights(recipe: Recipe) -> dict[str, int]:
     return dict(zip(PARTS, values))
 
 
-def _trained(recipe: Recipe) -> int:
-    return sum(adapter_elements(block, recipe.targets, recipe.lora_rank) for block in recipe.decoder.blocks)
+def _trained(recipe: Recipe, ranks: int = 1) -> int:
+    """Of the whole model, or of one of the ranks."""
+    return sum(adapter_elements(block, recipe.targets, recipe.lora_rank, ranks) for block in recipe.decoder.blocks)
 
 
 # ---- plans and seconds ----
@@ -213,14 +214,16 @@ def _linear_seconds(planner: Planner, recipe: Recipe) -> float:
 
 
 def _wire_seconds(planner: Planner, recipe: Recipe) -> dict[str, float]:
-    """Between ranks: adapters' gradients are averaged, dense weights gathered for the forward and the backward."""
+    """Between ranks: gradients of adapters of linear layers are averaged, and dense weights gathered for the forward and
+    the backward. Gradients of experts' adapters stay on the rank that has the expert."""
     if recipe.ranks == 1:
         return {}
     data = planner.machine.data
     near = int(data.get("ranks_per_node") or 1) >= recipe.ranks and data.get("node_exchange")
     rate = float((data["node_exchange"] if near else data["exchange"])["bytes_per_second"])
     share = (recipe.ranks - 1) / recipe.ranks
-    found = {"gradients": 2 * share * 4 * _trained(recipe) / rate}
+    linear = tuple(name for name in recipe.targets if name not in (UP, DOWN))
+    found = {"gradients": 2 * share * 4 * _trained(replace(recipe, targets=linear)) / rate}
     if not recipe.keeps_dense:
         found["gathering"] = 2 * share * recipe.decoder.dense * recipe.element / rate
     return found

@@ -85,8 +85,10 @@ def test_Finetune_WholeModel_IsATableOfParts(run) -> None:
     parts = {name: int(value.replace(",", "")) for name, value in re.findall(r"^  ([a-z ]+?) +([\d,]+) ", out, re.M)}
     assert set(parts) == {*finetune.PARTS, "in all"}
     assert parts["in all"] == sum(value for name, value in parts.items() if name != "in all") <= 64 << 30
-    trained = 48 * (128 * 16 * (2048 + 2 * 768 + 768 + 2048) + 16 * (2 * (2048 + 4096) + 2 * (2048 + 512)))
-    assert parts["adapters"] == parts["gradients"] == 4 * trained and parts["optimizer"] == 8 * trained
+    of_experts = 48 * 128 * 16 * (2048 + 2 * 768 + 768 + 2048)
+    of_attention = 48 * 16 * (2 * (2048 + 4096) + 2 * (2048 + 512))
+    trained, held = of_experts + of_attention, of_experts // 2 + of_attention
+    assert parts["adapters"] == parts["gradients"] == 4 * held and parts["optimizer"] == 8 * held
     assert f"{trained:,} parameters are trained" in out and " tokens/s on cpu-1x-10g " in out
     assert f"memory_budget to {parts['exchange buffers'] + parts['contexts']}" in out
 

@@ -214,8 +214,8 @@ def _linear_seconds(planner: Planner, recipe: Recipe) -> float:
 
 
 def _wire_seconds(planner: Planner, recipe: Recipe) -> dict[str, float]:
-    """Between ranks: gradients of adapters of linear layers are averaged, and dense weights gathered for the forward and
-    the backward. Gradients of experts' adapters stay on the rank that has the expert."""
+    """Between ranks: gradients of adapters of linear layers are averaged, and dense weights gathered for the forward
+    and the backward. Gradients of experts' adapters stay on the rank that has the expert."""
     if recipe.ranks == 1:
         return {}
     data = planner.machine.data

@@ -185,6 +185,22 @@ def _run(command: list[str]) -> None:
         raise External(f"the torch adapter does not compile:\n{text}")
 
 
+def _take(kept: str, path: str) -> bool:
+    """Whether there was such an object. It is copied, as another builder may remove it where locks do not work."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copyfile(kept, path)
+        return True
+    return False
+
+
+def _keep(path: str, folder: str) -> None:
+    with contextlib.suppress(OSError):  # no room for a copy: the next build compiles it again
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        part = f"{os.path.join(folder, os.path.basename(path))}.{os.getpid()}"
+        shutil.copyfile(path, part)
+        os.replace(part, part.rpartition(".")[0])
+
+
 def make(path: str, force: bool = False) -> None:
     """Compiles to `path`, unless another process has just done so."""
     folder = os.path.dirname(path)
@@ -201,12 +217,20 @@ def make(path: str, force: bool = False) -> None:
             includes += ["-isystem", os.path.join(root, name)]
         abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
         flags = [flag.format(sluice=HERE, torch=root) for flag in FLAGS]
+        kept = os.path.join(folder, f".objects-{stamps.short(fitting)}")  # what an interrupted build has finished
+        if force:
+            shutil.rmtree(kept, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             objects = []
             for number, name in enumerate(SOURCES, 1):
-                _say(f"compiling the adapter for torch {torch.__version__}: {name} ({number} of {len(SOURCES)})")
                 objects.append(os.path.join(scratch, f"{name}.o"))
+                if _take(os.path.join(kept, f"{name}.o"), objects[-1]):
+                    continue
+                _say(f"compiling the adapter for torch {torch.__version__}: {name} ({number} of {len(SOURCES)})")
                 _run([program, *flags, abi, *includes, "-c", os.path.join(HERE, name), "-o", objects[-1]])
+                _keep(objects[-1], kept)
+            # Now, as an object that a power failure has torn would make every later link fail too.
+            shutil.rmtree(kept, ignore_errors=True)
             linked = os.path.join(scratch, "linked.so")
             libraries = ["-L", os.path.join(root, "lib"), "-ltorch_cpu", "-lc10"]
             _run([program, "-shared", "-o", linked, *objects, *libraries])

@@ -31,7 +31,11 @@ def run(*command: str) -> str:
 def build(*more: str) -> list[str]:
     """The paths of the libraries and of other targets as they are tested: optimised, with debug information."""
     targets = (LIBRARY, *OPENED_ON_DEMAND, *more)
-    run("nice", "bazel", "build", *targets)
+    # Bazel goes on from what an interrupted build has finished. It says every few seconds, on stderr, how far it is.
+    quiet = ("--curses=no", "--show_progress_rate_limit=15", "--show_result=0", "--ui_event_filters=-info")
+    done = subprocess.run(("nice", "bazel", "build", *quiet, *targets), cwd=ROOT, stdout=subprocess.DEVNULL)
+    if done.returncode != 0:
+        raise Failure(f"bazel build failed (exit {done.returncode}): see above")
     bin_dir = run("bazel", "info", "bazel-bin").strip()
     return [os.path.join(bin_dir, target[2:].replace(":", "/")) for target in targets]
 

@@ -74,6 +74,17 @@ def test_Build_SeveralAtOnce_CompileOnce(tmp_path):
     assert finish(start("--out", str(out), "--force", CXX=compiler(tmp_path)))[0] == 0 and calls(tmp_path) == 2 * ONCE
 
 
+def test_Build_Interrupted_GoesOnWithWhatWasFinished(tmp_path):
+    """The last source fails at first. Then only that one is compiled, and nothing is left of the kept objects."""
+    out, last = tmp_path / "out", SOURCES[-1]
+    refuse = f'case "$*" in *{last}*) exit 1;; esac'
+    assert finish(start("--out", str(out), CXX=compiler(tmp_path, refuse)))[0] == 1 and calls(tmp_path) == len(SOURCES)
+    code, text = finish(start("--out", str(out), CXX=compiler(tmp_path)))
+    assert code == 0 and calls(tmp_path) == len(SOURCES) + 2, text
+    assert text.count("compiling") == 1 and last in text
+    assert [name for name in os.listdir(out) if name.startswith(".objects")] == []
+
+
 def test_Build_FileSystemWithoutLocks_CompilesAndSaysSo(tmp_path):
     """As on some network file systems: two builds at once may both compile, and the final result is valid."""
     source, library, out = tmp_path / "flock.c", tmp_path / "libflock.so", tmp_path / "out"

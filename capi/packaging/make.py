@@ -16,13 +16,13 @@ import os
 import sys
 import tempfile
 
+import abi_since
 import archive
 import debian
 import elf
 import libraries
 import man_pages
 import manual
-import release
 import tree
 from libraries import ROOT, Failure
 
@@ -50,7 +50,7 @@ def main() -> None:
     built = libraries.build()
     if not any(name.startswith("libmpi.so") for path in built for name in elf.dynamic(path, "NEEDED")):
         raise Failure("this machine has no Open MPI, so libsluice_mpi.so would be empty: install libopenmpi-dev")
-    release.check_abi(libraries.version())
+    abi_since.check_abi(libraries.version())
     os.makedirs(options.out, exist_ok=True)
     if options.deb:
         paths = debian.make(options.out, built, libraries.version())

@@ -9,12 +9,12 @@ import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path[:0] = [os.path.join(ROOT, "capi", folder) for folder in ("packaging", "bindings")]
+import abi_since  # noqa: E402
 import declarations  # noqa: E402
 import elf  # noqa: E402
 import generate  # noqa: E402
 import libraries  # noqa: E402
 import record  # noqa: E402
-import release  # noqa: E402
 
 LAYOUT = os.path.join(ROOT, "capi", "test", "layout")
 EARLIER = """\
@@ -195,7 +195,7 @@ def repository(folder, monkeypatch):
         subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=b", *arguments], cwd=folder, check=True)
 
     git("init", "-q")
-    monkeypatch.setattr(release, "ROOT", str(folder))
+    monkeypatch.setattr(abi_since, "ROOT", str(folder))
     monkeypatch.setattr(generate, "ROOT", str(folder))
     return git
 
@@ -203,7 +203,7 @@ def repository(folder, monkeypatch):
 @pytest.mark.parametrize("gone", ["", "SLUICE_GONE = 1\n"], ids=["kept", "broken"])
 def test_Release_HeadersThatBreakTheNewestTag_AreRefused(recorded, gone, monkeypatch, tmp_path):
     git = repository(tmp_path, monkeypatch)
-    release.check_abi(libraries.version())  # no release yet
+    abi_since.check_abi(libraries.version())  # no release yet
     path = tmp_path / record.PATH
     path.parent.mkdir(parents=True)
     path.write_text(recorded + gone)
@@ -212,9 +212,9 @@ def test_Release_HeadersThatBreakTheNewestTag_AreRefused(recorded, gone, monkeyp
     git("tag", f"v{libraries.version()}")
     if gone:
         with pytest.raises(libraries.Failure, match=r"the ABI of v[\d.]+ is broken.*\nSLUICE_GONE = 1"):
-            release.check_abi(libraries.version())
+            abi_since.check_abi(libraries.version())
     else:
-        release.check_abi(libraries.version())
+        abi_since.check_abi(libraries.version())
 
 
 @pytest.mark.parametrize(
@@ -225,4 +225,4 @@ def test_Release_ComparedWith_IsTheNewestThatItKeeps(version, tag, monkeypatch, 
     git("commit", "-q", "--allow-empty", "-m", "x")
     for name in ("v0.1.0", "v0.1.1", "v1.0.0", "v1.2.0", "w1.9.0"):
         git("tag", name)
-    assert release.newest(version) == tag
+    assert abi_since.newest(version) == tag

@@ -38,6 +38,8 @@ PACKAGE = ("python_plugin/sluice", "sluice")
 ENTRY = "python_plugin/sluice_autoload.py"  # beside the package
 SOURCE_SUFFIXES = (".py", ".pyi", ".typed", ".c", ".cc", ".cpp", ".h", ".json")
 ADAPTER = os.path.join(sysconfig.get_paths()["purelib"], "sluice/adapters/torch")  # where it is installed
+CFFI = ">=1.15"  # all that the package needs
+TORCH_ADAPTER = os.path.join(HERE, "torch_adapter.py")
 SKIP_FOLDERS = {"test", "tests", "__pycache__"}
 
 
@@ -81,6 +83,7 @@ def input_hash():
 def build_libraries(folder):
     """The stripped libraries, and the program beside them, in `folder`."""
     began = time.monotonic()
+    say("building the library with Bazel (minutes the first time)")
     stripped = []
     for path in libraries.build(libraries.DRY_STEP):
         stripped.append(os.path.join(folder, os.path.basename(path)))
@@ -124,23 +127,30 @@ def stage(top, paths, version):
 def ship_adapters(top, pythons, fresh):
     """Puts the adapter for the torch of each Python into the staged package, stripped."""
     for python in pythons:
-        began = time.monotonic()
-        environment = dict(os.environ, PYTHONPATH=top, PYTHONDONTWRITEBYTECODE="1")
         with tempfile.TemporaryDirectory() as scratch:
-            if fresh:
-                environment["SLUICE_CACHE_DIR"] = scratch
             installed = [] if fresh else glob.glob(os.path.join(ADAPTER, "_torch_*.so"))
-            command = [python, os.path.join(HERE, "torch_adapter.py"), *installed]
-            done = subprocess.run(command, env=environment, cwd=top, stdout=subprocess.PIPE, text=True)
-            if done.returncode != 0:
-                raise Failure(f"there is no adapter for the torch of {python}: see above")
-            found = json.loads(done.stdout.splitlines()[-1])
-            libraries.strip(found["path"], found["shipped"])
-        with open(found["shipped"], "rb") as file:
-            stamp = {**found["stamp"], "sha256": hashlib.sha256(file.read()).hexdigest()}
-        with open(f"{found['shipped']}.stamp", "w") as file:
-            file.write(json.dumps(stamp, indent=1) + "\n")
-        say(f"{os.path.basename(found['shipped'])} ready in {time.monotonic() - began:.1f} s")
+            ship_adapter(top, [python, TORCH_ADAPTER, *installed], scratch if fresh else None)
+
+
+def ship_adapter(top, command, cache=None):
+    """The command is torch_adapter.py's. What it compiles stays in the folder `cache`, else in the user's. Returns the
+    path of the adapter in the staged package.
+    """
+    began = time.monotonic()
+    environment = dict(os.environ, PYTHONPATH=top, PYTHONDONTWRITEBYTECODE="1")
+    if cache is not None:
+        environment["SLUICE_CACHE_DIR"] = cache
+    done = subprocess.run(command, env=environment, cwd=top, stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise Failure(f"there is no adapter of {' '.join(command[:1] + command[2:4])}: see above")
+    found = json.loads(done.stdout.splitlines()[-1])
+    libraries.strip(found["path"], found["shipped"])
+    with open(found["shipped"], "rb") as file:
+        stamp = {**found["stamp"], "sha256": hashlib.sha256(file.read()).hexdigest()}
+    with open(f"{found['shipped']}.stamp", "w") as file:
+        file.write(json.dumps(stamp, indent=1) + "\n")
+    say(f"{os.path.basename(found['shipped'])} ready in {time.monotonic() - began:.1f} s")
+    return found["shipped"]
 
 
 def binaries(top):
@@ -158,7 +168,7 @@ def metadata(version):
     return (
         f"Metadata-Version: 2.1\nName: sluice\nVersion: {version}\n"
         "Summary: Expert-parallel mixture-of-experts engine that host frameworks swap in\n"
-        "License: Apache-2.0\nRequires-Python: >=3.9\nRequires-Dist: cffi>=1.15\n"
+        f"License: Apache-2.0\nRequires-Python: >=3.9\nRequires-Dist: cffi{CFFI}\n"
         'Provides-Extra: png\nRequires-Dist: resvg-py>=0.2; extra == "png"\n'
     )
 
@@ -197,15 +207,18 @@ def make_wheel(top, version, tag, wheel_dir):
     return path
 
 
-def make(wheel_dir, pythons=(), fresh=False):
+def make(wheel_dir, pythons=(), fresh=False, ship=None):
     """The path of a wheel in `wheel_dir`, with adapters for the torches of these Pythons.
 
     fresh  compile the adapters, whatever is there already
+    ship   called with the staged package: puts further adapters into it
     """
     with tempfile.TemporaryDirectory() as scratch:
         top = os.path.join(scratch, "stage")
         stage(top, build_libraries(os.path.join(scratch, "lib")), libraries.version())
         ship_adapters(top, pythons, fresh)
+        if ship is not None:
+            ship(top)
         return make_wheel(top, libraries.version(), platform_tag(binaries(top)), wheel_dir)
 
 

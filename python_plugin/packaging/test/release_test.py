@@ -1,0 +1,180 @@
+"""The command that makes a release: what it refuses, how it goes on after an interruption, and that its bits repeat."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+
+PACKAGING = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, PACKAGING)
+import install  # noqa: E402
+import libraries  # noqa: E402
+import release  # noqa: E402
+import sbom  # noqa: E402
+import torch_wheels  # noqa: E402
+
+CHEAP = ["source", "bindings", "manual"]
+VERSION = libraries.version()
+ABOUT = {"version": "2.13.0+cpu", "name": "torch.whl", "sha256": "0" * 64, "licence": "BSD-3-Clause AND MIT"}
+
+
+@pytest.fixture
+def committed(monkeypatch):
+    """This checkout as if it had no changes, since tests run before a commit too."""
+    commit = release.git("rev-parse", "HEAD")
+    monkeypatch.setattr(release, "clean_commit", lambda: commit)
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "")  # set by the release; restored after the test
+    return commit
+
+
+def verify(folder):
+    """The names in SHA256SUMS, after sha256sum has checked them."""
+    done = subprocess.run(
+        ["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = [line.split("  ")[1] for line in (folder / "SHA256SUMS").read_text().splitlines()]
+    assert sorted([*names, "SHA256SUMS"]) == sorted(os.listdir(folder))
+    return names
+
+
+def test_Release_TwoRuns_HaveTheSameSums(committed, tmp_path, capsys):
+    release.release(str(tmp_path / "a"), [], CHEAP)
+    release.release(str(tmp_path / "b"), [], CHEAP)
+    assert (tmp_path / "a/SHA256SUMS").read_text() == (tmp_path / "b/SHA256SUMS").read_text()
+    names = verify(tmp_path / "a")
+    packed = [f"sluice-{VERSION}{kind}.tar.gz" for kind in ("", "-bindings", "-manual")]
+    assert sorted(names) == sorted([*packed, f"sluice-{VERSION}.cdx.json"])
+    said = capsys.readouterr().out
+    assert all(said.count(f"release: {name}: ") == 2 for name in CHEAP), said
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]  # nothing is left of the work
+
+
+def test_Release_Interrupted_GoesOnWithWhatWasFinished(committed, tmp_path, monkeypatch, capsys):
+    def interrupted(folder):
+        with open(os.path.join(folder, "torn"), "w"):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(release, "make_manual", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            release.release(str(tmp_path / "a"), [], CHEAP)
+    assert not (tmp_path / "a").exists()
+    capsys.readouterr()
+    release.release(str(tmp_path / "a"), [], CHEAP)
+    said = capsys.readouterr().out
+    assert said.count("by an earlier run") == 2 and "torn" not in said
+    verify(tmp_path / "a")
+
+
+def test_Release_OfAnotherCommit_TakesNothingOfAnEarlierOne(committed, tmp_path, monkeypatch, capsys):
+    def never(folder):
+        raise libraries.Failure("stop")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(release, "make_bindings", never)
+        with pytest.raises(libraries.Failure, match="stop"):
+            release.release(str(tmp_path / "a"), [], CHEAP)
+    monkeypatch.setattr(release, "clean_commit", lambda: "0" * 40)
+    release.release(str(tmp_path / "a"), [], ["source"])
+    assert "by an earlier run" not in capsys.readouterr().out
+
+
+def test_Release_ThatAnotherRunIsMaking_IsRefused(committed, tmp_path):
+    out = str(tmp_path / "a")
+    with release.held(release.work_folder(out, committed)):
+        with pytest.raises(libraries.Failure, match="another run is making"):
+            release.release(out, [], CHEAP)
+
+
+def test_Release_FolderThatIsNotEmpty_IsRefused(committed, tmp_path):
+    (tmp_path / "a").write_text("of the user")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/file").write_text("of the user")
+    for name in ("a", "b"):
+        with pytest.raises(libraries.Failure, match=f"{name} exists and is not empty: remove it, or name another"):
+            release.release(str(tmp_path / name), [], CHEAP)
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"] and (tmp_path / "b/file").read_text() == "of the user"
+
+
+def test_Release_ArtifactThatIsNone_IsRefused(committed, tmp_path):
+    with pytest.raises(libraries.Failure, match="there is no rpm: choose among source, bindings"):
+        release.release(str(tmp_path / "a"), [], ["rpm"])
+
+
+def test_Release_ChangedFiles_AreRefusedByName(tmp_path, monkeypatch):
+    monkeypatch.setattr(release, "ROOT", str(tmp_path))
+    with pytest.raises(libraries.Failure, match="is no git checkout"):
+        release.clean_commit()
+    author = ["-c", "user.name=a", "-c", "user.email=b"]
+    for command in (["init", "-q"], [*author, "commit", "-q", "--allow-empty", "-m", "x"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    assert len(release.clean_commit()) == 40
+    (tmp_path / "new.txt").write_text("")
+    with pytest.raises(libraries.Failure, match=r"1 files differ from the commit \(new.txt\): commit, stash or remove"):
+        release.clean_commit()
+
+
+def test_Torch_ThatPipLacks_IsRefusedByName(tmp_path):
+    with pytest.raises(libraries.Failure, match=r"pip has no torch 0\.0\.1 .*: name those to use with --torch"):
+        torch_wheels.fetch("0.0.1", str(tmp_path))
+    assert os.listdir(tmp_path) == []
+
+
+def test_Bill_IsOneByTheSchema_AndNamesFilesAndTorches(tmp_path):
+    paths = [tmp_path / name for name in ("a.tar.gz", "b.whl")]
+    for path in paths:
+        path.write_text(path.name)
+    made = sbom.text(list(map(str, paths)), [ABOUT], VERSION, "c" * 40, 1000000000)
+    assert made == sbom.text(list(map(str, paths)), [ABOUT], VERSION, "c" * 40, 1000000000)
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(made) is None
+    bill = json.loads(made)
+    found = {item["name"]: item for item in bill["components"]}
+    for path in paths:
+        assert found[path.name]["hashes"] == [
+            {"alg": "SHA-256", "content": hashlib.sha256(path.read_bytes()).hexdigest()}
+        ]
+    assert found["torch"]["version"] == ABOUT["version"] and found["torch"]["hashes"][0]["content"] == ABOUT["sha256"]
+    assert all(item.get("licenses") for item in found.values())
+    needs = {item["ref"]: item.get("dependsOn", []) for item in bill["dependencies"]}
+    assert needs["b.whl"] == ["cffi", "torch-2.13.0+cpu"] and needs["a.tar.gz"] == []
+
+
+@pytest.mark.full  # downloads two builds of one torch, 800 MB, and compiles the adapter for each
+@pytest.mark.timeout(3000)
+def test_Adapter_OfTheCpuBuildAndOfTheCudaBuild_AreTheSameBits(tmp_path):
+    top = tmp_path / "stage"
+    install.stage(str(top), install.build_libraries(str(tmp_path / "lib")), VERSION)
+    made = []
+    # `===2.13.0` is that name to the letter, by which PyPI has the CUDA build.
+    builds = [torch_wheels.fetch(version, str(tmp_path)) for version in ("2.13.0+cpu", "=2.13.0")]
+    for number, build in enumerate(builds):
+        abi = torch_wheels.cxx11_abi(build)
+        command = [sys.executable, install.TORCH_ADAPTER, "--unpacked", build, str(abi)]
+        path = install.ship_adapter(str(top), command, str(tmp_path / f"cache{number}"))
+        assert abi == 1
+        for other in builds:
+            assert torch_wheels.missing(path, other) == []
+        with open(path, "rb") as file, open(f"{path}.stamp") as stamp:
+            made.append((file.read(), stamp.read()))
+    cpu, cuda = (torch_wheels.about(build) for build in builds)
+    assert cpu["cuda"] is None and cuda["cuda"] is not None and cpu["git_version"] == cuda["git_version"]
+    assert made[0] == made[1]
+
+
+@pytest.mark.full  # downloads four torches, 2 GB, and compiles the adapter for each
+@pytest.mark.timeout(7200)
+def test_Release_Whole_HasEveryArtifact(committed, tmp_path):
+    release.release(str(tmp_path / "a"), list(release.TORCH), None)
+    names = verify(tmp_path / "a")
+    assert len(names) == 9, names
+    with zipfile.ZipFile(next((tmp_path / "a").glob("*.whl"))) as wheel:
+        shipped = {os.path.basename(name) for name in wheel.namelist() if "/shipped/" in name}
+    adapters = {f"_torch_{version.replace('.', '_')}.so" for version in release.TORCH}
+    assert shipped == adapters | {f"{name}.stamp" for name in adapters}

@@ -64,9 +64,9 @@ class OwnContext:
             self._leave()
             raise
 
-    def stats(self, reset_peak: bool = False) -> dict[str, Any]:
-        """Of the context. reset_peak: peak_bytes starts again afterwards."""
-        return self.context.stats(reset_peak)
+    def stats(self) -> dict[str, Any]:
+        """Of the context."""
+        return self.context.stats()
 
     def close(self) -> None:
         """Releases everything; the layers are dead afterwards. Not collective; the ranks may make another."""

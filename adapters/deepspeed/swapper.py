@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from sluice import version
+from sluice import layer_lookup, version
 from sluice.adapters.common import agree, shares
 from sluice.adapters.deepspeed.clip_norm import TRUE
 from sluice.adapters.deepspeed.moe import kinds, moving
@@ -130,9 +130,9 @@ class Handle:
             backend.close()
         self._backends = {}
 
-    def stats(self) -> list[dict[str, Any]]:
-        """`sluice.stats` of each swapped layer."""
-        return [dict(layer._sluice.stats()) for layer in self.layers]
+    def stats(self) -> dict[str, Any]:
+        """`sluice.stats` of the swapped layers."""
+        return layer_lookup.numbers_of([layer._sluice for layer in self.layers])
 
     def __enter__(self) -> Handle:
         return self

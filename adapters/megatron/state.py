@@ -275,14 +275,12 @@ class LayerState:
 
     # ---- for `sluice.stats`, `sluice.decisions` and `sluice.trace` ----
 
-    def stats(self, reset_peak: bool = False) -> dict[str, Any]:
-        """Of the layer and its context."""
+    def stats(self) -> dict[str, Any]:
+        """For `sluice.stats`."""
         return {
             "layer_id": self.layer_id,
-            "ranks": list(self.finding.ranks),
             "computed_by": "sluice" if self._is_fused_now else "host modules",
             "why_not_fused": self.finding.form.why,
-            **self._context.stats(reset_peak),
         }
 
     def contexts(self) -> list[Context]:

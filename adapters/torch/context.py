@@ -20,7 +20,7 @@ from ..._library import load
 from ...errors import InvalidState
 from . import tuner
 from ._native import generation, native
-from .gradient_pool import give_back, pool_stats
+from .gradient_pool import give_back
 from .group import EpGroup
 from .options import fill
 from .placement import placement_of
@@ -264,8 +264,6 @@ class Context:
         values: dict[str, Any] = {name: int(getattr(out, name)) for name in _STATS}
         values["gemm"] = library.ffi.string(out.gemm).decode()
         values["passes_in_place"] = self.passes_in_place
-        pool = pool_stats()  # of the whole process
-        values["gradient_pool_bytes"], values["gradients_reused"] = pool.idle_bytes, pool.num_reused
         return values
 
     def has_fallen_back(self) -> bool:

@@ -39,6 +39,12 @@ def pool_stats() -> PoolStats:
     return PoolStats(*native().gradient_pool())
 
 
+def numbers() -> dict[str, int]:
+    """For `sluice.stats`: bytes that wait for their next use, and how many gradients were made in such memory."""
+    now = pool_stats()
+    return {"gradient_pool_bytes": now.idle_bytes, "gradients_reused": now.num_reused}
+
+
 def give_back() -> int:
     """Frees what lies idle; how many bytes that was."""
     idle = pool_stats().idle_bytes

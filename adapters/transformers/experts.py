@@ -321,17 +321,14 @@ class ExpertsState:
         finally:
             layer.close()
 
-    def stats(self, reset_peak: bool = False) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """For `sluice.stats`."""
         contract = self._contract
-        found = {
+        return {
             "layer_id": self.layer_id,
             "computed_by": self._computed_by(),
             "why_not_fused": "" if contract is None else contract.reason,
         }
-        for layer in self._layers.values():
-            found.update(layer.context.stats(reset_peak))
-        return found
 
     # ---- experts that change ranks (moving.py) ----
 

@@ -113,8 +113,8 @@ def train(
         "kinds": [type(layer).__name__ for _, layer in moe_layers(host.module)],
     }
     if sluice is not None:
-        result["stats"] = [state["computed_by"] for state in host.sluice.stats()]
-        result["sent"] = max(state["bytes_sent"] for state in host.sluice.stats())
+        result["stats"] = [state["computed_by"] for state in host.sluice.stats()["layers"]]
+        result["sent"] = max((state["bytes_sent"] for state in host.sluice.stats()["contexts"]), default=0)
         host.sluice.unswap()
         result["kinds_after"] = [type(layer).__name__ for _, layer in moe_layers(host.module)]
     host.destroy()

@@ -199,9 +199,9 @@ def numbers() -> list[Any]:
     assert b"sluice" not in pickle.dumps(layer)
     x = torch.randn(2, 4, 32)
     assert torch.allclose(twin(x), layer(x), atol=1e-6)
-    stats = sluice.stats(host)
+    stats = sluice.stats(host)["layers"]
     assert [one["layer"] for one in stats] == [name for name, _ in models.moe_layers(host.module)]
-    assert sluice.stats(layer)["layer"] == stats[0]["layer"]
+    assert sluice.stats(layer)["layers"][0]["layer"] == stats[0]["layer"]
     assert sluice.decisions(host) is not None
     host.sluice.unswap()
     return [one["computed_by"] for one in stats]

@@ -66,7 +66,7 @@ def decided(kind: str, steps: int, config: dict[str, Any]) -> list[Any]:
     def settle(host: Any, step: int) -> None:
         """Before the last step: experts of a partitioned optimizer only move after updates."""
         if step == steps - 1:
-            reports.extend(state["placement"] for state in host.sluice.stats())
+            reports.extend(state["placement"] for state in host.sluice.stats()["layers"])
             host.sluice.decider.close()
             host.sluice.decider = None
             with host.sluice.at_home(False):

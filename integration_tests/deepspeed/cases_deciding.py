@@ -125,7 +125,7 @@ def decided_training(
                     for parameter in layer.experts.parameters():
                         parameter.mul_(1.0)
         if step == steps - 1:
-            reports.extend(state["placement"] for state in host.sluice.stats())
+            reports.extend(state["placement"] for state in host.sluice.stats()["layers"])
             host.sluice.decider = _Home(host)
 
     plan, replace, first = deciding.plan_placement, LayerState.replace_experts, BackgroundMove.__init__
@@ -213,7 +213,7 @@ def even_training(steps: int) -> Any:
             host.step()
     finally:
         type(host.sluice.decider.watches[0]).look = look
-    reports = [state["placement"] for state in host.sluice.stats()]
+    reports = [state["placement"] for state in host.sluice.stats()["layers"]]
     host.sluice.unswap()
     host.destroy()
     return reports, sent
@@ -231,7 +231,7 @@ def unswapped() -> Any:
             x, target = _positive(step)
             host.backward(host(x, target))
             host.step()
-        moved += sum(state.get("placement", {}).get("moved_experts", 0) for state in host.sluice.stats())
+        moved += sum(state.get("placement", {}).get("moved_experts", 0) for state in host.sluice.stats()["layers"])
         host.sluice.unswap()
         weights.append([parameter.detach().clone() for parameter in host.module.parameters()])
         host.destroy()

@@ -127,9 +127,9 @@ def _train(
     if section is not None:
         stats = host.sluice.stats()
         found["asked"] = [_asked(given) == stats for given in (host, host.module)]
-        found["computed_by"] = [each["computed_by"] for each in stats]
-        found["plans"] = [each.get("plan") for each in stats]
-        found["peak_bytes"] = max((each["peak_bytes"] for each in stats), default=0)
+        found["computed_by"] = [each["computed_by"] for each in stats["layers"]]
+        found["plans"] = [each.get("plan") for each in stats["layers"]]
+        found["peak_bytes"] = max((each["peak_bytes"] for each in stats["contexts"]), default=0)
         if "pipeline" in section:
             found["pipeline"] = host.sluice.pipeline.stats()
         host.sluice.unswap()

@@ -119,7 +119,7 @@ def hook_after_swap_fires() -> None:
     x, target = models.batch(0)
     torch.manual_seed(1)
     plain = host(x, target)
-    assert sluice.stats(layer)["computed_by"] == "sluice"
+    assert sluice.stats(layer)["layers"][0]["computed_by"] == "sluice"
     rows: list[list[int]] = []
     handles = [
         expert.register_forward_hook(lambda _m, args, _o: rows.append(list(args[0].shape)))
@@ -127,14 +127,14 @@ def hook_after_swap_fires() -> None:
     ]
     torch.manual_seed(1)
     hooked = host(x, target)
-    assert sluice.stats(layer)["computed_by"] == "host modules"
+    assert sluice.stats(layer)["layers"][0]["computed_by"] == "host modules"
     assert rows and all(shape[:2] == [1, 1] and shape[3] == models.WIDTH for shape in rows)
     assert torch.allclose(plain, hooked, rtol=1e-6)
     for handle in handles:
         handle.remove()
     torch.manual_seed(1)
     assert torch.equal(host(x, target), plain)
-    assert sluice.stats(layer)["computed_by"] == "sluice"
+    assert sluice.stats(layer)["layers"][0]["computed_by"] == "sluice"
     host.sluice.unswap()
 
 
@@ -303,7 +303,7 @@ def compiled(how: str) -> list[Any]:
         for step in range(4):
             losses[1].append(float(_one_step(host, step)))
             host.step()
-        passes = sluice.stats(model.moes[0])["num_passes"]
+        passes = sluice.stats(model.moes[0])["contexts"][0]["num_passes"]
         host.sluice.unswap()
     finally:
         torch._dynamo.config.disable = disabled
@@ -320,7 +320,7 @@ def residual_stays_torchs() -> None:
     calls: list[int] = []
     moe.mlp.register_forward_hook(lambda *_: calls.append(1))
     host(*models.batch(0))
-    assert calls == [1] and sluice.stats(moe)["computed_by"] == "sluice"
+    assert calls == [1] and sluice.stats(moe)["layers"][0]["computed_by"] == "sluice"
     host.sluice.unswap()
 
 
@@ -355,7 +355,7 @@ def no_grad_saves_nothing() -> None:
     with torch.no_grad():
         out = layer(torch.randn(12, models.WIDTH), None)
     assert not out.requires_grad
-    assert sluice.stats(layer).get("saved_bytes", 0) == 0
+    assert sluice.stats(layer)["contexts"][0]["saved_bytes"] == 0
     host.sluice.unswap()
 
 

@@ -219,11 +219,11 @@ def train(
     if at_end is not None:
         result["end"] = at_end(host)
     if sluice is not None:
-        result["stats"] = [state["computed_by"] for state in host.sluice.stats()]
-        result["passes_in_place"] = max(state["passes_in_place"] for state in host.sluice.stats())
-        by_context = {str(state["ranks"]): state["peak_bytes"] for state in host.sluice.stats()}
-        result["peak_bytes"] = max(by_context.values())
-        result["peaks"] = by_context
+        result["stats"] = [state["computed_by"] for state in host.sluice.stats()["layers"]]
+        contexts = host.sluice.stats()["contexts"]
+        result["passes_in_place"] = max((each["passes_in_place"] for each in contexts), default=0)
+        result["peaks"] = {str(each["ranks"]): each["peak_bytes"] for each in contexts}
+        result["peak_bytes"] = max(result["peaks"].values())
         host.sluice.unswap()
     host.destroy()
     return result

@@ -110,7 +110,7 @@ class ReferenceBackend:
         """A layer."""
         return ReferenceRunner(spec, self._group, self._world)
 
-    def stats(self, reset_peak: bool = False) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """Nothing is measured."""
         return {"bytes_sent": 0, "comm_ns": 0, "gemm": "torch", "passes_in_place": 0}
 

@@ -168,7 +168,7 @@ def hooked_expert() -> dict[str, Any]:
     return {
         "rows": sum(rows),
         "gap": float((before - after).abs().max()),
-        "computed_by": sluice.stats(layer)["computed_by"],
+        "computed_by": sluice.stats(layer)["layers"][0]["computed_by"],
     }
 
 

@@ -75,7 +75,7 @@ def round_trip(ep: int, how: str, **changes: Any) -> dict[str, Any]:
 
 
 def _passes(layer: MoELayer) -> int:
-    return int(sluice.stats(layer)["num_passes"]) if getattr(layer, "_sluice", None) is not None else 0
+    return int(sluice.stats(layer)["contexts"][0]["num_passes"]) if getattr(layer, "_sluice", None) is not None else 0
 
 
 def padded_beside_plain(ep: int, how: str) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def train(ep: int, steps: int, replayed: bool, options: dict[str, Any] | None = 
         "stock": [max(column) for column in zip(*own)],
         "sluice": _distances(stock[0], mine, width),
         "moved": mg_models.gaps(first, mine[1]),
-        "computed_by": sorted({each["computed_by"] for each in sluice.stats(host.model)}),
+        "computed_by": sorted({each["computed_by"] for each in sluice.stats(host.model)["layers"]}),
     }
 
 

@@ -303,17 +303,18 @@ def train_both(
     first = stock.parameters()
     wanted = stock.train(steps)
     mine = Host(ep, how, options, **changes)
-    before = sluice.stats(mine.model)[-1]  # of a context that models of earlier tests had, too
+    before = sluice.stats(mine.model)["contexts"][-1]  # of a context that models of earlier tests had, too
     found = mine.train(steps)
     stats = sluice.stats(mine.model)
+    total = stats["contexts"][-1]
     return {
         "stock": wanted,
         "sluice": found,
         "gap": gaps(stock.parameters(), mine.parameters()),
-        "passes": stats[-1]["num_passes"] - before["num_passes"],
-        "passes_in_place": stats[-1]["passes_in_place"] - before["passes_in_place"],
-        "computed_by": sorted({each["computed_by"] for each in stats}),
-        "layers": len(stats),
+        "passes": total["num_passes"] - before["num_passes"],
+        "passes_in_place": total["passes_in_place"] - before["passes_in_place"],
+        "computed_by": sorted({each["computed_by"] for each in stats["layers"]}),
+        "layers": len(stats["layers"]),
         "moved": gaps(stock.parameters(), first),
         "router_biases": [stock.router_biases(), mine.router_biases()],
     }
@@ -328,6 +329,6 @@ def train_replayed(ep: int, steps: int, **changes: Any) -> dict[str, Any]:
     tape.rewind()
     mine = Host(ep, "decorated", {"gemm": "host"}, **changes)
     found = mine.train(steps, around=tape.replay)
-    computed = sorted({each["computed_by"] for each in sluice.stats(mine.model)})
+    computed = sorted({each["computed_by"] for each in sluice.stats(mine.model)["layers"]})
     gap = gaps(stock.parameters(), mine.parameters())
     return {"stock": wanted, "sluice": found, "gap": gap, "computed_by": computed}

@@ -73,19 +73,20 @@ def train_both(
     first = stock.parameters()
     wanted = stock.train(steps, microbatches=4)
     mine = PipelineHost(how, options, parts, **changes)
-    before = sluice.stats(mine.model, reset_peak=True)[-1]
+    before = sluice.stats(mine.model, reset_peak=True)["contexts"][-1]
     found = mine.train(steps, microbatches=4)
     stats = sluice.stats(mine.model)
+    total = stats["contexts"][-1]
     return {
         "stock": wanted,
         "sluice": found,
         "gap": mg_models.gaps(stock.parameters(), mine.parameters()),
         "moved": mg_models.gaps(stock.parameters(), first),
-        "passes": stats[-1]["num_passes"] - before["num_passes"],
-        "layers": len(stats),
-        "most_outstanding": stats[-1]["most_outstanding"],
-        "planned_outstanding": stats[-1]["planned_outstanding"],
-        "peak_bytes": stats[-1]["peak_bytes"],
+        "passes": total["num_passes"] - before["num_passes"],
+        "layers": len(stats["layers"]),
+        "most_outstanding": total["most_outstanding"],
+        "planned_outstanding": total["planned_outstanding"],
+        "peak_bytes": total["peak_bytes"],
     }
 
 

@@ -97,7 +97,7 @@ def _train(row: dict[str, str], section: dict[str, Any] | None, folder: str) -> 
     if is_moved:
         mg_moves.go_home(host)
     if section is not None:
-        assert all(each["num_passes"] > 0 for each in sluice.stats(host.model))
+        assert all(each["num_passes"] > 0 for each in sluice.stats(host.model)["contexts"])
     run.parameters = host.parameters()
     return run
 

@@ -53,7 +53,7 @@ def grads(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def in_place(module: torch.nn.Module) -> int:
     """The number of backwards that added to `.grad` themselves."""
-    return sluice.stats(module)["passes_in_place"]
+    return sluice.stats(module)["contexts"][0]["passes_in_place"]
 
 
 def begun(kind: str = "mixtral", dtype: torch.dtype = torch.float32) -> tuple[torch.nn.Module, Rows, dict[str, Any]]:

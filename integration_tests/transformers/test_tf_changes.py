@@ -62,10 +62,10 @@ def test_ConfigSection_WrittenOrChangedLater_IsReadAgain() -> None:
             module.config.sluice = getattr(module.config, "sluice", {})
             module.config.sluice["chunks"] = chunks
         check(module, given(50))
-        assert sluice.stats(module)["last_num_chunks"] == chunks
+        assert sluice.stats(module)["contexts"][0]["last_num_chunks"] == chunks
     del module.config.sluice
     check(module, given(50))
-    assert sluice.stats(module)["last_num_chunks"] == 1
+    assert sluice.stats(module)["contexts"][0]["last_num_chunks"] == 1
 
 
 def test_ConfigSection_WrongLater_IsRefusedByEveryCall() -> None:
@@ -77,7 +77,7 @@ def test_ConfigSection_WrongLater_IsRefusedByEveryCall() -> None:
             call(module)
     module.config.sluice = {"chunks": 2}
     check(module, given(50))
-    assert sluice.stats(module)["last_num_chunks"] == 2
+    assert sluice.stats(module)["contexts"][0]["last_num_chunks"] == 2
 
 
 def test_Policy_Refused_IsRefusedByEveryCall() -> None:
@@ -105,7 +105,7 @@ def test_Budget_OfAModelThatHasGone_IsTheNextOnesWhole() -> None:
     sluice.configure()
     wanted = tf_models.step(tf_models.make("mixtral", num_hidden_layers=8), tf_models.batch())
     assert max(tf_models.gaps(found, wanted).values()) < 2e-5
-    assert 0 < sluice.stats(model.model.layers[-1].mlp.experts)["peak_bytes"] <= budget
+    assert 0 < sluice.stats(model.model.layers[-1].mlp.experts)["contexts"][0]["peak_bytes"] <= budget
 
 
 # ---- gates ----
@@ -120,12 +120,12 @@ def test_Gate_ThatDropsInTrainingAlone_IsAskedInBothModes() -> None:
 
     module._apply_gate = drops
     whole = call(module.eval())
-    assert sluice.stats(module)["computed_by"] == "sluice"
+    assert sluice.stats(module)["layers"][0]["computed_by"] == "sluice"
     dropped = call(module.train())
-    assert sluice.stats(module)["computed_by"] == "the module's own functions"
+    assert sluice.stats(module)["layers"][0]["computed_by"] == "the module's own functions"
     assert not torch.allclose(dropped, whole, rtol=0.1, atol=0.1)
     torch.testing.assert_close(call(module.eval()), whole)
-    assert sluice.stats(module)["computed_by"] == "sluice"
+    assert sluice.stats(module)["layers"][0]["computed_by"] == "sluice"
 
 
 def scaled(module: torch.nn.Module) -> torch.nn.Module:
@@ -162,13 +162,13 @@ def test_Gate_WithANumber_SeesItChange() -> None:
     module = scaled(make())
     module.scale = 1.0
     as_grouped_mm(module)
-    assert sluice.stats(module)["computed_by"] == "sluice"
+    assert sluice.stats(module)["layers"][0]["computed_by"] == "sluice"
     module.scale = 1.5
     as_grouped_mm(module)
-    assert sluice.stats(module)["computed_by"] == "the module's own functions"
+    assert sluice.stats(module)["layers"][0]["computed_by"] == "the module's own functions"
     module.scale = 1.0
     as_grouped_mm(module)
-    assert sluice.stats(module)["computed_by"] == "sluice"
+    assert sluice.stats(module)["layers"][0]["computed_by"] == "sluice"
 
 
 def test_Gate_WithALooseTensor_SeesItChange() -> None:
@@ -189,7 +189,7 @@ def test_Activation_WithANumber_SeesItChange() -> None:
     module = make()
     module.act_fn = Scaled()
     as_grouped_mm(module)
-    assert sluice.stats(module)["computed_by"] == "sluice"
+    assert sluice.stats(module)["layers"][0]["computed_by"] == "sluice"
     module.act_fn.scale = 1.5
     as_grouped_mm(module)
 

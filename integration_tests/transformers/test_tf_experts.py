@@ -58,7 +58,7 @@ def one_library() -> Iterator[None]:
 def test_Family_EachContract_AsEager(kind: str, dtype: torch.dtype) -> None:
     module = make(kind)
     check(module, rows(MODEL, 6, 23, 2), dtype)
-    assert sluice.stats(module)["computed_by"] == EVERYDAY[kind]
+    assert sluice.stats(module)["layers"][0]["computed_by"] == EVERYDAY[kind]
 
 
 def test_Policy_OfTheModulesOwnFunctions_RunsThemAgainOrIsRefusedByName(capfd: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +90,7 @@ def test_Policy_ByChunk_AsEager() -> None:
         sluice.configure(chunks=3, policy={"input": ["redispatch", "keep", "offload"], "pre_activation": "recompute"})
         module = make("mixtral")
         check(module, given, torch.float32)
-        assert sluice.stats(module)["last_num_chunks"] == 3
+        assert sluice.stats(module)["contexts"][0]["last_num_chunks"] == 3
     finally:
         sluice.configure()
 
@@ -107,7 +107,7 @@ def test_Family_EveryClass_IsFusedOrCalledAndSaysWhy(kind: str, name: str) -> No
     module = tf_families.make(kind, name, 16, 8, 4)
     with torch.no_grad():
         module(torch.randn(3, 16), torch.tensor([[0, 3], [1, 2], [3, 0]]), torch.ones(3, 2))
-    told = sluice.stats(module)
+    (told,) = sluice.stats(module)["layers"]
     assert told["computed_by"] == ("the module's own functions" if name in CALLED else "sluice"), told
     assert told["why_not_fused"].startswith(CALLED[name]) if name in CALLED else told["why_not_fused"] == "", told
 
@@ -401,10 +401,10 @@ def test_Activation_ChangedLater_IsReadAgain() -> None:
     check(module, given)
     module.act_fn = torch.nn.Softplus()
     check(module, given)
-    assert sluice.stats(module)["computed_by"] != "sluice"
+    assert sluice.stats(module)["layers"][0]["computed_by"] != "sluice"
     module.act_fn = torch.nn.GELU()
     check(module, given)
-    assert sluice.stats(module)["computed_by"] == "sluice"
+    assert sluice.stats(module)["layers"][0]["computed_by"] == "sluice"
 
 
 def test_Gate_OfNobodysKnowledge_IsCalledAndNotGuessed() -> None:
@@ -420,7 +420,7 @@ def test_Gate_OfNobodysKnowledge_IsCalledAndNotGuessed() -> None:
     found = tf_compare.run(make_aligned(late_clamp, "sluice"), rows(64, 6, 20, 2), torch.float32)
     assert max(found.gaps(stock).values()) < 2e-5
     module(given.tokens, given.ids, given.weights)
-    assert sluice.stats(module)["computed_by"] != "sluice"
+    assert sluice.stats(module)["layers"][0]["computed_by"] != "sluice"
 
 
 def make_aligned(gate: object, name: str = "grouped_mm") -> torch.nn.Module:

@@ -183,7 +183,8 @@ found = {"loss": out.loss.detach(), "logits": out.logits.detach()}
 found |= {name: p.grad for name, p in model.named_parameters()}
 gaps = tf_models.gaps(found, wanted)
 assert max(gaps.values()) < 1e-5, gaps
-assert sluice.stats(model.model.layers[0].mlp.experts)["num_passes"] == 2 * 2 * 2  # layers, directions, models
+(total,) = sluice.stats(model.model.layers[0].mlp.experts)["contexts"]
+assert total["num_passes"] == 2 * 2 * 2  # layers, directions, models
 with torch.no_grad():
     model.eval(), compiled.eval()
     torch.testing.assert_close(compiled(input_ids=ids).logits, model(input_ids=ids).logits)
@@ -200,15 +201,17 @@ with torch.no_grad():
 def test_Stats_OfAWholeModel_AreThoseOfItsExperts() -> None:
     model = tf_models.make("mixtral")
     experts = tf_models.experts_of(model)
-    assert sluice.stats(model) == [] == sluice.decisions(model)  # they are made by the first call
+    assert sluice.stats(model)["layers"] == [] == sluice.decisions(model)  # they are made by the first call
     with pytest.raises(InvalidState, match="MixtralExperts has not run yet: call the model once first"):
         sluice.stats(experts[0])
     with pytest.raises(InvalidState, match="no layer of this MixtralForCausalLM yet"):
         sluice.export_machine(model, "never.json")
     model(tf_models.batch())
     told = [sluice.stats(module) for module in experts]
-    assert [each["computed_by"] for each in told] == ["sluice"] * 2 and told[0] != told[1]
-    assert sluice.stats(model) == sluice.stats(experts) == sluice.stats([model, *experts]) == told
+    layers = [layer for each in told for layer in each["layers"]]
+    assert [each["computed_by"] for each in layers] == ["sluice"] * 2 and layers[0] != layers[1]
+    assert sluice.stats(model) == sluice.stats(experts) == sluice.stats([model, *experts])
+    assert sluice.stats(model) == {**told[0], "layers": layers}  # the totals of their one context are there once
 
 
 def test_Stats_OfTheHostsOwnImplementation_SaysWhichItIs() -> None:
@@ -243,5 +246,5 @@ def test_TraceStop_OfOneLayer_HasItsEventsAlone() -> None:
     sluice.trace.start()
     model(tf_models.batch())
     events = sluice.trace.stop(of=experts)
-    assert {event["layer"] for event in events} == {sluice.stats(experts)["layer_id"]}
+    assert {event["layer"] for event in events} == {sluice.stats(experts)["layers"][0]["layer_id"]}
     assert sluice.trace.stop() == []

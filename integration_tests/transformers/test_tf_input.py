@@ -153,7 +153,7 @@ def test_Configure_EnvironmentThenUserThenModel(configured: Any) -> None:
 def test_Configure_EachSource_ReachesTheLayer(configured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def chunks_of(module: torch.nn.Module) -> int:
         check(module, rows(16, 4, 50, 2))
-        return int(sluice.stats(module)["last_num_chunks"])
+        return int(sluice.stats(module)["contexts"][0]["last_num_chunks"])
 
     module = make()
     for chunks in (1, 3):
@@ -178,7 +178,7 @@ def test_MemoryBudget_OverAllLayers_HoldsOrNamesTheShortfall(configured: Any) ->
     found = tf_models.step(model, tf_models.batch())
     assert max(tf_models.gaps(found, wanted).values()) < 2e-5
     experts = [module for name, module in model.named_modules() if name.endswith("experts")]
-    assert all(0 < sluice.stats(module)["peak_bytes"] <= 64 << 20 for module in experts)
+    assert all(0 < sluice.stats(module)["contexts"][0]["peak_bytes"] <= 64 << 20 for module in experts)
     configured(memory_budget="300KiB")
     with pytest.raises(OverBudget, match="memory_budget"):
         tf_models.step(tf_models.make("mixtral"), tf_models.batch())
@@ -201,7 +201,7 @@ def test_MemoryBudget_JustAboveTheLeast_IsSharedByTheLayersToCome(configured: An
     assert max(tf_models.gaps(found, wanted).values()) < 2e-5
     experts = [module for name, module in model.named_modules() if name.endswith("experts")]
     assert len(experts) == 6
-    assert all(0 < sluice.stats(module)["peak_bytes"] <= budget for module in experts)
+    assert all(0 < sluice.stats(module)["contexts"][0]["peak_bytes"] <= budget for module in experts)
 
 
 def test_SwitchedOff_TransformersComputes(
@@ -212,7 +212,7 @@ def test_SwitchedOff_TransformersComputes(
     configured(enabled=False)
     check(module, rows(16, 4, 50, 2))
     assert "off" in capfd.readouterr().out
-    assert sluice.stats(module)["computed_by"] == "transformers"
+    assert sluice.stats(module)["layers"][0]["computed_by"] == "transformers"
 
 
 def test_StateOfAModule_HasNoWordOfSluice(tmp_path: Any) -> None:

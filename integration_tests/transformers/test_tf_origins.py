@@ -121,14 +121,16 @@ def test_Checkpoint_OfTheUsersOwn_RunsOnceTheKeyIsMoved(checkpoint: Any) -> None
     sluice.configure(gemm="native")
     model = load(path, config=config)
     tf_models.step(model, tf_models.batch())
-    assert all(sluice.stats(module)["gemm"].startswith("native") for module in tf_models.experts_of(model))
+    assert all(
+        sluice.stats(module)["contexts"][0]["gemm"].startswith("native") for module in tf_models.experts_of(model)
+    )
 
 
 def test_Checkpoint_SluiceSwitchedOff_RunsAsItIs(checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE", "0")
     model = load(checkpoint({"gemm_library": "/tmp/x.so"}))
     tf_models.step(model, tf_models.batch())
-    assert sluice.stats(tf_models.experts_of(model)[0])["computed_by"] == "transformers"
+    assert sluice.stats(tf_models.experts_of(model)[0])["layers"][0]["computed_by"] == "transformers"
 
 
 def test_Checkpoint_ItsChunks_AreTaken_AndTheUsersCountOverThem(checkpoint: Any) -> None:
@@ -137,4 +139,6 @@ def test_Checkpoint_ItsChunks_AreTaken_AndTheUsersCountOverThem(checkpoint: Any)
         if chunks == 3:
             sluice.configure(chunks=3)
         tf_models.step(model, tf_models.batch())
-        assert {sluice.stats(module)["last_num_chunks"] for module in tf_models.experts_of(model)} == {chunks}
+        assert {sluice.stats(module)["contexts"][0]["last_num_chunks"] for module in tf_models.experts_of(model)} == {
+            chunks
+        }

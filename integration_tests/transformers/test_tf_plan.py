@@ -149,7 +149,7 @@ def test_Finetune_Preview_IsWhatASmallRunTakes() -> None:
     assert made.bytes["gradients"] == sum(p.grad.numel() * p.grad.element_size() for p in trained)
     states = [value for state in optimizer.state.values() for value in state.values() if value.dim() > 0]
     assert made.bytes["optimizer"] == sum(value.numel() * value.element_size() for value in states)
-    counted = sluice.stats(model)[0]
+    counted = sluice.stats(model)["contexts"][0]
     assert 0 < counted["peak_bytes"] <= made.context_bytes and counted["num_fallback_chunks"] == 0
     assert counted["planned_outstanding"] == 3 and 0 < counted["slot_bytes"] <= made.bytes["exchange buffers"]
     assert 0.8 <= kept / (made.bytes["activations"] + made.bytes["logits"]) <= 1.25

@@ -65,7 +65,7 @@ def test_F32Loop_In16BitModel_NoFurtherFromF64ThanEager(dtype: torch.dtype) -> N
     for name, gap in found.gaps(wanted).items():
         assert found.values[name].dtype == (torch.float32 if name == "weights" else dtype), name
         assert gap <= ROUNDING[dtype] and gap <= max(1.2 * eager[name], 1e-5), (name, gap, eager[name])
-    assert sluice.stats(module)["computed_by"] == "sluice"
+    assert sluice.stats(module)["layers"][0]["computed_by"] == "sluice"
 
 
 @pytest.mark.parametrize("kind", ["gpt_oss", PRIVACY])
@@ -94,7 +94,7 @@ def test_F32Loop_WithAGateThatIsCalled_IsF32AroundIt(dtype: torch.dtype) -> None
     wanted = tf_compare.reference(module, given, dtype)
     for name, gap in tf_compare.run(module, given, dtype).gaps(wanted).items():
         assert gap <= ROUNDING[dtype], (name, gap)
-    assert sluice.stats(module)["computed_by"] == "the module's own functions"
+    assert sluice.stats(module)["layers"][0]["computed_by"] == "the module's own functions"
 
 
 def test_Generation_Of16BitRows_SameBitsAsTraining() -> None:

@@ -68,7 +68,10 @@ def test_Trainer_CheckpointingAccumulationEvalGenerateSave_AsEager(tmp_path: Pat
     assert len(mine) == 2 and mine == pytest.approx(evaluated, rel=near)
     assert len(written) == 2 and (bf16 or written == texts)
     experts = model.model.layers[-1].mlp.experts
-    assert sluice.stats(experts)["computed_by"] == "sluice" and sluice.stats(experts)["num_passes"] > STEPS
+    assert (
+        sluice.stats(experts)["layers"][0]["computed_by"] == "sluice"
+        and sluice.stats(experts)["contexts"][0]["num_passes"] > STEPS
+    )
     model.save_pretrained(tmp_path / "saved")
     assert "sluice" not in (tmp_path / "saved" / "config.json").read_text()
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", experts_implementation="eager").eval()

@@ -87,7 +87,7 @@ def family(kind: str, options: dict[str, Any]) -> dict[str, Any]:
             for name, parameter in experts.named_parameters():
                 found[name] = _whole_gradient(parameter)
             gaps.append(max(tf_compare.Outcome(found).gaps(tf_compare.Outcome(wanted)).values()))
-        return {"gaps": gaps, "computed_by": sluice.stats(experts)["computed_by"]}
+        return {"gaps": gaps, "computed_by": sluice.stats(experts)["layers"][0]["computed_by"]}
     finally:
         sluice.configure()
 

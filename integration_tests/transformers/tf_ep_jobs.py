@@ -146,7 +146,7 @@ def compiled(path: str, layout: dict[str, int]) -> dict[str, Any]:
             os.environ["TORCHDYNAMO_DISABLE"] = before
         torch._dynamo.reset()
     found = {name.removeprefix("_orig_mod."): value for name, value in compiled.items()}
-    passes = sluice.stats(model.model.layers[-1].mlp.experts)["num_passes"]
+    passes = sluice.stats(model.model.layers[-1].mlp.experts)["contexts"][0]["num_passes"]
     return {"worst": max(gaps(found, wanted).values()), "passes": passes, "breaks": breaks}
 
 
@@ -191,7 +191,7 @@ def accumulated(path: str, layout: dict[str, int], watched: bool = False) -> dic
                 experts.down_proj.register_hook(see)
             for number in range(2):
                 if number == 1:
-                    before = sluice.stats(experts)["passes_in_place"]
+                    before = sluice.stats(experts)["contexts"][0]["passes_in_place"]
                 elif layout.get("fsdp_size", 1) > 1:
                     model.set_requires_gradient_sync(False)
                 ids = mine.roll(number, 1)
@@ -199,7 +199,7 @@ def accumulated(path: str, layout: dict[str, int], watched: bool = False) -> dic
                 if number == 1 and layout.get("fsdp_size", 1) > 1:
                     model.set_requires_gradient_sync(True)
                 loss.backward()
-            passes = sluice.stats(experts)["passes_in_place"] - before
+            passes = sluice.stats(experts)["contexts"][0]["passes_in_place"] - before
             given = {name: parameter.grad for name, parameter in model.named_parameters()}
             grads[mode] = {
                 name: grad.full_tensor() if hasattr(grad, "full_tensor") else grad
@@ -266,7 +266,7 @@ def losses(path: str, layout: dict[str, int], options: dict[str, Any], steps: in
     try:
         model = split(path, layout, "sluice", "sluice")
         found = _losses(model, layout, steps)
-        return {"losses": found, "stats": sluice.stats(model.model.layers[-1].mlp.experts)}
+        return {"losses": found, "stats": sluice.stats(model.model.layers[-1].mlp.experts)["contexts"][0]}
     finally:
         sluice.configure()
 
@@ -316,7 +316,9 @@ def trainer(path: str, layout: dict[str, int], folder: str, experts: str, transp
         "evaluated": [float(entry["eval_loss"]) for entry in history if "eval_loss" in entry],
         "mine": mine,
         "saved": saved,
-        "passes": sluice.stats(model.model.layers[-1].mlp.experts)["num_passes"] if transport == "sluice" else 0,
+        "passes": sluice.stats(model.model.layers[-1].mlp.experts)["contexts"][0]["num_passes"]
+        if transport == "sluice"
+        else 0,
     }
 
 

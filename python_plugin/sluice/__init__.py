@@ -72,27 +72,25 @@ def give_back() -> int:
     return 0 if pool is None else int(pool.give_back())
 
 
-def stats(given: Any, reset_peak: bool = False) -> Any:
-    """Numbers of what Sluice runs: memory, bytes sent, lane times, what computes.
+def stats(given: Any, reset_peak: bool = False) -> dict[str, Any]:
+    """Numbers of what Sluice runs, as {"layers": [...], "contexts": [...], "process": {...}}.
 
-    Of a layer (a swapped one, the host module around it, an experts module of transformers) a dict; of a model, a
-    DeepSpeed engine, or a list of any of these a list of dicts, one for each layer in it that has run. Each may be
-    inside of DDP, FSDP or torch.compile. InvalidArgument, a ValueError, says why nothing of it is on Sluice;
-    InvalidState that the layer has not run yet.
+    given      a layer (a swapped one, the host module around it, an experts module of transformers), a model, a
+               DeepSpeed engine, or a list of any of these, each also inside of DDP, FSDP or torch.compile
+    layers     for each layer that has run, in the order of the model: what computes it, and `contexts`, the places of
+               its contexts in the second list
+    contexts   layers with the same ranks share one context; each context is listed once, so that its totals (bytes,
+               passes, nanoseconds) can be added up
+    process    what all contexts of this process share
 
-    Layers with the same ranks share one context, and with it these numbers. reset_peak: once all are read, the
-    peak starts anew at what is allocated now.
+    docs/tools.md has a table of the numbers and their units. reset_peak: the peaks then start again at what is
+    allocated now. InvalidArgument, a ValueError, says why nothing of it is on Sluice; InvalidState that the layer has
+    not run yet.
     """
     from sluice import layer_lookup as resolve
     from sluice.errors import InvalidState
 
     layers = resolve.layers(given)
-    found = [dict(layer.stats()) for layer in layers]
-    if reset_peak:  # not while they are read: layers share the peak
-        for layer in layers:
-            layer.stats(True)
-    if not resolve.is_one_layer(given):
-        return found
-    if not found:
+    if not layers and resolve.is_one_layer(given):
         raise InvalidState(f"stats: {resolve.name_of(given)} has not run yet: call the model once first")
-    return found[0]
+    return resolve.numbers_of(layers, reset_peak)

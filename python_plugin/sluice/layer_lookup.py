@@ -1,7 +1,7 @@
 """What a user hands to `sluice.stats`, `decisions`, `export_*` and `trace.stop`, as its layers that run on Sluice.
 
 All take the same things: a layer, a model, a DeepSpeed engine, each also inside of DDP, FSDP or torch.compile, or a
-list of these. A layer here is what its adapter keeps of it: `layer_id`, `stats(reset_peak)` and `contexts()`.
+list of these. A layer here is what its adapter keeps of it: `layer_id`, `stats()` and `contexts()`.
 """
 
 from __future__ import annotations
@@ -54,6 +54,18 @@ def contexts(given: Any) -> list[Any]:
     """What these layers run on, as far as it is open, each once."""
     found = [context for layer in layers(given) for context in layer.contexts() if context.alive]
     return list({id(context): context for context in found}.values())
+
+
+def numbers_of(layers: list[Any], reset_peak: bool = False) -> dict[str, Any]:
+    """What `sluice.stats` returns for these layers."""
+    contexts = list({id(context): context for layer in layers for context in layer.contexts()}.values())
+    places = {id(context): place for place, context in enumerate(contexts)}
+    pool = sys.modules.get("sluice.adapters.torch.gradient_pool")
+    return {
+        "layers": [{**layer.stats(), "contexts": [places[id(one)] for one in layer.contexts()]} for layer in layers],
+        "contexts": [{"ranks": list(one.ep_group.ranks), **one.stats(reset_peak)} for one in contexts],
+        "process": {} if pool is None else pool.numbers(),
+    }
 
 
 def name_of(given: Any) -> str:

@@ -246,18 +246,16 @@ class Runners:
 
             output.grad_fn.register_hook(after)
 
-    def stats(self, reset_peak: bool = False) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """For `sluice.stats`."""
         found = self.finding
         return {
             "layer": found.name,
             "layer_id": found.layer_id,
-            "ranks": list(found.ranks),
             "computed_by": "sluice" if self._fused_now else "host modules",
             "why_not_fused": found.why_not_fused,
             **({} if self._choice is None else {"plan": self._choice._asdict()}),
             **({} if self.watch is None else {"placement": self.watch.report()}),
-            **self.backend.stats(reset_peak),
         }
 
     # ---- inside ----

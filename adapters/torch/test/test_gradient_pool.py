@@ -6,7 +6,14 @@ import pytest
 import sluice
 import torch
 from sluice.adapters.torch import Context, ContextOptions, MoeConfig, StackedLayer
-from sluice.adapters.torch.gradient_pool import LEAST_BYTES, default_limit, empty_gradient, give_back, pool_stats
+from sluice.adapters.torch.gradient_pool import (
+    LEAST_BYTES,
+    default_limit,
+    empty_gradient,
+    give_back,
+    numbers,
+    pool_stats,
+)
 
 EXPERTS, MODEL, HIDDEN, TOP_K = 4, 256, 384, 2  # gradients of 3 and 1.5 MiB
 UP, DOWN = 4 * EXPERTS * 2 * HIDDEN * MODEL, 4 * EXPERTS * MODEL * HIDDEN
@@ -102,14 +109,14 @@ def test_Gradient_IsGivenToTheParameterWithoutACopy(context):
 
 def test_Stats_CountWhatLiesIdleAndWhatWasReused(context):
     model, layer = Model(), make(context)
-    before = context.stats()["gradients_reused"]
+    before = numbers()["gradients_reused"]
     model.step(layer, 1)
-    assert context.stats()["gradient_pool_bytes"] == 0
+    assert numbers()["gradient_pool_bytes"] == 0
     for param in model.params:
         param.grad = None
-    assert context.stats()["gradient_pool_bytes"] == BOTH
+    assert numbers()["gradient_pool_bytes"] == BOTH
     model.step(layer, 2)
-    assert context.stats()["gradients_reused"] - before == 2
+    assert numbers()["gradients_reused"] - before == 2
 
 
 def test_GiveBack_FreesWhatLiesIdleAndNothingElse(context):

@@ -184,7 +184,7 @@ def run_cell(
             (moved["backward"] + moved[gradients]) / bandwidth,
         )
         if number == 0:  # warm-up: pages, plans, choices of GEMMs
-            in_place = sluice.stats(module)["passes_in_place"]
+            in_place = sluice.stats(module)["contexts"][0]["passes_in_place"]
             continue
         pages.append(0.0 if keeps else max(0.0, moved["fresh"] / page_rate - moved["fresh"] / bandwidth))
         for side, (forward, backward) in sides.items():
@@ -193,7 +193,7 @@ def run_cell(
     total = {side: [a + b for a, b in zip(t["forward"], t["backward"])] for side, t in times.items()}
     roofline = [max(a, b) for a, b in zip(total["dense"], total["roofline_bytes"])]
     fresh = [a + b for a, b in zip(roofline, pages)]
-    in_place = sluice.stats(module)["passes_in_place"] - in_place
+    in_place = sluice.stats(module)["contexts"][0]["passes_in_place"] - in_place
     record: dict[str, Any] = {
         "shape": name,
         "tokens": tokens,
@@ -209,9 +209,9 @@ def run_cell(
     if not keeps:
         record["roofline_with_fresh_pages_s"] = quartiles(fresh)
         record["of_roofline_with_fresh_pages"] = {side: pair_ratios(fresh, total[side]) for side in names}
-    record["sluice_stats"] = {
-        key: value for key, value in sluice.stats(module).items() if isinstance(value, (int, str))
-    }
+    numbers = sluice.stats(module)
+    merged = {**numbers["layers"][0], **numbers["contexts"][0], **numbers["process"]}
+    record["sluice_stats"] = {key: value for key, value in merged.items() if isinstance(value, (int, str))}
     record["sluice_stats"]["passes_in_place"] = in_place  # of the measured rounds, two steps each
     return record
 

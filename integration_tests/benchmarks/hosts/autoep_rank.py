@@ -76,7 +76,7 @@ def make(cell: dict[str, Any]) -> compare_rank.Sides:
         call=_call,
         tokens=tokens,
         rows=torch.bincount(chosen.flatten().long(), minlength=cell["E"]),
-        stats=lambda: sluice.stats(layers["sluice"]),
+        stats=lambda: sluice.stats(layers["sluice"])["contexts"][0],
     )
 
 

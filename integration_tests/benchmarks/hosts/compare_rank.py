@@ -27,7 +27,7 @@ class Sides:
     call: Callable[[nn.Module, torch.Tensor], torch.Tensor]  # a layer on tokens
     tokens: torch.Tensor  # of this rank
     rows: torch.Tensor  # [E] that this rank sends to each expert
-    stats: Callable[[], dict[str, Any]]  # of Sluice's
+    stats: Callable[[], dict[str, Any]]  # of the context of Sluice's layer
 
 
 class _Expert(nn.Module):

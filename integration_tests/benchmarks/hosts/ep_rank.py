@@ -52,7 +52,7 @@ def make(cell: dict[str, Any]) -> compare_rank.Sides:
         call=lambda layer, tokens: layer(tokens),
         tokens=rows.tokens,
         rows=torch.bincount(rows.ids.flatten(), minlength=cell["E"]),
-        stats=lambda: sluice.stats(layers["sluice"].block),
+        stats=lambda: sluice.stats(layers["sluice"].block)["contexts"][0],
     )
 
 

@@ -77,7 +77,7 @@ def make(cell: dict[str, Any]) -> compare_rank.Sides:
         call=_call,
         tokens=tokens,
         rows=torch.bincount(chosen.flatten(), minlength=cell["E"]),
-        stats=lambda: sluice.stats(layers["sluice"]),
+        stats=lambda: sluice.stats(layers["sluice"])["contexts"][0],
     )
 
 

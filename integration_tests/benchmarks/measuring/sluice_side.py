@@ -52,7 +52,7 @@ def is_swapped(layer: nn.Module) -> bool:
 
 def stats(layer: nn.Module, reset_peak: bool = False) -> dict[str, Any]:
     """Counters of a swapped layer's context since it was made: bytes, nanoseconds per lane, memory."""
-    return dict(importlib.import_module("sluice").stats(layer, reset_peak=reset_peak))
+    return dict(importlib.import_module("sluice").stats(layer, reset_peak=reset_peak)["contexts"][0])
 
 
 def per_step(before: dict[str, Any], after: dict[str, Any], steps: int) -> dict[str, Any]:

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import sluice
 import torch
 from sluice import layer_lookup
+from sluice.adapters.torch import Context, gradient_pool
 from sluice.errors import InvalidArgument
 
 
 class _Context:
     def __init__(self, name: str) -> None:
         self.name, self.alive, self.recorded = name, True, [0, 1]
+        self.ep_group = SimpleNamespace(ranks=(0, 1))
+        self.current, self.peak = 4, 9
+
+    def stats(self, reset_peak: bool = False) -> dict[str, Any]:
+        found = {"of": self.name, "peak_bytes": self.peak}
+        self.peak = self.current if reset_peak else self.peak
+        return found
 
     def decisions(self) -> list[dict[str, Any]]:
         return [{"of": self.name}]
@@ -35,17 +46,17 @@ class _Context:
 class _Kept:
     """What an adapter keeps of a layer."""
 
-    def __init__(self, layer_id: int, context: _Context) -> None:
+    def __init__(self, layer_id: int, context: Any) -> None:
         self.layer_id, self.context = layer_id, context
 
-    def stats(self, reset_peak: bool = False) -> dict[str, Any]:
-        return {"layer_id": self.layer_id, "of": self.context.name}
+    def stats(self) -> dict[str, Any]:
+        return {"layer_id": self.layer_id}
 
     def contexts(self) -> list[_Context]:
         return [self.context]
 
 
-def _layer(layer_id: int, context: _Context) -> torch.nn.Module:
+def _layer(layer_id: int, context: Any) -> torch.nn.Module:
     module = torch.nn.Linear(1, 1)
     module._sluice = _Kept(layer_id, context)
     return module
@@ -54,7 +65,25 @@ def _layer(layer_id: int, context: _Context) -> torch.nn.Module:
 ONE, TWO = _Context("one"), _Context("two")
 LAYERS = [_layer(0, ONE), _layer(1, ONE), _layer(0, TWO)]
 MODEL = torch.nn.Sequential(*LAYERS, torch.nn.Linear(1, 1))
-TOLD = [{"layer_id": 0, "of": "one"}, {"layer_id": 1, "of": "one"}, {"layer_id": 0, "of": "two"}]
+
+
+def _told(*layers: tuple[int, int], of: tuple[str, ...]) -> dict[str, Any]:
+    """What `sluice.stats` says, without `process`. layers: id, and place of the context; of: names of contexts."""
+    return {
+        "layers": [{"layer_id": layer_id, "contexts": [place]} for layer_id, place in layers],
+        "contexts": [{"ranks": [0, 1], "of": name, "peak_bytes": 9} for name in of],
+    }
+
+
+ALL = _told((0, 0), (1, 0), (0, 1), of=("one", "two"))
+SECOND = _told((1, 0), of=("one",))
+
+
+def _stats(given: Any, reset_peak: bool = False) -> dict[str, Any]:
+    """Without what the process has, which other tests change."""
+    found = sluice.stats(given, reset_peak)
+    assert list(found) == ["layers", "contexts", "process"]
+    return {name: found[name] for name in ("layers", "contexts")}
 
 
 class _Moe(torch.nn.Module):
@@ -68,31 +97,47 @@ class _Moe(torch.nn.Module):
 @pytest.mark.parametrize(
     "what, told",
     [
-        (MODEL, TOLD),
-        (tuple(LAYERS), TOLD),
-        ([MODEL, LAYERS[2]], TOLD),
-        (torch.nn.Sequential(_Moe(LAYERS[1])), TOLD[1:2]),
-        (LAYERS[1], TOLD[1]),
-        (_Moe(LAYERS[1]), TOLD[1]),
-        (torch.nn.DataParallel(LAYERS[1]), TOLD[1]),
-        ([LAYERS[1]], TOLD[1:2]),
-        ([], []),
+        (MODEL, ALL),
+        (tuple(LAYERS), ALL),
+        ([MODEL, LAYERS[2]], ALL),
+        (torch.nn.Sequential(_Moe(LAYERS[1])), SECOND),
+        (LAYERS[1], SECOND),
+        (_Moe(LAYERS[1]), SECOND),
+        (torch.nn.DataParallel(LAYERS[1]), SECOND),
+        ([LAYERS[1]], SECOND),
+        ([], _told(of=())),
     ],
 )
 def test_Given_LayersModelsWrappersAndLists_AllFunctionsTakeThem(what: Any, told: Any, tmp_path) -> None:
-    assert sluice.stats(what) == told
-    names = list(dict.fromkeys(each["of"] for each in ([told] if isinstance(told, dict) else told)))
+    assert _stats(what) == told
+    names = [each["of"] for each in told["contexts"]]
     assert sluice.decisions(what) == [{"of": name} for name in names]
     assert sluice.export_decisions(tmp_path / "decisions.json", of=what) == len(names)
     if names:
         assert sluice.export_machine(what, tmp_path / "machine.json") == {"of": names[0]}
 
 
+def test_Stats_ResetPeak_IsReadOnceForEachContext() -> None:
+    context = _Context("shared")
+    model = torch.nn.Sequential(_layer(0, context), _layer(1, context))
+    peaks = [_stats(model, reset_peak=True)["contexts"][0]["peak_bytes"] for _ in range(2)]
+    assert peaks == [9, 4]
+
+
+def test_Manual_HasEveryNumberOfStats() -> None:
+    with contextlib.closing(Context()) as context:
+        names = [*_layer(0, context)._sluice.stats(), "contexts", "ranks", *context.stats(), *gradient_pool.numbers()]
+    manual = (Path(__file__).parents[3] / "docs/tools.md").read_text()
+    chapter = manual.split("### The numbers of `sluice.stats`\n", 1)[1].split("\n## ", 1)[0]
+    in_rows = "\n".join(line for line in chapter.split("\n") if line.startswith("| "))
+    assert [name for name in names if f"`{name}`" not in in_rows] == []
+
+
 def test_Given_CompiledModels_AreWhatIsInThem(monkeypatch) -> None:
     monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)  # else it returns what it was given
     compiled = torch.compile(_Moe(LAYERS[1]))
-    assert type(compiled).__name__ == "OptimizedModule" and sluice.stats(compiled) == TOLD[1]
-    assert sluice.stats(torch.compile(MODEL)) == TOLD
+    assert type(compiled).__name__ == "OptimizedModule" and _stats(compiled) == SECOND
+    assert _stats(torch.compile(MODEL)) == ALL
     with pytest.raises(InvalidArgument, match="OptimizedModule around Linear does not run on Sluice"):
         sluice.stats(torch.compile(torch.nn.Linear(1, 1)))
 

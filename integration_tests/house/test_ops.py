@@ -36,6 +36,12 @@ def test_EveryOp_HasItsLetterInPictures():
     assert drawn == {name: letter for name, (letter, _) in rows(schedule("op_table.c")).items()}
 
 
+def test_EveryTensorOfASlot_HasWordsInPictures():
+    named = set(ast.literal_eval(literal(os.path.join("timeline", "colours.py"), "TENSORS")))
+    tensors = set(re.findall(r'\[SLUICE_T_\w+\] = \{"([^"]+)"', schedule("tensor_table.c")))
+    assert len(tensors) > 15 and tensors - {"T_OUT", "dW"} == named  # those two are the host's own
+
+
 @pytest.mark.parametrize("direction", ["FORWARD", "BACKWARD"])
 def test_Exchanges_AreThoseOfTheTable(direction):
     stands = re.compile(rf"\.passes = ({direction}|BOTH)")

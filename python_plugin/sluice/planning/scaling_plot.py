@@ -6,10 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape
 
-from ..timeline import shapes
+from ..timeline import colours, shapes
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 640, 360, 70, 40, 50
-COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1")
 
 
 def svg(curves: Mapping[str, Sequence[tuple[int, float]]], title: str) -> str:
@@ -27,12 +26,13 @@ def svg(curves: Mapping[str, Sequence[tuple[int, float]]], title: str) -> str:
 
     body = [shapes.text(12, 22, title, 14, weight="bold")]
     for value in (0.0, 0.25, 0.5, 0.75, 1.0):
-        body.append(f'<line x1="{LEFT}" x2="{WIDTH - 30}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="#ddd"/>')
+        place = f'x1="{LEFT}" x2="{WIDTH - 30}" y1="{y(value):.1f}" y2="{y(value):.1f}"'
+        body.append(f'<line {place} stroke="{colours.GRID}"/>')
         body.append(shapes.text(LEFT - 8, y(value) + 4, f"{100 * value:.0f} %", 11, "end"))
     body += [shapes.text(x(ranks), HEIGHT - BOTTOM + 18, str(ranks), 11, "middle") for ranks in sorted(set(every))]
     body.append(shapes.text(WIDTH / 2, HEIGHT - 12, "ranks", 12, "middle"))
     for number, (name, points) in enumerate(curves.items()):
-        colour = COLOURS[number % len(COLOURS)]
+        colour = colours.numbered(number)
         line = " ".join(f"{x(ranks):.1f},{y(value):.1f}" for ranks, value in points)
         body.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
         for ranks, value in points:

@@ -5,24 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..timeline.shapes import document, rect, text
+from ..timeline import colours
+from ..timeline.shapes import document, legend, rect, text
 from .planner import size
 from .stages import Choice, Layer, Plan, Problem
 
 WIDTH, LEFT, RIGHT, ROW, BAR, GAP = 1100, 96, 150, 22, 14, 14
-COLOURS = {"keep": "#4e79a7", "recompute": "#f28e2b", "offload": "#59a14f", "mixed": "#b07aa1", "MoE": "#e15759"}
-# What a stage's bytes are the sum of, by the names of sluice_stages_stage_t.
-PARTS = {
-    "base": ("on each stage", "#555555"),
-    "parameter": ("parameters", "#4e79a7"),
-    "state": ("gradients and optimizer", "#76b7b2"),
-    "message": ("messages", "#9c755f"),
-    "resident": ("resident", "#edc948"),
-    "held": ("micro-batches in flight", "#f28e2b"),
-    "working": ("while a layer runs", "#ff9da7"),
-    "staging": ("copies under way", "#59a14f"),
-    "arena": ("slots of MoE layers", "#e15759"),
-}
 
 
 def svg(problem: Problem, plan: Plan, title: Sequence[str]) -> str:
@@ -51,8 +39,9 @@ def drawn(problem: Problem, plan: Plan, title: Sequence[str]) -> tuple[list[str]
         y = _links(body, y, stage, room / longest)
         y = _bytes(body, y, stage, room / most) + GAP
     kinds = list(dict.fromkeys(map(_kind, plan.choices)))
-    y = _legend(body, y, [(kind, COLOURS[kind]) for kind in kinds])
-    y = _legend(body, y, [part for name, part in PARTS.items() if any(s[f"{name}_bytes"] for s in plan.stages)])
+    y = legend(body, [colours.POLICIES[kind] for kind in kinds], LEFT, WIDTH, y)
+    parts = [mark for name, mark in colours.PARTS.items() if any(s[f"{name}_bytes"] for s in plan.stages)]
+    y = legend(body, parts, LEFT, WIDTH, y)
     body.append(text(LEFT, y + 10, "layers: seconds of a micro-batch, forward and backward; red line: the budget", 11))
     return body, y + 24
 
@@ -73,7 +62,8 @@ def _kind(choice: Choice) -> str:
 
 def _layer(body: list[str], x: float, y: float, width: float, name: str, choice: Choice) -> float:
     tip = f"layer {name}: {choice.policy}; {choice.reason}"
-    body.append(rect(x, y, max(width, 0.5), ROW - 2, COLOURS[_kind(choice)], ' stroke="#fff" stroke-width="0.5"', tip))
+    edge = f' stroke="{colours.PAPER}" stroke-width="0.5"'
+    body.append(rect(x, y, max(width, 0.5), ROW - 2, colours.POLICIES[_kind(choice)].colour, edge, tip))
     if width > 6.5 * len(name) + 4:
         body.append(text(x + width / 2, y + 14, name, 10, "middle"))
     return x + width
@@ -81,7 +71,7 @@ def _layer(body: list[str], x: float, y: float, width: float, name: str, choice:
 
 def _links(body: list[str], y: float, stage: dict, scale: float) -> float:
     """Thin bars: its links are busy so long, and so are copies."""
-    for name, colour in (("message", PARTS["message"][1]), ("copy", PARTS["staging"][1])):
+    for name, colour in (("message", colours.PARTS["message"].colour), ("copy", colours.COPIES.colour)):
         seconds = stage[f"{name}_seconds"]
         if seconds > 0:
             tip = f"{name}: {seconds * 1e3:.3f} ms"
@@ -93,7 +83,7 @@ def _links(body: list[str], y: float, stage: dict, scale: float) -> float:
 def _bytes(body: list[str], y: float, stage: dict, scale: float) -> float:
     body.append(text(LEFT - 8, y + 11, "bytes", 10, "end"))
     x = float(LEFT)
-    for name, (words, colour) in PARTS.items():
+    for name, (colour, words) in colours.PARTS.items():
         value = stage[f"{name}_bytes"]
         if value:
             body.append(rect(x, y, value * scale, BAR - 2, colour, "", f"{words}: {size(value)}"))
@@ -101,18 +91,8 @@ def _bytes(body: list[str], y: float, stage: dict, scale: float) -> float:
     said, budget = size(stage["bytes"]), stage["budget_bytes"]
     if budget:
         line = LEFT + budget * scale
-        body.append(f'<line x1="{line:.1f}" x2="{line:.1f}" y1="{y - 2:.1f}" y2="{y + BAR:.1f}" stroke="#b00"/>')
+        place = f'x1="{line:.1f}" x2="{line:.1f}" y1="{y - 2:.1f}" y2="{y + BAR:.1f}"'
+        body.append(f'<line {place} stroke="{colours.LIMIT}"/>')
         said += f" of {size(budget)}"
     body.append(text(WIDTH - RIGHT + 8, y + 11, said, 11))
     return y + BAR
-
-
-def _legend(body: list[str], y: float, entries: Sequence[tuple[str, str]]) -> float:
-    x = float(LEFT)
-    for words, colour in entries:
-        if x + 16 + 6.5 * len(words) > WIDTH:
-            x, y = float(LEFT), y + 18
-        body.append(rect(x, y, 12, 12, colour))
-        body.append(text(x + 16, y + 10, words, 11))
-        x += 34 + 6.5 * len(words)
-    return y + 18

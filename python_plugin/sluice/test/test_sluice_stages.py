@@ -11,6 +11,7 @@ from sluice import __main__ as entry
 from sluice.errors import OverBudget
 from sluice.planning import stages, stages_chosen, stages_file
 from sluice.planning.errors import BadInput
+from sluice.timeline import colours
 
 SVG = "{http://www.w3.org/2000/svg}"
 BLOCK = {
@@ -73,7 +74,7 @@ def test_Stages_Picture_DrawsStagesPoliciesAndBytesAgainstBudgets(run, tmp_path)
     assert out.splitlines()[0] in words[0]  # the title
     assert [word for word in words if word.startswith("stage ")] == [f"stage {s}" for s in range(4)]
     assert sum("of 1 GiB" in word for word in words) == 4
-    assert sum(line.get("stroke") == "#b00" for line in drawn.iter(f"{SVG}line")) == 4
+    assert sum(line.get("stroke") == colours.LIMIT for line in drawn.iter(f"{SVG}line")) == 4
     boxes = {
         t.text.split(":")[0]: rect for rect in drawn.iter(f"{SVG}rect") for t in rect if t.text.startswith("layer ")
     }

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 import json
+import re
 import struct
 import sys
 import xml.etree.ElementTree as ElementTree
 import zlib
+from pathlib import Path
 
 import pytest
 from sluice import timeline
 from sluice.errors import SluiceError
 from sluice.restore import SETS
-from sluice.timeline import Event, Panel, Schedule
+from sluice.timeline import Event, Panel, Schedule, colours
+from sluice.timeline.svg import IN_BOXES
 
 COSTS = {
     **dict.fromkeys(("dispatch", "dispatch_grad", "redispatch", "combine", "combine_grad"), 2.0),
@@ -162,6 +167,62 @@ def test_Write_PredictedBesideRecorded_HoldsEveryOp(tmp_path) -> None:
     assert sum(event.get("cat") == "forward" for event in trace) == prediction.schedule.num_ops + 1
     assert sum(event.get("cat") == "slot" for event in trace) == len(predicted.holds)
     assert {event["pid"] for event in trace if event.get("cat") == "forward"} == {0, 1003}
+
+
+def test_Legend_EveryColourOfThePicture_IsNamed() -> None:
+    panel = _prediction("backward", "S4").panel("x", timeline.tensor_bytes(4, 4, 4, 4))
+    for colour in (timeline.by_chunk, timeline.by_op):
+        root = ElementTree.fromstring(timeline.svg([panel], "t", colour))
+        boxes = root.findall("{*}rect")
+        named = {box.get("fill") for box in boxes if (box.get("width"), box.get("height")) == ("12.00", "12.0")}
+        decoration = {colours.PAPER, colours.LANE, colours.SLOT}
+        assert {box.get("fill") for box in boxes} - decoration <= named
+        words = " ".join(text.text for text in root.findall("{*}text"))
+        ops = {event.label if event.label in IN_BOXES else event.op for event in panel.events}
+        assert [op for op in ops if f"{IN_BOXES[op]} = {op}" not in words] == []
+        assert [
+            each.tensor for each in panel.holds if f"{each.tensor} = {colours.TENSORS[each.tensor]}" not in words
+        ] == []
+
+
+@pytest.mark.parametrize(
+    ("op", "lane", "letter"),
+    [("redispatch", "comm", "S"), ("dispatch_grad", "comm", "S"), ("combine", "comm", "R"), ("gemm1", "compute", "C"),
+     ("recompute", "compute", "C"), ("copy_in", "copy_in", "M"), ("S", "comm", "S"), ("a stranger", "comm", None)],
+)  # fmt: skip
+def test_ByOp_GivesEachOpTheColourOfItsLetter(op: str, lane: str, letter: str | None) -> None:
+    wanted = colours.OTHER_OP if letter is None else colours.OPS[letter]
+    assert timeline.by_op(Event(op, lane, 0.0, 1.0)) == wanted.colour
+
+
+def test_Colours_OfTwoMeanings_Differ() -> None:
+    groups = (colours.OPS.values(), colours.POLICIES.values(), colours.PARTS.values())
+    marks = [colours.ALL_CHUNKS, colours.OTHER_OP, *(mark for group in groups for mark in group)]
+    meanings = {*colours.NUMBERED, *(mark.colour for mark in marks), colours.LIMIT, colours.BYTES, colours.LINE}
+    shared = {
+        colours.COPIES.colour: 3,
+        colours.KEPT.colour: 2,
+        colours.MOE.colour: 2,
+    }  # the same thing in several groups
+    uses = collections.Counter([*colours.NUMBERED, *(mark.colour for mark in marks)])
+    assert {colour: count for colour, count in uses.items() if count > 1} == shared
+    for one, other in itertools.combinations(sorted(meanings), 2):  # closer ones are hard to tell in a legend
+        channels = ([int(each[at : at + 2], 16) for at in (1, 3, 5)] for each in (one, other))
+        assert sum((a - b) ** 2 for a, b in zip(*channels)) ** 0.5 >= 40, (one, other)
+
+
+def test_Colours_AreThoseOfTheTable_InEveryDrawer() -> None:
+    root = Path(__file__).parents[3]
+    tables = [root / "python_plugin/sluice/timeline/colours.py", Path(__file__).resolve()]
+    folders = ("python_plugin", "adapters", "examples", "docs", "contrib", "integration_tests", "quickstart", "tools")
+    files = [path for name in folders for path in (root / name).rglob("*.py") if path.resolve() not in tables]
+    own = re.compile(r"""#[0-9a-fA-F]{6}\b|["'=]#[0-9a-fA-F]{3}\b|(?:fill|stroke)=\\?"(?!none|\{)[^"]*\"""")
+    found = [f"{path}:{n}: {line.strip()}" for path in files for n, line in _lines(path) if own.search(line)]
+    assert len(files) > 100 and found == []
+
+
+def _lines(path: Path) -> list[tuple[int, str]]:
+    return list(enumerate(path.read_text().split("\n"), 1))
 
 
 def test_Write_WithoutResvg_LeavesThePngOutAndSaysWhatToInstall(tmp_path, monkeypatch) -> None:

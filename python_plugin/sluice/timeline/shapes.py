@@ -1,9 +1,13 @@
-"""Text, boxes and whole documents of SVG."""
+"""Text, boxes, legends and whole documents of SVG."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
+
+from . import colours
+
+_BOX, _LETTER = 12, 6.2
 
 
 def text(x: float, y: float, words: str, size: int = 12, anchor: str = "start", weight: str = "normal") -> str:
@@ -19,7 +23,34 @@ def rect(x: float, y: float, width: float, height: float, fill: str, extra: str 
     return f'<rect {place} fill="{fill}"{extra}>{inside}</rect>'
 
 
+def legend(body: list[str], marks: Sequence[colours.Mark], left: float, right: float, y: float) -> float:
+    """Appends boxes with their words, in as many rows as they need; returns where the next row begins."""
+    if not marks:
+        return y
+    x = left
+    for colour, words in marks:
+        width = _BOX + 20 + _LETTER * len(words)
+        if x > left and x + width > right:
+            x, y = left, y + 18
+        body.append(rect(x, y, _BOX, _BOX, colour))
+        body.append(text(x + _BOX + 4, y + 10, words, 10))
+        x += width
+    return y + 18
+
+
+def listed(body: list[str], words: Sequence[str], left: float, right: float, y: float) -> float:
+    """Appends words, separated by commas, in as many rows as they need; returns where the next row begins."""
+    row = ""
+    for number, each in enumerate(words):
+        last = number + 1 == len(words)
+        row += each + ("" if last else ",  ")
+        if last or left + _LETTER * (len(row) + len(words[number + 1])) > right:
+            body.append(text(left, y + 10, row.rstrip(), 10))
+            row, y = "", y + 14
+    return y
+
+
 def document(width: float, height: float, body: Sequence[str]) -> str:
     """On white."""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:.0f}" font-family="sans-serif">'
-    return "\n".join([head, '<rect width="100%" height="100%" fill="#fff"/>', *body, "</svg>\n"])
+    return "\n".join([head, f'<rect width="100%" height="100%" fill="{colours.PAPER}"/>', *body, "</svg>\n"])

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from . import shapes
+from . import colours, shapes
 from .model import Arrow, Event, Panel
 
 WIDTH, LEFT, RIGHT = 1180, 170, 20
 LANE_HEIGHT, SLOT_HEIGHT, BYTES_HEIGHT = 20, 11, 44
-# Ten that stay apart for most eyes and in grey; chunks beyond them begin again.
-COLOURS = (
-    "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948", "#b07aa1", "#ff9da7", "#9c755f", "#8cd17d",
-)  # fmt: skip
-ALL_CHUNKS = "#8a8a8a"
-OP_COLOURS = {"S": "#2f7ed8", "C": "#f2a13b", "R": "#3d9a50", "M": "#9467bd"}
 # Short names inside the boxes.
 SHORT = {
     "dispatch": "S", "unpack": "u", "gemm1": "G1", "activation": "a", "gemm2": "G2", "expert": "E", "combine": "R",
@@ -31,15 +25,21 @@ IN_BOXES = SHORT | STAGE_SHORT
 
 def by_chunk(event: Event) -> str:
     """One colour per chunk; grey for ops over all chunks."""
-    return ALL_CHUNKS if event.chunk < 0 else COLOURS[event.chunk % len(COLOURS)]
+    return colours.ALL_CHUNKS.colour if event.chunk < 0 else colours.numbered(event.chunk)
 
 
 def by_op(event: Event) -> str:
     """One colour per letter of the papers."""
+    return _op_mark(event).colour
+
+
+def _op_mark(event: Event) -> colours.Mark:
     letter = event.op[:1].upper()
     if event.lane.startswith("copy"):
         letter = "M"
-    return OP_COLOURS.get(letter, "#888888")
+    elif event.op in SHORT:  # of exchanges S or R; all other ops of the library compute
+        letter = SHORT[event.op][0] if SHORT[event.op][0] in "SR" else "C"
+    return colours.OPS.get(letter, colours.OTHER_OP)
 
 
 def svg(panels: Sequence[Panel], title: str, colour: Callable[[Event], str] = by_chunk, note: str = "") -> str:
@@ -77,7 +77,7 @@ def _panel(body: list[str], panel: Panel, y: float, scale: float, most: float, c
             if lane not in used:
                 continue
             name = f"{panel.unit} {rank}  {label}" if len(ranks) > 1 else label
-            body.append(shapes.rect(LEFT, y, WIDTH - LEFT - RIGHT, LANE_HEIGHT - 3, "#f3f3f3"))
+            body.append(shapes.rect(LEFT, y, WIDTH - LEFT - RIGHT, LANE_HEIGHT - 3, colours.LANE))
             body.append(shapes.text(LEFT - 8, y + 13, name, 11, "end"))
             for event in panel.events:
                 if event.rank == rank and event.lane == lane:
@@ -99,16 +99,16 @@ def _arrow(body: list[str], arrow: Arrow, rows: dict[int, float], begin: float, 
     y2 = rows[arrow.target] + (0 if down else LANE_HEIGHT - 3)
     x1, x2 = LEFT + (arrow.begin - begin) * scale, LEFT + (arrow.end - begin) * scale
     place = f'x1="{x1:.2f}" y1="{y1:.1f}" x2="{x2:.2f}" y2="{y2:.1f}"'
-    body.append(f'<line {place} stroke="#555" stroke-width="0.5" class="message"/>')
-    body.append(f'<circle cx="{x2:.2f}" cy="{y2:.1f}" r="1.2" fill="#555"/>')
+    body.append(f'<line {place} stroke="{colours.LINE}" stroke-width="0.5" class="message"/>')
+    body.append(f'<circle cx="{x2:.2f}" cy="{y2:.1f}" r="1.2" fill="{colours.LINE}"/>')
 
 
 def _event(body: list[str], event: Event, x: float, y: float, width: float, colour: Callable[[Event], str]) -> None:
     shade = 1.0 if event.direction == "forward" else 0.62
-    extra = f' fill-opacity="{shade}" stroke="#fff" stroke-width="0.4"'
+    extra = f' fill-opacity="{shade}" stroke="{colours.PAPER}" stroke-width="0.4"'
     tip = f"{event.title()}: {_time(event.seconds)}"
     body.append(shapes.rect(x, y, max(0.6, width), LANE_HEIGHT - 3, colour(event), extra, tip))
-    text = IN_BOXES.get(event.label, IN_BOXES.get(event.op, ""))
+    text = IN_BOXES.get(_name_in_box(event), "")
     if text and event.chunk >= 0:
         text += f" {event.chunk}"
     if text and width >= 6.2 * len(text) + 2:
@@ -123,12 +123,12 @@ def _slots(body: list[str], panel: Panel, y: float, begin: float, scale: float) 
     body.append(shapes.text(12, y + 9, "slots", 10, weight="bold"))
     for tensor, slot in rows:
         body.append(shapes.text(LEFT - 8, y + 9, f"{tensor} [{slot}]", 9, "end"))
-        body.append(shapes.rect(LEFT, y + 1, WIDTH - LEFT - RIGHT, SLOT_HEIGHT - 2, "#fafafa"))
+        body.append(shapes.rect(LEFT, y + 1, WIDTH - LEFT - RIGHT, SLOT_HEIGHT - 2, colours.SLOT))
         for hold in panel.holds:
             if (hold.tensor, hold.slot) != (tensor, slot):
                 continue
             x, width = LEFT + (hold.begin - begin) * scale, (hold.end - hold.begin) * scale
-            fill = COLOURS[hold.chunk % len(COLOURS)]
+            fill = colours.numbered(hold.chunk)
             tip = f"{tensor} [{slot}] holds chunk {hold.chunk}: {_time(hold.end - hold.begin)}"
             body.append(shapes.rect(x, y + 1, max(0.6, width), SLOT_HEIGHT - 2, fill, ' fill-opacity="0.75"', tip))
         y += SLOT_HEIGHT
@@ -148,13 +148,14 @@ def _bytes(body: list[str], panel: Panel, y: float, begin: float, scale: float, 
         level = value
         points.append(f"{x:.1f},{bottom - level / top * (BYTES_HEIGHT - 6):.1f}")
     points.append(f"{x:.1f},{bottom:.1f}")
-    body.append(f'<polygon points="{" ".join(points)}" fill="#cfd8e3" stroke="#5b6b7f" stroke-width="0.8"/>')
+    paint = f'fill="{colours.BYTES}" stroke="{colours.BYTES_EDGE}" stroke-width="0.8"'
+    body.append(f'<polygon points="{" ".join(points)}" {paint}/>')
     peak = max(value for _, value in panel.bytes)
     body.append(shapes.text(LEFT - 8, y + 16, panel.bytes_words[0], 10, "end"))
     body.append(shapes.text(LEFT - 8, y + 29, f"peak {_size(peak)}", 9, "end"))
     if panel.reserved_bytes:
         line = bottom - panel.reserved_bytes / top * (BYTES_HEIGHT - 6)
-        dash = 'stroke="#b33" stroke-width="0.8" stroke-dasharray="4 3"'
+        dash = f'stroke="{colours.LIMIT}" stroke-width="0.8" stroke-dasharray="4 3"'
         body.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{line:.1f}" y2="{line:.1f}" {dash}/>')
         words = f"{panel.bytes_words[1]} {_size(panel.reserved_bytes)} (red)"
         body.append(shapes.text(LEFT - 8, y + 41, words, 9, "end"))
@@ -165,25 +166,41 @@ def _ruler(body: list[str], longest: float, scale: float, y: float) -> None:
     step = next(s for e in range(-9, 9) for s in (10.0**e, 2 * 10.0**e, 5 * 10.0**e) if longest / s <= 14)
     for k in range(int(longest / step + 1e-9) + 1):
         x = LEFT + k * step * scale
-        body.append(f'<line x1="{x:.1f}" y1="36" x2="{x:.1f}" y2="{y:.0f}" stroke="#bbb" stroke-width="0.5"/>')
+        place = f'x1="{x:.1f}" y1="36" x2="{x:.1f}" y2="{y:.0f}"'
+        body.append(f'<line {place} stroke="{colours.GRID}" stroke-width="0.5"/>')
         body.append(shapes.text(x, y + 12, _time(k * step), 10, "middle"))
 
 
 def _legend(body: list[str], panels: list[Panel], y: float, colour: Callable[[Event], str]) -> float:
-    if colour is not by_chunk:
-        return y
-    chunks = sorted({event.chunk for panel in panels for event in panel.events if event.chunk >= 0})
-    x = float(LEFT)
-    for chunk in chunks[: len(COLOURS)]:
-        body.append(shapes.rect(x, y, 12, 12, COLOURS[chunk % len(COLOURS)]))
-        body.append(shapes.text(x + 16, y + 10, f"chunk {chunk}", 10))
-        x += 72
-    kinds = list(dict.fromkeys(e.op for p in panels for e in p.events if e.op in IN_BOXES and IN_BOXES[e.op] != e.op))
-    words = [f"{IN_BOXES[kind]} = {kind}" for kind in kinds]
-    for row in range(0, len(words), 8):
-        body.append(shapes.text(LEFT, y + 28, ",  ".join(words[row : row + 8]), 10))
-        y += 14
-    return y + 24
+    """What the colours mean, then the ops of the boxes, then the tensors of the slots."""
+    events = [event for panel in panels for event in panel.events]
+    holds = [hold for panel in panels for hold in panel.holds]
+    marks, numbers = [], {hold.chunk for hold in holds}
+    if colour is by_op:
+        known = [*colours.OPS.values(), colours.OTHER_OP]
+        marks = sorted({_op_mark(event) for event in events}, key=known.index)
+    elif colour is by_chunk:
+        numbers |= {event.chunk for event in events}
+    shown = sorted(number for number in numbers if number >= 0)[: len(colours.NUMBERED)]
+    unit = "micro-batch" if panels[0].unit == "stage" else "chunk"
+    marks += [colours.Mark(colours.numbered(number), f"{unit} {number}") for number in shown]
+    if -1 in numbers:
+        marks.append(colours.ALL_CHUNKS)
+    if any(panel.bytes for panel in panels):
+        marks.append(colours.Mark(colours.BYTES, "bytes"))
+    y = shapes.legend(body, marks, LEFT, WIDTH - RIGHT, y)
+    names = dict.fromkeys(map(_name_in_box, events))
+    ops = [f"{IN_BOXES[name]} = {name}" for name in names if IN_BOXES.get(name, name) != name]
+    y = shapes.listed(body, ops, LEFT, WIDTH - RIGHT, y)
+    tensors = dict.fromkeys(hold.tensor for hold in holds)
+    words = [f"{name} = {colours.TENSORS[name]}" for name in tensors if name in colours.TENSORS]
+    return shapes.listed(
+        body, [*(["a slot has the colour of its chunk"] if holds else []), *words], LEFT, WIDTH - RIGHT, y
+    )
+
+
+def _name_in_box(event: Event) -> str:
+    return event.label if event.label in IN_BOXES else event.op
 
 
 def _time(seconds: float) -> str:

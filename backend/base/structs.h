@@ -21,8 +21,8 @@ void sluice_struct_init(void* out, size_t struct_size, const void* defaults, siz
  * message names the struct and the sizes). */
 sluice_status_t sluice_struct_copy(void* dst, size_t dst_size, const void* src, size_t min_size, const char* name);
 
-/* next: of a struct of the ABI, or of an extension of it that was understood. Errors: ABI if it is not NULL; names the
- * struct and the extension's type. */
+/* Refuses an extension. next: the member `next` of a struct of the ABI, or of its last known extension. Errors: ABI if
+ * next is not NULL; the message names the struct and the extension's type. */
 sluice_status_t sluice_struct_check_next(const sluice_ext_header_t* next, const char* name);
 
 /* Results are written into a caller's struct up to the caller's struct_size. _check_size first verifies that size,

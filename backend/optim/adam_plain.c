@@ -1,4 +1,4 @@
-/* The reference: what the compiler makes of the loops for any processor. */
+/* The reference kernels: the loops of adam_loops.inc.h, compiled for any processor. */
 #include "backend/optim/adam_loops.inc.h"
 
 const sluice_adam_kernels_t sluice_adam_plain[SLUICE_ADAM_ARITHMETICS] = KERNELS_OF("plain");

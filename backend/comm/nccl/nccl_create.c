@@ -1,4 +1,4 @@
-/* Making and ending a communicator. */
+/* Creates and destroys an NCCL communicator. */
 #include "backend/base/clock.h"
 #include "backend/comm/nccl/nccl_comm.h"
 #include "backend/comm/nccl/nccl_failure.h"
@@ -13,7 +13,7 @@
 
 #define FINALIZE_WAIT_NS UINT64_C(2000000000)
 
-/* In order where nothing is outstanding, by abort otherwise: both end in bounded time. */
+/* Finalizes the communicator if no request is outstanding, and aborts it otherwise. Both end in bounded time. */
 static void end_nccl(nccl_comm_t* comm) {
   int32_t in_flight = !SLUICE_REQUESTS_ARE_FREE(comm->requests);
   if (comm->comm == NULL) return;
@@ -27,7 +27,7 @@ static void end_nccl(nccl_comm_t* comm) {
     sluice_nccl_nap();
     code = sluice_nccl_state(comm);
   }
-  /* One that is destroyed in the background is gone: to abort it as well would end it twice. */
+  /* A communicator that NCCL destroys in the background must not be aborted as well: that would free it twice. */
   if (code == 0 && sluice_nccl_is_taken(comm->nccl.ncclCommDestroy(comm->comm))) {
     comm->comm = NULL;
   } else {

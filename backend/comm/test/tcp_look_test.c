@@ -1,4 +1,4 @@
-/* One look after another at a peer whose system says nothing: what counts as silence. */
+/* Tests when repeated checks of a TCP connection report a peer as silent. */
 #include <arpa/inet.h>
 #include <linux/filter.h>
 #include <netinet/in.h>
@@ -33,7 +33,7 @@ static pair_t connect_pair(void) {
   return pair;
 }
 
-/* Whatever comes from here on is dropped unseen, by its system too. */
+/* The kernel drops everything that arrives at this socket from now on, without an acknowledgement. */
 static void go_deaf(int fd) {
   struct sock_filter nothing[] = {BPF_STMT(BPF_RET | BPF_K, 0)};
   const struct sock_fprog program = {.len = 1, .filter = nothing};
@@ -46,7 +46,7 @@ static void sleep_ms(int64_t ms) {
   nanosleep(&t, NULL);
 }
 
-/* Looks a second apart, by the clock that the looks are told, until there is silence; at most 100. */
+/* Checks once per second of a simulated clock until the peer is silent, at most 100 times. Returns the number. */
 static int count_looks(int fd, sluice_tcp_keepalive_t* silence, uint64_t* now_ns) {
   int num_looks = 0;
   while (num_looks < 100) {
@@ -57,7 +57,7 @@ static int count_looks(int fd, sluice_tcp_keepalive_t* silence, uint64_t* now_ns
   return num_looks;
 }
 
-/* A virtual machine that was paused, a process that was stopped: the clock has gone on, and nobody has looked. */
+/* After a virtual machine was paused or a process was stopped, the clock has advanced without any check. */
 TEST(TcpLook_ClockGoesOnAndNobodyLooks_IsNoSilence) {
   const pair_t pair = connect_pair();
   sluice_tcp_keepalive_t silence = {0};
@@ -65,7 +65,7 @@ TEST(TcpLook_ClockGoesOnAndNobodyLooks_IsNoSilence) {
   assert_false(sluice_tcp_check_keepalive(pair.here, &silence, now_ns));
   go_deaf(pair.there);
   say_something(pair.here);
-  sleep_ms(2000); /* three questions at least: after 0.2, 0.6 and 1.4 s */
+  sleep_ms(2000); /* at least three retransmissions: after 0.2, 0.6 and 1.4 s */
   for (int pauses = 0; pauses < SLUICE_TCP_KEEPALIVE_S - 1; ++pauses) {
     now_ns += 1000 * SECOND_NS;
     assert_false(sluice_tcp_check_keepalive(pair.here, &silence, now_ns));
@@ -90,7 +90,7 @@ TEST(TcpLook_PeerConfirms_IsNoSilence) {
   sluice_tcp_keepalive_t silence = {0};
   uint64_t now_ns = SECOND_NS;
   assert_false(sluice_tcp_check_keepalive(pair.here, &silence, now_ns));
-  for (int i = 0; i < 4; ++i) { /* each is confirmed */
+  for (int i = 0; i < 4; ++i) { /* the peer acknowledges each */
     say_something(pair.here);
     sleep_ms(100);
     for (int looks = 0; looks < SLUICE_TCP_KEEPALIVE_S; ++looks) {

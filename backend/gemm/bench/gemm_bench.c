@@ -1,21 +1,21 @@
-/* GFLOP/s of each implementation that opens, on the GEMMs of one MoE layer. Not a test.
+/* Measures GFLOP/s of each available GEMM implementation on the GEMMs of one MoE layer. Not a test.
  *
  *   gemm_bench [--torch PATH/libtorch_cpu.so] [--rows LIST] [--forms LIST] [--dtypes LIST] [--repeats N]
  *              [--weights LIST] [--experts N] [--model-width M] [--hidden-width H] [--cpu-time] [--ref] [--json FILE]
  *
- * --torch         loads torch's library first, so that "blas" finds it (MKL), as in a torch process
+ * --torch         loads torch's library first, so that "blas" finds its MKL, as in a torch process
  * --rows          rows per expert, 8,16,32,64,128,256,512,1024,2048
  * --forms         of forward1, forward2, input2, input1, weight, weight_add; all
  * --dtypes        of f32, bf16, f16; f32,bf16
- * --weights       of mxfp4, fp8, int8, int4: formats that "native" is measured with too, in forwards and gradients of
- *                 inputs; none
+ * --weights       of mxfp4, fp8, int8, int4: weight formats in which "native" is also measured, in forwards and
+ *                 gradients of inputs; none
  * --repeats       of each implementation, in turns, 5
  * --experts       GEMMs per call, each with weights of its own, 4; M and H: 1024 and 4096
  * --cpu-time      the calling thread's CPU time in place of the clock's: for one thread on a busy machine
  * --ref           measures ref too (slow)
  *
- * Each number is the best of the repeats, and behind it their median; what "auto" measured goes to stderr. One record
- * per line goes to FILE.
+ * Each number is the best of the repeats, followed by their median in parentheses. The measurements of "auto" are
+ * written to stderr, and one record per line to FILE.
  *
  *   forward1    T_M [r, H] = X [r, M] W1 [H, M]^T          forward2    T_DO [r, M] = ACT [r, H] W2 [M, H]^T
  *   input2      dACT [r, H] = dY [r, M] W2 [M, H]          input1      dT_DI [r, M] = dT_M [r, H] W1 [H, M]
@@ -45,7 +45,7 @@ typedef struct data_s {
   char *codes, *scales;          /* of packed weights, as many bytes as elements */
 } data_t;
 
-/* A library, and how the weights are that it gets. */
+/* An implementation, and the format of its weights. */
 typedef struct column_s {
   sluice_gemm_t* gemm;
   int32_t format; /* SLUICE_PACKED_* */
@@ -71,7 +71,7 @@ static double now(const options_t* o) {
   return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* What "auto" measured and chose. */
+/* Prints the measurements and choices of "auto". */
 static int num_messages;
 static void on_log(void* user, int32_t level, const char* message) {
   (void)user;
@@ -116,7 +116,7 @@ static sluice_gemm_problem_t problem(const options_t* o, const data_t* d, int fo
   }
 }
 
-/* Of the weight of an expert in this form: W1 [H, M] or W2 [M, H]. */
+/* Describes the packed weight of an expert in this form: W1 [H, M] or W2 [M, H]. */
 static sluice_packed_t packing(const options_t* o, const data_t* d, int form, int64_t expert, int32_t format) {
   const sluice_packed_format_t* f = sluice_packed_format(format);
   const int64_t cols = form == 0 || form == 3 ? o->model_width : o->hidden_width;
@@ -126,7 +126,7 @@ static sluice_packed_t packing(const options_t* o, const data_t* d, int form, in
                            0};
 }
 
-/* One cell of the table: every column in turns, one round uncounted. */
+/* Measures one row of the table: all columns in turns, after one round that is not counted. */
 static void measure(const options_t* o, const data_t* d, const column_t* columns, int count, int form, int32_t dtype,
                     int64_t r, FILE* json) {
   static sluice_gemm_problem_t problems[MOST_GEMMS][MOST_EXPERTS];
@@ -150,7 +150,8 @@ static void measure(const options_t* o, const data_t* d, const column_t* columns
   }
   const double flop = 2.0 * (double)(r * o->model_width * o->hidden_width * o->experts);
   static double seconds[MOST_GEMMS][MOST_REPEATS];
-  /* "auto", the last, measures beside its calls; where a class before this one has chosen already it says nothing. */
+  /* "auto", the last column, measures during its first calls and then logs its choice. If an earlier row has made the
+   * choice for this class of sizes, it logs nothing. */
   enum { MOST_CALLS = 300 };
   const int before = num_messages;
   for (int i = 0; i < MOST_CALLS && takes[count - 1] && num_messages == before; ++i) {

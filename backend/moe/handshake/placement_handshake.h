@@ -4,8 +4,8 @@
 
 #include "backend/moe/layer/layer.h"
 
-/* One header; and where placements differ, the lists themselves, a piece of fixed size at a time, until the first entry
- * that does. placement: checked, if refusal is OK. text: the refusal for the other ranks.
+/* Exchanges one header. If placements differ, the ranks exchange the lists in pieces of fixed size, up to the first
+ * entry that differs. placement: has been checked if refusal is OK. text: the refusal for the other ranks.
  * Errors: the refusal with its record; PEER_REFUSED; MISMATCH naming ranks and entry; what the communicator reports. */
 sluice_status_t sluice_placement_agree(sluice_moe_t* moe, const sluice_expert_placement_t* placement,
                                        sluice_status_t refusal, const char* text);

@@ -7,7 +7,7 @@
 
 #define NONE (-1)
 
-/* The ops that release a slot at the end of one use of it: so many, on lanes that need not wait for each other. */
+/* One use of a slot ends with num_releases ops that release the slot, on lanes that need not wait for each other. */
 typedef struct use_s {
   int32_t num_releases;
   int32_t next; /* use of the same slot */
@@ -15,10 +15,10 @@ typedef struct use_s {
 
 typedef struct slot_s {
   int32_t first, last; /* uses */
-  int32_t current;     /* moved on by the op that completes it, when no other is left */
+  int32_t current;     /* advanced by the last op that releases the slot in this use */
   int32_t num_open;    /* while uses are collected: releases of the newest so far */
   _Atomic int32_t num_done;
-  int32_t by_lane[SLUICE_NUM_LANES]; /* where lanes are streams: the op that released it last in this use, NONE */
+  int32_t by_lane[SLUICE_NUM_LANES]; /* where lanes are streams: the last op of the lane that released it, or NONE */
 } slot_t;
 
 struct sluice_slot_poisoner_s {
@@ -27,7 +27,7 @@ struct sluice_slot_poisoner_s {
   int32_t num_uses;
   slot_t* slots;
   use_t* uses;
-  int32_t* waits; /* there: of the ops that were submitted, one behind the other */
+  int32_t* waits; /* where lanes are streams: the waits of all submitted ops, concatenated */
   int32_t num_waits;
 };
 
@@ -46,7 +46,7 @@ static int32_t slots_of(const sluice_template_t* t, sluice_slot_ref_t ref, int32
 
 typedef void (*visit_fn_t)(void* user, int32_t tensor, int32_t slot);
 
-/* Each slot that the op releases, once: a proved template has no second mark. */
+/* Visits each slot that the op releases once: a proved template marks no slot twice. */
 static void visit_releases(const sluice_template_t* t, const sluice_op_t* op, visit_fn_t visit, void* user) {
   for (int32_t bit = 0; op->releases >> bit != 0; ++bit) {
     if (!(op->releases >> bit & 1)) continue;
@@ -63,7 +63,7 @@ static void count_one(void* user, int32_t tensor, int32_t slot) {
   ++*(uint64_t*)user;
 }
 
-/* Uses that end are at most so many. */
+/* An upper bound of the number of uses that end. */
 static uint64_t count_releases(const sluice_template_t* t) {
   uint64_t count = 0;
   for (int32_t i = 0; i < t->num_ops; ++i) visit_releases(t, &t->ops[i], count_one, &count);
@@ -98,7 +98,7 @@ static void count_release(void* user, int32_t tensor, int32_t slot) {
 static void collect(sluice_slot_poisoner_t* r, const sluice_template_t* t, int32_t num_slots) {
   for (int32_t i = 0; i < t->num_ops; ++i) {
     const sluice_op_t* op = &t->ops[i];
-    for (int32_t w = 0; w < op->num_writes; ++w) { /* a use begins with a write that does not look at what was there */
+    for (int32_t w = 0; w < op->num_writes; ++w) { /* a use begins with a write of an op that does not read the slot */
       int32_t first = 0;
       const int32_t tensor = op->writes[w].tensor, end = slots_of(t, op->writes[w], &first);
       for (int32_t s = first; s < end; ++s) {
@@ -156,7 +156,7 @@ typedef struct releasing_s {
   sluice_pass_t* pass;
   const sluice_op_t* op;
   int32_t index;
-  int32_t last[SLUICE_NUM_LANES]; /* of the others that release the same slots: the last of each lane, NONE */
+  int32_t last[SLUICE_NUM_LANES]; /* the last op of each lane that released one of the same slots, or NONE */
   sluice_status_t status;         /* the first failure */
 } releasing_t;
 
@@ -164,14 +164,14 @@ static slot_t* slot_at(const sluice_slot_poisoner_t* r, int32_t tensor, int32_t 
   return &r->slots[r->first_slot[tensor] + slot];
 }
 
-/* On the lane of the op: whoever waits for its end waits for this too. */
+/* Fills on the lane of the op, so that every op that waits for its end waits for the fill too. */
 static void fill_bytes(releasing_t* by, void* to, uint64_t bytes) {
   sluice_context_t* context = by->pass->context;
   if (by->status != SLUICE_OK) return;
   by->status = context->rows->fill(context, sluice_pass_stream(by->pass, by->op), to, 0xff, bytes);
 }
 
-/* Rows of the chunk by expert, where the rows of all chunks lie by expert. */
+/* Fills the rows of one chunk, expert by expert, in a tensor that orders the rows of all chunks by expert. */
 static void fill_chunk(releasing_t* by, int32_t tensor, int32_t chunk) {
   const sluice_binding_t* b = &by->pass->binding;
   const sluice_slots_t* slots = &by->pass->slots[tensor];
@@ -203,7 +203,7 @@ static void release(void* user, int32_t tensor, int32_t s) {
   releasing_t* by = user;
   sluice_slot_poisoner_t* r = by->pass->poisoner;
   slot_t* slot = slot_at(r, tensor, s);
-  const use_t* use = &r->uses[slot->current]; /* nobody moves on before this op is counted */
+  const use_t* use = &r->uses[slot->current]; /* current does not advance before this op is counted */
   const int are_streams = sluice_pass_lanes(by->pass)->are_streams;
   if (are_streams) slot->by_lane[by->op->lane] = by->index;
   if (atomic_fetch_add(&slot->num_done, 1) + 1 < use->num_releases) return;
@@ -220,7 +220,7 @@ sluice_status_t sluice_slot_poisoner_release(sluice_pass_t* pass, int32_t index)
   return by.status;
 }
 
-/* ---- what the last of several waits for ---- */
+/* ---- additional waits of the last op that releases a slot ---- */
 
 static void note_others(void* user, int32_t tensor, int32_t s) {
   releasing_t* by = user;

@@ -28,7 +28,7 @@ sluice_chunk_span_t sluice_chunks_of_expert(const sluice_pass_t* pass, int32_t l
   return span;
 }
 
-/* One GEMM over all chunks where the expert's rows lie one behind the other, else chunk by chunk. */
+/* Whether the rows of an expert are contiguous over all chunks, so that one GEMM computes its weight gradient. */
 int sluice_weight_rows_are_joined(const sluice_pass_t* pass) {
   return sluice_pass_is_joined(pass, SLUICE_T_DI) && sluice_pass_is_joined(pass, SLUICE_T_DDO) &&
          sluice_pass_is_joined(pass, SLUICE_T_DM) && sluice_pass_is_joined(pass, SLUICE_T_DACT) &&

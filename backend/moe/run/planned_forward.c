@@ -44,7 +44,7 @@ sluice_status_t sluice_planned_check_room(const sluice_moe_t* moe, uint64_t held
 static sluice_status_t check_deferred(const sluice_moe_t* moe, uint64_t bytes) {
   const sluice_plan_data_t* plan = moe->plan;
   const sluice_plan_inputs_t* inputs = &plan->inputs;
-  if (inputs->reuse && inputs->budget == 0) return SLUICE_OK; /* there is nothing that they would exceed */
+  if (inputs->reuse && inputs->budget == 0) return SLUICE_OK; /* there is no limit that the rows could exceed */
   if (!inputs->separate_wgrad) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "layer %d: dgrad alone keeps %llu bytes of gradient rows until wgrad, which "
@@ -125,8 +125,8 @@ static int has_price(const sluice_plan_problem_t* problem, const sluice_plan_dat
   return problem->price != NULL && problem->price(problem->user, plan) >= 0;
 }
 
-/* Where levels are open, by node if that fits and is predicted to be faster, else by rank: steps of plans of both are
- * not compared, since all plans of a set share their memory. */
+/* Where the number of levels is open: exchanges go by node if such plans fit and are predicted to be faster, else by
+ * rank. The two kinds of plans never race against each other, since all plans of a set share their memory. */
 static sluice_status_t choose_levels(const sluice_moe_t* moe, const sluice_plan_inputs_t* inputs,
                                      const sluice_plan_bytes_t* others, int32_t most, sluice_plan_set_t* set) {
   const sluice_plan_problem_t by_rank = sluice_layer_plan_problem(moe, 0);
@@ -142,23 +142,24 @@ static sluice_status_t choose_levels(const sluice_moe_t* moe, const sluice_plan_
   return SLUICE_OK;
 }
 
-/* Who chooses; NULL: nobody, and the cheapest plan is taken. */
+/* The hook that chooses the plan; NULL: there is none, and the cheapest plan is taken. */
 static sluice_policy_hook_t* hook_of(const sluice_moe_t* moe) {
   return moe->decision.table != NULL ? moe->context->policy_hook : NULL;
 }
 
-/* Plans for batches of so many tokens may be as many as may race. What passes have shown prices them: NULL, nothing. */
+/* The number of plans that may race for one size of batch. */
 static int32_t most_candidates(const sluice_moe_t* moe) {
   sluice_policy_hook_t* hook = hook_of(moe);
   return hook != NULL ? hook->vtable->num_candidates(hook, moe) : 1;
 }
 
+/* The rates that passes of so many tokens have shown, which price plans; NULL: no pass has shown any. */
 static const sluice_plan_rates_t* rates_for(const sluice_moe_t* moe, int64_t tokens, sluice_plan_rates_t* rates) {
   sluice_policy_hook_t* hook = hook_of(moe);
   return hook != NULL && hook->vtable->rates(hook, moe, tokens, rates) ? rates : NULL;
 }
 
-/* others: what layers of other shapes take; NULL: as if there were none. */
+/* others: bytes of layers of other shapes; NULL: the plans leave no room for such layers. */
 static sluice_status_t find_plans(const sluice_moe_t* moe, const sluice_plan_inputs_t* inputs,
                                   const sluice_plan_bytes_t* others, sluice_plan_set_t* set) {
   sluice_plan_problem_t problem = sluice_layer_plan_problem(moe, 0);
@@ -169,8 +170,8 @@ static sluice_status_t find_plans(const sluice_moe_t* moe, const sluice_plan_inp
   return choose_levels(moe, inputs, others, most, set);
 }
 
-/* Plans for as many tokens as any rank has. Where none leaves the other layers their room, one that is alone in the
- * budget may still do: not all of them need be outstanding at once. */
+/* Makes plans for the largest number of tokens of any rank. If no plan leaves room for the other layers, one that takes
+ * the whole budget may still work, because not all layers need to be outstanding at once. */
 static sluice_status_t make_plans(sluice_moe_t* moe, const sluice_handshake_t* handshake) {
   const sluice_plan_inputs_t inputs = inputs_of(moe, handshake);
   const sluice_plan_problem_t problem = sluice_layer_plan_problem(moe, 0);
@@ -189,7 +190,7 @@ static sluice_status_t make_plans(sluice_moe_t* moe, const sluice_handshake_t* h
   return status;
 }
 
-/* Whether smaller batches may want another plan than the largest. With a capacity all are of one size. */
+/* Whether smaller batches may have a better plan than the largest batch. With a capacity all batches have one size. */
 static int has_sizes(const sluice_moe_t* moe) {
   const sluice_plan_inputs_t* q = &moe->plans->of[0]->plans[0].inputs;
   const int is_open = q->num_chunks == 0 || q->restore_input < 0 || q->restore_pre_activation < 0 || q->wgrad_mode < 0;
@@ -249,7 +250,7 @@ void sluice_planned_propose(const sluice_forward_t* f, sluice_proposal_t* propos
   proposal->held_pool_bytes = sluice_ledger_sums(&f->pass.context->ledger).pool;
 }
 
-/* Rows by block and rank, in two levels those passed on too, summed over all ranks. */
+/* Sums the rows of each block and rank over all ranks; with two levels also the rows that ranks forward. */
 static sluice_status_t sum_rows(sluice_moe_t* moe, const sluice_tensor_t* expert_ids, const int32_t* counts,
                                 int64_t* table) {
   sluice_context_t* context = moe->context;
@@ -274,8 +275,8 @@ static int is_stored(const sluice_plan_data_t* plan, int32_t chunk) {
   return sluice_restore_is_stored(sluice_plan_di(plan, chunk)) || sluice_restore_is_stored(sluice_plan_m(plan, chunk));
 }
 
-/* Chunks whose rows no longer fit are slower, and nothing else says so: counted, and told once for each layer. All
- * ranks find the same; one speaks. */
+/* Counts the chunks whose rows no longer fit, which makes them slower, and logs this once for each layer. All ranks
+ * find the same number; rank 0 logs it. */
 static void note_fallback(sluice_moe_t* moe, const sluice_chunks_by_tokens_t* cut) {
   const sluice_plan_data_t* plan = moe->plan;
   sluice_context_t* context = moe->context;
@@ -290,7 +291,7 @@ static void note_fallback(sluice_moe_t* moe, const sluice_chunks_by_tokens_t* cu
   sluice_log(SLUICE_LOG_WARN,
              "layer %d: a rank receives more rows than the budget keeps (%lld of up to %lld): %d of %d chunks (n is %d "
              "by the plan) are sent and computed again in backward, which is slower and gives the same results; "
-             "routing that is more even or a larger budget avoids it (told once; num_fallback_chunks counts on)",
+             "routing that is more even or a larger budget avoids it (logged once; num_fallback_chunks keeps counting)",
              moe->shape.config.layer_id, (long long)plan->kept_rows, (long long)plan->worst_rows, count,
              cut->num_chunks, plan->num_chunks);
 }

@@ -42,7 +42,7 @@ typedef struct sluice_stage_result_s {
   double bubble;          /* share of the makespan that is not busy */
   int32_t most_in_flight; /* begun forwards without an ended backward, over all virtual stages of the stage */
   int32_t most_held;      /* ended backwards without an ended weight gradient */
-  uint64_t peak_bytes;    /* of both, by the spec's bytes */
+  uint64_t peak_bytes;    /* maximum of the bytes of both kinds, by the sizes in the spec */
 } sluice_stage_result_t;
 
 typedef struct sluice_pipeline_result_s {

@@ -1,4 +1,4 @@
-"""What to say of models and engines of DeepSpeed in which no layer runs on Sluice. Needs no Sluice engine."""
+"""Says why no layer of a DeepSpeed model or engine runs on Sluice. Needs no Sluice engine."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 
 def waits(module: Any) -> bool:
-    """A layer is swapped when its engine is made, and has numbers from then on."""
+    """False: DeepSpeed's layers are swapped when the engine is made, and have numbers from then on."""
     return False
 
 
 def need_not_have_run(given: Any) -> bool:
-    """Whether it is a stage of a pipeline that has no MoE layer, of a model that may have some in other stages."""
+    """Whether `given` is a pipeline stage without MoE layers; other stages of the model may have some."""
     if _is_a(given, "deepspeed.runtime.engine", "DeepSpeedEngine"):
         return vars(given).get("sluice") is not None and need_not_have_run(given.module)
     return _is_a(given, "deepspeed.runtime.pipe.module", "PipelineModule") and _num_layers(given) == 0
 
 
 def why(given: Any) -> str:
-    """Why no layer of it is on Sluice; "": it has nothing of DeepSpeed's."""
+    """Why no layer of `given` runs on Sluice; "": `given` has nothing of DeepSpeed's."""
     count = _num_layers(given)
     is_engine = _is_a(given, "deepspeed.runtime.engine", "DeepSpeedEngine")
     if count == 0:
@@ -30,7 +30,7 @@ def why(given: Any) -> str:
 
 _NO_ENGINE = (
     'Sluice takes over layers in deepspeed.initialize, with "sluice": {"enabled": true} in its ds_config, or in '
-    "sluice.adapters.deepspeed.swap (an engine that left them says why: ask with it)"
+    "sluice.adapters.deepspeed.swap (if an engine has not taken them over, pass the engine: it knows why)"
 )
 
 
@@ -44,7 +44,7 @@ def _why_of_engine(engine: Any) -> str:
 
 
 def _num_layers(module: Any) -> int:
-    """Of both kinds that DeepSpeed has."""
+    """The number of MoE layers of both kinds that DeepSpeed has."""
     return sum(
         _is_a(child, "deepspeed.moe.sharded_moe", "MOELayer") or type(child).__name__ == "AutoEPMoELayer"
         for child in module.modules()
@@ -52,6 +52,6 @@ def _num_layers(module: Any) -> int:
 
 
 def _is_a(given: Any, module: str, name: str) -> bool:
-    """Of a class of DeepSpeed; where its module was never imported nothing is."""
+    """Whether `given` is an instance of a class of DeepSpeed. False if the module of the class was never imported."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(given, kind)

@@ -1,8 +1,9 @@
-"""Moves experts of a layer between ranks with all that belongs to them: parameters, gradients, and what the optimizer
-keeps of each. The host's modules and tensors stay where they are; what is in them goes.
+"""Moves experts of a layer between ranks, with their parameters, gradients, and optimizer states. The host's modules
+and tensors keep their addresses; only their contents move.
 
-Copy, agree, exchange, agree, fill, agree, and then the placement is in force. What fails on one rank fails on all, and
-everything lies where it lay. Where that cannot be, the layer is torn: every later call of it is refused.
+A move copies the contents, exchanges them, fills the new slots, and then puts the placement into force. All ranks vote
+after each of these phases. An error on one rank fails the move on all ranks and restores all contents. If they cannot
+be restored, the layer is torn: every later call of it is refused.
 """
 
 from __future__ import annotations
@@ -22,36 +23,36 @@ from torch import nn
 
 
 class Expert(NamedTuple):
-    """What the host has in one slot."""
+    """The tensors of the host in one slot."""
 
     pieces: Mapping[str, Piece]
     buffers: Mapping[str, torch.Tensor]
 
 
 class MovingLayer(Protocol):
-    """What an adapter keeps of a layer whose experts may move."""
+    """The state that an adapter has of a layer whose experts may move."""
 
-    home: Placement  # where the host believes them to be
+    home: Placement  # where the host assumes the experts to be
     placement: Placement
-    torn: str  # why ranks may differ about where experts lie; "": they do not
+    torn: str  # why ranks may have different placements; "": they have the same
 
     @property
     def moving_name(self) -> str:
-        """For errors."""
+        """The name of the layer in errors."""
         ...
 
     @property
     def moving_ranks(self) -> Sequence[int]:
-        """The global ranks of its group."""
+        """The global ranks of the layer's group."""
         ...
 
     def replace_experts(self, placement: Placement) -> None:
-        """Tells the engine; collective, and all is as before after an error."""
+        """Gives the engine the placement. Collective; an error leaves the placement unchanged."""
         ...
 
 
 class Belongings(NamedTuple):
-    """What moves with the experts of this rank, and how."""
+    """The contents that move with the experts of this rank, and the reader of optimizer states."""
 
     slots: Sequence[Expert]
     keeper: Keeper
@@ -59,7 +60,7 @@ class Belongings(NamedTuple):
 
 
 def of_modules(experts: Sequence[nn.Module]) -> list[Expert]:
-    """Each a module of its own."""
+    """Slots of experts that are modules of their own."""
     return [
         Expert({name: Piece(p) for name, p in expert.named_parameters()}, dict(expert.named_buffers()))
         for expert in experts
@@ -69,7 +70,8 @@ def of_modules(experts: Sequence[nn.Module]) -> list[Expert]:
 def of_stacks(
     stacks: Mapping[str, nn.Parameter], count: int, interleaved: Mapping[str, nn.Parameter] | None = None
 ) -> list[Expert]:
-    """In parameters that hold them one after the other; interleaved: each expert has every count-th column."""
+    """Slots of experts that are stacked in parameters. interleaved: parameters in which each expert has every count-th
+    column."""
     return [
         Expert(
             {
@@ -89,12 +91,12 @@ def move(
     expert_slot: Sequence[int],
     everywhere: Callable[[bool], bool] | None = None,
 ) -> None:
-    """Expert e goes to slot expert_slot[e] of rank expert_rank[e] of the layer's group. Between steps.
+    """Moves expert e to slot expert_slot[e] of rank expert_rank[e] of the layer's group. Called between steps.
 
-    Collective over the group, and over those that hold replicas of its experts: all ranks give the same lists.
-    InvalidState while a forward waits for its backward, or while something is in the keeper's way. Unsupported where
-    what is frozen differs between two places that an expert changes. everywhere: from
-    whether this group can move to whether all groups can that must move alike.
+    Collective over the group, and over the ranks that hold replicas of its experts: all ranks give the same lists.
+    InvalidState while a forward waits for its backward, or while the keeper has an obstacle. Unsupported if
+    an expert would move between two slots that freeze different parameters. everywhere: takes whether this group can
+    move, and returns whether all groups that must move together can.
     """
     slots, keeper, group = belongings
     ranks, old = layer.moving_ranks, layer.placement
@@ -123,17 +125,17 @@ def move(
         vote.take(lambda: layer.replace_experts(new))
 
 
-Trained = Sequence[Mapping[str, bool]]  # of each slot, by name of a piece
+Trained = Sequence[Mapping[str, bool]]  # for each slot: whether a piece is trained, by its name
 
 
 def trained_of(slots: Sequence[Expert]) -> Trained:
-    """What of each slot is not frozen."""
+    """Which pieces of each slot are trained."""
     return [{name: piece.parameter.requires_grad for name, piece in expert.pieces.items()} for expert in slots]
 
 
 def why_unlike(trained: Sequence[Trained], old: Placement, new: Placement) -> str:
-    """Why experts cannot go, by what of the slots of each rank is not frozen; "": they can. What is frozen belongs to
-    the host's parameter, which stays in its place, and so does what an optimizer has of it."""
+    """Why experts cannot move, given what is trained in the slots of each rank; "": they can. Whether a parameter is
+    frozen is a property of the host's parameter, which stays in its slot, as its optimizer state does."""
     for e in range(len(old.expert_rank)):
         (rank, slot), (to_rank, to_slot) = old.place(e), new.place(e)
         here, there = trained[rank][slot], trained[to_rank][to_slot]
@@ -155,7 +157,7 @@ def _require_alike(name: str, trained: Sequence[Trained], old: Placement, new: P
 
 @contextmanager
 def _or_torn(layer: MovingLayer, vote: Vote, restore: Callable[[], None]) -> Iterator[None]:
-    """After an error in it all is as it was, on all ranks; or the layer is torn."""
+    """After an error in the body, restores all contents on all ranks, or marks the layer as torn."""
     try:
         yield
     except BaseException as error:
@@ -166,28 +168,29 @@ def _or_torn(layer: MovingLayer, vote: Vote, restore: Callable[[], None]) -> Ite
                 tear(layer, worse)
                 raise InvalidState(layer.torn) from error
             raise
-        tear(layer, error)  # nobody knows what the others have done
+        tear(layer, error)  # the state of the other ranks is unknown
         with suppress(Exception):
             restore()
         raise
 
 
 def tear(layer: MovingLayer, why: object) -> None:
-    """Every later call of the layer is refused, and says so."""
+    """Marks the layer: every later call of it is refused with this reason."""
     layer.torn = (
-        f"{layer.moving_name}: a move of its experts broke off, and ranks may differ about where they live: make the "
-        f"model again and load a checkpoint. What broke it off: {why}"
+        f"{layer.moving_name}: a move of its experts broke off, and ranks may have different placements: make the "
+        f"model again and load a checkpoint. The cause: {why}"
     )
 
 
 def refuse_torn(layer: MovingLayer) -> None:
-    """InvalidState where a move has broken off."""
+    """InvalidState if a move of this layer has failed half-way."""
     if layer.torn:
         raise InvalidState(layer.torn)
 
 
 def unanimous(replicas: Any, device: torch.device) -> Callable[[bool], bool] | None:
-    """For `everywhere`: asks a group of torch, of the ranks that hold the same experts; None: there is no other."""
+    """The function `everywhere` of `move`, over a process group of the ranks that hold the same experts; None: there is
+    no such group."""
     if replicas is None:
         return None
 
@@ -200,14 +203,14 @@ def unanimous(replicas: Any, device: torch.device) -> Callable[[bool], bool] | N
 
 
 def bytes_of_expert(belongings: Belongings) -> int:
-    """Of all that moves with one expert, by the first of this rank."""
+    """Bytes of the contents that move with one expert, taken from the first expert of this rank."""
     expert, keeper = belongings.slots[0], belongings.keeper
     values = [*(piece.of(piece.parameter) for piece in expert.pieces.values()), *expert.buffers.values()]
     return sum(map(bytes_of, values)) + sum(map(keeper.bytes_of, expert.pieces.values()))
 
 
 def has_moved(layer: MovingLayer) -> bool:
-    """Whether an expert lies elsewhere than the host believes."""
+    """Whether an expert is in another slot than the host assumes."""
     return bool(layer.placement != layer.home)
 
 
@@ -216,9 +219,10 @@ def at_home(
     layers: Sequence[tuple[MovingLayer, Callable[[Placement], None]]],
     and_back: bool,
 ) -> Iterator[None]:
-    """Where the host numbers experts by their place: they lie there, and afterwards where they did. Collective.
+    """Moves all experts home for code of the host that numbers experts by their place, and then back. Collective.
 
-    layers  each with what moves its experts
+    layers     each with the function that moves its experts
+    and_back   whether the experts move back afterwards
     """
     for layer, _ in layers:
         refuse_torn(layer)
@@ -244,7 +248,7 @@ def content_of(expert: Expert, keeper: Keeper) -> Content:
 
 
 def still_of(expert: Expert, keeper: Keeper) -> Content:
-    """Copies of what is alike from one update to the next."""
+    """Copies of the contents that stay the same from one update to the next."""
     content: Content = {}
     for name, piece in expert.pieces.items():
         content[f"{name} value"] = piece.of(piece.parameter).detach().clone()
@@ -253,7 +257,8 @@ def still_of(expert: Expert, keeper: Keeper) -> Content:
 
 
 def late_of(expert: Expert, keeper: Keeper) -> Content:
-    """The rest in front of an update: gradients, as far as there are any, and buffers. Perhaps the host's own."""
+    """The remaining contents just before an update: gradients, if there are any, and buffers. These may be the host's
+    own tensors, not copies."""
     content: Content = {}
     for name, piece in expert.pieces.items():
         content.update((f"{name} {key}", value) for key, value in keeper.late(piece).items())
@@ -261,7 +266,7 @@ def late_of(expert: Expert, keeper: Keeper) -> Content:
 
 
 def late_forms(expert: Expert, keeper: Keeper) -> dict[str, tuple[int, torch.dtype]]:
-    """Of all that `late_of` may give: how many numbers, and which."""
+    """The number of elements and the dtype of each tensor that `late_of` may return."""
     forms = {
         f"{name} {key}": (piece.of(piece.parameter).numel(), dtype)
         for name, piece in expert.pieces.items()
@@ -271,7 +276,7 @@ def late_forms(expert: Expert, keeper: Keeper) -> dict[str, tuple[int, torch.dty
 
 
 def fill(expert: Expert, keeper: Keeper, content: Content) -> None:
-    """Into the host's own tensors, whose addresses others know."""
+    """Copies contents into the host's tensors, which keep their addresses."""
     with torch.no_grad():
         for name, piece in expert.pieces.items():
             value = piece.of(piece.parameter)
@@ -282,7 +287,7 @@ def fill(expert: Expert, keeper: Keeper, content: Content) -> None:
 
 
 def _without_gaps(content: Content) -> Content:
-    """As it travels."""
+    """The contents as they are sent: contiguous."""
     return {name: v.contiguous() if isinstance(v, torch.Tensor) else v for name, v in content.items()}
 
 
@@ -297,7 +302,7 @@ def _describe(content: Content) -> list[tuple[str, Any]]:
 def _rooms(
     contents: dict[int, Content], described: Sequence[Any], old: Placement, new: Placement, own: int
 ) -> dict[int, Content]:
-    """By expert what comes to a slot of this rank: that of other ranks with tensors that are not filled yet."""
+    """For each expert that this rank will own: its contents. Tensors from other ranks are allocated, not yet filled."""
     arrived: dict[int, Content] = {}
     for e in new.experts_of(own):
         if old.expert_rank[e] != own:
@@ -321,7 +326,7 @@ def _exchange(
     group: Any,
     ranks: Sequence[int],
 ) -> None:
-    """Fills what arrives from other ranks. Tensors travel one by one, in an order that both ends know."""
+    """Receives the contents from other ranks. Tensors are sent one by one, in an order that both ends know."""
     work: list[Any] = []
     for e, (source, target) in enumerate(zip(old.expert_rank, new.expert_rank)):
         if source == target or own not in (source, target):

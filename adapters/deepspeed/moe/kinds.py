@@ -1,4 +1,4 @@
-"""The kinds of MoE layers that DeepSpeed has: how each is understood, and what it becomes."""
+"""The kinds of MoE layers that DeepSpeed has: how the adapter reads each kind, and which class replaces it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deepspeed.moe.sharded_moe import MOELayer
 
 
 class Kind(NamedTuple):
-    """One kind."""
+    """A class of MoE layers of DeepSpeed."""
 
     host: type[nn.Module]
     swapped: type[nn.Module]  # its subclass, with another forward
@@ -42,17 +42,17 @@ else:
 
 
 def of_host(module: nn.Module) -> Kind | None:
-    """The kind of a layer of the host, its subclasses included; None: none, or swapped already."""
+    """The kind of a host layer or of a subclass of one; None: the module is no such layer, or is swapped already."""
     return next((k for k in KINDS if isinstance(module, k.host) and not isinstance(module, k.swapped)), None)
 
 
 def of_swapped(module: nn.Module) -> Kind | None:
-    """The kind of a layer that is swapped; None: it is not."""
+    """The kind of a swapped layer; None: the module is not swapped."""
     return next((kind for kind in KINDS if type(module) is kind.swapped), None)
 
 
 def host_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module, Kind]]:
-    """(name, layer, kind) of all that are not swapped already, in the order of the model."""
+    """(name, layer, kind) of all host layers that are not swapped already, in the order of the model."""
     for name, child in module.named_modules():
         kind = of_host(child)
         if kind is not None:

@@ -1,4 +1,4 @@
-"""What a swapped `MOELayer` keeps: its engine layers, and how the host's experts are asked where C does not compute
+"""The state of a swapped `MOELayer`: its engine layers, and the calls of the host's experts where C does not compute
 them."""
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class LayerState(Runners):
         return self.runner_for(key), dtype
 
     def _check_policy(self, key: Key) -> None:
-        """Experts that were hooked after the swap run as modules from now on, which the policy may not be for."""
+        """Warns if the policy does not suit experts that were hooked after the swap and now run as modules."""
         reason = None if key[1] else policy_of_modules(self.finding.name, self._options)
-        if reason is not None and self.finding.form is not None:  # else the banner has said it
+        if reason is not None and self.finding.form is not None:  # otherwise the banner has warned already
             warnings.warn(f"sluice: {reason}", stacklevel=2)
 
     def check_tokens(self, tokens: torch.Tensor, dtype: torch.dtype) -> None:
-        """What the host would find out later, or on the other ranks only."""
+        """Refuses tokens that the host would refuse later, or on the other ranks only."""
         self.check_width(tokens)
         if tokens.dtype != dtype and not self._autocast():
             raise ValueError(
@@ -57,8 +57,8 @@ class LayerState(Runners):
             )
 
     def call_expert(self, expert: nn.Module, index: int, rows: torch.Tensor) -> torch.Tensor:
-        """The host's own call on real rows: a 4-D tensor, and of a tuple the first element."""
-        as_now = index, expert.training  # dropout draws in training alone
+        """Calls the host's expert with rows as a 4-D tensor, as the host does; of a tuple the first element counts."""
+        as_now = index, expert.training  # dropout draws random numbers only in training
         new = as_now not in self._seen_experts and torch.is_grad_enabled()
         before = first_call.random_state() if new else None
         result = expert(rows.view(1, 1, *rows.shape))
@@ -82,7 +82,7 @@ class LayerState(Runners):
                 raise UnsupportedError(text)
             warnings.warn(f"sluice: {text}", stacklevel=2)
         leaves = first_call.foreign_leaves(result, rows, expert)
-        if leaves:  # whatever the options say: their gradient would be lost without a word
+        if leaves:  # whatever the options say: their gradients would be lost silently
             shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves)
             raise UnsupportedError(
                 f"{where} uses tensors that want a gradient and are not its parameters (of shape {shapes}): make them "
@@ -90,7 +90,7 @@ class LayerState(Runners):
             )
 
     def as_host(self, output: torch.Tensor, experts: Sequence[nn.Module], tokens: torch.Tensor) -> torch.Tensor:
-        """In the dtype of the host's result: that of what an expert returns."""
+        """The output in the dtype of the host's result, which is the dtype that an expert returns."""
         if self._fused_now or not self._autocast():
             return output
         if output.dtype not in self._result_dtypes:
@@ -99,16 +99,16 @@ class LayerState(Runners):
             self._result_dtypes[output.dtype] = (result[0] if isinstance(result, tuple) else result).dtype
         return output.to(self._result_dtypes[output.dtype])
 
-    # ---- what the host's timers, logger and profiler get ----
+    # ---- for the host's timers, logger and profiler ----
 
     def profile(self, expert_ids: torch.Tensor) -> None:
-        """GEMMs that no module was called for, in the host's count."""
+        """Adds the GEMMs of fused experts to the host's count: no module was called for them."""
         if self._fused_now and self.finding.form is not None:
             flops_profile.count(self.finding.form, expert_ids)
 
     @staticmethod
     def measures(layer: nn.Module) -> bool:
-        """Whether anybody looks at this layer's communication."""
+        """Whether the host measures this layer's communication."""
         return bool(layer.wall_clock_breakdown) or Runners.measures(layer)
 
     def record(self, layer: Any, output: torch.Tensor, before: tuple[int, int]) -> None:
@@ -121,7 +121,7 @@ class LayerState(Runners):
         super().record(layer, output, before)
 
     def explain(self, error: Mismatch) -> Mismatch:
-        """The engine says that ranks differ; why they do is known here."""
+        """Adds to an error about ranks that differ why they do, which only the adapter knows."""
         if self._fused_now == (self.finding.form is not None):
             return error
         return Mismatch(

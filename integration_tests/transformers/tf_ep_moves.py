@@ -1,5 +1,5 @@
-"""Rank-side: experts of a split model that move between ranks during training, compared with a training in which none
-moves."""
+"""Runs on each rank: moves experts of a split model between ranks during training, and compares this with a training
+in which no expert moves."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def go_home(model: Any, optimizer: Any) -> None:
 
 
 def _step(model: Any, layout: dict[str, int], number: int) -> torch.Tensor:
-    """The loss; gradients are there."""
+    """Runs forward and backward, and returns the loss."""
     ids = batch(100 * number + dist.get_rank() // layout.get("tp_size", 1))
     loss = model(input_ids=ids, labels=ids).loss
     loss.backward()
@@ -69,8 +69,9 @@ def _trained(
     lora: bool = False,
     **how: Any,
 ) -> dict[str, Any]:
-    """every: steps between two shuffles, which include the gradients; 0: none. during_steps: they begin in one step and
-    continue in the next ones. lora: adapters on the experts and on attention are trained."""
+    """Results of a training. every: steps between two shuffles, which include the gradients; 0: no shuffle.
+    during_steps: moves begin in one step and continue in the next ones. lora: adapters on the experts and on attention
+    are trained."""
     migrations: list[Any] = []
     hidden = 0
     sluice.configure(**OPTIONS)
@@ -122,8 +123,8 @@ def moved(
     stale: bool = False,
     **how: Any,
 ) -> list[Any]:
-    """[unmoved, moved]. forget: the state of an expert that a faulty host would leave. stale: the engine is not told of
-    a move."""
+    """Results of [a training without moves, one with moves]. forget: the state of an expert that a faulty adapter would
+    not move. stale: the engine is not told of a move."""
     still = _trained(path, layout, steps, 0, **how)
     replace = adapter.ExpertsState.replace_experts
     if stale:
@@ -136,8 +137,8 @@ def moved(
 
 
 def _norm(model: Any) -> float:
-    """Of all gradients, as a script takes it: of a DTensor the norm of all parts. torch's own clip_grad_norm_ refuses
-    the two meshes that this host has."""
+    """The norm of all gradients as a training script computes it, over all parts of each DTensor. torch's own
+    clip_grad_norm_ refuses the two meshes that this host has."""
     parts = [torch.linalg.vector_norm(p.grad) for p in model.parameters() if hasattr(p.grad, "full_tensor")]
     return float(torch.stack([part.full_tensor() for part in parts]).norm()) if parts else 0.0
 
@@ -171,7 +172,7 @@ def derived(path: str, layout: dict[str, int]) -> list[dict[str, Any]]:
 
 
 def counted_moves(path: str, layout: dict[str, int]) -> dict[str, int]:
-    """The host memory of this rank that moves during steps have taken."""
+    """Host memory that moves during steps have taken on this rank."""
     with counted() as count:
         _trained(path, layout, steps=14, every=6, during_steps=True)
     return {name: value for name, value in vars(count).items() if not name.startswith("_")}
@@ -200,7 +201,7 @@ def saved(path: str, layout: dict[str, int], folder: str) -> dict[str, Any]:
 
 
 def refusals(path: str) -> list[str]:
-    """Modules that cannot be moved give an error on all ranks, and nothing has moved."""
+    """Errors of moves that are refused on all ranks; no expert moves."""
     model = split(path, {"fsdp_size": dist.get_world_size()}).train()
     module = modules_of(model)[0]
     rank, slot = map(list, adapter.kept_of(module).home)

@@ -1,4 +1,4 @@
-"""Every experts class of transformers whose experts take part in its registry, made tiny."""
+"""Makes a tiny instance of every experts class of transformers that uses the registry of experts implementations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 import transformers
 
 _CLASS = re.compile(r"^@use_experts_implementation[^\n]*\nclass (\w+)", re.MULTILINE)
-# Defaults of the models' own configs, where a tiny one cannot guess them.
+# Defaults from the models' own configs that TinyConfig cannot derive from the name of a field.
 _ACTIVATIONS = {"gemma4": "gelu_pytorch_tanh", "diffusion_gemma": "gelu_pytorch_tanh", "nemotron_h": "relu2"}
 _NUMBERS = {
     "swiglu_alpha": 1.702,
@@ -36,7 +36,7 @@ def classes() -> tuple[tuple[str, str], ...]:
 
 
 class TinyConfig(SimpleNamespace):
-    """Answers every attribute that an experts class reads from its config, by its name."""
+    """A config that derives the value of each attribute that an experts class reads from the name of the attribute."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -1,7 +1,8 @@
-"""One step of ZeRO-1 offload in bf16: DeepSpeed's own and Sluice's in one pass, in turns, in one process.
+"""Times one step of ZeRO-1 offload in bf16, by DeepSpeed and by Sluice in one pass, in turns, in one process.
 
-Two engines of one rank, made by `deepspeed.initialize` from the same config, but for `"sluice": {"optimizer": true}`.
-Timed is `engine.step()`; the forward and backward before it are the same code on both sides and are not.
+Both engines have one rank and come from `deepspeed.initialize` with the same config, except for
+`"sluice": {"optimizer": true}`. The benchmark times `engine.step()`. The forward and backward before it run the same
+code on both sides, and are not timed.
 
 bytes       that a step moves for each parameter: stock scales the f32 gradients in place (8), updates (28), copies the
             masters to a bf16 buffer (6) and that to the parameters (4), 46 in all. One pass reads the gradient, reads
@@ -27,7 +28,7 @@ OPTIONS = {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
 
 
 def engine_of(name: str, count: int) -> Any:
-    """A model that is nothing but its parameters."""
+    """An engine for a model that consists only of parameters."""
     import deepspeed
     import torch
 
@@ -55,13 +56,13 @@ def engine_of(name: str, count: int) -> Any:
 
 
 def measure(millions: int, threads: int, rounds: int) -> dict[str, Any]:
-    """Seconds of each side in each round, the first of which does not count; the final difference of the masters."""
+    """Seconds of each side in each round after the first, and the final difference of the masters."""
     import deepspeed
     import torch
 
     torch.set_num_threads(threads)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    sys.modules[deepspeed.comm.__name__ + ".torch"].build_shm_op = lambda: None  # minutes to compile, not used here
+    sys.modules[deepspeed.comm.__name__ + ".torch"].build_shm_op = lambda: None  # slow to compile, not used here
     count = (millions * 1_000_000 + TENSOR - 1) // TENSOR
     engines = {name: engine_of(name, count) for name in SIDES}
     seconds: dict[str, list[float]] = {name: [] for name in SIDES}

@@ -1,11 +1,11 @@
-"""Lines of papers.py on selectors of the pair (n, S), and the cost of their choices: MPMoE-pb, MPMoE-pm, MPipeMoE.
+"""Rows of papers.py about selectors of the pair (n, S) and the cost of their choices: MPMoE-pb, MPMoE-pm, MPipeMoE.
 
-- pb, profile-based [MPMoE IV-A]: every pair is tried, n from 2 to 8 (Algorithm 1's scope) under each of S1 to S4. What
-  a trial shows is here what the schedule takes in virtual time, so pb has the best pair of that scope.
-- pm, the performance model [MPMoE IV-B]: the pair that Fig. 8's phases like best, with their slowdown factors.
+- pb, profile-based [MPMoE IV-A]: every pair is tried, n from 2 to 8 (Algorithm 1's scope) under each of S1 to S4. The
+  result of a trial is the duration of the schedule in virtual time, so pb finds the best pair of that scope.
+- pm, the performance model [MPMoE IV-B]: the pair with the shortest time by Fig. 8's phases and slowdown factors.
 - MPipeMoE: n by Algorithm 1 of the pipeline without reuse, then S by eq. 10 at that n.
 
-All forms have the numbers of one machine: curves, start-up times and the shares that give them their factors.
+All selectors use the numbers of one machine: curves, start-up times, and the shares from which the factors follow.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def pm(cluster: Cluster, load: Workload) -> Choice:
 
 
 def pm_without_factors(cluster: Cluster, load: Workload) -> Choice:
-    """Fig. 8 as its boxes are printed: nothing slows anything down."""
+    """Fig. 8 as printed, without slowdown factors."""
     return _least(cluster.sequential, load, lambda found: found.mpmoe)
 
 
@@ -59,7 +59,7 @@ def mpipemoe(cluster: Cluster, load: Workload) -> Choice:
 
 
 def eq_10_alone(cluster: Cluster, load: Workload) -> Choice:
-    """Eq. 10 asked for both, which the paper does not do: without start-up times it has no reason for a small n."""
+    """Eq. 10 chooses n and S, which the paper does not do: without start-up times it has no reason for a small n."""
     return _least(cluster.planner, load, lambda found: found.mpipemoe)
 
 
@@ -111,7 +111,7 @@ def scaling(cluster: Cluster, choose: Selector) -> float:
 
 
 def adaptive_bar(cluster: Cluster) -> str:
-    """GPT-XL at 16k by GPUs: the best strategy, what each selector takes of it, and what reuse costs over none."""
+    """GPT-XL at 16k by GPUs: the best strategy, the time of each selector over its time, and the cost of reuse."""
     found = []
     for ranks in GPUS:
         load = work("GPT-XL", 16384, ranks)

@@ -1,4 +1,4 @@
-"""Lines of papers.py on parts: bytes by kind, interference, what others take, exchanges by n, partition."""
+"""Rows of papers.py about parts of a step: bytes by kind, interference, baselines, exchanges by n, partition."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from integration_tests.benchmarks.papers.papers_cluster import (
     work,
 )
 
-FIG_2 = (256, 1024, 4096, 16384)  # of the tokens in the figure
+FIG_2 = (256, 1024, 4096, 16384)  # some of the numbers of tokens in the figure
 KEEP = ("keep", "keep")
 
 
@@ -30,7 +30,7 @@ KEEP = ("keep", "keep")
 
 
 def shares_of_bytes(model: str) -> str:
-    """Activations and temporary buffers of all bytes without a pipeline, by eq. 1 to 3."""
+    """The share of activations and temporary buffers in all bytes without a pipeline, by eq. 1 to 3."""
     out = library().ffi.new("sluice_paper_footprint_t *")
     found = []
     for batch in FIG_2:
@@ -67,7 +67,7 @@ def fig_11(cluster: Cluster, slots: Callable[[str, int, int, str], float]) -> st
 
 
 def most(cluster: Cluster, baseline: Callable[[Cluster, Workload], float]) -> str:
-    """The baseline over the best pair with reuse: average and most over models and batches."""
+    """The time of the baseline over that of the best pair with reuse: mean and maximum over models and batches."""
     ratios = [
         baseline(cluster, load) / best_reuse(cluster.planner, load)[0]
         for load in (work(model, batch) for model in MODELS for batch in BATCHES)

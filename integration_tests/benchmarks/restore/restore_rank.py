@@ -1,4 +1,4 @@
-"""Ranks of restore.py: one layer under every restore policy and n, and stock DeepSpeed, in turns, in one group."""
+"""Runs on each rank of restore.py: times one layer with every restore policy and n, and stock DeepSpeed, in turns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from integration_tests.benchmarks.measuring import launch
 from integration_tests.benchmarks.measuring.rank import Rank, balanced_ids, forget_gradients, make_experts
 from integration_tests.benchmarks.memory import memory
 
-# The sources of T_DI and T_M in backward. `none` and S1 to S4 are the papers' points; the rest of 3 x 3 follows.
+# The sources of T_DI and T_M in backward: `none` and S1 to S4 of the papers, then the other combinations of the 3 x 3.
 POLICIES = {
     **SETS,
     "k/off": ("keep", "offload"),
@@ -32,7 +32,7 @@ COUNTERS = ("saved_bytes", "slot_bytes", "peak_bytes")
 
 
 class Case:
-    """A layer of its own context, so that its high-water mark is its own."""
+    """A layer with a context of its own, so that the peak of the context is that of the layer."""
 
     def __init__(self, rank: Rank, policy: str, chunks: int) -> None:
         plan = rank.plan
@@ -52,11 +52,11 @@ class Case:
             ),
         )
         self.seconds: list[float] = []
-        self.pair_ratios: list[float] = []  # its step over that of `none` next to it
+        self.pair_ratios: list[float] = []  # the duration of a step over that of the adjacent step of `none`
         self.bytes: dict[str, int] = {}
 
     def step(self, inputs: tuple[Any, ...], cotangent: torch.Tensor) -> None:
-        """One forward and backward; the slowest rank counts."""
+        """One forward and backward; its duration is that of the slowest rank."""
         dist.barrier()
         began = time.perf_counter()
         out = self.layer(*inputs)
@@ -69,7 +69,8 @@ class Case:
 
 
 def run_pairs(cases: list[Case], plan: dict[str, Any], inputs: tuple[Any, ...], cotangent: torch.Tensor) -> None:
-    """Each policy without copies right next to `none` of the same n, in changing order: what drifts meets both."""
+    """Times each policy without copies in pairs with `none` of the same n, in alternating order, so that drift of the
+    machine affects both."""
     none = {case.chunks: case for case in cases if case.policy == "none"}
     others = [case for case in cases if case.policy in WITHOUT_COPIES and case.chunks > 1]
     kept = {id(case): list(case.seconds) for case in cases}
@@ -104,7 +105,7 @@ class Stock:
         return checkpoint(lambda rows: layer(rows)[0], x, use_reentrant=False)
 
     def step(self, *_: object) -> None:
-        """One forward and backward; the slowest rank counts."""
+        """One forward and backward; its duration is that of the slowest rank."""
         bench = self.bench
         for parameter in bench.stock.parameters():
             parameter.grad = None
@@ -117,7 +118,7 @@ class Stock:
         self.seconds.append(took.item())
 
     def measure_bytes(self) -> None:
-        """Peak as the allocator's watch sees it (memory.py); after the timed rounds."""
+        """Measures the peak with the watch of the allocator (memory.py), after the timed rounds."""
         bench = self.bench
         if memory.Watch.available():
             self.bytes = memory.moe_peak_bytes([bench.stock], [bench.x], [bench.gradient], self.call)

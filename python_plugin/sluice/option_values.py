@@ -17,13 +17,13 @@ from sluice.errors import InvalidArgument
 Reader = Callable[[str, Any], Any]
 
 MAX_CHUNKS = 256
-MOST_SECONDS = 1e9  # 31 years: more are not counted in nanoseconds
+MOST_SECONDS = 1e9  # 31 years: larger values do not fit into nanoseconds
 CALIBRATION_SECONDS = 8.0
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 class ConfigError(InvalidArgument):
-    """The section cannot be used as it is; the message names the key, the value and what to write."""
+    """A section that cannot be used. The message names the key, the value and what to write."""
 
 
 def bytes_text(value: int) -> str:
@@ -33,7 +33,7 @@ def bytes_text(value: int) -> str:
 
 
 def the_word_auto(key: str, instead: str) -> ConfigError:
-    """The refusal of "auto"."""
+    """The error for the word "auto"."""
     return ConfigError(
         f'"sluice": "{key}": the word "auto" is not used here, because some trainers rewrite it: {instead}'
     )
@@ -114,7 +114,7 @@ def seconds(key: str, value: Any) -> float:
 
 
 def calibrate(key: str, value: Any) -> float | None:
-    """Seconds, or true for the usual number of them."""
+    """Seconds; true stands for the default number of seconds."""
     if isinstance(value, bool):
         return CALIBRATION_SECONDS if value else None
     return seconds(key, value)
@@ -132,12 +132,12 @@ def number_of_bytes(key: str, value: Any) -> int:
 
 
 def bytes_or_false(key: str, value: Any) -> int:
-    """The same, or false: 0."""
+    """A number of bytes as in number_of_bytes; false stands for 0."""
     return 0 if value is False else number_of_bytes(key, value)
 
 
 def _is_path(value: Any) -> bool:
-    """Whether a file can have that name."""
+    """Whether a file can have this name."""
     try:
         return isinstance(value, str) and bool(value) and b"\0" not in os.fsencode(value)
     except UnicodeEncodeError:
@@ -157,7 +157,7 @@ def path_or_adaptive(key: str, value: Any) -> str:
 
 
 def path_or_true(key: str, value: Any) -> str | bool | None:
-    """A path; true: a file in the cache folder; false: none."""
+    """A path; true stands for a file in the cache folder, false for no file."""
     if value == "auto":
         raise the_word_auto(key, "write true for a file in the cache folder, or a path")
     if isinstance(value, bool):
@@ -166,7 +166,7 @@ def path_or_true(key: str, value: Any) -> str | bool | None:
 
 
 def by_chunk(*allowed: str) -> Reader:
-    """A word, or a list of them, one for each chunk."""
+    """A policy for all chunks, or a list with one policy for each chunk."""
     read_one = one_of(*allowed)
 
     def read(key: str, value: Any) -> str | tuple[str, ...]:

@@ -1,7 +1,7 @@
 """The parameters of a transformers decoder by part, layer by layer, from the fields of its config.json.
 
-Known are Qwen3-MoE, gpt-oss, Mixtral, DeepSeek-V2 and -V3, and models whose configs say the same by the same names. A
-field that a part needs and that is missing is refused by name; nothing is guessed.
+Supported are Qwen3-MoE, gpt-oss, Mixtral, DeepSeek-V2 and -V3, and models whose configs use the same names. A config
+without a required field is refused, and the error names the field; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FAMILIES = ("qwen3_moe", "gpt_oss", "mixtral", "deepseek_v2", "deepseek_v3")
 
 @dataclass(frozen=True)
 class Experts:
-    """Of one layer. biases: elements of each expert in the dtype of the dense weights."""
+    """The experts of one layer. biases: elements of each expert in the dtype of the dense weights."""
 
     count: int
     top_k: int
@@ -36,7 +36,7 @@ class Experts:
 
     @property
     def parameters(self) -> int:
-        """Of all of them."""
+        """The number of elements of all experts."""
         return self.count * (sum(rows * cols for rows, cols in self.matrices()) + self.biases)
 
 
@@ -52,13 +52,13 @@ class Block:
 
     @property
     def multiplied(self) -> int:
-        """Elements of the matrices that each token is multiplied with, without its experts."""
+        """Elements of the matrices that multiply each token, without those of experts."""
         return sum(rows * cols for shapes in self.linears.values() for rows, cols in shapes)
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """ends: elements of the embedding, of the head (0: tied to it), and of the last norm."""
+    """A model. ends: elements of the embedding, of the head (0 if tied to the embedding), and of the last norm."""
 
     family: str
     model_width: int
@@ -72,7 +72,7 @@ class Decoder:
 
     @property
     def dense(self) -> int:
-        """Elements of everything but the experts."""
+        """Elements of all parameters except those of experts."""
         return self.ends + sum(block.dense for block in self.blocks)
 
     @property
@@ -81,7 +81,7 @@ class Decoder:
 
 
 class _Fields:
-    """Of a config; each is named where it is missing or is no whole number."""
+    """Reads fields of a config. Errors name a field that is missing or not a whole number."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self.data = data
@@ -105,7 +105,7 @@ class _Fields:
 
 
 def read(data: Mapping[str, Any], dtype: str = "bf16") -> Decoder:
-    """BadInput names the field."""
+    """Reads a config. BadInput names the field that is wrong."""
     data = innermost(data)
     fields, family = _Fields(data), str(data.get("model_type", ""))
     if family not in FAMILIES:
@@ -133,7 +133,7 @@ def read(data: Mapping[str, Any], dtype: str = "bf16") -> Decoder:
     return Decoder(family, width, vocabulary, tuple(blocks), head, heads, head_width, dtype, ends)
 
 
-_Attention = tuple[int, dict[str, tuple[tuple[int, int], ...]]]  # elements beside the matrices, and those
+_Attention = tuple[int, dict[str, tuple[tuple[int, int], ...]]]  # the number of other elements, and the matrices
 
 
 def _attention(fields: _Fields, family: str, width: int, heads: int) -> tuple[_Attention, int, int]:
@@ -146,14 +146,14 @@ def _attention(fields: _Fields, family: str, width: int, heads: int) -> tuple[_A
         "v_proj": ((width, keys),),
         "o_proj": ((queries, width),),
     }
-    beside = 0
+    others = 0
     if fields.true("attention_bias"):
-        beside += queries + 2 * keys + width
+        others += queries + 2 * keys + width
     if family == "qwen3_moe":
-        beside += 2 * head  # norms of queries and keys
+        others += 2 * head  # norms of queries and keys
     if family == "gpt_oss":
-        beside += heads  # sinks
-    return (beside, linears), head, queries + 2 * keys
+        others += heads  # sinks
+    return (others, linears), head, queries + 2 * keys
 
 
 def _latent(fields: _Fields, width: int, heads: int) -> tuple[_Attention, int, int]:
@@ -162,23 +162,23 @@ def _latent(fields: _Fields, width: int, heads: int) -> tuple[_Attention, int, i
     plain, value = fields.get("qk_nope_head_dim"), fields.get("v_head_dim")
     queries = heads * (plain + rope)
     linears: dict[str, tuple[tuple[int, int], ...]] = {}
-    beside = rank  # its norm
+    others = rank  # the norm of that vector
     bias = fields.true("attention_bias")
     if fields.has("q_lora_rank"):
         low = fields.get("q_lora_rank")
         linears["q_a_proj"], linears["q_b_proj"] = ((width, low),), ((low, queries),)
-        beside += low + bias * low
+        others += low + bias * low
     else:
         linears["q_proj"] = ((width, queries),)
     linears["kv_a_proj_with_mqa"] = ((width, rank + rope),)
     linears["kv_b_proj"] = ((rank, heads * (plain + value)),)
     linears["o_proj"] = ((heads * value, width),)
-    beside += bias * (rank + rope + width)
-    return (beside, linears), plain + rope, queries + heads * (plain + rope + value)
+    others += bias * (rank + rope + width)
+    return (others, linears), plain + rope, queries + heads * (plain + rope + value)
 
 
 def _block(fields: _Fields, family: str, width: int, attention: _Attention, span: int, holds: bool) -> Block:
-    beside, linears = attention[0] + 2 * width, dict(attention[1])
+    others, linears = attention[0] + 2 * width, dict(attention[1])
     experts = None
     if holds:
         count, top_k = fields.get(*NAMES["num_experts"]), fields.get(*NAMES["top_k"])
@@ -187,11 +187,11 @@ def _block(fields: _Fields, family: str, width: int, attention: _Attention, span
             raise refused("experts, experts of a token and their width", "above 0", (count, top_k, hidden))
         biases = 2 * hidden + width if family == "gpt_oss" else 0
         experts = Experts(count, top_k, width, hidden, biases)
-        beside += count * width + (count if family == "gpt_oss" else 0)  # the router
+        others += count * width + (count if family == "gpt_oss" else 0)  # the router
         shared = fields.get("n_shared_experts", default=0) * hidden
     else:
         shared = fields.get("intermediate_size")
     if shared:
         linears |= {"gate_proj": ((width, shared),), "up_proj": ((width, shared),), "down_proj": ((shared, width),)}
-    whole = beside + sum(rows * cols for shapes in linears.values() for rows, cols in shapes)
+    whole = others + sum(rows * cols for shapes in linears.values() for rows, cols in shapes)
     return Block(whole, linears, experts, span)

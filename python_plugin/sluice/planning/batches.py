@@ -1,4 +1,4 @@
-"""`sluice_pipeline_predict` from Python: a batch of a pipeline that nobody runs."""
+"""`sluice_pipeline_predict` from Python: predicts a batch of a pipeline without running it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ PLACEMENTS = {None: -1, "looped": 0, "v": 1}
 
 @dataclass(frozen=True)
 class Batch:
-    """As sluice_pipeline_workload_t has it: seconds and bytes of one micro-batch, by virtual stage in the order of the
-    layers; an empty list is zeros. memory_budget: by stage. op_seconds(op, virtual_stage, micro_batch, begin_seconds,
-    seconds) gives what an op takes in place of `seconds`; what it raises, `predict` raises."""
+    """The fields of sluice_pipeline_workload_t: seconds and bytes of one micro-batch, by virtual stage in the order of
+    the layers; an empty list stands for zeros. memory_budget: bytes of each stage. op_seconds(op, virtual_stage,
+    micro_batch, begin_seconds, seconds) returns the duration of an op, which replaces `seconds`; `predict` raises what
+    it raises."""
 
     num_stages: int
     num_micro_batches: int
@@ -43,7 +44,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Prediction:
-    """policy: the one in force. stages: the members of sluice_stage_prediction_t by name."""
+    """A predicted batch. policy: the policy that was used. stages: the members of sluice_stage_prediction_t by name."""
 
     policy: str
     separate_wgrad: bool | None  # as it was asked for
@@ -55,12 +56,12 @@ class Prediction:
 
     @property
     def most_bytes(self) -> int:
-        """What the fullest stage may take."""
+        """The largest number of bytes that a stage may take."""
         return max(stage["planned_bytes"] for stage in self.stages)
 
 
 def policies() -> list[str]:
-    """Names that a pipeline takes."""
+    """The names of the policies of a pipeline."""
     library, names = load(), []
     while True:
         name = library.lib.sluice_pipeline_policy_name(len(names))
@@ -70,7 +71,7 @@ def policies() -> list[str]:
 
 
 def predict(batch: Batch) -> Prediction:
-    """Raises InvalidArgument where the policy does not take it, OverBudget where nothing fits. Any thread."""
+    """Predicts the batch. InvalidArgument if the policy does not support it, OverBudget if nothing fits. Any thread."""
     library = load()
     ffi = library.ffi
     value, kept = library.new("pipeline_workload"), []
@@ -93,7 +94,7 @@ def predict(batch: Batch) -> Prediction:
     ):
         given = getattr(batch, name)
         if given and len(given) != wanted:
-            raise BadInput(f"{name} has {len(given)} entries, and has to have {wanted}")
+            raise BadInput(f"{name} has {len(given)} entries instead of {wanted}")
         if given:
             kept.append(ffi.new(kind, list(given)))
             setattr(value, name, kept[-1])
@@ -117,7 +118,7 @@ def predict(batch: Batch) -> Prediction:
 
 
 def _seconds_callback(ffi: Any, seconds_of: Callable[..., float], raised: list[BaseException]) -> Any:
-    """As the library calls it. What it raises is kept, and no number of seconds: the library refuses that."""
+    """The callback for the library. An exception is kept in `raised`; the library gets NaN, which it refuses."""
 
     def asked(user: Any, op: Any, virtual_stage: int, micro_batch: int, begin_s: float, seconds: float) -> float:
         return float(seconds_of(ffi.string(op).decode(), virtual_stage, micro_batch, begin_s, seconds))
@@ -131,15 +132,15 @@ def _seconds_callback(ffi: Any, seconds_of: Callable[..., float], raised: list[B
 
 
 def candidates(batch: Batch) -> tuple[list[Prediction], dict[str, str]]:
-    """The fastest first, of every policy that takes the batch, with weight gradients apart and not where it leaves that
-    open; and of the others why they do not."""
+    """Predictions of every policy that supports the batch, the fastest first, and for each other policy the reason.
+    Both with and without separate weight gradients, if the batch leaves that open."""
     found, refused = [], {}
     for policy in policies():
         if policy == OPEN:
             continue
-        for apart in (False, True) if batch.separate_wgrad is None else (batch.separate_wgrad,):
+        for separate in (False, True) if batch.separate_wgrad is None else (batch.separate_wgrad,):
             try:
-                found.append(predict(replace(batch, policy=policy, separate_wgrad=apart)))
+                found.append(predict(replace(batch, policy=policy, separate_wgrad=separate)))
             except (InvalidArgument, OverBudget) as error:
                 refused.setdefault(policy, error.message)
     taken = {each.policy for each in found}
@@ -148,9 +149,9 @@ def candidates(batch: Batch) -> tuple[list[Prediction], dict[str, str]]:
 
 
 def checkpoint_interval(num_layers: int, num_stages: int) -> int:
-    """Layers between two that keep their input, where activations are recomputed: of the factors of N / G_inter, the
-    layers of a stage, the one that is nearest to the square root of N [AxoNN V-A]. Of two that are as near, the
-    smaller."""
+    """The number of layers between two checkpoints, if activations are recomputed: the factor of N / G_inter, the
+    number of layers of a stage, that is nearest to the square root of N [AxoNN V-A]. The smaller one if two are equally
+    near."""
     own = max(1, -(-num_layers // num_stages))
     factors = [each for each in range(1, own + 1) if own % each == 0]
     return min(factors, key=lambda each: (abs(each - math.sqrt(num_layers)), each))

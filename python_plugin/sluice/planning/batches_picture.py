@@ -1,5 +1,5 @@
-"""Batches of a pipeline in virtual time as SVG: under each of the fastest policies a row for each stage, and the bytes
-of the fullest stage against its budget."""
+"""Draws batches of a pipeline in virtual time as SVG: for each of the fastest policies one row for each stage, and the
+bytes of the fullest stage with its budget."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN = 4  # policies
 
 
 def svg(batch: Batch, named: Sequence[tuple[str, Prediction]], title: str) -> str:
-    """named: the fastest first."""
+    """The picture. named: predictions by the name of the policy, the fastest first."""
     panels = [_panel(batch, name, each) for name, each in named[:SHOWN]]
     return timeline.svg(panels, title, note="F, B, dW: of a micro-batch; lines: messages")
 
@@ -37,12 +37,12 @@ def _panel(batch: Batch, name: str, each: Prediction) -> timeline.Panel:
 
 
 def _events(batch: Batch, each: Prediction) -> list[timeline.Event]:
-    """What the simulator asks the seconds of, in the batch that it has chosen."""
+    """The ops that the simulator asks the seconds of, in the batch that it has chosen."""
     tried: list[dict[tuple[str, int, int], timeline.Event]] = [{}]
 
     def note(op: str, virtual_stage: int, micro_batch: int, begin: float, seconds: float) -> float:
         key = (op, virtual_stage, micro_batch)
-        if key in tried[-1]:  # another batch, with other limits
+        if key in tried[-1]:  # the simulator has begun another batch, with other limits
             tried.append({})
         tried[-1][key] = timeline.Event(
             op=op,
@@ -68,11 +68,11 @@ def _stage_of(batch: Batch, policy: str, virtual_stage: int) -> int:
 
 
 def _bytes(batch: Batch, events: Sequence[timeline.Event], stage: int) -> list[tuple[float, float]]:
-    """From this time on: micro-batches in flight, from their forward to their backward, and what waits for weight
-    gradients."""
+    """(time, bytes from then on) of a stage: micro-batches between their forward and their backward, and tensors that
+    wait for weight gradients."""
     activation = batch.activation_bytes or [0] * (batch.num_stages * batch.num_virtual)
     held = batch.held_bytes or [0] * (batch.num_stages * batch.num_virtual)
-    is_apart = any(event.op == "weight_grad" for event in events)
+    is_separate = any(event.op == "weight_grad" for event in events)
     changes: dict[float, float] = {}
     for event in events:
         if event.rank != stage:
@@ -80,7 +80,7 @@ def _bytes(batch: Batch, events: Sequence[timeline.Event], stage: int) -> list[t
         if event.op == "forward":
             time, change = event.begin, activation[event.layer]
         elif event.op == "backward":
-            time, change = event.end, (held[event.layer] if is_apart else 0) - activation[event.layer]
+            time, change = event.end, (held[event.layer] if is_separate else 0) - activation[event.layer]
         elif event.op == "weight_grad":
             time, change = event.end, -held[event.layer]
         else:

@@ -41,7 +41,7 @@ def plan_placement(
     library, count = load(), len(loads)
     for name, given in (("expert_rank", expert_rank), ("expert_slot", expert_slot), ("expert_bytes", expert_bytes)):
         if given is not None and len(given) != count:
-            raise BadInput(f"{name} has {len(given)} entries, and has to have one for each of the {count} loads")
+            raise BadInput(f"{name} has {len(given)} entries instead of one for each of the {count} loads")
     ffi = library.ffi
     problem, result = library.new("placement_problem"), library.new("placement_result")
     kept = [ffi.new("uint64_t[]", list(loads)), *(ffi.new("int32_t[]", list(g)) for g in (expert_rank, expert_slot))]

@@ -205,7 +205,7 @@ def _problem(problem: Problem, planner: Planner | None, memory: _Memory) -> Any:
         ("in_flight", "int32_t[]", list(problem.in_flight), problem.num_stages),
     ):
         if given and len(given) != wanted:
-            raise BadInput(f"{name} has {len(given)} entries, and has to have {wanted} for {problem.num_stages} stages")
+            raise BadInput(f"{name} has {len(given)} entries instead of {wanted} for {problem.num_stages} stages")
         if given:
             setattr(value, name, memory.keep(ffi.new(kind, given)))
     value.base_bytes, value.copy_bytes_per_second = problem.base_bytes, problem.copy_bytes_per_second

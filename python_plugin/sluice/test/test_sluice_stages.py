@@ -233,7 +233,7 @@ def test_Parse_Example_IsThatOfTheHelp(capsys) -> None:
 
 def test_Plan_ListsOfAnotherLength_AreRefused() -> None:
     layers = (stages.Layer(forward_seconds=1.0),) * 3
-    with pytest.raises(BadInput, match="in_flight has 1 entries, and has to have 2 for 2 stages"):
+    with pytest.raises(BadInput, match="in_flight has 1 entries instead of 2 for 2 stages"):
         stages.plan(stages.Problem(layers, in_flight=(1,), num_stages=2))
     with pytest.raises(BadInput, match="schedule is 'x'; known are 1f1b"):
         stages.plan(stages.Problem(layers, schedule="x"))

@@ -38,7 +38,7 @@ static sluice_status_t check_sizes(const sluice_stages_problem_t* p) {
 
 static sluice_status_t check_options(const sluice_stages_layer_t* layer, int32_t i) {
   SLUICE_TRY(SLUICE_REQUIRE(layer->options != NULL && layer->num_options >= 1 && layer->num_options <= MOST_OPTIONS,
-                            "layer %d has %d options, and has to have 1 to %d", i, layer->num_options, MOST_OPTIONS));
+                            "layer %d has %d options instead of 1 to %d", i, layer->num_options, MOST_OPTIONS));
   int copies_nothing = 0;
   for (int32_t o = 0; o < layer->num_options; ++o) {
     const sluice_stages_option_t* option = &layer->options[o];

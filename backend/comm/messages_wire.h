@@ -33,7 +33,7 @@ typedef struct sluice_outgoing_s {
   int32_t peer;                   /* never the own rank */
   int32_t num_spans;
   const sluice_message_span_t* spans;
-  sluice_frame_t frame; /* and directly behind it: */
+  sluice_frame_t frame; /* and directly after it: */
   unsigned char head[SLUICE_MESSAGE_MAX_HEAD_BYTES];
 } sluice_outgoing_t;
 

@@ -11,7 +11,7 @@
 /* What travels from a rank to another, in the order in which it was sent. */
 enum { STREAMED = 1, FLUSHED, READY, AGREE, REFUSE };
 
-/* What the host has come to. It begins a move behind an update. */
+/* What the host has come to. It begins a move after an update. */
 enum { TRAINS = 0, HAS_GRADIENTS, HAS_UPDATED };
 
 /* All of a rank. Parts in its place are those of expert `weights`, `state`, `gradients`; expert e began on rank e. */

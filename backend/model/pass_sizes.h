@@ -32,7 +32,7 @@ uint64_t sluice_row_bytes(const sluice_shape_t* shape, int32_t tensor);
 
 /* GEMMs that one list may have. */
 int64_t sluice_pass_gemms(const sluice_shape_t* shape);
-/* What a pass takes behind its slots, each block by itself: five of per_rank, three of scalars, one of each other;
+/* What a pass takes after its slots, each block by itself: five of per_rank, three of scalars, one of each other;
  * adapters: where factors of adapters lie in the layer's dtype, as many at a time as fit.
  * scalar_bytes: of one f32 for each row of the largest chunk. */
 typedef struct sluice_pass_scratch_s {

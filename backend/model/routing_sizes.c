@@ -165,7 +165,7 @@ uint64_t sluice_node_copies_on_device_bytes(const sluice_shape_t* shape, int64_t
   return words(sent) + words(tokens * nodes) + words(arrived * shape->ranks_per_node) + words(forwards);
 }
 
-/* Position and origin, one behind the other. */
+/* Position and origin, one after the other. */
 uint64_t sluice_token_copies_kept_bytes_of(const sluice_shape_t* shape, int64_t arriving, int64_t rows) {
   if (!sluice_shape_has_device_token_copies(shape)) return 0;
   return words(arriving * shape->config.top_k) + words(rows);

@@ -50,7 +50,7 @@ uint64_t sluice_device_token_copy_table_bytes(const sluice_shape_t* shape, int64
 /* A step keeps orders and positions in front of its rows, and of the token copies that it sends who they are of and
  * where: the bytes of that block. 0 on a CPU, where they are in META. */
 uint64_t sluice_binding_routes_bytes(const sluice_shape_t* shape, int64_t num_tokens);
-/* Counts behind the routes: [n][E + 1] of these, [n][W + 1] of token copies. */
+/* Counts after the routes: [n][E + 1] of these, [n][W + 1] of token copies. */
 uint64_t sluice_device_counts_bytes(const sluice_shape_t* shape, int32_t num_chunks);
 /* What numbering token copies takes behind that: slots in sent order, and scratch. */
 uint64_t sluice_device_route_index_bytes(const sluice_shape_t* shape, int64_t num_tokens);

@@ -52,7 +52,7 @@ sluice_status_t sluice_adam_check(const sluice_adam_rule_t* rule);
 /* Of the step with number `t`, the first is 1. grad_scale as it is in the result. */
 sluice_adam_numbers_t sluice_adam_numbers_of(const sluice_adam_rule_t* rule, int64_t t, double grad_scale);
 
-/* A parameter, all of `count` elements, one behind the other. Pointers are borrowed and may not overlap. */
+/* A parameter, all of `count` elements, one after the other. Pointers are borrowed and may not overlap. */
 typedef struct sluice_adam_tensor_s {
   int64_t count;
   int64_t step;      /* the number of the step, the first is 1 */

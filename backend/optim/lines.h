@@ -1,4 +1,4 @@
-/* The tensors of a step as lines of elements: groups that are summed over the same ranks, one behind the other, are a
+/* The tensors of a step as lines of elements: groups that are summed over the same ranks, one after the other, are a
  * line. */
 #ifndef SLUICE_BACKEND_OPTIM_LINES_H_
 #define SLUICE_BACKEND_OPTIM_LINES_H_
@@ -20,7 +20,7 @@ typedef struct sluice_lines_s {
   /* [num_lines] */
   sluice_comm_t** comms;
   int64_t* counts;               /* elements */
-  int64_t* first_pieces;         /* and, behind the last, num_pieces */
+  int64_t* first_pieces;         /* and, after the last, num_pieces */
   sluice_line_tensor_t* tensors; /* [num_tensors], those without elements are left out */
   void* block;
   uint64_t bytes;

@@ -72,7 +72,7 @@ static void put(sluice_pipeline_program_t* program, int32_t stage, int32_t* at, 
   program->order[(*at)++] = op;
 }
 
-/* Directly behind the last gradient of its virtual stage: a policy's order has no turn for it. */
+/* Directly after the last gradient of its virtual stage: a policy's order has no turn for it. */
 static void put_reduce(sluice_pipeline_program_t* program, int32_t stage, int32_t* at, sluice_stage_turn_t turn) {
   const sluice_pipeline_spec_t* spec = &program->spec;
   if (sluice_pipeline_num_reduces(spec) == 0 || turn.kind != sluice_stage_gradient_kind(spec)) return;

@@ -46,7 +46,7 @@ typedef struct sluice_pipeline_program_s {
   int32_t num_needs;
   int32_t first_op[SLUICE_PIPELINE_MAX_STAGES + 1];       /* the ops of stage s are first_op[s] to first_op[s + 1] */
   int32_t first_position[SLUICE_PIPELINE_MAX_STAGES + 1]; /* its order, into `order`; empty without one */
-  sluice_stage_op_t* ops; /* of a stage in an order in which they could run one behind the other, micro-batch by
+  sluice_stage_op_t* ops; /* of a stage in an order in which they could run one after the other, micro-batch by
                              micro-batch; the flush last */
   int32_t* needs;
   int32_t* order; /* ops of a stage in the policy's order */

@@ -98,7 +98,7 @@ static void start(sluice_comm_t* comm, int32_t number) {
   FUZZ_CHECK(comm->vtable->exchange_start(comm, &exchange, &requests[number]) == SLUICE_OK);
 }
 
-/* Everything of this request, behind that of earlier ones, is what the peers have said, and where it belongs. */
+/* Everything of this request, after that of earlier ones, is what the peers have said, and where it belongs. */
 static void check_received(int32_t number) {
   for (int32_t peer = 0; peer < PEERS; ++peer) {
     const peer_t* p = &peers[peer];

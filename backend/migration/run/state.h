@@ -18,7 +18,7 @@
 
 enum { SLUICE_MOVE_MAX_PIECES = 64 };
 
-/* A message: a piece of an item, of its spans of one kind as if they lay one behind the other. */
+/* A message: a piece of an item, of its spans of one kind as if they lay one after the other. */
 typedef struct sluice_move_chunk_s {
   int32_t item;
   int32_t when; /* SLUICE_MIGRATION_STILL, _AT_COMMIT */

@@ -22,7 +22,7 @@ enum {
 
 /* ---- rows ---- */
 
-/* Rows of a chunk, or of all chunks (-1), which then lie one behind the other in expert-major tensors. */
+/* Rows of a chunk, or of all chunks (-1), which then lie one after the other in expert-major tensors. */
 static void* rows_at(const sluice_pass_t* pass, int32_t tensor, int32_t chunk, int32_t local) {
   return sluice_pass_rows(pass, tensor, chunk < 0 ? 0 : chunk, local);
 }

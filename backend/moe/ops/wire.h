@@ -9,7 +9,7 @@
 
 typedef struct sluice_wire_s {
   uint64_t (*row_bytes)(int64_t width); /* at most those of the row */
-  /* num_rows rows of `width` f32 behind each other at `data`. Afterwards what is sent lies at its front. */
+  /* num_rows rows of `width` f32 in sequence at `data`. Afterwards what is sent lies at its front. */
   void (*write)(char* data, int64_t num_rows, int64_t width);
   /* What has arrived lies at the end of the same room. Afterwards the rows fill it. */
   void (*read)(char* data, int64_t num_rows, int64_t width);

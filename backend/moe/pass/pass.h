@@ -135,7 +135,7 @@ void* sluice_pass_chunk(const sluice_pass_t* pass, int32_t tensor, int32_t chunk
 sluice_rows_at_t sluice_pass_rows_at(const sluice_pass_t* pass, int32_t tensor, int32_t chunk);
 /* The chunk's rows of each local expert, for kernels that take all at once. */
 sluice_expert_rows_t sluice_pass_expert_rows(const sluice_pass_t* pass, int32_t chunk);
-/* Whether the rows of an expert lie one behind the other over all chunks. */
+/* Whether the rows of an expert lie one after the other over all chunks. */
 int sluice_pass_is_joined(const sluice_pass_t* pass, int32_t tensor);
 
 #endif /* SLUICE_BACKEND_MOE_PASS_PASS_H_ */

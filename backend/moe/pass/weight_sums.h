@@ -17,7 +17,7 @@ typedef struct sluice_chunk_span_s {
   int32_t count, first, last;
 } sluice_chunk_span_t;
 sluice_chunk_span_t sluice_chunks_of_expert(const sluice_pass_t* pass, int32_t local);
-/* One GEMM over all chunks where the expert's rows lie one behind the other, else chunk by chunk. */
+/* One GEMM over all chunks where the expert's rows lie one after the other, else chunk by chunk. */
 int sluice_weight_rows_are_joined(const sluice_pass_t* pass);
 
 /* Bytes of the sums that this pass needs, once its other tensors are measured and pass->grad_params is known. */

@@ -45,7 +45,7 @@ typedef struct sluice_binding_s {
   int32_t* send_counts; /* [n][E] by place */
   int32_t* recv_counts; /* [W][n][E_local] */
   int32_t* counts_out; /* [W][n][E_local(r)] send_counts by destination, for the header, with token copies on the device
-                        * behind their numbers [n]; not in a restored binding, and neither is */
+                        * after their numbers [n]; not in a restored binding, and neither is */
   int32_t* counts_in;  /* what comes back: recv_counts, with token copies on the device [W][n + n E_local] */
   /* For kernels: in the memory of the device. */
   int32_t* order;       /* flat routes t*K+k in sent order, chunk i from first_order[i] */

@@ -17,7 +17,7 @@ int sluice_chunks_by_experts(const sluice_moe_t* moe, int32_t num_chunks);
  * send_counts, first_sent, order and num_sent. Leaves positions open, see below. */
 void sluice_chunks_by_experts_order(sluice_binding_t* binding, int64_t* cursor);
 
-/* With offsets known: positions count the rows of all chunks, as they lie behind each other where they return. */
+/* With offsets known: positions count the rows of all chunks, as they lie in sequence where they return. */
 void sluice_chunks_by_experts_place(sluice_binding_t* binding);
 
 #endif /* SLUICE_BACKEND_MOE_ROUTING_CHUNKS_BY_EXPERTS_H_ */

@@ -25,7 +25,7 @@ typedef struct sluice_copies_s {
   int64_t (*max_chunk_node)(const sluice_binding_t* binding);
   int64_t (*num_weighted)(const sluice_binding_t* binding, int32_t chunk);
   /* What a step keeps: in META (written at `at`, returns where the next begins; its bytes are
-   * meta_token_copies_bytes()) and in front of its rows, kept_bytes behind those of routes, once counts are known.
+   * meta_token_copies_bytes()) and in front of its rows, kept_bytes after those of routes, once counts are known.
    * kept: where that block of both begins. restore: of a binding just finished; on a device its work goes to `stream`.
    */
   char* (*save)(const sluice_binding_t* binding, char* at);

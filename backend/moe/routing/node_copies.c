@@ -113,7 +113,7 @@ static uint64_t counts_bytes(const sluice_binding_t* b) {
   return sluice_round_up_u64((uint64_t)b->num_chunks * sizeof(int32_t), sizeof(uint64_t));
 }
 
-/* Of this rank's tokens for node v, all chunks behind each other. */
+/* Of this rank's tokens for node v, all chunks in sequence. */
 static void write_message(const sluice_binding_t* b, int32_t v, char* message, uint64_t bytes) {
   const sluice_node_copies_t* p = &b->node_copies;
   int32_t* counts = (int32_t*)(void*)message;

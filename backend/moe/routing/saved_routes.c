@@ -24,7 +24,7 @@ typedef struct meta_header_s {
   int64_t num_rows;
   uint64_t adapters;
   uint64_t saved_bytes[SLUICE_SAVED_COUNT]; /* what the other saved buffers must have at least */
-  uint64_t checksum;                        /* of everything behind the header, and of the header with this member 0 */
+  uint64_t checksum;                        /* of everything after the header, and of the header with this member 0 */
 } meta_header_t;
 static_assert(sizeof(meta_header_t) == SLUICE_META_HEADER_BYTES, "sizes of saved bindings go by it");
 

@@ -89,7 +89,7 @@ static void order_all(sluice_binding_t* b) {
   for (int32_t i = 0; i < b->num_chunks; ++i) order_token_copies(b, i);
 }
 
-/* The route indices for rank r, all chunks behind each other; returns their number. */
+/* The route indices for rank r, all chunks in sequence; returns their number. */
 static int64_t write_route_index(const sluice_binding_t* b, int32_t r, int32_t* out) {
   const sluice_token_copies_t* p = &b->token_copies;
   int64_t count = 0;

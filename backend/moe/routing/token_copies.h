@@ -8,7 +8,7 @@
  * The rank's own token copies follow the same sums without travelling.
  *
  * A *route index* is where a route lies in its token copy: token copy * K + k, token copies counted from 0 for each
- * (chunk, destination). The ranks exchange route indices, 4 bytes for each route, once per forward behind the counts; a
+ * (chunk, destination). The ranks exchange route indices, 4 bytes for each route, once per forward after the counts; a
  * step keeps what it received.
  *
  * Source: DeepSeek-V3 (arXiv 2412.19437) section 3.2.2 sends a token once to each node and fans it out there; here to
@@ -27,7 +27,7 @@
 
 /* The same from the route indices that a step kept. Borrows them. */
 sluice_status_t sluice_token_copies_restore(sluice_binding_t* binding, int32_t* route_index);
-/* On a device, from the numbers that it kept and the block behind its routes, of a binding whose counts are known. */
+/* On a device, from the numbers that it kept and the block after its routes, of a binding whose counts are known. */
 sluice_status_t sluice_token_copies_restore_on_device(sluice_binding_t* binding, void* kept);
 
 #endif /* SLUICE_BACKEND_MOE_ROUTING_TOKEN_COPIES_H_ */

@@ -103,7 +103,7 @@ static sluice_status_t finish_numbers(sluice_binding_t* b) {
 
 /* ---- route indices ---- */
 
-/* The route indices for rank r, all chunks behind each other; returns their number. */
+/* The route indices for rank r, all chunks in sequence; returns their number. */
 static int64_t pack_route_index(const sluice_binding_t* b, int32_t r, sluice_row_run_t* runs) {
   int64_t count = 0;
   for (int32_t i = 0; i < b->num_chunks; ++i) {

@@ -135,7 +135,7 @@ static int is_sized(const sluice_moe_t* moe, const sluice_moe_forward_args_t* ar
 }
 
 /* Before the header: after it the decision state has the choice for a later forward. Where the layer restores rows its
- * mode of weight gradients is chosen behind the header. */
+ * mode of weight gradients is chosen after the header. */
 static void expect(sluice_forward_t* f, sluice_status_t refusal) {
   sluice_moe_t* moe = f->pass.moe;
   sluice_pass_choice_t choice = moe->decision.choice;

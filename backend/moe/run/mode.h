@@ -3,7 +3,7 @@
  * that may be NULL says so, and what NULL means; all others are there in every mode.
  *
  *   exact                chunks are bound before the header, which carries their counts
- *   under a plan         chunks are cut by received rows, which takes an all-reduce behind the header; counts follow
+ *   under a plan         chunks are cut by received rows, which takes an all-reduce after the header; counts follow
  *   capacity             counts are constants: no header once the ranks have agreed on a call of the kind; graphs
  *   capacity, planned    the same under a plan, which the header of its first call compares
  */

@@ -20,7 +20,7 @@ static sluice_moe_config_t config_of(int32_t restore_input, int32_t restore_pre_
 
 /* ---- streams ---------------------------------------------------------------------------------------------------- */
 
-/* A host that computes on a stream of its own, joined to the layer's by events before and behind, or not. */
+/* A host that computes on a stream of its own, joined to the layer's by events before and after, or not. */
 typedef struct elsewhere_s {
   rig_t* rig;
   void* stream;

@@ -48,7 +48,7 @@ static void widen(const void* from, int32_t dtype, int64_t count, float* out) {
   }
 }
 
-/* Gradients of several tensors, one behind the other in `dtype`, at the end of where their sum goes. */
+/* Gradients of several tensors, one after the other in `dtype`, at the end of where their sum goes. */
 static const void* pack(const sluice_lines_t* lines, const sluice_bucket_part_t* part, int32_t dtype) {
   const int64_t bytes = (int64_t)sluice_dtype_bytes(dtype), end = part->first + part->count;
   char* packed = (char*)(void*)(part->grad + part->count) - part->count * bytes;
@@ -338,7 +338,7 @@ const sluice_bucket_mode_t sluice_bucketed_mode = {.ops = {
                                                        [SLUICE_BUCKET_UPDATE] = update,
                                                    }};
 
-/* A rank whose file fails goes on summing: the others learn of it behind the last bucket, and give theirs back. */
+/* A rank whose file fails goes on summing: the others learn of it after the last bucket, and give theirs back. */
 const sluice_bucket_mode_t sluice_bucketed_file_mode = {.ops =
                                                             {
                                                                 [SLUICE_BUCKET_COPY_IN] = copy_in,

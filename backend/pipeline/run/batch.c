@@ -129,7 +129,7 @@ static sluice_status_t check_aborted(sluice_pipeline_t* pipeline) {
 static sluice_status_t walk(sluice_pipeline_t* pipeline) {
   for (;;) {
     SLUICE_TRY(check_aborted(pipeline));
-    SLUICE_TRY(move_messages(pipeline)); /* behind the last callback too: others may have ended the batch meanwhile */
+    SLUICE_TRY(move_messages(pipeline)); /* after the last callback too: others may have ended the batch meanwhile */
     SLUICE_TRY(sluice_stage_check_peers(pipeline));
     if (sluice_runner_is_done(&pipeline->runner)) return SLUICE_OK;
     const int32_t op = next(pipeline);

@@ -9,7 +9,7 @@
 #include "backend/optim/on_device/on_device.h"
 #include "third_party/bazel/test.h"
 
-/* Three tensors in two groups, one behind the other in each array: no bucket ends where a tensor does. */
+/* Three tensors in two groups, one after the other in each array: no bucket ends where a tensor does. */
 enum { COUNT = 5003, STEPS = 3, TENSORS = 3, GROUPS = 2 };
 static const int64_t firsts[TENSORS + 1] = {0, 701, 2504, COUNT};
 

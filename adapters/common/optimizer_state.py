@@ -62,7 +62,7 @@ class Keeper(Protocol):
         ...
 
     def late_forms(self, piece: Piece) -> dict[str, torch.dtype]:
-        """The gradients that there may be in front of an update, by name, and as which numbers."""
+        """The gradients that there may be before an update, by name, and as which numbers."""
         ...
 
     def late(self, piece: Piece) -> Content:

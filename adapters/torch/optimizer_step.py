@@ -100,7 +100,7 @@ class OptimizerStep:
         return param.is_contiguous() and grad.is_contiguous() and mean.is_contiguous() and square.is_contiguous()
 
     def _dense(self, tensor: torch.Tensor, strides: tuple[int, ...], is_written: bool) -> torch.Tensor:
-        """Itself where its elements lie by `strides`, one behind the other; else a copy that does."""
+        """Itself where its elements lie by `strides`, one after the other; else a copy that does."""
         if tensor.stride() == strides or tensor.numel() <= 1:
             return tensor
         copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
@@ -195,7 +195,7 @@ def _laid_as(param: Any, grad: Any) -> Any:
 
 
 def _dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Strides of a tensor of this shape whose elements lie one behind the other, in the order that it has."""
+    """Strides of a tensor of this shape whose elements lie one after the other, in the order that it has."""
     return tensor.stride() if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
 
 

@@ -82,7 +82,7 @@ def train(
     shape: dict[str, int] | None = None,
 ) -> dict[str, Any]:
     """Trains and gives what two runs may be compared by, tensors flattened to lists. check, before: called with engine
-    and step in front of each update, and of each forward."""
+    and step before each update, and of each forward."""
     model = build(kind, **(shape or {}))
     if prepare is not None:
         prepare(model)

@@ -32,7 +32,7 @@ class Run:
     """The results of a training."""
 
     losses: list[float] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)  # of gradients, in front of each update or as the host says
+    norms: list[float] = field(default_factory=list)  # of gradients, before each update or as the host says
     evaluations: list[float] = field(default_factory=list)
     counts: list[Any] = field(default_factory=list)
     start: dict[str, torch.Tensor] = field(default_factory=dict)  # parameters before the first step

@@ -87,7 +87,7 @@ class BackgroundMove:
         return self._trip is not None
 
     def begin(self, layer: MovingLayer, belongings: Belongings, new: Placement) -> None:
-        """Behind an update. Collective over all ranks. What goes wrong on one of them is said by commit."""
+        """After an update. Collective over all ranks. What goes wrong on one of them is said by commit."""
         if self._trip is not None:
             raise InvalidState("experts are on their way to other ranks already: commit that move first")
         self._epoch += 1

@@ -65,7 +65,7 @@ def checked(name: str, home: Placement, expert_rank: Sequence[int], expert_slot:
 
 
 def rounds(old: Placement, new: Placement) -> list[Placement]:
-    """Placements one behind the other, from `old` to `new`, in each of which a rank gives at most one expert and gets
+    """Placements one after the other, from `old` to `new`, in each of which a rank gives at most one expert and gets
     at most one: experts change places around circles of ranks. Where a circle comes back to a rank it is cut, and who
     is left over waits for the next round in the place that was free."""
     wanted = {place: e for e, place in enumerate(zip(*new))}

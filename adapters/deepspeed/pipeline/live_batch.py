@@ -39,7 +39,7 @@ class Cut:
         return any(ran == self.comes for ran in self.ran.values())
 
     def hold(self, micro_batch: int) -> None:
-        """Behind a backward that ran the layer, which comes here: what it gave stays apart until the sum is here."""
+        """After a backward that ran the layer, which comes here: what it gave stays apart until the sum is here."""
         if self.has_sum:
             return
         self._held[micro_batch] = [parameter.grad for parameter in self.parameters]

@@ -15,7 +15,7 @@ COSTS = {
 }
 # Copies that are behind: a pass in which T_ACT has a slot of its own shows that it did not wait for them.
 SLOW_COPIES = {**COSTS, **dict.fromkeys(("copy_out", "copy_in"), 6e-3)}
-HEADER = 5e-4  # before the first op, and behind the last
+HEADER = 5e-4  # before the first op, and after the last
 
 
 def events(schedule: Schedule, at: float, costs: dict = COSTS) -> list[dict]:

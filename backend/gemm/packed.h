@@ -5,8 +5,9 @@
  *
  *   dtype(f32(code) * f32(scale))
  *
- * with one rounding in the product and one, where it is narrower, to the type: what transformers makes when it loads
- * such a checkpoint. The functions here are the definition; "native" decodes to the same bits by its own means. */
+ * with one rounding of the product, and one more if the type is narrower than f32. transformers computes the same
+ * values when it loads such a checkpoint. The functions here are the definition; "native" has its own decoder, which
+ * returns the same bits. */
 #ifndef SLUICE_BACKEND_GEMM_PACKED_H_
 #define SLUICE_BACKEND_GEMM_PACKED_H_
 
@@ -23,18 +24,18 @@ enum {
   SLUICE_PACKED_FORMATS = 5
 };
 
-/* A block has a multiple of so many columns, so that kernels meet no scale in the middle of a register. */
+/* The number of columns of a block is a multiple of this, so that all elements of a register share a scale. */
 enum { SLUICE_PACKED_LEAST_COLS = 32 };
 
 typedef struct sluice_packed_format_s {
   const char* name;
-  int32_t bits; /* of a code; of 4, an even column is the low half of a byte */
+  int32_t bits; /* of a code; with 4 bits, an even column is the low half of a byte */
   int32_t scale_bytes;
   int32_t block_rows;
   int32_t block_cols; /* 0: as the layer says */
 } sluice_packed_format_t;
 
-/* How B is packed; all zeros: it is not. */
+/* Describes how B is packed; all zeros: B is not packed. */
 typedef struct sluice_packed_s {
   int32_t format;
   int32_t block_cols;
@@ -44,16 +45,16 @@ typedef struct sluice_packed_s {
   int64_t half;       /* rows after which blocks of rows begin again (W3 after W1); 0: they do not */
 } sluice_packed_t;
 
-/* NULL: there is no such format, or it is SLUICE_PACKED_NO. */
+/* Returns NULL if there is no such format, or if it is SLUICE_PACKED_NO. */
 const sluice_packed_format_t* sluice_packed_format(int32_t format);
 
-/* The value of a code as f32; of 4 bits its low half counts. NaN for e4m3's 0x7f and 0xff. */
+/* The value of a code as f32; a code of 4 bits is in the low half. NaN for e4m3's 0x7f and 0xff. */
 float sluice_packed_code(int32_t format, uint8_t code);
 
 /* The scale at `at` as f32. */
 float sluice_packed_scale(int32_t format, const void* at);
 
-/* Where the row of scales begins that row `row` has. */
+/* The first scale of row `row`. */
 const char* sluice_packed_scales(const sluice_packed_t* packed, int64_t row);
 
 /* Writes columns [col, col + count) of a row as `dtype`: f32, bf16, f16 or f64. ld: columns from one row to the next;

@@ -1,4 +1,4 @@
-/* The numbers of chunks n that are tried where n is open: by plans under a budget, and by the search while training. */
+/* The candidates for the number of chunks n, for plans under a budget and for the search during training. */
 #ifndef SLUICE_BACKEND_MODEL_CHUNK_COUNTS_H_
 #define SLUICE_BACKEND_MODEL_CHUNK_COUNTS_H_
 
@@ -9,7 +9,7 @@
 /* 1, 2, 3, 4, 6, 8, 12, 16. */
 extern const int32_t sluice_chunk_counts[SLUICE_NUM_CHUNK_COUNTS];
 
-/* Exchanges are grouped: a chunk returns while the one that follows it by so many leaves. */
+/* Exchanges are grouped: the combine of chunk i and the dispatch of chunk i + SLUICE_GROUPED_CHUNKS. */
 #define SLUICE_GROUPED_CHUNKS 2
 
 #endif /* SLUICE_BACKEND_MODEL_CHUNK_COUNTS_H_ */

@@ -1,5 +1,5 @@
-/* One exchange of an op: posted, then waited for. Two may be in flight (rows and scalars). On the communication
- * lane, one op at a time. */
+/* Starts and finishes one exchange of an op, on the communication lane. Two exchanges of an op may be in flight: rows
+ * and scalars. */
 #ifndef SLUICE_BACKEND_MOE_OPS_TRANSFER_H_
 #define SLUICE_BACKEND_MOE_OPS_TRANSFER_H_
 
@@ -7,11 +7,11 @@
 
 typedef struct sluice_transfer_s {
   sluice_comm_request_t* request;
-  uint64_t bytes; /* payload this rank sends */
+  uint64_t bytes; /* payload that this rank sends */
 } sluice_transfer_t;
 
-/* Posts pass->send, ->recv and their bytes. With device memory the exchange is in the lane's stream then, and there is
- * nothing to wait for. */
+/* Posts pass->send, ->recv and their bytes. With device memory the exchange is enqueued in the lane's stream, and
+ * sluice_finish does not wait. */
 sluice_status_t sluice_transfer_start(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer);
 sluice_status_t sluice_finish(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* transfer);
 

@@ -1,5 +1,5 @@
-"""Placements that are reached in rounds, one between any two updates: in each a rank gives one expert at most, and gets
-one, so that no more is held besides what trains than one expert's state that leaves, and one that is staged."""
+"""Moves experts to a placement in rounds, one round between two updates. In a round each rank sends at most one expert
+and receives at most one, so that it needs extra memory only for the state of one leaving and one arriving expert."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluice.errors import InvalidArgument, InvalidState, Mismatch, PeerRefused
 
 
 class ExpertMigration:
-    """One layer's way to a placement, and what has come of it."""
+    """The remaining rounds of one layer, and the totals of its finished rounds."""
 
     def __init__(
         self,
@@ -25,23 +25,25 @@ class ExpertMigration:
         target: Placement,
         moved: Callable[[], None] = lambda: None,
     ) -> None:
-        """belongings: of this rank, asked for before each round. moved: called after each round."""
+        """belongings: returns those of this rank, called before each round. moved: called after each round."""
         self.layer, self.belongings, self._moved = layer, belongings, moved
         self.rounds = deque(rounds(layer.placement, target))
         self.num_moves = 0  # experts that have changed their rank
-        self.left_bytes = self.hidden_bytes = 0  # from this rank; of these, out before the host came to the boundary
+        self.left_bytes = self.hidden_bytes = (
+            0  # sent by this rank; of these, sent before the host reached the boundary
+        )
         self.peak_staged_bytes = 0
         self.commit_seconds = 0.0
         self.begin_ns = 0  # of the newest round
-        self.why_not = ""  # it has ended early, on all ranks
+        self.why_not = ""  # why the migration has ended early, on all ranks
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of it is left to be done."""
+        """Whether no round remains."""
         return not self.rounds
 
     def note(self, num_moves: int, progress: dict[str, Any]) -> None:
-        """A round is done."""
+        """Adds a finished round to the totals."""
         sizes = progress["leaving_bytes"], progress["hidden_bytes"], progress["commit_seconds"]
         trace.keep_move("experts", self.layer.moving_name, self.begin_ns, num_moves, *sizes)
         self.rounds.popleft()
@@ -53,13 +55,13 @@ class ExpertMigration:
         self._moved()
 
     def end(self, why: str) -> None:
-        """The rest of it is given up."""
+        """Drops the remaining rounds."""
         self.rounds.clear()
         self.why_not = why
 
 
 class MigrationQueue:
-    """All of one optimizer's layers, one round at a time. All ranks add the same ones in the same order."""
+    """The migrations of one optimizer, one round at a time. All ranks add the same migrations in the same order."""
 
     def __init__(self, ranks: Sequence[int], bytes_per_second: int | None = None) -> None:
         self._ranks, self._rate = tuple(ranks), bytes_per_second
@@ -68,16 +70,16 @@ class MigrationQueue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all have ended."""
+        """Whether all migrations have ended."""
         return not self._waiting
 
     def add(self, migration: ExpertMigration) -> None:
-        """Begins after the next update, or when those before it have ended."""
+        """The migration begins after the next update, or when the earlier ones have ended."""
         if not migration.has_ended:
             self._waiting.append(migration)
 
     def before_update(self) -> None:
-        """What is on its way arrives. Collective."""
+        """Ends the current round: waits for its experts and commits it. Collective."""
         if self._background is None or not self._background.is_under_way:
             return
         migration = self._waiting[0]
@@ -91,7 +93,7 @@ class MigrationQueue:
             self._waiting.popleft()
 
     def after_update(self) -> None:
-        """The next round begins. Collective."""
+        """Begins the next round. Collective."""
         if not self._waiting:
             return
         if self._background is None:
@@ -101,7 +103,7 @@ class MigrationQueue:
         self._background.begin(migration.layer, migration.belongings(), migration.rounds[0])
 
     def cancel(self, reason: str) -> None:
-        """All stay where they are now. All ranks do so: not collective."""
+        """Ends all migrations; experts stay where they are now. All ranks call it; it is not collective."""
         if self._background is not None:
             self._background.abort(reason)
         for migration in self._waiting:

@@ -1,8 +1,8 @@
-"""DeepSpeed's flops profiler beside Sluice (`flops_profiler` in ds_config).
+"""Supports DeepSpeed's flops profiler (`flops_profiler` in ds_config).
 
-It hooks every module, on rank 0 alone and for one step, to count what torch is called for meanwhile. Its hooks change
-no result, so they are none that an expert must be called for: rank 0 would else run its layers otherwise than the other
-ranks, which the header refuses. What C multiplies is added here.
+The profiler hooks every module, only on rank 0 and for one step, and counts the calls of torch's functions. Its hooks
+change no result, so Sluice need not call experts as modules for them. Otherwise rank 0 would run its layers differently
+from the other ranks, which the header of a call refuses. The GEMMs that C computes are added to the count here.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def has_set_all(state: dict[str, Any], kind: str) -> bool:
 
 
 def count(form: Form, expert_ids: torch.Tensor) -> None:
-    """Adds a pass that C computed to the module that is running, while one is profiled: as many rows as this rank's
-    tokens have routes, which is what a rank computes where routing is even."""
+    """Adds the GEMMs of a pass that C computed to the running module, if the profiler counts. The number of rows is
+    that of the routes of this rank's tokens, which is what a rank computes if routing is even."""
     profiler = sys.modules.get(_PROFILER)
     flops, macs = (getattr(profiler, name, None) for name in ("module_flop_count", "module_mac_count"))
     if not flops or not macs:

@@ -1,4 +1,4 @@
-"""From the host's gate to expert ids and route weights.
+"""Calls the host's gate, and returns expert ids and route weights.
 
 The gate stays the host's module, with its hooks, its random draws and their order. Two things differ from the stock
 call: old hosts are asked for their dense masks, and in no-drop mode the gate is kept from all-reducing its capacity.
@@ -55,9 +55,9 @@ def _alone(gate: TopKGate) -> Iterator[None]:
 def _no_tokens(gate: TopKGate, tokens: torch.Tensor) -> Routes:
     """The host's gate takes means over tokens: without any, its loss would be NaN and k = 1 an assertion.
 
-    No random number is drawn for no token, so leaving the gate out changes no stream. l_aux and route weights both hang
-    on the gate's weight: whichever of them the loss reaches, it gets a zero gradient where ranks with tokens get one.
-    ZeRO's ranks must reduce the same parameters.
+    The gate draws no random number without tokens, so skipping the gate changes no random stream. l_aux and the route
+    weights both depend on the gate's weight, so that the weight gets a gradient of zeros from either: ZeRO's ranks must
+    reduce the same parameters.
     """
     num_experts = gate.wg.weight.shape[0]
     ids = torch.empty((0, gate.k), dtype=torch.int32, device=tokens.device)
@@ -72,7 +72,7 @@ def _from_masks(combine: torch.Tensor, mask: torch.Tensor, k: int, l_aux: Any, c
     kept = mask.any(dim=2)
     ids = kept.to(weights.dtype).topk(k, dim=1).indices
     chosen = kept.gather(1, ids)
-    # By expert number, so that the order of the sum over a token's routes does not hang on topk's ties.
+    # By expert number, so that the order of the sum over a token's routes does not depend on topk's ties.
     order = torch.where(chosen, ids, torch.full_like(ids, combine.shape[1])).sort(dim=1).values
     present = order < combine.shape[1]
     ids = torch.where(present, order, torch.zeros_like(order))

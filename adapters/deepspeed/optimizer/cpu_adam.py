@@ -1,8 +1,8 @@
 """The op that DeepSpeed's `DeepSpeedCPUAdam` loads, computed by the library: ZeRO-Offload's optimizer by key.
 
-The optimizer stays DeepSpeed's own class, with its state, checkpoints and type checks; only the object that it calls
-is another one, and nothing is compiled at run time. What the library does not do (moments in 16 bits, rollback,
-ZenFlow's worker) is left to the stock op, which is built then and not before.
+The optimizer stays DeepSpeed's own class, with its state, checkpoints and type checks. Sluice only replaces the op that
+the optimizer calls, and nothing is compiled at run time. The stock op computes what the library does not support
+(moments in 16 bits, rollback, ZenFlow's worker); it is built on its first use.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sluice.adapters.torch.optimizer_step import Entry, OptimizerStep, new_handl
 
 @dataclass
 class Writing:
-    """Where the next update also writes the parameter in its own dtype, what it multiplies gradients by, and which
-    elements it updates, from one to another."""
+    """Arguments of the next update: the tensor into which it also writes the parameter in the dtype of the tensor, the
+    factor of gradients, and the ranges of elements that it updates."""
 
     out: torch.Tensor
     factor: float
@@ -46,20 +46,20 @@ def group_of(
 class CpuAdamOp:
     """`create_adam`, `adam_update`, `destroy_adam` of the op; anything else is the stock op's.
 
-    Gradients are not looked at: DeepSpeed has found overflows before it calls.
+    Gradients are not checked: DeepSpeed has checked them for overflows before the call.
     """
 
     def __init__(self, load_stock: Callable[[], Any]) -> None:
         self._load_stock, self._stock = load_stock, None
         self._created: dict[int, tuple[Any, ...]] = {}
         self._handle = new_handle()
-        self.updates = 0  # that the library made
+        self.updates = 0  # computed by the library
         self._writing: Writing | None = None
 
     @contextlib.contextmanager
     def writing(self, out: torch.Tensor, factor: float, spans: Sequence[tuple[int, int]]) -> Iterator[Writing]:
-        """Updates meanwhile multiply gradients by the factor; that of a parameter of out's size writes `out` too, and
-        leaves all as it is outside of the spans."""
+        """Updates in this context multiply gradients by the factor. The update of a parameter of out's size also writes
+        `out`, and changes no element outside of the spans."""
         self._writing = Writing(out, factor, spans)
         try:
             yield self._writing
@@ -108,8 +108,8 @@ class CpuAdamOp:
         return 0
 
     def _loss_scale(self, grad: torch.Tensor) -> float:
-        """What the update divides gradients by. A host that ignores overflows has a factor of 0 or NaN, which is none:
-        gradients are multiplied here then, as stock does it."""
+        """The divisor of gradients in the update. If a host ignores overflows, the factor may be 0 or NaN, which has no
+        reciprocal: then the gradients are multiplied here, as in stock."""
         factor = 1.0 if self._writing is None else self._writing.factor
         if 0.0 < factor < math.inf and 1.0 / factor < math.inf:
             return 1.0 / factor

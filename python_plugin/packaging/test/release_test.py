@@ -163,6 +163,8 @@ def test_Adapter_OfTheCpuBuildAndOfTheCudaBuild_AreTheSameBits(tmp_path):
             assert torch_wheels.missing(path, other) == []
         with open(path, "rb") as file, open(f"{path}.stamp") as stamp:
             made.append((file.read(), stamp.read()))
+        os.remove(path)  # else the next build takes the one that the package has
+        assert os.listdir(tmp_path / f"cache{number}")
     cpu, cuda = (torch_wheels.about(build) for build in builds)
     assert cpu["cuda"] is None and cuda["cuda"] is not None and cpu["git_version"] == cuda["git_version"]
     assert made[0] == made[1]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings of every Python test: the environment that the checkout's .venv needs, and the markers.
 
 Tests that take long carry the marker `full`, or are named in third_party/test/long.txt; covered.txt next to it names

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The examples of the C ABI build as for a user, and learn the same numbers in every language."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `import torch` calls in every process (the `torch.backends` entry point): Sluice's own loader, or a word.
 
 It lies beside the package. Were it in it, another `sluice` earlier on sys.path, be it the user's own script, would run

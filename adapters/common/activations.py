@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which of the library's activations a host applies between two GEMMs.
 
 `find` asks: the host's own function is called on a grid of values and compared with each formula that the library has,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Before the first swap: do all ranks of a group want the same?
 
 Asked through the store of the process group and not by a collective, so that a rank which does not take part (Sluice

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A host's function is asked on a thread of its own.
 
 Autocast, grad mode, inference mode, dispatch modes and saved-tensor hooks (of a checkpoint, say) that are on around the

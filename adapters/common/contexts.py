@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How hosts make contexts: one for all layers with the same ranks, device and options, or one for each model."""
 
 from __future__ import annotations

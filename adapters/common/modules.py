@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Experts that are modules of the host, handed over anew with each call of a layer."""
 
 from __future__ import annotations

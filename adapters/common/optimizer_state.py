@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What belongs to an expert in addition to its values: gradients, masters, and what an optimizer keeps. How to
 read all of it, and how to put it into another expert's place.
 

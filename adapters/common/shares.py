@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One budget for all contexts of a rank: a model whose layers have groups of different ranks has several contexts.
 
 `sluice_budget_divide` (sluice/plan.h) computes the shares. What a context needs at least depends on its tokens. So the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step that all ranks of a layer take, or none: each says how it went, and hears of the others."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sluice in DeepSpeed: `deepspeed.moe.layer.MoE` runs its dispatch, experts and combine in C.
 
 Nobody imports this package by hand for the usual way: `"sluice": {"enabled": true}` in ds_config does it (`hook.py`).

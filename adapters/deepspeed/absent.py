@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Says why no layer of a DeepSpeed model or engine runs on Sluice. Needs no Sluice engine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where DeepSpeed makes its optimizer: with "sluice": {"optimizer": true} the ops of its Adams are the library's.
 
 `DeepSpeedCPUAdam` is that of ZeRO-Offload, `FusedAdam` that of a config without offload.

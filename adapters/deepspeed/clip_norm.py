@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The norm by which DeepSpeed clips gradients of f32 without ZeRO, wherever experts and layers live.
 
 Stock takes the norm of what a rank holds, and the mean of that over ranks. So the value depends on which experts lie

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What has to be trained, before the engine makes its optimizer: else the host ends in an error that names nothing, on
 one rank, for which the others wait."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where DeepSpeed meets Sluice: one method of `DeepSpeedEngine`, wrapped.
 
 `_configure_distributed_model` has put the parameters in their dtype and on their device and has made the

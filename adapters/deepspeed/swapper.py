@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Swaps the MoE layers of a model, and swaps them back."""
 
 from __future__ import annotations

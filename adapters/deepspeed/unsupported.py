@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one error for what Sluice cannot take over."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--spec sluice.megatron moe_block_spec`: a transformer layer that finds its own submodules.
 
 The flag names an object that is looked up before the model's config exists: it cannot know which layers have experts. A

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which of Megatron's experts C may compute itself, and where their weights lie.
 
 Fused are experts whose whole mathematics is known: exactly SequentialMLP of MLPs with the local linears, or exactly

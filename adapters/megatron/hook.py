@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where Megatron meets Sluice: a spec whose MoE layers are of Sluice's class. No class of the host changes.
 
 The host builds a model from specs. `with_sluice` takes the spec that the host would use and gives it back with another

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hooks on the modules of experts, whose `forward` is not called where C computes them."""
 
 from __future__ import annotations

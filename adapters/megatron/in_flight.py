@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many MoE layers a rank builds, and how many of their forwards wait for their backward: a budget is divided by it.
 
 Megatron's schedules, with S pipeline stages, V parts of the model on each (virtual pipeline) and this rank's number r:

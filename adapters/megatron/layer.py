@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The class that MoE layers of a decorated spec have: the host's own `MoELayer` with other steps inside.
 
 Router, shared experts, parameters, names, checkpoints and recomputation are those of the host. The host's forward calls

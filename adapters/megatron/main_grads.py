@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients added to `main_grad`, where the host's own linears do so (gradient_accumulation_fusion).
 
 DDP keeps a gradient of its own for each parameter, in f32 if it is told to, and adds what autograd brings. With the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Moves experts of Megatron's layers between ranks (adapters/common/migration), and writes checkpoints as if none had
 moved."""
 

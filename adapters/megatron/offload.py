@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Megatron's --optimizer-cpu-offload: what `HybridDeviceOptimizer` updates in host memory, computed by the library.
 
 It makes one optimizer of a class that it is given, torch's AdamW, for each parameter in host memory. While it makes

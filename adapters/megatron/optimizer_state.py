@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What Megatron's optimizers keep of an expert's parameters (adapters/common/optimizer_state.py)."""
 
 from __future__ import annotations

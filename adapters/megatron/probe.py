@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a MoE layer of Megatron is, and whether Sluice can run it. Options of the host are looked at, never versions."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What options of the host ask for that Sluice does not do. Needs neither Megatron nor torch: the doctor asks it about
 scripts, too."""
 

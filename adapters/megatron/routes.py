@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From the router's [T, E] tensors to expert ids and route weights [T, K]."""
 
 from __future__ import annotations

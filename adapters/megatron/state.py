@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a MoE layer on Sluice keeps beside the host's own attributes: the engine layers that run it.
 
 Holds no module and no parameter of the host: both are read afresh in each forward, because the distributed optimizer

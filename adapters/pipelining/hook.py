@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where torch.distributed.pipelining meets Sluice: names beside its own in `get_schedule_class`.
 
 There is no registry: the function holds its table. So the function is wrapped, before importers bind it.

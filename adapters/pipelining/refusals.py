@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the stages of a rank lie, and what is not run, by name."""
 
 from __future__ import annotations

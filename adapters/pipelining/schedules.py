@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules of torch.distributed.pipelining whose order and messages are the library's (docs/pipeline.md)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One of torch's stages as callbacks: its own passes, with what arrived in place of its receive buffers."""
 
 from __future__ import annotations

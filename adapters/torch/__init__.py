@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sluice under torch: layers with autograd, over a torch.distributed process group.
 
 `EpGroup` says who takes part, `Context` holds what the layers of one model share, `MoeLayer` is called with tensors.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The adapter's own shared object: callbacks over c10d, GEMMs by torch, signals during a wait, autograd's state.
 
 It holds no Python, so ctypes opens it; addresses go from here to libsluice, which is linked to neither.

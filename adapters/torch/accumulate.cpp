@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whether a backward may add to the `.grad` of its parameters itself, because nobody can see the difference.
 //
 // Autograd passes a node's gradients to AccumulateGrad nodes, which add them to `.grad`. What would notice that they

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients of parameters added straight to an existing `.grad`, where nothing can see the difference.
 
 Given to autograd, they are a second gradient of the whole layer: fresh pages in every backward, and an add over both.

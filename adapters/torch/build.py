@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiles the adapter's C++ against the torch at hand.
 
     python -m sluice.adapters.torch.build [--out DIR] [--force]

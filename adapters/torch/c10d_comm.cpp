@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A communicator for libsluice over a torch.distributed process group.
 //
 // Fills the C ABI's sluice_host_comm_vtable_t with callbacks that speak to the CPU backend (gloo) of a c10d process

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The C structs of one pass, kept by a layer from pass to pass: most of what they say does not change."""
 
 from __future__ import annotations

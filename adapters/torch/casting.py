@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parameters of another dtype than the layer's (autocast) are cast within a pass, in forward and again in backward.
 
 So autograd keeps the parameters themselves, and no copy of them outlives the call. A cast of all experts reads and

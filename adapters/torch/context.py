@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What all layers of one model on one rank share: slots, lanes, GEMMs, statistics."""
 
 from __future__ import annotations

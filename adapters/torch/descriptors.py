@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch tensors as the library's tensor descriptors: addresses and strides, nothing copied."""
 
 from __future__ import annotations

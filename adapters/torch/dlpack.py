@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DLPack: the numbers of dtypes, and memory of the library's as a tensor on any device."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Experts computed by the host's own modules, row block by row block, with gradients.
 
 The library hands over the rows of one expert and takes back its output; in backward it hands over the output's

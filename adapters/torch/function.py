@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layer as one node of the autograd graph.
 
 Tokens, route weights and every expert parameter are its inputs, and all their gradients its outputs. So whatever a

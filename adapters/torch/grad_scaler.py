@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch's GradScaler for optimizers whose step sums gradients over ranks."""
 
 from __future__ import annotations

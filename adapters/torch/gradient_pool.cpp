@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory of gradients that the host has let go of, for the next ones of the same size.
 //
 // A training loop that sets `.grad` to None frees every gradient and asks for as many bytes a step later. For blocks of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients in memory that earlier ones were let go of (gradient_pool.cpp): one pool for each process."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Process groups of Sluice's own, one per distinct list of expert-parallel ranks.
 
 gloo matches messages by issue order, so Sluice cannot share a group with the host: each list of ranks gets one more

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // GEMMs by torch itself, behind the C ABI's sluice_host_gemm_fn_t.
 //
 // The GEMMs then use the library, the thread pool and the instruction choice that the host has already paid for.

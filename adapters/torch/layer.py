@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One Mixture-of-Experts layer: what the library needs to know of it, and its passes.
 
 A pass is a call into the library on the calling thread. It is collective when the group has several ranks: a rank that

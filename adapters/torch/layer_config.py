@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a layer is and how it runs: `MoeConfig`, and the library's config that it becomes."""
 
 from __future__ import annotations

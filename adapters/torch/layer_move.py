@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice_layer_move_*` for torch: who runs a layer that changes its stage while a batch of a pipeline runs."""
 
 from __future__ import annotations

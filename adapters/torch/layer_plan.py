@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans of one MoE layer (`sluice/plan.h`): the choices that there are, their bytes and times, and the one that its
 passes run under."""
 

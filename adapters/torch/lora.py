@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Low-rank adapters of a layer's experts (LoRA): the factors of a call, and the C members that describe them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a forward and backward allocate, by torch's own allocator: live bytes at named marks, and peaks between them.
 
 The numbers are those of the profiler's memory events, so that temporaries inside of operators are in them. One meter at

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice/migration.h` over tensors: what belongs to experts travels to other ranks while training runs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The blocks of a model that may be run again in its backward, one by one, each as the instance that it is."""
 
 from __future__ import annotations

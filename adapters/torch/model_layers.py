@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The MoE layers in the blocks of a model, for `sluice.plan_model`: the plans that each may run under, and the bytes of
 their contexts, which are not torch's.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice.plan_model`: which blocks of an eager model are run again in its backward, or offloaded until then, so that
 activations stay in a budget of bytes and a pass takes as little more time as possible.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers whose saved tensors are copied out of memory after their forward, and back before their backward.
 
 Autograd hands each tensor that it saves to a hook. A storage is copied once, however many views of it are saved; views

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adam and AdamW of torch, computed by the library: drop-in for `torch.optim.AdamW` over parameters on a CPU.
 
 State, state dicts, parameter groups, hooks and closures are torch's own, so checkpoints go both ways. What differs: a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ranks of an optimizer's steps: which step together, which of them share each parameter group, over what."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One step of the library's optimizer over torch tensors: addresses are handed over, nothing is copied."""
 
 from __future__ import annotations

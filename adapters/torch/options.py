@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From options (sluice.options) to the library's configs."""
 
 from __future__ import annotations

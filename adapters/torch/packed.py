@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A layer whose experts keep several members in one tensor, such as gate and up above each other.
 
 Autograd sees the tensors as the host has them; members are views that a call describes.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one forward and its backward have in common, and where the library's callbacks put things."""
 
 from __future__ import annotations

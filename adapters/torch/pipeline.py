@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pipelines over torch tensors: the callbacks of a rank's stages, run by what has arrived. Knows no host."""
 
 from __future__ import annotations

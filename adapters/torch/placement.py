@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a context and its tensors are: this CPU, or one CUDA device with the stream that the host works on.
 
 On CUDA everything that the library enqueues is joined to the host's current stream before a call returns. So tensors

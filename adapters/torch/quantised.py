@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Frozen weights in 4 and 8 bits as torch tensors: codes and scales, as sluice/weights.h defines them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes one more gloo group for a list of ranks, or fails on all of them with the same story.
 
 `dist.new_group(use_local_synchronization=True)` is not used, because it names a group by its ranks and by the number of

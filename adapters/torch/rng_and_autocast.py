@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a module's forward depends on beside its arguments, so that a second run of it gives the bits of the first."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weight gradients of linear layers as an op of their own: a backward keeps what they are made of.
 
 By torch's own formulas, sums in its order, so that all bits are those of a whole backward. What it keeps reaches

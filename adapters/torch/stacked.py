@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A layer whose parameters are stacked over its experts: a few tensors of three dimensions instead of hundreds.
 
 Autograd then sees only these, and a call describes them anew only when one of them has moved. Of packed weights

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch tensors as what goes over one edge of a pipeline, and back: any number, of any dtype and shape."""
 
 from __future__ import annotations

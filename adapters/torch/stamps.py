@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What stands beside the adapter's shared object: what it was made from, for which platform, and its sha256.
 
 Anyone can write a stamp, so it proves nothing where others can write; whose the files are is looked at as well. It

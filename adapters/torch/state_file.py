@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Masters and moments of an optimizer's parameters in a file that holds two steps (docs/optimizer.md)."""
 
 from __future__ import annotations

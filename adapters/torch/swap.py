@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice/swap.h` over tensors: pieces of memory that are copied to host memory or to a file, and back."""
 
 from __future__ import annotations

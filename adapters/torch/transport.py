@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which connections carry the rows of an expert-parallel group on the CPU: Sluice's own over TCP, or gloo's.
 
 The gloo group exists in any case: through it the ranks find each other, and its store names a silent rank.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tuner of a context from Python: what the config's "tuner" says, and what was decided."""
 
 from __future__ import annotations

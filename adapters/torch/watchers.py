@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ways to run a model that have to see every operation, and cannot see inside a call into a C library.
 
 Most of them would notice nothing: a graph that leaves the experts out, tangents that end there.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What to say of models of transformers in which no experts have run on Sluice. Needs no Sluice engine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an experts module of transformers is: its tensors, their layout, and whether C may compute it.
 
 The decorator of transformers sets flags on a module; sizes are taken from the tensors, because modules name them

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tensors of a checkpoint by the names that they have without quantisation: those in 4 or 8 bits are decoded when
 they are read."""
 

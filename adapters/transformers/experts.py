@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`experts_implementation="sluice"`: one call of an experts module, from its tensors to the library and back."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How an experts module is asked for its activation: `_apply_gate`, or `act_fn` without a gate."""
 
 from __future__ import annotations

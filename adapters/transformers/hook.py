@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where transformers meets Sluice: one entry each in its registries of experts, of expert-parallel transports and of
 quantizers.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Experts that the library cannot compute: the module's own functions, called on the rows of one expert at a time.
 
 Stacked parameters are unbound once per call, so that autograd stacks all gradients of a tensor in one step.

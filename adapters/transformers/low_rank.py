@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What PEFT's adapters add to stacked experts, read without forming W + BA and without a change to PEFT's classes.
 
 PEFT wraps an experts module once for each target parameter (`ParamWrapper`). A hook on the registration of `base_layer`

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice merge`: adds a LoRA adapter of PEFT to the weights of its checkpoint, one file of the checkpoint at a time.
 
 Never more than one file's tensors are in memory. The products are computed in float32 and rounded once to the dtype of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Moves experts of transformers' modules between ranks (adapters/common/migration), as rows of stacked tensors."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Under expert parallelism, A and B of PEFT's adapters on experts: each rank holds those of its own experts alone.
 
 PEFT makes A and B of all experts, for one target parameter after the other. When it has initialised them, a hook keeps

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stacked experts in 4 or 8 bits as one parameter: it shows the shape and dtype of plain weights, and holds their codes
 and scales.
 

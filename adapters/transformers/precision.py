@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether an experts class computes in f32 inside a 16-bit model, found by watching its own loop on one row.
 
 Some classes multiply in f32 whatever dtype their parameters have. Others add biases in f32 to the 16-bit products of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """transformers loads experts in 4 or 8 bits without expanding them: a quantizer of ours, and `sluice.keep_quantised`.
 
 The stacked parameters of experts become PackedStacks before anything is loaded, so that plans of expert parallelism and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`DistributedConfig(ep_implementation="sluice")`: dispatch, experts and combine in one call of the library.
 
 The experts are fused where `experts_implementation="sluice"` is chosen too; with any other choice they run as

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The allocator: every byte that Sluice requests on a rank goes through one of these, so `peak_bytes` is exact.
  *
  * Blocks are 64-byte aligned (a recomputed product then has the same alignment and the same bits). Accounting uses the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Reads and writes numbers in text with a decimal point, whatever locale the process has set: in half of the world's
  * locales printf writes 0,5, which is not JSON, and strtod stops at the point.
  */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Evicts memory from the caches, so that a measurement finds it where a pass would. */
 #ifndef SLUICE_BACKEND_BASE_CACHE_H_
 #define SLUICE_BACKEND_BASE_CACHE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Checks a caller's arguments. */
 #ifndef SLUICE_BACKEND_BASE_CHECK_H_
 #define SLUICE_BACKEND_BASE_CHECK_H_

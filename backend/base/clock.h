@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Time: nanoseconds of CLOCK_MONOTONIC, CPU nanoseconds of this thread, and deadlines on condition variables. */
 #ifndef SLUICE_BACKEND_BASE_CLOCK_H_
 #define SLUICE_BACKEND_BASE_CLOCK_H_

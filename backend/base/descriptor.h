@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A descriptor of a file that forked children close. A lock of a file lasts until the last descriptor of it is closed,
  * whichever process holds it: a worker that was forked would keep it for its parent, which may have ended long ago.
  */

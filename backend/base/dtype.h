@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Element types: sizes, names, and the scalar conversions of bf16 and f16. */
 #ifndef SLUICE_BACKEND_BASE_DTYPE_H_
 #define SLUICE_BACKEND_BASE_DTYPE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Whole reads and writes at a place of a file. */
 #ifndef SLUICE_BACKEND_BASE_FILE_IO_H_
 #define SLUICE_BACKEND_BASE_FILE_IO_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Opens files that the library reads back or loads, after a check of their owner and permissions. */
 #ifndef SLUICE_BACKEND_BASE_FILE_TRUST_H_
 #define SLUICE_BACKEND_BASE_FILE_TRUST_H_

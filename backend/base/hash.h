@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* FNV-1a, 64 bits, over bytes in memory order: the same on all ranks of a machine type, and the checksum of files. Not
  * secure against forgery. */
 #ifndef SLUICE_BACKEND_BASE_HASH_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A small reader of JSON into a tree, for machine profiles and decisions. Strings are UTF-8 and point into the caller's
  * text. Escapes, which names and values here never need, are an error with a message. */
 #ifndef SLUICE_BACKEND_BASE_JSON_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The process-wide log callback (sluice_set_log). Silent by default: a library does not print. */
 #ifndef SLUICE_BACKEND_BASE_LOG_H_
 #define SLUICE_BACKEND_BASE_LOG_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Small files of the cache folder: measurements of this machine, for later processes.
  *
  * A file holds its form and a key, one line each, and then a text. So a file of another version or machine, or a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Arithmetic on sizes and times: int64_t without a suffix, uint64_t with _u64, int32_t with _i32. */
 #ifndef SLUICE_BACKEND_BASE_MATH_H_
 #define SLUICE_BACKEND_BASE_MATH_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Large memory that is about to be written for the first time: asks the system for huge pages if they have been
  * measured to be faster. On a dedicated machine they are several times faster; on one whose host reclaims free memory
  * they can take six times as long (pages_rates.h). So the first ranges are populated half with each kind and timed

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Stores the measured cost of fresh memory with the machine: a process begins with the measurements of earlier ones. */
 #ifndef SLUICE_BACKEND_BASE_PAGES_CACHE_H_
 #define SLUICE_BACKEND_BASE_PAGES_CACHE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The cost of fresh memory in this process with small and with huge pages: measured as the first ranges are populated,
  * stored with the machine, and queried before later ranges. Never an error, and the contents of memory stay. Any
  * thread. */

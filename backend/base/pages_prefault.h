@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Fresh memory that will be written completely, but later: a thread populates its pages meanwhile. On a host that
  * reclaims free memory, the gradients of a first backward are fresh, and waiting for their pages takes longer than the
  * GEMMs that write them; these write last, so most of the wait overlaps the earlier work. Afterwards hosts reuse the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/base/pages_rates.h"
 
 /* Then one of EVERY is measured; NEWEST is the weight of a new measurement among several. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The cost of fresh memory on this machine with huge pages and without, and the choice for the next range.
  *
  * A huge page is allocated and cleared at once, which is several times as fast as 512 small ones. But a host that

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/base/pages_resident.h"
 
 #include <errno.h>

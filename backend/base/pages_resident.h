@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Checks whether memory is populated, and populates it. */
 #ifndef SLUICE_BACKEND_BASE_PAGES_RESIDENT_H_
 #define SLUICE_BACKEND_BASE_PAGES_RESIDENT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The processors that this process may use: part of the keys of cached measurements. */
 #ifndef SLUICE_BACKEND_BASE_PROCESSORS_H_
 #define SLUICE_BACKEND_BASE_PROCESSORS_H_

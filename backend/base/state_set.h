@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A set of states of a fixed number of words, numbered in the order of insertion: for checkers that explore all
  * states. */
 #ifndef SLUICE_BACKEND_BASE_STATE_SET_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Error handling inside Sluice: the place that detects an error records it once with SLUICE_FAIL, and all callers pass
  * the status on. The record is per thread; lanes hand theirs to the calling thread (error_capture / error_adopt). */
 #ifndef SLUICE_BACKEND_BASE_STATUS_H_

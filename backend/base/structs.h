@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Initialises and reads the extensible structs of the ABI, whose first member is size_t struct_size. */
 #ifndef SLUICE_BACKEND_BASE_STRUCTS_H_
 #define SLUICE_BACKEND_BASE_STRUCTS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Checked access to a host's tensors. A public call checks each tensor once with sluice_tensor_check, naming it;
  * afterwards the other functions may trust it. */
 #ifndef SLUICE_BACKEND_BASE_TENSOR_H_

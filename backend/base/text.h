@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Text in memory of a fixed size that also counts its full length: callers may ask with no space first. */
 #ifndef SLUICE_BACKEND_BASE_TEXT_H_
 #define SLUICE_BACKEND_BASE_TEXT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The caller's OpenMP threads, borrowed. Nothing links OpenMP: the runtime that the process already has is found by
  * name, so that there is never a second one. */
 #ifndef SLUICE_BACKEND_BASE_THREADS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Stores machines on disk, so that a calibration runs once.
  *
  * One small file per key (backend/base/machine_cache.h). A file that cannot be used is measured again, with a log line.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Measures the machine that a context runs on, with its own GEMMs, communicator, kernels and lanes.
  *
  * Probes (one op at one size each) run in rounds, each probe once per round, so that drift affects all equally. A

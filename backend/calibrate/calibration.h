@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The settings of a calibration. */
 #ifndef SLUICE_BACKEND_CALIBRATE_CALIBRATION_H_
 #define SLUICE_BACKEND_CALIBRATE_CALIBRATION_H_

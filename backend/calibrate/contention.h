@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Measures how exchanges and GEMMs slow each other down when they run at the same time, by the size of the exchange.
  *
  * On a core that is busy with GEMMs, the communication lane and the transport's threads wait for the scheduler at each

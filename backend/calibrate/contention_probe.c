@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Samples of exchanges during GEMMs, measured on the machine of a context: the communication lane exchanges, and the
  * compute lane multiplies until the exchange is done. */
 #include <stdatomic.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Measures how lanes slow each other down: three kinds of work of about equal length, each alone, then in pairs and all
  * together [MPMoE's alpha(y, x) and alpha(y, all)]. */
 #include <string.h>

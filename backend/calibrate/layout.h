@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The layout of ranks: a link between processes of one machine differs from one between machines. */
 #ifndef SLUICE_BACKEND_CALIBRATE_LAYOUT_H_
 #define SLUICE_BACKEND_CALIBRATE_LAYOUT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Runs passes of a small layer on the machine of a context, for passes_fit.h: on its own lanes, GEMMs and communicator,
  * but in a separate context, so that the layer leaves no state and counts towards no budget. On a device whose pools
  * belong to one context it uses that context, without a budget, and restores its statistics and trace; under a trace

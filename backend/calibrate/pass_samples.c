@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/calibrate/pass_samples.h"
 
 #include <string.h>

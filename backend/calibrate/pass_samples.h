@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The passes that a calibration measures: few and many rows, in one chunk and in several, in rounds. Private to
  * backend/calibrate; passes_fit.c corrects a machine with them. */
 #ifndef SLUICE_BACKEND_CALIBRATE_PASS_SAMPLES_H_

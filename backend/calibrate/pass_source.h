@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The source of samples of whole passes: a machine (pass_probe.c), or a test. */
 #ifndef SLUICE_BACKEND_CALIBRATE_PASS_SOURCE_H_
 #define SLUICE_BACKEND_CALIBRATE_PASS_SOURCE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/calibrate/passes_fit.h"
 
 #include <math.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Fits the difference between whole passes and the predicted sum of their ops. Probes repeat a single op, while a pass
  * wakes its lanes for each op, meets cold memory and waits for peers between ops.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A probe of a calibration: one op at one size. Private to backend/calibrate. */
 #ifndef SLUICE_BACKEND_CALIBRATE_PROBE_H_
 #define SLUICE_BACKEND_CALIBRATE_PROBE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Probes on a device whose memory the host cannot access: a sample is a pass of jobs, which the device times with
  * events on their lanes. The host enqueues on the default stream and waits once per sample. */
 #include "backend/calibrate/probe.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Shares of speed, from the times of works alone and together [MPMoE II-C, alpha(y, x)]. */
 #ifndef SLUICE_BACKEND_CALIBRATE_SHARES_H_
 #define SLUICE_BACKEND_CALIBRATE_SHARES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/calibrate/token_bucket.h"
 
 #include "backend/cost/fit.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Measures the burst that a link sends after a pause: the line time in the token bucket of a shaper.
  *
  * Clouds shape links with token buckets, as `tc tbf` does. The exchanges of a pass have computation between them, so

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Samples of exchanges after a pause, measured on the machine of a context. */
 #include <time.h>
 

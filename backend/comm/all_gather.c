@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The all-gather of small records: what handshakes are made of. */
 #include <string.h>
 

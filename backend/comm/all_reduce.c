@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The all-reduce: the transport's own, or one exchange of small data, two of large. */
 #include "backend/base/clock.h"
 #include "backend/base/math.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The all-reduce of floats: sums in f32 and in rank order, rounded once, so that all ranks get the same bits, and the
  * same ones however a caller cuts its data. Built from exchanges: one of small data, two (reduce-scatter, all-gather)
  * of each piece of large. */

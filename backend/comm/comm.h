@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Communicators behind the public handle: one vtable, several transports.
  *
  * The primitive is one all-to-all-v in two calls, start and wait; at most two requests are in flight on a communicator.

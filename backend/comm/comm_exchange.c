@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The checked entries of an exchange: what breaks a communicator, and waits for it. */
 #include <stdio.h>
 #include <time.h>

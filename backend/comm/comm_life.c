@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Communicators come and go: the caller's config, the common part, references. */
 #include <unistd.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Who holds the others up: the notes that ranks leave of how far they have come. Private to backend/comm. */
 #ifndef SLUICE_BACKEND_COMM_COMM_STRAGGLERS_H_
 #define SLUICE_BACKEND_COMM_COMM_STRAGGLERS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Whether a communicator may still be used. Private to backend/comm. */
 #ifndef SLUICE_BACKEND_COMM_COMM_USABLE_H_
 #define SLUICE_BACKEND_COMM_COMM_USABLE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Compiled so that the compiler makes vectors of the loops: no result depends on how wide they are. */
 #include "backend/comm/element_sums.h"
 

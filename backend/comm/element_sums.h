@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* How elements of one dtype are read into sums and written from them. Sums are floats, those of f64 are doubles. */
 #ifndef SLUICE_BACKEND_COMM_ELEMENT_SUMS_H_
 #define SLUICE_BACKEND_COMM_ELEMENT_SUMS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The four arrays of an exchange in one piece of memory, and the slices in which ranks share out elements. */
 #ifndef SLUICE_BACKEND_COMM_EXCHANGE_ARRAYS_H_
 #define SLUICE_BACKEND_COMM_EXCHANGE_ARRAYS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Messages between two ranks, beside the exchanges of a communicator [AxoNN, section III-B: an asynchronous,
  * message-driven pipeline].
  *

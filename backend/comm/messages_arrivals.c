@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Memory of arriving messages, and who gets them. */
 #include <string.h>
 

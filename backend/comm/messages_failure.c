@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Failures of an endpoint, and what its peers say of themselves. */
 #include <stdio.h>
 #include <string.h>

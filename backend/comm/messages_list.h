@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Lists of what has its link inside itself: an entry leaves in one step, wherever it stands. Private to backend/comm.
  */
 #ifndef SLUICE_BACKEND_COMM_MESSAGES_LIST_H_

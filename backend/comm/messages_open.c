@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Endpoints come, on all ranks together, and go, each by itself. */
 #include <stdatomic.h>
 #include <unistd.h>

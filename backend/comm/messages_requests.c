@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Sends and receives: how they begin, and how they are taken back. */
 #include <stdatomic.h>
 #include <string.h>

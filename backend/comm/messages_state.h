@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What an endpoint holds. Private to backend/comm.
  *
  *   messages_open.c      endpoints come and go

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Completions: the next one, by a deadline of the owner's or by the communicator's; and who holds a wait up. */
 #include <stdatomic.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a transport gives to carry messages (messages.h), and what it calls in return. The endpoint has all requests,
  * matching, memory and failures; a *wire* moves bytes.
  *

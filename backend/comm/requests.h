@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The requests of a communicator: two at the most are in flight, in an array of its transport's, SLUICE_MAX_IN_FLIGHT
  * structs with a member is_used. */
 #ifndef SLUICE_BACKEND_COMM_REQUESTS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Messages of known sizes between two ranks, in order for each pair and direction, beside the exchanges: what MPI and
  * process groups have. host/host_messages.h makes messages (messages.h) of them. Includes nothing of the library's, for
  * the MPI plugin, which links nothing of it. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A coarse model of one layer from observed passes: from the lane times at a few n it predicts those of other n.
  *
  * One pass at n = 1 shows the seconds of the compute lane and of the exchanges; the header that opened it shows the

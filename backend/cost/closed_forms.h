@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The closed forms of the papers, as named second opinions next to the predictor. Seconds; n >= 1. */
 #ifndef SLUICE_BACKEND_COST_CLOSED_FORMS_H_
 #define SLUICE_BACKEND_COST_CLOSED_FORMS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Costs of the ops of a layer's passes on a machine, and so of a choice of (n, restore policy, weight-gradient mode):
  * the real template walked on the sim device with these costs, and the closed forms of the papers.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Fits curves to noisy measurements. */
 #ifndef SLUICE_BACKEND_COST_FIT_H_
 #define SLUICE_BACKEND_COST_FIT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The costs of a machine as data: curves from a calibration, or from a named profile of a cluster.
  *
  * It holds everything that a prediction needs, and nothing about a layer. It is written and read as JSON

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Reads and writes a machine as JSON. Every field is in one table, so that reading, the list of known names, and
  * writing agree. */
 #include <inttypes.h>

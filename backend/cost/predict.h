@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Predicts the time of a schedule: the real template, walked on the sim device. */
 #ifndef SLUICE_BACKEND_COST_PREDICT_H_
 #define SLUICE_BACKEND_COST_PREDICT_H_

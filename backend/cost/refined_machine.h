@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Corrects a machine by the training steps that ran on it: measured over predicted times of lanes and passes.
  *
  * The newest passes of layers with known costs are stored as they arrive in headers, so all ranks have the same. Two of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Adam on a device whose memory the host cannot access: the rules of backend/optim/adam.h, with the same bits. Work is
  * enqueued on `stream` and is stream-complete. All pointers are device memory. */
 #ifndef SLUICE_BACKEND_DEVICE_ADAM_KERNELS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A device: lanes (ordered queues) and the events between them. kernels.h has its row kernels. For a device with its
  * own memory: device_memory.h, routing_kernels.h, device_clock.h.
  *

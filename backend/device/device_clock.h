@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Times of passes and their ops on a device with its own memory, whose host only enqueues them. */
 #ifndef SLUICE_BACKEND_DEVICE_DEVICE_CLOCK_H_
 #define SLUICE_BACKEND_DEVICE_DEVICE_CLOCK_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The memory of a device that the host cannot access: opening calls, copies, blocks. Work is enqueued on `stream`, the
  * host's or a lane's, and is stream-complete. Errors: INVALID_ARGUMENT and STATE where named, NO_MEMORY, EXTERNAL. */
 #ifndef SLUICE_BACKEND_DEVICE_DEVICE_MEMORY_H_

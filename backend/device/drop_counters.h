@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Words of drop counters that forwards under a capacity update: 64-bit integers, in the memory of rows. Kernels include
  * this file, so it has only this enum. */
 #ifndef SLUICE_BACKEND_DEVICE_DROP_COUNTERS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The row kernels of a layer: everything that is not a GEMM.
  *
  * One table per device. Every entry takes the lane's native stream (NULL on a CPU) and is deterministic: sums run in a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Kernels that order the routes of a layer, and number and place its token copies (moe/routing/token_copies.h), in the
  * memory of a device that the host cannot access. Work is enqueued on `stream` and is stream-complete. */
 #ifndef SLUICE_BACKEND_DEVICE_ROUTING_KERNELS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Sluice's own gate: scores, choices, capacity, weights, losses, and the gradient of the last two. */
 #include "sluice/gate.h"
 

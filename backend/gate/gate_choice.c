@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/gate/gate_choice.h"
 
 #include <math.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* From one token's logits to its scores and choices: what forward and backward of the gate share. */
 #ifndef SLUICE_BACKEND_GATE_GATE_CHOICE_H_
 #define SLUICE_BACKEND_GATE_GATE_CHOICE_H_

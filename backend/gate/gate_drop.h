@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Which routes an expert keeps when more than its capacity choose it. */
 #ifndef SLUICE_BACKEND_GATE_GATE_DROP_H_
 #define SLUICE_BACKEND_GATE_GATE_DROP_H_

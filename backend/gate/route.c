@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* sluice_route: a counting sort of routes by expert. */
 #include "sluice/split.h"
 

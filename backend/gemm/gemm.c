@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The checked entries every implementation shares, and packed weights for those that read none. */
 #include "backend/gemm/gemm.h"
 

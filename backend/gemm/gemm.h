@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* GEMMs: one interface, several libraries behind it.
  *
  * A GEMM is C = A * B + beta * C with f32 accumulation (f64 in "ref" when the dtype is f64). A call carries a list

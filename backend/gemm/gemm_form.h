@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The form that BLAS-like libraries take: row-major matrices with a leading dimension, each of A and B perhaps
  * transposed. Internal to backend/gemm. */
 #ifndef SLUICE_BACKEND_GEMM_GEMM_FORM_H_

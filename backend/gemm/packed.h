@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Weights in 4 or 8 bits, as the operand B of a GEMM.
  *
  * A packed weight is W [rows, cols], row after row, in codes of 4 or 8 bits, with scales that blocks of its elements

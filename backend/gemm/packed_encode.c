@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Makes codes and scales of a weight: what packed.c decodes. */
 #include <math.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Records that all ranks give each other, one each, before they do something together: compared field by field by a
  * table, or with a refusal instead. Knows no communicator: sluice_comm_agree gathers records. */
 #ifndef SLUICE_BACKEND_GROUP_RECORDS_H_

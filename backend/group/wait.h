@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One wait for other ranks, in slices: until its deadline, with warnings, and with a note to the others of whom this
  * rank waits for. */
 #ifndef SLUICE_BACKEND_GROUP_WAIT_H_

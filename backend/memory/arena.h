@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One block of temporaries that all passes of a context share: L layers cost one set of slots. It grows when a pass
  * needs more and is kept otherwise, since fresh pages cost more than copying does (2 against 8 GB/s measured). */
 #ifndef SLUICE_BACKEND_MEMORY_ARENA_H_

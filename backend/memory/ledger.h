@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What outstanding forwards hold, by the buffer that says so: a host may drop a step and keep its saved buffers, so
  * that bytes are counted for as long as the buffer lives. Beside the allocator's sums, which know no purposes.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Blocks that outstanding forwards hold for offloaded rows on a CPU, kept between steps: fresh pages cost more than the
  * copies do. One pool for each tensor, so that every block of it has about one size.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A checker of the protocol: every order of events of a few ranks, each of which trains a step and gives what is in its
  * place to the next one, while messages are under way, ranks are killed, come too late, and refuse.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* How state changes its owner while training runs, as data: what a rank does on each event. The executor (run) and the
  * checker (check.h) read one table.
  *

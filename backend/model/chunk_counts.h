@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The candidates for the number of chunks n, for plans under a budget and for the search during training. */
 #ifndef SLUICE_BACKEND_MODEL_CHUNK_COUNTS_H_
 #define SLUICE_BACKEND_MODEL_CHUNK_COUNTS_H_

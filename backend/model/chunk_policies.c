@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/model/chunk_policies.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Restore policies chunk by chunk, of a layer or a plan that treats chunks differently. Private to the backend.
  *
  * A tensor whose chunks differ has the policy SLUICE_RESTORE_BY_CHUNK, and its list says the rest; where all chunks are

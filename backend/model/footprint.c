@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/model/footprint.h"
 
 void sluice_footprint(int64_t rows, int64_t model_width, int64_t hidden_width, int32_t num_experts, int32_t num_chunks,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* MPipeMoE equations 1 to 6: what one layer takes of a device's memory, in elements. */
 #ifndef SLUICE_BACKEND_MODEL_FOOTPRINT_H_
 #define SLUICE_BACKEND_MODEL_FOOTPRINT_H_

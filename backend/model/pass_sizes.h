@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Bytes of what a pass holds, from a layer's shape alone: rows of its tensors, the scratch behind them, sums of weight
  * gradients. Both who plans them and who allocates them ask here. */
 #ifndef SLUICE_BACKEND_MODEL_PASS_SIZES_H_

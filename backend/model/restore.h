@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* How rows reach the backward, as data: one row per restore policy in restore.c, and nowhere else [MPipeMoE Table II].
  *
  * A policy is for one of two tensors: T_DI, the dispatched rows, or T_M, the pre-activations (of callback experts,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The table of restore policies as JSON, for those who cannot read C. */
 #ifndef SLUICE_BACKEND_MODEL_RESTORE_JSON_H_
 #define SLUICE_BACKEND_MODEL_RESTORE_JSON_H_

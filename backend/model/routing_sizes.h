@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Bytes of what routing takes, from a layer's shape and counts: orders and offsets of a pass, their saved form, token
  * copies of a deduplicated layer, and with device memory what lies in its memory. Who plans them and who lays arrays
  * into them (backend/moe) go by the same numbers. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a layer is, as plain data: sizes, ranks, experts, routes, dtype, activation, policies and modes. Plans, bytes,
  * prices and the search over candidates need nothing else: no memory, no ranks, no device.
  *

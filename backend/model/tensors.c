@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/model/tensors.h"
 
 const int32_t sluice_deferred_tensors[SLUICE_NUM_DEFERRED] = {SLUICE_T_DI,    SLUICE_T_M,    SLUICE_T_DDO,

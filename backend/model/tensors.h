@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The tensors of a layer's passes: what ops read and write, plans count and restore policies speak of. */
 #ifndef SLUICE_BACKEND_MODEL_TENSORS_H_
 #define SLUICE_BACKEND_MODEL_TENSORS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the numbers of a layer's config are called in messages: "silu", not 4. One function for each enum, and
  * "unknown" for a number that it does not have; sluice_dtype_name and sluice_restore_name are the same for theirs. */
 #ifndef SLUICE_BACKEND_MODEL_WORDS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Adam and AdamW: the numbers of a step, and the kernels that take it over rows of memory [own, after Kingma and Ba,
  * Alg. 1; Loshchilov and Hutter, Alg. 2, with the bias correction and the place of epsilon that torch has].
  *

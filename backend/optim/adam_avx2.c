@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The same loops for AVX2 with FMA. */
 #include <stddef.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The same loops for AVX-512 (F, BW, DQ, VL) with FMA. */
 #include <stddef.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <stddef.h>
 
 #include "backend/optim/adam.h"

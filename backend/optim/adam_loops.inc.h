@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The loops of a step, written once in plain C and compiled for each instruction set by the file that includes it,
  * and names its table by KERNELS_OF. The compiler makes vectors of them; nothing here may depend on how wide they are:
  * what is fused says fmaf (-ffp-contract=off does no more), and sums are kept in LANES of their own. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The reference kernels: the loops of adam_loops.inc.h, compiled for any processor. */
 #include "backend/optim/adam_loops.inc.h"
 

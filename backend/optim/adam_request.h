@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a step is asked to do: tensors in groups, and what all of them share. Plain data. */
 #ifndef SLUICE_BACKEND_OPTIM_ADAM_REQUEST_H_
 #define SLUICE_BACKEND_OPTIM_ADAM_REQUEST_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A whole step of Adam over many tensors in host memory: all of it, or nothing.
  *
  * First the gradients are looked at, then parameters change. So a gradient that is infinite or no number, anywhere,

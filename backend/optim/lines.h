@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The tensors of a step as lines of elements: groups that are summed over the same ranks, one after the other, are a
  * line. */
 #ifndef SLUICE_BACKEND_OPTIM_LINES_H_

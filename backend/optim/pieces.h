@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The elements of many tensors as one line of pieces, which threads share. Where a piece begins depends on the tensors
  * alone, so that what is summed by piece does not depend on the number of threads. */
 #ifndef SLUICE_BACKEND_OPTIM_PIECES_H_

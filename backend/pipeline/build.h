@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Builds the program of a spec: ops, slots, needs, matches, the policy's order.
  *
  * What does not fit is refused: a field out of range, a spec that the policy does not take, an order that leaves an op

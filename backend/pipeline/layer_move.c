@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/pipeline/layer_move.h"
 
 void sluice_live_arrived(sluice_layer_move_t* live) { live->has = 1; }

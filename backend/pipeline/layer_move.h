@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A layer that changes its stage while a batch runs, without a drain: who runs it for which micro-batch, as rules.
  *
  * The layer L lies at the cut between two neighbours, the *upper* stage and the *lower* one, which gets its activations

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Derives what ops need from the slots that they touch. Private to backend/pipeline. */
 #ifndef SLUICE_BACKEND_PIPELINE_NEEDS_H_
 #define SLUICE_BACKEND_PIPELINE_NEEDS_H_

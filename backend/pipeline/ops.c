@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/pipeline/ops.h"
 
 const char* sluice_stage_op_name(int32_t kind) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The ops of a stage, the tensors that they touch, and which touch which: the table that builder and checker share. */
 #ifndef SLUICE_BACKEND_PIPELINE_OPS_H_
 #define SLUICE_BACKEND_PIPELINE_OPS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The orders that a policy gives to the stages, on their way into a program. Private to backend/pipeline. */
 #ifndef SLUICE_BACKEND_PIPELINE_ORDERS_H_
 #define SLUICE_BACKEND_PIPELINE_ORDERS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A policy: what a stage runs next of what is ready.
  *
  * The program alone says what is *ready*, and that is safe in any order. A policy orders it, in one of two ways:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The table of policies. Immutable; any thread. */
 #ifndef SLUICE_BACKEND_PIPELINE_POLICY_TABLE_H_
 #define SLUICE_BACKEND_PIPELINE_POLICY_TABLE_H_

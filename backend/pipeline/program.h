@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A stage program: what each stage of a pipeline may do, as data.
  *
  * For each stage the program lists ops: receive, forward, send, backward, weight gradient, and one flush. An op is

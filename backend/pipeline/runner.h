@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Where one stage is in its program: what has ended, what is ready, what the policy runs next.
  *
  * An executor and the simulator drive it alike: they post what sluice_runner_next_post gives, run what

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/pipeline/spec.h"
 
 #include "backend/base/check.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a pipeline is: stages, virtual stages, micro-batches, limits. Plain data.
  *
  * The layers of a model are cut into p·v *virtual stages*, numbered c in the order of the layers. A *stage* is one rank

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Writes the ops of a batch as JSON, for pictures. */
 #ifndef SLUICE_BACKEND_PIPELINE_TIMELINE_JSON_H_
 #define SLUICE_BACKEND_PIPELINE_TIMELINE_JSON_H_

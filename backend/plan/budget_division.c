@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Divides a budget among contexts: what each needs at least, and the rest in proportion. */
 #include "backend/plan/budget_division.h"
 

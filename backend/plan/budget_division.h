@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One budget for several contexts of a device: what each gets of it.
  *
  * A plan takes as many rows as its budget has room for, so contexts cannot draw on one sum: the first to plan would

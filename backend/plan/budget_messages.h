@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A budget for people: where a context has a share of one, both are named, and what to raise is the whole. */
 #ifndef SLUICE_BACKEND_PLAN_BUDGET_MESSAGES_H_
 #define SLUICE_BACKEND_PLAN_BUDGET_MESSAGES_H_

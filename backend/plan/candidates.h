@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Plans under one budget, those of a race and those for other sizes of batches: each fits it beside the others, so that
  * ordinary steps can run under any of them.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Layers of several shapes under one budget: each layer's plan leaves the others their room.
  *
  * What a pass needs for its time (slots, routing, schedules, GEMMs) lies in memory that all layers of a context share,

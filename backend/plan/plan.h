@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A plan: capacities for every buffer of a layer's passes, and the rule by which chunks stay under them.
  * Made from sizes alone, the same on all ranks that put in the same numbers; nothing is allocated
  * before it stands.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What to change where no plan fits: a restriction lifted, and the plan that stands then. */
 #include <stdio.h>
 #include <string.h>

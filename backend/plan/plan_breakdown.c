@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the bytes of a plan are for, and at which op of which direction most of its slots hold rows at once. */
 #include <string.h>
 

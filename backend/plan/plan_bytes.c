@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Bytes of a plan at its capacities, by category. */
 #include "backend/plan/plan_sizes.h"
 

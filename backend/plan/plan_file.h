@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A plan as bytes: for files and for other processes of the same layer. */
 #ifndef SLUICE_BACKEND_PLAN_PLAN_FILE_H_
 #define SLUICE_BACKEND_PLAN_PLAN_FILE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the tables of node copies take, at the capacities of a plan: nothing in one level. */
 #include "backend/plan/plan_sizes.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A plan that comes as bytes. What was chosen is checked, and all that follows from it is found anew: sizes of arenas
  * go by these numbers, and divisions. */
 #include <float.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/plan/plan_rings.h"
 
 #include <string.h>

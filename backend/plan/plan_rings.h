@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Slots per tensor of the small templates that plans are sized by. A search asks for the same few again and again, with
  * other rows; building one takes about a thousand times as long as looking it up. Private to backend/plan. */
 #ifndef SLUICE_BACKEND_PLAN_PLAN_RINGS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Capacities of a plan in rows. */
 #include "backend/plan/plan_sizes.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Choosing a plan: candidates (n, restore policy, weight-gradient mode), their bytes at the capacities, and a relative
  * time for each by the closed forms, or by the policy hook where it knows the machine. */
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Candidates under given restrictions, and what to change where none of them fits. Private to backend/plan. */
 #ifndef SLUICE_BACKEND_PLAN_PLAN_SEARCH_H_
 #define SLUICE_BACKEND_PLAN_PLAN_SEARCH_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the files of a plan share: its capacities in rows and bytes. Private to backend/plan. */
 #ifndef SLUICE_BACKEND_PLAN_PLAN_SIZES_H_
 #define SLUICE_BACKEND_PLAN_PLAN_SIZES_H_

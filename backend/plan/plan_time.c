@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A relative time of a plan by the closed forms, for machines that nobody has calibrated. */
 #include "backend/plan/plan_sizes.h"
 

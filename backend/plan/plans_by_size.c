@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/plan/plans_by_size.h"
 
 #include <string.h>

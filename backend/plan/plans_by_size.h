@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A layer's plans under one budget by the size of a batch: with fewer tokens fewer chunks are best, and policies fit
  * that have no room for more. */
 #ifndef SLUICE_BACKEND_PLAN_PLANS_BY_SIZE_H_

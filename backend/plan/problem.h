@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a plan is made for: a layer's shape, and what its bytes and seconds depend on besides. Plain data: a problem of
  * any number of ranks can be written down where none of them runs. */
 #ifndef SLUICE_BACKEND_PLAN_PROBLEM_H_

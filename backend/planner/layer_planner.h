@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Answers questions about one layer without any rank: the bytes of its plans and, on a machine, the seconds of its
  * passes. It prices the ops of the real template (backend/cost/cost.h) and sizes the real plans (backend/plan).
  *

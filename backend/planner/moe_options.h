@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Offers the plans of a Mixture-of-Experts layer as options to the planner over layers: bytes and seconds of each on
  * its machine.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/schedule/op_table.h"
 
 #define FORWARD       SLUICE_OP_IN_FORWARD

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Properties of each kind of op, as data: one row per kind in op_table.c, and nowhere else. backend/moe implements the
  * ops; docs/schedule.md lists what a new one needs. */
 #ifndef SLUICE_BACKEND_SCHEDULE_OP_TABLE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The schedule as data.
  *
  * A *template* is count-free: for (direction, n, restore policy per tensor and chunk, weight-gradient mode, ...) it

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/schedule/tensor_table.h"
 
 enum { USE = SLUICE_LIVES_FOR_USE, PARTS = SLUICE_LIVES_FOR_SPLIT };

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Properties of each tensor between ops, as data: one row per kind in tensor_table.c. */
 #ifndef SLUICE_BACKEND_SCHEDULE_TENSOR_TABLE_H_
 #define SLUICE_BACKEND_SCHEDULE_TENSOR_TABLE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/schedule/uneven_chunks.h"
 
 /* In units of half a chunk: 1 for each end, 2 for each other. */

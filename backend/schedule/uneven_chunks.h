@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Divides rows among the chunks of a pass if they may be cut anywhere: the first and the last chunk get half as many as
  * each other one.
  *

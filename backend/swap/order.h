@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The rules of swapping: which ops follow when the computation reaches a point. Pure. The executor, the simulator and
  * the checker of the tests run the same rules.
  *

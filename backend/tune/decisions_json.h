@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Writes and reads the tuner's decisions as JSON: answers by kind of layer and size of the batch. */
 #ifndef SLUICE_BACKEND_TUNE_DECISIONS_JSON_H_
 #define SLUICE_BACKEND_TUNE_DECISIONS_JSON_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Estimates the rates of the machine from the passes of this process, if no calibrated machine is known. The lane times
  * travel in headers, so all ranks have the same numbers.
  *

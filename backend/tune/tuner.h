@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The policy hook of a context: one search per kind of layer, fed by the reports in headers, with predictions if a
  * machine is known. Layers that differ only in their number share a table and learn from each other. Candidates run as
  * ordinary steps.

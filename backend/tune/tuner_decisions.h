@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The tuner's record of its decisions. Private to backend/tune. */
 #ifndef SLUICE_BACKEND_TUNE_TUNER_DECISIONS_H_
 #define SLUICE_BACKEND_TUNE_TUNER_DECISIONS_H_

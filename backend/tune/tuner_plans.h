@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Plans of a tuner under a budget: their prices, the choice from a layer's set, and their race. Implements entries of
  * sluice_policy_hook_vtable_t. Private to backend/tune. */
 #ifndef SLUICE_BACKEND_TUNE_TUNER_PLANS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/tune/tuner_reports.h"
 
 void sluice_tuner_note_switch(sluice_tuner_table_t* table, sluice_decision_state_t* decision) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Reads the reports in a header about passes that all ranks ran with the same choice. Private to backend/tune. */
 #ifndef SLUICE_BACKEND_TUNE_TUNER_REPORTS_H_
 #define SLUICE_BACKEND_TUNE_TUNER_REPORTS_H_

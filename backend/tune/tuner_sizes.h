@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The choice of a forward by its own size, if batch sizes alternate. Private to backend/tune. */
 #ifndef SLUICE_BACKEND_TUNE_TUNER_SIZES_H_
 #define SLUICE_BACKEND_TUNE_TUNER_SIZES_H_

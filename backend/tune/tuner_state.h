@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The state of a tuner: tables of layers of the same kind, races of plans, decisions, imported answers, and their
  * digest, which headers compare. */
 #ifndef SLUICE_BACKEND_TUNE_TUNER_STATE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Joint choice of n and one of S1 to S4 if buffers are reused without a budget: one search for n per strategy, and at
  * each size of a batch a comparison of their answers [MPMoE Algorithm 1 and the paragraph after it]. Private to
  * backend/tune.

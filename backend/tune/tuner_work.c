@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/tune/tuner_work.h"
 
 #include "backend/moe/layer/layer.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Describes a layer as the work that a machine prices. Private to backend/tune. */
 #ifndef SLUICE_BACKEND_TUNE_TUNER_WORK_H_
 #define SLUICE_BACKEND_TUNE_TUNER_WORK_H_

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the public C headers declare, as the templates of the languages want it: a list for each kind of thing.
 
 Every language is written from this one table, so none can know something that the headers do not say.

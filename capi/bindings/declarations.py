@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The declarations of the public C headers, as text that a parser of plain C reads: no macros, attributes or bodies.
 
 The preprocessor runs with empty system headers (parsers of declarations know `int32_t` and `size_t`), attributes are

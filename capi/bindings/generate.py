@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes what is derived from the headers of the C ABI: the record of the ABI, and bindings of other languages.
 
     .venv/bin/python capi/bindings/generate.py                  capi/abi/abi.txt, which each change of the ABI commits

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """C++11: an owner for each handle, defaults for each struct, and errors as exceptions. The rest is the C header's."""
 
 from __future__ import annotations

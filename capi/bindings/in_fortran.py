@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fortran 2018: a module of interoperable types and interfaces.
 
 Handles and untyped memory are type(c_ptr). Structs, numbers and handles that a call writes are passed by reference; an

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Go: structs with exported members, a function for each call, errors as `error`. cgo checks both against the header.
 
 The rules of cgo hold: what a struct points to lies in memory of C, which `New` and `Slice` hand out.

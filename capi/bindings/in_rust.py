@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rust: names as in C, a `Default` for each struct, and an owner for each handle."""
 
 from __future__ import annotations

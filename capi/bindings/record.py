@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The C ABI as one text, capi/abi/abi.txt: what callers compile into themselves, in a form whose diff shows a change.
 
 Sizes of structs, offset, size and type of members, values of constants, the types of callbacks and functions as C

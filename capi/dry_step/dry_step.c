@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "capi/dry_step/dry_step.h"
 
 #include <pthread.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One training step of a layer on the fake driver, dry: what the engine asks of a GPU, as data, on any CPU.
  *
  * Ranks are threads, each with a fake device of its own. Routes are random, each expert of a token another one, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ABI of what is packed, compared with the record of the newest release."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An archive that has the same bits whenever, wherever and by whomever it is made from the same tree."""
 
 from __future__ import annotations

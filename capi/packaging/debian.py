@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Debian packages of the C library: libsluice0, libsluice-dev, and libsluice0-dbgsym for debuggers.
 
 dpkg-deb packs what `tree.py` lays out below /usr. The control files are written here: there is nothing for debhelper

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a shared library says about itself: names, and the versions of the C and C++ libraries that it needs.
 
 And what the script of its linker says about its symbols.

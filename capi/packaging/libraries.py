@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the libraries that are shipped, and strips them: what an archive, a Debian package and a wheel share."""
 
 from __future__ import annotations

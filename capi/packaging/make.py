@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packs the C library for those who build on it: headers, library, pkg-config and CMake files, manual, examples.
 
     python3 capi/packaging/make.py [--deb] [--out DIR]

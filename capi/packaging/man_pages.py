@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One manual page for each public function, from the text of its header: `man sluice_moe_forward`.
 
 A page has the declaration, the comment above it, and the structs that the function takes, with their comments.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pages that users of the C ABI read beside those of `man`: as they are written, with links among themselves."""
 
 from __future__ import annotations

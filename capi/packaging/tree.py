@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lays out what users of the C ABI install, below a prefix: to run programs, to build them, to debug them."""
 
 from __future__ import annotations

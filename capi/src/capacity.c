@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What layers under a capacity have dropped. */
 #include "backend/moe/run/capacity.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Checks of the tensors that a layer's calls take; used by the whole-layer calls and by the parts. Private to capi. */
 #ifndef SLUICE_CAPI_CHECK_LAYER_H_
 #define SLUICE_CAPI_CHECK_LAYER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Packed weights of a config and of a call: codes and scales have the shapes and bytes that sluice/weights.h says. */
 #include <stdio.h>
 

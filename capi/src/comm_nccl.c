@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The NCCL communicator behind its public handle: it owns a device of its own, which its staging and its stream need.
  */
 #include "backend/comm/nccl/nccl_comm.h"

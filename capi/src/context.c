@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The public context: checks the config, then puts a device and a gemm into an engine. */
 #include <stddef.h>
 #include <string.h>

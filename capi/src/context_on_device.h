@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A CUDA context from given tables instead of this machine's libraries: how tests put fakes underneath. Private to
  * capi; not exported. */
 #ifndef SLUICE_CAPI_CONTEXT_ON_DEVICE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Migrations behind their public calls: reads the structs, then backend/migration/run. */
 #include "sluice/migration.h"
 

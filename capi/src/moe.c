@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The whole-layer calls: arguments are checked here; a refusal still opens the collective call, so that all ranks fail
  * alike. */
 #include <stddef.h>

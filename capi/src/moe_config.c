@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Creating a layer: every field of the config is checked here, with a message that says what, where and what to do. */
 #include <float.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The offloaded optimizer behind its public calls. */
 #include "sluice/optimizer.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Masters and moments in a file: its public calls. */
 #include <stdatomic.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "capi/src/optimizer_groups.h"
 
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Groups and tensors of public calls, checked, as the optimizer's room has them. */
 #ifndef SLUICE_CAPI_SRC_OPTIMIZER_GROUPS_H_
 #define SLUICE_CAPI_SRC_OPTIMIZER_GROUPS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Steps of an optimizer on the device of a context. Private to capi. */
 #ifndef SLUICE_CAPI_SRC_OPTIMIZER_ON_DEVICE_H_
 #define SLUICE_CAPI_SRC_OPTIMIZER_ON_DEVICE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A step of the optimizer that nobody runs: its plan's bytes, and the simulation of it. */
 #include <math.h>
 

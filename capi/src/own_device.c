@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "capi/src/own_device.h"
 
 void sluice_own_device_release(void* user) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A CUDA device object of a communicator's own: what its staging, its events and its stream belong to. Private to capi.
  */
 #ifndef SLUICE_CAPI_OWN_DEVICE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Who runs a layer that moves in a batch, behind its public calls. */
 #include "backend/pipeline/layer_move.h"
 #include "sluice/pipeline.h"

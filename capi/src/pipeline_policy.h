@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Policies of pipelines by their names. */
 #ifndef SLUICE_CAPI_SRC_PIPELINE_POLICY_H_
 #define SLUICE_CAPI_SRC_PIPELINE_POLICY_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A batch of a pipeline that nobody runs: its program, what is in flight, and the simulation of both. */
 #include <string.h>
 

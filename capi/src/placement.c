@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Where experts live: read, and replaced. A refusal still opens the collective call, so that all ranks fail alike. */
 #include <stddef.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Plans behind their public handle. */
 #include "sluice/plan.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The planner behind its public handle: checks, then backend/planner. */
 #include "sluice/planner.h"
 

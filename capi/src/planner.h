@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What other public calls need of a planner. */
 #ifndef SLUICE_CAPI_SRC_PLANNER_H_
 #define SLUICE_CAPI_SRC_PLANNER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The planner of placements behind its public calls: reads the structs, then backend/planner/placement. */
 #include "sluice/placement.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The table of restore policies as its users read it. */
 #include "backend/base/check.h"
 #include "backend/model/restore_json.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Schedules behind their public handle. */
 #include "sluice/schedule.h"
 

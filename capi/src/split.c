@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The parts of a layer alone: argument checks, then backend/moe/parts. */
 #include "backend/moe/run/split.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Layers of a caller as lists of options, which is all that the solver of stages reads. */
 #ifndef SLUICE_CAPI_SRC_STAGE_LAYERS_H_
 #define SLUICE_CAPI_SRC_STAGE_LAYERS_H_

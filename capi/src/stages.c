@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The planner over layers behind its public call: reads the problem, then backend/planner/stages. */
 #include "sluice/stages.h"
 

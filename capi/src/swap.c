@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Swaps and their predictions behind their public calls: reads the structs, then backend/swap. */
 #include "sluice/swap.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The tuner of a context behind its public calls. */
 #include "sluice/tuner.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Codes and scales of a weight by themselves, without a layer. */
 #include "sluice/weights.h"
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Builds the ranks of the soak into OUT: contrib/soak/build.sh OUT FOLDER_OF_LIBSLUICE
 set -euo pipefail
 out=$(realpath -m "${1:?usage: $0 OUT FOLDER}") lib=$(realpath "${2:?usage: $0 OUT FOLDER}")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line of every soak: how long, of what seed; what it found, or what broke."""
 
 from __future__ import annotations

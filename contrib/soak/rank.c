@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A rank that trains a layer, in turns: for each it gets streams to the other ranks and the step to begin with, makes
  * its communicators and its layer, reads its weights of that step, and goes on until it is told to end, or one of the
  * calls fails; then it gives everything back and waits for the next turn. soak.py tells it, kills it and stops it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A rank of a job under MPI that trains a layer, from its last weights on. soak_mpi.py starts the job, kills and stops
  * its ranks.
  *

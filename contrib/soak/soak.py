@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks of a C program over TCP are killed and stopped at random instants, and go on.
 
     .venv/bin/python contrib/soak/soak.py [--minutes 5] [--ranks 3] [--seed N]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks of a DeepSpeed job are killed and stopped at random instants, started again, and end with the same losses.
 
     .venv/bin/python contrib/soak/soak_deepspeed.py [--minutes 5] [--seed N]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks of a job under MPI are killed and stopped at random instants; the job ends, is started again, and goes on.
 
     .venv/bin/python contrib/soak/soak_mpi.py [--minutes 5] [--ranks 3] [--seed N]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Soaks of a few minutes; by hand for as long as one likes (soak.py, soak_mpi.py, soak_deepspeed.py)."""
 
 import os

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the ranks of the soak do between their ends: a layer is trained, its weights are kept every ten steps. One
  * trainer in a process. */
 #ifndef SLUICE_INTEGRATION_TESTS_SOAK_TRAINER_H_

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pictures of the manual, small: pages show no tool tips, and boxes of one colour are one path.
 
 .venv/bin/python docs/pictures/draw.py             draws schedules.svg

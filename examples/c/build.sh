@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Builds the C examples into OUT: examples/c/build.sh OUT [FOLDER of libsluice.so.0, default: the installed one or Bazel's]
 set -euo pipefail
 out=$(realpath -m "${1:?usage: $0 OUT [FOLDER of libsluice.so.0]}") given=${2:+$(realpath "$2")} # of the caller's folder

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Trains one MoE layer with its router on one process: pure C99, the library loaded by name, no headers but Sluice's.
  *
  *   examples/c/build.sh /tmp/out && LD_LIBRARY_PATH=<folder of libsluice.so.0> /tmp/out/layer [path of libsluice.so.0]

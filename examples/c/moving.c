@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Experts that change their owner during training: loads are measured, a placement is planned, the state of the moving
  * experts is sent while forward and backward run, and the new placement takes effect before an update. The ranks are
  * threads.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The model of moving.c: one layer of experts on its rank, each with its weights and its state. */
 #ifndef SLUICE_EXAMPLES_C_MOVING_LAYER_H_
 #define SLUICE_EXAMPLES_C_MOVING_LAYER_H_

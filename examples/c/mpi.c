@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Expert parallelism over MPI: each process is a rank; 1, 2, 4 or 8 of them.
  *
  *   examples/c/build.sh /tmp/out && mpirun -n 2 /tmp/out/mpi [path of libsluice_mpi.so] */

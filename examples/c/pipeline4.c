@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A pipeline of expert-parallel layers inside one process: the ranks are threads, two stages in two replicas unless
  * told.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A pipeline of expert-parallel layers over MPI: each process is a rank, two stages in W / 2 replicas unless told.
  *
  *   examples/c/build.sh /tmp/out && mpirun -n 4 /tmp/out/pipeline_mpi [stages: 1, 2 or 4] [path of libsluice_mpi.so] */

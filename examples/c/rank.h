@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The work of one rank of an expert-parallel layer; local4.c, tcp.c and mpi.c differ only in how their ranks start. */
 #ifndef SLUICE_EXAMPLES_C_RANK_H_
 #define SLUICE_EXAMPLES_C_RANK_H_

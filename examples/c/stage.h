@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The work of one rank of a pipeline whose stages hold expert-parallel layers; pipeline4.c and pipeline_mpi.c differ
  * only in how their ranks start. */
 #ifndef SLUICE_EXAMPLES_C_STAGE_H_

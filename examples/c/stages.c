@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Plans a model over the stages of a pipeline before it runs: the stage of each layer, and whether its activations are
  * kept, recomputed or offloaded, so that the slowest stage is as fast as a budget allows.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* An asynchronous pipeline from C, with weight stashing as PipeDream has it: a stage updates its weights after each
  * backward, without a flush, and a backward uses the weights with which the forward of its micro-batch ran. One long
  * batch under "1f1b"; the stages are threads. The same training in sequence, with the delay of each stage, has the same

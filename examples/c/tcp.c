@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Expert parallelism over TCP, without MPI: each process is a rank, on one machine or on several; 1, 2, 4 or 8 of them.
  *
  *   examples/c/build.sh /tmp/out

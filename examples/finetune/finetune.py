@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fine-tunes an MoE model with LoRA on CPUs: Trainer, PEFT, and the experts on Sluice; trains, evaluates, generates,
 saves the adapter, and merges it into a checkpoint.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Builds the Fortran examples into OUT: examples/fortran/build.sh OUT [FOLDER of libsluice.so.0, default: Bazel's] [FOLDER of the bindings]
 # An installation has the bindings in share/sluice/bindings; without that argument they are generated into OUT.
 set -euo pipefail

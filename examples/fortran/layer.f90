@@ -1,3 +1,4 @@
+! SPDX-License-Identifier: Apache-2.0
 ! The layer of examples/c/layer.c in Fortran, with the same numbers.
 !
 !   examples/fortran/build.sh /tmp/out && /tmp/out/layer_fortran

@@ -1,3 +1,4 @@
+! SPDX-License-Identifier: Apache-2.0
 ! Expert parallelism over MPI, as examples/c/mpi.c: each process is a rank; 1, 2, 4 or 8 of them.
 !
 !   examples/fortran/build.sh /tmp/out && mpirun -n 2 /tmp/out/mpi_fortran

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The layer of examples/c/layer.c in Rust, with the same numbers.
 //!
 //!     examples/rust/build.sh /tmp/out && /tmp/out/layer_rust

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Expert parallelism inside one process, as examples/c/local4.c: the ranks are threads, two unless told (1, 2, 4, 8).
 //!
 //!     examples/rust/build.sh /tmp/out && /tmp/out/local_rust [ranks]

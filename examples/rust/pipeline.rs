@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A chain of layers over three stages, each a thread: the losses of one loop, to the bit.
 //!
 //!     examples/rust/build.sh /tmp/out && /tmp/out/pipeline_rust

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real English text that every machine with Python has: the standard library's language reference."""
 
 from __future__ import annotations

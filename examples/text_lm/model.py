@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A byte-level language model whose feed-forward layers are DeepSpeed's own mixture of experts."""
 
 from __future__ import annotations

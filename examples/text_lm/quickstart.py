@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Trains a small MoE language model under DeepSpeed, stock and with Sluice, over a real link, and compares them.
 
     quickstart.py [--steps N] [--link 1gbit|200mbit|none] [--json FILE]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The job of each rank of the quickstart: the same training twice in one process, stock and with Sluice.
 
 Two engines start from equal parameters and see equal data and equal random draws (the gate's token selection draws

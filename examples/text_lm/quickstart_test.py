@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests of the quickstart: its order of blocks, its picture, and a short run of the stock side."""
 
 from __future__ import annotations

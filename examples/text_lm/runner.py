@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One engine of a comparison: both sides have the same initial state, data and random draws."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws both timelines as one SVG and writes them as a trace that Perfetto (ui.perfetto.dev) opens."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Trains the text model with DeepSpeed: the script that a user has anyway.
 
     deepspeed --num_gpus 2 train.py            (two ranks on this machine's CPU: DS_ACCELERATOR=cpu)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a small Mixtral on real text with transformers' Trainer. One config value enables Sluice.
 
     .venv/bin/python examples/transformers_lm/train.py [--steps 200] [--experts sluice|grouped_mm|eager]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m integration_tests.benchmarks CASE [options]`; without a case: the list of them (measuring/bench.py)."""
 
 import sys

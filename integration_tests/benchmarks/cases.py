@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The benchmarks by name: the quantity that each measures, and its module."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A custom model whose MoE blocks AutoEP finds by patterns, with its experts stored in each way that it reads."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tiny models whose MoE blocks DeepSpeed's AutoEP replaces, trained stock or through Sluice.
 
 Those of transformers are imported on demand, which takes seconds; `autoep_custom` needs none of them.

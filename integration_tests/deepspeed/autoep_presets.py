@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tiny models of transformers that AutoEP's presets are for."""
 
 from __future__ import annotations

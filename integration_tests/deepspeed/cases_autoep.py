@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: models with AutoEP layers, stock and through Sluice, in one process group."""
 
 from __future__ import annotations

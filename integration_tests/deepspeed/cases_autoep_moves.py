@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: experts of AutoEP layers that move between ranks during training, compared with a training in which none
 moves."""
 

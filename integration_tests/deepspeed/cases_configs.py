@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: sections of ds_config, and ways of using an engine, that are rare and valid."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: trainings whose experts move by the option "placement", compared with trainings in which none does."""
 
 from __future__ import annotations

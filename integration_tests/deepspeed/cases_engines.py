@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: whole engines beyond the list of traps: their tokens, checkpoints, copies, records and ends. They assert
 here, and return values for the comparison of ranks."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: layers that change their stage while a batch runs, compared with the training in which none moves."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: layers that move between the stages of a pipeline during training, compared with the training in which
 none moves."""
 

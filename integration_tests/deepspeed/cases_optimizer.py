@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: DeepSpeed's Adams, offloaded or not, computed by the library where the section says so."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: engines of DeepSpeed's pipeline, run by the host's schedule and by the library."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: pipelines that are refused, and batches that fail."""
 
 from __future__ import annotations

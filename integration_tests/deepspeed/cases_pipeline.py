@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: DeepSpeed's pipeline engine with MoE blocks in its stages, several forwards outstanding at once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: experts that move between ranks during training, compared with the same training in which none moves."""
 
 from __future__ import annotations

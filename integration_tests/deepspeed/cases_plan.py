@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: a pipeline's partition and recomputation by key, compared with stock with the same partition."""
 
 from __future__ import annotations

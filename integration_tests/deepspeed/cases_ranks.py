@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: ranks that communicate, skip, refuse or grow independently. They assert here, and return values for the
 comparison of ranks."""
 

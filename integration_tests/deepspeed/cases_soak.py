@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: training that begins with the last existing checkpoint, for soaks whose ranks are killed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: uses of several features at once, each as one story."""
 
 from __future__ import annotations

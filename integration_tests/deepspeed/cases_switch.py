@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: switching on and off, and errors."""
 
 from __future__ import annotations

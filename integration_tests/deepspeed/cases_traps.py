@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: the traps of the host, one function each. They assert here, and return values for the comparison of
 ranks."""
 

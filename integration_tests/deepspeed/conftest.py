@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks shared by the tests of a file; a set starts when a test first asks for it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side, under any host: host memory of expert moves, counted in torch's allocations and the library's staging."""
 
 from __future__ import annotations

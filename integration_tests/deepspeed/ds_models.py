@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small models around DeepSpeed's own MoE, and one way of training them, stock or through Sluice."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layer in plain torch: the reference for the engine, with the interface of its EngineBackend.
 
 Uneven all-to-all through autograd, real rows only, no chunks and no overlap.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The outcomes of a host's own tests, from pytest's report."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models for DeepSpeed's pipeline engine, divided into stages: every kind of data that stages pass on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Joins the ranks of `rank_harness.Ranks` into a process group."""
 
 from __future__ import annotations

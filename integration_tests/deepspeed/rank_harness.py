@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks as processes that stay: a test names a function and every rank runs it, under a deadline.
 
 Starting a process group takes longer than most cases, so the everyday tests share one set of ranks. After anything

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank of `rank_harness.Ranks`: imports the host, joins the group, then runs its commands, line by line."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lets DeepSpeed 0.19.8 replace blocks of Mixtral and Qwen models with transformers 5.23.
 
 DeepSpeed looks up transformers' registry of recorded outputs by the name of a class; since 5.23 the registry accepts

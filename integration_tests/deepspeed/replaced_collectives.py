@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: torch's collectives, each replaced for a while."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side, under any host: experts that change places at random, hosts that forget something of them, and bits that
 can be compared."""
 

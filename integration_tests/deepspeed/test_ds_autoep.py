@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DeepSpeed's AutoEP (`expert_parallel` in ds_config) through Sluice, against stock."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Experts of AutoEP layers that move between ranks: the same bits, and files in which nothing has moved."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rare and valid configs and uses of an engine: they run, and train like stock."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The option "placement": experts change ranks where loads differ, with the same bits; elsewhere nothing is sent."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Experts that move during training steps: the bits of a training without moves, over numbers of ranks that share the
 experts, experts per token, and stages of ZeRO; for DeepSpeed's own layers and for those of its AutoEP."""
 

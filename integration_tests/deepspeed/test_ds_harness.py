@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The harness of ranks itself."""
 
 from __future__ import annotations

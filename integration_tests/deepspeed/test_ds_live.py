@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers that change their stage while a batch of DeepSpeed's pipeline runs: the bits of a training without moves."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loading Sluice into a process: by the entry point and by the launcher wrapper, without effect on other processes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers that move between the stages of DeepSpeed's pipeline: the same bits as in the training in which none moves."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DeepSpeed's Adam and AdamW by key, offloaded or not: "sluice": {"optimizer": true}."""
 
 from __future__ import annotations

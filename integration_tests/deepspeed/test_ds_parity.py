@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The same losses as stock DeepSpeed, over all options of its MoE."""
 
 from __future__ import annotations

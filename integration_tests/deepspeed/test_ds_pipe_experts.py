@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MoE layers inside stages of message-driven pipelines: under every policy, with the options of a layer."""
 
 from __future__ import annotations

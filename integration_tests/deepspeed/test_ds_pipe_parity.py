@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DeepSpeed's pipeline engine by key: the same bits as by the host's own schedules, and none of the host's messages."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Invalid values of the key "pipeline" are rejected by name, and a batch that fails fails everywhere."""
 
 from __future__ import annotations

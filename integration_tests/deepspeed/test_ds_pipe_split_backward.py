@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DeepSpeed's pipeline engine with split weight gradients: the same bits as by the host's schedules."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DeepSpeed's pipeline engine: stages of their own groups, several forwards outstanding, losses as stock."""
 
 from __future__ import annotations

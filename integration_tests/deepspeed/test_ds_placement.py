@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Experts that move between ranks while DeepSpeed trains: the same bits, and files in which nothing has moved."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pipeline's plan by key: the bits of stock with the same partition, whatever is recomputed."""
 
 from __future__ import annotations

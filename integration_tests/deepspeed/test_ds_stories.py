@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Uses of several features at once: stories that no single test of a feature covers."""
 
 from __future__ import annotations

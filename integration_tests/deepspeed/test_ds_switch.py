@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Switching Sluice on and off, and clear errors for everything that does not work."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The traps of a DeepSpeed adapter, each as a named test; the numbers are those of the house's checklist."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The host's own tests of its pipelines, of AutoEP and of ZeRO-Offload, unmodified: each has the outcome of stock.
 
 Their files are not part of this project: SLUICE_DEEPSPEED_TESTS names the folder "tests" of its repository, without

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Reads the fields of a call of the list. */
 #include "call.h"
 

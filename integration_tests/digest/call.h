@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One call of the list: a layer, its inputs and how it is run. The field names are this folder's own, so that a list
  * fits commits whose ABI has other names. A line of the list is `name=value` pairs; a field that is not named has its
  * default. README.md documents the fields. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* All calls of the digest to Sluice: the C ABI of this tree. */
 #include "caller.h"
 #include "cuda_host.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The program's interface to the library. caller.c implements it with the C ABI of this tree. A comparison with an
  * older commit builds this program with that commit's caller.c, so keep this header as it is. */
 #ifndef SLUICE_DIGEST_CALLER_H_

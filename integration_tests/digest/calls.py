@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The calls of the digest: combinations of layers and ways to run them, and random families from a seed.
 
 A call is a dict of fields, which call.c names; a field that is absent has its default. Calls of one family have the

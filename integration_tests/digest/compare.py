@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Compares digests of the listed calls: this tree with a base commit, or the calls of each family with each other.
 
   compare.py BASE       builds this tree and the base commit (in its own worktree), runs both, shows differences

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The host's side of CUDA: streams and graphs of the driver that the loader finds, which here is the fake one, whose
  * memory is the host's. Not part of Sluice's ABI. */
 #ifndef SLUICE_DIGEST_CUDA_HOST_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The inputs and outputs of a rank of a call: plain blocks of memory, in which every value is a function of its tensor
  * and index, with the full width of its dtype. Independent of the ABI. */
 #ifndef SLUICE_DIGEST_DATA_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Runs the calls of a list and prints a line for each: hashes of the exact bits of its outputs.
  *
  *   digest [--each-rank] [--jobs N] LIST

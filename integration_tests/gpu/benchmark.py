@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One layer, forward and backward in bf16, on one GPU: Sluice against the other installed libraries, interleaved in one
 run.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The items of a GPU run, which of them are the prepared run, and how their output is judged."""
 
 import collections

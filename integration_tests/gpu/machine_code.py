@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads the compiled machine code of each kernel: registers, stack, spills, and the hot loop's instructions, calls and
 accesses.
 

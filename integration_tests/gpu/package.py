@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The `sluice` package for these scripts: staged around the library that `run` has built; on a CPU without such a
 build, the installed one. Prints what is missing, with exit status 77."""
 

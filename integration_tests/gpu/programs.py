@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The programs for a GPU: Bazel builds them, here or on another machine, and they are copied from there.
 
 Everything that is copied is in one folder, `.test/gpu`: the programs and libsluice.so.0 without debug information, a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The GPU harness, as far as possible without a GPU: its lists, its build, its error. Tests that need a GPU skip with a
 message."""
 

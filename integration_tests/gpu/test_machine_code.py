@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernels' machine code keeps its budgets (machine_code.txt); a planted spill and a planted narrow load do not."""
 
 import re

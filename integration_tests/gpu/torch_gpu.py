@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The adapters on CUDA tensors, against PyTorch's own autograd and against their hosts without Sluice.
 
     torch_gpu.py gradients | graphs | transformers | deepspeed | ranks [--fake]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares the BUILD comment of a folder (a package of backend with a library) with the build graph.
 
 The comment describes the folder, then lists `May use: base, comm/host.`, folders of backend (`nothing of backend`),

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The built library, shared by the tests of the house."""
 
 import os

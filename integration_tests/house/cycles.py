@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cycles between units, by includes and by imports: units that a reader would have to learn together.
 
 A unit is the files of one stem in one folder (`plan.c`, `plan.h`, `plan.inc.h`), or a module of Python. It uses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layering of the house as a function over edges, so that it can be tried on a planted one.
 
 An edge says that one package uses another: by a Bazel dependency, or by an `#include` line (Bazel lets a source include

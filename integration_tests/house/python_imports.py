@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Imports among the modules of the Python package, including those inside functions and for type checkers.
 
 Modules that reach each other by imports cannot be understood, tested or moved one at a time, whenever the imports

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The record of the C ABI, capi/abi/abi.txt, is complete and matches these headers, and changes to it are detected."""
 
 import os

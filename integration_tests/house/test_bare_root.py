@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """third_party/test/bare_root.py, in a root that has this machine's /usr instead of its own Debian."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The harness of the benchmarks: cases, options, records, pages; and that tiny runs work."""
 
 from __future__ import annotations

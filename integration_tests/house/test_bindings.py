@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """capi/bindings/generate.py: its output for other languages follows the headers."""
 
 import os

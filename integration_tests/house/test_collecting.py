@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """pytest's collection of the folders of this checkout, whose names are also those of installed packages."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The detection of the machine's tools by Bazel and set-up, while one Bazel server runs and tools are installed and
 removed."""
 

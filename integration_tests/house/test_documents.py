@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pages for users name everything that they can call, set and write, and their links are valid."""
 
 import ast

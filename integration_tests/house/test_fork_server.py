@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The server that forks ranks: a script runs as if Python had been started for it."""
 
 from __future__ import annotations

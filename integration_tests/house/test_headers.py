@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each public header compiles alone, as every dialect of C and C++ that a user may have, without a warning."""
 
 import subprocess

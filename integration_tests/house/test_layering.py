@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The allowed uses, checked on the build graph, on the `#include` lines, and on the imports of the package."""
 
 import os

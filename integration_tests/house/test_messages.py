@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Messages name the value of an enum instead of its number."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Python's data about ops matches the table in backend/schedule/op_table.c: letters in pictures, exchanges."""
 
 import ast

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of the papers' figures is complete, and its simulated side has the shape that the notes claim."""
 
 from __future__ import annotations

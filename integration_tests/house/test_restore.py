@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Restore policies are defined only in the table of backend/model/restore.c: other code reads names, numbers and costs
 from it, Python through data that the packaging reads from the library."""
 

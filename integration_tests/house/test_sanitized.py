@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """third_party/test/sanitized.txt: it has every folder with tests of C, and nothing else."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The drawn list of scenarios: it matches its page, its best pairs differ, and adaptive gains in virtual time."""
 
 import pytest

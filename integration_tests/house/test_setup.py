@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scripts of third_party/setup with mock programs instead of the machine's: their calls and messages."""
 
 from __future__ import annotations

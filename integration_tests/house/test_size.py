@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The script that measures the tree counts every tracked file once, and its list of areas has no dead line."""
 
 import importlib.util

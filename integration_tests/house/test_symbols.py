@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The exported and required symbols of libsluice.so.0."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The repository's own tools: the counts of ./test, the skips that it allows, and the errors of the Bazel formatter."""
 
 import json

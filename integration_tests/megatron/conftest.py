@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks with Megatron-Core, a set for each release; the machine's switch must not affect the tests."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Megatron-Core on a machine without GPUs: the CPU answers its calls to CUDA. It wraps Megatron and never changes it.
 
 Import before `megatron`, in a process of its own: torch is another one afterwards. `torch.cuda.is_available()` stays

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Single tests on each rank in addition to a whole training: separate layers, specs, errors, checkpoints."""
 
 from __future__ import annotations

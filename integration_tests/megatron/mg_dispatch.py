@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side of test_mg_dispatch.py: layers whose experts return their rows, called step by step like in schedules."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: deviations of one rank from the others, and the errors on all of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trainings long enough that rounding shows: Sluice against stock, and stock against itself with its sums in other
 orders.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small GPTModel with experts under Megatron's own DDP, optimizer and schedule, trained with and without Sluice."""
 
 from __future__ import annotations

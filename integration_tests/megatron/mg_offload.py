@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: Megatron's --optimizer-cpu-offload, by torch's AdamW and by the library."""
 
 from __future__ import annotations

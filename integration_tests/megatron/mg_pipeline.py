@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stages of a pipelined GPTModel under Megatron's 1F1B, plain and interleaved, trained with and without Sluice."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank of mg_ranks.MegatronRanks: as the transformers tests' worker, under the CPU shim."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks with one release of Megatron-Core in them."""
 
 from __future__ import annotations

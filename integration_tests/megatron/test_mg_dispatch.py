@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The claims of Megatron's own tests of its dispatcher, router and expert checkpoints, tested on whole layers on gloo.
 
 Those tests call parts that a layer on Sluice has and does not use, or need eight GPUs (test_mg_upstream.py). Each

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice doctor` about Megatron-Core, in processes without the shim."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deviations of one rank from the others: all ranks report the deviation and the rank, and continue if possible."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers of Megatron on Sluice outside of whole trainings: specs, errors, hooks, failures, checkpoints."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Megatron's own 1F1B on gloo, plain and interleaved, two stages of two expert-parallel ranks: with Sluice as stock.
 
 Ranks 0 and 1 are the first stage. A rank's budget is divided by what its schedule leaves outstanding: with four layers

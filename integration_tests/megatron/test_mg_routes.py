@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From the router's tensors to ids and weights; needs no Megatron."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A GPTModel trained through Megatron's own DDP, optimizer and schedule: with Sluice as stock."""
 
 from __future__ import annotations

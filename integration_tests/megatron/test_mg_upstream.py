@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Megatron's own tests of its MoE layers, unmodified, on two ranks: each has the outcome of stock.
 
 Their files are not part of this project: SLUICE_MEGATRON_TESTS names a folder that holds the folders "megatron" and

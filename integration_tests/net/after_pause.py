@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run by each rank of link_test: messages after pauses; the receiver prints how long each took."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs W rank processes over a shaped network link: `link.py --ranks 2 --rate 1gbit -- python3 train.py`.
 
 Each rank gets the variables that torch.distributed reads (RANK, WORLD_SIZE, MASTER_ADDR, ...), its own core if there

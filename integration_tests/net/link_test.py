@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shaped link has its configured speed, and nothing of it remains afterwards."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run by each rank of lost_rank_test: passes of a layer, until a rank is cut off, or stopped for a while.
 
 It prints its progress, one line each, and is controlled by files in the folder `argv[2]`, which all ranks see.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rank whose cable is pulled is lost and named soon; one that is stopped for a while is waited for.
 
 Each set of ranks has its own network, and all run at the same time: they mostly wait.

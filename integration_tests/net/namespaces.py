@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Network namespaces joined by shaped veth pairs, one namespace per rank.
 
 Nothing here has a name that outlives this process. A namespace lives only while a process is in it, so each one is

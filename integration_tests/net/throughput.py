@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run by each rank of link_test: both ranks send at once, each prints when it received.
 
 Plain sockets, no torch: the test measures the link, not a library.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks for the rows of a host: those of integration_tests/deepspeed, which also find the modules of this folder."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: one row of ds_moe_table.py as a training by stock DeepSpeed and as one through Sluice."""
 
 from __future__ import annotations

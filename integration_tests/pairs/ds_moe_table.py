@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The features that may meet in a training of DeepSpeed's `MoE`: options of the section, of the ds_config, and the
 model's."""
 

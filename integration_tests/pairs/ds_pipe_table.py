@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The features that may meet in a training of DeepSpeed's pipeline engine whose batches Sluice runs."""
 
 from __future__ import annotations

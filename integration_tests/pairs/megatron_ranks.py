@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: one row of megatron_table.py as a training by stock Megatron-Core and as one with Sluice's layers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The features that may meet in a training of a Megatron-Core GPTModel whose spec is `with_sluice`'s."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: one row of optim_table.py as a training by torch's optimizer and as one by the library's."""
 
 from __future__ import annotations

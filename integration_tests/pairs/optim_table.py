@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The features that may meet in a data-parallel training by `sluice.optim` instead of `torch.optim`."""
 
 from __future__ import annotations

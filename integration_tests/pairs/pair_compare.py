@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: a training by the host against the same training through Sluice, number by number."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two ranks that run the rows of a host, and the expected result of a row."""
 
 from __future__ import annotations

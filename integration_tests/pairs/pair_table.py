@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows in which every two values of two factors meet, as far as the host and Sluice support them.
 
 A table has the values that a user may combine (factors), the rejected combinations with their errors (rules), and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: one row of pipelining_table.py as a training by torch's Schedule1F1B and as one by Sluice's schedule."""
 
 from __future__ import annotations

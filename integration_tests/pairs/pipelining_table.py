@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The features that may meet in a training by Sluice's schedules of torch.distributed.pipelining."""
 
 from __future__ import annotations

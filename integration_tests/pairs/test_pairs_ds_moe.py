@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DeepSpeed's `MoE`: every two features that meet train as in stock, or are refused by name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DeepSpeed's pipeline engine: every two features that meet train as by its own schedule, or are refused by name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice.optim`: every two features that meet train as torch.optim, or are refused by name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.distributed.pipelining: every two features that meet train with the bits of 1F1B, or are refused by name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """transformers' expert parallelism: every two features that meet train as by its own transport, or are refused."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: one row of transformers_table.py as a training by transformers' own transport and as one by Sluice's."""
 
 from __future__ import annotations

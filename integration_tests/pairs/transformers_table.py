@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The features that may meet in a training of a transformers model whose experts are distributed by
 `ep_implementation="sluice"`."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The helpers of this folder are imported by name; the switch of the machine must not affect the tests."""
 
 from __future__ import annotations

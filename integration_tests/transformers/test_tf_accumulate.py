@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients added to an existing `.grad` by the library itself: the sums are right, and only where no observer can
 tell."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PEFT's `target_parameters` on experts that Sluice computes: as with transformers' eager loop, without W + BA."""
 
 from __future__ import annotations

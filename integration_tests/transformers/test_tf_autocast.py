@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Under autocast: the same tensors are cast as in transformers' eager loop, and uncast ones are not read.
 
 GPT-OSS gets f32 inside, because its loop adds f32 biases (test_tf_precision.py): nothing is cast.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Changes between two calls of an experts module, by any code, are seen by the second."""
 
 from __future__ import annotations

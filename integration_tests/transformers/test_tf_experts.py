@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`experts_implementation="sluice"` against transformers' eager loop in f64: families, sizes, dtypes, training."""
 
 from __future__ import annotations

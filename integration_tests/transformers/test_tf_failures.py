@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deviations of one rank of a split model from the other: both report it, and continue if possible."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Common changes of a model around its experts: adapters, copies, ways of generating and of loading."""
 
 from __future__ import annotations

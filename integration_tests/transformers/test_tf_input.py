@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Unsupported models are rejected with class, attribute and remedy; wrong configurations, with the key."""
 
 from __future__ import annotations

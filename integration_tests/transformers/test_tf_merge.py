@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice merge`: the merged checkpoint computes the same as PEFT's merge_and_unload, in any layout."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole tiny models: loss, logits and every gradient as with transformers' eager experts."""
 
 from __future__ import annotations

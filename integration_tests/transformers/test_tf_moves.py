@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Experts of a split model that move between ranks in a training: the same bits, and files in which nothing has
 moved."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A checkpoint from a third party: the Sluice keys that its config may have, and that nothing is loaded, read or
 written for it.
 

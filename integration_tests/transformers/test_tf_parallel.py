@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`DistributedConfig(ep_implementation="sluice")` on two ranks: forward and every gradient as the unsplit model."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice plan` reads every config of a mixture of experts as its model is built."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Experts whose own loop computes in f32 inside a 16-bit model, or adds f32 biases under autocast."""
 
 from __future__ import annotations

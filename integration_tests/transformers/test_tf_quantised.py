@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints in MXFP4 and FP8, and others quantised while loading: experts stay in 4 or 8 bits, with the bits of the
 decoded model."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Uses of several features of transformers at once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Determinism: the same bits in every run at one thread count, and between thread counts a stated distance.
 
 With gemm "native" an element is one chain of sums on any thread: two threads give the bits of one. Other GEMMs

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One experts module run by Sluice against transformers' eager loop in f64, on the same numbers."""
 
 from __future__ import annotations

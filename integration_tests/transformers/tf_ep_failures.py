@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: deviations of one rank of a split model from the other, and the errors on both."""
 
 from __future__ import annotations

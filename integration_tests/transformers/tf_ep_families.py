@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One experts module of any family with its experts distributed over all ranks, against the whole one; on every
 rank."""
 

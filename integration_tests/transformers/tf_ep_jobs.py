@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Uses of a model split over ranks, compared with the same model whole or with transformers' own transport.
 
 Called on every rank.

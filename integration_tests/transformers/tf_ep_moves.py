@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs on each rank: moves experts of a split model between ranks during training, and compares this with a training
 in which no expert moves."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes a tiny instance of every experts class of transformers that uses the registry of experts implementations."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole tiny models, one step of them, and the same step under expert parallelism."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small checkpoints as gpt-oss (MXFP4) and as Qwen3 and DeepSeek (FP8) have them on disk, and the same models dense."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank for tests of expert parallelism: as the DeepSpeed tests' worker, with transformers instead of DeepSpeed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What pip, build and uv call to make a wheel or a source package (PEP 517): pyproject.toml names it.
 
     .venv/bin/python python_plugin/packaging/backend.py DIR    # DIR/sluice-0.1.0.tar.gz

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Turns the public C headers into cffi's out-of-line ABI module.
 
 cffi's parser takes declarations only, and integer macros as `#define`s (capi/bindings/declarations.py). The result

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds libsluice, stages the `sluice` package around it, makes a wheel and installs it into this Python.
 
     .venv/bin/python python_plugin/packaging/install.py [--force] [--wheel-dir DIR] [--no-install]

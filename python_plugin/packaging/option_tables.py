@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the tables of options in docs from the table in sluice.options.
 
     .venv/bin/python python_plugin/packaging/option_tables.py [DOCS]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes all files of a release in one folder, the same bits each time they are made from one commit.
 
     .venv/bin/python python_plugin/packaging/release.py [--out DIR] [--torch VERSIONS] [--only NAMES]

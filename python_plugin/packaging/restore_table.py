@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes what the built library says of restore policies into the package, so that configs are checked without it."""
 
 import ctypes

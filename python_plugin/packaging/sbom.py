@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bill of materials of a release, as CycloneDX 1.6: its files, and what they are made with or need at run time."""
 
 from __future__ import annotations

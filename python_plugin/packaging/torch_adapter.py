@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An adapter as a wheel ships it: says where it is, and its stamp.
 
     PYTHONPATH=STAGED python torch_adapter.py [COMPILED]...            for the torch of this Python

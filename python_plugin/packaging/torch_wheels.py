@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What compiling the adapter needs of a release of torch: headers and two libraries, from a wheel that is never run.
 
 So the same steps serve CPU builds and CUDA builds, whose libraries do not load without gigabytes of NVIDIA's.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sluice: the expert-parallel MoE engine that a training framework swaps in.
 
 Importing this package imports neither torch nor a host framework: every process that imports torch loads it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m sluice COMMAND` (and `sluice COMMAND`)."""
 
 from __future__ import annotations

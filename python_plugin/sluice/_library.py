@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loads libsluice, once per process.
 
 The description of the ABI is the module `sluice._sluice_abi`, which the packaging writes from the C headers; so neither

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `import torch` calls in every process (by the `torch.backends` entry point, sluice_autoload.py).
 
 It must import nothing heavy, never import a host, and never raise: an exception here would make `import torch` fail.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which folder Sluice keeps files in for later runs: measured machines, decisions, adapters that were compiled."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The "sluice" section of a host's config, and the environment variable that overrides it.
 
     "sluice": {"enabled": true, "chunks": 4}

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decisions that later runs begin with: the file of "tuner": {"decisions": ...}, as the library writes and reads them.
 
 One file for all machines: an answer is good for the machine that it was found on, so answers lie under its words. The

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice.decisions` and `sluice.export_decisions`: what the tuner decided, for users of any host."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tuners decided last on this machine, kept in the cache folder for `sluice doctor`.
 
 One file, `decisions.json`, newest last, at most KEPT entries. It is replaced whole, under a lock, so that runs that end

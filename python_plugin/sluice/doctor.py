@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m sluice doctor [--json] [--config FILE]`: what is installed, what would be used, what is wrong, what to do.
 
 Every check stands alone: a missing piece becomes a line with advice, never a traceback. The exit status is 0 when a

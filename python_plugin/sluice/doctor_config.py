@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice doctor --config FILE`: what a config of DeepSpeed, of a model of transformers or of Megatron would swap, or
 why not.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `sluice doctor` reports: one finding a line."""
 
 from __future__ import annotations

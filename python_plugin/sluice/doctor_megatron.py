@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice doctor --config FILE` of Megatron's: what its flags, or a TransformerConfig, would have Sluice swap."""
 
 from __future__ import annotations

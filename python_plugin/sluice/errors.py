@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors of the library as Python exceptions.
 
 One class per status that a caller may want to treat apart. Importing this needs neither the library nor a host.

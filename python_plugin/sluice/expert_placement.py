@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Experts that change ranks, under any host: `sluice.move_experts` and `sluice.experts_at_home`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One process at a time, as far as the file system has locks.
 
 Some have none: network file systems without a lock service, some of FUSE. What is guarded is written whole and named in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whose the files are that Sluice reads back, and who else can change them.
 
 Code is loaded from nowhere that others can write to. Between a look at a folder and the load of what lies in it only

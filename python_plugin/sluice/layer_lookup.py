@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a user hands to `sluice.stats`, `decisions`, `export_*` and `trace.stop`, as its layers that run on Sluice.
 
 All take the same things: a layer, a model, a DeepSpeed engine, each also inside of DDP, FSDP or torch.compile, or a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What users of Megatron-Core name (docs/megatron.md).
 
 --spec sluice.megatron moe_block_spec        Megatron-LM's training scripts

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Readers of option values: each checks one value of the "sluice" section and returns what the program works with.
 
 A reader is called with the key's path and the value, and raises ConfigError, whose message names both and says what to

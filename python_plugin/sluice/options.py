@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of options: every key of the "sluice" section, in the order of the manual.
 
 A class below is a part of the table, and each of its fields is a row: the key, its type and its default, and in

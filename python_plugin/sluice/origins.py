@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where options may come from: which keys of the "sluice" section each origin may have (sluice.options has the table).
 
 The user writes the ds_config, the environment, the specs of layers and the calls of `sluice.configure`. A model's own

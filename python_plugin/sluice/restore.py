@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Restore policies: how dispatched rows and pre-activations reach the backward.
 
 Names, numbers and what each takes are the library's (backend/model/restore.c), which the packaging wrote beside this

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records how many rows each local expert of each layer received, once per backward, while SLUICE_ROUTING_DIR names a
 folder. Every rank writes a file of its own there; `sluice routing DIR` joins them into one that `sluice simulate` and
 `sluice plan` replay.

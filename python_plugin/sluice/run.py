@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a training script with Sluice loaded, for sure.
 
     python -m sluice.run train.py ...

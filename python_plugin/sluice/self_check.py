@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One tiny layer, forward and backward, in the C library alone: is what is installed able to compute?
 
 No torch: one rank, two experts of two Linears with ReLU, in plain Python beside it. Gradients are compared with finite

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the layers of a host run with: sections of several origins as one, the environment's word for all of them.
 
 Of what several say, the later in this list counts, key by key (an object such as "tuner" as a whole): the model's own

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How fast the tiers of an optimizer's step are on this machine: host memory, and files of a folder."""
 
 from __future__ import annotations

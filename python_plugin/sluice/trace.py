@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Timelines of everything that this process runs through Sluice: start, train, stop, open in Perfetto.
 
 Adapters register their contexts here when they make them; nothing is recorded until `start`, or unless the process

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The version of the package, for banners, files and comparisons between ranks."""
 
 try:

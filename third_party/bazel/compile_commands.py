@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes compile_commands.json for editors and clangd: how Bazel compiles each C and C++ file.
 
     .venv/bin/python third_party/bazel/compile_commands.py [TARGETS, by default //...]

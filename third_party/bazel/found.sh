@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Prints what of the things that @mpi and @cuda look for is on this machine, a line each, with size and time: a text that
 # changes when one of them is installed, replaced or removed. Takes milliseconds and writes nothing.
 set -euo pipefail

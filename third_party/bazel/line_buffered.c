@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Linked into every sluice_cc_test: a test that hangs or is killed leaves the name of its last case in the log. */
 #include <stdio.h>
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Build macros of Sluice: one place for the compiler's flags and the shape of a C test.
 
     load("//third_party/bazel:sluice.bzl", "sluice_cc_folder", "sluice_cc_library", "sluice_cc_tests")

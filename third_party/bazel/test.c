@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "third_party/bazel/test.h"
 
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Cases of a cmocka program: TEST(Subject_Condition_Outcome) { ... } is all that a case needs. test_main.c runs the
  * cases of a program in the order in which its files define them; `--test_filter=PATTERN` of Bazel runs those whose
  * names match

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The main of test programs that have none of their own. The argument: a pattern of the cases that run, else all. */
 #include "third_party/bazel/test.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Gives a fuzz target every file of the folders that are named, whole and cut after each of its first bytes. */
 #include <dirent.h>
 #include <string.h>

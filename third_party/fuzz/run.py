@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the fuzz targets: clang's libFuzzer under the address and the undefined-behaviour sanitizer.
 
     .venv/bin/python third_party/fuzz/run.py [--seconds 60 | --hours 8 | --inputs 1000000] [--keep] [NAME ...]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A fuzz target: one function that takes any bytes, and ends the program where something does not hold. libFuzzer's
  * name and types, so that the same file is linked with it or with replay.c. Inputs lie in blocks of exactly their size:
  * a sanitizer sees a read after the end. */

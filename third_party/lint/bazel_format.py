@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Formatter and checker of BUILD, WORKSPACE and .bzl files.
 
 buildifier comes neither as a Debian nor as a PyPI package. Its style is that of Python's formatters but for spaces

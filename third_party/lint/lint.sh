@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Formatters and linters, all pinned. Prints `ok`/`FAIL` for each check; details of a failing one follow it.
 #
 #   third_party/lint/lint.sh [--fix] [--analyze] [PATH...]
@@ -75,11 +76,17 @@ bazel_format() { if ((fix)); then .venv/bin/python third_party/lint/bazel_format
 shell_syntax() {
   local file
   for file in "${shell_files[@]}"; do
-    bash -n "$file" && head -n 12 "$file" | grep -qE 'set -euo? ?pipefail|set -eu|Sourced' || {
+    bash -n "$file" && head -n 13 "$file" | grep -qE 'set -euo? ?pipefail|set -eu|Sourced' || {
       echo "$file: does not parse, or lacks set -euo pipefail"
       return 1
     }
   done
+}
+spdx_lines() {
+  local file
+  for file in "${c_files[@]}" "${python_files[@]}" "${shell_files[@]}"; do
+    head -n 2 "$file" | grep -q 'SPDX-License-Identifier: Apache-2.0' || echo "$file"
+  done | sed 's/$/: has no line "SPDX-License-Identifier: Apache-2.0" at its top/' | grep . && return 1 || return 0
 }
 # A path of one machine, or the host of a package registry, has no place in a commit.
 no_private_paths() {
@@ -91,6 +98,7 @@ no_private_paths() {
 ((${#python_files[@]} == 0)) || check "Python: ruff format" ruff_format
 ((${#bazel_files[@]} == 0)) || check "Bazel: format (${#bazel_files[@]} files)" bazel_format
 ((${#shell_files[@]} == 0)) || check "shell: syntax (${#shell_files[@]} files)" shell_syntax
+check "SPDX line in every source file" spdx_lines
 check "no paths of one machine, no registry hosts" no_private_paths
 printf 'lint: %d passed, %d failed\n' "$passed" "$failed"
 ((failed == 0))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs clang-tidy 14 over the library's C files with the flags that Bazel compiles them with.
 
     tidy.py [--analyze] [PREFIX...]

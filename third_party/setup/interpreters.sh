@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Makes .venv-python3.X for each Python named, with a torch and cffi: what the wheel's test of that Python trains with
 # (python_plugin/packaging/test/interpreters_test.py). The interpreter is looked for on PATH and in pyenv's folder. May
 # be run again and again; `rm -r .venv-python3.X` gives the gigabytes back.

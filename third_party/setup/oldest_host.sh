@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Makes .venv-oldest-host: the pinned oldest DeepSpeed before everything that .venv has (torch, pytest, sluice). Expects
 # that setup.sh has run; may be run again and again.
 set -euo pipefail

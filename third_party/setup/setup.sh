@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Sets up this checkout: Debian packages by name, then .venv with pinned Python packages. May be run again and again.
 #
 #   third_party/setup/setup.sh quickstart|test|archive

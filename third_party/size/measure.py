@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Counts the tracked lines of the repository by area, and the share of them that is the product.
 
   third_party/size/measure.py [COMMIT]    this tree, or a commit; areas.txt next to this file says what belongs where

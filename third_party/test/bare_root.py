@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the README's two commands in their natural order in a Debian that has nothing yet.
 
     third_party/test/bare_root.py [--root DIR] [COMMAND...]      (as root; default: ./quickstart, then ./test)

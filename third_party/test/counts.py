@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts what ran, for the last line of ./test.
 
 counts.py bazel BUILD_EVENTS.json EXIT_CODE [OPTION...]   prints "passed failed skipped" of Bazel's tests, case by case

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares covered.txt, the short checks in place of tests that run with --full alone, with the tests' markers."""
 
 import os

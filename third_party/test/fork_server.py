@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts Python scripts in processes that have their heavy imports already.
 
 A rank of a test imports torch, which takes seconds, and then runs for milliseconds. So one process imports it once, and

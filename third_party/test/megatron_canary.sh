@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # The newest Megatron-Core of the package index: do Sluice's everyday tests of Megatron pass with it? What fails is a
 # warning, as nobody promised it; the exit status is 0. Expects that setup.sh has run.
 set -euo pipefail

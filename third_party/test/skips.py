@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The skips allowed on this machine: the conditions of skips.txt, each checked on the machine itself and not by the
 tests."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks our prototypes of CUDA, cuBLAS and NCCL against the vendors' headers, and that their libraries have every
 symbol. Needs no GPU: the libraries open without one.
 

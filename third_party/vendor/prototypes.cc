@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compares our declarations of foreign functions and constants with the vendors' headers, when it is compiled.
 //
 // Ours name handles void*, enums int and results int. So two types are the same when both are pointers, or both are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading and writing of state dicts while experts are away from home: refused by name, since every name in them means
 the place that an expert has at home.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Experts change ranks while training runs, by `sluice/migration.h`.
 
 After an update, weights, masters, moments and step counts are copied, and travel while the host goes on. Before the

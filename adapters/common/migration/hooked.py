@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Experts that travel beside the steps of an optimizer of torch, by its own hooks."""
 
 from __future__ import annotations

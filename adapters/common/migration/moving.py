@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Moves experts of a layer between ranks, with their parameters, gradients, and optimizer states. The host's modules
 and tensors keep their addresses; only their contents move.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the experts of a layer live. A host knows one place for each, which follows from its number."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Moves experts to a placement in rounds, one round between two updates. In a round each rank sends at most one expert
 and receives at most one, so that it needs extra memory only for the state of one leaving and one arriving expert."""
 

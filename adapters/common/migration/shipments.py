@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What belongs to a part of a model, as tensors and plain values by name, and how it travels between ranks.
 
 Both ends know the description of each shipment before the first tensor is sent. Bits are what they were.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One budget over several contexts: what ranks tell each other, and what each context gets."""
 
 from __future__ import annotations

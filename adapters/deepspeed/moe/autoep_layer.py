@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The class that a swapped AutoEP layer becomes: the host's own with other steps between router and output.
 
 Router, shared experts, parameters, names, state dict and checkpoints are those of the host.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an AutoEP layer of the host is (`expert_parallel` in ds_config), and whether Sluice can run it.
 
 Its experts are stacked: w1 and w3 [E_local, H, M], w2 [E_local, M, H]. However the model had them (one tensor for gate

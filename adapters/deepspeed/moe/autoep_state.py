@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a swapped AutoEP layer keeps: its engine layers, and where its scores go."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records of Sluice's exchanges in DeepSpeed's `comms_logger`, where its own all-to-alls would have stood."""
 
 from __future__ import annotations

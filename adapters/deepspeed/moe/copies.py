@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies and pickles of a swapped layer are layers of the host, so that a saved model loads where Sluice is not."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decides between steps whether experts should change ranks, and has them moved during the next ones.
 
 What a rank must know to see that loads are even, it knows from the headers of forwards: while they are, nothing is

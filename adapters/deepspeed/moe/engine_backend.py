@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What swapped layers run on: the C library, through the torch adapter, with a context for each list of ranks."""
 
 from __future__ import annotations

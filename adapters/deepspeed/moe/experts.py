@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which experts C may compute itself, and which of the host's it must call.
 
 Fused are only experts whose whole mathematics is known: Linear - activation - Linear (or the gated form), exact torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a probe says of one layer, whatever its kind: all that the adapter needs to know of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What can only be seen when a host's expert runs: asked of each expert once, in its first call with gradients."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Supports DeepSpeed's flops profiler (`flops_profiler` in ds_config).
 
 The profiler hooks every module, only on rank 0 and for one step, and counts the calls of torch's functions. Its hooks

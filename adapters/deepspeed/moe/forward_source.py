@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads the forward of a simple expert class, to be sure of it without running it.
 
 Understood is straight-line code made of nothing but `self.layer(...)`, known activations, names and, for gated

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The class that a swapped layer becomes: the host's own `MOELayer` with another forward, and nothing else.
 
 Parameters, names, hooks, state dict, isinstance checks, optimizers and checkpoints are those of the host. Copies and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Moves experts of swapped layers (adapters/common/migration/moving.py): what belongs to them under DeepSpeed."""
 
 from __future__ import annotations

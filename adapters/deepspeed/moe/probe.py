@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a `MOELayer` of the host is, and whether Sluice can run it.
 
 Capabilities are looked at, never version numbers.

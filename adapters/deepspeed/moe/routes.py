@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls the host's gate, and returns expert ids and route weights.
 
 The gate stays the host's module, with its hooks, its random draws and their order. Two things differ from the stock

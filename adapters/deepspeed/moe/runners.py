@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a swapped layer of any kind keeps beside the host's own attributes: the engine layers that run it.
 
 Holds no module and no tensor of the host: both are read afresh at each forward, because ZeRO, offload and `.to()` move

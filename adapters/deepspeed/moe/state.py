@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state of a swapped `MOELayer`: its engine layers, and the calls of the host's experts where C does not compute
 them."""
 

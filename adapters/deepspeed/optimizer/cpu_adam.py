@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The op that DeepSpeed's `DeepSpeedCPUAdam` loads, computed by the library: ZeRO-Offload's optimizer by key.
 
 The optimizer stays DeepSpeed's own class, with its state, checkpoints and type checks. Sluice only replaces the op that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What DeepSpeed's optimizers keep of an expert's parameters (common/optimizer_state.py). One keeper for each kind,
 chosen when experts move."""
 

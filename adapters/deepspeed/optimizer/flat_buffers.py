@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The flat buffers in which DeepSpeed's optimizers of ZeRO 1 and 2 and of bf16 keep masters and moments.
 
 Each group of parameters has one buffer, which is cut over the ranks with replicas. The places are those by which the

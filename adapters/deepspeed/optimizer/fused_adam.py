@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The op that DeepSpeed's `FusedAdam` loads, computed by the library: the plain Adam and AdamW of a ds_config by key.
 
 `FusedAdam` is what DeepSpeed makes of "Adam" and "AdamW" where nothing is offloaded. On a CPU it compiles an op at run

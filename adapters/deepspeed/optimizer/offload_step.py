@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ZeRO-Offload's step (stages 1 and 2) in one pass over a partition: unscale, clip, update, 16-bit parameters out.
 
 The host reads and writes the f32 gradients to unscale and clip them, updates, copies the masters to a 16-bit buffer and

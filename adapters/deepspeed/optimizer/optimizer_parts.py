@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a pipeline's optimizer keeps of each parameter, taken out, and put into the same optimizer over others.
 
 The object stays: whoever holds it, its groups or its schedulers, goes on with it. There are two kinds. Plain optimizers

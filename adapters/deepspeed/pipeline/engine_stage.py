@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A stage of DeepSpeed's `PipelineEngine` as callbacks: its own instructions, in the order in which messages arrive.
 
 Everything that computes stays the engine's: its data iterators, its forward and backward passes with their timers,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What layers leave behind for their backward, in bytes, as they train: the first forward of each in a batch is asked.
 
 Autograd says what it saves. A tensor counts once for each layer that saves it, with the whole of its storage; one that

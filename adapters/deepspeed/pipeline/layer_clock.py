@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each layer of a stage takes: forward, backward, and what its backward runs again, in seconds of a micro-batch.
 
 A backward is measured by marks: autograd calls when a gradient reaches the output of a layer, and a layer lasts from

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A batch of a stage in which layers at its cuts are on their way: which layers run for each micro-batch, and what
 becomes of the gradients of those that come here (docs/pipeline.md, "A layer that moves in a batch")."""
 

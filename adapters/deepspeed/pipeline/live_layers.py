@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Moves layers of a `PipelineModule` to the neighbouring stage while a batch runs, without a drain: all that belongs to
 them travels meanwhile, by `sluice/migration.h`, and micro-batches go over from one stage to the other as it arrives
 (docs/pipeline.md, "A layer that moves in a batch").

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Moves layers of a `PipelineModule` between stages, with all that belongs to them: parameters, gradients, buffers, and
 what the optimizer keeps of each. Between two batches, when no micro-batch is under way.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A stage of DeepSpeed's `PipelineEngine` whose weight gradients are ops of their own.
 
 The engine's backward is whole and stays so. Linear layers put their weight gradients off in it (split_backward.py),

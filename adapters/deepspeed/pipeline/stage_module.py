@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layers of a `PipelineModule` on its rank: which they are, all that belongs to one, and how the stage gets others.
 
 The module object stays the user's. Names and orders are those of a module that was built with the new partition.

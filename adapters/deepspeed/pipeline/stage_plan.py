@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pipeline's plan by key: which layer runs on which stage, which layers are computed again in the backward, which are
 offloaded until then, and the plans of MoE layers.
 

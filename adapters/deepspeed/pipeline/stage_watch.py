@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pipeline whose layers change their stage by themselves: "pipeline": {"plan": "adaptive"}.
 
 While a batch runs, each rank measures the seconds and bytes of its layers (layer_clock.py). The ranks exchange these

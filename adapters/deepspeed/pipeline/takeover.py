@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DeepSpeed's pipeline engine by key: "sluice": {"pipeline": {...}} has its two schedules run by what has arrived.
 
 `TrainSchedule` and `InferenceSchedule` fix an order for each stage, in which it waits for every message. Here a stage

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts the ranks of these tests as in adapters/torch."""
 
 import os

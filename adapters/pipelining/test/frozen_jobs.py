@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: frozen layers, parameters with several uses, and gradients that remain: Sluice against torch's 1F1B."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: torch's own schedules and Sluice's over the same layers."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: stages that have replicas, by FSDP or by DDP: torch's own 1F1B and Sluice's schedules."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Split weight gradients with frozen layers, parameters with several uses, or waiting gradients: torch's own bits."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sluice's schedules of torch.distributed.pipelining against torch's own 1F1B: the same bits."""
 
 import os

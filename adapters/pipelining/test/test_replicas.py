@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stages with replicas, by FSDP and by DDP, under Sluice's schedules: torch's own bits, or an error that says why."""
 
 import os

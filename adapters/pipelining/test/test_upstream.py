@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Torch's own multi-process tests of its schedules, over gloo, with Sluice's schedules instead: the same results as
 with torch's.
 

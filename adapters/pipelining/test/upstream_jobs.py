@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: torch's own multi-process tests of its schedules, over gloo, with torch's classes and with Sluice's.
 
 Torch's (test_schedule_multiproc.py, test_stage.py) need several GPUs. The cases are theirs, the code is ours;

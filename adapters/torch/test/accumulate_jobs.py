@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients that exist already, of layers with separate parameters per expert."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The autograd features that users rely on: all forms of gradients, hooks, checkpoints, experts of the host."""
 
 import contextlib

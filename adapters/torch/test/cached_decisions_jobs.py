@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs of the ranks of test_cached_decisions.py: runs that begin with decisions in files."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The folder above has an `__init__.py` and is called `torch`: pytest would import it under that name."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run by test_cuda.py with fake CUDA libraries in the loader's path: the adapter as on a GPU, with its tensors on the
 CPU.
 

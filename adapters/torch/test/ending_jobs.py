@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ways in which a rank ends, for test_ranks.py."""
 
 import os

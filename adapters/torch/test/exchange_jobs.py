@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs of the ranks of test_exchange.py: only the callbacks of c10d_comm.cpp, without libsluice."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Groups of ranks: of several sizes, created by ranks that differ, and joins that fail."""
 
 import random as random_module

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inputs of layers for W ranks, and the results of a plain loop over experts in double precision."""
 
 import math

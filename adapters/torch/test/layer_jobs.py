@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs of the ranks of test_layer.py: numbers, choices, errors and traces of layers."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lifetimes: closed contexts, forked workers, exits, and groups that the host destroys."""
 
 import gc

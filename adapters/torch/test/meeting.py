@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Orders events between the ranks of a test, by notes in the group's store: nothing depends on time.
 
 Rank 0's process holds the store: it ends last (`part`), or deliberately first (`until_gone`).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs of the ranks of test_migration.py: experts with AdamW's state swap places during training."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs of the ranks of test_optim_ranks.py: data-parallel training by the optimizer only."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks that are silent, are killed, or are stopped while they wait."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: pipelines of plain torch functions, without a host."""
 
 import gc

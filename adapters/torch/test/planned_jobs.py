@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: the predictions of a plan of layers over stages, compared with the pipeline that runs it.
 
 Layers sleep for their time and keep memory like real ones, so that ranks need no processor of their own. Each is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: batches of policies that were not measured, predicted with the times of another policy's batch."""
 
 import time

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs one function in several processes that form a gloo group over loopback, with a deadline.
 
 A job is "module:function" of this folder, or "path/of/module:function" of another. It is called with its keyword

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-side: splits of the ranks into stages and replicas, priced by `sluice plan --split`, and the pipelines that run
 them.
 

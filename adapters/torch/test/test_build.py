@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The builder of the shared object, with a compiler that only records its calls."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shared objects in a wheel: one per release of torch, preferred over all others if it fits."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trust in the builder's cache: it loads only files that this user or root could have put there, for this platform.
 
 The compiler only records its calls; its output is not loaded.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decisions that outlive a run: stored files, damaged ones, one rank's, pinned ones."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CUDA tensors, as far as possible without a GPU: device, stream, memory; errors; NCCL's id.
 
 The library below runs on the fake driver, cuBLAS and NCCL (capi/test/cuda/fake_gpu.c); on a GPU

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A `DLTensor*` passes the C ABI unchanged: calls take the tensors that torch and NumPy export by `__dlpack__`."""
 
 import ctypes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every kernel against torch at the ends of its dtype's range: huge, subnormal, infinite and NaN values.
 
 A new kernel gets a row here: KERNELS names each kernel of backend/device/kernels.h and the test that compares it,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The communicator over c10d, separately: order, failures, deadlines, signals."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Torch's GEMMs through the library's callback, separately."""
 
 import itertools

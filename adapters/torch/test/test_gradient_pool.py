@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The memory of released gradients serves the next ones: same bits, within its bound, off on request."""
 
 from __future__ import annotations

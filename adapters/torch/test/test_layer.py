@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers in real processes compared with a plain loop over experts."""
 
 import functools

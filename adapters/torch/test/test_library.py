@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loads libsluice, and its errors as exceptions. Each case has its own process: loading happens once."""
 
 import os

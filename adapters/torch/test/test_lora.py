@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapters of experts: the layer with frozen stacks computes what autograd makes of W + s B A, which it never forms."""
 
 from __future__ import annotations

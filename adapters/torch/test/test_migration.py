@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Experts that swap places with AdamW's state during training, compared with experts that stay."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ranks that share a node: by host names, or as configured."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers whose saved tensors are copied out until their backward: the bits of layers that keep them, bytes as counted,
 and errors by name."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice.optim` against `torch.optim`: the same training, states that convert both ways, and steps that change
 nothing."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice.optim` with its states in a file: the bits of states in memory, resumed training, checkpoints both ways."""
 
 import copy

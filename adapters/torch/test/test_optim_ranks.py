@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice.optim` with a process group: data-parallel training whose sums are formed within the step."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice.optim` by torch's own table of optimizers under test: every option of it trains as torch's class does or is
 rejected by name, and errors of torch's class have its text."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Experts whose members are parts of a tensor: output and gradients of a layer with separate tensors, to the bit."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pipelines of plain torch functions: the tensors that they carry, and their errors."""
 
 import pytest

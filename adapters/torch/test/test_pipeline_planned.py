@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Predictions for a plan of stages and for a split of the ranks, against pipelines that run them: none was measured
 before."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Predictions of `sluice simulate --stages` for batches that were not measured, compared with those batches."""
 
 import statistics

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice.plan_model`: activations stay in a budget, with the same losses and gradients to the bit."""
 
 from __future__ import annotations

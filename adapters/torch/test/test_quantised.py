@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packed stacks: the layer has the bits of one with the decoded weights, and holds no more than codes and scales."""
 
 from __future__ import annotations

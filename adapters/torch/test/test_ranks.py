@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ranks of these tests leave nothing in the folder for temporary files however they end, and their output is
 reported."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Split weight gradients of linear layers: the bits of a whole backward."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The transport of a layer's rows on the CPU: Sluice's own TCP connections, or gloo."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs of the ranks of test_transport.py: layers over gloo and over TCP, and connections that cannot be made."""
 
 import os

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The allocator counts its blocks and rejects allocations beyond its limit. */
 #include "backend/base/alloc.h"
 

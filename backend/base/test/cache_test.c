@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Eviction keeps the contents and touches nothing outside the range. That it makes memory slow is checked by hand, with
  * a clock.
  */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Untrusted texts: size and objects have limits, and names are compared completely. */
 #include "backend/base/json.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/base/test/last_error.h"
 
 const sluice_error_info_t* last_error(void) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/base/math.h"
 
 #include "third_party/bazel/test.h"

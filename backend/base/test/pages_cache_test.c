@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rates of fresh memory that outlive a process. */
 #include <dirent.h>
 #include <stdint.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Fresh ranges are measured without a change of their contents; other ranges are left alone. */
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Fresh ranges are populated while the caller continues, and nothing else is touched. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* RUSAGE_THREAD, sched_setaffinity */

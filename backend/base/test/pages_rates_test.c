@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The rule when fresh memory is measured, and the choice of pages. */
 #include <stdint.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The ranges for which huge pages are requested when all are: the kernel reports them in /proc/self/smaps (flag
  * "hg"). */
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The processors that a process may use. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* sched_setaffinity */

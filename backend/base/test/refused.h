@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Calls that are refused with a status and words, and calls that work. */
 #ifndef SLUICE_BACKEND_BASE_TEST_REFUSED_H_
 #define SLUICE_BACKEND_BASE_TEST_REFUSED_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Contention of exchanges and GEMMs: recovered from noisy simulated machines, and its effect on a schedule of small
  * exchanges. */
 #include <math.h>

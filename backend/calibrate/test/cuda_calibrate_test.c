@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Calibration of CUDA contexts on fakes: the whole path from the ranks' handshake to the cache, and the failure of each
  * driver call. The times are those of this CPU under the fakes, so no test checks them. */
 #include <dirent.h>

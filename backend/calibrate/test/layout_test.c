@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The layout of ranks as each rank receives it. */
 #include <pthread.h>
 #include <stdint.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Whole passes on simulated machines: predictions for layers after the correction. */
 #include <math.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Shares from simulated works: the share of speed that each work keeps is known and is recovered. */
 #include <math.h>
 #include <stdint.h>

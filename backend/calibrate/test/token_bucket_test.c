@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The token bucket of simulated links. */
 #include <math.h>
 

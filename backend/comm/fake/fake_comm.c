@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/comm/fake/fake_comm.h"
 
 #include <assert.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A communicator that wraps another one, fails or dawdles on command, and keeps the sequence of calls: for tests. */
 #ifndef SLUICE_BACKEND_COMM_FAKE_FAKE_COMM_H_
 #define SLUICE_BACKEND_COMM_FAKE_FAKE_COMM_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/comm/host/host_comm.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Callbacks into a host's process group as a communicator; also the frame for plugins (mpi). */
 #ifndef SLUICE_BACKEND_COMM_HOST_HOST_COMM_H_
 #define SLUICE_BACKEND_COMM_HOST_HOST_COMM_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Messages over somebody else's messages of known sizes: of MPI's plugin, of a host's process group.
  *
  * A frame of fixed size goes ahead, with the head and, where it fits, the payload in it; a larger payload follows as a

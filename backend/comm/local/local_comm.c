@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The ranks are threads of one process: the smallest complete transport, and the one to copy for a new one.
  *
  * A rank posts its request in the group; a waiting rank copies what its peers have posted for the same request number

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a local communicator needs of a device to exchange its memory in the order of streams: private to the library,
  * filled by whoever knows the device (capi/src/comm_local_cuda.c).
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Exchanges between ranks that are threads: see local_comm.c. */
 #include "backend/comm/local/local_group.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A group of ranks that are threads: what it, its ends and their requests hold, and the exchanges between them.
  *
  * local_comm.c      groups, making and ending a rank's communicator, devices, notes

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Messages between ranks that are threads: the sender copies into memory of the receiver's endpoint and tells it that
  * the message has arrived. So a message is there when its send returns, whatever the receiver does meanwhile, and no
  * thread is needed. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the files of the plugin share: the clock, and how a call of MPI that failed is told. */
 #ifndef SLUICE_BACKEND_COMM_MPI_MPI_CALLS_H_
 #define SLUICE_BACKEND_COMM_MPI_MPI_CALLS_H_

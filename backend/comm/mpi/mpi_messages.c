@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #ifdef SLUICE_NO_MPI
 
 typedef int sluice_no_mpi_t; /* a file with nothing in it is none */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Messages of the plugin: MPI's own, on one duplicate of the communicator for all endpoints, each with its own tag:
  * what one leaves behind never reaches the next. */
 #ifndef SLUICE_BACKEND_COMM_MPI_MPI_MESSAGES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Exchanges over MPI messages: every receive is posted before any send, and a wait polls them until its deadline.
  *
  * MPI cannot take a message back once it has been matched, and cannot cancel a send at all: buffers of an exchange that

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What libsluice_mpi.so exports. It shares no symbol with libsluice: only these functions and the callbacks they
  * return.
  */

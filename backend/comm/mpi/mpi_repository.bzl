@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds Open MPI through its compiler wrapper and offers it as @mpi//:mpi.
 
 Without it the repository still exists: @mpi//:mpi then defines SLUICE_NO_MPI, libsluice_mpi.so is a stub that says so,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/comm/mpi_loader/mpi_loader.h"
 
 #include <dlfcn.h>

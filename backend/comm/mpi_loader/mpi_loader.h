@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Opens libsluice_mpi.so on demand: libsluice itself does not know MPI. */
 #ifndef SLUICE_BACKEND_COMM_MPI_LOADER_MPI_LOADER_H_
 #define SLUICE_BACKEND_COMM_MPI_LOADER_MPI_LOADER_H_

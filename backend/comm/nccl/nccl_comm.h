@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* NCCL as a communicator: an exchange is one group of ncclRecv and ncclSend.
  *
  * Three ways in. exchange_enqueue puts an exchange of device buffers on the caller's stream and returns: the payload's

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Creates and destroys an NCCL communicator. */
 #include "backend/base/clock.h"
 #include "backend/comm/nccl/nccl_comm.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* How a communicator breaks: errors, whose fault they are, and the end of the group. Private to this folder. */
 #ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_FAILURE_H_
 #define SLUICE_BACKEND_COMM_NCCL_NCCL_FAILURE_H_

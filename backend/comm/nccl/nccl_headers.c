@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Headers over TCP connections of their own. A group of NCCL's begins after all groups before it on its communicator,
  * so a header that went that way would wait until the rows of the passes before have travelled. */
 #include "backend/comm/nccl/nccl_headers.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Headers over TCP connections of their own. Private to this folder. */
 #ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_HEADERS_H_
 #define SLUICE_BACKEND_COMM_NCCL_NCCL_HEADERS_H_

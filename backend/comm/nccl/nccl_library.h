@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The NCCL library through one table of symbols, opened by name at run time; tests fill the table themselves. */
 #ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_LIBRARY_H_
 #define SLUICE_BACKEND_COMM_NCCL_NCCL_LIBRARY_H_

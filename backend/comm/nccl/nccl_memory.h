@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Device memory that NCCL allocated and that is registered with a communicator: what is sent from it and received into
  * it goes without a copy through NCCL's own buffers where the link allows that.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Registered buffers: the blocks of a communicator. Private to this folder. */
 #ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_REGISTER_H_
 #define SLUICE_BACKEND_COMM_NCCL_NCCL_REGISTER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/comm/nccl/nccl_settle.h"
 
 #include <sched.h>

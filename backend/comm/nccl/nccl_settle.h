@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Waiting until NCCL has done in the background what it was asked. Private to this folder. */
 #ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_SETTLE_H_
 #define SLUICE_BACKEND_COMM_NCCL_NCCL_SETTLE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The host's communicator, split.
  *
  * Where that one does not block, NCCL returns before the new handle is there: a thread of its own fills it in, at times

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A communicator made from the host's own. Private to this folder. */
 #ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_SPLIT_H_
 #define SLUICE_BACKEND_COMM_NCCL_NCCL_SPLIT_H_

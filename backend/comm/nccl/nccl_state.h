@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a communicator and its requests hold. nccl_comm.h is what others see; of the files here each has its header:
  *
  * nccl_create.c    making and ending it

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Exchanges in the order of a stream. nccl_comm.h has the entries of the table. Private to this folder. */
 #ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_STREAM_H_
 #define SLUICE_BACKEND_COMM_NCCL_NCCL_STREAM_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Where a rank can be reached: what it tells the others before they connect. */
 #ifndef SLUICE_BACKEND_COMM_TCP_TCP_ADDRESS_H_
 #define SLUICE_BACKEND_COMM_TCP_TCP_ADDRESS_H_

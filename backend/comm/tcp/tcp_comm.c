@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ranks that speak over TCP connections of Sluice's own, made through a communicator that they already share, or
  * through the address of rank 0 and a secret (tcp_rendezvous.h).
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One connection between every two ranks, found with the help of what the ranks already share: a communicator, or the
  * connections to the place where they met (tcp_rendezvous.h). */
 #ifndef SLUICE_BACKEND_COMM_TCP_TCP_CONNECT_H_

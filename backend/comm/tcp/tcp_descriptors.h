@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The descriptors of the transport, and what a fork does with them: a child closes its copies.
  *
  * A connection ends when the last descriptor of it is closed, whichever process holds it, and closing on exec does not

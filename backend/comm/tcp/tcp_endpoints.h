@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The addresses that a caller gives to ranks that share no communicator: "host:port", one for each rank or one alone.
  */
 #ifndef SLUICE_BACKEND_COMM_TCP_TCP_ENDPOINTS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Frames on the connections of a TCP communicator: whose bytes are next, what has arrived, who is gone. Private to
  * backend/comm/tcp; one thread at a time.
  *

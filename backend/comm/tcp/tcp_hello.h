@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The first words on a connection, after which both ends know that the other belongs to the group, and which rank it
  * is. Whoever accepts a connection, or is found at an address, may be anybody: nothing is believed before that.
  *

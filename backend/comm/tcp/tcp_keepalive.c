@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* TCP_USER_TIMEOUT would end connections with unconfirmed bytes too, but also those to a peer that computes while its
  * buffers are full: since Linux 5.11 it counts from the moment when the window closed, whether or not the peer's system
  * answers (measured on 6.18: 12.4 s with 12 s). A rank may compute, or write a checkpoint, for minutes. So the system's

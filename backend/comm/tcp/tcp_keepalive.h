@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* How a peer is noticed whose machine says nothing any more: no power, or no network in between. */
 #ifndef SLUICE_BACKEND_COMM_TCP_TCP_KEEPALIVE_H_
 #define SLUICE_BACKEND_COMM_TCP_TCP_KEEPALIVE_H_

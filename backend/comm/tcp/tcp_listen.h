@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Where a rank waits for the others: on all its addresses, on those of the interfaces that were named and no other, or
  * at the endpoint that the caller gave. */
 #ifndef SLUICE_BACKEND_COMM_TCP_TCP_LISTEN_H_

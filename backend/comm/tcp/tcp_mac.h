@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* SipHash-2-4 with 128 bits (Aumasson, Bernstein, "SipHash: a fast short-input PRF", 2012; the long form as in the
  * authors' reference code): who does not have the key cannot tell the code of bytes that it has not seen it for. */
 #ifndef SLUICE_BACKEND_COMM_TCP_TCP_MAC_H_

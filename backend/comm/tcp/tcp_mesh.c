@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One thread polls all connections that are not yet known to be the group's: those it accepted, and those it tries. So
  * nobody who is slow or silent keeps another waiting.
  *

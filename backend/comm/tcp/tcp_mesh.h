@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Every rank of the group connects to every other, while strangers do what they like. */
 #ifndef SLUICE_BACKEND_COMM_TCP_TCP_MESH_H_
 #define SLUICE_BACKEND_COMM_TCP_TCP_MESH_H_

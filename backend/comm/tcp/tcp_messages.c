@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The thread that moves messages, and what the endpoint asks of it. */
 #include "backend/comm/tcp/tcp_messages.h"
 

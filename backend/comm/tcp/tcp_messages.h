@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Messages over TCP: connections of their own beside the exchanges', and a thread.
  *
  * Of their own, because what an exchange has not asked for stays in its sockets, and a message behind it would be stuck

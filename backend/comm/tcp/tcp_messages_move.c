@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Bytes of messages, in and out of one peer's connection. */
 #include <errno.h>
 #include <limits.h>

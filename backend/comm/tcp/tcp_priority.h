@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Which connections go first. Those that give way carry what can wait: state that moves while training runs.
  *
  * All connections of a process share its links, and what is once in the system's queues cannot be overtaken. So a

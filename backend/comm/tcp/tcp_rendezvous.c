@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/comm/tcp/tcp_rendezvous.h"
 
 #include <errno.h>

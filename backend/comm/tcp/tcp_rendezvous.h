@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ranks that share nothing but the address of rank 0 and a secret meet there, and then serve each other as a parent
  * while they connect (tcp_connect.h).
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ranks above 0: each connects to rank 0, says what it expects, and waits for what rank 0 says. Nothing is believed
  * before rank 0 has proved that it has the secret. */
 #include <errno.h>

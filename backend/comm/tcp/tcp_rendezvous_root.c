@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rank 0: one thread polls everybody who calls. A caller that cannot prove the secret delays nobody and is remembered:
  * if a rank is then missing, the error says so. What does not fit is refused for all ranks, also for those that come
  * later, until all have heard it or the time is over. */

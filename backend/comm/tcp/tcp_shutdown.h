@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* How a rank leaves that has given up because it has lost another: its peers are to name that one, and this rank's
  * connections end too. */
 #ifndef SLUICE_BACKEND_COMM_TCP_TCP_SHUTDOWN_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/comm/tcp/tcp_side_channel.h"
 
 #include "backend/comm/tcp/tcp_messages.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a communicator's own transport does not carry, or not well, over TCP connections that are made through it:
  * messages, and headers of a communicator that moves rows of a device. */
 #ifndef SLUICE_BACKEND_COMM_TCP_TCP_SIDE_CHANNEL_H_

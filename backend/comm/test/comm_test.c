@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The common entries over a transport made of a script: config, deadlines, notes, and who is blamed. */
 #include "backend/comm/comm.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the fake does on command, between two ranks over local, driven from one thread where possible. */
 #include "backend/comm/fake/fake_comm.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the host adapter makes of its callbacks' answers. */
 #include "backend/comm/host/host_comm.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Waits for messages over a wire that carries none, and what an endpoint says of ranks that give up. */
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What is said when the MPI library cannot be used; with it, see //backend/cts/comm:mpi_suite_*. */
 #include <stdint.h>
 #include <string.h>

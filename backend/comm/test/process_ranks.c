@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/comm/test/process_ranks.h"
 
 #include <stdatomic.h>

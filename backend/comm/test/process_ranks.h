@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ranks that are processes, of any number: a communicator over memory that they share, enough to find each other over
  * tcp, with a store of notes that takes its time. */
 #ifndef SLUICE_BACKEND_COMM_TEST_PROCESS_RANKS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A communicator of which one rank is real, for fuzz targets: the others answer its exchanges with its own words, and
  * their messages are what a test says. Everything happens on the calling thread. */
 #ifndef SLUICE_BACKEND_COMM_TEST_SAID_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ranks that share nothing but an address and a secret: they find each other in any order, and what does not fit fails
  * on all of them, with the rank at fault. Ranks are threads. */
 #include <arpa/inet.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the suite in //backend/cts/comm cannot see of the tcp transport: who may connect, what one rank's trouble is to
  * the others, and that the parent stays usable. Ranks are threads that find each other through the local transport. */
 #include <arpa/inet.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Many ranks at once, as processes: 32 every day, 256 with SLUICE_FULL set. All of them connect at the same moment; and
  * when one of them stops, all others ask a slow store who it is. */
 #include <signal.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Another machine at an address of rank 0: ranks get rank 0's card with this one's port in it. */
 #ifndef SLUICE_BACKEND_COMM_TEST_TCP_DETOUR_H_
 #define SLUICE_BACKEND_COMM_TEST_TCP_DETOUR_H_

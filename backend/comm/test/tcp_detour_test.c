@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* At an address of a rank another machine may answer, as private networks overlap, or nobody as yet. The rank is found
  * at its next address, or at the same one later. */
 #include "backend/comm/test/tcp_detour.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a forked child holds of the tcp transport: nothing, whoever forks and whenever. */
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Frames on connections of the tcp communicator: rank 0 of three exchanges with two peers that say what the input says,
  * frames that fit, frames of other lengths and kinds, parts of them, and the end. A request that completes holds
  * exactly what was sent for it; every other one fails, and nothing waits.

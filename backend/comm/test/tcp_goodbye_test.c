@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A rank that has sent everything and goes, while the one that is to read it has been stopped: what it sent arrives,
  * whatever lies unread when it goes. The send buffer is made large enough where the system lets this process do so. */
 #include <signal.h>

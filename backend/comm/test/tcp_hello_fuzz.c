@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* First words of a connection, in both roles, to somebody who says what the input says: right words, any words, and
  * parts of them. A connection is kept exactly where all words were right.
  *

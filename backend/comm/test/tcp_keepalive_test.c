@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A peer whose machine falls silent is lost by name, soon; one that only keeps others waiting is not.
  *
  * The wire is cut by a filter that drops whatever arrives at the sockets of this process, answers of the other end's

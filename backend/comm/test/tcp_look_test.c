@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Tests when repeated checks of a TCP connection report a peer as silent. */
 #include <arpa/inet.h>
 #include <linux/filter.h>

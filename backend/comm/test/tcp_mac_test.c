@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The code is that of the authors' reference: the first two of their vectors of whole words, and one of the length that
  * the transport uses, from another implementation (`openssl mac -macopt size:16 SIPHASH`). */
 #include "backend/comm/tcp/tcp_mac.h"

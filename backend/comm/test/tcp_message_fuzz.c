@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Messages over tcp: rank 0 of three, whose two peers say what the input says: whole messages, parts of them, frames of
  * other kinds and lengths, any bytes, and the end. What a receive gets of a peer that has said nothing wrong is what
  * that peer sent under its tag, in its order; every other request fails, nothing waits, and no memory is asked for that

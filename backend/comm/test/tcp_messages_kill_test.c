@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A rank that is killed, while it is a process: all others are told which, whomever they wait for. */
 #include <stdint.h>
 #include <stdio.h>

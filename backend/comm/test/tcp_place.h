@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* An address on loopback for rank 0 that no other test of this machine uses. */
 #ifndef SLUICE_BACKEND_COMM_TEST_TCP_PLACE_H_
 #define SLUICE_BACKEND_COMM_TEST_TCP_PLACE_H_

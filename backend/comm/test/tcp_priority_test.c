@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Messages that can wait: while bytes of an exchange lie unread, few of them go out, and some do. */
 #include <stdint.h>
 #include <stdlib.h>

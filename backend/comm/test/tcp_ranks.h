@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ranks of a tcp communicator as threads of the test, which find each other through the local transport. */
 #ifndef SLUICE_BACKEND_COMM_TEST_TCP_RANKS_H_
 #define SLUICE_BACKEND_COMM_TEST_TCP_RANKS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What is left of a connection when a rank gives up: its last words arrive, and the peer's end is seen behind all that
  * nobody reads. */
 #include <stdint.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Strangers who come to rank 0 before any rank does, and stay: the other ranks wait until all of them are there. */
 #ifndef SLUICE_BACKEND_COMM_TEST_TCP_STRANGERS_H_
 #define SLUICE_BACKEND_COMM_TEST_TCP_STRANGERS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Strangers neither prevent nor delay a start, and none of them gets in: idle ones, slow ones, such as say what no rank
  * says, and such as repeat what a rank has said. */
 #include <stdint.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Predictions from a pass of one chunk for more chunks, compared with the real schedule on a machine without
  * interference. */
 #include <math.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Costs of a layer's ops: sums against work computed by hand, and predictions against the closed forms. */
 #include <math.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Machines as data: curves, and the JSON form with its errors. */
 #include <locale.h>
 #include <math.h>

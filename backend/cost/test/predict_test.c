@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The sim device over real templates, compared with the closed forms. */
 #include <math.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Wrong machines, corrected by the passes of a simulated one. */
 #include <math.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Conformance of transports: every implementation of backend/comm/comm.h passes these cases, one program per world
  * size.
  *

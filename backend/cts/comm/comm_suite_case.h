@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A case of the suite, the world of ranks that it runs in, and the check that fails it. */
 #ifndef SLUICE_BACKEND_CTS_COMM_COMM_SUITE_CASE_H_
 #define SLUICE_BACKEND_CTS_COMM_COMM_SUITE_CASE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Cases of data: blocks of all sizes arrive intact, in any order of waits, and sums are exact. */
 #include <stdlib.h>
 #include <string.h>

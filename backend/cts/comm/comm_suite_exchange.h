@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One exchange whose data identifies its origin. */
 #ifndef SLUICE_BACKEND_CTS_COMM_COMM_SUITE_EXCHANGE_H_
 #define SLUICE_BACKEND_CTS_COMM_COMM_SUITE_EXCHANGE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Cases of ranks that leave or abort: the others learn which rank it was, in bounded time. */
 #include "backend/base/clock.h"
 #include "backend/cts/comm/comm_suite_case.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/cts/comm/comm_suite_messages.h"
 
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Messages of the suite: endpoints, patterns that identify the sender, and waits for one kind of completion. */
 #ifndef SLUICE_BACKEND_CTS_COMM_COMM_SUITE_MESSAGES_H_
 #define SLUICE_BACKEND_CTS_COMM_COMM_SUITE_MESSAGES_H_

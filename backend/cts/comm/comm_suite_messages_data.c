@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Cases of messages that arrive: sizes, matching, order, progress. */
 #include <stdatomic.h>
 #include <stdlib.h>

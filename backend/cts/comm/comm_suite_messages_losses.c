@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Cases of endpoints that fail, leave, or have no memory: all calls return, and the rank at fault is named. */
 #include <stdlib.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The ranks of a case: creation, barriers, short deadlines, and a new group after a failure. */
 #ifndef SLUICE_BACKEND_CTS_COMM_COMM_SUITE_RANKS_H_
 #define SLUICE_BACKEND_CTS_COMM_COMM_SUITE_RANKS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Cases of the all-reduce of floats: the bits are those of a sum in rank order, on all ranks, however data is
  * divided. */
 #include <stdlib.h>

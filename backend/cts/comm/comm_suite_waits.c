@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Cases of silent or late ranks: deadlines name them, after a warning. */
 #include <stdio.h>
 #include <string.h>

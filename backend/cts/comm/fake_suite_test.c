@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A fake without faults passes everything through. */
 #include "backend/comm/fake/fake_comm.h"
 #include "backend/cts/comm/comm_suite.h"

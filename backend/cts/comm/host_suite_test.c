@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The host's process group of this test is the local transport: callbacks straight into its vtable. Its messages use a
  * mailbox; with the argument "tcp" it has none of its own, and messages go over TCP. */
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/cts/comm/comm_suite.h"
 
 static void* open_group(int32_t world_size) {

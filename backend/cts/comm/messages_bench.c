@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Times of a message and an all-reduce on each transport, by size, in the form of Fig. 3 and 4 of AxoNN: half of a
  * round trip between two ranks (as osu_latency), and one all-reduce of floats over all ranks. Ranks are threads of this
  * program; over MPI they are processes that mpirun starts. For inspection: no claim depends on it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One rank of the suite over MPI; mpi_suite_test.sh starts several under mpirun. Arguments: the plugin's path, and the
  * length at which blocks are split. */
 #include <stdio.h>

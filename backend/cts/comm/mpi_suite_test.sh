@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs the suite with W processes under mpirun. Arguments: test binary, plugin, W, split length.
 set -euo pipefail
 binary=$1 plugin=$2 world_size=$3 split=$4

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* NCCL over the fake library and driver: every rank has its own device, as threads of one process do. */
 #include <pthread.h>
 #include <stdio.h>

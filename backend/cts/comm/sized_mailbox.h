@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Messages of known sizes between threads, as in MPI: a send completes when its receive has taken it, and reports that
  * slightly later than the receive. */
 #ifndef SLUICE_BACKEND_CTS_COMM_SIZED_MAILBOX_H_

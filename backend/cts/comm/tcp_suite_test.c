@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The ranks are threads here. They find each other through the local transport or, if the first argument is "at",
  * through the address of rank 0 and a secret. */
 #include <stdlib.h>

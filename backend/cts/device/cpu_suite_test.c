@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/cts/device/device_suite.h"
 
 int main(void) {

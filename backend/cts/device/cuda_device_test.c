@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The CUDA device on the fake driver: opening, ordering by events only, host waits, memory, and every error path. */
 #include <stdint.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The CUDA device over the fake driver. */
 #include "backend/cts/device/device_suite.h"
 #include "backend/device/cuda/fake/fake_cuda.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Conformance of devices: the lanes and events of backend/device/device.h. Every implementation passes these cases. */
 #ifndef SLUICE_BACKEND_CTS_DEVICE_DEVICE_SUITE_H_
 #define SLUICE_BACKEND_CTS_DEVICE_DEVICE_SUITE_H_

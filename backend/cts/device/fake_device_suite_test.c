@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A fake without faults behaves like any device. backend/moe/test/ranks_fail_test.c shows the effect of its faults in a
  * pass.
  */

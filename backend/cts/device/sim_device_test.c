@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The sim device beyond lanes and events: jobs that slow each other down, and rejected models. All costs and shares are
  * powers of two, so times are exact. */
 #include "backend/device/sim/sim_device.h"

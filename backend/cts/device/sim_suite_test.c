@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The sim device: lanes and events like any device, in virtual time. sim_device_test.c covers shares of speed. */
 #include "backend/cts/device/device_suite.h"
 #include "backend/device/sim/sim_device.h"

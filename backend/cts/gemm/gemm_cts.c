@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Conformance of backend/gemm: every implementation computes these cases, or lists with a reason those that it does not
  * support. A listed case that it does compute fails, so that the lists stay true.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* GEMMs with packed weights give the bits of dense GEMMs with the decoded ones: each format, type, direction and ragged
  * edge, through each implementation. The weights are decoded here by a formula of its own. Codes, scales and C end
  * where memory ends.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Adam on the device against the host's: the same bits. */
 #include <math.h>
 #include <stdio.h>

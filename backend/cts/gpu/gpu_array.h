@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Arrays of gpu_suite, on both sides: the input of the plain version, and that of the device. */
 #ifndef SLUICE_BACKEND_CTS_GPU_GPU_ARRAY_H_
 #define SLUICE_BACKEND_CTS_GPU_GPU_ARRAY_H_

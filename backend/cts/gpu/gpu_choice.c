@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Measures the ways to run GEMMs: times of each for the lists that the engine makes at the benchmarks' shapes. */
 #include <math.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #ifndef SLUICE_BACKEND_CTS_GPU_GPU_COVERAGE_H_
 #define SLUICE_BACKEND_CTS_GPU_GPU_COVERAGE_H_
 

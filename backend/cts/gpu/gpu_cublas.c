@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/cts/gpu/gpu_cublas.h"
 
 #include "backend/cts/gpu/gpu_rig.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* cuBLAS, or the fake one, on the rig's device. */
 #ifndef SLUICE_BACKEND_CTS_GPU_GPU_CUBLAS_H_
 #define SLUICE_BACKEND_CTS_GPU_GPU_CUBLAS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The device's gate against the host's. */
 #include <math.h>
 #include <stdint.h>

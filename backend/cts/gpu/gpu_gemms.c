@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* GEMMs by every way of cuBLAS against f64, eagerly and in a graph. */
 #include <math.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Graphs of streams, which a host's framework captures and the library never calls. By name from the driver, or the
  * fake's own (-DSLUICE_GPU_SUITE_FAKE). For the programs that run on a GPU. */
 #ifndef SLUICE_BACKEND_CTS_GPU_GPU_GRAPHS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Row kernels and activations against the plain ones. */
 #include <stdio.h>
 #include <stdlib.h>

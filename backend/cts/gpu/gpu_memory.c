@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Copies, pinned memory and its bounds, and a device that continues when it is out of memory. */
 #include <string.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Checks that device memory is returned after each case of gpu_layer. */
 #ifndef SLUICE_BACKEND_CTS_GPU_GPU_MEMORY_WATCH_H_
 #define SLUICE_BACKEND_CTS_GPU_GPU_MEMORY_WATCH_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* NCCL with one rank, which is all that one GPU allows: loaded, created from an id and from the host's communicator, a
  * registered block, the end and an abort. Exchanges between ranks need two GPUs (integration_tests/gpu/torch_gpu.py,
  * `ranks`). */

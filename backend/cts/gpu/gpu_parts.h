@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The parts of gpu_suite, a file each. The device is entered, the rig open. */
 #ifndef SLUICE_BACKEND_CTS_GPU_GPU_PARTS_H_
 #define SLUICE_BACKEND_CTS_GPU_GPU_PARTS_H_

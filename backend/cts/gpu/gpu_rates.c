@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rates of the row kernels and the routing at the benchmarks' shapes, and of a copy on the device: to look at first
  * when a layer is slower than its GEMMs. Activations run over all rows at once, and as the engine launches them: once
  * for each expert, over its rows. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Shared by all parts of gpu_suite: the device, its memory and driver, and the drop counters of cases. */
 #ifndef SLUICE_BACKEND_CTS_GPU_GPU_RIG_H_
 #define SLUICE_BACKEND_CTS_GPU_GPU_RIG_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The order of routes, counts by block and the order of arrivals against plain loops. */
 #include "backend/cts/gpu/gpu_routing.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The part `routing` in other files. */
 #ifndef SLUICE_BACKEND_CTS_GPU_GPU_ROUTING_H_
 #define SLUICE_BACKEND_CTS_GPU_GPU_ROUTING_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Passes on streams, whose order shows in their results. */
 #include "backend/cts/gpu/gpu_array.h"
 #include "backend/cts/gpu/gpu_parts.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Requirements on a GPU, as one program without a test framework: kernels against the plain ones, routing against a
  * plain sort, GEMMs by cuBLAS against f64, copies and pinned memory, passes on streams, NCCL with one rank, steps of
  * Adam.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Token copies against plain loops: their numbers, and the tables of received route indices. */
 #include <stdint.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Activations, block by block: a block is loaded to f32, computed in the first-level cache, and stored. Blocks are
  * padded with zeros to whole groups of PARTIALS floats, so that only loads and stores handle the end of a row. */
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Primitives of 8 lanes (AVX2, FMA, F16C), and the kernels compiled over them. */
 #include "backend/device/cpu/kernels_paths.h"
 

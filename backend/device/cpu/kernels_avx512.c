@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Primitives of 16 lanes (AVX-512 F, BW, DQ, VL), and the kernels compiled over them. */
 #include "backend/device/cpu/kernels_paths.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Selects the vectorised kernels at run time: the build has no -march, and ifuncs run before a sanitizer is ready. */
 #include "backend/device/cpu/kernels_paths.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Loads and stores of the end of a row for instruction sets without masks: through a few bytes on the stack. */
 
 INLINE vf vf_load_part(int32_t dtype, const void* data, int64_t i, int64_t n) {

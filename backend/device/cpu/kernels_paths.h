@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The vectorised kernels, one table per instruction set, each compiled from the same text (kernels_rows.inc.h,
  * kernels_activation.inc.h) over the primitives of its own file. A table is NULL if this processor lacks the
  * instructions. All give the same bits as each other and as the plain version, except activations: avx2 and avx512

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The plain row kernels: each loop follows its equation, for every dtype.
  *
  * Elements are read into double. `rounded` then makes every operation the layer's arithmetic: f32 for f32, bf16 and f16

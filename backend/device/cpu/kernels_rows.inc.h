@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Moves, scales and sums rows, over vectors of LANES floats. Products and sums are rounded separately and in the order
  * of kernels_ref.c, so every version gives the same bits; the work is elementwise, so the bits of a row do not depend
  * on the number of rows in a call. f64 uses the plain version: it is for finite differences only. */

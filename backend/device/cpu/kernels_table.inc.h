@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The table of the including file's instruction set. */
 static const sluice_kernels_t table = {
     .gather_rows = gather_rows,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/device/cpu/kernels_threads.h"
 
 #include <pthread.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Row kernels on the caller's OpenMP threads, if there is enough work for more than one: between two multi-threaded
  * GEMMs, a single-threaded activation would be the longest part of a pass. */
 #ifndef SLUICE_BACKEND_DEVICE_CPU_KERNELS_THREADS_H_

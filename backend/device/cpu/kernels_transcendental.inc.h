@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* GELU, its tanh form and SiLU with their slopes, on vectors of f32.
  *
  * Relative accuracy holds everywhere, including the far negative tail, where 0.5 * (1 + erf) has lost every digit. The

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The CPU device: the compute lane is the calling thread (its OpenMP pool, its affinity); every other lane is one
  * thread, created on first use. A pass is submitted without a lock, and join releases it as a whole.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/device/cuda/cuda_adam.h"
 
 #include "backend/base/math.h"

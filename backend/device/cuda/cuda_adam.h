@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The kernels of adam_kernels.h on a CUDA device. Private to cuda. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_ADAM_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_CUDA_ADAM_H_

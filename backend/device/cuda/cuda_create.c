@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Creates and destroys a device, and describes it. */
 #include <stdio.h>
 #include <unistd.h>

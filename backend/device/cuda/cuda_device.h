@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The CUDA device: lanes are streams; a job enqueues work and returns.
  *
  * The compute lane is the stream that the host passes to begin(); the other three are Sluice's own, created on first

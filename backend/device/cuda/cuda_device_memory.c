@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/device/cuda/cuda_device_memory.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Implements device/device_memory.h for CUDA. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_DEVICE_MEMORY_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_CUDA_DEVICE_MEMORY_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The CUDA driver through one table of symbols, opened by name at run time. libsluice does not link CUDA; tests fill
  * the table themselves (fake/). */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_DRIVER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The image of the kernels, which the build puts into read-only data (cuda_image.S). */
 #include "backend/device/cuda/cuda_device.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The kernels of the image by number. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_KERNEL_IDS_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_CUDA_KERNEL_IDS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Each entry fills an argument struct and launches. */
 #include "backend/device/cuda/cuda_kernels.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The table of row kernels (kernels.h) whose entries launch. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_KERNELS_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_CUDA_KERNELS_H_

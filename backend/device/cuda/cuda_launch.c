@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/device/cuda/cuda_launch.h"
 
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Launching kernels on the device that this thread has entered. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_LAUNCH_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_CUDA_LAUNCH_H_

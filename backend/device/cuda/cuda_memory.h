@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Device memory as an allocator, and a bounded pool of pinned host memory for offload. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_MEMORY_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_CUDA_MEMORY_H_

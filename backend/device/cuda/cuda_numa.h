@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Pinned host memory on the NUMA node of a device: memory of another node crosses the link between sockets with every
  * offloaded byte. Pages are mapped, bound to the node by a system call and registered with the driver. If the host has
  * one node, the kernel or the driver refuses, or the device's node is unknown, the memory comes from the driver

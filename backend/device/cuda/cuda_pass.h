@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* State that a pass leaves on the lanes of a device. The device is entered. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_PASS_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_CUDA_PASS_H_

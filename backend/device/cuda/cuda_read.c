@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Reads device memory on the host, and checks that pointers and streams belong to the device. */
 #include "backend/device/cuda/cuda_pass.h"
 #include "backend/device/cuda/cuda_state.h"

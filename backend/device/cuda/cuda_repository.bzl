@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds what compiles the kernels: the compiler of CUDA 12.9, which set-up puts into .venv, else an nvcc.
 
 @cuda//:nvcc.bzl says where. NVRTC is the folder of its libraries, NVRTC_PYTHON what runs kernels/nvrtc_fatbin.py. NVCC is

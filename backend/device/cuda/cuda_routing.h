@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Routing and gating on the device: the host reads none of it. Call between sluice_cuda_enter and _leave; every pointer
  * is device memory; results are stream-complete. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_ROUTING_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The state of a CUDA device. cuda_device.h is the public header; each of these files has its own:
  *
  * cuda_create.c    making and ending it

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/device/cuda/cuda_times.h"
 
 void sluice_cuda_times_release(sluice_device_t* device, sluice_cuda_times_t* times) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Times of the jobs of a pass on the device: an event before and one after each job, on its lane, relative to one on
  * the host's stream at the begin of the pass. If an event cannot be created or recorded, the pass has no times; nothing
  * else fails. The device is entered. */

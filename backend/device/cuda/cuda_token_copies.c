@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/device/cuda/cuda_token_copies.h"
 
 #include "backend/base/math.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Token copies on the device: a part of sluice_cuda_routing_kernels. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_TOKEN_COPIES_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_CUDA_TOKEN_COPIES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/device/fake/fake_device.h"
 
 #include <assert.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A device for tests that wraps another one, records the sequence of submitted jobs, and fails on command. */
 #ifndef SLUICE_BACKEND_DEVICE_FAKE_FAKE_DEVICE_H_
 #define SLUICE_BACKEND_DEVICE_FAKE_FAKE_DEVICE_H_

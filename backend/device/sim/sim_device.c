@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/device/sim/sim_device.h"
 
 #include <string.h>

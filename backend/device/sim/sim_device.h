@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A device in virtual time: lanes and events as on any device, but a job only takes the seconds of a cost function. It
  * runs nothing and knows no tuner; its input is the model.
  *

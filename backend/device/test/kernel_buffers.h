@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Data of the tests of row kernels: buffers of any dtype with values of mixed magnitudes and a guard after each. */
 #ifndef SLUICE_BACKEND_DEVICE_TEST_KERNEL_BUFFERS_H_
 #define SLUICE_BACKEND_DEVICE_TEST_KERNEL_BUFFERS_H_

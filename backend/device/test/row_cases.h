@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The row kernels whose results have the same bits in every version, against the plain version: a case for each entry,
  * run by the tests of each version over their dtypes, widths and numbers of rows. Outputs start as NaN, and the guard
  * elements after every output must survive. */

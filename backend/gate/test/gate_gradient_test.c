@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The gate's backward against central differences of the slow gate in double, with the choices held as forward made
  * them: L = sum of g * weight + a * aux + b * z. */
 #include <math.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A slow gate in double, written from gate.h alone, and tensors for the tests of the gate. */
 #ifndef SLUICE_BACKEND_GATE_TEST_GATE_REFERENCE_H_
 #define SLUICE_BACKEND_GATE_TEST_GATE_REFERENCE_H_

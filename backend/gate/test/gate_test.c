@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The gate's forward: hand-computed cases, a slow reference over many configs, edges, and refusals. */
 #include <math.h>
 #include <pthread.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* sluice_route: counts and order of routes. */
 #include <stdint.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/gemm/auto/auto_cache.h"
 
 #include <errno.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Choices of "auto", kept with the machine: a process begins with what earlier ones measured. Internal to
  * backend/gemm/auto. */
 #ifndef SLUICE_BACKEND_GEMM_AUTO_AUTO_CACHE_H_

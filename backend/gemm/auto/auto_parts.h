@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the selector measures on. Internal to backend/gemm/auto. */
 #ifndef SLUICE_BACKEND_GEMM_AUTO_AUTO_PARTS_H_
 #define SLUICE_BACKEND_GEMM_AUTO_AUTO_PARTS_H_

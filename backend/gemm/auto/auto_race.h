@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Who is measured next, and when it is enough: measuring one class of GEMMs, spread over its calls. Plain data, without
  * a clock or a thread. Internal to backend/gemm/auto.
  *

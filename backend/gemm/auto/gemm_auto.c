@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The selector behind sluice_gemm_create: which implementation does which GEMMs.
  *
  * Lists fall into classes (dtypes, layout, sizes, beta). Calls of a class go by the order of kinds, "native" first,

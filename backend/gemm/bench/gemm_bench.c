@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Measures GFLOP/s of each available GEMM implementation on the GEMMs of one MoE layer. Not a test.
  *
  *   gemm_bench [--torch PATH/libtorch_cpu.so] [--rows LIST] [--forms LIST] [--dtypes LIST] [--repeats N]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* GEMMs by a BLAS found at run time: f32 by sgemm_, bf16 by MKL's cblas_gemm_bf16bf16f32 where the library has it.
  *
  * sgemm_ is never linked by name: torch exports its own, and the linker would silently take whichever came first.

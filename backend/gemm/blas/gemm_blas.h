@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A BLAS reached by one table of symbols, which tests may fill themselves. */
 #ifndef SLUICE_BACKEND_GEMM_BLAS_GEMM_BLAS_H_
 #define SLUICE_BACKEND_GEMM_BLAS_GEMM_BLAS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Which call of the vendor's libraries a list of GEMMs goes through, by its shape. */
 #ifndef SLUICE_BACKEND_GEMM_CUBLAS_CUBLAS_CHOICE_H_
 #define SLUICE_BACKEND_GEMM_CUBLAS_CUBLAS_CHOICE_H_

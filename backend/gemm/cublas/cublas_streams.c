@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/gemm/cublas/cublas_streams.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Streams for GEMMs side by side: the caller's and some of our own, each with a cuBLAS handle and a workspace. */
 #ifndef SLUICE_BACKEND_GEMM_CUBLAS_CUBLAS_STREAMS_H_
 #define SLUICE_BACKEND_GEMM_CUBLAS_CUBLAS_STREAMS_H_

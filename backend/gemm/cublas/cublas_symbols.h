@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What is called of cuBLAS: a table of its functions, and its numbers. */
 #ifndef SLUICE_BACKEND_GEMM_CUBLAS_CUBLAS_SYMBOLS_H_
 #define SLUICE_BACKEND_GEMM_CUBLAS_CUBLAS_SYMBOLS_H_

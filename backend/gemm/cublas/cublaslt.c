@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/gemm/cublas/cublaslt.h"
 
 #include <dlfcn.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Single GEMMs by cuBLASLt, opened at run time by one table of symbols: an algorithm chosen by its heuristics for
  * the exact sizes, strides and alignment, and remembered. Internal to gemm/cublas, which asks for it where the table of
  * choices says so (cublas_choice.h); without the library everything goes through cuBLAS itself. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/gemm/cublas/gemm_cublas.h"
 
 #include <dlfcn.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* GEMMs by cuBLAS, opened at run time by one table of symbols.
  *
  * A list runs as one call per GEMM, on the list's stream, or side by side on that stream and three of our own, which

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* GEMMs by the host's callback (sluice/context.h), one call per GEMM on the calling thread. */
 #include "backend/gemm/host/gemm_host.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the selector needs of "host" beyond the vtable. */
 #ifndef SLUICE_BACKEND_GEMM_HOST_GEMM_HOST_H_
 #define SLUICE_BACKEND_GEMM_HOST_GEMM_HOST_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Sluice's own GEMMs: blocks of both operands are packed as f32, or as pairs of bf16, then tiles of C are summed from
  * them.
  *

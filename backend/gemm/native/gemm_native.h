@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* "native": Sluice's own GEMMs for processors with AMX, AVX-512 or AVX2, made for few rows per expert. The
  * environment variable SLUICE_NATIVE, "amx", "avx512" or "avx2", replaces the choice of kernels, which is the widest
  * that the processor has; bits depend on it only in bf16, where those of "amx" are its own. A word that is no such

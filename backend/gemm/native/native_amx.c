@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* GEMMs of bf16 on processors with AMX; other dtypes go to the kernels for AVX-512.
  *
  * A step multiplies a left tile, 16 rows of 32 k, by a right tile, 16 pairs of k of 16 columns. B that lies along k (a

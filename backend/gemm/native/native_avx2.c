@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Kernels of "native" for AVX2 with FMA and F16C: tiles of up to 6 rows and 16 columns, 12 of the 16 registers holding
  * sums. Masks are dear here, so tiles are whole: one at the right edge of C is computed in a buffer. */
 #include "backend/gemm/native/native_kernels.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* GEMMs of one to four rows with packed weights that lie along k (generation), for AVX2. Included by native_avx2.c
  * after the decoding.
  *

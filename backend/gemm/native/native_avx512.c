@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Kernels of "native" for AVX-512: tiles of up to 14 rows and 32 columns, 28 of the 32 registers holding sums. */
 #include "backend/gemm/native/native_kernels.h"
 

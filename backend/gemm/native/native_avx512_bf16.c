@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* GEMMs of bf16 on processors with AVX512-BF16 and without AMX; other dtypes go to the kernels for AVX-512.
  *
  * VDPBF16PS multiplies pairs of bf16, of an even k and of the odd one after it, and adds both products to a sum in f32:

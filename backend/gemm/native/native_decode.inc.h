@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Packed weights (backend/gemm/packed.h) decoded by the registers of an instruction set; included by each native_*.c
  * after its loads and stores, which defines
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the driver of "native" needs of an instruction set: one table of kernels, compiled for it and chosen at run
  * time. All of them give the same bits, but for GEMMs of bf16 where there is a sluice_native_bf16_t, or kernels that
  * multiply pairs. Internal to backend/gemm/native. */

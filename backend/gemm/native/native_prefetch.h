@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Asking for memory before it is needed. Internal to backend/gemm/native.
  *
  * The processor reads ahead in many pages at a time, but not far in each. So rows of several pages take turns, line by

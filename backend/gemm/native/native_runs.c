@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/gemm/native/native_runs.h"
 
 #include <stddef.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Who multiplies which panels of a list of GEMMs. Internal to backend/gemm/native.
  *
  * The panels of a list lie in a row, GEMM after GEMM, cut into one run for each thread. A thread takes pieces

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* GEMMs of few rows with weights that lie along k (forwards), for processors with AVX-512. Included by
  * native_avx512.c and native_avx512_bf16.c after their packing, with
  *

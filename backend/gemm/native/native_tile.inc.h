@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The tiles of "native" over the primitives of an instruction set; included once by each native_*.c, which defines
  *
  *   LANES, MAX_ROWS, INLINE       lanes of a register, rows of the highest tile

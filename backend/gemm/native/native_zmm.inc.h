@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the files for processors with AVX-512 share: a register's worth of any dtype as f32, and a transposition.
  * Included by each after it has named its target. Internal to backend/gemm/native. */
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* GEMMs by oneDNN, found at run time: f32 by dnnl_sgemm, bf16 by matmul primitives of oneDNN 2.x.
  *
  * Making a primitive takes up to a millisecond, and the rows of an expert are new in each step. So the dimension that

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* oneDNN reached by one table of symbols, which tests may fill themselves. The few types it needs are declared here, so
  * that nothing of oneDNN is needed to build. */
 #ifndef SLUICE_BACKEND_GEMM_ONEDNN_GEMM_ONEDNN_H_

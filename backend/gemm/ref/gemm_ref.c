@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The plain GEMM: C[i][j] = sum over k, ascending, of A[i][k] * B[k][j], plus beta * C[i][j].
  *
  * The sum of one element starts at zero, adds one rounded GEMM after the other in f32 (f64 for f64), adds C last and

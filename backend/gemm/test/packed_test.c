@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Packed weights by themselves: each code of each format against a formula of its own, where the scales of an element
  * lie, and what is refused. */
 #include "backend/gemm/packed.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Records of ranks are compared by their table alone, and errors name ranks, fields and values. */
 #include <stdint.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* When a wait tells the others, warns and gives up, by times that the test names; and which rank is the straggler. */
 #include <stdint.h>
 

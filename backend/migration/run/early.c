@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What leaves, or has arrived, before the boundary: for a host that knows earlier than that what it has. */
 #include <string.h>
 

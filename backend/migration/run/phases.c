@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Events and rules: what a rank does next, by the table of the protocol alone. */
 #include <stdio.h>
 #include <string.h>

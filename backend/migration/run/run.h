@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The executor of the protocol (backend/migration/protocol.h): a rank's moves, over an endpoint of messages that lives
  * as long as a move. The public header sluice/migration.h has the contract of each call. */
 #ifndef SLUICE_BACKEND_MIGRATION_RUN_RUN_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a rank's migration holds. Private to backend/migration/run.
  *
  *   life.c    migrations come and go

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What ranks of a migration send each other, as bytes. One build on all ranks: structs travel as they are. Private to
  * backend/migration/run. */
 #ifndef SLUICE_BACKEND_MIGRATION_RUN_WIRE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The checker over the protocol as it is, and over planted errors. */
 #include <stdint.h>
 #include <stdlib.h>

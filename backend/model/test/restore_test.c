@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The table of restore policies says everything of each, and agrees with the public numbers. */
 #include <string.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The context behind the public handle: what the layers of one model on one rank share. */
 #ifndef SLUICE_BACKEND_MOE_CONTEXT_CONTEXT_H_
 #define SLUICE_BACKEND_MOE_CONTEXT_CONTEXT_H_

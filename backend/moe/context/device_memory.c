@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rows in a device's own memory. */
 #include "backend/moe/context/device_memory.h"
 

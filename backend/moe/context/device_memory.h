@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A context whose rows lie in a device's own memory. */
 #ifndef SLUICE_BACKEND_MOE_CONTEXT_DEVICE_MEMORY_H_
 #define SLUICE_BACKEND_MOE_CONTEXT_DEVICE_MEMORY_H_

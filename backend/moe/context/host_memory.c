@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rows in host memory. */
 #include <string.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/moe/context/live_steps.h"
 
 void sluice_live_steps_init(sluice_live_steps_t* live) {

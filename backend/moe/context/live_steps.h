@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The steps of a context that nobody has dropped yet: whether a handle is still one is known without looking at what it
  * points to.
  *

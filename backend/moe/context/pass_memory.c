@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/moe/context/pass_memory.h"
 
 #include <string.h>

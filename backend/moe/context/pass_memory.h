@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The memory of one running pass: everything that it takes besides what steps keep. A pass and its binding point to it
  * and know no other, so that a context may have several. Reused from pass to pass. */
 #ifndef SLUICE_BACKEND_MOE_CONTEXT_PASS_MEMORY_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Who decides how many chunks a layer's next pass has: injected into the context, since what decides (backend/tune)
  * stands above moe.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/moe/context/registered_buffers.h"
 
 #include "backend/base/log.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Where the slots that travel between ranks lie: in memory of the communicator's own (NCCL: registered buffers), or in
  * the context's.
  *

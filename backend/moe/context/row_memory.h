@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Where the rows of a context lie: in host memory, or in a device's own, which the host cannot touch. Chosen once, when
  * the context gets its device; who works on rows goes through this table and does not ask which it is.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the other ranks are told where a rank refuses a call, or a pass has failed beyond its header. */
 #ifndef SLUICE_BACKEND_MOE_HANDSHAKE_FAILURE_H_
 #define SLUICE_BACKEND_MOE_HANDSHAKE_FAILURE_H_

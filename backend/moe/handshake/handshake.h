@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The header that opens every collective call: the ranks agree on what they are about to do, or all refuse alike.
  *
  * Each rank sends every other a fixed-size header: the header, and as many of the counts for that peer as fit. Fixed,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Memory for exchanges of one fixed size with every rank: reserved with the first layer, so that a rank without memory
  * can still tell the others. Private to handshake. */
 #ifndef SLUICE_BACKEND_MOE_HANDSHAKE_HEADER_BUFFERS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/moe/layer/capacity_state.h"
 
 sluice_status_t sluice_capacity_create(sluice_moe_t* moe) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a layer under a capacity remembers: the drop counters of its routes, and the calls that the ranks have agreed
  * on. */
 #ifndef SLUICE_BACKEND_MOE_LAYER_CAPACITY_STATE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The layer that the public handle points to: a checked config and the tables of who owns which expert. */
 #ifndef SLUICE_BACKEND_MOE_LAYER_LAYER_H_
 #define SLUICE_BACKEND_MOE_LAYER_LAYER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/moe/layer/layer_life.h"
 
 #include <assert.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Making layers, and their end. */
 #ifndef SLUICE_BACKEND_MOE_LAYER_LAYER_LIFE_H_
 #define SLUICE_BACKEND_MOE_LAYER_LAYER_LIFE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Who owns which expert, and in which of its slots: from the host's two lists to the tables that a layer works with, by
  * position (layer.h). Nothing here allocates, so that replacing a placement cannot fail for lack of memory. */
 #ifndef SLUICE_BACKEND_MOE_LAYER_PLACEMENT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What plans of a layer are made for: its shape, in its context as it is now. */
 #ifndef SLUICE_BACKEND_MOE_LAYER_PLAN_PROBLEM_H_
 #define SLUICE_BACKEND_MOE_LAYER_PLAN_PROBLEM_H_

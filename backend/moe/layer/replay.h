@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a layer's last forwards took, so that one that activation checkpointing runs again takes the same n and plan:
  * what both save has to have the same sizes, and a tuner may want others by now. Private to moe.
  *

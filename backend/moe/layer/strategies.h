@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* How a layer does what layers do in several ways: a table of functions for each axis, chosen once when the layer is
  * made (run/make_layer.c), so that nobody asks which way it is. The tables are of the rooms above. */
 #ifndef SLUICE_BACKEND_MOE_LAYER_STRATEGIES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The ops of a backward pass. With dy the output gradient of a row, w its route weight, a = f(T_M):
  *   dT_ACT = dy W2            dgate = dT_ACT . a (+ dy . b2)       the gradient of w
  *   dT_M   = w f'(T_M) dT_ACT dT_DI = dT_M [W1; W3]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The scalars of the op's chunk, out to the experts and back: route weights and the gate's. How rows travel: travel.h.
  *
  * Each `_start` packs and posts one exchange; the op waits with sluice_finish. Two may be in flight (rows and scalars).

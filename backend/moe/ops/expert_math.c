@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/moe/ops/expert_math.h"
 
 #include <string.h>

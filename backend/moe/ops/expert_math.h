@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* GEMMs over the local experts, described by the host's parameter tensors. Private to moe. */
 #ifndef SLUICE_BACKEND_MOE_OPS_EXPERT_MATH_H_
 #define SLUICE_BACKEND_MOE_OPS_EXPERT_MATH_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The ops of a forward pass. Equations per row x of expert e, in expert order:
  *   T_M = [W1 x + b1 | W3 x + b3],  T_DO = W2 f(T_M) + b2,  y[t] = sum over k of w[t,k] T_DO(t, k).
  * With adapters each W is W + s B A (low_rank.h). */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The low-rank terms of an expert's GEMMs (adapters, LoRA). W + s B A is never formed: with X the rows that W
  * multiplies, Y = X W^T and G the gradient of Y,
  *   Y  += P B^T with P = s X A^T          X's gradient += U A with U = s G B

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The exchange ops of a pass in two levels, by node copies (node_copy_tables.h). Between nodes a rank talks to those of
  * its local index; within a node to its ranks. Both go over the layer's communicator: to all others there is nothing to
  * send, which is no message. */

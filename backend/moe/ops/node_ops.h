@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The ops within a node of an exchange in two levels, of both directions. */
 #ifndef SLUICE_BACKEND_MOE_OPS_NODE_OPS_H_
 #define SLUICE_BACKEND_MOE_OPS_NODE_OPS_H_

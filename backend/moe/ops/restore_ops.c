@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/moe/ops/restore_ops.h"
 
 #include "backend/moe/context/row_memory.h"

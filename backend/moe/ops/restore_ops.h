@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ops that put rows away in forward and bring them back in backward. Private to moe. */
 #ifndef SLUICE_BACKEND_MOE_OPS_RESTORE_OPS_H_
 #define SLUICE_BACKEND_MOE_OPS_RESTORE_OPS_H_

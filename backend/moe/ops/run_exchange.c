@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/moe/ops/run_exchange.h"
 
 #include "backend/moe/ops/exchange_ops.h"

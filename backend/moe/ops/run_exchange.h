@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The exchanges of both directions: rows, and beside them the scalars that an op sends along (travel.h). */
 #ifndef SLUICE_BACKEND_MOE_OPS_RUN_EXCHANGE_H_
 #define SLUICE_BACKEND_MOE_OPS_RUN_EXCHANGE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The exchange ops of a deduplicated pass, by token copies (token_copies.h). */
 #include "backend/moe/ops/exchange_ops.h"
 #include "backend/moe/ops/travel.h"

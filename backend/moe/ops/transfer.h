@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Starts and finishes one exchange of an op, on the communication lane. Two exchanges of an op may be in flight: rows
  * and scalars. */
 #ifndef SLUICE_BACKEND_MOE_OPS_TRANSFER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What travels between ranks: each route's row, or, where a layer is deduplicated, one copy of a token's row for each
  * rank and one sum back; or for each node, and within it for each rank. Chosen once for a pass; the exchange ops of
  * both directions go through it.

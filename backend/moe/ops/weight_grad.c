@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* dW2 = sum of dy^T (w a), dW1, dW3 = sum of dT_M^T T_DI, db1, db3 = sum of dT_M, db2 = sum of w dy, over the rows of
  * an expert: at once, or chunk by chunk. Where W is frozen, those of its adapters: dB = G^T P, dA = U^T X (low_rank.h).
  */

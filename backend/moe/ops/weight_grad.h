@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The gradients of the parameters. Private to moe.
  *
  * Where several chunks add to a 16-bit gradient, their sum is f32 and rounded once, at the end: a running sum of 16

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* How rows of an f32 layer are written on their way to another rank: in fewer bytes than they have in memory, where the
  * context says so (SLUICE_WIRE_*). They are written in place, where they were packed to be sent, and read in place,
  * where they arrived: nothing is allocated, and slots are those of rows as they are. Rows that stay on their rank keep

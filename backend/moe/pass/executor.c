@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Walks a template on a device. Nothing runs that is not an op of the schedule. */
 #include "backend/base/clock.h"
 #include "backend/moe/pass/lanes.h"

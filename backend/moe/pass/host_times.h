@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a pass costs the calling thread beside its ops: CPU time of binding, and of walking the template. Taken while a
  * trace is kept, on a device in host memory; each reading is a system call of a few hundred nanoseconds, so that those
  * which fall into what is counted are counted too: of two readings about something, half of each, one in all. */

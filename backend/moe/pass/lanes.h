@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* How the ops of a pass reach their lanes, and whose clock times them. Lanes are threads where rows lie in host memory:
  * ops that none but the first waits within are one job, and the host's clock times each. They are streams where rows
  * lie in a device's memory: an op is only enqueued, by the calling thread in program order, and its time is the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One pass in execution: a template, a binding, where each tensor's slots lie, and the host's tensors. */
 #ifndef SLUICE_BACKEND_MOE_PASS_PASS_H_
 #define SLUICE_BACKEND_MOE_PASS_PASS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Under SLUICE_POISON: rows of a slot become NaN when the last of the ops that release it has ended, so that whoever
  * uses them after the schedule's marks is seen. Slots of a step's own, which a pass was given, stay. Private to moe.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Where the slots of a pass lie: sizes from the binding, one arena, nothing allocated once the pass runs. */
 #include <assert.h>
 #include <string.h>

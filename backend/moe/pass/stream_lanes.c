@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Lanes that are streams of a device: passes and ops are timed by it. */
 #include <time.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Lanes that are threads. */
 #include "backend/moe/pass/lanes.h"
 

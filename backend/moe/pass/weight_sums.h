@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Which rows and which gradients a backward sums into weight gradients, and the room of their f32 sums. */
 #ifndef SLUICE_BACKEND_MOE_PASS_WEIGHT_SUMS_H_
 #define SLUICE_BACKEND_MOE_PASS_WEIGHT_SUMS_H_

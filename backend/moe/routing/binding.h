@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What depends on counts in one pass: boundaries, row orders, offsets. Bound once per call; a template never sees it.
  *
  * Three row orders of a chunk:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Where the arrays of a binding lie, in the arena of its context. */
 #include "backend/moe/routing/binding_arrays.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the files of a binding share: its arrays, and steps of routing that more than one of them takes. Private to moe.
  */
 #ifndef SLUICE_BACKEND_MOE_ROUTING_BINDING_ARRAYS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Under a capacity every place has the same number of rows in each chunk, on all ranks. */
 #include "backend/moe/routing/capacity_routes.h"
 

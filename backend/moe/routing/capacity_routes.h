@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Routes under a capacity: every place has the same number of rows in each chunk, on all ranks. */
 #ifndef SLUICE_BACKEND_MOE_ROUTING_CAPACITY_ROUTES_H_
 #define SLUICE_BACKEND_MOE_ROUTING_CAPACITY_ROUTES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/moe/routing/chunks_by_experts.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Chunks cut out of rows [own]: what this rank sends to one other, by local expert and then token, is cut into n pieces
  * of about as many rows, half as many in the first and the last (backend/schedule/uneven_chunks.h).
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Cutting tokens into chunks by the rows that ranks receive. Private to moe.
  *
  * Each rank counts, per block of its tokens, the rows that go to each destination, in two levels behind them those that

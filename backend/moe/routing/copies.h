@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What travels between ranks for a token with several routes: a row for each route, or, where a layer is deduplicated,
  * a copy for each rank (token_copies.h). One of the layer's strategies: everyone else takes its table and does not ask.
  */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Routes of a CPU into chunks: counted by place, ordered by a counting sort. */
 #include "backend/moe/routing/host_routes.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Routes of a CPU into chunks. */
 #ifndef SLUICE_BACKEND_MOE_ROUTING_HOST_ROUTES_H_
 #define SLUICE_BACKEND_MOE_ROUTING_HOST_ROUTES_H_

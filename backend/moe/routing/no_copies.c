@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Each route's row travels: there is nothing to number, to tell or to keep. */
 #include "backend/moe/routing/copies.h"
 

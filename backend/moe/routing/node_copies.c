@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Tokens that travel in two levels: the tables of node_copy_tables.h, on top of those of token copies. */
 #include "backend/moe/routing/node_copies.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Tables of node copies (node_copy_tables.h), made on the host from what is known of token copies, wherever rows lie.
  * Private to moe.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Tokens that travel in two levels on a device with memory of its own. The tables of token copies are made there; those
  * of node copies are made on the host, which reads the rows of tokens by rank for it, and what kernels read of them
  * goes there. */

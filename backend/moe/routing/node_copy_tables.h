@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The tables of a pass in two levels, beside those of token_copy_tables.h.
  *
  * A *node copy* is what travels between nodes for one token of one chunk: its row once, from its rank to the rank with

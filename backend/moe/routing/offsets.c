@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* From counts to offsets: what all other files of a binding prepare for. */
 #include "backend/moe/routing/offsets.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* From counts to offsets: what every way of routing prepares for. */
 #ifndef SLUICE_BACKEND_MOE_ROUTING_OFFSETS_H_
 #define SLUICE_BACKEND_MOE_ROUTING_OFFSETS_H_

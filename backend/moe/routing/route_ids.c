@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/moe/routing/route_ids.h"
 
 static uint64_t mix(uint64_t hash, uint64_t word) {

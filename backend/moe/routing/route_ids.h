@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Reading expert ids of any integer type and strides. Private to moe. */
 #ifndef SLUICE_BACKEND_MOE_ROUTING_ROUTE_IDS_H_
 #define SLUICE_BACKEND_MOE_ROUTING_ROUTE_IDS_H_

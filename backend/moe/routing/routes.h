@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Where the routes of a layer are ordered and where they stay: in host memory, or in a device's, whose kernels order
  * them. One of the layer's strategies: everyone else takes its table and does not ask which it is. */
 #ifndef SLUICE_BACKEND_MOE_ROUTING_ROUTES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Routes in host memory: ordered by the calling thread, and in META from one call to the next. */
 #include <string.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The saved form of a binding: header, send_counts, recv_counts, what the layer's routes and copies save, first token
  * and policies of chunks. */
 #include "backend/moe/routing/saved_routes.h"

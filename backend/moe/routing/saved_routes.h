@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The saved form of a binding. */
 #ifndef SLUICE_BACKEND_MOE_ROUTING_SAVED_ROUTES_H_
 #define SLUICE_BACKEND_MOE_ROUTING_SAVED_ROUTES_H_

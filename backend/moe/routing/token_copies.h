@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Deduplication: which rows a token's routes share on their way. A *token copy* is what travels between ranks for one
  * token of one chunk: its row once, whatever number of its routes ends at the destination, and one row back.
  *

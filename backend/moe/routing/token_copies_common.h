@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What both kinds of token copies share: those of a CPU (token_copies.c) and of a device with memory of its own
  * (token_copies_on_device.c). Private to moe. */
 #ifndef SLUICE_BACKEND_MOE_ROUTING_TOKEN_COPIES_COMMON_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Token copies of a device with memory of its own: their tables are made and kept there, and only their numbers come to
  * the host. */
 #include <string.h>

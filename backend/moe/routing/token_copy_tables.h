@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The tables of a deduplicated pass; what a token copy and a route index are: token_copies.h. */
 #ifndef SLUICE_BACKEND_MOE_ROUTING_TOKEN_COPY_TABLES_H_
 #define SLUICE_BACKEND_MOE_ROUTING_TOKEN_COPY_TABLES_H_

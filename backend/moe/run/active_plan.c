@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A plan in force: everything it fixes is allocated, the rest has its limits. */
 #include "backend/moe/run/active_plan.h"
 

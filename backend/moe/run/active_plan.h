@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The plan in force: installed, given by the host, lifted. What plans are and how they are made: backend/plan. */
 #ifndef SLUICE_BACKEND_MOE_RUN_ACTIVE_PLAN_H_
 #define SLUICE_BACKEND_MOE_RUN_ACTIVE_PLAN_H_

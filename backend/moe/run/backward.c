@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A backward, from the routes that its forward saved to gradients. */
 #include "backend/base/clock.h"
 #include "backend/base/pages_prefault.h"

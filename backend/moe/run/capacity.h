@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Layers under a capacity (SLUICE_EXCHANGE_CAPACITY): counts are the same in every pass, so that nothing is read from
  * the device and nothing agreed on once the ranks have made a call of a kind together. Their passes may be captured
  * into a graph. Private to moe. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/moe/run/capture.h"
 
 sluice_status_t sluice_capture_open(sluice_pass_t* pass) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/moe/run/choose_mode.h"
 
 #include "backend/moe/run/mode.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The mode of a layer's passes (mode.h). */
 #ifndef SLUICE_BACKEND_MOE_RUN_CHOOSE_MODE_H_
 #define SLUICE_BACKEND_MOE_RUN_CHOOSE_MODE_H_

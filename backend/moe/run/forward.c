@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A forward, from routing to results. Which way it goes is the layer's strategies' and its mode's affair. */
 #include "backend/moe/handshake/failure.h"
 #include "backend/moe/ops/low_rank.h"

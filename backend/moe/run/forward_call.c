@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/moe/run/forward_call.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One forward in the making, from its arguments to its pass: what forward.c, the modes and replay work on. Private to
  * moe/run. */
 #ifndef SLUICE_BACKEND_MOE_RUN_FORWARD_CALL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The one place that asks which way a layer goes. */
 #include "backend/moe/run/make_layer.h"
 

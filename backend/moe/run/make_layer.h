@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Making a layer: what it is, and how it does what layers do in several ways. */
 #ifndef SLUICE_BACKEND_MOE_RUN_MAKE_LAYER_H_
 #define SLUICE_BACKEND_MOE_RUN_MAKE_LAYER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* How the chunks of a pass get their counts, and so what its header is for. A mode is chosen when a layer is made, and
  * anew whenever a plan is installed or removed (choose_mode.h); forward and backward go through its table. An entry
  * that may be NULL says so, and what NULL means; all others are there in every mode.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Every expert position has the same number of rows in each chunk: the schedule comes first, since whether a call needs
  * a header, and may be captured, depends on it alone. */
 #include "backend/moe/run/capture.h"

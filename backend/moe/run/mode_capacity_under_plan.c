@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The same numbers of rows under a plan, which chooses policies alone. Calls of a plan that has not changed need no
  * header; what this rank alone may refuse comes first. All ranks find the same, since they have the same plan. */
 #include "backend/moe/routing/routes.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* As many rows as there are, in chunks of equal sizes: bound before the header, which carries their counts. */
 #include "backend/moe/routing/routes.h"
 #include "backend/moe/run/capture.h"

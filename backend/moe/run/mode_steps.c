@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/moe/run/mode_steps.h"
 
 #include "backend/model/pass_sizes.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Entries that several modes share in their tables (mode.h). */
 #ifndef SLUICE_BACKEND_MOE_RUN_MODE_STEPS_H_
 #define SLUICE_BACKEND_MOE_RUN_MODE_STEPS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Under a plan: ids are looked at before the header, which brings the largest T and what ranks hold; chunks are cut by
  * received rows behind it, and counts follow. */
 #include "backend/moe/routing/routes.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/moe/run/planned_forward.h"
 
 #include <stdio.h>

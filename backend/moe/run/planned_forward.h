@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A forward under a plan: from the handshake to a binding whose chunks fit. Private to moe. */
 #ifndef SLUICE_BACKEND_MOE_RUN_PLANNED_FORWARD_H_
 #define SLUICE_BACKEND_MOE_RUN_PLANNED_FORWARD_H_

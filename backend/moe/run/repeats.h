@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a forward has to do with earlier ones, where somebody chooses n or plans. What activation checkpointing runs
  * again must leave what the first time left, or the host cannot put one in the other's place: the same n and the same
  * plan. So a first forward is noted (is_noted), and a repetition (repeats) looks back for it (layer/replay.h). All

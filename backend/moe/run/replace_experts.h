@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Replacing the placement of a layer's experts, on all ranks or on none. Private to moe. */
 #ifndef SLUICE_BACKEND_MOE_RUN_REPLACE_EXPERTS_H_
 #define SLUICE_BACKEND_MOE_RUN_REPLACE_EXPERTS_H_

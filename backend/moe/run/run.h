@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A forward and a backward of one layer: arguments checked by capi, here they are agreed on, bound and executed. */
 #ifndef SLUICE_BACKEND_MOE_RUN_RUN_H_
 #define SLUICE_BACKEND_MOE_RUN_RUN_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/moe/run/run_pass.h"
 
 #include "backend/moe/ops/run_op.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/moe/run/split.h"
 
 #include "backend/base/tensor.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Saved buffers of a device with memory of its own: what lies there counts. */
 #include <stdio.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Saved buffers in host memory: all of it counts. */
 #include <string.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Where the saved buffers of steps lie, and what of them a budget counts. On a device INPUT and PRE_ACTIVATION lie in
  * its memory, offloaded rows in page-locked host memory, and META in plain host memory, which has no budget; elsewhere
  * all of them in host memory, offloaded rows in a pool between steps. Private to moe/step. */

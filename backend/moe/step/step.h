@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One outstanding forward: its saved buffers and how far its backward has come. */
 #ifndef SLUICE_BACKEND_MOE_STEP_STEP_H_
 #define SLUICE_BACKEND_MOE_STEP_STEP_H_

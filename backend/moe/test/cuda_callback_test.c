@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Callback experts on CUDA contexts, on fakes: whose stream their work goes to and that the check would see another,
  * what a failing one leaves, budgets. That results are right, with one read and no hazard: cuda_layer_test. */
 #include <stdio.h>

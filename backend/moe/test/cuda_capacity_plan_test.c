@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Graph mode under budgets and plans, on the fakes: the device's peak to the byte, nothing read, and what a graph keeps
  * of a plan's memory. capacity_test.c has the same budgets on a CPU. */
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Layers on a CUDA context, on fakes, whose tokens travel once to each rank or once to each node: the bits of the
  * CPU's, bytes on the wire, what is read, budgets and plans. deduplicate_test has more cases, on these fakes too, and
  * cuda_layer_suite holds both ways against the reference. */

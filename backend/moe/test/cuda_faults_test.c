@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Bad input and failing calls of the driver, cuBLAS and NCCL under the engine: right status, nothing leaked, and the
  * context works on, or its communicator is aborted. */
 #include <pthread.h>

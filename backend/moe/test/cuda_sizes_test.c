@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Batches of several sizes under a budget of a device's memory, on the fakes: each size has a plan of its own, and all
  * steps use the same blocks. */
 #include <stdint.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Deduplicated layers on this CPU: results and gradients beside the plain f64 reference and beside the same layer
  * without it, bytes on the wire, what is refused. */
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ranks that differ in a config, in what they want, or in the order of their calls are told so, with the values. */
 #include <stdint.h>
 #include <stdio.h>

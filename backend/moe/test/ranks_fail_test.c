@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A callback or an op of the device fails on one rank: the others learn of it and from whom. */
 #include <stdint.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Placements of experts that are refused: alike on all ranks, named, and with everything as before. */
 #include <stdint.h>
 #include <stdio.h>

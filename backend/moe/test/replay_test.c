@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Which earlier forward a repeated one takes its n from. */
 #include <stdint.h>
 

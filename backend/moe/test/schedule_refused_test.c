@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Builds with assertions prove a template before they run it: here the engine is given templates that lack an edge. The
  * linker puts this file's functions in place of the builder's (see BUILD). */
 #include <math.h>

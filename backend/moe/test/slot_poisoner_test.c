@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Under SLUICE_POISON a slot is NaN from its release on: here the engine is given templates that mark an op too early,
  * as if nobody had proved them, and what they compute shows it, on this CPU and on CUDA (fakes). The linker puts this
  * file's functions in place of the builder's and of the checker's (see BUILD). */

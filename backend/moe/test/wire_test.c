@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rows that travel in fewer bytes: how far values may be off, what stays to the bit, how many bytes go. */
 #include <float.h>
 #include <math.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A step of Adam over many tensors in host memory and over ranks, bucket by bucket, beside the sum of gradients [AxoNN,
  * section on the all-reduce; the handshake and the verdict are our own].
  *

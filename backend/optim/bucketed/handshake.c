@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/optim/bucketed/handshake.h"
 
 #include <float.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the ranks of a step tell each other beside sums. Private to backend/optim. */
 #ifndef SLUICE_BACKEND_OPTIM_BUCKETED_HANDSHAKE_H_
 #define SLUICE_BACKEND_OPTIM_BUCKETED_HANDSHAKE_H_

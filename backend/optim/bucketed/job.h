@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The ops of a step in host memory. Private to backend/optim/bucketed. */
 #ifndef SLUICE_BACKEND_OPTIM_BUCKETED_JOB_H_
 #define SLUICE_BACKEND_OPTIM_BUCKETED_JOB_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a step in buckets is asked to do. Plain data. */
 #ifndef SLUICE_BACKEND_OPTIM_BUCKETED_REQUEST_H_
 #define SLUICE_BACKEND_OPTIM_BUCKETED_REQUEST_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What ops do to rooms: shared by who derives waits and who checks them, who have nothing else in common. */
 #ifndef SLUICE_BACKEND_OPTIM_BUCKETS_ACCESSES_H_
 #define SLUICE_BACKEND_OPTIM_BUCKETS_ACCESSES_H_

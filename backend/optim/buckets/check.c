@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The checker. An op knows of each lane up to which op it has ended: what its own lane's op before knew, and what those
  * that it waits for knew. */
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* An op of a step in buckets, and what it does. */
 #ifndef SLUICE_BACKEND_OPTIM_BUCKETS_KINDS_H_
 #define SLUICE_BACKEND_OPTIM_BUCKETS_KINDS_H_

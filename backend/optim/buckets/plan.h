@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The buckets of a step as data [AxoNN, sections on memory and on the all-reduce; double buffers, the verdict and the
  * check are our own].
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/optim/buckets/run.h"
 
 #include "backend/base/check.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Runs a plan over the lanes of a device. */
 #ifndef SLUICE_BACKEND_OPTIM_BUCKETS_RUN_H_
 #define SLUICE_BACKEND_OPTIM_BUCKETS_RUN_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* How long a plan of buckets takes, by prices: lanes run in order and side by side. Pure data, no clock. */
 #ifndef SLUICE_BACKEND_OPTIM_BUCKETS_SIMULATE_H_
 #define SLUICE_BACKEND_OPTIM_BUCKETS_SIMULATE_H_

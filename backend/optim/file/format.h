@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What lies where in a file of states, and the file in memory. Private to backend/optim/file. */
 #ifndef SLUICE_BACKEND_OPTIM_FILE_FORMAT_H_
 #define SLUICE_BACKEND_OPTIM_FILE_FORMAT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Making, opening and closing of files of states. */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Between a file of states and tensors in memory: elements lie in the file in the order of groups and tensors. */
 #ifndef SLUICE_BACKEND_OPTIM_FILE_LOAD_H_
 #define SLUICE_BACKEND_OPTIM_FILE_LOAD_H_

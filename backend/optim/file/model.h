@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a file of states is of: each tensor's group, dtype and shape, in order. As words of 64 bits, which the file
  * holds: for each tensor group, dtype, number of dimensions, and these. */
 #ifndef SLUICE_BACKEND_OPTIM_FILE_MODEL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Masters and moments in a file [own]. It has room for two steps: one is the last whole step and is only read, into the
  * other the next one is written. What is in which room, and whether it is whole, a record of each room says, which is
  * written before the first byte of a step and after its last, with a checksum of each array. So a process that ends in

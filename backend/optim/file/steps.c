@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The steps of a file of states: records, checksums, reading and writing. */
 #include "backend/optim/file/state_file.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A checksum of consecutive floats, in parts of any size [own; rounds as xxHash has them]. It costs
  * a small part of what it takes to read or write them. Eight words are taken at once, each into a lane of its own, by
  * rounds that can be undone: what damages one lane alone is always found, and anything else but for one time in 2^64.

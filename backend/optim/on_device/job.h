@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The ops of a step on a device. Private to backend/optim/on_device. */
 #ifndef SLUICE_BACKEND_OPTIM_ON_DEVICE_JOB_H_
 #define SLUICE_BACKEND_OPTIM_ON_DEVICE_JOB_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/optim/on_device/on_device.h"
 
 #include <float.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The optimizer that leaves the device: parameters and gradients in its memory, masters and moments in the host's. A
  * step takes buckets of states to the device and back, so that the device holds 4 bytes for each 16-bit parameter (it
  * and its gradient) and 16 for each element of a slot [AxoNN, sections on memory and on the all-reduce].

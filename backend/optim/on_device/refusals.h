@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a step on a device does not take. Private to backend/optim/on_device. */
 #ifndef SLUICE_BACKEND_OPTIM_ON_DEVICE_REFUSALS_H_
 #define SLUICE_BACKEND_OPTIM_ON_DEVICE_REFUSALS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The sum of gradients over ranks in a device's memory, in rank order and in f32: the bits of sluice_comm_sum_f32. */
 #ifndef SLUICE_BACKEND_OPTIM_ON_DEVICE_SUM_H_
 #define SLUICE_BACKEND_OPTIM_ON_DEVICE_SUM_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Checks what may go wrong when stages run a program, for any timing of messages.
  *
  * sluice_pipeline_check explores every interleaving of a small program: any ready op may be next on its stage (under a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/pipeline/check/check.h"
 
 static void find(sluice_pipeline_finding_t* finding, int32_t fault, int32_t op) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Conflicts between ops of a stage that access one slot, at least one writing. Private to backend/pipeline/check. */
 #ifndef SLUICE_BACKEND_PIPELINE_CHECK_CONFLICTS_H_
 #define SLUICE_BACKEND_PIPELINE_CHECK_CONFLICTS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/pipeline/check/finding.h"
 
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The faults that the checker may find in a stage program, and their place. */
 #ifndef SLUICE_BACKEND_PIPELINE_CHECK_FINDING_H_
 #define SLUICE_BACKEND_PIPELINE_CHECK_FINDING_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* How many micro-batches are in flight on each stage: chosen by simulation with measured times, under a byte budget.
  *
  * AxoNN takes L = p. That suffices while messages are fast: a micro-batch comes back after p(f + b) + 2(p - 1)c, and L

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The policy of a pipeline that leaves it open: chosen by simulation with measured times, together with what is in
  * flight.
  *

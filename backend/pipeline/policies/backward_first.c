@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Backward before forward before weight gradient; a reduction, which only begins here, before all. With several virtual
  * stages the ops whose output travels farthest go first: forwards nearest to the input, backwards nearest to the loss.
  * So the other stages get work soonest. */

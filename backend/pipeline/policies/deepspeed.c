@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* DeepSpeed's TrainSchedule: 1F1B whose instructions are run one after the other. A send or receive blocks the stage,
  * so that every message is paid in full. Written down for comparison; nothing of Sluice runs it. */
 #include "backend/pipeline/policies/policies.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Evaluation: forwards in the order in which their inputs arrive. */
 #include "backend/pipeline/policies/policies.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* GPipe: all forwards, then all backwards. Every micro-batch is in flight. */
 #include "backend/base/check.h"
 #include "backend/pipeline/policies/policies.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Interleaved 1F1B over looped virtual stages. Micro-batches go through in groups of p: all of a group through one
  * virtual stage, then through the next that the stage holds. Stage s runs 2(p - 1 - s) + (v - 1)p forwards ahead. */
 #include "backend/base/check.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Algorithm 2 of AxoNN as printed. A stage runs what arrived first. What its own last op made ready goes before that:
  * the first stage injects L micro-batches, then one for each gradient that returned (lines 3 to 9, 23 to 26), and the
  * last turns each micro-batch around at once (lines 15 to 17). */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* 1F1B [PipeDream; Megatron-LM]: as a plan, and as a hint for a stage that runs whatever is ready [RRFP]. */
 #include "backend/base/math.h"
 #include "backend/pipeline/policies/policies.h"

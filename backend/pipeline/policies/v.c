@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Zero bubble over two virtual stages on each stage, placed in V. The order is planned in steps of one time, F = B = W:
  * in each step a stage runs a backward if one can run, else a forward, else a weight gradient. Of backwards the one
  * nearest to its end, of forwards the one nearest to its loss. A stage keeps 2p halves of a micro-batch from forward to

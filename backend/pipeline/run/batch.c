@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A batch on one rank. */
 #include <string.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Numbers of the host that ride with the ends of batches. Private to backend/pipeline/run. */
 #ifndef SLUICE_BACKEND_PIPELINE_RUN_BATCH_METADATA_H_
 #define SLUICE_BACKEND_PIPELINE_RUN_BATCH_METADATA_H_

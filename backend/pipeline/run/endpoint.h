@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The endpoint of a pipeline, and what a host keeps of that which arrived there: longer than the endpoint, if it likes.
  * Private to backend/pipeline/run. */
 #ifndef SLUICE_BACKEND_PIPELINE_RUN_ENDPOINT_H_

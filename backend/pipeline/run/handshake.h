@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What all ranks of a pipeline agree on before its first batch. Private to backend/pipeline/run. */
 #ifndef SLUICE_BACKEND_PIPELINE_RUN_HANDSHAKE_H_
 #define SLUICE_BACKEND_PIPELINE_RUN_HANDSHAKE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A pipeline comes and goes, and a host keeps what arrived. */
 #include <string.h>
 

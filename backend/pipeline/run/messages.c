@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Activations and gradients on their way, and waiting for what comes. */
 #include <stdio.h>
 

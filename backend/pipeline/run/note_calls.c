@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The host's calls for notes: what it says with the end of its batches, and what others have said. */
 #include "backend/base/check.h"
 #include "backend/pipeline/run/state.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The program of a batch with the memory that it needs, made when m or the limits change. Private to
  * backend/pipeline/run. */
 #ifndef SLUICE_BACKEND_PIPELINE_RUN_PLAN_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Values go, and the host hears of its own. */
 #include "backend/pipeline/run/state.h"
 

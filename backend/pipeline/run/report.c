@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What happened in a batch, asked behind it. */
 #include "backend/base/check.h"
 #include "backend/base/clock.h"

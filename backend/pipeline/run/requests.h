@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the word of a request says: whose it is, and which op or rank it is about. Private to backend/pipeline/run. */
 #ifndef SLUICE_BACKEND_PIPELINE_RUN_REQUESTS_H_
 #define SLUICE_BACKEND_PIPELINE_RUN_REQUESTS_H_

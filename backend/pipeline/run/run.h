@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The executor of stage programs: one stage of a pipeline on one rank, driven as the simulator drives it, over messages
  * (comm/messages.h) and the host's callbacks (sluice/pipeline.h).
  *

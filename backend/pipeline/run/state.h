@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A pipeline on one rank: what lasts, and where its batch is. Private to backend/pipeline/run. */
 #ifndef SLUICE_BACKEND_PIPELINE_RUN_STATE_H_
 #define SLUICE_BACKEND_PIPELINE_RUN_STATE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A batch that fails: all ranks hear of it, nothing of it stays under way, and the next one works.
  *
  * Every rank tells every other that it has stopped, why, and the tags of what it has sent there in this batch. Its own

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What lies in the slots of a stage while a batch runs: tensors that the host gave, and those that arrived, each until
  * its last reader has ended. Private to backend/pipeline/run. */
 #ifndef SLUICE_BACKEND_PIPELINE_RUN_VALUES_H_

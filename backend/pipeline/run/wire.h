@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What stages send each other, as bytes: heads, tags, and lists of tensors. One build on all ranks: structs travel as
  * they are. Private to backend/pipeline/run. */
 #ifndef SLUICE_BACKEND_PIPELINE_RUN_WIRE_H_

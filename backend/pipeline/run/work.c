@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The ops of the stage's thread: the host's callbacks, and what each leaves in the slots. */
 #include <stdio.h>
 

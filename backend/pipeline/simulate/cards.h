@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Messages that share network cards: each stage has one card, and its outgoing messages share one direction, its
  * incoming ones the other. Rates are max-min fair, and change whenever a message begins or ends. Private to
  * backend/pipeline/simulate. */

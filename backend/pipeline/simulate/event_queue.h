@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Events in the order of their time; of equal times the first added. Private to backend/pipeline/simulate. */
 #ifndef SLUICE_BACKEND_PIPELINE_SIMULATE_EVENT_QUEUE_H_
 #define SLUICE_BACKEND_PIPELINE_SIMULATE_EVENT_QUEUE_H_

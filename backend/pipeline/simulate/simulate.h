@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Simulates a stage program in virtual time: the duration of a batch, the waits of stages, the data in flight.
  *
  * Each stage runs one op at a time, which the program's policy chooses among the ready ones. A link from one stage to

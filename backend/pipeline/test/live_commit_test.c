@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A layer that changes its stage during a batch, from its announcement to its commit: in every order of events,
  * including ranks that are killed and ranks that refuse, the survivors reach one epoch. In the new epoch the layer is
  * on its new stage, with each micro-batch of the batch once in its gradient; in the old one it is on its old stage, as

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A host of a pipeline in which a layer changes its stage while batches run, over sluice_pipeline_* and
  * sluice_migration_* and sluice_layer_move_*; and one loop over the same layers in which nothing moves.
  *

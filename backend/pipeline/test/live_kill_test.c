@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Stages that are killed and stopped while a layer changes its stage during a batch, each a process, over TCP: as the
  * move is announced, in a callback, as they send in the batch, and in the commit. The survivors learn which rank and
  * where, settle, and have one epoch: the layer is at its old stage as the last update left it, and the batch has

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A layer changes its stage while a batch runs: no drain, and losses, weights and moments with the bits of one loop in
  * which nothing moves. It moves in every second batch, down and up alternately. */
 #include <pthread.h>

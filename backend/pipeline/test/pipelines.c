@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/pipeline/test/pipelines.h"
 
 #include "backend/pipeline/policy_table.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Specs and programs for the tests of this folder. */
 #ifndef SLUICE_BACKEND_PIPELINE_TEST_PIPELINES_H_
 #define SLUICE_BACKEND_PIPELINE_TEST_PIPELINES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Policies: orders as published, and the choice of a stage among ready ops. */
 #include <stdio.h>
 

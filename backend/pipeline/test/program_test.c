@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Programs: placement, ops, matches and needs, compared with an independent ordering. */
 #include "backend/pipeline/test/pipelines.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* How a budget is divided among contexts: the rule alone, on given needs. */
 #include <stdint.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A layer of 1,024 experts on 256 ranks is planned here, where no rank, device or engine exists: this program links
  * base, model, schedule and plan alone. */
 #include <stdint.h>

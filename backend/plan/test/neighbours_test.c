@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a layer's plan leaves to layers of other shapes. */
 #include <stdint.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The rings that plans are sized by are those of the templates, whatever was asked for before. */
 #include <stdint.h>
 

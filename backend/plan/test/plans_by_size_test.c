@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Plans for smaller batches stand beside those for the largest, within the same bytes. */
 #include <stdint.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A lower bound of the fullest rank's load over all placements. */
 #ifndef SLUICE_BACKEND_PLANNER_PLACEMENT_BOUND_H_
 #define SLUICE_BACKEND_PLANNER_PLACEMENT_BOUND_H_

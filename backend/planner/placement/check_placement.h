@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rejects invalid placement problems. */
 #ifndef SLUICE_BACKEND_PLANNER_PLACEMENT_CHECK_PLACEMENT_H_
 #define SLUICE_BACKEND_PLANNER_PLACEMENT_CHECK_PLACEMENT_H_

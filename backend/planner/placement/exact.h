@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Finds the best placement by exhaustive search. */
 #ifndef SLUICE_BACKEND_PLANNER_PLACEMENT_EXACT_H_
 #define SLUICE_BACKEND_PLANNER_PLACEMENT_EXACT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/planner/placement/move_verdict.h"
 
 #include <math.h>

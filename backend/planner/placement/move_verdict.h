@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Decides whether a move pays: sluice_planner_move_verdict of sluice/placement.h, on a struct of this library's
  * size. */
 #ifndef SLUICE_BACKEND_PLANNER_PLACEMENT_MOVE_VERDICT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/planner/placement/placing.h"
 
 #include <string.h>

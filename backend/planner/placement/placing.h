@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A placement while it is changed: the rank of each expert, the load of each rank, and the score. */
 #ifndef SLUICE_BACKEND_PLANNER_PLACEMENT_PLACING_H_
 #define SLUICE_BACKEND_PLANNER_PLACEMENT_PLACING_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/planner/placement/plan_placement.h"
 
 #include <math.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Plans the placement of experts. Pure: equal problems give equal placements. sluice/placement.h defines units and
  * errors.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Assigns the new groups of experts to ranks so that the fewest bytes move. */
 #ifndef SLUICE_BACKEND_PLANNER_PLACEMENT_RELABEL_H_
 #define SLUICE_BACKEND_PLANNER_PLACEMENT_RELABEL_H_

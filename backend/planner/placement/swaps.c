@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/planner/placement/swaps.h"
 
 #include "backend/base/math.h"

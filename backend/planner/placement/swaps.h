@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Swaps that reduce the load of the fullest rank, and swaps that return experts to their home rank. */
 #ifndef SLUICE_BACKEND_PLANNER_PLACEMENT_SWAPS_H_
 #define SLUICE_BACKEND_PLANNER_PLACEMENT_SWAPS_H_

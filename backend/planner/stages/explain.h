@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Explains a plan in sentences: one line per stage with the reason for its first layer, and one per layer with the
  * reason for its option. */
 #ifndef SLUICE_BACKEND_PLANNER_STAGES_EXPLAIN_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Plans a model over a pipeline: the stage of each layer and the handling of its activations, so that the slowest stage
  * is as fast as budgets in bytes allow. Pure: no ranks, no clock, no random numbers; equal problems give equal plans on
  * every machine of a kind. model.h has the types, sluice/stages.h units and formulas.

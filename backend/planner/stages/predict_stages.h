@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Predicts a plan: the formulas of sluice/stages.h, computed from the choices only. */
 #ifndef SLUICE_BACKEND_PLANNER_STAGES_PREDICT_STAGES_H_
 #define SLUICE_BACKEND_PLANNER_STAGES_PREDICT_STAGES_H_

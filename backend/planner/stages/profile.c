@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/planner/stages/profile.h"
 
 void sluice_stages_options_of_profile(const sluice_stages_profile_t* p,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The three options of a layer whose activations are kept, recomputed or offloaded as a whole. */
 #ifndef SLUICE_BACKEND_PLANNER_STAGES_PROFILE_H_
 #define SLUICE_BACKEND_PLANNER_STAGES_PROFILE_H_

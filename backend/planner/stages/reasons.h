@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Explains why each layer has its option and why each stage begins at its first layer: the cost of the alternatives. */
 #ifndef SLUICE_BACKEND_PLANNER_STAGES_REASONS_H_
 #define SLUICE_BACKEND_PLANNER_STAGES_REASONS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The planner's byte counts for handles equal the real ones: a context on a CPU, and a layer in it. */
 #include <stdint.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The hazard checker: proves that every run of a template, however its lanes interleave, gives the same result.
  *
  * Happens-before is lane order plus the template's dependencies; nothing else is assumed, in particular not that our

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The possible findings of the proofs of a template: a hazard, and its place. */
 #ifndef SLUICE_BACKEND_SCHEDULE_CHECK_FINDING_H_
 #define SLUICE_BACKEND_SCHEDULE_CHECK_FINDING_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/schedule/check/op_rules.h"
 
 #include <string.h>

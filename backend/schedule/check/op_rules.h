@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The accesses that an op must declare in a template of a spec: its lane, and the tensors it reads and writes at least.
  * Derived from the rows of op_table.h and the spec. Private to backend/schedule/check. */
 #ifndef SLUICE_BACKEND_SCHEDULE_CHECK_OP_RULES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/schedule/check/order.h"
 
 int sluice_order_op(const sluice_template_t* t, int32_t index, sluice_before_t* before, int32_t* last_of_lane,

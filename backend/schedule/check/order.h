@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Happens-before of a template: lane order and dependencies, nothing else. Private to backend/schedule/check. */
 #ifndef SLUICE_BACKEND_SCHEDULE_CHECK_ORDER_H_
 #define SLUICE_BACKEND_SCHEDULE_CHECK_ORDER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/schedule/check/releases.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Derives and proves releases.
  *
  * Exactly the ops of a use that no other op of the use follows must release it: with one release too few the slot is

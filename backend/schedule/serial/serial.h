@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Templates as bytes, for a file or another machine, and as JSON for people.
  *
  * Binary form 7, all numbers little-endian int32: magic, form, the spec's numbers, restore policies by chunk (two

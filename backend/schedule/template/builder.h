@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Collects ops in program order and derives their dependencies. Private to backend/schedule/template.
  *
  * Callers need no checks: the builder keeps the first error, writes nothing after it, and sluice_builder_finish returns

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/schedule/template/chunk_places.h"
 
 int32_t sluice_count_moving(const uint8_t* restore, int32_t n) {

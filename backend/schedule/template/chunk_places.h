@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Homes of chunks, for the rules that both directions share: slots in a ring, and homes of kept and restored tensors.
  * Private to backend/schedule/template. */
 #ifndef SLUICE_BACKEND_SCHEDULE_TEMPLATE_CHUNK_PLACES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ops that both directions add. Private to backend/schedule/template. */
 #ifndef SLUICE_BACKEND_SCHEDULE_TEMPLATE_SHARED_OPS_H_
 #define SLUICE_BACKEND_SCHEDULE_TEMPLATE_SHARED_OPS_H_

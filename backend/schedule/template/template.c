@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Builds the templates of a layer's passes. Homes of chunks are assigned first, then ops are added in program order,
  * which decides what may overlap:
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Builds templates from specs. */
 #ifndef SLUICE_BACKEND_SCHEDULE_TEMPLATE_TEMPLATE_H_
 #define SLUICE_BACKEND_SCHEDULE_TEMPLATE_TEMPLATE_H_

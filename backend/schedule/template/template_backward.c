@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/schedule/template/template_backward.h"
 
 #include "backend/base/math.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The template of a forward: homes of its chunks, then its ops in program order. Private to
  * backend/schedule/template. */
 #ifndef SLUICE_BACKEND_SCHEDULE_TEMPLATE_TEMPLATE_FORWARD_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/schedule/template/tighten.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Shrinks the rings of mixed policies: removes slots that the dependencies make superfluous.
  *
  * If policies differ between chunks, two chunks that share a ring may be far from each other, or be ordered by the ops

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/schedule/template/two_levels.h"
 
 void sluice_add_node_dispatch(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t kind, int32_t chunk) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The ops that an exchange in two levels adds. Between nodes a chunk's rows are sent once to each node, from a rank to
  * the one with the same local index there; within a node they are forwarded to the ranks with their experts. Sums
  * return the same way. Private to backend/schedule/template.

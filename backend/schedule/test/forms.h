@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Every form of template that builds, for tests over all of them. */
 #ifndef SLUICE_BACKEND_SCHEDULE_TEST_FORMS_H_
 #define SLUICE_BACKEND_SCHEDULE_TEST_FORMS_H_

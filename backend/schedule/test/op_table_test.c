@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The table of ops is complete: the test names a kind that lacks something. */
 #include <string.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The table of tensors is complete: the test names one that lacks something. */
 #include <string.h>
 

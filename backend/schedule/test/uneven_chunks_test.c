@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rows of chunks whose first and last have half the rows of the others. */
 
 #include "backend/schedule/uneven_chunks.h"

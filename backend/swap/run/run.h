@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The executor of swapping: pieces of memory travel to a tier and back on a thread. The public header sluice/swap.h has
  * the contract of each call. */
 #ifndef SLUICE_BACKEND_SWAP_RUN_RUN_H_

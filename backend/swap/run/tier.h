@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Where pieces lie while they are out: blocks of host memory, or a file that no folder lists any more. Private to
  * backend/swap/run. */
 #ifndef SLUICE_BACKEND_SWAP_RUN_TIER_H_

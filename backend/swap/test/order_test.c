@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The rules of swapping under every order of events that a stage may see, by a checker that knows only what ops mean;
  * and their times. */
 #include <math.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/tune/race/plan_race.h"
 
 #include <math.h>

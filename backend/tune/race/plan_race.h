@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Races a few plans under a budget (n, restore policy, weight-gradient mode) in ordinary training steps.
  *
  * The plans run in order of their predicted time. Each runs a warm-up step and then up to k counted steps; its shortest

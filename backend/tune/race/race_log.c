@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/tune/race/race_log.h"
 
 #include <math.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Records the steps of a race in order and compares two candidates on a machine whose speed changes.
  *
  * A process on the other hyperthread makes everything take 1.7 times as long, for one step or for hundreds. Since noise

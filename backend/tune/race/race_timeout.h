@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The timeout of a race, counted in laps without a pass that advances it. A lap ends when the layer that began it runs
  * again.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Chooses, for each size of a batch, whether the exchanges of a layer take the alternative form that the layer leaves
  * open. It runs after the search for n and compares the answer of the search in the plain form with the same n, or more
  * chunks, in the alternative form. A layer has one alternative: grouped (a returning and a departing chunk are in

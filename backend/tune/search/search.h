@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The online search for n (and for the weight-gradient mode, if it is open). Layers of the same kind share one table.
  *
  * Candidates run as ordinary training steps, because they do not change results. Choices depend only on numbers that

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Stores answers by size and checks the two hypotheses of the papers against them. Private to backend/tune. */
 #ifndef SLUICE_BACKEND_TUNE_SEARCH_SEARCH_ANSWERS_H_
 #define SLUICE_BACKEND_TUNE_SEARCH_SEARCH_ANSWERS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The stages of a race: which candidates run against each other next, until there is an answer. Private to
  * backend/tune/search. */
 #ifndef SLUICE_BACKEND_TUNE_SEARCH_SEARCH_STAGES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The state of the search for n: candidates, the spots of a table, their windows and samples, and the cost of races.
  * search.h describes the algorithm. */
 #ifndef SLUICE_BACKEND_TUNE_SEARCH_SEARCH_STATE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Measured and predicted times of candidates: from races, from a machine, from a bootstrap model. Private to
  * backend/tune. */
 #ifndef SLUICE_BACKEND_TUNE_SEARCH_SEARCH_TIMES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/tune/search/search_windows.h"
 
 #include <string.h>

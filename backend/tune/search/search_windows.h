@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A window of a race: candidates that alternate, early elimination, and the times that result. Private to
  * backend/tune/search. */
 #ifndef SLUICE_BACKEND_TUNE_SEARCH_SEARCH_WINDOWS_H_

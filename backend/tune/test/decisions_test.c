@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The answers of a search that are written for later runs: those that stand and are not under question. */
 #include <stdint.h>
 #include <stdio.h>

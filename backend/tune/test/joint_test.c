@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Joint choice of n and strategy on simulated machines, on which the best pair depends on the size of the batch. */
 #include <math.h>
 #include <stdint.h>

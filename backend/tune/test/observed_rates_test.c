@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rates from observed passes: medians on simulated machines, and the order of plans that follows from them. */
 #include <math.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The choice of a step is one unit: the weight-gradient mode belongs to its n, even if the header of its forward has
  * brought the choice for the next step. Otherwise a race between candidates that differ in both would wait forever for
  * a candidate that never runs as chosen. */

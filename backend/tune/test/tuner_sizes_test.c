@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The number of rows that a batch of varying load counts as. */
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The library that programs of other languages are linked with, and how they are built."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Size, offset and value of everything that callers compile into themselves are in each language what they are in C.
 
 capi/abi/abi.txt has the values of C; capi/test/layout compares it with the headers.

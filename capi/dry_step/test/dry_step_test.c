@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A dry step: what it records, that a call more is seen, and what it refuses. */
 #include <stdio.h>
 #include <stdlib.h>

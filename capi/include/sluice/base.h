@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Status codes, versions, tensors, allocation and logging, which every other header of Sluice uses.
  *
  * The whole ABI is plain C99. Nothing throws, exits or prints (unless SLUICE_LOG in the environment asks for it). Every

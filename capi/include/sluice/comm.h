@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Communicators, over which the ranks of one expert-parallel group exchange rows.
  *
  *   local   the ranks are threads of this process: built in, for examples and tests; also on CUDA

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The context: the state that the layers of one model on one rank share (device, lanes, slots, choice of GEMMs).
  *
  * A context runs one pass (forward or backward of one layer) at a time; a second thread gets BUSY. The layers of one

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Sluice's own gate, for hosts that have none: it computes expert ids and route weights from logits, and their
  * backward.
  *

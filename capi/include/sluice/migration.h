@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Migration: experts, with all data that belong to them (weights, gradients, masters, moments, step counts), are moved
  * to other ranks while training runs.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The Mixture-of-Experts layer: dispatch -> experts -> combine, forward and backward.
  *
  * Four calls suffice: sluice_context_create (context.h), then sluice_moe_create, sluice_moe_forward and

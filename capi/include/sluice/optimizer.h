@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Adam and AdamW with master parameters and moments in host memory. Parameters and gradients are also in host memory,
  * or in the memory of a CUDA device, which then computes the updates (`context` in the config).
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Pipelines: the stages of a model on the ranks of a communicator, scheduled by the messages that have arrived.
  *
  * A model is cut into p * v virtual stages in the order of its layers; each of the p ranks holds v of them. A batch is

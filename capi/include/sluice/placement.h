@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The planner of placements assigns experts to ranks, so that the rank with the most rows has as few as possible, and
  * as few bytes as possible move for it. Each rank keeps its number of experts: experts swap places.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Plans: upper bounds for the memory of a layer's passes, and the rule by which the passes stay within them.
  *
  * A plan has capacities and a rule. Tokens are divided into blocks. Consecutive blocks form a chunk as long as no rank

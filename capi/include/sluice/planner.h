@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The planner predicts time and memory of a choice of (n, restore policy, weight-gradient mode) on a machine, finds the
  * best choice, and gives the reason against each other one. It needs no context, no ranks and no data, so it can answer
  * for machines that are not at hand.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Schedules: the ops of a pass with their order and lanes, as JSON, and the predicted time of the pass.
  *
  * A schedule is built from the same inputs as the schedule that a layer runs, and is the same: equal inputs give equal

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Sluice: Mixture-of-Experts layers with expert parallelism, for training frameworks. This header includes the whole C
  * ABI. A complete program comes first: one layer on one rank, forward and backward. Three tokens of width 2 go to two
  * experts, W2 relu(W1 x), and the loss is the sum of the output.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The parts of a layer as separate calls, for hosts with their own experts or their own order of work.
  *
  * dispatch -> (the host's experts) -> combine, with one chunk; each has its backward. The whole-layer calls of moe.h

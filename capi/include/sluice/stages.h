@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The planner over layers assigns layers to the stages of a pipeline, and chooses for each layer how its activations
  * are stored between its forward and its backward, so that the slowest stage is as fast as budgets in bytes allow. A
  * model without a pipeline is one stage.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Swap: what layers save for their backward is copied out of the memory of the device, to host memory or to a file, and
  * copied back before the backward (vPipe, TPDS 2022; the option OFFLOAD of stages.h). Copies run on a thread of their
  * own while the layers compute.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The tuner of a context chooses n (and when weight gradients are computed) while training. Every context has a tuner
  * (on CUDA two events on the host's stream time a pass: docs/cuda.md). The calls in this header are for hosts that want
  * another mode, want to give the tuner a machine for its predictions, or want to read, store and restore decisions.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Frozen expert weights in 4 or 8 bits (weight_format of a layer's config).
  *
  * A weight W [out, in] (w1 and w3: [H, M], w2: [M, H]) is codes, row after row, and scales that blocks of it share. The

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the packaging makes, made once for all tests."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds a project that knows nothing of this checkout against an installed tree, in C and C++, and runs it."""
 
 from __future__ import annotations

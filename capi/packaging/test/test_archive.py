@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The archive of the C library: what is in it, what it needs, and that others can build on it."""
 
 import os

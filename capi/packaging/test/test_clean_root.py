@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A C and a C++ project build and run in a root that holds nothing of this checkout: a bare one with this machine's
 /usr and the archive every day, a Debian with the packages under --full."""
 

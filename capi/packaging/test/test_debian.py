@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Debian packages: installed by dpkg into a root of their own, where others can build on them."""
 
 import os

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Calibration over a communicator that counts: the time of an exchange begins when all ranks start it. */
 #include <stdint.h>
 #include <stdio.h>

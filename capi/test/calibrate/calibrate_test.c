@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Calibration through the C ABI: one machine for all ranks, the cache and its handling of bad files. */
 #include <dirent.h>
 #include <pthread.h>

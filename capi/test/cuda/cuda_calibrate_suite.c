@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "capi/test/cuda/cuda_calibrate_suite.h"
 
 #include <pthread.h>

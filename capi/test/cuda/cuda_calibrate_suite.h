@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Calibration of CUDA contexts, on fakes and on a GPU: one case without a test framework. */
 #ifndef SLUICE_CAPI_TEST_CUDA_CUDA_CALIBRATE_SUITE_H_
 #define SLUICE_CAPI_TEST_CUDA_CUDA_CALIBRATE_SUITE_H_

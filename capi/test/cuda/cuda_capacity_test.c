@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Graph mode: layers under a capacity on a CUDA context, executed by the fake driver, cuBLAS and NCCL: host waits,
  * bytes on the wire, hazards, reports. capacity_test compares results, also on these fakes; cuda_graph_test covers
  * captures. */

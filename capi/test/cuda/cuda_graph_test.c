@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Captured passes: what a graph of them replays, and what a capture rejects. On fakes, like cuda_capacity_test. */
 #include <math.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Requirements on the layer on a CUDA context, on fakes and on a GPU: cases without a test framework, against the plain
  * f64 reference and against the same case on this CPU. */
 #ifndef SLUICE_CAPI_TEST_CUDA_CUDA_LAYER_SUITE_H_

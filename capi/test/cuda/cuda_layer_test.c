@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The layer on a CUDA context, executed by the fake driver, cuBLAS and NCCL: ranks with a device each under NCCL, and
  * ranks that share one under a local communicator. Nothing here measures a GPU's speed. */
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A model of two tensors in two groups, in bf16, whose parameters and gradients are on a fake device or in host memory,
  * and its optimizer. Memory of fake devices is host memory: it is filled and compared in place. */
 #ifndef SLUICE_CAPI_TEST_CUDA_CUDA_OPTIMIZER_MODEL_H_

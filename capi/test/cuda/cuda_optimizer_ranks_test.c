@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The optimizer on fake CUDA devices over ranks, as threads: sums in rank order on the device overlap with updates; all
  * ranks take a step completely or none does. The expected result of each rank is that of a step in host memory on
  * gradients summed by hand. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The optimizer on a fake CUDA device by its public calls: the bits of a step in host memory, exact bytes, atomic
  * steps, errors, and the failure of each driver call. */
 #include <math.h>

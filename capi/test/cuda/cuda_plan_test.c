@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Budgets and plans on a CUDA context, on fakes: results, the device's memory under any routing, predictions, the
  * single read of a forward. plan_test.c is the CPU version. */
 #include <math.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Registered buffers of NCCL, by context: each context decides in its first header, the same on all ranks, so contexts
  * of one communicator may have different configurations; if ranks pair contexts that decided differently, all ranks
  * report an error.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The trace of a CUDA context, on fakes: ops by the device's own times, and the failures that leave a pass without
  * times. */
 #include <pthread.h>

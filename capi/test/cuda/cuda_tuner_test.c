@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Tuning during training on CUDA contexts, on fakes: times of passes come from events on the host's stream, lane times
  * of the first passes from events around ops. They travel in later headers, and all ranks make the same choices, with
  * no host waits beyond the one read of a forward and the ends of the first passes. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The fake driver, cuBLAS(Lt) and NCCL as one shared object under the vendors' names: libsluice opens it if a test puts
  * it into the loader's path as libcuda.so.1, libcublas.so.13, libcublasLt.so.13 and libnccl.so.2. All memory counts as
  * that of the device whose context is current (device 0 without one), so that a host without CUDA can pass its own. */

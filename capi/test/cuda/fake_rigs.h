@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rigs on fake GPUs: one, or one on each of W ranks as threads. */
 #ifndef SLUICE_CAPI_TEST_CUDA_FAKE_RIGS_H_
 #define SLUICE_CAPI_TEST_CUDA_FAKE_RIGS_H_

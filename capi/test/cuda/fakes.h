@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A world machine of fake GPUs: the fake driver, cuBLAS and NCCL under the engine; each rank has a device. */
 #ifndef SLUICE_CAPI_TEST_CUDA_FAKES_H_
 #define SLUICE_CAPI_TEST_CUDA_FAKES_H_

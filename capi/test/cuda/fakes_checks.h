@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Cases of the world on fake GPUs, under cmocka: the device as a parameter of a suite that runs on this CPU too. */
 #ifndef SLUICE_CAPI_TEST_CUDA_FAKES_CHECKS_H_
 #define SLUICE_CAPI_TEST_CUDA_FAKES_CHECKS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The layer's suite on a GPU, through the C ABI, as one program without a test framework.
  *
  *   gpu_layer --list            the parts

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A local communicator over memory of CUDA devices, on the fake driver: bytes, order by happens-before, every
  * failure.
  */

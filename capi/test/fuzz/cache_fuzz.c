@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Machines on disk: any file is that of another machine, damaged, or a valid machine that writes back the same. */
 #include <stdio.h>
 #include <string.h>

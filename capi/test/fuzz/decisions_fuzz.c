@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Decisions of a tuner: accepted completely or not at all; accepted ones write back and read as the same. */
 #include <string.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Machine profiles: a valid one writes back and reads as the same. */
 #include <string.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Plans as bytes: raw, and with the head of a plan of this layer and a matching checksum. A valid plan behaves like any
  * other: it writes, reads back, and the layer accepts it or reports why not. */
 #include <string.h>

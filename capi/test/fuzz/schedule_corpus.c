@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Writes the corpus of schedule_fuzz into a folder: a schedule for each variant of the form.
  *
  *   bazel run //capi/test/fuzz:schedule_corpus -- $PWD/capi/test/fuzz/corpus/schedule */

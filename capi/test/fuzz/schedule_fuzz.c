@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Schedules as bytes: raw, and with a matching checksum. A valid one writes back as the same bytes, and has a text
  * form. schedule_corpus.c makes the corpus. */
 #include <string.h>

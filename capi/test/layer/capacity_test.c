@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Layers under a capacity on this CPU: the bits of exact exchanges if nothing is dropped, otherwise those of the
  * dropped routes; counters; errors. */
 #include <float.h>

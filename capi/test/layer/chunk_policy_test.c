@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Layers with a restore policy per chunk: the bits of keeping everything, bytes as planned, invalid lists named. */
 #include <stdint.h>
 #include <stdio.h>

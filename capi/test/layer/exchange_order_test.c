@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The exchanges that a layer passes to its host's process group, in order. A transport can post every receive before
  * any send only if each send comes in one exchange with the receives of its rank, and the other rank expects it in the
  * exchange of the same number; the header and the counts must precede any payload; two exchanges may be in flight.

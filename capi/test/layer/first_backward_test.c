@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The first backward of a layer finds the pages of its weight gradients populated, as later ones do, also if they are
  * measured: counted in page faults of the calling thread. */
 #ifndef _GNU_SOURCE

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* 16-bit weight and bias gradients that several chunks add to: summed in f32 and rounded once, so that they equal the
  * rounded f32 gradients of the same pass. A 16-bit running sum would round after every chunk. */
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Exchanges of several chunks as one group: the same bits as sequential ones, and errors. */
 #include <stdio.h>
 #include <stdlib.h>

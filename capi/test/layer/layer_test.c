@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The layer through the public ABI against a plain f64 reference, over ranks, chunks, dtypes and layouts. */
 #include <math.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rows by expert and by rank: the counts of forwards, before and after experts have moved. */
 #include <stdint.h>
 #include <string.h>

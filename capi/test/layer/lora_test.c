@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Adapters of experts (LoRA): the layer computes what the dense layer with W + s B A does, and the gradients of A and B
  * follow from its gradient of W; over gates, members, chunks, policies, dtypes and layouts. */
 #include <math.h>

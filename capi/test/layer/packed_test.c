@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Layers with packed weights give the bits of layers with the decoded ones, in every mode, and refuse what does not
  * fit. */
 #include <stdint.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Experts that change owner and slot between steps, moved by the host with their parameters and gradients: the run has
  * the results of one in which nothing moves. Steps update the parameters, so an error in one step stays. */
 #include <math.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The table of restore policies through the public function. */
 #include <stdlib.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Named policies without a budget: a pass holds at most what MPipeMoE's eq. 5 leaves of the paper's 2 (2 B M + B H)
  * without reuse, whatever the mode of its weight gradients. */
 #include <stdint.h>

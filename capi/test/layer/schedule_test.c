@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Schedules through the public handle: contents, predictions, errors. */
 #include <stdio.h>
 #include <stdlib.h>

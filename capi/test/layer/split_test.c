@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The parts of a layer on ranks of which some have no rows: the others' values still reach them. */
 #include <stdint.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Layers with two levels under budgets and plans: memory stays within them for any routing, and results are those
  * without a budget. */
 #include <stdio.h>

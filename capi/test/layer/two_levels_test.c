@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Layers with two levels, on this CPU: results and gradients compared with the plain f64 reference and with the
  * exchange in one level, bytes on each level, errors. */
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The time of passes beyond their ops: counted only while a trace is kept. */
 #include <stdint.h>
 #include <string.h>

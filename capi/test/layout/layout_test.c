@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Everything that callers compile in is recorded in capi/abi/abi.txt: the compiler asserts each size, offset, type and
  * value here, and accepts each repeated declaration only if it is the same. */
 #include <string.h>

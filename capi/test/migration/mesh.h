@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ranks that may die: processes that share a mesh of sockets, created before they are forked, and over it a host
  * communicator for addresses and small exchanges, which fit into the socket buffers. */
 #ifndef SLUICE_CAPI_TEST_MIGRATION_MESH_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ranks of a migration that are killed and stopped, each a process, over TCP, at every message that they send and at
  * every one that they wait for. The survivors learn which rank and in which phase, settle, and have one epoch and
  * consistent states: all old or all new. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Experts that swap places while a toy host trains: the bits of a run in which none moves; errors that leave everything
  * unchanged; staged bytes. */
 #include <pthread.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "capi/test/migration/migration_world.h"
 
 #include <math.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A toy host whose experts move: each rank has slots for experts, with all state of a real one, and an update that
  * depends on every part. */
 #ifndef SLUICE_CAPI_TEST_MIGRATION_MIGRATION_WORLD_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "capi/test/nth/failing_calls.h"
 
 #include <dirent.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* System calls and allocations that fail on a test's command. The linker's --wrap redirects the library's calls here
  * (capi/test/BUILD lists the same names): each calling place in the code is identified by its address, and for an
  * allocation by its call stack. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A system call, or an allocation, fails (nth_ranks.h) while ranks create a tcp communicator, a context and a layer,
  * train a step, exchange the state of an expert, and settle over another communicator which of the two states is
  * valid. */

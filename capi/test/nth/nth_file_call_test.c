@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A calibration that is written to disk and read again, while every file call and every allocation of it fails in turn:
  * a file with the name of a calibration is complete, no other file remains, and the next attempt works. */
 #include <stdint.h>

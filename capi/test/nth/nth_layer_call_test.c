@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A system call, or an allocation, fails (nth_ranks.h) while ranks train a step of layers with other forms of exchanges
  * than the plain one: several chunks as one group, a row once to each rank, a row once to each node. */
 #include <stdint.h>

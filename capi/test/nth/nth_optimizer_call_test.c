@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A system call, or an allocation, fails (nth_ranks.h) while ranks take three steps of the optimizer: bucket by bucket,
  * with all sums before the first update, and bucket by bucket again. The first group of parameters is summed over its
  * own communicator. Afterwards memory holds the old or the new state; after a step that forms all sums first, the same

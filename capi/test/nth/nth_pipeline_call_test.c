@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A system call, or an allocation, fails (nth_ranks.h) while ranks run two batches of a pipeline, whose messages go
  * over tcp or within the process, and query the result. A batch that failed without ending its pipeline is repeated,
  * and must succeed. */

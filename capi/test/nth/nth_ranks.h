@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ranks, as threads, that repeat the same work while one system call or one allocation fails in turn: for every place
  * that makes a system call, and every call stack of an allocation, the first, the second and the last hit (with
  * SLUICE_FULL set every hit of an allocation). Each rank has a status before its deadlines, nothing leaks, and the same

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* An optimizer's states in a file, while every file call and every allocation of it fails in turn: parameters are those
  * of a whole step, the file opens at one or does not exist, nothing stays open, and the next attempt works. */
 #include <stdint.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A swap over a file while every file call and every allocation of it fails in turn: bytes come back as they were, or a
  * call says what failed; nothing stays open or in the folder, and after a reset the next batch works. */
 #include <dirent.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A failing disk: the process's pread, pwrite, fdatasync and posix_fallocate, in programs that link with these. */
 #ifndef SLUICE_CAPI_TEST_OPTIMIZER_FAILING_DISK_H_
 #define SLUICE_CAPI_TEST_OPTIMIZER_FAILING_DISK_H_

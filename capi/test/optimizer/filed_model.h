@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A small model of three dtypes, whose master weights and moments are in memory or in a file. */
 #ifndef SLUICE_CAPI_TEST_OPTIMIZER_FILED_MODEL_H_
 #define SLUICE_CAPI_TEST_OPTIMIZER_FILED_MODEL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Master weights and moments in a file: the state after the disk or the process fails. */
 #include <stdio.h>
 #include <stdlib.h>

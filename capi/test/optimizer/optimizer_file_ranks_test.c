@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ranks with their master weights and moments in a file each: the bits of one rank, and a disk that fails on one of
  * them. */
 #include <pthread.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Master weights and moments in a file: the bits of states in memory, less memory, and errors. */
 #include <math.h>
 #include <stdio.h>

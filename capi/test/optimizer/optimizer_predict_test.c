@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Predicted steps: bytes computed by hand, and seconds where they follow without a simulation. */
 #include <math.h>
 #include <stdint.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The optimizer over ranks, as threads: sums in rank order overlap with updates; all ranks take a step completely or
  * none does. The expected result of each rank is that of a step without a communicator on gradients summed by hand. */
 #include <float.h>

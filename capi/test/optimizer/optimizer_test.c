@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The optimizer by its public calls: errors, skipped steps, and a model trained with it. */
 #include <math.h>
 #include <pthread.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A model of small tensors on several ranks, as threads, whose optimizers step together; and the result of one rank on
  * gradients summed by hand. Checks fail the calling test. */
 #ifndef SLUICE_CAPI_TEST_OPTIMIZER_OPTIMIZER_WORLD_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The callbacks of a rank of a pipeline's world: each call is checked, and computes. */
 #ifndef SLUICE_CAPI_TEST_PIPELINE_PIPELINE_CALLS_H_
 #define SLUICE_CAPI_TEST_PIPELINE_PIPELINE_CALLS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Checks of a pipeline's world for tests under cmocka. */
 #ifndef SLUICE_CAPI_TEST_PIPELINE_PIPELINE_CHECKS_H_
 #define SLUICE_CAPI_TEST_PIPELINE_PIPELINE_CHECKS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A batch that fails on one rank fails on all, quickly and with the same report; the next one works. */
 #include "capi/test/pipeline/pipeline_checks.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A stage that is killed, a process, is named on all others with the batch, whatever they wait for. */
 #include <signal.h>
 #include <stdatomic.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A rank that is gone is named on all others. */
 #include "capi/test/pipeline/pipeline_checks.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The model of a pipeline's world: layers of a few weights, whose rows differ between micro-batches. */
 #ifndef SLUICE_CAPI_TEST_PIPELINE_PIPELINE_MODEL_H_
 #define SLUICE_CAPI_TEST_PIPELINE_PIPELINE_MODEL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Numbers of the host are sent with the ends of batches: all ranks know the numbers of each, and a failing rank sends
  * none. */
 #include "capi/test/pipeline/pipeline_checks.h"

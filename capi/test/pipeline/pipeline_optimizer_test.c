@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A pipeline whose gradients are summed while it drains, followed by the optimizer. The host begins the sum of a
  * virtual stage's gradients in `reduce`, on its own thread, and passes the sums to the step: comm is that of all ranks,
  * so that all stages step or none, and each group's comm has one rank, so that nothing is summed twice. The bits are

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Predictions for a pipeline: published bubbles, chosen limits, and the measured bytes of a batch. */
 #include "capi/test/pipeline/pipeline_checks.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ranks that disagree get an error, and wrong arguments are rejected. */
 #include "backend/base/test/refused.h"
 #include "capi/test/pipeline/pipeline_checks.h"

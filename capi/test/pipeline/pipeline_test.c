@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A pipeline by its public calls equals one device: the bits of a single loop, for any policy, limits and delays; and
  * the executed ops are those of the program. */
 #include "capi/test/pipeline/pipeline_checks.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ranks of a pipeline's world, and the options of a test. */
 #ifndef SLUICE_CAPI_TEST_PIPELINE_PIPELINE_TYPES_H_
 #define SLUICE_CAPI_TEST_PIPELINE_PIPELINE_TYPES_H_

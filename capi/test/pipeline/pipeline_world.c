@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/comm/test/tcp_place.h"
 #include "capi/test/pipeline/pipeline_world.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A small model on the ranks of a pipeline, as threads: a chain of layers, one per virtual stage, whose gradients
  * accumulate in micro-batch order; and the same model in one loop, whose bits it must have. Shapes change with every
  * micro-batch, and integers, booleans and empty tensors are sent too. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Between the budgets that two policies need for all chunks, a plan keeps as many chunks as fit: faster than any
  * fitting policy of all chunks, in the predicted bytes. */
 #include <stdint.h>

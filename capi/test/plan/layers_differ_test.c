@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Layers of several shapes under one budget, on a CPU and on a fake GPU. */
 #include <stdint.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The number of forwards that wait for their backward: counted next to the number that plans assume, and refused if
  * they do not fit.
  */

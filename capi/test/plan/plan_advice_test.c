@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* If no plan fits, the error names the cheapest change; with it, the layer runs. */
 #include <stdint.h>
 #include <stdio.h>

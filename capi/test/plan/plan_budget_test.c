@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Layers under a budget: results are the same from the smallest budget up, for any routing, and its bytes suffice. */
 #include <stdatomic.h>
 #include <stdint.h>

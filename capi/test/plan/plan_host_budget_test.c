@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The pool of offloaded rows: the part that plans reserve, and that no forward takes more, whether Sluice or the host
  * holds the rows. */
 #include <stdint.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A layer of one rank on a context of its own, for tests of plans. */
 #ifndef SLUICE_CAPI_TEST_PLAN_PLAN_LAYER_H_
 #define SLUICE_CAPI_TEST_PLAN_PLAN_LAYER_H_

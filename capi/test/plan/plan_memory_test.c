@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ownership of bytes: a refused plan holds none, the layers of one context share one set of slots, a pass without
  * gradients has no step. */
 #include <stdint.h>

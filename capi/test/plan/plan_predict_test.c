@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The allocator's peak equals what a plan and the counts predict, exactly. */
 #include <stdint.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Plans as bytes, with any change and a matching checksum: rejected with the name of a field, or valid plans under
  * which a layer runs with the same results, or is refused for its budget. */
 #include <stdint.h>

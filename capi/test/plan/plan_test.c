@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A plan as a handle: bad input is named, and a written plan reads back; the footprint that a paper prints. */
 #include <math.h>
 #include <stdint.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The planner with different chunks: a policy for as many chunks as fit a budget, and policies chunk by chunk. */
 #include <stdint.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The planner of placements by its public calls: a plan, and every error with nothing written. */
 #include <math.h>
 #include <string.h>

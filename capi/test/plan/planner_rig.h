@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A planner of an invented machine, and its layer. */
 #ifndef SLUICE_CAPI_TEST_PLAN_PLANNER_RIG_H_
 #define SLUICE_CAPI_TEST_PLAN_PLANNER_RIG_H_

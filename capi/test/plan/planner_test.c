@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The planner through the C ABI: predictions, choices, and errors. */
 #include <math.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Offloaded rows on a CPU are in blocks that pass from step to step: none is allocated after the first step, for any
  * owner, and they are freed with the context. */
 #include <stdint.h>

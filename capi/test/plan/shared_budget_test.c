@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Contexts of one process that share a budget: each stays within its share, and errors name the whole. */
 #include <stdint.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The planner over layers by its public call: plain layers, MoE layers under one budget, errors, and the memory of a
  * real context under a plan. */
 #include <math.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Shared by the ranks_*_test.c: W ranks as threads, each with a rig, that run one scenario together. Checks inside a
  * rank are recorded and reported by `perform`, since cmocka's leave by longjmp, which only its own thread may do. */
 #ifndef SLUICE_CAPI_TEST_RANKS_PLAY_H_

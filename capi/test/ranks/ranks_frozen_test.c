@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ranks with frozen experts run a backward together with ranks whose experts are trained: the bits of a backward in
  * which all are trained, and nothing is written where a gradient is not wanted. */
 #include <stdint.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A rank stays away, leaves, aborts or dies in any phase: the others name it, none hangs, a new communicator works. */
 #include <stdint.h>
 #include <string.h>

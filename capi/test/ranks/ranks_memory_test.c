@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Steps outstanding, each allocation failing in turn, and the bytes of a step: nothing leaks and no rank hangs. */
 #include <stdint.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One rank refuses its call: the others fail with it, naming the rank and its reason, and all continue. */
 #include <stdint.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Refused adapters: which of them there are, their ranks, scales, tensors and gradients, each named. */
 #include <math.h>
 #include <stdint.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rejected values and handles of calls, steps in the wrong order or place, and damaged saved buffers. */
 #include <math.h>
 #include <stdint.h>

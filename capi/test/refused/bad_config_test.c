@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rejected configurations of contexts, layers and communicators, and the text of an error after it is copied out. */
 #include <dlfcn.h>
 #include <math.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rejected arguments of the split calls of a layer: each is named, nothing is written, and the dispatch continues. */
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rejected tensors of a call: tokens, routes, outputs, parameters and gradients, each named. */
 #include <math.h>
 #include <stdint.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A second thread in a context gets BUSY; in a forked child every handle is inert. */
 #include <pthread.h>
 #include <signal.h>

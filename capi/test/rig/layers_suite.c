@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "capi/test/rig/layers_suite.h"
 
 #include <stdint.h>

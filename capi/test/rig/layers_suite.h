@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Layers of several shapes under one budget: from the smallest that they name, any budget fits a step of each. The same
  * on every device: the caller opens the first layer and closes it. */
 #ifndef SLUICE_CAPI_TEST_RIG_LAYERS_SUITE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "capi/test/rig/own_rig.h"
 
 #include <string.h>

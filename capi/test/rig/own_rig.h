@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rigs with a context of the test's choice, such as one under a budget; and one of two ranks, for its plans only. */
 #ifndef SLUICE_CAPI_TEST_RIG_OWN_RIG_H_
 #define SLUICE_CAPI_TEST_RIG_OWN_RIG_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Shared by the bad_*_test.c: a layer that gets wrong input must reject it by name and lose nothing: the next correct
  * call gives the same bits as before, and no byte leaks. */
 #ifndef SLUICE_CAPI_TEST_RIG_REFUSALS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One rank of a layer with valid arguments that a test modifies one at a time. Everything it holds is public: change a
  * descriptor or an argument, call, check the error, then rig_reset and check that the next call works. */
 #ifndef SLUICE_CAPI_TEST_RIG_RIG_H_

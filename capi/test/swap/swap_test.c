@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Swapping by the C ABI: bytes come back as they were from both tiers, in the schedule's order; what goes wrong is
  * named, and the next batch runs. */
 #include <dirent.h>

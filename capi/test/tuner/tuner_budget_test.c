@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The tuner under a memory budget: plans race inside it, are read back from a file, and have the planner's seconds. */
 #include <stdint.h>
 #include <stdio.h>

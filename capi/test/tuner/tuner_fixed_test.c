@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Layers with a configured number of chunks: the open choices are raced at that number, and nothing else. */
 #include <stdint.h>
 #include <stdio.h>

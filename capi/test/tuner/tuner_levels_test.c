@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Layers that leave open whether tokens are sent by rank or by node: the choice shows in the sent bytes. */
 #include <stdint.h>
 #include <stdio.h>

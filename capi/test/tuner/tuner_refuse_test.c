@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Wrong input of the tuner is rejected by name, and nothing of it is used. */
 #include <stdint.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Batches of several alternating sizes, without a budget: each size has its answer, for any skew of its loads. */
 #include <stdint.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The tuner in running layers: ranks make the same decisions, decisions are reported and read back, ranks with
  * different settings are rejected. */
 #include <stdint.h>

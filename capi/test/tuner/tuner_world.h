@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ranks as threads that train small layers with a tuner, and their results. */
 #ifndef SLUICE_CAPI_TEST_TUNER_TUNER_WORLD_H_
 #define SLUICE_CAPI_TEST_TUNER_TUNER_WORLD_H_

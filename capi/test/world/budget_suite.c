@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "capi/test/world/budget_suite.h"
 
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Requirements on a layer under a budget on any device: on this CPU, deduplicated, on a device with its own memory.
  * Each test sets how its ranks run and calls the cases; they fail through cmocka. */
 #ifndef SLUICE_CAPI_TEST_WORLD_BUDGET_SUITE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Requirements on a layer under a capacity and a budget on any device. Like budget_suite.h, with its own base case; all
  * ranks are equal, so that each takes exactly the planned bytes. */
 #ifndef SLUICE_CAPI_TEST_WORLD_CAPACITY_BUDGETS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "capi/test/world/checks.h"
 
 case_run_t case_run = world_run;

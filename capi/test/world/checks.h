@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Shared by tests under cmocka that run cases of the world. */
 #ifndef SLUICE_CAPI_TEST_WORLD_CHECKS_H_
 #define SLUICE_CAPI_TEST_WORLD_CHECKS_H_

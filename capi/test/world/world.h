@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A small world for tests of the layer: W ranks as threads, parameters and tokens of all ranks, and a plain reference
  * in f64 that computes the whole layer with its gradients. */
 #ifndef SLUICE_CAPI_TEST_WORLD_WORLD_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Typed arrays on the machine of a rank, and access to them for tests. */
 #include "capi/test/world/world_split.h"
 

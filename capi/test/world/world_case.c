@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The cases of world.h, their runs and the comparison of results. */
 #include "capi/test/world/world_split.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The input data: every value is a function of its tensor and index, rounded to the layer's dtype. */
 #include "capi/test/world/world_split.h"
 

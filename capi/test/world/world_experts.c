@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The experts of a rank: parameters, gradients, and callback experts that scale rows. */
 #include "capi/test/world/world_split.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Experts that change owner between steps, moved like a host does: over a board that all ranks see, since they are
  * threads.
  */

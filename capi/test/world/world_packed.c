@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Experts whose weights are packed (case_t.weights), or the same weights decoded. Of every second expert W3's rows
  * follow W1's, and their scales do; of the others each is an array of its own. */
 #include <math.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Passes other than a plain forward and backward: rebuilt steps, parts, rounds with other T, captured graphs. */
 #include "capi/test/world/world_split.h"
 

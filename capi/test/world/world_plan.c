@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The layer's own plan, and how its rule divides the routes. */
 #include "capi/test/world/world_split.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One rank of a case through the public ABI. */
 #include "capi/test/world/world_split.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The reference: y[t] = sum over k of w * expert(x), and its gradients by hand, all in f64. */
 #include "capi/test/world/world_split.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Shared by the files of world, which is one library; tests include only world.h. */
 #ifndef SLUICE_CAPI_TEST_WORLD_WORLD_SPLIT_H_
 #define SLUICE_CAPI_TEST_WORLD_WORLD_SPLIT_H_

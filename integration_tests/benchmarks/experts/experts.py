@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """transformers' experts blocks: Sluice and grouped_mm (and eager) in turns, with the roofline of the same run.
 
 Per cell: forward and backward seconds, speed-ups over neighbouring pairs, peak memory of a backward over what is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The experts blocks that benchmarks measure: shapes of models, a module of transformers, rows with skewed routing."""
 
 from __future__ import annotations

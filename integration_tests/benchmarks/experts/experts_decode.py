@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls of an experts block without gradients, for a few tokens, as generation makes them."""
 
 from __future__ import annotations

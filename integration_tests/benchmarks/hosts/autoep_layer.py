@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DeepSpeed's AutoEP layers, made of MoE blocks of transformers, and the same on Sluice, in turns, over shaped links.
 
 Both sides are what `deepspeed.initialize` makes of a model of one layer with an "expert_parallel" section; experts run

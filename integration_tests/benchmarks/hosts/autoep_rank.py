@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks of autoep_layer.py: two engines of the same model of one layer, of which one has the key "sluice"."""
 
 from __future__ import annotations

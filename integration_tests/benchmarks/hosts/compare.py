@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A MoE layer of a host and the same layer on Sluice, in turns, over shaped links: what megatron, autoep and ep share.
 
 One layer in each cell, forward and backward, with fresh gradients. Next to the ratio stands what is possible: stock's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks of compare.py: both sides of each cell in turns, on the same rows and weights, in one process group."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """transformers' expert parallelism: Sluice against stock `all_to_all` with grouped_mm, in turns, over shaped links.
 
 A cell is balanced if communication takes between half and twice as long as computation: there the gain can be largest,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Megatron-Core's MoE layer with its all-to-all dispatcher, and the same on Sluice, in turns, over shaped links.
 
 Stock are `MoELayer`, `MoEAlltoAllTokenDispatcher` and `SequentialMLP` on gloo. `layer` is the shape of the eight cases

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks of megatron_layer.py: a stock `MoELayer` and one of Sluice's class with the same weights."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cells: one cell is one shape, routing, precision, number of ranks and link."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The committed list of cells (grid_cells.py): a cell misses its mark only where Sluice is clearly slower than stock.
 
 At least 20 pairs in each cell; missed is a *lower quartile* of time Sluice / stock above 1.03. The record is written

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The committed list: every value of every axis appears: a middle, from which one or two axes are moved.
 
 T 256-4096, M 256-1024, H 1024-4096, E 8-64, K 1 2 4 8; balanced, 5x and 10x skewed; drop and no-drop; 2 and 4 ranks;

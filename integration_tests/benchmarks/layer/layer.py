@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One MoE layer, forward and backward: Sluice and DeepSpeed in turns in one process group on the same data.
 
     layer --all                       the eight named cases; --cases NAME ... runs some of them

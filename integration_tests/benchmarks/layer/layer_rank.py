@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks of layer.py: cells one after another, all sides of a cell in turns.
 
 The sides of a cell are modules that share their parameters: DeepSpeed's layer as it is, the same swapped with Sluice's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Routing under control, through DeepSpeed's own gate.
 
 Nothing of TopKGate is replaced. Its weight is set to the first E rows of the identity, so that the first E numbers of a

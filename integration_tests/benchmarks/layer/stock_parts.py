@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times the parts of DeepSpeed's own MoE layer from outside: all-to-alls and experts, forward and backward.
 
 The stock layer is strictly sequential: dispatch, experts, combine, and the same again backwards. So the two

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cost and gain of moving layers between stages while a pipeline of DeepSpeed trains.
 
 Layers are slept: what is measured is engine, messages and moves, not computation. Three cells:

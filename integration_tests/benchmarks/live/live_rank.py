@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks of live.py: an engine of DeepSpeed over slept layers, and what of its layers moves."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The work of the stages of live.py: layers that sleep, and weights that are only sent. Times change meanwhile."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The harness of the benchmarks: options, ranks, verdict, record and the tables of a page.
 
 A benchmark is a module, named in cases.py, with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts rank processes over a link with what DeepSpeed needs on a CPU, and shows their progress."""
 
 from __future__ import annotations

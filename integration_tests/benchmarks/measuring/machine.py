@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The description of the machine in a record: enough to repeat a run, and nothing that identifies the machine."""
 
 from __future__ import annotations

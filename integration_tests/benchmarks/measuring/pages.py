@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the tables of docs/benchmarks from the committed records.
 
 A table is between `<!-- CASE TABLE: written by the benchmark -->` and `<!-- end -->`.

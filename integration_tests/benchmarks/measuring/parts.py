@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts of which `possible` is made, measured by themselves in the same run: real rows, both directions busy.
 
 possible = sum over forward and backward of max(communication, computation). Communication is two exchanges of the real

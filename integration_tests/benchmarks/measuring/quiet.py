@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Waits for a quiet machine: on shared machines GEMMs fall to half of their rate for minutes, on any side.
 
 Before a round every rank times one GEMM whose weights do not fit in its caches (256 rows, 16 MiB of f32 weights).

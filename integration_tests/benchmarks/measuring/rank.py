@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared by ranks of benchmarks: begin and end, experts, one timed step."""
 
 from __future__ import annotations

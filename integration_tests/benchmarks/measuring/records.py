@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The results of a benchmark: a record, which is committed, and a raw file with all samples, which is not.
 
 A record, records/CASE.json, is a list of runs. Each has its command, date, machine and versions, and a table with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one place where benchmarks and the quickstart touch Sluice's Python interface."""
 
 from __future__ import annotations

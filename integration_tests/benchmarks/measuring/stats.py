@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The few statistics that records carry."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rounds that the machine's host took processor time from: on rented machines a core can lose half of a step, unseen.
 
 Linux counts the time in which a virtual core was ready and did not run ("steal" of /proc/stat, in ticks of 10 ms). A

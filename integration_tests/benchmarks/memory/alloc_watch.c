@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Logs every allocation of a process on request; preloaded into rank processes by memory.py.
  *
  * torch, gloo, MKL and libsluice all call malloc, so this sees both sides of a comparison in the same way, whatever

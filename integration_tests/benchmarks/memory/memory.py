@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Activation memory of MoE layers, measured the same way for stock and for Sluice.
 
 Counted: every block of 4 KiB or more that the process allocates with malloc between the start of the watch and its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gain of moved experts: steps of one DeepSpeed layer with skewed loads, stock, Sluice, and Sluice with "placement":
 "adaptive", in turns over one link.
 

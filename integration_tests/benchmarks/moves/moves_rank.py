@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks of moves.py: the engine whose experts move trains alone until they have, then three engines in turns."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times one step of ZeRO-1 offload in bf16, by DeepSpeed and by Sluice in one pass, in turns, in one process.
 
 Both engines have one rank and come from `deepspeed.initialize` with the same config, except for

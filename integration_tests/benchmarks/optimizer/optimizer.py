@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One step of AdamW in host memory: Sluice, DeepSpeed's CPUAdam and torch's fused AdamW, and a stream of bytes.
 
 In f32 every side has parameters, gradients and moments of its own, of the same shapes and values. A round runs each

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The papers' own figures, published and simulated, on profiles of the papers' clusters.
 
 The schedules are the real ones, walked in virtual time; the profiles (python_plugin/sluice/planning/profiles) hold

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of papers.py about selectors of the pair (n, S) and the cost of their choices: MPMoE-pb, MPMoE-pm, MPipeMoE.
 
 - pb, profile-based [MPMoE IV-A]: every pair is tried, n from 2 to 8 (Algorithm 1's scope) under each of S1 to S4. The

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The papers' clusters, models and pairs (n, S), priced by the real schedules walked in virtual time: what the tables
 of papers.py share.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lines of papers.py on Myelin (AxoNN, IPDPS 2022): its pipelines, all-reduces, optimizer, and choice of the grid.
 
 Everything is `sluice plan --split` on a profile of Summit, with the paper's batches. Layers are Megatron's: 24 s h^2 +

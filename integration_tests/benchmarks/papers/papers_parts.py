@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of papers.py about parts of a step: bytes by kind, interference, baselines, exchanges by n, partition."""
 
 from __future__ import annotations

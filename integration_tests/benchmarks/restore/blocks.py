@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice.plan_model` under ten budgets, against checkpointing as users know it: activations and time of a step.
 
 The model: Transformer blocks whose feed-forward widths differ. Sides, in turns within each round: all blocks kept; ten

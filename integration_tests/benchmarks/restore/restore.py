@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes and step time of every restore policy at several n, with the papers' bounds and stock DeepSpeed.
 
 One layer, forward and backward, all cases in turns in one process group over one link. Routing is balanced to the row.

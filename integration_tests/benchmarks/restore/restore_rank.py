@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs on each rank of restore.py: times one layer with every restore policy and n, and stock DeepSpeed, in turns."""
 
 from __future__ import annotations

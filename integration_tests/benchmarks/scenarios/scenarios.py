@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs whose best (n, S) differ: adaptive against fixed pairs and the papers' selectors.
 
 The list is drawn by a committed seed (scenarios_drawn.py). First all of it is simulated on invented machines

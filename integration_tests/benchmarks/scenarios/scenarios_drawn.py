@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The list of scenarios of scenarios.py, drawn by a committed seed before anything is measured.
 
 A scenario is a run: one layer over one link, whose batches have three sizes, with as many tokens in each. Links, kinds

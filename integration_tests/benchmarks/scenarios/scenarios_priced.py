@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prices a drawn scenario on a machine: every pair (n, S) that its memory allows, and the choice of each selector.
 
     adaptive    the pair of least seconds, for each size; under a budget of those that do with the slots of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks of scenarios.py, one drawn run after another: the tuner settles, pairs are screened, all take turns."""
 
 from __future__ import annotations

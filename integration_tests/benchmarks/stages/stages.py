@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pipelines by the hosts' own schedules and by Sluice's, in turns, over a shaped link; bubbles of the planned policies.
 
 Stages do no work: a forward sleeps a third of f + b, a backward the rest, so that ranks which share cores do not slow

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks of stages.py: the bubble of each planned policy, from its events. Stages sleep F = B = W."""
 
 from __future__ import annotations

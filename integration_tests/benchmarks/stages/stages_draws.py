@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random draws of the pipelines' benchmarks: how long a stage sleeps, and when a link stalls.
 
 A draw belongs to a batch, a stage, a micro-batch and a direction, on any side: every side gets the same, and so does

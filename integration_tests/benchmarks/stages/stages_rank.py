@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks of stages.py: pipeline engines of DeepSpeed over the same stages, by stock's schedule and by key.
 
 The plan's "sides" have the pipeline's key of each; stock has none.

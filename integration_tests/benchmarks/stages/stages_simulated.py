@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Simulates the cases of stages.py: the same draws, over the measured network.
 
 A rank has one card there (net/namespaces.py), which messages to both its neighbours share. Stock sends are

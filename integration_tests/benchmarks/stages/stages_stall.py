@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A link that stalls: while a batch runs, the messages of one rank wait for 50 ms at random times.
 
 The draws belong to the batch: every side meets the same stalls at the same times after its begin. The rank shapes

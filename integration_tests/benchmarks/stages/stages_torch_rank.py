@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks of stages.py: torch's Schedule1F1B on gloo, and get_schedule_class("SluiceSingle"), stages that sleep."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The work of a stage of the pipelines' benchmarks: it sleeps, by a plan or by draws, or computes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole training steps of the example's language model, stock and Sluice in turns in one process group.
 
 Everything that a step does is in its time: attention, gate, experts, gradient reduction, optimizer.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks of train.py: two engines, step by step in turns."""
 
 from __future__ import annotations

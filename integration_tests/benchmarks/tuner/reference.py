@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A short reference, timed with calibrations and measurements: how a machine's speed changes between them.
 
 A rented machine's GEMMs and exchanges take a fifth more or less from one minute to the next. A calibrated model then

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Quality of the tuner's choices and predictions: regret against exhaustive search, and error.
 
 Per scenario (shape, link, skew) and mode the tuner trains until it has settled. Then every n is screened, and the

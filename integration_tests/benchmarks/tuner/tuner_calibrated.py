@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Machines that tuner.py calibrates, and whether they are still the same after a measurement.
 
 Processors of rented machines run at two speeds, for minutes each, as others use what they share. A prediction from a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks of tuner.py: one scenario after another: every n by itself, every mode, and the paper models' choices."""
 
 from __future__ import annotations

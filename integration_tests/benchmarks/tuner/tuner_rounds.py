@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sides of tuner.py: candidates, choices and baselines of a scenario, alternating."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A scenario of tuner.py: its inputs, what a layer may be told, and what the planner says of that."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cost of tuning in a run of 10,000 steps, in wall and CPU time, for constant and for changing batches.
 
 A layer whose n is open (mode adaptive, no machine) trains in blocks of steps, in turns with blocks of two sets of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks of overhead.py: blocks of the tuned layer and of two sets of configured ones in turns."""
 
 from __future__ import annotations

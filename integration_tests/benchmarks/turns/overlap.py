@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The part of the possible overlap that Sluice reaches if communication takes about as long as computation.
 
 Two layers in one run, in turns: one with one chunk, whose ops show what communication and computation take by

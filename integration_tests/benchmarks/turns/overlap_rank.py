@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks of overlap.py: one layer with one chunk and one that chooses, traced in turns."""
 
 from __future__ import annotations

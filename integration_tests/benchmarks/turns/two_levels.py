@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The exchange in two levels against the one in one level: nodes of two ranks, loopback within, a shaped link between.
 
 One layer, forward and backward, in turns: `deduplicate` by rank, by node, and "adaptive", in the same group over the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks of two_levels.py: the same layer deduplicated by rank, by node and as the tuner chooses, in turns."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A DeepSpeedCPUAdam that a test makes without an engine computes by the library too, without a config to say so."""
 
 from __future__ import annotations

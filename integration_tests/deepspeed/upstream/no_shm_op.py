@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Leaves out the host's shared-memory op, which is for small all-reduces of inference: it takes minutes to compile."""
 
 from __future__ import annotations

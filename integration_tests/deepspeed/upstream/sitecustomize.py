@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Switches Sluice on in every process of the host's own tests, whose files stay unchanged.
 
 Found through PYTHONPATH. SLUICE_TEST_SECTION, if it is set, is the section of every ds_config that has none. Each

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pytest plugin around Megatron's own unit tests, whose files stay as they are: on CPUs, with or without Sluice.
 
 Named by `-p cpu_tests`, in a process of its own for each rank. SLUICE_TEST_LAYER=1 puts Sluice's class in the place of

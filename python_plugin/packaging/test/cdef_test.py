@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The declarations that cffi gets from C headers."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The wheel in each Python that it says it runs in: every module imports, the library loads and runs, torch trains.
 
 Torch for other Pythons than this one is several GB each: third_party/setup/interpreters.sh installs it.

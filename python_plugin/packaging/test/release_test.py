@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command that makes a release: what it refuses, how it goes on after an interruption, and that its bits repeat."""
 
 import hashlib

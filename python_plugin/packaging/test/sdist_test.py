@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The source package: it has the same bits each time, and a wheel can be made of it where there is no checkout."""
 
 import importlib.metadata

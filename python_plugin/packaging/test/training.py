@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs training_step.py in a Python with torch, against an unpacked wheel, where no compiler is found."""
 
 import os

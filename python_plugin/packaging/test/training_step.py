@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run by a Python with torch and an unpacked wheel: a few training steps over a process group, without a compiler."""
 
 import os

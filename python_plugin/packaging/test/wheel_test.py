@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The wheel: its tag is true, its libraries are stripped, and it has the same bits each time."""
 
 import base64

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice tune --keep`: decisions ahead of time, where training runs begin with them.
 
 One layer of the model trains on made-up rows, on all ranks of the launcher, until its tuner has decided: what it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parameters of a transformers decoder by part, layer by layer, from the fields of its config.json.
 
 Supported are Qwen3-MoE, gpt-oss, Mixtral, DeepSeek-V2 and -V3, and models whose configs use the same names. A config

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options that `sluice plan` and `sluice simulate` share."""
 
 from __future__ import annotations

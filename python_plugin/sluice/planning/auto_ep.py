@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The section "expert_parallel" of a DeepSpeed config: what AutoEP makes of a model's MoE blocks."""
 
 from __future__ import annotations

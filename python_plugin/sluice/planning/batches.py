@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice_pipeline_predict` from Python: predicts a batch of a pipeline without running it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice simulate --stages`: a batch of a pipeline under every policy: seconds, bubble, what is in flight, bytes."""
 
 from __future__ import annotations

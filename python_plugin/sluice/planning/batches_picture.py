@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws batches of a pipeline in virtual time as SVG: for each of the fastest policies one row for each stage, and the
 bytes of the fullest stage with its budget."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """This machine's calibrations, as the C library leaves them in the cache folder (backend/calibrate/cache.c)."""
 
 from __future__ import annotations

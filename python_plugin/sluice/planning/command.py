@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the planning commands share: parsers, refusals, tables, text or JSON, exit status."""
 
 from __future__ import annotations

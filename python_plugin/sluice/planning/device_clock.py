@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A clock for the calls of ranks on GPUs: hosts that enqueue, streams, events, kernels that share SMs, groups of NCCL.
 
 It walks the lists of capi/dry_step (backend/device/cuda/fake/fake_record.h has their form) with the prices of a device.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice simulate --device`: what the engine asks of a GPU in one step of a known layer, priced by a model."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What calls and kernels of a GPU cost: a file for each device in the folder `prices`, or one of one's own.
 
 Beside the files stands when they may change (README.md).

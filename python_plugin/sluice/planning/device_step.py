@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One step of a layer on GPUs that are not there: its calls, recorded by `sluice-dry-step`, counted and priced.
 
 Counts are what the code asks of a GPU. Seconds are a model's.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Refusals of the planning tools."""
 
 from sluice.errors import InvalidArgument

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Readers of the fields of JSON: each takes where a value stands and the value, and refuses it by field."""
 
 from __future__ import annotations

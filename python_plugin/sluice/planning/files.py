@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files that the planning tools read and write; one that cannot be written is refused before the work."""
 
 from __future__ import annotations

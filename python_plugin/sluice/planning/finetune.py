@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What fine-tuning a mixture of experts with LoRA takes: bytes by part on a rank, tokens per second, what to change.
 
 Ranks share experts (expert parallelism) and the dense weights (fully_shard). The weights are frozen; adapters, their

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice plan --finetune`: what fine-tuning a whole model with LoRA takes on each rank, and how fast it would be."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What streams keep of their speed while the others run, as MPMoE's Fig. 3 shows it: alpha(y, x) and alpha(y, all)."""
 
 from __future__ import annotations

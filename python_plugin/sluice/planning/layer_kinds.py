@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which layers of a pipeline should run again in their backward, and where all should lie, while it trains under a
 budget.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When layers should change their stage while a pipeline trains, and which.
 
 Every rank that knows the same times of layers decides alike, without a word. A stage takes as long as its layers, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each layer of a pipeline takes, from measurements that are noisy and change at once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Machines: named profiles that come with the package, files of one's own, calibrations.
 
 A profile file is {"sluice_profile": 1, "sources": {field: where its number is from}, "machine": {...}}; a bare machine

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Megatron's configs: a TransformerConfig as JSON or YAML, a recipe of its tests, or a script with `--flag value`."""
 
 from __future__ import annotations

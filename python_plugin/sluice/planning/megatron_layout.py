@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A plan of layers as Megatron-Core's layout of a pipeline: what `--pipeline-model-parallel-layout` takes.
 
 One letter for each layer, `|` between stages: E the embedding, t a transformer layer, m one of multi-token prediction,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is planned for: the MoE layers of a model, from flags or from a host's own config file."""
 
 from __future__ import annotations

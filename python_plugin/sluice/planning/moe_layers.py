@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which layers of a model hold experts, as the configs of transformers and Megatron say it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice_optimizer_predict` from Python: what a step of the optimizer takes in bytes and seconds, by tier and by k."""
 
 from __future__ import annotations

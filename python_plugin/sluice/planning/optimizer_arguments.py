@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options that `sluice plan --optimizer` and `sluice simulate --optimizer` share."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice plan --optimizer`: bytes of an optimizer's step by tier, what fits, and what a step takes for each k."""
 
 from __future__ import annotations

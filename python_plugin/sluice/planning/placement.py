@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice/placement.h` from Python: where experts should live, and whether a move pays."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice plan`: does a model fit a machine, which n and restore policy each layer takes, and why no other."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice/planner.h` from Python: prices of choices, and the best one with the reasons against the others."""
 
 from __future__ import annotations

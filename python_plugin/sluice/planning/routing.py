@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recorded expert loads: how many rows each expert of each layer received, step by step.
 
 A file has one JSON object per line. First {"sluice_routing": 1, "layers": L, "experts": E}; then one line per step:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ranks' files of recorded expert loads as one file: `sluice routing DIR`."""
 
 from __future__ import annotations

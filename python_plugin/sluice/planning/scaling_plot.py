@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Efficiency against ranks as SVG."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps of a model on many ranks, predicted layer by layer.
 
 All ranks meet in every exchange, so a layer takes what its fullest rank takes: its skew, from Zipf's law or a recorded

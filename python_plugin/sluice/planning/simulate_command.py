@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice simulate`: what more ranks would do: weak and strong scaling of a model on a machine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How unevenly ranks are loaded: measured, or drawn from Zipf's law over experts."""
 
 from __future__ import annotations

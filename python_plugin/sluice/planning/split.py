@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which of a model's ranks are pipeline stages, data-parallel replicas and expert-parallel groups: every split of N
 ranks, pruned by bytes with the planner over stages, the best ones simulated.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice plan --split`: which ranks are pipeline stages, replicas and expert-parallel groups, under a budget."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The model of `sluice plan --split`: a file of our own, or the config.json of a transformers decoder."""
 
 from __future__ import annotations

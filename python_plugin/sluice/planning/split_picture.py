@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The best split of the ranks as SVG: its stages as `sluice plan --stages` draws them, and below them seconds against
 bytes of all that were simulated, in the same colours."""
 

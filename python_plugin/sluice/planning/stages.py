@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice/stages.h` from Python: a whole model over the stages of a pipeline, or over one stage, under budgets."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A plan of layers over stages, from a file: what `sluice plan --stages --json` printed, or the model it would be made
 of, which is planned then."""
 

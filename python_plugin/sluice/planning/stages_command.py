@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice plan --stages`: which layer runs on which stage, and what is done with its activations, under budgets."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Problems of the planner over layers as JSON files, for `sluice plan --stages`. What is wrong is refused by field."""
 
 from __future__ import annotations

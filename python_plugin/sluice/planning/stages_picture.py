@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A plan of stages as SVG: for each stage its layers, as wide as they take, coloured by policy, and below them its
 bytes against its budget."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice simulate --optimizer`: what a step of the optimizer takes by tier, by bucket and by k."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice tune`: measures this machine, once for all, and decides for a model ahead of time."""
 
 from __future__ import annotations

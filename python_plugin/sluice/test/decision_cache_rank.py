@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rank of a tiny training that begins with kept decisions: what its first steps ran. Argument: the file."""
 
 from __future__ import annotations

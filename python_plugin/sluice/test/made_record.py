@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records as `sluice trace` finds them, of passes that took what their schedules predict."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whatever JSON, text or bytes come from a config, an environment or a file: taken, or refused in our own words.
 
 Examples are made by hypothesis, the same ones every day; SLUICE_FUZZ_EXAMPLES makes as many others.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The note with the import system: threads that import hosts at one time, and others of the package's name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where files are kept for later runs, and which of them are read back."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The file of kept decisions: by machine, merged, whole; and none but Sluice's own is ever moved or written."""
 
 from __future__ import annotations

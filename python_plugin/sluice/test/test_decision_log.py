@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The file of last decisions: nothing lost, nothing torn, damaged ones begun anew with a word; doctor shows it."""
 
 from __future__ import annotations

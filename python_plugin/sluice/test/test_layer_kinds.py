@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which layers run again and where all lie, under a budget: in virtual time, beside every partition and choice."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the package's functions make of a layer, a model, a wrapper, a list, and of anything else."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When layers move between stages: the decision over changes that are committed here, beside the best partition at each
 moment and beside none."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The machine that docs/tuning.md shows is one, and its table has every field that a machine may have."""
 
 from __future__ import annotations

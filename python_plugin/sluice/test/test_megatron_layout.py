@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A plan of layers as Megatron's layout: letters, refusals, and the command that prints it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of options: what is derived from it, and that a new option is one new row."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where options may come from: the table is whole, and no form of a model's own config gets past it."""
 
 from __future__ import annotations

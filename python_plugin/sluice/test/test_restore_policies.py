@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Restore policies in Python are those of the library that is loaded."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice simulate --stages`: published bubbles, the best policy, budgets, and refusals that name the option."""
 
 from __future__ import annotations

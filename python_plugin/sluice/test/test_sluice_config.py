@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The "sluice" section and SLUICE, without any host; the trace's file form; the launcher's command line."""
 
 from __future__ import annotations

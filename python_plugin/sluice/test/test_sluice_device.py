@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice simulate --device`: counts held exactly and times within 2 % of the table, the clock, and refusals.
 
     .venv/bin/python python_plugin/sluice/test/test_sluice_device.py --update      writes the table for a change that is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice plan --finetune`: bytes by part, what fits and what to change, refusals; `--lora-rank` of others."""
 
 from __future__ import annotations

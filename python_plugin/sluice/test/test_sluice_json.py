@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What --json prints: of every command one value that any parser reads, with the members that docs/tools.md lists."""
 
 from __future__ import annotations

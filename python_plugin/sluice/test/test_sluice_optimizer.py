@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice plan --optimizer` and `sluice simulate --optimizer`: bytes by tier, what fits, seconds by k, and refusals."""
 
 from __future__ import annotations

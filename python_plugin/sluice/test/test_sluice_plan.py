@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice plan`: machines, configs of hosts, choices with reasons, and refusals that name the field."""
 
 from __future__ import annotations

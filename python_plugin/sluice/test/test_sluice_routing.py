@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recorded expert loads: two real ranks, joined, replayed; and files that cannot be joined."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice simulate`: scaling in the limits where the answer is known, skew, replayed routing, speed, refusals."""
 
 from __future__ import annotations

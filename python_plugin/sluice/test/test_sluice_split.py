@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice plan --split`: what is chosen, bytes within budgets, rates on shared ports, files, and refusals by name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice plan --stages`: problems in files, the table, and refusals that name the field."""
 
 from __future__ import annotations

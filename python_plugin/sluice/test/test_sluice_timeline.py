@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Timelines: slots read off real schedules, pictures that hold every op, traces that parse."""
 
 from __future__ import annotations

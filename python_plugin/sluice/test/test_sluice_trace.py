@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice trace`: schedules recognised, clocks aligned, every idle second accounted for, a real run of two ranks."""
 
 from __future__ import annotations

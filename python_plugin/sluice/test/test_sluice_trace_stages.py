@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice trace` of pipelines: a row for each stage, an arrow for each message, predicted beside measured."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice tune`: a short calibration alone and of two ranks, a machine that `sluice plan` takes, refusals."""
 
 from __future__ import annotations

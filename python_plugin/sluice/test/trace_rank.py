@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rank of a tiny training, for tests of the tools: two layers, no framework. Arguments: steps, chunks, policy."""
 
 from __future__ import annotations

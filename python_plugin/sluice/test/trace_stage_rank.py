@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rank of a pipeline whose stages sleep, for tests of `sluice trace`. Argument: batches."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts two ranks of a script, or of a module, as torchrun does: `two_ranks.py [-m] NAME ARGUMENTS...`.
 
 They are forks of a process that has imported torch, which takes longer than what the ranks do.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Timelines of passes: what the schedule says they take beside what was recorded, as SVG, PNG and Perfetto JSON.
 
     schedule = Schedule.build("forward", chunks=4, restore_input="redispatch", restore_pre_activation="recompute")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The colours of all pictures and what each means: every drawer takes its colours and its legend from here.
 
 A colour means the same in each picture, and any two that stand for something differ visibly; both are tested.

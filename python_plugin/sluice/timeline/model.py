@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a picture is made from: events on lanes, in panels."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Panels in the JSON form that Perfetto (ui.perfetto.dev) and chrome://tracing open."""
 
 from __future__ import annotations

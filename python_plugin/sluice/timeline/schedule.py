@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The schedule of a pass, from the C library: its ops as data, and its time given what each op takes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text, boxes, legends and whole documents of SVG."""
 
 from __future__ import annotations

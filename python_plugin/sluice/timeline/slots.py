@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which slot holds which chunk, when, and how many bytes that is: read off a schedule and the times of its ops."""
 
 from __future__ import annotations

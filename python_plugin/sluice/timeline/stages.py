@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A batch of a pipeline as a panel: a row for each stage, an arrow for each message."""
 
 from __future__ import annotations

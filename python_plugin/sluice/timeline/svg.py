@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Panels as one SVG: lanes of every rank on one time scale, then slots, then bytes over time."""
 
 from __future__ import annotations

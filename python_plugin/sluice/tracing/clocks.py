@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One clock for all ranks.
 
 Ranks of one machine share CLOCK_MONOTONIC (equal boot ids): nothing to do. Across machines the recorded exchanges are

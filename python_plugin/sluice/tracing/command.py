@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice trace`: runs a training command, and says where the time of its MoE layers went.
 
 Every rank keeps its newest events in a ring; they are written when the process ends, so let the command take a few

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What limits a recorded step, and what would help: the last line of `sluice trace`."""
 
 from __future__ import annotations

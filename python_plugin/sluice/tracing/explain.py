@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Why a lane was idle: what its next op waited for, by the schedule's own dependencies.
 
 Within a pass every lane's time is busy or idle, and every idle second has one of these reasons:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What changed its owner while a recording was made: experts between ranks, layers between stages."""
 
 from __future__ import annotations

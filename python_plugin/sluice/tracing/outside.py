@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a step takes outside of the passes of its MoE layers: the rest of the model, the optimizer, data, and what
 Python, autograd and the binding of tensors add to each call. No prediction has any of it.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recorded events as passes, each with the schedule that it ran."""
 
 from __future__ import annotations

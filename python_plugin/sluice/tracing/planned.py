@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the planner says of recorded layers: their passes on a machine, beside the passes that ran.
 
 The layer's shape and the schedule are those of the record, as is the load: T is what the ranks received on average, the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The report of a recording: per layer and direction measured beside predicted, and idle time with its reasons."""
 
 from __future__ import annotations

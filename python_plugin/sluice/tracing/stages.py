@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pipelines in a recording: the last batch of each, measured beside predicted."""
 
 from __future__ import annotations

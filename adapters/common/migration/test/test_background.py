@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a move copies of an expert: gathered one tensor after the other."""
 
 from __future__ import annotations

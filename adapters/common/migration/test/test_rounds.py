@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Placements that are reached in rounds: a rank gives one expert at most, and gets one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which experts are fused, and everything that must keep one from being fused."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What layers take, by a clock that stands still but for what they do."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* An NCCL whose ranks are threads of one process, on the fake CUDA driver's streams: for tests. Where
  * SLUICE_FAKE_NCCL_FOLDER names a folder, its ranks may be processes that share it, and messages are files there.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/comm/nccl/fake/fake_nccl_files.h"
 
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ranks of the fake NCCL in other processes: a folder that they share, with a file for each rank that has come or gone,
  * and one for each message. SLUICE_FAKE_NCCL_FOLDER names it; without it all ranks are threads of this process. */
 #ifndef SLUICE_BACKEND_COMM_NCCL_FAKE_FAKE_NCCL_FILES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* NCCL behind the interface, on fake tables: device buffers on a stream, splitting, finding the library, and every
  * error path. What all transports share is backend/cts/comm's. */
 #include <pthread.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Measures the speed of the row kernels and of memcpy, on one thread.
  *
  *   bazel run //backend/device/cpu:kernels_bench [-- ROWS WIDTH]

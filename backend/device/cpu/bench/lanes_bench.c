@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Measures the time of a pass on the CPU's lanes beyond its jobs, which only spin.
  *
  *   bazel run //backend/device/cpu:lanes_bench [-- CHUNKS JOB_US PASSES]

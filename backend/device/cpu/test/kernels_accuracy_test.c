@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Errors of the vectorised activations against libm in double, over the whole range of f32.
  *
  * Values are measured in ulps of the exact result, including subnormal results. A slope is a sum of two terms and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* unit_backward of the plain kernels in f64 against central differences of unit_forward.
  *
  * With L = sum over rows i and h of weight[i] * dact[i, h] * act[i, h]:  dpre = dL/dpre, dweight = dL/dweight, and

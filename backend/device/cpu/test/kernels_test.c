@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The vectorised kernels against the plain ones.
  *
  * Every entry gives the same bits as the plain version, for every dtype, width and stride, except activations, whose

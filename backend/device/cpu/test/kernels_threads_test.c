@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Kernels over a pool: the same bits as on one thread, for every entry and dtype, any number of threads, and fewer
  * threads than requested. No threads are requested for little work, inside a parallel region, or in a lane that forgoes
  * them. */

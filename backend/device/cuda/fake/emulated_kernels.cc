@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The CPU build of the kernels, by name. The same sources go to nvcc.
 #include "backend/device/cuda/kernels/sluice_kernels.cu"
 

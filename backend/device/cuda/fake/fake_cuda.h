@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A CUDA driver for tests that runs on the CPU. One per process.
  *
  * Streams are recorded queues. Enqueued work runs, in stream order and after the events it waits for, as soon as it

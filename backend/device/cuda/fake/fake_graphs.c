@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Captures into graphs, and their launches. */
 #include <assert.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Records accesses to memory, each with the clock of its place in its stream, and finds pairs without an order. */
 #include <assert.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Device memory, pinned memory, and registered memory of the host. */
 #include <stdlib.h>
 #include <string.h>

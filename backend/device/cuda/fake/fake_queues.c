@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The queues of streams: work runs as soon as it can, streams with high numbers first. */
 #include <assert.h>
 #include <stdlib.h>

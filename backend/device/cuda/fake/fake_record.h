@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Records the calls to the fake driver and its libraries: those of every rank in the order of its host's calls, with
  * their work on the device. A virtual clock walks the record (python_plugin/sluice/planning/device_clock.py).
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The driver's streams and events, and the waits that a test drops. */
 #include <stdlib.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Work on streams: copies, fills and kernels, which are linked in. */
 #include <assert.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/device/cuda/fake/fake_world.h"
 
 #include <stdio.h>

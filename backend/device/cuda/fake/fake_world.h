@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Shared by the files of the fake driver: the state, and the calls between them. All calls except the driver's own
  * require the lock.
  *

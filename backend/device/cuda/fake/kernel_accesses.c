@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Records the reads and writes of each kernel, from its arguments and, for indexed rows, from the index. */
 #include <string.h>
 

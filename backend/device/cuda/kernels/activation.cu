@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Activations and gated activations, with bias; the equations of backend/device/cpu/kernels_math.h in the layer's
  * arithmetic (f32 for f32, bf16 and f16). A kernel for each activation and dtype, so that its loop has no switch. */
 #include "backend/device/cuda/kernels/element.cu.h"

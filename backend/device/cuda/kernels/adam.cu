@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Adam: a unit is a tile of elements, each touched only by its own lane. The rules of backend/optim/adam.h in the order
  * of its loops, with the same fused operations and so the same bits (the build has -fmad=false, and roots and quotients
  * are rounded to nearest). */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Element types: storage and arithmetic types. bf16 and f16 are converted by integer arithmetic, in both builds the
  * same as in backend/base/dtype.h; the row kernels are bound by memory, not by these. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_KERNELS_ELEMENT_CU_H_

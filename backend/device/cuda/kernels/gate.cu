@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The gate: scores of one token's logits, the K best with ties to the lower id, and weights. Semantics as in
  * backend/gate (gate_choice.c, finish_weights); sums of scores run in f64 in another order. */
 #include "backend/device/cuda/kernels/element.cu.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The arguments of the CUDA kernels: one struct each, passed by value, filled by the C launchers. A kernel works on
  * `units` (rows, tokens, tiles); one warp takes one unit at a time, and a unit's result does not depend on which. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_KERNELS_KERNEL_ARGS_H_

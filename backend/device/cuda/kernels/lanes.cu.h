@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One source, two builds: nvcc compiles it to a warp of 32 threads, a C++ compiler to a loop over 32 lanes.
  *
  * A kernel's body is written for one warp. Code that lanes execute independently is in SLUICE_LANES; a value per lane

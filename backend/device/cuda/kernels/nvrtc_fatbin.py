@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiles the kernels with the compiler of CUDA 12.9 from pip, which is a library (NVRTC) without nvcc.
 
     nvrtc_fatbin.py FLAGS SOURCE OUT LIBRARY_FOLDER     FLAGS: nvcc_flags.txt; includes are relative to the working

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Routing on the device: counts, offsets and permutations that the host never reads.
  *
  * A stable counting sort without atomics, so that the order (slot, token, k) and every bit are reproducible: one warp

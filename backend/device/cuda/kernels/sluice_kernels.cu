@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* All device code, one fatbin: nvcc -fatbin -fmad=false -std=c++17 -I. sluice_kernels.cu */
 #include "backend/device/cuda/kernels/activation.cu"
 #include "backend/device/cuda/kernels/adam.cu"

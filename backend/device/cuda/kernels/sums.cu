@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Sums. Lane l is partial sum l of kernels.h: it adds the elements l, l + 32, ... in order; the fold is by halves. So
  * the bits are those of every CPU version (the build has -fmad=false: a fused multiply-add would round once less). */
 #include "backend/device/cuda/kernels/element.cu.h"

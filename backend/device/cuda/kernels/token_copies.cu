@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Token copies on the device: the routes of a token that share a row on their way to a rank. Runs after routing.cu,
  * whose sort orders them. No atomics: each entry has one writer. */
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The CUDA kernels, run on the CPU from the same source through the fake driver, against the plain kernels.
  *
  * Every entry gives the same bits as the plain version for every dtype, width and alignment; only activations in f32,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The record of the fake driver, and the work that a dry run skips. */
 #include <stdio.h>
 #include <stdlib.h>

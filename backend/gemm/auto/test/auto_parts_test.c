@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Parts of GEMMs: how many a run has, and what lies in no cache before they are measured. */
 #include <stdint.h>
 #include <stdlib.h>

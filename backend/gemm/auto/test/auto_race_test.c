@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A race by made-up times: what is measured when, who leaves, when it is over. */
 #include <math.h>
 #include <stdint.h>

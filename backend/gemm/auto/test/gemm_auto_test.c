@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The selector: names, the environment, fallbacks, what is measured and how often. The host's callback stands in for a
  * library, so nothing needs to be installed. */
 #include <dirent.h>

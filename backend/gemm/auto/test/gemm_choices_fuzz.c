@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Kept choices of GEMMs on disk: whatever stands behind a head that is ours, it is refused, or reads as choices that
  * are written and read again alike. The head itself: cache_fuzz.c, which has the same. */
 #include <dirent.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The BLAS room through a replaced symbol table: what is passed, how large GEMMs are cut, what is missing. */
 #include <stdlib.h>
 #include <string.h>

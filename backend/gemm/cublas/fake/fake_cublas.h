@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A cuBLAS that multiplies on the CPU, in stream order on the fake CUDA driver's queues: for tests. */
 #ifndef SLUICE_BACKEND_GEMM_CUBLAS_FAKE_FAKE_CUBLAS_H_
 #define SLUICE_BACKEND_GEMM_CUBLAS_FAKE_FAKE_CUBLAS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/gemm/cublas/fake/fake_cublas_calls.h"
 
 /* Ranks are threads and call at the same time. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Calls of the fake cuBLAS and the fake cuBLASLt, counted together, and the one that a test has fail. */
 #ifndef SLUICE_BACKEND_GEMM_CUBLAS_FAKE_FAKE_CUBLAS_CALLS_H_
 #define SLUICE_BACKEND_GEMM_CUBLAS_FAKE_FAKE_CUBLAS_CALLS_H_

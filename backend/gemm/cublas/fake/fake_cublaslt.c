@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* cuBLASLt on the CPU: descriptors are remembered, its heuristics have one algorithm, which knows what it was made for.
  */
 #include <stdlib.h>

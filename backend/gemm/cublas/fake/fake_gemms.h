@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A GEMM on the CPU, in the order of a stream of the fake CUDA driver. What it reads and writes is noted there. */
 #ifndef SLUICE_BACKEND_GEMM_CUBLAS_FAKE_FAKE_GEMMS_H_
 #define SLUICE_BACKEND_GEMM_CUBLAS_FAKE_FAKE_GEMMS_H_

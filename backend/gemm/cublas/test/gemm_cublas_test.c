@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* cuBLAS as a GEMM library: finding it, grouping, and every error path, on fake tables. The arithmetic is
  * backend/cts/gemm's. */
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What "native" promises beyond the conformance suite: an element is one chain of fused multiply-adds over k, or what
  * the processor's tiles or pairs make of it, whatever the sizes, so its bits are known exactly; nothing outside the
  * operands is read or written; the workspace is bounded. All of it for each set of kernels that this processor has. */

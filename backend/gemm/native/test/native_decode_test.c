@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the kernels decode of packed weights: every code with scales of every size, as packed.h defines it, by each set
  * that this processor has, whatever the number of codes; no byte beyond them is read. */
 #include <math.h>

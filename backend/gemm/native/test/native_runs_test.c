@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Runs of panels: whoever takes them, each is taken once. */
 #include <pthread.h>
 #include <stdint.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The oneDNN room through a replaced symbol table: failures, one thread where it must, a primitive per weight shape. */
 #include <string.h>
 

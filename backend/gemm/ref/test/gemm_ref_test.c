@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What only ref promises: the bits of a row do not depend on how many rows, GEMMs or strides surround it. */
 #include <stdlib.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Words and chunks of a migration: rank 1 of three moves to a new epoch, with two others that say what the input says:
  * right announcements, handshakes and chunks, refusals, damaged ones, and any bytes. Where the move has committed, what
  * arrived is exactly what was sent for it; where it has not, the host's memory is as it was. Nothing waits.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Steps in virtual time: what overlaps, what does not, and which k is taken. */
 #include <math.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Files of states with any bytes in them: a file of two steps is patched and cut as the input says, then opened, loaded
  * and stepped. Whatever is read without checksums that fit it is refused; what is read with those it was written with
  * is one of its two steps. What a process has left under PATH.unfinished is taken or refused.

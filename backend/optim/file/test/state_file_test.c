@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The bytes of a file: torn records, damage anywhere, other files, other models, forks, and which of two steps is
  * there.
  */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Buckets on the fake CUDA device: bits of the step in host memory, bytes by the allocator, order by events alone. */
 #include <math.h>
 #include <stdlib.h>

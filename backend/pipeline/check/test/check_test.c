@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Every interleaving of small pipelines, and walks through larger ones. With SLUICE_FULL set: ten times as many walks,
  * every limit of held micro-batches, and split weight gradients over eight virtual stages. */
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The checker finds planted faults: a need removed, a limit off by one, a message to another stage, swapped ops of a
  * plan, a follower that ignores its leader, a slot or op in another place. An independent ordering decides whether a
  * removed need matters: if so the checker finds it, else it finds nothing. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The policy of a pipeline that leaves it open. */
 #include "backend/pipeline/choose/choose_policy.h"
 #include "backend/pipeline/policy_table.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The choice of what is in flight, and the picture of a batch. */
 #include <math.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Heads, tables and lists between stages: rank 1 of three runs batches of two micro-batches, with two others that say
  * what the input says: right activations, gradients, ends of batches, stops, words of waiting and orders, damaged ones,
  * and any bytes. A batch that ends well has been given exactly what was sent; every other one fails, and nothing waits.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The simulator: values that it has given before, and what every run of it has to keep. */
 #include <math.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The placement part of DeepSeek's EPLB without replicas, reimplemented from its published description: experts by
  * load, heaviest first, each to the least loaded rank with a free place. It ignores the current placement; here its
  * ranks are then renamed so that the fewest experts move, which EPLB does not do. */

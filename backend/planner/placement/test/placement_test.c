@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Placements: the optimum where it can be enumerated, the bound on random workloads, and moved bytes compared with a
  * balancer that starts from nothing. */
 #include <math.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/planner/placement/test/workloads.h"
 
 enum { ROWS = 4096, HEAT = 6 };

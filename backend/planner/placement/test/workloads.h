@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Random loads of experts from a seed, after the workloads W0 to W7 of Megatron-LM's pull request 7488, each of which
  * isolates one effect. That pull request defines them by row; these are sums of rows by expert, reimplemented from its
  * table. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Chooses the options within one stage whose layers are given: the fastest choice that fits its budget.
  *
  * Three solvers of one problem. _leanest finds the choice with the fewest bytes, exactly: a stage fits if that choice

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Lower bounds of a stage's turn with some layers decided: the relaxation in which layers may take fractions of
  * options.
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Computes the fewest bytes of a stage. All but three terms are sums over layers; the largest working bytes, copied
  * bytes and arena are maxima. With all three capped, each layer takes its minimum independently, so the best caps give
  * the answer: for each cap of copied bytes and of the arena, one sweep over all caps of working bytes. A cap of copied

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/planner/stages/partition/coarsen.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Coarsens a graph of layers: short nests become one node each.
  *
  * An edge that spans more than a quarter of a stage's share of the seconds is long: any partition cuts it somewhere. A

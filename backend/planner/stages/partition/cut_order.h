@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Partitions that cut the execution order. A chain has no others, so the best of them is the optimum; for other graphs
  * the best cut is a good start. */
 #ifndef SLUICE_BACKEND_PLANNER_STAGES_PARTITION_CUT_ORDER_H_

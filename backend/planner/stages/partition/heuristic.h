@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* vPipe's decomposition: a partition for given options, then options for that partition, repeated until nothing
  * improves. */
 #ifndef SLUICE_BACKEND_PLANNER_STAGES_PARTITION_HEURISTIC_H_

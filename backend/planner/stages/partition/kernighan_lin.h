@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Partitions a graph of nodes by recursive bipartition: half of the stages left, half right, and so on.
  *
  * Each bipartition begins with a cut of the order and improves as in Kernighan and Lin: a pass moves each node once,

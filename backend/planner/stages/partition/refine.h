@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Moves layers between neighbouring stages while that improves the worst stage: vPipe's refinement, judged with the
  * local choice of options. A layer that leaves the worst stage may push others on, stage by stage, until one has
  * room. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Divides a row into runs optimally: dynamic programming over (first, end, stage), where the cost of a stage depends
  * only on its run, and the worst stage counts. Exact.
  *

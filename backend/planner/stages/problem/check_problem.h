@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rejects invalid problems before anything is computed. */
 #ifndef SLUICE_BACKEND_PLANNER_STAGES_PROBLEM_CHECK_PROBLEM_H_
 #define SLUICE_BACKEND_PLANNER_STAGES_PROBLEM_CHECK_PROBLEM_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Outstanding micro-batches: those whose forward a stage has run and whose backward it has not. */
 #ifndef SLUICE_BACKEND_PLANNER_STAGES_PROBLEM_IN_FLIGHT_H_
 #define SLUICE_BACKEND_PLANNER_STAGES_PROBLEM_IN_FLIGHT_H_

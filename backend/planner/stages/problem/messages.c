@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/planner/stages/problem/messages.h"
 
 #include <math.h>

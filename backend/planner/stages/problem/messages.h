@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Messages between neighbouring stages: an output that a later stage reads crosses every boundary on its way once, and
  * its gradient returns. */
 #ifndef SLUICE_BACKEND_PLANNER_STAGES_PROBLEM_MESSAGES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A model, a pipeline and its budgets as plain data, and the plan over them. Options, edges, links, choices and stage
  * predictions are the types of the public header, which has the formulas and their source; layers, problems and plans
  * are defined here as the solvers read them: every layer has a list of options.

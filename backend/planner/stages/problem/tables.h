@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Tables derived once from a problem: options worth choosing, sums over runs of layers, readers and sources. */
 #ifndef SLUICE_BACKEND_PLANNER_STAGES_PROBLEM_TABLES_H_
 #define SLUICE_BACKEND_PLANNER_STAGES_PROBLEM_TABLES_H_

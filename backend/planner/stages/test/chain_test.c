@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Plans of short chains compared with the exhaustive search and with the partitions of today's hosts. 2,000 chains with
  * SLUICE_FULL set, 150 otherwise. */
 #include <stdint.h>

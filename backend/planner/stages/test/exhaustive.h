@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The reference: every partition of a short chain with every choice of options, with the formulas of model.h
  * implemented a second time. It is slow, and simple enough not to share the solvers' errors. */
 #ifndef SLUICE_BACKEND_PLANNER_STAGES_TEST_EXHAUSTIVE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Partitions of graphs that are not chains. More of them with SLUICE_FULL set. */
 #include <stdint.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The choice of options within a stage, compared with all choices. */
 #include <stdint.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Contents of plans: errors, the smallest budget, reasons, predictions; plans are deterministic. */
 #include <stdint.h>
 

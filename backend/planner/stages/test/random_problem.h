@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Random problems from a seed. */
 #ifndef SLUICE_BACKEND_PLANNER_STAGES_TEST_RANDOM_PROBLEM_H_
 #define SLUICE_BACKEND_PLANNER_STAGES_TEST_RANDOM_PROBLEM_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Divisions into runs compared with all divisions. */
 #include <stdint.h>
 

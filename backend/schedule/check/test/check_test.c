@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The hazard checker: it proves every template of the builder, and names the fault of others. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The hazard checker finds every mutant of every form: a dependency deleted, two slots of a ring merged, a read
  * removed, a lane changed, exchanges swapped, a group broken, a release removed, added or moved. */
 #include <pthread.h>

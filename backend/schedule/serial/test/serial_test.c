@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Templates as bytes: written templates read back, and anything else is rejected. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The builder: invalid calls set a status, and nothing is written after valid data. */
 #include <stdlib.h>
 #include <string.h>

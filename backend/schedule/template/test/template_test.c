@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Templates: every conflicting pair of ops is ordered by lane order and dependencies, and no dependency is superfluous.
  */
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Races of plans on simulated times: the winner, the cost of the race, and inputs that must not decide it. */
 #include <math.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Comparison of two candidates whose steps alternate: at constant speed, across one change of speed, and with many
  * changes. */
 #include <math.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Cost of the search itself: the first steps, ten thousand steps of changing batches, a machine that changes
  * permanently. */
 #include <math.h>

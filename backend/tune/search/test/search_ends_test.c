@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A race always ends, whatever the machine, the model and the host do: sizes that change at each step, several
  * outstanding forwards, replays, forwards without a backward, untimed passes. */
 #include <math.h>

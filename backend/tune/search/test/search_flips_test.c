@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The search finds the best candidate on a machine whose speed changes while it is timed. */
 #include <stdint.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The search against exhaustive search on simulated machines: the loss of its answers, and the steps that it needs. */
 #include <math.h>
 #include <stdlib.h>

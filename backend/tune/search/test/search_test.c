@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rules of the search: all ranks choose the same, switches and valleys are counted, imported answers and limits are
  * respected. */
 #include <math.h>

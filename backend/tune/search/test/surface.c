@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "backend/tune/search/test/surface.h"
 
 #include <math.h>

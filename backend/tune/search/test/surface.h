@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Simulated machines for the tests of the search: the time of a layer at each n, with and without noise. */
 #ifndef SLUICE_BACKEND_TUNE_SEARCH_TEST_SURFACE_H_
 #define SLUICE_BACKEND_TUNE_SEARCH_TEST_SURFACE_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One forward of one expert that doubles its rows: exits with 0 where the library said so.
 #include <sluice/sluice.h>
 

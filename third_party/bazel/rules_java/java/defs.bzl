@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bazel 4 asks for this repository by name; natively the rules are built in, so re-exporting them keeps the build offline."""
 
 java_binary = native.java_binary

@@ -62,12 +62,12 @@ static void add(ops_t* out, int32_t kind, const sluice_swap_entry_t* entry) {
 
 static void settle(ops_t* out, sluice_swap_entry_t* entry) {
   if (entry == NULL) return;
-  add(out, SLUICE_SWAP_SETTLE, entry);
+  add(out, SLUICE_SWAP_OP_SETTLE, entry);
   entry->state = SLUICE_SWAP_IS_OUT;
 }
 
 static void prefetch(ops_t* out, sluice_swap_entry_t* entry) {
-  add(out, SLUICE_SWAP_PREFETCH, entry);
+  add(out, SLUICE_SWAP_OP_PREFETCH, entry);
   entry->state = SLUICE_SWAP_COMES;
 }
 
@@ -94,7 +94,7 @@ static sluice_status_t forward_ends(sluice_swap_order_t* order, int64_t micro_ba
   settle(out, in_state(order, SLUICE_SWAP_LEAVES));
   sluice_swap_entry_t* entry = order->entries + order->count++;
   *entry = (sluice_swap_entry_t){.micro_batch = micro_batch, .layer = layer, .state = SLUICE_SWAP_LEAVES};
-  add(out, SLUICE_SWAP_PUT, entry);
+  add(out, SLUICE_SWAP_OP_PUT, entry);
   if (in_state(order, SLUICE_SWAP_COMES) != NULL) settle(out, entry);
   return SLUICE_OK;
 }
@@ -116,7 +116,7 @@ static void backward_begins(sluice_swap_order_t* order, int64_t micro_batch, int
   if (entry != NULL && entry->state != SLUICE_SWAP_IS_USED) {
     if (entry->state == SLUICE_SWAP_LEAVES) settle(out, entry);
     if (entry->state == SLUICE_SWAP_IS_OUT) prefetch(out, entry);
-    add(out, SLUICE_SWAP_TAKE, entry);
+    add(out, SLUICE_SWAP_OP_TAKE, entry);
     entry->state = SLUICE_SWAP_IS_USED;
   }
   forget_used(order, micro_batch, layer);
@@ -130,7 +130,7 @@ static void backward_ends(sluice_swap_order_t* order, int64_t micro_batch, ops_t
     if (entry.micro_batch != micro_batch) {
       order->entries[kept++] = entry;
     } else if (entry.state != SLUICE_SWAP_IS_USED) {
-      add(out, SLUICE_SWAP_RELEASE, &entry);
+      add(out, SLUICE_SWAP_OP_RELEASE, &entry);
     }
   }
   order->count = kept;

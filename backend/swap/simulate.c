@@ -47,22 +47,22 @@ static void wait_until(run_t* r, double end) {
 static void run_op(run_t* r, const sluice_swap_op_t* op) {
   const uint64_t bytes = bytes_of(r, op->layer);
   switch (op->kind) {
-    case SLUICE_SWAP_PUT:
+    case SLUICE_SWAP_OP_PUT:
       times_of(r, op)->out_ends = r->last_out = copy(r, op->layer);
       r->found.out_bytes += bytes;
       r->out += bytes;
       r->found.most_out_bytes = sluice_max(r->found.most_out_bytes, r->out);
       break;
-    case SLUICE_SWAP_SETTLE:
+    case SLUICE_SWAP_OP_SETTLE:
       wait_until(r, times_of(r, op)->out_ends);
       r->near -= bytes;
       break;
-    case SLUICE_SWAP_PREFETCH:
+    case SLUICE_SWAP_OP_PREFETCH:
       times_of(r, op)->in_ends = copy(r, op->layer);
       r->found.in_bytes += bytes;
       r->near += bytes;
       break;
-    case SLUICE_SWAP_TAKE:
+    case SLUICE_SWAP_OP_TAKE:
       wait_until(r, times_of(r, op)->in_ends);
       r->out -= bytes;
       break;

@@ -43,19 +43,19 @@ static const char* check(const trace_t* t) {
       case RUN_BACKWARD:
         if (t->swapped[step->layer] && *at != USED) return "a backward without what its forward has saved";
         break;
-      case SLUICE_SWAP_PUT:
+      case SLUICE_SWAP_OP_PUT:
         if (*at != RUNS) return "a put of what is not there";
         *at = LEAVES;
         break;
-      case SLUICE_SWAP_SETTLE:
+      case SLUICE_SWAP_OP_SETTLE:
         if (*at != LEAVES) return "a settle of what does not leave";
         *at = OUT;
         break;
-      case SLUICE_SWAP_PREFETCH:
+      case SLUICE_SWAP_OP_PREFETCH:
         if (*at != OUT) return "a fetch of what is not out";
         *at = COMES;
         break;
-      case SLUICE_SWAP_TAKE:
+      case SLUICE_SWAP_OP_TAKE:
         if (*at != COMES) return "a take of what does not come";
         *at = USED;
         break;
@@ -118,7 +118,7 @@ static void reach(walk_t* w, int32_t event, int64_t micro_batch, int32_t layer) 
       sluice_swap_order_reach(&w->order, event, micro_batch, layer, has_left, ops, MOST_LAYERS + 1, &count), SLUICE_OK);
   for (int32_t i = 0; i < count; ++i) {
     note(w, ops[i].kind, ops[i].micro_batch, ops[i].layer);
-    w->leaves += (ops[i].kind == SLUICE_SWAP_PUT) - (ops[i].kind == SLUICE_SWAP_SETTLE);
+    w->leaves += (ops[i].kind == SLUICE_SWAP_OP_PUT) - (ops[i].kind == SLUICE_SWAP_OP_SETTLE);
   }
 }
 
@@ -197,7 +197,7 @@ static void Checker_OfAListWithAPlantedError_FindsIt(void** state) {
   trace_t early = w.trace; /* all fetches of a micro-batch with its first */
   int32_t last = -1;
   for (int32_t i = 0; i < early.count; ++i) {
-    if (early.steps[i].kind != SLUICE_SWAP_PREFETCH || early.steps[i].micro_batch != 0) continue;
+    if (early.steps[i].kind != SLUICE_SWAP_OP_PREFETCH || early.steps[i].micro_batch != 0) continue;
     if (last < 0) last = i;
     const sluice_swap_op_t moved = early.steps[i];
     memmove(early.steps + last + 1, early.steps + last, (size_t)(i - last) * sizeof moved);
@@ -235,7 +235,7 @@ static void Rules_WrongBackwardAnnounced_NothingElseComes(void** state) {
   }
   assert_int_equal(sluice_swap_order_reach(&order, SLUICE_SWAP_BACKWARD_NEXT, 1, 0, 1, ops, 4, &count), 0);
   assert_int_equal(count, 1);
-  assert_true(ops[0].kind == SLUICE_SWAP_PREFETCH && ops[0].micro_batch == 1 && ops[0].layer == 1);
+  assert_true(ops[0].kind == SLUICE_SWAP_OP_PREFETCH && ops[0].micro_batch == 1 && ops[0].layer == 1);
   assert_int_equal(sluice_swap_order_reach(&order, SLUICE_SWAP_BACKWARD_BEGINS, 0, 2, 1, ops, 4, &count), 0);
   assert_int_equal(count, 0);
   sluice_swap_order_deinit(&order);

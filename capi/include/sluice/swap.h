@@ -61,17 +61,17 @@ enum {
 };
 
 enum {
-  SLUICE_SWAP_PUT = 0,
-  SLUICE_SWAP_SETTLE = 1,
-  SLUICE_SWAP_PREFETCH = 2,
-  SLUICE_SWAP_TAKE = 3,
-  SLUICE_SWAP_RELEASE = 4
+  SLUICE_SWAP_OP_PUT = 0,
+  SLUICE_SWAP_OP_SETTLE = 1,
+  SLUICE_SWAP_OP_PREFETCH = 2,
+  SLUICE_SWAP_OP_TAKE = 3,
+  SLUICE_SWAP_OP_RELEASE = 4
 };
 
 /* An op on all that a layer has saved in the forward of a micro-batch. */
 typedef struct sluice_swap_op_s {
   int64_t micro_batch;
-  int32_t kind; /* SLUICE_SWAP_PUT, ... */
+  int32_t kind; /* SLUICE_SWAP_OP_PUT, ... */
   int32_t layer;
 } sluice_swap_op_t;
 

@@ -31,14 +31,14 @@ static sluice_status_t run_op(host_t* h, const sluice_swap_op_t* op) {
   char* data = h->data[op->layer];
   int64_t* ticket = &h->tickets[op->layer];
   switch (op->kind) {
-    case SLUICE_SWAP_PUT: return sluice_swap_put(h->swap, data, BYTES, ticket);
-    case SLUICE_SWAP_SETTLE: {
+    case SLUICE_SWAP_OP_PUT: return sluice_swap_put(h->swap, data, BYTES, ticket);
+    case SLUICE_SWAP_OP_SETTLE: {
       const sluice_status_t status = sluice_swap_settle(h->swap, *ticket);
       memset(data, 0, BYTES);
       return status;
     }
-    case SLUICE_SWAP_PREFETCH: return sluice_swap_prefetch(h->swap, *ticket, data);
-    case SLUICE_SWAP_TAKE: return sluice_swap_take(h->swap, *ticket);
+    case SLUICE_SWAP_OP_PREFETCH: return sluice_swap_prefetch(h->swap, *ticket, data);
+    case SLUICE_SWAP_OP_TAKE: return sluice_swap_take(h->swap, *ticket);
     default: sluice_swap_release(h->swap, *ticket); return SLUICE_OK;
   }
 }

@@ -76,8 +76,8 @@ static sluice_status_t run_op(host_t* h, const sluice_swap_op_t* op) {
     piece_t* piece = &h->pieces[op->micro_batch][op->layer][p];
     sluice_status_t status = SLUICE_OK;
     switch (op->kind) {
-      case SLUICE_SWAP_PUT: status = sluice_swap_put(h->swap, piece->data, sizes[p], &piece->ticket); break;
-      case SLUICE_SWAP_SETTLE:
+      case SLUICE_SWAP_OP_PUT: status = sluice_swap_put(h->swap, piece->data, sizes[p], &piece->ticket); break;
+      case SLUICE_SWAP_OP_SETTLE:
         status = sluice_swap_settle(h->swap, piece->ticket);
         if (status == SLUICE_OK) {
           memset(piece->data, 0xEE, sizes[p]); /* freed */
@@ -85,11 +85,11 @@ static sluice_status_t run_op(host_t* h, const sluice_swap_op_t* op) {
           piece->data = NULL;
         }
         break;
-      case SLUICE_SWAP_PREFETCH:
+      case SLUICE_SWAP_OP_PREFETCH:
         piece->data = malloc(sizes[p]);
         status = sluice_swap_prefetch(h->swap, piece->ticket, piece->data);
         break;
-      case SLUICE_SWAP_TAKE: status = sluice_swap_take(h->swap, piece->ticket); break;
+      case SLUICE_SWAP_OP_TAKE: status = sluice_swap_take(h->swap, piece->ticket); break;
       default: sluice_swap_release(h->swap, piece->ticket); break;
     }
     if (status != SLUICE_OK) return status;

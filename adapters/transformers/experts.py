@@ -33,7 +33,7 @@ from sluice.adapters.torch import (
 from sluice.adapters.transformers import NAME, low_rank, moving, precision
 from sluice.adapters.transformers import contract as contracts
 from sluice.adapters.transformers.host_experts import HostExperts, StockExperts
-from sluice.adapters.transformers.packed_stack import PackedStack, flat, form_of
+from sluice.adapters.transformers.packed_stack import PackedStack, flat, form_of, is_packed
 from sluice.config import Options
 from sluice.errors import InvalidArgument, Unsupported
 
@@ -287,7 +287,9 @@ class ExpertsState:
             ids.shape[-1],
             hidden.device,
             form_of(tensors),
-            *[(t.shape, t.dtype, t.device, type(t) in contracts.PLAIN, t.requires_grad) for t in tensors],
+            # Ranks make the same layers, though a plain stack may be frozen on one of them alone.
+            any(is_packed(t) and t.requires_grad for t in tensors),
+            *[(t.shape, t.dtype, t.device, type(t) in contracts.PLAIN) for t in tensors],
         )
         layer = self._layers.get(key)
         if layer is None or not layer.context.alive:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers whose saved tensors are copied out of memory after their forward, and back before their backward.
 
-Autograd hands each tensor that it saves to a hook. A storage is copied once, however many views of it are saved; views
-are made again from the copy. Which copy begins when, and which is waited for, are the ops of `sluice/swap.h`: each
-layer tells when its forward has ended, and when its backward begins, by a mark on its output's node.
+Autograd passes each tensor that it saves to a hook. A storage is copied once, however many views of it are saved; views
+are made again from the copy. The ops of `sluice/swap.h` say when a copy begins and when it is waited for. They follow
+from two events of each layer: its forward has ended, and its backward begins (a hook on its output's node).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Offloaded:
         at_once: bool = False,
     ) -> None:
         self.names = list(layers)
-        self.forgotten: deque[tuple[int, Any, Any]] = deque()  # pieces that nobody needs; released with the next event
+        self.forgotten: deque[tuple[int, Any, Any]] = deque()  # pieces without handles; released with the next event
         self.over: deque[int] = deque()
         self.generation = 0
         self.out_bytes = [0] * len(layers)  # of each layer, copied out since it was made
@@ -227,7 +227,7 @@ class Offloaded:
                     self._settle(piece)
 
     def _guarded(self, action: Callable[[], None]) -> None:
-        """After an error of a copy the next batch begins anew."""
+        """Runs `action`. An error of a copy resets the swap, so that the next batch works."""
         try:
             action()
         except SluiceError:
@@ -257,7 +257,7 @@ class Offloaded:
             piece.ticket, piece.is_fetched = 0, True
 
     def _release(self, piece: _Piece) -> None:
-        """Of a turn that is over: nobody asks for the piece any more, or somebody does who keeps the graph."""
+        """Drops a piece of a forward whose backward has ended. A graph that is kept may still ask for it."""
 
 
 _RUN: dict[int, Callable[[Offloaded, _Piece], None]] = {

@@ -80,16 +80,15 @@ class SplitBackwardStage(Stage, Protocol):
 class PipelineConfig:
     """Equal on all ranks of the pipeline, but for stage, replica and has_experts.
 
-    policy        by its name in docs/pipeline.md
-    partition     how the layers are cut, in the host's words; compared between ranks
-    stage         of this rank: its place among the ranks of a replica
-    num_virtual   v: virtual stages of each rank; each is a `Stage`
-    placement     of virtual stages: "looped" (c on rank c mod p), "v" (down the ranks and up again); None: the policy's
-    separate_wgrad  whether weight gradients are ops of their own, so that each is a `SplitBackwardStage`; None: the
-                  policy's
-    replica       of the whole pipeline that this rank is in, of num_replicas: they end batches together
-    has_experts   whether forwards and backwards of this stage meet those of the other replicas in collectives
-    in_flight     L on every stage; None: chosen
+    policy          by its name in docs/pipeline.md
+    partition       how the layers are cut, in the host's words; compared between ranks
+    stage           of this rank: its place among the ranks of a replica
+    num_virtual     v: virtual stages of each rank; each is a `Stage`
+    placement       of virtual stages: "looped" (c on rank c mod p), "v" (down the ranks, then up); None: the policy's
+    separate_wgrad  whether weight gradients are separate ops, with a `SplitBackwardStage` each; None: the policy's
+    replica         of the whole pipeline that this rank is in, of num_replicas: they end batches together
+    has_experts     whether forwards and backwards of this stage meet those of the other replicas in collectives
+    in_flight       L on every stage; None: chosen
     """
 
     policy: str

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A layer whose parameters are stacked over its experts: a few tensors of three dimensions instead of hundreds.
 
-Autograd then sees only these, and a call describes them anew only when one of them has moved. Of packed weights
-(MoeConfig.weight_format) the stacks are codes and scales, which stay as they are and have no gradients.
+Autograd then sees only these, and a call writes their descriptors again only when one of them has moved. With
+MoeConfig.weight_format the stacks are codes and scales, which do not change and have no gradients.
 """
 
 from __future__ import annotations

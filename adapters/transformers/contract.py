@@ -216,7 +216,7 @@ def check_tensors(module: Any, contract: Contract, tensors: Sequence[torch.Tenso
         if type(tensor) not in PLAIN and torch.nn.utils.parametrize.is_parametrized(module, attribute):
             raise Unsupported(f"{where} is parametrized and makes a {_kind(tensor)}: {INSTEAD}")
         if is_packed(tensor) != is_packed(tensors[0]) and attribute == contract.names[1]:
-            raise Unsupported(f"{where} and {contract.names[0]} are not packed alike: load both in one format")
+            raise Unsupported(f"{where} and {contract.names[0]} have different formats: load both in one format")
         if is_packed(tensor):
             _check_packed(where, contract, tensor)
         elif type(tensor) not in PLAIN:

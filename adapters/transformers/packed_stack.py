@@ -176,7 +176,7 @@ def is_packed(tensor: Any) -> bool:
 
 
 def form_of(tensors: Sequence[Any]) -> Format | None:
-    """Of stacked tensors of a module, whose up and down are packed alike; None: they are plain."""
+    """The format of a module's stacked tensors, which is the same for up and down; None: they are plain."""
     return tensors[0].form if is_packed(tensors[0]) else None
 
 

@@ -30,10 +30,11 @@ static float power_of_two(int32_t exponent) {
   return power;
 }
 
-/* To the nearest whole number, ties to even, of |x| < 2^22. */
+/* Rounds to the nearest whole number, ties to even; |x| < 2^22. */
 static float nearest(float x) { return (x + 12582912.0f) - 12582912.0f; }
 
-/* A code of a small float: sign, exponent with this bias, fraction of so many bits. Above `largest`: `largest`. */
+/* The code of a small float with a sign, an exponent with this bias and `fraction_bits` of fraction. Magnitudes above
+ * `largest` become `largest`. */
 static uint8_t small_float(float value, int32_t fraction_bits, int32_t bias, float largest, uint8_t sign) {
   const float magnitude = fminf(fabsf(value), largest);
   const int32_t own = (bits_of(magnitude) >> 23) - 127;

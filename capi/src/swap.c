@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Swaps and their predictions behind their public calls: reads the structs, then backend/swap. */
+/* The public calls of swaps: read the structs, then call backend/swap. */
 #include "sluice/swap.h"
 
 #include "backend/base/alloc.h"

@@ -30,9 +30,8 @@ class ExpertMigration:
         self.layer, self.belongings, self._moved = layer, belongings, moved
         self.rounds = deque(rounds(layer.placement, target))
         self.num_moves = 0  # experts that have changed their rank
-        self.left_bytes = self.hidden_bytes = (
-            0  # sent by this rank; of these, sent before the host reached the boundary
-        )
+        # Sent by this rank; of these, sent before the host reached the boundary between two steps.
+        self.left_bytes = self.hidden_bytes = 0
         self.peak_staged_bytes = 0
         self.commit_seconds = 0.0
         self.begin_ns = 0  # of the newest round

@@ -50,7 +50,7 @@ def _layers(count):
 
 
 def sleeping_layer(forward_s):
-    """A layer of so many seconds, and twice as many for its backward."""
+    """A layer whose forward sleeps for these seconds, and its backward for twice as long."""
     return _Layer(forward_s, KIB)
 
 

@@ -25,7 +25,7 @@ LOOPBACK = {
 
 
 def _work(count, unit_s):
-    """By layer, the forward's seconds of a micro-batch beside its samples, and of each sample."""
+    """For each layer: the fixed seconds of a forward, and the seconds for each sample."""
     draw = random.Random(count)
     return [(unit_s * draw.uniform(1, 3), unit_s * draw.uniform(1, 3)) for _ in range(count)]
 

@@ -154,7 +154,7 @@ static int32_t most_candidates(const sluice_moe_t* moe) {
   return hook != NULL ? hook->vtable->num_candidates(hook, moe) : 1;
 }
 
-/* The rates that passes of so many tokens have shown, which price plans; NULL: no pass has shown any. */
+/* The rates measured in passes with this number of tokens, by which plans are priced; NULL: none was measured. */
 static const sluice_plan_rates_t* rates_for(const sluice_moe_t* moe, int64_t tokens, sluice_plan_rates_t* rates) {
   sluice_policy_hook_t* hook = hook_of(moe);
   return hook != NULL && hook->vtable->rates(hook, moe, tokens, rates) ? rates : NULL;

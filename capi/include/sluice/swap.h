@@ -36,7 +36,7 @@ typedef struct sluice_swap_config_s {
                               removed from the folder at once, and its space is free after destroy, or when the
                               process ends. Copied */
   uint64_t budget_bytes;   /* > 0: most bytes that are copied out at one time */
-  double bytes_per_second; /* limit of the rate of copies; 0, the default: none */
+  double bytes_per_second; /* limit of the rate of copies; 0, the default: no limit */
   int32_t num_layers;      /* >= 1 */
   int32_t reserved;        /* 0 */
 } sluice_swap_config_t;
@@ -90,11 +90,14 @@ SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_swap_reach(sluice_swap_t* 
 
 /* The calls for one piece of memory. Threads: those of one swap one at a time, reach and reset included.
  *
- *   put       begins to copy `bytes` > 0 out. data: borrowed until settle or release. out_ticket: the piece's number, >
- * 0 settle    waits until the copy out has ended. May be repeated prefetch  begins to copy back. to: as many bytes;
- * borrowed until take or release take      waits until the copy back has ended. The ticket is void after success
- *   release   drops a piece; waits for a part of its copy if that runs. The ticket is void. No effect on a void ticket
- *   reset     drops every piece, and forgets all micro-batches and the error of a copy: after a batch that failed
+ *   put       begins to copy `bytes` (above 0) out. data: borrowed until settle or release.
+ *             out_ticket: the number of the piece, above 0
+ *   settle    waits until the copy out has ended. May be repeated
+ *   prefetch  begins to copy back. to: memory of that many bytes, borrowed until take or release
+ *   take      waits until the copy back has ended. After success the ticket is void
+ *   release   drops a piece, and waits for the part of its copy that runs. The ticket is void.
+ *             A void ticket has no effect
+ *   reset     drops every piece, all micro-batches and the error of a copy. Call it after a batch that failed
  *
  * Errors: INVALID_ARGUMENT (no such ticket), STATE (take without prefetch, a second prefetch, a forked child),
  * OVER_BUDGET (put; names the bytes and the budget), NO_MEMORY, and EXTERNAL where a copy has failed: it names the path
@@ -139,7 +142,7 @@ typedef struct sluice_swap_workload_s {
   double bytes_per_second;           /* > 0 */
   int32_t num_layers;
   int32_t num_micro_batches; /* default 1 */
-  int32_t in_flight;         /* default 1. So many forwards first; then a backward and a forward in turns */
+  int32_t in_flight;         /* default 1. Forwards that run before the first backward; then both in turns */
   int32_t reserved;          /* 0 */
 } sluice_swap_workload_t;
 

@@ -257,7 +257,7 @@ static void Swap_WrongCalls_AreRefusedByName(void** state) {
   config = config_of(NULL, 1), config.bytes_per_second = -1;
   refused(sluice_swap_create(&config, &swap), SLUICE_E_INVALID_ARGUMENT, "bytes_per_second is -1");
   refused(sluice_swap_create(&config, NULL), SLUICE_E_INVALID_ARGUMENT, "out_swap is NULL");
-  FILE* there = fopen(path, "w"); /* somebody's file stays as it is */
+  FILE* there = fopen(path, "w"); /* a file that is there stays as it is */
   assert_non_null(there);
   fputs("mine", there);
   fclose(there);

@@ -183,7 +183,8 @@ class Grid:
         return stages.Link(self.rate(flows) if crosses else self.within, self.startup[not crosses], True)
 
     def ring_seconds(self, size: float, members: int, step: int = 1) -> float:
-        """An all-reduce of so many bytes in rings of `members` replicas, `step` apart, by all stages at once."""
+        """Seconds of an all-reduce of `size` bytes in all stages at once, in rings of `members` replicas. step: between
+        two replicas of a ring."""
         if members < 2 or size <= 0:
             return 0.0
         p, d = self.split.pipeline, self.split.data
@@ -202,7 +203,7 @@ class Grid:
 
 
 def _rate(machine: Machine, dtype: str, form: str, rows: float) -> float:
-    """FLOP/s of GEMMs of so many rows."""
+    """FLOP/s of GEMMs with this number of rows."""
     gemm = machine.data["gemm"].get(dtype)
     if gemm is None:
         known = ", ".join(machine.data["gemm"])

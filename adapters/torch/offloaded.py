@@ -220,6 +220,8 @@ class Offloaded:
 
     def _run_ops(self, event: int, number: int, layer: int) -> None:
         for op in self._swap.reach(event, number, layer):
+            if op.kind == swaps.RELEASE:
+                continue  # a graph that is kept may still ask for the piece: it is released with its last handle
             group = self._groups.get((op.micro_batch, op.layer))
             for piece in group or ():
                 _RUN[op.kind](self, piece)
@@ -256,16 +258,12 @@ class Offloaded:
             self._swap.take(piece.ticket)
             piece.ticket, piece.is_fetched = 0, True
 
-    def _release(self, piece: _Piece) -> None:
-        """Drops a piece of a forward whose backward has ended. A graph that is kept may still ask for it."""
-
 
 _RUN: dict[int, Callable[[Offloaded, _Piece], None]] = {
     swaps.PUT: Offloaded._put,
     swaps.SETTLE: Offloaded._settle,
     swaps.PREFETCH: Offloaded._prefetch,
     swaps.TAKE: Offloaded._take,
-    swaps.RELEASE: Offloaded._release,
 }
 
 

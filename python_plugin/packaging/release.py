@@ -46,7 +46,7 @@ def say(text: str) -> None:
 def git(*arguments: str) -> str:
     done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True)
     if done.returncode != 0:
-        raise Failure(f"{ROOT} is no git checkout, and a release is made of a commit: {done.stderr.strip()}")
+        raise Failure(f"{ROOT} is not a git checkout, and a release is made from a commit: {done.stderr.strip()}")
     return done.stdout.rstrip("\n")
 
 
@@ -199,7 +199,7 @@ def make_all(out: str, work: str, commit: str, versions: list[str], only: list[s
     text = sums([*paths, bill])
     with open(os.path.join(ready, "SHA256SUMS"), "w") as file:
         file.write(text)
-    clean_commit()  # nobody has changed a file meanwhile
+    clean_commit()  # a file may have changed while the artifacts were made
     os.makedirs(os.path.dirname(out), exist_ok=True)
     os.replace(ready, out)
     shutil.rmtree(work)

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Cases of a cmocka program: TEST(Subject_Condition_Outcome) { ... } is all that a case needs. test_main.c runs the
- * cases of a program in the order in which its files define them; `--test_filter=PATTERN` of Bazel runs those whose
- * names match
- * (`*` and `?`). */
-#ifndef SLUICE_THIRD_PARTY_BAZEL_TEST_H
-#define SLUICE_THIRD_PARTY_BAZEL_TEST_H
+ * cases of a program in the order in which its files define them. Bazel's `--test_filter=PATTERN` (with `*` and `?`)
+ * selects cases by name. */
+#ifndef SLUICE_THIRD_PARTY_BAZEL_TEST_H_
+#define SLUICE_THIRD_PARTY_BAZEL_TEST_H_
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -51,4 +50,4 @@ int run_cases_after(const struct CMUnitTest* rows, size_t count);
     skip();                     \
   } while (0)
 
-#endif
+#endif /* SLUICE_THIRD_PARTY_BAZEL_TEST_H_ */

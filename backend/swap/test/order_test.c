@@ -2,17 +2,13 @@
 /* The rules of swapping under every order of events that a stage may see, by a checker that knows only what ops mean;
  * and their times. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "backend/swap/order.h"
 #include "backend/swap/simulate.h"
+#include "third_party/bazel/test.h"
 
 enum { MOST_LAYERS = 4, MOST_MICRO_BATCHES = 3, MOST_STEPS = 256 };
 
@@ -151,8 +147,7 @@ static void walk(walk_t* w, int32_t num_layers, int32_t num_micro_batches) {
   }
 }
 
-static void Rules_UnderEveryOrder_LeaveTwoLayersOnTheDeviceAtMost(void** state) {
-  (void)state;
+TEST(Rules_UnderEveryOrder_LeaveTwoLayersOnTheDeviceAtMost) {
   int64_t num_walks = 0;
   static const int32_t sizes[][2] = {{1, 3}, {2, 2}, {3, 1}, {4, 1}};
   for (size_t s = 0; s < sizeof sizes / sizeof *sizes; ++s) {
@@ -177,8 +172,7 @@ static void Rules_UnderEveryOrder_LeaveTwoLayersOnTheDeviceAtMost(void** state) 
 }
 
 /* The checker can fail: an op less, and most pairs of neighbours the other way round, are found. */
-static void Checker_OfAListWithAPlantedError_FindsIt(void** state) {
-  (void)state;
+TEST(Checker_OfAListWithAPlantedError_FindsIt) {
   static const int32_t swapped[MOST_LAYERS] = {1, 1, 1, 0};
   walk_t w = {.trace = {.swapped = swapped}};
   assert_int_equal(sluice_swap_order_init(&w.order, swapped, MOST_LAYERS, sluice_process_allocator()), SLUICE_OK);
@@ -206,8 +200,7 @@ static void Checker_OfAListWithAPlantedError_FindsIt(void** state) {
   assert_string_equal(check(&early), "a layer runs, and two more are on the device");
 }
 
-static void Rules_WhatIsNoEvent_IsRefused(void** state) {
-  (void)state;
+TEST(Rules_WhatIsNoEvent_IsRefused) {
   static const int32_t swapped[2] = {1, 0};
   sluice_swap_order_t order;
   sluice_swap_op_t ops[SLUICE_SWAP_MOST_OPS];
@@ -222,8 +215,7 @@ static void Rules_WhatIsNoEvent_IsRefused(void** state) {
 }
 
 /* A host that announces another backward than it runs: what has come for it stays alone on the device. */
-static void Rules_WrongBackwardAnnounced_NothingElseComes(void** state) {
-  (void)state;
+TEST(Rules_WrongBackwardAnnounced_NothingElseComes) {
   static const int32_t swapped[3] = {1, 1, 0};
   sluice_swap_order_t order;
   sluice_swap_op_t ops[SLUICE_SWAP_MOST_OPS];
@@ -270,8 +262,7 @@ static double least_window(const sluice_swap_layer_t* layers, int32_t num_layers
 
 static double drawn(void) { return 0.1 + (double)(rand() % 1000) / 500; }
 
-static void VirtualTime_CopiesThatFitTheirGaps_WaitForNothing(void** state) {
-  (void)state;
+TEST(VirtualTime_CopiesThatFitTheirGaps_WaitForNothing) {
   srand(7);
   int32_t num_waits = 0;
   for (int32_t draw = 0; draw < 500; ++draw) {
@@ -294,8 +285,7 @@ static void VirtualTime_CopiesThatFitTheirGaps_WaitForNothing(void** state) {
   assert_true(num_waits > 250);
 }
 
-static void VirtualTime_SlowLink_WaitsAsLongAsTheFormulaSays(void** state) {
-  (void)state;
+TEST(VirtualTime_SlowLink_WaitsAsLongAsTheFormulaSays) {
   /* Copies of 3 s and forwards of 1 s: each later put waits for 2 s; the last copy has 1 + 2 s above it, of which the
    * first is over before the first mark. It leaves until 3 s after its forward: 2 s after the mark, when the backward
    * of the kept layer ends; it comes back for 3 s more. The others have 2 s of a backward for 3 s each. */
@@ -306,8 +296,7 @@ static void VirtualTime_SlowLink_WaitsAsLongAsTheFormulaSays(void** state) {
   assert_int_equal(found.most_near_bytes, 60);
 }
 
-static void VirtualTime_MicroBatchesInFlight_BytesAreThoseOfThePlan(void** state) {
-  (void)state;
+TEST(VirtualTime_MicroBatchesInFlight_BytesAreThoseOfThePlan) {
   const sluice_swap_layer_t layers[] = {{1, 2, 30}, {1, 2, 50}, {1, 2, 0}, {1, 2, 20}, {1, 2, 0}};
   for (int32_t in_flight = 1; in_flight <= 4; ++in_flight) {
     const sluice_swap_prediction_t found = predict(layers, 5, 1000, 8, in_flight);
@@ -317,17 +306,4 @@ static void VirtualTime_MicroBatchesInFlight_BytesAreThoseOfThePlan(void** state
     assert_true(found.most_out_bytes <= (uint64_t)in_flight * 100);
     assert_int_equal(found.num_waits, 0);
   }
-}
-
-int main(void) {
-  static const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Rules_UnderEveryOrder_LeaveTwoLayersOnTheDeviceAtMost),
-      cmocka_unit_test(Checker_OfAListWithAPlantedError_FindsIt),
-      cmocka_unit_test(Rules_WhatIsNoEvent_IsRefused),
-      cmocka_unit_test(Rules_WrongBackwardAnnounced_NothingElseComes),
-      cmocka_unit_test(VirtualTime_CopiesThatFitTheirGaps_WaitForNothing),
-      cmocka_unit_test(VirtualTime_SlowLink_WaitsAsLongAsTheFormulaSays),
-      cmocka_unit_test(VirtualTime_MicroBatchesInFlight_BytesAreThoseOfThePlan),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -56,7 +56,7 @@ static void check(const call_place_t* place, int64_t nth, int outcome, int32_t n
 }
 
 /* place NULL: none fails. */
-static void attempt(const call_place_t* place, int64_t nth, int32_t num_descriptors) {
+static int32_t attempt(const call_place_t* place, int64_t nth, int32_t num_descriptors) {
   int outcome = 0, next = 0;
   assert_int_equal(calls_run(write_and_read, &outcome, place, nth), place != NULL);
   if (place == NULL) assert_int_equal(outcome, 3);
@@ -64,19 +64,9 @@ static void attempt(const call_place_t* place, int64_t nth, int32_t num_descript
   write_and_read(&next);
   assert_int_equal(next, 3);
   clean();
+  return place != NULL;
 }
 
-TEST(Cache_NthCallFails_IsWholeOrNotThere) {
-  int32_t num_places = 0, num_struck = 0;
-  const int32_t num_descriptors = calls_count_entries("/proc/self/fd");
-  attempt(NULL, 0, num_descriptors);
-  const call_place_t* places = calls_places(&num_places);
-  assert_in_range(num_places, 8, 64);
-  for (int32_t p = 0; p < num_places; ++p) {
-    const call_place_t place = places[p];
-    for (int64_t nth = 0; nth < place.num_hits; ++nth, ++num_struck) attempt(&place, nth, num_descriptors);
-  }
-  print_message("%d places, %d calls have failed\n", num_places, num_struck);
-}
+TEST(Cache_NthCallFails_IsWholeOrNotThere) { calls_fail_each(attempt, 8, 8); }
 
 int main(void) { return run_cases(set_up, tear_down); }

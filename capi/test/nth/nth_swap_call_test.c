@@ -1,21 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A swap over a file while every file call and every allocation of it fails in turn: bytes come back as they were, or a
  * call says what failed; nothing stays open or in the folder, and after a reset the next batch works. */
-#include <dirent.h>
-#include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "capi/test/nth/failing_calls.h"
 #include "sluice/swap.h"
+#include "third_party/bazel/test.h"
 
 enum { LAYERS = 10, BYTES = 5000 };
 
@@ -68,77 +62,38 @@ static int run_batch(host_t* h) {
   return status == SLUICE_OK;
 }
 
-static const call_place_t* failing;
-static int64_t failing_nth;
-static int32_t num_struck;
-
 typedef struct outcome_s {
-  int is_made, ran, ran_again; /* after a reset */
-  int32_t has_failed;
+  host_t host;
+  int ran; /* as run_batch */
 } outcome_t;
 
-static void* run(void* data) {
+static void run(void* user) {
   static const int32_t swapped[LAYERS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-  outcome_t* out = data;
-  host_t* h = calloc(1, sizeof *h);
-  sluice_swap_config_t config;
-  sluice_swap_config_init(&config, sizeof config);
+  outcome_t* out = user;
+  DEFAULTS(sluice_swap_config, config);
   config.swapped = swapped, config.num_layers = LAYERS, config.path = path, config.budget_bytes = LAYERS * BYTES;
-  if (failing == NULL) calls_count();
-  if (failing != NULL) calls_fail(failing, failing_nth);
-  out->is_made = sluice_swap_create(&config, &h->swap) == SLUICE_OK;
-  if (out->is_made) {
-    out->ran = run_batch(h);
-    out->has_failed = calls_end();
-    sluice_swap_reset(h->swap);
-    out->ran_again = run_batch(h);
-  } else {
-    out->has_failed = calls_end();
-  }
-  sluice_swap_destroy(h->swap);
-  free(h);
-  return NULL;
+  if (sluice_swap_create(&config, &out->host.swap) == SLUICE_OK) out->ran = run_batch(&out->host);
 }
 
-static int32_t count_entries(const char* name) {
-  DIR* entries = opendir(name);
-  int32_t count = 0;
-  while (readdir(entries) != NULL) ++count;
-  closedir(entries);
-  return count;
-}
-
-/* On a thread, so that the call stacks of allocations begin the same. */
-static void attempt(const call_place_t* place, int64_t nth, int32_t num_descriptors) {
-  pthread_t thread;
-  outcome_t out = {0};
-  failing = place, failing_nth = nth;
-  assert_int_equal(pthread_create(&thread, NULL, run, &out), 0);
-  pthread_join(thread, NULL);
-  num_struck += out.has_failed;
+static int32_t attempt(const call_place_t* place, int64_t nth, int32_t num_descriptors) {
+  if (place != NULL && strcmp(place->name, "close") == 0) return 0; /* the descriptor is gone, whatever close returns */
+  outcome_t* out = calloc(1, sizeof *out);
+  assert_non_null(out);
+  const int32_t has_failed = calls_run(run, out, place, nth);
+  const int is_made = out->host.swap != NULL, ran = out->ran;
+  sluice_swap_reset(out->host.swap);
+  const int ran_again = is_made ? run_batch(&out->host) : 1;
+  sluice_swap_destroy(out->host.swap);
+  free(out);
   if (unlink(path) == 0 && (place == NULL || strcmp(place->name, "unlink") != 0)) fail_msg("the file is still there");
-  const int is_as_told = out.has_failed ? (!out.is_made || out.ran == 0) : (out.is_made && out.ran == 1);
-  if (is_as_told && (!out.is_made || out.ran_again == 1) && count_entries("/proc/self/fd") == num_descriptors) return;
+  const int32_t now = calls_count_entries("/proc/self/fd");
+  if (ran == !has_failed && (is_made || has_failed) && ran_again == 1 && now == num_descriptors) return has_failed;
   fail_msg("%s, hit %lld fails (%d): made %d, ran %d, then %d; descriptors %d of %d", place ? place->name : "none",
-           (long long)nth, out.has_failed, out.is_made, out.ran, out.ran_again, count_entries("/proc/self/fd"),
-           num_descriptors);
+           (long long)nth, has_failed, is_made, ran, ran_again, now, num_descriptors);
+  return has_failed;
 }
 
-static void nth_call(void** state) {
-  (void)state;
-  int32_t num_places = 0;
-  const int32_t num_descriptors = count_entries("/proc/self/fd");
-  attempt(NULL, 0, num_descriptors);
-  const call_place_t* places = calls_places(&num_places);
-  assert_in_range(num_places, 8, 64);
-  for (int32_t p = 0; p < num_places; ++p) {
-    const call_place_t place = places[p];
-    if (strcmp(place.name, "close") == 0) continue; /* its status changes nothing: the descriptor is gone */
-    for (int64_t nth = 0; nth < place.num_hits; ++nth) attempt(&place, nth, num_descriptors);
-  }
-  assert_true(num_struck > 30);
-  print_message("%d places, %d calls have failed\n", num_places, num_struck);
-}
+TEST(Swap_NthCallFails_SaysSoAndTheNextBatchWorks) { calls_fail_each(attempt, 8, 31); }
 
 static int set_up(void** state) {
   (void)state;
@@ -151,7 +106,4 @@ static int tear_down(void** state) {
   return rmdir(folder);
 }
 
-int main(void) {
-  static const struct CMUnitTest tests[] = {{"Swap_NthCallFails_SaysSoAndTheNextBatchWorks", nth_call}};
-  return cmocka_run_group_tests_name("nth call of a swap", tests, set_up, tear_down);
-}
+int main(void) { return run_cases(set_up, tear_down); }

@@ -3,10 +3,7 @@
  * named, and the next batch runs. */
 #include <dirent.h>
 #include <fcntl.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,8 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "backend/base/test/refused.h"
 #include "sluice/swap.h"
 
 enum { LAYERS = 5, PIECES = 2, BATCHES = 6, IN_FLIGHT = 3, MOST_OPS = LAYERS + 1 };
@@ -26,19 +22,8 @@ static const uint64_t sizes[PIECES] = {777, (3 << 20) + 5};
 
 static char folder[] = "/tmp/sluice_swap_XXXXXX", path[64];
 
-static void refused(sluice_status_t got, sluice_status_t want, const char* text) {
-  sluice_error_info_t info;
-  sluice_error_info_init(&info, sizeof info);
-  sluice_error_last(&info);
-  if (got != want || (want != SLUICE_OK && strstr(info.message, text) == NULL))
-    fail_msg("status %d, not %d with '%s': %s", got, want, text, info.message);
-}
-
-static void works(sluice_status_t got) { refused(got, SLUICE_OK, ""); }
-
 static sluice_swap_config_t config_of(const char* at, uint64_t budget) {
-  sluice_swap_config_t config;
-  sluice_swap_config_init(&config, sizeof config);
+  DEFAULTS(sluice_swap_config, config);
   config.swapped = swapped, config.num_layers = LAYERS, config.path = at, config.budget_bytes = budget;
   return config;
 }
@@ -46,13 +31,13 @@ static sluice_swap_config_t config_of(const char* at, uint64_t budget) {
 static sluice_swap_t* open_at(const char* at, uint64_t budget) {
   const sluice_swap_config_t config = config_of(at, budget);
   sluice_swap_t* swap = NULL;
-  works(sluice_swap_create(&config, &swap));
+  WORKS(sluice_swap_create(&config, &swap));
   return swap;
 }
 
 static sluice_swap_stats_t stats_of(sluice_swap_t* swap) {
   sluice_swap_stats_t stats = {.struct_size = sizeof stats};
-  works(sluice_swap_get_stats(swap, &stats));
+  WORKS(sluice_swap_get_stats(swap, &stats));
   return stats;
 }
 
@@ -152,14 +137,13 @@ static void abandon(host_t* h) {
 
 static const uint64_t ENOUGH = 1 << 30;
 
-static void Swap_BothTiers_BringEveryByteBack(void** state) {
-  (void)state;
+TEST(Swap_BothTiers_BringEveryByteBack) {
   const uint64_t whole = BATCHES * 3 * (sizes[0] + sizes[1]);
   for (int32_t is_file = 0; is_file < 2; ++is_file) {
     host_t h = {.swap = open_at(is_file ? path : NULL, ENOUGH)};
     assert_int_not_equal(access(path, F_OK), 0); /* no folder lists it */
     for (int32_t batch = 1; batch <= 2; ++batch) {
-      works(run_batch(&h));
+      WORKS(run_batch(&h));
       const sluice_swap_stats_t stats = stats_of(h.swap);
       assert_int_equal(stats.out_bytes, batch * whole);
       assert_int_equal(stats.in_bytes, batch * whole);
@@ -170,23 +154,21 @@ static void Swap_BothTiers_BringEveryByteBack(void** state) {
   }
 }
 
-static void Swap_PastItsBudget_NamesTheBytesAndRunsAgain(void** state) {
-  (void)state;
+TEST(Swap_PastItsBudget_NamesTheBytesAndRunsAgain) {
   const uint64_t needed = IN_FLIGHT * 3 * (sizes[0] + sizes[1]);
   host_t h = {.swap = open_at(NULL, needed - 1)};
-  refused(run_batch(&h), SLUICE_E_OVER_BUDGET, "are out, and the budget is");
+  REFUSED(run_batch(&h), SLUICE_E_OVER_BUDGET, "are out, and the budget is");
   abandon(&h);
-  works(forward(&h, 0));
-  works(backward(&h, 0));
+  WORKS(forward(&h, 0));
+  WORKS(backward(&h, 0));
   sluice_swap_destroy(h.swap);
   h.swap = open_at(path, needed);
-  works(run_batch(&h));
+  WORKS(run_batch(&h));
   sluice_swap_destroy(h.swap);
 }
 
 /* The system itself refuses to write: the limit of a file's size, in a child, whose own it is. */
-static void Swap_FullDisk_NamesThePathAndTheNextBatchRuns(void** state) {
-  (void)state;
+TEST(Swap_FullDisk_NamesThePathAndTheNextBatchRuns) {
   const pid_t child = fork();
   if (child == 0) {
     (void)signal(SIGXFSZ, SIG_IGN);
@@ -231,61 +213,58 @@ static void cut_file(void) {
   assert_int_equal(num_cut, 1);
 }
 
-static void Swap_FileThatIsCut_IsToldAndTheNextBatchRuns(void** state) {
-  (void)state;
+TEST(Swap_FileThatIsCut_IsToldAndTheNextBatchRuns) {
   host_t h = {.swap = open_at(path, ENOUGH)};
-  works(forward(&h, 0));
-  for (int32_t p = 0; p < PIECES; ++p) works(sluice_swap_settle(h.swap, h.pieces[0][3][p].ticket)); /* all has left */
+  WORKS(forward(&h, 0));
+  for (int32_t p = 0; p < PIECES; ++p) WORKS(sluice_swap_settle(h.swap, h.pieces[0][3][p].ticket)); /* all has left */
   cut_file();
-  refused(backward(&h, 0), SLUICE_E_EXTERNAL, "too early: something has cut it");
+  REFUSED(backward(&h, 0), SLUICE_E_EXTERNAL, "too early: something has cut it");
   abandon(&h);
-  works(run_batch(&h));
+  WORKS(run_batch(&h));
   sluice_swap_destroy(h.swap);
 }
 
-static void Swap_WrongCalls_AreRefusedByName(void** state) {
-  (void)state;
+TEST(Swap_WrongCalls_AreRefusedByName) {
   sluice_swap_t* swap = NULL;
   sluice_swap_config_t config = config_of(NULL, 0);
-  refused(sluice_swap_create(&config, &swap), SLUICE_E_INVALID_ARGUMENT, "budget_bytes is 0");
+  REFUSED(sluice_swap_create(&config, &swap), SLUICE_E_INVALID_ARGUMENT, "budget_bytes is 0");
   config = config_of("/no/such/folder/x", 1);
-  refused(sluice_swap_create(&config, &swap), SLUICE_E_EXTERNAL, "/no/such/folder/x: making the file");
+  REFUSED(sluice_swap_create(&config, &swap), SLUICE_E_EXTERNAL, "/no/such/folder/x: making the file");
   config = config_of("", 1);
-  refused(sluice_swap_create(&config, &swap), SLUICE_E_INVALID_ARGUMENT, "path is empty");
+  REFUSED(sluice_swap_create(&config, &swap), SLUICE_E_INVALID_ARGUMENT, "path is empty");
   config = config_of(NULL, 1), config.num_layers = 0;
-  refused(sluice_swap_create(&config, &swap), SLUICE_E_INVALID_ARGUMENT, "num_layers is 0");
+  REFUSED(sluice_swap_create(&config, &swap), SLUICE_E_INVALID_ARGUMENT, "num_layers is 0");
   config = config_of(NULL, 1), config.bytes_per_second = -1;
-  refused(sluice_swap_create(&config, &swap), SLUICE_E_INVALID_ARGUMENT, "bytes_per_second is -1");
-  refused(sluice_swap_create(&config, NULL), SLUICE_E_INVALID_ARGUMENT, "out_swap is NULL");
+  REFUSED(sluice_swap_create(&config, &swap), SLUICE_E_INVALID_ARGUMENT, "bytes_per_second is -1");
+  REFUSED(sluice_swap_create(&config, NULL), SLUICE_E_INVALID_ARGUMENT, "out_swap is NULL");
   FILE* there = fopen(path, "w"); /* a file that is there stays as it is */
   assert_non_null(there);
   fputs("mine", there);
   fclose(there);
   config = config_of(path, 1);
-  refused(sluice_swap_create(&config, &swap), SLUICE_E_EXTERNAL, "File exists");
+  REFUSED(sluice_swap_create(&config, &swap), SLUICE_E_EXTERNAL, "File exists");
   assert_int_equal(unlink(path), 0);
   sluice_swap_destroy(NULL);
 
   swap = open_at(NULL, ENOUGH);
   char data[8] = "abcdefg", back[8] = "";
   int64_t ticket = 0;
-  refused(sluice_swap_put(swap, data, 0, &ticket), SLUICE_E_INVALID_ARGUMENT, "bytes is 0");
-  refused(sluice_swap_put(swap, NULL, 8, &ticket), SLUICE_E_INVALID_ARGUMENT, "may not be NULL");
-  works(sluice_swap_put(swap, data, 8, &ticket));
-  refused(sluice_swap_settle(swap, ticket + 1), SLUICE_E_INVALID_ARGUMENT, "no ticket 2");
-  refused(sluice_swap_take(swap, ticket), SLUICE_E_STATE, "was not fetched");
-  works(sluice_swap_prefetch(swap, ticket, back));
-  refused(sluice_swap_prefetch(swap, ticket, back), SLUICE_E_STATE, "has begun before");
-  works(sluice_swap_take(swap, ticket));
+  REFUSED(sluice_swap_put(swap, data, 0, &ticket), SLUICE_E_INVALID_ARGUMENT, "bytes is 0");
+  REFUSED(sluice_swap_put(swap, NULL, 8, &ticket), SLUICE_E_INVALID_ARGUMENT, "may not be NULL");
+  WORKS(sluice_swap_put(swap, data, 8, &ticket));
+  REFUSED(sluice_swap_settle(swap, ticket + 1), SLUICE_E_INVALID_ARGUMENT, "no ticket 2");
+  REFUSED(sluice_swap_take(swap, ticket), SLUICE_E_STATE, "was not fetched");
+  WORKS(sluice_swap_prefetch(swap, ticket, back));
+  REFUSED(sluice_swap_prefetch(swap, ticket, back), SLUICE_E_STATE, "has begun before");
+  WORKS(sluice_swap_take(swap, ticket));
   assert_string_equal(back, data);
-  refused(sluice_swap_take(swap, ticket), SLUICE_E_INVALID_ARGUMENT, "no ticket");
+  REFUSED(sluice_swap_take(swap, ticket), SLUICE_E_INVALID_ARGUMENT, "no ticket");
   sluice_swap_release(swap, ticket);
   sluice_swap_destroy(swap);
 }
 
 /* On a link of 1 MB/s a copy takes minutes: what is dropped does not wait for it. */
-static void Swap_DroppedDuringSlowCopies_Ends(void** state) {
-  (void)state;
+TEST(Swap_DroppedDuringSlowCopies_Ends) {
   sluice_swap_config_t config = config_of(NULL, ENOUGH);
   config.bytes_per_second = 1e5;
   enum { BYTES = 8 << 20, COUNT = 3 };
@@ -294,8 +273,8 @@ static void Swap_DroppedDuringSlowCopies_Ends(void** state) {
   for (int32_t way = 0; way < 3; ++way) {
     sluice_swap_t* swap = NULL;
     int64_t tickets[COUNT];
-    works(sluice_swap_create(&config, &swap));
-    for (int32_t i = 0; i < COUNT; ++i) works(sluice_swap_put(swap, data, BYTES, tickets + i));
+    WORKS(sluice_swap_create(&config, &swap));
+    for (int32_t i = 0; i < COUNT; ++i) WORKS(sluice_swap_put(swap, data, BYTES, tickets + i));
     if (way == 0) {
       for (int32_t i = COUNT; i-- > 0;) sluice_swap_release(swap, tickets[i]);
     }
@@ -306,10 +285,9 @@ static void Swap_DroppedDuringSlowCopies_Ends(void** state) {
   free(data);
 }
 
-static void Swap_InAForkedChild_SaysSo(void** state) {
-  (void)state;
+TEST(Swap_InAForkedChild_SaysSo) {
   host_t h = {.swap = open_at(path, ENOUGH)};
-  works(forward(&h, 0));
+  WORKS(forward(&h, 0));
   const pid_t child = fork();
   if (child == 0) {
     int64_t ticket;
@@ -321,28 +299,27 @@ static void Swap_InAForkedChild_SaysSo(void** state) {
   int ended = 0;
   assert_int_equal(waitpid(child, &ended, 0), child);
   assert_true(WIFEXITED(ended) && WEXITSTATUS(ended) == 0);
-  works(backward(&h, 0));
+  WORKS(backward(&h, 0));
   sluice_swap_destroy(h.swap);
 }
 
-static void Predict_OfAStage_IsTheScheduleInVirtualTime(void** state) {
-  (void)state;
+TEST(Predict_OfAStage_IsTheScheduleInVirtualTime) {
   const sluice_swap_layer_t layers[] = {{1, 2, 80}, {1, 2, 80}, {1, 2, 80}, {1, 2, 0}};
   sluice_swap_workload_t workload;
   sluice_swap_prediction_t found = {.struct_size = sizeof found};
   sluice_swap_workload_init(&workload, sizeof workload);
   workload.layers = layers, workload.num_layers = 4, workload.bytes_per_second = 100;
   workload.num_micro_batches = 4, workload.in_flight = 2;
-  works(sluice_swap_predict(&workload, &found)); /* copies of 0.8 s */
+  WORKS(sluice_swap_predict(&workload, &found)); /* copies of 0.8 s */
   assert_true(found.seconds == 48 && found.compute_seconds == 48 && found.wait_seconds == 0);
   assert_int_equal(found.out_bytes, 4 * 240);
   assert_int_equal(found.in_bytes, 4 * 240);
   assert_int_equal(found.most_near_bytes, 160);
   assert_int_equal(found.most_out_bytes, 480);
   workload.in_flight = 5;
-  refused(sluice_swap_predict(&workload, &found), SLUICE_E_INVALID_ARGUMENT, "in_flight is 5 of 4");
+  REFUSED(sluice_swap_predict(&workload, &found), SLUICE_E_INVALID_ARGUMENT, "in_flight is 5 of 4");
   workload.in_flight = 1, workload.bytes_per_second = 0;
-  refused(sluice_swap_predict(&workload, &found), SLUICE_E_INVALID_ARGUMENT, "bytes_per_second is 0");
+  REFUSED(sluice_swap_predict(&workload, &found), SLUICE_E_INVALID_ARGUMENT, "bytes_per_second is 0");
 }
 
 static int set_up(void** state) {
@@ -356,16 +333,4 @@ static int tear_down(void** state) {
   return rmdir(folder);
 }
 
-int main(void) {
-  static const struct CMUnitTest tests[] = {
-      cmocka_unit_test(Swap_BothTiers_BringEveryByteBack),
-      cmocka_unit_test(Swap_PastItsBudget_NamesTheBytesAndRunsAgain),
-      cmocka_unit_test(Swap_FullDisk_NamesThePathAndTheNextBatchRuns),
-      cmocka_unit_test(Swap_FileThatIsCut_IsToldAndTheNextBatchRuns),
-      cmocka_unit_test(Swap_WrongCalls_AreRefusedByName),
-      cmocka_unit_test(Swap_DroppedDuringSlowCopies_Ends),
-      cmocka_unit_test(Swap_InAForkedChild_SaysSo),
-      cmocka_unit_test(Predict_OfAStage_IsTheScheduleInVirtualTime),
-  };
-  return cmocka_run_group_tests(tests, set_up, tear_down);
-}
+int main(void) { return run_cases(set_up, tear_down); }

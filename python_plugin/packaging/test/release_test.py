@@ -111,7 +111,7 @@ def test_Release_ArtifactThatIsNone_IsRefused(committed, tmp_path):
 
 def test_Release_ChangedFiles_AreRefusedByName(tmp_path, monkeypatch):
     monkeypatch.setattr(release, "ROOT", str(tmp_path))
-    with pytest.raises(libraries.Failure, match="is no git checkout"):
+    with pytest.raises(libraries.Failure, match="is not a git checkout"):
         release.clean_commit()
     author = ["-c", "user.name=a", "-c", "user.email=b"]
     for command in (["init", "-q"], [*author, "commit", "-q", "--allow-empty", "-m", "x"]):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from dataclasses import replace
@@ -31,17 +32,8 @@ SMALL = {
 
 
 @pytest.fixture
-def run(capsys, tmp_path):
-    """The command over a config: (exit status, stdout, stderr)."""
-
-    def call(data: object, *words: str) -> tuple[int, str, str]:
-        path = tmp_path / "config.json"
-        path.write_text(data if isinstance(data, str) else json.dumps(data))
-        status = entry.main(["plan", "--finetune", str(path), *words])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call
+def run(plan):
+    return functools.partial(plan, "--finetune")
 
 
 def _json(run, data: object, *words: str) -> dict:

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import random
 from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from sluice import __main__ as entry
 from sluice.planning import architecture, machines, split, split_file
 from sluice.planning.errors import BadInput
 
@@ -28,17 +28,8 @@ CONFIG = {
 
 
 @pytest.fixture
-def run(capsys, tmp_path):
-    """The command over a file: (exit status, stdout, stderr)."""
-
-    def call(data: object, *words: str) -> tuple[int, str, str]:
-        path = tmp_path / "model.json"
-        path.write_text(data if isinstance(data, str) else json.dumps(data))
-        status = entry.main(["plan", "--split", str(path), *words])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call
+def run(plan):
+    return functools.partial(plan, "--split")
 
 
 def _splits(out: str) -> list[dict]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from xml.etree import ElementTree
 
@@ -35,17 +36,8 @@ PIPELINE = {
 
 
 @pytest.fixture
-def run(capsys, tmp_path):
-    """The command over a problem: (exit status, stdout, stderr)."""
-
-    def call(problem: object, *words: str) -> tuple[int, str, str]:
-        path = tmp_path / "model.json"
-        path.write_text(problem if isinstance(problem, str) else json.dumps(problem))
-        status = entry.main(["plan", "--stages", str(path), *words])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call
+def run(plan):
+    return functools.partial(plan, "--stages")
 
 
 def test_Stages_Pipeline_IsATableOfStagesAndLayersWithReasons(run) -> None:

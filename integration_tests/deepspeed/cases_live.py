@@ -77,24 +77,36 @@ def _mutated(what: str) -> Iterator[None]:
         moving_layers._kept_of = kept_of
 
 
-def _drawn(job: Job, seed: int) -> list[int]:
-    """Another partition that one batch can reach, the same on all ranks. Tied layers stay at the ends."""
+def _drawn(job: Job, seed: int, run: int) -> list[int]:
+    """Another partition that one batch can reach, the same on all ranks: up to `run` layers pass a cut, and `run` pass
+    one where that can be. Tied layers stay at the ends."""
     drawn, module = random.Random(seed), job.engine.module
     now, count = list(stage_module.parts_of(module)), module._num_layers
     first, last = (1, count - 1) if job.kind == "tied" else (0, count)
+    found: list[int] = []
     for _ in range(1000):
-        parts = [0, *(bound + drawn.choice((-1, 0, 1)) for bound in now[1:-1]), count]
+        parts = [0, *(bound + drawn.randint(-run, run) for bound in now[1:-1]), count]
         inside = all(first <= bound <= last for bound in parts[1:-1])
         if parts != now and inside and not stage_module.why_no_partition(module, parts):
             if not why_no_live_parts(module, parts):
-                return parts
-    raise AssertionError(f"no partition other than {now}")
+                found = parts
+                if max(abs(old - new) for old, new in zip(now, parts)) == run:
+                    break
+    assert found, f"no partition other than {now}"
+    return found
 
 
 def _trained(
-    steps: int, every: int, look: int, mutant: str = "", rate: int | None = None, sums: int = 1, **job: Any
+    steps: int,
+    every: int,
+    look: int,
+    mutant: str = "",
+    rate: int | None = None,
+    sums: int = 1,
+    run: int = 1,
+    **job: Any,
 ) -> Any:
-    """every: batches of which one moves layers; 0: none moves."""
+    """every: batches of which one moves layers; 0: none moves. run: layers that pass a cut as one."""
     config = {**UNCLIPPED, **job.get("config", {})}
     made = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": config})
     home, losses, moved = stage_module.parts_of(made.engine.module), [], 0
@@ -104,7 +116,7 @@ def _trained(
         for step in range(steps):
             parts = None
             if every and step % every == every - 1:
-                parts = _drawn(made, step)
+                parts = _drawn(made, step, run)
                 moves = made.engine.sluice.move_layers(parts, live=True, bytes_per_second=rate)
                 moved += sum(made.engine.stage_id in (source, target) for _, source, target in moves)
                 assert list(made.engine.module.parts) != parts
@@ -151,7 +163,7 @@ def _said(action: Any) -> str:
     return ""
 
 
-def failed(**job: Any) -> list[Any]:
+def failed(parts: Sequence[int], **job: Any) -> list[Any]:
     """[error of a failing batch, parts then, parts after the next one, losses; losses of a run without a move]"""
     found = []
     for live in (True, False):
@@ -159,7 +171,7 @@ def failed(**job: Any) -> list[Any]:
         made.train(range(2))
         with _seen_at(1):
             if live:
-                made.engine.sluice.move_layers([0, 4, 6], live=True)
+                made.engine.sluice.move_layers(parts, live=True)
             with _Failing(made):
                 said = _said(lambda made=made: made.train(range(2, 3)))
             then = list(made.engine.module.parts)
@@ -170,36 +182,36 @@ def failed(**job: Any) -> list[Any]:
     return found
 
 
-def spoilt(**job: Any) -> list[Any]:
+def spoilt(parts: Sequence[int], **job: Any) -> list[Any]:
     """Other code writes into a layer in flight: [error of the batch, parts, and the error of training then]."""
     made = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": UNCLIPPED})
     made.train(range(2))
-    made.engine.sluice.move_layers([0, 2, 6], live=True)
+    made.engine.sluice.move_layers(parts, live=True)
     if made.engine.stage_id == 0:
         with torch.no_grad():
             next(stage_module.function_of(made.engine.module, 2).parameters()).add_(0.0)
     with _seen_at(1):
         said = _said(lambda: made.train(range(2, 3)))
-    parts = list(made.engine.module.parts)
+    then = list(made.engine.module.parts)
     again = _said(lambda: made.train(range(2, 4)))
     made.end()
-    return [said, parts, again]
+    return [said, then, again]
 
 
-def loaded(folder: str, **job: Any) -> list[Any]:
-    """A checkpoint is loaded while a layer is in flight: [parts after the next batch, losses before and after it, parts
-    and losses once a layer has moved]."""
+def loaded(folder: str, parts: Sequence[int], **job: Any) -> list[Any]:
+    """A checkpoint is loaded while layers are in flight: [parts after the next batch, losses before and after it, parts
+    and losses once layers have moved]."""
     made = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": UNCLIPPED})
     made.train(range(2))
     made.engine.save_checkpoint(folder, tag="x")
     first = made.train(range(2, 4))
-    made.engine.sluice.move_layers([0, 2, 6], live=True)
+    made.engine.sluice.move_layers(parts, live=True)
     made.engine.load_checkpoint(folder, tag="x")
     again = made.train(range(2, 4))
-    parts = list(made.engine.module.parts)
-    made.engine.sluice.move_layers([0, 2, 6], live=True)
+    then = list(made.engine.module.parts)
+    made.engine.sluice.move_layers(parts, live=True)
     losses = made.train(range(4, 6))
-    found = [parts, first, again, list(made.engine.module.parts), losses]
+    found = [then, first, again, list(made.engine.module.parts), losses]
     made.end()
     return found
 

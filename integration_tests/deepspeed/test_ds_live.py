@@ -27,22 +27,25 @@ def _check(answers: list[Any], late: bool, least: int) -> None:
     assert sum(moved["moved"] for _, moved in answers) >= least
 
 
-@pytest.mark.parametrize("look", [1, 2, 4])
-@pytest.mark.parametrize("kind", ["plain", "dropout"])
-def test_TwoStages_LayersMoveInBatches_SameBitsAsNone(pipe2: Ranks, kind: str, look: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "look", "run"),
+    [(kind, look, 1) for kind in ("plain", "dropout") for look in (1, 2, 4)]
+    + [("plain", 1, 2), ("plain", 4, 2), ("dropout", 1, 2)],
+)
+def test_TwoStages_LayersMoveInBatches_SameBitsAsNone(pipe2: Ranks, kind: str, look: int, run: int) -> None:
     """The parameters are there at the first op of the receiver, or later: micro-batches go over at another place."""
-    answers = pipe2.run("cases_live:moved", steps=24, every=2, look=look, stages=2, kind=kind)
+    answers = pipe2.run("cases_live:moved", steps=24, every=2, look=look, run=run, stages=2, kind=kind)
     assert sum(moved["live"]["sums_early"] for _, moved in answers) > 0
     if look == 1:
-        _check(answers, late=False, least=24)
+        _check(answers, late=False, least=24 * run)
     else:
         assert _differ(answers) == []
         assert sum(moved["live"]["in_batch"] for _, moved in answers) > 0
 
 
-@pytest.mark.parametrize("sums", [3, NEVER])
-def test_TwoStages_GradientsThatComeLate_SameBitsAsNone(pipe2: Ranks, sums: int) -> None:
-    answers = pipe2.run("cases_live:moved", steps=12, every=2, look=1, sums=sums, stages=2, **PLAIN)
+@pytest.mark.parametrize(("sums", "run"), [(3, 1), (NEVER, 1), (NEVER, 2)])
+def test_TwoStages_GradientsThatComeLate_SameBitsAsNone(pipe2: Ranks, sums: int, run: int) -> None:
+    answers = pipe2.run("cases_live:moved", steps=12, every=2, look=1, sums=sums, run=run, stages=2, **PLAIN)
     _check(answers, late=False, least=12)
     assert (sum(moved["live"]["sums_early"] for _, moved in answers) > 0) == (sums < NEVER)
 
@@ -53,52 +56,60 @@ def test_TwoStages_WhatDependsOnTheStage_SameBitsAsNone(pipe2: Ranks, config: di
     _check(pipe2.run("cases_live:moved", steps=12, every=2, look=1, stages=2, **case), late=False, least=12)
 
 
-def test_TwoStages_ParametersThatComeLate_MoveAtTheFlush(pipe2: Ranks) -> None:
-    answers = pipe2.run("cases_live:moved", steps=12, every=2, look=NEVER, stages=2, **PLAIN)
-    _check(answers, late=True, least=12)
+@pytest.mark.parametrize("run", [1, 2])
+def test_TwoStages_ParametersThatComeLate_MoveAtTheFlush(pipe2: Ranks, run: int) -> None:
+    answers = pipe2.run("cases_live:moved", steps=12, every=2, look=NEVER, run=run, stages=2, **PLAIN)
+    _check(answers, late=True, least=12 * run)
 
 
-def test_TwoStagesOfTwoReplicas_SameBitsAsNone(pipe2x2: Ranks) -> None:
-    answers = pipe2x2.run("cases_live:moved", steps=12, every=2, look=1, stages=2, kind="tied")
-    _check(answers, late=False, least=24)
+@pytest.mark.parametrize("run", [1, 2])
+def test_TwoStagesOfTwoReplicas_SameBitsAsNone(pipe2x2: Ranks, run: int) -> None:
+    answers = pipe2x2.run("cases_live:moved", steps=12, every=2, look=1, run=run, stages=2, kind="tied")
+    _check(answers, late=False, least=24 * run)
 
 
-def test_FourStages_LayersAtSeveralCutsAtOnce_SameBitsAsNone(pipe4: Ranks) -> None:
-    answers = pipe4.run("cases_live:moved", steps=16, every=2, look=1, stages=4, kind="deep")
+@pytest.mark.parametrize("run", [1, 2])
+def test_FourStages_LayersAtSeveralCutsAtOnce_SameBitsAsNone(pipe4: Ranks, run: int) -> None:
+    answers = pipe4.run("cases_live:moved", steps=16, every=2, look=1, run=run, stages=4, kind="deep")
     assert _differ(answers) == []
     assert sum(moved["live"]["in_batch"] for _, moved in answers) > 0
 
 
+@pytest.mark.parametrize("run", [1, 2])
 @pytest.mark.parametrize("mutant", ["holds nothing", "folds backwards", "moments", "step"])
-def test_AHostThatErrs_IsSeen(pipe2: Ranks, mutant: str) -> None:
-    answers = pipe2.run("cases_live:moved", steps=8, every=2, look=1, sums=NEVER, stages=2, mutant=mutant, **PLAIN)
+def test_AHostThatErrs_IsSeen(pipe2: Ranks, mutant: str, run: int) -> None:
+    case = {"steps": 8, "every": 2, "look": 1, "sums": NEVER, "run": run, "stages": 2, "mutant": mutant, **PLAIN}
+    answers = pipe2.run("cases_live:moved", **case)
     assert "losses" in _differ(answers)
 
 
-def test_ABatchThatFails_TheLayerStays(pipe2: Ranks) -> None:
+@pytest.mark.parametrize("to", [[0, 4, 6], [0, 5, 6]], ids=["one layer", "a run"])
+def test_ABatchThatFails_TheLayersStay(pipe2: Ranks, to: list[int]) -> None:
     for (said, then, parts, losses), (said_still, _, _, losses_still) in pipe2.run(
-        "cases_live:failed", stages=2, **PLAIN
+        "cases_live:failed", parts=to, stages=2, **PLAIN
     ):
         assert "a drawn failure" in said and "a drawn failure" in said_still
         assert then == parts == [0, 3, 6]
         assert losses == losses_still
 
 
-def test_ALayerThatSomebodyWritesInto_StaysAndFailsTheBatchOnAllRanks(pipe2: Ranks) -> None:
-    for said, parts, again in pipe2.run("cases_live:spoilt", stages=2, **PLAIN):
-        assert "somebody has written into layer 2" in said
+@pytest.mark.parametrize(("to", "named"), [([0, 2, 6], "layer 2"), ([0, 1, 6], "one of the layers 1 to 2")])
+def test_ALayerThatSomebodyWritesInto_StaysAndFailsTheBatchOnAllRanks(pipe2: Ranks, to: list[int], named: str) -> None:
+    for said, parts, again in pipe2.run("cases_live:spoilt", parts=to, stages=2, **PLAIN):
+        assert f"somebody has written into {named}" in said
         assert parts == [0, 3, 6] and again == ""
 
 
-def test_ACheckpointThatIsLoaded_CancelsWhatIsOnItsWay(pipe2: Ranks, tmp_path: Path) -> None:
+@pytest.mark.parametrize("to", [[0, 2, 6], [0, 1, 6]], ids=["one layer", "a run"])
+def test_ACheckpointThatIsLoaded_CancelsWhatIsOnItsWay(pipe2: Ranks, to: list[int], tmp_path: Path) -> None:
     old_host_fails(LOADING)
-    for parts, first, again, then, losses in pipe2.run("cases_live:loaded", folder=str(tmp_path), stages=2, **PLAIN):
+    case = {"folder": str(tmp_path), "parts": to, "stages": 2, **PLAIN}
+    for parts, first, again, then, losses in pipe2.run("cases_live:loaded", **case):
         assert parts == [0, 3, 6] and first == again
-        assert then == [0, 2, 6] and len(losses) == 2
+        assert then == to and len(losses) == 2
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "two layers": ({"kind": "plain", "parts": [0, 1, 6]}, "2 layers would pass the cut after stage 0"),
     "tied": ({"kind": "ends tied", "parts": [0, 2, 6]}, "tied to others by 'ends'"),
     "under way": ({"kind": "plain", "parts": [0, 2, 6], "twice": True}, "layers are on their way"),
     "flat buffers": ({"kind": "plain", "parts": [0, 2, 6], "config": ZERO1}, "whose gradients lie in flat buffers"),
@@ -121,6 +132,11 @@ def test_Move_WhatCannot_IsRefusedOnAllRanks(pipe2: Ranks, case: str) -> None:
     for said, changed in pipe2.run("cases_live:refused", **arguments):
         assert words in said and not changed, said
         assert said.count(words) == (2 if arguments.get("twice") else 1)
+
+
+def test_Move_AfterWhichAStageKeepsNone_IsRefusedOnAllRanks(pipe4: Ranks) -> None:
+    for said, changed in pipe4.run("cases_live:refused", kind="deep", parts=[0, 1, 2, 6, 8]):
+        assert "stage 1 would keep no layer of those that it has" in said and not changed, said
 
 
 def test_Benchmark_TinyCells_FindAllThatIsJudged(pipe2: Ranks) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch of a stage in which layers at its cuts are on their way: which layers run for each micro-batch, and what
-becomes of the gradients of those that come here (docs/pipeline.md, "A layer that moves in a batch")."""
+"""A batch of a stage in which runs of layers at its cuts are on their way: which layers run for each micro-batch, and
+what becomes of the gradients of those that come here (docs/pipeline.md, "Layers that move in a batch")."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Gradients = list[Any]  # a tensor or None for each parameter
 
 
 class Cut:
-    """A cut at which this stage gives a layer to its neighbour, or gets one, in one batch. function: what the stage
-    calls for it."""
+    """A cut at which this stage gives a run of layers to its neighbour, or gets one, in one batch. The run moves as
+    one: a micro-batch runs all of it on one stage. functions: what the stage calls for each layer."""
 
-    def __init__(self, layer: int, source: int, target: int, stage: int, function: Any) -> None:
-        self.layer, self.function = layer, function
+    def __init__(self, layers: Sequence[int], source: int, target: int, stage: int, functions: Sequence[Any]) -> None:
+        self.layers, self.functions = tuple(layers), list(functions)
         self.is_lower = stage == max(source, target)
         self.comes = stage == target
         self.has_sum = False  # gradients of the other stage, where it comes here; else they have set out
@@ -31,16 +31,16 @@ class Cut:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """In the order of both ends; those that are trained."""
-        own = self.function.parameters() if isinstance(self.function, nn.Module) else ()
-        return [parameter for parameter in own if parameter.requires_grad]
+        modules = [function for function in self.functions if isinstance(function, nn.Module)]
+        return [parameter for each in modules for parameter in each.parameters() if parameter.requires_grad]
 
     @property
     def ran_where_it_goes(self) -> bool:
-        """Whether a micro-batch of this batch has run the layer on its new stage."""
+        """Whether a micro-batch of this batch has run the layers on their new stage."""
         return any(ran == self.comes for ran in self.ran.values())
 
     def hold(self, micro_batch: int) -> None:
-        """After a backward that ran the layer, which comes here: what it gave stays apart until the sum is here."""
+        """After a backward that ran the layers, which come here: what it gave stays apart until the sum is here."""
         if self.has_sum:
             return
         self._held[micro_batch] = [parameter.grad for parameter in self.parameters]
@@ -61,9 +61,9 @@ class Cut:
 
 
 class Travel(NamedTuple):
-    """What moves beside a batch, as the batch asks for it. parameters: whether those of a layer that comes have come;
-    gradients: the same of what its old stage has summed, which then lies in the parameters; send: gradients of a layer
-    that leaves are final."""
+    """What moves beside a batch, as the batch asks for it. parameters: whether those of layers that come have come;
+    gradients: the same of what their old stage has summed, which then lies in the parameters; send: gradients of layers
+    that leave are final."""
 
     parameters: Callable[[Cut], bool]
     gradients: Callable[[Cut], bool]
@@ -78,14 +78,14 @@ class LiveBatch:
         self._above = next((cut for cut in cuts if cut.is_lower), None)
         self._below = next((cut for cut in cuts if not cut.is_lower), None)
         self._cuts = [cut for cut in (self._above, self._below) if cut is not None]
-        gone = {cut.layer for cut in self._cuts}
+        gone = {layer for cut in self._cuts for layer in cut.layers}
         self._owned = list(module.forward_funcs)
         self._first = module._local_start
         self._stays = [n for n in stage_module.layers_of(module) if n not in gone]
         self._staying = [stage_module.function_of(module, n) for n in self._stays]
-        for cut in self._cuts:
-            if cut.comes and isinstance(cut.function, nn.Module):
-                cut.function.train(module.training)
+        for function in [each for cut in self._cuts if cut.comes for each in cut.functions]:
+            if isinstance(function, nn.Module):
+                function.train(module.training)
 
     def before_forward(self, micro_batch: int, word: int) -> int:
         """word: of what the stage was given. The word of what it hands on."""
@@ -95,8 +95,8 @@ class LiveBatch:
             cut.ran[micro_batch] = cut.rules.runs(micro_batch, word if cut.is_lower else 0)
             self._send(cut)
             if cut.ran[micro_batch]:
-                functions.insert(0 if cut.is_lower else len(functions), cut.function)
-                first -= int(cut.is_lower)
+                functions = [*cut.functions, *functions] if cut.is_lower else [*functions, *cut.functions]
+                first -= len(cut.layers) if cut.is_lower else 0
         stage_module.run_with(self._module, first, functions)
         below = self._below
         return 0 if below is None else below.rules.activation_word(below.ran[micro_batch])
@@ -137,7 +137,7 @@ class LiveBatch:
 
 
 def load_gradients(cut: Cut, room: Sequence[torch.Tensor], is_there: torch.Tensor) -> None:
-    """Of a layer that leaves: gradients so far, into what travels at the commit."""
+    """Of layers that leave: gradients so far, into what travels at the commit."""
     for number, (parameter, place) in enumerate(zip(cut.parameters, room)):
         is_there[number] = parameter.grad is not None
         if parameter.grad is not None:
@@ -145,7 +145,7 @@ def load_gradients(cut: Cut, room: Sequence[torch.Tensor], is_there: torch.Tenso
 
 
 def take_gradients(cut: Cut, room: Sequence[torch.Tensor], is_there: torch.Tensor) -> None:
-    """Of a layer that comes: what arrived, which is the parameters' from here on, and what was held on top."""
+    """Of layers that come: what arrived, which is the parameters' from here on, and what was held on top."""
     for parameter, place, there in zip(cut.parameters, room, is_there.tolist()):
         parameter.grad = place if there else None
     cut.fold()

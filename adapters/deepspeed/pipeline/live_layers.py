@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves layers of a `PipelineModule` to the neighbouring stage while a batch runs, without a drain: all that belongs to
-them travels meanwhile, by `sluice/migration.h`, and micro-batches go over from one stage to the other as it arrives
-(docs/pipeline.md, "A layer that moves in a batch").
+"""Moves runs of layers of a `PipelineModule` to the neighbouring stage while a batch runs, without a drain: all that
+belongs to them travels meanwhile, by `sluice/migration.h`, and micro-batches go over from one stage to the other as it
+arrives (docs/pipeline.md, "Layers that move in a batch").
 
 A move sets out between two batches. With the next training batch it is in force, on all ranks or on none: before the
 update, so that the optimizer sees gradients of the stage that has the layer. Source: vPipe (TPDS 2022), section on live
@@ -10,8 +10,9 @@ migration.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -31,11 +32,11 @@ _A_RANK_IS_LOST = (Aborted, PeerLost, TimedOut)
 _GRADIENT = " grad"  # after the name of a parameter
 
 
-class _ExpertMove(NamedTuple):
-    """One layer at one of its ends."""
+class _Trip(NamedTuple):
+    """The layers that pass one cut, at one of their ends."""
 
     cut: Cut
-    content: Content  # that leaves; or the places of that which arrives
+    contents: dict[int, Content]  # by layer, that leave; or the places of those which arrive
     item: Leaving
     early: int  # how many of what travels first a forward needs
     versions: list[tuple[torch.Tensor, int]]  # of what leaves; torch counts what is written into a tensor
@@ -46,7 +47,7 @@ class _LayerMove(NamedTuple):
 
     moves: list[Move]
     parts: list[int]
-    trips: list[_ExpertMove]
+    trips: list[_Trip]
     failure: str  # why it could not begin here, of which the others hear in commit
     begin_ns: int
     begin_s: float
@@ -96,16 +97,12 @@ class LiveLayers:
         going = {each.layer: stage_module.function_of(module, each.layer) for each in moves if _goes(module, each)}
         contents = {layer: _still(moving_layers.content_of(function, kept)) for layer, function in going.items()}
         listed = moving_layers.described(module, moves, contents, wait_s)
-        trips = [
-            _trip(module, each, shipment, built.get(each.layer, going.get(each.layer)))
-            for each, shipment in zip(moves, listed)
-            if module.stage_id in (each.source, each.target)
-        ]
+        trips = [_trip(module, run, {**going, **built}) for run in _runs(module, zip(moves, listed))]
         failure = self._set_out(trips, rate)
         self._voyage = _LayerMove(moves, parts, trips, failure, begin_ns, time.perf_counter() - begun)
         return moves
 
-    def _set_out(self, trips: Sequence[_ExpertMove], rate: int | None) -> str:
+    def _set_out(self, trips: Sequence[_Trip], rate: int | None) -> str:
         if self._group is None:
             timeout = None if self._options.timeout is None else timedelta(seconds=self._options.timeout)
             ranks = range(torch.distributed.get_world_size())
@@ -130,14 +127,21 @@ class LiveLayers:
             why = why_no_live_parts(module, parts)
         if why or stage_module.why_no_partition(module, parts):  # which is said
             return why
+        why = self.why_never(module, optimizer)
+        if why:
+            return why
+        going = [each.layer for each in moving_layers.moves_of(module, parts) if _goes(module, each)]
+        return next((why for why in (self._why_still(module, layer) for layer in going) if why), "")
+
+    def why_never(self, module: Any, optimizer: Any) -> str:
+        """Why no layers of this engine can move in a batch, wherever they go; "": they can. The same on all ranks."""
         if self._options.pipeline is not None and self._options.pipeline.is_apart:
             return "weight gradients are ops of their own, which do not follow a layer: move between batches"
         if module.activation_checkpoint_interval > 0:
             return "activation_checkpoint_interval is set, by which the host runs layers again by their place"
         if not optimizer.moves_in_batch:
             return f"the optimizer is a {optimizer.name}, whose gradients lie in flat buffers: move between batches"
-        going = [each.layer for each in moving_layers.moves_of(module, parts) if _goes(module, each)]
-        return next((why for why in (self._why_still(module, layer) for layer in going) if why), "")
+        return ""
 
     def _why_still(self, module: Any, layer: int) -> str:
         """Both stages would write buffers of their own."""
@@ -187,11 +191,11 @@ class LiveLayers:
         )
         return LiveBatch(module, [trip.cut for trip in trips], travel)
 
-    def _is_there(self, trip: _ExpertMove) -> bool:
+    def _is_there(self, trip: _Trip) -> bool:
         assert self._migration is not None and self._voyage is not None and isinstance(trip.item, Arriving)
         return not self._voyage.failure and self._migration.read_early(trip.item, trip.early)
 
-    def _takes_sum(self, trip: _ExpertMove) -> bool:
+    def _takes_sum(self, trip: _Trip) -> bool:
         """Commit writes the item's own tensors once more, so what grows here is a copy."""
         assert self._migration is not None and isinstance(trip.item, Arriving)
         if not self._migration.read_late(trip.item, trip.item.late):
@@ -199,7 +203,7 @@ class LiveLayers:
         take_gradients(trip.cut, [each.clone() for each in trip.item.late[:-1]], trip.item.late[-1])
         return True
 
-    def _send_sum(self, trip: _ExpertMove) -> None:
+    def _send_sum(self, trip: _Trip) -> None:
         assert self._migration is not None
         load_gradients(trip.cut, trip.item.late[:-1], trip.item.late[-1])
         self._migration.mark_still(trip.item)
@@ -223,16 +227,17 @@ class LiveLayers:
         optimizer = optimizer_parts.of_engine(engine)
         kept = optimizer.take(list(module.parameters()))
         here = [trip for trip in voyage.trips if trip.cut.comes]
-        built = {trip.cut.layer: trip.cut.function for trip in here}
-        arrived = {trip.cut.layer: trip.content for trip in here}
+        built = {layer: function for trip in here for layer, function in zip(trip.cut.layers, trip.cut.functions)}
+        arrived = {layer: content for trip in here for layer, content in trip.contents.items()}
         moving_layers.put_in_force(engine, voyage.parts, built, arrived, optimizer, kept)
         self._note(voyage, migration.progress(), time.perf_counter() - begun)
 
     def _note(self, voyage: _LayerMove, progress: dict[str, Any], commit_s: float) -> None:
-        in_batch = sum(trip.cut.ran_where_it_goes for trip in voyage.trips)
+        cuts = [trip.cut for trip in voyage.trips]
+        in_batch = sum(len(cut.layers) for cut in cuts if cut.ran_where_it_goes)
         self.num_in_batch += in_batch
-        self.num_at_flush += len(voyage.trips) - in_batch
-        self.num_sums_early += sum(trip.cut.comes and trip.cut.has_sum for trip in voyage.trips)
+        self.num_at_flush += sum(len(cut.layers) for cut in cuts) - in_batch
+        self.num_sums_early += sum(len(cut.layers) for cut in cuts if cut.comes and cut.has_sum)
         self.exposed_s = commit_s + voyage.begin_s
         sizes = progress["leaving_bytes"], progress["hidden_bytes"]
         trace.keep_move("layers", "the pipeline", voyage.begin_ns, len(voyage.moves), *sizes, commit_s)
@@ -241,9 +246,6 @@ class LiveLayers:
 def why_no_live_parts(module: Any, parts: Sequence[int]) -> str:
     """Why layers cannot get to this partition in one batch; "": the partition allows it. The same on all ranks."""
     bounds = stage_module.parts_of(module)
-    for stage, (old, new) in enumerate(zip(bounds[1:-1], parts[1:-1])):
-        if abs(old - new) > 1:
-            return f"{abs(old - new)} layers would pass the cut after stage {stage}: in a batch one layer does"
     for stage in range(len(bounds) - 1):
         if max(bounds[stage], parts[stage]) >= min(bounds[stage + 1], parts[stage + 1]):
             return f"stage {stage} would keep no layer of those that it has: in a batch one at least has to stay"
@@ -261,33 +263,47 @@ def _still(content: Content) -> Content:
     return {**still, **tensors}
 
 
-def _trip(module: Any, move: Move, shipment: Shipment, function: Any) -> _ExpertMove:
-    """One end of a move. Where the layer arrives, it gets its places."""
-    cut = Cut(*move, module.stage_id, function)
-    content = shipment.content
+def _runs(module: Any, moves: Iterable[tuple[Move, Shipment]]) -> list[list[tuple[Move, Shipment]]]:
+    """The layers that pass each cut of this stage, in their order."""
+    own = [pair for pair in moves if module.stage_id in (pair[0].source, pair[0].target)]
+    return [list(run) for _, run in itertools.groupby(own, lambda pair: (pair[0].source, pair[0].target))]
+
+
+def _trip(module: Any, run: Sequence[tuple[Move, Shipment]], functions: dict[int, Any]) -> _Trip:
+    """One end of the moves across a cut. Where layers arrive, they get their places."""
+    layers, (first, shipment) = [move.layer for move, _ in run], run[0]
+    cut = Cut(layers, first.source, first.target, module.stage_id, [functions[layer] for layer in layers])
+    contents = {move.layer: _places(each) if cut.comes else each.content or {} for move, each in run}
     if cut.comes:
-        content = {
-            name: value if shape is None else torch.empty(shape, dtype=getattr(torch, dtype))
-            for name, shape, dtype, value in shipment.described
-        }
-        stage_module.fill(function, content)
-    assert content is not None
-    needed = [value for name, value in content.items() if _is_tensor(value) and not moving_layers.is_kept(name)]
-    rest = [value for name, value in content.items() if _is_tensor(value) and moving_layers.is_kept(name)]
+        for layer, function in zip(layers, cut.functions):
+            stage_module.fill(function, contents[layer])
+    members = [(name, value) for content in contents.values() for name, value in content.items() if _is_tensor(value)]
+    needed = [value for name, value in members if not moving_layers.is_kept(name)]
+    rest = [value for name, value in members if moving_layers.is_kept(name)]
     late = [torch.zeros_like(each, memory_format=torch.contiguous_format) for each in cut.parameters]
     late = [each.detach() for each in late] + [torch.zeros(len(late), dtype=torch.uint8)]
     peer = shipment.source if cut.comes else shipment.target
     kind = Arriving if cut.comes else Leaving
     own = [] if cut.comes else [(value, value._version) for value in needed + rest]
-    return _ExpertMove(cut, content, kind(move.layer, peer, needed + rest, late), len(needed), own)
+    return _Trip(cut, contents, kind(first.layer, peer, needed + rest, late), len(needed), own)
+
+
+def _places(shipment: Shipment) -> Content:
+    """Of a layer that arrives."""
+    return {
+        name: value if shape is None else torch.empty(shape, dtype=getattr(torch, dtype))
+        for name, shape, dtype, value in shipment.described
+    }
 
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _changed(trips: Sequence[_ExpertMove]) -> str | None:
+def _changed(trips: Sequence[_Trip]) -> str | None:
     for trip in trips:
         if any(tensor._version != version for tensor, version in trip.versions):
-            return f"somebody has written into layer {trip.cut.layer} while it was on its way to another stage"
+            first, last = trip.cut.layers[0], trip.cut.layers[-1]
+            named = f"layer {first}" if first == last else f"one of the layers {first} to {last}"
+            return f"somebody has written into {named} while it was on its way to another stage"
     return None

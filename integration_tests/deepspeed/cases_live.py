@@ -19,6 +19,7 @@ from sluice.adapters.deepspeed.pipeline import moving_layers, stage_module
 from sluice.adapters.deepspeed.pipeline.live_batch import Cut
 from sluice.adapters.deepspeed.pipeline.live_layers import LiveLayers, why_no_live_parts
 from sluice.errors import SluiceError
+from sluice.planning.layer_moves import LayerDecider, LayerLook
 
 MOST_WAIT_S = 60.0
 # Two micro-batches in flight: the upper stage hears of the first gradient before its third forward.
@@ -134,6 +135,35 @@ def _trained(
 def moved(steps: int, every: int, look: int, **job: Any) -> list[dict[str, Any]]:
     """[unmoved, moved in batches]"""
     return [_trained(steps, 0, look, **{**job, "mutant": ""}), _trained(steps, every, look, **job)]
+
+
+def stepped(steps: list[list[int]], **job: Any) -> list[Any]:
+    """An adaptive pipeline that has decided on these steps: [partitions after each batch, losses, counts of moves and
+    steps], and losses of one that stays."""
+
+    def decided(self: Any, *_: Any) -> LayerLook:
+        way = () if self.num_moves else tuple(map(tuple, steps))
+        if way:
+            self.parts, self.num_moves = way[-1], 1
+        return LayerLook("pays" if way else "no_gain", 0.0, 0.0, self.parts, 0, steps=way)
+
+    found: list[Any] = []
+    original, LayerDecider.after_batch = LayerDecider.after_batch, decided  # type: ignore[method-assign]
+    try:
+        made = Job(pipeline={**TWO_IN_FLIGHT, "plan": "adaptive"}, **{**job, "config": UNCLIPPED})
+        seen, losses = [], []
+        for step in range(10):
+            losses += made.train(range(step, step + 1))
+            seen.append(list(made.engine.module.parts))
+        report = made.engine.sluice.pipeline.stats()["layers"]
+        found = [seen, losses, report["moves"], report["batches_moving"]]
+        made.end()
+    finally:
+        LayerDecider.after_batch = original  # type: ignore[method-assign]
+    still = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": UNCLIPPED})
+    found.append(still.train(range(10)))
+    still.end()
+    return found
 
 
 class _Failing:

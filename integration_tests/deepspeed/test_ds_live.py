@@ -75,6 +75,15 @@ def test_FourStages_LayersAtSeveralCutsAtOnce_SameBitsAsNone(pipe4: Ranks, run: 
     assert sum(moved["live"]["in_batch"] for _, moved in answers) > 0
 
 
+def test_Adaptive_StepsOfAMove_RunInBatchesThatFollow(pipe2: Ranks) -> None:
+    for seen, losses, moves, count, still in pipe2.run(
+        "cases_live:stepped", steps=[[0, 2, 6], [0, 1, 6]], stages=2, **PLAIN
+    ):
+        first = seen.index([0, 2, 6])
+        assert seen == [[0, 3, 6]] * first + [[0, 2, 6]] + [[0, 1, 6]] * (9 - first)
+        assert losses == still and (moves, count) == (1, 2)
+
+
 @pytest.mark.parametrize("run", [1, 2])
 @pytest.mark.parametrize("mutant", ["holds nothing", "folds backwards", "moments", "step"])
 def test_AHostThatErrs_IsSeen(pipe2: Ranks, mutant: str, run: int) -> None:

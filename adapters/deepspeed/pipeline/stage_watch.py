@@ -5,7 +5,7 @@ While a batch runs, each rank measures the seconds and bytes of its layers (laye
 numbers in the messages that end a batch, without a further collective or message, and make the same decision from them
 (sluice.planning.layer_moves). Under a budget they also decide which layers run again in their backward
 (sluice.planning.layer_kinds); that is switched between batches. Where moving pays, layers move as `move_layers` moves
-them: during the next batch where they can, else before it.
+them: in steps, each during one of the next batches, or before the next batch, whichever takes less of the training.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from sluice.adapters.deepspeed.optimizer import optimizer_parts
 from sluice.adapters.deepspeed.pipeline import moving_layers, stage_module, stage_plan
 from sluice.adapters.deepspeed.pipeline.held_bytes import HeldBytes
 from sluice.adapters.deepspeed.pipeline.layer_clock import LayerClock
-from sluice.adapters.deepspeed.pipeline.live_layers import LiveLayers, why_no_live_parts
+from sluice.adapters.deepspeed.pipeline.live_layers import LiveLayers
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from sluice.adapters.torch import Pipeline
 from sluice.errors import InvalidState
 from sluice.planning.layer_kinds import Costs, KindDecider, Pipe, Way
-from sluice.planning.layer_moves import LayerDecider, LayerLook, Trained
+from sluice.planning.layer_moves import LayerDecider, LayerLook, MoveRates, Trained, busiest_bytes_of, moved_bytes_of
 
-_FIRST_LINK = 1e8  # bytes a second, until a first move was measured
+_FIRST_LINK = 1e8  # bytes a second, until a first drain was measured
 # A note: seconds that the newest move took of this rank, micro-batches that it may have in flight, and whether a
 # micro-batch of this batch was measured, else the rest is that of an earlier one. Then of each layer that lies here, by
 # one micro-batch: seconds of its forward, of its backward and of what that runs again, and bytes that it hands on;
@@ -45,7 +45,9 @@ class StageWatch:
 
     def __init__(self, wait_s: float | None, live: LiveLayers, budget: int | None = None) -> None:
         self._wait_s, self._live, self._budget = wait_s, live, budget
-        self._arriving: LayerLook | None = None  # what is on its way by this watch, until it has arrived
+        self._steps: list[tuple[int, ...]] = []  # partitions to come, the first of which is on its way
+        self._sizes: list[int] = []
+        self._rates = MoveRates(_FIRST_LINK)
         self._note = array("d")
         self._clock: LayerClock | None = None  # of the layers that lie here since they do
         self._parts: tuple[int, ...] = ()  # when it was measured
@@ -54,8 +56,8 @@ class StageWatch:
         self._decider: LayerDecider | KindDecider | None = None
         self._kept: dict[int, float] = {}  # bytes that a micro-batch leaves in a layer that is kept
         self._refused = ""
-        self._num_moves = 0  # times that layers have moved
-        self._moved_bytes = 0  # by the newest move, whose time is not known yet
+        self._num_moves = self._num_steps = 0  # changes of the partition, and batches in which they were made
+        self._drained_bytes = 0  # of the busiest stage, by the newest move; 0: it was during a batch
         self._move_s = 0.0
         self.newest: LayerLook | None = None
 
@@ -63,17 +65,13 @@ class StageWatch:
         """Between batches: looks at the one before, and moves layers where that pays. Collective over all ranks where
         it moves any."""
         before, self._micro_batches = self._micro_batches, micro_batches
-        if (
-            (self._refused and self._budget is None)
-            or not before
-            or self._has_moved_meanwhile(engine)
-            or self._live.is_under_way
-        ):
+        if (self._refused and self._budget is None) or not before or self._goes_on(engine) or self._live.is_under_way:
             return
         try:
             notes = pipeline.notes()
         except InvalidState:  # on all ranks alike: the batch before has failed
             return
+        self._note_rates(max(note[0] for note in notes))
         parts = stage_module.parts_of(engine.module)
         if self._parts != parts or (self._decider is not None and self._decider.parts != parts):
             self._decider = None  # somebody has moved layers by hand
@@ -100,6 +98,7 @@ class StageWatch:
     ) -> LayerLook | None:
         """None while not all is known."""
         sizes, parts = [int(size) for size in found[_SIZE]], self._parts
+        self._sizes = sizes
         costs, pipe = None, None
         if self._budget is not None:
             costs, pipe = self._costs(engine, found), self._pipe(engine.module, notes, micro_batches)
@@ -111,15 +110,23 @@ class StageWatch:
                 self._decider.pin(parts)
         elif self._decider is None:
             self._decider = LayerDecider(parts, sizes, _FIRST_LINK, micro_batches)
-        if self._moved_bytes:
-            self._decider.set_link(self._moved_bytes / max(*(note[0] for note in notes), 1e-6))
-            self._moved_bytes = 0
+        self._decider.set_rates(self._rates)
+        moves_live = not self._live.why_never(engine.module, optimizer_parts.of_engine(engine))
         if isinstance(self._decider, KindDecider):
             assert costs is not None and pipe is not None
             self._decider.set_pipe(pipe)
-            return self._decider.after_batch(costs, trained)
+            return self._decider.after_batch(costs, trained, moves_live)
         seconds = [forward + backward for forward, backward in zip(found[_FORWARD], found[_BACKWARD])]
-        return self._decider.after_batch(seconds, trained=trained)
+        return self._decider.after_batch(seconds, trained, moves_live)
+
+    def _note_rates(self, seconds: float) -> None:
+        """seconds: that a move took of the slowest rank; 0: the batch before followed none."""
+        if seconds <= 0:
+            return
+        if self._drained_bytes:
+            self._rates = self._rates._replace(link=self._drained_bytes / seconds)
+        else:
+            self._rates = self._rates._replace(commit_s=seconds)
 
     def _pipe(self, module: Any, notes: Sequence[Sequence[float]], micro_batches: int) -> Pipe | None:
         """What is in flight is known with the second batch."""
@@ -186,49 +193,59 @@ class StageWatch:
     def report(self) -> dict[str, Any]:
         """For `sluice.stats`."""
         newest = {} if self.newest is None else self.newest._asdict()
-        return {"moves": self._num_moves, **({"refused": self._refused} if self._refused else {}), **newest}
+        counts = {"moves": self._num_moves, "batches_moving": self._num_steps, **self._rates._asdict()}
+        return {**counts, **({"refused": self._refused} if self._refused else {}), **newest}
 
-    def _has_moved_meanwhile(self, engine: Any) -> bool:
-        """Whether layers arrived during the batch before, of which nobody knows then how long they took."""
-        look = self._arriving
-        if look is None or self._live.is_under_way:
+    def _goes_on(self, engine: Any) -> bool:
+        """Whether layers arrived during the batch before, of which nobody knows then how long they took. The next step
+        sets out, if there is one."""
+        if not self._steps or self._live.is_under_way:
             return False
-        self._arriving = None
-        if look.parts != stage_module.parts_of(engine.module):
+        arrived, *to_come = self._steps
+        self._steps = []
+        if arrived != stage_module.parts_of(engine.module):  # the batch has failed
             return False
-        self._count(look, self._live.exposed_s)
+        self._note_move(self._live.exposed_s, 0)
+        self._num_steps += 1
+        self._num_moves += not to_come
+        if to_come and not self._sets_out(engine, to_come):
+            self._drain(engine, to_come[-1])
         return True
 
-    def _count(self, look: LayerLook, seconds: float) -> None:
-        self._num_moves += 1
-        self._moved_bytes, self._move_s = look.moved_bytes, seconds
+    def _note_move(self, seconds: float, drained_bytes: int) -> None:
+        self._move_s, self._drained_bytes = seconds, drained_bytes
 
     def _move(self, engine: Any, look: LayerLook) -> None:
+        if not look.steps or not self._sets_out(engine, look.steps):
+            self._drain(engine, look.parts)
+
+    def _drain(self, engine: Any, parts: tuple[int, ...]) -> None:
+        """The layers go before the next batch."""
         begun, begin_ns = time.perf_counter(), time.monotonic_ns()
-        if self._sets_out(engine, look):
-            return
+        before = stage_module.parts_of(engine.module)
         try:
-            moved = moving_layers.move(engine, look.parts, self._wait_s)
+            moved = moving_layers.move(engine, parts, self._wait_s)
         except UnsupportedError as error:  # on all ranks alike, and nothing has moved
             if isinstance(self._decider, KindDecider):
-                self._decider.pin(self._parts)
+                self._decider.pin(before)
             if not self._refused and dist.get_rank() == 0:
                 print(f"[sluice] WARNING: layers stay on their stages: {error.message}", file=sys.stdout, flush=True)
             self._refused = error.message
             return
-        self._count(look, time.perf_counter() - begun)
-        left = look.moved_bytes // dist.get_world_size()  # of this rank, as if each had given as much
+        self._num_moves += 1
+        self._note_move(time.perf_counter() - begun, busiest_bytes_of(before, parts, self._sizes))
+        left = (
+            moved_bytes_of(before, parts, self._sizes) // dist.get_world_size()
+        )  # of this rank, as if each had given as much
         trace.keep_move("layers", "the pipeline", begin_ns, len(moved), left, 0, self._move_s)
 
-    def _sets_out(self, engine: Any, look: LayerLook) -> bool:
-        """Whether the layers go during the next batch. Alike on all ranks."""
-        if why_no_live_parts(engine.module, look.parts):
-            return False
+    def _sets_out(self, engine: Any, steps: Sequence[tuple[int, ...]]) -> bool:
+        """Whether the layers of the first step go during the next batch. Alike on all ranks."""
         try:
-            self._live.begin(engine, look.parts, self._wait_s)
+            self._live.begin(engine, steps[0], self._wait_s)
         except UnsupportedError:  # which moving between batches will say, or do
             return False
-        self._arriving = look
+        self._steps = list(steps)
         return True
 
 

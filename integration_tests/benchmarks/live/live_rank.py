@@ -17,7 +17,7 @@ from sluice.adapters.deepspeed.pipeline.live_layers import LiveLayers
 from sluice.adapters.torch import Migration
 from sluice.planning.layer_moves import best_parts, slowest_stage
 
-from integration_tests.benchmarks.live import live_work
+from integration_tests.benchmarks.live import live_changes, live_work
 from integration_tests.benchmarks.live.live_work import Clock
 from integration_tests.benchmarks.measuring import launch
 from integration_tests.benchmarks.measuring.rank import Rank, seconds_of
@@ -141,7 +141,7 @@ def decided(plan: dict[str, Any]) -> dict[str, Any]:
     """Layers whose times change again and again, on stages that move them by themselves, and on stages that do not."""
     layers, batches = plan["layers"], plan["batches"]
     Clock.seconds = [plan["base_s"]] * layers
-    every = list(live_work.changes(layers, plan["base_s"]))[: plan["changes"]]
+    every = list(live_changes.changes(layers, plan["base_s"]))[: plan["changes"]]
     still = Trainer(plan, [plan["weights"]] * layers, {"policy": "1f1b_hint"})
     uniform = still.parts
     still.train()
@@ -192,7 +192,7 @@ def noise(plan: dict[str, Any], own: Trainer, layers: int) -> dict[str, Any]:
         own.train()
     before = own.stats()["layers"]["moves"]
     for number in range(plan["noise_batches"]):
-        Clock.seconds = live_work.noisy(even, number, 0.1)
+        Clock.seconds = live_changes.noisy(even, number, 0.1)
         own.train()
         report(number, plan["noise_batches"], "noise")
     return {"noise_moves": own.stats()["layers"]["moves"] - before, "noise_batches": plan["noise_batches"]}

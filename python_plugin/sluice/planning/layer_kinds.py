@@ -20,7 +20,17 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from . import stages
-from .layer_moves import NEAR, LayerLook, MoveOptions, Trained, moved_bytes_of
+from .layer_moves import (
+    NEAR,
+    LayerLook,
+    MoveOptions,
+    MoveRates,
+    Price,
+    Trained,
+    moved_bytes_of,
+    priced,
+    trains_enough,
+)
 from .layer_times import LayerTimes
 from .placement import move_verdict
 from .stages import Layer, Link, Plan, Problem
@@ -128,7 +138,7 @@ class KindDecider:
     def __init__(self, way: Way, pipe: Pipe, link: float, options: MoveOptions = MoveOptions()) -> None:
         self.way = way
         self.num_moves = 0
-        self._pipe, self._link, self._options = pipe, link, options
+        self._pipe, self._rates, self._options = pipe, MoveRates(link), options
         layers = way.parts[-1]
         self._seconds, self._again = LayerTimes(layers), LayerTimes(layers)
         self._held: deque[tuple[list[int], list[int]]] = deque(maxlen=_REMEMBERED)
@@ -142,9 +152,9 @@ class KindDecider:
         """In force."""
         return self.way.parts
 
-    def set_link(self, link: float) -> None:
-        """Bytes a second, as a move has shown."""
-        self._link = link
+    def set_rates(self, rates: MoveRates) -> None:
+        """As moves have shown them."""
+        self._rates = rates
 
     def set_pipe(self, pipe: Pipe) -> None:
         """As the newest batch has shown it."""
@@ -154,9 +164,9 @@ class KindDecider:
         """The layers lie so, since they could not move, and stay: what runs again may still change."""
         self.way, self._is_pinned, self._has_chosen = Way(parts, self.way.rerun), True, False
 
-    def after_batch(self, costs: Costs, trained: Trained | None = None) -> LayerLook:
+    def after_batch(self, costs: Costs, trained: Trained | None = None, moves_live: bool = True) -> LayerLook:
         """After each batch, with what it has measured, alike on all ranks. The caller puts the way in force that the
-        look has: the decider takes it for that."""
+        look has: the decider takes it for that. moves_live: whether layers can move during a batch."""
         if self._since_move >= 0:
             self._since_move += 1
         self._seconds.add(costs.seconds)
@@ -167,11 +177,14 @@ class KindDecider:
         now = price(costs, self._pipe, self.way)
         own = best_kinds(costs, self._pipe, self.parts)
         target = self._target(costs, trained)
+        change = self._change(costs, target[1].way, trained, moves_live) if target else Price((), 0.0, 0.0)
         if own is None:
-            return self._take(target[1], "to_fit", costs, now) if target else self._look("over_budget", costs, now, now)
-        verdict = self._move_verdict(costs, own, target[0] if target else own)
+            if target is None:
+                return self._look("over_budget", costs, now, now)
+            return self._take(target[1], "to_fit", costs, now, change)
+        verdict = self._move_verdict(own, target[0] if target else own, change)
         if target is not None and verdict == "pays":
-            return self._take(target[1], verdict, costs, now)
+            return self._take(target[1], verdict, costs, now, change)
         if not now.fits or not self._has_chosen:
             return self._take(own, verdict if now.fits else "to_fit", costs, now)
         return self._relax(verdict, costs, now)
@@ -185,8 +198,10 @@ class KindDecider:
             return self._look(verdict, costs, now, now)
         return self._take(calm, verdict, costs, now)
 
-    def _take(self, found: Priced, verdict: str, costs: Costs, now: Priced) -> LayerLook:
+    def _take(self, found: Priced, verdict: str, costs: Costs, now: Priced, change: Price | None = None) -> LayerLook:
         look, way = self._look(verdict, costs, now, found), found.way
+        if change is not None:
+            look = look._replace(steps=change.steps, live_s=change.live_s, drained_s=change.drained_s)
         self._is_faster, self._has_chosen = 0, way.parts == self.parts  # once layers have arrived there is more room
         if way.parts != self.parts:
             self._since_move, self.num_moves = 0, self.num_moves + 1
@@ -198,12 +213,38 @@ class KindDecider:
         moved = moved_bytes_of(self.parts, parts, costs.resident)
         return LayerLook(verdict, now.slowest, then.slowest, parts, moved, tuple(sorted(rerun)))
 
-    def _move_verdict(self, costs: Costs, own: Priced, goal: Priced) -> str:
+    def _change(self, costs: Costs, way: Way, trained: Trained | None, moves_live: bool) -> Price:
+        """The cheaper way to these parts, with what runs again on the way."""
+        seconds = [costs.seconds[n] + (costs.again[n] if n in way.rerun else 0.0) for n in range(way.parts[-1])]
+        enough = trains_enough(trained)
+
+        def allows(stage: int, before: tuple[int, int], after: tuple[int, int]) -> bool:
+            if enough is not None and not enough(stage, before, after):
+                return False
+            return before == after or self._bytes_of_both(costs, way, stage, before, after) <= self._pipe.budget
+
+        sizes, count = costs.resident, self._pipe.micro_batches
+        return priced(self.parts, way.parts, seconds, sizes, self._rates, count, allows, moves_live)
+
+    def _bytes_of_both(
+        self, costs: Costs, way: Way, stage: int, before: tuple[int, int], after: tuple[int, int]
+    ) -> int:
+        """Bytes of a stage during a batch in which it has these layers and those: each micro-batch may run all."""
+        layers = range(min(before[0], after[0]), max(before[1], after[1]))
+        held = sum(costs.rerun[n] if n in way.rerun else costs.kept[n] for n in layers)
+        working = max([0, *(costs.kept[n] - costs.rerun[n] for n in layers if n in way.rerun)])
+        given = max([0, *costs.output[max(layers[0] - 1, 0) : max(before[0], after[0])]])
+        handed_on = max(costs.output[min(before[1], after[1]) - 1 : layers[-1] + 1])
+        return (
+            sum(costs.resident[n] for n in layers) + self._pipe.in_flight[stage] * (held + handed_on) + working + given
+        )
+
+    def _move_verdict(self, own: Priced, goal: Priced, change: Price) -> str:
         is_unsure = self._seconds.is_settling()
         verdict = move_verdict(
             own.slowest * self._pipe.micro_batches,
             goal.slowest * self._pipe.micro_batches,
-            moved_bytes_of(self.parts, goal.way.parts, costs.resident) / self._link,
+            change.seconds,
             self._options.unsure if is_unsure else self._options.horizon,
             self._options.least_gain,
             self._since_move,

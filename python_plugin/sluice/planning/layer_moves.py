@@ -5,12 +5,15 @@ Every rank that knows the same times of layers decides alike, without a word. A 
 the slowest one sets the pace: `micro_batches` times in a batch. Layers move where that pays, by
 `sluice_planner_move_verdict`: gain over the horizon above the cost, and no smaller than noise.
 
+A change of the partition is put in force between two batches, after a drain, or in steps, each during a batch. The
+cheaper of both is taken: see `priced`.
+
 Source: chains by dynamic programming (PipeDream, SOSP 2019); layers that move while training: vPipe (TPDS 2022).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -58,6 +61,9 @@ class LayerLook(NamedTuple):
     parts: tuple[int, ...]  # to put in force; those in force where nothing moves
     moved_bytes: int
     recomputed: tuple[int, ...] = ()  # layers that run again, to put in force
+    steps: tuple[tuple[int, ...], ...] = ()  # partitions by batch, up to `parts`; empty: between two batches
+    live_s: float = 0.0  # price of these steps; 0: no steps lead there
+    drained_s: float = 0.0  # price of the move between two batches
 
 
 def slowest_stage(seconds: Sequence[float], parts: Sequence[int]) -> float:
@@ -145,9 +151,109 @@ def _fewest_moved(
     return (*least[layers][2], layers)
 
 
+# ---- how a partition is put in force ----
+
+Allows = Callable[[int, tuple[int, int], tuple[int, int]], bool]
+"""Whether a stage may go from one range of layers to another during a batch, in which it has both."""
+
+
+class Price(NamedTuple):
+    """Seconds that a change of the partition takes of the training. steps: empty where a drain is cheaper or due."""
+
+    steps: tuple[tuple[int, ...], ...]
+    live_s: float  # 0: no steps lead there
+    drained_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Of the way that is taken."""
+        return self.live_s if self.steps else self.drained_s
+
+
+class MoveRates(NamedTuple):
+    """link: bytes a second that a stage sends, and gets at the same time; commit_s: what a step takes in addition to
+    its batch."""
+
+    link: float
+    commit_s: float = 0.0
+
+
+def towards(
+    parts: Sequence[int], target: Sequence[int], seconds: Sequence[float], allows: Allows | None = None
+) -> tuple[int, ...]:
+    """The partition on the way from `parts` to `target` that one batch can reach and that leaves the least of the way:
+    runs of layers pass to the neighbouring stage, and every stage keeps one of its layers, which the rules of
+    `sluice_layer_move_*` require. Its slowest stage is no slower than that of `parts`. Empty: there is none, and a
+    drain is due. Pure."""
+    sums, stages = [0.0, *accumulate(seconds)], len(parts) - 1
+    limit = slowest_stage(seconds, parts) * (1 + 1e-9)  # sums of the same layers differ by rounding
+    # By where a stage begins: how far bounds still have to go, the slowest stage before it, and where stages begin.
+    found: dict[int, tuple[int, float, tuple[int, ...]]] = {0: (0, 0.0, ())}
+    for stage in range(stages):
+        least: dict[int, tuple[int, float, tuple[int, ...]]] = {}
+        for end in _reached(parts, target, stage + 1):
+            for begin, (left, slowest, bounds) in found.items():
+                took = sums[end] - sums[begin] if end > begin else float("inf")
+                if took > limit or (allows and not allows(stage, (parts[stage], parts[stage + 1]), (begin, end))):
+                    continue
+                new = left + abs(target[stage + 1] - end), max(slowest, took), (*bounds, begin)
+                least[end] = min(least.get(end, new), new)
+        found = least
+    best = (*found[parts[-1]][2], parts[-1]) if parts[-1] in found else tuple(parts)
+    return best if best != tuple(parts) else ()
+
+
+def _reached(parts: Sequence[int], target: Sequence[int], cut: int) -> range:
+    """Where a batch can bring a bound on its way: the stages at both sides keep a layer."""
+    now = parts[cut]
+    if cut == len(parts) - 1:
+        return range(now, now + 1)
+    least, most = max(min(now, target[cut]), parts[cut - 1] + 1), min(max(now, target[cut]), parts[cut + 1] - 1)
+    return range(least, most + 1)
+
+
+def steps_to(
+    parts: Sequence[int], target: Sequence[int], seconds: Sequence[float], allows: Allows | None = None
+) -> tuple[tuple[int, ...], ...]:
+    """The partitions of successive batches that end in `target`, by `towards`. Empty: a drain is due. Pure."""
+    steps: list[tuple[int, ...]] = []
+    now = tuple(parts)
+    while now != tuple(target):
+        now = towards(now, target, seconds, allows)
+        if not now:
+            return ()
+        steps.append(now)
+    return tuple(steps)
+
+
+def priced(
+    parts: Sequence[int],
+    target: Sequence[int],
+    seconds: Sequence[float],
+    sizes: Sequence[int],
+    rates: MoveRates,
+    micro_batches: int,
+    allows: Allows | None = None,
+    moves_live: bool = True,
+) -> Price:
+    """The cheaper way to `target`. A drain takes the bytes over the link, while nothing else runs. In steps, each batch
+    takes what its partition is slower than the target, the seconds by which its bytes travel longer than it runs, and
+    the commit. moves_live: whether layers can move during a batch at all. Pure."""
+    drained = busiest_bytes_of(parts, target, sizes) / rates.link
+    steps = steps_to(parts, target, seconds, allows) if moves_live else ()
+    if not steps:
+        return Price((), 0.0, drained)
+    live, after = 0.0, slowest_stage(seconds, target)
+    for old, new in zip((parts, *steps), steps):
+        now = slowest_stage(seconds, old)
+        travels = busiest_bytes_of(old, new, sizes) / rates.link
+        live += (now - after) * micro_batches + max(0.0, travels - now * micro_batches) + rates.commit_s
+    return Price(steps if live < drained else (), live, drained)
+
+
 class LayerDecider:
     """The layers of one pipeline. parts: in force; sizes: bytes of all that moves with each layer; link: bytes a second
-    between two stages, all in one at a time."""
+    that a stage sends, and gets at the same time, until `set_rates` is called."""
 
     def __init__(
         self,
@@ -161,19 +267,21 @@ class LayerDecider:
             raise BadInput(f"parts are {list(parts)}: each of the stages needs a layer, and all of {len(sizes)} lie")
         self.parts = tuple(parts)
         self.num_moves = 0  # times that layers have moved
-        self._sizes, self._link, self._micro_batches = list(sizes), link, micro_batches
+        self._sizes, self._rates, self._micro_batches = list(sizes), MoveRates(link), micro_batches
         self._options = options
         self._times = LayerTimes(len(sizes))
         self._since_move = -1
 
-    def set_link(self, link: float) -> None:
-        """Bytes a second, as a move has shown."""
-        self._link = link
+    def set_rates(self, rates: MoveRates) -> None:
+        """As moves have shown them."""
+        self._rates = rates
 
-    def after_batch(self, seconds: Sequence[float], trained: Trained | None = None) -> LayerLook:
+    def after_batch(
+        self, seconds: Sequence[float], trained: Trained | None = None, moves_live: bool = True
+    ) -> LayerLook:
         """After each batch, with what one micro-batch of it took in each layer, forward and backward, the same numbers
         on all ranks. The caller moves the layers where the look has other parts; the decider takes them for moved.
-        trained: None: all of each layer."""
+        trained: None: all of each layer; moves_live: whether layers can move during a batch."""
         if self._since_move >= 0:
             self._since_move += 1
         self._times.add(seconds)
@@ -185,10 +293,14 @@ class LayerDecider:
         planned = best_parts(means, self.parts, self._sizes, trained) or self.parts
         then = slowest_stage(means, planned)
         moved = moved_bytes_of(self.parts, planned, self._sizes)
+        way = priced(
+            *(self.parts, planned, means, self._sizes, self._rates, self._micro_batches),
+            *(trains_enough(trained), moves_live),
+        )
         verdict = move_verdict(
             now * self._micro_batches,
             then * self._micro_batches,
-            moved / self._link,
+            way.seconds,
             self._options.unsure if is_unsure else self._options.horizon,
             self._options.least_gain,
             self._since_move,
@@ -196,10 +308,34 @@ class LayerDecider:
         )
         if is_unsure and verdict == "costs_more":
             verdict = "settling"
+        look = LayerLook(verdict, now, then, self.parts, moved)
         if verdict == "pays":
             self.parts, self._since_move = planned, 0
             self.num_moves += 1
-        return LayerLook(verdict, now, then, self.parts, moved)
+            return look._replace(parts=planned, steps=way.steps, live_s=way.live_s, drained_s=way.drained_s)
+        return look
+
+
+def trains_enough(trained: Trained | None) -> Allows | None:
+    """Whether a stage of a step has what it needs of what is trained."""
+    if trained is None:
+        return None
+    return lambda stage, before, after: not trained.missing(*after, before)
+
+
+def busiest_bytes_of(old: Sequence[int], new: Sequence[int], sizes: Sequence[int]) -> int:
+    """What the stage that sends most, or gets most, of the layers that move sends or gets of them."""
+    stages = len(old) - 1
+    sent, got = [0] * stages, [0] * stages
+    sources, targets = (
+        [stage for stage, (begin, end) in enumerate(zip(parts, parts[1:])) for _ in range(begin, end)]
+        for parts in (old, new)
+    )
+    for source, target, size in zip(sources, targets, sizes):
+        if source != target:
+            sent[source] += size
+            got[target] += size
+    return max(sent + got)
 
 
 def moved_bytes_of(old: Sequence[int], new: Sequence[int], sizes: Sequence[int]) -> int:

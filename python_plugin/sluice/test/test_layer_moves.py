@@ -6,11 +6,23 @@ from __future__ import annotations
 
 import itertools
 import random
+import runpy
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from sluice.planning.errors import BadInput
-from sluice.planning.layer_moves import LayerDecider, LayerLook, Trained, best_parts, slowest_stage
+from sluice.planning.layer_moves import (
+    LayerDecider,
+    LayerLook,
+    MoveRates,
+    Trained,
+    best_parts,
+    priced,
+    slowest_stage,
+    steps_to,
+    towards,
+)
 from sluice.planning.layer_times import LayerTimes
 
 LINK = 1e9  # bytes a second
@@ -220,3 +232,90 @@ def test_Decider_FrozenOrCheapBackwards_NeverLeavesABestPartition(
         assert stays.after_batch(seconds).parts == parts
         goes.after_batch(seconds)
     assert slowest_stage(seconds, goes.parts) == best
+
+
+def _benchmark_changes(layers: int) -> Iterator[list[float]]:
+    """As integration_tests/benchmarks/live draws them."""
+    path = Path(__file__).resolve().parents[3] / "integration_tests/benchmarks/live/live_changes.py"
+    yield from runpy.run_path(str(path))["changes"](layers, 0.009)
+
+
+def _reachable(old: Sequence[int], new: Sequence[int]) -> bool:
+    """Whether a batch can lead there: every stage keeps a layer."""
+    return all(max(a, c) < min(b, d) for a, b, c, d in zip(old, old[1:], new, new[1:]))
+
+
+def test_Towards_SmallChains_IsTheNearestStepOfExhaustiveSearch() -> None:
+    draw, drains, several = random.Random(5), 0, 0
+    for _ in range(300):
+        layers = draw.randint(3, 9)
+        stages = draw.randint(2, min(4, layers))
+        seconds = [draw.choice((1.0, 2.0, 3.0, 5.0, 8.0)) for _ in range(layers)]
+        every = [(0, *cuts, layers) for cuts in itertools.combinations(range(1, layers), stages - 1)]
+        old, target = draw.choice(every), draw.choice(every)
+        limit = draw.choice((2, layers))  # layers of a stage that has both ranges
+        allowed = [
+            new
+            for new in every
+            if new != old
+            and _reachable(old, new)
+            and all(min(a, b) <= n <= max(a, b) for a, b, n in zip(old, target, new))
+            and slowest_stage(seconds, new) <= slowest_stage(seconds, old)
+            and all(max(b, d) - min(a, c) <= limit for a, b, c, d in zip(old, old[1:], new, new[1:]))
+        ]
+        found = towards(
+            old, target, seconds, lambda _, was, then, most=limit: max(was[1], then[1]) - min(was[0], then[0]) <= most
+        )
+        assert (found != ()) == (allowed != []), (old, target)
+        drains += not allowed
+        several += len(allowed) > 1
+        if found:
+            left = [sum(abs(n - t) for n, t in zip(new, target)) for new in (found, *allowed)]
+            assert found in allowed and left[0] == min(left)
+    assert drains > 50 and several > 30
+
+
+def test_Steps_DrawnChangesOfTheBenchmark_TakeThreeBatchesAtMostAndAreNeverSlower() -> None:
+    parts: tuple[int, ...] = (0, 6, 12, 18, 24)
+    counts = []
+    for seconds in _benchmark_changes(24):
+        target = best_parts(seconds, parts, [SIZE] * 24)
+        steps = steps_to(parts, target, seconds)
+        if target != parts:
+            counts.append(len(steps))
+            assert steps[-1] == target
+        for old, new in zip((parts, *steps), steps):
+            assert _reachable(old, new)
+            assert slowest_stage(seconds, new) <= slowest_stage(seconds, old) * (1 + 1e-9)
+            assert _batch(seconds, new, 8) <= 1.01 * _batch(seconds, old, 8)  # filling and draining count too
+        parts = target
+    assert sorted(counts) == [1] * 13 + [2] * 12 + [3] * 4
+
+
+def test_Priced_DrawnChanges_TheCheaperWayIsTaken() -> None:
+    """By the size of a layer: small layers drain, large ones move during batches."""
+    live = {}
+    for size in (1 << 20, 16 << 20, 64 << 20):
+        parts: tuple[int, ...] = (0, 6, 12, 18, 24)
+        found = []
+        for seconds in _benchmark_changes(24):
+            target = best_parts(seconds, parts, [size] * 24)
+            way = priced(parts, target, seconds, [size] * 24, MoveRates(125e6), 8)
+            if target != parts:
+                assert way.seconds == min(way.live_s, way.drained_s) and way.live_s > 0
+                assert priced(parts, target, seconds, [size] * 24, MoveRates(125e6), 8, moves_live=False).steps == ()
+                found.append(bool(way.steps))
+            parts = target
+        live[size] = sum(found) / len(found)
+    print(live)
+    assert live[1 << 20] == 0.0 and live[1 << 20] < live[16 << 20] < live[64 << 20]
+
+
+def test_Priced_TwoStages_IsTheSumOfItsParts() -> None:
+    """Layers of 4, 4, 1, ..., from 10 a micro-batch to 8: two layers of 100 bytes, four micro-batches."""
+    seconds, sizes = [4.0, 4.0, *[1.0] * 6], [100] * 8
+    for link, wanted in ((100.0, 2.0), (10.0, 20.0), (1.0, 200.0)):
+        way = priced((0, 4, 8), (0, 2, 8), seconds, sizes, MoveRates(link, 0.5), 4)
+        assert way.drained_s == wanted
+        assert way.live_s == pytest.approx(8.0 + max(0.0, wanted - 40.0) + 0.5)
+        assert way.steps == (((0, 2, 8),) if way.live_s < wanted else ())

@@ -65,7 +65,7 @@ int sluice_shape_chunks_by_experts(const sluice_shape_t* shape, int32_t num_chun
                                       .chunking = c->chunking,
                                       .num_experts = c->num_experts,
                                       .world_size = shape->world_size,
-                                      .deduplicate = c->deduplicate,
+                                      .deduplicate = sluice_shape_is_deduplicated(shape),
                                       .restore_input = sluice_restore_of(c->restore_input),
                                       .restore_pre_activation = sluice_restore_of(c->restore_pre_activation)};
   return sluice_shape_capacity(shape) == 0 && !shape->on_device_memory && !c->reuse &&

@@ -47,7 +47,8 @@ const char* sluice_deduplicate_word(int64_t deduplicate) {
   static const char* const words[] = {[SLUICE_DEDUPLICATE_NONE] = "none",
                                       [SLUICE_DEDUPLICATE_RANKS] = "ranks",
                                       [SLUICE_DEDUPLICATE_NODES] = "nodes",
-                                      [SLUICE_DEDUPLICATE_ADAPTIVE] = "adaptive"};
+                                      [SLUICE_DEDUPLICATE_ADAPTIVE] = "adaptive",
+                                      [SLUICE_DEDUPLICATE_ANY] = "any"};
   return word_of(words, COUNT(words), deduplicate);
 }
 

@@ -65,7 +65,7 @@ static sluice_status_t add_leanest(const sluice_neighbour_t* neighbour, const sl
                                    const sluice_plan_inputs_t* inputs, sluice_plan_bytes_t* most) {
   sluice_plan_problem_t problem = *of_another;
   problem.shape = neighbour->shape;
-  sluice_shape_take_levels(&problem.shape, 0);
+  sluice_shape_take_deduplication(&problem.shape, sluice_shape_deduplication(&problem.shape));
   problem.price = NULL, problem.is_pinned = NULL, problem.user = NULL, problem.room = NULL, problem.beside = NULL;
   sluice_plan_inputs_t lean = *inputs;
   sluice_plan_inputs_take_shape(&lean, &problem.shape);

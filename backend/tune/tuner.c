@@ -24,9 +24,10 @@
 
 static double predict_of(const sluice_tuner_table_t* table, int64_t rows, int32_t num_chunks, int32_t wgrad_mode,
                          int32_t direction, int32_t form) {
-  const int32_t grouped = form == SLUICE_FORM_GROUPED;
+  const int32_t grouped = form == SLUICE_FORM_GROUPED || (table->groups_always && form != SLUICE_FORM_TWO_LEVELS);
   sluice_workload_t work = table->work;
   if (form == SLUICE_FORM_TWO_LEVELS) work.deduplicate = SLUICE_DEDUPLICATE_NODES;
+  if (form == SLUICE_FORM_COPIES) work.deduplicate = SLUICE_DEDUPLICATE_RANKS;
   double tokens = (double)rows / (work.skew * work.top_k);
   work.num_tokens = tokens < 1 ? 1 : (int64_t)tokens;
   const sluice_restore_set_t* set = &sluice_restore_sets[table->restore_set]; /* 0: as for layers without a plan */
@@ -39,14 +40,12 @@ static double predict_of(const sluice_tuner_table_t* table, int64_t rows, int32_
 }
 
 static double predict(void* user, int64_t rows, int32_t num_chunks, int32_t wgrad_mode, int32_t direction) {
-  const sluice_tuner_table_t* table = user;
-  const int32_t form = table->groups_always ? SLUICE_FORM_GROUPED : SLUICE_FORM_PLAIN;
-  return predict_of(table, rows, num_chunks, wgrad_mode, direction, form);
+  return predict_of(user, rows, num_chunks, wgrad_mode, direction, SLUICE_FORM_PLAIN);
 }
 
-static double predict_other(void* user, int64_t rows, int32_t num_chunks, int32_t wgrad_mode, int32_t direction) {
-  const sluice_tuner_table_t* table = user;
-  return predict_of(table, rows, num_chunks, wgrad_mode, direction, table->other_form);
+static double predict_other(void* user, int64_t rows, int32_t num_chunks, int32_t wgrad_mode, int32_t direction,
+                            int32_t form) {
+  return predict_of(user, rows, num_chunks, wgrad_mode, direction, form);
 }
 
 /* The experts that get rows from a chunk, on the average rank and not on this one, since all ranks must predict the
@@ -87,13 +86,12 @@ static void decided_form(void* user, const sluice_grouping_decision_t* d) {
       .runner_up_seconds = d->single_seconds,
       .num_raced = d->num_raced,
   };
-  sluice_tuner_record(table->tuner,
-                      &(sluice_decision_t){.layer = table->layer,
-                                           .work = table->work,
-                                           .what = what,
-                                           .chosen = plan_of_pick(&table->search, d->pick),
-                                           .second = plan_of_pick(&table->search, d->single_pick),
-                                           .form = d->is_grouped ? table->other_form : SLUICE_FORM_PLAIN});
+  sluice_tuner_record(table->tuner, &(sluice_decision_t){.layer = table->layer,
+                                                         .work = table->work,
+                                                         .what = what,
+                                                         .chosen = plan_of_pick(&table->search, d->pick),
+                                                         .second = plan_of_pick(&table->search, d->single_pick),
+                                                         .form = d->form});
 }
 
 /* ---- the policy hook ---- */
@@ -130,37 +128,43 @@ static int is_mode_open(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
          may_try_modes(tuner, moe) && !sluice_shape_is_lean(&moe->shape);
 }
 
-/* The alternative form of exchanges. A layer that chooses between levels does not group. */
-static int32_t other_form_of(const sluice_moe_t* moe) {
-  if (moe->context->world_size == 1 || moe->shape.config.reuse || sluice_makes_plans(moe)) return SLUICE_FORM_PLAIN;
-  if (sluice_shape_levels_are_open(&moe->shape)) return SLUICE_FORM_TWO_LEVELS;
-  const int groups = !sluice_shape_has_two_levels(&moe->shape) && sluice_layer_wire(moe) == SLUICE_WIRE_LAYER_DTYPE;
-  return groups ? SLUICE_FORM_GROUPED : SLUICE_FORM_PLAIN;
-}
-
 /* A machine with one kind of link cannot predict two levels. */
 static int may_predict_form(const sluice_tuner_t* tuner, const sluice_moe_t* moe, int32_t form) {
   return sluice_tuner_may_predict(tuner, moe) &&
          (form != SLUICE_FORM_TWO_LEVELS || tuner->machine.ranks_per_node == moe->shape.ranks_per_node);
 }
 
-static void open_form(const sluice_tuner_t* tuner, const sluice_moe_t* moe, sluice_tuner_table_t* table) {
-  static const int32_t least_chunks[] = {1, SLUICE_GROUPED_CHUNKS + 1, 1};
-  /* skew from which the two directions of a link differ enough to try */
-  static const double least_skew[] = {0, 1.15, 0};
-  const int32_t form = other_form_of(moe);
-  table->groups_always = form == SLUICE_FORM_GROUPED && moe->shape.config.grouping == SLUICE_GROUPING_ON;
-  table->other_form = form;
-  const sluice_grouping_config_t config = {
-      .is_open = form == SLUICE_FORM_TWO_LEVELS ||
-                 (form == SLUICE_FORM_GROUPED && moe->shape.config.grouping == SLUICE_GROUPING_ADAPTIVE),
-      .mode = tuner->mode,
-      .least_chunks = least_chunks[form],
-      .least_skew = least_skew[form],
-      .predict = may_predict_form(tuner, moe, form) ? predict_other : NULL,
-      .user = table,
-      .decided = decided_form,
-  };
+/* What is sent of a token is predicted before it runs: rows that need not travel save a link's time and cost that of
+ * sums. Mode PROFILE predicts nothing. */
+static int32_t chooses_copies(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe) {
+  const sluice_tuner_t* tuner = sluice_tuner_of_hook(policy_hook);
+  return tuner->mode != SLUICE_TUNER_PROFILE && sluice_tuner_may_predict(tuner, moe);
+}
+
+static int may_group(const sluice_moe_t* moe) {
+  return !sluice_shape_has_two_levels(&moe->shape) && !sluice_shape_levels_are_open(&moe->shape) &&
+         sluice_layer_wire(moe) == SLUICE_WIRE_LAYER_DTYPE;
+}
+
+static void add_form(sluice_grouping_config_t* config, int32_t form, int32_t least_chunks, double least_skew) {
+  config->forms[config->num_forms++] = (sluice_grouping_form_t){form, least_chunks, least_skew};
+}
+
+/* The alternative forms of exchanges. A layer that chooses between levels alone does not group. */
+static void open_forms(const sluice_tuner_t* tuner, const sluice_moe_t* moe, sluice_tuner_table_t* table) {
+  enum { UNEVEN = 115 }; /* skew in hundredths from which the two directions of a link differ enough to try */
+  const sluice_shape_t* shape = &moe->shape;
+  const int has_forms = moe->context->world_size > 1 && !shape->config.reuse && !sluice_makes_plans(moe);
+  const int groups = has_forms && may_group(moe), copies = has_forms && sluice_shape_copies_are_open(shape);
+  const int knows_nodes = may_predict_form(tuner, moe, SLUICE_FORM_TWO_LEVELS);
+  table->groups_always = groups && shape->config.grouping == SLUICE_GROUPING_ON;
+  sluice_grouping_config_t config = {.mode = tuner->mode, .user = table, .decided = decided_form};
+  if (groups && shape->config.grouping == SLUICE_GROUPING_ADAPTIVE)
+    add_form(&config, SLUICE_FORM_GROUPED, SLUICE_GROUPED_CHUNKS + 1, UNEVEN / 100.0);
+  if (copies) add_form(&config, SLUICE_FORM_COPIES, 1, 0);
+  if (copies ? shape->ranks_per_node > 0 && knows_nodes : has_forms && sluice_shape_levels_are_open(shape))
+    add_form(&config, SLUICE_FORM_TWO_LEVELS, 1, 0);
+  if (config.num_forms > 0 && may_predict_form(tuner, moe, config.forms[0].form)) config.predict = predict_other;
   sluice_grouping_init(&table->grouping, &config);
 }
 
@@ -188,7 +192,7 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
       .decided = restore_set == 0 ? decided : NULL, /* for one strategy: the decision names the best of them */
   };
   sluice_search_init(&table->search, &config);
-  open_form(tuner, moe, table);
+  open_forms(tuner, moe, table);
   for (int32_t i = 0; i < tuner->num_imports; ++i) {
     if (restore_set == 0 && tuner->imports[i].layer == table->layer)
       sluice_tuner_take_import(table, &tuner->imports[i]);
@@ -225,20 +229,21 @@ static sluice_tuner_table_t* next_of(sluice_tuner_table_t* table, int64_t rows, 
 }
 
 static void take(sluice_tuner_table_t* first, sluice_decision_state_t* decision, int64_t rows) {
-  int32_t why = 0, pick = 0, is_other = 0;
+  int32_t why = 0, pick = 0, form = SLUICE_FORM_PLAIN;
   sluice_tuner_table_t* table = next_of(first, rows, &pick, &why);
-  pick = sluice_grouping_next(&table->grouping, &table->search, rows, table->work.skew, pick, &why, &is_other);
-  const sluice_pass_choice_t choice = sluice_tuner_choice_of(table, pick, is_other);
+  pick = sluice_grouping_next(&table->grouping, &table->search, rows, table->work.skew, pick, &why, &form);
+  const sluice_pass_choice_t choice = sluice_tuner_choice_of(table, pick, form);
   if (!sluice_pass_choice_is(&choice, &decision->choice)) sluice_tuner_note_switch(first, decision);
   decision->choice = choice;
   decision->bucket = (uint8_t)(rows < 1 ? 0 : sluice_search_bucket(rows));
   decision->is_settled = why != SLUICE_WHY_ON_TRIAL && why != SLUICE_WHY_NOTHING_YET;
 }
 
-/* Under a budget there are plans; with reuse, strategies; otherwise n, levels, or the mode at a configured n. */
+/* Under a budget there are plans; with reuse, strategies; otherwise n, what is sent of a token, or the mode at a
+ * configured n. */
 static int has_choice(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
   if (sluice_makes_plans(moe) || moe->shape.config.reuse || moe->shape.config.num_chunks == 0) return 1;
-  return sluice_shape_levels_are_open(&moe->shape) || is_mode_open(tuner, moe);
+  return sluice_shape_travel_is_open(&moe->shape) || is_mode_open(tuner, moe);
 }
 
 static sluice_status_t attach(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe,
@@ -311,6 +316,12 @@ static void note_work(sluice_tuner_table_t* first, int64_t tokens, double skew) 
   }
 }
 
+static int32_t form_of(const sluice_moe_t* moe, const sluice_pass_choice_t* choice) {
+  if (sluice_shape_travel_is_open(&moe->shape) && choice->deduplicate != sluice_shape_deduplication(&moe->shape))
+    return choice->deduplicate == SLUICE_DEDUPLICATE_NODES ? SLUICE_FORM_TWO_LEVELS : SLUICE_FORM_COPIES;
+  return choice->grouped && !sluice_shape_levels_are_open(&moe->shape) ? SLUICE_FORM_GROUPED : SLUICE_FORM_PLAIN;
+}
+
 static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sluice_decision_state_t* decision,
                   const sluice_step_report_t* const* reports, int32_t world_size) {
   sluice_tuner_table_t* first = decision->table;
@@ -326,8 +337,8 @@ static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sl
     sluice_lanes_t lanes;
     uint64_t ns = sluice_tuner_slowest(reports, world_size, direction, &pass_rows, &lanes);
     const sluice_pass_report_t* p = &reports[0]->pass[direction];
-    const int is_other = sluice_shape_levels_are_open(&moe->shape) ? p->choice.two_levels : p->choice.grouped;
-    if (ns > 0 && direction == SLUICE_FORWARD && !is_other)
+    const int32_t form = form_of(moe, &p->choice);
+    if (ns > 0 && direction == SLUICE_FORWARD && form == SLUICE_FORM_PLAIN)
       note_forward(sluice_tuner_of_hook(policy_hook), moe, p->choice.num_chunks, pass_rows, &lanes);
     sluice_tuner_table_t* table = table_of(first, p->choice.restore_set);
     if (table == NULL) continue;
@@ -341,8 +352,9 @@ static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sl
       ns = (uint64_t)llround((double)ns * (double)sized / (double)rows);
       pass_rows = sized;
     }
-    sluice_grouping_observe(&table->grouping, direction, pick, is_other, pass_rows, ns);
-    if (is_other && !table->groups_always) { /* the search compares only the plain form */
+    sluice_grouping_observe(&table->grouping, direction, pick, form, pass_rows, ns);
+    const int is_plain = form == SLUICE_FORM_PLAIN || (form == SLUICE_FORM_GROUPED && table->groups_always);
+    if (!is_plain) { /* the search compares only the plain form */
       sluice_search_count_pass(&table->search, (double)ns * 1e-9);
       continue;
     }
@@ -372,6 +384,7 @@ static const sluice_policy_hook_vtable_t vtable = {.destroy = destroy,
                                                    .rates = sluice_tuner_rates,
                                                    .agree = agree,
                                                    .of_size = sluice_tuner_of_size,
+                                                   .chooses_copies = chooses_copies,
                                                    .num_candidates = sluice_tuner_num_candidates,
                                                    .is_pinned = sluice_tuner_is_pinned,
                                                    .choose_plan = sluice_tuner_choose_plan};

@@ -9,7 +9,7 @@
 #include "backend/plan/plan.h"
 
 static void print_decision(const sluice_tuner_t* tuner, const sluice_decision_t* d) {
-  static const char* const forms[] = {"", ", exchanges grouped", ", exchanges in two levels"};
+  static const char* const forms[] = {"", ", exchanges grouped", ", exchanges in two levels", ", deduplicated"};
   const sluice_search_decision_t* w = &d->what;
   char text[512], next[128] = "", policy[128] = "", other[64] = "", part[32] = "", bound[48] = "";
   if (d->budget > 0) snprintf(bound, sizeof bound, " under %llu bytes", (unsigned long long)d->budget);

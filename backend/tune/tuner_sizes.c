@@ -29,14 +29,18 @@ int64_t sluice_tuner_rows_of(const sluice_tuner_table_t* table, int64_t num_toke
   return llround((double)num_tokens * table->work.top_k * (skew > 0 ? skew : table->work.skew));
 }
 
-sluice_pass_choice_t sluice_tuner_choice_of(const sluice_tuner_table_t* table, int32_t pick, int32_t is_other) {
-  const int32_t form = is_other ? table->other_form : SLUICE_FORM_PLAIN;
+static int32_t deduplication_of(const sluice_tuner_table_t* table, int32_t form) {
+  if (form == SLUICE_FORM_TWO_LEVELS) return SLUICE_DEDUPLICATE_NODES;
+  return form == SLUICE_FORM_COPIES ? SLUICE_DEDUPLICATE_RANKS : table->work.deduplicate;
+}
+
+sluice_pass_choice_t sluice_tuner_choice_of(const sluice_tuner_table_t* table, int32_t pick, int32_t form) {
   return (sluice_pass_choice_t){
       .num_chunks = (int16_t)sluice_search_chunks(&table->search, pick),
       .wgrad_mode = (uint8_t)sluice_pick_wgrad(pick),
       .restore_set = (uint8_t)table->restore_set,
       .grouped = form == SLUICE_FORM_GROUPED,
-      .two_levels = form == SLUICE_FORM_TWO_LEVELS,
+      .deduplicate = (uint8_t)deduplication_of(table, form),
   };
 }
 
@@ -48,13 +52,13 @@ void sluice_tuner_of_size(sluice_policy_hook_t* policy_hook, const sluice_moe_t*
   *out_choice = d->choice;
   const int64_t rows = sluice_tuner_rows_of(first, num_tokens);
   if (rows < 1 || sluice_search_bucket(rows) == d->bucket) return;
-  int32_t pick = -1, is_other = 0;
+  int32_t pick = -1, form = SLUICE_FORM_PLAIN;
   if (first->joint != NULL) {
     table = sluice_tuner_strategy_peek(first->joint, rows, &pick);
   } else {
     pick = sluice_search_peek(&first->search, rows);
   }
   if (table == NULL || pick < 0) return;
-  pick = sluice_grouping_peek(&table->grouping, rows, pick, &is_other);
-  *out_choice = sluice_tuner_choice_of(table, pick, is_other);
+  pick = sluice_grouping_peek(&table->grouping, rows, pick, &form);
+  *out_choice = sluice_tuner_choice_of(table, pick, form);
 }

@@ -13,7 +13,7 @@ double sluice_tuner_note_rows(sluice_tuner_table_t* table, int64_t num_tokens, i
 int64_t sluice_tuner_rows_of(const sluice_tuner_table_t* table, int64_t num_tokens);
 
 /* A candidate of the table, in the alternative form or in the plain one. */
-sluice_pass_choice_t sluice_tuner_choice_of(const sluice_tuner_table_t* table, int32_t pick, int32_t is_other);
+sluice_pass_choice_t sluice_tuner_choice_of(const sluice_tuner_table_t* table, int32_t pick, int32_t form);
 
 /* `of_size` of sluice_policy_hook_vtable_t. The decision state was made for the size of an earlier forward. If this
  * forward has another size, it takes what is known of its own: the answer, or a candidate on trial; otherwise that

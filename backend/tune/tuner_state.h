@@ -17,8 +17,8 @@
 #define SLUICE_TUNER_DECISIONS 64 /* the newest ones are kept */
 #define SLUICE_TUNER_RACES     12 /* sets of plans that are kept per kind of layer: those of all sizes, and a few more */
 
-/* Forms of exchanges. A layer may leave one open in addition to the plain one. */
-enum { SLUICE_FORM_PLAIN = 0, SLUICE_FORM_GROUPED = 1, SLUICE_FORM_TWO_LEVELS = 2 };
+/* Forms of exchanges that a layer may leave open in addition to the plain one. */
+enum { SLUICE_FORM_PLAIN = 0, SLUICE_FORM_GROUPED = 1, SLUICE_FORM_TWO_LEVELS = 2, SLUICE_FORM_COPIES = 3 };
 
 /* A decision with its input. */
 typedef struct sluice_decision_s {
@@ -63,7 +63,6 @@ typedef struct sluice_tuner_table_s {
       joint; /* in the first of such tables: all of them (tuner_strategy.h); NULL: only n is open */
   sluice_tuner_skew_t skews[SLUICE_SEARCH_BUCKETS]; /* by routes of the fullest rank; in the first of such tables */
   int32_t groups_always;                            /* as configured: all its passes with enough chunks */
-  int32_t other_form;                               /* SLUICE_FORM_*: the alternative of `grouping` */
   sluice_grouping_t grouping;
   sluice_search_t search;
   struct sluice_tuner_table_s* next;

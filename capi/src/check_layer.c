@@ -396,7 +396,8 @@ sluice_status_t sluice_check_is_exact(const sluice_moe_t* moe, const char* what)
 }
 
 sluice_status_t sluice_check_sends_rows(const sluice_moe_t* moe, const char* what) {
-  if (!moe->shape.config.deduplicate) return SLUICE_OK;
+  const int32_t deduplicate = moe->shape.config.deduplicate;
+  if (deduplicate == SLUICE_DEDUPLICATE_NONE || deduplicate == SLUICE_DEDUPLICATE_ANY) return SLUICE_OK;
   return SLUICE_FAIL(
       SLUICE_E_UNSUPPORTED,
       "%s: layer %d has deduplicate 1, and its parts exchange rows: set it to 0, or call the whole layer "

@@ -141,10 +141,11 @@ static sluice_status_t check_capacity(const sluice_context_t* context, sluice_mo
 /* What is open where token copies travel in place of rows. A single rank sends neither. */
 static sluice_status_t check_deduplicate(const sluice_context_t* context, const sluice_moe_config_t* c) {
   int32_t id = c->layer_id;
-  SLUICE_TRY(SLUICE_REQUIRE(c->deduplicate >= SLUICE_DEDUPLICATE_NONE && c->deduplicate <= SLUICE_DEDUPLICATE_ADAPTIVE,
-                            "layer %d: deduplicate is %d; it must be 0, 1 (by rank), 2 (by node) or 3 (chosen)", id,
-                            c->deduplicate));
-  if (!c->deduplicate) return SLUICE_OK;
+  SLUICE_TRY(SLUICE_REQUIRE(c->deduplicate >= SLUICE_DEDUPLICATE_NONE && c->deduplicate <= SLUICE_DEDUPLICATE_ANY,
+                            "layer %d: deduplicate is %d; it must be 0, 1 (by rank), 2 (by node), 3 (by either) or 4 "
+                            "(chosen)",
+                            id, c->deduplicate));
+  if (c->deduplicate == SLUICE_DEDUPLICATE_NONE || c->deduplicate == SLUICE_DEDUPLICATE_ANY) return SLUICE_OK;
   if (c->deduplicate == SLUICE_DEDUPLICATE_NODES && context->ranks_per_node > 64 &&
       context->ranks_per_node < context->world_size) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,

@@ -147,7 +147,8 @@ void sluice_plan_destroy(sluice_plan_t* plan) {
 static sluice_plan_problem_t problem_of(const sluice_plan_t* plan) {
   sluice_plan_problem_t problem = sluice_layer_plan_problem(plan->moe, 0);
   problem.shape = plan->shape;
-  sluice_shape_take_levels(&problem.shape, plan->data.two_levels);
+  sluice_shape_take_deduplication(
+      &problem.shape, plan->data.two_levels ? SLUICE_DEDUPLICATE_NODES : sluice_shape_deduplication(&plan->shape));
   return problem;
 }
 

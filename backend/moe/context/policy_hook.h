@@ -18,12 +18,12 @@ typedef struct sluice_pass_choice_s {
   uint8_t wgrad_mode;  /* SLUICE_WGRAD_DEFERRED or _PER_CHUNK: of a forward, that of its backward */
   uint8_t restore_set; /* index into sluice_restore_sets: of a layer that reuses buffers without a plan; else 0 */
   uint8_t grouped;     /* exchanges of several chunks are grouped */
-  uint8_t two_levels;  /* tokens travel by node */
+  uint8_t deduplicate; /* SLUICE_DEDUPLICATE_*, where the layer leaves that open */
 } sluice_pass_choice_t;
 
 static inline int sluice_pass_choice_is(const sluice_pass_choice_t* a, const sluice_pass_choice_t* b) {
   return a->num_chunks == b->num_chunks && a->wgrad_mode == b->wgrad_mode && a->restore_set == b->restore_set &&
-         a->grouped == b->grouped && a->two_levels == b->two_levels;
+         a->grouped == b->grouped && a->deduplicate == b->deduplicate;
 }
 
 /* One rank's last training pass of a direction since its last report. */
@@ -82,6 +82,9 @@ typedef struct sluice_policy_hook_vtable_s {
    */
   void (*of_size)(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, int64_t num_tokens,
                   sluice_pass_choice_t* out_choice);
+  /* Optional: whether it chooses if a layer that leaves this open is deduplicated; before `attach`, on all ranks alike.
+   */
+  int32_t (*chooses_copies)(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe);
   /* Under a budget, on all ranks alike: how many plans may race; whether one is fixed already; then, after `agree`, the
    * one of moe->plans for batches of this size that this forward takes. */
   int32_t (*num_candidates)(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe);

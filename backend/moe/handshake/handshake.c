@@ -11,6 +11,7 @@
 #include "backend/base/math.h"
 #include "backend/group/records.h"
 #include "backend/model/pass_sizes.h"
+#include "backend/model/tensors.h"
 #include "backend/model/words.h"
 #include "backend/moe/context/registered_buffers.h"
 #include "backend/moe/handshake/header_buffers.h"
@@ -18,6 +19,11 @@
 
 #define HEADER_MAGIC 0x51ce4845u
 #define HEADER_BYTES SLUICE_HEADER_BYTES
+
+/* n, and what is sent of a token: a rank that bound others before the header has to bind again. */
+enum { BOUND_CHUNKS = 4096 };
+static_assert(SLUICE_MAX_CHUNKS < BOUND_CHUNKS && SLUICE_DEDUPLICATE_NODES * BOUND_CHUNKS < INT16_MAX, "two in a word");
+static int32_t bound_of(int32_t num_chunks, int32_t deduplicate) { return num_chunks + BOUND_CHUNKS * deduplicate; }
 
 /* What the ranks compare before a call: X(type, member, this rank's value, the rest of a sluice_record_field_t). What
  * is compared first explains what follows. A new option of a layer is one row. */
@@ -41,7 +47,7 @@
   X(uint8_t, leanness, leanness_of(moe), .describe = describe_leanness)                                           \
   X(int8_t, wgrad_mode, c->wgrad_mode, .name = "wgrad_mode", .word = sluice_wgrad_word)                           \
   X(uint8_t, callback_experts, c->callback_experts, .name = "callback_experts")                                   \
-  X(uint8_t, deduplicate, c->deduplicate, .name = "deduplicate", .word = sluice_deduplicate_word)                 \
+  X(uint8_t, deduplicate, deduplication_of(c), .name = "deduplicate", .word = sluice_deduplicate_word)            \
   X(uint8_t, wire_dtype, sluice_layer_wire(moe), .name = "wire_dtype of the context", .word = sluice_wire_word)   \
   X(int16_t, ranks_per_node, c->deduplicate >= SLUICE_DEDUPLICATE_NODES ? moe->shape.ranks_per_node : 0,          \
     .name = "ranks_per_node of the context (0: one level)")                                                       \
@@ -54,10 +60,10 @@
   X(int32_t, max_outstanding, context->max_outstanding, .name = "max_outstanding")                                \
   X(uint8_t, repeats, proposal->repeats != 0, .name = "repeats (activation checkpointing runs a forward again)")  \
   X(uint8_t, is_sized, proposal->is_sized, .name = "whether num_chunks is chosen by the number of tokens")        \
-  X(int16_t, num_chunks, proposal->num_chunks, .describe = describe_chunks)                                       \
+  X(int16_t, bound, bound_of(proposal->num_chunks, proposal->deduplicate), .describe = describe_bound)            \
+  X(uint64_t, policy_hook, hook != NULL ? hook->state : 0, .describe = describe_hooks)                            \
   X(uint64_t, kind, moe->kind, .describe = describe_kind)                                                         \
   X(uint64_t, fingerprint, moe->fingerprint, .describe = describe_owners)                                         \
-  X(uint64_t, policy_hook, hook != NULL ? hook->state : 0, .describe = describe_hooks)                            \
   X(uint64_t, comm_hash, proposal->comm_hash, .describe = describe_rows)
 
 typedef struct header_s {
@@ -88,6 +94,11 @@ static_assert(sizeof(header_t) + 16 * 8 * sizeof(int32_t) <= HEADER_BYTES,
 /* Nobody named a mode of weight gradients, and this rank takes the one that holds the fewest bytes, for which 16-bit
  * layers look at whether T_M is restored. */
 enum { IS_LEAN = 1, IS_LEAN_WITH_T_M = 2 };
+
+/* ANY is NONE on a rank that cannot choose (settle_copies), for which policy_hook or kind say why. */
+static int32_t deduplication_of(const sluice_moe_config_t* c) {
+  return c->deduplicate == SLUICE_DEDUPLICATE_ANY ? SLUICE_DEDUPLICATE_NONE : c->deduplicate;
+}
 
 static int32_t leanness_of(const sluice_moe_t* moe) {
   const sluice_shape_t* shape = &moe->shape;
@@ -195,19 +206,21 @@ static int describe_plans(const sluice_record_pair_t* pair, char* text, size_t r
                   (int)sizeof peer->plan_message, or_none(peer->plan_message), rank, or_none(own->plan_message));
 }
 
-/* Of a repetition, and by size, n is still to be found; under a plan it is 0. */
-static int describe_chunks(const sluice_record_pair_t* pair, char* text, size_t room) {
+/* Of a repetition, and by size, n is still to be found; under a plan it is 0. What is sent of a token is chosen by the
+ * same numbers on all ranks. */
+static int describe_bound(const sluice_record_pair_t* pair, char* text, size_t room) {
   HEADERS(pair);
   if (own->repeats || own->is_sized) return 0;
   return snprintf(text, room, "num_chunks is %d on rank %d and %d on rank %d; give all ranks the same",
-                  peer->num_chunks, peer_rank, own->num_chunks, rank);
+                  peer->bound % BOUND_CHUNKS, peer_rank, own->bound % BOUND_CHUNKS, rank);
 }
 
 /* The rest of what a layer's kind is a checksum of. */
 static int describe_kind(const sluice_record_pair_t* pair, char* text, size_t room) {
   return snprintf(
       text, room,
-      "the layer's config on rank %d is not that on rank %d, in restore_input, a list of policies by chunk, "
+      "the layer's config on rank %d is not that on rank %d, in restore_input, deduplicate, a list of policies by "
+      "chunk, "
       "exchange_mode, swiglu_alpha, swiglu_limit or swiglu_offset, or weight_format or weight_block; give all ranks "
       "the "
       "same",
@@ -371,14 +384,19 @@ static void learn(const char* received, int32_t world_size, int32_t rank, sluice
   }
 }
 
+static void take_chunks(const sluice_moe_t* moe, const char* received, const sluice_pass_choice_t* choice,
+                        sluice_handshake_t* out) {
+  out->num_chunks = choice->num_chunks;
+  for (int32_t r = 0; r < moe->context->world_size; ++r) {
+    out->is_uncounted |= header_of(received, r)->bound != bound_of(choice->num_chunks, choice->deduplicate);
+  }
+}
+
 /* Which forward this one repeats: what it is like on every rank. Each had to bind chunks before it knew. Before
  * reports are heard, after which the decision state has the n of the next forward. */
 static void learn_repeated(sluice_moe_t* moe, const char* received, sluice_handshake_t* out) {
   const sluice_replay_forward_t* repeated = sluice_replay_choose(&moe->replay, out->like);
-  out->num_chunks = repeated != NULL ? repeated->choice.num_chunks : moe->decision.choice.num_chunks;
-  for (int32_t r = 0; r < moe->context->world_size; ++r) {
-    out->is_uncounted |= header_of(received, r)->num_chunks != out->num_chunks;
-  }
+  take_chunks(moe, received, repeated != NULL ? &repeated->choice : &moe->decision.choice, out);
 }
 
 /* What all ranks do by the largest T of any. Each had to bind chunks by its own. Before reports are heard, so that
@@ -386,10 +404,7 @@ static void learn_repeated(sluice_moe_t* moe, const char* received, sluice_hands
 static void learn_size(sluice_moe_t* moe, const char* received, sluice_handshake_t* out) {
   moe->context->policy_hook->vtable->of_size(moe->context->policy_hook, moe, out->max_tokens, &out->sized);
   out->is_sized = 1;
-  out->num_chunks = out->sized.num_chunks;
-  for (int32_t r = 0; r < moe->context->world_size; ++r) {
-    out->is_uncounted |= header_of(received, r)->num_chunks != out->num_chunks;
-  }
+  take_chunks(moe, received, &out->sized, out);
 }
 
 /* The reports of all ranks, before the arrays are used again; of this one alone without buffers. */

@@ -23,6 +23,7 @@ typedef struct sluice_proposal_s {
   uint32_t like;     /* what this rank takes it for: sluice_replay_like */
   int32_t is_sized;  /* a forward whose n is open: bound as for this rank's own T, and found by all ranks */
   int32_t num_chunks;
+  int32_t deduplicate; /* of a forward: SLUICE_DEDUPLICATE_* of its pass */
   uint64_t comm_hash;
   /* What of it the message about a difference can name. Forward: whether a backward follows. Backward: bit 0: input
    * gradients; from SLUICE_WISH_WGRAD on SLUICE_WGRAD_CALL_*, where _NONE and _NOW go together: `wants_wgrad`. */
@@ -47,7 +48,8 @@ typedef struct sluice_handshake_s {
   int32_t is_sized; /* of a forward that was proposed so: `sized` says what all ranks do, by max_tokens */
   sluice_pass_choice_t sized;
   int32_t num_chunks;   /* that either then has */
-  int32_t is_uncounted; /* some rank had bound another number of them: all bind that many and exchange counts */
+  int32_t is_uncounted; /* some rank had bound another number of them, or other copies of tokens: all bind these and
+                           exchange counts */
   int32_t wants_wgrad;  /* of a backward: some rank wants weight gradients, now or later */
   int32_t is_alike;     /* the comm_hash of all ranks is the same; else they fail, but for placements */
 } sluice_handshake_t;

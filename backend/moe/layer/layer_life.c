@@ -25,8 +25,10 @@ static uint64_t kind_of(const sluice_moe_t* moe, int32_t world_size) {
   uint64_t hash = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, numbers, sizeof numbers);
   hash = sluice_hash_bytes(hash, swiglu, sizeof swiglu);
   if (c->exchange_mode != SLUICE_EXCHANGE_EXACT) hash = sluice_hash_bytes(hash, exchange, sizeof exchange);
-  const int has_nodes = sluice_shape_has_two_levels(&moe->shape) || sluice_shape_levels_are_open(&moe->shape);
-  const int asks_nodes = c->deduplicate >= SLUICE_DEDUPLICATE_NODES;
+  const int is_any = sluice_shape_copies_are_open(&moe->shape);
+  const int has_nodes = sluice_shape_has_two_levels(&moe->shape) || sluice_shape_levels_are_open(&moe->shape) ||
+                        (is_any && moe->shape.ranks_per_node > 0);
+  const int asks_nodes = c->deduplicate >= SLUICE_DEDUPLICATE_NODES && !is_any;
   const int32_t deduplication = asks_nodes && !has_nodes ? sluice_shape_deduplication(&moe->shape) : c->deduplicate;
   if (deduplication) hash = sluice_hash_bytes(hash, &deduplication, sizeof deduplication);
   if (has_nodes) hash = sluice_hash_bytes(hash, &moe->shape.ranks_per_node, sizeof moe->shape.ranks_per_node);
@@ -71,7 +73,7 @@ void sluice_layer_place(sluice_moe_t* moe, const sluice_expert_placement_t* plac
 static int is_open(const sluice_moe_t* moe) {
   const sluice_moe_config_t* c = &moe->shape.config;
   if (sluice_makes_plans(moe)) return 1;
-  if (c->reuse || sluice_shape_levels_are_open(&moe->shape)) return 1;
+  if (c->reuse || sluice_shape_travel_is_open(&moe->shape)) return 1;
   if (moe->context->world_size == 1) return 0;
   return c->num_chunks == 0 || (c->num_chunks > 1 && c->wgrad_mode == SLUICE_WGRAD_ADAPTIVE);
 }
@@ -80,14 +82,27 @@ static int is_open(const sluice_moe_t* moe) {
 static int32_t ranks_per_node_of(const sluice_context_t* context, const sluice_moe_config_t* c) {
   enum { MOST = 64 }; /* a bit for each rank of a node */
   const int has_one_level = context->rows->is_device || c->reuse || context->ranks_per_node > MOST;
-  return c->deduplicate == SLUICE_DEDUPLICATE_ADAPTIVE && has_one_level ? 0 : context->ranks_per_node;
+  return c->deduplicate >= SLUICE_DEDUPLICATE_ADAPTIVE && has_one_level ? 0 : context->ranks_per_node;
+}
+
+/* Where a layer leaves open whether it is deduplicated, but cannot be or nobody can choose, it is a layer of rows like
+ * any other: nothing races, and its decisions are those of such layers. */
+static void settle_copies(sluice_moe_t* moe) {
+  sluice_moe_config_t* c = &moe->shape.config;
+  const sluice_context_t* context = moe->context;
+  sluice_policy_hook_t* hook = context->policy_hook;
+  const int has_copies = context->world_size > 1 && c->top_k > 1 && !context->rows->is_device && !c->reuse &&
+                         c->exchange_mode == SLUICE_EXCHANGE_EXACT && !sluice_makes_plans(moe);
+  const int is_chosen = hook != NULL && hook->vtable->chooses_copies != NULL && hook->vtable->chooses_copies(hook, moe);
+  if (sluice_shape_copies_are_open(&moe->shape) && !(has_copies && is_chosen)) c->deduplicate = SLUICE_DEDUPLICATE_NONE;
 }
 
 static sluice_status_t take_decision(sluice_moe_t* moe) {
   const sluice_moe_config_t* c = &moe->shape.config;
   sluice_policy_hook_t* policy_hook = moe->context->policy_hook;
-  moe->decision =
-      (sluice_decision_state_t){.choice.num_chunks = (int16_t)(c->num_chunks > 0 ? c->num_chunks : 1), .is_settled = 1};
+  moe->decision = (sluice_decision_state_t){.choice.num_chunks = (int16_t)(c->num_chunks > 0 ? c->num_chunks : 1),
+                                            .choice.deduplicate = (uint8_t)sluice_shape_deduplication(&moe->shape),
+                                            .is_settled = 1};
   if (c->reuse && !sluice_makes_plans(moe)) { /* until somebody knows better: what stores nothing */
     moe->decision.choice.restore_set = SLUICE_NUM_RESTORE_SETS - 1;
     if (c->num_chunks == 0) moe->decision.choice.num_chunks = 2;
@@ -123,6 +138,7 @@ sluice_status_t sluice_layer_begin(sluice_context_t* context, const sluice_moe_c
   moe->context = context;
   sluice_shape_init(&moe->shape, config, policies, context->rank, context->world_size, NULL, context->rows->is_device);
   sluice_shape_set_nodes(&moe->shape, ranks_per_node_of(context, config));
+  settle_copies(moe);
   choose_wgrad_of_adapters(&moe->shape);
   moe->kind = kind_of(moe, context->world_size);
   const sluice_expert_placement_t placement = {.expert_rank = config->expert_rank, .expert_slot = config->expert_slot};

@@ -40,7 +40,8 @@ sluice_plan_problem_t sluice_layer_plan_problem(const sluice_moe_t* moe, int two
       .shares = sluice_context_budget_shares(context),
       .user = (void*)(uintptr_t)moe,
   };
-  sluice_shape_take_levels(&problem.shape, two_levels);
+  sluice_shape_take_deduplication(&problem.shape,
+                                  two_levels ? SLUICE_DEDUPLICATE_NODES : sluice_shape_deduplication(&moe->shape));
   if (context->policy_hook != NULL) problem.price = price, problem.is_pinned = is_pinned;
   return problem;
 }

@@ -16,8 +16,8 @@ typedef struct sluice_strategies_s {
   const struct sluice_pass_lanes_s* lanes;   /* how ops reach their lanes, and whose clock times them: pass/lanes.h */
   const struct sluice_saved_memory_s* saved; /* where saved buffers lie: step/saved_memory.h */
   const struct sluice_travel_s* travel;      /* what travels between ranks: ops/travel.h */
-  /* Of passes in two levels, where a layer chooses between those and one; else NULL. */
-  const struct sluice_strategies_s* two_levels;
+  /* Of its passes by SLUICE_DEDUPLICATE_NONE, _RANKS and _NODES, where a layer leaves that open; else NULL. */
+  const struct sluice_strategies_s* by_deduplication;
 } sluice_strategies_t;
 
 #endif /* SLUICE_BACKEND_MOE_LAYER_STRATEGIES_H_ */

@@ -105,7 +105,7 @@ static sluice_pass_choice_t choice_of(const sluice_pass_t* pass) {
       .wgrad_mode = (uint8_t)(spec->direction == SLUICE_FORWARD ? pass->binding.wgrad_mode : spec->wgrad_mode),
       .restore_set = (uint8_t)restore_set_of(pass),
       .grouped = spec->grouped != 0,
-      .two_levels = sluice_has_two_levels(spec) != 0,
+      .deduplicate = (uint8_t)spec->dedup,
   };
 }
 

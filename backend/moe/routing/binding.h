@@ -36,12 +36,13 @@ typedef struct sluice_binding_s {
   int64_t max_chunk_remote;                 /* of either direction: rows to or from other ranks, whichever is more */
   uint8_t restore_input[SLUICE_MAX_CHUNKS]; /* SLUICE_RESTORE_* by chunk, as forward left the rows */
   uint8_t restore_pre_activation[SLUICE_MAX_CHUNKS];
-  uint8_t plan;       /* of the layer's set, from 1, under which the forward ran; 0: without one */
-  uint8_t wgrad_mode; /* of its backward, whatever is chosen or in force by then */
-  uint8_t shares_act; /* of its passes: where T_ACT and dT_ACT lie, see sluice_template_spec_t */
-  uint8_t grouped;    /* of its passes: exchanges, likewise */
-  uint8_t two_levels; /* of its passes: tokens travel by node */
-  uint64_t adapters;  /* sluice_low_signature of the forward's */
+  uint8_t plan;        /* of the layer's set, from 1, under which the forward ran; 0: without one */
+  uint8_t wgrad_mode;  /* of its backward, whatever is chosen or in force by then */
+  uint8_t shares_act;  /* of its passes: where T_ACT and dT_ACT lie, see sluice_template_spec_t */
+  uint8_t grouped;     /* of its passes: exchanges, likewise */
+  uint8_t deduplicate; /* of its passes: SLUICE_DEDUPLICATE_*; set before it is routed or restored, like memory */
+  uint8_t two_levels;  /* of its passes: tokens travel by node */
+  uint64_t adapters;   /* sluice_low_signature of the forward's */
 
   int32_t* send_counts; /* [n][E] by place */
   int32_t* recv_counts; /* [W][n][E_local] */
@@ -69,6 +70,13 @@ typedef struct sluice_binding_s {
   sluice_token_copies_t token_copies; /* where the layer is deduplicated */
   sluice_node_copies_t node_copies;   /* and two_levels */
 } sluice_binding_t;
+
+/* The layer's shape as the passes of this binding have it. */
+static inline sluice_shape_t sluice_binding_shape(const sluice_binding_t* b) {
+  sluice_shape_t shape = b->moe->shape;
+  sluice_shape_take_deduplication(&shape, b->deduplicate);
+  return shape;
+}
 
 /* The tokens that an op of `chunk` sums, and the chunk where their rows begin. chunk -1: all tokens. */
 typedef struct sluice_token_span_s {

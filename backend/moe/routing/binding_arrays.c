@@ -23,12 +23,12 @@ void sluice_binding_take_offsets(sluice_binding_t* b, int64_t num_sent) {
 
 void sluice_binding_init(sluice_binding_t* b, const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens) {
   sluice_pass_memory_t* const memory = b->memory;
+  const int32_t deduplicate = b->deduplicate;
   memset(b, 0, sizeof *b);
   b->memory = memory;
   b->moe = moe;
   b->routes = moe->strategies->routes;
-  b->copies = moe->strategies->copies;
-  b->two_levels = (uint8_t)sluice_shape_has_two_levels(&moe->shape);
+  sluice_binding_take_deduplication(b, moe, deduplicate);
   b->num_chunks = num_chunks;
   b->world_size = moe->context->world_size;
   b->num_local = moe->shape.num_local;
@@ -36,11 +36,16 @@ void sluice_binding_init(sluice_binding_t* b, const sluice_moe_t* moe, int32_t n
   b->num_tokens = num_tokens;
 }
 
-void sluice_binding_take_levels(sluice_binding_t* b, const sluice_moe_t* moe, int two_levels) {
+const sluice_strategies_t* sluice_strategies_of(const sluice_moe_t* moe, int32_t deduplicate) {
   const sluice_strategies_t* one = moe->strategies;
-  if (one->two_levels == NULL) return;
-  b->two_levels = two_levels != 0;
-  b->copies = (two_levels ? one->two_levels : one)->copies;
+  return one->by_deduplication == NULL ? one : &one->by_deduplication[deduplicate];
+}
+
+void sluice_binding_take_deduplication(sluice_binding_t* b, const sluice_moe_t* moe, int32_t deduplicate) {
+  const int is_open = sluice_shape_travel_is_open(&moe->shape);
+  b->deduplicate = (uint8_t)(is_open ? deduplicate : sluice_shape_deduplication(&moe->shape));
+  b->two_levels = b->deduplicate == SLUICE_DEDUPLICATE_NODES;
+  b->copies = sluice_strategies_of(moe, b->deduplicate)->copies;
 }
 
 static void cut_tokens(sluice_binding_t* b) {

@@ -8,9 +8,11 @@
 
 void sluice_binding_init(sluice_binding_t* binding, const sluice_moe_t* moe, int32_t num_chunks, int64_t num_tokens);
 
-/* Whether its passes have two levels; heard where the layer leaves it open. Before anything of `copies` is asked but
- * the words of headers, which are the same. Of a layer that leaves nothing open the binding may be empty yet. */
-void sluice_binding_take_levels(sluice_binding_t* binding, const sluice_moe_t* moe, int two_levels);
+/* The strategies of passes with this SLUICE_DEDUPLICATE_*, or of all passes where the layer leaves nothing open. */
+const sluice_strategies_t* sluice_strategies_of(const sluice_moe_t* moe, int32_t deduplicate);
+/* What its passes send of a token; heard where the layer leaves it open. Before anything of `copies` is asked but the
+ * words of headers, which are the same. The binding may be empty yet. */
+void sluice_binding_take_deduplication(sluice_binding_t* binding, const sluice_moe_t* moe, int32_t deduplicate);
 
 /* The offsets, out of an arena that has been reset for them. */
 void sluice_binding_take_offsets(sluice_binding_t* binding, int64_t num_sent);

@@ -341,8 +341,8 @@ sluice_status_t sluice_node_copies_restore(sluice_binding_t* b, const int32_t* s
   int64_t* cursor = NULL;
   SLUICE_TRY(take_tables(b, b->node_copies.num_arrived, 0, &none, &cursor));
   sluice_node_copies_t* p = &b->node_copies;
-  const char* counts =
-      (const char*)saved + sluice_binding_meta_token_copies_bytes(&b->moe->shape, b->num_chunks, b->num_rows);
+  const sluice_shape_t shape = sluice_binding_shape(b);
+  const char* counts = (const char*)saved + sluice_binding_meta_token_copies_bytes(&shape, b->num_chunks, b->num_rows);
   const uint64_t stride = (uint64_t)b->num_chunks * sizeof(int32_t);
   order_all(b, token_rows);
   p->first_arrived[0] = 0;

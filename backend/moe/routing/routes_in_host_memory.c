@@ -12,7 +12,9 @@
 static sluice_status_t order(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
                              int32_t num_chunks, sluice_binding_t* b) {
   (void)stream;
-  return sluice_shape_chunks_by_experts(&moe->shape, num_chunks)
+  sluice_shape_t shape = moe->shape;
+  sluice_shape_take_deduplication(&shape, b->deduplicate);
+  return sluice_shape_chunks_by_experts(&shape, num_chunks)
              ? sluice_binding_route_rows(moe, expert_ids, num_chunks, b)
              : sluice_binding_route(moe, expert_ids, num_chunks, NULL, b);
 }

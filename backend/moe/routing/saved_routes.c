@@ -18,7 +18,8 @@ typedef struct meta_header_s {
   uint32_t magic;
   int32_t num_chunks;
   uint64_t fingerprint;
-  int32_t chunks_by_experts;
+  int16_t chunks_by_experts;
+  int16_t deduplicate;
   int32_t num_node_copies; /* that arrived, own ones among them; -1 in one level */
   int64_t num_tokens;
   int64_t num_sent;
@@ -54,8 +55,9 @@ static uint64_t checksum_of(meta_header_t header, const char* body, uint64_t byt
 static int64_t node_copies_of(const sluice_binding_t* b) { return b->two_levels ? b->node_copies.num_arrived : -1; }
 
 uint64_t sluice_binding_meta_bytes(const sluice_binding_t* b) {
-  return sluice_binding_meta_bytes_of(&b->moe->shape, b->num_chunks, b->num_tokens, b->num_sent, b->num_rows) +
-         sluice_binding_meta_node_copies_bytes(&b->moe->shape, b->num_chunks, node_copies_of(b));
+  const sluice_shape_t shape = sluice_binding_shape(b);
+  return sluice_binding_meta_bytes_of(&shape, b->num_chunks, b->num_tokens, b->num_sent, b->num_rows) +
+         sluice_binding_meta_node_copies_bytes(&shape, b->num_chunks, node_copies_of(b));
 }
 
 static char* put(char* at, const void* data, uint64_t bytes) {
@@ -69,7 +71,8 @@ void sluice_binding_save(const sluice_binding_t* b, const uint64_t* saved_bytes,
   header.magic = META_MAGIC;
   header.num_chunks = b->num_chunks;
   header.fingerprint = b->moe->fingerprint;
-  header.chunks_by_experts = b->chunks_by_experts;
+  header.chunks_by_experts = (int16_t)b->chunks_by_experts;
+  header.deduplicate = b->deduplicate;
   header.num_node_copies = (int32_t)node_copies_of(b);
   header.num_tokens = b->num_tokens;
   header.num_sent = b->num_sent;
@@ -106,14 +109,20 @@ int sluice_binding_is_used_up(const void* meta) {
 
 /* Of a header whose numbers are in range. */
 static uint64_t meta_bytes_behind(const sluice_moe_t* moe, const meta_header_t* header) {
-  return sluice_binding_meta_bytes_of(&moe->shape, header->num_chunks, header->num_tokens, header->num_sent,
+  sluice_shape_t shape = moe->shape;
+  sluice_shape_take_deduplication(&shape, header->deduplicate);
+  return sluice_binding_meta_bytes_of(&shape, header->num_chunks, header->num_tokens, header->num_sent,
                                       header->num_rows) +
-         sluice_binding_meta_node_copies_bytes(&moe->shape, header->num_chunks, header->num_node_copies);
+         sluice_binding_meta_node_copies_bytes(&shape, header->num_chunks, header->num_node_copies);
 }
 
-static int may_have_node_copies(const sluice_shape_t* shape, int32_t count) {
-  if (sluice_shape_levels_are_open(shape)) return count >= -1;
-  return sluice_shape_has_two_levels(shape) ? count >= 0 : count == -1;
+/* Whether passes of the layer may be deduplicated so, and with so many node copies. */
+static int may_have_copies(const sluice_shape_t* shape, int32_t deduplicate, int32_t num_node_copies) {
+  const int by_node = deduplicate == SLUICE_DEDUPLICATE_NODES;
+  if (by_node ? num_node_copies < 0 : num_node_copies != -1) return 0;
+  if (!sluice_shape_travel_is_open(shape)) return deduplicate == sluice_shape_deduplication(shape);
+  if (deduplicate == SLUICE_DEDUPLICATE_NONE) return sluice_shape_copies_are_open(shape);
+  return by_node ? shape->ranks_per_node > 0 : deduplicate == SLUICE_DEDUPLICATE_RANKS;
 }
 
 static sluice_status_t read_header(const sluice_moe_t* moe, const void* meta, uint64_t meta_bytes,
@@ -125,7 +134,7 @@ static sluice_status_t read_header(const sluice_moe_t* moe, const void* meta, ui
       header->num_tokens < 0 || header->num_tokens > INT32_MAX / moe->shape.config.top_k || header->num_sent < 0 ||
       header->num_sent > sluice_binding_room(&moe->shape, header->num_chunks, header->num_tokens) ||
       header->num_rows < 0 || header->num_rows > INT32_MAX ||
-      !may_have_node_copies(&moe->shape, header->num_node_copies) ||
+      !may_have_copies(&moe->shape, header->deduplicate, header->num_node_copies) ||
       (moe->capacity != NULL && header->num_chunks != moe->shape.config.num_chunks) ||
       meta_bytes < meta_bytes_behind(moe, header)) {
     return SLUICE_FAIL(
@@ -169,11 +178,11 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, sluice_stream_t stream
                                        void* kept, sluice_binding_t* b) {
   meta_header_t header;
   SLUICE_TRY(read_header(moe, meta, meta_bytes, &header));
+  b->deduplicate = (uint8_t)header.deduplicate;
   sluice_binding_init(b, moe, header.num_chunks, header.num_tokens);
   b->chunks_by_experts = header.chunks_by_experts != 0;
   b->num_sent = header.num_sent;
   b->adapters = header.adapters;
-  sluice_binding_take_levels(b, moe, header.num_node_copies >= 0);
   if (b->two_levels) b->node_copies.num_arrived = header.num_node_copies;
   SLUICE_TRY(sluice_arena_reset(&b->memory->binding,
                                 sluice_binding_bytes_of(&moe->shape, header.num_chunks, header.num_sent, 0, 0),
@@ -184,9 +193,9 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, sluice_stream_t stream
   b->recv_counts = b->send_counts + (int64_t)b->num_chunks * moe->shape.config.num_experts;
   const int32_t* chunks = b->routes->find(b, b->recv_counts + (int64_t)b->world_size * b->num_chunks * b->num_local);
   int32_t* copies = (int32_t*)(uintptr_t)chunks;
-  chunks += sluice_binding_meta_token_copies_bytes(&moe->shape, header.num_chunks, header.num_rows) / sizeof *chunks;
-  chunks +=
-      sluice_binding_meta_node_copies_bytes(&moe->shape, header.num_chunks, header.num_node_copies) / sizeof *chunks;
+  const sluice_shape_t shape = sluice_binding_shape(b);
+  chunks += sluice_binding_meta_token_copies_bytes(&shape, header.num_chunks, header.num_rows) / sizeof *chunks;
+  chunks += sluice_binding_meta_node_copies_bytes(&shape, header.num_chunks, header.num_node_copies) / sizeof *chunks;
   SLUICE_TRY(read_chunks(b, chunks));
   b->routes->place(b, kept);
   int64_t first = 0;

@@ -260,7 +260,8 @@ static int32_t* pack(const sluice_binding_t* b, int32_t r, int32_t* out) {
 static void unpack(sluice_binding_t* b) { (void)b; }
 
 static char* save(const sluice_binding_t* b, char* at) {
-  const uint64_t bytes = sluice_binding_meta_token_copies_bytes(&b->moe->shape, b->num_chunks, b->num_rows);
+  const sluice_shape_t shape = sluice_binding_shape(b);
+  const uint64_t bytes = sluice_binding_meta_token_copies_bytes(&shape, b->num_chunks, b->num_rows);
   if (bytes > 0) memcpy(at, b->token_copies.route_index, bytes);
   return at + bytes;
 }

@@ -16,7 +16,7 @@ sluice_template_spec_t sluice_run_spec(const sluice_pass_t* pass, int32_t direct
       .callback = moe->shape.config.callback_experts,
       .gated = moe->shape.config.gated != SLUICE_GATED_NO,
       .bounded = (pass->is_bounded || sluice_shape_is_lean(&moe->shape)) && !binding->chunks_by_experts,
-      .dedup = binding->two_levels ? SLUICE_DEDUPLICATE_NODES : sluice_shape_deduplication(&moe->shape),
+      .dedup = binding->deduplicate,
       .chunks_by_experts = (int16_t)binding->chunks_by_experts,
       .grouped = binding->grouped,
       .low_rank = moe->shape.config.lora_rank > 0,
@@ -37,8 +37,7 @@ static int may_group(const sluice_moe_t* moe, const sluice_binding_t* binding, i
 }
 
 void sluice_run_take_travel(sluice_pass_t* pass) {
-  const sluice_strategies_t* one = pass->moe->strategies;
-  if (one->two_levels != NULL) pass->travel = (pass->binding.two_levels ? one->two_levels : one)->travel;
+  pass->travel = sluice_strategies_of(pass->moe, pass->binding.deduplicate)->travel;
 }
 
 sluice_status_t sluice_forward_take_template(sluice_forward_t* f) {
@@ -51,7 +50,7 @@ sluice_status_t sluice_forward_choose_template(sluice_forward_t* f, int32_t num_
                                                const sluice_chunk_policies_t* by_chunk) {
   sluice_binding_t* binding = &f->pass.binding;
   binding->num_chunks = num_chunks;
-  sluice_binding_take_levels(binding, f->pass.moe, f->choice.two_levels && !sluice_is_planned(f->pass.moe));
+  if (!sluice_is_planned(f->pass.moe)) sluice_binding_take_deduplication(binding, f->pass.moe, f->choice.deduplicate);
   sluice_run_take_travel(&f->pass);
   binding->grouped = f->choice.grouped && may_group(f->pass.moe, binding, num_chunks);
   binding->shares_act = 1; /* who names a policy wants memory; a plan that has room says otherwise below */

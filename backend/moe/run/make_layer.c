@@ -11,7 +11,7 @@
 #include "backend/moe/step/saved_memory.h"
 
 /* By where rows lie, and what of a token travels: SLUICE_DEDUPLICATE_*, ADAPTIVE where both levels are there. */
-static const sluice_strategies_t strategies[2][4] = {
+static const sluice_strategies_t strategies[2][5] = {
     {{&sluice_routes_in_host_memory, &sluice_no_copies, &sluice_lanes_of_threads, &sluice_saved_in_host_memory,
       &sluice_travel_of_rows, NULL},
      {&sluice_routes_in_host_memory, &sluice_copies_in_host_memory, &sluice_lanes_of_threads,
@@ -19,7 +19,9 @@ static const sluice_strategies_t strategies[2][4] = {
      {&sluice_routes_in_host_memory, &sluice_copies_by_node, &sluice_lanes_of_threads, &sluice_saved_in_host_memory,
       &sluice_travel_of_node_copies, NULL},
      {&sluice_routes_in_host_memory, &sluice_copies_in_host_memory, &sluice_lanes_of_threads,
-      &sluice_saved_in_host_memory, &sluice_travel_of_token_copies, &strategies[0][SLUICE_DEDUPLICATE_NODES]}},
+      &sluice_saved_in_host_memory, &sluice_travel_of_token_copies, strategies[0]},
+     {&sluice_routes_in_host_memory, &sluice_no_copies, &sluice_lanes_of_threads, &sluice_saved_in_host_memory,
+      &sluice_travel_of_rows, strategies[0]}},
     {{&sluice_routes_in_device_memory, &sluice_no_copies, &sluice_lanes_of_streams, &sluice_saved_in_device_memory,
       &sluice_travel_of_rows, NULL},
      {&sluice_routes_in_device_memory, &sluice_copies_in_device_memory, &sluice_lanes_of_streams,
@@ -29,7 +31,7 @@ static const sluice_strategies_t strategies[2][4] = {
 };
 
 static int32_t travels_by(const sluice_shape_t* shape) {
-  return sluice_shape_levels_are_open(shape) ? SLUICE_DEDUPLICATE_ADAPTIVE : sluice_shape_deduplication(shape);
+  return sluice_shape_travel_is_open(shape) ? shape->config.deduplicate : sluice_shape_deduplication(shape);
 }
 
 sluice_status_t sluice_layer_create(sluice_context_t* context, const sluice_moe_config_t* config,

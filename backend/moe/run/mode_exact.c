@@ -13,6 +13,7 @@ static sluice_status_t agree(sluice_pass_t* pass, const sluice_proposal_t* propo
 static sluice_status_t bind_alone(sluice_forward_t* f) {
   sluice_moe_t* moe = f->pass.moe;
   SLUICE_TRY(sluice_capture_refuse(&f->pass));
+  f->pass.binding.deduplicate = f->choice.deduplicate;
   SLUICE_TRY(
       moe->strategies->routes->order(moe, f->pass.stream, f->args->expert_ids, f->choice.num_chunks, &f->pass.binding));
   return sluice_forward_choose_by_config(f, f->choice.num_chunks);

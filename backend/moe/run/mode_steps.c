@@ -35,5 +35,6 @@ sluice_status_t sluice_mode_take_no_plan(sluice_forward_t* f, const sluice_hands
 
 void sluice_mode_propose_by_config(const sluice_forward_t* f, int is_known, sluice_proposal_t* proposal) {
   proposal->num_chunks = f->choice.num_chunks;
+  proposal->deduplicate = f->choice.deduplicate;
   proposal->comm_hash = is_known ? sluice_pass_comm_hash(&f->pass) : (uint64_t)sluice_forward_keeps(f);
 }

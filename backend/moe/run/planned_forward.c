@@ -311,7 +311,8 @@ sluice_status_t sluice_planned_bind(sluice_moe_t* moe, sluice_stream_t stream, c
   sluice_chunks_by_tokens_of(&cut, plan->num_blocks, expert_ids->shape[0], first_token);
   const sluice_block_chunks_t chunks = {cut.num_chunks, first_token, cut.first_block};
   SLUICE_TRY(moe->strategies->routes->order_blocks(moe, stream, expert_ids, &chunks, counts, binding));
-  sluice_binding_take_levels(binding, moe, plan->two_levels);
+  sluice_binding_take_deduplication(
+      binding, moe, plan->two_levels ? SLUICE_DEDUPLICATE_NODES : sluice_shape_deduplication(&moe->shape));
   if (keep) note_fallback(moe, &cut);
   for (int32_t i = 0; i < cut.num_chunks && keep; ++i) {
     binding->restore_input[i] = (uint8_t)(cut.is_kept[i] ? sluice_plan_di(plan, i) : sluice_restore_least(SLUICE_T_DI));

@@ -334,8 +334,8 @@ TEST(Deduplicate_ConfigsItDoesNotTake_AreRefusedByName) {
   sluice_moe_config_t good = rig_config(), c;
   assert_int_equal(rig_open(&rig, NULL, &good), SLUICE_OK);
   good.deduplicate = 1;
-  c = good, c.deduplicate = 4;
-  refuses_layer(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "deduplicate is 4; it must be 0, 1 (by rank), 2 (by node) or 3");
+  c = good, c.deduplicate = 5;
+  refuses_layer(&rig, &c, SLUICE_E_INVALID_ARGUMENT, "deduplicate is 5; it must be 0, 1 (by rank), 2 (by node), 3");
   c = good, c.exchange_mode = SLUICE_EXCHANGE_CAPACITY, c.capacity_rows = 4;
   refuses_layer(&rig, &c, SLUICE_E_UNSUPPORTED, "set deduplicate to 0, or exchange_mode to exact");
   rig_close(&rig);

@@ -12,7 +12,7 @@
 /* Of the first forward, and of all later ones. The scenes differ in what has changed between the two. */
 typedef struct repeat_scene_s {
   sluice_pass_choice_t first, later;
-  int32_t has_levels; /* tokens may be sent by node; else the layer reuses buffers */
+  int32_t deduplicate; /* SLUICE_DEDUPLICATE_* that leaves something open; else the layer reuses buffers */
 } repeat_scene_t;
 
 typedef struct hook_s {
@@ -43,8 +43,8 @@ static void run(part_t* me) {
   const repeat_scene_t* scene = me->play->scene;
   hook_t hook = {.base.vtable = &vtable, .later = scene->later};
   sluice_moe_config_t config = config_for(me->world_size);
-  config.num_chunks = 0, config.reuse = !scene->has_levels;
-  config.deduplicate = scene->has_levels ? SLUICE_DEDUPLICATE_ADAPTIVE : SLUICE_DEDUPLICATE_NONE;
+  config.num_chunks = 0, config.reuse = !scene->deduplicate;
+  config.deduplicate = scene->deduplicate;
   WORKS(rig_open(&me->rig, me->comm, &config));
   sluice_policy_hook_t* own = me->rig.context->policy_hook;
   sluice_decision_state_t* decision = &me->rig.moe->decision;
@@ -70,7 +70,7 @@ static void run(part_t* me) {
   for (int32_t r = 0; r < me->world_size; ++r) {
     const sluice_pass_choice_t* ran = &hook.ran[r];
     EXPECT(ran->num_chunks == scene->later.num_chunks && ran->restore_set == scene->later.restore_set);
-    EXPECT(ran->two_levels == scene->later.two_levels && ran->wgrad_mode == hook.ran[0].wgrad_mode);
+    EXPECT(ran->deduplicate == scene->later.deduplicate && ran->wgrad_mode == hook.ran[0].wgrad_mode);
   }
   me->rig.context->policy_hook = own;
 }
@@ -80,11 +80,11 @@ TEST(Ranks_RepetitionThatOneRankAloneKnows_AllRunWhatIsChosenNow) {
       {{.num_chunks = 2, .restore_set = 1}, {.num_chunks = 2, .restore_set = 2}},
       {{.num_chunks = 1, .restore_set = 1}, {.num_chunks = 2, .restore_set = 2}},
       {{.num_chunks = 2, .restore_set = 2, .wgrad_mode = 1}, {.num_chunks = 2, .restore_set = 2}},
-      {{.num_chunks = 2, .two_levels = 1}, {.num_chunks = 2}, .has_levels = 1},
-      {{.num_chunks = 2}, {.num_chunks = 2, .two_levels = 1}, .has_levels = 1},
+      {{.num_chunks = 2, .deduplicate = 2}, {.num_chunks = 2, .deduplicate = 1}, .deduplicate = 3},
+      {{.num_chunks = 2, .deduplicate = 1}, {.num_chunks = 2, .deduplicate = 2}, .deduplicate = 3},
   };
   for (size_t i = 0; i < sizeof scenes / sizeof scenes[0]; ++i) {
-    play_t play = {.run = run, .scene = &scenes[i], .world_size = scenes[i].has_levels ? 4 : 2};
+    play_t play = {.run = run, .scene = &scenes[i], .world_size = scenes[i].deduplicate ? 4 : 2};
     perform(&play);
   }
 }

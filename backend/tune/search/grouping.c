@@ -25,47 +25,55 @@ void sluice_grouping_init(sluice_grouping_t* g, const sluice_grouping_config_t* 
 
 /* ---- candidates ---- */
 
-static double predicted(const sluice_grouping_t* g, const sluice_search_t* s, int64_t rows, int32_t pick) {
+static double predicted(const sluice_grouping_t* g, const sluice_search_t* s, int64_t rows, int32_t pick,
+                        int32_t form) {
   const sluice_grouping_config_t* c = &g->config;
   double seconds = 0;
   for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction)
-    seconds += c->predict(c->user, rows, sluice_search_chunks(s, pick), sluice_pick_wgrad(pick), direction);
+    seconds += c->predict(c->user, rows, sluice_search_chunks(s, pick), sluice_pick_wgrad(pick), direction, form);
   return seconds > 0 ? seconds : INFINITY;
 }
 
-static int has_chunks(const sluice_grouping_t* g, const sluice_search_t* s, int32_t pick) {
-  return sluice_search_chunks(s, pick) >= g->config.least_chunks;
+static int has_chunks(const sluice_grouping_form_t* form, const sluice_search_t* s, int32_t pick) {
+  return sluice_search_chunks(s, pick) >= form->least_chunks;
 }
 
-static void add_side(sluice_grouping_spot_t* spot, int32_t pick) { spot->picks[spot->num_sides++] = (uint8_t)pick; }
+static void add_side(sluice_grouping_spot_t* spot, int32_t pick, int32_t form) {
+  spot->picks[spot->num_sides] = (uint8_t)pick;
+  spot->forms[spot->num_sides++] = (uint8_t)form;
+}
 
-/* The n that the model predicts best, and the better one of its neighbours: a prediction is confirmed by a race. */
+/* The two pairs of n and form that the model predicts best: a prediction is confirmed by a race. */
 static void add_predicted(sluice_grouping_t* g, sluice_search_t* s, sluice_grouping_spot_t* spot, int64_t rows) {
   const int32_t mode = sluice_pick_wgrad(spot->picks[0]) * SLUICE_SEARCH_SIZES;
   const double single = sluice_search_predicted(s, &s->spots[sluice_search_bucket(rows)], spot->picks[0]);
   double least[2] = {INFINITY, INFINITY};
-  int32_t best[2] = {-1, -1};
-  for (int32_t size = s->config.min_size; size <= s->config.max_size; ++size) {
-    if (!has_chunks(g, s, size)) continue;
-    const double seconds = predicted(g, s, rows, size + mode);
+  int32_t best[2] = {-1, -1}, form_of[2] = {0, 0};
+  const int32_t num_sizes = s->config.max_size - s->config.min_size + 1;
+  for (int32_t i = 0; i < g->config.num_forms * num_sizes; ++i) {
+    const sluice_grouping_form_t* form = &g->config.forms[i / num_sizes];
+    const int32_t size = s->config.min_size + i % num_sizes;
+    if (!has_chunks(form, s, size)) continue;
+    const double seconds = predicted(g, s, rows, size + mode, form->form);
     if (seconds < least[0]) {
-      least[1] = least[0], best[1] = best[0];
-      least[0] = seconds, best[0] = size + mode;
+      least[1] = least[0], best[1] = best[0], form_of[1] = form_of[0];
+      least[0] = seconds, best[0] = size + mode, form_of[0] = form->form;
     } else if (seconds < least[1]) {
-      least[1] = seconds, best[1] = size + mode;
+      least[1] = seconds, best[1] = size + mode, form_of[1] = form->form;
     }
   }
   for (int32_t k = 0; k < 2; ++k) {
-    if (best[k] >= 0 && single > 0 && least[k] <= FASTER * single) add_side(spot, best[k]);
+    if (best[k] >= 0 && single > 0 && least[k] <= FASTER * single) add_side(spot, best[k], form_of[k]);
   }
 }
 
 /* The same n and the next larger one: more chunks leave more pairs in flight, or hide more of a second hop. */
 static void add_larger(const sluice_grouping_t* g, const sluice_search_t* s, sluice_grouping_spot_t* spot) {
+  const sluice_grouping_form_t* form = &g->config.forms[0];
   const int32_t pick = spot->picks[0];
   for (int32_t more = 0; spot->num_sides < SLUICE_GROUPING_SIDES; ++more) {
     if (sluice_pick_size(pick) + more > s->config.max_size) return;
-    if (has_chunks(g, s, pick + more)) add_side(spot, pick + more);
+    if (has_chunks(form, s, pick + more)) add_side(spot, pick + more, form->form);
   }
 }
 
@@ -84,7 +92,7 @@ static void decide(const sluice_grouping_t* g, sluice_grouping_spot_t* spot, int
       .rows = rows,
       .pick = spot->picks[winner],
       .single_pick = spot->picks[0],
-      .is_grouped = winner > 0,
+      .form = spot->forms[winner],
       .why = why,
       .num_raced = is_raced ? spot->num_sides : 0,
       .seconds = (double)spot->sides[winner].best_ns_per_row * (double)rows * 1e-9,
@@ -110,10 +118,10 @@ static void question(sluice_grouping_spot_t* spot) {
 static void begin(sluice_grouping_t* g, sluice_search_t* s, sluice_grouping_spot_t* spot, int64_t rows, double skew,
                   int32_t pick) {
   *spot = (sluice_grouping_spot_t){.state = RACING, .skew = (float)skew, .is_told = spot->is_told};
-  add_side(spot, pick);
+  add_side(spot, pick, 0);
   if (g->config.predict != NULL && g->config.mode != SLUICE_TUNER_PROFILE) {
     add_predicted(g, s, spot, rows);
-  } else if (g->config.mode != SLUICE_TUNER_MODEL && skew >= g->config.least_skew) {
+  } else if (g->config.mode != SLUICE_TUNER_MODEL && skew >= g->config.forms[0].least_skew) {
     add_larger(g, s, spot);
   }
   if (g->config.mode == SLUICE_TUNER_MODEL || spot->num_sides == 1)
@@ -155,9 +163,9 @@ static void settle(const sluice_grouping_t* g, sluice_search_t* s, sluice_groupi
 }
 
 int32_t sluice_grouping_next(sluice_grouping_t* g, sluice_search_t* s, int64_t rows, double skew, int32_t pick,
-                             int32_t* inout_why, int32_t* out_is_grouped) {
-  *out_is_grouped = 0;
-  if (!g->config.is_open || rows < 1) return pick;
+                             int32_t* inout_why, int32_t* out_form) {
+  *out_form = 0;
+  if (g->config.num_forms == 0 || rows < 1) return pick;
   if (*inout_why == SLUICE_WHY_ON_TRIAL || *inout_why == SLUICE_WHY_NOTHING_YET) return pick;
   sluice_grouping_spot_t* spot = &g->spots[sluice_search_bucket(rows)];
   if (!is_for(spot, skew, pick)) begin(g, s, spot, rows, skew, pick);
@@ -170,33 +178,33 @@ int32_t sluice_grouping_next(sluice_grouping_t* g, sluice_search_t* s, int64_t r
       decide(g, spot, rows, spot->is_question ? spot->winner : 0, SLUICE_WHY_ONE_LEFT);
     } else {
       *inout_why = SLUICE_WHY_ON_TRIAL;
-      *out_is_grouped = side > 0;
+      *out_form = spot->forms[side];
       return spot->picks[side];
     }
   }
   ++spot->steps;
-  *out_is_grouped = spot->winner > 0;
+  *out_form = spot->forms[spot->winner];
   return spot->picks[spot->winner];
 }
 
-int32_t sluice_grouping_peek(const sluice_grouping_t* g, int64_t rows, int32_t pick, int32_t* out_is_grouped) {
-  *out_is_grouped = 0;
-  if (!g->config.is_open || rows < 1) return pick;
+int32_t sluice_grouping_peek(const sluice_grouping_t* g, int64_t rows, int32_t pick, int32_t* out_form) {
+  *out_form = 0;
+  if (g->config.num_forms == 0 || rows < 1) return pick;
   const sluice_grouping_spot_t* spot = &g->spots[sluice_search_bucket(rows)];
   if (spot->state == NOTHING || spot->picks[0] != pick) return pick;
   const int32_t side = spot->state == RACING ? least_run(spot) : spot->winner;
-  *out_is_grouped = side > 0;
+  *out_form = spot->forms[side];
   return spot->picks[side];
 }
 
-void sluice_grouping_observe(sluice_grouping_t* g, int32_t direction, int32_t pick, int32_t is_grouped, int64_t rows,
+void sluice_grouping_observe(sluice_grouping_t* g, int32_t direction, int32_t pick, int32_t form, int64_t rows,
                              uint64_t ns) {
   if (rows < 1 || ns == 0) return;
   sluice_grouping_spot_t* spot = &g->spots[sluice_search_bucket(rows)];
   const float ns_per_row = (float)((double)ns / (double)rows);
   for (int32_t k = 0; k < spot->num_sides && spot->state == RACING; ++k) {
     sluice_grouping_side_t* side = &spot->sides[k];
-    if (spot->picks[k] != pick || (k > 0) != (is_grouped != 0)) continue;
+    if (spot->picks[k] != pick || spot->forms[k] != form) continue;
     if (direction == SLUICE_FORWARD) {
       side->forward_ns_per_row = ns_per_row;
       continue;

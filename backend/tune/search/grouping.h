@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Chooses, for each size of a batch, whether the exchanges of a layer take the alternative form that the layer leaves
+/* Chooses, for each size of a batch, whether the exchanges of a layer take an alternative form that the layer leaves
  * open. It runs after the search for n and compares the answer of the search in the plain form with the same n, or more
- * chunks, in the alternative form. A layer has one alternative: grouped (a returning and a departing chunk are in
- * flight together), or in two levels instead of one.
+ * chunks, in the alternative forms: grouped (a returning and a departing chunk are in flight together), copies of
+ * tokens instead of rows, or copies in two levels instead of one.
  *
- * With a machine, the model decides whether the alternative can pay and at which n. Without one, grouping is tried if
- * loads are uneven (only then do the two directions of a link carry different amounts), and levels are always tried.
- * Both forms then alternate in ordinary steps, one warm-up and three counted steps each. The alternative stays if it is
- * faster by 1 %. The race repeats now and then, like those of the search. Mode MODEL compares predictions instead. All
- * numbers are the same on all ranks.
+ * With a machine, the model decides which alternatives can pay and at which n. Without one, a layer has one
+ * alternative: grouping is tried if loads are uneven (only then do the two directions of a link carry different
+ * amounts), and levels are always tried. The forms then alternate in ordinary steps, one warm-up and three counted
+ * steps each. An alternative stays if it is faster by 1 %. The race repeats now and then, like those of the search.
+ * Mode MODEL compares predictions instead. All numbers are the same on all ranks.
  *
  * Source: ours; the order S1 S2 (R1 S3) .. is that of MPipeMoE Fig. 4(b) with pairs in flight together, as the
  * concurrent dispatches and combines of PipeMoE. Private to backend/tune. */
@@ -17,23 +17,30 @@
 
 #include "backend/tune/search/search_state.h"
 
-#define SLUICE_GROUPING_SIDES 3 /* the answer of the search, and two candidates in the alternative form */
+#define SLUICE_GROUPING_SIDES 3 /* the answer of the search, and two candidates in alternative forms */
+#define SLUICE_GROUPING_FORMS 3 /* alternatives */
 
 typedef struct sluice_grouping_decision_s {
   int64_t rows;
-  int32_t pick, single_pick, is_grouped, why, num_raced;
-  double seconds, single_seconds; /* of a step, in the alternative and in the plain form; 0: not measured */
+  int32_t pick, single_pick, form, why, num_raced; /* form: of `pick`; 0: the plain one */
+  double seconds, single_seconds;                  /* of a step, in that form and in the plain form; 0: not measured */
 } sluice_grouping_decision_t;
 
-typedef struct sluice_grouping_config_s {
-  int32_t is_open;      /* 0: all passes have the same form */
-  int32_t mode;         /* SLUICE_TUNER_* */
-  int32_t least_chunks; /* that the alternative form needs */
+/* An alternative form. */
+typedef struct sluice_grouping_form_s {
+  int32_t form;         /* its number, not 0 */
+  int32_t least_chunks; /* that it needs */
   double least_skew;    /* from which it is tried without a model */
-  /* Seconds of one direction in the alternative form; NULL: no model. Returns the same number on all ranks. */
-  double (*predict)(void* user, int64_t rows, int32_t num_chunks, int32_t wgrad_mode, int32_t direction);
+} sluice_grouping_form_t;
+
+typedef struct sluice_grouping_config_s {
+  sluice_grouping_form_t forms[SLUICE_GROUPING_FORMS];
+  int32_t num_forms; /* 0: all passes have the same form */
+  int32_t mode;      /* SLUICE_TUNER_* */
+  /* Seconds of one direction in this form; NULL: no model. Returns the same number on all ranks. */
+  double (*predict)(void* user, int64_t rows, int32_t num_chunks, int32_t wgrad_mode, int32_t direction, int32_t form);
   void* user;
-  /* Called when the alternative form wins, and when it loses again; may be NULL. */
+  /* Called when an alternative form wins, and when it loses again; may be NULL. */
   void (*decided)(void* user, const sluice_grouping_decision_t* decision);
 } sluice_grouping_config_t;
 
@@ -48,8 +55,9 @@ typedef struct sluice_grouping_spot_s {
   uint8_t num_sides;                    /* 1: no alternative to try */
   uint8_t winner;                       /* index of a side; 0: the plain form */
   uint8_t picks[SLUICE_GROUPING_SIDES]; /* candidates of the search; the first is its answer */
+  uint8_t forms[SLUICE_GROUPING_SIDES]; /* the first is the plain one, 0 */
   uint8_t is_question;                  /* a repeated race: `winner` is the previous answer */
-  uint8_t is_told;                      /* the last reported decision is that the alternative form won */
+  uint8_t is_told;                      /* the last reported decision is that an alternative form won */
   uint16_t question_after;              /* steps */
   uint16_t asked;                       /* steps since the last counted one */
   uint32_t steps;                       /* since the decision */
@@ -63,15 +71,15 @@ typedef struct sluice_grouping_s {
 } sluice_grouping_t;
 
 void sluice_grouping_init(sluice_grouping_t* grouping, const sluice_grouping_config_t* config);
-/* The candidate that a pass of `rows` received rows runs, and whether it has the alternative form, if the search chose
- * `pick` for the reason *inout_why. skew: rows of the fullest rank over those of balanced routing. *inout_why becomes
+/* The candidate that a pass of `rows` received rows runs, and its form, if the search chose `pick` for the reason
+ * *inout_why. skew: rows of the fullest rank over those of balanced routing. *inout_why becomes
  * SLUICE_WHY_ON_TRIAL while sides race. */
 int32_t sluice_grouping_next(sluice_grouping_t* grouping, sluice_search_t* search, int64_t rows, double skew,
-                             int32_t pick, int32_t* inout_why, int32_t* out_is_grouped);
+                             int32_t pick, int32_t* inout_why, int32_t* out_form);
 /* The candidate that a pass of that size would run next; changes nothing. Returns `pick` if the size is unknown. */
-int32_t sluice_grouping_peek(const sluice_grouping_t* grouping, int64_t rows, int32_t pick, int32_t* out_is_grouped);
+int32_t sluice_grouping_peek(const sluice_grouping_t* grouping, int64_t rows, int32_t pick, int32_t* out_form);
 /* Observes a pass that all ranks ran with the same choice. */
-void sluice_grouping_observe(sluice_grouping_t* grouping, int32_t direction, int32_t pick, int32_t is_grouped,
-                             int64_t rows, uint64_t ns);
+void sluice_grouping_observe(sluice_grouping_t* grouping, int32_t direction, int32_t pick, int32_t form, int64_t rows,
+                             uint64_t ns);
 
 #endif /* SLUICE_BACKEND_TUNE_SEARCH_GROUPING_H_ */

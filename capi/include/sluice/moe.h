@@ -59,7 +59,7 @@ typedef struct sluice_moe_config_s {
   int32_t chunking;               /* SLUICE_CHUNKING_*; default ADAPTIVE */
   int64_t capacity_rows;          /* CAPACITY: rows from one rank to one expert in one chunk, at least 1; EXACT: 0 */
   /* SLUICE_DEDUPLICATE_*; default NONE. Equal on all ranks. A single rank sends nothing in either case. UNSUPPORTED
-   * with exchange_mode CAPACITY and for the split calls of a layer (split.h). */
+   * with exchange_mode CAPACITY and for the split calls of a layer (split.h), except NONE and ANY. */
   int32_t deduplicate;
   /* 1: buffers are reused between chunks, without a bound in bytes [MPipeMoE IV-C, memory_reuse]. No rows are kept on
    * the device. Sluice chooses n (at least 2) and the policies that are left open among S1 to S4, for each batch size;
@@ -360,7 +360,15 @@ enum {
    * NODES is tried where the prediction favours it: both then run alternately as ordinary steps, and NODES is used if
    * it is 1 % faster. Under a budget the prediction alone decides, together with the plan. All ranks take the same. The
    * bits of a run change with the choice. */
-  SLUICE_DEDUPLICATE_ADAPTIVE = 3
+  SLUICE_DEDUPLICATE_ADAPTIVE = 3,
+  /* NONE, RANKS or, where the context has several nodes of several ranks, NODES: whichever makes a step faster. It
+   * starts with NONE. What is predicted to be 1 % faster runs alternately with NONE as ordinary steps, and is used if
+   * it is 1 % faster then, too. In mode MODEL the prediction alone decides. It is NONE, without a race, on a single
+   * rank, with top_k 1, with callback experts, on CUDA, under a budget or a plan, with `reuse`, with exchange_mode
+   * CAPACITY, for the split calls, and where the tuner has no machine for the layer or measures without one (mode
+   * PROFILE). All ranks take the same. The last bits of a run change with the choice; a forward that is run again has
+   * that of the first. */
+  SLUICE_DEDUPLICATE_ANY = 4
 };
 
 enum { SLUICE_GRAD_OVERWRITE = 0, SLUICE_GRAD_ACCUMULATE = 1 };

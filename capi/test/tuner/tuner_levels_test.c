@@ -154,3 +154,127 @@ TEST(Levels_RepeatedForwards_KeepTheirs) {
     for (int32_t r = 0; r < RANKS; ++r) assert_int_equal(w->num_different[r], 0);
   }
 }
+
+/* ---- layers that leave open whether they are deduplicated at all ---- */
+
+enum { PAIR = 2 };
+
+/* Two ranks, with one kind of link. With K of four routes a rank's copies are about half of its rows. */
+static tuner_world_t* pair_of(int32_t deduplicate, int32_t mode, double link, double row_rate) {
+  static char text[1024];
+  snprintf(text, sizeof text,
+           "{\"sluice_machine\": 2, \"name\": \"pair\", \"world_size\": 2, "
+           "\"gemm\": {\"f32\": {\"flops_per_second\": 1e10, \"half_rows\": 8}}, "
+           "\"rows\": {\"bytes_per_second\": %g}, \"activation_seconds\": 1e-10, \"activation_grad_seconds\": 2e-10, "
+           "\"exchange\": {\"bytes_per_second\": %g, \"startup_seconds\": 1e-6}, "
+           "\"host_copy\": {\"bytes_per_second\": 4e9}, \"op_seconds\": 1e-7, \"pass_seconds\": 1e-6}",
+           row_rate, link);
+  tuner_world_t* w = tuner_world(PAIR, mode, 1);
+  for (int32_t r = 0; r < PAIR; ++r) w->machine[r] = text;
+  w->deduplicate = deduplicate, w->top_k = TOP_K;
+  w->layers = 1, w->steps = 40, w->num_chunks = 2, w->wgrad_mode = SLUICE_WGRAD_DEFERRED;
+  return w;
+}
+
+static tuner_world_t* slow_pair(int32_t deduplicate, int32_t mode) { return pair_of(deduplicate, mode, 1e6, 5e9); }
+/* The link costs next to nothing, and the tables and sums of copies cost what they cost. */
+static tuner_world_t* fast_pair(int32_t deduplicate, int32_t mode) { return pair_of(deduplicate, mode, 1e12, 5e9); }
+
+static void run_pair(tuner_world_t* w, uint64_t sent[PAIR]) {
+  tuner_run(w);
+  must_agree(w);
+  memcpy(sent, w->sent_bytes, PAIR * sizeof *sent);
+}
+
+static int is_same_pair(const uint64_t* a, const uint64_t* b) { return memcmp(a, b, PAIR * sizeof *a) == 0; }
+
+/* The prediction chooses: copies over a slow link, rows over a fast one. What it chooses has the bytes and the n of a
+ * layer for which it is configured. */
+TEST(Copies_ByPrediction_GoOverASlowLinkOnly) {
+  uint64_t rows[PAIR], copies[PAIR], sent[PAIR];
+  run_pair(slow_pair(SLUICE_DEDUPLICATE_NONE, SLUICE_TUNER_MODEL), rows);
+  run_pair(slow_pair(SLUICE_DEDUPLICATE_RANKS, SLUICE_TUNER_MODEL), copies);
+  assert_true(copies[0] < rows[0] && copies[1] < rows[1]);
+  run_pair(slow_pair(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_MODEL), sent);
+  assert_true(is_same_pair(sent, copies));
+  run_pair(fast_pair(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_MODEL), sent);
+  assert_true(is_same_pair(sent, rows));
+}
+
+/* Copies that are predicted to lose never run, and neither do they where they cannot be chosen: every step sends what a
+ * layer of rows sends, and nothing is decided about their form. */
+TEST(Copies_WhereTheyCannotWinOrBeChosen_NeverRun) {
+  for (int32_t i = 0; i < 6; ++i) {
+    uint64_t sent[2][PAIR];
+    int32_t num_decisions[2];
+    for (int32_t any = 0; any < 2; ++any) {
+      const int32_t deduplicate = any ? SLUICE_DEDUPLICATE_ANY : SLUICE_DEDUPLICATE_NONE;
+      tuner_world_t* w = i == 0   ? fast_pair(deduplicate, SLUICE_TUNER_ADAPTIVE)
+                         : i == 1 ? slow_pair(deduplicate, SLUICE_TUNER_PROFILE)
+                                  : slow_pair(deduplicate, SLUICE_TUNER_ADAPTIVE);
+      if (i == 2) w->has_machine[0] = w->has_machine[1] = 0;
+      if (i == 3) w->top_k = 1;
+      if (i == 4) w->budget = 1 << 23, w->num_chunks = 0, w->steps = 1; /* before measured times decide */
+      if (i == 5) w->reuse = 1, w->steps = 1;
+      if (i < 4) w->steps = 7; /* a race would be under way */
+      run_pair(w, sent[any]);
+      num_decisions[any] = w->num_decisions[0];
+    }
+    if (!is_same_pair(sent[0], sent[1])) fail_msg("case %d: other bytes than rows have", i);
+    if (i > 0) assert_int_equal(num_decisions[0], num_decisions[1]); /* in case 0 it is decided that rows travel */
+  }
+}
+
+/* By measured times: both run as ordinary steps, at a configured n or one that is searched, and one of them stays. */
+TEST(Copies_Raced_SettleOnAllRanks) {
+  for (int32_t n = 0; n <= 2; ++n) {
+    uint64_t sent[PAIR], fixed[2][PAIR];
+    const int32_t steps = n == 0 ? 160 : 24;
+    tuner_world_t* w = slow_pair(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_ADAPTIVE);
+    w->num_chunks = n, w->steps = steps;
+    run_pair(w, sent);
+    assert_true(w->settled[0]);
+    const int32_t chosen = w->picks[0][w->num_picks[0] - 1];
+    for (int32_t copies = 0; copies < 2; ++copies) {
+      w = slow_pair(copies ? SLUICE_DEDUPLICATE_RANKS : SLUICE_DEDUPLICATE_NONE, SLUICE_TUNER_ADAPTIVE);
+      w->num_chunks = chosen, w->steps = steps;
+      run_pair(w, fixed[copies]);
+    }
+    assert_true(is_same_pair(sent, fixed[0]) || is_same_pair(sent, fixed[1]));
+  }
+}
+
+/* A forward that is run again while the two race, whatever is chosen by then, has what the first one had; and ranks
+ * with other numbers of tokens, one of them none, bind the same. */
+TEST(Copies_RepeatedForwardsAndOtherBatches_AllRanksAgree) {
+  for (int32_t reverse = 0; reverse <= 1; ++reverse) {
+    tuner_world_t* w = slow_pair(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_ADAPTIVE);
+    w->repeats = 3, w->reverse = reverse;
+    tuner_run(w);
+    must_agree(w);
+    for (int32_t r = 0; r < PAIR; ++r) assert_int_equal(w->num_different[r], 0);
+  }
+  for (int32_t mode = SLUICE_TUNER_ADAPTIVE; mode <= SLUICE_TUNER_MODEL; mode += SLUICE_TUNER_MODEL) {
+    tuner_world_t* w = slow_pair(SLUICE_DEDUPLICATE_ANY, mode);
+    w->num_chunks = 0, w->empty = 2, w->changes = 3, w->evaluates = 1;
+    tuner_run(w);
+    must_agree(w);
+  }
+}
+
+/* With nodes there are three ways, and the slowest link decides. */
+TEST(Copies_OnNodes_TakeTheWayOfTheSlowLink) {
+  uint64_t fixed[3][RANKS], sent[RANKS];
+  for (int32_t way = SLUICE_DEDUPLICATE_NONE; way <= SLUICE_DEDUPLICATE_NODES; ++way) run_fixed(way, TOP_K, fixed[way]);
+  run(world_of(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_MODEL, machine_of(1e6, 1e10)), sent);
+  assert_true(is_same(sent, fixed[SLUICE_DEDUPLICATE_NODES]));
+  run(world_of(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_MODEL, machine_of(1e10, 1e6)), sent);
+  assert_true(is_same(sent, fixed[SLUICE_DEDUPLICATE_RANKS]));
+  run(world_of(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_MODEL, machine_of(1e12, 1e12)), sent);
+  assert_true(is_same(sent, fixed[SLUICE_DEDUPLICATE_NONE]));
+  for (int32_t r = 0; r < 2; ++r) { /* raced */
+    tuner_world_t* w = world_of(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_ADAPTIVE, machine_of(1e6, r ? 1e10 : 1e6));
+    run(w, sent);
+    assert_true(w->settled[0] && (is_same(sent, fixed[0]) || is_same(sent, fixed[1]) || is_same(sent, fixed[2])));
+  }
+}

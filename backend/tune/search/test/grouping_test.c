@@ -31,9 +31,9 @@ static double seconds_of(const world_t* w, double gain, int64_t rows, int32_t n,
   return truth(&w->surface, rows, n, 0, direction) * (grouped ? 1 - (1 - gain) * pairs : 1);
 }
 
-static double predict_grouped(void* user, int64_t rows, int32_t n, int32_t wgrad, int32_t direction) {
+static double predict_grouped(void* user, int64_t rows, int32_t n, int32_t wgrad, int32_t direction, int32_t form) {
   const world_t* w = user;
-  (void)wgrad;
+  (void)wgrad, (void)form;
   return seconds_of(w, w->predicted, rows, n, direction, 1);
 }
 
@@ -44,16 +44,15 @@ static double predict_single(void* user, int64_t rows, int32_t n, int32_t wgrad,
 
 static void decided(void* user, const sluice_grouping_decision_t* d) {
   world_t* w = user;
-  ++w->told, w->told_pick = d->pick, w->told_why = d->why, w->told_grouped = d->is_grouped;
+  ++w->told, w->told_pick = d->pick, w->told_why = d->why, w->told_grouped = d->form;
 }
 
 static void begin(world_t* w, int32_t mode, int knows) {
   sluice_search_config_t search = config_of(mode);
   if (knows) search.predict = predict_single, search.user = w;
-  const sluice_grouping_config_t grouping = {.is_open = 1,
+  const sluice_grouping_config_t grouping = {.forms = {{1, w->least_chunks, w->least_skew}},
+                                             .num_forms = 1,
                                              .mode = mode,
-                                             .least_chunks = w->least_chunks,
-                                             .least_skew = w->least_skew,
                                              .predict = knows ? predict_grouped : NULL,
                                              .user = w,
                                              .decided = decided};
@@ -128,7 +127,7 @@ TEST(Grouping_NothingToGain_NeverRuns) {
     if (i < 2) w.skew = 1.1;
     const int32_t mode = i == 4 ? SLUICE_TUNER_ADAPTIVE : modes[i];
     begin(&w, mode, i == 4 ? 0 : knows[i]);
-    if (i == 4) w.grouping.config.is_open = 0;
+    if (i == 4) w.grouping.config.num_forms = 0;
     int32_t grouped = 0, why = 0;
     for (int k = 0; k < 300; ++k) (void)step(&w, 4096, &grouped, &why);
     assert_int_equal(w.ran_grouped, 0);

@@ -18,6 +18,7 @@ CASES = {
     "grid": Case("57 cells over every axis, 20 pairs each", ROOM + "layer.grid"),
     "train": Case("training steps of examples/text_lm", ROOM + "train.train"),
     "experts": Case("transformers' experts block against grouped_mm and a roofline", ROOM + "experts.experts"),
+    "finetune": Case("adapters and experts in MXFP4, against frozen experts and PEFT", ROOM + "experts.finetune"),
     "ep": Case("transformers' expert parallelism against all_to_all", ROOM + "hosts.ep"),
     "megatron": Case("layers of Megatron-Core", ROOM + "hosts.megatron_layer"),
     "autoep": Case("layers of DeepSpeed's AutoEP", ROOM + "hosts.autoep_layer"),

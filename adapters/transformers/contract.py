@@ -29,6 +29,8 @@ INSTEAD = (
     "only adapter that they take: put other adapters on attention alone, or train without expert parallelism (no "
     "ep_size in DistributedConfig)"
 )
+# transformers' names of kernels for CUDA, which take all experts of a rank in one call.
+KERNELS = ("deepgemm", "deepgemm_megamoe", "sonicmoe")
 OTHERWISE = 'or set experts_implementation="eager" for this model'
 
 
@@ -148,6 +150,12 @@ def read(module: Any, chosen: str | None = None) -> Contract:
                 f"{name}.{attribute} is {_kind(getattr(module, attribute, None))}, not a tensor stacked over experts: "
                 f"load the model in float32, bfloat16 or float16, {OTHERWISE}"
             )
+    if chosen in KERNELS:
+        raise Unsupported(
+            f'{type(module).__name__}: experts_implementation="{chosen}" cannot compute the rows of one expert at a '
+            f'time, which ep_implementation="{NAME}" needs: set experts_implementation="{NAME}", "grouped_mm", '
+            f'"batched_mm" or "eager", or ep_implementation="all_to_all"'
+        )
     stock = chosen not in (None, NAME)
     unit, reason = (None, f'experts_implementation="{chosen}"') if stock else _unit(module, names)
     return Contract(

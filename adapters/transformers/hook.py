@@ -15,9 +15,21 @@ from sluice.adapters.transformers import NAME
 _forward: Any = None
 
 
-def sluice_experts_forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
-    """transformers' contract: tokens [T, M], local expert ids [T, K] (num_experts: not here), weights [T, K]."""
+def sluice_experts_forward(
+    self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any, process_group: Any = None
+) -> Any:
+    """transformers' contract: tokens [T, M], local expert ids [T, K] (num_experts: not here), weights [T, K].
+
+    process_group: what ep_implementation="deepgemm_megamoe" passes to its own kernel, with ids of all experts.
+    """
     global _forward
+    if process_group is not None:
+        from sluice.errors import Unsupported
+
+        raise Unsupported(
+            f'{type(self).__name__}: ep_implementation="deepgemm_megamoe" runs with '
+            f'experts_implementation="deepgemm_megamoe" alone: set ep_implementation="{NAME}" or "all_to_all"'
+        )
     if _forward is None:
         from sluice.adapters.transformers import experts
 

@@ -75,6 +75,30 @@ def test_TwoRanks_SluicesExpertsUnderStockTransports_AsUnsplit(
             assert gap < 2e-5, (rank, name, gap)
 
 
+# What transformers 5.23 registers and no test above combines: () trains as the unsplit model, else the words of the error.
+CUDA_ALONE = ('experts_implementation="{}" cannot compute the rows of one expert', 'or ep_implementation="all_to_all"')
+MIXTURES = {
+    "batched_mm sluice": (),
+    "sluice deepgemm_megamoe": ('ep_implementation="deepgemm_megamoe" runs with', 'set ep_implementation="sluice" or'),
+    "deepgemm sluice": CUDA_ALONE,
+    "sonicmoe sluice": CUDA_ALONE,
+    "deepgemm_megamoe sluice": ("ep_implementation='sluice'", 'with `ep_implementation="auto"` or'),
+    "sluice no_such": ("ep_implementation='no_such'", "use one of", "'sluice'"),
+}
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_TwoRanks_EachMixtureOfNames_AsUnsplitOrRefusedByName(ranks: Ranks, saved: Any, mixture: str) -> None:
+    """With tensor parallelism: deepgemm_megamoe refuses ranks that do not share a batch."""
+    experts, transport = mixture.split()
+    case = {"kind": "qwen3_moe", "path": saved("qwen3_moe"), "experts": experts, "transport": transport}
+    for found in ranks.run("tf_ep_jobs:mixed", config=LAYOUTS["tp"], **case):
+        if MIXTURES[mixture]:
+            assert all(text.format(experts) in found["said"] for text in MIXTURES[mixture]), found
+        else:
+            assert found["said"] == "" and found["gap"] < 2e-5, found
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_TwoRanks_SaveAfterLoad_SameBits(ranks: Ranks, saved: Any, tmp_path: Path, layout: str) -> None:
     kind = "qwen3_moe"

@@ -33,6 +33,15 @@ def split(path: str, layout: dict[str, int], experts: str = "sluice", transport:
     )
 
 
+def mixed(kind: str, path: str, experts: str, transport: str, config: dict[str, Any]) -> dict[str, Any]:
+    """A step of a model with one mixture of transformers' names and of DistributedConfig's options: the worst gap of
+    gradients to the unsplit model, or the error."""
+    try:
+        return {"gap": max(tf_models.ep_step(kind, path, experts, dict(config), transport).values()), "said": ""}
+    except Exception as error:
+        return {"gap": None, "said": f"{type(error).__name__}: {error}"}
+
+
 def _batches(layout: dict[str, int]) -> tuple[list[torch.Tensor], torch.Tensor]:
     """All of them, and this rank's."""
     shared = layout.get("tp_size", 1)

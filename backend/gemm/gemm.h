@@ -39,6 +39,10 @@ typedef struct sluice_grouped_gemm_s {
   /* [count], or NULL: no weight is packed. How each B is; strides of a packed one count elements, and the one along the
    * weight's columns is 1. */
   const sluice_packed_t* packed;
+  /* Device memory where a GPU's GEMMs decode packed weights: as much as the largest takes, or more. Other
+   * implementations borrow theirs. */
+  void* scratch;
+  uint64_t scratch_bytes;
 } sluice_grouped_gemm_t;
 
 typedef struct sluice_gemm_s sluice_gemm_t;

@@ -58,9 +58,22 @@ static uint64_t adapters_bytes(const sluice_shape_t* shape) {
   return sluice_min_u64(all, sluice_max_u64(one, MOST));
 }
 
+/* Enough to keep a GPU busy between two launches that decode. The largest weight is W1 with W3, one after the other or
+ * each by itself. */
+static uint64_t decoded_bytes(const sluice_shape_t* shape) {
+  enum { MOST = 1 << 26 };
+  const sluice_moe_config_t* c = &shape->config;
+  if (c->weight_format == SLUICE_WEIGHTS_PLAIN || !shape->on_device_memory) return 0;
+  const uint64_t half = (uint64_t)c->hidden_width * (uint64_t)c->model_width * sluice_dtype_bytes(c->dtype);
+  const uint64_t one = (uint64_t)shape->gate_factor * sluice_align_up(half);
+  return sluice_min_u64((uint64_t)shape->num_local * one, sluice_max_u64(one, MOST));
+}
+
 int64_t sluice_pass_gemms(const sluice_shape_t* shape) { return 2 * (int64_t)shape->num_local; }
 
-uint64_t sluice_pass_device_scratch_bytes(uint64_t scalar_bytes) { return 3 * sluice_align_up(scalar_bytes); }
+uint64_t sluice_pass_device_scratch_bytes(const sluice_shape_t* shape, uint64_t scalar_bytes) {
+  return 3 * sluice_align_up(scalar_bytes) + sluice_align_up(decoded_bytes(shape));
+}
 
 sluice_pass_scratch_t sluice_pass_scratch(const sluice_shape_t* shape, uint64_t scalar_bytes, int32_t num_ops) {
   const uint64_t w = (uint64_t)shape->world_size;
@@ -71,13 +84,14 @@ sluice_pass_scratch_t sluice_pass_scratch(const sluice_shape_t* shape, uint64_t 
                                  w * SLUICE_ROW_RUN_BYTES,
                                  (uint64_t)sluice_pass_gemms(shape) * each,
                                  (uint64_t)num_ops * SLUICE_OP_TIMES_BYTES,
-                                 adapters_bytes(shape)};
+                                 adapters_bytes(shape),
+                                 decoded_bytes(shape)};
 }
 
 uint64_t sluice_pass_scratch_bytes(const sluice_shape_t* shape, uint64_t scalar_bytes, int32_t num_ops) {
   const sluice_pass_scratch_t s = sluice_pass_scratch(shape, scalar_bytes, num_ops);
   return 5 * sluice_align_up(s.per_rank) + 3 * sluice_align_up(s.scalars) + sluice_align_up(s.runs) +
-         sluice_align_up(s.gemms) + sluice_align_up(s.times) + sluice_align_up(s.adapters);
+         sluice_align_up(s.gemms) + sluice_align_up(s.times) + sluice_align_up(s.adapters) + sluice_align_up(s.decoded);
 }
 
 uint64_t sluice_parameter_elements(const sluice_shape_t* shape, int32_t parameter) {

@@ -35,15 +35,17 @@ uint64_t sluice_row_bytes(const sluice_shape_t* shape, int32_t tensor);
 int64_t sluice_pass_gemms(const sluice_shape_t* shape);
 /* What a pass takes after its slots, each block by itself: five of per_rank, three of scalars, one of each other;
  * adapters: where factors of adapters lie in the layer's dtype, as many at a time as fit.
+ * decoded: where a device with memory of its own decodes packed weights, those of several experts or at least of one;
+ * 0: a CPU's GEMMs borrow theirs.
  * scalar_bytes: of one f32 for each row of the largest chunk. */
 typedef struct sluice_pass_scratch_s {
-  uint64_t per_rank, scalars, runs, gemms, times, adapters;
+  uint64_t per_rank, scalars, runs, gemms, times, adapters, decoded;
 } sluice_pass_scratch_t;
 sluice_pass_scratch_t sluice_pass_scratch(const sluice_shape_t* shape, uint64_t scalar_bytes, int32_t num_ops);
 /* All of it in an arena. */
 uint64_t sluice_pass_scratch_bytes(const sluice_shape_t* shape, uint64_t scalar_bytes, int32_t num_ops);
 /* Of it, what lies with the rows of a device with memory of its own. */
-uint64_t sluice_pass_device_scratch_bytes(uint64_t scalar_bytes);
+uint64_t sluice_pass_device_scratch_bytes(const sluice_shape_t* shape, uint64_t scalar_bytes);
 
 /* Elements of one expert's gradient of a parameter; 0: the layer has no such parameter, or has it frozen. */
 typedef enum sluice_parameter_e {

@@ -244,7 +244,7 @@ sluice_status_t sluice_plan_slot_bytes(const sluice_plan_problem_t* problem, con
   }
   int64_t scalars = sluice_max(plan->chunk_rows, sluice_plan_sent_rows(problem, plan));
   if (problem->shape.on_device_memory) {
-    *out_bytes = tensors + sluice_pass_device_scratch_bytes((uint64_t)scalars * sizeof(float));
+    *out_bytes = tensors + sluice_pass_device_scratch_bytes(&problem->shape, (uint64_t)scalars * sizeof(float));
     return SLUICE_OK;
   }
   *out_bytes =

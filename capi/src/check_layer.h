@@ -38,10 +38,10 @@ sluice_status_t sluice_check_weight_format(const char* where, int32_t format, in
 sluice_status_t sluice_check_packed(const sluice_moe_t* moe, const sluice_tensor_t* codes,
                                     const sluice_tensor_t* scales, const char* name, const char* scales_name,
                                     const int64_t* shape);
-/* The same of one weight [rows, cols] in a format that is known. */
+/* The same of one weight [rows, cols] in a format that is known. context: on whose device it lies; NULL: the host's. */
 sluice_status_t sluice_check_packed_weight(const sluice_tensor_t* codes, const sluice_tensor_t* scales,
-                                           const char* name, const char* scales_name, int32_t format, int32_t block,
-                                           int64_t rows, int64_t cols);
+                                           const char* name, const char* scales_name, const sluice_context_t* context,
+                                           int32_t format, int32_t block, int64_t rows, int64_t cols);
 sluice_status_t sluice_check_callbacks(const sluice_moe_t* moe, const sluice_expert_callbacks_t* callbacks);
 /* UNSUPPORTED on a device whose memory the host cannot touch. */
 sluice_status_t sluice_check_is_near(const sluice_context_t* context, const char* what);

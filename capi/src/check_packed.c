@@ -5,6 +5,7 @@
 #include "backend/base/check.h"
 #include "backend/base/dtype.h"
 #include "backend/base/tensor.h"
+#include "backend/moe/context/row_memory.h"
 #include "capi/src/check_layer.h"
 
 enum { DEFAULT_BLOCK = 128 };
@@ -67,11 +68,19 @@ static int is_bytes(const sluice_tensor_t* t, int32_t format) {
   return t->type_code == SLUICE_TYPE_UINT || (t->type_code == SLUICE_TYPE_INT && format == SLUICE_WEIGHTS_INT8);
 }
 
-/* Sizes, rows of contiguous elements that do not overlap, and data. */
-static sluice_status_t check_rows(const sluice_tensor_t* t, const char* name, int64_t rows, int64_t cols) {
-  if (t->device_type != SLUICE_DEVICE_CPU) {
+/* Sizes, rows of contiguous elements that do not overlap, and data, in memory of the context's device. */
+static sluice_status_t check_rows(const sluice_tensor_t* t, const char* name, const sluice_context_t* context,
+                                  int64_t rows, int64_t cols) {
+  const int is_cpu = context == NULL || context->device_type == SLUICE_DEVICE_CPU;
+  if (is_cpu && t->device_type != SLUICE_DEVICE_CPU) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: device_type is %d, want %d (CPU): copy it to the host", name,
                        t->device_type, (int)SLUICE_DEVICE_CPU);
+  }
+  if (!is_cpu && (t->device_type != context->device_type || t->device_id != context->device_id)) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "%s: device_type is %d and device_id %d, want %d and %d, as the layer's context has: copy it "
+                       "there",
+                       name, t->device_type, t->device_id, context->device_type, context->device_id);
   }
   if (t->ndim != 2 || t->shape == NULL || t->data == NULL || t->shape[0] != rows || t->shape[1] != cols) {
     char found[64] = "no data or no shape";
@@ -107,17 +116,33 @@ static sluice_status_t check_scales(const sluice_tensor_t* t, const char* name, 
 }
 
 sluice_status_t sluice_check_packed_weight(const sluice_tensor_t* codes, const sluice_tensor_t* scales,
-                                           const char* name, const char* scales_name, int32_t format, int32_t block,
-                                           int64_t rows, int64_t cols) {
+                                           const char* name, const char* scales_name, const sluice_context_t* context,
+                                           int32_t format, int32_t block, int64_t rows, int64_t cols) {
   const sluice_packed_format_t* f = sluice_packed_format(format);
   if (!is_bytes(codes, format)) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: type code %u with %u bits; codes of %s are u8%s", name,
                        (unsigned)codes->type_code, (unsigned)codes->type_bits, f->name,
                        format == SLUICE_WEIGHTS_INT8 ? " or i8" : "");
   }
-  SLUICE_TRY(check_rows(codes, name, rows, cols * f->bits / 8));
+  SLUICE_TRY(check_rows(codes, name, context, rows, cols * f->bits / 8));
   SLUICE_TRY(check_scales(scales, scales_name, format));
-  return check_rows(scales, scales_name, sluice_packed_blocks(rows, f->block_rows), sluice_packed_blocks(cols, block));
+  return check_rows(scales, scales_name, context, sluice_packed_blocks(rows, f->block_rows),
+                    sluice_packed_blocks(cols, block));
+}
+
+/* As other tensors: of an array the first is looked up. A kernel reads a scale by one access. */
+static sluice_status_t check_on_device(sluice_context_t* context, const sluice_tensor_t* codes,
+                                       const sluice_tensor_t* scales, const sluice_packed_format_t* format,
+                                       int is_looked_up, const char* name, const char* scales_name) {
+  const uint64_t bytes = (uint64_t)format->scale_bytes;
+  if (!context->rows->is_device) return SLUICE_OK;
+  if ((uintptr_t)sluice_tensor_data(scales) % bytes != 0) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: begins at %p; scales of %s begin at a multiple of %d bytes",
+                       scales_name, sluice_tensor_data(scales), format->name, format->scale_bytes);
+  }
+  if (!is_looked_up) return SLUICE_OK;
+  SLUICE_TRY(context->rows->check(context, sluice_tensor_data(codes), 1, 1, name));
+  return context->rows->check(context, sluice_tensor_data(scales), bytes, bytes, scales_name);
 }
 
 sluice_status_t sluice_check_packed(const sluice_moe_t* moe, const sluice_tensor_t* codes,
@@ -125,6 +150,7 @@ sluice_status_t sluice_check_packed(const sluice_moe_t* moe, const sluice_tensor
                                     const int64_t* shape) {
   const sluice_moe_config_t* c = &moe->shape.config;
   const sluice_packed_format_t* format = sluice_packed_format(c->weight_format);
+  sluice_context_t* context = moe->context;
   const int32_t count = moe->shape.num_local;
   if (count > 0 && (codes == NULL || scales == NULL)) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
@@ -135,8 +161,9 @@ sluice_status_t sluice_check_packed(const sluice_moe_t* moe, const sluice_tensor
     char label[64], scales_label[64];
     snprintf(label, sizeof label, "%s[%d]", name, e);
     snprintf(scales_label, sizeof scales_label, "%s[%d]", scales_name, e);
-    SLUICE_TRY(sluice_check_packed_weight(&codes[e], &scales[e], label, scales_label, c->weight_format, c->weight_block,
-                                          shape[0], shape[1]));
+    SLUICE_TRY(sluice_check_packed_weight(&codes[e], &scales[e], label, scales_label, context, c->weight_format,
+                                          c->weight_block, shape[0], shape[1]));
+    SLUICE_TRY(check_on_device(context, &codes[e], &scales[e], format, e == 0, label, scales_label));
   }
   return SLUICE_OK;
 }

@@ -163,7 +163,7 @@ static sluice_status_t check_deduplicate(const sluice_context_t* context, const 
 }
 
 /* On return weight_block is that of the format. */
-static sluice_status_t check_weights(const sluice_context_t* context, sluice_moe_config_t* c) {
+static sluice_status_t check_weights(sluice_moe_config_t* c) {
   const int32_t id = c->layer_id;
   const char* name = sluice_weights_word(c->weight_format);
   SLUICE_TRY(SLUICE_REQUIRE(c->weight_format == SLUICE_WEIGHTS_PLAIN || !c->callback_experts,
@@ -171,12 +171,7 @@ static sluice_status_t check_weights(const sluice_context_t* context, sluice_moe
                             id, name));
   char what[32];
   snprintf(what, sizeof what, "layer %d", id);
-  SLUICE_TRY(sluice_check_weight_format(what, c->weight_format, &c->weight_block, c->model_width, c->hidden_width));
-  if (c->weight_format == SLUICE_WEIGHTS_PLAIN || !context->rows->is_device) return SLUICE_OK;
-  return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                     "layer %d: weight_format is %s; weights are decoded on a CPU alone yet, not on device %s: give "
-                     "plain weights",
-                     id, name, context->device->name);
+  return sluice_check_weight_format(what, c->weight_format, &c->weight_block, c->model_width, c->hidden_width);
 }
 
 /* Who reuses buffers keeps no rows: a policy that keeps contradicts it. */
@@ -220,7 +215,7 @@ sluice_status_t sluice_moe_create(sluice_context_t* context, const sluice_moe_co
                        checked.layer_id, context->device->name, sluice_activation_word(checked.activation),
                        sluice_gated_word(checked.gated));
   }
-  SLUICE_TRY(check_weights(context, &checked));
+  SLUICE_TRY(check_weights(&checked));
   SLUICE_TRY(check_policies(&checked));
   SLUICE_TRY(check_reuse(&checked));
   char what[32];

@@ -29,7 +29,7 @@ static sluice_status_t packed_weight_of(int32_t format, int32_t block, const slu
     rows = codes->shape[0], cols = codes->shape[1] * 8 / f->bits;
   }
   SLUICE_TRY(sluice_packed_check_shape(format, block_cols, cols, "weight"));
-  SLUICE_TRY(sluice_check_packed_weight(codes, scales, "codes", "scales", format, block_cols, rows, cols));
+  SLUICE_TRY(sluice_check_packed_weight(codes, scales, "codes", "scales", NULL, format, block_cols, rows, cols));
   const int64_t bytes = sluice_tensor_stride(codes, 0);
   *out = (packed_weight_t){
       .packed = {format, block_cols, 0, sluice_tensor_data(scales), sluice_tensor_stride(scales, 0), 0},

@@ -3,7 +3,7 @@
  * edge, through each implementation. The weights are decoded here by a formula of its own. Codes, scales and C end
  * where memory ends.
  *
- *   packed_cts NAME     ref, native, onednn, blas, host, auto
+ *   packed_cts NAME     ref, native, onednn, blas, host, auto, cublas (on fakes)
  */
 #include <math.h>
 #include <stdio.h>
@@ -15,6 +15,8 @@
 #include "backend/base/dtype.h"
 #include "backend/base/math.h"
 #include "backend/base/test/refused.h"
+#include "backend/device/cuda/fake/fake_cuda.h"
+#include "backend/gemm/cublas/fake/fake_cublas.h"
 #include "backend/gemm/gemm.h"
 #include "backend/gemm/native/native_kernels.h"
 
@@ -22,6 +24,7 @@ static sluice_allocator_t allocator;
 static const char* name;     /* of the implementation */
 static const char* set_name; /* of "native": its kernels, or NULL */
 
+static int is_on_device(void) { return strcmp(name, "cublas") == 0; }
 static int is_foreign(void) { return strcmp(name, "blas") == 0 || strcmp(name, "onednn") == 0; }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
@@ -158,10 +161,26 @@ typedef struct direction_s {
 } direction_t;
 static const direction_t directions[] = {{"forward", 1}, {"gradient of the input", 0}};
 
+/* On a device the list has scratch memory for its largest weight alone, which ends where memory ends. */
+static sluice_status_t run_on_device(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
+  sluice_grouped_gemm_t there = *list;
+  for (int64_t i = 0; list->packed != NULL && i < list->count; ++i) {
+    const sluice_gemm_problem_t* p = &list->problems[i];
+    const uint64_t bytes = sluice_align_up((uint64_t)(p->n * p->k) * sluice_dtype_bytes(list->dtype_ab));
+    there.scratch_bytes = sluice_max_u64(there.scratch_bytes, bytes);
+  }
+  fenced_t scratch = fenced((int64_t)there.scratch_bytes);
+  there.scratch = scratch.data;
+  const sluice_status_t status = sluice_gemm_run(gemm, &there);
+  assert_true(sluice_fake_cuda_idle(NULL));
+  unfence(&scratch);
+  return status;
+}
+
 static sluice_status_t run(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
   const uint64_t before = allocator.current_bytes;
   sluice_allocator_reset_peak(&allocator);
-  const sluice_status_t status = sluice_gemm_run(gemm, list);
+  const sluice_status_t status = is_on_device() ? run_on_device(gemm, list) : sluice_gemm_run(gemm, list);
   assert_int_equal(allocator.current_bytes, before);
   assert_true(allocator.peak_bytes - before <= SLUICE_GEMM_SCRATCH_BYTES);
   return status;
@@ -211,6 +230,18 @@ static int32_t host_gemm(void* user, const sluice_host_gemm_args_t* args) {
   return 1; /* it must not be asked */
 }
 
+static sluice_device_t* device; /* NULL: this CPU */
+
+static sluice_status_t create_cublas(void) {
+  sluice_fake_cuda_reset();
+  SLUICE_TRY(
+      sluice_cuda_device_create_from(sluice_fake_cuda_driver(), sluice_fake_cuda_image(), 0, &allocator, &device));
+  const sluice_cublas_symbols_t symbols = sluice_fake_cublas(1);
+  const sluice_gemm_cublas_options_t options = {
+      .device = device, .memory = &allocator, .symbols = &symbols, .workspace_bytes = 4096};
+  return sluice_gemm_cublas_create(&options, &allocator, &gemm);
+}
+
 static int set_up(void** state) {
   (void)state;
   sluice_allocator_init(&allocator, NULL, NULL, NULL);
@@ -220,6 +251,7 @@ static int set_up(void** state) {
   if (is_foreign()) return 0;
 #endif
   const sluice_gemm_options_t options = {name, NULL, host_gemm, NULL};
+  if (is_on_device()) return create_cublas() != SLUICE_OK;
   const sluice_status_t status = sluice_gemm_create(&options, &allocator, &gemm);
   return status != SLUICE_OK && status != SLUICE_E_NOT_FOUND && status != SLUICE_E_UNSUPPORTED;
 }
@@ -227,6 +259,8 @@ static int set_up(void** state) {
 static int tear_down(void** state) {
   (void)state;
   sluice_gemm_destroy(gemm);
+  if (device != NULL) device->vtable->destroy(device);
+  device = NULL;
   const int leaked = allocator.num_live != 0;
   sluice_allocator_deinit(&allocator);
   return leaked;
@@ -363,7 +397,7 @@ static void Packed_StridesOrSizesThatDoNotFit_Refused(void** state) {
   unknown.format = 7;
   refused(&good, &unknown, "weight format 7 is unknown");
   const sluice_grouped_gemm_t list = {&good, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL, &packed};
-  assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+  assert_int_equal(run(gemm, &list), SLUICE_OK);
 }
 
 int main(int argc, char** argv) {

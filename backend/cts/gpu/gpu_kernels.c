@@ -164,4 +164,5 @@ void gpu_part_kernels(void) {
   }
   scalars(0);
   scalars(1);
+  gpu_decode();
 }

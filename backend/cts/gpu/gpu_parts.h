@@ -4,6 +4,7 @@
 #define SLUICE_BACKEND_CTS_GPU_GPU_PARTS_H_
 
 void gpu_part_kernels(void);
+void gpu_decode(void); /* packed weights, of that part */
 void gpu_part_routing(void);
 void gpu_part_gemm(void);
 void gpu_part_gemm_by_rule(void);

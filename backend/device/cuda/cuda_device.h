@@ -69,6 +69,23 @@ sluice_status_t sluice_cuda_leave_with(sluice_device_t* device, sluice_status_t 
  */
 sluice_status_t sluice_cuda_write_words(sluice_stream_t stream, void* to, const uint64_t* words, int64_t count);
 
+/* A packed weight W [rows, cols] and where it is decoded to: row after row, at an address that 16 divides. */
+typedef struct sluice_cuda_packed_s {
+  const void* codes;
+  const void* scales;
+  void* out;
+  int64_t rows;
+  int64_t row_bytes; /* of codes, from one row to the next */
+  int64_t scales_ld; /* scales from one row of them to the next */
+  int64_t half;      /* rows after which blocks of rows begin again; 0: they do not */
+} sluice_cuda_packed_t;
+
+/* Decodes weights of one format (SLUICE_WEIGHTS_*), width and size of blocks, as backend/gemm/packed.h defines it, in
+ * one launch for each SLUICE_CUDA_DECODED of them. Their rows together, and cols, are below 2^31. Between enter and
+ * leave. Returns the first failure since enter; UNSUPPORTED where cols * block_cols is 2^41 or more. */
+sluice_status_t sluice_cuda_decode(sluice_stream_t stream, int32_t format, int64_t block_cols, int64_t cols,
+                                   int32_t dtype, const sluice_cuda_packed_t* weights, int64_t count);
+
 /* Copies `bytes` from the device to `out` (pinned memory, or the copy is slower) and waits for that copy only: the one
  * place where the host waits. Errors: STATE (the stream is being captured, or after fork), EXTERNAL. */
 sluice_status_t sluice_cuda_read(sluice_device_t* device, sluice_stream_t stream, const void* data, void* out,

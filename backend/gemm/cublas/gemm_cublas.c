@@ -9,6 +9,7 @@
 #include "backend/base/log.h"
 #include "backend/base/file_trust.h"
 #include "backend/device/cuda/cuda_device.h"
+#include "backend/gemm/cublas/cublas_decode.h"
 #include "backend/gemm/cublas/cublas_streams.h"
 #include "backend/gemm/gemm_form.h"
 
@@ -43,6 +44,7 @@ typedef struct gemm_cublas_s {
   int32_t tf32;
   uint32_t no_groups; /* bit per type: the library declined a grouped call */
   groups_t groups;
+  sluice_cublas_decoded_t decoded; /* the part of a list with packed weights that runs */
 } gemm_cublas_t;
 
 static sluice_status_t fail(int code, const char* what) {
@@ -67,7 +69,7 @@ static int compute_of(const gemm_cublas_t* gemm, int32_t dtype) {
 
 static int cublas_supports(const sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
   (void)gemm;
-  if (type_of(list->dtype_ab) < 0 || list->packed != NULL) return 0; /* no kernel decodes on a GPU yet */
+  if (type_of(list->dtype_ab) < 0) return 0;
   if (list->dtype_c != list->dtype_ab) {
     int is_half = list->dtype_ab == SLUICE_DTYPE_BF16 || list->dtype_ab == SLUICE_DTYPE_F16;
     if (!is_half || list->dtype_c != SLUICE_DTYPE_F32) return 0;
@@ -78,7 +80,7 @@ static int cublas_supports(const sluice_gemm_t* gemm, const sluice_grouped_gemm_
     if (f.m > INT32_MAX || f.n > INT32_MAX || f.k > INT32_MAX) return 0;
     if (f.lda > INT32_MAX || f.ldb > INT32_MAX || f.ldc > INT32_MAX) return 0;
   }
-  return 1;
+  return list->packed == NULL || sluice_cublas_can_decode(list);
 }
 
 /* 1 when cuBLAS has nothing to do; k = 0 clears C, which may hold NaN. */
@@ -267,6 +269,16 @@ static sluice_status_t run_list(gemm_cublas_t* gemm, const sluice_grouped_gemm_t
   return SLUICE_OK;
 }
 
+/* The way is that of the whole list, so that cuBLAS computes each GEMM as it does with a plain weight. */
+static sluice_status_t run_packed(gemm_cublas_t* gemm, const sluice_grouped_gemm_t* list, int32_t how, int is_forked) {
+  for (int64_t next = 0; next < list->count;) {
+    sluice_grouped_gemm_t part;
+    SLUICE_TRY(sluice_cublas_decode_next(list, &next, &gemm->decoded, &part));
+    SLUICE_TRY(is_forked ? run_side_by_side(gemm, &part) : run_list(gemm, &part, how));
+  }
+  return SLUICE_OK;
+}
+
 static sluice_status_t cublas_run(sluice_gemm_t* base, const sluice_grouped_gemm_t* list) {
   gemm_cublas_t* gemm = (gemm_cublas_t*)base;
   const int32_t how = gemm->how != SLUICE_CUBLAS_BY_RULE ? gemm->how : sluice_cublas_choose(list, gemm->num_sms);
@@ -280,9 +292,10 @@ static sluice_status_t cublas_run(sluice_gemm_t* base, const sluice_grouped_gemm
     if (is_forked) bytes = sluice_cublas_streams_part(bytes);
     code = gemm->symbols.cublasSetWorkspace_v2(gemm->handle, scratch, bytes);
   }
-  sluice_status_t status = code != 0   ? fail(code, "its stream and workspace cannot be set")
-                           : is_forked ? run_side_by_side(gemm, list)
-                                       : run_list(gemm, list, how);
+  sluice_status_t status = code != 0              ? fail(code, "its stream and workspace cannot be set")
+                           : list->packed != NULL ? run_packed(gemm, list, how, is_forked)
+                           : is_forked            ? run_side_by_side(gemm, list)
+                                                  : run_list(gemm, list, how);
   return sluice_cuda_leave_with(gemm->device, status);
 }
 
@@ -310,6 +323,7 @@ static const sluice_gemm_vtable_t cublas_vtable = {
     .destroy = cublas_destroy,
     .supports = cublas_supports,
     .run = cublas_run,
+    .decodes = 1,
 };
 
 static sluice_status_t take(void* handle, const char* library, sluice_cublas_symbols_t* out_symbols) {

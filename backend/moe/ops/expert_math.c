@@ -59,6 +59,7 @@ sluice_status_t sluice_grouped_gemm_run(sluice_pass_t* pass, const sluice_op_t* 
   for (int64_t i = 0; pass->packed != NULL && i < count; ++i) {
     if (pass->packed[i].format != SLUICE_PACKED_NO) list.packed = pass->packed;
   }
+  list.scratch = pass->decoded, list.scratch_bytes = pass->decoded_bytes;
   const sluice_status_t status = sluice_gemm_run(pass->context->gemm, &list);
   if (list.packed != NULL) memset(pass->packed, 0, (size_t)count * sizeof *pass->packed);
   return status;

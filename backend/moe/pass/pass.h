@@ -89,6 +89,8 @@ typedef struct sluice_pass_s {
   char* adapters;                   /* compute lane: factors of adapters in the layer's dtype */
   uint64_t adapter_bytes;           /* of them */
   sluice_packed_t* packed;          /* NULL, or of each of `gemms` how its weight is packed; zeros between lists */
+  void* decoded;                    /* compute lane: where a device decodes packed weights; NULL: it does not */
+  uint64_t decoded_bytes;           /* of it */
   sluice_op_times_t* times;         /* [num_ops] */
   int32_t is_bounded;               /* a plan has room for it, and its templates keep to the plan's rings */
   int32_t captured;                 /* the host's stream is being captured into a graph */

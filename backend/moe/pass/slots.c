@@ -160,6 +160,8 @@ static void take_scratch(sluice_pass_t* pass, const sluice_pass_scratch_t* s, sl
     pass->packed = (sluice_packed_t*)(void*)(pass->gemms + count);
     memset(pass->packed, 0, (size_t)count * sizeof *pass->packed);
   }
+  pass->decoded_bytes = s->decoded;
+  pass->decoded = s->decoded > 0 ? sluice_arena_take(rows, s->decoded) : NULL;
   pass->times = sluice_arena_take(host, s->times);
   pass->adapter_bytes = s->adapters;
   pass->adapters = s->adapters > 0 ? sluice_arena_take(host, s->adapters) : NULL;
@@ -211,8 +213,8 @@ sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given) {
     if (given[t] == NULL) tensors += sluice_align_up(pass->slots[t].bytes);
   }
   sluice_arena_t *arena = &pass->memory->slots, *host = NULL;
-  SLUICE_TRY(context->rows->take_scratch(pass->memory, total, sluice_pass_device_scratch_bytes(s.scalars) + of_groups,
-                                         &host, &total));
+  const uint64_t on_device = sluice_pass_device_scratch_bytes(&pass->moe->shape, s.scalars) + of_groups;
+  SLUICE_TRY(context->rows->take_scratch(pass->memory, total, on_device, &host, &total));
   SLUICE_TRY(give_back_after_trials(pass, total + tensors));
   SLUICE_TRY(sluice_arena_reset(arena, total + tensors, "slots of a pass"));
   SLUICE_TRY(poison(pass, arena));

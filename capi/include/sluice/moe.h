@@ -80,7 +80,7 @@ typedef struct sluice_moe_config_s {
    * with callback experts (INVALID_ARGUMENT), nor on CUDA (UNSUPPORTED). Equal on all ranks. */
   int32_t lora_rank;
   /* SLUICE_WEIGHTS_* (weights.h) of w1, w3 and w2; default PLAIN. Packed weights are frozen: their gradients are
-   * refused. Not with callback experts (INVALID_ARGUMENT), nor on CUDA (UNSUPPORTED). Equal on all ranks. */
+   * refused. Not with callback experts (INVALID_ARGUMENT). Equal on all ranks. */
   int16_t weight_format;
   int16_t weight_block; /* INT8, INT4: inputs that share a scale, a multiple of 32, or 0 for 128; of others 0. Equal on
                            all ranks */

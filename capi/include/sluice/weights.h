@@ -8,7 +8,10 @@
  *
  * rounded once in the product and once to the layer's dtype: what transformers makes of such checkpoints. Weights are
  * decoded where a GEMM reads them, a few rows at a time; outputs and input gradients have the bits of a layer with the
- * decoded weights, with gemm "ref" and "native". The other libraries get decoded parts in scratch memory.
+ * decoded weights, with gemm "ref" and "native". The other libraries get decoded parts in scratch memory. On CUDA codes
+ * and scales are device memory (scales begin at a multiple of their size); a kernel decodes the weights of as many
+ * experts as 64 MiB hold, at least of one, into slots that a plan counts, and cuBLAS reads them there. The functions
+ * below take host memory.
  *
  *   format   codes                                       scales
  *   MXFP4    u8 [out, in / 2], e2m1, `in` even           u8 [out, in / 32], 2^(scale - 127); `in` a multiple of 32

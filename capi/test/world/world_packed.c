@@ -93,21 +93,41 @@ static void fill_decoded(const case_t* c, int kind, int32_t e, void* out) {
   }
 }
 
+/* Twice `bytes`, on the machine of the rank: room for W3 after W1. */
+static void* take_twice(world_packed_t* p, uint64_t bytes) {
+  void* memory = world_take(2 * bytes + 1);
+  p->memory[p->num_memory++] = memory;
+  return memory;
+}
+
+/* Gives `here` back. */
+static void send_over(void* there, void* here, uint64_t bytes) {
+  if (world_here.machine != NULL) {
+    world_here.machine->send(world_here.rank, there, here, bytes);
+  } else {
+    memcpy(there, here, bytes);
+  }
+  free(here);
+}
+
 static sluice_tensor_t* tensors_of(world_packed_t* p, int kind, int of_scales) {
   return of_scales ? p->scales[kind] : p->codes[kind];
 }
 
 static void describe(world_packed_t* p, int kind, int of_scales, int32_t l, void* data, int64_t rows, int64_t cols,
                      uint8_t code, uint8_t bits) {
+  const world_machine_t* there = world_here.machine;
   int64_t* shape = p->shapes[kind][of_scales];
   shape[0] = rows, shape[1] = cols;
-  tensors_of(p, kind, of_scales)[l] = (sluice_tensor_t){.data = data,
-                                                        .device_type = SLUICE_DEVICE_CPU,
-                                                        .ndim = 2,
-                                                        .type_code = code,
-                                                        .type_bits = bits,
-                                                        .type_lanes = 1,
-                                                        .shape = shape};
+  tensors_of(p, kind, of_scales)[l] =
+      (sluice_tensor_t){.data = data,
+                        .device_type = there != NULL ? there->device_type : SLUICE_DEVICE_CPU,
+                        .device_id = there != NULL ? there->device_id(world_here.rank) : 0,
+                        .ndim = 2,
+                        .type_code = code,
+                        .type_bits = bits,
+                        .type_lanes = 1,
+                        .shape = shape};
 }
 
 void world_make_packed(world_packed_t* p, const case_t* c, const int32_t* ids, int32_t count,
@@ -133,10 +153,12 @@ void world_make_packed(world_packed_t* p, const case_t* c, const int32_t* ids, i
         codes = (char*)p->codes[W1][l].data + bytes;
         scales = (char*)p->scales[W1][l].data + bytes_of_scales;
       } else {
-        codes = p->memory[p->num_memory++] = calloc(2, bytes);
-        scales = p->memory[p->num_memory++] = calloc(2, bytes_of_scales);
+        codes = take_twice(p, bytes);
+        scales = take_twice(p, bytes_of_scales);
       }
-      fill_scales(c, kind, ids[l], scales);
+      void *codes_here = calloc(1, bytes), *scales_here = calloc(1, bytes_of_scales);
+      fill_scales(c, kind, ids[l], scales_here);
+      send_over(scales, scales_here, bytes_of_scales);
       const int is_bf16 = c->weights >= SLUICE_WEIGHTS_INT8;
       describe(p, kind, 1, l, scales, down, across,
                c->weights == SLUICE_WEIGHTS_MXFP4 ? SLUICE_TYPE_UINT
@@ -144,13 +166,14 @@ void world_make_packed(world_packed_t* p, const case_t* c, const int32_t* ids, i
                                                   : SLUICE_TYPE_FLOAT,
                (uint8_t)(8 * scale_bytes(c)));
       if (c->weights_decoded) {
-        fill_decoded(c, kind, ids[l], codes);
+        fill_decoded(c, kind, ids[l], codes_here);
         describe(p, kind, 0, l, codes, rows, cols,
                  c->dtype == SLUICE_DTYPE_BF16 ? SLUICE_TYPE_BFLOAT : SLUICE_TYPE_FLOAT, (uint8_t)(8 * element));
       } else {
-        fill_codes(c, kind, ids[l], (uint8_t*)codes);
+        fill_codes(c, kind, ids[l], codes_here);
         describe(p, kind, 0, l, codes, rows, cols / (is_nibbles(c) ? 2 : 1), SLUICE_TYPE_UINT, 8);
       }
+      send_over(codes, codes_here, bytes);
     }
   }
   table->w1 = p->codes[W1], table->w3 = p->codes[W3], table->w2 = p->codes[W2];
@@ -159,7 +182,7 @@ void world_make_packed(world_packed_t* p, const case_t* c, const int32_t* ids, i
 }
 
 void world_free_packed(world_packed_t* p) {
-  for (int32_t i = 0; i < p->num_memory; ++i) free(p->memory[i]);
+  for (int32_t i = 0; i < p->num_memory; ++i) world_give(p->memory[i]);
   free(p->memory);
   for (int kind = 0; kind <= W2; ++kind) {
     free(p->codes[kind]);

@@ -197,6 +197,24 @@ static void adam(moment_t at, const sluice_adam_args_t* a, const char* name, int
   writes(at, a->param, a->count * element);
 }
 
+static void decode(moment_t at, const sluice_decode_args_t* a, int64_t element) {
+  const int32_t bits = a->format == SLUICE_CUDA_MXFP4 || a->format == SLUICE_CUDA_INT4 ? 4 : 8;
+  const int32_t block_rows = a->format == SLUICE_CUDA_FP8 ? 128 : 1;
+  const int64_t scale = a->format == SLUICE_CUDA_MXFP4 ? 1 : a->format == SLUICE_CUDA_FP8 ? 4 : 2;
+  const int64_t row_of_scales = sluice_ceil_div(a->cols, a->block_cols) * scale;
+  for (int32_t w = 0, first = 0; w < a->num_weights; first = a->weights[w++].end) {
+    const sluice_decode_weight_t* x = &a->weights[w];
+    const int64_t rows = x->end - first;
+    int64_t blocks = sluice_ceil_div(rows, block_rows);
+    if (x->half > 0 && rows > x->half) {
+      blocks = sluice_ceil_div(x->half, block_rows) + sluice_ceil_div(rows - x->half, block_rows);
+    }
+    for (int64_t r = 0; r < rows; ++r) reads(at, plus(x->codes, r * x->row_bytes), (int64_t)a->cols * bits / 8);
+    for (int64_t b = 0; b < blocks; ++b) reads(at, plus(x->scales, b * x->scales_ld * scale), row_of_scales);
+    writes(at, x->out, rows * a->cols * element);
+  }
+}
+
 static int64_t element_of(const char* name) {
   const char* dtype = strrchr(name, '_');
   if (strcmp(dtype, "_f64") == 0) return 8;
@@ -217,6 +235,7 @@ void sluice_fake_note_kernel(const char* name, const void* args, const sluice_fa
   if (IS(gather_scalars)) gather_scalars(at, args);
   if (IS(spread_scalars)) spread_scalars(at, args);
   if (IS(route_count) || IS(route_scan) || IS(route_place)) route(at, args);
+  if (IS(decode_)) decode(at, args, element_of(name));
   if (IS(adam_)) adam(at, args, name, element_of(name));
   if (IS(route_blocks)) route_blocks(at, args);
   if (IS(token_copy_ranks) || IS(token_copy_index) || IS(token_copy_table)) token_copies(at, args, name);

@@ -42,6 +42,7 @@ int sluice_fake_kernel_work(const char* name, const void* args, int64_t* out_uni
   WORK(token_copy_place, sluice_token_copy_place_args_t, 32)
   WORK(token_copy_, sluice_token_copy_args_t, 32)
   WORK(gate_top_k, sluice_gate_kernel_args_t, a->num_experts)
+  WORK(decode_, sluice_decode_args_t, a->cols)
   WORK(adam_, sluice_adam_args_t, SLUICE_CUDA_ADAM_TILE)
 #undef WORK
   return 0;

@@ -11,13 +11,16 @@
 
 enum {
   SLUICE_CUDA_WARP = 32,
-  SLUICE_CUDA_BLOCK = 256,          /* threads: 8 warps */
-  SLUICE_CUDA_MAX_RUNS = 128,       /* runs per launch of move_rows: 3 KiB of parameters, of the portable 4 KiB */
-  SLUICE_CUDA_MAX_WORDS = 480,      /* words per launch of write_words */
-  SLUICE_CUDA_UNIT_EXPERTS = 160,   /* experts per launch of an activation */
-  SLUICE_CUDA_ROUTE_TILE = 1024,    /* routes that one warp counts */
-  SLUICE_CUDA_ADAM_TILE = 1024,     /* elements of a parameter that one warp takes */
-  SLUICE_CUDA_TOKEN_COPY_RUNS = 112 /* runs per launch of token_copy_place */
+  SLUICE_CUDA_BLOCK = 256,           /* threads: 8 warps */
+  SLUICE_CUDA_MAX_RUNS = 128,        /* runs per launch of move_rows: 3 KiB of parameters, of the portable 4 KiB */
+  SLUICE_CUDA_MAX_WORDS = 480,       /* words per launch of write_words */
+  SLUICE_CUDA_UNIT_EXPERTS = 160,    /* experts per launch of an activation */
+  SLUICE_CUDA_ROUTE_TILE = 1024,     /* routes that one warp counts */
+  SLUICE_CUDA_ADAM_TILE = 1024,      /* elements of a parameter that one warp takes */
+  SLUICE_CUDA_TOKEN_COPY_RUNS = 112, /* runs per launch of token_copy_place */
+  SLUICE_CUDA_DECODED = 64,          /* weights per launch that decodes packed ones */
+  SLUICE_CUDA_LEAST_BLOCK = 32,      /* columns of their blocks: a multiple of it */
+  SLUICE_CUDA_PER_BLOCK_BITS = 31
 };
 
 /* dst[i] = src[index[i]], rows of row_bytes; index -1: zeros. piece: bytes per access, 16, 8, 4, 2 or 1,
@@ -294,5 +297,35 @@ typedef struct sluice_adam_args_s {
   void* param;
   float grad_scale, l2, one_minus_beta1, one_minus_beta2, decay, epsilon_high, epsilon_low, step_high, step_low;
 } sluice_adam_args_t;
+
+enum { /* formats of packed weights, as SLUICE_WEIGHTS_* */
+       SLUICE_CUDA_MXFP4 = 1,
+       SLUICE_CUDA_FP8,
+       SLUICE_CUDA_INT8,
+       SLUICE_CUDA_INT4
+};
+
+typedef struct sluice_decode_weight_s {
+  const void* codes;
+  const void* scales;
+  void* out;         /* [rows, cols], row after row */
+  int64_t row_bytes; /* of codes, from one row to the next */
+  int32_t end;       /* rows of this weight and of those before it */
+  int32_t scales_ld; /* scales from one row of them to the next */
+  int32_t half;      /* rows after which blocks of rows begin again; 0: they do not */
+  int32_t padding;
+} sluice_decode_weight_t;
+
+/* Row u of all weights together, decoded: a warp per row. */
+typedef struct sluice_decode_args_s {
+  int64_t units; /* rows of all weights */
+  int32_t cols, block_cols;
+  uint32_t per_block; /* 2^SLUICE_CUDA_PER_BLOCK_BITS / (block_cols / SLUICE_CUDA_LEAST_BLOCK), rounded up: a column's
+                         place in units of the least block, times this, has its block above those bits: exact as long
+                         as that place times block_cols / SLUICE_CUDA_LEAST_BLOCK stays below them */
+  int32_t format;     /* SLUICE_CUDA_MXFP4, ... */
+  int32_t num_weights;
+  sluice_decode_weight_t weights[SLUICE_CUDA_DECODED];
+} sluice_decode_args_t;
 
 #endif /* SLUICE_BACKEND_DEVICE_CUDA_KERNELS_KERNEL_ARGS_H_ */

@@ -48,7 +48,7 @@ SCRIPTS = {
     **{name: ("benchmark.py", [shape]) for name, shape in BENCHMARKS.items()},
 }
 ABSENT = {
-    "exchanges during GEMMs in times": "needs two GPUs; one of them runs NCCL with nobody to talk to",
+    "exchanges during GEMMs in times": "needs two GPUs; one of them runs NCCL without a peer",
     "hand-written Hopper grouped kernels": "not written: only where they can be run and timed",
 }
 # name, program or script, its arguments, the tool around it, variables of its environment, and seconds that it may take

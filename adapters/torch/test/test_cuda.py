@@ -147,7 +147,7 @@ def test_Layer_TwoProcessesOverNccl_MatchAutogradUnderEveryPolicy(jobs, tmp_path
     texts = jobs("ranks", str(tmp_path / "store"), ranks=range(2), SLUICE_FAKE_NCCL_FOLDER=str(messages))
     assert [text.count("matches") for text in texts] == [4, 4]
     left = [path.name for path in messages.iterdir() if "-to-" in path.name]
-    assert not left, "messages that nobody received"
+    assert not left, "messages that no rank received"
 
 
 def test_DeviceOf_MixedDevices_NamesBothAndTheRemedy():

@@ -110,7 +110,7 @@ TEST(Wait_DueWhileAnotherFailureIsUnderWay_ReturnsThatOne) {
   sluice_comm_release(&mirror.base);
 }
 
-/* Rank 1 of three gives up. What the others are told is the same, whoever is faster. */
+/* Rank 1 of three gives up. The others get the same error, whichever rank is faster. */
 static void one_gives_up(uint64_t because_of, int32_t lost, int32_t told) {
   mirror_t mirror;
   sluice_messages_t* m;

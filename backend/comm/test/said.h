@@ -18,7 +18,7 @@ typedef struct said_s {
   void (*heard)(struct said_s* said, const sluice_outgoing_t* out);
 } said_t;
 
-/* timeout_ns: of waits that nobody ends. */
+/* timeout_ns: of waits that no rank ends. */
 void said_init(said_t* said, int32_t rank, int32_t world_size, uint64_t timeout_ns);
 
 /* What `peer` says, if the real rank has messages and they have not failed. */

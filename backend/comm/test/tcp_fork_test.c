@@ -35,7 +35,7 @@ static int count_held(void) {
   return count;
 }
 
-static int num_before; /* of the test's own, from whoever started it */
+static int num_before; /* inherited from the process that started the test */
 
 /* What `body` returns in a child, if a byte holds it. */
 static int run_in_child(int (*body)(void)) {

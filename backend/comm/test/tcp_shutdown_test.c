@@ -14,7 +14,7 @@
 #include "backend/comm/tcp/tcp_shutdown.h"
 #include "third_party/bazel/test.h"
 
-/* Two ends of a connection over loopback that block nobody. */
+/* Two non-blocking ends of a connection over loopback. */
 static void connect_two(int ends[2]) {
   struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
   socklen_t bytes = sizeof address;

@@ -59,7 +59,7 @@ TEST(Race_FirstCalls_PayForHalfAsMuch) {
   assert_true(measured > 0.5 * most && !sluice_gemm_race_is_over(&race));
 }
 
-/* All take a quarter of the calls' time in the long run, whoever overdraws. */
+/* All take a quarter of the calls' time in the long run, even if one candidate overdraws. */
 TEST(Race_AllCalls_PayForAllRuns) {
   sluice_gemm_race_t race;
   double most = 0;

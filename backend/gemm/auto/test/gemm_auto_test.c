@@ -50,7 +50,7 @@ static int32_t host(void* user, const sluice_host_gemm_args_t* args) {
   return 0;
 }
 
-/* Faster than any library, and wrong: only who was chosen matters. */
+/* Faster than any library, and wrong: only the choice matters. */
 static int32_t instant_host(void* user, const sluice_host_gemm_args_t* args) {
   (void)user;
   ++num_calls;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Runs of panels: whoever takes them, each is taken once. */
+/* Runs of panels: each is taken once, by any thread. */
 #include <pthread.h>
 #include <stdint.h>
 #include <string.h>

@@ -429,7 +429,7 @@ TEST(Damage_Anywhere_IsNeverReadAsAStep) {
     sluice_state_file_t* file;
     off_t at[4];
     const int bytes = 1 + i % 4;
-    /* A third in the first pages, most of which are zeros that nobody reads. */
+    /* A third in the first pages, most of which are zeros that are never read. */
     for (int b = 0; b < bytes; ++b) at[b] = (off_t)draw(&seed, i % 3 == 0 ? 1100 : i % 3 == 1 ? ROOMS_AT : FILE_BYTES);
     for (int b = 0; b < bytes; ++b) {
       const unsigned char odd = (unsigned char)(good[at[b]] ^ (1 + draw(&seed, 255)));
@@ -452,7 +452,7 @@ TEST(Damage_Anywhere_IsNeverReadAsAStep) {
   assert_true(num_refused > tries / 30 && num_before > tries / 10 && num_last > tries / 10);
 }
 
-/* What is damaged while the file is open is found by whoever reads all of it. */
+/* What is damaged while the file is open is found by a reader of all of it. */
 TEST(Damage_WhileItIsOpen_IsFoundByItsSums) {
   sluice_state_file_t* file;
   sluice_state_sum_t sums[SLUICE_NUM_STATES];

@@ -104,6 +104,19 @@ def parameters_of(experts: nn.Module, form: Form) -> Any:
     return [_tensors_of(expert, form.bias) for expert in experts.local_experts]
 
 
+def why_not_plain(experts: Sequence[nn.Module]) -> str:
+    """Why C cannot read the weights of these MLPs, "" if it can. A wrapper in place of a linear (LoRA) adds to what the
+    weight inside computes."""
+    for expert in experts:
+        if type(expert) is not MLP:
+            return f"{type(expert).__name__} is not exactly megatron.core's MLP"
+        for name, kind in (("linear_fc1", ColumnParallelLinear), ("linear_fc2", RowParallelLinear)):
+            found = type(getattr(expert, name))
+            if found is not kind:
+                return f"{name} is a {found.__name__}, not {kind.__name__}"
+    return ""
+
+
 def call(expert: nn.Module, rows: torch.Tensor) -> torch.Tensor:
     """The host's own call of one expert, with a probability of 1 for each row: the combine has the route weights."""
     output, bias = expert(rows, torch.ones(rows.shape[0], dtype=torch.float32, device=rows.device))
@@ -117,21 +130,10 @@ def _form_of_sequence(experts: Any) -> Form:
     first = experts.local_experts[0]
     config = first.config
     gated, bias = bool(config.gated_linear_unit), bool(config.add_bias_linear)
-    unit, why = None, _why_not_plain(experts.local_experts)
+    unit, why = None, why_not_plain(experts.local_experts)
     if not why:
         unit, why = _unit_of(first, gated)
     return Form(first.input_size, config.moe_ffn_hidden_size, gated, bias, False, unit, why)
-
-
-def _why_not_plain(experts: Sequence[nn.Module]) -> str:
-    for expert in experts:
-        if type(expert) is not MLP:
-            return f"{type(expert).__name__} is not exactly megatron.core's MLP"
-        for name, kind in (("linear_fc1", ColumnParallelLinear), ("linear_fc2", RowParallelLinear)):
-            found = type(getattr(expert, name))
-            if found is not kind:
-                return f"{name} is a {found.__name__}, not {kind.__name__}"
-    return ""
 
 
 def _unit_of(expert: Any, gated: bool) -> tuple[activations.Unit | None, str]:

@@ -138,6 +138,7 @@ class LayerState:
         self.torn = ""
         self._ids: torch.Tensor | None = None
         self._is_fused_now = finding.form.fused
+        self._told: set[str] = set()  # why experts became modules
         self._has_told_policy = finding.form.fused is False  # the banner has
 
     # ---- the steps of a forward, called by layer.py ----
@@ -223,6 +224,10 @@ class LayerState:
                 "are called without it: hook the MoE layer, or the experts in it"
             )
         untouched = hooks.untouched(modules)
+        if untouched and self.finding.form.fused and not self.finding.form.stacked:
+            why = experts_module.why_not_plain(experts.local_experts)  # a linear was replaced after the model was built
+            untouched = not why
+            self._tell_modules(why)
         self._is_fused_now = self.finding.form.fused and untouched
         if not untouched:
             self._check_policy()
@@ -251,13 +256,19 @@ class LayerState:
         self._layers[key] = made
         return made
 
+    def _tell_modules(self, why: str) -> None:
+        """Once for each reason; "": there is none."""
+        if why and why not in self._told:
+            self._told.add(why)
+            warnings.warn(f"sluice: MoE layer {self.layer_id}: its experts run as modules now: {why}", stacklevel=2)
+
     def _check_policy(self) -> None:
         """Experts that were hooked later run as modules from now on, which the policy may not be for."""
         reason = refused_policy(self._options)
         if reason is None or self._has_told_policy:
             return
         if self._options.on_unsupported == "error":
-            raise Unsupported(f"the experts were hooked: {reason}")
+            raise Unsupported(f"the experts were hooked or replaced: {reason}")
         self._has_told_policy = True
         warnings.warn(f"sluice: {reason}; here they are kept", stacklevel=2)
 

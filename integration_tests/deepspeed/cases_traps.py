@@ -10,6 +10,7 @@ from typing import Any
 
 import cases_parity  # noqa: F401  (chooses the backend)
 import ds_models as models
+import lora_states
 import sluice
 import torch
 import torch.distributed as dist
@@ -391,3 +392,20 @@ def evaluates_as_stock(k: int) -> Any:
         assert torch.allclose(mine, other, rtol=1e-5, atol=1e-6)
         dropped.append(int((mine == 0).all(dim=1).sum()))
     return [*dropped, not torch.equal(before, after)]
+
+
+def adapters_on_experts(expert: str) -> dict[str, Any]:
+    """PEFT's LoRA on an expert's Linears, in each state: what C computes is what the modules compute (see
+    lora_states.py)."""
+    host = _swapped([{"k": 2, "expert": expert}])
+    layer, model = _layer(host), host.module
+    x, target = models.batch(0)
+
+    def call() -> tuple[torch.Tensor, str]:
+        torch.manual_seed(1)
+        loss = model(x, target)
+        return loss, sluice.stats(layer)["layers"][0]["computed_by"]
+
+    found = lora_states.compare(layer.experts, list(layer.experts.deepspeed_experts), call)
+    host.sluice.unswap()
+    return found

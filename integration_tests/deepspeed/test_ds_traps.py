@@ -9,6 +9,7 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any
 
+import lora_states
 import pytest
 from host_release import CAPACITY, FLOAT_MASK, IS_OLD, K3_NO_DROP, LOADING, old_host_fails
 from rank_harness import RankFailure, Ranks
@@ -270,3 +271,9 @@ def test_Stats_OfAnEngineWithoutSluice_SaysWhatItIsAndWhy(ranks2: Ranks) -> None
 
 def test_Engines_SeveralOnTheSameRanks_LiveAndEndAlone(ranks2: Ranks) -> None:
     ranks2.run("cases_engines:second_engine_on_the_same_ranks")
+
+
+@pytest.mark.parametrize("expert", ["relu", "gated"])
+def test_Trap05_AdaptersOnExperts_EachState_AsTheModules(ranks2: Ranks, expert: str) -> None:
+    for found in ranks2.run("cases_traps:adapters_on_experts", expert=expert):
+        lora_states.check(found)

@@ -7,6 +7,7 @@ import contextlib
 import io
 import os
 import signal
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -170,6 +171,49 @@ def hooked_expert() -> dict[str, Any]:
         "rows": sum(rows),
         "gap": float((before - after).abs().max()),
         "computed_by": sluice.stats(layer)["layers"][0]["computed_by"],
+    }
+
+
+class _Adapted(torch.nn.Module):
+    """LoRA around a linear of Megatron, as PEFT and others put it in the linear's place; `weight` is the linear's."""
+
+    def __init__(self, base_layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.base_layer, (rows, columns) = base_layer, base_layer.weight.shape
+        self.a, self.b = torch.nn.Linear(columns, 2, bias=False), torch.nn.Linear(2, rows, bias=False)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.base_layer.weight
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        return self.base_layer.bias
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        result, bias = self.base_layer(x)
+        return result + self.b(self.a(x)), bias
+
+
+def replaced_linears() -> dict[str, Any]:
+    """Adapters that are put around the experts' linears after the model was built."""
+    layer = _one_layer()
+    layer.experts.requires_grad_(False)
+    hidden = torch.randn(8, 2, 32, generator=torch.Generator().manual_seed(dist.get_rank()))
+    before, _ = layer(hidden)
+    for expert in layer.experts.local_experts:
+        for name in ("linear_fc1", "linear_fc2"):
+            setattr(expert, name, _Adapted(getattr(expert, name)))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            after, _ = layer(hidden)
+    after.sum().backward()
+    return {
+        "changed": float((after - before).abs().max()),
+        "computed_by": sluice.stats(layer)["layers"][0]["computed_by"],
+        "gradients": all(p.grad is not None for p in layer.experts.parameters() if p.requires_grad),
+        "said": [str(each.message) for each in said if "run as modules now" in str(each.message)],
     }
 
 

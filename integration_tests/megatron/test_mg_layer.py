@@ -90,6 +90,12 @@ def test_HookOnAnExpert_RunsAndChangesNothing(ranks2: MegatronRanks) -> None:
         assert found["rows"] > 0 and found["gap"] < 1e-6 and found["computed_by"] == "host modules", found
 
 
+def test_LinearsReplacedByAdapters_AfterTheModelIsBuilt_RunAsModulesAndSaySo(ranks2: MegatronRanks) -> None:
+    for found in ranks2.run("mg_cases:replaced_linears"):
+        assert found["computed_by"] == "host modules" and found["changed"] > 1e-3 and found["gradients"], found
+        assert len(found["said"]) == 1 and "linear_fc1 is a _Adapted, not ColumnParallelLinear" in found["said"][0]
+
+
 def test_TokensOfDifferentNumber_ExpertsWithoutAnyHaveGradients(ranks2: MegatronRanks) -> None:
     zero, one = ranks2.run("mg_cases:few_tokens")
     assert zero["shape"] == [6, 1, 32] and one["shape"] == [1, 1, 32]

@@ -10,7 +10,7 @@ import torch
 from sluice.adapters.common.migration.moving import Expert, of_stacks
 from sluice.adapters.deepspeed.moe import flops_profile
 from sluice.adapters.deepspeed.moe.engine_backend import EngineRunner
-from sluice.adapters.deepspeed.moe.runners import Runners
+from sluice.adapters.deepspeed.moe.runners import Key, Runners
 
 # Rows, expert ids [rows, K'] and weights f32 [rows, K'] of tokens [T, M], scores [T, K] and chosen experts [T, K].
 Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -52,7 +52,7 @@ class AutoEPState(Runners):
         self.check_container(layer.experts)
         self.check_width(tokens)
         dtype = self._dtype(layer, tokens)
-        return self.runner_for((dtype, True)), dtype
+        return self.runner_for(Key(dtype, True)), dtype
 
     def profile(self, expert_ids: torch.Tensor) -> None:
         """GEMMs that no module was called for, in the host's count."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from sluice.adapters.common.contexts import OwnContext
 from sluice.adapters.common.modules import CallExpert, HostModules
-from sluice.adapters.torch import CastingLayer, Context, MoeConfig, layer_options
+from sluice.adapters.torch import CastingLayer, Context, Lora, MoeConfig, layer_options
 from sluice.config import Options
 
 
@@ -40,6 +40,10 @@ class Form(Protocol):
         """The weights of this moment, as that layer takes them."""
         ...
 
+    def lora_of(self, experts: Any, dtype: torch.dtype) -> Lora | None:
+        """The adapters of this moment, as a layer of this dtype takes them. Asked of layers with a lora_rank."""
+        ...
+
 
 @dataclass(frozen=True)
 class LayerSpec:
@@ -54,6 +58,7 @@ class LayerSpec:
     hidden_width: int = 1  # as on the other ranks, should they compute otherwise
     expert_rank: tuple[int, ...] | None = None  # the owner of each expert; None: contiguous
     expert_slot: tuple[int, ...] | None = None  # and where among the local ones, None: in the order of ids
+    lora_rank: int = 0  # the largest of adapters on the weights, which are then frozen
     one_chunk: bool = False  # unless the options name a number: a hooked module sees its rows in one call
 
 
@@ -72,6 +77,7 @@ class EngineRunner:
             layer_id=spec.layer_id,
             expert_rank=spec.expert_rank,
             expert_slot=spec.expert_slot,
+            lora_rank=spec.lora_rank,
             **layer_options(options, spec.form is not None, 1 if spec.one_chunk else 0),
         )
         if spec.form is not None:
@@ -92,7 +98,8 @@ class EngineRunner:
         """[T, M] in the spec's dtype, with a backward. Collective."""
         if self._modules is None:
             assert self._form is not None
-            return self.layer(tokens, expert_ids, route_weights, self._form.parameters_of(experts))
+            lora = self._form.lora_of(experts, self.layer.dtype) if self.layer.config.lora_rank else None
+            return self.layer(tokens, expert_ids, route_weights, self._form.parameters_of(experts), lora)
         self._modules.bind(experts, call_expert)
         try:
             return self.layer(tokens, expert_ids, route_weights)

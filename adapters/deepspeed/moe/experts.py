@@ -2,8 +2,9 @@
 """Which experts C may compute itself, and which of the host's it must call.
 
 Fused are only experts whose whole mathematics is known: Linear - activation - Linear (or the gated form), exact torch
-types, nothing hooked, parametrised or overridden. Everything else is called as the module it is, unless it mixes rows
-or draws random numbers: then real rows instead of padded ones would change its meaning, and it is unsupported.
+types, nothing hooked, parametrised or overridden; a Linear may have PEFT's LoRA around it. Everything else is called as
+the module it is, unless it mixes rows or draws random numbers: then real rows instead of padded ones would change its
+meaning, and it is unsupported.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import torch
 from sluice.adapters.common import activations
-from sluice.adapters.deepspeed.moe import flops_profile, forward_source
-from sluice.adapters.torch import CastingLayer, Context, MoeConfig
+from sluice.adapters.deepspeed.moe import flops_profile, forward_source, linear_adapters
+from sluice.adapters.torch import CastingLayer, Context, Lora, MoeConfig
 from torch import nn
 from torch.nn.modules import module as nn_module
 
@@ -48,6 +49,7 @@ class FusedForm:
     bias: bool
     model_width: int
     hidden_width: int
+    lora_rank: int = 0  # of the adapters that were active when the layer was found
 
     @property
     def gated(self) -> bool:
@@ -62,6 +64,11 @@ class FusedForm:
     def parameters_of(self, experts: Sequence[nn.Module]) -> list[dict[str, torch.Tensor]]:
         """See engine_backend.Form."""
         return [self._members(expert) for expert in experts]
+
+    def lora_of(self, experts: Sequence[nn.Module], dtype: torch.dtype) -> Lora | None:
+        """See engine_backend.Form."""
+        terms = adapters_of(experts, self)
+        return linear_adapters.lora_of(terms, dtype) if terms and not isinstance(terms, str) else None
 
     def _members(self, expert: nn.Module) -> dict[str, torch.Tensor]:
         names = ("w1", "w3", "w2") if self.gated else ("w1", "w2")
@@ -83,19 +90,34 @@ def fused_form(experts: Sequence[nn.Module]) -> FusedForm | str:
             return f"expert {index}: {form}"
     if any(form != forms[0] for form in forms):
         return "the experts differ in form"
-    tensors = [parameter for expert in experts for parameter in expert.parameters()]
+    terms = adapters_of(experts, forms[0])
+    if isinstance(terms, str):
+        return terms
+    tensors = [
+        parameter
+        for expert in experts
+        for linear in linears(expert, forms[0])
+        for parameter in linear_adapters.base_of(linear).parameters()
+    ]
     if len({(tensor.dtype, tensor.device) for tensor in tensors}) != 1:
         return "the experts' parameters differ in dtype or device"
     if any(tensor.layout != torch.strided or type(tensor) not in (nn.Parameter, torch.Tensor) for tensor in tensors):
         return "a parameter of an expert is no plain strided tensor"
-    return forms[0]
+    return replace(forms[0], lora_rank=linear_adapters.rank_of(terms))
 
 
 def still_exact(experts: Iterable[nn.Module]) -> bool:
-    """Whether nothing was hooked, replaced or adapted since `fused_form`: cheap, asked before every forward."""
+    """Whether nothing was hooked since `fused_form`: cheap, asked before every forward, as `adapters_of` is."""
     if nn_module._has_any_global_hook():
         return False
     return all(untouched(module) for expert in experts for module in expert.modules())
+
+
+def adapters_of(experts: Sequence[nn.Module], form: FusedForm) -> linear_adapters.Terms | str:
+    """The adapters of this moment on the experts' Linears, or why the experts are to be called as modules now."""
+    names = ("w1", "w3", "w2") if form.gated else ("w1", "w2")
+    found = dict(zip(names, zip(*(linears(expert, form) for expert in experts))))
+    return linear_adapters.read(found)
 
 
 def unsupported_reason(expert: nn.Module) -> str | None:
@@ -143,7 +165,7 @@ def _form_of(expert: nn.Module) -> FusedForm | str:
     w1, w3, w2, activation = found
     modules = [expert.get_submodule(path) for path in (w1, w3, w2) if path is not None]
     for module in modules:
-        if type(module) is not nn.Linear:
+        if type(linear_adapters.base_of(module)) is not nn.Linear:
             return f"{type(module).__name__} is not exactly torch.nn.Linear"
     if len({id(module) for module in modules}) != len(modules):
         return "one Linear is used twice"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from sluice.adapters.common.migration import placement as placement_module
@@ -28,7 +28,13 @@ from sluice.errors import Mismatch, OverBudget
 from sluice.planning.stages_chosen import MoeChoice
 from torch import nn
 
-Key = tuple[torch.dtype, bool]  # of the rows; whether the experts are as they were found
+
+class Key(NamedTuple):
+    """What an engine layer depends on."""
+
+    dtype: torch.dtype  # of the rows
+    untouched: bool  # whether the experts are as they were found
+    lora_rank: int = 0
 
 
 class Runners:
@@ -143,7 +149,7 @@ class Runners:
         if self._sharing is not None:
             self._sharing.fail(message)
         if not self._runners:  # the very first call: as it was when it was swapped, which all ranks agreed on
-            self._make((self.finding.dtype, True))
+            self._make(self._key_as_found(self.finding.dtype))
         next(iter(self._runners.values())).refuse(message)
 
     def explain(self, error: Mismatch) -> Mismatch:
@@ -197,7 +203,7 @@ class Runners:
     def prepare(self, dtype: torch.dtype) -> None:
         """See shares.Member."""
         if not self._runners:
-            self._make((dtype, True))
+            self._make(self._key_as_found(dtype))
 
     def engine_layers(self) -> list[Any]:
         """See shares.Member."""
@@ -261,8 +267,11 @@ class Runners:
 
     # ---- inside ----
 
+    def _key_as_found(self, dtype: torch.dtype) -> Key:
+        return Key(dtype, True, getattr(self.finding.form, "lora_rank", 0))
+
     def _make(self, key: Key) -> None:
-        dtype, untouched = key
+        dtype, untouched, lora_rank = key
         found = self.finding
         spec = LayerSpec(
             layer_id=found.layer_id,
@@ -272,6 +281,7 @@ class Runners:
             dtype=dtype,
             form=found.form if untouched else None,
             hidden_width=found.form.hidden_width if found.form else 1,
+            lora_rank=lora_rank,
             one_chunk=not untouched,
             expert_rank=self.placement.expert_rank,
             expert_slot=self.placement.expert_slot,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from sluice.adapters.common.migration.moving import Expert, of_modules
 from sluice.adapters.deepspeed.moe import experts as experts_module
-from sluice.adapters.deepspeed.moe import first_call, flops_profile
+from sluice.adapters.deepspeed.moe import first_call, flops_profile, linear_adapters
 from sluice.adapters.deepspeed.moe.engine_backend import EngineRunner
 from sluice.adapters.deepspeed.moe.runners import Key, Runners
 from sluice.adapters.deepspeed.unsupported import UnsupportedError, policy_of_modules
@@ -24,6 +24,7 @@ class LayerState(Runners):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._told: set[str] = set()  # why experts that are not hooked run as modules
         self._seen_experts: set[tuple[int, bool]] = set()
         self._result_dtypes: dict[torch.dtype, torch.dtype] = {}
 
@@ -34,17 +35,31 @@ class LayerState(Runners):
     def runner(self, layer: nn.Module) -> tuple[EngineRunner, torch.dtype]:
         """The engine layer for this call, and the dtype of its rows."""
         self.check_container(layer.experts)
-        untouched = experts_module.still_exact(layer.experts.deepspeed_experts)
+        experts = layer.experts.deepspeed_experts
+        untouched, rank = experts_module.still_exact(experts), 0
+        if untouched and self.finding.form is not None:
+            terms = experts_module.adapters_of(experts, self.finding.form)
+            if isinstance(terms, str):
+                untouched = False
+                self._tell_modules(terms)
+            else:
+                rank = linear_adapters.rank_of(terms)
         self._fused_now = self.finding.form is not None and untouched
         dtype = self._dtype(layer)
-        key = (dtype, untouched)
+        key = Key(dtype, untouched, rank)
         if key not in self._runners:
             self._check_policy(key)
         return self.runner_for(key), dtype
 
+    def _tell_modules(self, reason: str) -> None:
+        if reason not in self._told:
+            self._told.add(reason)
+            name = self.finding.name
+            warnings.warn(f"sluice: MoE layer '{name}': its experts run as modules, since {reason}", stacklevel=2)
+
     def _check_policy(self, key: Key) -> None:
         """Warns if the policy does not suit experts that were hooked after the swap and now run as modules."""
-        reason = None if key[1] else policy_of_modules(self.finding.name, self._options)
+        reason = None if key.untouched else policy_of_modules(self.finding.name, self._options)
         if reason is not None and self.finding.form is not None:  # otherwise the banner has warned already
             warnings.warn(f"sluice: {reason}", stacklevel=2)
 

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PEFT's LoRA on the linears of experts, in each of its states: computed by the library, and by the modules themselves.
+
+A hook that does nothing makes a host's layer call its experts as modules, which then run PEFT's own forward.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
+from torch import nn
+
+# By the name of a state: who computes the experts then.
+COMPUTED_BY = {
+    "one": "sluice",
+    "eval with dropout": "sluice",
+    "two": "sluice",
+    "none active": "sluice",
+    "disabled": "sluice",
+    "merged": "sluice",
+    "loaded": "sluice",
+    "dropout": "host modules",
+    "unequal ranks": "host modules",
+}
+REASONS = ("adapter dropout has dropout", "the adapters of its experts differ in number or rank")
+MOST_APART = 1e-5
+
+
+def _states(experts: nn.Module, config: Callable[..., LoraConfig]) -> Iterator[str]:
+    """Brings the adapters into one state after the other."""
+
+    def layers() -> list[LoraLayer]:
+        return [module for module in experts.modules() if isinstance(module, LoraLayer)]
+
+    def add(name: str, **how: Any) -> None:
+        inject_adapter_in_model(config(**how), experts, adapter_name=name)
+        torch.manual_seed(7)
+        for which, parameter in experts.named_parameters():
+            if f"lora_B.{name}." in which:
+                nn.init.normal_(parameter, std=0.1)
+
+    def activate(*names: str) -> None:
+        for layer in layers():
+            layer.set_adapter(list(names))
+
+    add("default", r=3, lora_alpha=6)
+    yield "one"
+    add("dropout", r=2, lora_dropout=0.5)
+    activate("dropout")
+    experts.eval()
+    yield "eval with dropout"
+    experts.train()
+    yield "dropout"
+    add("second", r=2)
+    activate("default", "second")
+    yield "two"
+    activate()
+    yield "none active"
+    activate("default")
+    for layer in layers():
+        layer.enable_adapters(False)
+    yield "disabled"
+    for layer in layers():
+        layer.enable_adapters(True)
+        layer.merge()
+    yield "merged"
+    for layer in layers():
+        layer.unmerge()
+    state = {key: value * 2 for key, value in get_peft_model_state_dict(experts, adapter_name="default").items()}
+    set_peft_model_state_dict(experts, state, adapter_name="default")
+    yield "loaded"
+    first = next(module for module in experts.modules() if isinstance(module, LoraLayer))
+    first.set_adapter(["default", "second"])
+    yield "unequal ranks"
+
+
+def compare(
+    experts: nn.Module,
+    called: list[nn.Module],
+    call: Callable[[], tuple[torch.Tensor, str]],
+    **config: Any,
+) -> dict[str, Any]:
+    """For each state who computed, the largest difference to the modules of the results and of the gradients, relative
+    to the largest value; and what was said.
+
+    experts  the module that holds the host's experts, whose linears get adapters
+    called   each expert, as the host calls it
+    call     a forward of the host's model, and who computed the experts
+    config   of PEFT's LoraConfig
+    """
+    linears = [name for name, module in experts.named_modules() if getattr(module, "weight", None) is not None]
+    base = list(experts.parameters())
+
+    def with_defaults(**how: Any) -> LoraConfig:
+        return LoraConfig(target_modules=linears, **config, **how)
+
+    def step() -> tuple[str, list[torch.Tensor]]:
+        experts.zero_grad(set_to_none=True)
+        out, computed_by = call()
+        out.sum().backward()
+        assert all(parameter.grad is None for parameter in base), "a frozen weight has a gradient"
+        # Modules that are called get zeros where a parameter took no part.
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in experts.parameters() if p.requires_grad]
+        return computed_by, [out.detach(), *(grad.clone() for grad in grads)]
+
+    found: dict[str, Any] = {"states": {}}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for state in _states(experts, with_defaults):
+            for _ in range(2):  # what is said is said once
+                computed_by, mine = step()
+            handles = [module.register_forward_hook(lambda *_: None) for module in called]
+            by_modules, wanted = step()
+            for handle in handles:
+                handle.remove()
+            assert by_modules == "host modules", by_modules
+            apart = [
+                float((a - b).abs().max() / b.abs().max().clamp(min=1e-3)) for a, b in zip(mine, wanted, strict=True)
+            ]
+            random = state == "dropout"
+            found["states"][state] = (computed_by, 0.0 if random else max(apart))
+    found["said"] = [str(each.message) for each in said if "run as modules" in str(each.message)]
+    return found
+
+
+def check(found: dict[str, Any]) -> None:
+    """Raises where a state is not as the modules compute it."""
+    for state, (computed_by, apart) in found["states"].items():
+        assert computed_by == COMPUTED_BY[state], (state, computed_by)
+        assert apart < MOST_APART, (state, apart)
+    assert len(found["states"]) == len(COMPUTED_BY)
+    assert [sum(reason in text for text in found["said"]) for reason in REASONS] == [1, 1], found["said"]

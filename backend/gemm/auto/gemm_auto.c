@@ -424,6 +424,7 @@ static const sluice_gemm_vtable_t auto_vtable = {
     .destroy = auto_destroy,
     .supports = auto_supports,
     .run = auto_run,
+    .decodes = 1, /* the kind that takes the list reads packed weights, or gets them decoded */
 };
 
 /* Fills selector->kinds for `name`. "auto" goes on without what is missing, unless options->library is what is. */

@@ -115,7 +115,7 @@ TEST(Groups_DeclinedByTheLibrary_RunOneByOneForGood) {
   sluice_gemm_destroy(gemm);
 }
 
-/* No kernel decodes on a GPU yet. */
+/* Device memory needs a decode kernel, which these fakes of cuBLAS alone lack. */
 TEST(PackedWeights_AreRefused) {
   float a[32] = {0}, c[2];
   uint8_t codes[32] = {0}, scales[2] = {0};

@@ -130,6 +130,8 @@ typedef struct sluice_plan_rates_s {
   double flops;           /* a second */
   double link_bytes;      /* a second */
   double startup_seconds; /* of each exchange and what goes with it; 0: not known */
+  double memory_bytes;    /* a second, read and written; 0: not known */
+  double copy_bytes;      /* a second, of offloaded rows; 0: not known */
 } sluice_plan_rates_t;
 
 /* Of forward and backward, to order candidates by; no promise about any machine. rates NULL: round figures. */

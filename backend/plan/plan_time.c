@@ -8,8 +8,8 @@
 #include "backend/model/pass_sizes.h"
 
 /* Round figures of a core, a network and a memory; only the order of candidates comes from them. */
-static const sluice_plan_rates_t round_figures = {.flops = 1e11, .link_bytes = 5e8, .startup_seconds = 2e-5};
-#define COPY_BYTES 5e9
+static const sluice_plan_rates_t round_figures = {
+    .flops = 1e11, .link_bytes = 5e8, .startup_seconds = 2e-5, .memory_bytes = 5e9, .copy_bytes = 5e9};
 
 static double pass_time(double comm, double compute, double copy, int32_t n, double startup) {
   double longest = fmax(comm, fmax(compute, copy));
@@ -33,6 +33,8 @@ double sluice_plan_relative_time(const sluice_plan_problem_t* problem, const slu
                                  const sluice_plan_rates_t* rates) {
   if (rates == NULL) rates = &round_figures;
   const double startup = rates->startup_seconds > 0 ? rates->startup_seconds : round_figures.startup_seconds;
+  const double memory_bytes = rates->memory_bytes > 0 ? rates->memory_bytes : round_figures.memory_bytes;
+  const double copy_bytes = rates->copy_bytes > 0 ? rates->copy_bytes : round_figures.copy_bytes;
   const sluice_moe_config_t* c = &problem->shape.config;
   double rows = (double)sluice_plan_balanced_rows(problem, plan->inputs.max_tokens), w = problem->shape.world_size;
   if (sluice_shape_capacity(&problem->shape) > 0)
@@ -45,7 +47,7 @@ double sluice_plan_relative_time(const sluice_plan_problem_t* problem, const slu
     const int32_t places = two_levels ? problem->shape.world_size / problem->shape.ranks_per_node : (int32_t)w;
     exchange *= sluice_token_copies_share(c->num_experts, places, c->top_k);
   }
-  double copy = rows * row_bytes / COPY_BYTES;
+  double copy = rows * row_bytes / copy_bytes;
   double wide = (double)sluice_row_bytes(&problem->shape, SLUICE_T_KEPT_M) / row_bytes;
   const sluice_restore_mean_t di = restore_mean(plan, SLUICE_T_DI), m = restore_mean(plan, SLUICE_T_M);
   double copies = di.copies * copy + m.copies * wide * copy;
@@ -54,7 +56,7 @@ double sluice_plan_relative_time(const sluice_plan_problem_t* problem, const slu
     /* Of the rank with most experts: all ranks must put candidates into the same order. */
     double element = fmax(4, (double)sluice_dtype_bytes(c->dtype)); /* sums of 16-bit gradients are f32 */
     weights = (plan->num_chunks - 1) * 2.0 * (double)problem->shape.most_local * (g + 1) * (double)c->hidden_width *
-              (double)c->model_width * element / COPY_BYTES;
+              (double)c->model_width * element / memory_bytes;
   }
   double forward = (g + 1) * gemm;
   double backward = 2 * forward + weights + m.gemms * g * gemm;

@@ -25,14 +25,25 @@ typedef struct sluice_observed_forward_s {
   double startup_seconds; /* of an almost empty exchange */
 } sluice_observed_forward_t;
 
+typedef struct sluice_observed_rate_s {
+  int32_t count; /* since the start */
+  double rates[SLUICE_OBSERVED_PASSES];
+} sluice_observed_rate_t;
+
 typedef struct sluice_observed_rates_s {
   int32_t count[SLUICE_OBSERVED_DTYPES]; /* since the start */
   sluice_plan_rates_t rates[SLUICE_OBSERVED_DTYPES][SLUICE_OBSERVED_PASSES];
+  sluice_observed_rate_t memory, copies; /* of passes of any dtype */
 } sluice_observed_rates_t;
 
 /* Ignores a pass without work on one of the lanes. */
 void sluice_observed_rates_add(sluice_observed_rates_t* observed, int32_t dtype, const sluice_observed_forward_t* pass);
-/* Returns 0, and leaves *out_rates alone, if too few passes of this dtype were seen. */
-int sluice_observed_rates_of(const sluice_observed_rates_t* observed, int32_t dtype, sluice_plan_rates_t* out_rates);
+/* Of one pass, in bytes a second; 0: it did not show that rate. */
+void sluice_observed_rates_add_bytes(sluice_observed_rates_t* observed, double memory, double copies);
+/* Returns 0, and leaves *out_rates alone, if too few passes of this dtype were seen. Until some pass has offloaded rows
+ * the rate of copies is assumed: that of memory, or with device memory at most that of a PCIe slot, so that such plans
+ * are tried where they may pay. */
+int sluice_observed_rates_of(const sluice_observed_rates_t* observed, int32_t dtype, int32_t is_device,
+                             sluice_plan_rates_t* out_rates);
 
 #endif /* SLUICE_BACKEND_TUNE_OBSERVED_RATES_H_ */

@@ -282,6 +282,12 @@ static void note_forward(sluice_tuner_t* tuner, const sluice_moe_t* moe, int32_t
   sluice_observed_rates_add(&tuner->observed, c->dtype, &pass);
 }
 
+static void note_bytes(sluice_tuner_t* tuner, const sluice_step_report_t* const* reports, int32_t world_size) {
+  double memory = 0, copies = 0;
+  sluice_tuner_slowest_bytes(reports, world_size, &memory, &copies);
+  sluice_observed_rates_add_bytes(&tuner->observed, memory, copies);
+}
+
 /* Only passes with everything kept, as in searches without a budget. */
 static void note_for_refining(const sluice_tuner_table_t* table, int32_t direction, const sluice_pass_report_t* p,
                               int64_t rows, uint64_t ns, const sluice_lanes_t* lanes) {
@@ -330,6 +336,7 @@ static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sl
     if (reports[r]->rows > rows) rows = reports[r]->rows;
     if (reports[r]->num_tokens > tokens) tokens = reports[r]->num_tokens;
   }
+  note_bytes(sluice_tuner_of_hook(policy_hook), reports, world_size);
   note_work(first, tokens, sluice_tuner_note_rows(first, tokens, rows));
   const int64_t sized = rows < 1 ? rows : sluice_tuner_rows_of(first, tokens);
   for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {

@@ -6,6 +6,7 @@
 
 #include "backend/base/hash.h"
 #include "backend/base/log.h"
+#include "backend/moe/context/row_memory.h"
 #include "backend/moe/layer/layer.h"
 #include "backend/plan/plans_by_size.h"
 #include "backend/tune/tuner_decisions.h"
@@ -210,8 +211,8 @@ int32_t sluice_tuner_rates(sluice_policy_hook_t* policy_hook, const sluice_moe_t
   if (moe->shape.config.callback_experts) return 0;
   if (table->rated_tokens != max_tokens) {
     table->rated_tokens = max_tokens;
-    table->is_rated =
-        sluice_observed_rates_of(&sluice_tuner_of_hook(policy_hook)->observed, moe->shape.config.dtype, &table->rates);
+    table->is_rated = sluice_observed_rates_of(&sluice_tuner_of_hook(policy_hook)->observed, moe->shape.config.dtype,
+                                               moe->context->rows->is_device, &table->rates);
   }
   *out_rates = table->rates;
   return table->is_rated;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/tune/tuner_reports.h"
 
+#include "backend/base/dtype.h"
+
 void sluice_tuner_note_switch(sluice_tuner_table_t* table, sluice_decision_state_t* decision) {
   ++table->num_switches;
   decision->switched = 1u << SLUICE_FORWARD | 1u << SLUICE_BACKWARD;
@@ -31,6 +33,20 @@ uint64_t sluice_tuner_slowest(const sluice_step_report_t* const* reports, int32_
     }
   }
   return ns;
+}
+
+static double slower_of(double least, uint16_t rate) {
+  const double bytes = (double)sluice_bf16_to_f32(rate) * 1e9;
+  return bytes > 0 && (least <= 0 || bytes < least) ? bytes : least;
+}
+
+void sluice_tuner_slowest_bytes(const sluice_step_report_t* const* reports, int32_t world_size, double* out_memory,
+                                double* out_copies) {
+  *out_memory = *out_copies = 0;
+  for (int32_t r = 0; r < world_size; ++r) {
+    *out_memory = slower_of(*out_memory, reports[r]->memory_rate);
+    *out_copies = slower_of(*out_copies, reports[r]->copy_rate);
+  }
 }
 
 int sluice_tuner_has_trained(const sluice_step_report_t* const* reports, int32_t world_size) {

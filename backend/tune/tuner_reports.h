@@ -13,6 +13,9 @@ int sluice_tuner_is_first(sluice_decision_state_t* decision, int32_t direction);
  * the cost of exchanges. */
 uint64_t sluice_tuner_slowest(const sluice_step_report_t* const* reports, int32_t world_size, int32_t direction,
                               int64_t* out_rows, sluice_lanes_t* out_lanes);
+/* Bytes a second of the slowest rank whose last passes showed them; 0: those of no rank did. */
+void sluice_tuner_slowest_bytes(const sluice_step_report_t* const* reports, int32_t world_size, double* out_memory,
+                                double* out_copies);
 /* Whether any rank ran a training pass since the last forward. */
 int sluice_tuner_has_trained(const sluice_step_report_t* const* reports, int32_t world_size);
 

@@ -42,7 +42,10 @@ typedef struct sluice_pass_report_s {
 typedef struct sluice_step_report_s {
   sluice_pass_report_t pass[2]; /* by direction */
   int64_t rows;                 /* of its last training forward, however long ago */
-  int64_t num_tokens;           /* of the same */
+  int32_t num_tokens;           /* of the same */
+  /* Bytes per nanosecond as bf16, since headers are full: the slowest since the last report; 0: no pass showed it. */
+  uint16_t memory_rate; /* that the sums of returned rows read and write */
+  uint16_t copy_rate;   /* of offloaded rows */
 } sluice_step_report_t;
 
 /* What a layer does next, written by the policy hook after each forward's header, and what this rank will report. */

@@ -423,6 +423,7 @@ static void hear_reports(sluice_moe_t* moe, const sluice_header_buffers_t* buffe
     context->policy_hook->vtable->agree(context->policy_hook, moe, &moe->decision, reports, context->world_size);
   }
   memset(moe->decision.own.pass, 0, sizeof moe->decision.own.pass); /* reported: no pass counts twice */
+  moe->decision.own.memory_rate = moe->decision.own.copy_rate = 0;
 }
 
 /* The arrays are free until the next exchange. */

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Walks a template on a device. Nothing runs that is not an op of the schedule. */
 #include "backend/base/clock.h"
+#include "backend/base/dtype.h"
+#include "backend/model/pass_sizes.h"
 #include "backend/moe/pass/lanes.h"
 #include "backend/moe/pass/pass.h"
 #include "backend/moe/pass/slot_poisoner.h"
+#include "backend/schedule/op_table.h"
 
 #define NO_JOB (-1)
 
@@ -109,6 +112,34 @@ static sluice_pass_choice_t choice_of(const sluice_pass_t* pass) {
   };
 }
 
+static int is_sum(int32_t kind) { return kind == SLUICE_OP_REDUCE || kind == SLUICE_OP_REDUCE_GRAD; }
+
+/* Sums do nothing but read the rows that came back and write one row per token. With copies of tokens fewer rows come
+ * back than were routed, and a backward without an input gradient sums nothing. */
+static uint64_t summed_bytes(const sluice_pass_t* pass) {
+  const sluice_binding_t* b = &pass->binding;
+  if (pass->schedule->spec.dedup != SLUICE_DEDUPLICATE_NONE || pass->out_rows == NULL) return 0;
+  return (uint64_t)(b->num_sent + b->num_tokens) * sluice_row_bytes(&pass->moe->shape, SLUICE_T_DI);
+}
+
+static void note_rate(uint16_t* slowest, uint64_t bytes, uint64_t ns) {
+  if (bytes == 0 || ns == 0) return;
+  const uint16_t rate = sluice_f32_to_bf16((float)bytes / (float)ns);
+  if (*slowest == 0 || rate < *slowest) *slowest = rate; /* positive bf16 are ordered as their bits are */
+}
+
+static void note_rates(sluice_pass_t* pass) {
+  uint64_t sum_ns = 0, copy_ns = 0, copy_bytes = 0;
+  for (int32_t i = 0; i < pass->schedule->num_ops; ++i) {
+    const sluice_op_times_t* t = &pass->times[i];
+    const int32_t kind = pass->schedule->ops[i].kind;
+    if (is_sum(kind)) sum_ns += t->end_ns - t->begin_ns;
+    if (sluice_op_row(kind)->is_copy) copy_ns += t->end_ns - t->begin_ns, copy_bytes += t->bytes;
+  }
+  note_rate(&pass->moe->decision.own.memory_rate, summed_bytes(pass), sum_ns);
+  note_rate(&pass->moe->decision.own.copy_rate, copy_bytes, copy_ns);
+}
+
 /* What choosing needs of a pass. */
 static void report_pass(sluice_pass_t* pass, const uint64_t* lane_ns) {
   const sluice_template_spec_t* spec = &pass->schedule->spec;
@@ -122,9 +153,10 @@ static void report_pass(sluice_pass_t* pass, const uint64_t* lane_ns) {
       .header_ns = (float)pass->header_ns,
   };
   sluice_pass_lanes(pass)->report(pass, &report, lane_ns);
+  if (!sluice_pass_lanes(pass)->are_streams || pass->has_device_times) note_rates(pass); /* else only enqueued */
   if (spec->direction != SLUICE_FORWARD) return;
   decision->own.rows = pass->binding.num_rows;
-  decision->own.num_tokens = pass->binding.num_tokens;
+  decision->own.num_tokens = (int32_t)pass->binding.num_tokens;
 }
 
 static void record(sluice_pass_t* pass) {

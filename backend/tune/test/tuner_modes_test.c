@@ -94,3 +94,54 @@ TEST(Step_RunAgain_HasTheModeOfItsFirstTime) {
   run_turns(&turns, 1);
   check(&turns);
 }
+
+typedef struct listener_s {
+  sluice_policy_hook_t base; /* first member: the engine sees the hook as this */
+  int32_t restore_set;
+  int32_t trained, with_memory, with_copies; /* reports */
+} listener_t;
+
+static void listen(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sluice_decision_state_t* decision,
+                   const sluice_step_report_t* const* reports, int32_t world_size) {
+  listener_t* listener = (listener_t*)(void*)policy_hook;
+  (void)moe, (void)world_size;
+  decision->choice = (sluice_pass_choice_t){
+      .num_chunks = 2, .wgrad_mode = SLUICE_WGRAD_PER_CHUNK, .restore_set = (uint8_t)listener->restore_set};
+  listener->trained += reports[0]->pass[SLUICE_BACKWARD].pass_ns > 0;
+  listener->with_memory += reports[0]->memory_rate > 0;
+  listener->with_copies += reports[0]->copy_rate > 0;
+}
+
+static const sluice_policy_hook_vtable_t listeners = {.agree = listen};
+
+/* Each report tells what its own passes showed, so that the tuner learns both rates while a layer trains: those of
+ * copies only where rows are offloaded. */
+TEST(Step_Reported_TellsTheRatesOfMemoryAndOfCopies) {
+  for (int32_t set = 1; set < SLUICE_NUM_RESTORE_SETS; ++set) {
+    const int offloads = sluice_restore_is_offloaded(sluice_restore_sets[set].restore_input) ||
+                         sluice_restore_is_offloaded(sluice_restore_sets[set].restore_pre_activation);
+    rig_t rig;
+    const sluice_context_config_t context = own_rig_context(0, 0);
+    sluice_moe_config_t config = rig_config();
+    own_rig_open(&rig, &context, &config);
+    sluice_policy_hook_t* own = rig.context->policy_hook;
+    listener_t listener = {.base.vtable = &listeners, .restore_set = set};
+    config.num_chunks = 0, config.reuse = 1;
+    WORKS(rig_swap_layer(&rig, &config));
+    rig.moe->decision.table = &listener;
+    rig.moe->decision.choice =
+        (sluice_pass_choice_t){.num_chunks = 2, .wgrad_mode = SLUICE_WGRAD_PER_CHUNK, .restore_set = (uint8_t)set};
+    rig.context->policy_hook = &listener.base;
+    for (int i = 0; i < STEPS; ++i) {
+      sluice_step_t* step = NULL;
+      WORKS(rig_forward(&rig, &step));
+      WORKS(rig_backward(&rig, step));
+      sluice_step_drop(step);
+    }
+    rig.context->policy_hook = own;
+    own_rig_close(&rig);
+    assert_int_equal(listener.trained, STEPS - 1);
+    assert_int_equal(listener.with_memory, STEPS - 1);
+    assert_int_equal(listener.with_copies, offloads ? STEPS - 1 : 0);
+  }
+}

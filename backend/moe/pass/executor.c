@@ -6,7 +6,6 @@
 #include "backend/moe/pass/lanes.h"
 #include "backend/moe/pass/pass.h"
 #include "backend/moe/pass/slot_poisoner.h"
-#include "backend/schedule/op_table.h"
 
 #define NO_JOB (-1)
 
@@ -114,6 +113,8 @@ static sluice_pass_choice_t choice_of(const sluice_pass_t* pass) {
 
 static int is_sum(int32_t kind) { return kind == SLUICE_OP_REDUCE || kind == SLUICE_OP_REDUCE_GRAD; }
 
+static int is_copy(int32_t kind) { return kind == SLUICE_OP_COPY_OUT || kind == SLUICE_OP_COPY_IN; }
+
 /* Sums do nothing but read the rows that came back and write one row per token. With copies of tokens fewer rows come
  * back than were routed, and a backward without an input gradient sums nothing. */
 static uint64_t summed_bytes(const sluice_pass_t* pass) {
@@ -134,7 +135,7 @@ static void note_rates(sluice_pass_t* pass) {
     const sluice_op_times_t* t = &pass->times[i];
     const int32_t kind = pass->schedule->ops[i].kind;
     if (is_sum(kind)) sum_ns += t->end_ns - t->begin_ns;
-    if (sluice_op_row(kind)->is_copy) copy_ns += t->end_ns - t->begin_ns, copy_bytes += t->bytes;
+    if (is_copy(kind)) copy_ns += t->end_ns - t->begin_ns, copy_bytes += t->bytes;
   }
   note_rate(&pass->moe->decision.own.memory_rate, summed_bytes(pass), sum_ns);
   note_rate(&pass->moe->decision.own.copy_rate, copy_bytes, copy_ns);

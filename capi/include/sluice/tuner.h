@@ -27,7 +27,8 @@ enum {
   SLUICE_TUNER_ADAPTIVE = 0, /* the model first; steps then confirm its best few candidates, and correct the model.
                                 Without a machine the tuner derives one from the lane times of the first steps. The
                                 default */
-  SLUICE_TUNER_PROFILE = 1,  /* by timed steps alone */
+  SLUICE_TUNER_PROFILE = 1,  /* by timed steps alone. Under a budget timed steps decide among at most four plans, those
+                                with the best prices, by the machine or without one by observed rates */
   SLUICE_TUNER_MODEL = 2     /* by predictions alone: needs a machine */
 };
 

@@ -75,7 +75,7 @@ def test_TwoRanks_SluicesExpertsUnderStockTransports_AsUnsplit(
             assert gap < 2e-5, (rank, name, gap)
 
 
-# What transformers 5.23 registers and no test above combines: () trains as the unsplit model, else the words of the error.
+# What transformers 5.23 registers and no test above combines: () trains as the unsplit model, else words of the error.
 CUDA_ALONE = ('experts_implementation="{}" cannot compute the rows of one expert', 'or ep_implementation="all_to_all"')
 MIXTURES = {
     "batched_mm sluice": (),

@@ -138,7 +138,7 @@ class LayerState:
         self.torn = ""
         self._ids: torch.Tensor | None = None
         self._is_fused_now = finding.form.fused
-        self._told: set[str] = set()  # why experts became modules
+        self._told: set[str] = set()  # reasons that a warning has given: experts run as modules
         self._has_told_policy = finding.form.fused is False  # the banner has
 
     # ---- the steps of a forward, called by layer.py ----
@@ -257,7 +257,7 @@ class LayerState:
         return made
 
     def _tell_modules(self, why: str) -> None:
-        """Once for each reason; "": there is none."""
+        """Warns once for each reason. "": there is none."""
         if why and why not in self._told:
             self._told.add(why)
             warnings.warn(f"sluice: MoE layer {self.layer_id}: its experts run as modules now: {why}", stacklevel=2)

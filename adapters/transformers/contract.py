@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 from sluice.adapters.common import activations
+from sluice.adapters.common.factors import Factors
 from sluice.adapters.torch import Lora
-from sluice.adapters.transformers import NAME, gates, low_rank
+from sluice.adapters.transformers import NAME, gates
 from sluice.adapters.transformers.packed_stack import REMEDY, form_of, is_packed
 from sluice.errors import InvalidArgument, Unsupported
 
@@ -76,7 +77,7 @@ class Contract:
     def _biases(self, biases: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         return [*self._halves(biases[0]), biases[1]] if self.bias else []
 
-    def lora(self, factors: Sequence[low_rank.Factors | None]) -> Lora:
+    def lora(self, factors: Sequence[Factors | None]) -> Lora:
         """Adapters on the up and on the down stack, as the library takes them."""
         up, down = factors
         found: dict[str, torch.Tensor] = {}

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from sluice.adapters.common.factors import Factors, joined
 
 
 class Term(NamedTuple):
@@ -186,18 +187,6 @@ def take(experts: Any) -> Terms | None:
     return noted.terms
 
 
-class Factors(NamedTuple):
-    """What is added to a stacked parameter: `scale * b[e] @ a[e]`.
-
-    a      [E, r, in]
-    b      [E, out, r]
-    """
-
-    a: torch.Tensor
-    b: torch.Tensor
-    scale: float
-
-
 class _Share(torch.autograd.Function):
     """Its value; of the gradient this share."""
 
@@ -212,8 +201,7 @@ class _Share(torch.autograd.Function):
 
 
 def factors(terms: Sequence[Term], dtype: torch.dtype, experts: Sequence[int] | None, share: float) -> Factors:
-    """Of these experts (None: all), as a layer of this dtype takes them: float32, or its own. The ranks of several
-    adapters lie one after the other, each B with its scale in it.
+    """Of these experts (None: all), as a layer of this dtype takes them.
 
     share  of the sum over ranks, the gradient of what this rank alone holds: what others hold too, the host averages
     """
@@ -230,16 +218,9 @@ def factors(terms: Sequence[Term], dtype: torch.dtype, experts: Sequence[int] | 
             )
         a = a.view(count, -1, a.shape[1])
         b = b.view(b.shape[0], -1, count).permute(2, 0, 1)
-        split.append((a, b) if wanted is None else (_of(a, wanted), _of(b, wanted)))
-    if len(terms) == 1:
-        (a, b), scale = split[0], terms[0].scale
-    else:
-        a = torch.cat([a for a, _ in split], 1)
-        b = torch.cat([b * term.scale for (_, b), term in zip(split, terms)], 2)
-        scale = 1.0
-    if a.dtype != b.dtype or a.dtype not in (torch.float32, dtype):
-        a, b = a.to(dtype), b.to(dtype)
-    return Factors(a, b, scale)
+        a, b = (a, b) if wanted is None else (_of(a, wanted), _of(b, wanted))
+        split.append(Factors(a, b, term.scale))
+    return joined(split, dtype)
 
 
 def _of(stack: torch.Tensor, experts: Sequence[int]) -> torch.Tensor:

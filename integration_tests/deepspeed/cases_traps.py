@@ -394,11 +394,13 @@ def evaluates_as_stock(k: int) -> Any:
     return [*dropped, not torch.equal(before, after)]
 
 
-def adapters_on_experts(expert: str) -> dict[str, Any]:
-    """PEFT's LoRA on an expert's Linears, in each state: what C computes is what the modules compute (see
-    lora_states.py)."""
-    host = _swapped([{"k": 2, "expert": expert}])
-    layer, model = _layer(host), host.module
+def adapters_on_experts(expert: str, before: bool) -> dict[str, Any]:
+    """PEFT's LoRA on experts' Linears, in each state (see lora_states.py). before: one is there before the swap."""
+    model = build([{"k": 2, "expert": expert}])
+    if before:
+        lora_states.add(model.moes[0].deepspeed_moe.experts, "earlier")
+    host = engine(model, ds_config(), SLUICE)
+    layer = _layer(host)
     x, target = models.batch(0)
 
     def call() -> tuple[torch.Tensor, str]:

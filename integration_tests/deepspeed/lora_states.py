@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PEFT's LoRA on the linears of experts, in each of its states: computed by the library, and by the modules themselves.
+"""Compares PEFT's LoRA on the linears of experts, computed by the library, with the modules' own forward.
 
-A hook that does nothing makes a host's layer call its experts as modules, which then run PEFT's own forward.
+A forward hook that does nothing makes DeepSpeed's layer on Sluice call its experts as modules.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import nn
 
-# By the name of a state: who computes the experts then.
+# By the state of the adapters: what computes the experts, as `sluice.stats` says it.
 COMPUTED_BY = {
     "one": "sluice",
     "eval with dropout": "sluice",
@@ -28,36 +28,43 @@ COMPUTED_BY = {
     "dropout": "host modules",
     "unequal ranks": "host modules",
 }
-REASONS = ("adapter dropout has dropout", "the adapters of its experts differ in number or rank")
+REASONS = ("adapter dropout has dropout", "the adapters of its experts differ in number, rank or scale")
 MOST_APART = 1e-5
 
 
-def _states(experts: nn.Module, config: Callable[..., LoraConfig]) -> Iterator[str]:
+def add(experts: nn.Module, name: str, **config: Any) -> None:
+    """Puts an adapter on all linears. B is not zero, so that leaving it out is seen."""
+    linears = [
+        each
+        for each, module in experts.named_modules()
+        if getattr(module, "weight", None) is not None and "lora_" not in each and "base_layer" not in each
+    ]
+    inject_adapter_in_model(LoraConfig(target_modules=linears, **config), experts, adapter_name=name)
+    torch.manual_seed(7)
+    for which, parameter in experts.named_parameters():
+        if f"lora_B.{name}." in which:
+            nn.init.normal_(parameter, std=0.1)
+
+
+def _states(experts: nn.Module) -> Iterator[str]:
     """Brings the adapters into one state after the other."""
 
     def layers() -> list[LoraLayer]:
         return [module for module in experts.modules() if isinstance(module, LoraLayer)]
 
-    def add(name: str, **how: Any) -> None:
-        inject_adapter_in_model(config(**how), experts, adapter_name=name)
-        torch.manual_seed(7)
-        for which, parameter in experts.named_parameters():
-            if f"lora_B.{name}." in which:
-                nn.init.normal_(parameter, std=0.1)
-
     def activate(*names: str) -> None:
         for layer in layers():
             layer.set_adapter(list(names))
 
-    add("default", r=3, lora_alpha=6)
+    add(experts, "default", r=3, lora_alpha=6)
     yield "one"
-    add("dropout", r=2, lora_dropout=0.5)
+    add(experts, "dropout", r=2, lora_dropout=0.5)
     activate("dropout")
     experts.eval()
     yield "eval with dropout"
     experts.train()
     yield "dropout"
-    add("second", r=2)
+    add(experts, "second", r=2)
     activate("default", "second")
     yield "two"
     activate()
@@ -81,24 +88,16 @@ def _states(experts: nn.Module, config: Callable[..., LoraConfig]) -> Iterator[s
 
 
 def compare(
-    experts: nn.Module,
-    called: list[nn.Module],
-    call: Callable[[], tuple[torch.Tensor, str]],
-    **config: Any,
+    experts: nn.Module, called: list[nn.Module], call: Callable[[], tuple[torch.Tensor, str]]
 ) -> dict[str, Any]:
-    """For each state who computed, the largest difference to the modules of the results and of the gradients, relative
-    to the largest value; and what was said.
+    """For each state: what computed the experts, and the largest difference from the modules' results and gradients,
+    relative to their largest value. Also the warnings.
 
     experts  the module that holds the host's experts, whose linears get adapters
     called   each expert, as the host calls it
-    call     a forward of the host's model, and who computed the experts
-    config   of PEFT's LoraConfig
+    call     a forward of the host's model, and what computed the experts
     """
-    linears = [name for name, module in experts.named_modules() if getattr(module, "weight", None) is not None]
-    base = list(experts.parameters())
-
-    def with_defaults(**how: Any) -> LoraConfig:
-        return LoraConfig(target_modules=linears, **config, **how)
+    base = [parameter for name, parameter in experts.named_parameters() if "lora_" not in name]
 
     def step() -> tuple[str, list[torch.Tensor]]:
         experts.zero_grad(set_to_none=True)
@@ -112,7 +111,7 @@ def compare(
     found: dict[str, Any] = {"states": {}}
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        for state in _states(experts, with_defaults):
+        for state in _states(experts):
             for _ in range(2):  # what is said is said once
                 computed_by, mine = step()
             handles = [module.register_forward_hook(lambda *_: None) for module in called]

@@ -273,7 +273,7 @@ def test_Engines_SeveralOnTheSameRanks_LiveAndEndAlone(ranks2: Ranks) -> None:
     ranks2.run("cases_engines:second_engine_on_the_same_ranks")
 
 
-@pytest.mark.parametrize("expert", ["relu", "gated"])
-def test_Trap05_AdaptersOnExperts_EachState_AsTheModules(ranks2: Ranks, expert: str) -> None:
-    for found in ranks2.run("cases_traps:adapters_on_experts", expert=expert):
+@pytest.mark.parametrize("expert, before", [("relu", False), ("gated", True)])
+def test_Trap05_AdaptersOnExperts_EachState_AsTheModules(ranks2: Ranks, expert: str, before: bool) -> None:
+    for found in ranks2.run("cases_traps:adapters_on_experts", expert=expert, before=before):
         lora_states.check(found)

@@ -41,7 +41,7 @@ class Form(Protocol):
         ...
 
     def lora_of(self, experts: Any, dtype: torch.dtype) -> Lora | None:
-        """The adapters of this moment, as a layer of this dtype takes them. Asked of layers with a lora_rank."""
+        """The adapters that are active now, as a layer of this dtype takes them. For layers with a lora_rank."""
         ...
 
 

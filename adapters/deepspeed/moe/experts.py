@@ -107,14 +107,14 @@ def fused_form(experts: Sequence[nn.Module]) -> FusedForm | str:
 
 
 def still_exact(experts: Iterable[nn.Module]) -> bool:
-    """Whether nothing was hooked since `fused_form`: cheap, asked before every forward, as `adapters_of` is."""
+    """Whether nothing was hooked since `fused_form`. Each forward checks this, so it is cheap."""
     if nn_module._has_any_global_hook():
         return False
     return all(untouched(module) for expert in experts for module in expert.modules())
 
 
 def adapters_of(experts: Sequence[nn.Module], form: FusedForm) -> linear_adapters.Terms | str:
-    """The adapters of this moment on the experts' Linears, or why the experts are to be called as modules now."""
+    """The adapters that are active now on the experts' Linears, or why the experts have to be called as modules."""
     names = ("w1", "w3", "w2") if form.gated else ("w1", "w2")
     found = dict(zip(names, zip(*(linears(expert, form) for expert in experts))))
     return linear_adapters.read(found)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PEFT's LoRA on the Linears of experts: its factors as the library takes them.
+"""Reads PEFT's LoRA on the Linears of experts, as the library takes it.
 
-PEFT puts a wrapper in the place of a Linear, and the wrapper's `weight` is that of the Linear inside. Reading weights
-by name would therefore leave the adapter out, without an error: each forward looks what stands in a Linear's place.
+PEFT replaces a Linear by a wrapper, and the wrapper's `weight` is that of the Linear inside. A layer that only read
+weights by name would leave the adapter out without an error. So each forward checks the classes of these modules.
 """
 
 from __future__ import annotations
@@ -12,29 +12,30 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from sluice.adapters.common.factors import Factors, joined
 from sluice.adapters.torch import Lora
 from torch import nn
 
 
 class Term(NamedTuple):
-    """One active adapter of a linear: `scale * b @ a` is added to its weight."""
+    """One active adapter of a Linear: `scale * b @ a` is added to its weight."""
 
     a: torch.Tensor  # [r, in]
     b: torch.Tensor  # [out, r]
     scale: float
 
 
-# By the name of a weight (w1), for each expert the adapters of that linear; weights without any are left out.
+# By the name of a weight (w1): the adapters of that Linear in each expert. Weights without adapters are left out.
 Terms = Mapping[str, Sequence[Sequence[Term]]]
 
 
 def base_of(linear: Any) -> Any:
-    """The Linear inside PEFT's wrapper, or the module itself if it is no such wrapper."""
+    """The Linear inside PEFT's wrapper, or the module itself if it is not such a wrapper."""
     return linear.base_layer if _is_wrapper(linear) else linear
 
 
 def read(linears: Mapping[str, Sequence[Any]]) -> Terms | str:
-    """The adapters of this moment, or why the library cannot compute these Linears.
+    """The adapters that are active now, or why the library cannot compute these Linears.
 
     linears  by the name of a weight, one for each expert
     """
@@ -46,62 +47,36 @@ def read(linears: Mapping[str, Sequence[Any]]) -> Terms | str:
             if isinstance(one, str):
                 return one
             found.append(one)
-        shapes = {tuple((term.a.shape, term.b.shape) for term in one) for one in found}
-        if len(shapes) > 1:
-            return "the adapters of its experts differ in number or rank"
+        kinds = {tuple((term.a.shape, term.b.shape, term.scale) for term in one) for one in found}
+        if len(kinds) > 1:
+            return "the adapters of its experts differ in number, rank or scale"
         if any(found):
             terms[name] = found
     if not terms:
         return terms
     for modules in linears.values():
         if any(p is not None and p.requires_grad for m in modules for p in (base_of(m).weight, base_of(m).bias)):
-            return "a weight or bias below the adapters wants a gradient, which the library does not give with adapters"
+            return "a weight or bias under the adapters requires a gradient, which the library does not compute then"
     return terms
 
 
 def rank_of(terms: Terms) -> int:
-    """The largest rank; 0: there is no adapter."""
+    """The largest rank of a weight's adapters together; 0: there are none."""
     return max((sum(term.a.shape[0] for term in found[0]) for found in terms.values()), default=0)
 
 
-class Factors(NamedTuple):
-    """The adapters of one weight, stacked over experts."""
-
-    a: torch.Tensor  # [E_local, r, in]
-    b: torch.Tensor  # [E_local, out, r]
-    scale: float
-
-
-def stacked(found: Sequence[Sequence[Term]], dtype: torch.dtype) -> Factors:
-    """As a layer of this dtype takes them: float32, or its own. Several adapters lie one after the other in the rank,
-    and each B then has its scale in it."""
-    scales = {term.scale for terms in found for term in terms}
-    scale = scales.pop() if len(scales) == 1 else 1.0
-    factor = [[1.0 if scale == term.scale else term.scale for term in terms] for terms in found]
-    a = torch.stack([_joined([term.a for term in terms], 0) for terms in found])
-    b = torch.stack(
-        [
-            _joined([t.b if f == 1.0 else t.b * f for t, f in zip(terms, factors)], 1)
-            for terms, factors in zip(found, factor)
-        ]
-    )
-    if a.dtype != b.dtype or a.dtype not in (torch.float32, dtype):
-        a, b = a.to(dtype), b.to(dtype)
-    return Factors(a, b, scale)
-
-
 def lora_of(terms: Terms, dtype: torch.dtype) -> Lora:
-    """All of them, as a layer of this dtype takes them."""
+    """All adapters, as a layer of this dtype takes them."""
     factors: dict[str, torch.Tensor] = {}
     scales: dict[str, float] = {}
     for name, found in terms.items():
         number = name.removeprefix("w")
-        factors[f"la{number}"], factors[f"lb{number}"], scales[f"la{number}"] = stacked(found, dtype)
+        stacks = [
+            Factors(torch.stack([term.a for term in terms]), torch.stack([term.b for term in terms]), terms[0].scale)
+            for terms in zip(*found)
+        ]
+        factors[f"la{number}"], factors[f"lb{number}"], scales[f"la{number}"] = joined(stacks, dtype)
     return Lora(factors, scales)
-
-
-def _joined(tensors: list[torch.Tensor], dim: int) -> torch.Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim)
 
 
 def _is_wrapper(module: Any) -> bool:
@@ -112,7 +87,7 @@ def _terms_of(module: Any) -> list[Term] | str:
     if type(module) is nn.Linear:
         return []
     base = base_of(module)
-    if type(base) is not nn.Linear:
+    if base is module or type(base) is not nn.Linear:
         return f"{type(base).__name__} is not exactly torch.nn.Linear"
     if module.merged:
         return "an adapter is merged and disabled" if module.disable_adapters else []

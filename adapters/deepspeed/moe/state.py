@@ -24,7 +24,7 @@ class LayerState(Runners):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._told: set[str] = set()  # why experts that are not hooked run as modules
+        self._told: set[str] = set()  # reasons that a warning has given: experts without hooks run as modules
         self._seen_experts: set[tuple[int, bool]] = set()
         self._result_dtypes: dict[torch.dtype, torch.dtype] = {}
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch of a stage in which runs of layers at its cuts are on their way: which layers run for each micro-batch, and
-what becomes of the gradients of those that come here (docs/pipeline.md, "Layers that move in a batch")."""
+"""A batch of a stage, while runs of layers at its cuts move: which layers run for each micro-batch, and what happens to
+the gradients of layers that come here (docs/pipeline.md, "Layers that move in a batch")."""
 
 from __future__ import annotations
 
@@ -61,9 +61,12 @@ class Cut:
 
 
 class Travel(NamedTuple):
-    """What moves beside a batch, as the batch asks for it. parameters: whether those of layers that come have come;
-    gradients: the same of what their old stage has summed, which then lies in the parameters; send: gradients of layers
-    that leave are final."""
+    """How a batch follows the layers that move while it runs.
+
+    parameters  whether the parameters of layers that come have arrived
+    gradients   whether the sums of their old stage have arrived; they are then the parameters' gradients
+    send        called when gradients of layers that leave are final
+    """
 
     parameters: Callable[[Cut], bool]
     gradients: Callable[[Cut], bool]

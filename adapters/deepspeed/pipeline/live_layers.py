@@ -305,5 +305,5 @@ def _changed(trips: Sequence[_Trip]) -> str | None:
         if any(tensor._version != version for tensor, version in trip.versions):
             first, last = trip.cut.layers[0], trip.cut.layers[-1]
             named = f"layer {first}" if first == last else f"one of the layers {first} to {last}"
-            return f"somebody has written into {named} while it was on its way to another stage"
+            return f"a tensor of {named} was written while it moved to another stage"
     return None

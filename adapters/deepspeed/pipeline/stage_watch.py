@@ -197,8 +197,8 @@ class StageWatch:
         return {**counts, **({"refused": self._refused} if self._refused else {}), **newest}
 
     def _goes_on(self, engine: Any) -> bool:
-        """Whether layers arrived during the batch before, of which nobody knows then how long they took. The next step
-        sets out, if there is one."""
+        """Whether layers arrived during the batch before. How long they took is known after the next one. Starts the
+        next step, if there is one."""
         if not self._steps or self._live.is_under_way:
             return False
         arrived, *to_come = self._steps
@@ -234,9 +234,8 @@ class StageWatch:
             return
         self._num_moves += 1
         self._note_move(time.perf_counter() - begun, busiest_bytes_of(before, parts, self._sizes))
-        left = (
-            moved_bytes_of(before, parts, self._sizes) // dist.get_world_size()
-        )  # of this rank, as if each had given as much
+        # Of this rank, as if each had given as much.
+        left = moved_bytes_of(before, parts, self._sizes) // dist.get_world_size()
         trace.keep_move("layers", "the pipeline", begin_ns, len(moved), left, 0, self._move_s)
 
     def _sets_out(self, engine: Any, steps: Sequence[tuple[int, ...]]) -> bool:

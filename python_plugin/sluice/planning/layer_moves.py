@@ -236,9 +236,11 @@ def priced(
     allows: Allows | None = None,
     moves_live: bool = True,
 ) -> Price:
-    """The cheaper way to `target`. A drain takes the bytes over the link, while nothing else runs. In steps, each batch
-    takes what its partition is slower than the target, the seconds by which its bytes travel longer than it runs, and
-    the commit. moves_live: whether layers can move during a batch at all. Pure."""
+    """The cheaper way to `target`.
+
+    A drain costs the seconds that the bytes take over the link, as nothing else runs. Steps cost, for each of their
+    batches: how much slower its partition is than the target, how much longer its bytes travel than it runs, and the
+    commit. moves_live: whether layers can move during a batch at all. Pure."""
     drained = busiest_bytes_of(parts, target, sizes) / rates.link
     steps = steps_to(parts, target, seconds, allows) if moves_live else ()
     if not steps:

@@ -350,7 +350,7 @@ def test_Finetune_LoraOnExperts_LearnsAsStockDoes_AndMerges(tmp_path):
         assert float(after) < float(before) - 0.2 and "tensors merged into" in text
     assert (tmp_path / "sluice" / "merged" / "config.json").is_file()
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script]
-    text = run([*command, *short, "--out", str(tmp_path / "two")])
+    text = run([*command, *short, "--expert-format", "int8", "--out", str(tmp_path / "two")])
     assert "ep_size 2" in text and (tmp_path / "two" / "adapter" / "adapter_model.safetensors").is_file()
 
 

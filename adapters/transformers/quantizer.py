@@ -329,6 +329,7 @@ class SluiceQuantizer(HfQuantizer):
                 getattr(module, stack).requires_grad_(False)
             _name_as_saved(module, self.quantization_config.saved_layout)
         self._keep_conversions(model)
+        _leave_file(model)
 
     def _keep_conversions(self, model: Any) -> None:
         """Those with which save_pretrained restores the checkpoint's names, from what `state_dict` says."""
@@ -384,6 +385,21 @@ def _stacks_of(module: Any) -> list[str]:
 
 def _packed_of(module: Any) -> list[str]:
     return [name for name in _stacks_of(module) if is_packed(local(module._parameters[name]))]
+
+
+def _leave_file(model: Any) -> None:
+    """Copies dense weights that lie in the checkpoint's file, unless packed ones do: a single view keeps the whole file
+    mapped, and the weights that were quantised stay resident with it."""
+
+    def is_mapped(tensor: torch.Tensor) -> bool:
+        return tensor.device.type == "cpu" and not tensor.untyped_storage().resizable()
+
+    packed = [local(module._parameters[name]) for _, module in _experts_of(model) for name in _packed_of(module)]
+    if any(is_mapped(part) for stack in packed for part in (stack.codes, stack.scales)):
+        return
+    for tensor in (*model.parameters(), *model.buffers()):
+        if type(tensor.data) is torch.Tensor and is_mapped(tensor):
+            tensor.data = tensor.data.clone()
 
 
 def _check_runs_here(name: str, module: Any) -> None:

@@ -13,16 +13,18 @@ experts are shared out to the ranks (expert parallelism).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import pydoc_data.topics
-import resource
 import time
 from pathlib import Path
 from typing import Any
 
+import sluice
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PrinterCallback,
@@ -69,7 +71,7 @@ def samples(ids: torch.Tensor, length: int) -> list[dict[str, torch.Tensor]]:
 def make_checkpoint(folder: Path, options: argparse.Namespace) -> None:
     """Random weights, as a checkpoint that is loaded like any other."""
     torch.manual_seed(0)
-    shape = {"vocab_size": 256, "num_hidden_layers": options.layers, "intermediate_size": 512, **WIDTHS[options.widths]}
+    shape = {"vocab_size": options.vocabulary, "num_hidden_layers": options.layers, **WIDTHS[options.widths]}
     config = Qwen3MoeConfig(**shape, max_position_embeddings=4 * options.length)
     AutoModelForCausalLM.from_config(config, dtype=options.dtype).save_pretrained(folder)
 
@@ -80,9 +82,24 @@ def load(folder: Path, options: argparse.Namespace) -> Any:
         from transformers.distributed import DistributedConfig
 
         shared["distributed_config"] = DistributedConfig(fsdp_size=WORLD, ep_size=WORLD, ep_implementation="sluice")
+    config = AutoConfig.from_pretrained(folder)
+    if options.expert_format is not None:
+        form = None if options.expert_format == "as-saved" else options.expert_format
+        config = sluice.keep_quantised(config, form)
     return AutoModelForCausalLM.from_pretrained(
-        folder, experts_implementation=options.experts, dtype=options.dtype, **shared
+        folder, config=config, experts_implementation=options.experts, dtype=options.dtype, **shared
     )
+
+
+def resident(name: str) -> float:
+    """GiB of this process: VmRSS now, VmHWM at most since `forget_peak`."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 2**20
+
+
+def forget_peak() -> None:
+    with contextlib.suppress(OSError):  # a sandbox without this file: the peak of loading counts, too
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 class Reporting(Trainer):
@@ -96,13 +113,14 @@ class Reporting(Trainer):
         since, before = getattr(self, "_reported", (self._began, 0))
         self._reported = now, step
         rate = (step - before) * self._tokens / (now - since)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         say(
             f"step {step:4d} of {self.state.max_steps}  loss {float(logs['loss']):.4f}  {rate:7.0f} tokens/s  "
-            f"{peak:.1f} GiB at most"
+            f"{resident('VmHWM'):.2f} GiB at most"
         )
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
+        say(f"{resident('VmRSS'):.2f} GiB before training")
+        forget_peak()
         self._began = time.perf_counter()
         return super().train(*args, **kwargs)
 
@@ -112,9 +130,15 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="a folder that transformers loads; default: random weights")
     parser.add_argument("--widths", choices=WIDTHS, default="small", help="of random weights")
     parser.add_argument("--layers", type=int, default=2, help="of random weights")
+    parser.add_argument("--vocabulary", type=int, default=256, help="of random weights, at least 256")
     parser.add_argument("--adapt", choices=("experts", "attention"), default="experts", help="experts: attention, too")
     parser.add_argument("--rank", type=int, default=16, help="of the adapters")
     parser.add_argument("--experts", default="sluice", help="experts_implementation")
+    parser.add_argument(
+        "--expert-format",
+        choices=("mxfp4", "int4", "int8", "fp8", "as-saved"),
+        help="keep frozen experts in 4 or 8 bits; as-saved: a checkpoint that is in MXFP4 or FP8",
+    )
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--batch", type=int, default=4)

@@ -151,6 +151,7 @@ def test_Checkpoint_InBfloat16_IsQuantisedWhileLoadedAndSavedWithoutLoss(
             quantised(folder, config, weight_format)
         return
     model = quantised(folder, config, weight_format)
+    assert str(folder) not in Path("/proc/self/maps").read_text(), "the weights in 16 bits stay resident"
     dense = load(folder, dtype=torch.float32)
     for ours, theirs in zip(experts(model), experts(dense)):
         for name in STACKS:

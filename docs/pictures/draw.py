@@ -1,17 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pictures of the manual, small: pages show no tool tips, and boxes of one colour are one path.
+"""The pictures of the manual, drawn by today's tools and then made small: pages show no tool tips, and boxes of one
+colour are one path. recorded.json has the events that `sluice trace` and ./quickstart have recorded.
 
-.venv/bin/python docs/pictures/draw.py             draws schedules.svg
-.venv/bin/python docs/pictures/draw.py NAME.svg    makes small what `sluice trace` or ./quickstart has drawn
+.venv/bin/python docs/pictures/draw.py                       draws all pictures
+.venv/bin/python docs/pictures/draw.py quickstart FOLDER     first takes the newest events from quickstart_out
+.venv/bin/python docs/pictures/draw.py trace FOLDER          first takes the newest events from trace_out
+
+For trace.svg: sluice trace --out trace_out --steps 8 -- torchrun --nproc-per-node 2 \\
+               python_plugin/sluice/test/trace_rank.py 14 4 S4
 """
 
+from __future__ import annotations
+
+import importlib.util
+import json
 import re
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
+from typing import Any
 
 from sluice import timeline
 from sluice.restore import SETS
+from sluice.tracing import report
+
+HERE = Path(__file__).resolve().parent
+RECORDED = HERE / "recorded.json"
+STEPS = 3  # of the trace's recording that are kept: the picture has the median one
 
 # One chunk of 2048 rows, M 1024, H 4096, bf16: made-up seconds with communication about as long as computation.
 EXCHANGE, PACK, PRODUCT, ACTIVATION, COPY = 2e-3, 0.15e-3, 1.5e-3, 0.2e-3, 1.2e-3
@@ -25,7 +41,7 @@ SECONDS = {
 }
 
 
-def picture() -> str:
+def schedules(recorded: dict[str, Any]) -> str:
     """S1 and S4, forward and backward, n = 4."""
     panels = []
     for name in ("S1", "S4"):
@@ -37,6 +53,76 @@ def picture() -> str:
             title = f"{name} {direction}: {prediction.seconds * 1e3:.1f} ms predicted"
             panels.append(prediction.panel(title, timeline.tensor_bytes(2048, 1024, 4096, 2)))
     return timeline.svg(panels, "One layer, n = 4: schedules S1 and S4, predicted")
+
+
+def quickstart(recorded: dict[str, Any]) -> str:
+    """As ./quickstart draws its events."""
+    place = HERE.parents[1] / "examples" / "text_lm" / "timeline.py"
+    spec = importlib.util.spec_from_file_location("quickstart_timeline", place)
+    assert spec is not None and spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    of = recorded["quickstart"]
+    with tempfile.TemporaryDirectory() as folder:
+        tool.write({side: rows(of[side]) for side in ("stock", "sluice")}, Path(folder), of["title"])
+        return (Path(folder) / "timeline.svg").read_text()
+
+
+def trace(recorded: dict[str, Any]) -> str:
+    """As `sluice trace` draws a recording."""
+    rank = json.loads(json.dumps(recorded["trace"]))
+    for context in rank["contexts"]:
+        context["events"] = rows(context["events"])
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "rank0.json").write_text(json.dumps(rank))
+        passes = report.newest(report.read(folder)[0], STEPS)
+        report.write(folder, passes, {"steps": STEPS})
+        return (Path(folder) / "timeline.svg").read_text()
+
+
+PICTURES = {"schedules.svg": schedules, "quickstart.svg": quickstart, "trace.svg": trace}
+
+
+def table(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """Events as rows with one list of names; times count from the first."""
+    start = min(event["begin_ns"] for event in events)
+    for event in events:
+        event["begin_ns"], event["end_ns"] = event["begin_ns"] - start, event["end_ns"] - start
+    return {"names": list(events[0]), "rows": [list(event.values()) for event in events]}
+
+
+def rows(of: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events of a table."""
+    return [dict(zip(of["names"], row, strict=True)) for row in of["rows"]]
+
+
+def newest_quickstart(folder: Path) -> dict[str, Any]:
+    """Of the folder that ./quickstart writes: the events of both sides, from the Perfetto trace."""
+    result = json.loads((folder / "result.json").read_text())
+    sides: dict[str, list[dict[str, Any]]] = {"stock": [], "sluice": []}
+    for event in json.loads((folder / "trace.json").read_text())["traceEvents"]:
+        if event["ph"] == "X":
+            begin = round(1e3 * event["ts"])
+            sides[list(sides)[event["pid"] // 1000]].append(
+                {key: event["args"][key] for key in ("op", "chunk", "layer")}
+                | {"direction": event["cat"], "rank": event["pid"] % 1000}
+                | {"begin_ns": begin, "end_ns": begin + round(1e3 * event["dur"])}
+            )
+    title = f"MoE operations of one training step, {result['ranks']} ranks, link {result['link']}"
+    return {"title": title, **{side: table(events) for side, events in sides.items()}}
+
+
+def newest_trace(folder: Path) -> dict[str, Any]:
+    """Of the folder that `sluice trace` writes: rank 0's last steps of the layer that takes longest."""
+    rank = json.loads(next(folder.glob("rank0*.json")).read_text()) | {"boot": "recorded"}
+    by_rank, _ = report.read(folder)
+    (longest, *_) = report.panels(report.newest(by_rank, STEPS))
+    layer = longest.events[0].layer
+    for context in rank["contexts"]:
+        mine = [event for event in context["events"] if event["layer"] == layer]
+        begins = sorted(e["begin_ns"] for e in mine if e["op"] == "pass" and e["direction"] == "forward")
+        context["events"] = table([event for event in mine if event["begin_ns"] >= begins[-STEPS]])
+    return rank
 
 
 def small(svg: str) -> str:
@@ -64,8 +150,24 @@ def small(svg: str) -> str:
     return "\n".join([*(textwrap.fill(line, 120, break_on_hyphens=False) for line in lines), "</svg>", ""])
 
 
+def drawn() -> dict[str, str]:
+    """All pictures by name, as this version draws them."""
+    recorded = json.loads(RECORDED.read_text())
+    return {name: small(draw(recorded)) for name, draw in PICTURES.items()}
+
+
+def main(words: list[str]) -> None:
+    """Take new events, if a recording is named, and draw all pictures."""
+    if words:
+        name, folder = words
+        newest = {"quickstart": newest_quickstart, "trace": newest_trace}[name](Path(folder))
+        recorded = (json.loads(RECORDED.read_text()) if RECORDED.exists() else {}) | {name: newest}
+        kept = re.sub('"[^"]*"', lambda text: text[0].replace(" ", "\0"), json.dumps(recorded, sort_keys=True))
+        lines = textwrap.fill(kept, 120, break_long_words=False, break_on_hyphens=False)
+        RECORDED.write_text(lines.replace("\0", " ") + "\n")
+    for name, picture in drawn().items():
+        (HERE / name).write_text(picture)
+
+
 if __name__ == "__main__":
-    here = Path(__file__).parent
-    for name in sys.argv[1:] or ["schedules.svg"]:
-        drawn = (here / name).read_text() if sys.argv[1:] else picture()
-        (here / name).write_text(small(drawn))
+    main(sys.argv[1:])

@@ -2,6 +2,7 @@
 """The pages for users name everything that they can call, set and write, and their links are valid."""
 
 import ast
+import importlib.util
 import os
 import re
 import subprocess
@@ -262,3 +263,14 @@ def test_Checkers_OfPages_FindAFaultOfEachKind():
     assert absent_paths("`moe/routing` `moe/gone.c` `sluice/moe.h` `tc/tbf`") == ["moe/gone.c"]
     assert long_lines("\n".join(["x" * 101, "x" * 100, "| " + "x" * 100])) == ["x" * 101]
     assert unknown_documents("/* see contracts.md, and docs/tools.md */", {"tools.md"}) == ["contracts.md"]
+
+
+def test_Pictures_AreThoseThatTodaysToolsDraw():
+    spec = importlib.util.spec_from_file_location("draw", os.path.join(ROOT, "docs", "pictures", "draw.py"))
+    draw = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(draw)
+    kept = {name for name in os.listdir(os.path.join(ROOT, "docs", "pictures")) if name.endswith(".svg")}
+    assert set(draw.PICTURES) == kept
+    for name, picture in draw.drawn().items():
+        same = picture == text("docs", "pictures", name)  # a diff of two pictures says nothing
+        assert same, f"{name} is not what today's tools draw: run docs/pictures/draw.py, and look at it"

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The candidates for the number of chunks n, for plans under a budget and for the search during training. */
+/* The candidates for the number of chunks n. With predictions, which cost no step, the search during training considers
+ * each n from 1 to SLUICE_MOST_CHOSEN_CHUNKS. Plans under a budget, and races that no prediction guides, take the few
+ * counts of a list. */
 #ifndef SLUICE_BACKEND_MODEL_CHUNK_COUNTS_H_
 #define SLUICE_BACKEND_MODEL_CHUNK_COUNTS_H_
 
 #include <stdint.h>
 
-#define SLUICE_NUM_CHUNK_COUNTS 8
+#define SLUICE_MOST_CHOSEN_CHUNKS 16
+#define SLUICE_NUM_CHUNK_COUNTS   8
 
 /* 1, 2, 3, 4, 6, 8, 12, 16. */
 extern const int32_t sluice_chunk_counts[SLUICE_NUM_CHUNK_COUNTS];

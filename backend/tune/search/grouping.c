@@ -70,10 +70,12 @@ static void add_predicted(sluice_grouping_t* g, sluice_search_t* s, sluice_group
 /* The same n and the next larger one: more chunks leave more pairs in flight, or hide more of a second hop. */
 static void add_larger(const sluice_grouping_t* g, const sluice_search_t* s, sluice_grouping_spot_t* spot) {
   const sluice_grouping_form_t* form = &g->config.forms[0];
-  const int32_t pick = spot->picks[0];
-  for (int32_t more = 0; spot->num_sides < SLUICE_GROUPING_SIDES; ++more) {
-    if (sluice_pick_size(pick) + more > s->config.max_size) return;
-    if (has_chunks(form, s, pick + more)) add_side(spot, pick + more, form->form);
+  const int32_t pick = spot->picks[0], hi = s->config.max_size;
+  int32_t size = sluice_pick_size(pick);
+  for (; size <= hi && spot->num_sides < SLUICE_GROUPING_SIDES;
+       size = sluice_search_next_size(size, 1, s->config.min_size, hi)) {
+    const int32_t other = pick - sluice_pick_size(pick) + size;
+    if (has_chunks(form, s, other)) add_side(spot, other, form->form);
   }
 }
 

@@ -131,9 +131,8 @@ static void count_sample(sluice_search_t* s, sluice_sample_t* sample, double ns_
 
 void sluice_search_count_switch(sluice_search_t* s, int32_t direction, int32_t pick, int64_t rows, double seconds) {
   sluice_spot_t* spot = &s->spots[sluice_search_bucket(rows)];
-  const sluice_sample_t* x =
-      direction == SLUICE_FORWARD ? &spot->forward[sluice_pick_size(pick)] : &spot->backward[pick];
-  double shortest = x->count > 1 ? (double)x->best_ns_per_row * (double)rows * 1e-9 : 0;
+  const sluice_sample_t* x = sluice_spot_sample(spot, direction, pick);
+  double shortest = x != NULL && x->count > 1 ? (double)x->best_ns_per_row * (double)rows * 1e-9 : 0;
   spot->is_switched[direction] = 1;
   if (spot->state == SLUICE_SPOT_RACING) {
     if (shortest > 0 && seconds > shortest) count_race_switch(s, seconds - shortest);
@@ -159,11 +158,11 @@ static void log_step(sluice_window_t* window, int32_t direction, int32_t pick, d
 /* The usual time of an answer's passes outside of races; the cost of a switch is measured against it. */
 static void note_usual(sluice_spot_t* spot, int32_t direction, int32_t pick, double ns_per_row) {
   int is_first = spot->is_switched[direction];
-  sluice_sample_t* x = direction == SLUICE_FORWARD ? &spot->forward[sluice_pick_size(pick)] : &spot->backward[pick];
+  sluice_sample_t* x = sluice_spot_sample(spot, direction, pick);
   float* usual = &spot->usual[direction];
   spot->is_switched[direction] = 0;
   if (pick != spot->pick) return;
-  if (x->count > 1 && ns_per_row < (double)x->best_ns_per_row) x->best_ns_per_row = (float)ns_per_row;
+  if (x != NULL && x->count > 1 && ns_per_row < (double)x->best_ns_per_row) x->best_ns_per_row = (float)ns_per_row;
   if (is_first) return;
   if (*usual <= 0) *usual = (float)ns_per_row;
   *usual += (float)((fmin(ns_per_row, USUAL_MOST * (double)*usual) - (double)*usual) / USUAL_OVER);
@@ -189,8 +188,7 @@ void sluice_search_observe(sluice_search_t* s, int32_t direction, int32_t pick, 
   if (spot->state != SLUICE_SPOT_RACING || !(spot->racing >> pick & 1)) return;
   ++s->stats.race_passes;
   ++spot->race_passes;
-  sluice_sample_t* sample =
-      direction == SLUICE_FORWARD ? &spot->forward[sluice_pick_size(pick)] : &spot->backward[pick];
+  sluice_sample_t* sample = sluice_spot_sample(spot, direction, pick);
   if (sample->count < sluice_search_wanted(s, spot)) sluice_race_timeout_renew(&spot->timeout);
   count_sample(s, sample, ns_per_row, (double)rows, lanes);
   float startup = lanes == NULL ? 0 : (float)(lanes->startup / (double)rows);

@@ -12,6 +12,7 @@
 #define BOOTSTRAP_NEIGHBOUR 1.3  /* of the first candidate's prediction: its neighbour is tried as well */
 #define FEW_COUNT           3
 #define FEW_WITHIN          1.25 /* of the best prediction */
+#define FEW_APART           1.25 /* factor in n between two of them */
 #define GOOD_ENOUGH         1.03 /* of the best time: the choice of a nearby size is kept if it took at most this */
 
 /* If sizes alternate in training, different answers switch n each time, and a first pass after a switch takes longer.
@@ -44,7 +45,8 @@ static void duel_or_settle(sluice_search_t* s, int32_t bucket) {
     settle(s, bucket);
     return;
   }
-  sluice_sample_t *f = &spot->forward[sluice_pick_size(second)], *b = &spot->backward[second];
+  sluice_sample_t *f = sluice_spot_sample(spot, SLUICE_FORWARD, second),
+                  *b = sluice_spot_sample(spot, SLUICE_BACKWARD, second);
   if (spot->is_unsteady) *f = *b = (sluice_sample_t){0};
   f->count = b->count = 1; /* k more steps */
   sluice_search_enter(s, spot, 1u << second, SLUICE_STAGE_DUEL, 0);
@@ -68,7 +70,8 @@ static void walk_on(sluice_search_t* s, int32_t bucket) {
   int32_t best = sluice_spot_best(spot, spot->raced);
   uint32_t set = 0;
   for (int32_t step = -1; step <= 1; step += 2) {
-    for (int32_t size = sluice_pick_size(best) + step; size >= spot->lo && size <= spot->hi; size += step) {
+    int32_t size = sluice_search_next_size(sluice_pick_size(best), step, spot->lo, spot->hi);
+    for (; size >= spot->lo && size <= spot->hi; size = sluice_search_next_size(size, step, spot->lo, spot->hi)) {
       int32_t pick = sluice_search_pick_of(s, size);
       if (!(spot->raced >> pick & 1)) {
         set |= 1u << pick;
@@ -86,11 +89,9 @@ static void walk_on(sluice_search_t* s, int32_t bucket) {
 
 static void after_few(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
-  double correction[SLUICE_SEARCH_SIZES];
-  sluice_search_corrections(s, spot, correction);
   double best = sluice_spot_time(spot, sluice_spot_best(spot, spot->raced)) * 1e-9 * (double)spot->rows;
-  int32_t next = sluice_search_best_predicted(s, spot, spot->raced, correction);
-  if (next >= 0 && sluice_search_predicted(s, spot, next) * correction[sluice_pick_size(next)] < best &&
+  int32_t next = sluice_search_best_predicted(s, spot, spot->raced, 1);
+  if (next >= 0 && sluice_search_predicted(s, spot, next) * sluice_search_correction(s, spot, next) < best &&
       spot->worse < FEW_COUNT) {
     ++spot->worse;
     sluice_search_enter(s, spot, 1u << next, SLUICE_STAGE_MORE, 0);
@@ -99,24 +100,43 @@ static void after_few(sluice_search_t* s, int32_t bucket) {
   duel_or_settle(s, bucket);
 }
 
+/* A candidate, and those with the same mode whose n is so near that they would show the same error of the model. */
+static uint32_t with_similar(int32_t pick) {
+  const int32_t n = sluice_pick_chunks(pick), mode = pick - sluice_pick_size(pick);
+  uint32_t set = 1u << pick;
+  for (int32_t size = 0; size < SLUICE_SEARCH_SIZES; ++size) {
+    const int32_t other = sluice_pick_chunks(size);
+    if (other < FEW_APART * n && n < FEW_APART * other) set |= 1u << (size + mode);
+  }
+  return set;
+}
+
+/* Adds the candidates on both sides of `pick`. */
+static uint32_t with_neighbours(const sluice_search_t* s, int32_t pick, int32_t lo, int32_t hi) {
+  uint32_t set = 1u << pick;
+  for (int32_t step = -1; step <= 1; step += 2) {
+    const int32_t size = sluice_search_next_size(sluice_pick_size(pick), step, lo, hi);
+    const int32_t other = pick - sluice_pick_size(pick) + size;
+    if (size >= lo && size <= hi && sluice_search_is_open(s, other)) set |= 1u << other;
+  }
+  return set;
+}
+
 static void start_few(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
-  uint32_t set = 0;
-  int32_t first = sluice_search_best_predicted(s, spot, 0, NULL);
+  uint32_t set = 0, similar = 0;
+  int32_t first = sluice_search_best_predicted(s, spot, 0, 0);
   for (int32_t i = 0; i < FEW_COUNT; ++i) {
-    int32_t next = sluice_search_best_predicted(s, spot, set, NULL);
+    int32_t next = sluice_search_best_predicted(s, spot, similar, 0);
     if (next < 0 || sluice_search_predicted(s, spot, next) > FEW_WITHIN * sluice_search_predicted(s, spot, first))
       break;
     set |= 1u << next;
+    similar |= with_similar(next);
   }
   /* A neighbour is always added: a single candidate would confirm nothing. */
   if ((set & (set - 1)) == 0) {
-    for (int32_t step = -1; step <= 1; step += 2) {
-      int32_t size = sluice_pick_size(first) + step, p = first + step;
-      int is_between = spot->lo == spot->hi || (size >= spot->lo && size <= spot->hi); /* else the set would be empty */
-      if (size >= s->config.min_size && size <= s->config.max_size && is_between && sluice_search_is_open(s, p))
-        set |= 1u << p;
-    }
+    const int is_one = spot->lo == spot->hi; /* the range has no neighbour */
+    set = with_neighbours(s, first, is_one ? s->config.min_size : spot->lo, is_one ? s->config.max_size : spot->hi);
   }
   spot->worse = 0;
   sluice_search_enter(s, spot, set, SLUICE_STAGE_FEW, 0);
@@ -127,13 +147,14 @@ static void start_few(sluice_search_t* s, int32_t bucket) {
 static void start_bootstrapped(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
   int32_t first = sluice_search_pick_of(s, spot->lo), best = first;
-  for (int32_t size = spot->lo; size <= spot->hi; ++size) {
+  const int32_t second = sluice_search_pick_of(s, sluice_search_next_size(spot->lo, 1, spot->lo, spot->hi));
+  for (int32_t size = spot->lo; size <= spot->hi; size = sluice_search_next_size(size, 1, spot->lo, spot->hi)) {
     if (sluice_search_predicted(s, spot, sluice_search_pick_of(s, size)) < sluice_search_predicted(s, spot, best))
       best = sluice_search_pick_of(s, size);
   }
   if (best == first &&
-      sluice_search_predicted(s, spot, first + 1) <= BOOTSTRAP_NEIGHBOUR * sluice_search_predicted(s, spot, first))
-    best = first + 1;
+      sluice_search_predicted(s, spot, second) <= BOOTSTRAP_NEIGHBOUR * sluice_search_predicted(s, spot, first))
+    best = second;
   if (best == first) {
     sluice_search_decide(s, bucket, first, SLUICE_WHY_PREDICTED);
     return;
@@ -149,14 +170,13 @@ static void start_bootstrapped(sluice_search_t* s, int32_t bucket) {
 /* The bootstrap model has more data now: any candidate that it rates as good as the best measured one races. */
 static void after_bootstrapped(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
-  double correction[SLUICE_SEARCH_SIZES], least = INFINITY;
-  sluice_search_corrections(s, spot, correction);
+  double least = INFINITY;
   double best = sluice_spot_time(spot, sluice_spot_best(spot, spot->raced)) * 1e-9 * (double)spot->rows;
   int32_t next = -1;
-  for (int32_t size = spot->lo; size <= spot->hi; ++size) {
-    double time = sluice_search_predicted(s, spot, sluice_search_pick_of(s, size)) * correction[size];
-    if (!(spot->raced >> sluice_search_pick_of(s, size) & 1) && time < least)
-      least = time, next = sluice_search_pick_of(s, size);
+  for (int32_t size = spot->lo; size <= spot->hi; size = sluice_search_next_size(size, 1, spot->lo, spot->hi)) {
+    const int32_t pick = sluice_search_pick_of(s, size);
+    const double time = sluice_search_predicted(s, spot, pick) * sluice_search_correction(s, spot, pick);
+    if (!(spot->raced >> pick & 1) && time < least) least = time, next = pick;
   }
   if (next < 0 || least > BOOTSTRAP_WITHIN * best || spot->worse >= FEW_COUNT) {
     try_wgrad(s, bucket);
@@ -169,7 +189,11 @@ static void after_bootstrapped(sluice_search_t* s, int32_t bucket) {
 /* Begins with both ends and the middle: with two ends only, a lucky time could start a walk that misses the valley. */
 static void start_ends(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
-  int32_t middle = (spot->lo + spot->hi) / 2;
+  int32_t lo = spot->lo, middle = spot->hi; /* both go inwards by turns, and meet in the middle of the listed sizes */
+  while (lo < middle) {
+    middle = sluice_search_next_size(middle, -1, spot->lo, spot->hi);
+    if (lo < middle) lo = sluice_search_next_size(lo, 1, spot->lo, spot->hi);
+  }
   sluice_search_enter(s, spot,
                       1u << sluice_search_pick_of(s, spot->lo) | 1u << sluice_search_pick_of(s, middle) |
                           1u << sluice_search_pick_of(s, spot->hi),
@@ -203,7 +227,7 @@ void sluice_search_start(sluice_search_t* s, int32_t bucket) {
   }
   /* -1: no model, or no prediction for any candidate. */
   int32_t asks = s->config.predict != NULL && s->config.mode != SLUICE_TUNER_PROFILE;
-  int32_t liked = asks ? sluice_search_best_predicted(s, spot, 0, NULL) : -1;
+  int32_t liked = asks ? sluice_search_best_predicted(s, spot, 0, 0) : -1;
   if (liked >= 0 && s->config.mode == SLUICE_TUNER_MODEL) {
     sluice_search_decide(s, bucket, liked, SLUICE_WHY_PREDICTED);
     return;
@@ -217,7 +241,8 @@ void sluice_search_start(sluice_search_t* s, int32_t bucket) {
   int near_below = sluice_search_answer_within(s, bucket, -1, SLUICE_SEARCH_NEAR) != NULL,
       near_above = sluice_search_answer_within(s, bucket, 1, SLUICE_SEARCH_NEAR) != NULL;
   if (spot->lo < spot->hi && near_below != near_above) { /* that end is better: the other need not run */
-    int32_t from = near_below ? lo : hi, neighbour = from == spot->lo ? from + 1 : from - 1;
+    int32_t from = near_below ? lo : hi;
+    int32_t neighbour = sluice_search_next_size(from, from == spot->lo ? 1 : -1, spot->lo, spot->hi);
     sluice_search_enter(s, spot, 1u << sluice_search_pick_of(s, from) | 1u << sluice_search_pick_of(s, neighbour),
                         SLUICE_STAGE_WALK, 0);
     return;
@@ -239,7 +264,7 @@ void sluice_search_give_up(sluice_search_t* s, int32_t bucket) {
   }
   const sluice_spot_t *below = sluice_search_answer_near(s, bucket, -1),
                       *above = sluice_search_answer_near(s, bucket, 1), *near = below != NULL ? below : above;
-  int32_t liked = sluice_search_best_predicted(s, spot, 0, NULL);
+  int32_t liked = sluice_search_best_predicted(s, spot, 0, 0);
   if (near != NULL) {
     sluice_search_decide(s, bucket, near->pick, SLUICE_WHY_INSIDE_RANGE);
   } else if (s->config.predict != NULL && liked >= 0) {
@@ -266,11 +291,7 @@ int sluice_search_may_question(const sluice_search_t* s, const sluice_spot_t* sp
 
 void sluice_search_question(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
-  uint32_t set = 1u << spot->pick;
-  for (int32_t step = -1; step <= 1; step += 2) {
-    int32_t size = sluice_pick_size(spot->pick) + step, p = spot->pick + step;
-    if (size >= s->config.min_size && size <= s->config.max_size && sluice_search_is_open(s, p)) set |= 1u << p;
-  }
+  uint32_t set = with_neighbours(s, spot->pick, s->config.min_size, s->config.max_size);
   int32_t other = (spot->pick + SLUICE_SEARCH_SIZES) % SLUICE_SEARCH_PICKS;
   if (s->config.min_size == s->config.max_size && sluice_search_is_open(s, other))
     set |= 1u << other; /* n is fixed: only the mode is open */

@@ -4,9 +4,20 @@
 #include <math.h>
 
 int32_t sluice_search_size_of(int32_t num_chunks) {
-  int32_t i = SLUICE_SEARCH_SIZES - 1;
-  while (i > 0 && sluice_chunk_counts[i] > num_chunks) --i;
-  return i;
+  return num_chunks < 1 ? 0 : num_chunks > SLUICE_SEARCH_SIZES ? SLUICE_SEARCH_SIZES - 1 : num_chunks - 1;
+}
+
+static int is_listed(int32_t size) {
+  int32_t i = 0;
+  while (i < SLUICE_NUM_CHUNK_COUNTS && sluice_search_size_of(sluice_chunk_counts[i]) != size) ++i;
+  return i < SLUICE_NUM_CHUNK_COUNTS;
+}
+
+int32_t sluice_search_next_size(int32_t size, int32_t step, int32_t lo, int32_t hi) {
+  do {
+    size += step;
+  } while (size > lo && size < hi && !is_listed(size));
+  return size;
 }
 
 int32_t sluice_search_bucket(int64_t rows) {

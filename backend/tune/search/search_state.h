@@ -12,11 +12,14 @@
 #include "sluice/context.h"
 #include "sluice/tuner.h"
 
-#define SLUICE_SEARCH_SIZES   SLUICE_NUM_CHUNK_COUNTS /* a size is an index into sluice_chunk_counts */
-#define SLUICE_SEARCH_MODES   2                       /* weight gradients deferred, per chunk */
+#define SLUICE_SEARCH_SIZES   SLUICE_MOST_CHOSEN_CHUNKS /* a size is n - 1 */
+#define SLUICE_SEARCH_MODES   2                         /* weight gradients deferred, per chunk */
 #define SLUICE_SEARCH_PICKS   (SLUICE_SEARCH_SIZES * SLUICE_SEARCH_MODES)
 #define SLUICE_SEARCH_BUCKETS 128 /* rows up to 2^32 */
 #define SLUICE_SEARCH_WINDOWS 8   /* sizes that can race at a time without losing their steps */
+/* Candidates of a race: fewer than there are, since a budget counts these bytes. Each n of sluice_chunk_counts, or the
+ * few best predictions, with one mode, and some with the other. */
+#define SLUICE_SEARCH_RACED 12
 
 #define SLUICE_WHY_COUNT 8 /* reasons: SLUICE_WHY_* of sluice/tuner.h */
 
@@ -35,7 +38,7 @@ typedef struct sluice_search_decision_s {
 
 typedef struct sluice_search_config_s {
   int32_t mode;               /* SLUICE_TUNER_* */
-  int32_t min_size, max_size; /* indices into sluice_chunk_counts; equal: n is fixed */
+  int32_t min_size, max_size; /* equal: n is fixed */
   int32_t fixed_chunks; /* a fixed n that is none of the sizes, above 1: min_size and max_size stand for it; else 0 */
   int32_t open_wgrad;   /* 0: the mode is `wgrad_mode` */
   int32_t wgrad_mode;
@@ -76,9 +79,9 @@ typedef struct sluice_spot_s {
   uint8_t stage;   /* of the race: SLUICE_STAGE_* */
   uint8_t why;     /* of the answer */
   uint8_t pick;    /* the answer; while a race questions it, the previous answer */
-  uint16_t racing; /* set of candidates */
-  uint16_t window; /* those that alternate at present, including the eliminated ones */
-  uint16_t raced;  /* all that took part in this race */
+  uint32_t racing; /* set of candidates */
+  uint32_t window; /* those that alternate at present, including the eliminated ones */
+  uint32_t raced;  /* all that took part in this race */
   int8_t anchor;   /* the candidate of the window that the others are compared with; -1: not chosen yet */
   /* the window runs twice as long; the speed of the machine changed during this race */
   uint8_t is_extended, is_unsteady;
@@ -90,10 +93,14 @@ typedef struct sluice_spot_s {
   uint32_t question_after; /* passes */
   int64_t rows;            /* of the last pass of this size */
   int64_t at;              /* rows that predictions are made for: those at the start of the race */
-  sluice_sample_t forward[SLUICE_SEARCH_SIZES];
-  sluice_sample_t backward[SLUICE_SEARCH_PICKS];
+  /* By place in `places`, which has the candidates in the order in which they entered the race. Candidates of the same
+   * n share the forward of the first. */
+  int32_t num_places;
+  uint8_t places[SLUICE_SEARCH_RACED];
+  sluice_sample_t forward[SLUICE_SEARCH_RACED];
+  sluice_sample_t backward[SLUICE_SEARCH_RACED];
   float startup[2]; /* of an almost empty exchange, by direction, ns per row: the shortest seen; 0: unknown */
-  float time[SLUICE_SEARCH_PICKS]; /* ns per row, normalized to the speed at which the first of them ran; 0: unknown */
+  float time[SLUICE_SEARCH_RACED]; /* ns per row, normalized to the speed at which the first of them ran; 0: unknown */
   /* for a new candidate that runs alone: its predicted time over the anchor's, by the bootstrap model */
   float expected;
   float usual[2]; /* of the answer's passes outside of races, by direction, ns per row: a running mean; 0: none */
@@ -135,7 +142,7 @@ typedef struct sluice_search_s {
 } sluice_search_t;
 
 static inline int sluice_pick_size(int32_t pick) { return pick % SLUICE_SEARCH_SIZES; }
-static inline int32_t sluice_pick_chunks(int32_t pick) { return sluice_chunk_counts[pick % SLUICE_SEARCH_SIZES]; }
+static inline int32_t sluice_pick_chunks(int32_t pick) { return pick % SLUICE_SEARCH_SIZES + 1; }
 /* The n of a candidate of this search. */
 static inline int32_t sluice_search_chunks(const sluice_search_t* search, int32_t pick) {
   return search->config.fixed_chunks > 0 ? search->config.fixed_chunks : sluice_pick_chunks(pick);
@@ -143,6 +150,9 @@ static inline int32_t sluice_search_chunks(const sluice_search_t* search, int32_
 static inline int32_t sluice_pick_wgrad(int32_t pick) { return pick / SLUICE_SEARCH_SIZES; }
 /* The largest candidate with at most num_chunks. */
 int32_t sluice_search_size_of(int32_t num_chunks);
+/* The next size after `size` (step 1) or before it (-1) that races try without a prediction: that of the next of
+ * sluice_chunk_counts, or the end of the range [lo, hi]. Outside of the range: there is none. */
+int32_t sluice_search_next_size(int32_t size, int32_t step, int32_t lo, int32_t hi);
 int32_t sluice_search_bucket(int64_t rows);
 
 /* Seconds that races have cost so far: slower candidates, and switches between candidates. */

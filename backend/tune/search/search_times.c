@@ -5,16 +5,55 @@
 #include <string.h>
 
 #define BOOTSTRAP_OP_NS 5000.0
+#define FARTHEST        2 /* times the distance between two raced candidates: how far their trend is believed */
+
+/* The place of a candidate, or of the first with its n; -1: it has none. */
+static int32_t place_of(const sluice_spot_t* spot, int32_t direction, int32_t pick) {
+  for (int32_t i = 0; i < spot->num_places; ++i) {
+    const int32_t other = spot->places[i];
+    if (other == pick || (direction == SLUICE_FORWARD && sluice_pick_size(other) == sluice_pick_size(pick))) return i;
+  }
+  return -1;
+}
+
+static const sluice_sample_t* sample_of(const sluice_spot_t* spot, int32_t direction, int32_t pick) {
+  const int32_t place = place_of(spot, direction, pick);
+  return place < 0 ? NULL : direction == SLUICE_FORWARD ? &spot->forward[place] : &spot->backward[place];
+}
+
+sluice_sample_t* sluice_spot_sample(sluice_spot_t* spot, int32_t direction, int32_t pick) {
+  const int32_t place = place_of(spot, direction, pick);
+  return place < 0 ? NULL : direction == SLUICE_FORWARD ? &spot->forward[place] : &spot->backward[place];
+}
+
+int32_t sluice_spot_count(const sluice_spot_t* spot, int32_t direction, int32_t pick) {
+  const sluice_sample_t* x = sample_of(spot, direction, pick);
+  return x == NULL ? 0 : x->count;
+}
+
+int sluice_spot_add(sluice_spot_t* spot, int32_t pick) {
+  if (place_of(spot, SLUICE_BACKWARD, pick) >= 0) return 1;
+  if (spot->num_places == SLUICE_SEARCH_RACED) return 0;
+  spot->places[spot->num_places++] = (uint8_t)pick;
+  return 1;
+}
+
+void sluice_spot_set_time(sluice_spot_t* spot, int32_t pick, double ns_per_row) {
+  const int32_t place = place_of(spot, SLUICE_BACKWARD, pick);
+  if (place >= 0) spot->time[place] = (float)ns_per_row;
+}
 
 /* The time of its race, ns per row; infinite if it has not finished one. */
 double sluice_spot_time(const sluice_spot_t* spot, int32_t pick) {
-  return spot->time[pick] > 0 ? (double)spot->time[pick] : INFINITY;
+  const int32_t place = place_of(spot, SLUICE_BACKWARD, pick);
+  return place >= 0 && spot->time[place] > 0 ? (double)spot->time[place] : INFINITY;
 }
 
 /* Shortest forward plus backward of the present window, ns per row; 0 if one is missing. */
 double sluice_spot_shortest(const sluice_spot_t* spot, int32_t pick) {
-  const sluice_sample_t *f = &spot->forward[sluice_pick_size(pick)], *b = &spot->backward[pick];
-  if (f->count < 2 || b->count < 2 || f->best_ns_per_row <= 0 || b->best_ns_per_row <= 0) return 0;
+  const sluice_sample_t *f = sample_of(spot, SLUICE_FORWARD, pick), *b = sample_of(spot, SLUICE_BACKWARD, pick);
+  if (f == NULL || b == NULL || f->count < 2 || b->count < 2 || f->best_ns_per_row <= 0 || b->best_ns_per_row <= 0)
+    return 0;
   return (double)f->best_ns_per_row + (double)b->best_ns_per_row;
 }
 
@@ -27,9 +66,8 @@ static int32_t points_of(const sluice_search_t* s, const sluice_spot_t* spot, in
                          sluice_bootstrap_point_t* points) {
   int32_t count = 0;
   for (int32_t size = 0; size < SLUICE_SEARCH_SIZES; ++size) {
-    const sluice_sample_t* x =
-        direction == SLUICE_FORWARD ? &spot->forward[size] : &spot->backward[size + SLUICE_SEARCH_SIZES * mode];
-    if (x->count < 2 || x->compute <= 0) continue;
+    const sluice_sample_t* x = sample_of(spot, direction, size + SLUICE_SEARCH_SIZES * mode);
+    if (x == NULL || x->count < 2 || x->compute <= 0) continue;
     points[count++] = (sluice_bootstrap_point_t){
         sluice_search_chunks(s, size),
         (double)x->best_ns_per_row,
@@ -96,29 +134,51 @@ int sluice_search_is_open(const sluice_search_t* s, int32_t pick) {
 /* The best prediction among open candidates outside `set`, between the answers of neighbouring sizes [Algorithm 1]; -1
  * if there is none.
  */
-int32_t sluice_search_best_predicted(sluice_search_t* s, const sluice_spot_t* spot, uint32_t set,
-                                     const double* correction) {
+int32_t sluice_search_best_predicted(sluice_search_t* s, const sluice_spot_t* spot, uint32_t set, int is_corrected) {
   int32_t best = -1;
   double least = INFINITY;
   for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
     if (!sluice_search_is_open(s, p) || (set >> p & 1)) continue;
     if (sluice_pick_size(p) < spot->lo || sluice_pick_size(p) > spot->hi) continue;
-    double time = sluice_search_predicted(s, spot, p) * (correction == NULL ? 1 : correction[sluice_pick_size(p)]);
+    double time = sluice_search_predicted(s, spot, p) * (is_corrected ? sluice_search_correction(s, spot, p) : 1);
     if (time < least) least = time, best = p;
   }
   return best;
 }
 
-/* Measured over predicted time at each n: that of the raced candidate whose n is nearest. */
-void sluice_search_corrections(sluice_search_t* s, const sluice_spot_t* spot, double* out) {
-  for (int32_t size = 0; size < SLUICE_SEARCH_SIZES; ++size) {
-    int32_t nearest = 2 * SLUICE_SEARCH_SIZES;
-    out[size] = s->scale;
-    for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
-      int32_t distance = sluice_pick_size(p) > size ? sluice_pick_size(p) - size : size - sluice_pick_size(p);
-      if (!(spot->raced >> p & 1) || sluice_spot_time(spot, p) == INFINITY || distance >= nearest) continue;
-      nearest = distance;
-      out[size] = sluice_spot_time(spot, p) * 1e-9 * (double)spot->rows / sluice_search_predicted(s, spot, p);
-    }
+/* Measured over predicted time of a candidate that has raced. */
+static double error_of(sluice_search_t* s, const sluice_spot_t* spot, int32_t pick) {
+  return sluice_spot_time(spot, pick) * 1e-9 * (double)spot->rows / sluice_search_predicted(s, spot, pick);
+}
+
+/* The raced candidate of `mode` with the next n from `size` on in the direction of `step`; -1: none. */
+static int32_t raced_from(const sluice_spot_t* spot, int32_t mode, int32_t size, int32_t step) {
+  for (; size >= 0 && size < SLUICE_SEARCH_SIZES; size += step) {
+    const int32_t pick = size + SLUICE_SEARCH_SIZES * mode;
+    if ((spot->raced >> pick & 1) && sluice_spot_time(spot, pick) < INFINITY) return pick;
   }
+  return -1;
+}
+
+/* How far `size` is on the way from the n of `from` to that of `to`, in log n. */
+static double way(int32_t from, int32_t to, int32_t size) {
+  const double n = sluice_pick_chunks(from);
+  return log(sluice_pick_chunks(size) / n) / log(sluice_pick_chunks(to) / n);
+}
+
+double sluice_search_correction(sluice_search_t* s, const sluice_spot_t* spot, int32_t pick) {
+  const int32_t size = sluice_pick_size(pick);
+  int32_t mode = sluice_pick_wgrad(pick);
+  if (raced_from(spot, mode, 0, 1) < 0) mode = !mode;
+  int32_t from = raced_from(spot, mode, size, -1), to = raced_from(spot, mode, size, 1);
+  if (from < 0 && to < 0) return s->scale;
+  if (from == to) return error_of(s, spot, from);
+  if (from < 0) {
+    from = to, to = raced_from(spot, mode, sluice_pick_size(from) + 1, 1);
+  } else if (to < 0) {
+    to = raced_from(spot, mode, sluice_pick_size(from) - 1, -1);
+  }
+  const double error = error_of(s, spot, from);
+  if (to < 0) return error;
+  return error * pow(error_of(s, spot, to) / error, fmax(way(from, to, size), -FARTHEST));
 }

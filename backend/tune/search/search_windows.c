@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/tune/search/search_windows.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "backend/tune/search/search_times.h"
@@ -24,10 +25,10 @@ sluice_window_t* sluice_search_window(sluice_search_t* s, const sluice_spot_t* s
 
 /* The anchor runs again with new candidates: its samples restart. */
 static void lift_anchor(sluice_spot_t* spot, sluice_window_t* window) {
-  sluice_sample_t* samples[] = {&spot->forward[sluice_pick_size(spot->anchor)], &spot->backward[spot->anchor]};
   for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
-    window->before[direction] = *samples[direction];
-    *samples[direction] = (sluice_sample_t){.count = 1};
+    sluice_sample_t* sample = sluice_spot_sample(spot, direction, spot->anchor);
+    window->before[direction] = *sample;
+    *sample = (sluice_sample_t){.count = 1};
   }
 }
 
@@ -47,13 +48,17 @@ void sluice_search_enter(sluice_search_t* s, sluice_spot_t* spot, uint32_t set, 
     set |= 1u << best;
     lift_anchor(spot, window);
   }
-  spot->racing = (uint16_t)set;
-  spot->window = (uint16_t)(set | 1u << spot->anchor);
+  spot->racing = set;
+  spot->window = set | 1u << spot->anchor;
   spot->raced |= spot->window;
+  for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
+    if ((spot->window >> p & 1) && !sluice_spot_add(spot, p)) spot->racing &= ~(1u << p), spot->window &= ~(1u << p);
+  }
 }
 
 void sluice_search_clear(sluice_search_t* s, sluice_spot_t* spot) {
   sluice_window_t* window = sluice_search_window(s, spot);
+  spot->num_places = 0;
   memset(spot->forward, 0, sizeof spot->forward);
   memset(spot->backward, 0, sizeof spot->backward);
   memset(spot->time, 0, sizeof spot->time);
@@ -71,7 +76,8 @@ int32_t sluice_search_wanted(const sluice_search_t* s, const sluice_spot_t* spot
 
 int sluice_search_is_done(const sluice_search_t* s, const sluice_spot_t* spot, int32_t pick) {
   int32_t wanted = sluice_search_wanted(s, spot);
-  return spot->forward[sluice_pick_size(pick)].count >= wanted && spot->backward[pick].count >= wanted;
+  return sluice_spot_count(spot, SLUICE_FORWARD, pick) >= wanted &&
+         sluice_spot_count(spot, SLUICE_BACKWARD, pick) >= wanted;
 }
 
 /* A candidate that has lost needs no more steps: after two steps slower than their neighbours, or one that no change of
@@ -87,7 +93,7 @@ void sluice_search_drop_hopeless(const sluice_search_t* s, sluice_spot_t* spot, 
       if (other == p || !(spot->window >> other & 1)) continue;
       lost = sluice_race_log_losses(&window->log, p, other, hopeless) >= 2;
     }
-    if (lost) spot->racing = (uint16_t)(spot->racing & ~(1u << p));
+    if (lost) spot->racing &= ~(1u << p);
   }
 }
 
@@ -97,12 +103,12 @@ void sluice_search_recall_anchor(sluice_spot_t* spot, sluice_window_t* window) {
   if (spot->stage != SLUICE_STAGE_BOOTSTRAPPED || (spot->racing >> spot->anchor & 1) || window->before[0].count > 0)
     return;
   int32_t newcomer = __builtin_ctz(spot->window & ~(1u << spot->anchor));
-  if (spot->backward[newcomer].count != 2) return;
+  if (sluice_spot_count(spot, SLUICE_BACKWARD, newcomer) != 2) return;
   int is_clear = 0;
   double ratio = sluice_race_log_ratio(&window->log, newcomer, spot->anchor, &is_clear) / (double)spot->expected;
   if (ratio > 1 / BOOTSTRAP_TRUST && ratio < BOOTSTRAP_TRUST) return;
   lift_anchor(spot, window);
-  spot->racing |= (uint16_t)(1u << spot->anchor);
+  spot->racing |= 1u << spot->anchor;
 }
 
 static double scale_of(float before, float now) { return before > 0 && now > 0 ? (double)before / (double)now : 1; }
@@ -119,12 +125,14 @@ static void rescale(sluice_sample_t* x, double scale, const sluice_sample_t* bef
 /* Sets the times of the window's candidates. If the machine kept its speed over all windows, the shortest times.
  * Otherwise the anchor's time stands, and those of the others follow from their ratio to it. */
 static void take_times(sluice_spot_t* spot, const sluice_window_t* window, const double* ratio) {
-  sluice_sample_t* samples[] = {&spot->forward[sluice_pick_size(spot->anchor)], &spot->backward[spot->anchor]};
+  sluice_sample_t* samples[] = {sluice_spot_sample(spot, SLUICE_FORWARD, spot->anchor),
+                                sluice_spot_sample(spot, SLUICE_BACKWARD, spot->anchor)};
   sluice_sample_t now[] = {*samples[0], *samples[1]};
-  int has_before = window->before[0].count > 0 && spot->time[spot->anchor] > 0,
-      has_now = sluice_spot_shortest(spot, spot->anchor) > 0;
+  double time_before = sluice_spot_time(spot, spot->anchor);
+  int has_before =
+      window->before[0].count > 0 && time_before<INFINITY, has_now = sluice_spot_shortest(spot, spot->anchor)> 0;
   if (has_before && has_now) {
-    double drift = sluice_spot_shortest(spot, spot->anchor) / (double)spot->time[spot->anchor];
+    double drift = sluice_spot_shortest(spot, spot->anchor) / time_before;
     if (drift > DRIFT || drift < 1 / DRIFT) spot->is_unsteady = 1;
   }
   for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
@@ -136,15 +144,17 @@ static void take_times(sluice_spot_t* spot, const sluice_window_t* window, const
     if (spot->is_unsteady || best <= 0 || best > before->best_ns_per_row) *samples[direction] = *before;
     if (samples[direction]->count < 2) samples[direction]->count = 2;
   }
-  if (!has_before || !spot->is_unsteady) spot->time[spot->anchor] = (float)sluice_spot_shortest(spot, spot->anchor);
+  if (!has_before || !spot->is_unsteady)
+    sluice_spot_set_time(spot, spot->anchor, sluice_spot_shortest(spot, spot->anchor));
   for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
     double raw = sluice_spot_shortest(spot, p);
     if (!(spot->window >> p & 1) || p == spot->anchor || raw <= 0) continue;
-    double time = spot->is_unsteady && ratio[p] > 0 ? ratio[p] * (double)spot->time[spot->anchor] : raw;
-    spot->time[p] = (float)time;
+    const double anchored = ratio[p] * sluice_spot_time(spot, spot->anchor);
+    double time = spot->is_unsteady && ratio[p] > 0 ? (isfinite(anchored) ? anchored : 0) : raw;
+    sluice_spot_set_time(spot, p, time);
     if (!has_before || !spot->is_unsteady || sluice_pick_size(p) == sluice_pick_size(spot->anchor)) continue;
-    rescale(&spot->forward[sluice_pick_size(p)], time / raw, &window->before[0], &now[0]);
-    rescale(&spot->backward[p], time / raw, &window->before[1], &now[1]);
+    rescale(sluice_spot_sample(spot, SLUICE_FORWARD, p), time / raw, &window->before[0], &now[0]);
+    rescale(sluice_spot_sample(spot, SLUICE_BACKWARD, p), time / raw, &window->before[1], &now[1]);
   }
 }
 
@@ -159,8 +169,8 @@ int sluice_search_close_window(sluice_search_t* s, sluice_spot_t* spot, sluice_w
     if (spot->racing >> p & 1) is_clear &= clear;
   }
   if (!is_clear && !spot->is_extended && spot->stage != SLUICE_STAGE_FIRST) {
-    if (window->before[0].count == 0 && spot->time[spot->anchor] > 0) lift_anchor(spot, window);
-    spot->racing |= (uint16_t)(1u << spot->anchor);
+    if (window->before[0].count == 0 && sluice_spot_time(spot, spot->anchor) < INFINITY) lift_anchor(spot, window);
+    spot->racing |= 1u << spot->anchor;
     spot->is_extended = 1;
     return 0;
   }

@@ -37,12 +37,13 @@ static machine_t random_machine(uint32_t* seed) {
   return m;
 }
 
-/* The best of all pairs with n >= 2. */
-static double exhaustive_pairs(const machine_t* m, int64_t rows, int32_t* out_k) {
+/* The best of all pairs that the searches consider. */
+static double exhaustive_pairs(const machine_t* m, int64_t rows, const sluice_search_config_t* config, int32_t* out_k) {
   double best = INFINITY;
   for (int32_t k = 0; k < STRATEGIES; ++k) {
-    for (int32_t size = 1; size < SLUICE_SEARCH_SIZES; ++size) {
-      const double seconds = step_of(m, k, rows, sluice_chunk_counts[size]);
+    for (int32_t size = config->min_size; size <= config->max_size; ++size) {
+      if (!is_considered(config, size)) continue;
+      const double seconds = step_of(m, k, rows, sluice_pick_chunks(size));
       if (seconds < best) best = seconds, *out_k = k;
     }
   }
@@ -115,7 +116,7 @@ static double step(world_t* w, int64_t rows, int32_t* out_k, int32_t* out_why) {
 static const int64_t sizes[] = {256, 1024, 4096, 16384};
 enum { SIZES = 4, MACHINES = 30 };
 
-/* Batches of four alternating sizes: each size ends at its own pair, close to the best of all 28. */
+/* Batches of four alternating sizes: each size ends at its own pair, close to the best of all pairs. */
 TEST(Joint_EachSize_EndsNearTheBestPair) {
   static world_t w;
   static const struct {
@@ -133,7 +134,7 @@ TEST(Joint_EachSize_EndsNearTheBestPair) {
       double last[SIZES] = {0};
       for (int i = 0; i < 4000; ++i) last[i % SIZES] = step(&w, sizes[i % SIZES], &k, &why);
       for (int s = 0; s < SIZES; ++s) {
-        regret += last[s] / exhaustive_pairs(&w.machine, sizes[s], &best_of[s]) - 1;
+        regret += last[s] / exhaustive_pairs(&w.machine, sizes[s], &w.tables[0].search.config, &best_of[s]) - 1;
         if (s > 0) changes += best_of[s] != best_of[s - 1];
       }
       assert_true(w.tuner.num_decisions >= SIZES);

@@ -25,7 +25,7 @@ static double overhead_of(int32_t mode, int32_t has_machine, double jitter, slui
       double skew = 1 + jitter * uniform(&seed, 0, 1) + (step / 2000 % 2 ? jitter * 3 : 0);
       int64_t rows = (int64_t)((double)sizes[next_random(&seed) % 6] * skew);
       int32_t pick = sluice_search_next(&search, rows, NULL);
-      double now = whole(&surface, rows, pick), least = exhaustive(&surface, rows, SLUICE_SEARCH_SIZES);
+      double now = whole(&surface, rows, pick), least = exhaustive(&surface, rows, &config);
       spent += now, best += least;
       if (step < 2000) early += now, early_best += least;
       for (int32_t d = SLUICE_FORWARD; d <= SLUICE_BACKWARD; ++d) {
@@ -111,12 +111,9 @@ static start_t first_steps(int32_t mode, int32_t best, int32_t no_overlap, int32
     surface_t surface = random_surface(&seed);
     surface.no_overlap = no_overlap;
     int64_t rows = (int64_t)log_uniform(&seed, 256, 32768);
-    int32_t fastest = 0;
-    for (int32_t p = 1; p < SLUICE_SEARCH_SIZES; ++p) {
-      if (whole(&surface, rows, p) < whole(&surface, rows, fastest)) fastest = p;
-    }
-    if (sluice_chunk_counts[fastest] != best) continue;
     const sluice_search_config_t config = config_of(mode);
+    const int32_t fastest = sluice_search_size_of(best);
+    if (whole(&surface, rows, fastest) > exhaustive(&surface, rows, &config)) continue;
     sluice_search_init(&search, &config);
     late_t late = {.pick = -1};
     double spent = 0, least = whole(&surface, rows, fastest), early = 0;
@@ -167,7 +164,7 @@ TEST(Machine_Changes_AnswerIsQuestionedAndFollows) {
   assert_true(sluice_pick_chunks(sluice_search_next(&search, 4096, NULL)) <= 2);
   for (int step = 0; step < 40000; ++step) run_step(&search, &slow_link, 4096, &seed, 0.01);
   double regret =
-      whole(&slow_link, 4096, sluice_search_next(&search, 4096, NULL)) / exhaustive(&slow_link, 4096, 8) - 1;
+      whole(&slow_link, 4096, sluice_search_next(&search, 4096, NULL)) / exhaustive(&slow_link, 4096, &config) - 1;
   printf("after the link changed: regret %.2f %%, questioned %lld, changed %lld\n", 100 * regret,
          (long long)search.stats.num_questioned, (long long)search.stats.num_changed);
   assert_true(regret < 0.05 && search.stats.num_changed >= 1);

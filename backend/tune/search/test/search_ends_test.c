@@ -241,8 +241,7 @@ TEST(ManyOutstanding_FewBackwardsTold_BestIsFound) {
   for (host.step = 0; host.step < 200; ++host.step) run_steps(&host, &search, &host.decisions[0], trials, &worst);
   int32_t pick = sluice_search_next(&search, host.base, &why);
   assert_true(why == SLUICE_WHY_RACED || why == SLUICE_WHY_QUESTIONED);
-  assert_true(whole(&host.surface, host.base, pick) <=
-              1.05 * exhaustive(&host.surface, host.base, SLUICE_SEARCH_SIZES));
+  assert_true(whole(&host.surface, host.base, pick) <= 1.05 * exhaustive(&host.surface, host.base, &config));
 }
 
 /* Layers of one kind share a race, and each reports its choice two of its forwards later. All other layers ask in
@@ -264,8 +263,7 @@ TEST(ManyLayers_ToldTwoForwardsLater_BestIsFound) {
         pick = sluice_search_next(&search, host.base, &why);
       }
       assert_true(why == SLUICE_WHY_RACED || why == SLUICE_WHY_QUESTIONED);
-      assert_true(whole(&host.surface, host.base, pick) <=
-                  1.05 * exhaustive(&host.surface, host.base, SLUICE_SEARCH_SIZES));
+      assert_true(whole(&host.surface, host.base, pick) <= 1.05 * exhaustive(&host.surface, host.base, &config));
     }
   }
 }
@@ -317,7 +315,7 @@ TEST(Evaluation_InsideARace_DoesNotEndIt) {
   assert_int_equal(why, SLUICE_WHY_ON_TRIAL);
   for (int step = 0; step < 100; ++step) run_step(&search, &surface, 4096, &seed, 0);
   int32_t pick = sluice_search_next(&search, 4096, &why);
-  assert_true(whole(&surface, 4096, pick) <= 1.02 * exhaustive(&surface, 4096, SLUICE_SEARCH_SIZES));
+  assert_true(whole(&surface, 4096, pick) <= 1.02 * exhaustive(&surface, 4096, &config));
 }
 
 /* A model without a prediction chooses nothing: steps decide. */
@@ -332,7 +330,6 @@ TEST(Model_WithoutANumber_IsNotAsked) {
     for (int step = 0; step < 200; ++step) run_step(&search, &host.surface, host.base, &host.seed, 0);
     int32_t why, pick = sluice_search_next(&search, host.base, &why);
     assert_int_equal(why, SLUICE_WHY_RACED);
-    assert_true(whole(&host.surface, host.base, pick) <=
-                1.05 * exhaustive(&host.surface, host.base, SLUICE_SEARCH_SIZES));
+    assert_true(whole(&host.surface, host.base, pick) <= 1.05 * exhaustive(&host.surface, host.base, &config));
   }
 }

@@ -52,8 +52,8 @@ static flipping_t run_flipping(int32_t mode, int32_t has_machine, int32_t longes
     if (has_machine) config.predict = predict, config.user = &model;
     int64_t rows = (int64_t)log_uniform(&seed, 256, 32768);
     int32_t best = 0;
-    for (int32_t p = 1; p < SLUICE_SEARCH_SIZES; ++p) {
-      if (mixed(&surface, &slow, rows, p) < mixed(&surface, &slow, rows, best)) best = p;
+    for (int32_t p = 1; p < SLUICE_SEARCH_PICKS; ++p) {
+      if (is_considered(&config, p) && mixed(&surface, &slow, rows, p) < mixed(&surface, &slow, rows, best)) best = p;
     }
     sluice_search_init(&search, &config);
     late_t late = {.pick = -1};

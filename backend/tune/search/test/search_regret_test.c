@@ -35,7 +35,7 @@ static regrets_t run_many(int32_t mode, double wrong, double noise, int32_t open
     for (int step = 0; step < num_steps; ++step) run_step(&search, &surface, rows, &seed, noise);
     int32_t why, pick = sluice_search_next(&search, rows, &why);
     assert_true(why == SLUICE_WHY_RACED || why == SLUICE_WHY_PREDICTED || why == SLUICE_WHY_QUESTIONED);
-    double best = exhaustive(&surface, rows, open_wgrad ? SLUICE_SEARCH_PICKS : SLUICE_SEARCH_SIZES);
+    double best = exhaustive(&surface, rows, &config);
     regret[i] = whole(&surface, rows, pick) / best - 1;
     assert_true(regret[i] > -1e-9);
     steps += (double)search.stats.race_passes / 2;
@@ -80,6 +80,42 @@ TEST(Model_Exact_NeedsNoStep) {
   assert_true(r.worst <= 0.03 && r.steps == 0); /* predicted for the middle of a bucket */
 }
 
+/* Predictions cost no step, so with a machine each n from 1 to 16 is considered. On drawn shapes the best of them by
+ * prediction always races, also where it is none of the listed counts, and few others do. */
+TEST(Machine_AnyN_BestPredictedIsAmongTheFewThatRace) {
+  static sluice_search_t search;
+  uint32_t seed = 19;
+  int32_t unlisted = 0, most = 0;
+  double gain = 0;
+  const sluice_search_config_t listed = config_of(SLUICE_TUNER_PROFILE);
+  for (int i = 0; i < SURFACES; ++i) {
+    surface_t surface = random_surface(&seed);
+    model_t model = wrong_model(&surface, &seed, 0.3);
+    const int64_t rows = (int64_t)log_uniform(&seed, 256, 32768);
+    int32_t best = 0;
+    for (int32_t size = 1; size < 16; ++size) {
+      if (whole(&model.surface, rows, size) < whole(&model.surface, rows, best)) best = size;
+    }
+    unlisted += !is_considered(&listed, best);
+    for (int32_t mode = SLUICE_TUNER_ADAPTIVE; mode <= SLUICE_TUNER_MODEL; mode += SLUICE_TUNER_MODEL) {
+      sluice_search_config_t config = config_of(mode);
+      config.predict = predict, config.user = &model;
+      sluice_search_init(&search, &config);
+      int32_t pick = sluice_search_next(&search, rows, NULL);
+      if (mode == SLUICE_TUNER_MODEL) assert_int_equal(sluice_pick_chunks(pick), best + 1);
+      for (int step = 0; step < 200; ++step) run_step(&search, &surface, rows, &seed, 0);
+      const sluice_spot_t* spot = &search.spots[sluice_search_bucket(rows)];
+      assert_true(mode == SLUICE_TUNER_MODEL || (spot->raced >> best & 1));
+      most = (int32_t)fmax(most, __builtin_popcount(spot->raced));
+    }
+    gain = fmax(gain, exhaustive(&surface, rows, &listed) / whole(&surface, rows, best) - 1);
+  }
+  printf(
+      "the best n by prediction was none of the listed in %d of %d layers (at most %.1f %% faster); %d raced at most\n",
+      unlisted, SURFACES, 100 * gain, most);
+  assert_true(unlisted > SURFACES / 8 && most <= 6);
+}
+
 /* Both weight-gradient modes, by steps only: the per-chunk mode must be tried where it is faster. */
 TEST(Adaptive_NoMachineOpenWeightGradients_FindsBoth) {
   static double regret[SURFACES];
@@ -99,9 +135,10 @@ TEST(Adaptive_NoMachineOpenWeightGradients_FindsBoth) {
     for (int step = 0; step < 200; ++step) run_late_step(&search, &surface, rows, &seed, 0, &late);
     int32_t why, pick = sluice_search_next(&search, rows, &why);
     assert_true(why == SLUICE_WHY_RACED || why == SLUICE_WHY_PREDICTED);
-    double best = exhaustive(&surface, rows, SLUICE_SEARCH_PICKS);
+    const sluice_search_config_t deferred = config_of(SLUICE_TUNER_ADAPTIVE);
+    double best = exhaustive(&surface, rows, &config);
     regret[i] = whole(&surface, rows, pick) / best - 1;
-    int is_better = best < exhaustive(&surface, rows, SLUICE_SEARCH_SIZES) * 0.99;
+    int is_better = best < exhaustive(&surface, rows, &deferred) * 0.99;
     per_chunk_best += is_better;
     found += is_better && sluice_pick_wgrad(pick) == SLUICE_WGRAD_PER_CHUNK;
     steps += (double)search.stats.race_passes / 2;
@@ -129,7 +166,7 @@ TEST(Adaptive_NoMachine_FindsTheBestAsProfileDoes) {
       late_t late = {.pick = -1};
       for (int step = 0; step < 200; ++step) run_late_step(&search, &surface, rows, &seed, noisy ? 0.05 : 0, &late);
       int32_t pick = sluice_search_next(&search, rows, NULL);
-      regret[i] = whole(&surface, rows, pick) / exhaustive(&surface, rows, SLUICE_SEARCH_SIZES) - 1;
+      regret[i] = whole(&surface, rows, pick) / exhaustive(&surface, rows, &config) - 1;
     }
     qsort(regret, SURFACES, sizeof *regret, compare);
     printf("adaptive without a machine, noise %d %%: regret median %.2f %%, 90th %.2f %%, worst %.2f %%\n", 5 * noisy,

@@ -91,7 +91,8 @@ TEST(ChangingBatches_PassesVary_SwitchesThatCostNothingAreCountedAsNothing) {
 /* Every race checks the second hypothesis of the papers: GEMMs with a step in rows per chunk violate it. */
 TEST(Race_OneValleyOrTwo_IsReported) {
   static sluice_search_t s;
-  const double one[] = {9, 7, 5, 4, 5, 6, 8, 9}, two[] = {9, 5, 5, 7, 5, 6, 8, 9};
+  const double one[SLUICE_SEARCH_SIZES] = {9, 7, 5, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 8, 8, 9},
+               two[SLUICE_SEARCH_SIZES] = {9, 5, 5, 7, 6, 5, 5, 6, 6, 7, 7, 8, 8, 8, 8, 9};
   for (int hills = 0; hills < 2; ++hills) {
     const double* seconds = hills ? two : one;
     const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);

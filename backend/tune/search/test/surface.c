@@ -44,9 +44,18 @@ double whole(const surface_t* s, int64_t rows, int32_t pick) {
   return truth(s, rows, n, wgrad, SLUICE_FORWARD) + truth(s, rows, n, wgrad, SLUICE_BACKWARD);
 }
 
-double exhaustive(const surface_t* s, int64_t rows, int32_t num_picks) {
+int is_considered(const sluice_search_config_t* config, int32_t pick) {
+  if (sluice_pick_wgrad(pick) != 0 && !config->open_wgrad) return 0;
+  int is_listed = config->predict != NULL && config->mode != SLUICE_TUNER_PROFILE;
+  for (int32_t i = 0; i < SLUICE_NUM_CHUNK_COUNTS; ++i) is_listed |= sluice_chunk_counts[i] == sluice_pick_chunks(pick);
+  return is_listed;
+}
+
+double exhaustive(const surface_t* s, int64_t rows, const sluice_search_config_t* config) {
   double best = INFINITY;
-  for (int32_t p = 0; p < num_picks; ++p) best = fmin(best, whole(s, rows, p));
+  for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
+    if (is_considered(config, p)) best = fmin(best, whole(s, rows, p));
+  }
   return best;
 }
 

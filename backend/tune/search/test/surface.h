@@ -26,9 +26,11 @@ surface_t random_surface(uint32_t* seed);
 double truth(const surface_t* s, int64_t rows, int32_t n, int32_t wgrad, int32_t direction);
 /* The lane times that the pass reports: the maximum over all ranks. */
 sluice_lanes_t lanes_of(const surface_t* s, int64_t rows, int32_t n, int32_t direction);
-/* Seconds of forward plus backward with this pick, and with the best of the first `num_picks`. */
+/* Seconds of forward plus backward with this pick, and with the best of those that a search considers. */
 double whole(const surface_t* s, int64_t rows, int32_t pick);
-double exhaustive(const surface_t* s, int64_t rows, int32_t num_picks);
+double exhaustive(const surface_t* s, int64_t rows, const sluice_search_config_t* config);
+/* Whether a search considers this pick: with a model any n, otherwise those of sluice_chunk_counts. */
+int is_considered(const sluice_search_config_t* config, int32_t pick);
 /* Noise only adds: often a little, rarely much. */
 uint64_t noisy_ns(double seconds, uint32_t* seed, double noise);
 

@@ -127,6 +127,7 @@ def _trained(
         made.engine.sluice.move_layers(home)
     found = {"losses": losses, "away": away, "moved": moved, **made.state()}
     found["live"] = made.engine.sluice.pipeline.stats()["live"]
+    found["kind"] = type(made.engine.optimizer).__name__
     found["same"] = held == (made.engine.optimizer, made.engine.optimizer.param_groups[0], made.engine.module)
     made.end()
     return found

@@ -9,11 +9,25 @@ from typing import Any
 import pytest
 from host_release import LOADING, old_host_fails
 from rank_harness import Ranks
-from test_ds_moves import CLIPPED, FUSED_ADAM, ZERO1, _differ
+from test_ds_moves import CLIPPED, F16, FUSED_ADAM, ZERO1, _differ
 
 from integration_tests.benchmarks.live import live
 
 PLAIN: dict[str, Any] = {"kind": "plain"}
+# Where DeepSpeed keeps the sums of gradients until the update, and in which dtype.
+AT_ONCE = {"bf16": {"enabled": True, "immediate_grad_update": True}}
+SUMS: dict[str, dict[str, Any]] = {
+    "zero 1": {"config": ZERO1},
+    "zero 1 in bf16": {"config": {**ZERO1, "data_types": {"grad_accum_dtype": "bf16"}}},
+    "bf16": {"dtype": "bfloat16"},
+    "bf16 at once": {"dtype": "bfloat16", "config": AT_ONCE},
+    "bf16 zero 1": {"dtype": "bfloat16", "config": ZERO1},
+    "bf16 zero 1 in f32": {
+        "dtype": "bfloat16",
+        "config": {**ZERO1, **AT_ONCE, "data_types": {"grad_accum_dtype": "fp32"}},
+    },
+    "f16 zero 1": {"dtype": "float16", "config": {**ZERO1, **F16}},
+}
 NEVER = 1 << 30  # ops of the receiver until it sees what has come
 
 
@@ -56,15 +70,26 @@ def test_TwoStages_WhatDependsOnTheStage_SameBitsAsNone(pipe2: Ranks, config: di
     _check(pipe2.run("cases_live:moved", steps=12, every=2, look=1, stages=2, **case), late=False, least=12)
 
 
+@pytest.mark.parametrize("sums", [1, NEVER], ids=["early", "late"])
+@pytest.mark.parametrize("case", SUMS)
+def test_TwoStages_WhereverTheHostKeepsSums_SameBitsAsNone(pipe2: Ranks, case: str, sums: int) -> None:
+    case_of = {"kind": "dropout", "run": 2, "stages": 2, **SUMS[case]}
+    answers = pipe2.run("cases_live:moved", steps=12, every=2, look=1, sums=sums, **case_of)
+    _check(answers, late=False, least=18)
+    assert (sum(moved["live"]["sums_early"] for _, moved in answers) > 0) == (sums < NEVER)
+    assert len({moved["kind"] for _, moved in answers}) == 1
+
+
 @pytest.mark.parametrize("run", [1, 2])
 def test_TwoStages_ParametersThatComeLate_MoveAtTheFlush(pipe2: Ranks, run: int) -> None:
     answers = pipe2.run("cases_live:moved", steps=12, every=2, look=NEVER, run=run, stages=2, **PLAIN)
     _check(answers, late=True, least=12 * run)
 
 
-@pytest.mark.parametrize("run", [1, 2])
-def test_TwoStagesOfTwoReplicas_SameBitsAsNone(pipe2x2: Ranks, run: int) -> None:
-    answers = pipe2x2.run("cases_live:moved", steps=12, every=2, look=1, run=run, stages=2, kind="tied")
+@pytest.mark.parametrize(("case", "run"), [("f32", 1), ("f32", 2), *((case, 2) for case in SUMS)])
+def test_TwoStagesOfTwoReplicas_SameBitsAsNone(pipe2x2: Ranks, case: str, run: int) -> None:
+    of_case = {**PLAIN, **SUMS[case]} if case in SUMS else {"kind": "tied"}
+    answers = pipe2x2.run("cases_live:moved", steps=12, every=2, look=1, run=run, stages=2, **of_case)
     _check(answers, late=False, least=24 * run)
 
 
@@ -121,7 +146,6 @@ def test_ACheckpointThatIsLoaded_CancelsWhatIsOnItsWay(pipe2: Ranks, to: list[in
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "tied": ({"kind": "ends tied", "parts": [0, 2, 6]}, "tied to others by 'ends'"),
     "under way": ({"kind": "plain", "parts": [0, 2, 6], "twice": True}, "layers are on their way"),
-    "flat buffers": ({"kind": "plain", "parts": [0, 2, 6], "config": ZERO1}, "whose gradients lie in flat buffers"),
     "unknown buffers": ({"kind": "plain", "parts": [0, 2, 6], "buffers": "unknown"}, "no batch has shown"),
     "written buffers": ({"kind": "plain", "parts": [0, 2, 6], "buffers": "written"}, "a buffer that forwards write"),
     "host's checkpoints": (

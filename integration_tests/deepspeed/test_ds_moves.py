@@ -12,6 +12,7 @@ from rank_harness import RankFailure, Ranks
 
 ZERO1 = {"zero_optimization": {"stage": 1}}
 CLIPPED = {"gradient_clipping": 0.1}
+F16 = {"bf16": {"enabled": False}, "fp16": {"enabled": True, "initial_scale_power": 4, "loss_scale_window": 2}}
 FUSED_ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}}
 TWO: dict[str, dict[str, Any]] = {
     "f32": {"kind": "plain"},
@@ -21,6 +22,7 @@ TWO: dict[str, dict[str, Any]] = {
     "bf16": {"kind": "plain", "dtype": "bfloat16"},
     "zero 1": {"kind": "plain", "config": ZERO1},
     "bf16 zero 1": {"kind": "dropout", "dtype": "bfloat16", "config": ZERO1},
+    "f16 zero 1": {"kind": "plain", "dtype": "float16", "config": {**ZERO1, **F16}},
 }
 REPLICAS = {
     "f32": {"kind": "tied"},

@@ -37,7 +37,6 @@ class NoOptimizer:
 
     needs_all_groups = False  # every stage must have parameters in every group
     counts_copies = True  # and those that it has a copy of, tied to another stage's, will do
-    moves_in_batch = True  # gradients lie in the parameters from the first backward to the update
     name = "none"
 
     def why_not(self) -> str:
@@ -69,7 +68,6 @@ class PlainOptimizer:
 
     needs_all_groups = False
     counts_copies = True
-    moves_in_batch = True
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -143,7 +141,6 @@ class FlatOptimizer:
     """BF16_Optimizer, or ZeRO's of stage 1, whose groups lie in flat buffers."""
 
     needs_all_groups = True
-    moves_in_batch = False
 
     def __init__(self, engine: Any, optimizer: Any) -> None:
         self._engine, self._optimizer = engine, optimizer
@@ -200,6 +197,10 @@ class FlatOptimizer:
         for index, group in enumerate(basic.param_groups):
             group["params"] = [p for p, (where, _) in kept.items() if where == index]
         built = getattr(self._engine, self._form.build)(basic)
+        if getattr(old, "ready_for_gradients", False):  # in the middle of a batch: its backwards have made the buckets
+            built.setup_buckets()
+        if hasattr(old, "loss_scaler"):  # whose scale is in the gradients that are there
+            built.loss_scaler = old.loss_scaler
         for name, value in vars(old).items():
             vars(built).setdefault(name, value)  # what others have set on the object
         # Both are one from now on: hooks of the new one know it as themselves, everyone else holds the old one.

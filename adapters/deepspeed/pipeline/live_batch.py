@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from sluice.adapters.deepspeed.optimizer.gradient_sums import ParameterSums
 from sluice.adapters.deepspeed.pipeline import stage_module
 from sluice.adapters.torch import LayerMove
 from torch import nn
@@ -17,15 +18,25 @@ Gradients = list[Any]  # a tensor or None for each parameter
 
 class Cut:
     """A cut at which this stage gives a run of layers to its neighbour, or gets one, in one batch. The run moves as
-    one: a micro-batch runs all of it on one stage. functions: what the stage calls for each layer."""
+    one: a micro-batch runs all of it on one stage. functions: what the stage calls for each layer; sums: of the
+    engine's optimizer."""
 
-    def __init__(self, layers: Sequence[int], source: int, target: int, stage: int, functions: Sequence[Any]) -> None:
-        self.layers, self.functions = tuple(layers), list(functions)
+    def __init__(
+        self,
+        layers: Sequence[int],
+        source: int,
+        target: int,
+        stage: int,
+        functions: Sequence[Any],
+        sums: ParameterSums,
+    ) -> None:
+        self.layers, self.functions, self.sums = tuple(layers), list(functions), sums
         self.is_lower = stage == max(source, target)
         self.comes = stage == target
         self.has_sum = False  # gradients of the other stage, where it comes here; else they have set out
         self.ran: dict[int, bool] = {}  # by micro-batch
         self.rules = LayerMove(self.is_lower, target > source)
+        self.totals: Gradients = []  # sums of layers that come here, once has_sum
         self._held: dict[int, Gradients] = {}
 
     @property
@@ -40,23 +51,20 @@ class Cut:
         return any(ran == self.comes for ran in self.ran.values())
 
     def hold(self, micro_batch: int) -> None:
-        """After a backward that ran the layers, which come here: what it gave stays apart until the sum is here."""
-        if self.has_sum:
-            return
+        """After a backward that ran the layers, which come here: what it gave stays apart until the sum is here. Until
+        the commit the optimizer does not have these parameters, so gradients are added here."""
         self._held[micro_batch] = [parameter.grad for parameter in self.parameters]
         for parameter in self.parameters:
             parameter.grad = None
+        if self.has_sum:
+            self.fold()
 
     def fold(self) -> None:
-        """The sum of the other gradients is where it belongs: what was held follows, in the order of micro-batches."""
+        """The sum of the other gradients is here: what was held follows, in the order of micro-batches."""
         for micro_batch in sorted(self._held):
-            for parameter, gradient in zip(self.parameters, self._held[micro_batch]):
-                if gradient is None:
-                    continue
-                if parameter.grad is None:
-                    parameter.grad = gradient
-                else:
-                    parameter.grad += gradient
+            for index, gradient in enumerate(self._held[micro_batch]):
+                if gradient is not None:
+                    self.totals[index] = self.sums.add(self.totals[index], gradient)
         self._held = {}
 
 
@@ -64,7 +72,7 @@ class Travel(NamedTuple):
     """How a batch follows the layers that move while it runs.
 
     parameters  whether the parameters of layers that come have arrived
-    gradients   whether the sums of their old stage have arrived; they are then the parameters' gradients
+    gradients   whether the sums of their old stage have arrived; they are then in the cut's totals
     send        called when gradients of layers that leave are final
     """
 
@@ -142,13 +150,13 @@ class LiveBatch:
 def load_gradients(cut: Cut, room: Sequence[torch.Tensor], is_there: torch.Tensor) -> None:
     """Of layers that leave: gradients so far, into what travels at the commit."""
     for number, (parameter, place) in enumerate(zip(cut.parameters, room)):
-        is_there[number] = parameter.grad is not None
-        if parameter.grad is not None:
-            place.copy_(parameter.grad)
+        total = cut.sums.of(parameter)
+        is_there[number] = total is not None
+        if total is not None:
+            place.copy_(total.view(place.shape))
 
 
 def take_gradients(cut: Cut, room: Sequence[torch.Tensor], is_there: torch.Tensor) -> None:
-    """Of layers that come: what arrived, which is the parameters' from here on, and what was held on top."""
-    for parameter, place, there in zip(cut.parameters, room, is_there.tolist()):
-        parameter.grad = place if there else None
+    """Of layers that come: what arrived, which is the cut's from here on, and what was held on top."""
+    cut.totals = [place if there else None for place, there in zip(room, is_there.tolist())]
     cut.fold()

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from sluice import trace
 from sluice.adapters.common.migration.shipments import Content, Shipment
-from sluice.adapters.deepspeed.optimizer import optimizer_parts
+from sluice.adapters.deepspeed.optimizer import gradient_sums, optimizer_parts
+from sluice.adapters.deepspeed.optimizer.gradient_sums import ParameterSums
 from sluice.adapters.deepspeed.pipeline import moving_layers, stage_module
 from sluice.adapters.deepspeed.pipeline.live_batch import Cut, LiveBatch, Travel, load_gradients, take_gradients
 from sluice.adapters.deepspeed.pipeline.moving_layers import Move
@@ -88,16 +89,17 @@ class LiveLayers:
         begun, begin_ns = time.perf_counter(), time.monotonic_ns()
         module, parts = engine.module, [int(bound) for bound in parts]
         optimizer = optimizer_parts.of_engine(engine)
-        refused = self._why_not(module, parts, optimizer)
+        refused = self._why_not(module, parts)
         wanted = {"parts": parts, "live": True, "bytes_per_second": rate}
         moves, built = moving_layers.agreed(engine, wanted, refused, optimizer, wait_s)
         if not moves:
             return []
-        kept = optimizer.take(list(module.parameters()))
         going = {each.layer: stage_module.function_of(module, each.layer) for each in moves if _goes(module, each)}
+        kept = optimizer.take([p for layer in going for p in stage_module.parameters_of(module, layer)])
         contents = {layer: _still(moving_layers.content_of(function, kept)) for layer, function in going.items()}
         listed = moving_layers.described(module, moves, contents, wait_s)
-        trips = [_trip(module, run, {**going, **built}) for run in _runs(module, zip(moves, listed))]
+        sums = gradient_sums.of_optimizer(engine.optimizer)
+        trips = [_trip(module, run, {**going, **built}, sums) for run in _runs(module, zip(moves, listed))]
         failure = self._set_out(trips, rate)
         self._voyage = _LayerMove(moves, parts, trips, failure, begin_ns, time.perf_counter() - begun)
         return moves
@@ -120,27 +122,25 @@ class LiveLayers:
             return str(error)
         return ""
 
-    def _why_not(self, module: Any, parts: Sequence[int], optimizer: Any) -> str:
+    def _why_not(self, module: Any, parts: Sequence[int]) -> str:
         """Why this rank's layers cannot move in a batch; "": they can, as far as the move itself allows."""
         why = self.why_busy()
         if not why and not stage_module.why_no_partition(module, parts):
             why = why_no_live_parts(module, parts)
         if why or stage_module.why_no_partition(module, parts):  # which is said
             return why
-        why = self.why_never(module, optimizer)
+        why = self.why_never(module)
         if why:
             return why
         going = [each.layer for each in moving_layers.moves_of(module, parts) if _goes(module, each)]
         return next((why for why in (self._why_still(module, layer) for layer in going) if why), "")
 
-    def why_never(self, module: Any, optimizer: Any) -> str:
+    def why_never(self, module: Any) -> str:
         """Why no layers of this engine can move in a batch, wherever they go; "": they can. The same on all ranks."""
         if self._options.pipeline is not None and self._options.pipeline.is_apart:
             return "weight gradients are ops of their own, which do not follow a layer: move between batches"
         if module.activation_checkpoint_interval > 0:
             return "activation_checkpoint_interval is set, by which the host runs layers again by their place"
-        if not optimizer.moves_in_batch:
-            return f"the optimizer is a {optimizer.name}, whose gradients lie in flat buffers: move between batches"
         return ""
 
     def _why_still(self, module: Any, layer: int) -> str:
@@ -224,12 +224,17 @@ class LiveLayers:
         for trip in voyage.trips:
             if trip.cut.comes and not trip.cut.has_sum:
                 take_gradients(trip.cut, trip.item.late[:-1], trip.item.late[-1])
-        optimizer = optimizer_parts.of_engine(engine)
+        optimizer, sums = optimizer_parts.of_engine(engine), gradient_sums.of_optimizer(engine.optimizer)
         kept = optimizer.take(list(module.parameters()))
+        totals = {parameter: sums.of(parameter) for parameter in module.parameters()}
         here = [trip for trip in voyage.trips if trip.cut.comes]
         built = {layer: function for trip in here for layer, function in zip(trip.cut.layers, trip.cut.functions)}
         arrived = {layer: content for trip in here for layer, content in trip.contents.items()}
         moving_layers.put_in_force(engine, voyage.parts, built, arrived, optimizer, kept)
+        for trip in here:
+            totals.update(zip(trip.cut.parameters, trip.cut.totals))
+        known = ((parameter, totals[parameter]) for parameter in module.parameters())
+        gradient_sums.of_optimizer(engine.optimizer).put({p: total for p, total in known if total is not None})
         self._note(voyage, migration.progress(), time.perf_counter() - begun)
 
     def _note(self, voyage: _LayerMove, progress: dict[str, Any], commit_s: float) -> None:
@@ -269,10 +274,15 @@ def _runs(module: Any, moves: Iterable[tuple[Move, Shipment]]) -> list[list[tupl
     return [list(run) for _, run in itertools.groupby(own, lambda pair: (pair[0].source, pair[0].target))]
 
 
-def _trip(module: Any, run: Sequence[tuple[Move, Shipment]], functions: dict[int, Any]) -> _Trip:
+def _trip(
+    module: Any,
+    run: Sequence[tuple[Move, Shipment]],
+    functions: dict[int, Any],
+    sums: ParameterSums,
+) -> _Trip:
     """One end of the moves across a cut. Where layers arrive, they get their places."""
     layers, (first, shipment) = [move.layer for move, _ in run], run[0]
-    cut = Cut(layers, first.source, first.target, module.stage_id, [functions[layer] for layer in layers])
+    cut = Cut(layers, first.source, first.target, module.stage_id, [functions[layer] for layer in layers], sums)
     contents = {move.layer: _places(each) if cut.comes else each.content or {} for move, each in run}
     if cut.comes:
         for layer, function in zip(layers, cut.functions):
@@ -280,8 +290,8 @@ def _trip(module: Any, run: Sequence[tuple[Move, Shipment]], functions: dict[int
     members = [(name, value) for content in contents.values() for name, value in content.items() if _is_tensor(value)]
     needed = [value for name, value in members if not moving_layers.is_kept(name)]
     rest = [value for name, value in members if moving_layers.is_kept(name)]
-    late = [torch.zeros_like(each, memory_format=torch.contiguous_format) for each in cut.parameters]
-    late = [each.detach() for each in late] + [torch.zeros(len(late), dtype=torch.uint8)]
+    late = [torch.zeros(each.shape, dtype=sums.dtype_of(each)) for each in cut.parameters]
+    late.append(torch.zeros(len(late), dtype=torch.uint8))
     peer = shipment.source if cut.comes else shipment.target
     kind = Arriving if cut.comes else Leaving
     own = [] if cut.comes else [(value, value._version) for value in needed + rest]

@@ -111,7 +111,7 @@ class StageWatch:
         elif self._decider is None:
             self._decider = LayerDecider(parts, sizes, _FIRST_LINK, micro_batches)
         self._decider.set_rates(self._rates)
-        moves_live = not self._live.why_never(engine.module, optimizer_parts.of_engine(engine))
+        moves_live = not self._live.why_never(engine.module)
         if isinstance(self._decider, KindDecider):
             assert costs is not None and pipe is not None
             self._decider.set_pipe(pipe)

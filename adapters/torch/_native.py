@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapter's own shared object: callbacks over c10d, GEMMs by torch, signals during a wait, autograd's state.
+"""Loads the adapter's shared object: callbacks over c10d, GEMMs by torch, signals during a wait, autograd's state.
 
-It holds no Python, so ctypes opens it; addresses go from here to libsluice, which is linked to neither.
+The object does not link to Python, so ctypes opens it. Its addresses are passed to libsluice; the two are not linked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Native:
         self._open.restype = ctypes.c_int32
         self._open.argtypes = [ctypes.c_char_p] + [ctypes.c_void_p] * 2 + [ctypes.c_char_p, ctypes.c_int32]
         self.gemm_address = ctypes.cast(handle.sluice_torch_gemm, ctypes.c_void_p).value
-        # A few system calls at most: not worth giving up the interpreter's lock for.
+        # These make a few system calls at most, so that releasing the GIL is not worth it.
         quick = ctypes.PyDLL(path)
         self.interrupt_enter = quick.sluice_torch_interrupt_enter
         self.interrupt_leave = quick.sluice_torch_interrupt_leave
@@ -39,7 +39,7 @@ class Native:
         self.may_accumulate = quick.sluice_torch_may_accumulate
         self.may_accumulate.restype = ctypes.c_int32
         self.may_accumulate.argtypes = [*[ctypes.c_int64] * 2, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
-        # Without the interpreter's lock: fresh memory may have to be given back first.
+        # This releases the GIL, because the call may first free idle memory.
         self.take_gradient = handle.sluice_torch_take_gradient
         self.take_gradient.restype = ctypes.c_int32
         self.take_gradient.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
@@ -78,7 +78,7 @@ class Native:
 @functools.cache
 def native() -> Native:
     """Opens the shared object of this torch, compiling it first if there is none."""
-    from . import build  # not before: `python -m sluice.adapters.torch.build` imports this package first
+    from . import build  # imported late: `python -m sluice.adapters.torch.build` imports this package first
 
     path = build.ensure()
     try:
@@ -91,10 +91,10 @@ def native() -> Native:
 
 
 class interruptible:
-    """While it is entered on the main thread, Ctrl-C ends waits for other ranks.
+    """Lets Ctrl-C end waits for other ranks, while it is entered on the main thread.
 
-    Python's handler runs only after the call into the library has returned. Only Python's default handler is helped in
-    this way: a host with its own (say, "save a checkpoint after this step") does not want its step torn down.
+    Python's handler runs only after the call into the library has returned. This applies to Python's default handler
+    alone: a host with its own handler (say, "save a checkpoint after this step") does not want its step aborted.
     """
 
     __slots__ = ("_entered",)
@@ -114,7 +114,7 @@ class interruptible:
             native().interrupt_leave()
 
 
-# Counts forks: what was made before one belongs to the parent.
+# Number of forks. Objects made before a fork belong to the parent.
 _generation = 0
 
 

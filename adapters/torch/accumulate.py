@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of parameters added straight to an existing `.grad`, where nothing can see the difference.
+"""Adds gradients of parameters directly to an existing `.grad`, if nothing can observe the difference.
 
-Given to autograd, they are a second gradient of the whole layer: fresh pages in every backward, and an add over both.
-`accumulate.cpp` says what could see the difference; then, and with the option accumulate "autograd", autograd adds.
+If autograd adds them, each backward makes a second gradient of the whole layer: fresh pages, and an add that reads
+both. `accumulate.cpp` lists what could observe the difference. In those cases, and with the option accumulate
+"autograd", autograd adds.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ _BEFORE_PARAMETERS = 3  # expert ids, tokens and route weights are tensors too
 
 
 class Sums(NamedTuple):
-    """Where a backward adds to.
+    """The gradients that a backward adds to.
 
-    into     of every parameter of its node the memory of `.grad`, None of a frozen one
-    owners   the gradients as the host knows them, whose versions tell of a change
-    stand_ins  what autograd gets in place of gradients, for hosts whose hooks want one; None: nothing
+    into       for each parameter of the node the memory of its `.grad`, None for a frozen one
+    owners     the host's gradient tensors, whose version counters are incremented
+    stand_ins  returned to autograd in place of gradients, for hosts whose hooks need one; None: nothing is returned
     """
 
     into: list[torch.Tensor | None]
@@ -34,10 +35,10 @@ class Sums(NamedTuple):
 
 
 def existing_grads(ctx: Any, work: Any, reads: Sequence[torch.Tensor]) -> Sums | None:
-    """The gradients that the node whose backward this is may add to itself; None: autograd shall add.
+    """The gradients that this node's backward may add to itself; None: autograd adds.
 
-    All or none of them: the library adds to every gradient of a pass or to none.
-    reads  what the pass reads, the parameters last
+    It is all or none of them, because the library adds to every gradient of a pass or to none.
+    reads  tensors that the pass reads, the parameters last
     """
     layer = work.layer
     if layer.accumulate != "in_place" or work.experts is not None or layer.context.placement.is_cuda:
@@ -54,7 +55,7 @@ def existing_grads(ctx: Any, work: Any, reads: Sequence[torch.Tensor]) -> Sums |
 
 
 def parameters_behind(ctx: Any) -> list[Any]:
-    """The leaves that a node's gradients of parameters go to; None where that is no leaf, or no gradient is wanted."""
+    """The leaves that get a node's gradients of parameters; None where there is no leaf, or no gradient is needed."""
     return [getattr(node, "variable", None) for node, _ in ctx.next_functions[_BEFORE_PARAMETERS:]]
 
 
@@ -63,9 +64,10 @@ def _addresses(tensors: Sequence[torch.Tensor | None]) -> Any:
 
 
 def _sum_behind(node: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """(memory, `.grad`) that autograd would add to behind this node; of a DTensor's local part, that of its `.grad`.
+    """The (memory, `.grad`) that autograd would add to at this node. For the local part of a DTensor the memory is the
+    local part of the DTensor's `.grad`.
 
-    Not by way of the saved tensors: hooks of the host may have made copies of those.
+    Saved tensors are not used to find it, because hooks of the host may have copied them.
     """
     distributed = sys.modules.get("torch.distributed.tensor._api")
     if distributed is not None and type(node) is distributed._ToTorchTensor._backward_cls:
@@ -75,7 +77,7 @@ def _sum_behind(node: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
 
 
 def _local_sum(node: Any, kind: type[Any]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Where the DTensor that this node would make of a gradient is added to `.grad` part by part."""
+    """The same for a DTensor. (None, None) unless its gradient would have the placements of `.grad`."""
     spec, placements = node.dtensor_spec, node.grad_placements
     grad = getattr(getattr(node.next_functions[0][0], "variable", None), "grad", None)
     if type(grad) is not kind or grad._spec != spec or any(place.is_partial() for place in spec.placements):

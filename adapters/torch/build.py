@@ -5,11 +5,11 @@
 
 torch promises no stable C++ ABI, so there is one shared object per minor version of torch: `_torch_2_13.so`, in
 this package or in the user's cache (SLUICE_CACHE_DIR, else XDG_CACHE_HOME/sluice). A stamp next to it says what it was
-made from and for (`stamps.py`); when that no longer fits, or others could have changed it, it is made again. Several
-ranks may do so at once: the first compiles, the others wait.
+built from and for (`stamps.py`). If the stamp no longer fits, or other users could have changed the object, it is built
+again. Several ranks may build at once: the first compiles, the others wait.
 
-A wheel may bring shared objects for releases of torch (`shipped/_torch_2_13_0.so`). Such a one comes first, and needs
-no compiler: it fits every build of that release, whatever Python it is for.
+A wheel may contain shared objects for releases of torch (`shipped/_torch_2_13_0.so`). Such an object is preferred, and
+needs no compiler: it fits every build of that release, with any Python.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from . import stamps
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCES = ("c10d_comm.cpp", "host_gemm.cpp", "accumulate.cpp", "gradient_pool.cpp")
-# The last two: no folder of this machine stands in what asserts say, so the bits are the same wherever they are made.
+# The last two flags keep this machine's folders out of assert messages, so that every machine builds the same bits.
 FLAGS = (
     *("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden"),
     *("-ffile-prefix-map={sluice}=sluice", "-ffile-prefix-map={torch}=torch"),
@@ -41,19 +41,19 @@ FLAGS = (
 
 
 def file_name() -> str:
-    """Which shared object belongs to this torch."""
+    """The name of the shared object for this torch."""
     major, minor = torch.__version__.split(".")[:2]
     return f"_torch_{major}_{minor}.so"
 
 
 def shipped_path() -> str:
-    """Where a wheel has the shared object for this release of torch, if it has one."""
+    """The path at which a wheel may have the shared object for this release of torch."""
     release = torch.__version__.partition("+")[0]
     return os.path.join(HERE, "shipped", f"_torch_{release.replace('.', '_')}.so")
 
 
 def include_dir() -> str:
-    """Where `sluice/sluice.h` is: in the installed package, or in the checkout."""
+    """The folder that has `sluice/sluice.h`: in the installed package, or in the checkout."""
     package = os.path.dirname(os.path.dirname(HERE))
     checkout = os.path.dirname(os.path.dirname(os.path.realpath(HERE)))
     for folder in (os.path.join(package, "include"), os.path.join(checkout, "capi", "include")):
@@ -68,19 +68,19 @@ def compiler() -> str | None:
 
 
 def wanted() -> stamps.Wanted:
-    """What the stamp of a shared object has to say."""
+    """The stamp that a shared object must have."""
     headers = (os.path.join(include_dir(), "sluice", name) for name in ("base.h", "comm.h", "context.h"))
     sources = (os.path.join(HERE, name) for name in SOURCES)
     return stamps.wanted((*sources, *headers), FLAGS, compiler())
 
 
 def _cached(fitting: stamps.Wanted) -> str:
-    """Platforms that share a home folder have a folder each, so that none takes another's away."""
+    """The path in the cache. Platforms that share a home folder have a folder each, so that none replaces another's."""
     return os.path.join(cache_folder.for_code(), stamps.short(fitting), file_name())
 
 
 def _find_cached(fitting: stamps.Wanted) -> tuple[str | None, list[str]]:
-    """Without a compiler, whatever compiler has made it."""
+    """A fitting object in the cache, and why others do not fit. Without a compiler here, any compiler's object fits."""
     places = [_cached(fitting)]
     if fitting["compiler"] is None:
         places = sorted(glob.glob(os.path.join(glob.escape(cache_folder.for_code()), "*", file_name())))
@@ -100,12 +100,12 @@ def _find_cached(fitting: stamps.Wanted) -> tuple[str | None, list[str]]:
 
 
 def _owners(path: str) -> tuple[int, ...]:
-    """Who is as good as this user: whoever could write into the package could change the package."""
+    """Users that are trusted like this one: the package's owner could change the package itself."""
     return (os.stat(__file__).st_uid,) if os.path.commonpath((path, HERE)) == HERE else ()
 
 
 def find() -> tuple[str | None, list[str]]:
-    """The path of a shared object that fits and that nobody else could have changed; why others are not taken."""
+    """The path of a shared object that fits and that no other user could have changed, and why others are rejected."""
     fitting, reasons = wanted(), []
     in_package = os.path.join(HERE, file_name())
     for path, needs in ((shipped_path(), stamps.for_any_build(fitting)), (in_package, fitting)):
@@ -118,7 +118,7 @@ def find() -> tuple[str | None, list[str]]:
 
 
 def check_cache(may_lack: bool = True) -> None:
-    """Raises NotFound, with what to do, where the cache is no place for code."""
+    """Raises NotFound, with what to do, if code must not be loaded from the cache."""
     folder = os.path.dirname(_cached(wanted()))
     try:
         if not may_lack:
@@ -150,9 +150,10 @@ def ensure() -> str:
 
 @contextlib.contextmanager
 def _locked(folder: str) -> Iterator[None]:
-    """One process at a time. The lock goes away with its process, so a killed builder leaves no lock.
+    """Allows one process at a time. The lock ends with its process, so a killed builder leaves no lock.
 
-    Without a lock two may build at once. A stamp of another shared object has one built again.
+    Where locks do not work two processes may build at once. If a stamp then belongs to the other's object, the object
+    is built again.
     """
     path = os.path.join(folder, ".build.lock")
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -187,7 +188,7 @@ def _run(command: list[str]) -> None:
 
 
 def _take(kept: str, path: str) -> bool:
-    """Whether there was such an object. It is copied, as another builder may remove it where locks do not work."""
+    """Copies a kept object; False if there is none. Where locks do not work another builder may remove the kept one."""
     with contextlib.suppress(FileNotFoundError):
         shutil.copyfile(kept, path)
         return True
@@ -218,7 +219,7 @@ def make(path: str, force: bool = False) -> None:
             includes += ["-isystem", os.path.join(root, name)]
         abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
         flags = [flag.format(sluice=HERE, torch=root) for flag in FLAGS]
-        kept = os.path.join(folder, f".objects-{stamps.short(fitting)}")  # what an interrupted build has finished
+        kept = os.path.join(folder, f".objects-{stamps.short(fitting)}")  # finished by an interrupted build
         if force:
             shutil.rmtree(kept, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -230,13 +231,13 @@ def make(path: str, force: bool = False) -> None:
                 _say(f"compiling the adapter for torch {torch.__version__}: {name} ({number} of {len(SOURCES)})")
                 _run([program, *flags, abi, *includes, "-c", os.path.join(HERE, name), "-o", objects[-1]])
                 _keep(objects[-1], kept)
-            # Now, as an object that a power failure has torn would make every later link fail too.
+            # Removed here: an object torn by a power failure would make every later link fail too.
             shutil.rmtree(kept, ignore_errors=True)
             linked = os.path.join(scratch, "linked.so")
             libraries = ["-L", os.path.join(root, "lib"), "-ltorch_cpu", "-lc10"]
             _run([program, "-shared", "-o", linked, *objects, *libraries])
             stamps.write(linked, os.path.join(scratch, "stamp"), fitting)
-            # The stamp goes last: a reader that sees it sees its shared object.
+            # The stamp is moved last, so that a reader that sees the stamp also sees its shared object.
             with contextlib.suppress(FileNotFoundError):
                 os.remove(f"{path}.stamp")
             os.replace(linked, path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C structs of one pass, kept by a layer from pass to pass: most of what they say does not change."""
+"""The C structs of one pass. A layer reuses them from pass to pass, because most of their fields do not change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAVED_COUNT = 5
 
 class Frame:
     def __init__(self, placement: Placement, num_experts: int, members: Sequence[str], has_lora: bool = False) -> None:
-        """num_experts: local ones; members: of each (MoeLayer.members); has_lora: calls may be given adapters."""
+        """num_experts: local experts; members: of each (MoeLayer.members); has_lora: calls may be given adapters."""
         library = load()
         ffi = library.ffi
         self.tensors = Descriptors(5, placement)
@@ -31,7 +31,7 @@ class Frame:
         self.callbacks = ffi.new("sluice_expert_callbacks_t *")
         self.callbacks.struct_size = ffi.sizeof(self.callbacks[0])
         self.run_handle: Any = None  # keeps the callbacks' `user` alive
-        self.stack_key: Any = None  # what `params` describes, of a layer with stacked parameters
+        self.stack_key: Any = None  # what `params` describes now, in a layer with stacked parameters
 
 
 def _tensors(placement: Placement, num_experts: int, members: Sequence[str]) -> tuple[Descriptors, Any]:

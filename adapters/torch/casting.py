@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters of another dtype than the layer's (autocast) are cast within a pass, in forward and again in backward.
+"""Casts parameters of another dtype than the layer's (autocast) within a pass, in forward and again in backward.
 
-So autograd keeps the parameters themselves, and no copy of them outlives the call. A cast of all experts reads and
-writes as much as a large step does; where few of them have rows (generation under autocast) a forward casts only those.
+Autograd therefore saves the parameters themselves, and no copy of them outlives the call. A cast of all experts reads
+and writes as much as a large step. If few experts have rows (generation under autocast), a forward casts only those.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .layer_config import MoeConfig
 
 
 class CastingLayer(MoeLayer):
-    """A layer that takes parameters of any floating dtype; their gradients come back in it."""
+    """A layer that takes parameters of any floating dtype and returns their gradients in that dtype."""
 
     def __init__(self, context: Context, config: MoeConfig, experts: CallbackExperts | None = None) -> None:
         super().__init__(context, config, experts)
-        # Alone in its group, a layer may be called from several threads: they wait for each other instead of getting
-        # BUSY. Among ranks the order of calls would be left to chance.
+        # In a group of one rank, several threads may call a layer; they wait for each other instead of getting BUSY.
+        # Over several ranks the order of their calls would be left to chance.
         if not self._collective:
             self.turn = self.context.lock
 
@@ -37,12 +37,12 @@ class CastingLayer(MoeLayer):
         """See MoeLayer."""
         with self.turn:
             cast = self._cast_for(ids, work.own(flat))
-            if work.num_factors:  # the library reads them in f32 too
+            if work.num_factors:  # the library reads factors in f32 too
                 cast = [*cast, *work.factors(flat)]
             return super().forward_pass(work, tokens, ids, weights, cast)
 
     def _cast_for(self, ids: Any, flat: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """What a forward of these routes reads. Ids may be any numbers still: the library refuses wrong ones."""
+        """The parameters for a forward of these routes. Ids are not checked yet: the library refuses wrong ones."""
         return self._cast(flat)
 
     def backward_pass(
@@ -54,7 +54,7 @@ class CastingLayer(MoeLayer):
         if cast is own:
             return super().backward_pass(work, tokens, weights, flat, *rest)
         cast = [*cast, *work.factors(flat)]
-        work.sums = None  # theirs is another dtype
+        work.sums = None  # existing gradients have the parameters' dtype
         grads = super().backward_pass(work, tokens, weights, cast, *rest)
         back = [None if grad is None else grad.to(tensor.dtype) for grad, tensor in zip(grads[2:], flat)]
         return [*grads[:2], *back]

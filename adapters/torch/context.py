@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all layers of one model on one rank share: slots, lanes, GEMMs, statistics."""
+"""The context that all layers of one model on one rank share: slots, lanes, GEMMs, statistics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .placement import placement_of
 
 _LANES = ("compute", "comm", "copy_out", "copy_in")
 _DIRECTIONS = ("forward", "backward")
-_SEVERAL = -1  # no thread's number
+_SEVERAL = -1  # not the number of a thread
 _STATS = (
     "current_bytes",
     "peak_bytes",
@@ -63,28 +63,28 @@ _alive: weakref.WeakSet[Context] = weakref.WeakSet()
 
 
 def all_alive() -> list[Context]:
-    """Those of this process that can still be asked."""
+    """The contexts of this process that are not closed."""
     return [context for context in list(_alive) if context.alive]
 
 
 def _remember_all() -> None:
-    """At exit, before the groups close: what was decided goes to the cache for `sluice doctor` and the next run."""
+    """Runs at exit, before the groups close: writes decisions to the cache for `sluice doctor` and the next run."""
     for context in list(_alive):
         with contextlib.suppress(Exception):
             context.remember()
 
 
 def release(destroy: Any, handle: Any, made_in: int) -> None:
-    """Destroys a handle where it was made: in a forked child the library's threads do not exist."""
+    """Destroys a handle in the process that made it. In a forked child the library's threads do not exist."""
     if made_in == generation():
         destroy(handle)
 
 
 def divide_budget(total: int, weights: Sequence[int], needs: Sequence[Sequence[int]] = ()) -> list[int]:
-    """The shares of contexts in one memory budget: sluice/plan.h has the rule.
+    """Divides one memory budget among contexts, by the rule of sluice/plan.h.
 
-    weights  of each context, the bytes of its layers' rows
-    needs    of each context, what `smallest_budgets` gives; not known before the tokens are
+    weights  for each context the bytes of its layers' rows
+    needs    for each context the result of `smallest_budgets`; left out while the number of tokens is unknown
     """
     library = load()
     sizes = min(map(len, needs), default=0)
@@ -95,9 +95,9 @@ def divide_budget(total: int, weights: Sequence[int], needs: Sequence[Sequence[i
 
 
 class Context:
-    """One per EP group, model and device. `close` it, or let it go with its last layer.
+    """One per EP group, model and device. It ends with `close`, or when it and its layers are garbage.
 
-    device: where the layers' parameters and tokens are; None: the CPU. On CUDA calls go to torch's current stream, and
+    device: where the layers' parameters and tokens are; None: the CPU. On CUDA calls use torch's current stream, and
     the ranks of a group exchange by NCCL.
     """
 
@@ -131,22 +131,22 @@ class Context:
         self._generation = generation()
         self.lock = threading.RLock()  # see CastingLayer
         self._backward_thread: int | None = None
-        self.passes_in_place = 0  # backwards that added to existing gradients of parameters themselves
-        self.calls = 0  # passes running now, in whichever thread
+        self.passes_in_place = 0  # backwards that added to existing gradients of parameters, without autograd
+        self.calls = 0  # passes running now, in any thread
         self._is_tuned = False
         self._raw_stats = ffi.new("sluice_context_stats_t *")
         self._raw_stats.struct_size = ffi.sizeof(self._raw_stats[0])
         self._fallback_chunks = 0
         self._remembers = True
         self._layers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.layer_facts: dict[str, dict[str, Any]] = {}  # while a trace is kept, by layer id: for its record
+        self.layer_facts: dict[str, dict[str, Any]] = {}  # by layer id, for the record of a trace that is kept
         self._finalizer = weakref.finalize(
             self, release, library.lib.sluice_context_destroy, self._handle, self._generation
         )
-        self._finalizer.atexit = False  # the group's own exit handler does it in the right order
+        self._finalizer.atexit = False  # the group's exit handler does it in the right order
         self.ep_group.adopt(self)
         atexit.unregister(_remember_all)
-        atexit.register(_remember_all)  # after the group's own handler, so that it runs before it
+        atexit.register(_remember_all)  # registered last: it runs before the group's handler
         _alive.add(self)
 
     @property
@@ -159,11 +159,11 @@ class Context:
 
     @property
     def is_unused(self) -> bool:
-        """Whether no layer is left of those that were made on it."""
+        """Whether none of the layers made on it is left."""
         return len(self._layers) == 0
 
     def set_share(self, share: int, whole: int) -> None:
-        """Another share of the budget `whole` than the options say. Before the first plan; alike on all ranks."""
+        """Replaces the options' share of the budget `whole`. Call it before the first plan, equally on all ranks."""
         library = load()
         library.check(library.lib.sluice_context_set_share(self.handle, share, whole))
         self.options = replace(self.options, memory_budget=share, shared_memory_budget=whole)
@@ -188,10 +188,10 @@ class Context:
         return self._handle
 
     def is_of_one_thread(self) -> bool:
-        """Whether every backward so far was in one thread; asked in each, while no other of this context runs.
+        """Whether every backward so far ran in one thread. Each backward asks, while no other of this context runs.
 
-        Autograd holds a lock while it adds to a `.grad`, which is out of reach here: so a pass adds to one itself only
-        where no other thread's backward can be about to.
+        Autograd holds a lock while it adds to a `.grad`, and this code cannot take that lock. A pass therefore adds to
+        a `.grad` itself only if no other thread's backward could add at the same time.
         """
         thread = threading.get_ident()
         if self._backward_thread is None:
@@ -213,11 +213,11 @@ class Context:
             layer.close()
         self._finalizer()
         if not all_alive():
-            give_back()  # nobody is left to use it
+            give_back()  # no context is left that uses it
 
     def tune_for(self, model_width: int, hidden_width: int, dtype: int) -> None:
-        """Before each layer: sets the tuner up for the first one. Collective where they say calibrate or
-        decisions."""
+        """Called before each layer is made; sets up the tuner for the first one. Collective if the tuner's options say
+        calibrate or decisions."""
         if self._is_tuned or self.options.tuner is None:
             return
         tuner.prepare(self, self.options.tuner, (model_width, hidden_width, dtype))
@@ -228,7 +228,7 @@ class Context:
         return tuner.decisions(self.handle)
 
     def remember(self) -> None:
-        """Leaves what was decided in the cache folder, and where the options keep it, once, on the group's first rank.
+        """Writes decisions to the cache folder and to the file that the options name, once, on the group's first rank.
 
         Not collective.
         """
@@ -242,11 +242,11 @@ class Context:
         decision_log.append([{"ranks": len(self.ep_group.ranks), **entry} for entry in found], place)
 
     def decisions_json(self) -> str:
-        """The same for a file that a later run names as the tuner's "pinned" or "decisions"."""
+        """The decisions as JSON, for a file that a later run names as the tuner's "pinned" or "decisions"."""
         return tuner.decisions_json(self.handle)
 
     def answers(self) -> list[dict[str, Any]]:
-        """The same as plain values, one for each kind of layer and size of batch."""
+        """The decisions as plain values, one for each kind of layer and size of batch."""
         return tuner.answers(self.handle)
 
     def machine_json(self) -> str:
@@ -268,7 +268,7 @@ class Context:
         return values
 
     def has_fallen_back(self) -> bool:
-        """Whether chunks have fallen back since this was asked last, which is after each forward under a budget."""
+        """Whether chunks have fallen back since the last call. Called after each forward under a budget."""
         library = load()
         library.check(library.lib.sluice_context_get_stats(self.handle, 0, self._raw_stats))
         now = int(self._raw_stats.num_fallback_chunks)
@@ -284,7 +284,7 @@ class Context:
         self.trace_start(0)
 
     def trace_take(self, capacity: int = 1 << 16) -> list[dict[str, Any]]:
-        """The kept events, oldest first; they are forgotten. Times are CLOCK_MONOTONIC, as time.monotonic_ns()."""
+        """Returns and clears the kept events, oldest first. Times are CLOCK_MONOTONIC, as time.monotonic_ns()."""
         library = load()
         ffi = library.ffi
         events = ffi.new("sluice_trace_event_t[]", capacity)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch tensors as the library's tensor descriptors: addresses and strides, nothing copied."""
+"""Describes torch tensors to the library by addresses and strides, without a copy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Descriptors:
         self._ffi = load().ffi
         self._items = self._ffi.new("sluice_tensor_t[]", max(count, 1))
         self._extents = self._ffi.new("int64_t[]", 4 * max(count, 1))
-        # `data` is the first member: written as a word, it needs no pointer object.
+        # `data` is the first member. It is written as a word, so that no pointer object is made.
         self._words = self._ffi.cast("uint64_t *", self._items)
         self._pitch = self._ffi.sizeof("sluice_tensor_t") // 8
         self._forms: list[Any] = [None] * count
@@ -47,7 +47,7 @@ class Descriptors:
             self._point(index, index)
 
     def _point(self, index: int, to: int) -> None:
-        """Shape and strides of a descriptor are those of descriptor `to`."""
+        """Lets a descriptor use the shape and strides of descriptor `to`."""
         self._items[index].shape = self._extents + 4 * to
         self._items[index].strides = self._extents + 4 * to + 2
 
@@ -60,7 +60,7 @@ class Descriptors:
         return self._items + index
 
     def fill_all(self, tensors: Sequence[torch.Tensor], places: Sequence[int], names: Sequence[str]) -> None:
-        """Describes each tensor at its place. Addresses are read anew: hosts move parameters."""
+        """Describes each tensor at its place. Addresses are read in every call, because hosts move parameters."""
         words, pitch, forms, holds = self._words, self._pitch, self._forms, self._holds
         for tensor, index, name in zip(tensors, places, names):
             form = (tensor.dtype, tensor.shape, tensor.stride())
@@ -70,21 +70,21 @@ class Descriptors:
             words[index * pitch] = tensor.data_ptr()
 
     def set_rows(self, rows: int, count: int) -> None:
-        """Of the first `count` descriptors, which describe row-major matrices."""
+        """Sets the number of rows of the first `count` descriptors, which describe row-major matrices."""
         for index in range(count):
             self._extents[4 * index] = rows
             self._extents[4 * index + 2] = self._extents[4 * index + 1]
             self._forms[index] = None
 
     def set_addresses(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Of the first descriptors; nothing else about them has changed."""
+        """Sets the addresses of the first descriptors, whose other fields have not changed."""
         words, place = self._words, 0
         for tensor in tensors:
             words[place] = tensor.data_ptr()
             place += self._pitch
 
     def fill_stack(self, first: int, stack: torch.Tensor, name: str) -> None:
-        """Describes stack[0], stack[1], ... at `first` onwards; all point to the first's shape, quick to check."""
+        """Describes stack[0], stack[1], ... at `first` onwards. All point to the first's shape: quick to check."""
         words, pitch, forms, count = self._words, self._pitch, self._forms, stack.shape[0]
         form = (first, stack.dtype, stack.shape[1:], stack.stride()[1:])
         if not self._holds(stack) or any(form != forms[index] for index in range(first, first + count)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLPack: the numbers of dtypes, and memory of the library's as a tensor on any device."""
+"""DLPack: the numbers of dtypes, and tensors on any device over memory of the library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPU, CUDA = 1, 2  # kDLCPU, kDLCUDA
 
 
 class _Block(ctypes.Structure):
-    """A DLManagedTensor, and behind it the shape that it points to."""
+    """A DLManagedTensor, followed by the shape that it points to."""
 
     _fields_ = [
         ("data", ctypes.c_void_p),
@@ -46,7 +46,7 @@ _tools: Any = None
 
 
 def _load_tools() -> Any:
-    """malloc and the address of free, which a block has as its deleter: a tensor may outlive Python's objects."""
+    """malloc, the address of free (a block's deleter, as a tensor may outlive Python objects), PyCapsule_New."""
     global _tools
     if _tools is None:
         libc = ctypes.CDLL(None)
@@ -59,7 +59,7 @@ def _load_tools() -> Any:
 
 
 def borrow(address: int, rows: int, width: int, dtype: torch.dtype, device_type: int, device_id: int) -> torch.Tensor:
-    """Memory of somebody else's, row-major [rows, width], as a tensor; nothing is copied or waited for."""
+    """A tensor over memory that torch does not own, row-major [rows, width], without a copy or a wait."""
     malloc, free, capsule = _load_tools()
     place = malloc(ctypes.sizeof(_Block))
     if not place:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Experts computed by the host's own modules, row block by row block, with gradients.
 
-The library hands over the rows of one expert and takes back its output; in backward it hands over the output's
-gradient. Between the two lies an autograd graph of the module. The tensors which that graph saves are not left in it:
-they are collected and saved by the layer's own autograd.Function (see function.py), so that whatever the host does to
-saved tensors (activation checkpointing, offloading) reaches them, at one place and in one order on every rank.
+The library passes the rows of one expert and gets its output; in backward it passes the output's gradient. Between the
+two the module's autograd graph is kept. The tensors that the graph saves are not left in it: the layer's own
+autograd.Function saves them (function.py), so that the host's hooks on saved tensors (activation checkpointing,
+offloading) reach them at one place and in the same order on every rank.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class CallbackExperts:
     """The local experts as callables.
 
     modules     one per local expert: rows in, rows out
-    parameters  for each of them, the tensors it reads that want gradients; asked for anew at each call
+    parameters  for each module, the tensors it reads that require gradients; called in each pass
     view        gives rows [R, M] the shape that the modules expect
     """
 
@@ -45,15 +45,15 @@ class CallbackExperts:
         return [list(module.parameters()) for module in self.modules]
 
     def read_for(self, parameters: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """What the modules read where `parameters` are the layer's inputs: gradients are taken with respect to that.
+        """The tensors that the modules read if `parameters` are the layer's inputs. Gradients are taken for these.
 
-        Leaves, if one input may be computed from another: a gradient that went on through the first would reach the
-        second twice, here and outside of the layer.
+        They have to be leaves if one input may be computed from another: a gradient that went on through the first
+        would reach the second twice, here and outside of the layer.
         """
         return parameters
 
     def as_bound(self) -> CallbackExperts:
-        """These experts as they are now, for the backward that runs them again: the host's own call has ended then."""
+        """These experts bound to the current call, for a backward that runs them after the host's call has ended."""
         return self
 
     def __call__(self, local_expert: int, rows: torch.Tensor) -> torch.Tensor:
@@ -78,7 +78,7 @@ class _Entry(torch.autograd.Function):
 
 @contextlib.contextmanager
 def _hooks_silenced(tensors: list[torch.Tensor]) -> Iterator[None]:
-    """Tensor hooks of the parameters run once, on the gradient that the layer returns, not on each part of it."""
+    """Removes tensor hooks of parameters: they run once, on the gradient that the layer returns, not on its parts."""
     kept = [(hooks, dict(hooks)) for hooks in (tensor._backward_hooks for tensor in tensors) if hooks]
     for hooks, _ in kept:
         hooks.clear()
@@ -95,17 +95,17 @@ def _wide(grad: torch.Tensor) -> torch.Tensor:
 
 
 def _saved_as_they_are() -> saved_tensors_hooks:
-    """A graph of one pass is not the host's to checkpoint or to offload, so its hooks do not see it."""
+    """Hides saved tensors from the host's hooks: the host must not checkpoint or offload the graph of one pass."""
     return saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
 class ExpertRun:
     """The callbacks of one forward and its backward.
 
-    parameters  per local expert, what its module reads (not what saved-tensor hooks make of it); empty when no
-                backward may follow
-    again       the library asks for forward a second time in backward: nothing of the first outlives it. Both record
-                a graph, since some of torch's operations give other bits without
+    parameters  per local expert, the tensors that its module reads (not those that saved-tensor hooks return); empty
+                if no backward may follow
+    again       backward runs the forward a second time, and nothing of the first run is kept. Both record a graph,
+                since some of torch's operations give different bits without one
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class ExpertRun:
             target.copy_(out)
 
     def _recorded(self, expert: int, data: torch.Tensor) -> tuple[Any, torch.Tensor]:
-        """(the edges between which its gradient runs, the output)"""
+        """Runs an expert. Returns (the two edges of its graph, the output)."""
         with torch.enable_grad():
             anchor = torch.zeros((), requires_grad=True, device="cpu")
             entry = _Entry.apply(anchor, data.clone())
@@ -183,7 +183,7 @@ class ExpertRun:
         return (get_gradient_edge(out), start) if out.requires_grad else None, out
 
     def begin_backward(self, wanted: list[list[bool]]) -> None:
-        """wanted: which parameters take part in autograd; others may not be asked about."""
+        """wanted: which parameters require gradients; torch.autograd.grad refuses the others."""
         self.error = None
         self._is_backward = True
         self._parameters = [[p for p, want in zip(*pair) if want] for pair in zip(self._given, wanted)]
@@ -215,7 +215,7 @@ class ExpertRun:
                 sums[index] = grad if before is None else _wide(before) + grad
 
     def take_grads(self) -> list[list[torch.Tensor]]:
-        """The sums over chunks; zeros for what no row touched."""
+        """The gradients summed over chunks; zeros for parameters of experts without rows."""
         taken = [
             [torch.zeros_like(p) if grad is None else grad.to(p.dtype) for p, grad in zip(*pair)]
             for pair in zip(self._parameters, self._grads)
@@ -229,7 +229,7 @@ _callbacks: Any = None
 
 
 def callbacks() -> Any:
-    """The library's callback table without `user`. Made once: the addresses serve every layer."""
+    """The forward and backward callbacks. They are made once, because the same addresses serve every layer."""
     global _callbacks
     if _callbacks is not None:
         return _callbacks

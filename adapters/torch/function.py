@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layer as one node of the autograd graph.
 
-Tokens, route weights and every expert parameter are its inputs, and all their gradients its outputs. So whatever a
-host hangs on gradients (ZeRO's, FSDP's and DDP's hooks, accumulation) happens as with torch's own operations, for idle
-experts too; where nothing hangs there, a backward adds to an existing `.grad` itself (accumulate.py). Everything that
-outlives forward is given to `save_for_backward`: the version counters then catch an in-place change, and activation
-checkpointing and saved-tensor hooks reach all of it.
+Tokens, route weights and every expert parameter are its inputs, and all their gradients its outputs. A host's hooks on
+gradients (ZeRO, FSDP, DDP, accumulation) therefore run as with torch's own operations, for idle experts too. Without
+such hooks a backward adds to an existing `.grad` itself (accumulate.py). Everything that outlives forward is saved with
+`save_for_backward`: the version counters then catch an in-place change, and activation checkpointing and saved-tensor
+hooks reach all of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from .lora import Lora
 from .passes import Pass
 
-# Told each layer and its number of tokens before a forward that a backward may follow, while somebody looks for layers.
+# If set, it is called with each layer and its number of tokens before a forward that a backward may follow.
 on_forward: Callable[[Any, int], None] | None = None
 
 
@@ -40,7 +40,7 @@ class _MoeFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return _backward(ctx, grad_out, torch.is_grad_enabled())  # which create_graph=True asks for
+        return _backward(ctx, grad_out, torch.is_grad_enabled())  # grad mode is on if create_graph=True
 
 
 @once_differentiable
@@ -64,7 +64,7 @@ def _backward(ctx: Any, grad_out: torch.Tensor, creates_graph: bool) -> tuple[to
                 work, tokens, route_weights, flat, saved, grad_out, ctx.needs_input_grad[2:]
             )
     finally:
-        work.sums = None  # the graph may live on, and must not keep them
+        work.sums = None  # the graph may outlive this backward, and must not keep them
         if work.experts is not None:
             work.experts.saved = []
     return (None, None, *grads)
@@ -79,7 +79,7 @@ def run_layer(
     counts: Sequence[int],
     lora: Lora | None = None,
 ) -> torch.Tensor:
-    """Forward, recorded for autograd when a gradient can be asked for."""
+    """Runs forward, recorded for autograd if any input requires a gradient."""
     record = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (tokens, route_weights, *flat))
     work = Pass(layer, record, flat, counts, lora)
     if record and on_forward is not None:

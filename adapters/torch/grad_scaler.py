@@ -11,11 +11,11 @@ from ...errors import InvalidArgument
 
 
 class GradScaler(torch.amp.GradScaler):
-    """As `torch.amp.GradScaler`. For a `sluice.optim` optimizer with a process_group the step says whether gradients,
-    or their sums, were finite, so that all ranks skip together and have the same scale.
+    """Like `torch.amp.GradScaler`. For a `sluice.optim` optimizer with a process_group the step itself checks whether
+    gradients and their sums are finite, so that all ranks skip together and have the same scale.
 
-    With such an optimizer `unscale_` is refused: a rank has no more than its own gradients before the step. Clip by the
-    optimizer's `max_norm`.
+    With such an optimizer `unscale_` raises InvalidArgument: before the step a rank has only its own gradients. Clip
+    by the optimizer's `max_norm`.
     """
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
@@ -40,7 +40,7 @@ class GradScaler(torch.amp.GradScaler):
         return result
 
     def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> Any:
-        """Of a step over ranks: nothing is looked at here, but told by `step`."""
+        """For a step over ranks nothing is checked here; `step` fills in what the optimizer's step has found."""
         if not getattr(optimizer, "over_ranks", False):
             return super()._check_inf_per_device(optimizer)
         found = {self._scale.device: torch.zeros((), device=self._scale.device)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients in memory that earlier ones were let go of (gradient_pool.cpp): one pool for each process."""
+"""Allocates gradients in the memory of earlier, freed gradients (gradient_pool.cpp): one pool for each process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 
 from ._native import native
 
-LEAST_BYTES = 1 << 20  # smaller ones the C library keeps itself
-_SHARE = 4  # of the memory of this process may lie idle
+LEAST_BYTES = 1 << 20  # the C library reuses smaller blocks itself
+_SHARE = 4  # this fraction of the process's memory may be idle: 1 / 4
 
 
 class PoolStats(NamedTuple):
-    """idle_bytes wait for their next use, out_bytes are gradients now; how many were fresh memory and how many not."""
+    """idle_bytes are kept for reuse, out_bytes are gradients now; num_fresh, num_reused count gradients made."""
 
     idle_bytes: int
     out_bytes: int
@@ -27,7 +27,7 @@ class PoolStats(NamedTuple):
 
 
 def empty_gradient(like: torch.Tensor, limit: int) -> torch.Tensor:
-    """torch.empty_like(like), where that is large from the pool; at most `limit` bytes stay in it. 0: from torch."""
+    """torch.empty_like(like), from the pool if it is large. At most `limit` bytes stay in the pool; 0: from torch."""
     if limit > 0 and like.is_cpu and like.nbytes >= LEAST_BYTES:
         made = torch.empty(0, dtype=like.dtype, device="cpu")
         if native().take_gradient(made._cdata, like._cdata, limit):
@@ -36,18 +36,18 @@ def empty_gradient(like: torch.Tensor, limit: int) -> torch.Tensor:
 
 
 def pool_stats() -> PoolStats:
-    """The pool of this process now."""
+    """The current state of this process's pool."""
     return PoolStats(*native().gradient_pool())
 
 
 def numbers() -> dict[str, int]:
-    """For `sluice.stats`: bytes that wait for their next use, and how many gradients were made in such memory."""
+    """For `sluice.stats`: bytes that are kept for reuse, and how many gradients were made in reused memory."""
     now = pool_stats()
     return {"gradient_pool_bytes": now.idle_bytes, "gradients_reused": now.num_reused}
 
 
 def give_back() -> int:
-    """Frees what lies idle; how many bytes that was."""
+    """Frees idle memory; returns the number of bytes."""
     idle = pool_stats().idle_bytes
     native().give_back_gradients()
     return idle
@@ -60,7 +60,7 @@ def default_limit() -> int:
 
 
 def _memory() -> int:
-    """Of the machine, or of the control group where that has less."""
+    """Bytes of the machine's memory, or of the control group's if that is less."""
     found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError), open(path) as file:

@@ -34,7 +34,7 @@ _unshared: set[EpGroup] = set()
 
 
 def _host_timeout() -> timedelta:
-    """The deadline that the host chose for its own group, so that both give up at the same time."""
+    """The timeout of the host's own group, so that both time out together."""
     try:
         return dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout
     except (AttributeError, RuntimeError):
@@ -45,9 +45,9 @@ class EpGroup:
     """The ranks that share the experts of a layer, with a communicator over them. Made by `for_ranks`.
 
     ranks       global ranks, ascending
-    rank        this process's place among them
-    transport   what was asked for: "tcp", "c10d", None: chosen by Sluice (transport.py)
-    comm        the library's communicator, None when it is alone
+    rank        this process's index among them
+    transport   the requested one: "tcp", "c10d", None: chosen by Sluice (transport.py)
+    comm        the library's communicator; None for a group of one rank
     """
 
     def __init__(self, ranks: tuple[int, ...], timeout: timedelta | None, transport: str | None = None) -> None:
@@ -59,7 +59,7 @@ class EpGroup:
         self._joined: Joined | None = None
         self._host: Any = None
         self.comm: Any = None
-        self._is_carried = False  # the transport of rows on the CPU has been settled
+        self._is_carried = False  # whether the transport of rows on the CPU has been chosen
         self._nccl: dict[int, Any] = {}  # by device; their callbacks stay alive in _keep
         self._keep: list[Any] = []
         self._host_names = [""]  # of all ranks
@@ -75,8 +75,8 @@ class EpGroup:
     ) -> EpGroup:
         """The group of these global ranks; None: this process alone.
 
-        Collective over the ranks named, not over others. Asked again for the same transport, it answers with the same
-        group, of which the timeout stays what it was; a warning says so where another is asked for.
+        Collective over these ranks alone. A second call with the same transport returns the same group, whose timeout
+        does not change; a warning says so if another timeout is given.
         """
         key = (0,) if ranks is None else tuple(int(rank) for rank in ranks)
         if len(key) == 1:
@@ -102,7 +102,7 @@ class EpGroup:
 
     @classmethod
     def unshared(cls, ranks: Sequence[int], timeout: timedelta | None = None, transport: str | None = None) -> EpGroup:
-        """A group of these global ranks, ascending, that nobody else is given: one pipeline's. Who asks closes it.
+        """A group of these global ranks, ascending, for one pipeline or optimizer alone. The caller closes it.
 
         Collective over the ranks named.
         """
@@ -128,7 +128,7 @@ class EpGroup:
         self.rank = self.ranks.index(dist.get_rank())
         self.timeout = timeout or _host_timeout()
         self._host = weakref.ref(dist.group.WORLD)
-        # What may be missing on one rank alone (the library, a compiler) is looked for before anyone connects.
+        # What one rank may lack (the library, a compiler) is loaded before any rank connects.
         self._joined, (library, opener) = join(self.ranks, lambda: (load(), native()), self.timeout)
         try:
             self._joined.meeting.compare("transport", self.transport or "chosen by Sluice")
@@ -150,7 +150,7 @@ class EpGroup:
             raise
 
     def comm_on(self, placement: Placement) -> Any:
-        """The communicator for contexts there, None where this process is alone. A device's first is collective."""
+        """The communicator for contexts there; None for a group of one rank. A device's first call is collective."""
         if self.comm is None:
             return None
         if not placement.is_cuda:
@@ -163,7 +163,7 @@ class EpGroup:
         return self._nccl[placement.index]
 
     def ranks_per_node(self) -> int:
-        """Ranks of each node where consecutive ones share a host, and each host has as many; else 0. By host names."""
+        """Ranks per node, by host names, if consecutive ranks share a host and all hosts have equally many; else 0."""
         names = self._host_names
         found = sum(name == names[0] for name in names)
         nodes = [names[first : first + found] for first in range(0, len(names), found)]
@@ -171,7 +171,7 @@ class EpGroup:
         return found if alike and len({node[0] for node in nodes}) == len(nodes) else 0
 
     def carrier(self, placement: Placement) -> str:
-        """What carries rows there: "tcp", "host" (gloo), "nccl"; "none" where this process is alone. As `comm_on`."""
+        """The transport of rows there: "tcp", "host" (gloo), "nccl"; "none" for one rank. Collective as `comm_on`."""
         comm = self.comm_on(placement)
         if comm is None:
             return "none"
@@ -179,7 +179,7 @@ class EpGroup:
         return library.ffi.string(library.lib.sluice_comm_name(comm)).decode()
 
     def _connect_nccl(self, device_id: int) -> Any:
-        """One rank's id goes to the others through the group's store, as torch's own does."""
+        """Rank 0's NCCL id goes to the others through the group's store, as with torch's own NCCL groups."""
         library = load()
         ffi, meeting, phase = library.ffi, self._joined.meeting, f"NCCL {len(self._nccl)}"
         size = ffi.integer_const("SLUICE_NCCL_ID_BYTES")
@@ -222,11 +222,11 @@ class EpGroup:
         return [comm for comm in (*self._nccl.values(), self.comm) if comm is not None]
 
     def adopt(self, context: Any) -> None:
-        """Closes this context before the group, whose communicator it uses."""
+        """Closes this context before the group, because it uses the group's communicator."""
         self._contexts.add(context)
 
     def abort(self) -> None:
-        """Makes every wait of this rank fail soon; peers learn it at once. Any thread may call it."""
+        """Makes every wait of this rank fail soon; peers are told at once. Any thread may call it."""
         if not self.closed and self._generation == generation():
             for comm in self._comms():
                 load().lib.sluice_comm_abort(comm)
@@ -240,9 +240,9 @@ class EpGroup:
         if _groups.get((self.ranks, self.transport)) is self:
             del _groups[self.ranks, self.transport]
         if self._generation != generation():
-            return  # the parent's: its threads do not exist here
+            return  # it was made in the parent, whose threads do not exist here
         if not self._settle():
-            return  # a thread is still inside the library: what it uses is left to the end of the process
+            return  # a thread is still inside the library: what it uses is freed by the end of the process
         for context in list(self._contexts):
             context.close()
         comms = self._comms()
@@ -253,7 +253,7 @@ class EpGroup:
             self._joined.leave()
 
     def _settle(self) -> bool:
-        """Ends passes that other threads are in (at exit: daemon threads). True when none is left."""
+        """Aborts passes of other threads (at exit: daemon threads). True if none is left."""
         deadline = time.monotonic() + _SETTLE_SECONDS
         while any(context.calls for context in self._contexts):
             for comm in self._comms():
@@ -276,7 +276,7 @@ def _close_at_exit() -> None:
 
 
 def _close_all() -> None:
-    """At exit, while torch and its groups still exist. Steps outstanding hold no handle, so nothing is waited for."""
+    """Runs at exit, while torch and its groups still exist. Outstanding steps hold no handle, so none is waited for."""
     for group in [*_groups.values(), *_unshared]:
         with contextlib.suppress(Exception):
             group.close()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Mixture-of-Experts layer: what the library needs to know of it, and its passes.
+"""One Mixture-of-Experts layer: its configuration for the library, and its passes.
 
-A pass is a call into the library on the calling thread. It is collective when the group has several ranks: a rank that
-cannot go on therefore makes the call all the same and says so in it, and the others fail with it instead of waiting.
+A pass is a call into the library on the calling thread. It is collective if the group has several ranks. A rank that
+cannot go on therefore still makes the call and reports its error in it, so that the others fail too and do not wait.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _OVERWRITE = 0
 _ACCUMULATE = 1
 _BACKWARD_BOTH = 3
 _REPORTED = ("num_forwards", "num_routes", "num_dropped", "most_rows", "most_expert")
-_NOTHING = torch.empty(0, device="cpu")  # stands where no gradient is wanted
+_NOTHING = torch.empty(0, device="cpu")  # placeholder where no gradient is needed
 
 
 class Placement(NamedTuple):
-    """Of each expert the rank that owns it, and its slot there; the number of the placement."""
+    """The rank that owns each expert, the expert's slot there, and the epoch of the placement."""
 
     expert_rank: tuple[int, ...]
     expert_slot: tuple[int, ...]
@@ -54,8 +54,8 @@ class MoeLayer:
     """A layer of the model. Call it with tokens [T, M], expert ids [T, K], route weights [T, K] f32 and parameters.
 
     parameters: per local expert a dict of `members` (w1 [H, M], w2 [M, H], gated also w3, bias also b1, b2, b3), of any
-    strides of which one is 1. With callback experts there are none to give.
-    leaves_out_frozen: whether backward computes gradients of those parameters alone that want one; else all, or none.
+    strides of which one is 1. Left out with callback experts.
+    leaves_out_frozen: True: backward computes gradients of parameters that require one; False: of all, or of none.
     """
 
     leaves_out_frozen = False
@@ -66,7 +66,7 @@ class MoeLayer:
         self.context, self.config, self.experts = context, config, experts
         self.model_width, self.dtype, self.layer_id = config.model_width, config.dtype, config.layer_id
         self.num_experts, self.top_k = config.num_experts, config.top_k
-        # Of T_M: modules leave their outputs there.
+        # The width of slot T_M, to which modules write their outputs.
         self.hidden_width = config.hidden_width if experts is None else config.model_width
         again = [] if experts is None or config.policy is None else again_by_chunk(config.policy[1])
         self.runs_experts_again = any(again)
@@ -75,12 +75,12 @@ class MoeLayer:
         self.accumulate = config.accumulate or CHOICES[0]
         if self.accumulate not in CHOICES:
             raise InvalidArgument(f"accumulate {self.accumulate!r} is unknown: use one of {', '.join(CHOICES)}")
-        # Bytes that may wait for the next gradients. Under a budget none, unless asked for: it does not count them.
+        # Bytes that may be kept for later gradients. 0 under a budget unless asked for: the budget does not count them.
         self.gradient_pool = config.gradient_pool
         if self.gradient_pool is None:
             self.gradient_pool = 0 if context.is_budgeted else default_limit()
-        self.plan: LayerPlan | None = None  # that use_plan was given
-        self.received_rows: int | None = None  # of the last forward while a trace is kept
+        self.plan: LayerPlan | None = None  # set by use_plan
+        self.received_rows: int | None = None  # in the last forward, while a trace is kept
         self._has_told_fallback = False
         self.is_packed = config.weight_format != "plain"
         self.members = (
@@ -108,16 +108,16 @@ class MoeLayer:
             raise InvalidArgument(f"{len(experts.modules)} modules for {self.num_local_experts} local experts")
 
     def _count_experts(self) -> None:
-        """What follows from the number of experts on this rank."""
+        """Sets what depends on the number of experts on this rank."""
         self.num_local_experts: int = load().lib.sluice_moe_num_local_experts(self._handle)
         self._frames: list[Frame] = []
-        # The library's arrays go member by member, torch's list of inputs expert by expert.
+        # The library's arrays are ordered by member, torch's list of inputs by expert.
         experts_range = range(self.num_local_experts)
         self._places = [n * len(experts_range) + e for e in experts_range for n in range(len(self.members))]
         self._names = [f"{name} of local expert {e}" for e in experts_range for name in self.members]
 
     def _list(self, name: str, numbers: Sequence[int] | None) -> Any:
-        """One number for each expert, as C takes them; None: NULL."""
+        """A C array of one number for each expert; None: NULL."""
         ffi = load().ffi
         if numbers is None:
             return ffi.NULL
@@ -128,22 +128,23 @@ class MoeLayer:
     @property
     def handle(self) -> Any:
         if not self.context.alive or not self._finalizer.alive:
-            self.context.handle  # noqa: B018  (says which of the reasons it is)
+            self.context.handle  # noqa: B018  (raises the error with the reason)
             raise InvalidState("this layer has been closed")
         return self._handle
 
     def smallest_budget(self, num_tokens: int) -> int:
-        """The smallest memory_budget of the context under which forwards of so many tokens have a plan."""
+        """The smallest memory_budget of the context under which forwards of `num_tokens` tokens have a plan."""
         library = load()
         out = library.ffi.new("uint64_t *")
         library.check(library.lib.sluice_moe_smallest_budget(self.handle, num_tokens, out))
         return int(out[0])
 
     def use_plan(self, plan: LayerPlan | None) -> None:
-        """Runs under the plan from now on; None: without one. Every rank uses an equal plan, else the next forward is a
-        Mismatch on all of them. Not while forwards of another plan wait for their backward. Not collective.
+        """Runs passes under the plan from now on; None: without a plan. Every rank must use an equal plan, else the
+        next forward raises Mismatch on all of them. Not while forwards under another plan wait for their backward. Not
+        collective.
 
-        With the first plan that the context's layers are given it gives back what passes without one have left.
+        The first plan of the context's layers frees memory that passes without a plan have left.
         """
         library = load()
         handle = library.ffi.NULL if plan is None else plan.handle
@@ -151,7 +152,7 @@ class MoeLayer:
         self.plan = plan
 
     def placement(self) -> Placement:
-        """Where the layer's experts live now."""
+        """The current placement of the layer's experts."""
         library = load()
         ffi = library.ffi
         ranks, slots = (ffi.new("int32_t[]", self.num_experts) for _ in range(2))
@@ -160,20 +161,23 @@ class MoeLayer:
         return Placement(tuple(ranks), tuple(slots), int(epoch[0]))
 
     def loads(self) -> tuple[list[int], list[int]]:
-        """Rows of all forwards: of this rank's tokens by expert, and received by each rank up to the training forward
-        before the newest one, which headers report, so that all ranks know the same. Nothing is sent."""
+        """Rows of all forwards so far: this rank's tokens by expert, and the rows received by each rank. The latter
+        come from headers, end with the training forward before the newest one, and are equal on all ranks. Nothing is
+        sent.
+        """
         library = load()
         rows, ranks = (library.ffi.new("int64_t[]", n) for n in (self.num_experts, self.context.ep_group.world_size))
         library.check(library.lib.sluice_moe_get_loads(self.handle, rows, ranks, library.ffi.NULL))
         return list(rows), list(ranks)
 
     def replace_experts(self, expert_rank: Sequence[int], expert_slot: Sequence[int], epoch: int | None = None) -> None:
-        """From the next call on, expert e lives on rank expert_rank[e] of the group, in slot expert_slot[e] there: its
-        place among the parameters that are passed. The caller moves what belongs to it. Between steps: InvalidState
-        while a forward waits for its backward, or its graph is kept. epoch: above the present one; None: the next.
+        """From the next call on, expert e is on rank expert_rank[e] of the group, in slot expert_slot[e] there: its
+        index among the parameters that are passed. The caller moves parameters and states. Call it between steps:
+        InvalidState while a forward waits for its backward, or its graph is retained. epoch: above the present one;
+        None: the next.
 
-        Collective: Mismatch names ranks and entry where they give different lists. After an error all is as before.
-        A layer whose experts are modules has as many on each rank afterwards as before (Unsupported).
+        Collective. If the ranks give different lists, Mismatch names ranks and entry. After an error nothing has
+        changed. If the experts are modules, each rank keeps its number of experts (else Unsupported).
         """
         library = load()
         placement = library.new("expert_placement")
@@ -186,7 +190,7 @@ class MoeLayer:
             placement.expert_rank, placement.expert_slot = lists
             placement.epoch = before.epoch + 1 if epoch is None else epoch
         except SluiceError as wrong:
-            error = wrong  # the others learn it from the call, whose lists are missing
+            error = wrong  # the call below has no lists, which tells the other ranks
         status = self._call(library.lib.sluice_moe_replace_experts, self.handle, placement)
         if error is not None:
             raise error
@@ -194,16 +198,16 @@ class MoeLayer:
         self._count_experts()
 
     def take_capacity_report(self) -> dict[str, int]:
-        """Routes of all forwards since the last time, a graph's launches among them, and how many of them the capacity
-        dropped (`num_dropped`); `most_rows` is the capacity that drops nothing. On CUDA it waits for the stream. Not
-        collective. InvalidArgument where an id named no expert."""
+        """Routes of all forwards since the last call, launches of a CUDA graph included, and how many of them were
+        dropped for the capacity (`num_dropped`). `most_rows` is the capacity that drops none. On CUDA it waits for the
+        stream. Not collective. InvalidArgument if an id named no expert."""
         library = load()
         report = library.new("capacity_report")
         stream = self.context.placement.stream()
         try:
             library.check(library.lib.sluice_moe_take_capacity_report(self.handle, stream, report))
         except OverCapacity:
-            pass  # the numbers say it
+            pass  # the report says it
         return {name: int(getattr(report, name)) for name in _REPORTED}
 
     def close(self) -> None:
@@ -217,7 +221,7 @@ class MoeLayer:
         params: Sequence[dict[str, torch.Tensor]] | None = None,
         lora: Lora | None = None,
     ) -> torch.Tensor:
-        """The layer's output [T, M]. Collective over the group. lora: adapters (lora.py), of a layer with lora_rank;
+        """The layer's output [T, M]. Collective over the group. lora: adapters (lora.py), for a layer with lora_rank;
         their factors get gradients, and the weights get none."""
         try:
             watched_by = watcher()
@@ -237,7 +241,7 @@ class MoeLayer:
         return run_layer(self, tokens, expert_ids, route_weights, flat, counts, without_tensors(lora))
 
     def _flatten(self, params: Sequence[dict[str, torch.Tensor]] | None) -> tuple[list[torch.Tensor], list[int]]:
-        """All parameters, expert by expert, and how many each has: the order in which autograd sees them."""
+        """All parameters, expert by expert, in the order in which autograd sees them, and how many each expert has."""
         if self.experts is not None:
             own = self.experts.parameters()
             return [tensor for tensors in own for tensor in tensors], [len(tensors) for tensors in own]
@@ -252,10 +256,10 @@ class MoeLayer:
     # ---- passes, called by function.py ----
 
     def sums_for(self, ctx: Any, work: Pass, reads: Sequence[torch.Tensor]) -> Sums | None:
-        """Where the backward that is about to run adds gradients of parameters; None: it makes fresh ones.
+        """The existing gradients that the coming backward adds to; None: it makes fresh ones.
 
-        ctx    of its node
-        reads  what it reads, the parameters last
+        ctx    of the autograd node
+        reads  tensors that the backward reads, the parameters last
         """
         return existing_grads(ctx, work, reads)
 
@@ -317,7 +321,7 @@ class MoeLayer:
         grad_out: torch.Tensor,
         needs: Sequence[bool],
     ) -> list[torch.Tensor | None]:
-        """Gradients of tokens, route weights and each of `flat`; None where `needs` says so or `work.sums` has it."""
+        """Gradients of tokens, route weights and each of `flat`; None where none is needed or `work.sums` has it."""
         library = load()
         ffi, lib = library.ffi, library.lib
         moe, placement = self.handle, self.context.placement
@@ -355,9 +359,7 @@ class MoeLayer:
             self.refuse(error, backward=True)
             raise
         if work.sums is not None:
-            increment_version(
-                work.sums.owners
-            )  # whoever saved one for a backward of its own learns that it has changed
+            increment_version(work.sums.owners)  # a node that saved one of them sees that it has changed
         status = self._call(lib.sluice_moe_backward, moe, frame.step[0], args, placement.stream())
         placement.keep(kept)
         lib.sluice_step_drop(frame.step[0])
@@ -394,14 +396,14 @@ class MoeLayer:
     def _fill_grads(
         self, frame: Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor], needs: Sequence[bool]
     ) -> list[torch.Tensor | None]:
-        """What the pass writes or adds to; nothing with callback experts, and where no gradient is wanted."""
+        """Describes the gradients that the pass writes or adds to; none with callback experts or if not needed."""
         args.grad_params = load().ffi.NULL
         if work.experts is not None:
             work.experts.begin_backward(work.by_expert(needs))
             return []
         if not any(needs):
             return [_NOTHING] * len(flat)
-        # Existing gradients to add to, or fresh memory: torch may keep that as `.grad` without a copy.
+        # Existing gradients to add to, or fresh memory, which torch may keep as `.grad` without a copy.
         grads = [self._empty(tensor) for tensor in flat] if work.sums is None else work.sums.into
         frame.grads.fill_all(grads, self._places, self._names)
         args.grad_params = frame.grads_struct
@@ -410,7 +412,7 @@ class MoeLayer:
     def _fill_all_grads(
         self, frame: Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor], needs: Sequence[bool]
     ) -> list[torch.Tensor | None]:
-        """_fill_grads, and gradients of factors, which are matrices whatever the strides of the factors are."""
+        """As _fill_grads, with gradients of factors, which are contiguous for factors of any strides."""
         if frame.factors is None:
             return self._fill_grads(frame, args, work, flat, needs)
         struct, own = frame.grads_struct, work.own(needs)
@@ -434,7 +436,7 @@ class MoeLayer:
         return [next(given) if need else _NOTHING for need in needs]
 
     def _tell_fallback(self) -> None:
-        """Once, on the group's first rank: chunks that no longer fit are slower, and nothing else says so."""
+        """Warns once, on the group's first rank: chunks that do not fit are slower, and nothing else says so."""
         is_new, self._has_told_fallback = not self._has_told_fallback, True
         if is_new and self.context.ep_group.rank == 0:
             warnings.warn(
@@ -464,7 +466,7 @@ class MoeLayer:
             context.calls -= 1
 
     def _error(self, status: int, work: Pass) -> SluiceError | None:
-        """What to raise for a status. An interrupt inside a callback stays what it is."""
+        """The error for a status. An interrupt inside a callback is raised as it is."""
         if status == 0:
             return None
         error = load().last_error(status)
@@ -477,7 +479,7 @@ class MoeLayer:
         return error
 
     def refuse(self, error: Exception, backward: bool = False) -> None:
-        """Tells the other ranks that this one cannot take its input; the caller then raises `error`."""
+        """Tells the other ranks that this one cannot run the pass; the caller then raises `error`."""
         if not self._collective or not self.context.alive:
             return
         library = load()

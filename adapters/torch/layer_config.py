@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a layer is and how it runs: `MoeConfig`, and the library's config that it becomes."""
+"""`MoeConfig`, the shape and options of a layer, and how it is written into the library's config."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ class Swiglu:
 class LayerShape:
     """What a layer computes.
 
-    hidden_width  H; experts that are modules have none
-    interleaved   of gated experts: w1 [2H, M] and b1 [2H] hold gate and up in turn, w3 and b3 are absent
+    hidden_width  H; left out if the experts are modules
+    interleaved   for gated experts: rows of w1 [2H, M] and b1 [2H] alternate gate and up, w3 and b3 are absent
     swiglu        numbers of activation "swiglu"
     layer_id      its number in the model, for messages and traces
-    expert_rank, expert_slot  of each expert the rank of the group that owns it, and its place among the parameters
-                  there; None: contiguous, and in the order of ids
+    expert_rank, expert_slot  for each expert the rank of the group that owns it, and its index among the parameters
+                  there; None: contiguous, in the order of ids
     lora_rank     largest rank of the adapters that calls may be given (lora.py); 0: none. Above 0 the weights are
                   frozen
-    weight_format  "plain", or "mxfp4", "fp8", "int8", "int4": weights are codes (uint8), and members s1, s3 and s2
-                  their scales, in the shapes of sluice/weights.h. They are frozen
-    weight_block  of int8 and int4 how many inputs share a scale; 0: 128
-    capacity_rows  not 0: each rank sends this many rows to each expert in each chunk, whatever the routing says;
-                  free places are zeros. On CUDA the host then reads nothing, and calls may be captured into a graph
+    weight_format  "plain", or "mxfp4", "fp8", "int8", "int4": weights are frozen codes (uint8), and members s1, s3 and
+                  s2 are their scales, in the shapes of sluice/weights.h
+    weight_block  for int8 and int4: how many inputs share a scale; 0: 128
+    capacity_rows  if not 0, each rank sends this many rows to each expert in each chunk, for any routing; unused rows
+                  are zeros. On CUDA the host then reads nothing back, and calls may be captured into a graph
     """
 
     model_width: int
@@ -79,16 +79,17 @@ class LayerShape:
 @by_name
 @dataclass(frozen=True)
 class MoeConfig(LayerOptions, LayerShape):
-    """A layer: its shape, and how its passes run, in the words of the "sluice" section (docs/deepspeed.md#options).
+    """The shape of a layer, and the options of its passes by the names of the "sluice" section
+    (docs/deepspeed.md#options).
 
-    policy is a pair (of dispatched rows, of pre-activations): each a word for all chunks, or one for each of `chunks`.
-    None, "adaptive" and 0 chunks: chosen by Sluice.
+    policy is a pair (for dispatched rows, for pre-activations). Each is one word for all chunks, or a word for each of
+    `chunks`. None, "adaptive" and 0 chunks: chosen by Sluice.
     """
 
 
 def fill_config(config: Any, moe: MoeConfig) -> list[Any]:
-    """Writes the library's config, but for where experts live. The result keeps alive what the config points to until
-    the library has copied it."""
+    """Writes the library's config, except for the placement of experts. The caller keeps the result, to which the
+    config points, until the library has copied it."""
     config.model_width, config.hidden_width = moe.model_width, moe.hidden_width
     config.num_experts, config.top_k, config.layer_id = moe.num_experts, moe.top_k, moe.layer_id
     config.dtype, config.bias = config_dtype(moe.dtype), int(moe.bias)
@@ -109,7 +110,7 @@ def fill_config(config: Any, moe: MoeConfig) -> list[Any]:
 
 
 def _restore(config: Any, field: str, numbers: dict[str, int], key: str, value: str | Sequence[str]) -> Any:
-    """Writes a policy, of all chunks or of each; returns what the config points to."""
+    """Writes a policy, for all chunks or for each; returns what the config points to."""
     if isinstance(value, str):
         setattr(config, field, number_of(numbers, value, key))
         return None
@@ -124,7 +125,7 @@ def _restore(config: Any, field: str, numbers: dict[str, int], key: str, value: 
 
 
 def member_names(gated: bool, bias: bool, interleaved: bool = False, packed: bool = False) -> tuple[str, ...]:
-    """The parameters that one expert has. packed: its weights are codes, which have scales."""
+    """The names of one expert's parameters. packed: its weights are codes, which have scales."""
     absent = set() if gated and not interleaved else {"w3", "b3", "s3"}
     if not bias:
         absent |= {"b1", "b3", "b2"}

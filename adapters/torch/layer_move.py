@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice_layer_move_*` for torch: who runs a layer that changes its stage while a batch of a pipeline runs."""
+"""`sluice_layer_move_*` for torch: which stage runs a layer that changes its stage while a batch of a pipeline runs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from ..._library import load
 
 
 class LayerMove:
-    """One of the two stages, in one batch. is_lower: of the two it is the one behind the layer's cut; to_lower: the
-    layer goes there. Words are those of sluice/pipeline.h; the host carries them in the words of its edges."""
+    """One of the two stages, in one batch. is_lower: whether this is the lower stage, which gets activations from the
+    upper one; to_lower: whether the layer goes to the lower stage. sluice/pipeline.h defines the words, which the host
+    sends as the words of its edges."""
 
     def __init__(self, is_lower: bool, to_lower: bool) -> None:
         library = load()
@@ -23,35 +24,35 @@ class LayerMove:
 
     @property
     def has(self) -> bool:
-        """Of the receiver: its parameters are here. Of the upper stage: or it has heard so."""
+        """On the receiver: whether the parameters have arrived. On the upper stage: or it was told that they have."""
         return bool(self._move.has)
 
     def arrived(self) -> None:
-        """Its parameters are here, with the receiver."""
+        """The receiver calls it when the layer's parameters have arrived."""
         self._lib.sluice_layer_move_arrived(self._move)
 
     def heard(self, word: int) -> None:
-        """The upper stage has got a gradient with this word."""
+        """The upper stage calls it when a gradient with this word has arrived."""
         self._lib.sluice_layer_move_heard(self._move, word)
 
     def runs(self, micro_batch: int, word: int = 0) -> bool:
-        """Whether the layer runs here in this forward, and so in its backward. word: of the activation that the lower
-        stage was given. Once for each micro-batch, in their order."""
+        """Whether the layer runs here in this forward and in its backward. word: that of the activation that the lower
+        stage received. Call it once for each micro-batch, in their order."""
         return bool(self._lib.sluice_layer_move_runs(self._move, micro_batch, word))
 
     def ended(self) -> None:
-        """The backward of a micro-batch whose forward ran the layer here."""
+        """Called after the backward of a micro-batch whose forward ran the layer here."""
         self._lib.sluice_layer_move_ended(self._move)
 
     @property
     def is_final(self) -> bool:
-        """Whether the layer leaves this stage, and its gradients of this batch do not change here any more."""
+        """Whether the layer leaves this stage, and its gradients of this batch are final here."""
         return bool(self._lib.sluice_layer_move_is_final(self._move))
 
     def activation_word(self, ran: bool) -> int:
-        """What goes with an activation of the upper stage."""
+        """The word of an activation of the upper stage."""
         return int(self._lib.sluice_layer_move_activation_word(int(ran)))
 
     def gradient_word(self) -> int:
-        """What goes with a gradient of the lower stage."""
+        """The word of a gradient of the lower stage."""
         return int(self._lib.sluice_layer_move_gradient_word(self._move))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of one MoE layer (`sluice/plan.h`): the choices that there are, their bytes and times, and the one that its
-passes run under."""
+"""Plans of one MoE layer (`sluice/plan.h`): the possible choices, their bytes and times, and the plan that its passes
+run under."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PlanChoice(NamedTuple):
 
     @classmethod
     def of_words(cls, num_chunks: int, restore_input: str, restore_pre_activation: str, wgrad: str) -> PlanChoice:
-        """As the planner says them."""
+        """From the planner's words."""
         wgrad_mode = next(number for number, word in _WGRAD.items() if word == wgrad)
         return cls(num_chunks, restore.INPUT[restore_input], restore.PRE_ACTIVATION[restore_pre_activation], wgrad_mode)
 
@@ -39,15 +39,15 @@ class PlanChoice(NamedTuple):
 class LayerPlan:
     """A plan for forwards of up to `num_tokens` tokens on any rank, of which `outstanding` may wait for their backward.
 
-    choice        what it runs with
-    step_bytes    of one forward that waits for its backward
-    fixed_bytes   that the context has at all times, once for all of its layers: as much as the largest plan needs
-    base_bytes    that the context has besides, now
+    choice        the chunks, policies and weight-gradient mode of its passes
+    step_bytes    bytes of one forward that waits for its backward
+    fixed_bytes   bytes that the context holds at all times, once for all of its layers: the most of their plans
+    base_bytes    other bytes of the context, now
     time          of a forward and backward, comparable between plans of one layer (sluice/plan.h: relative_time)
     """
 
     def __init__(self, layer: Any, num_tokens: int, choice: PlanChoice | None = None, outstanding: int = 1) -> None:
-        """choice: None: the fastest of those that the layer's config leaves open. Without a budget."""
+        """choice: None: the fastest that the layer's config leaves open. The plan has no budget."""
         library = load()
         config = library.new("plan_config")
         config.max_tokens, config.max_outstanding = num_tokens, outstanding
@@ -67,7 +67,7 @@ class LayerPlan:
         self.time = float(info.relative_time)
 
     def others(self) -> list[PlanChoice]:
-        """All that were considered, in order."""
+        """All choices that were considered, in order."""
         library = load()
         lines = library.ffi.new("sluice_plan_candidate_t[]", _MOST)
         count = library.ffi.new("int32_t *")

@@ -30,7 +30,7 @@ class Lora(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """The largest."""
+        """The largest rank of the factors."""
         return max(factor.shape[1] for name, factor in self.factors.items() if name in _SCALES)
 
 
@@ -52,7 +52,7 @@ def check(lora: Lora, lora_rank: int, num_experts: int) -> None:
 
 
 def without_tensors(lora: Lora) -> Lora:
-    """Names and scales alone, which a graph may keep: it holds the tensors themselves by save_for_backward."""
+    """The names and scales alone, which a graph may keep: it holds the tensors by save_for_backward."""
     return Lora(dict.fromkeys(lora.factors), dict(lora.scales))  # type: ignore[arg-type]
 
 
@@ -65,14 +65,14 @@ class FactorFrame:
         self._grads = Descriptors(len(FACTORS) * num_experts, placement)
 
     def fill(self, struct: Any, lora: Lora | None, factors: Sequence[torch.Tensor]) -> None:
-        """Writes the members of adapters into params. factors: in the order of lora.factors."""
+        """Writes the adapters' members of the params struct. factors: in the order of lora.factors."""
         names = () if lora is None else tuple(lora.factors)
         self._point(struct, self._factors, dict(zip(names, factors)))
         for name, member in _SCALES.items():
             setattr(struct, member, 1.0 if lora is None else float(lora.scales.get(name, 1.0)))
 
     def fill_grads(self, struct: Any, names: Sequence[str], grads: Sequence[torch.Tensor | None]) -> None:
-        """The same of gradients; None: not wanted."""
+        """The same for gradients; None: not needed."""
         self._point(struct, self._grads, {name: grad for name, grad in zip(names, grads) if grad is not None})
 
     def _point(self, struct: Any, items: Descriptors, given: Mapping[str, torch.Tensor]) -> None:

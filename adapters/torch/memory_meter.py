@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a forward and backward allocate, by torch's own allocator: live bytes at named marks, and peaks between them.
+"""Measures what a forward and backward allocate from torch: live bytes at named marks, and peaks between them.
 
-The numbers are those of the profiler's memory events, so that temporaries inside of operators are in them. One meter at
-a time in a process: the profiler is one.
+The numbers come from the profiler's memory events, so that they include temporaries inside of operators. A process has
+one meter at a time, because it has one profiler.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from ...errors import Busy
 
 _PREFIX = "sluice:"
 _START = "start"
-_NOTES = (b"USDT:", b"STAGE:", b"INFO:")  # levels of its log
+_NOTES = (b"USDT:", b"STAGE:", b"INFO:")  # levels of the profiler's log
 
 
 def mark(name: str) -> None:
-    """A point in the time of the meter that runs now."""
+    """Sets a mark in the measurement that runs now."""
     with record_function(_PREFIX + name):
         pass
 
 
 class Timeline:
-    """Live bytes over those of its beginning. Marks are named; each was set once."""
+    """Live bytes over time, minus those at the start. Marks have names; the first mark of a name counts."""
 
     def __init__(self, changes: list[tuple[int, int]], marks: dict[str, int]) -> None:
         self._marks = marks
@@ -49,16 +49,16 @@ class Timeline:
         return name in self._marks
 
     def live(self, name: str) -> int:
-        """At a mark."""
+        """Live bytes at a mark."""
         return self._at(self._place(name))
 
     def peak(self, first: str, last: str) -> int:
-        """From one mark to a later one."""
+        """The most live bytes from one mark to a later one."""
         a, b = self._place(first), self._place(last)
         return max([self._at(a), *(live - self._base for live in self._live[a:b])])
 
     def _place(self, name: str) -> int:
-        """Changes before the mark."""
+        """The number of changes before the mark."""
         return bisect.bisect_right(self._times, self._marks[name])
 
     def _at(self, place: int) -> int:
@@ -66,9 +66,9 @@ class Timeline:
 
 
 def measure(run: Callable[[], Any]) -> Timeline:
-    """Runs it, with the marks "start" and "end" around it and those that it sets itself.
+    """Calls `run` between the marks "start" and "end"; `run` may set further marks.
 
-    Raises Busy where a profiler runs already.
+    Raises Busy if a profiler runs already.
     """
     if torch.autograd.profiler._is_profiler_enabled:
         raise Busy("a profiler of torch runs already, and memory is measured by it: stop it first")
@@ -97,11 +97,11 @@ def _timeline(profiler: profile) -> Timeline:
 
 @contextmanager
 def _without_notes() -> Iterator[None]:
-    """The profiler's library notes on stderr that it starts and stops. Whatever else comes meanwhile is passed on."""
+    """Hides the notes that the profiler's library writes to stderr at its start and stop; other lines are passed on."""
     try:
         sys.stderr.flush()
         there = os.dup(2)
-    except (AttributeError, OSError, ValueError):  # nobody listens
+    except (AttributeError, OSError, ValueError):  # there is no stderr
         yield
         return
     with tempfile.TemporaryFile() as held:

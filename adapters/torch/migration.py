@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice/migration.h` over tensors: what belongs to experts travels to other ranks while training runs."""
+"""`sluice/migration.h` over tensors: sends the tensors of experts to other ranks while training runs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PHASES = ("none", "streams", "flushes", "ready", "agreed", "undecided", "commit
 
 
 class Leaving(NamedTuple):
-    """All of one expert that goes to another rank of the group; and in `Arriving` where all of one is put that comes.
+    """The tensors of one expert that goes to another rank of the group.
 
     number   of the expert, the same at both ends
-    peer     the other rank, of the group's
+    peer     the other rank's index in the group
     still    tensors that do not change from begin to the end of commit
     late     tensors that may change until commit is called: gradients
     """
@@ -33,17 +33,17 @@ class Leaving(NamedTuple):
 
 
 class Arriving(Leaving):
-    """See Leaving. Tensors of the same bytes, in the same order, as at the other end; perhaps those that leave."""
+    """The tensors that receive an expert, with the sizes and order of the sender's. They may be tensors that leave."""
 
 
 class Migration:
     """Moves between the ranks of a group, one at a time.
 
-    group             of two ranks or more; host memory alone
-    bytes_per_second  from this rank between begin and commit; None: as fast as the link takes them
-    staging_bytes     on this rank at most; None: no limit
-    epoch             of the placement in force
-    gives_way         whether all else that this process sends over tcp goes first until commit
+    group             of two ranks or more; tensors are in host memory
+    bytes_per_second  most that this rank sends between begin and commit; None: no limit
+    staging_bytes     most staging memory of this rank; None: no limit
+    epoch             of the current placement
+    gives_way         whether other tcp messages of this process go first until commit
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class Migration:
         config.bytes_per_second, config.staging_bytes = bytes_per_second or 0, staging_bytes or 0
         library.check(library.lib.sluice_migration_create(group.comm_on(placement_of(None)), config, out))
         self._handle: Any = out[0]
-        self.calls = 0  # that are inside the library now: its group waits for them before it closes
+        self.calls = 0  # calls inside the library now: the group waits for them before it closes
         self._held: Sequence[Leaving] = ()  # tensors of the move that is under way
         group.adopt(self)
 
     def begin(self, epoch: int, items: Sequence[Leaving]) -> None:
-        """A move to `epoch`. Collective over the group, also for a rank that gives and gets nothing. Tensors stay as
-        `still` and `late` promise. After an error, Mismatch and PeerRefused among them, nothing has moved."""
+        """Begins a move to `epoch`. Collective over the group, also for a rank that sends and receives nothing. Tensors
+        stay as `still` and `late` promise. After an error (such as Mismatch or PeerRefused) nothing has moved."""
         library, ffi = load(), load().ffi
         array, kept = ffi.new("sluice_migration_item_t[]", max(1, len(items))), []
         for item, given in zip(array, items):
@@ -86,7 +86,7 @@ class Migration:
         self._held = list(items)
 
     def commit(self, refusal: str | None = None) -> None:
-        """What has arrived is in place on all ranks, or on none. refusal: why this rank cannot, which all are told.
+        """Puts what has arrived in place, on all ranks or on none. refusal: why this rank cannot, which all are told.
         Collective. PeerLost and TimedOut name a rank and a phase; `progress` says whether the move has ended."""
         library = load()
         text = library.ffi.NULL if refusal is None else library.ffi.new("char[]", refusal.encode())
@@ -98,14 +98,14 @@ class Migration:
                 self._held = ()
 
     def read_early(self, item: Arriving, first: int) -> bool:
-        """Whether the first tensors of `item.still` are here; then they lie in their places already, before the commit,
-        for a host that uses them until then. Between begin and commit, by the thread that commits; not collective, and
-        without waiting."""
+        """Whether the first `first` tensors of `item.still` have arrived. If so they are written before the commit, for
+        a host that uses them until then. Call it between begin and commit, in the thread that commits. It is not
+        collective and does not wait."""
         return self._read(item, [*item.still[:first], *[None] * (len(item.still) - first + len(item.late))])
 
     def read_late(self, item: Arriving, to: Sequence[torch.Tensor]) -> bool:
-        """Whether all of `item.late` is here, which the other end has marked; then it is copied into `to`, tensors of
-        the same bytes. commit writes the item's own places. Else as read_early."""
+        """Whether all of `item.late` has arrived, after the sender called mark_still. If so it is copied into `to`,
+        tensors of the same sizes. commit writes the item's own tensors. Otherwise as read_early."""
         return self._read(item, [*[None] * len(item.still), *to])
 
     def _read(self, item: Arriving, to: Sequence[torch.Tensor | None]) -> bool:
@@ -119,18 +119,18 @@ class Migration:
         return bool(out[0])
 
     def mark_still(self, item: Leaving) -> None:
-        """`item.late` does not change any more: it sets out now, and commit waits for less. Between begin and commit,
-        by the thread that commits; not collective."""
+        """Says that `item.late` does not change any more. It is sent now, so that commit waits for less. Call it
+        between begin and commit, in the thread that commits. It is not collective."""
         library = load()
         library.check(library.lib.sluice_migration_mark_still(self._handle, item.number, item.peer))
 
     def settle(self, group: EpGroup | None = None) -> int:
-        """After a rank was lost in commit: one epoch for all who are left, which is returned. Where the phase was
-        "undecided" it is "committed" or "aborted" now: what had arrived is in place, or is given up.
+        """After a rank was lost in commit, agrees on one epoch for all ranks that are left, and returns it. A phase
+        "undecided" becomes "committed" or "aborted": what had arrived is in place, or is dropped.
 
-        group: of all ranks that are left, made since the loss; None: this rank alone, if no other is left. A rank
-        without which others have settled must not go on. Collective over `group`. InvalidState between begin and
-        commit. After another error, such as a further loss, all is as it was: settle again.
+        group: all ranks that are left, in a group made after the loss; None: this rank alone, if no other is left. A
+        rank that is not in the others' group must not go on. Collective over `group`. InvalidState between begin and
+        commit. After another error, such as a further loss, nothing has changed: settle again.
         """
         library = load()
         epoch = library.ffi.new("uint64_t *")
@@ -144,13 +144,13 @@ class Migration:
         return int(epoch[0])
 
     def abort(self, reason: str = "") -> None:
-        """The old epoch stays; the others hear of it, and why, in commit. Not collective."""
+        """Keeps the old epoch. The others are told in commit, with the reason. Not collective."""
         library = load()
         library.lib.sluice_migration_abort(self._handle, library.ffi.new("char[]", reason.encode()))
         self._held = ()
 
     def progress(self) -> dict[str, Any]:
-        """As sluice_migration_progress_t has it, with the name of the phase."""
+        """The fields of sluice_migration_progress_t, with the name of the phase."""
         library, ffi = load(), load().ffi
         found = ffi.new("sluice_migration_progress_t *")
         found.struct_size = ffi.sizeof(found[0])
@@ -168,7 +168,7 @@ class Migration:
             self.calls -= 1
 
     def close(self) -> None:
-        """Before the group. May be called again."""
+        """Called before the group closes. A second call has no effect."""
         if self._handle is not None:
             load().lib.sluice_migration_destroy(self._handle)
             self._handle, self._held = None, ()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The blocks of a model that may be run again in its backward, one by one, each as the instance that it is."""
+"""Finds the blocks of a model, and lets single blocks run again in its backward (activation checkpointing)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.utils.checkpoint import checkpoint
 
 from ...errors import InvalidArgument
 
-# Of a host whose layers can do so themselves, by a switch of each instance: by name, so that no host is imported.
+# The class of a host whose layers have a switch for it in each instance. Found by name, so that no host is imported.
 _HOST_LAYER = "GradientCheckpointingLayer"
 _MARK = "_sluice_recomputed"
 
-# Told the seconds of each block that runs again while somebody measures backwards.
+# If set, it is called with the seconds of each block that runs again. Set while backwards are measured.
 on_recompute: Callable[[float], None] | None = None
 
 
@@ -27,7 +27,7 @@ def _checkpoint(forward: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _measured(forward: Any, *args: Any, **kwargs: Any) -> Any:
-    """Torch calls it in the forward and again in the backward, which it may leave as soon as it has what it needs."""
+    """torch calls it in the forward, and again in the backward, where torch may stop it early."""
     told = on_recompute
     if told is None or torch._C._current_graph_task_id() == -1:
         return forward(*args, **kwargs)
@@ -43,9 +43,9 @@ def _is_host_layer(module: nn.Module) -> bool:
 
 
 def find(model: nn.Module, blocks: Iterable[nn.Module] | None = None) -> dict[str, nn.Module]:
-    """By name: those that are given, else the host's own layers, else the longest list of modules of one class.
+    """Blocks by name: the given ones, else the host's own layers, else the longest list of modules of one class.
 
-    Raises InvalidArgument where there are none, or one is not of the model, or lies in another.
+    Raises InvalidArgument if there are none, or one is not in the model, or one is inside another.
     """
     names = {id(module): name for name, module in model.named_modules()}
     if blocks is None:
@@ -76,7 +76,7 @@ def _longest_list(model: nn.Module) -> list[nn.Module]:
 
 
 def is_recomputed(module: nn.Module) -> bool:
-    """Whether it runs again in the backward already, by us or by its host."""
+    """Whether the block runs again in the backward already, by Sluice or by its host."""
     return _MARK in module.__dict__ or (_is_host_layer(module) and bool(module.gradient_checkpointing))
 
 
@@ -89,7 +89,7 @@ class Recomputed:
             self._before.append((module, _switch_on(module)))
 
     def undo(self) -> None:
-        """Each as it was. A second time it has no effect."""
+        """Restores each block. A second call has no effect."""
         while self._before:
             module, before = self._before.pop()
             for name, value in before.items():
@@ -103,7 +103,7 @@ _ABSENT = object()
 
 
 def _switch_on(module: nn.Module) -> dict[str, Any]:
-    """What its instance had before, by name."""
+    """Makes the block run again in the backward; returns the instance's earlier attributes by name."""
     if _is_host_layer(module):
         wanted = {"gradient_checkpointing": True, "_gradient_checkpointing_func": _checkpoint}
     else:
@@ -115,7 +115,7 @@ def _switch_on(module: nn.Module) -> dict[str, Any]:
 
 
 def _run_again(forward: Any, *args: Any, **kwargs: Any) -> Any:
-    """Without gradients there is no backward, and nothing to save for it."""
+    """Runs a forward under checkpoint. Without gradients there is no backward, and nothing to save for it."""
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     return _checkpoint(forward, *args, **kwargs)

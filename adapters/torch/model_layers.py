@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The MoE layers in the blocks of a model, for `sluice.plan_model`: the plans that each may run under, and the bytes of
-their contexts, which are not torch's.
+their contexts, which torch does not allocate.
 
-A context's bytes are those that it has at all times, once for all of its layers, and those of the forwards that wait
-for their backward. The sum of torch's peak and the contexts' peak is what a budget bounds.
+A context holds bytes at all times, once for all of its layers, and bytes of each forward that waits for its backward. A
+budget bounds the sum of torch's peak and the contexts' peak.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Call(NamedTuple):
 
 
 class MoeLayers:
-    """Of a model whose forward has been run once, by `found`."""
+    """The MoE layers of a model whose forward has been run once, by `found`."""
 
     def __init__(self, calls: Sequence[_Call]) -> None:
         self.contexts: list[Context] = list({id(call.layer.context): call.layer.context for call in calls}.values())
@@ -42,7 +42,7 @@ class MoeLayers:
                 f'plan_model: MoE layer {budgeted.layer.layer_id} has a "memory_budget" of its own: leave that out, '
                 "since the plan of the model gives the layer its share"
             )
-        # Whose bytes follow from a plan: the only one of their block, of the first context, and computed in C.
+        # Layers whose bytes follow from a plan: the only one of their block, of the first context, and computed in C.
         blocks, layers = [call.block for call in calls], [id(call.layer) for call in calls]
         planned = [
             call
@@ -54,7 +54,7 @@ class MoeLayers:
         ]
         self._before = {call.block: (call.layer, call.layer.plan) for call in planned}
         self.plans: dict[str, list[LayerPlan]] = {}  # by block, the fastest first
-        self.seconds_per_time = 0.0  # of a plan's time, as measured
+        self.seconds_per_time = 0.0  # measured seconds for each unit of a plan's time
         tokens = self.agreed(lambda: [call.num_tokens for call in planned], _most)
         listed = self.agreed(lambda: [_choices(call.layer, most) for call, most in zip(planned, tokens)], _first)
         for call, most, choices in zip(planned, tokens, listed):
@@ -63,7 +63,7 @@ class MoeLayers:
 
     @classmethod
     def found(cls, run: Callable[[], None], block: Callable[[], str]) -> MoeLayers:
-        """Runs the model. block: that runs now."""
+        """Runs the model. block: returns the name of the block that runs now."""
         calls: list[_Call] = []
         function.on_forward = lambda layer, tokens: calls.append(_Call(block(), layer, tokens))
         try:
@@ -73,8 +73,8 @@ class MoeLayers:
         return cls(calls)
 
     def agreed(self, work: Callable[[], _T], merge: Callable[[Sequence[_T]], _T]) -> _T:
-        """The result of `work`, merged over all ranks if they share experts, since they must decide the same. An error
-        on one rank is an error on all."""
+        """The result of `work`, merged over all ranks if they share experts, because they must decide the same. An
+        error on one rank is an error on all."""
         if not self._is_shared:
             return work()
         mine: Any = None
@@ -92,14 +92,14 @@ class MoeLayers:
         return merge(said)
 
     def use(self, plans: dict[str, LayerPlan]) -> None:
-        """By block. Nothing of other plans stays allocated."""
+        """Uses these plans, by block. Nothing of other plans stays allocated."""
         for layer, _ in self._before.values():
             layer.use_plan(None)
         for block, plan in plans.items():
             self._before[block][0].use_plan(plan)
 
     def undo(self) -> None:
-        """Every layer under the plan that it had."""
+        """Every layer uses its earlier plan again."""
         for layer, _ in self._before.values():
             if layer.context.alive:
                 layer.use_plan(None)
@@ -108,7 +108,7 @@ class MoeLayers:
                 layer.use_plan(plan)
 
     def timed(self, work: Callable[[], _T], times: int) -> _T:
-        """Runs work, which runs the model so often under each layer's fastest plan."""
+        """Measures seconds_per_time with `work`, which runs the model `times` times under the fastest plans."""
         before = sum(context.stats()["pass_ns"] for context in self.contexts[:1])
         made = work()
         took = sum(context.stats()["pass_ns"] for context in self.contexts[:1]) - before
@@ -117,14 +117,14 @@ class MoeLayers:
         return made
 
     def peak(self, run: Callable[[], Any]) -> tuple[Any, int]:
-        """What run gives, and the most that contexts have meanwhile."""
+        """The result of `run`, and the contexts' peak bytes meanwhile."""
         for context in self.contexts:
             context.stats(reset_peak=True)
         made = run()
         return made, sum(context.stats()["peak_bytes"] for context in self.contexts)
 
     def base_bytes(self, kept_peak: int) -> int:
-        """That contexts have besides what plans say, where their peak was this with the fastest plans, all kept."""
+        """Bytes of contexts that plans do not count. kept_peak: their peak under the fastest plans, all blocks kept."""
         fastest = [plans[0] for plans in self.plans.values()]
         fixed = max((plan.fixed_bytes for plan in fastest), default=0)
         return max(kept_peak - fixed - sum(plan.step_bytes for plan in fastest), 0)

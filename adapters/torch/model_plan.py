@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice.plan_model`: which blocks of an eager model are run again in its backward, or offloaded until then, so that
-activations stay in a budget of bytes and a pass takes as little more time as possible.
+"""`sluice.plan_model`: chooses which blocks of an eager model are recomputed in its backward, or offloaded until then,
+so that activations stay within a budget of bytes and a pass takes as little more time as possible.
 
-A forward and backward of a sample batch are run with all blocks kept, with all recomputed, and with all offloaded. What
-each block holds between its forward and its backward, and what it takes while it runs, are the options of a layer; the
-planner over layers (`sluice/stages.h`) chooses among them. A block with a MoE layer of Sluice has the first two once
-for each plan of that layer. Source: vPipe (TPDS 2022), with one stage.
+A forward and backward of a sample batch are run with all blocks kept, with all recomputed, and with all offloaded. The
+bytes that a block holds between its forward and its backward, and those that it takes while it runs, are the options
+of a layer; the planner over layers (`sluice/stages.h`) chooses among them. A block with a MoE layer of Sluice may be
+kept or recomputed under each plan of that layer. Source: vPipe (TPDS 2022), with one stage.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _MEASURED = ("forward_seconds", "backward_seconds", "held_bytes", "copied_bytes"
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """What was chosen for a block, and why. Bytes are those of the choice: held from its forward to its backward, and
-    besides while it runs; copied: out and back in each pass; moe: the plan of its MoE layer, "": it has none of Sluice.
+    """The choice for a block, and its reason. held_bytes: from its forward to its backward; working_bytes: in addition,
+    while it runs; copied_bytes: out and back in each pass; moe: the plan of its MoE layer, "": it has none of Sluice.
     """
 
     name: str
@@ -51,9 +51,9 @@ class BlockPlan:
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """bytes: the most that activations take by the plan; keep_bytes, recompute_bytes: with all blocks kept, and with
-    none; measured_bytes: in a pass of the sample batch under the plan. All with the bytes of Sluice's contexts, which
-    MoE layers have. extra_seconds: predicted, of a pass over one that keeps all."""
+    """bytes: the planned peak of activations; keep_bytes, recompute_bytes: with all blocks kept, and with all
+    recomputed; measured_bytes: in a pass of the sample batch under the plan. All include the bytes of Sluice's
+    contexts, which MoE layers have. extra_seconds: predicted, of a pass over one that keeps all."""
 
     blocks: tuple[BlockPlan, ...]
     budget: int
@@ -78,7 +78,7 @@ class ModelPlan:
 
     @property
     def copied_bytes(self) -> int:
-        """That each pass of such a batch copies out, and back."""
+        """Bytes that each pass of such a batch copies out, and back."""
         return sum(block.copied_bytes for block in self.blocks)
 
     def offload_stats(self) -> dict[str, int]:
@@ -86,7 +86,7 @@ class ModelPlan:
         return {} if self._offloaded is None else self._offloaded.stats()
 
     def undo(self) -> None:
-        """Every block as it was before."""
+        """Restores every block."""
         if self._offloaded is not None:
             self._offloaded.undo()
         self._recomputed.undo()
@@ -116,27 +116,27 @@ def plan_model(
     blocks: Iterable[nn.Module] | None = None,
     offload: str | None = None,
 ) -> ModelPlan:
-    """Chooses for each block whether its activations are kept, computed again or offloaded, and switches the model so.
+    """Chooses for each block whether its activations are kept, recomputed or offloaded, and applies the choice.
 
     budget   bytes, or text such as "2GiB": the most that a forward and backward of such a batch allocate in addition to
              parameters, gradients and what was there before
-    batch    a tuple is the model's arguments, a dict its keyword arguments, anything else its one argument. As large as
-             the largest to come: activations grow with it
-    loss     of the model's output; without it the output's `loss`, or the output where it is a scalar
+    batch    a tuple is the model's arguments, a dict its keyword arguments, anything else its one argument. It should
+             be as large as the largest to come: activations grow with it
+    loss     gives the loss of the model's output; without it the output's `loss`, or the output if it is a scalar
     blocks   modules of the model, each of which runs once in a forward; without it the layers that the host can
              checkpoint, else the longest ModuleList or Sequential of one class
     offload  "host", or a folder for a file: what a block saves may be copied there after its forward, and back before
-             its backward, where the copies fit in between. Not blocks with a MoE layer of Sluice
+             its backward, if the copies fit in between. Blocks with a MoE layer of Sluice are not offloaded
 
-    The model computes the same bits as before. Measuring runs the batch a few times: buffers, gradients and random
-    numbers are as they were afterwards. Counted are torch's allocator and Sluice's contexts, and not memory that
-    another library takes. Each MoE layer of Sluice gets a plan (MoeLayer.use_plan) with the block's policy. Where
-    experts are shared among ranks the call is collective over all ranks of torch.distributed, which get the same plan.
+    The model computes the same bits as before. Measuring runs the batch a few times, and restores buffers, gradients
+    and random states afterwards. The bytes are those of torch's allocator and Sluice's contexts, without memory of
+    other libraries. Each MoE layer of Sluice gets a plan (MoeLayer.use_plan) with the block's policy. If experts are
+    shared among ranks, the call is collective over all ranks of torch.distributed, which get the same plan.
 
-    Threads: the caller's; no other may use the model meanwhile. Raises InvalidArgument (no blocks, no loss, a budget
-    that is none), InvalidState (eval mode, blocks that are recomputed already, or run more or less than once),
-    Unsupported (a device other than the CPU, hooks that step in backward), Busy (a profiler runs), External naming the
-    path of a file that cannot be written, OverBudget naming the smallest budget: the model is then as it was.
+    Threads: the caller's; no other may use the model meanwhile. Raises InvalidArgument (no blocks, no loss, an invalid
+    budget), InvalidState (eval mode, blocks that are recomputed already, or run more or less than once), Unsupported (a
+    device other than the CPU, hooks that step in backward), Busy (a profiler runs), External naming the path of a file
+    that cannot be written, OverBudget naming the smallest budget: the model is then as it was.
     """
     limit = _budget(budget)
     _check(model)
@@ -184,7 +184,7 @@ def plan_model(
 
 
 def _checked(run: Callable[[], None], moe: MoeLayers, planned: int, limit: int) -> int:
-    """The bytes of a pass under the plan."""
+    """Runs a pass under the plan and returns its peak bytes. Raises OverBudget if they are over the limit."""
     timeline, contexts = moe.peak(lambda: memory_meter.measure(run))
     peak = timeline.peak("start", "end") + contexts
     if peak > limit:
@@ -196,7 +196,7 @@ def _checked(run: Callable[[], None], moe: MoeLayers, planned: int, limit: int) 
 
 
 def _most_of(said: Sequence[stages.Problem]) -> stages.Problem:
-    """Of several ranks, whose layers and options are the same ones: the most of each number."""
+    """Merges the problems of several ranks, which have the same layers and options: the maximum of each number."""
 
     def options(layers: Sequence[stages.Layer]) -> tuple[stages.Option, ...]:
         return tuple(
@@ -246,7 +246,7 @@ def _check(model: nn.Module) -> None:
 
 
 def _runner(model: nn.Module, batch: Any, loss: Callable[[Any], torch.Tensor] | None) -> Callable[[], None]:
-    """A forward and backward, with marks of the meter between them."""
+    """Returns a function that runs a forward and backward, with a mark of the meter between them."""
     args, kwargs = ((), batch) if isinstance(batch, dict) else (batch if isinstance(batch, tuple) else (batch,), {})
 
     def run() -> None:
@@ -275,7 +275,7 @@ def _loss_of(output: Any, loss: Callable[[Any], torch.Tensor] | None) -> torch.T
 
 @contextmanager
 def _untouched(model: nn.Module) -> Iterator[None]:
-    """Gradients are allocated, so that a pass adds to them; all is as it was afterwards."""
+    """Allocates gradients, so that a pass adds to them. Restores gradients, buffers and random states afterwards."""
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
@@ -296,7 +296,7 @@ def _untouched(model: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Held:
-    """Of a part of the model: bytes from its forward to its backward, and the most on top of what was there then."""
+    """Of a part of the model. held: bytes from its forward to its backward; extra: its peak above the bytes then."""
 
     held: int
     extra: int
@@ -310,14 +310,14 @@ class _Measured:
     after: _Held  # the last one: head and loss
     forward_seconds: tuple[float, ...]
     backward_seconds: tuple[float, ...]
-    peaks: dict[str, int]  # by policy of all blocks
+    peaks: dict[str, int]  # of a pass, by the policy of all blocks
     base: int  # bytes of contexts that no plan of a layer changes
-    copied: tuple[int, ...]  # bytes of each block that is offloaded; 0: it cannot be
+    copied: tuple[int, ...]  # bytes of each block if it is offloaded; 0: it cannot be
     bytes_per_second: float  # of copies
 
 
 class _Marks:
-    """Sets marks where each block begins and ends, and where the gradient of its output is there."""
+    """Sets marks where each block begins and ends, and when the gradient of its output is ready."""
 
     def __init__(self, blocks: dict[str, nn.Module], set_mark: Callable[[str], None]) -> None:
         self.order: list[str] = []
@@ -344,7 +344,7 @@ class _Marks:
         self._set(f"end {name}")
 
     def _gradient(self, name: str) -> None:
-        """None: the gradient stays as it is."""
+        """Returns None, so that the gradient stays as it is."""
         self._set(f"gradient {name}")
 
     def remove(self) -> None:
@@ -353,7 +353,7 @@ class _Marks:
 
 
 def _moe_layers(blocks: dict[str, nn.Module], run: Callable[[], None]) -> MoeLayers:
-    """Runs the model once: what is made at the first pass and stays is no activation."""
+    """Runs the model once, because memory that the first pass allocates and keeps is no activation."""
     for name, module in blocks.items():
         if is_recomputed(module):
             raise InvalidState(f"plan_model: {name} is recomputed already: switch that off, or undo the plan, first")
@@ -424,7 +424,7 @@ def _time(blocks: dict[str, nn.Module], run: Callable[[], None]) -> tuple[list[s
 
 
 def _timed(blocks: dict[str, nn.Module], run: Callable[[], None]) -> tuple[list[str], list[tuple[float, float]]]:
-    """One pass. A backward ends where the gradient of the block before is there."""
+    """Times one pass. A block's backward ends when the gradient of the output of the block before it is ready."""
     when: dict[str, float] = {}
     marks = _Marks(blocks, lambda name: when.setdefault(name, time.perf_counter()))
     try:
@@ -445,9 +445,9 @@ def _timed(blocks: dict[str, nn.Module], run: Callable[[], None]) -> tuple[list[
 
 
 def _parts(order: list[str], timeline: memory_meter.Timeline) -> list[_Held]:
-    """What is before the blocks, each block, and what is after them.
+    """The part before the blocks, each block, and the part after them.
 
-    A block ends where the next begins, so that what happens between them is the earlier one's.
+    A block ends where the next begins, so that work between them counts for the earlier one.
     """
     begins = ["start", *(f"begin {name}" for name in order), f"end {order[-1]}", "forward done"]
     gradients = ["end", *(f"gradient {name}" for name in order), "forward done"]
@@ -456,8 +456,8 @@ def _parts(order: list[str], timeline: memory_meter.Timeline) -> list[_Held]:
         first, last = begins[i], begins[i + 1]
         there = timeline.live(last)
         extra = timeline.peak(first, last) - there
-        # Backward: from the gradient of its own output, or from the loss, to that of what is before it; that of the
-        # first block has what stands before it.
+        # A part's backward lasts from the gradient of its output, or from the loss, to the gradient of the output
+        # before it. The first block's includes the part before it.
         if i > 0:
             extra = max(extra, timeline.peak(gradients[i], gradients[i - 1]) - there)
         found.append(_Held(there - timeline.live(first), extra))
@@ -470,11 +470,12 @@ def _parts(order: list[str], timeline: memory_meter.Timeline) -> list[_Held]:
 def _problem(measured: _Measured, moe: MoeLayers, budget: int) -> stages.Problem:
     """One stage, whose bytes are base + the sum of held + the largest working + the largest arena.
 
-    A context has its bytes for all layers at all times, and those of a MoE layer that runs again once, while it does:
-    both are the arena, so that the sum bounds torch's peak and the contexts' peak wherever each is.
+    A context holds the bytes for all of its layers at all times, and the bytes of a MoE layer that is recomputed while
+    that layer runs. Both are the arena, so that the sum bounds torch's peak and the contexts' peak wherever each is.
 
-    While a part runs, the parts after it hold nothing yet, or no more. The sum counts them: the least that they hold
-    comes off its working bytes, so that no plan takes more than its bytes, and one that recomputes all takes these.
+    While a part runs, the parts after it hold nothing, but the sum counts them. The least that they hold is therefore
+    subtracted from the part's working bytes: no plan takes more than its bytes, and one that recomputes all takes
+    exactly those.
     """
     count = len(measured.names)
     least = [min(parts[i].held for parts in measured.blocks.values()) for i in range(count)] + [measured.after.held]
@@ -495,7 +496,7 @@ def _problem(measured: _Measured, moe: MoeLayers, budget: int) -> stages.Problem
         )
 
     def options(name: str, i: int) -> Iterator[stages.Option]:
-        """The two of each plan; a block without plans may be offloaded too."""
+        """Keep and recompute under each plan; a block without plans may be offloaded too."""
         plans: Sequence[LayerPlan | None] = moe.plans.get(name, (None,))
         for plan in plans:
             yield from (option(policy, i, plan, plans[0]) for policy in (stages.KEEP, stages.RECOMPUTE))

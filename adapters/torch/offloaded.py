@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers whose saved tensors are copied out of memory after their forward, and back before their backward.
+"""Offloads layers: copies saved tensors out of memory after a layer's forward, and back before its backward.
 
 Autograd passes each tensor that it saves to a hook. A storage is copied once, however many views of it are saved; views
 are made again from the copy. The ops of `sluice/swap.h` say when a copy begins and when it is waited for. They follow
@@ -22,16 +22,16 @@ from ...errors import InvalidState, SluiceError
 from . import swap as swaps
 from .swap import Swap
 
-LEAST_BYTES = 64 << 10  # smaller storages stay: a copy of its own costs more than they do
+LEAST_BYTES = 64 << 10  # smaller storages stay in memory: copying them costs more than it frees
 _ABSENT = object()
 
 
 class _Piece:
-    """A storage that one layer has saved in one forward. Its handles, which autograd has, keep it."""
+    """A storage that one layer has saved in one forward. The handles that autograd holds keep it alive."""
 
     def __init__(self, group: _Group, tensor: torch.Tensor) -> None:
         self.group = group
-        self.source: torch.Tensor | None = tensor.detach()  # shares the version; itself it would keep its graph alive
+        self.source: torch.Tensor | None = tensor.detach()  # shares the version, without keeping the graph alive
         self.version = tensor._version
         self.nbytes = tensor.untyped_storage().nbytes()
         self.ticket = 0
@@ -44,7 +44,7 @@ class _Piece:
 
 
 class _Group:
-    """What one layer has saved in one forward."""
+    """The pieces that one layer has saved in one forward."""
 
     def __init__(self, owner: Offloaded, turn: _Turn, layer: int) -> None:
         self.owner, self.turn, self.layer = owner, turn, layer
@@ -82,13 +82,13 @@ class _Saved(NamedTuple):
 class Offloaded:
     """Layers of a model, of which some are offloaded, until `undo`.
 
-    layers     in the order in which they run, by name; all of them, since each one's backward is a mark
-    offloaded  the names of those whose saved tensors are copied out
+    layers     all layers by name, in the order in which they run; the backward of each is an event for the copies
+    offloaded  the names of the layers whose saved tensors are copied out
     tier       "host", or a folder for a file
-    at_once    copies are waited for as soon as they begin, and begin when they are needed: for measuring bytes
+    at_once    each copy begins when it is needed and is waited for at once, which is for measuring bytes
 
     A layer's parameters and buffers, tensors that are not plain or not in host memory, and storages below least_bytes
-    (64 KiB) stay. A batch whose copy fails raises External, which names the path; the next batch works.
+    (64 KiB) are not copied. A batch whose copy fails raises External, which names the path; the next batch works.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Offloaded:
         self.forgotten: deque[tuple[int, Any, Any]] = deque()  # pieces without handles; released with the next event
         self.over: deque[int] = deque()
         self.generation = 0
-        self.out_bytes = [0] * len(layers)  # of each layer, copied out since it was made
+        self.out_bytes = [0] * len(layers)  # of each layer, copied out so far
         self._offloaded = [name in set(offloaded) for name in layers]
         self._least, self._at_once = LEAST_BYTES if least_bytes is None else least_bytes, at_once
         self._swap = Swap(self._offloaded, tier, bytes_per_second=bytes_per_second)
@@ -118,7 +118,7 @@ class Offloaded:
             module.__dict__["forward"] = _Forward(self, layer, module, module.forward)
 
     def undo(self) -> None:
-        """Each layer as it was. Backwards of forwards that have run still work. A second time it has no effect."""
+        """Restores each layer. Backwards of forwards that have run still work. A second call has no effect."""
         while self._before:
             module, forward = self._before.pop()
             if forward is _ABSENT:
@@ -127,12 +127,12 @@ class Offloaded:
                 module.__dict__["forward"] = forward
 
     def expect(self) -> None:
-        """A host that knows it says that the next backward is what runs next."""
+        """Called by a host that knows that the next backward is what runs next."""
         if self._turns and not self._at_once:
             self._reach(swaps.BACKWARD_NEXT, min(self._turns.keys()))
 
     def reset(self) -> None:
-        """Forgets all forwards whose backwards have not run: after a batch that failed."""
+        """Forgets all forwards whose backwards have not run. Called after a batch that failed."""
         self.generation += 1
         self._swap.reset()  # first: a copy may read or write memory that pieces keep
         for group in list(self._groups.values()):
@@ -144,13 +144,13 @@ class Offloaded:
         self._groups.clear()
 
     def stats(self) -> dict[str, int]:
-        """Bytes that were copied and times, since it was made (sluice_swap_stats_t)."""
+        """Bytes copied and times so far (sluice_swap_stats_t)."""
         return self._swap.stats()
 
     # ---- forwards ----
 
     def run(self, layer: int, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A layer's own forward, with what it saves copied out."""
+        """Runs a layer's own forward, and copies out what it saves."""
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
             return forward(*args, **kwargs)  # nothing is saved, or a checkpoint runs it again
         if layer <= self._last:
@@ -188,7 +188,7 @@ class Offloaded:
             raise InvalidState(f"offload: the batch of this forward of {name} has failed: run the forward again")
         if not piece.is_fetched and piece.ticket and not self._at_once:
             self._reach(swaps.BACKWARD_BEGINS, group.turn.number, group.layer)
-        if not piece.is_fetched and piece.ticket:  # the rules do not know it any more
+        if not piece.is_fetched and piece.ticket:  # the swap's ops no longer cover it
             self._guarded(lambda: self._fetch(piece))
         if piece.was_changed:
             raise InvalidState(
@@ -215,13 +215,13 @@ class Offloaded:
             self._run_ops(swaps.BACKWARD_ENDS, self.over.popleft(), 0)
         while self.forgotten:
             self._swap.release(self.forgotten[0][0])
-            self.forgotten.popleft()  # and what a copy has read or written until now
+            self.forgotten.popleft()  # frees the memory that its copy has read or written
         self._run_ops(event, number, layer)
 
     def _run_ops(self, event: int, number: int, layer: int) -> None:
         for op in self._swap.reach(event, number, layer):
             if op.kind == swaps.RELEASE:
-                continue  # a graph that is kept may still ask for the piece: it is released with its last handle
+                continue  # a retained graph may need the piece again: it is released with its last handle
             group = self._groups.get((op.micro_batch, op.layer))
             for piece in group or ():
                 _RUN[op.kind](self, piece)
@@ -268,7 +268,7 @@ _RUN: dict[int, Callable[[Offloaded, _Piece], None]] = {
 
 
 class _Packing:
-    """The hook of one forward."""
+    """The saved-tensor hook of one forward."""
 
     def __init__(self, group: _Group, module: nn.Module, least_bytes: int) -> None:
         self._group, self._least = group, least_bytes
@@ -285,13 +285,13 @@ class _Packing:
             return tensor.detach() if not tensor.is_leaf else tensor
         piece = self._pieces.get(where)
         if piece is None or piece.version != tensor._version:
-            # One that was changed since has to be refused: its version says so when the copy ends.
+            # A piece that was changed since has to be refused. Its version shows that when its copy ends.
             piece = self._pieces[where] = _Piece(self._group, tensor)
             self._group.add(piece)
         return _Saved(piece, tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
 
     def close(self) -> None:
-        """From here on handles alone keep their pieces."""
+        """From here on only handles keep pieces alive."""
         self._pieces.clear()
 
 
@@ -307,7 +307,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 class _Forward:
-    """In place of a layer's forward. A copy of the layer keeps what it saves: only the original is offloaded."""
+    """Replaces a layer's forward. A deep copy of the layer gets the layer's own forward, and is not offloaded."""
 
     def __init__(self, owner: Offloaded, layer: int, module: nn.Module, forward: Callable[..., Any]) -> None:
         self._owner, self._layer, self._forward = owner, layer, forward

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adam and AdamW of torch, computed by the library: drop-in for `torch.optim.AdamW` over parameters on a CPU.
+"""torch's Adam and AdamW, computed by the library: drop-ins for `torch.optim` over parameters on a CPU.
 
-State, state dicts, parameter groups, hooks and closures are torch's own, so checkpoints go both ways. What differs: a
-step is all or nothing (a gradient that is infinite or no number skips it, told by a warning and `skipped_steps`),
+State, state dicts, parameter groups, hooks and closures are torch's own, so that either loads the other's checkpoints.
+The differences: a step is all or nothing (an infinite or NaN gradient skips it, with a warning and `skipped_steps`),
 moments of 16-bit parameters are f32, and results are the same bits for every number of threads.
 
-With a `process_group` a step also forms the mean of the gradients over its ranks, bucket by bucket beside the updates
-(data parallel without a wrapper around the model).
+With a `process_group` a step also averages the gradients over its ranks, bucket by bucket during the updates (data
+parallel without a wrapper around the model).
 """
 
 from __future__ import annotations
@@ -28,29 +28,30 @@ _UNSUPPORTED = ("amsgrad", "capturable", "differentiable")
 
 
 class Adam(torch.optim.Adam):
-    """As `torch.optim.Adam`; `foreach` and `fused` change nothing.
+    """Like `torch.optim.Adam`; `foreach` and `fused` have no effect.
 
-    check_finite: False where the caller knows that gradients are finite, which spares one reading of them. A
-    GradScaler has looked itself.
+    check_finite: False if the caller knows that gradients are finite, which saves one read of them. A GradScaler
+    checks them itself.
 
-    exact: True: each update is within 2 ulp of f64 arithmetic; else each operation is rounded once, as in torch, which
-    takes less time. Both have the same bits on every processor.
-    process_group: ranks that each have a copy of the parameters, alike when training begins, and gradients of their own
-    part of the batch. Steps are collective over it and update by the mean; a gradient that is infinite or no number on
-    any rank skips the step on all. All ranks have gradients for the same parameters in a step. A parameter group may
-    have a `process_group` of its own, a part of these ranks: that of experts which are not on all of them. Its
-    gradients are summed over that part, and divided by the number of all ranks.
-    max_norm: clips by the norm of the gradients over all groups (their means), as torch's clip_grad_norm_ does; 0: not.
-    With a process_group this is the place to clip: before a step no rank has the mean.
-    `norm` is that norm in the last step that clipped, and with exact=True in the last that looked.
-    state_file: path of a file for moments, and masters of 16-bit parameters, in place of memory; on each rank another.
-    A step starts from the parameters as they are, whoever wrote them. All parameters have a gradient in every step, and
-    no group is added later. `state_dict` has copies of all that is in it, so that checkpoints go both ways.
-    resume: True: goes on with a file that is there (the parameters become its masters at once), and makes one where
-    there is none; False: refuses one that is there. It has to be of this model, rank and world size. step: which of the
-    two steps that it holds, None: the later. With a process_group all ranks go on from the last step that all have, and
-    making the optimizer is collective. durable: each step is on the disk before it ends, and outlives the machine; else
-    it outlives the process.
+    exact: True: each update is within 2 ulp of f64 arithmetic. False: each operation is rounded once, as in torch,
+    which takes less time. Both give the same bits on every processor.
+    process_group: ranks that each have a copy of the parameters, equal when training begins, and gradients of their
+    own part of the batch. Steps are collective over it and update by the mean gradient. An infinite or NaN gradient on
+    any rank skips the step on all. In a step all ranks have gradients for the same parameters. A parameter group may
+    have a `process_group` of its own, a subset of these ranks, for experts that are not on all of them. Its gradients
+    are summed over the subset, and divided by the number of all ranks.
+    max_norm: clips by the norm of the (mean) gradients over all groups, as torch's clip_grad_norm_ does; 0: no
+    clipping. With a process_group clip here, because before a step no rank has the mean.
+    `norm` is that norm in the last step that clipped, and with exact=True in the last that checked gradients.
+    state_file: path of a file for moments, and masters of 16-bit parameters, which are then not in memory. Each rank
+    has a path of its own. A step starts from the parameters' current values, even if other code has written them. All
+    parameters have a gradient in every step, and no group is added later. `state_dict` has copies of the file's
+    contents, so that checkpoints do not depend on the file.
+    resume: True: continue from an existing file (the parameters are overwritten by its masters at once), or create
+    one; False: an existing file is an error. The file has to be of this model, rank and world size. step: which of the
+    file's two steps to load; None: the later one. With a process_group all ranks continue from the last step that all
+    have, and the constructor is collective. durable: each step is on the disk before it ends, and survives a crash of
+    the machine; otherwise it survives a crash of the process.
 
     Refused by name: amsgrad, capturable, differentiable, sparse gradients, dtypes other than f32, bf16 and f16, and
     parameters that are not on a CPU.
@@ -58,7 +59,7 @@ class Adam(torch.optim.Adam):
     Threads: as torch's. Errors: InvalidArgument, a ValueError, naming what is refused; nothing was changed.
     """
 
-    # A GradScaler leaves scale and verdict to the step, which then reads gradients once in place of twice.
+    # A GradScaler leaves unscaling and skipping to the step, which then reads gradients once and not twice.
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -96,7 +97,7 @@ class Adam(torch.optim.Adam):
             self._set_steps(self._file.step)
 
     def _set_steps(self, number: int) -> None:
-        """Of parameters whose states lie in the file, which has one number for all of them."""
+        """Sets the step of all parameters to the file's, which has one number for all of them."""
         for group in self.param_groups:
             for param in group["params"]:
                 self.state[param] = {"step": torch.tensor(float(number))}
@@ -127,7 +128,7 @@ class Adam(torch.optim.Adam):
                 raise InvalidArgument(f"sluice.optim.{type(self).__name__} does not do {name}: leave it out")
         if self._file is not None:
             raise InvalidArgument(f"sluice.optim.{type(self).__name__}: no group is added where there is a state_file")
-        # Not in the group itself: state dicts hold all that is there, and a process group cannot be saved.
+        # It is not kept in the group: state dicts have all entries of groups, and a process group cannot be saved.
         param_group = dict(param_group)
         ranks = ranks_of(param_group.pop("process_group", None))
         self._ranks.check(ranks, f"sluice.optim.{type(self).__name__}")
@@ -135,7 +136,7 @@ class Adam(torch.optim.Adam):
         self._ranks.of_groups.append(ranks)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, but moments stay f32 whatever dtype the parameters have. Where it fails nothing was changed."""
+        """As torch's, but moments stay f32 for parameters of any dtype. If it fails nothing was changed."""
         before = self.state, self.param_groups
         try:
             self._load(state_dict)
@@ -159,7 +160,7 @@ class Adam(torch.optim.Adam):
             self._fill_file(params)
 
     def _fill_file(self, params: list[torch.Tensor]) -> None:
-        """From the states that were loaded, which then go."""
+        """Writes the loaded states to the file, and drops them from memory."""
         steps = {int(self.state[param].get("step", 0)) for param in params}
         if len(steps) != 1:
             raise InvalidArgument(
@@ -170,7 +171,7 @@ class Adam(torch.optim.Adam):
         self._set_steps(self._file.step)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's; with a state_file it has copies of what lies there, and `master` of 16-bit parameters."""
+        """As torch's; with a state_file it has copies of the file's states, with `master` for 16-bit parameters."""
         if self._file is None:
             return super().state_dict()
         held = {param: dict(state) for param, state in self.state.items()}
@@ -191,10 +192,10 @@ class Adam(torch.optim.Adam):
         looks = self.check_finite and found_inf is None
         if self.over_ranks:
             self._ranks.check_scaler(self, found_inf)
-            # What a scaler has found is this rank's alone: all of them look together.
+            # A scaler has checked this rank's gradients alone; all ranks check theirs in the step.
             found_inf, looks = None, self.check_finite or found_inf is not None
         if found_inf is not None and found_inf.item():
-            return loss  # the scaler tells and counts it
+            return loss  # the scaler reports and counts it
         if self._file is not None:
             check_gradients(self.param_groups)
         comm, comms, world_size = self._ranks.open(len(self.param_groups))
@@ -252,4 +253,4 @@ class Adam(torch.optim.Adam):
 
 
 class AdamW(Adam, torch.optim.AdamW):
-    """As `torch.optim.AdamW`: Adam with decoupled weight decay, 0.01 by default. The rest as `Adam` here."""
+    """As `torch.optim.AdamW`: Adam with decoupled weight decay, 0.01 by default. Otherwise like `Adam` above."""

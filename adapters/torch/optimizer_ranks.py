@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of an optimizer's steps: which step together, which of them share each parameter group, over what."""
+"""The ranks of an optimizer's steps: those that step together, those of each parameter group, their communicators."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ranks_of(process_group: dist.ProcessGroup | None) -> Ranks | None:
 class StepRanks:
     """of_step: the ranks that step together, None: this one alone; of_groups: those that share each parameter group.
 
-    Lists of ranks and no process groups, so that it can be copied and saved with its optimizer.
+    It has lists of ranks and no process groups, so that it can be copied and saved with its optimizer.
     """
 
     def __init__(self, of_step: Ranks | None) -> None:
@@ -43,7 +43,7 @@ class StepRanks:
         return {"of_step": self.of_step, "of_groups": list(self.of_groups), "_opened": {}, "_alone": None}
 
     def place(self) -> tuple[int, int]:
-        """This rank among those that step together, and how many they are; without a group, of the whole job."""
+        """This rank's index among those that step together, and their number; without a group, of the whole job."""
         if not dist.is_initialized():
             return 0, 1
         if self.of_step is None:
@@ -51,7 +51,7 @@ class StepRanks:
         return self.of_step.index(dist.get_rank()), len(self.of_step)
 
     def check(self, ranks: Ranks | None, name: str) -> None:
-        """Refuses a parameter group's ranks that are not a part of the step's."""
+        """Refuses a parameter group's ranks that are not a subset of the step's."""
         if ranks is None:
             return
         if self.of_step is None:
@@ -71,9 +71,10 @@ class StepRanks:
             )
 
     def open(self, num_groups: int) -> tuple[Any, list[Any], int]:
-        """The communicator of a step (None: one rank), of each parameter group (None: the step's), how many ranks.
+        """The communicators of a step (None: one rank) and of each parameter group (None: the step's), and the number
+        of ranks.
 
-        Collective over the step's ranks when it is called first, in the order of the groups.
+        The first call is collective over the step's ranks, in the order of the groups.
         """
         if self.of_step is None or len(self.of_step) == 1:
             return None, [None] * num_groups, 1
@@ -82,7 +83,7 @@ class StepRanks:
         return comm, comms, len(self.of_step)
 
     def _comm_of(self, ranks: Ranks) -> Any:
-        """Of a group that is this optimizer's alone: a step may run beside passes of layers."""
+        """The communicator of a group for this optimizer alone: a step may run at the same time as passes of layers."""
         if len(ranks) == 1:
             return self._comm_of_one()
         group = self._opened.get(ranks)
@@ -92,7 +93,7 @@ class StepRanks:
         return group.comm_on(Placement())
 
     def _comm_of_one(self) -> Any:
-        """Of parameters that no other rank has: NULL would mean all ranks of the step."""
+        """The communicator for parameters that no other rank has: NULL would mean all ranks of the step."""
         if self._alone is None:
             library = load()
             group, comm = library.ffi.new("sluice_local_group_t **"), library.ffi.new("sluice_comm_t **")
@@ -110,9 +111,9 @@ class StepRanks:
 
 
 def groups_of_parts(param_groups: Sequence[dict[str, Any]]) -> list[Any]:
-    """The process groups over which parameters are cut, once for each list of ranks, in an order that all ranks share.
-    A rank may know fewer device meshes than the others, where its own parts are frozen and were not given: meshes over
-    the whole world stand for one another."""
+    """The process groups over which parameters are sharded, once for each list of ranks, in the same order on all
+    ranks. A rank may know fewer device meshes than the others, if its own shards are frozen and were not given. A mesh
+    over the whole world is therefore replaced by the world's group."""
     meshes: dict[Ranks, Any] = {}
     for group in param_groups:
         for param in group["params"]:
@@ -126,8 +127,8 @@ def groups_of_parts(param_groups: Sequence[dict[str, Any]]) -> list[Any]:
 
 
 def found_on_any_rank(param_groups: Sequence[dict[str, Any]], groups: Sequence[Any]) -> bool:
-    """Whether any gradient is infinite or no number on any rank of the groups. Collective over them: a rank that looked
-    at its own part alone would skip a step that the others take."""
+    """Whether any gradient is infinite or NaN on any rank of the groups. Collective over them: a rank that checked its
+    own shard alone would skip a step that the others take."""
     params = (param for group in param_groups for param in group["params"] if param.grad is not None)
     grads = (getattr(param.grad, "_local_tensor", param.grad) for param in params)
     found = torch.tensor(float(any(not bool(torch.isfinite(grad).all()) for grad in grads)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One step of the library's optimizer over torch tensors: addresses are handed over, nothing is copied."""
+"""One step of the library's optimizer over torch tensors, passed by address; tensors with gaps are copied."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .descriptors import config_dtype
 
 
 class Entry(NamedTuple):
-    """A parameter of a step, which has the number `step`; moments are f32. DTensors: what this rank has of them.
+    """A parameter of the step with the number `step`; moments are f32. Of DTensors the local shard is used.
 
-    master: the parameter in f32 that the step starts from, laid out as `param`, which becomes it, rounded.
-    Moments are None where they lie in a file; grad is where nothing is updated. is_filled: False where a file is read
-    and the parameter stays as it is.
+    master: the parameter in f32, laid out as `param`. The step starts from it, and `param` becomes it, rounded.
+    Moments are None if they lie in a file; grad is None if nothing is updated. is_filled: False if a file is read and
+    the parameter stays as it is.
     """
 
     step: int
@@ -30,7 +30,7 @@ class Entry(NamedTuple):
 
 
 class OptimizerStep:
-    """Made for one step, and keeps alive all that the library reads."""
+    """The arguments of one step, which it keeps alive while the library reads them."""
 
     def __init__(self, handle: Any) -> None:
         self._library, self._handle = load(), handle
@@ -38,14 +38,14 @@ class OptimizerStep:
         self._groups: list[Any] = []
         self._kept: list[Any] = []
         self._shapes: list[torch.Size] = []
-        self.norm = 0.0  # of the gradients that the last run looked at
+        self.norm = 0.0  # of the gradients, as the last run returned it
         self.sum_buckets = self.sum_ns = self.update_ns = self.step_ns = 0  # of a run over ranks
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # what is not dense is updated in a copy
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # (tensor with gaps, dense copy that is updated)
 
     def add_group(self, numbers: Mapping[str, Any], entries: Sequence[Entry], comm: Any = None) -> None:
-        """numbers: a parameter group of torch's Adam, with `bias_correction` if it is to be off.
+        """numbers: a parameter group of torch's Adam; without `bias_correction` it is on.
 
-        comm: of the ranks that the group is summed over, where these are not all ranks of the step.
+        comm: of the ranks over which the group's gradients are summed, if these are not all ranks of the step.
         """
         library = self._library
         items = library.ffi.new("sluice_optimizer_tensor_t[]", max(len(entries), 1))
@@ -92,7 +92,7 @@ class OptimizerStep:
 
     @staticmethod
     def _is_plain(entry: Entry) -> bool:
-        """Whether there are dense tensors alone, laid out as rows, which is what most parameters are."""
+        """Whether there is no master and all tensors are contiguous, as for most parameters."""
         _, param, grad, mean, square, master, is_filled = entry
         if not is_filled or master is not None or grad is None or mean is None or square is None:
             return False
@@ -101,7 +101,7 @@ class OptimizerStep:
         return param.is_contiguous() and grad.is_contiguous() and mean.is_contiguous() and square.is_contiguous()
 
     def _dense(self, tensor: torch.Tensor, strides: tuple[int, ...], is_written: bool) -> torch.Tensor:
-        """Itself where its elements lie by `strides`, one after the other; else a copy that does."""
+        """The tensor if it has these dense strides; else a copy that has them."""
         if tensor.stride() == strides or tensor.numel() <= 1:
             return tensor
         copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
@@ -118,10 +118,10 @@ class OptimizerStep:
         comm: Any = None,
         file: Any = None,
     ) -> bool:
-        """Whether parameters changed: not where a gradient is infinite or no number and that is looked for.
+        """Runs the step. False: it was skipped, since check_finite found an infinite or NaN gradient.
 
-        max_norm: clips by the norm over all groups; 0: not. comm: of the ranks that step together and whose gradients
-        are summed, beside the updates; collective over it. file: that masters and moments lie in.
+        max_norm: clips by the norm over all groups; 0: no clipping. comm: of the ranks that step together, whose
+        gradients are summed during the updates; collective over it. file: has the masters and moments.
         """
         library = self._library
         args, result = library.new("optimizer_step_args"), library.new("optimizer_step_result")
@@ -143,14 +143,14 @@ class OptimizerStep:
         return True
 
     def create_file(self, config: Any) -> Any:
-        """A new file, filled from the entries."""
+        """Creates a file, filled from the entries."""
         library = self._library
         out, _kept = library.ffi.new("sluice_optimizer_file_t **"), self._say_shapes(config)
         library.check(library.lib.sluice_optimizer_file_create(config, self._list(), len(self._groups), out))
         return out[0]
 
     def open_file(self, config: Any) -> Any:
-        """One that is there, of the entries' shapes and dtypes."""
+        """Opens an existing file, which must have the entries' shapes and dtypes."""
         library = self._library
         out, _kept = library.ffi.new("sluice_optimizer_file_t **"), (self._say_shapes(config), groups := self._list())
         config.groups, config.num_groups = groups, len(self._groups)
@@ -158,7 +158,7 @@ class OptimizerStep:
         return out[0]
 
     def _say_shapes(self, config: Any) -> Any:
-        """Keep what it returns as long as the config."""
+        """Writes the shapes into the config. The caller keeps the result as long as the config."""
         new, dims = self._library.ffi.new, [size for shape in self._shapes for size in shape]
         kept = new("int32_t[]", [len(shape) for shape in self._shapes] or 1), new("int64_t[]", dims or 1)
         config.num_dims, config.dims = kept
@@ -183,25 +183,25 @@ _PLAIN = (torch.nn.Parameter, torch.Tensor)
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    """What this rank has of a DTensor; itself of any other tensor."""
+    """The local shard of a DTensor; any other tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _laid_as(param: Any, grad: Any) -> Any:
-    """The gradient with the placements of its parameter, of which autograd may give it others: whole where the
-    parameter is cut, or a part of a sum. Collective over the mesh then, as torch's own optimizers are."""
+    """The gradient with the placements of its parameter. Autograd may give it others: replicated if the parameter is
+    sharded, or partial. Then the call is collective over the mesh, as in torch's own optimizers."""
     if not hasattr(param, "placements") or grad.placements == param.placements:
         return grad
     return grad.redistribute(param.device_mesh, param.placements)
 
 
 def _dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Strides of a tensor of this shape whose elements lie one after the other, in the order that it has."""
+    """The strides of a dense tensor of this shape, with its dimensions in the tensor's order."""
     return tensor.stride() if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
 
 
 def new_handle(is_exact: bool = True) -> Any:
-    """An optimizer of the library, released with the object."""
+    """An optimizer of the library, which is released with the returned object."""
     library = load()
     config = library.new("optimizer_config")
     config.arithmetic = library.lib.SLUICE_OPTIMIZER_EXACT if is_exact else library.lib.SLUICE_OPTIMIZER_ROUNDED

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From options (sluice.options) to the library's configs."""
+"""Writes options (sluice.options) into the library's configs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...options import LayerOptions, c_fields, rows_of
 
 
 def number_of(numbers: Mapping[Any, int], value: Any, what: str) -> int:
-    """The library's number of a word."""
+    """The library's number for a word."""
     if value not in numbers:
         known = ", ".join(str(word) for word in numbers if word is not None)
         raise InvalidArgument(f"{what} {value!r} is unknown: use one of {known}, or leave it out")
@@ -21,9 +21,9 @@ def number_of(numbers: Mapping[Any, int], value: Any, what: str) -> int:
 
 
 def fill(config: Any, options: Any, part: type | None = None) -> list[Any]:
-    """Writes what options say into the library's config, by the columns of the table; absent ones stay as they are.
+    """Writes options into the library's config, by the columns of the table; fields of absent ones stay as they are.
 
-    part: the class of the table whose fields the config has; None: that of `options`. What the result holds must live
+    part: the class of the table whose fields the config has; None: that of `options`. The caller keeps the result
     until the library has copied the config.
     """
     ffi, kept = load().ffi, []
@@ -40,9 +40,9 @@ def fill(config: Any, options: Any, part: type | None = None) -> list[Any]:
 
 
 def refused_policy(options: Any) -> str | None:
-    """Why experts that run as the host's modules cannot restore as the options say; None: they can, or nothing is said.
+    """Why experts that run as the host's modules cannot follow the options' policy; None: they can, or there is none.
 
-    The graph of such an expert holds its rows, so either both stay or its forward runs again.
+    The graph of such an expert holds its rows, so either both are kept or its forward runs again.
     """
     if options.policy is None or options.policy == restore.KEPT:
         return None
@@ -61,7 +61,7 @@ def refused_policy(options: Any) -> str | None:
 
 
 def again_by_chunk(pre_activation: str | Sequence[str]) -> list[bool]:
-    """Whether a policy of pre-activations, of all chunks or of each, runs a host's module again in backward."""
+    """Whether a policy for pre-activations, for all chunks or for each, runs a host's module again in backward."""
     return [
         restore.is_computed_again(name)
         for name in ([pre_activation] if isinstance(pre_activation, str) else pre_activation)
@@ -69,9 +69,9 @@ def again_by_chunk(pre_activation: str | Sequence[str]) -> list[bool]:
 
 
 def layer_options(options: Any, fused: bool, default_chunks: int = 0) -> dict[str, Any]:
-    """What MoeConfig takes of them. fused: whether the library computes the experts.
+    """The arguments of MoeConfig that options give. fused: whether the library computes the experts.
 
-    A policy that the host's modules cannot do is left out; the adapter has refused it, or said that it did not.
+    A policy that the host's modules cannot follow is left out; the adapter has refused it, or has said so.
     """
     given = {name: getattr(options, name) for name in rows_of(LayerOptions)}
     given["chunks"] = options.chunks or default_chunks

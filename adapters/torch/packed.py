@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layer whose experts keep several members in one tensor, such as gate and up above each other.
+"""A layer whose experts keep several members in one tensor, such as gate and up stacked.
 
-Autograd sees the tensors as the host has them; members are views that a call describes.
+Autograd sees the host's tensors; a call describes the members as views of them.
 """
 
 from __future__ import annotations

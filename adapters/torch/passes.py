@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one forward and its backward have in common, and where the library's callbacks put things."""
+"""The state that a forward shares with its backward, and the callback that allocates its saved buffers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Pass:
     record  whether a backward may follow
     counts  with callback experts, how many parameters each local expert has in the flat list
     lora    the adapters of this call, whose factors are the last of the flat list; None: it has none
-    sums    during a backward that adds to existing gradients of the parameters: those; None: it makes fresh ones
+    sums    the existing gradients that a backward adds to, while it runs; None: it makes fresh ones
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Pass:
         lora: Lora | None = None,
     ) -> None:
         self.layer = layer
-        # By name and scale alone: tensors are for save_for_backward to keep.
+        # Names and scales alone: save_for_backward keeps the tensors.
         self.lora = lora
         self.num_factors = 0 if lora is None else len(lora.factors)
         self.record = record
@@ -55,7 +55,7 @@ class Pass:
             self.experts = ExpertRun(experts, placement, layer.dtype, layer.model_width, parameters, again)
 
     def by_expert(self, flat: Sequence[Any]) -> list[list[Any]]:
-        """Cuts a flat list where the experts' parameters end."""
+        """Splits a flat list by expert."""
         items = iter(flat)
         return [[next(items) for _ in range(count)] for count in self.counts]
 
@@ -64,7 +64,7 @@ class Pass:
         return flat[: len(flat) - self.num_factors] if self.num_factors else flat
 
     def factors(self, flat: Sequence[Any]) -> Sequence[Any]:
-        """The rest: factors of adapters."""
+        """The rest of the list: factors of adapters."""
         return flat[len(flat) - self.num_factors :]
 
     def cause(self) -> BaseException | None:
@@ -73,7 +73,7 @@ class Pass:
 
 
 class _Block:
-    """Memory that counts as a context's; it may outlive the context."""
+    """Memory that counts as the context's, and may outlive the context."""
 
     def __init__(self, context: Any, which: int, size: int) -> None:
         library = load()
@@ -104,7 +104,7 @@ _save: Any = None
 
 
 def save_callback() -> Any:
-    """Hands out what a step leaves behind as tensors, so that torch can own it. Made once for all layers."""
+    """The callback that allocates a step's saved buffers as tensors, which torch owns. Made once for all layers."""
     global _save
     if _save is not None:
         return _save

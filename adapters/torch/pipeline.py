@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines over torch tensors: the callbacks of a rank's stages, run by what has arrived. Knows no host."""
+"""Pipelines over torch tensors: a rank's stages are callbacks that run when their inputs have arrived."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OUTPUT, _INPUT_GRAD = 0, 1  # SLUICE_STAGE_*
 _PLACEMENTS = {None: -1, "looped": 0, "v": 1}  # SLUICE_PIPELINE_*
 _EXTERNAL = -13
 _MOST_NOTE = 1024  # SLUICE_PIPELINE_MAX_NOTE
-_numbers = itertools.count()  # of pipelines, for traces: ranks make theirs in one order
+_numbers = itertools.count()  # of pipelines, for traces: all ranks make them in the same order
 _STATS = (
     "num_batches",
     "num_failed",
@@ -45,17 +45,17 @@ _STATS = (
 
 
 class Edge(NamedTuple):
-    """What goes over one edge for one micro-batch. word: the host's own, 64 bits, carried along."""
+    """What is sent over one edge for one micro-batch. word: 64 bits of the host's, sent with the tensors."""
 
     tensors: list[torch.Tensor]
     word: int = 0
 
 
 class Stage(Protocol):
-    """What a stage does, called on the thread that runs the batch. An exception fails the batch on all ranks."""
+    """The callbacks of a stage, on the thread that runs the batch. An exception fails the batch on all ranks."""
 
     def load(self, micro_batch: int) -> None:
-        """On the first and on the last stage, before the forward; in the order of micro-batches."""
+        """Called on the first and on the last stage, before the forward, in the order of micro-batches."""
         ...
 
     def forward(self, micro_batch: int, given: Edge | None) -> Edge | None:
@@ -63,31 +63,32 @@ class Stage(Protocol):
         ...
 
     def backward(self, micro_batch: int, given: Edge | None) -> Edge | None:
-        """given: gradients of what forward handed on; None on the last stage. The result: gradients of what forward
-        was given; None on the first stage."""
+        """given: gradients of the result of forward; None on the last stage. The result: gradients of what forward was
+        given; None on the first stage."""
         ...
 
 
 class SplitBackwardStage(Stage, Protocol):
-    """One whose backward leaves the gradients of its weights to an op of their own."""
+    """A stage whose backward leaves weight gradients to a separate op."""
 
     def weight_grad(self, micro_batch: int) -> None:
-        """After the backward of the micro-batch; in their order."""
+        """Called after the backward of the micro-batch, in the order of micro-batches."""
         ...
 
 
 @dataclass(frozen=True)
 class PipelineConfig:
-    """Equal on all ranks of the pipeline, but for stage, replica and has_experts.
+    """Equal on all ranks of the pipeline, except stage, replica and has_experts.
 
     policy          by its name in docs/pipeline.md
-    partition       how the layers are cut, in the host's words; compared between ranks
-    stage           of this rank: its place among the ranks of a replica
+    partition       the layers of each stage, as text of the host's; compared between ranks
+    stage           this rank's index among the ranks of its replica
     num_virtual     v: virtual stages of each rank; each is a `Stage`
     placement       of virtual stages: "looped" (c on rank c mod p), "v" (down the ranks, then up); None: the policy's
-    separate_wgrad  whether weight gradients are separate ops, with a `SplitBackwardStage` each; None: the policy's
-    replica         of the whole pipeline that this rank is in, of num_replicas: they end batches together
-    has_experts     whether forwards and backwards of this stage meet those of the other replicas in collectives
+    separate_wgrad  whether weight gradients are separate ops, of stages that are each a `SplitBackwardStage`; None:
+                    the policy's
+    replica         the index of this rank's replica of the pipeline, of num_replicas. Replicas end batches together
+    has_experts     whether forwards and backwards of this stage join collectives with those of the other replicas
     in_flight       L on every stage; None: chosen
     """
 
@@ -104,18 +105,18 @@ class PipelineConfig:
 
 
 class Pipeline:
-    """The stages of one rank of a pipeline. `close` it, or let it go.
+    """The stages of one rank of a pipeline, until `close` or until it is garbage.
 
     group    the ranks of all stages of all replicas, unshared: a communicator carries one pipeline
 
-    Collective over the group. Host memory alone.
+    The constructor is collective over the group. Tensors are in host memory.
     """
 
     def __init__(self, config: PipelineConfig, group: EpGroup) -> None:
         self.group = group
         self.calls = 0  # batches running now
         self._number = next(_numbers)
-        self._note: Any = None  # and what keeps it where it is
+        self._note: Any = None  # (numbers, their exported buffer)
         self._run = _Run(group.world_size // config.num_replicas)
         self._user = load().ffi.new_handle(self._run)
         library = load()
@@ -153,11 +154,11 @@ class Pipeline:
         return self._run.pipeline
 
     def run(self, stages: Stage | Sequence[Stage], num_micro_batches: int, forward_only: bool = False) -> None:
-        """A batch, on all ranks or on none. Collective over the group.
+        """Runs a batch, on all ranks or on none. Collective over the group.
 
-        stages   of this rank, num_virtual of them in the order of the layers; one need not stand in a list
+        stages   this rank's num_virtual stages in the order of the layers; a single one need not be in a list
 
-        Raises what a stage raised here; on the other ranks the library's error, which names this one and says it.
+        Raises what a stage raised here; on the other ranks the library's error, with this rank and that message.
         """
         library = load()
         batch = library.new("pipeline_batch")
@@ -180,8 +181,8 @@ class Pipeline:
             trace.keep_batch(self._number, list(self.group.ranks), self.timeline(), predicted)
 
     def stats(self) -> dict[str, Any]:
-        """Times, messages and bytes so far; what was in flight in the last batch, and its policy, "" where there was
-        none. Not while a batch runs."""
+        """Times, messages and bytes so far; what was in flight in the last batch, and its policy, "" before the first
+        batch. Not while a batch runs."""
         library = load()
         out = library.ffi.new("sluice_pipeline_stats_t *")
         out.struct_size = library.ffi.sizeof(out[0])
@@ -190,16 +191,16 @@ class Pipeline:
         return {name: int(getattr(out, name)) for name in _STATS} | {"policy": policy}
 
     def set_note(self, numbers: array[float]) -> None:
-        """Numbers that ride with the end of each batch from now on, at most 1024; they are read when this rank's last
-        op has ended, so that a stage may write them. Of type "d". Not while a batch runs."""
+        """Numbers that are sent with the end of each batch from now on, at most 1024, of type "d". They are read when
+        this rank's last op has ended, so that a stage may write them. Not while a batch runs."""
         library = load()
         address = library.ffi.from_buffer("double[]", numbers)
         library.check(library.lib.sluice_pipeline_set_note(self.handle, address, len(numbers)))
-        self._note = numbers, address  # a buffer that is held does not move
+        self._note = numbers, address  # an exported array cannot be resized
 
     def notes(self) -> list[list[float]]:
-        """What each rank of the group gave with the newest batch, alike on all ranks. InvalidState where it has failed,
-        or there was none. Not while a batch runs."""
+        """The notes of each rank of the group in the newest batch, equal on all ranks. InvalidState if that batch has
+        failed, or there was none. Not while a batch runs."""
         library, found = load(), []
         out, count = library.ffi.new("double[]", _MOST_NOTE), library.ffi.new("int32_t *")
         for rank in range(self.group.world_size):
@@ -208,9 +209,9 @@ class Pipeline:
         return found
 
     def timeline(self, predicted: bool = False) -> list[dict[str, Any]]:
-        """Ops of the last batch as `sluice.timeline.from_trace` takes them: stage as rank, virtual stage as layer,
-        micro-batch as chunk. This rank's as they ran, or those of all stages as the simulator has them with the times
-        of that batch. Not while a batch runs."""
+        """Ops of the last batch, in the format of `sluice.timeline.from_trace`: stage as rank, virtual stage as layer,
+        micro-batch as chunk. They are this rank's ops as they ran; predicted: the ops of all stages, as simulated with
+        the times of that batch. Not while a batch runs."""
         library = load()
         ffi, size = library.ffi, library.ffi.new("uint64_t *")
         write, handle = library.lib.sluice_pipeline_timeline_json, self.handle
@@ -220,7 +221,7 @@ class Pipeline:
         return json.loads(ffi.string(text))["events"]
 
     def close(self) -> None:
-        """Releases it; its group stays. Not collective."""
+        """Releases the pipeline; its group stays open. Not collective."""
         self._finalizer()
 
     def _check(self, status: int) -> None:
@@ -228,7 +229,7 @@ class Pipeline:
             raise self._placed(load().last_error(status))
 
     def _placed(self, error: SluiceError) -> SluiceError:
-        """The error with the global ranks, where those of a message are places among them."""
+        """The error, with the list of global ranks if ranks in its message are indices in that list."""
         ranks = self.group.ranks
         if ranks != tuple(range(len(ranks))) and "rank " in error.message:
             error.message += f" (ranks are places in the pipeline of global ranks {', '.join(map(str, ranks))})"
@@ -236,7 +237,7 @@ class Pipeline:
 
 
 class _Run:
-    """What the callbacks of one pipeline know."""
+    """The state that the callbacks of one pipeline share."""
 
     def __init__(self, num_ranks: int) -> None:
         self.pipeline: Any = None
@@ -249,13 +250,13 @@ class _Run:
         self._stages, self.error = stages, None
 
     def end(self) -> BaseException | None:
-        """What a callback raised; everything else is forgotten."""
+        """Returns what a callback raised, and forgets everything else."""
         error, self._stages, self.error = self.error, (), None
         self._sent.clear()
         return error
 
     def stage(self, call: Any) -> Any:
-        """That of a call. Both placements put one virtual stage on each rank, then the next."""
+        """The stage of a call. Both placements put one virtual stage on each rank, then the next."""
         return self._stages[call.virtual_stage // self._num_ranks]
 
     def input(self, call: Any) -> Edge | None:
@@ -265,7 +266,7 @@ class _Run:
         return self._given(call.output_grad, _INPUT_GRAD, call.virtual_stage + 1, call.micro_batch)
 
     def _given(self, arrived: Any, which: int, sender: int, micro_batch: int) -> Edge | None:
-        """What came from virtual stage `sender`; of this rank its own tensors."""
+        """What virtual stage `sender` sent; if it is on this rank, its own tensors."""
         if not arrived:
             return None
         if arrived.is_local:
@@ -273,7 +274,7 @@ class _Run:
         return Edge(received(self.pipeline, arrived), int(arrived.word))
 
     def hand_on(self, which: int, call: Any, edge: Edge | None, out: Any) -> None:
-        """Gives the library what an op made."""
+        """Passes the result of an op to the library."""
         if edge is None:
             return
         sent = SentTensors(edge.tensors)
@@ -288,7 +289,7 @@ _made: Any = None
 
 
 def _callbacks() -> Any:
-    """The library's table of callbacks. Made once: the addresses serve every pipeline."""
+    """The library's table of callbacks. It is made once, because the same addresses serve every pipeline."""
     global _made
     if _made is not None:
         return _made[0]
@@ -351,7 +352,7 @@ def _callbacks() -> Any:
 
     @callback("int32_t(void *)", error=1)
     def is_interrupted(user: Any) -> int:
-        # Python's own handler of Ctrl-C runs as this begins.
+        # Python's own handler of Ctrl-C runs when this callback begins.
         return int(ffi.from_handle(user).error is not None)
 
     table = ffi.new("sluice_pipeline_callbacks_t *")

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a context and its tensors are: this CPU, or one CUDA device with the stream that the host works on.
+"""The device of a context and its tensors: this CPU, or one CUDA device with the host's current stream.
 
-On CUDA everything that the library enqueues is joined to the host's current stream before a call returns. So tensors
-of this stream may be freed right after the call, as with torch's own operations, and no `record_stream` is needed; what
-lies in pinned host memory is different, because torch gives such a block to the next user at once: it is kept here
-until the stream has passed.
+On CUDA everything that the library enqueues is joined to the host's current stream before a call returns. Tensors of
+this stream may therefore be freed right after the call, as with torch's own operations, without `record_stream`. Pinned
+host memory is different, because torch reuses a freed block at once: it is kept here until the stream has used it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ...errors import InvalidArgument, Unsupported
 from . import dlpack
 
 _ROWS = (1, 2)  # SLUICE_SAVED_INPUT, _PRE_ACTIVATION: device memory
-_OFFLOADED = (3, 4)  # SLUICE_SAVED_HOST_INPUT, _HOST_PRE_ACTIVATION: pinned where the device has it
+_OFFLOADED = (3, 4)  # SLUICE_SAVED_HOST_INPUT, _HOST_PRE_ACTIVATION: pinned memory on CUDA
 
 
 class Placement:
@@ -41,7 +40,7 @@ class Placement:
         return tensor.is_cpu
 
     def stream(self) -> Any:
-        """What the library's calls take."""
+        """The stream argument of the library's calls."""
         return load().ffi.NULL
 
     def saved_bytes(self, which: int, size: int) -> torch.Tensor | None:
@@ -49,7 +48,7 @@ class Placement:
         return None
 
     def bring(self, which: int, buffer: torch.Tensor) -> torch.Tensor:
-        """The buffer where and as the library wants it: a host's saved-tensor hooks may bring bytes back anywhere."""
+        """The buffer, copied if the library cannot read it: a host's saved-tensor hooks may restore it anywhere."""
         if buffer.numel() == 0 or (buffer.is_cpu and buffer.data_ptr() % 64 == 0 and buffer.is_contiguous()):
             return buffer
         return torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu").copy_(buffer)
@@ -64,12 +63,12 @@ class Placement:
         return torch.frombuffer(raw, dtype=dtype, count=count).view(rows, width)
 
     def guard(self) -> contextlib.AbstractContextManager[Any]:
-        """Around the host's own code in a callback: what it makes anew lies on this device."""
+        """Used around the host's own code in a callback, so that its new tensors are on this device."""
         return contextlib.nullcontext()
 
 
 class CudaPlacement(Placement):
-    """One CUDA device; calls go to torch's current stream of it."""
+    """One CUDA device; calls use torch's current stream on it."""
 
     is_cuda = True
     code = dlpack.CUDA
@@ -119,8 +118,8 @@ class CudaPlacement(Placement):
         return dlpack.borrow(place, rows, width, dtype, self.code, self.index)
 
     def guard(self) -> contextlib.AbstractContextManager[Any]:
-        """The stream needs none: a callback runs on the thread that made the call, whose current stream is the one
-        that the call was given, and what it enqueues there is in the library's order."""
+        """The stream needs no guard. A callback runs on the thread that made the call, whose current stream is the one
+        that the call was given, so that its work is in the library's order."""
         return torch.cuda.device(self.device)
 
 

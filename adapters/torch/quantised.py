@@ -16,10 +16,10 @@ _DEFAULT_BLOCK = 128
 
 
 class Format(NamedTuple):
-    """How weights [out, in] are packed.
+    """The format of packed weights [out, in].
 
-    name   of WEIGHTS, but for "plain"
-    block  of int8 and int4 how many inputs share a scale; 0: 128
+    name   a name of WEIGHTS other than "plain"
+    block  for int8 and int4: how many inputs share a scale; 0: 128
     """
 
     name: str
@@ -27,7 +27,7 @@ class Format(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """Of a code."""
+        """The bits of a code."""
         return 4 if self.name in ("mxfp4", "int4") else 8
 
     @property
@@ -35,7 +35,7 @@ class Format(NamedTuple):
         return {"mxfp4": torch.uint8, "fp8": torch.float32}.get(self.name, torch.bfloat16)
 
     def shape_of_codes(self, rows: int, columns: int) -> tuple[int, int]:
-        """Of uint8."""
+        """The shape of the codes, which are uint8."""
         return rows, columns * self.bits // 8
 
     def shape_of_scales(self, rows: int, columns: int) -> tuple[int, int]:
@@ -43,7 +43,7 @@ class Format(NamedTuple):
         return -(-rows // 128) if self.name == "fp8" else rows, -(-columns // across)
 
     def bytes_of(self, rows: int, columns: int) -> int:
-        """Of the codes and scales of one weight."""
+        """The bytes of one weight's codes and scales."""
         codes, scales = self.shape_of_codes(rows, columns), self.shape_of_scales(rows, columns)
         return codes[0] * codes[1] + scales[0] * scales[1] * self.scale_dtype.itemsize
 
@@ -72,7 +72,7 @@ def check_weights(codes: torch.Tensor, scales: torch.Tensor, form: Format) -> No
 
 
 def _each(call: str, form: Format, names: tuple[str, ...], *tensors: torch.Tensor) -> None:
-    """A function of weights.h, for each matrix of the stacks."""
+    """Calls a function of weights.h for each matrix of the stacks."""
     if form.name not in WEIGHTS or form.name == "plain":
         raise InvalidArgument(f"{form.name!r} is no format of 4 or 8 bits: use one of {', '.join([*WEIGHTS][1:])}")
     library = load()

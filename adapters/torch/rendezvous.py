@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes one more gloo group for a list of ranks, or fails on all of them with the same story.
+"""Makes one more gloo group for a list of ranks, or fails on all of them with the same reason.
 
 `dist.new_group(use_local_synchronization=True)` is not used, because it names a group by its ranks and by the number of
 groups that this process is in. Ranks in different numbers of groups (pipeline stages) then wait for each other under
@@ -26,14 +26,14 @@ _joined: dict[tuple[int, ...], int] = {}
 
 
 def _this_system() -> str:
-    """What tells machines apart: containers of one share it, and may have one name on several."""
+    """An identifier of the machine. Its containers share it, while host names may be the same on several machines."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return socket.gethostname()
 
 
 class Joined:
-    """A process group that only Sluice knows; `name` finds it in c10d's registry."""
+    """A process group that only Sluice uses; `name` finds it in c10d's registry."""
 
     def __init__(self, name: str, group: Any, meeting: _Meeting) -> None:
         self.name = name
@@ -41,7 +41,7 @@ class Joined:
         self.meeting = meeting
 
     def leave(self) -> None:
-        """Forgets the group; its connections close when the communicator has gone as well."""
+        """Unregisters the group; its connections close when the communicator is destroyed as well."""
         if self.group is None:
             return
         self.group = None
@@ -50,7 +50,7 @@ class Joined:
 
 
 class _Meeting:
-    """Notes that the ranks of a group leave for each other in the host's store."""
+    """Messages between the ranks of a group in the host's store."""
 
     def __init__(self, store: Any, ranks: tuple[int, ...], place: int, timeout: timedelta) -> None:
         self._store = store
@@ -83,11 +83,11 @@ class _Meeting:
         return result
 
     def say_host(self) -> None:
-        """Before the first `attempt`, so that a rank that came after it can read it."""
+        """Called before the first `attempt`, so that each rank can read it after that."""
         self._store.set(f"host/{self._place}", _this_system())
 
     def layout(self) -> str:
-        """Where the ranks lie: "1 host", or how many, and with which rank each shares one. After an `attempt`."""
+        """The ranks' hosts: "1 host", or their number and each rank's first rank on its host. After an `attempt`."""
         if self._layout is None:  # asked once: at exit the store may be gone
             said = [self.read(f"host/{place}") for place in range(len(self._ranks))]
             shared = " ".join(str(said.index(each)) for each in said)
@@ -95,14 +95,14 @@ class _Meeting:
         return self._layout
 
     def compare(self, what: str, mine: str) -> None:
-        """Fails on all ranks unless all say the same."""
+        """Raises Mismatch on all ranks unless all give the same text."""
         said = dict(zip(self._ranks, self.all(what, mine)))
         if len(set(said.values())) > 1:
             listed = ", ".join(f"rank {rank}: {text}" for rank, text in said.items())
             raise Mismatch(f"the ranks differ in their {what}: {listed}; configure all of them the same")
 
     def all(self, what: str, mine: str) -> list[str]:
-        """What each rank says."""
+        """The text that each rank gives."""
         self._store.set(f"{what}/{self._place}", mine)
         keys = [f"{what}/{place}" for place in range(len(self._ranks))]
         self._wait(f"compare the {what}", keys)
@@ -112,17 +112,15 @@ class _Meeting:
         self._store.set(key, value)
 
     def read(self, key: str) -> bytes:
-        """What somebody wrote, waiting for it."""
+        """The value that a rank writes; waits for it."""
         return bytes(self._store.get(key))
 
     def look(self, key: str) -> bytes:
-        """The same without waiting: nothing where nothing is."""
+        """The same without waiting: empty if no rank has written it."""
         return bytes(self._store.get(key)) if self._store.check([key]) else b""
 
     def first(self, phase: str, make: Callable[[], bytes]) -> bytes:
-        """What `make` gives on the first rank; the same on all, and an error on all where it fails there. Once for each
-        phase.
-        """
+        """The result of `make` on the first rank, on all ranks. If it fails there all ranks raise. Once a phase."""
         if self._place == 0:
             try:
                 made = make()
@@ -152,7 +150,7 @@ class _Meeting:
 
 
 def join(ranks: tuple[int, ...], prepare: Callable[[], Any], timeout: timedelta) -> tuple[Joined, Any]:
-    """Collective over `ranks` (global, ascending; this process is one of them).
+    """Makes the group. Collective over `ranks` (global, ascending; this process is one of them).
 
     prepare  what must succeed on every rank before they connect; its result is returned too
     """

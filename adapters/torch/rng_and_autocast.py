@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a module's forward depends on beside its arguments, so that a second run of it gives the bits of the first."""
+"""Saves the state on which a module's forward depends besides its arguments: a second run gives the same bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class RngAndAutocast:
-    """Autocast and random numbers as they are when this is made; a backward runs outside of the forward's autocast."""
+    """Autocast and random states at the time of construction. A backward runs outside of the forward's autocast."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -36,14 +36,14 @@ class RngAndAutocast:
             torch.cuda.set_rng_state(states[1], self._device)
 
     def unless_random(self) -> RngAndAutocast:
-        """This, without the state of random numbers if none was drawn since: few experts draw, and a state has 5 KB."""
+        """self, without random states if no number was drawn since: few experts draw, and a state has 5 KB."""
         if all(torch.equal(then, now) for then, now in zip(self._random or [], self._random_now())):
             self._random = None
         return self
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Autocast as it was; the same random numbers, after which the others go on as if none had been drawn."""
+        """Restores autocast and random states. On exit random states are what they were before this was entered."""
         with torch.autocast(**self._autocast):
             if self._random is None:
                 yield

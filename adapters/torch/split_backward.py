@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weight gradients of linear layers as an op of their own: a backward keeps what they are made of.
+"""Computes weight gradients of linear layers in a separate op, for which a backward keeps its inputs.
 
-By torch's own formulas, sums in its order, so that all bits are those of a whole backward. What it keeps reaches
-`.grad` through autograd, as ever: hooks of parameters run then. All other gradients come with the backward, and so do
-those of a layer whose parameters something else uses too: autograd adds up all uses in one order. Knows no host.
+Formulas and the order of sums are torch's, so that all bits are those of a whole backward. Weight gradients are added
+to `.grad` through autograd, and hooks of parameters run then. All other gradients come with the backward. So do those
+of a layer whose parameters are used elsewhere too, because autograd adds up all uses in one order.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torch.autograd.function import once_differentiable
 
 
 def linears_of(module: nn.Module, is_passed_over: Callable[[nn.Module], bool]) -> list[nn.Linear]:
-    """Those whose weight gradients may come later: torch's own forward, and parameters that no other module has.
+    """The linear layers whose weight gradients may come later: torch's own forward, and parameters of no other module.
 
-    is_passed_over  modules that stay as they are, with all that lies in them, as compiled ones do
+    is_passed_over  whether a module is left out with all of its submodules, as compiled ones are
     """
     holders: dict[int, int] = {}
     for each in module.modules():
@@ -42,7 +42,7 @@ def linears_of(module: nn.Module, is_passed_over: Callable[[nn.Module], bool]) -
 
 
 def _walked(module: nn.Module, is_passed_over: Callable[[nn.Module], bool]) -> Iterator[nn.Module]:
-    compiled = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", ())  # who compiles has imported it
+    compiled = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", ())  # torch.compile imports it
     if module._compiled_call_impl is None and not isinstance(module, compiled) and not is_passed_over(module):
         yield module
         for child in module.children():
@@ -50,34 +50,34 @@ def _walked(module: nn.Module, is_passed_over: Callable[[nn.Module], bool]) -> I
 
 
 class SplitBackward:
-    """What the backwards of a stage have kept, by micro-batch."""
+    """What the backwards of a stage have kept for weight gradients, by micro-batch."""
 
     def __init__(self) -> None:
         self._linears: list[nn.Linear] = []
         self._names: dict[nn.Parameter, str] = {}
-        self._known: set[nn.Parameter] = set()  # parameters of whose uses the first forward told
-        self._whole: set[nn.Parameter] = set()  # those that something outside of their layer uses
-        self._calls: dict[nn.Parameter, int] | None = None  # of their layers; None: not the first forward
-        self._first = self._repeats_first = False  # its backward has not run; a checkpoint may run it again in there
+        self._known: set[nn.Parameter] = set()  # parameters whose uses the first forward counts
+        self._whole: set[nn.Parameter] = set()  # those that are used outside of their layer too
+        self._calls: dict[nn.Parameter, int] | None = None  # of their layers, in the first forward; None: it is over
+        self._first = self._repeats_first = False  # its backward has not run yet; runs now
         self._left: dict[int, list[_Left]] = {}
         self._current: list[_Left] | None = None  # of the backward that runs now
-        # For an input that wants no gradient: a backward comes nevertheless.
+        # An input of every call, so that a backward runs even if the layer's input requires no gradient.
         self._wants_grad = torch.zeros((), requires_grad=True)
-        self.num_left = 0  # weight gradients so far that came later
+        self.num_left = 0  # weight gradients so far that were computed later
 
     def take(self, module: nn.Module, linears: Iterable[nn.Linear]) -> None:
-        """Linear layers of the module keep their weight gradients for later, until `give_back`. Not in the first
-        forward of all, which shows which of them can (`learn`)."""
+        """Linear layers of the module leave their weight gradients for later, until `give_back`. The very first forward
+        does not: it shows which layers can (`learn`)."""
         self._linears, self._first = list(linears), False
         self._names = {parameter: name for name, parameter in module.named_parameters()}
         own = {each for linear in self._linears for each in _parameters(linear)}
-        if own != self._known or self._calls is not None:  # others, or the first forward has failed
+        if own != self._known or self._calls is not None:  # other layers, or the first forward has failed
             self._known, self._whole, self._calls = own, set(), dict.fromkeys(own, 0)
         for linear in self._linears:
             linear.forward = functools.partial(self._forward, linear)  # type: ignore[method-assign]
 
     def learn(self, outputs: Iterable[Any]) -> None:
-        """After a forward, with the tensors that its backward begins at."""
+        """Called after a forward, with the tensors at which its backward begins."""
         calls, self._calls = self._calls, None
         if calls is not None:
             self._first = True
@@ -85,7 +85,7 @@ class SplitBackward:
             self._whole = {each for each, number in uses.items() if number > calls[each]}
 
     def give_back(self) -> None:
-        """They are torch's again, and nothing is kept. May be called again."""
+        """Restores the layers' forwards, and drops what was kept. A second call has no effect."""
         for linear in self._linears:
             vars(linear).pop("forward", None)
         self._linears = []
@@ -93,7 +93,7 @@ class SplitBackward:
 
     @contextmanager
     def left_behind(self, micro_batch: int) -> Iterator[None]:
-        """The backward of a micro-batch runs inside. Any other one is whole."""
+        """The backward of a micro-batch that runs inside leaves weight gradients. Any other backward is whole."""
         self._current = self._left.setdefault(micro_batch, [])
         self._first, self._repeats_first = False, self._first
         try:
@@ -102,7 +102,7 @@ class SplitBackward:
             self._current, self._repeats_first = None, False
 
     def run(self, micro_batch: int) -> None:
-        """Adds to `.grad` what its backward has kept."""
+        """Adds the weight gradients of the micro-batch to `.grad`."""
         left = self._left.pop(micro_batch, [])
         while left:
             first = left[0]
@@ -119,9 +119,9 @@ class SplitBackward:
         return F.linear(x, linear.weight, linear.bias)
 
     def leave(self, left: _Left) -> None:
-        """Is kept for later in a backward that keeps something, else added now."""
+        """Keeps a use for later if it is inside of `left_behind`; else adds its gradients now."""
         if not _will_run(self._wants_grad):
-            return  # torch.autograd.grad of other tensors
+            return  # a torch.autograd.grad of other tensors
         if self._current is None:
             left.add_to_grads([left])
             return
@@ -136,7 +136,7 @@ class SplitBackward:
 
 
 class _Left:
-    """One use of a linear layer: what the gradients of its weight and of its bias are made of."""
+    """One use of a linear layer: the tensors that its weight and bias gradients are computed from."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor, grad: torch.Tensor) -> None:
         self._weight, self._bias = weight, bias
@@ -147,11 +147,11 @@ class _Left:
         return [each for each in (self._weight, self._bias) if each is not None and each.requires_grad]
 
     def is_added_with(self, other: _Left) -> bool:
-        """Autograd adds up what one walk over a graph brings to a parameter, and then adds that to `.grad`."""
+        """Whether both are of one weight and one backward. Autograd adds up those, and then the sum to `.grad`."""
         return self._weight is other._weight and self._walk == other._walk
 
     def add_to_grads(self, together: list[_Left]) -> None:
-        """together: this one, and what is added with it, in the order in which a walk brought them."""
+        """together: this one, and those that are added with it, in the order of the backward."""
         wanted = self.wanted()
         gradients = [functools.reduce(torch.add, (each._gradient(one) for each in together)) for one in wanted]
         with torch.enable_grad():
@@ -164,13 +164,13 @@ class _Left:
 
 
 class _Linear(torch.autograd.Function):
-    """Autograd sees no parameter of it: hooks of parameters are not asked twice."""
+    """A linear layer whose parameters autograd does not see, so that hooks of parameters do not run twice."""
 
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, _: torch.Tensor, parameters: tuple[Any, Any], later: SplitBackward
     ) -> torch.Tensor:
-        weight, bias = ctx.parameters = parameters  # what is saved may come back as another object
+        weight, bias = ctx.parameters = parameters  # a saved tensor may come back as another object
         ctx.later = later
         ctx.save_for_backward(x, weight)
         return F.linear(x, weight, bias)
@@ -189,7 +189,7 @@ def _parameters(linear: nn.Linear) -> list[nn.Parameter]:
 
 
 def _accumulator(parameter: torch.Tensor) -> Any:
-    """The node of its graph at which gradients of a leaf arrive."""
+    """The AccumulateGrad node of a leaf."""
     with torch.enable_grad():
         return parameter.view_as(parameter).grad_fn.next_functions[0][0]
 
@@ -200,7 +200,7 @@ def _will_run(parameter: torch.Tensor) -> bool:
 
 
 def _uses(outputs: Iterable[Any], parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, int]:
-    """How often the graph of the outputs takes each of these."""
+    """How often the graph of the outputs uses each of these parameters."""
     accumulators = {_accumulator(each): each for each in parameters}
     found = dict.fromkeys(accumulators.values(), 0)
     nodes = [each.grad_fn for each in outputs if isinstance(each, torch.Tensor) and each.grad_fn is not None]
@@ -216,7 +216,7 @@ def _uses(outputs: Iterable[Any], parameters: Iterable[nn.Parameter]) -> dict[nn
 
 
 def _has_plain_formulas(linear: nn.Linear, x: Any) -> bool:
-    """Whether torch's own backward of it is two products and a sum over rows, of just these tensors."""
+    """Whether torch's own backward of the call is two products and a sum over rows, of just these tensors."""
     weight = linear.weight
     return (
         torch.is_grad_enabled()

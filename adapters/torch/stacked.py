@@ -25,7 +25,7 @@ from .lora import Lora
 from .passes import Pass
 
 # From the stacked tensors (parameters, or gradients with None for a frozen one) to one view per member of the layer,
-# [E_local, ...] each, None where it would lie in None.
+# [E_local, ...] each, None if its stacked tensor is None.
 Views = Callable[[Sequence[Optional[torch.Tensor]]], Sequence[Optional[torch.Tensor]]]
 
 
@@ -43,7 +43,7 @@ class StackedLayer(CastingLayer):
         views: Views,
         num_scales: int = 0,
     ) -> None:
-        """num_scales: of packed weights, how many of the last stacked tensors are scales."""
+        """num_scales: for packed weights, how many of the last stacked tensors are scales."""
         super().__init__(context, config, experts)
         self._views = views
         self._num_scales = num_scales
@@ -62,10 +62,10 @@ class StackedLayer(CastingLayer):
         flat: Sequence[torch.Tensor],
         lora: Lora | None = None,
     ) -> torch.Tensor | None:
-        """Forward alone, for generation: no autograd, everything prepared that can be. None: take the usual way.
+        """A forward for generation: no autograd, with prepared structs. None: the caller takes the usual way.
 
-        So is every error: the usual way finds it again and words it. The caller has asked whether anything watches
-        (watchers.py).
+        The result is None for every error too, because the usual way raises it with its message. The caller has called
+        `watcher` (watchers.py).
         """
         shape = tokens.shape
         if (
@@ -83,7 +83,7 @@ class StackedLayer(CastingLayer):
         ):
             return None
         if not self._finalizer.alive or self._made_in != generation():
-            return None  # closed, with its context or alone, or another process's
+            return None  # the layer or its context is closed, or another process made it
         with self.turn:
             frame = self._prepared
             if frame is None:
@@ -103,7 +103,7 @@ class StackedLayer(CastingLayer):
         return out if status == 0 else None
 
     def _cast_for(self, ids: torch.Tensor, flat: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Where no other rank sends rows: the experts with a route; what lies in place of the others is never read."""
+        """If no other rank sends rows, casts only the experts with a route; memory of the others is never read."""
         count = self.num_local_experts
         if self.is_packed or self._collective or not ids.is_cpu or all(tensor.dtype == self.dtype for tensor in flat):
             return self._cast(flat)
@@ -119,7 +119,7 @@ class StackedLayer(CastingLayer):
         return cast
 
     def _cast(self, flat: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Biases alone where weights are packed."""
+        """Casts biases alone if weights are packed."""
         if not self.is_packed:
             return super()._cast(flat)
         end = len(flat) - self._num_scales
@@ -160,7 +160,7 @@ class StackedLayer(CastingLayer):
         return grads
 
     def _describe(self, frame: Frame, flat: Sequence[torch.Tensor]) -> None:
-        """The parameters; nothing is written where they are those of the last time."""
+        """Describes the parameters, if they are not those of the last call."""
         key = [(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device) for tensor in flat]
         if frame.stack_key == key:
             return
@@ -168,7 +168,7 @@ class StackedLayer(CastingLayer):
         frame.stack_key = key
 
     def _fill_members(self, items: Descriptors, flat: Sequence[torch.Tensor | None]) -> set[str]:
-        """Describes the members that lie in these; returns which."""
+        """Describes the members that lie in these tensors; returns their names."""
         views = {name: view for name, view in zip(self.members, self._views(flat)) if view is not None}
         for name, view in views.items():
             if view.shape[0] != self.num_local_experts:
@@ -194,15 +194,15 @@ class _Prepared(Frame):
         self._seen: list[tuple[int, Any, Any, Any]] = []
 
     def remember(self, flat: Sequence[torch.Tensor]) -> None:
-        """Notes what `params` describes, by value: a tensor that has gone must not be kept alive by this."""
+        """Notes what `params` describes, by value, so that it keeps no tensor alive."""
         self._seen = [(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) for tensor in flat]
 
     def forget(self) -> None:
-        """Before describing anew, which may fail half way."""
+        """Called before `params` is described again, which may fail half way."""
         self._seen, self.stack_key = [], None
 
     def describes(self, flat: Sequence[torch.Tensor]) -> bool:
-        """Whether `params` describes these; the device is that of the address."""
+        """Whether `params` describes these tensors; an address implies its device."""
         seen = self._seen
         if len(seen) != len(flat):
             return False

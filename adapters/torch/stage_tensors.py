@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch tensors as what goes over one edge of a pipeline, and back: any number, of any dtype and shape."""
+"""Converts torch tensors to and from what one edge of a pipeline carries: any number, of any dtype and shape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..._library import load
 from ...errors import InvalidArgument
 from ._native import generation
 
-# DLPack's type code and width. They are moved and never computed with, so there are more than a layer knows.
+# DLPack's type code and width. Tensors are only moved, so that there are more dtypes than a layer computes with.
 _FORMS = {
     torch.int8: (0, 8),
     torch.int16: (0, 16),
@@ -37,7 +37,7 @@ _DTYPES = {form: dtype for dtype, form in _FORMS.items()}
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Its values row-major in host memory, without a graph; itself where they lie so already."""
+    """The tensor's values, row-major in host memory and without a graph; a copy only if necessary."""
     if tensor.layout is not torch.strided or tensor.dtype not in _FORMS:
         raise InvalidArgument(
             f"a {tensor.layout} tensor of {tensor.dtype} cannot go from stage to stage: hand on dense tensors of "
@@ -49,7 +49,7 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class SentTensors:
-    """What one op hands on. The library reads it until it is released, so whoever gave it keeps this until then."""
+    """The tensors that one op sends. The library reads them until `release`, and the caller keeps this until then."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         ffi = load().ffi
@@ -72,26 +72,26 @@ class SentTensors:
         return [tensor.detach() for tensor in self._given]
 
     def describe_in(self, out: Any, word: int) -> None:
-        """Writes it into a `sluice_stage_tensors_t`."""
+        """Writes the tensors and the word into a `sluice_stage_tensors_t`."""
         out.tensors, out.num_tensors, out.word = self._items, len(self._plain), word
 
 
 class _Kept:
-    """Memory into which a message arrived; goes back to the library with the last tensor that lies in it."""
+    """Memory in which a message arrived. It goes back to the library with the last tensor that lies in it."""
 
     def __init__(self, pointer: Any) -> None:
         self._pointer, self._made_in = pointer, generation()
         self._give_back = load().lib.sluice_pipeline_give_back
 
     def __del__(self) -> None:
-        if self._made_in == generation():  # in a forked child it is the parent's
+        if self._made_in == generation():  # in a forked child the memory is the parent's
             self._give_back(self._pointer)
 
 
 def received(pipeline: Any, arrived: Any) -> list[torch.Tensor]:
     """The tensors of a `sluice_stage_tensors_t` where they arrived, without a copy; torch may keep them for good.
 
-    Inside of a callback only. pipeline: its handle.
+    Called inside of a callback only. pipeline: the handle of it.
     """
     library = load()
     out = library.ffi.new("void **")
@@ -110,5 +110,5 @@ def _tensor_of(ffi: Any, item: Any, owner: _Kept) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="cpu")
     raw = (ctypes.c_uint8 * size).from_address(int(ffi.cast("uintptr_t", item.data)) + item.byte_offset)
     raw._sluice_owner = owner  # the tensor keeps `raw`, and `raw` the memory
-    # No view to torch, which lets nobody detach one in place.
+    # detach() makes it no view to torch, which forbids to detach a view in place.
     return torch.frombuffer(raw, dtype=dtype).view(shape).detach()

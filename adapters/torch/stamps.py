@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands beside the adapter's shared object: what it was made from, for which platform, and its sha256.
+"""The stamp next to the adapter's shared object: what it was made from, for which platform, and its sha256.
 
-Anyone can write a stamp, so it proves nothing where others can write; whose the files are is looked at as well. It
-tells apart what machines with one home folder made, and finds files that are torn or were changed.
+A stamp proves nothing if other users can write it, so that the owners of the files are checked as well. A stamp tells
+builds of machines with one home folder from each other, and finds files that are torn or were changed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from ... import file_trust
 
 MOST_BYTES = 65536  # of a stamp
-Wanted = dict[str, Optional[str]]  # None: whatever it is
+Wanted = dict[str, Optional[str]]  # None: any value
 
 
 def _libc() -> str:
@@ -33,7 +33,7 @@ def _libc() -> str:
 
 
 def _words_of(compiler: str) -> str:
-    """What it says that it is."""
+    """What the compiler says that it is."""
     try:
         done = subprocess.run(
             [compiler, "--version"],
@@ -49,7 +49,7 @@ def _words_of(compiler: str) -> str:
 
 
 def wanted(paths: Iterable[str], flags: tuple[str, ...], compiler: str | None) -> Wanted:
-    """For what is made here of these files. Where there is no compiler, any will do."""
+    """The stamp of an object that is made here from these files. If there is no compiler here, any will do."""
     digest = hashlib.sha256(repr(flags).encode())
     for path in paths:
         with open(path, "rb") as file:
@@ -65,9 +65,9 @@ def wanted(paths: Iterable[str], flags: tuple[str, ...], compiler: str | None) -
 
 
 def for_any_build(fitting: Wanted) -> Wanted:
-    """What of it holds for every build of that release of torch (CPU or CUDA), with any Python and compiler: the shared
-    object holds no Python, and torch's own libraries are made of the same sources. Which C library it needs is said by
-    the tag of the wheel that it comes in."""
+    """The part of it for every build of that release of torch (CPU or CUDA), with any Python and compiler: the shared
+    object does not link to Python, and torch's own libraries are made from the same sources. The tag of the wheel says
+    which C library the object needs."""
     release, _, sources = (fitting["torch"] or "").partition(" ")
     return {
         "made_from": fitting["made_from"],
@@ -77,7 +77,7 @@ def for_any_build(fitting: Wanted) -> Wanted:
 
 
 def short(fitting: Wanted) -> str:
-    """A name for a folder."""
+    """A digest as the name of a folder."""
     return hashlib.sha256(json.dumps(fitting, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -90,9 +90,9 @@ def _sha256(path: str, also: tuple[int, ...]) -> str:
 
 
 def why_not(path: str, fitting: Wanted, also: tuple[int, ...] = ()) -> str | None:
-    """None: it may be loaded. Else why not, "" where there is none.
+    """None: the object may be loaded. Else the reason, "" if there is no object.
 
-    also  owners that are as good as this user
+    also  owners that are trusted like this user
     """
     try:
         with os.fdopen(file_trust.open_ours(f"{path}.stamp", also), errors="replace") as file:
@@ -115,7 +115,7 @@ def why_not(path: str, fitting: Wanted, also: tuple[int, ...] = ()) -> str | Non
 
 
 def write(made: str, stamp: str, fitting: Wanted) -> None:
-    """The stamp of a shared object that was just made. Takes from others the right to write either (umask 002)."""
+    """Writes the stamp of a new shared object. Removes others' permission to write either (umask 002)."""
     os.chmod(made, stat.S_IMODE(os.stat(made).st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
     with open(stamp, "w") as file:
         json.dump({**fitting, "sha256": _sha256(made, ())}, file, indent=1)

@@ -18,9 +18,9 @@ MASTER = "master"
 
 
 class FileOptions(NamedTuple):
-    """durable: each step is on the disk before it ends. resume: a file that is there is gone on with; else it is
-    refused. step: which of its two, None: the later. rank, world_size: whose file it is. comm: of the ranks that step
-    together, which then make or open theirs together.
+    """durable: each step is on the disk before it ends. resume: continue from an existing file. Without it an existing
+    file is an error. step: which of the file's two steps to load; None: the later one. rank, world_size: those that the
+    file is for. comm: of the ranks that step together, which create or open their files together.
     """
 
     durable: bool = False
@@ -32,10 +32,11 @@ class FileOptions(NamedTuple):
 
 
 class StateFile:
-    """Of one optimizer. Made or opened at once: parameters of a file that is gone on with become its masters.
+    """The state file of one optimizer. The constructor creates it or opens it. When an existing file is resumed, the
+    parameters are overwritten by the file's masters.
 
-    A process has a file open once, and its forked children do not; over ranks each rank has a path of its own. With a
-    comm making one is collective.
+    A process can open a file once, and its forked children cannot use it. Each rank has a path of its own. With a comm
+    the constructor is collective.
     """
 
     def __init__(self, path: str, groups: Sequence[Mapping[str, Any]], options: FileOptions) -> None:
@@ -65,17 +66,17 @@ class StateFile:
 
     @property
     def handle(self) -> Any:
-        """What a step takes."""
+        """The library's handle, for a step."""
         return self._handle
 
     @property
     def step(self) -> int:
-        """The number of steps that it holds the last of."""
+        """The number of steps up to the last one in the file."""
         return self._info().step
 
     def states(self, groups: Sequence[Mapping[str, Any]]) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-        """Copies, for a state dict: moments, and the masters of 16-bit parameters, in f32. Parameters stay as they are;
-        a master that other code's value of its parameter has made void is that value."""
+        """Copies, for a state dict: moments, and the masters of 16-bit parameters, in f32. Parameters are not changed.
+        If other code has written a parameter since the last step, its master is the parameter's new value."""
         found = {}
         for param in _params(groups):
             names = _STATES if param.dtype == torch.float32 else (*_STATES, MASTER)
@@ -91,15 +92,15 @@ class StateFile:
     def replace(
         self, groups: Sequence[Mapping[str, Any]], states: Mapping[torch.Tensor, Mapping[str, Any]], step: int
     ) -> None:
-        """A new file, filled from these states and the parameters, takes the place of the old one when it is whole."""
+        """Replaces the file by a new one, filled from these states and the parameters, once that is complete."""
         config = self._config(step, None)
         config.replaces = True
-        new = self._create(groups, states, config)  # where that fails the old one stays
+        new = self._create(groups, states, config)  # if it fails the old one stays
         self.close()
         self._handle = new
 
     def close(self) -> None:
-        """The file stays on the disk."""
+        """Closes the file, which stays on the disk."""
         if self._handle is not None:
             self._library.ffi.release(self._handle)
             self._handle = None
@@ -122,7 +123,7 @@ class StateFile:
 
     def _config(self, step: int | None, comm: Any) -> Any:
         config = self._library.new("optimizer_file_config")
-        self._path = self._library.ffi.new("char[]", os.fsencode(self.path))  # which the config borrows
+        self._path = self._library.ffi.new("char[]", os.fsencode(self.path))  # the config points to it
         config.path, config.step = self._path, -1 if step is None else step
         config.durable = self._options.durable
         config.rank, config.world_size = self._options.rank, self._options.world_size
@@ -145,7 +146,7 @@ class StateFile:
 
 
 def check_gradients(groups: Sequence[Mapping[str, Any]]) -> None:
-    """The file's step is one for all of its parameters."""
+    """Refuses parameters without a gradient, because the file has one step for all of its parameters."""
     for number, group in enumerate(groups):
         for index, param in enumerate(group["params"]):
             if param.grad is None:

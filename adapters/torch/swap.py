@@ -12,13 +12,13 @@ from ..._library import load
 
 FORWARD_ENDS, BACKWARD_BEGINS, BACKWARD_NEXT, BACKWARD_ENDS = range(4)
 PUT, SETTLE, PREFETCH, TAKE, RELEASE = range(5)
-HOST = "host"  # the tier that is no folder
+HOST = "host"  # the tier that is not a folder
 NO_LIMIT = 1 << 62
 _STATS = ("out_bytes", "in_bytes", "held_bytes", "most_bytes", "num_waits", "wait_ns", "copy_ns")
 
 
 class Op(NamedTuple):
-    """On all that a layer has saved in one forward."""
+    """An op on all that a layer has saved in one forward."""
 
     kind: int
     micro_batch: int
@@ -26,9 +26,9 @@ class Op(NamedTuple):
 
 
 class Swap:
-    """Which layers are swapped, where to, and at most how many bytes at one time. `close` it, or let it go.
+    """Swaps layers to a tier, at most `budget` bytes at one time, until `close` or until it is garbage.
 
-    tier  "host", or a folder: a file in it, which no folder lists once it is open
+    tier  "host", or a folder for a file, which has no name there once it is open
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Swap:
         config.swapped, config.num_layers = flags, len(swapped)
         config.budget_bytes, config.bytes_per_second = budget, bytes_per_second
         if tier != HOST:
-            # The name only has to be new: the library makes the file, and refuses one that is there.
+            # The name has to be new: the library makes the file, and refuses an existing one.
             name = f"sluice-swap-{os.getpid()}-{secrets.token_hex(8)}"
             path = ffi.new("char[]", os.fsencode(os.path.join(tier, name)))
             config.path = path
@@ -53,7 +53,7 @@ class Swap:
         self._handle = ffi.gc(out[0], library.lib.sluice_swap_destroy)
 
     def reach(self, event: int, micro_batch: int, layer: int = 0) -> list[Op]:
-        """The ops that follow, to be run in their order."""
+        """The ops that follow an event, to be run in their order."""
         ops, count = self._ops, self._count
         self._check(
             self._library.lib.sluice_swap_reach(self._handle, event, micro_batch, layer, ops, self._room, count)
@@ -61,7 +61,7 @@ class Swap:
         return [Op(ops[i].kind, ops[i].micro_batch, ops[i].layer) for i in range(count[0])]
 
     def put(self, address: int, size: int) -> int:
-        """A ticket for the bytes, which stay as they are until `settle` or `release`."""
+        """Begins to copy bytes out; returns a ticket. The bytes must not change until `settle` or `release`."""
         data = self._library.ffi.cast("void *", address)
         self._check(self._library.lib.sluice_swap_put(self._handle, data, size, self._ticket))
         return int(self._ticket[0])
@@ -71,16 +71,16 @@ class Swap:
         self._check(self._library.lib.sluice_swap_settle(self._handle, ticket))
 
     def prefetch(self, ticket: int, address: int) -> None:
-        """Begins to copy back to memory that stays there until `take` or `release`."""
+        """Begins to copy back to memory that must exist until `take` or `release`."""
         to = self._library.ffi.cast("void *", address)
         self._check(self._library.lib.sluice_swap_prefetch(self._handle, ticket, to))
 
     def take(self, ticket: int) -> None:
-        """Waits until the bytes are back. The ticket is void."""
+        """Waits until the bytes are back. The ticket is invalid after that."""
         self._check(self._library.lib.sluice_swap_take(self._handle, ticket))
 
     def release(self, ticket: int) -> None:
-        """Drops the piece, if it is there."""
+        """Drops the piece, if there is one."""
         self._library.lib.sluice_swap_release(self._handle, ticket)
 
     def reset(self) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which connections carry the rows of an expert-parallel group on the CPU: Sluice's own over TCP, or gloo's.
+"""Chooses the connections for the rows of an expert-parallel group on the CPU: Sluice's own over TCP, or gloo's.
 
-The gloo group exists in any case: through it the ranks find each other, and its store names a silent rank.
+The gloo group exists in any case: the ranks find each other through it, and its store shows which rank is silent.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any
 
 from ...errors import External, NotFound, PeerRefused
 
-# Interfaces that the connections may use, comma-separated; gloo's own variable counts where this one is not set.
+# Interfaces that the connections may use, comma-separated; gloo's own variable is read if this one is not set.
 INTERFACES = "SLUICE_SOCKET_IFNAME"
 _GLOO_INTERFACES = "GLOO_SOCKET_IFNAME"
 _LONGEST_SECONDS = 30.0
 
 
 def open_transport(library: Any, host: Any, transport: str | None, connect_timeout: float) -> Any:
-    """The communicator that layers use, over `host`, the one of the gloo group, which it takes over.
+    """The communicator that layers use. It takes over `host`, the communicator of the gloo group.
 
-    transport: "tcp", "c10d" (gloo itself), None: tcp where all ranks can reach each other, else c10d with a warning.
-    timeout: seconds until all connections stand.
-    Collective over the group, with the same outcome on all ranks. Raises the library's error for "tcp" that cannot be.
+    transport: "tcp", "c10d" (gloo itself), None: tcp if all ranks can reach each other, else c10d with a warning.
+    connect_timeout: seconds until all connections are made, of which at most 30 count.
+    Collective over the group, with the same outcome on all ranks. For "tcp" raises the library's error if it fails.
     """
     if transport == "c10d":
         return host
@@ -36,7 +36,7 @@ def open_transport(library: Any, host: Any, transport: str | None, connect_timeo
     out = ffi.new("sluice_comm_t **")
     try:
         library.check(library.lib.sluice_comm_create_tcp(host, config, out))
-    except (NotFound, External, PeerRefused) as error:  # after any other the gloo group is of no use either
+    except (NotFound, External, PeerRefused) as error:  # after any other error the gloo group is of no use either
         if transport == "tcp":
             raise
         warnings.warn(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tuner of a context from Python: what the config's "tuner" says, and what was decided."""
+"""The tuner of a context: applies the "tuner" section of the config, and reports decisions."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _read(path: str, what: str) -> bytes:
 
 
 def _machine_text(named: str, device: str) -> bytes:
-    """A machine's JSON: of the profile that `named` names or that is this device's, or what the file has."""
+    """A machine's JSON: that of the profile with this name, of this device's profile, or of a file."""
     if named == machines.BY_DEVICE:
         found = machines.for_device(device)
     elif named in machines.names():
@@ -73,11 +73,11 @@ def _machine_text(named: str, device: str) -> bytes:
         if b'"sluice_profile"' not in text:
             return text
         found = machines.load(named)
-    return json.dumps(found.data, ensure_ascii=False).encode()  # the library reads no escapes
+    return json.dumps(found.data, ensure_ascii=False).encode()  # the library's parser has no escapes
 
 
 def _machine(library: Library, context: Any, options: TunerOptions, sizes: tuple[int, int, int]) -> Any:
-    """A planner of the machine that is named, or of this one; NULL where neither is wanted. To be destroyed."""
+    """A planner of the named machine, or of this one; NULL if neither is asked for. The caller destroys it."""
     ffi, handle = library.ffi, context.handle
     out = ffi.new("sluice_planner_t **")
     if options.machine is not None:
@@ -94,9 +94,9 @@ def _machine(library: Library, context: Any, options: TunerOptions, sizes: tuple
 
 
 def prepare(context: Any, options: TunerOptions, sizes: tuple[int, int, int]) -> None:
-    """Does what the options say, before a context's first layer is made; sizes: model width, hidden width, dtype.
+    """Applies the options, before a context's first layer is made; sizes: model width, hidden width, dtype.
 
-    Collective over the context's ranks where it calibrates, or begins with kept decisions.
+    Collective over the context's ranks if it calibrates, or begins with kept decisions.
     """
     handle = context.handle
     library = load()
@@ -119,12 +119,12 @@ def _import(handle: Any, text: bytes) -> None:
     library.check(library.lib.sluice_context_read_decisions(handle, text, len(text)))
 
 
-# How often each group's ranks have begun with kept decisions: they do so in the same order.
+# How often the ranks of each group have begun with kept decisions, which they do in the same order.
 _begun: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def _begin_with_kept(context: Any, options: TunerOptions) -> None:
-    """The first rank's file counts, since files may be on some machines and not on others."""
+    """Reads the first rank's file on all ranks, because other machines may have another file or none."""
     group = context.ep_group
 
     def take() -> bytes:
@@ -157,7 +157,7 @@ def _machine_words(context: Any) -> str:
 
 
 def _kept_file(options: TunerOptions) -> str | None:
-    """None, with a word, where there is no folder for it: training never fails for it."""
+    """The file's path; None, with a message, if there is no folder for it: training never fails for that."""
     assert options.decisions is not None
     try:
         return decision_cache.place(options.decisions, options.cache)
@@ -167,16 +167,16 @@ def _kept_file(options: TunerOptions) -> str | None:
 
 
 def keep(context: Any, options: TunerOptions) -> None:
-    """Leaves this run's answers in the file that the options name. Not collective; of one rank."""
+    """Writes this run's answers to the file that the options name. Not collective; called on one rank."""
     path = None if options.decisions is None else _kept_file(options)
     if path is not None:
         decision_cache.merge(path, _machine_words(context), answers(context.handle))
 
 
 def decisions(handle: Any) -> list[dict[str, Any]]:
-    """The newest decisions, oldest first; `why` in words. Under a budget, restore_input and restore_pre_activation say
-    the plan's policies, kept_chunks of how many chunks, the first ones (the rest are sent and computed again), and
-    total_bytes what it may take; without one they are None and 0."""
+    """The newest decisions, oldest first; `why` in words. Under a budget, restore_input and restore_pre_activation are
+    the plan's policies for the first kept_chunks chunks (the rest are sent and computed again), and total_bytes is what
+    the plan may take. Without a budget they are None and 0."""
     library = load()
     ffi = library.ffi
     found = ffi.new("sluice_tuner_decision_t[]", 64)
@@ -197,7 +197,7 @@ def decisions(handle: Any) -> list[dict[str, Any]]:
 
 
 def _written(write: Any, handle: Any) -> str:
-    """What a function of the library writes as text: asked for its length first."""
+    """The text that a function of the library writes. The first call asks for its length."""
     library = load()
     size = library.ffi.new("uint64_t *")
     library.check(write(handle, library.ffi.NULL, size))
@@ -212,12 +212,12 @@ def decisions_json(handle: Any) -> str:
 
 
 def answers(handle: Any) -> list[dict[str, Any]]:
-    """The same as plain values, oldest layers' first."""
+    """All answers as plain values, those of the oldest layers first."""
     return list(json.loads(decisions_json(handle))["answers"])
 
 
 def machine_json(handle: Any) -> str:
-    """The tuner's machine, corrected by the steps that ran. InvalidState: it has none, or too few have run."""
+    """The tuner's machine, corrected by the steps that ran. InvalidState if it has none, or too few have run."""
     return _written(load().lib.sluice_context_write_machine, handle)
 
 

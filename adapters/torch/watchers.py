@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to run a model that have to see every operation, and cannot see inside a call into a C library.
+"""Finds modes of torch that have to see every operation, and cannot see inside a call into a C library.
 
-Most of them would notice nothing: a graph that leaves the experts out, tangents that end there.
+Most of them would raise no error, but give a graph without the experts, or tangents that end there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FAKE, _PROXY = torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchMode
 
 
 def watcher() -> str | None:
-    """What is at work here of that kind, in words; None: nothing. A fraction of a microsecond."""
+    """The mode that is active now, in words; None: none is. Takes a fraction of a microsecond."""
     if _functorch.peek_interpreter_stack() is not None:
         return "a torch.func transform (vmap, grad, jvp, ...)"
     if forward_ad._current_level >= 0:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The same loops for AVX2 with FMA. */
+/* The loops of adam_loops.inc.h for AVX2 with FMA. */
 #include <stddef.h>
 
 #include "backend/optim/adam.h"

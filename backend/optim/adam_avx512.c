@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The same loops for AVX-512 (F, BW, DQ, VL) with FMA. */
+/* The loops of adam_loops.inc.h for AVX-512 (F, BW, DQ, VL) with FMA. */
 #include <stddef.h>
 
 #include "backend/optim/adam.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The loops of a step, written once in plain C and compiled for each instruction set by the file that includes it,
- * and names its table by KERNELS_OF. The compiler makes vectors of them; nothing here may depend on how wide they are:
- * what is fused says fmaf (-ffp-contract=off does no more), and sums are kept in LANES of their own. */
+/* The loops of a step, written once in plain C. Each instruction set includes this file and names its table with
+ * KERNELS_OF. The compiler vectorizes the loops, and no result may depend on the vector width: fused operations are
+ * written as fmaf (-ffp-contract=off fuses no others), and sums are kept in LANES separate sums. */
 #include <math.h>
 #include <string.h>
 
@@ -10,23 +10,23 @@
 #include "backend/optim/adam.h"
 
 enum {
-  BLOCK = 128, /* elements that one loop hands to the next in the first cache */
-  LANES = 16,  /* sums of squares of a scan */
-  STRIP = 64,  /* elements between two requests for what comes AHEAD of them: four lines of each array */
+  BLOCK = 128, /* elements per inner loop; they stay in the L1 cache */
+  LANES = 16,  /* partial sums of squares of a scan */
+  STRIP = 64,  /* elements between two prefetches, AHEAD elements in advance: four cache lines of each array */
   AHEAD = 256,
-  KEPT = 512, /* elements that are looked at together */
+  KEPT = 512, /* elements that one step of a scan reads */
 };
 
 #define BITS_OF_INFINITY 0x7f800000u
 
-/* Bits of |x|: of numbers in their order, above them infinity, above it what is no number. */
+/* The bits of |x|. They order numbers by size, then infinity, then NaN. */
 static inline uint32_t magnitude_bits(float x) {
   uint32_t bits;
   memcpy(&bits, &x, sizeof bits);
   return bits & 0x7fffffffu;
 }
 
-/* Elements [first, first + count) of grad as f32; the result lies in `room` or in grad itself. */
+/* Returns elements [first, first + count) of grad as f32: in `room`, or in grad itself. */
 static const float* as_f32(const void* data, int32_t dtype, int64_t first, int64_t count, float* room) {
   if (dtype == SLUICE_DTYPE_F32) return (const float*)data + first;
   const uint16_t* half = (const uint16_t*)data + first;
@@ -51,10 +51,9 @@ static void from_f32(const float* data, int64_t count, void* out, int32_t dtype,
   }
 }
 
-/* The rules of adam.h, in one loop: the root and the division of one element run while the next ones come from memory.
- * A rounding error of s, d and q is the remainder that fmaf leaves; each is brought to the quotient by way of the
- * reciprocal of d, so that there is one division. has_l2 is known when this is compiled: 0 times an infinite p is NaN.
- */
+/* The rules of adam.h in one loop, so that the root and division of one element overlap with the loads of the next. The
+ * rounding errors of s, d and q are the remainders that fmaf gives. All are applied to the quotient with the reciprocal
+ * of d, so that there is one division. has_l2 is a compile-time constant because 0 times an infinite p is NaN. */
 static inline void update_strip(float* restrict p, float* restrict m, float* restrict v, const float* restrict grad,
                                 int64_t count, sluice_adam_numbers_t n, int has_l2, float* restrict minus_p) {
   for (int64_t i = 0; i < count; ++i) {
@@ -64,23 +63,24 @@ static inline void update_strip(float* restrict p, float* restrict m, float* res
     const float v_new = fmaf(n.one_minus_beta2 * g, g, fmaf(-n.one_minus_beta2, v[i], v[i]));
     const float s = sqrtf(v_new);
     const float d = s + n.epsilon_high;
-    const float rest = d - s; /* Knuth's sum: what d lost of s and of epsilon */
+    const float rest = d - s; /* Knuth's two-sum: the rounding error of s + epsilon */
     const float lost_in_sum = (s - (d - rest)) + (n.epsilon_high - rest) + n.epsilon_low;
     const float reciprocal = 1.0F / d;
     const float q = m_new * reciprocal;
-    const float lost_in_root = fmaf(-s, s, v_new) * reciprocal; /* twice, where s is most of d; else it hardly counts */
+    const float lost_in_root =
+        fmaf(-s, s, v_new) * reciprocal; /* twice the error if s is most of d; else it hardly matters */
     const float d_low = fmaf(0.5F, lost_in_root, lost_in_sum);
     const float q_low = fmaf(-q, d_low, fmaf(-q, d, m_new)) * reciprocal;
     const float small = fmaf(n.step_high, q_low, fmaf(n.step_low, q, n.decay * p[i]));
-    minus_p[i] = -p[i]; /* a plain copy would become a call of memcpy */
+    minus_p[i] = -p[i]; /* a plain copy would be compiled to a memcpy call */
     m[i] = m_new;
     v[i] = v_new;
     p[i] = fmaf(-n.step_high, q, p[i] - small);
   }
 }
 
-/* The same rules with each operation rounded once, as torch does it: nothing that is lost is added back. At the ends of
- * the range no element needs care: an infinite p or v stays so. */
+/* The same rules with each operation rounded once, as in torch, and without corrections. Infinite elements need no
+ * repair: an infinite p or v stays infinite. */
 static inline void round_strip(float* restrict p, float* restrict m, float* restrict v, const float* restrict grad,
                                int64_t count, sluice_adam_numbers_t n, int has_l2) {
   for (int64_t i = 0; i < count; ++i) {
@@ -94,9 +94,9 @@ static inline void round_strip(float* restrict p, float* restrict m, float* rest
   }
 }
 
-/* Where p or v is infinite, or d is 0, the remainders of q are NaN, and q needs none. All such elements, and few
- * others, have become infinite or NaN. An infinite v has become NaN; so it does by m, or stays it, which is then NaN
- * too. */
+/* Repairs elements whose p or v is infinite or whose d is 0: the remainders of q are NaN there, and q needs no
+ * correction. All such elements, and few others, are infinite or NaN after update_strip. An infinite v has become NaN:
+ * it is set to infinity again, unless m is NaN, since v is NaN then too. */
 static void take_care(float* p, const float* m, float* v, int64_t count, const sluice_adam_numbers_t* n,
                       const float* minus_p) {
   for (int64_t i = 0; i < count; ++i) {
@@ -116,8 +116,8 @@ static int is_any_infinite_or_nan(const float* data, int64_t count) {
   return largest >= BITS_OF_INFINITY;
 }
 
-/* The arithmetic of a strip is as long as the way of its bytes: without being asked the processor fetches too few of
- * them meanwhile. Asking for what lies behind an array does nothing. */
+/* Prefetches all four arrays. The arithmetic of a strip takes as long as its memory traffic, and the hardware
+ * prefetcher alone fetches too little. A prefetch past the end of an array has no effect. */
 static inline void ask_ahead(const float* p, const float* m, const float* v, const float* grad, int64_t i) {
   enum { LINE = 16 };
   for (int64_t next = i + AHEAD; next < i + AHEAD + STRIP; next += LINE) {
@@ -194,17 +194,18 @@ static void update_rounded(const sluice_adam_tensor_t* t, int64_t first, int64_t
   update_by(round_rows, t, first, count, n);
 }
 
-/* What a scan has found so far, in lanes: vectors of the compiler, which stay in registers. */
+/* The running result of a scan, in compiler vectors that stay in registers. */
 typedef double lane_sums_t __attribute__((vector_size(LANES * sizeof(double))));
 typedef float lane_floats_t __attribute__((vector_size(LANES * sizeof(float)), aligned(4)));
-typedef int32_t lane_bits_t __attribute__((vector_size(LANES * sizeof(int32_t)))); /* magnitudes: never negative */
+typedef int32_t lane_bits_t __attribute__((vector_size(LANES * sizeof(int32_t)))); /* magnitude bits, never negative */
 
-/* For what lies ahead, which may be behind the array: a number, since no pointer of the language may say that. */
+/* Prefetches an address that may be past the end of the array. It is computed as an integer, since such a pointer would
+ * be undefined behaviour. */
 static inline void ask_for(const float* g, int64_t at) {
   __builtin_prefetch((const void*)((uintptr_t)g + (uintptr_t)at * sizeof *g), 0);
 }
 
-/* lines: of LANES elements. A square of f32 is exact in f64. */
+/* lines: units of LANES elements. The square of an f32 is exact in f64. */
 static void scan_lines(const float* g, int64_t lines, lane_sums_t* sums, lane_bits_t* largest) {
   lane_sums_t squares = *sums;
   lane_bits_t most = *largest;
@@ -220,7 +221,7 @@ static void scan_lines(const float* g, int64_t lines, lane_sums_t* sums, lane_bi
   *largest = most;
 }
 
-/* The largest magnitude alone: a fifth of the arithmetic, several lines at once. */
+/* Finds only the largest magnitude, several vectors at once: a fifth of the arithmetic of a scan. */
 static sluice_adam_scan_t look(const void* grad, int32_t dtype, int64_t first, int64_t count) {
   enum { LINES = 4 * LANES };
   float room[BLOCK];
@@ -254,7 +255,7 @@ static sluice_adam_scan_t scan(const void* grad, int32_t dtype, int64_t first, i
   for (int64_t end = first + count; first < end; first += BLOCK) {
     const int64_t size = dtype == SLUICE_DTYPE_F32 ? end - first : sluice_min(BLOCK, end - first);
     const float* g = as_f32(grad, dtype, first, size, room);
-    float rest[LANES] = {0.0F}; /* squares of 0 change no sum */
+    float rest[LANES] = {0.0F}; /* zeros do not change the sums */
     scan_lines(g, size / LANES, &sums, &largest);
     memcpy(rest, g + size / LANES * LANES, (size_t)(size % LANES) * sizeof *g);
     if (size % LANES > 0) scan_lines(rest, 1, &sums, &largest);
@@ -270,7 +271,7 @@ static sluice_adam_scan_t scan(const void* grad, int32_t dtype, int64_t first, i
   return found;
 }
 
-/* By sluice_adam_arithmetic_t. */
+/* Indexed by sluice_adam_arithmetic_t. */
 #define KERNELS_OF(NAME)                                                 \
   {                                                                      \
     {(NAME), update, scan, scan}, { (NAME), update_rounded, scan, look } \

@@ -19,11 +19,11 @@ sluice_status_t sluice_adam_check(const sluice_adam_rule_t* rule) {
 }
 
 sluice_adam_numbers_t sluice_adam_numbers_of(const sluice_adam_rule_t* rule, int64_t t, double grad_scale) {
-  /* By pow from the number of the step, not as a running product: a step that is resumed has the same bits. */
+  /* Computed with pow from the step number, not as a running product, so that a resumed step has the same bits. */
   const double correction1 = rule->corrects_the_bias ? 1.0 - pow(rule->beta1, (double)t) : 1.0;
   const double root2 = rule->corrects_the_bias ? sqrt(1.0 - pow(rule->beta2, (double)t)) : 1.0;
   const double step_size = rule->lr * root2 / correction1, kept = rule->epsilon * root2;
-  /* The reciprocal of a smaller one is infinite in f32. */
+  /* The reciprocal of a smaller epsilon is infinite in f32. */
   const double epsilon = kept > 0.0 && kept < FLT_MIN ? FLT_MIN : kept;
   return (sluice_adam_numbers_t){
       .grad_scale = (float)(rule->maximizes ? -grad_scale : grad_scale),

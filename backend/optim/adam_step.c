@@ -8,9 +8,10 @@
 #include "backend/base/math.h"
 #include "backend/optim/pieces.h"
 
-/* ---- looking at gradients ---- */
+/* ---- scanning gradients ---- */
 
-/* Sums are kept by share of the line of pieces, so many whatever the number of threads. */
+/* Sums are formed by share of the pieces. The number of shares is fixed, so sums do not depend on the number of
+ * threads. */
 enum { SHARES = 256 };
 
 typedef struct look_s {
@@ -29,7 +30,7 @@ static void add_scan(sluice_adam_scan_t* sum, sluice_adam_scan_t found) {
   sum->largest = found.largest > sum->largest ? found.largest : sum->largest;
 }
 
-/* In two levels, as threads do it. */
+/* Adds in two levels, like the threads of a scan. */
 sluice_adam_scan_t sluice_adam_fold(const sluice_adam_scan_t* scans, int64_t pieces) {
   sluice_adam_scan_t all = {.sum_of_squares = 0.0};
   for (int64_t i = 0; i < SHARES; ++i) {
@@ -70,23 +71,24 @@ sluice_adam_outcome_t sluice_adam_look(const sluice_adam_step_t* step) {
                                  .is_skipped = !(all.largest < INFINITY)};
 }
 
-/* ---- changing parameters ---- */
+/* ---- updating parameters ---- */
 
-/* Shares of a thread: it takes the next one when it has done one, so that none waits long for one whose core was away.
- * Elements are updated alike whoever does it. */
+/* A thread takes the next share when it has finished one, so that no thread waits long for one whose core was
+ * preempted. The result does not depend on the thread that updates an element. */
 enum { SHARES_PER_THREAD = 16 };
 
 typedef struct update_s {
   const sluice_adam_step_t* step;
   double grad_scale;
   int64_t pieces;
-  _Atomic int64_t next; /* share that nobody has taken */
+  _Atomic int64_t next; /* the first share that no thread has taken */
 } update_t;
 
 static void update_piece(void* user, const sluice_adam_group_t* group, const sluice_adam_tensor_t* tensor,
                          int64_t first, int64_t count) {
   const update_t* update = user;
-  /* Anew for each piece: two calls of pow for up to 32,768 elements, and nothing to hold for every tensor. */
+  /* Computed for each piece: two calls of pow per up to 32,768 elements, and no array with one entry for each
+   * tensor. */
   const sluice_adam_numbers_t numbers = sluice_adam_numbers_of(&group->rule, tensor->step, update->grad_scale);
   update->step->kernels->update(tensor, first, count, &numbers);
 }

@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A whole step of Adam over many tensors in host memory: all of it, or nothing.
+/* A whole step of Adam over many tensors in host memory. It updates everything or nothing.
  *
- * First the gradients are looked at, then parameters change. So a gradient that is infinite or no number, anywhere,
- * leaves every parameter, master and moment as it was, to the byte; the caller then does not advance its numbers of
- * steps either. */
+ * The step scans all gradients before it changes parameters. If any gradient is infinite or NaN, every parameter,
+ * master and moment keeps its bytes; the caller then does not advance its step numbers either. */
 #ifndef SLUICE_BACKEND_OPTIM_ADAM_STEP_H_
 #define SLUICE_BACKEND_OPTIM_ADAM_STEP_H_
 
 #include "backend/optim/adam_request.h"
 
 typedef struct sluice_adam_outcome_s {
-  double norm;        /* of the gradients of the loss, before clipping; 0 where nobody looked */
-  float largest;      /* |gradient| as it lies; 0 where nobody looked */
-  int32_t is_skipped; /* a gradient was infinite or no number: nothing was changed */
+  double norm;        /* of the gradients of the loss, before clipping; 0 if they were not scanned */
+  float largest;      /* |gradient| as stored; 0 if they were not scanned */
+  int32_t is_skipped; /* a gradient was infinite or NaN: nothing was changed */
 } sluice_adam_outcome_t;
 
-/* Looks at all gradients; changes nothing. The sums are the same for every number of threads. */
+/* Scans all gradients and changes nothing. The sums are the same for every number of threads. */
 sluice_adam_outcome_t sluice_adam_look(const sluice_adam_step_t* step);
 
-/* Those sums from the scans of all pieces, in order (pieces.h). */
+/* Computes the same sums from the scans of all pieces, in order (pieces.h). */
 sluice_adam_scan_t sluice_adam_fold(const sluice_adam_scan_t* scans, int64_t pieces);
 
-/* What clipping multiplies gradients of this norm by: torch's clip_grad_norm_, max_norm / (norm + 1e-6), at most 1. */
+/* Returns the factor that clipping applies to gradients with this norm: torch's clip_grad_norm_, max_norm / (norm +
+ * 1e-6), at most 1. */
 double sluice_adam_clip_factor(double max_norm, double norm);
 
 /* Errors: INVALID_ARGUMENT naming the group, the tensor and the number. */

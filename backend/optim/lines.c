@@ -51,7 +51,7 @@ void sluice_lines_free(sluice_lines_t* lines, sluice_allocator_t* allocator) {
   lines->block = NULL;
 }
 
-/* The last tensor that begins at or before an element, or a piece. */
+/* Returns the last tensor that begins at or before an element (or a piece). */
 static const sluice_line_tensor_t* find(const sluice_lines_t* lines, int64_t value, int is_piece) {
   int64_t low = 0, high = lines->num_tensors;
   while (high - low > 1) {

@@ -16,7 +16,7 @@ int64_t sluice_pieces_count(const sluice_adam_step_t* step) {
 }
 
 void sluice_pieces_walk(const sluice_adam_step_t* step, int64_t begin, int64_t end, sluice_piece_fn_t fn, void* user) {
-  int64_t before = 0; /* pieces of the tensors that were passed */
+  int64_t before = 0; /* pieces of the previous tensors */
   for (int64_t g = 0; g < step->num_groups; ++g) {
     const sluice_adam_group_t* group = step->groups + g;
     for (int64_t t = 0; t < group->num_tensors; ++t) {

@@ -10,21 +10,21 @@
 #include "backend/optim/bucketed/job.h"
 #include "backend/optim/buckets/simulate.h"
 
-/* What was measured, of this rank. 0: not yet. */
+/* Measurements of this rank. 0: not yet measured. */
 typedef struct measured_s {
-  double exchange_seconds; /* of a small record, the shortest */
+  double exchange_seconds; /* the shortest time of a small exchange */
   double sum_seconds_per_element, update_seconds_per_element, copy_in_seconds_per_element, copy_out_seconds_per_element;
 } measured_t;
 
 struct sluice_bucketed_s {
   sluice_device_t* device;
   sluice_allocator_t* allocator;
-  void* memory; /* slots, kept from step to step: new pages cost as much as a sum */
+  void* memory; /* slots, kept from step to step, because faulting in new pages costs as much as a sum */
   uint64_t bytes;
   measured_t measured;
 };
 
-/* ---- life ---- */
+/* ---- create and destroy ---- */
 
 sluice_status_t sluice_bucketed_create(sluice_device_t* device, sluice_allocator_t* allocator,
                                        sluice_bucketed_t** out_bucketed) {
@@ -58,7 +58,7 @@ static sluice_status_t take_memory(sluice_bucketed_t* bucketed, uint64_t bytes) 
   return SLUICE_OK;
 }
 
-/* ---- which form a step has ---- */
+/* ---- the form of a step ---- */
 
 static sluice_bucket_form_t form_of(const sluice_bucketed_step_t* step, const sluice_lines_t* lines, int64_t chunk,
                                     int is_decided) {
@@ -78,12 +78,12 @@ static sluice_bucket_form_t form_of(const sluice_bucketed_step_t* step, const sl
 
 /* ---- choosing k ---- */
 
-enum { FIRST_CHUNK = 2 }; /* the paper's, until something was measured */
+enum { FIRST_CHUNK = 2 }; /* the value of the paper, used until there are measurements */
 
-/* Without its bytes: two exchanges, which on two ranks are one. */
+/* The latency of a sum: two exchanges. With two ranks it is one exchange. */
 static double seconds_of_a_sum(const measured_t* m) { return 2.0 * m->exchange_seconds; }
 
-/* The k whose step is predicted to be shortest, over the lines as they are. */
+/* Returns the k with the shortest predicted step for these lines. */
 static int64_t choose(const sluice_bucketed_t* bucketed, const sluice_bucketed_step_t* step,
                       const sluice_lines_t* lines) {
   const measured_t* m = &bucketed->measured;
@@ -121,7 +121,7 @@ static sluice_status_t prepare(sluice_bucketed_t* bucketed, sluice_bucketed_job_
   return form->decides ? sluice_bucketed_job_take_scans(job, bucketed->allocator) : SLUICE_OK;
 }
 
-/* A verdict against the step ends the run as a failure does, but is none, and leaves no record. */
+/* A verdict that skips the step ends the run as a failure does, but it is no error and leaves no error record. */
 static sluice_status_t run_plan(sluice_bucketed_t* bucketed, sluice_bucketed_job_t* job,
                                 const sluice_bucket_plan_t* plan) {
   sluice_error_info_t before;
@@ -133,8 +133,8 @@ static sluice_status_t run_plan(sluice_bucketed_t* bucketed, sluice_bucketed_job
   return SLUICE_OK;
 }
 
-/* The others wait in any of the step's communicators for sums that cannot come. Those that have lost a rank end with
- * it, and name it. */
+/* Aborts the step's communicators, in which other ranks wait for sums that this rank will not send. After PEER_LOST or
+ * TIMED_OUT the other ranks fail by themselves and name the lost rank. */
 static void tell(const sluice_bucketed_job_t* job, sluice_status_t status) {
   if (job->step->comm == NULL || status == SLUICE_OK || status == SLUICE_E_PEER_LOST || status == SLUICE_E_TIMED_OUT)
     return;
@@ -142,7 +142,7 @@ static void tell(const sluice_bucketed_job_t* job, sluice_status_t status) {
   sluice_comm_abort(job->step->comm);
 }
 
-/* Where all sums ran the others wait for none: with a file they learn of a failure when the step ends. */
+/* If all sums were formed, no rank waits for one: with a file, the ranks learn of a failure at the end of the step. */
 static int is_heard_later(const sluice_bucketed_job_t* job) {
   int64_t elements = 0;
   for (int32_t i = 0; i < job->lines->num_lines; ++i) elements += job->lines->counts[i];
@@ -170,7 +170,7 @@ static sluice_status_t step_over(sluice_bucketed_t* bucketed, const sluice_bucke
   sluice_agreed_t mine = {.largest = 0.0F};
   sluice_adam_outcome_t looked = {.norm = 0.0};
   if (step->refused == SLUICE_OK) {
-    /* With clipping the sums are looked at anyway, and what is not finite here makes them so. */
+    /* With clipping the sums are scanned anyway, and a gradient that is not finite here makes its sum not finite. */
     const int clips = step->adam.max_norm > 0.0;
     if (step->comm == NULL ? step->adam.looks_first || clips : step->adam.looks_first && !clips)
       looked = sluice_adam_look(&step->adam);

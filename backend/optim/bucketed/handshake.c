@@ -12,7 +12,7 @@
 
 #define PROTOCOL 1
 
-/* ---- what a step opens with ---- */
+/* ---- the opening record of a step ---- */
 
 /* X(type, member, value, the rest of a sluice_record_field_t). */
 #define COMPARED(X)                                                                                                 \
@@ -54,7 +54,7 @@ static uint64_t hash_tensor(uint64_t hash, const sluice_adam_tensor_t* tensor) {
   return sluice_hash_bytes(hash, said, sizeof said);
 }
 
-/* Of the tensors of one line: those that lie in it. */
+/* Hashes the tensors of one line. */
 static uint64_t hash_line(uint64_t hash, const sluice_lines_t* lines, int32_t line) {
   for (int64_t t = 0; t < lines->num_tensors; ++t) {
     const sluice_line_tensor_t* at = lines->tensors + t;
@@ -109,10 +109,10 @@ static sluice_status_t open_step(const sluice_bucketed_step_t* step, const sluic
   return status;
 }
 
-/* ---- lines that a part of the ranks sums ---- */
+/* ---- lines that only some ranks sum ---- */
 
 typedef struct line_record_s {
-  sluice_refusal_t refusal; /* none: the opening has brought all */
+  sluice_refusal_t refusal; /* unused: the opening carried refusals */
   int64_t tensors;
 } line_record_t;
 
@@ -130,7 +130,8 @@ static sluice_status_t compare_line(const sluice_lines_t* lines, int32_t line) {
   return status;
 }
 
-/* All of them even where one differs, so that every rank takes part in every exchange. *out_any: there is one. */
+/* Compares all lines even after a difference, so that every rank takes part in every exchange. *out_any: whether there
+ * is such a line. */
 static sluice_status_t compare_own_lines(const sluice_bucketed_step_t* step, const sluice_lines_t* lines,
                                          int* out_any) {
   sluice_status_t status = SLUICE_OK;
@@ -162,7 +163,7 @@ sluice_status_t sluice_step_handshake(const sluice_bucketed_step_t* step, const 
 
 /* ---- sums ---- */
 
-/* Half of what the exact sum allows: partial sums are rounded up now and then. */
+/* Half of the bound for exact sums, because partial sums may be rounded up. */
 float sluice_largest_safe_gradient(const sluice_lines_t* lines) {
   int32_t w = 1;
   for (int32_t i = 0; i < lines->num_lines; ++i) {
@@ -172,7 +173,7 @@ float sluice_largest_safe_gradient(const sluice_lines_t* lines) {
 }
 
 typedef struct found_record_s {
-  sluice_refusal_t refusal; /* none */
+  sluice_refusal_t refusal; /* unused */
   sluice_found_t found;
 } found_record_t;
 
@@ -193,14 +194,14 @@ sluice_status_t sluice_handshake_on_sums(sluice_comm_t* comm, const sluice_found
   return SLUICE_OK;
 }
 
-/* ---- the end of a step whose states lie in files ---- */
+/* ---- the end of a step with states in files ---- */
 
 sluice_status_t sluice_handshake_on_end(sluice_comm_t* comm, sluice_status_t ran) {
   static const sluice_agreement_t ending = {"optimizer", "did not end the step", "how an optimizer's step ended"};
   return comm == NULL ? ran : sluice_comm_agree_on_status(comm, &ending, ran);
 }
 
-/* ---- files that are made and opened ---- */
+/* ---- creating and opening files ---- */
 
 typedef struct files_record_s {
   sluice_refusal_t refusal;

@@ -29,7 +29,7 @@ static const char* grad_at(const sluice_adam_tensor_t* tensor, int64_t first) {
 
 /* ---- sums ---- */
 
-/* The dtype of all gradients of a part; f32 where they differ. */
+/* Returns the dtype of all gradients of a part; f32 if they differ. */
 static int32_t common_dtype(const sluice_lines_t* lines, const sluice_bucket_part_t* part) {
   const int64_t end = part->first + part->count;
   int32_t dtype = 0;
@@ -49,7 +49,7 @@ static void widen(const void* from, int32_t dtype, int64_t count, float* out) {
   }
 }
 
-/* Gradients of several tensors, one after the other in `dtype`, at the end of where their sum goes. */
+/* Packs the gradients of several tensors in `dtype`, at the end of the memory that receives their sum. */
 static const void* pack(const sluice_lines_t* lines, const sluice_bucket_part_t* part, int32_t dtype) {
   const int64_t bytes = (int64_t)sluice_dtype_bytes(dtype), end = part->first + part->count;
   char* packed = (char*)(void*)(part->grad + part->count) - part->count * bytes;
@@ -73,7 +73,7 @@ static sluice_status_t sum(const sluice_bucketed_job_t* job, const sluice_bucket
   const int is_one = run.count == part->count;
   const int32_t dtype = is_one ? run.of->tensor->grad_dtype : common_dtype(job->lines, part);
   const void* data = is_one ? grad_at(run.of->tensor, run.first) : pack(job->lines, part, dtype);
-  /* The whole of f32 is packed where its sum goes. */
+  /* With f32, packed gradients fill exactly the memory of their sum. */
   if (data == part->grad) {
     return sluice_comm_all_reduce_f32(comm, part->grad, part->count, SLUICE_DTYPE_F32, "the sum of a chunk");
   }
@@ -116,7 +116,7 @@ static int threads_for(const sluice_bucketed_job_t* job, int64_t most) {
   return (int)sluice_min(sluice_threads_available(job->step->adam.threads), sluice_max(most, 1));
 }
 
-/* The pieces that end in this chunk: what they begin with was staged before. */
+/* Scans the pieces that end in this chunk. Their first elements may have been staged with an earlier chunk. */
 static sluice_status_t look(void* user, sluice_stream_t stream, const sluice_bucket_part_t* part) {
   (void)stream;
   const sluice_bucketed_job_t* job = user;
@@ -126,7 +126,8 @@ static sluice_status_t look(void* user, sluice_stream_t stream, const sluice_buc
   return SLUICE_OK;
 }
 
-/* Squares of lines that all ranks have are the same on all; of another line each of its ranks tells an equal share. */
+/* Sums of squares of lines that all ranks have are the same on all ranks. For other lines, each of their ranks
+ * contributes an equal share. */
 static sluice_status_t decide(void* user, sluice_stream_t stream, const sluice_bucket_part_t* part) {
   (void)stream;
   (void)part;
@@ -148,7 +149,7 @@ static sluice_status_t decide(void* user, sluice_stream_t stream, const sluice_b
   job->norm = sqrt(squares + all.squares) / adam->loss_scale;
   job->is_skipped = !(all.largest < INFINITY);
   job->grad_scale = sluice_adam_clip_factor(adam->max_norm, job->norm) / adam->loss_scale;
-  /* Ends the run before the first update; sluice_bucketed_step knows it for what it is. */
+  /* This error ends the run before the first update; sluice_bucketed_step checks is_skipped. */
   return job->is_skipped ? SLUICE_FAIL(SLUICE_E_STATE, "optimizer: a sum is infinite or no number") : SLUICE_OK;
 }
 
@@ -159,7 +160,7 @@ typedef struct updating_s {
   const sluice_bucket_part_t* part;
 } updating_t;
 
-/* The elements of a run as a tensor, whose states lie where this step has them. */
+/* Returns the elements of a run as a tensor. Its states are those of the slot, or else those of the tensor. */
 static sluice_adam_tensor_t view(const sluice_bucket_part_t* part, const sluice_line_run_t* run, int64_t at) {
   const sluice_adam_tensor_t* t = run->of->tensor;
   const int64_t in_part = at - part->first;
@@ -192,7 +193,7 @@ static void update_on_thread(void* data, int index, int count) {
   }
 }
 
-enum { LEAST_FOR_A_THREAD = 4096 }; /* elements: fewer are done before another thread is awake */
+enum { LEAST_FOR_A_THREAD = 4096 }; /* elements; fewer are updated before another thread wakes up */
 
 static sluice_status_t update(void* user, sluice_stream_t stream, const sluice_bucket_part_t* part) {
   (void)stream;
@@ -212,7 +213,7 @@ void sluice_bucketed_job_begin(sluice_bucketed_job_t* job) {
   for (int32_t i = 0; i < SLUICE_NUM_STATES; ++i) sluice_state_sum_begin(job->sums + i);
 }
 
-/* Other code has written them: the file cannot give them back. */
+/* The host has written these parameters, so they cannot be restored from the file. */
 static sluice_status_t save_params(sluice_bucketed_job_t* job, const sluice_line_run_t* run) {
   const sluice_adam_tensor_t* t = run->of->tensor;
   const uint64_t of_one = sluice_dtype_bytes(t->param_dtype), bytes = (uint64_t)run->count * of_one;
@@ -225,8 +226,8 @@ static sluice_status_t save_params(sluice_bucketed_job_t* job, const sluice_line
   return SLUICE_OK;
 }
 
-/* A parameter is what the host reads and writes. The file's master says no more than how a 16-bit one was rounded, as
- * long as it is that. */
+/* The parameter is the truth, since the host reads and writes it. The file's master is used only as long as the
+ * parameter is that master, rounded. */
 static sluice_status_t take_params(sluice_bucketed_job_t* job, int64_t first, int64_t count, float* masters) {
   for (int64_t at = first; at < first + count;) {
     const sluice_line_run_t run = sluice_lines_run(job->lines, at, first + count);
@@ -240,7 +241,7 @@ static sluice_status_t take_params(sluice_bucketed_job_t* job, int64_t first, in
   return SLUICE_OK;
 }
 
-enum { COMPARED_AT_ONCE = 1 << 15 }; /* elements that the caches still have */
+enum { COMPARED_AT_ONCE = 1 << 15 }; /* elements that are still in the caches */
 
 static sluice_status_t copy_in(void* user, sluice_stream_t stream, const sluice_bucket_part_t* part) {
   (void)stream;
@@ -274,8 +275,8 @@ static sluice_status_t copy_out(void* user, sluice_stream_t stream, const sluice
   return SLUICE_OK;
 }
 
-/* Buckets are updated in order. The first failure is what is told: what giving parameters back meets besides goes to
- * the log, and no step runs before they are loaded. */
+/* Restores parameters. Buckets are updated in order, so [0, job->updated) is what changed. The first failure is
+ * returned; a failure to restore is logged, and no step runs until the parameters are loaded. */
 static void give_back(const sluice_bucketed_job_t* job) {
   sluice_error_info_t why;
   sluice_error_capture(&why);
@@ -303,7 +304,8 @@ static void free_saved(sluice_bucketed_job_t* job) {
   }
 }
 
-/* Everything is written, on all ranks: now each says so in its file. Where one cannot, all of them take it back. */
+/* All ranks have written everything; now each marks the step as whole in its file. If one rank fails, all ranks undo
+ * it. */
 static sluice_status_t end_file(const sluice_bucketed_job_t* job) {
   sluice_state_file_t* file = job->step->file;
   const sluice_status_t ended = sluice_state_file_end(file);
@@ -339,7 +341,8 @@ const sluice_bucket_mode_t sluice_bucketed_mode = {.ops = {
                                                        [SLUICE_BUCKET_UPDATE] = update,
                                                    }};
 
-/* A rank whose file fails goes on summing: the others learn of it after the last bucket, and give theirs back. */
+/* A rank whose file fails still sums: the other ranks learn of the failure after the last bucket, and then restore
+ * their parameters. */
 const sluice_bucket_mode_t sluice_bucketed_file_mode = {.ops =
                                                             {
                                                                 [SLUICE_BUCKET_COPY_IN] = copy_in,

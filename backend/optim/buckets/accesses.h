@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What ops do to rooms: shared by who derives waits and who checks them, who have nothing else in common. */
+/* Which slots each op reads and writes. Used by both the planner and the checker; nothing else is shared between
+ * them. */
 #ifndef SLUICE_BACKEND_OPTIM_BUCKETS_ACCESSES_H_
 #define SLUICE_BACKEND_OPTIM_BUCKETS_ACCESSES_H_
 
@@ -8,15 +9,15 @@
 #include "backend/optim/buckets/kinds.h"
 
 enum {
-  SLUICE_BUCKET_STATES = 0, /* one for each slot */
-  SLUICE_BUCKET_GRADS,      /* one for each slot of gradients */
+  SLUICE_BUCKET_STATES = 0, /* one per slot of states */
+  SLUICE_BUCKET_GRADS,      /* one per slot of gradients */
   SLUICE_BUCKET_FOUND,
   SLUICE_BUCKET_VERDICT,
   SLUICE_BUCKET_NUM_ROOMS
 };
 enum { SLUICE_BUCKET_NOTHING = 0, SLUICE_BUCKET_READS = 1, SLUICE_BUCKET_WRITES = 2 };
 
-/* By kind and room. */
+/* Indexed by kind and by the sort of slot (`room`). */
 static const uint8_t sluice_bucket_accesses[SLUICE_BUCKET_NUM_KINDS][SLUICE_BUCKET_NUM_ROOMS] = {
     [SLUICE_BUCKET_COPY_IN] = {[SLUICE_BUCKET_STATES] = SLUICE_BUCKET_WRITES},
     [SLUICE_BUCKET_STAGE] = {[SLUICE_BUCKET_GRADS] = SLUICE_BUCKET_WRITES},
@@ -31,7 +32,8 @@ static const uint8_t sluice_bucket_accesses[SLUICE_BUCKET_NUM_KINDS][SLUICE_BUCK
 
 enum { SLUICE_BUCKET_NO_SLOT = -1 };
 
-/* Which of the rooms of a sort an op uses; SLUICE_BUCKET_NO_SLOT: none, as where states stay in their own place. */
+/* Returns the slot of sort `room` that an op uses; SLUICE_BUCKET_NO_SLOT: none, for example if states are updated in
+ * place. */
 static inline int32_t sluice_bucket_slot_of(const sluice_bucket_op_t* op, int32_t room) {
   if (sluice_bucket_accesses[op->kind][room] == SLUICE_BUCKET_NOTHING) return SLUICE_BUCKET_NO_SLOT;
   if (room == SLUICE_BUCKET_STATES) return op->state_slot;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The checker. An op knows of each lane up to which op it has ended: what its own lane's op before knew, and what those
- * that it waits for knew. */
+/* The checker. It tracks, for each op and lane, the last op that has certainly ended: what the previous op on the same
+ * lane knew, and what the awaited ops knew. */
 #include <string.h>
 
 #include "backend/base/check.h"
@@ -12,7 +12,7 @@
 enum { NOBODY = -1 };
 
 typedef struct known_s {
-  int32_t ended[SLUICE_NUM_LANES]; /* the last op of each lane that has ended; NOBODY */
+  int32_t ended[SLUICE_NUM_LANES]; /* the last op of each lane that has ended; NOBODY: none */
 } known_t;
 
 static void learn(known_t* known, const known_t* from, int32_t lane, int32_t op) {
@@ -45,7 +45,7 @@ static int conflict(const sluice_bucket_op_t* a, const sluice_bucket_op_t* b, in
   return slot != SLUICE_BUCKET_NO_SLOT && slot == sluice_bucket_slot_of(b, room) && (either & SLUICE_BUCKET_WRITES);
 }
 
-/* Who has to have written last what an op reads; NOBODY: any. */
+/* Returns the kind that must have written last what an op reads; NOBODY: any. */
 static int32_t writer_of(const sluice_bucket_op_t* op, int32_t room) {
   static const int32_t wanted[SLUICE_BUCKET_NUM_ROOMS] = {SLUICE_BUCKET_COPY_IN, SLUICE_BUCKET_STAGE,
                                                           SLUICE_BUCKET_LOOK, SLUICE_BUCKET_DECIDE};
@@ -59,8 +59,8 @@ static int has_left_what(const sluice_bucket_op_t* writer, const sluice_bucket_o
          (room != SLUICE_BUCKET_GRADS || op->grad_at - writer->grad_at == op->first - writer->first);
 }
 
-/* Walks back from an op: who it conflicts with has to have ended, and who wrote last has to be the right one. Behind a
- * writer that has ended nothing is left to look at: that op was looked at itself. */
+/* Walks back from an op: every conflicting op must have ended, and the last writer must be the right one. The walk
+ * stops at a writer that has ended, because the check of that writer covers what came before. */
 static sluice_bucket_finding_t look_back(const sluice_bucket_plan_t* plan, const known_t* known, int32_t i,
                                          int32_t room) {
   const sluice_bucket_op_t* op = plan->ops + i;
@@ -72,7 +72,7 @@ static sluice_bucket_finding_t look_back(const sluice_bucket_plan_t* plan, const
     if (sluice_bucket_accesses[other->kind][room] & SLUICE_BUCKET_WRITES) writer = j;
   }
   const int reads = (sluice_bucket_accesses[op->kind][room] & SLUICE_BUCKET_READS) != 0;
-  /* Nothing is decided, or there is nothing to look at. */
+  /* Nothing is decided, or nothing is scanned. */
   const int is_left_out =
       room == SLUICE_BUCKET_VERDICT ? !plan->form.decides : room == SLUICE_BUCKET_FOUND && plan->num_buckets == 0;
   if (!reads || is_left_out || sluice_bucket_slot_of(op, room) == SLUICE_BUCKET_NO_SLOT) {
@@ -84,14 +84,14 @@ static sluice_bucket_finding_t look_back(const sluice_bucket_plan_t* plan, const
   return (sluice_bucket_finding_t){0};
 }
 
-/* The kinds that each bucket goes through, by bits. */
+/* Returns the kinds of op that each bucket needs, as a bit mask. */
 static int kinds_of(const sluice_bucket_plan_t* plan) {
   const int copies = 1 << SLUICE_BUCKET_COPY_IN | 1 << SLUICE_BUCKET_COPY_OUT;
   return 1 << SLUICE_BUCKET_UPDATE | (plan->form.num_slots > 0 ? copies : 0) |
          (plan->num_grad_slots > 0 ? 1 << SLUICE_BUCKET_STAGE : 0) | (plan->form.decides ? 1 << SLUICE_BUCKET_LOOK : 0);
 }
 
-/* The bucket that an op is one too many for, or that has to have been looked at before; NOBODY: none. */
+/* Returns the bucket that has an op twice, or that had to be scanned before this op; NOBODY: none. */
 static int32_t count_op(const sluice_bucket_plan_t* plan, const sluice_bucket_op_t* op, uint8_t* seen,
                         int32_t* decisions) {
   if (op->kind == SLUICE_BUCKET_DECIDE) {
@@ -108,7 +108,7 @@ static int32_t count_op(const sluice_bucket_plan_t* plan, const sluice_bucket_op
   return NOBODY;
 }
 
-/* Each bucket once in each kind, all looked at before the verdict. */
+/* Checks that each bucket has each kind once, and that all are scanned before the verdict. */
 static sluice_bucket_finding_t count_ops(const sluice_bucket_plan_t* plan, uint8_t* seen) {
   int32_t decisions = 0;
   memset(seen, 0, (size_t)plan->num_buckets);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* An op of a step in buckets, and what it does. */
+/* The ops of a step in buckets. */
 #ifndef SLUICE_BACKEND_OPTIM_BUCKETS_KINDS_H_
 #define SLUICE_BACKEND_OPTIM_BUCKETS_KINDS_H_
 
@@ -7,11 +7,12 @@
 
 enum {
   SLUICE_BUCKET_COPY_IN = 0, /* writes the states of a bucket */
-  SLUICE_BUCKET_STAGE,       /* writes the gradients of a chunk, in f32; sums them over ranks where there are any */
-  SLUICE_BUCKET_LOOK,        /* reads the gradients of a chunk and adds to what was found */
-  SLUICE_BUCKET_DECIDE, /* reads what was found and writes the verdict: whether there is a step, and how it is scaled */
-  SLUICE_BUCKET_UPDATE, /* reads gradients and verdict, reads and writes the states of a bucket */
-  SLUICE_BUCKET_COPY_OUT, /* reads the states of a bucket */
+  SLUICE_BUCKET_STAGE,       /* writes the gradients of a chunk, in f32; sums them over ranks if there are several */
+  SLUICE_BUCKET_LOOK,        /* scans the gradients of a chunk */
+  SLUICE_BUCKET_DECIDE,      /* reads the results of scans and writes the verdict: whether the step is taken, and the
+                                gradient scale */
+  SLUICE_BUCKET_UPDATE,      /* reads gradients and verdict, reads and writes the states of a bucket */
+  SLUICE_BUCKET_COPY_OUT,    /* reads the states of a bucket */
   SLUICE_BUCKET_NUM_KINDS
 };
 

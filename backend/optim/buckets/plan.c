@@ -26,9 +26,9 @@ uint64_t sluice_bucket_plan_bytes(const sluice_bucket_plan_t* plan) {
          (uint64_t)plan->grad_elements * sizeof(float);
 }
 
-/* ---- what waits for what ---- */
+/* ---- dependencies ---- */
 
-/* Who used a room last. A lane runs in order, so its last reader stands for all before it. */
+/* The last uses of a slot. A lane runs in order, so its last reader stands for all its earlier readers. */
 typedef struct room_s {
   int32_t writer;
   int32_t readers[SLUICE_NUM_LANES];
@@ -37,12 +37,13 @@ typedef struct room_s {
 typedef struct builder_s {
   sluice_bucket_plan_t* plan;
   const int64_t* counts;
-  room_t* rooms; /* of each sort in turn, `stride` apart */
+  room_t* rooms; /* of each sort in turn, with this `stride` */
   int32_t stride;
-  int32_t awaited[SLUICE_NUM_LANES][SLUICE_NUM_LANES]; /* by lane: the last op of each other that it waits for */
+  int32_t awaited[SLUICE_NUM_LANES][SLUICE_NUM_LANES]; /* by lane: the last op of each other lane that it waits for */
 } builder_t;
 
-/* The later op of a lane covers the earlier one, for this op and for those behind it on its lane. */
+/* Adds a wait. A wait for a later op of a lane covers earlier ones, for this op and for the following ops on its
+ * lane. */
 static void wait_for(builder_t* b, sluice_bucket_op_t* op, int32_t other) {
   const sluice_bucket_op_t* ops = b->plan->ops;
   if (other == NOBODY || ops[other].lane == op->lane || b->awaited[op->lane][ops[other].lane] >= other) return;
@@ -84,7 +85,7 @@ static void add(builder_t* b, sluice_bucket_op_t op) {
   derive_waits(b, index);
 }
 
-/* One bucket or chunk, without its kind. */
+/* Returns an op for one bucket or chunk, without its kind. */
 static sluice_bucket_op_t part(const builder_t* b, int32_t line, int64_t line_first, int32_t line_bucket, int64_t at,
                                int64_t size) {
   const sluice_bucket_form_t* form = &b->plan->form;
@@ -104,7 +105,8 @@ static void set_grads(const builder_t* b, sluice_bucket_op_t* op, const sluice_b
   const sluice_bucket_plan_t* plan = b->plan;
   if (plan->num_grad_slots == 0) return;
   op->grad_slot = number % plan->num_grad_slots;
-  /* Where each chunk has a slot they lie as the elements do: what is looked at need not end where a chunk does. */
+  /* If each chunk has a slot, gradients are stored in the order of elements, because pieces that are scanned may cross
+   * the ends of chunks. */
   op->grad_at = plan->form.decides
                     ? op->first
                     : op->grad_slot * (plan->grad_elements / plan->num_grad_slots) + op->first - chunk->first;
@@ -134,7 +136,7 @@ static void add_bucket(builder_t* b, sluice_bucket_op_t op) {
 
 enum { HEADS = 1, BUCKETS = 2 };
 
-/* The chunks of all lines: what stages them, what updates their buckets, or both in turns. */
+/* Adds the chunks of all lines: staging, updates, or both in turns. */
 static void add_chunks(builder_t* b, int which) {
   const sluice_bucket_form_t* form = &b->plan->form;
   int64_t line_first = 0;
@@ -167,7 +169,7 @@ static void add_all(builder_t* b) {
   add_chunks(b, BUCKETS);
 }
 
-/* ---- life ---- */
+/* ---- create and destroy ---- */
 
 static sluice_status_t check_form(const sluice_bucket_form_t* form) {
   SLUICE_TRY(SLUICE_REQUIRE(form->num_slots >= 0 && form->num_slots <= SLUICE_BUCKET_MAX_SLOTS,
@@ -192,7 +194,7 @@ static sluice_status_t check_form(const sluice_bucket_form_t* form) {
                         (long long)form->bucket);
 }
 
-/* What follows from the form. */
+/* Computes the sizes that follow from the form. */
 static void measure(sluice_bucket_plan_t* plan, const sluice_bucket_form_t* form) {
   int64_t longest = 0;
   int32_t chunks = 0;
@@ -205,7 +207,7 @@ static void measure(sluice_bucket_plan_t* plan, const sluice_bucket_form_t* form
   }
   plan->form = *form;
   plan->form.counts = NULL;
-  /* Where all is one chunk, a second slot would stay empty. */
+  /* With a single chunk a second slot would stay empty. */
   plan->num_grad_slots = form->decides ? chunks : sluice_min_i32(form->num_grad_slots, chunks > 0 ? chunks : 1);
   const int64_t slot = sluice_min(form->chunk, sluice_max(longest, 1)) * form->bucket;
   const int64_t aligned = (int64_t)(sluice_align_up((uint64_t)slot * sizeof(float)) / sizeof(float));
@@ -213,7 +215,7 @@ static void measure(sluice_bucket_plan_t* plan, const sluice_bucket_form_t* form
 }
 
 static uint64_t bytes_of(const sluice_bucket_plan_t* plan) {
-  /* At most two for a chunk, three for a bucket, and the verdict. */
+  /* At most two ops per chunk and three per bucket, and the verdict. */
   return sizeof *plan + (5 * (uint64_t)plan->num_buckets + 1) * sizeof *plan->ops;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What lies where in a file of states, and the file in memory. Private to backend/optim/file. */
+/* The layout of a file of states, and the struct of an open file. Private to backend/optim/file. */
 #ifndef SLUICE_BACKEND_OPTIM_FILE_FORMAT_H_
 #define SLUICE_BACKEND_OPTIM_FILE_FORMAT_H_
 
@@ -11,11 +11,12 @@
 #include "backend/optim/file/state_file.h"
 
 enum { PAGE = 4096, RECORD_AT = 512, NUM_ROOMS = 2, NO_ROOM = -1, FORM = 2 };
-enum { EMPTY = 0, BEGUN = 1, WHOLE = 2, DAMAGED = 3 }; /* the last one is never written */
+enum { EMPTY = 0, BEGUN = 1, WHOLE = 2, DAMAGED = 3 }; /* DAMAGED is never written */
 #define MAGIC      UINT64_C(0x31654d7453636c53)        /* "SlcStMe1" */
 #define MOST_STEPS (INT64_C(1) << 62)
 
-/* Each in a sector of its own: the disk writes it whole or not at all. The sum says which. */
+/* Each record is in a sector of its own, which a disk writes whole or not at all. The checksum detects a partial
+ * one. */
 typedef struct head_s {
   uint64_t magic;
   int64_t form, count;
@@ -36,13 +37,13 @@ struct sluice_state_file_s {
   sluice_descriptor_t descriptor;
   pid_t pid;
   int32_t is_durable;
-  int32_t is_new;   /* it lies at PATH.unfinished, and goes with its close */
-  int32_t replaces; /* what is at its path */
+  int32_t is_new;   /* the file is at PATH.unfinished, and is removed on close */
+  int32_t replaces; /* it replaces an existing file at its path */
   sluice_state_model_t model;
   int64_t count;
   record_t records[NUM_ROOMS];
-  int32_t room;                               /* that is read; NO_ROOM: none yet */
-  int32_t is_writing, is_sealed;              /* the other one, by a step that is begun */
+  int32_t room;                               /* the one that is read; NO_ROOM: none yet */
+  int32_t is_writing, is_sealed;              /* of the other room, by a step that has begun */
   sluice_state_sum_t sums[SLUICE_NUM_STATES]; /* of what is written */
   int64_t unfinished;
   int32_t is_mixed;
@@ -63,10 +64,10 @@ static inline uint64_t sluice_state_file_at(const sluice_state_file_t* f, int32_
          (uint64_t)first * sizeof(float);
 }
 
-/* EXTERNAL with what the system says. */
+/* Returns EXTERNAL with the system's error message. */
 sluice_status_t sluice_state_file_says(const sluice_state_file_t* file, const char* doing);
 
-/* Of opening. Errors: EXTERNAL, and NOT_FOUND where the step is not there. */
+/* Steps of opening a file. Errors: EXTERNAL, and NOT_FOUND if the step is not in the file. */
 sluice_status_t sluice_state_file_read_record(sluice_state_file_t* file, int32_t room);
 sluice_status_t sluice_state_file_verify(sluice_state_file_t* file, int32_t room);
 sluice_status_t sluice_state_file_choose(sluice_state_file_t* file, int64_t step);

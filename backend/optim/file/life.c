@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Making, opening and closing of files of states. */
+/* Creates, opens and closes files of states. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stddef.h>
@@ -25,7 +25,7 @@ sluice_status_t sluice_state_file_says(const sluice_state_file_t* f, const char*
 #define UNFINISHED ".unfinished"
 enum { MOST_LINKS = 40 };
 
-/* The path becomes where a link leads to that leads nowhere yet; 0: it is none. */
+/* Replaces the path of a dangling link by its target. Returns 0 if the path is no such link. */
 static int follow(char* path) {
   char target[PATH_MAX], all[2 * PATH_MAX];
   const ssize_t bytes = readlink(path, target, sizeof target - 1);
@@ -67,7 +67,7 @@ static void name_unfinished(const sluice_state_file_t* f, char* out) {
   (void)snprintf(out, PATH_MAX, "%.*s%s", PATH_MAX - (int)sizeof UNFINISHED, f->path, UNFINISHED);
 }
 
-/* ---- life ---- */
+/* ---- lock, close ---- */
 
 static sluice_status_t make(const sluice_state_place_t* place, sluice_allocator_t* allocator,
                             sluice_state_file_t** out_file) {
@@ -101,7 +101,8 @@ void sluice_state_file_close(sluice_state_file_t* f) {
   sluice_free(f->allocator, f, sizeof *f);
 }
 
-/* A file has one process: two would write over each other's steps. Whoever had it meanwhile may have replaced it. */
+/* Only one process may have a file open, since two would overwrite each other's steps. After taking the lock, checks
+ * that the path still names this file. */
 static sluice_status_t lock(const sluice_state_file_t* f, const char* path) {
   struct stat held, named;
   if (flock(f->descriptor.fd, LOCK_EX | LOCK_NB) != 0) {
@@ -114,9 +115,9 @@ static sluice_status_t lock(const sluice_state_file_t* f, const char* path) {
   return SLUICE_FAIL(SLUICE_E_BUSY, "optimizer: %s: another process has just replaced it; open it again", path);
 }
 
-/* ---- making ---- */
+/* ---- creating ---- */
 
-/* What a process has left that ended while it made one; nothing else is written over. */
+/* Accepts a file that another process has left unfinished; no other file is overwritten. */
 static sluice_status_t take_leftover(const sluice_state_file_t* f, const char* path) {
   uint64_t magic = 0;
   const ssize_t bytes = pread(f->descriptor.fd, &magic, sizeof magic, 0);
@@ -200,7 +201,7 @@ sluice_status_t sluice_state_file_create(const sluice_state_place_t* place, cons
   return SLUICE_OK;
 }
 
-/* The new name, too, is on the disk then. */
+/* Makes the new name durable as well. */
 static sluice_status_t sync_folder(const sluice_state_file_t* f) {
   char folder[PATH_MAX];
   memcpy(folder, f->path, sizeof folder);
@@ -224,7 +225,7 @@ sluice_status_t sluice_state_file_publish(sluice_state_file_t* f) {
   if (status == SLUICE_OK) return SLUICE_OK;
   sluice_error_info_t why;
   sluice_error_capture(&why);
-  if (f->replaces) { /* what was there before is gone: this one is better than none */
+  if (f->replaces) { /* the previous file is gone: keep this one rather than none */
     sluice_log(SLUICE_LOG_WARN, "%s", why.message);
     return SLUICE_OK;
   }

@@ -7,9 +7,9 @@
 #include "backend/base/dtype.h"
 #include "backend/base/math.h"
 
-enum { PIECE = 8192 }; /* elements, on the stack: giving parameters back must not want for memory */
+enum { PIECE = 8192 }; /* elements, on the stack: restoring parameters must not need an allocation */
 
-/* Elements of one tensor, and where the file has them. */
+/* Elements of one tensor, and their place in the file. */
 typedef struct piece_s {
   const sluice_adam_tensor_t* tensor;
   int64_t first, at, count;
@@ -17,7 +17,7 @@ typedef struct piece_s {
 
 typedef sluice_status_t (*piece_fn_t)(void* user, const piece_t* piece);
 
-/* Elements [0, end) of all tensors. */
+/* Calls fn for elements [0, end) of all tensors. */
 static sluice_status_t walk(const sluice_adam_group_t* groups, int64_t num_groups, int64_t end, piece_fn_t fn,
                             void* user) {
   int64_t at = 0;
@@ -67,7 +67,7 @@ static void widen(const piece_t* piece, float* out) {
   }
 }
 
-/* ---- parameters that other code has written ---- */
+/* ---- parameters that the host has written ---- */
 
 int sluice_param_is_rounded(const sluice_adam_tensor_t* t, int64_t first, int64_t count, const float* masters) {
   if (t->param_dtype == SLUICE_DTYPE_F32)

@@ -7,12 +7,12 @@
 #include "backend/base/check.h"
 #include "backend/base/dtype.h"
 
-enum { GROUP = 0, DTYPE, NUM_DIMS, HEAD }; /* words that a tensor begins with */
+enum { GROUP = 0, DTYPE, NUM_DIMS, HEAD }; /* words at the start of each tensor */
 #define MOST_ELEMENTS (INT64_C(1) << 48)
 
 static int64_t length(const int64_t* tensor) { return HEAD + tensor[NUM_DIMS]; }
 
-/* -1: above 2^48, or no shape. */
+/* Returns -1 above 2^48, or if the dimensions are invalid. */
 static int64_t elements(const int64_t* dims, int64_t num_dims) {
   int64_t count = 1;
   for (int64_t i = 0; i < num_dims; ++i) {
@@ -22,7 +22,7 @@ static int64_t elements(const int64_t* dims, int64_t num_dims) {
   return count;
 }
 
-/* ---- making ---- */
+/* ---- creating ---- */
 
 static sluice_status_t count_words(const sluice_adam_group_t* groups, int64_t num_groups, sluice_state_shapes_t shapes,
                                    sluice_state_model_t* model) {

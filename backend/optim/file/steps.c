@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The steps of a file of states: records, checksums, reading and writing. */
+/* The steps of a file of states: its records and checksums, reading and writing. */
 #include "backend/optim/file/state_file.h"
 
 #include <stddef.h>
@@ -38,7 +38,7 @@ static sluice_status_t write_record(sluice_state_file_t* f, int32_t room, record
   return SLUICE_OK;
 }
 
-/* One whose own sum is wrong says nothing, not even of which step it is. */
+/* If the checksum of a record is wrong, none of its fields is used, not even the step number. */
 sluice_status_t sluice_state_file_read_record(sluice_state_file_t* f, int32_t room) {
   record_t* record = f->records + room;
   SLUICE_TRY(sluice_file_read_at(f->descriptor.fd, "optimizer", f->path, (uint64_t)(room + 1) * RECORD_AT, record,
@@ -55,7 +55,7 @@ sluice_status_t sluice_state_file_read_record(sluice_state_file_t* f, int32_t ro
 
 enum { PIECE = 8192 }; /* elements, on the stack */
 
-/* Reads all of a room that its record calls whole. */
+/* Reads all of a room whose record says that it is whole, and verifies the checksums. */
 sluice_status_t sluice_state_file_verify(sluice_state_file_t* f, int32_t room) {
   float piece[PIECE];
   if (!is_whole(f, room)) return SLUICE_OK;
@@ -124,7 +124,7 @@ sluice_status_t sluice_state_file_go_to(sluice_state_file_t* f, int64_t step) {
 
 /* ---- reading ---- */
 
-/* Summed while the caches have it. */
+/* Elements that are summed while they are in the caches. */
 enum { SUMMED_AT_ONCE = 1 << 15 };
 
 sluice_status_t sluice_state_file_read(const sluice_state_file_t* f, int32_t state, int64_t first, int64_t count,
@@ -154,7 +154,8 @@ sluice_status_t sluice_state_file_check_sums(const sluice_state_file_t* f, const
 
 /* ---- writing ---- */
 
-/* On the disk before the room's first byte is, lest an old record say that it is whole. */
+/* This record must be on the disk before the first byte of the room is written, or an old record could say that the
+ * room is whole. */
 sluice_status_t sluice_state_file_begin(sluice_state_file_t* f, int64_t step) {
   SLUICE_TRY(SLUICE_REQUIRE(step >= 0 && step <= MOST_STEPS, "optimizer: step %lld is none that a file can hold",
                             (long long)step));
@@ -194,7 +195,7 @@ sluice_status_t sluice_state_file_seal(sluice_state_file_t* f) {
   return SLUICE_OK;
 }
 
-/* Who asked is told that the step is not there: so the record may not say that it is. */
+/* The caller is told that the step failed, so the record must not say that it is whole. */
 static sluice_status_t call_begun(sluice_state_file_t* f, int32_t room) {
   const record_t begun = {.state = BEGUN, .step = f->records[room].step};
   f->records[room].state = BEGUN;

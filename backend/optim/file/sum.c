@@ -19,7 +19,7 @@ void sluice_state_sum_begin(sluice_state_sum_t* sum) {
   for (int i = 0; i < WORDS; ++i) sum->lanes[i] = turn(FACTOR, (uint64_t)i);
 }
 
-/* Written out: in registers, and so that the multiplications of the lanes overlap. */
+/* Unrolled by hand to stay in registers and to overlap the multiplications of the lanes. */
 static void take_stripes(uint64_t* lanes, const float* data, int64_t stripes) {
   uint64_t a = lanes[0], b = lanes[1], c = lanes[2], d = lanes[3], e = lanes[4], f = lanes[5], g = lanes[6],
            h = lanes[7];

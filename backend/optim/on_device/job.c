@@ -7,7 +7,7 @@
 #include "backend/device/adam_kernels.h"
 #include "backend/optim/on_device/sum.h"
 
-/* A run of a part's elements: of one tensor, from its element `first` on, and from the part's `in_part`. */
+/* A run of a part's elements in one tensor: it begins at element `first` of the tensor and `in_part` of the part. */
 typedef struct run_s {
   const sluice_adam_group_t* group;
   const sluice_adam_tensor_t* tensor;
@@ -17,7 +17,7 @@ typedef struct run_s {
 typedef sluice_status_t (*run_fn_t)(const sluice_device_job_t* job, sluice_stream_t stream,
                                     const sluice_bucket_part_t* part, const run_t* run);
 
-/* The run that the part's element `at` (of all lines) begins. */
+/* Returns the run that begins at element `at` (of all lines) of the part. */
 static run_t run_at(const sluice_device_job_t* job, const sluice_bucket_part_t* part, int64_t at) {
   const sluice_line_run_t line = sluice_lines_run(job->lines, at, part->first + part->count);
   return (run_t){line.of->group, line.of->tensor, line.first, at - part->first, line.count};
@@ -76,7 +76,7 @@ static sluice_status_t stage_run(const sluice_device_job_t* job, sluice_stream_t
                                           part->grad + run->in_part);
 }
 
-/* Gradients of one tensor go over the link as they are, those of several in f32. */
+/* Sends gradients of one tensor in their dtype, and those of several tensors in f32. */
 static sluice_status_t sum(const sluice_device_job_t* job, sluice_comm_t* comm, sluice_stream_t stream,
                            const sluice_bucket_part_t* part) {
   const run_t first = run_at(job, part, part->first);

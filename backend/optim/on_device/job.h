@@ -10,12 +10,12 @@ typedef struct sluice_device_job_s {
   sluice_device_t* device;
   const sluice_lines_t* lines;
   double grad_scale;
-  void* receive;  /* of sums over ranks (sum.h) */
-  int32_t* flags; /* [2], of the device: what looks find (adam_kernels.h) */
+  void* receive;  /* receive buffer of sums over ranks (sum.h) */
+  int32_t* flags; /* [2], on the device: results of scans (adam_kernels.h) */
 } sluice_device_job_t;
 
-/* Their user is a job. A step; and, before one in which a sum may leave f32, its sums alone, which are looked at where
- * buckets would be updated. */
+/* `user` is a sluice_device_job_t. One mode runs a step. The other one runs before a step in which a sum may overflow
+ * f32: it forms the sums and scans them in place of updates. */
 extern const sluice_bucket_mode_t sluice_device_step_mode, sluice_device_look_mode;
 
 #endif /* SLUICE_BACKEND_OPTIM_ON_DEVICE_JOB_H_ */

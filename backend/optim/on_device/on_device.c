@@ -12,18 +12,18 @@
 #include "backend/optim/on_device/refusals.h"
 #include "backend/optim/on_device/sum.h"
 
-enum { DEFAULT_CHUNK = 2 /* the paper's */ };
+enum { DEFAULT_CHUNK = 2 /* the value of the paper */ };
 
 struct sluice_device_buckets_s {
   sluice_device_t* device;
   sluice_allocator_t *memory, *allocator;
   int64_t bucket;
   int32_t num_slots;
-  void* slots; /* of states, then of gradients, then what sums receive */
+  void* slots; /* slots of states, then of gradients, then the receive buffer of sums */
   uint64_t bytes;
 };
 
-/* ---- life ---- */
+/* ---- create and destroy ---- */
 
 uint64_t sluice_device_buckets_bytes(int64_t bucket, int32_t num_slots) {
   return sluice_bucket_state_bytes(bucket, num_slots) +
@@ -31,7 +31,7 @@ uint64_t sluice_device_buckets_bytes(int64_t bucket, int32_t num_slots) {
 }
 
 static sluice_status_t check_form(const sluice_device_t* device, int64_t bucket, int32_t num_slots) {
-  const int64_t most = INT64_C(1) << 40; /* far from an overflow of bytes */
+  const int64_t most = INT64_C(1) << 40; /* far below an overflow of bytes */
   if (device->memory == NULL || device->memory->adam == NULL) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "optimizer: device %s works in host memory, where a step needs no buckets; leave them out",
@@ -51,7 +51,7 @@ static void free_slots(sluice_device_buckets_t* buckets) {
 
 static sluice_status_t take_slots(sluice_device_buckets_t* buckets, uint64_t bytes) {
   if (buckets->slots != NULL && bytes <= buckets->bytes) return SLUICE_OK;
-  free_slots(buckets); /* waits for steps that are still under way */
+  free_slots(buckets); /* waits for steps that still run */
   buckets->slots = sluice_alloc(buckets->memory, bytes, "optimizer: buckets on the device");
   buckets->bytes = bytes;
   return buckets->slots != NULL ? SLUICE_OK : sluice_alloc_status();
@@ -82,7 +82,7 @@ void sluice_device_buckets_destroy(sluice_device_buckets_t* buckets) {
 
 /* ---- plans ---- */
 
-/* Sums come beside updates where there are ranks. */
+/* With several ranks, sums overlap with updates. */
 static sluice_bucket_form_t form_of(const sluice_device_buckets_t* buckets, const sluice_bucketed_step_t* step,
                                     const sluice_lines_t* lines) {
   const int sums = step->comm != NULL;
@@ -95,7 +95,7 @@ static sluice_bucket_form_t form_of(const sluice_device_buckets_t* buckets, cons
                                 .sums = sums};
 }
 
-/* Of the longest chunk of each line. */
+/* Returns the bytes to receive for the longest chunk of all lines. */
 static uint64_t receive_bytes(const sluice_bucket_form_t* form, const sluice_lines_t* lines) {
   uint64_t bytes = 0;
   for (int32_t i = 0; i < lines->num_lines; ++i) {
@@ -108,7 +108,7 @@ static uint64_t receive_bytes(const sluice_bucket_form_t* form, const sluice_lin
   return bytes;
 }
 
-/* With what sums receive. */
+/* Counts the bytes of a plan with the receive buffer of its sums. */
 static sluice_status_t count_bytes(const sluice_device_buckets_t* buckets, const sluice_bucket_form_t* form,
                                    const sluice_lines_t* lines, uint64_t* out_bytes) {
   sluice_bucket_plan_t* plan = NULL;
@@ -118,7 +118,7 @@ static sluice_status_t count_bytes(const sluice_device_buckets_t* buckets, const
   return SLUICE_OK;
 }
 
-/* The plan of sums that are looked at has no states: its gradients lie where those of the other one do. */
+/* The plan that scans sums has no states, but its gradients are stored at the same place as those of the step. */
 static sluice_status_t run(const sluice_device_buckets_t* buckets, sluice_device_job_t* job,
                            const sluice_bucket_form_t* form, const sluice_bucket_mode_t* mode, sluice_stream_t stream) {
   const uint64_t states = sluice_bucket_state_bytes(buckets->bucket, buckets->num_slots);
@@ -131,15 +131,15 @@ static sluice_status_t run(const sluice_device_buckets_t* buckets, sluice_device
   return status;
 }
 
-/* ---- looking at gradients ---- */
+/* ---- scanning gradients ---- */
 
-/* The flags lie where the first bucket's states will: no byte more. */
+/* The flags use memory of the first bucket's states, so they need no extra memory. */
 static sluice_status_t clear_flags(const sluice_device_buckets_t* buckets, sluice_stream_t stream) {
   return buckets->device->memory->fill(buckets->device, stream, buckets->slots, 0,
                                        SLUICE_ADAM_NUM_FLAGS * sizeof(int32_t));
 }
 
-/* Waits. *out_largest: infinity; `limit`, where one is above it; else 0. */
+/* Blocks the host. *out_largest: infinity; `limit` if a gradient is above it; else 0. */
 static sluice_status_t read_flags(const sluice_device_buckets_t* buckets, sluice_stream_t stream, float limit,
                                   float* out_largest) {
   int32_t flags[SLUICE_ADAM_NUM_FLAGS] = {0};
@@ -160,7 +160,7 @@ static sluice_status_t look(const sluice_device_buckets_t* buckets, const sluice
   return read_flags(buckets, stream, limit, out_largest);
 }
 
-/* All sums, and no update. */
+/* Forms and scans all sums, without updates. */
 static sluice_status_t look_at_sums(const sluice_device_buckets_t* buckets, const sluice_bucketed_step_t* step,
                                     sluice_device_job_t* job, sluice_stream_t stream, int32_t* out_is_bad) {
   sluice_bucket_form_t form = form_of(buckets, step, job->lines);
@@ -176,7 +176,7 @@ static sluice_status_t look_at_sums(const sluice_device_buckets_t* buckets, cons
 
 /* ---- a step ---- */
 
-/* What one rank alone may be refused, before the others wait for it. out_largest: as read_flags. */
+/* Does everything that can fail on one rank alone, before other ranks wait for it. out_largest: as read_flags. */
 static sluice_status_t prepare(sluice_device_buckets_t* buckets, const sluice_bucketed_step_t* step,
                                const sluice_lines_t* lines, sluice_stream_t stream, uint64_t* out_bytes,
                                float* out_largest) {
@@ -194,7 +194,7 @@ static sluice_status_t prepare(sluice_device_buckets_t* buckets, const sluice_bu
   return look(buckets, lines, stream, sluice_largest_safe_gradient(lines), out_largest);
 }
 
-/* After the ranks have agreed. */
+/* Runs the step after the ranks have agreed. */
 static sluice_status_t take_step(const sluice_device_buckets_t* buckets, const sluice_bucketed_step_t* step,
                                  const sluice_lines_t* lines, sluice_stream_t stream,
                                  sluice_bucketed_outcome_t* outcome) {
@@ -204,7 +204,7 @@ static sluice_status_t take_step(const sluice_device_buckets_t* buckets, const s
   return outcome->adam.is_skipped ? SLUICE_OK : run(buckets, &job, &form, &sluice_device_step_mode, stream);
 }
 
-/* The others wait in any of the step's communicators for sums that cannot come. */
+/* Aborts the step's communicators, in which other ranks wait for sums that this rank will not send. */
 static void tell(const sluice_bucketed_step_t* step, const sluice_lines_t* lines) {
   if (step->comm == NULL) return;
   for (int32_t i = 0; i < lines->num_lines; ++i) sluice_comm_abort(lines->comms[i]);

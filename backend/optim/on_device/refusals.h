@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a step on a device does not take. Private to backend/optim/on_device. */
+/* Rejects steps that a device does not support. Private to backend/optim/on_device. */
 #ifndef SLUICE_BACKEND_OPTIM_ON_DEVICE_REFUSALS_H_
 #define SLUICE_BACKEND_OPTIM_ON_DEVICE_REFUSALS_H_
 
 #include "backend/device/device.h"
 #include "backend/optim/bucketed/request.h"
 
-/* Errors: INVALID_ARGUMENT naming group and tensor, UNSUPPORTED naming what is set. */
+/* Errors: INVALID_ARGUMENT naming group and tensor, UNSUPPORTED naming the setting. */
 sluice_status_t sluice_device_step_check(sluice_device_t* device, const sluice_bucketed_step_t* step);
 
 #endif /* SLUICE_BACKEND_OPTIM_ON_DEVICE_REFUSALS_H_ */

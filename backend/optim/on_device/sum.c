@@ -19,7 +19,7 @@ static sluice_status_t exchange(sluice_comm_t* comm, const sluice_exchange_array
   return sluice_comm_exchange_enqueue(comm, &all, stream);
 }
 
-/* This rank's slice of every rank's gradients, one rank's behind the other's. */
+/* Receives this rank's slice of every rank's gradients, in rank order. */
 static sluice_status_t scatter(sluice_device_t* device, sluice_comm_t* comm, sluice_stream_t stream,
                                const sluice_device_sum_t* sum, const sluice_exchange_arrays_t* arrays) {
   const int32_t w = comm->world_size, me = comm->rank;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The all-gather of small records: what handshakes are made of. */
+/* The all-gather of small records, which handshakes consist of. */
 #include <string.h>
 
 #include "backend/comm/comm.h"
@@ -24,7 +24,8 @@ sluice_status_t sluice_comm_all_gather(sluice_comm_t* comm, void* records, uint6
   return status;
 }
 
-/* The others wait for a rank that has no memory for its record. */
+/* Allocates the records. A rank without memory aborts the communicator, because the other ranks would wait for its
+ * record. */
 static char* take_records(sluice_comm_t* comm, uint64_t bytes, const char* what) {
   char* data = sluice_alloc_zeroed(sluice_process_allocator(), bytes, what);
   if (data == NULL && comm != NULL) (void)sluice_comm_fail_and_tell(comm, sluice_alloc_status());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The all-reduce: the transport's own, or one exchange of small data, two of large. */
+/* The all-reduce: that of the transport, or one exchange for small data and two for large data. */
 #include "backend/base/clock.h"
 #include "backend/base/math.h"
 #include "backend/comm/comm.h"
@@ -19,7 +19,7 @@ static void reduce_into(int64_t* data, const int64_t* other, int64_t count, int3
   }
 }
 
-/* The arrays of one exchange and what it receives, in one block. */
+/* The arrays of one exchange and its receive buffer, in one block. */
 typedef struct reduce_scratch_s {
   sluice_exchange_arrays_t arrays;
   int64_t* received;
@@ -46,7 +46,7 @@ static sluice_status_t reduce_small(sluice_comm_t* comm, int64_t* data, int64_t 
   return SLUICE_OK;
 }
 
-/* Rank r reduces slice r of everyone, then everyone gathers the slices. */
+/* Reduce-scatter, then all-gather: rank r reduces slice r of every rank. */
 static sluice_status_t reduce_large(sluice_comm_t* comm, int64_t* data, int64_t count, int32_t op,
                                     const reduce_scratch_t* s, const char* phase) {
   const sluice_exchange_arrays_t* a = &s->arrays;
@@ -65,7 +65,7 @@ static sluice_status_t reduce_large(sluice_comm_t* comm, int64_t* data, int64_t 
   }
   for (int32_t r = 0; r < w; ++r) {
     a->recv[r] = data + sluice_slice_of(count, r, w).begin;
-    a->recv_bytes[r] = a->send_bytes[r]; /* what went out as slice r comes back reduced */
+    a->recv_bytes[r] = a->send_bytes[r]; /* slice r comes back reduced, with the size that was sent */
     a->send[r] = data + own.begin;
     a->send_bytes[r] = r == me ? 0 : (uint64_t)own.count * sizeof *data;
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The all-reduce of floats: sums in f32 and in rank order, rounded once, so that all ranks get the same bits, and the
- * same ones however a caller cuts its data. Built from exchanges: one of small data, two (reduce-scatter, all-gather)
- * of each piece of large. */
+/* The all-reduce of floats: sums in f32 and in rank order, rounded once, so that all ranks get the same bits, however a
+ * caller divides its data into calls. It consists of exchanges: one for small data, two (reduce-scatter, all-gather)
+ * for each piece of large data. */
 #include "backend/base/check.h"
 #include "backend/base/dtype.h"
 #include "backend/base/math.h"
@@ -12,24 +12,24 @@
 
 #define SMALL_REDUCE_BYTES UINT64_C(65536) /* received per rank; above it two exchanges are cheaper than one */
 
-/* Received per rank and exchange: few enough to be in a cache when they are summed, and of each peer enough for a
- * message; at most MOST_BYTES, so that many ranks do not take more scratch. */
+/* Bytes received per rank and exchange: few enough to be in a cache when they are summed, and from each peer enough for
+ * one message; at most MOST_BYTES, to bound the scratch memory with many ranks. */
 #define PIECE_BYTES UINT64_C(1048576)
 #define SLICE_BYTES UINT64_C(65536)
 #define MOST_BYTES  UINT64_C(8388608)
 
-enum { BLOCK = 256 }; /* elements that are summed at a time: their sums stay in the first-level cache */
+enum { BLOCK = 256 }; /* elements summed at a time; their sums stay in the L1 cache */
 
 typedef struct reduction_s {
   sluice_comm_t* comm;
-  const sluice_element_sums_t *from, *to; /* what is summed, and what the sum is rounded to */
+  const sluice_element_sums_t *from, *to; /* the dtype of the addends, and the dtype that the sum is rounded to */
   const char* phase;
   const char* data; /* of the whole call */
   char* out;
   int64_t count;
-  int64_t piece; /* elements that are exchanged at a time; the last piece may be shorter */
+  int64_t piece; /* elements exchanged at a time; the last piece may be shorter */
   sluice_exchange_arrays_t arrays;
-  char* received[2]; /* of an even and of an odd piece */
+  char* received[2]; /* for even and for odd pieces */
 } reduction_t;
 
 static sluice_status_t start_exchange(const reduction_t* r, sluice_comm_request_t** out_request) {
@@ -37,7 +37,7 @@ static sluice_status_t start_exchange(const reduction_t* r, sluice_comm_request_
   return sluice_comm_exchange_start(r->comm, &exchange, out_request);
 }
 
-/* Waits also where another step has failed: what is in flight uses the buffers. */
+/* Waits also after a failure of another step, because an exchange in flight uses the buffers. */
 static sluice_status_t finish(const reduction_t* r, sluice_comm_request_t** request, sluice_status_t before) {
   if (*request == NULL) return before;
   const sluice_status_t status = sluice_comm_exchange_wait(r->comm, *request, r->phase);
@@ -45,10 +45,10 @@ static sluice_status_t finish(const reduction_t* r, sluice_comm_request_t** requ
   return before != SLUICE_OK ? before : status;
 }
 
-/* data: the own part; received: every rank's, `count` apart; out: may be data. */
+/* data: this rank's part; received: every rank's part, `count` elements each; out: may be data. */
 static void sum_in_rank_order(const reduction_t* r, const char* data, const char* received, int64_t count, char* out) {
   const sluice_element_sums_t* e = r->from;
-  double sums[BLOCK]; /* or as many floats */
+  double sums[BLOCK]; /* or floats, in the same bytes */
   for (int64_t begin = 0; begin < count; begin += BLOCK) {
     const int64_t n = sluice_min(BLOCK, count - begin);
     for (int32_t rank = 0; rank < r->comm->world_size; ++rank) {
@@ -74,7 +74,7 @@ static sluice_status_t reduce_small(const reduction_t* r) {
   return SLUICE_OK;
 }
 
-/* Elements of the call that one rank sums of one piece. */
+/* Returns the elements of the call that one rank sums in one piece. */
 static sluice_slice_t slice_of(const reduction_t* r, int64_t index, int32_t rank) {
   const int64_t first = index * r->piece;
   const sluice_slice_t slice = sluice_slice_of(sluice_min(r->piece, r->count - first), rank, r->comm->world_size);
@@ -117,9 +117,10 @@ static sluice_status_t start_gather(const reduction_t* r, int64_t index, sluice_
   return start_exchange(r, out_request);
 }
 
-/* Piece by piece, rank p sums slice p of everyone, then everyone gathers the slices. While a piece is summed the next
- * one is being scattered and the one before gathered: two exchanges in flight, which a communicator allows. A piece
- * writes only over data of its own and of earlier ones (data may end where out ends, and out is as wide or wider). */
+/* For each piece, rank p sums slice p of all ranks, then all ranks gather the slices. While a piece is summed, the next
+ * one is scattered and the previous one gathered: two exchanges in flight, which a communicator allows. A piece
+ * overwrites only data of its own and of earlier pieces (data may end where out ends, and out has the same or a larger
+ * element size). */
 static sluice_status_t reduce_large(const reduction_t* r) {
   const int64_t pieces = (r->count + r->piece - 1) / r->piece;
   sluice_comm_request_t *scatter = NULL, *gather = NULL;
@@ -138,7 +139,7 @@ static sluice_status_t reduce_large(const reduction_t* r) {
 static sluice_status_t reduce_all(reduction_t* r) {
   const uint64_t w = (uint64_t)r->comm->world_size, e = r->from->bytes;
   const int is_small = (uint64_t)r->count * e * (w - 1) <= SMALL_REDUCE_BYTES;
-  /* What is received is about a piece, or all of small data of each rank. */
+  /* A rank receives about one piece, or the whole small data of each rank. */
   r->piece = (int64_t)(sluice_min(sluice_max(PIECE_BYTES, w * SLICE_BYTES), MOST_BYTES) / e + w);
   const uint64_t most = is_small ? w * (uint64_t)r->count * e : ((uint64_t)sluice_min(r->piece, r->count) + w) * e;
   const uint64_t arrays = sluice_exchange_arrays_bytes(r->comm->world_size);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The checked entries of an exchange: what breaks a communicator, and waits for it. */
+/* The checked entries of an exchange: they remember what broke a communicator, and wait. */
 #include <stdio.h>
 #include <time.h>
 
@@ -15,7 +15,7 @@ sluice_status_t sluice_comm_fail_third(const sluice_comm_t* comm) {
                           comm->rank);
 }
 
-/* Why a peer was lost, where it says so itself. */
+/* Replaces PEER_LOST by the peer's own reason, if the peer has published one. */
 static sluice_status_t explain_loss(sluice_comm_t* comm, sluice_status_t status) {
   if (status != SLUICE_E_PEER_LOST) return status;
   sluice_error_info_t why;
@@ -88,7 +88,7 @@ static void warn(const sluice_comm_t* comm, sluice_wait_t* wait, uint64_t now_ns
 sluice_status_t sluice_comm_exchange_wait(sluice_comm_t* comm, sluice_comm_request_t* request, const char* phase) {
   if (phase == NULL) phase = "an exchange";
   if (!sluice_comm_is_inherited(comm) && atomic_load(&comm->broken) != SLUICE_OK) {
-    /* The request of a broken communicator is only put away. */
+    /* A request of a broken communicator is only released. */
     if (comm->vtable->exchange_wait(comm, request, 0, NULL) == SLUICE_E_TIMED_OUT) abandon(comm, request);
   }
   SLUICE_TRY(sluice_comm_check_usable(comm));
@@ -102,11 +102,11 @@ sluice_status_t sluice_comm_exchange_wait(sluice_comm_t* comm, sluice_comm_reque
     if (status == SLUICE_OK) return SLUICE_OK;
     if (status != SLUICE_E_TIMED_OUT) {
       sluice_comm_mark_broken(comm, status);
-      /* What a transport says about its connections after our own abort is no news. */
+      /* Ignore transport errors that follow our own abort. */
       int is_aborted = atomic_load(&comm->broken) == SLUICE_E_ABORTED;
       return is_aborted && status != SLUICE_E_ABORTED ? sluice_comm_check_usable(comm) : explain_loss(comm, status);
     }
-    if (atomic_load(&comm->broken) != SLUICE_OK) { /* aborted meanwhile, on a transport that did not notice */
+    if (atomic_load(&comm->broken) != SLUICE_OK) { /* aborted during the wait, on a transport that did not notice */
       abandon(comm, request);
       return sluice_comm_check_usable(comm);
     }
@@ -128,7 +128,7 @@ sluice_status_t sluice_comm_exchange_wait(sluice_comm_t* comm, sluice_comm_reque
     }
     warn(comm, &wait, now_ns, missing, phase);
     if (now_ns < slice_end_ns) {
-      /* A transport that returns early must not make this a busy loop. */
+      /* Sleep, so that a transport that returns early does not make this a busy loop. */
       struct timespec pause = {.tv_sec = 0, .tv_nsec = (long)sluice_min_u64(slice_end_ns - now_ns, 1000000)};
       nanosleep(&pause, NULL);
     }

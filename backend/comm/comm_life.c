@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Communicators come and go: the caller's config, the common part, references. */
+/* Creation and release of communicators: the caller's config, the common members, reference counts. */
 #include <unistd.h>
 
 #include "backend/base/structs.h"
@@ -48,7 +48,7 @@ void sluice_comm_init_base(sluice_comm_t* comm, const sluice_comm_vtable_t* vtab
   comm->call_number = 0;
   comm->num_started = 0;
   comm->pid = getpid();
-  pthread_mutex_init(&comm->messages_mutex, NULL); /* holds nothing that would have to be given back */
+  pthread_mutex_init(&comm->messages_mutex, NULL); /* owns no resource that must be released */
   comm->messages = NULL;
 }
 

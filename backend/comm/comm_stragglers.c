@@ -24,23 +24,23 @@ static void publish(sluice_comm_t* comm, const char* given_up, const char* phase
 
 void sluice_comm_publish_note(sluice_comm_t* comm, const char* phase) { publish(comm, "", phase); }
 
-/* For ranks that come to this call later: `phase` is what this one waited for. */
+/* Publishes a note for ranks that come to this call later. `phase` is what this rank waited for. */
 static void publish_given_up(sluice_comm_t* comm, uint64_t waited_ns, const char* phase) {
   char given_up[48];
   snprintf(given_up, sizeof given_up, " given_up_ms=%llu", (unsigned long long)(waited_ns / 1000000));
   publish(comm, given_up, phase);
 }
 
-/* What a rank's note says: how far it has come. A rank that never waited long has none. */
+/* The note of a rank: its progress. A rank that never waited long has none. */
 typedef struct note_s {
   int known;
   unsigned long long call_number;
   unsigned long long num_started;
-  unsigned long long given_up_ms; /* that it waited before it gave up; 0: it has not */
+  unsigned long long given_up_ms; /* the time it waited before it gave up; 0: it has not given up */
   char text[160];
 } note_t;
 
-/* Returns 0 when the store is gone. */
+/* Returns 0 if the store is gone. */
 static int lookup_note(sluice_comm_t* comm, int32_t rank, note_t* out_note) {
   char key[32];
   memset(out_note, 0, sizeof *out_note);
@@ -53,15 +53,16 @@ static int lookup_note(sluice_comm_t* comm, int32_t rank, note_t* out_note) {
   return 1;
 }
 
-/* ---- who it is --------------------------------------------------------------------------------------------------- */
+/* ---- finding the straggler
+ * ----------------------------------------------------------------------------------------> */
 
-/* Ranks that hold the others up: those without a note of this call; when all have one, those that started the fewest
+/* Candidates for the straggler: ranks without a note of this call; if all ranks have one, those that started the fewest
  * exchanges in it, if fewer than this rank. */
 typedef struct stragglers_s {
   int any_without;
   unsigned long long fewest;
   int32_t count;
-  int32_t blamed; /* the one whose message is missing, if it is among them, else the lowest; -1: none */
+  int32_t blamed; /* the rank whose message is missing if it is a candidate, else the lowest candidate; -1: none */
   int32_t num_listed;
   struct {
     int32_t rank;
@@ -95,7 +96,7 @@ static void judge(stragglers_t* found, const sluice_comm_t* comm, int32_t rank, 
   const int without = !note->known || note->call_number < comm->call_number;
   const int behind = !without && note->call_number == comm->call_number && note->num_started < comm->num_started;
   if (!without && (!behind || found->any_without || note->num_started > found->fewest)) return;
-  if (without ? !found->any_without : note->num_started < found->fewest) { /* worse than all before it */
+  if (without ? !found->any_without : note->num_started < found->fewest) { /* worse than all previous ranks */
     found->count = found->num_listed = 0;
     found->blamed = -1;
   }
@@ -106,8 +107,9 @@ static void judge(stragglers_t* found, const sluice_comm_t* comm, int32_t rank, 
   list(found, rank, note);
 }
 
-/* Asks about every rank once, first about the one whose message is missing, for LOOK_NS at most: a store of hundreds of
- * ranks answers one after the other. Returns how many it has asked about; -1: the store is gone. */
+/* Looks up every rank's note once, first that of the rank whose message is missing, for at most LOOK_NS, because a
+ * store answers hundreds of look-ups one after the other. Returns the number of ranks looked up; -1: the store is
+ * gone. */
 static int32_t look(sluice_comm_t* comm, int32_t missing, stragglers_t* found) {
   note_t note;
   const uint64_t until_ns = sluice_now_ns() + LOOK_NS;
@@ -123,7 +125,8 @@ static int32_t look(sluice_comm_t* comm, int32_t missing, stragglers_t* found) {
   return num_asked;
 }
 
-/* Appends a sentence to `text` and returns the rank to blame: `missing` (whose message is missing) where nobody is. */
+/* Appends a sentence to `text` and returns the rank to blame: `missing` (the rank whose message is missing) if there is
+ * no candidate. */
 static int32_t find_stragglers(sluice_comm_t* comm, int32_t missing, uint64_t waited_ns, const char* phase, char* text,
                                size_t text_bytes) {
   text[0] = '\0';

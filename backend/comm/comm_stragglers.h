@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Who holds the others up: the notes that ranks leave of how far they have come. Private to backend/comm. */
+/* Finds stragglers with the notes that ranks publish about their progress. Private to backend/comm. */
 #ifndef SLUICE_BACKEND_COMM_COMM_STRAGGLERS_H_
 #define SLUICE_BACKEND_COMM_COMM_STRAGGLERS_H_
 
 #include "backend/comm/comm.h"
 
-/* Where the transport has a store. */
+/* Publishes a note if the transport has a store. */
 void sluice_comm_publish_note(sluice_comm_t* comm, const char* phase);
-/* TIMED_OUT, naming the straggler: by the notes, else `missing`, whose message is missing (-1: unknown). Leaves the
- * note that sluice_comm_check_given_up reads. */
+/* Returns TIMED_OUT and names the straggler: from the notes, else `missing`, whose message is missing (-1: unknown).
+ * Publishes the note that sluice_comm_check_given_up reads. */
 sluice_status_t sluice_comm_fail_timed_out(sluice_comm_t* comm, int32_t missing, uint64_t waited_ns, const char* phase);
 
 #endif /* SLUICE_BACKEND_COMM_COMM_STRAGGLERS_H_ */

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Whether a communicator may still be used. Private to backend/comm. */
+/* Checks whether a communicator may still be used. Private to backend/comm. */
 #ifndef SLUICE_BACKEND_COMM_COMM_USABLE_H_
 #define SLUICE_BACKEND_COMM_COMM_USABLE_H_
 
 #include "backend/comm/comm.h"
 
-/* Whether this process is a child, by fork, of the one that made it. */
+/* Returns whether this process is a forked child of the process that created it. */
 int sluice_comm_is_inherited(const sluice_comm_t* comm);
-/* STATE in such a child; of a broken communicator the status that broke it. */
+/* Return STATE in such a child, and for a broken communicator the status that broke it. */
 sluice_status_t sluice_comm_check_usable(sluice_comm_t* comm);
 void sluice_comm_mark_broken(sluice_comm_t* comm, sluice_status_t status);
-/* A step that failed here before it was posted: the peers would wait for it until their deadlines. Returns status. */
+/* Aborts after a step that failed on this rank before its messages were posted, because peers would wait for them until
+ * their deadlines. Returns status. */
 sluice_status_t sluice_comm_fail_and_tell(sluice_comm_t* comm, sluice_status_t status);
-/* Aborts its endpoint, if there is one (messages_open.c). */
+/* Aborts the communicator's endpoint, if there is one (messages_open.c). */
 void sluice_comm_abort_messages(sluice_comm_t* comm);
 
 #endif /* SLUICE_BACKEND_COMM_COMM_USABLE_H_ */

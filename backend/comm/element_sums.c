@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Compiled so that the compiler makes vectors of the loops: no result depends on how wide they are. */
+/* The compiler vectorizes these loops. No result depends on the vector width. */
 #include "backend/comm/element_sums.h"
 
 #include <stddef.h>
 
 #include "backend/base/dtype.h"
 
-/* NOLINTBEGIN(bugprone-macro-parentheses): types cannot stand in parentheses. */
+/* NOLINTBEGIN(bugprone-macro-parentheses): types cannot be in parentheses. */
 #define DEFINE_ELEMENT(name, type, sum_type, to_sum, from_sum)            \
   static void load_##name(const void* data, int64_t count, void* sums) {  \
     const type* restrict from = data;                                     \

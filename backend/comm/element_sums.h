@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How elements of one dtype are read into sums and written from them. Sums are floats, those of f64 are doubles. */
+/* Reads elements of one dtype into sums and writes them back. Sums are floats, those of f64 are doubles. */
 #ifndef SLUICE_BACKEND_COMM_ELEMENT_SUMS_H_
 #define SLUICE_BACKEND_COMM_ELEMENT_SUMS_H_
 
@@ -8,13 +8,13 @@
 typedef struct sluice_element_sums_s {
   int32_t dtype;
   uint64_t bytes; /* of one element */
-  /* sums[i] = data[i], sums[i] += data[i], data[i] = sums[i] for i < count; sums and data lie apart. */
+  /* sums[i] = data[i], sums[i] += data[i], data[i] = sums[i] for i < count. sums and data do not overlap. */
   void (*load)(const void* data, int64_t count, void* sums);
   void (*add)(const void* data, int64_t count, void* sums);
   void (*store)(const void* sums, int64_t count, void* data);
 } sluice_element_sums_t;
 
-/* f32, bf16, f16 and f64; NULL: another dtype. */
+/* Supports f32, bf16, f16 and f64; NULL: another dtype. */
 const sluice_element_sums_t* sluice_element_sums_of(int32_t dtype);
 
 #endif /* SLUICE_BACKEND_COMM_ELEMENT_SUMS_H_ */

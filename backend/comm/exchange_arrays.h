@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The four arrays of an exchange in one piece of memory, and the slices in which ranks share out elements. */
+/* The four arrays of an exchange in one block of memory, and the slices of elements that ranks own. */
 #ifndef SLUICE_BACKEND_COMM_EXCHANGE_ARRAYS_H_
 #define SLUICE_BACKEND_COMM_EXCHANGE_ARRAYS_H_
 
@@ -17,7 +17,7 @@ static inline uint64_t sluice_exchange_arrays_bytes(int32_t world_size) {
   return (uint64_t)world_size * (2 * sizeof(void*) + 2 * sizeof(uint64_t));
 }
 
-/* In a block of at least that many bytes, aligned for pointers; `send` is its beginning. */
+/* Places the arrays in a block of at least that many bytes, aligned for pointers; `send` is its beginning. */
 static inline sluice_exchange_arrays_t sluice_exchange_arrays_in(void* block, int32_t world_size) {
   const uint64_t w = (uint64_t)world_size;
   sluice_exchange_arrays_t arrays = {.send = (const void**)block};
@@ -32,12 +32,12 @@ static inline sluice_exchange_t sluice_exchange_of(const sluice_exchange_arrays_
       .send = arrays->send, .send_bytes = arrays->send_bytes, .recv = arrays->recv, .recv_bytes = arrays->recv_bytes};
 }
 
-/* Of elements that are shared out: [begin, begin + count) are one rank's. */
+/* The elements [begin, begin + count) of one rank. */
 typedef struct sluice_slice_s {
   int64_t begin, count;
 } sluice_slice_t;
 
-/* The first slices are one longer where `count` is no multiple of world_size. */
+/* The first slices are longer by one if `count` is no multiple of world_size. */
 static inline sluice_slice_t sluice_slice_of(int64_t count, int32_t rank, int32_t world_size) {
   const int64_t each = count / world_size, more = count % world_size;
   return (sluice_slice_t){each * rank + sluice_min(rank, more), each + (rank < more)};

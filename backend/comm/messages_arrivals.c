@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Memory of arriving messages, and who gets them. */
+/* Memory of arriving messages, and their matching with receives. */
 #include <string.h>
 
 #include "backend/base/math.h"
 #include "backend/comm/comm_usable.h"
 #include "backend/comm/messages_state.h"
 
-/* In front of each payload: the arrival itself, then room for any head. */
+/* Each payload is preceded by the arrival itself and by room for the largest head. */
 #define ARRIVAL_BYTES ((sizeof(sluice_message_arrival_t) + SLUICE_ALIGNMENT - 1) / SLUICE_ALIGNMENT * SLUICE_ALIGNMENT)
 #define FRONT_BYTES   (ARRIVAL_BYTES + SLUICE_MESSAGE_MAX_HEAD_BYTES)
-/* A block serves payloads down to half of its own size, and small ones serve all small ones. */
+/* A block is reused for payloads down to half of its own size; small blocks are reused for all small payloads. */
 #define SMALL_BYTES UINT64_C(65536)
-#define MAX_BYTES   (UINT64_C(1) << 48) /* of one payload: more is garbage */
+#define MAX_BYTES   (UINT64_C(1) << 48) /* of one payload; a larger number is invalid */
 
 void* sluice_messages_head_of(sluice_message_arrival_t* arrival) { return (char*)arrival + ARRIVAL_BYTES; }
 void* sluice_messages_payload_of(sluice_message_arrival_t* arrival) { return (char*)arrival + FRONT_BYTES; }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Shapes change from one micro-batch to the next: capacities are rounded so that a block serves those of about its
- * size. */
+/* Shapes change from one micro-batch to the next. Capacities are rounded up so that a block can be reused for similar
+ * sizes. */
 static uint64_t capacity_for(uint64_t bytes) {
   uint64_t step = SLUICE_ALIGNMENT;
   while (step * 16 < bytes) step *= 2;
@@ -30,7 +30,7 @@ static int serves(const sluice_message_arrival_t* arrival, uint64_t bytes) {
   return arrival->capacity >= bytes && (arrival->capacity <= SMALL_BYTES || arrival->capacity / 2 <= bytes);
 }
 
-/* Under the mutex. */
+/* Call with the mutex held. */
 static sluice_message_arrival_t* take_free(sluice_messages_t* m, uint64_t bytes) {
   sluice_message_arrival_t* best = NULL;
   for (sluice_link_t* l = m->free_arrivals.next; l != &m->free_arrivals; l = l->next) {
@@ -44,7 +44,8 @@ static sluice_message_arrival_t* take_free(sluice_messages_t* m, uint64_t bytes)
   return best;
 }
 
-/* Under the mutex: makes it free, if that keeps no more than was in use at one time. 0: it is to be freed. */
+/* Call with the mutex held. Keeps the arrival for reuse, unless the kept memory would exceed the peak of memory in use.
+ * Returns 0 if the caller must free it. */
 static int keep_free(sluice_messages_t* m, sluice_message_arrival_t* arrival) {
   m->arrival_bytes -= arrival->capacity;
   const uint64_t kept = m->arrival_bytes + m->free_arrival_bytes + arrival->capacity;
@@ -62,7 +63,7 @@ static void free_arrival(sluice_messages_t* m, sluice_message_arrival_t* arrival
   sluice_free(m->memory, arrival, FRONT_BYTES + arrival->capacity);
 }
 
-/* Free ones of other sizes stand in the way of a new one: they go first. */
+/* Frees unused blocks of other sizes to make room for a new block. */
 static void free_unused(sluice_messages_t* m) {
   for (;;) {
     pthread_mutex_lock(&m->mutex);
@@ -89,7 +90,7 @@ void sluice_messages_free_arrivals(sluice_messages_t* m) {
   }
 }
 
-/* Under the mutex. */
+/* Call with the mutex held. */
 static int would_be_too_much(const sluice_messages_t* m, uint64_t bytes) {
   const uint64_t more = m->arrival_bytes + m->free_arrival_bytes + bytes;
   return m->num_free_arrivals > 0 && more > m->peak_arrival_bytes;
@@ -102,7 +103,7 @@ static sluice_message_arrival_t* allocate(sluice_messages_t* m, uint64_t bytes) 
   const int is_tight = arrival == NULL && would_be_too_much(m, capacity);
   pthread_mutex_unlock(&m->mutex);
   if (arrival == NULL) {
-    if (is_tight) free_unused(m); /* they have other sizes than what is coming now */
+    if (is_tight) free_unused(m); /* the kept blocks do not fit the new message */
     arrival = sluice_alloc(m->memory, FRONT_BYTES + capacity, "message");
     if (arrival == NULL) return NULL;
     arrival->capacity = capacity;
@@ -132,7 +133,7 @@ static uint64_t bytes_of(const sluice_message_arrival_t* arrival) {
   return arrival->payload_bytes + arrival->head_bytes;
 }
 
-/* Under the mutex. */
+/* Call with the mutex held. */
 static void uncount(sluice_messages_t* m, sluice_message_arrival_t* arrival) {
   if (arrival->is_counted) m->unexpected_bytes -= bytes_of(arrival);
   arrival->is_counted = 0;
@@ -233,7 +234,7 @@ void sluice_messages_arrived(sluice_messages_t* m, sluice_message_arrival_t* arr
     receive->arrival = arrival;
     sluice_messages_complete(m, receive);
   } else {
-    if (!arrival->is_counted) m->unexpected_bytes += bytes_of(arrival); /* its receive was taken back */
+    if (!arrival->is_counted) m->unexpected_bytes += bytes_of(arrival); /* its receive was cancelled */
     arrival->is_counted = 1;
     sluice_list_append(&m->peers[arrival->peer].unexpected, &arrival->place);
   }

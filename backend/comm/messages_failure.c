@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Failures of an endpoint, and what its peers say of themselves. */
+/* Failures of an endpoint, and what peers report about themselves. */
 #include <stdio.h>
 #include <string.h>
 
@@ -16,7 +16,7 @@ void sluice_messages_fail_with(sluice_messages_t* m, const sluice_error_info_t* 
   pthread_mutex_unlock(&m->mutex);
   if (!is_first) return;
   if (m->wire != NULL) m->wire->vtable->fail(m->wire, culprit);
-  /* Only now: a call that returns the failure has given all spans back. */
+  /* Set only now: once a call returns the failure, all spans belong to the owner again. */
   pthread_mutex_lock(&m->mutex);
   m->has_failed = 1;
   pthread_cond_broadcast(&m->changed);
@@ -46,7 +46,7 @@ sluice_status_t sluice_messages_check(sluice_messages_t* m) {
   pthread_mutex_lock(&m->mutex);
   const int has_failed = m->has_failed;
   pthread_mutex_unlock(&m->mutex);
-  return has_failed ? sluice_error_adopt(&m->why) : SLUICE_OK; /* `why` stays as it is once it is set */
+  return has_failed ? sluice_error_adopt(&m->why) : SLUICE_OK; /* `why` does not change once it is set */
 }
 
 sluice_status_t sluice_messages_record_loss(const sluice_messages_t* m, int32_t peer, int32_t native_error,
@@ -58,7 +58,7 @@ sluice_status_t sluice_messages_record_loss(const sluice_messages_t* m, int32_t 
       m->comm->rank, peer, m->comm->name, how);
 }
 
-/* A rank that has said that it leaves ends nothing by itself. */
+/* Returns a rank that has left although a request needs it. A rank that leaves is no failure by itself. */
 int32_t sluice_messages_find_left(const sluice_messages_t* m) {
   for (int32_t r = 0; r < m->comm->world_size; ++r) {
     const sluice_message_peer_t* p = &m->peers[r];
@@ -77,8 +77,8 @@ void sluice_messages_hear(sluice_messages_t* m, int32_t peer, const sluice_frame
     pthread_cond_broadcast(&m->changed);
     pthread_mutex_unlock(&m->mutex);
   } else if (frame->kind == SLUICE_FRAME_LOST) {
-    /* Who gives up because of this rank is itself what this rank has lost. The others lose this one all the same: they
-     * hear it from both, in any order. */
+    /* If a peer gives up because of this rank, that peer is the rank that this one has lost. Third ranks lose this rank
+     * all the same: they are told by both, in any order. */
     const int is_third = frame->tag < world_size && frame->tag != (uint64_t)rank;
     const int32_t culprit = is_third ? (int32_t)frame->tag : peer;
     (void)sluice_messages_record_loss(m, culprit, 0, culprit == peer ? "it gave up" : "another rank said so");
@@ -93,7 +93,7 @@ void sluice_messages_hear(sluice_messages_t* m, int32_t peer, const sluice_frame
 
 void sluice_messages_abort(sluice_messages_t* m) {
   if (m == NULL || sluice_comm_is_inherited(m->comm)) return;
-  sluice_error_info_t why; /* not the thread's own: that stays what it is */
+  sluice_error_info_t why; /* separate from the thread's own record, which must not change */
   sluice_error_info_init(&why, sizeof why);
   why.status = SLUICE_E_ABORTED;
   why.rank = m->comm->rank;

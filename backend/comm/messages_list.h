@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Lists of what has its link inside itself: an entry leaves in one step, wherever it stands. Private to backend/comm.
- */
+/* Intrusive lists: an entry is removed in one step, wherever it is. Private to backend/comm. */
 #ifndef SLUICE_BACKEND_COMM_MESSAGES_LIST_H_
 #define SLUICE_BACKEND_COMM_MESSAGES_LIST_H_
 
 #include <stddef.h>
 
-/* A list's head, or a link: it is in one list or, alone, in none. */
+/* The head of a list, or a link in an entry. A link is in one list, or points to itself. */
 typedef struct sluice_link_s {
   struct sluice_link_s* prev;
   struct sluice_link_s* next;
@@ -29,7 +28,7 @@ static inline void sluice_list_remove(sluice_link_t* link) {
   sluice_list_init(link);
 }
 
-/* The oldest, NULL where there is none. */
+/* Returns the oldest entry, or NULL. */
 static inline sluice_link_t* sluice_list_first(const sluice_link_t* list) {
   return list->next != list ? list->next : NULL;
 }

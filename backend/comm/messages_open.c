@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Endpoints come, on all ranks together, and go, each by itself. */
+/* Opens endpoints, on all ranks together, and closes them, each by itself. */
 #include <stdatomic.h>
 #include <unistd.h>
 
@@ -9,14 +9,14 @@
 #include "backend/comm/messages_state.h"
 
 #define DEFAULT_UNEXPECTED_BYTES (UINT64_C(1) << 30)
-#define MIN_MACHINE_BYTES        (UINT64_C(1) << 31) /* where the system does not say */
+#define MIN_MACHINE_BYTES        (UINT64_C(1) << 31) /* used if the system does not report its memory */
 
 enum { VERSION = 1 };
 
-/* What ranks tell each other before there is an endpoint. */
+/* The records that ranks exchange before there is an endpoint. */
 typedef struct open_card_s {
   sluice_refusal_t refusal;
-  int32_t version; /* of frames and cards */
+  int32_t version; /* of frames and records */
   uint64_t fingerprint;
 } open_card_t;
 
@@ -34,7 +34,7 @@ static void init_word(sluice_outgoing_t* out, int32_t peer) {
   out->frame.kind = SLUICE_FRAME_WAITS;
 }
 
-/* What arrives is input of a computation whose result is about as large. */
+/* The default bound. An arriving message is the input of a computation whose result has about the same size. */
 static uint64_t half_of_the_memory(void) {
   const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   const uint64_t bytes = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : 0;
@@ -136,7 +136,7 @@ sluice_status_t sluice_messages_open(sluice_comm_t* comm, const sluice_messages_
   pthread_mutex_lock(&comm->messages_mutex);
   comm->messages = m;
   pthread_mutex_unlock(&comm->messages_mutex);
-  /* An abort that came before that has not met it. */
+  /* An abort before this point has not seen the endpoint. */
   if (atomic_load(&comm->broken) == SLUICE_E_ABORTED) sluice_messages_abort(m);
   *out_messages = m;
   return SLUICE_OK;

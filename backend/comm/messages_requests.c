@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sends and receives: how they begin, and how they are taken back. */
+/* Sends and receives: how they start, and how they are cancelled. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@
 
 /* ---- operations -------------------------------------------------------------------------------------------------- */
 
-/* The first call on an endpoint that is new allocates, the thousandth does not. Error: NO_MEMORY. */
+/* Gets an operation, from the free list if possible. Only the first calls on an endpoint allocate. Error: NO_MEMORY. */
 static sluice_status_t get_operation(sluice_messages_t* m, sluice_message_operation_t** out_operation) {
   pthread_mutex_lock(&m->mutex);
   sluice_link_t* first = sluice_list_first(&m->free_operations);
@@ -58,14 +58,14 @@ void sluice_messages_complete(sluice_messages_t* m, sluice_message_operation_t* 
   pthread_cond_broadcast(&m->changed);
 }
 
-/* Under the mutex: a failure that comes now is told by the next call. */
+/* Call with the mutex held. If the endpoint fails after this, the next call reports it. */
 static void number(sluice_messages_t* m, sluice_message_operation_t* o, sluice_message_request_t* out_request) {
   o->number = ++m->last_number;
   if (out_request != NULL) *out_request = o->number;
   atomic_fetch_add(&m->outstanding, 1);
 }
 
-/* A rank that has left, and that a request needs: the endpoint fails. */
+/* Fails the endpoint if a rank has left that a request needs. */
 static sluice_status_t check_left(sluice_messages_t* m) {
   pthread_mutex_lock(&m->mutex);
   const int32_t left = sluice_messages_find_left(m);
@@ -83,7 +83,7 @@ static sluice_status_t check_peer(const sluice_messages_t* m, int32_t peer, cons
 
 /* ---- sends ------------------------------------------------------------------------------------------------------- */
 
-/* The sum is what the receiver is told. */
+/* Checks the spans. The receiver gets their sum as the size. */
 static sluice_status_t check_message(const sluice_messages_t* m, const sluice_message_t* message,
                                      uint64_t* out_payload_bytes) {
   *out_payload_bytes = 0;
@@ -144,7 +144,7 @@ static sluice_status_t fill(sluice_message_operation_t* o, const sluice_message_
   return SLUICE_OK;
 }
 
-/* From this rank to itself: what a wire would do. */
+/* Sends from this rank to itself, in place of a wire. */
 static void send_to_self(sluice_messages_t* m, sluice_outgoing_t* out) {
   sluice_message_arrival_t* arrival;
   if (sluice_messages_arrive(m, out->peer, &out->frame, &arrival) != SLUICE_OK) return;
@@ -182,7 +182,7 @@ sluice_status_t sluice_messages_send(sluice_messages_t* m, const sluice_message_
   ++m->peers[o->peer].num_sending;
   pthread_mutex_unlock(&m->mutex);
   SLUICE_TRY(check_left(m));
-  /* From here on the operation may be through, and another one's. */
+  /* From here on the operation may have completed, and may already be reused for another request. */
   if (message->peer == m->comm->rank) {
     send_to_self(m, &o->outgoing);
   } else {
@@ -239,7 +239,8 @@ sluice_status_t sluice_messages_receive_up_to(sluice_messages_t* m, int32_t peer
   return check_left(m);
 }
 
-/* ---- taken back -------------------------------------------------------------------------------------------------- */
+/* ---- cancel
+ * -------------------------------------------------------------------------------------------------------> */
 
 static sluice_message_operation_t* find_in(const sluice_link_t* list, uint64_t request) {
   for (sluice_link_t* l = list->next; l != list; l = l->next) {
@@ -249,7 +250,7 @@ static sluice_message_operation_t* find_in(const sluice_link_t* list, uint64_t r
   return NULL;
 }
 
-/* Under the mutex. */
+/* Call with the mutex held. */
 static void take_back(sluice_messages_t* m, sluice_message_operation_t* o) {
   sluice_messages_recycle(m, o);
   atomic_fetch_sub(&m->outstanding, 1);
@@ -257,7 +258,7 @@ static void take_back(sluice_messages_t* m, sluice_message_operation_t* o) {
 
 static int32_t cancel_send(sluice_messages_t* m, int32_t peer, sluice_message_request_t request) {
   if (m->wire == NULL || !m->wire->vtable->cancel(m->wire, peer, request)) return 0;
-  /* The wire has given it back, so it stands where it stood. */
+  /* The wire has returned it, so the operation is still in its list. */
   pthread_mutex_lock(&m->mutex);
   sluice_message_operation_t* o = find_in(&m->sends, request);
   if (o != NULL) {

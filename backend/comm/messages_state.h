@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What an endpoint holds. Private to backend/comm.
+/* The state of an endpoint. Private to backend/comm.
  *
- *   messages_open.c      endpoints come and go
- *   messages_requests.c  sends and receives, taken back too
- *   messages_arrivals.c  memory of arriving messages, and who gets them
+ *   messages_open.c      opens and closes endpoints
+ *   messages_requests.c  sends and receives, and their cancellation
+ *   messages_arrivals.c  memory of arriving messages, and their matching
  *   messages_wait.c      completions, deadlines, stragglers
- *   messages_failure.c   failures, and what peers say of themselves */
+ *   messages_failure.c   failures, and what peers report about themselves */
 #ifndef SLUICE_BACKEND_COMM_MESSAGES_STATE_H_
 #define SLUICE_BACKEND_COMM_MESSAGES_STATE_H_
 
@@ -18,7 +18,7 @@
 enum { SLUICE_FEW_SPANS = 8, SLUICE_MAX_FREE_ARRIVALS = 64 };
 
 struct sluice_message_arrival_s {
-  sluice_link_t place; /* in a peer's unexpected ones, or in the free ones; else alone */
+  sluice_link_t place; /* in a peer's unexpected list or in the free list; else unlinked */
   sluice_link_t all;
   uint64_t capacity; /* of the payload */
   uint64_t tag;
@@ -28,7 +28,8 @@ struct sluice_message_arrival_s {
   int32_t is_counted; /* in unexpected_bytes */
 };
 
-/* A request: a receive's place is in its peer's list, a send's among the sends, then both among the completed. */
+/* A request. A receive is in its peer's list and a send in the list of sends; after that both are in the list of
+ * completed ones. */
 typedef struct sluice_message_operation_s {
   sluice_link_t place;
   struct sluice_message_operation_s* next_of_all;
@@ -46,31 +47,31 @@ typedef struct sluice_message_operation_s {
 } sluice_message_operation_t;
 
 typedef struct sluice_message_peer_s {
-  sluice_link_t receives;   /* posted, the oldest first; no unexpected message is for them */
-  sluice_link_t unexpected; /* arrivals without a receive, the oldest first */
+  sluice_link_t receives;   /* posted, the oldest first; none matches an unexpected message */
+  sluice_link_t unexpected; /* arrivals without a receive, oldest first */
   int64_t num_sending;
   int32_t has_left;
-  int32_t waits_for;        /* the rank that it says it waits for, or -1 */
-  sluice_outgoing_t* waits; /* this rank's word to it that it waits, and that it does not */
+  int32_t waits_for;        /* the rank that the peer reports to wait for, or -1 */
+  sluice_outgoing_t* waits; /* this rank's frame to the peer about the rank that it waits for */
   sluice_outgoing_t* goes_on;
-  int32_t waits_is_out; /* with the wire */
+  int32_t waits_is_out; /* the wire has that frame */
   int32_t goes_on_is_out;
 } sluice_message_peer_t;
 
 struct sluice_messages_s {
   sluice_comm_t* comm;
-  sluice_wire_t* wire; /* NULL: one rank */
+  sluice_wire_t* wire; /* NULL with one rank */
   sluice_allocator_t* memory;
   uint64_t bytes; /* of this block */
   uint64_t max_unexpected_bytes, max_message_bytes;
   _Atomic int64_t outstanding;
 
-  pthread_mutex_t mutex; /* guards what follows; nothing is called with it */
+  pthread_mutex_t mutex; /* guards the following; no function is called with it held */
   pthread_cond_t changed;
   uint64_t last_number;
   uint64_t unexpected_bytes;
   uint64_t arrival_bytes;      /* of all arrivals in use: their capacities */
-  uint64_t peak_arrival_bytes; /* free ones are kept up to here */
+  uint64_t peak_arrival_bytes; /* unused blocks are kept up to this many */
   uint64_t free_arrival_bytes;
   int32_t num_free_arrivals;
   sluice_link_t free_arrivals;
@@ -80,24 +81,24 @@ struct sluice_messages_s {
   sluice_link_t free_operations;
   sluice_message_operation_t* all_operations;
   int32_t is_failing; /* `why` is set, and the wire is being told */
-  int32_t has_failed; /* and has been: waits return */
+  int32_t has_failed; /* the wire has been told: waits return */
   sluice_error_info_t why;
   sluice_message_peer_t peers[]; /* [W] */
 };
 
-/* Under the mutex: the message that a new receive gets, or NULL. */
+/* Call with the mutex held. Returns the message that a new receive gets, or NULL. */
 sluice_message_arrival_t* sluice_messages_take_unexpected(sluice_messages_t* messages, int32_t peer, uint64_t tag);
-/* Under the mutex: it has completed. */
+/* Call with the mutex held, when the operation has completed. */
 void sluice_messages_complete(sluice_messages_t* messages, sluice_message_operation_t* operation);
-/* Fails with a record of its own, which this thread need not have. */
+/* Fails the endpoint with the record `why` instead of this thread's. */
 void sluice_messages_fail_with(sluice_messages_t* messages, const sluice_error_info_t* why, int32_t culprit);
-/* OK, or this thread adopts the failure. */
+/* Returns OK, or the failure, whose record this thread adopts. */
 sluice_status_t sluice_messages_check(sluice_messages_t* messages);
-/* Under the mutex: a rank that has left and that a request needs; -1: none. */
+/* Call with the mutex held. Returns a rank that has left although a request needs it; -1: none. */
 int32_t sluice_messages_find_left(const sluice_messages_t* messages);
-/* Under the mutex: the operation serves the next request. */
+/* Call with the mutex held. Keeps the operation for another request. */
 void sluice_messages_recycle(sluice_messages_t* messages, sluice_message_operation_t* operation);
-/* When nobody else has the endpoint any more. */
+/* Call when no other thread uses the endpoint. */
 void sluice_messages_free_arrivals(sluice_messages_t* messages);
 void sluice_messages_free_operations(sluice_messages_t* messages);
 

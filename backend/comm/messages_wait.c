@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Completions: the next one, by a deadline of the owner's or by the communicator's; and who holds a wait up. */
+/* Completions: the next one, with a deadline of the owner or of the communicator; and the rank that delays a wait. */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 /* ---- the next one ------------------------------------------------------------------------------------------------ */
 
-/* Under the mutex. */
+/* Call with the mutex held. */
 static int take_completed(sluice_messages_t* m, sluice_message_completion_t* out_completion) {
   sluice_link_t* first = sluice_list_first(&m->completed);
   if (first == NULL) return 0;
@@ -32,22 +32,22 @@ static int take_completed(sluice_messages_t* m, sluice_message_completion_t* out
 
 enum { CAME, FAILED, LEFT, DUE };
 
-/* *out_left: a rank that has left and is needed, where it says so. */
+/* out_left: set if the result is LEFT, to a rank that has left and is needed. */
 static int await(sluice_messages_t* m, uint64_t deadline_ns, sluice_message_completion_t* out_completion,
                  int32_t* out_left) {
   int is_due = deadline_ns == 0;
   for (;;) {
-    /* First what has come: a rank may have said why it leaves, and another that it has left. */
+    /* Check completions first: one rank may have said why it leaves, and another rank only that it has left. */
     if (take_completed(m, out_completion)) return CAME;
     if (m->has_failed) return FAILED;
     *out_left = m->is_failing ? -1 : sluice_messages_find_left(m);
     if (*out_left >= 0) return LEFT;
     if (is_due) return DUE;
-    is_due = sluice_cond_wait_until(&m->changed, &m->mutex, deadline_ns) != 0; /* and one more look */
+    is_due = sluice_cond_wait_until(&m->changed, &m->mutex, deadline_ns) != 0; /* and check once more */
   }
 }
 
-/* *out_is_due: TIMED_OUT is that of the deadline. */
+/* out_is_due: 1 if TIMED_OUT is due to the deadline. */
 static sluice_status_t next(sluice_messages_t* m, uint64_t deadline_ns, sluice_message_completion_t* out_completion,
                             int* out_is_due) {
   memset(out_completion, 0, sizeof *out_completion);
@@ -73,7 +73,8 @@ sluice_status_t sluice_messages_next(sluice_messages_t* m, uint64_t deadline_ns,
   return next(m, deadline_ns, out_completion, &is_due);
 }
 
-/* ---- who holds it up --------------------------------------------------------------------------------------------- */
+/* ---- finding the straggler
+ * ----------------------------------------------------------------------------------------> */
 
 static void look_at_oldest(const sluice_link_t* list, const sluice_message_operation_t** oldest) {
   const sluice_link_t* first = sluice_list_first(list);
@@ -82,7 +83,7 @@ static void look_at_oldest(const sluice_link_t* list, const sluice_message_opera
   if (*oldest == NULL || o->number < (*oldest)->number) *oldest = o;
 }
 
-/* The peer of the oldest request; -1: there is none. */
+/* Returns the peer of the oldest request; -1: there is none. */
 static int32_t find_missing(sluice_messages_t* m) {
   const sluice_message_operation_t* oldest = NULL;
   pthread_mutex_lock(&m->mutex);
@@ -96,10 +97,10 @@ static int32_t find_missing(sluice_messages_t* m) {
 static int32_t waits_for(const void* user, int32_t rank) {
   const sluice_messages_t* m = user;
   const int32_t next_one = m->peers[rank].waits_for;
-  return next_one == m->comm->rank ? -1 : next_one; /* it waits for this rank, which waits for it */
+  return next_one == m->comm->rank ? -1 : next_one; /* the two ranks wait for each other */
 }
 
-/* A rank that waits is not the one to look at: the one it waits for is. */
+/* If the missing rank waits as well, the straggler is the rank that it waits for. */
 static int32_t find_straggler(sluice_messages_t* m, int32_t missing) {
   pthread_mutex_lock(&m->mutex);
   const int32_t straggler = sluice_wait_find_straggler(missing, m->comm->world_size, waits_for, m);
@@ -107,7 +108,8 @@ static int32_t find_straggler(sluice_messages_t* m, int32_t missing) {
   return straggler;
 }
 
-/* Tells the peers whom this rank waits for, -1: nobody. A word that is still under way stands for this one. */
+/* Tells the peers which rank this one waits for, -1: none. A frame that is still being sent will carry the new
+ * value. */
 static void tell(sluice_messages_t* m, int32_t waits_for) {
   for (int32_t r = 0; r < m->comm->world_size && m->wire != NULL; ++r) {
     sluice_message_peer_t* p = &m->peers[r];
@@ -140,7 +142,7 @@ static sluice_status_t fail_late(sluice_messages_t* m, int32_t missing, uint64_t
                          rank, sluice_seconds(waited_ns), phase, missing, instead, straggler);
   sluice_messages_fail(m, straggler);
   int is_due;
-  /* Another failure may have been there first, and may be under way on another thread. */
+  /* Another thread's failure may have come first, and may still be in progress. */
   return next(m, UINT64_MAX, out_completion, &is_due);
 }
 
@@ -173,7 +175,7 @@ static sluice_status_t wait_long(sluice_messages_t* m, const char* phase, sluice
     }
     const uint64_t now_ns = sluice_now_ns();
     const int32_t missing = find_missing(m);
-    if (missing < 0) continue; /* it has just come */
+    if (missing < 0) continue; /* it has just completed */
     if (now_ns >= wait.deadline_ns) return fail_late(m, missing, now_ns - wait.start_ns, phase, out_completion);
     if (sluice_wait_takes_note(&wait, now_ns)) {
       tell(m, missing);

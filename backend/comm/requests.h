@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The requests of a communicator: two at the most are in flight, in an array of its transport's, SLUICE_MAX_IN_FLIGHT
- * structs with a member is_used. */
+/* The requests of a communicator: at most two are in flight. A transport has an array of SLUICE_MAX_IN_FLIGHT structs
+ * with a member is_used. */
 #ifndef SLUICE_BACKEND_COMM_REQUESTS_H_
 #define SLUICE_BACKEND_COMM_REQUESTS_H_
 
@@ -8,7 +8,7 @@
 
 enum { SLUICE_MAX_IN_FLIGHT = 2 };
 
-/* The first that is free; NULL where both are in flight. */
+/* The first free request; NULL if both are in flight. */
 #define SLUICE_FREE_REQUEST(requests) \
   (!(requests)[0].is_used ? &(requests)[0] : !(requests)[1].is_used ? &(requests)[1] : NULL)
 #define SLUICE_REQUESTS_ARE_FREE(requests) (!(requests)[0].is_used && !(requests)[1].is_used)

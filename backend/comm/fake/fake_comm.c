@@ -9,13 +9,13 @@
 
 #define NAP_NS 2000000
 
-struct sluice_comm_request_s { /* this implementation's own; the inner one's is opaque here */
+struct sluice_comm_request_s { /* of this implementation; the inner one's request is opaque here */
   int32_t is_used;
   int32_t is_waited; /* the wait has been counted */
   sluice_comm_request_t* inner;
   uint64_t exchange;
-  sluice_fake_call_t* call;         /* of the wait; NULL if not kept */
-  const sluice_fake_fault_t* fault; /* that strikes this wait, or NULL */
+  sluice_fake_call_t* call;         /* record of the wait; NULL if not kept */
+  const sluice_fake_fault_t* fault; /* the fault of this wait, or NULL */
   uint64_t waited_since_ns;
 };
 
@@ -85,7 +85,7 @@ static sluice_status_t strike(const fake_comm_t* comm, const sluice_fake_fault_t
                           comm->base.rank, where, (unsigned long long)fault->nth);
 }
 
-/* Sleeps until then, or until the communicator is broken from outside. */
+/* Sleeps until then, or until the communicator is broken by another thread. */
 static void nap_until(const fake_comm_t* comm, uint64_t until_ns) {
   for (uint64_t now_ns = sluice_now_ns(); now_ns < until_ns && atomic_load(&comm->base.broken) == SLUICE_OK;
        now_ns = sluice_now_ns()) {
@@ -192,7 +192,7 @@ static void fake_destroy(sluice_comm_t* base) {
   fake_comm_t* comm = downcast(base);
   for (int i = 0; i < SLUICE_MAX_IN_FLIGHT; ++i) {
     if (!comm->requests[i].is_used) continue;
-    if (comm->inner->vtable->abort != NULL) comm->inner->vtable->abort(comm->inner); /* as a host does */
+    if (comm->inner->vtable->abort != NULL) comm->inner->vtable->abort(comm->inner); /* as a host would */
     put_away(comm, &comm->requests[i]);
   }
   sluice_comm_release(comm->inner);
@@ -203,7 +203,7 @@ static const sluice_comm_vtable_t fake_comm_vtable = {
     .destroy = fake_destroy,
     .exchange_start = fake_exchange_start,
     .exchange_wait = fake_exchange_wait,
-    .all_reduce_i64 = NULL, /* always from exchanges, so that a test sees and hits each of them */
+    .all_reduce_i64 = NULL, /* always built from exchanges, so that a test sees and can fail each of them */
     .abort = fake_abort,
     .publish = fake_publish,
     .lookup = fake_lookup,

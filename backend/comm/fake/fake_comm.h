@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A communicator that wraps another one, fails or dawdles on command, and keeps the sequence of calls: for tests. */
+/* A communicator for tests that wraps another one, fails or delays on command, and records the sequence of calls. */
 #ifndef SLUICE_BACKEND_COMM_FAKE_FAKE_COMM_H_
 #define SLUICE_BACKEND_COMM_FAKE_FAKE_COMM_H_
 
@@ -8,11 +8,11 @@
 enum { SLUICE_FAKE_START = 0, SLUICE_FAKE_WAIT = 1 };
 
 enum {
-  SLUICE_FAKE_FAIL = 0,    /* returns `status` with `peer`; a failing start posts nothing, a failing wait takes the
-                              request back (peers that need it see PEER_LOST) */
-  SLUICE_FAKE_SILENCE = 1, /* waits only: `peer` never answers, until the deadline */
-  SLUICE_FAKE_DELAY = 2,   /* goes on after `delay_ns`; a wait says meanwhile that `peer` is missing */
-  SLUICE_FAKE_ABORT = 3    /* aborts the communicator first, as another thread would */
+  SLUICE_FAKE_FAIL = 0,    /* returns `status` with `peer`; a failing start posts nothing, a failing wait withdraws the
+                              request (peers that need it see PEER_LOST) */
+  SLUICE_FAKE_SILENCE = 1, /* only waits: `peer` does not answer until the deadline */
+  SLUICE_FAKE_DELAY = 2,   /* continues after `delay_ns`; until then, a wait reports that `peer` is missing */
+  SLUICE_FAKE_ABORT = 3    /* first aborts the communicator, as another thread would */
 };
 
 typedef struct sluice_fake_fault_s {
@@ -24,10 +24,10 @@ typedef struct sluice_fake_fault_s {
   uint64_t delay_ns; /* DELAY */
 } sluice_fake_fault_t;
 
-/* One call as the engine made it; the slices of one wait are one call. */
+/* One call of the engine; the slices of one wait are one call. */
 typedef struct sluice_fake_call_s {
   int32_t op;          /* SLUICE_FAKE_START or _WAIT */
-  int32_t status;      /* as returned; TIMED_OUT while a wait still goes on */
+  int32_t status;      /* as returned; TIMED_OUT while a wait continues */
   uint64_t exchange;   /* number of the exchange started or waited for, from 0 */
   uint64_t send_bytes; /* START: to all peers together */
   uint64_t recv_bytes;
@@ -35,12 +35,13 @@ typedef struct sluice_fake_call_s {
 
 enum { SLUICE_FAKE_MAX_FAULTS = 8, SLUICE_FAKE_MAX_CALLS = 1024 };
 
-/* inner: retained. out_comm: new, sluice_comm_destroy. It has inner's rank, size and times. Errors: NO_MEMORY. */
+/* inner: retained. out_comm: new, release with sluice_comm_destroy. It has the rank, size and timeouts of inner.
+ * Errors: NO_MEMORY. */
 sluice_status_t sluice_fake_comm_create(sluice_comm_t* inner, sluice_comm_t** out_comm);
-/* Adds a fault; at most SLUICE_FAKE_MAX_FAULTS, each strikes once. comm-exclusive. */
+/* Adds a fault; at most SLUICE_FAKE_MAX_FAULTS. Each takes effect once. comm-exclusive. */
 void sluice_fake_comm_inject(sluice_comm_t* comm, const sluice_fake_fault_t* fault);
-/* The calls so far: returns how many there were, of which the first SLUICE_FAKE_MAX_CALLS are kept. comm-exclusive;
- * borrowed until destroy. */
+/* Returns the number of calls so far, of which the first SLUICE_FAKE_MAX_CALLS are kept. comm-exclusive; borrowed until
+ * destroy. */
 uint64_t sluice_fake_comm_calls(sluice_comm_t* comm, const sluice_fake_call_t** out_calls);
 
 #endif /* SLUICE_BACKEND_COMM_FAKE_FAKE_COMM_H_ */

@@ -9,14 +9,14 @@
 #include "backend/comm/requests.h"
 #include "backend/comm/tcp/tcp_side_channel.h"
 
-/* How long a request that timed out may take to come back: by itself, while the other ranks reach their own deadlines
- * and name the same straggler; then after the host's abort, which they may see as a loss of this rank. */
+/* The time that a request has to complete after a timeout: first by itself, while the other ranks reach their own
+ * deadlines and name the same straggler; then after the host's abort, which they may see as a loss of this rank. */
 #define GRACE_NS    UINT64_C(1000000000)
 #define PUT_AWAY_NS UINT64_C(2000000000)
 
 struct sluice_comm_request_s {
   int32_t is_used;
-  void* native; /* the host's; may be NULL */
+  void* native; /* the host's request; may be NULL */
 };
 
 typedef struct host_comm_s {
@@ -35,7 +35,7 @@ static void failure_init(sluice_host_failure_t* failure) {
   failure->peer = -1;
 }
 
-/* Puts what a callback reported into the error record. A status that no callback may return becomes EXTERNAL. */
+/* Records the failure that a callback reported. A status that callbacks may not return becomes EXTERNAL. */
 static sluice_status_t record(const host_comm_t* comm, const char* callback, sluice_status_t status,
                               sluice_host_failure_t* failure) {
   failure->message[sizeof failure->message - 1] = '\0';
@@ -95,8 +95,8 @@ static sluice_status_t host_exchange_wait(sluice_comm_t* base, sluice_comm_reque
 
 static void host_abort(sluice_comm_t* base) { downcast(base)->host.abort(downcast(base)->user); }
 
-/* The host still knows the buffers, so the request should come back. One that does not is left to the host's destroy.
- */
+/* The host still knows the buffers, so the request should complete. If it does not, it is left to the host's
+ * destroy. */
 static void put_away(host_comm_t* comm, sluice_comm_request_t* request, uint64_t grace_ns) {
   sluice_host_failure_t failure;
   if (wait_native(comm, request, grace_ns, &failure) != SLUICE_E_TIMED_OUT || comm->host.abort == NULL) return;

@@ -9,28 +9,28 @@
 #include "backend/base/clock.h"
 #include "backend/base/math.h"
 
-/* Below what transports send at once, without asking whether the receive is there. */
+/* Transports send smaller messages eagerly, without waiting for the receive. */
 enum { FRONT_BYTES = 2048, INLINE_BYTES = FRONT_BYTES - sizeof(sluice_frame_t) };
 
-#define PART_BYTES  (UINT64_C(1) << 30) /* of one message of the host's */
+#define PART_BYTES  (UINT64_C(1) << 30) /* of one message of the host */
 #define LINGER_NS   UINT64_C(2000000000)
 #define FAREWELL_NS UINT64_C(200000000)
 #define MIN_NAP_NS  UINT64_C(20000)
-#define MAX_NAP_NS  UINT64_C(500000) /* what an idle endpoint costs: two thousand looks a second at the most */
+#define MAX_NAP_NS  UINT64_C(500000) /* bounds the cost of an idle endpoint to two thousand polls per second */
 
-/* What travels first: fixed size. */
+/* The first message of each frame: fixed size. */
 typedef struct front_s {
   sluice_frame_t frame;
-  unsigned char inside[INLINE_BYTES]; /* the head, then the payload if that fits too */
+  unsigned char inside[INLINE_BYTES]; /* the head, then the payload if it fits */
 } front_t;
 
-/* A message on its way out, in memory of its own. */
+/* An outgoing message, in memory of its own. */
 typedef struct departure_s {
   struct departure_s* next;
-  sluice_outgoing_t* outgoing; /* NULL: a word that nobody waits for, or the endpoint has failed */
-  uint64_t bytes;              /* of what follows the front */
-  uint64_t offset;             /* the part that is under way begins here */
-  void* request;               /* the front, then each part; NULL: to be started */
+  sluice_outgoing_t* outgoing; /* NULL: a frame of the wire itself, or the endpoint has failed */
+  uint64_t bytes;              /* after the front */
+  uint64_t offset;             /* start of the part that is being sent */
+  void* request;               /* for the front, then for each part; NULL: not started */
   int32_t peer;
   int32_t is_front_out;
   front_t front;
@@ -38,15 +38,15 @@ typedef struct departure_s {
 } departure_t;
 
 typedef struct host_peer_s {
-  departure_t* first; /* out, the oldest first: parts of one message are not mixed with another's */
+  departure_t* first; /* outgoing, oldest first; the parts of one message are not interleaved with others */
   departure_t* last;
-  void* request; /* in: of the front, or of a part of the payload; NULL: none can be posted any more */
+  void* request; /* incoming: for the front, or for a part of the payload; NULL: no more can be posted */
   sluice_message_arrival_t* arrival;
-  unsigned char* trash; /* where the payload goes when the endpoint has failed */
+  unsigned char* trash; /* receives the payload after the endpoint has failed */
   uint64_t offset;
   int32_t is_front_in;
-  int32_t is_over;      /* it has said that nothing follows */
-  uint64_t farewell_ns; /* when it has said that it leaves, while the endpoint does not know; else 0 */
+  int32_t is_over;      /* the peer has said that nothing follows */
+  uint64_t farewell_ns; /* when the peer said that it leaves, until the endpoint is told; else 0 */
   front_t front;
 } host_peer_t;
 
@@ -61,14 +61,14 @@ typedef struct host_wire_s {
   uint64_t bytes;
   pthread_t thread;
   int32_t has_thread;
-  pthread_mutex_t mutex; /* guards all that follows, and is held while the host is called */
+  pthread_mutex_t mutex; /* guards all members below, and is held while the host is called */
   pthread_cond_t changed;
   int32_t is_dead;
   int32_t culprit;
   int32_t is_closing;
   uint64_t closing_ns;
-  int32_t is_dirty; /* a message may be on its way that nobody receives */
-  int32_t is_held;  /* the transport may write into this block for as long as the process lives */
+  int32_t is_dirty; /* a message may be in flight that will not be received */
+  int32_t is_held;  /* the transport may write into this block until the process ends */
   host_peer_t peers[];
 } host_wire_t;
 
@@ -87,7 +87,8 @@ static sluice_status_t record(const host_wire_t* wire, sluice_status_t status, i
 
 /* ---- out --------------------------------------------------------------------------------------------------------- */
 
-/* Never the allocator's: what the transport cannot take back it keeps for as long as the process lives. */
+/* Uses malloc rather than the allocator: memory that the transport cannot release stays in use until the process
+ * ends. */
 static departure_t* pack(const sluice_outgoing_t* out) {
   const uint64_t inside = out->frame.head_bytes + out->frame.payload_bytes;
   const uint64_t bytes = inside <= INLINE_BYTES ? 0 : out->frame.payload_bytes;
@@ -116,7 +117,7 @@ static void append(host_wire_t* wire, departure_t* d) {
   p->last = d;
 }
 
-/* Under the mutex. Moves the messages to this peer on as far as they go now. */
+/* Call with the mutex held. Sends the messages to this peer as far as possible without waiting. */
 static sluice_status_t push(host_wire_t* wire, int32_t peer, int* out_has_moved) {
   host_peer_t* p = &wire->peers[peer];
   sluice_host_failure_t failure = {.peer = -1};
@@ -159,14 +160,14 @@ static sluice_status_t post_front(host_wire_t* wire, int32_t peer, sluice_host_f
 
 static sluice_status_t post_part(host_wire_t* wire, int32_t peer, sluice_host_failure_t* failure) {
   host_peer_t* p = &wire->peers[peer];
-  /* What is thrown away goes to one place, part by part: its sender has said how long it is. */
+  /* A discarded payload goes to one buffer, part by part: its sender has announced its length. */
   unsigned char* to =
       p->arrival != NULL ? (unsigned char*)sluice_messages_payload_of(p->arrival) + p->offset : p->trash;
   const uint64_t bytes = sluice_min_u64(p->front.frame.payload_bytes - p->offset, PART_BYTES);
   return wire->host->receive(wire->endpoint, peer, to, bytes, &p->request, failure);
 }
 
-/* Under the mutex, which the endpoint must not be called with for these: so what has come is put down here. */
+/* Events collected with the mutex held, because the endpoint must not be called with the mutex held. */
 typedef struct news_s {
   enum { NOTHING, FRONT_CAME, ALL_CAME } what;
   sluice_message_arrival_t* arrival;
@@ -200,8 +201,8 @@ static sluice_status_t look(host_wire_t* wire, int32_t peer, news_t* out_news) {
   return SLUICE_OK;
 }
 
-/* A front has come: not under the mutex, since it is only the thread's until the next receive is posted. *out_arrival:
- * all of it was in the front. *out_follows: a payload is to be received. */
+/* Handles a front. The mutex is not needed: until the next receive is posted, only this thread uses the front.
+ * *out_whole: set if the front contained the whole message. *out_follows: a payload will follow. */
 static void read_front(host_wire_t* wire, int32_t peer, sluice_message_arrival_t** out_whole, int* out_follows) {
   host_peer_t* p = &wire->peers[peer];
   const sluice_frame_t* frame = &p->front.frame;
@@ -229,13 +230,12 @@ static void read_front(host_wire_t* wire, int32_t peer, sluice_message_arrival_t
   }
   p->arrival = arrival;
   if (arrival == NULL)
-    p->trash =
-        malloc(sluice_min_u64(frame->payload_bytes, PART_BYTES)); /* the sender may close when it has been taken */
-  if (arrival == NULL && p->trash == NULL) p->is_over = 1;        /* then it will have to give it up */
+    p->trash = malloc(sluice_min_u64(frame->payload_bytes, PART_BYTES)); /* received so that the sender can close */
+  if (arrival == NULL && p->trash == NULL) p->is_over = 1;               /* then the sender has to give it up */
   *out_follows = !p->is_over;
 }
 
-/* Takes what has come from this peer. Not under the mutex. */
+/* Receives what this peer has sent. Call without the mutex. */
 static sluice_status_t pull(host_wire_t* wire, int32_t peer, int* out_has_moved) {
   host_peer_t* p = &wire->peers[peer];
   for (;;) {
@@ -262,16 +262,17 @@ static sluice_status_t pull(host_wire_t* wire, int32_t peer, int* out_has_moved)
 
 /* ---- the thread -------------------------------------------------------------------------------------------------- */
 
-/* One that failed with the transport's own error: whose fault it is is not known, unless it says so. */
+/* Fails the endpoint. For an error of the transport itself, no rank is known to be at fault unless the transport names
+ * one. */
 static void fail(host_wire_t* wire, sluice_status_t status, int32_t peer) {
   if (status == SLUICE_OK || sluice_messages_has_failed(wire->messages)) return;
   sluice_messages_fail(wire->messages, status == SLUICE_E_PEER_LOST ? peer : wire->rank);
 }
 
-/* Words of the wire itself: that this rank leaves, or has lost another. Under the mutex. */
+/* Sends a frame of the wire itself: that this rank leaves, or has lost another rank. Call with the mutex held. */
 static void tell_all(host_wire_t* wire, uint32_t kind, uint64_t tag) {
   for (int32_t r = 0; r < wire->world_size; ++r) {
-    departure_t* d = r != wire->rank ? calloc(1, sizeof *d) : NULL; /* without memory they find it out alone */
+    departure_t* d = r != wire->rank ? calloc(1, sizeof *d) : NULL; /* without memory, peers find out by themselves */
     if (d == NULL) continue;
     d->peer = r;
     d->front.frame = (sluice_frame_t){.kind = kind, .tag = tag};
@@ -279,7 +280,7 @@ static void tell_all(host_wire_t* wire, uint32_t kind, uint64_t tag) {
   }
 }
 
-/* What the peer has received may not be known here as sent yet. */
+/* Delays the farewell of a peer: sends that it has received may not yet be known as sent here. */
 static void hear_farewell(host_wire_t* wire, int32_t peer) {
   host_peer_t* p = &wire->peers[peer];
   if (p->farewell_ns == 0) return;
@@ -298,7 +299,7 @@ static int is_sending(const host_wire_t* wire) {
   return 0;
 }
 
-/* Under the mutex. */
+/* Call with the mutex held. */
 static int is_over(const host_wire_t* wire) {
   if (!wire->is_closing) return 0;
   return !is_sending(wire) || sluice_now_ns() >= wire->closing_ns + LINGER_NS;
@@ -321,7 +322,7 @@ static void* run(void* argument) {
     pthread_mutex_lock(&wire->mutex);
     const int is_through = is_over(wire);
     nap_ns = has_moved ? MIN_NAP_NS : sluice_min_u64(nap_ns * 2, MAX_NAP_NS);
-    /* A send wakes it: then the next look is soon. */
+    /* A send wakes the thread: then it polls again soon. */
     if (!is_through && !has_moved &&
         sluice_cond_wait_until(&wire->changed, &wire->mutex, sluice_now_ns() + nap_ns) == 0) {
       nap_ns = MIN_NAP_NS;
@@ -359,7 +360,7 @@ static void host_send(sluice_wire_t* base, sluice_outgoing_t* out) {
   fail(wire, status, peer);
 }
 
-/* All of it is with the transport, or waits behind what is. */
+/* The message is with the transport entirely, or queued after one that is. */
 static int32_t host_cancel(sluice_wire_t* base, int32_t peer, uint64_t number) {
   host_wire_t* wire = downcast(base);
   departure_t* found = NULL;
@@ -404,8 +405,8 @@ static void give_up_all(host_wire_t* wire) {
     if (p->request == NULL || wire->host->give_up(wire->endpoint, p->request)) {
       free(p->trash);
       sluice_messages_drop(wire->messages, p->arrival);
-      if (!p->is_over && r != wire->rank) wire->is_dirty = 1; /* its farewell, at least */
-    } else {                                                  /* it may still be written */
+      if (!p->is_over && r != wire->rank) wire->is_dirty = 1; /* at least its farewell is outstanding */
+    } else {                                                  /* the transport may still write into it */
       wire->is_held = 1;
       sluice_messages_forget(wire->messages, p->arrival);
     }
@@ -458,7 +459,7 @@ sluice_status_t sluice_host_messages_open(sluice_comm_t* comm, const sluice_size
   *out_wire = NULL;
   host_wire_t* wire = sluice_alloc_zeroed(sluice_process_allocator(), bytes, "messages");
   if (wire == NULL) {
-    sluice_comm_abort(comm); /* the others would wait for this rank in the host's open */
+    sluice_comm_abort(comm); /* the other ranks would wait for this rank in the host's open */
     return sluice_alloc_status();
   }
   wire->base.vtable = &vtable;
@@ -473,7 +474,7 @@ sluice_status_t sluice_host_messages_open(sluice_comm_t* comm, const sluice_size
   sluice_host_failure_t failure = {.peer = -1};
   sluice_status_t status = host->open(user, &wire->endpoint, &failure);
   if (status != SLUICE_OK) status = record(wire, status, -1, &failure);
-  *out_wire = &wire->base; /* before there is a thread that fails the endpoint, which calls this wire */
+  *out_wire = &wire->base; /* set before the thread starts, which may fail the endpoint, which calls this wire */
   if (status == SLUICE_OK) status = start(wire);
   if (status == SLUICE_OK) return SLUICE_OK;
   host_close(&wire->base, 0);

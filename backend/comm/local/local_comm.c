@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The ranks are threads of one process: the smallest complete transport, and the one to copy for a new one.
+/* The ranks are threads of one process. This is the smallest complete transport, and the one to copy for a new one.
  *
  * A rank posts its request in the group; a waiting rank copies what its peers have posted for the same request number
- * straight out of their send buffers. So only a rank's own thread writes its memory, and a request is complete when
- * everything has come in and everything has been fetched. A wait serves both requests in flight: two ranks may wait for
- * theirs in different orders.
+ * straight out of their send buffers. Only a rank's own thread writes its memory, and a request is complete when
+ * everything has been received and all its sends have been fetched. A wait progresses both requests in flight, because
+ * two ranks may wait for theirs in different orders.
  *
- * Everything here is guarded by the group's mutex, except the bytes being copied: `readers` keeps the request they
- * belong to alive meanwhile.
+ * Everything is guarded by the group's mutex, except the bytes being copied: `readers` keeps their request alive during
+ * the copy.
  *
- * Memory of a device goes the same way in the order of streams (local_device.h): a copy is then enqueued instead of
- * done, and exchange_enqueue returns when everything of this rank's has been. */
+ * Device memory is exchanged in stream order in the same way (local_device.h): copies are enqueued instead of executed,
+ * and exchange_enqueue returns when all copies of this rank have been enqueued. */
 #include "backend/comm/local/local_group.h"
 
 #include <stdio.h>
@@ -58,7 +58,8 @@ void sluice_local_group_destroy(sluice_local_group_t* group) {
   sluice_free(sluice_process_allocator(), group, group_bytes(group->world_size));
 }
 
-/* ---- life of an end -------------------------------------------------------------------------------------------- */
+/* ---- creating and destroying a rank's communicator
+ * ----------------------------------------------------------------> */
 
 static uint64_t comm_bytes(int32_t world_size) {
   return sizeof(local_comm_t) + SLUICE_MAX_IN_FLIGHT * (uint64_t)world_size * sizeof(local_peer_t);
@@ -130,7 +131,7 @@ static void local_destroy(sluice_comm_t* base) {
     if (comm->requests[i].is_used) sluice_local_withdraw(comm, &comm->requests[i], base->rank, 1);
   }
   sluice_local_leave(comm, base->rank, 0);
-  while (comm->unordered > 0) pthread_cond_wait(&group->changed, &group->mutex); /* senders are in the exchange */
+  while (comm->unordered > 0) pthread_cond_wait(&group->changed, &group->mutex); /* senders are still in the exchange */
   group->ends[base->rank].comm = NULL;
   pthread_mutex_unlock(&group->mutex);
   drop_on_device(comm);
@@ -142,7 +143,7 @@ static void local_abort(sluice_comm_t* base) {
   local_comm_t* comm = sluice_local_downcast(base);
   pthread_mutex_lock(&comm->group->mutex);
   comm->is_aborted = 1;
-  /* A rank that has given up already has said whose fault that was. */
+  /* A rank that has given up has already said which rank is at fault. */
   int is_lost = comm->group->ends[base->rank].state == END_LOST;
   if (comm->group->aborted_by < 0 && !is_lost) comm->group->aborted_by = base->rank;
   pthread_cond_broadcast(&comm->group->changed);
@@ -181,7 +182,7 @@ sluice_status_t sluice_local_comm_set_device(sluice_comm_t* base, const sluice_l
 
 static void local_publish(sluice_comm_t* base, const char* key, const char* value) {
   sluice_local_group_t* group = sluice_local_downcast(base)->group;
-  local_note_t* note = &group->ends[base->rank].note; /* each rank leaves one */
+  local_note_t* note = &group->ends[base->rank].note; /* one note per rank */
   pthread_mutex_lock(&group->mutex);
   snprintf(note->key, sizeof note->key, "%s", key);
   snprintf(note->value, sizeof note->value, "%s", value);

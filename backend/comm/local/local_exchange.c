@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Exchanges between ranks that are threads: see local_comm.c. */
+/* Exchanges between ranks that are threads. See local_comm.c. */
 #include "backend/comm/local/local_group.h"
 
 #include <errno.h>
@@ -16,12 +16,12 @@ void sluice_local_leave(local_comm_t* comm, int32_t culprit, int32_t is_failed) 
   pthread_cond_broadcast(&comm->group->changed);
 }
 
-/* What comes after this exchange on our stream comes after the copies that peers have enqueued out of our buffers. */
+/* Orders later work on our stream after the copies that peers have enqueued out of our buffers. */
 static sluice_status_t order(local_comm_t* comm, sluice_comm_request_t* request) {
   sluice_status_t status = SLUICE_OK;
   for (int32_t p = 0; p < comm->base.world_size && request->on_device_memory; ++p) {
     if (!request->peers[p].is_unordered) continue;
-    local_comm_t* reader = comm->group->ends[p].comm; /* it stays until its copies are ordered */
+    local_comm_t* reader = comm->group->ends[p].comm; /* it exists until its copies are ordered */
     void* event = reader->fetched[comm->base.rank];
     sluice_status_t waited = comm->device.wait(comm->device.user, request->stream, event);
     if (waited != SLUICE_OK) {
@@ -38,7 +38,7 @@ static sluice_status_t order(local_comm_t* comm, sluice_comm_request_t* request)
 void sluice_local_withdraw(local_comm_t* comm, sluice_comm_request_t* request, int32_t culprit, int32_t is_failed) {
   while (request->readers > 0) pthread_cond_wait(&comm->group->changed, &comm->group->mutex);
   (void)order(comm, request);
-  /* Peers that still need something of it will never get it. */
+  /* Peers that still need data of this request will never get it. */
   if (request->pending > 0) sluice_local_leave(comm, culprit, is_failed);
   request->is_used = 0;
 }
@@ -97,11 +97,11 @@ static sluice_status_t copy_on_device(local_comm_t* comm, const sluice_comm_requ
   SLUICE_TRY(there->wait(there->user, request->stream, sender->ready));
   SLUICE_TRY(there->copy(there->user, request->stream, ours->recv, from, ours->recv_bytes));
   sluice_status_t status = there->record(there->user, comm->fetched[sender->base.rank], request->stream);
-  if (status != SLUICE_OK) there->drain(there->user, request->stream, NULL); /* the sender goes on without an event */
+  if (status != SLUICE_OK) there->drain(there->user, request->stream, NULL); /* the sender continues without an event */
   return status;
 }
 
-/* Copies what peer p has posted for us in the request, if anything. Drops the mutex while copying. */
+/* Copies what peer p has posted for us in the request, if anything. Drops the mutex during the copy. */
 static sluice_status_t fetch(local_comm_t* comm, sluice_comm_request_t* request, int32_t p) {
   sluice_local_group_t* group = comm->group;
   int32_t rank = comm->base.rank;
@@ -113,8 +113,8 @@ static sluice_status_t fetch(local_comm_t* comm, sluice_comm_request_t* request,
   for (int i = 0; i < SLUICE_MAX_IN_FLIGHT; ++i) {
     if (other->requests[i].is_used && other->requests[i].number == request->number) posted = &other->requests[i];
   }
-  if (posted == NULL && other->num_started <= request->number) return SLUICE_OK; /* not there yet */
-  /* A peer that is through with this request had nothing for us and expected nothing. */
+  if (posted == NULL && other->num_started <= request->number) return SLUICE_OK; /* not posted yet */
+  /* A peer that has finished this request sent us nothing and expected nothing from us. */
   uint64_t their_send_bytes = posted != NULL ? posted->peers[rank].send_bytes : 0;
   uint64_t their_recv_bytes = posted != NULL ? posted->peers[rank].recv_bytes : 0;
   if (their_send_bytes != ours->recv_bytes) note_mismatch(group, p, rank, their_send_bytes, ours->recv_bytes);
@@ -144,18 +144,19 @@ static sluice_status_t fetch(local_comm_t* comm, sluice_comm_request_t* request,
   return status;
 }
 
-/* All that has been posted for this rank's requests. */
+/* Fetches everything that was posted for this rank's requests. */
 static sluice_status_t fetch_all(local_comm_t* comm) {
   int32_t world_size = comm->base.world_size;
   for (int i = 0; i < SLUICE_MAX_IN_FLIGHT; ++i) {
     for (int32_t step = 1; step < world_size && comm->requests[i].is_used; ++step) {
-      SLUICE_TRY(fetch(comm, &comm->requests[i], (comm->base.rank + step) % world_size)); /* not all from rank 0 */
+      SLUICE_TRY(fetch(comm, &comm->requests[i],
+                       (comm->base.rank + step) % world_size)); /* so that not all ranks begin with rank 0 */
     }
   }
   return SLUICE_OK;
 }
 
-/* Rank p takes no further part, and so the group is lost. */
+/* Rank p takes no further part, so the group is lost. */
 static sluice_status_t fail_lost(const local_comm_t* comm, int32_t p, int32_t* out_culprit, int32_t* out_is_failed) {
   const local_end_t* end = &comm->group->ends[p];
   int32_t rank = comm->base.rank;
@@ -172,7 +173,7 @@ static sluice_status_t fail_lost(const local_comm_t* comm, int32_t p, int32_t* o
                           rank, culprit);
 }
 
-/* Why the request can never complete, or need not, and which rank is at fault; or OK. */
+/* Returns OK, or why the request can never complete or need not, and which rank is at fault. */
 static sluice_status_t find_failure(local_comm_t* comm, const sluice_comm_request_t* request, int32_t* out_culprit,
                                     int32_t* out_is_failed) {
   const sluice_local_group_t* group = comm->group;
@@ -206,7 +207,7 @@ static sluice_status_t find_failure(local_comm_t* comm, const sluice_comm_reques
     int is_needed = !request->peers[p].is_sent || !request->peers[p].is_received;
     if (is_needed && group->ends[p].state == END_LOST) return fail_lost(comm, p, out_culprit, out_is_failed);
   }
-  /* A rank that failed ends the wait for any other: that one may be silent for good. */
+  /* A rank that failed also ends waits for other ranks, which may never answer. */
   for (int32_t p = 0; p < comm->base.world_size; ++p) {
     if (p != rank && group->ends[p].state == END_LOST && group->ends[p].is_failed) {
       return fail_lost(comm, p, out_culprit, out_is_failed);
@@ -244,7 +245,7 @@ sluice_status_t sluice_local_exchange_wait(sluice_comm_t* base, sluice_comm_requ
       break;
     }
   }
-  sluice_error_info_t why; /* kept from what withdraw may record */
+  sluice_error_info_t why; /* saved, because withdraw may overwrite it */
   if (status != SLUICE_OK && status != SLUICE_E_TIMED_OUT) sluice_error_capture(&why);
   if (status != SLUICE_E_TIMED_OUT) sluice_local_withdraw(comm, request, culprit, is_failed);
   pthread_mutex_unlock(&comm->group->mutex);
@@ -273,7 +274,7 @@ sluice_status_t sluice_local_exchange_enqueue(sluice_comm_t* base, const sluice_
   return sluice_comm_exchange_wait(base, request, "the other ranks to enqueue an exchange");
 }
 
-/* Nothing that was enqueued waits for a peer. */
+/* Enqueued work never waits for a peer. */
 sluice_status_t sluice_local_poll(sluice_comm_t* base) {
   (void)base;
   return SLUICE_OK;

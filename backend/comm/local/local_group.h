@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A group of ranks that are threads: what it, its ends and their requests hold, and the exchanges between them.
+/* A group of ranks that are threads: the state of the group, its ends and their requests.
  *
- * local_comm.c      groups, making and ending a rank's communicator, devices, notes
- * local_exchange.c  exchanges
- * local_messages.c  messages */
+ *   local_comm.c      groups, creating and destroying a rank's communicator, devices, notes
+ *   local_exchange.c  exchanges
+ *   local_messages.c  messages */
 #ifndef SLUICE_BACKEND_COMM_LOCAL_LOCAL_GROUP_H_
 #define SLUICE_BACKEND_COMM_LOCAL_LOCAL_GROUP_H_
 
@@ -27,11 +27,11 @@ typedef struct local_peer_s { /* one peer's part of a request */
 
 struct sluice_comm_request_s {
   int32_t is_used;
-  int32_t readers;          /* peers copying out of our send buffers right now */
-  int32_t pending;          /* entries of peers[] not yet sent plus not yet received */
-  int32_t on_device_memory; /* memory of a device, on `stream` */
+  int32_t readers;          /* peers that are copying out of our send buffers */
+  int32_t pending;          /* entries of peers[] not yet sent plus entries not yet received */
+  int32_t on_device_memory; /* device memory, on `stream` */
   sluice_stream_t stream;
-  uint64_t number;     /* the same on all ranks: requests are matched by it */
+  uint64_t number;     /* the same on all ranks; requests are matched by it */
   local_peer_t* peers; /* [W] */
 };
 
@@ -44,10 +44,10 @@ typedef struct local_note_s {
 
 typedef struct local_end_s { /* the group's view of one rank */
   int32_t state;
-  int32_t lost_to;            /* END_LOST: the rank at fault, itself or the one it waited for in vain */
-  int32_t is_failed;          /* END_LOST by a failure: whoever waits, for any rank, need not wait on */
-  local_comm_t* comm;         /* while it has not been destroyed */
-  struct sluice_wire_s* wire; /* while it has messages open */
+  int32_t lost_to;            /* END_LOST: the rank at fault: itself, or the rank that it waited for in vain */
+  int32_t is_failed;          /* END_LOST by a failure: all ranks may stop waiting, for any rank */
+  local_comm_t* comm;         /* until it is destroyed */
+  struct sluice_wire_s* wire; /* while its messages are open */
   local_note_t note;
 } local_end_t;
 
@@ -57,8 +57,8 @@ struct sluice_local_group_s {
   pid_t pid;
   int32_t references;
   int32_t world_size;
-  int32_t aborted_by; /* first rank that aborted, or -1 */
-  /* The first pair of ranks whose byte counts differ: an error of the caller that ends the group. */
+  int32_t aborted_by; /* the first rank that aborted, or -1 */
+  /* The first pair of ranks whose byte counts differ. This is an error of the caller that ends the group. */
   int32_t mismatch_from; /* or -1 */
   int32_t mismatch_to;
   uint64_t mismatch_sent;
@@ -71,23 +71,23 @@ struct local_comm_s {
   sluice_local_group_t* group;
   int32_t is_aborted;
   uint64_t num_started;
-  sluice_local_device_t device; /* copy NULL: none */
-  void* ready;                  /* event: the rows of the exchange being enqueued are there */
-  void** fetched;               /* [W] events: our copy of that rank's rows */
-  int32_t unordered;            /* of those, copies that their senders' streams do not wait for yet */
+  sluice_local_device_t device; /* copy is NULL: none */
+  void* ready;                  /* event: the rows of the current exchange are ready */
+  void** fetched;               /* [W] events: our copy of that rank's rows is done */
+  int32_t unordered;            /* number of copies that their senders' streams do not wait for yet */
   sluice_comm_request_t requests[SLUICE_MAX_IN_FLIGHT];
   local_peer_t peers[]; /* [SLUICE_MAX_IN_FLIGHT * W] */
 };
 
 static inline local_comm_t* sluice_local_downcast(sluice_comm_t* comm) { return (local_comm_t*)comm; }
 
-/* local_exchange.c; these two with the group's mutex held */
+/* local_exchange.c. Call these two with the group's mutex held. */
 
-/* Says once that this rank takes no further part, and whose fault that is: a rank that gives up because of another
- * passes the blame on. A rank that leaves when it is through is no failure, and one whose deadline has passed is none
- * yet: the others reach theirs, and name the straggler themselves. */
+/* Announces once that this rank takes no further part, and which rank is at fault: a rank that gives up because of
+ * another one passes the blame on. A rank that leaves with nothing outstanding is no failure. A rank whose deadline has
+ * passed is no failure yet: the other ranks reach their own deadlines, and name the straggler themselves. */
 void sluice_local_leave(local_comm_t* comm, int32_t culprit, int32_t is_failed);
-/* Takes a request back: once nobody copies out of it, its buffers are the caller's again. */
+/* Withdraws a request: when no peer copies out of it any more, its buffers belong to the caller again. */
 void sluice_local_withdraw(local_comm_t* comm, sluice_comm_request_t* request, int32_t culprit, int32_t is_failed);
 
 sluice_status_t sluice_local_exchange_start(sluice_comm_t* base, const sluice_exchange_t* exchange,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Messages between ranks that are threads: the sender copies into memory of the receiver's endpoint and tells it that
- * the message has arrived. So a message is there when its send returns, whatever the receiver does meanwhile, and no
- * thread is needed. */
+/* Messages between ranks that are threads: the sender copies into memory of the receiver's endpoint and tells that
+ * endpoint that the message has arrived. A message has arrived when its send returns, whatever the receiver does, and
+ * no thread is needed. */
 #include <string.h>
 
 #include "backend/comm/local/local_group.h"
@@ -11,13 +11,13 @@ typedef struct local_wire_s {
   sluice_wire_t base;
   local_comm_t* comm;
   sluice_messages_t* messages;
-  int32_t users;   /* senders and others that are in it now; guarded by the group's mutex, as is the next */
-  int32_t is_dead; /* nothing goes in or out */
+  int32_t users;   /* number of threads that use it now; guarded by the group's mutex, as is `is_dead` */
+  int32_t is_dead; /* nothing is sent or received any more */
 } local_wire_t;
 
 static local_wire_t* downcast(sluice_wire_t* wire) { return (local_wire_t*)wire; }
 
-/* That rank's end, which stays until `leave`; NULL: it has none any more. */
+/* Returns that rank's end, which exists until `leave`; NULL: there is none any more. */
 static local_wire_t* enter(local_wire_t* wire, int32_t peer) {
   sluice_local_group_t* group = wire->comm->group;
   pthread_mutex_lock(&group->mutex);
@@ -36,7 +36,7 @@ static void leave(local_wire_t* there) {
   pthread_mutex_unlock(&group->mutex);
 }
 
-/* What cannot arrive fails the endpoint there, which tells this one. */
+/* An error of the delivery fails the receiver's endpoint, which tells this one. */
 static void deliver(local_wire_t* there, int32_t from, const sluice_outgoing_t* out) {
   sluice_message_arrival_t* arrival;
   if (out->frame.kind != SLUICE_FRAME_MESSAGE) {
@@ -56,7 +56,7 @@ static void deliver(local_wire_t* there, int32_t from, const sluice_outgoing_t* 
 static void local_send(sluice_wire_t* base, sluice_outgoing_t* out) {
   local_wire_t* wire = downcast(base);
   local_wire_t* there = enter(wire, out->peer);
-  if (there == NULL) return; /* it has left, or failed: this endpoint has been told */
+  if (there == NULL) return; /* it has left or failed: this endpoint has been told */
   deliver(there, wire->comm->base.rank, out);
   sluice_messages_sent(wire->messages, out); /* before that rank can say that it leaves */
   leave(there);
@@ -79,7 +79,7 @@ static void tell_all(local_wire_t* wire, const sluice_frame_t* frame) {
 static void local_fail(sluice_wire_t* base, int32_t culprit) {
   local_wire_t* wire = downcast(base);
   const sluice_frame_t lost = {.kind = SLUICE_FRAME_LOST, .tag = (uint64_t)culprit};
-  sluice_error_info_t why; /* of this thread, whose own endpoint may be another one than those that are told */
+  sluice_error_info_t why; /* saved, because this thread may report for other endpoints than its own */
   sluice_error_capture(&why);
   tell_all(wire, &lost);
   (void)sluice_error_adopt(&why);
@@ -96,7 +96,7 @@ static void local_close(sluice_wire_t* base, int32_t is_orderly) {
   group->ends[wire->comm->base.rank].wire = NULL;
   while (wire->users > 0) pthread_cond_wait(&group->changed, &group->mutex);
   pthread_mutex_unlock(&group->mutex);
-  if (is_orderly) tell_all(wire, &leaves); /* now: whose message has come knows that it is sent */
+  if (is_orderly) tell_all(wire, &leaves); /* now: a receiver of a message knows that the send has completed */
   sluice_free(sluice_process_allocator(), wire, sizeof *wire);
 }
 
@@ -108,7 +108,7 @@ sluice_status_t sluice_local_messages_open(sluice_comm_t* base, sluice_messages_
   *out_wire = NULL;
   if (wire == NULL) return sluice_alloc_status();
   *wire = (local_wire_t){.base = {.vtable = &vtable}, .comm = comm, .messages = messages};
-  *out_wire = &wire->base; /* before others find it, who may fail the endpoint, which calls this wire */
+  *out_wire = &wire->base; /* set before other ranks find it and may fail the endpoint, which calls this wire */
   pthread_mutex_lock(&comm->group->mutex);
   comm->group->ends[base->rank].wire = &wire->base;
   pthread_mutex_unlock(&comm->group->mutex);

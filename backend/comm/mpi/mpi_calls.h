@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the files of the plugin share: the clock, and how a call of MPI that failed is told. */
+/* Shared by the files of the plugin: the clock, and the report of a failed MPI call. */
 #ifndef SLUICE_BACKEND_COMM_MPI_MPI_CALLS_H_
 #define SLUICE_BACKEND_COMM_MPI_MPI_CALLS_H_
 
@@ -9,7 +9,7 @@
 
 #include "sluice/comm.h"
 
-#define SLUICE_MPI_CANCEL_NS UINT64_C(200000000) /* for receives that were taken back */
+#define SLUICE_MPI_CANCEL_NS UINT64_C(200000000) /* for receives that were cancelled */
 
 static inline uint64_t sluice_mpi_now_ns(void) {
   struct timespec t;
@@ -17,7 +17,7 @@ static inline uint64_t sluice_mpi_now_ns(void) {
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* code: of MPI. peer: -1 where no rank is to blame. Returns EXTERNAL. */
+/* code: an MPI error code. peer: -1 if no rank is to blame. Returns EXTERNAL. */
 static inline sluice_status_t sluice_mpi_fail(sluice_host_failure_t* out_failure, const char* function, int code,
                                               int peer) {
   char text[MPI_MAX_ERROR_STRING] = "";

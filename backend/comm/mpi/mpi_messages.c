@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifdef SLUICE_NO_MPI
 
-typedef int sluice_no_mpi_t; /* a file with nothing in it is none */
+typedef int sluice_no_mpi_t; /* ISO C does not allow an empty file */
 
 #else
 
@@ -12,7 +12,7 @@ typedef int sluice_no_mpi_t; /* a file with nothing in it is none */
 
 #include "backend/comm/mpi/mpi_calls.h"
 
-enum { NUM_TAGS = 32767 }; /* as many as MPI promises */
+enum { NUM_TAGS = 32767 }; /* the number that MPI guarantees */
 
 typedef struct endpoint_s {
   sluice_mpi_messages_t* all;
@@ -39,7 +39,8 @@ static sluice_status_t open_endpoint(void* user, void** out_endpoint, sluice_hos
     if (code != MPI_SUCCESS) return sluice_mpi_fail(out_failure, "MPI_Comm_dup", code, -1);
     (void)MPI_Comm_set_errhandler(all->comm, MPI_ERRORS_RETURN);
   }
-  const int tag = all->num_opened++ % NUM_TAGS; /* also without memory: the next one's is the same on all ranks */
+  const int tag = all->num_opened++ %
+                  NUM_TAGS; /* counted even after a failed allocation, so that the next tag is the same on all ranks */
   endpoint_t* e = malloc(sizeof *e);
   if (e == NULL) return fail_memory(out_failure);
   *e = (endpoint_t){.all = all, .tag = tag};
@@ -86,7 +87,7 @@ static sluice_status_t test(void* endpoint, void* request, int32_t* out_is_done,
   return status;
 }
 
-/* A receive that has been matched completes; one that has not is taken back. Nothing ends a send but its receive. */
+/* A matched receive completes; an unmatched one is cancelled. A send ends only when it is received. */
 static int32_t give_up(void* endpoint, void* request) {
   (void)endpoint;
   request_t* r = request;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Messages of the plugin: MPI's own, on one duplicate of the communicator for all endpoints, each with its own tag:
- * what one leaves behind never reaches the next. */
+/* Messages of the plugin: MPI messages on one duplicate of the communicator for all endpoints, with one tag per
+ * endpoint, so that leftovers of one endpoint never reach the next. */
 #ifndef SLUICE_BACKEND_COMM_MPI_MPI_MESSAGES_H_
 #define SLUICE_BACKEND_COMM_MPI_MPI_MESSAGES_H_
 
@@ -12,12 +12,13 @@
 typedef struct sluice_mpi_messages_s {
   MPI_Comm comm; /* MPI_COMM_NULL until the first endpoint */
   int num_opened;
-  int is_dirty; /* messages may be on their way: it is not freed, or a new one could get its number and them */
+  int is_dirty; /* messages may be in flight: it is not freed, or a new communicator could get its context id and
+                   receive them */
 } sluice_mpi_messages_t;
 
 extern const sluice_sized_messages_t sluice_mpi_sized_messages;
 
-/* mpi_plugin.c: of the user of the entries. */
+/* mpi_plugin.c. user: that of the entries. */
 sluice_mpi_messages_t* sluice_mpi_messages_of(void* user, MPI_Comm* out_comm);
 
 #endif /* SLUICE_BACKEND_COMM_MPI_MPI_MESSAGES_H_ */

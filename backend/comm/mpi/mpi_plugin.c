@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Exchanges over MPI messages: every receive is posted before any send, and a wait polls them until its deadline.
  *
- * MPI cannot take a message back once it has been matched, and cannot cancel a send at all: buffers of an exchange that
- * failed should outlive the communicator. MPI also says nothing about a rank that has left; only an abort is told to
- * the peers, by an empty message of its own tag. */
+ * MPI cannot cancel a matched message, and cannot cancel a send at all: buffers of an exchange that failed should
+ * outlive the communicator. MPI also does not report a rank that has left; only an abort is announced to the peers, by
+ * an empty message with its own tag. */
 #include "backend/comm/mpi/mpi_plugin.h"
 
 #include <pthread.h>
@@ -35,8 +35,8 @@ sluice_status_t sluice_mpi_plugin_open(int64_t mpi_comm_f, uint64_t max_message_
 
 enum { TAG_DATA = 1, TAG_ABORT = 2 };
 #define DEFAULT_MESSAGE_BYTES (UINT64_C(1) << 30) /* MPI counts are ints */
-#define GRACE_NS              UINT64_C(100000000) /* for messages that an abort's notice overtook */
-#define SPIN_NS               UINT64_C(50000)     /* polling without sleep: longer only takes a core from the peers */
+#define GRACE_NS              UINT64_C(100000000) /* for messages that the notice of an abort has overtaken */
+#define SPIN_NS               UINT64_C(50000)     /* polling without sleep; longer only takes a core from the peers */
 #define MAX_NAP_NS            500000
 
 typedef struct message_s {
@@ -50,7 +50,7 @@ typedef struct mpi_request_s {
   int num_messages;
   int num_done;
   int capacity;
-  MPI_Request* requests; /* [capacity], MPI_REQUEST_NULL where done */
+  MPI_Request* requests; /* [capacity], MPI_REQUEST_NULL if done */
   message_t* messages;
   int* indices; /* scratch of MPI_Testsome */
   MPI_Status* statuses;
@@ -62,13 +62,14 @@ typedef struct mpi_comm_s {
   int world_size;
   uint64_t max_message_bytes;
   atomic_int is_aborted;
-  int aborted_peer; /* a rank that said it aborted, or -1 */
-  int is_broken;    /* messages may be on their way: the communicator is not reused */
+  int aborted_peer; /* a rank that announced its abort, or -1 */
+  int is_broken;    /* messages may be in flight: the communicator is not reused */
   mpi_request_t requests[SLUICE_MAX_IN_FLIGHT];
   sluice_mpi_messages_t messages;
 } mpi_comm_t;
 
-/* MPI may be initialised and finalised once per process: the last communicator does it if the first one initialised. */
+/* MPI may be initialised and finalised once per process: the last communicator finalises it if the first one
+ * initialised it. */
 static pthread_mutex_t life_mutex = PTHREAD_MUTEX_INITIALIZER;
 static int num_open;
 static int is_mpi_ours;
@@ -84,7 +85,7 @@ static sluice_status_t fail(sluice_host_failure_t* out_failure, sluice_status_t 
 static int reserve(mpi_request_t* request, uint64_t num_messages) {
   if (num_messages <= (uint64_t)request->capacity) return 1;
   if (num_messages > 1u << 30) return 0;
-  size_t n = (size_t)num_messages + 1; /* never an allocation of nothing */
+  size_t n = (size_t)num_messages + 1; /* so that nothing is allocated with size 0 */
   MPI_Request* requests = malloc(n * sizeof *requests);
   message_t* messages = malloc(n * sizeof *messages);
   int* indices = malloc(n * sizeof *indices);
@@ -127,7 +128,7 @@ static int post(mpi_comm_t* c, mpi_request_t* request, int peer, int is_recv, co
   return MPI_SUCCESS;
 }
 
-/* Takes back what MPI lets us take back, in bounded time. Sends that nobody has received are left to MPI. */
+/* Cancels what MPI can cancel, in bounded time. Sends that were not received are left to MPI. */
 static void put_away(mpi_comm_t* c, mpi_request_t* request) {
   if (request->num_done < request->num_messages) c->is_broken = 1;
   for (int i = 0; i < request->num_messages; ++i) {
@@ -168,7 +169,7 @@ static sluice_status_t exchange_start(void* user, const sluice_exchange_t* excha
   }
   request->is_used = 1;
   for (int is_recv = 1; is_recv >= 0; --is_recv) {
-    for (int step = 1; step < c->world_size; ++step) { /* not everybody to rank 0 first */
+    for (int step = 1; step < c->world_size; ++step) { /* so that not all ranks begin with rank 0 */
       int p = is_recv ? (c->rank - step + c->world_size) % c->world_size : (c->rank + step) % c->world_size;
       int code = is_recv ? post(c, request, p, 1, exchange->recv[p], exchange->recv_bytes[p])
                          : post(c, request, p, 0, exchange->send[p], exchange->send_bytes[p]);
@@ -183,7 +184,7 @@ static sluice_status_t exchange_start(void* user, const sluice_exchange_t* excha
   return SLUICE_OK;
 }
 
-/* Reads peers' words about their abort. */
+/* Receives the abort notices of peers. */
 static void hear_aborts(mpi_comm_t* c) {
   int is_there = 0;
   MPI_Status status;
@@ -193,7 +194,7 @@ static void hear_aborts(mpi_comm_t* c) {
   (void)MPI_Recv(NULL, 0, MPI_BYTE, status.MPI_SOURCE, TAG_ABORT, c->comm, MPI_STATUS_IGNORE);
 }
 
-/* One completed message: did it bring what was expected? */
+/* Checks whether a completed message has the expected size. */
 static sluice_status_t check_message(const message_t* m, MPI_Status* status, int code,
                                      sluice_host_failure_t* out_failure) {
   char text[160];
@@ -219,7 +220,7 @@ static sluice_status_t poll(mpi_request_t* request, sluice_host_failure_t* out_f
   if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) return sluice_mpi_fail(out_failure, "MPI_Testsome", code, -1);
   sluice_status_t status = SLUICE_OK;
   for (int i = 0; i < num_completed && num_completed != MPI_UNDEFINED; ++i) {
-    /* MPI_ERROR is only set when the call says so. */
+    /* MPI_ERROR is set only if the call says so. */
     int message_code = code == MPI_ERR_IN_STATUS ? request->statuses[i].MPI_ERROR : MPI_SUCCESS;
     ++request->num_done;
     if (status == SLUICE_OK && message_code != MPI_ERR_PENDING) {
@@ -253,7 +254,7 @@ static sluice_status_t exchange_wait(void* user, void* native, uint64_t timeout_
       return SLUICE_OK;
     }
     hear_aborts(c);
-    /* The notice of an abort may overtake what its rank had sent before: that counts, and gets a moment to arrive. */
+    /* The notice of an abort may overtake earlier messages of its rank: those count, and get some time to arrive. */
     if (status == SLUICE_OK && c->aborted_peer >= 0 && !atomic_load(&c->is_aborted)) {
       if (heard_ns == 0) heard_ns = sluice_mpi_now_ns();
       if (sluice_mpi_now_ns() - heard_ns < GRACE_NS) continue;
@@ -281,8 +282,8 @@ static sluice_status_t exchange_wait(void* user, void* native, uint64_t timeout_
   }
 }
 
-/* The empty messages are eager: they wait for nobody, and nobody here waits for them. */
-/* NOLINTBEGIN(clang-analyzer-optin.mpi.MPI-Checker): the requests are given back to MPI at once. */
+/* The empty messages are eager: they complete without a receiver, and this rank does not wait for them. */
+/* NOLINTBEGIN(clang-analyzer-optin.mpi.MPI-Checker): the requests are freed at once. */
 static void abort_comm(void* user) {
   mpi_comm_t* c = user;
   if (atomic_exchange(&c->is_aborted, 1)) return;
@@ -302,8 +303,8 @@ sluice_mpi_messages_t* sluice_mpi_messages_of(void* user, MPI_Comm* out_comm) {
 
 /* ---- life ------------------------------------------------------------------------------------------------------- */
 
-/* MPI_Finalize waits for every rank. When the last communicator to go is a broken one, some rank may never come: then
- * mpirun's complaint about a missing finalize is the lesser evil. */
+/* MPI_Finalize waits for every rank. If the last communicator is broken, some rank may never come: then mpirun's
+ * complaint about a missing finalize is the lesser evil. */
 static void close_mpi(int is_broken) {
   pthread_mutex_lock(&life_mutex);
   if (--num_open == 0 && is_mpi_ours && !is_broken) (void)MPI_Finalize();
@@ -321,7 +322,7 @@ static void destroy(void* user) {
   }
   hear_aborts(c);
   int is_broken = c->is_broken || atomic_load(&c->is_aborted) || c->aborted_peer >= 0;
-  /* A broken communicator keeps its context: late messages must not find their way into a new one. */
+  /* The context of a broken communicator is not freed: late messages must not reach a new one. */
   if (!is_broken) (void)MPI_Comm_free(&c->comm);
   const int has_messages = c->messages.comm != MPI_COMM_NULL;
   if (!is_broken && has_messages && !c->messages.is_dirty) (void)MPI_Comm_free(&c->messages.comm);
@@ -366,7 +367,7 @@ sluice_status_t sluice_mpi_plugin_open(int64_t mpi_comm_f, uint64_t max_message_
 
   mpi_comm_t* c = calloc(1, sizeof *c);
   if (c == NULL) {
-    close_mpi(1); /* the others wait in MPI_Comm_dup: no MPI_Finalize either */
+    close_mpi(1); /* the other ranks wait in MPI_Comm_dup: no MPI_Finalize either */
     return fail(out_failure, SLUICE_E_NO_MEMORY, -1, "no memory for an MPI communicator");
   }
   MPI_Comm from = mpi_comm_f < 0 ? MPI_COMM_WORLD : MPI_Comm_f2c((MPI_Fint)mpi_comm_f);

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What libsluice_mpi.so exports. It shares no symbol with libsluice: only these functions and the callbacks they
- * return.
- */
+/* The interface of libsluice_mpi.so. It shares no symbol with libsluice: only these functions and the callbacks that
+ * they return. */
 #ifndef SLUICE_BACKEND_COMM_MPI_MPI_PLUGIN_H_
 #define SLUICE_BACKEND_COMM_MPI_MPI_PLUGIN_H_
 
 #include "backend/comm/sized_messages.h"
 #include "sluice/comm.h"
 
-/* Raised when anything below changes; the loader refuses another number. */
+/* Increased with every change of this header; the loader refuses another version. */
 enum { SLUICE_MPI_PLUGIN_VERSION = 2 };
 
 typedef struct sluice_mpi_plugin_s {
@@ -21,8 +20,8 @@ typedef struct sluice_mpi_plugin_s {
 
 typedef int32_t (*sluice_mpi_plugin_version_fn_t)(void);
 /* Collective over the communicator. mpi_comm_f: a Fortran handle, or negative for MPI_COMM_WORLD. max_message_bytes:
- * longer blocks travel as several messages; 0 = 1 GiB. Errors: UNSUPPORTED, EXTERNAL, NO_MEMORY; out_failure says why.
- */
+ * longer blocks are sent as several messages; 0 = 1 GiB. Errors: UNSUPPORTED, EXTERNAL, NO_MEMORY; out_failure says
+ * why. */
 typedef sluice_status_t (*sluice_mpi_plugin_open_fn_t)(int64_t mpi_comm_f, uint64_t max_message_bytes,
                                                        sluice_mpi_plugin_t* out_plugin,
                                                        sluice_host_failure_t* out_failure);

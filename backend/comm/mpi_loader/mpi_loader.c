@@ -14,7 +14,7 @@
 
 #define LIBRARY_NAME "libsluice_mpi.so"
 
-/* The plugin in libsluice's own folder if there is one, else its bare name for the loader's search. */
+/* Returns the plugin in libsluice's own folder if it exists, else its bare name for the loader's search. */
 static const char* default_library(char* path, size_t path_bytes) {
   Dl_info self;
   if (dladdr(__extension__(void*) sluice_mpi_comm_create, &self) == 0 || self.dli_fname == NULL) return LIBRARY_NAME;
@@ -26,7 +26,8 @@ static const char* default_library(char* path, size_t path_bytes) {
   return access(path, R_OK) == 0 ? path : LIBRARY_NAME;
 }
 
-/* The library's open function, or NULL with the error recorded. Never closed: MPI leaves threads and exit handlers. */
+/* Returns the plugin's open function, or NULL with an error record. The library is never closed, because MPI leaves
+ * threads and exit handlers. */
 static sluice_mpi_plugin_open_fn_t open_library(const char* library, sluice_status_t* out_status) {
   sluice_warn_if_others_write(library);
   void* handle = dlopen(library, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);

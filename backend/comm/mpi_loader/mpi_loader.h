@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Opens libsluice_mpi.so on demand: libsluice itself does not know MPI. */
+/* Loads libsluice_mpi.so on demand: libsluice itself does not depend on MPI. */
 #ifndef SLUICE_BACKEND_COMM_MPI_LOADER_MPI_LOADER_H_
 #define SLUICE_BACKEND_COMM_MPI_LOADER_MPI_LOADER_H_
 
 #include "backend/comm/comm.h"
 
-/* sluice_comm_create_mpi with the length at which a block is split into several messages; 0 = 1 GiB. */
+/* sluice_comm_create_mpi with the length above which a block is split into several messages; 0 = 1 GiB. */
 sluice_status_t sluice_mpi_comm_create(const sluice_comm_config_t* config, int64_t mpi_comm_f, const char* library,
                                        uint64_t max_message_bytes, sluice_comm_t** out_comm);
 

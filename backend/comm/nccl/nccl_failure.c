@@ -25,7 +25,8 @@ void sluice_nccl_note_gone(nccl_comm_t* comm, const char* why) {
   comm->store.publish(comm->store.user, key, why);
 }
 
-/* The rank to blame for a remote error: one that aborted, else the one that others blame, else one that left; -1. */
+/* Returns the rank to blame for a remote error: one that aborted, else one that other ranks blame, else one that left;
+ * -1: unknown. */
 static int32_t find_culprit(const nccl_comm_t* comm) {
   int32_t blamed = -1, left = -1;
   for (int32_t r = 0; r < comm->base.world_size && comm->store.lookup != NULL; ++r) {

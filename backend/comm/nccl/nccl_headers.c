@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Headers over TCP connections of their own. A group of NCCL's begins after all groups before it on its communicator,
- * so a header that went that way would wait until the rows of the passes before have travelled. */
+/* Headers over separate TCP connections. NCCL starts a group after all earlier groups of its communicator, so a header
+ * sent through NCCL would wait for the rows of earlier passes. */
 #include "backend/comm/nccl/nccl_headers.h"
 
 #include <stdio.h>
@@ -40,7 +40,7 @@ sluice_status_t sluice_nccl_headers_start(sluice_comm_t* base, const sluice_exch
   return SLUICE_OK;
 }
 
-/* NCCL says of itself that an exchange has failed. */
+/* Checks whether NCCL reports that an exchange has failed. */
 static sluice_status_t look_at_exchanges(nccl_comm_t* comm) {
   if (atomic_load(&comm->is_aborted)) return sluice_nccl_fail_aborted(comm);
   const int state = sluice_nccl_state(comm);
@@ -48,7 +48,7 @@ static sluice_status_t look_at_exchanges(nccl_comm_t* comm) {
   return sluice_nccl_fail(comm, state, "an exchange that was enqueued");
 }
 
-/* Another rank is at fault: the connections tell it to the others when they end. */
+/* Gives up because of another rank: the other ranks learn it from the connections when these end. */
 static void give_up(nccl_comm_t* comm, sluice_comm_t* tcp, sluice_status_t status) {
   sluice_error_info_t why;
   char note[32];

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Headers over TCP connections of their own. Private to this folder. */
+/* Headers over separate TCP connections. Private to this folder. */
 #ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_HEADERS_H_
 #define SLUICE_BACKEND_COMM_NCCL_NCCL_HEADERS_H_
 
 #include "backend/comm/nccl/nccl_state.h"
 
-/* Of the table. The first call makes the connections, on all ranks or on none; without them headers are staged. */
+/* The vtable's entry. The first call makes the connections, on all ranks or on none; without them headers are
+ * staged. */
 sluice_status_t sluice_nccl_headers_start(sluice_comm_t* base, const sluice_exchange_t* exchange,
                                           sluice_comm_request_t** out_request);
-/* The rest of exchange_wait and abandon, for a request of headers_start that has connections. */
+/* The parts of exchange_wait and abandon for a request of headers_start that uses the connections. */
 sluice_status_t sluice_nccl_headers_wait(nccl_comm_t* comm, sluice_comm_request_t* request, uint64_t deadline_ns,
                                          int32_t* out_peer);
 void sluice_nccl_headers_abandon(nccl_comm_t* comm, sluice_comm_request_t* request);
-/* Ends the connections: the other ranks learn whether this one leaves or has failed. */
+/* Closes the connections. The other ranks learn whether this one leaves or has failed. */
 void sluice_nccl_headers_close(nccl_comm_t* comm);
 
 #endif /* SLUICE_BACKEND_COMM_NCCL_NCCL_HEADERS_H_ */

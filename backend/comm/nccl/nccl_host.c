@@ -11,7 +11,7 @@
 #include "backend/comm/nccl/nccl_stream.h"
 
 enum { HOST = 0, DEVICE = 1 };
-#define LEAST_STAGING UINT64_C(65536) /* to grow is to free, which waits for all exchanges on the device */
+#define LEAST_STAGING UINT64_C(65536) /* growing frees the old staging, which waits for all exchanges */
 
 static sluice_status_t reserve_staging(nccl_comm_t* comm, staging_t* s, uint64_t bytes) {
   if (bytes <= s->bytes) return SLUICE_OK;
@@ -42,8 +42,8 @@ static int where(const nccl_comm_t* comm, const void* data) {
 
 static unsigned long long address(const void* data) { return (unsigned long long)(uintptr_t)data; }
 
-/* Replaces host buffers by places in the staging, brings the sends to the device, posts, and brings receives back to
- * pinned memory. send and recv: [W], the caller's to fill. */
+/* Replaces host buffers by places in the staging, copies the sends to the device, posts, and copies receives back to
+ * pinned memory. send and recv: [W], scratch of the caller. */
 static sluice_status_t run_staged(nccl_comm_t* comm, sluice_comm_request_t* r, const sluice_exchange_t* e,
                                   const void** send, void** recv) {
   int32_t world_size = comm->base.world_size;
@@ -126,7 +126,7 @@ static sluice_status_t wait_staged(nccl_comm_t* comm, sluice_comm_request_t* req
     int code = comm->driver->cuEventQuery(request->done);
     if (code == 0) {
       if (comm->comm == NULL)
-        return sluice_nccl_fail_aborted(comm); /* the stream was freed by an abort: nothing came */
+        return sluice_nccl_fail_aborted(comm); /* an abort freed the stream: nothing was received */
       take_received(comm, request);
       return SLUICE_OK;
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The host's way: exchanges of host memory through staging, with a wait. Private to this folder. */
+/* Exchanges of host memory through staging, with a wait. Private to this folder. */
 #ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_HOST_H_
 #define SLUICE_BACKEND_COMM_NCCL_NCCL_HOST_H_
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The NCCL library through one table of symbols, opened by name at run time; tests fill the table themselves. */
+/* The NCCL library as one table of symbols, loaded by name at run time; tests fill the table themselves. */
 #ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_LIBRARY_H_
 #define SLUICE_BACKEND_COMM_NCCL_NCCL_LIBRARY_H_
 
@@ -11,7 +11,7 @@ typedef struct sluice_nccl_id_s {
   char internal[128];
 } sluice_nccl_id_t;
 
-/* The beginning of ncclConfig_t that NCCL 2.14 had: newer ones fill in what is not there. */
+/* The members of ncclConfig_t in NCCL 2.14: newer versions fill in the missing ones. */
 typedef struct sluice_nccl_config_s {
   size_t size;
   unsigned int magic;
@@ -23,7 +23,7 @@ typedef struct sluice_nccl_symbols_s {
 /* NOLINTNEXTLINE(bugprone-macro-parentheses): a declarator */
 #define SYMBOL(result, name, parameters) result(*name) parameters;
 #include "backend/comm/nccl/nccl_symbols.inc"
-  /* All there, or all NULL: */
+  /* All are set, or all are NULL: */
 #include "backend/comm/nccl/nccl_register_symbols.inc"
 #undef SYMBOL
 } sluice_nccl_symbols_t;
@@ -33,19 +33,19 @@ enum { SLUICE_NCCL_REMOTE_ERROR = 6, SLUICE_NCCL_IN_PROGRESS = 7, SLUICE_NCCL_UI
 #define SLUICE_NCCL_MAGIC          0xcafebeefu
 #define SLUICE_NCCL_CONFIG_VERSION 21400u
 #define SLUICE_NCCL_MIN_VERSION    21800 /* 2.18.0: ncclCommSplit */
-/* 2.23.0: registration serves sends and receives too, not collectives in a switch alone. */
+/* 2.23.0: registration also serves sends and receives, not only in-switch collectives. */
 #define SLUICE_NCCL_REGISTER_VERSION 22300
 
-/* Of a call inside a group: IN_PROGRESS is no error, and the calls behind it belong to the same exchange. */
+/* For a call inside a group: IN_PROGRESS is no error, and later calls still belong to the same exchange. */
 static inline int sluice_nccl_is_taken(int code) { return code == 0 || code == SLUICE_NCCL_IN_PROGRESS; }
 
-/* Opens libnccl.so.2 (or `library`), one that is loaded already (PyTorch's) before one of the system.
- * Errors: NOT_FOUND (no library, symbol missing, version too old: says what to install), EXTERNAL. Stays open. */
+/* Loads libnccl.so.2 (or `library`), preferably one that is loaded already (PyTorch's). Errors: NOT_FOUND (no library,
+ * symbol missing, version too old: says what to install), EXTERNAL. Stays loaded. */
 sluice_status_t sluice_nccl_open(const char* library, sluice_nccl_symbols_t* out_symbols);
-/* The second half, for a table that is filled. */
+/* Checks the version of a table that is filled. */
 sluice_status_t sluice_nccl_check_version(const sluice_nccl_symbols_t* symbols);
 
-/* One rank makes it; the host carries it to the others. Errors: EXTERNAL. */
+/* One rank calls it; the host sends the id to the other ranks. Errors: EXTERNAL. */
 sluice_status_t sluice_nccl_make_id(const sluice_nccl_symbols_t* symbols, sluice_nccl_id_t* out_id);
 
 #endif /* SLUICE_BACKEND_COMM_NCCL_NCCL_LIBRARY_H_ */

@@ -44,7 +44,7 @@ int sluice_nccl_memory_take(const sluice_nccl_symbols_t* nccl, pthread_mutex_t* 
 
 void sluice_nccl_memory_give(const sluice_nccl_symbols_t* nccl, const sluice_cuda_driver_t* driver,
                              pthread_mutex_t* mutex, void* const* comm, const sluice_nccl_block_t* block) {
-  /* It may bring the error of an earlier launch instead: the second one waits. */
+  /* The call may return the error of an earlier launch instead: the second call waits. */
   if (driver->cuCtxSynchronize() != 0) (void)driver->cuCtxSynchronize();
   pthread_mutex_lock(mutex);
   if (*comm != NULL) (void)nccl->ncclCommDeregister(*comm, block->handle);

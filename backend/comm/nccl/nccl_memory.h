@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Device memory that NCCL allocated and that is registered with a communicator: what is sent from it and received into
- * it goes without a copy through NCCL's own buffers where the link allows that.
+/* Device memory that NCCL allocated and registered with a communicator: sends from it and receives into it avoid NCCL's
+ * own buffers if the link allows that.
  *
- * Results are NCCL's codes (0: done; IN_PROGRESS counts as done, the communicator is to be settled). The device is
- * entered. Threads: comm-exclusive; `mutex` is held around every use of the communicator. */
+ * Functions return NCCL's codes (0: done; IN_PROGRESS counts as done, and the caller waits for the communicator). The
+ * device is entered. Threads: comm-exclusive; `mutex` is held around every use of the communicator. */
 #ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_MEMORY_H_
 #define SLUICE_BACKEND_COMM_NCCL_NCCL_MEMORY_H_
 
@@ -18,12 +18,13 @@ typedef struct sluice_nccl_block_s {
   void* handle; /* of the registration */
 } sluice_nccl_block_t;
 
-/* NULL where this NCCL can register what is exchanged, else why it cannot, in `out`. */
+/* Returns NULL if this NCCL can register buffers of exchanges, else the reason, in `out`. */
 const char* sluice_nccl_memory_refusal(const sluice_nccl_symbols_t* nccl, char* out, size_t out_bytes);
-/* A block, registered with *comm. On a failure *out_what names the call that failed and nothing is left. */
+/* Allocates a block and registers it with *comm. On a failure *out_what names the call that failed, and nothing is
+ * left. */
 int sluice_nccl_memory_take(const sluice_nccl_symbols_t* nccl, pthread_mutex_t* mutex, void* const* comm,
                             uint64_t bytes, sluice_nccl_block_t* out_block, const char** out_what);
-/* Waits for the device, since messages may be on their way; then deregisters (an aborted communicator, *comm NULL, has
+/* Waits for the device, since messages may be in flight; then deregisters (an aborted communicator, *comm NULL, has
  * done so itself) and frees. */
 void sluice_nccl_memory_give(const sluice_nccl_symbols_t* nccl, const sluice_cuda_driver_t* driver,
                              pthread_mutex_t* mutex, void* const* comm, const sluice_nccl_block_t* block);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Registered buffers: the blocks of a communicator. Private to this folder. */
+/* The registered buffers of a communicator. Private to this folder. */
 #ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_REGISTER_H_
 #define SLUICE_BACKEND_COMM_NCCL_NCCL_REGISTER_H_
 

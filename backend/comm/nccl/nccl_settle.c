@@ -9,7 +9,7 @@
 #include "backend/comm/nccl/nccl_failure.h"
 
 #define POLL_NS UINT64_C(50000)
-#define SPIN_NS UINT64_C(200000) /* most groups are launched sooner, and a nap takes longer than that */
+#define SPIN_NS UINT64_C(200000) /* most groups are launched sooner, and a sleep takes longer than that */
 
 int sluice_nccl_state(nccl_comm_t* comm) {
   int state = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Waiting until NCCL has done in the background what it was asked. Private to this folder. */
+/* Waits for background work of NCCL. Private to this folder. */
 #ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_SETTLE_H_
 #define SLUICE_BACKEND_COMM_NCCL_NCCL_SETTLE_H_
 
@@ -9,9 +9,9 @@
 int sluice_nccl_state(nccl_comm_t* comm);
 void sluice_nccl_nap(void);
 uint64_t sluice_nccl_deadline_of(const nccl_comm_t* comm);
-/* Until NCCL has done in the background what it was asked: start, connect, launch. */
+/* Waits for background work of NCCL: creation, connection, launch. */
 sluice_status_t sluice_nccl_settle(nccl_comm_t* comm, const char* what, uint64_t deadline_ns);
-/* Until the group has started. The device is entered. */
+/* Waits until all ranks of the group have joined. The device is entered. */
 sluice_status_t sluice_nccl_make_ready(nccl_comm_t* comm, uint64_t deadline_ns);
 
 #endif /* SLUICE_BACKEND_COMM_NCCL_NCCL_SETTLE_H_ */

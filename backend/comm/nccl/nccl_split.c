@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The host's communicator, split.
+/* Splits the host's communicator.
  *
- * Where that one does not block, NCCL returns before the new handle is there: a thread of its own fills it in, at times
- * a moment after the host's communicator has left IN_PROGRESS, and until then that one takes no other call (NVIDIA/nccl
- * issue 1472). So the place for the handle outlives the call, and the call waits: the host may go on with its own. */
+ * If that communicator is non-blocking, NCCL returns before the new handle exists: a thread of NCCL sets it, sometimes
+ * shortly after the host's communicator has left IN_PROGRESS, and until then the host's communicator accepts no other
+ * call (NVIDIA/nccl issue 1472). Therefore the memory for the handle outlives the call, and the call waits, so that the
+ * host can use its communicator afterwards. */
 #include "backend/comm/nccl/nccl_split.h"
 
 #include <stdatomic.h>
@@ -17,7 +18,7 @@ typedef struct split_s {
   struct split_s* next;
 } split_t;
 
-/* Splits that never ended: NCCL may still write to them, and takes nothing back. 16 bytes each, for good. */
+/* Splits that never ended: NCCL may still write to them and cannot be told to stop. They are leaked, 16 bytes each. */
 static _Atomic(split_t*) abandoned;
 
 static void abandon(split_t* split) {
@@ -51,7 +52,7 @@ sluice_status_t sluice_nccl_split(nccl_comm_t* comm, void* parent, int32_t color
     sluice_nccl_nap();
     code = state_of(comm, parent);
   }
-  comm->comm = atomic_load(&split->made); /* also where it failed: it is ended with everything else */
+  comm->comm = atomic_load(&split->made); /* also after a failure: it is then ended with everything else */
   if (comm->comm == NULL && is_under_way) {
     abandon(split);
   } else {

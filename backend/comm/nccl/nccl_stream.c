@@ -6,7 +6,7 @@
 #include "backend/comm/nccl/nccl_failure.h"
 #include "backend/comm/nccl/nccl_settle.h"
 
-/* Takes note of what the exchange sends and receives. Device memory only. */
+/* Appends the sends and receives of the exchange to the list. Device memory only. */
 static sluice_status_t note_exchange(nccl_comm_t* comm, const sluice_exchange_t* e) {
   const int32_t world_size = comm->base.world_size, rank = comm->base.rank;
   sluice_nccl_posted_t* posted = &comm->posted;
@@ -28,7 +28,7 @@ static sluice_status_t note_exchange(nccl_comm_t* comm, const sluice_exchange_t*
     posted->messages[posted->count++] = (sluice_nccl_message_t){e->recv[peer], e->recv_bytes[peer], peer, 0};
   }
   for (int32_t i = 1; i < world_size; ++i) {
-    const int32_t peer = (rank + i) % world_size; /* not all to rank 0 at once */
+    const int32_t peer = (rank + i) % world_size; /* so that not all ranks begin with rank 0 */
     if (e->send_bytes[peer] == 0) continue;
     posted->messages[posted->count++] =
         (sluice_nccl_message_t){(void*)(uintptr_t)e->send[peer], e->send_bytes[peer], peer, 1};
@@ -36,8 +36,8 @@ static sluice_status_t note_exchange(nccl_comm_t* comm, const sluice_exchange_t*
   return SLUICE_OK;
 }
 
-/* The group is closed on every path: an open one would swallow this thread's next calls. Between two ranks messages
- * meet in the order of their exchanges. */
+/* Posts the group. It is closed on every path, because an open group would collect later calls of this thread. Messages
+ * between two ranks match in the order of their exchanges. */
 static int post(nccl_comm_t* comm, void* stream) {
   const sluice_nccl_symbols_t* nccl = &comm->nccl;
   pthread_mutex_lock(&comm->mutex);
@@ -65,7 +65,7 @@ static sluice_status_t run_posted(nccl_comm_t* comm, void* stream) {
   int code = post(comm, stream);
   if (atomic_load(&comm->is_aborted)) return sluice_nccl_fail_aborted(comm);
   if (code != 0 && code != SLUICE_NCCL_IN_PROGRESS) return sluice_nccl_fail(comm, code, "an exchange");
-  /* Only then the kernel is in the stream, and an event after it means something. */
+  /* Only then is the kernel in the stream, so that a later event covers it. */
   return code == 0 ? SLUICE_OK : sluice_nccl_settle(comm, "the set-up of an exchange", deadline_ns);
 }
 

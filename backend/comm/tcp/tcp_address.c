@@ -14,8 +14,8 @@
 
 /* ---- this rank's card -------------------------------------------------------------------------------------------- */
 
-/* The machine since its last boot, and its network namespace. Left empty where the system does not tell: then two ranks
- * of one machine use an address of its interfaces. */
+/* Identifies the machine since its last boot, and its network namespace. Left empty if the system does not report them:
+ * then two ranks of one machine use an address of its interfaces. */
 static void identify_place(uint8_t out[32]) {
   memset(out, 0, 32);
   FILE* file = fopen("/proc/sys/kernel/random/boot_id", "re");
@@ -27,7 +27,7 @@ static void identify_place(uint8_t out[32]) {
   if (!is_read || stat("/proc/self/ns/net", &space) != 0) return;
   const uint64_t inode = (uint64_t)space.st_ino;
   memcpy(out, &inode, sizeof inode);
-  /* 36 characters, of which the hyphens and the fixed ones say nothing: the first 24 are enough. */
+  /* 36 characters; the hyphens and the fixed ones carry no information, so the first 24 are enough. */
   memcpy(out + sizeof inode, boot, 24);
 }
 
@@ -83,8 +83,8 @@ static void add_own(const struct ifaddrs* all, const char* interfaces, int want_
   }
 }
 
-/* The addresses that the machine's name stands for, if it has them: where a machine has several networks, its
- * administrator has said with this which one its peers should use. */
+/* Adds the addresses that the machine's host name resolves to, if the machine has them: with several networks, the
+ * administrator selects with this name the one that peers should use. */
 static void add_named(const struct ifaddrs* all, sluice_tcp_card_t* card) {
   char name[256];
   struct addrinfo* found = NULL;
@@ -133,8 +133,8 @@ sluice_status_t sluice_tcp_card_init(const char* interfaces, sluice_tcp_card_t* 
   return status;
 }
 
-/* ---- somebody else's ----------------------------------------------------------------------------------------------
- */
+/* ---- another rank's card
+ * ------------------------------------------------------------------------------------------> */
 
 socklen_t sluice_tcp_address_fill(const sluice_tcp_address_t* address, struct sockaddr_storage* out_target) {
   memset(out_target, 0, sizeof *out_target);
@@ -156,7 +156,7 @@ socklen_t sluice_tcp_card_target(const sluice_tcp_card_t* mine, const sluice_tcp
   const int is_same_place =
       memcmp(mine->place, theirs->place, sizeof unknown) == 0 && memcmp(mine->place, unknown, sizeof unknown) != 0;
   if (is_same_place && theirs->any_port != 0) {
-    /* No firewall looks at this one. */
+    /* Loopback is not subject to a firewall. */
     const sluice_tcp_address_t loopback = {.family = 4, .bytes = {127, 0, 0, 1}, .port = theirs->any_port};
     if (attempt == 0) return sluice_tcp_address_fill(&loopback, out_target);
     --attempt;

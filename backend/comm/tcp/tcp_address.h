@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Where a rank can be reached: what it tells the others before they connect. */
+/* The addresses at which a rank can be reached, which it sends to the other ranks before they connect. */
 #ifndef SLUICE_BACKEND_COMM_TCP_TCP_ADDRESS_H_
 #define SLUICE_BACKEND_COMM_TCP_TCP_ADDRESS_H_
 
@@ -17,27 +17,28 @@ typedef struct sluice_tcp_address_s {
   uint8_t bytes[16];
 } sluice_tcp_address_t;
 
-/* Sent to all ranks as it is: one kind of machine, one build. */
+/* Sent to all ranks in native layout: all ranks have the same architecture and build. */
 typedef struct sluice_tcp_card_s {
   uint8_t place[32]; /* equal on two ranks: same machine, same network namespace */
-  /* New for each communicator. Both ends of a connection to this rank prove that they know it (tcp_hello.h); it is sent
-   * through the parent alone. Where ranks have a key it is no secret, and what they prove is its code (tcp_connect.h).
-   */
+  /* New for each communicator, and sent only through the parent. Both ends of a connection to this rank prove knowledge
+   * of it during the handshake (tcp_hello.h). If ranks have a key, this is no secret, and they prove knowledge of its
+   * code (tcp_connect.h). */
   uint8_t secret[16];
-  uint16_t any_port; /* of a listener on all addresses, loopback among them; 0: there is none */
+  uint16_t any_port; /* of a listener on all addresses, including loopback; 0: there is none */
   uint8_t num_addresses;
-  sluice_tcp_address_t addresses[SLUICE_TCP_MAX_ADDRESSES]; /* the likeliest first */
+  sluice_tcp_address_t addresses[SLUICE_TCP_MAX_ADDRESSES]; /* most likely first */
 } sluice_tcp_card_t;
 
-/* Fills everything but the ports. interfaces: comma-separated names, NULL: all that are up. Loopback counts only where
- * it is named or nothing else is there. Errors: NOT_FOUND (names the interfaces that there are), EXTERNAL. */
+/* Fills everything but the ports. interfaces: comma-separated names; NULL: all that are up. Loopback is used only if it
+ * is named or there is nothing else. Errors: NOT_FOUND (lists the existing interfaces), EXTERNAL. */
 sluice_status_t sluice_tcp_card_init(const char* interfaces, sluice_tcp_card_t* out_card);
-/* 0: NULL, of another family, or valid on its own link alone (it would need an interface number on the other side). The
- * port is not read. */
+/* Returns 0 if the address is NULL, of another family, or link-local (the other side would need an interface number).
+ * The port is not read. */
 int sluice_tcp_address_read(const struct sockaddr* address, sluice_tcp_address_t* out);
-/* The form that the system takes; returns its length. */
+/* Converts to the system's form; returns its length. */
 socklen_t sluice_tcp_address_fill(const sluice_tcp_address_t* address, struct sockaddr_storage* out_target);
-/* The address to use for the rank with this card, by `mine` of this one, at attempt 0, 1, ...; 0 when there is none. */
+/* Returns in out_target the address to use for the rank with card `theirs`, at attempt 0, 1, ...; 0 after the last one.
+ * mine: the card of this rank. */
 socklen_t sluice_tcp_card_target(const sluice_tcp_card_t* mine, const sluice_tcp_card_t* theirs, int32_t attempt,
                                  struct sockaddr_storage* out_target);
 

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Ranks that speak over TCP connections of Sluice's own, made through a communicator that they already share, or
- * through the address of rank 0 and a secret (tcp_rendezvous.h).
+/* Ranks connected by TCP connections of Sluice's own, which are made through a communicator that the ranks already
+ * share, or through the address of rank 0 and a secret (tcp_rendezvous.h).
  *
- * One thread does everything: whoever waits moves the bytes of both requests in flight, from and to the caller's
- * buffers. There is no second thread to wake, so on a core that is busy with GEMMs a small exchange costs one
- * wake-up per message, and a large one is copied by the thread that wants it. Beside one core's GEMMs, gloo's
- * exchanges of few rows took 1 to 3 ms where these take 0.1 to 0.3 (docs/architecture.md).
+ * There is no thread of its own: a wait moves the bytes of both requests in flight, from and to the caller's buffers.
+ * There is no second thread to wake, so on a core that is busy with GEMMs a small exchange costs one wake-up per
+ * message, and a large one is copied by the thread that needs it. Next to GEMMs on one core, gloo's exchanges of few
+ * rows took 1 to 3 ms and these 0.1 to 0.3 ms (docs/architecture.md).
  *
  * A rank that leaves with nothing outstanding says so (FRAME_BYE). A connection that ends without it means that the
- * peer died, failed or aborted: that ends every wait of this rank, also one for a third rank, which may be waiting for
- * the same loss. Who gives up for such a reason says which rank was lost (FRAME_LOST) where a frame may stand, so that
- * the others blame that one, and not the first whose connection they find closed. A machine without power or network
- * ends nothing: tcp_keepalive.h notices it. */
+ * peer died, failed or aborted. This ends every wait of this rank, even one for a third rank, which may be waiting for
+ * the same lost rank. A rank that gives up for this reason names the lost rank (FRAME_LOST), if it can send a frame
+ * between two others, so that its peers blame the lost rank and not the first one whose connection they find closed.
+ * The connections of a machine without power or network do not end: tcp_keepalive.h detects that. */
 #include <errno.h>
 #include <limits.h>
 #include <string.h>
@@ -32,21 +32,21 @@
 
 enum { MAX_EVENTS = 64 };
 
-/* A request that timed out may still complete while the other ranks reach their own deadlines: leaving at once would
- * tell them that this rank was lost, instead of which one was silent. */
+/* After a timeout, a request may still complete while the other ranks reach their own deadlines. Leaving at once would
+ * tell them that this rank was lost, instead of which rank was silent. */
 #define GRACE_NS UINT64_C(1000000000)
 
 typedef struct tcp_comm_s {
   sluice_comm_t base;
-  sluice_comm_vtable_t vtable; /* of this object: without what the parent lacks */
+  sluice_comm_vtable_t vtable; /* of this object: without the functions that the parent lacks */
   sluice_comm_t* parent;       /* NULL: there is none */
-  sluice_tcp_way_t way;        /* for connections that are made later; it points to the next three */
-  char* interfaces;            /* NULL: none are named */
+  sluice_tcp_way_t way;        /* for connections that are made later; it points to the next three members */
+  char* interfaces;            /* NULL: the caller named none */
   uint8_t key[SLUICE_TCP_MAC_BYTES];
   sluice_tcp_endpoint_t* endpoints; /* [W]; NULL with a parent */
   uint64_t bytes;                   /* of this block */
   int epoll;
-  int wake; /* eventfd: abort ends a wait with it */
+  int wake; /* eventfd with which abort ends a wait */
   uint32_t next_number;
   _Atomic int32_t is_aborted;
   sluice_tcp_frames_t frames;
@@ -76,7 +76,7 @@ static sluice_status_t tcp_start(sluice_comm_t* base, const sluice_exchange_t* e
                                  .is_receiving = exchange->recv_bytes[r] > 0};
     request->pending += t->is_sending + t->is_receiving;
   }
-  /* From the next rank onwards, so that not everybody sends to rank 0 first. */
+  /* Begin with the next rank, so that not all ranks send to rank 0 first. */
   for (int32_t step = 1; step < base->world_size; ++step) {
     sluice_tcp_push(&comm->frames, (base->rank + step) % base->world_size);
   }
@@ -84,16 +84,17 @@ static sluice_status_t tcp_start(sluice_comm_t* base, const sluice_exchange_t* e
   return SLUICE_OK;
 }
 
-/* Marks the connections on which something may have happened; returns when something has, or at the deadline. */
+/* Marks the connections with events; returns after an event, or at the deadline. */
 static void await_events(tcp_comm_t* comm, uint64_t deadline_ns) {
   if (sluice_tcp_set_low_water(&comm->frames)) return;
   struct epoll_event events[MAX_EVENTS];
   const uint64_t now_ns = sluice_now_ns();
   const uint64_t left_ms = deadline_ns > now_ns ? (deadline_ns - now_ns + 999999) / 1000000 : 0;
   const int n = epoll_wait(comm->epoll, events, MAX_EVENTS, left_ms > INT_MAX ? INT_MAX : (int)left_ms);
-  if (n <= 0) sluice_tcp_lose_silent(&comm->frames); /* with nothing to do: comm.c cuts waits into fifths of a second */
+  if (n <= 0)
+    sluice_tcp_lose_silent(&comm->frames); /* on idle: comm.c divides waits into slices of a fifth of a second */
   for (int i = 0; i < n; ++i) {
-    if (events[i].data.u32 == (uint32_t)comm->base.rank) continue; /* abort woke us */
+    if (events[i].data.u32 == (uint32_t)comm->base.rank) continue; /* woken by abort */
     sluice_tcp_peer_t* p = &comm->frames.peers[events[i].data.u32];
     if ((events[i].events & ~(uint32_t)EPOLLOUT) != 0) p->can_read = 1;
     if ((events[i].events & (EPOLLOUT | EPOLLERR | EPOLLHUP)) != 0) p->can_write = 1;
@@ -111,7 +112,7 @@ static int32_t find_peer(const tcp_comm_t* comm, const sluice_comm_request_t* re
   return found;
 }
 
-/* What the system gives as the reason where a peer's machine did not answer. */
+/* Returns whether the system reports that the peer's machine did not answer. */
 static int is_network(int error) {
   return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN;
 }
@@ -141,7 +142,7 @@ static sluice_status_t fail_lost(const tcp_comm_t* comm, int32_t peer) {
                              comm->base.rank, peer, how);
 }
 
-/* OK while nothing stands against the request. */
+/* Returns OK unless something ends the request. */
 static sluice_status_t check(tcp_comm_t* comm, const sluice_comm_request_t* request) {
   if (atomic_load(&comm->is_aborted)) {
     return SLUICE_FAIL_PEER(SLUICE_E_ABORTED, comm->base.rank, -1, "rank %d: the tcp communicator was aborted",
@@ -175,20 +176,20 @@ static sluice_status_t tcp_wait(sluice_comm_t* base, sluice_comm_request_t* requ
   }
 }
 
-/* Nothing touches the buffers of a request outside of a wait. */
+/* Buffers of a request are touched only during a wait, so the request can be released. */
 static void tcp_abandon(sluice_comm_t* base, sluice_comm_request_t* request) {
   tcp_comm_t* comm = downcast(base);
   const int is_late = atomic_load(&base->broken) == SLUICE_E_TIMED_OUT;
   if (is_late && tcp_wait(base, request, sluice_now_ns() + GRACE_NS, NULL) != SLUICE_E_TIMED_OUT) return;
   request->is_used = 0;
-  if (comm->frames.lost < 0) comm->frames.lost = base->rank; /* what is half sent cannot be followed by anything */
+  if (comm->frames.lost < 0) comm->frames.lost = base->rank; /* nothing can follow a half-sent frame */
 }
 
 static void tcp_abort(sluice_comm_t* base) {
   tcp_comm_t* comm = downcast(base);
   const uint64_t one = 1;
   atomic_store(&comm->is_aborted, 1);
-  if (write(comm->wake, &one, sizeof one) < 0) { /* full: it is awake already */
+  if (write(comm->wake, &one, sizeof one) < 0) { /* full: it has been woken already */
   }
   for (int32_t r = 0; r < base->world_size; ++r) {
     if (r != base->rank) (void)shutdown(comm->frames.sockets[r], SHUT_RDWR);
@@ -230,7 +231,7 @@ static void tcp_destroy(sluice_comm_t* base) {
   sluice_free(sluice_process_allocator(), comm, comm->bytes);
 }
 
-/* The communicator and its arrays in one block. */
+/* Allocates the communicator and its arrays in one block. */
 static tcp_comm_t* allocate(int32_t world_size) {
   const uint64_t w = (uint64_t)world_size;
   const uint64_t bytes = sizeof(tcp_comm_t) + w * (sizeof(sluice_tcp_peer_t) +
@@ -290,7 +291,7 @@ static sluice_status_t read_config(const sluice_tcp_config_t* config, sluice_tcp
   return SLUICE_OK;
 }
 
-/* The caller's string may be gone when messages are opened. */
+/* Copies the strings: the caller's may be gone when messages are opened. */
 static sluice_status_t keep_config(tcp_comm_t* comm, const sluice_tcp_config_t* config) {
   comm->way.connect_timeout_ns = config->connect_timeout_ns;
   if (config->interfaces == NULL) return SLUICE_OK;
@@ -306,7 +307,7 @@ static sluice_status_t tcp_messages_open(sluice_comm_t* base, sluice_messages_t*
   return sluice_tcp_messages_open(base, &downcast(base)->way, messages, out_wire);
 }
 
-/* parent: NULL: there is none. What fails here on one rank alone is told to the others when they connect. */
+/* parent NULL: there is none. A failure on this rank alone is told to the other ranks when they connect. */
 static sluice_status_t prepare(tcp_comm_t* comm, sluice_comm_t* parent, const sluice_comm_config_t* base,
                                const sluice_tcp_config_t* config) {
   const sluice_comm_vtable_t nothing = {.destroy = NULL}, *of = parent != NULL ? parent->vtable : &nothing;
@@ -347,7 +348,7 @@ static sluice_status_t create_over(sluice_comm_t* parent, sluice_comm_t* kept, c
   tcp_comm_t* comm = allocate(parent->world_size);
   if (comm == NULL) {
     const sluice_status_t status = sluice_alloc_status();
-    sluice_comm_abort(parent); /* the others would wait for this rank's address */
+    sluice_comm_abort(parent); /* the other ranks would wait for this rank's address */
     return status;
   }
   const sluice_comm_config_t base = {.rank = parent->rank,
@@ -358,7 +359,7 @@ static sluice_status_t create_over(sluice_comm_t* parent, sluice_comm_t* kept, c
   status = sluice_tcp_connect(parent, &comm->way, status, comm->frames.sockets);
   if (status == SLUICE_OK) {
     status = watch_peers(comm);
-    if (status != SLUICE_OK) sluice_comm_abort(parent); /* the others have agreed that all connections stand */
+    if (status != SLUICE_OK) sluice_comm_abort(parent); /* the other ranks have agreed that all connections exist */
   }
   return finish(comm, status, out_comm);
 }
@@ -393,7 +394,7 @@ static sluice_status_t check_at(const char* addresses, const void* secret, uint6
   return SLUICE_OK;
 }
 
-/* Where a list says where every rank listens, interfaces would say it again. */
+/* A list that says where every rank listens excludes `interfaces`. */
 static sluice_status_t read_endpoints(tcp_comm_t* comm, const char* addresses) {
   const int32_t w = comm->base.world_size;
   comm->endpoints =

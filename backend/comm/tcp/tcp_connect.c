@@ -23,9 +23,10 @@ static const sluice_tcp_endpoint_t* endpoint_of(const connecting_t* c, int32_t r
   return endpoints != NULL && endpoints[rank].port != 0 ? &endpoints[rank] : NULL;
 }
 
-/* ---- before anybody waits for this rank -------------------------------------------------------------------------- */
+/* ---- before other ranks wait for this one
+ * -------------------------------------------------------------------------> */
 
-/* All that connecting needs. What fails later than this would leave the others waiting. */
+/* Acquires everything that connecting needs. A later failure would leave the other ranks waiting. */
 static sluice_status_t prepare(connecting_t* c) {
   const char* interfaces = c->way->interfaces;
   const int is_named = interfaces != NULL && interfaces[0] != '\0';
@@ -48,7 +49,7 @@ static void release(connecting_t* c) {
 
 /* ---- together ---------------------------------------------------------------------------------------------------- */
 
-/* One outcome for all: the highest rank that failed, 0 if none, else its rank + 1. */
+/* Agrees on one outcome for all ranks: the maximum of (failed rank + 1), 0 if none failed. */
 static sluice_status_t agree(connecting_t* c, sluice_status_t mine, const char* what) {
   int64_t failed = mine != SLUICE_OK ? c->parent->rank + 1 : 0;
   sluice_error_info_t why;
@@ -63,7 +64,7 @@ static sluice_status_t agree(connecting_t* c, sluice_status_t mine, const char* 
                           "tcp communicator: rank %d %s; its own error says why", (int32_t)failed - 1, what);
 }
 
-/* Where the caller has said where a rank is, that counts, and not what the rank says of itself. */
+/* An endpoint from the caller takes precedence over the addresses that the rank found itself. */
 static void use_endpoint(const sluice_tcp_endpoint_t* endpoint, sluice_tcp_card_t* card) {
   if (endpoint == NULL) return;
   card->any_port = 0;

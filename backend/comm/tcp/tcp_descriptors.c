@@ -11,14 +11,14 @@
 
 #include "backend/comm/tcp/tcp_keepalive.h"
 
-/* As many descriptors as Linux gives a process unless its administrator has said otherwise (fs.nr_open). Pages of the
- * table that nothing was noted in cost nothing. */
+/* The default limit of Linux on descriptors per process (fs.nr_open). Pages of the table without entries cost no
+ * memory. */
 enum { MAX_DESCRIPTORS = 1 << 20 };
 
-static uint64_t held[MAX_DESCRIPTORS / 64]; /* a bit each */
-static int num_words;                       /* of `held`, the last that has a bit included */
-/* Held from before a descriptor is opened until it is noted, and by every fork: a child finds all noted that it has.
- * What is done under it returns at once. */
+static uint64_t held[MAX_DESCRIPTORS / 64]; /* one bit per descriptor */
+static int num_words;                       /* of `held`, up to the last one with a bit */
+/* Held from before a descriptor is opened until it is recorded, and during every fork, so that a child finds all its
+ * descriptors recorded. Everything done with the mutex held returns at once. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static int note(int fd) {
@@ -87,8 +87,8 @@ static void before_fork(void) { pthread_mutex_lock(&mutex); }
 
 static void after_fork_in_parent(void) { pthread_mutex_unlock(&mutex); }
 
-/* Calls only what is safe between fork and exec. The handles that know these numbers are inert here (comm.c), and the
- * table is left empty: a child of this child has other things under them. */
+/* Calls only functions that are safe between fork and exec. The handles that have these descriptors are inert in the
+ * child (comm.c). The table is cleared, because in a child of this child the numbers may be other descriptors. */
 static void after_fork_in_child(void) {
   for (int word = 0; word < num_words; ++word) {
     for (int bit = 0; bit < 64 && held[word] != 0; ++bit) {
@@ -97,7 +97,7 @@ static void after_fork_in_child(void) {
     }
   }
   num_words = 0;
-  pthread_mutex_unlock(&mutex); /* this thread has it: it is the one that forked */
+  pthread_mutex_unlock(&mutex); /* held by this thread, which is the one that forked */
 }
 
 __attribute__((constructor)) static void watch_forks(void) {

@@ -16,7 +16,7 @@ static int32_t count_entries(const char* addresses) {
   return count;
 }
 
-/* Splits one entry; 0: it is no "host:port". */
+/* Splits one entry. Returns 0 if it is no "host:port". */
 static int split(const char* entry, size_t length, char host[MAX_HOST], uint16_t* out_port) {
   size_t end = length;
   while (end > 0 && entry[end - 1] != ':') --end;

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The addresses that a caller gives to ranks that share no communicator: "host:port", one for each rank or one alone.
- */
+/* The addresses that a caller gives if the ranks share no communicator: "host:port" for each rank, or only for rank
+ * 0. */
 #ifndef SLUICE_BACKEND_COMM_TCP_TCP_ENDPOINTS_H_
 #define SLUICE_BACKEND_COMM_TCP_TCP_ENDPOINTS_H_
 
 #include "backend/comm/tcp/tcp_address.h"
 
 typedef struct sluice_tcp_endpoint_s {
-  uint16_t port;         /* 0: the system chooses, and the rank tells the others */
-  uint8_t is_numeric;    /* the rank listens at this address alone; a name may stand for others than its own */
+  uint16_t port; /* 0: the system chooses a port, and the rank tells the others */
+  uint8_t
+      is_numeric; /* the rank listens only at this address; a name may also resolve to addresses of other machines */
   uint8_t num_addresses; /* with a port: at least 1 */
-  char text[80];         /* as the caller wrote it, for messages; cut where it is longer */
+  char text[80];         /* as the caller wrote it, for messages; truncated if longer */
   sluice_tcp_address_t addresses[SLUICE_TCP_MAX_ADDRESSES];
 } sluice_tcp_endpoint_t;
 
-/* Reads "host:port,host:port,...", with [host] for IPv6. One entry is where rank 0 is; world_size entries are where
- * each rank is. out_endpoints: [world_size]. Names are looked up, again until the deadline where the system says that
- * it may know them later. Errors: INVALID_ARGUMENT, NOT_FOUND (a name that nobody knows). */
+/* Reads "host:port,host:port,...", with [host] for IPv6. One entry is the address of rank 0; world_size entries are
+ * those of all ranks. out_endpoints: [world_size]. Names are resolved, with retries until the deadline if the system
+ * reports a temporary failure. Errors: INVALID_ARGUMENT, NOT_FOUND (an unknown name). */
 sluice_status_t sluice_tcp_endpoints_read(const char* addresses, int32_t rank, int32_t world_size, uint64_t deadline_ns,
                                           sluice_tcp_endpoint_t* out_endpoints);
 

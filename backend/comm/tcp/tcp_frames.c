@@ -13,9 +13,9 @@
 #include "backend/base/clock.h"
 #include "backend/comm/tcp/tcp_shutdown.h"
 
-#define WAKE_BYTES UINT64_C(262144)     /* a fraction of a second-level cache: still there when it is copied */
+#define WAKE_BYTES UINT64_C(262144)     /* a fraction of an L2 cache: still there when it is copied */
 #define FEW_BYTES  UINT64_C(16384)      /* one or two packets: not worth a system call */
-#define LINGER_NS  UINT64_C(2000000000) /* for peers' systems to take the last bytes and the farewell */
+#define LINGER_NS  UINT64_C(2000000000) /* for peers' systems to receive the last bytes and the farewell */
 
 enum { FRAME_DATA = 0x736c7531, FRAME_BYE = 0x736c7532, FRAME_LOST = 0x736c7533 };
 
@@ -28,7 +28,7 @@ static void lose(sluice_tcp_frames_t* f, int32_t peer, int error) {
   if (f->lost < 0) f->lost = peer;
 }
 
-/* The sender ends its connections next, since it has lost `culprit`. */
+/* The sender has lost `culprit` and ends its connections next. */
 static void hear_of_loss(sluice_tcp_frames_t* f, int32_t peer, uint32_t culprit) {
   const int is_third = culprit < (uint32_t)f->world_size && culprit != (uint32_t)f->rank;
   if (f->lost < 0 && is_third) f->lost = (int32_t)culprit;
@@ -37,7 +37,7 @@ static void hear_of_loss(sluice_tcp_frames_t* f, int32_t peer, uint32_t culprit)
 
 static int is_full(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
-/* The request whose message is next on the connection: the older one that has any left. */
+/* Returns the request whose message is next on the connection: the older one with anything left. */
 static sluice_comm_request_t* next_request(sluice_tcp_frames_t* f, int32_t peer, int is_send) {
   sluice_comm_request_t* found = NULL;
   for (int i = 0; i < SLUICE_MAX_IN_FLIGHT; ++i) {
@@ -65,7 +65,7 @@ void sluice_tcp_push(sluice_tcp_frames_t* f, int32_t peer) {
       if (errno == EINTR) continue;
       p->can_write = 0;
       if (is_full(errno)) return;
-      /* The peer's last words, if it left any, tell why: they are read before it counts as lost. */
+      /* The peer's last frames, if any, say why: read them before the peer counts as lost. */
       p->can_read = 1;
       if (errno != EPIPE) p->native_error = errno;
       return;
@@ -81,7 +81,7 @@ void sluice_tcp_push(sluice_tcp_frames_t* f, int32_t peer) {
   }
 }
 
-/* Reads up to `room` bytes. 0: nothing now, or the connection has ended. */
+/* Reads up to `room` bytes. Returns 0 if there are none now, or the connection has ended. */
 static size_t take(sluice_tcp_frames_t* f, int32_t peer, void* to, uint64_t room) {
   sluice_tcp_peer_t* p = &f->peers[peer];
   for (;;) {
@@ -97,7 +97,7 @@ static size_t take(sluice_tcp_frames_t* f, int32_t peer, void* to, uint64_t room
   }
 }
 
-/* Takes what has arrived from this peer, as far as it is wanted. */
+/* Receives what has arrived from this peer, as far as requests want it. */
 static void pull(sluice_tcp_frames_t* f, int32_t peer) {
   sluice_tcp_peer_t* p = &f->peers[peer];
   while (p->can_read && p->state == SLUICE_TCP_LIVE) {
@@ -114,7 +114,7 @@ static void pull(sluice_tcp_frames_t* f, int32_t peer) {
       return;
     }
     sluice_comm_request_t* request = next_request(f, peer, 0);
-    if (request == NULL) return; /* not asked for yet: it stays in the socket */
+    if (request == NULL) return; /* not requested yet: it stays in the socket */
     sluice_tcp_transfer_t* t = &request->transfers[peer];
     if (p->in.kind != FRAME_DATA || p->in.number != request->number || p->in.bytes != t->recv_left) {
       p->expected = t->recv_left;
@@ -140,8 +140,9 @@ void sluice_tcp_progress(sluice_tcp_frames_t* f) {
   }
 }
 
-/* Tells the socket for how many bytes to wake a wait. What ends a connection, or fills its buffer, wakes all the same.
- * 1: that has changed, and as many may have come before: to be read once more, since no edge tells of them. */
+/* Sets the number of bytes at which the socket wakes a wait. The end of a connection, or a full buffer, wakes it in any
+ * case. Returns 1 if the number has changed and that many bytes may already be there: read again, since no edge reports
+ * them. */
 static int set_low_water(sluice_tcp_frames_t* f, int32_t peer) {
   sluice_tcp_peer_t* p = &f->peers[peer];
   const sluice_comm_request_t* request = p->in_used == sizeof p->in ? next_request(f, peer, 0) : NULL;
@@ -150,7 +151,8 @@ static int set_low_water(sluice_tcp_frames_t* f, int32_t peer) {
   if (wanted == p->low_water || p->state != SLUICE_TCP_LIVE) return 0;
   p->low_water = wanted;
   p->can_read = 1;
-  (void)setsockopt(f->sockets[peer], SOL_SOCKET, SO_RCVLOWAT, &wanted, sizeof wanted); /* refused: woken more often */
+  (void)setsockopt(f->sockets[peer], SOL_SOCKET, SO_RCVLOWAT, &wanted,
+                   sizeof wanted); /* on an error there are more wake-ups */
   return 1;
 }
 
@@ -171,7 +173,7 @@ void sluice_tcp_lose_silent(sluice_tcp_frames_t* f) {
   }
 }
 
-/* Only between frames: behind half of one it would be taken for the rest. */
+/* Sent only between frames: after half of a frame it would be taken for the other half. */
 void sluice_tcp_tell_of_loss(sluice_tcp_frames_t* f, int32_t culprit) {
   const sluice_tcp_frame_t frame = {.kind = FRAME_LOST, .number = (uint32_t)culprit};
   if (f->has_told || culprit == f->rank) return;
@@ -179,7 +181,8 @@ void sluice_tcp_tell_of_loss(sluice_tcp_frames_t* f, int32_t culprit) {
   for (int32_t r = 0; r < f->world_size; ++r) {
     sluice_tcp_peer_t* p = &f->peers[r];
     if (r == f->rank || r == culprit || p->state != SLUICE_TCP_LIVE || p->out_used > 0) continue;
-    p->is_told = sluice_tcp_send_lost_rank(f->sockets[r], &frame, sizeof frame); /* or it sees the end alone */
+    p->is_told = sluice_tcp_send_lost_rank(f->sockets[r], &frame,
+                                           sizeof frame); /* otherwise the peer sees only the end of the connection */
   }
 }
 
@@ -196,7 +199,7 @@ void sluice_tcp_part(sluice_tcp_frames_t* f) {
   } while (!is_over && sluice_tcp_shutdown_goes_on(begin_ns));
 }
 
-/* Bytes that the peer's system has not confirmed, on a connection that still stands. */
+/* Returns whether a live connection has bytes that the peer's system has not confirmed. */
 static int has_unsent(const sluice_tcp_frames_t* f) {
   for (int32_t r = 0; r < f->world_size; ++r) {
     int bytes = 0;

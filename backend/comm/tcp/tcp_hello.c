@@ -8,7 +8,7 @@
 
 #include "backend/comm/tcp/tcp_descriptors.h"
 
-/* The form of these words counts as part of it: ranks with another one are strangers. */
+/* The magic includes the version of the handshake: ranks with another version are strangers. */
 static const char magic[8] = {'s', 'l', 'u', 'i', 'c', 'e', 't', '2'};
 
 enum { ROLE_LISTENS = 1, ROLE_CONNECTS = 2, WELCOME = 'w' };
@@ -17,7 +17,8 @@ static const uint8_t* secret_of(const sluice_tcp_group_t* group, int32_t peer) {
   return peer == SLUICE_TCP_MEETING_POINT ? group->key : group->cards[peer].secret;
 }
 
-/* Of the listening rank's secret; `role` tells whose proof it is: neither end's serves the other. */
+/* Computes a proof under the listening rank's secret. `role` says which end makes it, so that neither end's proof
+ * serves the other. */
 static void prove(const sluice_tcp_group_t* group, const sluice_tcp_hello_t* hello, int32_t role,
                   uint8_t out[SLUICE_TCP_MAC_BYTES]) {
   struct {
@@ -33,13 +34,13 @@ static int challenge(uint8_t out[SLUICE_TCP_MAC_BYTES]) {
   return getrandom(out, SLUICE_TCP_MAC_BYTES, 0) == SLUICE_TCP_MAC_BYTES;
 }
 
-/* Few bytes, on a connection that has carried next to nothing: its buffer takes them whole. */
+/* Sends few bytes on a connection that has carried next to nothing: its buffer has room for all of them. */
 static int say(const sluice_tcp_hello_t* hello, const void* data, size_t bytes) {
   const ssize_t n = send(hello->fd, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
   return n == (ssize_t)bytes ? SLUICE_TCP_GOES_ON : n < 0 ? -errno : -EPIPE;
 }
 
-/* IS_DONE: `bytes` have come into hello->in. Nothing of what follows them is read. */
+/* Returns IS_DONE when `bytes` have been received into hello->in. Nothing after them is read. */
 static int hear(sluice_tcp_hello_t* hello, uint32_t bytes) {
   while (hello->in_used < bytes) {
     const ssize_t n = recv(hello->fd, hello->in + hello->in_used, bytes - hello->in_used, MSG_DONTWAIT);
@@ -47,7 +48,7 @@ static int hear(sluice_tcp_hello_t* hello, uint32_t bytes) {
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK ? SLUICE_TCP_GOES_ON : -errno;
     hello->in_used += (uint32_t)n;
-    /* Most strangers show with their first bytes that they are none of us. */
+    /* Most strangers can be recognised by their first bytes. */
     const uint32_t told = hello->in_used < sizeof magic ? hello->in_used : (uint32_t)sizeof magic;
     if (hello->phase == SLUICE_TCP_AWAITS_HELLO && memcmp(hello->in, magic, told) != 0) return SLUICE_TCP_IS_STRANGER;
   }

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The first words on a connection, after which both ends know that the other belongs to the group, and which rank it
- * is. Whoever accepts a connection, or is found at an address, may be anybody: nothing is believed before that.
+/* The handshake of a connection, after which both ends know that the other end belongs to the group, and which rank it
+ * is. Anybody may connect to a listener or listen at an address, so nothing is trusted before the handshake ends.
  *
- *   1. connecting rank  -> listening rank    hello: who, whom it means, a challenge
+ *   1. connecting rank  -> listening rank    hello: sender, intended receiver, a challenge
  *   2. listening rank   -> connecting rank   a challenge of its own, and a proof
  *   3. connecting rank  -> listening rank    a proof: the listening rank keeps the connection
  *   4. listening rank   -> connecting rank   welcome: the connecting rank keeps it
  *
- * A proof is a code of both challenges and ranks (tcp_mac.h) under the listening rank's secret, which travels through
- * the parent alone. So what a stranger has seen of one connection opens no other, of this group or of a later one. A
- * rank sends its proof on one connection at a time, and leaves that only when it has ended: both ends keep the same. */
+ * A proof is a code of both challenges and ranks (tcp_mac.h) under the listening rank's secret, which is sent only
+ * through the parent. So an observer of one connection can open no other, of this group or of a later one. A rank sends
+ * its proof on one connection at a time, and gives it up only when it has ended: both ends keep the same connection. */
 #ifndef SLUICE_BACKEND_COMM_TCP_TCP_HELLO_H_
 #define SLUICE_BACKEND_COMM_TCP_TCP_HELLO_H_
 
 #include "backend/comm/tcp/tcp_address.h"
 #include "backend/comm/tcp/tcp_mac.h"
 
-/* In place of a rank: where ranks meet that do not know each other's cards yet (tcp_rendezvous.h). It listens, and
- * proofs there are under the group's key. */
+/* Replaces a rank if ranks do not know each other's cards yet (tcp_rendezvous.h). The meeting point listens, and its
+ * proofs use the group's key. */
 enum { SLUICE_TCP_MEETING_POINT = -1 };
 
 typedef struct sluice_tcp_group_s {
@@ -37,8 +37,8 @@ typedef struct sluice_tcp_greeting_s {
 typedef enum sluice_tcp_phase_e {
   SLUICE_TCP_CONNECTING = 0,
   SLUICE_TCP_AWAITS_ANSWER,
-  SLUICE_TCP_AWAITS_WELCOME, /* the other end is the rank that is meant */
-  SLUICE_TCP_AWAITS_HELLO,   /* the first of an accepted connection */
+  SLUICE_TCP_AWAITS_WELCOME, /* the other end has proved to be the intended rank */
+  SLUICE_TCP_AWAITS_HELLO,   /* the first phase of an accepted connection */
   SLUICE_TCP_AWAITS_PROOF,
   SLUICE_TCP_GREETED
 } sluice_tcp_phase_t;
@@ -46,27 +46,27 @@ typedef enum sluice_tcp_phase_e {
 typedef struct sluice_tcp_hello_s {
   int fd;
   sluice_tcp_phase_t phase;
-  int32_t peer;    /* accepted: who it says it is, -1 before that */
-  int32_t attempt; /* which of the peer's addresses; -1: accepted */
+  int32_t peer;    /* accepted: the rank that it claims to be, -1 before that */
+  int32_t attempt; /* index of the peer's address; -1: accepted */
   uint64_t began_ns;
   uint64_t until_ns;
   sluice_tcp_greeting_t greeting; /* 1 */
   uint8_t answer[SLUICE_TCP_MAC_BYTES];
-  uint8_t in[2 * SLUICE_TCP_MAC_BYTES]; /* the message that is being read */
+  uint8_t in[2 * SLUICE_TCP_MAC_BYTES]; /* the message being read */
   uint32_t in_used;
 } sluice_tcp_hello_t;
 
-/* What has become of a connection. Below 0: -errno, or SLUICE_TCP_IS_STRANGER; then it is to be closed. */
+/* The state of a connection. Below 0: -errno, or SLUICE_TCP_IS_STRANGER; then it must be closed. */
 enum { SLUICE_TCP_GOES_ON = 0, SLUICE_TCP_IS_DONE = 1, SLUICE_TCP_IS_STRANGER = -4096 };
 
-/* Connects to this address of `peer`, without waiting. 0 or -errno; fd is -1 then. */
+/* Connects to this address of `peer`, without waiting. Returns 0 or -errno, with fd -1. */
 int sluice_tcp_hello_connect(const sluice_tcp_group_t* group, int32_t peer, const struct sockaddr_storage* target,
                              socklen_t length, sluice_tcp_hello_t* out_hello);
-/* Takes the descriptor of an accepted connection. */
+/* Starts the handshake on an accepted connection, whose descriptor it takes over. */
 void sluice_tcp_hello_accept(int fd, sluice_tcp_hello_t* out_hello);
-/* What to poll for. */
+/* Returns the events to poll for. */
 short sluice_tcp_hello_events(const sluice_tcp_hello_t* hello);
-/* Does what can be done without waiting. IS_DONE: the descriptor is the connection to `peer`. */
+/* Continues as far as possible without waiting. IS_DONE: the descriptor is the connection to `peer`. */
 int sluice_tcp_hello_advance(const sluice_tcp_group_t* group, sluice_tcp_hello_t* hello);
 
 #endif /* SLUICE_BACKEND_COMM_TCP_TCP_HELLO_H_ */

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* TCP_USER_TIMEOUT would end connections with unconfirmed bytes too, but also those to a peer that computes while its
- * buffers are full: since Linux 5.11 it counts from the moment when the window closed, whether or not the peer's system
- * answers (measured on 6.18: 12.4 s with 12 s). A rank may compute, or write a checkpoint, for minutes. So the system's
- * counters are asked instead, by whoever waits: any answer counts, that there is no room among them. */
+/* TCP_USER_TIMEOUT would also end connections with unconfirmed bytes, but even those to a peer that computes while its
+ * buffers are full: since Linux 5.11 it counts from the moment at which the window closed, even if the peer's system
+ * answers (measured on 6.18: 12.4 s with 12 s). A rank may compute, or write a checkpoint, for minutes. Therefore waits
+ * read the system's counters: any answer counts, including a zero window. */
 #include "backend/comm/tcp/tcp_keepalive.h"
 
 #include <linux/tcp.h> /* netinet/tcp.h has an older tcp_info */
@@ -12,25 +12,27 @@
 
 #include "backend/base/math.h"
 
-/* SLUICE_TCP_KEEPALIVE_S in all */
+/* the sum is SLUICE_TCP_KEEPALIVE_S */
 enum { IDLE_S = 6, INTERVAL_S = 2, NUM_PROBES = 3 };
 
 #define SECOND_NS UINT64_C(1000000000)
 
-/* Questions, on a connection that is not idle, of which one at least should have been answered. */
+/* The number of probes, on a connection that is not idle, of which at least one should have been answered. */
 enum { NUM_QUESTIONS = 3 };
 
-/* No more counts between two looks: a virtual machine may have been paused, this process stopped, or nobody may have
- * waited. Nor do the system's own times count: they run on then, while it asks and answers nothing. */
+/* The most that counts between two checks: a virtual machine may have been paused, this process stopped, or no thread
+ * may have waited. The system's own times do not count either: they continue while the system sends and answers
+ * nothing. */
 #define MAX_LOOK_NS SECOND_NS
 
-/* Linux 6.15; not in older headers. */
+/* Linux 6.15; missing in older headers. */
 #ifndef TCP_RTO_MAX_MS
 #define TCP_RTO_MAX_MS 44
 #endif
 
 static void set(int fd, int level, int option, int value) {
-  (void)setsockopt(fd, level, option, &value, sizeof value); /* refused: noticed later, in the end by the deadline */
+  (void)setsockopt(fd, level, option, &value,
+                   sizeof value); /* on an error a loss is noticed later, at the latest at the deadline */
 }
 
 void sluice_tcp_enable_keepalive(int fd) {
@@ -38,9 +40,9 @@ void sluice_tcp_enable_keepalive(int fd) {
   set(fd, IPPROTO_TCP, TCP_KEEPINTVL, INTERVAL_S);
   set(fd, IPPROTO_TCP, TCP_KEEPCNT, NUM_PROBES);
   set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-  /* The pauses between questions double each time, up to two minutes, also while a peer answers that it has no room:
-   * one that is lost after a minute of that would be asked next in a minute. Three of these are SLUICE_TCP_KEEPALIVE_S;
-   * the system itself ends a connection without room when it misses more than two answers. */
+  /* The pauses between probes double each time, up to two minutes, even while a peer answers with a zero window: a peer
+   * lost after a minute of that would be probed only a minute later. Three of these are SLUICE_TCP_KEEPALIVE_S; with a
+   * zero window the system itself ends the connection after more than two missing answers. */
   set(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, 1000 * SLUICE_TCP_KEEPALIVE_S / NUM_QUESTIONS);
 }
 

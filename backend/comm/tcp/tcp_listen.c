@@ -6,18 +6,18 @@
 
 #include "backend/comm/tcp/tcp_descriptors.h"
 
-/* Connections that the system finishes before this rank has looked: all ranks of a large group, and strangers before
- * them. The system takes less where its administrator has said so (net.core.somaxconn). */
+/* Connections that the system may complete before this rank accepts them: all ranks of a large group, and strangers
+ * before them. The system uses less if net.core.somaxconn is lower. */
 enum { BACKLOG = 4096 };
 
-/* Its place is the same in both families. */
+/* The port is at the same offset in both families. */
 static uint16_t port_of(const struct sockaddr_storage* address) {
   struct sockaddr_in port;
   memcpy(&port, address, sizeof port);
   return ntohs(port.sin_port);
 }
 
-/* Returns a listening socket, with its port, or -1 with errno. is_any: of IPv6, for both families. */
+/* Returns a listening socket, with its port, or -1 with errno. is_any: an IPv6 socket for both families. */
 static int listen_at(const struct sockaddr_storage* where, socklen_t length, int is_any, uint16_t* out_port) {
   struct sockaddr_storage address = *where;
   const int fd = sluice_tcp_open_socket(address.ss_family);
@@ -26,7 +26,7 @@ static int listen_at(const struct sockaddr_storage* where, socklen_t length, int
   if (address.ss_family == AF_INET6) {
     (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &is_one_family, sizeof is_one_family);
   }
-  /* A port that the caller chose is used again by the next group, whose ranks may start at once. */
+  /* A port that the caller chose is reused by the next group, whose ranks may start at once. */
   const int is_chosen = port_of(&address) != 0, on = 1;
   if (is_chosen) (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (bind(fd, (struct sockaddr*)&address, length) != 0 || listen(fd, BACKLOG) != 0 ||
@@ -40,7 +40,7 @@ static int listen_at(const struct sockaddr_storage* where, socklen_t length, int
   return fd;
 }
 
-/* in_out_port: 0: any. */
+/* in_out_port 0: any port. */
 static int listen_on_all(int family, uint16_t* in_out_port) {
   const sluice_tcp_address_t all = {.family = family == AF_INET6 ? 6 : 4, .port = *in_out_port};
   struct sockaddr_storage any;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One thread polls all connections that are not yet known to be the group's: those it accepted, and those it tries. So
- * nobody who is slow or silent keeps another waiting.
+/* One thread polls all connections that are not yet proved to be the group's: accepted ones, and attempts. So a slow or
+ * silent peer delays no other.
  *
- * A rank may have several addresses, and at some of them another machine may answer (private networks overlap). They
- * are tried one soon after the other, and the first at which that rank proves itself is kept. All are tried again until
- * the deadline: a rank may be late, a network may come up. */
+ * A rank may have several addresses, and another machine may answer at some of them (private networks overlap). They
+ * are tried one shortly after the other, and the first at which that rank proves itself is kept. All are retried until
+ * the deadline: a rank may start late, a network may come up late. */
 #include "backend/comm/tcp/tcp_mesh.h"
 
 #include <errno.h>
@@ -18,30 +18,31 @@
 #include "backend/comm/tcp/tcp_descriptors.h"
 
 #define MS_NS UINT64_C(1000000)
-/* After how long the next address is tried beside one that has not answered. */
+/* The time after which the next address is tried as well if one has not answered. */
 #define NEXT_ADDRESS_NS (250 * MS_NS)
-/* How long a connection may take to say its hello, or to answer; twice as long in each round of addresses, so that a
- * far or busy rank is reached too. */
+/* The time that a connection has for its hello, or for an answer; doubled in each round of addresses, so that distant
+ * or busy ranks are reached too. */
 #define HELLO_NS  (3000 * MS_NS)
 #define MAX_ROUND 4
-/* Without descriptors, strangers of this age are turned out for those who come. */
+/* If descriptors run out, strangers of this age are closed to accept others. */
 #define OLD_NS   (250 * MS_NS)
 #define PAUSE_NS (20 * MS_NS)
 
 enum {
-  MAX_ATTEMPTS = SLUICE_TCP_MAX_ADDRESSES + 1, /* loopback too */
-  /* Unknown connections beside those of the group; then the oldest goes. */
+  MAX_ATTEMPTS = SLUICE_TCP_MAX_ADDRESSES + 1, /* including loopback */
+  /* Unknown connections in addition to those of the group; beyond that, the oldest is closed. */
   MAX_STRANGERS = 256,
   MAX_ACCEPTED_AT_ONCE = 32
 };
 
-/* The way to one lower rank. */
+/* The attempts to reach one lower rank. */
 typedef struct route_s {
-  int32_t attempt; /* the next */
+  int32_t attempt; /* the next one */
   int32_t round;
-  int32_t is_found; /* it has proved itself at one address: that connection is the one */
+  int32_t is_found; /* the rank has proved itself at one address: that connection is kept */
   uint64_t next_ns;
-  int errors[MAX_ATTEMPTS]; /* of the last try of each: as sluice_tcp_hello_advance says; 0: never tried */
+  int errors[MAX_ATTEMPTS]; /* of the last attempt at each address: as sluice_tcp_hello_advance returns; 0: never tried
+                             */
 } route_t;
 
 struct sluice_tcp_mesh_s {
@@ -49,21 +50,21 @@ struct sluice_tcp_mesh_s {
   uint64_t bytes; /* of this block */
   int32_t capacity;
   int32_t num_hellos;
-  int32_t num_accepted; /* of them */
-  int32_t missing;      /* ranks */
-  int shortage;         /* EMFILE or ENFILE, once met */
+  int32_t num_accepted; /* of the hellos */
+  int32_t missing;      /* number of ranks */
+  int shortage;         /* EMFILE or ENFILE, if it occurred */
   uint64_t deadline_ns;
-  uint64_t accept_ns; /* not before */
+  uint64_t accept_ns; /* earliest time of the next accept */
   int* sockets;       /* the caller's */
   const sluice_tcp_listeners_t* listeners;
   route_t* routes;            /* [rank] */
   sluice_tcp_hello_t* hellos; /* [capacity] */
-  struct pollfd* polls;       /* [SLUICE_TCP_MAX_ADDRESSES + capacity]: listeners, then hellos in their order */
+  struct pollfd* polls;       /* [SLUICE_TCP_MAX_ADDRESSES + capacity]: listeners, then hellos in order */
   int32_t num_listeners;      /* of the last poll */
 };
 
-/* Each higher rank may come by all of this one's addresses at once, while this one is busy: none of them is turned out.
- */
+/* Returns a capacity that suffices if each higher rank connects to all addresses of this one at once while this one is
+ * busy: none of them has to be closed. */
 static int32_t most_accepted(int32_t rank, int32_t world_size) {
   return MAX_STRANGERS + (world_size - rank) * MAX_ATTEMPTS;
 }
@@ -101,7 +102,7 @@ static void add_hello(sluice_tcp_mesh_t* m, const sluice_tcp_hello_t* hello, uin
   m->num_accepted += h->attempt < 0;
 }
 
-/* The last takes its place. The descriptor is the caller's to close or keep. */
+/* Removes an entry; the last one takes its place. The caller closes or keeps the descriptor. */
 static int remove_hello(sluice_tcp_mesh_t* m, int32_t at) {
   const int fd = m->hellos[at].fd;
   m->num_accepted -= m->hellos[at].attempt < 0;
@@ -116,7 +117,7 @@ static sluice_tcp_hello_t* find_attempt(const sluice_tcp_mesh_t* m, int32_t peer
   return NULL;
 }
 
-/* Of accepted ones that have waited for `age_ns`; 0: there is none. */
+/* Closes the oldest accepted connection that has waited for `age_ns`. Returns 0 if there is none. */
 static int turn_out_oldest(sluice_tcp_mesh_t* m, uint64_t age_ns, uint64_t now_ns) {
   int32_t oldest = -1;
   for (int32_t i = 0; i < m->num_hellos; ++i) {
@@ -128,7 +129,8 @@ static int turn_out_oldest(sluice_tcp_mesh_t* m, uint64_t age_ns, uint64_t now_n
   return 1;
 }
 
-/* ---- the ways to lower ranks ------------------------------------------------------------------------------------- */
+/* ---- routes to lower ranks
+ * ----------------------------------------------------------------------------------------> */
 
 static socklen_t target_of(const sluice_tcp_mesh_t* m, int32_t peer, int32_t attempt,
                            struct sockaddr_storage* out_target) {
@@ -136,7 +138,7 @@ static socklen_t target_of(const sluice_tcp_mesh_t* m, int32_t peer, int32_t att
   return sluice_tcp_card_target(&cards[m->group.rank], &cards[peer], attempt, out_target);
 }
 
-/* Moves on to the next address, or round. */
+/* Advances to the next address, or round. */
 static void set_next(const sluice_tcp_mesh_t* m, int32_t peer, uint64_t now_ns, int has_failed) {
   struct sockaddr_storage unused;
   route_t* route = &m->routes[peer];
@@ -146,8 +148,8 @@ static void set_next(const sluice_tcp_mesh_t* m, int32_t peer, uint64_t now_ns, 
   route->next_ns = now_ns + (NEXT_ADDRESS_NS << sluice_min_u64((uint64_t)route->round++, MAX_ROUND));
 }
 
-/* Tries the next address of this rank, unless it is being tried. Below 0: -errno of what no other address would mend.
- */
+/* Tries the next address of this rank, unless it is being tried. Returns -errno of an error that no other address would
+ * avoid. */
 static int try_next(sluice_tcp_mesh_t* m, int32_t peer, uint64_t now_ns) {
   route_t* route = &m->routes[peer];
   struct sockaddr_storage target;
@@ -159,7 +161,7 @@ static int try_next(sluice_tcp_mesh_t* m, int32_t peer, uint64_t now_ns) {
     error = sluice_tcp_hello_connect(&m->group, peer, &target, length, &hello);
     if (is_shortage(-error)) {
       m->shortage = -error;
-      if (turn_out_oldest(m, 0, now_ns)) return 0; /* and at once again */
+      if (turn_out_oldest(m, 0, now_ns)) return 0; /* and retry at once */
       return error;
     }
     hello.attempt = attempt;
@@ -179,11 +181,12 @@ static void settle_on(sluice_tcp_mesh_t* m, int32_t peer, int kept) {
   }
 }
 
-/* ---- what happens to connections --------------------------------------------------------------------------------- */
+/* ---- progress of connections
+ * --------------------------------------------------------------------------------------> */
 
 static void keep(sluice_tcp_mesh_t* m, int32_t peer, int fd) {
   if (m->sockets[peer] >= 0) {
-    sluice_tcp_close(m->sockets[peer]); /* it came again, with a new proof: it has lost that one */
+    sluice_tcp_close(m->sockets[peer]); /* it connected again, with a new proof: it has lost that connection */
   } else {
     --m->missing;
   }
@@ -198,13 +201,13 @@ static void note_failure(sluice_tcp_mesh_t* m, const sluice_tcp_hello_t* h, int 
   if (route->attempt > h->attempt) route->next_ns = now_ns; /* another address of this round is left */
 }
 
-/* Moves on those of which poll has said something, or whose time is over, from the last: what is removed is replaced by
- * one that has been looked at. The rest are left alone: among hundreds of ranks a call of the system for each of them
- * whenever one has moved would take longer than all else. */
+/* Advances the connections that poll reported, or whose time is over, from the last to the first: a removed entry is
+ * replaced by one that has been handled. The others are skipped: with hundreds of ranks, one system call for each of
+ * them after every event would take longer than everything else. */
 static void advance_all(sluice_tcp_mesh_t* m) {
   const uint64_t now_ns = sluice_now_ns();
   for (int32_t i = m->num_hellos - 1; i >= 0; --i) {
-    if (i >= m->num_hellos) continue; /* other attempts of a rank went with one */
+    if (i >= m->num_hellos) continue; /* other attempts of a rank were removed with one */
     sluice_tcp_hello_t* h = &m->hellos[i];
     const sluice_tcp_phase_t before = h->phase;
     const int has_moved = m->polls[m->num_listeners + i].revents != 0;
@@ -227,7 +230,7 @@ static void advance_all(sluice_tcp_mesh_t* m) {
   }
 }
 
-/* Takes those who have come. Below 0: -errno, with which nobody can be taken. */
+/* Accepts waiting connections. Returns -errno of an error after which none can be accepted. */
 static int accept_from(sluice_tcp_mesh_t* m, int listener) {
   const uint64_t now_ns = sluice_now_ns();
   for (int i = 0; i < MAX_ACCEPTED_AT_ONCE; ++i) {
@@ -239,17 +242,17 @@ static int accept_from(sluice_tcp_mesh_t* m, int listener) {
       add_hello(m, &hello, now_ns, now_ns + HELLO_NS);
       continue;
     }
-    if (!is_shortage(errno)) return 0; /* nobody is left, or one went again */
+    if (!is_shortage(errno)) return 0; /* none is left, or the peer has closed it */
     m->shortage = errno;
     if (m->num_accepted == 0) return -errno;
     if (turn_out_oldest(m, OLD_NS, now_ns)) continue;
-    m->accept_ns = now_ns + PAUSE_NS; /* ranks among those who are here need less than that */
+    m->accept_ns = now_ns + PAUSE_NS; /* ranks among the present connections need less than that */
     return 0;
   }
   return 0;
 }
 
-/* Until one is ready, or something is due. Returns how many of the first polls are listeners. */
+/* Waits until a descriptor is ready, or something is due. Returns how many of the first polls are listeners. */
 static int32_t poll_all(sluice_tcp_mesh_t* m, uint64_t due_ns) {
   const uint64_t now_ns = sluice_now_ns();
   int32_t num_listeners = 0, num = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Every rank of the group connects to every other, while strangers do what they like. */
+/* Connects every rank of the group to every other, whatever strangers do. */
 #ifndef SLUICE_BACKEND_COMM_TCP_TCP_MESH_H_
 #define SLUICE_BACKEND_COMM_TCP_TCP_MESH_H_
 
@@ -9,11 +9,11 @@
 
 typedef struct sluice_tcp_mesh_s sluice_tcp_mesh_t;
 
-/* All that a meeting needs, so that it allocates nothing. Error: NO_MEMORY. */
+/* Allocates all memory that connecting needs. Error: NO_MEMORY. */
 sluice_status_t sluice_tcp_mesh_create(int32_t rank, int32_t world_size, sluice_tcp_mesh_t** out_meeting);
 void sluice_tcp_mesh_destroy(sluice_tcp_mesh_t* meeting); /* accepts NULL */
-/* Fills sockets[W], -1 before, as far as it gets; the caller closes them. Connections are made to lower ranks, and
- * taken from higher ones. Errors: EXTERNAL, naming the rank that was not reached, or that there are no descriptors. */
+/* Fills sockets[W], -1 before, also in part on a failure; the caller closes them. Connects to lower ranks and accepts
+ * higher ones. Errors: EXTERNAL, naming the rank that was not reached, or that there are no descriptors. */
 sluice_status_t sluice_tcp_mesh_connect(sluice_tcp_mesh_t* meeting, const sluice_tcp_card_t* cards,
                                         const sluice_tcp_listeners_t* listeners, uint64_t deadline_ns, int* sockets);
 

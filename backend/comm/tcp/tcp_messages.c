@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The thread that moves messages, and what the endpoint asks of it. */
+/* The thread that moves messages, and the calls of the endpoint. */
 #include "backend/comm/tcp/tcp_messages.h"
 
 #include <errno.h>
@@ -20,14 +20,14 @@
 enum { MAX_EVENTS = 64, LOOK_MS = 1000 };
 
 #define LOOK_NS      (UINT64_C(1000000) * LOOK_MS)
-#define LINGER_NS    UINT64_C(2000000000) /* for peers' systems to take the last bytes and the farewell */
-#define INLINE_BYTES UINT64_C(65536)      /* longer ones cost the sending thread more than waking this one does */
+#define LINGER_NS    UINT64_C(2000000000) /* for peers' systems to receive the last bytes and the farewell */
+#define INLINE_BYTES UINT64_C(65536)      /* sending more costs the caller more than waking this thread */
 
 static tcp_wire_t* downcast(sluice_wire_t* wire) { return (tcp_wire_t*)wire; }
 
 static void wake(const tcp_wire_t* wire) {
   const uint64_t one = 1;
-  if (write(wire->wake, &one, sizeof one) < 0) { /* full: it is awake already */
+  if (write(wire->wake, &one, sizeof one) < 0) { /* full: it has been woken already */
   }
 }
 
@@ -37,9 +37,9 @@ static int is_network(int error) {
   return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN;
 }
 
-/* Of several whose connections have ended, one that ended between messages: who gives up for another's sake says so,
- * unless half of a message is in the way. has_more: not all has been read, so that of one that ended with half of a
- * message the cause may not have been found yet. */
+/* Returns a lost peer. If several connections have ended, prefers one that ended between messages: a rank that gives up
+ * because of another one says so, unless half of a message is in the way. has_more: not everything has been read, so
+ * for a connection that ended within a message the cause may still be found. */
 static int32_t find_lost(const tcp_wire_t* wire, int has_more) {
   int32_t found = -1;
   for (int32_t r = 0; r < wire->world_size; ++r) {
@@ -145,7 +145,7 @@ static void tcp_send(sluice_wire_t* base, sluice_outgoing_t* out) {
   p->last = out;
   if (wire->is_dead) p->first = p->last = NULL;
   if (was_idle && is_small) sluice_tcp_messages_push(wire, peer);
-  /* A socket that is full wakes the thread itself; one that it has work for already is looked at anyway. */
+  /* A full socket wakes the thread itself, and the thread checks a peer with pending messages in any case. */
   const int is_for_thread = was_idle && p->first != NULL && p->can_write;
   pthread_mutex_unlock(&wire->mutex);
   if (is_for_thread) wake(wire);
@@ -178,12 +178,12 @@ static void tcp_give_way(sluice_wire_t* base, int32_t gives_way) {
   wake(wire);
 }
 
-/* Whether a frame may stand on the connection now. */
+/* Returns whether a frame may start on the connection now. */
 static int is_between(const tcp_messages_peer_t* p) { return p->first == NULL || p->first->progress == 0; }
 
-/* Where this rank is not at fault, a connection that takes no last words, since half of a message is on it or it is
- * full, stays open until close, and there until the peer has found the one that is lost by itself: it would take this
- * rank for that. */
+/* If this rank is not at fault, it tells the peers so. A connection that cannot take this frame, because half of a
+ * message is on it or it is full, stays open until close, and there until the peer has found the lost rank by itself:
+ * the peer would otherwise take this rank for the lost one. */
 static void tcp_fail(sluice_wire_t* base, int32_t culprit) {
   tcp_wire_t* wire = downcast(base);
   const sluice_frame_t lost = {.kind = SLUICE_FRAME_LOST, .tag = (uint64_t)culprit};
@@ -206,7 +206,8 @@ static void tcp_fail(sluice_wire_t* base, int32_t culprit) {
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
-/* The farewell of this rank to one peer, as far as the socket takes it now. 1: there is nothing left to wait for. */
+/* Sends this rank's farewell to one peer, as far as the socket accepts it. Returns 1 if there is nothing left to wait
+ * for. */
 static int say_goodbye(tcp_messages_peer_t* p) {
   const sluice_frame_t leaves = {.kind = SLUICE_FRAME_LEAVES};
   int bytes = 0;
@@ -220,7 +221,7 @@ static int say_goodbye(tcp_messages_peer_t* p) {
     if (p->said < sizeof leaves) return 0;
     (void)shutdown(p->socket, SHUT_WR);
   }
-  /* A socket that is closed with bytes unread resets the connection, which would take back what is under way. */
+  /* Closing a socket with unread bytes resets the connection and discards what is in flight. */
   return ioctl(p->socket, SIOCOUTQ, &bytes) != 0 || bytes == 0;
 }
 
@@ -236,7 +237,7 @@ static void say_goodbye_to_all(tcp_wire_t* wire) {
   }
 }
 
-/* After a loss for which another rank is at fault. */
+/* Call after a loss for which another rank is at fault. */
 static void part_from_all(tcp_wire_t* wire) {
   const uint64_t begin_ns = sluice_now_ns();
   int is_over;
@@ -291,7 +292,7 @@ static sluice_status_t prepare(tcp_wire_t* wire) {
   return fail_system(wire, "cannot make an epoll", errno);
 }
 
-/* The signals of the process are for its own threads. */
+/* The thread blocks all signals: those of the process are for its own threads. */
 static sluice_status_t start(tcp_wire_t* wire) {
   sigset_t all, old;
   for (int32_t r = 0; r < wire->world_size; ++r) {
@@ -328,18 +329,18 @@ static tcp_wire_t* allocate(const sluice_comm_t* comm, sluice_messages_t* messag
   return wire;
 }
 
-/* What fails on one rank alone before the connections is told to the others with them. */
+/* A failure on one rank alone before the connections is told to the other ranks with them. */
 sluice_status_t sluice_tcp_messages_open(sluice_comm_t* comm, const sluice_tcp_way_t* way, sluice_messages_t* messages,
                                          sluice_wire_t** out_wire) {
   *out_wire = NULL;
   tcp_wire_t* wire = allocate(comm, messages);
   if (wire == NULL) {
-    sluice_comm_abort(comm); /* the others would wait for this rank's address */
+    sluice_comm_abort(comm); /* the other ranks would wait for this rank's address */
     return sluice_alloc_status();
   }
   sluice_status_t status = sluice_tcp_connect(comm, way, prepare(wire), wire->sockets);
   for (int32_t r = 0; r < comm->world_size; ++r) wire->peers[r].socket = wire->sockets[r];
-  *out_wire = &wire->base; /* before there is a thread that fails the endpoint, which calls this wire */
+  *out_wire = &wire->base; /* set before the thread starts, which may fail the endpoint, which calls this wire */
   if (status == SLUICE_OK) status = start(wire);
   if (status == SLUICE_OK) return SLUICE_OK;
   tcp_close(&wire->base, 0);

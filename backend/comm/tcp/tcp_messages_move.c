@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Bytes of messages, in and out of one peer's connection. */
+/* Moves bytes of messages in and out of one peer's connection. */
 #include <errno.h>
 #include <limits.h>
 #include <sys/socket.h>
@@ -11,10 +11,10 @@
 
 enum { MAX_PARTS = 64 };
 
-/* As in tcp_comm.c: a fraction of a second-level cache; what is less is not worth a system call. */
+/* As in tcp_frames.c: a fraction of an L2 cache; fewer bytes are not worth a system call. */
 #define WAKE_BYTES UINT64_C(262144)
 #define FEW_BYTES  UINT64_C(16384)
-/* Of one peer, before the others are looked at. */
+/* Bound on bytes from one peer before the others are checked. */
 #define TURN_BYTES UINT64_C(4194304)
 
 static int is_full(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
@@ -23,7 +23,7 @@ static int is_full(int error) { return error == EAGAIN || error == EWOULDBLOCK; 
 
 static uint64_t front_bytes(const sluice_outgoing_t* out) { return sizeof out->frame + out->frame.head_bytes; }
 
-/* The parts that are left of a message, as many as fit: its front, and up to `room` bytes of the payload. */
+/* Collects the remaining parts of a message, as many as fit: its front, and up to `room` bytes of the payload. */
 static int gather(const sluice_outgoing_t* out, uint64_t room, struct iovec* parts) {
   int n = 0;
   uint64_t skip = out->progress;
@@ -48,7 +48,7 @@ static int gather(const sluice_outgoing_t* out, uint64_t room, struct iovec* par
   return n;
 }
 
-/* Whether others go first now. */
+/* Returns whether other traffic goes first now. */
 static int has_to_wait(tcp_wire_t* wire) {
   wire->is_waiting = wire->gives_way && !sluice_tcp_is_its_turn(&wire->waits_ns, sluice_now_ns());
   return wire->is_waiting;
@@ -59,13 +59,13 @@ void sluice_tcp_messages_push(tcp_wire_t* wire, int32_t peer) {
   while (p->can_write && p->first != NULL && !wire->is_dead && !has_to_wait(wire)) {
     sluice_outgoing_t* out = p->first;
     struct iovec parts[MAX_PARTS];
-    const uint64_t room = wire->gives_way ? SLUICE_TCP_PIECE_BYTES : INT_MAX; /* what one call takes at most */
+    const uint64_t room = wire->gives_way ? SLUICE_TCP_PIECE_BYTES : INT_MAX; /* the most that one call accepts */
     const struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)gather(out, room, parts)};
     const ssize_t n = sendmsg(p->socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0) {
       if (errno == EINTR) continue;
       p->can_write = 0;
-      /* What ends a connection is what reading from it finds: the peer's last words come first. */
+      /* A broken connection is handled by the read, because the peer's last frames come first. */
       if (!is_full(errno) && errno != EPIPE) p->out_error = errno;
       return;
     }
@@ -73,7 +73,7 @@ void sluice_tcp_messages_push(tcp_wire_t* wire, int32_t peer) {
     if (out->progress < front_bytes(out) + out->frame.payload_bytes) continue;
     p->first = out->next;
     if (p->first == NULL) p->last = NULL;
-    sluice_messages_sent(wire->messages, out); /* it may be another message from here on */
+    sluice_messages_sent(wire->messages, out); /* from here on `out` may be reused for another message */
   }
 }
 
@@ -86,7 +86,7 @@ static void lose(tcp_messages_peer_t* p, int error) {
   p->native_error = error;
 }
 
-/* Reads up to `room` bytes. 0: nothing now, or the connection has ended. */
+/* Reads up to `room` bytes. Returns 0 if there are none now, or the connection has ended. */
 static uint64_t take(tcp_messages_peer_t* p, void* to, uint64_t room) {
   for (;;) {
     const ssize_t n = recv(p->socket, to, room < INT_MAX ? (size_t)room : INT_MAX, MSG_DONTWAIT);
@@ -101,7 +101,7 @@ static uint64_t take(tcp_messages_peer_t* p, void* to, uint64_t room) {
   }
 }
 
-/* What a frame that is complete asks for. */
+/* Handles a complete frame. */
 static void begin(tcp_wire_t* wire, int32_t peer) {
   tcp_messages_peer_t* p = &wire->peers[peer];
   p->arrived = 0;
@@ -113,14 +113,15 @@ static void begin(tcp_wire_t* wire, int32_t peer) {
   if (p->in.kind == SLUICE_FRAME_LEAVES) {
     p->state = TCP_PEER_LEFT;
     p->can_read = 0;
-    /* What the peer has received was sent under the mutex, by a thread that may be about to say so. */
+    /* The sends that the peer has received happened with the mutex held, in a thread that may be about to report them:
+     * wait for it. */
     pthread_mutex_lock(&wire->mutex);
     pthread_mutex_unlock(&wire->mutex);
   }
   sluice_messages_hear(wire->messages, peer, &p->in);
 }
 
-/* Where the next byte of the message goes, and how many go there. */
+/* Returns where the next byte of the message goes, and the number of bytes that fit there. */
 static char* find_room(const tcp_messages_peer_t* p, uint64_t* out_room) {
   if (p->arrived < p->in.head_bytes) {
     *out_room = p->in.head_bytes - p->arrived;
@@ -164,6 +165,7 @@ int sluice_tcp_messages_set_low_water(tcp_messages_peer_t* p) {
   if (wanted == p->low_water || p->state != TCP_PEER_LIVE) return 0;
   p->low_water = wanted;
   p->can_read = 1;
-  (void)setsockopt(p->socket, SOL_SOCKET, SO_RCVLOWAT, &wanted, sizeof wanted); /* refused: woken more often */
+  (void)setsockopt(p->socket, SOL_SOCKET, SO_RCVLOWAT, &wanted,
+                   sizeof wanted); /* on an error there are more wake-ups */
   return 1;
 }

@@ -8,17 +8,18 @@
 
 #include "backend/comm/tcp/tcp_descriptors.h"
 
-/* The system doubles it, for its own records beside the bytes. */
+/* The system doubles these, for its own bookkeeping. */
 enum { FEW_BYTES = 32 << 10, MANY_BYTES = 4 << 20 };
 
-/* A piece in so long is 0.65 % of 1 Gbit/s, 6.5 % of 0.1. */
+/* One piece in this time is 0.65 % of 1 Gbit/s, 6.5 % of 0.1 Gbit/s. */
 #define MOST_NS UINT64_C(20000000)
 
-/* Of what goes first, so many bytes count as none: peers confirm the last packets of a message only some 40 ms later,
- * when they have nothing to answer. */
+/* Ignored bytes of other traffic: peers confirm the last packets of a message only about 40 ms later if they have
+ * nothing to answer. */
 enum { UNCONFIRMED_BYTES = 32 << 10 };
 
-/* The priority is the mark as well. Queues of cards that know classes (pfifo_fast, prio) keep it. */
+/* The socket priority also serves as the mark of connections that give way. Queues with classes (pfifo_fast, prio)
+ * respect it. */
 void sluice_tcp_set_gives_way(int fd, int gives_way) {
   const int priority = gives_way ? TC_PRIO_BULK : TC_PRIO_BESTEFFORT;
   const int bytes = gives_way ? FEW_BYTES : MANY_BYTES;
@@ -32,7 +33,7 @@ static int gives_way(int fd) {
   return getsockopt(fd, SOL_SOCKET, SO_PRIORITY, &priority, &size) == 0 && priority == TC_PRIO_BULK;
 }
 
-/* What has no such queue (listeners, eventfds) refuses the question. */
+/* Descriptors without such a queue (listeners, eventfds) fail the ioctl. */
 static int goes_first(int fd) {
   int bytes = 0;
   return ioctl(fd, SIOCOUTQ, &bytes) == 0 && bytes > UNCONFIRMED_BYTES && !gives_way(fd);

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Which connections go first. Those that give way carry what can wait: state that moves while training runs.
+/* Priorities of connections. Connections that give way carry data that can wait: state that moves while training runs.
  *
- * All connections of a process share its links, and what is once in the system's queues cannot be overtaken. So a
- * connection that gives way has little under way at a time, and nothing new while any other connection of the process
- * has more than a few packets that its peer's system has not confirmed: a message of another one waits behind a few of
- * them at most. Links that are never free let a piece through now and then, so that what can wait does arrive. */
+ * All connections of a process share its links, and data in the system's queues cannot be overtaken. So a connection
+ * that gives way has little data in flight at a time, and sends nothing new while any other connection of the process
+ * has more than a few unconfirmed packets: a message of another connection waits for at most a few packets. On links
+ * that are never free, a piece is sent now and then, so that the data does arrive. */
 #ifndef SLUICE_BACKEND_COMM_TCP_TCP_PRIORITY_H_
 #define SLUICE_BACKEND_COMM_TCP_TCP_PRIORITY_H_
 
 #include <stdint.h>
 
-/* Of a connection that gives way: payload of one system call, and so of one look at the others. */
+/* On a connection that gives way: payload of one system call, and so of one check of the others. */
 #define SLUICE_TCP_PIECE_BYTES UINT64_C(16384)
-/* So often it looks again. */
+/* The interval at which it checks again. */
 enum { SLUICE_TCP_TURN_MS = 1 };
 
-/* For this socket, from now on. May be changed while bytes are under way. Thread-safe. */
+/* Sets this for a socket from now on. May be changed while bytes are in flight. Thread-safe. */
 void sluice_tcp_set_gives_way(int fd, int gives_way);
-/* 1: a connection that gives way may send a piece now. waits_ns: since when it has waited, 0: it does not; kept for the
- * next look. */
+/* Returns 1 if a connection that gives way may send a piece now. waits_ns: since when it has waited (0: it does not
+ * wait), kept between calls. */
 int sluice_tcp_is_its_turn(uint64_t* waits_ns, uint64_t now_ns);
 
 #endif /* SLUICE_BACKEND_COMM_TCP_TCP_PRIORITY_H_ */

@@ -15,7 +15,7 @@
 
 /* ---- bytes ------------------------------------------------------------------------------------------------------- */
 
-/* 0: something has happened; else -ETIMEDOUT. */
+/* Returns 0 on an event, else -ETIMEDOUT. */
 static int await(int fd, short events, uint64_t deadline_ns) {
   for (;;) {
     const uint64_t now_ns = sluice_now_ns();
@@ -96,9 +96,10 @@ sluice_status_t sluice_meet_fail_late(const sluice_tcp_rendezvous_t* m, const sl
       waits->missing, m->root->text, sluice_seconds(m->timeout_ns), waits->present, m->base.world_size, more);
 }
 
-/* ---- a parent for those who connect ------------------------------------------------------------------------------ */
+/* ---- a parent for tcp_connect
+ * -------------------------------------------------------------------------------------> */
 
-/* Rank 0 has lost `peer`, or waits for it in vain: the others hear it from rank 0. */
+/* Rank 0 has lost `peer`, or waited for it in vain: rank 0 tells the other ranks. */
 static sluice_status_t refuse_all(sluice_tcp_rendezvous_t* m, int32_t peer, int error, const char* phase) {
   sluice_meet_refused_t refused;
   const sluice_status_t status =
@@ -113,7 +114,7 @@ static sluice_status_t refuse_all(sluice_tcp_rendezvous_t* m, int32_t peer, int 
 
 static sluice_status_t swap_at_root(sluice_tcp_rendezvous_t* m, void* records, uint64_t record_bytes,
                                     const char* phase) {
-  /* A rank is late by as much as it may take to connect. */
+  /* A rank may be late by the time that it has to connect. */
   const uint64_t deadline_ns = sluice_now_ns() + 2 * m->timeout_ns;
   for (int32_t r = 1; r < m->base.world_size; ++r) {
     sluice_meet_frame_t frame = {.kind = 0};
@@ -136,7 +137,7 @@ static sluice_status_t swap_at_member(sluice_tcp_rendezvous_t* m, void* records,
   const uint64_t deadline_ns = sluice_now_ns() + 3 * m->timeout_ns; /* rank 0 names a late rank before that */
   const uint64_t all = (uint64_t)m->base.world_size * record_bytes;
   sluice_meet_frame_t frame = {.kind = 0};
-  /* Where rank 0 has given up, its reason can be read although nothing can be sent. */
+  /* If rank 0 has given up, its reason can be read although nothing can be sent. */
   (void)sluice_meet_send_frame(m->sockets[0], SLUICE_MEET_RECORDS,
                                (const char*)records + (uint64_t)m->base.rank * record_bytes, record_bytes, deadline_ns);
   int error = sluice_meet_receive(m->sockets[0], &frame, sizeof frame, deadline_ns);
@@ -196,7 +197,7 @@ sluice_status_t sluice_tcp_rendezvous_open(int32_t rank, int32_t world_size, con
 
 sluice_tcp_parent_t* sluice_tcp_rendezvous_parent(sluice_tcp_rendezvous_t* rendezvous) { return &rendezvous->base; }
 
-/* What rank 0 has said last is read before its connections end. */
+/* The last frame of rank 0 is read before its connections end. */
 void sluice_tcp_rendezvous_close(sluice_tcp_rendezvous_t* m) {
   if (m == NULL) return;
   const uint64_t begin_ns = sluice_now_ns();
@@ -216,7 +217,7 @@ void sluice_tcp_key(const void* secret, uint64_t bytes, uint8_t* out) {
     uint8_t part[SLUICE_TCP_MAC_BYTES + 8] = {0};
     const uint64_t left = bytes - at;
     memcpy(part, (const char*)secret + at, left < SLUICE_TCP_MAC_BYTES ? left : SLUICE_TCP_MAC_BYTES);
-    memcpy(part + SLUICE_TCP_MAC_BYTES, &left, sizeof left); /* secrets of other lengths give other keys */
+    memcpy(part + SLUICE_TCP_MAC_BYTES, &left, sizeof left); /* secrets of different lengths give different keys */
     sluice_tcp_mac(out, part, sizeof part, out);
   }
 }

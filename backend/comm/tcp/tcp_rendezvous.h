@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Ranks that share nothing but the address of rank 0 and a secret meet there, and then serve each other as a parent
- * while they connect (tcp_connect.h).
+/* Ranks that share nothing but the address of rank 0 and a secret meet at rank 0, and then use these connections as the
+ * parent while they connect (tcp_connect.h).
  *
- *   tcp_rendezvous.c        what both ends do once all ranks are there
+ *   tcp_rendezvous.c        both ends, after all ranks are there
  *   tcp_rendezvous_join.c   ranks above 0: connect to rank 0, and wait until it has all of them
- *   tcp_rendezvous_root.c   rank 0: takes them, and refuses what does not fit
+ *   tcp_rendezvous_root.c   rank 0: accepts the other ranks, and refuses ranks that do not fit
  *
- * Both ends of a connection prove that they have the secret (tcp_hello.h). It is never sent, and neither is anything
- * from which it could be computed. A connecting rank then says how many ranks it expects. Rank 0 tells those that wait
- * which rank is missing. What rank 0 refuses it refuses for all ranks, with one text. */
+ * Both ends of a connection prove that they have the secret (tcp_hello.h). Neither the secret nor anything from which
+ * it could be computed is sent. A connecting rank then says how many ranks it expects. Rank 0 tells waiting ranks which
+ * rank is missing. If rank 0 refuses one rank, it refuses all ranks, with the same text. */
 #ifndef SLUICE_BACKEND_COMM_TCP_TCP_RENDEZVOUS_H_
 #define SLUICE_BACKEND_COMM_TCP_TCP_RENDEZVOUS_H_
 
@@ -19,9 +19,9 @@ enum { SLUICE_TCP_LEAST_SECRET = 16 };
 
 typedef struct sluice_tcp_rendezvous_s sluice_tcp_rendezvous_t;
 
-/* key: of sluice_tcp_key; root: where rank 0 is. Both are borrowed. Collective over ranks that share nothing yet.
- * Errors, with the rank at fault: MISMATCH (another secret, world size or build; a rank that is there twice), TIMED_OUT
- * (a rank has not come in time), PEER_LOST (rank 0 left), EXTERNAL (nobody answers, or rank 0 cannot listen),
+/* key: of sluice_tcp_key; root: the address of rank 0. Both are borrowed. Collective over ranks that share nothing yet.
+ * Errors, with the rank at fault: MISMATCH (another secret, world size or build; two ranks with the same number),
+ * TIMED_OUT (a rank has not come in time), PEER_LOST (rank 0 left), EXTERNAL (no answer, or rank 0 cannot listen),
  * NO_MEMORY. */
 sluice_status_t sluice_tcp_rendezvous_open(int32_t rank, int32_t world_size, const sluice_tcp_endpoint_t* root,
                                            const uint8_t* key, uint64_t timeout_ns,
@@ -30,34 +30,34 @@ sluice_status_t sluice_tcp_rendezvous_open(int32_t rank, int32_t world_size, con
 sluice_tcp_parent_t* sluice_tcp_rendezvous_parent(sluice_tcp_rendezvous_t* rendezvous);
 void sluice_tcp_rendezvous_close(sluice_tcp_rendezvous_t* rendezvous); /* accepts NULL */
 
-/* The key of proofs, from a secret of at least SLUICE_TCP_LEAST_SECRET bytes. out: [SLUICE_TCP_MAC_BYTES]. */
+/* Computes the key of proofs from a secret of at least SLUICE_TCP_LEAST_SECRET bytes. out: [SLUICE_TCP_MAC_BYTES]. */
 void sluice_tcp_key(const void* secret, uint64_t bytes, uint8_t* out);
 
 /* ---- private to these files -------------------------------------------------------------------------------------- */
 
 enum {
   SLUICE_MEET_VERSION = 1,
-  SLUICE_MEET_WAITS = 0x736c6d77,   /* rank 0 waits for others: sluice_meet_waits_t follows */
-  SLUICE_MEET_BEGINS = 0x736c6d62,  /* all are there; nothing follows */
-  SLUICE_MEET_RECORDS = 0x736c6d72, /* to rank 0 the sender's record, from rank 0 those of all */
-  SLUICE_MEET_REFUSED = 0x736c6d78  /* it has failed for all: sluice_meet_refused_t follows */
+  SLUICE_MEET_WAITS = 0x736c6d77,   /* rank 0 waits for other ranks: sluice_meet_waits_t follows */
+  SLUICE_MEET_BEGINS = 0x736c6d62,  /* all ranks are there; nothing follows */
+  SLUICE_MEET_RECORDS = 0x736c6d72, /* to rank 0: the sender's record; from rank 0: the records of all ranks */
+  SLUICE_MEET_REFUSED = 0x736c6d78  /* all ranks fail: sluice_meet_refused_t follows */
 };
 
-/* A connecting rank's first words after the hello. */
+/* Sent by a connecting rank after the hello. */
 typedef struct sluice_meet_join_s {
   int32_t version;
   int32_t world_size;
-  uint64_t card_bytes; /* another build has other cards */
+  uint64_t card_bytes; /* cards of another build have another size */
 } sluice_meet_join_t;
 
 typedef struct sluice_meet_frame_s {
   uint32_t kind;
-  uint32_t bytes; /* that follow */
+  uint32_t bytes; /* of what follows */
 } sluice_meet_frame_t;
 
 typedef struct sluice_meet_waits_s {
   int32_t missing; /* the lowest rank that has not come */
-  int32_t present; /* ranks, with rank 0 */
+  int32_t present; /* number of ranks, including rank 0 */
 } sluice_meet_waits_t;
 
 typedef struct sluice_meet_refused_s {
@@ -70,27 +70,27 @@ struct sluice_tcp_rendezvous_s {
   const sluice_tcp_endpoint_t* root;
   const uint8_t* key;
   uint64_t timeout_ns;
-  uint64_t deadline_ns; /* until all ranks are there */
+  uint64_t deadline_ns; /* for all ranks to be there */
   uint64_t bytes;       /* of this block */
   int64_t* values;      /* [W] */
-  int sockets[];        /* [W]; of other ranks than 0 the first alone is used; -1: none */
+  int sockets[];        /* [W]; ranks above 0 use only the first; -1: none */
 };
 
 sluice_status_t sluice_tcp_rendezvous_join(sluice_tcp_rendezvous_t* m);
 sluice_status_t sluice_tcp_rendezvous_gather(sluice_tcp_rendezvous_t* m);
 
-/* A frame is two sends, of which the second would wait until the first is confirmed. */
+/* Disables Nagle's algorithm: a frame is two sends, of which the second would wait until the first is confirmed. */
 void sluice_meet_hurry(int fd);
-/* 0, or -errno; ECONNRESET where the other end has closed. */
+/* Return 0, or -errno; ECONNRESET if the other end has closed. */
 int sluice_meet_send(int fd, const void* data, uint64_t bytes, uint64_t deadline_ns);
 int sluice_meet_receive(int fd, void* data, uint64_t bytes, uint64_t deadline_ns);
-/* A frame with what follows it. */
+/* Sends a frame and its data. */
 int sluice_meet_send_frame(int fd, uint32_t kind, const void* data, uint64_t bytes, uint64_t deadline_ns);
-/* This thread's last error as the refusal for all. */
+/* Makes this thread's last error the refusal of all ranks. */
 void sluice_meet_refusal(sluice_meet_refused_t* out_refused);
-/* Records it as this rank's error. */
+/* Records the refusal as this rank's error. */
 sluice_status_t sluice_meet_adopt(const sluice_tcp_rendezvous_t* m, const sluice_meet_refused_t* refused);
-/* `more` ends the text. */
+/* more: the end of the message. */
 sluice_status_t sluice_meet_fail_late(const sluice_tcp_rendezvous_t* m, const sluice_meet_waits_t* waits,
                                       const char* more);
 

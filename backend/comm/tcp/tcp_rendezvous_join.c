@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Ranks above 0: each connects to rank 0, says what it expects, and waits for what rank 0 says. Nothing is believed
- * before rank 0 has proved that it has the secret. */
+/* Ranks above 0: each connects to rank 0, sends what it expects, and waits for rank 0. Nothing is trusted before rank 0
+ * has proved that it has the secret. */
 #include <errno.h>
 #include <netdb.h>
 #include <poll.h>
@@ -14,17 +14,18 @@
 #include "backend/comm/tcp/tcp_hello.h"
 #include "backend/comm/tcp/tcp_rendezvous.h"
 
-/* How long one address may take to answer; twice as long in each round. */
+/* The time that one address has to answer; doubled in each round. */
 #define ANSWER_NS UINT64_C(3000000000)
-/* What rank 0 says at its deadline has more in it than what this rank knows at its own. */
+/* Rank 0's message at its deadline says more than this rank knows at its own. */
 #define GRACE_NS UINT64_C(1000000000)
 
-/* Between two rounds, twice as long after each, up to a tenth of a second. */
+/* The pause between two rounds, doubled after each, up to a tenth of a second. */
 #define FIRST_PAUSE_NS 2000000L
 
 enum { MAX_ROUND = 4, MAX_PAUSE = 6 };
 
-/* 0: the connection stands. SLUICE_TCP_IS_STRANGER: who answers does not have this secret. Else -errno. */
+/* Returns 0 if the connection is made; SLUICE_TCP_IS_STRANGER if the other end does not have this secret; else
+ * -errno. */
 static int try_address(sluice_tcp_rendezvous_t* m, int32_t at, uint64_t until_ns) {
   const sluice_tcp_group_t group = {.rank = m->base.rank, .world_size = m->base.world_size, .key = m->key};
   struct sockaddr_storage target;
@@ -66,7 +67,7 @@ static sluice_status_t fail_secret(const sluice_tcp_rendezvous_t* m) {
                           m->base.rank, m->root->text);
 }
 
-/* Tries all addresses until rank 0 answers: it may be started later. */
+/* Tries all addresses until rank 0 answers, because rank 0 may start later. */
 static sluice_status_t reach_root(sluice_tcp_rendezvous_t* m) {
   int error = -ETIMEDOUT;
   for (int32_t round = 0; sluice_now_ns() < m->deadline_ns; ++round) {
@@ -85,7 +86,7 @@ static sluice_status_t reach_root(sluice_tcp_rendezvous_t* m) {
   return fail_unreached(m, error);
 }
 
-/* OK: a frame is there with what follows it, in out_words. */
+/* Receives a frame, and its data in out_words. */
 static int next_frame(sluice_tcp_rendezvous_t* m, uint64_t deadline_ns, sluice_meet_frame_t* out_frame,
                       sluice_meet_refused_t* out_words) {
   int error = sluice_meet_receive(m->sockets[0], out_frame, sizeof *out_frame, deadline_ns);
@@ -118,6 +119,7 @@ sluice_status_t sluice_tcp_rendezvous_join(sluice_tcp_rendezvous_t* m) {
   const sluice_meet_join_t join = {
       .version = SLUICE_MEET_VERSION, .world_size = m->base.world_size, .card_bytes = sizeof(sluice_tcp_card_t)};
   SLUICE_TRY(reach_root(m));
-  (void)sluice_meet_send(m->sockets[0], &join, sizeof join, m->deadline_ns); /* what rank 0 says tells of a failure */
+  (void)sluice_meet_send(m->sockets[0], &join, sizeof join,
+                         m->deadline_ns); /* if it fails, the answer of rank 0 says why */
   return await_all(m);
 }

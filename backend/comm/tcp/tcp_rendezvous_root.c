@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rank 0: one thread polls everybody who calls. A caller that cannot prove the secret delays nobody and is remembered:
- * if a rank is then missing, the error says so. What does not fit is refused for all ranks, also for those that come
- * later, until all have heard it or the time is over. */
+/* Rank 0: one thread polls all callers. A caller that cannot prove the secret delays no other, and is remembered: if a
+ * rank is then missing, the error says so. If one rank does not fit, all ranks are refused, including those that come
+ * later, until all know it or the time is over. */
 #include <errno.h>
 #include <limits.h>
 #include <netdb.h>
@@ -18,13 +18,13 @@
 #include "backend/comm/tcp/tcp_hello.h"
 #include "backend/comm/tcp/tcp_rendezvous.h"
 
-/* How long a caller may take for the hello and its first words. */
+/* The time that a caller has for the hello and its join message. */
 #define HELLO_NS UINT64_C(3000000000)
 
 enum { MAX_STRANGERS = 256, ADDRESS_TEXT = 80 };
 
 typedef struct caller_s {
-  sluice_tcp_hello_t hello; /* greeted: its first words are being read */
+  sluice_tcp_hello_t hello; /* greeted: its join message is being read */
   sluice_meet_join_t join;
   uint32_t join_used;
 } caller_t;
@@ -33,15 +33,15 @@ typedef struct gathering_s {
   sluice_tcp_rendezvous_t* m;
   sluice_tcp_group_t group;
   sluice_tcp_listeners_t listeners;
-  int32_t num_members; /* ranks whose connection stands */
-  int32_t num_told;    /* callers that have heard the refusal */
+  int32_t num_members; /* connected ranks */
+  int32_t num_told;    /* callers that know the refusal */
   int32_t told_missing;
   int32_t is_refused;
   sluice_meet_refused_t refused;
-  int32_t other_secret; /* the rank that a caller with another secret said it is; -1: there was none */
+  int32_t other_secret; /* the rank claimed by a caller with another secret; -1: there was none */
   char other_address[ADDRESS_TEXT];
   int32_t num_callers, capacity;
-  uint64_t bytes;       /* of the block of the arrays */
+  uint64_t bytes;       /* of the block with the arrays */
   caller_t* callers;    /* [capacity] */
   struct pollfd* polls; /* [SLUICE_TCP_MAX_ADDRESSES + capacity + W] */
 } gathering_t;
@@ -65,7 +65,7 @@ static void tell(gathering_t* g, int fd) {
   ++g->num_told;
 }
 
-/* This thread's last error is what all ranks fail with. */
+/* Makes this thread's last error the error of all ranks. */
 static void refuse(gathering_t* g) {
   if (g->is_refused) return;
   g->is_refused = 1;
@@ -97,7 +97,7 @@ static void refuse_late(gathering_t* g) {
 
 /* ---- ranks that have proved the secret --------------------------------------------------------------------------- */
 
-/* OK where this rank may join. */
+/* Returns OK if this rank may join. */
 static sluice_status_t judge(const gathering_t* g, const caller_t* caller) {
   const int32_t rank = caller->hello.peer, w = g->m->base.world_size;
   char here[ADDRESS_TEXT], there[ADDRESS_TEXT] = "this process";
@@ -123,7 +123,7 @@ static sluice_status_t judge(const gathering_t* g, const caller_t* caller) {
       here);
 }
 
-/* Members say nothing before all are there: what can be read is the end. */
+/* Members send nothing before all ranks are there, so a readable socket has ended. */
 static void drop_if_left(gathering_t* g, int32_t rank) {
   char unused;
   const int fd = g->m->sockets[rank];
@@ -136,7 +136,7 @@ static void drop_if_left(gathering_t* g, int32_t rank) {
 
 static void join(gathering_t* g, const caller_t* caller) {
   const int32_t rank = caller->hello.peer, is_member = rank > 0 && rank < g->m->base.world_size;
-  if (is_member && g->m->sockets[rank] >= 0) drop_if_left(g, rank); /* one that was started again */
+  if (is_member && g->m->sockets[rank] >= 0) drop_if_left(g, rank); /* a rank that was restarted */
   if (!g->is_refused && judge(g, caller) != SLUICE_OK) refuse(g);
   if (g->is_refused) {
     tell(g, caller->hello.fd);
@@ -148,7 +148,7 @@ static void join(gathering_t* g, const caller_t* caller) {
   g->told_missing = -1;
 }
 
-/* Those who wait name the missing rank by themselves if this one should go. */
+/* If this rank ends, waiting ranks can then name the missing rank themselves. */
 static void tell_whom_we_wait_for(gathering_t* g) {
   const sluice_meet_waits_t waits = missing_of(g);
   if (g->is_refused || waits.missing == g->told_missing) return;
@@ -183,7 +183,7 @@ static void accept_callers(gathering_t* g, int listener) {
       const struct timespec pause = {.tv_nsec = 20000000};
       if (errno != EMFILE && errno != ENFILE) return;
       if (g->num_callers > 0) turn_out_oldest(g);
-      nanosleep(&pause, NULL); /* no descriptor is left: whoever has one needs little time */
+      nanosleep(&pause, NULL); /* no descriptor is left: callers that have one need little time */
       return;
     }
     caller_t* caller = &g->callers[g->num_callers++];
@@ -194,7 +194,7 @@ static void accept_callers(gathering_t* g, int listener) {
   }
 }
 
-/* Goes on with the first words of a caller that has proved the secret. */
+/* Continues to read the join message of a caller that has proved the secret. */
 static int read_join(caller_t* caller) {
   while (caller->join_used < sizeof caller->join) {
     const ssize_t n = recv(caller->hello.fd, (char*)&caller->join + caller->join_used,
@@ -209,7 +209,7 @@ static int read_join(caller_t* caller) {
 static int advance(gathering_t* g, caller_t* caller) {
   if (caller->hello.phase == SLUICE_TCP_GREETED) return read_join(caller);
   const int now = sluice_tcp_hello_advance(&g->group, &caller->hello);
-  /* It knew the form of the words, and left when it had seen this rank's proof, or had a wrong one itself. */
+  /* It used the right protocol, and left after it had seen this rank's proof, or sent a wrong proof itself. */
   if (now < 0 && caller->hello.phase == SLUICE_TCP_AWAITS_PROOF) {
     g->other_secret = caller->hello.peer;
     name_peer(caller->hello.fd, g->other_address);

@@ -34,9 +34,9 @@ typedef struct group_s {
   message_t* recvs[MAX_RANKS][MAX_RANKS];
 } group_t;
 
-/* A split that its caller has been told is in progress. */
+/* A split whose caller was told that it is in progress. */
 typedef struct split_s {
-  group_t* group; /* that is made */
+  group_t* group; /* the new group */
   int rank, looks;
   void** out;
 } split_t;
@@ -44,8 +44,8 @@ typedef struct split_s {
 typedef struct fake_comm_s {
   group_t* group;
   int rank, references, ended;
-  split_t* split;             /* under way: this one takes no other call */
-  int64_t issued, finished;   /* groups: NCCL runs those of one communicator in the order of calls, on any streams */
+  split_t* split;             /* in progress: this communicator accepts no other call */
+  int64_t issued, finished;   /* groups: NCCL runs those of one communicator in the order of calls, on any stream */
   int outstanding[MAX_RANKS]; /* messages to or from that rank */
 } fake_comm_t;
 
@@ -68,7 +68,7 @@ typedef struct registration_s {
 
 static struct {
   int64_t calls, fail_at, live, groups, num_broken, num_registered;
-  char broken[128]; /* the first */
+  char broken[128]; /* the first broken rule */
   registration_t* registrations;
   int fail_code, failed, version;
   uint64_t next_id;
@@ -109,7 +109,7 @@ static int planned(void) {
   return state.fail_code;
 }
 
-/* Ranks that are processes have no test beside them that asks. */
+/* If ranks are processes, no test can ask for broken rules, so they are printed and fatal. */
 static void breaks(const char* rule) {
   if (sluice_fake_nccl_has_folder()) {
     fprintf(stderr, "fake nccl: %s\n", rule);
@@ -118,12 +118,12 @@ static void breaks(const char* rule) {
   if (state.num_broken++ == 0) snprintf(state.broken, sizeof state.broken, "%s", rule);
 }
 
-/* A call of the user's, but for questions, its end and its abort. */
+/* Checks a call of the user, except for queries, destroy and abort. */
 static void check_is_free(const fake_comm_t* comm) {
   if (comm->split != NULL) breaks("a communicator was used while its split was in progress");
 }
 
-/* A failure on command that is none: the call is done and says that more is to come. */
+/* IN_PROGRESS as a failure on command is no failure: the call is done. */
 static int is_taken(int code) { return code == 0 || code == SLUICE_NCCL_IN_PROGRESS; }
 
 /* ---- registered buffers ---------------------------------------------------------------------------------------- */
@@ -135,7 +135,7 @@ static int fake_mem_alloc(void** out_data, size_t bytes) {
   sluice_fake_cuda_unlock();
   return code;
 }
-/* Frees also where it reports an error. */
+/* Frees the memory even if it reports an error. */
 static int fake_mem_free(void* data) {
   sluice_fake_cuda_lock();
   int code = planned();
@@ -170,7 +170,7 @@ static void drop_registrations(const fake_comm_t* comm, const void* handle) {
     free(r);
   }
 }
-/* Ends it also where it reports an error. */
+/* Ends the registration even if it reports an error. */
 static int fake_deregister(void* comm, void* handle) {
   const fake_comm_t* c = comm;
   sluice_fake_cuda_lock();
@@ -227,7 +227,7 @@ static int join(fake_comm_t** out_comm, int num_ranks, uint64_t id, int rank) {
   ++state.live;
   if (sluice_fake_nccl_has_folder()) {
     sluice_fake_nccl_note(id, rank, SLUICE_FAKE_HERE);
-    sluice_fake_cuda_look_again(); /* what others do wakes nobody here */
+    sluice_fake_cuda_look_again(); /* changes by other ranks wake nothing here */
   }
   *out_comm = comm;
   return SLUICE_NCCL_IN_PROGRESS;
@@ -248,7 +248,7 @@ static int fake_unique_id(sluice_nccl_id_t* out_id) {
   sluice_fake_cuda_lock();
   int code = planned();
   memset(out_id, 0, sizeof *out_id);
-  /* Of no other process that shares the folder. */
+  /* Must differ from the ids of other processes that share the folder. */
   const uint64_t id = sluice_fake_nccl_has_folder() ? state.next_id | (uint64_t)getpid() << 32 : state.next_id;
   if (code == 0) memcpy(out_id->internal, &id, sizeof id);
   ++state.next_id;
@@ -271,7 +271,7 @@ static int fake_init(void** out_comm, int num_ranks, sluice_nccl_id_t id, int ra
   sluice_fake_cuda_unlock();
   return code;
 }
-/* Ranks of other processes have left notes instead. */
+/* Ranks of other processes have written notes instead. */
 static int has_come(const group_t* group, int rank) {
   if (group->comms[rank] != NULL || group->gone[rank]) return 1;
   return sluice_fake_nccl_has_folder() && sluice_fake_nccl_is_noted(group->id, rank, SLUICE_FAKE_HERE);
@@ -287,9 +287,9 @@ static int have_all_come(const group_t* group) {
   return 1;
 }
 
-/* All ranks of one colour: a group named after parent and colour. Keys are ranks; the colours' sizes must be equal to
- * how many ranks will come, which the test says by splitting everything into one colour or into pairs. The handle is
- * not there when this returns: see look_at_split. */
+/* Splits into groups named after parent and colour. Keys are ranks. The size of a colour must equal the number of ranks
+ * that will come, which a test selects by splitting everything into one colour or into pairs. The handle does not exist
+ * yet when this returns: see look_at_split. */
 static int fake_split(void* parent, int color, int key, void** out_comm, sluice_nccl_config_t* config) {
   fake_comm_t *from = parent, *comm = NULL;
   int num_ranks = color == 0 ? from->group->num_ranks : 2;
@@ -312,7 +312,7 @@ static void end_split(fake_comm_t* from, void* made) {
   from->split = NULL;
 }
 
-/* In progress until all ranks take part; then the handle comes one look after the good news. */
+/* In progress until all ranks have called; the handle is set one query after success is reported. */
 static int look_at_split(fake_comm_t* from) {
   split_t* split = from->split;
   if (split == NULL) return 0;
@@ -343,12 +343,12 @@ static void end_comm(fake_comm_t* comm) {
   if (comm->ended) breaks("a communicator was ended twice");
   if (comm->ended) return;
   comm->ended = 1;
-  if (comm->split != NULL) { /* its own, and the handle still comes */
+  if (comm->split != NULL) { /* its own split, whose handle is still to come */
     fake_comm_t* made = comm->split->group->comms[comm->split->rank];
     end_split(comm, made);
     end_comm(made);
   }
-  comm->group->gone[comm->rank] = 1; /* who waits for it from now on waits in vain */
+  comm->group->gone[comm->rank] = 1; /* from now on, other ranks wait for it in vain */
   comm->group->comms[comm->rank] = NULL;
   if (sluice_fake_nccl_has_folder()) sluice_fake_nccl_note(comm->group->id, comm->rank, SLUICE_FAKE_GONE);
   --state.live;
@@ -397,7 +397,7 @@ static void take_out(message_t** list, const message_t* message) {
   }
 }
 
-/* One of the two ranks is in another process: what is sent is over at once. */
+/* One of the two ranks is in another process: a send completes at once. */
 static void match_by_file(group_t* group, int from, int to) {
   for (message_t* s = group->sends[from][to]; s != NULL; s = group->sends[from][to] = s->next) {
     const sluice_fake_letter_t letter = {group->id, from, to, group->sent[to]++, s->is_registered};
@@ -431,8 +431,8 @@ static void match(group_t* group, int from, int to) {
   }
 }
 
-/* The operation has come to the head of its stream: posts once, then is over when every message has met its other half,
- * or when its communicator has ended. */
+/* The operation is the first of its stream: it posts once, and completes when every message has been matched, or when
+ * its communicator has ended. */
 static int is_ready(void* user) {
   batch_t* b = user;
   group_t* group = b->comm->group;
@@ -466,7 +466,7 @@ static void drop_batch(void* user) {
   free(b);
 }
 
-/* By peer: bytes sent and received. */
+/* Records bytes sent and received, by peer. */
 static void record_batch(const batch_t* b) {
   sluice_fake_part_t parts[MAX_OPS];
   int64_t count = 0;
@@ -486,7 +486,7 @@ static void record_batch(const batch_t* b) {
                                parts);
 }
 
-/* Enqueued: its turn among the groups of its communicator. */
+/* Called when the batch is enqueued: takes its turn among the groups of its communicator. */
 static void note_batch(void* user, const sluice_fake_moment_t* moment) {
   batch_t* b = user;
   ++state.groups;
@@ -497,7 +497,7 @@ static void note_batch(void* user, const sluice_fake_moment_t* moment) {
   }
 }
 
-/* For a launch of a graph; what was captured was never posted. */
+/* Copies a captured batch for the launch of a graph. The captured batch itself is never posted. */
 static void* batch_again(const void* user) {
   batch_t* b = malloc(sizeof *b);
   memcpy(b, user, sizeof *b);
@@ -512,7 +512,7 @@ static int fake_group_start(void) {
   sluice_fake_cuda_unlock();
   return code;
 }
-/* The scope ends also when it reports an error; what was in it is then not done. */
+/* The group ends even if it reports an error; its calls are then dropped. */
 static int fake_group_end(void) {
   sluice_fake_cuda_lock();
   int code = planned();

@@ -18,7 +18,7 @@ static _Noreturn void give_up(const path_t* path) {
   abort();
 }
 
-/* A name appears with all that its file holds. */
+/* Renames a complete file, so that readers never see a partial one. */
 static void write_file(const path_t* path, char head, const void* data, size_t bytes) {
   path_t unfinished;
   snprintf(unfinished.text, sizeof unfinished.text, "%.1000s.new", path->text);

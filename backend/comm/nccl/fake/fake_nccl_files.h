@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Ranks of the fake NCCL in other processes: a folder that they share, with a file for each rank that has come or gone,
- * and one for each message. SLUICE_FAKE_NCCL_FOLDER names it; without it all ranks are threads of this process. */
+/* Ranks of the fake NCCL in several processes: a shared folder with a file for each rank that has come or gone, and for
+ * each message. SLUICE_FAKE_NCCL_FOLDER names it; without it all ranks are threads of this process. */
 #ifndef SLUICE_BACKEND_COMM_NCCL_FAKE_FAKE_NCCL_FILES_H_
 #define SLUICE_BACKEND_COMM_NCCL_FAKE_FAKE_NCCL_FILES_H_
 
@@ -18,12 +18,12 @@ typedef struct sluice_fake_letter_s {
   uint64_t group;
   int from, to;
   int64_t number;
-  int is_registered; /* its buffer */
+  int is_registered; /* whether its buffer is registered */
 } sluice_fake_letter_t;
 
-/* Does not wait for the receiver, as NCCL may or may not. */
+/* Does not wait for the receiver; NCCL may or may not wait. */
 void sluice_fake_nccl_post(const sluice_fake_letter_t* letter, const void* data, size_t bytes);
-/* Whether it was there, with so many bytes; then it is no more. */
+/* Returns whether the message was there, with that many bytes; then removes it. */
 int sluice_fake_nccl_collect(sluice_fake_letter_t* letter, void* data, size_t bytes);
 
 #endif /* SLUICE_BACKEND_COMM_NCCL_FAKE_FAKE_NCCL_FILES_H_ */

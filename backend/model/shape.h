@@ -39,8 +39,8 @@ void sluice_shape_set_experts(sluice_shape_t* shape, const int32_t* first_positi
 /* The same as the rank with most experts sees it. */
 sluice_shape_t sluice_shape_widest(const sluice_shape_t* shape);
 
-/* Whether a token's row travels once to each rank. One rank sends nothing. Where that is open: not, until it is chosen.
- */
+/* Whether a token's row travels once to each rank. One rank sends nothing. A shape that leaves this open (ANY) is not
+ * deduplicated; sluice_shape_take_deduplication sets what was chosen. */
 static inline int sluice_shape_is_deduplicated(const sluice_shape_t* shape) {
   const int32_t asked = shape->config.deduplicate;
   return asked != SLUICE_DEDUPLICATE_NONE && asked != SLUICE_DEDUPLICATE_ANY && shape->world_size > 1;
@@ -50,23 +50,23 @@ static inline int sluice_shape_is_deduplicated(const sluice_shape_t* shape) {
 static inline int sluice_shape_has_two_levels(const sluice_shape_t* shape) {
   return shape->config.deduplicate == SLUICE_DEDUPLICATE_NODES && shape->ranks_per_node > 0;
 }
-/* Whether that is chosen from pass to pass, of passes that are deduplicated. */
+/* Whether each pass sends copies by rank or by node, as chosen for that pass. */
 static inline int sluice_shape_levels_are_open(const sluice_shape_t* shape) {
   return shape->config.deduplicate == SLUICE_DEDUPLICATE_ADAPTIVE && shape->ranks_per_node > 0;
 }
-/* Whether it is chosen from pass to pass if passes are deduplicated at all. A layer for which nobody can choose has
- * NONE instead (sluice_layer_begin). */
+/* Whether each pass sends rows or copies, as chosen for that pass. If the choice cannot be made for a layer,
+ * sluice_layer_begin replaces ANY with NONE. */
 static inline int sluice_shape_copies_are_open(const sluice_shape_t* shape) {
   return shape->config.deduplicate == SLUICE_DEDUPLICATE_ANY;
 }
 static inline int sluice_shape_travel_is_open(const sluice_shape_t* shape) {
   return sluice_shape_levels_are_open(shape) || sluice_shape_copies_are_open(shape);
 }
-/* Where one of both is open, the shape as passes have it for which this SLUICE_DEDUPLICATE_* was chosen. */
+/* Sets the SLUICE_DEDUPLICATE_* that was chosen for a pass, if the shape leaves it open. */
 static inline void sluice_shape_take_deduplication(sluice_shape_t* shape, int32_t deduplicate) {
   if (sluice_shape_travel_is_open(shape)) shape->config.deduplicate = deduplicate;
 }
-/* The SLUICE_DEDUPLICATE_* that its passes have; where that is open, those for which nobody has chosen. */
+/* The SLUICE_DEDUPLICATE_* of passes; if the shape leaves it open, that of passes before the choice. */
 static inline int32_t sluice_shape_deduplication(const sluice_shape_t* shape) {
   if (!sluice_shape_is_deduplicated(shape)) return SLUICE_DEDUPLICATE_NONE;
   return sluice_shape_has_two_levels(shape) ? SLUICE_DEDUPLICATE_NODES : SLUICE_DEDUPLICATE_RANKS;

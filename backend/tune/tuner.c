@@ -134,8 +134,8 @@ static int may_predict_form(const sluice_tuner_t* tuner, const sluice_moe_t* moe
          (form != SLUICE_FORM_TWO_LEVELS || tuner->machine.ranks_per_node == moe->shape.ranks_per_node);
 }
 
-/* What is sent of a token is predicted before it runs: rows that need not travel save a link's time and cost that of
- * sums. Mode PROFILE predicts nothing. */
+/* Copies run only if they are predicted to pay: they save time of the link and cost time for tables and sums. Mode
+ * PROFILE predicts nothing. */
 static int32_t chooses_copies(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe) {
   const sluice_tuner_t* tuner = sluice_tuner_of_hook(policy_hook);
   return tuner->mode != SLUICE_TUNER_PROFILE && sluice_tuner_may_predict(tuner, moe);
@@ -239,8 +239,8 @@ static void take(sluice_tuner_table_t* first, sluice_decision_state_t* decision,
   decision->is_settled = why != SLUICE_WHY_ON_TRIAL && why != SLUICE_WHY_NOTHING_YET;
 }
 
-/* Under a budget there are plans; with reuse, strategies; otherwise n, what is sent of a token, or the mode at a
- * configured n. */
+/* A layer chooses between plans under a budget, and between strategies with reuse. Otherwise it may leave open n, the
+ * deduplication, or the mode at a configured n. */
 static int has_choice(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
   if (sluice_makes_plans(moe) || moe->shape.config.reuse || moe->shape.config.num_chunks == 0) return 1;
   return sluice_shape_travel_is_open(&moe->shape) || is_mode_open(tuner, moe);

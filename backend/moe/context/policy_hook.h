@@ -85,8 +85,8 @@ typedef struct sluice_policy_hook_vtable_s {
    */
   void (*of_size)(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, int64_t num_tokens,
                   sluice_pass_choice_t* out_choice);
-  /* Optional: whether it chooses if a layer that leaves this open is deduplicated; before `attach`, on all ranks alike.
-   */
+  /* Optional. Called before `attach` for a layer with SLUICE_DEDUPLICATE_ANY: whether the hook can choose between rows
+   * and token copies. Returns the same on all ranks. 0, or no function: the layer sends rows. */
   int32_t (*chooses_copies)(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe);
   /* Under a budget, on all ranks alike: how many plans may race; whether one is fixed already; then, after `agree`, the
    * one of moe->plans for batches of this size that this forward takes. */

@@ -20,7 +20,7 @@
 #define HEADER_MAGIC 0x51ce4845u
 #define HEADER_BYTES SLUICE_HEADER_BYTES
 
-/* n, and what is sent of a token: a rank that bound others before the header has to bind again. */
+/* n and the SLUICE_DEDUPLICATE_* of a pass in one number. A rank that bound others before the header binds again. */
 enum { BOUND_CHUNKS = 4096 };
 static_assert(SLUICE_MAX_CHUNKS < BOUND_CHUNKS && SLUICE_DEDUPLICATE_NODES * BOUND_CHUNKS < INT16_MAX, "two in a word");
 static int32_t bound_of(int32_t num_chunks, int32_t deduplicate) { return num_chunks + BOUND_CHUNKS * deduplicate; }
@@ -95,7 +95,8 @@ static_assert(sizeof(header_t) + 16 * 8 * sizeof(int32_t) <= HEADER_BYTES,
  * layers look at whether T_M is restored. */
 enum { IS_LEAN = 1, IS_LEAN_WITH_T_M = 2 };
 
-/* ANY is NONE on a rank that cannot choose (settle_copies), for which policy_hook or kind say why. */
+/* ANY compares equal to NONE, which a rank that cannot choose has instead (settle_copies): the fields policy_hook and
+ * kind then differ, and say why. */
 static int32_t deduplication_of(const sluice_moe_config_t* c) {
   return c->deduplicate == SLUICE_DEDUPLICATE_ANY ? SLUICE_DEDUPLICATE_NONE : c->deduplicate;
 }
@@ -206,8 +207,8 @@ static int describe_plans(const sluice_record_pair_t* pair, char* text, size_t r
                   (int)sizeof peer->plan_message, or_none(peer->plan_message), rank, or_none(own->plan_message));
 }
 
-/* Of a repetition, and by size, n is still to be found; under a plan it is 0. What is sent of a token is chosen by the
- * same numbers on all ranks. */
+/* Of a repetition, and by size, n is still to be found; under a plan it is 0. The deduplication is
+ * chosen from the same numbers on all ranks. */
 static int describe_bound(const sluice_record_pair_t* pair, char* text, size_t room) {
   HEADERS(pair);
   if (own->repeats || own->is_sized) return 0;

@@ -68,8 +68,8 @@ void sluice_layer_place(sluice_moe_t* moe, const sluice_expert_placement_t* plac
   moe->fingerprint = sluice_hash_bytes(hash, moe->expert_position, (size_t)num_experts * sizeof(int32_t));
 }
 
-/* Nothing to choose: for one rank, which has nothing to overlap, and where n, the mode of several chunks and levels are
- * configured. Who makes plans has those to choose. */
+/* Whether the layer has a choice. It has none on one rank, which has nothing to overlap, or if n, the mode of several
+ * chunks and the deduplication are configured. A layer that makes plans chooses between plans. */
 static int is_open(const sluice_moe_t* moe) {
   const sluice_moe_config_t* c = &moe->shape.config;
   if (sluice_makes_plans(moe)) return 1;
@@ -78,15 +78,16 @@ static int is_open(const sluice_moe_t* moe) {
   return c->num_chunks == 0 || (c->num_chunks > 1 && c->wgrad_mode == SLUICE_WGRAD_ADAPTIVE);
 }
 
-/* Ranks of a node, where tokens may travel by node; 0 for who leaves that open where there are no two levels. */
+/* The number of ranks of a node if tokens may travel by node. 0 for a layer that leaves this open and cannot have two
+ * levels. */
 static int32_t ranks_per_node_of(const sluice_context_t* context, const sluice_moe_config_t* c) {
   enum { MOST = 64 }; /* a bit for each rank of a node */
   const int has_one_level = context->rows->is_device || c->reuse || context->ranks_per_node > MOST;
   return c->deduplicate >= SLUICE_DEDUPLICATE_ADAPTIVE && has_one_level ? 0 : context->ranks_per_node;
 }
 
-/* Where a layer leaves open whether it is deduplicated, but cannot be or nobody can choose, it is a layer of rows like
- * any other: nothing races, and its decisions are those of such layers. */
+/* Replaces ANY with NONE if the layer cannot be deduplicated, or if the policy hook cannot choose. Such a layer sends
+ * rows without a race, and has the kind and the decisions of a layer that was configured with NONE. */
 static void settle_copies(sluice_moe_t* moe) {
   sluice_moe_config_t* c = &moe->shape.config;
   const sluice_context_t* context = moe->context;

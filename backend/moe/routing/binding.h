@@ -71,7 +71,7 @@ typedef struct sluice_binding_s {
   sluice_node_copies_t node_copies;   /* and two_levels */
 } sluice_binding_t;
 
-/* The layer's shape as the passes of this binding have it. */
+/* The shape of the layer, with the deduplication of the passes of this binding. */
 static inline sluice_shape_t sluice_binding_shape(const sluice_binding_t* b) {
   sluice_shape_t shape = b->moe->shape;
   sluice_shape_take_deduplication(&shape, b->deduplicate);

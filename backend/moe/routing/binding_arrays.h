@@ -10,8 +10,8 @@ void sluice_binding_init(sluice_binding_t* binding, const sluice_moe_t* moe, int
 
 /* The strategies of passes with this SLUICE_DEDUPLICATE_*, or of all passes where the layer leaves nothing open. */
 const sluice_strategies_t* sluice_strategies_of(const sluice_moe_t* moe, int32_t deduplicate);
-/* What its passes send of a token; heard where the layer leaves it open. Before anything of `copies` is asked but the
- * words of headers, which are the same. The binding may be empty yet. */
+/* Sets what the passes of the binding send; `deduplicate` counts only if the layer leaves it open. Call it before any
+ * function of `copies`, except for the words of headers, which do not depend on it. The binding may be empty. */
 void sluice_binding_take_deduplication(sluice_binding_t* binding, const sluice_moe_t* moe, int32_t deduplicate);
 
 /* The offsets, out of an arena that has been reset for them. */

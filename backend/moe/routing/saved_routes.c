@@ -116,7 +116,7 @@ static uint64_t meta_bytes_behind(const sluice_moe_t* moe, const meta_header_t* 
          sluice_binding_meta_node_copies_bytes(&shape, header->num_chunks, header->num_node_copies);
 }
 
-/* Whether passes of the layer may be deduplicated so, and with so many node copies. */
+/* Whether a pass of the layer can have run with this SLUICE_DEDUPLICATE_* and this number of node copies (-1: none). */
 static int may_have_copies(const sluice_shape_t* shape, int32_t deduplicate, int32_t num_node_copies) {
   const int by_node = deduplicate == SLUICE_DEDUPLICATE_NODES;
   if (by_node ? num_node_copies < 0 : num_node_copies != -1) return 0;

@@ -30,7 +30,7 @@ static inline int sluice_forward_keeps(const sluice_forward_t* f) { return f->ar
 /* What both directions say of a schedule. keep: of a forward, that a backward follows. */
 sluice_template_spec_t sluice_run_spec(const sluice_pass_t* pass, int32_t direction, int32_t keep);
 
-/* What travels in the passes of the binding, once that is known (sluice_binding_take_deduplication). */
+/* Sets what the passes of the binding send, once that is chosen (sluice_binding_take_deduplication). */
 void sluice_run_take_travel(sluice_pass_t* pass);
 
 /* The template for the binding as it is. */

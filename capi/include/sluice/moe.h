@@ -366,8 +366,8 @@ enum {
    * it is 1 % faster then, too. In mode MODEL the prediction alone decides. It is NONE, without a race, on a single
    * rank, with top_k 1, with callback experts, on CUDA, under a budget or a plan, with `reuse`, with exchange_mode
    * CAPACITY, for the split calls, and where the tuner has no machine for the layer or measures without one (mode
-   * PROFILE). All ranks take the same. The last bits of a run change with the choice; a forward that is run again has
-   * that of the first. */
+   * PROFILE). All ranks take the same. The last bits of a run change with the choice; a forward that is run again takes
+   * the choice of the first. */
   SLUICE_DEDUPLICATE_ANY = 4
 };
 

@@ -4,7 +4,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { WIDTH = LIVE_WIDTH, M = LIVE_MICRO_BATCHES, SPANS = 3, NUMBER_OF_L = 9 };
+enum { WIDTH = LIVE_WIDTH, M = LIVE_MICRO_BATCHES, SPANS = 3, MOST_SPANS = SPANS * LIVE_MOST_RUN, NUMBER_OF_L = 9 };
 
 /* ---- the mathematics, of both runs ---- */
 
@@ -39,17 +39,19 @@ static void update_layer(live_layer_t* layer) {
 }
 
 /* Layers in execution order: the stages' own up to `upper`, L, the others. The loss is half of y squared. */
-void live_reference(int32_t p, int32_t upper, int32_t batches, live_layer_t own[LIVE_MOST_STAGES], live_layer_t* moving,
-                    float losses[LIVE_MOST_BATCHES][LIVE_MICRO_BATCHES]) {
-  live_layer_t* chain[LIVE_MOST_STAGES + 1];
+void live_reference(int32_t p, int32_t upper, int32_t run, int32_t batches, live_layer_t own[LIVE_MOST_STAGES],
+                    live_layer_t moving[LIVE_MOST_RUN], float losses[LIVE_MOST_BATCHES][LIVE_MICRO_BATCHES]) {
+  live_layer_t* chain[LIVE_MOST_STAGES + LIVE_MOST_RUN];
   int32_t count = 0;
   for (int32_t s = 0; s < p; ++s) {
     init_layer(&own[s], s);
     chain[count++] = &own[s];
-    if (s == upper) chain[count++] = moving;
+    for (int32_t r = 0; r < run && s == upper; ++r) {
+      init_layer(&moving[r], NUMBER_OF_L + r);
+      chain[count++] = &moving[r];
+    }
   }
-  init_layer(moving, NUMBER_OF_L);
-  static float x[LIVE_MOST_STAGES + 2][WIDTH], dy[WIDTH], dx[WIDTH];
+  static float x[LIVE_MOST_STAGES + LIVE_MOST_RUN + 1][WIDTH], dy[WIDTH], dx[WIDTH];
   for (int32_t b = 0; b < batches; ++b) {
     for (int32_t i = 0; i < M; ++i) {
       input_of(b, i, x[0]);
@@ -67,14 +69,15 @@ void live_reference(int32_t p, int32_t upper, int32_t batches, live_layer_t own[
 
 /* ---- a stage ---- */
 
-void live_stage_init(live_stage_t* stage, int32_t upper, int32_t s) {
+void live_stage_init(live_stage_t* stage, int32_t upper, int32_t run, int32_t s) {
   memset(stage, 0, sizeof *stage);
   stage->upper = upper;
+  stage->run = run;
   stage->stage = s;
   init_layer(&stage->own, s);
-  init_layer(&stage->moving, NUMBER_OF_L);
+  for (int32_t r = 0; r < run; ++r) init_layer(&stage->moving[r], NUMBER_OF_L + r);
   stage->has_moving = s == upper;
-  if (s != upper) memset(&stage->moving, 0xff, sizeof stage->moving); /* the lower stage's is written when L arrives */
+  if (s != upper) memset(stage->moving, 0xff, sizeof stage->moving); /* the lower stage's is written when L arrives */
 }
 
 static int32_t role_of(const live_stage_t* stage) { return stage->stage - stage->upper; }
@@ -98,33 +101,40 @@ static void give(float* data, sluice_tensor_t* tensor, live_stash_t* stash, slui
   out_result->tensors = tensor, out_result->num_tensors = 1;
 }
 
-/* The other stage's sum has separate memory: commit writes it once more, when it may have grown here. */
-static void spans_of(live_stage_t* stage, int comes, sluice_migration_span_t spans[SPANS]) {
-  live_layer_t* layer = &stage->moving;
-  spans[0] = (sluice_migration_span_t){.data = layer->weight, .bytes = sizeof layer->weight};
-  spans[1] = (sluice_migration_span_t){.data = layer->moment, .bytes = sizeof layer->moment};
-  spans[2] = (sluice_migration_span_t){
-      .data = comes ? stage->incoming : layer->grad, .bytes = sizeof layer->grad, .when = SLUICE_MIGRATION_AT_COMMIT};
+/* Weights, then moments, then sums. The other stage's sums have separate memory: commit writes them once more, when
+ * they may have grown here. */
+static void spans_of(live_stage_t* stage, int comes, sluice_migration_span_t spans[MOST_SPANS]) {
+  for (int32_t r = 0; r < stage->run; ++r) {
+    live_layer_t* layer = &stage->moving[r];
+    spans[r] = (sluice_migration_span_t){.data = layer->weight, .bytes = sizeof layer->weight};
+    spans[stage->run + r] = (sluice_migration_span_t){.data = layer->moment, .bytes = sizeof layer->moment};
+    spans[2 * stage->run + r] = (sluice_migration_span_t){.data = comes ? stage->incoming[r] : layer->grad,
+                                                          .bytes = sizeof layer->grad,
+                                                          .when = SLUICE_MIGRATION_AT_COMMIT};
+  }
 }
 
+/* Of each layer of L the kinds from `first` on. */
 static int reads(live_stage_t* stage, int32_t first, int32_t end) {
-  const int32_t peer = stage->upper + 1 - role_of(stage);
-  sluice_migration_span_t spans[SPANS];
+  const int32_t peer = stage->upper + 1 - role_of(stage), run = stage->run;
+  sluice_migration_span_t spans[MOST_SPANS];
   int32_t is_there = 0;
   spans_of(stage, 1, spans);
-  for (int32_t s = 0; s < SPANS; ++s) spans[s].bytes = s < first || s >= end ? 0 : spans[s].bytes;
-  const sluice_status_t status = sluice_migration_read_early(stage->migration, 1, peer, spans, SPANS, &is_there);
+  for (int32_t s = 0; s < SPANS * run; ++s) spans[s].bytes = s < first * run || s >= end * run ? 0 : spans[s].bytes;
+  const sluice_status_t status = sluice_migration_read_early(stage->migration, 1, peer, spans, SPANS * run, &is_there);
   if (status != SLUICE_OK) stage->early = status;
   return is_there;
 }
 
-/* Held gradients follow the other stage's sum, in the order of micro-batches. */
+/* Held gradients follow the other stage's sums, in the order of micro-batches. */
 static void fold(live_stage_t* stage) {
-  memcpy(stage->moving.grad, stage->incoming, sizeof stage->incoming);
-  for (int32_t i = 0; i < M; ++i) {
-    for (int32_t e = 0; e < WIDTH && stage->is_held[i]; ++e) stage->moving.grad[e] += stage->held[i][e];
-    stage->is_held[i] = 0;
+  for (int32_t r = 0; r < stage->run; ++r) {
+    float* grad = stage->moving[r].grad;
+    memcpy(grad, stage->incoming[r], sizeof stage->incoming[r]);
+    for (int32_t i = 0; i < M; ++i)
+      for (int32_t e = 0; e < WIDTH && stage->is_held[i]; ++e) grad[e] += stage->held[i][r][e];
   }
+  memset(stage->is_held, 0, sizeof stage->is_held);
   stage->has_sum = 1;
 }
 
@@ -156,6 +166,14 @@ static int runs_moving(live_stage_t* stage, const sluice_stage_call_t* op) {
   return sluice_layer_move_runs(&stage->live, op->micro_batch, op->is_first ? 0 : op->input->word);
 }
 
+/* Of x, in place. */
+static void forward_moving(live_stage_t* stage, live_stash_t* stash, float* x) {
+  for (int32_t r = 0; r < stage->run; ++r) {
+    memcpy(stash->moving[r], x, sizeof stash->moving[r]);
+    forward_layer(&stage->moving[r], stash->moving[r], x);
+  }
+}
+
 static sluice_status_t forward(void* user, const sluice_stage_call_t* op, sluice_stage_tensors_t* out_result,
                                sluice_host_failure_t* out_failure) {
   live_stage_t* stage = user;
@@ -170,16 +188,10 @@ static sluice_status_t forward(void* user, const sluice_stage_call_t* op, sluice
   }
   stash->ran = runs_moving(stage, op);
   if (live_is_at_the_cut(stage)) tell(stage);
-  if (stash->ran && role_of(stage) == SLUICE_LAYER_MOVE_LOWER) {
-    memcpy(stash->moving, x, sizeof x);
-    forward_layer(&stage->moving, stash->moving, x);
-  }
+  if (stash->ran && role_of(stage) == SLUICE_LAYER_MOVE_LOWER) forward_moving(stage, stash, x);
   memcpy(stash->own, x, sizeof x);
   forward_layer(&stage->own, stash->own, stash->y);
-  if (stash->ran && role_of(stage) == SLUICE_LAYER_MOVE_UPPER) {
-    memcpy(stash->moving, stash->y, sizeof x);
-    forward_layer(&stage->moving, stash->moving, stash->y);
-  }
+  if (stash->ran && role_of(stage) == SLUICE_LAYER_MOVE_UPPER) forward_moving(stage, stash, stash->y);
   if (op->is_last) {
     stage->losses[stage->batch][op->micro_batch] = 0.5F * stash->y[0] * stash->y[0];
   } else {
@@ -189,12 +201,17 @@ static sluice_status_t forward(void* user, const sluice_stage_call_t* op, sluice
   return SLUICE_OK;
 }
 
-/* dy to dx; the gradient of L is held separately if L has arrived in this batch. */
-static void backward_moving(live_stage_t* stage, int32_t i, const float* dy, float* dx) {
+/* Of dy, in place; the gradients of L are held separately if L has arrived in this batch. */
+static void backward_moving(live_stage_t* stage, int32_t i, float* dy) {
   const int comes = stage->is_moving && sluice_layer_move_receives(&stage->live), holds = comes && !stage->has_sum;
+  float dx[WIDTH];
   if (holds) memset(stage->held[i], 0, sizeof stage->held[i]);
   stage->is_held[i] = holds;
-  backward_layer(&stage->moving, stage->stash[i].moving, dy, holds ? stage->held[i] : stage->moving.grad, dx);
+  for (int32_t r = stage->run; r-- > 0;) {
+    live_layer_t* layer = &stage->moving[r];
+    backward_layer(layer, stage->stash[i].moving[r], dy, holds ? stage->held[i][r] : layer->grad, dx);
+    memcpy(dy, dx, sizeof dx);
+  }
   if (!stage->is_moving) return;
   sluice_layer_move_ended(&stage->live);
   tell(stage);
@@ -211,15 +228,9 @@ static sluice_status_t backward(void* user, const sluice_stage_call_t* op, sluic
   if (stage->is_moving && role_of(stage) == SLUICE_LAYER_MOVE_UPPER && !op->is_last) {
     sluice_layer_move_heard(&stage->live, op->output_grad->word);
   }
-  if (stash->ran && role_of(stage) == SLUICE_LAYER_MOVE_UPPER) {
-    backward_moving(stage, op->micro_batch, dy, dx);
-    memcpy(dy, dx, sizeof dy);
-  }
+  if (stash->ran && role_of(stage) == SLUICE_LAYER_MOVE_UPPER) backward_moving(stage, op->micro_batch, dy);
   backward_layer(&stage->own, stash->own, dy, stage->own.grad, dx);
-  if (stash->ran && role_of(stage) == SLUICE_LAYER_MOVE_LOWER) {
-    memcpy(dy, dx, sizeof dy);
-    backward_moving(stage, op->micro_batch, dy, dx);
-  }
+  if (stash->ran && role_of(stage) == SLUICE_LAYER_MOVE_LOWER) backward_moving(stage, op->micro_batch, dx);
   memcpy(stash->dx, dx, sizeof dx);
   if (op->is_first) return SLUICE_OK;
   give(stash->dx, &stash->back, stash, out_result);
@@ -238,18 +249,22 @@ const sluice_pipeline_callbacks_t* live_callbacks(void) {
 
 sluice_status_t live_set_out(live_stage_t* stage, int to_lower, uint64_t epoch) {
   const int32_t role = role_of(stage), from = to_lower ? SLUICE_LAYER_MOVE_UPPER : SLUICE_LAYER_MOVE_LOWER;
-  sluice_migration_span_t spans[SPANS];
+  sluice_migration_span_t spans[MOST_SPANS];
   spans_of(stage, role != from, spans);
   const sluice_migration_item_t item = {.id = 1,
                                         .peer = stage->upper + 1 - role,
                                         .direction = role == from ? SLUICE_MIGRATION_LEAVES : SLUICE_MIGRATION_ARRIVES,
                                         .spans = spans,
-                                        .num_spans = SPANS};
+                                        .num_spans = SPANS * stage->run};
   sluice_layer_move_begin(role, to_lower, &stage->live);
   stage->is_moving = 1;
   stage->has_sum = 0;
   memset(stage->is_held, 0, sizeof stage->is_held);
   return sluice_migration_begin(stage->migration, epoch, &item, live_is_at_the_cut(stage));
+}
+
+static void forget_gradients(live_stage_t* stage) {
+  for (int32_t r = 0; r < stage->run; ++r) memset(stage->moving[r].grad, 0, sizeof stage->moving[r].grad);
 }
 
 void live_arrive(live_stage_t* stage) {
@@ -258,7 +273,7 @@ void live_arrive(live_stage_t* stage) {
   stage->has_moving = sluice_layer_move_receives(&stage->live);
   stage->summed_early += stage->has_moving && stage->has_sum;
   if (!stage->has_moving) {
-    memset(stage->moving.grad, 0, sizeof stage->moving.grad);
+    forget_gradients(stage);
   } else if (!stage->has_sum) {
     fold(stage);
   }
@@ -270,10 +285,11 @@ void live_arrive(live_stage_t* stage) {
 void live_forget_batch(live_stage_t* stage) {
   stage->is_moving = 0;
   memset(stage->own.grad, 0, sizeof stage->own.grad);
-  memset(stage->moving.grad, 0, sizeof stage->moving.grad);
+  forget_gradients(stage);
 }
 
 void live_update(live_stage_t* stage) {
   update_layer(&stage->own);
-  if (live_is_at_the_cut(stage) && stage->has_moving) update_layer(&stage->moving);
+  for (int32_t r = 0; r < stage->run && live_is_at_the_cut(stage) && stage->has_moving; ++r)
+    update_layer(&stage->moving[r]);
 }

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A host of a pipeline in which a layer changes its stage while batches run, over sluice_pipeline_* and
+/* A host of a pipeline in which a run of layers changes its stage while batches run, over sluice_pipeline_* and
  * sluice_migration_* and sluice_layer_move_*; and one loop over the same layers in which nothing moves.
  *
- * Every stage has its own layer; one more, L, is at the cut between two of them. A layer is y = x * w, element by
- * element, with weight, gradient and moment. */
+ * Every stage has its own layer; some more, the run L, are at the cut between two of them and move as one. A layer is
+ * y = x * w, element by element, with weight, gradient and moment. */
 #ifndef SLUICE_BACKEND_PIPELINE_TEST_LIVE_HOST_H_
 #define SLUICE_BACKEND_PIPELINE_TEST_LIVE_HOST_H_
 
 #include "sluice/migration.h"
 #include "sluice/pipeline.h"
 
-enum { LIVE_MOST_STAGES = 4, LIVE_WIDTH = 1500, LIVE_MICRO_BATCHES = 8, LIVE_MOST_BATCHES = 12 };
+enum { LIVE_MOST_STAGES = 4, LIVE_MOST_RUN = 3, LIVE_WIDTH = 1500, LIVE_MICRO_BATCHES = 8, LIVE_MOST_BATCHES = 12 };
 
 typedef struct live_layer_s {
   float weight[LIVE_WIDTH], moment[LIVE_WIDTH], grad[LIVE_WIDTH];
 } live_layer_t;
 
-/* Saved by a stage for a micro-batch: inputs of its own layer and of L. */
+/* Saved by a stage for a micro-batch: inputs of its own layer and of each of L. */
 typedef struct live_stash_s {
-  float own[LIVE_WIDTH], moving[LIVE_WIDTH], y[LIVE_WIDTH], dx[LIVE_WIDTH];
+  float own[LIVE_WIDTH], moving[LIVE_MOST_RUN][LIVE_WIDTH], y[LIVE_WIDTH], dx[LIVE_WIDTH];
   int ran; /* L */
   int64_t shape[1];
   sluice_tensor_t out, back;
@@ -26,16 +26,17 @@ typedef struct live_stash_s {
 
 typedef struct live_stage_s {
   int32_t upper, stage, batch; /* L is at the cut between the stages upper and upper + 1 */
+  int32_t run;                 /* layers of L */
   sluice_migration_t* migration;
-  live_layer_t own, moving;
+  live_layer_t own, moving[LIVE_MOST_RUN];
   int has_moving; /* L's owner between batches */
   int is_moving;  /* this batch */
   sluice_layer_move_t live;
-  float held[LIVE_MICRO_BATCHES][LIVE_WIDTH];
+  float held[LIVE_MICRO_BATCHES][LIVE_MOST_RUN][LIVE_WIDTH];
   int is_held[LIVE_MICRO_BATCHES];
-  float incoming[LIVE_WIDTH]; /* the sum of the stage that L leaves */
-  int has_sum;                /* it has arrived; or it is in flight */
-  int32_t summed_early;       /* how often it arrived before the commit */
+  float incoming[LIVE_MOST_RUN][LIVE_WIDTH]; /* the sums of the stage that L leaves */
+  int has_sum;                               /* they have arrived; or they are in flight */
+  int32_t summed_early;                      /* how often they arrived before the commit */
   float losses[LIVE_MOST_BATCHES][LIVE_MICRO_BATCHES];
   live_stash_t stash[LIVE_MICRO_BATCHES];
   int32_t in_batch, at_flush; /* how often L moved so, on the upper stage */
@@ -44,11 +45,12 @@ typedef struct live_stage_s {
 } live_stage_t;
 
 /* Losses by batch and micro-batch; layers after `batches` updates. */
-void live_reference(int32_t p, int32_t upper, int32_t batches, live_layer_t own[LIVE_MOST_STAGES], live_layer_t* moving,
-                    float losses[LIVE_MOST_BATCHES][LIVE_MICRO_BATCHES]);
+void live_reference(int32_t p, int32_t upper, int32_t run, int32_t batches, live_layer_t own[LIVE_MOST_STAGES],
+                    live_layer_t moving[LIVE_MOST_RUN], float losses[LIVE_MOST_BATCHES][LIVE_MICRO_BATCHES]);
 
-/* Stage s, with L on the upper stage. migration: of all stages, borrowed; set before L moves. */
-void live_stage_init(live_stage_t* stage, int32_t upper, int32_t s);
+/* Stage s, with L, a run of so many layers, on the upper stage. migration: of all stages, borrowed; set before L moves.
+ */
+void live_stage_init(live_stage_t* stage, int32_t upper, int32_t run, int32_t s);
 /* Of a pipeline whose user is a live_stage_t. */
 const sluice_pipeline_callbacks_t* live_callbacks(void);
 int live_is_at_the_cut(const live_stage_t* stage);

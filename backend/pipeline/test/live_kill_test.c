@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Stages that are killed and stopped while a layer changes its stage during a batch, each a process, over TCP: as the
- * move is announced, in a callback, as they send in the batch, and in the commit. The survivors learn which rank and
- * where, settle, and have one epoch: the layer is at its old stage as the last update left it, and the batch has
- * failed; or it is at its new stage with the whole batch in it. */
+/* Stages that are killed and stopped while a run of layers changes its stage during a batch, each a process, over TCP:
+ * as the move is announced, in a callback, as they send in the batch, and in the commit. The survivors learn which rank
+ * and where, settle, and have one epoch: all layers of the run are at their old stage as the last update left them, and
+ * the batch has failed; or all are at their new stage with the whole batch in them. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -36,7 +36,7 @@ static const uint32_t seeds[] = {
 enum { NUM_SEEDS = sizeof seeds / sizeof seeds[0] };
 
 typedef struct cut_s {
-  int32_t world, upper, victim, place, count, signal;
+  int32_t world, upper, run, victim, place, count, signal;
   uint64_t rate;
 } cut_t;
 
@@ -46,7 +46,8 @@ static cut_t cut_of(uint32_t seed) {
   cut.victim = (int32_t)(seed / 64 % (uint32_t)cut.world);
   cut.count = (int32_t)(seed / 256 % 64);
   cut.signal = seed / 16384 % 8 == 0 ? SIGSTOP : SIGKILL;
-  cut.rate = seed / 131072 % 2 ? 4000000 : 0; /* 18 kB of weights and moments: some milliseconds, within a batch */
+  cut.rate = seed / 131072 % 2 ? 4000000 : 0; /* 12 kB of weights and moments each: milliseconds, within a batch */
+  cut.run = 1 + (int32_t)(seed / 262144 % LIVE_MOST_RUN);
   return cut;
 }
 
@@ -153,11 +154,11 @@ static void tell(told_t* told, sluice_status_t status, int32_t place, const live
 }
 
 static int is_whole(const live_stage_t* stage, int32_t updates) {
-  static live_layer_t own[LIVE_MOST_STAGES], moving;
+  static live_layer_t own[LIVE_MOST_STAGES], moving[LIVE_MOST_RUN];
   static float losses[LIVE_MOST_BATCHES][LIVE_MICRO_BATCHES];
-  live_reference(present.world, present.upper, updates, own, &moving, losses);
-  if (memcmp(&stage->own, &own[stage->stage], sizeof moving) != 0) return 0;
-  return !stage->has_moving || memcmp(&stage->moving, &moving, sizeof moving) == 0;
+  live_reference(present.world, present.upper, present.run, updates, own, moving, losses);
+  if (memcmp(&stage->own, &own[stage->stage], sizeof *own) != 0) return 0;
+  return !stage->has_moving || memcmp(stage->moving, moving, (size_t)present.run * sizeof *moving) == 0;
 }
 
 static void be_cut(mesh_end_t* end, live_stage_t* stage, sluice_pipeline_t* pipeline, note_t* note) {
@@ -207,7 +208,7 @@ static int be_rank(mesh_end_t* end, void* shared) {
   config.in_flight = 2;
   moves.chunk_bytes = 4096;
   moves.bytes_per_second = present.rate;
-  live_stage_init(&stage, present.upper, end->rank);
+  live_stage_init(&stage, present.upper, present.run, end->rank);
   stage.at_callback = count_callback;
   gone_ns = &note->gone_ns;
   const uint64_t timeout_ns = present.signal == SIGSTOP ? DEADLINE_S * SECOND_NS : 10 * BOUNDED_NS;
@@ -233,7 +234,7 @@ static int be_rank(mesh_end_t* end, void* shared) {
 
 /* The results of all cuts. */
 typedef struct found_s {
-  int32_t told_at[NUM_PLACES], epochs[3], after_trigger;
+  int32_t told_at[NUM_PLACES], epochs[3], runs[LIVE_MOST_RUN + 1], after_trigger;
 } found_t;
 
 /* The dead rank, or one that had learned of it: then its text names the dead rank. */
@@ -270,6 +271,7 @@ static void check(const note_t* note, uint32_t seed, found_t* found) {
   }
   assert_int_equal(owners, present.victim != present.upper + (epoch == 1));
   ++found->epochs[epoch];
+  ++found->runs[present.run];
 }
 
 static void try_seed(uint32_t seed, found_t* found) {
@@ -280,17 +282,18 @@ static void try_seed(uint32_t seed, found_t* found) {
   mesh_unshare(note, sizeof *note);
 }
 
-TEST(Stages_CutWhileALayerMovesInABatch_LeaveOneEpochAndAWholeLayer) {
+TEST(Stages_CutWhileLayersMoveInABatch_LeaveOneEpochAndWholeLayers) {
   found_t found = {.after_trigger = 0};
   const int is_full = getenv("SLUICE_FULL") != NULL;
   for (int32_t i = 0; i < (is_full ? NUM_SEEDS : EVERY_DAY); ++i) try_seed(seeds[i], &found);
   print_message(
       "survivors told: %d in announce, %d in the batch, %d in the commit, %d after the trigger; "
-      "epochs: %d old, %d new\n",
+      "epochs: %d old, %d new; runs of 1 to 3 layers: %d, %d, %d\n",
       found.told_at[ANNOUNCE], found.told_at[SEND], found.told_at[COMMIT], found.after_trigger, found.epochs[1],
-      found.epochs[2]);
+      found.epochs[2], found.runs[1], found.runs[2], found.runs[3]);
   /* The whole list has cuts of all these kinds. Of the few daily ones, those in a commit may find the others still in
    * the batch on a loaded machine, and none may come after the last message of a commit. */
   assert_true(found.told_at[SEND] > 0 && found.after_trigger > 0 && (found.told_at[COMMIT] > 0 || !is_full));
   assert_true(found.epochs[1] > 0 && (found.epochs[2] > 0 || !is_full));
+  for (int32_t run = 1; run <= LIVE_MOST_RUN; ++run) assert_true(found.runs[run] > 0);
 }

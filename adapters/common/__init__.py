@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What adapters of several hosts are built on, above `sluice.adapters.torch`; nothing here knows a host."""
+"""Code that adapters of several hosts share, built on `sluice.adapters.torch`. It imports no host."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the library's activations a host applies between two GEMMs.
+"""Finds which of the library's activations a host applies between two GEMMs.
 
-`find` asks: the host's own function is called on a grid of values and compared with each formula that the library has,
-in values and in gradients. So a function that nobody has seen is recognised by what it does and not by its name, and
-one that does something else is never taken for it. `of_module` and `of_function` call nothing: they know torch's own
-modules and functions, for code that is only read and whose other functions may have side effects.
+`find` calls the host's function on a grid of values, and compares values and gradients with each formula of the
+library. A function is therefore recognised by what it computes and not by its name, and a different function never
+matches. `of_module` and `of_function` call nothing: they know torch's own modules and functions, for code that is only
+read and whose other functions may have side effects.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from sluice.adapters.torch import Swiglu
 from torch import nn
 from torch.nn import functional as F
 
-# (gate, up), of one shape, to the same shape; without a gate `up` is to be ignored.
+# (gate, up), of one shape, to the same shape; without a gate `up` is ignored.
 Activation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What stands between an expert's two GEMMs, in the words of sluice.adapters.torch.MoeLayer."""
+    """The activation between an expert's two GEMMs, in the words of sluice.adapters.torch.MoeLayer."""
 
     activation: str
     swiglu: Swiglu | None = None
@@ -56,7 +56,7 @@ def of_module(module: nn.Module) -> str | None:
 
 
 def of_function(function: Any) -> str | None:
-    """The same of one of torch's functions, which is asked for nothing but its input."""
+    """The same for one of torch's functions, called with its input alone."""
     return "relu" if function is torch.relu else next((n for n, known in _PLAIN.items() if known is function), None)
 
 
@@ -67,11 +67,11 @@ def find(
     limits: Sequence[float] = (),
     offsets: Sequence[float] = (),
 ) -> Unit | None:
-    """The unit, or None: not one of the library's. What the function raises is raised.
+    """The unit; None: it is not one of the library's. Raises what the function raises.
 
     alphas, limits, offsets  numbers of SwiGLU that the host names, in addition to those that models use
 
-    Asked on a thread of its own (call_on_thread.py).
+    The function is called on a separate thread (call_on_thread.py).
     """
     return call_on_thread(lambda: _find(activation, gated, alphas, limits, offsets), "sluice-asks-a-gate")
 
@@ -102,7 +102,7 @@ def _candidates(
     yield from (Unit(name) for name in _PLAIN)
     if not gated:
         return
-    for alpha in (*alphas, 1.0, 1.702):  # the last: the sigmoid form of GELU
+    for alpha in (*alphas, 1.0, 1.702):  # 1.702: the sigmoid form of GELU
         for limit in (*limits, math.inf):
             for offset in (*offsets, 0.0, 1.0):
                 yield Unit("swiglu", Swiglu(alpha, limit, offset))
@@ -119,7 +119,7 @@ def _apply(unit: Unit, gated: bool, gate: torch.Tensor, up: torch.Tensor) -> tor
 
 
 def _grid(limits: Sequence[float]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every pair of two ranges: fine around zero and the limits, coarse to where no clamp of any model lies."""
+    """Every pair of two ranges: fine around zero and the limits, coarse beyond the clamps of all models."""
     fine = torch.linspace(-12, 12, _COLUMNS // 2)
     coarse = torch.logspace(-3, 3, _COLUMNS // 4)
     near = torch.tensor([sign * limit * factor for limit in limits for sign in (-1, 1) for factor in (0.99, 1.01)])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Before the first swap: do all ranks of a group want the same?
+"""Compares values between all ranks of a group before the first swap.
 
-Asked through the store of the process group and not by a collective, so that a rank which does not take part (Sluice
-missing or switched off there) becomes an error that names it, not a hang.
+The values go through the store of torch.distributed and not by a collective. A rank that does not take part (Sluice is
+missing or switched off there) therefore becomes an error that names it, and not a hang.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sluice.errors import Mismatch
 from torch.distributed import distributed_c10d as c10d
 
 _rounds: dict[tuple[int, ...], itertools.count[int]] = {}
-DEFAULT_WAIT_S = 600.0  # ranks reach this point together; only loading a model may part them
+DEFAULT_WAIT_S = 600.0  # ranks come here together; only loading a model may delay some
 
 
 class DisagreementError(Mismatch):
@@ -26,7 +26,7 @@ class DisagreementError(Mismatch):
 
 
 def exchange(ranks: Sequence[int], rank: int, value: Any, wait_s: float | None) -> dict[int, Any]:
-    """Every rank's value, by rank. Collective over `ranks`, called equally often by each."""
+    """Every rank's value, by rank. Collective over `ranks`; all call it equally often."""
     if len(ranks) == 1:
         return {rank: value}
     number = next(_rounds.setdefault(tuple(ranks), itertools.count()))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host's function is asked on a thread of its own.
+"""Calls a host's function on a separate thread.
 
-Autocast, grad mode, inference mode, dispatch modes and saved-tensor hooks (of a checkpoint, say) that are on around the
-first call belong to the host's thread.
+Autocast, grad mode, inference mode, dispatch modes and saved-tensor hooks (of a checkpoint, say) belong to the host's
+thread, so that they do not apply to the call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def call_on_thread(ask: Callable[[], T], name: str) -> T:
-    """What `ask` returns on a thread of that name. What it raises is raised."""
+    """Calls `ask` on a thread of that name; returns what it returns and raises what it raises."""
     found: list[T] = []
     failures: list[Exception] = []
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How hosts make contexts: one for all layers with the same ranks, device and options, or one for each model."""
+"""Makes contexts for hosts: one for all layers with the same ranks, device and options, or one for each model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sluice.adapters.torch import Context, ContextOptions, EpGroup
 from sluice.config import Options
 
 _contexts: dict[tuple[Any, ...], Context] = {}
-# How many models have a context of their own on the group of these ranks: the last to go closes it.
+# How many models have a context of their own on the group of these ranks: the last one closes the group.
 _users: dict[tuple[tuple[int, ...], str | None], int] = {}
 
 
 def group_of(ranks: Sequence[int] | None, options: Options) -> EpGroup:
-    """The group of these global ranks, as the options say. Collective over them where it is not there yet."""
+    """The group of these global ranks, by the options. Collective over them if the group does not exist yet."""
     timeout = None if options.timeout is None else timedelta(seconds=options.timeout)
     return EpGroup.for_ranks(ranks, timeout, options.transport)
 
@@ -31,19 +31,19 @@ def context_of(
     device: torch.device | None = None,
     num_forwards: int | None = None,
 ) -> Context:
-    """The context of layers of this group (None: without other ranks), made for the first of them.
+    """The context of layers of this group (None: this rank alone), made for the first of them.
 
     Not thread-safe: the caller holds a lock. Contexts stay until their group closes.
 
-    num_layers    of the model whose first layer asks: a budget must know before the other layers exist
+    num_layers    of the model, which a budget must know before layers other than the first exist
     device        of the experts; None: the CPU
-    num_forwards  that are outstanding at one time in training; None: one for each layer
+    num_forwards  most forwards that are outstanding at one time in training; None: one for each layer
     """
     known = _options_of(options)
     key = (known, () if group is None else group.ranks, str(device or "cpu"))
     found = _contexts.get(key)
     if found is not None and group is None and found.is_budgeted and found.is_unused:
-        found.close()  # of a model that has gone: this one may have more layers
+        found.close()  # its model is gone, and the new one may have more layers
     if found is None or not found.alive:
         outstanding = known.max_outstanding or num_forwards or num_layers
         known = dataclasses.replace(known, max_outstanding=outstanding, num_layers=num_layers)
@@ -66,11 +66,11 @@ class OwnContext:
             raise
 
     def stats(self) -> dict[str, Any]:
-        """Of the context."""
+        """Statistics of the context."""
         return self.context.stats()
 
     def close(self) -> None:
-        """Releases everything; the layers are dead afterwards. Not collective; the ranks may make another."""
+        """Releases everything; the layers are closed afterwards. Not collective; the ranks may make another."""
         if self._group is not None:
             self.context.close()
             self._leave()

@@ -10,7 +10,7 @@ import torch
 
 
 class Factors(NamedTuple):
-    """What is added to the weights: `scale * b[e] @ a[e]`."""
+    """An adapter, which adds `scale * b[e] @ a[e]` to the weight of expert e."""
 
     a: torch.Tensor  # [E, r, in]
     b: torch.Tensor  # [E, out, r]
@@ -18,8 +18,8 @@ class Factors(NamedTuple):
 
 
 def joined(adapters: Sequence[Factors], dtype: torch.dtype) -> Factors:
-    """Several adapters as one, as a layer of this dtype takes them: float32, or its own. Their ranks lie one after the
-    other. If there is more than one, B contains the scales."""
+    """Several adapters as one, in a dtype that a layer of `dtype` takes: float32 or `dtype`. Their ranks are
+    concatenated. If there is more than one, B contains the scales."""
     if len(adapters) == 1:
         a, b, scale = adapters[0]
     else:

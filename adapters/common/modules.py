@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts that are modules of the host, handed over anew with each call of a layer."""
+"""Experts that are modules of the host, passed again with each call of a layer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class HostModules(CallbackExperts):
         self._call: CallExpert | None = None
 
     def bind(self, experts: Sequence[nn.Module], call: CallExpert | None) -> None:
-        """The modules for the calls that follow, and how they are called; ((), None) lets go of them."""
+        """Sets the modules for the following calls, and how they are called; ((), None) drops them."""
         self._experts, self._call = experts, call
 
     def as_bound(self) -> HostModules:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What belongs to an expert in addition to its values: gradients, masters, and what an optimizer keeps. How to
-read all of it, and how to put it into another expert's place.
+"""Reads and writes what belongs to an expert in addition to its values: gradients, masters and optimizer states.
 
-A keeper is made of parts, each of which knows one thing. Hosts have further parts of their own.
+A keeper consists of parts, one for each kind of content. Hosts have further parts of their own.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ import torch
 from torch import nn
 
 Content = dict[str, Any]  # tensors and numbers by name
-States = MutableMapping[torch.Tensor, dict[str, Any]]  # what an optimizer of torch has as `state`
+States = MutableMapping[torch.Tensor, dict[str, Any]]  # the `state` of a torch optimizer
 
 
 class Piece(NamedTuple):
-    """What a parameter has of one expert: all of it, or one of its equal parts where it is stacked over experts.
+    """One expert's piece of a parameter: all of it, or one of its equal parts if it is stacked over experts.
 
     is_interleaved  the parts are every count-th column, as in PEFT's B [out, r * E]; otherwise they are rows
     """
@@ -29,7 +28,7 @@ class Piece(NamedTuple):
     is_interleaved: bool = False
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same of a tensor of the parameter's shape, as a view. Of a DTensor: of what this rank holds of it."""
+        """The same piece of a tensor of the parameter's shape, as a view; of a DTensor, of its local part."""
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         if self.count == 1:
             return local
@@ -47,37 +46,38 @@ class Keeper(Protocol):
     """Reads and writes what is kept of a piece in addition to its value."""
 
     def obstacle(self, parameters: Sequence[nn.Parameter]) -> str:
-        """Why something of these parameters could not be moved now; "": nothing is in the way."""
+        """Why something of these parameters cannot be moved now; "": it can."""
         ...
 
     def bytes_of(self, piece: Piece) -> int:
-        """Of what `read` would give."""
+        """The bytes of what `read` returns."""
         ...
 
     def read(self, piece: Piece) -> Content:
-        """Copies. Collective over the ranks that hold parts of it."""
+        """Copies of all. Collective over the ranks that hold parts of it."""
         ...
 
     def still(self, piece: Piece) -> Content:
-        """Of `read` what stays the same from one update to the next: all but gradients. Collective likewise."""
+        """The part of `read` that stays the same from one update to the next: all but gradients. Collective as
+        `read`."""
         ...
 
     def late_forms(self, piece: Piece) -> dict[str, torch.dtype]:
-        """The gradients that there may be before an update, by name, and as which numbers."""
+        """The names and dtypes of the gradients that may exist before an update."""
         ...
 
     def late(self, piece: Piece) -> Content:
-        """Those that there are, also such as are in the way of `read`: copies, or the host's own tensors. Collective
-        likewise."""
+        """The gradients that exist, even if they are an obstacle to `read`: copies, or the host's own tensors.
+        Collective as `read`."""
         ...
 
     def write(self, piece: Piece, content: Content) -> None:
-        """Into the host's own tensors where there are any."""
+        """Writes into the host's own tensors if they exist."""
         ...
 
 
 class Still:
-    """Of a part that no backward changes."""
+    """The base of a part that no backward changes."""
 
     def obstacle(self, parameters: Sequence[nn.Parameter]) -> str:
         """See Keeper."""
@@ -101,7 +101,7 @@ class Still:
 
 
 class Together:
-    """A keeper of several things, which have different names for what they keep."""
+    """A keeper of several parts, whose contents have different names."""
 
     def __init__(self, *parts: Keeper) -> None:
         self._parts = parts
@@ -137,7 +137,7 @@ class Together:
 
 
 class Gradient:
-    """Under this attribute of a parameter."""
+    """The gradient in this attribute of a parameter."""
 
     def __init__(self, attribute: str = "grad") -> None:
         self._attribute = attribute
@@ -184,16 +184,16 @@ class Gradient:
         elif there is not None and piece.is_whole:
             setattr(piece.parameter, self._attribute, None)
         elif there is not None:
-            piece.of(there).zero_()  # the others' gradients are in it
+            piece.of(there).zero_()  # it has the gradients of other experts too
 
 
 class State(Still):
-    """What an optimizer of torch keeps by parameter, or by the tensor that it has in a parameter's place."""
+    """The state of a torch optimizer, by parameter or by the tensor that it has in the parameter's place."""
 
     _PREFIX = "state "
 
     def __init__(self, kept_of: Callable[[nn.Parameter], tuple[States, torch.Tensor]]) -> None:
-        """kept_of: the optimizer's `state`, and the tensor by which a parameter's is found there."""
+        """kept_of: gives the optimizer's `state`, and its key for a parameter."""
         self._kept_of = kept_of
 
     def bytes_of(self, piece: Piece) -> int:
@@ -225,8 +225,8 @@ class State(Still):
             states[key] = kept
 
     def _views(self, piece: Piece) -> Content:
-        """Where a tensor belongs to several experts, what is counted by tensor (steps) is the same on all ranks, since
-        all take every step."""
+        """Views of the piece. If a tensor belongs to several experts, its step count is left out: the count is the same
+        on all ranks, because all take every step."""
         states, key = self._kept_of(piece.parameter)
         kept = states.get(key, {})
         if piece.is_whole:
@@ -236,17 +236,17 @@ class State(Still):
 
 
 class Masters(Still):
-    """A copy of each parameter of 16 bits, which the optimizer updates."""
+    """The masters of 16-bit parameters, which the optimizer updates."""
 
     def __init__(self, pairs: Sequence[tuple[nn.Parameter, torch.Tensor]]) -> None:
         self._masters = {id(parameter): master for parameter, master in pairs}
 
     def of(self, parameter: nn.Parameter) -> torch.Tensor:
-        """The master, or the parameter itself where there is none."""
+        """The master; the parameter itself if it has none."""
         return self._masters.get(id(parameter), parameter)
 
     def holds(self, parameters: Sequence[nn.Parameter]) -> bool:
-        """Whether each has one."""
+        """Whether each parameter has a master."""
         return all(id(parameter) in self._masters for parameter in parameters)
 
     def bytes_of(self, piece: Piece) -> int:
@@ -267,22 +267,22 @@ class Masters(Still):
 
 
 def plain(optimizer: torch.optim.Optimizer) -> Keeper:
-    """Of an optimizer of torch whose `state` is by parameter."""
+    """The keeper of a torch optimizer whose `state` is by parameter."""
     return Together(Gradient(), State(lambda parameter: (optimizer.state, parameter)))
 
 
 def mastered(masters: Masters, states: States) -> Keeper:
-    """Of one whose `state` is by master."""
+    """The keeper of an optimizer whose `state` is by master."""
     return Together(Gradient(), masters, State(lambda parameter: (states, masters.of(parameter))))
 
 
 def of_prefix(content: Mapping[str, Any], prefix: str) -> Content:
-    """What has names that begin so, by the rest of the names."""
+    """The entries whose names begin with `prefix`, by the rest of their names."""
     return {name[len(prefix) :]: value for name, value in content.items() if name.startswith(prefix)}
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
-    """Of its elements."""
+    """The bytes of its elements."""
     return tensor.numel() * tensor.element_size()
 
 

@@ -24,13 +24,13 @@ Exchange = Callable[[tuple[int, ...], Any], dict[int, Any]]  # (ranks, own value
 
 
 class Sharer(Protocol):
-    """A layer of the host before there is one of the engine."""
+    """A layer of the host before its engine layer exists."""
 
     ranks: tuple[int, ...]
     device: Any
 
     def row_bytes(self) -> int:
-        """Of what the layer may keep of one token."""
+        """The bytes that the layer may keep of one token."""
         ...
 
 
@@ -38,17 +38,17 @@ class Member(Protocol):
     """A layer of the host in a context that has a share."""
 
     def prepare(self, dtype: torch.dtype) -> None:
-        """Makes its engine layer, if it has none: what plans need depends on all layers that there are."""
+        """Makes its engine layer, if it has none, because the needs of plans depend on all layers."""
         ...
 
     def engine_layers(self) -> Iterable[Any]:
-        """Those that there are."""
+        """Its engine layers that exist."""
         ...
 
 
 def weights(findings: Iterable[Sharer], slots: int = 1) -> dict[Place, int]:
-    """By context: the rows of its layers, and once more of its largest, for the slots that they share. slots: 0 of
-    host pools, which have none."""
+    """For each context the row bytes of its layers, plus those of the largest for the slots that they share. slots: 0
+    for host pools, which have no slots."""
     rows: dict[Place, list[int]] = {}
     for finding in findings:
         rows.setdefault((finding.ranks, finding.device), []).append(finding.row_bytes())
@@ -56,14 +56,14 @@ def weights(findings: Iterable[Sharer], slots: int = 1) -> dict[Place, int]:
 
 
 def outstanding_of(of_model: int, layers: int, all_layers: int) -> int:
-    """Of so many forwards without their backward over all layers of a model, the most in these: forwards come in the
-    model's order, so that each has had one more at most than any other layer."""
+    """The most forwards that `layers` of a model's layers may have outstanding, if all of them have `of_model`.
+    Forwards come in the model's order, so that a layer has at most one more than any other layer."""
     passes, begun = divmod(of_model, all_layers)
     return passes * layers + min(begun, layers)
 
 
 def split(total: int, weight: Mapping[Place, int], place: Place) -> int:
-    """What of `total` is this context's, among those on its device."""
+    """This context's share of `total`, among the contexts on its device."""
     mine = [other for other in weight if other[1] == place[1]]
     return divide_budget(total, [weight[other] for other in mine])[mine.index(place)]
 
@@ -74,9 +74,9 @@ def options_of(
     place: Place,
     least: Callable[[dict[str, int]], dict[str, int]],
 ) -> Options:
-    """The options of one context of the model's layers. least: the smallest of each number over the ranks of the
-    context, since ranks that plan together plan alike, and may be in different numbers of other contexts. Collective
-    where there is a budget."""
+    """The options of one context of the model's layers. least: gives the minimum of each number over the ranks of the
+    context. They need equal numbers to plan together, but may be in different numbers of other contexts. Collective if
+    there is a budget."""
     names = [name for name in ("memory_budget", "host_memory_budget") if getattr(options, name) is not None]
     if not names:
         return options
@@ -102,11 +102,11 @@ class Sharing:
         self._settled_for: int | None = None  # this rank's tokens
 
     def add(self, place: Place, context: Context, layers: list[Member]) -> None:
-        """In the order of the model, the same on all ranks of a context. layers: also those that come later."""
+        """Adds a context, in the order of the model, which is the same on all its ranks. layers: may grow later."""
         self._members[place] = (context, layers)
 
     def settle(self, tokens: int, dtype: torch.dtype) -> None:
-        """Once, at the first forward of any of the contexts. Collective over all of them; OverBudget on all ranks."""
+        """Sets the shares at the first forward of any of the contexts. Collective over all; OverBudget on all ranks."""
         if self._settled_for is not None or not self._members:
             return
         self._is_awaited = False
@@ -124,14 +124,14 @@ class Sharing:
         self._settled_for = tokens
 
     def fail(self, message: str) -> None:
-        """This rank does not come to its first forward: the others must not wait."""
+        """Tells the others that this rank does not come to its first forward, so that they do not wait."""
         if self._is_awaited and self._members:
             self._is_awaited = False
             with contextlib.suppress(OverBudget):
                 self._agree({}, message, 0)
 
     def explain(self, error: OverBudget, tokens: int) -> OverBudget:
-        """A share may be too small for a forward of more tokens than the first had."""
+        """The error, explained if the forward has more tokens than the first had, for which shares were made."""
         first = self._settled_for
         if first is None or tokens <= first:
             return error
@@ -143,7 +143,7 @@ class Sharing:
         )
 
     def _agree(self, own: Mapping[Place, list[int]], why: str, tokens: int) -> None:
-        """Two rounds over each context, by all its ranks whatever happens: what it needs, then what it gets."""
+        """Two rounds over each context, which all its ranks join in any case: what it needs, then what it gets."""
         needs: dict[Place, list[int]] = {}
         first = {}
         for place in self._members:
@@ -165,7 +165,7 @@ class Sharing:
             context.set_share(min(answer["share"] for answer in second[place].values()), self._total)
 
     def _split(self, needs: Mapping[Place, list[int]]) -> dict[Place, int]:
-        """OverBudget: those of a device need more for the first tokens."""
+        """The shares. OverBudget if the contexts of a device need more for the first tokens."""
         shares: dict[Place, int] = {}
         for device in {place[1] for place in needs}:
             mine = [place for place in needs if place[1] == device]
@@ -188,5 +188,5 @@ class Sharing:
 
 
 def _why_of(answers: Mapping[Place, Mapping[int, Any]]) -> str:
-    """What speaks against it on any rank."""
+    """The first reason against it on any rank."""
     return next((answer["why"] for of_place in answers.values() for answer in of_place.values() if answer["why"]), "")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step that all ranks of a layer take, or none: each says how it went, and hears of the others."""
+"""Steps that succeed on all ranks of a layer or on none: each rank reports its result to the others."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ T = TypeVar("T")
 
 
 class Vote:
-    """Of the ranks that move a layer's experts together. Every call is collective over all of them.
+    """A vote of the ranks that move a layer's experts together. Every call is collective over all of them.
 
     name        of the layer, for errors
     group       of torch, over the layer's ranks; None: this rank alone
-    everywhere  from whether this group can go on to whether all groups with the same experts can; None: there is one
+    everywhere  takes whether this group can go on, and returns whether all groups with the same experts can; None:
+                there is one group
     """
 
     def __init__(self, name: str, group: Any, ranks: Sequence[int], everywhere: Callable[[bool], bool] | None) -> None:
         self._name, self._group, self._ranks, self._everywhere = name, group, ranks, everywhere
-        self.is_lost = False  # a rank did not answer: nobody knows what it has done
+        self.is_lost = False  # a rank did not answer, and its state is unknown
 
     def tell(self, value: Any) -> list[Any]:
-        """What each rank of the group says, in its order. PeerLost."""
+        """The value of each rank of the group, in its order. PeerLost if a rank does not answer."""
         said = [value]
         if self._group is not None:
             said = [None] * len(self._ranks)
@@ -35,7 +36,7 @@ class Vote:
         return said
 
     def ask(self, why_not: str, error: Exception | None = None) -> None:
-        """Returns where no rank has a reason against it; else every rank raises. error: the reason of this one."""
+        """Returns if no rank has a reason against it; else every rank raises. error: this rank's reason."""
         said = self.tell(why_not)
         why = next((f"{self._name}, rank {rank}: {one}" for rank, one in zip(self._ranks, said) if one), "")
         if self._everywhere is not None:
@@ -46,7 +47,7 @@ class Vote:
             raise error if isinstance(error, SluiceError) else InvalidState(why) from error
 
     def take(self, step: Callable[[], T]) -> T:
-        """What the step returns, where it has succeeded on every rank; else every rank raises."""
+        """The step's result, if the step has succeeded on every rank; else every rank raises."""
         result, error = None, None
         try:
             result = step()
@@ -57,7 +58,7 @@ class Vote:
 
     @contextmanager
     def _answered(self) -> Iterator[None]:
-        """Around a collective of torch."""
+        """Turns the error of a collective of torch into PeerLost."""
         try:
             yield
         except Exception as error:

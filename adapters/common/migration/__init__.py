@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts that change ranks, at once or while training goes on. Nothing here knows a host."""
+"""Moves experts between ranks, at once or while training goes on. This package imports no host."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading and writing of state dicts while experts are away from home: refused by name, since every name in them means
-the place that an expert has at home.
+"""Refuses to read and write state dicts while experts are away from home, because every name in a state dict stands for
+the expert that has this place at home.
 
 Nothing here is collective: a rank may read its state dict alone.
 """
@@ -18,7 +18,7 @@ import torch
 from sluice.adapters.common.migration.moving import MovingLayer, has_moved, refuse_torn
 from sluice.errors import InvalidState
 
-# Of optimizers, which have moments of the layers' experts: the layers.
+# For each optimizer, the layers of whose experts it has moments.
 _trained: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
 _knowing = threading.local()  # see knowing
 
@@ -27,7 +27,7 @@ _HOOKS = "_sluice_refuses_state_dicts"
 
 
 def refuse(layer: MovingLayer, what: str) -> None:
-    """InvalidState where an expert of the layer is away. what: would mix experts up, such as "a state dict"."""
+    """InvalidState if an expert of the layer is away. what: the object that would mix experts up: "a state dict"."""
     refuse_torn(layer)
     if has_moved(layer) and not getattr(_knowing, "is_so", False):
         raise InvalidState(
@@ -41,7 +41,7 @@ def _given(layer: MovingLayer) -> str:
 
 
 class Guarded:
-    """For a class that a layer of a host becomes, which has `_sluice`. Its class goes before that of the host."""
+    """A base of the class that replaces the class of a host's layer, before the host's class. It has `_sluice`."""
 
     _sluice: Any
 
@@ -57,8 +57,8 @@ class Guarded:
 
 
 def guard_optimizer(optimizer: Any, layer: MovingLayer) -> None:
-    """Its state dict, and that of an optimizer inside it, are refused from now on while an expert of the layer is away:
-    moments have the numbers of the parameters that they lie with."""
+    """From now on the optimizer's state dict, and that of an optimizer inside it, are refused while an expert of the
+    layer is away: moments have the numbers of the parameters that they are with."""
     for each in (optimizer, getattr(optimizer, "optimizer", None)):
         if each is None:
             continue
@@ -69,7 +69,7 @@ def guard_optimizer(optimizer: Any, layer: MovingLayer) -> None:
 
 
 def needs_optimizer(layer: MovingLayer, optimizer: Any) -> None:
-    """InvalidState where experts that have moved with their moments are to move without them."""
+    """InvalidState if experts that have moved with their moments are to move without them."""
     if optimizer is None and any(layer in layers for layers in _trained.values()):
         raise InvalidState(
             f"{layer.moving_name}: its experts have moved with what an optimizer keeps of them: give that optimizer to "
@@ -78,7 +78,7 @@ def needs_optimizer(layer: MovingLayer, optimizer: Any) -> None:
 
 
 def guard_module(module: Any, layer: MovingLayer) -> None:
-    """The same as Guarded for a module whose class stays the host's, by hooks which are there while an expert is
+    """The same as Guarded for a module whose class stays the host's. Its hooks are registered while an expert is
     away."""
     for handle in module.__dict__.pop(_HOOKS, ()):
         handle.remove()
@@ -90,7 +90,7 @@ def guard_module(module: Any, layer: MovingLayer) -> None:
 
 
 class _Refuses:
-    """A hook."""
+    """A hook that refuses while experts are away."""
 
     def __init__(self, layer: MovingLayer, what: str) -> None:
         self._layer, self._what = layer, what
@@ -105,7 +105,7 @@ class _Refuses:
 
 @contextmanager
 def knowing() -> Iterator[None]:
-    """Around what gives experts their own numbers, wherever they live."""
+    """Allows state dicts inside, for code that gives experts their own numbers on whichever rank they are."""
     before, _knowing.is_so = getattr(_knowing, "is_so", False), True
     try:
         yield

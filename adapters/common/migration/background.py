@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts change ranks while training runs, by `sluice/migration.h`.
+"""Moves experts to other ranks while training runs, by `sluice/migration.h`.
 
-After an update, weights, masters, moments and step counts are copied, and travel while the host goes on. Before the
-next update the gradients follow. Then the new placement is in force on all ranks, or on none.
+After an update, weights, masters, moments and step counts are copied, and are sent while the host goes on. Before the
+next update the gradients follow. Then the new placement takes effect on all ranks, or on none.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from sluice.errors import (
     TimedOut,
 )
 
-_ALL_GO_ON = (InvalidArgument, Mismatch, PeerRefused)  # after these all have aborted alike
+_ALL_GO_ON = (InvalidArgument, Mismatch, PeerRefused)  # after these the move has been aborted on all ranks
 _A_RANK_IS_LOST = (Aborted, PeerLost, TimedOut)
-_REFUSED = Placement((), ())  # by every engine layer, which tells the other ranks
+_REFUSED = Placement((), ())  # every engine layer refuses it, which tells the other ranks
 _Form = Any  # ("tensor", shape, dtype, device); else a plain value
 
 
 class _Bundle(NamedTuple):
-    """All of one expert, in host memory. Where one leaves and one arrives, both have the same memory."""
+    """The tensors and values of one expert, in host memory. A leaving and an arriving expert may share memory."""
 
     still: Content
-    devices: dict[str, str]  # on which the host has these
+    devices: dict[str, str]  # the host's devices of the tensors in `still`
     late: dict[str, torch.Tensor]
-    is_there: torch.Tensor  # of each of `late`
+    is_there: torch.Tensor  # of each of `late`: whether it exists
 
     def tensors(self) -> list[torch.Tensor]:
-        """What travels before the boundary."""
+        """The tensors that are sent before the boundary."""
         return [value for value in self.still.values() if isinstance(value, torch.Tensor)]
 
     def content(self) -> Content:
-        """As moving.fill takes it."""
+        """The content for moving.fill."""
         late = {name: value for (name, value), there in zip(self.late.items(), self.is_there.tolist()) if there}
         still = {
             name: value.to(self.devices[name]) if name in self.devices else value for name, value in self.still.items()
@@ -64,15 +64,15 @@ class _ExpertMove(NamedTuple):
     leaving: dict[int, _Bundle]
     arriving: dict[int, _Bundle]
     versions: list[tuple[torch.Tensor, int]]
-    failure: str  # why it could not begin on this rank, of which others hear in commit
-    refusal: str  # why it has begun with nothing, and will be refused
+    failure: str  # why it could not begin on this rank, which others are told in commit
+    refusal: str  # why it has begun without experts, and will be refused
 
 
 class BackgroundMove:
     """Moves of experts between these ranks, one placement of one layer at a time.
 
-    ranks             global, ascending: of all groups that must move alike, those of replicas too
-    bytes_per_second  from each rank while the host trains; None: as fast as the link takes them
+    ranks             global, ascending: of all groups that must move together, those of replicas too
+    bytes_per_second  most that each rank sends while the host trains; None: no limit
     """
 
     def __init__(self, ranks: Sequence[int], bytes_per_second: int | None = None) -> None:
@@ -88,7 +88,7 @@ class BackgroundMove:
         return self._trip is not None
 
     def begin(self, layer: MovingLayer, belongings: Belongings, new: Placement) -> None:
-        """After an update. Collective over all ranks. What goes wrong on one of them is said by commit."""
+        """Called after an update. Collective over all ranks. `commit` reports what has failed on one of them."""
         if self._trip is not None:
             raise InvalidState("experts are on their way to other ranks already: commit that move first")
         self._epoch += 1
@@ -126,7 +126,7 @@ class BackgroundMove:
         self._trip = _ExpertMove(layer, belongings, old, new, leaving, arriving, _versions(slots), failure, refusal)
 
     def commit(self) -> int:
-        """In front of the next update, when gradients are what it takes. Collective over all ranks. How many experts
+        """Called before the next update, when gradients are final. Collective over all ranks. Returns how many experts
         have changed their rank. After InvalidState, InvalidArgument, Mismatch or PeerRefused none has, on any rank.
         After other errors the layer is torn, unless none has moved."""
         if self._trip is None:
@@ -154,7 +154,7 @@ class BackgroundMove:
         except SluiceError as error:
             if self._migration.progress()["phase"] == "undecided":
                 moving.tear(layer, error)
-                raise  # the trip stays, and what is staged for it
+                raise  # the move and its staged bytes are kept
             self._trip = None
             raise error from cause
         self._trip = None
@@ -162,7 +162,7 @@ class BackgroundMove:
         return sum(a != b for a, b in zip(old.expert_rank, new.expert_rank))
 
     def _load_all(self, trip: _ExpertMove) -> dict[int, Content]:
-        """What is late is there now. Copies of experts that change their slot on this rank."""
+        """Reads late tensors of leaving experts. Returns copies of experts that change their slot on this rank."""
         layer, (slots, keeper, _), old, new = trip[:4]
         own = layer.moving_ranks.index(dist.get_rank())
         for e, bundle in trip.leaving.items():
@@ -171,8 +171,8 @@ class BackgroundMove:
         return {e: _all_of(slots[old.expert_slot[e]], trip.belongings) for e in stay}
 
     def _put(self, trip: _ExpertMove, contents: dict[int, Content]) -> None:
-        """All has arrived on all ranks, which cannot go back any more: after an error the layer is torn on all ranks of
-        this group."""
+        """Fills the slots, after all has arrived on all ranks. They cannot go back: after an error the layer is torn on
+        all ranks of this group."""
         layer, (slots, keeper, _), _, new = trip[:4]
         try:
             contents.update({e: bundle.content() for e, bundle in trip.arriving.items()})
@@ -194,23 +194,24 @@ class BackgroundMove:
             raise
 
     def abort(self, reason: str) -> None:
-        """Nothing moves. Every rank calls it; not collective. A move that is undecided keeps what is staged."""
+        """Ends the move without effect. Every rank calls it; it is not collective. An undecided move keeps its
+        bytes."""
         if self._trip is not None and self._migration.progress()["phase"] != "undecided":
             self._trip = None
             self._migration.abort(reason)
 
     def progress(self) -> dict[str, Any]:
-        """See Migration.progress; of the newest move."""
+        """Migration.progress of the newest move."""
         return self._migration.progress()
 
     def close(self) -> None:
-        """May be called again."""
+        """Releases everything. A second call has no effect."""
         self._trip = None
         self._migration.close()
         self._group.close()
 
     def _give_up(self, trip: _ExpertMove, reason: str) -> None:
-        """For groups with replicas, which may be able to."""
+        """Commits with a refusal, because groups with replicas may have no reason against the move."""
         if not trip.failure:
             with contextlib.suppress(*_ALL_GO_ON):
                 self._migration.commit(reason)
@@ -240,7 +241,7 @@ def _forms_of_all(
     ranks: Sequence[int],
     way: tuple[Placement, Placement],
 ) -> tuple[list[dict[int, dict[str, _Form]]], str]:
-    """By rank and expert, what each name is: both ends know before anything travels. And why a rank cannot, if one."""
+    """The form of each name, by rank and expert, which both ends know before anything is sent; why a rank cannot."""
     own = {
         e: {
             name: ("tensor", tuple(value.shape), value.dtype, bundle.devices[name]) if name in bundle.devices else value
@@ -255,7 +256,7 @@ def _forms_of_all(
 
 
 def _landing(forms: dict[str, _Form], late: dict[str, tuple[int, torch.dtype]], leaving: _Bundle | None) -> _Bundle:
-    """Where an expert arrives: in the memory of one that leaves, wherever that is alike."""
+    """Memory for an arriving expert: that of a leaving one, if shape and dtype are the same."""
     still: Content = {}
     devices: dict[str, str] = {}
     for name, form in forms.items():
@@ -272,7 +273,7 @@ def _landing(forms: dict[str, _Form], late: dict[str, tuple[int, torch.dtype]], 
 
 
 def _load(bundle: _Bundle, expert: Expert, keeper: Keeper) -> None:
-    """What is late is there now."""
+    """Copies an expert's late tensors, which are final now, into the bundle."""
     numbers = {name: number for number, name in enumerate(bundle.late)}
     bundle.is_there.zero_()
 
@@ -284,14 +285,14 @@ def _load(bundle: _Bundle, expert: Expert, keeper: Keeper) -> None:
 
 
 def _all_of(expert: Expert, belongings: Belongings) -> Content:
-    """Copies. What is late comes first: of a tensor there are two for a moment, for which the rest still has room."""
+    """Copies of all. Late tensors are copied first: each exists twice for a moment, and the rest is not copied yet."""
     late: Content = {}
     _each_late(expert, belongings.keeper, lambda name, value: late.update({name: value.clone()}))
     return {**moving.still_of(expert, belongings.keeper), **late}
 
 
 def _each_late(expert: Expert, keeper: Keeper, take: Callable[[str, torch.Tensor], None]) -> None:
-    """One after the other: a keeper may have to gather each, and there is no room for a second copy of all."""
+    """Takes late tensors one by one: a keeper may have to gather each, and memory is short for copies of all."""
     for part in (*(Expert({name: piece}, {}) for name, piece in expert.pieces.items()), Expert({}, expert.buffers)):
         late = moving.late_of(part, keeper)
         for name in list(late):
@@ -299,7 +300,7 @@ def _each_late(expert: Expert, keeper: Keeper, take: Callable[[str, torch.Tensor
 
 
 def _versions(slots: Sequence[Expert]) -> list[tuple[torch.Tensor, int]]:
-    """Torch counts what is written into a tensor."""
+    """The parameters with their versions, which torch increments with each write."""
     parameters = {id(p.parameter): p.parameter for expert in slots for p in expert.pieces.values()}
     local = [getattr(parameter, "_local_tensor", parameter) for parameter in parameters.values()]
     return [(tensor, tensor._version) for tensor in local]

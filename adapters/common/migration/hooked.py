@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts that travel beside the steps of an optimizer of torch, by its own hooks."""
+"""Moves experts between the steps of a torch optimizer, by its step hooks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _known: WeakKeyDictionary[torch.optim.Optimizer, dict[tuple[int, ...], Migration
 def migrations_of(
     optimizer: torch.optim.Optimizer, ranks: Sequence[int], bytes_per_second: int | None = None
 ) -> MigrationQueue:
-    """Those between these ranks, which this optimizer's steps drive henceforth. bytes_per_second: by the first call."""
+    """The queue of moves between these ranks, run by this optimizer's steps. The first call sets bytes_per_second."""
     by_ranks = _known.setdefault(optimizer, {})
     if tuple(ranks) not in by_ranks:
         made = by_ranks[tuple(ranks)] = MigrationQueue(ranks, bytes_per_second)
@@ -25,6 +25,6 @@ def migrations_of(
 
 
 def cancel(optimizer: torch.optim.Optimizer | None, reason: str) -> None:
-    """What is on its way stays. All ranks do so alike."""
+    """Cancels moves; experts stay where they are. All ranks call it."""
     for migrations in _known.get(optimizer, {}).values() if optimizer is not None else ():
         migrations.cancel(reason)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the experts of a layer live. A host knows one place for each, which follows from its number."""
+"""The ranks and slots of the experts of a layer. A host knows one place for each, which follows from its number."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sluice.errors import Unsupported
 
 
 class Placement(NamedTuple):
-    """Of each expert the rank of its group, and its slot among those that the host has there."""
+    """For each expert the rank of its group, and its slot among those that the host has there."""
 
     expert_rank: tuple[int, ...]
     expert_slot: tuple[int, ...]
@@ -21,12 +21,12 @@ class Placement(NamedTuple):
         return [e for _, e in sorted(mine)]
 
     def place(self, expert: int) -> tuple[int, int]:
-        """(rank, slot)"""
+        """The (rank, slot) of an expert."""
         return self.expert_rank[expert], self.expert_slot[expert]
 
 
 def contiguous(num_experts: int, world_size: int) -> Placement:
-    """The host's own."""
+    """The placement that the host assumes."""
     local = num_experts // world_size
     experts = range(num_experts)
     return Placement(tuple(e // local for e in experts), tuple(e % local for e in experts))
@@ -36,26 +36,26 @@ class Replaceable(Protocol):
     """An engine layer."""
 
     def replace_experts(self, expert_rank: Sequence[int], expert_slot: Sequence[int]) -> None:
-        """Collective; all as before after an error."""
+        """Collective. After an error nothing has changed."""
         ...
 
 
 def replace_in_all(layers: Sequence[Replaceable], old: Placement, new: Placement) -> Placement:
-    """Tells the engine layers of one layer of the host, all or none: the new placement. Collective over its group."""
+    """Gives the placement to all engine layers of one layer of the host, or to none. Collective over its group."""
     done: list[Replaceable] = []
     try:
         for layer in layers:
             layer.replace_experts(*new)
             done.append(layer)
     except Exception:
-        for layer in done:  # the ranks have failed alike
+        for layer in done:  # all ranks have failed at the same layer
             layer.replace_experts(*old)
         raise
     return new
 
 
 def checked(name: str, home: Placement, expert_rank: Sequence[int], expert_slot: Sequence[int]) -> Placement:
-    """A placement with as many experts on each rank as the host has there; all ranks refuse another alike."""
+    """The placement, which has to fill the host's slots on each rank. Other ones raise Unsupported on all ranks."""
     given = Placement(tuple(map(int, expert_rank)), tuple(map(int, expert_slot)))
     if sorted(zip(*given)) != sorted(zip(*home)):
         raise Unsupported(
@@ -66,9 +66,9 @@ def checked(name: str, home: Placement, expert_rank: Sequence[int], expert_slot:
 
 
 def rounds(old: Placement, new: Placement) -> list[Placement]:
-    """Placements one after the other, from `old` to `new`, in each of which a rank gives at most one expert and gets
-    at most one: experts change places around circles of ranks. Where a circle comes back to a rank it is cut, and who
-    is left over waits for the next round in the place that was free."""
+    """A sequence of placements from `old` to `new`. In each a rank sends at most one expert and receives at most one:
+    experts change places in cycles of ranks. A cycle that comes back to a rank is cut there, and the expert that is
+    left over waits for the next round in the free place."""
     wanted = {place: e for e, place in enumerate(zip(*new))}
     now, found = list(zip(*old)), []
     while now != list(zip(*new)):
@@ -87,8 +87,8 @@ def rounds(old: Placement, new: Placement) -> list[Placement]:
 def _circle(
     first: tuple[int, int], wanted: dict[tuple[int, int], int], now: Sequence[tuple[int, int]], busy: set[int]
 ) -> list[tuple[int, int]]:
-    """Places of ranks that are free, no rank twice, each of which wants the expert of the next one; or two places of
-    one rank. Empty: there are none."""
+    """A cycle of places on ranks that are not busy, with no rank twice: each gets the expert of the next one. Or two
+    places of one rank. Empty: there is no cycle."""
     circle, ranks, place = [first], {first[0]}, now[wanted[first]]
     if place[0] == first[0] and place != first:
         return [] if first[0] in busy else [first, place]

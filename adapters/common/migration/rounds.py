@@ -111,7 +111,7 @@ class MigrationQueue:
         self._waiting.clear()
 
     def close(self) -> None:
-        """May be called again."""
+        """Cancels and releases everything. A second call has no effect."""
         self.cancel("closed")
         if self._background is not None:
             self._background.close()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What belongs to a part of a model, as tensors and plain values by name, and how it travels between ranks.
+"""Sends the tensors and plain values of a part of a model between ranks, by name.
 
-Both ends know the description of each shipment before the first tensor is sent. Bits are what they were.
+Both ends know the description of each shipment before the first tensor is sent. All bits stay the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PLAIN = (int, float, str, bool, type(None))
 
 
 class Described(NamedTuple):
-    """A member of a shipment: value is None where it is a tensor of this shape and dtype. Goes through JSON."""
+    """A member of a shipment: a tensor of this shape and dtype, or a plain value. It can be sent as JSON."""
 
     name: str
     shape: list[int] | None
@@ -27,7 +27,7 @@ class Described(NamedTuple):
 
 
 class Shipment(NamedTuple):
-    """From a rank to another. content: where it is sent from; described: where it arrives."""
+    """From one rank to another. content: given at the source; described: given at the target."""
 
     source: int
     target: int
@@ -36,7 +36,7 @@ class Shipment(NamedTuple):
 
 
 def describe(content: Content) -> list[Described]:
-    """Raises Unsupported for what is neither a tensor nor a plain value."""
+    """Describes each member. Raises Unsupported for a member that is neither a tensor nor a plain value."""
     found = []
     for name, value in content.items():
         if isinstance(value, torch.Tensor):
@@ -49,10 +49,10 @@ def describe(content: Content) -> list[Described]:
 
 
 def exchange(shipments: Sequence[Shipment], group: Any = None) -> list[Content]:
-    """What arrives here, in the order of the shipments. Ranks are global.
+    """Exchanges shipments; returns those for this rank, in their order. Ranks are global.
 
-    All ranks at the ends of a shipment call it, with their shipments in one order. group: None is the default one; it
-    is used by nobody else meanwhile. Host memory alone.
+    All ranks at the ends of a shipment call it, with their shipments in the same order. group: None is the default one;
+    nothing else uses it meanwhile. Tensors are in host memory.
     """
     own, work, arrived = dist.get_rank(), [], []
     for shipment in shipments:
@@ -80,7 +80,7 @@ def _receive(shipment: Shipment, group: Any, work: list[Any]) -> Content:
 
 
 def _start(transfer: Any, flat: torch.Tensor, peer: int, group: Any, work: list[Any]) -> None:
-    """The tensor stays alive until the request has ended."""
+    """Starts a transfer. `work` keeps the tensor alive until the request has ended."""
     if flat.numel():
         work.append((transfer(flat, peer, group=group), flat))
 

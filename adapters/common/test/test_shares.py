@@ -43,7 +43,7 @@ class FakeContext:
 
 
 def sharing(total: int, alone: FakeContext, both: FakeContext, other: list[dict[str, Any]]) -> shares.Sharing:
-    """Of rank 0, whose peer of BOTH says `other`, round by round."""
+    """The Sharing of rank 0, whose peer in BOTH answers `other`, round by round."""
     said = iter(other)
 
     def exchange(ranks: tuple[int, ...], own: Any) -> dict[int, Any]:
@@ -68,7 +68,7 @@ def test_Sharing_LeastFirst_AndTheRestByRows() -> None:
 
 
 def test_OutstandingOf_OnePassAfterTheOther_CountsTheMostOfTheseLayers() -> None:
-    """Against going through the layers, as often as there are forwards, from whichever one on."""
+    """The reference goes through the layers, once for each forward, from each layer on."""
     for order in ([0, 0, 1], [0, 1, 0, 1], [1, 1, 1, 0, 0], [0]):
         for of_model in range(1, 3 * len(order) + 1):
             for context in set(order):
@@ -80,7 +80,7 @@ def test_OutstandingOf_OnePassAfterTheOther_CountsTheMostOfTheseLayers() -> None
 
 
 def test_Options_OfTwoContexts_SplitTheBudgetAndTheOutstandingForwards() -> None:
-    """What another rank of the context says counts where it plans with less room, or with more forwards."""
+    """Another rank's numbers count if it plans with less memory, or with more forwards."""
     findings: Any = [
         types.SimpleNamespace(ranks=ranks, device=CPU, row_bytes=lambda: 640)
         for ranks in ((0,), (0, 1), (0, 1), (0, 1))
@@ -107,7 +107,7 @@ def test_Options_OfTwoContexts_SplitTheBudgetAndTheOutstandingForwards() -> None
 
 @pytest.mark.parametrize("total", [700, 730, 800, 1000, 1399, 2000, 5000])
 def test_Sharing_LaterForwards_FitWhileTheWholeWouldDo(total: int) -> None:
-    """Of t tokens both need 70 t at least: whatever t, up to 8 times the first, each has its part if the sum fits."""
+    """For t tokens both need at least 70 t. For each t up to 8 times the first, each gets its part if the sum fits."""
     alone, both = FakeContext(50), FakeContext(20)
     sharing(total, alone, both, [{}, {}]).settle(10, torch.float32)
     assert alone.share is not None and both.share is not None and alone.share[0] + both.share[0] <= total

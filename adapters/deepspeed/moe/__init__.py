@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The MoE layers of DeepSpeed, its own and those of AutoEP: recognised, swapped, and moved between ranks."""
+"""Recognises and swaps DeepSpeed's MoE layers, native ones and those of AutoEP, and moves experts between ranks."""

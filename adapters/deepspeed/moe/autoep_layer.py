@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The class that a swapped AutoEP layer becomes: the host's own with other steps between router and output.
+"""The class of a swapped AutoEP layer: the host's own class with different steps between router and output.
 
 Router, shared experts, parameters, names, state dict and checkpoints are those of the host.
 """
@@ -17,7 +17,7 @@ from deepspeed.module_inject.auto_ep_layer import AutoEPMoELayer
 
 
 class SluiceAutoEPMoELayer(Guarded, AutoEPMoELayer):
-    """dispatch -> experts -> combine by Sluice."""
+    """An AutoEP layer whose dispatch, experts and combine are computed by Sluice."""
 
     _sluice: AutoEPState
 
@@ -36,7 +36,7 @@ class SluiceAutoEPMoELayer(Guarded, AutoEPMoELayer):
             rows, expert_ids, weights = place.route(tokens, scores, chosen)
             state.settle(rows, dtype)
         except Exception as error:
-            # The others are on their way into the exchange: they must learn that this rank is not coming.
+            # The other ranks are about to exchange rows: they must learn that this rank does not take part.
             state.refuse(f"{type(error).__name__}: {error}")
             raise
         before = state.communication() if state.measures(self) else None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an AutoEP layer of the host is (`expert_parallel` in ds_config), and whether Sluice can run it.
+"""Reads an AutoEP layer of the host (`expert_parallel` in ds_config), and finds whether Sluice can run it.
 
-Its experts are stacked: w1 and w3 [E_local, H, M], w2 [E_local, M, H]. However the model had them (one tensor for gate
-and up, a list of modules), AutoEP has made these of them. The activation is found by asking the host's own function.
+Its experts are stacked: w1 and w3 [E_local, H, M], w2 [E_local, M, H]. AutoEP makes these tensors from any layout of
+the model (one tensor for gate and up, a list of modules). The activation is found by calls of the host's own function.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from deepspeed.module_inject.auto_ep_layer import AutoEPMoELayer
 from deepspeed.moe import ep_experts
 from deepspeed.moe.ep_experts import GroupedExperts
 
-# Without them a release's layer cannot be taken apart as `autoep_layer` does.
+# The methods that `autoep_layer` needs of a release's layer.
 _STEPS = ("_forward", "_finalize_output")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -79,7 +79,7 @@ def probe(layer: AutoEPMoELayer, layer_id: int, name: str) -> Finding:
         name=name,
         ranks=ranks,
         num_experts=int(layer.num_experts),
-        # Scores that go before the experts make as many rows of a token as it has routes (autoep_layer.py).
+        # If scores are multiplied in before the experts, each route of a token is a row (autoep_state.py).
         top_k=1 if layer.score_apply == "pre" else int(layer.top_k),
         model_width=model,
         dtype=experts.w1.dtype,
@@ -131,7 +131,8 @@ def _check_container(layer: AutoEPMoELayer, refuse: Refuse) -> None:
 
 
 def _unit_of(experts: GroupedExperts, refuse: Refuse) -> activations.Unit:
-    """By the function that the host has registered under the name; its fused kernels compute the same."""
+    """The activation of the function that the host has registered under the name; its fused kernels compute the
+    same."""
     name = experts.activation
     known = getattr(ep_experts, "EXPERT_ACTIVATIONS", {}).get(name)
     if known is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a swapped AutoEP layer keeps: its engine layers, and where its scores go."""
+"""The state of a swapped AutoEP layer: its engine layers, and where its scores are multiplied in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ScorePlace(NamedTuple):
     """Where a token's scores are multiplied in."""
 
     route: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Routed]
-    by_token: Callable[[torch.Tensor, int], torch.Tensor]  # of the rows' outputs and K, the tokens' [T, M]
+    by_token: Callable[[torch.Tensor, int], torch.Tensor]  # (outputs of the rows, K) -> those of the tokens [T, M]
 
 
 def _after(tokens: torch.Tensor, scores: torch.Tensor, chosen: torch.Tensor) -> Routed:
@@ -55,13 +55,13 @@ class AutoEPState(Runners):
         return self.runner_for(Key(dtype, True)), dtype
 
     def profile(self, expert_ids: torch.Tensor) -> None:
-        """GEMMs that no module was called for, in the host's count."""
+        """Adds GEMMs to the host's count, since no module was called for them."""
         assert self.finding.form is not None
         flops_profile.count(self.finding.form, expert_ids)
 
     def _dtype(self, layer: Any, tokens: torch.Tensor) -> torch.dtype:
-        """The host casts weights to the rows' dtype. Its loop multiplies in autocast's, which its grouped GEMMs do not
-        know."""
+        """The dtype of the host's GEMMs. It casts weights to the rows' dtype. Its loop multiplies in autocast's dtype,
+        which its grouped GEMMs ignore."""
         dtype = tokens.dtype
         if self._autocast() and not layer.experts.use_grouped_mm:
             dtype = torch.get_autocast_dtype(self.finding.device.type)

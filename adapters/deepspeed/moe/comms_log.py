@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of Sluice's exchanges in DeepSpeed's `comms_logger`, where its own all-to-alls would have stood."""
+"""Records Sluice's exchanges in DeepSpeed's `comms_logger`, in place of the host's own all-to-alls."""
 
 from __future__ import annotations
 
 from typing import Any
 
-OPERATION = "all_to_all_single"  # the logger ends the process for a name that it does not know
+OPERATION = "all_to_all_single"  # the logger ends the process for an unknown name
 
 
 def _logger() -> Any:
@@ -21,6 +21,6 @@ def wanted() -> bool:
 
 
 def append(name: str, nanoseconds: int, num_bytes: int) -> None:
-    """One record: what this rank sent in a pass, and the time its communication lane needed."""
-    # In milliseconds; the logger divides by it.
+    """Appends a record: bytes that this rank sent in a pass, and the time of its communication lane."""
+    # In milliseconds, by which the logger divides.
     _logger().append(OPERATION, name, max(nanoseconds, 1) / 1e6, num_bytes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies and pickles of a swapped layer are layers of the host, so that a saved model loads where Sluice is not."""
+"""Makes copies and pickles of a swapped layer layers of the host, so that a saved model loads without Sluice."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sluice.errors import InvalidState
 
 
 def as_host(layer: Any, host: type) -> Any:
-    """For `__reduce_ex__` of a swapped layer: one of the host's class. Handles into the library cannot be copied.
+    """For `__reduce_ex__` of a swapped layer: a layer of the host's class. Handles of the library cannot be copied.
 
-    Made by the standard library's own function, so that no name of Sluice's stands in a pickle.
+    The standard library's own function makes it, so that a pickle has no name of Sluice.
     """
     if moving.has_moved(layer):
         raise InvalidState("a layer whose experts have moved cannot be copied: move them home first")

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides between steps whether experts should change ranks, and has them moved during the next ones.
+"""Decides between steps whether experts should change ranks, and moves them during the next steps.
 
-What a rank must know to see that loads are even, it knows from the headers of forwards: while they are, nothing is
-sent. Where they are not, one exchange among the layer's ranks sums the rows of each expert, and every rank plans the
-same placement from the same sums. Groups of ranks that hold replicas of the experts make the same moves, so they ask
-each other at every look.
+Each rank knows the loads from the headers of forwards, so that nothing is sent while they are even. If they are not,
+one exchange among the layer's ranks sums the rows of each expert, and every rank plans the same placement from the same
+sums. Groups of ranks that hold replicas of the experts make the same moves, so they exchange at every look.
 """
 
 from __future__ import annotations
@@ -20,31 +19,31 @@ from sluice.adapters.deepspeed.moe import moving
 from sluice.config import PlacementOptions
 from sluice.planning.placement import PlacementPlan, move_verdict, plan_placement
 
-MOST_PAUSE = 16  # looks between two decisions, of a layer whose plans do not pay
+MOST_PAUSE = 16  # looks between two decisions, for a layer whose plans do not pay
 
 
 class Look(NamedTuple):
-    """What one look at a layer came to; the newest is in `sluice.stats`."""
+    """The result of one look at a layer; the newest is in `sluice.stats`."""
 
     verdict: str  # "even", or of planning.placement.VERDICTS
     imbalance: float  # rows of the fullest rank over the mean
     planned: float  # the same after the plan
-    bound: float  # below which no placement comes
+    bound: float  # lower bound of it for every placement
     num_moves: int
 
 
 class _Sums(NamedTuple):
-    """Of all ranks, since the last look."""
+    """Totals of all ranks since the last look."""
 
     loads: list[int]
     pass_ns: int  # inside passes of the layer's context, on the slowest rank
     sent: int  # bytes, on the rank with the most
     comm_ns: int
-    expert_bytes: int  # of all that moves with an expert
+    expert_bytes: int  # bytes that move with one expert
 
 
 class Watch:
-    """One layer."""
+    """Watches the loads of one layer."""
 
     def __init__(self, layer: Any, options: PlacementOptions) -> None:
         self.layer = layer
@@ -52,17 +51,18 @@ class Watch:
         self.num_questions = 0  # exchanges among ranks
         self.newest: Look | None = None
         self.migrations: list[ExpertMigration] = []
-        self.cancel: Callable[[str], None] = lambda reason: None  # what is on its way, of all layers
+        self.cancel: Callable[[str], None] = lambda reason: None  # cancels the moves of all layers
         self._seen: tuple[int, list[int], list[int], tuple[int, int, int]] | None = None
         self._pause = self._waits = 0
         self._replicas = moving.replicas_of(layer)
 
     def forget(self) -> None:
-        """What was seen was of another placement."""
+        """Drops what was seen, because it belongs to another placement."""
         self._seen = None
 
     def look(self, step: int, num_layers: int, optimizer: Any) -> Placement | None:
-        """After `step` steps: where experts should go. Collective over all ranks that have the layer, replicas too."""
+        """The placement that experts should get after `step` steps; None: they stay. Collective over all ranks that
+        have the layer, replicas too."""
         state = self.layer._sluice
         now = step, *state.loads(), state.spent()
         before, self._seen = self._seen, now
@@ -83,7 +83,7 @@ class Watch:
 
     def _ask(self, expert_rows: Sequence[int], numbers: Sequence[int]) -> _Sums:
         self.num_questions += 1
-        # Rows add up over replicas as over ranks; of times the slowest counts.
+        # Rows add up over ranks and replicas; for times the slowest rank counts.
         device = next(self.layer.experts.parameters()).device
         rows = torch.tensor(list(expert_rows), dtype=torch.int64, device=device)
         most = torch.tensor(list(numbers), dtype=torch.int64, device=device)
@@ -113,7 +113,7 @@ class Watch:
         return Placement(plan.expert_rank, plan.expert_slot) if verdict == "pays" else None
 
     def ranks(self) -> tuple[int, ...]:
-        """All that must make the same moves, ascending. Collective."""
+        """All ranks that must make the same moves, ascending. Collective."""
         mine = [dist.get_rank()] if self._replicas is None else dist.get_process_group_ranks(self._replicas)
         said: list[Any] = [None] * len(self.layer._sluice.finding.ranks)
         dist.all_gather_object(said, mine, group=self.layer.ep_group)
@@ -138,7 +138,7 @@ class Watch:
 
 
 class Decider:
-    """The layers of one engine."""
+    """Decides for the layers of one engine."""
 
     def __init__(self, layers: Sequence[Any], options: PlacementOptions, optimizer: Callable[[], Any]) -> None:
         self.options = options
@@ -151,17 +151,17 @@ class Decider:
             watch.cancel = self.cancel
 
     def start(self) -> None:
-        """The optimizer is there, and nothing has run. UnsupportedError where nothing can be moved from it."""
+        """Called once the optimizer exists, before the first step. UnsupportedError if its states cannot be moved."""
         for watch in self.watches:
             moving.bytes_of_expert(watch.layer, self._optimizer())
 
     def before_step(self) -> None:
-        """Gradients are what the update takes. Collective, like the update."""
+        """Called when gradients are final, before the update. Collective, like the update."""
         for migrations in self._travels.values():
             migrations.before_update()
 
     def after_step(self) -> None:
-        """The engine has updated its parameters, and gradients are gone. Collective, like the update."""
+        """Called after the update, when gradients are gone. Collective, like the update."""
         self._steps += 1
         if self._steps % self.options.interval == 0 and all(each.is_empty for each in self._travels.values()):
             self._look()
@@ -169,12 +169,12 @@ class Decider:
             migrations.after_update()
 
     def cancel(self, reason: str) -> None:
-        """What is on its way stays where it was. All ranks do so."""
+        """Cancels moves; experts stay where they are. All ranks call it."""
         for migrations in self._travels.values():
             migrations.cancel(reason)
 
     def close(self) -> None:
-        """May be called again."""
+        """Ends all migrations. A second call has no effect."""
         for migrations in self._travels.values():
             migrations.close()
         self._travels = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What swapped layers run on: the C library, through the torch adapter, with a context for each list of ranks."""
+"""Runs swapped layers on the C library through the torch adapter, with a context for each list of ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluice.config import Options
 
 
 class Form(Protocol):
-    """The mathematics of experts that C computes, and where their weights lie in what the host has of them."""
+    """The mathematics of experts that C computes, and where their weights are in the host's modules."""
 
     @property
     def model_width(self) -> int:
@@ -33,11 +33,11 @@ class Form(Protocol):
         ...
 
     def make_layer(self, context: Context, config: MoeConfig) -> CastingLayer:
-        """The engine layer. config: without what the form knows."""
+        """The engine layer. config: without the fields that the form sets."""
         ...
 
     def parameters_of(self, experts: Any) -> Any:
-        """The weights of this moment, as that layer takes them."""
+        """The current weights, as that layer takes them."""
         ...
 
     def lora_of(self, experts: Any, dtype: torch.dtype) -> Lora | None:
@@ -55,15 +55,15 @@ class LayerSpec:
     model_width: int
     dtype: torch.dtype  # of the rows on the wire and of the GEMMs
     form: Form | None  # None: `call_expert` computes
-    hidden_width: int = 1  # as on the other ranks, should they compute otherwise
+    hidden_width: int = 1  # equal on all ranks, also on those without a form
     expert_rank: tuple[int, ...] | None = None  # the owner of each expert; None: contiguous
-    expert_slot: tuple[int, ...] | None = None  # and where among the local ones, None: in the order of ids
+    expert_slot: tuple[int, ...] | None = None  # its index among the local ones; None: in the order of ids
     lora_rank: int = 0  # the largest of adapters on the weights, which are then frozen
-    one_chunk: bool = False  # unless the options name a number: a hooked module sees its rows in one call
+    one_chunk: bool = False  # unless the options give a number: a hooked module sees its rows in one call
 
 
 class EngineRunner:
-    """One layer."""
+    """One engine layer."""
 
     def __init__(self, context: Context, spec: LayerSpec, options: Options) -> None:
         self._form = spec.form
@@ -95,7 +95,7 @@ class EngineRunner:
         experts: Any,  # the local ones as the form takes them, read in each call: their storage may have moved
         call_expert: CallExpert | None = None,  # without a form
     ) -> torch.Tensor:
-        """[T, M] in the spec's dtype, with a backward. Collective."""
+        """The output [T, M] in the spec's dtype, with a backward. Collective."""
         if self._modules is None:
             assert self._form is not None
             lora = self._form.lora_of(experts, self.layer.dtype) if self.layer.config.lora_rank else None
@@ -107,7 +107,7 @@ class EngineRunner:
             self._modules.bind((), None)
 
     def replace_experts(self, expert_rank: Sequence[int], expert_slot: Sequence[int]) -> None:
-        """Experts lie elsewhere from now on, as many on each rank. Collective; all as before after an error."""
+        """Sets a new placement with as many experts on each rank. Collective. After an error nothing has changed."""
         self.layer.replace_experts(expert_rank, expert_slot)
 
     def loads(self) -> tuple[list[int], list[int]]:
@@ -115,7 +115,7 @@ class EngineRunner:
         return self.layer.loads()
 
     def refuse(self, message: str) -> None:
-        """Takes this rank's place in the collective call with a refusal, so that the others fail instead of waiting."""
+        """Makes the collective call with a refusal, so that the other ranks fail and do not wait."""
         self.layer.refuse(RuntimeError(message))
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which experts C may compute itself, and which of the host's it must call.
+"""Finds which experts C may compute itself, and which must be called as modules of the host.
 
-Fused are only experts whose whole mathematics is known: Linear - activation - Linear (or the gated form), exact torch
-types, nothing hooked, parametrised or overridden; a Linear may have PEFT's LoRA around it. Everything else is called as
-the module it is, unless it mixes rows or draws random numbers: then real rows instead of padded ones would change its
-meaning, and it is unsupported.
+Only experts whose whole mathematics is known are fused: Linear - activation - Linear (or the gated form), exact torch
+types, nothing hooked, parametrised or overridden; a Linear may have PEFT's LoRA around it. All others are called as
+modules, unless they mix rows or draw random numbers. Those are unsupported, because real rows without the host's
+padding would change their results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.nn.modules import module as nn_module
 
 ACTIVATIONS = ("identity", "relu", "gelu", "gelu_tanh", "silu")
 
-# Rows are tokens: these look at several of them at once, or keep state of those they saw.
+# Rows are tokens: these modules read several of them at once, or keep state of earlier ones.
 MIXES_ROWS = (
     nn.modules.batchnorm._NormBase,
     nn.GroupNorm,
@@ -40,7 +40,7 @@ MIXES_ROWS = (
 
 @dataclass(frozen=True)
 class FusedForm:
-    """How to find the weights in an expert, and what is done with them; the same for all local experts."""
+    """How to find the weights in an expert, and how they are used; the same for all local experts."""
 
     w1: str  # paths of the Linears below the expert
     w2: str

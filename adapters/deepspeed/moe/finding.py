@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a probe says of one layer, whatever its kind: all that the adapter needs to know of it."""
+"""The result of a probe for a layer of any kind: all that the adapter needs to know of the layer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from sluice.adapters.deepspeed.moe.engine_backend import Form
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_MODULES_HIDDEN = 4  # of experts that run as modules, H over M: nobody says
+_MODULES_HIDDEN = 4  # H / M that is assumed for experts that run as modules
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One layer, understood."""
+    """The description of one layer."""
 
     layer_id: int
     name: str
@@ -31,14 +31,14 @@ class Finding:
     gate_format: str = ""  # how a native layer's gate is asked (probe.py)
 
     def row_bytes(self) -> int:
-        """Of what the layer may keep of one token on balanced routing: T_DI and T_M of its K routes."""
+        """The bytes that the layer may keep of one token on balanced routing: T_DI and T_M of its K routes."""
         hidden = _MODULES_HIDDEN * self.model_width
         if self.form is not None:
             hidden = self.form.hidden_width * (2 if self.form.gated else 1)
         return self.top_k * (self.model_width + hidden) * self.dtype.itemsize
 
     def compared(self) -> dict[str, Any]:
-        """What must be equal on all ranks of the group."""
+        """The values that must be equal on all ranks of the group."""
         width = self.form.hidden_width if self.form else 0
         return {
             "layer": self.name,
@@ -53,7 +53,7 @@ class Finding:
 
 
 def ranks_of(layer: Any, refuse: Callable[[str], Exception]) -> tuple[int, ...]:
-    """The global ranks of a layer's expert-parallel group; raises what `refuse` makes of a reason against it."""
+    """The global ranks of a layer's expert-parallel group; raises what `refuse` returns for a reason against it."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     own = torch.distributed.get_rank() if distributed else 0
     if layer.ep_size == 1:

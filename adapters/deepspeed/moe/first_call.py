@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can only be seen when a host's expert runs: asked of each expert once, in its first call with gradients."""
+"""Checks that need a host's expert to run, made once for each expert, in its first call with gradients."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import nn
 
 
 def random_state() -> torch.Tensor:
-    """To be compared before and after a call."""
+    """The state that is compared before and after a call."""
     return torch.random.get_rng_state()
 
 
 def foreign_leaves(result: torch.Tensor, rows: torch.Tensor, expert: nn.Module) -> list[torch.Tensor]:
-    """Tensors that want a gradient through this expert and are no parameters of it: Sluice could not give it to them.
+    """Tensors that would get a gradient through this expert and are not its parameters. Sluice cannot give them one.
 
     result  what the expert returned for `rows`
     """

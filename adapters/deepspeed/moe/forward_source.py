@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the forward of a simple expert class, to be sure of it without running it.
+"""Reads the forward of a simple expert class, to know its mathematics without running it.
 
-Understood is straight-line code made of nothing but `self.layer(...)`, known activations, names and, for gated
-experts, one GEMM:
+It understands straight-line code that consists of `self.layer(...)`, known activations, names and, for gated experts,
+one product:
 
     def forward(self, x):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
-Anything else (a branch, an attribute that is no module, a helper, a decorator) is not understood, and the module is
-then called as it is. Reading is exact where tracing is not: a trace would miss side effects and conditions on state.
+It does not understand anything else (a branch, an attribute that is no module, a helper, a decorator), and the module
+is then called as it is. The source shows side effects and conditions on state, which a trace would miss.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Found = tuple[str, "str | None", str, str]  # paths of w1, w3, w2; activation
 
 
 class _NotUnderstood(Exception):
-    """Carries what was met."""
+    """Has the reason as its message."""
 
 
 def read(expert: nn.Module) -> Found | str:
@@ -67,7 +67,7 @@ def _parsed(forward: Any) -> tuple[str, list[ast.expr], FunctionType]:
     own, argument = (item.arg for item in arguments.args)
     if own != "self":
         raise _NotUnderstood("its first argument is not called self")
-    # Every local name stands for one expression, which is put in where the name is used.
+    # Every local name stands for one expression, which replaces the name where it is used.
     names: dict[str, ast.expr] = {}
     expressions: list[ast.expr] = []
     for statement in definition.body:
@@ -138,12 +138,12 @@ class _Reader:
         return ("linear", name, inner)
 
     def _global(self, node: ast.expr) -> Any:
-        """What `F.gelu`, `torch.relu` or a bare imported name stands for, in the globals of the forward."""
+        """The object of `F.gelu`, `torch.relu` or a bare imported name, in the globals of the forward."""
         if isinstance(node, ast.Name):
             return self._function.__globals__.get(node.id)
         if isinstance(node, ast.Attribute):
             base = self._global(node.value)
-            # Only through modules: getting an attribute of anything else could run code.
+            # Only attributes of modules are read: an attribute of anything else could run code.
             return getattr(base, node.attr, None) if type(base) is type(torch) else None
         return None
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The class that a swapped layer becomes: the host's own `MOELayer` with another forward, and nothing else.
+"""The class of a swapped layer: the host's own `MOELayer` with a different forward, and nothing else.
 
 Parameters, names, hooks, state dict, isinstance checks, optimizers and checkpoints are those of the host. Copies and
-pickles of a swapped layer are layers of the host, so that a saved model loads where Sluice is not.
+pickles of a swapped layer are layers of the host, so that a saved model loads without Sluice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from deepspeed.moe.sharded_moe import MOE_TIMER, MOELayer
 
 
 class SluiceMOELayer(Guarded, MOELayer):
-    """dispatch -> experts -> combine by Sluice; the gate stays the host's."""
+    """A MOELayer whose dispatch, experts and combine are computed by Sluice; the gate is the host's."""
 
     _sluice: LayerState
 
@@ -33,7 +33,7 @@ class SluiceMOELayer(Guarded, MOELayer):
         timer.start()
         try:
             return _run(self, hidden, used_token)
-        finally:  # of a pass that was refused too: a timer that runs on refuses the next start
+        finally:  # also after a refused pass: a timer that still runs cannot be started again
             timer.stop()
             self.time_moe = timer.elapsed(reset=False)
 
@@ -51,7 +51,7 @@ def _run(layer: SluiceMOELayer, hidden: torch.Tensor, used_token: torch.Tensor |
         state.settle(tokens, dtype)
         route = routes.ask(layer.gate, state.finding.gate_format, tokens, used_token)
     except Exception as error:
-        # The others are on their way into the exchange: they must learn that this rank is not coming.
+        # The other ranks are about to exchange rows: they must learn that this rank does not take part.
         state.refuse(f"{type(error).__name__}: {error}")
         raise
     layer.l_aux, layer.exp_counts = route.l_aux, route.exp_counts

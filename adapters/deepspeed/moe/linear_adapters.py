@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads PEFT's LoRA on the Linears of experts, as the library takes it.
+"""Reads PEFT's LoRA on the Linears of experts, in the form that the library takes.
 
 PEFT replaces a Linear by a wrapper, and the wrapper's `weight` is that of the Linear inside. A layer that only read
 weights by name would leave the adapter out without an error. So each forward checks the classes of these modules.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves experts of swapped layers (adapters/common/migration/moving.py): what belongs to them under DeepSpeed."""
+"""Moves experts of swapped layers (adapters/common/migration/moving.py), with their states under DeepSpeed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deepspeed.utils import groups
 
 
 def belongings_of(layer: Any, optimizer: Any = None) -> Belongings:
-    """UnsupportedError where nobody knows where the optimizer keeps what belongs to parameters."""
+    """The contents that move with a layer's experts. UnsupportedError if the optimizer's states cannot be found."""
     state = layer._sluice
     slots = state.slots(layer.experts)
     keeper = keeper_of(state.finding.name, list(layer.experts.parameters()), optimizer)
@@ -31,7 +31,7 @@ def move(
     expert_slot: Sequence[int],
     optimizer: Any = None,
 ) -> None:
-    """See migration.moving.move. Collective over the layer's group, and over groups with replicas of its experts."""
+    """As migration.moving.move. Collective over the layer's group, and over groups with replicas of its experts."""
     everywhere = moving.unanimous(replicas_of(layer), next(layer.experts.parameters()).device)
     moving.move(layer._sluice, belongings_of(layer, optimizer), expert_rank, expert_slot, everywhere)
 
@@ -45,12 +45,12 @@ def replicas_of(layer: Any) -> Any:
 
 
 def bytes_of_expert(layer: Any, optimizer: Any = None) -> int:
-    """Of all that moves with one expert, by the first of this rank. UnsupportedError as `belongings_of`."""
+    """Bytes that move with one expert, taken from the first of this rank. UnsupportedError as `belongings_of`."""
     return moving.bytes_of_expert(belongings_of(layer, optimizer))
 
 
 def has_moved(layer: Any) -> bool:
-    """Whether an expert lies elsewhere than the host believes."""
+    """Whether an expert is in another slot than the host assumes."""
     return moving.has_moved(layer._sluice)
 
 

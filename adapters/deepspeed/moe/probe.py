@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a `MOELayer` of the host is, and whether Sluice can run it.
+"""Reads a `MOELayer` of the host, and finds whether Sluice can run it.
 
-Capabilities are looked at, never version numbers.
+It checks capabilities, never version numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SPARSE, DENSE = "sparse", "dense"
 
 
 def probe(layer: MOELayer, layer_id: int, name: str) -> Finding:
-    """Understands a layer or raises UnsupportedError; touches nothing and runs nothing of the model."""
+    """Describes a layer or raises UnsupportedError. Changes nothing and runs nothing of the model."""
 
     def refuse(reason: str) -> UnsupportedError:
         return UnsupportedError(f"MoE layer '{name}': {reason}")
@@ -92,9 +92,9 @@ def probe(layer: MOELayer, layer_id: int, name: str) -> Finding:
 
 
 def gate_format(gate: nn.Module | type[nn.Module]) -> str | None:
-    """How to ask this gate for routes: its third argument was `use_tutel` up to 0.19.2, then `sparse_routes`.
+    """How to call this gate for routes: its third argument was `use_tutel` up to 0.19.2, then `sparse_routes`.
 
-    The old index format needs Tutel and k = 1, so there the dense masks are taken. None: neither.
+    The old index format needs Tutel and k = 1, so that the dense masks are used there. None: it is neither.
     """
     cls = gate if isinstance(gate, type) else type(gate)
     names = list(inspect.signature(cls.forward).parameters)
@@ -126,5 +126,5 @@ def _sample(modules: list[nn.Module], gate: TopKGate, refuse: Any) -> torch.Tens
 
 
 def device_of_experts(tensor: torch.Tensor) -> torch.device:
-    """Where a layer computes."""
+    """The device on which a layer computes."""
     return tensor.device

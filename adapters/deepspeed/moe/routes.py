@@ -18,7 +18,7 @@ from deepspeed.moe.sharded_moe import TopKGate
 
 
 class Routes(NamedTuple):
-    """What the gate decided for [T, M] tokens."""
+    """The gate's decisions for [T, M] tokens."""
 
     expert_ids: torch.Tensor  # [T, K] i32, -1 = dropped
     weights: torch.Tensor  # [T, K] f32, with gradient
@@ -40,11 +40,11 @@ def ask(gate: TopKGate, layout: str, tokens: torch.Tensor, used_token: torch.Ten
 
 @contextlib.contextmanager
 def _alone(gate: TopKGate) -> Iterator[None]:
-    """Without a group, the gate does not all-reduce (MAX) the capacity in no-drop mode.
+    """Takes the gate's group away, so that the gate does not all-reduce (MAX) the capacity in no-drop mode.
 
-    That value sizes the padded buffers of the host, which do not exist here; nothing else of the gate's results
-    depends on it: exp_counts and l_aux are made from this rank's tokens, and a capacity of this rank's own largest
-    count already keeps every route. The stock collective is where ranks that call a layer unequally often hang.
+    That value sizes the padded buffers of the host, which do not exist here. No other result of the gate depends on it:
+    exp_counts and l_aux are made from this rank's tokens, and a capacity of this rank's own largest count already keeps
+    every route. In stock, ranks that call a layer unequally often hang in this collective.
     """
     group, gate.ep_group = gate.ep_group, None
     try:
@@ -54,7 +54,7 @@ def _alone(gate: TopKGate) -> Iterator[None]:
 
 
 def _no_tokens(gate: TopKGate, tokens: torch.Tensor) -> Routes:
-    """The host's gate takes means over tokens: without any, its loss would be NaN and k = 1 an assertion.
+    """Routes for no tokens. The host's gate takes means over tokens: its loss would be NaN, and k = 1 would assert.
 
     The gate draws no random number without tokens, so skipping the gate changes no random stream. l_aux and the route
     weights both depend on the gate's weight, so that the weight gets a gradient of zeros from either: ZeRO's ranks must
@@ -68,12 +68,12 @@ def _no_tokens(gate: TopKGate, tokens: torch.Tensor) -> Routes:
 
 
 def _from_masks(combine: torch.Tensor, mask: torch.Tensor, k: int, l_aux: Any, counts: Any) -> Routes:
-    """Old hosts: [T, E, C] weights and booleans. A route whose weight is exactly 0 is absent there, as in stock."""
+    """Routes from the [T, E, C] weights and booleans of old hosts, without routes of weight 0, as in stock."""
     weights = combine.sum(dim=2)
     kept = mask.any(dim=2)
     ids = kept.to(weights.dtype).topk(k, dim=1).indices
     chosen = kept.gather(1, ids)
-    # By expert number, so that the order of the sum over a token's routes does not depend on topk's ties.
+    # Sorted by expert, so that the order of the sum over a token's routes does not depend on topk's ties.
     order = torch.where(chosen, ids, torch.full_like(ids, combine.shape[1])).sort(dim=1).values
     present = order < combine.shape[1]
     ids = torch.where(present, order, torch.zeros_like(order))

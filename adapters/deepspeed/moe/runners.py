@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a swapped layer of any kind keeps beside the host's own attributes: the engine layers that run it.
+"""The state that a swapped layer of any kind has in addition to the host's attributes: the engine layers that run it.
 
-Holds no module and no tensor of the host: both are read afresh at each forward, because ZeRO, offload and `.to()` move
+It holds no module and no tensor of the host. Each forward reads both again, because ZeRO, offload and `.to()` move
 storage and because a user may hook an expert after the swap.
 """
 
@@ -30,7 +30,7 @@ from torch import nn
 
 
 class Key(NamedTuple):
-    """What an engine layer depends on."""
+    """The properties on which an engine layer depends."""
 
     dtype: torch.dtype  # of the rows
     untouched: bool  # whether the experts are as they were found
@@ -38,7 +38,7 @@ class Key(NamedTuple):
 
 
 class Runners:
-    """The engine layers of one swapped layer, by what they depend on."""
+    """The engine layers of one swapped layer, by their keys."""
 
     given_at_home = "engine"  # to sluice.experts_at_home, for errors
 
@@ -50,7 +50,7 @@ class Runners:
         family: list[Runners],
         sharing: Sharing | None = None,
     ) -> None:
-        """`family`: the layers that share the backend, this one included from now on. `sharing`: where the backend has
+        """`family`: the layers that share the backend, to which this one is added. `sharing`: given if the backend has
         a share of a budget."""
         family.append(self)
         self._sharing = sharing
@@ -65,36 +65,37 @@ class Runners:
         self.placement = self.home
         self.torn = ""
         self.optimizer: Callable[[], Any] = lambda: None  # of the engine
-        self.watch: Any = None  # of the option "placement"
-        self._choice: MoeChoice | None = None  # that a plan of the pipeline has
+        self.watch: Any = None  # set by the option "placement"
+        self._choice: MoeChoice | None = None  # set by a plan of the pipeline
 
     # ---- the steps of a forward ----
 
     def runner_for(self, key: Key) -> EngineRunner:
-        """Made when it is first asked for. InvalidState where a move of experts has broken off."""
+        """The engine layer for this key, made on its first use. InvalidState if a move of experts has broken off."""
         refuse_torn(self)
         if key not in self._runners:
             self._make(key)
-            # A plan under a budget counts the layers that there are: with the first, all of them.
+            # A plan under a budget counts the existing layers, so that all of them are made with the first.
             for other in self._family:
                 if not other._runners:
                     other._make(key)
         return self._runners[key]
 
     def why_no_plan(self) -> str:
-        """Why a plan of the pipeline cannot be the layer's; "": it can."""
+        """Why the layer cannot use a plan of the pipeline; "": it can."""
         if self._options.memory_budget is None and self._options.host_memory_budget is None:
             return ""
         return f"MoE layer '{self.finding.name}' has a plan, and a memory_budget of its own: leave that out"
 
     def use_plan(self, choice: MoeChoice) -> None:
-        """All engine layers run under it from now on. Between forwards."""
+        """All engine layers run under the plan from now on. Called between forwards."""
         self._choice = choice
         for runner in self._runners.values():
             self._put_in_force(runner)
 
     def check_container(self, container: nn.Module) -> None:
-        """Hooked after the swap: nobody calls it any more, so its hooks would be lost without a word."""
+        """Refuses or warns if the container was hooked after the swap: it is not called, so that hooks would not
+        run."""
         if experts_module.untouched(container):
             return
         text = (
@@ -108,7 +109,7 @@ class Runners:
         self._has_told_container = True
 
     def check_width(self, tokens: torch.Tensor) -> None:
-        """What the host would find out later, or on the other ranks only."""
+        """Refuses a width that the host would refuse later, or on the other ranks only."""
         if tokens.shape[1] != self.finding.model_width:
             raise ValueError(
                 f"MoE layer '{self.finding.name}': the input has width {tokens.shape[1]}, "
@@ -116,14 +117,14 @@ class Runners:
             )
 
     def check_dtype(self, dtype: torch.dtype) -> None:
-        """Of the rows."""
+        """Refuses a dtype of the rows that the library does not compute with."""
         if dtype not in DTYPES:
             raise UnsupportedError(
                 f"MoE layer '{self.finding.name}': {dtype}; float32, bfloat16 and float16 are supported"
             )
 
     def settle(self, tokens: torch.Tensor, dtype: torch.dtype) -> None:
-        """Before the first of these rows: the backend's share of a budget."""
+        """Sets the backend's share of a budget, before the first rows."""
         if self._sharing is not None:
             self._sharing.settle(max(1, tokens.shape[0]), dtype)
 
@@ -136,7 +137,7 @@ class Runners:
         experts: Any,
         call_expert: CallExpert | None = None,
     ) -> torch.Tensor:
-        """The weighted sum of the experts' outputs [T, M]; errors say what is known here. Collective."""
+        """The weighted sum of the experts' outputs [T, M]. Adds what is known here to errors. Collective."""
         try:
             return runner.run(tokens, expert_ids, weights, experts, call_expert)
         except Mismatch as error:
@@ -145,25 +146,25 @@ class Runners:
             raise self.explain_budget(error, tokens) from error
 
     def refuse(self, message: str) -> None:
-        """Tells the other ranks that this one is not coming, through whichever of its engine layers there is."""
+        """Tells the other ranks that this one does not take part, through any of its engine layers."""
         if self._sharing is not None:
             self._sharing.fail(message)
-        if not self._runners:  # the very first call: as it was when it was swapped, which all ranks agreed on
+        if not self._runners:  # in the first call: the layer as it was swapped, on which all ranks agreed
             self._make(self._key_as_found(self.finding.dtype))
         next(iter(self._runners.values())).refuse(message)
 
     def explain(self, error: Mismatch) -> Mismatch:
-        """The engine says that ranks differ; a kind of layers may know why they do."""
+        """The error that ranks differ, to which a kind of layers may add the reason."""
         return error
 
     def explain_budget(self, error: OverBudget, tokens: torch.Tensor) -> OverBudget:
-        """What the engine does not know: when the backend's share was made."""
+        """The error, with the time at which the backend's share was made."""
         return error if self._sharing is None else self._sharing.explain(error, tokens.shape[0])
 
     # ---- between steps ----
 
     def move(self, layer: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None) -> None:
-        """See `sluice.move_experts`; optimizer None: the engine's."""
+        """As `sluice.move_experts`; optimizer None: the engine's."""
         if self.watch is not None:
             self.watch.cancel("experts are moved by hand")
         moving.move(layer, expert_rank, expert_slot, self.optimizer() if optimizer is None else optimizer)
@@ -179,22 +180,22 @@ class Runners:
         return self.finding.ranks
 
     def slots(self, container: Any) -> list[Expert]:
-        """What the layer's container has of each expert of this rank."""
+        """The tensors of each expert of this rank in the layer's container."""
         raise NotImplementedError
 
     def replace_experts(self, placement: Placement) -> None:
-        """Experts lie elsewhere from now on; the caller moves what belongs to them. Collective over the group."""
+        """Gives the placement to the engine layers; the caller moves contents. Collective over the group."""
         self.placement = placement_module.replace_in_all(list(self._runners.values()), self.placement, placement)
 
     def loads(self) -> tuple[list[int], list[int]]:
-        """Rows so far: of this rank's tokens by expert, and received by each rank, which all ranks know alike."""
+        """Rows so far: of this rank's tokens by expert; received by each rank, the same on all ranks."""
         counted = [runner.loads() for runner in self._runners.values()]
         zeros = [0] * self.finding.num_experts, [0] * len(self.finding.ranks)
         by_expert, by_rank = ([sum(items) for items in zip(*lists)] for lists in zip(zeros, *counted))
         return by_expert, by_rank
 
     def spent(self) -> tuple[int, int, int]:
-        """So far, by all layers of the backend: nanoseconds inside passes, bytes sent, nanoseconds of exchanges."""
+        """Totals of all layers of the backend: nanoseconds inside passes, bytes sent, nanoseconds of exchanges."""
         now = self.backend.stats()
         return int(now.get("pass_ns", 0)), int(now["bytes_sent"]), int(now["comm_ns"])
 
@@ -209,7 +210,7 @@ class Runners:
         """See shares.Member."""
         return [runner.layer for runner in self._runners.values()]
 
-    # ---- what the host's logger and `sluice.stats` get ----
+    # ---- for the host's logger and `sluice.stats` ----
 
     @property
     def layer_id(self) -> int:
@@ -217,13 +218,13 @@ class Runners:
         return self.finding.layer_id
 
     def contexts(self) -> list[Any]:
-        """The torch adapter's, for `sluice.decisions`; none where tests put another backend."""
+        """The torch adapter's contexts, for `sluice.decisions`; none if tests use another backend."""
         context = getattr(self.backend, "context", None)
         return [] if context is None else [context]
 
     @staticmethod
     def measures(layer: nn.Module) -> bool:
-        """Whether anybody looks at this layer's communication."""
+        """Whether this layer's communication is logged."""
         return comms_log.wanted()
 
     def communication(self) -> tuple[int, int]:
@@ -232,12 +233,12 @@ class Runners:
         return int(now["bytes_sent"]), int(now["comm_ns"])
 
     def since(self, before: tuple[int, int]) -> tuple[int, int]:
-        """The same since then."""
+        """The same numbers since `before`."""
         sent, nanoseconds = self.communication()
         return sent - before[0], nanoseconds - before[1]
 
     def record(self, layer: Any, output: torch.Tensor, before: tuple[int, int]) -> None:
-        """Gives the host's logger what this forward sent since `before`, and its backward when it has run."""
+        """Logs what this forward has sent since `before`, and what its backward sends once that has run."""
         if len(self.finding.ranks) == 1 or not comms_log.wanted():
             return
         sent, nanoseconds = self.since(before)

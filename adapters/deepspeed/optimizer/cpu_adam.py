@@ -45,7 +45,7 @@ def group_of(
 
 
 class CpuAdamOp:
-    """`create_adam`, `adam_update`, `destroy_adam` of the op; anything else is the stock op's.
+    """`create_adam`, `adam_update`, `destroy_adam` of the op; everything else is forwarded to the stock op.
 
     Gradients are not checked: DeepSpeed has checked them for overflows before the call.
     """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What DeepSpeed's optimizers keep of an expert's parameters (common/optimizer_state.py). One keeper for each kind,
-chosen when experts move."""
+"""Keepers (common/optimizer_state.py) of the states that DeepSpeed's optimizers have for an expert's parameters. There
+is one for each kind of optimizer, chosen when experts move."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from torch import nn
 from deepspeed.ops.adam import FusedAdam
 
 _STEP = "step"
-_NAMES = {MASTER: MASTER, GRADIENT: GRADIENT}  # of what is no moment
+_NAMES = {MASTER: MASTER, GRADIENT: GRADIENT}  # names of contents that are not moments
 
 
 class Partitioned:
-    """Masters and moments lie in flat buffers, each of which is cut over the ranks with replicas of the expert: ZeRO
-    stages 1 and 2, and the bf16 optimizer. What is counted by buffer and not by parameter (steps) is alike on all
-    ranks, since all buffers take every step. Gradients are in buffers too, which are made at the end of the last
-    backward: `read` needs that there are none, `late` that there are all."""
+    """Masters and moments in flat buffers, each of which is partitioned over the ranks with replicas of the expert:
+    ZeRO stages 1 and 2, and the bf16 optimizer. Step counts are kept per buffer. They are equal on all ranks, because
+    every step updates all buffers. Gradients are in buffers too, which exist from the end of the last backward: `read`
+    needs them absent, `late` needs all of them."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -67,7 +67,7 @@ class Partitioned:
         return size * (1 + len(self._keys)) if self._buffers.has(piece.parameter) else 0
 
     def read(self, piece: Piece) -> Content:
-        """See Keeper. One that is frozen by now keeps what it has."""
+        """See Keeper. A parameter that was frozen later still has its states."""
         if not self._buffers.has(piece.parameter):
             return {}
         content = {MASTER: self._gathered(piece, MASTER)}
@@ -80,7 +80,7 @@ class Partitioned:
         return self.read(piece)
 
     def late_forms(self, piece: Piece) -> dict[str, torch.dtype]:
-        """See Keeper. Gradients of fewer bits are exact in these."""
+        """See Keeper. Gradients of fewer bits are exact in float32."""
         return {GRADIENT: torch.float32} if piece.parameter.requires_grad else {}
 
     def late(self, piece: Piece) -> Content:
@@ -114,13 +114,13 @@ class Partitioned:
 
 
 def _has_parts(parameter: nn.Parameter) -> bool:
-    """Whether it is in the flat buffers: it was trained when these were made."""
+    """Whether the parameter is in the flat buffers, because it was trained when these were made."""
     return hasattr(parameter, "_hp_mapping")
 
 
 class FusedState(State):
-    """Of DeepSpeed's FusedAdam, which counts the steps of a group in the state of whichever of its parameters comes
-    last, and reads them there for all: a count stays in its place, while moments move."""
+    """The state of DeepSpeed's FusedAdam, which counts the steps of a group in the state of its last parameter, and
+    reads them there for all. The count therefore stays in its place, while moments move."""
 
     def __init__(self, optimizer: FusedAdam) -> None:
         super().__init__(lambda parameter: (optimizer.state, parameter))
@@ -133,7 +133,7 @@ class FusedState(State):
         super().write(piece, content)
         if states.get(parameter, {}).keys() - {_STEP}:
             states[parameter].setdefault(_STEP, before.get(_STEP, steps_of(self._optimizer, parameter)))
-        elif before:  # what has come has no moments: they begin as zeros
+        elif before:  # the content has no moments: they begin as zeros
             states[parameter] = {
                 k: torch.zeros_like(v) if isinstance(v, torch.Tensor) else v for k, v in before.items()
             }
@@ -143,13 +143,13 @@ class FusedState(State):
 
 
 def steps_of(optimizer: FusedAdam, parameter: nn.Parameter) -> int:
-    """That the group of a parameter has made: the greatest count in it."""
+    """The steps of a parameter's group: the greatest count in it."""
     group = next((g["params"] for g in optimizer.param_groups if any(p is parameter for p in g["params"])), [])
     return max((optimizer.state.get(p, {}).get(_STEP, 0) for p in group), default=0)
 
 
 def keeper_of(name: str, parameters: Sequence[nn.Parameter], optimizer: Any) -> Keeper:
-    """By what the optimizer can do. UnsupportedError where it keeps things of experts nobody knows where."""
+    """The keeper for an optimizer. UnsupportedError if it is not known where it keeps states of experts."""
     if optimizer is None:
         return Gradient()
     trained = [p for p in parameters if p.requires_grad]
@@ -164,7 +164,7 @@ def keeper_of(name: str, parameters: Sequence[nn.Parameter], optimizer: Any) -> 
         and hasattr(optimizer, "fp16_groups")
         and hasattr(optimizer, "fp32_groups")
     ):
-        # The unfused optimizer, which 16-bit experts have without ZeRO.
+        # The unfused optimizer, of 16-bit experts without ZeRO.
         lists = zip(optimizer.fp16_groups, optimizer.fp32_groups)
         masters = Masters([pair for own, copies in lists for pair in zip(own, copies)])
         if masters.holds(trained):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flat buffers in which DeepSpeed's optimizers of ZeRO 1 and 2 and of bf16 keep masters and moments.
 
-Each group of parameters has one buffer, which is cut over the ranks with replicas. The places are those by which the
-optimizer lays its buffer out. DeepSpeed's own mapping of a parameter (`_hp_mapping`) has the order of the user's group,
-which is another one where "round_robin_gradients" reorders the group.
+Each group of parameters has one buffer, which is partitioned over the ranks with replicas. The places follow the order
+in which the optimizer lays out its buffer. DeepSpeed's own mapping of a parameter (`_hp_mapping`) has the order of the
+user's group, which differs if "round_robin_gradients" reorders the group.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-# What there is of a parameter, among the keys of moments.
+# Names of a parameter's contents that are not moments.
 MASTER = "master"
 GRADIENT = "gradient"
 
@@ -24,11 +24,11 @@ GRADIENT = "gradient"
 class _Place(NamedTuple):
     group: int
     offset: int  # in the buffer of all replicas
-    index: int  # among the parameters of which this rank's part has some; of others it is not used
+    index: int  # among the parameters that overlap this rank's part; not used for others
 
 
 class FlatBuffers:
-    """Reads and writes any part of any parameter. It is made again after the optimizer's groups have changed."""
+    """Reads and writes any part of any parameter. The caller makes a new one after the optimizer's groups change."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -53,12 +53,12 @@ class FlatBuffers:
                 index += offset < end and offset + parameter.numel() > begin
 
     def has(self, parameter: nn.Parameter) -> bool:
-        """It is there: it was trained when the buffers were made."""
+        """Whether the buffers have the parameter, because it was trained when they were made."""
         return parameter in self._places
 
     def part(self, parameter: nn.Parameter, key: str) -> tuple[int, torch.Tensor] | None:
-        """Where this rank's part of a parameter begins in it, and that part of its master, of its gradient or of a
-        moment, as a view. None: this rank has none."""
+        """The offset of this rank's part in a parameter, and that part of its master, gradient or moment, as a view.
+        None: this rank has none of it."""
         place = self._places[parameter]
         master, begin = self.masters[place.group], self._begins[place.group]
         first, last = max(place.offset, begin), min(place.offset + parameter.numel(), begin + master.numel())
@@ -71,19 +71,19 @@ class FlatBuffers:
         return first - place.offset, whole.view(-1).narrow(0, first - begin, last - first)
 
     def read(self, parameter: nn.Parameter, key: str, first: int, count: int) -> torch.Tensor:
-        """These elements of it, from all replicas. Collective over them."""
+        """`count` elements from `first` on, gathered from all replicas. Collective over them."""
         whole = torch.zeros(count, dtype=torch.float32, device=parameter.device)
         part = self._within(parameter, key, first, count)
         if part is not None:
             start, own = part
             whole.narrow(0, start, own.numel()).copy_(own)
-        # As integers, of which zero and x are x to the bit: of floats -0 would become 0.
+        # Summed as integers, for which 0 + x has the bits of x. The float -0 would become 0.
         group = self._optimizer.real_dp_process_group[self._places[parameter].group]
         dist.all_reduce(whole.view(torch.int32), group=group)
         return whole
 
     def write(self, parameter: nn.Parameter, key: str, first: int, values: torch.Tensor) -> None:
-        """Puts elements from `first` on in, as far as they are in this rank's part."""
+        """Writes those of the elements from `first` on that are in this rank's part."""
         part = self._within(parameter, key, first, values.numel())
         if part is not None:
             start, own = part
@@ -104,6 +104,6 @@ class FlatBuffers:
         if parts is None:
             return None
         padding = getattr(optimizer, "round_robin_bit16_padding", None)
-        # With padding between parameters, which has entries of its own, DeepSpeed's mapping has the index.
+        # With padding between parameters, which has its own entries, DeepSpeed's mapping has the index.
         padded = padding is not None and any(padding[place.group])
         return parts[parameter._index_in_param_group if padded else place.index]  # type: ignore[attr-defined]

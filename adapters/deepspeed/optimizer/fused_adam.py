@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The op that DeepSpeed's `FusedAdam` loads, computed by the library: the plain Adam and AdamW of a ds_config by key.
 
-`FusedAdam` is what DeepSpeed makes of "Adam" and "AdamW" where nothing is offloaded. On a CPU it compiles an op at run
-time and calls it with all parameters of a group. It stays, with its state, checkpoints and type checks.
+DeepSpeed uses `FusedAdam` for "Adam" and "AdamW" if nothing is offloaded. On a CPU it compiles an op at run time and
+calls it with all parameters of a group. The optimizer stays, with its state, checkpoints and type checks.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class FusedAdamOp:
-    """The op's `multi_tensor_adam`, which is this object. What the library does not do, tensors on a device and moments
-    in 16 bits, is left to the stock op, which is built then and not before."""
+    """The op; its `multi_tensor_adam` is this object. The stock op computes what the library does not support (tensors
+    on a device, moments in 16 bits); it is built on its first use."""
 
     def __init__(self, load_stock: Callable[[], Any]) -> None:
         self._load_stock, self._stock = load_stock, None
         self._handle = new_handle()
-        self.updates = 0  # that the library made: of one parameter each
+        self.updates = 0  # of single parameters, computed by the library
 
     @property
     def multi_tensor_adam(self) -> FusedAdamOp:
@@ -44,8 +44,8 @@ class FusedAdamOp:
         bias_correction: int,
         weight_decay: float,
     ) -> None:
-        """tensor_lists: gradients, parameters, and both moments; mode: 1 is AdamW. Gradients are not looked at: the
-        host does that where it is told to."""
+        """tensor_lists: gradients, parameters, and both moments; mode: 1 is AdamW. Gradients are not checked: the host
+        checks them if it is configured to."""
         if not _all_taken(tensor_lists):
             if self._stock is None:
                 self._stock = self._load_stock().multi_tensor_adam

@@ -2,11 +2,11 @@
 """ZeRO-Offload's step (stages 1 and 2) in one pass over a partition: unscale, clip, update, 16-bit parameters out.
 
 The host reads and writes the f32 gradients to unscale and clip them, updates, copies the masters to a 16-bit buffer and
-that to the parameters. Here the factor goes into the update, which writes the 16-bit parameters itself.
+that to the parameters. Here the update multiplies gradients by the factor, and writes the 16-bit parameters itself.
 
-A parameter that has got no gradient since the last step is not updated. The host's f32 buffer has an old one there, by
-which stock updates it once more. So have its buffers of a window of several backwards: gradients of a parameter that
-not all of these reach are brought in full.
+A parameter without a gradient since the last step is not updated. The host's f32 buffer still has its old gradient, by
+which stock updates it once more. The host's buffers for gradient accumulation have old gradients too. Here a parameter
+that only some backwards of a window reach gets its full gradient.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OF_A_WINDOW = (
 
 
 class _Written(torch.Tensor):
-    """16-bit parameters that the update has written. The copies that the host makes next have nothing to do."""
+    """16-bit parameters that the update has written. The copies that the host makes next are skipped."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -35,7 +35,7 @@ class _Written(torch.Tensor):
 
 
 class OffloadStep:
-    """Of one ZeRO optimizer, whose methods `unscale_and_clip_grads` and `_optimizer_step` it stands before."""
+    """The step of one ZeRO optimizer. It wraps its methods `unscale_and_clip_grads` and `_optimizer_step`."""
 
     def __init__(self, zero: Any, op: CpuAdamOp) -> None:
         self._zero, self._op = zero, op
@@ -50,21 +50,21 @@ class OffloadStep:
             zero.async_accumulate_grad_in_cpu_via_gpu, zero.step = self.accumulate, self.host_step
 
     def accumulate(self, param: Any) -> None:
-        """A parameter's first gradient of a window is not added to what the window before has left."""
+        """Zeroes the gradient that the window before has left, before a parameter's first gradient of a window."""
         zero, number = self._zero, self._zero.get_param_id(param)
         if number not in zero._offload_accumulated_param_ids and number in zero.accumulated_grads_in_cpu:
             zero.accumulated_grads_in_cpu[number].zero_()
         self._accumulate(param)
 
     def host_step(self, *arguments: Any, **keywords: Any) -> Any:
-        """Parameters that only earlier backwards of the window have reached come into the step as the others have."""
+        """Adds parameters that only earlier backwards of the window have reached to the step."""
         zero = self._zero
         zero._offload_accumulated_param_ids -= zero.norm_for_param_grads.keys()
         zero._finalize_cpu_offload_gradient_accumulation()
         return self._host_step(*arguments, **keywords)
 
     def unscale(self, grads: Any, total_norm: Any) -> None:
-        """Keeps the factor that the host would multiply gradients by; its own code says which."""
+        """Keeps the factor by which the host would multiply gradients, as the host's own code computes it."""
         one = torch.ones(1)
         self._unscale([one], total_norm)
         self._factor = one.item()
@@ -78,7 +78,7 @@ class OffloadStep:
         out = mine.data if is_here else self._buffers[group]
         spans = self._spans(group, mine.numel())
         if not is_here and spans != [(0, mine.numel())]:
-            out.copy_(mine.data)  # of what is not updated
+            out.copy_(mine.data)  # for elements that are not updated
         with op.writing(out, self._factor, spans) as written:
             self._step(group)
         self._factor = 1.0
@@ -86,7 +86,7 @@ class OffloadStep:
         zero.param_buffer_of_bit16_for_cpu_offload_groups[group] = buffer
 
     def _spans(self, group: int, size: int) -> list[tuple[int, int]]:
-        """Which elements of this rank's partition have a gradient of this step; all of it where every parameter has."""
+        """The elements of this rank's partition that have a gradient of this step; all if every parameter has one."""
         zero = self._zero
         spans: list[tuple[int, int]] = []
         numbers = [zero.get_param_id(param) for param in zero.params_in_partition[group]]
@@ -98,7 +98,7 @@ class OffloadStep:
 
 
 def install(zero: Any, op: CpuAdamOp) -> None:
-    """Where this is an optimizer of ZeRO-Offload that updates whole partitions; others stay as they are."""
+    """Installs the step if this is an optimizer of ZeRO-Offload that updates whole partitions; else does nothing."""
     names = (
         *("unscale_and_clip_grads", "_optimizer_step", "param_buffer_of_bit16_for_cpu_offload_groups"),
         *("params_in_partition", "grad_position", "norm_for_param_grads"),

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pipeline's optimizer keeps of each parameter, taken out, and put into the same optimizer over others.
+"""Takes a pipeline optimizer's states out by parameter, and puts them into the same optimizer over other parameters.
 
-The object stays: whoever holds it, its groups or its schedulers, goes on with it. There are two kinds. Plain optimizers
-of torch keep a state for each parameter. DeepSpeed's own keep masters and moments of a group in one flat buffer, cut
-over the replicas, so that one parameter less shifts all others: these are built anew, into the object that is there.
+The optimizer object stays, so that references to it, its groups and its schedulers stay valid. There are two kinds.
+Plain optimizers of torch keep a state for each parameter. DeepSpeed's own keep masters and moments of a group in one
+flat buffer, partitioned over the replicas. A parameter less shifts all others there, so that these optimizers are
+rebuilt inside the existing object.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
 
 class Kept(NamedTuple):
-    """Of one parameter: its group, and what is kept of it by name."""
+    """The group of one parameter, and its states by name."""
 
     group: int
     content: Content
@@ -33,34 +34,34 @@ Parameters = Sequence[nn.Parameter]
 
 
 class NoOptimizer:
-    """Of an engine that trains nothing."""
+    """The optimizer of an engine that trains nothing."""
 
     needs_all_groups = False  # every stage must have parameters in every group
-    counts_copies = True  # and those that it has a copy of, tied to another stage's, will do
+    counts_copies = True  # copies of parameters that are tied to another stage's count for that
     name = "none"
 
     def why_not(self) -> str:
-        """Why nothing can be taken out; "": it can."""
+        """Why states cannot be taken out; "": they can."""
         return ""
 
     def settings(self) -> list[dict[str, str]]:
-        """By group what has to be alike on both ends of a move."""
+        """For each group the settings that must be equal on both ends of a move."""
         return []
 
     def bytes_of(self, parameters: Parameters) -> float:
-        """What they take on their stage with all that the optimizer adds: gradients, and two moments."""
+        """The bytes of parameters on their stage, with all that the optimizer adds: gradients, and two moments."""
         return 4.0 * sum(p.numel() * p.element_size() for p in parameters)
 
     def groups_of(self, parameters: Parameters) -> list[int | None]:
-        """None: the optimizer does not have it."""
+        """The group of each parameter; None: the optimizer does not have the parameter."""
         return [None for _ in parameters]
 
     def take(self, parameters: Parameters) -> dict[nn.Parameter, Kept]:
-        """Of those that the optimizer has."""
+        """The states of those parameters that the optimizer has."""
         return {}
 
     def put(self, kept: Mapping[nn.Parameter, Kept]) -> None:
-        """From now on it has these and no others, in this order."""
+        """Replaces the optimizer's parameters by these, in this order."""
 
 
 class PlainOptimizer:
@@ -101,26 +102,26 @@ class PlainOptimizer:
             for p in group["params"]:
                 state.pop(p, None)
             group["params"][:] = [p for p, (where, _) in kept.items() if where == index]
-            # In the order in which a first step puts them there, which is that of the host's files.
+            # In the order in which a first step adds them, which is the order of the host's checkpoints.
             states = {p: kept[p].content for p in group["params"] if kept[p].content}
             state.update(states)
-            if isinstance(self._optimizer, FusedAdam):  # it counts the steps of a group in the last one alone
+            if isinstance(self._optimizer, FusedAdam):  # it counts the steps of a group in the last state alone
                 for one in list(states.values())[:-1]:
                     one["step"] = 0
 
     def _state_of(self, parameter: nn.Parameter) -> Content:
         state = dict(self._optimizer.state.get(parameter, {}))
         if state and isinstance(self._optimizer, FusedAdam):
-            state["step"] = steps_of(self._optimizer, parameter)  # any may become the last of its group
+            state["step"] = steps_of(self._optimizer, parameter)  # any parameter may become the last of its group
         return state
 
 
 class _Flat(NamedTuple):
-    """Where one of DeepSpeed's optimizers keeps a group, and what builds one like it."""
+    """The attribute of a DeepSpeed optimizer that has its groups, and the method that builds one."""
 
-    listed: str  # parameters in the order of the user's
+    listed: str  # the parameters, in the user's order
     build: str  # method of the engine
-    counts_copies: bool  # whether its norm of gradients can be over copies alone
+    counts_copies: bool  # whether its norm of gradients works if a group has copies alone
 
 
 _FLAT = {
@@ -138,7 +139,7 @@ _FLAT = {
 
 
 class FlatOptimizer:
-    """BF16_Optimizer, or ZeRO's of stage 1, whose groups lie in flat buffers."""
+    """BF16_Optimizer, or the optimizer of ZeRO stage 1. Their groups lie in flat buffers."""
 
     needs_all_groups = True
 
@@ -160,14 +161,14 @@ class FlatOptimizer:
         return ""
 
     def settings(self) -> list[dict[str, str]]:
-        """See NoOptimizer. A step count is one for a whole group."""
+        """See NoOptimizer. A whole group has one step count."""
         found = _settings(self._optimizer.optimizer)
         for index, group in enumerate(found):
             group.update({name: repr(value) for name, value in self._of_group(index).items() if not _is_cut(value)})
         return found
 
     def bytes_of(self, parameters: Parameters) -> float:
-        """See NoOptimizer. Masters, their gradients and moments are in f32; that replicas share them does not count."""
+        """See NoOptimizer. Masters, their gradients and moments are in f32, counted as if no replicas shared them."""
         return float(sum(p.numel() * (2 * p.element_size() + 16) for p in parameters))
 
     def groups_of(self, parameters: Parameters) -> list[int | None]:
@@ -197,13 +198,13 @@ class FlatOptimizer:
         for index, group in enumerate(basic.param_groups):
             group["params"] = [p for p, (where, _) in kept.items() if where == index]
         built = getattr(self._engine, self._form.build)(basic)
-        if getattr(old, "ready_for_gradients", False):  # in the middle of a batch: its backwards have made the buckets
+        if getattr(old, "ready_for_gradients", False):  # during a batch: its backwards have made the buckets
             built.setup_buckets()
-        if hasattr(old, "loss_scaler"):  # whose scale is in the gradients that are there
+        if hasattr(old, "loss_scaler"):  # the existing gradients have its scale
             built.loss_scaler = old.loss_scaler
         for name, value in vars(old).items():
-            vars(built).setdefault(name, value)  # what others have set on the object
-        # Both are one from now on: hooks of the new one know it as themselves, everyone else holds the old one.
+            vars(built).setdefault(name, value)  # attributes that other code has set
+        # The two share their attributes from now on: hooks refer to the new one, and all other code to the old one.
         old.__dict__ = built.__dict__
         buffers = FlatBuffers(old)
         for master, laid in zip(buffers.masters, buffers.groups):
@@ -219,7 +220,7 @@ class FlatOptimizer:
                         buffers.write(p, name, 0, value)
 
     def _of_group(self, index: int) -> Content:
-        """The master, and what the optimizer underneath keeps of it, in its order."""
+        """The master, and its states in the basic optimizer, in that optimizer's order."""
         master = FlatBuffers(self._optimizer).masters[index]
         return {MASTER: master.detach(), **self._optimizer.optimizer.state.get(master, {})}
 
@@ -230,7 +231,7 @@ def _found(parameters: Parameters, groups: Sequence[Parameters]) -> list[int | N
 
 
 def _is_cut(value: Any) -> bool:
-    """Whether each parameter has a piece of it: not a step count, which is one for a group."""
+    """Whether each parameter has a piece of it. A step count is not cut: a group has one."""
     return isinstance(value, torch.Tensor) and value.dim() > 0
 
 
@@ -239,7 +240,7 @@ def _settings(optimizer: Any) -> list[dict[str, str]]:
 
 
 class OtherOptimizer(NoOptimizer):
-    """One that keeps what belongs to a parameter where nobody else knows it."""
+    """An optimizer whose states cannot be found by parameter."""
 
     def __init__(self, optimizer: Any) -> None:
         self.name = type(optimizer).__name__
@@ -250,7 +251,7 @@ class OtherOptimizer(NoOptimizer):
 
 
 def of_engine(engine: Any) -> Any:
-    """The optimizer that this engine steps, as one of these."""
+    """The optimizer of this engine, as one of the classes above."""
     optimizer = engine.optimizer
     if optimizer is None:
         return NoOptimizer()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to say of models of transformers in which no experts have run on Sluice. Needs no Sluice engine."""
+"""Explains why no experts of a transformers model have run on Sluice. Needs no Sluice engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def need_not_have_run(given: Any) -> bool:
 
 
 def why(given: Any) -> str:
-    """Why no experts of it run on Sluice; "": it has none of transformers'."""
+    """Why no experts of the model run on Sluice; "": it has no experts modules of transformers."""
     chosen = [name for name in map(_implementation, given.modules()) if name is not None]
     if not chosen:
         return ""
@@ -33,7 +33,7 @@ def why(given: Any) -> str:
 
 
 def _implementation(module: Any) -> str | None:
-    """What its config names; None: transformers' decorator has not made it an experts module."""
+    """The implementation in its config; None: transformers' decorator has not made it an experts module."""
     attributes = vars(module)
     if "is_concatenated" not in attributes or "config" not in attributes:
         return None

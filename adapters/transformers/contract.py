@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an experts module of transformers is: its tensors, their layout, and whether C may compute it.
+"""Reads an experts module of transformers: its tensors, their layout, and whether C may compute it.
 
 The decorator of transformers sets flags on a module; sizes are taken from the tensors, because modules name them
-differently and expert parallelism changes them. Nothing is read from class names or from the identity of parameters.
+differently and expert parallelism changes them. Class names and the identity of parameters are not used.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ OTHERWISE = 'or set experts_implementation="eager" for this model'
 class Contract:
     """How to call a module's experts.
 
-    unit        the library's unit for what the gate does, None: the module's own functions are called
-    reason      why they are
+    unit        the library's unit for the gate; None: the module's own functions are called
+    reason      why they are called
     """
 
     names: tuple[str, ...]  # of the stacked tensors: up, down and their biases
@@ -50,7 +50,7 @@ class Contract:
     interleaved: bool
     unit: activations.Unit | None
     reason: str = ""
-    stock: bool = False  # the implementation that the model's config names computes
+    stock: bool = False  # whether the implementation in the model's config computes
 
     @property
     def fused(self) -> bool:
@@ -63,14 +63,14 @@ class Contract:
         return (down[2], down[1]) if self.transposed else (down[1], down[2])
 
     def views(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """The library's members in the stacked tensors: w1, w3, w2, b1, b3, b2, as far as there are."""
+        """The library's members in the stacked tensors: those of w1, w3, w2, b1, b3, b2 that exist."""
         up, down, *biases = tensors
         if self.transposed:
             up, down = (None if tensor is None else tensor.transpose(1, 2) for tensor in (up, down))
         return [*self._halves(up), down, *self._biases(biases)]
 
     def packed_views(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """The same of what packed_stack.flat gives, and s1, s3, s2. Codes and scales are never transposed."""
+        """The same for the result of packed_stack.flat, with s1, s3, s2. Codes and scales are never transposed."""
         up, down, *biases, up_scales, down_scales = tensors
         return [*self._halves(up), down, *self._biases(biases), *self._halves(up_scales), down_scales]
 
@@ -78,7 +78,7 @@ class Contract:
         return [*self._halves(biases[0]), biases[1]] if self.bias else []
 
     def lora(self, factors: Sequence[Factors | None]) -> Lora:
-        """Adapters on the up and on the down stack, as the library takes them."""
+        """Adapters on the up and on the down stack, in the library's form."""
         up, down = factors
         found: dict[str, torch.Tensor] = {}
         scales: dict[str, float] = {}
@@ -97,7 +97,8 @@ class Contract:
 
 
 def signature(module: Any) -> tuple[Any, ...]:
-    """Differs when a contract that was read before is out of date. Asked before every call, so written for speed."""
+    """Differs when a contract that was read before is out of date. Called before every forward, so written for
+    speed."""
     state = module.__dict__
     get = state.get
     act = state["_modules"].get("act_fn")
@@ -122,12 +123,12 @@ def signature(module: Any) -> tuple[Any, ...]:
 
 
 def numbers_of(state: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Whatever a function of an object with these attributes may multiply with or ask for; tensors: see _unit."""
+    """All numbers that a function of an object with these attributes may read; for tensors see _unit."""
     return tuple([value for value in state.values() if type(value) in _NUMBERS])
 
 
 def _has_own_gate(gate: Any, own: Any) -> bool:
-    """transformers' default one reads nothing but `act_fn`."""
+    """Whether the gate is not transformers' default, which reads `act_fn` alone."""
     return own is not None or getattr(gate, "__module__", None) != "transformers.integrations.moe"
 
 
@@ -172,7 +173,7 @@ def read(module: Any, chosen: str | None = None) -> Contract:
 
 
 def normalises(module: Any) -> bool:
-    """Whether each expert's output is normalised; before 5.23 (5.17 was tried) there is neither flag nor norm."""
+    """Whether each expert's output is normalised. Before 5.23 (5.17 was tested) there is neither flag nor norm."""
     return bool(getattr(module, "has_post_expert_norm", False))
 
 
@@ -186,13 +187,13 @@ def _unit(module: Any, names: tuple[str, ...]) -> tuple[activations.Unit | None,
         return None, f"its {number} may be a number of its gate, which may change"
     try:
         found = gates.find(module)
-    except Exception as error:  # any class may stand here
+    except Exception as error:  # any class may be here
         return None, f"its gate does not take plain rows ({type(error).__name__}: {error})"
     return found, "" if found is not None else "its gate is none that the library knows"
 
 
 def _loose_tensors(module: Any, names: tuple[str, ...]) -> list[str]:
-    """Those that are neither parameters nor buffers and that a gate of its own may read."""
+    """Tensors that are neither parameters nor buffers, and that a gate other than the default may read."""
     state = module.__dict__
     if not _has_own_gate(getattr(type(module), "_apply_gate", None), state.get("_apply_gate")):
         return []
@@ -200,7 +201,7 @@ def _loose_tensors(module: Any, names: tuple[str, ...]) -> list[str]:
 
 
 def others(module: Any, names: tuple[str, ...]) -> dict[str, torch.nn.Parameter]:
-    """Parameters beside the stacked ones; not those that parametrizations make the latter from."""
+    """Parameters other than the stacked ones and those from which parametrizations make them."""
     return {
         name: parameter
         for name, parameter in module.named_parameters()
@@ -209,7 +210,7 @@ def others(module: Any, names: tuple[str, ...]) -> dict[str, torch.nn.Parameter]
 
 
 def check_tensors(module: Any, contract: Contract, tensors: Sequence[torch.Tensor]) -> None:
-    """Shapes, dtypes and devices; asked when one of them has changed."""
+    """Checks shapes, dtypes and devices, when one of them has changed."""
     name = type(module).__name__
     for attribute, tensor in zip(contract.names, tensors):
         where = f"{name}.{attribute}"

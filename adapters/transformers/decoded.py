@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors of a checkpoint by the names that they have without quantisation: those in 4 or 8 bits are decoded when
-they are read."""
+"""Reads the tensors of a checkpoint by the names that they have without quantisation. Tensors in 4 or 8 bits are
+decoded when they are read."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sluice.adapters.torch import Format, dequantise
 from sluice.adapters.transformers import NAME
 from sluice.errors import InvalidArgument, Unsupported
 
-# What follows the name of a weight, of codes and of scales, by who wrote the checkpoint.
+# The suffixes of codes and of scales after the name of a weight, by the format of the checkpoint.
 SUFFIXES = {"mxfp4": ("_blocks", "_scales"), "fp8": ("", "_scale_inv"), NAME: ("_codes", "_scales")}
 
 
 class Source(NamedTuple):
-    """Where a weight lies. scales: their file and key; None: the weight is plain."""
+    """The key of a weight. scales: their file and key; None: the weight is plain."""
 
     key: str
     scales: tuple[str, str] | None
@@ -27,7 +27,7 @@ class Source(NamedTuple):
 class Checkpoint:
     """The files of a folder.
 
-    files  by file name, of each weight in it the name and its source
+    files  by file name, the names of its weights and their sources
     """
 
     def __init__(self, folder: Path, keys: Mapping[str, Iterable[str]], quantised: dict[str, Any] | None) -> None:

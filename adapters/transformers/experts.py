@@ -39,7 +39,7 @@ from sluice.errors import InvalidArgument, Unsupported
 
 
 def forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> torch.Tensor:
-    """See hook.sluice_experts_forward."""
+    """As hook.sluice_experts_forward."""
     if torch.compiler.is_compiling():
         return outside_the_graph(_forward)(self, hidden_states, top_k_index, top_k_weights)
     return _forward(self, hidden_states, top_k_index, top_k_weights)
@@ -50,7 +50,7 @@ def _forward(self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any
 
 
 def _state_for(module: Any) -> ExpertsState:
-    """Made on first use."""
+    """The state of a module, made on its first use."""
     known = _by_id.get(id(module))
     if known is not None and known[0]() is module:
         return known[1]
@@ -64,22 +64,22 @@ def _state_for(module: Any) -> ExpertsState:
 
 @functools.cache
 def outside_the_graph(function: Any) -> Any:
-    """Only where torch.compile is in use: importing it takes seconds."""
+    """Used only under torch.compile, because its import takes seconds."""
     return torch.compiler.disable(function, reason="Sluice's experts are a call into a C library: a graph break")
 
 
-# By module and not in it: copies, pickles and saved models stay the host's own.
+# States are not kept in modules, so that copies, pickles and saved models stay the host's own.
 _states: weakref.WeakKeyDictionary[Any, ExpertsState] = weakref.WeakKeyDictionary()
-# The same by address, which is found faster; an entry goes with its module.
+# The same by address, for faster look-up; an entry is removed with its module.
 _by_id: dict[int, tuple[weakref.ref[Any], ExpertsState]] = {}
 
 
-# Held while states, layers and contexts are made: of threads that come first together, one makes them.
+# Held while states, layers and contexts are made, so that only one of several threads makes them.
 _making = threading.RLock()
 
 
 def _after_fork() -> None:
-    """Another thread of the parent may have held it."""
+    """Replaces the lock, which another thread of the parent may have held."""
     global _making
     _making = threading.RLock()
 
@@ -97,19 +97,19 @@ def _remember(module: Any, state: ExpertsState) -> None:
     _by_id[address] = (weakref.ref(module, forget), state)
 
 
-# Those that a transport calls: such a module's own forward is not Sluice's.
+# States of modules that a transport calls; such a module's own forward is not Sluice's.
 _transported: weakref.WeakKeyDictionary[Any, ExpertsState] = weakref.WeakKeyDictionary()
 _announced: set[str] = set()
 
 
 class ExpertsState:
-    """The engine layers of one experts module, by what they depend on.
+    """The engine layers of one experts module, by the properties on which they depend.
 
-    group            the ranks that share the experts; then ids are global
-    experts_forward  with a group: what runs the experts that another implementation was chosen for
-    torch_group      the host's own, of the same ranks
+    group            the ranks that share the experts, with global ids; None: this rank alone
+    experts_forward  with a group: runs the experts if another implementation was chosen
+    torch_group      the host's group of the same ranks
     num_experts      of all ranks together
-    num_batches      that these ranks have together: gradients are means over them
+    num_batches      of these ranks together: gradients are means over them
     """
 
     def __init__(
@@ -132,13 +132,13 @@ class ExpertsState:
         self._experts_forward = experts_forward
         self._signature: tuple[Any, ...] | None = None
         self._version = -1
-        self._section: Any = None  # of the model's config
+        self._section: Any = None  # "sluice" of the model's config
         self._contract: contracts.Contract | None = None
-        self._read: dict[bool, tuple[tuple[Any, ...], contracts.Contract]] = {}  # by whether it is training
+        self._read: dict[bool, tuple[tuple[Any, ...], contracts.Contract]] = {}  # by module.training
         self._options: Options | None = None
         self._layers: dict[tuple[Any, ...], MoeLayer] = {}
         self._up_shape: Any = None
-        self._latest: StackedLayer | None = None  # what the last call ran, where it may be called quickly
+        self._latest: StackedLayer | None = None  # the last call's layer, if `quick` may be used
 
     def call(self, module: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The module's experts on these rows."""
@@ -215,12 +215,12 @@ class ExpertsState:
         return ""
 
     def _kept(self, module: Any, ids: torch.Tensor, num_local: int) -> torch.Tensor:
-        """The ids as the library takes them: -1 for a route to nobody, which transformers does not have.
+        """The ids in the library's form, where -1 means no expert.
 
-        It has the number of experts instead, of one rank: expert parallelism marks the routes to other ranks so, and
-        eager passes it over without expert parallelism too. Sluice's own transport gets global ids without marks.
+        transformers has the number of one rank's experts for it: expert parallelism marks routes to other ranks so, and
+        eager skips this id without expert parallelism too. Sluice's own transport gets global ids without marks.
         """
-        if not ids.is_cpu:  # who asks for a number waits for the device
+        if not ids.is_cpu:  # reading a number would wait for the device
             return ids.masked_fill(ids == num_local, -1) if self._group is None else ids
         if ids.numel() == 0:
             return ids
@@ -245,17 +245,17 @@ class ExpertsState:
         weights: torch.Tensor,
         terms: low_rank.Terms | None,
     ) -> torch.Tensor | None:
-        """A call without gradients, by the layer of the last one. None: not now."""
+        """A call without gradients, by the layer of the last call. None: it is not possible now."""
         if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
             return None
         parameters = module._parameters
-        tensors = [parameters.get(name) for name in self._contract.names]  # local ones are no parameters: None
+        tensors = [parameters.get(name) for name in self._contract.names]  # tensors that are no parameters: None
         up = tensors[0]
         if (
             not all(type(tensor) in (torch.nn.Parameter, PackedStack) for tensor in tensors)
             or up.shape != self._up_shape
             or up.dtype is not latest.dtype
-            or (ids.numel() > 0 and int(ids.min()) < 0)  # which the library would drop
+            or (ids.numel() > 0 and int(ids.min()) < 0)  # the library would drop these
         ):
             return None
         lora = None if terms is None else self._lora(terms, latest.dtype)
@@ -272,8 +272,8 @@ class ExpertsState:
     def _layer_of(
         self, module: Any, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, terms: low_rank.Terms | None
     ) -> tuple[MoeLayer, list[torch.Tensor], torch.dtype, Lora | None]:
-        """The engine layer for these rows, made on first use; the parameters; the dtype that it computes in; what
-        adapters add."""
+        """The engine layer for these rows, made on first use; the parameters; the dtype in which it computes; the
+        adapters."""
         contract = self._contract
         tensors = [getattr(module, name) for name in contract.names]
         exact = self._exact(module, contract, tensors)
@@ -287,7 +287,7 @@ class ExpertsState:
             ids.shape[-1],
             hidden.device,
             form_of(tensors),
-            # Ranks make the same layers, though a plain stack may be frozen on one of them alone.
+            # Only of packed stacks: ranks make the same layers, and a plain stack may be frozen on one of them alone.
             any(is_packed(t) and t.requires_grad for t in tensors),
             *[(t.shape, t.dtype, t.device, type(t) in contracts.PLAIN) for t in tensors],
         )
@@ -298,7 +298,7 @@ class ExpertsState:
                 if layer is None or not layer.context.alive:
                     made = self._make(module, hidden, ids, weights, tensors, dtype, exact, rank)
                     layer = self._layers[key] = made
-        # Under expert parallelism ids may be marks, which the quick way does not know.
+        # Under expert parallelism ids may be marks, which `quick` does not support.
         quick = (
             type(layer) is StackedLayer and self._group is None and not getattr(module, "_is_expert_parallel", False)
         )
@@ -313,7 +313,7 @@ class ExpertsState:
         if layer is not None:
             layer.refuse(error)
             return
-        # Nothing was made yet: the smallest layer has a header to say it in, where the others wait for theirs.
+        # No layer exists yet. The smallest layer sends the error in its header, for which the others wait.
         context = context_of(self._options, self._group, device=device)
         config = MoeConfig(
             model_width=1, num_experts=self._group.world_size, top_k=1, activation="relu", layer_id=self.layer_id
@@ -336,7 +336,7 @@ class ExpertsState:
     # ---- experts that change ranks (moving.py) ----
 
     def move(self, module: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None) -> None:
-        """See `sluice.move_experts`."""
+        """As `sluice.move_experts`."""
         with _making:
             if self._contract is None:
                 self._look(module)
@@ -350,7 +350,7 @@ class ExpertsState:
         optimizer: Any,
         bytes_per_second: int | None,
     ) -> moving.ExpertMigration:
-        """See `sluice.start_moving_experts`."""
+        """As `sluice.start_moving_experts`."""
         with _making:
             if self._contract is None:
                 self._look(module)
@@ -358,7 +358,7 @@ class ExpertsState:
 
     @property
     def contract(self) -> contracts.Contract:
-        """As it was read last."""
+        """The contract that was read last."""
         assert self._contract is not None
         return self._contract
 
@@ -379,11 +379,11 @@ class ExpertsState:
 
     @property
     def has_run(self) -> bool:
-        """Whether a call has come so far that what computes is known."""
+        """Whether a call has read the module."""
         return self._signature is not None
 
     def contexts(self) -> list[Context]:
-        """Those of its layers, for `sluice.decisions`."""
+        """The contexts of its layers, for `sluice.decisions`."""
         return [layer.context for layer in self._layers.values()]
 
     def _computed_by(self) -> str:
@@ -396,7 +396,7 @@ class ExpertsState:
         return (chosen, *contracts.signature(module))
 
     def _look(self, module: Any) -> None:
-        """Reads the module and the options anew. What is refused here is refused again by the next call."""
+        """Reads the module and the options again. If it raises, the next call reads them again."""
         section = copy.deepcopy(_section(module))
         options = settings.effective(getattr(getattr(module, "config", None), "sluice", None))
         if self._group is not None and options is None:
@@ -422,11 +422,10 @@ class ExpertsState:
         return 1 if self._group is None else self._group.world_size
 
     def _exact(self, module: Any, contract: contracts.Contract, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether the experts get f32 inside although their parameters, or autocast, have 16 bits."""
+        """Whether the experts compute in f32 although their parameters, or autocast, have 16 bits."""
         kind = "cuda" if tensors[0].is_cuda else "cpu"
         cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        # What another implementation computes is its own; autocast does to a module's own functions what it does to
-        # the loop.
+        # Another implementation decides itself. Autocast acts on a module's own functions as it does on the loop.
         if contract.stock or (not contract.fused and cast is not None):
             return False
         return precision.computes_in_f32(module, contract, tensors, cast)
@@ -472,7 +471,7 @@ class ExpertsState:
         )
         is_open = self._options.policy is None and not self._options.memory_budget and not self._options.reuse
         if contract.fused and self._group is None and is_open:
-            # Alone, the dispatched rows are a copy of tokens that autograd holds anyway: copied again, nothing is kept.
+            # On one rank dispatched rows are copies of tokens that autograd holds anyway: they are copied again.
             config = replace(config, policy=("redispatch", "keep"))
         layers = _num_layers(module) if self._options.memory_budget else None
         context = context_of(self._options, self._group, layers, tensors[0].device)
@@ -498,7 +497,7 @@ class ExpertsState:
 
 
 def why_not_adapted(module: Any, parameter: str, terms: Sequence[low_rank.Term]) -> str:
-    """See ExpertsState.why_not_adapted; of any module that PEFT may wrap."""
+    """ExpertsState.why_not_adapted for any module that PEFT may wrap."""
     state = _transported.get(module)
     if state is not None:
         why_not = state.why_not_adapted(module, parameter, terms)
@@ -512,7 +511,7 @@ def why_not_adapted(module: Any, parameter: str, terms: Sequence[low_rank.Term])
 
 
 def _section(module: Any) -> Any:
-    """What a module's own config says of Sluice. Asked before every call: a config's attributes are slow to read."""
+    """The "sluice" section of a module's config. Read before every call, without the slow attributes of a config."""
     try:
         return object.__getattribute__(module.__dict__["config"], "__dict__").get("sluice")
     except (KeyError, AttributeError):
@@ -520,7 +519,7 @@ def _section(module: Any) -> Any:
 
 
 def _num_layers(module: Any) -> int | None:
-    """Layers of the model around an experts module, dense ones included: as many forwards may be outstanding."""
+    """The number of layers of an experts module's model, dense ones included: most forwards outstanding."""
     count = getattr(getattr(module, "config", None), "num_hidden_layers", None)
     return count if isinstance(count, int) and count > 0 else None
 
@@ -549,7 +548,7 @@ def _watched(name: str, watched_by: str, is_parallel: bool) -> str:
 
 
 def _check_policy(module: Any, contract: contracts.Contract, options: Options | None) -> None:
-    """Refuses what the module's own functions cannot do, unless the options say to go on with a word."""
+    """Refuses a policy that the module's own functions cannot follow, unless on_unsupported is "warn"."""
     reason = None if options is None or contract.fused else refused_policy(options)
     if reason is not None and options.on_unsupported == "error":
         raise Unsupported(
@@ -559,7 +558,7 @@ def _check_policy(module: Any, contract: contracts.Contract, options: Options | 
 
 
 def announce(module: Any, contract: contracts.Contract, options: Options | None, world: int, exact: bool) -> None:
-    """A line for each kind of experts, once per process, on rank 0: no banner, no Sluice."""
+    """Prints a line for each kind of experts, once per process, on rank 0. Without that line Sluice does not run."""
     if options is None:
         text = f"{type(module).__name__}: off (SLUICE=0 or enabled=False): transformers' grouped_mm computes"
     elif contract.fused:
@@ -583,12 +582,12 @@ def announce(module: Any, contract: contracts.Contract, options: Options | None,
 
 
 def kept_of(module: Any) -> ExpertsState | None:
-    """Of an experts module; None: Sluice has not seen it yet."""
+    """The state of an experts module; None: Sluice has not seen it yet."""
     return _transported.get(module) or _states.get(module)
 
 
 def state_of(module: Any) -> ExpertsState | None:
-    """The same of one that has run."""
+    """The same for a module that has run."""
     state = kept_of(module)
     return state if state is not None and state.has_run else None
 

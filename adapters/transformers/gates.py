@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an experts module is asked for its activation: `_apply_gate`, or `act_fn` without a gate."""
+"""Finds the activation of an experts module by calls of `_apply_gate`, or of `act_fn` without a gate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sluice.adapters.common import activations
 
 
 def find(module: Any) -> activations.Unit | None:
-    """The library's unit for what it does; None: the library has none."""
+    """The library's unit for the activation; None: the library has none."""
 
     def activation(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         if not module.has_gate:

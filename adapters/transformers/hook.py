@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where transformers meets Sluice: one entry each in its registries of experts, of expert-parallel transports and of
+"""Registers Sluice in transformers: one entry each in its registries of experts, of expert-parallel transports and of
 quantizers.
 
-Registering costs nothing: what computes is imported with the first call.
+Registration costs nothing, because the implementation is imported with the first call.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _forward: Any = None
 def sluice_experts_forward(
     self: Any, hidden_states: Any, top_k_index: Any, top_k_weights: Any, process_group: Any = None
 ) -> Any:
-    """transformers' contract: tokens [T, M], local expert ids [T, K] (num_experts: not here), weights [T, K].
+    """transformers' contract: tokens [T, M], local expert ids [T, K] (num_experts: on no expert here), weights [T, K].
 
-    process_group: what ep_implementation="deepgemm_megamoe" passes to its own kernel, with ids of all experts.
+    process_group: passed by ep_implementation="deepgemm_megamoe" to its own kernel, with ids of all experts.
     """
     global _forward
     if process_group is not None:
@@ -38,7 +38,7 @@ def sluice_experts_forward(
 
 
 def install(module: ModuleType) -> None:
-    """Registers. Raises if this transformers has no such registry; the loader reports that."""
+    """Adds the entries. Raises if this transformers has no such registry; the loader reports that."""
     if module.__name__.endswith("expert_parallel"):
         module.EPImplementationInterface.register(NAME, _make_transport)
         return
@@ -62,18 +62,18 @@ def _why_not_adapted(*arguments: Any) -> str:
 
 
 def _make_transport(*arguments: Any) -> Any:
-    """Stands for the class of transport.py, which is imported with the first model that asks for it."""
+    """Replaces the class of transport.py, which is imported with the first model that uses it."""
     from sluice.adapters.transformers.transport import SluiceEP
 
     return SluiceEP(*arguments)
 
 
 class _Quantization:
-    """Stands for quantizer.SluiceQuantization, and _make_quantizer for SluiceQuantizer."""
+    """Replaces quantizer.SluiceQuantization, as _make_quantizer replaces SluiceQuantizer."""
 
     @staticmethod
     def from_dict(config_dict: dict[str, Any]) -> Any:
-        """Of what a checkpoint's config says."""
+        """Makes it from a checkpoint's config."""
         from sluice.adapters.transformers.quantizer import SluiceQuantization
 
         return SluiceQuantization(**config_dict)
@@ -86,7 +86,7 @@ def _make_quantizer(*arguments: Any, **named: Any) -> Any:
 
 
 def uninstall(module: ModuleType) -> None:
-    """Takes the name out again."""
+    """Removes the entries."""
     for registry in ("ExpertsInterface", "EPImplementationInterface"):
         if hasattr(module, registry):
             getattr(module, registry)._global_mapping.pop(NAME, None)

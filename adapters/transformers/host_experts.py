@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts that the library cannot compute: the module's own functions, called on the rows of one expert at a time.
+"""Runs experts that the library cannot compute: calls the module's own functions on the rows of one expert at a time.
 
 Stacked parameters are unbound once per call, so that autograd stacks all gradients of a tensor in one step.
 """
@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 
 class HostExperts(CallbackExperts):
-    """The experts of the module of the current call; `bind` says which that is.
+    """The experts of the module of the current call, which `bind` sets.
 
-    inside  the dtype that they compute in, None: that of their parameters
+    inside  the dtype in which they compute; None: that of their parameters
     """
 
     def __init__(self, contract: Contract, count: int, inside: torch.dtype | None = None) -> None:
@@ -31,20 +31,20 @@ class HostExperts(CallbackExperts):
         self._shared: list[torch.Tensor] = []
 
     def bind(self, module: Any, tensors: list[torch.Tensor] | None) -> None:
-        """The module and its stacked tensors for the calls that follow; (None, None) lets go of them."""
+        """Sets the module and its stacked tensors for the following calls; (None, None) drops them."""
         self._module = module
         self._own = [] if tensors is None else list(zip(*(tensor.unbind(0) for tensor in tensors)))
         self._read = [] if tensors is None else list(zip(*map(_leaves, tensors)))
         self._shared = [] if module is None else list(others(module, self._contract.names).values())
 
     def as_bound(self) -> HostExperts:
-        """See CallbackExperts: `bind` lets go of the module before a backward."""
+        """See CallbackExperts: `bind` drops the module before a backward."""
         twin = self._empty(len(self.modules))
         twin._module, twin._own, twin._read, twin._shared = self._module, self._own, self._read, self._shared
         return twin
 
     def read_for(self, parameters: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """See CallbackExperts: a stacked tensor may be made of other parameters of the module (pruning)."""
+        """See CallbackExperts: a stacked tensor may be computed from other parameters of the module (pruning)."""
         return [[*mine, *self._shared] for mine in self._read]
 
     def _empty(self, count: int) -> HostExperts:
@@ -74,15 +74,15 @@ class HostExperts(CallbackExperts):
 
 
 def _leaves(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """One for each expert, in the tensor's memory and without its graph."""
+    """A leaf for each expert, in the tensor's memory and without its graph."""
     wants = tensor.requires_grad and torch.is_grad_enabled()
     return [part.requires_grad_(wants) for part in tensor.detach().unbind(0)]
 
 
 class StockExperts(HostExperts):
-    """Experts computed by whichever implementation the model's config names, on the rows of one expert at a time.
+    """Experts computed by the implementation in the model's config, on the rows of one expert at a time.
 
-    For the time of a call the module is one of a single expert, so that its function sees one route per row.
+    During a call the module has a single expert, so that its function sees one route per row.
     """
 
     def __init__(self, contract: Contract, count: int, experts_forward: Any) -> None:

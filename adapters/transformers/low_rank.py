@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What PEFT's adapters add to stacked experts, read without forming W + BA and without a change to PEFT's classes.
+"""Reads PEFT's adapters on stacked experts without forming W + BA and without a change to PEFT's classes.
 
 PEFT wraps an experts module once for each target parameter (`ParamWrapper`). A hook on the registration of `base_layer`
-finds these wrappers. Before a wrapper runs, it notes A, B and the scale of its active adapters for the experts module,
-and lets PEFT call its base layer as if the adapters were disabled; the function of the experts takes the notes, and
-PEFT's flag is restored at once. What is not recognised runs as PEFT runs it, with one warning that says why.
+finds these wrappers. Before a wrapper runs, a hook notes A, B and the scale of its active adapters for the experts
+module, and lets PEFT call its base layer as if the adapters were disabled. The function of the experts takes the notes,
+and PEFT's flag is restored at once. Other adapters run as PEFT runs them, with one warning that says why.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from sluice.adapters.common.factors import Factors, joined
 class Term(NamedTuple):
     """One active adapter of a stacked parameter: `scale * B[e] @ A[e]` is added to the weight of expert e.
 
-    a      [r * E, in], the rows of an expert together
-    b      [out, r * E], the experts of a column of r next to each other
-    count  E; under expert parallelism those of all ranks, also where a and b are DTensors (own_factors.py)
+    a      [r * E, in], with the rows of an expert together
+    b      [out, r * E], with the columns of all experts for one r together
+    count  E; under expert parallelism of all ranks, also if a and b are DTensors (own_factors.py)
     """
 
     a: torch.Tensor
@@ -51,10 +51,10 @@ class _Local(threading.local):
 
 _here = _Local()
 _lock = threading.Lock()
-# Of a wrapper whose flag is set: by how many forwards, and the flag as PEFT left it.
+# For each wrapper whose flag is set: the number of forwards that set it, and PEFT's own value of the flag.
 _held: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 _warned: set[str] = set()
-# Of an experts module, the name of the target parameter and its terms: why the library cannot add them, "" if it can.
+# (experts module, name of the target parameter, its terms) -> why the library cannot add them, "" if it can.
 _why_not: Callable[[Any, str, Sequence[Term]], str] | None = None
 
 
@@ -88,13 +88,13 @@ def _registered(parent: torch.nn.Module, name: str, child: Any) -> None:
 
 
 def is_lora(wrapper: Any) -> bool:
-    """Whether it is PEFT's wrapper of a parameter, or a subclass that fully_shard has made of that."""
+    """Whether it is PEFT's wrapper of a parameter, or a subclass of that class by fully_shard."""
     kind = _wrapper_class()
     return kind is not None and isinstance(wrapper, kind)
 
 
 def _is_plain(wrapper: Any) -> bool:
-    """Whether it computes as PEFT's class does. fully_shard makes a subclass that does."""
+    """Whether it computes as PEFT's class does. A subclass by fully_shard does."""
     kind = _wrapper_class()
     return (
         type(wrapper).forward is kind.forward
@@ -104,16 +104,16 @@ def _is_plain(wrapper: Any) -> bool:
 
 
 def _is_disabled(wrapper: Any) -> bool:
-    """As PEFT left it, also while a forward of another thread holds the flag."""
+    """PEFT's own value of the flag, also while a forward of another thread has set it."""
     held = _held.get(wrapper)
     return wrapper._disable_adapters if held is None else held[1]
 
 
 def _note(wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Before the wrapper's forward."""
+    """Runs before the wrapper's forward: notes its terms, and disables its adapters."""
     if torch.compiler.is_compiling() or wrapper.merged or kwargs.get("adapter_names") or _why_not is None:
         return
-    if _is_disabled(wrapper):  # asked before why_not: a disabled adapter is no reason to warn, or to refuse
+    if _is_disabled(wrapper):  # before why_not: a disabled adapter is no reason to warn or to refuse
         return
     active = [name for name in wrapper.active_adapters if name in wrapper.lora_A]
     experts = wrapper.get_base_layer()
@@ -145,7 +145,7 @@ def _note(wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def warn_once(what: str, why_not: str) -> None:
-    """For adapters that run as PEFT runs them."""
+    """Warns once that adapters run as PEFT runs them."""
     text = f"sluice: {what}: PEFT adds its adapter by forming W + BA in each forward, since {why_not}"
     if why_not != NOT_OURS and text not in _warned:
         _warned.add(text)
@@ -161,7 +161,7 @@ def _wrappers_of(experts: Any) -> list[Any]:
 
 
 def _put_back(wrapper: Any, *_: Any) -> None:
-    """After the wrapper's forward, also after an error, and by `take`, which comes first where the experts have run."""
+    """Restores PEFT's flag. Runs in `take`, or after the wrapper's forward (also after an error) if no experts ran."""
     for experts, noted in list(_here.noted.items()):
         if wrapper in noted.wrappers:
             noted.wrappers.remove(wrapper)
@@ -176,7 +176,7 @@ def _put_back(wrapper: Any, *_: Any) -> None:
 
 
 def take(experts: Any) -> Terms | None:
-    """The terms of the call in progress. PEFT's flags are its own again. None: no adapter."""
+    """Returns the terms of the current call, and restores PEFT's flags. None: no adapter."""
     if not _here.noted:
         return None
     noted = _here.noted.get(experts)
@@ -188,7 +188,7 @@ def take(experts: Any) -> Terms | None:
 
 
 class _Share(torch.autograd.Function):
-    """Its value; of the gradient this share."""
+    """The identity, whose gradient is multiplied by `share`."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, share: float) -> torch.Tensor:
@@ -201,9 +201,10 @@ class _Share(torch.autograd.Function):
 
 
 def factors(terms: Sequence[Term], dtype: torch.dtype, experts: Sequence[int] | None, share: float) -> Factors:
-    """Of these experts (None: all), as a layer of this dtype takes them.
+    """The factors of these experts (None: all), in a dtype that a layer of `dtype` takes.
 
-    share  of the sum over ranks, the gradient of what this rank alone holds: what others hold too, the host averages
+    share  multiplies gradients of factors that this rank alone holds, which are sums over ranks. The host averages
+           gradients of all other factors
     """
     split = []
     for term in terms:
@@ -233,5 +234,5 @@ def _of(stack: torch.Tensor, experts: Sequence[int]) -> torch.Tensor:
 def of_stacks(
     names: Sequence[str], terms: Terms, dtype: torch.dtype, experts: Sequence[int] | None, share: float
 ) -> list[Factors | None]:
-    """Of each stacked parameter; None: it has no adapter."""
+    """The factors of each stacked parameter; None: it has no adapter."""
     return [factors(terms[name], dtype, experts, share) if name in terms else None for name in names]

@@ -28,26 +28,26 @@ exit status: 0 merged; 2 wrong arguments or files, and nothing is written
 """
 _PREFIX = "base_model.model."
 _FACTOR = re.compile(rf"^{re.escape(_PREFIX)}(?P<module>.+?)(?P<nested>(\.base_layer)*)\.lora_(?P<which>[AB])\.weight$")
-# Of an adapter's config: keys whose value, where it is not one of these, changes what the adapter computes.
+# Keys of an adapter's config with the values that do not change what the adapter computes.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "use_dora": (False, None), "lora_bias": (False, None), "bias": ("none", None), "fan_in_fan_out": (False, None),
     "modules_to_save": (None, []), "layer_replication": (None,), "trainable_token_indices": (None, []),
     "alora_invocation_tokens": (None,), "use_qalora": (False, None), "use_bdlora": (False, None, {}),
     "arrow_config": (None,), "velora_config": (None,), "kasa_config": (None,), "monteclora_config": (None,),
 }  # fmt: skip
-# Names of an expert's matrices in checkpoints that hold each expert by itself: of the first half of the stacked rows,
-# of the second half, and of a stack that is one matrix.
+# Names of an expert's matrices in checkpoints with separate experts: of the first half of the stacked rows, of the
+# second half, and of a stack that is one matrix.
 _HALVES = (("gate_proj", "w1"), ("up_proj", "w3"))
 _WHOLE = {"down_proj": ("down_proj", "w2"), "up_proj": ("up_proj", "w1")}
 
 INDEX = "model.safetensors.index.json"
-LARGEST_FILE = 4 << 30  # bytes that are written at a time where the weights of a file grow
+LARGEST_FILE = 4 << 30  # bytes of one file, if decoded weights are larger than the checkpoint's
 
 Update = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Adapted(NamedTuple):
-    """A weight of the model that an adapter changes by `scale * B A`, of each expert by its own."""
+    """A weight of the model to which an adapter adds `scale * B A`, for each expert its own."""
 
     name: str  # in the model
     a: str  # keys in the adapter's file
@@ -59,7 +59,7 @@ class Adapted(NamedTuple):
 
 @command.refuses("sluice merge")
 def main(words: list[str]) -> int:
-    """The exit status."""
+    """Runs the command; returns the exit status."""
     parser = command.parser("sluice merge", __doc__, EXAMPLE)
     parser.add_argument("checkpoint", help="a folder with config.json and safetensors")
     parser.add_argument("adapter", help="a folder with adapter_config.json and adapter_model.safetensors")
@@ -104,7 +104,7 @@ def _updated(weight: torch.Tensor, update: Update | None, dtype: torch.dtype) ->
 
 
 class _Writer:
-    """Files of `out`: those of the checkpoint, or where it is quantised others, since decoded weights are larger."""
+    """Writes the files of `out`: the checkpoint's, or new ones if it is quantised, since decoded weights are larger."""
 
     def __init__(self, out: Path, is_quantised: bool) -> None:
         self._out, self._is_quantised = out, is_quantised
@@ -112,13 +112,13 @@ class _Writer:
         self._files: dict[str, str] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """The next weight."""
+        """Adds the next weight."""
         self._tensors[name] = tensor
         if self._is_quantised and sum(each.nbytes for each in self._tensors.values()) >= LARGEST_FILE:
             self._write({"format": "pt"})
 
     def end_of(self, name: str, metadata: Any) -> None:
-        """All weights of a file of the checkpoint are there."""
+        """Called when all weights of a file of the checkpoint were added."""
         self._write(metadata or {"format": "pt"}, None if self._is_quantised else name)
 
     def _write(self, metadata: dict[str, str], name: str | None = None) -> None:
@@ -136,7 +136,7 @@ class _Writer:
 
 
 def _copy_others(checkpoint: Path, out: Path, source: Checkpoint, settings: dict[str, Any]) -> None:
-    """The rest of the folder; config.json last."""
+    """Copies the rest of the folder; config.json last."""
     for path in sorted(checkpoint.iterdir(), key=lambda path: path.name == "config.json"):
         if not path.is_file() or path.name in source.files or (source.is_quantised and path.name == INDEX):
             continue
@@ -255,11 +255,11 @@ def _by_pattern(patterns: Mapping[str, Any], name: str, otherwise: Any) -> Any:
     return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", name)), otherwise)
 
 
-# ---- where it goes ----
+# ---- the weights that an adapter changes ----
 
 
 def _updates(one: Adapted, factors: Any, keys: set[str]) -> dict[str, Update]:
-    """What is added to each tensor of the checkpoint. Factors are read when it is asked for."""
+    """Functions that compute what is added to each tensor of the checkpoint. They read factors when they are called."""
     if one.count == 0:
         if one.name not in keys:
             raise InvalidArgument(f"the checkpoint has no {one.name}, to which the adapter belongs")
@@ -278,7 +278,7 @@ def _updates(one: Adapted, factors: Any, keys: set[str]) -> dict[str, Update]:
 
 
 def _key(keys: set[str], module: str, expert: int, names: tuple[str, ...], whole: str) -> str:
-    """The one of an expert's matrix; families differ in words."""
+    """The key of an expert's matrix; model families name it differently."""
     folders = (module, module.replace(".mlp.experts", ".block_sparse_moe.experts"))
     tried = [f"{folder}.{expert}.{name}.weight" for folder in folders for name in names]
     found = [key for key in tried if key in keys]

@@ -17,9 +17,9 @@ from sluice.errors import Unsupported
 
 
 def move(state: Any, module: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any) -> None:
-    """See common.migration.moving.move. Collective over the expert-parallel group.
+    """As common.migration.moving.move. Collective over the expert-parallel group.
 
-    state  what the adapter keeps of `module`, whose contract it has read
+    state  the adapter's state of `module`, whose contract it has read
     """
     belongings = _belongings(state, module, optimizer)
     hooked.cancel(optimizer, "experts are moved at once")
@@ -37,7 +37,7 @@ def start(
     optimizer: torch.optim.Optimizer,
     bytes_per_second: int | None,
 ) -> ExpertMigration:
-    """The same beside the optimizer's next steps. Collective likewise."""
+    """The same during the optimizer's next steps. Collective as `move`."""
     target = placement.checked(state.moving_name, state.home, expert_rank, expert_slot)
     _belongings(state, module, optimizer)  # refuses what cannot move
     migration = ExpertMigration(
@@ -69,7 +69,7 @@ def _belongings(state: Any, module: Any, optimizer: Any) -> Belongings:
 
 
 def _stacks(name: str, module: Any, names: Sequence[str], count: int) -> dict[str, Any]:
-    """Its stacked parameters; DTensors, of which this rank has whole experts."""
+    """The module's stacked parameters: DTensors, of which this rank has whole experts."""
     strangers = contracts.others(module, tuple(names))
     if strangers:
         raise Unsupported(f"{name}: nobody knows which expert {next(iter(strangers))} belongs to: experts stay")
@@ -82,7 +82,7 @@ def _stacks(name: str, module: Any, names: Sequence[str], count: int) -> dict[st
                 f"{name}: of {each} this rank holds {list(local.shape)} with strides {list(local.stride())}, and not "
                 f"{count} whole experts: share each expert out to one rank (ep_size as many as there are ranks)"
             )
-        if is_packed(local):  # frozen: no optimizer knows them, and codes and scales go as they are
+        if is_packed(local):  # frozen: no optimizer has them, and codes and scales are sent as they are
             stacks.update({f"{each} codes": local.codes, f"{each} scales": local.scales})
         else:
             stacks[each] = parameter

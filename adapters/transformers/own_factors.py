@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Under expert parallelism, A and B of PEFT's adapters on experts: each rank holds those of its own experts alone.
+"""Shards A and B of PEFT's adapters on experts under expert parallelism: each rank holds those of its own experts.
 
 PEFT makes A and B of all experts, for one target parameter after the other. When it has initialised them, a hook keeps
 the part of this rank as a DTensor, so the values are those that one process draws from the same seed. Trainer, torch's
@@ -25,7 +25,7 @@ _FACTORS = ("lora_A", "lora_B")
 
 
 class _Shared(NamedTuple):
-    """What an experts module has of its adapters. wrappers: PEFT's, one for each target parameter."""
+    """The adapters of an experts module. wrappers: PEFT's, one for each target parameter."""
 
     layer: MovingLayer
     mesh: DeviceMesh
@@ -33,7 +33,7 @@ class _Shared(NamedTuple):
 
 
 _shared: weakref.WeakKeyDictionary[Any, _Shared] = weakref.WeakKeyDictionary()
-# Of PEFT's dicts of the A or the B of all adapters: the wrapper that has it, and which of the two it is.
+# For each of PEFT's dicts of the A or the B of all adapters: its wrapper, and which of the two it is.
 _dicts: weakref.WeakKeyDictionary[nn.ModuleDict, tuple[weakref.ref[Any], str]] = weakref.WeakKeyDictionary()
 
 
@@ -50,7 +50,7 @@ def _registered(parent: nn.Module, name: str, child: Any) -> None:
         if shared is not None:
             shared.wrappers.add(parent)
             _dicts[child] = weakref.ref(parent), name
-    # PEFT puts a factor into its dict twice: when it makes it, and with the device and dtype of its experts in the end.
+    # PEFT puts a factor into its dict twice: when it makes the factor, and after it has the experts' device and dtype.
     elif isinstance(parent, nn.ModuleDict) and parent in _dicts and parent._modules.get(name) is child:
         wrapper, which = _dicts[parent]
         _keep_own(wrapper(), child, which)
@@ -77,7 +77,7 @@ def _keep_own(wrapper: Any, factor: nn.Linear, which: str) -> None:
 
 
 def _gather(factor: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any) -> None:
-    """Collective over the ranks of the experts."""
+    """Replaces a sharded factor by the full one. Collective over the ranks of the experts."""
     name = prefix + "weight"
     if isinstance(state_dict.get(name), DTensor):
         state_dict[name] = state_dict[name].detach().full_tensor()
@@ -96,8 +96,7 @@ def _scatter(factor: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> N
 
 
 def of(experts: Any) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
-    """By name, A and B of all adapters on these experts, also of those that are not active; those that this rank holds
-    a part of."""
+    """A and B of all adapters on these experts, by name, also of inactive ones, if this rank holds a part of them."""
     found: tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]] = {}, {}
     for wrapper in _wrappers(experts):
         for which, parameters in zip(_FACTORS, found):
@@ -108,7 +107,7 @@ def of(experts: Any) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
 
 
 def _wrappers(experts: Any) -> Iterator[Any]:
-    """In the same order on all ranks."""
+    """The wrappers of these experts, in the same order on all ranks."""
     shared = _shared.get(experts)
     if shared is not None:
         yield from sorted(shared.wrappers, key=lambda wrapper: str(wrapper.parameter_name))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stacked experts in 4 or 8 bits as one parameter: it shows the shape and dtype of plain weights, and holds their codes
-and scales.
+"""Stacked experts in 4 or 8 bits as one parameter, which has the shape and dtype of plain weights, and holds their
+codes and scales.
 
-PEFT, fully_shard, DTensor and the loader of transformers ask for few operations of a parameter that is frozen. Those
-work here on codes and scales. Everything else would need the decoded weights and is refused.
+PEFT, fully_shard, DTensor and the loader of transformers use few operations on a frozen parameter. Those work here on
+codes and scales. All others would need the decoded weights and are refused.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class PackedStack(torch.Tensor):
     """Weights of E experts.
 
     codes       [E, out, bytes] uint8 and
-    scales      [E, ...], of each expert as sluice/weights.h has them
-    form        how they are packed
-    transposed  the tensor shows [E, in, out] instead of [E, out, in]
+    scales      [E, ...], for each expert as in sluice/weights.h
+    form        their format
+    transposed  whether the tensor's shape is [E, in, out] instead of [E, out, in]
     """
 
     codes: torch.Tensor
@@ -52,7 +52,7 @@ class PackedStack(torch.Tensor):
         dtype: torch.dtype,
         shape: Sequence[int] | None = None,
     ) -> PackedStack:
-        """shape: what it shows, where that is not the stack's own."""
+        """shape: the tensor's shape, if it is not the stack's own."""
         if shape is None:
             count, rows, columns = codes.shape[0], codes.shape[1], codes.shape[2] * 8 // form.bits
             shape = (count, columns, rows) if transposed else (count, rows, columns)
@@ -72,11 +72,11 @@ class PackedStack(torch.Tensor):
     def like(
         self, codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype | None = None, shape: Any = None
     ) -> PackedStack:
-        """Other codes and scales of the same form."""
+        """A stack of other codes and scales in the same form."""
         return PackedStack(codes, scales, self.form, self.transposed, dtype or self.dtype, shape)
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor], **how: Any) -> PackedStack:
-        """Both with `function` applied."""
+        """A stack with `function` applied to codes and to scales."""
         return self.like(function(self.codes), function(self.scales), **how)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -85,12 +85,12 @@ class PackedStack(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return PackedStack, (self.codes, self.scales, self.form, self.transposed, self.dtype, tuple(self.shape))
 
-    # ---- FSDP2: a group of one rank gathers the first tensor alone, so both travel as one ----
+    # ---- FSDP2: a group of one rank gathers the first tensor alone, so both are gathered as one ----
 
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[torch.Tensor], Any]:
-        """Bytes [E, ...] of codes and scales; each part ends at a multiple of 4 bytes, as f32 scales want it."""
+        """Bytes [E, ...] of codes and scales. Each part ends at a multiple of 4 bytes, which f32 scales need."""
         parts: list[torch.Tensor] = []
         for part in (self.codes.flatten(1), self.scales.flatten(1).view(torch.uint8)):
             parts += [part, part.new_zeros(part.shape[0], -part.shape[1] % 4)]
@@ -101,7 +101,7 @@ class PackedStack(torch.Tensor):
     ) -> Any:
         """Views into the gathered bytes."""
         (data,) = outputs
-        if out is not None:  # memory that was freed, and filled again in place
+        if out is not None:  # its memory was freed, and is filled again in place
             return None
         sizes = [math.prod(each.shape[1:]) * each.element_size() for each in (self.codes, self.scales)]
         begin = sizes[0] + -sizes[0] % 4
@@ -130,7 +130,7 @@ class PackedStack(torch.Tensor):
 
 
 def _of_both(self: PackedStack, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The operation on codes and on scales; None: it is none of these."""
+    """The operation on codes and on scales; None: it is not supported."""
     shape = tuple(self.shape)
     if function in _ALIKE:
         kwargs = {key: value for key, value in kwargs.items() if key != "dtype"}
@@ -167,7 +167,7 @@ def _of_both(self: PackedStack, function: Any, args: Any, kwargs: dict[str, Any]
 
 
 def local(parameter: Any) -> Any:
-    """What this rank holds of a parameter that may be a DTensor."""
+    """The local part of a parameter that may be a DTensor."""
     return getattr(parameter, "_local_tensor", parameter)
 
 
@@ -181,6 +181,6 @@ def form_of(tensors: Sequence[Any]) -> Format | None:
 
 
 def flat(tensors: Sequence[Any]) -> list[torch.Tensor]:
-    """As a StackedLayer takes them: codes in place of packed stacks, and their scales last."""
+    """The tensors for a StackedLayer: codes in place of packed stacks, and their scales last."""
     scales = [each.scales for each in tensors if is_packed(each)]
     return [each.codes if is_packed(each) else each for each in tensors] + scales

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an experts class computes in f32 inside a 16-bit model, found by watching its own loop on one row.
+"""Finds whether an experts class computes in f32 inside a 16-bit model, by a run of its own loop on one row.
 
-Some classes multiply in f32 whatever dtype their parameters have. Others add biases in f32 to the 16-bit products of
-autocast. Neither is said by a flag, so the loop that the decorator of transformers replaces runs once, on stand-ins for
-the parameters that take no memory, and the operations that it leads to are looked at.
+Some classes multiply in f32 for parameters of any dtype. Others add biases in f32 to the 16-bit products of autocast.
+No flag says so. The loop that the decorator of transformers replaces therefore runs once, on stand-ins for the
+parameters that take no memory, and a dispatch mode records its operations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _GEMM_OPS = frozenset(
 )
 _SUMS = frozenset(("aten::add", "aten::add_"))
 
-# By class, and what of a module its loop may ask for.
+# By class, and by all that its loop may read of a module.
 _known: weakref.WeakKeyDictionary[type, dict[tuple[Any, ...], bool]] = weakref.WeakKeyDictionary()
 
 
@@ -33,9 +33,9 @@ def computes_in_f32(module: Any, contract: Contract, tensors: Sequence[torch.Ten
     """Whether the module's own loop multiplies, or adds its biases, in f32 where 16 bits would be expected.
 
     tensors  the contract's
-    cast     autocast's dtype, None: it is off
+    cast     autocast's dtype; None: it is off
 
-    False too where nothing can be asked: a class without transformers' decorator, a loop that fails on one row, or
+    False too if the loop cannot run: a class without transformers' decorator, a loop that fails on one row, or
     submodules with hooks, which would see a call that the host did not make.
     """
     if (cast or tensors[0].dtype) not in _SHORT or not all(type(each) in PLAIN or is_packed(each) for each in tensors):
@@ -52,14 +52,14 @@ def computes_in_f32(module: Any, contract: Contract, tensors: Sequence[torch.Ten
         twin = _twin(module, cls, contract.names, tensors)
         try:
             known[what] = call_on_thread(lambda: _watch(twin, loop, contract, tensors, cast), "sluice-asks-a-loop")
-        except Exception:  # any class may stand here
+        except Exception:  # any class may be here
             known[what] = False
     return known[what]
 
 
 def _own_loop(module: Any) -> tuple[type, Any] | None:
     """The class that transformers decorated, and the forward that it had before."""
-    for cls in type(module).__mro__:  # parametrizations put a class of their own in front
+    for cls in type(module).__mro__:  # parametrizations add a class in front
         forward = cls.__dict__.get("forward")
         if forward is not None:
             loop = getattr(forward, "__wrapped__", None)
@@ -99,13 +99,13 @@ def _watch(twin: Any, loop: Any, contract: Contract, tensors: Sequence[torch.Ten
 
 
 class _Watcher(TorchDispatchMode):
-    """Sees operations below autocast: with the dtypes that they have in the end."""
+    """Records operations below autocast, with their final dtypes."""
 
     def __init__(self, has_bias: bool) -> None:
         super().__init__()
         self.f32 = False
         self._has_bias = has_bias
-        self._gemm_results: list[torch.Tensor] = []  # held, so that no other tensor gets their memory
+        self._gemm_results: list[torch.Tensor] = []  # kept, so that no other tensor gets their memory
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = function(*args, **(kwargs or {}))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers loads experts in 4 or 8 bits without expanding them: a quantizer of ours, and `sluice.keep_quantised`.
+"""Loads experts of transformers in 4 or 8 bits without decoding them: Sluice's quantizer, and `sluice.keep_quantised`.
 
 The stacked parameters of experts become PackedStacks before anything is loaded, so that plans of expert parallelism and
 fully_shard apply to them. Dense weights of FP8 checkpoints are decoded while they are loaded.
@@ -29,9 +29,9 @@ FORMATS = ("mxfp4", "fp8", "int8", "int4")
 def keep_quantised(config: Any, weight_format: str | None = None, weight_block: int = 0) -> Any:
     """A model's config with which `from_pretrained` keeps experts in 4 or 8 bits.
 
-    weight_format  of a checkpoint in 16 or 32 bits: "mxfp4", "fp8", "int8" or "int4", to which experts are quantised
+    weight_format  for a checkpoint in 16 or 32 bits: "mxfp4", "fp8", "int8" or "int4", to which experts are quantised
                    while it is loaded. None: the checkpoint is quantised, and stays as it is
-    weight_block   of int8 and int4 how many inputs share a scale; 0: 128
+    weight_block   for int8 and int4: how many inputs share a scale; 0: 128
     """
     found = getattr(config, "quantization_config", None)
     original = found.to_dict() if hasattr(found, "to_dict") else copy.deepcopy(found)
@@ -77,7 +77,7 @@ def _check_original(method: str, original: dict[str, Any], weight_format: str | 
 
 
 class SluiceQuantization(QuantizationConfigMixin):
-    """How a checkpoint has its experts.
+    """The format of experts in a checkpoint.
 
     layout    "mxfp4" or "fp8": as the checkpoints of that name; "sluice": as save_pretrained writes other formats;
               "": not quantised yet
@@ -106,11 +106,11 @@ class SluiceQuantization(QuantizationConfigMixin):
 
     @property
     def saved_layout(self) -> str:
-        """As save_pretrained writes it."""
+        """The layout that save_pretrained writes."""
         return self.layout or NAME
 
     def to_dict(self) -> dict[str, Any]:
-        """As saved: that of the checkpoint where its layout is another's, so that others can read it."""
+        """The saved config: the checkpoint's own if its layout is not Sluice's, so that other software can read it."""
         if self.original is None:
             how = {"weight_format": self.form.name, "weight_block": self.form.block, "layout": self.saved_layout}
             return {**how, "quant_method": NAME}
@@ -122,8 +122,8 @@ class SluiceQuantization(QuantizationConfigMixin):
 
 
 class _Operation(ConversionOps):
-    """transformers does not cast what an operation with a quantizer reads. What it cannot take is refused after
-    loading: an error here would only be counted by transformers, and other ranks would not learn of it."""
+    """The base of operations. With a quantizer transformers does not cast an operation's inputs. Errors are raised
+    after loading: transformers would only count an error here, and other ranks would not learn of it."""
 
     def __init__(self, hf_quantizer: Any) -> None:
         self.hf_quantizer = hf_quantizer
@@ -152,7 +152,7 @@ def _one(value: Any) -> torch.Tensor:
 
 
 class Join(_Operation):
-    """Codes and scales that are stacked in the checkpoint."""
+    """Makes a PackedStack of codes and scales that are stacked in the checkpoint."""
 
     def value_of(self, given: Any, patterns: Any, name: str, model: Any) -> torch.Tensor:
         """One PackedStack."""
@@ -164,7 +164,7 @@ class Join(_Operation):
 
 
 class Stack(_Operation):
-    """Codes and scales of each expert by itself, as FP8 checkpoints have them: gate above up."""
+    """Makes a PackedStack of codes and scales of separate experts, as in FP8 checkpoints: gate above up."""
 
     def value_of(self, given: Any, patterns: Any, name: str, model: Any) -> torch.Tensor:
         """One PackedStack."""
@@ -182,7 +182,7 @@ class Stack(_Operation):
 
 
 class Dense(_Operation):
-    """A dense weight, decoded where it is in FP8."""
+    """Makes a dense weight, which is decoded if it is in FP8."""
 
     def value_of(self, given: Any, patterns: Any, name: str, model: Any) -> torch.Tensor:
         """One weight of the model's dtype."""
@@ -192,7 +192,7 @@ class Dense(_Operation):
         config = self.hf_quantizer.quantization_config
         config.dense.append(name.removesuffix(".weight"))
         codes, parameter = weight.view(torch.uint8), model.get_parameter_or_buffer(name)
-        if hasattr(parameter, "device_mesh"):  # its rows may begin inside of a block, whose scale another rank has
+        if hasattr(parameter, "device_mesh"):  # its rows may begin inside of a block whose scale another rank has
             return _decoded_shard(codes, self.hf_quantizer.scales_of(name), parameter).to(dtype)
         scales = _one(given["weight_scale_inv"]).float()
         check_weights(codes, scales, config.form)
@@ -200,7 +200,7 @@ class Dense(_Operation):
 
 
 def _decoded_shard(codes: torch.Tensor, scales: torch.Tensor, parameter: Any) -> torch.Tensor:
-    """This rank's part of a weight in FP8, by the scales of all of it."""
+    """This rank's part of a weight in FP8, decoded with the scales of the whole weight."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     wanted = [-(-size // 128) for size in parameter.shape]
@@ -218,7 +218,7 @@ def _decoded_shard(codes: torch.Tensor, scales: torch.Tensor, parameter: Any) ->
 
 
 class Quantise(_Operation):
-    """A stack that the checkpoint has in 16 or 32 bits."""
+    """Quantises a stack that the checkpoint has in 16 or 32 bits."""
 
     def value_of(self, given: Any, patterns: Any, name: str, model: Any) -> torch.Tensor:
         """One PackedStack."""
@@ -232,14 +232,14 @@ class Quantise(_Operation):
 
 
 def _halves(model: Any, name: str) -> int:
-    """Into how many matrices the rows of a stack fall, each of which begins with a block of its own."""
+    """The number of matrices in the rows of a stack. Each of them begins with a new block."""
     module, _, parameter = name.rpartition(".")
     experts = model.get_submodule(module)
     return 2 if parameter == "gate_up_proj" and experts.has_gate and experts.is_concatenated else 1
 
 
 def _fitted(model: Any, name: str, codes: torch.Tensor, scales: torch.Tensor) -> PackedStack:
-    """A stack in the form of the parameter `name`, whose shapes it must have."""
+    """A stack in the form of the parameter `name`. InvalidArgument if it does not have the parameter's shapes."""
     like = local(model.get_parameter_or_buffer(name))
     for what, found, wanted in (("codes", codes, like.codes), ("scales", scales, like.scales)):
         if tuple(found.shape) != tuple(wanted.shape) or found.element_size() != wanted.element_size():
@@ -252,7 +252,7 @@ def _fitted(model: Any, name: str, codes: torch.Tensor, scales: torch.Tensor) ->
 
 
 class SluiceQuantizer(HfQuantizer):
-    """See the first comment."""
+    """The quantizer that transformers' registry has under Sluice's name."""
 
     quantization_config: SluiceQuantization
     requires_calibration = False
@@ -260,20 +260,20 @@ class SluiceQuantizer(HfQuantizer):
 
     def __init__(self, quantization_config: Any, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
-        # False: transformers reads one tensor at a time, and does not read ahead.
+        # If False, transformers reads one tensor at a time, and does not read ahead.
         self.pre_quantized = bool(quantization_config.layout)
-        self.refused: list[str] = []  # what was wrong with parameters of the checkpoint
+        self.refused: list[str] = []  # errors of parameters of the checkpoint
 
     def is_serializable(self) -> bool:
         """Experts are saved in the checkpoint's own bytes."""
         return True
 
     def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
-        """Asked for each tensor of a checkpoint that is not quantised."""
+        """Called for each tensor of a checkpoint that is not quantised."""
         return is_packed(local(model.get_parameter_or_buffer(param_name)))
 
     def get_quantize_ops(self) -> Any:
-        """For those."""
+        """The operation for these tensors."""
         return Quantise(self)
 
     def scales_of(self, name: str) -> torch.Tensor:
@@ -332,7 +332,7 @@ class SluiceQuantizer(HfQuantizer):
         _leave_file(model)
 
     def _keep_conversions(self, model: Any) -> None:
-        """Those with which save_pretrained restores the checkpoint's names, from what `state_dict` says."""
+        """Keeps the conversions by which save_pretrained makes the checkpoint's names from those of `state_dict`."""
         kept = []
         for converter in getattr(model, "_weight_conversions", None) or []:
             operations = [type(each) for each in getattr(converter, "operations", ())]
@@ -363,7 +363,7 @@ class _AsFloat8(ConversionOps):
 
     @property
     def reverse_op(self) -> ConversionOps:
-        """Both ways."""
+        """The same operation, in both directions."""
         return self
 
 
@@ -412,7 +412,7 @@ def _check_runs_here(name: str, module: Any) -> None:
 
 
 def _replace(name: str, module: Any, stack: str, form: Format) -> None:
-    """A parameter on the meta device by a packed one."""
+    """Replaces a parameter on the meta device by a packed one."""
     weight = module._parameters[stack]
     count, rows, columns = weight.shape
     if module.is_transposed:
@@ -449,7 +449,7 @@ def _check_stacks(model: Any, refused: list[str]) -> None:
 
 
 def _agree(model: Any, check: Callable[[], None]) -> None:
-    """An error of one rank is an error of all that share the model."""
+    """Runs `check`. An error on one rank is an error on all ranks that share the model."""
     error = None
     try:
         check()
@@ -466,13 +466,13 @@ def _agree(model: Any, check: Callable[[], None]) -> None:
 
 
 def _name_as_saved(module: Any, layout: str) -> None:
-    """`state_dict` gives, and `load_state_dict` takes, plain tensors by the names of the checkpoint."""
+    """Lets `state_dict` give and `load_state_dict` take plain tensors by the names of the checkpoint."""
     module.__dict__["_sluice_saved_layout"] = layout
     module._register_state_dict_hook(_split)
     module._register_load_state_dict_pre_hook(_join, with_module=True)
     for stack in _packed_of(module):
         for end in SUFFIXES[layout]:
-            if end:  # torch's distributed checkpoints ask for an attribute of each name
+            if end:  # torch's distributed checkpoints read an attribute of each name
                 module.__dict__[stack + end] = None
 
 
@@ -496,7 +496,7 @@ def _as_saved(packed: PackedStack, layout: str) -> tuple[torch.Tensor, torch.Ten
 
 
 def _sharded(part: torch.Tensor, whole: Any) -> Any:
-    """A DTensor of the placements of `whole`."""
+    """A DTensor with the placements of `whole`."""
     from torch.distributed.tensor import DTensor
 
     shape = torch.Size((whole.shape[0], *part.shape[1:]))

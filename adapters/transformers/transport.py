@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`DistributedConfig(ep_implementation="sluice")`: dispatch, experts and combine in one call of the library.
 
-The experts are fused where `experts_implementation="sluice"` is chosen too; with any other choice they run as
-callbacks: transformers' own function on the rows of one expert. Only real rows travel; a rank without any needs no
-dummy row.
+The experts are fused if `experts_implementation="sluice"` is chosen too. With any other choice they run as callbacks:
+transformers' own function on the rows of one expert. Only real rows are sent; a rank without rows needs no dummy row.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _numbers = itertools.count()
 
 @functools.cache
 def _watch_wrappers() -> None:
-    """From now on PEFT's wrappers of split experts, but for LoRA's, are refused where they are made: in a forward they
+    """From now on PEFT's wrappers of sharded experts, except LoRA's, are refused when they are made. In a forward they
     would add a plain tensor to a sharded one before Sluice is called, and torch's error names neither."""
     torch.nn.modules.module.register_module_module_registration_hook(_refuse_wrapper)
 
@@ -47,7 +46,7 @@ def _refuse_wrapper(wrapper: torch.nn.Module, name: str, module: Any) -> None:
 
 
 class SluiceEP(EPImplementation):
-    """One per experts module. Made on all ranks of the expert-parallel group at the same point of loading a model."""
+    """The transport of one experts module. All ranks of the group make it at the same point of loading a model."""
 
     def __init__(self, experts: Any, ep_mesh: Any, tp_mesh: Any) -> None:
         super().__init__(experts, ep_mesh, tp_mesh)
@@ -69,7 +68,7 @@ class SluiceEP(EPImplementation):
         )
         transported(experts, self._state)
         _watch_wrappers()
-        if len(ranks) == get_world_size():  # else other ranks hold the same experts, and Trainer averages adapters
+        if len(ranks) == get_world_size():  # otherwise other ranks hold the same experts, and Trainer averages adapters
             own_factors.watch(experts, self._state, ep_mesh)
 
     def __call__(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> Any:

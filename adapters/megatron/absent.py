@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to say of models of Megatron in which no layer runs on Sluice. Needs no Sluice engine."""
+"""Explains why no layer of a Megatron model runs on Sluice. Needs no Sluice engine."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 
 def waits(module: Any) -> bool:
-    """A layer is taken over when it is built, and has numbers from then on."""
+    """False: a layer is taken over when it is built, and has statistics from then on."""
     return False
 
 
 def need_not_have_run(given: Any) -> bool:
-    """A stage of a pipeline may hold no MoE layer at all."""
+    """False: no layer waits for its first call."""
     return False
 
 
 def why(given: Any) -> str:
-    """Why no layer of it is on Sluice; "": it has none of Megatron's."""
+    """Why no layer of the model runs on Sluice; "": it has no MoE layers of Megatron."""
     kind = getattr(sys.modules.get("megatron.core.transformer.moe.moe_layer"), "MoELayer", None)
     layers = [] if kind is None else [child for child in given.modules() if isinstance(child, kind)]
     if not layers:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`--spec sluice.megatron moe_block_spec`: a transformer layer that finds its own submodules.
 
-The flag names an object that is looked up before the model's config exists: it cannot know which layers have experts. A
-layer knows when it is built: it then takes the spec that the host would have chosen for its number.
+The flag names an object that is imported before the model's config exists, so that it cannot know which layers have
+experts. A layer knows this when it is built, and then takes the spec that the host would have chosen for its number.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of Megatron's experts C may compute itself, and where their weights lie.
+"""Finds which of Megatron's experts C may compute itself, and where their weights are.
 
-Fused are experts whose whole mathematics is known: exactly SequentialMLP of MLPs with the local linears, or exactly
-GroupedMLP. The activation is found by asking the host's own code. Other experts of a SequentialMLP are called as the
-modules that they are; containers of other classes are refused.
+Experts whose whole mathematics is known are fused: exactly SequentialMLP of MLPs with the local linears, or exactly
+GroupedMLP. The activation is found by calls of the host's own code. Other experts of a SequentialMLP are called as
+modules; containers of other classes are refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GroupedMLP = getattr(host, "GroupedMLP", None)
 
 @dataclass(frozen=True)
 class Form:
-    """The mathematics of a rank's experts. unit None: the host's modules are called, `why` says why."""
+    """The mathematics of a rank's experts. unit None: the host's modules are called, and `why` is the reason."""
 
     model_width: int
     hidden_width: int
@@ -48,7 +48,7 @@ class Form:
 
 
 def form_of(experts: nn.Module) -> Form:
-    """Of a layer's experts; Unsupported: neither C nor a call of each expert can stand for them."""
+    """The form of a layer's experts. Unsupported if neither C nor calls of single experts can replace them."""
     if type(experts) is host.SequentialMLP:
         return _form_of_sequence(experts)
     if GroupedMLP is not None and type(experts) is GroupedMLP:
@@ -60,7 +60,7 @@ def form_of(experts: nn.Module) -> Form:
 
 
 class _Kinds(NamedTuple):
-    """Classes of engine layers: parameters packed by expert, stacked over experts, in modules that are called."""
+    """Classes of engine layers, for parameters packed by expert, stacked over experts, and in called modules."""
 
     packed: type[PackedLayer]
     stacked: type[StackedLayer]
@@ -76,8 +76,8 @@ _KINDS = {
 def make_layer(context: Context, form: Form, fused: bool, adds_itself: bool, config: MoeConfig) -> MoeLayer:
     """The engine layer for experts of this form, or for calls of the host's modules.
 
-    adds_itself  to main_grad (main_grads.py)
-    config       without what the form knows
+    adds_itself  whether it adds gradients to main_grad (main_grads.py)
+    config       without the fields that the form sets
     """
     kinds = _KINDS[adds_itself]
     if not fused:
@@ -98,15 +98,15 @@ def make_layer(context: Context, form: Form, fused: bool, adds_itself: bool, con
 
 
 def parameters_of(experts: nn.Module, form: Form) -> Any:
-    """The weights of this moment, as the layer for fused experts takes them."""
+    """The current weights, as the layer for fused experts takes them."""
     if form.stacked:
         return [experts.weight1, experts.weight2]
     return [_tensors_of(expert, form.bias) for expert in experts.local_experts]
 
 
 def why_not_plain(experts: Sequence[nn.Module]) -> str:
-    """Why C cannot read the weights of these MLPs, "" if it can. A wrapper in place of a linear (LoRA) adds to what the
-    weight inside computes."""
+    """Why C cannot read the weights of these MLPs; "": it can. A wrapper in place of a linear (LoRA) adds to the
+    product with the weight inside."""
     for expert in experts:
         if type(expert) is not MLP:
             return f"{type(expert).__name__} is not exactly megatron.core's MLP"
@@ -118,7 +118,7 @@ def why_not_plain(experts: Sequence[nn.Module]) -> str:
 
 
 def call(expert: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-    """The host's own call of one expert, with a probability of 1 for each row: the combine has the route weights."""
+    """Calls one expert as the host does, with a probability of 1 for each row: combine applies the route weights."""
     output, bias = expert(rows, torch.ones(rows.shape[0], dtype=torch.float32, device=rows.device))
     return output if bias is None else output + bias
 
@@ -137,7 +137,7 @@ def _form_of_sequence(experts: Any) -> Form:
 
 
 def _unit_of(expert: Any, gated: bool) -> tuple[activations.Unit | None, str]:
-    """By running MLP's own forward between two linears that hand on what they get."""
+    """The unit, found by a run of MLP's own forward between two linears that return their inputs."""
     config = expert.config
     if getattr(config, "activation_func_fp8_input_store", False):
         return None, "activation_func_fp8_input_store rounds what the backward reads"
@@ -157,7 +157,7 @@ def _unit_of(expert: Any, gated: bool) -> tuple[activations.Unit | None, str]:
 def _asked(activation: activations.Activation, gated: bool, clamp: Any = None, offset: Any = None) -> Any:
     try:
         unit = activations.find(activation, gated, limits=_given(clamp), offsets=_given(offset))
-    except Exception as error:  # any function may stand in the host's config
+    except Exception as error:  # any function may be in the host's config
         return None, f"its activation does not take plain rows ({type(error).__name__}: {error})"
     return unit, "" if unit is not None else "its activation is none that the library knows"
 
@@ -167,10 +167,10 @@ def _given(number: Any) -> list[float]:
 
 
 class _PassOn(nn.Module):
-    """Stands for a linear of the host."""
+    """Replaces a linear of the host."""
 
     def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """(what it was given, no bias)"""
+        """(its input, no bias)"""
         return rows, None
 
 
@@ -180,7 +180,7 @@ def _tensors_of(expert: Any, bias: bool) -> list[torch.Tensor]:
 
 
 def _unpack_gated(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """w1, w3, w2, b1, b3, b2, as far as there are."""
+    """Those of w1, w3, w2, b1, b3, b2 that exist."""
     up, down, *biases = tensors
     if not biases:
         return (*up.chunk(2), down)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where Megatron meets Sluice: a spec whose MoE layers are of Sluice's class. No class of the host changes.
+"""Puts Sluice's MoE layers into Megatron's specs. No class of the host changes.
 
-The host builds a model from specs. `with_sluice` takes the spec that the host would use and gives it back with another
-class for its MoE layers, which keeps attention, norms, order of layers and pipeline slices as they are.
+The host builds a model from specs. `with_sluice` takes the spec that the host would use, and returns it with another
+class for its MoE layers. Attention, norms, order of layers and pipeline slices stay as they are.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 def with_sluice(spec: Any, *, plan: str | None = None, **options: Any) -> Any:
     """A copy of a spec whose MoE layers run on Sluice. The spec itself stays as it is.
 
-    spec     of a block or of a transformer layer, or a function that gives one; or MoELayer's own, as it stands in
+    spec     of a block or of a transformer layer, or a function that returns one; or the spec of MoELayer itself, as in
              `submodules.mlp` (a ModuleSpec, or a functools.partial from Megatron-Core 0.18 on)
-    plan     a file that `sluice plan --stages --json` printed of the whole model: each MoE layer, by its layer_number,
-             runs under the plan that it has there. Equal on all ranks
+    plan     a file that `sluice plan --stages --json` printed for the whole model: each MoE layer runs under its plan
+             in the file, by its layer_number. Equal on all ranks
     options  keys of the "sluice" section (docs/megatron.md), for these layers; `sluice.configure` and SLUICE_OPTIONS
-             count over them
+             have priority
 
-    Unsupported: there is no MoE layer in it. BadInput: the file is no such plan. Building the model refuses a plan
-    of another number of MoE layers, ranks with different plans, and a memory_budget in addition.
+    Unsupported: the spec has no MoE layer. BadInput: the file is no such plan. When the model is built, a plan of
+    another number of MoE layers, ranks with different plans, and a memory_budget in addition are refused.
     """
     is_of_layer = isinstance(spec, functools.partial) and spec.func is MoELayer
     if callable(spec) and not is_of_layer and not isinstance(spec, ModuleSpec):
@@ -58,9 +58,9 @@ def _called_later(function: Callable[..., Any], options: dict[str, Any]) -> Call
 
 
 def swap_moe(spec: Any, keywords: dict[str, Any]) -> tuple[Any, int]:
-    """(a copy with Sluice's class for MoELayer and these keywords to it, how many there are)."""
+    """(a copy with Sluice's class for MoELayer and these keywords to it, the number of MoE layers)."""
     if isinstance(spec, TransformerBlockSubmodules):
-        # One spec usually stands for many layers: it is copied once.
+        # One spec is usually used for many layers: it is copied once.
         done = {id(layer): swap_moe(layer, keywords) for layer in spec.layer_specs}
         layers = [done[id(layer)][0] for layer in spec.layer_specs]
         return dataclasses.replace(spec, layer_specs=layers), sum(done[id(layer)][1] for layer in spec.layer_specs)

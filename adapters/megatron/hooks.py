@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks on the modules of experts, whose `forward` is not called where C computes them."""
+"""Hooks on the modules of experts, whose `forward` is not called if C computes them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from torch import nn
 from torch.nn.modules import module as nn_module
 
-# Megatron's own, which wait for parameters that are still being gathered (overlap_param_gather).
+# Megatron's own hooks, which wait for parameters that are still being gathered (overlap_param_gather).
 _OF_DDP = "DistributedDataParallel._make_forward_pre_hook.<locals>.hook"
 
 
 def replay(modules: Iterable[nn.Module]) -> None:
-    """Runs the host's own pre-hooks, as calls of these modules would: their parameters are there afterwards."""
+    """Runs the host's own pre-hooks, as calls of these modules would: their parameters are gathered afterwards."""
     for module in modules:
         for hook in list(module._forward_pre_hooks.values()):
             if _is_of_ddp(hook):
@@ -22,7 +22,8 @@ def replay(modules: Iterable[nn.Module]) -> None:
 
 
 def untouched(modules: Iterable[nn.Module]) -> bool:
-    """No hooks but the host's own, no forward of its own on an instance: what C computes is what a call would."""
+    """Whether there are no hooks but the host's own, and no forward on an instance, so that C computes as a call
+    would."""
     if nn_module._has_any_global_hook():
         return False
     return all(_is_untouched(module) for module in modules)

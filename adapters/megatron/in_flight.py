@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many MoE layers a rank builds, and how many of their forwards wait for their backward: a budget is divided by it.
+"""Counts the MoE layers of a rank, and the most forwards of them that wait for their backward, for a memory budget.
 
 Megatron's schedules, with S pipeline stages, V parts of the model on each (virtual pipeline) and this rank's number r:
 
     no pipeline     one micro-batch
     1F1B            S - r micro-batches
-    interleaved     2 (S - r - 1) + (V - 1) G + 1 of the parts, G being microbatch_group_size_per_vp_stage: the warm-up
-                    and the forward that follows it. More than the whole model has, where 1F1B never has more
+    interleaved     2 (S - r - 1) + (V - 1) G + 1 forwards of parts, with G = microbatch_group_size_per_vp_stage: the
+                    warm-up and the forward after it. On the last stage these are more than one of each part, where
+                    1F1B has one micro-batch
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 
 
 class InFlight(NamedTuple):
-    """Of this rank."""
+    """The counts of this rank."""
 
     layers: int  # MoE layers that it builds
-    forwards: int  # of them without their backward at one time, at most
+    forwards: int  # most of their forwards without a backward at one time
 
 
 def of_config(config: Any) -> InFlight:
-    """Of a TransformerConfig; before any layer is there."""
+    """The counts for a TransformerConfig, before any layer exists."""
     frequency = config.moe_layer_freq
     pattern = frequency if isinstance(frequency, list) else [i % frequency == 0 for i in range(config.num_layers)]
     stages = config.pipeline_model_parallel_size
@@ -34,7 +35,7 @@ def of_config(config: Any) -> InFlight:
         layers = max(1, sum(map(bool, pattern)))
         return InFlight(layers, layers)
     is_known = parallel_state.model_parallel_is_initialized()
-    stage = parallel_state.get_pipeline_model_parallel_rank() if is_known else 0  # most wait in the first
+    stage = parallel_state.get_pipeline_model_parallel_rank() if is_known else 0  # the first stage has the most
     parts = config.virtual_pipeline_model_parallel_size
     counts = [_experts_in(config, pattern, part, stage) for part in ([None] if parts is None else range(parts))]
     waiting = stages - stage

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The class that MoE layers of a decorated spec have: the host's own `MoELayer` with other steps inside.
+"""The class of MoE layers in a spec of `with_sluice`: the host's own `MoELayer` with different steps inside.
 
 Router, shared experts, parameters, names, checkpoints and recomputation are those of the host. The host's forward calls
-its steps one by one; between two steps gradients flow through their arguments alone, here as there.
+its steps one by one; between two steps gradients flow through their arguments alone, as in the host.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def missing_steps() -> list[str]:
 
 
 class SluiceMoELayer(Guarded, MoELayer):
-    """dispatch -> experts -> combine by Sluice.
+    """A MoELayer whose dispatch, experts and combine are computed by Sluice.
 
-    sluice       options of the layer's spec, in the words of the "sluice" section; the rest is the host's
+    sluice       options of the layer's spec, by the names of the "sluice" section; other arguments are the host's
     sluice_plan  the plans of all MoE layers of the model, in order
     """
 
@@ -48,21 +48,21 @@ class SluiceMoELayer(Guarded, MoELayer):
         self._sluice = take_over(self, sluice, sluice_plan)
 
     def shared_experts_compute(self, hidden_states: torch.Tensor) -> Any:
-        """As the host does, before it routes; a failure is told to the other ranks."""
+        """As in the host, before it routes; the other ranks are told of a failure."""
         if self._sluice is None:
             return super().shared_experts_compute(hidden_states)
         with self._sluice.told():
             return super().shared_experts_compute(hidden_states)
 
     def route(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """As the host does; a failure is told to the other ranks."""
+        """As in the host; the other ranks are told of a failure."""
         if self._sluice is None:
             return super().route(hidden_states, *args, **kwargs)
         with self._sluice.told():
             return super().route(hidden_states, *args, **kwargs)
 
     def preprocess(self, hidden_states: torch.Tensor, probs: torch.Tensor, routing_map: torch.Tensor) -> Any:
-        """(tokens [T, M], route weights [T, K]); shared experts that are to overlap begin here."""
+        """(tokens [T, M], route weights [T, K]). Shared experts that overlap begin here."""
         state = self._sluice
         if state is None:
             return super().preprocess(hidden_states, probs, routing_map)
@@ -72,7 +72,7 @@ class SluiceMoELayer(Guarded, MoELayer):
             return state.routed(self, hidden_states, probs, routing_map)
 
     def _begin_shared_experts(self, hidden_states: torch.Tensor) -> None:
-        """The steps that the host's dispatcher would take between its exchanges, on the host's side stream."""
+        """Runs the steps that the host's dispatcher would run between its exchanges, on the host's side stream."""
         shared = self.shared_experts
         shared.pre_forward_comm(hidden_states)
         shared.linear_fc1_forward_and_act()
@@ -80,7 +80,7 @@ class SluiceMoELayer(Guarded, MoELayer):
         shared.post_forward_comm()
 
     def dispatch(self, hidden_states: torch.Tensor, probs: torch.Tensor) -> Any:
-        """Nothing: the next step does all three."""
+        """Does nothing: the next step dispatches, computes and combines."""
         if self._sluice is None:
             return super().dispatch(hidden_states, probs)
         return hidden_states, probs
@@ -92,11 +92,11 @@ class SluiceMoELayer(Guarded, MoELayer):
         return self._sluice.run(self.experts, hidden_states, probs), None
 
     def combine(self, output: torch.Tensor) -> torch.Tensor:
-        """Nothing: it is done."""
+        """Does nothing: the outputs are combined already."""
         return super().combine(output) if self._sluice is None else output
 
     def postprocess(self, output: torch.Tensor, shared_expert_output: torch.Tensor | None) -> torch.Tensor:
-        """In the shape of the hidden states, with what shared experts add."""
+        """The output in the shape of the hidden states, plus the output of shared experts."""
         if self._sluice is None:
             return super().postprocess(output, shared_expert_output)
         output = output.view(self._sluice.shape)
@@ -107,7 +107,7 @@ class SluiceMoELayer(Guarded, MoELayer):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
     ) -> Any:
-        """With the numbers that experts have, wherever they live."""
+        """As in the host, with the experts' own numbers on whichever rank they are."""
         with knowing():
             found = super().sharded_state_dict(prefix, sharded_offsets, metadata)
         if self._sluice is None or not has_moved(self._sluice):
@@ -119,7 +119,7 @@ class SluiceMoELayer(Guarded, MoELayer):
         return marked({**kept, **moved}, prefix, self._sluice.placement)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-        """Of a plain state dict with experts at home, or of one that sharded_state_dict made for where they are."""
+        """Loads a plain state dict with experts at home, or one that sharded_state_dict made for their placement."""
         mark = state_dict.pop(f"{prefix}{MARK}", None)
         if mark is None or self._sluice is None:
             super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
@@ -130,5 +130,5 @@ class SluiceMoELayer(Guarded, MoELayer):
                 super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def backward_dw(self, routed_experts: bool = True, shared_experts: bool = False) -> None:
-        """The routed experts have their weight gradients since the backward: nothing is delayed."""
+        """Leaves routed experts out, because their weight gradients are computed in the backward."""
         super().backward_dw(routed_experts and self._sluice is None, shared_experts)

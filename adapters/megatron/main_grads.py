@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients added to `main_grad`, where the host's own linears do so (gradient_accumulation_fusion).
+"""Adds gradients to `main_grad`, if the host's own linears do so (gradient_accumulation_fusion).
 
-DDP keeps a gradient of its own for each parameter, in f32 if it is told to, and adds what autograd brings. With the
-host's fusion a linear adds there itself, marks the parameter, and gives autograd a stand-in that nobody reads. Here the
-library adds, so bf16 weights have f32 gradients without a second copy.
+DDP keeps a `main_grad` for each parameter, in f32 if it is configured so, and adds autograd's gradients to it. With the
+host's fusion a linear adds to it itself, marks the parameter, and gives autograd a stand-in that is never read. Here
+the library adds, so that bf16 weights have f32 gradients without a second copy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sluice.adapters.torch import CastingLayer, PackedLayer, StackedLayer, Sums,
 
 
 class _MainGrads(CastingLayer):
-    """A layer of a host that fuses."""
+    """A layer under gradient_accumulation_fusion."""
 
     def sums_for(self, ctx: Any, work: Any, reads: Sequence[torch.Tensor]) -> Sums | None:
         """See MoeLayer."""
@@ -25,7 +25,7 @@ class _MainGrads(CastingLayer):
         fuses = fuses and len({leaf.main_grad.dtype for leaf in leaves}) == 1
         for leaf in leaves:
             if hasattr(leaf, "grad_added_to_main_grad"):
-                # Of an earlier backward, too: what autograd brings now would be left out.
+                # An earlier backward may have set it: then autograd's gradient of this one would be left out.
                 leaf.grad_added_to_main_grad = fuses
         if not fuses:
             return None
@@ -56,4 +56,4 @@ class MainGradStackedLayer(_MainGrads, StackedLayer):
 
 
 class MainGradModulesLayer(_MainGrads):
-    """Experts that are called: their linears add for themselves, or autograd does."""
+    """Experts that are called: their linears add to main_grad themselves, or autograd does."""

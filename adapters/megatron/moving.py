@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves experts of Megatron's layers between ranks (adapters/common/migration), and writes checkpoints as if none had
-moved."""
+"""Moves experts of Megatron's layers between ranks (adapters/common/migration), and writes checkpoints as if no expert
+had moved."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject
 
 
 def move(layer: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None) -> None:
-    """See migration.moving.move. Collective over the expert-parallel group, and over the ranks that hold replicas.
+    """As migration.moving.move. Collective over the expert-parallel group, and over the ranks that hold replicas.
 
     Unsupported under the distributed optimizer, which keeps parts of masters and moments on other ranks.
     """
@@ -48,8 +48,8 @@ def _slots(experts: Any) -> list[Expert]:
 
 
 def sharded_state_dict(experts: Any, mine: Sequence[int], num_experts: int, prefix: str, *args: Any) -> dict[str, Any]:
-    """What the host's container of experts would give if its slots held these experts, `mine`, and not those that
-    follow from its rank: each expert stands alone in a container whose rank is the expert's number."""
+    """The sharded state dict of the host's container of experts as if its slots held the experts `mine`, and not those
+    that follow from its rank. For this each expert is alone in a container whose rank is the expert's number."""
     if not hasattr(experts, "local_experts"):
         raise InvalidState(
             f"the experts of a {type(experts).__name__} have moved: write its checkpoints with them at home "
@@ -65,7 +65,7 @@ def sharded_state_dict(experts: Any, mine: Sequence[int], num_experts: int, pref
 
 
 class _Alone:
-    """The host's container, as its sharded_state_dict sees it: one expert, of as many ranks as there are experts."""
+    """The host's container for its sharded_state_dict: with one expert, and with as many ranks as there are experts."""
 
     def __init__(self, experts: Any, expert: Any, number: int, count: int) -> None:
         self._experts = experts
@@ -81,19 +81,19 @@ class _Numbered:
         self.rank, self.size = (lambda: rank), (lambda: size)
 
 
-# ---- which state dicts have experts by their own numbers ----
+# ---- state dicts that have experts by their own numbers ----
 
-MARK = "sluice_placement"  # a key of state dicts that were made while experts were away; in no file
+MARK = "sluice_placement"  # a key of state dicts that were made while experts were away; it is never in a file
 
 
 def marked(found: dict[str, Any], prefix: str, placement: Any) -> dict[str, Any]:
-    """A sharded state dict that is right for this placement: what is loaded by it says so."""
+    """A sharded state dict with the placement for which it is right. What is loaded by it has the same mark."""
     return {**found, f"{prefix}{MARK}": LocalNonpersistentObject(placement)}
 
 
 def _guard(optimizer: Any, state: Any) -> None:
-    """Plain state dicts are refused while experts are away. Sharded ones follow those of the model, and so does what
-    is loaded by them."""
+    """Refuses plain state dicts of the optimizer while experts are away. Sharded ones follow the model's, and so does
+    what is loaded by them."""
     for each in getattr(optimizer, "chained_optimizers", None) or [optimizer]:
         away.guard_optimizer(getattr(each, "optimizer", each), state)
     if optimizer in _known:

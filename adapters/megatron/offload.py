@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron's --optimizer-cpu-offload: what `HybridDeviceOptimizer` updates in host memory, computed by the library.
+"""Computes the updates that Megatron's `HybridDeviceOptimizer` makes in host memory (--optimizer-cpu-offload).
 
-It makes one optimizer of a class that it is given, torch's AdamW, for each parameter in host memory. While it makes
-them that class is ours. What it keeps and writes into checkpoints names torch's.
+HybridDeviceOptimizer makes an optimizer of a given class, torch's AdamW, for each parameter in host memory. While it
+makes them, that class is Sluice's. Its attributes and checkpoints name torch's class.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ METHOD = "_init_sub_optimizers"
 
 
 class OffloadedAdamW(AdamW):
-    """Gradients are not looked at: the host does that where it is told to."""
+    """An AdamW that does not check gradients: the host checks them if it is configured to."""
 
     def __init__(self, params: Any, **options: Any) -> None:
         super().__init__(params, check_finite=False, **options)
 
 
 def install() -> None:
-    """Of optimizers that are made from now on, in this process; once. Unsupported: this release has no such method."""
+    """Applies to optimizers that this process makes from now on. Unsupported if this release has no such method."""
     cls = _hybrid()
     original = getattr(cls, METHOD, None)
     if original is None:
@@ -48,7 +48,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Optimizers that exist keep what they have."""
+    """Undoes `install`. Existing optimizers keep their class."""
     original = getattr(getattr(_hybrid(), METHOD, None), "_sluice_original", None)
     if original is not None:
         setattr(_hybrid(), METHOD, original)

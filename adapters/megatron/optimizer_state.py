@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Megatron's optimizers keep of an expert's parameters (adapters/common/optimizer_state.py)."""
+"""Finds the states that Megatron's optimizers have of an expert's parameters (adapters/common/optimizer_state.py)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import nn
 
 
 def keeper_of(name: str, parameters: Sequence[nn.Parameter], optimizer: Any) -> Keeper:
-    """Unsupported where the optimizer keeps things of experts nobody knows where.
+    """The keeper of an optimizer's states. Unsupported if it is not known where the optimizer keeps them.
 
-    Gradients are in `main_grad`, a view of a buffer of DDP's, and in `grad` where there is no DDP, or where the
-    optimizer's step has put them there.
+    Gradients are in `main_grad`, a view of a buffer of DDP's, and in `grad` if there is no DDP, or if the optimizer's
+    step has put them there.
     """
     gradients = Gradient(), Gradient("main_grad")
     if optimizer is None:
@@ -41,11 +41,11 @@ def keeper_of(name: str, parameters: Sequence[nn.Parameter], optimizer: Any) -> 
 
 
 def _is_plain(base: Any) -> bool:
-    """Whether `state` is by the tensors of param_groups; hybrid optimizers have copies elsewhere."""
+    """Whether its `state` is by the tensors of param_groups; hybrid optimizers have copies elsewhere."""
     return isinstance(base, torch.optim.Optimizer) and not hasattr(base, "sub_optimizers")
 
 
 def _pairs(optimizer: Any) -> list[tuple[nn.Parameter, torch.Tensor]]:
-    """Parameters of 16 bits with their masters."""
+    """16-bit parameters with their masters."""
     lists = zip(getattr(optimizer, "float16_groups", ()), getattr(optimizer, "fp32_from_float16_groups", ()))
     return [pair for own, copies in lists for pair in zip(own, copies)]

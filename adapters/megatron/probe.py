@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a MoE layer of Megatron is, and whether Sluice can run it. Options of the host are looked at, never versions."""
+"""Reads a MoE layer of Megatron, and finds whether Sluice can run it. It checks options of the host, never versions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Finding:
-    """One layer, understood."""
+    """The description of one layer."""
 
     ranks: tuple[int, ...]  # the global ranks of its expert-parallel group, in group order
     num_experts: int
@@ -26,7 +26,7 @@ class Finding:
     form: Form
 
     def compared(self) -> dict[str, Any]:
-        """What must be equal on all ranks of the group."""
+        """The values that must be equal on all ranks of the group."""
         return {
             "experts": self.num_experts,
             "top_k": self.top_k,
@@ -39,7 +39,7 @@ class Finding:
 
 
 def probe(layer: Any) -> Finding:
-    """Understands a layer that the host has just built, or raises Unsupported; runs nothing of the model."""
+    """Describes a layer that the host has just built, or raises Unsupported. Runs nothing of the model."""
     tensor_parallel = getattr(layer.experts, "tp_group", None)
     size = 1 if tensor_parallel is None else tensor_parallel.size()
     for reason in refusals.against(lambda name: getattr(layer.config, name, None), size):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What options of the host ask for that Sluice does not do. Needs neither Megatron nor torch: the doctor asks it about
-scripts, too."""
+"""Finds options of the host that Sluice does not support. It needs neither Megatron nor torch, because the doctor
+checks scripts with it, too."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 def against(asks: Callable[[str], Any], expert_tensor_parallel: int) -> Iterator[str]:
-    """Each with what to do about it.
+    """The reasons against the options, each with what to do about it.
 
-    asks                    the value of an option of TransformerConfig by its name, None where there is none
-    expert_tensor_parallel  ranks that an expert is split over
+    asks                    returns the value of an option of TransformerConfig by its name; None: there is none
+    expert_tensor_parallel  the number of ranks over which an expert is split
     """
     if expert_tensor_parallel > 1:
         yield (

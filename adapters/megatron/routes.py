@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the router's [T, E] tensors to expert ids and route weights [T, K]."""
+"""Converts the router's [T, E] tensors to expert ids and route weights [T, K]."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import torch
 
 
 class Routes(NamedTuple):
-    """What the router decided for T tokens."""
+    """The router's decisions for T tokens."""
 
     expert_ids: torch.Tensor  # [T, K] i32, ascending, -1 = none
     weights: torch.Tensor  # [T, K] f32, with gradient
 
 
 def of_map(probs: torch.Tensor, chosen: torch.Tensor, top_k: int, padded: bool = False) -> Routes:
-    """The routes of `chosen` [T, E] bool with their `probs` [T, E], of which weights are a part: gradients reach it
-    exactly, which aux losses hang on.
+    """The routes of `chosen` [T, E] bool. Weights are gathered from `probs` [T, E], so that gradients reach `probs`
+    itself, to which aux losses are attached.
 
-    By expert number, as the host sums a token's outputs. Nothing waits for the device.
+    Routes are in the order of expert numbers, in which the host sums a token's outputs. Nothing waits for the device.
 
     padded  the host has filled experts up to their capacity with tokens that did not choose them. Their probability is
-            0, and nothing hangs on them: they are left out, so that a token keeps at most K routes
+            0 and they have no effect: they are left out, so that a token keeps at most K routes
     """
     num_experts = probs.shape[1]
     if padded:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a MoE layer on Sluice keeps beside the host's own attributes: the engine layers that run it.
+"""The state that a MoE layer on Sluice has in addition to the host's attributes: the engine layers that run it.
 
-Holds no module and no parameter of the host: both are read afresh in each forward, because the distributed optimizer
-and `.to()` move storage and because a user may hook an expert.
+It holds no module and no parameter of the host. Each forward reads both again, because the distributed optimizer and
+`.to()` move storage and because a user may hook an expert.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from sluice.options import SPEC
 from sluice.planning import moe_layers
 from sluice.planning.stages_chosen import MoeChoice
 
-# Of all layers of this process in the order of their construction, which is the same on all ranks of a group.
+# Numbers all layers of this process in the order of their construction, which is the same on all ranks of a group.
 _numbers = itertools.count()
 _making = threading.RLock()
 _announced: set[str] = set()
 
 
 def take_over(layer: Any, section: Any, plan: Sequence[MoeChoice] = ()) -> LayerState | None:
-    """What runs a layer that the host has just built; None: it stays the host's. Collective over its group.
+    """The state that runs a layer that the host has just built; None: the host runs it. Collective over its group.
 
     section  of the layer's spec
     plan     of all MoE layers of the model, in order; empty: there is none
@@ -74,7 +74,7 @@ def take_over(layer: Any, section: Any, plan: Sequence[MoeChoice] = ()) -> Layer
 
 
 def _has_experts(config: Any) -> list[int]:
-    """Of each transformer layer of the whole model, 1: it has."""
+    """For each transformer layer of the whole model, 1 if it has experts."""
     return moe_layers.by_stage({"moe_layer_freq": config.moe_layer_freq}, config.num_layers, config.num_layers)
 
 
@@ -87,7 +87,8 @@ def _check_plan(plan: Sequence[MoeChoice], config: Any, options: Options) -> Non
 
 
 def _agree(layer: Any, finding: Finding | str, options: Options, plan: Sequence[MoeChoice]) -> str | None:
-    """All ranks of a group take the same layer over in the same way; a refusal of one is a refusal of all."""
+    """The reason why the layer is refused; None: all ranks take it over in the same way. One rank's refusal counts for
+    all."""
     ranks = tuple(torch.distributed.get_process_group_ranks(layer.ep_group))
     own = {
         "options": {
@@ -109,7 +110,7 @@ def _agree(layer: Any, finding: Finding | str, options: Options, plan: Sequence[
 
 
 def _policy_of_modules(finding: Finding, options: Options) -> str | None:
-    """What becomes of a policy that experts which run as modules cannot do; an error unless options say "warn"."""
+    """Why the policy cannot be followed by experts that run as modules; an error unless on_unsupported is "warn"."""
     reason = None if finding.form.fused else refused_policy(options)
     if reason is not None and options.on_unsupported == "error":
         raise Unsupported(reason)
@@ -117,13 +118,13 @@ def _policy_of_modules(finding: Finding, options: Options) -> str | None:
 
 
 class LayerState:
-    """One MoE layer of the host."""
+    """The state of one MoE layer of the host."""
 
     def __init__(self, number: int, finding: Finding, options: Options, config: Any, plan: Sequence[MoeChoice]) -> None:
         """Collective over the ranks of the layer's group."""
         self.layer_id = number
         self.finding = finding
-        self.shape: torch.Size = torch.Size()  # of the hidden states that are on their way
+        self.shape: torch.Size = torch.Size()  # of the hidden states of the current forward
         self._options = options
         self._group = group_of(finding.ranks, options)
         with _making:
@@ -132,20 +133,21 @@ class LayerState:
         self._adds_itself = bool(config.gradient_accumulation_fusion)
         self._layers: dict[tuple[torch.dtype, bool], MoeLayer] = {}
         self._plan = plan
-        self._choice: MoeChoice | None = None  # of the layer's number, which the host says after it has built the layer
+        self._choice: MoeChoice | None = None  # by the layer's number, which the host sets after it has built the layer
         self.home = placement_module.contiguous(finding.num_experts, len(finding.ranks))
         self.placement = self.home
         self.torn = ""
         self._ids: torch.Tensor | None = None
         self._is_fused_now = finding.form.fused
         self._told: set[str] = set()  # reasons that a warning has given: experts run as modules
-        self._has_told_policy = finding.form.fused is False  # the banner has
+        self._has_told_policy = finding.form.fused is False  # the banner has told it
 
     # ---- the steps of a forward, called by layer.py ----
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """What fails in here before the collective call, the other ranks learn in it: they would wait for this one."""
+        """Tells the other ranks of an error inside, before the collective call in which they would wait for this
+        one."""
         try:
             yield
         except Exception as error:
@@ -153,7 +155,7 @@ class LayerState:
             raise
 
     def routed(self, layer: Any, hidden: torch.Tensor, probs: torch.Tensor, chosen: torch.Tensor) -> Any:
-        """(tokens [T, M], route weights [T, K]) of hidden states [S, B, M] and the router's answer."""
+        """(tokens [T, M], route weights [T, K]) of hidden states [S, B, M] and the router's result."""
         config = layer.config
         self.shape = hidden.shape
         if self._plan and self._choice is None:
@@ -185,7 +187,7 @@ class LayerState:
         return out if out.dtype == tokens.dtype else out.to(tokens.dtype)
 
     def refuse(self, error: Exception) -> None:
-        """Tells the other ranks, through whichever engine layer there is, that this one is not coming."""
+        """Tells the other ranks, through any engine layer, that this one does not take part."""
         if self._group.world_size == 1:
             return
         layer = next(iter(self._layers.values()), None) or self._make((self.finding.dtype, True))
@@ -194,7 +196,7 @@ class LayerState:
     # ---- experts that change ranks (moving.py) ----
 
     def move(self, layer: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None) -> None:
-        """See `sluice.move_experts`."""
+        """As `sluice.move_experts`."""
         moving.move(layer, expert_rank, expert_slot, optimizer)
 
     @property
@@ -214,7 +216,7 @@ class LayerState:
     # ---- inside ----
 
     def _layer_for(self, experts: Any, tokens: torch.Tensor) -> tuple[MoeLayer, torch.dtype]:
-        """The engine layer for this call, and the dtype that it computes in."""
+        """The engine layer for this call, and the dtype in which it computes."""
         refuse_torn(self)
         modules = list(experts.modules())
         hooks.replay(modules)
@@ -249,7 +251,7 @@ class LayerState:
             layer_id=self.layer_id,
             expert_rank=self.placement.expert_rank,
             expert_slot=self.placement.expert_slot,
-            # A hooked module sees its rows in one call, unless the options name a number of chunks.
+            # A hooked module sees its rows in one call, unless the options give a number of chunks.
             **layer_options(self._options, fused, 1 if self.finding.form.fused and not fused else 0),
         )
         made = experts_module.make_layer(self._context, self.finding.form, fused, self._adds_itself, config)
@@ -257,13 +259,13 @@ class LayerState:
         return made
 
     def _tell_modules(self, why: str) -> None:
-        """Warns once for each reason. "": there is none."""
+        """Warns once for each reason; "": there is none."""
         if why and why not in self._told:
             self._told.add(why)
             warnings.warn(f"sluice: MoE layer {self.layer_id}: its experts run as modules now: {why}", stacklevel=2)
 
     def _check_policy(self) -> None:
-        """Experts that were hooked later run as modules from now on, which the policy may not be for."""
+        """Refuses or warns if the policy does not suit experts that were hooked later and now run as modules."""
         reason = refused_policy(self._options)
         if reason is None or self._has_told_policy:
             return
@@ -273,7 +275,7 @@ class LayerState:
         warnings.warn(f"sluice: {reason}; here they are kept", stacklevel=2)
 
     def _dtype(self, experts: Any, tokens: torch.Tensor) -> torch.dtype:
-        """That of the experts' weights now, or autocast's."""
+        """The current dtype of the experts' weights, or autocast's."""
         own = next(experts.parameters()).dtype
         if torch.is_autocast_enabled(self.finding.device.type) and self._is_fused_now:
             own = torch.get_autocast_dtype(self.finding.device.type)
@@ -296,7 +298,7 @@ class LayerState:
         }
 
     def contexts(self) -> list[Context]:
-        """The one that it shares with the other layers of its ranks."""
+        """The context, which it shares with the other layers of its ranks."""
         return [self._context]
 
 
@@ -312,7 +314,7 @@ def _announce(finding: Finding, options: Options, kept: str | None) -> None:
 
 
 def _say(text: str) -> None:
-    """Once per process for each text, on rank 0: no banner, no Sluice."""
+    """Prints each text once per process, on rank 0. Without such a line Sluice does not run."""
     from megatron.core import __version__
 
     if text in _announced or torch.distributed.get_rank() != 0:

@@ -101,11 +101,11 @@ def why_not(path: str, fitting: Wanted, also: tuple[int, ...] = ()) -> str | Non
     except FileNotFoundError:
         return ""
     except (ValueError, RecursionError):
-        return f"{path} is made anew: its stamp is none"
+        return f"{path} is built again: it has no valid stamp"
     except OSError as error:
         return f"{path} is not loaded: {error.filename}: {error.strerror}"
     if not isinstance(said, dict):
-        return f"{path} is made anew: its stamp is none"
+        return f"{path} is built again: it has no valid stamp"
     for name, value in fitting.items():
         if value is not None and said.get(name) != value:
             return f"{path} does not fit: its {name} is {said.get(name)!r}, here it is {value!r}"

@@ -401,7 +401,7 @@ class ExpertsState:
         options = settings.effective(getattr(getattr(module, "config", None), "sluice", None))
         if self._group is not None and options is None:
             raise InvalidArgument(
-                "Sluice was switched off after it had taken over expert parallelism: load the model anew"
+                "Sluice was switched off after it had taken over expert parallelism: load the model again"
             )
         signature = self._now(module)
         known = self._read.get(module.training)

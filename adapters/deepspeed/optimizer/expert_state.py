@@ -57,7 +57,7 @@ class Partitioned:
         has_any |= any(any(flags) for flags in getattr(self._optimizer, "fp32_groups_has_gradients", ()))
         if has_any or any(parameter.grad is not None for parameter in parameters):
             return (
-                f"{type(self._optimizer).__name__} has gradients: move behind engine.step(), before the next backward"
+                f"{type(self._optimizer).__name__} has gradients: move after engine.step() and before the next backward"
             )
         return ""
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a pipeline's optimizer keeps the sums of a batch's gradients until the update, and how the host adds to them.
+"""Reads and writes the sums of a batch's gradients, which a pipeline's optimizer keeps until the update.
 
 A stage of a pipeline adds the gradients of one micro-batch after the other, and reduces over replicas after the batch.
-A layer that changes its stage in the middle of a batch takes its sums along (live_layers.py). Each class here reads and
-writes sums at one of the places where DeepSpeed has them.
+The sums of a layer that changes its stage during a batch move with the layer (live_layers.py). There is a class for
+each place where DeepSpeed has sums.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 
 
 class ParameterSums:
-    """In `.grad`, where torch adds: plain optimizers, and ZeRO 1 that adds in the dtype of the parameters."""
+    """Sums in `.grad`, where torch adds: plain optimizers, and ZeRO 1 if it adds in the dtype of the parameters."""
 
     def dtype_of(self, parameter: nn.Parameter) -> torch.dtype:
-        """Of its sum."""
+        """The dtype of the parameter's sum."""
         return parameter.dtype
 
     def of(self, parameter: nn.Parameter) -> torch.Tensor | None:
-        """Its sum so far, not copied, of as many elements; None: no backward gave it a gradient."""
+        """The parameter's sum so far, not a copy, with as many elements; None: no backward gave it a gradient."""
         return parameter.grad
 
     def add(self, total: torch.Tensor | None, gradient: torch.Tensor) -> torch.Tensor:
-        """The sum with one more micro-batch, to the bit as the host has it. total: may be written."""
+        """The sum with one more micro-batch, with the host's bits. total: may be written."""
         return gradient if total is None else total.add_(gradient)
 
     def put(self, totals: Mapping[nn.Parameter, torch.Tensor]) -> None:
-        """These are the sums of parameters that the optimizer has now."""
+        """Sets the sums of parameters that the optimizer has now."""
         for parameter, total in totals.items():
             parameter.grad = total
 
 
 class AttributeSums(ParameterSums):
-    """In `.grad_accum`: ZeRO 1 that adds in another dtype than that of the parameters."""
+    """Sums in `.grad_accum`: ZeRO 1 if it adds in another dtype than that of the parameters."""
 
     def __init__(self, optimizer: Any) -> None:
         self._dtype: torch.dtype = optimizer.gradient_accumulation_dtype
@@ -63,7 +63,7 @@ class AttributeSums(ParameterSums):
 
 
 class BufferSums(ParameterSums):
-    """In flat buffers that begin a batch with zeros: BF16_Optimizer."""
+    """Sums in flat buffers that begin a batch with zeros: BF16_Optimizer."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -99,7 +99,7 @@ class BufferSums(ParameterSums):
 
 
 def of_optimizer(optimizer: Any) -> ParameterSums:
-    """Those of the optimizer that an engine steps, as its groups are now."""
+    """The sums of an engine's optimizer with its current groups."""
     if isinstance(optimizer, BF16_Optimizer):
         return BufferSums(optimizer)
     return AttributeSums(optimizer) if getattr(optimizer, "use_grad_accum_attribute", False) else ParameterSums()

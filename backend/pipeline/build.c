@@ -9,7 +9,7 @@
 #include "backend/pipeline/orders.h"
 #include "backend/pipeline/policy_table.h"
 
-/* Kinds of a micro-batch in an order in which they could run. */
+/* The kinds of a micro-batch's ops, in an order in which they could run. */
 static const int32_t down[] = {SLUICE_STAGE_RECEIVE_ACTIVATION, SLUICE_STAGE_FORWARD, SLUICE_STAGE_SEND_ACTIVATION};
 static const int32_t up[] = {SLUICE_STAGE_RECEIVE_GRADIENT, SLUICE_STAGE_BACKWARD, SLUICE_STAGE_SEND_GRADIENT,
                              SLUICE_STAGE_WEIGHT_GRAD};
@@ -93,7 +93,7 @@ static void add_stage(sluice_pipeline_program_t* program, int32_t stage) {
   program->first_op[stage + 1] = program->num_ops;
 }
 
-/* ---- the whole ---- */
+/* ---- the whole program ---- */
 
 static sluice_status_t check_bytes(const sluice_pipeline_spec_t* spec) {
   for (int32_t s = 0; s < spec->num_stages; ++s) {

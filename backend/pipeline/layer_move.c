@@ -7,7 +7,8 @@ void sluice_live_heard(sluice_layer_move_t* live, uint64_t word) {
   if ((word & SLUICE_LAYER_MOVE_HAS) != 0) live->has = 1;
 }
 
-/* The upper stage decides, with the first micro-batch that it runs after the receiver has the parameters. */
+/* Decides whether this stage runs L. The upper stage sets the trigger, to the first micro-batch that it runs after the
+ * receiver has the parameters. */
 static int decide(sluice_layer_move_t* live, int32_t micro_batch, uint64_t word) {
   if (live->role == SLUICE_LAYER_MOVE_LOWER) return (word & SLUICE_LAYER_MOVE_RAN) == 0;
   if (live->trigger < 0 && live->has) live->trigger = micro_batch;

@@ -4,14 +4,14 @@
 #include <string.h>
 
 /* An op needs at most the writer and the readers of each slot that it touches; a slot has few readers. The flush of a
- * stage needs what no other op needs. */
+ * stage needs the ops that no other op needs. */
 #define NEEDS_PER_OP 8
 
 int32_t sluice_pipeline_max_needs(int32_t num_ops) { return NEEDS_PER_OP * num_ops; }
 
-/* What is known of a slot while a stage's ops are walked in their order. */
+/* The last uses of a slot, while a stage's ops are processed in order. */
 typedef struct use_s {
-  int32_t writer; /* op of the program; -1 */
+  int32_t writer; /* op of the program; -1: none */
   int32_t first_reader;
 } use_t;
 
@@ -23,9 +23,9 @@ typedef struct reader_s {
 typedef struct deriver_s {
   sluice_pipeline_program_t* program;
   int32_t capacity;
-  int32_t first;    /* op of the stage at hand */
-  int32_t words;    /* of a row of `before` */
-  uint64_t* before; /* row of an op: what is known to end before it starts, by op of the stage */
+  int32_t first;    /* first op of the current stage */
+  int32_t words;    /* per row of `before` */
+  uint64_t* before; /* the row of an op is the set of ops of the stage that are known to end before it starts */
   use_t* uses;
   reader_t* readers;
   int32_t num_readers;
@@ -39,8 +39,8 @@ static int is_known(const deriver_t* d, int32_t earlier, int32_t later) {
   return (int)(row(d, later)[bit / 64] >> (bit % 64) & 1);
 }
 
-/* Later ops bring earlier ones along, so callers go backwards where they can; what a later need implies is dropped by
- * drop_implied. */
+/* A need implies the needs of the needed op, so callers add later ops first where possible; drop_implied drops the
+ * needs that a later one implies. */
 static void need(deriver_t* d, int32_t op, int32_t earlier) {
   if (earlier < 0 || earlier == op || is_known(d, earlier, op)) return;
   sluice_pipeline_program_t* program = d->program;
@@ -60,7 +60,7 @@ static void drop_implied(deriver_t* d, int32_t index) {
   for (int32_t i = 0; i < op->num_needs; ++i) {
     int is_implied = 0;
     for (int32_t j = 0; j < op->num_needs; ++j) is_implied |= j != i && is_known(d, needs[i], needs[j]);
-    /* Implication is transitive, so that it does no harm to have overwritten what was dropped. */
+    /* Implication is transitive, so a need may be dropped even if the one that implies it was overwritten. */
     if (!is_implied) needs[kept++] = needs[i];
   }
   d->program->num_needs -= op->num_needs - kept;

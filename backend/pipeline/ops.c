@@ -56,7 +56,8 @@ static void writes(sluice_stage_accesses_t* to, int32_t tensor, int32_t c) {
   to->writes[to->num_writes++] = (sluice_stage_access_t){tensor, c};
 }
 
-/* Where the input of c lies: a slot that a message filled, or the output of c - 1. The first one loads its own. */
+/* Adds the slot of c's input: one that a message filled, or the output of c - 1. The first virtual stage loads its own
+ * input. */
 static void reads_input(const sluice_pipeline_spec_t* spec, sluice_stage_accesses_t* to, int32_t c) {
   if (c == 0) return;
   if (comes_from_elsewhere(spec, c)) {
@@ -66,7 +67,7 @@ static void reads_input(const sluice_pipeline_spec_t* spec, sluice_stage_accesse
   }
 }
 
-/* The gradient of c's output; the last virtual stage has its loss. */
+/* Adds the gradient of c's output; the last virtual stage has its loss instead. */
 static void reads_output_grad(const sluice_pipeline_spec_t* spec, sluice_stage_accesses_t* to, int32_t c) {
   if (is_last(spec, c)) return;
   if (goes_elsewhere(spec, c)) {
@@ -83,7 +84,7 @@ static void forward(const sluice_pipeline_spec_t* spec, sluice_stage_accesses_t*
   writes(to, SLUICE_STAGE_T_FORWARD_STATE, c);
 }
 
-/* A host's backward begins at the output and stores the gradient at the input, so both are read. */
+/* A host's backward starts from the output tensor and stores the gradient in the input tensor, so both are read. */
 static void backward(const sluice_pipeline_spec_t* spec, sluice_stage_accesses_t* to, int32_t c) {
   reads(to, SLUICE_STAGE_T_STASH, c);
   reads(to, SLUICE_STAGE_T_OUTPUT, c);

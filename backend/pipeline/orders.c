@@ -34,7 +34,7 @@ void sluice_pipeline_orders_free(sluice_pipeline_orders_t* orders, sluice_alloca
 
 /* ---- limits ---- */
 
-/* The most that lies between `from` and `to` of a virtual stage at any point of its stage's order. */
+/* Returns the maximum of (number of `from` ops - number of `to` ops) of a virtual stage over its stage's order. */
 static int32_t most_between(const sluice_pipeline_orders_t* orders, int32_t stage, int32_t c, int32_t from,
                             int32_t to) {
   int32_t now = 0, most = 0;
@@ -66,14 +66,15 @@ void sluice_pipeline_orders_limit(const sluice_pipeline_orders_t* orders, sluice
   }
 }
 
-/* ---- placing ---- */
+/* ---- places ---- */
 
 static void put(sluice_pipeline_program_t* program, int32_t stage, int32_t* at, int32_t op) {
   program->ops[op].place = *at - program->first_position[stage];
   program->order[(*at)++] = op;
 }
 
-/* Directly after the last gradient of its virtual stage: a policy's order has no turn for it. */
+/* Places a reduction directly after the last gradient of its virtual stage, because a policy's order does not contain
+ * reductions. */
 static void put_reduce(sluice_pipeline_program_t* program, int32_t stage, int32_t* at, sluice_stage_turn_t turn) {
   const sluice_pipeline_spec_t* spec = &program->spec;
   if (sluice_pipeline_num_reduces(spec) == 0 || turn.kind != sluice_stage_gradient_kind(spec)) return;
@@ -118,7 +119,7 @@ sluice_status_t sluice_pipeline_orders_place(const sluice_pipeline_orders_t* ord
   return SLUICE_OK;
 }
 
-/* ---- whether a plan can run ---- */
+/* ---- checking that a plan can run ---- */
 
 typedef struct run_s {
   const sluice_pipeline_program_t* program;
@@ -134,7 +135,7 @@ static int is_ready(const run_t* run, int32_t index) {
   return 1;
 }
 
-/* A message can go: both of its ends are ready and, in a blocking plan, next on their stages. */
+/* Returns whether a message can be sent: both of its ends are ready and, in a blocking plan, next on their stages. */
 static int can_go(const run_t* run, int32_t index) {
   const sluice_pipeline_program_t* program = run->program;
   const sluice_stage_op_t* op = &program->ops[index];
@@ -169,7 +170,7 @@ static int end_what_can(run_t* run, int32_t stage) {
   return ended > 0;
 }
 
-/* Messages and needs only ever make more ready, so that one run tells of all. */
+/* Progress never makes a ready op unready, so one run suffices. */
 static sluice_status_t run_once(const sluice_pipeline_program_t* program, uint8_t* has_ended) {
   run_t run = {.program = program, .has_ended = has_ended};
   for (int moved = 1; moved;) {

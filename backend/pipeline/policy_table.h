@@ -5,11 +5,11 @@
 
 #include "backend/pipeline/policy.h"
 
-/* The row, or NULL for a number that is none. */
+/* Returns the row, or NULL for an unknown number. */
 const sluice_policy_t* sluice_policy(int32_t policy);
-/* Its name; that of an open policy is "adaptive", of a number that is none "?". */
+/* Returns its name; "adaptive" for an open policy, "?" for an unknown number. */
 const char* sluice_policy_name(int32_t policy);
-/* Whether a policy takes this spec. Errors: INVALID_ARGUMENT saying what it asks for. */
+/* Checks that a policy supports this spec. Errors: INVALID_ARGUMENT naming the requirement. */
 sluice_status_t sluice_policy_check(const sluice_pipeline_spec_t* spec);
 
 #endif /* SLUICE_BACKEND_PIPELINE_POLICY_TABLE_H_ */

@@ -3,8 +3,8 @@
 
 #include <stdio.h>
 
-/* Every micro-batch has the same ops on a stage, so that they lie in blocks of one size; behind them the reductions and
- * the flush. */
+/* Every micro-batch has the same ops on a stage, so they form blocks of equal size, followed by the reductions and the
+ * flush. */
 static int32_t find_at(const sluice_pipeline_program_t* program, int32_t stage, int32_t kind, int32_t virtual_stage,
                        int32_t micro_batch) {
   int32_t first = program->first_op[stage];

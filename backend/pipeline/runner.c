@@ -15,7 +15,7 @@ static void count_dependents(sluice_runner_t* runner) {
   for (int32_t i = 0; i < runner->num_ops; ++i) runner->first_dependent[i + 1] += runner->first_dependent[i];
 }
 
-/* Backwards, so that each list is filled from its end and first_dependent ends where the list begins. */
+/* Iterates backwards: each list is filled from its end, and first_dependent ends at the beginning of the list. */
 static void list_dependents(sluice_runner_t* runner) {
   const sluice_pipeline_program_t* program = runner->program;
   for (int32_t i = 0; i < runner->num_ops; ++i) runner->first_dependent[i] = runner->first_dependent[i + 1];

@@ -2,13 +2,13 @@
 /* Checks what may go wrong when stages run a program, for any timing of messages.
  *
  * sluice_pipeline_check explores every interleaving of a small program: any ready op may be next on its stage (under a
- * plan: the next of its order), and every message takes any time. So it covers all policies that run ready ops at once.
- * It finds a deadlock, a slot that is used too early or overwritten before its last reader, a limit that is exceeded.
+ * plan: the next of its order), and every message takes any time. So it covers all policies that run only ready ops. It
+ * finds a deadlock, a slot that is used too early or overwritten before its last reader, a limit that is exceeded.
  * Forms and matches are checked first, so that each op occurs once.
  *
- * In a column of several replicas of a stage (dp), replica 0 leads: it chooses among the ready ops, and the others run
- * a collective op when it has begun it, as told by a small message that is sent ahead. Replicas that meet in different
- * ops are found. Their own messages move independently.
+ * If a stage has several replicas (dp), replica 0 leads: it chooses among the ready ops, and the others run a
+ * collective op when replica 0 has begun it, as told by a small message that is sent ahead. Replicas that are in
+ * different collectives are found. Other messages of replicas move independently.
  *
  * A state is the set of ended ops of each rank, which determines the future. `is_reduced` omits interleavings that
  * differ only in the order of moves which no policy chooses and which never disable another: a message that can arrive,
@@ -32,7 +32,7 @@ typedef struct sluice_pipeline_check_options_s {
   int32_t replicas;         /* of each stage; 1 for a single pipeline */
   int32_t is_buffered;      /* a send may end before its receive is posted; else they end together */
   int32_t is_reduced;       /* see above */
-  int32_t followers_choose; /* planted fault: replicas do not follow the first */
+  int32_t followers_choose; /* injected fault: replicas do not follow the first */
   int64_t max_states;       /* 0: no limit */
 } sluice_pipeline_check_options_t;
 

@@ -159,7 +159,8 @@ static sluice_status_t move_message(explorer_t* e, const state_t* from, int32_t 
   return keep(e, &to);
 }
 
-/* Whether a replica may begin the collective by itself: the first chooses, or a plan has chosen for all. */
+/* Returns whether a replica may begin the collective by itself: the first replica chooses, and a plan has chosen for
+ * all. */
 static int may_begin(const explorer_t* e, const state_t* from, int32_t rank, int32_t op) {
   int32_t leader = rank - rank % e->replicas;
   if (rank == leader || e->program->policy->is_planned || e->options->followers_choose) return 1;
@@ -194,13 +195,13 @@ static sluice_status_t move(explorer_t* e, const state_t* from, int32_t rank, in
   return keep(e, &to);
 }
 
-/* Whether no policy chooses the order of this move against others. */
+/* Returns whether no policy chooses the order of this move relative to others. */
 static int is_free_of_choice(const explorer_t* e, int32_t rank, int32_t op) {
   if (e->rules[rank / e->replicas][op].is_message || e->program->policy->is_planned) return 1;
   return rank % e->replicas > 0 && !e->options->followers_choose;
 }
 
-/* free_of_choice: only such moves, and one is enough. */
+/* free_of_choice: makes only such moves, and only one. */
 static sluice_status_t move_all(explorer_t* e, const state_t* from, int free_of_choice) {
   for (int32_t rank = 0; rank < e->num_ranks; ++rank) {
     uint64_t left = e->all[rank / e->replicas] & ~from->ended[rank];
@@ -214,7 +215,7 @@ static sluice_status_t move_all(explorer_t* e, const state_t* from, int free_of_
   return SLUICE_OK;
 }
 
-/* The first op that will never run, for the message. */
+/* Finds the first op that will never run, for the message. */
 static void find_deadlock(explorer_t* e, const state_t* state) {
   for (int32_t rank = 0; rank < e->num_ranks; ++rank) {
     uint64_t left = e->all[rank / e->replicas] & ~state->ended[rank];
@@ -240,7 +241,7 @@ static sluice_status_t explore(explorer_t* e) {
   return SLUICE_OK;
 }
 
-/* ---- the whole ---- */
+/* ---- exploration ---- */
 
 static sluice_status_t check_size(const sluice_pipeline_program_t* program,
                                   const sluice_pipeline_check_options_t* options) {

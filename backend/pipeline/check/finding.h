@@ -21,7 +21,7 @@ typedef enum sluice_pipeline_fault_e {
 typedef struct sluice_pipeline_finding_s {
   int32_t fault; /* SLUICE_PIPELINE_FAULT_* */
   int32_t op;    /* of the program, at fault or the first that waits; -1 if there is none */
-  int32_t other; /* that it conflicts with; -1 */
+  int32_t other; /* the conflicting op; -1: none */
   int32_t replica;
   int64_t events; /* before the fault, in the order of the checker */
 } sluice_pipeline_finding_t;

@@ -30,7 +30,7 @@ typedef struct walk_s {
   const sluice_pipeline_check_options_t* options;
   int32_t replicas, num_ranks;
   rank_t* ranks; /* stage · replicas + replica */
-  move_t* moves; /* that are possible */
+  move_t* moves; /* the possible ones */
   int32_t num_moves;
   int64_t num_events;
   uint64_t random;
@@ -128,7 +128,7 @@ static int is_posted(const rank_t* rank, int32_t op) {
   return 0;
 }
 
-/* The other replicas are told the op of the first one. */
+/* Chooses the next op of a rank. Replicas other than the first run the collective op of the first one. */
 static int32_t choose(walk_t* w, int32_t r) {
   rank_t *rank = &w->ranks[r], *leader = &w->ranks[r - r % w->replicas];
   if (rank->runner.follows && leader->running != NOTHING && is_collective(w, leader->running) &&
@@ -251,7 +251,7 @@ static uint64_t ops_of(const walk_t* w, int32_t r) {
 
 static uint64_t rank_bytes(const walk_t* w, int32_t r) { return sluice_align_up(ops_of(w, r) * (sizeof(int32_t) + 1)); }
 
-/* memory: rank_bytes of each rank. */
+/* memory: rank_bytes for each rank. */
 static sluice_status_t begin_walk(walk_t* w, char* memory, sluice_allocator_t* allocator) {
   w->num_events = 0;
   for (int32_t r = 0; r < w->num_ranks; ++r) {

@@ -10,7 +10,7 @@
 
 #define EVERY_LIMIT_UP_TO 16
 
-/* held_of: what the host allows at most to be held, by virtual stage; 0: no limit. */
+/* held_of: the host's maximum of held micro-batches, by virtual stage; 0: no limit. */
 static void set_stage(sluice_pipeline_spec_t* spec, const int32_t* held_of, int32_t stage, int32_t limit) {
   for (int32_t k = 0; k < spec->num_virtual; ++k) {
     int32_t c = sluice_pipeline_virtual_stage(spec, stage, k);
@@ -23,7 +23,7 @@ static int fits(const sluice_pipeline_spec_t* spec, int32_t stage) {
   return spec->byte_limit[stage] == 0 || sluice_pipeline_stage_bytes(spec, stage) <= spec->byte_limit[stage];
 }
 
-/* L on every stage, less where its bytes say so, and 1 at least: the builder refuses that where it does not fit. */
+/* Sets L on every stage, less if its bytes require that, and at least 1: the builder refuses a 1 that does not fit. */
 static void set_limits(sluice_pipeline_spec_t* spec, const int32_t* held_of, int32_t limit) {
   for (int32_t s = 0; s < spec->num_stages; ++s) {
     int32_t most = limit;
@@ -46,12 +46,12 @@ static int32_t next_limit(int32_t limit, int32_t num_micro_batches) {
   return (int32_t)sluice_min(limit + step, num_micro_batches);
 }
 
-/* Whether two specs have other limits. */
+/* Returns whether two specs have different limits. */
 static int differs(const sluice_pipeline_spec_t* a, const sluice_pipeline_spec_t* b) {
   return memcmp(a->in_flight, b->in_flight, sizeof a->in_flight) != 0;
 }
 
-/* What no micro-batch ever used goes, where the batch takes no longer without it: fewer slots hold fewer inputs too. */
+/* Reduces limits to what was used, if the batch then takes no longer: fewer slots hold fewer inputs too. */
 static sluice_status_t trim(sluice_pipeline_spec_t* spec, const sluice_pipeline_times_t* times,
                             sluice_allocator_t* allocator, sluice_pipeline_result_t* result) {
   sluice_pipeline_spec_t less = *spec;
@@ -105,7 +105,7 @@ sluice_status_t sluice_pipeline_choose(const sluice_pipeline_spec_t* spec, const
                             policy->name));
   sluice_pipeline_spec_t open = *spec;
   memset(open.in_flight, 0, sizeof open.in_flight);
-  /* Once to know the best, once to stop at the first that comes near it. */
+  /* The first pass finds the best time, the second one stops at the first limit that is close to it. */
   SLUICE_TRY(try_all(&open, times, allocator, out_choice, -1));
   double best_s = out_choice->best_s;
   int32_t num_tried = out_choice->num_tried;

@@ -8,17 +8,17 @@
 #include "backend/pipeline/choose/choose.h"
 #include "backend/pipeline/policy_table.h"
 
-/* In the order of preference. GPipe is never faster than 1F1B, and takes more bytes. */
+/* In order of preference. GPipe is omitted: it is never faster than 1F1B, and takes more bytes. */
 static const int32_t candidates[] = {
     SLUICE_POLICY_1F1B_HINT, SLUICE_POLICY_BACKWARD_FIRST, SLUICE_POLICY_MESSAGE_DRIVEN,
     SLUICE_POLICY_1F1B,      SLUICE_POLICY_ZERO_BUBBLE,    SLUICE_POLICY_LOOPED,
     SLUICE_POLICY_V};
 #define NUM_CANDIDATES (int32_t)(sizeof candidates / sizeof candidates[0])
 
-/* How much longer than the best a batch may take with fewer in flight. */
+/* The accepted loss of time, relative to the best, for fewer micro-batches in flight. */
 #define LIMIT_TOLERANCE 0.01
 
-/* A candidate under its limits. Too large for a stack. */
+/* A candidate with its limits. Too large for the stack. */
 typedef struct trial_s {
   sluice_pipeline_spec_t spec;
   sluice_pipeline_choice_t choice;
@@ -53,7 +53,7 @@ static sluice_status_t try_policy(const sluice_pipeline_spec_t* spec, int32_t po
   return simulate(trial, times, allocator);
 }
 
-/* What a candidate is refused for, which leaves the others. */
+/* Returns whether only this candidate is refused. */
 static int is_refusal(sluice_status_t status) {
   return status == SLUICE_E_INVALID_ARGUMENT || status == SLUICE_E_OVER_BUDGET;
 }
@@ -61,7 +61,8 @@ static int is_refusal(sluice_status_t status) {
 static sluice_status_t try_all(sluice_pipeline_spec_t* spec, const sluice_pipeline_times_t* times, double tolerance,
                                sluice_allocator_t* allocator, trial_t* trial) {
   double seconds[NUM_CANDIDATES], best = -1;
-  int32_t told = 0; /* whose refusal is returned where all are refused: bytes before shape */
+  int32_t told =
+      0; /* index of the refusal that is returned if all are refused: one for bytes is preferred to one for the shape */
   sluice_status_t status_of[NUM_CANDIDATES];
   for (int32_t i = 0; i < NUM_CANDIDATES; ++i) {
     const sluice_status_t status = try_policy(spec, candidates[i], times, allocator, trial);

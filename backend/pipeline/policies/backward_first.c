@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Backward before forward before weight gradient; a reduction, which only begins here, before all. With several virtual
- * stages the ops whose output travels farthest go first: forwards nearest to the input, backwards nearest to the loss.
- * So the other stages get work soonest. */
+/* Runs backwards before forwards before weight gradients; reductions, which only start here, before all of them. With
+ * several virtual stages, ops whose output has the longest way go first: forwards nearest to the input, backwards
+ * nearest to the loss. So the other stages get work soonest. */
 #include "backend/pipeline/policies/policies.h"
 
 static int rank_of(int32_t kind) {

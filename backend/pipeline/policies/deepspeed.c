@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/* DeepSpeed's TrainSchedule: 1F1B whose instructions are run one after the other. A send or receive blocks the stage,
- * so that every message is paid in full. Written down for comparison; nothing of Sluice runs it. */
+/* DeepSpeed's TrainSchedule: 1F1B whose instructions run one after the other. A send or receive blocks the stage, so no
+ * message overlaps with computation. This policy exists for comparison; Sluice never runs it. */
 #include "backend/pipeline/policies/policies.h"
 
 typedef struct step_s {
-  int32_t micro_batch; /* out of range: nothing */
+  int32_t micro_batch; /* out of range: no op */
   int32_t is_forward;
 } step_t;
 
-/* Even stages run forwards in even steps, odd ones in odd steps. Division rounds down, also of negative numbers. */
+/* Even stages run forwards in even steps, odd ones in odd steps. Division rounds down, including for negative
+ * numbers. */
 static step_t step_of(const sluice_pipeline_spec_t* spec, int32_t stage, int32_t step) {
   int32_t is_forward = step % 2 == stage % 2, base = step / 2;
   if (is_forward) return (step_t){base - stage / 2, 1};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Interleaved 1F1B over looped virtual stages. Micro-batches go through in groups of p: all of a group through one
- * virtual stage, then through the next that the stage holds. Stage s runs 2(p - 1 - s) + (v - 1)p forwards ahead. */
+/* Interleaved 1F1B over looped virtual stages. Micro-batches are processed in groups of p: all of a group in one
+ * virtual stage, then in the next one of the stage. Stage s runs 2(p - 1 - s) + (v - 1)p forwards ahead. */
 #include "backend/base/check.h"
 #include "backend/base/math.h"
 #include "backend/pipeline/policies/policies.h"
@@ -18,7 +18,7 @@ static sluice_status_t check(const sluice_pipeline_spec_t* spec) {
   return SLUICE_OK;
 }
 
-/* The n-th forward or backward of a stage; backwards meet the virtual stages in reverse. */
+/* Adds the n-th forward or backward of a stage; backwards visit the virtual stages in reverse. */
 static void add(const sluice_pipeline_spec_t* spec, int32_t stage, int32_t kind, int32_t n, sluice_stage_order_t* out) {
   int32_t p = spec->num_stages, v = spec->num_virtual;
   int32_t k = n % (p * v) / p;

@@ -3,8 +3,8 @@
 #include "backend/base/math.h"
 #include "backend/pipeline/policies/policies.h"
 
-/* Stage s has p - s in flight, fewer where it, or one before it, may not have so many: a stage that waited for more
- * than its input's stage may send would wait forever. */
+/* Stage s has p - s in flight, or fewer if its limit or that of a stage before it is lower: a stage that waited for
+ * more than the previous stage may send would wait forever. */
 static int32_t in_flight(const sluice_pipeline_spec_t* spec, int32_t stage) {
   int64_t limit = spec->num_stages - stage;
   for (int32_t s = 0; s <= stage; ++s) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The rows of the table of policies, each in the file of its name. Private to backend/pipeline. */
+/* The rows of the table of policies; each is in the file with its name. Private to backend/pipeline. */
 #ifndef SLUICE_BACKEND_PIPELINE_POLICIES_POLICIES_H_
 #define SLUICE_BACKEND_PIPELINE_POLICIES_POLICIES_H_
 

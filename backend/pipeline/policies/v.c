@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Zero bubble over two virtual stages on each stage, placed in V. The order is planned in steps of one time, F = B = W:
- * in each step a stage runs a backward if one can run, else a forward, else a weight gradient. Of backwards the one
- * nearest to its end, of forwards the one nearest to its loss. A stage keeps 2p halves of a micro-batch from forward to
- * weight gradient, which are as many bytes as the first stage of 1F1B keeps. */
+/* Zero bubble with two virtual stages on each stage, placed in a V. The order is planned in steps of equal time, F = B
+ * = W: in each step a stage runs a backward if one can run, else a forward, else a weight gradient. Among backwards it
+ * prefers the one nearest to its end, among forwards the one nearest to its loss. A stage keeps 2p halves of a
+ * micro-batch from forward to weight gradient, which are as many bytes as the first stage of 1F1B keeps. */
 #include "backend/base/check.h"
 #include "backend/pipeline/policies/policies.h"
 
@@ -32,7 +32,7 @@ static int can_run_forward(const sluice_pipeline_spec_t* spec, const counts_t* n
   return i < spec->num_micro_batches && (c == 0 || now->forward[c - 1] > i);
 }
 
-/* What a stage does in a step, from what had ended before it. Returns 0 for nothing. */
+/* Chooses what a stage does in a step, given the ops that ended before it. Returns 0 for nothing. */
 static int choose(const sluice_pipeline_spec_t* spec, const counts_t* now, int32_t stage, sluice_stage_turn_t* out) {
   int32_t first = sluice_pipeline_virtual_stage(spec, stage, 0), second = sluice_pipeline_virtual_stage(spec, stage, 1);
   int32_t kept = now->forward[first] - now->weight[first] + now->forward[second] - now->weight[second];
@@ -44,7 +44,7 @@ static int choose(const sluice_pipeline_spec_t* spec, const counts_t* now, int32
   } else if (room > 0 && can_run_forward(spec, now, second)) {
     *out = (sluice_stage_turn_t){SLUICE_STAGE_FORWARD, second, now->forward[second]};
   } else if (room > 1 && can_run_forward(spec, now, first)) {
-    /* One stays free for the second, without which nothing would ever end. */
+    /* One slot stays free for the second, or nothing would ever end. */
     *out = (sluice_stage_turn_t){SLUICE_STAGE_FORWARD, first, now->forward[first]};
   } else if (now->weight[second] < now->backward[second]) {
     *out = (sluice_stage_turn_t){SLUICE_STAGE_WEIGHT_GRAD, second, now->weight[second]};

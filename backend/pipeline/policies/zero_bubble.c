@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* ZB-H1: 1F1B with weight gradients as ops of their own. Stage s has p - s in flight before its first backward, and
- * puts its weight gradients off by s micro-batches, so that every stage keeps at most p of both kinds, as the first
- * stage of 1F1B does. Its bubble is (p - 1)(F + B - W), where 1F1B has (p - 1)(F + B + W). */
+/* ZB-H1: 1F1B with weight gradients as separate ops. Stage s has p - s in flight before its first backward, and delays
+ * its weight gradients by s micro-batches, so that every stage keeps at most p of both kinds, like the first stage of
+ * 1F1B. Its bubble is (p - 1)(F + B - W), compared to (p - 1)(F + B + W) for 1F1B. */
 #include "backend/base/check.h"
 #include "backend/base/math.h"
 #include "backend/pipeline/policies/policies.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A batch on one rank. */
+/* Runs a batch on one rank. */
 #include <string.h>
 
 #include "backend/base/check.h"
@@ -7,7 +7,7 @@
 #include "backend/base/math.h"
 #include "backend/pipeline/run/state.h"
 
-/* ---- before ---- */
+/* ---- before the batch ---- */
 
 static void reset_counts(sluice_pipeline_t* pipeline) {
   sluice_pipeline_stats_t* stats = &pipeline->stats;
@@ -73,7 +73,7 @@ static sluice_status_t prepare(sluice_pipeline_t* pipeline) {
   return SLUICE_OK;
 }
 
-/* ---- the walk ---- */
+/* ---- running the program ---- */
 
 static sluice_status_t post_ready(sluice_pipeline_t* pipeline) {
   for (int32_t op; (op = sluice_runner_next_post(&pipeline->runner)) >= 0;) {
@@ -82,7 +82,8 @@ static sluice_status_t post_ready(sluice_pipeline_t* pipeline) {
   return SLUICE_OK;
 }
 
-/* Takes all that has come. Who has ended the batch for all may have left since: then its reason counts. */
+/* Takes all completions. A rank that has ended the batch for all may have left afterwards: then its reason is
+ * reported. */
 static sluice_status_t take_all(sluice_pipeline_t* pipeline, int32_t* out_taken) {
   sluice_status_t status = SLUICE_OK;
   *out_taken = 0;
@@ -92,7 +93,7 @@ static sluice_status_t take_all(sluice_pipeline_t* pipeline, int32_t* out_taken)
   return pipeline->stopper >= 0 ? SLUICE_OK : status;
 }
 
-/* Takes and posts until neither makes anything ready: before the thread is given away. */
+/* Takes completions and posts messages until neither makes anything ready, before a callback takes the thread. */
 static sluice_status_t move_messages(sluice_pipeline_t* pipeline) {
   if (pipeline->endpoint == NULL) return post_ready(pipeline);
   int32_t is_taken = 0;
@@ -130,7 +131,7 @@ static sluice_status_t check_aborted(sluice_pipeline_t* pipeline) {
 static sluice_status_t walk(sluice_pipeline_t* pipeline) {
   for (;;) {
     SLUICE_TRY(check_aborted(pipeline));
-    SLUICE_TRY(move_messages(pipeline)); /* after the last callback too: others may have ended the batch meanwhile */
+    SLUICE_TRY(move_messages(pipeline)); /* after the last callback too: other ranks may have ended the batch */
     SLUICE_TRY(sluice_stage_check_peers(pipeline));
     if (sluice_runner_is_done(&pipeline->runner)) return SLUICE_OK;
     const int32_t op = next(pipeline);
@@ -145,7 +146,7 @@ static sluice_status_t walk(sluice_pipeline_t* pipeline) {
   }
 }
 
-/* ---- the end ---- */
+/* ---- the end of a batch ---- */
 
 static sluice_status_t tell_done(sluice_pipeline_t* pipeline) {
   const sluice_stage_head_t head = sluice_stage_new_head(pipeline, SLUICE_STAGE_HEAD_DONE);
@@ -167,7 +168,7 @@ static int all_have_ended(const sluice_pipeline_t* pipeline) {
   return 1;
 }
 
-/* No rank ends before all have: what fails anywhere fails everywhere. */
+/* No rank ends before all have: a failure on one rank fails the batch on all. */
 static sluice_status_t end_together(sluice_pipeline_t* pipeline) {
   sluice_batch_metadata_t* note = &pipeline->peers[pipeline->agreed.rank].notes[pipeline->number % 2];
   SLUICE_TRY(sluice_batch_metadata_store(note, pipeline->note, pipeline->note_count));
@@ -183,7 +184,7 @@ static sluice_status_t end_together(sluice_pipeline_t* pipeline) {
   return SLUICE_OK;
 }
 
-/* The times of the first training batch, alike on all ranks, decide what is in flight from now on. */
+/* The times of the first training batch, which are the same on all ranks, determine what is in flight from now on. */
 static void adopt_times(sluice_pipeline_t* pipeline) {
   const sluice_stage_handshake_t* agreed = &pipeline->agreed;
   if (agreed->replica == 0) {
@@ -213,7 +214,7 @@ static sluice_status_t run(sluice_pipeline_t* pipeline, sluice_status_t mine) {
   return end_together(pipeline);
 }
 
-/* A rank that cannot even tell the others that it is through with a failed batch. */
+/* Drains. If this rank cannot even tell the others that it has finished a failed batch, the pipeline ends. */
 static sluice_status_t drain(sluice_pipeline_t* pipeline) {
   sluice_status_t status = sluice_stage_drain(pipeline);
   if (status == SLUICE_OK) return SLUICE_OK;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What ranks say to each other beside tensors. */
+/* Control messages between ranks. */
 #include <string.h>
 
 #include "backend/base/math.h"
@@ -31,7 +31,7 @@ sluice_status_t sluice_stage_compare(const sluice_pipeline_t* pipeline, int32_t 
                           (unsigned long long)pipeline->number, text);
 }
 
-/* ---- saying ---- */
+/* ---- sending ---- */
 
 sluice_status_t sluice_stage_tell(sluice_pipeline_t* pipeline, int32_t rank, const void* head, uint64_t head_bytes,
                                   const sluice_message_span_t* payload, int32_t num_spans) {
@@ -53,11 +53,11 @@ sluice_status_t sluice_stage_tell(sluice_pipeline_t* pipeline, int32_t rank, con
   return status;
 }
 
-/* ---- hearing ---- */
+/* ---- receiving ---- */
 
-/* Who is through with a batch says nothing more in it, and may have left: a receive from it would be taken for the need
- * of a rank that is gone. Who is ahead is through with this batch, failed or not. Only where this one fails do the
- * others say so once more. */
+/* Returns whether a rank has finished this batch. It sends nothing more in it, and may have left: a receive from it
+ * would count as needing a rank that is gone. A rank in a later batch has finished this one, failed or not. Only if
+ * this rank's batch fails do the others send once more. */
 static int is_through(const sluice_pipeline_t* pipeline, int32_t rank) {
   const sluice_stage_peer_t* peer = &pipeline->peers[rank];
   if (peer->done.batch > pipeline->number) return 1;
@@ -83,7 +83,8 @@ sluice_status_t sluice_stage_listen(sluice_pipeline_t* pipeline) {
   return SLUICE_OK;
 }
 
-/* The first replica's times are everybody's: all choose alike. Ranks are one batch apart at most. */
+/* The times of the first replica are used by all ranks, so that all choose the same. Ranks are at most one batch
+ * apart. */
 static void take_times(sluice_pipeline_t* pipeline, int32_t rank, const sluice_stage_head_t* head,
                        const sluice_stage_times_t* times) {
   const sluice_stage_handshake_t* agreed = &pipeline->agreed;
@@ -176,6 +177,6 @@ sluice_status_t sluice_stage_take_control(sluice_pipeline_t* pipeline, const slu
   sluice_status_t status = take_head(pipeline, completion, &is_kept);
   if (!is_kept) sluice_messages_release(pipeline->endpoint->messages, completion->arrival);
   if (status == SLUICE_OK) status = listen_to(pipeline, completion->peer);
-  /* A rank that hears another no more cannot be told of failures. */
+  /* A rank that can no longer receive from another one would not learn of failures. */
   return status == SLUICE_OK ? SLUICE_OK : sluice_stage_break(pipeline, status);
 }

@@ -3,14 +3,15 @@
 
 #include <stdlib.h>
 
-/* ---- memory of what arrives ---- */
+/* ---- memory of arriving messages ---- */
 
 static void* allocate(void* user, uint64_t bytes) {
   (void)user;
   return aligned_alloc(SLUICE_ALIGNMENT, sluice_align_up(bytes));
 }
 
-/* A closing endpoint frees what has arrived, also where a host keeps it: that block is the host's now. */
+/* A closing endpoint frees its arrivals, even those that a host keeps: the block of such an arrival now belongs to the
+ * host. */
 static void give_up(void* user, void* data, uint64_t bytes) {
   sluice_stage_endpoint_t* endpoint = user;
   if (atomic_load(&endpoint->is_closing)) {
@@ -26,7 +27,7 @@ static void give_up(void* user, void* data, uint64_t bytes) {
   free(data);
 }
 
-/* ---- life ---- */
+/* ---- create and destroy ---- */
 
 sluice_stage_endpoint_t* sluice_stage_endpoint_new(sluice_comm_t* comm) {
   sluice_stage_endpoint_t* endpoint = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *endpoint, "pipeline");
@@ -65,7 +66,7 @@ uint64_t sluice_stage_endpoint_peak(sluice_stage_endpoint_t* endpoint) {
   return bytes;
 }
 
-/* ---- what is kept ---- */
+/* ---- kept arrivals ---- */
 
 sluice_status_t sluice_stage_keep(sluice_stage_endpoint_t* endpoint, sluice_message_arrival_t* arrival,
                                   const void* data, sluice_stage_kept_t** out_kept) {
@@ -98,8 +99,8 @@ static void unlink_kept(sluice_stage_kept_t* kept) {
 void sluice_stage_kept_release(sluice_stage_kept_t* kept) {
   if (kept == NULL || atomic_fetch_sub_explicit(&kept->holders, 1, memory_order_acq_rel) > 1) return;
   sluice_stage_endpoint_t* endpoint = kept->endpoint;
-  /* Under the mutex nobody begins to close: either the endpoint takes its arrival back, or it frees it as it closes, or
-   * it has left the block here. */
+  /* Closing cannot begin while the mutex is held: either the endpoint takes the arrival back, or it frees it when it
+   * closes, or it has left the block here. */
   pthread_mutex_lock(&endpoint->mutex);
   unlink_kept(kept);
   if (!atomic_load(&endpoint->is_closing)) sluice_messages_release(endpoint->messages, kept->arrival);

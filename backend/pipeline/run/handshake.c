@@ -8,10 +8,10 @@
 #include "backend/base/hash.h"
 #include "backend/pipeline/policy_table.h"
 
-#define PROTOCOL 2 /* of wire.h and of what stages say to each other */
+#define PROTOCOL 2 /* of wire.h and of the control messages */
 #define MAX_C    SLUICE_PIPELINE_MAX_VIRTUAL_STAGES
 
-/* What has to be equal on all ranks: X(type, member, value, the rest of a sluice_record_field_t). */
+/* The values that must be equal on all ranks: X(type, member, value, the rest of a sluice_record_field_t). */
 #define COMPARED(X)                                                                               \
   X(int32_t, protocol, PROTOCOL, .name = "the protocol of pipelines")                             \
   X(int32_t, major, SLUICE_VERSION_MAJOR, .name = "the library's major version")                  \
@@ -32,12 +32,12 @@
     sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, record->in_flight_of, sizeof record->in_flight_of), \
     .describe = describe_in_flight_of)
 
-/* What a rank says of itself. */
+/* The record of one rank. */
 typedef struct record_s {
   sluice_refusal_t refusal;
   int32_t stage, replica;
   COMPARED(SLUICE_RECORD_MEMBER)
-  char partition[128]; /* its beginning */
+  char partition[128]; /* truncated */
   uint64_t byte_limit;
   int32_t in_flight_of[MAX_C];
   /* Of this rank's virtual stages. */
@@ -61,7 +61,7 @@ static int describe_in_flight_of(const sluice_record_pair_t* pair, char* text, s
 #define ROW(type, member, value, ...) {SLUICE_RECORD_FIELD(record_t, member), __VA_ARGS__},
 static const sluice_record_field_t fields[] = {COMPARED(ROW)};
 
-/* ---- what this rank says ---- */
+/* ---- this rank's record ---- */
 
 static sluice_status_t check_places(const sluice_pipeline_terms_t* terms, int32_t rank, int32_t num_ranks) {
   SLUICE_TRY(SLUICE_REQUIRE(terms->num_replicas >= 1 && num_ranks % terms->num_replicas == 0,
@@ -78,7 +78,7 @@ static sluice_status_t check_places(const sluice_pipeline_terms_t* terms, int32_
 
 static sluice_pipeline_spec_t spec_of(const sluice_pipeline_terms_t* terms, int32_t num_ranks) {
   sluice_pipeline_spec_t spec;
-  memset(&spec, 0, sizeof spec); /* it is hashed as it lies */
+  memset(&spec, 0, sizeof spec); /* it is hashed as bytes */
   spec.num_stages = num_ranks / terms->num_replicas;
   spec.num_virtual = terms->num_virtual;
   spec.num_micro_batches = 1;
@@ -92,7 +92,8 @@ static sluice_pipeline_spec_t spec_of(const sluice_pipeline_terms_t* terms, int3
 
 static sluice_status_t check_policy(const sluice_pipeline_spec_t* spec) {
   const sluice_policy_t* policy = sluice_policy(spec->policy);
-  if (policy == NULL) return SLUICE_OK; /* open: one that takes the spec is chosen, and backward_first takes any */
+  if (policy == NULL)
+    return SLUICE_OK; /* open: a policy that supports the spec is chosen later, and backward_first supports any */
   SLUICE_TRY(SLUICE_REQUIRE(policy->placement < 0 || policy->placement == spec->placement,
                             "pipeline: policy %s asks for placement %d; it is %d", policy->name, policy->placement,
                             spec->placement));
@@ -100,7 +101,7 @@ static sluice_status_t check_policy(const sluice_pipeline_spec_t* spec) {
                         "pipeline: policy %s asks for separate_wgrad = %d", policy->name, policy->separate_wgrad);
 }
 
-/* What can be said without the batch: ranges, and whether the policy takes it. */
+/* Checks what does not depend on the batch: ranges, and whether the policy supports the spec. */
 static sluice_status_t check(const sluice_pipeline_terms_t* terms, int32_t rank, int32_t num_ranks) {
   SLUICE_TRY(check_places(terms, rank, num_ranks));
   const sluice_pipeline_spec_t spec = spec_of(terms, num_ranks);
@@ -142,7 +143,7 @@ static void fill(record_t* record, const sluice_pipeline_terms_t* terms, int32_t
   }
 }
 
-/* ---- what follows from all ---- */
+/* ---- results of the handshake ---- */
 
 static const record_t* record_of(const sluice_records_t* records, int32_t rank) {
   return sluice_record_of(records, rank);
@@ -168,7 +169,8 @@ static sluice_status_t place(const sluice_records_t* records, sluice_stage_hands
   return SLUICE_OK;
 }
 
-/* Replicas of a stage share its limits: the least bytes of them, the most of what a micro-batch takes. */
+/* Replicas of a stage share its limits: the minimum of their byte limits, the maximum of their bytes per
+ * micro-batch. */
 static void fill_spec(const sluice_records_t* records, sluice_pipeline_spec_t* spec) {
   const record_t* own = record_of(records, records->rank);
   for (int32_t c = 0; c < sluice_pipeline_num_virtual_stages(spec); ++c) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A pipeline comes and goes, and a host keeps what arrived. */
+/* Opens and closes pipelines, and keeps arrivals for a host. */
 #include <string.h>
 
 #include "backend/base/check.h"
 #include "backend/base/hash.h"
 #include "backend/pipeline/run/state.h"
 
-/* What peers may send before this rank asks for it is limited by their programs; where one has gone wrong, by this
- * machine's memory. */
+/* The peers' programs limit what they may send before this rank asks for it; for a faulty peer, this machine's memory
+ * is the limit. */
 #define MAX_UNEXPECTED_BYTES (UINT64_MAX / 2)
 
 static sluice_pipeline_t* new_pipeline(int32_t num_ranks) {
@@ -28,7 +28,7 @@ static sluice_pipeline_t* new_pipeline(int32_t num_ranks) {
   return pipeline;
 }
 
-/* All ranks have an endpoint, or none has. */
+/* Either all ranks have an endpoint, or none. */
 static sluice_status_t connect(sluice_pipeline_t* pipeline) {
   sluice_stage_endpoint_t* endpoint = pipeline->endpoint;
   const sluice_pipeline_spec_t* spec = &pipeline->agreed.spec;
@@ -48,7 +48,7 @@ static sluice_status_t open_with(sluice_pipeline_t* pipeline, const sluice_pipel
   }
   SLUICE_TRY(sluice_stage_shake_hands(terms, mine, comm, &pipeline->agreed));
   if (comm != NULL) SLUICE_TRY(connect(pipeline));
-  if (pipeline->agreed.replica == 0) { /* who leads, or has no replicas, hears no orders */
+  if (pipeline->agreed.replica == 0) { /* the leader, or a rank without replicas, receives no orders */
     sluice_free(sluice_process_allocator(), pipeline->orders, sizeof *pipeline->orders);
     pipeline->orders = NULL;
   }
@@ -73,7 +73,7 @@ sluice_status_t sluice_pipeline_open(const sluice_pipeline_terms_t* terms, sluic
     pipeline = new_pipeline(num_ranks);
     if (pipeline == NULL) mine = sluice_alloc_status();
   }
-  if (pipeline == NULL) { /* the others hear of it all the same */
+  if (pipeline == NULL) { /* the other ranks are told all the same */
     sluice_stage_handshake_t nothing;
     return sluice_stage_shake_hands(terms, mine, comm, &nothing);
   }
@@ -111,7 +111,7 @@ void sluice_pipeline_stop(sluice_pipeline_t* pipeline) {
   if (pipeline->endpoint != NULL) sluice_messages_abort(pipeline->endpoint->messages);
 }
 
-/* ---- what arrived ---- */
+/* ---- arrivals ---- */
 
 sluice_status_t sluice_pipeline_keep_tensors(sluice_pipeline_t* pipeline, const sluice_stage_tensors_t* received,
                                              void** out_kept) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Activations and gradients on their way, and waiting for what comes. */
+/* Sends and receives of activations and gradients, and the waits for them. */
 #include <stdio.h>
 
 #include "backend/base/clock.h"
@@ -33,7 +33,7 @@ sluice_status_t sluice_stage_break_endpoint(sluice_pipeline_t* pipeline, sluice_
   return sluice_stage_break(pipeline, status);
 }
 
-/* Of a call that begins a request: what leaves the endpoint as it was ends nothing. */
+/* Handles the status of a call that starts a request: an error that leaves the endpoint unchanged does not break it. */
 static sluice_status_t note_failure(sluice_pipeline_t* pipeline, sluice_status_t status) {
   const int lives_on = status == SLUICE_OK || sluice_is_out_of_memory(status) || status == SLUICE_E_INVALID_ARGUMENT;
   return lives_on ? status : sluice_stage_break_endpoint(pipeline, status);
@@ -91,10 +91,10 @@ sluice_status_t sluice_stage_post(sluice_pipeline_t* pipeline, int32_t index) {
   return note_failure(pipeline, status);
 }
 
-/* ---- what has arrived ---- */
+/* ---- completions ---- */
 
-/* Half of the way there and back, without the time that the other end had it: the least of all micro-batches, since
- * either end may have been busy when a message came. */
+/* Measures a link: half of the round trip, without the time that the other end took; the minimum over all
+ * micro-batches, since either end may have been busy when a message arrived. */
 static void note_link(sluice_pipeline_t* pipeline, const sluice_stage_op_t* op, const sluice_stage_head_t* head,
                       const sluice_stage_value_t* gradient) {
   const sluice_stage_value_t* output =
@@ -187,7 +187,7 @@ sluice_status_t sluice_stage_take(sluice_pipeline_t* pipeline, uint64_t deadline
   if (status == SLUICE_E_TIMED_OUT) return SLUICE_OK;
   if (status != SLUICE_OK) return sluice_stage_break_endpoint(pipeline, status);
   *out_taken = 1;
-  /* That this rank, or another, says how long it has waited is no progress. */
+  /* A message that says how long a rank has waited is no progress. */
   const int32_t kind = sluice_stage_request_kind(completion.user);
   if (kind != SLUICE_STAGE_REQUEST_CONTROL && kind != SLUICE_STAGE_REQUEST_TELL) sluice_stage_note_progress(pipeline);
   return take(pipeline, &completion);
@@ -195,7 +195,7 @@ sluice_status_t sluice_stage_take(sluice_pipeline_t* pipeline, uint64_t deadline
 
 /* ---- waiting ---- */
 
-/* The rank that this one waits for; -1: none that it knows. */
+/* Returns the rank that this one waits for; -1: unknown. */
 static int32_t awaited(const sluice_pipeline_t* pipeline) {
   const sluice_stage_plan_t* plan = pipeline->plan;
   int32_t oldest = -1;
@@ -253,7 +253,7 @@ sluice_status_t sluice_stage_wait(sluice_pipeline_t* pipeline) {
   const sluice_comm_t* comm = pipeline->endpoint->comm;
   sluice_wait_t wait = sluice_wait_begin(comm->timeout_ns, comm->warn_ns);
   for (;;) {
-    /* Progress begins the deadline again. */
+    /* Progress restarts the deadline. */
     wait.deadline_ns = sluice_add_saturating(pipeline->progress_ns, comm->timeout_ns);
     wait.note_ns = sluice_add_saturating(pipeline->progress_ns, comm->timeout_ns / 2);
     if (pipeline->has_said_so) wait.note_ns = UINT64_MAX;

@@ -10,9 +10,9 @@
 #include "backend/pipeline/choose/choose_policy.h"
 #include "backend/pipeline/policy_table.h"
 
-/* How much longer than the best a batch may take with fewer in flight. */
+/* The accepted loss of time, relative to the best, for fewer micro-batches in flight. */
 #define TOLERANCE 0.01
-/* How much a batch has to gain by another policy than the one preferred: times are measured in one batch. */
+/* The gain that another policy must have over the preferred one, because times are measured in only one batch. */
 #define POLICY_TOLERANCE 0.02
 
 static void limit_to(sluice_pipeline_spec_t* spec) {
@@ -59,7 +59,7 @@ static sluice_status_t choose_policy(sluice_pipeline_spec_t* spec, const sluice_
   return sluice_pipeline_choose_policy(spec, times, POLICY_TOLERANCE, sluice_process_allocator());
 }
 
-/* One of the choices above, with what was measured. */
+/* Calls one of the two choices with the measured times. */
 static sluice_status_t choose_by(sluice_status_t (*choice)(sluice_pipeline_spec_t*, const sluice_pipeline_times_t*),
                                  sluice_pipeline_spec_t* spec, const sluice_stage_times_t* measured) {
   for (int32_t c = 0; measured != NULL && c < sluice_pipeline_num_virtual_stages(spec); ++c) {
@@ -73,7 +73,7 @@ static sluice_status_t choose_by(sluice_status_t (*choice)(sluice_pipeline_spec_
   return status;
 }
 
-/* An open policy gets one; *out_has_limits: its limits came with it. */
+/* Chooses an open policy; *out_has_limits: its limits were chosen as well. */
 static sluice_status_t close_policy(sluice_pipeline_spec_t* spec, const sluice_stage_times_t* measured,
                                     int32_t* out_has_limits) {
   *out_has_limits = 0;
@@ -93,7 +93,7 @@ static sluice_status_t spec_of(const sluice_pipeline_spec_t* agreed, int32_t num
     out_spec->forward_only = 1;
     out_spec->policy = SLUICE_POLICY_FORWARD_ONLY;
     out_spec->separate_wgrad = 0;
-    memset(out_spec->byte_limit, 0, sizeof out_spec->byte_limit); /* nothing waits for a backward */
+    memset(out_spec->byte_limit, 0, sizeof out_spec->byte_limit); /* no op waits for a backward */
   }
   SLUICE_TRY(sluice_pipeline_spec_check(out_spec));
   const int was_open = is_open(out_spec);

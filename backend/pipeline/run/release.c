@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Values go, and the host hears of its own. */
+/* Releases values, and tells the host when its own are released. */
 #include "backend/pipeline/run/state.h"
 
 void sluice_stage_tell_released(const sluice_pipeline_t* pipeline, int32_t which, int32_t c, int32_t micro_batch) {
@@ -7,7 +7,7 @@ void sluice_stage_tell_released(const sluice_pipeline_t* pipeline, int32_t which
   if (pipeline->callbacks.release != NULL) pipeline->callbacks.release(pipeline->user, name, c, micro_batch);
 }
 
-/* Whether the host has to hear of it: before it goes. */
+/* Returns whether the host must be told. Call before the release. */
 static int is_owed(const sluice_stage_value_t* value) {
   return value->readers > 0 && value->view.is_local && value->view.num_tensors > 0;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What happened in a batch, asked behind it. */
+/* Reports about a batch, after it. */
 #include "backend/base/check.h"
 #include "backend/base/clock.h"
 #include "backend/pipeline/run/state.h"
@@ -43,9 +43,9 @@ sluice_status_t sluice_pipeline_read_events(sluice_pipeline_t* pipeline, sluice_
   return SLUICE_OK;
 }
 
-/* ---- pictures ---- */
+/* ---- timelines ---- */
 
-/* Those of this stage, in seconds; all others have not run. */
+/* Fills the times of this stage's ops, in seconds; all others are marked as not run. */
 static void fill_measured(const sluice_pipeline_t* pipeline, double* begin, double* end) {
   const sluice_stage_plan_t* plan = pipeline->plan;
   for (int32_t i = 0; i < plan->program->num_ops; ++i) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the word of a request says: whose it is, and which op or rank it is about. Private to backend/pipeline/run. */
+/* The user word of a request: its kind, and the op or rank that it is for. Private to backend/pipeline/run. */
 #ifndef SLUICE_BACKEND_PIPELINE_RUN_REQUESTS_H_
 #define SLUICE_BACKEND_PIPELINE_RUN_REQUESTS_H_
 
@@ -10,7 +10,7 @@ enum {
   SLUICE_STAGE_REQUEST_RECEIVE,  /* an op */
   SLUICE_STAGE_REQUEST_TELL,     /* a control message to a rank */
   SLUICE_STAGE_REQUEST_CONTROL,  /* the next control message of a rank */
-  SLUICE_STAGE_REQUEST_DRAIN     /* what a rank sent in a batch that has failed */
+  SLUICE_STAGE_REQUEST_DRAIN     /* a message of a rank in a batch that has failed */
 };
 
 static inline uint64_t sluice_stage_request(int32_t kind, int32_t index) {

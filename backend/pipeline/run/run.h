@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The executor of stage programs: one stage of a pipeline on one rank, driven as the simulator drives it, over messages
- * (comm/messages.h) and the host's callbacks (sluice/pipeline.h).
+/* The executor of stage programs: one stage of a pipeline on one rank, with the same runner as the simulator, over
+ * messages (comm/messages.h) and the host's callbacks (sluice/pipeline.h).
  *
- * The thread that is in sluice_pipeline_batch runs all callbacks. Messages travel beside them: the executor posts what
- * is ready before each callback, and takes what has arrived behind it. */
+ * The thread in sluice_pipeline_batch runs all callbacks. Messages progress in the background: the executor posts what
+ * is ready before each callback, and takes completions after it. */
 #ifndef SLUICE_BACKEND_PIPELINE_RUN_RUN_H_
 #define SLUICE_BACKEND_PIPELINE_RUN_RUN_H_
 
 #include "backend/pipeline/spec.h"
 #include "sluice/pipeline.h"
 
-/* What one rank brings: a public config that has been read. Pointers are borrowed for the call. */
+/* The config of one rank, after validation. Pointers are borrowed for the call. */
 typedef struct sluice_pipeline_terms_s {
   const char* partition; /* or NULL */
   int32_t policy;        /* SLUICE_POLICY_* of policy.h */
@@ -18,7 +18,7 @@ typedef struct sluice_pipeline_terms_s {
   int32_t placement;
   int32_t separate_wgrad;
   int32_t receives_ahead;
-  int32_t reduces; /* the host has the callback */
+  int32_t reduces; /* whether the host has the callback */
   int32_t in_flight;
   int32_t held;
   int32_t num_replicas;
@@ -31,20 +31,21 @@ typedef struct sluice_pipeline_terms_s {
   const int32_t* has_experts;
 } sluice_pipeline_terms_t;
 
-/* mine: what this rank has come with; a refusal is told to the others and returned here. terms and callbacks are not
- * looked at then. Errors: those of sluice_pipeline_create. */
+/* mine: this rank's earlier status; a failure is told to the other ranks and returned here, and terms and callbacks are
+ * ignored. Errors: those of sluice_pipeline_create. */
 sluice_status_t sluice_pipeline_open(const sluice_pipeline_terms_t* terms, sluice_status_t mine, sluice_comm_t* comm,
                                      const sluice_pipeline_callbacks_t* callbacks, void* user,
                                      sluice_pipeline_t** out_pipeline);
 void sluice_pipeline_close(sluice_pipeline_t* pipeline); /* accepts NULL */
 
-/* mine: as above; the batch counts, so that ranks stay in step. Errors: those of sluice_pipeline_run_batch. */
+/* mine: as above; the batch is counted even then, so that ranks stay in step. Errors: those of
+ * sluice_pipeline_run_batch. */
 sluice_status_t sluice_pipeline_batch(sluice_pipeline_t* pipeline, sluice_status_t mine, int32_t num_micro_batches,
                                       int32_t forward_only);
 
 void sluice_pipeline_stop(sluice_pipeline_t* pipeline); /* sluice_pipeline_abort */
 
-/* As sluice_pipeline_keep and what follows it. */
+/* Implements sluice_pipeline_keep and the functions after it. */
 sluice_status_t sluice_pipeline_keep_tensors(sluice_pipeline_t* pipeline, const sluice_stage_tensors_t* received,
                                              void** out_kept);
 void sluice_pipeline_release_kept(void* kept); /* any thread; accepts NULL */

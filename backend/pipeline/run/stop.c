@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A batch that fails: all ranks hear of it, nothing of it stays under way, and the next one works.
+/* Stops a batch that fails: all ranks learn of it, no message of it stays in flight, and the next batch works.
  *
- * Every rank tells every other that it has stopped, why, and the tags of what it has sent there in this batch. Its own
- * sends end, or are taken back, before its call returns. What others sent and this rank did not take is asked for when
- * they say so: at the latest before the next batch, which waits until all have stopped this one. */
+ * Every rank tells every other that it has stopped, why, and the tags of the messages that it has sent there in this
+ * batch. Its own sends complete, or are cancelled, before its call returns. Messages that this rank has not received
+ * are received when their senders report them: at the latest before the next batch, which waits until all ranks have
+ * stopped this one. */
 #include <stdio.h>
 #include <string.h>
 
@@ -11,20 +12,21 @@
 #include "backend/pipeline/run/requests.h"
 #include "backend/pipeline/run/state.h"
 
-#define FAREWELL_NS UINT64_C(1000000000) /* for the news that a pipeline ends, where a rank may be in a callback */
+#define FAREWELL_NS UINT64_C(1000000000) /* for telling other ranks, which may be in a callback, that a pipeline ends \
+                                          */
 
 static sluice_status_t fail_stopped(const sluice_pipeline_t* pipeline) {
   const int32_t own = pipeline->agreed.rank;
   const sluice_stage_reason_t* reason = &pipeline->peers[pipeline->stopper].reason;
   if (reason->is_final) return SLUICE_FAIL_PEER(reason->status, own, reason->rank, "%s", reason->message);
-  /* That ranks disagree is the fault of none of them. */
+  /* If ranks disagree, none of them is at fault. */
   const sluice_status_t status = reason->status == SLUICE_E_MISMATCH ? reason->status : SLUICE_E_PEER_REFUSED;
   return sluice_error_record(status, own, reason->rank, reason->native_code, "rank %d ended batch %llu: %s: %s",
                              reason->rank, (unsigned long long)pipeline->number, sluice_status_name(reason->status),
                              reason->message);
 }
 
-/* A rank that is ahead has found this batch equal. */
+/* A rank in a later batch has already compared this one. */
 static sluice_status_t compare_ended(sluice_pipeline_t* pipeline) {
   pipeline->has_news = 0;
   for (int32_t r = 0; r < pipeline->agreed.num_ranks; ++r) {
@@ -39,7 +41,7 @@ sluice_status_t sluice_stage_check_peers(sluice_pipeline_t* pipeline) {
   return pipeline->has_news ? compare_ended(pipeline) : SLUICE_OK;
 }
 
-/* ---- what is under way ---- */
+/* ---- messages in flight ---- */
 
 static void cancel_messages(sluice_pipeline_t* pipeline) {
   sluice_stage_plan_t* plan = pipeline->plan;
@@ -81,7 +83,7 @@ static sluice_status_t tell_stop(sluice_pipeline_t* pipeline, const sluice_error
   memset(&stop, 0, sizeof stop);
   stop.head = sluice_stage_new_head(pipeline, SLUICE_STAGE_HEAD_STOP);
   if (pipeline->stopper >= 0) {
-    stop.reason = pipeline->peers[pipeline->stopper].reason; /* the same story on all ranks */
+    stop.reason = pipeline->peers[pipeline->stopper].reason; /* the same error on all ranks */
   } else {
     stop.reason.status = why->status;
     stop.reason.is_final = pipeline->broken == SLUICE_E_TIMED_OUT;
@@ -103,7 +105,7 @@ static sluice_status_t tell_stop(sluice_pipeline_t* pipeline, const sluice_error
   return status;
 }
 
-/* ---- what others had sent ---- */
+/* ---- messages of other ranks ---- */
 
 static int was_received(const sluice_pipeline_t* pipeline, uint64_t tag) {
   const sluice_stage_plan_t* plan = pipeline->plan;
@@ -144,9 +146,10 @@ sluice_status_t sluice_stage_drain(sluice_pipeline_t* pipeline) {
   return SLUICE_OK;
 }
 
-/* ---- the end of a batch that failed ---- */
+/* ---- the end of a failed batch ---- */
 
-/* Without the endpoint nobody can be told anything: who waits for this rank hears that it is gone. */
+/* Without the endpoint this rank can tell the others nothing: ranks that wait for it are told by the endpoint that it
+ * is gone. */
 static void end_pipeline(sluice_pipeline_t* pipeline) {
   sluice_messages_abort(pipeline->endpoint->messages);
   pipeline->num_sends = pipeline->num_receives = pipeline->num_drains = 0;
@@ -177,8 +180,8 @@ static int all_know(const sluice_pipeline_t* pipeline, int32_t straggler) {
   return 1;
 }
 
-/* A pipeline that ends by a deadline: every rank but the straggler hears whose fault it is, and passes it on, before
- * the first of them goes, which the endpoint would report in its place. */
+/* For a pipeline that ends at a deadline: every rank except the straggler must learn which rank is at fault, and pass
+ * it on, before the first of them leaves; otherwise the endpoint would report the rank that left. */
 static void say_farewell(sluice_pipeline_t* pipeline, const sluice_error_info_t* why) {
   if (tell_stop(pipeline, why) != SLUICE_OK || sluice_stage_listen(pipeline) != SLUICE_OK) return;
   const uint64_t deadline_ns = sluice_now_ns() + FAREWELL_NS;

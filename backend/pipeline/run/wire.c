@@ -3,10 +3,10 @@
 
 #include <string.h>
 
-/* The payload: a table of descriptors, whose pointers are 0 on the wire and set where it arrives, then the shapes, then
- * the data of each tensor; each part begins at a multiple of the alignment. */
+/* The payload: a table of descriptors, whose pointers are 0 in the message and set by the receiver, then the shapes,
+ * then the data of each tensor. Each part is aligned. */
 #define SPANS_OF_TABLE  1
-#define SPANS_OF_TENSOR 2 /* its data, and the gap behind */
+#define SPANS_OF_TENSOR 2 /* its data, and the padding after it */
 #define MAX_TENSORS     ((SLUICE_MESSAGE_MAX_SPANS - SPANS_OF_TABLE) / SPANS_OF_TENSOR)
 #define MAX_DIMENSIONS  64
 #define MAX_BYTES       (UINT64_C(1) << 56)
@@ -24,7 +24,7 @@ uint64_t sluice_stage_tag(uint64_t batch, const sluice_stage_op_t* op) {
 
 /* ---- packing ---- */
 
-/* Bytes of the elements; UINT64_MAX where they are no sensible number. */
+/* Returns the bytes of the elements; UINT64_MAX if the number is not plausible. */
 static uint64_t bytes_of(const sluice_tensor_t* t) {
   uint64_t element = ((uint64_t)t->type_bits * t->type_lanes + 7) / 8, count = 1;
   int is_empty = 0;
@@ -78,7 +78,7 @@ static sluice_status_t check(const sluice_stage_tensors_t* given, const char* wh
   return SLUICE_OK;
 }
 
-/* The block: the table and its shapes as they travel, the host's descriptors, spans. */
+/* The block contains the table and its shapes as they are sent, the host's descriptors, and spans. */
 sluice_status_t sluice_stage_pack(const sluice_stage_tensors_t* given, const char* where,
                                   sluice_stage_packed_t* out_packed) {
   *out_packed = (sluice_stage_packed_t){.num_spans = 0};

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The ops of the stage's thread: the host's callbacks, and what each leaves in the slots. */
+/* The ops of the stage's thread: the host's callbacks, and their results in the slots. */
 #include <stdio.h>
 
 #include "backend/base/clock.h"
 #include "backend/base/math.h"
 #include "backend/pipeline/run/state.h"
 
-/* ---- what an op sees ---- */
+/* ---- arguments of an op ---- */
 
 static sluice_stage_value_t* input_of(const sluice_pipeline_t* pipeline, int32_t c, int32_t i) {
   if (c == 0) return NULL;
@@ -92,7 +92,7 @@ static sluice_status_t forward(sluice_pipeline_t* pipeline, const sluice_stage_o
   SLUICE_TRY(outcome(pipeline, op, "forward", pipeline->callbacks.forward(pipeline->user, &call, &result, &failure),
                      &failure));
   if (call.is_last) return loss(pipeline, op, &call);
-  /* Read by the next virtual stage, here or behind a send, and by the own backward. */
+  /* Read by the next virtual stage, on this stage or through a send, and by the backward of this one. */
   return give(pipeline, op, SLUICE_STAGE_VALUE_OUTPUT, &result, pipeline->forward_only ? 1 : 2);
 }
 
@@ -112,7 +112,7 @@ static sluice_status_t weight_grad(sluice_pipeline_t* pipeline, const sluice_sta
                  &failure);
 }
 
-/* Of no micro-batch: there is nothing to be given. */
+/* Belongs to no micro-batch, and gives no result. */
 static sluice_status_t reduce(sluice_pipeline_t* pipeline, const sluice_stage_op_t* op) {
   const int32_t c = op->virtual_stage;
   const sluice_stage_call_t call = {.struct_size = sizeof call,
@@ -130,13 +130,13 @@ static sluice_status_t run(sluice_pipeline_t* pipeline, const sluice_stage_op_t*
     case SLUICE_STAGE_BACKWARD: return backward(pipeline, op);
     case SLUICE_STAGE_WEIGHT_GRAD: return weight_grad(pipeline, op);
     case SLUICE_STAGE_REDUCE: return reduce(pipeline, op);
-    default: return SLUICE_OK; /* a flush: that it is ready is all */
+    default: return SLUICE_OK; /* a flush: it only has to be ready */
   }
 }
 
-/* ---- what an op leaves ---- */
+/* ---- results of an op ---- */
 
-/* The last op of a micro-batch in a virtual stage reads its tensors no more. */
+/* The last op of a micro-batch in a virtual stage releases its tensors. */
 static void leave_all(sluice_pipeline_t* pipeline, int32_t c, int32_t i) {
   if (c > 0) {
     const int in_place = sluice_stage_is_in_place(pipeline, c);
@@ -184,7 +184,7 @@ static void count_end(sluice_pipeline_t* pipeline, const sluice_stage_op_t* op) 
   }
 }
 
-/* The mean of all but the first micro-batch, in which hosts warm up, where there are others. */
+/* The mean of all but the first micro-batch, in which hosts warm up, if there are others. */
 static void note_time(sluice_pipeline_t* pipeline, const sluice_stage_op_t* op, uint64_t took_ns) {
   if (op->micro_batch == 0 && pipeline->num_micro_batches > 1) return;
   const double share = sluice_seconds(took_ns) / (double)sluice_max(1, pipeline->num_micro_batches - 1);
@@ -203,7 +203,7 @@ void sluice_stage_ended(sluice_pipeline_t* pipeline, int32_t index) {
   sluice_runner_end(&pipeline->runner, index);
 }
 
-/* The followers of a column hear which op comes before it runs: they reach its collectives as soon as this rank. */
+/* Tells the other replicas the op before it runs, so that they reach its collectives as soon as this rank. */
 static sluice_status_t lead(sluice_pipeline_t* pipeline, int32_t index) {
   const sluice_stage_handshake_t* agreed = &pipeline->agreed;
   const sluice_pipeline_program_t* program = pipeline->plan->program;

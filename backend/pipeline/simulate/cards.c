@@ -8,7 +8,7 @@
 /* One direction of a card, while rates are distributed. */
 typedef struct side_s {
   double room;      /* unassigned capacity */
-  int32_t num_open; /* flows whose rate is not fixed */
+  int32_t num_open; /* number of flows whose rate is not fixed */
 } side_t;
 
 typedef struct sides_s {

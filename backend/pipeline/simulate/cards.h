@@ -18,16 +18,16 @@ typedef struct sluice_card_flow_s {
 } sluice_card_flow_t;
 
 typedef struct sluice_cards_s {
-  sluice_card_flow_t* flows; /* memory for all flows in flight: the caller's */
+  sluice_card_flow_t* flows; /* memory for all flows in flight, owned by the caller */
   int32_t count;
   double now_s; /* time for which left_s is valid */
 } sluice_cards_t;
 
 /* A message begins at now_s, which never decreases. */
 void sluice_cards_add(sluice_cards_t* cards, double now_s, int32_t op, int32_t from, int32_t to, double seconds);
-/* The end of the next message; infinite: none is in flight. */
+/* Returns the end of the next message; infinity if none is in flight. */
 double sluice_cards_next_end(const sluice_cards_t* cards);
-/* Takes the op that ends next, at now_s. There must be one. */
+/* Removes the message that ends next, at now_s, and returns its op. There must be one. */
 int32_t sluice_cards_take(sluice_cards_t* cards, double now_s);
 
 #endif /* SLUICE_BACKEND_PIPELINE_SIMULATE_CARDS_H_ */

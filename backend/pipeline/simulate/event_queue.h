@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Events in the order of their time; of equal times the first added. Private to backend/pipeline/simulate. */
+/* Events in the order of their time; events of equal time in the order of insertion. Private to
+ * backend/pipeline/simulate. */
 #ifndef SLUICE_BACKEND_PIPELINE_SIMULATE_EVENT_QUEUE_H_
 #define SLUICE_BACKEND_PIPELINE_SIMULATE_EVENT_QUEUE_H_
 
@@ -12,7 +13,7 @@ typedef struct sluice_pipeline_event_s {
 } sluice_pipeline_event_t;
 
 typedef struct sluice_event_queue_s {
-  sluice_pipeline_event_t* heap; /* memory for all its events: the caller's */
+  sluice_pipeline_event_t* heap; /* memory for all events, owned by the caller */
   int32_t count;
   int64_t added;
 } sluice_event_queue_t;

@@ -10,7 +10,7 @@
 #include "backend/pipeline/simulate/event_queue.h"
 
 #define NOBODY (-1)
-/* Sums of the same times in another order count as one moment. */
+/* Times that differ only by rounding of sums count as the same moment. */
 #define SAME_MOMENT 1e-9
 
 /* A message, by its send. */
@@ -88,7 +88,7 @@ static sluice_status_t check_times(const sluice_pipeline_program_t* program, con
   return SLUICE_OK;
 }
 
-/* ---- what is in flight ---- */
+/* ---- micro-batches in flight ---- */
 
 static void note_bytes(simulation_t* s, int32_t stage) {
   sluice_stage_result_t* result = &s->result->stages[stage];
@@ -214,7 +214,7 @@ static void end_event(simulation_t* s, int32_t op) {
   }
 }
 
-/* Whether anything was posted or begun. */
+/* Returns whether anything was posted or begun. */
 static int move(simulation_t* s, int32_t stage) {
   int has_moved = 0;
   for (int32_t op; (op = sluice_runner_next_post(&s->runners[stage])) >= 0; has_moved = 1) post(s, op);
@@ -245,7 +245,7 @@ static int choose(simulation_t* s, int32_t stage) {
   return 1;
 }
 
-/* The next end; infinite: there is none. */
+/* Returns the time of the next end; infinity if there is none. */
 static double next_end(const simulation_t* s) {
   const double event_s = s->events.count > 0 ? s->events.heap[0].time : INFINITY;
   return fmin(event_s, sluice_cards_next_end(&s->cards));

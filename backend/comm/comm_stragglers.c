@@ -53,8 +53,7 @@ static int lookup_note(sluice_comm_t* comm, int32_t rank, note_t* out_note) {
   return 1;
 }
 
-/* ---- finding the straggler
- * ----------------------------------------------------------------------------------------> */
+/* ---- finding the straggler --------------------------------------------------------------------------------------- */
 
 /* Candidates for the straggler: ranks without a note of this call; if all ranks have one, those that started the fewest
  * exchanges in it, if fewer than this rank. */

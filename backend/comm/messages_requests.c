@@ -239,8 +239,7 @@ sluice_status_t sluice_messages_receive_up_to(sluice_messages_t* m, int32_t peer
   return check_left(m);
 }
 
-/* ---- cancel
- * -------------------------------------------------------------------------------------------------------> */
+/* ---- cancel ------------------------------------------------------------------------------------------------------ */
 
 static sluice_message_operation_t* find_in(const sluice_link_t* list, uint64_t request) {
   for (sluice_link_t* l = list->next; l != list; l = l->next) {

@@ -73,8 +73,7 @@ sluice_status_t sluice_messages_next(sluice_messages_t* m, uint64_t deadline_ns,
   return next(m, deadline_ns, out_completion, &is_due);
 }
 
-/* ---- finding the straggler
- * ----------------------------------------------------------------------------------------> */
+/* ---- finding the straggler --------------------------------------------------------------------------------------- */
 
 static void look_at_oldest(const sluice_link_t* list, const sluice_message_operation_t** oldest) {
   const sluice_link_t* first = sluice_list_first(list);

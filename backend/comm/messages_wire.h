@@ -60,8 +60,7 @@ struct sluice_wire_s {
   const sluice_wire_vtable_t* vtable;
 };
 
-/* ---- called by wires, from any thread
- * -----------------------------------------------------------------------------> */
+/* ---- called by wires, from any thread ---------------------------------------------------------------------------- */
 
 struct sluice_message_arrival_s;
 

@@ -58,8 +58,7 @@ void sluice_local_group_destroy(sluice_local_group_t* group) {
   sluice_free(sluice_process_allocator(), group, group_bytes(group->world_size));
 }
 
-/* ---- creating and destroying a rank's communicator
- * ----------------------------------------------------------------> */
+/* ---- creating and destroying a rank's communicator --------------------------------------------------------------- */
 
 static uint64_t comm_bytes(int32_t world_size) {
   return sizeof(local_comm_t) + SLUICE_MAX_IN_FLIGHT * (uint64_t)world_size * sizeof(local_peer_t);

@@ -133,8 +133,7 @@ sluice_status_t sluice_tcp_card_init(const char* interfaces, sluice_tcp_card_t* 
   return status;
 }
 
-/* ---- another rank's card
- * ------------------------------------------------------------------------------------------> */
+/* ---- another rank's card ----------------------------------------------------------------------------------------- */
 
 socklen_t sluice_tcp_address_fill(const sluice_tcp_address_t* address, struct sockaddr_storage* out_target) {
   memset(out_target, 0, sizeof *out_target);

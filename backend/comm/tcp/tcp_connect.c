@@ -23,8 +23,7 @@ static const sluice_tcp_endpoint_t* endpoint_of(const connecting_t* c, int32_t r
   return endpoints != NULL && endpoints[rank].port != 0 ? &endpoints[rank] : NULL;
 }
 
-/* ---- before other ranks wait for this one
- * -------------------------------------------------------------------------> */
+/* ---- before other ranks wait for this one ------------------------------------------------------------------------ */
 
 /* Acquires everything that connecting needs. A later failure would leave the other ranks waiting. */
 static sluice_status_t prepare(connecting_t* c) {

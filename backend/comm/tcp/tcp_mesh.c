@@ -129,8 +129,7 @@ static int turn_out_oldest(sluice_tcp_mesh_t* m, uint64_t age_ns, uint64_t now_n
   return 1;
 }
 
-/* ---- routes to lower ranks
- * ----------------------------------------------------------------------------------------> */
+/* ---- routes to lower ranks --------------------------------------------------------------------------------------- */
 
 static socklen_t target_of(const sluice_tcp_mesh_t* m, int32_t peer, int32_t attempt,
                            struct sockaddr_storage* out_target) {
@@ -181,8 +180,7 @@ static void settle_on(sluice_tcp_mesh_t* m, int32_t peer, int kept) {
   }
 }
 
-/* ---- progress of connections
- * --------------------------------------------------------------------------------------> */
+/* ---- progress of connections ------------------------------------------------------------------------------------- */
 
 static void keep(sluice_tcp_mesh_t* m, int32_t peer, int fd) {
   if (m->sockets[peer] >= 0) {

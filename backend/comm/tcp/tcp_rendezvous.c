@@ -96,8 +96,7 @@ sluice_status_t sluice_meet_fail_late(const sluice_tcp_rendezvous_t* m, const sl
       waits->missing, m->root->text, sluice_seconds(m->timeout_ns), waits->present, m->base.world_size, more);
 }
 
-/* ---- a parent for tcp_connect
- * -------------------------------------------------------------------------------------> */
+/* ---- a parent for tcp_connect ------------------------------------------------------------------------------------ */
 
 /* Rank 0 has lost `peer`, or waited for it in vain: rank 0 tells the other ranks. */
 static sluice_status_t refuse_all(sluice_tcp_rendezvous_t* m, int32_t peer, int error, const char* phase) {

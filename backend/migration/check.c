@@ -9,13 +9,14 @@
 #define MAX_RANKS    SLUICE_MOVE_CHECK_MAX_RANKS
 #define MESSAGE_BITS 3
 
-/* What travels from a rank to another, in the order in which it was sent. */
+/* The messages in flight from one rank to another, in the order in which they were sent. */
 enum { STREAMED = 1, FLUSHED, READY, AGREE, REFUSE };
 
-/* What the host has come to. It begins a move after an update. */
+/* The progress of the host. It begins a move after an update. */
 enum { TRAINS = 0, HAS_GRADIENTS, HAS_UPDATED };
 
-/* All of a rank. Parts in its place are those of expert `weights`, `state`, `gradients`; expert e began on rank e. */
+/* The state of one rank. The place of a rank contains parts of experts: `weights`, `state` and `gradients` are expert
+ * numbers. Expert e began on rank e. */
 typedef struct rank_s {
   uint32_t phase : 4, is_dead : 1, position : 2, has_streamed : 1, has_flushed : 1, ready : 4, agreed : 4, weights : 2,
       weight_updates : 2, state : 2, state_updates : 2, gradients : 2, table : 2;
@@ -23,7 +24,7 @@ typedef struct rank_s {
 
 typedef struct state_s {
   rank_t ranks[MAX_RANKS];
-  uint16_t under_way[MAX_RANKS][MAX_RANKS]; /* from, to: the oldest in the lowest bits */
+  uint16_t under_way[MAX_RANKS][MAX_RANKS]; /* [from][to]: the oldest message in the lowest bits */
   uint8_t killed, late, refusals, padding[5];
 } state_t;
 
@@ -34,7 +35,7 @@ typedef struct checker_s {
   const sluice_move_check_options_t* options;
   sluice_state_set_t states;
   int32_t fault, rank;
-  int64_t moves; /* of the state at hand */
+  int64_t moves; /* of the current state */
 } checker_t;
 
 static void find(checker_t* c, int32_t fault, int32_t rank) {
@@ -43,7 +44,7 @@ static void find(checker_t* c, int32_t fault, int32_t rank) {
   c->rank = rank;
 }
 
-/* ---- what follows from an event ---- */
+/* ---- effects of events ---- */
 
 static int hears(const rank_t* rank) {
   return rank->phase >= SLUICE_MIGRATION_STREAMS && rank->phase <= SLUICE_MIGRATION_AGREED;
@@ -79,7 +80,7 @@ static void install(const checker_t* c, state_t* state, int32_t r) {
   if (!c->options->keeps_table) rank->table = expert;
 }
 
-/* Whether the event occurs in this phase. */
+/* Applies an event. Returns whether it occurs in this phase. */
 static int apply(checker_t* c, state_t* state, int32_t r, int32_t event) {
   rank_t* rank = &state->ranks[r];
   const sluice_move_rule_t* rule =
@@ -109,7 +110,7 @@ static sluice_status_t occur(checker_t* c, const state_t* from, int32_t r, int32
   return apply(c, &to, r, event) ? keep(c, &to) : SLUICE_OK;
 }
 
-/* ---- what may happen ---- */
+/* ---- possible moves ---- */
 
 static sluice_status_t train(checker_t* c, const state_t* from, int32_t r) {
   state_t to = *from;
@@ -158,8 +159,8 @@ static sluice_status_t notice(checker_t* c, const state_t* from, int32_t r) {
   return SLUICE_OK;
 }
 
-/* A rank that is dead, or has closed its connection without having committed, is lost to others; what it sent may come
- * or not. */
+/* A rank that is dead, or has closed its connection without having committed, is lost to others; its messages may
+ * arrive or not. */
 static sluice_status_t lose(checker_t* c, const state_t* from, int32_t r) {
   const rank_t* rank = &from->ranks[r];
   int is_lost = 0;
@@ -207,7 +208,7 @@ static sluice_status_t move_rank(checker_t* c, const state_t* from, int32_t r) {
   return die(c, from, r);
 }
 
-/* All who are left have stopped, and one of them does not know. */
+/* All remaining ranks have stopped, and one of them is undecided. */
 static sluice_status_t settle(checker_t* c, const state_t* from) {
   uint64_t most_in_force = 0, least_agreed = 1;
   int is_needed = 0;
@@ -231,12 +232,12 @@ static sluice_status_t settle(checker_t* c, const state_t* from) {
   return keep(c, &to);
 }
 
-/* ---- what must hold ---- */
+/* ---- invariants ---- */
 
 static void check_epochs(checker_t* c, const state_t* state) {
   int32_t committed = -1, aborted = -1;
   for (int32_t r = 0; r < c->options->num_ranks; ++r) {
-    /* What a dead one has committed its words may have brought others to; that it had aborted nobody need know. */
+    /* The commit of a dead rank counts, because its messages may have made others commit; its abort does not. */
     if (state->ranks[r].phase == SLUICE_MIGRATION_COMMITTED) committed = r;
     if (state->ranks[r].phase == SLUICE_MIGRATION_ABORTED && !state->ranks[r].is_dead) aborted = r;
   }
@@ -259,7 +260,7 @@ static void check_end(checker_t* c, const state_t* state) {
   }
 }
 
-/* ---- the whole ---- */
+/* ---- exploration ---- */
 
 static void begin(const checker_t* c, state_t* state) {
   memset(state, 0, sizeof *state);
@@ -284,7 +285,7 @@ static sluice_status_t explore(checker_t* c) {
     c->moves = 0;
     for (int32_t r = 0; r < c->options->num_ranks; ++r) SLUICE_TRY(move_rank(c, &state, r));
     SLUICE_TRY(settle(c, &state));
-    /* That somebody may yet be killed is no reason to wait. */
+    /* The possibility that a rank is killed later does not count as progress. */
     int32_t living = 0;
     for (int32_t r = 0; r < c->options->num_ranks; ++r) living += !state.ranks[r].is_dead;
     const int can_die = state.killed < c->options->max_killed;

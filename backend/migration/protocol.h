@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How state changes its owner while training runs, as data: what a rank does on each event. The executor (run) and the
- * checker (check.h) read one table.
+/* The protocol that moves state to another rank while training runs, as data: what a rank does on each event. The
+ * executor (run) and the checker (check.h) read the same table.
  *
  * One move, of any number of experts, goes from an epoch to the next:
+ *   announce  all ranks open a connection for the move, and say what they send and expect
+ *   stream    state that does not change before the boundary is sent while the host trains
+ *   flush     at the boundary: the rest is sent
+ *   ready     a rank has received everything and its own sends are complete. It tells all ranks
+ *   agree     it has received ready from all ranks, and tells them. From here on it cannot abort alone
+ *   commit    it has received agree from all ranks: staged state is copied to its final place
  *
- *   announce  all ranks open a connection of their own, and say what they send and expect
- *   stream    what does not change before the boundary travels while the host trains
- *   flush     at the boundary: the rest travels
- *   ready     a rank has all that comes to it, and its own is out. It says so to all
- *   agree     it has heard that from all, and says so. From here on it cannot go back alone
- *   commit    it has heard *that* from all: what is staged goes to its place
- *
- * Nothing that the host owns is written before the commit, so to abort is to forget. A rank that loses another one
- * before it has agreed aborts: nobody can have committed. One that loses it afterwards cannot know, keeps what it has
- * staged, and is *undecided* until it has settled with all who are left: one that has committed decides for all, else
- * all commit where all have agreed, else all abort.
+ * Nothing that the host owns is written before the commit, so to abort is to discard. A rank that loses another one
+ * before it has agreed aborts: no rank can have committed. A rank that loses another one afterwards cannot know: it
+ * keeps the staged state, and is *undecided* until it has settled with the remaining ranks. If one of them has
+ * committed, all commit; else all commit if all have agreed; else all abort.
  *
  * Source: three-phase commit and its termination rule (Skeen, SIGMOD 1981), without a coordinator. */
 #ifndef SLUICE_BACKEND_MIGRATION_PROTOCOL_H_
@@ -24,21 +23,21 @@
 
 enum {
   SLUICE_MOVE_EVENT_BEGIN = 0,   /* of the host */
-  SLUICE_MOVE_EVENT_BOUNDARY,    /* of the host: its step is where the move takes effect */
-  SLUICE_MOVE_EVENT_ALL_HERE,    /* all that comes is staged, all that goes is out */
-  SLUICE_MOVE_EVENT_ALL_READY,   /* said by all others */
-  SLUICE_MOVE_EVENT_ALL_AGREED,  /* said by all others */
-  SLUICE_MOVE_EVENT_REFUSED,     /* this rank or another one will not */
-  SLUICE_MOVE_EVENT_LOST,        /* a rank is gone or late: nothing is heard any more */
-  SLUICE_MOVE_EVENT_SETTLED_NEW, /* with all who are left */
+  SLUICE_MOVE_EVENT_BOUNDARY,    /* of the host: its step is the one at which the move takes effect */
+  SLUICE_MOVE_EVENT_ALL_HERE,    /* everything to receive is staged, all sends are complete */
+  SLUICE_MOVE_EVENT_ALL_READY,   /* all other ranks are ready */
+  SLUICE_MOVE_EVENT_ALL_AGREED,  /* all other ranks have agreed */
+  SLUICE_MOVE_EVENT_REFUSED,     /* this rank or another one refuses */
+  SLUICE_MOVE_EVENT_LOST,        /* a rank is gone or late: no further messages are received */
+  SLUICE_MOVE_EVENT_SETTLED_NEW, /* the remaining ranks settled on the new epoch */
   SLUICE_MOVE_EVENT_SETTLED_OLD,
   SLUICE_MOVE_NUM_EVENTS
 };
 
-/* What a rank says to all others. */
+/* The message that a rank sends to all others. */
 enum { SLUICE_MOVE_SAY_NOTHING = 0, SLUICE_MOVE_SAY_READY, SLUICE_MOVE_SAY_AGREE, SLUICE_MOVE_SAY_REFUSE };
 
-/* What it does with what is staged. */
+/* The action on staged state. */
 enum {
   SLUICE_MOVE_DO_NOTHING = 0,
   SLUICE_MOVE_DO_STREAM,
@@ -52,14 +51,14 @@ typedef struct sluice_move_rule_s {
   int32_t say, act;        /* SLUICE_MOVE_SAY_*, SLUICE_MOVE_DO_* */
 } sluice_move_rule_t;
 
-/* All rules; an event that a phase has no rule for does not occur in it. */
+/* Returns all rules; an event without a rule for a phase does not occur in it. */
 const sluice_move_rule_t* sluice_move_rules(int32_t* out_count);
-/* NULL: there is none. */
+/* Returns NULL if there is none. */
 const sluice_move_rule_t* sluice_move_find_rule(const sluice_move_rule_t* rules, int32_t count, int32_t from,
                                                 int32_t event);
 
-/* The epoch of all who are left. most_in_force: of the epochs in force among them; least_agreed: of what each would
- * come to, the epoch that an undecided one has agreed to, or that which is in force. */
+/* Returns the epoch of all remaining ranks. most_in_force: maximum of their epochs in force; least_agreed: minimum over
+ * ranks of the epoch that an undecided rank has agreed to, or else its epoch in force. */
 uint64_t sluice_move_settled_epoch(uint64_t most_in_force, uint64_t least_agreed);
 
 #endif /* SLUICE_BACKEND_MIGRATION_PROTOCOL_H_ */

@@ -7,15 +7,15 @@
 #include "backend/migration/run/state.h"
 #include "backend/migration/run/wire.h"
 
-#define FAREWELL_NS UINT64_C(2000000000) /* for words that are out when a move has ended */
+#define FAREWELL_NS UINT64_C(2000000000) /* for control messages that were sent before a move ended */
 
-/* An announcement, ready or a refusal, agree or a refusal. */
+/* An announcement; ready or a refusal; agree or a refusal. */
 enum { WORDS_OF_A_PEER = 3 };
 
-/* A word has no payload. One from another build may have one, and its sender is told. */
+/* A control message has no payload. One from another build may have one, and its sender gets an error. */
 #define MOST_AFTER_A_WORD UINT64_C(65536)
 
-/* ---- saying ---- */
+/* ---- sending ---- */
 
 static sluice_status_t say_to(sluice_migration_t* m, int32_t rank, const sluice_move_word_t* word) {
   const sluice_message_t message = {
@@ -39,7 +39,7 @@ sluice_status_t sluice_move_broadcast_vote(sluice_migration_t* m, int32_t say) {
   return status;
 }
 
-/* One word at a time: who is silent has the oldest request, which is the one that a wait names. */
+/* Posts one receive at a time, so that a silent rank has the oldest request, which is the one that a wait names. */
 static sluice_status_t listen_to(sluice_migration_t* m, int32_t rank) {
   return sluice_messages_receive_up_to(m->messages, rank, SLUICE_MOVE_WORD_TAG, MOST_AFTER_A_WORD, (uint64_t)rank,
                                        NULL);
@@ -73,9 +73,9 @@ sluice_status_t sluice_move_announce(sluice_migration_t* m) {
   return SLUICE_OK;
 }
 
-/* ---- hearing ---- */
+/* ---- receiving ---- */
 
-/* The first refusal stays. */
+/* Records a refusal; only the first one is kept. */
 static void refuse(sluice_migration_t* m, int32_t status, int32_t peer, const char* why) {
   if (m->refusal.status != SLUICE_OK) return;
   m->refusal.status = status;
@@ -97,7 +97,7 @@ static void hear_refusal(sluice_migration_t* m, int32_t rank, const sluice_move_
   m->peers[rank].has_refused = 1;
   const int32_t refuser = word->rank >= 0 && word->rank < m->comm->world_size ? word->rank : rank;
   const int is_theirs = word->status == SLUICE_E_MISMATCH || word->status == SLUICE_E_PEER_REFUSED;
-  /* That two ranks differ is the fault of neither, and the same story on all. */
+  /* If two ranks differ, neither is at fault, and all ranks report the same text. */
   if (is_theirs) {
     (void)snprintf(why, sizeof why, "%s", word->reason);
   } else {
@@ -151,7 +151,7 @@ static void stage(sluice_migration_t* m, int32_t index, const sluice_message_com
 static sluice_status_t take(sluice_migration_t* m, const sluice_message_completion_t* completion) {
   const int is_chunk = (completion->user & SLUICE_MOVE_IS_CHUNK) != 0;
   const int32_t index = (int32_t)(completion->user & (SLUICE_MOVE_IS_CHUNK - 1));
-  if (is_chunk && index >= m->list.num_chunks) { /* of a move that this rank has let go */
+  if (is_chunk && index >= m->list.num_chunks) { /* of a move that this rank has abandoned */
     sluice_messages_release(m->messages, completion->arrival);
     return SLUICE_OK;
   }
@@ -180,7 +180,7 @@ sluice_status_t sluice_move_hear(sluice_migration_t* m, const char* phase, int32
   const sluice_status_t status = phase != NULL ? sluice_messages_wait(m->messages, phase, &completion)
                                                : sluice_messages_next(m->messages, 0, &completion);
   if (phase == NULL && status == SLUICE_E_TIMED_OUT && completion.kind == 0) {
-    /* Nothing has come; or the endpoint has failed so, which the next wait says. */
+    /* There was no message, or the endpoint has failed, which the next wait reports. */
     return SLUICE_OK;
   }
   if (status != SLUICE_OK) return status;
@@ -188,7 +188,7 @@ sluice_status_t sluice_move_hear(sluice_migration_t* m, const char* phase, int32
   return take(m, &completion);
 }
 
-/* ---- the end ---- */
+/* ---- the end of a move ---- */
 
 void sluice_move_stop_access(sluice_migration_t* m) {
   const uint64_t deadline_ns = sluice_now_ns() + FAREWELL_NS;
@@ -199,7 +199,7 @@ void sluice_move_stop_access(sluice_migration_t* m) {
     status = sluice_messages_next(m->messages, deadline_ns, &completion);
     if (status == SLUICE_OK) status = take(m, &completion);
   }
-  /* The host has its memory back in any case. */
+  /* The host gets its memory back in any case. */
   if (m->num_out > 0) sluice_messages_abort(m->messages);
   for (int32_t i = 0; i < m->list.num_chunks; ++i) {
     sluice_messages_release(m->messages, m->list.chunks[i].arrival);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What leaves, or has arrived, before the boundary: for a host that knows earlier than that what it has. */
+/* Sends and receives items before the boundary, for hosts that know earlier which items are final. */
 #include <string.h>
 
 #include "backend/base/check.h"
@@ -29,7 +29,7 @@ static sluice_status_t check(const sluice_migration_item_t* item, const sluice_m
   return SLUICE_OK;
 }
 
-/* What has come, without waiting. A failure is said by commit. */
+/* Takes completions without waiting. Commit reports failures. */
 static void hear(sluice_migration_t* m) {
   int32_t is_taken = 1;
   sluice_status_t status = SLUICE_OK;
@@ -37,8 +37,8 @@ static void hear(sluice_migration_t* m) {
   (void)status;
 }
 
-/* Piece by piece, as it was cut: chunks of an item come in the order of its spans. Copies those that are wanted, of a
- * chunk that has arrived. Returns whether any is. */
+/* Visits a chunk piece by piece, as it was divided: chunks of an item arrive in the order of its spans. Copies the
+ * wanted pieces of a chunk that has arrived. Returns whether any is wanted. */
 static int visit(const sluice_migration_span_t* spans, const sluice_move_chunk_t* chunk,
                  const sluice_migration_span_t* to) {
   uint64_t done = 0, offset = chunk->offset;
@@ -79,7 +79,7 @@ sluice_status_t sluice_move_read_early(sluice_migration_t* m, uint64_t id, int32
   SLUICE_TRY(SLUICE_REQUIRE(item >= 0, "sluice_migration_read_early: no item %llu arrives from rank %d",
                             (unsigned long long)id, peer));
   SLUICE_TRY(check(&m->list.items[item], to, num_spans));
-  pthread_mutex_lock(&m->mutex); /* the thread that sends at a rate looks at the same list */
+  pthread_mutex_lock(&m->mutex); /* the thread that sends at a rate reads the same list */
   hear(m);
   *out_is_there = are_there(m, item, to);
   if (*out_is_there) copy(m, item, to);

@@ -62,7 +62,7 @@ static sluice_status_t check_ids(const sluice_move_list_t* list) {
 
 /* ---- chunks ---- */
 
-/* Cuts an item's spans of one kind. chunks: NULL to count. Returns how many. */
+/* Divides an item's spans of one kind into chunks. chunks: NULL only counts. Returns the number of chunks. */
 static int32_t cut(const sluice_move_list_t* list, int32_t index, int32_t when, uint64_t chunk_bytes,
                    sluice_move_chunk_t* chunks) {
   const sluice_migration_item_t* item = &list->items[index];

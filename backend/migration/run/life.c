@@ -53,7 +53,7 @@ void sluice_move_close(sluice_migration_t* m) {
   if (m == NULL) return;
   if (m->messages != NULL) {
     sluice_move_stop_stream(m);
-    /* Half a message may be out, so the others are told in the only way that is left. */
+    /* Half of a message may have been sent, so an abort is the only way to tell the other ranks. */
     if (m->phase != SLUICE_MIGRATION_ABORTED) sluice_messages_abort(m->messages);
     sluice_move_stop_access(m);
     sluice_move_close_endpoint(m, 0);

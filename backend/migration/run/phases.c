@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Events and rules: what a rank does next, by the table of the protocol alone. */
+/* Events and rules: the table of the protocol alone determines what a rank does next. */
 #include <stdio.h>
 #include <string.h>
 
@@ -31,7 +31,7 @@ static sluice_status_t act(sluice_migration_t* m, int32_t what) {
       return SLUICE_OK;
     case SLUICE_MOVE_DO_FORGET:
       sluice_move_stop_access(m);
-      if (m->refusal.status == SLUICE_OK) sluice_move_close_endpoint(m, 0); /* else the next move does */
+      if (m->refusal.status == SLUICE_OK) sluice_move_close_endpoint(m, 0); /* otherwise the next move closes it */
       return SLUICE_OK;
     default: return SLUICE_OK;
   }
@@ -46,32 +46,32 @@ static sluice_status_t apply(sluice_migration_t* m, int32_t event) {
   m->phase = rule->to;
   sluice_status_t status = SLUICE_OK;
   if (rule->say != SLUICE_MOVE_SAY_NOTHING) {
-    /* What has not begun to go out would only hold the word up. */
+    /* Chunks that have not begun to be sent would only delay the refusal. */
     if (rule->say == SLUICE_MOVE_SAY_REFUSE) sluice_move_cancel_unsent(m);
     status = sluice_move_broadcast_vote(m, rule->say);
   }
-  /* An end is an end, whether the others can be told of it or not. */
+  /* The end of a move takes effect whether or not the other ranks can be told. */
   if (status != SLUICE_OK && is_under_way(m)) return status;
   return act(m, rule->act);
 }
 
-/* ---- what has gone wrong ---- */
+/* ---- failures ---- */
 
-/* Words that came ahead of a loss say why it came. */
+/* Control messages that arrived before a loss say why it happened. */
 static void hear_the_rest(sluice_migration_t* m) {
   int32_t is_taken = 1;
-  sluice_status_t status = SLUICE_OK; /* that nothing more can be asked for ends nothing of what is there */
+  sluice_status_t status = SLUICE_OK; /* a failure to post more receives does not affect what has arrived */
   while (is_taken) status = sluice_move_hear(m, NULL, &is_taken);
   (void)status;
 }
 
-/* The move ends as a rule says; the status and its record are the reason. */
+/* Ends the move as a rule says; the status and its record are the reason. */
 static sluice_status_t fail(sluice_migration_t* m, sluice_status_t status) {
   sluice_error_info_t why;
   sluice_error_capture(&why);
   const int32_t phase = m->phase;
   hear_the_rest(m);
-  /* A rank that has no memory says so. Once it has begun to agree it cannot take that back. */
+  /* A rank without memory refuses. After it has begun to agree, it can no longer refuse. */
   if (sluice_is_out_of_memory(status) && phase < SLUICE_MIGRATION_AGREED) note_refusal(m, &why);
   const int is_refused = m->refusal.status != SLUICE_OK;
   if (is_refused) why = m->refusal;
@@ -98,7 +98,7 @@ static void clear(sluice_migration_t* m, uint64_t epoch) {
   sluice_allocator_reset_peak(&m->memory);
 }
 
-/* More than what is expected, and words, comes from nobody. */
+/* The bound on unexpected bytes: peers send only what is expected, and control messages. */
 static sluice_status_t connect(sluice_migration_t* m) {
   const sluice_messages_config_t config = {
       .fingerprint = m->target,
@@ -139,7 +139,7 @@ sluice_status_t sluice_move_begin(sluice_migration_t* m, uint64_t epoch, const s
                        (unsigned long long)m->target, sluice_migration_phase_name(m->phase),
                        is_under_way(m) ? "commit or abort" : "settle");
   }
-  /* All come here, so all have ended the move before. */
+  /* All ranks come here, so all have ended the previous move. */
   if (m->messages != NULL) sluice_move_close_endpoint(m, sluice_add_saturating(sluice_now_ns(), m->comm->timeout_ns));
   clear(m, epoch);
   sluice_status_t mine = sluice_move_list_make(m, items, num_items, &m->list);
@@ -153,7 +153,7 @@ sluice_status_t sluice_move_begin(sluice_migration_t* m, uint64_t epoch, const s
   if (mine != SLUICE_OK) sluice_move_list_free(&m->list);
   const sluice_status_t status = start(m, mine);
   if (status == SLUICE_OK) return SLUICE_OK;
-  if (m->messages == NULL) { /* nobody has it */
+  if (m->messages == NULL) { /* no rank has an endpoint */
     sluice_move_list_free(&m->list);
     return mine != SLUICE_OK ? sluice_error_adopt(&why) : status;
   }
@@ -227,7 +227,7 @@ static sluice_status_t refuse_own(sluice_migration_t* m, const char* refusal) {
                                                   (unsigned long long)m->target, m->comm->rank, refusal);
   sluice_error_info_t why;
   sluice_error_capture(&why);
-  memset(&m->refusal, 0, sizeof m->refusal); /* one's own counts here */
+  memset(&m->refusal, 0, sizeof m->refusal); /* only this rank's own refusal counts here */
   note_refusal(m, &why);
   (void)snprintf(m->refusal.message, sizeof m->refusal.message, "%s", refusal);
   (void)apply(m, SLUICE_MOVE_EVENT_REFUSED);
@@ -243,7 +243,7 @@ sluice_status_t sluice_move_commit(sluice_migration_t* m, const char* refusal) {
   const uint64_t start_ns = sluice_now_ns();
   sluice_move_stop_stream(m);
   count_hidden(m);
-  if (m->config.gives_way) sluice_messages_set_gives_way(m->messages, 0); /* training waits for it now */
+  if (m->config.gives_way) sluice_messages_set_gives_way(m->messages, 0); /* training waits for the move now */
   sluice_status_t status;
   if (refusal != NULL) {
     status = refuse_own(m, refusal);
@@ -274,7 +274,7 @@ sluice_status_t sluice_move_settle(sluice_migration_t* m, sluice_comm_t* comm, u
   }
   const int is_undecided = m->phase == SLUICE_MIGRATION_UNDECIDED;
   const uint64_t agreed = is_undecided ? m->target : m->epoch;
-  int64_t most[2] = {(int64_t)m->epoch, -(int64_t)agreed}; /* the least of what was agreed, as a maximum */
+  int64_t most[2] = {(int64_t)m->epoch, -(int64_t)agreed}; /* the minimum of what was agreed, as a maximum */
   if (comm != NULL && comm->world_size > 1)
     SLUICE_TRY(sluice_comm_all_reduce_i64(comm, most, 2, SLUICE_REDUCE_MAX, "the settling of a migration"));
   const uint64_t settled = sluice_move_settled_epoch((uint64_t)most[0], (uint64_t)-most[1]);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The executor of the protocol (backend/migration/protocol.h): a rank's moves, over an endpoint of messages that lives
- * as long as a move. The public header sluice/migration.h has the contract of each call. */
+/* The executor of the protocol (backend/migration/protocol.h): a rank's moves, over an endpoint of messages that exists
+ * only during a move. The public header sluice/migration.h documents each call. */
 #ifndef SLUICE_BACKEND_MIGRATION_RUN_RUN_H_
 #define SLUICE_BACKEND_MIGRATION_RUN_RUN_H_
 
 #include "backend/base/status.h"
 #include "sluice/migration.h"
 
-/* config: read and complete. Errors: INVALID_ARGUMENT, NO_MEMORY. */
+/* config: validated, with defaults filled in. Errors: INVALID_ARGUMENT, NO_MEMORY. */
 sluice_status_t sluice_move_open(sluice_comm_t* comm, const sluice_migration_config_t* config,
                                  sluice_migration_t** out_migration);
 void sluice_move_close(sluice_migration_t* migration); /* accepts NULL */

@@ -29,7 +29,8 @@ static sluice_status_t post(sluice_migration_t* m, int32_t index) {
   return SLUICE_OK;
 }
 
-/* The next that may go; -1: none now. Messages of one peer and tag go in the order of the list, as it receives them. */
+/* Returns the next chunk that may be sent; -1: none now. Messages of one peer and tag are sent in the order of the
+ * list, in which they are received. */
 static int32_t find_next(sluice_migration_t* m) {
   for (; m->next_chunk < m->list.num_still; ++m->next_chunk) {
     const sluice_move_chunk_t* chunk = &m->list.chunks[m->next_chunk];
@@ -52,14 +53,14 @@ static sluice_status_t post_all(sluice_migration_t* m) {
   return status;
 }
 
-/* ---- beside training ---- */
+/* ---- during training ---- */
 
-/* Ends early where the endpoint has failed: commit sees why. The lists are this thread's and that of let_go_out until
- * it has ended. */
+/* Ends early if the endpoint has failed, which commit reports. The lists are used only by this thread and let_go_out
+ * until it has ended. */
 static void* stream(void* data) {
   sluice_migration_t* m = data;
   const double ns_per_byte = 1e9 / (double)m->config.bytes_per_second;
-  uint64_t free_ns = sluice_now_ns(); /* what has been sent has had its time by then */
+  uint64_t free_ns = sluice_now_ns(); /* the time by which earlier sends have used up the rate */
   sluice_threads_forgo();
   pthread_mutex_lock(&m->mutex);
   while (!m->is_stopped) {
@@ -75,7 +76,7 @@ static void* stream(void* data) {
       continue;
     }
     if (post(m, next) != SLUICE_OK) break;
-    free_ns = due_ns + took_ns < now_ns ? now_ns : due_ns; /* a pause is not made up for */
+    free_ns = due_ns + took_ns < now_ns ? now_ns : due_ns; /* time lost in a pause is not caught up */
   }
   pthread_mutex_unlock(&m->mutex);
   return NULL;
@@ -98,7 +99,7 @@ void sluice_move_stop_access_out(sluice_migration_t* m, int32_t item) {
   if (m->has_thread) {
     pthread_cond_signal(&m->changed);
   } else {
-    (void)post_all(m); /* an endpoint that has failed: commit says why */
+    (void)post_all(m); /* after a failure of the endpoint, which commit reports */
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What ranks of a migration send each other, as bytes. One build on all ranks: structs travel as they are. Private to
- * backend/migration/run. */
+/* The messages between ranks of a migration, as bytes. All ranks have the same build, so structs are sent as they are.
+ * Private to backend/migration/run. */
 #ifndef SLUICE_BACKEND_MIGRATION_RUN_WIRE_H_
 #define SLUICE_BACKEND_MIGRATION_RUN_WIRE_H_
 
@@ -8,7 +8,7 @@
 
 #define SLUICE_MOVE_MAGIC 0x4d564c53u /* "SLVM" */
 
-/* Ahead of a chunk's bytes. */
+/* Precedes a chunk's bytes. */
 typedef struct sluice_move_chunk_head_s {
   uint32_t magic;
   uint32_t reserved;
@@ -17,15 +17,15 @@ typedef struct sluice_move_chunk_head_s {
   uint64_t bytes;
 } sluice_move_chunk_head_t;
 
-enum { SLUICE_MOVE_WORD_ANNOUNCE = 16 }; /* beside SLUICE_MOVE_SAY_* */
+enum { SLUICE_MOVE_WORD_ANNOUNCE = 16 }; /* in addition to SLUICE_MOVE_SAY_* */
 
-/* A word, without bytes behind it. */
+/* A control message, without payload. */
 typedef struct sluice_move_word_s {
   uint32_t magic;
   int32_t kind; /* SLUICE_MOVE_SAY_READY, _AGREE, _REFUSE; SLUICE_MOVE_WORD_ANNOUNCE */
   uint64_t epoch;
-  uint64_t leaves, arrives; /* of an announcement: hashes of what goes to the receiver, and comes from it */
-  int32_t status, rank;     /* of a refusal */
+  uint64_t leaves, arrives; /* in an announcement: hashes of what is sent to the receiver, and expected from it */
+  int32_t status, rank;     /* in a refusal */
   char reason[512];
 } sluice_move_word_t;
 
@@ -33,7 +33,7 @@ typedef struct sluice_move_word_s {
 #define SLUICE_MOVE_WORD_TAG UINT64_MAX
 static inline uint64_t sluice_move_chunk_tag(int32_t when) { return (uint64_t)when; }
 
-/* The owner's word of a request. */
+/* The user word of a request. */
 #define SLUICE_MOVE_IS_CHUNK (UINT64_C(1) << 32)
 static inline uint64_t sluice_move_word_of_chunk(int32_t index) { return SLUICE_MOVE_IS_CHUNK | (uint64_t)index; }
 

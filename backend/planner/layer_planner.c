@@ -7,7 +7,7 @@
 #include "backend/model/pass_sizes.h"
 #include "backend/schedule/template/template.h"
 
-/* Profiles describe clusters whose devices have their own memory, where chunks are cut out of tokens. */
+/* Profiles describe clusters whose devices have their own memory, with chunks divided by tokens. */
 static sluice_workload_t workload_of(const sluice_machine_t* machine, const sluice_planner_workload_t* w) {
   return (sluice_workload_t){
       .model_width = w->model_width,
@@ -106,7 +106,7 @@ static sluice_status_t plan_bytes(const sluice_machine_t* machine, const sluice_
   return status;
 }
 
-/* The total where no rank receives more than `rows`, in as many chunks as run then. */
+/* Returns the total if no rank receives more than `rows`, in as many chunks as then run. */
 static sluice_status_t usual_bytes(const sluice_machine_t* machine, const sluice_planner_workload_t* w,
                                    const sluice_planner_asked_t* asked, const sluice_plan_data_t* plan, double rows,
                                    int32_t run_chunks, uint64_t* out_bytes) {
@@ -131,7 +131,7 @@ typedef struct scene_s {
   sluice_choice_t choice;
 } scene_t;
 
-/* Under a budget a rank that receives more than its share makes more chunks, on all ranks. plan: borrowed with it. */
+/* Under a budget, a rank that receives more than its share makes all ranks use more chunks. plan: borrowed with it. */
 static sluice_choice_t choice_of(const sluice_workload_t* w, const sluice_plan_data_t* plan, int32_t grouped) {
   int bounded = plan->inputs.budget != 0 || plan->inputs.host_budget != 0;
   const sluice_choice_t whole = {.num_chunks = 1};
@@ -248,7 +248,7 @@ static void add_candidate(void* user, const sluice_plan_data_t* plan, int32_t fi
     c->verdict = over > 0 ? SLUICE_PLANNER_OVER_BUDGET : SLUICE_PLANNER_OVER_HOST_BUDGET;
     c->bytes_over = over > 0 ? over : bytes_over(plan->bytes.host_pool, plan->inputs.host_budget);
   } else if (all->best < 0 || seconds_of(c) < seconds_of(&all->list[all->best])) {
-    all->best = all->count; /* candidates are ordered by n: of equal ones the first has the fewest chunks */
+    all->best = all->count; /* candidates are ordered by n: among equal ones the first has the fewest chunks */
   }
   ++all->count;
 }
@@ -278,7 +278,7 @@ sluice_status_t sluice_planner_choose_layer(const sluice_machine_t* machine, con
   sluice_ring_memo_t rings = {0};
   const sluice_plan_problem_t problem = sluice_planner_problem(machine, w, wanted, &rings);
   sluice_plan_inputs_t inputs = plan_inputs(&problem, w, wanted);
-  sluice_plan_data_t ignored; /* the plan's own choice, made with default rates */
+  sluice_plan_data_t ignored; /* the plan's own choice, which uses default rates */
   sluice_status_t status = sluice_plan_make(&problem, &inputs, NULL, add_candidate, all, &ignored);
   if (w->may_keep_part && (status == SLUICE_OK || status == SLUICE_E_OVER_BUDGET)) {
     inputs.may_keep_part = 1;
@@ -289,7 +289,7 @@ sluice_status_t sluice_planner_choose_layer(const sluice_machine_t* machine, con
   return all->status != SLUICE_OK ? all->status : status;
 }
 
-/* ---- all of them ---- */
+/* ---- all candidates ---- */
 
 typedef struct showing_s {
   const sluice_machine_t* machine;

@@ -21,7 +21,7 @@ typedef struct sluice_planner_asked_s {
 /* The plan problem of a workload on one of the machine's ranks, on a CPU whose GEMMs borrow memory. rings: borrowed. */
 sluice_plan_problem_t sluice_planner_problem(const sluice_machine_t* machine, const sluice_planner_workload_t* workload,
                                              const sluice_planner_asked_t* asked, sluice_ring_memo_t* rings);
-/* Memory that the handles of a rank take before any plan: a context on a CPU, and this layer. */
+/* Returns the bytes that the handles of a rank need before any plan: a context on a CPU, and this layer. */
 uint64_t sluice_planner_base_bytes(const sluice_shape_t* shape);
 
 /* Bytes and seconds of one choice. out: without its struct_size. entries: [capacity], may be NULL with 0. Errors: those
@@ -35,7 +35,7 @@ typedef struct sluice_planner_candidates_s {
   const sluice_machine_t* machine;
   sluice_workload_t work;
   int32_t count;
-  int32_t best; /* index, -1: none fits */
+  int32_t best; /* index; -1: none fits */
   sluice_status_t status;
   sluice_planner_candidate_t list[SLUICE_PLANNER_MOST_CANDIDATES];
 } sluice_planner_candidates_t;

@@ -15,8 +15,8 @@
 
 /* The policies that options may use. */
 typedef struct sluice_moe_allowed_s {
-  int32_t recompute; /* policies that send again or recompute */
-  int32_t offload;   /* policies that copy */
+  int32_t recompute; /* policies that re-dispatch or recompute */
+  int32_t offload;   /* policies that offload */
 } sluice_moe_allowed_t;
 
 typedef struct sluice_moe_options_s {

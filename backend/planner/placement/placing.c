@@ -35,7 +35,7 @@ void sluice_placing_set(sluice_placing_t* placing, const int32_t* rank) {
   placing->bytes = 0;
   for (int32_t e = 0; e < p->num_experts; ++e) {
     const int32_t r = placing->rank[e];
-    const int32_t at = p->first[r] + (int32_t)placing->load[r]++; /* the number of members so far */
+    const int32_t at = p->first[r] + (int32_t)placing->load[r]++; /* load counts the members so far */
     placing->members[at] = e, placing->at[e] = at;
     if (r != p->home[e]) placing->bytes += p->bytes[e];
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A placement while it is changed: the rank of each expert, the load of each rank, and the score. */
+/* A placement during planning: the rank of each expert, the load of each rank, and the score. */
 #ifndef SLUICE_BACKEND_PLANNER_PLACEMENT_PLACING_H_
 #define SLUICE_BACKEND_PLANNER_PLACEMENT_PLACING_H_
 
@@ -46,12 +46,12 @@ void sluice_placing_deinit(sluice_placing_t* placing, sluice_allocator_t* alloca
 void sluice_placing_set(sluice_placing_t* placing, const int32_t* rank);
 void sluice_placing_swap(sluice_placing_t* placing, int32_t a, int32_t b);
 
-/* The lowest of the ranks with the highest load. */
+/* Returns the rank with the highest load; the lowest of several. */
 int32_t sluice_placing_fullest(const sluice_placing_t* placing);
 sluice_placing_score_t sluice_placing_score(const sluice_placing_t* placing);
 int sluice_placing_is_better(sluice_placing_score_t a, sluice_placing_score_t b);
 
-/* Bytes away from home after expert e moved from one rank to another, minus those before. */
+/* Returns the change in bytes away from home if expert e moves from one rank to another. */
 static inline int64_t sluice_placing_cost(const sluice_placing_problem_t* p, int32_t e, int32_t from, int32_t to) {
   const int64_t bytes = (int64_t)p->bytes[e];
   return (to == p->home[e] ? 0 : bytes) - (from == p->home[e] ? 0 : bytes);

@@ -24,7 +24,7 @@ typedef struct desk_s {
   uint64_t num_bytes; /* size of the block that begins at `bytes` */
 } desk_t;
 
-/* ---- the desk ---- */
+/* ---- working memory ---- */
 
 /* Merge sort, stable: by load, heaviest first, then by number. */
 static void sort_by_load(const uint64_t* loads, int32_t* order, int32_t* scratch, int32_t count) {

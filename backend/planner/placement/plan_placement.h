@@ -3,9 +3,9 @@
  * errors.
  *
  * Swaps reduce the load of the fullest rank, starting from the current placement (swaps.h). If that misses the target,
- * a second candidate starts from nothing: experts, heaviest first, go to the least loaded rank with a free place; swaps
+ * a second candidate starts from scratch: experts, heaviest first, go to the least loaded rank with a free place; swaps
  * level it; its groups are assigned to ranks so that the fewest bytes move (relabel.h). Experts that need not have
- * moved return. Up to 12 experts, an exhaustive search finds the optimum (exact.h). */
+ * moved return to their home rank. Up to 12 experts, an exhaustive search finds the optimum (exact.h). */
 #ifndef SLUICE_BACKEND_PLANNER_PLACEMENT_PLAN_PLACEMENT_H_
 #define SLUICE_BACKEND_PLANNER_PLACEMENT_PLAN_PLACEMENT_H_
 

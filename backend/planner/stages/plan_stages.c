@@ -27,7 +27,7 @@ typedef struct planning_s {
   sluice_partition_t part;
   sluice_partition_t scratch;
   sluice_stages_plan_t* plan;
-  int32_t is_given; /* the partition is the caller's */
+  int32_t is_given; /* the caller gives the partition */
 } planning_t;
 
 static double short_bytes(const planning_t* p) {
@@ -77,7 +77,7 @@ static sluice_status_t plan_by_method(planning_t* p) {
   }
 }
 
-/* ---- the answer ---- */
+/* ---- the result ---- */
 
 static void choose_settled(planning_t* p) {
   sluice_stages_plan_t* plan = p->plan;
@@ -117,7 +117,7 @@ static sluice_status_t make_plan(planning_t* p) {
   return short_bytes(p) > 0 ? refuse(p) : SLUICE_OK;
 }
 
-/* ---- stages that are given ---- */
+/* ---- given stages ---- */
 
 static sluice_status_t check_given(const sluice_stages_tables_t* t, const sluice_stages_plan_t* plan) {
   const sluice_stages_choice_t* choices = plan->choices;

@@ -87,7 +87,7 @@ void sluice_stages_local_set_run(sluice_stages_local_t* local, int32_t stage, in
   sluice_stages_local_set(local, local->order, end - first, stage, local->tables->cut[first], local->tables->cut[end]);
 }
 
-/* ---- what a choice comes to ---- */
+/* ---- the cost of a choice ---- */
 
 sluice_stages_local_sum_t sluice_stages_local_sum(const sluice_stages_local_t* local, const int32_t* pick) {
   sluice_stages_local_sum_t sum = {.bytes = local->fixed_bytes};

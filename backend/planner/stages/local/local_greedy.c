@@ -9,7 +9,7 @@
 /* Exchanges of two are not tried with more layers: single changes leave little to gain there. */
 enum { MOST_LAYERS_TO_EXCHANGE = 40 };
 
-/* ---- what changes come to, in constant time ---- */
+/* ---- the cost of changes, in constant time ---- */
 
 /* The three largest values of a term, which give the largest without any two layers. */
 typedef struct largest_s {
@@ -75,7 +75,7 @@ static sluice_stages_local_sum_t sum_with(const state_t* s, int32_t a, int32_t b
   return sum;
 }
 
-/* ---- down from the fastest ---- */
+/* ---- saving bytes, from the fastest choice ---- */
 
 /* Value of a change: those that cost no time come first, by bytes; then by bytes per second. */
 typedef struct worth_s {
@@ -174,7 +174,7 @@ void sluice_stages_local_polish(sluice_stages_local_t* local) {
   polish(&state);
 }
 
-/* ---- all of it ---- */
+/* ---- the whole algorithm ---- */
 
 /* No choice computes less than the fastest one, or copies less than nothing. */
 static int is_fastest(const sluice_stages_local_t* local) {

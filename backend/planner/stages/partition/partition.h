@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A partition while it is changed: the stage of each layer, and the cost of each stage with its best options. */
+/* A partition during planning: the stage of each layer, and the cost of each stage with its best options. */
 #ifndef SLUICE_BACKEND_PLANNER_STAGES_PARTITION_PARTITION_H_
 #define SLUICE_BACKEND_PLANNER_STAGES_PARTITION_PARTITION_H_
 

@@ -6,7 +6,7 @@
 #include "backend/base/math.h"
 
 /* The number of layers tried as the first to leave a stage, of layers that leave together, and of layers pushed on:
- * what lies further takes several rounds. */
+ * more distant moves take several rounds. */
 enum { MOST_CANDIDATES = 12, MOST_TOGETHER = 3, MOST_PUSHES = 16 };
 
 typedef struct refinement_s {

@@ -15,20 +15,20 @@
 typedef struct sluice_stages_layer_s {
   const sluice_stages_option_t* options; /* [num_options] */
   uint64_t parameter_bytes;              /* one version of the weights */
-  uint64_t state_bytes;                  /* gradients, master weights, moments: counted once, whatever is outstanding */
-  uint64_t output_bytes;                 /* what its readers get; the gradient has the same size */
-  int32_t num_options;                   /* >= 1 */
-  int32_t reserved;                      /* 0 */
+  uint64_t state_bytes; /* gradients, master weights, moments: counted once, independent of outstanding micro-batches */
+  uint64_t output_bytes; /* read by its readers; the gradient has the same size */
+  int32_t num_options;   /* >= 1 */
+  int32_t reserved;      /* 0 */
 } sluice_stages_layer_t;
 
 /* Fields of the same name are those of sluice_planner_problem_t. */
 typedef struct sluice_stages_problem_s {
   const sluice_stages_layer_t* layers; /* [num_layers] in execution order */
-  const sluice_stages_edge_t* edges;   /* [num_edges]; none: a chain, each layer reads the one before it */
+  const sluice_stages_edge_t* edges;   /* [num_edges]; none: a chain, in which each layer reads the one before it */
   const sluice_stages_link_t* links;   /* [num_stages - 1]; NULL: messages take no time */
   const uint64_t* budget_bytes;        /* [num_stages] of device memory; NULL: no limits. 0: none for that stage */
   const int32_t* in_flight;            /* [num_stages] outstanding micro-batches instead of the schedule's, or NULL */
-  uint64_t base_bytes;                 /* on each stage, whatever layers run there */
+  uint64_t base_bytes;                 /* on each stage, independent of its layers */
   double copy_bytes_per_second;        /* between device and host memory; 0: nothing can be copied */
   int32_t num_layers;                  /* >= num_stages: no stage stays empty */
   int32_t num_edges;

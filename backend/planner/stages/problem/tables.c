@@ -156,7 +156,7 @@ static sluice_status_t fill_graph(sluice_stages_tables_t* t) {
   return SLUICE_OK;
 }
 
-/* ---- all of it ---- */
+/* ---- the whole table ---- */
 
 static int take_all(sluice_stages_tables_t* t) {
   const sluice_stages_problem_t* p = t->problem;

@@ -56,7 +56,7 @@ static inline double sluice_stages_run_fastest(const sluice_stages_tables_t* t, 
   return t->fastest[end] - t->fastest[first];
 }
 
-/* Bytes of a stage with these layers whatever is chosen, without messages. */
+/* Returns the bytes of a stage with these layers that do not depend on options, without messages. */
 static inline uint64_t sluice_stages_run_fixed_bytes(const sluice_stages_tables_t* t, int32_t stage, int32_t first,
                                                      int32_t end) {
   return t->problem->base_bytes + (uint64_t)t->versions[stage] * (t->parameters[end] - t->parameters[first]) +

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The schedule as data.
  *
- * A *template* is count-free: for (direction, n, restore policy per tensor and chunk, weight-gradient mode, ...) it
- * lists the ops of one pass in program order. Each op has a lane, a chunk, and the slots it reads and writes; its waits
- * for other lanes are derived from those accesses, never written by hand. A template is built once and cached;
- * backend/moe binds everything that depends on counts (addresses, rows, boundaries) per call.
+ * A *template* does not depend on counts: for (direction, n, restore policy per tensor and chunk, weight-gradient mode,
+ * ...) it lists the ops of one pass in program order. Each op has a lane, a chunk, and the slots it reads and writes;
+ * its waits for other lanes are derived from those accesses, never written by hand. A template is built once and
+ * cached; backend/moe binds everything that depends on counts (addresses, rows, boundaries) in each call.
  *
  * Program order is one legal sequential order of the pass. Lane order is program order restricted to the lane, and is
- * the same on all ranks, so that all ranks issue communication in the same order; empty chunks keep their ops.
- */
+ * the same on all ranks, so that all ranks issue communication in the same order; empty chunks keep their ops. */
 #ifndef SLUICE_BACKEND_SCHEDULE_SCHEDULE_H_
 #define SLUICE_BACKEND_SCHEDULE_SCHEDULE_H_
 
@@ -28,7 +27,7 @@ typedef enum sluice_op_kind_e {
   SLUICE_OP_GEMM2,           /* activated rows -> T_DO (+ bias) */
   SLUICE_OP_EXPERT,          /* the host's own expert: T_DI -> T_DO */
   SLUICE_OP_COMBINE,         /* R: gather T_DO by source rank, exchange */
-  SLUICE_OP_REDUCE,          /* weighted sum of the returned rows -> output tokens; chunk -1: of all chunks */
+  SLUICE_OP_REDUCE,          /* weighted sum of the returned rows -> output tokens; chunk -1: for all chunks */
   SLUICE_OP_DISPATCH_GRAD,   /* S': gather output gradients and route weights, exchange */
   SLUICE_OP_UNPACK_GRAD,     /* -> dT_DO and row weights, by local expert */
   SLUICE_OP_GEMM2_GRAD,      /* dT_DO W2 -> gradient of the activated rows */
@@ -42,11 +41,11 @@ typedef enum sluice_op_kind_e {
   SLUICE_OP_COPY_IN,     /* backward: a host buffer -> T_DI or T_M */
   SLUICE_OP_REDISPATCH,  /* backward: gather the forward's rows again, exchange; then UNPACK */
   SLUICE_OP_RECOMPUTE,   /* backward: T_DI -> T_M again, biases included */
-  /* Two levels: the ops above work between nodes, these within one (two_levels.h). */
+  /* With two levels, the ops above work between nodes and these within a node (two_levels.h). */
   SLUICE_OP_NODE_DISPATCH,      /* rows from other nodes, and own ones, to the ranks of this node */
   SLUICE_OP_NODE_COMBINE,       /* sum T_DO by token, exchange with the ranks of this node */
-  SLUICE_OP_NODE_DISPATCH_GRAD, /* as NODE_DISPATCH, of output gradients */
-  SLUICE_OP_NODE_COMBINE_GRAD,  /* as NODE_COMBINE, of dT_DI */
+  SLUICE_OP_NODE_DISPATCH_GRAD, /* as NODE_DISPATCH, for output gradients */
+  SLUICE_OP_NODE_COMBINE_GRAD,  /* as NODE_COMBINE, for dT_DI */
   SLUICE_OP_COUNT
 } sluice_op_kind_t;
 
@@ -58,12 +57,12 @@ typedef struct sluice_slot_ref_s {
 
 #define SLUICE_OP_MAX_ACCESSES 8
 
-/* A group: two adjacent exchanges, of which the first only packs and posts its rows. Both are then in flight, so that
+/* A group is two adjacent exchanges, of which the first only packs and posts its rows. Both are then in flight, so that
  * both directions of a link are in use, and both have ended when the second has. */
 enum { SLUICE_GROUP_NONE = 0, SLUICE_GROUP_OPENS = 1, SLUICE_GROUP_CLOSES = 2 };
 
 typedef struct sluice_op_s {
-  /* Fields that the walk reads are together, since after a GEMM they are no longer in the caches. */
+  /* Fields that the executor reads are adjacent, because a GEMM evicts them from the caches. */
   int16_t kind;      /* sluice_op_kind_t */
   uint8_t lane;      /* SLUICE_LANE_* */
   uint8_t group;     /* SLUICE_GROUP_*, of an exchange */
@@ -71,7 +70,7 @@ typedef struct sluice_op_s {
   int32_t first_dep; /* into template->deps */
   int32_t num_deps;
   int32_t first_of_run; /* the first op of its run, see sluice_ends_run */
-  /* Fields that proofs read. */
+  /* Fields that only proofs read. */
   int32_t num_reads;
   int32_t num_writes;
   sluice_slot_ref_t reads[SLUICE_OP_MAX_ACCESSES]; /* slot -1: every slot of the tensor */
@@ -104,23 +103,24 @@ typedef struct sluice_template_spec_s {
                       slots do not grow with n */
   int32_t shares_act; /* with T_M of some chunk offloaded: T_ACT and dT_ACT alternate in T_M's two slots, for fewer
                          bytes and less overlap of copies */
-  int32_t dedup; /* SLUICE_DEDUPLICATE_*: a token's row is sent once to each rank, or once to each node and within it to
-                    its ranks; one sum returns. Not with single_rank, only */
-  int16_t chunks_by_experts; /* chunks are cut out of rows by expert: a token's rows may be in several, and one op sums
-                                all */
-  int16_t grouped;  /* the rows of a chunk return while those of a later one leave, as one group; not with single_rank,
-                       only, two levels. With SLUICE_GROUPED_CHUNKS or fewer there is no such pair */
-  int32_t low_rank; /* GEMMs of experts have low-rank terms, which take T_LOW; not with callback */
-  uint8_t restore_input[SLUICE_MAX_CHUNKS];          /* SLUICE_RESTORE_* by chunk, the same on all ranks; 0 from n on */
+  int32_t dedup; /* SLUICE_DEDUPLICATE_*: a token's row is sent once to each rank, or once to each node and from there
+                    to its ranks; one sum returns. Not with single_rank or only */
+  int16_t
+      chunks_by_experts; /* chunks are cut by experts: a token's rows may be in several chunks, and one op sums all */
+  int16_t grouped;       /* the rows of a chunk return while those of a later chunk are sent, as one group; not with
+                            single_rank, only, two levels. With SLUICE_GROUPED_CHUNKS or fewer there is no such pair */
+  int32_t low_rank;      /* GEMMs of experts have low-rank terms, which need T_LOW; not with callback */
+  uint8_t restore_input[SLUICE_MAX_CHUNKS]; /* SLUICE_RESTORE_* by chunk, the same on all ranks; 0 from index n on */
   uint8_t restore_pre_activation[SLUICE_MAX_CHUNKS]; /* may differ between ranks */
 } sluice_template_spec_t;
 
-/* Whether rows are sent once to each node, and within it once to each rank. */
+/* Returns whether rows are sent once to each node, and within it once to each rank. */
 static inline int sluice_has_two_levels(const sluice_template_spec_t* spec) {
   return spec->dedup == SLUICE_DEDUPLICATE_NODES;
 }
 
-/* Whether T_M of some chunk is offloaded: otherwise shares_act is meaningless, and is 0 in the templates of layers. */
+/* Returns whether T_M of some chunk is offloaded. Otherwise shares_act has no effect, and is 0 in the templates of
+ * layers. */
 static inline int sluice_spec_offloads_m(const sluice_template_spec_t* spec) {
   const int has_policies = spec->keep || spec->direction == SLUICE_BACKWARD;
   for (int32_t i = 0; i < spec->num_chunks && has_policies && !spec->callback; ++i) {
@@ -129,15 +129,15 @@ static inline int sluice_spec_offloads_m(const sluice_template_spec_t* spec) {
   return 0;
 }
 
-/* The tensor that the policies of T_M apply to. */
+/* Returns the tensor that the policies of T_M apply to. */
 static inline int32_t sluice_pre_activation_of(const sluice_template_spec_t* spec) {
   return spec->callback ? SLUICE_T_DO : SLUICE_T_M;
 }
 
 typedef struct sluice_template_s {
   sluice_template_spec_t spec;
-  uint64_t hash;      /* of everything */
-  uint64_t comm_hash; /* of the communication lane only: the part that must agree between ranks */
+  uint64_t hash;      /* of the whole template */
+  uint64_t comm_hash; /* of the communication lane: the part that must be equal on all ranks */
   int32_t num_ops;
   int32_t num_deps;
   int32_t ring[SLUICE_T_COUNT]; /* slots per tensor; 0: the tensor is not used */
@@ -153,19 +153,20 @@ static inline int sluice_ends_run(const sluice_template_t* t, int32_t index) {
   return index + 1 == t->num_ops || t->ops[index + 1].first_of_run == index + 1;
 }
 
-/* The op whose end is the end of op `index`: itself, or the one that closes its group. */
+/* Returns the op whose end is the end of op `index`: itself, or the op that closes its group. */
 static inline int32_t sluice_op_end(const sluice_op_t* ops, int32_t index) {
   return index + (ops[index].group == SLUICE_GROUP_OPENS);
 }
 
-/* The slot of the chunk's rows of `tensor`. */
+/* Returns the slot of the chunk's rows of `tensor`. */
 static inline sluice_slot_ref_t sluice_template_home(const sluice_template_t* t, int32_t tensor, int32_t chunk) {
   return t->homes[(int64_t)tensor * t->spec.num_chunks + chunk];
 }
 
 const char* sluice_op_name(int32_t kind);
 const char* sluice_tensor_kind_name(int32_t tensor);
-/* Whether the op exchanges with other ranks (it runs even when computation failed, so that the group stays in step). */
+/* Returns whether the op exchanges with other ranks (it runs even after computation has failed, so that ranks stay in
+ * step). */
 int sluice_op_is_exchange(int32_t kind);
 
 #endif /* SLUICE_BACKEND_SCHEDULE_SCHEDULE_H_ */

@@ -5,12 +5,12 @@
 
 #include "backend/schedule/schedule.h"
 
-/* How long its rows are needed. A slot whose rows no pass needs again is free after the last op of its use, which
- * releases it; debug runs then fill it with NaN (backend/moe/pass/slot_poisoner.c). Bits. */
+/* How long the rows of a tensor are needed, as bits. A slot whose rows no pass needs again is free after the last op of
+ * its use, which releases it; debug runs then fill it with NaN (backend/moe/pass/slot_poisoner.c). */
 enum {
-  SLUICE_LIVES_FOR_USE = 1,   /* no longer than the ops of its use */
+  SLUICE_LIVES_FOR_USE = 1,   /* until the last op of its use */
   SLUICE_LIVES_FOR_SPLIT = 2, /* longer in passes that the host calls by parts: a later part reads it */
-  SLUICE_LIVES_FOR_WGRAD = 4, /* longer if wgrad is a separate pass: the step has the rows */
+  SLUICE_LIVES_FOR_WGRAD = 4, /* longer if wgrad is a separate pass: the step keeps the rows */
   SLUICE_LIVES_FOR_EVER = 8   /* always: it is the result of the pass, or its input */
 };
 

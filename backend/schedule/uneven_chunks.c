@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/schedule/uneven_chunks.h"
 
-/* In units of half a chunk: 1 for each end, 2 for each other. */
+/* Returns the chunks before `chunk` in units of half a chunk: 1 for each end, 2 for each other. */
 static int32_t halves_before(int32_t chunk, int32_t num_chunks) {
   if (chunk == 0) return 0;
   return chunk == num_chunks ? 2 * num_chunks - 2 : 2 * chunk - 1;

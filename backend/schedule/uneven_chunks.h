@@ -11,10 +11,10 @@
 
 #include <stdint.h>
 
-/* The first row of chunk `chunk` of n, 0 <= chunk <= n, in [0, rows]; n >= 1. */
+/* Returns the first row of chunk `chunk` of n, 0 <= chunk <= n, in [0, rows]; n >= 1. */
 int64_t sluice_uneven_chunk_start(int64_t rows, int32_t chunk, int32_t num_chunks);
 
-/* The share of all rows in chunk `chunk`: n of them sum to 1. */
+/* Returns the share of all rows in chunk `chunk`: the n shares sum to 1. */
 double sluice_uneven_chunk_share(int32_t chunk, int32_t num_chunks);
 
 #endif /* SLUICE_BACKEND_SCHEDULE_UNEVEN_CHUNKS_H_ */

@@ -15,7 +15,7 @@ typedef struct slot_state_s {
   int32_t writer;       /* op, or NOBODY */
   int32_t chunk;        /* chunk whose rows it holds; NO_CHUNK: nothing, or the pass's input if is_input */
   int32_t tensor;       /* tensor of its rows, since tensors share slots; NO_TENSOR: no op may read them */
-  int32_t first_reader; /* since that write: a list in `reads` */
+  int32_t first_reader; /* since that write; head of a list in `reads` */
 } slot_state_t;
 
 typedef struct reader_s {
@@ -45,7 +45,7 @@ static int ref_is_valid(const sluice_template_t* t, sluice_slot_ref_t ref) {
   return ref.tensor >= 0 && ref.tensor < SLUICE_T_COUNT && ref.slot >= -1 && ref.slot < t->ring[ref.tensor];
 }
 
-/* Two adjacent exchanges, on one lane. */
+/* Checks that a group is two adjacent exchanges on one lane. */
 static int group_is_valid(const sluice_template_t* t, int32_t index) {
   const sluice_op_t* op = &t->ops[index];
   if (op->group == SLUICE_GROUP_NONE) return 1;
@@ -82,7 +82,7 @@ static int declares(const sluice_slot_ref_t* refs, int32_t count, sluice_slot_re
   return 0;
 }
 
-/* The op's accesses include `tensor` at the home of its chunk, or of every chunk. */
+/* Returns whether the op's accesses include `tensor` at the home of its chunk, or of every chunk. */
 static int declares_tensor(const sluice_template_t* t, const sluice_op_t* op, int32_t tensor, int writes) {
   const sluice_slot_ref_t* refs = writes ? op->writes : op->reads;
   int32_t count = writes ? op->num_writes : op->num_reads;
@@ -93,13 +93,13 @@ static int declares_tensor(const sluice_template_t* t, const sluice_op_t* op, in
   return 1;
 }
 
-/* The tensor whose rows a copy moves between the device and a host buffer. */
+/* Returns the tensor whose rows a copy moves between the device and a host buffer. */
 static int32_t copied_tensor(const sluice_template_t* t, const sluice_op_t* op) {
   const int32_t host = op->kind == SLUICE_OP_COPY_OUT ? op->writes[0].tensor : op->reads[0].tensor;
   return host == SLUICE_T_HOST_DI ? SLUICE_T_DI : sluice_pre_activation_of(&t->spec);
 }
 
-/* A copy moves one tensor of an offloaded chunk between its home and its host buffer. */
+/* Checks that a copy moves one tensor of an offloaded chunk between its home and its host buffer. */
 static int copy_is_valid(const sluice_template_t* t, const sluice_op_t* op) {
   int out = op->kind == SLUICE_OP_COPY_OUT;
   int32_t pre_activation = sluice_pre_activation_of(&t->spec);
@@ -111,7 +111,8 @@ static int copy_is_valid(const sluice_template_t* t, const sluice_op_t* op) {
   return moves_di || moves_m;
 }
 
-/* An op of all chunks writes T_LOW of each and reads it again before it ends: no two of them share a slot. */
+/* Checks that the chunks of an op of all chunks have separate slots of T_LOW, since the op writes T_LOW of each and
+ * reads it again before it ends. */
 static int check_low_rank(checker_t* c, int32_t index) {
   const sluice_op_t* op = &c->t->ops[index];
   if (op->chunk >= 0) return 1;
@@ -165,8 +166,8 @@ static int is_before(const checker_t* c, int32_t earlier, int32_t later) {
 
 /* ---- slots ---- */
 
-/* What a pass may read without having written it: rows that forward left for backward, and results of parts that were
- * called before this one. */
+/* Returns whether a pass may read the tensor without having written it: rows that forward left for backward, and
+ * results of parts that were called before this one. */
 static int is_input(const sluice_template_spec_t* spec, int32_t tensor) {
   int kept = tensor == SLUICE_T_KEPT_DI || tensor == SLUICE_T_KEPT_M;
   int lacks_dispatch = spec->only != 0 && !(spec->only & SLUICE_PART_DISPATCH);
@@ -221,8 +222,8 @@ static int for_slots(checker_t* c, int32_t index, sluice_slot_ref_t ref,
   return 1;
 }
 
-/* Rows that came with the pass: a kept or offloaded slot belongs to the chunk of its number, any other to the only
- * chunk with that home. */
+/* Returns whether rows that existed before the pass belong to `chunk`: a kept or offloaded slot belongs to the chunk
+ * with its number, any other slot to the only chunk with that home. */
 static int is_own_place(const sluice_template_t* t, int32_t tensor, int32_t chunk) {
   sluice_slot_ref_t home = sluice_template_home(t, tensor, chunk);
   int numbered = home.tensor == SLUICE_T_KEPT_DI || home.tensor == SLUICE_T_KEPT_M;
@@ -261,7 +262,7 @@ static int check_defined(checker_t* c, int32_t index) {
   if (sluice_op_row(op->kind)->is_copy) {
     const slot_state_t* s = state_of(c, op->reads[0].tensor, op->reads[0].slot);
     if (s->chunk == op->chunk &&
-        s->tensor != copied_tensor(c->t, op)) { /* of a copy out; a copy in reads its own buffer */
+        s->tensor != copied_tensor(c->t, op)) { /* for a copy out; a copy in reads its own buffer */
       return report(c, SLUICE_HAZARD_OTHER_TENSOR, index, s->writer, op->reads[0].tensor, op->reads[0].slot);
     }
     int came = s->chunk == NO_CHUNK && is_input(&c->t->spec, op->reads[0].tensor) && op->reads[0].slot == op->chunk;
@@ -285,8 +286,8 @@ static int forget_tensor(checker_t* c, int32_t index, int32_t tensor, int32_t sl
   return 1;
 }
 
-/* The tensor of the rows that the op has written. Of several tensors in one slot it is the last of the op's row: an
- * activation in place leaves activated rows. */
+/* Records the tensor of the rows that the op has written. If several tensors share a slot, it is the last one in the
+ * op's row: an activation in place leaves activated rows. */
 static void note_tensors(checker_t* c, int32_t index) {
   const sluice_op_t* op = &c->t->ops[index];
   const sluice_op_rule_t rule = sluice_op_rule(op->kind, &c->t->spec);
@@ -331,12 +332,12 @@ static int leaves_written(checker_t* c, int32_t tensor, int32_t chunk, int32_t w
 
 static int leaves(checker_t* c, int32_t tensor, int32_t chunk) { return leaves_written(c, tensor, chunk, chunk); }
 
-/* Tokens are written by chunks, or by one op for all chunks. */
+/* Tokens are written chunk by chunk, or by one op for all chunks. */
 static int leaves_tokens(checker_t* c, int32_t chunk) {
   return leaves_written(c, SLUICE_T_OUT, chunk, c->t->spec.chunks_by_experts ? -1 : chunk);
 }
 
-/* What wgrad alone will read: dgrad leaves it, or forward did. */
+/* Checks the inputs of a separate wgrad pass: dgrad leaves them, or forward did. */
 static int leaves_gradients(checker_t* c, int32_t chunk) {
   static const int32_t tensors[] = {SLUICE_T_DI, SLUICE_T_DDO, SLUICE_T_ROUTE, SLUICE_T_DACT, SLUICE_T_DM};
   for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; ++i) {

@@ -11,14 +11,14 @@
 
 #include "backend/schedule/check/finding.h"
 
-/* The first finding in program order; out_finding->hazard is NONE if the template is proved. memory: scratch. Errors:
- * NO_MEMORY. */
+/* Reports the first finding in program order; out_finding->hazard is NONE if the template is proved. memory: scratch.
+ * Errors: NO_MEMORY. */
 sluice_status_t sluice_schedule_check(const sluice_template_t* schedule, sluice_allocator_t* memory,
                                       sluice_finding_t* out_finding);
-/* INVALID_ARGUMENT with the finding in words, or OK. */
+/* Returns OK, or INVALID_ARGUMENT with a description of the finding. */
 sluice_status_t sluice_schedule_check_or_fail(const sluice_template_t* schedule, sluice_allocator_t* memory);
 
-/* Whether two ranks that run these templates issue the same exchanges in the same order and groups. */
+/* Returns whether two ranks with these templates issue the same exchanges in the same order and groups. */
 int sluice_schedule_same_exchanges(const sluice_template_t* a, const sluice_template_t* b);
 
 #endif /* SLUICE_BACKEND_SCHEDULE_CHECK_CHECK_H_ */

@@ -22,7 +22,7 @@ static const char* const hazard_names[SLUICE_HAZARD_COUNT] = {
     [SLUICE_HAZARD_USE_AFTER_RELEASE] = "use after release",
 };
 
-/* Of releases. */
+/* Describes a hazard of releases. */
 static int describe_release(const sluice_finding_t* f, const char* op, const char* other, char* text,
                             uint64_t text_bytes) {
   const char *hazard = hazard_names[f->hazard], *tensor = sluice_tensor_kind_name(f->tensor);

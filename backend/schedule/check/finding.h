@@ -19,7 +19,7 @@ typedef enum sluice_hazard_e {
   SLUICE_HAZARD_OTHER_CHUNK,  /* a read of a slot that holds another chunk's rows at that point */
   SLUICE_HAZARD_OTHER_TENSOR, /* a read of a slot that holds another tensor of the chunk at that point */
   SLUICE_HAZARD_LOST,         /* an output or kept rows that the pass does not leave in place */
-  /* of releases, checked if there is no other hazard */
+  /* hazards of releases, checked if there is no other hazard */
   SLUICE_HAZARD_DOUBLE_RELEASE, /* a release of a slot that is already free, or that the pass does not own */
   SLUICE_HAZARD_NOT_RELEASED,   /* a slot whose last user does not free it: it leaks, or is reused unreleased */
   SLUICE_HAZARD_USE_AFTER_RELEASE,
@@ -28,8 +28,8 @@ typedef enum sluice_hazard_e {
 
 typedef struct sluice_finding_s {
   int32_t hazard; /* sluice_hazard_t */
-  int32_t op;     /* index of the op at fault; -1 where none is */
-  int32_t other;  /* of the op it conflicts with; -1 */
+  int32_t op;     /* index of the op at fault; -1: none */
+  int32_t other;  /* index of the conflicting op; -1: none */
   int32_t tensor;
   int32_t slot;
   int32_t chunk;

@@ -5,7 +5,7 @@
 
 #define T(name) SLUICE_T_##name
 
-/* Rows between nodes go through T_NODE. */
+/* Rows between nodes use T_NODE. */
 static void between_nodes(int32_t kind, sluice_op_rule_t* rule) {
   switch (kind) {
     case SLUICE_OP_DISPATCH:
@@ -43,7 +43,7 @@ sluice_op_rule_t sluice_op_rule(int32_t kind, const sluice_template_spec_t* spec
   if (spec->low_rank && has_low_rank_terms(kind)) rule.writes[rule.num_writes++] = T(LOW);
   if (!spec->single_rank) return rule;
   if (rule.lane == SLUICE_LANE_COMM) rule.lane = SLUICE_LANE_COMPUTE;
-  /* Rows are read from the tokens and summed into them directly. */
+  /* With one rank, rows are read from the tokens and summed into them directly. */
   if (kind == SLUICE_OP_UNPACK || kind == SLUICE_OP_UNPACK_GRAD) rule.num_reads = 0;
   if (kind == SLUICE_OP_REDUCE) rule.reads[0] = T(DO);
   if (kind == SLUICE_OP_REDUCE_GRAD) rule.reads[0] = T(DDI), rule.reads[1] = T(DGATE), rule.num_reads = 2;

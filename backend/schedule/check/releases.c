@@ -55,16 +55,16 @@ typedef struct access_s {
 } access_t;
 
 typedef struct uses_s uses_t;
-/* The end of a use: `newest` is the last of its accesses. Returns 0 to stop. */
+/* Called at the end of a use; `newest` is its last access. Returns 0 to stop. */
 typedef int (*close_fn_t)(uses_t* uses, int32_t tensor, int32_t slot, int32_t newest);
 
 struct uses_s {
   const sluice_template_t* t;
   const sluice_before_t* before;
   close_fn_t close;
-  sluice_finding_t* finding; /* checking */
-  int32_t *wanted, *others;  /* deriving: bits of last accesses by op, and of the others */
-  int32_t* open;             /* by slot: newest access of its use; NOBODY: none */
+  sluice_finding_t* finding; /* for checking */
+  int32_t *wanted, *others;  /* for deriving: bits of last accesses by op, and of the others */
+  int32_t* open;             /* by slot: newest access of its current use; NOBODY: none */
   int32_t first_slot[SLUICE_T_COUNT];
   int32_t num_slots;
   access_t* accesses;
@@ -78,7 +78,7 @@ static int reads_slot(const sluice_op_t* op, int32_t tensor, int32_t slot) {
   return 0;
 }
 
-/* Whether the access belongs to a use, which it may begin. Rows that came with the pass belong to none. */
+/* Returns whether the access belongs to a use, which it may begin. Rows that existed before the pass belong to none. */
 static int note(uses_t* uses, int32_t index, int32_t bit, int32_t tensor, int32_t slot, int* out_is_used) {
   int32_t* open = &uses->open[uses->first_slot[tensor] + slot];
   int is_write = bit >= SLUICE_OP_MAX_ACCESSES;
@@ -134,7 +134,7 @@ static void walk(uses_t* uses) {
   }
 }
 
-/* An access of the use that follows this one; NOBODY: it is one of the last. */
+/* Returns an access of the use that follows this one; NOBODY: it is one of the last. */
 static const access_t* successor(const uses_t* uses, int32_t newest, const access_t* access) {
   for (int32_t a = newest; a != NOBODY; a = uses->accesses[a].next) {
     const access_t* other = &uses->accesses[a];

@@ -19,12 +19,13 @@ int sluice_slot_outlasts(const sluice_template_spec_t* spec, int32_t tensor);
 /* Sets every op's releases, from accesses and dependencies. Errors: NO_MEMORY, INTERNAL. */
 sluice_status_t sluice_template_mark_releases(sluice_template_t* schedule);
 
-/* The first hazard of releases, for a template without any other; leaves out_finding alone if there is none. Errors:
- * NO_MEMORY. */
+/* Reports the first hazard of releases, for a template without other hazards; leaves out_finding unchanged if there is
+ * none. Errors: NO_MEMORY. */
 sluice_status_t sluice_releases_check(const sluice_template_t* schedule, const sluice_before_t* before,
                                       sluice_allocator_t* memory, sluice_finding_t* out_finding);
 
-/* Slots that the reads and writes of all ops touch, each access counted separately: the capacity of lists of them. */
+/* Returns how many slots the reads and writes of all ops touch, each access counted separately: the capacity of lists
+ * of them. */
 uint64_t sluice_template_count_touches(const sluice_template_t* schedule);
 
 #endif /* SLUICE_BACKEND_SCHEDULE_CHECK_RELEASES_H_ */

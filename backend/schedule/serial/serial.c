@@ -8,8 +8,8 @@
 #include "backend/schedule/template/template.h"
 
 #define MAGIC 0x44534c53 /* "SLSD" */
-/* 1: without dedup and T_COPY_WEIGHTS; 2: without chunks_by_experts; 3: without releases; 4: without shares_act; 5:
- * without ops of two levels and T_NODE; 6: without groups; 7: without low_rank and T_LOW */
+/* Earlier forms: 1: without dedup and T_COPY_WEIGHTS; 2: without chunks_by_experts; 3: without releases; 4: without
+ * shares_act; 5: without ops of two levels and T_NODE; 6: without groups; 7: without low_rank and T_LOW */
 #define FORM 8
 
 /* The spec's numbers in the order of the file. */

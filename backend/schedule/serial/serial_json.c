@@ -12,7 +12,7 @@ static void add_refs(sluice_text_t* text, const char* name, const sluice_slot_re
   sluice_text_add(text, "]");
 }
 
-/* An op that works in place releases by its read. */
+/* An op that works in place releases through its read. */
 static void add_releases(sluice_text_t* text, const sluice_op_t* op) {
   sluice_slot_ref_t refs[2 * SLUICE_OP_MAX_ACCESSES];
   int32_t count = 0;

@@ -27,7 +27,7 @@ sluice_slot_ref_t sluice_builder_home(const sluice_builder_t* builder, int32_t t
   return *home_of(builder, tensor, chunk);
 }
 
-/* Whether the op is valid in the template and fits; if not, sets the status. */
+/* Returns whether the op is valid in the template and fits; if not, sets the status. */
 static int takes_op(sluice_builder_t* builder, int32_t kind, int32_t chunk) {
   if (builder->status != SLUICE_OK) return 0;
   if (kind < 0 || kind >= SLUICE_OP_COUNT || chunk < -1 || chunk >= builder->num_chunks) {
@@ -113,17 +113,17 @@ static int any_overlap(const sluice_slot_ref_t* a, int32_t num_a, const sluice_s
   return 0;
 }
 
-/* Whether `later` may not start before `earlier` has ended. */
+/* Returns whether `later` may not start before `earlier` has ended. */
 static int conflict(const sluice_op_t* earlier, const sluice_op_t* later) {
   return any_overlap(earlier->writes, earlier->num_writes, later->reads, later->num_reads) ||
          any_overlap(earlier->reads, earlier->num_reads, later->writes, later->num_writes) ||
          any_overlap(earlier->writes, earlier->num_writes, later->writes, later->num_writes);
 }
 
-/* `before[i][lane]` is the last op of `lane` that is known to end before op i starts; -1: none. Walking backwards in
- * program order, a conflicting op that is not known yet becomes a dependency and brings everything before it along; a
- * later op of the same lane implies the earlier ones. An op that waits for a group waits for its end. Returns the
- * number of dependencies, including those that do not fit. */
+/* `before[i][lane]` is the last op of `lane` that is known to end before op i starts; -1: none. Going backwards in
+ * program order, a conflicting op that is not yet covered becomes a dependency and adds everything that precedes it; a
+ * later op of the same lane implies the earlier ones. An op that waits for a group waits for the group's end. Returns
+ * the number of dependencies, including those that do not fit. */
 static int32_t derive_deps(sluice_builder_t* builder, int32_t (*before)[SLUICE_NUM_LANES], int32_t* deps,
                            int32_t capacity) {
   int32_t last_of_lane[SLUICE_NUM_LANES];

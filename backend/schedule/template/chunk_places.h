@@ -6,14 +6,13 @@
 
 #include "backend/schedule/template/builder.h"
 
-/* Slots that are handed between lanes are double-buffered; those that one lane fills and empties need one. T_DO is of
- * the first kind, also under a plan, where the papers count one slot: with one, the second GEMM of a chunk would wait
- * for the combine of the previous chunk, a whole exchange, while the papers draw the two as concurrent [MPipeMoE Fig.
- * 4(b), 7].
- */
+/* Slots that are passed between lanes are double-buffered; those that one lane fills and empties need only one. T_DO is
+ * passed between lanes and has two slots even under a plan, although the papers count one: with one slot, the second
+ * GEMM of a chunk would wait for the combine of the previous chunk, a whole exchange, while the papers draw the two as
+ * concurrent [MPipeMoE Fig. 4(b), 7]. */
 enum { RING_BETWEEN_LANES = SLUICE_GROUPED_CHUNKS, RING_WITHIN_LANE = 1, RING_OF_GROUP = 2 };
 
-/* Chunks that are not kept: they share a ring. */
+/* Returns the number of chunks that are not kept: they share a ring. */
 int32_t sluice_count_moving(const uint8_t* restore, int32_t num_chunks);
 
 static inline int sluice_has_part(const sluice_template_spec_t* spec, int32_t part) {
@@ -23,25 +22,25 @@ static inline int sluice_has_part(const sluice_template_spec_t* spec, int32_t pa
 /* Homes of T_DI or the pre-activation: kept chunks have a slot each, the others share the ring. */
 void sluice_place_restored(sluice_builder_t* builder, int32_t tensor, int32_t kept, const uint8_t* restore);
 
-/* Whether two consecutive chunks of a ring would use the slot at the same time if the ring had one slot. Chunks that
- * lane order and the exchanges in between order need no second slot; nothing orders copies. */
+/* Returns whether two consecutive chunks of a ring would use the slot at the same time if the ring had one slot. No
+ * second slot is needed if lane order and the exchanges in between order the chunks; nothing orders copies. */
 typedef int (*sluice_overlap_fn_t)(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t earlier,
                                    int32_t later);
 
 int32_t sluice_ring_of(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t moving,
                        sluice_overlap_fn_t overlap);
 
-/* Whether T_ACT and dT_ACT share the slots of T_M. With two slots of T_M for the copies and another of T_ACT, a chunk
- * would hold three tensors of width H where the papers count two [MPipeMoE Fig. 6, eq. 5]. */
+/* Returns whether T_ACT and dT_ACT share the slots of T_M. With two slots of T_M for the copies and another of T_ACT, a
+ * chunk would need three tensors of width H, while the papers count two [MPipeMoE Fig. 6, eq. 5]. */
 int sluice_shares_act(const sluice_template_spec_t* spec);
 
-/* Homes of `tensor`, T_ACT or dT_ACT, if they are shared: the slot of T_M that the next chunk takes. */
+/* Sets the homes of `tensor`, T_ACT or dT_ACT, if they are shared: the slot of T_M that the next chunk uses. */
 void sluice_place_shared_act(sluice_builder_t* builder, const sluice_template_spec_t* spec, int32_t tensor);
 
-/* The homes of arriving rows and of tokens: by chunk, unless one op reads all returned rows. */
+/* Sets the homes of received rows and of tokens: by chunk, unless one op reads all returned rows. */
 void sluice_place_tokens(sluice_builder_t* builder, const sluice_template_spec_t* spec);
-/* After sluice_builder_init_homes. Sent and received rows have two slots if exchanges are grouped: a chunk that returns
- * is in a group with the chunk that is RING_BETWEEN_LANES later. */
+/* Call after sluice_builder_init_homes. Sent and received rows have two slots if exchanges are grouped: a returning
+ * chunk is in a group with the chunk that is RING_BETWEEN_LANES later. */
 void sluice_place_groups(sluice_builder_t* builder, const sluice_template_spec_t* spec);
 
 #endif /* SLUICE_BACKEND_SCHEDULE_TEMPLATE_CHUNK_PLACES_H_ */

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Builds the templates of a layer's passes. Homes of chunks are assigned first, then ops are added in program order,
- * which decides what may overlap:
+ * which determines what may overlap:
  *
- *   T_DI kept for all chunks:     S1 S2 .. Sn on the communication lane, then R1 .. Rn, so that computation never
- *                                 waits for rows [ours];
+ *   T_DI kept for all chunks:     S1 S2 .. Sn on the communication lane, then R1 .. Rn, so that computation
+ *                                 never waits for rows [ours];
  *   with slots reused:            S1 S2 R1 S3 R2 .. Sn Rn-1 Rn [MPipeMoE Fig. 4(b), 7];
  *   grouped:                      S1 S2 (R1 S3) (R2 S4) .. (Rn-2 Sn) Rn-1 Rn [ours];
  *   restored in backward:         with the gradients of the same chunk, T_DI first [MPipeMoE Table II];
  *   weight gradients deferred:    after the last input gradient, concurrent with the remaining R';
- *   chunks cut out of rows:       returned rows stay where they arrive, a slot for each chunk, until one op sums
- *   them.
- */
+ *   chunks cut by experts:        returned rows stay in their receive buffers, one slot for each chunk, until
+ *                                 one op sums them. */
 #include "backend/schedule/template/template.h"
 
 #include <stdint.h>
@@ -24,9 +23,9 @@
 #include "backend/schedule/template/tighten.h"
 #include "sluice/moe.h"
 
-/* At most, in a backward that restores both tensors. The builder rejects more. */
+/* The maximum, in a backward that restores both tensors. The builder rejects more. */
 #define OPS_PER_CHUNK      12
-#define NODE_OPS_PER_CHUNK 3 /* with two levels, in addition */
+#define NODE_OPS_PER_CHUNK 3 /* in addition, with two levels */
 
 static sluice_status_t check_policy(const sluice_template_spec_t* spec, int32_t tensor, const uint8_t* restore,
                                     int32_t chunk) {
@@ -54,7 +53,8 @@ static sluice_status_t check_policies(const sluice_template_spec_t* spec) {
   return SLUICE_OK;
 }
 
-/* Rows of a chunk are grouped by token only once all have returned: nothing may be bounded or called by parts. */
+/* The rows of a token are complete only after all chunks have returned, so nothing may be bounded or called by
+ * parts. */
 static sluice_status_t check_cut(const sluice_template_spec_t* spec) {
   int kept = 1;
   for (int32_t i = 0; i < spec->num_chunks; ++i) kept &= sluice_restore_is_kept(spec->restore_input[i]);
@@ -104,7 +104,7 @@ static uint64_t hash_of_comm(const sluice_template_t* t) {
   return hash;
 }
 
-/* Tensors that no op of this template touches need no slots. */
+/* Drops rings of tensors that no op of this template touches. */
 static void drop_unused_rings(sluice_builder_t* b) {
   int used[SLUICE_T_COUNT] = {0};
   for (int32_t i = 0; i < b->num_ops; ++i) {
@@ -155,7 +155,7 @@ static int is_mixed(const sluice_template_spec_t* spec) {
   return 0;
 }
 
-/* An empty template of the spec, in memory of bytes_of(spec). */
+/* Returns an empty template of the spec, in memory of bytes_of(spec). */
 static sluice_template_t* lay_out(const sluice_template_spec_t* spec, void* memory) {
   const int32_t n = spec->num_chunks, two = sluice_has_two_levels(spec);
   sluice_template_t* schedule = memory;
@@ -226,7 +226,7 @@ sluice_status_t sluice_template_build_into(const sluice_template_spec_t* spec, v
   /* With uniform policies the rings are exact, except that a shared T_M may delay the copies of T_DI. */
   if (is_mixed(spec) || (sluice_shares_act(spec) && spec->single_rank)) {
     SLUICE_TRY(sluice_template_tighten(schedule, SLUICE_T_DI));
-    /* If they are shared, T_M's second slot holds activated rows: both are needed. */
+    /* If T_M is shared, its second slot contains activated rows, so both are needed. */
     if (!sluice_shares_act(spec)) SLUICE_TRY(sluice_template_tighten(schedule, sluice_pre_activation_of(spec)));
   }
   SLUICE_TRY(sluice_template_mark_releases(schedule));

@@ -6,7 +6,7 @@
 #include "backend/schedule/template/shared_ops.h"
 #include "backend/schedule/template/two_levels.h"
 
-/* A weight gradient reads T_DI after its chunk's rows have left. */
+/* A weight gradient reads T_DI after its chunk's rows have been sent. */
 static int backward_di_overlaps(const sluice_template_spec_t* spec, const uint8_t* restore, int32_t earlier,
                                 int32_t later) {
   if (sluice_restore_is_offloaded(restore[later])) return 1;
@@ -21,7 +21,7 @@ static int backward_m_overlaps(const sluice_template_spec_t* spec, const uint8_t
   return sluice_restore_is_offloaded(restore[later]);
 }
 
-/* Whether gradient rows of all chunks are kept until every input gradient is done. */
+/* Returns whether gradient rows of all chunks are kept until every input gradient is done. */
 static int is_deferred(const sluice_template_spec_t* spec) {
   if (spec->callback || spec->wgrad == SLUICE_WGRAD_CALL_NONE) return 0;
   return spec->wgrad == SLUICE_WGRAD_CALL_LATER || spec->wgrad_mode == SLUICE_WGRAD_DEFERRED || !spec->dgrad;
@@ -36,7 +36,7 @@ static int reads_di(const sluice_template_spec_t* spec, int32_t i) {
          sluice_restore_is_computed_again(spec->restore_pre_activation[i]);
 }
 
-/* Policies of T_DI in this backward: a chunk whose T_DI it does not read needs no slot. */
+/* Returns the policies of T_DI in this backward: a chunk whose T_DI it does not read needs no slot. */
 static void needed_di(const sluice_template_spec_t* spec, uint8_t* out_restore) {
   for (int32_t i = 0; i < spec->num_chunks; ++i) {
     out_restore[i] = reads_di(spec, i) ? spec->restore_input[i] : SLUICE_RESTORE_KEEP;
@@ -64,7 +64,7 @@ void sluice_place_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
   if (!spec->callback) {
     ring[SLUICE_T_DACT] = deferred ? n : RING_WITHIN_LANE;
     ring[SLUICE_T_DM] = deferred ? n : RING_WITHIN_LANE;
-    /* One weight_grad of all chunks has their products at once. */
+    /* One weight_grad of all chunks needs all its products at the same time. */
     ring[SLUICE_T_LOW] = deferred && spec->wgrad == SLUICE_WGRAD_CALL_NOW ? n : RING_WITHIN_LANE;
   }
   sluice_place_tokens(b, spec);
@@ -91,13 +91,13 @@ static void add_sending(sluice_builder_t* b, const sluice_template_spec_t* spec,
   sluice_add_node_dispatch(b, spec, again ? SLUICE_OP_NODE_DISPATCH : SLUICE_OP_NODE_DISPATCH_GRAD, i);
 }
 
-/* The exchange that starts the arrival of a chunk's rows. */
+/* Returns the exchange with which the rows of a chunk begin to arrive. */
 static int32_t first_sending(const sluice_template_spec_t* spec, int32_t i) {
   return sluice_restore_is_sent_again(spec->restore_input[i]) ? SLUICE_OP_REDISPATCH : SLUICE_OP_DISPATCH_GRAD;
 }
 
-/* Restores T_DI of a chunk that was not kept. Other ranks may need a re-dispatch that this one does not. is_sent: the
- * exchange has been added already. */
+/* Restores T_DI of a chunk that was not kept. Other ranks may need a re-dispatch that this one does not need. is_sent:
+ * the exchange has been added already. */
 static void add_restore_input(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i, int is_sent) {
   int wanted = reads_di(spec, i);
   if (sluice_restore_is_offloaded(spec->restore_input[i]) && wanted)
@@ -148,7 +148,7 @@ static void add_experts_grad(sluice_builder_t* b, const sluice_template_spec_t* 
     sluice_op_t* again = sluice_builder_add(b, SLUICE_OP_RECOMPUTE, i);
     sluice_op_read(b, again, SLUICE_T_DI);
     sluice_op_write(b, again, SLUICE_T_M);
-    sluice_op_write(b, again, SLUICE_T_DACT); /* scratch: the activation that adds the biases */
+    sluice_op_write(b, again, SLUICE_T_DACT); /* scratch of the activation that adds the biases */
     sluice_op_write_low(b, spec, again);
   }
   sluice_op_t* g2 = sluice_builder_add(b, SLUICE_OP_GEMM2_GRAD, i);
@@ -200,10 +200,10 @@ static void add_copy_in_m(sluice_builder_t* b, const sluice_template_spec_t* spe
   sluice_add_copy(b, SLUICE_OP_COPY_IN, sluice_pre_activation_of(spec), SLUICE_T_HOST_M, i);
 }
 
-/* Everything that a chunk's backward waits for: its rows first, since a recomputation needs nothing else. The order of
- * the two exchanges may not depend on how T_M is restored, which each rank chooses; of two copies that of T_M comes
- * first, since then only the weight gradients read T_DI. If T_M's slot is shared, its copy waits for the previous chunk
- * and is added with that chunk. is_sent: the first of the exchanges has been added already. */
+/* Adds everything that a chunk's backward waits for: its rows first, because a recomputation needs nothing else. The
+ * order of the two exchanges must not depend on how T_M is restored, which each rank chooses; among two copies, that of
+ * T_M comes first, because then only the weight gradients read T_DI. If T_M's slot is shared, its copy waits for the
+ * previous chunk and is added with that chunk. is_sent: the first of the exchanges has been added already. */
 static void add_arrival(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i, int is_sent) {
   const int32_t sent = is_sent ? first_sending(spec, i) : -1;
   if (!shares_dact(spec)) add_copy_in_m(b, spec, i);
@@ -211,7 +211,7 @@ static void add_arrival(sluice_builder_t* b, const sluice_template_spec_t* spec,
   add_dispatch_grad(b, spec, i, sent == SLUICE_OP_DISPATCH_GRAD);
 }
 
-/* Gradients of chunk i return while chunk `next` leaves, as one group. The local ops of both follow. */
+/* Adds a group: gradients of chunk i return while chunk `next` is sent. The local ops of both follow. */
 static void add_group(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i, int32_t next) {
   add_returning(b, spec, i);
   add_sending(b, spec, first_sending(spec, next), next);
@@ -227,7 +227,8 @@ void sluice_build_backward(sluice_builder_t* b, const sluice_template_spec_t* sp
     return;
   }
   int32_t ahead = spec->bounded || spec->grouped ? RING_BETWEEN_LANES : b->ring[SLUICE_T_DDO];
-  if (ahead > b->ring[SLUICE_T_DDO]) ahead = b->ring[SLUICE_T_DDO]; /* T_DI has as many for chunks that need one */
+  if (ahead > b->ring[SLUICE_T_DDO])
+    ahead = b->ring[SLUICE_T_DDO]; /* T_DI has as many slots for chunks that need one */
   int dispatches = sluice_has_part(spec, SLUICE_PART_DISPATCH);
   int experts = sluice_has_part(spec, SLUICE_PART_EXPERTS);
   int weights = experts && spec->wgrad == SLUICE_WGRAD_CALL_NOW && !spec->callback;

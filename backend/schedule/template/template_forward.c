@@ -23,14 +23,14 @@ static int forward_m_overlaps(const sluice_template_spec_t* spec, const uint8_t*
   return sluice_restore_is_offloaded(restore[earlier]);
 }
 
-/* All dispatches run before all combines: then nothing may wait for a combine, so outputs have a slot each as well
- * [found with the sim device: with two slots computation stalls after the last dispatch]. Groups need their two
- * exchanges to alternate. */
+/* Returns whether all dispatches run before all combines: then nothing may wait for a combine, so outputs have a slot
+ * each as well [found with the sim device: with two slots computation stalls after the last dispatch]. Groups require
+ * that their two exchanges alternate. */
 static int runs_ahead(const sluice_template_spec_t* spec, int32_t moving_di) {
   return moving_di == 0 && !spec->bounded && !spec->single_rank && !spec->grouped;
 }
 
-/* Dispatches that may run ahead of computation: all of them if every chunk has its own slot of T_DI. */
+/* Returns how many dispatches may run ahead of computation: all of them if every chunk has its own slot of T_DI. */
 static int32_t forward_ahead(const sluice_builder_t* b, const sluice_template_spec_t* spec) {
   int32_t ring = b->ring[SLUICE_T_DI];
   if (spec->single_rank && ring > 0) return ring;
@@ -84,7 +84,7 @@ static void add_unpack(sluice_builder_t* b, const sluice_template_spec_t* spec, 
   sluice_op_t* u = sluice_builder_add(b, SLUICE_OP_UNPACK, i);
   if (!b->single_rank) sluice_op_read(b, u, SLUICE_T_RECV);
   sluice_op_write(b, u, SLUICE_T_DI);
-  if (spec->dedup) sluice_op_write(b, u, SLUICE_T_COPY_WEIGHTS); /* weights for the sums that the combine sends back */
+  if (spec->dedup) sluice_op_write(b, u, SLUICE_T_COPY_WEIGHTS); /* weights for the sums that the combine sends */
   if (spec->keep && sluice_restore_is_offloaded(spec->restore_input[i])) {
     sluice_add_copy(b, SLUICE_OP_COPY_OUT, SLUICE_T_DI, SLUICE_T_HOST_DI, i);
   }
@@ -140,8 +140,8 @@ static void add_combine(sluice_builder_t* b, const sluice_template_spec_t* spec,
   if (!spec->chunks_by_experts) add_reduce(b, i);
 }
 
-/* Chunk i returns while chunk `next` leaves. Experts wait for the received rows, while no op waits for tokens: rows are
- * unpacked first. */
+/* Adds a group: chunk i returns while chunk `next` is sent. Experts wait for the received rows, while no op waits for
+ * tokens, so rows are unpacked first. */
 static void add_group(sluice_builder_t* b, const sluice_template_spec_t* spec, int32_t i, int32_t next) {
   add_returning(b, spec, i);
   add_sending(b, spec, next);

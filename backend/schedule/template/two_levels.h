@@ -12,15 +12,15 @@
 
 #include "backend/schedule/template/builder.h"
 
-/* The tensor in which the rows of a dispatch arrive. */
+/* Returns the tensor that receives the rows of a dispatch. */
 static inline int32_t sluice_arrives_in(const sluice_template_spec_t* spec) {
   return sluice_has_two_levels(spec) ? SLUICE_T_NODE : SLUICE_T_RECV;
 }
 
-/* kind: NODE_DISPATCH or NODE_DISPATCH_GRAD, after a dispatch; nothing in one level. */
+/* kind: NODE_DISPATCH or NODE_DISPATCH_GRAD, after a dispatch; adds nothing with one level. */
 void sluice_add_node_dispatch(sluice_builder_t* builder, const sluice_template_spec_t* spec, int32_t kind,
                               int32_t chunk);
-/* kind: NODE_COMBINE or NODE_COMBINE_GRAD, before a combine of two levels. */
+/* kind: NODE_COMBINE or NODE_COMBINE_GRAD, before a combine with two levels. */
 void sluice_add_node_combine(sluice_builder_t* builder, int32_t kind, int32_t chunk);
 
 #endif /* SLUICE_BACKEND_SCHEDULE_TEMPLATE_TWO_LEVELS_H_ */

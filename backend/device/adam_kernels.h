@@ -12,7 +12,7 @@
 
 struct sluice_device_s; /* device.h */
 
-/* sluice_adam_numbers_t, which a device does not include. */
+/* A copy of sluice_adam_numbers_t, which a device does not include. */
 typedef struct sluice_device_adam_numbers_s {
   float grad_scale, l2, one_minus_beta1, one_minus_beta2, decay, epsilon_high, epsilon_low, step_high, step_low;
 } sluice_device_adam_numbers_t;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Times of passes and their ops on a device with its own memory, whose host only enqueues them. */
+/* Times of passes and their ops on a device with its own memory, on which the host only enqueues work. */
 #ifndef SLUICE_BACKEND_DEVICE_DEVICE_CLOCK_H_
 #define SLUICE_BACKEND_DEVICE_DEVICE_CLOCK_H_
 
@@ -19,9 +19,9 @@ typedef struct sluice_device_clock_s {
                                 sluice_stream_t stream);
   sluice_status_t (*timer_ns)(struct sluice_device_s* device, const sluice_timer_t* timer, uint64_t* out_ns);
   void (*timer_destroy)(struct sluice_device_s* device, sluice_timer_t* timer);
-  /* Whether later passes record when each op ran on the device; not in a capture. op_times, after a join: the times of
-   * the ops of the last pass, in ns from its begin, once the pass has ended (TAKEN); it does not wait (LATER). NONE:
-   * this pass has no times, which is not an error. begin_ns, end_ns: [num_ops]. */
+  /* time_ops: whether later passes record when each op ran on the device; not in a capture. op_times, after a join: the
+   * times of the ops of the last pass, in ns from its begin, once the pass has ended (TAKEN); otherwise LATER, since it
+   * does not wait. NONE: this pass has no times, which is not an error. begin_ns, end_ns: [num_ops]. */
   void (*time_ops)(struct sluice_device_s* device, int32_t wanted);
   int32_t (*op_times)(struct sluice_device_s* device, int32_t num_ops, uint64_t* begin_ns, uint64_t* end_ns);
 } sluice_device_clock_t;

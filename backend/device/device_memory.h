@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The memory of a device that the host cannot access: opening calls, copies, blocks. Work is enqueued on `stream`, the
- * host's or a lane's, and is stream-complete. Errors: INVALID_ARGUMENT and STATE where named, NO_MEMORY, EXTERNAL. */
+ * host's or a lane's, and is stream-complete. Errors: INVALID_ARGUMENT and STATE if stated below, NO_MEMORY,
+ * EXTERNAL. */
 #ifndef SLUICE_BACKEND_DEVICE_DEVICE_MEMORY_H_
 #define SLUICE_BACKEND_DEVICE_DEVICE_MEMORY_H_
 
@@ -12,7 +13,7 @@ struct sluice_device_s; /* device.h */
 
 typedef struct sluice_device_memory_s {
   /* Called first: INVALID_ARGUMENT unless the stream belongs to this device. The stream then waits for the end of the
-   * previous pass, on whatever stream that ran, since passes share the context's slots. *out_captured: the stream is
+   * previous pass, on whichever stream that ran, since passes share the context's slots. *out_captured: the stream is
    * being captured into a graph. Then nothing waits for work enqueued before the capture, nothing is allocated and no
    * block is returned until the next open, and the caller must have made the same call outside of a capture before. */
   sluice_status_t (*open)(struct sluice_device_s* device, sluice_stream_t stream, int32_t* out_captured);
@@ -26,14 +27,15 @@ typedef struct sluice_device_memory_s {
                           uint64_t bytes);
   sluice_status_t (*copy)(struct sluice_device_s* device, sluice_stream_t stream, void* to, const void* from,
                           uint64_t bytes);
-  /* To host memory; waits for that copy: the only host wait. STATE if the stream is being captured. */
+  /* Copies to host memory and waits for that copy: the only host wait. STATE if the stream is being captured. */
   sluice_status_t (*read)(struct sluice_device_s* device, sluice_stream_t stream, const void* data, void* out,
                           uint64_t bytes);
-  /* Blocks from pools, for use from `stream` and from lanes of passes on it: page-locked host memory, or the device's
-   * (memory: from init_memory; always the same one). most_bytes: no larger block (0: any that is not wasteful), so that
-   * the memory of a plan's steps is bounded, and known to the byte if it equals `bytes`. In a capture an idle block,
-   * else STATE. give: free for others once the last pass of this device has ended, without waiting for it, and never if
-   * it is given in a capture; accepts NULL. release: frees all blocks, and waits. */
+  /* Blocks from pools, for use from `stream` and from lanes of passes on it: page-locked host memory, or device memory
+   * (memory: from init_memory; always the same one). most_bytes: maximum size of the block (0: any size that is not
+   * wasteful), so that the memory of a plan's steps is bounded, and known to the byte if it equals `bytes`. In a
+   * capture: an idle block, else STATE. give: makes a block free for others when the last pass of this device has
+   * ended, without waiting for that, and never if called in a capture; accepts NULL. release: frees all blocks, and
+   * waits. */
   sluice_status_t (*take)(struct sluice_device_s* device, sluice_stream_t stream, sluice_allocator_t* memory,
                           int32_t pinned, uint64_t bytes, uint64_t most_bytes, void** out_data);
   void (*give)(struct sluice_device_s* device, int32_t pinned, void* data);

@@ -4,20 +4,19 @@
  * One table per device. Every entry takes the lane's native stream (NULL on a CPU) and is deterministic: sums run in a
  * fixed order in f32 (f64 for f64) and are rounded once. Rows are row-major; *_stride is in elements. Indices are i32.
  * dtype is the layer's: f32, bf16, f16, or f64 (finite differences). Route weights and gate scalars are f32 in layers
- * of every dtype, also f64 (they are inputs). Zero rows or zero columns are valid everywhere.
+ * of every dtype, including f64 (they are inputs). Zero rows or zero columns are valid everywhere.
  *
- * The bits of a row do not depend on the number of rows in a call. A sum along a row keeps partial sums, folded by
- * halves, in an order that all versions keep. dot_rows keeps 32 of them, element j in partial j mod 32; dweight has
- * 256, column h in partial h mod 256, so that a lane of a GPU keeps those of eight neighbours. NaN and infinities
- * propagate.
- */
+ * The bits of a row do not depend on the number of rows in a call. A sum along a row consists of partial sums, folded
+ * by halves, in an order that all versions keep. dot_rows has 32 of them, element j in partial j mod 32; dweight has
+ * 256, column h in partial h mod 256, so that a GPU lane can sum eight adjacent columns. NaN and infinities
+ * propagate. */
 #ifndef SLUICE_BACKEND_DEVICE_KERNELS_H_
 #define SLUICE_BACKEND_DEVICE_KERNELS_H_
 
 #include "backend/base/status.h"
 #include "sluice/moe.h"
 
-/* A run of consecutive rows that moves from one buffer to another. */
+/* Consecutive rows that are copied from one buffer to another. */
 typedef struct sluice_row_run_s {
   int64_t src_row;
   int64_t dst_row;
@@ -33,19 +32,19 @@ typedef struct sluice_unit_s {
   float alpha, limit, offset;
 } sluice_unit_t;
 
-/* The rows of several experts in a chunk, one after the other. */
+/* The rows of several experts in a chunk, in sequence. */
 typedef struct sluice_expert_rows_s {
   int64_t num_experts;
   const int64_t* rows;    /* [num_experts] */
-  const int64_t* in_pass; /* [num_experts] the first row of each in tensors of the whole pass */
+  const int64_t* in_pass; /* [num_experts] the first row of each expert in tensors of the whole pass */
 } sluice_expert_rows_t;
 
-/* A tensor of rows that holds a chunk, or the whole pass by expert. It may lie in memory of wider rows: there an
- * expert's rows follow each other, and begin where its first wider row would. */
+/* A tensor of rows for a chunk, or for the whole pass by expert. It may be stored in memory with wider rows: there an
+ * expert's rows are contiguous, and begin where its first wider row would begin. */
 typedef struct sluice_rows_at_s {
   void* data;
   int32_t is_of_pass;
-  int64_t home_bytes; /* of a row of that memory; 0: as its own */
+  int64_t home_bytes; /* bytes of a row of that memory; 0: the tensor's own row size */
 } sluice_rows_at_t;
 
 typedef struct sluice_kernels_s {
@@ -103,16 +102,16 @@ typedef struct sluice_kernels_s {
   void (*scale_rows)(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* src,
                      const float* weight, void* dst);
 
-  /* activation_forward and _backward for every unit; NULL on devices that lack them. b1: [H], interleaved [2H] (then
-   * b3 is NULL). dpre may be pre, act_w may be dact. A clamp's slope at its corner is 1. */
+  /* activation_forward and _backward for every unit; NULL on devices that lack them. b1: [H], interleaved [2H] (then b3
+   * is NULL). dpre may be pre, act_w may be dact. The slope of a clamp at its corner is 1. */
   void (*unit_forward)(sluice_stream_t stream, int32_t dtype, const sluice_unit_t* unit, int64_t rows, int64_t hidden,
                        void* pre, const void* b1, const void* b3, void* act);
   void (*unit_backward)(sluice_stream_t stream, int32_t dtype, const sluice_unit_t* unit, int64_t rows, int64_t hidden,
                         const void* pre, const void* dact, const float* weight, void* dpre, void* act_w,
                         float* dweight);
 
-  /* unit_forward and _backward of all experts' rows at once; NULL on devices where a call for each costs nothing.
-   * b1, b3: [num_experts] or NULL. act_w.data may be NULL. */
+  /* unit_forward and _backward for all experts' rows at once; NULL on devices on which separate calls cost nothing. b1,
+   * b3: [num_experts] or NULL. act_w.data may be NULL. */
   void (*experts_forward)(sluice_stream_t stream, int32_t dtype, const sluice_unit_t* unit,
                           const sluice_expert_rows_t* rows, int64_t hidden, sluice_rows_at_t pre,
                           const sluice_tensor_t* b1, const sluice_tensor_t* b3, sluice_rows_at_t act);
@@ -121,16 +120,17 @@ typedef struct sluice_kernels_s {
                            sluice_rows_at_t dact, sluice_rows_at_t weight, sluice_rows_at_t dpre,
                            sluice_rows_at_t act_w, sluice_rows_at_t dweight);
 
-  /* dst[i] = src[t, k] of route[i] = t * K + k, i in [0, count), 0 where that is -1; src has strides (src_t, src_k). */
+  /* dst[i] = src[t, k] with route[i] = t * K + k, i in [0, count), 0 if route[i] is -1; src has strides (src_t,
+   * src_k). */
   void (*gather_scalars)(sluice_stream_t stream, int64_t count, int64_t top_k, const float* src, int64_t src_t,
                          int64_t src_k, const int32_t* route, float* dst);
 
-  /* The way back: out[t, k] = rows[position[t * K + k]], 0 where the position is -1. out has strides (out_t, out_k). */
+  /* The inverse: out[t, k] = rows[position[t * K + k]], 0 if the position is -1. out has strides (out_t, out_k). */
   void (*spread_scalars)(sluice_stream_t stream, int64_t num_tokens, int64_t top_k, const float* rows,
                          const int32_t* position, float* out, int64_t out_t, int64_t out_k);
 } sluice_kernels_t;
 
-/* The plain versions with their equations, and the vectorised ones that are compared with them. */
+/* The plain versions that follow the equations, and the vectorised ones that are compared with them. */
 const sluice_kernels_t* sluice_cpu_kernels_ref(void);
 const sluice_kernels_t* sluice_cpu_kernels(void);
 

@@ -24,9 +24,9 @@ typedef struct sluice_device_routes_s {
                       K + k, or INT32_MAX */
   int32_t* order;  /* device, out: flat routes t * K + k in sent order */
   int32_t* order_token; /* device, out: their tokens */
-  int32_t* position;    /* device, out [T * K]: row of each route in its chunk's sent order, -1 where dropped */
+  int32_t* position;    /* device, out [T * K]: row of each route in its chunk's sent order, -1 if dropped */
   void* scratch;        /* device, scratch_bytes() */
-  /* Nonzero: every slot has this many rows in each chunk. Its first routes take them, the others are dropped; rows
+  /* Nonzero: every slot has this many rows in each chunk. Its first routes take them, and the others are dropped; rows
    * without a route are -1 in order and order_token. */
   int64_t capacity;
   int64_t* drop_counters; /* device, with a capacity: [SLUICE_NUM_DROP_COUNTERS], added to */
@@ -44,14 +44,14 @@ typedef struct sluice_device_blocks_s {
   int32_t* counts; /* device, out [G][E + 1]; the last entry of a block: its first route with an invalid id, t * K + k,
                       or INT32_MAX */
   void* scratch;   /* device, route_scratch_bytes(0, E) */
-  /* Token copies too; num_ranks 0: no. */
+  /* Counts token copies too; num_ranks 0: does not. */
   int32_t num_ranks;
   const int32_t* rank_of_expert; /* host [E] */
   int32_t* token_copies;         /* device, out [G][W + 1] by rank, and an unused word */
   void* token_copy_scratch;      /* device, token_copy_scratch_bytes(T K, E, W) */
 } sluice_device_blocks_t;
 
-/* The token copies of a forward (moe/routing/token_copies.h), of routes that were ordered before. Those of chunk i
+/* The token copies of a forward (moe/routing/token_copies.h), for routes that were ordered before. Those of chunk i
  * start at first_token[i] * most in token; rows of its routes at first_token[i] * K in route_index. */
 typedef struct sluice_device_token_copies_s {
   const void* ids; /* as sluice_device_routes_t */
@@ -61,7 +61,7 @@ typedef struct sluice_device_token_copies_s {
   const int64_t* first_token;    /* host [n + 1] */
   const int32_t* rank_of_expert; /* host [E] */
   int32_t top_k, num_experts, num_ranks;
-  int32_t most;               /* token copies of a token: min(K, W) */
+  int32_t most;               /* maximum number of token copies of a token: min(K, W) */
   const int32_t* position;    /* device [T * K] of the routes */
   int32_t* counts;            /* device, out [n][W + 1] token copies by rank, and an unused word */
   int32_t* token;             /* device, out: of each token copy, by (rank, token) in each chunk */
@@ -73,7 +73,7 @@ typedef struct sluice_device_token_copies_s {
 /* Received routes of one source and one expert in a chunk, in the sender's order: the position of their route indices,
  * the token copies of the source in this chunk and the first of them among all, the routes' first row in expert order
  * and in origin. from: the source's first token copy among those received by exchange; weight: the position of the
- * routes among the received weights. For own routes: the first token copy in token, and -1. */
+ * routes among the received weights. For this rank's own routes: the first token copy in token, and -1. */
 typedef struct sluice_device_token_copy_run_s {
   int32_t rows, route_index, token_copies, token_copy, row, origin, from, weight;
 } sluice_device_token_copy_run_t;
@@ -83,11 +83,12 @@ typedef struct sluice_device_arrivals_s {
   int64_t num_runs;
   int32_t top_k;
   int64_t token_copies;       /* received */
-  const int32_t* route_index; /* device, and the rest */
+  const int32_t* route_index; /* device, as are the following */
   const int32_t* token;
   int32_t* position; /* out [token copies][K] row in expert order, -1: no such route */
-  int32_t* weight;   /* out [token copies][K] position of the received route weight, own ones t * K + k; -1 as above */
-  int32_t* origin;   /* out by row: the received token copy, own ones the token; -1: its route index was invalid */
+  int32_t*
+      weight; /* out [token copies][K] position of the received route weight, for own ones t * K + k; -1 as above */
+  int32_t* origin; /* out by row: the received token copy, for own ones the token; -1: its route index was invalid */
 } sluice_device_arrivals_t;
 
 typedef struct sluice_routing_kernels_s {
@@ -96,7 +97,7 @@ typedef struct sluice_routing_kernels_s {
                            const sluice_device_routes_t* routes);
   sluice_status_t (*count_blocks)(struct sluice_device_s* device, sluice_stream_t stream,
                                   const sluice_device_blocks_t* blocks);
-  /* Numbers the token copies of a forward; moves words by runs; converts received route indices to tables. */
+  /* Number the token copies of a forward; move words by runs; convert received route indices to tables. */
   uint64_t (*token_copy_scratch_bytes)(int64_t num_routes, int32_t num_experts, int32_t num_ranks);
   sluice_status_t (*number_token_copies)(struct sluice_device_s* device, sluice_stream_t stream,
                                          const sluice_device_token_copies_t* token_copies);

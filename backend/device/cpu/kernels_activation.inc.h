@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Activations, block by block: a block is loaded to f32, computed in the first-level cache, and stored. Blocks are
- * padded with zeros to whole groups of PARTIALS floats, so that only loads and stores handle the end of a row. */
+/* Activations, block by block: a block is loaded to f32, computed in the L1 cache, and stored. Blocks are padded with
+ * zeros to whole groups of PARTIALS floats, so that only loads and stores handle the end of a row. */
 
 enum { BLOCK = 512 };
 
@@ -41,7 +41,7 @@ static void round_block(int32_t dtype, int64_t n, float* block) {
   }
 }
 
-/* One loop per activation: the body is compiled in. `at` is the vector's place in every block. */
+/* One loop per activation, with the activation inlined. `at` is the offset of the vector in every block. */
 #define FOR_VECTORS(n)  for (int64_t at = 0; at < (n); at += LANES)
 #define LOAD(block)     vf_load(SLUICE_DTYPE_F32, (block), at)
 #define STORE(block, x) vf_store(SLUICE_DTYPE_F32, (block), at, (x))
@@ -80,7 +80,7 @@ static void values_and_slopes(int32_t activation, int64_t n, float* x, float* sl
 
 INLINE int64_t whole(int64_t n) { return (n + PARTIALS - 1) / PARTIALS * PARTIALS; }
 
-/* pre[0:n] += bias, stored rounded; x = the stored values. n may be that of a pair. */
+/* pre[0:n] += bias, stored rounded; x = the stored values. n may be the width of a pair. */
 static void load_biased(int32_t dtype, int64_t n, void* pre, const void* bias, int64_t bias_at, float* x) {
   load_block(dtype, pre, n, x);
   if (bias == NULL) return;
@@ -91,7 +91,7 @@ static void load_biased(int32_t dtype, int64_t n, void* pre, const void* bias, i
   store_block(dtype, x, n, pre);
 }
 
-/* Columns n to whole(n) are set to zero, as load_block does. */
+/* Sets columns n to whole(n) to zero, as load_block does. */
 static void split_pair(int64_t n, const float* pair, float* x, float* up) {
   for (int64_t j = 0; j < n; ++j) {
     x[j] = pair[2 * j];
@@ -158,13 +158,13 @@ static void activation_forward(sluice_stream_t stream, int32_t dtype, int32_t ac
   unit_forward(stream, dtype, &unit, rows, hidden, pre, b1, b3, act);
 }
 
-/* The blocks of one piece of a row in backward. */
+/* The blocks for one piece of a row in backward. */
 typedef struct {
   block_t x, up, d, slope, up_slope, act;
   pair_t pair;
 } backward_t;
 
-/* The partial sums of dweight: column h in partial h mod 256, of which a narrow row uses the first `used`. */
+/* The partial sums of dweight: column h in partial h mod 256. A narrow row uses only the first `used`. */
 enum { UNIT_PARTIALS = 256 };
 
 static int64_t partials_used(int64_t hidden) {
@@ -173,7 +173,7 @@ static int64_t partials_used(int64_t hidden) {
   return used;
 }
 
-/* By halves, as kernels_ref.c: those that are not used would add 0. */
+/* Folds by halves, as in kernels_ref.c; unused partial sums would add 0. */
 static float unit_fold(int64_t used, float* sums) {
   for (int64_t half = used / 2; half >= PARTIALS; half /= 2) {
     for (int64_t at = 0; at < half; at += LANES) STORE(sums, LOAD(sums) + LOAD(sums + half));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Primitives of 8 lanes (AVX2, FMA, F16C), and the kernels compiled over them. */
+/* Primitives with 8 lanes (AVX2, FMA, F16C), and the kernels compiled with them. */
 #include "backend/device/cpu/kernels_paths.h"
 
 #if defined(__x86_64__)

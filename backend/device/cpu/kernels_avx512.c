@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Primitives of 16 lanes (AVX-512 F, BW, DQ, VL), and the kernels compiled over them. */
+/* Primitives with 16 lanes (AVX-512 F, BW, DQ, VL), and the kernels compiled with them. */
 #include "backend/device/cpu/kernels_paths.h"
 
 #if defined(__x86_64__)
@@ -27,14 +27,14 @@ typedef uint32_t vu __attribute__((vector_size(64)));
 INLINE vf vf_set1(float x) { return (vf)_mm512_set1_ps(x); }
 /* a * b + c, rounded once. */
 INLINE vf vf_fma(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
-/* The greater and the smaller; b where either is NaN. */
+/* The maximum and the minimum; b if either is NaN. */
 INLINE vf vf_max(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
 INLINE vf vf_min(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
-/* Lane by lane: a where the sign bit of x is set, else b. */
+/* Lane by lane: a if the sign bit of x is set, else b. */
 INLINE vf vf_pick_negative(vf x, vf a, vf b) {
   return (vf)_mm512_mask_blend_ps(_mm512_movepi32_mask((__m512i)x), (__m512)b, (__m512)a);
 }
-/* 1 where x > 0, NaN where x is NaN, else 0. */
+/* 1 if x > 0, NaN if x is NaN, else 0. */
 INLINE vf vf_step(vf x) {
   __mmask16 positive = _mm512_cmp_ps_mask((__m512)x, _mm512_setzero_ps(), _CMP_GT_OQ);
   __mmask16 nan = _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The activations in double, by their equations; infinities give what the equations give (f(-inf) of GELU and SiLU is
- * NaN, as in PyTorch, so that an overflow stays visible). */
+/* The activations in double, by their equations; infinities give the results of the equations (f(-inf) of GELU and SiLU
+ * is NaN, as in PyTorch, so that an overflow stays visible). */
 #ifndef SLUICE_BACKEND_DEVICE_CPU_KERNELS_MATH_H_
 #define SLUICE_BACKEND_DEVICE_CPU_KERNELS_MATH_H_
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The vectorised kernels, one table per instruction set, each compiled from the same text (kernels_rows.inc.h,
- * kernels_activation.inc.h) over the primitives of its own file. A table is NULL if this processor lacks the
- * instructions. All give the same bits as each other and as the plain version, except activations: avx2 and avx512
+ * kernels_activation.inc.h) with the primitives of its own file. A table is NULL if this processor lacks the
+ * instructions. All versions, including the plain one, give the same bits, except for activations: avx2 and avx512
  * agree bit for bit, and portable differs from them by the rounding of an emulated multiply-add
  * (kernels_accuracy_test.c has the measured errors). */
 #ifndef SLUICE_BACKEND_DEVICE_CPU_KERNELS_PATHS_H_

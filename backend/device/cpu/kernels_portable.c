@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Primitives of 4 lanes in the compiler's vector language, for processors without AVX2 and for other architectures. */
+/* Primitives with 4 lanes in the compiler's vector extensions, for processors without AVX2 and for other
+ * architectures. */
 #include "backend/device/cpu/kernels_paths.h"
 
 #include <string.h>

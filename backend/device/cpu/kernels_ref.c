@@ -3,7 +3,7 @@
  *
  * Elements are read into double. `rounded` then makes every operation the layer's arithmetic: f32 for f32, bf16 and f16
  * (a sum or product of two floats in double, rounded to float, is exactly the f32 operation), f64 for f64. Activations
- * are evaluated in double and rounded to it. */
+ * are evaluated in double and then rounded. */
 #include "backend/device/kernels.h"
 
 #include <math.h>
@@ -58,7 +58,7 @@ static void gather_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int
   }
 }
 
-/* dst[i] = src[t, k] of route[i]; out[t, k] = rows[position[t, k]] */
+/* dst[i] = src[t, k] with route[i] = (t, k); out[t, k] = rows[position[t, k]] */
 static void gather_scalars(sluice_stream_t stream, int64_t count, int64_t top_k, const float* src, int64_t src_t,
                            int64_t src_k, const int32_t* route, float* dst) {
   (void)stream;
@@ -131,8 +131,8 @@ static void add_bias(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_
 
 /* ---- sums ----------------------------------------------------------------------------------------------------- */
 
-/* The order of a sum along a row: partial sums, element j in partial j mod their number, folded by halves. It is the
- * order that vector registers of any width up to 32 can keep, and lanes that take eight neighbours at once, so all
+/* The order of a sum along a row: partial sums, element j in partial j mod their number, folded by halves. Vector
+ * registers of any width up to 32 can keep this order, and so can lanes that sum eight adjacent columns, so all
  * versions give the same bits. */
 enum { PARTIALS = 32, UNIT_PARTIALS = 256 };
 

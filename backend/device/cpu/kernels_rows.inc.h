@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Moves, scales and sums rows, over vectors of LANES floats. Products and sums are rounded separately and in the order
+/* Moves, scales and sums rows, with vectors of LANES floats. Products and sums are rounded separately and in the order
  * of kernels_ref.c, so every version gives the same bits; the work is elementwise, so the bits of a row do not depend
- * on the number of rows in a call. f64 uses the plain version: it is for finite differences only. */
+ * on the number of rows in a call. f64 uses the plain version, because it is only for finite differences. */
 
 enum {
   PARTIALS = 32,           /* partial sums along a row, as in kernels_ref.c */
@@ -10,7 +10,7 @@ enum {
   SUM_COLUMNS = 1024       /* columns whose f32 sums sum_columns keeps on the stack */
 };
 
-/* Calls `call` with a constant `type`, so that loads and stores of one dtype are compiled in. */
+/* Calls `call` with a constant `type`, so that loads and stores are specialised by dtype. */
 #define FOR_DTYPE(dtype, call)                 \
   do {                                         \
     if ((dtype) == SLUICE_DTYPE_F32) {         \
@@ -284,7 +284,7 @@ static void sum_columns(sluice_stream_t stream, int32_t dtype, int64_t rows, int
   }
   for (int64_t j = 0; j < width; j += SUM_COLUMNS) {
     int64_t n = width - j < SUM_COLUMNS ? width - j : SUM_COLUMNS;
-    float sums[SUM_COLUMNS] = {0}; /* whole vectors beyond n may be read */
+    float sums[SUM_COLUMNS] = {0}; /* whole vectors after n may be read */
     if (accumulate) sum_load(dtype_out, row_at(dtype_out, out, j), n, sums);
     for (int64_t i = 0; i < rows; i += 4) {
       int64_t some = rows - i < 4 ? rows - i : 4;

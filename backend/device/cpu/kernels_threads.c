@@ -53,7 +53,7 @@ static const void* at(const void* data, int64_t bytes) { return data == NULL ? N
 
 static void* at_out(void* data, int64_t bytes) { return data == NULL ? NULL : (char*)data + bytes; }
 
-/* ---- rows that move ---- */
+/* ---- copying rows ---- */
 
 typedef struct gather_s {
   sluice_stream_t stream;
@@ -141,10 +141,10 @@ static void combine_rows(sluice_stream_t stream, int32_t dtype, int64_t num_toke
   run_parts(combine_part, &call, num_tokens, 1, (top_k + 1) * num_tokens * width * size_of(dtype));
 }
 
-/* ---- between the GEMMs ---- */
+/* ---- activations ---- */
 
-/* activation_* with `unit` NULL, unit_* with a unit. A part starts at the same row of every buffer, so buffers that may
- * alias still do. */
+/* activation_* with `unit` NULL, unit_* with a unit. A part starts at the same row of every buffer, so buffers that
+ * alias keep the same relative position. */
 typedef struct activation_s {
   sluice_stream_t stream;
   int32_t dtype, activation, gated;
@@ -296,7 +296,7 @@ static void dot_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_
   run_parts(dot_part, &call, rows, 1, 2 * rows * width * size_of(dtype));
 }
 
-/* Divided by columns, each of which is a separate sum. */
+/* Divided by columns, because each column is a separate sum. */
 static void sum_part(const void* call, int64_t first, int64_t count) {
   const rows_t* c = call;
   plain()->sum_columns(c->stream, c->dtype, c->rows, count, at(c->in, first * size_of(c->dtype)), c->in_stride,

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* GELU, its tanh form and SiLU with their slopes, on vectors of f32.
  *
- * Relative accuracy holds everywhere, including the far negative tail, where 0.5 * (1 + erf) has lost every digit. The
- * tail is a small number times exp, so all three are built from  exp(w) = (1 + e) * 2^n  with the scaling by 2^n left
- * to the end, where a subnormal result is rounded only once. Coefficients are minimax fits, each rounded to f32.
- * Measured errors: kernels_accuracy_test.c. */
+ * The relative error is small everywhere, including the far negative tail, where 0.5 * (1 + erf) has lost every digit.
+ * The tail is a small number times exp, so all three are built from
+ *   exp(w) = (1 + e) * 2^n
+ * and scale by 2^n only at the end, where a subnormal result is rounded only once. Coefficients are minimax fits, each
+ * rounded to f32. Measured errors: kernels_accuracy_test.c. */
 
 /* exp(w + w_lo) = (1 + e) * 2^n for w in [-127, 88], |w_lo| below an ulp of w. */
 INLINE void exp_parts(vf w, vf w_lo, vf* out_e, vu* out_n) {
@@ -22,7 +23,7 @@ INLINE void exp_parts(vf w, vf w_lo, vf* out_e, vu* out_n) {
   *out_n = (vu)shifted - (vu)magic;
 }
 
-/* x * 2^n for n in [-250, 127]: in two steps, as 2^n alone may be below the smallest float. */
+/* x * 2^n for n in [-250, 127]: in two steps, because 2^n alone may be below the smallest float. */
 INLINE vf scale_by(vf x, vu n) {
   vu half = (vu)((vi)n >> 1);
   vu rest = n - half;
@@ -46,7 +47,7 @@ INLINE sigmoid_t times_sigmoid(vf x, vf a, vf v, vf v_lo) {
   vf z = scale_by(vf_set1(1) + e, n); /* exp(-|v|) in [0, 1] */
   vf d = vf_set1(1) + z;
   vf r = vf_set1(1) / d;
-  /* f(x) = max(x, 0) - a * z / (1 + z); the residual makes the quotient as good as a division's. */
+  /* f(x) = max(x, 0) - a * z / (1 + z); the residual makes the quotient as accurate as a division. */
   vf numerator = vf_fma(a, e, a);
   vf q = numerator * r;
   q = vf_fma(vf_fma(-q, d, numerator), r, q);
@@ -165,12 +166,12 @@ INLINE void relu2_both(vf x, vf* out_value, vf* out_slope) {
   *out_slope = r + r;
 }
 
-/* SWIGLU of kernels.h. `inside` is 1 where a clamp lets a value through. */
+/* SWIGLU of kernels.h. `inside` is 1 if a clamp lets a value through. */
 typedef struct {
   vf alpha, limit, offset, held;
 } swiglu_t;
 
-/* alpha * g is clamped with g: it may overflow, and its rounding error would be NaN. */
+/* alpha * g is clamped with g, because it may overflow, and its rounding error would then be NaN. */
 INLINE sigmoid_t swiglu_parts(swiglu_t s, vf x, vf* out_v) {
   vf g = vf_min(s.limit, x);
   vf a = vf_min(s.held, magnitude(g));

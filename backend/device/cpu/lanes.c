@@ -4,7 +4,7 @@
  *
  * A lane runs its jobs in order without checking the others: a job that waits for no other lane has no acquire before
  * it, and a job that no other lane waits for has no release after it. A lane publishes its progress in one counter,
- * after jobs that are awaited and after its last. A lane that must wait sets its bit in `sleepers` and reads those
+ * after jobs that are awaited and after its last job. A lane that must wait sets its bit in `sleepers` and reads those
  * counters once more; a lane that changes a counter reads `sleepers` afterwards, so one of the two sees the other. Only
  * then is the mutex taken. A sleeper is woken once, by the lane that ends the last job it waits for: each wake-up is a
  * system call, and a context switch on a busy core. */
@@ -45,38 +45,38 @@ typedef struct cpu_lane_s {
   sem_t woken;
   int32_t index;
   int32_t started;
-  /* of the calling thread, until join releases the lanes */
+  /* used by the calling thread, until join releases the lanes */
   int32_t first, last; /* its jobs of this pass; NO_JOB: none */
   int32_t submitted;
-  int32_t loose;       /* first job of a pass that the lane may start, NO_JOB: none; under the mutex */
-  unsigned ended_wait; /* bit set of lanes whose wait this lane has ended: to be woken once the mutex is free */
-  /* of the calling thread, if waits are counted: CPU time of waking others */
+  int32_t loose;       /* first job of a pass that the lane may start, NO_JOB: none; guarded by the mutex */
+  unsigned ended_wait; /* bit set of lanes whose wait this lane has ended; they are woken after the mutex is released */
+  /* used by the calling thread, if waits are counted: CPU time of waking others */
   uint64_t posts_cpu_ns;
   uint64_t num_posts;
 } cpu_lane_t;
 
 typedef struct cpu_device_s {
   sluice_device_t base;
-  /* Everything that a lane reads between jobs is together: after a GEMM, nothing else of it is in the caches. */
+  /* Everything that a lane reads between jobs is adjacent, because a GEMM evicts it from the caches. */
   cpu_job_t* jobs; /* by op */
   sluice_job_fn_t fn;
   void* user;
-  _Atomic int32_t failed;                 /* only run_on_failure jobs run */
-  _Atomic int32_t dead;                   /* nothing runs */
-  _Atomic unsigned sleepers;              /* bit set of lanes that sleep within this pass; changed under the mutex */
+  _Atomic int32_t failed;    /* only run_on_failure jobs run */
+  _Atomic int32_t dead;      /* nothing runs */
+  _Atomic unsigned sleepers; /* bit set of lanes that sleep within this pass; changed with the mutex held */
   _Atomic int32_t done[SLUICE_NUM_LANES]; /* number of ended jobs: for each lane up to the last awaited one */
   pthread_mutex_t mutex;
-  /* while a lane sleeps: jobs that each other lane must have ended; NULL: it is awake */
+  /* for a sleeping lane: the jobs that each other lane must have ended; NULL: it is awake */
   const int32_t* needs[SLUICE_NUM_LANES];
   cpu_lane_t lanes[SLUICE_NUM_LANES];
   int32_t capacity; /* jobs of a pass */
   int32_t stopping;
-  int32_t counting;          /* base.counts_waits of this pass; lanes read it under the mutex */
-  sluice_lane_waits_t waits; /* under the mutex; copied to base.waits after join */
+  int32_t counting;          /* base.counts_waits of this pass; lanes read it with the mutex held */
+  sluice_lane_waits_t waits; /* guarded by the mutex; copied to base.waits after join */
   sluice_error_info_t error;
 } cpu_device_t;
 
-/* No job ends this wait: the wait of a lane for the next pass, or for the end. */
+/* The wait of a lane for the next pass, or for the end, which no job ends. */
 static const int32_t next_pass[SLUICE_NUM_LANES] = {INT32_MAX, INT32_MAX, INT32_MAX, INT32_MAX};
 
 static cpu_device_t* cast(sluice_device_t* device) { return (cpu_device_t*)device; }
@@ -98,8 +98,8 @@ static void post(cpu_lane_t* lane, unsigned sleepers) {
   }
 }
 
-/* Releases the mutex first, since the woken lanes need it at once. The time that waking takes on the calling thread is
- * counted with the time of being woken. */
+/* Releases the mutex first, since the woken lanes need it at once. The time that the calling thread spends on waking
+ * others is counted with its time of being woken. */
 static void unlock_and_wake(cpu_lane_t* lane) {
   cpu_device_t* device = lane->device;
   unsigned sleepers = lane->ended_wait;
@@ -113,7 +113,7 @@ static void unlock_and_wake(cpu_lane_t* lane) {
   ++lane->num_posts;
 }
 
-/* Requires the mutex, like the next two. */
+/* Call with the mutex held, as the next two. */
 static void begin_wait(const cpu_lane_t* lane, const int32_t* needs) {
   cpu_device_t* device = lane->device;
   device->needs[lane->index] = needs;
@@ -134,7 +134,7 @@ static void end_waits(cpu_lane_t* by) {
   }
 }
 
-/* Publishes progress: after a job that another lane waits for, and after the last. */
+/* Publishes progress: after a job that another lane waits for, and after the last job. */
 static void tell(cpu_lane_t* lane, int32_t nth) {
   cpu_device_t* device = lane->device;
   atomic_store(&device->done[lane->index], nth);
@@ -150,8 +150,8 @@ static void sleep_until_woken(cpu_lane_t* lane) {
   }
 }
 
-/* Requires the mutex and releases it during the wait. A lane may sleep from one pass into the next: it is woken there,
- * and is counted if both passes count. */
+/* Call with the mutex held; it is released during the wait. A lane may sleep from one pass into the next: it is woken
+ * there, and is counted if both passes count. */
 static void sleep_for(cpu_lane_t* lane, const int32_t* needs) {
   cpu_device_t* device = lane->device;
   int counts = device->counting;
@@ -196,7 +196,8 @@ static int is_skipped(cpu_device_t* device, const cpu_job_t* job) {
   return !job->run_on_failure || atomic_load_explicit(&device->dead, memory_order_relaxed);
 }
 
-/* From `index` to the last job of the lane. Once that is published, the next pass may begin and overwrite the jobs. */
+/* Runs the jobs from `index` to the lane's last one. Once the last is published, the next pass may begin and overwrite
+ * the jobs. */
 static void run_jobs(cpu_lane_t* lane, int32_t index) {
   cpu_device_t* device = lane->device;
   while (index != NO_JOB) {
@@ -326,8 +327,8 @@ static sluice_status_t cpu_submit(sluice_device_t* base, const sluice_job_t* job
   return SLUICE_OK;
 }
 
-/* A lane whose first job waits for other lanes keeps sleeping until they have got that far. A lane that is still going
- * to sleep after the previous pass checks `loose` first. */
+/* A lane whose first job waits for other lanes keeps sleeping until those have ended the jobs it waits for. A lane that
+ * is still going to sleep after the previous pass checks `loose` first. */
 static void let_loose(cpu_lane_t* lane, cpu_lane_t* caller) {
   cpu_device_t* device = lane->device;
   if (lane == caller || lane->first == NO_JOB) return;

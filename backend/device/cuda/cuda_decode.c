@@ -15,7 +15,7 @@ static_assert((int)SLUICE_CUDA_MXFP4 == (int)SLUICE_WEIGHTS_MXFP4 && (int)SLUICE
 static const int32_t kernels[] = {0, SLUICE_CUDA_decode_mxfp4_f32, SLUICE_CUDA_decode_fp8_f32,
                                   SLUICE_CUDA_decode_int8_f32, SLUICE_CUDA_decode_int4_f32};
 
-/* Whether lanes may read the codes of eight elements at once. */
+/* Returns whether lanes may read the codes of eight elements at once. */
 static int is_wide(const sluice_cuda_packed_t* w, int32_t format, int64_t cols) {
   enum { PACK = 8 };
   const uint64_t bytes = format == SLUICE_WEIGHTS_MXFP4 || format == SLUICE_WEIGHTS_INT4 ? PACK / 2 : PACK;

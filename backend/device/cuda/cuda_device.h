@@ -7,11 +7,10 @@
  * stream at begin(), and join() makes the host's stream wait for every lane. So submit, begin and join never wait on
  * the host, and a pass may be captured into a CUDA graph. The only host wait is sluice_cuda_read().
  *
- * A failure is one of enqueueing: errors that the device reports later (a fault in a kernel) come back from a later
+ * A failure is a failure to enqueue: errors that the device reports later (a fault in a kernel) are returned by a later
  * call as EXTERNAL. Jobs after a failed one are skipped as on a CPU; their events are still recorded.
  *
- * Threads: as device.h. After fork the child's device is inert: calls return STATE, destroy frees host memory only.
- */
+ * Threads: as device.h. After fork the child's device is inert: calls return STATE, destroy frees host memory only. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_DEVICE_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_CUDA_DEVICE_H_
 
@@ -19,7 +18,7 @@
 #include "backend/device/cuda/cuda_numa.h"
 #include "backend/device/device.h"
 
-/* Over the lifetime of a device. */
+/* Counted over the lifetime of a device. */
 typedef struct sluice_cuda_stats_s {
   uint64_t num_host_waits; /* sluice_cuda_read: 1 per forward in exact mode, 0 in graph mode */
   uint64_t num_launches;
@@ -33,32 +32,32 @@ typedef struct sluice_cuda_image_s {
 } sluice_cuda_image_t;
 sluice_cuda_image_t sluice_cuda_image(void);
 
-/* Device number `ordinal` through the driver of this machine, in its primary context (the one that PyTorch uses).
- * out_device: new, device->vtable->destroy, which does not wait for enqueued work.
- * Errors: NOT_FOUND (no driver, too old, no such device, kernels missing), NO_MEMORY, EXTERNAL. */
+/* Creates device number `ordinal` through the driver of this machine, in its primary context (the one that PyTorch
+ * uses). out_device: new, release with device->vtable->destroy, which does not wait for enqueued work. Errors:
+ * NOT_FOUND (no driver, too old, no such device, kernels missing), NO_MEMORY, EXTERNAL. */
 sluice_status_t sluice_cuda_device_create(int32_t ordinal, sluice_allocator_t* allocator, sluice_device_t** out_device);
-/* The same through a table, borrowed until destroy, and an image. */
+/* The same with a table, borrowed until destroy, and an image. */
 sluice_status_t sluice_cuda_device_create_from(const sluice_cuda_driver_t* driver, sluice_cuda_image_t image,
                                                int32_t ordinal, sluice_allocator_t* allocator,
                                                sluice_device_t** out_device);
 
 const sluice_cuda_driver_t* sluice_cuda_device_driver(const sluice_device_t* device);
 int32_t sluice_cuda_device_ordinal(const sluice_device_t* device);
-/* Its SMs; those of an H200, 132, where the driver does not say. */
+/* Returns its number of SMs; 132, as on an H200, if the driver does not report it. */
 int32_t sluice_cuda_device_sms(const sluice_device_t* device);
-/* The NUMA node for its host memory, from the system and the driver. */
+/* Returns the NUMA node for its host memory, as reported by the system and the driver. */
 sluice_cuda_numa_t sluice_cuda_device_numa(const sluice_device_t* device);
-/* Its name ("NVIDIA H200"); "unknown GPU" if the driver gives none. */
+/* Writes its name ("NVIDIA H200"); "unknown GPU" if the driver reports none. */
 void sluice_cuda_device_name(const sluice_device_t* device, char* out_name, int32_t bytes);
 sluice_cuda_stats_t sluice_cuda_device_stats(const sluice_device_t* device);
 
-/* Whether this process is a fork of the one that created the device: then it must not call the driver. */
+/* Returns whether this process is a fork of the one that created the device: then it must not call the driver. */
 int sluice_cuda_is_inherited(const sluice_device_t* device);
 
 /* Makes the device's context current on this thread, and its kernels those that device->kernels launches. Jobs run
  * inside; other callers call these around kernels and external libraries. May be nested. leave returns the first failed
- * launch since enter, with its record: the entries of kernels.h return nothing. Errors: STATE (after fork), EXTERNAL;
- * after a failed enter do not leave. */
+ * launch since enter, with its record, because the entries of kernels.h return nothing. Errors: STATE (after fork),
+ * EXTERNAL; after a failed enter do not call leave. */
 sluice_status_t sluice_cuda_enter(sluice_device_t* device);
 sluice_status_t sluice_cuda_leave(sluice_device_t* device);
 /* Leaves, and returns the first error of `status` and the launches. */
@@ -69,20 +68,20 @@ sluice_status_t sluice_cuda_leave_with(sluice_device_t* device, sluice_status_t 
  */
 sluice_status_t sluice_cuda_write_words(sluice_stream_t stream, void* to, const uint64_t* words, int64_t count);
 
-/* A packed weight W [rows, cols] and where it is decoded to: row after row, at an address that 16 divides. */
+/* A packed weight W [rows, cols], and its decoded output: contiguous rows, aligned to 16 bytes. */
 typedef struct sluice_cuda_packed_s {
   const void* codes;
   const void* scales;
   void* out;
   int64_t rows;
-  int64_t row_bytes; /* of codes, from one row to the next */
-  int64_t scales_ld; /* scales from one row of them to the next */
-  int64_t half;      /* rows after which blocks of rows begin again; 0: they do not */
+  int64_t row_bytes; /* of codes: distance of two rows */
+  int64_t scales_ld; /* distance of two rows of scales, in scales */
+  int64_t half;      /* rows after which blocks of rows start again; 0: they do not */
 } sluice_cuda_packed_t;
 
-/* Decodes weights of one format (SLUICE_WEIGHTS_*), width and size of blocks, as backend/gemm/packed.h defines it, in
- * one launch for each SLUICE_CUDA_DECODED of them. Their rows together, and cols, are below 2^31. Between enter and
- * leave. Returns the first failure since enter; UNSUPPORTED where cols * block_cols is 2^41 or more. */
+/* Decodes weights of one format (SLUICE_WEIGHTS_*), width and block size, as defined in backend/gemm/packed.h, with one
+ * launch per SLUICE_CUDA_DECODED weights. The sum of their rows, and cols, are below 2^31. Call between enter and
+ * leave. Returns the first failure since enter; UNSUPPORTED if cols * block_cols is 2^41 or more. */
 sluice_status_t sluice_cuda_decode(sluice_stream_t stream, int32_t format, int64_t block_cols, int64_t cols,
                                    int32_t dtype, const sluice_cuda_packed_t* weights, int64_t count);
 

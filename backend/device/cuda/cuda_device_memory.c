@@ -51,7 +51,7 @@ static void init_memory(sluice_device_t* device, sluice_allocate_fn_t allocate, 
 
 /* ---- reading --------------------------------------------------------------------------------------------------- */
 
-/* Copies into pageable memory would go through the driver's own staging, with a wait for every stream first. */
+/* A copy into pageable memory would use the driver's own staging, which first waits for every stream. */
 static sluice_status_t reserve_pinned(sluice_device_t* device, uint64_t bytes) {
   sluice_cuda_memory_state_t* device_memory = sluice_cuda_memory_state(device);
   const sluice_cuda_driver_t* driver = sluice_cuda_device_driver(device);
@@ -103,14 +103,15 @@ static sluice_status_t take(sluice_device_t* device, sluice_stream_t stream, slu
   return SLUICE_OK;
 }
 
-/* The host's stream may be gone, so a stream of ours waits for the last pass instead. */
+/* The host's stream may have been destroyed, so a stream of ours waits for the last pass instead. */
 static void give(sluice_device_t* device, int32_t pinned, void* data) {
   sluice_pinned_pool_t* pool = sluice_cuda_memory_state(device)->pools[pinned != 0];
   if (data == NULL || pool == NULL || sluice_cuda_is_inherited(device)) return;
   if (sluice_cuda_memory_state(device)->captured) return; /* the graph uses it at every launch */
   sluice_stream_t own = sluice_cuda_cast(device)->lanes[SLUICE_LANE_COPY_OUT];
   if (sluice_cuda_enter(device) == SLUICE_OK) {
-    (void)wait_for_end(device, own); /* if the driver refuses this, it refuses the record below, which then waits */
+    (void)wait_for_end(device,
+                       own); /* if the driver refuses this, it also refuses the record below, which then waits */
     (void)sluice_cuda_leave(device);
   }
   (void)sluice_pinned_pool_give_at(pool, data, own);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The CUDA driver through one table of symbols, opened by name at run time. libsluice does not link CUDA; tests fill
- * the table themselves (fake/). */
+/* The CUDA driver as one table of symbols, loaded by name at run time. libsluice does not link CUDA; tests fill the
+ * table themselves (fake/). */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_DRIVER_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_CUDA_DRIVER_H_
 
@@ -13,10 +13,10 @@ typedef struct sluice_cuda_driver_s {
 #define SYMBOL(name, parameters) int(*name) parameters;
 #include "backend/device/cuda/cuda_symbols.inc"
 #undef SYMBOL
-  int version; /* 13000 is CUDA 13.0; what the driver supports */
+  int version; /* the version that the driver supports; 13000 is CUDA 13.0 */
 } sluice_cuda_driver_t;
 
-/* The driver API 12.0 (R525) brought cuLibraryLoadData. */
+/* Driver API 12.0 (R525) added cuLibraryLoadData. */
 #define SLUICE_CUDA_MIN_VERSION 12000
 
 /* Values of cuda.h that Sluice uses; `./test --vendor` compares them. */
@@ -46,11 +46,11 @@ enum {
  * NOT_FOUND (no library, a missing symbol, a version below the minimum, no device: says which and what to install),
  * EXTERNAL. Threads: thread-safe; the library stays open. */
 sluice_status_t sluice_cuda_driver_open(const char* library, sluice_cuda_driver_t* out_driver);
-/* The second half, for a table that is already filled. */
+/* Does the second half, for a table that is already filled. */
 sluice_status_t sluice_cuda_driver_start(sluice_cuda_driver_t* driver);
 
-/* Records a failed driver call, `what` being a printf format: OUT_OF_MEMORY becomes NO_MEMORY, all else EXTERNAL, with
- * the driver's name and text for `code` as native code. */
+/* Records a failed driver call, with `what` as a printf format: OUT_OF_MEMORY becomes NO_MEMORY, all else EXTERNAL,
+ * with the driver's name and text for `code` as native code. */
 sluice_status_t sluice_cuda_fail(const sluice_cuda_driver_t* driver, int code, const char* what, ...)
     __attribute__((format(printf, 3, 4)));
 

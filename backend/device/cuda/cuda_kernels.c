@@ -12,7 +12,7 @@
 /* Kernels of one name are numbered in the order f32, bf16, f16, f64, like SLUICE_DTYPE_*. */
 static int32_t by_dtype(int32_t kernel, int32_t dtype) { return kernel + (dtype - SLUICE_DTYPE_F32); }
 
-/* The widest access that divides all of these; a pointer counts as a number. */
+/* Returns the widest access that divides all of these; pointers are passed as numbers. */
 static int64_t widest(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
   uint64_t all = a | b | c | d;
   int64_t piece = 16;
@@ -71,11 +71,11 @@ static void combine_rows(sluice_stream_t stream, int32_t dtype, int64_t num_toke
 
 /* ---- activations ---- */
 
-/* One call, in as many launches as its experts need: experts whose rows lie alike and who have no bias are one. */
+/* One call, in as many launches as its experts need: experts with the same shift and the same biases share an entry. */
 typedef struct unit_call_s {
-  int64_t first;    /* row of the chunk of the launch that is being filled */
-  int64_t units;    /* its rows */
-  int32_t is_apart; /* some tensor lies in wider rows: every expert begins somewhere else */
+  int64_t first;    /* first row of the current launch, within the chunk */
+  int64_t units;    /* its number of rows */
+  int32_t is_apart; /* some tensor is stored in wider rows, so every expert needs its own entry */
   sluice_unit_rows_t* rows;
 } unit_call_t;
 
@@ -86,7 +86,7 @@ static int is_full(const unit_call_t* call, int64_t shift, const void* b1, const
   return call->is_apart || last->shift != shift + call->first || last->b1 != b1 || last->b3 != b3;
 }
 
-/* `shift`: of an expert's rows in tensors of the pass against those of the chunk. */
+/* `shift`: of an expert's rows in tensors of the pass, relative to those of the chunk. */
 static void add_expert(unit_call_t* call, int64_t count, int64_t shift, const void* b1, const void* b3) {
   sluice_unit_rows_t* r = call->rows;
   sluice_unit_expert_t* last = r->num_experts > 0 ? &r->experts[r->num_experts - 1] : NULL;
@@ -98,7 +98,7 @@ static void add_expert(unit_call_t* call, int64_t count, int64_t shift, const vo
   *last = (sluice_unit_expert_t){(int32_t)call->units, own, b1, b3};
 }
 
-/* One of the call's tensors. */
+/* Adds one of the call's tensors. */
 static void add_tensor(unit_call_t* call, int tensor, sluice_rows_at_t at, int64_t row_bytes) {
   const int64_t skipped = at.home_bytes > 0 ? at.home_bytes - row_bytes : 0;
   call->rows->by_pass |= at.is_of_pass << tensor;
@@ -106,7 +106,7 @@ static void add_tensor(unit_call_t* call, int tensor, sluice_rows_at_t at, int64
   call->is_apart |= skipped != 0;
 }
 
-/* Where the launch's rows begin in a tensor. */
+/* Returns where the launch's rows begin in a tensor. */
 static void* rows_from(const unit_call_t* call, int tensor, sluice_rows_at_t at, int64_t row_bytes) {
   if (at.data == NULL || at.is_of_pass) return at.data;
   return (char*)at.data + call->first * (row_bytes + call->rows->skipped[tensor]);
@@ -126,7 +126,7 @@ static uint64_t biases(const unit_call_t* call) {
   return all;
 }
 
-/* The kernel of an activation where all rows begin at 16 bytes, else the one of all. */
+/* Returns the kernel of an activation if all rows are aligned to 16 bytes, else the general kernel. */
 static int32_t unit_kernel(int32_t any, int32_t first_of_wide, int32_t dtype, int32_t activation, int64_t hidden,
                            uint64_t pointers) {
   const int is_wide = dtype != SLUICE_DTYPE_F64 && hidden % 8 == 0 && hidden < INT32_MAX / 2 && pointers % 16 == 0;
@@ -235,7 +235,7 @@ static void experts_backward(sluice_stream_t stream, int32_t dtype, const sluice
   launch_backward(&c, &call);
 }
 
-/* A tensor that a kernel only reads. */
+/* Describes a tensor that a kernel only reads. */
 static sluice_rows_at_t read_at(const void* data) { return (sluice_rows_at_t){(void*)(uintptr_t)data, 0, 0}; }
 static sluice_rows_at_t at(void* data) { return (sluice_rows_at_t){data, 0, 0}; }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The table of row kernels (kernels.h) whose entries launch. */
+/* The table of row kernels (kernels.h) whose entries launch CUDA kernels. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_KERNELS_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_CUDA_KERNELS_H_
 

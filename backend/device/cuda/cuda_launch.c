@@ -19,7 +19,7 @@ static sluice_status_t check_process(const cuda_device_t* device) {
                      (int)device->pid);
 }
 
-/* Devices nest: a communicator has its own device object on the same GPU as the context whose job calls it. */
+/* Devices may be nested: a communicator has its own device object on the same GPU as the context whose job calls it. */
 sluice_status_t sluice_cuda_enter(sluice_device_t* base) {
   cuda_device_t* device = sluice_cuda_cast(base);
   SLUICE_TRY(check_process(device));

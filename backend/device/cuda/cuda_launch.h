@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Launching kernels on the device that this thread has entered. */
+/* Launches kernels on the device that this thread has entered. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_LAUNCH_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_CUDA_LAUNCH_H_
 
@@ -7,8 +7,8 @@
 #include "backend/device/cuda/cuda_kernel_ids.h"
 #include "backend/device/cuda/kernels/kernel_args.h"
 
-/* Launches `kernel` over `units` units, `args` being its argument struct, on the device that this thread has entered.
- * A failure is kept for sluice_cuda_leave. */
+/* Launches `kernel` with `units` units and its argument struct `args`, on the device that this thread has entered. A
+ * failure is kept for sluice_cuda_leave. */
 void sluice_cuda_launch(int32_t kernel, sluice_stream_t stream, const void* args, int64_t units);
 
 /* The first failed launch since enter, with its record on this thread; leave reports it too. */

@@ -22,7 +22,8 @@ static void release(void* user, void* data, uint64_t bytes) {
   sluice_device_t* device = user;
   (void)bytes;
   if (sluice_cuda_is_inherited(device)) return;
-  int is_current = sluice_cuda_enter(device) == SLUICE_OK; /* tried anyway: the address identifies the context */
+  int is_current =
+      sluice_cuda_enter(device) == SLUICE_OK; /* freed even if not: the address identifies the context */
   (void)sluice_cuda_device_driver(device)->cuMemFree_v2((unsigned long long)(uintptr_t)data);
   if (is_current) (void)sluice_cuda_leave(device);
 }
@@ -70,7 +71,7 @@ typedef struct pinned_s {
 struct sluice_pinned_pool_s {
   sluice_device_t* device;
   const sluice_cuda_driver_t* driver;
-  sluice_allocator_t* memory; /* NULL: page-locked memory of the host */
+  sluice_allocator_t* memory; /* NULL: page-locked host memory */
   sluice_cuda_numa_t numa;
   uint64_t limit;
   uint64_t held;
@@ -134,7 +135,7 @@ uint64_t sluice_pinned_pool_idle_bytes(const sluice_pinned_pool_t* pool) {
 
 void sluice_pinned_pool_set_limit(sluice_pinned_pool_t* pool, uint64_t limit_bytes) { pool->limit = limit_bytes; }
 
-/* The smallest idle block that is large enough, not wasteful, and at most `most` if that is not 0. */
+/* Returns the smallest idle block that is large enough, not wasteful, and at most `most` if that is not 0. */
 static int32_t best_idle(const sluice_pinned_pool_t* pool, uint64_t bytes, uint64_t most) {
   int32_t best = -1;
   for (int32_t i = 0; i < pool->top; ++i) {
@@ -146,8 +147,8 @@ static int32_t best_idle(const sluice_pinned_pool_t* pool, uint64_t bytes, uint6
   return best;
 }
 
-/* Frees idle blocks without pending users until `bytes` fit below `limit`; waits: also those with pending users, after
- * a wait. */
+/* Frees idle blocks without pending users until `bytes` fit below `limit`. waits: also frees blocks with pending users,
+ * after waiting for these. */
 static void make_room(sluice_pinned_pool_t* pool, uint64_t bytes, uint64_t limit, int waits) {
   for (int32_t i = 0; i < pool->top && pool->held + bytes > limit; ++i) {
     pinned_t* block = &pool->blocks[i];

@@ -18,8 +18,9 @@ typedef struct sluice_pinned_block_s {
   int32_t index;  /* the pool's own */
 } sluice_pinned_block_t;
 
-/* At most limit_bytes of page-locked memory at one time, on the NUMA node next to the device (cuda_numa.h). out_pool:
- * new, sluice_pinned_pool_destroy. device: borrowed until then. Threads: context-exclusive. Errors: NO_MEMORY. */
+/* At most limit_bytes of page-locked memory at one time, on the NUMA node of the device (cuda_numa.h). out_pool: new,
+ * release with sluice_pinned_pool_destroy. device: borrowed until then. Threads: context-exclusive. Errors:
+ * NO_MEMORY. */
 sluice_status_t sluice_pinned_pool_create(sluice_device_t* device, uint64_t limit_bytes,
                                           sluice_pinned_pool_t** out_pool);
 /* The same for device memory from `memory`, without a limit: cuMemFree waits for the device, so blocks of steps are
@@ -29,8 +30,8 @@ sluice_status_t sluice_device_pool_create(sluice_device_t* device, sluice_alloca
 /* Accepts NULL. Waits on the host until the device is done with every block. */
 void sluice_pinned_pool_destroy(sluice_pinned_pool_t* pool);
 
-/* A block that `stream` may use from here on: a cached block whose last user has finished from the view of `stream`
- * (which waits by event, never the host), or a new one. Idle blocks of other sizes are freed if needed. Errors:
+/* Takes a block that `stream` may use from here on: a cached block whose last user has finished as seen by `stream`
+ * (which waits by event, never on the host), or a new one. Idle blocks of other sizes are freed if needed. Errors:
  * OVER_BUDGET (limit, held and wanted bytes), NO_MEMORY, EXTERNAL. */
 sluice_status_t sluice_pinned_pool_take(sluice_pinned_pool_t* pool, uint64_t bytes, sluice_stream_t stream,
                                         sluice_pinned_block_t* out_block);
@@ -42,9 +43,8 @@ sluice_status_t sluice_pinned_pool_take_within(sluice_pinned_pool_t* pool, uint6
  * STATE. */
 sluice_status_t sluice_pinned_pool_take_idle(sluice_pinned_pool_t* pool, uint64_t bytes,
                                              sluice_pinned_block_t* out_block);
-/* The block is free once `stream` has passed this point. It is free even if this fails (EXTERNAL), after a host
- * wait.
- */
+/* Makes the block free once `stream` has passed this point. It becomes free even if this fails (EXTERNAL), after a host
+ * wait. */
 sluice_status_t sluice_pinned_pool_give(sluice_pinned_pool_t* pool, const sluice_pinned_block_t* block,
                                         sluice_stream_t stream);
 /* The same for the block at address `data`. */
@@ -52,7 +52,7 @@ sluice_status_t sluice_pinned_pool_give_at(sluice_pinned_pool_t* pool, const voi
 uint64_t sluice_pinned_pool_bytes(const sluice_pinned_pool_t* pool);
 /* Of those, bytes in idle blocks. */
 uint64_t sluice_pinned_pool_idle_bytes(const sluice_pinned_pool_t* pool);
-/* Blocks beyond the limit are freed once they are idle and another block is taken. */
+/* Blocks beyond the new limit are freed once they are idle and another block is taken. */
 void sluice_pinned_pool_set_limit(sluice_pinned_pool_t* pool, uint64_t limit_bytes);
 
 /* Copies between a pinned block and the device on a copy lane; stream-complete. Errors: EXTERNAL. */

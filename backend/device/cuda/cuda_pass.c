@@ -48,7 +48,8 @@ sluice_status_t sluice_cuda_begin(sluice_device_t* base, int32_t num_events, slu
   return SLUICE_OK;
 }
 
-/* The stream of a lane, created on first use; in each pass it starts after the work on the host's stream at begin. */
+/* Creates the stream of a lane on first use; in each pass the lane starts after the work on the host's stream at
+ * begin. */
 static sluice_status_t use_lane(cuda_device_t* device, int32_t lane) {
   if (lane == SLUICE_LANE_COMPUTE || device->used[lane]) return SLUICE_OK;
   if (device->lanes[lane] == NULL) {
@@ -100,7 +101,7 @@ static sluice_status_t submit_inside(cuda_device_t* device, const sluice_job_t* 
   return SLUICE_OK;
 }
 
-/* A failed job does not make submit fail; a driver that refuses events does, and ends the pass. */
+/* A failed job does not make submit fail; a driver that refuses events makes it fail, and ends the pass. */
 sluice_status_t sluice_cuda_submit(sluice_device_t* base, const sluice_job_t* job) {
   cuda_device_t* device = sluice_cuda_cast(base);
   sluice_status_t status = sluice_cuda_enter(base);

@@ -13,13 +13,13 @@ uint64_t sluice_cuda_route_scratch_bytes(int64_t num_routes, int64_t num_experts
 void sluice_cuda_route(sluice_stream_t stream, const sluice_route_args_t* args);
 /* Counts routes per block of tokens and slot. args->units: the number of blocks. */
 void sluice_cuda_count_blocks(sluice_stream_t stream, const sluice_block_args_t* args);
-/* The permutation from arrival order to expert order. `units` is set here. */
+/* Computes the permutation from received order to expert order. `units` is set here. */
 void sluice_cuda_arrivals(sluice_stream_t stream, const sluice_arrival_args_t* args);
 /* `units` is the number of tokens. The caller checks that top_k <= num_experts. */
 void sluice_cuda_gate(sluice_stream_t stream, const sluice_gate_kernel_args_t* args);
 
-/* A table by expert, in launch parameters: no host memory has to stay alive. *out_table: NULL if entries are the ids,
- * else the start of scratch, of which it takes table_bytes. */
+/* Writes a table by expert through launch parameters, so that no host memory has to stay alive. *out_table: NULL if
+ * entries are the ids, else the start of scratch, of which the table takes table_bytes. */
 uint64_t sluice_cuda_table_bytes(int32_t num_experts);
 sluice_status_t sluice_cuda_write_table(sluice_stream_t stream, const int32_t* entries, int32_t num_experts,
                                         void* scratch, int32_t** out_table);

@@ -29,12 +29,12 @@ typedef struct sluice_cuda_memory_state_s {
   uint64_t pinned_bytes;
   uint64_t pinned_limit;          /* of the pool below; 0: none */
   sluice_cuda_times_t times;      /* of the running pass's ops */
-  sluice_pinned_pool_t* pools[2]; /* of saved rows: on the device, pinned; NULL before the first */
+  sluice_pinned_pool_t* pools[2]; /* for saved rows: [0] on the device, [1] pinned; NULL before the first use */
 } sluice_cuda_memory_state_t;
 
 typedef struct cuda_device_s {
   sluice_device_t base;
-  sluice_cuda_driver_t own_driver; /* if the device opened it itself */
+  sluice_cuda_driver_t own_driver; /* used if the device loaded the driver itself */
   const sluice_cuda_driver_t* driver;
   int32_t ordinal;
   int device; /* the driver's handle */
@@ -43,13 +43,13 @@ typedef struct cuda_device_s {
   void* kernels[SLUICE_CUDA_NUM_KERNELS]; /* looked up on first launch */
   pid_t pid;
   /* Streams and events, kept between passes. */
-  void* lanes[SLUICE_NUM_LANES]; /* [compute] is the host's of the running pass */
+  void* lanes[SLUICE_NUM_LANES]; /* [compute] is the host's stream of the current pass */
   void* entry;                   /* work on the host's stream at begin */
   void* exits[SLUICE_NUM_LANES];
   void* read_done;
   void** events; /* [num_events] event of op i */
   int32_t num_events;
-  /* The running pass. */
+  /* The current pass. */
   int32_t used[SLUICE_NUM_LANES];
   /* Lanes that a failed join left running, for the next pass to wait for. */
   int32_t unjoined[SLUICE_NUM_LANES];

@@ -18,7 +18,7 @@ void sluice_cuda_times_begin(sluice_device_t* device, sluice_cuda_times_t* times
                              sluice_stream_t stream);
 void sluice_cuda_times_mark(sluice_device_t* device, sluice_cuda_times_t* times, int32_t job, int32_t is_end,
                             sluice_stream_t lane);
-/* After the pass has ended. Returns 0 if it has no times. begin_ns, end_ns: [num_jobs]. */
+/* Call after the pass has ended. Returns 0 if it has no times. begin_ns, end_ns: [num_jobs]. */
 int sluice_cuda_times_read(sluice_device_t* device, const sluice_cuda_times_t* times, int32_t num_jobs,
                            uint64_t* begin_ns, uint64_t* end_ns);
 void sluice_cuda_times_release(sluice_device_t* device, sluice_cuda_times_t* times);

@@ -79,8 +79,8 @@ static void number_chunk(sluice_stream_t stream, const sluice_device_token_copie
   sluice_cuda_launch(SLUICE_CUDA_token_copy_table, stream, &args, args.units);
 }
 
-/* A token belongs to one block, so the token copies of a block do not depend on the chunks: they are the routes that
- * are the first of their token at their rank, counted like routes. */
+/* A token belongs to one block, so the token copies of a block do not depend on the chunks: each is the first route of
+ * a token to a rank, and these are counted like routes. */
 sluice_status_t sluice_cuda_count_token_copies(sluice_stream_t stream, const sluice_device_blocks_t* b) {
   const int64_t routes = b->num_tokens * b->top_k;
   int32_t* table = NULL;

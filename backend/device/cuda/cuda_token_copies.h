@@ -6,7 +6,7 @@
 #include "backend/device/device.h"
 
 uint64_t sluice_cuda_token_copy_scratch_bytes(int64_t num_routes, int32_t num_experts, int32_t num_ranks);
-/* Between enter and leave: token copies by block of tokens and rank, if blocks->num_ranks is not 0. */
+/* Call between enter and leave. Counts token copies by block of tokens and rank, if blocks->num_ranks is not 0. */
 sluice_status_t sluice_cuda_count_token_copies(sluice_stream_t stream, const sluice_device_blocks_t* blocks);
 sluice_status_t sluice_cuda_number_token_copies(sluice_device_t* device, sluice_stream_t stream,
                                                 const sluice_device_token_copies_t* token_copies);

@@ -27,8 +27,8 @@ typedef struct sluice_fake_submit_s {
 
 enum { SLUICE_FAKE_DEVICE_MAX_FAULTS = 8, SLUICE_FAKE_DEVICE_MAX_SUBMITS = 4096 };
 
-/* inner: consumed, destroyed with the fake. out_device: new, device->vtable->destroy; it has inner's kernels. Errors:
- * NO_MEMORY (inner stays the caller's). */
+/* inner: consumed, destroyed with the fake. out_device: new, release with device->vtable->destroy; it has inner's
+ * kernels. Errors: NO_MEMORY (inner stays the caller's). */
 sluice_status_t sluice_fake_device_create(sluice_device_t* inner, sluice_device_t** out_device);
 /* Adds a fault; at most SLUICE_FAKE_DEVICE_MAX_FAULTS, each fires once. Between passes. */
 void sluice_fake_device_inject(sluice_device_t* device, const sluice_fake_device_fault_t* fault);

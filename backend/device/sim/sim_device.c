@@ -7,7 +7,7 @@
 
 typedef struct sim_lane_s {
   int32_t first, last; /* of its jobs, linked by next_of; -1 none */
-  int32_t running;     /* -1: idle */
+  int32_t running;     /* index of the running job; -1: idle */
   double left;         /* seconds of the running job at full speed */
 } sim_lane_t;
 
@@ -22,8 +22,8 @@ typedef struct sim_device_s {
   uint64_t block_bytes;
   sim_lane_t lanes[SLUICE_NUM_LANES];
   sluice_overlap_t overlap;      /* of the job that the communication lane runs */
-  double tokens;                 /* line time in the bucket, when that job ends, or when the last one ended */
-  double comm_needs, comm_ended; /* undisturbed time of that job, and when the last one ended */
+  double tokens;                 /* line time in the bucket when that job ends, or when the last one ended */
+  double comm_needs, comm_ended; /* undisturbed time of that job, and the time when the last one ended */
   double busy[SLUICE_NUM_LANES];
   double now;
 } sim_device_t;
@@ -65,7 +65,7 @@ static sluice_status_t sim_begin(sluice_device_t* base, int32_t num_events, slui
     device->busy[lane] = 0;
   }
   device->now = 0;
-  device->tokens = device->model.bucket; /* passes follow a pause */
+  device->tokens = device->model.bucket; /* a pause precedes each pass */
   device->comm_ended = 0;
   return SLUICE_OK;
 }
@@ -94,7 +94,7 @@ static double filled(const sim_device_t* device, double tokens) {
   return tokens < device->model.bucket ? tokens : device->model.bucket;
 }
 
-/* The remaining seconds of a job: it earns tokens while the line waits for its other work, then spends them. */
+/* Returns the remaining seconds of a job: it earns tokens while the line waits for its other work, then spends them. */
 static double begin_on_line(sim_device_t* device, int32_t index, double seconds) {
   if (device->model.line == NULL) return seconds;
   double line = device->model.line(device->model.user, index);

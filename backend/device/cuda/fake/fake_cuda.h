@@ -23,8 +23,8 @@ const sluice_cuda_driver_t* sluice_fake_cuda_driver(void);
 /* An image that the fake accepts: its kernels are linked in. */
 sluice_cuda_image_t sluice_fake_cuda_image(void);
 
-/* The call with this number, counted from now, fails with `code` and has no effect, except that resources to be
- * released are. < 0: none. Calls for error texts are not counted. */
+/* The call with this number, counted from now, fails with `code` and has no effect, except that destroy and free calls
+ * still release. < 0: none. Calls for error texts are not counted. */
 void sluice_fake_cuda_fail_call(int64_t nth, int code);
 /* Calls since the last fail_call. */
 int64_t sluice_fake_cuda_calls(void);
@@ -75,9 +75,9 @@ int32_t sluice_fake_current_device(void); /* of the calling thread's context; -1
 /* Runs everything that can run; true if the stream is empty then. */
 int sluice_fake_cuda_idle(void* stream);
 
-/* Drops the wait with this number, counted from now: a planted hazard. < 0: none. */
+/* Drops the wait with this number, counted from now: an injected hazard. < 0: none. */
 void sluice_fake_cuda_drop_wait(int64_t nth);
-/* 0 under ThreadSanitizer: where ranks are threads, a dropped wait may also leave a race between threads of this
+/* Returns 0 under ThreadSanitizer: if ranks are threads, a dropped wait may also cause a race between threads of this
  * process. */
 int sluice_fake_cuda_may_drop_waits(void);
 int64_t sluice_fake_cuda_waits(void); /* since the last drop_wait */
@@ -99,7 +99,7 @@ typedef struct sluice_fake_op_s {
   void (*run)(void* user);
   void (*drop)(void* user);
   void* user;
-  /* Called when it has its place in a stream: records its accesses, or keeps the moment for later. */
+  /* Called when the operation has its position in a stream: records its accesses, or keeps the moment for later. */
   void (*note)(void* user, const sluice_fake_moment_t* moment);
   /* A copy of `user` for the same operation, which a graph enqueues at each launch. NULL: it cannot be captured. */
   void* (*again)(const void* user);
@@ -110,7 +110,7 @@ void sluice_fake_cuda_enqueue(void* stream, const sluice_fake_op_t* op);
 void sluice_fake_cuda_lock(void);
 void sluice_fake_cuda_unlock(void);
 void sluice_fake_cuda_pump(void); /* locked: runs everything that can run */
-/* From now on threads that sleep under the lock poll, since other processes make progress too. */
+/* From now on threads that sleep with the lock poll, since other processes make progress too. */
 void sluice_fake_cuda_look_again(void);
 /* Locked: memory of the calling thread's device for a library's own allocator; returns the driver's code. free does not
  * wait.

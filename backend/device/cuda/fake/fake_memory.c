@@ -81,7 +81,7 @@ static int is_refused(void) {
   return 1;
 }
 
-/* For the library; a test may make it fail. */
+/* A block for the library; a test may make it fail. */
 static int take_library_block(uint64_t bytes, int32_t ordinal, void** out_data) {
   return is_refused() ? SLUICE_CU_OUT_OF_MEMORY : take_block(bytes, ordinal, out_data);
 }
@@ -148,7 +148,7 @@ int sluice_fake_cuMemFree_v2(unsigned long long pointer) {
   return code != 0 ? code : freed;
 }
 
-/* Of the current device. Later work is not ordered by it here: callers may not rely on a wait for everything. */
+/* Synchronizes the current device. It does not order later work here: callers may not rely on a wait for everything. */
 int sluice_fake_cuCtxSynchronize(void) {
   if (sluice_fake_current_device() < 0) return INVALID_CONTEXT;
   sluice_fake_cuda_lock();
@@ -206,7 +206,7 @@ int sluice_fake_cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned int f
   block_t* block = code == 0 && !is_refused() ? free_place() : NULL;
   if (code == 0 && block == NULL) code = SLUICE_CU_OUT_OF_MEMORY;
   if (code == 0) {
-    if (!sluice_fake_is_dry()) memset(pointer, 0xa5, bytes); /* touches it */
+    if (!sluice_fake_is_dry()) memset(pointer, 0xa5, bytes); /* the driver touches the pages */
     *block = (block_t){
         .data = pointer, .bytes = bytes, .ordinal = -1, .is_registered = 1, .number = ++sluice_fake_world.num_blocks};
   }

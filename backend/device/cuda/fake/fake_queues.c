@@ -61,7 +61,7 @@ queued_t* sluice_fake_push(fake_stream_t* stream) {
   assert(item != NULL && stream->live);
   *stream->tail = item;
   stream->tail = &item->next;
-  sluice_fake_merge(&stream->clock, &sluice_fake_world.host); /* enqueued after the host knew that */
+  sluice_fake_merge(&stream->clock, &sluice_fake_world.host); /* enqueued after the host waited for these events */
   ++stream->clock.at[stream->index];
   return item;
 }

@@ -6,7 +6,7 @@
 
 enum { IDENTITY = 0, RELU = 1, GELU = 2, GELU_TANH = 3, SILU = 4, RELU2 = 5, SWIGLU = 6 }; /* SLUICE_ACTIVATION_* */
 enum { UNGATED = 0, HALVES = 1, INTERLEAVED = 2 };                                         /* SLUICE_GATED_* */
-enum { NEIGHBOURS = 8 }; /* columns that a lane takes at once: 16 bytes of 16-bit types */
+enum { NEIGHBOURS = 8 }; /* adjacent columns per lane: 16 bytes of 16-bit types */
 
 /* ---- a unit at one column ---- */
 
@@ -15,7 +15,8 @@ SLUICE_FN double fused(double a, double b, double c) { return fma(a, b, c); }
 SLUICE_FN float within(float x, float limit) { return fmaxf(fminf(x, limit), -limit); } /* NaN: limit */
 SLUICE_FN double within(double x, double limit) { return fmax(fmin(x, limit), -limit); }
 
-/* A GPU's own approximations, good to two units of the last place, and minima that keep NaN. */
+/* Approximate instructions of the GPU, accurate to two units in the last place, and minimum and maximum that propagate
+ * NaN. */
 #if defined(__CUDACC__)
 #define SLUICE_BY_ONE_INSTRUCTION(name, text) \
   SLUICE_FN float name(float x) {             \
@@ -42,9 +43,9 @@ SLUICE_FN float most_of(float x, float limit) { return x < limit ? limit : x; }
 SLUICE_FN double least_of(double x, double limit) { return x > limit ? limit : x; }
 SLUICE_FN double most_of(double x, double limit) { return x < limit ? limit : x; }
 
-/* How exp(-x) and exp(-x^2 / 2) are evaluated. For 16-bit types the argument's rounding may show in an exponential's
- * last digits (relative 1e-6 where it is e^-15); for f32 the argument is two floats, at most 126 in magnitude. What is
- * too large becomes infinite, and 0 when inverted. */
+/* How exp(-x) and exp(-x^2 / 2) are evaluated. For 16-bit types, rounding of the argument may change the last digits of
+ * the exponential (relative 1e-6 at e^-15); for f32 the argument is two floats, at most 126 in magnitude. Too large
+ * values become infinite, and 0 when inverted. */
 template <typename E>
 struct exponentials {
   static SLUICE_MEMBER float decay(float x) { return power_of_two(x * -1.44269504f); }
@@ -127,7 +128,7 @@ SLUICE_FN both_t<typename E::value> activation_of(typename E::value x) {
   }
   if (A == RELU2) return {x <= 0 ? 0 : x * x, x <= 0 ? 0 : 2 * x};
   if (A == GELU) return gelu_of<E>(x);
-  if (A == GELU_TANH) { /* beyond 11 both are what they are at 11, but for x */
+  if (A == GELU_TANH) { /* beyond 11 both are constant, except for the factor x */
     const value near = within(x, (value)11), square = near * near;
     const value twice = (value)1.59576912160573071176, cube = twice * (value)0.044715;
     const value s = sigmoid_of<E>(near * fused(cube, square, twice));
@@ -162,7 +163,7 @@ SLUICE_FN unit_at_t<typename E::value> unit_at(const Args& a, typename E::value 
 
 /* ---- eight columns ---- */
 
-/* As they move: 16 bytes of 16-bit types, 32 of f32. */
+/* Packed for memory: 16 bytes of 16-bit types, 32 of f32. */
 template <typename E>
 struct words_t {
   enum { N = (int)(NEIGHBOURS * sizeof(typename E::stored) / sizeof(uint32_t)) };
@@ -173,7 +174,7 @@ struct columns_t {
   float x[NEIGHBOURS];
 };
 
-/* Two elements and their word. A GPU's own conversions round as E::put does, but make one NaN of all. */
+/* Two elements and their word. The GPU's own conversions round as E::put does, but map every NaN to the same one. */
 SLUICE_FN void get_two(const f32_type*, const uint32_t* w, float* x) { x[0] = float_of(w[0]), x[1] = float_of(w[1]); }
 SLUICE_FN void put_two(const f32_type*, const float* x, uint32_t* w) { w[0] = bits_of(x[0]), w[1] = bits_of(x[1]); }
 SLUICE_FN void get_two(const bf16_type*, const uint32_t* w, float* x) {
@@ -222,7 +223,7 @@ struct alignas(16) sixteen_t {
   uint32_t w[4];
 } SLUICE_MAY_ALIAS;
 
-/* Columns h to h + 7 of a row that begins at 16 bytes. */
+/* Loads columns h to h + 7 of a row that is aligned to 16 bytes. */
 template <typename E>
 SLUICE_FN words_t<E> load_words(const void* row, int h) {
   const sixteen_t* from = (const sixteen_t*)((const typename E::stored*)row + h);
@@ -247,7 +248,7 @@ SLUICE_FN void store_words(void* row, int h, const words_t<E>& words) {
   }
 }
 
-/* x and u of eight columns in a row of pre: in two halves, or side by side. */
+/* Loads x and u of eight columns from a row of pre: from two halves, or interleaved. */
 template <typename E, int G>
 SLUICE_FN void load_both(const void* pre, int hidden, int h, columns_t* x, columns_t* u) {
   const words_t<E> one = load_words<E>(pre, G == INTERLEAVED ? 2 * h : h);
@@ -278,9 +279,9 @@ SLUICE_FN void store_both(void* pre, int hidden, int h, const columns_t& x, cons
 
 /* ---- rows of experts ---- */
 
-/* Where row `unit` of a call lies: its expert, by bisection, and the row in tensors that hold a chunk. */
+/* The place of row `unit` of a call: its expert, found by bisection, and the row in tensors of a chunk. */
 struct place_t {
-  int64_t row, first; /* of the chunk; of its expert the first */
+  int64_t row, first; /* the row in the chunk; the first row of its expert */
   int64_t shift;
   const void *b1, *b3;
 };
@@ -299,7 +300,7 @@ SLUICE_FN place_t place_of(const sluice_unit_rows_t& rows, int64_t unit) {
   return {unit, low > 0 ? rows.experts[low - 1].end : 0, e.shift, e.b1, e.b3};
 }
 
-/* The row in a tensor of rows of so many elements; NULL stays NULL. */
+/* Returns the row of a tensor with rows of `width` elements; NULL stays NULL. */
 template <typename E>
 SLUICE_FN char* row_of(const sluice_unit_rows_t& rows, const place_t& at, int tensor, const void* data, int64_t width) {
   const int64_t shift = rows.by_pass >> tensor & 1 ? at.shift : 0;
@@ -307,7 +308,7 @@ SLUICE_FN char* row_of(const sluice_unit_rows_t& rows, const place_t& at, int te
   return data == NULL ? NULL : (char*)((typename E::stored*)data + (at.row + shift) * width) + skipped;
 }
 
-/* ---- rows that begin at 16 bytes: a kernel for each activation, without switches in its loop ---- */
+/* ---- rows aligned to 16 bytes: a kernel for each activation, without switches in its loop ---- */
 
 /* pre += bias, rounded; act = f(x), gated: f(x) v(u). */
 template <typename E, int A, int G>
@@ -343,8 +344,8 @@ SLUICE_FN void forward_row(const sluice_act_forward_args_t& a, const place_t& at
   }
 }
 
-/* As backend/device/cpu/kernels_ref.c. A lane's eight columns are eight of the 256 partial sums of dweight. Outputs may
- * lie over inputs, so columns are read whole before they are written. */
+/* As in backend/device/cpu/kernels_ref.c. A lane's eight columns are eight of the 256 partial sums of dweight. Outputs
+ * may alias inputs, so columns are read completely before they are written. */
 struct row_sums_t {
   per_lane<float> of[NEIGHBOURS];
 };
@@ -444,7 +445,7 @@ ACTIVATION(swiglu, SWIGLU)
 #undef ACTIVATION
 #undef OF_TYPE
 
-/* ---- rows of any width that begin anywhere, and f64 ---- */
+/* ---- rows of any width and alignment, and f64 ---- */
 
 template <typename E, typename Args>
 SLUICE_FN unit_at_t<typename E::value> any_unit_at(const Args& a, typename E::value x, typename E::value u) {

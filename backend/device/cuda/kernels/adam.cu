@@ -19,7 +19,7 @@ SLUICE_FN int64_t adam_end(const sluice_adam_args_t& a, int64_t unit) {
   return end < a.count ? end : a.count;
 }
 
-/* Every lane that finds one writes the same word. */
+/* Every lane that finds such an element writes the same word. */
 template <typename E>
 SLUICE_FN void adam_look(const sluice_adam_args_t& a, int64_t unit) {
   SLUICE_LANES(lane) {

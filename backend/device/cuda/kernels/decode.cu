@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Packed weights, decoded: out[r, c] = dtype(f32(code) * f32(scale)), rounded as backend/gemm/packed.h says. A warp
- * takes a row. Its lanes take neighbouring packs of eight elements, so that they write 16 bytes next to each other, and
- * the codes of a warp are whole lines too. */
+/* Decodes packed weights: out[r, c] = dtype(f32(code) * f32(scale)), rounded as defined in backend/gemm/packed.h. A
+ * warp takes a row. Its lanes take adjacent packs of eight elements, so that they write adjacent 16 bytes and the codes
+ * of a warp are whole cache lines too. */
 #include "backend/device/cuda/kernels/element.cu.h"
 #include "backend/device/cuda/kernels/kernel_args.h"
 
 /* Each format has code(): the value of the code in the low bits of a word, whatever the other bits are; scale(): scale
- * i of a row of them; block(): the block of columns in which a column lies. */
+ * i of a row of scales; block(): the block of columns that contains a column. */
 
 SLUICE_FN float quiet_nan() { return float_of(0x7fc00000u); }
 
 struct mxfp4_format {
   enum { BITS = 4, BLOCK_ROWS = 1, SCALE_BYTES = 1 };
-  /* The three lower bits, moved to where exponent and mantissa of an f32 meet, stand for 2^-126 of the number. */
+  /* The three low bits, shifted to where exponent and mantissa of an f32 meet, represent 2^-126 times the number. */
   static SLUICE_MEMBER float code(uint32_t word) {
     return float_of((word << 28 & 0x80000000u) | (word << 22 & 0x01c00000u)) * 0x1p126f;
   }
@@ -34,7 +34,8 @@ struct fp8_format {
   static SLUICE_MEMBER float scale(const void* scales, int32_t i) { return ((const float*)scales)[i]; }
 };
 
-/* Blocks of a size that the layer says. A division costs as much as decoding two elements. */
+/* Blocks of a size that the layer defines, found by multiplication: a division costs as much as decoding two
+ * elements. */
 struct blocks_as_given {
   enum { BLOCK_ROWS = 1, SCALE_BYTES = 2 };
   static SLUICE_MEMBER int32_t block(const sluice_decode_args_t& a, int32_t col) {
@@ -43,7 +44,7 @@ struct blocks_as_given {
   static SLUICE_MEMBER float scale(const void* scales, int32_t i) { return load<bf16_type>(scales, i); }
 };
 
-/* Of whole numbers, 2^23 plus the code plus half its range has them as its lower bits: no conversion. */
+/* For integers, 2^23 plus the code plus half its range has the code in its low bits, so no conversion is needed. */
 struct int8_format : blocks_as_given {
   enum { BITS = 8 };
   static SLUICE_MEMBER float code(uint32_t word) { return float_of(0x4b000000u | ((word & 255u) ^ 128u)) - 8388736.0f; }
@@ -54,14 +55,14 @@ struct int4_format : blocks_as_given {
   static SLUICE_MEMBER float code(uint32_t word) { return float_of(0x4b000000u | ((word & 15u) ^ 8u)) - 8388616.0f; }
 };
 
-/* A row of a weight: where its codes, its scales and its result begin. */
+/* A row of a weight: the addresses of its codes, its scales and its output. */
 struct decoded_row_t {
   const uint8_t* codes;
   const uint8_t* scales;
   void* out;
 };
 
-/* The weight of row u by bisection: the first whose end is beyond it. */
+/* Finds the weight of row u by bisection: the first whose end is beyond it. */
 template <typename F, typename E>
 SLUICE_FN decoded_row_t row_of(const sluice_decode_args_t& a, int64_t u) {
   int32_t low = 0, high = a.num_weights - 1;
@@ -88,7 +89,7 @@ SLUICE_FN decoded_row_t row_of(const sluice_decode_args_t& a, int64_t u) {
 
 enum { PACK = 8, PACKS_AT_ONCE = 4 };
 
-/* The codes of a pack by one access. */
+/* The codes of a pack, loaded with one access. */
 template <typename F>
 struct alignas(PACK* F::BITS / 8) codes_t {
   uint32_t words[PACK * F::BITS / 32];
@@ -99,7 +100,7 @@ struct pack_parts {
   enum { N = wide_of<E>::N < (int)PACK ? (int)wide_of<E>::N : (int)PACK, PARTS = (int)PACK / N };
 };
 
-/* Two stages for each of a lane's packs: their codes and scales, which wait for memory together, then the results. */
+/* Two stages for each of a lane's packs: the loads of codes and scales, which overlap, then the results. */
 template <typename F, typename E>
 SLUICE_FN void decode(const sluice_decode_args_t& a, int64_t u) {
   const decoded_row_t row = row_of<F, E>(a, u);
@@ -148,7 +149,7 @@ DECODERS(fp8)
 DECODERS(int8)
 DECODERS(int4)
 
-/* Rows whose width 8 does not divide, or whose codes begin anywhere: an element at a time. */
+/* Decodes rows whose width is not divisible by 8, or whose codes are not aligned: one element at a time. */
 template <typename F, typename E>
 SLUICE_FN void decode_elements(const sluice_decode_args_t& a, int64_t u) {
   const decoded_row_t row = row_of<F, E>(a, u);

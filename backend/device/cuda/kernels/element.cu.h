@@ -73,7 +73,7 @@ SLUICE_FN void store(void* data, int64_t i, typename E::value x) {
   ((typename E::stored*)data)[i] = E::put(x);
 }
 
-/* N elements that move by one access. */
+/* N elements that are loaded or stored with one access. */
 template <typename E, int N>
 struct alignas(sizeof(typename E::stored) * N) pack_t {
   typename E::stored x[N];

@@ -16,10 +16,10 @@ enum {
   SLUICE_CUDA_MAX_WORDS = 480,       /* words per launch of write_words */
   SLUICE_CUDA_UNIT_EXPERTS = 160,    /* experts per launch of an activation */
   SLUICE_CUDA_ROUTE_TILE = 1024,     /* routes that one warp counts */
-  SLUICE_CUDA_ADAM_TILE = 1024,      /* elements of a parameter that one warp takes */
+  SLUICE_CUDA_ADAM_TILE = 1024,      /* elements of a parameter per warp */
   SLUICE_CUDA_TOKEN_COPY_RUNS = 112, /* runs per launch of token_copy_place */
   SLUICE_CUDA_DECODED = 64,          /* weights per launch that decodes packed ones */
-  SLUICE_CUDA_LEAST_BLOCK = 32,      /* columns of their blocks: a multiple of it */
+  SLUICE_CUDA_LEAST_BLOCK = 32,      /* block_cols is a multiple of this */
   SLUICE_CUDA_PER_BLOCK_BITS = 31
 };
 
@@ -37,7 +37,7 @@ typedef struct sluice_gather_args_s {
 
 typedef struct sluice_move_run_s {
   int64_t src_row, dst_row;
-  int64_t end; /* rows of this run and of those before it */
+  int64_t end; /* rows of this run and the previous ones */
 } sluice_move_run_t;
 
 /* Row u of all runs together; run r has the rows [runs[r - 1].end, runs[r].end). */
@@ -62,10 +62,10 @@ typedef struct sluice_combine_args_s {
   int64_t wide; /* 1: everything is 16-byte aligned and a whole number of 16 bytes */
 } sluice_combine_args_t;
 
-/* Rows of a chunk of several experts, in one launch. A tensor holds a chunk, or the whole pass by expert: then its bit
- * of by_pass is set, and row `unit` of the chunk is its row `unit` + shift. */
+/* Rows of a chunk of several experts, in one launch. A tensor contains a chunk, or the whole pass by expert: then its
+ * bit of by_pass is set, and row `unit` of the chunk is its row `unit` + shift. */
 typedef struct sluice_unit_expert_s {
-  int32_t end;   /* rows of this expert and of those before it */
+  int32_t end;   /* rows of this expert and the previous ones */
   int32_t shift; /* of its rows in tensors of the pass */
   const void* b1;
   const void* b3; /* or NULL */
@@ -85,7 +85,7 @@ enum { /* the tensors of both directions */
 typedef struct sluice_unit_rows_s {
   int32_t by_pass;                           /* bits by SLUICE_CUDA_UNIT_* */
   int32_t num_experts;                       /* at least 1 */
-  int32_t skipped[SLUICE_CUDA_UNIT_TENSORS]; /* bytes that a row of the memory is wider than a row of the tensor */
+  int32_t skipped[SLUICE_CUDA_UNIT_TENSORS]; /* bytes by which a row of the memory is wider than a row of the tensor */
   sluice_unit_expert_t experts[SLUICE_CUDA_UNIT_EXPERTS];
 } sluice_unit_rows_t;
 
@@ -95,7 +95,7 @@ typedef struct sluice_act_forward_args_s {
   int64_t units; /* rows */
   int64_t hidden;
   int32_t activation, gated;  /* gated: SLUICE_GATED_* */
-  float alpha, limit, offset; /* of SWIGLU */
+  float alpha, limit, offset; /* for SWIGLU */
   sluice_unit_rows_t rows;
 } sluice_act_forward_args_t;
 
@@ -109,7 +109,7 @@ typedef struct sluice_act_backward_args_s {
   int64_t units; /* rows */
   int64_t hidden;
   int32_t activation, gated;  /* gated: SLUICE_GATED_* */
-  float alpha, limit, offset; /* of SWIGLU */
+  float alpha, limit, offset; /* for SWIGLU */
   sluice_unit_rows_t rows;
 } sluice_act_backward_args_t;
 
@@ -134,7 +134,7 @@ typedef struct sluice_column_sum_args_s {
   void* out;
   int64_t units; /* groups of 32 columns */
   int64_t rows, width, data_stride, accumulate;
-  int64_t out_f32; /* 1: out is f32 whatever the rows are */
+  int64_t out_f32; /* 1: out is f32 for every dtype of the rows */
 } sluice_column_sum_args_t;
 
 typedef struct sluice_round_args_s {
@@ -152,7 +152,7 @@ typedef struct sluice_scale_args_s {
   int64_t width;
 } sluice_scale_args_t;
 
-/* dst[i] = src[t, k] of route[i] = t * K + k, 0 where that is -1. */
+/* dst[i] = src[t, k] with route[i] = t * K + k, 0 if route[i] is -1. */
 typedef struct sluice_gather_scalars_args_s {
   const float* src;
   const int32_t* route;
@@ -170,7 +170,7 @@ typedef struct sluice_spread_scalars_args_s {
   int64_t count, top_k, out_t, out_k;
 } sluice_spread_scalars_args_t;
 
-/* to[i] = words[i]: small tables of pointers that a library reads on the device, without a copy to wait for. */
+/* to[i] = words[i]: writes small tables of pointers that a library reads on the device, without a copy to wait for. */
 typedef struct sluice_words_args_s {
   uint64_t* to;
   int64_t units; /* groups of 32 words */
@@ -189,20 +189,20 @@ typedef struct sluice_route_args_s {
   int32_t* counts;        /* out [E] by slot */
   int32_t* offsets;       /* out [E + 1] by slot: first row; offsets[E] is the number of kept routes */
   int32_t* token_of;      /* out [kept] the token of each row: the index of a gather */
-  int32_t* route_of;      /* out [kept] t * K + k of each row, or NULL; t counts from first_token too */
+  int32_t* route_of;      /* out [kept] t * K + k of each row, or NULL; t is counted from first_token too */
   int32_t* first_bad;     /* out: the first route whose id is neither an expert's nor -1, INT32_MAX: none; or NULL */
-  int32_t* position;      /* out [T * K] the row of each route, -1 where dropped */
+  int32_t* position;      /* out [T * K] the row of each route, -1 if dropped */
   int64_t units;
   int64_t num_routes, top_k, num_experts;
   int64_t ids_t, ids_k;
   int64_t ids_64;         /* 1: i64 ids, 0: i32 */
   int64_t first_token;    /* of this chunk, added to tokens and routes */
-  int64_t capacity;       /* rows of each slot; 0: as many as it has routes */
+  int64_t capacity;       /* rows of each slot; 0: as many as the slot has routes */
   int64_t* drop_counters; /* with a capacity: [SLUICE_NUM_DROP_COUNTERS], added to */
   int64_t begins;         /* 1: the first chunk of its forward, for the drop counters */
 } sluice_route_args_t;
 
-/* Routes per block of tokens and slot, for a cut by received rows: a warp per block. Block g of G has the tokens
+/* Counts routes per block of tokens and slot, for a cut by received rows: a warp per block. Block g of G has the tokens
  * [T g / G, T (g + 1) / G). */
 typedef struct sluice_block_args_s {
   const void* ids;        /* as sluice_route_args_t */
@@ -214,8 +214,8 @@ typedef struct sluice_block_args_s {
   int64_t ids_64; /* 1: i64 ids, 0: i32 */
 } sluice_block_args_t;
 
-/* Rows as they arrive (by source rank, local expert) to expert order (by local expert, source rank): a warp per pair.
- * index[row in expert order] = row as received. */
+/* Permutes rows from received order (by source rank, local expert) to expert order (by local expert, source rank): a
+ * warp per pair. index[row in expert order] = row as received. */
 typedef struct sluice_arrival_args_s {
   const int32_t* counts;  /* [W, E_local] rows from each rank for each local expert */
   int32_t* index;         /* out [rows] */
@@ -231,7 +231,7 @@ typedef struct sluice_arrival_args_s {
 typedef struct sluice_token_copy_args_s {
   const void* ids;           /* as sluice_route_args_t */
   const int32_t* slot_of;    /* [E] the rank of an expert, or NULL: its id */
-  int32_t* rank;             /* [T * K] of each route, -1 where dropped */
+  int32_t* rank;             /* [T * K] of each route, -1 if dropped */
   int32_t* first;            /* [T * K] the same, but -1 if an earlier route of the token goes to that rank too */
   const int32_t* token_copy; /* [T * K] the routing's position of `first` */
   const int32_t* offsets;    /* [W + 1] the routing's: the first token copy of each rank */
@@ -246,14 +246,14 @@ typedef struct sluice_token_copy_args_s {
 
 /* Routes of one source and one expert, in the sender's order. */
 typedef struct sluice_token_copy_run_s {
-  int32_t end;          /* routes of this run and of those before it */
+  int32_t end;          /* routes of this run and the previous ones */
   int32_t route_index;  /* the first of its route indices */
-  int32_t token_copies; /* of its source in this chunk: route indices outside of them are ignored */
+  int32_t token_copies; /* of its source in this chunk: route indices outside of this range are ignored */
   int32_t token_copy;   /* the first of these, among all arrivals */
   int32_t row;          /* its first row in the chunk's expert order */
   int32_t origin;       /* its first entry in origin */
-  int32_t from;         /* the first of the token copies among those that arrived by exchange; own: in token */
-  int32_t weight;       /* position of its route weights among the arrivals; own: -1 */
+  int32_t from;         /* the first of the token copies among those that arrived by exchange; for own ones: in token */
+  int32_t weight;       /* position of its route weights among the arrivals; for own ones: -1 */
 } sluice_token_copy_run_t;
 
 /* Converts received route indices, including own ones, to tables: a warp per 32 routes of all runs. */
@@ -261,8 +261,9 @@ typedef struct sluice_token_copy_place_args_s {
   const int32_t* route_index;
   const int32_t* token; /* of own token copies */
   int32_t* position;    /* out [token copies, K] row in the chunk's expert order; -1 before */
-  int32_t* weight;      /* out [token copies, K] position of the weight among the arrivals; own: t * K + k; -1 before */
-  int32_t* origin;      /* out, by row: the received token copy, -1 if the index is invalid; own: the token */
+  int32_t*
+      weight; /* out [token copies, K] position of the weight among the arrivals; for own ones: t * K + k; -1 before */
+  int32_t* origin; /* out, by row: the received token copy, -1 if the index is invalid; for own ones: the token */
   int64_t units;
   int64_t count; /* routes of all runs */
   int64_t top_k, num_runs;
@@ -284,13 +285,13 @@ typedef struct sluice_gate_args_s {
   int32_t padding;
 } sluice_gate_kernel_args_t;
 
-/* Shared by all kernels of Adam (adam_kernels.h); each reads its part. */
+/* Shared by all kernels of Adam (adam_kernels.h); each uses some of the members. */
 typedef struct sluice_adam_args_s {
   int64_t units, count;
   const void* grad;
   int32_t* flags; /* [SLUICE_ADAM_NUM_FLAGS] */
   float limit;
-  int32_t num_parts; /* of grad, `stride` elements from each other */
+  int32_t num_parts; /* of grad, at distances of `stride` elements */
   int64_t stride;
   float* staged; /* gradients in f32: output of adam_stage and adam_sum, input of adam_update */
   float *master, *exp_avg, *exp_avg_sq;
@@ -309,21 +310,22 @@ typedef struct sluice_decode_weight_s {
   const void* codes;
   const void* scales;
   void* out;         /* [rows, cols], row after row */
-  int64_t row_bytes; /* of codes, from one row to the next */
-  int32_t end;       /* rows of this weight and of those before it */
-  int32_t scales_ld; /* scales from one row of them to the next */
-  int32_t half;      /* rows after which blocks of rows begin again; 0: they do not */
+  int64_t row_bytes; /* of codes: distance of two rows */
+  int32_t end;       /* rows of this weight and the previous ones */
+  int32_t scales_ld; /* distance of two rows of scales, in scales */
+  int32_t half;      /* rows after which blocks of rows start again; 0: they do not */
   int32_t padding;
 } sluice_decode_weight_t;
 
-/* Row u of all weights together, decoded: a warp per row. */
+/* Decodes row u of all weights together: a warp per row. */
 typedef struct sluice_decode_args_s {
   int64_t units; /* rows of all weights */
   int32_t cols, block_cols;
-  uint32_t per_block; /* 2^SLUICE_CUDA_PER_BLOCK_BITS / (block_cols / SLUICE_CUDA_LEAST_BLOCK), rounded up: a column's
-                         place in units of the least block, times this, has its block above those bits: exact as long
-                         as that place times block_cols / SLUICE_CUDA_LEAST_BLOCK stays below them */
-  int32_t format;     /* SLUICE_CUDA_MXFP4, ... */
+  uint32_t
+      per_block; /* 2^SLUICE_CUDA_PER_BLOCK_BITS / (block_cols / SLUICE_CUDA_LEAST_BLOCK), rounded up. A column in units
+                    of the least block, times this, has the column's block above those bits. This is exact as long as
+                    that column times block_cols / SLUICE_CUDA_LEAST_BLOCK stays below 2^SLUICE_CUDA_PER_BLOCK_BITS */
+  int32_t format; /* SLUICE_CUDA_MXFP4, ... */
   int32_t num_weights;
   sluice_decode_weight_t weights[SLUICE_CUDA_DECODED];
 } sluice_decode_args_t;

@@ -72,7 +72,7 @@ SLUICE_FN int bits_set(uint32_t x) { return __popc(x); }
 #define SLUICE_LANES(lane) for (int lane = 0; lane < 32; ++lane)
 #define SLUICE_UNROLL
 #define SLUICE_ONE_BY_ONE
-#define SLUICE_MAY_ALIAS __attribute__((may_alias)) /* a type for what memory holds of any type */
+#define SLUICE_MAY_ALIAS __attribute__((may_alias)) /* a type for memory that may hold any type */
 
 template <typename T>
 struct per_lane {
@@ -119,7 +119,7 @@ SLUICE_FN int bits_set(uint32_t x) { return __builtin_popcount(x); }
 
 /* ---- the same in both builds ---------------------------------------------------------------------------------- */
 
-/* The least of 32 values. */
+/* The minimum of 32 values. */
 SLUICE_FN int32_t warp_least(per_lane<int32_t> v) {
   for (int half = 16; half > 0; half /= 2) {
     per_lane<int32_t> upper = warp_down(v, half);
@@ -130,7 +130,7 @@ SLUICE_FN int32_t warp_least(per_lane<int32_t> v) {
   return warp_get(v, 0);
 }
 
-/* The largest of 32 values. */
+/* The maximum of 32 values. */
 SLUICE_FN int64_t warp_most(per_lane<int64_t> v) {
   for (int half = 16; half > 0; half /= 2) {
     per_lane<int64_t> upper = warp_down(v, half);

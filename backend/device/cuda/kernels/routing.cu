@@ -152,7 +152,7 @@ SLUICE_FN void route_scan_slots(const sluice_route_args_t& a, int64_t) {
 }
 SLUICE_KERNEL(route_scan_slots, sluice_route_args_t)
 
-/* position, token_of, route_of; tile_counts[tile, e] counts up during the walk of the tile */
+/* Writes position, token_of, route_of; tile_counts[tile, e] counts up while the tile is processed. */
 SLUICE_FN void route_place(const sluice_route_args_t& a, int64_t tile) {
   int32_t* next = a.tile_counts + tile * a.num_experts;
   for (int64_t base = 0; base < SLUICE_CUDA_ROUTE_TILE; base += 32) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Moving, combining and scaling rows. A warp takes a row; its lanes take neighbouring pieces, so accesses coalesce. */
+/* Copies, combines and scales rows. A warp takes a row; its lanes take adjacent pieces, so accesses coalesce. */
 #include "backend/device/cuda/kernels/element.cu.h"
 #include "backend/device/cuda/kernels/kernel_args.h"
 

@@ -47,7 +47,7 @@ SLUICE_FN void token_copy_table(const sluice_token_copy_args_t& a, int64_t unit)
 }
 SLUICE_KERNEL(token_copy_table, sluice_token_copy_args_t)
 
-/* Route u of all runs together. A route index that its source cannot have is ignored: its row becomes zeros, and
+/* Places route u of all runs together. A route index that its source cannot have is ignored: its row becomes zeros, and
  * nothing is written out of bounds. */
 SLUICE_FN void place_route(const sluice_token_copy_place_args_t& a, int64_t u) {
   int64_t low = 0, high = a.num_runs - 1;

@@ -39,7 +39,11 @@ EVERYDAY = {
 CLASS_OF = dict(tf_families.classes())
 
 # Of all classes of the registry, those whose own functions are called, and why; every other one is fused.
-CALLED = {"Inkling2Experts": "its gate is none that", "MuseSparkExperts": "it normalises each expert's output"}
+CALLED = {
+    "Inkling2Experts": "its gate is none that",
+    "Inkling2LoopExperts": "its gate is none that",  # from 5.24
+    "MuseSparkExperts": "it normalises each expert's output",
+}
 
 
 def make(kind: str = "mixtral", experts: int = 6, model: int = MODEL, hidden: int = HIDDEN) -> torch.nn.Module:

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a backward may add to the `.grad` of its parameters itself, because nobody can see the difference.
+// Decides whether a backward may add to the `.grad` of its parameters itself, because nothing can observe the
+// difference.
 //
-// Autograd passes a node's gradients to AccumulateGrad nodes, which add them to `.grad`. What would notice that they
-// did not is looked for here: hooks of every kind, gradients asked for by name, checks for NaN, and a `.grad` that
-// autograd would not simply write over. This reads the engine's own state, so it is called from within a node's
-// backward.
+// Autograd passes a node's gradients to AccumulateGrad nodes, which add them to `.grad`. This file looks for everything
+// that would notice if they did not: hooks of every kind, gradients for inputs that are given by name, checks for NaN,
+// and a `.grad` to which autograd would not add in place. It reads the engine's own state, so it is called from within
+// a node's backward.
 #define AT_PER_OPERATOR_HEADERS // all that is needed of ATen comes with the nodes
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/function.h>
@@ -32,7 +33,7 @@ Range range_of(const void* data, size_t bytes, bool is_written) {
   return {begin, begin + bytes, is_written};
 }
 
-// Whether something written lies in something else of the list, which is sorted here.
+// Whether a written range overlaps another range of the list, which is sorted here.
 bool overlap(std::vector<Range>& ranges) {
   std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
   uintptr_t read_to = 0;
@@ -46,15 +47,16 @@ bool overlap(std::vector<Range>& ranges) {
   return false;
 }
 
-// backward() over the whole graph. Not so: torch.autograd.grad and backward(inputs=...), whose gradients go elsewhere;
-// compiled autograd, which has no task of the engine's; and a search for NaN in what nodes give out.
+// Whether this is backward() over the whole graph. It is not for torch.autograd.grad and backward(inputs=...), whose
+// gradients go elsewhere, for compiled autograd, which has no task of the engine, and for anomaly mode, which checks
+// gradients for NaN.
 bool is_plain_backward() {
   const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
   return wanted != nullptr && wanted->empty() && !torch::autograd::AnomalyMode::is_enabled();
 }
 
-// The node that adds to a parameter, if no hook sees the gradient: on the tensor (which the node asks for them), before
-// or after the node (where DDP, FSDP and ZeRO have theirs), or when `.grad` is complete.
+// The node that adds to a parameter, if no hook sees the gradient: no hook on the tensor (which the node runs), before
+// or after the node (those of DDP, FSDP and ZeRO), or when `.grad` is complete.
 const AccumulateGrad* unobserved(Node* node) {
   auto* adder = dynamic_cast<AccumulateGrad*>(node);
   if (adder == nullptr || !adder->variable.defined()) return nullptr;
@@ -68,14 +70,14 @@ bool is_plain(const at::Tensor& tensor) {
          !tensor.is_conj() && !tensor.is_neg() && !tensor.key_set().has(c10::DispatchKey::Python);
 }
 
-// Whether `.grad` is what autograd would add to in place, each element of it once, with the parameter's own layout.
+// Whether autograd would add to this `.grad` in place, and to each element once, with the parameter's own layout.
 bool takes_sums(const at::Tensor& parameter, const at::Tensor& grad) {
   return is_plain(parameter) && is_plain(grad) && !grad.requires_grad() && !grad.is_view() &&
          grad.scalar_type() == parameter.scalar_type() && grad.sizes() == parameter.sizes() &&
          grad.strides() == parameter.strides() && grad.is_non_overlapping_and_dense();
 }
 
-// A node that stands between a parameter and this one, and gives on what it gets, where no hook sees it.
+// Whether no hook sees the gradient at a node between a parameter and this one, which passes on its gradient.
 bool is_unobserved_step(Node& node) {
   return node.num_outputs() == 1 && node.pre_hooks().empty() && node.post_hooks().empty() &&
          node.tensor_pre_hooks().empty() && node.retains_grad_hooks().empty();
@@ -85,7 +87,8 @@ at::Tensor borrowed(void* tensor) {
   return at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(static_cast<c10::TensorImpl*>(tensor)));
 }
 
-// Whether this pass may add to `grad` what it would give to `node`. read: the parameter as the pass reads it.
+// Whether this pass may add to `grad` the gradient that it would pass to `node`. read: the parameter that the pass
+// reads.
 bool may_add(Node* node, const at::Tensor& grad, const at::Tensor& read) {
   if (const AccumulateGrad* adder = unobserved(node)) {
     return adder->variable.grad().is_same(grad) && takes_sums(adder->variable, grad);
@@ -98,7 +101,7 @@ bool may_accumulate(int64_t first, int64_t count, void* const* reads, int64_t nu
   if (count == 0 || count > num_reads || !is_plain_backward()) return false;
   const auto node = torch::autograd::get_current_node();
   if (!node || node->num_outputs() != static_cast<size_t>(first + count)) return false;
-  if (!node->post_hooks().empty()) return false; // they see what the node gives out
+  if (!node->post_hooks().empty()) return false; // they see the node's gradients
   std::vector<Range> ranges;
   for (int64_t i = 0; i < count; ++i) {
     const auto& edge = node->next_edge(static_cast<size_t>(first + i));
@@ -121,11 +124,11 @@ bool may_accumulate(int64_t first, int64_t count, void* const* reads, int64_t nu
 
 extern "C" {
 
-// For the backward that this thread is in: 1 when the pass may add to `grads`, TensorImpl* each, NULL where there is
-// none. They belong to the `count` parameters, its node's inputs from `first` on and the last of them; those that want
-// no gradient need none. Each is its parameter's `.grad`; or the part of it that a gradient would be added to behind
-// one node, which the caller knows to give it on unchanged. Nothing of them may lie in what the pass reads, `reads`,
-// TensorImpl* too, of which the parameters are the last.
+// For the backward that runs in this thread: 1 if the pass may add to `grads`, a TensorImpl* each, or NULL for none.
+// They belong to the `count` parameters, which are the last inputs of the node, from `first` on; parameters that
+// require no gradient need none. Each is its parameter's `.grad`, or the part of it to which the gradient would be
+// added after one further node, which the caller knows to pass it on unchanged. They must not overlap the tensors that
+// the pass reads, `reads` (TensorImpl* too), of which the parameters are the last.
 SLUICE_EXPORT int32_t sluice_torch_may_accumulate(int64_t first, int64_t count, void* const* reads, int64_t num_reads,
                                                   void* const* grads) {
   try {

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // A communicator for libsluice over a torch.distributed process group.
 //
-// Fills the C ABI's sluice_host_comm_vtable_t with callbacks that speak to the CPU backend (gloo) of a c10d process
-// group. Nothing here needs Python or its lock: the library calls from its own communication thread. libsluice and
-// this file know each other only through the public header.
+// Fills the C ABI's sluice_host_comm_vtable_t with callbacks that use the CPU backend (gloo) of a c10d process group.
+// Nothing here needs Python or the GIL, because the library calls from its own communication thread. libsluice and this
+// file share only the public header.
 //
-// What gloo does, and what follows from it (measured with torch 2.13):
-// - `wait(timeout)` on a send or a receive that expires closes every connection of the group. So a wait is given a
-//   long time and is ended from outside by `Work::abort()`, which interrupts that one wait and leaves the operation
+// How gloo behaves, and what follows from it (measured with torch 2.13):
+// - A `wait(timeout)` on a send or a receive that expires closes every connection of the group. So a wait is given a
+//   long timeout and is ended from outside by `Work::abort()`, which interrupts that one wait and leaves the operation
 //   alive. A small thread, the ticker, does this for waits that last longer than a slice.
-// - A closed connection shows only in the operation being waited for. So every slice looks at all of them.
-// - Failing alone would leave peers waiting until their deadlines. So a rank that gives up closes its connections,
-//   by the very expiry above.
+// - Only the operation that is waited for shows that its connection is closed. So every slice checks all operations.
+// - If a rank failed alone, its peers would wait until their deadlines. So a rank that gives up closes its connections,
+//   by the expiry above.
 #include <pthread.h>
 #include <signal.h>
 
@@ -48,11 +48,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kSlice{100};  // the longest time in which an abort or an interrupt goes unnoticed
-constexpr milliseconds kShortest{1}; // gloo counts in milliseconds, and zero means its own timeout
+constexpr milliseconds kSlice{100};  // an abort or an interrupt is noticed within this time
+constexpr milliseconds kShortest{1}; // gloo's unit is the millisecond, and zero means its own timeout
 constexpr milliseconds kForever{1000LL * 3600 * 24 * 20};
-constexpr milliseconds kStoreTimeout{2000}; // a store that takes longer is treated as gone
-constexpr std::chrono::seconds kLinger{1};  // the ticker keeps ticking this long after the last wait
+constexpr milliseconds kStoreTimeout{2000}; // a store that takes longer is treated as lost
+constexpr std::chrono::seconds kLinger{1};  // the ticker runs this long after the last wait
 constexpr int kTagMask = 0x3fffffff;
 constexpr int kCloseTag = 0x40000000; // never sent to anyone
 
@@ -67,7 +67,7 @@ void fail(sluice_host_failure_t* out, int peer, const char* text) {
   out->message[sizeof out->message - 1] = '\0';
 }
 
-// The system gives no thread, so nothing would end a wait: not a peer's fault.
+// No thread can be started, so that nothing would end a wait. This is not a peer's fault.
 struct NoTicker : std::runtime_error {
   explicit NoTicker(const std::system_error& error)
       : std::runtime_error(std::string("no thread can be started to end waits: ") + error.what()),
@@ -75,12 +75,13 @@ struct NoTicker : std::runtime_error {
   int code;
 };
 
-// Interrupts a wait when its slice is over. One per process, never destroyed: a detached thread may outlive main.
+// Interrupts a wait when its slice is over. There is one per process. It is never destroyed, because a detached thread
+// may outlive main.
 class Ticker {
  public:
   static Ticker& get() {
     static Ticker* ticker = [] {
-      // A forked child has no such thread, and perhaps a locked mutex: it starts with a fresh one.
+      // A forked child has no such thread, and perhaps a locked mutex: it gets a new ticker.
       pthread_atfork(nullptr, nullptr, [] { current() = new Ticker(); });
       return current() = new Ticker();
     }();
@@ -89,14 +90,14 @@ class Ticker {
   }
 
   // Runs `work->wait`, for about a slice at most. True: done. False: the slice is over. Throws what gloo throws, and
-  // NoTicker before it waits; then the next wait tries again.
+  // NoTicker before it waits; the next wait then tries again.
   bool wait(c10d::Work& work, Clock::time_point until) {
     Armed armed{&work, until};
     {
       std::lock_guard<std::mutex> lock(mutex_);
       const bool is_new = !running_;
       if (is_new) start();
-      armed_.insert(&armed); // what may throw comes before: this frame is not known to the ticker then
+      armed_.insert(&armed); // all that may throw comes before, while the ticker does not know this frame
       last_use_ = Clock::now();
       if (!is_new && until < next_) {
         wake_.notify_one();
@@ -124,7 +125,7 @@ class Ticker {
     Clock::time_point until;
   };
 
-  // With the mutex held, for which the new thread waits.
+  // The caller holds the mutex, for which the new thread waits.
   void start() {
     try {
       std::thread([this] { run(); }).detach();
@@ -143,7 +144,7 @@ class Ticker {
       const Clock::time_point now = Clock::now();
       next_ = now + kSlice / 2;
       for (Armed* armed : armed_) {
-        // Under the lock, so that the work is still being waited for. If it has just finished, nobody waits again.
+        // Under the lock, so that the work is still waited for. If it has just finished, it is not waited for again.
         if (armed->until <= now) {
           armed->work->abort();
         } else {
@@ -166,7 +167,7 @@ class Ticker {
   bool running_ = false;
 };
 
-// One message on its way. The Work holds the tensor, which borrows the library's bytes.
+// One message in transit. The Work holds the tensor, which borrows the library's bytes.
 struct Message {
   int peer;
   bool is_receive;
@@ -177,14 +178,14 @@ struct Request {
   std::vector<Message> pending; // receives first
 };
 
-// A rank's notes in the group's store. Each call runs on a thread of its own, because a store has no short timeout.
+// A rank's notes in the group's store. Each call runs on a separate thread, because a store has no short timeout.
 class Notes {
  public:
   explicit Notes(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
 
   bool available() const { return store_.defined() && !gone_.load(); }
 
-  // Runs `action(store)`; false when it failed or took too long (then the store is not asked again).
+  // Runs `action(store)`; false if it failed or took too long (the store is then not used again).
   template <typename Action>
   bool ask(Action action) {
     if (!available()) return false;
@@ -213,7 +214,7 @@ template <typename Group>
 auto store_of(const Group& group, int) -> decltype(group->getStore()) {
   return group->getStore();
 }
-// Before torch 2.8 a process group does not tell its store: then there are no notes.
+// Before torch 2.8 a process group has no getStore: there are no notes then.
 template <typename Group>
 c10::intrusive_ptr<c10d::Store> store_of(const Group&, long) {
   return {};
@@ -230,7 +231,7 @@ struct Comm {
   std::atomic<bool> aborted{false};
   std::atomic<bool> closed{false};
 
-  // Ends all connections of the group, so that every peer notices now rather than at its deadline.
+  // Closes all connections of the group, so that every peer notices now and not at its deadline.
   void close() {
     if (closed.exchange(true)) return;
     for (int peer = 0; peer < world_size; ++peer) {
@@ -247,7 +248,7 @@ struct Comm {
 
   void release(Request* request) {
     requests.erase(request);
-    delete request; // gloo's buffers wait for a reader that is inside them, then forget the bytes
+    delete request; // gloo's buffers wait for a reader that is inside them, and then drop the bytes
   }
 };
 
@@ -257,7 +258,7 @@ sluice_status_t give_up(Comm* comm, Request* request, sluice_status_t status) {
   return status;
 }
 
-// ABORTED when this rank itself ended the connections, PEER_LOST otherwise.
+// ABORTED if this rank itself closed the connections, PEER_LOST otherwise.
 sluice_status_t lost(Comm* comm, sluice_host_failure_t* out, int peer, const char* text) {
   if (comm->aborted.load()) {
     fail(out, -1, "the communicator was aborted");
@@ -286,7 +287,7 @@ sluice_status_t exchange_start(void* user, const sluice_exchange_t* exchange, vo
     comm->requests.insert(request);
     request->pending.reserve(2 * static_cast<size_t>(comm->world_size));
     const int tag = comm->sequence++ & kTagMask;
-    // From the next rank onwards, so that not everybody sends to rank 0 first.
+    // From the next rank onwards, so that not all ranks send to rank 0 first.
     for (int step = 1; step < comm->world_size; ++step) {
       peer = (comm->rank + comm->world_size - step) % comm->world_size;
       const uint64_t bytes = exchange->recv_bytes[peer];
@@ -312,7 +313,7 @@ bool arrived(Message& message, Clock::time_point until) { return Ticker::get().w
 
 // Throws if the connection of this message is gone, without waiting for the message.
 void look(Message& message) {
-  message.work->abort(); // interrupts the next wait, which looks at the connection first
+  message.work->abort(); // interrupts the next wait, which checks the connection first
   message.work->wait(kForever);
 }
 
@@ -412,7 +413,7 @@ void destroy(void* user) {
 
 struct sigaction g_previous;
 
-// Notes the signal and lets Python's own handler note it too; async-signal-safe.
+// Records the signal, and calls Python's own handler; async-signal-safe.
 void on_interrupt(int number, siginfo_t* info, void* context) {
   g_interrupted.store(1);
   if ((g_previous.sa_flags & SA_SIGINFO) != 0) {
@@ -462,7 +463,7 @@ SLUICE_EXPORT int32_t sluice_torch_comm_open(const char* group_name, sluice_host
 }
 
 // Between enter and leave, which the main thread calls around a call into the library, SIGINT also ends waits: Python's
-// handler runs only when that call returns. Other handlers of the host are called as ever.
+// handler runs only when that call returns. Other handlers of the host are called as before.
 SLUICE_EXPORT void sluice_torch_interrupt_enter(void) {
   struct sigaction mine;
   std::memset(&mine, 0, sizeof mine);
@@ -480,7 +481,7 @@ SLUICE_EXPORT void sluice_torch_interrupt_enter(void) {
 SLUICE_EXPORT void sluice_torch_interrupt_leave(void) {
   struct sigaction now;
   if (sigaction(SIGINT, nullptr, &now) != 0) return;
-  // Somebody else's handler, installed meanwhile, stays.
+  // A handler that other code has installed meanwhile stays.
   if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == on_interrupt) sigaction(SIGINT, &g_previous, nullptr);
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of gradients that the host has let go of, for the next ones of the same size.
+// Keeps the memory of gradients that the host has freed, and reuses it for later gradients of the same size.
 //
-// A training loop that sets `.grad` to None frees every gradient and asks for as many bytes a step later. For blocks of
-// this size the C library gives them back to the system, which hands them out anew, page by page and cleared: on hosts
-// that take free memory back from their guests that takes longer than the GEMMs that write the gradients.
+// A training loop that sets `.grad` to None frees every gradient, and allocates as many bytes a step later. The C
+// library returns blocks of this size to the system, which maps and clears them page by page for the next allocation.
+// On hosts that take free memory back from their guests this takes longer than the GEMMs that write the gradients.
 #define AT_PER_OPERATOR_HEADERS
 #include <ATen/core/Tensor.h>
 #include <c10/core/CPUAllocator.h>
@@ -22,8 +22,8 @@ namespace {
 struct Block {
   c10::DataPtr memory;
   size_t bytes;
-  uint64_t limit;     // under which it was taken
-  uint64_t let_go_at; // of Pool::taken
+  uint64_t limit;     // of the last call that took it
+  uint64_t let_go_at; // the value of Pool::taken
 };
 
 struct Pool {
@@ -31,12 +31,12 @@ struct Pool {
   std::list<Block*> idle; // the newest first: it is the likeliest to be in a cache
   uint64_t idle_bytes = 0;
   uint64_t out_bytes = 0;
-  uint64_t taken = 0; // bytes, ever
+  uint64_t taken = 0; // all bytes so far
   uint64_t num_fresh = 0;
   uint64_t num_reused = 0;
 };
 
-// Never destroyed: gradients may outlive everything else of a process.
+// The pool is never destroyed, because gradients may outlive everything else of a process.
 Pool& pool() {
   static Pool* const only = [] {
     auto* made = new Pool;
@@ -52,8 +52,8 @@ void give_back(Blocks& blocks) {
   for (Block* block : blocks) delete block;
 }
 
-// With the mutex held: those that were let go of first until `most` bytes are left, and those that have lain idle while
-// twice the bytes of all blocks were taken: what they were taken for is no longer trained.
+// Moves blocks to `out`, the oldest first: until `most` bytes are idle, and all that were idle while twice the bytes of
+// all blocks were taken, because the parameters that they were for are no longer trained. The caller holds the mutex.
 void sort_out(Pool& p, uint64_t most, Blocks& out) {
   const uint64_t most_taken = 2 * (p.idle_bytes + p.out_bytes);
   while (!p.idle.empty()) {
@@ -64,7 +64,7 @@ void sort_out(Pool& p, uint64_t most, Blocks& out) {
   }
 }
 
-// A storage lets go of its block, in any thread.
+// The deleter of a storage: puts its block into the pool. Any thread may call it.
 void let_go(void* context) {
   auto* block = static_cast<Block*>(context);
   Pool& p = pool();
@@ -115,7 +115,7 @@ void free_all(Pool& p) {
 c10::DataPtr allocate(Pool& p, size_t bytes) {
   try {
     return c10::GetCPUAllocator()->allocate(bytes);
-  } catch (...) { // the system has no more: what lies idle comes first
+  } catch (...) { // the system has no more memory: free the idle blocks first
     free_all(p);
     return c10::GetCPUAllocator()->allocate(bytes);
   }
@@ -146,9 +146,9 @@ bool is_plain(const c10::TensorImpl& tensor) {
 
 extern "C" {
 
-// Gives `target`, an empty tensor of the same dtype, the shape and strides of `like` and memory for it, uninitialized;
-// TensorImpl* both. The memory comes back when its storage goes, and stays while at most `limit` bytes lie idle.
-// 0, and nothing is done: `like` is no dense tensor of the CPU, or there is no memory.
+// Gives `target`, an empty tensor of the same dtype, the shape and strides of `like` and uninitialized memory; both are
+// TensorImpl*. The memory returns to the pool when its storage is freed; the pool keeps at most `limit` idle bytes.
+// Returns 0, without an effect, if `like` is no dense tensor on the CPU, or there is no memory.
 SLUICE_EXPORT int32_t sluice_torch_take_gradient(void* target, const void* like, uint64_t limit) {
   try {
     const auto* model = static_cast<const c10::TensorImpl*>(like);
@@ -166,7 +166,7 @@ SLUICE_EXPORT int32_t sluice_torch_take_gradient(void* target, const void* like,
   }
 }
 
-// Bytes that lie idle and bytes that are out, gradients that were fresh memory and that were reused.
+// Writes the idle bytes, the bytes of current gradients, and the numbers of gradients in fresh and in reused memory.
 SLUICE_EXPORT void sluice_torch_gradient_pool(uint64_t* out) {
   Pool& p = pool();
   const std::lock_guard<std::mutex> guard(p.mutex);
@@ -176,7 +176,7 @@ SLUICE_EXPORT void sluice_torch_gradient_pool(uint64_t* out) {
   out[3] = p.num_reused;
 }
 
-// All that lies idle goes back to the C library.
+// Returns all idle memory to the C library.
 SLUICE_EXPORT void sluice_torch_give_back_gradients(void) { free_all(pool()); }
 
 } // extern "C"

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// GEMMs by torch itself, behind the C ABI's sluice_host_gemm_fn_t.
+// Runs GEMMs with torch's kernels, as the C ABI's sluice_host_gemm_fn_t.
 //
-// The GEMMs then use the library, the thread pool and the instruction choice that the host has already paid for.
-// Tensors are views on the library's bytes; the CPU kernels are called below every dispatcher layer, so autograd,
-// autocast and Python dispatch modes that the host has switched on do not see them.
+// The GEMMs then use torch's BLAS library, thread pool and choice of instructions. Tensors are views on the library's
+// bytes. The CPU kernels are called below every dispatcher layer, so autograd, autocast and Python dispatch modes that
+// the host has switched on do not see them.
 #include <ATen/ops/addmm_cpu_dispatch.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/mm_cpu_dispatch.h>
@@ -36,7 +36,7 @@ at::Tensor view(const void* data, int64_t rows, int64_t columns, int64_t row_str
 
 extern "C" {
 
-// 0: done. Another value: torch has no such GEMM on a CPU (f32 results of 16-bit factors), or it threw.
+// Returns 0 on success. Another value: torch has no such GEMM on a CPU (f32 results of 16-bit factors), or it threw.
 SLUICE_EXPORT int32_t sluice_torch_gemm(void* user, const sluice_host_gemm_args_t* args) {
   (void)user;
   at::ScalarType type;

@@ -41,7 +41,7 @@ _PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "identity": lambda x: x,
 }
 _COLUMNS = 64
-# Some gates compute in f32 whatever they are given. The formulas differ by more than 1e-4 somewhere on the grid.
+# Some gates compute in f32 for inputs of any dtype. The formulas differ by more than 1e-4 somewhere on the grid.
 _TOLERANCE = 2e-6
 
 

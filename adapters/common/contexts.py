@@ -14,7 +14,7 @@ from sluice.adapters.torch import Context, ContextOptions, EpGroup
 from sluice.config import Options
 
 _contexts: dict[tuple[Any, ...], Context] = {}
-# How many models have a context of their own on the group of these ranks: the last one closes the group.
+# The number of models with a context of their own on the group of these ranks. The last one closes the group.
 _users: dict[tuple[tuple[int, ...], str | None], int] = {}
 
 

@@ -180,7 +180,7 @@ def _tensors_of(expert: Any, bias: bool) -> list[torch.Tensor]:
 
 
 def _unpack_gated(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Those of w1, w3, w2, b1, b3, b2 that exist."""
+    """The members w1, w3, w2, b1, b3, b2 that exist."""
     up, down, *biases = tensors
     if not biases:
         return (*up.chunk(2), down)

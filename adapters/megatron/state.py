@@ -290,7 +290,7 @@ class LayerState:
     # ---- for `sluice.stats`, `sluice.decisions` and `sluice.trace` ----
 
     def stats(self) -> dict[str, Any]:
-        """For `sluice.stats`."""
+        """The layer's numbers for `sluice.stats`."""
         return {
             "layer_id": self.layer_id,
             "computed_by": "sluice" if self._is_fused_now else "host modules",

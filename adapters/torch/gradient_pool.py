@@ -41,7 +41,7 @@ def pool_stats() -> PoolStats:
 
 
 def numbers() -> dict[str, int]:
-    """For `sluice.stats`: bytes that are kept for reuse, and how many gradients were made in reused memory."""
+    """The numbers for `sluice.stats`: bytes that are kept for reuse, and how many gradients reused memory."""
     now = pool_stats()
     return {"gradient_pool_bytes": now.idle_bytes, "gradients_reused": now.num_reused}
 

@@ -26,7 +26,7 @@ class PlanChoice(NamedTuple):
 
     @classmethod
     def of_words(cls, num_chunks: int, restore_input: str, restore_pre_activation: str, wgrad: str) -> PlanChoice:
-        """From the planner's words."""
+        """The choice that the planner's words name."""
         wgrad_mode = next(number for number, word in _WGRAD.items() if word == wgrad)
         return cls(num_chunks, restore.INPUT[restore_input], restore.PRE_ACTIVATION[restore_pre_activation], wgrad_mode)
 

@@ -296,7 +296,7 @@ def _untouched(model: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Held:
-    """Of a part of the model. held: bytes from its forward to its backward; extra: its peak above the bytes then."""
+    """Bytes of a part of the model. held: from its forward to its backward; extra: its peak above the bytes then."""
 
     held: int
     extra: int

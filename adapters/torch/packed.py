@@ -19,7 +19,7 @@ from .experts import CallbackExperts
 from .layer_config import MoeConfig
 from .passes import Pass
 
-# From the tensors of one expert (parameters, or their gradients) to its members, in the order of MoeLayer.members.
+# Maps the tensors of one expert (parameters, or their gradients) to its members, in the order of MoeLayer.members.
 Unpack = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 

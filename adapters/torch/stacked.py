@@ -24,7 +24,7 @@ from .layer_config import MoeConfig
 from .lora import Lora
 from .passes import Pass
 
-# From the stacked tensors (parameters, or gradients with None for a frozen one) to one view per member of the layer,
+# Maps the stacked tensors (parameters, or gradients with None for a frozen one) to one view per member of the layer,
 # [E_local, ...] each, None if its stacked tensor is None.
 Views = Callable[[Sequence[Optional[torch.Tensor]]], Sequence[Optional[torch.Tensor]]]
 

@@ -325,7 +325,7 @@ class ExpertsState:
             layer.close()
 
     def stats(self) -> dict[str, Any]:
-        """For `sluice.stats`."""
+        """The layer's numbers for `sluice.stats`."""
         contract = self._contract
         return {
             "layer_id": self.layer_id,

@@ -25,7 +25,7 @@ _GEMM_OPS = frozenset(
 )
 _SUMS = frozenset(("aten::add", "aten::add_"))
 
-# By class, and by all that its loop may read of a module.
+# Results by class, and by all that its loop may read of a module.
 _known: weakref.WeakKeyDictionary[type, dict[tuple[Any, ...], bool]] = weakref.WeakKeyDictionary()
 
 

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from transformers.distributed.expert_parallel import AutoEP, EPImplementation
 
-# The same on all ranks, which apply a model's plan in the same order.
+# Layer numbers. They are the same on all ranks, which apply a model's plan in the same order.
 _numbers = itertools.count()
 
 

@@ -27,7 +27,7 @@ class Described(NamedTuple):
 
 
 class Shipment(NamedTuple):
-    """From one rank to another. content: given at the source; described: given at the target."""
+    """A message from one rank to another. content: given at the source; described: given at the target."""
 
     source: int
     target: int

@@ -120,7 +120,7 @@ class Watch:
         return tuple(sorted({rank for each in said for rank in each}))
 
     def report(self) -> dict[str, Any]:
-        """For `sluice.stats`."""
+        """The layer's numbers for `sluice.stats`."""
         newest = {} if self.newest is None else self.newest._asdict()
         given_up = [migration.why_not for migration in self.migrations if migration.why_not]
         return {

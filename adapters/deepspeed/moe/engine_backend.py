@@ -93,7 +93,7 @@ class EngineRunner:
         expert_ids: torch.Tensor,  # [T, K] i32, -1 = dropped, any strides
         route_weights: torch.Tensor,  # [T, K] f32, any strides
         experts: Any,  # the local ones as the form takes them, read in each call: their storage may have moved
-        call_expert: CallExpert | None = None,  # without a form
+        call_expert: CallExpert | None = None,  # given if there is no form
     ) -> torch.Tensor:
         """The output [T, M] in the spec's dtype, with a backward. Collective."""
         if self._modules is None:

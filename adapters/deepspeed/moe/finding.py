@@ -28,7 +28,7 @@ class Finding:
     device: torch.device  # of the experts
     form: Form | None  # None: the host's modules are called
     why_not_fused: str = ""
-    gate_format: str = ""  # how a native layer's gate is asked (probe.py)
+    gate_format: str = ""  # how a native layer's gate is called (probe.py)
 
     def row_bytes(self) -> int:
         """The bytes that the layer may keep of one token on balanced routing: T_DI and T_M of its K routes."""

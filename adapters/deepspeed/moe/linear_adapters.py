@@ -25,7 +25,7 @@ class Term(NamedTuple):
     scale: float
 
 
-# By the name of a weight (w1): the adapters of that Linear in each expert. Weights without adapters are left out.
+# The adapters of a Linear in each expert, by the name of its weight (w1). Weights without adapters are left out.
 Terms = Mapping[str, Sequence[Sequence[Term]]]
 
 

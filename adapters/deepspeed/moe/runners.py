@@ -214,7 +214,7 @@ class Runners:
 
     @property
     def layer_id(self) -> int:
-        """For `sluice.trace`."""
+        """The layer's number, for `sluice.trace`."""
         return self.finding.layer_id
 
     def contexts(self) -> list[Any]:
@@ -255,7 +255,7 @@ class Runners:
             output.grad_fn.register_hook(after)
 
     def stats(self) -> dict[str, Any]:
-        """For `sluice.stats`."""
+        """The layer's numbers for `sluice.stats`."""
         found = self.finding
         return {
             "layer": found.name,

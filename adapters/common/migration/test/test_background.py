@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a move copies of an expert: gathered one tensor after the other."""
+"""Copies of an expert's late tensors: each is gathered, copied and freed before the next."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 
 
 class _Gathers(Still):
-    """A keeper whose gradients are copies, as under ZeRO. unfreed: of those before, at each further one."""
+    """A keeper whose gradients are copies, as under ZeRO. unfreed: at each call, how many earlier copies are alive."""
 
     def __init__(self) -> None:
         self._given: list[Any] = []

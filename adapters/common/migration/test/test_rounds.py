@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placements that are reached in rounds: a rank gives one expert at most, and gets one."""
+"""Rounds reach every placement, and in a round a rank sends at most one expert and receives at most one."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Divides a budget among contexts: what each needs at least, and the rest in proportion. */
+/* Divides a budget among contexts: each gets the minimum that it needs, and the rest is divided in proportion. */
 #include "backend/plan/budget_division.h"
 
-/* In quarters of the first batch. */
+/* Sizes in quarters of the first batch. */
 static const int64_t QUARTERS[SLUICE_BUDGET_SIZES] = {4, 5, 6, 8, 12, 16, 24, 32};
 
 int64_t sluice_budget_tokens(int64_t num_tokens, int32_t size) {
@@ -10,7 +10,7 @@ int64_t sluice_budget_tokens(int64_t num_tokens, int32_t size) {
   return tokens < INT32_MAX ? tokens : INT32_MAX;
 }
 
-/* a * b / c, rounded down, for b <= c < 2^63: bit by bit, since the product may need 128. */
+/* Returns a * b / c, rounded down, for b <= c < 2^63. Computed bit by bit, since the product may need 128 bits. */
 static uint64_t scaled(uint64_t a, uint64_t b, uint64_t c) {
   uint64_t quotient = 0, rest = 0;
   for (int bit = 63; bit >= 0; --bit) {
@@ -31,7 +31,7 @@ static uint64_t need_of(const division_t* d, int32_t context, int32_t size) {
   return d->needs[(size_t)context * (size_t)d->num_sizes + (size_t)size];
 }
 
-/* How many of the sizes fit, all contexts together. */
+/* Returns how many of the sizes fit, for all contexts together. */
 static int32_t fitting_sizes(const division_t* d, uint64_t total) {
   for (int32_t size = 0; size < d->num_sizes; ++size) {
     uint64_t sum = 0;
@@ -41,8 +41,8 @@ static int32_t fitting_sizes(const division_t* d, uint64_t total) {
   return d->num_sizes;
 }
 
-/* By which the rest is divided: by what the next size takes, so that batches between two sizes fit as well. By rows
- * where all sizes fit. */
+/* Returns the weight by which the rest is divided: the additional need of the next size, so that batches between two
+ * sizes fit as well. If all sizes fit, the rest is divided by rows. */
 static uint64_t weight_of(const division_t* d, int32_t context, int32_t fitting) {
   if (fitting == d->num_sizes) return d->weights[context];
   return need_of(d, context, fitting) - need_of(d, context, fitting - 1);

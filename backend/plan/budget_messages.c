@@ -5,7 +5,7 @@
 
 #include "backend/base/text.h"
 
-/* The whole by which a share of it becomes `needed`, whatever rounding down the share took. */
+/* Returns the whole budget at which the share becomes `needed`, whatever was lost when the share was rounded down. */
 static uint64_t whole_for(uint64_t needed, uint64_t share, uint64_t whole) {
   return (uint64_t)((double)needed * ((double)whole / (double)share) * (1 + 1e-12)) + 1;
 }
@@ -18,7 +18,7 @@ sluice_budget_messages_t sluice_budget_messages(const sluice_budget_shares_t* sh
              *key = of_host ? "host_memory_budget" : "memory_budget";
   char size[SLUICE_SIZE_TEXT_BYTES], of_whole[SLUICE_SIZE_TEXT_BYTES];
   sluice_budget_messages_t messages;
-  if (whole == 0 || whole == own || budget != own) { /* a plan of the host's has a budget of its own */
+  if (whole == 0 || whole == own || budget != own) { /* a plan of the host has a budget of its own */
     snprintf(messages.what, sizeof messages.what, "the %s of %llu bytes (%s)", name, (unsigned long long)budget,
              sluice_size_text(budget, size));
     snprintf(messages.raise, sizeof messages.raise, "%s to that", key);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A budget for people: where a context has a share of one, both are named, and what to raise is the whole. */
+/* Describes a budget in messages. If a context has a share of a budget, both are named, and the user is told to raise
+ * the whole. */
 #ifndef SLUICE_BACKEND_PLAN_BUDGET_MESSAGES_H_
 #define SLUICE_BACKEND_PLAN_BUDGET_MESSAGES_H_
 
@@ -7,10 +8,10 @@
 
 typedef struct sluice_budget_messages_s {
   char what[160]; /* "the memory budget of 100 bytes (0.1 KiB)", or "60 bytes, this context's share of ..." */
-  char raise[96]; /* "memory_budget to that", or "... to 170" where the share would then do */
+  char raise[96]; /* "memory_budget to that", or "... to 170" if the share would then suffice */
 } sluice_budget_messages_t;
 
-/* of_host: the budget of offloaded rows. budget: in force, in bytes; needed: what it must become. */
+/* of_host: the budget of offloaded rows. budget: the current one, in bytes; needed: the required one. */
 sluice_budget_messages_t sluice_budget_messages(const sluice_budget_shares_t* shares, int of_host, uint64_t budget,
                                                 uint64_t needed);
 

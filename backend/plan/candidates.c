@@ -6,8 +6,8 @@
 #include "backend/base/math.h"
 #include "backend/plan/plan_search.h"
 
-#define MOST_LISTED 16   /* of the candidates that fit by themselves */
-#define WITHIN      1.25 /* of the cheapest's cost */
+#define MOST_LISTED 16   /* candidates that fit by themselves */
+#define WITHIN      1.25 /* of the lowest cost */
 
 /* ---- the cheapest that fit by themselves ---- */
 
@@ -28,7 +28,7 @@ static void keep_cheapest(void* user, const sluice_plan_data_t* plan, int32_t fi
   const sluice_plan_problem_t* problem = list->problem;
   if (!fits) return;
   if (problem_pins(problem, plan)) list->pinned = *plan, list->is_pinned = 1;
-  /* One chunk's weight gradients are the same in both modes: one of them is enough. */
+  /* With one chunk, weight gradients are the same in both modes: one candidate is enough. */
   if (plan->num_chunks == 1 && plan->wgrad_mode == SLUICE_WGRAD_PER_CHUNK && plan->inputs.wgrad_mode < 0) return;
   int32_t at = list->count;
   while (at > 0 && list->plans[at - 1].cost > plan->cost) --at;
@@ -38,9 +38,10 @@ static void keep_cheapest(void* user, const sluice_plan_data_t* plan, int32_t fi
   list->plans[at] = *plan;
 }
 
-/* ---- those that fit beside each other ---- */
+/* ---- sets of plans that fit together ---- */
 
-/* Sizes every plan of the set anew, with room for what the largest shares; *out_fits says whether all still fit. */
+/* Sizes every plan of the set again, with space for the maximum of what they share; *out_fits: whether all still
+ * fit. */
 static sluice_status_t size_all(const sluice_plan_problem_t* problem, sluice_plan_set_t* set, int32_t* out_fits) {
   sluice_plan_bytes_t shared = problem->room == NULL ? (sluice_plan_bytes_t){0} : problem->room->shared;
   for (int32_t i = 0; i < set->count; ++i) shared = sluice_plan_bytes_shared(&shared, &set->plans[i].bytes);
@@ -65,8 +66,8 @@ static sluice_status_t choose(list_t* list, const sluice_plan_data_t* best, int3
   return SLUICE_OK;
 }
 
-/* As it was sized beside those that it once raced, so that it keeps as many rows as then, and leaves plans for other
- * sizes as much room. */
+/* A pinned plan is sized as it was in the set that it raced in, so that it keeps as many rows as then, and leaves as
+ * much space to plans for other sizes. */
 static void leave_pinned(const list_t* list, sluice_plan_set_t* out) {
   const sluice_plan_data_t* pinned = &list->pinned;
   for (int32_t i = 0; i < out->count; ++i) {
@@ -76,7 +77,7 @@ static void leave_pinned(const list_t* list, sluice_plan_set_t* out) {
   out->plans[0] = *pinned, out->count = 1;
 }
 
-/* Where plans for larger batches stand, these can run smaller ones too: nothing that fits is no failure. */
+/* If there are plans for larger batches, these can run smaller batches too, so it is no failure if nothing fits. */
 static sluice_status_t search(const sluice_plan_problem_t* problem, const sluice_plan_inputs_t* inputs,
                               const sluice_plan_rates_t* rates, list_t* list, sluice_plan_data_t* best, int* any) {
   *any = 1;

@@ -38,8 +38,8 @@ sluice_status_t sluice_neighbours_add(sluice_neighbours_t* neighbours, uint64_t 
   return SLUICE_OK;
 }
 
-/* Without base, headers and total, which are the same for all or follow from the rest, and what a layer's steps have of
- * their own. */
+/* Takes the maximum. Excludes base, headers and total, which are the same for all or follow from the rest, and
+ * deferred, which is not shared between layers. */
 static void take_most(sluice_plan_bytes_t* most, const sluice_plan_bytes_t* bytes) {
   const uint64_t step = sluice_max_u64(most->step, bytes->step);
   *most = sluice_plan_bytes_shared(most, bytes);
@@ -51,16 +51,16 @@ void sluice_neighbours_note(sluice_neighbours_t* neighbours, uint64_t kind, cons
                             const sluice_plan_set_t* plans) {
   sluice_neighbour_t* neighbour = find(neighbours, kind);
   if (neighbour == NULL || plans->count == 0) return;
-  neighbour->shape = *shape; /* a placement may have changed how many experts ranks have */
+  neighbour->shape = *shape; /* a placement may have changed the number of experts of ranks */
   const int64_t max_tokens = plans->plans[0].inputs.max_tokens;
   if (max_tokens > neighbour->max_tokens) {
     neighbour->max_tokens = max_tokens;
-    memset(&neighbour->planned, 0, sizeof neighbour->planned); /* those for smaller batches are gone */
+    memset(&neighbour->planned, 0, sizeof neighbour->planned); /* drops plans for smaller batches */
   }
   for (int32_t i = 0; i < plans->count; ++i) take_most(&neighbour->planned, &plans->plans[i].bytes);
 }
 
-/* What its leanest plan would take. A layer for which there is none says so itself, when it runs. */
+/* Adds what the leanest plan of the layer would need. If there is none, the layer reports that itself when it runs. */
 static sluice_status_t add_leanest(const sluice_neighbour_t* neighbour, const sluice_plan_problem_t* of_another,
                                    const sluice_plan_inputs_t* inputs, sluice_plan_bytes_t* most) {
   sluice_plan_problem_t problem = *of_another;
@@ -69,7 +69,7 @@ static sluice_status_t add_leanest(const sluice_neighbour_t* neighbour, const sl
   problem.price = NULL, problem.is_pinned = NULL, problem.user = NULL, problem.room = NULL, problem.beside = NULL;
   sluice_plan_inputs_t lean = *inputs;
   sluice_plan_inputs_take_shape(&lean, &problem.shape);
-  lean.budget = 1; /* nothing to spare, so that no candidate keeps more than it must */
+  lean.budget = 1; /* nothing to spare, so that no candidate keeps more rows than necessary */
   sluice_plan_search_t found;
   SLUICE_TRY(sluice_plan_search(&problem, &lean, NULL, NULL, NULL, &found));
   if (found.num_seen > 0) take_most(most, &found.leanest.bytes);

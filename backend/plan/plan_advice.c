@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What to change where no plan fits: a restriction lifted, and the plan that stands then. */
+/* Finds what to change if no plan fits: a restriction to lift, and the plan that is then possible. */
 #include <stdio.h>
 #include <string.h>
 
@@ -10,13 +10,14 @@
 
 enum { LIFT_CHUNKS = 1, LIFT_POLICY = 2, LIFT_OUTSTANDING = 4 };
 
-/* Of changes that cost alike the first: one of the layer's own before one that asks the host to wait. */
+/* Among changes with equal cost the first one is taken: changes of the layer come before one that asks the host to
+ * wait. */
 static const int alone[] = {LIFT_CHUNKS, LIFT_POLICY, LIFT_OUTSTANDING};
 static const int together[] = {LIFT_CHUNKS | LIFT_POLICY, LIFT_CHUNKS | LIFT_OUTSTANDING,
                                LIFT_POLICY | LIFT_OUTSTANDING, LIFT_CHUNKS | LIFT_POLICY | LIFT_OUTSTANDING};
 
 typedef struct change_s {
-  int lifted; /* LIFT_*; 0: none helps */
+  int lifted; /* LIFT_*; 0: nothing helps */
   sluice_plan_data_t plan;
 } change_t;
 
@@ -26,7 +27,7 @@ typedef struct advice_s {
   const sluice_plan_rates_t* rates;
 } advice_t;
 
-/* What the inputs hold fast. Where a capacity of rows is given it is of one of so many chunks: n stands. */
+/* Returns the restrictions of the inputs. With a capacity n is fixed, because the capacity is given per chunk. */
 static int restrictions(const advice_t* a) {
   const sluice_plan_inputs_t* q = a->inputs;
   return (q->num_chunks > 0 && sluice_shape_capacity(&a->problem->shape) == 0 ? LIFT_CHUNKS : 0) |
@@ -42,7 +43,7 @@ static sluice_status_t try_change(const advice_t* a, int lifted, change_t* best)
     inputs.policies.count = 0;
   }
   if (lifted & LIFT_CHUNKS) {
-    if (inputs.policies.count > 0) return SLUICE_OK; /* a list is of so many chunks */
+    if (inputs.policies.count > 0) return SLUICE_OK; /* a list is for exactly this many chunks */
     inputs.num_chunks = 0;
   }
   SLUICE_TRY(sluice_plan_search(a->problem, &inputs, a->rates, NULL, NULL, &found));
@@ -96,7 +97,7 @@ static sluice_status_t fits_with(const advice_t* a, int64_t tokens, int* out_fit
   return SLUICE_OK;
 }
 
-/* The most tokens of a rank that fit with everything else as it is, by halving; 0: not even one. */
+/* Finds the maximum of tokens per rank that fit with everything else unchanged, by bisection; 0: not even one. */
 static sluice_status_t most_tokens(const advice_t* a, int64_t* out_tokens) {
   int64_t fit = 1, too_many = a->inputs->max_tokens;
   int fits = 0;
@@ -134,7 +135,7 @@ static sluice_status_t describe_smaller_input(const advice_t* a, const sluice_pl
   return SLUICE_OK;
 }
 
-/* What a budget has to have room for, however small the layer is. */
+/* Describes the part of a budget that is needed however small the layer is. */
 static void describe_reserve(const sluice_plan_data_t* lean, char* text, size_t size) {
   char reserve[SLUICE_SIZE_TEXT_BYTES];
   text[0] = '\0';

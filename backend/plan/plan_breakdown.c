@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the bytes of a plan are for, and at which op of which direction most of its slots hold rows at once. */
+/* Explains the bytes of a plan, and the op and direction at which most slot bytes contain rows. */
 #include <string.h>
 
 #include "backend/plan/plan_sizes.h"
@@ -13,8 +13,8 @@ static int touches(const sluice_slot_ref_t* refs, int32_t count, int32_t tensor,
   return 0;
 }
 
-/* Adds the slot's bytes to every op of each of its uses: from the write that begins it to the last op that releases it,
- * or, where none does, to the end of the pass. */
+/* Adds the slot's bytes to every op of each of its uses: from the write that begins the use to the last op that
+ * releases it, or to the end of the pass if none does. */
 static void add_slot(const sluice_template_t* t, int32_t tensor, int32_t slot, uint64_t bytes, uint64_t* live) {
   int32_t since = 0, is_held = 0;
   for (int32_t i = 0; i < t->num_ops; ++i) {
@@ -26,7 +26,7 @@ static void add_slot(const sluice_template_t* t, int32_t tensor, int32_t slot, u
     is_held = 1;
     if (!sluice_op_releases(op, tensor, slot)) continue;
     for (int32_t k = since; k <= i; ++k) live[k] += bytes;
-    since = i + 1, is_held = 0; /* another that releases it may follow */
+    since = i + 1, is_held = 0; /* another op that releases it may follow */
   }
   for (int32_t k = since; k < t->num_ops && is_held; ++k) live[k] += bytes;
 }
@@ -56,7 +56,7 @@ sluice_status_t sluice_plan_break_down(const sluice_plan_problem_t* problem, con
                                        sluice_plan_breakdown_t* out) {
   uint64_t forward = 0, backward = 0, deferred[SLUICE_NUM_DEFERRED];
   memset(out, 0, sizeof *out);
-  const sluice_plan_problem_t widest = sluice_plan_problem_widest(problem); /* as the plan was measured */
+  const sluice_plan_problem_t widest = sluice_plan_problem_widest(problem); /* as in sluice_plan_measure */
   SLUICE_TRY(sluice_plan_slot_bytes(&widest, plan, SLUICE_FORWARD, &forward));
   SLUICE_TRY(sluice_plan_slot_bytes(&widest, plan, SLUICE_BACKWARD, &backward));
   out->saved = sluice_plan_saved_bytes(&widest, plan);

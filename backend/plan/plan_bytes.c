@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Bytes of a plan at its capacities, by category. */
+/* The bytes of a plan at its capacities, by category. */
 #include "backend/plan/plan_sizes.h"
 
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "backend/model/pass_sizes.h"
 #include "backend/schedule/template/template.h"
 
-/* The two tensors that policies speak of, and how the plan restores each in a chunk. */
+/* The two tensors that policies apply to. */
 enum { DI, M, NUM_RESTORED };
 static const int32_t restored_tensors[NUM_RESTORED] = {SLUICE_T_KEPT_DI, SLUICE_T_KEPT_M};
 
@@ -15,7 +15,8 @@ static int32_t policy_of(const sluice_plan_data_t* plan, int which, int32_t chun
   return which == DI ? sluice_plan_di(plan, chunk) : sluice_plan_m(plan, chunk);
 }
 
-/* Chunks whose policy for the tensor is so; where all are alike, as many as there may be. */
+/* Returns the number of chunks for whose policy `is_so` holds; INT32_MAX if all chunks have the same policy and it
+ * holds. */
 static int64_t chunks_with(const sluice_plan_data_t* plan, int which, sluice_restore_question_t is_so) {
   const int32_t listed = plan->inputs.policies.count;
   if (listed == 0) return is_so(policy_of(plan, which, 0)) ? INT32_MAX : 0;
@@ -24,7 +25,7 @@ static int64_t chunks_with(const sluice_plan_data_t* plan, int which, sluice_res
   return chunks;
 }
 
-/* So many chunks have at most, of the rows that are kept at all. */
+/* Returns the maximum of rows of `chunks` chunks, among the rows that are kept. */
 static uint64_t rows_of_chunks(const sluice_plan_data_t* plan, int64_t chunks, int64_t kept_rows) {
   return (uint64_t)(chunks == INT32_MAX ? kept_rows : sluice_min(kept_rows, chunks * plan->chunk_rows));
 }
@@ -43,7 +44,7 @@ uint64_t sluice_plan_row_bytes(const sluice_plan_problem_t* problem, const sluic
   return bytes;
 }
 
-/* Buffers of the pool are one per chunk and tensor, each rounded up. */
+/* The pool has one buffer per chunk and tensor, each rounded up. */
 uint64_t sluice_plan_host_pool_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
                                      int64_t kept_rows) {
   uint64_t bytes = 0;
@@ -55,7 +56,8 @@ uint64_t sluice_plan_host_pool_bytes(const sluice_plan_problem_t* problem, const
   return (uint64_t)plan->inputs.max_outstanding * (bytes + (uint64_t)plan->max_chunks * 2 * SLUICE_ALIGNMENT);
 }
 
-/* Slots of the chunks whose policy is so, at most max_chunks, each rounded up: a whole number of lines. */
+/* Returns the bytes of the slots of chunks for whose policy `is_so` holds, at most max_chunks slots, each rounded up to
+ * whole cache lines. */
 static uint64_t stored_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan, int which,
                              sluice_restore_question_t is_so) {
   if (chunks_with(plan, which, is_so) == 0) return 0;
@@ -65,7 +67,7 @@ static uint64_t stored_bytes(const sluice_plan_problem_t* problem, const sluice_
   return bytes / SLUICE_ALIGNMENT * SLUICE_ALIGNMENT;
 }
 
-/* Token copies of a pass whatever the ids: at most one of each token for each rank. */
+/* Returns the maximum of token copies of a pass for any ids: one of each token for each rank. */
 static int64_t any_token_copies(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   return sluice_min(sluice_plan_any_rows(problem, plan), problem->shape.world_size * plan->inputs.max_tokens);
 }
@@ -74,7 +76,7 @@ static int32_t max_ops(const sluice_plan_problem_t* problem, const sluice_plan_d
   return sluice_template_max_ops(plan->max_chunks, sluice_shape_has_two_levels(&problem->shape));
 }
 
-/* Of the block in front of a step's rows. */
+/* Returns the bytes of the block before a step's rows. */
 static uint64_t kept_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   return sluice_binding_routes_bytes(&problem->shape, plan->inputs.max_tokens) +
          sluice_token_copies_kept_bytes_of(&problem->shape, any_token_copies(problem, plan),
@@ -101,7 +103,8 @@ static uint64_t device_step_bytes(const sluice_plan_problem_t* problem, const sl
          sluice_plan_block_bytes(problem, plan, SLUICE_SAVED_PRE_ACTIVATION);
 }
 
-/* The step's buffer of a tensor's chunks whose policy is so; an empty block still takes one line. */
+/* Returns the step's buffer for chunks of a tensor for whose policy `is_so` holds; an empty block still takes one cache
+ * line. */
 static uint64_t stored_buffer(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan, int which,
                               sluice_restore_question_t is_so, int32_t num_chunks, const int64_t* kept_chunk_rows) {
   uint64_t row = sluice_row_bytes(&problem->shape, restored_tensors[which]), rows = 0, slots = 0;
@@ -117,7 +120,7 @@ static uint64_t stored_buffer(const sluice_plan_problem_t* problem, const sluice
   return sluice_align_up((uint64_t)sluice_max(1, (int64_t)(joined ? rows * row : slots)));
 }
 
-/* The step's buffers of kept and offloaded rows. */
+/* Returns the step's buffers of kept and offloaded rows. */
 static uint64_t stored_buffers(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan, int32_t num_chunks,
                                const int64_t* kept_chunk_rows) {
   uint64_t bytes = 0;
@@ -128,7 +131,7 @@ static uint64_t stored_buffers(const sluice_plan_problem_t* problem, const sluic
   return bytes;
 }
 
-/* The same at most, whatever the routing, without what rounding each chunk up takes. */
+/* Returns the maximum of the same for any routing, without the rounding of each chunk. */
 static uint64_t most_stored(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   uint64_t bytes = 0;
   for (int which = 0; which < NUM_RESTORED; ++which) {
@@ -142,7 +145,7 @@ static uint64_t most_stored(const sluice_plan_problem_t* problem, const sluice_p
 uint64_t sluice_plan_step_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
                                 int32_t num_chunks, const int64_t* kept_chunk_rows, int64_t num_tokens,
                                 int64_t num_sent, int64_t num_rows) {
-  if (problem->shape.on_device_memory) return device_step_bytes(problem, plan); /* whatever the routing */
+  if (problem->shape.on_device_memory) return device_step_bytes(problem, plan); /* the same for any routing */
   uint64_t bytes =
       sluice_align_up(SLUICE_STEP_BYTES) +
       sluice_align_up(sluice_binding_meta_bytes_of(&problem->shape, num_chunks, num_tokens, num_sent, num_rows) +
@@ -150,14 +153,14 @@ uint64_t sluice_plan_step_bytes(const sluice_plan_problem_t* problem, const slui
   return bytes + stored_buffers(problem, plan, num_chunks, kept_chunk_rows);
 }
 
-/* Whether all chunks restore alike whatever the routing. */
+/* Returns whether all chunks are restored in the same way for any routing. */
 static int is_uniform(const sluice_plan_data_t* plan) {
   if (plan->inputs.policies.count > 0) return 0;
   return plan->kept_rows >= plan->worst_rows ||
          !(sluice_restore_is_stored(plan->restore_input) || sluice_restore_is_stored(plan->restore_pre_activation));
 }
 
-/* behind_list: chunks of the template that a list says nothing of. */
+/* behind_list: number of the template's chunks that the list does not cover. */
 static void fill_policies(const sluice_plan_data_t* plan, int32_t behind_list, sluice_template_spec_t* spec) {
   int32_t most = is_uniform(plan) ? spec->num_chunks : spec->num_chunks / 2;
   if (plan->inputs.policies.count > 0) most = spec->num_chunks - behind_list;
@@ -168,9 +171,9 @@ static void fill_policies(const sluice_plan_data_t* plan, int32_t behind_list, s
   }
 }
 
-#define BEHIND_LIST 2 /* chunks that follow each other, as those do that no longer fit */
+#define BEHIND_LIST 2 /* consecutive chunks, like those that no longer fit */
 
-/* Enough for every ring. */
+/* Returns a number of chunks that suffices for every ring. */
 static int32_t small_chunks(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   const int32_t listed = plan->inputs.policies.count;
   if (sluice_shape_capacity(&problem->shape) > 0) return plan->num_chunks;
@@ -224,7 +227,7 @@ uint64_t sluice_plan_tensor_bytes(const sluice_plan_problem_t* problem, const sl
   int one_per_chunk = ring == (uint64_t)spec->num_chunks && spec->num_chunks > 2;
   if (spec->direction == SLUICE_BACKWARD &&
       (plan->wgrad_mode == SLUICE_WGRAD_DEFERRED || spec->wgrad == SLUICE_WGRAD_CALL_LATER)) {
-    one_per_chunk |= t == SLUICE_T_DI || t == SLUICE_T_M; /* all that were not kept, until the last GEMM */
+    one_per_chunk |= t == SLUICE_T_DI || t == SLUICE_T_M; /* all chunks that were not kept, until the last GEMM */
   }
   if (one_per_chunk && sluice_shape_capacity(&problem->shape) == 0) {
     return sluice_align_up((uint64_t)plan->worst_rows * row + (uint64_t)plan->max_chunks * SLUICE_ALIGNMENT);
@@ -263,7 +266,7 @@ sluice_status_t sluice_plan_deferred_bytes(const sluice_plan_problem_t* problem,
   return SLUICE_OK;
 }
 
-/* Between the halves of one backward; 0 where the host never leaves it there. */
+/* Computes the bytes between dgrad and wgrad of one backward; 0 if the host never separates them. */
 static sluice_status_t between_halves(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
                                       uint64_t out_bytes[SLUICE_NUM_DEFERRED], uint64_t* out_sum) {
   memset(out_bytes, 0, SLUICE_NUM_DEFERRED * sizeof *out_bytes);
@@ -283,8 +286,8 @@ uint64_t sluice_plan_layout_bytes(const sluice_plan_data_t* plan) {
 }
 
 uint64_t sluice_plan_chunking_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
-  if (sluice_shape_capacity(&problem->shape) > 0) return 0;                     /* nothing is cut */
-  const uint64_t tables = sluice_shape_has_two_levels(&problem->shape) ? 2 : 1; /* rows passed on, too */
+  if (sluice_shape_capacity(&problem->shape) > 0) return 0;                     /* there are no blocks */
+  const uint64_t tables = sluice_shape_has_two_levels(&problem->shape) ? 2 : 1; /* rows to forward as well */
   return sluice_align_up(tables * (uint64_t)plan->num_blocks * (uint64_t)problem->shape.world_size * 8) +
          sluice_align_up(((uint64_t)plan->num_blocks + 1) * 8);
 }
@@ -301,7 +304,8 @@ uint64_t sluice_plan_token_copies_bytes(const sluice_plan_problem_t* problem, co
   return sluice_align_up(sluice_token_copies_bytes(&problem->shape, &size, 0));
 }
 
-/* Of one outstanding forward, at most; under a capacity exactly, on the rank with most tokens and experts. */
+/* Returns the maximum for one outstanding forward; with a capacity the exact bytes, on the rank with the most tokens
+ * and experts. */
 static uint64_t step_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   int64_t tokens = plan->inputs.max_tokens, rows[SLUICE_MAX_CHUNKS];
   if (sluice_shape_capacity(&problem->shape) > 0) {
@@ -332,7 +336,7 @@ uint64_t sluice_plan_saved_bytes(const sluice_plan_problem_t* problem, const slu
 
 sluice_status_t sluice_plan_measure(const sluice_plan_problem_t* own, sluice_plan_data_t* plan) {
   uint64_t forward = 0, backward = 0, deferred[SLUICE_NUM_DEFERRED], between = 0;
-  /* Capacities are those of the rank with the most experts, so that all ranks find the same plan. */
+  /* Capacities are those of the rank with the most experts, so that all ranks compute the same plan. */
   const sluice_plan_problem_t widest = sluice_plan_problem_widest(own);
   const sluice_plan_problem_t* problem = &widest;
   SLUICE_TRY(sluice_plan_slot_bytes(problem, plan, SLUICE_FORWARD, &forward));

@@ -16,7 +16,7 @@ typedef struct plan_file_s {
   uint32_t form;
   uint64_t fingerprint; /* of the layer */
   sluice_plan_data_t data;
-  uint64_t checksum; /* of everything before */
+  uint64_t checksum; /* of everything before it */
 } plan_file_t;
 static_assert(sizeof(plan_file_t) == SLUICE_PLAN_FILE_BYTES, "callers bring so much room");
 

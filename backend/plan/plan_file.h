@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A plan as bytes: for files and for other processes of the same layer. */
+/* A plan as bytes, for files and for other processes with the same layer. */
 #ifndef SLUICE_BACKEND_PLAN_PLAN_FILE_H_
 #define SLUICE_BACKEND_PLAN_PLAN_FILE_H_
 
 #include "backend/plan/plan.h"
 
-/* Of every plan. */
+/* The size of every plan. */
 #define SLUICE_PLAN_FILE_BYTES (sizeof(sluice_plan_data_t) + 24)
 
-/* fingerprint: of the layer that the plan is for. data: SLUICE_PLAN_FILE_BYTES. */
+/* fingerprint: of the plan's layer. data: SLUICE_PLAN_FILE_BYTES. */
 void sluice_plan_file_write(const sluice_plan_data_t* plan, uint64_t fingerprint, void* data);
 
-/* What was written, to be checked by sluice_plan_reread. layer_id: for messages. Errors: INVALID_ARGUMENT naming what
- * is wrong with the bytes. */
+/* Reads bytes of _write; the result must be checked by sluice_plan_reread. layer_id: for messages. Errors:
+ * INVALID_ARGUMENT naming what is wrong with the bytes. */
 sluice_status_t sluice_plan_file_read(const void* data, uint64_t bytes, uint64_t fingerprint, int32_t layer_id,
                                       sluice_plan_data_t* out_plan);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the tables of node copies take, at the capacities of a plan: nothing in one level. */
+/* The bytes of the tables of node copies, at the capacities of a plan; 0 with one level. */
 #include "backend/plan/plan_sizes.h"
 
-/* Node copies that a pass brings a rank whatever the ids: every token of its local index. */
+/* Returns the maximum of node copies that a rank receives in a pass, for any ids: every token with its local index. */
 static int64_t any_node_copies(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   if (!sluice_shape_has_two_levels(&problem->shape)) return -1;
   return problem->shape.world_size / problem->shape.ranks_per_node * plan->inputs.max_tokens;
@@ -13,12 +13,12 @@ uint64_t sluice_plan_node_copies_meta_bytes(const sluice_plan_problem_t* problem
   return sluice_binding_meta_node_copies_bytes(&problem->shape, num_chunks, any_node_copies(problem, plan));
 }
 
-/* Of a rank's own tokens: no more than routes, or one for each node. */
+/* Returns the maximum of node copies of a rank's own tokens: the number of routes, or one for each node. */
 static int64_t any_sent(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   return sluice_min(plan->inputs.max_tokens * problem->shape.config.top_k, any_node_copies(problem, plan));
 }
 
-/* A message has numbers by chunk, and a word for each token. */
+/* A message has counts by chunk, and a word for each token. */
 uint64_t sluice_plan_node_copies_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   const int64_t arriving = any_node_copies(problem, plan), tokens = plan->inputs.max_tokens;
   const uint64_t word = sizeof(uint64_t), counts = (uint64_t)plan->max_chunks * sizeof(int32_t);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A plan that comes as bytes. What was chosen is checked, and all that follows from it is found anew: sizes of arenas
- * go by these numbers, and divisions. */
+/* Checks a plan that was read from bytes. Its choices are checked, and everything that follows from them is computed
+ * again, because arena sizes and divisions depend on these numbers. */
 #include <float.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 #include "backend/plan/plan_search.h"
 #include "backend/plan/plan_sizes.h"
 
-#define MOST_BYTES (UINT64_MAX >> 2) /* sums of a few of these hold */
+#define MOST_BYTES (UINT64_MAX >> 2) /* sums of a few of these do not overflow */
 
 static int is_di(int32_t restore) { return sluice_restore_is_for(restore, SLUICE_T_DI); }
 
@@ -44,7 +44,7 @@ static int is_zero(const uint8_t* list) {
   return any == 0;
 }
 
-/* The policies that were asked for: of all chunks, or lists by which the words for all chunks go. */
+/* Checks the requested policies: one for all chunks, or lists that the policies for all chunks must match. */
 static sluice_status_t check_asked(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   const sluice_plan_inputs_t* q = &plan->inputs;
   const sluice_chunk_policies_t* p = &q->policies;
@@ -79,7 +79,7 @@ static sluice_status_t check_asked(const sluice_plan_problem_t* problem, const s
   return SLUICE_OK;
 }
 
-/* What the planner has found, of what it may find. */
+/* Checks that the planner can have made these choices. */
 static sluice_status_t check_chosen(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   const sluice_plan_inputs_t* q = &plan->inputs;
   const int32_t asked = sluice_shape_capacity(&problem->shape) > 0 ? problem->shape.config.num_chunks : q->num_chunks;
@@ -124,7 +124,7 @@ static sluice_status_t check_layout(const sluice_plan_problem_t* problem, const 
                         "sluice_plan_read: shares_act is %d; it must be 0 or 1", plan->shares_act);
 }
 
-/* Chunks that are not kept must be ones that can be sent and computed again. */
+/* Checks that chunks that are not kept can be sent and computed again. */
 static sluice_status_t check_kept(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   const int is_stored = sluice_plan_row_bytes(problem, plan, sluice_restore_is_stored) > 0;
   const int64_t least = is_stored && !sluice_plan_can_fall_back(problem, plan) ? plan->worst_rows : 0;
@@ -139,7 +139,7 @@ static sluice_status_t check_kept(const sluice_plan_problem_t* problem, const sl
   return SLUICE_OK;
 }
 
-/* Sizes are those of this process: other GEMMs may take more. */
+/* Checks the bytes with sizes of this process: other GEMMs may need more. */
 static sluice_status_t check_bytes(const sluice_plan_data_t* plan) {
   const sluice_plan_inputs_t* q = &plan->inputs;
   const sluice_plan_bytes_t* b = &plan->bytes;

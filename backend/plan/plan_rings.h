@@ -1,26 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Slots per tensor of the small templates that plans are sized by. A search asks for the same few again and again, with
- * other rows; building one takes about a thousand times as long as looking it up. Private to backend/plan. */
+/* Caches the slots per tensor of the small templates that determine the size of plans. A search needs the same few
+ * templates again and again, with other numbers of rows; building one takes about a thousand times as long as a
+ * look-up. Private to backend/plan. */
 #ifndef SLUICE_BACKEND_PLAN_PLAN_RINGS_H_
 #define SLUICE_BACKEND_PLAN_PLAN_RINGS_H_
 
 #include "backend/schedule/schedule.h"
 
-#define SLUICE_RINGS_KNOWN 256 /* one search of all policies, modes and lengths fits */
+#define SLUICE_RINGS_KNOWN 256 /* enough for one search of all policies, modes and lengths */
 
 typedef struct sluice_plan_rings_s {
   sluice_template_spec_t spec;
   int32_t ring[SLUICE_T_COUNT]; /* as in the template */
 } sluice_plan_rings_t;
 
-/* Those asked for last. All zero: empty. In the process's own memory, as templates that are built for sizing are. */
+/* The most recent ones. All zero: empty. Allocated by the process's allocator, like templates that are built for
+ * sizing. */
 typedef struct sluice_ring_memo_s {
   sluice_plan_rings_t* items;
   int32_t count;
-  int32_t next; /* to make room, once all are taken */
+  int32_t next; /* the entry to replace next if all are used */
 } sluice_ring_memo_t;
 
-/* spec: every byte counts, those behind n chunks too. Errors: those of sluice_template_build. */
+/* spec: every byte counts, including those after n chunks. Errors: those of sluice_template_build. */
 sluice_status_t sluice_ring_memo_get(sluice_ring_memo_t* memo, const sluice_template_spec_t* spec,
                                      sluice_plan_rings_t* out_rings);
 void sluice_ring_memo_deinit(sluice_ring_memo_t* memo);

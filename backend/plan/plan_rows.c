@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Capacities of a plan in rows. */
+/* The capacities of a plan in rows. */
 #include "backend/plan/plan_sizes.h"
 
-/* Chunks may receive a quarter more rows than balanced routing gives them before they are cut shorter. */
+/* Chunks may receive a quarter more rows than under balanced routing before they get fewer blocks. */
 #define SLACK_NUMERATOR   5
 #define SLACK_DENOMINATOR 4
 
-/* Routes of one token that one rank can own while its ids differ. */
+/* Returns the maximum of routes of one token to one rank, if its ids are distinct. */
 static int64_t routes_per_rank(const sluice_plan_problem_t* problem) {
   return sluice_min(problem->shape.config.top_k, problem->shape.most_local);
 }
@@ -21,7 +21,7 @@ int64_t sluice_plan_with_slack(int64_t rows, int64_t parts) {
   return sluice_ceil_div(rows * SLACK_NUMERATOR, SLACK_DENOMINATOR * parts);
 }
 
-/* Under a capacity every chunk has the same rows on every rank: nothing is cut, and nothing needs to fall back. */
+/* With a capacity every chunk has the same rows on every rank: there are no blocks and no fallback chunks. */
 static void set_fixed_rows(const sluice_plan_problem_t* problem, sluice_plan_data_t* plan) {
   plan->num_blocks = plan->num_chunks = plan->max_chunks = problem->shape.config.num_chunks;
   plan->blocks_per_chunk = 1;
@@ -47,7 +47,7 @@ void sluice_plan_set_capacities(const sluice_plan_problem_t* problem, int32_t n,
   plan->max_chunks = n == 1 && plan->chunk_rows == plan->worst_rows ? 1 : plan->num_blocks;
 }
 
-/* Tokens of one chunk on any rank. */
+/* Returns the maximum of tokens of one chunk on any rank. */
 static int64_t chunk_tokens(const sluice_plan_data_t* plan) {
   int64_t tokens = plan->inputs.max_tokens;
   return sluice_min(tokens, plan->blocks_per_chunk * sluice_ceil_div(tokens, plan->num_blocks));
@@ -74,8 +74,9 @@ int64_t sluice_plan_travelling_rows(const sluice_plan_problem_t* problem, const 
   return two_levels ? sluice_max(arriving, sluice_plan_forwards(problem, plan)) : arriving;
 }
 
-/* Those of all tokens of its local index, each once to every rank of the node that has experts of it; chunks are cut so
- * that no rank passes on more rows than one may receive. Node copies from other nodes are no more: each goes on. */
+/* Returns the rows for all tokens with this rank's local index, each once to every rank of the node that has experts of
+ * it. Chunks are cut so that no rank forwards more rows than it may receive. Node copies from other nodes are not more,
+ * since each is forwarded. */
 int64_t sluice_plan_forwards(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   const sluice_shape_t* shape = &problem->shape;
   const int64_t tokens = shape->world_size / shape->ranks_per_node * chunk_tokens(plan);

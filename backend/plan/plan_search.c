@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Choosing a plan: candidates (n, restore policy, weight-gradient mode), their bytes at the capacities, and a relative
- * time for each by the closed forms, or by the policy hook where it knows the machine. */
+/* Chooses a plan: enumerates candidates (n, restore policy, weight-gradient mode), computes their bytes at the
+ * capacities, and a relative time for each by the closed forms, or by the policy hook if it knows the machine. */
 #include <stdio.h>
 #include <string.h>
 
@@ -13,14 +13,14 @@
 typedef struct search_s {
   const sluice_plan_problem_t* problem;
   const sluice_plan_inputs_t* inputs;
-  sluice_plan_bytes_t least;        /* what other plans want of what is shared, and of each step */
+  sluice_plan_bytes_t least;        /* what other plans need of the shared memory, and for each step */
   const sluice_plan_rates_t* rates; /* NULL: round figures */
   sluice_plan_visit_fn_t visit;
   void* user;
   sluice_plan_search_t* found;
 } search_t;
 
-/* Rows that may be kept at most: all that can arrive, or what the host pool has room for. */
+/* Returns the maximum of rows that may be kept: all that can arrive, or what the host pool allows. */
 static int64_t most_kept(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan, int64_t least) {
   uint64_t row = sluice_plan_row_bytes(problem, plan, sluice_restore_is_offloaded), budget = plan->inputs.host_budget;
   uint64_t fixed = sluice_plan_host_pool_bytes(problem, plan, 0);
@@ -36,7 +36,7 @@ static uint64_t lift(uint64_t* bytes, uint64_t least) {
   return more;
 }
 
-/* Blocks of gradient rows serve every plan's steps. */
+/* Blocks of gradient rows are used by the steps of every plan. */
 static void lift_deferred(const search_t* s, sluice_plan_data_t* plan) {
   uint64_t more = 0;
   for (int32_t i = 0; i < SLUICE_NUM_DEFERRED; ++i) more += lift(&plan->bytes.deferred[i], s->least.deferred[i]);
@@ -53,13 +53,13 @@ static sluice_status_t measure(const search_t* s, sluice_plan_data_t* plan) {
   return SLUICE_OK;
 }
 
-/* What the total lacks where another layer's steps are larger. */
+/* Returns the bytes to add to the total if another layer's steps are larger. */
 static uint64_t larger_steps(const search_t* s, const sluice_plan_data_t* plan) {
   const uint64_t step = plan->bytes.step;
   return (uint64_t)plan->inputs.max_outstanding * (sluice_max_u64(step, s->least.step) - step);
 }
 
-/* Last, as rows are kept by what the layer's own steps take. */
+/* Called last, because kept rows are chosen by the bytes of the layer's own steps. */
 static void count_larger_steps(const search_t* s, sluice_plan_data_t* plan) {
   plan->bytes.total += larger_steps(s, plan);
   (void)lift(&plan->bytes.step, s->least.step);
@@ -84,7 +84,7 @@ static int fits(const search_t* s, const sluice_plan_data_t* plan) {
   return (plan->inputs.budget == 0 || total <= plan->inputs.budget) && fits_host(plan) && fits_room(s, plan);
 }
 
-/* What the problem says that others want, and `shared` by plans beside this one. */
+/* Combines what the problem says that other layers need with `shared`, which other plans of this layer need. */
 static sluice_plan_bytes_t least_of(const sluice_plan_problem_t* problem, const sluice_plan_bytes_t* shared) {
   sluice_plan_bytes_t least = shared == NULL ? (sluice_plan_bytes_t){0} : *shared;
   least.step = 0;
@@ -94,18 +94,19 @@ static sluice_plan_bytes_t least_of(const sluice_plan_problem_t* problem, const 
   return least;
 }
 
-/* A policy that the host asked for is that of all chunks. */
+/* A policy that the host requested applies to all chunks. */
 static int may_keep_part(const sluice_plan_inputs_t* q) {
   return q->may_keep_part && q->restore_input < 0 && q->restore_pre_activation < 0;
 }
 
-/* Rows that a plan keeps at least where it keeps all chunks of balanced routing: with a quarter more to spare. */
+/* Returns the minimum of rows that a plan keeps if it keeps all chunks of balanced routing, with a quarter more to
+ * spare. */
 static int64_t least_kept(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   int64_t balanced = sluice_plan_balanced_rows(problem, plan->inputs.max_tokens);
   return sluice_min(plan->worst_rows, sluice_plan_with_slack(balanced, 1));
 }
 
-/* Callback experts whose chunks' policies differ run again in those that differ: else all would be kept. */
+/* Callback experts with policies by chunk recompute, because they would otherwise keep all chunks. */
 static int runs_again(int32_t restore_pre_activation) {
   return restore_pre_activation == SLUICE_RESTORE_BY_CHUNK || sluice_restore_is_computed_again(restore_pre_activation);
 }
@@ -138,8 +139,8 @@ sluice_status_t sluice_plan_keep_chunks(const sluice_plan_problem_t* problem, in
   return sluice_plan_measure(problem, plan);
 }
 
-/* Where the budget has no room for all chunks of balanced routing: as many of them as it has room for. None: as it was,
- * to say what is missing. */
+/* If the budget has no space for all chunks of balanced routing, keeps as many of them as fit. If none fits, the plan
+ * is left as it was, to report what is missing. */
 static sluice_status_t keep_fewer_chunks(const search_t* s, sluice_plan_data_t* plan) {
   const int64_t all = plan->kept_rows;
   for (int32_t k = plan->num_chunks - 1; k > 0; --k) {
@@ -151,7 +152,7 @@ static sluice_status_t keep_fewer_chunks(const search_t* s, sluice_plan_data_t* 
   return measure(s, plan);
 }
 
-/* Whether the policies offload T_M of some chunk, whose copies then want two slots of it. */
+/* Returns whether the policies offload T_M of some chunk, whose copies then use two slots of it. */
 static int offloads_m(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   const int32_t listed = plan->inputs.policies.count;
   int any = listed == 0 && sluice_restore_is_offloaded(plan->restore_pre_activation);
@@ -159,8 +160,8 @@ static int offloads_m(const sluice_plan_problem_t* problem, const sluice_plan_da
   return any && !problem->shape.config.callback_experts;
 }
 
-/* T_ACT lies in T_M's slots where nothing bounds memory, since who names a policy wants the bytes; under a budget only
- * where it does not fit otherwise. */
+/* Without a budget, T_ACT shares T_M's slots, because a host that requests a policy wants its savings; under a budget
+ * only if the plan does not fit otherwise. */
 static sluice_status_t measure_either(const search_t* s, sluice_plan_data_t* plan) {
   const sluice_plan_inputs_t* q = &plan->inputs;
   const int may_share = offloads_m(s->problem, plan);
@@ -171,8 +172,8 @@ static sluice_status_t measure_either(const search_t* s, sluice_plan_data_t* pla
   return measure(s, plan);
 }
 
-/* As many rows are kept as the budget has room for: those of balanced routing, a quarter more to spare, or those of its
- * first chunks. */
+/* Keeps as many rows as the budget allows: at least those of balanced routing and a quarter more, or those of its first
+ * chunks. */
 static sluice_status_t size_candidate(search_t* s, sluice_plan_data_t* plan) {
   const sluice_plan_problem_t* problem = s->problem;
   int64_t least = least_kept(problem, plan);
@@ -194,11 +195,12 @@ static sluice_status_t size_candidate(search_t* s, sluice_plan_data_t* plan) {
   plan->kept_rows += more;
   SLUICE_TRY(measure(s, plan));
   if (plan->bytes.total <= budget) return SLUICE_OK;
-  plan->kept_rows -= more; /* rounding up took more than was left */
+  plan->kept_rows -= more; /* rounding up needed more than was left */
   return measure(s, plan);
 }
 
-/* Of a plan that does not fit as sized, which is with no more rows kept than it must. */
+/* For a plan that does not fit as sized, which keeps as few rows as possible: returns how many outstanding forwards
+ * fit. */
 static int32_t outstanding_that_fit(const sluice_plan_data_t* plan) {
   const sluice_plan_bytes_t* b = &plan->bytes;
   const sluice_plan_inputs_t* q = &plan->inputs;
@@ -217,12 +219,12 @@ sluice_status_t sluice_plan_size_beside(const sluice_plan_problem_t* problem, co
   const int32_t kept_chunks = plan->kept_chunks, shares_act = plan->shares_act;
   SLUICE_TRY(size_candidate(&s, plan));
   count_larger_steps(&s, plan);
-  /* No chunk makes way for another plan, and no overlap. */
+  /* Another plan must not take a kept chunk or the overlap from this one. */
   *out_fits = fits(&s, plan) && plan->kept_chunks >= kept_chunks && plan->shares_act <= shares_act;
   return SLUICE_OK;
 }
 
-/* One or the other for all candidates of a layer: they are compared. */
+/* All candidates of a layer are either priced or given a relative time, because they are compared. */
 static double cost_of(const search_t* s, const sluice_plan_data_t* plan) {
   const sluice_plan_problem_t* problem = s->problem;
   double seconds = problem->price != NULL ? problem->price(problem->user, plan) : -1;
@@ -257,8 +259,8 @@ int sluice_plan_is_allowed(const sluice_plan_problem_t* problem, int32_t restore
   return sluice_restore_fits_callback(restore_input, restore_pre_activation);
 }
 
-/* The modes that are tried: what is asked for; without a budget to say what is too much, reuse wants the fewest bytes.
- */
+/* Returns whether to try a mode: only the requested one, if any; reuse without a budget wants the mode with the fewest
+ * bytes. */
 static int may_be_mode(const search_t* s, int32_t n, int32_t mode) {
   const sluice_plan_inputs_t* q = s->inputs;
   if (q->wgrad_mode >= 0) return mode == q->wgrad_mode;
@@ -276,7 +278,7 @@ static sluice_status_t try_modes(search_t* s, int32_t n, int32_t restore_input, 
   return SLUICE_OK;
 }
 
-/* asked: for by the host; ADAPTIVE: any, or any that keeps nothing where buffers are reused. */
+/* asked: the host's request. ADAPTIVE: any policy, or with reuse any that keeps nothing. */
 static int may_be(const sluice_plan_inputs_t* q, int32_t policy, int32_t tensor, int32_t asked) {
   if (!sluice_restore_is_for(policy, tensor)) return 0;
   return asked < 0 ? !(q->reuse && sluice_restore_is_kept(policy)) : asked == policy;
@@ -306,7 +308,7 @@ sluice_status_t sluice_plan_search(const sluice_plan_problem_t* problem, const s
                 .found = out};
   memset(out, 0, sizeof *out);
   if (sluice_shape_capacity(&problem->shape) > 0)
-    return try_policies(&s, problem->shape.config.num_chunks); /* capacity_rows is of one of them */
+    return try_policies(&s, problem->shape.config.num_chunks); /* capacity_rows is per chunk */
   if (inputs->num_chunks > 0) return try_policies(&s, inputs->num_chunks);
   for (int32_t i = 0; i < SLUICE_NUM_CHUNK_COUNTS; ++i) {
     if (i > 0 && sluice_chunk_counts[i] > inputs->max_tokens) break;
@@ -342,7 +344,7 @@ sluice_status_t sluice_plan_least_bytes(const sluice_plan_problem_t* problem, co
                                         uint64_t* out_bytes) {
   sluice_plan_inputs_t lean = *inputs;
   sluice_plan_search_t found;
-  lean.budget = 1; /* nothing to spare, so that no candidate keeps more than it must */
+  lean.budget = 1; /* nothing to spare, so that no candidate keeps more rows than necessary */
   *out_bytes = UINT64_MAX;
   SLUICE_TRY(sluice_plan_search(problem, &lean, NULL, keep_least, out_bytes, &found));
   if (*out_bytes != UINT64_MAX) return SLUICE_OK;
@@ -355,7 +357,7 @@ sluice_status_t sluice_plan_visit_leanest(const sluice_plan_problem_t* problem, 
                                           sluice_plan_visit_fn_t visit, void* user) {
   sluice_plan_inputs_t lean = *inputs;
   sluice_plan_search_t found;
-  lean.budget = 1, lean.may_keep_part = 0; /* nothing to spare: what is over a budget is sized at its least */
+  lean.budget = 1, lean.may_keep_part = 0; /* nothing to spare: a candidate over its budget is sized at its minimum */
   SLUICE_TRY(sluice_plan_search(problem, &lean, NULL, visit, user, &found));
   return found.num_seen > 0 ? SLUICE_OK : fail_without_candidates(problem);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A relative time of a plan by the closed forms, for machines that nobody has calibrated. */
+/* A relative time of a plan by the closed forms, for machines that are not calibrated. */
 #include "backend/plan/plan_sizes.h"
 
 #include <math.h>
@@ -7,7 +7,7 @@
 #include "backend/base/dtype.h"
 #include "backend/model/pass_sizes.h"
 
-/* Round figures of a core, a network and a memory; only the order of candidates comes from them. */
+/* Round figures of a core, a network and a memory; they only determine the order of candidates. */
 static const sluice_plan_rates_t round_figures = {
     .flops = 1e11, .link_bytes = 5e8, .startup_seconds = 2e-5, .memory_bytes = 5e9, .copy_bytes = 5e9};
 
@@ -16,7 +16,7 @@ static double pass_time(double comm, double compute, double copy, int32_t n, dou
   return longest + (comm + compute + copy - longest) / n + startup * n;
 }
 
-/* Of balanced routing's chunks. */
+/* Returns the mean over the chunks of balanced routing. */
 static sluice_restore_mean_t restore_mean(const sluice_plan_data_t* plan, int32_t tensor) {
   uint8_t policies[SLUICE_MAX_CHUNKS];
   const int32_t kept = plan->kept_chunks > 0 ? plan->kept_chunks : plan->num_chunks; /* 0: not sized yet */
@@ -27,7 +27,7 @@ static sluice_restore_mean_t restore_mean(const sluice_plan_data_t* plan, int32_
   return sluice_restore_mean(policies, plan->num_chunks);
 }
 
-/* MPipeMoE Table II's work per chunk, in seconds over all chunks; MPMoE's phases folded into "the longest lane, plus
+/* MPipeMoE Table II's work per chunk, in seconds over all chunks; MPMoE's phases simplified to "the longest lane, plus
  * what one chunk leaves uncovered". */
 double sluice_plan_relative_time(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
                                  const sluice_plan_rates_t* rates) {
@@ -38,12 +38,12 @@ double sluice_plan_relative_time(const sluice_plan_problem_t* problem, const slu
   const sluice_moe_config_t* c = &problem->shape.config;
   double rows = (double)sluice_plan_balanced_rows(problem, plan->inputs.max_tokens), w = problem->shape.world_size;
   if (sluice_shape_capacity(&problem->shape) > 0)
-    rows = (double)plan->worst_rows; /* padding travels and is computed as rows are */
+    rows = (double)plan->worst_rows; /* padding is sent and computed like rows */
   double row_bytes = (double)c->model_width * (double)sluice_dtype_bytes(c->dtype);
   double gemm = rows * 2.0 * (double)c->model_width * (double)c->hidden_width / rates->flops;
   double exchange = rows * row_bytes * (w - 1) / w / rates->link_bytes;
   if (sluice_shape_is_deduplicated(&problem->shape)) {
-    const int two_levels = sluice_shape_has_two_levels(&problem->shape); /* what leaves the node is the longer part */
+    const int two_levels = sluice_shape_has_two_levels(&problem->shape); /* the part between nodes is the longer one */
     const int32_t places = two_levels ? problem->shape.world_size / problem->shape.ranks_per_node : (int32_t)w;
     exchange *= sluice_token_copies_share(c->num_experts, places, c->top_k);
   }
@@ -53,7 +53,7 @@ double sluice_plan_relative_time(const sluice_plan_problem_t* problem, const slu
   double copies = di.copies * copy + m.copies * wide * copy;
   double g = problem->shape.gate_factor, weights = 0;
   if (plan->wgrad_mode == SLUICE_WGRAD_PER_CHUNK) {
-    /* Of the rank with most experts: all ranks must put candidates into the same order. */
+    /* Uses the rank with the most experts: all ranks must order candidates in the same way. */
     double element = fmax(4, (double)sluice_dtype_bytes(c->dtype)); /* sums of 16-bit gradients are f32 */
     weights = (plan->num_chunks - 1) * 2.0 * (double)problem->shape.most_local * (g + 1) * (double)c->hidden_width *
               (double)c->model_width * element / memory_bytes;

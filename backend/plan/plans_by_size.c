@@ -64,9 +64,9 @@ uint64_t sluice_plans_most_block_bytes(const sluice_plans_by_size_t* plans, cons
   return most;
 }
 
-/* ---- one more size ---- */
+/* ---- adding a size ---- */
 
-/* All have the same slots, routing, schedules and GEMMs, those of the one that needs most. */
+/* All plans have the same slots, routing, schedules and GEMMs: those of the plan that needs most. */
 static sluice_plan_room_t room_of(const sluice_plan_set_t* largest) {
   sluice_plan_room_t room = {.shared = largest->plans[0].bytes};
   for (int32_t i = 0; i < largest->count; ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a plan is made for: a layer's shape, and what its bytes and seconds depend on besides. Plain data: a problem of
- * any number of ranks can be written down where none of them runs. */
+/* The problem that a plan solves: a layer's shape, and everything else that its bytes and seconds depend on. Plain
+ * data: a problem for any number of ranks can be written down without running any of them. */
 #ifndef SLUICE_BACKEND_PLAN_PROBLEM_H_
 #define SLUICE_BACKEND_PLAN_PROBLEM_H_
 
@@ -13,28 +13,28 @@ struct sluice_plan_room_s;
 struct sluice_plan_bytes_s;
 struct sluice_device_s;
 
-/* A context's budgets, for people: a share is named beside the whole, which is what they can raise. */
+/* A context's budgets, for messages: a share is named together with the whole, which is what users can raise. */
 typedef struct sluice_budget_shares_s {
   uint64_t memory, host_memory;             /* of this context; 0: none */
-  uint64_t whole_memory, whole_host_memory; /* that these are shares of; 0: they are the whole */
+  uint64_t whole_memory, whole_host_memory; /* of which these are shares; 0: they are the whole */
 } sluice_budget_shares_t;
 
 typedef struct sluice_plan_problem_s {
   sluice_shape_t shape;
-  uint64_t header_bytes; /* of the headers that open each call */
-  uint64_t gemm_bytes;   /* what the GEMMs may borrow */
-  /* Of the device: bytes that passes of so many ops allocate once (NULL: none), and its scratch where it has memory of
+  uint64_t header_bytes; /* of the headers that begin each call */
+  uint64_t gemm_bytes;   /* memory that the GEMMs may borrow */
+  /* The device: bytes that passes with this many ops allocate once (NULL: none), and its scratch if it has memory of
    * its own. */
   uint64_t (*events_bytes)(const struct sluice_device_s* device, int32_t num_ops);
   const struct sluice_device_s* device;
   sluice_device_scratch_t device_scratch;
-  sluice_ring_memo_t* rings; /* known so far; borrowed, one problem at a time */
+  sluice_ring_memo_t* rings; /* the known ones; borrowed, for one problem at a time */
   sluice_budget_shares_t shares;
   const struct sluice_plan_room_s* room; /* what plans for larger batches have reserved; borrowed. NULL: nothing */
   const struct sluice_plan_bytes_s*
-      beside; /* what layers of other shapes take (neighbours.h); borrowed. NULL: nothing */
-  /* Who prices plans: seconds of forward and backward, on all ranks alike, negative where no machine is known; whether
-   * a plan is fixed already. NULL: nobody. */
+      beside; /* what layers of other shapes use (neighbours.h); borrowed. NULL: nothing */
+  /* price: seconds of forward and backward, the same on all ranks, negative if no machine is known. is_pinned: whether
+   * a plan is fixed already. NULL: not available. */
   double (*price)(void* user, const struct sluice_plan_data_s* plan);
   int32_t (*is_pinned)(void* user, const struct sluice_plan_data_s* plan);
   void* user;

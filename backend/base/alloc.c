@@ -28,7 +28,7 @@ static void account(sluice_allocator_t* allocator, uint64_t bytes) {
   if (allocator->current_bytes > allocator->peak_bytes) allocator->peak_bytes = allocator->current_bytes;
 }
 
-/* True if a test makes this allocation fail. */
+/* Returns 1 if a test makes this allocation fail. */
 static int planned_failure(sluice_allocator_t* allocator) {
   if (allocator->fail_after < 0) return 0;
   return allocator->fail_after-- == 0;
@@ -39,7 +39,7 @@ static int passes_limit(const sluice_allocator_t* allocator, uint64_t bytes) {
   return allocator->limit != 0 && (bytes > allocator->limit || taken > allocator->limit - bytes);
 }
 
-/* Requires the mutex, which is released while others free memory. */
+/* Call with the mutex held; it is released while `reclaim` frees memory. */
 static int stays_past_limit(sluice_allocator_t* allocator, uint64_t bytes) {
   if (!passes_limit(allocator, bytes)) return 0;
   if (allocator->reclaim == NULL) return 1;

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reads and writes numbers in text with a decimal point, whatever locale the process has set: in half of the world's
- * locales printf writes 0,5, which is not JSON, and strtod stops at the point.
- */
+/* Reads and writes numbers in text with a decimal point in any locale: in half of the world's locales printf writes
+ * 0,5, which is not JSON, and strtod stops at the point. */
 #ifndef SLUICE_BACKEND_BASE_C_LOCALE_H_
 #define SLUICE_BACKEND_BASE_C_LOCALE_H_
 
 #include <locale.h>
 
 typedef struct sluice_c_locale_s {
-  locale_t c; /* 0: none exists, and nothing was changed */
+  locale_t c; /* 0: it does not exist, and nothing was changed */
   locale_t before;
 } sluice_c_locale_t;
 
-/* For this thread, until leave. */
+/* Sets the C locale for this thread, until leave. */
 static inline sluice_c_locale_t sluice_c_locale_enter(void) {
   locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
   return (sluice_c_locale_t){c, c == (locale_t)0 ? (locale_t)0 : uselocale(c)};

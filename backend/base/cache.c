@@ -11,7 +11,7 @@
 
 enum { LINE = 64 };
 
-/* CLFLUSH serialises its lines, CLFLUSHOPT does not; every processor has the former. */
+/* CLFLUSH serialises its lines, and every processor has it; CLFLUSHOPT does not serialise. */
 static int is_unordered;
 static pthread_once_t looked = PTHREAD_ONCE_INIT;
 

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 /* Writes the lines of a range back to memory and drops them from every cache, so that the next access waits for memory.
- * The contents stay. On x86-64; elsewhere it does nothing. NULL and 0 bytes are allowed. Any thread. */
+ * The contents are unchanged. On x86-64; on other processors it does nothing. Accepts NULL and 0 bytes. Any thread. */
 void sluice_cache_evict(const void* data, uint64_t bytes);
 
 #endif /* SLUICE_BACKEND_BASE_CACHE_H_ */

@@ -9,7 +9,7 @@
 uint64_t sluice_now_ns(void);
 static inline double sluice_seconds(uint64_t ns) { return (double)ns / 1e9; }
 uint64_t sluice_thread_cpu_ns(void);
-/* CPU nanoseconds of one sluice_thread_cpu_ns(), which is a system call. The smallest of several means. */
+/* Returns the CPU nanoseconds of one sluice_thread_cpu_ns(), which is a system call: the smallest of several means. */
 uint64_t sluice_thread_cpu_reading_ns(void);
 
 /* A condition variable that waits on the monotonic clock. */

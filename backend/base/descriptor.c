@@ -8,7 +8,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-/* Held from before a descriptor is opened until it is noted, and by every fork. */
+/* Held from before a descriptor is opened until it is recorded, and during every fork. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static sluice_descriptor_t* first;
 
@@ -44,14 +44,15 @@ static void before_fork(void) { pthread_mutex_lock(&mutex); }
 
 static void after_fork_in_parent(void) { pthread_mutex_unlock(&mutex); }
 
-/* Calls only what is safe between fork and exec; without giving locks up, which are the parent's. */
+/* Calls only functions that are safe between fork and exec, and does not release file locks, which belong to the
+ * parent. */
 static void after_fork_in_child(void) {
   for (sluice_descriptor_t* d = first; d != NULL; d = d->next) {
     (void)close(d->fd);
     d->fd = -1;
   }
   first = NULL;
-  pthread_mutex_unlock(&mutex); /* this thread has it: it is the one that forked */
+  pthread_mutex_unlock(&mutex); /* held by this thread, which is the one that forked */
 }
 
 __attribute__((constructor)) static void watch_forks(void) {

@@ -7,7 +7,7 @@
 
 #include "sluice/base.h"
 
-/* Bytes of one element; 0 for an unknown dtype. */
+/* Returns the bytes of one element; 0 for an unknown dtype. */
 static inline uint64_t sluice_dtype_bytes(int32_t dtype) {
   switch (dtype) {
     case SLUICE_DTYPE_F32:
@@ -47,7 +47,7 @@ static inline uint16_t sluice_f32_to_bf16(float f) {
   return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-/* IEEE half, in integer arithmetic, so that it needs no compiler support. */
+/* Converts IEEE half in integer arithmetic, so that it needs no compiler support. */
 static inline float sluice_f16_to_f32(uint16_t x) {
   uint32_t sign = (uint32_t)(x & 0x8000u) << 16;
   uint32_t exponent = (x >> 10) & 0x1fu;

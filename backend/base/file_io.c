@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The system transfers no more at once than 2 GiB less a page, and may be asked for less. */
+/* The system transfers at most 2 GiB less a page per call. */
 #define MOST_AT_ONCE (UINT64_C(1) << 30)
 
 sluice_status_t sluice_file_read_at(int fd, const char* owner, const char* path, uint64_t at, void* out,

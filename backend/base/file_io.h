@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Whole reads and writes at a place of a file. */
+/* Complete reads and writes at an offset of a file. */
 #ifndef SLUICE_BACKEND_BASE_FILE_IO_H_
 #define SLUICE_BACKEND_BASE_FILE_IO_H_
 
@@ -7,8 +7,8 @@
 
 #include "backend/base/status.h"
 
-/* owner, path: for messages, which begin with "OWNER: PATH". Errors: EXTERNAL with the system's words, or that the file
- * ends early. Any thread. */
+/* owner, path: for messages, which begin with "OWNER: PATH". Errors: EXTERNAL with the system's message, or that the
+ * file ends early. Any thread. */
 sluice_status_t sluice_file_read_at(int fd, const char* owner, const char* path, uint64_t at, void* out,
                                     uint64_t bytes);
 sluice_status_t sluice_file_write_at(int fd, const char* owner, const char* path, uint64_t at, const void* data,

@@ -10,7 +10,7 @@
 
 #include "backend/base/log.h"
 
-/* The users other than the owner who can write it, or NULL. */
+/* Returns the users other than the owner who can write the file, or NULL. */
 static const char* writers(const struct stat* info) {
   if (info->st_mode & S_IWOTH) return "every user";
   return info->st_mode & S_IWGRP ? "its group" : NULL;

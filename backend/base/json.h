@@ -33,13 +33,13 @@ typedef struct sluice_json_tree_s {
 } sluice_json_tree_t;
 
 /* text [length], at most 16 MiB, is borrowed while the tree is used; an object has at most 256 members. out_tree: new,
- * sluice_json_free; nodes[0] is the root. `what` begins the message ("machine profile"). Errors: INVALID_ARGUMENT with
- * line and column, NO_MEMORY. */
+ * release with sluice_json_free; nodes[0] is the root. `what` begins the message ("machine profile"). Errors:
+ * INVALID_ARGUMENT with line and column, NO_MEMORY. */
 sluice_status_t sluice_json_parse(const char* text, uint64_t length, const char* what, sluice_json_tree_t* out_tree);
 void sluice_json_free(sluice_json_tree_t* tree);
 
 int sluice_json_is_named(const sluice_json_t* node, const char* name);
-/* The member, or NULL. Parsing rejects repeated names. */
+/* Returns the member, or NULL. Parsing rejects repeated names. */
 const sluice_json_t* sluice_json_member(const sluice_json_t* object, const char* name);
 
 #endif /* SLUICE_BACKEND_BASE_JSON_H_ */

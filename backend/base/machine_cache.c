@@ -50,7 +50,7 @@ void sluice_machine_cache_processor(char* out, size_t room) {
 
 /* ---- reading ---- */
 
-/* Including the terminating zero. */
+/* Returns the bytes to reserve, including the terminating zero. */
 static size_t room_for(int descriptor) {
   struct stat info;
   const int is_known = fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode);
@@ -72,7 +72,7 @@ static char* read_whole(const char* path, int must_be_ours, size_t* out_length) 
   return text;
 }
 
-/* The text after the two lines of form and key, or NULL with the reason. */
+/* Returns the text after the lines with form and key, or NULL with the reason. */
 static const char* body_of(const char* text, const char* form, const char* key, const char** out_reason) {
   const size_t form_length = strlen(form), key_length = strlen(key);
   *out_reason = "it is of another version, or no cache file";

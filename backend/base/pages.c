@@ -19,7 +19,7 @@ typedef struct range_s {
   const char* end;
 } range_t;
 
-/* The memory of the tensor's elements; empty for tensors with gaps, with overlaps, or not on the CPU. */
+/* Returns the memory of the tensor's elements; empty for tensors with gaps or overlaps, or not on the CPU. */
 static range_t range_of(const sluice_tensor_t* t) {
   const range_t none = {NULL, NULL};
   if (t == NULL || t->data == NULL || t->device_type != SLUICE_DEVICE_CPU) return none;

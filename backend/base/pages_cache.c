@@ -11,7 +11,7 @@
 enum { KEY_BYTES = 512, NUMBERS = SLUICE_PAGES_SIZES * SLUICE_PAGES_WAYS };
 _Static_assert(NUMBERS == 8, "as many as the text has");
 
-/* The kernel is part of the key, since it also decides how pages are populated. */
+/* The kernel is part of the key, since it also determines how pages are populated. */
 static int path_of(char key[KEY_BYTES], char path[SLUICE_FINDING_PATH_BYTES]) {
   char processor[128];
   struct utsname kernel;
@@ -21,7 +21,7 @@ static int path_of(char key[KEY_BYTES], char path[SLUICE_FINDING_PATH_BYTES]) {
   return sluice_machine_cache_path(NULL, "pages", key, path);
 }
 
-/* Femtoseconds per byte: integers look the same in every locale. 0 and 0: not measured. */
+/* Femtoseconds per byte, because integers look the same in every locale. 0 and 0: not measured. */
 static const char form_of_text[] = "{\"rates\": [[%lu, %lu], [%lu, %lu], [%lu, %lu], [%lu, %lu]]}";
 static const double UNIT = 1e-15;
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Stores the measured cost of fresh memory with the machine: a process begins with the measurements of earlier ones. */
+/* Caches the measured cost of fresh memory, so that a process starts with the measurements of earlier ones. */
 #ifndef SLUICE_BACKEND_BASE_PAGES_CACHE_H_
 #define SLUICE_BACKEND_BASE_PAGES_CACHE_H_
 
 #include "backend/base/pages_rates.h"
 
-/* Leaves the rates alone if there is no file, or one that cannot be used. */
+/* Leaves the rates unchanged if there is no file, or one that cannot be used. */
 void sluice_pages_cache_read(sluice_pages_rates_t* rates);
 
 /* Replaces the file. If it cannot be written, later processes measure again. */

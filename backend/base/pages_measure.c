@@ -17,7 +17,7 @@
 #ifdef MADV_HUGEPAGE
 
 #define HUGE_PAGE ((uintptr_t)2 << 20)
-/* Of a measured range, for each kind of page: more says nothing new. */
+/* Bound on the bytes of a measured range, for each kind of page: more would not improve the result. */
 #define MOST_MEASURED ((uintptr_t)256 << 20)
 #define PIECE         ((uintptr_t)4 << 20)
 /* Stops measuring huge pages that take this many times as long as small ones. */
@@ -28,7 +28,7 @@ typedef enum setting_e { NEVER = 0, ALWAYS, WHERE_FASTER } setting_t;
 static setting_t setting;
 static pthread_once_t asked = PTHREAD_ONCE_INIT;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;     /* of the rates */
-static pthread_mutex_t measuring = PTHREAD_MUTEX_INITIALIZER; /* one at a time */
+static pthread_mutex_t measuring = PTHREAD_MUTEX_INITIALIZER; /* one measurement at a time */
 static sluice_pages_rates_t rates;
 
 /* Another thread may hold them during a fork. */
@@ -81,7 +81,7 @@ typedef struct cost_s {
   uintptr_t bytes;
 } cost_t;
 
-/* On systems that cannot populate pages: writes their own contents back. */
+/* For systems that cannot populate pages: writes their own contents back. */
 static void touch(uintptr_t begin, uintptr_t end) {
   const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
   for (uintptr_t at = begin; at < end; at += page) __atomic_fetch_or((unsigned char*)at, 0, __ATOMIC_RELAXED);

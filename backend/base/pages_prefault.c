@@ -10,8 +10,8 @@
 
 /* Stopping waits for one piece: some milliseconds on a slow host. */
 static const uintptr_t PIECE = (uintptr_t)4 << 20;
-/* After this many ranges in memory and none fresh, the pass is a steady-state one and checks no more: each check is a
- * system call. */
+/* After this many ranges in memory and none fresh, the pass counts as a steady-state one and checks no more, because
+ * each check is a system call. */
 enum { SETTLED = 8 };
 
 void sluice_pages_prefault_init(sluice_pages_prefault_t* ahead) {
@@ -20,7 +20,7 @@ void sluice_pages_prefault_init(sluice_pages_prefault_t* ahead) {
   atomic_init(&ahead->is_over, 0);
 }
 
-/* Few are measured per pass, however many are due: they give similar results. */
+/* Only a few ranges are measured per pass, however many are due: they give similar results. */
 static void advise(sluice_pages_prefault_t* ahead, const void* data, uint64_t bytes) {
   sluice_pages_range_t* advice = &ahead->advice[ahead->count];
   *advice = sluice_pages_next(data, bytes, ahead->num_measured < SLUICE_PAGES_FIRST);
@@ -59,7 +59,7 @@ static void* run(void* data) {
 void sluice_pages_prefault_start(sluice_pages_prefault_t* ahead) {
   if (ahead->count == 0) return;
   sigset_t all, before;
-  sigfillset(&all); /* the host's handlers run on the host's threads */
+  sigfillset(&all); /* the host's signal handlers run on the host's threads */
   pthread_sigmask(SIG_SETMASK, &all, &before);
   ahead->is_running = pthread_create(&ahead->thread, NULL, run, ahead) == 0;
   pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/base/pages_rates.h"
 
-/* Then one of EVERY is measured; NEWEST is the weight of a new measurement among several. */
+/* After the first ones, one of EVERY is measured; NEWEST is the weight of a new measurement among several. */
 enum { EVERY = 16 };
 static const double NEWEST = 0.25;
 static const double LEAST_GAIN = 0.9;

@@ -5,12 +5,12 @@
 
 #include <stdint.h>
 
-/* Whether most of a range of at least a page is in memory already, by samples: then it is not fresh, and writing it
- * does not wait. */
+/* Returns whether most of a range of at least a page is in memory already, by samples: then it is not fresh, and
+ * writing it does not wait. */
 int sluice_pages_are_resident(uintptr_t begin, uintptr_t end);
 
-/* Populates whole pages; their contents stay, and other threads may write them meanwhile. 0: the system cannot (Linux
- * before 5.14), or is out of memory: pages are populated as they are written. */
+/* Populates whole pages. Their contents are unchanged, and other threads may write them at the same time. Returns 0 if
+ * the system cannot (Linux before 5.14), or is out of memory: pages are then populated as they are written. */
 int sluice_pages_populate(uintptr_t begin, uintptr_t end);
 
 #endif /* SLUICE_BACKEND_BASE_PAGES_RESIDENT_H_ */

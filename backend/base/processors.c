@@ -19,7 +19,7 @@ double sluice_processors_quota(const char* text) {
   return quota / period;
 }
 
-/* The first line; empty if there is none. */
+/* Reads the first line; empty if there is none. */
 static void read_line(const char* path, char text[TEXT_BYTES]) {
   text[0] = '\0';
   FILE* file = fopen(path, "r");
@@ -28,7 +28,7 @@ static void read_line(const char* path, char text[TEXT_BYTES]) {
   fclose(file);
 }
 
-/* This process's group in the unified hierarchy; "" at the root, as in a container with its own namespace. */
+/* Finds this process's group in the unified hierarchy; "" at the root, as in a container with its own namespace. */
 static void find_group(char out[PATH_BYTES]) {
   char line[PATH_BYTES];
   out[0] = '\0';
@@ -42,7 +42,7 @@ static void find_group(char out[PATH_BYTES]) {
   fclose(file);
 }
 
-/* The smallest quota of the group and its ancestors. */
+/* Returns the smallest quota of the group and its ancestors. */
 static double find_quota(void) {
   char group[PATH_BYTES], path[PATH_BYTES + 32], text[TEXT_BYTES], period[TEXT_BYTES];
   double least = 0;
@@ -68,7 +68,7 @@ int sluice_processors_count(void) {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
   if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) return CPU_COUNT(&allowed);
-  return (int)sysconf(_SC_NPROCESSORS_ONLN); /* a machine with more than a thousand */
+  return (int)sysconf(_SC_NPROCESSORS_ONLN); /* a machine with more than a thousand cores */
 }
 
 void sluice_processors_describe(char* out, size_t room) {

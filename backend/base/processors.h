@@ -5,14 +5,14 @@
 
 #include <stddef.h>
 
-/* Cores that it may use, by its current affinity. */
+/* Returns the number of cores in its current affinity. */
 int sluice_processors_count(void);
 
-/* "8 of 64 cores", by its current affinity, and ", 2.50 of them at a time" if its control groups allow no more
+/* Writes "8 of 64 cores", by its current affinity, and ", 2.50 of them at a time" if its control groups allow no more
  * (cpu.max, cpu.cfs_quota_us). */
 void sluice_processors_describe(char* out, size_t room);
 
-/* The limit in the `text` of a cpu.max, in cores; 0: no limit. */
+/* Returns the limit in the `text` of a cpu.max, in cores; 0: no limit. */
 double sluice_processors_quota(const char* text);
 
 #endif /* SLUICE_BACKEND_BASE_PROCESSORS_H_ */

@@ -33,7 +33,7 @@ static uint64_t hash_of(const uint64_t* state, int32_t words) {
   return hash;
 }
 
-/* The bucket that holds the state, or the empty one for it. */
+/* Returns the bucket of the state, or an empty one for it. */
 static int32_t* bucket_of(const sluice_state_set_t* set, const uint64_t* state) {
   uint64_t mask = (uint64_t)set->num_buckets - 1, at = hash_of(state, set->words) & mask;
   for (;; at = (at + 1) & mask) {

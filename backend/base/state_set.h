@@ -19,7 +19,7 @@ void sluice_state_set_init(sluice_state_set_t* set, int32_t words, sluice_alloca
 void sluice_state_set_deinit(sluice_state_set_t* set);
 /* Adds the state if it is new. Errors: NO_MEMORY. */
 sluice_status_t sluice_state_set_add(sluice_state_set_t* set, const uint64_t* state);
-/* Valid until the next addition. */
+/* Returns a pointer that is valid until the next addition. */
 static inline const uint64_t* sluice_state_set_get(const sluice_state_set_t* set, int64_t number) {
   return set->states + number * set->words;
 }

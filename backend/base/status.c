@@ -50,7 +50,7 @@ const char* sluice_status_name(sluice_status_t status) {
                                       "UNSUPPORTED", "NOT_FOUND",        "STATE",   "MISMATCH",  "PEER_REFUSED",
                                       "PEER_LOST",   "TIMED_OUT",        "ABORTED", "EXTERNAL",  "OVER_BUDGET",
                                       "INTERNAL",    "CAPACITY"};
-  int64_t index = -(int64_t)status; /* any value may be passed, also INT32_MIN */
+  int64_t index = -(int64_t)status; /* any value may be passed, including INT32_MIN */
   if (index < 0 || index >= (int64_t)(sizeof names / sizeof names[0])) return "UNKNOWN";
   return names[index];
 }

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* Structs of the ABI are far smaller: a larger size is an uninitialised struct, whose tail must not be read. */
+/* Structs of the ABI are far smaller: a larger size means an uninitialised struct, whose tail must not be read. */
 enum { MAX_STRUCT_BYTES = 65536 };
 
 void sluice_struct_init(void* out, size_t struct_size, const void* defaults, size_t defaults_size) {
@@ -13,7 +13,7 @@ void sluice_struct_init(void* out, size_t struct_size, const void* defaults, siz
   memcpy(out, &struct_size, sizeof struct_size);
 }
 
-/* Here and not in status.c, on which this unit depends. */
+/* Defined here because status.c must not depend on this file. */
 void sluice_error_info_init(sluice_error_info_t* out_info, size_t struct_size) {
   sluice_struct_init(out_info, struct_size, NULL, 0);
 }

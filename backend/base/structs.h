@@ -12,11 +12,11 @@ void sluice_struct_init(void* out, size_t struct_size, const void* defaults, siz
 
 /* Copies a caller's struct over `dst`.
  *
- * dst       in/out  dst_size bytes, holding the defaults; fields that the caller does not know keep them.
- *                   On success dst's struct_size is dst_size; on failure dst is untouched
- * src       in      the caller's struct; borrowed for the call
- * min_size          bytes of the oldest layout that is still understood
- * name              of the struct, for the message ("sluice_comm_config_t")
+ *   dst       in/out  dst_size bytes with the defaults; fields that the caller does not know keep them. On success
+ *                     dst's struct_size is dst_size; on failure dst is unchanged
+ *   src       in      the caller's struct; borrowed for the call
+ *   min_size          bytes of the oldest supported layout
+ *   name              of the struct, for the message ("sluice_comm_config_t")
  *
  * Errors: INVALID_ARGUMENT (src is NULL), ABI (shorter than min_size, or longer than dst_size with a non-zero tail; the
  * message names the struct and the sizes). */
@@ -26,9 +26,9 @@ sluice_status_t sluice_struct_copy(void* dst, size_t dst_size, const void* src, 
  * next is not NULL; the message names the struct and the extension's type. */
 sluice_status_t sluice_struct_check_next(const sluice_ext_header_t* next, const char* name);
 
-/* Results are written into a caller's struct up to the caller's struct_size. _check_size first verifies that size,
- * since an unset one must not be trusted; then `value` is written, followed by zeros for fields unknown here. out: not
- * NULL. Errors: ABI naming the struct. */
+/* Write results into a caller's struct, up to the caller's struct_size. _check_size first verifies that size, since it
+ * may be uninitialised; _give then writes `value`, followed by zeros for fields unknown here. out: not NULL. Errors:
+ * ABI naming the struct. */
 sluice_status_t sluice_struct_check_size(const void* out, const char* name);
 void sluice_struct_give(void* out, const void* value, size_t value_size);
 

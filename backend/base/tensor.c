@@ -94,8 +94,8 @@ sluice_status_t sluice_tensor_check_on(const sluice_tensor_t* tensor, const char
 
 static uint64_t size_of(int64_t stride) { return stride < 0 ? 0 - (uint64_t)stride : (uint64_t)stride; }
 
-/* Whether i * a + j * b = 0 for some |i| < m and |j| < n that are not both 0: the smallest are b and a over their
- * greatest common divisor. */
+/* Returns whether i * a + j * b = 0 for some |i| < m and |j| < n that are not both 0: the smallest are b and a, divided
+ * by their greatest common divisor. */
 static int overlaps(uint64_t m, uint64_t a, uint64_t n, uint64_t b) {
   if (m == 0 || n == 0) return 0;
   if (a == 0 || b == 0) return (a == 0 && m > 1) || (b == 0 && n > 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Text in memory of a fixed size that also counts its full length: callers may ask with no space first. */
+/* Text in memory of a fixed size that also counts its full length, so that callers may first ask for the length. */
 #ifndef SLUICE_BACKEND_BASE_TEXT_H_
 #define SLUICE_BACKEND_BASE_TEXT_H_
 
@@ -9,7 +9,7 @@
 typedef struct sluice_text_s {
   char* data; /* terminated if it has any space */
   uint64_t room;
-  uint64_t used; /* of everything added, whether it fitted or not; without the terminator */
+  uint64_t used; /* of everything added, even if it did not fit; without the terminator */
 } sluice_text_t;
 
 /* data may be NULL: then nothing is written, and `used` is the required size. */
@@ -19,10 +19,10 @@ static inline sluice_text_t sluice_text(char* data, uint64_t room) {
 
 /* As printf; text that does not fit is truncated. */
 __attribute__((format(printf, 2, 3))) void sluice_text_add(sluice_text_t* text, const char* format, ...);
-/* A number of bytes for people: "9.3 MiB", or "12.5 KiB". Writes and returns text. */
+/* Writes a number of bytes for people, "9.3 MiB" or "12.5 KiB", and returns text. */
 #define SLUICE_SIZE_TEXT_BYTES 32
 const char* sluice_size_text(uint64_t bytes, char text[SLUICE_SIZE_TEXT_BYTES]);
-/* A finite number, in ten digits if they read back as the same one, else in seventeen. */
+/* Writes a finite number, in ten digits if they read back as the same number, else in seventeen. */
 void sluice_text_add_number(sluice_text_t* text, double value);
 
 #endif /* SLUICE_BACKEND_BASE_TEXT_H_ */

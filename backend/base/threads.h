@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The caller's OpenMP threads, borrowed. Nothing links OpenMP: the runtime that the process already has is found by
- * name, so that there is never a second one. */
+/* The caller's OpenMP threads, borrowed. Sluice does not link OpenMP: the runtime that the process already has is found
+ * by name, so that there is never a second one. */
 #ifndef SLUICE_BACKEND_BASE_THREADS_H_
 #define SLUICE_BACKEND_BASE_THREADS_H_
 
-/* All NULL: no OpenMP in this process, one thread. */
+/* All NULL: this process has no OpenMP, and one thread is used. */
 typedef struct sluice_threads_s {
   void (*parallel)(void (*fn)(void* data), void* data, unsigned num_threads, unsigned flags); /* GOMP_parallel */
   int (*max_threads)(void);
@@ -13,14 +13,14 @@ typedef struct sluice_threads_s {
   int (*in_parallel)(void);
 } sluice_threads_t;
 
-/* torch's runtime if torch is loaded, else a globally visible one. */
+/* Finds torch's runtime if torch is loaded, else a globally visible one. */
 sluice_threads_t sluice_threads_find(void);
 
-/* Threads that a call may use now: omp_get_max_threads of the calling thread; 1 inside a parallel region, and in a
- * thread that forgoes others. */
+/* Returns the number of threads that a call may use now: omp_get_max_threads of the calling thread; 1 inside a parallel
+ * region, and in a thread that has called sluice_threads_forgo. */
 int sluice_threads_available(const sluice_threads_t* pool);
 
-/* From now on the calling thread uses no other threads: for a lane that runs during GEMMs, whose threads have the
+/* From now on the calling thread uses no other threads. For a lane that runs during GEMMs, whose threads occupy the
  * cores. */
 void sluice_threads_forgo(void);
 

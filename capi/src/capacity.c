@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What layers under a capacity have dropped. */
+/* Counts the routes that layers with a capacity have dropped. */
 #include "backend/moe/run/capacity.h"
 
 #include <string.h>

@@ -11,8 +11,9 @@
 #include "backend/model/words.h"
 #include "backend/moe/context/row_memory.h"
 
-/* Host tensors are what they say. A pointer of the wrong memory would end in a fault of the device, and with it the
- * process: there every tensor of a call is looked up, of the experts' only the first of each array. */
+/* Host tensors are trusted to be what they claim. A pointer to the wrong memory would cause a device fault, which ends
+ * the process; therefore on a device every tensor of a call is looked up, but only the first of each array of expert
+ * tensors. */
 static sluice_status_t check_tensor(const sluice_moe_t* moe, const sluice_tensor_t* tensor, const char* name,
                                     int32_t dtype, int32_t ndim, const int64_t* shape, int is_looked_up) {
   sluice_context_t* context = moe->context;
@@ -71,7 +72,7 @@ sluice_status_t sluice_check_out_route_weights(const sluice_moe_t* moe, const sl
   return sluice_tensor_check_written(tensor, name);
 }
 
-/* Of a stack all descriptors may point to one shape: then what lies between data and byte offset has the same bytes. */
+/* In a stack, all descriptors may point to one shape: then the bytes between data and byte offset are equal. */
 static inline int has_bytes_of(const sluice_tensor_t* a, const sluice_tensor_t* b) {
   const size_t first = offsetof(sluice_tensor_t, device_type), end = offsetof(sluice_tensor_t, byte_offset);
   return memcmp(&a->device_type, &b->device_type, end - first) == 0;
@@ -82,8 +83,8 @@ static inline int has_form_of(const sluice_tensor_t* a, const sluice_tensor_t* b
          a->type_bits == b->type_bits && a->type_lanes == b->type_lanes;
 }
 
-/* Whether a tensor is as the first of its array, which has passed every check. Hundreds are asked per call, so this
- * words no message: what fails here is looked at again by check_one, which does. */
+/* Returns whether a tensor equals the first of its array, which has passed every check. Hundreds are checked per call,
+ * so this formats no message: if it fails, check_one checks again and does. */
 static int is_like_first(const sluice_tensor_t* tensor, const sluice_tensor_t* first, int32_t ndim,
                          const int64_t* shape) {
   if (tensor->data != NULL && has_bytes_of(tensor, first)) return 1;
@@ -91,7 +92,7 @@ static int is_like_first(const sluice_tensor_t* tensor, const sluice_tensor_t* f
       has_form_of(tensor, first) && tensor->ndim == ndim && tensor->shape[0] == shape[0] &&
       tensor->strides[0] == first->strides[0] &&
       (ndim == 1 || (tensor->shape[1] == shape[1] && tensor->strides[1] == first->strides[1]))) {
-    return 1; /* what most are, told without a call: generation asks for one token */
+    return 1; /* true for most, and found without a function call: generation passes one token */
   }
   if (tensor->device_type != first->device_type || tensor->device_id != first->device_id ||
       tensor->type_code != first->type_code || tensor->type_bits != first->type_bits ||
@@ -156,7 +157,7 @@ static sluice_status_t read_experts(const sluice_moe_t* moe, const sluice_expert
                             "sluice_expert_tensors_t");
 }
 
-/* A packed weight, or what should be the gradient of one, which has none. */
+/* Checks a packed weight, or rejects its gradient, which does not exist. */
 static sluice_status_t check_weight(const sluice_moe_t* moe, const sluice_tensor_t* codes,
                                     const sluice_tensor_t* scales, const char* table, const char* name,
                                     const char* scales_name, const int64_t* shape, int gradients) {
@@ -209,13 +210,13 @@ static sluice_status_t check_own(const sluice_moe_t* moe, const sluice_expert_te
 
 /* ---- adapters ---- */
 
-/* One pair of factors. `a` may be another pair's, which `shares` says. */
+/* One pair of factors. `shares`: `a` is that of another pair. */
 typedef struct adapter_s {
   const char *a_name, *b_name, *scale_name;
   const sluice_tensor_t *a, *b, *grad_a, *grad_b;
   int64_t columns, rows; /* of W */
   float scale;
-  int shares; /* a is NULL, and the pair before it has it */
+  int shares; /* a is NULL, and is that of the previous pair */
 } adapter_t;
 
 #define NUM_ADAPTERS 3
@@ -235,7 +236,7 @@ static void adapters_of(const sluice_moe_t* moe, const sluice_expert_tensors_t* 
                        g->lb2, hidden, c->model_width, p->lora_scale2, 0};
 }
 
-/* f32 or the layer's dtype, of one dtype and shape for all experts. */
+/* A factor is f32 or the layer's dtype, with one dtype and shape for all experts. */
 static sluice_status_t check_factor(const sluice_moe_t* moe, const sluice_tensor_t* tensors, const char* name,
                                     const int64_t* shape) {
   const sluice_moe_config_t* c = &moe->shape.config;
@@ -266,7 +267,7 @@ static sluice_status_t check_rank(const sluice_moe_t* moe, const char* name, int
                      c->layer_id, name, (long long)rank, c->lora_rank);
 }
 
-/* before: the pair whose a it may share. */
+/* before: the pair whose `a` it may share. */
 static sluice_status_t check_adapter(const sluice_moe_t* moe, const adapter_t* it, const adapter_t* before) {
   const sluice_moe_config_t* c = &moe->shape.config;
   if (it->a == NULL && it->b == NULL) return SLUICE_OK;
@@ -380,7 +381,7 @@ sluice_status_t sluice_check_callbacks(const sluice_moe_t* moe, const sluice_exp
 }
 
 sluice_status_t sluice_check_stream(const sluice_moe_t* moe, sluice_stream_t stream) {
-  if (stream == NULL || moe->context->rows->is_device) return SLUICE_OK; /* looked at when it is opened */
+  if (stream == NULL || moe->context->rows->is_device) return SLUICE_OK; /* checked when it is opened */
   return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "layer %d: stream must be NULL on a CPU", moe->shape.config.layer_id);
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Packed weights of a config and of a call: codes and scales have the shapes and bytes that sluice/weights.h says. */
+/* Checks packed weights of a config and of a call: codes and scales must have the shapes and bytes that
+ * sluice/weights.h defines. */
 #include <stdio.h>
 
 #include "backend/base/check.h"
@@ -9,7 +10,7 @@
 #include "capi/src/check_layer.h"
 
 enum { DEFAULT_BLOCK = 128 };
-#define MOST_WIDTH (1LL << 31) /* bytes of a weight then fit 64 bits */
+#define MOST_WIDTH (1LL << 31) /* the bytes of a weight then fit 64 bits */
 
 static sluice_status_t check_format(const char* where, int32_t format, int32_t block) {
   SLUICE_TRY(SLUICE_REQUIRE(format == SLUICE_WEIGHTS_PLAIN || sluice_packed_format(format) != NULL,
@@ -62,13 +63,13 @@ sluice_status_t sluice_weights_bytes(int32_t format, int32_t block, int32_t dtyp
   return SLUICE_OK;
 }
 
-/* u8, and i8 where codes are signed whole numbers. */
+/* Accepts u8, and i8 if codes are signed integers. */
 static int is_bytes(const sluice_tensor_t* t, int32_t format) {
   if (t->type_lanes != 1 || t->type_bits != 8) return 0;
   return t->type_code == SLUICE_TYPE_UINT || (t->type_code == SLUICE_TYPE_INT && format == SLUICE_WEIGHTS_INT8);
 }
 
-/* Sizes, rows of contiguous elements that do not overlap, and data, in memory of the context's device. */
+/* Checks sizes, contiguous rows that do not overlap, and data in memory of the context's device. */
 static sluice_status_t check_rows(const sluice_tensor_t* t, const char* name, const sluice_context_t* context,
                                   int64_t rows, int64_t cols) {
   const int is_cpu = context == NULL || context->device_type == SLUICE_DEVICE_CPU;
@@ -130,7 +131,7 @@ sluice_status_t sluice_check_packed_weight(const sluice_tensor_t* codes, const s
                     sluice_packed_blocks(cols, block));
 }
 
-/* As other tensors: of an array the first is looked up. A kernel reads a scale by one access. */
+/* As for other tensors, only the first of an array is looked up. A kernel reads a scale with one access. */
 static sluice_status_t check_on_device(sluice_context_t* context, const sluice_tensor_t* codes,
                                        const sluice_tensor_t* scales, const sluice_packed_format_t* format,
                                        int is_looked_up, const char* name, const char* scales_name) {

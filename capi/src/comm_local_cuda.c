@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A local communicator over memory of CUDA devices: ranks that are threads of one process, on one GPU or several. It
- * takes the device of the first CUDA context that is made on it. */
+ * uses the device of the first CUDA context that is created on it. */
 #include "backend/comm/local/local_device.h"
 #include "capi/src/own_device.h"
 

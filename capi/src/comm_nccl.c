@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The NCCL communicator behind its public handle: it owns a device of its own, which its staging and its stream need.
- */
+/* The NCCL communicator behind its public handle. It owns a device object, which its staging and its stream need. */
 #include "backend/comm/nccl/nccl_comm.h"
 
 #include <assert.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The public context: checks the config, then puts a device and a gemm into an engine. */
+/* The public context: checks the config, then creates an engine with a device and a gemm. */
 #include <stddef.h>
 #include <string.h>
 #include <unistd.h>
@@ -71,7 +71,7 @@ static sluice_status_t read_config(const sluice_context_config_t* config, sluice
 
 static int is_tf32(const char* gemm) { return gemm != NULL && strcmp(gemm, "cublas-tf32") == 0; }
 
-/* What a CUDA context cannot do yet is refused by name. */
+/* Rejects what a CUDA context does not support yet, and names it. */
 static sluice_status_t check_cuda(const sluice_context_config_t* config, const sluice_comm_t* comm) {
   const char* gemm = config->gemm;
   if (gemm != NULL && strcmp(gemm, "auto") != 0 && strcmp(gemm, "cublas") != 0 && !is_tf32(gemm)) {
@@ -146,7 +146,7 @@ sluice_status_t sluice_context_create_from(const sluice_context_config_t* config
         checked.ranks_per_node, world_size);
   }
   sluice_context_t* context = NULL;
-  /* The host's callbacks give memory for rows: on CUDA that is the device's. */
+  /* The host's callbacks allocate memory for rows, which on CUDA is device memory. */
   SLUICE_TRY(sluice_engine_create(comm, is_cuda ? NULL : checked.allocate, is_cuda ? NULL : checked.release,
                                   checked.allocate_user, &context));
   context->memory_budget = checked.memory_budget;
@@ -247,7 +247,7 @@ sluice_status_t sluice_context_allocate(sluice_context_t* context, uint64_t byte
 void sluice_context_free(sluice_context_t* context, void* data, uint64_t bytes) {
   if (data == NULL) return;
   int is_counted = context != NULL && context->pid == getpid();
-  if (is_counted) sluice_ledger_remove(&context->ledger, data); /* before another buffer may lie there */
+  if (is_counted) sluice_ledger_remove(&context->ledger, data); /* before another buffer may have this address */
   for (int32_t i = 0; i < SLUICE_NUM_POOLS && is_counted; ++i) {
     const uint64_t pooled = sluice_pool_give(&context->host_pools[i], data);
     atomic_fetch_sub(&context->step_bytes, pooled);
@@ -287,7 +287,7 @@ sluice_status_t sluice_context_get_stats(sluice_context_t* context, int32_t rese
   return SLUICE_OK;
 }
 
-/* Events are no part of what a budget bounds: a run is looked at as it is. */
+/* A budget does not count events: tracing does not change a run. */
 static sluice_status_t set_trace(sluice_context_t* context, int64_t capacity) {
   sluice_trace_event_t* events = NULL;
   if (capacity > 0) {

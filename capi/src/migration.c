@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Migrations behind their public calls: reads the structs, then backend/migration/run. */
+/* The public calls of migrations: read the structs, then call backend/migration/run. */
 #include "sluice/migration.h"
 
 #include "backend/base/check.h"

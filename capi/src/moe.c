@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The whole-layer calls: arguments are checked here; a refusal still opens the collective call, so that all ranks fail
- * alike. */
+/* The whole-layer calls. Arguments are checked here; after a refusal the collective call is still opened, so that all
+ * ranks fail in the same way. */
 #include <stddef.h>
 
 #include "backend/base/dtype.h"
@@ -62,7 +62,7 @@ sluice_status_t sluice_moe_forward(sluice_moe_t* moe, const sluice_moe_forward_a
   return status;
 }
 
-/* The caller's tensors as they are known here, for the length of a call. */
+/* The caller's tensors in the current struct layout, for the duration of a call. */
 typedef struct known_tensors_s {
   sluice_expert_tensors_t params, grads;
 } known_tensors_t;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Creating a layer: every field of the config is checked here, with a message that says what, where and what to do. */
+/* Creates a layer: every field of the config is checked here, with a message that says what, where and what to do. */
 #include <float.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -111,7 +111,7 @@ static sluice_status_t check_lora(const sluice_context_t* context, const sluice_
                      id, c->lora_rank, context->device->name);
 }
 
-/* What is open where every exchange has a fixed size. */
+/* Checks what is possible if every exchange has a fixed size. */
 static sluice_status_t check_capacity(const sluice_context_t* context, sluice_moe_config_t* c) {
   int32_t id = c->layer_id;
   SLUICE_TRY(SLUICE_REQUIRE(c->exchange_mode == SLUICE_EXCHANGE_EXACT || c->exchange_mode == SLUICE_EXCHANGE_CAPACITY,
@@ -138,7 +138,7 @@ static sluice_status_t check_capacity(const sluice_context_t* context, sluice_mo
   return SLUICE_OK;
 }
 
-/* What is open where token copies travel in place of rows. A single rank sends neither. */
+/* Checks what is possible if token copies are sent instead of rows. A single rank sends neither. */
 static sluice_status_t check_deduplicate(const sluice_context_t* context, const sluice_moe_config_t* c) {
   int32_t id = c->layer_id;
   SLUICE_TRY(SLUICE_REQUIRE(c->deduplicate >= SLUICE_DEDUPLICATE_NONE && c->deduplicate <= SLUICE_DEDUPLICATE_ANY,
@@ -174,7 +174,7 @@ static sluice_status_t check_weights(sluice_moe_config_t* c) {
   return sluice_check_weight_format(what, c->weight_format, &c->weight_block, c->model_width, c->hidden_width);
 }
 
-/* Who reuses buffers keeps no rows: a policy that keeps contradicts it. */
+/* Reuse keeps no rows, so a policy that keeps them contradicts it. */
 static sluice_status_t check_reuse(const sluice_moe_config_t* c) {
   SLUICE_TRY(SLUICE_REQUIRE(is_flag(c->reuse), "layer %d: reuse is %d; it must be 0 or 1", c->layer_id, c->reuse));
   if (!c->reuse) return SLUICE_OK;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The offloaded optimizer behind its public calls. */
+/* The public calls of the offloaded optimizer. */
 #include "sluice/optimizer.h"
 
 #include <stdatomic.h>
@@ -18,10 +18,10 @@ enum { DEFAULT_BUCKET = 1 << 22 };
 struct sluice_optimizer_s {
   sluice_threads_t threads;
   const sluice_adam_kernels_t* kernels;
-  pid_t pid; /* that made it: a forked child has none of its threads */
+  pid_t pid; /* of the creator: a forked child has none of its threads */
   atomic_flag is_busy;
   sluice_optimizer_on_device_t* on_device; /* NULL: steps run in host memory */
-  /* Of steps over ranks, from the first one on. */
+  /* For steps over ranks, from the first one on. */
   sluice_device_t* device;
   sluice_bucketed_t* bucketed;
 };
@@ -53,7 +53,7 @@ void sluice_optimizer_step_result_init(sluice_optimizer_step_result_t* out_resul
   sluice_struct_init(out_result, struct_size, NULL, 0);
 }
 
-/* ---- life ---- */
+/* ---- create and destroy ---- */
 
 sluice_status_t sluice_optimizer_create(const sluice_optimizer_config_t* config, sluice_optimizer_t** out_optimizer) {
   SLUICE_TRY(SLUICE_REQUIRE(out_optimizer != NULL, "sluice_optimizer_create: out_optimizer is NULL"));
@@ -73,7 +73,7 @@ sluice_status_t sluice_optimizer_create(const sluice_optimizer_config_t* config,
   sluice_optimizer_t* optimizer = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *optimizer, "optimizer");
   if (optimizer == NULL) return sluice_alloc_status();
   optimizer->threads = sluice_threads_find();
-  optimizer->kernels = sluice_adam_dispatch() + c.arithmetic; /* by sluice_adam_arithmetic_t */
+  optimizer->kernels = sluice_adam_dispatch() + c.arithmetic; /* indexed by sluice_adam_arithmetic_t */
   optimizer->pid = getpid();
   atomic_flag_clear(&optimizer->is_busy);
   const sluice_status_t status =
@@ -97,11 +97,11 @@ void sluice_optimizer_destroy(sluice_optimizer_t* optimizer) {
 
 /* ---- a step ---- */
 
-/* One way to take a step. stream: NULL in host memory. */
+/* An implementation of a step. stream: NULL in host memory. */
 typedef sluice_status_t (*step_fn_t)(sluice_optimizer_t* optimizer, const sluice_bucketed_step_t* step,
                                      sluice_stream_t stream, sluice_bucketed_outcome_t* out_outcome);
 
-/* One rank over all elements at once. */
+/* With one rank: all elements at once. */
 static sluice_status_t step_alone(sluice_optimizer_t* optimizer, const sluice_bucketed_step_t* step,
                                   sluice_stream_t stream, sluice_bucketed_outcome_t* out_outcome) {
   (void)optimizer;
@@ -117,7 +117,7 @@ static sluice_status_t open_bucketed(sluice_optimizer_t* optimizer) {
   return sluice_bucketed_create(optimizer->device, allocator, &optimizer->bucketed);
 }
 
-/* Over ranks, or with a file. A rank that is refused takes part in the handshake, so that the others are told. */
+/* With several ranks or a file. A rank that is refused still takes part in the handshake, which tells the others. */
 static sluice_status_t step_in_buckets(sluice_optimizer_t* optimizer, const sluice_bucketed_step_t* step,
                                        sluice_stream_t stream, sluice_bucketed_outcome_t* out_outcome) {
   (void)stream;

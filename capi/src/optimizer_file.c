@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Masters and moments in a file: its public calls. */
+/* The public calls for masters and moments in a file. */
 #include <stdatomic.h>
 
 #include "backend/base/alloc.h"
@@ -28,7 +28,7 @@ void sluice_optimizer_file_info_init(sluice_optimizer_file_info_t* out_info, siz
   sluice_struct_init(out_info, struct_size, NULL, 0);
 }
 
-/* What was copied is there after errors too: the ranks of its comm are told of them. */
+/* The copied members are valid after errors too, because the ranks of `comm` must be told of the error. */
 static sluice_status_t check_config(const sluice_optimizer_file_config_t* c) {
   SLUICE_TRY(sluice_struct_check_next(c->next, "sluice_optimizer_file_config_t"));
   SLUICE_TRY(SLUICE_REQUIRE(c->path != NULL, "sluice_optimizer_file_config_t: path is NULL"));
@@ -61,7 +61,7 @@ static sluice_state_shapes_t shapes_of(const sluice_optimizer_file_config_t* c) 
   return (sluice_state_shapes_t){.num_dims = c->num_dims, .dims = c->dims};
 }
 
-/* ---- what steps ask ---- */
+/* ---- calls of steps ---- */
 
 sluice_status_t sluice_optimizer_file_take(sluice_optimizer_file_t* file, sluice_state_file_t** out_states) {
   SLUICE_TRY(sluice_state_file_check_process(file->states));
@@ -96,7 +96,7 @@ sluice_status_t sluice_optimizer_file_check_step(const sluice_state_file_t* stat
   return SLUICE_OK;
 }
 
-/* ---- life ---- */
+/* ---- create, open and close ---- */
 
 static sluice_status_t wrap(sluice_state_file_t* states, sluice_optimizer_file_t** out_file) {
   sluice_optimizer_file_t* file = sluice_alloc_zeroed(sluice_process_allocator(), sizeof *file, "optimizer: a file");
@@ -127,7 +127,7 @@ static sluice_status_t fill(const sluice_optimizer_file_config_t* c, const sluic
   return status;
 }
 
-/* Until its publishing the file goes with its close. */
+/* Creates a file. Until it is published, closing it removes it. */
 static sluice_status_t create(const sluice_optimizer_file_config_t* c, const sluice_optimizer_group_t* const* groups,
                               int64_t num_groups, sluice_optimizer_file_t** out_file) {
   sluice_state_file_t* states = NULL;
@@ -182,7 +182,7 @@ static sluice_status_t open_own(const sluice_optimizer_file_config_t* c, sluice_
   return wrap(*out_states, out_file);
 }
 
-/* Ranks of which one has ended a step that another has not are brought together again. */
+/* If one rank has ended a step that another has not, brings them to the same step again. */
 static sluice_status_t agree_on_step(const sluice_optimizer_file_config_t* c, sluice_status_t opened,
                                      sluice_state_file_t* states) {
   sluice_files_t mine = {.step = SLUICE_NO_STEP, .other_step = SLUICE_NO_STEP};

@@ -12,7 +12,7 @@ static int is_real(int32_t dtype) {
   return dtype == SLUICE_DTYPE_F32 || dtype == SLUICE_DTYPE_BF16 || dtype == SLUICE_DTYPE_F16;
 }
 
-/* Of a step, whose tensors have gradients. */
+/* Returns whether the tensors are those of a step, and so have gradients. */
 static int is_of_step(int32_t wanted) { return wanted < SLUICE_TENSORS_TO_STORE; }
 
 static const char* missing_array(const sluice_optimizer_tensor_t* t, int32_t wanted) {
@@ -30,7 +30,7 @@ static const char* surplus_array(const sluice_optimizer_tensor_t* t, int32_t wan
   return t->exp_avg_sq != NULL ? "exp_avg_sq" : NULL;
 }
 
-#define MOST_ELEMENTS (INT64_C(1) << 48) /* of all tensors: sizes and offsets in bytes stay numbers */
+#define MOST_ELEMENTS (INT64_C(1) << 48) /* of all tensors, so that sizes and offsets in bytes do not overflow */
 
 static sluice_status_t check_tensor(const sluice_optimizer_tensor_t* t, int64_t before, int32_t wanted, int64_t group,
                                     int64_t index) {
@@ -65,7 +65,7 @@ static sluice_adam_tensor_t tensor_of(const sluice_optimizer_tensor_t* t) {
   };
 }
 
-/* Into the work's group of that number, whose tensors begin at `tensors`. */
+/* Reads a group into the group of the work with that index, whose tensors begin at `tensors`. */
 static sluice_status_t read_group(const sluice_optimizer_group_t* given, int64_t index, sluice_comm_t* of_step,
                                   int32_t wanted, sluice_optimizer_work_t* work, sluice_adam_tensor_t* tensors) {
   sluice_optimizer_group_t g;
@@ -91,7 +91,7 @@ static sluice_status_t read_group(const sluice_optimizer_group_t* given, int64_t
   return SLUICE_OK;
 }
 
-/* How many tensors there are, by the part of each struct that is in every layout. */
+/* Counts the tensors, using only members that every struct layout has. */
 static sluice_status_t count_tensors(const sluice_optimizer_group_t* const* groups, int64_t num_groups,
                                      int64_t* out_count) {
   int64_t count = 0;
@@ -132,13 +132,13 @@ static sluice_status_t take(const sluice_optimizer_group_t* const* groups, int64
 
 /* ---- overlaps ---- */
 
-/* Bytes of an array that a step writes, and whose they are. */
+/* An array that a step writes, and its tensor. */
 typedef struct range_s {
   uintptr_t begin, end;
   int64_t group, index;
 } range_t;
 
-enum { MOST_ARRAYS = 4 }; /* of a tensor */
+enum { MOST_ARRAYS = 4 }; /* per tensor */
 
 static int compare_ranges(const void* a, const void* b) {
   const uintptr_t left = ((const range_t*)a)->begin, right = ((const range_t*)b)->begin;

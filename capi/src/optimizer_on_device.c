@@ -40,7 +40,7 @@ sluice_status_t sluice_optimizer_on_device_create(const sluice_optimizer_config_
 
 void sluice_optimizer_on_device_destroy(sluice_optimizer_on_device_t* on_device) {
   if (on_device == NULL) return;
-  /* A forked child leaves the device's memory to its parent. */
+  /* A forked child leaves device memory to its parent. */
   const int is_own = on_device->context->pid == getpid();
   if (is_own) sluice_device_buckets_destroy(on_device->buckets);
   sluice_engine_release(on_device->context);

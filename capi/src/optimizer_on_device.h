@@ -8,7 +8,7 @@
 
 typedef struct sluice_optimizer_on_device_s sluice_optimizer_on_device_t;
 
-/* Of a config with a context, which it retains. Errors: as sluice_optimizer_create. */
+/* Creates it from a config with a context, which is retained. Errors: as sluice_optimizer_create. */
 sluice_status_t sluice_optimizer_on_device_create(const sluice_optimizer_config_t* config,
                                                   sluice_optimizer_on_device_t** out_on_device);
 void sluice_optimizer_on_device_destroy(sluice_optimizer_on_device_t* on_device); /* accepts NULL */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A step of the optimizer that nobody runs: its plan's bytes, and the simulation of it. */
+/* Predicts a step of the optimizer without running it: the bytes of its plan, and a simulation. */
 #include <math.h>
 
 #include "backend/base/check.h"
@@ -12,10 +12,10 @@
 
 enum {
   DEFAULT_BUCKET = 1 << 22,
-  STATE_BYTES = 12,       /* master and both moments of an element */
-  MOMENT_BYTES = 8,       /* of a parameter in f32 that is its own master */
-  STEPS_OF_A_FILE = 2,    /* the last whole one, and the one that is written */
-  MOST_BUCKETS = 1 << 20, /* whose ops are written down */
+  STATE_BYTES = 12,       /* master and both moments per element */
+  MOMENT_BYTES = 8,       /* per element of an f32 parameter that is its own master */
+  STEPS_OF_A_FILE = 2,    /* the last whole one, and the one being written */
+  MOST_BUCKETS = 1 << 20, /* bound on the buckets of a simulated plan */
 };
 
 void sluice_optimizer_workload_init(sluice_optimizer_workload_t* out_workload, size_t struct_size) {
@@ -31,7 +31,7 @@ void sluice_optimizer_prediction_init(sluice_optimizer_prediction_t* out_predict
   sluice_struct_init(out_prediction, struct_size, NULL, 0);
 }
 
-/* ---- what is asked ---- */
+/* ---- the request ---- */
 
 static sluice_status_t require_dtype(int32_t dtype, const char* field) {
   return SLUICE_REQUIRE(dtype == SLUICE_DTYPE_F32 || dtype == SLUICE_DTYPE_BF16 || dtype == SLUICE_DTYPE_F16,
@@ -68,9 +68,9 @@ static sluice_status_t check_workload(const sluice_optimizer_workload_t* w) {
   return require_number(w->sum_seconds, "sum_seconds");
 }
 
-/* ---- the step as a form, and its prices ---- */
+/* ---- the form of the step, and its prices ---- */
 
-/* Gradients are staged in f32 where they are summed, and where updates read them from a slot. */
+/* Gradients are staged in f32 if they are summed, or if updates read them from a slot. */
 static sluice_bucket_form_t form_of(const sluice_optimizer_workload_t* w) {
   const int stages = w->world_size > 1 || w->num_slots > 0;
   return (sluice_bucket_form_t){
@@ -93,14 +93,14 @@ static int has_master(const sluice_optimizer_workload_t* w) {
   return w->num_slots > 0 || w->param_dtype != SLUICE_DTYPE_F32;
 }
 
-/* Read and written: master or parameter, and both moments; read: the gradient; written: a parameter that has a master.
- */
+/* Master (or parameter) and both moments are read and written; the gradient is read; a parameter that has a master is
+ * written. */
 static double update_bytes(const sluice_optimizer_workload_t* w, int32_t num_grad_slots) {
   const double grad = num_grad_slots > 0 ? sizeof(float) : (double)sluice_dtype_bytes(w->grad_dtype);
   return 2.0 * STATE_BYTES + grad + (has_master(w) ? (double)sluice_dtype_bytes(w->param_dtype) : 0.0);
 }
 
-/* Over a rank's link: its gradients to those that sum them, then sums to it. */
+/* Bytes over a rank's link: its gradients to the ranks that sum them, then the sums back. */
 static double sum_bytes(const sluice_optimizer_workload_t* w) {
   return (double)(w->world_size - 1) / w->world_size * (double)(sluice_dtype_bytes(w->grad_dtype) + sizeof(float));
 }
@@ -123,7 +123,7 @@ static sluice_bucket_prices_t prices_of(const sluice_optimizer_workload_t* w, in
   return prices;
 }
 
-/* ---- the answer ---- */
+/* ---- the result ---- */
 
 typedef struct step_s {
   double seconds;
@@ -151,7 +151,7 @@ static sluice_status_t simulate(const sluice_bucket_form_t* form, int64_t chunk,
   return status;
 }
 
-/* What ranks send of one chunk. */
+/* Returns the bytes that the sum of one chunk receives. */
 static uint64_t receive_bytes(const sluice_optimizer_workload_t* w, int64_t sum_buckets) {
   if (w->world_size == 1 || !w->sums_on_device) return 0;
   const int64_t buckets = sluice_min(sum_buckets, sluice_ceil_div(w->count, w->bucket));

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A CUDA device object of a communicator's own: what its staging, its events and its stream belong to. Private to capi.
- */
+/* A CUDA device object that a communicator owns, for its staging, its events and its stream. Private to capi. */
 #ifndef SLUICE_CAPI_OWN_DEVICE_H_
 #define SLUICE_CAPI_OWN_DEVICE_H_
 
@@ -9,13 +8,13 @@
 
 typedef struct sluice_own_device_s {
   sluice_device_t* device;
-  sluice_allocator_t memory; /* the device's */
+  sluice_allocator_t memory; /* of the device */
 } sluice_own_device_t;
 
 /* sources NULL: the driver of this machine. Errors: as sluice_cuda_device_create. */
 sluice_status_t sluice_own_device_create(int32_t device_id, const sluice_cuda_sources_t* sources,
                                          sluice_own_device_t** out_own);
-/* void*: a communicator's `released`. */
+/* A communicator's `released`, hence void*. */
 void sluice_own_device_release(void* own);
 
 #endif /* SLUICE_CAPI_OWN_DEVICE_H_ */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The pipeline behind its public calls. */
+/* The public calls of pipelines. */
 #include "sluice/pipeline.h"
 
 #include <string.h>
@@ -28,7 +28,7 @@ void sluice_pipeline_batch_init(sluice_pipeline_batch_t* out_batch, size_t struc
   sluice_struct_init(out_batch, struct_size, &defaults, sizeof defaults);
 }
 
-/* ---- life ---- */
+/* ---- create and destroy ---- */
 
 static sluice_status_t read_config(const sluice_pipeline_config_t* config, sluice_pipeline_terms_t* out_terms) {
   sluice_pipeline_config_t c;
@@ -105,7 +105,7 @@ sluice_status_t sluice_pipeline_keep(sluice_pipeline_t* pipeline, const sluice_s
 
 void sluice_pipeline_give_back(void* kept) { sluice_pipeline_release_kept(kept); }
 
-/* ---- notes ---- */
+/* ---- batch metadata ---- */
 
 sluice_status_t sluice_pipeline_set_note(sluice_pipeline_t* pipeline, const double* numbers, int32_t count) {
   SLUICE_TRY(SLUICE_REQUIRE(pipeline != NULL, "sluice_pipeline_set_note: pipeline is NULL"));
@@ -125,7 +125,7 @@ sluice_status_t sluice_pipeline_get_note(sluice_pipeline_t* pipeline, int32_t ra
   return sluice_pipeline_read_note(pipeline, rank, out_numbers, capacity, out_count);
 }
 
-/* ---- what happened ---- */
+/* ---- reports ---- */
 
 sluice_status_t sluice_pipeline_get_stats(sluice_pipeline_t* pipeline, sluice_pipeline_stats_t* out_stats) {
   SLUICE_TRY(SLUICE_REQUIRE(pipeline != NULL && out_stats != NULL,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Who runs a layer that moves in a batch, behind its public calls. */
+/* The public calls for a layer that moves during a batch. */
 #include "backend/pipeline/layer_move.h"
 #include "sluice/pipeline.h"
 

@@ -8,7 +8,7 @@
 #include "backend/pipeline/policy_table.h"
 #include "sluice/pipeline.h"
 
-/* Those that a host may name: evaluation takes its own, and the baseline is run by nobody. */
+/* Returns whether a host may name the policy: evaluation has its own, and the baseline is only simulated. */
 static int is_offered(int32_t policy) {
   return policy != SLUICE_POLICY_FORWARD_ONLY && policy != SLUICE_POLICY_DEEPSPEED;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A batch of a pipeline that nobody runs: its program, what is in flight, and the simulation of both. */
+/* Predicts a batch of a pipeline without running it: its program, what is in flight, and a simulation. */
 #include <string.h>
 
 #include "backend/base/check.h"
@@ -13,13 +13,13 @@
 #include "capi/src/pipeline_policy.h"
 #include "sluice/pipeline.h"
 
-/* How much longer than the best a batch may take with fewer in flight: as the executor chooses. */
+/* The accepted loss of time, relative to the best, for fewer micro-batches in flight: as in the executor. */
 #define TOLERANCE        0.01
 #define POLICY_TOLERANCE 0.02
 
-/* Too large for a stack. */
+/* Too large for the stack. */
 typedef struct question_s {
-  sluice_pipeline_workload_t asked; /* whose op_seconds is called */
+  sluice_pipeline_workload_t asked; /* its op_seconds is called */
   sluice_pipeline_spec_t spec;
   sluice_pipeline_times_t times;
   sluice_pipeline_choice_t choice;
@@ -36,7 +36,7 @@ void sluice_pipeline_workload_init(sluice_pipeline_workload_t* out_workload, siz
   sluice_struct_init(out_workload, struct_size, &defaults, sizeof defaults);
 }
 
-/* ---- what is asked ---- */
+/* ---- the request ---- */
 
 static sluice_status_t require_sizes(const sluice_pipeline_workload_t* w) {
   SLUICE_TRY(SLUICE_REQUIRE(w->num_stages >= 1 && w->num_stages <= SLUICE_PIPELINE_MAX_STAGES,
@@ -100,7 +100,7 @@ static sluice_status_t read_workload(const sluice_pipeline_workload_t* workload,
   return q->spec.policy == SLUICE_POLICY_OPEN ? SLUICE_OK : sluice_policy_check(&q->spec);
 }
 
-/* ---- the answer ---- */
+/* ---- the result ---- */
 
 static sluice_status_t choose(question_t* q, int32_t* out_is_chosen) {
   *out_is_chosen = 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Where experts live: read, and replaced. A refusal still opens the collective call, so that all ranks fail alike. */
+/* Reads and replaces the placement of experts. After a refusal the collective call is still opened, so that all ranks
+ * fail in the same way. */
 #include <stddef.h>
 #include <string.h>
 

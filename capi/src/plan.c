@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Plans behind their public handle. */
+/* The public calls of plans. */
 #include "sluice/plan.h"
 
 #include <stddef.h>
@@ -20,7 +20,7 @@
 
 struct sluice_plan_s {
   sluice_moe_t* moe; /* retained */
-  /* Of the layer as it was then; its experts may be spread otherwise by now. */
+  /* Of the layer when the plan was made; its experts may be placed differently now. */
   uint64_t key; /* sluice_layer_plan_key */
   sluice_shape_t shape;
   sluice_plan_data_t data;
@@ -63,7 +63,7 @@ static sluice_status_t check_config(const sluice_plan_config_t* c) {
   return SLUICE_OK;
 }
 
-/* Under a capacity the layer's config says n, and its capacity is of one of so many chunks. */
+/* With a capacity, the layer's config determines n, because the capacity is that of one chunk. */
 static sluice_status_t check_chunks(const sluice_moe_t* moe, const sluice_plan_config_t* c) {
   int32_t wanted = moe->shape.config.num_chunks;
   SLUICE_TRY(SLUICE_REQUIRE(
@@ -237,7 +237,7 @@ sluice_status_t sluice_moe_use_plan(sluice_moe_t* moe, const sluice_plan_t* plan
   if (plan == NULL) {
     sluice_plan_remove(moe);
   } else {
-    /* What passes without a plan have left may be more than the plans of all layers fix. */
+    /* Memory left from passes without a plan may exceed the bounds of all plans. */
     const int is_budgeted = moe->context->memory_budget > 0 || moe->context->host_memory_budget > 0;
     if (moe->context->num_given_plans == 0 && !is_budgeted) sluice_engine_give_back(moe->context);
     status = sluice_plan_install(moe, &plan->data);
@@ -262,7 +262,7 @@ sluice_status_t sluice_moe_smallest_budget(sluice_moe_t* moe, int64_t num_tokens
   return status;
 }
 
-/* The most of any layer, in a context that is entered. */
+/* Returns the maximum over the layers, in a context that is entered. */
 static sluice_status_t least_of_all(sluice_moe_t* const* layers, int32_t num_layers, int64_t num_tokens,
                                     uint64_t* out_bytes) {
   uint64_t most = 0;
@@ -343,7 +343,7 @@ sluice_status_t sluice_budget_divide(uint64_t total, int32_t num_contexts, const
   return sluice_budget_division(total, num_contexts, weights, num_sizes, needs, out_shares);
 }
 
-/* ---- as bytes ---- */
+/* ---- plans as bytes ---- */
 
 sluice_status_t sluice_plan_write(const sluice_plan_t* plan, void* data, uint64_t* inout_bytes) {
   if (plan == NULL || inout_bytes == NULL) {

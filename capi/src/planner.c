@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The planner behind its public handle: checks, then backend/planner. */
+/* The public calls of the planner: check the arguments, then call backend/planner. */
 #include "sluice/planner.h"
 
 #include <string.h>
@@ -13,7 +13,7 @@
 #include "capi/src/check_layer.h"
 #include "capi/src/planner.h"
 
-#define MOST_COUNTED 1152921504606846976.0 /* 2^60: sums of such numbers fit 64 bits */
+#define MOST_COUNTED 1152921504606846976.0 /* 2^60: sums of a few such numbers fit 64 bits */
 
 struct sluice_planner_s {
   sluice_machine_t machine;
@@ -117,7 +117,7 @@ static sluice_status_t check_sizes(const sluice_planner_workload_t* w) {
   return SLUICE_OK;
 }
 
-/* Sizes that are each in their range and together past what 64 bits count. */
+/* Rejects sizes that are valid one by one but overflow 64 bits together. */
 static sluice_status_t check_counts(const sluice_planner_workload_t* w) {
   double rows = (double)w->num_tokens * (double)w->world_size * (double)w->top_k;
   double row_bytes = 4 * ((double)w->model_width + 2 * (double)w->hidden_width + 64);
@@ -143,7 +143,7 @@ static sluice_status_t check_counts(const sluice_planner_workload_t* w) {
   return SLUICE_OK;
 }
 
-/* Adapters, and weights in 4 or 8 bits. On return weight_block is that of the format. */
+/* Checks adapters, and weights in 4 or 8 bits. On return weight_block is that of the format. */
 static sluice_status_t check_experts(sluice_planner_workload_t* w) {
   SLUICE_TRY(SLUICE_REQUIRE(w->lora_rank >= 0 && w->lora_rank <= SLUICE_MOST_LORA_RANK,
                             "workload: lora_rank is %d; it must be in [0, %d]", w->lora_rank, SLUICE_MOST_LORA_RANK));
@@ -219,7 +219,7 @@ static sluice_status_t check_choice(const sluice_planner_workload_t* w, const sl
   return SLUICE_OK;
 }
 
-/* The plan alone knows which chunks find room; without a budget there is none. */
+/* Only a plan determines which chunks are kept; without a budget there is none. */
 static sluice_status_t check_kept(const sluice_planner_workload_t* w, const sluice_planner_choice_t* c) {
   SLUICE_TRY(SLUICE_REQUIRE(w->kept_chunks >= 0 && w->kept_chunks <= c->num_chunks,
                             "workload: kept_chunks is %d; it must be in [1, num_chunks = %d], or 0 for all",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What other public calls need of a planner. */
+/* Functions of the planner for other public calls. */
 #ifndef SLUICE_CAPI_SRC_PLANNER_H_
 #define SLUICE_CAPI_SRC_PLANNER_H_
 
@@ -8,13 +8,13 @@
 #include "sluice/planner.h"
 
 const sluice_machine_t* sluice_planner_machine(const sluice_planner_t* planner);
-/* out_planner: new, of a checked machine. Errors: NO_MEMORY. */
+/* out_planner: new, with a checked machine. Errors: NO_MEMORY. */
 sluice_status_t sluice_planner_of_machine(const sluice_machine_t* machine, sluice_planner_t** out_planner);
 
-/* A caller's workload, checked. Errors: INVALID_ARGUMENT naming the field, ABI. */
+/* Reads and checks a caller's workload. Errors: INVALID_ARGUMENT naming the field, ABI. */
 sluice_status_t sluice_planner_read_workload(const sluice_planner_workload_t* given, sluice_planner_workload_t* out);
-/* A caller's choice of a checked workload; open: fields may be so, and NULL is all of them. Errors: INVALID_ARGUMENT
- * naming the field; UNSUPPORTED. */
+/* Reads a caller's choice for a checked workload. open: fields may be open, and NULL leaves all of them open. Errors:
+ * INVALID_ARGUMENT naming the field; UNSUPPORTED. */
 sluice_status_t sluice_planner_read_choice(const sluice_planner_workload_t* workload,
                                            const sluice_planner_choice_t* given, int open, sluice_planner_asked_t* out);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The planner of placements behind its public calls: reads the structs, then backend/planner/placement. */
+/* The public calls for planning placements: read the structs, then call backend/planner/placement. */
 #include "sluice/placement.h"
 
 #include "backend/base/alloc.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The table of restore policies as its users read it. */
+/* The public table of restore policies. */
 #include "backend/base/check.h"
 #include "backend/model/restore_json.h"
 #include "sluice/moe.h"

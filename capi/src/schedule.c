@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Schedules behind their public handle. */
+/* The public calls of schedules. */
 #include "sluice/schedule.h"
 
 #include <math.h>
@@ -77,7 +77,8 @@ static sluice_status_t fill_policies(const sluice_schedule_config_t* c, sluice_t
   return SLUICE_OK;
 }
 
-/* A field that the direction does not read stays 0, so that a schedule has the hash of the one that a layer runs. */
+/* A field that the direction does not read stays 0, so that a schedule has the same hash as the one that a layer
+ * runs. */
 static sluice_status_t make_spec(const sluice_schedule_config_t* c, sluice_template_spec_t* out_spec) {
   int backward = c->direction == SLUICE_BACKWARD;
   *out_spec = (sluice_template_spec_t){

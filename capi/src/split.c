@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The parts of a layer alone: argument checks, then backend/moe/parts. */
+/* The public calls for the parts of a layer: check the arguments, then call backend/moe. */
 #include "backend/moe/run/split.h"
 
 #include "capi/src/check_layer.h"
@@ -37,7 +37,7 @@ sluice_status_t sluice_dispatch_rows(const sluice_dispatch_t* dispatch, void** o
   return sluice_step_info(dispatch->step, NULL, out_rows_per_expert);
 }
 
-/* rows: may be NULL only when there are none. */
+/* rows: may be NULL only if there are none. */
 static sluice_status_t check_follow(const sluice_dispatch_t* dispatch, const void* rows, const char* rows_name,
                                     sluice_stream_t stream) {
   SLUICE_TRY(sluice_check_stream(dispatch->step->moe, stream));
@@ -69,7 +69,7 @@ sluice_status_t sluice_dispatch_combine(sluice_dispatch_t* dispatch, const void*
   return status;
 }
 
-/* rows: read for grad_weight_rows alone. */
+/* rows: only read for grad_weight_rows. */
 static sluice_status_t check_combine_backward(const sluice_dispatch_t* dispatch, const void* rows,
                                               const sluice_tensor_t* route_weights, const sluice_tensor_t* grad_out,
                                               const void* grad_rows, const float* grad_weight_rows,
@@ -142,7 +142,7 @@ static sluice_status_t check_experts_call(const sluice_moe_t* moe, const int64_t
 
 static sluice_status_t check_pointers(const sluice_moe_t* moe, const int64_t* rows_per_expert,
                                       const void* const* pointers, const char* const* names, int32_t count) {
-  int32_t busy = 0; /* the first expert with rows; what the counts may be is looked at when they are bound */
+  int32_t busy = 0; /* the first expert with rows; the range of counts is checked when they are bound */
   while (busy < moe->shape.num_local && rows_per_expert[busy] <= 0) ++busy;
   for (int32_t i = 0; i < count && busy < moe->shape.num_local; ++i) {
     if (pointers[i] == NULL) {

@@ -10,7 +10,7 @@
 #include "backend/planner/stages/explain.h"
 #include "capi/src/planner.h"
 
-/* Sums of options stay exact; the solver refuses what layers come to together. */
+/* Keeps sums of options exact; the solver checks the sum over layers. */
 #define MOST_BYTES ((uint64_t)1 << 53)
 
 /* ---- checks ---- */
@@ -58,7 +58,7 @@ static sluice_status_t check_kind(const sluice_planner_layer_t* l) {
       "own");
 }
 
-/* ---- the three kinds ---- */
+/* ---- the three kinds of layer ---- */
 
 static sluice_status_t read_plain(sluice_stage_layer_t* layer, sluice_stages_layer_t* out) {
   const sluice_planner_layer_t* l = &layer->given;
@@ -115,7 +115,7 @@ static sluice_status_t price(sluice_stage_layer_t* layer) {
   return sluice_moe_options_make(sluice_planner_machine(l->planner), &workload, &asked, &allowed, layer->owned);
 }
 
-/* Layers that name the same structs are priced once. */
+/* Layers with pointers to the same structs are priced only once. */
 static const sluice_moe_options_t* priced_before(const sluice_stage_layers_t* layers, int32_t count) {
   const sluice_planner_layer_t* l = &layers->of[count].given;
   for (int32_t i = 0; i < count; ++i) {
@@ -145,7 +145,7 @@ static sluice_status_t read_moe(const sluice_stage_layers_t* layers, int32_t ind
   return SLUICE_OK;
 }
 
-/* Contexts are of one group of ranks, and so is an arena. */
+/* All contexts, and so the arena, belong to one group of ranks. */
 static sluice_status_t check_group(const sluice_stage_layers_t* layers, int32_t index) {
   const sluice_planner_workload_t* own = layers->of[index].given.moe;
   for (int32_t i = 0; own != NULL && i < index; ++i) {
@@ -159,7 +159,7 @@ static sluice_status_t check_group(const sluice_stage_layers_t* layers, int32_t 
   return SLUICE_OK;
 }
 
-/* ---- all of them ---- */
+/* ---- all layers ---- */
 
 static sluice_status_t read_layer(const sluice_stage_layers_t* layers, const sluice_planner_layer_t* given,
                                   int32_t index) {
@@ -179,7 +179,7 @@ static sluice_status_t read_layer(const sluice_stage_layers_t* layers, const slu
   return check_group(layers, index);
 }
 
-/* What is wrong with a layer says which. */
+/* Adds the layer to an error message. */
 static sluice_status_t of_layer(int32_t index, sluice_status_t status) {
   if (status == SLUICE_OK || sluice_is_out_of_memory(status)) return status;
   sluice_error_info_t why;
@@ -208,7 +208,7 @@ void sluice_stage_layers_deinit(sluice_stage_layers_t* layers) {
     if (layer->with_host != NULL)
       sluice_free(allocator, layer->with_host, (uint64_t)layer->moe->count * sizeof *layer->with_host);
   }
-  /* Behind those that borrow them. */
+  /* Freed after the layers that borrow them. */
   for (int32_t i = 0; layers->of != NULL && i < layers->count; ++i)
     sluice_free(allocator, layers->of[i].owned, sizeof *layers->of[i].owned);
   sluice_free(allocator, layers->of, (uint64_t)layers->count * sizeof *layers->of);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The planner over layers behind its public call: reads the problem, then backend/planner/stages. */
+/* The public call of the planner over layers: reads the problem, then calls backend/planner/stages. */
 #include "sluice/stages.h"
 
 #include "backend/base/alloc.h"
@@ -9,7 +9,7 @@
 #include "backend/planner/stages/plan_stages.h"
 #include "capi/src/stage_layers.h"
 
-enum { MOST_LAYERS = 65536 }; /* as backend/planner/stages has it */
+enum { MOST_LAYERS = 65536 }; /* as in backend/planner/stages */
 
 /* ---- structs ---- */
 
@@ -48,7 +48,7 @@ static sluice_status_t read_result(const sluice_planner_result_t* given, sluice_
 
 /* ---- the result ---- */
 
-/* What a layer of such ranks would take alone. */
+/* Returns what a layer alone would use on such ranks. */
 static uint64_t share_of(const sluice_stages_option_t* option, int32_t in_flight) {
   return option->resident_bytes + option->arena_bytes + (uint64_t)in_flight * option->held_bytes;
 }
@@ -90,7 +90,7 @@ static void fill_result(const sluice_stages_problem_t* problem, sluice_stage_lay
   r->smallest_budget_bytes = plan->smallest_budget_bytes, r->short_bytes = plan->short_bytes;
   r->slowest_stage = plan->slowest_stage, r->blocking_stage = plan->blocking_stage;
   r->is_optimal = plan->is_optimal, r->num_rounds = plan->num_rounds;
-  fill_choices(layers, r); /* behind the text, which goes by the solver's numbers */
+  fill_choices(layers, r); /* after the text, which uses the solver's numbers */
 }
 
 /* ---- planning ---- */
@@ -116,7 +116,7 @@ static sluice_stages_problem_t problem_of(const sluice_planner_problem_t* p, con
   };
 }
 
-/* From the caller's numbers of options to the solver's. */
+/* Converts the caller's numbers of options to the solver's. */
 static sluice_status_t read_given(const sluice_stage_layers_t* layers, sluice_stages_choice_t* choices) {
   for (int32_t i = 0; i < layers->count; ++i) {
     const int32_t count = layers->list[i].num_options, option = choices[i].option;
@@ -130,7 +130,7 @@ static sluice_status_t read_given(const sluice_stage_layers_t* layers, sluice_st
   return SLUICE_OK;
 }
 
-/* A refused call leaves what the caller gave. */
+/* Restores the caller's input after a refused call. */
 static void give_back(const sluice_stage_layers_t* layers, sluice_stages_choice_t* choices) {
   for (int32_t i = 0; i < layers->count; ++i) {
     if (choices[i].option >= 0) choices[i].option = sluice_stage_layer_option(layers, i, choices[i].option);

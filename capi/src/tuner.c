@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The tuner of a context behind its public calls. */
+/* The public calls of a context's tuner. */
 #include "sluice/tuner.h"
 
 #include <string.h>
@@ -59,7 +59,7 @@ static sluice_tuner_decision_t public_decision(const sluice_decision_t* d) {
   };
 }
 
-/* What a call writes of every decision that is kept: the newest SLUICE_TUNER_DECISIONS of all that were made. */
+/* Writes one decision. A call writes every decision that is kept: the newest SLUICE_TUNER_DECISIONS of all. */
 typedef void (*tell_t)(const sluice_decision_t* d, void* out, int64_t at);
 
 static sluice_status_t tell_decisions(sluice_context_t* context, const char* call, tell_t tell, void* out,

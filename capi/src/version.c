@@ -14,7 +14,7 @@ void sluice_version(int32_t* out_major, int32_t* out_minor, int32_t* out_patch) 
 #define TEXT_(x) #x
 #define TEXT(x)  TEXT_(x)
 
-/* Written once, whatever thread comes first: every thread would write the same. */
+/* Written once, by whichever thread comes first; every thread would write the same. */
 static char build_info[256];
 static pthread_once_t build_info_once = PTHREAD_ONCE_INIT;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Codes and scales of a weight by themselves, without a layer. */
+/* Codes and scales of a single weight, without a layer. */
 #include "sluice/weights.h"
 
 #include "backend/base/check.h"
@@ -13,10 +13,10 @@ typedef struct packed_weight_s {
   sluice_packed_t packed;
   int64_t rows, cols;
   void* codes;
-  int64_t ld; /* columns from one row of codes to the next */
+  int64_t ld; /* distance of two rows of codes, in columns */
 } packed_weight_t;
 
-/* cols -1: as the codes say. */
+/* cols -1: taken from the codes. */
 static sluice_status_t packed_weight_of(int32_t format, int32_t block, const sluice_tensor_t* codes,
                                         const sluice_tensor_t* scales, int64_t rows, int64_t cols,
                                         packed_weight_t* out) {

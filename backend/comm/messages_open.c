@@ -34,7 +34,7 @@ static void init_word(sluice_outgoing_t* out, int32_t peer) {
   out->frame.kind = SLUICE_FRAME_WAITS;
 }
 
-/* The default bound. An arriving message is the input of a computation whose result has about the same size. */
+/* Returns the default bound. An arriving message is the input of a computation whose result has about the same size. */
 static uint64_t half_of_the_memory(void) {
   const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   const uint64_t bytes = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : 0;

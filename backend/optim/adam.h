@@ -48,7 +48,7 @@ typedef struct sluice_adam_numbers_s {
   float step_high, step_low;       /* lr * sqrt(1 - beta2^t) / (1 - beta1^t), and its rounding error */
 } sluice_adam_numbers_t;
 
-/* Errors: INVALID_ARGUMENT naming the number that is out of range. */
+/* Checks a rule. Errors: INVALID_ARGUMENT naming the number that is out of range. */
 sluice_status_t sluice_adam_check(const sluice_adam_rule_t* rule);
 /* Returns the constants of step `t` (the first is 1). grad_scale: without the sign of `maximizes`. */
 sluice_adam_numbers_t sluice_adam_numbers_of(const sluice_adam_rule_t* rule, int64_t t, double grad_scale);

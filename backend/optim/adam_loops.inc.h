@@ -19,7 +19,7 @@ enum {
 
 #define BITS_OF_INFINITY 0x7f800000u
 
-/* The bits of |x|. They order numbers by size, then infinity, then NaN. */
+/* Returns the bits of |x|. They order numbers by size, then infinity, then NaN. */
 static inline uint32_t magnitude_bits(float x) {
   uint32_t bits;
   memcpy(&bits, &x, sizeof bits);

@@ -24,10 +24,10 @@ sluice_adam_scan_t sluice_adam_fold(const sluice_adam_scan_t* scans, int64_t pie
  * 1e-6), at most 1. */
 double sluice_adam_clip_factor(double max_norm, double norm);
 
-/* Errors: INVALID_ARGUMENT naming the group, the tensor and the number. */
+/* Checks a step. Errors: INVALID_ARGUMENT naming the group, the tensor and the number. */
 sluice_status_t sluice_adam_check_step(const sluice_adam_step_t* step);
 
-/* Errors: INVALID_ARGUMENT naming the group, the tensor and the number; then nothing was changed. */
+/* Runs a step. Errors: INVALID_ARGUMENT naming the group, the tensor and the number; then nothing was changed. */
 sluice_status_t sluice_adam_step(const sluice_adam_step_t* step, sluice_adam_outcome_t* out_outcome);
 
 #endif /* SLUICE_BACKEND_OPTIM_ADAM_STEP_H_ */

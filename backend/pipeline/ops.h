@@ -32,7 +32,7 @@ typedef enum sluice_stage_tensor_e {
   SLUICE_STAGE_T_COUNT
 } sluice_stage_tensor_t;
 
-/* "forward"; "?" for an unknown number. */
+/* Return "forward" and the like; "?" for an unknown number. */
 const char* sluice_stage_op_name(int32_t kind);
 const char* sluice_stage_tensor_name(int32_t tensor);
 

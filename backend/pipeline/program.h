@@ -64,7 +64,7 @@ int32_t sluice_pipeline_find(const sluice_pipeline_program_t* program, int32_t k
  * none. Call after changing a program. */
 void sluice_pipeline_match(sluice_pipeline_program_t* program);
 
-/* "forward of micro-batch 3 in virtual stage 1 on stage 1". Returns the length, as snprintf. */
+/* Describes an op: "forward of micro-batch 3 in virtual stage 1 on stage 1". Returns the length, as snprintf. */
 int sluice_stage_op_describe(const sluice_stage_op_t* op, char* text, size_t room);
 
 /* Returns the bytes of a stage's slots with the limits in force: L micro-batches in flight, inputs that arrived ahead,

@@ -32,7 +32,7 @@ typedef struct sluice_pipeline_spec_s {
   int32_t reduces;  /* gradients of a virtual stage are reduced over replicas as soon as they are complete; ignored with
                        forward_only */
   int32_t reserved; /* 0, because a spec is hashed as bytes */
-  /* By virtual stage. */
+  /* Limits and sizes by virtual stage. */
   int32_t
       in_flight[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES]; /* L: forwards whose backward has not run; 0: the policy's value */
   int32_t held[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];  /* backwards whose weight gradient has not run; 0: no limit */

@@ -11,7 +11,8 @@ typedef struct sluice_budget_messages_s {
   char raise[96]; /* "memory_budget to that", or "... to 170" if the share would then suffice */
 } sluice_budget_messages_t;
 
-/* of_host: the budget of offloaded rows. budget: the current one, in bytes; needed: the required one. */
+/* Returns both texts. of_host: the budget of offloaded rows. budget: the current one, in bytes; needed: the required
+ * one. */
 sluice_budget_messages_t sluice_budget_messages(const sluice_budget_shares_t* shares, int of_host, uint64_t budget,
                                                 uint64_t needed);
 

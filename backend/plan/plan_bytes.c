@@ -160,7 +160,7 @@ static int is_uniform(const sluice_plan_data_t* plan) {
          !(sluice_restore_is_stored(plan->restore_input) || sluice_restore_is_stored(plan->restore_pre_activation));
 }
 
-/* behind_list: number of the template's chunks that the list does not cover. */
+/* behind_list: number of the template's chunks after the list. */
 static void fill_policies(const sluice_plan_data_t* plan, int32_t behind_list, sluice_template_spec_t* spec) {
   int32_t most = is_uniform(plan) ? spec->num_chunks : spec->num_chunks / 2;
   if (plan->inputs.policies.count > 0) most = spec->num_chunks - behind_list;

@@ -8,7 +8,7 @@
 /* The size of every plan. */
 #define SLUICE_PLAN_FILE_BYTES (sizeof(sluice_plan_data_t) + 24)
 
-/* fingerprint: of the plan's layer. data: SLUICE_PLAN_FILE_BYTES. */
+/* Writes a plan. fingerprint: of its layer. data: SLUICE_PLAN_FILE_BYTES. */
 void sluice_plan_file_write(const sluice_plan_data_t* plan, uint64_t fingerprint, void* data);
 
 /* Reads bytes of _write; the result must be checked by sluice_plan_reread. layer_id: for messages. Errors:

@@ -22,7 +22,8 @@ typedef struct sluice_ring_memo_s {
   int32_t next; /* the entry to replace next if all are used */
 } sluice_ring_memo_t;
 
-/* spec: every byte counts, including those after n chunks. Errors: those of sluice_template_build. */
+/* Looks up the rings of a template, or builds it. spec: every byte counts, including those after n chunks. Errors:
+ * those of sluice_template_build. */
 sluice_status_t sluice_ring_memo_get(sluice_ring_memo_t* memo, const sluice_template_spec_t* spec,
                                      sluice_plan_rings_t* out_rings);
 void sluice_ring_memo_deinit(sluice_ring_memo_t* memo);

@@ -25,9 +25,9 @@ int64_t sluice_plan_with_slack(int64_t rows, int64_t parts);
 void sluice_plan_set_capacities(const sluice_plan_problem_t* problem, int32_t n, sluice_plan_data_t* plan);
 /* Returns the maximum of rows that this rank may send in one chunk. */
 int64_t sluice_plan_sent_rows(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
-/* _travelling_rows: rows of one chunk that are in flight or returned at the same time; _arriving_token_copies: token
- * copies that arrive in it, including own ones (with deduplication at most one of each token for each rank); _forwards:
- * with two levels, rows that a rank forwards. */
+/* _travelling_rows returns rows of one chunk that are in flight or returned at the same time; _arriving_token_copies
+ * token copies that arrive in it, including own ones (with deduplication at most one of each token for each rank);
+ * _forwards, with two levels, rows that a rank forwards. */
 int64_t sluice_plan_travelling_rows(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
 int64_t sluice_plan_arriving_token_copies(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
 int64_t sluice_plan_forwards(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);

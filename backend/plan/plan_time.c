@@ -27,8 +27,8 @@ static sluice_restore_mean_t restore_mean(const sluice_plan_data_t* plan, int32_
   return sluice_restore_mean(policies, plan->num_chunks);
 }
 
-/* MPipeMoE Table II's work per chunk, in seconds over all chunks; MPMoE's phases simplified to "the longest lane, plus
- * what one chunk leaves uncovered". */
+/* Computes MPipeMoE Table II's work per chunk, in seconds over all chunks, and simplifies MPMoE's phases to "the
+ * longest lane, plus what one chunk leaves uncovered". */
 double sluice_plan_relative_time(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
                                  const sluice_plan_rates_t* rates) {
   if (rates == NULL) rates = &round_figures;

@@ -87,7 +87,7 @@ static sluice_plan_inputs_t plan_inputs(const sluice_plan_problem_t* problem, co
   };
 }
 
-/* The sizes of the only candidate, whether it fits the budget or not. */
+/* Keeps the sizes of the only candidate, whether it fits the budget or not. */
 static void keep_candidate(void* user, const sluice_plan_data_t* plan, int32_t fits) {
   (void)fits;
   *(sluice_plan_data_t*)user = *plan;

@@ -18,14 +18,15 @@ typedef struct sluice_planner_asked_s {
   sluice_chunk_policies_t policies;
 } sluice_planner_asked_t;
 
-/* The plan problem of a workload on one of the machine's ranks, on a CPU whose GEMMs borrow memory. rings: borrowed. */
+/* Returns the plan problem of a workload on one of the machine's ranks, on a CPU whose GEMMs borrow memory. rings:
+ * borrowed. */
 sluice_plan_problem_t sluice_planner_problem(const sluice_machine_t* machine, const sluice_planner_workload_t* workload,
                                              const sluice_planner_asked_t* asked, sluice_ring_memo_t* rings);
 /* Returns the bytes that the handles of a rank need before any plan: a context on a CPU, and this layer. */
 uint64_t sluice_planner_base_bytes(const sluice_shape_t* shape);
 
-/* Bytes and seconds of one choice. out: without its struct_size. entries: [capacity], may be NULL with 0. Errors: those
- * of plans except OVER_BUDGET; INVALID_ARGUMENT (a machine without such links or GEMMs), NO_MEMORY. */
+/* Predicts bytes and seconds of one choice. out: without its struct_size. entries: [capacity], may be NULL with 0.
+ * Errors: those of plans except OVER_BUDGET; INVALID_ARGUMENT (a machine without such links or GEMMs), NO_MEMORY. */
 sluice_status_t sluice_planner_predict_layer(const sluice_machine_t* machine, const sluice_planner_workload_t* workload,
                                              const sluice_planner_asked_t* asked, sluice_planner_prediction_t* out,
                                              sluice_planner_entry_t* entries, int32_t capacity);
@@ -40,7 +41,8 @@ typedef struct sluice_planner_candidates_s {
   sluice_planner_candidate_t list[SLUICE_PLANNER_MOST_CANDIDATES];
 } sluice_planner_candidates_t;
 
-/* out: memory of that size. Errors: as above, and OVER_BUDGET, with the candidates, if none fits. */
+/* Chooses a layer's plan. out: memory of that size. Errors: as above, and OVER_BUDGET, with the candidates, if none
+ * fits. */
 sluice_status_t sluice_planner_choose_layer(const sluice_machine_t* machine, const sluice_planner_workload_t* workload,
                                             const sluice_planner_asked_t* wanted, sluice_planner_candidates_t* out);
 

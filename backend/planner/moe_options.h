@@ -26,13 +26,13 @@ typedef struct sluice_moe_options_s {
   sluice_planner_choice_t choices[SLUICE_PLANNER_MOST_CANDIDATES];
 } sluice_moe_options_t;
 
-/* out: memory of that size. workload, wanted: checked. Errors: those of sluice_planner_visit_choices; INVALID_ARGUMENT
- * if none of the wanted choices is allowed. */
+/* Makes the options of a layer. out: memory of that size. workload, wanted: checked. Errors: those of
+ * sluice_planner_visit_choices; INVALID_ARGUMENT if none of the wanted choices is allowed. */
 sluice_status_t sluice_moe_options_make(const sluice_machine_t* machine, const sluice_planner_workload_t* workload,
                                         const sluice_planner_asked_t* wanted, const sluice_moe_allowed_t* allowed,
                                         sluice_moe_options_t* out);
 
-/* "n 4 (T_DI keep, T_M recompute, weight gradients per chunk)". */
+/* Writes the name of a choice: "n 4 (T_DI keep, T_M recompute, weight gradients per chunk)". */
 void sluice_moe_options_name(const sluice_planner_choice_t* choice, sluice_text_t* text);
 
 #endif /* SLUICE_BACKEND_PLANNER_MOE_OPTIONS_H_ */

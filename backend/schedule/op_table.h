@@ -32,7 +32,7 @@ typedef enum sluice_op_price_e {
   SLUICE_PRICE_COPY         /* copying T_DI or T_M between device and host */
 } sluice_op_price_t;
 
-/* Whether a scalar per route accompanies the rows of an exchange, in a second exchange of the same op. */
+/* When a scalar per route accompanies the rows of an exchange, in a second exchange of the same op. */
 enum { SLUICE_SCALARS_NEVER = 0, SLUICE_SCALARS_WHERE_DEDUP, SLUICE_SCALARS_ALWAYS };
 
 /* For fields that every op must set, 0 means "none", so that op_table_test finds a row that lacks one. */

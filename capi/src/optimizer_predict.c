@@ -100,7 +100,7 @@ static double update_bytes(const sluice_optimizer_workload_t* w, int32_t num_gra
   return 2.0 * STATE_BYTES + grad + (has_master(w) ? (double)sluice_dtype_bytes(w->param_dtype) : 0.0);
 }
 
-/* Bytes over a rank's link: its gradients to the ranks that sum them, then the sums back. */
+/* Returns the bytes over a rank's link: its gradients to the ranks that sum them, then the sums back. */
 static double sum_bytes(const sluice_optimizer_workload_t* w) {
   return (double)(w->world_size - 1) / w->world_size * (double)(sluice_dtype_bytes(w->grad_dtype) + sizeof(float));
 }

@@ -20,7 +20,7 @@
 
 struct sluice_plan_s {
   sluice_moe_t* moe; /* retained */
-  /* Of the layer when the plan was made; its experts may be placed differently now. */
+  /* Properties of the layer when the plan was made; its experts may be placed differently now. */
   uint64_t key; /* sluice_layer_plan_key */
   sluice_shape_t shape;
   sluice_plan_data_t data;

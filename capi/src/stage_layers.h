@@ -30,7 +30,7 @@ void sluice_stage_layers_deinit(sluice_stage_layers_t* layers);
 
 /* Returns the option's number as the caller counts; for a layer without options of its own, its kind. */
 int32_t sluice_stage_layer_option(const sluice_stage_layers_t* layers, int32_t layer, int32_t option);
-/* The inverse: returns the option that the caller calls `number`; num_options of the layer if there is none. */
+/* Returns the option that the caller calls `number` (the inverse); num_options of the layer if there is none. */
 int32_t sluice_stage_layer_place(const sluice_stage_layers_t* layers, int32_t layer, int32_t number);
 /* For sluice_stages_names_t. user: layers. */
 void sluice_stage_layers_name(void* user, int32_t layer, int32_t option, sluice_text_t* text);

@@ -5,7 +5,7 @@
 
 #include "backend/comm/nccl/nccl_state.h"
 
-/* The state of the communicator: 0, IN_PROGRESS, or an error. */
+/* Returns the state of the communicator: 0, IN_PROGRESS, or an error. */
 int sluice_nccl_state(nccl_comm_t* comm);
 void sluice_nccl_nap(void);
 uint64_t sluice_nccl_deadline_of(const nccl_comm_t* comm);

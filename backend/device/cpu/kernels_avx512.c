@@ -25,16 +25,16 @@ typedef int32_t vi __attribute__((vector_size(64)));
 typedef uint32_t vu __attribute__((vector_size(64)));
 
 INLINE vf vf_set1(float x) { return (vf)_mm512_set1_ps(x); }
-/* a * b + c, rounded once. */
+/* Returns a * b + c, rounded once. */
 INLINE vf vf_fma(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
-/* The maximum and the minimum; b if either is NaN. */
+/* Return the maximum and the minimum; b if either is NaN. */
 INLINE vf vf_max(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
 INLINE vf vf_min(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
-/* Lane by lane: a if the sign bit of x is set, else b. */
+/* Returns, lane by lane, a if the sign bit of x is set, else b. */
 INLINE vf vf_pick_negative(vf x, vf a, vf b) {
   return (vf)_mm512_mask_blend_ps(_mm512_movepi32_mask((__m512i)x), (__m512)b, (__m512)a);
 }
-/* 1 if x > 0, NaN if x is NaN, else 0. */
+/* Returns 1 if x > 0, NaN if x is NaN, else 0. */
 INLINE vf vf_step(vf x) {
   __mmask16 positive = _mm512_cmp_ps_mask((__m512)x, _mm512_setzero_ps(), _CMP_GT_OQ);
   __mmask16 nan = _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q);
@@ -52,7 +52,7 @@ INLINE __m256i to_bf16(vf x) {
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(wide, 16));
 }
 
-/* Elements i to i + LANES - 1, as f32. */
+/* Loads elements i to i + LANES - 1 as f32. */
 INLINE vf vf_load(int32_t dtype, const void* data, int64_t i) {
   const char* at = (const char*)data + i * (dtype == SLUICE_DTYPE_F32 ? 4 : 2);
   if (dtype == SLUICE_DTYPE_F32) return (vf)_mm512_loadu_ps(at);
@@ -70,7 +70,7 @@ INLINE void vf_store(int32_t dtype, void* data, int64_t i, vf x) {
   }
 }
 
-/* The first n < LANES of them; the other lanes read as 0 and are not written. */
+/* Load and store only the first n < LANES of them; the other lanes read as 0 and are not written. */
 INLINE vf vf_load_part(int32_t dtype, const void* data, int64_t i, int64_t n) {
   const char* at = (const char*)data + i * (dtype == SLUICE_DTYPE_F32 ? 4 : 2);
   __mmask16 mask = (__mmask16)((1u << n) - 1u);

@@ -30,10 +30,10 @@ static void store(int32_t dtype, void* data, int64_t i, double x) {
   }
 }
 
-/* The result of one operation in the layer's arithmetic. */
+/* Returns the result of one operation in the layer's arithmetic. */
 static double rounded(int32_t dtype, double x) { return dtype == SLUICE_DTYPE_F64 ? x : (double)(float)x; }
 
-/* The result of a store followed by a load. */
+/* Returns the result of a store followed by a load. */
 static double through(int32_t dtype, double x) {
   uint64_t cell = 0;
   store(dtype, &cell, 0, x);

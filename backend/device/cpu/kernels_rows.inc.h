@@ -180,7 +180,7 @@ typedef struct {
   vf acc[ACCS];
 } partials_t;
 
-/* The sum of all partials, folded by halves. */
+/* Returns the sum of all partials, folded by halves. */
 INLINE float partials_fold(const partials_t* sums) {
   float partial[PARTIALS];
   memcpy(partial, sums->acc, sizeof partial);

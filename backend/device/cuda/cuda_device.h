@@ -90,11 +90,11 @@ sluice_status_t sluice_cuda_decode(sluice_stream_t stream, int32_t format, int64
 sluice_status_t sluice_cuda_read(sluice_device_t* device, sluice_stream_t stream, const void* data, void* out,
                                  uint64_t bytes);
 
-/* INVALID_ARGUMENT, with the tensor and the reason, unless `data` is memory of this device with that alignment. bytes =
- * 0: always valid. */
+/* Returns INVALID_ARGUMENT with the tensor and the reason, unless `data` is memory of this device with that alignment.
+ * bytes = 0: always valid. */
 sluice_status_t sluice_cuda_check_memory(sluice_device_t* device, const void* data, uint64_t bytes, uint64_t alignment,
                                          const char* name);
-/* INVALID_ARGUMENT unless the stream (NULL: the default one) belongs to the device's context. */
+/* Returns INVALID_ARGUMENT unless the stream (NULL: the default one) belongs to the device's context. */
 sluice_status_t sluice_cuda_check_stream(sluice_device_t* device, sluice_stream_t stream);
 
 #endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_DEVICE_H_ */

@@ -11,7 +11,7 @@
  * failure is kept for sluice_cuda_leave. */
 void sluice_cuda_launch(int32_t kernel, sluice_stream_t stream, const void* args, int64_t units);
 
-/* The first failed launch since enter, with its record on this thread; leave reports it too. */
+/* Returns the first failed launch since enter, with its record on this thread; leave reports it too. */
 sluice_status_t sluice_cuda_launch_status(void);
 
 #endif /* SLUICE_BACKEND_DEVICE_CUDA_CUDA_LAUNCH_H_ */

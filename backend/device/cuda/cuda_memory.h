@@ -18,9 +18,9 @@ typedef struct sluice_pinned_block_s {
   int32_t index;  /* the pool's own */
 } sluice_pinned_block_t;
 
-/* At most limit_bytes of page-locked memory at one time, on the NUMA node of the device (cuda_numa.h). out_pool: new,
- * release with sluice_pinned_pool_destroy. device: borrowed until then. Threads: context-exclusive. Errors:
- * NO_MEMORY. */
+/* Creates a pool of at most limit_bytes of page-locked memory at one time, on the NUMA node of the device
+ * (cuda_numa.h). out_pool: new, release with sluice_pinned_pool_destroy. device: borrowed until then. Threads:
+ * context-exclusive. Errors: NO_MEMORY. */
 sluice_status_t sluice_pinned_pool_create(sluice_device_t* device, uint64_t limit_bytes,
                                           sluice_pinned_pool_t** out_pool);
 /* The same for device memory from `memory`, without a limit: cuMemFree waits for the device, so blocks of steps are
@@ -50,7 +50,7 @@ sluice_status_t sluice_pinned_pool_give(sluice_pinned_pool_t* pool, const sluice
 /* The same for the block at address `data`. */
 sluice_status_t sluice_pinned_pool_give_at(sluice_pinned_pool_t* pool, const void* data, sluice_stream_t stream);
 uint64_t sluice_pinned_pool_bytes(const sluice_pinned_pool_t* pool);
-/* Of those, bytes in idle blocks. */
+/* Returns how many of those bytes are in idle blocks. */
 uint64_t sluice_pinned_pool_idle_bytes(const sluice_pinned_pool_t* pool);
 /* Blocks beyond the new limit are freed once they are idle and another block is taken. */
 void sluice_pinned_pool_set_limit(sluice_pinned_pool_t* pool, uint64_t limit_bytes);

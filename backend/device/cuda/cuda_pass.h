@@ -9,7 +9,7 @@
 sluice_status_t sluice_cuda_make_event(cuda_device_t* device, void** event);
 /* `stream` waits for lanes that a failed join left running. */
 sluice_status_t sluice_cuda_rejoin(sluice_device_t* device, sluice_stream_t stream);
-/* STATE if there are such lanes: a capture cannot wait for them. */
+/* Returns STATE if there are such lanes: a capture cannot wait for them. */
 sluice_status_t sluice_cuda_check_joined(sluice_device_t* device);
 
 /* The entries of the device's table. */

@@ -7,7 +7,7 @@
 #include "backend/device/cuda/cuda_device.h"
 #include "backend/device/cuda/kernels/kernel_args.h"
 
-/* Bytes of sluice_route_args_t.tile_counts. */
+/* Returns the bytes of sluice_route_args_t.tile_counts. */
 uint64_t sluice_cuda_route_scratch_bytes(int64_t num_routes, int64_t num_experts);
 /* Sorts the routes of a chunk of tokens by (slot, token, k). `units` is set here. Deterministic, no atomics. */
 void sluice_cuda_route(sluice_stream_t stream, const sluice_route_args_t* args);

@@ -7,7 +7,7 @@
 #include "backend/device/cuda/cuda_routing.h"
 #include "backend/device/cuda/cuda_state.h"
 
-/* The scratch: the table of slots, padded to whole words; the offsets of one chunk; its tiles. */
+/* The scratch consists of the table of slots, padded to whole words; the offsets of one chunk; its tiles. */
 static uint64_t offsets_bytes(int32_t num_experts) {
   return sluice_align_up(((uint64_t)num_experts + 1) * sizeof(int32_t));
 }

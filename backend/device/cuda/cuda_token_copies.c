@@ -8,8 +8,8 @@
 
 /* ---- numbering ---- */
 
-/* The scratch: ranks by expert; offsets of one chunk's token copies; rank, first and token copy of its routes; its
- * tiles. */
+/* The scratch consists of ranks by expert; offsets of one chunk's token copies; rank, first and token copy of its
+ * routes; its tiles. */
 static uint64_t offsets_bytes(int32_t num_ranks) {
   return sluice_align_up(((uint64_t)num_ranks + 1) * sizeof(int32_t));
 }

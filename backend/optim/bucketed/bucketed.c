@@ -80,7 +80,7 @@ static sluice_bucket_form_t form_of(const sluice_bucketed_step_t* step, const sl
 
 enum { FIRST_CHUNK = 2 }; /* the value of the paper, used until there are measurements */
 
-/* The latency of a sum: two exchanges. With two ranks it is one exchange. */
+/* Returns the latency of a sum: two exchanges. With two ranks it is one exchange. */
 static double seconds_of_a_sum(const measured_t* m) { return 2.0 * m->exchange_seconds; }
 
 /* Returns the k with the shortest predicted step for these lines. */

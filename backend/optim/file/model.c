@@ -103,7 +103,7 @@ int sluice_state_model_read(sluice_state_model_t* model) {
 
 enum { TEXT = 160 };
 
-/* "f32 [8, 16]" */
+/* Formats a tensor as "f32 [8, 16]". */
 static const char* say(const int64_t* tensor, char* text) {
   int used = snprintf(text, TEXT, "%s [", sluice_dtype_name((int32_t)tensor[DTYPE]));
   for (int64_t i = 0; i < tensor[NUM_DIMS] && used < TEXT - 32; ++i) {

@@ -6,7 +6,7 @@
 #include "backend/device/device.h"
 #include "backend/optim/bucketed/request.h"
 
-/* Errors: INVALID_ARGUMENT naming group and tensor, UNSUPPORTED naming the setting. */
+/* Checks a step. Errors: INVALID_ARGUMENT naming group and tensor, UNSUPPORTED naming the setting. */
 sluice_status_t sluice_device_step_check(sluice_device_t* device, const sluice_bucketed_step_t* step);
 
 #endif /* SLUICE_BACKEND_OPTIM_ON_DEVICE_REFUSALS_H_ */

@@ -49,13 +49,13 @@ sluice_status_t sluice_pipeline_explore(const sluice_pipeline_program_t* program
                                         const sluice_pipeline_check_options_t* options, sluice_allocator_t* allocator,
                                         sluice_pipeline_finding_t* out_finding, int64_t* out_states);
 
-/* Form, then every interleaving. Errors: as explore. */
+/* Checks the form, then every interleaving. Errors: as explore. */
 sluice_status_t sluice_pipeline_check(const sluice_pipeline_program_t* program,
                                       const sluice_pipeline_check_options_t* options, sluice_allocator_t* allocator,
                                       sluice_pipeline_finding_t* out_finding, int64_t* out_states);
 
-/* Form, then `walks` random walks; the same seed gives the same walks. Errors: INVALID_ARGUMENT (options out of range),
- * NO_MEMORY. */
+/* Checks the form, then takes `walks` random walks; the same seed gives the same walks. Errors: INVALID_ARGUMENT
+ * (options out of range), NO_MEMORY. */
 sluice_status_t sluice_pipeline_sample(const sluice_pipeline_program_t* program,
                                        const sluice_pipeline_check_options_t* options, int64_t walks, uint64_t seed,
                                        sluice_allocator_t* allocator, sluice_pipeline_finding_t* out_finding);

@@ -5,8 +5,8 @@
 
 #include "backend/pipeline/check/finding.h"
 
-/* Whether the later of two ops of a stage, in the order of the list, may not begin before the earlier has ended: the
- * fault to report if it does, or NONE. The flush waits for all. */
+/* Returns the fault to report if the later of two ops of a stage, in the order of the list, begins before the earlier
+ * has ended; NONE if it may. The flush waits for all ops. */
 static inline int32_t sluice_stage_conflict(const sluice_stage_op_t* earlier, const sluice_stage_op_t* later) {
   if (later->kind == SLUICE_STAGE_FLUSH) return SLUICE_PIPELINE_FAULT_OVERWRITTEN;
   for (int32_t w = 0; w < later->num_writes; ++w) {

@@ -100,7 +100,7 @@ static void find(explorer_t* e, const state_t* state, int32_t fault, int32_t ran
                                             other == NOTHING ? -1 : first + other, rank % e->replicas, events};
 }
 
-/* The op ends: everything that it conflicts with must have ended before, and no limit may be exceeded. */
+/* Ends an op: everything that it conflicts with must have ended before, and no limit may be exceeded. */
 static void end_op(explorer_t* e, state_t* state, int32_t rank, int32_t op) {
   int32_t stage = rank / e->replicas, first = e->program->first_op[stage];
   const rule_t* rule = &e->rules[stage][op];

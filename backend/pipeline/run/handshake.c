@@ -40,7 +40,7 @@ typedef struct record_s {
   char partition[128]; /* truncated */
   uint64_t byte_limit;
   int32_t in_flight_of[MAX_C];
-  /* Of this rank's virtual stages. */
+  /* Values of this rank's virtual stages. */
   uint64_t activation_bytes[MAX_C];
   uint64_t held_bytes[MAX_C];
   uint8_t has_experts[MAX_C];

@@ -17,7 +17,7 @@ typedef struct sides_s {
 
 static double share_of(const side_t* side) { return side->num_open > 0 ? side->room / side->num_open : INFINITY; }
 
-/* The least capacity per open flow of any side: that of the side that fills up first. */
+/* Returns the least capacity per open flow of any side: that of the side that fills up first. */
 static double least_share(const sluice_cards_t* cards, const sides_t* sides) {
   double least = INFINITY;
   for (int32_t i = 0; i < cards->count; ++i) {

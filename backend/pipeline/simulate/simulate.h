@@ -22,12 +22,12 @@
 #include "backend/pipeline/program.h"
 
 typedef struct sluice_pipeline_times_s {
-  /* By virtual stage, of one micro-batch. A backward without split weight gradients takes backward + weight. */
+  /* Times by virtual stage, for one micro-batch. A backward without split weight gradients takes backward + weight. */
   double forward_s[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];
   double backward_s[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];
   double weight_s[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];
   double reduce_s[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES]; /* of all gradients of a virtual stage, once per batch */
-  /* Of the messages between c and c + 1, each way: latency + the spec's message_bytes · s_per_byte. */
+  /* Times of the messages between c and c + 1, each way: latency + the spec's message_bytes · s_per_byte. */
   double latency_s[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];
   double s_per_byte[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];
   int32_t is_buffered;

@@ -37,7 +37,7 @@ typedef struct sluice_placing_score_s {
   uint64_t load; /* of the fullest rank */
 } sluice_placing_score_t;
 
-/* out: every expert on its home rank. One block of `allocator`. Errors: NO_MEMORY. */
+/* Makes a placement with every expert on its home rank, in one block of `allocator`. Errors: NO_MEMORY. */
 sluice_status_t sluice_placing_make(const sluice_placing_problem_t* problem, sluice_allocator_t* allocator,
                                     sluice_placing_t* out);
 void sluice_placing_deinit(sluice_placing_t* placing, sluice_allocator_t* allocator);

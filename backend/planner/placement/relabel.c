@@ -18,7 +18,7 @@ typedef struct assignment_s {
   int32_t n;
 } assignment_t;
 
-/* The next rank of the path. */
+/* Returns the next rank of the path. */
 static int32_t extend(assignment_t* x, int32_t from) {
   const int32_t group = x->group_at[from];
   int32_t next = UNREACHABLE;

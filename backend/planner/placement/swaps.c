@@ -53,7 +53,7 @@ static change_t best_single(const sluice_placing_t* s, int32_t full) {
   return best;
 }
 
-/* Two experts of the fullest rank for two of rank r. */
+/* Tries to swap two experts of the fullest rank with two of rank r. */
 static void try_pairs(const sluice_placing_t* s, int32_t full, int32_t r, change_t* best) {
   const sluice_placing_problem_t* p = s->problem;
   const int32_t *h = s->members + p->first[full], *q = s->members + p->first[r];
@@ -75,7 +75,8 @@ static void try_pairs(const sluice_placing_t* s, int32_t full, int32_t r, change
   }
 }
 
-/* Expert a moves from the fullest rank to rank r, whose b moves to a third rank, whose c moves to the fullest. */
+/* Tries to move expert a from the fullest rank to rank r, whose b moves to a third rank, whose c moves to the
+ * fullest. */
 static void try_turns(const sluice_placing_t* s, int32_t full, int32_t r, change_t* best) {
   const sluice_placing_problem_t* p = s->problem;
   const uint64_t before = s->load[full];
@@ -125,7 +126,7 @@ void sluice_swaps_level(sluice_placing_t* placing) {
   }
 }
 
-/* The best swap that returns expert e to its home rank: any expert there may take e's place. */
+/* Returns the best swap that returns expert e to its home rank: any expert there may take e's place. */
 static change_t best_return(const sluice_placing_t* s, int32_t e, uint64_t allowed) {
   const sluice_placing_problem_t* p = s->problem;
   const int32_t away = s->rank[e], home = p->home[e];

@@ -7,7 +7,7 @@
 #include "backend/base/text.h"
 #include "backend/planner/stages/problem/model.h"
 
-/* "keep", "recompute", "offload", "mixed"; "?" for other numbers. Immutable. */
+/* Returns "keep", "recompute", "offload", "mixed"; "?" for other numbers. Immutable. */
 const char* sluice_stages_kind_name(int32_t kind);
 
 /* Writes the name of an option for a sentence. */
@@ -16,8 +16,8 @@ typedef struct sluice_stages_names_s {
   void* user;
 } sluice_stages_names_t;
 
-/* plan: the result of sluice_stages_plan for problem, also after OVER_BUDGET. names NULL: options by kind and number.
- * Any thread; no errors. */
+/* Writes the explanation. plan: the result of sluice_stages_plan for problem, also after OVER_BUDGET. names NULL:
+ * options by kind and number. Any thread; no errors. */
 void sluice_stages_explain(const sluice_stages_problem_t* problem, const sluice_stages_plan_t* plan,
                            const sluice_stages_names_t* names, sluice_text_t* text);
 

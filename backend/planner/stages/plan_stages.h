@@ -26,7 +26,7 @@
 sluice_status_t sluice_stages_plan(const sluice_stages_problem_t* problem, sluice_allocator_t* allocator,
                                    sluice_stages_plan_t* plan);
 
-/* The same, with out_steps: the number of options and nodes visited, which is the cost of the plan on any machine. */
+/* The same; out_steps is the number of options and nodes visited, which is the cost of the plan on any machine. */
 sluice_status_t sluice_stages_plan_counted(const sluice_stages_problem_t* problem, sluice_allocator_t* allocator,
                                            sluice_stages_plan_t* plan, uint64_t* out_steps);
 

@@ -17,9 +17,9 @@ typedef struct sluice_stages_profile_s {
 
 enum { SLUICE_STAGES_PROFILE_OPTIONS = 3 };
 
-/* Keep: all activations are held. Recompute: the checkpoint is held, and the rest exists once while the layer runs.
- * Offload: all go to host memory, and exist once while the layer runs. By index SLUICE_STAGES_KEEP, _RECOMPUTE,
- * _OFFLOAD. Any thread; no errors. */
+/* Makes the three options. Keep: all activations are held. Recompute: the checkpoint is held, and the rest exists once
+ * while the layer runs. Offload: all go to host memory, and exist once while the layer runs. Indexed by
+ * SLUICE_STAGES_KEEP, _RECOMPUTE, _OFFLOAD. Any thread; no errors. */
 void sluice_stages_options_of_profile(const sluice_stages_profile_t* profile,
                                       sluice_stages_option_t out_options[SLUICE_STAGES_PROFILE_OPTIONS]);
 

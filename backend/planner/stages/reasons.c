@@ -25,7 +25,7 @@ static uint64_t largest_without(const sluice_partition_t* part, int32_t layer, b
   return largest;
 }
 
-/* Least time from the end of a layer's forward to the start of its backward. */
+/* Returns the least time from the end of a layer's forward to the start of its backward. */
 static double gap_of(const sluice_partition_t* part, int32_t layer) {
   const sluice_stages_tables_t* t = part->tables;
   double all = 0, after = 0;
@@ -77,7 +77,8 @@ static void give_option_reason(const sluice_partition_t* part, int32_t layer, sl
 
 /* ---- cuts ---- */
 
-/* The layer next to a cut that may cross it: the last of the stage before it, or the first of the stage after it. */
+/* Returns the layer next to a cut that may cross it: the last of the stage before it, or the first of the stage after
+ * it. */
 static int32_t next_to_cut(const sluice_partition_t* part, int32_t stage, int32_t step) {
   const sluice_stages_tables_t* t = part->tables;
   const int32_t* first = step > 0 ? t->first_reader : t->first_source;

@@ -12,7 +12,7 @@ typedef int32_t sluice_before_t[SLUICE_NUM_LANES];
  * Returns 0 if a dependency, *out_dep, is not an earlier op, else 1. */
 int sluice_order_op(const sluice_template_t* schedule, int32_t index, sluice_before_t* before, int32_t* last_of_lane,
                     int32_t* out_dep);
-/* The same for all ops of a template whose dependencies are in order. */
+/* Computes the same for all ops of a template whose dependencies are in order. */
 void sluice_order_all(const sluice_template_t* schedule, sluice_before_t* before);
 
 /* Returns whether `earlier` has ended when `later` starts. Both exchanges of a group have ended when the second has: an

@@ -20,7 +20,7 @@ enum { SLUICE_FAKE_CUDA_DEVICES = 8 };
 /* Resets all state. No device may be alive. */
 void sluice_fake_cuda_reset(void);
 const sluice_cuda_driver_t* sluice_fake_cuda_driver(void);
-/* An image that the fake accepts: its kernels are linked in. */
+/* Returns an image that the fake accepts: its kernels are linked in. */
 sluice_cuda_image_t sluice_fake_cuda_image(void);
 
 /* The call with this number, counted from now, fails with `code` and has no effect, except that destroy and free calls
@@ -28,7 +28,7 @@ sluice_cuda_image_t sluice_fake_cuda_image(void);
 void sluice_fake_cuda_fail_call(int64_t nth, int code);
 /* Calls since the last fail_call. */
 int64_t sluice_fake_cuda_calls(void);
-/* Whether the planned failure has occurred. */
+/* Returns whether the planned failure has occurred. */
 int sluice_fake_cuda_failed(void);
 
 /* The allocation of device or page-locked memory with this number, counted from now, fails. < 0: none. */
@@ -47,11 +47,11 @@ void sluice_fake_cuda_set_numa_node(int32_t node);       /* of every device; < 0
 int64_t sluice_fake_cuda_registered_bytes(void);         /* page-locked in place by cuMemHostRegister */
 void sluice_fake_cuda_set_memory(uint64_t device_bytes); /* of each device, free and total */
 
-/* A stream of the host, like a framework's; released by close_stream. */
+/* Returns a stream of the host, like a framework's; released by close_stream. */
 void* sluice_fake_cuda_open_stream(int32_t ordinal);
 void sluice_fake_cuda_close_stream(void* stream);
 int sluice_fake_cuda_priority(void* stream);
-/* The device of a stream and its number in the record of calls. Locked. */
+/* Return the device of a stream and its number in the record of calls. Locked. */
 int32_t sluice_fake_stream_rank(void* stream);
 int32_t sluice_fake_stream_number(void* stream);
 void sluice_fake_cuda_set_capturing(void* stream, int capturing);
@@ -106,7 +106,7 @@ typedef struct sluice_fake_op_s {
 } sluice_fake_op_t;
 /* Runs everything that can run, or adds to the graph if the stream is being captured. Locked. */
 void sluice_fake_cuda_enqueue(void* stream, const sluice_fake_op_t* op);
-/* The lock, and a wake-up for threads that wait under it. */
+/* Take and release the lock, and wake threads that wait with it. */
 void sluice_fake_cuda_lock(void);
 void sluice_fake_cuda_unlock(void);
 void sluice_fake_cuda_pump(void); /* locked: runs everything that can run */

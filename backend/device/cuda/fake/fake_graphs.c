@@ -41,7 +41,7 @@ void sluice_fake_record_in_capture(fake_stream_t* stream, fake_event_t* event) {
   event->mark = node->records = graph->num_marks++;
 }
 
-/* The current capture with this number. */
+/* Returns the current capture with this number. */
 static sluice_fake_graph_t* graph_of(int64_t id) {
   for (int i = 0; i < MAX_STREAMS; ++i) {
     sluice_fake_graph_t* graph = sluice_fake_world.streams[i].graph;

@@ -46,7 +46,7 @@ void sluice_fake_cuda_note_at(const sluice_fake_moment_t* moment, const void* da
                                               .bytes = bytes};
 }
 
-/* Whether one of the two ends before the other begins. */
+/* Returns whether one of the two ends before the other begins. */
 static int ordered(const access_t* a, const access_t* b) {
   const fake_clock_t* clocks = sluice_fake_world.clocks;
   return clocks[b->clock].at[a->stream] >= a->count || clocks[a->clock].at[b->stream] >= b->count;

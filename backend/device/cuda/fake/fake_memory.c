@@ -26,7 +26,7 @@ int sluice_fake_is_on_device(const char* data) {
   return 0;
 }
 
-/* The first free entry; NULL if there is none. */
+/* Returns the first free entry; NULL if there is none. */
 static block_t* free_place(void) {
   sluice_fake_world_t* w = &sluice_fake_world;
   int32_t i = 0;
@@ -81,7 +81,7 @@ static int is_refused(void) {
   return 1;
 }
 
-/* A block for the library; a test may make it fail. */
+/* Allocates a block for the library; a test may make it fail. */
 static int take_library_block(uint64_t bytes, int32_t ordinal, void** out_data) {
   return is_refused() ? SLUICE_CU_OUT_OF_MEMORY : take_block(bytes, ordinal, out_data);
 }

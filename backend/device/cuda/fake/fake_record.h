@@ -43,7 +43,7 @@ typedef struct sluice_fake_part_s {
   int64_t of[3];
 } sluice_fake_part_t;
 
-/* Until the next reset. */
+/* Makes runs dry until the next reset. */
 void sluice_fake_cuda_make_dry(void);
 /* Clears the record; from now on calls are recorded, or not. */
 void sluice_fake_cuda_record(int on);
@@ -64,7 +64,7 @@ int sluice_fake_is_carried(uint64_t bytes); /* whether a copy or message of that
 int sluice_fake_is_executed(const char* kernel);
 void sluice_fake_forget_record(void); /* of a reset */
 
-/* Whether the kernel is known. (kernel_work.c) */
+/* Returns whether the kernel is known. (kernel_work.c) */
 int sluice_fake_kernel_work(const char* name, const void* args, int64_t* out_units, int64_t* out_length);
 
 #endif /* SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_RECORD_H_ */

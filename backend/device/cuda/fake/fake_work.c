@@ -38,7 +38,7 @@ static void* copy_again(const void* user) {
   return kept;
 }
 
-/* The direction of a copy; tensors of a dry host are in device memory. */
+/* Returns the direction of a copy; tensors of a dry host are in device memory. */
 static const char* way_of(const copy_t* copy) {
   const int to_device = sluice_fake_is_on_device(copy->to), from_device = sluice_fake_is_on_device(copy->from);
   if (to_device && from_device) return "device";

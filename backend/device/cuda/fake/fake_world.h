@@ -161,8 +161,8 @@ fake_stream_t* sluice_fake_new_stream(int32_t ordinal, int32_t is_hosts);
 void sluice_fake_end_stream(fake_stream_t* stream);
 
 /* fake_graphs.c: a stream with a graph is being captured. */
-/* Whether a call of this thread, on that stream if it has one, is not allowed during a capture; if so, it invalidates
- * the capture. */
+/* Returns whether a call of this thread, on that stream if it has one, is not allowed during a capture; if so, it
+ * invalidates the capture. */
 int sluice_fake_spoils(const fake_stream_t* stream);
 void sluice_fake_capture_op(fake_stream_t* stream, const sluice_fake_op_t* op);
 void sluice_fake_record_in_capture(fake_stream_t* stream, fake_event_t* event);

@@ -6,7 +6,7 @@
 
 enum { SCORE_SOFTMAX = 0 };
 
-/* Whether (a, at) comes before (b, bt): greater first, a NaN below every number, equal ones by id. at < 0: no
+/* Returns whether (a, at) comes before (b, bt): greater first, a NaN below every number, equal ones by id. at < 0: no
  * choice. */
 SLUICE_FN bool comes_before(float a, int32_t at, float b, int32_t bt) {
   if (at < 0 || bt < 0) return at >= 0;

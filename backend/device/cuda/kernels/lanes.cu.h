@@ -48,7 +48,7 @@ SLUICE_FN per_lane<T> warp_down(per_lane<T>& v, int distance) {
   return r;
 }
 
-/* The lanes that hold the same key, as bits. */
+/* Returns the lanes that hold the same key, as bits. */
 SLUICE_FN per_lane<uint32_t> warp_match(per_lane<int32_t>& key) {
   per_lane<uint32_t> r;
   r.x = __match_any_sync((unsigned)ALL_LANES, key.x);
@@ -119,7 +119,7 @@ SLUICE_FN int bits_set(uint32_t x) { return __builtin_popcount(x); }
 
 /* ---- the same in both builds ---------------------------------------------------------------------------------- */
 
-/* The minimum of 32 values. */
+/* Returns the minimum of 32 values. */
 SLUICE_FN int32_t warp_least(per_lane<int32_t> v) {
   for (int half = 16; half > 0; half /= 2) {
     per_lane<int32_t> upper = warp_down(v, half);
@@ -130,7 +130,7 @@ SLUICE_FN int32_t warp_least(per_lane<int32_t> v) {
   return warp_get(v, 0);
 }
 
-/* The maximum of 32 values. */
+/* Returns the maximum of 32 values. */
 SLUICE_FN int64_t warp_most(per_lane<int64_t> v) {
   for (int half = 16; half > 0; half /= 2) {
     per_lane<int64_t> upper = warp_down(v, half);

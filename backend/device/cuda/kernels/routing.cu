@@ -34,7 +34,7 @@ SLUICE_FN int32_t bad_route(const sluice_route_args_t& a, int64_t r) {
   return id < -1 || id >= a.num_experts ? (int32_t)(a.first_token * a.top_k + r) : INT32_MAX;
 }
 
-/* The number of set bits of `mask` below this lane. */
+/* Returns the number of set bits of `mask` below this lane. */
 SLUICE_FN int32_t rank_in(uint32_t mask, int lane) { return bits_set(mask & ((1u << lane) - 1u)); }
 
 /* tile_counts[tile, :] = routes of this tile by slot */

@@ -55,7 +55,7 @@ SLUICE_FN void gather_rows(const sluice_gather_args_t& a, int64_t i) {
 }
 SLUICE_KERNEL(gather_rows, sluice_gather_args_t)
 
-/* The run of row u by bisection: the first whose end is beyond it. */
+/* Finds the run of row u by bisection: the first whose end is beyond it. */
 SLUICE_FN void move_rows(const sluice_move_args_t& a, int64_t u) {
   int64_t low = 0, high = a.num_runs - 1;
   while (low < high) {

@@ -57,7 +57,7 @@ typedef struct sluice_stages_local_s {
   uint64_t block_bytes;
 } sluice_stages_local_t;
 
-/* Memory for stages of any layers of a problem. Errors: NO_MEMORY. */
+/* Allocates memory for stages with any layers of a problem. Errors: NO_MEMORY. */
 sluice_status_t sluice_stages_local_make(const sluice_stages_tables_t* tables, sluice_stages_local_t* out_local);
 void sluice_stages_local_deinit(sluice_stages_local_t* local);
 
@@ -68,14 +68,14 @@ void sluice_stages_local_set(sluice_stages_local_t* local, const int32_t* layers
 void sluice_stages_local_set_run(sluice_stages_local_t* local, int32_t stage, int32_t first, int32_t end);
 
 sluice_stages_local_sum_t sluice_stages_local_sum(const sluice_stages_local_t* local, const int32_t* pick);
-/* 1: a is better than b, by more than rounding. Both must fit. */
+/* Returns 1 if a is better than b, by more than rounding. Both must fit. */
 int sluice_stages_local_is_better(const sluice_stages_local_sum_t* a, const sluice_stages_local_sum_t* b);
 
-/* The fewest bytes of any choice, exactly, if they are fewer than `below`; else `below`. */
+/* Returns the fewest bytes of any choice, exactly, if they are fewer than `below`; else `below`. */
 uint64_t sluice_stages_local_fewest_bytes(sluice_stages_local_t* local, uint64_t below);
 /* Sets the answer to the choice with the fewest bytes, exactly, whatever its seconds. */
 void sluice_stages_local_leanest(sluice_stages_local_t* local);
-/* 1: the answer fits. 0: no choice fits, and the answer is the leanest. */
+/* Returns 1 if the answer fits; 0 if no choice fits, and the answer is the leanest. */
 int sluice_stages_local_greedy(sluice_stages_local_t* local);
 /* Improves a fitting answer until no single change and no exchange of two helps. */
 void sluice_stages_local_polish(sluice_stages_local_t* local);

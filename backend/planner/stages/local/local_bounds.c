@@ -17,7 +17,7 @@ static int by_seconds_a_byte(const void* a, const void* b) {
   return x->index < y->index ? -1 : x->index > y->index;
 }
 
-/* The next corner of the hull among the items with fewer bytes; -1 if there is none. */
+/* Returns the next corner of the hull among the items with fewer bytes; -1 if there is none. */
 static int32_t next_corner(const sluice_stages_local_t* local, int32_t layer, double weight, int32_t from) {
   const sluice_stages_local_item_t* at = &local->items[from];
   int32_t best = -1;

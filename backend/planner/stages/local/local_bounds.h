@@ -32,8 +32,8 @@ typedef struct sluice_stages_local_bound_s {
 /* layers: [count] positions in the decision order. Fills arrays that the caller has set. */
 void sluice_stages_local_bound_make(const struct sluice_stages_local_s* local, const int32_t* layers, double weight,
                                     sluice_stages_local_bound_t* bound);
-/* A lower bound of the weighted seconds of the layers from depth on within the given bytes; INFINITY: they do not
- * fit. */
+/* Returns a lower bound of the weighted seconds of the layers from depth on within the given bytes; INFINITY: they do
+ * not fit. */
 double sluice_stages_local_bound_of(const sluice_stages_local_bound_t* bound, int32_t depth, double bytes);
 
 #endif /* SLUICE_BACKEND_PLANNER_STAGES_LOCAL_LOCAL_BOUNDS_H_ */

@@ -54,7 +54,7 @@ static void measure(state_t* s) {
   }
 }
 
-/* The sum with item a in place of its layer's choice, and b in place of its layer's; b may be a. */
+/* Returns the sum with item a in place of its layer's choice, and b in place of its layer's; b may be a. */
 static sluice_stages_local_sum_t sum_with(const state_t* s, int32_t a, int32_t b) {
   sluice_stages_local_t* local = s->local;
   ++local->steps;
@@ -92,8 +92,9 @@ static worth_t worth_of(const state_t* s, const sluice_stages_local_sum_t* with,
 
 static int is_worth_more(worth_t a, worth_t b) { return a.is_free != b.is_free ? a.is_free : a.value > b.value; }
 
-/* The most valuable change; -1: none saves bytes. all: count the largest working and copied bytes and arena as they
- * are; otherwise ignore them, since several layers share each maximum and the first of them to change saves nothing. */
+/* Returns the most valuable change; -1: none saves bytes. all: count the largest working and copied bytes and arena as
+ * they are; otherwise ignore them, since several layers share each maximum and the first of them to change saves
+ * nothing. */
 static int32_t best_saving(const state_t* s, int all) {
   const sluice_stages_local_t* local = s->local;
   worth_t best = {0, 0};

@@ -47,7 +47,7 @@ static void sweep(sluice_stages_local_t* local, uint64_t layers, uint64_t stagin
   }
 }
 
-/* The next larger arena. NO_CAP if there is none: no sum with it overflows. */
+/* Returns the next larger arena. NO_CAP if there is none: no sum with it overflows. */
 static uint64_t next_cap(const sluice_stages_local_t* local, uint64_t cap) {
   uint64_t next = NO_CAP;
   for (int32_t a = 0; a < local->first[local->count]; ++a) {
@@ -57,7 +57,7 @@ static uint64_t next_cap(const sluice_stages_local_t* local, uint64_t cap) {
   return next;
 }
 
-/* The sum of each layer's fewest bytes, and the working bytes that cannot be avoided. */
+/* Computes the sum of each layer's fewest bytes, and the working bytes that cannot be avoided. */
 static void least_of(const sluice_stages_local_t* local, uint64_t* out_layers, uint64_t* out_working) {
   *out_layers = *out_working = 0;
   for (int32_t i = 0; i < local->count; ++i) {
@@ -124,7 +124,7 @@ static void sweep_arenas(sluice_stages_local_t* local, uint64_t layers, uint64_t
     sweep(local, layers, staging, arena, best);
 }
 
-/* The best caps with a total below `below`; if there are none, bytes is `below`. */
+/* Returns the best caps with a total below `below`; if there are none, bytes is `below`. */
 static caps_t best_caps(sluice_stages_local_t* local, uint64_t below) {
   const int32_t num_items = local->first[local->count];
   caps_t best = {0, 0, 0, below};

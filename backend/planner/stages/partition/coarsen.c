@@ -5,7 +5,7 @@
 
 static double limit_of(const sluice_stages_tables_t* t) { return t->fastest[t->num_layers] / (4.0 * t->num_stages); }
 
-/* crossing[i]: short tensors that cross the boundary before layer i. */
+/* Sets crossing[i] to the number of short tensors that cross the boundary before layer i. */
 static void count_short_tensors(const sluice_stages_tables_t* t, int32_t* crossing) {
   const double limit = limit_of(t);
   memset(crossing, 0, ((size_t)t->num_layers + 1) * sizeof *crossing);
@@ -20,8 +20,8 @@ static void count_short_tensors(const sluice_stages_tables_t* t, int32_t* crossi
   for (int32_t i = 0; i < t->num_layers; ++i) crossing[i + 1] += crossing[i];
 }
 
-/* Where to divide a heavy nest that began at first: the place with the fewest bytes in the second half of the allowed
- * range. */
+/* Returns where to divide a heavy nest that began at first: the place with the fewest bytes in the second half of the
+ * allowed range. */
 static int32_t divide_nest(const sluice_stages_tables_t* t, int32_t first, int32_t end) {
   const double limit = limit_of(t);
   int32_t best = -1;

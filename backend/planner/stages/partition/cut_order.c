@@ -61,8 +61,8 @@ sluice_status_t sluice_cut_order_fastest(sluice_partition_t* part, int32_t* out_
 
 /* ---- the leanest ---- */
 
-/* The bytes by which a stage exceeds its budget, shifted above zero: the search works with ratios. A stage without a
- * budget never exceeds it. */
+/* Returns the bytes by which a stage exceeds its budget, shifted above zero: the search works with ratios. A stage
+ * without a budget never exceeds it. */
 static double lack(const cut_t* cut, int32_t stage, uint64_t bytes) {
   const uint64_t budget = cut->tables->budget[stage];
   return budget == UINT64_MAX ? 0 : (double)bytes - (double)budget + cut->most_budget;

@@ -13,8 +13,8 @@ sluice_status_t sluice_cut_order_fastest(sluice_partition_t* partition, int32_t*
 /* Sets and settles the partition whose stages exceed their budgets by the fewest bytes, exactly. Errors: NO_MEMORY. */
 sluice_status_t sluice_cut_order_leanest(sluice_partition_t* partition);
 
-/* Whether any cut of the order fits. If none does, the partition is set and settled as by _leanest; otherwise it is
- * undefined. Fast if budgets leave room. Errors: NO_MEMORY. */
+/* Finds out whether any cut of the order fits. If none does, the partition is set and settled as by _leanest; otherwise
+ * it is undefined. Fast if budgets leave room. Errors: NO_MEMORY. */
 sluice_status_t sluice_cut_order_fits(sluice_partition_t* partition, int32_t* out_fits);
 
 /* Divides the layers evenly by one number per layer, as hosts do today; a start for refinement. Sets and settles.

@@ -8,7 +8,7 @@
 
 enum { MOST_ROUNDS = 8 };
 
-/* Takes the partition of scratch if it is better. 1: it is. */
+/* Takes the partition of scratch if it is better. Returns 1 if it is. */
 static int keep_better(sluice_partition_t* part, const sluice_partition_t* scratch) {
   const int32_t num_stages = part->tables->num_stages;
   const sluice_partition_score_t mine = sluice_partition_score(part->judged, num_stages);

@@ -6,7 +6,7 @@
 
 #include "backend/planner/stages/problem/messages.h"
 
-/* Of a pass: most gains lie near the cut, and long sequences are undone anyway. */
+/* Limits of a pass: most gains are near the cut, and long sequences are undone anyway. */
 enum { MOST_MOVES = 64, MOST_PASSES = 16 };
 
 enum { LEFT = 0, RIGHT = 1, ELSEWHERE = 2 };
@@ -85,7 +85,7 @@ static int may_flip(const graph_t* g, const halves_t* h, int32_t node) {
   return 1;
 }
 
-/* The node whose move leaves the least cost; -1: no node may move. */
+/* Returns the node whose move leaves the least cost; -1: no node may move. */
 static int32_t best_flip(graph_t* g, halves_t* h, cost_t* out_cost) {
   int32_t best = -1;
   for (int32_t node = 0; node < g->num_nodes; ++node) {
@@ -98,7 +98,7 @@ static int32_t best_flip(graph_t* g, halves_t* h, cost_t* out_cost) {
   return best;
 }
 
-/* 1: the cost fell. */
+/* Makes a pass. Returns 1 if the cost fell. */
 static int pass(graph_t* g, halves_t* h) {
   int32_t moved[MOST_MOVES], num_moved = 0, num_kept = 0;
   cost_t best = cost_of(g, h), cost = best;
@@ -113,7 +113,7 @@ static int pass(graph_t* g, halves_t* h) {
   return num_kept > 0;
 }
 
-/* The cut of the order closest to each side's share. */
+/* Cuts the order at the place closest to each side's share. */
 static void cut_in_order(graph_t* g, halves_t* h, int32_t first_stage) {
   double all = 0;
   int32_t count = 0;
@@ -144,7 +144,7 @@ static void bipartition(graph_t* g, int32_t first, int32_t end) {
   }
 }
 
-/* Largest sets of stages first: [first, end) is divided while it has more than one stage. */
+/* Divides the largest sets of stages first: [first, end) is divided while it has more than one stage. */
 static void divide_all(graph_t* g) {
   for (int32_t stage = 0; stage < g->tables->num_stages;) {
     int32_t end = stage + 1;

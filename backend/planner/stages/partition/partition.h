@@ -31,7 +31,8 @@ typedef struct sluice_partition_s {
   uint64_t block_bytes;
 } sluice_partition_t;
 
-/* Memory for one partition. most_nodes: of branch and bound per stage. Errors: NO_MEMORY, with everything freed. */
+/* Allocates memory for one partition. most_nodes: of branch and bound per stage. Errors: NO_MEMORY, with everything
+ * freed. */
 sluice_status_t sluice_partition_make(const sluice_stages_tables_t* tables, uint64_t most_nodes,
                                       sluice_partition_t* out_partition);
 void sluice_partition_deinit(sluice_partition_t* partition);
@@ -42,10 +43,10 @@ sluice_stage_judgement_t sluice_partition_judge(sluice_partition_t* partition, i
 void sluice_partition_settle(sluice_partition_t* partition);
 
 sluice_partition_score_t sluice_partition_score(const sluice_stage_judgement_t* judged, int32_t num_stages);
-/* 1: a is better than b, by more than rounding. */
+/* Returns 1 if a is better than b, by more than rounding. */
 int sluice_partition_is_better(const sluice_partition_score_t* a, const sluice_partition_score_t* b);
 
-/* The stage that determines the score. */
+/* Returns the stage that determines the score. */
 int32_t sluice_partition_worst_stage(const sluice_partition_t* partition);
 
 /* Cuts the order of layers at the ends of the stages' runs. */

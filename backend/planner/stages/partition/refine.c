@@ -29,7 +29,7 @@ static int may_move(const sluice_partition_t* part, int32_t layer, int32_t step)
   return 1;
 }
 
-/* The next layer of a stage that may leave, after `after` (-1: the first), from the end at which it leaves. -1:
+/* Returns the next layer of a stage that may leave, after `after` (-1: the first), from the end at which it leaves. -1:
  * none. */
 static int32_t next_to_go(const sluice_partition_t* part, int32_t stage, int32_t step, int32_t after) {
   const int32_t n = part->tables->num_layers;

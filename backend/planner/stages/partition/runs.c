@@ -15,8 +15,8 @@ typedef struct division_s {
   int32_t* from; /* [num_stages, length + 1] where the stage's run begins */
 } division_t;
 
-/* The ends that floors allow below cap; 0: none. Floors grow with runs, so the longest run of each stage in turn
- * reaches furthest. */
+/* Computes the ends that floors allow below cap. Returns 0 if there are none. Floors grow with runs, so the longest run
+ * of each stage in turn reaches furthest. */
 static int windows(division_t* d, double cap) {
   const sluice_runs_t* r = d->runs;
   int32_t first = 0, end = 0;
@@ -59,7 +59,7 @@ static void fill_end(division_t* d, int32_t stage, int32_t end, double cap) {
   d->from[(int64_t)stage * (r->length + 1) + end] = best_first;
 }
 
-/* The worst cost of the best division; INFINITY: none is below cap. */
+/* Returns the worst cost of the best division; INFINITY: none is below cap. */
 static double divide_below(division_t* d, double cap) {
   const sluice_runs_t* r = d->runs;
   if (!windows(d, cap)) return INFINITY;
@@ -69,7 +69,7 @@ static double divide_below(division_t* d, double cap) {
   return d->value[(int64_t)((r->num_stages - 1) % 2) * (r->length + 1) + r->length];
 }
 
-/* The least cap that floors allow, to a thousandth; INFINITY: none. */
+/* Returns the least cap that floors allow, to a thousandth; INFINITY: none. */
 static double least_cap(division_t* d) {
   if (!windows(d, INFINITY)) return INFINITY;
   double low = SMALLEST_CAP, high = SMALLEST_CAP;
@@ -86,8 +86,8 @@ static double least_cap(division_t* d) {
   return high;
 }
 
-/* The worst cost of a greedy division in which each stage takes the longest run below cap; INFINITY: greedy finds
- * none. */
+/* Returns the worst cost of a greedy division in which each stage takes the longest run below cap; INFINITY: greedy
+ * finds none. */
 static double reach(division_t* d, double cap) {
   const sluice_runs_t* r = d->runs;
   if (!windows(d, cap)) return INFINITY;
@@ -107,7 +107,7 @@ static double reach(division_t* d, double cap) {
   return worst;
 }
 
-/* A cap just above what a greedy division reaches, found by bisection. */
+/* Returns a cap just above what a greedy division reaches, found by bisection. */
 static double greedy_cap(division_t* d, double least) {
   double low = least, high = INFINITY;
   for (double over = 0.02; high == INFINITY && over < 1e6; over *= 2) {

@@ -29,8 +29,8 @@ typedef struct sluice_runs_s {
 sluice_status_t sluice_runs_divide(const sluice_runs_t* runs, sluice_allocator_t* allocator, int32_t* out_ends,
                                    double* out_worst);
 
-/* Whether a greedy division, with each stage's run as long as possible, stays below cap. 0: one may still exist.
- * Errors: NO_MEMORY. */
+/* Finds out whether a greedy division, with each stage's run as long as possible, stays below cap. 0: one may still
+ * exist. Errors: NO_MEMORY. */
 sluice_status_t sluice_runs_reach(const sluice_runs_t* runs, sluice_allocator_t* allocator, double cap,
                                   int32_t* out_is_found);
 

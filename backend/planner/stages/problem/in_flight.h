@@ -5,7 +5,7 @@
 
 #include "backend/planner/stages/problem/model.h"
 
-/* The most on a stage, by the problem's own numbers or by its schedule. >= 1. */
+/* Returns the maximum on a stage, by the problem's own numbers or by its schedule. >= 1. */
 int32_t sluice_stages_in_flight(const sluice_stages_problem_t* problem, int32_t stage);
 
 #endif /* SLUICE_BACKEND_PLANNER_STAGES_PROBLEM_IN_FLIGHT_H_ */

@@ -6,26 +6,27 @@
 
 #include "backend/planner/stages/problem/tables.h"
 
-/* Bytes that cross from stage `boundary` to the next, one way. stage_of: [num_layers]. */
+/* Returns the bytes that cross from stage `boundary` to the next, one way. stage_of: [num_layers]. */
 uint64_t sluice_stages_boundary_bytes(const sluice_stages_tables_t* tables, const int32_t* stage_of, int32_t boundary);
 
-/* Of a stage's buffers: one for its input, and all outputs whose backward has not run, which stages keep. */
+/* Returns the bytes of a stage's buffers: one for its input, and all outputs whose backward has not run, which stages
+ * keep. */
 uint64_t sluice_stages_message_bytes(const sluice_stages_tables_t* tables, int32_t stage, uint64_t in_bytes,
                                      uint64_t out_bytes);
 
-/* Seconds of both directions of `bytes` on the link after stage `boundary`; zero bytes send nothing. */
+/* Returns the seconds of both directions of `bytes` on the link after stage `boundary`; zero bytes send nothing. */
 double sluice_stages_link_seconds(const sluice_stages_problem_t* problem, int32_t boundary, uint64_t bytes);
 
-/* Seconds that a stage's links are busy; in_bytes arrive over the link before it, out_bytes leave over the link after
- * it. */
+/* Returns the seconds that a stage's links are busy; in_bytes arrive over the link before it, out_bytes leave over the
+ * link after it. */
 double sluice_stages_message_seconds(const sluice_stages_problem_t* problem, int32_t stage, uint64_t in_bytes,
                                      uint64_t out_bytes);
 
-/* Seconds of a stage from those of its parts. */
+/* Returns the seconds of a stage from those of its parts. */
 double sluice_stages_turn_seconds(const sluice_stages_problem_t* problem, double compute, double messages,
                                   double copies);
 
-/* Seconds for copying the bytes out and back in; INFINITY if nothing can be copied. */
+/* Returns the seconds for copying the bytes out and back in; INFINITY if nothing can be copied. */
 double sluice_stages_copy_seconds(const sluice_stages_problem_t* problem, uint64_t bytes);
 
 #endif /* SLUICE_BACKEND_PLANNER_STAGES_PROBLEM_MESSAGES_H_ */

@@ -32,7 +32,7 @@ static sluice_stages_item_t item_of(const sluice_stages_option_t* option, int32_
                                 .option = index};
 }
 
-/* Of two options that are equal in everything the first one is kept. */
+/* If two options are equal in everything, the first one is kept. */
 static int is_worth_choosing(const sluice_stages_layer_t* layer, int32_t index) {
   const sluice_stages_item_t item = item_of(&layer->options[index], index);
   for (int32_t o = 0; o < layer->num_options; ++o) {
@@ -42,7 +42,7 @@ static int is_worth_choosing(const sluice_stages_layer_t* layer, int32_t index) 
   return 1;
 }
 
-/* By seconds; then by copied bytes, then by index. */
+/* Orders by seconds, then by copied bytes, then by index. */
 static int comes_before(const sluice_stages_item_t* a, const sluice_stages_item_t* b) {
   if (a->seconds != b->seconds) return a->seconds < b->seconds;
   if (a->copied != b->copied) return a->copied < b->copied;

@@ -63,7 +63,7 @@ static inline uint64_t sluice_stages_run_fixed_bytes(const sluice_stages_tables_
          t->states[end] - t->states[first];
 }
 
-/* A lower bound over all choices of this run on this stage. Grows with the run. */
+/* Returns a lower bound over all choices of this run on this stage. Grows with the run. */
 static inline uint64_t sluice_stages_run_least_bytes(const sluice_stages_tables_t* t, int32_t stage, int32_t first,
                                                      int32_t end) {
   const uint64_t* lean = t->leanest + (uint64_t)stage * ((uint64_t)t->num_layers + 1);

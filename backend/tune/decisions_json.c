@@ -12,9 +12,11 @@
 #include "backend/base/log.h"
 #include "backend/base/text.h"
 #include "backend/model/restore.h"
+#include "backend/model/words.h"
 #include "backend/plan/plan.h"
 #include "backend/tune/search/search.h"
 #include "backend/tune/search/search_answers.h"
+#include "backend/tune/tuner_sizes.h"
 
 #define FORM      3 /* 1 had no policies: it is still read, with a log line; 2 named them differently */
 #define WHAT      "decisions"
@@ -24,9 +26,9 @@
 
 static const char* const mode_names[] = {"deferred", "per_chunk"};
 
-/* The answer of a plan includes its policies. */
+/* The answer of a plan includes its policies. deduplicate -1: the form of exchanges is not decided, or not open. */
 static void add_plan(sluice_text_t* text, uint64_t layer, int64_t rows, const sluice_racing_plan_t* plan,
-                     const char** separator) {
+                     int32_t deduplicate, int32_t is_grouped, const char** separator) {
   sluice_text_add(text,
                   "%s\n  {\"layer\": \"%016" PRIx64 "\", \"rows\": %lld, \"num_chunks\": %d, \"wgrad_mode\": \"%s\"",
                   *separator, layer, (long long)rows, plan->num_chunks, mode_names[plan->wgrad_mode]);
@@ -34,21 +36,30 @@ static void add_plan(sluice_text_t* text, uint64_t layer, int64_t rows, const sl
     sluice_text_add(text, ", \"restore_input\": \"%s\", \"restore_pre_activation\": \"%s\"",
                     sluice_restore_name(plan->restore_input), sluice_restore_name(plan->restore_pre_activation));
   }
+  if (deduplicate >= 0) sluice_text_add(text, ", \"deduplicate\": \"%s\"", sluice_deduplicate_word(deduplicate));
+  if (is_grouped) sluice_text_add(text, ", \"grouped\": true");
   sluice_text_add(text, "}");
   *separator = ",";
 }
 
-static void add_answer(sluice_text_t* text, uint64_t layer, int64_t rows, int32_t num_chunks, int32_t wgrad_mode,
+/* Of a layer that leaves open what is sent of a token, the answer includes that, and whether exchanges are grouped. */
+static void add_answer(sluice_text_t* text, const sluice_tuner_table_t* t, const sluice_spot_t* spot,
                        const char** separator) {
-  const sluice_racing_plan_t plan = {num_chunks, -1, -1, wgrad_mode};
-  add_plan(text, layer, rows, &plan, separator);
+  int32_t pick = spot->pick, form = SLUICE_FORM_PLAIN, deduplicate = -1;
+  const int32_t decided = sluice_grouping_answer_of(&t->grouping, spot->rows, pick, &form);
+  if (t->grouping.config.tells_plain && decided >= 0) {
+    pick = decided;
+    deduplicate = sluice_tuner_deduplication_of(&t->work, form);
+  }
+  const sluice_racing_plan_t plan = {sluice_search_chunks(&t->search, pick), -1, -1, sluice_pick_wgrad(pick)};
+  add_plan(text, t->layer, spot->rows, &plan, deduplicate, deduplicate >= 0 && form == SLUICE_FORM_GROUPED, separator);
 }
 
 static void add_races(sluice_text_t* text, const sluice_tuner_table_t* table, const char** separator) {
   for (int32_t i = 0; i < SLUICE_TUNER_RACES; ++i) {
     const sluice_plan_race_t* race = &table->races[i].race;
     if (table->races[i].key == 0 || !race->is_settled) continue;
-    add_plan(text, table->layer, table->races[i].size_rows, &race->plans[race->pick], separator);
+    add_plan(text, table->layer, table->races[i].size_rows, &race->plans[race->pick], -1, 0, separator);
   }
 }
 
@@ -67,19 +78,16 @@ uint64_t sluice_tuner_write(const sluice_tuner_t* tuner, char* data, uint64_t ro
       const sluice_spot_t* spot = &t->search.spots[b];
       if (t->restore_set != 0) continue; /* one strategy of several: files do not hold these */
       if (!sluice_spot_is_worth_keeping(spot)) continue;
-      add_answer(&text, t->layer, spot->rows, sluice_search_chunks(&t->search, spot->pick),
-                 sluice_pick_wgrad(spot->pick), &separator);
+      add_answer(&text, t, spot, &separator);
     }
     add_races(&text, t, &separator);
   }
   for (int32_t i = 0; tuner != NULL && i < tuner->num_imports; ++i) { /* for layers that have not been created yet */
     const sluice_import_t* import = &tuner->imports[i];
     if (table_of(tuner, import->layer) != NULL) continue;
-    if (import->plan.num_chunks > 0) {
-      add_plan(&text, import->layer, import->rows, &import->plan, &separator);
-    } else {
-      add_answer(&text, import->layer, import->rows, import->num_chunks, sluice_pick_wgrad(import->pick), &separator);
-    }
+    const sluice_racing_plan_t chunks = {import->num_chunks, -1, -1, sluice_pick_wgrad(import->pick)};
+    add_plan(&text, import->layer, import->rows, import->plan.num_chunks > 0 ? &import->plan : &chunks,
+             import->deduplicate, import->is_grouped, &separator);
   }
   sluice_text_add(&text, "]}\n");
   return text.used;
@@ -117,6 +125,26 @@ static sluice_status_t read_policies(const sluice_json_t* node, int32_t number, 
   return SLUICE_OK;
 }
 
+/* What is sent of a token, and whether exchanges are grouped: of answers without a plan. */
+static sluice_status_t read_form(const sluice_json_t* node, int32_t number, sluice_import_t* out) {
+  const sluice_json_t *way = sluice_json_member(node, "deduplicate"), *grouped = sluice_json_member(node, "grouped");
+  out->deduplicate = -1;
+  for (int32_t i = SLUICE_DEDUPLICATE_NONE; way != NULL && i <= SLUICE_DEDUPLICATE_NODES; ++i) {
+    if (is_text(way, sluice_deduplicate_word(i))) out->deduplicate = i;
+  }
+  SLUICE_TRY(SLUICE_REQUIRE(way == NULL || out->deduplicate >= 0,
+                            WHAT ": deduplicate of answer %d must be \"none\", \"ranks\" or \"nodes\"", number));
+  SLUICE_TRY(SLUICE_REQUIRE(way == NULL || out->plan.restore_input < 0,
+                            WHAT ": answer %d has deduplicate and policies; an answer with policies is a plan, which "
+                                 "leaves deduplicate out",
+                            number));
+  SLUICE_TRY(SLUICE_REQUIRE(grouped == NULL || (way != NULL && grouped->kind == SLUICE_JSON_BOOL),
+                            WHAT ": grouped of answer %d must be true or false, and stands next to deduplicate",
+                            number));
+  out->is_grouped = grouped != NULL && grouped->number != 0;
+  return SLUICE_OK;
+}
+
 static sluice_status_t read_answer(const sluice_json_t* node, int32_t number, sluice_import_t* out) {
   /* the parts of a refused file, which other ranks may not have read: all ranks compare them */
   *out = (sluice_import_t){0};
@@ -125,10 +153,11 @@ static sluice_status_t read_answer(const sluice_json_t* node, int32_t number, sl
     SLUICE_TRY(SLUICE_REQUIRE(
         sluice_json_is_named(c, "layer") || sluice_json_is_named(c, "rows") || sluice_json_is_named(c, "num_chunks") ||
             sluice_json_is_named(c, "wgrad_mode") || sluice_json_is_named(c, "restore_input") ||
-            sluice_json_is_named(c, "restore_pre_activation"),
+            sluice_json_is_named(c, "restore_pre_activation") || sluice_json_is_named(c, "deduplicate") ||
+            sluice_json_is_named(c, "grouped"),
         WHAT
-        ": unknown field \"%.*s\" in answer %d; known are layer, rows, num_chunks, wgrad_mode, restore_input and "
-        "restore_pre_activation",
+        ": unknown field \"%.*s\" in answer %d; known are layer, rows, num_chunks, wgrad_mode, restore_input, "
+        "restore_pre_activation, deduplicate and grouped",
         c->name_length, c->name, number));
   }
   const sluice_json_t *layer = sluice_json_member(node, "layer"), *rows = sluice_json_member(node, "rows");
@@ -152,6 +181,7 @@ static sluice_status_t read_answer(const sluice_json_t* node, int32_t number, sl
   SLUICE_TRY(SLUICE_REQUIRE(mode == NULL || per_chunk || is_text(mode, mode_names[0]),
                             WHAT ": wgrad_mode of answer %d must be \"deferred\" or \"per_chunk\"", number));
   SLUICE_TRY(read_policies(node, number, &out->plan));
+  SLUICE_TRY(read_form(node, number, out));
   SLUICE_TRY(SLUICE_REQUIRE(
       chunks->number >= 1 && chunks->number <= SLUICE_MAX_CHUNKS && chunks->number == floor(chunks->number),
       WHAT ": num_chunks of answer %d is %g; it must be a whole number in [1, %d]", number, chunks->number,
@@ -195,7 +225,18 @@ void sluice_tuner_take_import(sluice_tuner_table_t* table, const sluice_import_t
                (unsigned long long)import->layer, import->num_chunks);
     return;
   }
+  const int32_t form = import->deduplicate < 0
+                           ? SLUICE_FORM_PLAIN
+                           : sluice_tuner_form_of(&table->work, import->deduplicate, import->is_grouped);
+  if (!sluice_grouping_has(&table->grouping, form)) {
+    sluice_log(SLUICE_LOG_WARN, WHAT ": layers %016llx cannot run with deduplicate \"%s\"%s: that answer is left out",
+               (unsigned long long)import->layer, sluice_deduplicate_word(import->deduplicate),
+               import->is_grouped ? " and groups" : "");
+    return;
+  }
   sluice_search_answer(&table->search, import->rows, import->pick);
+  if (import->deduplicate >= 0)
+    sluice_grouping_answer(&table->grouping, &table->search, import->rows, import->pick, form);
 }
 
 static sluice_status_t grow(sluice_tuner_t* tuner, int32_t more) {

@@ -43,9 +43,16 @@ static double predict(void* user, int64_t rows, int32_t num_chunks, int32_t wgra
   return predict_of(user, rows, num_chunks, wgrad_mode, direction, SLUICE_FORM_PLAIN);
 }
 
+/* A machine with one kind of link cannot predict two levels. */
+static int may_predict_levels(const sluice_tuner_t* tuner, int32_t ranks_per_node) {
+  return tuner->machine.ranks_per_node == ranks_per_node;
+}
+
 static double predict_other(void* user, int64_t rows, int32_t num_chunks, int32_t wgrad_mode, int32_t direction,
                             int32_t form) {
-  return predict_of(user, rows, num_chunks, wgrad_mode, direction, form);
+  const sluice_tuner_table_t* table = user;
+  if (form == SLUICE_FORM_TWO_LEVELS && !may_predict_levels(table->tuner, table->work.ranks_per_node)) return 0;
+  return predict_of(table, rows, num_chunks, wgrad_mode, direction, form);
 }
 
 /* The experts that get rows from a chunk, on the average rank and not on this one, since all ranks must predict the
@@ -82,16 +89,21 @@ static void decided_form(void* user, const sluice_grouping_decision_t* d) {
       .pick = d->pick,
       .why = d->why,
       .seconds = d->seconds,
-      .runner_up = d->single_pick,
-      .runner_up_seconds = d->single_seconds,
+      .predicted_seconds = d->predicted_seconds,
+      .runner_up = d->other_pick,
+      .runner_up_seconds = d->other_seconds,
       .num_raced = d->num_raced,
   };
-  sluice_tuner_record(table->tuner, &(sluice_decision_t){.layer = table->layer,
-                                                         .work = table->work,
-                                                         .what = what,
-                                                         .chosen = plan_of_pick(&table->search, d->pick),
-                                                         .second = plan_of_pick(&table->search, d->single_pick),
-                                                         .form = d->form});
+  sluice_tuner_record(table->tuner,
+                      &(sluice_decision_t){.layer = table->layer,
+                                           .work = table->work,
+                                           .what = what,
+                                           .chosen = plan_of_pick(&table->search, d->pick),
+                                           .second = plan_of_pick(&table->search, d->other_pick),
+                                           .chose_deduplication = (uint8_t)table->grouping.config.tells_plain,
+                                           .form = (uint8_t)d->form,
+                                           .second_form = (uint8_t)d->other_form,
+                                           .second_predicted = (float)d->other_predicted_seconds});
 }
 
 /* ---- the policy hook ---- */
@@ -128,16 +140,18 @@ static int is_mode_open(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
          may_try_modes(tuner, moe) && !sluice_shape_is_lean(&moe->shape);
 }
 
-/* A machine with one kind of link cannot predict two levels. */
 static int may_predict_form(const sluice_tuner_t* tuner, const sluice_moe_t* moe, int32_t form) {
   return sluice_tuner_may_predict(tuner, moe) &&
-         (form != SLUICE_FORM_TWO_LEVELS || tuner->machine.ranks_per_node == moe->shape.ranks_per_node);
+         (form != SLUICE_FORM_TWO_LEVELS || may_predict_levels(tuner, moe->shape.ranks_per_node));
 }
 
-/* Copies run only if they are predicted to pay: they save time of the link and cost time for tables and sums. Mode
- * PROFILE predicts nothing. */
+/* Copies run only if they are predicted to pay, since they save time of the link and cost time for tables and sums, or
+ * if an imported answer says so. Mode PROFILE predicts nothing. */
 static int32_t chooses_copies(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe) {
   const sluice_tuner_t* tuner = sluice_tuner_of_hook(policy_hook);
+  for (int32_t i = 0; i < tuner->num_imports; ++i) {
+    if (tuner->imports[i].layer == moe->kind && tuner->imports[i].deduplicate >= 0) return 1;
+  }
   return tuner->mode != SLUICE_TUNER_PROFILE && sluice_tuner_may_predict(tuner, moe);
 }
 
@@ -146,8 +160,8 @@ static int may_group(const sluice_moe_t* moe) {
          sluice_layer_wire(moe) == SLUICE_WIRE_LAYER_DTYPE;
 }
 
-static void add_form(sluice_grouping_config_t* config, int32_t form, int32_t least_chunks, double least_skew) {
-  config->forms[config->num_forms++] = (sluice_grouping_form_t){form, least_chunks, least_skew};
+static void add_form(sluice_grouping_config_t* config, sluice_grouping_form_t form) {
+  config->forms[config->num_forms++] = form;
 }
 
 /* The alternative forms of exchanges. A layer that chooses between levels alone does not group. */
@@ -156,14 +170,14 @@ static void open_forms(const sluice_tuner_t* tuner, const sluice_moe_t* moe, slu
   const sluice_shape_t* shape = &moe->shape;
   const int has_forms = moe->context->world_size > 1 && !shape->config.reuse && !sluice_makes_plans(moe);
   const int groups = has_forms && may_group(moe), copies = has_forms && sluice_shape_copies_are_open(shape);
-  const int knows_nodes = may_predict_form(tuner, moe, SLUICE_FORM_TWO_LEVELS);
   table->groups_always = groups && shape->config.grouping == SLUICE_GROUPING_ON;
-  sluice_grouping_config_t config = {.mode = tuner->mode, .user = table, .decided = decided_form};
+  sluice_grouping_config_t config = {
+      .mode = tuner->mode, .tells_plain = sluice_shape_travel_is_open(shape), .user = table, .decided = decided_form};
   if (groups && shape->config.grouping == SLUICE_GROUPING_ADAPTIVE)
-    add_form(&config, SLUICE_FORM_GROUPED, SLUICE_GROUPED_CHUNKS + 1, UNEVEN / 100.0);
-  if (copies) add_form(&config, SLUICE_FORM_COPIES, 1, 0);
-  if (copies ? shape->ranks_per_node > 0 && knows_nodes : has_forms && sluice_shape_levels_are_open(shape))
-    add_form(&config, SLUICE_FORM_TWO_LEVELS, 1, 0);
+    add_form(&config, (sluice_grouping_form_t){SLUICE_FORM_GROUPED, SLUICE_GROUPED_CHUNKS + 1, UNEVEN / 100.0, 0});
+  if (copies) add_form(&config, (sluice_grouping_form_t){SLUICE_FORM_COPIES, 1, 0, 1});
+  if (copies ? shape->ranks_per_node > 0 : has_forms && sluice_shape_levels_are_open(shape))
+    add_form(&config, (sluice_grouping_form_t){SLUICE_FORM_TWO_LEVELS, 1, 0, copies});
   if (config.num_forms > 0 && may_predict_form(tuner, moe, config.forms[0].form)) config.predict = predict_other;
   sluice_grouping_init(&table->grouping, &config);
 }

@@ -93,6 +93,7 @@ static void tell_plan(sluice_tuner_table_t* table, const sluice_moe_t* moe, cons
   sluice_decision_t d = {
       .layer = table->layer,
       .work = table->work,
+      .chose_deduplication = sluice_shape_levels_are_open(&moe->shape),
       .form = is_chosen_by_node(moe, plan) ? SLUICE_FORM_TWO_LEVELS : SLUICE_FORM_PLAIN,
       .what = {.rows = rows,
                .why = why,

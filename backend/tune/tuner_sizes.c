@@ -29,9 +29,14 @@ int64_t sluice_tuner_rows_of(const sluice_tuner_table_t* table, int64_t num_toke
   return llround((double)num_tokens * table->work.top_k * (skew > 0 ? skew : table->work.skew));
 }
 
-static int32_t deduplication_of(const sluice_tuner_table_t* table, int32_t form) {
+int32_t sluice_tuner_deduplication_of(const sluice_workload_t* work, int32_t form) {
   if (form == SLUICE_FORM_TWO_LEVELS) return SLUICE_DEDUPLICATE_NODES;
-  return form == SLUICE_FORM_COPIES ? SLUICE_DEDUPLICATE_RANKS : table->work.deduplicate;
+  return form == SLUICE_FORM_COPIES ? SLUICE_DEDUPLICATE_RANKS : work->deduplicate;
+}
+
+int32_t sluice_tuner_form_of(const sluice_workload_t* work, int32_t deduplicate, int32_t is_grouped) {
+  if (deduplicate == work->deduplicate) return is_grouped ? SLUICE_FORM_GROUPED : SLUICE_FORM_PLAIN;
+  return deduplicate == SLUICE_DEDUPLICATE_NODES ? SLUICE_FORM_TWO_LEVELS : SLUICE_FORM_COPIES;
 }
 
 sluice_pass_choice_t sluice_tuner_choice_of(const sluice_tuner_table_t* table, int32_t pick, int32_t form) {
@@ -40,7 +45,7 @@ sluice_pass_choice_t sluice_tuner_choice_of(const sluice_tuner_table_t* table, i
       .wgrad_mode = (uint8_t)sluice_pick_wgrad(pick),
       .restore_set = (uint8_t)table->restore_set,
       .grouped = form == SLUICE_FORM_GROUPED,
-      .deduplicate = (uint8_t)deduplication_of(table, form),
+      .deduplicate = (uint8_t)sluice_tuner_deduplication_of(&table->work, form),
   };
 }
 

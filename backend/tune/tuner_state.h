@@ -29,7 +29,9 @@ typedef struct sluice_decision_s {
   sluice_racing_plan_t second;   /* num_chunks 0: none */
   uint64_t budget, total_bytes;  /* of the plan, and of the largest plan in the race; 0: without a plan */
   int32_t kept_chunks;           /* of the plan (backend/plan/plan.h); 0: without a plan */
-  int32_t form;                  /* SLUICE_FORM_*: of exchanges, if the layer leaves it open */
+  uint8_t chose_deduplication;   /* the layer leaves it open, and it was chosen */
+  uint8_t form, second_form;     /* SLUICE_FORM_*: of exchanges, if the layer leaves it open */
+  float second_predicted;        /* seconds of `second`; 0: no model */
 } sluice_decision_t;
 
 /* The race of one set of plans, for all layers with the same set. Part of the struct, not allocated on demand, since a
@@ -75,6 +77,8 @@ typedef struct sluice_import_s {
   int64_t rows;
   int32_t pick, num_chunks;  /* without a plan */
   sluice_racing_plan_t plan; /* num_chunks 0: without one */
+  int32_t deduplicate;       /* SLUICE_DEDUPLICATE_*; -1: not said, so that the form of exchanges stays open */
+  int32_t is_grouped;
 } sluice_import_t;
 
 typedef struct sluice_tuner_s {

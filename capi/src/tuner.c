@@ -8,6 +8,7 @@
 #include "backend/base/structs.h"
 #include "backend/tune/decisions_json.h"
 #include "backend/tune/tuner.h"
+#include "backend/tune/tuner_sizes.h"
 #include "capi/src/planner.h"
 
 void sluice_tuner_config_init(sluice_tuner_config_t* out_config, size_t struct_size) {
@@ -99,6 +100,18 @@ static void tell_policy(const sluice_decision_t* d, void* out, int64_t at) {
 
 static void tell_part(const sluice_decision_t* d, void* out, int64_t at) { ((int32_t*)out)[at] = d->kept_chunks; }
 
+static void tell_form(const sluice_decision_t* d, void* out, int64_t at) {
+  const int has_second = d->second.num_chunks > 0;
+  ((sluice_tuner_form_t*)out)[at] = (sluice_tuner_form_t){
+      .chose_deduplication = d->chose_deduplication,
+      .deduplicate = sluice_tuner_deduplication_of(&d->work, d->form),
+      .grouped = d->form == SLUICE_FORM_GROUPED,
+      .runner_up_deduplicate = has_second ? sluice_tuner_deduplication_of(&d->work, d->second_form) : 0,
+      .runner_up_grouped = has_second && d->second_form == SLUICE_FORM_GROUPED,
+      .runner_up_predicted_seconds = (double)d->second_predicted,
+  };
+}
+
 sluice_status_t sluice_context_decisions(sluice_context_t* context, sluice_tuner_decision_t* out_decisions,
                                          int32_t capacity, int32_t* out_count) {
   return tell_decisions(context, "sluice_context_decisions", tell_decision, out_decisions, capacity, out_count);
@@ -112,6 +125,11 @@ sluice_status_t sluice_context_decided_policies(sluice_context_t* context, sluic
 sluice_status_t sluice_context_decided_parts(sluice_context_t* context, int32_t* out_kept_chunks, int32_t capacity,
                                              int32_t* out_count) {
   return tell_decisions(context, "sluice_context_decided_parts", tell_part, out_kept_chunks, capacity, out_count);
+}
+
+sluice_status_t sluice_context_decided_forms(sluice_context_t* context, sluice_tuner_form_t* out_forms,
+                                             int32_t capacity, int32_t* out_count) {
+  return tell_decisions(context, "sluice_context_decided_forms", tell_form, out_forms, capacity, out_count);
 }
 
 sluice_status_t sluice_context_write_decisions(sluice_context_t* context, char* text, uint64_t* inout_bytes) {

@@ -89,13 +89,15 @@ static int32_t ranks_per_node_of(const sluice_context_t* context, const sluice_m
 /* Replaces ANY with NONE if the layer cannot be deduplicated, or if the policy hook cannot choose. Such a layer sends
  * rows without a race, and has the kind and the decisions of a layer that was configured with NONE. */
 static void settle_copies(sluice_moe_t* moe) {
+  if (!sluice_shape_copies_are_open(&moe->shape)) return;
   sluice_moe_config_t* c = &moe->shape.config;
   const sluice_context_t* context = moe->context;
   sluice_policy_hook_t* hook = context->policy_hook;
   const int has_copies = context->world_size > 1 && c->top_k > 1 && !context->rows->is_device && !c->reuse &&
                          c->exchange_mode == SLUICE_EXCHANGE_EXACT && !sluice_makes_plans(moe);
+  moe->kind = kind_of(moe, context->world_size); /* that of imported answers, if the layer stays open */
   const int is_chosen = hook != NULL && hook->vtable->chooses_copies != NULL && hook->vtable->chooses_copies(hook, moe);
-  if (sluice_shape_copies_are_open(&moe->shape) && !(has_copies && is_chosen)) c->deduplicate = SLUICE_DEDUPLICATE_NONE;
+  if (!has_copies || !is_chosen) c->deduplicate = SLUICE_DEDUPLICATE_NONE;
 }
 
 static sluice_status_t take_decision(sluice_moe_t* moe) {

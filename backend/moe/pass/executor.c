@@ -178,6 +178,7 @@ static void record(sluice_pass_t* pass) {
   stats->pass_ns += pass->end_ns - pass->begin_ns;
   stats->last_num_chunks = schedule->spec.num_chunks;
   stats->last_is_settled = pass->moe->decision.is_settled;
+  stats->last_deduplicate = schedule->spec.dedup;
   if (sluice_pass_is_of_training(pass)) report_pass(pass, lane_ns);
 }
 

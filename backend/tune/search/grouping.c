@@ -6,7 +6,8 @@
 
 #include "backend/tune/search/search_times.h"
 
-enum { NOTHING = 0, RACING = 1, DECIDED = 2 };
+enum { TOLD_NOTHING = 0, TOLD_PLAIN = 1, TOLD_ALTERNATIVE = 2 };
+enum { NOTHING = 0, RACING = 1, DECIDED = 2, GIVEN_UP = 3, IMPORTED = 4 };
 
 #define STEPS      4    /* a warm-up and three counted steps */
 #define FASTER     0.99 /* of the time of the plain form: the alternative stays at this or less */
@@ -38,9 +39,9 @@ static int has_chunks(const sluice_grouping_form_t* form, const sluice_search_t*
   return sluice_search_chunks(s, pick) >= form->least_chunks;
 }
 
-static void add_side(sluice_grouping_spot_t* spot, int32_t pick, int32_t form) {
-  spot->picks[spot->num_sides] = (uint8_t)pick;
-  spot->forms[spot->num_sides++] = (uint8_t)form;
+static void set_side(sluice_grouping_spot_t* spot, int32_t side, int32_t pick, int32_t form) {
+  spot->picks[side] = (uint8_t)pick;
+  spot->forms[side] = (uint8_t)form;
 }
 
 /* The two pairs of n and form that the model predicts best: a prediction is confirmed by a race. */
@@ -62,9 +63,10 @@ static void add_predicted(sluice_grouping_t* g, sluice_search_t* s, sluice_group
       least[1] = seconds, best[1] = size + mode, form_of[1] = form->form;
     }
   }
-  for (int32_t k = 0; k < 2; ++k) {
-    if (best[k] >= 0 && single > 0 && least[k] <= FASTER * single) add_side(spot, best[k], form_of[k]);
-  }
+  if (single <= 0 || best[0] < 0) return;
+  set_side(spot, 1, best[0], form_of[0]);
+  if (best[1] >= 0) set_side(spot, 2, best[1], form_of[1]);
+  while (spot->num_sides <= 2 && least[spot->num_sides - 1] <= FASTER * single) ++spot->num_sides;
 }
 
 /* The same n and the next larger one: more chunks leave more pairs in flight, or hide more of a second hop. */
@@ -75,38 +77,82 @@ static void add_larger(const sluice_grouping_t* g, const sluice_search_t* s, slu
   for (; size <= hi && spot->num_sides < SLUICE_GROUPING_SIDES;
        size = sluice_search_next_size(size, 1, s->config.min_size, hi)) {
     const int32_t other = pick - sluice_pick_size(pick) + size;
-    if (has_chunks(form, s, other)) add_side(spot, other, form->form);
+    if (has_chunks(form, s, other)) set_side(spot, spot->num_sides++, other, form->form);
   }
 }
 
-/* The plain form is only reported if it replaces the alternative: the search has reported it before. */
-static void decide(const sluice_grouping_t* g, sluice_grouping_spot_t* spot, int64_t rows, int32_t winner,
-                   int32_t why) {
-  const int32_t changes = winner > 0 ? !spot->is_question || winner != spot->winner : spot->is_told;
-  spot->state = DECIDED;
+/* The side that a decision is compared with: the plain form, or the best alternative; 0: there is none. */
+static int32_t other_of(const sluice_grouping_spot_t* spot, int32_t winner) {
+  if (winner > 0) return 0;
+  if (spot->num_sides == 1) return spot->forms[1] != 0;
+  int32_t best = 1;
+  for (int32_t k = 2; k < spot->num_sides; ++k) {
+    const float time = spot->sides[k].best_ns_per_row;
+    if (time > 0 && time < spot->sides[best].best_ns_per_row) best = k;
+  }
+  return best;
+}
+
+/* Seconds of a step; of the plain form also those that the search measured. 0: unknown. */
+static double measured(const sluice_search_t* s, const sluice_grouping_spot_t* spot, int64_t rows, int32_t side) {
+  double time = (double)spot->sides[side].best_ns_per_row;
+  if (side == 0 && time <= 0) time = sluice_spot_time(&s->spots[sluice_search_bucket(rows)], spot->picks[0]);
+  return time < INFINITY ? time * (double)rows * 1e-9 : 0;
+}
+
+/* 0: no model. */
+static double predicted_side(const sluice_grouping_t* g, const sluice_search_t* s, const sluice_grouping_spot_t* spot,
+                             int64_t rows, int32_t side) {
+  if (g->config.predict == NULL) return 0;
+  const double seconds = predicted(g, s, rows, spot->picks[side], spot->forms[side]);
+  return seconds < INFINITY ? seconds : 0;
+}
+
+static void tell(const sluice_grouping_t* g, const sluice_search_t* s, sluice_grouping_spot_t* spot, int64_t rows,
+                 int32_t why) {
+  const int32_t winner = spot->winner, other = other_of(spot, winner);
+  const int32_t is_raced = why == SLUICE_WHY_RACED || why == SLUICE_WHY_QUESTIONED;
+  const int has_other = other != winner;
+  const sluice_grouping_decision_t decision = {
+      .rows = rows,
+      .pick = spot->picks[winner],
+      .form = spot->forms[winner],
+      .other_pick = has_other ? spot->picks[other] : -1,
+      .other_form = has_other ? spot->forms[other] : 0,
+      .why = why,
+      .num_raced = is_raced ? spot->num_sides : 0,
+      .seconds = measured(s, spot, rows, winner),
+      .predicted_seconds = predicted_side(g, s, spot, rows, winner),
+      .other_seconds = has_other ? measured(s, spot, rows, other) : 0,
+      .other_predicted_seconds = has_other ? predicted_side(g, s, spot, rows, other) : 0,
+  };
+  spot->told = winner > 0 ? TOLD_ALTERNATIVE : TOLD_PLAIN;
+  if (g->config.decided != NULL) g->config.decided(g->config.user, &decision);
+}
+
+/* Without tells_plain the plain form is only reported if it replaces an alternative: the search has reported it before.
+ */
+static int is_news(const sluice_grouping_t* g, const sluice_grouping_spot_t* spot, int32_t winner, int32_t why) {
+  if (winner > 0) return !spot->is_question || winner != spot->winner;
+  if (spot->told == TOLD_ALTERNATIVE) return 1;
+  return g->config.tells_plain && (spot->told == TOLD_NOTHING || why == SLUICE_WHY_RACED);
+}
+
+static void decide(const sluice_grouping_t* g, const sluice_search_t* s, sluice_grouping_spot_t* spot, int64_t rows,
+                   int32_t winner, int32_t why) {
+  const int changes = is_news(g, spot, winner, why);
+  spot->state = why == SLUICE_WHY_ONE_LEFT && !spot->is_question ? GIVEN_UP : DECIDED;
   spot->winner = (uint8_t)winner;
   spot->steps = 0;
   spot->question_after = (uint16_t)(!spot->is_question || changes            ? FIRST_QUESTION
                                     : spot->question_after < LATEST_QUESTION ? 2 * spot->question_after
                                                                              : LATEST_QUESTION);
-  const int32_t is_raced = why == SLUICE_WHY_RACED || why == SLUICE_WHY_QUESTIONED;
-  const sluice_grouping_decision_t decision = {
-      .rows = rows,
-      .pick = spot->picks[winner],
-      .single_pick = spot->picks[0],
-      .form = spot->forms[winner],
-      .why = why,
-      .num_raced = is_raced ? spot->num_sides : 0,
-      .seconds = (double)spot->sides[winner].best_ns_per_row * (double)rows * 1e-9,
-      .single_seconds = (double)spot->sides[0].best_ns_per_row * (double)rows * 1e-9,
-  };
-  spot->is_told = winner > 0;
-  if (changes && g->config.decided != NULL) g->config.decided(g->config.user, &decision);
+  if (changes) tell(g, s, spot, rows, why);
 }
 
 static int may_question(const sluice_grouping_t* g, const sluice_search_t* s, const sluice_grouping_spot_t* spot) {
-  return spot->state == DECIDED && spot->num_sides > 1 && g->config.mode != SLUICE_TUNER_MODEL &&
-         spot->steps >= spot->question_after && sluice_search_may_spend(s);
+  return (spot->state == DECIDED || spot->state == GIVEN_UP) && spot->num_sides > 1 &&
+         g->config.mode != SLUICE_TUNER_MODEL && spot->steps >= spot->question_after && sluice_search_may_spend(s);
 }
 
 /* The same sides race again, so that one unlucky race is not final. */
@@ -119,22 +165,23 @@ static void question(sluice_grouping_spot_t* spot) {
 
 static void begin(sluice_grouping_t* g, sluice_search_t* s, sluice_grouping_spot_t* spot, int64_t rows, double skew,
                   int32_t pick) {
-  *spot = (sluice_grouping_spot_t){.state = RACING, .skew = (float)skew, .is_told = spot->is_told};
-  add_side(spot, pick, 0);
+  *spot = (sluice_grouping_spot_t){.state = RACING, .num_sides = 1, .skew = (float)skew, .told = spot->told};
+  set_side(spot, 0, pick, 0);
   if (g->config.predict != NULL && g->config.mode != SLUICE_TUNER_PROFILE) {
     add_predicted(g, s, spot, rows);
-  } else if (g->config.mode != SLUICE_TUNER_MODEL && skew >= g->config.forms[0].least_skew) {
+  } else if (g->config.mode != SLUICE_TUNER_MODEL && !g->config.forms[0].needs_model &&
+             skew >= g->config.forms[0].least_skew) {
     add_larger(g, s, spot);
   }
   if (g->config.mode == SLUICE_TUNER_MODEL || spot->num_sides == 1)
-    decide(g, spot, rows, spot->num_sides > 1, SLUICE_WHY_PREDICTED);
+    decide(g, s, spot, rows, spot->num_sides > 1, SLUICE_WHY_PREDICTED);
 }
 
 /* ---- the race ---- */
 
 static int is_for(const sluice_grouping_spot_t* spot, double skew, int32_t pick) {
   if (spot->state == NOTHING || spot->picks[0] != pick) return 0;
-  if (spot->state == RACING || spot->steps < STEADY) return 1;
+  if (spot->state == RACING || spot->state == IMPORTED || spot->steps < STEADY) return 1;
   return skew < DRIFTED * (double)spot->skew && skew * DRIFTED > (double)spot->skew;
 }
 
@@ -161,7 +208,7 @@ static void settle(const sluice_grouping_t* g, sluice_search_t* s, sluice_groupi
     if ((double)spot->sides[k].best_ns_per_row <= time) best = k, time = (double)spot->sides[k].best_ns_per_row;
   }
   count_race(spot, s, rows, best);
-  decide(g, spot, rows, best, spot->is_question ? SLUICE_WHY_QUESTIONED : SLUICE_WHY_RACED);
+  decide(g, s, spot, rows, best, spot->is_question ? SLUICE_WHY_QUESTIONED : SLUICE_WHY_RACED);
 }
 
 int32_t sluice_grouping_next(sluice_grouping_t* g, sluice_search_t* s, int64_t rows, double skew, int32_t pick,
@@ -177,7 +224,7 @@ int32_t sluice_grouping_next(sluice_grouping_t* g, sluice_search_t* s, int64_t r
     if (spot->sides[side].count >= STEPS) {
       settle(g, s, spot, rows);
     } else if (++spot->asked > MOST_ASKED) {
-      decide(g, spot, rows, spot->is_question ? spot->winner : 0, SLUICE_WHY_ONE_LEFT);
+      decide(g, s, spot, rows, spot->is_question ? spot->winner : 0, SLUICE_WHY_ONE_LEFT);
     } else {
       *inout_why = SLUICE_WHY_ON_TRIAL;
       *out_form = spot->forms[side];
@@ -197,6 +244,30 @@ int32_t sluice_grouping_peek(const sluice_grouping_t* g, int64_t rows, int32_t p
   const int32_t side = spot->state == RACING ? least_run(spot) : spot->winner;
   *out_form = spot->forms[side];
   return spot->picks[side];
+}
+
+int32_t sluice_grouping_answer_of(const sluice_grouping_t* g, int64_t rows, int32_t pick, int32_t* out_form) {
+  *out_form = 0;
+  const sluice_grouping_spot_t* spot = &g->spots[sluice_search_bucket(rows)];
+  const int is_questioned = spot->state == RACING && spot->is_question;
+  if ((spot->state != DECIDED && spot->state != IMPORTED && !is_questioned) || spot->picks[0] != pick) return -1;
+  *out_form = spot->forms[spot->winner];
+  return spot->picks[spot->winner];
+}
+
+int sluice_grouping_has(const sluice_grouping_t* g, int32_t form) {
+  int found = form == 0;
+  for (int32_t i = 0; i < g->config.num_forms; ++i) found |= g->config.forms[i].form == form;
+  return found;
+}
+
+void sluice_grouping_answer(sluice_grouping_t* g, const sluice_search_t* s, int64_t rows, int32_t pick, int32_t form) {
+  sluice_grouping_spot_t* spot = &g->spots[sluice_search_bucket(rows)];
+  *spot = (sluice_grouping_spot_t){.state = IMPORTED, .num_sides = 1};
+  set_side(spot, 0, pick, 0);
+  set_side(spot, 1, pick, form);
+  spot->winner = form != 0;
+  tell(g, s, spot, rows, SLUICE_WHY_IMPORTED);
 }
 
 void sluice_grouping_observe(sluice_grouping_t* g, int32_t direction, int32_t pick, int32_t form, int64_t rows,

@@ -161,6 +161,8 @@ typedef struct sluice_context_stats_s {
   uint64_t most_outstanding;     /* maximum of num_outstanding since the last reset of the peak */
   uint64_t planned_outstanding;  /* max_outstanding of the newest plan; 0: there is no plan yet. More forwards than that
                                     may be refused; they fit while routing is even */
+  int32_t last_deduplicate;      /* SLUICE_DEDUPLICATE_* of the last pass: NONE, RANKS or NODES */
+  int32_t reserved;              /* 0 */
 } sluice_context_stats_t;
 
 /* Returns the statistics of the context. reset_peak != 0 resets the peak to the current bytes. Context-exclusive.

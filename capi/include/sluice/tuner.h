@@ -104,6 +104,21 @@ SLUICE_API sluice_status_t sluice_context_decided_policies(sluice_context_t* con
 SLUICE_API sluice_status_t sluice_context_decided_parts(sluice_context_t* context, int32_t* out_kept_chunks,
                                                         int32_t capacity, int32_t* out_count);
 
+/* What the passes of a decision send of a token, and whether their exchanges are grouped. */
+typedef struct sluice_tuner_form_s {
+  int32_t chose_deduplication;        /* 1: the layer leaves its deduplication open, and the decision chose it */
+  int32_t deduplicate, grouped;       /* chosen: SLUICE_DEDUPLICATE_NONE, _RANKS or _NODES; 0 or 1 */
+  int32_t runner_up_deduplicate;      /* of runner_up_chunks; if that is 0: 0 */
+  int32_t runner_up_grouped;          /* likewise */
+  int32_t reserved;                   /* 0 */
+  double runner_up_predicted_seconds; /* 0: no model */
+} sluice_tuner_form_t;
+
+/* Returns these parts for the decisions of sluice_context_decisions, in the same order and number. Context-exclusive.
+ * Errors: as there. */
+SLUICE_API sluice_status_t sluice_context_decided_forms(sluice_context_t* context, sluice_tuner_form_t* out_forms,
+                                                        int32_t capacity, int32_t* out_count);
+
 typedef struct sluice_tuner_stats_s {
   size_t struct_size;   /* set by the caller: sizeof */
   int64_t timed_passes; /* passes that all ranks ran in the same way and reported */
@@ -126,9 +141,10 @@ typedef struct sluice_tuner_stats_s {
  * INVALID_ARGUMENT, ABI, BUSY. */
 SLUICE_API sluice_status_t sluice_context_tuner_stats(sluice_context_t* context, sluice_tuner_stats_t* out_stats);
 
-/* Writes decisions as JSON, for a file or the next run: for each kind of layer, size of the batch, n and mode, and the
- * policies of plans. On entry *inout_bytes is the room in `text`; on return it is the length with the terminating 0;
- * text may be NULL to ask for it. Context-exclusive. Errors: INVALID_ARGUMENT (too little room), BUSY. */
+/* Writes decisions as JSON, for a file or the next run: for each kind of layer, size of the batch, n and mode, the
+ * policies of plans, and the deduplication if the layer leaves that open. On entry *inout_bytes is the room in `text`;
+ * on return it is the length with the terminating 0; text may be NULL to ask for it. Context-exclusive. Errors:
+ * INVALID_ARGUMENT (too little room), BUSY. */
 SLUICE_API sluice_status_t sluice_context_write_decisions(sluice_context_t* context, char* text, uint64_t* inout_bytes);
 /* Reads decisions from the same JSON. They are final (SLUICE_WHY_IMPORTED) and are not timed again, so a file can also
  * fix a choice. Decisions for kinds of layers that do not exist yet are stored for layers that are created later. Equal

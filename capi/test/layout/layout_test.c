@@ -73,7 +73,7 @@ TEST(Layout_GrowingStructs_BeginWithTheirSize) {
       "sluice_stages_link_t",    "sluice_stages_choice_t",     "sluice_stages_other_cut_t",
       "sluice_stages_stage_t",   "sluice_stage_prediction_t",  "sluice_migration_span_t",
       "sluice_migration_item_t", "sluice_layer_move_t",        "sluice_swap_op_t",
-      "sluice_swap_layer_t"};
+      "sluice_swap_layer_t",     "sluice_tuner_form_t"};
   for (int i = 0; i + 1 < NUM_LINES; ++i) {
     if (lines[i].member != NULL) continue;
     int grows = 1;

@@ -278,3 +278,74 @@ TEST(Copies_OnNodes_TakeTheWayOfTheSlowLink) {
     assert_true(w->settled[0] && (is_same(sent, fixed[0]) || is_same(sent, fixed[1]) || is_same(sent, fixed[2])));
   }
 }
+
+/* The newest decision about what is sent of a token; NULL: there is none. */
+static const sluice_tuner_form_t* newest_form(const tuner_world_t* w, const sluice_tuner_decision_t** out_decision) {
+  for (int32_t i = w->num_decisions[0] - 1; i >= 0; --i) {
+    *out_decision = &w->decisions[0][i];
+    if (w->forms[0][i].chose_deduplication) return &w->forms[0][i];
+  }
+  return NULL;
+}
+
+/* A decision names what is sent, why, and the seconds of this and of what it was compared with; also if rows won, by
+ * the prediction or in a race. A layer that has nothing to choose has no such decision. */
+TEST(Copies_Decided_TellBothWaysWithTheirSeconds) {
+  const sluice_tuner_decision_t* d = NULL;
+  uint64_t sent[PAIR];
+  for (int32_t slow = 0; slow <= 1; ++slow) {
+    run_pair((slow ? slow_pair : fast_pair)(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_MODEL), sent);
+    tuner_world_t* w = slow ? slow_pair(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_ADAPTIVE)
+                            : fast_pair(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_ADAPTIVE);
+    run_pair(w, sent);
+    const sluice_tuner_form_t* form = newest_form(w, &d);
+    assert_non_null(form);
+    assert_int_equal(form->deduplicate, w->last_deduplicate[0]);
+    assert_int_equal(d->why, slow ? SLUICE_WHY_RACED : SLUICE_WHY_PREDICTED);
+    assert_true(d->num_chunks == 2 && d->predicted_seconds > 0);
+    assert_true(d->runner_up_chunks == 2 && form->runner_up_predicted_seconds > 0);
+    assert_true(form->runner_up_deduplicate != form->deduplicate);
+    assert_true(slow ? d->seconds > 0 && d->runner_up_seconds > 0 : d->runner_up_seconds == 0);
+    const int copies_win = form->deduplicate == SLUICE_DEDUPLICATE_RANKS;
+    const double copies = copies_win ? d->predicted_seconds : form->runner_up_predicted_seconds;
+    const double rows = copies_win ? form->runner_up_predicted_seconds : d->predicted_seconds;
+    assert_true(slow ? copies < rows : rows < copies);
+  }
+  for (int32_t i = 0; i < 2; ++i) {
+    tuner_world_t* w = slow_pair(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_ADAPTIVE);
+    if (i == 0) w->top_k = 1;
+    if (i == 1) w->world_size = 1, w->top_k = 2;
+    tuner_run(w);
+    must_agree(w);
+    assert_true(newest_form(w, &d) == NULL && w->num_copied[0] == 0);
+  }
+}
+
+/* A run that begins with the decisions of another one sends the same without a race, whatever its own machine predicts,
+ * and without a machine. Answers that the layer cannot run are left out. */
+TEST(Copies_DecisionsOfAnotherRun_AreKept) {
+  static char kept[65536];
+  const sluice_tuner_decision_t* d = NULL;
+  uint64_t sent[PAIR];
+  for (int32_t slow = 0; slow <= 1; ++slow) {
+    tuner_world_t* w = (slow ? slow_pair : fast_pair)(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_MODEL);
+    run_pair(w, sent);
+    memcpy(kept, w->written[0], sizeof kept);
+    assert_non_null(strstr(kept, slow ? "\"deduplicate\": \"ranks\"" : "\"deduplicate\": \"none\""));
+    for (int32_t i = 0; i < 2; ++i) {
+      w = (slow ? fast_pair : slow_pair)(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_ADAPTIVE);
+      if (i == 1) w->has_machine[0] = w->has_machine[1] = 0;
+      w->import[0] = w->import[1] = kept;
+      run_pair(w, sent);
+      assert_int_equal(w->num_copied[0], slow ? w->steps : 0);
+      assert_true(newest_form(w, &d) != NULL && d->why == SLUICE_WHY_IMPORTED && d->num_raced == 0);
+      assert_string_equal(w->written[0], kept);
+    }
+  }
+  char* word = strstr(kept, "\"ranks\"");
+  memcpy(word, "\"nodes\"", 7);
+  tuner_world_t* w = fast_pair(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_ADAPTIVE);
+  w->import[0] = w->import[1] = kept;
+  run_pair(w, sent);
+  assert_true(w->num_copied[0] == 0 && newest_form(w, &d) != NULL && d->why == SLUICE_WHY_PREDICTED);
+}

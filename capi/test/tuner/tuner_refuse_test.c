@@ -26,6 +26,12 @@ TEST(BadDecisions_AreRefusedByName) {
       {PLAN("4, \"restore_input\": \"recompute\", \"restore_pre_activation\": \"keep\""), "restore_input of answer 0"},
       {PLAN("4, \"restore_input\": \"keep\", \"restore_pre_activation\": 3"), "restore_pre_activation of answer 0"},
       {PLAN("300, \"restore_input\": \"keep\", \"restore_pre_activation\": \"keep\""), "num_chunks of answer 0 is 300"},
+      {PLAN("4, \"deduplicate\": \"any\""), "deduplicate of answer 0 must be \"none\", \"ranks\" or \"nodes\""},
+      {PLAN("4, \"deduplicate\": 1"), "deduplicate of answer 0"},
+      {PLAN("4, \"grouped\": true"), "grouped of answer 0"},
+      {PLAN("4, \"deduplicate\": \"none\", \"grouped\": 1"), "grouped of answer 0"},
+      {PLAN("4, \"restore_input\": \"keep\", \"restore_pre_activation\": \"keep\", \"deduplicate\": \"none\""),
+       "answer 0 has deduplicate and policies"},
   };
   DEFAULTS(sluice_context_config, config);
   config.gemm = "ref";

@@ -199,6 +199,8 @@ static sluice_status_t run_steps(rank_t* r) {
       TRY(sluice_context_get_stats(r->context, 0, &stats));
       w->sent_bytes[r->rank] = stats.bytes_sent - before.bytes_sent;
       if (w->num_picks[r->rank] < 4096) w->picks[r->rank][w->num_picks[r->rank]++] = stats.last_num_chunks;
+      w->last_deduplicate[r->rank] = stats.last_deduplicate;
+      w->num_copied[r->rank] += stats.last_deduplicate != SLUICE_DEDUPLICATE_NONE;
       w->settled[r->rank] = stats.last_is_settled ? w->settled[r->rank] + 1 : 0;
       w->peak_bytes[r->rank] = stats.peak_bytes;
       w->last_bytes[r->rank] = stats.current_bytes;
@@ -206,10 +208,12 @@ static sluice_status_t run_steps(rank_t* r) {
     }
   }
   TRY(sluice_context_decisions(r->context, w->decisions[r->rank], 64, &w->num_decisions[r->rank]));
-  int32_t num_policies = 0, num_parts = 0;
+  int32_t num_policies = 0, num_parts = 0, num_forms = 0;
   TRY(sluice_context_decided_policies(r->context, w->policies[r->rank], 64, &num_policies));
   TRY(sluice_context_decided_parts(r->context, w->parts[r->rank], 64, &num_parts));
-  if (num_policies != w->num_decisions[r->rank] || num_parts != num_policies) return SLUICE_E_INTERNAL;
+  TRY(sluice_context_decided_forms(r->context, w->forms[r->rank], 64, &num_forms));
+  if (num_policies != w->num_decisions[r->rank] || num_parts != num_policies || num_forms != num_parts)
+    return SLUICE_E_INTERNAL;
   uint64_t bytes = sizeof w->written[0];
   TRY(sluice_context_write_decisions(r->context, w->written[r->rank], &bytes));
   w->refined[r->rank][0] = '\0';
@@ -271,5 +275,6 @@ void must_agree(const tuner_world_t* w) {
     assert_int_equal(w->num_decisions[r], w->num_decisions[0]);
     assert_memory_equal(w->decisions[r], w->decisions[0],
                         (size_t)w->num_decisions[0] * sizeof(sluice_tuner_decision_t));
+    assert_memory_equal(w->forms[r], w->forms[0], (size_t)w->num_decisions[0] * sizeof(sluice_tuner_form_t));
   }
 }

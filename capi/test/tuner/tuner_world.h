@@ -53,7 +53,10 @@ typedef struct tuner_world_s {
   int32_t num_mixed[MAX_RANKS];     /* steps whose outstanding forwards had not all the same n */
   sluice_tuner_decision_t decisions[MAX_RANKS][64];
   sluice_tuner_policy_t policies[MAX_RANKS][64];
-  int32_t parts[MAX_RANKS][64]; /* chunks that each decision's plan keeps */
+  sluice_tuner_form_t forms[MAX_RANKS][64];
+  int32_t last_deduplicate[MAX_RANKS];
+  int32_t num_copied[MAX_RANKS]; /* steps that sent copies of tokens */
+  int32_t parts[MAX_RANKS][64];  /* chunks that each decision's plan keeps */
   uint64_t peak_bytes[MAX_RANKS];
   uint64_t first_bytes[MAX_RANKS]; /* between steps: allocated after the first pass, and after the last */
   uint64_t last_bytes[MAX_RANKS];

@@ -99,7 +99,7 @@ class Handle:
                 raise InvalidState('layers move in a batch that Sluice runs: add "pipeline" to the "sluice" section')
             return [tuple(each) for each in self.pipeline.live.begin(engine, parts, timeout, bytes_per_second)]
         refused = self.pipeline.live.why_busy() if self.pipeline is not None else ""
-        return [tuple(each) for each in moving_layers.move(engine, parts, timeout, refused)]
+        return [tuple(each) for each in moving_layers.move(engine, parts, timeout, refused).moves]
 
     def at_home(self, and_back: bool) -> AbstractContextManager[None]:
         """All experts where the host believes them to be; `and_back`: afterwards where they lay. Collective. Those

@@ -139,6 +139,8 @@ def test_PlanAdaptive_SlowLayersOnOneStage_SpreadWithTheBitsOfStock(pipe2: Ranks
         # At some step: a stall of the machine makes any layer slow, and they move on then, as they should.
         assert [0, 1, 6] in ours["been"], (ours["been"], ours["layers"])
         assert ours["layers"]["moves"] >= 1
+        learned = ours["layers"]["drain_s"], ours["layers"]["commit_s"]
+        assert max(learned) > 0 and (learned[0] == 0 or ours["layers"]["link"] != 1e8)
         for what in ("losses", "parameters", "optimizer"):
             assert ours[what] == stock[what], what
 

@@ -8,6 +8,7 @@ Each replica of the pipeline moves its own. Source: vPipe (TPDS 2022), section o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -35,14 +36,21 @@ class Move(NamedTuple):
     target: int
 
 
+class Moved(NamedTuple):
+    """What a drain took of this rank. travel_s: seconds in which nothing but layers travelled."""
+
+    moves: list[Move]
+    travel_s: float
+
+
 def move(
     engine: Any,
     parts: Sequence[int],
     wait_s: float | None = None,
     refused: str = "",
     compared: dict[str, Any] | None = None,
-) -> list[Move]:
-    """Stage s has layers parts[s] up to parts[s + 1] from now on; the moves that this took. Between batches.
+) -> Moved:
+    """Stage s has layers parts[s] up to parts[s + 1] from now on. Between batches.
 
     Collective over all ranks of the pipeline and its replicas, with the same numbers. The module, the optimizer and
     its groups stay the objects that they are; a layer that arrives is a new object, that which left is the host's no
@@ -53,15 +61,19 @@ def move(
     optimizer = optimizer_parts.of_engine(engine)
     moves, built = agreed(engine, {"parts": parts, **(compared or {})}, refused, optimizer, wait_s)
     if not moves:
-        return []
+        return Moved([], 0.0)
     kept = optimizer.take(list(module.parameters()))
     going = {each.layer: stage_module.function_of(module, each.layer) for each in moves if goes(module, each)}
     contents = {layer: content_of(function, kept) for layer, function in going.items()}
-    arrived = _exchanged(module, moves, contents, wait_s)
+    listed = described(module, moves, contents, wait_s)
+    begun = time.perf_counter()
+    # What comes to this stage, by layer. Each replica has its own ranks.
+    arrived = dict(zip([each.layer for each in moves if comes(module, each)], shipments.exchange(listed)))
+    travel_s = time.perf_counter() - begun
     for layer, content in arrived.items():
         stage_module.fill(built[layer], content)
     put_in_force(engine, parts, built, arrived, optimizer, kept)
-    return moves
+    return Moved(moves, travel_s)
 
 
 def put_in_force(
@@ -266,14 +278,6 @@ def described(module: Any, moves: Sequence[Move], contents: dict[int, Content], 
         first, last = (module._grid.stage_to_global(stage_id=stage, data=replica) for stage in (source, target))
         listed.append(Shipment(first, last, contents.get(layer), answers[first][str(layer)]))
     return listed
-
-
-def _exchanged(
-    module: Any, moves: Sequence[Move], contents: dict[int, Content], wait_s: float | None
-) -> dict[int, Content]:
-    """What comes to this stage, by layer. Each replica has its own ranks."""
-    listed = described(module, moves, contents, wait_s)
-    return dict(zip([each.layer for each in moves if comes(module, each)], shipments.exchange(listed)))
 
 
 def _ranks() -> range:

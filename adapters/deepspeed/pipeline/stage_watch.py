@@ -31,12 +31,13 @@ from sluice.planning.layer_kinds import Costs, KindDecider, Pipe, Way
 from sluice.planning.layer_moves import LayerDecider, LayerLook, MoveRates, Trained, busiest_bytes_of, moved_bytes_of
 
 _FIRST_LINK = 1e8  # bytes a second, until a first drain was measured
-# A note: seconds that the newest move took of this rank, micro-batches that it may have in flight, and whether a
-# micro-batch of this batch was measured, else the rest is that of an earlier one. Then of each layer that lies here, by
-# one micro-batch: seconds of its forward, of its backward and of what that runs again, and bytes that it hands on;
-# bytes wherever it lies, bytes that a micro-batch leaves in it, and as bits the optimizer's groups in which it trains
-# something.
-_HEAD, _OF_LAYER, _MOST_GROUPS = 3, 7, 50
+# A note: seconds that the newest move took of this rank, those of them in which layers travelled, micro-batches that it
+# may have in flight, and whether a micro-batch of this batch was measured, else the rest is that of an earlier one.
+# Then of each layer that lies here, by one micro-batch: seconds of its forward, of its backward and of what that runs
+# again, and bytes that it hands on; bytes wherever it lies, bytes that a micro-batch leaves in it, and as bits the
+# optimizer's groups in which it trains something.
+_MOVE, _TRAVEL, _IN_FLIGHT, _IS_NEW, _HEAD = range(5)
+_OF_LAYER, _MOST_GROUPS = 7, 50
 _FORWARD, _BACKWARD, _AGAIN, _OUTPUT, _SIZE, _HELD, _GROUPS = range(_OF_LAYER)
 
 
@@ -58,7 +59,7 @@ class StageWatch:
         self._refused = ""
         self._num_moves = self._num_steps = 0  # changes of the partition, and batches in which they were made
         self._drained_bytes = 0  # of the busiest stage, by the newest move; 0: it was during a batch
-        self._move_s = 0.0
+        self._move_s = self._travel_s = 0.0
         self.newest: LayerLook | None = None
 
     def before_batch(self, engine: Any, pipeline: Pipeline, micro_batches: int) -> None:
@@ -71,7 +72,7 @@ class StageWatch:
             notes = pipeline.notes()
         except InvalidState:  # on all ranks alike: the batch before has failed
             return
-        self._note_rates(max(note[0] for note in notes))
+        self._note_rates(max(note[_MOVE] for note in notes), max(note[_TRAVEL] for note in notes))
         parts = stage_module.parts_of(engine.module)
         if self._parts != parts or (self._decider is not None and self._decider.parts != parts):
             self._decider = None  # somebody has moved layers by hand
@@ -79,7 +80,7 @@ class StageWatch:
         found = _of_layers(engine.module, notes)
         if not all(any(note[_HEAD + _FORWARD :: _OF_LAYER]) for note in notes):
             return  # a stage has not measured a micro-batch yet
-        if self._decider is not None and not all(note[2] for note in notes):
+        if self._decider is not None and not all(note[_IS_NEW] for note in notes):
             return  # the decider knows that already
         trained = Trained(
             [_groups(bits) for bits in found[_GROUPS]], optimizer_parts.of_engine(engine).needs_all_groups
@@ -119,12 +120,13 @@ class StageWatch:
         seconds = [forward + backward for forward, backward in zip(found[_FORWARD], found[_BACKWARD])]
         return self._decider.after_batch(seconds, trained, moves_live)
 
-    def _note_rates(self, seconds: float) -> None:
-        """seconds: that a move took of the slowest rank; 0: the batch before followed none."""
+    def _note_rates(self, seconds: float, travel_s: float) -> None:
+        """Of the slowest rank; 0: the batch before followed no move. What a drain takes without its bytes is fixed."""
         if seconds <= 0:
             return
         if self._drained_bytes:
-            self._rates = self._rates._replace(link=self._drained_bytes / seconds)
+            link = self._drained_bytes / max(travel_s, 1e-9)
+            self._rates = self._rates._replace(link=link, drain_s=max(0.0, seconds - travel_s))
         else:
             self._rates = self._rates._replace(commit_s=seconds)
 
@@ -133,7 +135,7 @@ class StageWatch:
         in_flight = [0] * (len(self._parts) - 1)
         for rank, note in enumerate(notes):
             stage = module._topo.get_coord(rank).pipe
-            in_flight[stage] = max(in_flight[stage], min(int(note[1]), micro_batches))
+            in_flight[stage] = max(in_flight[stage], min(int(note[_IN_FLIGHT]), micro_batches))
         assert self._budget is not None
         return Pipe(self._budget, in_flight, micro_batches) if all(in_flight) else None
 
@@ -173,7 +175,7 @@ class StageWatch:
             self._clock = LayerClock(layers)
         self._parts, self._reruns = parts, reruns
         optimizer = optimizer_parts.of_engine(engine)
-        before, self._note = self._note, array("d", (self._move_s, pipeline.stats()["in_flight"], 0.0))
+        before, self._note = self._note, array("d", (self._move_s, self._travel_s, pipeline.stats()["in_flight"], 0.0))
         for at, layer in enumerate(layers):
             groups = moving_layers.groups_of(module, layer, optimizer)
             bits = float(sum(1 << group for group in groups if group < _MOST_GROUPS))
@@ -181,7 +183,7 @@ class StageWatch:
             held = before[_HEAD + _OF_LAYER * at + _HELD] if are_same else 0.0
             self._note.extend((0.0, 0.0, 0.0, 0.0, size, held, bits))
         asked = None if self._budget is None else HeldBytes(self._note, module.parameters())
-        self._move_s = 0.0
+        self._move_s = self._travel_s = 0.0
         self._clock.begin()
         pipeline.set_note(self._note)
         try:
@@ -205,15 +207,15 @@ class StageWatch:
         self._steps = []
         if arrived != stage_module.parts_of(engine.module):  # the batch has failed
             return False
-        self._note_move(self._live.exposed_s, 0)
+        self._note_move(self._live.exposed_s, 0.0, 0)
         self._num_steps += 1
         self._num_moves += not to_come
         if to_come and not self._sets_out(engine, to_come):
             self._drain(engine, to_come[-1])
         return True
 
-    def _note_move(self, seconds: float, drained_bytes: int) -> None:
-        self._move_s, self._drained_bytes = seconds, drained_bytes
+    def _note_move(self, seconds: float, travel_s: float, drained_bytes: int) -> None:
+        self._move_s, self._travel_s, self._drained_bytes = seconds, travel_s, drained_bytes
 
     def _move(self, engine: Any, look: LayerLook) -> None:
         if not look.steps or not self._sets_out(engine, look.steps):
@@ -233,10 +235,10 @@ class StageWatch:
             self._refused = error.message
             return
         self._num_moves += 1
-        self._note_move(time.perf_counter() - begun, busiest_bytes_of(before, parts, self._sizes))
+        self._note_move(time.perf_counter() - begun, moved.travel_s, busiest_bytes_of(before, parts, self._sizes))
         # Of this rank, as if each had given as much.
         left = moved_bytes_of(before, parts, self._sizes) // dist.get_world_size()
-        trace.keep_move("layers", "the pipeline", begin_ns, len(moved), left, 0, self._move_s)
+        trace.keep_move("layers", "the pipeline", begin_ns, len(moved.moves), left, 0, self._move_s)
 
     def _sets_out(self, engine: Any, steps: Sequence[tuple[int, ...]]) -> bool:
         """Whether the layers of the first step go during the next batch. Alike on all ranks."""
@@ -273,7 +275,7 @@ class Measured:
 
     def _write(self) -> None:
         """The note goes when the last op has ended."""
-        self._note[2] = float(self._clock.has_measured)
+        self._note[_IS_NEW] = float(self._clock.has_measured)
         for layer, took in self._clock.took().items():
             place = self._places[layer]
             self._note[place : place + len(took)] = array("d", took)

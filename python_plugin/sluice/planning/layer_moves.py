@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from .errors import BadInput
 from .layer_times import LayerTimes
+from .moving_batch import batch_of
 from .placement import move_verdict
 
 OTHER_VERDICTS = {
@@ -171,11 +172,12 @@ class Price(NamedTuple):
 
 
 class MoveRates(NamedTuple):
-    """link: bytes a second that a stage sends, and gets at the same time; commit_s: what a step takes in addition to
-    its batch."""
+    """link: bytes a second that a stage sends, and gets at the same time; drain_s: what a drain takes in addition to
+    its bytes; commit_s: what a step takes in addition to its batch."""
 
     link: float
     commit_s: float = 0.0
+    drain_s: float = 0.0
 
 
 def towards(
@@ -238,19 +240,35 @@ def priced(
 ) -> Price:
     """The cheaper way to `target`.
 
-    A drain costs the seconds that the bytes take over the link, as nothing else runs. Steps cost, for each of their
-    batches: how much slower its partition is than the target, how much longer its bytes travel than it runs, and the
-    commit. moves_live: whether layers can move during a batch at all. Pure."""
-    drained = busiest_bytes_of(parts, target, sizes) / rates.link
+    A drain costs the seconds that the bytes take over the link, as nothing else runs, and what agreeing and taking over
+    take. Each batch ends with a flush in any case, so the bubble around a drain is no cost of it. Steps cost what their
+    batches take longer than one of the target, by `moving_batch.batch_of`, and the commits. moves_live: whether layers
+    can move during a batch at all. Pure."""
+    drained = rates.drain_s + busiest_bytes_of(parts, target, sizes) / rates.link
     steps = steps_to(parts, target, seconds, allows) if moves_live else ()
     if not steps:
         return Price((), 0.0, drained)
-    live, after = 0.0, slowest_stage(seconds, target)
+    nothing = [0.0] * len(parts)
+    after = batch_of(seconds, target, target, nothing, micro_batches).seconds
+    live = 0.0
     for old, new in zip((parts, *steps), steps):
-        now = slowest_stage(seconds, old)
-        travels = busiest_bytes_of(old, new, sizes) / rates.link
-        live += (now - after) * micro_batches + max(0.0, travels - now * micro_batches) + rates.commit_s
+        arrivals = [count / rates.link for count in _bytes_at_bounds(old, new, sizes)]
+        took = batch_of(seconds, old, new, arrivals, micro_batches).seconds
+        live += max(0.0, took - after) + rates.commit_s  # a stage may begin faster than it goes on
     return Price(steps if live < drained else (), live, drained)
+
+
+def _bytes_at_bounds(old: Sequence[int], new: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """By bound of a step: the bytes that have been sent when its layers have arrived. Runs that one stage sends, or
+    gets, share its link to the end."""
+    moved = [sum(sizes[min(a, b) : max(a, b)]) for a, b in zip(old, new)]
+    goes_up = [b > a for a, b in zip(old, new)]
+    found = list(moved)
+    for bound in range(1, len(old) - 1):
+        for other in (bound - 1, bound + 1):
+            if moved[bound] and moved[other] and goes_up[other] != goes_up[bound]:
+                found[bound] += moved[other]
+    return found
 
 
 class LayerDecider:

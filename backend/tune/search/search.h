@@ -13,13 +13,14 @@
  *     are compared (race_log.h). With a model each n from 1 to 16 is predicted, and the race begins with the few best
  *     predictions that are not all about the same n. Their times correct the model, and candidates that the corrected
  *     model prefers race too. Races without a model try the few counts of sluice_chunk_counts. If no machine is known,
- * ADAPTIVE builds a bootstrap model from the lane times of the first passes, which run the fewest chunks
- * (bootstrap_model.h), and races its favourites against them; such a candidate is out after two counted steps that are
- * clearly slower than the neighbouring steps. PROFILE begins with both ends and the middle and walks from the best of
- * them to the bottom of its valley. An answer is raced again against its neighbours now and then, as long as all races
- * together stay within their share of the time. A race whose passes do not arrive (batches of other sizes run the
- * choice that was made for this one, ranks run passes differently, directions are not timed) is given up: the measured
- *     times decide, or else the nearest answer, or the model.
+ *     ADAPTIVE builds a bootstrap model from the lane times of the first passes, which run the fewest chunks
+ *     (bootstrap_model.h), and races its favourites against them; such a candidate is out after two counted steps that
+ *     are clearly slower than the neighbouring steps. PROFILE begins with both ends and the middle and walks from the
+ *     best of them to the bottom of its valley. An answer is raced again now and then, against its neighbours and one
+ *     candidate that no race of this size has tried (the hypothesis, the valley and the model may be wrong), as long as
+ *     all races together stay within their share of the time. A race whose passes do not arrive (batches of other sizes
+ *     run the choice that was made for this one, ranks run passes differently, directions are not timed) is given up:
+ *     the measured times decide, or else the nearest answer, or the model.
  *
  * Source: MPipeMoE Alg. 1 and MPMoE Alg. 1, combined: ranges are runs of evidence with the same n. They are disjoint,
  * and new evidence inside another range shrinks that range without bookkeeping.

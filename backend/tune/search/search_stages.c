@@ -289,14 +289,32 @@ int sluice_search_may_question(const sluice_search_t* s, const sluice_spot_t* sp
          spot->passes_since >= spot->question_after && sluice_search_may_spend(s);
 }
 
+/* A candidate that no race of this size has tried; -1: all have been. The best by prediction comes first. */
+static int32_t untried(sluice_search_t* s, const sluice_spot_t* spot) {
+  if (s->config.predict != NULL && s->config.mode == SLUICE_TUNER_ADAPTIVE)
+    return sluice_search_best_predicted(s, spot, spot->asked, 0);
+  const int32_t mode = spot->pick - sluice_pick_size(spot->pick);
+  for (int32_t size = spot->lo; size <= spot->hi; size = sluice_search_next_size(size, 1, spot->lo, spot->hi)) {
+    if (!(spot->asked >> (size + mode) & 1) && sluice_search_is_open(s, size + mode)) return size + mode;
+  }
+  return -1;
+}
+
+/* The answer races its neighbours, and one more: the assumptions of its race (one valley over n, between the answers of
+ * nearby sizes) may have left out the best n, and so may a model that is wrong about it. */
 void sluice_search_question(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
-  uint32_t set = with_neighbours(s, spot->pick, s->config.min_size, s->config.max_size);
+  const int32_t lo = s->config.min_size, hi = s->config.max_size;
+  uint32_t set = with_neighbours(s, spot->pick, lo, hi);
   int32_t other = (spot->pick + SLUICE_SEARCH_SIZES) % SLUICE_SEARCH_PICKS;
-  if (s->config.min_size == s->config.max_size && sluice_search_is_open(s, other))
-    set |= 1u << other; /* n is fixed: only the mode is open */
-  sluice_search_clear(s, spot);
+  if (lo == hi && sluice_search_is_open(s, other)) set |= 1u << other; /* n is fixed: only the mode is open */
   spot->at = spot->rows;
+  spot->lo = (int16_t)lo, spot->hi = (int16_t)hi;
+  spot->asked |= spot->raced | set;
+  const int32_t far = untried(s, spot);
+  if (far >= 0) set |= 1u << far;
+  spot->asked = far >= 0 ? spot->asked | set : 0;
+  sluice_search_clear(s, spot);
   sluice_search_enter(s, spot, set, SLUICE_STAGE_QUESTION, 0);
 }
 

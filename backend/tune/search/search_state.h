@@ -82,6 +82,7 @@ typedef struct sluice_spot_s {
   uint32_t racing; /* set of candidates */
   uint32_t window; /* those that alternate at present, including the eliminated ones */
   uint32_t raced;  /* all that took part in this race */
+  uint32_t asked;  /* those of earlier races too, until questions have tried all */
   int8_t anchor;   /* the candidate of the window that the others are compared with; -1: not chosen yet */
   /* the window runs twice as long; the speed of the machine changed during this race */
   uint8_t is_extended, is_unsteady;

@@ -157,7 +157,8 @@ TEST(FirstSteps_NoMachine_CostLittle) {
 TEST(Machine_Changes_AnswerIsQuestionedAndFollows) {
   static sluice_search_t search;
   uint32_t seed = 3;
-  surface_t fast_link = {2e-3, 1e-8, 1e-6, 1e-6, 1, 0, 0}, slow_link = {1e-6, 4e-7, 1e-6, 1e-6, 1, 0, 0};
+  surface_t fast_link = {.alpha = 2e-3, .beta = 1e-8, .gemm_startup = 1e-6, .gemm_rate = 1e-6, .tile = 1},
+            slow_link = {.alpha = 1e-6, .beta = 4e-7, .gemm_startup = 1e-6, .gemm_rate = 1e-6, .tile = 1};
   const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);
   sluice_search_init(&search, &config);
   for (int step = 0; step < 200; ++step) run_step(&search, &fast_link, 4096, &seed, 0.01);

@@ -20,23 +20,31 @@ surface_t random_surface(uint32_t* seed) {
   return s;
 }
 
+static double startup_of(const surface_t* s, int64_t rows) {
+  const double grown = s->alpha * (s->growth > 0 ? pow((double)rows / 1024, s->growth) : 1);
+  if (s->jumps <= 1) return grown;
+  uint32_t seed = 977u * (uint32_t)sluice_search_bucket(rows);
+  (void)next_random(&seed);
+  return grown * log_uniform(&seed, 1 / s->jumps, s->jumps);
+}
+
 double truth(const surface_t* s, int64_t rows, int32_t n, int32_t wgrad, int32_t direction) {
   double chunk = (double)rows / n, tiles = ceil(chunk / s->tile) * s->tile;
-  double exchange = s->alpha + s->beta * chunk, gemm = s->gemm_startup + s->gemm_rate * tiles;
+  double exchange = startup_of(s, rows) + s->beta * chunk, gemm = s->gemm_startup + s->gemm_rate * tiles;
   const sluice_chunk_times_t t = {exchange, gemm, exchange, 0};
   const sluice_alphas_t alone = sluice_no_interference();
   double seconds =
       s->no_overlap ? n * (2 * exchange + gemm) : sluice_mpmoe_pass(SLUICE_PARADIGM_NO_COPIES, n, t, &alone);
-  if (direction == SLUICE_FORWARD) return seconds;
-  double weights = s->gemm_rate * (double)rows + (wgrad ? n * s->per_chunk_wgrad : 0);
-  return seconds + weights;
+  if (direction == SLUICE_BACKWARD) seconds += s->gemm_rate * (double)rows + (wgrad ? n * s->per_chunk_wgrad : 0);
+  return seconds * (1 + s->hill[sluice_search_size_of(n)]);
 }
 
 sluice_lanes_t lanes_of(const surface_t* s, int64_t rows, int32_t n, int32_t direction) {
   double tiles = ceil((double)rows / n / s->tile) * s->tile;
-  double compute = n * (s->gemm_startup + s->gemm_rate * tiles), comm = 2 * (n * s->alpha + s->beta * (double)rows);
+  const double slower = 1 + s->hill[sluice_search_size_of(n)], alpha = startup_of(s, rows);
+  double compute = n * (s->gemm_startup + s->gemm_rate * tiles), comm = 2 * (n * alpha + s->beta * (double)rows);
   if (direction == SLUICE_BACKWARD) compute += s->gemm_rate * (double)rows;
-  return (sluice_lanes_t){compute * 1e9, comm * 1e9, 0, s->alpha * 1e9};
+  return (sluice_lanes_t){slower * compute * 1e9, slower * comm * 1e9, 0, alpha * 1e9};
 }
 
 double whole(const surface_t* s, int64_t rows, int32_t pick) {

@@ -15,6 +15,11 @@ typedef struct surface_s {
   double tile;
   double per_chunk_wgrad; /* seconds that per-chunk weight gradients cost beyond deferred ones, per chunk */
   int32_t no_overlap;     /* concurrent lanes gain nothing, and no lane time shows it */
+  /* Two assumptions of the papers that a machine may break. Hills: at this n everything takes longer by this share, so
+   * time over n has several valleys. `growth`: the start-up of an exchange grows with rows to this power, so that above
+   * 1 the best n falls as the batch grows; `jumps`: it changes by up to this factor, down or up, from size to size. */
+  double hill[SLUICE_SEARCH_SIZES];
+  double growth, jumps;
 } surface_t;
 
 uint32_t next_random(uint32_t* seed);

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sluice: the expert-parallel MoE engine that a training framework swaps in.
 
-Importing this package imports neither torch nor a host framework: every process that imports torch loads it.
+Importing this package imports neither torch nor a host framework, because every process that imports torch loads it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ __all__ = [
     "trace",
 ]
 
-# A process that imports Sluice needs no entry point: the names are in transformers' registries from here on.
+# A process that imports Sluice needs no entry point: this call installs the import hooks.
 autoload.load()
 
 
 def __getattr__(name: str) -> Any:
-    if name == "configure":  # its module is loaded by those who call it, not by every `import torch`
+    if name == "configure":  # loaded on first use, not by every `import torch`
         from sluice.settings import configure
 
         return configure
@@ -63,9 +63,9 @@ def __getattr__(name: str) -> Any:
 
 
 def give_back() -> int:
-    """Frees the memory of gradients that waits in this process for the next ones (`gradient_pool`); how many bytes.
+    """Frees the memory that `gradient_pool` keeps in this process for later gradients, and returns its bytes.
 
-    Any thread, at any time: gradients that are there stay.
+    Any thread may call it at any time: gradients in use are kept.
     """
     import sys
 
@@ -84,9 +84,9 @@ def stats(given: Any, reset_peak: bool = False) -> dict[str, Any]:
                passes, nanoseconds) can be added up
     process    what all contexts of this process share
 
-    docs/tools.md has a table of the numbers and their units. reset_peak: the peaks then start again at what is
-    allocated now. InvalidArgument, a ValueError, says why nothing of it is on Sluice; InvalidState that the layer has
-    not run yet.
+    docs/tools.md has a table of the numbers and their units. With reset_peak the peaks start again at what is
+    allocated now. InvalidArgument, a ValueError, says why no layer of `given` runs on Sluice. InvalidState says that
+    the layer has not run yet.
     """
     from sluice import layer_lookup as resolve
     from sluice.errors import InvalidState

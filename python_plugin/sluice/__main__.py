@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sluice COMMAND` (and `sluice COMMAND`)."""
+"""Runs `python -m sluice COMMAND`, which is also `sluice COMMAND`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ USAGE = """usage: sluice COMMAND (or python -m sluice COMMAND)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status."""
+    """Runs the command and returns its exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
-    if command == "run":  # the pipes of the script are its own affair
+    if command == "run":  # the script handles its own broken pipes
         from sluice import run
 
         run.main(rest)
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
             return _dispatch(command, rest)
         finally:
             sys.stdout.flush()  # an error of the flush at exit could not be caught
-    except BrokenPipeError:  # whatever read the output, such as `head`, has enough of it
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads libsluice, once per process.
 
-The description of the ABI is the module `sluice._sluice_abi`, which the packaging writes from the C headers; so neither
-a compiler nor a parser is needed here. The library lies in `sluice/lib`; SLUICE_LIBRARY names another one.
+The module `sluice._sluice_abi` describes the ABI. The packaging writes it from the C headers, so loading needs neither
+a compiler nor a parser. The library is in `sluice/lib`; SLUICE_LIBRARY names another one.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Library:
         self.version = version
 
     def new(self, name: str) -> Any:
-        """A `sluice_<name>_t` with its defaults."""
+        """Returns a `sluice_<name>_t` with its defaults."""
         value = self.ffi.new(f"sluice_{name}_t *")
         getattr(self.lib, f"sluice_{name}_init")(value, self.ffi.sizeof(value[0]))
         return value
 
     def last_error(self, status: int) -> SluiceError:
-        """The exception for a call of this thread that has just returned `status`."""
+        """Returns the exception for a call of this thread that has just returned `status`."""
         info = self.new("error_info")
         self.lib.sluice_error_last(info)
         message = self.ffi.string(info.message).decode(errors="replace")
@@ -50,7 +50,7 @@ class Library:
 
 
 def library_path() -> str:
-    """The file that `load` opens."""
+    """Returns the path of the file that `load` opens."""
     named = os.environ.get(ENVIRONMENT)
     return named or os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib", FILE_NAME)
 

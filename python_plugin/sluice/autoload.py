@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `import torch` calls in every process (by the `torch.backends` entry point, sluice_autoload.py).
+"""Installs the import hooks. Every `import torch` calls it (entry point `torch.backends`, sluice_autoload.py).
 
-It must import nothing heavy, never import a host, and never raise: an exception here would make `import torch` fail.
-So it only leaves a note with the import system: when `deepspeed.runtime.engine` has been imported, wrap one method of
-it; when transformers' registries or torch's pipeline schedules have been imported, put a name into them. Whether
-anything is swapped is decided there, by the config of each engine or model.
+This module must import nothing heavy, never import a host, and never raise: an exception here would make `import torch`
+fail. It only installs a finder: after the import of `deepspeed.runtime.engine` one of its methods is wrapped, and after
+the import of transformers' registries or torch's pipeline schedules a name is added to them. The config of each engine
+or model decides whether anything is swapped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-# Host module -> module of ours with `install(host_module)`.
+# Maps a host module to Sluice's module with `install(host_module)`.
 TARGETS = {
     "deepspeed.runtime.engine": "sluice.adapters.deepspeed.hook",
     "torch.distributed.pipelining.schedules": "sluice.adapters.pipelining.hook",
@@ -25,12 +25,12 @@ TARGETS = {
     "transformers.quantizers.auto": "sluice.adapters.transformers.hook",
 }
 
-# What went wrong while loading; `sluice doctor` shows it.
+# Errors of the hooks; `sluice doctor` shows them.
 problems: list[str] = []
 
 
 def load() -> None:
-    """Installs the post-import hook, once; patches at once what is already imported."""
+    """Installs the post-import hook once, and patches the hosts that are already imported."""
     try:
         for name in TARGETS:
             module = sys.modules.get(name)
@@ -43,7 +43,7 @@ def load() -> None:
 
 
 def _patch(module: ModuleType) -> None:
-    """Never raises: a host must import as if Sluice were not there. A switched-on run then misses its banner."""
+    """Patches a host module. Never raises: the host is then imported as without Sluice, and the run has no banner."""
     try:
         importlib.import_module(TARGETS[module.__name__]).install(module)
     except Exception as error:
@@ -59,10 +59,10 @@ def _report(what: str, error: Exception) -> None:
 
 
 class _Finder:
-    """Finds nothing itself: lets the others find a target and adds a step after its loading."""
+    """Finds nothing itself: the other finders find a target, and this one adds a step after its loading."""
 
     def __init__(self) -> None:
-        self._own = threading.local()  # `busy`: another thread may import another target meanwhile
+        self._own = threading.local()  # `busy` is per thread: two threads may import targets at the same time
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
         if name not in TARGETS or getattr(self._own, "busy", False):
@@ -93,7 +93,7 @@ def _find_with_others(own: _Finder, name: str, path: Sequence[str] | None, targe
 
 
 def _then_patch(exec_module: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
-    """The loader keeps its type, so that tracebacks, `inspect` and debuggers find the source as before."""
+    """Wraps `exec_module` alone: the loader keeps its type, so tracebacks, `inspect` and debuggers find the source."""
 
     def execute(module: ModuleType) -> None:
         exec_module(module)

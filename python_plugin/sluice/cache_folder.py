@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which folder Sluice keeps files in for later runs: measured machines, decisions, adapters that were compiled."""
+"""Finds the cache folder, which keeps files for later runs: calibrated machines, decisions, compiled adapters."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ VARIABLE = "SLUICE_CACHE_DIR"
 
 
 class NoCacheFolder(NotFound, OSError):
-    """Nothing says where this user's files lie."""
+    """Neither the environment nor the user database names a folder for this user's files."""
 
 
 def _home() -> str | None:
-    """HOME, else what the machine's list of users says. A relative one would be whatever folder a run starts in."""
+    """Returns HOME, else the home folder of the user database. A relative path is refused: it depends on the cwd."""
     named = os.environ.get("HOME", "")
     if not named.startswith("/"):
         try:
@@ -27,7 +27,7 @@ def _home() -> str | None:
 
 
 def default() -> str | None:
-    """XDG_CACHE_HOME/sluice, else ~/.cache/sluice. A relative XDG_CACHE_HOME is none, as its specification says."""
+    """Returns XDG_CACHE_HOME/sluice, else ~/.cache/sluice. As its specification says, a relative one is ignored."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     if base.startswith("/"):
         return os.path.join(base, "sluice")
@@ -36,7 +36,7 @@ def default() -> str | None:
 
 
 def place(named: str | None = None) -> str:
-    """As named, else SLUICE_CACHE_DIR, else the default. Raises NoCacheFolder."""
+    """Returns `named`, else SLUICE_CACHE_DIR, else the default. Raises NoCacheFolder."""
     found = named or os.environ.get(VARIABLE) or default()
     if found is None:
         raise NoCacheFolder(
@@ -47,7 +47,7 @@ def place(named: str | None = None) -> str:
 
 
 def for_code() -> str:
-    """The same where code is loaded from: not relative to whatever folder a run starts in."""
+    """Returns `place()` for code that is loaded, which must be an absolute path."""
     found = place()
     if not found.startswith("/"):
         raise InvalidArgument(f"{VARIABLE} is {found!r}, from where no code is loaded: set it to an absolute path")

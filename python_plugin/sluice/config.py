@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The "sluice" section of a host's config, and the environment variable that overrides it.
+"""Reads the "sluice" section of a host's config, and the environment variable that overrides it.
 
     "sluice": {"enabled": true, "chunks": 4}
 
-An absent key or `null` means: chosen by Sluice. The word "auto" is refused because some trainers rewrite it.
-What each key may be is in sluice.options. Loads no library: it is read in every process that builds an engine.
+Sluice chooses the value of a key that is absent or `null`. The word "auto" is refused because some trainers rewrite it.
+sluice.options has the values of each key. This module loads no library: every process that builds an engine imports it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KEYS = tuple(TABLE)
 
 
 def parse(section: Any) -> tuple[bool, Options]:
-    """(enabled, options) of a section; ConfigError names the first thing that is wrong."""
+    """Returns (enabled, options) of a section. ConfigError names the first error."""
     if not isinstance(section, Mapping):
         raise not_an_object(section)
     for key in section:
@@ -59,7 +59,7 @@ def parse(section: Any) -> tuple[bool, Options]:
 
 
 def for_chunks(policy: Policy | None, chunks: int | None) -> Policy | None:
-    """Lists have one entry for each chunk; one of equal entries is the same as the word."""
+    """Checks that lists have one entry per chunk, and replaces a list of equal entries by the entry."""
     if policy is None:
         return None
     for name, one in zip(TABLE["policy"].parts, policy):
@@ -74,10 +74,10 @@ def for_chunks(policy: Policy | None, chunks: int | None) -> Policy | None:
 
 
 def resolve(section: Any, environ: Mapping[str, str] | None = None) -> Options | None:
-    """What to do for a host whose config has this section (None: has none); None = leave the host alone.
+    """Returns the options for a host whose config has this section (None: no section). None leaves the host alone.
 
-    SLUICE=0 switches off whatever the config says, without reading it. SLUICE=1 switches on. SLUICE=require switches
-    on and makes everything that would not run on Sluice an error. Anything else is an error.
+    SLUICE=0 switches Sluice off and ignores the config. SLUICE=1 switches it on. SLUICE=require switches it on, and a
+    layer that cannot run on Sluice is an error. Other values are errors.
     """
     word = switch(environ)
     if word == "0":
@@ -91,7 +91,7 @@ def resolve(section: Any, environ: Mapping[str, str] | None = None) -> Options |
 
 
 def switch(environ: Mapping[str, str] | None = None) -> str:
-    """The word in the environment: "", "0", "1" or "require"."""
+    """Returns the value of SLUICE in the environment: "", "0", "1" or "require"."""
     word = (os.environ if environ is None else environ).get(ENVIRONMENT, "").strip().lower()
     if word not in ("", "0", "1", "require"):
         raise ConfigError(f"{ENVIRONMENT}={word!r} is not known: write 0, 1 or require, or unset it")
@@ -99,7 +99,7 @@ def switch(environ: Mapping[str, str] | None = None) -> str:
 
 
 def misspelt_section(keys: Any) -> str | None:
-    """A top-level key that looks like a misspelt "sluice"; DeepSpeed ignores unknown ones without a word."""
+    """Returns a top-level key that looks like a misspelt "sluice", as DeepSpeed silently ignores unknown keys."""
     names = [key for key in keys if isinstance(key, str) and key != "sluice"]
     found = difflib.get_close_matches("sluice", [name.lower() for name in names], n=1, cutoff=0.8)
     return next((name for name in names if name.lower() == found[0]), None) if found else None
@@ -110,7 +110,7 @@ def not_an_object(section: Any) -> ConfigError:
 
 
 def check_key(key: Any) -> None:
-    """Refuses what is no key of the section."""
+    """Raises ConfigError if the section has no such key."""
     if key in KEYS:
         return
     near = difflib.get_close_matches(str(key).lower(), KEYS, n=1, cutoff=0.0)

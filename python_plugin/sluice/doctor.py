@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m sluice doctor [--json] [--config FILE]`: what is installed, what would be used, what is wrong, what to do.
 
-Every check stands alone: a missing piece becomes a line with advice, never a traceback. The exit status is 0 when a
-training run with `"sluice": {"enabled": true}`, or with the config that is given, would run on Sluice, 1 when it would
-not.
+Checks are independent: a missing piece becomes a line with advice, never a traceback. The exit status is 0 if a
+training run with `"sluice": {"enabled": true}`, or with the given config, would run on Sluice, and 1 if not.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from .doctor_findings import BAD, NOTE, OK, Finding, installed_version
 from .errors import SluiceError
 
 TOLERANCE = 1e-5
-LAST = 5  # decisions that are shown
+LAST = 5  # the number of decisions shown
 
 
 EXAMPLE = """examples:
@@ -44,7 +43,7 @@ exit status: 0 ready; 1 something is wrong, see the lines marked `bad`; 2 wrong 
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the report; the exit status."""
+    """Prints the report and returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="sluice doctor",
         description=__doc__.splitlines()[0].rpartition(": ")[2],
@@ -78,7 +77,7 @@ def main(arguments: list[str]) -> int:
 
 
 def examine(config_file: str | None = None) -> list[Finding]:
-    """All checks, in the order in which a run needs them; last, what a config would do."""
+    """Runs all checks, in the order in which a run needs them, and the check of a config last."""
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("python", _python),
         ("library", _library),
@@ -100,7 +99,7 @@ def examine(config_file: str | None = None) -> list[Finding]:
     findings: list[Finding] = []
     for name, check in checks:
         try:
-            # Hosts print while they are imported; that must not end up in the JSON.
+            # Hosts print while they are imported; their output must not end up in the JSON.
             with contextlib.redirect_stdout(io.StringIO()):
                 findings.extend(list(check()))
         except NoCacheFolder as error:
@@ -166,7 +165,7 @@ def _self_check() -> Iterator[Finding]:
 
 
 def _calibration() -> Iterator[Finding]:
-    """The machines that calibrations left in the cache, as the C library places it."""
+    """Lists the calibrated machines in the cache folder that the C library uses."""
     from sluice import decision_log
     from sluice.planning import cached
 
@@ -195,7 +194,7 @@ def _calibration() -> Iterator[Finding]:
 
 
 def _kept() -> Iterator[Finding]:
-    """The file of decisions that runs with "tuner": {"decisions": true} begin with."""
+    """Checks the file of decisions that runs with "tuner": {"decisions": true} start from."""
     from sluice import decision_cache
 
     path = decision_cache.place(True, None)
@@ -220,7 +219,7 @@ def _kept() -> Iterator[Finding]:
 
 
 def _decisions() -> Iterator[Finding]:
-    """What tuners decided last."""
+    """Shows the last decisions of tuners."""
     from sluice import decision_log
 
     path = os.path.join(decision_log.folder(), decision_log.NAME)
@@ -334,7 +333,7 @@ def _switch() -> Iterator[Finding]:
 
 
 def _options() -> Iterator[Finding]:
-    """What the environment says to layers of transformers and Megatron; a mistake there is an error when they run."""
+    """Checks SLUICE_OPTIONS, which layers of transformers and Megatron read: a mistake there is an error in a run."""
     from sluice import settings
     from sluice.options import ENVIRONMENT
 
@@ -387,7 +386,7 @@ def _deepspeed() -> Iterator[Finding]:
 
 
 def shared_memory_op(name: str) -> Finding:
-    """What DeepSpeed compiles in the first `init_distributed` of a CPU, without a word; torch guards it by a file."""
+    """Checks the op that DeepSpeed silently compiles in the first `init_distributed` on a CPU, under a torch lock."""
     folder = os.path.join(_extensions(), name)
     lock = os.path.join(folder, "lock")
     is_built = os.path.isdir(folder) and any(entry.endswith(".so") for entry in os.listdir(folder))
@@ -410,7 +409,7 @@ def shared_memory_op(name: str) -> Finding:
 
 
 def _extensions() -> str:
-    """Where torch builds extensions; torch's own function of that makes the folder."""
+    """Returns the folder in which torch builds extensions. torch's own function would also create it."""
     import torch
     from torch.utils import cpp_extension
 
@@ -424,12 +423,12 @@ def _extensions() -> str:
 
 
 def _auto_ep(version: str) -> Iterator[Finding]:
-    """DeepSpeed's own replacement of MoE blocks (0.19.2 brought it); nothing to say of a release without."""
+    """Checks AutoEP, DeepSpeed's own replacement of MoE blocks (since 0.19.2). Older releases yield no finding."""
     if importlib.util.find_spec("deepspeed.module_inject.auto_ep_layer") is None:
         return
     try:
         from sluice.adapters.deepspeed.moe.autoep_probe import missing_steps
-    except Exception as error:  # an import of the host's may fail
+    except Exception as error:  # an import of DeepSpeed may fail
         text = f"{version} does not import here ({type(error).__name__}: {error})"
         yield Finding("AutoEP", NOTE, text, "its layers stay with DeepSpeed")
         return
@@ -469,7 +468,7 @@ def _megatron() -> Iterator[Finding]:
     try:
         from sluice import megatron
         from sluice.adapters.megatron.layer import missing_steps
-    except Exception as error:  # without Transformer Engine, triton or a GPU its own imports may fail
+    except Exception as error:  # without Transformer Engine, triton or a GPU Megatron's own imports may fail
         text = f"{version} does not import here ({type(error).__name__}: {error})"
         yield Finding("megatron", NOTE, text, "look again in an environment in which its models train")
         return

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice doctor --config FILE`: what a config of DeepSpeed, of a model of transformers or of Megatron would swap, or
-why not.
+"""Checks for `sluice doctor --config FILE` what a config of DeepSpeed, transformers or Megatron would swap, or why not.
 
-The file is judged as the adapters would judge it; no model is built, so what only a model shows (its experts' forms)
-is said by the banner of a run.
+The file is judged as the adapters would judge it. No model is built, so only the banner of a run shows what depends on
+the model (the form of its experts).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def examine(path: str) -> Iterator[Finding]:
-    """Findings about one file, the decisive ones alone where nothing would be swapped."""
+    """Yields the findings about one file. If nothing would be swapped, only the reasons are yielded."""
     values = _read(path)
     if isinstance(values, Finding):
         yield values
@@ -51,7 +50,7 @@ _FLAGS = "flags of a script"
 
 
 def _flags(flags: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Of Megatron's; None: of anything else."""
+    """Returns the flags of a Megatron run; None if these are not Megatron's."""
     is_its_own = megatron.is_megatron(flags) or "num_experts" in flags
     return {"num_moe_experts": flags.get("num_experts"), **flags, _FLAGS: True} if is_its_own else None
 
@@ -73,7 +72,7 @@ def _read(path: str) -> Mapping[str, Any] | Finding:
 
 
 def _hjson(text: str) -> Any:
-    """As DeepSpeed reads its own: with comments, and without quotes."""
+    """Parses JSON with comments and without quotes, as DeepSpeed reads its config."""
     try:
         import hjson
 
@@ -83,14 +82,14 @@ def _hjson(text: str) -> Any:
 
 
 def _yaml(path: str, text: str) -> Mapping[str, Any] | None:
-    """A file of Megatron's, or a recipe of its tests."""
+    """Parses a YAML file of Megatron, or a recipe of its tests."""
     if Path(path).suffix not in (".yaml", ".yml"):
         return None
     try:
         import yaml
 
         values = yaml.safe_load(text)
-    except Exception:  # none is installed, or it is none: the caller says what it is not
+    except Exception:  # no yaml module, or no YAML: the caller tries hjson next
         return None
     if not isinstance(values, Mapping):
         return None
@@ -99,7 +98,7 @@ def _yaml(path: str, text: str) -> Mapping[str, Any] | None:
 
 
 def _section(path: str, values: Mapping[str, Any]) -> config.Options | Finding:
-    """What the "sluice" section and the environment ask for together."""
+    """Returns the options of the "sluice" section and the environment together."""
     section = values.get("sluice")
     try:
         options = settings.of_ds_config(section)
@@ -149,7 +148,7 @@ def _deepspeed(path: str, values: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _number(values: Mapping[str, Any], *names: str) -> int:
-    """A number inside nested sections, 0 where there is none."""
+    """Returns a number inside nested sections, 0 if there is none."""
     found: Any = values
     for name in names:
         found = found.get(name) if isinstance(found, Mapping) else None
@@ -157,7 +156,7 @@ def _number(values: Mapping[str, Any], *names: str) -> int:
 
 
 def _obstacles(values: Mapping[str, Any], options: config.Options) -> Iterator[Finding]:
-    """What of DeepSpeed's own keys keeps layers from being swapped."""
+    """Yields DeepSpeed's own keys that keep layers from being swapped."""
     warned = NOTE if options.on_unsupported == "warn" else BAD
     if _number(values, "zero_optimization", "stage") == 3:
         why = (
@@ -191,13 +190,13 @@ def _obstacles(values: Mapping[str, Any], options: config.Options) -> Iterator[F
 
 
 def _is_auto_ep(values: Mapping[str, Any]) -> bool:
-    """Whether DeepSpeed replaces MoE blocks of the model by layers of its own."""
+    """Returns whether DeepSpeed replaces MoE blocks of the model by its own layers."""
     section = values.get("expert_parallel")
     return isinstance(section, Mapping) and bool(section.get("enabled"))
 
 
 def _against_auto_ep(section: Mapping[str, Any], warned: str) -> Iterator[Finding]:
-    """What of its section keeps AutoEP layers from being swapped."""
+    """Yields the keys of AutoEP's section that keep its layers from being swapped."""
     backend = section.get("comm_backend", "comm")
     if backend != "comm" and section.get("autoep_size", 1) != 1:
         yield Finding(
@@ -268,7 +267,7 @@ def _model_obstacles(path: str, kind: str, values: Mapping[str, Any]) -> Iterato
 
 
 def _takes_part(kind: str) -> bool | None:
-    """Whether a class of this family is decorated for the registry of experts; None: there is no such family here."""
+    """Returns whether a class of this family is decorated for the registry of experts; None: unknown family."""
     import transformers
     from transformers.models.auto.configuration_auto import model_type_to_module_name
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `sluice doctor` reports: one finding a line."""
+"""Defines the findings that `sluice doctor` reports, one per line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Finding:
 
 
 def installed_version(distribution: str) -> str | None:
-    """Of a distribution; None: it is not installed."""
+    """Returns the version of a distribution; None if it is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice doctor --config FILE` of Megatron's: what its flags, or a TransformerConfig, would have Sluice swap."""
+"""Checks for `sluice doctor --config FILE` what Sluice would swap with Megatron's flags or a TransformerConfig."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sluice.doctor_findings import BAD, NOTE, OK, Finding
 
 CHECK = "config"
 SPEC = "sluice.megatron"
-# Flags by the names that TransformerConfig has for them.
+# Maps flags to their names in TransformerConfig.
 _FLAGS = {"fp8_format": "fp8", "fp4_format": "fp4"}
 
 
 def examine(path: str, values: Mapping[str, Any], are_flags: bool) -> Iterator[Finding]:
-    """values: flat, with underscores. are_flags: of a script, which must name the spec."""
+    """Yields the findings. values: flat, with underscores. are_flags: a script's flags, which must name the spec."""
     given = {_FLAGS.get(name, name): value for name, value in values.items()}
     count = given.get("num_moe_experts") or given.get("num_experts")
     if not count:

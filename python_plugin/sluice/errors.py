@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of the library as Python exceptions.
+"""Defines the Python exceptions for errors of the library.
 
-One class per status that a caller may want to treat apart. Importing this needs neither the library nor a host.
+Each status that a caller may want to handle separately has a class. This module needs neither the library nor a host.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 class SluiceError(RuntimeError):
     """A call into Sluice failed.
 
-    status   the library's number; `status_name` spells it
-    peer     the rank at fault, -1 if none is known
+    status   the library's number; `status_name` is its name
+    peer     the rank at fault, -1 if it is not known
     message  what, where, what to do
     """
 
@@ -32,7 +32,7 @@ class SluiceError(RuntimeError):
         return f"{self.status_name}: {self.message}"
 
     def __reduce__(self) -> tuple:
-        """Pickled by launchers that carry a worker's exception to its parent."""
+        """Supports pickling, with which launchers pass a worker's exception to its parent."""
         return _rebuild, (type(self), self.message, self.status, self.peer, self.native_code)
 
 
@@ -45,7 +45,7 @@ class InvalidArgument(SluiceError, ValueError):
 
 
 class AbiMismatch(SluiceError):
-    """The library and the headers, or two of their structs, do not belong together."""
+    """The library and the headers, or two of their structs, do not match."""
 
     default_status = -2
 
@@ -67,7 +67,7 @@ class NotFound(SluiceError):
 
 
 class LibraryNotFound(NotFound, ImportError):
-    """libsluice, or the module that describes it, is not there or does not load."""
+    """libsluice, or the module that describes it, is missing or does not load."""
 
 
 class InvalidState(SluiceError):
@@ -99,7 +99,7 @@ class Aborted(SluiceError):
 
 
 class External(SluiceError):
-    """A callback or a foreign library failed; `__cause__` is the callback's own exception."""
+    """A callback or an external library failed; `__cause__` is the callback's own exception."""
 
     default_status = -13
 
@@ -159,13 +159,13 @@ _CLASSES: dict[int, type[SluiceError]] = {
 }
 
 
-# What the library advises where a communicator is at its end (SLUICE_COMM_REMEDY of backend/comm/comm.h). In Python the
-# host has made the process groups, and none of them mends a group that has lost a rank.
+# The library's advice for a failed communicator (SLUICE_COMM_REMEDY of backend/comm/comm.h). In Python the host creates
+# the process groups, and no host repairs a group that has lost a rank.
 COMM_REMEDY = "destroy it and make a new one on all ranks"
 HOST_REMEDY = "start all ranks again, from the last checkpoint (torchrun --max-restarts does it by itself)"
 
 
 def from_status(status: int, message: str, peer: int = -1, native_code: int = 0) -> SluiceError:
-    """The exception for a status of the library."""
+    """Returns the exception for a status of the library."""
     kind = _CLASSES.get(status, SluiceError)
     return kind(message.replace(COMM_REMEDY, HOST_REMEDY), status=status, peer=peer, native_code=native_code)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts that change ranks, under any host: `sluice.move_experts` and `sluice.experts_at_home`."""
+"""Moves experts between ranks, for all hosts: `sluice.move_experts`, `start_moving_experts` and `experts_at_home`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from sluice.errors import InvalidArgument
 
 
 def move_experts(layer: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None) -> None:
-    """Expert e of a layer goes to slot expert_slot[e] of rank expert_rank[e] of its expert-parallel group, with its
-    parameters, gradients, master copies and all that the optimizer keeps of it (moments, step counts).
+    """Moves expert e of a layer to slot expert_slot[e] of rank expert_rank[e] of its expert-parallel group, with its
+    parameters, gradients, master weights and optimizer state (moments, step counts).
 
-    layer      one that runs on Sluice: DeepSpeed's or AutoEP's, Megatron's MoELayer, an experts module of transformers
-               under ep_implementation="sluice"
-    optimizer  the one that trains it, as the host gives it; None: there is none, and gradients go alone
+    layer      a layer that runs on Sluice: DeepSpeed's or AutoEP's, Megatron's MoELayer, an experts module of
+               transformers under ep_implementation="sluice"
+    optimizer  the optimizer that trains the layer, as the host returns it; None: there is none
 
-    Each rank keeps as many experts as it has: lists that say otherwise are Unsupported. Between steps: InvalidState
-    while a forward waits for its backward. Collective over the layer's group, and over ranks that hold replicas of its
-    experts: all give the same lists, or all get the error, and nothing has moved then. The training goes on with the
-    bits that it would have had, where docs/c-abi.md promises them.
+    The number of experts per rank must not change: other lists raise Unsupported. Call it between steps: a forward that
+    waits for its backward raises InvalidState. It is collective over the layer's group, and over ranks that hold
+    replicas of its experts. All ranks pass the same lists; otherwise all raise the error, and nothing has moved.
+    Training continues with the same bits as without the move, where docs/c-abi.md promises them.
     """
     kept = resolve.kept_of(layer)
     if kept is None or not hasattr(kept, "move"):
@@ -39,17 +39,18 @@ def start_moving_experts(
     optimizer: Any,
     bytes_per_second: int | None = None,
 ) -> Any:
-    """The same beside the optimizer's next steps: what a step has left travels over connections of its own while the
-    next forwards and backwards run, gradients follow in front of the next step, and then all ranks have moved, or none.
+    """Moves experts as move_experts does, but asynchronously. After an optimizer step, weights and optimizer state are
+    sent over separate connections while the next forwards and backwards run. Gradients follow just before the next
+    step; the new placement then takes effect on every rank or on none.
 
-    An experts module of transformers, and an optimizer of torch, whose step hooks drive it; DeepSpeed has
-    "placement": "adaptive". Call it before a step, on all ranks alike. In one round a rank gives one expert at most and
-    gets one, so a placement may take some steps; further calls wait for their turn. While it lasts, weights of experts
-    change in optimizer.step() alone: where somebody else writes into them, the move is given up on all ranks.
+    Supported are an experts module of transformers and an optimizer of torch, whose step hooks drive the move; for
+    DeepSpeed use "placement": "adaptive". Call it before a step, on all ranks. In one round a rank sends and receives
+    at most one expert, so a placement may take several steps; further calls are queued. During a move, only
+    optimizer.step() may change weights of experts: other writes cancel the move on all ranks.
 
-    What is returned has `has_ended`, `num_moves` (experts that have changed their rank), `why_not` (given up, and why),
-    `left_bytes`, and `hidden_bytes` of them that were out before the step. bytes_per_second: of a rank, None: as fast
-    as the link takes them; of an optimizer's first call. Losses of ranks are errors of optimizer.step().
+    The returned object has `has_ended`, `num_moves` (experts that have changed ranks), `why_not` (why the move was
+    cancelled), `left_bytes` (bytes sent) and `hidden_bytes` (bytes sent before the step). bytes_per_second limits each
+    rank; None: the speed of the link. An optimizer's first call sets it. optimizer.step() raises if a rank is lost.
     """
     kept = resolve.kept_of(layer)
     if kept is None or not hasattr(kept, "start_moving"):
@@ -62,11 +63,11 @@ def start_moving_experts(
 
 @contextmanager
 def experts_at_home(model: Any, optimizer: Any = None) -> Iterator[None]:
-    """Within it all experts of a model lie where its host believes them to be, and behind it where they lay before:
-    around what reads or writes state dicts, which number experts by their place. Collective, as move_experts.
+    """Moves all experts of a model to the ranks where the host expects them, and on exit back to their last ranks. Use
+    it around code that reads or writes state dicts, which number experts by position. Collective, as move_experts.
 
-    model      a DeepSpeed engine will do too, whose optimizer is known
-    optimizer  the one that the experts moved with
+    model      a model, or a DeepSpeed engine, whose optimizer is known
+    optimizer  the optimizer that was passed when the experts moved
     """
     from sluice.adapters.common.migration import moving
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process at a time, as far as the file system has locks.
+"""Locks files, on file systems that have locks.
 
-Some have none: network file systems without a lock service, some of FUSE. What is guarded is written whole and named in
-one step, so that without a lock the worst is that one of two writers is not seen. That is no reason to fail.
+Some have none: network file systems without a lock service, some FUSE ones. The guarded files are written whole and
+renamed atomically, so without a lock the worst outcome is that one of two writes is lost. That is no reason to fail.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _told: set[str] = set()
 
 
 def take(handle: int, path: str) -> bool:
-    """Waits for the lock of an open file, which goes with the file. False, with a word on stderr once for each path:
-    its file system has none. Other errors are raised (OSError).
+    """Waits for the lock of an open file; closing the file releases the lock. Returns False if the file system has no
+    locks, with a warning on stderr once per path. Other errors are raised (OSError).
     """
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

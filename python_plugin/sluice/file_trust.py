@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose the files are that Sluice reads back, and who else can change them.
+"""Checks which users own, and can change, the files that Sluice reads back.
 
-Code is loaded from nowhere that others can write to. Between a look at a folder and the load of what lies in it only
-this user and root can change anything there, so a look is enough. Root may do anything anyhow; so may the user.
+Code is never loaded from folders that other users can write to. Between the check of a folder and the load from it only
+this user and root can change the folder, so one check is enough. Root and the user themselves are trusted.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import IO
 
 from . import cache_folder
 
-MOST_LINKS = 40  # on the way to a folder, as in the kernel
+MOST_LINKS = 40  # symbolic links in a path, the kernel's limit
 
 
 class NotOurs(PermissionError):
-    """Others can change it. strerror says who, and what to do."""
+    """Other users can change the file or folder. strerror says which, and what to do."""
 
 
 def _user(uid: int) -> str:
@@ -33,7 +33,7 @@ def _user(uid: int) -> str:
 
 
 def _is_private(gid: int) -> bool:
-    """A group of this user alone, as is the custom where files are group-writable from the start (umask 002)."""
+    """Returns whether the group has this user alone, as on systems that create group-writable files (umask 002)."""
     try:
         me, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
     except KeyError:
@@ -43,7 +43,7 @@ def _is_private(gid: int) -> bool:
 
 @functools.cache
 def _outside() -> int | None:
-    """The owner that all files of users outside a container seem to have, root's among them; None: all are inside."""
+    """Returns the uid that a container shows for all users outside of it, root included; None: no user is outside."""
     try:
         with open("/proc/self/uid_map") as file:
             if file.read().split() == ["0", "0", "4294967295"]:
@@ -55,19 +55,19 @@ def _outside() -> int | None:
 
 
 def _strange_owner(info: os.stat_result, also: tuple[int | None, ...] = ()) -> str | None:
-    """Whose it is, where it is neither this user's nor root's; also: owners that are as good."""
+    """Returns the owner if it is neither this user, root nor one of `also`."""
     return None if info.st_uid in (0, os.geteuid(), *also) else _user(info.st_uid)
 
 
 def _writers(info: os.stat_result) -> str | None:
-    """Who can write it besides its owner."""
+    """Returns the users who can write the file in addition to its owner."""
     if info.st_mode & stat.S_IWOTH:
         return "every user"
     return "its group" if info.st_mode & stat.S_IWGRP and not _is_private(info.st_gid) else None
 
 
 def _demand(path: str, owner: str | None, writers: str | None) -> None:
-    """Raises NotOurs if there is one of either."""
+    """Raises NotOurs if an owner or writers are given."""
     instead = f"or set {cache_folder.VARIABLE} to a folder that only you can write"
     if owner is not None:
         raise NotOurs(errno.EPERM, f"it belongs to {owner}: have it removed, {instead}", path)
@@ -79,7 +79,7 @@ def _demand(path: str, owner: str | None, writers: str | None) -> None:
 
 
 def make_folder(path: str) -> None:
-    """With its parents, each for this user alone; what is there stays as it is."""
+    """Creates a folder and its parents for this user alone. Existing folders keep their mode."""
     if os.path.isdir(path):
         return
     make_folder(os.path.dirname(path) or os.curdir)
@@ -88,12 +88,12 @@ def make_folder(path: str) -> None:
 
 
 def check_folder(path: str, may_lack: bool = False) -> None:
-    """Raises NotOurs unless this user and root alone decide what lies in a folder. `path` is absolute.
+    """Raises NotOurs unless this user and root alone can change the contents of a folder. `path` is absolute.
 
-    may_lack  where it is not there yet, the part of it that is there counts
+    may_lack  the folder may be missing; the existing part of the path is then checked
 
-    Who can write a folder can put another in the place of what lies in it, so all folders and links on the way count;
-    where a folder is sticky (/tmp), only owners can.
+    A user who can write a folder can replace its entries, so all folders and links of the path are checked. In a sticky
+    folder (/tmp) only the owners of entries can replace them.
     """
     done, todo, links = "/", path.split("/"), 0
     _check_one(done)
@@ -124,7 +124,7 @@ def _check_one(path: str, is_last: bool = False) -> None:
     info = os.lstat(path)
     if not stat.S_ISDIR(info.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
-    is_sticky = not is_last and info.st_mode & stat.S_ISVTX  # whose the next one is will be seen there
+    is_sticky = not is_last and info.st_mode & stat.S_ISVTX  # the owner of the next entry is checked in its own turn
     owner = _strange_owner(info, () if is_last else (_outside(),))
     _demand(path, owner, None if is_sticky else _writers(info))
 
@@ -133,9 +133,9 @@ def _check_one(path: str, is_last: bool = False) -> None:
 
 
 def open_ours(path: str, also: tuple[int | None, ...] = ()) -> int:
-    """A descriptor of a regular file, no link, that nobody else can change. Raises NotOurs, or another OSError."""
+    """Opens a regular file, not a link, that no other user can change. Raises NotOurs, or another OSError."""
     try:
-        # O_NONBLOCK: a FIFO in its place must not hold the run up.
+        # O_NONBLOCK: the open of a FIFO must not block.
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         if error.errno == errno.ELOOP:
@@ -153,9 +153,9 @@ def open_ours(path: str, also: tuple[int | None, ...] = ()) -> int:
 
 
 def open_data(path: str) -> IO[str]:
-    """Text that an earlier run left. Of others it is refused (NotOurs) in the default cache folder.
+    """Opens a text file of an earlier run. In the default cache folder, a file of another user raises NotOurs.
 
-    A file in another place is the user's choice; that others can write it is said once.
+    A file in another folder is the user's choice: if others can write it, a warning is printed once.
     """
     default = cache_folder.default()
     if default is not None and os.path.dirname(os.path.abspath(path)) == os.path.abspath(default):
@@ -168,7 +168,7 @@ _said: set[str] = set()
 
 
 def warn(path: str) -> None:
-    """Once for each path, a word on stderr where every user, or a group, can write a file that this user named."""
+    """Warns on stderr, once per path, if all users or a group can write a file that this user named."""
     with contextlib.suppress(OSError):
         writers = _writers(os.stat(path))
         if writers is not None and path not in _said:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user hands to `sluice.stats`, `decisions`, `export_*` and `trace.stop`, as its layers that run on Sluice.
+"""Finds the layers that run on Sluice in the argument of `sluice.stats`, `decisions`, `export_*` and `trace.stop`.
 
-All take the same things: a layer, a model, a DeepSpeed engine, each also inside of DDP, FSDP or torch.compile, or a
-list of these. A layer here is what its adapter keeps of it: `layer_id`, `stats()` and `contexts()`.
+The argument is a layer, a model, a DeepSpeed engine, each also inside of DDP, FSDP or torch.compile, or a list of
+these. A layer here is the adapter's object for it, with `layer_id`, `stats()` and `contexts()`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 from sluice import autoload
 from sluice.errors import InvalidArgument
 
-# Classes of torch that wrap one module, and where they keep it.
+# Classes of torch that wrap one module, and the attribute that holds it.
 _WRAPPERS = {
     "DataParallel": "module",
     "DistributedDataParallel": "module",
     "FullyShardedDataParallel": "module",
     "OptimizedModule": "_orig_mod",
 }
-# What each adapter knows of layers that have no numbers; loaded only where its host is.
+# Each adapter's module about layers that have no numbers; loaded only if its host is.
 _ABSENT = {
     "deepspeed": "sluice.adapters.deepspeed.absent",
     "megatron.core": "sluice.adapters.megatron.absent",
@@ -30,10 +30,10 @@ _ABSENT = {
 
 
 def layers(given: Any) -> list[Any]:
-    """Those that have numbers, in the order of the model, each once.
+    """Returns the layers that have numbers, in the order of the model, each once.
 
-    None where there will be some, or need not be: experts of transformers before their first call, a pipeline's stage
-    without MoE layers, an empty list. InvalidArgument says of all else what it is, and why none is on Sluice.
+    The list is empty for experts of transformers before their first call, for a pipeline stage without MoE layers and
+    for an empty list. Otherwise InvalidArgument says what was given, and why no layer of it runs on Sluice.
     """
     if isinstance(given, (list, tuple)):
         found = [layer for one in given for layer in layers(one)]
@@ -43,22 +43,22 @@ def layers(given: Any) -> list[Any]:
 
 
 def is_one_layer(given: Any) -> bool:
-    """Whether it is a layer itself, and no model around one. Of what `layers` takes."""
+    """Returns whether the argument (as for `layers`) is a layer itself, and not a model around one."""
     if isinstance(given, (list, tuple)):
         return False
     module = _unwrapped(given)
-    module = module._modules.get("deepspeed_moe", module)  # DeepSpeed's MoE is the layer, for who built the model
+    module = module._modules.get("deepspeed_moe", module)  # DeepSpeed's MoE is the layer in the user's model
     return _layer(module) is not None or any(absent.waits(module) for absent in _hosts())
 
 
 def contexts(given: Any) -> list[Any]:
-    """What these layers run on, as far as it is open, each once."""
+    """Returns the open contexts of these layers, each once."""
     found = [context for layer in layers(given) for context in layer.contexts() if context.alive]
     return list({id(context): context for context in found}.values())
 
 
 def numbers_of(layers: list[Any], reset_peak: bool = False) -> dict[str, Any]:
-    """What `sluice.stats` returns for these layers."""
+    """Returns the result of `sluice.stats` for these layers."""
     contexts = list({id(context): context for layer in layers for context in layer.contexts()}.values())
     places = {id(context): place for place, context in enumerate(contexts)}
     pool = sys.modules.get("sluice.adapters.torch.gradient_pool")
@@ -70,7 +70,7 @@ def numbers_of(layers: list[Any], reset_peak: bool = False) -> dict[str, Any]:
 
 
 def name_of(given: Any) -> str:
-    """Its class; of a wrapper also that of what is in it."""
+    """Returns the name of the class, and for a wrapper also the class of the wrapped module."""
     inner = _unwrapped(given)
     own = type(given).__name__
     return own if inner is given else f"{own} around {type(inner).__name__}"
@@ -97,7 +97,7 @@ def _of_module(given: Any) -> list[Any]:
 
 
 def kept_of(module: Any) -> Any:
-    """What an adapter keeps of a layer, one that has not run yet too; None: it is no layer of an adapter's."""
+    """Returns the adapter's object for a layer, even before its first run; None if no adapter runs the layer."""
     if not hasattr(module, "named_modules"):
         return None
     kept = vars(module).get("_sluice")
@@ -106,7 +106,7 @@ def kept_of(module: Any) -> Any:
 
 
 def _layer(module: Any) -> Any:
-    """The same of one that has numbers."""
+    """Returns the adapter's object for a layer that has numbers."""
     kept = kept_of(module)
     return kept if getattr(kept, "has_run", True) else None
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users of Megatron-Core name (docs/megatron.md).
+"""The names for users of Megatron-Core (docs/megatron.md).
 
 --spec sluice.megatron moe_block_spec        Megatron-LM's training scripts
-with_sluice(spec, chunks=4)                  users of core alone: around the spec of their model
+with_sluice(spec, chunks=4)                  core without Megatron-LM: wraps the layer spec of the model
 """
 
 from __future__ import annotations

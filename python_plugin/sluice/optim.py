@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers over host memory: `sluice.optim.AdamW` and `sluice.optim.Adam` stand in for those of `torch.optim`.
+"""Optimizers over host memory: `sluice.optim.AdamW` and `sluice.optim.Adam` replace those of `torch.optim`.
 
-With a `process_group` their steps sum gradients over ranks; `sluice.optim.GradScaler` scales the loss for these.
+With a `process_group` their steps sum gradients over ranks; `sluice.optim.GradScaler` scales the loss for them.
 """
 
 from .adapters.torch.grad_scaler import GradScaler

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of option values: each checks one value of the "sluice" section and returns what the program works with.
+"""Readers of option values: each checks one value of the "sluice" section and returns the internal value.
 
-A reader is called with the key's path and the value, and raises ConfigError, whose message names both and says what to
-write. None and the word "auto" never reach a reader (sluice.config.parse).
+A reader is called with the key's path and the value. It raises ConfigError, whose message names both and says what to
+write. sluice.config.parse handles None and the word "auto" before it calls a reader.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1
 
 
 class ConfigError(InvalidArgument):
-    """A section that cannot be used. The message names the key, the value and what to write."""
+    """The section is invalid. The message names the key, the value and what to write."""
 
 
 def bytes_text(value: int) -> str:
-    """A number of bytes for people: "20 GiB", "12.5 MiB"."""
+    """Formats a number of bytes: "20 GiB", "12.5 MiB"."""
     unit, factor = next(((name, UNITS[name]) for name in ("GiB", "MiB", "KiB") if value >= UNITS[name]), ("B", 1))
     return f"{value / factor:.4g} {unit}"
 
 
 def the_word_auto(key: str, instead: str) -> ConfigError:
-    """The error for the word "auto"."""
+    """Returns the error for the word "auto"."""
     return ConfigError(
         f'"sluice": "{key}": the word "auto" is not used here, because some trainers rewrite it: {instead}'
     )
 
 
 def parts(key: str, value: Mapping[Any, Any], readers: Mapping[str, Reader]) -> dict[str, Any]:
-    """The keys of an object, each read by its own reader; those that are null are left out."""
+    """Reads the keys of an object, each by its own reader, and leaves out null ones."""
     check_parts(key, value, readers)
     return {name: readers[name](f"{key}.{name}", item) for name, item in value.items() if item is not None}
 
 
 def check_parts(key: str, value: Mapping[Any, Any], known: Mapping[str, Any]) -> None:
-    """Refuses keys of an object that are not known."""
+    """Raises ConfigError for unknown keys of an object."""
     unknown = [name for name in value if name not in known]
     if unknown:
         raise ConfigError(f'"sluice": "{key}" has no key {unknown[0]!r}: known are {", ".join(known)}')
@@ -115,14 +115,14 @@ def seconds(key: str, value: Any) -> float:
 
 
 def calibrate(key: str, value: Any) -> float | None:
-    """Seconds; true stands for the default number of seconds."""
+    """Reads seconds; true stands for the default number of seconds."""
     if isinstance(value, bool):
         return CALIBRATION_SECONDS if value else None
     return seconds(key, value)
 
 
 def number_of_bytes(key: str, value: Any) -> int:
-    """A number of bytes, or text with a unit: "20GiB", "1.5 GB"."""
+    """Reads a number of bytes, or text with a unit: "20GiB", "1.5 GB"."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
     if found and (found[2] or "B") in UNITS and float(found[1]) < 1 << 63:
         value = int(float(found[1]) * UNITS[found[2] or "B"])
@@ -133,12 +133,12 @@ def number_of_bytes(key: str, value: Any) -> int:
 
 
 def bytes_or_false(key: str, value: Any) -> int:
-    """A number of bytes as in number_of_bytes; false stands for 0."""
+    """Reads a number of bytes as number_of_bytes does; false stands for 0."""
     return 0 if value is False else number_of_bytes(key, value)
 
 
 def _is_path(value: Any) -> bool:
-    """Whether a file can have this name."""
+    """Returns whether a file can have this name."""
     try:
         return isinstance(value, str) and bool(value) and b"\0" not in os.fsencode(value)
     except UnicodeEncodeError:
@@ -158,7 +158,7 @@ def path_or_adaptive(key: str, value: Any) -> str:
 
 
 def path_or_true(key: str, value: Any) -> str | bool | None:
-    """A path; true stands for a file in the cache folder, false for no file."""
+    """Reads a path; true stands for a file in the cache folder, false for no file."""
     if value == "auto":
         raise the_word_auto(key, "write true for a file in the cache folder, or a path")
     if isinstance(value, bool):
@@ -167,7 +167,7 @@ def path_or_true(key: str, value: Any) -> str | bool | None:
 
 
 def by_chunk(*allowed: str) -> Reader:
-    """A policy for all chunks, or a list with one policy for each chunk."""
+    """Returns a reader of a policy for all chunks, or of a list with one policy per chunk."""
     read_one = one_of(*allowed)
 
     def read(key: str, value: Any) -> str | tuple[str, ...]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where options may come from: which keys of the "sluice" section each origin may have (sluice.options has the table).
+"""Checks which keys of the "sluice" section each origin of options may set (sluice.options has the table).
 
 The user writes the ds_config, the environment, the specs of layers and the calls of `sluice.configure`. A model's own
-config comes with the model, and a user who downloads one must run nothing of its author's (transformers'
+config comes with the model, and a downloaded model must not be able to run code of its author (transformers'
 `trust_remote_code=False`).
 """
 
@@ -16,9 +16,9 @@ from sluice.options import DS_CONFIG, ENVIRONMENT, MODEL, PATHS, TABLE
 
 
 def taken(section: Any, origin: str) -> dict[str, Any]:
-    """A copy of a section (None: empty), all of whose keys may come from there; ConfigError names those that may not.
+    """Returns a copy of a section (None: empty). ConfigError names the keys that `origin` may not set.
 
-    Who uses the section uses the copy: a mapping of any other kind could show other keys when it is asked again.
+    Callers use the copy: an arbitrary mapping could return other keys when it is read a second time.
     """
     if section is None:
         return {}
@@ -36,7 +36,7 @@ def _copied(section: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _paths(section: dict[str, Any]) -> Iterator[str]:
-    """The rules that a section falls under; unknown keys are errors here as in any section."""
+    """Yields the paths of the keys of a section. Unknown keys are errors, as in any section."""
     for key, value in section.items():
         config.check_key(key)
         if TABLE[key].parts and isinstance(value, dict):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Restore policies: how dispatched rows and pre-activations reach the backward.
+"""Restore policies: how the backward obtains dispatched rows and pre-activations.
 
-Names, numbers and what each takes are the library's (backend/model/restore.c), which the packaging wrote beside this
-file. Nothing is loaded, since configs are checked in every process that builds an engine.
+Names, numbers and costs come from the library (backend/model/restore.c): the packaging writes them into a file next to
+this one. The library is not loaded, since every process that builds an engine checks configs.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import NamedTuple
 from ._restore_table import TABLE
 
 ADAPTIVE = -1  # SLUICE_RESTORE_ADAPTIVE
-BY_CHUNK = 255  # SLUICE_RESTORE_BY_CHUNK: a list by chunk says it
+BY_CHUNK = 255  # SLUICE_RESTORE_BY_CHUNK: a list has the policy of each chunk
 BY_CHUNK_NAME = "by chunk"
 
 
 class Policy(NamedTuple):
     """One row of the table.
 
-    input, pre_activation    whether dispatched rows, and pre-activations, may have it
-    device_rows, host_rows   that outlive forward, for each row of a chunk
-    exchanges, gemms         of a chunk, once more in backward
+    input, pre_activation    whether the policy can be that of dispatched rows, and of pre-activations
+    device_rows, host_rows   rows kept from forward to backward, per row of a chunk
+    exchanges, gemms         exchanges and GEMMs of a chunk that backward repeats
     """
 
     name: str
@@ -41,24 +41,24 @@ def _least(names: dict[str, int]) -> str:
 POLICIES = {row["name"]: Policy(**row) for row in TABLE["policies"]}
 INPUT = {name: one.number for name, one in POLICIES.items() if one.input}
 PRE_ACTIVATION = {name: one.number for name, one in POLICIES.items() if one.pre_activation}
-# MPipeMoE's names of pairs (input, pre-activation), and the one that keeps everything.
+# MPipeMoE's names of pairs (input, pre-activation), and the pair that keeps everything.
 SETS = {row["name"]: (row["input"], row["pre_activation"]) for row in TABLE["sets"]}
 KEPT = SETS["none"]
-# Of chunks that nothing is kept of.
+# The policies with the fewest kept rows.
 LEAST = _least(INPUT), _least(PRE_ACTIVATION)
 
 
 def set_name(pair: object) -> str | None:
-    """The papers' name of a pair; None where it has none."""
+    """Returns the papers' name of a pair; None if it has none."""
     return next((name for name, one in SETS.items() if one == pair), None)
 
 
 def name_of(number: int) -> str | None:
-    """As decisions say a number; None where it names no policy."""
+    """Returns the name of a number in a decision; None if the number is no policy."""
     names = {BY_CHUNK: BY_CHUNK_NAME, **{one.number: name for name, one in POLICIES.items()}}
     return names.get(number)
 
 
 def is_computed_again(name: str) -> bool:
-    """Whether a chunk's pre-activations are computed once more in backward; False for what is no policy."""
+    """Returns whether backward recomputes a chunk's pre-activations; False if `name` is no policy."""
     return name in POLICIES and POLICIES[name].gemms > 0

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records how many rows each local expert of each layer received, once per backward, while SLUICE_ROUTING_DIR names a
-folder. Every rank writes a file of its own there; `sluice routing DIR` joins them into one that `sluice simulate` and
+"""Records how many rows each local expert of each layer received, once per backward, if SLUICE_ROUTING_DIR names a
+folder. Each rank writes its own files there; `sluice routing DIR` joins them into one that `sluice simulate` and
 `sluice plan` replay.
 
-The counts are those that the engine has anyway: no pass over tokens, no communication. They are written in blocks of
-512, and at exit.
+The engine has the counts already, so recording needs no pass over tokens and no communication. Counts are written in
+blocks of 512, and at exit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _process = os.getpid()
 
 
 class _File:
-    """One file of a group of ranks: layers of another group have experts elsewhere, and a file of their own."""
+    """The file of one group of ranks. Layers of another group have their experts on other ranks, and another file."""
 
     def __init__(self, group: Any, number: int) -> None:
         folder = os.environ[FOLDER]
@@ -45,7 +45,7 @@ _files: dict[tuple[int, ...], _File] = {}
 
 
 def note(layer: Any, step: Any, library: Any) -> None:
-    """Called by adapters for each backward of a layer with a step that is ready. Never fails the training."""
+    """Adapters call it for each backward of a layer, with a step that is ready. It never fails the training."""
     global active
     if os.getpid() != _process:
         return
@@ -76,14 +76,14 @@ def _file_of(group: Any) -> _File:
 
 
 def flush() -> None:
-    """Writes what is held back."""
+    """Writes the buffered counts."""
     global active
     if os.getpid() != _process:
         return
     for one in _files.values():
         try:
             one.flush()
-        except (OSError, ValueError):  # the disk is full, or was when it was closed: training goes on
+        except (OSError, ValueError):  # the disk is full, or was when the file was closed: training continues
             active = False
             with contextlib.suppress(OSError):
                 one.file.close()

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a training script with Sluice loaded, for sure.
+"""Runs a training script and guarantees that Sluice is loaded.
 
     python -m sluice.run train.py ...
     deepspeed --module sluice.run train.py ...        (torchrun -m sluice.run train.py ... likewise)
     python -m sluice.run [--require] [-m] SCRIPT_OR_MODULE ...
 
-The second loader: for torch before 2.5, for TORCH_DEVICE_BACKEND_AUTOLOAD=0, and for whoever wants a failure instead
-of a run without Sluice. It still takes `"sluice": {"enabled": true}` in the config to switch on; `--require` is
-SLUICE=require. The launcher of DeepSpeed puts `--local_rank=N` before the script: it is passed on.
+It replaces the autoloading of torch: for torch before 2.5, with TORCH_DEVICE_BACKEND_AUTOLOAD=0, or if a run without
+Sluice should fail. `"sluice": {"enabled": true}` in the config still switches Sluice on; `--require` is
+SLUICE=require. DeepSpeed's launcher puts `--local_rank=N` before the script: it is passed on.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ exit status: 0 or what the script exits with; 1 where Sluice does not load or th
 
 
 def split(arguments: list[str]) -> tuple[str, bool, list[str], bool]:
-    """(script, whether it is a module, its arguments, --require) of a command line; ValueError says what is missing."""
+    """Returns (script, whether it is a module, its arguments, --require). ValueError says what is missing."""
     passed_on: list[str] = []
     require = module = False
     rest = list(arguments)
@@ -57,7 +57,7 @@ def split(arguments: list[str]) -> tuple[str, bool, list[str], bool]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Checks that the library loads, installs the hook, then becomes the script."""
+    """Checks that the library loads, installs the hook, and runs the script as `__main__`."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] in (["-h"], ["--help"]):
         print(HELP, end="")

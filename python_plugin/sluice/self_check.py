@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One tiny layer, forward and backward, in the C library alone: is what is installed able to compute?
+"""Runs forward and backward of a tiny layer in the C library alone, to check that the installation can compute.
 
-No torch: one rank, two experts of two Linears with ReLU, in plain Python beside it. Gradients are compared with finite
-differences of the forward.
+torch is not used. The layer has one rank and two experts of two Linears with ReLU. Outputs are compared with plain
+Python, and gradients with finite differences of the plain forward.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _IDS = [0, 1, 1, 0, -1]
 
 
 def run(library: Any) -> dict[str, Any]:
-    """{"gemm", "forward_error", "gradient_error"}; raises what the library reports."""
+    """Returns {"gemm", "forward_error", "gradient_error"}; raises the library's errors."""
     layer = _Layer(library)
     try:
         values = _values()
@@ -27,7 +27,7 @@ def run(library: Any) -> dict[str, Any]:
             for sign in (1, -1):
                 moved = {key: list(value) for key, value in values.items()}
                 moved[name][position] += sign * step
-                # In Python's doubles; the layer is linear in each of these, away from ReLU's corner.
+                # In Python's doubles; the layer is linear in each of these, except where a ReLU changes sign.
                 shifted.append(sum(_plain(moved)))
             slope = (shifted[0] - shifted[1]) / (2 * step)
             gradient_error = max(gradient_error, abs(gradients[name][position] - slope))
@@ -49,7 +49,7 @@ def _values() -> dict[str, list[float]]:
 
 
 def _plain(values: dict[str, list[float]]) -> list[float]:
-    """y[t] = weight[t] * W2 relu(W1 x[t]) of the token's expert; 0 for a dropped token."""
+    """Computes y[t] = weight[t] * W2 relu(W1 x[t]) with the token's expert; 0 for a dropped token."""
     out: list[float] = []
     for token in range(T):
         expert = _IDS[token]
@@ -65,7 +65,7 @@ def _plain(values: dict[str, list[float]]) -> list[float]:
 
 
 class _Layer:
-    """The calls into the library, with everything they borrow kept alive."""
+    """Calls the library, and keeps alive all memory that the calls borrow."""
 
     def __init__(self, library: Any) -> None:
         self._library, self._ffi, self._lib = library, library.ffi, library.lib
@@ -82,7 +82,7 @@ class _Layer:
         self._moe = moe[0]
 
     def both(self, values: dict[str, list[float]]) -> tuple[list[float], dict[str, list[float]]]:
-        """The output, and the gradients of its sum."""
+        """Returns the output, and the gradients of its sum."""
         ffi, lib = self._ffi, self._lib
         data = {name: ffi.new("float[]", value) for name, value in values.items()}
         out, ones = ffi.new("float[]", T * M), ffi.new("float[]", [1.0] * (T * M))
@@ -111,7 +111,7 @@ class _Layer:
         return list(out), {name: list(value) for name, value in grads.items()}
 
     def gemm(self) -> str:
-        """What did the GEMMs."""
+        """Returns the name of the GEMM implementation."""
         stats = self._ffi.new("sluice_context_stats_t *")
         stats.struct_size = self._ffi.sizeof(stats[0])
         self._library.check(self._lib.sluice_context_get_stats(self._context, 0, stats))

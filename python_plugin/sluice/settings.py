@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the layers of a host run with: sections of several origins as one, the environment's word for all of them.
+"""Merges the options of a layer from their origins; SLUICE in the environment overrides all of them.
 
-Of what several say, the later in this list counts, key by key (an object such as "tuner" as a whole): the model's own
-config or the layer's spec, `sluice.configure`, SLUICE_OPTIONS (a JSON object, or a file that holds one). Which keys
-each may have is in options.py.
+If several origins set a key, the later in this list wins (an object such as "tuner" is one value): the model's own
+config or the layer's spec, `sluice.configure`, SLUICE_OPTIONS (a JSON object, or a file that holds one). options.py has
+the keys that each origin may set.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from sluice import config, file_trust, origins
 from sluice.options import CONFIGURE, DS_CONFIG, ENVIRONMENT, MODEL
 
 _configured: dict[str, Any] = {}
-# Counts calls of `configure`: who keeps what `effective` said asks again when it has changed.
+# The number of calls of `configure`. Code that caches the result of `effective` calls it again when this changes.
 version = 0
 
 
 def configure(**section: Any) -> None:
     """Sets options for every layer that Sluice runs in this process from now on; `configure()` forgets them.
 
-    Raises config.ConfigError for unknown keys and bad values. Call it alike on all ranks.
+    Raises config.ConfigError for unknown keys and bad values. Call it with the same options on all ranks.
     """
     global version
     given = origins.taken(section, CONFIGURE)
@@ -37,10 +37,10 @@ def configure(**section: Any) -> None:
 def effective(
     section: Any = None, environ: Mapping[str, str] | None = None, origin: str = MODEL
 ) -> config.Options | None:
-    """The options of a layer whose host has no config for all layers; None: SLUICE=0 or `enabled=False` leave it stock.
+    """Returns the options of a layer whose host has no config for all layers; None (SLUICE=0, `enabled=False`): stock.
 
-    section  what comes with the layer
-    origin   from where: MODEL, which may be a stranger's, or SPEC
+    section  the section that comes with the layer
+    origin   MODEL, whose author is not trusted, or SPEC
     """
     environ = os.environ if environ is None else environ
     if config.switch(environ) == "0":
@@ -54,7 +54,7 @@ def effective(
 
 
 def of_ds_config(section: Any, environ: Mapping[str, str] | None = None) -> config.Options | None:
-    """The options of DeepSpeed's layers by the section of its config (None: it has none); None leaves them stock."""
+    """Returns the options of DeepSpeed's layers from the section of its config (None: no section); None: stock."""
     if config.switch(environ) == "0":
         return None
     return config.resolve(origins.taken(section, DS_CONFIG), environ)
@@ -77,11 +77,11 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _file(path: str) -> str:
-    """What the file says that the environment names."""
+    """Returns the text of the file that SLUICE_OPTIONS names."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
-    except (OSError, ValueError) as error:  # of no such path, and of what is no text
+    except (OSError, ValueError) as error:  # the path does not exist, or the file is not text
         raise config.ConfigError(
             f'{ENVIRONMENT} must be a JSON object such as {{"chunks": 4}}, or the path of a file that holds '
             f"one; {path!r} is neither: {getattr(error, 'strerror', None) or error}"

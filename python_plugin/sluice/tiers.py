@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast the tiers of an optimizer's step are on this machine: host memory, and files of a folder."""
+"""Measures how fast an optimizer step is on this machine's tiers: host memory, and files of a folder."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from ._library import load
 
 ELEMENTS = 8 << 20
-BYTES_PER_ELEMENT = 28  # parameter and moments read and written, the gradient read
+BYTES_PER_ELEMENT = 28  # parameter and moments are read and written, the gradient is read
 BLOCK, BLOCKS = 16 << 20, 8
 ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Bytes a second, the best of a few rounds."""
+    """Bytes per second, the best of a few rounds."""
 
     update: float
     write: float
@@ -26,9 +26,9 @@ class Rates:
 
 
 def measure(folder: str) -> Rates:
-    """Writes 128 MiB into a file of the folder that has no name there, and takes as much memory twice. Raises OSError.
+    """Writes 128 MiB into an unnamed file of the folder, and allocates as much memory. Raises OSError.
 
-    Written bytes are on the disk, and read ones are read from it, as far as the system lets one ask for that.
+    Writes are flushed to the disk, and reads come from the disk, as far as the system supports both.
     """
     written, read = zip(*(_file(folder) for _ in range(ROUNDS)))
     return Rates(_update(), max(written), max(read))
@@ -50,7 +50,7 @@ def _update() -> float:
     library.check(lib.sluice_optimizer_create(library.new("optimizer_config"), out))
     try:
         seconds = []
-        for _ in range(ROUNDS + 1):  # the first one has the pages made
+        for _ in range(ROUNDS + 1):  # the first round allocates the pages
             begin = time.perf_counter()
             library.check(lib.sluice_optimizer_step(out[0], args, ffi.NULL))
             seconds.append(time.perf_counter() - begin)

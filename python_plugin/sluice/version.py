@@ -3,5 +3,5 @@
 
 try:
     from sluice._version import __version__
-except ImportError:  # the source tree itself: only the packaging knows the version
+except ImportError:  # in the source tree: only the packaging knows the version
     __version__ = "0+source"

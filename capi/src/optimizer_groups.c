@@ -102,7 +102,7 @@ static sluice_status_t count_tensors(const sluice_optimizer_group_t* const* grou
                               "optimizer: group %lld has num_tensors %lld and its array is %s", (long long)g,
                               (long long)group->num_tensors, group->tensors == NULL ? "NULL" : "given"));
     SLUICE_TRY(SLUICE_REQUIRE(group->num_tensors <= (INT64_C(1) << 40) - count,
-                              "optimizer: group %lld has num_tensors %lld, which nobody can have", (long long)g,
+                              "optimizer: group %lld has num_tensors %lld; give at most 2^40 in all", (long long)g,
                               (long long)group->num_tensors));
     count += group->num_tensors;
   }

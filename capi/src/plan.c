@@ -229,7 +229,7 @@ sluice_status_t sluice_moe_use_plan(sluice_moe_t* moe, const sluice_plan_t* plan
   if (moe == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_moe_use_plan: moe is NULL");
   if (plan != NULL && plan->key != sluice_layer_plan_key(moe)) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "layer %d: this plan was made for layer %d, which is not alike or had other numbers of experts",
+                       "layer %d: this plan was made for layer %d, which differs or had other numbers of experts",
                        moe->shape.config.layer_id, plan->moe->shape.config.layer_id);
   }
   SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_moe_use_plan"));

@@ -36,7 +36,7 @@ static sluice_mpi_plugin_open_fn_t open_library(const char* library, sluice_stat
     *out_status =
         SLUICE_FAIL(SLUICE_E_NOT_FOUND,
                     "cannot load %s for the mpi communicator: %s. It is a part of Sluice of its own and needs "
-                    "Open MPI 4 (Debian: apt-get install libopenmpi3 openmpi-bin); put it beside libsluice or "
+                    "Open MPI 4 (Debian: apt-get install libopenmpi3 openmpi-bin); put it next to libsluice or "
                     "pass its path",
                     library, text != NULL ? text : "no reason given");
     return NULL;

@@ -82,7 +82,7 @@ static sluice_status_t fail(sluice_migration_t* m, sluice_status_t status) {
                              phase == SLUICE_MIGRATION_NONE ? "announce" : sluice_migration_phase_name(phase),
                              why.message,
                              m->phase == SLUICE_MIGRATION_UNDECIDED
-                                 ? " This rank had agreed: settle with all who are left before the next step."
+                                 ? " This rank had agreed: settle with all remaining ranks before the next step."
                                  : "");
 }
 
@@ -117,7 +117,7 @@ static sluice_status_t connect(sluice_migration_t* m) {
   if (status == SLUICE_E_MISMATCH) {
     return SLUICE_FAIL_PEER(status, m->comm->rank, why.peer,
                             "migration: rank %d begins another epoch than rank 0 (%llu on this rank): number moves "
-                            "alike on all ranks",
+                            "in the same way on all ranks",
                             why.peer, (unsigned long long)m->target);
   }
   return sluice_error_record(status, m->comm->rank, why.peer, why.native_code,
@@ -284,7 +284,7 @@ sluice_status_t sluice_move_settle(sluice_migration_t* m, sluice_comm_t* comm, u
   if (out_epoch != NULL) *out_epoch = m->epoch;
   if (m->epoch == settled) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_INTERNAL,
-                     "sluice_migration_settle: epoch %llu is in force here, and %llu among those who are left: a rank "
+                     "sluice_migration_settle: epoch %llu is in force here, and %llu among the remaining ranks: a rank "
                      "was left out when they settled before; restore all of them from one checkpoint",
                      (unsigned long long)m->epoch, (unsigned long long)settled);
 }

@@ -40,7 +40,7 @@ static sluice_status_t check_form(const sluice_device_t* device, int64_t bucket,
   SLUICE_TRY(SLUICE_REQUIRE(bucket >= 1 && bucket <= most,
                             "optimizer: buckets of %lld elements on a device; give 1 to 2^40", (long long)bucket));
   return SLUICE_REQUIRE(num_slots >= 1 && num_slots <= SLUICE_BUCKET_MAX_SLOTS,
-                        "optimizer: %d slots for buckets on a device; give 1, or 2 for copies beside updates",
+                        "optimizer: %d slots for buckets on a device; give 1, or 2 for copies during updates",
                         num_slots);
 }
 

@@ -50,7 +50,7 @@ static const char* policy_word(int64_t policy) { return sluice_policy_name((int3
 
 static int describe_partition(const sluice_record_pair_t* pair, char* text, size_t room) {
   const record_t *own = pair->own, *peer = pair->peer;
-  return snprintf(text, room, "the partition is \"%s\" on rank %d and \"%s\" on rank %d; cut the model alike",
+  return snprintf(text, room, "the partition is \"%s\" on rank %d and \"%s\" on rank %d; cut the model in the same way",
                   peer->partition, pair->peer_rank, own->partition, pair->rank);
 }
 

@@ -58,7 +58,7 @@ TEST(Plan_BadInput_IsNamed) {
 
   layer_t other = {.tokens = 64, .width = 9, .hidden = 16, .experts = 4, .top_k = 1};
   open_layer(&other, 0);
-  REFUSED(sluice_moe_use_plan(other.moe, plan), SLUICE_E_INVALID_ARGUMENT, "not alike");
+  REFUSED(sluice_moe_use_plan(other.moe, plan), SLUICE_E_INVALID_ARGUMENT, "which differs");
   sluice_plan_t* none = NULL;
   REFUSED(sluice_plan_read(other.moe, bytes, size, &none), SLUICE_E_INVALID_ARGUMENT, "another layer");
   close_layer(&other);

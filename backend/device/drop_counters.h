@@ -8,7 +8,7 @@ enum {
   SLUICE_DROP_COUNTER_FORWARDS = 0,
   SLUICE_DROP_COUNTER_ROUTES,  /* kept routes */
   SLUICE_DROP_COUNTER_DROPPED, /* those beyond a capacity */
-  SLUICE_DROP_COUNTER_MOST,    /* the maximum of rows of one slot in one chunk, times 2^32, plus the slot */
+  SLUICE_DROP_COUNTER_MOST,    /* the maximum number of rows of one slot in one chunk, times 2^32, plus the slot */
   SLUICE_DROP_COUNTER_BAD,     /* 1 + a route t * K + k with an invalid id, of the last such chunk; 0: none */
   SLUICE_NUM_DROP_COUNTERS = 8
 };

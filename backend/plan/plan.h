@@ -59,7 +59,7 @@ typedef struct sluice_plan_data_s {
   int32_t blocks_per_chunk; /* at most */
   int64_t chunk_rows;
   int64_t kept_rows;
-  int64_t worst_rows;  /* maximum of rows that a rank can receive: every route of every token, whatever the ids */
+  int64_t worst_rows; /* maximum number of rows that a rank can receive: every route of every token, whatever the ids */
   int32_t kept_chunks; /* number of chunks of balanced routing, the first ones, that fit kept_rows: all, or as many as
                           the budget allows; the rest are sent and computed again */
   int32_t restore_input, restore_pre_activation;

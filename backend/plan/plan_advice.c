@@ -97,7 +97,8 @@ static sluice_status_t fits_with(const advice_t* a, int64_t tokens, int* out_fit
   return SLUICE_OK;
 }
 
-/* Finds the maximum of tokens per rank that fit with everything else unchanged, by bisection; 0: not even one. */
+/* Finds the maximum number of tokens per rank that fit with everything else unchanged, by bisection; 0: not even
+ * one. */
 static sluice_status_t most_tokens(const advice_t* a, int64_t* out_tokens) {
   int64_t fit = 1, too_many = a->inputs->max_tokens;
   int fits = 0;

@@ -25,7 +25,7 @@ static int64_t chunks_with(const sluice_plan_data_t* plan, int which, sluice_res
   return chunks;
 }
 
-/* Returns the maximum of rows of `chunks` chunks, among the rows that are kept. */
+/* Returns the maximum number of rows of `chunks` chunks, among the rows that are kept. */
 static uint64_t rows_of_chunks(const sluice_plan_data_t* plan, int64_t chunks, int64_t kept_rows) {
   return (uint64_t)(chunks == INT32_MAX ? kept_rows : sluice_min(kept_rows, chunks * plan->chunk_rows));
 }
@@ -67,7 +67,7 @@ static uint64_t stored_bytes(const sluice_plan_problem_t* problem, const sluice_
   return bytes / SLUICE_ALIGNMENT * SLUICE_ALIGNMENT;
 }
 
-/* Returns the maximum of token copies of a pass for any ids: one of each token for each rank. */
+/* Returns the maximum number of token copies of a pass for any ids: one of each token for each rank. */
 static int64_t any_token_copies(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   return sluice_min(sluice_plan_any_rows(problem, plan), problem->shape.world_size * plan->inputs.max_tokens);
 }

@@ -2,7 +2,8 @@
 /* The bytes of the tables of node copies, at the capacities of a plan; 0 with one level. */
 #include "backend/plan/plan_sizes.h"
 
-/* Returns the maximum of node copies that a rank receives in a pass, for any ids: every token with its local index. */
+/* Returns the maximum number of node copies that a rank receives in a pass, for any ids: every token with its local
+ * index. */
 static int64_t any_node_copies(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   if (!sluice_shape_has_two_levels(&problem->shape)) return -1;
   return problem->shape.world_size / problem->shape.ranks_per_node * plan->inputs.max_tokens;
@@ -13,7 +14,7 @@ uint64_t sluice_plan_node_copies_meta_bytes(const sluice_plan_problem_t* problem
   return sluice_binding_meta_node_copies_bytes(&problem->shape, num_chunks, any_node_copies(problem, plan));
 }
 
-/* Returns the maximum of node copies of a rank's own tokens: the number of routes, or one for each node. */
+/* Returns the maximum number of node copies of a rank's own tokens: the number of routes, or one for each node. */
 static int64_t any_sent(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   return sluice_min(plan->inputs.max_tokens * problem->shape.config.top_k, any_node_copies(problem, plan));
 }

@@ -6,7 +6,7 @@
 #define SLACK_NUMERATOR   5
 #define SLACK_DENOMINATOR 4
 
-/* Returns the maximum of routes of one token to one rank, if its ids are distinct. */
+/* Returns the maximum number of routes of one token to one rank, if its ids are distinct. */
 static int64_t routes_per_rank(const sluice_plan_problem_t* problem) {
   return sluice_min(problem->shape.config.top_k, problem->shape.most_local);
 }
@@ -47,7 +47,7 @@ void sluice_plan_set_capacities(const sluice_plan_problem_t* problem, int32_t n,
   plan->max_chunks = n == 1 && plan->chunk_rows == plan->worst_rows ? 1 : plan->num_blocks;
 }
 
-/* Returns the maximum of tokens of one chunk on any rank. */
+/* Returns the maximum number of tokens of one chunk on any rank. */
 static int64_t chunk_tokens(const sluice_plan_data_t* plan) {
   int64_t tokens = plan->inputs.max_tokens;
   return sluice_min(tokens, plan->blocks_per_chunk * sluice_ceil_div(tokens, plan->num_blocks));

@@ -20,7 +20,7 @@ typedef struct search_s {
   sluice_plan_search_t* found;
 } search_t;
 
-/* Returns the maximum of rows that may be kept: all that can arrive, or what the host pool allows. */
+/* Returns the maximum number of rows that may be kept: all that can arrive, or what the host pool allows. */
 static int64_t most_kept(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan, int64_t least) {
   uint64_t row = sluice_plan_row_bytes(problem, plan, sluice_restore_is_offloaded), budget = plan->inputs.host_budget;
   uint64_t fixed = sluice_plan_host_pool_bytes(problem, plan, 0);
@@ -99,8 +99,8 @@ static int may_keep_part(const sluice_plan_inputs_t* q) {
   return q->may_keep_part && q->restore_input < 0 && q->restore_pre_activation < 0;
 }
 
-/* Returns the minimum of rows that a plan keeps if it keeps all chunks of balanced routing, with a quarter more to
- * spare. */
+/* Returns the minimum number of rows that a plan keeps if it keeps all chunks of balanced routing, with a quarter more
+ * to spare. */
 static int64_t least_kept(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   int64_t balanced = sluice_plan_balanced_rows(problem, plan->inputs.max_tokens);
   return sluice_min(plan->worst_rows, sluice_plan_with_slack(balanced, 1));

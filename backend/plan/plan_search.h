@@ -9,8 +9,8 @@ typedef struct sluice_plan_search_s {
   sluice_plan_data_t best;    /* the cheapest that fits; valid if num_fitting > 0 */
   sluice_plan_data_t leanest; /* valid if num_seen > 0 */
   int32_t num_fitting, num_seen;
-  int32_t most_outstanding; /* maximum of outstanding forwards that fit the budgets, over all candidates; valid if
-                               num_fitting == 0 */
+  int32_t most_outstanding; /* maximum number of outstanding forwards that fit the budgets, over all candidates; valid
+                               if num_fitting == 0 */
 } sluice_plan_search_t;
 
 /* Visits every candidate that the inputs allow, whether it fits or not. */

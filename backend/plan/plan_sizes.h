@@ -23,7 +23,7 @@ int64_t sluice_plan_balanced_rows(const sluice_plan_problem_t* problem, int64_t 
 int64_t sluice_plan_with_slack(int64_t rows, int64_t parts);
 /* Sets blocks, chunks and their rows for n chunks of balanced routing. */
 void sluice_plan_set_capacities(const sluice_plan_problem_t* problem, int32_t n, sluice_plan_data_t* plan);
-/* Returns the maximum of rows that this rank may send in one chunk. */
+/* Returns the maximum number of rows that this rank may send in one chunk. */
 int64_t sluice_plan_sent_rows(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
 /* _travelling_rows returns rows of one chunk that are in flight or returned at the same time; _arriving_token_copies
  * token copies that arrive in it, including own ones (with deduplication at most one of each token for each rank);
@@ -31,7 +31,7 @@ int64_t sluice_plan_sent_rows(const sluice_plan_problem_t* problem, const sluice
 int64_t sluice_plan_travelling_rows(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
 int64_t sluice_plan_arriving_token_copies(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
 int64_t sluice_plan_forwards(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
-/* Returns the maximum of rows of a pass for any ids, including repeated ones. */
+/* Returns the maximum number of rows of a pass for any ids, including repeated ones. */
 int64_t sluice_plan_any_rows(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
 
 /* ---- bytes (plan_bytes.c) ---- */
@@ -65,7 +65,7 @@ uint64_t sluice_plan_layout_bytes(const sluice_plan_data_t* plan);
 uint64_t sluice_plan_chunking_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
 uint64_t sluice_plan_token_copies_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
 uint64_t sluice_plan_node_copies_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan);
-/* Returns the maximum of bytes of the saved form of node copies, in this many chunks. */
+/* Returns the maximum number of bytes of the saved form of node copies, in this many chunks. */
 uint64_t sluice_plan_node_copies_meta_bytes(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan,
                                             int32_t num_chunks);
 /* With device memory, return the bytes of the arenas of token copies and of node copies in it; part of routing. */

@@ -22,8 +22,7 @@ static void release(void* user, void* data, uint64_t bytes) {
   sluice_device_t* device = user;
   (void)bytes;
   if (sluice_cuda_is_inherited(device)) return;
-  int is_current =
-      sluice_cuda_enter(device) == SLUICE_OK; /* freed even if not: the address identifies the context */
+  int is_current = sluice_cuda_enter(device) == SLUICE_OK; /* freed even if not: the address identifies the context */
   (void)sluice_cuda_device_driver(device)->cuMemFree_v2((unsigned long long)(uintptr_t)data);
   if (is_current) (void)sluice_cuda_leave(device);
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The state of a CUDA device. cuda_device.h is the public header; each of these files has its own:
  *
- * cuda_create.c    making and ending it
- * cuda_launch.c    entering its context, launches
+ * cuda_create.c    creates and destroys the device
+ * cuda_launch.c    entering its context, and launches
  * cuda_pass.c      lanes, jobs and joins of a pass
- * cuda_read.c      what the host reads of it, and checks of pointers and streams
+ * cuda_read.c      reads of device memory by the host, and checks of pointers and streams
  * cuda_device_memory.c, cuda_routing_kernels.c, cuda_clock.c
- *                  what the engine asks of a device with memory of its own
- * cuda_times.c     when the jobs of a pass ran
+ *                  the tables of a device with its own memory, for the engine
+ * cuda_times.c     times of the jobs of a pass
  * cuda_memory.c    its allocator and its pools */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_STATE_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_CUDA_STATE_H_

@@ -12,8 +12,7 @@
 #include "backend/pipeline/run/requests.h"
 #include "backend/pipeline/run/state.h"
 
-#define FAREWELL_NS UINT64_C(1000000000) /* for telling other ranks, which may be in a callback, that a pipeline ends \
-                                          */
+#define FAREWELL_NS UINT64_C(1000000000) /* to tell ranks, which may be in a callback, that a pipeline ends */
 
 static sluice_status_t fail_stopped(const sluice_pipeline_t* pipeline) {
   const int32_t own = pipeline->agreed.rank;

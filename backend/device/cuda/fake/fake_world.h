@@ -2,14 +2,14 @@
 /* Shared by the files of the fake driver: the state, and the calls between them. All calls except the driver's own
  * require the lock.
  *
- * fake_world.c    the world, devices and contexts, what a test asks and plans
- * fake_queues.c   queues of streams, and what runs when
+ * fake_world.c    the state, devices and contexts, and the calls of tests
+ * fake_queues.c   the queues of streams, and the order in which work runs
  * fake_streams.c  streams and events
  * fake_graphs.c   capture
  * fake_memory.c   memory of devices, pinned and registered memory
  * fake_work.c     copies and launches
- * fake_hazards.c  accesses, and which of them nothing orders (kernel_accesses.c: those of kernels)
- * fake_record.c   calls as data, and what a dry run leaves out (kernel_work.c: how much each kernel does) */
+ * fake_hazards.c  accesses, and pairs of them without an order (kernel_accesses.c: accesses of kernels)
+ * fake_record.c   calls as data, and what a dry run omits (kernel_work.c: the amount of work of kernels) */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_WORLD_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_WORLD_H_
 

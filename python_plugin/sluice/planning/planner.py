@@ -183,6 +183,15 @@ class Planner:
         """The `sluice_planner_t`; it lives as long as this does."""
         return self._handle
 
+    def written(self) -> dict[str, Any]:
+        """The machine as the library has read it: rates are points."""
+        lib, ffi = self._library.lib, self._library.ffi
+        room = ffi.new("uint64_t *")
+        self._library.check(lib.sluice_planner_write_machine(self._handle, ffi.NULL, room))
+        text = ffi.new("char[]", room[0])
+        self._library.check(lib.sluice_planner_write_machine(self._handle, text, room))
+        return json.loads(ffi.string(text).decode())  # type: ignore[no-any-return]
+
     def workload(self, work: Workload) -> Any:
         """A `sluice_planner_workload_t` of policies that are alike in all chunks."""
         return self._workload(work, None)[0]

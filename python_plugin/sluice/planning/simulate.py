@@ -8,17 +8,31 @@ trace, goes into the planner's workload. What stands between MoE layers is not i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from .. import restore
 from . import skew as skews
+from . import stock
 from .errors import BadInput
 from .planner import Choice, Planner, Prediction, Workload, levels_by_price, size, weight_bytes
+from .rates import Rates
 from .routing import Routing
 
 MOST_RANKS = 16384
 UNSPLIT = Choice(1, *restore.KEPT, "deferred")
+
+
+@dataclass(frozen=True)
+class Stock:
+    """A step of all layers by a stock framework, modelled, without what stands between the layers but `other_seconds`.
+    kept_bytes: what the forwards of all layers keep for the backward on a rank."""
+
+    seconds: float
+    computation: float
+    exchange: float
+    rows_over_real: float  # that experts multiply on a rank, over those that reach the fullest rank
+    kept_bytes: int
 
 
 @dataclass(frozen=True)
@@ -43,6 +57,7 @@ class Point:
     expert_bytes: int = 0
     shortfall: str = ""
     deduplicate: bool | str = False  # of the layers that a choice is reported of
+    stock: dict[str, Stock] = field(default_factory=dict)  # by framework; empty: not modelled
 
     @property
     def tokens_per_second(self) -> float:
@@ -61,6 +76,8 @@ class Simulator:
         self._decided: dict[Workload, tuple[Choice | None, str]] = {}
         self._priced: dict[tuple[Workload, Choice], Prediction] = {}
         self._levels: dict[Workload, Workload] = {}
+        self._rates = Rates(planner)
+        self._stock: dict[tuple[str, Workload, float], stock.Step] = {}
 
     def price(self, work: Workload, choice: Choice) -> Prediction:
         key = work, choice
@@ -80,8 +97,32 @@ class Simulator:
             self._levels[work] = levels_by_price(self.planner, work, self.wanted)
         return self._levels[work]
 
-    def point(self, work: Workload, layer_skews: Sequence[float]) -> Point:
-        """One step. Every layer decides for itself; the most frequent choice is reported."""
+    def stock(self, work: Workload, layer_skews: Sequence[float], expert_skews: Sequence[float]) -> dict[str, Stock]:
+        """By framework. Frozen experts and their adapters are not modelled."""
+        if work.is_frozen:
+            return {}
+        found = {}
+        for name, model in stock.MODELS.items():
+            steps = []
+            for skew, expert_skew in zip(layer_skews, expert_skews):
+                key = name, work.with_(skew=round(skew, 2)), round(expert_skew, 2)
+                if key not in self._stock:
+                    device = self.planner.machine.memory_bytes > 0
+                    self._stock[key] = model(key[1], self._rates, expert_skew=key[2], is_device=device)
+                steps.append(self._stock[key])
+            real = sum(work.num_tokens * work.top_k * skew for skew in layer_skews)
+            found[name] = Stock(
+                sum(step.total + self.other_seconds for step in steps),
+                sum(step.seconds["computation"] for step in steps),
+                sum(step.seconds["exchange"] for step in steps),
+                sum(step.rows for step in steps) / real,
+                round(sum(step.kept for step in steps)),
+            )
+        return found
+
+    def point(self, work: Workload, layer_skews: Sequence[float], expert_skews: Sequence[float] | None = None) -> Point:
+        """One step. Every layer decides for itself; the most frequent choice is reported. expert_skews: rows of the
+        fullest expert over the mean; None: as those of the ranks."""
         works = [self.levels(work.with_(skew=round(skew, 2))) for skew in layer_skews]
         choices: dict[tuple[Choice, bool | str], int] = {}
         sums = dict.fromkeys(("seconds", "unsplit", "balanced", "compute", "comm"), 0.0)
@@ -105,7 +146,8 @@ class Simulator:
         usual, way = max(choices, key=lambda key: choices[key])
         times = sums["seconds"], sums["unsplit"], sums["balanced"], sums["compute"], sums["comm"]
         experts = self.layers * expert_bytes(work)
-        return self.checked(Point(*place, usual, *times, most, usual_bytes, experts, deduplicate=way))
+        by_stock = self.stock(work, layer_skews, expert_skews or layer_skews)
+        return self.checked(Point(*place, usual, *times, most, usual_bytes, experts, deduplicate=way, stock=by_stock))
 
     def checked(self, point: Point) -> Point:
         """With a shortfall where the device has less memory than the passes and the experts usually take."""
@@ -154,6 +196,11 @@ def check_ranks(counts: Sequence[int]) -> None:
         raise BadInput(f"--ranks: {','.join(map(str, counts))} must ascend without repeats")
 
 
+def _skews(simulator: Simulator, skew_of: SkewOf, experts: int, parts: int) -> list[float]:
+    """By layer, of experts that are divided over so many parts."""
+    return [skew_of(layer, experts, parts) for layer in range(simulator.layers)]
+
+
 def weak(
     simulator: Simulator, work: Workload, per_rank: int, counts: Sequence[int], skew_of: SkewOf,
     progress: Callable[[str], None] = lambda text: None,
@@ -166,7 +213,7 @@ def weak(
         if work.top_k > experts:
             raise BadInput(f"weak scaling: {experts} experts at {ranks} ranks, fewer than --top-k {work.top_k}")
         one = work.with_(world_size=ranks, num_experts=experts)
-        points.append(simulator.point(one, [skew_of(layer, experts, ranks) for layer in range(simulator.layers)]))
+        points.append(simulator.point(one, *(_skews(simulator, skew_of, experts, each) for each in (ranks, experts))))
     return points
 
 
@@ -183,7 +230,7 @@ def strong(
             if total % ranks != 0:
                 raise BadInput(f"strong scaling: {total} {what} do not divide over {ranks} ranks; choose others")
         one = work.with_(world_size=ranks, num_experts=experts, num_tokens=all_tokens // ranks)
-        points.append(simulator.point(one, [skew_of(layer, experts, ranks) for layer in range(simulator.layers)]))
+        points.append(simulator.point(one, *(_skews(simulator, skew_of, experts, each) for each in (ranks, experts))))
     return points
 
 

@@ -146,9 +146,15 @@ def lines_of(made: dict[str, Any], planner: Planner) -> list[str]:
     for name, points in made["scaling"].items():
         lines += ["", f"{name} scaling (a step of all MoE layers; efficiency against the first row)"]
         shares = zip(points, simulate.efficiency(points))
-        lines += command.table(_HEADS, (_row(p, share, model.deduplicate == "adaptive") for p, share in shares))
+        says_by, memory = model.deduplicate == "adaptive", planner.machine.memory_bytes
+        lines += command.table(
+            _HEADS,
+            (row for p, share in shares for row in (_row(p, share, says_by), *_stock_rows(p, memory))),
+        )
         lines += [f"does not fit on {p.ranks} ranks: {p.shortfall}" for p in points if p.shortfall]
-        lines += _conclusion(points)
+        lines += _conclusion(points, memory)
+    modelled = any(p.stock for points in made["scaling"].values() for p in points)
+    lines += ["", *_ABOUT_STOCK] if modelled else []
     lines += ["", "unsplit: n = 1, everything kept; balanced: without the skew; comm: busy share of the fullest rank;"]
     lines.append("usual: bytes of a rank with these rows; at most: under any routing, which a budget bounds;")
     lines.append(
@@ -157,18 +163,64 @@ def lines_of(made: dict[str, Any], planner: Planner) -> list[str]:
     return [*lines, error_of(made["error"])]
 
 
-def _conclusion(points: Sequence[simulate.Point]) -> list[str]:
-    """One sentence: what the most ranks that fit do, and what limits them."""
+def _conclusion(points: Sequence[simulate.Point], memory: int) -> list[str]:
+    """What the most ranks that fit do and what limits them, and stock's step next to it: one sentence each."""
     fitting = [(p, share) for p, share in zip(points, simulate.efficiency(points)) if not p.shortfall]
     if not fitting:
         return []
     point, share = fitting[-1]
     limit = "communication" if point.comm_busy > point.compute_busy else "computation"
     busy = max(point.comm_busy, point.compute_busy) / point.seconds
-    return [
+    said = [
         f"On {point.ranks} ranks a step of these layers takes {command.ms(point.seconds)} ms at {100 * share:.1f} % "
         f"efficiency; {limit} limits it, which is busy {100 * busy:.0f} % of the time."
     ]
+    return said + [_against(point, name, other, memory) for name, other in point.stock.items()]
+
+
+def _is_too_large(point: simulate.Point, other: simulate.Stock, memory: int) -> bool:
+    return memory > 0 and other.kept_bytes + point.expert_bytes > memory
+
+
+def _against(point: simulate.Point, name: str, other: simulate.Stock, memory: int) -> str:
+    """One sentence: Sluice's step, stock's by its model, and where the difference is."""
+    computed = other.computation - point.compute_busy
+    rest = other.seconds - point.seconds - computed
+    padded = (
+        f" ({100 * (other.rows_over_real - 1):.0f} % more rows, for padding)" if other.rows_over_real > 1.005 else ""
+    )
+    parts = [
+        f"{command.ms(abs(seconds))} ms {'more' if seconds >= 0 else 'less'} {what}"
+        for seconds, what in (
+            (rest, "of exchanges and row movement in sequence"),
+            (computed, f"of computation{padded}"),
+        )
+    ]
+    model = "a model, if the device had the memory" if _is_too_large(point, other, memory) else "a model"
+    return (
+        f"Sluice's step takes {command.ms(point.seconds)} ms, stock {name}'s {command.ms(other.seconds)} ms ({model}): "
+        f"Sluice is {other.seconds / point.seconds:.2f} times as fast; stock has {' and '.join(parts)}."
+    )
+
+
+_ABOUT_STOCK = (
+    "stock: a model of DeepSpeed's MoE layer without dropping, and of Megatron-Core's MoELayer with grouped GEMMs,",
+    "with the same rates: what they do in sequence, without the gate, which runs on both sides; usual: the rows that",
+    "they keep for the backward",
+)
+
+
+def _stock_rows(p: simulate.Point, memory: int) -> list[list[Any]]:
+    rows = []
+    for name, other in p.stock.items():
+        short = "too large" if _is_too_large(p, other, memory) else ""
+        comm = f"{100 * other.exchange / other.seconds:.0f}%"
+        speed = f"{p.ranks * p.tokens / other.seconds / 1e6:.2f}"
+        times = [command.ms(other.seconds), "", ""]
+        rows.append(
+            ["", "", "", "", "", f"stock {name}", *times, comm, speed, "", size(other.kept_bytes), "", "", short]
+        )
+    return rows
 
 
 _HEADS = {

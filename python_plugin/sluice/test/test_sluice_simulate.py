@@ -10,9 +10,10 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from sluice.planning import machines, routing, simulate, simulate_command, skew
+from sluice.planning import machines, routing, simulate, simulate_command, skew, stock
 from sluice.planning.errors import BadInput
 from sluice.planning.planner import Choice, Planner, Workload
+from sluice.planning.rates import Rates
 
 FLAGS = "--model-width 1024 --hidden-width 4096 --top-k 2 --tokens 4096 --dtype f16".split()
 FREE = {"bytes_per_second": 1e18, "startup_seconds": 0}
@@ -80,7 +81,7 @@ def test_Levels_LeftOpen_AreTheFasterOfBoth(capsys) -> None:
         row = f"| by {way} | {1e3 * point['seconds']:.1f} ms | {100 * point['efficiency']:.1f} % |"
         assert row in (Path(__file__).resolve().parents[3] / "docs" / "benchmarks" / "layer.md").read_text()
     text = run(capsys, "--machine", "h200-8x8", "--ranks", "8,64", *DEEPSEEK, "--deduplicate", "adaptive")[1]
-    assert re.search(r"\n +8 .* by rank\n +64 .* by node\n", text)
+    assert re.search(r"\n +8 .* by rank\n(?: +stock .*\n)+ +64 .* by node\n", text)
 
 
 def test_Levels_OneRoute_KeepsOne_ABudgetChoosesTheFaster() -> None:
@@ -258,3 +259,109 @@ def test_Simulate_BadInput_IsNamed(words: list[str], text: str, capsys) -> None:
 def test_Simulate_BudgetTooSmall_IsStatusOne(capsys) -> None:
     status, out, _ = run(capsys, "--machine", "h200-8x8", "--ranks", "8", *FLAGS, "--budget", "1MiB")
     assert status == 1 and "does not fit" in out
+
+
+# 64 tokens, each to 2 of 8 experts: 16 rows an expert, of 2 ranks.
+LAYER = Workload(32, 128, 64, 8, 2, 2, "f32")
+PLAIN = {"sluice_machine": 2, "name": "plain", "gemm": {"f32": {"flops_per_second": 1e9}},
+         "rows": {"bytes_per_second": 1e9}, "exchange": {"bytes_per_second": 1e6, "startup_seconds": 1e-3},
+         "host_copy": {"bytes_per_second": 1e9}}  # fmt: skip
+
+
+def _rates(**changes) -> Rates:
+    return Rates(Planner(machines.Machine({**PLAIN, **changes}, {})))
+
+
+@pytest.mark.parametrize(
+    ("expert_skew", "factor", "slots"),
+    [(1.0, None, 16), (2.5, None, 40), (9.0, None, 64), (1.0, 1.0, 16), (3.0, 1.25, 20), (1.0, 0.1, 4)],
+)
+def test_StockDeepSpeed_EveryExpertHasRoomForTheFullest(expert_skew: float, factor: float | None, slots: int) -> None:
+    """A token goes to an expert once, so that 64 rows are the most; a capacity bounds what skew would need."""
+    step = stock.deepspeed(LAYER, _rates(), expert_skew, factor)
+    assert step.rows == 8 * slots
+    gate = 3 * 2 * 64 * 32 * 8 + 8 * 64 * 8
+    assert step.flops == 3 * 2 * 8 * slots * 2 * 32 * 128 + gate
+    assert step.sent == 4 * 8 * slots * 32 * 4 / 2
+    assert step.kept == 4 * (8 * slots * (32 + 2 * 128) + 128 * 32)
+    counted = 1e-3 if factor is None else 0.0  # the capacity that all agree on: next to no bytes
+    assert step.seconds["exchange"] == pytest.approx(4 * (1e-3 + step.sent / 4 / 1e6) + counted, rel=0.01)
+    assert step.seconds["computation"] == pytest.approx((step.flops - gate) / 1e9)
+
+
+def test_StockMegatron_MultipliesAndSendsRealRowsAlone() -> None:
+    for skew in (1.0, 1.5):
+        step = stock.megatron(LAYER.with_(skew=skew), _rates(), 4.0)
+        rows = 128 * skew
+        assert step.rows == rows and step.kept == 4 * rows * (32 + 3 * 128)
+        assert step.sent == 4 * rows * 32 * 4 / 2 + 2 * rows * 4 / 2
+    several = stock.megatron(LAYER, _rates(gemm_call_seconds=1.0), grouped=False)
+    grouped = stock.megatron(LAYER, _rates(gemm_call_seconds=1.0))
+    assert several.seconds["computation"] - grouped.seconds["computation"] == pytest.approx(3 * 2 * (4 - 1))
+
+
+def test_Stock_OneRank_ExchangesNothing_AndADeviceHidesCalls() -> None:
+    for model in stock.MODELS.values():
+        step = model(LAYER.with_(world_size=1), _rates(), op_seconds=1e-6)
+        assert step.sent == 0 and step.seconds["exchange"] == 0
+        assert step.seconds["calls"] == pytest.approx(1e-6 * step.calls)
+        assert model(LAYER.with_(world_size=1), _rates(), op_seconds=1e-6, is_device=True).seconds["calls"] == 0
+        slow = model(LAYER.with_(world_size=1), _rates(), op_seconds=1.0, is_device=True)
+        assert sum(slow.seconds.values()) == pytest.approx(slow.calls)
+
+
+@pytest.mark.parametrize("name", machines.names())
+def test_Rates_AreThoseThatTheLibraryPricesWith(name: str) -> None:
+    """One chunk that keeps everything: its lanes are the sums of its ops."""
+    machine = machines.load(name)
+    data = {**machine.data, "share": [], "gemm_call_seconds": 0.0, "op_seconds": 0.0}
+    planner = Planner(machines.Machine(data, {}))
+    rates, work = Rates(planner), Workload(1024, 4096, 4096, 64, 2, 64, "f16")
+    made = planner.predict(work, Choice(1, "keep", "keep", "deferred"))
+    rows, flops = 8192.0, 2.0 * 8192 * 1024 * 4096 * 2
+    forward = flops * rates.gemm("f16", "forward", rows) + rows * 4096 * rates.activation(None, False)
+    assert made.forward_busy["compute"] == pytest.approx(forward)
+    exchanged = rates.exchange(64, rows * 2048 * 63 / 64)
+    moved = rates.rows(rows * 2048)
+    packed = rates.rows(rows * 2048 * 63 / 64)
+    assert made.forward_busy["comm"] == pytest.approx(2 * (exchanged + packed + moved), rel=1e-3)
+
+
+def test_Simulate_StockStandsBelowSluice_WithASentence(capsys) -> None:
+    words = ["--machine", "h200-8x8", "--ranks", "64", *MIXTRAL[2:], "--experts", "64", "--zipf", "0.3"]
+    status, out, _ = run(capsys, *words)
+    assert status == 0 and "a model of DeepSpeed's MoE layer without dropping" in out
+    (point,) = json.loads(run(capsys, *words, "--json")[1])["scaling"]["weak"]
+    for name in ("DeepSpeed", "Megatron-Core"):
+        other = point["stock"][name]
+        row = re.search(rf"\n +stock {name} +([\d.]+) ", out)
+        assert row and float(row[1]) == pytest.approx(1e3 * other["seconds"], abs=0.01)
+        found = re.search(
+            rf"Sluice's step takes ([\d.]+) ms, stock {name}'s ([\d.]+) ms \(a model\): Sluice is ([\d.]+) times as "
+            r"fast; stock has ([\d.]+) ms (more|less) of exchanges .* and ([\d.]+) ms (more|less) of computation",
+            out,
+        )
+        assert found, out
+        ours, stocks, ratio, rest, computed = (float(found[index]) for index in (1, 2, 3, 4, 6))
+        assert ratio == pytest.approx(stocks / ours, abs=0.006)
+        signs = [1 if found[index] == "more" else -1 for index in (5, 7)]
+        assert stocks - ours == pytest.approx(signs[0] * rest + signs[1] * computed, abs=0.05)
+    frozen = run(capsys, *words, "--lora-rank", "8")[1]
+    assert "stock" not in frozen
+
+
+def test_Simulate_HotExpertAmongSeveralOfARank_PadsDeepSpeedAlone(tmp_path, capsys) -> None:
+    path = _trace(tmp_path, [[[6, 0, 3, 3]]])  # of ranks even, of experts 2
+    words = ["--machine", "h200-8x8", *FLAGS, "--routing", path, "--ranks", "2", "--experts-per-rank", "2"]
+    (point,) = json.loads(run(capsys, *words, "--json")[1])["scaling"]["weak"]
+    assert point["skew_max"] == 1.0
+    assert {name: other["rows_over_real"] for name, other in point["stock"].items()} == {
+        "DeepSpeed": 2.0, "Megatron-Core": 1.0}  # fmt: skip
+    assert "(100 % more rows, for padding)" in run(capsys, *words)[1]
+
+
+def test_Simulate_StockKeepsMoreThanTheDeviceHas_SaysSo(capsys) -> None:
+    words = ["--machine", "a100-8x8-200g", "--ranks", "8", *MIXTRAL, "--budget", "18GiB"]
+    status, out, _ = run(capsys, *words)
+    assert status == 0 and len(re.findall(r"stock .* too large\n", out)) == 2
+    assert out.count("(a model, if the device had the memory)") == 2

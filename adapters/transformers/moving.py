@@ -72,7 +72,7 @@ def _stacks(name: str, module: Any, names: Sequence[str], count: int) -> dict[st
     """The module's stacked parameters: DTensors, of which this rank has whole experts."""
     strangers = contracts.others(module, tuple(names))
     if strangers:
-        raise Unsupported(f"{name}: nobody knows which expert {next(iter(strangers))} belongs to: experts stay")
+        raise Unsupported(f"{name}: it is unknown which expert {next(iter(strangers))} belongs to: experts stay")
     stacks = {}
     for each in names:
         parameter = getattr(module, each)

@@ -17,7 +17,7 @@ USAGE = """usage: sluice COMMAND (or python -m sluice COMMAND)
                      --stages: a batch of a pipeline under every policy, its bubble and bytes;
                      --device: what one step asks of a GPU that is not there, priced by a model
   routing DIR        joins expert loads that ranks recorded, for `simulate` and `plan`
-  trace -- COMMAND   where the time of its MoE layers went: idle lanes explained, predicted beside measured, pictures
+  trace -- COMMAND   where the time of its MoE layers went: idle lanes explained, predicted next to measured, pictures
   merge              adds a LoRA adapter of PEFT to the weights of its checkpoint, one file at a time
   tune               measures this machine once for all, and decides for a model ahead of time
   version            the version of this package

@@ -54,7 +54,7 @@ def parse(section: Any) -> tuple[bool, Options]:
             "(a policy reuses buffers by itself)"
         )
     if "gemm_library" in values and values.get("gemm") not in ("onednn", "blas"):
-        raise ConfigError('"sluice": "gemm_library" needs "gemm": "onednn" or "blas" beside it')
+        raise ConfigError('"sluice": "gemm_library" needs "gemm": "onednn" or "blas" as well')
     return enabled, Options(**values)
 
 
@@ -65,7 +65,7 @@ def for_chunks(policy: Policy | None, chunks: int | None) -> Policy | None:
     for name, one in zip(TABLE["policy"].parts, policy):
         if isinstance(one, str) or len(one) == chunks:
             continue
-        remedy = f"give {chunks}" if chunks else f'write "chunks": {len(one)} beside it'
+        remedy = f"give {chunks}" if chunks else f'also write "chunks": {len(one)}'
         raise ConfigError(
             f'"sluice": "policy.{name}" names {len(one)} chunks, and "chunks" is {chunks or "adaptive"}: {remedy}'
         )

@@ -201,7 +201,9 @@ def _kept() -> Iterator[Finding]:
     try:
         machines = decision_cache.machines(path)
     except decision_cache.Damaged as problem:
-        yield Finding("kept decisions", NOTE, f"{path} is damaged: {problem}", "the next run that keeps begins it anew")
+        yield Finding(
+            "kept decisions", NOTE, f"{path} is damaged: {problem}", "the next run that keeps any replaces it"
+        )
         return
     except OSError as error:
         yield Finding("kept decisions", NOTE, f"{path} cannot be read: {error.strerror}", "look at its permissions")
@@ -227,7 +229,7 @@ def _decisions() -> Iterator[Finding]:
         entries = decision_log.read(path)
     except decision_log.Damaged as problem:
         yield Finding(
-            "last decisions", NOTE, f"{path} is damaged: {problem}", "the next run that decides begins it anew"
+            "last decisions", NOTE, f"{path} is damaged: {problem}", "the next run that logs a decision replaces it"
         )
         return
     except OSError as error:
@@ -272,7 +274,7 @@ def _torch_adapter() -> Iterator[Finding]:
         yield Finding("torch adapter", OK, f"{made} for this torch: {path}")
         return
     for reason in reasons:
-        yield Finding("torch adapter", NOTE, reason, "it is compiled anew where nothing else forbids it")
+        yield Finding("torch adapter", NOTE, reason, "it is compiled again if nothing else prevents that")
     compiler = build.compiler()
     if compiler is None:
         yield Finding(

@@ -27,8 +27,8 @@ def take(handle: int, path: str) -> bool:
         if path not in _told:
             _told.add(path)
             print(
-                f"sluice: {path} cannot be locked ({error.strerror}): of processes that write beside it at the same "
-                "time one may not be seen",
+                f"sluice: {path} cannot be locked ({error.strerror}): if several processes write at the same time, "
+                "one of the writes may be lost",
                 file=sys.stderr,
                 flush=True,
             )

@@ -309,4 +309,4 @@ def _versions(slots: Sequence[Expert]) -> list[tuple[torch.Tensor, int]]:
 def _changed(versions: list[tuple[torch.Tensor, int]], name: str) -> str | None:
     if all(tensor._version == version for tensor, version in versions):
         return None
-    return f"{name}: somebody has written into weights of experts between two updates, while these were on their way"
+    return f"{name}: other code has written into weights of experts between two updates, while these were on their way"

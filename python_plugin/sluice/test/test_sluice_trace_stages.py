@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice trace` of pipelines: a row for each stage, an arrow for each message, predicted beside measured."""
+"""Tests `sluice trace` of pipelines: a row for each stage, an arrow for each message, predicted next to measured."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_Command_Moves_AreReported(tmp_path, capsys) -> None:
         move = {"what": "experts", "of": "MoE layer 'moe'", "number": 0, **times, **sizes}
         path.write_text(json.dumps({**json.loads(path.read_text()), "moves": [move]}))
     assert command.main(["--out", str(tmp_path)]) == 0
-    line = "0: 2 experts of MoE layer 'moe', 2.00 MB in 5.0 ms, 25 % of it beside steps; commit 1.00 ms"
+    line = "0: 2 experts of MoE layer 'moe', 2.00 MB in 5.0 ms, 25 % of it hidden; commit 1.00 ms"
     assert line in capsys.readouterr().out
     assert json.loads((tmp_path / "report.json").read_text())["moves"][0]["ranks"] == 2
     path.write_text(json.dumps({**json.loads(path.read_text()), "moves": [{}]}))

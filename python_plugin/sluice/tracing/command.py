@@ -26,7 +26,7 @@ from .passes import BadRecord, Pass
 EXAMPLE = """examples:
   sluice trace --out trace_out -- torchrun --nproc-per-node 2 -m sluice.run train.py --steps 20
   sluice trace --out trace_out --steps 5 --json          (reads what trace_out holds again)
-  sluice trace --out trace_out --machine cached          (the planner's timeline beside, on what was calibrated here)
+  sluice trace --out trace_out --machine cached          (also the planner's timeline, on what was calibrated here)
 
 writes into the folder: rank*.json (recorded), report.json, trace.json (open at ui.perfetto.dev), timeline.svg, and
 timeline.png where resvg-py is installed (pip install "sluice[png]").
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--machine",
         metavar="NAME|FILE",
-        help="beside what ran, what the planner says of it on this machine: a file, a profile, or cached",
+        help="next to what ran, what the planner predicts on this machine: a file, a profile, or cached",
     )
     parser.add_argument("--json", action="store_true", help="the report as JSON; the command's output goes to stderr")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- COMMAND to run and record; none: report again")

@@ -46,6 +46,6 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         hidden = 100 * row["hidden_bytes"] / row["left_bytes"] if row["left_bytes"] else 0.0
         lines.append(
             f"  {row['number']:4}: {row['moved']} {row['what']} of {row['of']}, {row['left_bytes'] / 1e6:.2f} MB in "
-            f"{row['seconds'] * 1e3:.1f} ms, {hidden:.0f} % of it beside steps; commit {row['commit_s'] * 1e3:.2f} ms"
+            f"{row['seconds'] * 1e3:.1f} ms, {hidden:.0f} % of it hidden; commit {row['commit_s'] * 1e3:.2f} ms"
         )
     return lines

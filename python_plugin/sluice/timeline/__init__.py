@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timelines of passes: what the schedule says they take beside what was recorded, as SVG, PNG and Perfetto JSON.
+"""Draws timelines of passes, predicted by the schedule and recorded, as SVG, PNG and Perfetto JSON.
 
     schedule = Schedule.build("forward", chunks=4, restore_input="redispatch", restore_pre_activation="recompute")
     prediction = schedule.predict({"dispatch": 2e-3, "gemm1": 3e-3, "gemm2": 3e-3, "combine": 2e-3})
     write([prediction.panel("predicted"), Panel("measured", events)], "out", "one layer")
 
-No third-party package is needed but for PNG: that is written where `resvg-py` is installed, and left out elsewhere.
+Only PNG needs a third-party package, `resvg-py`. Without it the PNG is left out.
 """
 
 from .files import PngUnavailable, write, write_png

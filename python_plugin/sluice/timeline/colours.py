@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The colours of all pictures and what each means: every drawer takes its colours and its legend from here.
+"""The colours of all pictures and their meanings: all drawing code takes colours and legends from here.
 
-A colour means the same in each picture, and any two that stand for something differ visibly; both are tested.
+A colour means the same in each picture, and any two colours with a meaning differ visibly; both are tested.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 
 class Mark(NamedTuple):
-    """A colour, and the words for it in a legend."""
+    """A colour, and its text in a legend."""
 
     colour: str
     words: str
 
 
-# The k-th of a numbered series: a chunk, a micro-batch, or a curve, which has a legend of its own. Distinct for most
-# eyes and in grey; numbers from ten on begin again.
+# Colours of a numbered series: chunks, micro-batches, or curves, which have their own legend. They are distinct for
+# most eyes and in grey; from ten on they repeat.
 NUMBERED = (
     "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948", "#b07aa1", "#ff9da7", "#9c755f", "#8cd17d",
 )  # fmt: skip
@@ -34,7 +34,7 @@ OPS = {
 OTHER_OP = Mark("#c4b8a8", "other ops")
 
 KEPT, MOE = Mark("#393b79", "keep"), Mark("#ad494a", "MoE")
-# What the backward of a layer finds.
+# How a layer's backward gets its activations.
 POLICIES = {
     "keep": KEPT,
     "recompute": Mark("#bd9e39", "recompute"),
@@ -42,7 +42,7 @@ POLICIES = {
     "mixed": Mark("#7b4173", "mixed"),
     "MoE": MOE,
 }
-# What a stage's bytes are the sum of, by the names of sluice_stages_stage_t.
+# The parts of a stage's bytes, by the names of sluice_stages_stage_t.
 PARTS = {
     "base": Mark("#3b3b3b", "on each stage"),
     "parameter": Mark("#17becf", "parameters"),
@@ -56,8 +56,8 @@ PARTS = {
 }
 
 BYTES, BYTES_EDGE = "#cfd8e3", "#5b6b7f"
-LIMIT = "#bb0000"  # a budget, or what is reserved
-# These stand for nothing.
+LIMIT = "#bb0000"  # a budget, or reserved bytes
+# These colours have no meaning.
 LINE, GRID, PAPER, LANE, SLOT = "#555555", "#bbbbbb", "#ffffff", "#f3f3f3", "#fafafa"
 
 # Tensors of the slots, in the words of docs/glossary.md.
@@ -85,5 +85,5 @@ TENSORS = {
 
 
 def numbered(number: int) -> str:
-    """The colour of the chunk, micro-batch or curve with this number."""
+    """Returns the colour of the chunk, micro-batch or curve with this number."""
     return NUMBERED[number % len(NUMBERED)]

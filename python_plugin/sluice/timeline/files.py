@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures and traces on disk."""
+"""Writes pictures and traces to disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .perfetto import perfetto
 from .svg import by_chunk, svg
 
 PNG_ZOOM = 2
-# resvg takes "sans-serif" for Arial alone and draws no letter where that is missing: so, by name, what systems have.
+# resvg maps "sans-serif" to Arial and draws no letters if Arial is missing, so common fonts are listed by name.
 _FONTS = "Arial, Helvetica, DejaVu Sans, Liberation Sans, Noto Sans, sans-serif"
 
 
@@ -25,7 +25,7 @@ def write(
     colour: Callable[[Event], str] = by_chunk,
     note: str = "",
 ) -> list[str]:
-    """Writes timeline.svg, trace.json and, where resvg-py is installed, timeline.png; returns the names."""
+    """Writes timeline.svg, trace.json and, if resvg-py is installed, timeline.png; returns the names."""
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     picture = svg(panels, title, colour, note)
@@ -39,13 +39,13 @@ def write(
 
 
 class PngUnavailable(ImportError):
-    """There is nothing here that makes a PNG of an SVG; the message says what to install."""
+    """No installed package converts SVG to PNG; the message says what to install."""
 
 
 def write_png(picture: str, path: str | os.PathLike[str]) -> None:
-    """The picture at twice its size. PngUnavailable, and no file, where resvg-py is not installed."""
+    """Writes the picture at twice its size. Without resvg-py it raises PngUnavailable and writes no file."""
     try:
-        import resvg_py  # optional: one wheel, without libraries of the system's
+        import resvg_py  # optional: one wheel, without system libraries
     except ImportError as error:
         raise PngUnavailable(
             f"{os.fspath(path)}: PNG pictures need resvg-py: pip install 'sluice[png]', or take the SVG ({error})"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a picture is made from: events on lanes, in panels."""
+"""Defines the parts of a picture: panels with events on lanes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from .slots import Hold
 
-# Rows of a panel from the top. The papers' letters: S and R on the communication lane, C compute, M copies.
+# Rows of a panel from the top, with the papers' letters: S and R on the communication lane, C compute, M copies.
 LANES = {"comm": "S R  communication", "compute": "C  compute", "copy_out": "M  copy out", "copy_in": "M  copy in"}
 
 
 @dataclass(frozen=True)
 class Event:
-    """One op, in seconds from any common start. chunk -1: all chunks."""
+    """One op, with times in seconds from a common start. chunk -1: all chunks."""
 
     op: str
     lane: str
@@ -32,14 +32,14 @@ class Event:
         return self.end - self.begin
 
     def title(self) -> str:
-        """For a tooltip, and the name in Perfetto."""
+        """Returns the text of the tooltip, which is also the name in Perfetto."""
         chunk = "" if self.chunk < 0 else f" chunk {self.chunk}"
         return f"{self.label or self.op} {self.direction} layer {self.layer}{chunk}"
 
 
 @dataclass(frozen=True)
 class Arrow:
-    """From a rank at one time to a rank at another; the lanes on which both ends have an event."""
+    """An arrow from one rank and time to another, with the lane of the event at each end."""
 
     source: int
     begin: float
@@ -53,18 +53,18 @@ class Arrow:
 class Panel:
     """One timeline with its title: lanes of each rank, and below them the slots and bytes if they are known.
 
-    unit: what a row is called that has a rank's number.
+    unit: the word before a rank's number in the label of a row.
     """
 
     title: str
     events: list[Event]
     lanes: Mapping[str, str] = field(default_factory=lambda: dict(LANES))
     holds: list[Hold] = field(default_factory=list)
-    bytes: list[tuple[float, float]] = field(default_factory=list)  # (from this time on, bytes)
-    reserved_bytes: float | None = None  # what all slots take together
+    bytes: list[tuple[float, float]] = field(default_factory=list)  # (start time, bytes)
+    reserved_bytes: float | None = None  # bytes of all slots together
     arrows: list[Arrow] = field(default_factory=list)
     unit: str = "rank"
-    bytes_words: tuple[str, str] = ("bytes in slots", "all slots")  # what `bytes` are, and `reserved_bytes`
+    bytes_words: tuple[str, str] = ("bytes in slots", "all slots")  # labels of `bytes` and `reserved_bytes`
 
     def __post_init__(self) -> None:
         for event in self.events:
@@ -77,14 +77,14 @@ class Panel:
                 raise ValueError(f"panel {self.title!r}: event {event.op!r} ends before it begins")
 
     def span(self) -> tuple[float, float]:
-        """First begin and last end, (0, 0) when empty."""
+        """Returns the first begin and the last end, (0, 0) when empty."""
         if not self.events:
             return 0.0, 0.0
         return min(event.begin for event in self.events), max(event.end for event in self.events)
 
 
 def from_trace(events: Iterable[Mapping[str, Any]], rank: int = 0) -> list[Event]:
-    """Events as `sluice.trace` records them; those of whole passes are left out."""
+    """Converts the events that `sluice.trace` records, and leaves out those of whole passes."""
     return [
         Event(
             op=str(event["op"]),

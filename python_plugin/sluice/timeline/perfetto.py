@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Panels in the JSON form that Perfetto (ui.perfetto.dev) and chrome://tracing open."""
+"""Converts panels to the JSON format that Perfetto (ui.perfetto.dev) and chrome://tracing open."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .model import Panel
 
 
 def perfetto(panels: Sequence[Panel]) -> dict[str, Any]:
-    """A process per panel and rank, a thread per lane and per slot, a counter of bytes. Each panel begins at 0."""
+    """Makes a process per panel and rank, a thread per lane and slot, and a counter of bytes. Panels start at 0."""
     out: list[dict[str, Any]] = []
     for number, panel in enumerate(panels):
         if not panel.events:
@@ -44,7 +44,7 @@ def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
 
 
 def _arrows(panel: Panel, number: int, lanes: list[str], start: float) -> list[dict[str, Any]]:
-    """Flows between the events in which both ends lie."""
+    """Makes flows between the events at both ends of each arrow."""
     out: list[dict[str, Any]] = []
     for count, arrow in enumerate(panel.arrows):
         if arrow.source_lane not in lanes or arrow.target_lane not in lanes:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schedule of a pass, from the C library: its ops as data, and its time given what each op takes."""
+"""Reads the schedule of a pass from the C library, and predicts the time of the pass from the time of each op."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LANE_NAMES = ("compute", "comm", "copy_out", "copy_in")
 
 @dataclass(frozen=True)
 class Prediction:
-    """One walk: seconds of the pass, busy seconds by lane, begin and end of each op."""
+    """One simulated pass: its seconds, busy seconds by lane, begin and end of each op."""
 
     schedule: Schedule
     seconds: float
@@ -30,7 +30,7 @@ class Prediction:
     end: tuple[float, ...]
 
     def events(self, layer: int = 0, rank: int = 0, at: float = 0.0) -> list[Event]:
-        """As events, shifted by `at` seconds; ops that take no time are left out."""
+        """Returns the ops as events, shifted by `at` seconds; ops that take no time are left out."""
         direction = self.schedule.data["direction"]
         return [
             Event(op["kind"], op["lane"], at + begin, at + end, op["chunk"], direction, layer, rank, label_of(op))
@@ -39,12 +39,12 @@ class Prediction:
         ]
 
     def panel(self, title: str, slot_bytes: Mapping[str, float] | None = None, layer: int = 0, rank: int = 0) -> Panel:
-        """With slots, and with bytes where `slot_bytes` says how large a slot of each tensor is."""
+        """Returns a panel with slots, and with bytes if `slot_bytes` has the size of a slot of each tensor."""
         return self.schedule.panel(title, self.events(layer, rank), self.begin, self.end, slot_bytes)
 
 
 def label_of(op: Mapping[str, Any]) -> str:
-    """Copies say of which tensor; other ops are named by their kind alone."""
+    """Returns the kind and the tensor of a copy; "" for other ops, whose kind is their label."""
     if op["kind"] not in ("copy_out", "copy_in"):
         return ""
     host = (op["writes"] if op["kind"] == "copy_out" else op["reads"])[0][0]
@@ -52,7 +52,7 @@ def label_of(op: Mapping[str, Any]) -> str:
 
 
 class Schedule:
-    """Immutable. `data` is the JSON of sluice_schedule_json, parsed."""
+    """An immutable schedule. `data` is the parsed JSON of sluice_schedule_json."""
 
     def __init__(self, handle: Any, data: dict[str, Any]) -> None:
         self._handle = handle
@@ -77,7 +77,7 @@ class Schedule:
         deduplicate: bool | int = False,  # 2: by node
         chunks_by_experts: bool = False,
     ) -> Schedule:
-        """A restore policy is one name for all chunks, or a list by chunk. Raises what the library reports."""
+        """Builds a schedule. A restore policy is one name for all chunks, or a list by chunk. Raises library errors."""
         inputs = _by_chunk("restore_input", restore_input, restore.INPUT, chunks)
         pre_activations = _by_chunk("restore_pre_activation", restore_pre_activation, restore.PRE_ACTIVATION, chunks)
         number = _number("direction", direction, DIRECTIONS)
@@ -100,7 +100,7 @@ class Schedule:
         end: Sequence[float],
         slot_bytes: Mapping[str, float] | None = None,
     ) -> Panel:
-        """`events` with the slots that ops of these times hold; begin and end are by op. bytes: as Prediction.panel."""
+        """Returns a panel of `events` with the slots that the ops hold. begin and end are by op."""
         panel = Panel(title, events, holds=occupancy(self.data, begin, end))
         if slot_bytes is not None:
             panel.bytes = bytes_over_time(panel.holds, slot_bytes)
@@ -108,7 +108,7 @@ class Schedule:
         return panel
 
     def costs(self, seconds: Mapping[Any, float]) -> list[float]:
-        """By op, from {kind: seconds} or {(kind, chunk): seconds}; kinds that are not named take none."""
+        """Returns seconds by op, from {kind: seconds} or {(kind, chunk): seconds}; other kinds take no time."""
         known = {op["kind"] for op in self.data["ops"]}
         listed = []
         for op in self.data["ops"]:
@@ -123,7 +123,7 @@ class Schedule:
     def predict(
         self, seconds: Mapping[Any, float] | Sequence[float], share: Sequence[float] | None = None
     ) -> Prediction:
-        """`seconds` by kind, by (kind, chunk), or a list by op; `share` as in sluice_schedule_predict."""
+        """Predicts a pass. `seconds`: by kind, by (kind, chunk), or a list by op; `share`: as the C call."""
         library = load()
         ffi = library.ffi
         costs = self.costs(seconds) if isinstance(seconds, Mapping) else [float(value) for value in seconds]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text, boxes, legends and whole documents of SVG."""
+"""Writes SVG: text, boxes, legends and whole documents."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _BOX, _LETTER = 12, 6.2
 
 
 def text(x: float, y: float, words: str, size: int = 12, anchor: str = "start", weight: str = "normal") -> str:
-    """One line."""
+    """Returns one line of text."""
     place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}"'
     return f"<text {place}>{escape(words)}</text>"
 
 
 def rect(x: float, y: float, width: float, height: float, fill: str, extra: str = "", tip: str = "") -> str:
-    """A box; the tip shows where the pointer rests on it."""
+    """Returns a box with a tooltip."""
     inside = f"<title>{escape(tip)}</title>" if tip else ""
     place = f'x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}"'
     return f'<rect {place} fill="{fill}"{extra}>{inside}</rect>'
 
 
 def legend(body: list[str], marks: Sequence[colours.Mark], left: float, right: float, y: float) -> float:
-    """Appends boxes with their words, in as many rows as they need; returns where the next row begins."""
+    """Appends boxes with their text, in as many rows as needed; returns the y of the next row."""
     if not marks:
         return y
     x = left
@@ -40,7 +40,7 @@ def legend(body: list[str], marks: Sequence[colours.Mark], left: float, right: f
 
 
 def listed(body: list[str], words: Sequence[str], left: float, right: float, y: float) -> float:
-    """Appends words, separated by commas, in as many rows as they need; returns where the next row begins."""
+    """Appends words, separated by commas, in as many rows as needed; returns the y of the next row."""
     row = ""
     for number, each in enumerate(words):
         last = number + 1 == len(words)
@@ -52,6 +52,6 @@ def listed(body: list[str], words: Sequence[str], left: float, right: float, y: 
 
 
 def document(width: float, height: float, body: Sequence[str]) -> str:
-    """On white."""
+    """Returns a document with a white background."""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:.0f}" font-family="sans-serif">'
     return "\n".join([head, f'<rect width="100%" height="100%" fill="{colours.PAPER}"/>', *body, "</svg>\n"])

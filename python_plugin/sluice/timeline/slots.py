@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which slot holds which chunk, when, and how many bytes that is: read off a schedule and the times of its ops."""
+"""Computes which slot holds which chunk at which time, and the bytes, from a schedule and the times of its ops."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# The host's own tensors: no slot of Sluice.
+# The host's own tensors, which are no slots of Sluice.
 _FOREIGN = ("T_OUT", "dW")
 
 
 @dataclass(frozen=True)
 class Hold:
-    """A slot holds rows of a chunk from the op that writes them to the last op that releases it."""
+    """The time in which a slot holds rows of a chunk: from the op that writes them to the last op that releases it."""
 
     tensor: str
     slot: int
@@ -25,24 +25,24 @@ class Hold:
 @dataclass
 class _Use:
     chunk: int
-    came: bool  # read before it is written: an earlier pass left it there
+    came: bool  # read before it is written: it comes from an earlier pass
     begin: float
     touched: float
     released: float | None = None
 
 
 def _keys_of(accesses: Sequence[Sequence[Any]], rings: Mapping[str, int]) -> set[tuple[str, int]]:
-    """(tensor, slot); a slot of -1 is the whole ring."""
+    """Returns (tensor, slot) of each access; a slot of -1 is the whole ring."""
     return {
         (tensor, each) for tensor, slot in accesses for each in ([slot] if slot >= 0 else range(rings.get(tensor, 0)))
     }
 
 
 def occupancy(schedule: Mapping[str, Any], begin: Sequence[float], end: Sequence[float]) -> list[Hold]:
-    """By slot and time. `schedule` is the parsed JSON; begin and end are by op.
+    """Returns the holds by slot and time. `schedule` is the parsed JSON; begin and end are by op.
 
-    What a slot holds ends with its releases. Rows that the pass leaves behind are released by no op of it, and held to
-    its end; neither are rows that came with it: they are held until the last op that touches them.
+    A hold ends with the last release of its slot. Without a release, rows that the pass keeps for a later pass are held
+    to the end of the pass, and rows from an earlier pass are held until the last op that touches them.
     """
     _check(schedule, begin, end)
     first, last = min(begin, default=0.0), max(end, default=0.0)
@@ -59,7 +59,7 @@ def occupancy(schedule: Mapping[str, Any], begin: Sequence[float], end: Sequence
         for key in sorted(reads | writes):
             if key[0] in _FOREIGN:
                 continue
-            if key not in reads and key in uses:  # written without a look at what was there
+            if key not in reads and key in uses:  # overwritten without a read
                 close(key)
             if key not in uses:
                 came = key in reads
@@ -67,7 +67,7 @@ def occupancy(schedule: Mapping[str, Any], begin: Sequence[float], end: Sequence
                 uses[key] = _Use(chunk, came, first if came else begin[index], end[index])
             use = uses[key]
             use.touched = max(use.touched, end[index])
-            if key in released:  # one of the last, which may be on lanes that do not wait for each other
+            if key in released:  # several ops may release it, on lanes that do not wait for each other
                 use.released = max(use.released or 0.0, end[index])
     for key in list(uses):
         close(key)
@@ -87,7 +87,7 @@ def _check(schedule: Mapping[str, Any], begin: Sequence[float], end: Sequence[fl
 def tensor_bytes(
     rows: int, model_width: int, hidden_width: int, element_bytes: int, gated: bool = False
 ) -> dict[str, int]:
-    """Bytes of one slot of each tensor for chunks of `rows` rows (alignment left out)."""
+    """Returns the bytes of one slot of each tensor for chunks of `rows` rows, without alignment."""
     model, hidden = rows * model_width * element_bytes, rows * hidden_width * element_bytes
     pre_activation = 2 * hidden if gated else hidden
     return {
@@ -101,7 +101,7 @@ def tensor_bytes(
 
 
 def bytes_over_time(holds: Sequence[Hold], slot_bytes: Mapping[str, float]) -> list[tuple[float, float]]:
-    """Steps (from this time on, bytes in slots that hold something). Tensors without an entry count nothing."""
+    """Returns steps (start time, bytes in slots that are held). Tensors without an entry count as 0."""
     changes: dict[float, float] = {}
     for hold in holds:
         size = slot_bytes.get(hold.tensor, 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch of a pipeline as a panel: a row for each stage, an arrow for each message."""
+"""Draws a batch of a pipeline as a panel: a row for each stage, an arrow for each message."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from .model import Arrow, Event, Panel
 
 COMPUTED = ("forward", "backward", "weight_grad")
-# What a message is sent by: what reads it at its other end, and in which virtual stage beside the sender's.
+# Maps a send to the op that reads the message, and to the virtual stage of that op relative to the sender's.
 _READERS = {"send_activation": ("forward", 1), "send_gradient": ("backward", -1)}
 
 
 def panel(title: str, events: Sequence[Event], with_messages: bool = False) -> Panel:
-    """events: as `from_trace` has them, the stage as rank, the virtual stage as layer, the micro-batch as chunk.
+    """Makes the panel.
 
-    with_messages: messages have rows of their own, too.
+    events         as of `from_trace`, with the stage as rank, the virtual stage as layer, the micro-batch as chunk
+    with_messages  messages have their own rows, too
     """
     lanes = {"compute": "computes", **({"comm": "messages"} if with_messages else {})}
     shown = [event for event in events if event.lane in lanes]
@@ -23,7 +24,7 @@ def panel(title: str, events: Sequence[Event], with_messages: bool = False) -> P
 
 
 def arrows(events: Sequence[Event]) -> list[Arrow]:
-    """From when a message was posted to when what reads it began; of those whose both ends are there."""
+    """Returns an arrow from the post of each message to the begin of the op that reads it, if both are in `events`."""
     begun = {(event.op, event.layer, event.chunk): event for event in events if event.op in COMPUTED}
     found = []
     for event in events:
@@ -37,7 +38,7 @@ def arrows(events: Sequence[Event]) -> list[Arrow]:
 
 
 def busy(events: Sequence[Event]) -> dict[int, float]:
-    """Seconds in forwards, backwards and weight gradients, by stage."""
+    """Returns the seconds in forwards, backwards and weight gradients, by stage."""
     sums: dict[int, float] = {}
     for event in events:
         if event.op in COMPUTED:
@@ -46,12 +47,12 @@ def busy(events: Sequence[Event]) -> dict[int, float]:
 
 
 def seconds(events: Sequence[Event]) -> float:
-    """From the first computed op to the end of the last."""
+    """Returns the seconds from the first compute op to the end of the last."""
     shown = [event for event in events if event.op in COMPUTED]
     return max(event.end for event in shown) - min(event.begin for event in shown) if shown else 0.0
 
 
 def bubble(events: Sequence[Event]) -> float:
-    """Share of all stages' time that is not busy."""
+    """Returns the share of all stages' time that is idle."""
     total = seconds(events) * len(busy(events))
     return 1 - sum(busy(events).values()) / total if total else 0.0

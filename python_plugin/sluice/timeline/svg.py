@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Panels as one SVG: lanes of every rank on one time scale, then slots, then bytes over time."""
+"""Draws panels as one SVG: lanes of every rank on one time scale, then slots, then bytes over time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .model import Arrow, Event, Panel
 
 WIDTH, LEFT, RIGHT = 1180, 170, 20
 LANE_HEIGHT, SLOT_HEIGHT, BYTES_HEIGHT = 20, 11, 44
-# Short names inside the boxes.
+# Labels inside the boxes.
 SHORT = {
     "dispatch": "S", "unpack": "u", "gemm1": "G1", "activation": "a", "gemm2": "G2", "expert": "E", "combine": "R",
     "reduce": "y", "dispatch_grad": "S'", "unpack_grad": "u'", "gemm2_grad": "G2'", "activation_grad": "a'",
@@ -19,18 +19,18 @@ SHORT = {
     "node_combine": "Rn", "node_dispatch_grad": "Sn'", "node_combine_grad": "Rn'", "copy_out T_DI": "DI",
     "copy_out T_M": "M", "copy_in T_DI": "DI", "copy_in T_M": "M",
 }  # fmt: skip
-# And of what a stage of a pipeline runs, which is no op of a layer.
+# Labels of what a pipeline stage runs, which is no op of a layer.
 STAGE_SHORT = {"forward": "F", "backward": "B"}
 IN_BOXES = SHORT | STAGE_SHORT
 
 
 def by_chunk(event: Event) -> str:
-    """One colour per chunk; grey for ops over all chunks."""
+    """Returns one colour per chunk, and grey for ops over all chunks."""
     return colours.ALL_CHUNKS.colour if event.chunk < 0 else colours.numbered(event.chunk)
 
 
 def by_op(event: Event) -> str:
-    """One colour per letter of the papers."""
+    """Returns one colour per letter of the papers."""
     return _op_mark(event).colour
 
 
@@ -38,13 +38,13 @@ def _op_mark(event: Event) -> colours.Mark:
     letter = event.op[:1].upper()
     if event.lane.startswith("copy"):
         letter = "M"
-    elif event.op in SHORT:  # of exchanges S or R; all other ops of the library compute
+    elif event.op in SHORT:  # S or R for exchanges; all other ops of the library compute
         letter = SHORT[event.op][0] if SHORT[event.op][0] in "SR" else "C"
     return colours.OPS.get(letter, colours.OTHER_OP)
 
 
 def svg(panels: Sequence[Panel], title: str, colour: Callable[[Event], str] = by_chunk, note: str = "") -> str:
-    """The picture. Panels without events are left out."""
+    """Draws the picture. Panels without events are left out."""
     shown = [panel for panel in panels if panel.events]
     if not shown:
         raise ValueError("nothing to draw: no panel has an event")
@@ -71,7 +71,7 @@ def _panel(body: list[str], panel: Panel, y: float, scale: float, most: float, c
     y += 20
     ranks = sorted({event.rank for event in panel.events})
     used = {event.lane for event in panel.events}
-    rows: dict[int, float] = {}  # where the first lane of a rank lies
+    rows: dict[int, float] = {}  # y of the first lane of each rank
     for rank in ranks:
         rows[rank] = y
         for lane, label in panel.lanes.items():
@@ -94,7 +94,7 @@ def _panel(body: list[str], panel: Panel, y: float, scale: float, most: float, c
 
 
 def _arrow(body: list[str], arrow: Arrow, rows: dict[int, float], begin: float, scale: float) -> None:
-    """Between the edges of two rows that look at each other."""
+    """Draws an arrow between the facing edges of two rows."""
     down = rows[arrow.target] > rows[arrow.source]
     y1 = rows[arrow.source] + (LANE_HEIGHT - 3 if down else 0)
     y2 = rows[arrow.target] + (0 if down else LANE_HEIGHT - 3)
@@ -117,7 +117,7 @@ def _event(body: list[str], event: Event, x: float, y: float, width: float, colo
 
 
 def _slots(body: list[str], panel: Panel, y: float, begin: float, scale: float) -> float:
-    """One thin row per slot; the colour is the chunk that lies there."""
+    """Draws one thin row per slot; the colour is the chunk in the slot."""
     rows = list(dict.fromkeys((hold.tensor, hold.slot) for hold in panel.holds))
     if not rows:
         return y
@@ -137,7 +137,7 @@ def _slots(body: list[str], panel: Panel, y: float, begin: float, scale: float) 
 
 
 def _bytes(body: list[str], panel: Panel, y: float, begin: float, scale: float, most: float) -> float:
-    """`most` is the largest of all panels: one scale, so that panels compare."""
+    """Draws bytes over time. `most` is the maximum of all panels, so that all have one scale."""
     if not panel.bytes:
         return y
     top = most or 1.0
@@ -173,7 +173,7 @@ def _ruler(body: list[str], longest: float, scale: float, y: float) -> None:
 
 
 def _legend(body: list[str], panels: list[Panel], y: float, colour: Callable[[Event], str]) -> float:
-    """What the colours mean, then the ops of the boxes, then the tensors of the slots."""
+    """Draws the meaning of the colours, then the ops of the boxes, then the tensors of the slots."""
     events = [event for panel in panels for event in panel.events]
     holds = [hold for panel in panels for hold in panel.holds]
     marks, numbers = [], {hold.chunk for hold in holds}

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `sluice trace` makes of recorded ranks: passes and their schedules, one clock, idle time explained."""
+"""Analyses the recordings of ranks for `sluice trace`: passes and their schedules, one clock, idle time explained."""

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One clock for all ranks.
+"""Puts the times of all ranks on one clock.
 
-Ranks of one machine share CLOCK_MONOTONIC (equal boot ids): nothing to do. Across machines the recorded exchanges are
-the timestamps that were exchanged: an exchange cannot end on rank a before rank b has begun it. So with d = what to
-add to b's clock,
+Ranks of one machine share CLOCK_MONOTONIC (equal boot ids): nothing to do. Across machines, recorded exchanges bound
+the offset: an exchange cannot end on rank a before rank b has begun it. So with d = the offset to add to b's clock,
 
     begin_a - end_b <= d <= end_a - begin_b        for every exchange that both took part in,
 
@@ -22,7 +21,7 @@ EXCHANGES = frozenset(FORWARD_EXCHANGES + BACKWARD_EXCHANGES)
 
 @dataclass(frozen=True)
 class Alignment:
-    """Add `shift` seconds to the rank's times; right to within `error`. how: "one machine", "exchanges", "unknown"."""
+    """`shift` seconds to add to the rank's times, exact to `error`. how: "one machine", "exchanges", "unknown"."""
 
     rank: int
     shift: float
@@ -31,7 +30,7 @@ class Alignment:
 
 
 def exchange_key(one: Pass, op: str, chunk: int) -> tuple[object, ...]:
-    """Equal for the same exchange on all its ranks."""
+    """Returns a key that all ranks of an exchange share."""
     return one.ranks, one.layer, one.direction, one.number, op, chunk
 
 
@@ -45,7 +44,7 @@ def _exchanges(passes: Sequence[Pass]) -> dict[tuple[object, ...], tuple[float, 
 
 
 def align(passes_by_rank: dict[int, list[Pass]], boots: dict[int, str]) -> list[Alignment]:
-    """Towards the first rank's clock; ranks that meet it only through others are reached through those."""
+    """Aligns all ranks with the first rank's clock, through other ranks if a rank has no exchange with the first."""
     ranks = sorted(passes_by_rank)
     exchanges = {rank: _exchanges(passes_by_rank[rank]) for rank in ranks}
     done = {ranks[0]: Alignment(ranks[0], 0.0, 0.0, "one machine")}
@@ -85,7 +84,7 @@ def _through(
 
 
 def shift(passes: Sequence[Pass], seconds: float) -> None:
-    """In place."""
+    """Shifts the times of passes in place."""
     if seconds == 0:
         return
     for one in passes:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sluice trace`: runs a training command, and says where the time of its MoE layers went.
 
-Every rank keeps its newest events in a ring; they are written when the process ends, so let the command take a few
+Every rank keeps its newest events in a ring, and writes them when the process ends; so let the command take a few
 steps and end by itself. Then ranks are put on one clock, each pass is matched to the schedule that it ran, and the idle
-time of every lane is put down to what it waited for.
+time of every lane is attributed to the op that it waited for.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ command
 
 
 def main(arguments: list[str]) -> int:
-    """The exit status."""
+    """Runs the command and returns its exit status."""
     parser = argparse.ArgumentParser(
         prog="sluice trace",
         description=__doc__.splitlines()[0],
@@ -108,7 +108,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _planner(name: str, passes: Sequence[Pass]) -> Planner:
-    """Of the machine that is named; of the cache, what was calibrated for layers such as the first that is known."""
+    """Returns the planner of the named machine; for the cache, of the calibration for the first known layer's shape."""
     if name != machines.CACHED:
         return Planner(machines.load(name))
     groups: dict[planned.Place, list[Pass]] = {}

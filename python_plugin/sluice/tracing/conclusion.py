@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What limits a recorded step, and what would help: the last line of `sluice trace`."""
+"""Concludes what limits a recorded step, and what would help: the last line of `sluice trace`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_MOST_OUTSIDE = 0.5  # of a step: above it the passes are not what to change first
+_MOST_OUTSIDE = 0.5  # of a step: above it, passes are not the first thing to change
 _LATE = 0.1  # of the time in passes: ranks that begin late are named first
-_LIMITS = 0.85  # of the time in passes: a lane that is busy longer leaves nothing to overlap
+_LIMITS = 0.85  # of the time in passes: a lane that is busier leaves nothing to overlap
 _IDLE = 0.15  # of the time in passes, in which a pass was prepared or an op was late to start
 
 
 def of(report: Mapping[str, Any], shares: Sequence[Mapping[str, Any]]) -> str:
-    """One or two sentences. shares: text.lane_shares of the same passes. "": no pass was explained."""
+    """Returns one or two sentences. shares: text.lane_shares of the same passes. "": no pass was explained."""
     if not shares:
         return ""
     parts = [_outside(report.get("outside", [])), _in_passes(report, shares)]

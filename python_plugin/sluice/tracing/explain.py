@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a lane was idle: what its next op waited for, by the schedule's own dependencies.
+"""Explains why a lane was idle: what its next op waited for, by the dependencies of the schedule.
 
-Within a pass every lane's time is busy or idle, and every idle second has one of these reasons:
+Within a pass every lane is busy or idle, and every idle second has one of these reasons:
 
   preparing       nothing of the pass had begun: header, counts, binding
-  OP CHUNK        this op ran, and the next one had to wait for it: directly, or through others that did
+  OP CHUNK        this op ran, and the next op of the lane had to wait for it, directly or through other ops
   starting        an op was free to run, and had not begun: thread wake-up, launch, a busy processor
-  nothing left    behind its last op, until the pass ended
+  nothing left    after its last op, until the pass ended
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LANES = ("compute", "comm", "copy_out", "copy_in")
 
 @dataclass(frozen=True)
 class Idle:
-    """A stretch in which a lane did nothing. `before`: the op that came next, or ""."""
+    """An interval in which a lane was idle. `before`: the next op, or ""."""
 
     rank: int
     layer: int
@@ -39,7 +39,7 @@ def name(op: str, chunk: int) -> str:
 
 
 def idle_of(one: Pass) -> list[Idle]:
-    """Of every lane that the pass uses; busy and idle seconds of a lane add up to the pass."""
+    """Returns the idle intervals of every lane of the pass; a lane's busy and idle seconds add up to the pass."""
     if one.schedule is None:
         return []
     found: list[Idle] = []
@@ -78,7 +78,7 @@ def _previous_on_lane(ops: Sequence[Mapping[str, Any]]) -> list[int | None]:
 
 
 def _chain(one: Pass, previous: Sequence[int | None], index: int, free: float) -> Iterator[tuple[str, float]]:
-    """What ran from `free` until op `index` began, walked back along the op that ended last before each."""
+    """Yields what ran from `free` until op `index` began: walks back to the dependency that ended last of each op."""
     ops = one.schedule.data["ops"]
     until = one.events[index].begin
     while until > free:
@@ -95,7 +95,7 @@ def _chain(one: Pass, previous: Sequence[int | None], index: int, free: float) -
 
 
 def late_peers(passes: Sequence[Pass]) -> list[Idle]:
-    """Exchanges that had to wait for the rank that began last; needs aligned clocks."""
+    """Returns the waits in exchanges for the rank that began last. The clocks must be aligned."""
     groups: dict[tuple[object, ...], list[tuple[Pass, int]]] = {}
     for one in passes:
         for index, event in enumerate(one.events):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What changed its owner while a recording was made: experts between ranks, layers between stages."""
+"""Reports the moves during a recording: experts between ranks, layers between stages."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .passes import BadRecord, data_of
 
 
 def read(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """For report.json, in the order in which they began: of each move the bytes that left all ranks, and the longest
-    time that a rank was in it and in its commit. BadRecord names the file."""
+    """Returns the moves for report.json, by begin: the bytes that all ranks sent, and the longest time that a rank
+    spent in the move and in its commit. BadRecord names the file."""
     found: dict[tuple[str, str, int], dict[str, Any]] = {}
     for path in sorted(Path(folder).glob("rank*.json")):
         data = data_of(path)
@@ -40,7 +40,7 @@ def _add(found: dict[tuple[str, str, int], dict[str, Any]], each: Mapping[str, A
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """For a terminal."""
+    """Returns the lines for a terminal."""
     lines = ["", "moves:"] if rows else []
     for row in rows:
         hidden = 100 * row["hidden_bytes"] / row["left_bytes"] if row["left_bytes"] else 0.0

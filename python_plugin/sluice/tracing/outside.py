@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step takes outside of the passes of its MoE layers: the rest of the model, the optimizer, data, and what
-Python, autograd and the binding of tensors add to each call. No prediction has any of it.
+"""Computes the time of a step outside of the passes of its MoE layers: the rest of the model, the optimizer, data, and
+the overhead of Python, autograd and the binding of tensors in each call. Predictions do not include this time.
 
-A step lasts from the end of one backward to the end of the next, of the layer whose backward comes last.
+A step lasts from the end of one backward to the end of the next, for the layer whose backward comes last.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .passes import Pass
 
 
 def rows_of(by_rank: Mapping[int, Sequence[Pass]], steps: int) -> list[dict[str, Any]]:
-    """Of each rank that has two backwards or more: medians over its newest `steps` steps, in seconds."""
+    """Returns, for each rank with at least two backwards, medians over its newest `steps` steps, in seconds."""
     rows = []
     for rank in sorted(by_rank):
         found = steps_of(by_rank[rank], steps)
@@ -34,13 +34,13 @@ def rows_of(by_rank: Mapping[int, Sequence[Pass]], steps: int) -> list[dict[str,
 
 
 def steps_of(passes: Sequence[Pass], steps: int) -> list[tuple[float, float]]:
-    """(seconds of a step, of those in passes), oldest first. Steps whose first passes may have left a ring are none."""
+    """Returns (seconds of a step, its seconds in passes), oldest first, without steps that a ring may hold in part."""
     backwards = [one for one in passes if one.direction == "backward"]
     if not backwards:
         return []
     last = max(backwards, key=lambda one: one.end)
     ends = sorted(one.end for one in backwards if (one.ranks, one.layer) == (last.ranks, last.layer))[-steps - 1 :]
-    firsts: dict[tuple[int, ...], float] = {}  # of each group, which has a ring of its own
+    firsts: dict[tuple[int, ...], float] = {}  # by group, as each group has its own ring
     for one in passes:
         firsts[one.ranks] = min(firsts.get(one.ranks, one.end), one.end)
     known = max(firsts.values())
@@ -49,7 +49,7 @@ def steps_of(passes: Sequence[Pass], steps: int) -> list[tuple[float, float]]:
 
 
 def covered(stretches: Iterable[tuple[float, float]], begin: float, end: float) -> float:
-    """How much of [begin, end] lies in at least one of them."""
+    """Returns how much of [begin, end] is in at least one interval."""
     total, free = 0.0, begin
     for first, last in sorted(stretches):
         first, last = max(first, free), min(last, end)

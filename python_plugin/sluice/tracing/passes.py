@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded events as passes, each with the schedule that it ran."""
+"""Groups recorded events into passes, each with the schedule that it ran."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WORDS = {"lane": tuple(LANES), "direction": ("forward", "backward")}
 
 @dataclass
 class Pass:
-    """One forward or backward of one layer on one rank. Events stand in program order, times in seconds."""
+    """One forward or backward of one layer on one rank. Events are in program order, times in seconds."""
 
     rank: int
     layer: int
@@ -40,8 +40,8 @@ class Pass:
     end: float
     events: list[Event]
     ranks: tuple[int, ...] = (0,)
-    layer_facts: Mapping[str, Any] = field(default_factory=dict)  # what the record says of the layer
-    number: int = 0  # of its kind in its context, from the newest: what ranks count alike though rings overflow
+    layer_facts: Mapping[str, Any] = field(default_factory=dict)  # the record's description of the layer
+    number: int = 0  # of its kind in its context, from the newest: equal on all ranks although rings overflow
     schedule: Schedule | None = field(default=None, repr=False)
 
     @property
@@ -53,7 +53,7 @@ class Pass:
         return self.end - self.begin
 
     def slot_bytes(self) -> dict[str, int] | None:
-        """Of a slot of each tensor, for chunks of the mean number of rows; None where the record does not say it."""
+        """Returns the bytes of a slot of each tensor, for chunks of mean size; None if the record lacks the shape."""
         facts = self.layer_facts
         element = ELEMENT_BYTES.get(facts.get("dtype", ""))
         rows, model, hidden = (facts.get(name) for name in ("received_rows", "model_width", "hidden_width"))
@@ -63,16 +63,16 @@ class Pass:
 
     @property
     def run_seconds(self) -> float:
-        """From the first op to the last: what a schedule predicts, without header and binding."""
+        """Returns the time from the first op to the last, which a schedule predicts: without header and binding."""
         return max(e.end for e in self.events) - min(e.begin for e in self.events)
 
 
 class BadRecord(ValueError):
-    """A file that is no recording: names the field."""
+    """The file is no recording; the message names the field."""
 
 
 def data_of(path: Path) -> Any:
-    """What a rank's file holds."""
+    """Returns the data of a rank's file."""
     try:
         return json.loads(path.read_text())
     except OSError as error:
@@ -82,7 +82,7 @@ def data_of(path: Path) -> Any:
 
 
 def read_record(data: Any, name: str) -> list[Pass]:
-    """The passes of one rank's file, oldest first."""
+    """Returns the passes of one rank's file, oldest first."""
     if not isinstance(data, Mapping) or data.get("form") != 2:
         form = data.get("form") if isinstance(data, Mapping) else None
         raise BadRecord(f"{name}: form is {form!r}, not 2; record again with this version (sluice trace -- COMMAND)")
@@ -115,7 +115,7 @@ def _passes_of(context: Any, rank: int, name: str) -> Iterator[Pass]:
         if event["op"] != "pass":
             run.append(event)
             continue
-        # Of the oldest pass in the ring only the tail may be left; it matches no schedule.
+        # The ring may hold only the end of its oldest pass, which then matches no schedule.
         kind = event["layer"], event["direction"]
         facts = layers.get(str(event["layer"]), {})
         begin, end = event["begin_ns"] / 1e9, event["end_ns"] / 1e9
@@ -137,8 +137,8 @@ def _check_event(event: Any, name: str) -> None:
 
 
 def keep_steps(passes: Sequence[Pass], steps: int) -> list[Pass]:
-    """The newest `steps` backwards of each layer with the forwards since the one before them; without backwards, the
-    newest forwards."""
+    """Returns the newest `steps` backwards of each layer with the forwards since the backward before them; without
+    backwards, the newest forwards."""
     kept: list[Pass] = []
     for layer in sorted({one.layer for one in passes}):
         mine = [one for one in passes if one.layer == layer]
@@ -149,13 +149,13 @@ def keep_steps(passes: Sequence[Pass], steps: int) -> list[Pass]:
     return sorted(kept, key=lambda one: one.begin)
 
 
-# ---- which schedule it was --------------------------------------------------------------------------------------
+# ---- the schedule of a pass ----
 
 
 def identify(passes: Sequence[Pass]) -> None:
-    """Sets the schedule of each pass whose ops are those of one in the same order and which the times do not refute.
+    """Sets the schedule of each pass that ran the ops of a schedule in its order; prefers one that fits the times.
 
-    A forward does not show how its chunks come back; the backward of the same layer after it does.
+    A forward does not show the restore policy of its chunks; the next backward of the same layer does.
     """
     policies: dict[tuple[int, int], tuple[list[str], list[str]]] = {}
     for one in reversed(passes):
@@ -183,7 +183,7 @@ def _find(one: Pass, hint: tuple[list[str], list[str]] | None) -> Schedule | Non
         flags["dgrad"] = any(kind in ("gemm1_grad", "expert_grad", "combine_grad") for kind in kinds)
         per_chunk = any(event.op == "weight_grad" and event.chunk >= 0 for event in one.events)
         flags["wgrad"] = "per_chunk" if per_chunk else "deferred"
-    # Chunks out of rows have one reduce of all, out of tokens one each.
+    # Chunks of rows share one reduce; chunks of tokens have one reduce each.
     if any(event.op in ("reduce", "reduce_grad") and event.chunk < 0 for event in one.events):
         flags["chunks_by_experts"] = True
     refuted = None
@@ -213,12 +213,12 @@ def _extras(direction: str, kinds: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def _total(what: str, policies: Sequence[str]) -> int:
-    """Of a column of the table, over the policies of all chunks."""
+    """Returns the sum of a column of the table over the policies of all chunks."""
     return sum(getattr(restore.POLICIES[name], what) for name in policies)
 
 
 def _policies(one: Pass, kinds: Sequence[str], hint: tuple[list[str], list[str]] | None) -> Iterator[tuple[Any, Any]]:
-    """Candidates that have as many restoring ops as the pass: one policy for the first k chunks, S4 behind them."""
+    """Yields candidates with as many restoring ops as the pass: one policy for the first k chunks, S4 for the rest."""
     if hint is not None and one.direction == "forward":
         yield hint
     n = one.num_chunks
@@ -238,7 +238,7 @@ def _policies(one: Pass, kinds: Sequence[str], hint: tuple[list[str], list[str]]
 
 
 def _agrees(schedule: Schedule, events: Sequence[Event]) -> bool:
-    """No op began before one that it waits for had ended."""
+    """Returns whether every op began after the ops that it waits for had ended."""
     return all(
         events[other].end <= event.begin for op, event in zip(schedule.data["ops"], events) for other in op["waits_for"]
     )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the planner says of recorded layers: their passes on a machine, beside the passes that ran.
+"""Predicts the passes of recorded layers on a machine with the planner, to compare them with the recorded passes.
 
-The layer's shape and the schedule are those of the record, as is the load: T is what the ranks received on average, the
-skew what the fullest of them received over that.
+The layer's shape, the schedule and the load are those of the record. T is the mean of the rows that ranks received over
+top_k, and the skew is the largest number of rows over that mean.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .passes import Pass
 
 DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 FACTS = ("model_width", "hidden_width", "num_experts", "top_k")
-MANY_BYTES = 1 << 50  # a plan's slots without what a plan's budget refuses
+MANY_BYTES = 1 << 50  # a plan without a limit
 
 Place = tuple[tuple[int, ...], int]  # ranks of the group, layer
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One layer on the machine, or `problem`: why it cannot be said."""
+    """One layer on the machine, or `problem`: why there is no prediction."""
 
     work: Workload | None = None
     choice: Choice | None = None
@@ -35,13 +35,13 @@ class Planned:
     problem: str = ""
 
     def seconds(self, direction: str) -> float:
-        """Of the ops of a pass, as `Pass.run_seconds` counts them."""
+        """Returns the seconds of the ops of a pass, as `Pass.run_seconds` counts them."""
         assert self.prediction is not None
         return max(event.end for event in self.prediction.events[direction])
 
     def as_pass(self, like: Pass) -> Pass | None:
-        """The planned pass as if it had been recorded, so that its idle time can be explained as any pass's; None
-        where the recorded one ran other ops."""
+        """Returns the planned pass in the form of a recorded one, so that its idle time can be explained; None if the
+        recorded pass ran other ops."""
         assert self.prediction is not None
         events = self.prediction.events[like.direction]
         if [(e.op, e.chunk) for e in events] != [(e.op, e.chunk) for e in like.events]:
@@ -50,13 +50,13 @@ class Planned:
         return Pass(like.rank, like.layer, like.direction, 0.0, seconds, events, like.ranks, schedule=like.schedule)
 
     def op_seconds(self, direction: str) -> dict[str, float]:
-        """By kind of op, all chunks."""
+        """Returns seconds by kind of op, over all chunks."""
         assert self.prediction is not None
         return sums_of(self.prediction.events[direction])
 
 
 def sums_of(events: Sequence[Event]) -> dict[str, float]:
-    """Seconds by kind of op."""
+    """Returns seconds by kind of op."""
     found: dict[str, float] = {}
     for event in events:
         found[event.op] = found.get(event.op, 0.0) + event.seconds
@@ -64,7 +64,7 @@ def sums_of(events: Sequence[Event]) -> dict[str, float]:
 
 
 def plan(planner: Planner, passes: Sequence[Pass]) -> dict[Place, Planned]:
-    """By group and layer."""
+    """Plans each layer, by group and layer."""
     groups: dict[Place, list[Pass]] = {}
     for one in passes:
         groups.setdefault((one.ranks, one.layer), []).append(one)
@@ -87,7 +87,7 @@ def _planned(planner: Planner, place: Place, passes: Sequence[Pass]) -> Planned:
 
 
 def workload_of(place: Place, passes: Sequence[Pass]) -> Workload | str:
-    """The load that the record shows, or what it lacks."""
+    """Returns the load in the record, or a text that says what the record lacks."""
     ranks, _ = place
     facts: Mapping[str, Any] = passes[0].layer_facts
     missing = [name for name in FACTS if not facts.get(name)]
@@ -118,7 +118,7 @@ def workload_of(place: Place, passes: Sequence[Pass]) -> Workload | str:
 
 
 def choice_of(passes: Sequence[Pass]) -> Choice | str:
-    """Of the newest backward: a forward does not show how its chunks come back."""
+    """Returns the choice of the newest backward: a forward does not show its restore policy."""
     for one in reversed(passes):
         if one.direction != "backward" or one.schedule is None:
             continue
@@ -131,7 +131,7 @@ def choice_of(passes: Sequence[Pass]) -> Choice | str:
 
 
 def ops_of(group: Sequence[Pass], planned: Planned) -> list[dict[str, Any]]:
-    """Measured beside planned seconds by kind of op, of passes of one schedule; what differs most first."""
+    """Returns measured and planned seconds by kind of op, for passes of one schedule, by decreasing difference."""
     measured: dict[str, list[float]] = {}
     for one in group:
         for op, seconds in sums_of(one.events).items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of a recording: per layer and direction measured beside predicted, and idle time with its reasons."""
+"""Makes the report of a recording: measured and predicted time per layer and direction, and reasons of idle time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .planned import Place, Planned
 def read(
     folder: str | os.PathLike[str], may_be_empty: bool = False
 ) -> tuple[dict[int, list[Pass]], list[clocks.Alignment]]:
-    """All passes of all ranks of a folder, on one clock. may_be_empty: something else was recorded."""
+    """Reads all passes of all ranks of a folder, on one clock. may_be_empty: something else was recorded."""
     by_rank: dict[int, list[Pass]] = {}
     boots: dict[int, str] = {}
     for path in sorted(Path(folder).glob("rank*.json")):
@@ -44,7 +44,7 @@ def read(
 
 
 def newest(by_rank: Mapping[int, Sequence[Pass]], steps: int) -> list[Pass]:
-    """The passes of the newest `steps`, each with its schedule."""
+    """Returns the passes of the newest `steps`, each with its schedule."""
     kept = [one for rank in sorted(by_rank) for one in recorded.keep_steps(by_rank[rank], steps)]
     for rank in sorted(by_rank):
         recorded.identify([one for one in kept if one.rank == rank])
@@ -52,7 +52,7 @@ def newest(by_rank: Mapping[int, Sequence[Pass]], steps: int) -> list[Pass]:
 
 
 def memory_of(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Of each rank and group, where the record says it: peak bytes, forwards outstanding at most, and as planned."""
+    """Returns the recorded memory of each rank and group: peak bytes, and measured and planned outstanding forwards."""
     rows = []
     for path in sorted(Path(folder).glob("rank*.json")):
         data = recorded.data_of(path)
@@ -63,7 +63,7 @@ def memory_of(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _groups(passes: Sequence[Pass]) -> dict[tuple[Any, ...], list[Pass]]:
-    """Passes that ran one schedule: rank, layer, direction, hash."""
+    """Groups passes by rank, layer, direction and hash of the schedule."""
     groups: dict[tuple[Any, ...], list[Pass]] = {}
     for one in passes:
         key = one.rank, one.layer, one.direction, one.schedule.data["hash"] if one.schedule else ""
@@ -72,12 +72,12 @@ def _groups(passes: Sequence[Pass]) -> dict[tuple[Any, ...], list[Pass]]:
 
 
 def median_costs(group: Sequence[Pass]) -> list[float]:
-    """Seconds of each op: the median over passes of one schedule."""
+    """Returns the seconds of each op: the median over passes of one schedule."""
     return [statistics.median(one.events[i].seconds for one in group) for i in range(len(group[0].events))]
 
 
 def predict(group: Sequence[Pass]) -> Prediction:
-    """Of the schedule that the group ran, with its own median costs."""
+    """Predicts the schedule that the group ran, from the group's median costs."""
     return group[0].schedule.predict(median_costs(group))
 
 
@@ -87,7 +87,7 @@ def make(
     steps: int,
     plans: Mapping[Place, Planned] | None = None,
 ) -> dict[str, Any]:
-    """Everything as data: what --json prints. plans: of the recorded layers on a machine."""
+    """Returns the report as data, which --json prints. plans: of the recorded layers on a machine."""
     rows = []
     for (rank, layer, direction, digest), group in sorted(_groups(passes).items()):
         row: dict[str, Any] = {
@@ -126,7 +126,7 @@ def make(
 
 
 def _on_machine(group: Sequence[Pass], plan: Planned) -> dict[str, Any]:
-    """What the planner says beside what ran: the pass, its lanes, its ops, and what its lanes wait for."""
+    """Returns the planner's prediction next to what ran: the pass, its lanes, its ops, and its waits."""
     if plan.prediction is None:
         return {"machine_problem": plan.problem}
     direction = group[0].direction
@@ -141,7 +141,7 @@ def _on_machine(group: Sequence[Pass], plan: Planned) -> dict[str, Any]:
 
 
 def _sum_idle(stretches: Sequence[explain.Idle]) -> list[dict[str, Any]]:
-    """Longest first, summed over passes."""
+    """Returns the idle time by reason, summed over passes, longest first."""
     sums: dict[tuple[Any, ...], list[float]] = {}
     for one in stretches:
         key = one.rank, one.layer, one.direction, one.lane, one.reason, one.before
@@ -154,8 +154,8 @@ def _sum_idle(stretches: Sequence[explain.Idle]) -> list[dict[str, Any]]:
 
 
 def panels(passes: Sequence[Pass], plans: Mapping[Place, Planned] | None = None, machine: str = "") -> list[Panel]:
-    """Of the layer and rank whose passes take longest: measured (the pass of median time) above predicted, both with
-    slots, and with their bytes where the record has the rows that the layer received; below them the planner's."""
+    """Returns panels of the layer and rank whose passes take longest: measured (the pass of median time), predicted,
+    and the planner's. Slots are drawn, and bytes if the record has the rows that the layer received."""
     groups = {key: group for key, group in _groups(passes).items() if group[0].schedule is not None}
     if not groups:
         return []
@@ -193,7 +193,7 @@ def write(
     plans: Mapping[Place, Planned] | None = None,
     batches: Sequence[stages.Batch] = (),
 ) -> list[str]:
-    """report.json, trace.json of all ranks, and the picture of the longest layer; their names."""
+    """Writes report.json, trace.json of all ranks, and the picture of the longest layer; returns their names."""
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     (place / "report.json").write_text(json.dumps(report, indent=1) + "\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines in a recording: the last batch of each, measured beside predicted."""
+"""Reports pipelines in a recording: the last batch of each, measured and predicted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .passes import BadRecord, data_of
 
 @dataclass
 class Batch:
-    """The last training batch of one pipeline. boots: of the machines whose clocks its events are by."""
+    """The last training batch of one pipeline. boots: boot ids of the machines that recorded the events."""
 
     ranks: tuple[int, ...]
     measured: list[Event] = field(default_factory=list)
@@ -25,7 +25,7 @@ class Batch:
 
 
 def read(folder: str | os.PathLike[str]) -> list[Batch]:
-    """Of all pipelines that ran; none where there was none. BadRecord names the file."""
+    """Reads the last batch of all pipelines that ran. BadRecord names the file."""
     found: dict[tuple[Any, ...], Batch] = {}
     for path in sorted(Path(folder).glob("rank*.json")):
         data = data_of(path)
@@ -42,7 +42,7 @@ def read(folder: str | os.PathLike[str]) -> list[Batch]:
 
 
 def rows_of(batches: Sequence[Batch]) -> list[dict[str, Any]]:
-    """For report.json."""
+    """Returns the rows for report.json."""
     return [
         {
             "ranks": list(batch.ranks),
@@ -59,7 +59,7 @@ def rows_of(batches: Sequence[Batch]) -> list[dict[str, Any]]:
 
 
 def panels(batches: Sequence[Batch], with_messages: bool = False) -> list[Panel]:
-    """Measured above predicted. Ranks of several machines have no common clock, and no picture of what they did."""
+    """Returns measured and predicted panels. Ranks of several machines have no common clock and no measured panel."""
     drawn = []
     for batch in batches:
         where = f"pipeline of ranks {', '.join(map(str, batch.ranks))}"
@@ -73,7 +73,7 @@ def panels(batches: Sequence[Batch], with_messages: bool = False) -> list[Panel]
 
 
 def lines_of(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """For a terminal."""
+    """Returns the lines for a terminal."""
     lines = []
     for row in rows:
         stages_of = sorted(row["busy_s"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report for a terminal."""
+"""Formats the report for a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLUMNS = ("busy", "waiting", "starting", "preparing", "nothing left")
 
 
 def lane_shares(passes: Sequence[Pass]) -> list[dict[str, Any]]:
-    """Per rank and lane over all passes: busy, and idle by kind of reason."""
+    """Returns, per rank and lane over all passes, busy time, and idle time by reason."""
     rows = []
     for rank in sorted({one.rank for one in passes}):
         mine = [one for one in passes if one.rank == rank and one.schedule is not None]
@@ -33,7 +33,7 @@ def lane_shares(passes: Sequence[Pass]) -> list[dict[str, Any]]:
 
 
 def lines_of(report: dict[str, Any], passes: Sequence[Pass], longest: int = 12) -> list[str]:
-    """The whole report."""
+    """Returns the lines of the whole report."""
     lines = [f"{len(report['ranks'])} ranks, the last {report['steps']} steps"]
     for clock in report["clocks"]:
         if clock["error"] is None:
@@ -60,7 +60,7 @@ def lines_of(report: dict[str, Any], passes: Sequence[Pass], longest: int = 12) 
         columns = "".join(f"{100 * row[name] / row['total']:13.1f}" for name in COLUMNS)
         lines.append(f"  {row['rank']:4} {row['lane']:13}{columns}")
     lines += ["", "  the longest waits, summed over the steps:"]
-    # What is prepared keeps all lanes waiting alike: it is said once.
+    # During the preparation all lanes wait: report it once, for the compute lane.
     waits = [row for row in report["idle"] if row["waited_for"] != "nothing left"]
     waits = [row for row in waits if row["waited_for"] != "preparing" or row["lane"] == "compute"]
     lines += ["  " + sentence(row) for row in waits[:longest]]
@@ -91,7 +91,7 @@ def _memory(row: dict[str, Any]) -> str:
 
 
 def sentence(row: dict[str, Any]) -> str:
-    """`rank 1: compute waited for dispatch 3: 41.0 ms in 3 waits (before gemm1 3, forward of layer 0)`."""
+    """Returns `rank 1: compute waited for dispatch 3: 41.0 ms in 3 waits (before gemm1 3, forward of layer 0)`."""
     where = f"{row['direction']} of layer {row['layer']}"
     what = {
         "preparing": "idle while the pass was prepared",
@@ -104,7 +104,7 @@ def sentence(row: dict[str, Any]) -> str:
 
 
 def planned_lines(report: dict[str, Any], most_ops: int = 6) -> list[str]:
-    """Of the pass that takes longest: ops, lanes and waits on the machine beside those that ran."""
+    """Returns lines about the longest pass: ops, lanes and waits on the machine next to those that ran."""
     rows = [row for row in report["layers"] if "machine_s" in row]
     problems = dict.fromkeys(row["machine_problem"] for row in report["layers"] if "machine_problem" in row)
     lines = [f"  not planned: {problem}" for problem in problems]

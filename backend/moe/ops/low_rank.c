@@ -5,6 +5,7 @@
 
 #include "backend/base/dtype.h"
 #include "backend/base/hash.h"
+#include "backend/base/math.h"
 #include "backend/moe/pass/weight_sums.h"
 
 /* ---- terms ---- */
@@ -49,18 +50,27 @@ uint64_t sluice_low_signature(const sluice_expert_tensors_t* p) {
 
 /* ---- lists of GEMMs over experts ---- */
 
+/* Factors of experts from `first` on, packed one after the other at `data`. */
+typedef struct packed_s {
+  const sluice_tensor_t* factors; /* of all local experts; NULL: nothing is packed here */
+  int32_t first, count;
+  uint64_t each; /* bytes */
+  char* data;
+} packed_t;
+
 typedef struct list_s {
   sluice_pass_t* pass;
   const sluice_op_t* op;
   float beta;
   int64_t count;
-  uint64_t used; /* bytes of pass->adapters that its problems read */
+  int32_t kinds;                         /* of factors that one block may need packed: they share the room */
+  uint64_t used;                         /* bytes of pass->adapters */
+  packed_t packed[SLUICE_MAX_LOW_TERMS]; /* of each kind the last ones */
 } list_t;
 
 static sluice_status_t run(list_t* list) {
   const int64_t count = list->count;
   list->count = 0;
-  list->used = 0;
   return sluice_grouped_gemm_run(list->pass, list->op, count, list->pass->moe->shape.config.dtype, list->beta);
 }
 
@@ -75,16 +85,40 @@ static int is_direct(const sluice_pass_t* pass, const sluice_tensor_t* t) {
          sluice_is_matrix(t->shape, sluice_tensor_stride(t, 0), sluice_tensor_stride(t, 1));
 }
 
-/* Row-major copies of a matrix of any strides, by loops over values of one size: hosts with B [out, r * E] have the
- * values of an expert E elements apart, so each is a cache line of its own, and loads must not wait for each other. */
+/* Row-major copies of the matrices of `experts` neighbours, of any strides, `each` bytes apart. PEFT's B [out, r * E]
+ * has the values of an expert E elements apart and those of its neighbours between them: whoever copies one expert
+ * reads a line of memory for each value, and the next expert reads the same lines. GROUP values at a time, which the
+ * compiler converts with vector instructions. */
+enum { GROUP = 16 };
 /* NOLINTBEGIN(bugprone-macro-parentheses): types */
 #define COPY(name, from_t, to_t, convert)                                                           \
-  static void name(const sluice_tensor_t* t, void* to) {                                            \
+  static void name(const sluice_tensor_t* t, int32_t experts, char* to, uint64_t each) {            \
     const int64_t row_stride = sluice_tensor_stride(t, 0), col_stride = sluice_tensor_stride(t, 1); \
-    const from_t* data = sluice_tensor_data(t);                                                     \
-    to_t* out = to;                                                                                 \
-    for (int64_t i = 0; i < t->shape[0]; ++i, data += row_stride, out += t->shape[1]) {             \
-      for (int64_t j = 0; j < t->shape[1]; ++j) out[j] = convert(data[j * col_stride]);             \
+    const int64_t columns = t->shape[1];                                                            \
+    const from_t* row = sluice_tensor_data(t);                                                      \
+    for (int64_t i = 0; i < t->shape[0]; ++i, row += row_stride) {                                  \
+      for (int64_t j = 0; j < columns; j += GROUP) {                                                \
+        const int64_t width = sluice_min(columns - j, GROUP);                                       \
+        char* out = to + (uint64_t)(i * columns + j) * sizeof(to_t);                                \
+        for (int32_t e = 0; e < experts; ++e, out += each) {                                        \
+          const from_t* data = row + j * col_stride + e;                                            \
+          from_t values[GROUP] = {0};                                                               \
+          to_t converted[GROUP];                                                                    \
+          if (width < GROUP) {                                                                      \
+            for (int64_t k = 0; k < width; ++k) values[k] = data[k * col_stride];                   \
+          } else if (col_stride == 1) {                                                             \
+            memcpy(values, data, sizeof values);                                                    \
+          } else {                                                                                  \
+            for (int k = 0; k < GROUP; ++k) values[k] = data[k * col_stride];                       \
+          }                                                                                         \
+          for (int k = 0; k < GROUP; ++k) converted[k] = convert(values[k]);                        \
+          if (width < GROUP) {                                                                      \
+            memcpy(out, converted, (size_t)width * sizeof(to_t));                                   \
+          } else {                                                                                  \
+            memcpy(out, converted, sizeof converted);                                               \
+          }                                                                                         \
+        }                                                                                           \
+      }                                                                                             \
     }                                                                                               \
   }
 /* NOLINTEND(bugprone-macro-parentheses) */
@@ -96,40 +130,75 @@ COPY(copy_to_bf16, float, uint16_t, sluice_f32_to_bf16)
 COPY(copy_to_f16, float, uint16_t, sluice_f32_to_f16)
 COPY(copy_to_f64, float, double, (double))
 
-/* Row-major, of the layer's dtype. The factor has that dtype, or is f32. */
-static void pack(int32_t dtype, const sluice_tensor_t* t, void* out) {
+/* Row-major, of the layer's dtype. The factors have that dtype, or are f32. */
+static void pack(int32_t dtype, const sluice_tensor_t* t, int32_t experts, char* to, uint64_t each) {
   if (sluice_tensor_dtype(t) == dtype) {
     switch (sluice_dtype_bytes(dtype)) {
-      case 2: copy_16(t, out); return;
-      case 4: copy_32(t, out); return;
-      default: copy_64(t, out); return;
+      case 2: copy_16(t, experts, to, each); return;
+      case 4: copy_32(t, experts, to, each); return;
+      default: copy_64(t, experts, to, each); return;
     }
   }
   switch (dtype) {
-    case SLUICE_DTYPE_BF16: copy_to_bf16(t, out); return;
-    case SLUICE_DTYPE_F16: copy_to_f16(t, out); return;
-    default: copy_to_f64(t, out);
+    case SLUICE_DTYPE_BF16: copy_to_bf16(t, experts, to, each); return;
+    case SLUICE_DTYPE_F16: copy_to_f16(t, experts, to, each); return;
+    default: copy_to_f64(t, experts, to, each);
   }
 }
 
-/* A factor as a matrix: the host's own, or packed where GEMMs could not read it. lower: its lower half, or NULL. What
- * is listed already runs first where the room is used up. */
-static sluice_status_t factor(list_t* list, const sluice_tensor_t* t, const sluice_tensor_t* lower,
+/* Whether the values of the next expert's factor lie next to those of this one. */
+static int are_neighbours(const sluice_tensor_t* t) {
+  const sluice_tensor_t* next = t + 1;
+  return sluice_tensor_stride(t, 0) == sluice_tensor_stride(next, 0) &&
+         sluice_tensor_stride(t, 1) == sluice_tensor_stride(next, 1) &&
+         (const char*)sluice_tensor_data(next) - (const char*)sluice_tensor_data(t) ==
+             (int64_t)sluice_dtype_bytes(sluice_tensor_dtype(t));
+}
+
+/* Of the experts from `local` on, at most `most`: how many can be packed together. */
+static int32_t neighbours(const sluice_pass_t* pass, const sluice_tensor_t* all, const sluice_tensor_t* lower,
+                          int32_t local, int64_t most) {
+  int32_t count = 1;
+  while (local + count < pass->binding.num_local && count < most && are_neighbours(&all[local + count - 1]) &&
+         (lower == NULL || are_neighbours(&lower[local + count - 1])))
+    ++count;
+  return count;
+}
+
+/* An expert's factor as a matrix: the host's own, or packed where GEMMs could not read it, its neighbours with it.
+ * lower: the lower halves, or NULL. What is listed already runs first where the room is used up. */
+static sluice_status_t factor(list_t* list, const sluice_tensor_t* all, const sluice_tensor_t* lower, int32_t local,
                               sluice_matrix_t* out) {
   sluice_pass_t* pass = list->pass;
+  const sluice_tensor_t* t = &all[local];
   const int32_t dtype = pass->moe->shape.config.dtype;
   const uint64_t element = sluice_dtype_bytes(dtype), half = (uint64_t)sluice_tensor_elements(t) * element;
-  if (is_direct(pass, t) && (lower == NULL || sluice_is_stacked(t, lower, element))) {
+  if (is_direct(pass, t) && (lower == NULL || sluice_is_stacked(t, &lower[local], element))) {
     *out = sluice_tensor_matrix(t);
     return SLUICE_OK;
   }
-  const uint64_t bytes = sluice_align_up(lower == NULL ? half : 2 * half);
-  if (list->used + bytes > pass->adapter_bytes) SLUICE_TRY(run(list));
-  char* to = pass->adapters + list->used;
-  list->used += bytes;
-  pack(dtype, t, to);
-  if (lower != NULL) pack(dtype, lower, to + half);
-  *out = (sluice_matrix_t){to, t->shape[1], 1};
+  packed_t *found = NULL, *spare = &list->packed[0];
+  for (int i = 0; i < SLUICE_MAX_LOW_TERMS; ++i) {
+    packed_t* p = &list->packed[i];
+    if (p->factors == all) found = p;
+    if (p->factors == NULL) spare = p;
+  }
+  if (found == NULL || local < found->first || local >= found->first + found->count) {
+    if (found == NULL) found = spare;
+    const uint64_t each = sluice_align_up(lower == NULL ? half : 2 * half);
+    const int64_t most = sluice_min((int64_t)(pass->adapter_bytes / (uint64_t)list->kinds / each), GROUP);
+    const int32_t count = neighbours(pass, all, lower, local, most);
+    if (list->used + (uint64_t)count * each > pass->adapter_bytes) {
+      SLUICE_TRY(run(list));
+      list->used = 0;
+      memset(list->packed, 0, sizeof list->packed);
+    }
+    *found = (packed_t){all, local, count, each, pass->adapters + list->used};
+    list->used += (uint64_t)count * each;
+    pack(dtype, t, count, found->data, each);
+    if (lower != NULL) pack(dtype, &lower[local], count, found->data + half, each);
+  }
+  *out = (sluice_matrix_t){found->data + (uint64_t)(local - found->first) * found->each, t->shape[1], 1};
   return SLUICE_OK;
 }
 
@@ -144,12 +213,13 @@ typedef struct block_s {
 /* The blocks of an op: calls `visit` for each that has rows, then runs what it listed. */
 typedef sluice_status_t (*visit_fn_t)(list_t* list, const block_t* block, const void* user);
 
-static sluice_status_t for_blocks(sluice_pass_t* pass, const sluice_op_t* op, float beta, visit_fn_t visit,
-                                  const void* user) {
+/* kinds: factors that a visit asks for. */
+static sluice_status_t for_blocks(sluice_pass_t* pass, const sluice_op_t* op, float beta, int32_t kinds,
+                                  visit_fn_t visit, const void* user) {
   const sluice_binding_t* b = &pass->binding;
   const int joined = op->chunk < 0 && sluice_weight_rows_are_joined(pass);
   const int32_t first = op->chunk < 0 ? 0 : op->chunk, end = op->chunk < 0 && !joined ? b->num_chunks : first + 1;
-  list_t list = {.pass = pass, .op = op, .beta = beta};
+  list_t list = {.pass = pass, .op = op, .beta = beta, .kinds = kinds};
   for (int32_t e = 0; e < b->num_local; ++e) {
     for (int32_t i = first; i < end; ++i) {
       const block_t block = {i, e, sluice_rows_of_expert(pass, joined ? -1 : i, e)};
@@ -218,8 +288,7 @@ static sluice_status_t add_product(list_t* list, const block_t* block, const voi
   const product_t* p = user;
   const sluice_low_term_t* t = p->term;
   sluice_matrix_t m;
-  SLUICE_TRY(p->with_b ? factor(list, &t->b[block->local], t->b_lower == NULL ? NULL : &t->b_lower[block->local], &m)
-                       : factor(list, &t->a[block->local], NULL, &m));
+  SLUICE_TRY(p->with_b ? factor(list, t->b, t->b_lower, block->local, &m) : factor(list, t->a, NULL, block->local, &m));
   return add(list, (sluice_gemm_problem_t){block->rows, rank_of(t), p->with_b ? t->columns : t->a[0].shape[1],
                                            columns_of(list->pass, p->rows, block, p->with_b ? t->first : 0),
                                            p->with_b ? m : sluice_transpose(m), low_of(list->pass, block, p->second)});
@@ -233,8 +302,8 @@ static sluice_status_t scale_product(list_t* list, const block_t* block, const v
 }
 
 static sluice_status_t make_product(sluice_pass_t* pass, const sluice_op_t* op, const product_t* p) {
-  SLUICE_TRY(for_blocks(pass, op, 0, add_product, p));
-  return p->term->scale == 1.0f ? SLUICE_OK : for_blocks(pass, op, 0, scale_product, p);
+  SLUICE_TRY(for_blocks(pass, op, 0, 1, add_product, p));
+  return p->term->scale == 1.0f ? SLUICE_OK : for_blocks(pass, op, 0, 1, scale_product, p);
 }
 
 sluice_status_t sluice_low_products(sluice_pass_t* pass, const sluice_op_t* op, sluice_linear_t linear,
@@ -272,7 +341,7 @@ static sluice_status_t add_forward(list_t* list, const block_t* block, const voi
     if (i == s->count) return SLUICE_OK;
     const sluice_low_term_t* t = &s->terms[i];
     sluice_matrix_t b;
-    SLUICE_TRY(factor(list, &t->b[block->local], t->b_lower == NULL ? NULL : &t->b_lower[block->local], &b));
+    SLUICE_TRY(factor(list, t->b, t->b_lower, block->local, &b));
     SLUICE_TRY(add(list, (sluice_gemm_problem_t){block->rows, t->columns, rank_of(t), low, sluice_transpose(b),
                                                  columns_of(list->pass, s->out, block, first)}));
     next = first + t->columns;
@@ -291,14 +360,14 @@ sluice_status_t sluice_low_forward(sluice_pass_t* pass, const sluice_op_t* op, s
   if (count == 0) return SLUICE_OK;
   const int32_t out = rows_of_linear[linear].y;
   const terms_t all = {terms, count, out, (int64_t)(sluice_row_bytes(&pass->moe->shape, out) / element_of(pass))};
-  return for_blocks(pass, op, 0, add_forward, &all);
+  return for_blocks(pass, op, 0, count, add_forward, &all);
 }
 
 static sluice_status_t add_backward(list_t* list, const block_t* block, const void* user) {
   const addend_t* s = user;
   const sluice_low_term_t* t = s->term;
   sluice_matrix_t a;
-  SLUICE_TRY(factor(list, &t->a[block->local], NULL, &a));
+  SLUICE_TRY(factor(list, t->a, NULL, block->local, &a));
   return add(list,
              (sluice_gemm_problem_t){block->rows, t->a[0].shape[1], rank_of(t), low_of(list->pass, block, s->second), a,
                                      columns_of(list->pass, s->out, block, 0)});
@@ -314,7 +383,7 @@ sluice_status_t sluice_low_backward(sluice_pass_t* pass, const sluice_op_t* op, 
   }
   for (int32_t i = 0; i < count; ++i) {
     const addend_t one = {&terms[i], i, rows_of_linear[linear].dx};
-    SLUICE_TRY(for_blocks(pass, op, i == 0 ? 0 : 1, add_backward, &one));
+    SLUICE_TRY(for_blocks(pass, op, i == 0 ? 0 : 1, 1, add_backward, &one));
   }
   return SLUICE_OK;
 }

@@ -57,7 +57,7 @@ typedef struct case_s {
   int32_t lora_rank;      /* of the config: largest rank; 0: W is trained */
   int32_t frozen;         /* no gradients of parameters are wanted */
   int32_t lora_f32;       /* adapters in f32 whatever the dtype */
-  int32_t lora_odd;       /* the second factors lie as PEFT has them, without a stride of 1 */
+  int32_t lora_odd;       /* factors have no stride of 1; 2: nor gaps, but as in PEFT's B those of other experts */
   int32_t callback_waits; /* callback experts wait for their stream; other machines alone */
   int32_t drop_every;     /* every how many routes one is dropped; 0 none; 1 all */
   int32_t hot_expert;     /* all first routes go to it, or as hot_times says; -1 none */

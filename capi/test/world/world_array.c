@@ -79,6 +79,7 @@ void world_pull(const array_t* a) {
   if (world_here.machine != NULL) world_here.machine->fetch(world_here.rank, a->host, a->tensor.data, a->bytes);
 }
 void world_drop_array(array_t* a) {
+  if (a->is_part) return;
   if (world_here.machine != NULL) world_give(a->tensor.data);
   free(a->host);
 }

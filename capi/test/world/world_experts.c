@@ -48,12 +48,21 @@ static void make_param_arrays(experts_t* x, const case_t* c, int32_t dtype, int3
   enum { ODD = 3 };
   x->arrays[kind] = calloc((size_t)count, sizeof(array_t));
   x->tensors[kind] = calloc((size_t)count, sizeof(sluice_tensor_t));
+  const int64_t odd = c->lora_odd > 1 ? count : ODD;
   for (int32_t l = 0; l < count; ++l) {
-    world_make_array(&x->arrays[kind][l], dtype, is_matrix ? 2 : 1, rows, cols,
-                     is_odd       ? ODD * cols
+    array_t* a = &x->arrays[kind][l];
+    if (is_odd && c->lora_odd > 1 && l > 0) {
+      const uint64_t after = (uint64_t)l * sluice_dtype_bytes(dtype);
+      *a = x->arrays[kind][0];
+      a->is_part = 1, a->bytes -= after;
+      a->host = (char*)a->host + after, a->tensor.data = (char*)a->tensor.data + after;
+      continue;
+    }
+    world_make_array(a, dtype, is_matrix ? 2 : 1, rows, cols,
+                     is_odd       ? odd * cols
                      : transposed ? 1
                                   : cols,
-                     is_odd       ? ODD
+                     is_odd       ? odd
                      : transposed ? rows
                                   : 1);
   }

@@ -24,6 +24,7 @@ typedef struct array_s {
   sluice_tensor_t tensor;
   void* host; /* what the test reads and writes; the tensor's own memory on this CPU */
   uint64_t bytes;
+  int32_t is_part; /* of the memory of another array, with which it goes */
   int64_t shape[2];
   int64_t strides[2];
 } array_t;

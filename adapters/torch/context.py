@@ -264,8 +264,16 @@ class Context:
         library.check(library.lib.sluice_context_get_stats(self.handle, int(reset_peak), out))
         values: dict[str, Any] = {name: int(getattr(out, name)) for name in _STATS}
         values["gemm"] = library.ffi.string(out.gemm).decode()
+        values["last_deduplicate"] = tuner.DEDUPLICATIONS[out.last_deduplicate]
+        values["deduplication"] = tuner.deduplication(self.handle)
         values["passes_in_place"] = self.passes_in_place
         return values
+
+    def last_deduplicate(self) -> bool | str:
+        """What the last pass sent, as the option says it: of `stats`, without its other costs."""
+        library = load()
+        library.check(library.lib.sluice_context_get_stats(self.handle, 0, self._raw_stats))
+        return tuner.DEDUPLICATIONS[self._raw_stats.last_deduplicate]
 
     def has_fallen_back(self) -> bool:
         """Whether chunks have fallen back since the last call. Called after each forward under a budget."""

@@ -19,6 +19,8 @@ from ..._library import Library, load
 from ...errors import InvalidArgument
 from .options import fill
 
+# What passes send, as the option "deduplicate" says it, by SLUICE_DEDUPLICATE_*.
+DEDUPLICATIONS: tuple[bool | str, ...] = (False, True, "node")
 _CALIBRATED = (1, 2, 3)  # SLUICE_DTYPE_F32, _BF16, _F16
 _DECISION = (
     "model_width",
@@ -176,7 +178,8 @@ def keep(context: Any, options: TunerOptions) -> None:
 def decisions(handle: Any) -> list[dict[str, Any]]:
     """The newest decisions, oldest first; `why` in words. Under a budget, restore_input and restore_pre_activation are
     the plan's policies for the first kept_chunks chunks (the rest are sent and computed again), and total_bytes is what
-    the plan may take. Without a budget they are None and 0."""
+    the plan may take. Without a budget they are None and 0.
+    deduplicate is what passes send, as the option says it; chose_deduplication: it was left open, and chosen."""
     library = load()
     ffi = library.ffi
     found = ffi.new("sluice_tuner_decision_t[]", 64)
@@ -186,14 +189,34 @@ def decisions(handle: Any) -> list[dict[str, Any]]:
     library.check(library.lib.sluice_context_decided_policies(handle, policies, 64, count))
     parts = ffi.new("int32_t[]", 64)
     library.check(library.lib.sluice_context_decided_parts(handle, parts, 64, count))
+    forms = ffi.new("sluice_tuner_form_t[]", 64)
+    library.check(library.lib.sluice_context_decided_forms(handle, forms, 64, count))
     return [
         {name: getattr(found[i], name) for name in _DECISION}
         | {"why": ffi.string(library.lib.sluice_tuner_why_name(found[i].why)).decode()}
         | {name: restore.name_of(getattr(policies[i], name)) for name in ("restore_input", "restore_pre_activation")}
         | {name: getattr(policies[i], name) for name in ("memory_budget", "total_bytes")}
         | {"kept_chunks": parts[i]}
+        | _form(forms[i])
         for i in range(count[0])
     ]
+
+
+def _form(form: Any) -> dict[str, Any]:
+    words = {name: DEDUPLICATIONS[getattr(form, name)] for name in ("deduplicate", "runner_up_deduplicate")}
+    flags = {name: bool(getattr(form, name)) for name in ("chose_deduplication", "grouped", "runner_up_grouped")}
+    return {**words, **flags, "runner_up_predicted_seconds": form.runner_up_predicted_seconds}
+
+
+def deduplication(handle: Any) -> dict[str, Any] | None:
+    """The newest choice of what is sent of a token, and what it was compared with; None: there is none."""
+    for entry in reversed(decisions(handle)):
+        if entry["chose_deduplication"]:
+            own = ("deduplicate", "grouped", "num_chunks", "why", "rows", "seconds", "predicted_seconds")
+            other = ("deduplicate", "grouped", "chunks", "seconds", "predicted_seconds")
+            beaten = {f"other_{name}": entry[f"runner_up_{name}"] for name in other}
+            return {name: entry[name] for name in own} | beaten
+    return None
 
 
 def _written(write: Any, handle: Any) -> str:

@@ -77,7 +77,7 @@ def section(row: dict[str, str]) -> dict[str, Any]:
         "reuse": True if row["policy"] == "reuse" else None,
         "memory_budget": {"nobudget": None, "nofit": "64KiB"}.get(row["budget"], "20MiB"),
         "host_memory_budget": "1MiB" if row["budget"] == "hostbudget" else None,
-        "deduplicate": {"rows": None, "dedup": True, "node": "node", "dedupauto": "adaptive"}[row["deduplicate"]],
+        "deduplicate": {"rows": None, "dedup": True, "node": "node", "dedupauto": "rank_or_node"}[row["deduplicate"]],
         "ranks_per_node": 1 if row["deduplicate"] in ("node", "dedupauto") else None,
         "wire_dtype": {"wire32": None, "wire16": "bf16", "wire8": "int8"}[row["wire"]],
         "transport": row["transport"],

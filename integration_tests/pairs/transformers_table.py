@@ -53,7 +53,7 @@ def options(row: dict[str, str]) -> dict[str, Any]:
         "policy": {"kept": None, "reuse": None}.get(row["policy"], row["policy"]),
         "reuse": True if row["policy"] == "reuse" else None,
         "memory_budget": "20MiB" if row["budget"] == "budget" else None,
-        "deduplicate": {"rows": None, "dedup": True, "node": "node", "dedupauto": "adaptive"}[row["deduplicate"]],
+        "deduplicate": {"rows": None, "dedup": True, "node": "node", "dedupauto": "rank_or_node"}[row["deduplicate"]],
         "ranks_per_node": 1 if row["deduplicate"] in ("node", "dedupauto") else None,
         "wire_dtype": {"wire32": None, "wire16": "bf16", "wire8": "int8"}[row["wire"]],
         "transport": row["transport"],

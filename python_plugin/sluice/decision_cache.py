@@ -137,6 +137,8 @@ def line(answer: dict[str, Any]) -> str:
         if "restore_input" in answer
         else ""
     )
+    if "deduplicate" in answer:
+        plan += f", deduplicate {answer['deduplicate']}{', grouped' if answer.get('grouped') else ''}"
     wgrad = str(answer.get("wgrad_mode")).replace("_", " ")
     return (
         f"layers {answer['layer']}, {answer['rows']} rows: n {answer.get('num_chunks')}{plan}, weight gradients {wgrad}"

@@ -91,6 +91,9 @@ def replace(path: str, text: str) -> None:
         raise
 
 
+_SENT = {True: "deduplicated by rank", "node": "deduplicated by node"}
+
+
 def line(entry: dict[str, Any]) -> str:
     """One entry for a person; what it lacks is left out."""
     shape = f"M {entry.get('model_width')}, H {entry.get('hidden_width')}, E {entry.get('num_experts')}"
@@ -99,5 +102,7 @@ def line(entry: dict[str, Any]) -> str:
         choice += f", T_DI {entry['restore_input']}, T_M {entry.get('restore_pre_activation')}"
         if 0 < entry.get("kept_chunks", 0) < entry["num_chunks"]:
             choice += f" in the first {entry['kept_chunks']}"
+    if entry.get("chose_deduplication"):
+        choice += f", {_SENT.get(entry.get('deduplicate'), 'rows sent')}"
     ranks = f" on {entry['ranks']} ranks" if entry.get("ranks") else ""
     return f"{entry.get('when')}: {shape}{ranks}, {entry.get('rows')} rows: {choice} ({entry.get('why')})"

@@ -72,11 +72,9 @@ def one_of(*allowed: str) -> Reader:
 
 
 def deduplicate(key: str, value: Any) -> bool | str:
-    if value in ("node", "adaptive"):
+    if isinstance(value, bool) or value in ("adaptive", "node", "rank_or_node"):
         return value
-    if not isinstance(value, bool):
-        raise ConfigError(f'"sluice": "{key}" must be true, false, "node" or "adaptive", not {value!r}')
-    return value
+    raise ConfigError(f'"sluice": "{key}" must be "adaptive", true, false, "node" or "rank_or_node", not {value!r}')
 
 
 def chunks(key: str, value: Any) -> int | None:

@@ -379,14 +379,16 @@ class LayerOptions:
     )  # fmt: skip
     deduplicate: bool | str = option(
         values.deduplicate, ANYONE, "it changes what travels, and last bits",
-        '`true`, `false`, `"node"`, `"adaptive"`', "`false`",
-        'a token\'s row travels once to each rank; `"node"`: once to each node; `"adaptive"`: the faster of both '
-        "([c-abi.md](c-abi.md#deduplication))",
-        default=False, c="deduplicate", numbers={False: 0, True: 1, "node": 2, "adaptive": 3},
+        '`"adaptive"`, `true`, `false`, `"node"`, `"rank_or_node"`', "adaptive",
+        'a token\'s row travels once to each rank; `"node"`: once to each node; `"rank_or_node"`: the faster of both; '
+        "`false`: once for each route ([c-abi.md](c-abi.md#deduplication)). Adaptive: [the fastest, by a machine and a "
+        "race](tuning.md#rows-or-copies-of-tokens), which changes last bits; without a machine as `false`",
+        default="adaptive", c="deduplicate",
+        numbers={False: 0, True: 1, "node": 2, "rank_or_node": 3, "adaptive": 4},
         transformers="under expert parallelism",
-        banner=lambda by: {True: "deduplicated", "node": "deduplicated by node"}.get(
-            by, "deduplicated by rank or by node"
-        ),
+        banner=lambda by: {
+            True: "deduplicated", False: "not deduplicated", "node": "deduplicated by node"
+        }.get(by, "deduplicated by rank or by node"),
     )  # fmt: skip
     accumulate: str | None = option(
         values.one_of("in_place", "autograd"), ANYONE, "what adds gradients, with the same sums up to rounding",

@@ -155,7 +155,7 @@ def facts_of(layer: Any) -> dict[str, Any]:
     return {
         "activation": None if layer.experts is not None else layer.config.activation,
         "gated": layer.config.gated,
-        "deduplicate": bool(layer.config.deduplicate),
+        "deduplicate": bool(layer.context.last_deduplicate()),
         "model_width": layer.model_width,
         "hidden_width": layer.hidden_width,
         "dtype": str(layer.dtype).removeprefix("torch."),

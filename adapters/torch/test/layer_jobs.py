@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs of the ranks of test_layer.py: numbers, choices, errors and traces of layers."""
 
+import json
 import re
 import time
 import traceback
 import warnings
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -69,7 +71,7 @@ def cases(W):
         "f16": dict(dtype=f16, tokens=(64, 33), seed=33),
         "f16 gated chunks": dict(dtype=f16, gated=True, bias=True, activation="silu", n=2, tokens=(100,), seed=34),
         "deduplicated by node": dict(deduplicate="node", per_rank=4, K=4, n=3, tokens=(60, 25), gated=True, seed=36),
-        "deduplicated as chosen": dict(deduplicate="adaptive", per_rank=4, K=4, n=0, tokens=(60, 25), seed=37),
+        "deduplicated as chosen": dict(deduplicate="rank_or_node", per_rank=4, K=4, n=0, tokens=(60, 25), seed=37),
         "f16 deduplicated": dict(dtype=f16, deduplicate=True, per_rank=3, K=3, n=0, tokens=(64, 33), seed=35),
     }
     return {name: Case(W, **options) for name, options in table.items()}
@@ -217,6 +219,47 @@ def tuned(folder, mode, calibrate):
         context.close()
         dist.barrier()  # the first rank has left its decisions
     return results
+
+
+SLOW_LINK = {
+    **{"sluice_machine": 2, "name": "slow link", "gemm": {"f32": {"flops_per_second": 1e10, "half_rows": 8}}},
+    **{"rows": {"bytes_per_second": 5e9}, "exchange": {"bytes_per_second": 1e6, "startup_seconds": 1e-6}},
+    **{"activation_seconds": 1e-10, "activation_grad_seconds": 2e-10, "host_copy": {"bytes_per_second": 4e9}},
+}
+
+
+def chosen_copies(folder):
+    """By default a layer sends what its machine predicts to be faster, and another run begins with that. Without a
+    machine, and in a case that leaves no choice, it sends rows."""
+    W, rank = world()
+    machine = Path(folder) / f"machine{rank}.json"
+    machine.write_text(json.dumps(SLOW_LINK))
+    fixed = {"deduplicate": MoeConfig.__dataclass_fields__["deduplicate"].default, "per_rank": 4, "tokens": (60, 25)}
+    kept = {"decisions": f"{folder}/kept.json"}
+    found = []
+    for routes, budget, tuner in [
+        (4, None, {"mode": "model", "machine": str(machine), **kept}),
+        (4, None, kept),
+        (4, None, None),
+        (4, 1 << 24, {"machine": str(machine)}),
+        (1, None, {"machine": str(machine)}),
+    ]:
+        options = ContextOptions(
+            gemm="ref", memory_budget=budget, tuner=None if tuner is None else TunerOptions(**tuner)
+        )
+        context = Context(group(), options)
+        case = Case(W, K=routes, seed=57, **fixed)
+        layer = case.layer(context, chunks=0 if budget else 2)
+        for _ in range(3):
+            tokens, ids, weights, params = case.inputs(rank)
+            out = layer(tokens, ids, weights, params)
+            out.backward(case.cotangents[rank])
+        compare(case, rank, out, tokens, weights, params)
+        stats = context.stats()
+        found.append((stats["last_deduplicate"], stats["deduplication"]))
+        context.close()
+        dist.barrier()  # the first rank has left its decisions
+    return found
 
 
 def refusals():

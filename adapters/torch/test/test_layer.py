@@ -106,6 +106,22 @@ def test_Budget_LayersOfTwoShapes_EachHasItsRoom():
         assert all(peak <= budget for peak, budget in found), found
 
 
+def test_Deduplicate_ByDefault_IsChosenWithAMachine(tmp_path):
+    found = ranks.run(2, "layer_jobs:chosen_copies", folder=str(tmp_path))
+    assert found[0] == found[1]
+    (predicted, imported, *rows) = found[0]
+    assert predicted[0] is True and imported[0] is True and rows == [(False, None)] * 3
+    assert (predicted[1]["deduplicate"], predicted[1]["why"], predicted[1]["other_deduplicate"]) == (
+        True,
+        "predicted",
+        False,
+    )
+    assert 0 < predicted[1]["predicted_seconds"] < 0.99 * predicted[1]["other_predicted_seconds"]
+    assert (imported[1]["deduplicate"], imported[1]["why"]) == (True, "imported")
+    kept = json.loads((tmp_path / "kept.json").read_text())["machines"]
+    assert [answer["deduplicate"] for answers in kept.values() for answer in answers] == ["ranks"]
+
+
 @pytest.mark.parametrize("mode, calibrate", [("profile", None), ("adaptive", 0.2), ("model", 0.2)])
 def test_Tuner_Decides_AndTheNextRunKnows(tmp_path, mode, calibrate):
     found = ranks.run(2, "layer_jobs:tuned", folder=str(tmp_path), mode=mode, calibrate=calibrate)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exchange in two levels against the one in one level: nodes of two ranks, loopback within, a shaped link between.
 
-One layer, forward and backward, in turns: `deduplicate` by rank, by node, and "adaptive", in the same group over the
-same sockets. The ranks of a node share one link to the other nodes. The same random routing for all.
+One layer, forward and backward, in turns: `deduplicate` by rank, by node, and "rank_or_node", in the same group over
+the same sockets. The ranks of a node share one link to the other nodes. The same random routing for all.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from sluice.adapters.torch import Context, MoeConfig, MoeLayer
 
 from integration_tests.benchmarks.measuring.rank import Rank, forget_gradients, make_experts, seconds_of
 
-SIDES = {"one": True, "two": "node", "chosen": "adaptive"}
+SIDES = {"one": True, "two": "node", "chosen": "rank_or_node"}
 
 
 class Case:

@@ -17,6 +17,11 @@ from .planner import DTYPES, FORMATS, Choice
 ACTIVATIONS = ("identity", *(name for name in PRICED if name is not None))
 
 
+WAYS: dict[str, bool | str] = {
+    "none": False, "rank": True, "node": "node", "rank_or_node": "rank_or_node", "adaptive": "adaptive"
+}  # fmt: skip
+
+
 def add_model(parser: argparse.ArgumentParser) -> None:
     """The layer or model."""
     group = parser.add_argument_group("model (flags win over config files)")
@@ -64,9 +69,10 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
         "--deduplicate",
         nargs="?",
         const="rank",
-        choices=("rank", "node", "adaptive"),
-        help="a token's row once to each rank, or once to each node and within it once to each rank, or the faster of "
-        "both (rank)",
+        choices=tuple(WAYS),
+        help="how often a token's row is sent: once for each route (none), to each rank (rank), to each node and in "
+        "it to each rank (node), the faster of these two, or as a run with this machine chooses (adaptive); default: "
+        "adaptive; without a value: rank",
     )
     parser.add_argument("--host-budget", metavar="BYTES", help="of offloaded rows, all outstanding forwards together")
 
@@ -94,7 +100,7 @@ def model_of(options: Any) -> Model:
         memory_budget=budget_of(options.budget),
         host_memory_budget=budget_of(options.host_budget, "--host-budget"),
         chunks=options.chunks,
-        deduplicate=True if options.deduplicate == "rank" else options.deduplicate,
+        deduplicate=None if options.deduplicate is None else WAYS[options.deduplicate],
         policy=None if options.policy is None else restore.SETS[options.policy],
     )
     model = with_tokens(flags.over(model))

@@ -74,6 +74,7 @@ class Model:
         return replace(other, **{name: value for name, value in given.items() if value is not None})
 
 
+_DEFAULTS = Options()
 # The options that plans hold fast: keys of the "sluice" section that are fields of Model too.
 HELD = tuple(each.name for each in fields(Model) if each.name in rows_of(Options))
 
@@ -222,7 +223,8 @@ def _section(data: Mapping[str, Any], path: str, origin: str) -> dict[str, Any]:
         _, options = parse_section(origins.taken(data.get("sluice", {}), origin))
     except ConfigError as error:
         raise BadInput(f"config {path}: {error}") from error
-    held = {name: getattr(options, name) or None for name in HELD}  # False, as nothing at all: not asked for
+    given = {name: getattr(options, name) for name in HELD}
+    held = {name: value for name, value in given.items() if value != getattr(_DEFAULTS, name)}
     return {**held, "section": options if "sluice" in data else None}
 
 

@@ -20,9 +20,9 @@ from .planner import (
     Planner,
     Prediction,
     Workload,
-    levels_by_price,
     priced_activation,
     size,
+    way_by_price,
     words_of_error,
 )
 
@@ -97,7 +97,7 @@ def workload_of(model: Model, ranks: int, skew: float) -> Workload:
         memory_budget=model.memory_budget or 0,
         host_memory_budget=model.host_memory_budget or 0,
         max_outstanding=model.max_outstanding or model.layers,
-        deduplicate=model.deduplicate or False,
+        deduplicate="adaptive" if model.deduplicate is None else model.deduplicate,
         chunking=model.chunking or "adaptive",
         activation=priced_activation(model.activation),
         may_keep_part=True,
@@ -121,7 +121,7 @@ def plan(planner: Planner, model: Model, options: Any) -> dict[str, Any]:
         groups.setdefault(round(skew, 2), []).append(layer)
     rows = []
     for skew, layers in sorted(groups.items(), key=lambda group: group[1][0]):
-        work = levels_by_price(planner, workload_of(model, options.ranks, skew), arguments.wanted_of(model))
+        work = way_by_price(planner, workload_of(model, options.ranks, skew), arguments.wanted_of(model))
         decision = planner.choose(work, arguments.wanted_of(model))
         prediction = planner.predict(work, decision.chosen, timeline=not rows) if decision.chosen else None
         other = _other_way(planner, work, arguments.wanted_of(model)) if prediction else None

@@ -20,6 +20,7 @@ DTYPES = {"f32": 1, "bf16": 2, "f16": 3}
 CHUNKINGS = {"adaptive": 0, "tokens": 1}
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "relu2": 5, "swiglu": 6}
 DEDUPLICATIONS: dict[bool | str, int] = {False: 0, True: 1, "node": 2}
+FASTER = 0.99  # of the time of rows: copies are chosen at this or less
 FORMATS = {"plain": 0, "mxfp4": 1, "fp8": 2, "int8": 3, "int4": 4}  # of experts' weights; all but plain are frozen
 MOST = 512
 BYTES = ("base", "slot", "routing", "schedule", "header", "gemm", "step", "total")
@@ -44,7 +45,7 @@ class Workload:
     memory_budget: int = 0
     max_outstanding: int = 1
     host_memory_budget: int = 0
-    deduplicate: bool | str = False  # "node": once to each node; "adaptive": see levels_by_price
+    deduplicate: bool | str = False  # "node": once to each node; "rank_or_node", "adaptive": see way_by_price
     chunking: str = "adaptive"
     activation: str | None = None  # of the experts; None: not said, priced as GELU
     may_keep_part: bool = False  # candidates may be policies of as many of the first chunks as fit
@@ -311,17 +312,31 @@ def weight_bytes(weight_format: str, dtype: str, num_out: int, num_in: int) -> t
     return codes[0], scales[0]
 
 
-def levels_by_price(planner: Planner, work: Workload, wanted: Choice | None = None) -> Workload:
-    """Where levels are open, by rank or by node, whichever is predicted to take less; as the tuner chooses with a
-    machine. By rank where neither fits."""
-    if work.deduplicate != "adaptive":
+def way_by_price(planner: Planner, work: Workload, wanted: Choice | None = None) -> Workload:
+    """With the deduplication that is predicted to take least time, if the workload leaves that open: as the tuner
+    chooses with this machine. The first of equal ways, or if none fits."""
+    if work.deduplicate == "rank_or_node":
+        ways: tuple[bool | str, ...] = (True, "node")
+    elif work.deduplicate == "adaptive":
+        ways = (False, True, "node") if _may_be_deduplicated(planner, work) else (False,)
+    else:
         return work
-    by_rank, by_node = (work.with_(deduplicate=way) for way in (True, "node"))
+    first, *others = (work.with_(deduplicate=way) for way in ways)
+    if not others:
+        return first
     seconds = {}
-    for way in (by_rank, by_node):
-        chosen = planner.choose(way, wanted).chosen
-        seconds[way] = planner.predict(way, chosen).seconds if chosen else float("inf")
-    return by_node if seconds[by_node] < seconds[by_rank] else by_rank
+    for one in (first, *others):
+        chosen = planner.choose(one, wanted).chosen
+        seconds[one] = planner.predict(one, chosen).seconds if chosen else float("inf")
+    if first.deduplicate is False:  # copies stay if they are 1 % faster
+        seconds[first] *= FASTER
+    return min(seconds, key=lambda one: seconds[one])
+
+
+def _may_be_deduplicated(planner: Planner, work: Workload) -> bool:
+    """Whether "adaptive" leaves a choice: not on a device, nor under a budget (SLUICE_DEDUPLICATE_ANY)."""
+    is_bounded = work.memory_budget > 0 or work.host_memory_budget > 0
+    return work.world_size > 1 and work.top_k > 1 and not is_bounded and not planner.machine.memory_bytes
 
 
 def priced_activation(name: str | None) -> str | None:

@@ -15,7 +15,7 @@ from .. import restore
 from . import skew as skews
 from . import stock
 from .errors import BadInput
-from .planner import Choice, Planner, Prediction, Workload, levels_by_price, size, weight_bytes
+from .planner import Choice, Planner, Prediction, Workload, size, way_by_price, weight_bytes
 from .rates import Rates
 from .routing import Routing
 
@@ -75,7 +75,7 @@ class Simulator:
         self.planner, self.layers, self.wanted, self.other_seconds = planner, layers, wanted, other_seconds
         self._decided: dict[Workload, tuple[Choice | None, str]] = {}
         self._priced: dict[tuple[Workload, Choice], Prediction] = {}
-        self._levels: dict[Workload, Workload] = {}
+        self._ways: dict[Workload, Workload] = {}
         self._rates = Rates(planner)
         self._stock: dict[tuple[str, Workload, float], stock.Step] = {}
 
@@ -91,11 +91,11 @@ class Simulator:
             self._decided[work] = decision.chosen, decision.shortfall
         return self._decided[work]
 
-    def levels(self, work: Workload) -> Workload:
-        """With levels, where they are open."""
-        if work not in self._levels:
-            self._levels[work] = levels_by_price(self.planner, work, self.wanted)
-        return self._levels[work]
+    def way(self, work: Workload) -> Workload:
+        """With the deduplication, if that is open."""
+        if work not in self._ways:
+            self._ways[work] = way_by_price(self.planner, work, self.wanted)
+        return self._ways[work]
 
     def stock(self, work: Workload, layer_skews: Sequence[float], expert_skews: Sequence[float]) -> dict[str, Stock]:
         """By framework. Frozen experts and their adapters are not modelled."""
@@ -123,7 +123,7 @@ class Simulator:
     def point(self, work: Workload, layer_skews: Sequence[float], expert_skews: Sequence[float] | None = None) -> Point:
         """One step. Every layer decides for itself; the most frequent choice is reported. expert_skews: rows of the
         fullest expert over the mean; None: as those of the ranks."""
-        works = [self.levels(work.with_(skew=round(skew, 2))) for skew in layer_skews]
+        works = [self.way(work.with_(skew=round(skew, 2))) for skew in layer_skews]
         choices: dict[tuple[Choice, bool | str], int] = {}
         sums = dict.fromkeys(("seconds", "unsplit", "balanced", "compute", "comm"), 0.0)
         most = usual_bytes = 0

@@ -146,7 +146,7 @@ def lines_of(made: dict[str, Any], planner: Planner) -> list[str]:
     for name, points in made["scaling"].items():
         lines += ["", f"{name} scaling (a step of all MoE layers; efficiency against the first row)"]
         shares = zip(points, simulate.efficiency(points))
-        says_by, memory = model.deduplicate == "adaptive", planner.machine.memory_bytes
+        says_by, memory = model.deduplicate in _OPEN, planner.machine.memory_bytes
         lines += command.table(
             _HEADS,
             (row for p, share in shares for row in (_row(p, share, says_by), *_stock_rows(p, memory))),
@@ -230,13 +230,17 @@ _HEADS = {
 }  # fmt: skip
 
 
+_OPEN = (None, "adaptive", "rank_or_node")
+_BY = {False: "", True: "by rank", "node": "by node"}
+
+
 def _row(p: simulate.Point, share: float, says_by: bool) -> list[Any]:
     row = [p.ranks, p.experts, p.tokens, f"{p.skew_median:.2f}"]
     if p.choice is None:
         return row
     times = [command.ms(seconds) for seconds in (p.seconds, p.unsplit_seconds, p.balanced_seconds)]
     speed = [f"{100 * p.comm_busy / p.seconds:.0f}%", f"{p.tokens_per_second / 1e6:.2f}", f"{100 * share:.1f}%"]
-    by = f"by {'node' if p.deduplicate == 'node' else 'rank'}" if says_by else ""
+    by = _BY[p.deduplicate] if says_by else ""
     taken = [size(p.usual_bytes), size(p.total_bytes), size(p.expert_bytes)]
     return [*row, p.choice.num_chunks, p.choice.where, *times, *speed, *taken, by]
 

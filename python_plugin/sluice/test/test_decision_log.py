@@ -85,15 +85,23 @@ def test_Append_FolderCannotBeMade_IsLetGo(tmp_path) -> None:
     assert decision_log.append([ENTRY], str(tmp_path / "file" / "below")) is None
 
 
+WAYS = [{"chose_deduplication": True, "deduplicate": way} for way in (False, "node")]
+
+
 def test_Doctor_LastDecisions_AreShown(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("SLUICE_CACHE_DIR", str(tmp_path))
     (finding,) = doctor._decisions()
     assert finding.state == doctor.OK and "none in" in finding.detail
     plan = {"restore_input": "keep", "restore_pre_activation": "recompute"}
     part = {**plan, "kept_chunks": 1}
-    decision_log.append([{**ENTRY, "rows": n} for n in range(7)] + [{**ENTRY, **part}, {**ENTRY, **plan}])
+    decision_log.append(
+        [{**ENTRY, "rows": n} for n in range(7)]
+        + [{**ENTRY, **way} for way in WAYS]
+        + [{**ENTRY, **part}, {**ENTRY, **plan}]
+    )
     found = list(doctor._decisions())
     assert len(found) == doctor.LAST and all(finding.state == doctor.OK for finding in found)
     assert "M 8, H 16, E 4 on 2 ranks, 64 rows: n 2, T_DI keep, T_M recompute (raced)" in found[-1].detail
     assert "n 2, T_DI keep, T_M recompute in the first 1 (raced)" in found[-2].detail
+    assert "n 2, rows sent (raced)" in found[-4].detail and "n 2, deduplicated by node (raced)" in found[-3].detail
     assert json.loads((tmp_path / decision_log.NAME).read_text())["sluice_last_decisions"] == 2

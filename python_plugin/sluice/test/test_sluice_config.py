@@ -32,18 +32,19 @@ def test_Section_AllKeys_AreRead() -> None:
     )
 
 
-def test_Deduplicate_IsReadAndOffByDefault() -> None:
+def test_Deduplicate_IsReadAndAdaptiveByDefault() -> None:
     assert config.parse({"deduplicate": True})[1].deduplicate is True
     assert config.parse({"deduplicate": False, "memory_budget": "1GiB"})[1].deduplicate is False
-    assert config.parse({})[1].deduplicate is False
+    assert "not deduplicated" in config.parse({"deduplicate": False})[1].plan_message()
+    assert config.parse({})[1].deduplicate == "adaptive" and "dedup" not in config.parse({})[1].plan_message()
     by_node = config.parse({"deduplicate": "node", "ranks_per_node": 8})[1]
     assert (by_node.deduplicate, by_node.ranks_per_node) == ("node", 8)
     assert "deduplicated by node" in by_node.plan_message()
     coded = config.parse({"wire_dtype": "int8"})[1]
     assert coded.wire_dtype == "int8" and "f32 rows travel in int8" in coded.plan_message()
     assert config.parse({})[1].wire_dtype is None
-    open_ = config.parse({"deduplicate": "adaptive"})[1]
-    assert open_.deduplicate == "adaptive" and "deduplicated by rank or by node" in open_.plan_message()
+    open_ = config.parse({"deduplicate": "rank_or_node"})[1]
+    assert open_.deduplicate == "rank_or_node" and "deduplicated by rank or by node" in open_.plan_message()
     both = config.parse({"deduplicate": True, "memory_budget": "1GiB", "host_memory_budget": "1MiB"})[1]
     assert both.deduplicate and both.memory_budget == 1 << 30 and both.host_memory_budget == 1 << 20
 
@@ -188,7 +189,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("gemm_library", "x.so", ""),
     ("on_unsupported", "ignore", ""),
     ("enabled", 1, ""),
-    ("deduplicate", 1, ""),
+    *(("deduplicate", value, 'must be "adaptive", true, false, "node" or "rank_or_node"') for value in (1, "rank", [])),
     ("wire_dtype", "f8", ""),
     ("transport", "gloo", ""),
     ("accumulate", "in-place", '"accumulate" must be one of in_place, autograd'),

@@ -66,7 +66,7 @@ DEEPSEEK = "--model-width 7168 --hidden-width 2048 --top-k 8 --tokens 4096 --gat
 def test_Levels_LeftOpen_AreTheFasterOfBoth(capsys) -> None:
     """DeepSeek-V3's layer, 256 experts on 64 ranks: a token's experts share nodes, and these a slow link."""
     found = {}
-    for way in ("rank", "node", "adaptive"):
+    for way in ("rank", "node", "rank_or_node"):
         status, out, _ = run(
             capsys, "--machine", "h200-8x8", "--ranks", "8,64", *DEEPSEEK, "--deduplicate", way, "--json"
         )
@@ -74,23 +74,47 @@ def test_Levels_LeftOpen_AreTheFasterOfBoth(capsys) -> None:
         found[way] = json.loads(out)["scaling"]["weak"]
     for by_rank, by_node, chosen in zip(*found.values()):
         assert chosen["seconds"] == min(by_rank["seconds"], by_node["seconds"])
-    assert [point["deduplicate"] for point in found["adaptive"]] == [True, "node"]
+    assert [point["deduplicate"] for point in found["rank_or_node"]] == [True, "node"]
     assert found["node"][1]["efficiency"] > 1.15 * found["rank"][1]["efficiency"]
     for way in ("rank", "node"):
         point = found[way][1]
         row = f"| by {way} | {1e3 * point['seconds']:.1f} ms | {100 * point['efficiency']:.1f} % |"
         assert row in (Path(__file__).resolve().parents[3] / "docs" / "benchmarks" / "layer.md").read_text()
-    text = run(capsys, "--machine", "h200-8x8", "--ranks", "8,64", *DEEPSEEK, "--deduplicate", "adaptive")[1]
+    text = run(capsys, "--machine", "h200-8x8", "--ranks", "8,64", *DEEPSEEK, "--deduplicate", "rank_or_node")[1]
     assert re.search(r"\n +8 .* by rank\n(?: +stock .*\n)+ +64 .* by node\n", text)
 
 
 def test_Levels_OneRoute_KeepsOne_ABudgetChoosesTheFaster() -> None:
     simulator = _simulator()
-    work = Workload(1024, 4096, 4096, 64, 8, 64, "f16", deduplicate="adaptive")
-    assert simulator.levels(work.with_(top_k=1)).deduplicate is True
+    work = Workload(1024, 4096, 4096, 64, 8, 64, "f16", deduplicate="rank_or_node")
+    assert simulator.way(work.with_(top_k=1)).deduplicate is True
     for changes in ({}, {"memory_budget": 1 << 34}):
-        assert simulator.levels(work.with_(**changes)).deduplicate == "node"
-    assert simulator.levels(work.with_(memory_budget=1)).deduplicate is True  # neither fits
+        assert simulator.way(work.with_(**changes)).deduplicate == "node"
+    assert simulator.way(work.with_(memory_budget=1)).deduplicate is True  # neither fits
+
+
+def _on_cpus(link: float) -> simulate.Simulator:
+    machine = machines.load("cpu-1x-10g")
+    exchange = {"bytes_per_second": link, "startup_seconds": 1e-5}
+    return simulate.Simulator(Planner(machines.Machine({**machine.data, "exchange": exchange}, {})), 1, Choice())
+
+
+def test_Adaptive_OnCpus_SendsWhatIsFaster_ElseRows(capsys) -> None:
+    """As a run with the machine: with a slow link copies of tokens, with a fast one their sums cost more. A layer that
+    cannot choose sends rows."""
+    work = Workload(256, 256, 4096, 16, 4, 4, "f32", deduplicate="adaptive")
+    assert _on_cpus(1e12).way(work).deduplicate is False
+    slow = _on_cpus(1e8)
+    assert slow.way(work).deduplicate is True
+    for changes in ({"top_k": 1}, {"world_size": 1}, {"memory_budget": 1 << 34}, {"host_memory_budget": 1 << 34}):
+        assert slow.way(work.with_(**changes)).deduplicate is False
+    flags = "--model-width 256 --hidden-width 256 --top-k 4 --tokens 4096 --experts-per-rank 4 --dtype f32".split()
+    points = {}
+    for device in ("cpu-1x-10g", "h200-8x8"):
+        words = ("--machine", device, "--ranks", "4", *flags, "--json")
+        assert run(capsys, *words)[1] == run(capsys, *words, "--deduplicate", "adaptive")[1]
+        points[device] = json.loads(run(capsys, *words)[1])["scaling"]["weak"][0]["deduplicate"]
+    assert points["h200-8x8"] is False  # as on any GPU
 
 
 def test_Strong_TotalsStay() -> None:

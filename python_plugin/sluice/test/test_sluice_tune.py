@@ -221,11 +221,13 @@ def test_Doctor_SaysWhichDecisionsAreKept(tmp_path, monkeypatch) -> None:
     assert f"none in {tmp_path}/kept_decisions.json" in finding.detail
     answer = {"layer": "00000000000000ab", "rows": 128, "num_chunks": 4, "wgrad_mode": "per_chunk"}
     decision_cache.merge(str(tmp_path / "kept_decisions.json"), "here", [answer, {**answer, "rows": 4096}])
-    decision_cache.merge(str(tmp_path / "kept_decisions.json"), "there", [answer])
+    sent = {"deduplicate": "ranks", "grouped": True}
+    decision_cache.merge(str(tmp_path / "kept_decisions.json"), "there", [{**answer, **sent}])
     head, here, there = doctor._kept()
     assert f"3 for 2 machines in {tmp_path}/kept_decisions.json, written 20" in head.detail
     words = "last of 2: layers 00000000000000ab, 4096 rows: n 4, weight gradients per chunk (here)"
-    assert here.detail == words and there.detail.endswith("(there)")
+    assert here.detail == words
+    assert there.detail.endswith("n 4, deduplicate ranks, grouped, weight gradients per chunk (there)")
     (tmp_path / "kept_decisions.json").write_text("{")
     (finding,) = doctor._kept()
     assert finding.state == doctor.NOTE and "is damaged" in finding.detail

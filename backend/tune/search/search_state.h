@@ -19,7 +19,7 @@
 #define SLUICE_SEARCH_WINDOWS 8   /* sizes that can race at a time without losing their steps */
 /* Candidates of a race: fewer than there are, since a budget counts these bytes. Each n of sluice_chunk_counts, or the
  * few best predictions, with one mode, and some with the other. */
-#define SLUICE_SEARCH_RACED 12
+#define SLUICE_SEARCH_RACED 10
 
 #define SLUICE_WHY_COUNT 8 /* reasons: SLUICE_WHY_* of sluice/tuner.h */
 

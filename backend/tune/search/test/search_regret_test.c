@@ -37,6 +37,7 @@ static regrets_t run_many(int32_t mode, double wrong, double noise, int32_t open
     assert_true(why == SLUICE_WHY_RACED || why == SLUICE_WHY_PREDICTED || why == SLUICE_WHY_QUESTIONED);
     double best = exhaustive(&surface, rows, &config);
     regret[i] = whole(&surface, rows, pick) / best - 1;
+    assert_true(__builtin_popcount(search.spots[sluice_search_bucket(rows)].raced) <= SLUICE_SEARCH_RACED);
     assert_true(regret[i] > -1e-9);
     steps += (double)search.stats.race_passes / 2;
   }

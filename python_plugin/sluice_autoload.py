@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `import torch` calls in every process (the `torch.backends` entry point): Sluice's own loader, or a word.
+"""Runs Sluice's loader in every process that imports torch (entry point `torch.backends`), or prints why it does not.
 
-It lies beside the package. Were it in it, another `sluice` earlier on sys.path, be it the user's own script, would run
-in its place, or make every `import torch` raise.
+It is outside of the package. Inside it, another `sluice` earlier on sys.path, for example a script of the user, would
+run instead, or make every `import torch` raise.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def load() -> None:
 
 
 def _found() -> str | None:
-    """The file that `import sluice` takes."""
+    """Returns the file that `import sluice` loads."""
     module = sys.modules.get("sluice")
     spec = importlib.util.find_spec("sluice") if module is None else None
     return getattr(module, "__file__", None) if spec is None else spec.origin

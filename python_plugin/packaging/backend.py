@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pip, build and uv call to make a wheel or a source package (PEP 517): pyproject.toml names it.
+"""Makes a wheel or a source package for pip, build and uv (PEP 517): pyproject.toml names this build backend.
 
     .venv/bin/python python_plugin/packaging/backend.py DIR    # DIR/sluice-0.1.0.tar.gz
     pip wheel --no-deps DIR/sluice-0.1.0.tar.gz                # needs gcc and Bazel 4.2.3 (Debian: bazel-bootstrap)
 
-The wheel is install.py's. It brings an adapter for the torch of the Python that builds, if that has one: with pip's
-`--no-build-isolation`. Both are the same bits each time they are made from one commit.
+install.py makes the wheel. It ships an adapter for the torch of the building Python, if that has torch: with pip's
+`--no-build-isolation`. Builds of one commit give the same bits for both packages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ sys.path.insert(0, os.path.join(ROOT, "capi", "packaging"))
 import archive
 import libraries
 
-# What a wheel and its tests are made from.
+# The sources of a wheel and of its tests.
 FOLDERS = ("adapters", "backend", "capi", "python_plugin", "third_party/bazel")
 FILES = (".bazelrc", "BUILD", "CHANGELOG.md", "LICENSE", "README.md", "WORKSPACE", "pyproject.toml", "tools/bazel")
 
@@ -35,12 +35,12 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     try:
         return os.path.basename(install.make(wheel_directory, torch))
     finally:
-        if not os.path.exists(os.path.join(ROOT, ".git")):  # unpacked for this build, and soon gone
+        if not os.path.exists(os.path.join(ROOT, ".git")):  # a source package, unpacked for this build only
             subprocess.run(["bazel", "clean", "--expunge"], cwd=ROOT, capture_output=True)
 
 
 def sources() -> list[str]:
-    """Paths of the source package, in a fixed order: what git tracks; in a source package all that it holds."""
+    """Returns the paths of the source package in a fixed order: tracked files; in a source package, all its files."""
     command = ["git", "-C", ROOT, "ls-files", "-z", "--", *FOLDERS, *FILES]
     done = subprocess.run(command, capture_output=True, text=True)
     if os.path.exists(os.path.join(ROOT, ".git")) and done.returncode == 0:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns the public C headers into cffi's out-of-line ABI module.
 
-cffi's parser takes declarations only, and integer macros as `#define`s (capi/bindings/declarations.py). The result
-needs no compiler and no parser when it is imported.
+cffi's parser accepts only declarations, and `#define`s of integers (capi/bindings/declarations.py). Importing the
+result needs no compiler and no parser.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import declarations  # noqa: E402
 
 
 def generate(include_dir):
-    """The cdef text of all public headers."""
+    """Returns the cdef text of all public headers."""
     macros, text = declarations.read(include_dir)
     return "".join(f"#define {name} {value}\n" for name, value in macros.items()) + text
 
@@ -29,6 +29,6 @@ def emit(include_dir, module, path):
     ffi = cffi.FFI()
     ffi.set_source(module, None)
     ffi.cdef(text)
-    with contextlib.redirect_stdout(io.StringIO()):  # it says "generating ..."
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints "generating ..."
         ffi.emit_python_code(path)
     return text

@@ -3,9 +3,9 @@
 
     .venv/bin/python python_plugin/packaging/install.py [--force] [--wheel-dir DIR] [--no-install]
 
-Nothing is done when no input has changed since the last install. A wheel that is kept brings the torch adapter for the
-torch of this Python, and of each that --torch names. One that is installed here leaves it to be compiled beside the
-package.
+Nothing is done if no input has changed since the last install. A wheel in --wheel-dir ships torch adapters for the
+torch of this Python and of each Python that --torch names. For the wheel installed here, the adapter is compiled next
+to the package.
 """
 
 import argparse
@@ -36,10 +36,10 @@ import restore_table  # noqa: E402
 from libraries import INCLUDE, Failure  # noqa: E402
 
 PACKAGE = ("python_plugin/sluice", "sluice")
-ENTRY = "python_plugin/sluice_autoload.py"  # beside the package
+ENTRY = "python_plugin/sluice_autoload.py"  # next to the package
 SOURCE_SUFFIXES = (".py", ".pyi", ".typed", ".c", ".cc", ".cpp", ".h", ".json")
-ADAPTER = os.path.join(sysconfig.get_paths()["purelib"], "sluice/adapters/torch")  # where it is installed
-CFFI = ">=1.15"  # all that the package needs
+ADAPTER = os.path.join(sysconfig.get_paths()["purelib"], "sluice/adapters/torch")  # the installed adapter
+CFFI = ">=1.15"  # the only dependency of the package
 TORCH_ADAPTER = os.path.join(HERE, "torch_adapter.py")
 SKIP_FOLDERS = {"test", "tests", "__pycache__"}
 
@@ -49,7 +49,7 @@ def say(text):
 
 
 def adapter_packages():
-    """(folder, package) of each adapter that is a Python package."""
+    """Yields (folder, package) of each adapter that is a Python package."""
     base = os.path.join(ROOT, "adapters")
     for name in sorted(os.listdir(base)) if os.path.isdir(base) else ():
         if os.path.isfile(os.path.join(base, name, "__init__.py")):
@@ -57,7 +57,7 @@ def adapter_packages():
 
 
 def files_below(folder):
-    """Paths relative to `folder`, in a fixed order."""
+    """Yields paths relative to `folder`, in a fixed order."""
     top = os.path.join(ROOT, folder)
     for where, folders, names in os.walk(top):
         folders[:] = sorted(name for name in folders if name not in SKIP_FOLDERS)
@@ -66,7 +66,7 @@ def files_below(folder):
 
 
 def input_hash():
-    """Over every file that the wheel is made from, sources of the library included, and what the machine has."""
+    """Returns a hash of all sources of the wheel, those of the library included, and of the machine's tools."""
     digest = hashlib.sha256(sys.version.encode())
     found = subprocess.run([os.path.join(ROOT, "third_party", "bazel", "found.sh")], check=True, capture_output=True)
     digest.update(found.stdout)
@@ -82,7 +82,7 @@ def input_hash():
 
 
 def build_libraries(folder):
-    """The stripped libraries, and the program beside them, in `folder`."""
+    """Builds the libraries and the program, and puts them into `folder`, stripped."""
     began = time.monotonic()
     say("building the library with Bazel (minutes the first time)")
     stripped = []
@@ -94,7 +94,7 @@ def build_libraries(folder):
 
 
 def platform_tag(paths):
-    """Where these libraries load: pip refuses the wheel on a machine with an older C library."""
+    """Returns the wheel's platform tag, by which pip refuses it on a machine with an older C library."""
     return "py3-none-manylinux_{}_{}_x86_64".format(*elf.glibc(paths))
 
 
@@ -104,7 +104,7 @@ def copy(source, destination):
 
 
 def stage(top, paths, version):
-    """Lays the package out under `top` as it will be installed."""
+    """Copies the package to `top` in its installed layout."""
     for folder, package in [PACKAGE, *adapter_packages()]:
         for name in files_below(folder):
             if name.endswith(SOURCE_SUFFIXES):
@@ -134,8 +134,8 @@ def ship_adapters(top, pythons, fresh):
 
 
 def ship_adapter(top, command, cache=None):
-    """The command is torch_adapter.py's. What it compiles stays in the folder `cache`, else in the user's. Returns the
-    path of the adapter in the staged package.
+    """Runs torch_adapter.py by `command`, and returns the path of the adapter in the staged package. Compiled adapters
+    are cached in `cache`, else in the user's cache folder.
     """
     began = time.monotonic()
     environment = dict(os.environ, PYTHONPATH=top, PYTHONDONTWRITEBYTECODE="1")
@@ -175,7 +175,7 @@ def metadata(version):
 
 
 def make_wheel(top, version, tag, wheel_dir):
-    """Writes the wheel by hand: it is a zip of the staged tree and four small files."""
+    """Writes the wheel, which is a zip of the staged tree and four small files."""
     info = f"sluice-{version}.dist-info"
     wheel = f"Wheel-Version: 1.0\nGenerator: sluice-packaging\nRoot-Is-Purelib: false\nTag: {tag}\n"
     entry_points = "[console_scripts]\nsluice = sluice.__main__:main\n\n"
@@ -199,7 +199,7 @@ def make_wheel(top, version, tag, wheel_dir):
                     data = file.read()
                 entry = zipfile.ZipInfo(inside)  # fixed date: equal inputs give equal wheels
                 entry.compress_type = zipfile.ZIP_DEFLATED
-                # pip makes executable what is so and says that it is a file.
+                # pip keeps the executable bit only of an entry that is marked as a regular file.
                 entry.external_attr = (stat.S_IFREG | (0o755 if is_elf(full) else 0o644)) << 16
                 archive.writestr(entry, data)
                 digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
@@ -209,10 +209,10 @@ def make_wheel(top, version, tag, wheel_dir):
 
 
 def make(wheel_dir, pythons=(), fresh=False, ship=None):
-    """The path of a wheel in `wheel_dir`, with adapters for the torches of these Pythons.
+    """Makes a wheel in `wheel_dir`, with adapters for the torches of these Pythons, and returns its path.
 
-    fresh  compile the adapters, whatever is there already
-    ship   called with the staged package: puts further adapters into it
+    fresh  compile the adapters even if compiled ones exist
+    ship   called with the staged package, to put further adapters into it
     """
     with tempfile.TemporaryDirectory() as scratch:
         top = os.path.join(scratch, "stage")
@@ -232,14 +232,14 @@ def install(wheel):
 
 
 def build_torch_adapter():
-    """The one C++ file is compiled against the torch at hand; its builder keeps what is still good."""
+    """Compiles the one C++ file against the installed torch; the builder reuses a compiled adapter that is valid."""
     if not os.path.isfile(os.path.join(ROOT, "adapters/torch/build.py")):
         return
     if importlib.util.find_spec("torch") is None:
         say("torch is not installed here: its adapter is compiled on first use")
         return
     began = time.monotonic()
-    # From elsewhere: in the checkout, `sluice` must never be found by accident.
+    # Run it in another folder, so that `sluice` is never imported from the checkout.
     done = subprocess.run(
         [sys.executable, "-m", "sluice.adapters.torch.build"], cwd=os.path.dirname(sys.executable), text=True
     )

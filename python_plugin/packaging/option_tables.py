@@ -3,8 +3,8 @@
 
     .venv/bin/python python_plugin/packaging/option_tables.py [DOCS]
 
-Each table stands between a line `<!-- options: NAME -->` and a line `<!-- end -->`. Prints the pages that it changed.
-A page whose tables are not those of the installed package fails `test_Manual_HasTheTablesOfThePackage`.
+Each table is between a line `<!-- options: NAME -->` and a line `<!-- end -->`. The script prints the changed pages.
+`test_Manual_HasTheTablesOfThePackage` fails if a page's tables differ from those of the installed package.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def written(page: str) -> str:
-    """The text of a page with the tables that it should have."""
+    """Returns the text of a page with the correct tables."""
     return BLOCK.sub(lambda found: f"{found[1]}{found[2]}{TABLES[found[1]]()}", page)
 
 
 def pages(docs: Path) -> Iterator[tuple[Path, str, str]]:
-    """(page, its text, the text that it should have) of those with tables."""
+    """Yields (page, its text, the correct text) of the pages with tables."""
     for path in sorted(docs.glob("*.md")):
         text = path.read_text(encoding="utf-8")
         if BLOCK.search(text):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes all files of a release in one folder, the same bits each time they are made from one commit.
+"""Makes all files of a release in one folder; runs of one commit give the same bits.
 
     .venv/bin/python python_plugin/packaging/release.py [--out DIR] [--torch VERSIONS] [--only NAMES]
 
-Needs what `third_party/setup/setup.sh test` installs. What an interrupted run has finished stays in DIR.COMMIT.part,
-and the next run of the same commit goes on from there. RELEASING.md says what to check and how to publish.
+It needs the packages that `third_party/setup/setup.sh test` installs. An interrupted run leaves its finished files in
+DIR.COMMIT.part, and the next run of the same commit reuses them. RELEASING.md says what to check and how to publish.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from libraries import Failure  # noqa: E402
 
 import backend  # noqa: E402
 
-# The wheel brings an adapter for the newest patch of the last four releases of torch.
+# The wheel ships adapters for the newest patch of the last four releases of torch.
 TORCH = ("2.14.1", "2.13.0", "2.12.1", "2.11.0")
 
 
@@ -100,7 +100,7 @@ def make_debs(folder: str) -> None:
 
 
 def make_wheel(folder: str, work: str, versions: list[str]) -> None:
-    """Downloads and compiled adapters stay in `work`, so an interrupted run loses at most one object file."""
+    """Makes the wheel. Downloads and compiled adapters stay in `work`: an interrupted run loses at most one object."""
 
     def ship(top: str) -> None:
         for version, torch in zip(versions, fetched(work, versions)):
@@ -121,7 +121,7 @@ def fetched(work: str, versions: list[str]) -> list[str]:
 
 
 def finished(work: str, name: str, make: Callable[[str], None]) -> list[str]:
-    """The paths of that artifact's files; made only if no earlier run has finished it."""
+    """Returns the paths of an artifact's files, and makes them unless an earlier run has finished them."""
     folder, began = os.path.join(work, name), time.monotonic()
     is_new = not os.path.isdir(folder)
     if is_new:
@@ -137,18 +137,18 @@ def finished(work: str, name: str, make: Callable[[str], None]) -> list[str]:
 
 
 def sums(paths: list[str]) -> str:
-    """As sha256sum --check reads them."""
+    """Returns the checksums in the format of sha256sum --check."""
     return "".join(f"{sbom.sha256(path)}  {os.path.basename(path)}\n" for path in sorted(paths, key=os.path.basename))
 
 
 def work_folder(out: str, commit: str) -> str:
-    """Where a run keeps what it has finished."""
+    """Returns the folder in which a run keeps its finished files."""
     return f"{out}.{commit[:12]}.part"
 
 
 @contextlib.contextmanager
 def held(work: str) -> Iterator[None]:
-    """One run at a time. The lock ends with its process."""
+    """Holds a lock, so that one run works at a time. The end of the process releases it."""
     os.makedirs(work, exist_ok=True)
     with open(os.path.join(work, ".lock"), "w") as lock:
         try:
@@ -181,7 +181,7 @@ def make_all(out: str, work: str, commit: str, versions: list[str], only: list[s
         raise Failure(f"--only: there is no {', '.join(unknown)}: choose among {', '.join(makers)}")
     wanted = [name for name in makers if only is None or name in only]
     if "wheel" in wanted:
-        fetched(work, versions)  # before the long steps: a release that pip lacks is a mistake in the list
+        fetched(work, versions)  # before the long steps, as the list may name a release that does not exist
         say(f"torch: {', '.join(versions)}")
     paths = []
     for name in wanted:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what the built library says of restore policies into the package, so that configs are checked without it."""
+"""Writes the library's table of restore policies into the package, which checks configs without loading the library."""
 
 import ctypes
 import json
@@ -11,11 +11,11 @@ TABLE = '''
 
 
 def read(library):
-    """The parsed JSON of sluice_restore_policies_json."""
+    """Returns the parsed JSON of sluice_restore_policies_json."""
     write = ctypes.CDLL(library).sluice_restore_policies_json
     room = ctypes.c_uint64()
     text = None
-    for _ in range(2):  # asked for its length first
+    for _ in range(2):  # the first call returns the length
         if write(text, ctypes.byref(room)) != 0:
             raise RuntimeError(f"{library} does not tell its restore policies")
         text = text or ctypes.create_string_buffer(room.value)

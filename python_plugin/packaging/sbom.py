@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bill of materials of a release, as CycloneDX 1.6: its files, and what they are made with or need at run time."""
+"""Writes a release's bill of materials as CycloneDX 1.6: its files, build tools and run-time dependencies."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _file(path: str, version: str) -> Component:
 
 
 def _torch(about: dict[str, str]) -> Component:
-    """One release of torch, of which the wheel contains an adapter. The adapter contains nothing of torch."""
+    """Describes a release of torch for which the wheel contains an adapter. The adapter contains no code of torch."""
     version = about["version"]
     return Component(
         type=ComponentType.LIBRARY,
@@ -64,7 +64,7 @@ def _torch(about: dict[str, str]) -> Component:
 
 
 def text(paths: list[str], torches: list[dict[str, str]], version: str, commit: str, seconds: int) -> str:
-    """The same for the same files, torches and commit."""
+    """Returns the bill, which is the same for the same files, torches and commit."""
     own = Component(
         type=ComponentType.LIBRARY,
         name="sluice",

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An adapter as a wheel ships it: says where it is, and its stamp.
+"""Finds or compiles an adapter for a wheel, and prints its path and its stamp.
 
     PYTHONPATH=STAGED python torch_adapter.py [COMPILED]...            for the torch of this Python
     PYTHONPATH=STAGED python torch_adapter.py --unpacked FOLDER ABI    for a torch that torch_wheels.py has unpacked
 
-STAGED is the package as it will be installed. An adapter among COMPILED that fits is taken; else it is found in the
-user's cache, or compiled there.
+STAGED is the package in its installed layout. An adapter among COMPILED is used if it fits; otherwise it is found in
+the user's cache, or compiled there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import types
 
 
 def stand_in(folder: str, cxx11_abi: int) -> None:
-    """Makes `import torch` give what the builder reads of torch: versions, the ABI and the folder of the headers."""
+    """Makes `import torch` return a module with what the builder reads: versions, the ABI and the headers' folder."""
     sys.path.insert(0, folder)
     torch = types.ModuleType("torch")
     torch.__path__ = [os.path.join(folder, "torch")]
@@ -27,7 +27,7 @@ def stand_in(folder: str, cxx11_abi: int) -> None:
     import torch.version
 
     torch.__version__ = torch.version.__version__
-    # The package around the builder, without the modules that need a torch that runs.
+    # The package of the builder, without the modules that need a working torch.
     import sluice
 
     package = types.ModuleType("sluice.adapters.torch")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What compiling the adapter needs of a release of torch: headers and two libraries, from a wheel that is never run.
+"""Unpacks a torch wheel's headers and two libraries, for compiling the adapter. torch itself is never run.
 
-So the same steps serve CPU builds and CUDA builds, whose libraries do not load without gigabytes of NVIDIA's.
+The same steps therefore work for CPU builds and for CUDA builds, whose libraries need gigabytes of NVIDIA's to load.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STAMP = "wheel.json"
 
 
 def fetch(version: str, folder: str) -> str:
-    """The folder below `folder` with what that release has; pip downloads its wheel (200 to 600 MB) the first time."""
+    """Returns the release's subfolder of `folder`; pip downloads its wheel (200 to 600 MB) the first time."""
     whole = os.path.join(folder, f"torch-{version}")
     if os.path.exists(whole):
         return whole
@@ -57,7 +57,7 @@ def fetch(version: str, folder: str) -> str:
 
 
 def about(folder: str) -> dict[str, str]:
-    """name and sha256 of the wheel, its licence; version, git_version and cuda as its version.py has them."""
+    """Returns name, sha256 and licence of the wheel, and version, git_version and cuda from its version.py."""
     with open(os.path.join(folder, STAMP)) as file:
         return json.load(file)
 
@@ -75,13 +75,13 @@ def _symbols(path: str, *options: str) -> set[str]:
 
 
 def cxx11_abi(folder: str) -> int:
-    """_GLIBCXX_USE_CXX11_ABI of the build: whether its C++ names hold strings of that ABI."""
+    """Returns the build's _GLIBCXX_USE_CXX11_ABI, by whether its symbols contain strings of that ABI."""
     names = _symbols(os.path.join(folder, "torch", "lib", "libc10.so"), "--defined-only")
     return int(any("NSt7__cxx1112basic_string" in name for name in names))
 
 
 def missing(adapter: str, folder: str) -> list[str]:
-    """The symbols of torch that the adapter asks for and this build does not have."""
+    """Returns the torch symbols that the adapter needs and this build lacks."""
     lib = os.path.join(folder, "torch", "lib")
     has = set().union(*(_symbols(os.path.join(lib, name), "--defined-only") for name in LIBRARIES))
     asked = {name for name in _symbols(adapter, "--undefined-only") if re.search(r"\d(c10|at|torch|c10d)[0-9NE]", name)}

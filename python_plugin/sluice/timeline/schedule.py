@@ -123,7 +123,7 @@ class Schedule:
     def predict(
         self, seconds: Mapping[Any, float] | Sequence[float], share: Sequence[float] | None = None
     ) -> Prediction:
-        """Predicts a pass. `seconds`: by kind, by (kind, chunk), or a list by op; `share`: as the C call."""
+        """Predicts a pass. `seconds`: by kind, by (kind, chunk), or by op; `share` as in sluice_schedule_predict."""
         library = load()
         ffi = library.ffi
         costs = self.costs(seconds) if isinstance(seconds, Mapping) else [float(value) for value in seconds]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of every Python test: the environment that the checkout's .venv needs, and the markers.
+"""Configures all Python tests: the environment that the checkout's .venv needs, and the markers.
 
-Tests that take long carry the marker `full`, or are named in third_party/test/long.txt; covered.txt next to it names
-what runs every day instead. Those that measure time carry `alone`: ./test runs them one by one after all others, which
-several processes (pytest-xdist) share by file.
+Long tests have the marker `full`, or are named in third_party/test/long.txt; covered.txt next to it names the daily
+checks that replace them. Tests that measure time have the marker `alone`: ./test runs them one by one, after all other
+tests, which several processes (pytest-xdist) share by file.
 """
 
 import os
@@ -16,12 +16,12 @@ ROOT = os.path.dirname(os.path.abspath(__file__))
 sys.path.append(os.path.join(ROOT, "third_party", "test"))
 import covered  # noqa: E402
 
-# As third_party/setup/env.sh says, for a pytest started by hand.
+# The settings of third_party/setup/env.sh, for a pytest that is started by hand.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.path.join(ROOT, ".venv", "torch_extensions"))
-os.environ.setdefault("SLUICE_CACHE_DIR", os.path.join(ROOT, ".test", "cache"))  # what runs decide is not the user's
-# What a shell starts in the background inherits an ignored Ctrl-C, and hands it on to programs that tests interrupt.
+os.environ.setdefault("SLUICE_CACHE_DIR", os.path.join(ROOT, ".test", "cache"))  # not the user's
+# A background process of a shell inherits an ignored SIGINT, and passes it on to programs that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -36,8 +36,8 @@ def _long_tests():
 
 
 def pytest_collect_directory(path, parent):
-    """A folder, though it has an __init__.py: a package that pytest sets up is imported by its own name with the folder
-    above first on sys.path, and `deepspeed` would be adapters/deepspeed for all that comes after it."""
+    """Collects a folder with an __init__.py as a plain folder. pytest would put a package's parent first on sys.path
+    and import it by its own name; `deepspeed` would then be adapters/deepspeed in all later imports."""
     return pytest.Dir.from_parent(parent, path=path) if (path / "__init__.py").exists() else None
 
 
@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_runtest_setup(item):
-    """Skips aloud; third_party/test/skips.txt says which skips are allowed."""
+    """Skips tests with a reason; third_party/test/skips.txt lists the allowed skips."""
     if item.get_closest_marker("full") and not item.config.getoption("--full"):
         pytest.skip("takes long: runs with --full")
     if item.get_closest_marker("gpu"):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sluice in DeepSpeed: `deepspeed.moe.layer.MoE` runs its dispatch, experts and combine in C.
+"""Runs dispatch, experts and combine of DeepSpeed's `deepspeed.moe.layer.MoE` in C.
 
-Nobody imports this package by hand for the usual way: `"sluice": {"enabled": true}` in ds_config does it (`hook.py`).
-`swap(module, options)` is the same step for whoever builds layers without a DeepSpeed engine.
+Users need not import this package: `"sluice": {"enabled": true}` in ds_config swaps the layers (`hook.py`).
+`swap(module, options)` swaps layers that are built without a DeepSpeed engine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HOMES = {"Handle": "swapper", "swap": "swapper", "UnsupportedError": "unsupport
 
 
 def __getattr__(name: str) -> Any:
-    # Lazily: the hook lives in this package and must stay light while DeepSpeed itself is being imported.
+    # Imports are lazy: DeepSpeed's own import loads the hook of this package, so it must be light.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

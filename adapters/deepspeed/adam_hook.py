@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where DeepSpeed makes its optimizer: with "sluice": {"optimizer": true} the ops of its Adams are the library's.
+"""Wraps the method in which DeepSpeed makes its optimizer. "sluice": {"optimizer": true} replaces its Adams' ops.
 
-`DeepSpeedCPUAdam` is that of ZeRO-Offload, `FusedAdam` that of a config without offload.
+`DeepSpeedCPUAdam` is the Adam of ZeRO-Offload, `FusedAdam` the one of a config without offload.
 
-Imports neither torch nor DeepSpeed: it is loaded with every engine. Without the key nothing happens, but that an engine
-with Sluice refuses by name what cannot be trained (frozen.py).
+This module imports neither torch nor DeepSpeed, since every engine loads it. Without the key it only refuses, by name,
+parameters that cannot be trained on an engine with Sluice (frozen.py).
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def install(engine_module: ModuleType) -> None:
 
 
 def uninstall(engine_module: ModuleType) -> None:
-    """Puts the host's own method back; optimizers that exist keep what they have."""
+    """Restores the host's own method. Existing optimizers keep their ops."""
     original = getattr(getattr(engine_module.DeepSpeedEngine, METHOD), "_sluice_original", None)
     if original is not None:
         setattr(engine_module.DeepSpeedEngine, METHOD, original)
 
 
 def _options(engine: Any) -> Any:
-    """Of its "sluice" section; None: there is none, or it is off."""
+    """Returns the options of the "sluice" section; None: there is none, or it is off."""
     from sluice import settings
 
     values = getattr(getattr(engine, "_config", None), "_param_dict", None) or {}
@@ -64,7 +64,7 @@ def _options(engine: Any) -> Any:
 
 
 def _replace(optimizer: Any, cpu: Any, fused: Any) -> None:
-    """The op of an optimizer that the script made is from now on ours."""
+    """Replaces the op of an optimizer that the user's script made."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
 
     if isinstance(optimizer, FusedAdam):
@@ -80,7 +80,7 @@ def _replace(optimizer: Any, cpu: Any, fused: Any) -> None:
 
 @contextlib.contextmanager
 def _ops_in_place() -> Iterator[tuple[Any, Any]]:
-    """While this lasts a DeepSpeedCPUAdam and a FusedAdam that are made load our ops, which it gives."""
+    """Yields Sluice's ops, which a DeepSpeedCPUAdam or FusedAdam constructed inside this context loads."""
     from sluice.adapters.deepspeed.optimizer.cpu_adam import CpuAdamOp
     from sluice.adapters.deepspeed.optimizer.fused_adam import FusedAdamOp
 

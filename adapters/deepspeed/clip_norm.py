@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The norm by which DeepSpeed clips gradients of f32 without ZeRO, wherever experts and layers live.
+"""Computes the norm by which DeepSpeed clips f32 gradients without ZeRO, independent of where experts and layers are.
 
-Stock takes the norm of what a rank holds, and the mean of that over ranks. So the value depends on which experts lie
-together, and on which layers a stage of a pipeline has. By default each rank answers here for the experts and layers
-that it has at home, in their order: stock's own function adds stock's own numbers. The option "clip_norm"
-asks for the norm of all gradients, each expert once.
+Stock computes the norm of each rank's gradients, and the mean of the norms over ranks. So the value depends on which
+experts share a rank, and on the layers of a pipeline stage. By default each rank contributes here the experts and
+layers of its initial placement, in order: stock's own function adds stock's own numbers. With the option "clip_norm",
+the norm is that of all gradients, each expert once.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sluice.adapters.deepspeed.pipeline import moving_layers, stage_module
 from deepspeed.runtime import utils
 
 TRUE = "true"
-_NONE = -1.0  # there is no gradient
-Norms = dict[tuple[str, int], torch.Tensor]  # by name of a piece and expert, where there is a gradient
+_NONE = -1.0  # no gradient
+Norms = dict[tuple[str, int], torch.Tensor]  # by name of a piece and expert, if it has a gradient
 
 
 class _Gradient:
-    """What stock asks of a gradient: a norm that is known, and a factor for what is here, if anything is."""
+    """Replaces a gradient in stock's function: it has a known norm, and scales the local gradient if there is one."""
 
     def __init__(self, norm: torch.Tensor, here: torch.Tensor | None) -> None:
         self._norm, self._here = norm, here
@@ -51,7 +51,7 @@ class _Gradient:
 
 
 class _Parameter:
-    """In the place of an expert's parameter."""
+    """Replaces an expert's parameter in stock's function."""
 
     def __init__(self, parameter: torch.Tensor, norm: torch.Tensor, here: torch.Tensor | None) -> None:
         self.parameter = parameter
@@ -62,8 +62,8 @@ class _Parameter:
 
 
 def clip(engine: Any, original: Callable[[], None]) -> None:
-    """In the place of DeepSpeedEngine.clip_fp32_gradients. Collective over the ranks of each layer's group, and over
-    the stages of a pipeline whose layers have moved."""
+    """Replaces DeepSpeedEngine.clip_fp32_gradients. Collective over the ranks of each layer's group, and over the
+    stages of a pipeline whose layers have moved."""
     handle = engine.sluice
     is_true = handle.options.clip_norm == TRUE
     home = moving_layers.home_of(engine)
@@ -75,10 +75,10 @@ def clip(engine: Any, original: Callable[[], None]) -> None:
     parameters = here if home is None else list(_of_stage(engine.module, here, home))
     total = utils.clip_grad_norm_(parameters=parameters, max_norm=engine.gradient_clipping(), mpu=engine.mpu)
     most = torch.tensor([float(engine.gradient_clipping())], device=total.device)
-    factor = torch.min(torch.ones_like(most), most / (total + 1e-6))  # by stock's operations, for its bits
+    factor = torch.min(torch.ones_like(most), most / (total + 1e-6))  # stock's operations, which give stock's bits
     answered = {id(_own(p)) for p in parameters}
     for parameter in engine.module.parameters():
-        # A layer that is here and not at home, or an expert in the place of one that has no gradient.
+        # A moved layer, or an expert in the slot of one that has no gradient.
         if parameter.grad is not None and id(parameter) not in answered:
             parameter.grad.mul_(factor)
 
@@ -88,12 +88,12 @@ def _own(parameter: Any) -> torch.Tensor:
 
 
 def _of_stage(module: Any, here: list[Any], home: Sequence[int]) -> Iterator[Any]:
-    """What the stage answers for when layers lie as in `home`: those that are elsewhere, by their norms. Collective
-    over the stages of this replica. here: what it answers for of what it holds."""
+    """Yields the parameters that this stage contributes in the initial placement `home`. Layers on other stages are
+    represented by their norms. Collective over the stages of this replica. here: what it contributes of its own."""
     layer_of = {
         id(p): layer
         for layer in stage_module.layers_of(module)
-        if not stage_module.is_tied(module, layer)  # these stay, and come first
+        if not stage_module.is_tied(module, layer)  # tied layers never move, and come first
         for p in stage_module.parameters_of(module, layer)
     }
     own: dict[int | None, list[Any]] = {}
@@ -122,7 +122,7 @@ def _of_stage(module: Any, here: list[Any], home: Sequence[int]) -> Iterator[Any
 
 
 def _norms_of(layer: Any) -> Norms:
-    """Of every piece of every expert of a layer, as stock takes it of a parameter. Collective over its group."""
+    """Returns the norm, computed as by stock, of every piece of every expert of a layer. Collective over its group."""
     state = layer._sluice
     slots = state.slots(layer.experts)
     own = torch.stack([torch.stack([_norm_of(piece) for piece in slot.pieces.values()]) for slot in slots])
@@ -147,7 +147,7 @@ def _norm_of(piece: Piece) -> torch.Tensor:
 
 
 def _at_home(engine: Any, norms: list[Norms]) -> Iterator[Any]:
-    """The model's parameters in their order, each of an expert's with the norm of the one that it has at home."""
+    """Yields the model's parameters in order; an expert's have the norms of the expert that is initially there."""
     known: dict[int, list[torch.Tensor]] = {}
     for layer, found in zip(engine.sluice.layers, norms):
         state = layer._sluice
@@ -161,13 +161,13 @@ def _at_home(engine: Any, norms: list[Norms]) -> Iterator[Any]:
         if found is None:
             yield parameter
         elif found:
-            # Of one that holds several experts up to the last bits, whose order of sums is another.
+            # For a parameter of several experts the last bits may differ: the order of the sum is another.
             norm = found[0] if len(found) == 1 else torch.stack(found).norm(2.0)
             yield _Parameter(parameter, norm, parameter.grad)
 
 
 def _all(engine: Any, norms: list[Norms]) -> Iterator[Any]:
-    """All parameters that are no expert's, then those of all experts, in one order on all ranks."""
+    """Yields all parameters of no expert, then those of all experts, in the same order on all ranks."""
     of_experts = {id(p) for layer in engine.sluice.layers for p in layer.experts.parameters()}
     yield from (parameter for parameter in engine.module.parameters() if id(parameter) not in of_experts)
     for layer, found in zip(engine.sluice.layers, norms):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has to be trained, before the engine makes its optimizer: else the host ends in an error that names nothing, on
-one rank, for which the others wait."""
+"""Refuses models without trainable parameters before the engine makes its optimizer. Otherwise one rank of the host
+raises an error without a name, and the other ranks wait for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from sluice.adapters.deepspeed.unsupported import UnsupportedError
 
 
 def require_trained(engine: Any, client_optimizer: Any, given: Any, wait_s: float | None) -> None:
-    """given: what the engine makes an optimizer of. Collective over all ranks; all of them raise UnsupportedError."""
+    """Raises UnsupportedError on all ranks if one has a reason. given: the engine's argument for its optimizer.
+    Collective over all ranks."""
     own = {"refused": _reason(engine, client_optimizer, given), "experts": _experts(engine)}
     answers = agree.exchange(range(dist.get_world_size()), dist.get_rank(), own, wait_s)
     for rank, answer in answers.items():
@@ -34,7 +35,7 @@ def require_trained(engine: Any, client_optimizer: Any, given: Any, wait_s: floa
 
 
 def _experts(engine: Any) -> dict[str, bool]:
-    """In 16 bits, of each layer whose experts are on several ranks: whether something of this rank's is trained."""
+    """Returns, in 16 bits, for each layer with experts on several ranks, whether this rank trains any of them."""
     if not (engine.bfloat16_enabled() or engine.fp16_enabled()):
         return {}
     names = {id(module): name for name, module in engine.module.named_modules()}
@@ -46,7 +47,7 @@ def _experts(engine: Any) -> dict[str, bool]:
 
 
 def _reason(engine: Any, client_optimizer: Any, given: Any) -> str:
-    """Why this rank's part cannot be trained; "": it can."""
+    """Returns why this rank's part cannot be trained; "": it can."""
     if client_optimizer is None and engine.sluice.pipeline is not None:
         if not any(len(each["params"]) if isinstance(each, dict) else True for each in given):
             return (
@@ -64,7 +65,7 @@ def _reason(engine: Any, client_optimizer: Any, given: Any) -> str:
 
 
 def _groups(client_optimizer: Any, given: Any) -> Iterator[tuple[str, list[Any]]]:
-    """Parameter groups, and the experts of each group of ranks, of which the host makes groups of its own."""
+    """Yields parameter groups, and the experts of each group of ranks, for which the host makes its own groups."""
     groups = getattr(client_optimizer, "param_groups", None) or [each for each in given if isinstance(each, dict)]
     for index, group in enumerate(groups):
         if isinstance(group["params"], (list, tuple)):

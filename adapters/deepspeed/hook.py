@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where DeepSpeed meets Sluice: one method of `DeepSpeedEngine`, wrapped.
+"""Wraps methods of `DeepSpeedEngine`; `_configure_distributed_model` swaps the layers.
 
-`_configure_distributed_model` has put the parameters in their dtype and on their device and has made the
-expert-parallel groups, and the optimizer does not exist yet. Without the "sluice" section nothing happens at all.
+After that method the parameters have their dtype and device, the expert-parallel groups exist, and the optimizer does
+not exist yet. Without the "sluice" section nothing happens.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any
 from sluice.adapters.deepspeed import adam_hook
 
 METHOD = "_configure_distributed_model"
-LAST_METHOD = "_configure_checkpointing"  # the optimizer is there, and nothing has run
+LAST_METHOD = "_configure_checkpointing"  # the optimizer exists, and nothing has run
 
 
-# The optimizer's step, the zeroing of gradients, and the count of steps.
+# Runs the optimizer's step, zeroes gradients, and counts steps.
 UPDATE = "_take_model_step"
 CLIPPING = "clip_fp32_gradients"
 
 
-# Whose files number experts by their place, and which all ranks call; whether they go back to where they lay.
+# Methods whose files number experts by position, and that all ranks call -> whether experts move back afterwards.
 CHECKPOINTS = {"save_checkpoint": True, "load_checkpoint": False, "save_16bit_model": True}
 
 
 def _at_home(original: Any, and_back: bool) -> Any:
-    """The method with all experts where the host believes them to be; itself where none has moved."""
+    """Wraps a method so that it runs with all experts on the ranks where the host expects them."""
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -46,7 +46,7 @@ def _at_home(original: Any, and_back: bool) -> Any:
 
 
 def _with_moves(original: Any) -> Any:
-    """The update, in front of which experts that are on their way arrive, and behind which others set out."""
+    """Wraps the optimizer step: before it, experts in transit take their new ranks; after it, new moves start."""
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -63,7 +63,7 @@ def _with_moves(original: Any) -> Any:
 
 
 def _with_norm(original: Any) -> Any:
-    """The clipping of f32 gradients, by a norm that does not depend on where experts live."""
+    """Wraps the clipping of f32 gradients, by a norm that does not depend on the placement of experts."""
 
     @functools.wraps(original)
     def method(self: Any) -> Any:
@@ -78,8 +78,8 @@ def _with_norm(original: Any) -> Any:
 
 
 def _with_start(original: Any) -> Any:
-    """The method, before which a pipeline's layers go where a plan has them, and an optimizer from which no expert can
-    be moved is refused."""
+    """Wraps a method: before it, a pipeline's layers move to the stages of the plan, and an optimizer whose experts
+    cannot be moved is refused."""
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -99,7 +99,7 @@ def _with_start(original: Any) -> Any:
 
 
 def install(engine_module: ModuleType) -> None:
-    """Wraps the method, once. Raises if this DeepSpeed does not have it; the loader reports that."""
+    """Wraps the methods, once. Raises if this DeepSpeed does not have the first; the loader reports that."""
     cls = engine_module.DeepSpeedEngine
     original = getattr(cls, METHOD, None)
     if original is None:
@@ -124,7 +124,7 @@ def install(engine_module: ModuleType) -> None:
 
 
 def uninstall(engine_module: ModuleType) -> None:
-    """Puts the host's own method back; engines that exist keep what they have."""
+    """Restores the host's own methods. Existing engines keep their swapped layers."""
     original = getattr(getattr(engine_module.DeepSpeedEngine, METHOD), "_sluice_original", None)
     if original is not None:
         setattr(engine_module.DeepSpeedEngine, METHOD, original)
@@ -136,8 +136,8 @@ def uninstall(engine_module: ModuleType) -> None:
 
 
 def apply(engine: Any) -> None:
-    """Reads the engine's config, swaps its model's layers and takes its batches over if told to; `engine.sluice` is the
-    handle."""
+    """Reads the engine's config, swaps its model's layers, and takes its batches over if the config says so.
+    `engine.sluice` is the handle."""
     from sluice import config, settings
 
     values = getattr(getattr(engine, "_config", None), "_param_dict", None) or {}
@@ -174,5 +174,5 @@ def apply(engine: Any) -> None:
 
 
 def _basic_optimizer(engine: Any) -> Any:
-    """What the engine trains with, as far as it is there."""
+    """Returns the engine's optimizer, or None before it exists."""
     return getattr(engine(), "optimizer", None)

@@ -33,7 +33,7 @@ open_backend = EngineBackend
 
 
 class Stage(NamedTuple):
-    """Where a pipeline's module stands: each stage swaps its own layers, and one of its ranks says so."""
+    """The pipeline stage of a module: each stage swaps its own layers, and one of its ranks prints the banner."""
 
     number: int
     of: int
@@ -41,7 +41,7 @@ class Stage(NamedTuple):
 
     @classmethod
     def of_engine(cls, engine: Any) -> Stage | None:
-        """None: the model is no pipeline."""
+        """Returns the stage of an engine; None if the model is no pipeline."""
         if not getattr(engine, "pipeline_parallelism", False):
             return None
         grid = engine.module._grid
@@ -50,7 +50,7 @@ class Stage(NamedTuple):
 
 
 class Handle:
-    """What was swapped in one model, and its batches. `unswap()` leaves the model as it was."""
+    """The swapped layers of one model, and its batches. `unswap()` restores the model."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -58,19 +58,19 @@ class Handle:
         self.findings: list[Finding] = []
         self.refused: list[str] = []
         self.kept: list[str] = []  # why layers run without the policy that the options name
-        self.optimizer: Callable[[], Any] = lambda: None  # of the engine, once it has one
-        self.pipeline: Takeover | None = None  # of the engine's batches
-        self.decider: Decider | None = None  # of where experts live
-        self.engine: Callable[[], Any] = lambda: None  # of a pipeline
+        self.optimizer: Callable[[], Any] = lambda: None  # returns the engine's, once it has one
+        self.pipeline: Takeover | None = None  # runs the engine's batches
+        self.decider: Decider | None = None  # decides the placement of experts
+        self.engine: Callable[[], Any] = lambda: None  # returns the engine of a pipeline
         self._backends: dict[tuple[tuple[int, ...], torch.device], EngineBackend] = {}
 
     def move_experts(
         self, layer: nn.Module, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None
     ) -> None:
-        """Expert e of one of `layers` goes to slot expert_slot[e] of rank expert_rank[e], with its parameters,
-        gradients and what the optimizer (None: the engine's) keeps of them. Between steps, collective over the layer's
-        group; the training goes on with the same bits where the C library promises them. Checkpoints of the engine
-        stay as they are without it."""
+        """Moves expert e of one of `layers` to slot expert_slot[e] of rank expert_rank[e], with its parameters,
+        gradients and state of the optimizer (None: the engine's). Call it between steps; it is collective over the
+        layer's group. Training continues with the same bits where the C library promises them. Checkpoints of the
+        engine do not change."""
         if self.decider is not None:
             self.decider.cancel("experts are moved by hand")
         moving.move(layer, expert_rank, expert_slot, self.optimizer() if optimizer is None else optimizer)
@@ -82,14 +82,14 @@ class Handle:
         live: bool = False,
         bytes_per_second: int | None = None,
     ) -> list[tuple[int, int, int]]:
-        """Stage s of the engine's pipeline has layers parts[s] up to parts[s + 1] from now on, with their parameters,
-        gradients, buffers and what the optimizer keeps of them. Between batches, collective over all ranks of the
-        engine; the training goes on with the same bits. What moved: (layer, stage before, stage now).
+        """Moves layers, so that stage s of the engine's pipeline has layers parts[s] up to parts[s + 1], with their
+        parameters, gradients, buffers and optimizer state. Call it between batches; it is collective over all ranks of
+        the engine. Training continues with the same bits. Returns (layer, stage before, stage now) of each moved layer.
 
-        timeout           seconds to wait for a rank that does not come
-        live              the layers only set out now: they move while the next training batch runs, and lie so behind
-                          it. One layer at each cut
-        bytes_per_second  of what travels beside that batch, from each rank; None: as fast as the link takes it
+        timeout           seconds to wait for a rank that does not arrive
+        live              move the layers while the next training batch runs; the new stages take effect after it. At
+                          most one layer can cross each cut
+        bytes_per_second  the limit of each rank during that batch; None: the speed of the link
         """
         engine = self.engine()
         if engine is None:
@@ -102,16 +102,16 @@ class Handle:
         return [tuple(each) for each in moving_layers.move(engine, parts, timeout, refused).moves]
 
     def at_home(self, and_back: bool) -> AbstractContextManager[None]:
-        """All experts where the host believes them to be; `and_back`: afterwards where they lay. Collective. Those
-        that are on their way by the option "placement" stay where they are."""
+        """Moves all experts to the ranks where the host expects them; `and_back`: and afterwards back. Collective.
+        Moves in transit by the option "placement" are cancelled."""
         if self.decider is not None:
             self.decider.cancel("all experts go home")
         return moving.at_home(self.layers, self.optimizer(), and_back)
 
     def unswap(self) -> None:
-        """Gives every layer its own class back and releases the engine. May be called again. InvalidState where experts
-        have moved: the host would look for them in the wrong place. Those that the option "placement" has moved go home
-        first, which is collective."""
+        """Restores the class of every layer and releases the engine. May be called again. InvalidState if experts have
+        moved, as the host would use the wrong ones. Experts that the option "placement" has moved are moved back first,
+        which is collective."""
         if self.decider is not None:
             self.decider.close()
             self.decider = None
@@ -132,7 +132,7 @@ class Handle:
         self._backends = {}
 
     def stats(self) -> dict[str, Any]:
-        """`sluice.stats` of the swapped layers."""
+        """Returns `sluice.stats` of the swapped layers."""
         return layer_lookup.numbers_of([layer._sluice for layer in self.layers])
 
     def __enter__(self) -> Handle:
@@ -143,11 +143,11 @@ class Handle:
 
 
 def swap(module: nn.Module, options: Options | None = None, at_least: int = 0, stage: Stage | None = None) -> Handle:
-    """Swaps each MoE layer of DeepSpeed's below `module`. Collective over the ranks of each layer's group.
+    """Swaps each MoE layer of DeepSpeed below `module`. Collective over the ranks of each layer's group.
 
-    Expert-parallel groups must exist (an engine's are made by deepspeed.initialize). UnsupportedError for the first
-    layer that cannot be swapped, unless options say "warn": then the layer stays the host's, on all ranks of its group.
-    On any error nothing stays swapped. `at_least`: fewer layers than this is an error too. `stage`: of a pipeline.
+    Expert-parallel groups must exist (deepspeed.initialize makes those of an engine). UnsupportedError for the first
+    layer that cannot be swapped, unless options say "warn": then the layer stays stock on all ranks of its group.
+    On any error nothing stays swapped. `at_least`: fewer layers than this are an error too. `stage`: of a pipeline.
     """
     options = options or Options()
     handle = Handle(options)
@@ -216,11 +216,11 @@ def _refuse(handle: Handle, reason: str, options: Options) -> None:
     handle.refused.append(reason)
 
 
-Member = list[Any]  # [layer, Finding or the reason against it]
+Member = list[Any]  # [layer, Finding or the reason why it cannot be swapped]
 
 
 def _by_group(found: Sequence[tuple[nn.Module, Finding | str]]) -> dict[tuple[int, ...], list[Member]]:
-    """Layers by the ranks of their group, in the order of the model: the same on all ranks."""
+    """Groups layers by the ranks of their group, in the order of the model, which is the same on all ranks."""
     groups: dict[tuple[int, ...], list[Member]] = {}
     for layer, finding in found:
         groups.setdefault(_ranks_of(layer), []).append([layer, finding])
@@ -234,7 +234,7 @@ def _ranks_of(layer: Any) -> tuple[int, ...]:
 
 
 def _agree(ranks: tuple[int, ...], members: list[Member], options: Options) -> None:
-    """All ranks of a group swap the same layers in the same way; a refusal of one is a refusal of all."""
+    """Checks that all ranks of a group swap the same layers in the same way; if one refuses, all refuse."""
     own = {
         "options": {**options.as_dict(), "version": version.__version__},
         "layers": [finding if isinstance(finding, str) else finding.compared() for _, finding in members],
@@ -258,7 +258,7 @@ def _exchange(timeout: float | None, ranks: tuple[int, ...], own: Any) -> dict[i
 
 
 def _least(ranks: tuple[int, ...], timeout: float | None, own: dict[str, int]) -> dict[str, int]:
-    """Of each number the smallest of any rank."""
+    """Returns the minimum of each number over the ranks."""
     answers = agree.exchange(ranks, _rank(), own, timeout).values()
     return {name: min(answer[name] for answer in answers) for name in own}
 
@@ -273,9 +273,9 @@ def _say(line: str) -> None:
 
 
 def _banner(handle: Handle, options: Options, stage: Stage | None) -> None:
-    """Once per model, on rank 0 (of a pipeline: per stage, on its first rank), whatever the log level.
+    """Prints the banner once per model, on rank 0 (in a pipeline once per stage, on its first rank), at any log level.
 
-    No banner, no Sluice.
+    Without a banner, nothing runs on Sluice.
     """
     if not (_rank() == 0 if stage is None else stage.speaks):
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one error for what Sluice cannot take over."""
+"""Defines the error for parts of a model that cannot run on Sluice."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from sluice.errors import Unsupported
 
 
 class UnsupportedError(Unsupported):
-    """Something in the model cannot run on Sluice; the message says what, where and what to do about it."""
+    """Something in the model cannot run on Sluice; the message says what, where and what to do."""
 
 
 def policy_of_modules(name: str, options: Options) -> str | None:
-    """What becomes of the options' policy in a layer that calls the host's modules; None: it is done, or none is given.
+    """Checks the options' policy for a layer that calls the host's modules; None: it can be followed, or none is given.
 
-    Where it cannot be done this is an error, or with "warn" a sentence that says what happens in its place.
+    If it cannot be followed, this raises an error, or with "warn" returns a sentence that says what happens instead.
     """
     reason = refused_policy(options)
     if reason is None:

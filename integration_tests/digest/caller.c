@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* All calls of the digest to Sluice: the C ABI of this tree. */
+/* Makes all calls of the digest to Sluice, by the C ABI of this tree. */
 #include "caller.h"
 #include "cuda_host.h"
 
@@ -20,7 +20,7 @@ struct caller_group_s {
   char nccl[SLUICE_NCCL_ID_BYTES]; /* the id of that group */
 };
 
-/* A block as the ABI sees it; shapes are stored next to the tensor that points to them. */
+/* A block in the ABI's form; shapes are stored next to the tensor that points to them. */
 typedef struct view_s {
   sluice_tensor_t tensor;
   int64_t shape[2], strides[2];
@@ -127,7 +127,7 @@ static void scale_rows(const caller_t* h, int32_t local, int64_t rows, const voi
   }
 }
 
-/* On CUDA they wait for the rows that the library has enqueued. */
+/* On CUDA the experts wait for the rows that the library has enqueued. */
 static int32_t expert_forward(void* user, int32_t chunk, int32_t local, int64_t rows, const void* x, void* y) {
   caller_t* h = user;
   (void)chunk;
@@ -227,7 +227,7 @@ static uint64_t bytes_now(caller_t* h) {
   return stats.current_bytes;
 }
 
-/* It runs the layer from now on where `use` says so. */
+/* Makes a plan; if `use`, the layer uses it from then on. */
 static sluice_plan_info_t make_plan(caller_t* h, const sluice_plan_config_t* config, int use) {
   sluice_plan_t* plan = NULL;
   sluice_plan_info_t info = {.struct_size = sizeof info};
@@ -238,8 +238,8 @@ static sluice_plan_info_t make_plan(caller_t* h, const sluice_plan_config_t* con
   return info;
 }
 
-/* A plan of the host. Without a budget at 100 percent; else under one with that share of the bytes that steps keep
- * without. */
+/* Makes a plan of the host. At 100 percent it has no budget; otherwise its budget is that share of the bytes that steps
+ * keep without a budget. */
 static void use_plan(caller_t* h) {
   const call_t* c = h->call;
   int32_t input[CALL_MAX_CHUNKS], middle[CALL_MAX_CHUNKS];
@@ -260,7 +260,7 @@ static void use_plan(caller_t* h) {
   h->outcome->planned = info.total_bytes;
 }
 
-/* The context's budget: a share of the smallest that would do, over all ranks. */
+/* The context's budget: a share of the smallest sufficient one, over all ranks. */
 static void use_budget(caller_t* h) {
   uint64_t smallest = 0;
   if (is_well(h)) note(h, sluice_moe_smallest_budget(h->moe, most_tokens(h->call), &smallest));
@@ -304,7 +304,7 @@ static void* save(void* user, int32_t which, uint64_t bytes) {
   return saved->data[which];
 }
 
-/* The step is dropped and made again from its saved buffers, at other addresses. */
+/* Drops the step and makes it again from its saved buffers, at other addresses. */
 static void rebuild(caller_t* h, sluice_step_t** step) {
   settle(h);
   sluice_step_drop(*step);
@@ -379,7 +379,7 @@ static void run_layer(caller_t* h) {
   settle(h);
 }
 
-/* Once with other routes, which a capture needs to have run before; then a graph, which is launched with the call's. */
+/* Runs once with other routes, as a capture needs an earlier run; then launches a graph with the call's routes. */
 static void run_captured(caller_t* h) {
   const int64_t tokens = h->data->x.rows;
   data_begin(h->data, 0, tokens, 1);
@@ -397,7 +397,7 @@ static void run_captured(caller_t* h) {
   sluice_step_drop(step);
 }
 
-/* dispatch, experts, combine one by one; the rows between are this host's. */
+/* Runs dispatch, experts and combine as separate calls; the rows between them are this host's. */
 static void run_parts(caller_t* h) {
   const call_t* c = h->call;
   const wanted_t wanted = call_wanted(c);

@@ -6,7 +6,7 @@
 
 #include "data.h"
 
-/* The maximum of a number over the ranks of a call, without the library; waits for all. */
+/* Returns the maximum of a number over the ranks of a call, without the library; waits for all. */
 typedef struct meet_s meet_t;
 uint64_t meet_most(meet_t* meet, uint64_t mine);
 
@@ -28,10 +28,10 @@ typedef struct caller_s caller_t;             /* of one rank: communicator, cont
 
 caller_group_t* caller_open_group(const call_t* call);
 void caller_close_group(caller_group_t* group);
-/* Each rank on a thread of its own, which makes all further calls. Both of them accept what open could not make. */
+/* Each rank has its own thread, which makes all further calls. Both functions accept the result of a failed open. */
 caller_t* caller_open(caller_group_t* group, rank_data_t* data, meet_t* meet, outcome_t* outcome);
 void caller_close(caller_t* caller);
-/* Forward and backward as the call says, on the data's blocks; results are there when it returns. */
+/* Runs forward and backward of the call on the data's blocks; results are complete on return. */
 void caller_step(caller_t* caller);
 /* Fills in the outcome of all steps. */
 void caller_report(caller_t* caller);

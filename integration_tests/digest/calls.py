@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of the digest: combinations of layers and ways to run them, and random families from a seed.
+"""Lists the calls of the digest: combinations of layers and ways to run them, and random families from a seed.
 
 A call is a dict of fields, which call.c names; a field that is absent has its default. Calls of one family have the
 same layer and inputs, so that their outputs and input gradients agree to the bit. `python3 calls.py` prints the
@@ -13,7 +13,7 @@ NUM_DRAWN, CALLS_OF_A_FAMILY = 42, 10
 TOKENS = (48, 48, 48, 48), (62, 14, 38, 24), (0, 52, 0, 18)
 SMALL = (12, 12, 12, 12), (16, 4, 10, 6), (1, 2, 3, 1)  # on the fake device, whose kernels are slow
 
-# Layers, and the ways to run each of them. Words are separated by spaces; {a|b} stands for each of its parts.
+# Layers, and the ways to run each of them. Fields are separated by spaces; {a|b} expands to each of its parts.
 GROUPS = [
     (
         ["ranks=1 tokens=14 activation=gelu gated=halves bias=1 device=cuda dtype={f32|bf16|f16}"],
@@ -132,7 +132,7 @@ GROUPS = [
 
 
 def expanded(text):
-    """The texts that its {a|b} stand for."""
+    """Yields the expansions of each {a|b} in the text."""
     start, brace, rest = text.partition("{")
     if not brace:
         return [text]
@@ -145,7 +145,7 @@ def fields(text):
 
 
 def products():
-    """(layer, ways to run it) of each group."""
+    """Yields (layer, ways to run it) of each group."""
     for layers, ways in GROUPS:
         for layer in (each for text in layers for each in expanded(text)):
             yield fields(layer), [fields(way) for text in ways for way in expanded(text)]
@@ -155,7 +155,7 @@ def products():
 
 
 def drawn_layer(draw):
-    """A layer and its inputs. Combinations that the library rejects are not drawn."""
+    """Draws a layer and its inputs. Combinations that the library rejects are not drawn."""
     on_device = draw.random() < 0.5
     ranks = draw.randint(1, 4)
     tokens = draw.choice(SMALL if on_device else TOKENS)[:ranks]
@@ -187,7 +187,7 @@ def drawn_layer(draw):
 
 
 def drawn_way(draw, layer):
-    """One way to run a layer."""
+    """Draws one way to run a layer."""
     chunks = draw.choice((1, 2, 3, 4, 7, 12))
     plans = ("none",) if "same_every" in layer else ("none", "own", "budget")  # plans count distinct experts of a token
     call = {"chunks": chunks, "plan": draw.choice(plans)}
@@ -230,7 +230,7 @@ def drawn_way(draw, layer):
 
 
 def drawn():
-    """Families that the seed draws; the first call of each keeps everything in one chunk."""
+    """Yields the families of the seed; the first call of each keeps everything in one chunk."""
     draw = random.Random(SEED)
     for _ in range(NUM_DRAWN):
         layer = drawn_layer(draw)
@@ -238,7 +238,7 @@ def drawn():
 
 
 def calls():
-    """Every call by id: its fields as text."""
+    """Returns every call by id, with its fields as text."""
     found = {}
     for letter, families in (("p", products()), ("d", drawn())):
         for number, (layer, ways) in enumerate(families):

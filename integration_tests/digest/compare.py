@@ -26,25 +26,25 @@ import calls as listed  # noqa: E402
 FOLDER = "integration_tests/digest"
 PROGRAM = f"//{FOLDER}:digest"
 FAKES = f"//{FOLDER}:libfake_gpu.so"
-# The names under which a CUDA host finds its vendor's libraries.
+# The file names of the vendor's libraries on a CUDA host.
 VENDOR = ("libcuda.so.1", "libcublas.so.13", "libcublasLt.so.13", "libnccl.so.2")
 # Results on which all calls of a family agree: n, cut, policies, plans and repetition do not change them.
 PROMISED = ("out", "dx", "dw")
-NO_KERNELS = "has no CUDA kernels"  # in the refusal
+NO_KERNELS = "has no CUDA kernels"  # a part of the refusal's message
 SHOWN = 40
 
 
 class Trouble(Exception):
-    """Something could not be run: what and where."""
+    """Something could not be run; the message says what and where."""
 
 
 def parse(line):
-    """The fields of a line that begins with them, or with a call's id."""
+    """Returns the fields of a line, which may begin with a call's id."""
     return dict(pair.split("=", 1) for pair in line.split() if "=" in pair)
 
 
 def read_calls(only=""):
-    """The listed calls by id."""
+    """Returns the listed calls by id."""
     found = {name: call for name, call in listed.calls().items() if only in listed.line(call)}
     if not found:
         raise Trouble(f"no call of calls.py holds {only!r}")
@@ -52,7 +52,7 @@ def read_calls(only=""):
 
 
 def read_digests(text):
-    """Lines of the program by their first word."""
+    """Returns the lines of the program by their first word."""
     return dict(line.split(" ", 1) for line in text.splitlines() if line.strip() and not line.startswith("#"))
 
 
@@ -67,22 +67,22 @@ def _bazel(root, *arguments):
 
 
 def build(root):
-    """Paths of the program and the fakes of a tree, below its bazel-bin."""
+    """Builds the program and the fakes of a tree, and returns their paths below its bazel-bin."""
     _bazel(root, "build", "--noshow_progress", PROGRAM, FAKES)
     found = pathlib.Path(_bazel(root, "info", "bazel-bin").splitlines()[-1]) / FOLDER
     return found / "digest", found / "libfake_gpu.so"
 
 
 def leave(root, folder):
-    """Takes the worktree away, also what an earlier run that was ended left of one."""
+    """Removes the worktree, also one that an interrupted run has left."""
     subprocess.run(["git", "worktree", "remove", "--force", folder], cwd=root, capture_output=True)
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run(["git", "worktree", "prune"], cwd=root, capture_output=True)
 
 
 def check_out(base, root, folder):
-    """A worktree of the base with this tree's program. The caller, which alone uses the ABI, and the BUILD file are the
-    base's own, if it has them."""
+    """Makes a worktree of the base with this tree's program. caller.c, which alone uses the ABI, and the BUILD file are
+    the base's own, if it has them."""
     leave(root, folder)
     done = subprocess.run(
         ["git", "worktree", "add", "--detach", folder, base], cwd=root, capture_output=True, text=True
@@ -104,12 +104,12 @@ def _environment(fakes, folder):
     for name in VENDOR:
         (folder / name).symlink_to(pathlib.Path(fakes).resolve())
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLUICE_", "OMP_"))}
-    # Threads that have no work sleep: ranks share the cores.
+    # Idle threads sleep, as ranks share the cores.
     return {**kept, "LD_LIBRARY_PATH": str(folder), "OMP_WAIT_POLICY": "passive"}
 
 
 def run(program, fakes, calls, options, each_rank=False):
-    """The program's lines."""
+    """Runs the program and returns its lines."""
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "calls.txt"
         file.write_text("".join(f"{listed.line(call)}\n" for call in calls.values()))
@@ -125,7 +125,7 @@ def run(program, fakes, calls, options, each_rank=False):
 
 
 def differences(before, after):
-    """Lines that say which fields of which calls differ."""
+    """Returns lines that say which fields of which calls differ."""
     found = []
     for name in sorted(before.keys() | after.keys()):
         if before.get(name) == after.get(name):
@@ -147,7 +147,7 @@ def _is_written(call, field):
 
 
 def broken_promises(calls, digests):
-    """Calls of one family whose outputs or input gradients differ, and calls that did not run."""
+    """Returns calls of one family whose outputs or input gradients differ, and calls that did not run."""
     found, first = [], {}
     for name, call in calls.items():
         values = parse(digests[name])
@@ -174,7 +174,7 @@ def show(title, found):
 
 def with_base(base, options):
     root, calls = HERE.parents[1], read_calls(options.only)
-    folder = os.path.join(root, ".test", "digest_base")  # always there, so that Bazel builds what has changed
+    folder = os.path.join(root, ".test", "digest_base")  # always the same folder, so that Bazel builds only changes
     try:
         check_out(base, root, folder)
         before = run(*build(folder), calls, options, each_rank=True)
@@ -189,7 +189,7 @@ def with_base(base, options):
 
 
 def able(calls, digests):
-    """The calls that can run here; says aloud how many are left out, and why."""
+    """Returns the calls that can run here, and prints how many are left out, and why."""
     kept = {name: call for name, call in calls.items() if NO_KERNELS not in digests[name]}
     if len(kept) < len(calls):
         print(f"SKIPPED: {len(calls) - len(kept)} of {len(calls)} calls: libsluice was built without nvcc")

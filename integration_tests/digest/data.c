@@ -7,7 +7,7 @@
 
 enum { TOKENS = NUM_PARAMS, WEIGHTS, GRAD_OUT, ROUTES, ONES };
 
-/* In [-1, 1). */
+/* Returns a number in [-1, 1). */
 static double noise(uint64_t seed, uint64_t kind, uint64_t a, uint64_t b) {
   uint64_t x =
       (seed * 64 + kind + 1) * 0x9e3779b97f4a7c15u ^ (a + 1) * 0xbf58476d1ce4e5b9u ^ (b + 1) * 0x94d049bb133111ebu;
@@ -31,7 +31,7 @@ static uint16_t to_bf16(float x) {
   return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-/* Nearest even; below the least normal number 0, beyond the greatest infinity. */
+/* Rounds to nearest even; numbers below the smallest normal one become 0, those above the largest infinity. */
 static uint16_t to_f16(float x) {
   uint32_t bits = bits_of(x), sign = (bits >> 16) & 0x8000, rest = bits & 0x7fffffff;
   rest += 0xfff + ((rest >> 13) & 1);
@@ -145,7 +145,7 @@ void data_drop(rank_data_t* d) {
   }
 }
 
-/* Gradients that are added to begin with numbers of their own. */
+/* Gradients that are accumulated start from nonzero numbers. */
 void data_forget_outputs(rank_data_t* d) {
   forget(&d->y), forget(&d->dx), forget(&d->dw);
   for (int kind = 0; kind < NUM_PARAMS; ++kind) {
@@ -159,7 +159,7 @@ void data_forget_outputs(rank_data_t* d) {
   }
 }
 
-/* Distinct within a token, but for same_every. */
+/* Experts of a token are distinct, except with same_every. */
 static int32_t routed_to(const call_t* c, int64_t step, int32_t rank, int64_t t, int32_t k) {
   int64_t flat = t * c->topk + k;
   if (c->drop_every > 0 && flat % c->drop_every == c->drop_every - 1) return -1;

@@ -62,7 +62,7 @@ static void add_hashes(rank_t* r, const rank_data_t* d) {
   }
 }
 
-/* Every other step has half the tokens, so that what a context keeps is used by smaller and larger ones. */
+/* Every other step has half the tokens, so that smaller and larger steps use the buffers that a context keeps. */
 static void* run_rank(void* argument) {
   rank_t* r = argument;
   static _Thread_local rank_data_t data;
@@ -89,7 +89,7 @@ static int is_printed(const call_t* c, int kind) {
   return param == B1 || param == B2 ? c->bias : 1;
 }
 
-/* Of ranks first to end - 1 together. */
+/* Prints the line of ranks first to end - 1 together. */
 static int print_line(char* to, size_t room, const call_t* c, const rank_t* ranks, int32_t first, int32_t end) {
   outcome_t sum = {.chunks = ranks[first].outcome.chunks};
   int at = snprintf(to, room, "%s", c->id);
@@ -163,7 +163,7 @@ static void start(job_t* job, int each_rank) {
     alarm(SECONDS);
     run_call(&job->call, each_rank, job->answer, sizeof job->answer);
     size_t length = strlen(job->answer);
-    _exit(write(ends[1], job->answer, length) == (ssize_t)length ? 0 : 1); /* less than a pipe holds */
+    _exit(write(ends[1], job->answer, length) == (ssize_t)length ? 0 : 1); /* fits into a pipe's buffer */
   }
   close(ends[1]);
   job->pipe = ends[0];
@@ -240,7 +240,7 @@ int main(int argc, char** argv) {
     }
   }
   if (list == NULL || most < 1 || most > MAX_JOBS) return usage();
-  /* Fixes what would change values: kernels that every processor has, and the gemm of the list. */
+  /* Settings that would change values are fixed: kernels that every processor has, and the gemm of the list. */
   setenv("SLUICE_NATIVE", "avx2", 1);
   unsetenv("SLUICE_GEMM"), unsetenv("SLUICE_CUBLAS"), unsetenv("SLUICE_POISON"), unsetenv("SLUICE_HUGE_PAGES");
   read_list(list);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run by each rank of link_test: messages after pauses; the receiver prints how long each took."""
+"""Sends messages after pauses; the receiver prints how long each took. Each rank of link_test runs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 
 from integration_tests.net.throughput import connect
 
-STAMP = 32  # bytes at the head of a message: when it was sent, by the clock that both ends read
+STAMP = 32  # bytes of a message's header: the time at which it was sent, by the clock of both ends
 MESSAGES = 10
 
 

@@ -64,7 +64,7 @@ class Outcome:
 
 
 def _free_port() -> int:
-    """A port of loopback below those that the kernel gives out, which could be anybody's before rank 0 is so far."""
+    """Returns a loopback port below the ephemeral range, whose ports others could take before rank 0 listens."""
     while True:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", random.randrange(20000, 32000)))
@@ -78,7 +78,7 @@ class Link:
     world_size: int
     rate: str | None = "1gbit"
     user: bool | None = None
-    ranks_per_node: int = 1  # this many consecutive ranks share a namespace: its link to others, and loopback within
+    ranks_per_node: int = 1  # consecutive ranks that share a namespace: its link to other ones, and loopback within
     description: str = field(default="", init=False)
     fallback: str = field(default="", init=False)
     _namespaces: Namespaces | None = field(default=None, init=False)
@@ -110,7 +110,7 @@ class Link:
             self._namespaces = None
 
     def environment(self, rank: int) -> dict[str, str]:
-        """The variables with which torch.distributed, gloo and DeepSpeed find each other."""
+        """Returns the variables with which torch.distributed, gloo and DeepSpeed find the other ranks."""
         inside = self._namespaces is not None
         master = self._namespaces.address(0) if self._namespaces is not None else "127.0.0.1"
         device = DEVICE if inside and self.world_size > 1 else "lo"
@@ -177,7 +177,7 @@ def _termination_unwinds() -> Iterator[None]:
 
 
 def _stop(children: Sequence[subprocess.Popen[str]]) -> None:
-    """Ask, wait a little, insist; whole process groups, because a rank may have children of its own."""
+    """Terminate, wait a little, kill. Signals go to process groups, because a rank may have child processes."""
     for number, timeout in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
         for child in children:
             with contextlib.suppress(ProcessLookupError, PermissionError):

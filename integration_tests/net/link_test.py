@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shaped link has its configured speed, and nothing of it remains afterwards."""
+"""Tests that the shaped link has its configured speed, and that nothing of it remains afterwards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from integration_tests.net.link import Link, Outcome, run_ranks
 from integration_tests.net.namespaces import NamespaceError, Namespaces, burst_bytes, packet_bytes, parse_rate
 
 HERE = Path(__file__).resolve().parent
-pytestmark = pytest.mark.alone  # rates and deadlines are judged
+pytestmark = pytest.mark.alone  # the tests measure rates and deadlines
 
 
 def _namespaces_allowed(user: bool) -> str:
@@ -38,7 +38,7 @@ def _shaped(user: bool) -> None:
 
 
 def _measure(rate: str | None, total: int, user: bool | None = None) -> tuple[Outcome, list[float]]:
-    """Megabits per second that each of two ranks received while both were sending."""
+    """Measures the megabits per second that each of two ranks received while both were sending."""
     spans: list[tuple[float, float]] = []
 
     def sink(_rank: int, line: str) -> None:
@@ -75,7 +75,7 @@ def _stolen_s() -> float:
 
 @pytest.mark.parametrize(("rate", "mbit", "total"), [("200mbit", 200, 12_000_000), ("1gbit", 1000, 60_000_000)])
 def test_link_both_directions_at_once_carry_the_rate(rate: str, mbit: int, total: int) -> None:
-    """Upper bound sharp (the shaper works in both directions), lower bound loose (the machine may be busy)."""
+    """The upper bound is sharp (the shaper works in both directions), the lower one loose (the machine may be busy)."""
     _shaped(os.geteuid() != 0)
     slowest, begin, lost = 0.0, time.monotonic(), _stolen_s()
     for _attempt in range(4):  # a busy machine can keep a rank from its core for longer than the whole measurement
@@ -97,7 +97,7 @@ def test_link_both_directions_at_once_carry_the_rate(rate: str, mbit: int, total
     ("rate", "most_s"), [("0.2gbit", 0.75e-3), ("0.4gbit", 0.4e-3), ("1gbit", 0.4e-3), ("4gbit", 0.4e-3)]
 )
 def test_link_bucket_holds_two_packets_and_little_time(rate: str, most_s: float) -> None:
-    """Else exchanges that fit take no time after a pause, and the link is another one for short messages."""
+    """With a larger bucket, short messages after a pause would take no time."""
     bits_per_s = parse_rate(rate)
     assert bits_per_s is not None
     assert burst_bytes(bits_per_s) >= 2 * packet_bytes(bits_per_s) >= 18_000
@@ -105,7 +105,7 @@ def test_link_bucket_holds_two_packets_and_little_time(rate: str, most_s: float)
 
 
 def test_link_short_message_after_a_pause_takes_its_time() -> None:
-    """An idle link takes less than a millisecond at once: a short exchange is as slow as its part of a long one."""
+    """An idle link accepts less than a millisecond of data at once, so short exchanges have the rate of long ones."""
     _shaped(os.geteuid() != 0)
     total, took = 100_000, []
 
@@ -121,7 +121,7 @@ def test_link_short_message_after_a_pause_takes_its_time() -> None:
 
 
 def test_link_in_user_namespace_is_shaped_too() -> None:
-    """The way for users other than root."""
+    """Users other than root get their namespaces in this way."""
     _shaped(True)
     outcome, seen = _measure("200mbit", 6_000_000, user=True)
     assert outcome.status == 0, outcome
@@ -182,7 +182,7 @@ REFUSALS = {
 
 
 def _stand_ins(folder: Path, commands: dict[str, str]) -> None:
-    """Commands that come first in PATH and are `sh` scripts of these texts; the rest of the tools are there, too."""
+    """Writes `sh` scripts with these texts, to come first in PATH; the other tools get a script that fails."""
     for name in ("ip", "tc", "unshare", "nsenter"):
         text = commands.get(name, f"echo 'the stand-in of {name} was not to be called' >&2; exit 1")
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
@@ -194,7 +194,7 @@ def _stand_ins(folder: Path, commands: dict[str, str]) -> None:
 def test_link_refused_runs_over_loopback_and_says_why(
     what: str, user: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If a container forbids one of the steps; no holder remains."""
+    """A container may forbid one of the steps; no holder remains then."""
     commands, words = REFUSALS[what]
     _stand_ins(tmp_path, commands)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
@@ -212,7 +212,7 @@ def test_link_refused_runs_over_loopback_and_says_why(
 
 
 def test_link_tools_missing_runs_over_loopback_and_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without iproute2."""
+    """The machine may lack iproute2."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with Link(2, "1gbit") as link:
         assert link.description == "loopback"
@@ -224,7 +224,7 @@ def test_link_tools_missing_runs_over_loopback_and_names_them(tmp_path: Path, mo
 
 @pytest.mark.parametrize("rate", ["fast", "1gb", "0mbit"])
 def test_link_rate_not_understood_is_refused_before_anything_is_made(rate: str, tmp_path: Path) -> None:
-    """A wrong rate is no reason for loopback."""
+    """A wrong rate must not fall back to loopback."""
     argv = [sys.executable, str(HERE / "link.py"), "--rate", rate, "--", "touch", str(tmp_path / "ran")]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
     assert done.returncode == 2 and f"rate {rate!r} is not understood" in done.stderr
@@ -232,7 +232,7 @@ def test_link_rate_not_understood_is_refused_before_anything_is_made(rate: str, 
 
 
 def test_link_one_rank_fails_all_end_with_its_last_lines() -> None:
-    """The other rank sleeps for ever; it must not."""
+    """The other rank, which sleeps forever, must be stopped."""
     script = "import os,time,sys\nif os.environ['RANK']=='1': print('alas'); sys.exit(7)\ntime.sleep(3600)"
     lines: list[str] = []
     begin = time.monotonic()
@@ -245,14 +245,14 @@ def test_link_one_rank_fails_all_end_with_its_last_lines() -> None:
 
 
 def test_link_deadline_passes_everything_stops() -> None:
-    """Status 124, as timeout(1)."""
+    """The status is 124, as of timeout(1)."""
     argv = [sys.executable, "-c", "import time; time.sleep(3600)"]
     assert run_ranks(argv, rate="none", deadline_s=0.5).status == 124
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_link_launcher_is_killed_nothing_stays(number: signal.Signals) -> None:
-    """Ranks, holders and namespaces go, also when the launcher gets no chance to clean up."""
+    """Ranks, holders and namespaces end, even if the launcher cannot clean up."""
     why = _namespaces_allowed(os.geteuid() != 0)
     rate = "none" if why else "1gbit"
     script = "import os,time; print('pid', os.getpid(), os.readlink('/proc/self/ns/net'), flush=True); time.sleep(3600)"
@@ -284,7 +284,7 @@ def _children(pid: int) -> list[int]:
 
 
 def test_rate_text_nonsense_is_refused() -> None:
-    """A typing slip must not become some other link."""
+    """A typing error must not become another rate."""
     assert parse_rate("0.4gbit") == 4e8
     for bad in ("", "fast", "1gb", "-1gbit", "0mbit"):
         with pytest.raises(ValueError, match="not understood"):

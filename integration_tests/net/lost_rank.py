@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run by each rank of lost_rank_test: passes of a layer, until a rank is cut off, or stopped for a while.
+"""Runs passes of a layer until a rank is cut off, or stopped for a while. Each rank of lost_rank_test runs it.
 
-It prints its progress, one line each, and is controlled by files in the folder `argv[2]`, which all ranks see.
+It prints its progress in lines, and is controlled by files in the folder `argv[2]`, which all ranks share.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def say(text: str) -> None:
 
 
 def await_file(name: str) -> None:
-    """Until the test has written it."""
+    """Waits until the test has written the file."""
     while not (FOLDER / name).exists():
         time.sleep(0.02)
 
@@ -54,7 +54,7 @@ class Passes:
 
 
 def cut_off(is_idle: bool) -> None:
-    """The last rank is cut off while the others wait for it with nothing under way, or before they send to it."""
+    """The last rank is cut off while the others wait for it with nothing in flight, or before they send to it."""
     passes = Passes(tokens=64)
     passes.once()
     is_last = dist.get_rank() == dist.get_world_size() - 1
@@ -71,7 +71,7 @@ def cut_off(is_idle: bool) -> None:
 
 
 def take_little() -> None:
-    """Every connection of this process holds a quarter MiB at most that it has not read: far less than a chunk."""
+    """Limits unread bytes of each connection of this process to a quarter MiB, far less than a chunk."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
             if connection.family != socket.AF_UNIX:
@@ -79,7 +79,7 @@ def take_little() -> None:
 
 
 def stopped() -> None:
-    """Passes that mostly wait for the wire, in the middle of which the test stops rank 1."""
+    """Runs passes that mostly wait for the link; the test stops rank 1 in the middle of one."""
     passes = Passes(tokens=32768)
     first = passes.once()
     take_little()
@@ -105,7 +105,7 @@ def main() -> None:
     except Exception as error:
         say(f"failed {type(error).__name__}: {error}")
     sys.stdout.flush()
-    os._exit(0)  # the group cannot be taken down in order by ranks that are cut off
+    os._exit(0)  # ranks that are cut off cannot destroy the group in order
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank whose cable is pulled is lost and named soon; one that is stopped for a while is waited for.
+"""Tests that a rank whose cable is pulled is soon lost by name, and that the others wait for a stopped rank.
 
-Each set of ranks has its own network, and all run at the same time: they mostly wait.
+Each set of ranks has its own network, and all sets run at the same time, as they mostly wait.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytest.importorskip("sluice.adapters.torch")
 
 
 class Ranks:
-    """The ranks of one scenario, over a link of their own, and the lines that they have written."""
+    """The ranks of one scenario, over their own link, and the lines that they have written."""
 
     def __init__(self, scenario: str, world_size: int, rate: str) -> None:
         self.link = Link(world_size, rate)
@@ -71,12 +71,12 @@ class Ranks:
         threading.Thread(target=read, daemon=True).start()
 
     def require(self) -> None:
-        """Skip, aloud, where the network could not be made."""
+        """Skip the test with the reason if the network could not be made."""
         if self.skipped:
             pytest.skip(self.skipped)
 
     def await_line(self, rank: int, *beginnings: str) -> str:
-        """The first line of a rank that begins so."""
+        """Waits for the first line of a rank with one of these beginnings."""
         end = time.monotonic() + TIMEOUT_S
         while time.monotonic() < end:
             for line in self.lines[rank]:
@@ -95,7 +95,7 @@ def _ready(ranks: Ranks) -> None:
 
 
 def _cut(ranks: Ranks) -> float:
-    """Pull the last rank's cable. When that was."""
+    """Pulls the last rank's cable, and returns the time."""
     _ready(ranks)
     if ranks.scenario == "idle":
         time.sleep(3)  # the others are usually waiting by then, and their messages are confirmed
@@ -106,7 +106,7 @@ def _cut(ranks: Ranks) -> float:
 
 
 def _unconfirmed(pid: int) -> int:
-    """Bytes that a process's network has sent in vain so far, on the connection that has most."""
+    """Returns the unacknowledged bytes in a process's network, of the connection with the most."""
     most = 0
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
@@ -115,7 +115,7 @@ def _unconfirmed(pid: int) -> int:
 
 
 def _stop(ranks: Ranks) -> None:
-    """Stop rank 1 at a moment when rank 0 has more for it than the system's buffers take."""
+    """Stops rank 1 while rank 0 has more bytes for it than the system's buffers hold."""
     _ready(ranks)
     for _ in range(100):
         ranks.children[1].send_signal(signal.SIGSTOP)
@@ -136,7 +136,7 @@ def _go_on(ranks: Ranks) -> None:
 
 @pytest.fixture(scope="module")
 def scenarios() -> Iterator[dict[str, Ranks]]:
-    """All of them, at the same time."""
+    """Runs all scenarios at the same time."""
     with contextlib.ExitStack() as stack:
         every = (Ranks("idle", 3, "1gbit"), Ranks("sending", 3, "1gbit"), Ranks("stopped", 2, "200mbit"))
         yield {ranks.scenario: stack.enter_context(ranks.running()) for ranks in every}
@@ -144,7 +144,7 @@ def scenarios() -> Iterator[dict[str, Ranks]]:
 
 @pytest.fixture(scope="module")
 def cuts(scenarios: dict[str, Ranks]) -> dict[str, float]:
-    """When cables were pulled; rank 1 of the third scenario is stopped for a while."""
+    """Returns the times at which cables were pulled; rank 1 of the third scenario is stopped for a while."""
     for ranks in scenarios.values():
         ranks.require()
     _stop(scenarios["stopped"])
@@ -155,7 +155,7 @@ def cuts(scenarios: dict[str, Ranks]) -> dict[str, float]:
 def test_CableIsPulled_OthersWait_LoseItByNameSoon(
     scenarios: dict[str, Ranks], cuts: dict[str, float], scenario: str
 ) -> None:
-    """Whether they have unconfirmed messages, or wait with nothing in flight."""
+    """This holds with unacknowledged messages, and with nothing in flight."""
     ranks = scenarios[scenario]
     for rank in (0, 1):
         line = ranks.await_line(rank, "lost", "passed", "failed")
@@ -164,13 +164,13 @@ def test_CableIsPulled_OthersWait_LoseItByNameSoon(
         print(f"{scenario}: rank {rank} after {took:.1f} s: {line}")
         assert (name, peer) == ("PeerLost", "2"), line
         assert took < SOON_S, line
-    line = ranks.await_line(2, "lost", "passed", "failed")  # which has lost both others
+    line = ranks.await_line(2, "lost", "passed", "failed")  # rank 2 has lost both others
     assert line.split()[1] == "PeerLost" and line.split()[2] in "01", line
 
 
 @pytest.mark.usefixtures("cuts")
 def test_RankIsStopped_ForLongerThanSilenceMay_IsWaitedFor(scenarios: dict[str, Ranks]) -> None:
-    """Its machine answers that its buffer is full."""
+    """The kernel of a stopped rank still answers that its buffer is full."""
     ranks = scenarios["stopped"]
     for rank in (0, 1):
         assert ranks.await_line(rank, "same", "different", "failed") == "same"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Network namespaces joined by shaped veth pairs, one namespace per rank.
+"""Makes network namespaces that are joined by shaped veth pairs, one namespace per rank.
 
 Nothing here has a name that outlives this process. A namespace lives only while a process is in it, so each one is
 held by a `cat` that reads a pipe of this process: when it ends, however it ends, the pipes close, the holders exit,
@@ -20,7 +20,7 @@ TOOLS = ("ip", "tc", "unshare", "nsenter")
 SUBNET = "10.77.0"  # private to namespaces that have no route to anywhere else
 DEVICE = "eth0"
 PORT = 29500  # free by construction: the namespace is new
-QUEUE_S = 50e-3  # line time of what may wait at a card: a small switch's buffer
+QUEUE_S = 50e-3  # line time of the queue at a card: a small switch's buffer
 PACKET_S = 200e-6  # line time of the largest packet that a rank hands to its card (segmentation offload)
 
 _UNITS = {"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -39,12 +39,12 @@ def parse_rate(text: str) -> float:
 
 
 def packet_bytes(rate_bps: float) -> int:
-    """The largest packet of such a link, with all that segmentation offload puts into one: a few Ethernet frames."""
+    """Returns the size of the largest packet of such a link: segmentation offload joins a few Ethernet frames."""
     return min(65_536, max(9_000, int(rate_bps / 8 * PACKET_S)))
 
 
 def burst_bytes(rate_bps: float) -> int:
-    """The burst of an idle link: two packets, so that the shaper never splits one.
+    """Returns the burst of an idle link: two packets, so that the shaper never splits one.
 
     0.4 ms of line time from 0.36 Gbit/s on, 0.72 ms at 0.2 Gbit/s. With a larger bucket a link behaves differently
     for short messages than for long ones: with 128 KiB at 0.2 Gbit/s an exchange of 100 KB after a pause took no
@@ -63,7 +63,7 @@ class Namespaces:
     """W namespaces, directly joined for W = 2 and through a bridge in one more namespace for W > 2.
 
     Every direction of every cable carries `rate`. As root the namespaces are made directly; otherwise inside one user
-    namespace in which we are root (`user=True` forces that way, for tests).
+    namespace in which this process is root (`user=True` forces that, for tests).
     """
 
     world_size: int
@@ -97,7 +97,7 @@ class Namespaces:
         return f"{SUBNET}.{rank + 1}"
 
     def unplug(self, rank: int) -> None:
-        """Pull the cable of a rank out of the switch, for W > 2: the others' cards see nothing of it."""
+        """Pull the cable of a rank out of the switch, for W > 2: the cards of the others do not notice it."""
         if self.world_size <= 2:
             raise ValueError("two ranks are joined directly, there is no switch")
         self._run(self.world_size, ["ip", "link", "set", f"port{rank}", "down"])
@@ -137,7 +137,7 @@ class Namespaces:
                 self._run(rank, ["ip", "addr", "add", f"{self.address(rank)}/32", "dev", "lo"])
 
     def _cable(self, a: int, a_name: str, b: int, b_name: str) -> None:
-        """One veth pair, with both ends shaped: the rank's output and the switch's output to it."""
+        """Make one veth pair, with both ends shaped: the rank's output and the switch's output to it."""
         peer_pid = str(self._holders[b].pid)
         # `netns PID` moves the far end at birth; in a user namespace it must be owned by the same user namespace.
         self._run(a, ["ip", "link", "add", a_name, "type", "veth", "peer", "name", b_name, "netns", peer_pid])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run by each rank of link_test: both ranks send at once, each prints when it received.
+"""Sends in both directions at once; each rank prints when it received. Both ranks of link_test run it.
 
 Plain sockets, no torch: the test measures the link, not a library.
 """
@@ -49,7 +49,7 @@ def main() -> None:
             received += len(data)
         end = time.monotonic()
         sender.join()
-    # Both ends read one clock: a rank that is late would otherwise find bytes waiting and take the link for faster.
+    # Both ends read one clock: otherwise a late rank would find bytes waiting, and measure a faster link.
     print(f"span {begin:.6f} {end:.6f}", flush=True)
 
 

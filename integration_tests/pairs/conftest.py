@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks for the rows of a host: those of integration_tests/deepspeed, which also find the modules of this folder."""
+"""Configures the ranks of a host's rows: those of integration_tests/deepspeed, which also import from this folder."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "deepspeed")]
 from rank_harness import ranks_rest  # noqa: E402, F401
 
-# The switch of the test machine must not affect the tests.
+# SLUICE in the environment must not affect the tests.
 os.environ.pop("SLUICE", None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: one row of ds_moe_table.py as a training by stock DeepSpeed and as one through Sluice."""
+"""Rank-side: trains one row of ds_moe_table.py with stock DeepSpeed and with Sluice."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from pair_compare import Run, Tolerance
 from shuffles import shuffled
 from sluice.adapters.deepspeed.moe import moving
 
-cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)  # DeepSpeed's CPU Adam asks, which takes processes
+cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)  # DeepSpeed's CPU Adam calls it, which starts processes
 STEPS, SAVED_AFTER = 6, 3
-EPSILON = 1e-2  # of the size of gradients: with a small one Adam does the same whatever they are scaled by
-# Those of integration_tests/deepspeed/test_ds_parity.py.
+EPSILON = 1e-2  # as large as gradients: with a small one Adam's updates do not depend on the scale of gradients
+# The tolerances of integration_tests/deepspeed/test_ds_parity.py.
 F32 = Tolerance(loss=1e-5, gradient=1e-5, norm=1e-4, tensor=1e-4)
 ROUNDED = Tolerance(loss=0.02, gradient=0.05, norm=0.02, tensor=None, update=0.5, counts=False)
 
 
 def tolerance(row: dict[str, str]) -> Tolerance:
-    """Rows that travel rounded are off by no more than those of bf16."""
+    """Returns the tolerance: exchanged rows in fewer bits are off by no more than bf16."""
     return F32 if row["dtype"] == "f32" and row["wire"] == "wire32" else ROUNDED
 
 
@@ -67,7 +67,7 @@ def _freeze(model: Any, what: str) -> None:
 
 
 def _leave_experts_idle(model: Any) -> None:
-    """All rows of the first layer go to its first two experts, whatever a few steps change."""
+    """Sends all rows of the first layer to its first two experts, even after a few steps."""
     with torch.no_grad():
         model.first.weight.copy_(torch.eye(models.WIDTH))
         model.first.bias.zero_()
@@ -76,7 +76,7 @@ def _leave_experts_idle(model: Any) -> None:
 
 
 def _decide_gates(model: Any) -> None:
-    """So that no route flips by rounding: results are compared for the same routes."""
+    """Scales gates so that no route flips by rounding: results are compared for the same routes."""
     with torch.no_grad():
         for moe in model.moes:
             moe.deepspeed_moe.gate.wg.weight.mul_(4)
@@ -141,7 +141,7 @@ def _shuffle(host: Any, seed: int) -> None:
 
 @contextlib.contextmanager
 def _norms_noted(run: Run) -> Iterator[None]:
-    """The function with which the host clips without ZeRO, in f32, where no other reports the norm."""
+    """Records the norms of the function with which the host clips in f32 without ZeRO, as no other reports them."""
     clip = ds_engine.clip_grad_norm_
 
     def noted(**arguments: Any) -> Any:
@@ -157,7 +157,7 @@ def _norms_noted(run: Run) -> Iterator[None]:
 
 
 def _own_norm(host: Any) -> float | None:
-    """Of gradients stored in their parameters: without ZeRO, in f32."""
+    """Returns the norm of the gradients that are stored in their parameters: without ZeRO, in f32."""
     squares = [p.grad.double().square().sum().item() for p in host.module.parameters() if p.grad is not None]
     return sum(squares) ** 0.5 if squares else None
 
@@ -181,7 +181,7 @@ def _step(row: dict[str, str], host: Any, step: int, run: Run) -> None:
 
 
 def _files(folder: str) -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint, by file and place in it."""
+    """Returns all tensors of a checkpoint, by file and path in it."""
     found = {}
     for file in sorted(os.listdir(folder)):
         data = torch.load(os.path.join(folder, file), weights_only=False, map_location="cpu")
@@ -205,7 +205,7 @@ def _train(row: dict[str, str], section: dict[str, Any] | None, folder: str) -> 
                 _end(old)
                 path, _ = host.load_checkpoint(folder, tag="x")
                 assert path is not None
-                if dist.get_rank() == 0:  # each class of optimizers has files of its own form
+                if dist.get_rank() == 0:  # each class of optimizers has its own file format
                     files = _files(os.path.join(folder, "x"))
                     is_one_class = row["optimizer"] in ("torchadam", "suboptim")
                     run.saved = {k: v for k, v in files.items() if is_one_class or "optim" not in k}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The features that may meet in a training of DeepSpeed's `MoE`: options of the section, of the ds_config, and the
-model's."""
+"""Lists the features that can be combined in a training of DeepSpeed's `MoE`: options of the section, of the ds_config,
+and of the model."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ FAULTS: tuple[Fault, ...] = ()
 
 
 def table() -> Table:
-    """The rows."""
+    """Returns the table of rows."""
     return Table(FACTORS, RULES, FAULTS, daily=8)
 
 
 def section(row: dict[str, str]) -> dict[str, Any]:
-    """The "sluice" section of a row."""
+    """Returns the "sluice" section of a row."""
     by_chunk = {"input": ["keep", "offload", "redispatch"], "pre_activation": ["recompute", "offload", "keep"]}
     values = {
         "chunks": {"nauto": None, "n1": 1, "n3": 3, "n64": 64}[row["chunks"]],

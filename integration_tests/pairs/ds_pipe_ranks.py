@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: one row of ds_pipe_table.py as a training by DeepSpeed's own schedule and as one by Sluice's."""
+"""Rank-side: trains one row of ds_pipe_table.py with DeepSpeed's own schedule and with Sluice's."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ import torch.distributed as dist
 from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
 from pair_compare import BITS, Run, Tolerance
 
-cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)  # DeepSpeed's CPU Adam asks, which takes processes
+cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)  # DeepSpeed's CPU Adam calls it, which starts processes
 STEPS, SAVED_AFTER, STAGES = 6, 3, 2
-EPSILON = 1e-2  # of the size of gradients: with a small one Adam does the same whatever they are scaled by
-# Experts as in test_ds_pipe_parity.py; Adam as in test_ds_optimizer.py; a norm whose squares are summed in another
-# order (docs/deepspeed-pipeline.md, Layers that move between stages), as it is where layers have moved.
+EPSILON = 1e-2  # as large as gradients: with a small one Adam's updates do not depend on the scale of gradients
+# Tolerances of experts are those of test_ds_pipe_parity.py, of Adam those of test_ds_optimizer.py. NORM: after layers
+# have moved, the norm sums squares in another order (docs/deepspeed-pipeline.md, Layers that move between stages).
 NORM = 1e-6
 F32 = Tolerance(loss=1e-5, gradient=1e-5, norm=1e-4, tensor=1e-4)
 ROUNDED = Tolerance(loss=0.02, gradient=0.05, norm=0.02, tensor=None, update=0.5)
 
 
 def tolerance(row: dict[str, str]) -> Tolerance:
-    """To the bit, unless something sums in another order."""
+    """Returns the tolerance: none, unless something sums in another order."""
     other_norm = row["clipping"] == "clip" and (row["moves"] != "still" or row["plan"] != "asbuilt")
     if row["model"] != "experts" and row["optimizer"] == "torchadam" and not other_norm:
         return BITS if row["moves"] == "still" and row["plan"] == "asbuilt" else BITS._replace(gradient=NORM)
@@ -43,7 +43,7 @@ def tolerance(row: dict[str, str]) -> Tolerance:
 
 
 def _linears(layer: torch.nn.Module) -> list[torch.nn.Module]:
-    """But for gates: stock's backward of an auxiliary loss that needs no gradient fails on one rank only."""
+    """Returns all Linears but gates: stock's backward of an auxiliary loss without gradient fails on one rank only."""
     named = layer.named_modules()
     return [part for name, part in named if isinstance(part, torch.nn.Linear) and "gate" not in name]
 
@@ -127,7 +127,7 @@ def _step(row: dict[str, str], host: Any, step: int, run: Run) -> None:
         run.losses.append(float(host.train_batch(_data(row, step, int(row["batches"][1:])))))
         if row["evaluating"] == "evaluated" and step % 2:
             found = host.eval_batch(_data(row, 100 + step, 3), num_micro_batches=3)
-            if row["model"] != "experts" or row["dtype"] == "f32":  # else a rounding moves routes, and losses by 0.02
+            if row["model"] != "experts" or row["dtype"] == "f32":  # else rounding changes routes, and losses by 0.02
                 run.evaluations.append(float(found))
     norm = host.get_global_grad_norm()
     run.norms += [] if norm is None else [float(norm)]
@@ -165,7 +165,7 @@ def _train(row: dict[str, str], section: dict[str, Any] | None, folder: str) -> 
 
 
 def _files(row: dict[str, str], folder: str) -> dict[str, torch.Tensor]:
-    """Tensors of a checkpoint; the optimizer's where both trainings have one class of it."""
+    """Returns the tensors of a checkpoint, with those of the optimizer if both trainings have the same class of it."""
     found = {}
     for file in sorted(os.listdir(folder)):
         data = torch.load(os.path.join(folder, file), weights_only=False, map_location="cpu")

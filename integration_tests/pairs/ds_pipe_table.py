@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The features that may meet in a training of DeepSpeed's pipeline engine whose batches Sluice runs."""
+"""Lists the features that can be combined in a training of DeepSpeed's pipeline engine whose batches Sluice runs."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ RULES = (
     Rule({"model": "experts", "dtype": "bf16", "moves": "byhand"}, "its groups hold experts"),
     # Its optimizer for bf16 without ZeRO loads no state that it has saved: KeyError: 0.
     Rule({"dtype": "bf16", "zero": "zero0", "saving": "saved"}, "0", by=STOCK),
-    # Stock's reentrant form fails on one rank where a stage hands on more than one tensor, and the other waits for it.
+    # Stock's reentrant form fails on one rank if a stage sends more than one tensor, and the other rank waits for it.
     Rule({"model": "experts", "checkpointing": "reentrant"}, "stock hangs", by=NOBODY),
-    # With bf16 or ZeRO stock asks each stage for a group of experts that are trained, and one stage has none.
+    # With bf16 or ZeRO stock needs a group of trained experts on each stage, and one stage has none.
     Rule({"model": "experts", "frozen": "fzlayer"}, "stock fails on one rank, and the other waits", by=NOBODY),
     # DeepSpeed seeds a layer that is repeated by the first layer of its stage (exec_func in its pipe/module.py).
     Rule(
@@ -65,12 +65,12 @@ FAULTS: tuple[Fault, ...] = ()
 
 
 def table() -> Table:
-    """The rows."""
+    """Returns the table of rows."""
     return Table(FACTORS, RULES, FAULTS, daily=8)
 
 
 def section(row: dict[str, str]) -> dict[str, Any]:
-    """The "sluice" section of a row."""
+    """Returns the "sluice" section of a row."""
     policies = {"1f1bhint": "1f1b_hint", "backwardfirst": "backward_first", "messages": "message_driven"}
     pipeline = {
         "policy": {**policies, "zerobubble": "zero_bubble"}.get(row["policy"], row["policy"]),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: one row of megatron_table.py as a training by stock Megatron-Core and as one with Sluice's layers."""
+"""Rank-side: trains one row of megatron_table.py with stock Megatron-Core and with Sluice's layers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from pair_compare import Run, Tolerance
 
-STEPS = 3  # before what is saved, and after it
-EPSILON = 1e-2  # of the size of gradients: with a small one Adam makes whole steps of pure rounding
-# Losses (of 4.6) and norms as in test_mg_training.py; in 16 bits, and where rows travel in fewer, as under DeepSpeed.
+STEPS = 3  # before the checkpoint, and after it
+EPSILON = 1e-2  # as large as gradients: with a small one Adam turns rounding errors into full updates
+# Tolerances of losses (of 4.6) and norms are those of test_mg_training.py; in 16 bits, or if rows are exchanged in
+# fewer bits, those of DeepSpeed.
 F32 = Tolerance(loss=1e-6, gradient=2e-5, norm=2e-4, tensor=None, update=0.05)
 ROUNDED = Tolerance(loss=0.02, gradient=0.05, norm=0.02, tensor=None, update=0.5)
 
 
 def tolerance(row: dict[str, str]) -> Tolerance:
-    """By the rounded quantity."""
+    """Returns the tolerance of the row's dtypes."""
     return F32 if row["dtype"] == "f32" and row["wire"] == "wire32" else ROUNDED
 
 
@@ -45,7 +46,7 @@ def _freeze(row: dict[str, str], model: Any) -> None:
 
 
 def _host(row: dict[str, str], section: dict[str, Any] | None) -> mg_models.Host:
-    """Frozen before Megatron's DDP looks."""
+    """Makes a host whose parameters are frozen before Megatron's DDP reads them."""
     fill = mg_models.fill
 
     def filled(model: Any, ep: int) -> None:
@@ -59,7 +60,7 @@ def _host(row: dict[str, str], section: dict[str, Any] | None) -> mg_models.Host
     }[row["ddp"]]
     how, clip = "stock" if section is None else "decorated", 1.0 if row["clipping"] == "clip" else 0.0
     changes = megatron_table.changes(row)
-    if tolerance(row) is ROUNDED:  # so that a rounding moves a route's weight, and never the route
+    if tolerance(row) is ROUNDED:  # so that rounding changes the weight of a route, and never the route
         changes["moe_router_topk"] = 4
     config = mg_models.OptimizerConfig
     mg_models.fill, mg_models.OptimizerConfig = filled, functools.partial(config, adam_eps=EPSILON)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The features that may meet in a training of a Megatron-Core GPTModel whose spec is `with_sluice`'s."""
+"""Lists the features that can be combined in a training of a Megatron-Core GPTModel whose spec is `with_sluice`'s."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RULES = (
     Rule({"ddp": "distributed", "saving": "saved"}, "ShardedTensor.flattened_range is not supported", by=STOCK),
     Rule({"experts": "biased", "ep": "ep1"}, "is a view and is being modified inplace", by=STOCK),
     Rule({"ddp": "distributed", "moves": "byhand"}, "experts cannot move under DistributedOptimizer"),
-    # A checkpoint joins the layers, and the optimizer has no state of one: "Invalid access pattern" on rank 0 alone.
+    # A checkpoint stacks the layers, and the optimizer has no state of one: "Invalid access pattern" on rank 0 alone.
     Rule({"frozen": ("fzlayer", "fzrank"), "saving": "saved"}, "stock fails on one rank, the other waits", by=NOBODY),
     Rule({"frozen": "fzrank", "ep": "ep1"}, "copies of one expert, of which stock waits for one's gradient", by=NOBODY),
     Rule({"frozen": "fzrank", "moves": "byhand"}, "It stays with the place: let such experts stay"),
@@ -44,12 +44,12 @@ RULES = (
 
 
 def table() -> Table:
-    """The rows."""
+    """Returns the table of rows."""
     return Table(FACTORS, RULES, daily=7)
 
 
 def changes(row: dict[str, str]) -> dict[str, Any]:
-    """Fields of the TransformerConfig."""
+    """Returns the fields of the TransformerConfig."""
     return {
         **{
             "gated": {},
@@ -73,7 +73,7 @@ def changes(row: dict[str, str]) -> dict[str, Any]:
 
 
 def options(row: dict[str, str]) -> dict[str, Any]:
-    """Of `with_sluice`."""
+    """Returns the options of `with_sluice`."""
     values = {
         "gemm": "host",
         "chunks": {"nauto": None, "n1": 1, "n3": 3}[row["chunks"]],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: one row of optim_table.py as a training by torch's optimizer and as one by the library's."""
+"""Rank-side: trains one row of optim_table.py with torch's optimizer and with the library's."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS, SAVED_AFTER, WIDTH = 6, 3, 12
-EPSILON = 1e-3  # of the size of gradients: with a small one Adam does the same whatever they are scaled by
-# As adapters/torch/test/test_optim*.py; torch has moments of bf16 parameters in bf16, as DeepSpeed's rows in 16 bits.
+EPSILON = 1e-3  # as large as gradients: with a small one Adam's updates do not depend on the scale of gradients
+# F32 as in adapters/torch/test/test_optim*.py. torch keeps moments of bf16 parameters in bf16, so ROUNDED is that of
+# DeepSpeed's rows in 16 bits.
 F32 = Tolerance(loss=1e-5, gradient=1e-5, norm=1e-5, tensor=1e-4)
 ROUNDED = Tolerance(loss=0.02, gradient=0.05, norm=0.02, tensor=None)
 
 
 def tolerance(row: dict[str, str]) -> Tolerance:
-    """By the rounded quantity."""
+    """Returns the tolerance of the row's dtype."""
     return F32 if row["dtype"] == "f32" else ROUNDED
 
 
 class _Model(nn.Module):
-    """Three layers, of which the last is left out of a step at times."""
+    """Three layers, of which some steps leave out the last."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -42,7 +43,7 @@ class _Model(nn.Module):
 
 
 class _Job:
-    """One model with its optimizer, its scaler and its rates."""
+    """One model with its optimizer, its scaler and its learning rates."""
 
     def __init__(self, row: dict[str, str], is_stock: bool, folder: str) -> None:
         self.row, self.is_stock = row, is_stock
@@ -74,7 +75,7 @@ class _Job:
         self.rates = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, decay)
 
     def step(self, number: int, run: Run) -> None:
-        """One update."""
+        """Runs one step of the optimizer."""
         parts = 2 if self.row["accumulation"] == "twosteps" else 1
         is_scaled = self.row["scaler"] == "scaler"
         is_bad = self.row["gradients"] == "infinite" and number == 2
@@ -112,7 +113,7 @@ class _Job:
             self.scaler.step(self.optimizer)
             self.scaler.update()
             run.counts.append(self.scaler.get_scale())
-        elif is_finite or not self.is_stock:  # the library skips a step whole; by torch the caller does
+        elif is_finite or not self.is_stock:  # the library itself skips the step; with torch the caller does
             self.optimizer.step()
         if (
             not self.is_stock
@@ -123,7 +124,7 @@ class _Job:
             run.norms.append(self.optimizer.norm)
 
     def load(self, path: str, other: _Job, folder: str) -> _Job:
-        """Into the new one, or into one of the other kind and back."""
+        """Loads the state of `other`; "crossed": through a job of the other kind and back."""
         torch.save([other.model.state_dict(), other.optimizer.state_dict(), other.rates.state_dict()], path)
         model, state, rates = torch.load(path, weights_only=False)
         if self.row["saving"] == "crossed":
@@ -144,7 +145,7 @@ def _train(row: dict[str, str], section: Any, folder: str) -> Run:
         if step == SAVED_AFTER - 1 and row["saving"] != "unsaved":
             job = _Job(row, section is None, folder).load(os.path.join(folder, f"saved{dist.get_rank()}"), job, folder)
     run.parameters = {name: p.detach().clone() for name, p in job.model.named_parameters()}
-    if row["dtype"] != "bf16":  # torch has moments of other dtypes
+    if row["dtype"] != "bf16":  # torch's moments have other dtypes
         run.saved = {
             k: v for k, v in pair_compare.tensors_in(job.optimizer.state_dict()["state"]).items() if "exp_" in k
         }

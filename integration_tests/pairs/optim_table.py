@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The features that may meet in a data-parallel training by `sluice.optim` instead of `torch.optim`."""
+"""Lists the features that can be combined in a data-parallel training by `sluice.optim` instead of `torch.optim`."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ FAULTS: tuple[Fault, ...] = ()
 
 
 def table() -> Table:
-    """The rows."""
+    """Returns the table of rows."""
     return Table(FACTORS, RULES, FAULTS, daily=6)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: a training by the host against the same training through Sluice, number by number."""
+"""Rank-side: compares a training by the host with the same training through Sluice, number by number."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-LEAST = 1e-6  # below it numbers are compared as they are
+LEAST = 1e-6  # gaps of smaller numbers are absolute
 
 
 class Tolerance(NamedTuple):
-    """Relative gaps that a row may have. 0: to the bit."""
+    """The allowed relative gaps of a row. 0: to the bit."""
 
     loss: float
     gradient: float  # of the norm of all gradients
     norm: float  # of parameters
     tensor: float | None  # of a whole tensor, by the norm of the gap; None: norms alone are compared
-    update: float | None = None  # of what a tensor has moved since the start
-    counts: bool = True  # whether routes, too, are the same
+    update: float | None = None  # of the change of a tensor since the start
+    counts: bool = True  # whether routes must be the same
 
 
 BITS = Tolerance(0.0, 0.0, 0.0, 0.0)
@@ -33,7 +33,7 @@ class Run:
     """The results of a training."""
 
     losses: list[float] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)  # of gradients, before each update or as the host says
+    norms: list[float] = field(default_factory=list)  # of gradients, before each update or as reported by the host
     evaluations: list[float] = field(default_factory=list)
     counts: list[Any] = field(default_factory=list)
     start: dict[str, torch.Tensor] = field(default_factory=dict)  # parameters before the first step
@@ -75,7 +75,7 @@ def _of_tensors(
 
 
 def _of_updates(stock: Run, ours: Run, most: float) -> list[str]:
-    """The update of a tensor, if it is more than a rounding to bf16."""
+    """Compares the updates of tensors that are more than a rounding to bf16."""
     found = []
     for name, start in stock.start.items():
         a, b = (run.parameters[name].double() - start.double() for run in (stock, ours))
@@ -86,7 +86,7 @@ def _of_updates(stock: Run, ours: Run, most: float) -> list[str]:
 
 
 def differences(stock: Run, ours: Run, allowed: Tolerance) -> list[str]:
-    """The differences, in words; empty if all is equal."""
+    """Returns the differences as text; empty if all is equal."""
     found = _of_numbers("losses", stock.losses, ours.losses, allowed.loss)
     found += _of_numbers("gradient norms", stock.norms, ours.norms, allowed.gradient)
     found += _of_numbers("evaluations", stock.evaluations, ours.evaluations, allowed.loss)
@@ -100,7 +100,7 @@ def differences(stock: Run, ours: Run, allowed: Tolerance) -> list[str]:
 
 
 def tensors_in(value: Any, path: str = "") -> dict[str, torch.Tensor]:
-    """All tensors in nested containers, by where they are."""
+    """Returns all tensors in nested containers, by path."""
     if isinstance(value, torch.Tensor):
         return {path: value.detach().clone()}
     items = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two ranks that run the rows of a host, and the expected result of a row."""
+"""Runs the rows of a host on two ranks, and checks their results."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ HERE = Path(__file__).resolve().parent
 
 
 class PairRanks(Ranks):
-    """Those of integration_tests/deepspeed, which also find the modules of this folder."""
+    """The ranks of integration_tests/deepspeed, which also import from this folder."""
 
     python_path = str(HERE)
 
     @classmethod
     def pair(cls) -> Iterator[PairRanks]:
-        """Two of them, for a fixture."""
+        """Yields two ranks, for a fixture."""
         ranks = cls(2)
         yield ranks
         ranks.stop()
 
 
 def check(ranks: Ranks, target: str, case: Case) -> None:
-    """A row is equal on every rank, or refused by whom and in which words its rule says."""
+    """Checks that a row is equal on every rank, or refused by the side and in the words of its rule."""
     for rank, found in enumerate(ranks.run(target, row=dict(case.row))):
         if case.rule is None:
             assert "refused_by" not in found, f"rank {rank}: {found['refused_by']} refused: {found['words']}"
@@ -39,7 +39,7 @@ def check(ranks: Ranks, target: str, case: Case) -> None:
 
 
 def check_table(table: Table) -> None:
-    """All pairs meet but for those that a third value refuses; and it is the rows that see to that."""
+    """Checks that rows contain all pairs but those that a third value refuses, and that the last row is needed."""
     assert not table.pairs() - met(table.array), sorted(table.pairs() - met(table.array))
     assert table.pairs() - met(table.array[:-1])
     assert all(table.is_allowed(row) for row in table.array)

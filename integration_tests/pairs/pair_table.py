@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows in which every two values of two factors meet, as far as the host and Sluice support them.
+"""Makes rows that contain every pair of values of two factors, as far as the host and Sluice support them.
 
 A table has the values that a user may combine (factors), the rejected combinations with their errors (rules), and
-the known faults (faults). Rows of the array contain no rejected pair and no fault, since these would hide all other
-pairs of their row. Each rejected combination, and each fault, has a separate row.
+the known faults (faults). Rows of the array contain no rejected pair and no fault, because the other pairs of such a
+row would not be tested. Each rejected combination, and each fault, has its own row.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ORDERS = 12
 
 @dataclass(frozen=True)
 class Rule:
-    """These values together are refused, by `by`, with `words` in its message."""
+    """A combination of values that `by` refuses, with `words` in its message."""
 
     when: Mapping[str, Values]
     words: str
@@ -44,7 +44,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Fault:
-    """These values together are neither equal nor refused, and should be one of both: `name` says which fault."""
+    """A combination of values with a known fault, `name`: the results differ, and it is not refused."""
 
     when: Mapping[str, Values]
     name: str
@@ -66,12 +66,12 @@ def _of(values: Values) -> tuple[str, ...]:
 
 
 def _holds(when: Mapping[str, Values], row: Row) -> bool:
-    """Of a row that may be known in part."""
+    """Returns whether a row, which may be partial, has these values."""
     return all(row.get(name) in _of(values) for name, values in when.items())
 
 
 class Table:
-    """Factors of a host. The first value of each is its default; a value's word stands for it in ids, so all differ.
+    """The factors of a host. The first value of each is its default. Ids consist of values, so all values differ.
 
     daily: numbers of rows of the array that run every day
     """
@@ -92,15 +92,15 @@ class Table:
                 assert set(_of(values)) <= set(self.factors[name]), (name, values)
 
     def default(self) -> dict[str, str]:
-        """The row of first values."""
+        """Returns the row of first values."""
         return {name: values[0] for name, values in self.factors.items()}
 
     def name_of(self, row: Row) -> str:
-        """The words that are no defaults."""
+        """Returns the id of a row: its values that are no defaults."""
         return "-".join(row[name] for name, values in self.factors.items() if row[name] != values[0]) or "defaults"
 
     def row_of(self, name: str) -> dict[str, str]:
-        """Of such a name, or of any words: for one that is tried by hand."""
+        """Returns the row of an id, or of any values, for a row that is tried by hand."""
         row, known = self.default(), {value: name for name, values in self.factors.items() for value in values}
         for word in name.replace("-", " ").split():
             if word != "defaults":
@@ -108,11 +108,11 @@ class Table:
         return row
 
     def is_allowed(self, row: Row) -> bool:
-        """Whether no rule or fault excludes the known values of a row."""
+        """Returns whether no rule or fault excludes the known values of a row."""
         return not any(_holds(each.when, row) for each in (*self.rules, *self.faults))
 
     def pairs(self) -> set[tuple[str, str, str, str]]:
-        """All that must meet: (factor, value, other factor, other value)."""
+        """Returns all pairs that rows must contain: (factor, value, other factor, other value)."""
         return {
             (one, a, other, b)
             for one, other in itertools.combinations(self.factors, 2)
@@ -122,8 +122,8 @@ class Table:
 
     @functools.cached_property
     def array(self) -> list[dict[str, str]]:
-        """Rows in which all of these meet; the same in every process. They are kept in .test, by all that they are made
-        of: each process that collects the tests asks for them, and they take seconds."""
+        """Returns rows that contain all pairs; the same in every process. They are cached in .test under a hash of the
+        inputs, as each process that collects the tests needs them and they take seconds."""
         made_of = repr((importlib.metadata.version("allpairspy"), self.factors, self.rules, self.faults))
         kept = KEPT / hashlib.sha256(made_of.encode() + Path(__file__).read_bytes()).hexdigest()
         if not kept.exists():
@@ -134,9 +134,9 @@ class Table:
         return json.loads(kept.read_text())
 
     def _array(self) -> list[dict[str, str]]:
-        """The library ends where a row finds no new pair, and finds others with its factors in another order."""
+        """allpairspy stops when a row adds no new pair; with its factors in another order it finds more."""
         rows: list[dict[str, str]] = []
-        usable = {  # without values that are refused by themselves, which the library would try again and again
+        usable = {  # without values that are refused by themselves, which allpairspy would try repeatedly
             name: [value for value in values if self.is_allowed({name: value})] for name, values in self.factors.items()
         }
         draw, names, wanted = random.Random(0), list(self.factors), self.pairs()
@@ -152,7 +152,7 @@ class Table:
             rest = {name: values for name, values in usable.items() if name not in (one, other)}
             order = {one: (a,), other: (b,), **rest}
             found = None if pair in met(rows) else next(iter(self._all_pairs(order)), None)
-            if found is not None:  # else a third value makes each of its rows refused
+            if found is not None:  # otherwise a third value causes the refusal of each row with this pair
                 rows.append({name: dict(zip(order, found))[name] for name in self.factors})
         return rows
 
@@ -168,7 +168,7 @@ class Table:
         return AllPairs([list(values) for values in factors.values()], filter_func=is_allowed, previously_tested=before)
 
     def cases(self) -> list[Case]:
-        """The array, the refusals, the faults."""
+        """Returns the cases of the array, of the refusals and of the faults."""
         found = [Case(self.name_of(row), row) for row in self.array]
         for rule in (rule for rule in self.rules if rule.by != NOBODY):
             found += [Case(f"{rule.by}-refuses-{self.name_of(row)}", row, rule=rule) for row in self._rows_of(rule)]
@@ -181,7 +181,7 @@ class Table:
             yield {**self.default(), **each.given, **dict(zip(each.when, values))}
 
     def daily(self) -> list[str]:
-        """Names of the rows of every day: those that between them hold most values, one after the other."""
+        """Returns the ids of the daily rows: each adds the largest number of values that the rows before lack."""
         rows, chosen, seen = self.array, [], set()
         while len(chosen) < self._daily:
             best = max(rows, key=lambda row: len(set(row.items()) - seen))
@@ -192,7 +192,7 @@ class Table:
         return chosen
 
     def params(self) -> list[Any]:
-        """For pytest.mark.parametrize: rows beyond the daily ones are `full`; faults have to fail."""
+        """Returns the cases for pytest.mark.parametrize: rows that are not daily are `full`; faults must fail."""
         daily, found = self.daily(), []
         for case in self.cases():
             marks = []
@@ -205,5 +205,5 @@ class Table:
 
 
 def met(rows: Iterable[Row]) -> set[tuple[str, str, str, str]]:
-    """The pairs that meet in these rows."""
+    """Returns the pairs that these rows contain."""
     return {(a, row[a], b, row[b]) for row in rows for a, b in itertools.combinations(row, 2)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: one row of pipelining_table.py as a training by torch's Schedule1F1B and as one by Sluice's schedule."""
+"""Rank-side: trains one row of pipelining_table.py with torch's Schedule1F1B and with Sluice's schedule."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.utils.checkpoint import checkpoint
 
 STEPS, SAVED_AFTER, BLOCKS = 6, 3, 4
-EPSILON = 1e-2  # of the size of gradients: with a small one Adam does the same whatever they are scaled by
-# An update of sluice.optim is within 2 ulp, and keeps moments of bf16 parameters in f32 (docs/optimizer.md).
+EPSILON = 1e-2  # as large as gradients: with a small one Adam's updates do not depend on the scale of gradients
+# sluice.optim's updates are within 2 ulp, and it keeps moments of bf16 parameters in f32 (docs/optimizer.md).
 F32 = Tolerance(loss=1e-5, gradient=1e-5, norm=1e-4, tensor=1e-4)
 ROUNDED = Tolerance(loss=0.02, gradient=0.05, norm=0.02, tensor=None)
 
 
 def tolerance(row: dict[str, str]) -> Tolerance:
-    """To the bit where the optimizer is torch's."""
+    """Returns the tolerance: none if the optimizer is torch's."""
     if row["optimizer"] == "torchadam":
         return BITS
     return F32 if row["dtype"] == "f32" else ROUNDED
 
 
 class Blocks(jobs.Blocks):
-    """Repeated in backward or not; with a norm at both ends of each block or not.
+    """Blocks with or without activation checkpointing, and with or without a norm at both ends of each block.
 
-    The batch wants no gradient, so nothing does that is repeated by reentry; where it did, stock's 1F1B would not run.
+    The batch needs no gradient, so blocks with reentrant checkpointing have none. With one, stock's 1F1B does not run.
     """
 
     checkpointing, is_twice = "norepeat", False
@@ -62,7 +62,7 @@ def _freeze(row: dict[str, str], blocks: Blocks) -> None:
             "trained": False,
             "fzlayer": number == "1",
             "fzpart": False,
-            "fzfirst": number in "01",  # the first stage of two, whole
+            "fzfirst": number in "01",  # the whole first stage of two
             "fzlast": number in "23",
         }[row["frozen"]]
         block.requires_grad_(not is_frozen)
@@ -87,7 +87,7 @@ def _stages(row: dict[str, str], is_stock: bool) -> list[PipelineStage]:
 
 
 class _Job:
-    """One schedule with its optimizer."""
+    """A schedule with its optimizer."""
 
     def __init__(self, row: dict[str, str], is_stock: bool, folder: str) -> None:
         self.row, self.stages = row, _stages(row, is_stock)
@@ -111,7 +111,7 @@ class _Job:
         self.optimizer = kind(trained, lr=1e-2, eps=EPSILON, **file) if trained else None
 
     def step(self, number: int, run: Run) -> None:
-        """One update."""
+        """Runs one step of the optimizer."""
         parts = 2 if self.row["accumulation"] == "twobatches" else 1
         torch.manual_seed(77 * number + dist.get_rank())
         for part in range(parts):
@@ -142,12 +142,12 @@ class _Job:
         return next(each for each in said if each)
 
     def evaluate(self, number: int, run: Run) -> None:
-        """One batch without gradients."""
+        """Runs one batch without gradients."""
         with torch.no_grad():
             run.evaluations += self._batch(number, self.schedule.eval)
 
     def load(self, path: str, other: _Job) -> None:
-        """The parameters of the other one, from a file."""
+        """Loads the parameters of `other` through a file."""
         state = {name: block.state_dict() for name, block in other.blocks.items()}
         torch.save([state, other.optimizer and other.optimizer.state_dict()], path)
         state, kept = torch.load(path, weights_only=False)
@@ -172,9 +172,9 @@ def _train(row: dict[str, str], section: Any, folder: str) -> Run:
         {f"{n} {k}": p.detach() for n, block in job.blocks.items() for k, p in block.named_parameters()}
     )
     said: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(said, run.parameters)  # stages are on other ranks than stock's
+    dist.all_gather_object(said, run.parameters)  # Sluice's stages are on other ranks than stock's
     found = dict(sorted((name, tensor) for each in said for name, tensor in each.items()))
-    if tolerance(row) is ROUNDED:  # by another optimizer: gradients are of other parameters then
+    if tolerance(row) is ROUNDED:  # with another optimizer, gradients are those of other parameters
         found = {name: tensor for name, tensor in found.items() if not name.startswith("gradient")}
     run.parameters = found
     return run

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The features that may meet in a training by Sluice's schedules of torch.distributed.pipelining."""
+"""Lists the features that can be combined in a training by Sluice's schedules of torch.distributed.pipelining."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ RULES = (
 
 
 def table() -> Table:
-    """The rows."""
+    """Returns the table of rows."""
     return Table(FACTORS, RULES, daily=9)
 
 
 def options(row: dict[str, str]) -> dict[str, Any]:
-    """Keywords of the schedule."""
+    """Returns the keyword arguments of the schedule."""
     policies = {"1f1bhint": "1f1b_hint", "backwardfirst": "backward_first", "messages": "message_driven"}
     words = {**policies, "zerobubble": "zero_bubble", "loopedorder": "looped"}
     values = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSpeed's `MoE`: every two features that meet train as in stock, or are refused by name."""
+"""Tests DeepSpeed's `MoE`: every pair of features trains as in stock, or is refused by name."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSpeed's pipeline engine: every two features that meet train as by its own schedule, or are refused by name."""
+"""Tests DeepSpeed's pipeline engine: every pair of features trains as by its own schedule, or is refused by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TABLE = ds_pipe_table.table()
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[PairRanks]:
-    """Two stages; of this file alone, as the host keeps a topology for good."""
+    """Yields two stages, for this file alone, as the host can never change its topology."""
     yield from PairRanks.pair()
 
 

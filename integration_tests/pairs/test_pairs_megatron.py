@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-Core: every two features that meet train as in stock, or are refused by name."""
+"""Tests Megatron-Core: every pair of features trains as in stock, or is refused by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TABLE = megatron_table.table()
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[MegatronRanks]:
-    """Two ranks, which also find the modules of this folder and of DeepSpeed's."""
+    """Yields two ranks, which also import from this folder and from DeepSpeed's."""
     ranks = MegatronRanks(2)
     ranks.python_path = os.pathsep.join([ranks.python_path, str(HERE), str(HERE.parent / "deepspeed")])
     yield ranks

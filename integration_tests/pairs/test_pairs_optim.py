@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice.optim`: every two features that meet train as torch.optim, or are refused by name."""
+"""Tests `sluice.optim`: every pair of features trains as with torch.optim, or is refused by name."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed.pipelining: every two features that meet train with the bits of 1F1B, or are refused by name."""
+"""Tests torch.distributed.pipelining: every pair of features trains with 1F1B's bits, or is refused by name."""
 
 from __future__ import annotations
 

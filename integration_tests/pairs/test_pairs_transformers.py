@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' expert parallelism: every two features that meet train as by its own transport, or are refused."""
+"""Tests transformers' expert parallelism: every pair of features trains as by its own transport, or is refused."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TABLE = transformers_table.table()
 
 
 class PairTransformersRanks(TransformersRanks):
-    """They also find the modules of this folder."""
+    """Ranks that also import from this folder."""
 
     python_path = str(HERE)
 
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[PairTransformersRanks]:
-    """Two ranks, which ask no server for models."""
+    """Yields two ranks, which download no models."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     ranks = PairTransformersRanks(2)
     yield ranks

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: one row of transformers_table.py as a training by transformers' own transport and as one by Sluice's."""
+"""Rank-side: trains one row of transformers_table.py with transformers' own transport and with Sluice's."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from pair_compare import Run, Tolerance
 
 STEPS, SAVED_AFTER = 6, 3
 LAYOUTS = {"tp": {"tp_size": 2}, "fsdp2": {"fsdp_size": 2}}
-EPSILON = 1e-2  # of the size of gradients: with a small one Adam does the same whatever they are scaled by
-# Losses as in test_tf_parallel.py's twenty steps; in 16 bits, and where rows travel in fewer, as under DeepSpeed.
+EPSILON = 1e-2  # as large as gradients: with a small one Adam's updates do not depend on the scale of gradients
+# Tolerances of losses are those of test_tf_parallel.py's twenty steps; in 16 bits, or if rows are exchanged in fewer
+# bits, those of DeepSpeed.
 F32 = Tolerance(loss=1e-4, gradient=1e-4, norm=1e-4, tensor=1e-4, counts=False)
 ROUNDED = Tolerance(loss=0.02, gradient=0.05, norm=0.02, tensor=None, update=0.5, counts=False)
-# So that a rounding moves a route's weight, and never the route.
+# Every token goes to all experts, so that rounding changes the weight of a route, and never the route.
 EVERY = {
     "qwen3_moe": {"num_experts_per_tok": 8},
     "mixtral": {"num_experts_per_tok": 4},
@@ -38,7 +39,7 @@ EVERY = {
 
 
 def tolerance(row: dict[str, str]) -> Tolerance:
-    """By the rounded quantity."""
+    """Returns the tolerance of the row's dtypes."""
     return F32 if row["dtype"] == "f32" and row["wire"] == "wire32" else ROUNDED
 
 
@@ -90,11 +91,11 @@ def _step(row: dict[str, str], model: Any, optimizer: Any, number: int, run: Run
             loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         run.losses.append(float(loss.detach()))
-    # Of all parameters: every rank has a part of each, frozen or not.
+    # All parameters contribute, as every rank has a shard of each, frozen or not.
     grads = [_whole(torch.zeros_like(p) if p.grad is None else p.grad).double() for p in model.parameters()]
     norm = sum(float(grad.square().sum()) for grad in grads) ** 0.5
     run.norms.append(norm)
-    if row["clipping"] == "clip":  # by one norm for all ranks; each parameter by itself, as DTensors of two meshes
+    if row["clipping"] == "clip":  # by the same norm on all ranks; each parameter alone, as DTensors have two meshes
         for p in model.parameters():
             if p.grad is not None:
                 p.grad.mul_(0.5 / norm)
@@ -129,7 +130,7 @@ def _trained(row: dict[str, str], is_stock: bool, folder: str) -> Run:
             at_home = contextlib.nullcontext() if is_stock else sluice.experts_at_home(model, optimizer)
             with at_home:
                 model.save_pretrained(saved)
-                state = copy.deepcopy(optimizer.state_dict())  # its tensors are the optimizer's own, and move back
+                state = copy.deepcopy(optimizer.state_dict())  # its tensors are the optimizer's own, which move back
             dist.barrier()
             model = _model(row, saved, is_stock)
             optimizer = _optimizer(row, model, is_stock)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The features that may meet in a training of a transformers model whose experts are distributed by
+"""Lists the features that can be combined in a training of a transformers model whose experts are distributed by
 `ep_implementation="sluice"`."""
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ RULES = (
 
 
 def table() -> Table:
-    """The rows."""
+    """Returns the table of rows."""
     return Table(FACTORS, RULES, daily=7)
 
 
 def options(row: dict[str, str]) -> dict[str, Any]:
-    """Of `sluice.configure`."""
+    """Returns the options of `sluice.configure`."""
     values = {
         "chunks": {"nauto": None, "n1": 1, "n3": 3}[row["chunks"]],
         "policy": {"kept": None, "reuse": None}.get(row["policy"], row["policy"]),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks with Megatron-Core, a set for each release; the machine's switch must not affect the tests."""
+"""Provides ranks with Megatron-Core, a set for each release; SLUICE in the environment must not affect the tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Sets = Callable[[int, str], MegatronRanks]
 
 @pytest.fixture(scope="module")
 def sets() -> Iterator[Sets]:
-    """One set of ranks for each number and release, started when a test of the file first asks."""
+    """Keeps one set of ranks for each number and release, which a test of the file starts on first use."""
     made: dict[tuple[int, str], MegatronRanks] = {}
 
     def of(world: int, release: str) -> MegatronRanks:
@@ -39,37 +39,37 @@ def sets() -> Iterator[Sets]:
 
 @pytest.fixture(params=EVERY)
 def ranks2(request: pytest.FixtureRequest, sets: Sets) -> MegatronRanks:
-    """Two ranks."""
+    """Yields two ranks."""
     return sets(2, request.param)
 
 
 @pytest.fixture(params=[OLDEST, pytest.param(NEWEST, marks=pytest.mark.full)])
 def ranks4(request: pytest.FixtureRequest, sets: Sets) -> MegatronRanks:
-    """Four ranks; of the newest release in the full tests alone."""
+    """Yields four ranks; those of the newest release run in the full tests alone."""
     return sets(4, request.param)
 
 
 @pytest.fixture
 def oldest2(sets: Sets) -> MegatronRanks:
-    """Two ranks with the oldest release."""
+    """Yields two ranks with the oldest release."""
     return sets(2, OLDEST)
 
 
 @pytest.fixture
 def newest2(sets: Sets) -> MegatronRanks:
-    """Two ranks with the newest release that is supported."""
+    """Yields two ranks with the newest supported release."""
     return sets(2, NEWEST)
 
 
 @pytest.fixture
 def oldest4(sets: Sets) -> MegatronRanks:
-    """Four ranks with the oldest release."""
+    """Yields four ranks with the oldest release."""
     return sets(4, OLDEST)
 
 
 @pytest.fixture
 def fresh2() -> Iterator[MegatronRanks]:
-    """Two ranks that a test may break."""
+    """Yields two ranks that a test may break."""
     ranks = MegatronRanks(2)
     yield ranks
     ranks.stop()
@@ -77,7 +77,7 @@ def fresh2() -> Iterator[MegatronRanks]:
 
 @pytest.fixture
 def fresh4() -> Iterator[MegatronRanks]:
-    """Four ranks that a test may break."""
+    """Yields four ranks that a test may break."""
     ranks = MegatronRanks(4)
     yield ranks
     ranks.stop()

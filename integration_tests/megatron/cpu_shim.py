@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-Core on a machine without GPUs: the CPU answers its calls to CUDA. It wraps Megatron and never changes it.
+"""Runs Megatron-Core on a machine without GPUs: wraps its calls to CUDA, which the CPU answers.
 
-Import before `megatron`, in a process of its own: torch is another one afterwards. `torch.cuda.is_available()` stays
-False and tensors say what they are; only what code without a GPU cannot get past is answered.
+Import it before `megatron`, in a separate process, as it changes torch. `torch.cuda.is_available()` stays False and
+tensors report their real device; only calls that would fail without a GPU are answered.
 
-| what Megatron asks for | who asks | answer |
+| call | caller | answer |
 |---|---|---|
 | `device="cuda"` of factories, `Tensor.to`, `.cuda()` | optimizers, gradient norms, schedules, checkpoints | the CPU |
 | `Tensor.type()` | optimizers, clipping: they compare names | the name that a CUDA tensor would have |
@@ -39,8 +39,8 @@ def _is_cuda(value: Any) -> bool:
 
 
 class _OnCpu(TorchFunctionMode):
-    """Rewrites what names a CUDA device. has_parameters: modules' parameters, but no copies of them, say they are on
-    one."""
+    """Replaces CUDA devices in arguments by the CPU. has_parameters: the parameters of modules, but no copies of them,
+    report that they are on a CUDA device."""
 
     has_parameters = False
 
@@ -53,7 +53,7 @@ class _OnCpu(TorchFunctionMode):
             return None
         if function is torch.Tensor.type and len(args) == 1 and not kwargs:
             return function(*args).replace("torch.", "torch.cuda.", 1)
-        for value in args:  # of every call of torch, so no copies where there is nothing to change
+        for value in args:  # every call of torch runs this, so arguments are copied only if one changes
             if type(value) in _DEVICES and _is_cuda(value):
                 args = tuple(_CPU if _is_cuda(value) else value for value in args)
                 break
@@ -68,7 +68,7 @@ class _OnCpu(TorchFunctionMode):
 
 
 class _Stream:
-    """A stream or an event on which nothing waits."""
+    """Replaces a stream or an event, and never waits."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.cuda_stream = 0
@@ -150,11 +150,11 @@ def _patch_all_to_all() -> None:
     torch.distributed.all_to_all_single = all_to_all_single
 
 
-# ---- packages that are not there ----
+# ---- missing packages ----
 
 
 class _Anything(types.ModuleType):
-    """A module, decorator, type or value that only has to exist."""
+    """Replaces a module, decorator, type or value that only has to exist."""
 
     __path__: list[str] = []
 
@@ -177,7 +177,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def create_module(self, spec: Any) -> types.ModuleType:
         made = _Anything(spec.name)
-        made.__version__ = "3.0.0"  # older than what kernels want that look: they opt out
+        made.__version__ = "3.0.0"  # too old for kernels that check the version, so they are not used
         return made
 
     def exec_module(self, module: types.ModuleType) -> None:
@@ -185,7 +185,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _gmm(rows: torch.Tensor, weights: torch.Tensor, counts: Any, trans_b: bool = False) -> torch.Tensor:
-    """The rows of each expert times its matrix."""
+    """Multiplies the rows of each expert by its matrix."""
     parts = torch.split(rows, [int(count) for count in counts])
     return torch.cat([part @ (matrix.t() if trans_b else matrix) for part, matrix in zip(parts, weights)])
 
@@ -196,7 +196,7 @@ def _add_weight_gradient(rows: torch.Tensor, grads: torch.Tensor, into: torch.Te
 
 def _add_packages() -> None:
     try:
-        import triton  # noqa: F401  (a real one is as good)
+        import triton  # noqa: F401  (a real one is used)
     except ImportError:
         sys.meta_path.append(_Finder())
     grouped = types.ModuleType("grouped_gemm")
@@ -208,8 +208,8 @@ def _add_packages() -> None:
 
 
 def _mend_megatron() -> None:
-    """Names that Megatron reads without asking whether Transformer Engine, which has them, is there: in every forward
-    of a router (0.16.1), and where an activation alone is computed again."""
+    """Defines names that Megatron reads even without Transformer Engine, which has them: in every forward of a router
+    (0.16.1), and in the recomputation of an activation alone."""
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer.moe import moe_utils
 
@@ -232,7 +232,7 @@ _on_cpu = _OnCpu()
 
 @contextlib.contextmanager
 def off() -> Iterator[None]:
-    """Calls of torch are not looked at for a while, which takes time: of layers that are on the CPU and stay there."""
+    """Disables the rewriting of torch's calls, which takes time, for layers that are on the CPU and stay there."""
     _on_cpu.__exit__(None, None, None)
     try:
         yield
@@ -242,7 +242,7 @@ def off() -> Iterator[None]:
 
 @contextlib.contextmanager
 def parameters_on_a_device() -> Iterator[None]:
-    """While Megatron decides which parameters it offloads: those on a device alone."""
+    """Makes parameters report a device while Megatron decides which ones to offload: it offloads no others."""
     _on_cpu.has_parameters = True
     try:
         yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Single tests on each rank in addition to a whole training: separate layers, specs, errors, checkpoints."""
+"""Rank-side: tests in addition to a whole training: single layers, specs, errors, checkpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sluice.errors import SluiceError
 
 @contextlib.contextmanager
 def environment(**values: str) -> Iterator[None]:
-    """These variables for a while."""
+    """Sets these variables inside of the context."""
     os.environ.update(values)
     try:
         yield
@@ -36,12 +36,12 @@ def environment(**values: str) -> Iterator[None]:
 
 
 def moe_layers(model: torch.nn.Module) -> list[MoELayer]:
-    """In the order of the model."""
+    """Returns the MoE layers in the order of the model."""
     return [module for module in model.modules() if isinstance(module, MoELayer)]
 
 
 def train_named(text: str) -> dict[str, Any]:
-    """With the object that --spec names, and options from the environment."""
+    """Trains with the object that --spec names, and with options from the environment."""
     with environment(SLUICE_OPTIONS=text):
         found = mg_models.train_both(2, how="named", num_layers=3, moe_layer_freq=2)
         model = mg_models.model_of(2, "named", num_layers=3, moe_layer_freq=2)
@@ -51,7 +51,7 @@ def train_named(text: str) -> dict[str, Any]:
 
 
 def forms_of_specs() -> dict[str, Any]:
-    """The number of Sluice's classes in the result of with_sluice; the given specs stay stock."""
+    """Counts Sluice's classes in the results of with_sluice; the given specs stay stock."""
     mg_models.groups(2)
     config = mg_models.config_of(2, num_layers=3, moe_layer_freq=[1, 0, 1])
     block = mg_models.spec_of(config, "stock", {})
@@ -77,7 +77,7 @@ def forms_of_specs() -> dict[str, Any]:
 
 
 def under_a_plan(path: str) -> dict[str, Any]:
-    """Trained by with_sluice(spec, plan=path), and what each layer runs under."""
+    """Trains with with_sluice(spec, plan=path), and returns the plan of each layer."""
     shape = {"num_layers": 3, "moe_layer_freq": [1, 0, 1]}
     found = mg_models.train_both(2, options={"plan": path}, **shape)
     host = mg_models.Host(2, "decorated", {"plan": path}, **shape)
@@ -89,7 +89,7 @@ def under_a_plan(path: str) -> dict[str, Any]:
 
 
 def refused_plan(paths: list[str], **options: Any) -> str:
-    """What a rank says of its path's plan before anything has run."""
+    """Returns the error of a rank for the plan of its path, before anything has run."""
     path = paths[dist.get_rank() % len(paths)]
     try:
         mg_models.model_of(2, "decorated", {"plan": path, **options}, num_layers=3, moe_layer_freq=[1, 0, 1])
@@ -99,7 +99,7 @@ def refused_plan(paths: list[str], **options: Any) -> str:
 
 
 def switched_off() -> dict[str, Any]:
-    """SLUICE=0: built from a decorated spec, and run by the host."""
+    """Trains a model with a decorated spec under SLUICE=0: the host runs it."""
     with environment(SLUICE="0"):
         host = mg_models.Host(2, "decorated")
         found = host.train(1)
@@ -108,11 +108,11 @@ def switched_off() -> dict[str, Any]:
 
 
 class _OtherExperts(SequentialMLP):
-    """Of an unknown class."""
+    """Experts of an unknown class."""
 
 
 def refused_experts(policy: str) -> dict[str, Any]:
-    """Experts of another class, under this on_unsupported."""
+    """Builds experts of another class with this on_unsupported."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said):
@@ -146,7 +146,7 @@ def _one_layer(**changes: Any) -> SluiceMoELayer:
 
 
 def one_rank_fails() -> dict[str, Any]:
-    """Rank 1 has hidden states of another dtype: both ranks get an error, and continue."""
+    """Gives rank 1 hidden states of another dtype: both ranks get an error, and continue."""
     layer = _one_layer()
     rank = dist.get_rank()
     hidden = torch.randn(8, 2, 32, dtype=torch.float64 if rank == 1 else torch.float32)
@@ -175,7 +175,7 @@ def hooked_expert() -> dict[str, Any]:
 
 
 class _Adapted(torch.nn.Module):
-    """LoRA around a linear of Megatron, as PEFT and others put it in the linear's place; `weight` is the linear's."""
+    """LoRA around a linear of Megatron, which PEFT and others replace by it; `weight` is the linear's."""
 
     def __init__(self, base_layer: torch.nn.Module) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ class _Adapted(torch.nn.Module):
 
 
 def replaced_linears() -> dict[str, Any]:
-    """Adapters that are put around the experts' linears after the model was built."""
+    """Wraps the experts' linears in adapters after the model was built."""
     layer = _one_layer()
     layer.experts.requires_grad_(False)
     hidden = torch.randn(8, 2, 32, generator=torch.Generator().manual_seed(dist.get_rank()))
@@ -218,7 +218,7 @@ def replaced_linears() -> dict[str, Any]:
 
 
 def few_tokens() -> dict[str, Any]:
-    """Rank 1 has one token, so that some expert has none, and gradients all the same."""
+    """Gives rank 1 one token: some experts have no tokens, but all have gradients."""
     layer = _one_layer()
     hidden = torch.randn(6 if dist.get_rank() == 0 else 1, 1, 32, requires_grad=True)
     output, _ = layer(hidden)
@@ -230,7 +230,7 @@ def few_tokens() -> dict[str, Any]:
 
 
 def frozen_parameters() -> list[str]:
-    """The differences in bits if some parameters of a layer are frozen: gradients of the others, or one too many."""
+    """Freezes parts of a layer, and returns wrong gradients: other bits than before, or of frozen parameters."""
     differing: list[str] = []
     wanted: dict[str, torch.Tensor] = {}
     for part in ("nothing", "linear_fc1", "linear_fc2", "local_experts.0", "experts", "router"):
@@ -249,7 +249,7 @@ def frozen_parameters() -> list[str]:
 
 
 def delayed_weight_gradients() -> dict[str, Any]:
-    """`backward_dw` after backward, which schedules call: it changes nothing."""
+    """Calls `backward_dw` after backward, as schedules do: it changes nothing."""
     layer = _one_layer()
     output, _ = layer(torch.randn(8, 2, 32))
     output.sum().backward()
@@ -263,7 +263,7 @@ def delayed_weight_gradients() -> dict[str, Any]:
 
 
 def _state(host: mg_models.Host, is_loading: bool = False, **how: Any) -> dict[str, Any]:
-    """Of the unwrapped model: DDP would add its own name to the keys. how: more of the metadata."""
+    """Returns the state of the unwrapped model, as DDP would add its name to the keys. how: further metadata."""
     metadata = {
         "dp_cp_group": mg_models.parallel_state.get_data_parallel_group(with_context_parallel=True),
         "chained_optim_avoid_prefix": True,
@@ -274,7 +274,7 @@ def _state(host: mg_models.Host, is_loading: bool = False, **how: Any) -> dict[s
 
 
 def checkpoint(folder: str, saved_by: str, loaded_by: str) -> dict[str, Any]:
-    """Two steps by one, three more by the other from its checkpoint, compared with five steps of stock."""
+    """Trains two steps by one, and three by the other from its checkpoint, and compares them with five of stock."""
     first = mg_models.Host(2, saved_by, {"gemm": "host"})
     first.train(2)
     dist_checkpointing.save(_state(first), folder)
@@ -292,8 +292,8 @@ def checkpoint(folder: str, saved_by: str, loaded_by: str) -> dict[str, Any]:
 
 
 def distributed_checkpoints(folder: str) -> dict[str, Any]:
-    """With the distributed optimizer, saved by stock and by Sluice after two steps: keys that not both have, the
-    largest gap of a tensor over its largest number, and what loading says, which stock itself cannot without Apex."""
+    """Saves with the distributed optimizer after two steps, by stock and by Sluice. Returns keys that only one has, the
+    largest gap of a tensor over its largest number, and the error of loading, which stock cannot do without Apex."""
     how = {"distrib_optim_sharding_type": "fully_reshardable"}  # the host's older default refuses to save
     saved, said = [], []
     for name in ("stock", "decorated"):
@@ -324,7 +324,7 @@ def distributed_checkpoints(folder: str) -> dict[str, Any]:
 
 
 def checkpoint_keys() -> list[Any]:
-    """Of stock and of Sluice: global keys, with what belongs to them."""
+    """Returns the global keys of stock and of Sluice, with their offsets and replica ids."""
     found = []
     for how in ("stock", "decorated"):
         state = mg_models.model_of(2, how).sharded_state_dict(
@@ -340,7 +340,7 @@ def checkpoint_keys() -> list[Any]:
 
 
 def rank_dies() -> str:
-    """Rank 1 ends before its second forward: the error on rank 0 names it."""
+    """Ends rank 1 before its second forward: the error on rank 0 names it."""
     layer = _one_layer()
     layer(torch.randn(8, 2, 32))
     dist.barrier()
@@ -354,7 +354,7 @@ def rank_dies() -> str:
 
 
 def options_differ() -> str:
-    """Each rank wants another number of chunks."""
+    """Gives each rank another number of chunks."""
     try:
         mg_models.model_of(2, "decorated", {"chunks": 2 + dist.get_rank()})
     except SluiceError as error:
@@ -363,7 +363,7 @@ def options_differ() -> str:
 
 
 def one_switched_off() -> str:
-    """SLUICE=0 on rank 1 alone: rank 0 does not wait for ever."""
+    """Sets SLUICE=0 on rank 1 alone: rank 0 does not wait forever."""
     try:
         with environment(SLUICE="0") if dist.get_rank() == 1 else contextlib.nullcontext():
             mg_models.model_of(2, "decorated", {"timeout": 2})
@@ -373,7 +373,7 @@ def one_switched_off() -> str:
 
 
 def resharded(folder: str) -> dict[str, Any]:
-    """Saved by Sluice with 2 expert-parallel ranks, loaded by stock and by Sluice with 2 and 4: the same first loss."""
+    """Saves by Sluice with 2 EP ranks, and loads by stock and by Sluice with 2 and 4: first losses must be equal."""
     wanted = mg_models.Host(2, "decorated", {"gemm": "host"})
     wanted.train(1)
     dist_checkpointing.save(_state(wanted)["model"], folder)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side of test_mg_dispatch.py: layers whose experts return their rows, called step by step like in schedules."""
+"""Rank-side of test_mg_dispatch.py: calls layers whose experts return their rows, step by step as schedules do."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _layer(ep: int, how: str, **changes: Any) -> MoELayer:
 
 
 def _identity_layer(ep: int, how: str, **changes: Any) -> MoELayer:
-    """ReLU between two unit matrices: rows of positive numbers come back as they were, and so do gradients."""
+    """Returns a layer of ReLU between two unit matrices, which leaves positive rows and gradients unchanged."""
     same = {"gated_linear_unit": False, "activation_func": "relu", "moe_ffn_hidden_size": WIDTH}
     layer = _layer(ep, how, **same, **changes)
     with torch.no_grad():
@@ -44,21 +44,21 @@ def _identity_layer(ep: int, how: str, **changes: Any) -> MoELayer:
 
 
 def _hidden(*shape: int) -> torch.Tensor:
-    """Positive, and others on each rank."""
+    """Returns positive hidden states, different on each rank."""
     generator = torch.Generator().manual_seed(100 + dist.get_rank())
     return (torch.rand(*shape, WIDTH, generator=generator) + 0.1).requires_grad_()
 
 
 def _experts(layer: MoELayer, hidden: torch.Tensor, probs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """The host's forward after the router."""
+    """Runs the host's forward after the router."""
     rows, weights = layer.dispatch(*layer.preprocess(hidden, probs, chosen))
     output, _ = layer.routed_experts_compute(rows, weights)
     return layer.postprocess(layer.combine(output), None)
 
 
 def round_trip(ep: int, how: str, **changes: Any) -> dict[str, Any]:
-    """Probabilities of 1 / K for every route: what came back over what should have, of outputs and of gradients. Under
-    a capacity a token comes back as often as it was kept."""
+    """Runs a layer with probabilities of 1 / K for all routes, and returns the errors of outputs and gradients. With a
+    capacity a token is returned once per kept route."""
     layer = _identity_layer(ep, how, **changes)
     hidden = _hidden(16, 2)
     probs, chosen = layer.route(hidden)
@@ -80,7 +80,7 @@ def _passes(layer: MoELayer) -> int:
 
 
 def padded_beside_plain(ep: int, how: str) -> dict[str, Any]:
-    """The same weights under the same capacity, experts filled up and not, with the router's own probabilities."""
+    """Compares layers with and without padding to the same capacity, with the router's own probabilities."""
     outputs, gradients, full = [], [], []
     for padded in (False, True):
         layer = _layer(ep, how, moe_expert_capacity_factor=0.6, moe_pad_expert_input_to_capacity=padded)
@@ -100,8 +100,8 @@ def padded_beside_plain(ep: int, how: str) -> dict[str, Any]:
 
 
 def router_losses(ep: int, how: str, scale: float = 1.0) -> list[float]:
-    """Sums of the router's gradient where outputs count for nothing: without a loss of its own, with an aux loss, with
-    a z-loss. scale: of them, as Megatron's schedules set it."""
+    """Returns the router's gradient, summed, if outputs have no gradient: without a loss of the router, with an aux
+    loss, with a z-loss. scale: of these losses, as Megatron's schedules set it."""
     layer = _layer(ep, how)
     moe_utils.MoEAuxLossAutoScaler.set_loss_scale(torch.tensor(scale))
     sums = []
@@ -115,7 +115,7 @@ def router_losses(ep: int, how: str, scale: float = 1.0) -> list[float]:
 
 
 def router_dtypes(ep: int, how: str) -> list[list[str]]:
-    """Dtypes of probabilities and of outputs of a layer in bf16, by the router's own."""
+    """Returns the dtypes of probabilities and outputs of a layer in bf16 for each moe_router_dtype."""
     found = []
     for wanted in (None, "fp32", "fp64"):
         layer = _layer(ep, how, moe_router_dtype=wanted).to(torch.bfloat16)
@@ -128,7 +128,7 @@ def router_dtypes(ep: int, how: str) -> list[list[str]]:
 
 
 def resharded_in_turn(folder: str, gated: bool) -> dict[str, Any]:
-    """Saved with 4 expert-parallel ranks, loaded and saved again with 2, and again with 4: what each folder holds."""
+    """Saves with 4 expert-parallel ranks, loads and saves with 2, then with 4, and returns each folder's contents."""
     folders = [Path(folder) / str(number) for number in range(3)]
     for number, ep in enumerate((4, 2, 4)):
         model = mg_models.model_of(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: deviations of one rank from the others, and the errors on all of them."""
+"""Rank-side: makes one rank deviate from the others, and returns the errors on all ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOST = {"gemm": "host"}
 
 
 def _said(action: Callable[[], Any]) -> str:
-    """Its exception, and the cause; "" if it raised none."""
+    """Returns the exception of a call, and its cause; "" if it raised none."""
     try:
         action()
     except Exception as error:
@@ -43,7 +43,7 @@ def _decorated(**changes: Any) -> Any:
 
 
 def bad_input(**changes: Any) -> dict[str, Any]:
-    """Rank 1 has hidden states of another width; then both continue."""
+    """Gives rank 1 hidden states of another width; then both continue."""
     layer = moe_layers(_decorated(num_layers=1, **changes))[0]
     said = _said(lambda: layer(_hidden(36 if dist.get_rank() == 1 else 32)))
     output, _ = layer(_hidden())
@@ -51,7 +51,7 @@ def bad_input(**changes: Any) -> dict[str, Any]:
 
 
 def expert_raises() -> dict[str, Any]:
-    """An expert of rank 1 that is called, since it has a hook, raises in the first of three forwards."""
+    """Makes an expert of rank 1, which is called because it has a hook, raise in the first of three forwards."""
     layer = moe_layers(_decorated(num_layers=1))[0]
 
     def stumble(*_: Any) -> None:
@@ -68,7 +68,7 @@ def expert_raises() -> dict[str, Any]:
 
 
 def other_layer() -> dict[str, Any]:
-    """Rank 1 calls the second layer while rank 0 calls the first; then both continue."""
+    """Calls the second layer on rank 1 while rank 0 calls the first; then both continue."""
     first, second = moe_layers(_decorated())
     said = _said(lambda: (second if dist.get_rank() == 1 else first)(_hidden()))
     output, _ = first(_hidden())
@@ -76,7 +76,7 @@ def other_layer() -> dict[str, Any]:
 
 
 def one_rank_skips() -> str:
-    """Rank 1 leaves the second forward out."""
+    """Omits the second forward on rank 1."""
     layer = moe_layers(mg_models.model_of(2, "decorated", {**HOST, "timeout": 5}, num_layers=1))[0]
     layer(_hidden())
     return "" if dist.get_rank() == 1 else _said(lambda: layer(_hidden()))
@@ -86,12 +86,12 @@ def one_rank_skips() -> str:
 
 
 def models_differ() -> str:
-    """The experts of rank 1 are wider."""
+    """Gives rank 1 wider experts."""
     return _said(lambda: _decorated(moe_ffn_hidden_size=48 + 8 * dist.get_rank()))
 
 
 def one_rank_cannot(policy: str) -> dict[str, Any]:
-    """Only rank 1 has experts of an unknown class."""
+    """Gives rank 1 alone experts of an unknown class."""
     config = mg_models.model_of(2).config
     spec = ours.with_sluice(mg_models.spec_of(config, "stock", {}), on_unsupported=policy)
     if dist.get_rank() == 1:
@@ -113,7 +113,7 @@ def one_rank_cannot(policy: str) -> dict[str, Any]:
 
 
 def bad_options() -> list[str]:
-    """Of a spec, and of the environment."""
+    """Returns the errors for options of a spec, and of the environment."""
     said = [_said(lambda: mg_models.model_of(2, "decorated", {"chnks": 2}))]
     for text in ('{"chunks": "auto"}', '{"chunks": ', "/nowhere/options.json"):
         with environment(SLUICE_OPTIONS=text):
@@ -122,7 +122,7 @@ def bad_options() -> list[str]:
 
 
 def split_experts(policy: str) -> dict[str, Any]:
-    """Experts over two tensor-parallel ranks: refused, or trained by the host."""
+    """Splits experts over two tensor-parallel ranks: refused, or trained by the host."""
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(2, 1, expert_model_parallel_size=1, expert_tensor_parallel_size=2)
     try:
@@ -154,7 +154,7 @@ def split_experts(policy: str) -> dict[str, Any]:
 
 
 def dies_in_training(where: str) -> dict[str, Any]:
-    """Rank 1 is killed in the forward, or the backward, of the second step: what rank 0's loop sees, and how soon."""
+    """Kills rank 1 in the forward or backward of the second step, and returns rank 0's error, and how soon it came."""
     host = mg_models.Host(2, "decorated", HOST)
     host.train(1)
 
@@ -165,7 +165,7 @@ def dies_in_training(where: str) -> dict[str, Any]:
         first, second = moe_layers(host.model)
         if where == "forward":
             second.register_forward_pre_hook(die)
-        else:  # the second layer's backward is done
+        else:  # after the second layer's backward
             first.register_full_backward_pre_hook(die)
     began = time.monotonic()
     said = _said(lambda: host.train(1))

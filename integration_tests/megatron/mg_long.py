@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trainings long enough that rounding shows: Sluice against stock, and stock against itself with its sums in other
+"""Trains long enough that rounding shows: Sluice against stock, and stock against itself with its sums in other
 orders.
 
 The allowed difference of a correct training from stock cannot be derived: Adam divides by the root of second
@@ -21,7 +21,7 @@ SEEDS = (1, 2, 3)
 
 
 def permute(host: mg_models.Host, seed: int, back: bool = False) -> None:
-    """Hidden units of every expert, or back again."""
+    """Permutes the hidden units of every expert, or undoes that."""
     generator = torch.Generator().manual_seed(seed)
     hidden = host.config.moe_ffn_hidden_size
     for module in host.model.modules():
@@ -35,7 +35,7 @@ def permute(host: mg_models.Host, seed: int, back: bool = False) -> None:
 
 
 def train(ep: int, steps: int, replayed: bool, options: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
-    """(largest distance of losses, of norms, of parameters) of Sluice from stock, and of any two runs of stock.
+    """Returns the largest distances of losses, norms and parameters of Sluice from stock, and of any two runs of stock.
 
     replayed  the routes of the first run of stock are those of all, so that near ties stay as they are; without, losses
               are compared as means over ten steps

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small GPTModel with experts under Megatron's own DDP, optimizer and schedule, trained with and without Sluice."""
+"""Trains a small GPTModel with experts under Megatron's own DDP, optimizer and schedule, with and without Sluice."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def groups(ep: int, stages: int = 1, parts: int | None = None) -> None:
-    """Megatron's process groups with these sizes of expert and pipeline parallelism, created again if others exist.
+    """Creates Megatron's process groups with these sizes of expert and pipeline parallelism, and destroys other ones.
 
     parts  of the model on each stage, for the interleaved schedule
     """
@@ -55,7 +55,7 @@ def groups(ep: int, stages: int = 1, parts: int | None = None) -> None:
 
 
 def config_of(ep: int, **changes: Any) -> TransformerConfig:
-    """The smallest model that has everything; changes are fields of TransformerConfig, some by name."""
+    """Returns the smallest config with all features; changes are fields of TransformerConfig, some by name."""
     fields: dict[str, Any] = {
         "num_layers": 2,
         "hidden_size": 32,
@@ -91,7 +91,7 @@ def config_of(ep: int, **changes: Any) -> TransformerConfig:
 
 
 def spec_of(config: TransformerConfig, how: str, options: dict[str, Any], **part: Any) -> Any:
-    """ "stock", "decorated", or "named": looked up as --spec does. part: vp_stage, of the interleaved schedule."""
+    """Returns a spec: "stock", "decorated", or "named", which is looked up as by --spec. part: the vp_stage."""
     if how == "named":
         return import_module(("sluice.megatron", "moe_block_spec"))
     stock = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization=config.normalization, **part)
@@ -99,7 +99,7 @@ def spec_of(config: TransformerConfig, how: str, options: dict[str, Any], **part
 
 
 def model_of(ep: int, how: str = "stock", options: dict[str, Any] | None = None, **changes: Any) -> GPTModel:
-    """With weights that depend on their global names alone."""
+    """Returns a model whose weights depend on their global names alone."""
     groups(ep)
     forget_aux_losses()
     model_parallel_cuda_manual_seed(1234)
@@ -116,7 +116,7 @@ def model_of(ep: int, how: str = "stock", options: dict[str, Any] | None = None,
 
 
 def forget_aux_losses() -> None:
-    """Clears the process's records of other models: of another number of layers, or trained without a schedule."""
+    """Clears the process's records of models with another number of layers, or trained without a schedule."""
     moe_utils.MoEAuxLossAutoScaler.main_loss_backward_scale = None
     if hasattr(moe_utils, "get_moe_metrics_tracker"):
         moe_utils.get_moe_metrics_tracker().metrics.clear()  # its own clear() keeps the sizes of another model
@@ -125,13 +125,13 @@ def forget_aux_losses() -> None:
 
 
 def global_name(name: str, ep: int, num_experts: int) -> str:
-    """With the number that an expert has among all ranks."""
+    """Returns the name with the global number of the expert."""
     first = parallel_state.get_expert_model_parallel_rank() * (num_experts // ep)
     return re.sub(r"local_experts\.(\d+)", lambda found: f"local_experts.{first + int(found[1])}", name)
 
 
 def fill(model: torch.nn.Module, ep: int) -> None:
-    """Matrices get random numbers by their global names; vectors stay (norms, biases: ones and zeros)."""
+    """Fills matrices with random numbers by their global names; vectors keep their ones (norms) and zeros (biases)."""
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2:
             continue
@@ -145,7 +145,7 @@ def fill(model: torch.nn.Module, ep: int) -> None:
 
 
 def batches(steps: int, microbatches: int, batch: int = BATCH) -> Iterator[torch.Tensor]:
-    """Tokens [B, S + 1] of this data-parallel rank."""
+    """Yields the tokens [B, S + 1] of this data-parallel rank."""
     rank = parallel_state.get_data_parallel_rank()
     for number in range(steps * microbatches):
         generator = torch.Generator().manual_seed(1000 * number + rank)
@@ -153,7 +153,7 @@ def batches(steps: int, microbatches: int, batch: int = BATCH) -> Iterator[torch
 
 
 def forward_step(data: Iterator[torch.Tensor], model: Any) -> tuple[torch.Tensor, Callable[..., Any]]:
-    """As in training scripts."""
+    """Runs the forward of a micro-batch, as training scripts do."""
     tokens = next(data)
     positions = torch.arange(SEQUENCE).expand(tokens.shape[0], -1)
     mask = torch.ones(1, 1, SEQUENCE, SEQUENCE, dtype=torch.bool).triu(1)
@@ -170,15 +170,15 @@ Around = Callable[[Iterator[torch.Tensor], Any], tuple[torch.Tensor, Callable[..
 
 
 class Tape:
-    """The routes of every micro-batch: recorded in one training, replayed in another, so that near ties stay the same.
-    For the model that is built afterwards."""
+    """Records the routes of all micro-batches of a training, and replays them in another, so that near ties do not
+    change. It applies to the next model that is built."""
 
     def __init__(self) -> None:
         self._routes: list[list[torch.Tensor]] = []
         self.rewind()
 
     def rewind(self) -> None:
-        """Before the next model is built."""
+        """Starts from the first micro-batch again. Must be called before the next model is built."""
         self._position = 0
         RouterReplay.clear_global_router_replay_instances()
 
@@ -198,7 +198,7 @@ class Tape:
 
 
 def optimizer_of(parts: list[Any], config: Any, ddp: DistributedDataParallelConfig, clip: float) -> Any:
-    """Megatron's own."""
+    """Returns Megatron's own optimizer."""
     return get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam",
@@ -242,7 +242,7 @@ class Host:
         self.optimizer = optimizer_of(self.parts, self.config, ddp_config, clip)
 
     def batches(self, steps: int, microbatches: int) -> Any:
-        """The source of the schedule's micro-batches."""
+        """Yields the schedule's micro-batches."""
         return batches(steps, microbatches)
 
     def train(
@@ -252,8 +252,8 @@ class Host:
         around: Around = forward_step,
         before_update: Callable[[int], None] | None = None,
     ) -> dict[str, list[float]]:
-        """Loss and gradient norm of each step on this rank (0: nothing clips). around: the forward of a micro-batch, or
-        what calls it. before_update: called with the step, when its gradients are there."""
+        """Returns the loss and gradient norm of each step on this rank (0: without clipping). around: wraps the forward
+        of a micro-batch. before_update: is called with the step when its gradients are complete."""
         data = self.batches(steps, microbatches)
         found: dict[str, list[float]] = {"losses": [], "norms": []}
         for part in self.parts:
@@ -279,17 +279,17 @@ class Host:
         return found
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """By name, copies in f32."""
+        """Returns copies of the parameters in f32, by name."""
         return {name: parameter.detach().float().clone() for name, parameter in self.model.named_parameters()}
 
     def router_biases(self) -> list[float]:
-        """Of all routers that have any (moe_router_enable_expert_bias): the host moves them by counts of tokens."""
+        """Returns the biases of routers with moe_router_enable_expert_bias: the host updates them by token counts."""
         named = self.model.named_buffers()
         return [value for name, bias in named if name.endswith("router.expert_bias") for value in bias.tolist()]
 
 
 def gaps(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """The largest distance of two models' parameters, over the largest parameter."""
+    """Returns the largest distance of two models' parameters, over the largest parameter."""
     assert one.keys() == other.keys() and one
     largest = max(float(value.abs().max()) for value in one.values())
     return max(float((one[name] - other[name]).abs().max()) for name in one) / largest
@@ -298,7 +298,7 @@ def gaps(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
 def train_both(
     ep: int, steps: int = 3, how: str = "decorated", options: dict[str, Any] | None = None, **changes: Any
 ) -> dict[str, Any]:
-    """The same training by stock and by Sluice, and the difference of their results."""
+    """Trains by stock and by Sluice, and returns the difference of their results."""
     options = {"gemm": "host", **(options or {})}
     stock = Host(ep, "stock", **changes)
     first = stock.parameters()
@@ -322,7 +322,7 @@ def train_both(
 
 
 def train_replayed(ep: int, steps: int, **changes: Any) -> dict[str, Any]:
-    """As train_both, with the routes of stock replayed on Sluice."""
+    """Does the same as train_both, with the routes of stock replayed on Sluice."""
     changes["moe_enable_routing_replay"] = True
     tape = Tape()
     stock = Host(ep, "stock", **changes)

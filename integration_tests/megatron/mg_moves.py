@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: experts that move between ranks during training, compared with a training in which none moves."""
+"""Rank-side: moves experts between ranks during training, and compares this with a training without moves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPTIONS = {**PROMISES_BITS, "chunks": 2}
 
 
 def shuffle(host: mg_models.Host, seed: int) -> None:
-    """The experts of every layer swap places, the same on all ranks."""
+    """Permutes the experts of every layer, in the same way on all ranks."""
     for number, layer in enumerate(moe_layers(host.model)):
         sluice.move_experts(layer, *shuffled(layer._sluice, 100 * seed + number), host.optimizer)
 
@@ -30,7 +30,7 @@ def go_home(host: mg_models.Host) -> None:
 
 
 def _trained(ep: int, steps: int, every: int, **changes: Any) -> dict[str, Any]:
-    """every: steps between two shuffles, which come with the gradients there; 0: none."""
+    """Trains, and returns the results. every: steps between two shuffles, before which gradients exist; 0: none."""
     host = mg_models.Host(ep, "decorated", OPTIONS, clip=0.0, **changes)
     moves = 0
 
@@ -55,7 +55,7 @@ def _trained(ep: int, steps: int, every: int, **changes: Any) -> dict[str, Any]:
 
 
 def derived() -> list[dict[str, Any]]:
-    """Megatron's values of a first step that are derived from the experts of a rank, with these at home and away."""
+    """Returns Megatron's values of a first step that depend on the experts of a rank, with experts at home and away."""
     found = []
     for seed in (None, 7):
         host = mg_models.Host(2, "decorated", OPTIONS, clip=0.01)
@@ -78,20 +78,20 @@ def derived() -> list[dict[str, Any]]:
 
 
 def moved(ep: int, steps: int, every: int, forget: str = "", **changes: Any) -> list[dict[str, Any]]:
-    """[unmoved, moved]"""
+    """Returns [unmoved, moved]."""
     still = _trained(ep, steps, 0, **changes)
     with forgetting(forget):
         return [still, _trained(ep, steps, every, **changes)]
 
 
 def _unwrapped(found: dict[str, Any]) -> dict[str, Any]:
-    """As loaded, up to the mark."""
+    """Returns the state in the form in which it is loaded: with the objects of marked entries."""
     return {key: value.obj if str(key).endswith(MARK) else value for key, value in found.items()}
 
 
 def checkpoint(folder: str, loaded_by: str, at_home: bool = False) -> dict[str, Any]:
-    """Saved while experts are away, loaded by stock or by Sluice with experts in other places: the continuation
-    compared with that of the original run."""
+    """Saves while experts are away, loads by stock or by Sluice with experts on other ranks, and compares the resumed
+    training with the original run."""
     first = mg_models.Host(2, "decorated", OPTIONS, clip=0.0)
     first.train(2)
     ways = ways_of_torch(first.model, first.optimizer)
@@ -119,7 +119,7 @@ def checkpoint(folder: str, loaded_by: str, at_home: bool = False) -> dict[str, 
         for parameter in second.model.parameters():
             parameter.zero_()
     if loaded_by == "decorated":
-        second.train(1)  # the optimizer has a state to move
+        second.train(1)  # so that the optimizer has state to move
         shuffle(second, 5)
     loaded = dist_checkpointing.load(_state(second, True), folder)
     second.model.load_state_dict(loaded["model"])
@@ -132,8 +132,8 @@ def checkpoint(folder: str, loaded_by: str, at_home: bool = False) -> dict[str, 
 
 
 def keys_of_moved(**metadata: Any) -> list[Any]:
-    """Global keys with their places, and local ones by expert: unmoved and moved. Of all ranks together they are the
-    same."""
+    """Returns global keys with their offsets, and local ones by expert, unmoved and moved. Over all ranks both must be
+    the same."""
     host = mg_models.Host(2, "decorated", OPTIONS)
     found = []
     whole = {**metadata, "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
@@ -157,7 +157,7 @@ def keys_of_moved(**metadata: Any) -> list[Any]:
 
 
 def grouped_stays_at_home_for_checkpoints() -> str:
-    """GroupedMLP's checkpoint while its experts are away."""
+    """Saves GroupedMLP's checkpoint while its experts are away."""
     host = mg_models.Host(2, "decorated", OPTIONS, moe_grouped_gemm=True, params_dtype="bfloat16")
     shuffle(host, 3)
     try:
@@ -170,7 +170,7 @@ def grouped_stays_at_home_for_checkpoints() -> str:
 
 
 def refusals() -> list[str]:
-    """Layers that cannot be moved give an error on all ranks, and nothing has moved."""
+    """Moves experts of layers that refuse it: all ranks get an error, and nothing has moved."""
     said = []
 
     def refuse(host: Any, *lists: Any, optimizer: Any = None) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: Megatron's --optimizer-cpu-offload, by torch's AdamW and by the library."""
+"""Rank-side: trains with Megatron's --optimizer-cpu-offload, by torch's AdamW and by the library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sluice.adapters.megatron import offload
 
 
 def _hybrids(optimizer: Any) -> list[Any]:
-    """Of one optimizer of Megatron's, or of a chain of them."""
+    """Returns the optimizers in Megatron's optimizer, which may be a chain."""
     return [each.optimizer for each in getattr(optimizer, "chained_optimizers", [optimizer])]
 
 
@@ -36,7 +36,7 @@ def _host(how: str, options: dict[str, Any], dtype: str, fraction: float) -> mg_
 
 
 def trained(dtype: str, fraction: float) -> dict[str, Any]:
-    """Losses, norms and parameters of both, the classes in host memory, and the class that checkpoints name."""
+    """Returns losses, norms and parameters of both, the classes in host memory, and the class named in checkpoints."""
     host = _host("stock", {}, dtype, fraction)
     first = host.parameters()
     stock, wanted = host.train(3), host.parameters()

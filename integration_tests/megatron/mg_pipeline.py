@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stages of a pipelined GPTModel under Megatron's 1F1B, plain and interleaved, trained with and without Sluice."""
+"""Trains stages of a GPTModel under Megatron's 1F1B, plain and interleaved, with and without Sluice."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ STAGES = 2
 
 
 class PipelineHost(mg_models.Host):
-    """This rank's parts of a model of four layers."""
+    """Returns this rank's parts of a model of four layers."""
 
     def __init__(self, how: str, options: dict[str, Any], parts: int | None, ep: int = 2, **changes: Any) -> None:
         mg_models.groups(ep, STAGES, parts)
         mg_models.forget_aux_losses()
         model_parallel_cuda_manual_seed(1234)
-        # Two stages that both send and receive at once: the host's interleaved schedule wants its sends one by one.
+        # Two stages send and receive at once: the host's interleaved schedule then needs its sends one by one.
         overlap = {"overlap_p2p_comm": True, "batch_p2p_comm": False} if parts else {}
         fields = {"num_layers": 4, "pipeline_model_parallel_size": STAGES, **overlap, **changes}
         self.config = mg_models.config_of(ep, virtual_pipeline_model_parallel_size=parts, **fields)
@@ -60,7 +60,7 @@ class PipelineHost(mg_models.Host):
         return model
 
     def batches(self, steps: int, microbatches: int) -> Any:
-        """One source for each part: every one sees all micro-batches."""
+        """Returns one source for each part: every part sees all micro-batches."""
         sources = [mg_models.batches(steps, microbatches) for _ in self.parts]
         return sources if self.config.virtual_pipeline_model_parallel_size else sources[0]
 
@@ -68,7 +68,7 @@ class PipelineHost(mg_models.Host):
 def train_both(
     parts: int | None, how: str = "decorated", options: dict[str, Any] | None = None, steps: int = 3, **changes: Any
 ) -> dict[str, Any]:
-    """As mg_models.train_both, with four micro-batches a step."""
+    """Does the same as mg_models.train_both, with four micro-batches per step."""
     options = {"gemm": "host", **(options or {})}
     stock = PipelineHost("stock", options, parts, **changes)
     first = stock.parameters()
@@ -92,8 +92,8 @@ def train_both(
 
 
 def dies_in_training(folder: str) -> dict[str, Any]:
-    """Rank 3, of the last stage, is killed in the second step. A rank that learns it ends, like a script; those of the
-    last stage leave their errors in the folder, the others return them."""
+    """Kills rank 3, of the last stage, in the second step. A rank that gets an error ends, as a script would; ranks of
+    the last stage write their errors into the folder, the others return them."""
     host = PipelineHost("decorated", {"gemm": "host"}, None)
     host.train(1, microbatches=4)
     rank = dist.get_rank()

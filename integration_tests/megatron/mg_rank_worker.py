@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of mg_ranks.MegatronRanks: as the transformers tests' worker, under the CPU shim."""
+"""Runs one rank of mg_ranks.MegatronRanks: the transformers tests' worker, under the CPU shim."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def _prepare() -> None:
 
 
 def _fork_queues() -> None:
-    """A checkpoint's results come through a process that Megatron spawns for each save, which would import torch again.
-    If writers are forks, as here, later releases also support a forked one (`mp_mode`)."""
+    """Makes Megatron fork the process that returns a checkpoint's results; a spawned one would import torch again for
+    each save. If writers are forks, as here, later releases also support a forked one (`mp_mode`)."""
     from torch import multiprocessing
 
     context_of = multiprocessing.get_context

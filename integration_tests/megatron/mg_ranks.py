@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks with one release of Megatron-Core in them."""
+"""Starts ranks with a given release of Megatron-Core."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rank_harness import Ranks
 
 HERE = Path(__file__).resolve().parent
 OLDEST = "0.16.1"  # in .venv itself
-# A release in the place of all others, which nothing promises to support (third_party/test/megatron_canary.sh).
+# An unsupported release that replaces all others (third_party/test/megatron_canary.sh).
 CANARY = os.environ.get("SLUICE_MEGATRON_CANARY")
-# In folders of their own (third_party/setup/setup.sh): the newest release that is supported, and those between.
+# Releases in separate folders (third_party/setup/setup.sh): the newest supported one, and those between.
 NEWEST = "0.19.2"
 BETWEEN = () if CANARY else ("0.17.1", "0.18.2")
 RELEASES = (CANARY,) if CANARY else (OLDEST, NEWEST)
@@ -23,7 +23,7 @@ EVERY = [*RELEASES, *(pytest.param(release, marks=pytest.mark.full) for release 
 
 
 class MegatronRanks(Ranks):
-    """As Ranks; every process has the CPU shim and `release`."""
+    """Ranks whose processes have the CPU shim and `release`."""
 
     worker = HERE / "mg_rank_worker.py"
     imports = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The claims of Megatron's own tests of its dispatcher, router and expert checkpoints, tested on whole layers on gloo.
+"""Tests the claims of Megatron's own tests of dispatcher, router and expert checkpoints on whole layers on gloo.
 
 Those tests call parts that a layer on Sluice has and does not use, or need eight GPUs (test_mg_upstream.py). Each
 claim holds for stock, too.
@@ -16,7 +16,7 @@ from mg_ranks import MegatronRanks
 HOWS = ("stock", "decorated")
 CAPACITY = {"moe_expert_capacity_factor": 0.5}
 PADDED = {"moe_expert_capacity_factor": 0.6, "moe_pad_expert_input_to_capacity": True}
-CASES: dict[str, tuple[dict[str, Any], tuple[float, float]]] = {  # with the least and the most that is kept
+CASES: dict[str, tuple[dict[str, Any], tuple[float, float]]] = {  # with the smallest and largest kept share
     "dropless": ({}, (1.0, 1.0)),
     "capacity": (CAPACITY, (0.1, 0.5)),
     "capacity by position": ({**CAPACITY, "moe_token_drop_policy": "position"}, (0.1, 0.5)),
@@ -60,7 +60,7 @@ def test_Router_OutputsCountForNothing_ItsOwnLossesStillReachIt(ranks2: Megatron
 
 
 def test_Router_ItsOwnLosses_ReachItToTheBit(ranks2: MegatronRanks) -> None:
-    """Scaled as a schedule scales them: the gradient of probabilities hands them on, and adds zeros."""
+    """Losses are scaled as by a schedule: the gradient of probabilities passes them on, and adds zeros."""
     for stock, mine in zip(*(ranks2.run("mg_dispatch:router_losses", ep=2, how=how, scale=0.25) for how in HOWS)):
         assert stock == mine
 

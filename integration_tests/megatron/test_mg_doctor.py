@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice doctor` about Megatron-Core, in processes without the shim."""
+"""Tests the findings of `sluice doctor` about Megatron-Core, in processes without the shim."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_Doctor_ReleaseThatFits_NamesItAndTheHook() -> None:
 
 
 def test_Doctor_ReleaseThatDoesNotImport_SaysWhy() -> None:
-    """From 0.18 on triton must be there."""
+    """Releases since 0.18 need triton."""
     try:
         import triton  # noqa: F401
     except ImportError:

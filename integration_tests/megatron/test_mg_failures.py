@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deviations of one rank from the others: all ranks report the deviation and the rank, and continue if possible."""
+"""Tests that all ranks report a deviation of one rank, with its number, and continue if possible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SOON = 60.0  # seconds: far below the timeout of the groups
 
 @pytest.mark.parametrize("changes", [{}, {"moe_shared_expert_intermediate_size": 40}], ids=["plain", "shared experts"])
 def test_BadInput_OfOneRank_BothAreToldAndGoOn(oldest2: MegatronRanks, changes: dict[str, Any]) -> None:
-    """Shared experts are computed first: their failure is reported, too."""
+    """Shared experts are computed first; their failure is reported, too."""
     zero, one = oldest2.run("mg_failures:bad_input", **changes)
     assert "PeerRefused" in zero["said"] and "rank 1" in zero["said"] and "36" in zero["said"], zero
     assert "36" in one["said"] and zero["finite"] and one["finite"], one

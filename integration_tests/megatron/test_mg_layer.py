@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of Megatron on Sluice outside of whole trainings: specs, errors, hooks, failures, checkpoints."""
+"""Tests single layers of Megatron on Sluice: specs, errors, hooks, failures, checkpoints."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KEPT = {"num_chunks": 1, "restore_input": "keep", "restore_pre_activation": "kee
 
 
 def written(path: Path, *moes: dict[str, object] | None, **changes: object) -> str:
-    """What `sluice plan --stages --json` prints of such layers, as far as Megatron reads it."""
+    """Writes the part of `sluice plan --stages --json` for such layers that Megatron reads."""
     layers = [{"kind": "keep" if moe is None else "mixed", "moe": moe and {**moe, "tokens": 32}} for moe in moes]
     path.write_text(json.dumps({"form": 1, "fits": True, "layers": layers, **changes}))
     return str(path)
@@ -123,7 +123,7 @@ def test_Checkpoint_SavedByOne_LoadedByTheOther_GoesOn(
 
 
 def test_Checkpoint_OfTheDistributedOptimizer_IsThatOfStock(ranks2: MegatronRanks, tmp_path: Path) -> None:
-    """As far as stock can: the result of loading is the same."""
+    """The result of loading is that of stock, also where stock fails."""
     for found in ranks2.run("mg_cases:distributed_checkpoints", folder=str(tmp_path)):
         assert found["different"] == [] and found["gap"] <= WEIGHT, found
         assert any("exp_avg_sq" in name and "linear_fc1" in name for name in found["names"]), found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts that move between ranks while Megatron trains: the same bits, and checkpoints in which nothing has moved."""
+"""Tests moves of experts while Megatron trains: the bits are the same, and checkpoints show no move."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DAILY = ("f32", "fused into main_grad")
 
 
 def _differ(answers: list[Any]) -> list[str]:
-    """The differences in bits of two trainings."""
+    """Returns the differences in bits of two trainings."""
     return sorted({name for still, moved in answers for name in WHAT if still[name] != moved[name]})
 
 
@@ -65,7 +65,7 @@ def test_Move_ThatForgets_IsSeen(oldest2: MegatronRanks, case: str, forget: str)
 
 def test_Derived_AfterAMove_IsThatOfHome(ranks2: MegatronRanks) -> None:
     for home, away in ranks2.run("mg_moves:derived"):
-        # Sums over ranks of squares, up to the order of their terms.
+        # Sums of squares over ranks differ by the order of their terms.
         assert away.pop("norm") == pytest.approx(home["norm"], rel=1e-6) and home.pop("norm") > 0.01
         assert away.pop("sums") == pytest.approx(home.pop("sums"), rel=1e-6)
         assert away == home and home["zeros"] >= 0, (away, home)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron's --optimizer-cpu-offload by with_sluice(spec, optimizer=True), on every release."""
+"""Tests Megatron's --optimizer-cpu-offload with with_sluice(spec, optimizer=True), on every release."""
 
 from __future__ import annotations
 

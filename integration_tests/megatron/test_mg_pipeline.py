@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron's own 1F1B on gloo, plain and interleaved, two stages of two expert-parallel ranks: with Sluice as stock.
+"""Compares Sluice with stock under Megatron's own 1F1B on gloo, plain and interleaved: 2 stages of 2 EP ranks.
 
 Ranks 0 and 1 are the first stage. A rank's budget is divided by what its schedule leaves outstanding: with four layers
 and four micro-batches 1F1B holds two micro-batches of two layers in the first stage and one in the last; interleaved,
@@ -39,7 +39,7 @@ def test_TwoStages_GroupOfTwoInEach_AsStock(ranks4: MegatronRanks, parts: int | 
 def test_TwoStages_UnderABudget_ItCountsWhatTheScheduleHolds(
     ranks4: MegatronRanks, parts: int | None, budget: int
 ) -> None:
-    """Other budgets: layers with the same options have one context, whose plan is of the first model."""
+    """Each case has another budget: layers with equal options share a context, whose plan is the first model's."""
     found = ranks4.run("mg_pipeline:train_both", parts=parts, options={"memory_budget": budget})
     _check(found, parts)
     assert [each["planned_outstanding"] for each in found] == OUTSTANDING[parts]
@@ -47,7 +47,7 @@ def test_TwoStages_UnderABudget_ItCountsWhatTheScheduleHolds(
 
 
 def test_TwoStages_UnevenUnderABudget_AsStock(oldest4: MegatronRanks) -> None:
-    """Three layers in the first stage, of which the last has no experts, and one in the second."""
+    """The first stage has three layers, of which the last has no experts, and the second has one."""
     case = {"num_layers_in_first_pipeline_stage": 3, "num_layers_in_last_pipeline_stage": 1}
     case |= {"moe_layer_freq": [1, 1, 0, 1], "options": {"memory_budget": 18 << 20}}
     found = oldest4.run("mg_pipeline:train_both", parts=None, **case)
@@ -60,7 +60,7 @@ def test_TwoStages_UnevenUnderABudget_AsStock(oldest4: MegatronRanks) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("parts", [None, 2], ids=["1F1B", "interleaved"])
 def test_TwoStages_TwoReplicasOfEachExpert_AsStock(ranks4: MegatronRanks, parts: int | None) -> None:
-    """Pipeline and expert-data parallel: each rank of a stage has all experts."""
+    """Each rank of a stage has all experts (pipeline and expert-data parallelism)."""
     _check(ranks4.run("mg_pipeline:train_both", parts=parts, ep=1, options={"chunks": 2}), parts)
 
 
@@ -77,8 +77,8 @@ def test_TwoStages_NamedSpecInterleaved_EachPartFindsItsLayers(oldest4: Megatron
 
 
 def test_RankOfAStageKilled_ItsGroupIsToldWho_AndTheOtherStageEnds(fresh4: MegatronRanks, tmp_path: Path) -> None:
-    """Rank 2 shares experts with rank 3 and gets an error from Sluice; the first stage gets one from the host, when its
-    peers are gone."""
+    """Rank 2 shares experts with rank 3 and gets an error from Sluice; the first stage gets one from the host when its
+    peers have ended."""
     *first, _, killed = fresh4.try_run("mg_pipeline:dies_in_training", dying=(2, 3), folder=str(tmp_path))
     assert killed == {"died": True}
     told = (tmp_path / "told").read_text()

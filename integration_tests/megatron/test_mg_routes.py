@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the router's tensors to ids and weights; needs no Megatron."""
+"""Tests the conversion of the router's tensors to ids and weights, without Megatron."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_Routes_ChosenWithProbabilityZero_StayWithTheirGradient() -> None:
 
 
 def test_Routes_Padded_KeepThoseThatWereChosen() -> None:
-    """Every expert is full; a token has more places than K."""
+    """Every expert is full, so a token has more than K routes."""
     probs = torch.tensor([[0.0, 0.7, 0.3, 0.0]], requires_grad=True)
     found = routes.of_map(probs, torch.ones(1, 4, dtype=torch.bool), 2, padded=True)
     assert found.expert_ids.tolist() == [[1, 2]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GPTModel trained through Megatron's own DDP, optimizer and schedule: with Sluice as stock."""
+"""Compares a GPTModel on Sluice with stock, trained through Megatron's own DDP, optimizer and schedule."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from mg_ranks import BETWEEN, OLDEST, RELEASES, MegatronRanks
 
 LONG_S = 1800.0  # five trainings of 200 steps, on a busy machine
-# f32 with the host's own GEMM: rows of one expert are multiplied in other portions than stock's, and a few steps of
-# Adam, which divides by the root of small second moments, enlarge that.
+# f32 with the host's own GEMM: rows of an expert are multiplied in other chunks than stock's, and a few steps of Adam,
+# which divides by the root of small second moments, enlarge the differences.
 LOSS, NORM, WEIGHT = 5e-6, 2e-5, 2e-4
 
 
@@ -86,7 +86,7 @@ CASES: dict[str, dict[str, Any]] = {
         "recompute_num_layers": 1,
     },
 }
-# Routers that the oldest release does not have.
+# Routers that the oldest release lacks.
 CASES_OF_NEWEST: dict[str, dict[str, Any]] = {
     "root of softplus": {"moe_router_score_function": "sqrtsoftplus"},
     "quantile balancing": {
@@ -97,7 +97,7 @@ CASES_OF_NEWEST: dict[str, dict[str, Any]] = {
 }
 
 
-# Of the newest release every day: where its interfaces are others than those of the oldest.
+# Daily cases of the newest release: those with other interfaces than the oldest.
 EVERY_DAY = ("gated", "shared experts that overlap", "padded to capacity", "MoE recomputed")
 
 
@@ -130,7 +130,7 @@ def test_TwoRanks_RoutersOfTheNewestRelease_AsStock(newest2: MegatronRanks, case
 @pytest.mark.parametrize("reduce_in_f32", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_TwoRanks_FusedAccumulation_AddsToMainGrad(ranks2: MegatronRanks, dtype: str, reduce_in_f32: bool) -> None:
-    """Two micro-batches a step: the library adds both to DDP's gradients."""
+    """A step has two micro-batches: the library adds both to DDP's gradients."""
     case = {"gradient_accumulation_fusion": True, "ddp": {"grad_reduce_in_fp32": reduce_in_f32}, "params_dtype": dtype}
     found = ranks2.run("mg_models:train_both", ep=2, **case)
     if dtype == "float32":
@@ -167,7 +167,7 @@ def test_FourRanks_ExpertAndExpertDataParallel_AsStock(oldest4: MegatronRanks, e
 
 
 def test_FourRanks_DistributedOptimizer_AsStock(ranks4: MegatronRanks) -> None:
-    """Two ranks hold each expert: its parameters are gathered while the forward runs, and the host's hooks on its
+    """Two ranks have each expert: its parameters are gathered while the forward runs, and the host's hooks on its
     linears wait for them."""
     ddp = {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
     check_as_stock(ranks4.run("mg_models:train_both", ep=2, ddp=ddp))
@@ -182,7 +182,7 @@ GROUPED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("what", GROUPED)
 def test_TwoRanks_GroupedExperts_AsStock(oldest2: MegatronRanks, what: str) -> None:
-    """GroupedMLP, which 0.17 no longer has, trains in bf16 alone. Near ties would turn: routes are replayed."""
+    """GroupedMLP, which 0.17 no longer has, trains in bf16 only. Routes are replayed, as near ties would change."""
     case = {"moe_grouped_gemm": True, "params_dtype": "bfloat16", **GROUPED[what]}
     for found in oldest2.run("mg_models:train_replayed", ep=2, steps=5, **case):
         assert found["computed_by"] == ["sluice"]
@@ -191,7 +191,7 @@ def test_TwoRanks_GroupedExperts_AsStock(oldest2: MegatronRanks, what: str) -> N
 
 
 def _check_long(found: list[dict[str, Any]], floors: tuple[float, float, float]) -> None:
-    """Never farther from stock than twice what stock is from itself with its sums in other orders (mg_long.py)."""
+    """The distance from stock is at most twice that of stock from itself with other orders of sums (mg_long.py)."""
     for each in found:
         print(f"losses, norms, parameters: Sluice {each['sluice']} from stock, stock {each['stock']} from itself")
         assert each["computed_by"] == ["sluice"] and each["moved"] > 0.02, each
@@ -210,7 +210,7 @@ def test_FourRanks_RoutesReplayed_StaysWithinStocksOwnDistance(oldest4: Megatron
 @pytest.mark.timeout(LONG_S)
 @pytest.mark.parametrize("steps", [20, pytest.param(200, marks=pytest.mark.full)])
 def test_TwoRanks_OwnChoiceOfGemm_TheSameCurve(oldest2: MegatronRanks, steps: int) -> None:
-    """Routes are the router's own: near ties turn, and losses are means over ten steps."""
+    """Routes are the router's own: near ties change, so losses are means over ten steps."""
     found = oldest2.run("mg_long:train", deadline=LONG_S, ep=2, steps=steps, replayed=False, options={})
     _check_long(found, (LOSS, NORM, WEIGHT))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron's own tests of its MoE layers, unmodified, on two ranks: each has the outcome of stock.
+"""Runs Megatron's own tests of its MoE layers, unmodified, on two ranks: each has the outcome of stock.
 
 Their files are not part of this project: SLUICE_MEGATRON_TESTS names a folder that holds the folders "megatron" and
 "tests" of its repository at the tag core_v0.16.1. `upstream/cpu_tests.py` wraps them. Tests that need Transformer
@@ -21,9 +21,9 @@ from host_outcomes import outcomes_of
 ROOT = os.environ.get("SLUICE_MEGATRON_TESTS")
 AROUND = Path(__file__).resolve().parent / "upstream"
 MOE = "tests/unit_tests/transformer/moe"
-# (file, whether something of it runs on Sluice). Tests of GroupedMLP import Transformer Engine and cannot be
-# collected without it, in stock as here. Those of the dispatcher and of checkpoints build layers, or experts alone, and
-# call the parts that Sluice does not: test_mg_dispatch.py asks the same of a whole layer.
+# (file, whether any of its tests runs on Sluice). Tests of GroupedMLP import Transformer Engine and cannot be collected
+# without it, with stock either. Those of the dispatcher and of checkpoints build layers, or experts alone, and call
+# parts that Sluice does not call: test_mg_dispatch.py tests the same on a whole layer.
 FILES = [
     (f"{MOE}/test_moe_layer.py", True),
     (f"{MOE}/test_sequential_mlp.py", True),
@@ -45,7 +45,7 @@ def _port() -> str:
 
 
 def _outcomes(folder: Path, file: str, **environment: str) -> list[dict[str, str]]:
-    """By rank, and there by test."""
+    """Returns the outcomes by rank and test."""
     folder.mkdir()
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "SLUICE"))}
     own = {

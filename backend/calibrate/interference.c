@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Measures how lanes slow each other down: three kinds of work of about equal length, each alone, then in pairs and all
- * together [MPMoE's alpha(y, x) and alpha(y, all)]. */
+ * together [MPMoE's alpha(y, x) and alpha(y, all)]. Copies are measured at two sizes and in both directions. */
 #include <string.h>
 
 #include "backend/base/clock.h"
@@ -9,6 +9,7 @@
 #include "backend/cost/fit.h"
 
 #define WORKS  3 /* GEMMs, exchanges, copies */
+#define COPY   2
 #define ROUNDS 5
 
 typedef struct work_s {
@@ -87,58 +88,87 @@ static sluice_status_t size_work(sluice_bench_t* b, work_t* work, double seconds
   return SLUICE_OK;
 }
 
-/* The work that represents a lane: copies in are measured as copies out. */
-static int32_t work_of(int32_t lane) {
-  static const int32_t works[SLUICE_NUM_LANES] = {
-      [SLUICE_LANE_COMPUTE] = 0, [SLUICE_LANE_COMM] = 1, [SLUICE_LANE_COPY_OUT] = 2, [SLUICE_LANE_COPY_IN] = 2};
-  return works[lane];
+/* Alone, in pairs and all together. pair[y][x], all[y]: what y keeps while x runs, or both others. */
+typedef struct shares_s {
+  double alone[WORKS], pair[WORKS][WORKS], all[WORKS];
+} shares_t;
+
+static sluice_status_t measure_alone(sluice_bench_t* b, work_t* work, double seconds, double* out_alone) {
+  SLUICE_TRY(size_work(b, work, seconds));
+  together_t single = {.bench = b, .works = {work}, .count = 1};
+  return measure(&single, out_alone);
 }
 
-/* For every set of lanes, from the works in it. */
-static void fill_shares(double (*pair)[WORKS], const double* all, double (*out_share)[1 << SLUICE_NUM_LANES]) {
-  for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) {
-    for (int32_t set = 0; set < 1 << SLUICE_NUM_LANES; ++set) {
-      if (!(set >> lane & 1) || set == 1 << lane) continue;
-      const int32_t own = work_of(lane);
-      int32_t others = 0, last = own;
-      for (int32_t other = 0; other < SLUICE_NUM_LANES; ++other) {
-        const int32_t work = work_of(other);
-        if (!(set >> other & 1) || work == own || (others >> work & 1)) continue;
-        others |= 1 << work, last = work;
-      }
-      const int32_t is_one = (others & (others - 1)) == 0;
-      out_share[lane][set] = others == 0 ? 1 : is_one ? pair[own][last] : all[own];
-    }
-  }
+static sluice_status_t measure_pair(sluice_bench_t* b, const work_t* works, int32_t i, int32_t j, shares_t* shares) {
+  together_t pair = {.bench = b, .works = {&works[i], &works[j]}, .count = 2};
+  const double single[] = {shares->alone[i], shares->alone[j]};
+  double share[2], took[WORKS];
+  SLUICE_TRY(measure(&pair, took));
+  sluice_shares_of_two(single, took, share);
+  shares->pair[i][j] = share[0], shares->pair[j][i] = share[1];
+  return SLUICE_OK;
 }
 
-sluice_status_t sluice_bench_shares(sluice_bench_t* b, double seconds, double (*out_share)[1 << SLUICE_NUM_LANES]) {
-  memset(out_share, 0, sizeof(double[SLUICE_NUM_LANES][1 << SLUICE_NUM_LANES]));
-  if (b->context->comm == NULL) return SLUICE_OK;
-  const int64_t bytes = 1 << 20;
-  work_t works[WORKS] = {{SLUICE_LANE_COMPUTE, {.kind = SLUICE_PROBE_GEMM, .size = 256}, 0},
-                         {SLUICE_LANE_COMM, {.kind = SLUICE_PROBE_EXCHANGE, .size = bytes}, 0},
-                         {SLUICE_LANE_COPY_OUT, {.kind = SLUICE_PROBE_COPY, .size = 4 * bytes}, 0}};
-  double part = seconds / (ROUNDS * 8.0), alone[WORKS], took[WORKS], all[WORKS];
-  double pair_share[WORKS][WORKS] = {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}};
-  for (int32_t i = 0; i < WORKS; ++i) {
-    SLUICE_TRY(size_work(b, &works[i], part));
-    together_t single = {.bench = b, .works = {&works[i]}, .count = 1};
-    SLUICE_TRY(measure(&single, &alone[i]));
-  }
-  for (int32_t i = 0; i < WORKS; ++i) {
-    for (int32_t j = i + 1; j < WORKS; ++j) {
-      together_t pair = {.bench = b, .works = {&works[i], &works[j]}, .count = 2};
-      double share[2];
-      const double single[] = {alone[i], alone[j]};
-      SLUICE_TRY(measure(&pair, took));
-      sluice_shares_of_two(single, took, share);
-      pair_share[i][j] = share[0], pair_share[j][i] = share[1];
-    }
-  }
-  together_t three = {.bench = b, .works = {&works[0], &works[1], &works[2]}, .count = WORKS};
+/* The third work, a copy, with GEMMs, with exchanges and with both. */
+static sluice_status_t measure_copy(sluice_bench_t* b, work_t* works, double seconds, shares_t* shares) {
+  double took[WORKS];
+  SLUICE_TRY(measure_alone(b, &works[COPY], seconds, &shares->alone[COPY]));
+  for (int32_t i = 0; i < COPY; ++i) SLUICE_TRY(measure_pair(b, works, i, COPY, shares));
+  together_t three = {.bench = b, .works = {&works[0], &works[1], &works[COPY]}, .count = WORKS};
   SLUICE_TRY(measure(&three, took));
-  sluice_shares_of_three(alone, took, (const double(*)[WORKS])pair_share, all);
-  fill_shares(pair_share, all, out_share);
+  sluice_shares_of_three(shares->alone, took, (const double(*)[WORKS])shares->pair, shares->all);
+  return SLUICE_OK;
+}
+
+/* Sets the shares of every set of these three lanes that has the copies. */
+static void fill_shares(const shares_t* shares, int32_t copies, double (*out_share)[1 << SLUICE_NUM_LANES]) {
+  const int32_t lanes[WORKS] = {SLUICE_LANE_COMPUTE, SLUICE_LANE_COMM, copies};
+  const int32_t all = 1 << lanes[0] | 1 << lanes[1] | 1 << copies;
+  for (int32_t i = 0; i < COPY; ++i) {
+    const int32_t pair = 1 << lanes[i] | 1 << copies;
+    out_share[lanes[i]][pair] = shares->pair[i][COPY], out_share[copies][pair] = shares->pair[COPY][i];
+  }
+  for (int32_t i = 0; i < WORKS; ++i) out_share[lanes[i]][all] = shares->all[i];
+}
+
+/* With copies in both directions a lane keeps what the direction leaves that leaves less; copies keep what they keep
+ * without the other direction. */
+static void fill_both_directions(double (*share)[1 << SLUICE_NUM_LANES]) {
+  const int32_t out = 1 << SLUICE_LANE_COPY_OUT, in = 1 << SLUICE_LANE_COPY_IN;
+  for (int32_t set = 0; set < 1 << SLUICE_NUM_LANES; ++set) {
+    if (!(set & out) || !(set & in) || set == (out | in)) continue;
+    for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) {
+      if (!(set >> lane & 1)) continue;
+      const double with_out = share[lane][set & ~in], with_in = share[lane][set & ~out];
+      share[lane][set] = with_out == 0 || (with_in > 0 && with_in < with_out) ? with_in : with_out;
+    }
+  }
+}
+
+sluice_status_t sluice_bench_shares(sluice_bench_t* b, double seconds, sluice_machine_t* m) {
+  static const int64_t sizes[] = {256 << 10, 4 << 20}; /* in caches, and larger than most */
+  enum { SIZES = sizeof sizes / sizeof sizes[0], MEASURED = 3 + SIZES * 2 * 4, SLACK = 2 };
+  memset(m->share, 0, sizeof m->share);
+  m->num_copy_shares = 0;
+  if (b->context->comm == NULL) return SLUICE_OK;
+  const double part = seconds / (ROUNDS * (MEASURED + SLACK));
+  work_t works[WORKS] = {{SLUICE_LANE_COMPUTE, {.kind = SLUICE_PROBE_GEMM, .size = 256}, 0},
+                         {SLUICE_LANE_COMM, {.kind = SLUICE_PROBE_EXCHANGE, .size = 1 << 20}, 0}};
+  shares_t shares = {.pair = {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}}};
+  for (int32_t i = 0; i < COPY; ++i) SLUICE_TRY(measure_alone(b, &works[i], part, &shares.alone[i]));
+  SLUICE_TRY(measure_pair(b, works, 0, 1, &shares));
+  const int32_t both = 1 << SLUICE_LANE_COMPUTE | 1 << SLUICE_LANE_COMM;
+  m->share[SLUICE_LANE_COMPUTE][both] = shares.pair[0][1], m->share[SLUICE_LANE_COMM][both] = shares.pair[1][0];
+  for (int32_t i = 0; i < (int32_t)SIZES; ++i) {
+    sluice_copy_share_t* of_size = &m->copy_share[m->num_copy_shares++];
+    *of_size = (sluice_copy_share_t){.bytes = (double)sizes[i]};
+    works[COPY] = (work_t){SLUICE_LANE_COPY_OUT, {.kind = SLUICE_PROBE_COPY, .size = sizes[i]}, 0};
+    SLUICE_TRY(measure_copy(b, works, part, &shares));
+    fill_shares(&shares, SLUICE_LANE_COPY_OUT, of_size->share);
+    works[COPY] = (work_t){SLUICE_LANE_COPY_IN, {.kind = SLUICE_PROBE_COPY_IN, .size = sizes[i]}, 0};
+    SLUICE_TRY(measure_copy(b, works, part, &shares));
+    fill_shares(&shares, SLUICE_LANE_COPY_IN, of_size->share);
+    fill_both_directions(of_size->share);
+  }
   return SLUICE_OK;
 }

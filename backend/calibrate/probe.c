@@ -169,10 +169,11 @@ static sluice_status_t run_launches(sluice_bench_t* b, int64_t jobs) {
   return status != SLUICE_OK ? status : joined;
 }
 
-static sluice_status_t copy(sluice_bench_t* b, uint64_t bytes, sluice_stream_t stream) {
+static sluice_status_t copy(sluice_bench_t* b, int is_in, uint64_t bytes, sluice_stream_t stream) {
   sluice_device_t* device = b->context->device;
-  if (sluice_bench_on_device_memory(b)) return device->memory->copy(device, stream, b->copied, b->send, bytes);
-  memcpy(b->copied, b->send, bytes);
+  if (sluice_bench_on_device_memory(b)) /* what lies in `send` does not matter to an exchange in flight */
+    return device->memory->copy(device, stream, is_in ? b->send : b->copied, is_in ? b->copied : b->send, bytes);
+  memcpy(b->copied, b->send, bytes); /* host memory has no direction, and another thread may be sending from `send` */
   return SLUICE_OK;
 }
 
@@ -198,7 +199,8 @@ static sluice_status_t run_once(sluice_bench_t* b, const sluice_probe_t* p, slui
       kernels->gather_rows(stream, b->dtype, sluice_min(p->size, SLUICE_BENCH_BYTES) / row_bytes, b->model_width,
                            b->rows, b->model_width, b->index, b->send);
       return SLUICE_OK;
-    case SLUICE_PROBE_COPY: return copy(b, (uint64_t)p->size, stream);
+    case SLUICE_PROBE_COPY:
+    case SLUICE_PROBE_COPY_IN: return copy(b, p->kind == SLUICE_PROBE_COPY_IN, (uint64_t)p->size, stream);
     case SLUICE_PROBE_ACTIVATION:
     case SLUICE_PROBE_ACTIVATION_GRAD:
       run_activation(b, SLUICE_ACTIVATION_GELU, p->kind != SLUICE_PROBE_ACTIVATION, p->size, stream);
@@ -225,6 +227,7 @@ static int32_t lane_of(int32_t kind) {
     case SLUICE_PROBE_EXCHANGE:
     case SLUICE_PROBE_HOT_EXCHANGE: return SLUICE_LANE_COMM;
     case SLUICE_PROBE_COPY: return SLUICE_LANE_COPY_OUT;
+    case SLUICE_PROBE_COPY_IN: return SLUICE_LANE_COPY_IN;
     default: return SLUICE_LANE_COMPUTE;
   }
 }

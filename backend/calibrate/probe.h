@@ -22,6 +22,7 @@ enum {
   SLUICE_PROBE_HOT_EXCHANGE,  /* all ranks send to the first one, and no other rank receives anything */
   SLUICE_PROBE_TWO_EXCHANGES, /* concurrent: the second is almost empty, as in a backward op */
   SLUICE_PROBE_LAUNCH,
+  SLUICE_PROBE_COPY_IN, /* from host memory */
   SLUICE_PROBE_KINDS
 };
 
@@ -84,8 +85,8 @@ sluice_status_t sluice_bench_launch_on_device(sluice_bench_t* bench, int32_t cou
 static inline int sluice_bench_on_device_memory(const sluice_bench_t* bench) {
   return bench->context->device->memory != NULL;
 }
-/* Shares of speed while lanes run together; collective. */
-sluice_status_t sluice_bench_shares(sluice_bench_t* bench, double seconds, double (*out_share)[1 << SLUICE_NUM_LANES]);
+/* Shares of speed while lanes run together, with copies of two sizes in both directions; collective. */
+sluice_status_t sluice_bench_shares(sluice_bench_t* bench, double seconds, sluice_machine_t* machine);
 /* The burst of the link after a pause (token_bucket.h), in seconds of line time; collective. */
 sluice_status_t sluice_bench_token_bucket(sluice_bench_t* bench, double seconds, double* out_bucket);
 /* Exchanges during GEMMs (contention.h), into a machine that has its GEMMs and exchanges; collective. */

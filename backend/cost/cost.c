@@ -215,11 +215,15 @@ static double activation(const op_scene_t* s, int32_t direction) {
   return s->rows.received * (double)s->work->hidden_width * each;
 }
 
-static double copy(const op_scene_t* s, int is_pre_activation) {
+static double copied_bytes(const op_scene_t* s, int is_pre_activation) {
   const sluice_workload_t* w = s->work;
   double width = is_pre_activation ? (double)w->hidden_width * w->gate_factor : (double)w->model_width;
   if (is_pre_activation && w->callback) width = (double)w->model_width;
-  return sluice_curve_at(&s->machine->host_copy, s->rows.received * width * (double)sluice_dtype_bytes(w->dtype));
+  return s->rows.received * width * (double)sluice_dtype_bytes(w->dtype);
+}
+
+static double copy(const op_scene_t* s, int is_pre_activation) {
+  return sluice_curve_at(&s->machine->host_copy, copied_bytes(s, is_pre_activation));
 }
 
 /* What an adapter adds to the GEMM of a matrix, in matrices [M, H]: both of its factors. */
@@ -377,11 +381,19 @@ static sluice_overlap_t op_overlap(void* user, const sluice_op_t* op) {
   return (sluice_overlap_t){fmin(1, alone / together), fmax(LEAST_SHARE, 1 - lost / together)};
 }
 
+static const double (*op_copy_share(void* user, const sluice_op_t* op))[1 << SLUICE_NUM_LANES] {
+  const op_scene_t s = scene_at(user, op);
+  const sluice_copy_share_t* of_size =
+      sluice_machine_copy_share(s.machine, copied_bytes(&s, touches_pre_activation(op)));
+  return of_size == NULL ? NULL : of_size->share;
+}
+
 sluice_op_costs_t sluice_pass_costs(sluice_pass_costs_t* state, const sluice_machine_t* m, const sluice_workload_t* w,
                                     const sluice_choice_t* c, int32_t direction) {
   *state = scene_of(m, w, c, direction);
   return (sluice_op_costs_t){.seconds = op_seconds,
                              .overlap = op_overlap,
+                             .copy_share = op_copy_share,
                              .line = op_line,
                              .bucket = m->exchange.token_bucket_seconds,
                              .user = state,
@@ -439,6 +451,13 @@ sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* m, const sluice_
 
 static double or_one(double share) { return share > 0 ? share : 1; }
 
+/* What a stream keeps while those of `set` run, with copies of the given size. */
+static double share_at(const sluice_machine_t* m, int32_t lane, int32_t set, double bytes) {
+  const sluice_copy_share_t* of_size = sluice_machine_copy_share(m, bytes);
+  const double with = of_size == NULL ? 0 : of_size->share[lane][set];
+  return or_one(with > 0 ? with : m->share[lane][set]);
+}
+
 /* From the machine's shares by lane. If contention was measured by size, the pair of exchange and computation uses it,
  * at the size of a chunk; the effect of copies stays in proportion. */
 sluice_alphas_t sluice_alphas_of(const sluice_machine_t* m, const sluice_workload_t* w, const sluice_choice_t* c,
@@ -446,14 +465,15 @@ sluice_alphas_t sluice_alphas_of(const sluice_machine_t* m, const sluice_workloa
   const int32_t copies = direction == SLUICE_FORWARD ? SLUICE_LANE_COPY_OUT : SLUICE_LANE_COPY_IN;
   const int32_t lanes[] = {SLUICE_LANE_COMM, SLUICE_LANE_COMPUTE, copies};
   sluice_alphas_t a = sluice_no_interference();
+  op_scene_t scene = scene_of(m, w, c, direction);
+  const double bytes = copied_bytes(&scene, !sluice_restore_is_offloaded(policy_of_di(c, 0)));
   const int32_t all = 1 << lanes[0] | 1 << lanes[1] | 1 << lanes[2];
   for (int32_t y = 0; y < 3; ++y) {
     for (int32_t x = 0; x < 3; ++x) {
-      if (x != y) a.alpha[y][x] = or_one(m->share[lanes[y]][1 << lanes[y] | 1 << lanes[x]]);
+      if (x != y) a.alpha[y][x] = share_at(m, lanes[y], 1 << lanes[y] | 1 << lanes[x], bytes);
     }
-    a.alpha[y][SLUICE_STREAM_ALL] = or_one(m->share[lanes[y]][all]);
+    a.alpha[y][SLUICE_STREAM_ALL] = share_at(m, lanes[y], all, bytes);
   }
-  op_scene_t scene = scene_of(m, w, c, direction);
   const sluice_op_t dispatch = {.kind = direction == SLUICE_FORWARD ? SLUICE_OP_DISPATCH : SLUICE_OP_DISPATCH_GRAD,
                                 .lane = SLUICE_LANE_COMM};
   const sluice_overlap_t overlap = op_overlap(&scene, &dispatch);

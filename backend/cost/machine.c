@@ -137,14 +137,37 @@ static sluice_status_t check_link(const char* field, const sluice_link_t* link) 
   return check_curve(field, &link->bytes);
 }
 
-static sluice_status_t check_shares(const sluice_machine_t* m) {
+static double ratio_of(double a, double b) { return a > b ? a / b : b / a; }
+
+const sluice_copy_share_t* sluice_machine_copy_share(const sluice_machine_t* m, double bytes) {
+  const sluice_copy_share_t* nearest = NULL;
+  for (int32_t i = 0; i < m->num_copy_shares; ++i) {
+    const sluice_copy_share_t* c = &m->copy_share[i];
+    if (nearest == NULL || ratio_of(bytes, c->bytes) < ratio_of(bytes, nearest->bytes)) nearest = c;
+  }
+  return nearest;
+}
+
+static sluice_status_t check_shares_of(const double (*share)[1 << SLUICE_NUM_LANES]) {
   for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) {
     for (int32_t set = 0; set < 1 << SLUICE_NUM_LANES; ++set) {
-      double s = m->share[lane][set];
+      double s = share[lane][set];
       SLUICE_TRY(SLUICE_REQUIRE(s >= 0 && s <= 1,
                                 "machine: share of lane %s is %g; it is the part of its speed that is left, in (0, 1]",
                                 sluice_lane_names[lane], s));
     }
+  }
+  return SLUICE_OK;
+}
+
+static sluice_status_t check_shares(const sluice_machine_t* m) {
+  SLUICE_TRY(check_shares_of(m->share));
+  SLUICE_TRY(SLUICE_REQUIRE(m->num_copy_shares >= 0 && m->num_copy_shares <= SLUICE_COPY_SHARES,
+                            "machine: copy_share has %d sizes; at most %d", m->num_copy_shares, SLUICE_COPY_SHARES));
+  for (int32_t i = 0; i < m->num_copy_shares; ++i) {
+    SLUICE_TRY(SLUICE_REQUIRE(m->copy_share[i].bytes > 0, "machine: copy_share has a size of %g bytes; it is above 0",
+                              m->copy_share[i].bytes));
+    SLUICE_TRY(check_shares_of(m->copy_share[i].share));
   }
   return SLUICE_OK;
 }

@@ -39,6 +39,12 @@ enum { SLUICE_MACHINE_PROFILE = 0, SLUICE_MACHINE_CALIBRATED = 1, SLUICE_MACHINE
 enum { SLUICE_FORM_FORWARD = 0, SLUICE_FORM_INPUT_GRAD = 1, SLUICE_FORM_WEIGHT_GRAD = 2, SLUICE_FORM_COUNT = 3 };
 enum { SLUICE_MACHINE_F32 = 0, SLUICE_MACHINE_BF16 = 1, SLUICE_MACHINE_F16 = 2, SLUICE_MACHINE_DTYPES = 3 };
 
+#define SLUICE_COPY_SHARES 4 /* sizes of copies */
+typedef struct sluice_copy_share_s {
+  double bytes;
+  double share[SLUICE_NUM_LANES][1 << SLUICE_NUM_LANES];
+} sluice_copy_share_t;
+
 typedef struct sluice_machine_s {
   char name[64];
   int32_t provenance;                          /* SLUICE_MACHINE_* */
@@ -74,9 +80,17 @@ typedef struct sluice_machine_s {
   double pass_byte_seconds;            /* additional, per byte of a rank's rows: time outside of ops */
   /* [lane][set of busy lanes, including it]: the share of its speed that the lane keeps; 0 stands for 1. */
   double share[SLUICE_NUM_LANES][1 << SLUICE_NUM_LANES];
+  /* The same while copies of these bytes run, by direction: ascending, and 0 where a share is not given, which leaves
+   * `share`. JSON: entries of copy_share. */
+  int32_t num_copy_shares;
+  sluice_copy_share_t copy_share[SLUICE_COPY_SHARES];
   double error_median, error_p90; /* |predicted / measured - 1| on held-out sizes; 0: not measured */
   int32_t error_count;
 } sluice_machine_t;
+
+/* The shares while a copy of about `bytes` runs: those of the nearest size, by their ratio. NULL: not measured by size,
+ * `share` applies to all copies. */
+const sluice_copy_share_t* sluice_machine_copy_share(const sluice_machine_t* machine, double bytes);
 
 void sluice_machine_init(sluice_machine_t* out_machine);
 

@@ -11,6 +11,7 @@
 #include "backend/base/json.h"
 #include "backend/base/text.h"
 #include "backend/cost/machine.h"
+#include "sluice/context.h"
 
 #define FORM 2
 #define WHAT "machine profile"
@@ -207,11 +208,13 @@ static int32_t lane_of(const sluice_json_t* node) {
   return -1;
 }
 
-static sluice_status_t read_one_share(const sluice_json_t* entry, double (*shares)[1 << SLUICE_NUM_LANES]) {
+/* One of `share`, or of `copy_share`, which also has the bytes of a copy. */
+static sluice_status_t read_one_share(const sluice_json_t* entry, int32_t num_members,
+                                      double (*shares)[1 << SLUICE_NUM_LANES], uint32_t* out_set) {
   const sluice_json_t* lane = sluice_json_member(entry, "lane");
   const sluice_json_t* others = sluice_json_member(entry, "beside");
   const sluice_json_t* share = sluice_json_member(entry, "share");
-  int is_whole = entry->count == 3 && lane != NULL && others != NULL && share != NULL;
+  int is_whole = entry->count == num_members && lane != NULL && others != NULL && share != NULL;
   SLUICE_TRY(SLUICE_REQUIRE(is_whole && others->kind == SLUICE_JSON_ARRAY && share->kind == SLUICE_JSON_NUMBER, WHAT
                             ": an entry of share has lane (a name), beside (an array of names) and share (a number)"));
   SLUICE_TRY(SLUICE_REQUIRE(lane_of(lane) >= 0, WHAT ": share.lane: known are compute, comm, copy_out and copy_in"));
@@ -225,12 +228,42 @@ static sluice_status_t read_one_share(const sluice_json_t* entry, double (*share
     set |= 1u << lane_of(b);
   }
   shares[lane_of(lane)][set] = share->number;
+  *out_set = set;
   return SLUICE_OK;
 }
 
 static sluice_status_t read_shares(const char* field, const sluice_json_t* node, void* out) {
   SLUICE_TRY(want_kind(field, node, SLUICE_JSON_ARRAY));
-  for (const sluice_json_t* c = node->child; c != NULL; c = c->next) SLUICE_TRY(read_one_share(c, out));
+  uint32_t set = 0;
+  for (const sluice_json_t* c = node->child; c != NULL; c = c->next) SLUICE_TRY(read_one_share(c, 3, out, &set));
+  return SLUICE_OK;
+}
+
+/* The shares of this size, in ascending order of sizes; NULL: there are too many sizes. */
+static sluice_copy_share_t* shares_of_size(sluice_machine_t* m, double bytes) {
+  int32_t at = 0;
+  while (at < m->num_copy_shares && m->copy_share[at].bytes < bytes) ++at;
+  if (at < m->num_copy_shares && m->copy_share[at].bytes <= bytes) return &m->copy_share[at];
+  if (m->num_copy_shares == SLUICE_COPY_SHARES) return NULL;
+  memmove(&m->copy_share[at + 1], &m->copy_share[at], (size_t)(m->num_copy_shares - at) * sizeof m->copy_share[0]);
+  ++m->num_copy_shares;
+  m->copy_share[at] = (sluice_copy_share_t){.bytes = bytes};
+  return &m->copy_share[at];
+}
+
+static sluice_status_t read_copy_shares(const char* field, const sluice_json_t* node, void* out) {
+  SLUICE_TRY(want_kind(field, node, SLUICE_JSON_ARRAY));
+  for (const sluice_json_t* c = node->child; c != NULL; c = c->next) {
+    const sluice_json_t* bytes = sluice_json_member(c, "bytes");
+    SLUICE_TRY(SLUICE_REQUIRE(bytes != NULL && bytes->kind == SLUICE_JSON_NUMBER && bytes->number > 0,
+                              WHAT ": an entry of copy_share has bytes, the size of a copy, above 0"));
+    sluice_copy_share_t* of_size = shares_of_size(out, bytes->number);
+    SLUICE_TRY(SLUICE_REQUIRE(of_size != NULL, WHAT ": copy_share has more than %d sizes", SLUICE_COPY_SHARES));
+    uint32_t set = 0;
+    SLUICE_TRY(read_one_share(c, 4, of_size->share, &set));
+    SLUICE_TRY(SLUICE_REQUIRE((set >> SLUICE_LANE_COPY_OUT & 1) || (set >> SLUICE_LANE_COPY_IN & 1),
+                              WHAT ": an entry of copy_share is about copy_out or copy_in, as lane or beside"));
+  }
   return SLUICE_OK;
 }
 
@@ -322,6 +355,7 @@ static const field_t fields[] = {
     {"pass_seconds", KIND_SECONDS, AT(pass_seconds), NULL},
     {"pass_byte_seconds", KIND_SECONDS, AT(pass_byte_seconds), NULL},
     {"share", KIND_PART, AT(share), read_shares},
+    {"copy_share", KIND_PART, 0, read_copy_shares},
     {"error", KIND_PART, 0, read_error},
 };
 #define NUM_FIELDS (sizeof fields / sizeof fields[0])
@@ -435,24 +469,37 @@ static void add_curve(sluice_text_t* text, const char* name, const sluice_curve_
   sluice_text_add(text, "}");
 }
 
-static void add_shares(sluice_text_t* text, const sluice_machine_t* m) {
-  const char* separator = "";
-  sluice_text_add(text, ",\n \"share\": [");
+/* bytes 0: of no size. *separator: before the first entry. */
+static void add_shares_of(sluice_text_t* text, const double (*share)[1 << SLUICE_NUM_LANES], double bytes,
+                          const char** separator) {
   for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) {
     for (int32_t set = 0; set < 1 << SLUICE_NUM_LANES; ++set) {
-      if (m->share[lane][set] == 0 || !(set >> lane & 1)) continue;
-      sluice_text_add(text, "%s\n  {\"lane\": \"%s\", \"beside\": [", separator, sluice_lane_names[lane]);
-      separator = ",";
+      if (share[lane][set] == 0 || !(set >> lane & 1)) continue;
+      sluice_text_add(text, "%s\n  {\"lane\": \"%s\", \"beside\": [", *separator, sluice_lane_names[lane]);
+      *separator = ",";
       const char* comma = "";
       for (int32_t other = 0; other < SLUICE_NUM_LANES; ++other) {
         if (other == lane || !(set >> other & 1)) continue;
         sluice_text_add(text, "%s\"%s\"", comma, sluice_lane_names[other]);
         comma = ", ";
       }
-      add_number(text, "], \"share\": ", m->share[lane][set]);
+      add_number(text, "], \"share\": ", share[lane][set]);
+      if (bytes > 0) add_number(text, ", \"bytes\": ", bytes);
       sluice_text_add(text, "}");
     }
   }
+}
+
+static void add_shares(sluice_text_t* text, const sluice_machine_t* m) {
+  const char* separator = "";
+  sluice_text_add(text, ",\n \"share\": [");
+  add_shares_of(text, m->share, 0, &separator);
+  sluice_text_add(text, "]");
+  if (m->num_copy_shares == 0) return;
+  separator = "";
+  sluice_text_add(text, ",\n \"copy_share\": [");
+  for (int32_t i = 0; i < m->num_copy_shares; ++i)
+    add_shares_of(text, m->copy_share[i].share, m->copy_share[i].bytes, &separator);
   sluice_text_add(text, "]");
 }
 

@@ -23,6 +23,11 @@ static sluice_overlap_t overlap_of(void* user, int32_t index) {
   return walk->costs->overlap(walk->costs->user, &walk->schedule->ops[index]);
 }
 
+static const double (*copy_share_of(void* user, int32_t index))[1 << SLUICE_NUM_LANES] {
+  const walk_t* walk = user;
+  return walk->costs->copy_share(walk->costs->user, &walk->schedule->ops[index]);
+}
+
 static sluice_status_t run(sluice_device_t* device, const sluice_template_t* t) {
   SLUICE_TRY(device->vtable->begin(device, t->num_ops, NULL, NULL, NULL));
   for (int32_t i = 0; i < t->num_ops; ++i) {
@@ -38,6 +43,7 @@ sluice_status_t sluice_predict(const sluice_template_t* schedule, const sluice_o
                                double* out_end) {
   walk_t walk = {schedule, costs};
   sluice_sim_model_t model = {.cost = cost_of, .user = &walk, .overlap = costs->overlap != NULL ? overlap_of : NULL};
+  if (costs->copy_share != NULL) model.copy_share = copy_share_of;
   if (costs->line != NULL) model.line = line_of, model.bucket = costs->bucket;
   if (costs->share != NULL) memcpy(model.share, costs->share, sizeof model.share);
   sluice_device_t* device = NULL;

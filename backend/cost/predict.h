@@ -12,10 +12,14 @@ typedef double (*sluice_op_cost_fn_t)(void* user, const sluice_op_t* op);
 /* The speeds that an op of the communication lane and concurrent computation keep. */
 typedef sluice_overlap_t (*sluice_op_overlap_fn_t)(void* user, const sluice_op_t* op);
 
+/* The shares while a copy runs, by its size and direction; NULL: those of all copies. */
+typedef const double (*(*sluice_op_share_fn_t)(void* user, const sluice_op_t* op))[1 << SLUICE_NUM_LANES];
+
 /* The costs of a schedule's ops, alone and with other lanes busy. */
 typedef struct sluice_op_costs_s {
   sluice_op_cost_fn_t seconds;
   sluice_op_overlap_fn_t overlap;               /* NULL: `share` applies */
+  sluice_op_share_fn_t copy_share;              /* of copies; NULL: `share` applies */
   sluice_op_cost_fn_t line;                     /* the part of an exchange that is line time; may be NULL */
   double bucket;                                /* as in sluice_sim_model_t */
   void* user;                                   /* of all callbacks */

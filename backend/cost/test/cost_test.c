@@ -142,6 +142,50 @@ TEST(Alphas_OfAMachine_AreItsShares) {
   }
 }
 
+/* What all lanes keep while copies in this direction run. */
+static void set_copy_share(double (*out_share)[1 << SLUICE_NUM_LANES], int32_t copies, double share) {
+  for (int32_t set = 0; set < 1 << SLUICE_NUM_LANES; ++set) {
+    if (!(set >> copies & 1) || set == 1 << copies) continue;
+    for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) out_share[lane][set] = set >> lane & 1 ? share : 0;
+  }
+}
+
+/* With shares by the size of a copy, the predicted seconds are those of a machine with the shares of the nearest size
+ * for all copies, and the forward takes those of copies out, the backward those of copies in. Without any, as in older
+ * profiles, one share serves all sizes. */
+TEST(CopyShares_BySizeAndDirection_TheNearestSizeApplies) {
+  const double sizes[] = {1e4, 1e7}, shares[2][2] = {{0.2, 0.45}, {0.6, 0.85}}; /* by size, by direction */
+  const int32_t copies[] = {SLUICE_LANE_COPY_OUT, SLUICE_LANE_COPY_IN};
+  const sluice_choice_t c = {4, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD, SLUICE_WGRAD_PER_CHUNK, 1};
+  sluice_machine_t m = plain_machine();
+  m.num_copy_shares = 2;
+  for (int32_t i = 0; i < 2; ++i) {
+    m.copy_share[i].bytes = sizes[i];
+    for (int32_t d = 0; d < 2; ++d) set_copy_share(m.copy_share[i].share, copies[d], shares[i][d]);
+  }
+  const int64_t tokens[] = {960, 960 * 1000}; /* copies of about 15 kB and 60 kB, 15 MB and 60 MB */
+  for (int32_t i = 0; i < 2; ++i) {
+    sluice_workload_t w = base_work;
+    w.num_tokens = tokens[i];
+    const sluice_machine_t alone = plain_machine();
+    const sluice_step_prediction_t got = predict(&m, &w, c), quiet = predict(&alone, &w, c);
+    for (int32_t d = 0; d < 2; ++d) {
+      sluice_machine_t old = plain_machine();
+      set_copy_share(old.share, copies[d], shares[i][d]);
+      assert_true(got.seconds[d] == predict(&old, &w, c).seconds[d]);
+      assert_true(got.seconds[d] > 1.01 * quiet.seconds[d]);
+      const sluice_alphas_t a = sluice_alphas_of(&m, &w, &c, d);
+      assert_true(a.alpha[SLUICE_STREAM_COMP][SLUICE_STREAM_MEM] == shares[i][d]);
+      /* Where no share of the size is given, that of all sizes applies. */
+      set_copy_share(old.share, copies[d], 0.5);
+      old.num_copy_shares = 1, old.copy_share[0] = (sluice_copy_share_t){.bytes = sizes[i]};
+      const double without = predict(&old, &w, c).seconds[d];
+      old.num_copy_shares = 0;
+      assert_true(without == predict(&old, &w, c).seconds[d]);
+    }
+  }
+}
+
 /* If contention was measured by size, it gives alpha of an exchange and of concurrent computation. */
 TEST(Alphas_OfMeasuredContention_GoByTheSizeOfAChunk) {
   sluice_machine_t m = plain_machine();

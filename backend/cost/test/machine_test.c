@@ -30,6 +30,9 @@ static const char profile[] =
     " \"activation_seconds\": 1e-12, \"activation_grad_seconds\": 2e-12,\n"
     " \"relu_seconds\": 3e-13, \"relu_grad_seconds\": 4e-13,\n"
     " \"share\": [{\"lane\": \"comm\", \"beside\": [\"compute\"], \"share\": 0.8}],\n"
+    " \"copy_share\": [{\"lane\": \"comm\", \"beside\": [\"copy_in\"], \"share\": 0.9, \"bytes\": 4e6},\n"
+    "  {\"lane\": \"copy_out\", \"beside\": [\"compute\"], \"share\": 0.7, \"bytes\": 1e5},\n"
+    "  {\"lane\": \"compute\", \"beside\": [\"copy_out\"], \"share\": 0.6, \"bytes\": 4e6}],\n"
     " \"error\": {\"median\": 0.04, \"p90\": 0.1, \"count\": 12}}";
 
 static int is_near(double a, double b) { return fabs(a - b) <= 1e-9 * fabs(b); }
@@ -96,6 +99,9 @@ TEST(Json_WrittenAndRead_IsTheSameMachine) {
               again.compute_contention.y[1] == 2e-4);
   assert_true(again.second_exchange_seconds == 3e-4 && again.second_exchange_contention == 1e-3 &&
               again.second_compute_contention == 2e-5 && again.exchange_skew_gain == 0.25);
+  assert_true(again.num_copy_shares == 2 && again.copy_share[0].bytes == 1e5 && again.copy_share[1].bytes == 4e6);
+  assert_memory_equal(again.copy_share, m.copy_share, sizeof m.copy_share);
+  assert_true(m.copy_share[1].share[SLUICE_LANE_COMM][1 << SLUICE_LANE_COMM | 1 << SLUICE_LANE_COPY_IN] == 0.9);
   assert_true(again.cache_miss_factor[0].count == 2 && again.cache_miss_factor[0].y[1] == 1.2 &&
               again.cache_miss_factor[1].y[1] == 1.3);
   assert_true(again.relu_seconds == 3e-13 && again.relu_grad_seconds == 4e-13);
@@ -129,7 +135,7 @@ static const refusal_t refusals[] = {
     {"{\"sluice_machine\": 3}", "this version reads form 2"},
     {"{\"sluice_machine\": 1}", "this version reads form 2"},
     {M "\"bandwith\": 3}", "unknown field \"bandwith\" in the machine; known are name, provenance"},
-    {M "\"bandwith\": 3}", "pass_seconds, pass_byte_seconds, share, error"},
+    {M "\"bandwith\": 3}", "pass_seconds, pass_byte_seconds, share, copy_share, error"},
     {M "\"exchange\": {\"bytes_per_second\": -1e9}}", "exchange.bytes_per_second is -1e+09"},
     {M "\"exchange\": {\"bytes_per_second\": 1e9, \"latency\": 1}}", "unknown field \"latency\" in exchange"},
     {M "\"exchange\": {\"startup_seconds\": 1}}", "exchange must have either points or bytes_per_second"},
@@ -152,6 +158,11 @@ static const refusal_t refusals[] = {
     {M "\"exchange_skew_gain\": 1.5}", "exchange_skew_gain is 1.5; it is in [0, 1]"},
     {M "\"second_exchange_contention\": -1}", "second_exchange_contention is -1; it is a time in seconds"},
     {M "\"share\": [{\"lane\": \"comm\", \"beside\": [\"comm\"], \"share\": 1}]}", "names other lanes"},
+    {M "\"copy_share\": [{\"lane\": \"comm\", \"beside\": [\"copy_in\"], \"share\": 1}]}", "has bytes, the size of"},
+    {M "\"copy_share\": [{\"lane\": \"comm\", \"beside\": [\"compute\"], \"share\": 1, \"bytes\": 1}]}",
+     "is about copy_out or copy_in"},
+    {M "\"copy_share\": [{\"lane\": \"comm\", \"beside\": [\"copy_in\"], \"share\": 2, \"bytes\": 1}]}",
+     "share.share is 2"},
     {M "\"relu_grad_seconds\": -1}", "relu_grad_seconds is -1; it is a time in seconds"},
     {M "\"op_seconds\": -1}", "op_seconds is -1; it is a time in seconds"},
     {M "\"op_seconds\": 1, \"op_seconds\": 2}", "two members of this name"},

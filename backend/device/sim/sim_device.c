@@ -21,7 +21,9 @@ typedef struct sim_device_s {
   char* block;
   uint64_t block_bytes;
   sim_lane_t lanes[SLUICE_NUM_LANES];
-  sluice_overlap_t overlap;      /* of the job that the communication lane runs */
+  sluice_overlap_t overlap; /* of the job that the communication lane runs */
+  /* While the job of that lane runs; NULL: those of the model. Of lanes that do not copy: always NULL. */
+  const double (*share[SLUICE_NUM_LANES])[1 << SLUICE_NUM_LANES];
   double tokens;                 /* line time in the bucket when that job ends, or when the last one ended */
   double comm_needs, comm_ended; /* undisturbed time of that job, and the time when the last one ended */
   double busy[SLUICE_NUM_LANES];
@@ -127,6 +129,9 @@ static unsigned start_jobs(sim_device_t* device) {
       if (l == SLUICE_LANE_COMM && device->model.overlap != NULL) {
         device->overlap = device->model.overlap(device->model.user, lane->running);
       }
+      const int is_copy = l == SLUICE_LANE_COPY_OUT || l == SLUICE_LANE_COPY_IN;
+      if (is_copy && device->model.copy_share != NULL)
+        device->share[l] = device->model.copy_share(device->model.user, lane->running);
     }
     if (lane->running >= 0) busy |= 1u << l;
   }
@@ -134,7 +139,13 @@ static unsigned start_jobs(sim_device_t* device) {
 }
 
 static double lane_share(const sim_device_t* device, unsigned lane, unsigned busy) {
-  double share = device->model.share[lane][busy];
+  double share = 0; /* of two copies, that which leaves less */
+  for (unsigned l = 0; l < SLUICE_NUM_LANES; ++l) {
+    if (!(busy >> l & 1) || device->share[l] == NULL) continue;
+    const double with = device->share[l][lane][busy];
+    if (with > 0 && (share == 0 || with < share)) share = with;
+  }
+  if (share == 0) share = device->model.share[lane][busy];
   return share > 0 ? share : 1;
 }
 

@@ -25,14 +25,18 @@ typedef struct sluice_overlap_s {
 } sluice_overlap_t;
 typedef sluice_overlap_t (*sluice_sim_overlap_fn_t)(void* user, int32_t index);
 
+/* The shares while a job of a copy lane runs, in place of those of the model where they are not 0; NULL: none. */
+typedef const double (*(*sluice_sim_share_fn_t)(void* user, int32_t index))[1 << SLUICE_NUM_LANES];
+
 typedef struct sluice_sim_model_s {
   sluice_sim_cost_fn_t cost;
   void* user;
   /* [lane][bit set of the busy lanes, including this one]: in (0, 1]; 0 means 1. */
   double share[SLUICE_NUM_LANES][1 << SLUICE_NUM_LANES];
-  sluice_sim_overlap_fn_t overlap; /* of jobs of the communication lane, instead of the lanes' shares; may be NULL */
-  double bucket;                   /* seconds of line time that a pause earns at most; 0: the link has no bucket */
-  sluice_sim_cost_fn_t line;       /* of a job of the communication lane, its seconds of line time */
+  sluice_sim_overlap_fn_t overlap;  /* of jobs of the communication lane, instead of the lanes' shares; may be NULL */
+  sluice_sim_share_fn_t copy_share; /* of jobs of a copy lane, whose effect depends on their size; may be NULL */
+  double bucket;                    /* seconds of line time that a pause earns at most; 0: the link has no bucket */
+  sluice_sim_cost_fn_t line;        /* of a job of the communication lane, its seconds of line time */
 } sluice_sim_model_t;
 
 typedef struct sluice_sim_result_s {

@@ -164,6 +164,11 @@ TEST(Calibrate_SeveralRanks_GetOneMachineThatPredicts) {
       assert_true(relu != NULL && strtod(strchr(relu, ':') + 1, NULL) > 0);
       if (w > 1) assert_non_null(strstr(ranks[0].machine, "{\"lane\": \"comm\", \"beside\": [\"compute\"]"));
       assert_non_null(strstr(ranks[0].machine, "\"exchange_skew_gain\": "));
+      const char* copies = strstr(ranks[0].machine, "\"copy_share\": ["); /* two sizes, both directions */
+      assert_true((copies != NULL) == (w > 1));
+      const char* wanted[] = {"\"bytes\": 262144}", "\"bytes\": 4194304}", "\"compute\", \"beside\": [\"copy_out\"]",
+                              "\"compute\", \"beside\": [\"copy_in\"]"};
+      for (int32_t i = 0; i < 4 && copies != NULL; ++i) assert_non_null(strstr(copies, wanted[i]));
       assert_true((strstr(ranks[0].machine, "\"exchange_contention\": {\"points\": [[1024, ") != NULL) == (w > 1));
       assert_true((strstr(ranks[0].machine, "\"compute_contention\": {\"points\": [[1024, ") != NULL) == (w > 1));
     }

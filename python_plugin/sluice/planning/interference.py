@@ -10,15 +10,30 @@ STREAMS = {"comm": "comm", "comp": "compute", "mem": "copy_out"}  # the papers' 
 FEASIBLE = 0.5  # what both of communication and computation must keep, or they are faster one after the other [II-C]
 
 
-def alphas(machine: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+COPIES = {"copy_out": "out", "copy_in": "in"}  # our lanes of copies, and where they go
+
+
+def sizes(machine: Mapping[str, Any]) -> list[float]:
+    """The bytes of copies that shares were measured with, in ascending order; none in older files."""
+    return sorted({float(one["bytes"]) for one in machine.get("copy_share", [])})
+
+
+def alphas(
+    machine: Mapping[str, Any], copies: str = "copy_out", size: float | None = None
+) -> dict[tuple[str, str], float]:
     """By (y, x) in the papers' names, x another stream or "all"; 1: x takes nothing from y, or nothing is known.
 
-    Of exchanges and computation a calibration measures contention by size in place of these (docs/tuning.md).
+    Of exchanges and computation a calibration measures contention by size in place of these (docs/tuning.md). Copies
+    are those of a lane, and of a size of sizes(), by default the largest.
     """
-    table = {(one["lane"], frozenset(one["beside"])): float(one["share"]) for one in machine.get("share", [])}
+    measured = sizes(machine)
+    size = measured[-1] if measured and size is None else size
+    told = [*machine.get("share", []), *(one for one in machine.get("copy_share", []) if one["bytes"] == size)]
+    table = {(one["lane"], frozenset(one["beside"])): float(one["share"]) for one in told}
     found = {}
-    for y, lane in STREAMS.items():
-        others = {x: name for x, name in STREAMS.items() if x != y}
+    streams = STREAMS | {"mem": copies}
+    for y, lane in streams.items():
+        others = {x: name for x, name in streams.items() if x != y}
         for x, name in others.items():
             found[y, x] = table.get((lane, frozenset((name,))), 1.0)
         found[y, "all"] = table.get((lane, frozenset(others.values())), 1.0)
@@ -38,3 +53,14 @@ def lines(found: Mapping[tuple[str, str], float]) -> list[str]:
         text.append(f"{y} keeps {words}")
     verdict = "overlap pays" if is_feasible(found) else "one after the other is faster"
     return [*text, f"comm and comp beside each other above {FEASIBLE:g}: {verdict}"]
+
+
+def lines_by_copy(machine: Mapping[str, Any]) -> list[str]:
+    """A line for each size and direction of copies."""
+    text = []
+    for size in sizes(machine):
+        for lane, where in COPIES.items():
+            found = alphas(machine, lane, size)
+            kept = ", ".join(f"{y} keeps {found[y, 'mem']:.2f}" for y in ("comm", "comp"))
+            text.append(f"beside copies {where} of {size:.3g} bytes: {kept}")
+    return text

@@ -273,7 +273,8 @@ def said(machine: Machine, path: str) -> list[str]:
             f"{1e3 * more:.3g} ms more beside GEMMs, which lose {1e3 * taken[0][1]:.3g} ms"
         )
     if data.get("share"):
-        lines += [f"  {line}" for line in interference.lines(interference.alphas(data))]
+        shares = [*interference.lines(interference.alphas(data)), *interference.lines_by_copy(data)]
+        lines += [f"  {line}" for line in shares]
     error = data.get("error", {})
     if error.get("count"):
         worst = f"90th percentile {100 * error['p90']:.1f} %"

@@ -44,6 +44,11 @@ class Rates:
         has_plain = self._machine.get("relu_seconds", 0) + self._machine.get("relu_grad_seconds", 0) > 0
         return float(self._machine.get(plain if name in _PLAIN and has_plain else end, 0))
 
+    def cache_miss(self, backward: bool, size: float) -> float:
+        """Seconds of all GEMMs and activations of a pass over their sum, where its rows have so many bytes."""
+        curve = self._machine.get("cache_miss_backward" if backward else "cache_miss_forward", {})
+        return _curve(curve, size) if curve.get("points") else 1.0
+
     def exchange(self, ranks: int, count: float) -> float:
         """Seconds of an all-to-all of which the fullest rank sends or receives so many bytes."""
         near = int(self._machine.get("ranks_per_node", 0))

@@ -16,7 +16,7 @@ from .rates import FORMS, Rates
 
 # What a call of torch takes by itself, forward or backward: of linear layers and GELUs of one element, on machine B of
 # docs/benchmarks.
-OP_SECONDS = 5e-6
+OP_SECONDS = 6e-6
 BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 SCALAR, INDEX = 4, 8  # bytes of a probability or logit, and of an index
 PARTS = ("gate", "computation", "movement", "exchange", "calls")
@@ -68,13 +68,16 @@ class _Count:
         """All GEMMs and the activation, of `rows` in all."""
         work, rates = self.work, self.rates
         matrices = 3 if work.gated else 2
+        touched = rows * (work.model_width + work.hidden_width * (matrices - 1)) * BYTES[work.dtype]
         for form in FORMS:
+            backward = form != "forward"
             flops = 2.0 * rows * work.model_width * work.hidden_width * matrices
-            calls = matrices * (1 if self.grouped else self.local) * rates.gemm_call
-            self.seconds["computation"] += flops * rates.gemm(work.dtype, form, rows / self.local) + calls
+            seconds = flops * rates.gemm(work.dtype, form, rows / self.local)
+            seconds += matrices * (1 if self.grouped else self.local) * rates.gemm_call
+            if form != "weight_grad":
+                seconds += rows * work.hidden_width * rates.activation(work.activation, backward)
+            self.seconds["computation"] += seconds * rates.cache_miss(backward, touched)
             self.flops += flops
-        each = rates.activation(work.activation, False) + rates.activation(work.activation, True)
-        self.seconds["computation"] += rows * work.hidden_width * each
 
     def exchange(self, rows: float, width: float, times: int) -> None:
         """All-to-alls, one after the other, of `rows` of which the rank's own share stays; width: bytes of a row."""
@@ -112,8 +115,8 @@ def deepspeed(
     count.gate({1: 210.0, 2: 250.0}.get(work.top_k, 120.0))
     if work.top_k == 2:  # both routes' probabilities are products of rows
         count.flops += 8.0 * tokens * work.num_experts
-    # Forward: a row of zeros is added (tokens), rows are gathered into the slots, and those of the experts joined. Again
-    # a row of zeros, the gather of each token's rows, their product with the probabilities, and their sum.
+    # Forward: a row of zeros is added (tokens), rows are gathered into the slots, and those of the experts joined; then
+    # a row of zeros again, the gather of each token's rows, their product with the probabilities, and their sum.
     for moved, times in ((tokens, 1.0), (rows, 1.0), (rows, 1.0), (rows, 1.0), (copies, 1.0), (copies, 1.0)):
         count.move(moved, times)
     count.move(copies + tokens, 0.5)

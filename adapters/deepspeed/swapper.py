@@ -87,8 +87,8 @@ class Handle:
         the engine. Training continues with the same bits. Returns (layer, stage before, stage now) of each moved layer.
 
         timeout           seconds to wait for a rank that does not arrive
-        live              move the layers while the next training batch runs; the new stages take effect after it. At
-                          most one layer can cross each cut
+        live              move the layers while the next training batch runs; the new stages take effect after it. A
+                          run of layers can cross each cut
         bytes_per_second  the limit of each rank during that batch; None: the speed of the link
         """
         engine = self.engine()

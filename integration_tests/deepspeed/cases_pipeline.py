@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import cases_parity  # noqa: F401  (chooses the backend)
@@ -14,9 +15,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from deepspeed.moe.sharded_moe import MOELayer
 from deepspeed.pipe import PipelineModule
-from sluice.errors import InvalidArgument
+from sluice.errors import InvalidArgument, SluiceError
+from sluice.planning.layer_moves import LayerDecider
 from torch import nn
 
+UNCLIPPED = {"gradient_clipping": 0.0}
 State = tuple[
     torch.Tensor, torch.Tensor
 ]  # data passed between stages: hidden rows, and the gates' losses so far as [1]
@@ -107,7 +110,9 @@ def _train(
     steps: int,
     section: dict[str, Any] | None,
     config: dict[str, Any],
+    before: Callable[[Any, int], None] = lambda host, step: None,
 ) -> dict[str, Any]:
+    """before: called with the engine and the number of a step."""
     module = _module(blocks, stages)
     values = {**models.ds_config(gradient_accumulation_steps=micro_batches), **config}
     if section is not None:
@@ -117,11 +122,13 @@ def _train(
     outstanding = _watch_outstanding(module)
     losses = []
     for step in range(steps):
+        before(host, step)
         torch.manual_seed(77 * step + dist.get_rank())
         losses.append(float(host.train_batch(_batches(stages, micro_batches, step))))
     found: dict[str, Any] = {
         "losses": losses,
         "kinds": [type(each).__name__ for each in module.modules() if isinstance(each, MOELayer)],
+        "parts": [int(bound) for bound in module.parts],
         "norms": {name: float(tensor.detach().double().norm()) for name, tensor in module.named_parameters()},
         "most_outstanding": outstanding["most"],
     }
@@ -185,6 +192,43 @@ def parity(
     """[stock, through Sluice]"""
     section = {**models.SLUICE, **(sluice or {})}
     return [_train(blocks, stages, micro_batches, steps, each, config or {}) for each in (None, section)]
+
+
+def moving(
+    blocks: list[dict[str, Any] | None],
+    stages: int,
+    moves: dict[str, Any],
+    refused: list[list[int]],
+    live: bool,
+    sluice: dict[str, Any],
+    seconds: list[float] | None = None,
+) -> list[Any]:
+    """[no layer moves; before the steps that are the keys of `moves` layers go to these partitions], and the errors for
+    the partitions in `refused`, tried before each step. seconds: of the layers, for an adaptive pipeline."""
+    said: list[str] = []
+
+    def before(host: Any, step: int) -> None:
+        for parts in refused:
+            try:
+                host.sluice.move_layers(parts, live=live)
+            except SluiceError as error:
+                said.append(error.message)
+        if str(step) in moves:
+            host.sluice.move_layers(moves[str(step)], live=live)
+
+    section = {**models.SLUICE, **sluice}
+    by_hand = {name: value for name, value in section["pipeline"].items() if name != "plan"}
+    still = _train(blocks, stages, 4, 6, {**section, "pipeline": by_hand}, UNCLIPPED)
+    original = LayerDecider.after_batch
+
+    def given(self: Any, measured: Any, *rest: Any) -> Any:
+        return original(self, seconds or measured, *rest)
+
+    LayerDecider.after_batch = given  # type: ignore[method-assign]
+    try:
+        return [still, _train(blocks, stages, 4, 6, section, UNCLIPPED, before), said]
+    finally:
+        LayerDecider.after_batch = original  # type: ignore[method-assign]
 
 
 def once(blocks: list[dict[str, Any] | None], stages: int, steps: int, with_sluice: bool) -> dict[str, Any]:

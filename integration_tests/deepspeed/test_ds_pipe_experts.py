@@ -78,6 +78,33 @@ def test_TwoStages_PlanWithMoeLayers_EachRunsUnderItsOwn(pipe2x2: Ranks, tmp_pat
     assert sorted(str(each["plans"]) for _, each in answers) == sorted([str([MOE])] * 2 + [str([kept])] * 2)
 
 
+AROUND = [BLOCK, None, None, BLOCK]
+
+
+@pytest.mark.parametrize("live", [False, True], ids=["between batches", "during a batch"])
+def test_TwoStages_LayersBetweenMoeLayersMove_AndMoeLayersAreRefused(pipe2x2: Ranks, live: bool) -> None:
+    """The plain layers 2 and 3 go to the other stage and back. A MoE layer stays, and the error names it."""
+    job: dict[str, Any] = {"moves": {"1": [0, 2, 6], "3": [0, 4, 6], "5": [0, 3, 6]}, "live": live, "stages": 2}
+    job |= {"refused": [[0, 1, 6], [0, 5, 6]], "sluice": {"pipeline": {"policy": "1f1b", "in_flight": 2}}}
+    for still, moved, said in pipe2x2.run("cases_pipeline:moving", blocks=AROUND, **job):
+        assert moved["losses"] == pytest.approx(still["losses"], rel=1e-6)
+        assert moved["norms"] == pytest.approx(still["norms"], rel=1e-6)
+        assert moved["computed_by"] == ["sluice"] and moved["parts"] == [0, 3, 6]
+        assert len(said) == 12
+        for text, layer in zip(said, [1, 4] * 6):
+            assert f"layer {layer} holds a MoE layer, whose experts" in text, text
+        assert sum(moved["pipeline"]["live"][name] for name in ("in_batch", "at_flush")) == (4 if live else 0)
+
+
+def test_TwoStages_AdaptivePlan_MovesLayersAroundMoeLayers(pipe2x2: Ranks) -> None:
+    """With a slow first layer the second one would go to the other stage, if it were not a MoE layer."""
+    job: dict[str, Any] = {"moves": {}, "refused": [], "live": False, "stages": 2, "seconds": [9.0, *[1.0] * 5]}
+    job["sluice"] = {"pipeline": {"policy": "1f1b", "plan": "adaptive"}}
+    for still, moved, _ in pipe2x2.run("cases_pipeline:moving", blocks=AROUND, **job):
+        assert moved["losses"] == pytest.approx(still["losses"], rel=1e-6)
+        assert moved["parts"] == [0, 2, 6] and "refused" not in moved["pipeline"]["layers"]
+
+
 # Each policy and each feature every day.
 DAILY = [("adaptive", "budget"), ("1f1b_hint", "chosen n"), ("backward_first", "deduplicated"), ("1f1b", "budget")]
 REST = [(policy, feature) for policy in POLICIES for feature in FEATURES if (policy, feature) not in DAILY]

@@ -56,22 +56,29 @@ def why_no_partition(module: Any, parts: Sequence[int]) -> str:
 
 def why_pinned(module: Any, layer: int) -> str:
     """Why this layer, which lies here, has to stay; "": it may move."""
-    spec, function = module._layer_specs[layer], function_of(module, layer)
-    if isinstance(spec, TiedLayerSpec):
-        return f"layer {layer} is tied to others by '{spec.key}'"
-    if not isinstance(function, nn.Module):
-        return ""  # a function: all ranks have it
+    function, why = function_of(module, layer), why_stays(module, layer)
+    if why or not isinstance(function, nn.Module):
+        return why  # "" for a function: all ranks have it
     inner = list(function.modules())
-    if any(isinstance(each, MOELayer) for each in inner):
-        return f"layer {layer} holds a MoE layer, whose experts are a matter of its whole stage"
-    if any(isinstance(each, nn.SyncBatchNorm) for each in inner):
-        return f"layer {layer} meets those of the other replicas"
     if any(getattr(each, name, None) for each in inner for name in _HOOKS):
         return f"layer {layer} has hooks, which belong to this process"
     own = {id(parameter) for parameter in function.parameters()}
     others = [function_of(module, other) for other in layers_of(module) if other != layer]
     if any(id(p) in own for other in others if isinstance(other, nn.Module) for p in other.parameters()):
         return f"layer {layer} shares parameters with another layer"
+    return ""
+
+
+def why_stays(module: Any, layer: int) -> str:
+    """Why this layer, which lies here, stays by what it is, so that others move around it; "": nothing of that."""
+    spec, function = module._layer_specs[layer], function_of(module, layer)
+    if isinstance(spec, TiedLayerSpec):
+        return f"layer {layer} is tied to others by '{spec.key}'"
+    inner = list(function.modules()) if isinstance(function, nn.Module) else []
+    if any(isinstance(each, MOELayer) for each in inner):
+        return f"layer {layer} holds a MoE layer, whose experts are a matter of its whole stage"
+    if any(isinstance(each, nn.SyncBatchNorm) for each in inner):
+        return f"layer {layer} meets those of the other replicas"
     return ""
 
 

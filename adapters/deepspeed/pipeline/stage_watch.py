@@ -34,11 +34,11 @@ _FIRST_LINK = 1e8  # bytes a second, until a first drain was measured
 # A note: seconds that the newest move took of this rank, those of them in which layers travelled, micro-batches that it
 # may have in flight, and whether a micro-batch of this batch was measured, else the rest is that of an earlier one.
 # Then of each layer that lies here, by one micro-batch: seconds of its forward, of its backward and of what that runs
-# again, and bytes that it hands on; bytes wherever it lies, bytes that a micro-batch leaves in it, and as bits the
-# optimizer's groups in which it trains something.
+# again, and bytes that it hands on; bytes wherever it lies, bytes that a micro-batch leaves in it, as bits the
+# optimizer's groups in which it trains something, and whether it has to stay.
 _MOVE, _TRAVEL, _IN_FLIGHT, _IS_NEW, _HEAD = range(5)
-_OF_LAYER, _MOST_GROUPS = 7, 50
-_FORWARD, _BACKWARD, _AGAIN, _OUTPUT, _SIZE, _HELD, _GROUPS = range(_OF_LAYER)
+_OF_LAYER, _MOST_GROUPS = 8, 50
+_FORWARD, _BACKWARD, _AGAIN, _OUTPUT, _SIZE, _HELD, _GROUPS, _STAYS = range(_OF_LAYER)
 
 
 class StageWatch:
@@ -82,9 +82,9 @@ class StageWatch:
             return  # a stage has not measured a micro-batch yet
         if self._decider is not None and not all(note[_IS_NEW] for note in notes):
             return  # the decider knows that already
-        trained = Trained(
-            [_groups(bits) for bits in found[_GROUPS]], optimizer_parts.of_engine(engine).needs_all_groups
-        )
+        needs_all = optimizer_parts.of_engine(engine).needs_all_groups
+        stays = frozenset(layer for layer, stays in enumerate(found[_STAYS]) if stays)
+        trained = Trained([_groups(bits) for bits in found[_GROUPS]], needs_all, stays)
         look = self._decided(engine, notes, before, found, trained)
         if look is None:
             return
@@ -181,7 +181,8 @@ class StageWatch:
             bits = float(sum(1 << group for group in groups if group < _MOST_GROUPS))
             size = float(optimizer.bytes_of(stage_module.parameters_of(module, layer)))
             held = before[_HEAD + _OF_LAYER * at + _HELD] if are_same else 0.0
-            self._note.extend((0.0, 0.0, 0.0, 0.0, size, held, bits))
+            stays = float(bool(stage_module.why_stays(module, layer)))
+            self._note.extend((0.0, 0.0, 0.0, 0.0, size, held, bits, stays))
         asked = None if self._budget is None else HeldBytes(self._note, module.parameters())
         self._move_s = self._travel_s = 0.0
         self._clock.begin()

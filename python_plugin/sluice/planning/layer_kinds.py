@@ -283,7 +283,7 @@ class KindDecider:
     def _lacks(self, parts: Sequence[int], trained: Trained | None) -> bool:
         runs = enumerate(zip(parts, parts[1:]))
         return trained is not None and any(
-            trained.missing(begin, end, self.parts[stage : stage + 2]) for stage, (begin, end) in runs
+            not trained.allows(begin, end, self.parts[stage : stage + 2]) for stage, (begin, end) in runs
         )
 
     def _nearer(self, costs: Costs, target: Priced, trained: Trained | None) -> Priced:

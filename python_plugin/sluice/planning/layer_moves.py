@@ -42,15 +42,21 @@ class MoveOptions(NamedTuple):
 
 class Trained(NamedTuple):
     """What is trained of each layer: the optimizer's groups in which it has parameters. needs_all: a stage needs some
-    in every group that there is; else it needs one parameter, if it has one now."""
+    in every group that there is; else it needs one parameter, if it has one now. stays: layers that cannot move."""
 
     groups: Sequence[frozenset[int]]
     needs_all: bool
+    stays: frozenset[int] = frozenset()
 
     def missing(self, begin: int, end: int, now: Sequence[int]) -> list[int]:
         """Groups that a stage of these layers would miss; now: the layers that it has, from one to another."""
         there, was, every = (frozenset().union(*self.groups[a:b]) for a, b in ((begin, end), now, (0, None)))
         return sorted((every if self.needs_all else frozenset() if there else was) - there)
+
+    def allows(self, begin: int, end: int, now: Sequence[int]) -> bool:
+        """Whether a stage may have these layers: it trains something, and layers that stay neither come nor go."""
+        was, there = ({layer for layer in self.stays if a <= layer < b} for a, b in (now, (begin, end)))
+        return was == there and not self.missing(begin, end, now)
 
 
 class LayerLook(NamedTuple):
@@ -80,7 +86,7 @@ def best_parts(
     trained: Trained | None = None,
 ) -> tuple[int, ...]:
     """The partition whose slowest stage is as fast as can be, or within NEAR of it, for the fewest bytes moved from
-    `parts`. Every stage has a layer, and what it needs of what is trained. sizes: bytes of all
+    `parts`. Every stage has a layer, and `trained` allows what it has. sizes: bytes of all
     that moves with each layer. Empty where there is none. Pure."""
     sums = [0.0, *accumulate(seconds)]
     if trained is None:
@@ -96,7 +102,7 @@ def _least_allowed(sums: Sequence[float], parts: Sequence[int], trained: Trained
         found = [float("inf")] * (layers + 1)
         for end in range(stage + 1, layers + 1):
             for begin in range(end - 1, stage - 1, -1):
-                if trained.missing(begin, end, parts[stage : stage + 2]):
+                if not trained.allows(begin, end, parts[stage : stage + 2]):
                     continue  # longer runs miss less
                 found[end] = min(found[end], max(least[begin], sums[end] - sums[begin]))
         least = found
@@ -142,7 +148,7 @@ def _fewest_moved(
                 took = sums[end] - sums[begin]
                 if took > limit:
                     break
-                if trained and trained.missing(begin, end, parts[stage : stage + 2]):
+                if trained and not trained.allows(begin, end, parts[stage : stage + 2]):
                     continue
                 before = least[begin]
                 found[end] = min(
@@ -340,7 +346,7 @@ def trains_enough(trained: Trained | None) -> Allows | None:
     """Whether a stage of a step has what it needs of what is trained."""
     if trained is None:
         return None
-    return lambda stage, before, after: not trained.missing(*after, before)
+    return lambda stage, before, after: trained.allows(*after, before)
 
 
 def busiest_bytes_of(old: Sequence[int], new: Sequence[int], sizes: Sequence[int]) -> int:

@@ -169,6 +169,25 @@ def test_BestParts_WithFrozenLayers_AreThoseOfExhaustiveSearch(needs_all: bool) 
     assert constrained > 30 and (empty > 30) == needs_all
 
 
+def test_BestParts_WithLayersThatStay_AreThoseOfExhaustiveSearch() -> None:
+    draw, others = random.Random(6), 0
+    for _ in range(200):
+        layers = draw.randint(4, 9)
+        stages = draw.randint(2, min(4, layers))
+        seconds = [draw.choice((1, 1, 2, 3, 5, 8)) for _ in range(layers)]
+        every = [(0, *cuts, layers) for cuts in itertools.combinations(range(1, layers), stages - 1)]
+        old = draw.choice(every)
+        stays = frozenset(layer for layer in range(layers) if draw.random() < 0.4)
+        stage_of = [[sum(bound <= layer for bound in parts) for layer in stays] for parts in (old, *every)]
+        allowed = [parts for parts, where in zip(every, stage_of[1:]) if where == stage_of[0]]
+        trained = Trained([frozenset({0})] * layers, False, stays)
+        found = best_parts(seconds, old, [SIZE] * layers, trained)
+        assert found in allowed
+        assert slowest_stage(seconds, found) == min(slowest_stage(seconds, parts) for parts in allowed)
+        others += found != best_parts(seconds, old, [SIZE] * layers)
+    assert others > 50
+
+
 def _after(decider: LayerDecider, *batches: Sequence[float]) -> LayerLook:
     return [decider.after_batch(seconds) for seconds in batches][-1]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helpers of this folder are imported by name; the switch of the machine must not affect the tests."""
+"""Configures these tests: helpers are imported by name, and SLUICE in the environment must not affect the tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tiny GEMMs: more threads than one only wait for each other."""
+    """Sets one thread: with tiny GEMMs, more threads only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -32,7 +32,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def one_gemm() -> Iterator[None]:
-    """For tests that compare bits of two calls: without a name the library that multiplies may change in between."""
+    """Fixes the GEMM library for tests that compare bits of two calls: otherwise it may change between the calls."""
     import sluice  # after the switches above are gone
 
     sluice.configure(gemm="native")

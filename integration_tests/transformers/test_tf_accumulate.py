@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients added to an existing `.grad` by the library itself: the sums are right, and only where no observer can
-tell."""
+"""Tests gradients that the library itself adds to an existing `.grad`: the sums are right, and it adds only if no
+observer can notice."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def _own_context(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Of its own for each test: a context that has seen two threads leaves gradients to autograd for good. Bits of two
-    calls are compared, so that one library multiplies."""
+    """Gives each test its own context: one that has seen two threads always leaves gradients to autograd. The GEMM
+    library is fixed, as tests compare bits of two calls."""
     monkeypatch.setattr(contexts, "_contexts", {})
     monkeypatch.setenv("SLUICE_GEMM", "native")
     yield
@@ -53,19 +53,19 @@ def grads(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def in_place(module: torch.nn.Module) -> int:
-    """The number of backwards that added to `.grad` themselves."""
+    """Returns the number of backwards that added to `.grad` themselves."""
     return sluice.stats(module)["contexts"][0]["passes_in_place"]
 
 
 def begun(kind: str = "mixtral", dtype: torch.dtype = torch.float32) -> tuple[torch.nn.Module, Rows, dict[str, Any]]:
-    """A module with gradients of one backward, which the next one would add to in place."""
+    """Returns a module with the gradients of one backward, to which the next one would add in place."""
     module, given = make(kind).to(dtype), rows(MODEL, EXPERTS, 23, 2)
     backward(module, given)
     return module, given, grads(module)
 
 
 def assert_doubled(module: torch.nn.Module, once: dict[str, torch.Tensor]) -> None:
-    """Two backwards over the same rows, added by autograd: a gradient of the same bits, so exactly twice it."""
+    """Returns the sum by autograd of two backwards over the same rows: equal bits, so exactly twice the gradient."""
     for name, parameter in module.named_parameters():
         assert torch.equal(parameter.grad, 2 * once[name]), name
 
@@ -74,7 +74,7 @@ def assert_doubled(module: torch.nn.Module, once: dict[str, torch.Tensor]) -> No
 
 
 @pytest.mark.parametrize("options", [{}, {"chunks": 4, "chunking": "tokens", "wgrad_mode": "per_chunk"}], ids=str)
-# GPT-OSS in f32 alone: 16-bit rows cross the corner of its clamp now and then, with or without a sum.
+# GPT-OSS is tested in f32 only: 16-bit rows sometimes cross the limit of its clamp, with or without a sum.
 @pytest.mark.parametrize(
     "kind, dtype",
     [
@@ -103,8 +103,8 @@ def test_MicroSteps_Three_AsEagersSum(kind: str, dtype: torch.dtype, options: di
 @pytest.mark.parametrize("options", [{}, {"chunks": 5, "chunking": "tokens", "wgrad_mode": "per_chunk"}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_Sum_WithAnOldGradient_IsRoundedOnceInSixteenBits(dtype: torch.dtype, options: dict[str, Any]) -> None:
-    """From autograd's sum, which takes the rows' sum rounded to the dtype, a 16-bit element differs by that rounding
-    and its own; an f32 one by an addition for each row."""
+    """Autograd's sum adds the rows' sum rounded to the dtype. A 16-bit element differs from it by that rounding and its
+    own; an f32 one by an addition for each row."""
     sluice.configure(**options)
     module, given = make().to(dtype), rows(MODEL, EXPERTS, 60, 2)
     backward(module, given)
@@ -277,7 +277,7 @@ def _set_grad(name: str, make_it: Callable[[torch.Tensor], torch.Tensor]) -> Cal
 
 
 class _Wrapped(torch.Tensor):
-    """Every operation on it goes through Python."""
+    """A tensor all of whose operations go through Python."""
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -357,7 +357,7 @@ def test_Frozen_OneParameter_TheOtherAddsInPlace(frozen: str) -> None:
 
 
 def _placed(storage: torch.UntypedStorage, offset: int, like: torch.Tensor) -> torch.Tensor:
-    """Not a view of anything, in memory that others may have too."""
+    """Returns a tensor that is no view, in a storage that other tensors may share."""
     return torch.empty(0).set_(storage, offset, like.shape, like.stride())
 
 
@@ -381,7 +381,7 @@ def test_Gradients_InOneAllocation_OnlyIfTheyAreSeparate(is_separate: bool) -> N
 def test_Gradient_ThatTheLayerReads_IsAutogradsToAddTo() -> None:
     module, given, _ = begun()
     grad = module.down_proj.grad
-    tokens = _placed(grad.untyped_storage(), 0, given.tokens)  # as some do to save memory
+    tokens = _placed(grad.untyped_storage(), 0, given.tokens)  # some users do this to save memory
     tokens.copy_(given.tokens)
     wanted = grad.clone() + tf_compare.reference(module, given, torch.float32).values["down_proj"].float()
     module.down_proj.grad = grad
@@ -457,7 +457,7 @@ def _status(name: str) -> int:
 
 
 def _peak_of_a_backward(module: torch.nn.Module, given: Rows) -> float:
-    """Above the memory resident before it, in units of all gradients."""
+    """Returns the peak above the memory resident before, in units of all gradients."""
     out = module(given.tokens, given.ids, given.weights)
     sluice.give_back()
     ctypes.CDLL(None).malloc_trim(0)  # cached free memory would hide allocations
@@ -468,7 +468,7 @@ def _peak_of_a_backward(module: torch.nn.Module, given: Rows) -> float:
 
 
 def _large() -> tuple[torch.nn.Module, Rows]:
-    """Gradients that dominate all other memory; the layer has allocated its permanent memory."""
+    """Returns a module whose gradients dominate all other memory; its permanent memory is already allocated."""
     module, given = make(model=512, hidden=768, experts=16), rows(512, 16, 32, 2)
     assert sum(parameter.nbytes for parameter in module.parameters()) > 60 * MIB
     for _ in range(2):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PEFT's `target_parameters` on experts that Sluice computes: as with transformers' eager loop, without W + BA."""
+"""Tests PEFT's `target_parameters` on experts on Sluice: results as of transformers' eager loop, without W + BA."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class StackSized(TorchDispatchMode):
 def adapted(
     kind: str, implementation: str, *, adapters: int = 1, targets: tuple[str, ...] = STACKS, **made: Any
 ) -> Any:
-    """A model with adapters "default", "a1", ..., of different ranks, whose B is not zero."""
+    """Returns a model with adapters "default", "a1", ..., of different ranks, whose B is not zero."""
     return lora_on(tf_models.make(kind, implementation, **made), adapters, targets, made.get("seed", 1))
 
 
 def lora_on(model: Any, adapters: int = 1, targets: tuple[str, ...] = STACKS, seed: int = 1, fill: bool = True) -> Any:
-    """fill: with values of which no B is zero; otherwise they are PEFT's."""
+    """Adds LoRA. fill: with values for which no B is zero; otherwise with PEFT's."""
     lora = [
         LoraConfig(r=3 + 2 * n, lora_alpha=7, target_modules=["q_proj"], target_parameters=list(targets))
         for n in range(adapters)
@@ -64,7 +64,7 @@ def lora_on(model: Any, adapters: int = 1, targets: tuple[str, ...] = STACKS, se
 
 
 def fill_lora(model: Any, seed: int = 1) -> None:
-    """Loads values of which no B is zero, the same into a split model."""
+    """Loads values for which no B is zero; a split model gets the same values."""
     generator = torch.Generator().manual_seed(seed)
     values = {
         name: torch.empty(parameter.shape).normal_(0, 0.2, generator=generator).to(parameter.dtype)
@@ -79,7 +79,7 @@ def pair(kind: str = "qwen3_moe", **how: Any) -> tuple[Any, Any]:
 
 
 def step(model: Any) -> dict[str, torch.Tensor]:
-    """Logits, and the gradients that there are."""
+    """Returns the logits, and the gradients if there are any."""
     model.zero_grad(set_to_none=True)
     out = model(input_ids=IDS, labels=IDS)
     if out.loss.requires_grad:
@@ -90,7 +90,7 @@ def step(model: Any) -> dict[str, torch.Tensor]:
 
 
 def check(ours: Any, theirs: Any, bound: float = 1e-5, stacks: int | None = 0) -> None:
-    """The same step, and how many results of ours are as large as a stack (None: any number)."""
+    """Compares a step, and the number of Sluice's results that are as large as a stack (None: any number)."""
     with StackSized(ours) as sized:
         found = step(ours)
     worst = tf_models.gaps(found, step(theirs))
@@ -132,7 +132,7 @@ def checkpointed(reentrant: bool) -> Callable[[Any], None]:
     return change
 
 
-# What a user does to a model with adapters: how it is made, what is called, and whether a stack-sized tensor is made.
+# Uses of a model with adapters: how it is made, what is called, and whether a stack-sized tensor is made.
 USES: dict[str, tuple[dict[str, Any], Callable[[Any], Any] | None]] = {
     "one adapter": ({}, None),
     "disabled": ({}, disable),
@@ -180,10 +180,10 @@ def test_OneExpert_IsLeftToPeft() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_Bfloat16_AgainstF64_NoFurtherThanPeft(kind: str) -> None:
-    """Adapters stay f32. The mean over seeds: a single one decides by the routes that it flips."""
+    """Adapters stay f32. The test takes the mean over seeds: the result of one depends on the routes that it flips."""
     sums = {"sluice": 0.0, "eager": 0.0}
     for seed in range(6):
-        # Of as many choices as experts no rounding changes a route.
+        # If K is the number of experts, rounding changes no route.
         every = {"num_experts_per_tok": 8 if kind == "qwen3_moe" else 4}
         models = {name: adapted(kind, name, dtype=torch.bfloat16, seed=seed, **every) for name in sums}
         exact = step(copy.deepcopy(models["eager"]).double())
@@ -213,7 +213,7 @@ def test_Generate_WithAnAdapter_UsesIt(monkeypatch: pytest.MonkeyPatch) -> None:
 
     whole = StackedLayer.quick
     monkeypatch.setattr(StackedLayer, "quick", counted)
-    generated(ours)  # the quick way is known from here on
+    generated(ours)  # later calls take the fast path
     quick.clear()
     assert torch.equal(generated(ours), generated(theirs))
     assert len(quick) == 6 * 2 and all(quick)  # tokens, layers
@@ -253,7 +253,7 @@ def test_ImplementationSwitched_AndBack_AsPeft() -> None:
 
 
 def test_WrappersMadeBefore_AreAdopted() -> None:
-    """As if Sluice had been imported after `get_peft_model`: PEFT's way until somebody calls adopt."""
+    """If Sluice is imported after `get_peft_model`, PEFT's own code runs until adopt is called."""
     ours, theirs = pair()
     for module in ours.modules():
         if low_rank.is_lora(module):

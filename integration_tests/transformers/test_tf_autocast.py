@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Under autocast: the same tensors are cast as in transformers' eager loop, and uncast ones are not read.
+"""Tests autocast: the same tensors are cast as in transformers' eager loop, and uncast ones are not read.
 
 GPT-OSS gets f32 inside, because its loop adds f32 biases (test_tf_precision.py): nothing is cast.
 """
@@ -61,7 +61,7 @@ def test_Forward_OfFewTokens_CastsWhatEagerCasts(kind: str, tokens: int, grad: b
             with _Casts() as seen:
                 module(given.tokens, given.ids, given.weights)
         cast[name] = seen.bytes
-    # Biases, which eager adds in f32, are a hundredth of it.
+    # Biases, which eager adds in f32, are a hundredth of the output.
     assert cast["sluice"] <= 1.05 * cast["eager"], cast
     assert cast["eager"] < 0.3 * sum(parameter.nbytes for parameter in module.parameters())
     assert (cast["sluice"] > 0) == (tokens > 0 and kind != "gpt_oss")
@@ -82,7 +82,7 @@ def _fresh_memory_is_nan() -> Iterator[None]:
 @pytest.mark.parametrize("tokens", [0, 1, 8, 300])
 @pytest.mark.parametrize("kind", KINDS)
 def test_Training_OfFewTokens_BitsOfAModelInThatDtype(kind: str, tokens: int) -> None:
-    """Outputs and every gradient, with ids twice and not here; with 300 tokens every expert has rows."""
+    """Compares outputs and all gradients, with repeated and dropped ids; with 300 tokens every expert has rows."""
     module, given = make(kind), rows(MODEL, EXPERTS, tokens, 3, hot=True)
     given.ids[::3, 1], given.weights[::3, 1] = EXPERTS, 0.0
     inside = torch.float32 if kind == "gpt_oss" else torch.bfloat16

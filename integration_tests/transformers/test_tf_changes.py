@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes between two calls of an experts module, by any code, are seen by the second."""
+"""Tests that the second of two calls of an experts module sees all changes between them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sluice.errors import OverBudget, Unsupported
 from tf_compare import check, rows
 from torch.nn import functional as F
 
-MODEL, HIDDEN, EXPERTS = 64, 32, 6  # transformers' grouped_mm, which calls any gate, wants multiples of 16 bytes
+MODEL, HIDDEN, EXPERTS = 64, 32, 6  # transformers' grouped_mm, which calls any gate, needs multiples of 16 bytes
 CLASS_OF = dict(tf_families.classes())
 
 
@@ -82,7 +82,7 @@ def test_ConfigSection_WrongLater_IsRefusedByEveryCall() -> None:
 
 
 def test_Policy_Refused_IsRefusedByEveryCall() -> None:
-    """As in a notebook, in which a cell is run again after its error."""
+    """In a notebook, a user runs a cell again after its error."""
     sluice.configure(policy="S1")
     module = make("inkling2")
     for _ in range(2):
@@ -91,7 +91,7 @@ def test_Policy_Refused_IsRefusedByEveryCall() -> None:
 
 
 def test_Budget_OfAModelThatHasGone_IsTheNextOnesWhole() -> None:
-    """A deeper model in the same process: as many of its forwards are outstanding as it has layers."""
+    """A deeper model in the same process has as many outstanding forwards as layers."""
     sluice.configure(memory_budget=1 << 10, gemm="ref")
     with pytest.raises(OverBudget) as refused:
         tf_models.step(tf_models.make("mixtral", num_hidden_layers=8), tf_models.batch())
@@ -130,7 +130,7 @@ def test_Gate_ThatDropsInTrainingAlone_IsAskedInBothModes() -> None:
 
 
 def scaled(module: torch.nn.Module) -> torch.nn.Module:
-    """Its gate reads a number of the module that is 1 now."""
+    """Makes a module whose gate reads an attribute of it that is 1 now."""
 
     class Scaled(type(module)):  # type: ignore[misc]
         def _apply_gate(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -199,7 +199,7 @@ def test_Activation_WithANumber_SeesItChange() -> None:
 
 
 class Packed(torch.Tensor):
-    """A mock of a quantised tensor: its shape and dtype say nothing about its bytes."""
+    """A mock of a quantised tensor: its shape and dtype do not determine its bytes."""
 
 
 @pytest.mark.parametrize("grad", [True, False])
@@ -258,7 +258,7 @@ def test_Threads_FirstCallsTogether_MakeOneLayerOnOneContext(monkeypatch: pytest
     def slowly(*arguments: Any) -> Any:
         made.append("context")
         try:
-            both.wait(1)  # for the other thread, which must not come here
+            both.wait(1)  # waits for the other thread, which must not arrive
         except threading.BrokenBarrierError:
             pass
         return real(*arguments)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`experts_implementation="sluice"` against transformers' eager loop in f64: families, sizes, dtypes, training."""
+"""Compares `experts_implementation="sluice"` with transformers' eager loop in f64: families, sizes, dtypes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EVERYDAY = {
 }
 CLASS_OF = dict(tf_families.classes())
 
-# Of all classes of the registry, those whose own functions are called, and why; every other one is fused.
+# The classes of the registry whose own functions are called, and why; all others are fused.
 CALLED = {
     "Inkling2Experts": "its gate is none that",
     "Inkling2LoopExperts": "its gate is none that",  # from 5.24
@@ -52,7 +52,7 @@ def make(kind: str = "mixtral", experts: int = 6, model: int = MODEL, hidden: in
 
 @pytest.fixture
 def one_library() -> Iterator[None]:
-    """Without a name the one that multiplies is chosen after some calls, and last bits change with it."""
+    """Fixes the GEMM library: otherwise Sluice chooses it after some calls, and the last bits change."""
     sluice.configure(gemm="native")
     yield
     sluice.configure()
@@ -108,7 +108,7 @@ def test_Families_OfTheRegistry_AreAllFound() -> None:
 
 @pytest.mark.parametrize(("kind", "name"), tf_families.classes())
 def test_Family_EveryClass_IsFusedOrCalledAndSaysWhy(kind: str, name: str) -> None:
-    """None is rejected. The next test compares the results with eager."""
+    """No class is rejected. The next test compares the results with eager."""
     module = tf_families.make(kind, name, 16, 8, 4)
     with torch.no_grad():
         module(torch.randn(3, 16), torch.tensor([[0, 3], [1, 2], [3, 0]]), torch.ones(3, 2))
@@ -147,7 +147,7 @@ def test_Routes_Sentinel_AddsNothing(kind: str) -> None:
     given = rows(MODEL, 6, 30, 3)
     given.ids[::2, 1] = 6
     given.weights[::2, 1] = 0.0
-    given.ids[4] = 6  # nothing of this token is here
+    given.ids[4] = 6  # no route of this token is local
     given.weights[4] = 0.0
     check(make(kind), given)
     given.ids[:] = 6
@@ -164,7 +164,7 @@ def test_Dtypes_16Bit_WithinTheirRounding(dtype: torch.dtype, tokens: int) -> No
 @pytest.mark.parametrize("options", [{}, {"chunks": 8, "chunking": "tokens", "wgrad_mode": "per_chunk"}], ids=str)
 @pytest.mark.parametrize("which", ["down_proj_bias", "down_proj"])
 def test_Sums_OfBf16OverManyRows_AreInF32(which: str, options: dict[str, Any]) -> None:
-    """Gradients over 512 rows. A sum in bf16, as transformers' grouped_mm has it for biases, would be seen."""
+    """Gradients are summed over 512 rows: a sum in bf16, as in transformers' grouped_mm for biases, would be found."""
     module, given = make("gpt_oss", experts=4).bfloat16(), rows(MODEL, 4, 1024, 2)
     wanted = tf_compare.reference(module, given, torch.bfloat16).values[which]
     sluice.configure(**options)
@@ -292,7 +292,7 @@ def test_NoGrad_AndInferenceMode_SameBitsAsTraining() -> None:
 @pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_Generation_PreparedCalls_SameBitsWhateverChanges(kind: str, dtype: torch.dtype) -> None:
-    """Calls without gradients are prepared once: what may change between them is seen all the same."""
+    """Calls without gradients are prepared once, but must see changes between them."""
     module = make(kind).to(dtype)
 
     def compare(given: tf_compare.Rows) -> None:
@@ -350,7 +350,7 @@ def test_Frozen_ParametersOrRouter_OthersKeepTheirGradients() -> None:
 @pytest.mark.parametrize("options", [{}, {"chunks": 3, "policy": "S3"}, {"chunks": 3, "policy": "S4"}], ids=str)
 @pytest.mark.parametrize("kind", EVERYDAY)
 def test_Frozen_AnyOfTheTensors_TheOthersHaveTheirGradientsAndItHasNone(kind: str, options: dict[str, Any]) -> None:
-    """Rows for some experts alone, with and without a gradient of the tokens."""
+    """Only some experts have rows, with and without a gradient of the tokens."""
     module, given = make(kind), rows(MODEL, 6, 9, 1)
     wanted = tf_compare.reference(module, given, torch.float32).values
     names = [name for name, _ in module.named_parameters()]
@@ -459,7 +459,7 @@ def test_Threads_TwoAtOnce_WaitForEachOther() -> None:
     assert not wrong
 
 
-# Errors of a wrong adapter. The comparison must detect each of them.
+# Errors of a faulty adapter. The comparison must detect each of them.
 DEFECTS = ["router gradient dropped", "bias of the next expert", "stale weights", "sentinel taken for an expert"]
 
 

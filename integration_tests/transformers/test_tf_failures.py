@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deviations of one rank of a split model from the other: both report it, and continue if possible."""
+"""Tests that both ranks of a split model report a deviation of one rank, and continue if possible."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def test_IdsOutOfRange_OnOneRank_BothAreToldAndGoOn(fresh2: Ranks, path: Path) -
 
 @pytest.mark.parametrize("targets", ["wrapper", "parametrization", "other experts", "attention"])
 def test_Adapters_OfExpertsThatAreShared_AreRefusedByName(fresh2: Ranks, path: Path, targets: str) -> None:
-    """Unknown wrappers before anything runs; what cannot be added, in the first forward. On attention they train."""
+    """Unknown wrappers are refused before anything runs; unsupported adapters, in the first forward. On attention they
+    train."""
     for found in fresh2.run("tf_ep_failures:adapters", path=str(path), targets=targets):
         if targets == "attention":
             assert found["said"] == "" and found["loss"] > 0, found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Common changes of a model around its experts: adapters, copies, ways of generating and of loading."""
+"""Tests common uses of a model around its experts: adapters, copies, generation, loading."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLASS_OF = dict(tf_families.classes())
 
 
 class LowRank(torch.nn.Module):
-    """A frozen tensor and the product of two small ones."""
+    """Adds the product of two small tensors to a frozen one."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def test_LowRank_OnFrozenExperts_AsEager(kind: str, adapted: list[str]) -> None:
 @pytest.mark.parametrize("is_known", [False, True], ids=["first", "later"])
 @pytest.mark.parametrize("kind", ["mixtral", "gpt_oss", "muse_spark"])
 def test_Pruned_Experts_AsEager(kind: str, is_known: bool, options: dict[str, Any]) -> None:
-    """The stacked tensor is then no parameter, but made of one that the module has too."""
+    """The stacked tensor is then no parameter, but computed from another parameter of the module."""
     module = tf_families.make(kind, CLASS_OF[kind], 37, 29, 6)
     given = rows(37, 6, 23, 2)
     sluice.configure(**options)
@@ -151,7 +151,7 @@ def test_Generation_OfPaddedPrompts_SameTokensAsEager(kind: str, way: str) -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("by", ["argument", "config", "device map"])
 def test_Pretrained_EachWayToName_RunsInTheSavedDtype(tmp_path: Path, by: str, dtype: torch.dtype) -> None:
-    everywhere = {"num_experts_per_tok": 4}  # of 4: a rounding then moves a route's weight, and never the route
+    everywhere = {"num_experts_per_tok": 4}  # of 4: rounding then changes the weight of a route, and never the route
     stock = tf_models.make("mixtral", "eager", dtype, **everywhere).eval()
     stock.save_pretrained(tmp_path)
     how: dict[str, Any] = {"experts_implementation": "sluice", "dtype": "auto"}
@@ -202,7 +202,7 @@ with torch.no_grad():
 def test_Stats_OfAWholeModel_AreThoseOfItsExperts() -> None:
     model = tf_models.make("mixtral")
     experts = tf_models.experts_of(model)
-    assert sluice.stats(model)["layers"] == [] == sluice.decisions(model)  # they are made by the first call
+    assert sluice.stats(model)["layers"] == [] == sluice.decisions(model)  # the first call makes them
     with pytest.raises(InvalidState, match="MixtralExperts has not run yet: call the model once first"):
         sluice.stats(experts[0])
     with pytest.raises(InvalidState, match="no layer of this MixtralForCausalLM yet"):
@@ -212,7 +212,7 @@ def test_Stats_OfAWholeModel_AreThoseOfItsExperts() -> None:
     layers = [layer for each in told for layer in each["layers"]]
     assert [each["computed_by"] for each in layers] == ["sluice"] * 2 and layers[0] != layers[1]
     assert sluice.stats(model) == sluice.stats(experts) == sluice.stats([model, *experts])
-    assert sluice.stats(model) == {**told[0], "layers": layers}  # the totals of their one context are there once
+    assert sluice.stats(model) == {**told[0], "layers": layers}  # the totals of their one context are listed once
 
 
 def test_Stats_OfTheHostsOwnImplementation_SaysWhichItIs() -> None:
@@ -225,7 +225,7 @@ def test_Stats_OfTheHostsOwnImplementation_SaysWhichItIs() -> None:
 
 
 def test_Stats_OfWhatIsWrapped_AreThoseOfWhatIsInIt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)  # else torch.compile returns its input
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)  # otherwise torch.compile returns its input
     model = tf_models.make("mixtral")
     model(tf_models.batch())
     experts = tf_models.experts_of(model)[0]

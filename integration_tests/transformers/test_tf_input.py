@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unsupported models are rejected with class, attribute and remedy; wrong configurations, with the key."""
+"""Tests that unsupported models are rejected with class, attribute and remedy, and wrong options with the key."""
 
 from __future__ import annotations
 
@@ -53,14 +53,13 @@ def test_Dtype_TwoInOneModule_IsRefused() -> None:
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_Ids_OutsideOfTheExperts_AreRefusedAsByEager(wanted: bool) -> None:
-    """The number of experts is transformers' mark of a dropped route; other numbers outside of the range are
-    rejected."""
+    """transformers marks a dropped route by the number of experts; other ids outside of the range are rejected."""
     module, given = make(), rows(16, 4, 5, 2)
     eager = make()
     eager.config._experts_implementation = "eager"
     eager.load_state_dict(module.state_dict())
     with torch.set_grad_enabled(wanted):
-        for _ in range(2):  # the second by the quick way, where no gradient is wanted
+        for _ in range(2):  # without gradients, the second call takes the fast path
             assert torch.allclose(
                 module(given.tokens, given.ids, given.weights), eager(given.tokens, given.ids, given.weights), atol=1e-5
             )
@@ -305,7 +304,7 @@ def _fake(module: torch.nn.Module, given: Any) -> None:
     ],
 )
 def test_Watchers_ThatCannotSeeInside_AreRefused(way: Any, said: str, grad: bool) -> None:
-    """Without a word a graph would lack the experts, and tangents would end there."""
+    """Otherwise a graph would silently lack the experts, and tangents would end there."""
     module, given = make(), rows(16, 4, 5, 2)
     with torch.set_grad_enabled(grad):
         wanted = run(module)
@@ -313,7 +312,7 @@ def test_Watchers_ThatCannotSeeInside_AreRefused(way: Any, said: str, grad: bool
             way(module, given)
         for word in ("MixtralExperts", 'experts_implementation="batched_mm"', said):
             assert word in str(caught.value), caught.value
-        with FlopCounterMode(display=False):  # and a mode that observes, whose results do not depend on unseen calls
+        with FlopCounterMode(display=False):  # a mode that observes and changes nothing is allowed
             assert torch.equal(run(module), wanted)
 
 

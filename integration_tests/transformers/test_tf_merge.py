@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice merge`: the merged checkpoint computes the same as PEFT's merge_and_unload, in any layout."""
+"""Tests `sluice merge`: the merged checkpoint computes the same as PEFT's merge_and_unload, in any layout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IDS = tf_models.batch()
 
 
 def saved(folder: Path, kind: str, dtype: torch.dtype = torch.float32, **lora: Any) -> tuple[Path, Path]:
-    """A checkpoint in several files and an adapter whose B is not zero."""
+    """Writes a checkpoint in several files, and an adapter whose B is not zero."""
     model = tf_models.make(kind, "eager", dtype)
     model.save_pretrained(folder / "base", max_shard_size="40KB")
     assert len(list((folder / "base").glob("*.safetensors"))) > 1

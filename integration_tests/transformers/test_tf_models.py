@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole tiny models: loss, logits and every gradient as with transformers' eager experts."""
+"""Compares loss, logits and all gradients of tiny models with those of transformers' eager experts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _curve(kind: str, implementation: str, steps: int) -> list[float]:
 def _compare(kind: str) -> None:
     found, wanted = _curve(kind, "sluice", 100), _curve(kind, "eager", 100)
     assert wanted[-1] < 0.7 * wanted[0]
-    # Two f32 runs part slowly: rounding flips a route now and then.
+    # Two f32 runs diverge slowly, as rounding sometimes flips a route.
     assert max(abs(a - b) / b for a, b in zip(found[:20], wanted)) < 1e-4
     late = slice(-20, None)
     assert abs(sum(found[late]) - sum(wanted[late])) / sum(wanted[late]) < 0.03

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts of a split model that move between ranks in a training: the same bits, and files in which nothing has
-moved."""
+"""Tests moves of a split model's experts between ranks in a training: the bits are the same, and files show no move."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ def ranks() -> Iterator[Ranks]:
 
 @pytest.fixture(scope="module", params=[2, 4, 8])
 def group(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    """Groups of each size, one after the other."""
+    """Yields groups of each size, one after the other."""
     ranks = TransformersRanks(request.param)
     yield ranks
     ranks.stop()
@@ -45,7 +44,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def _differ(answers: list[Any]) -> list[str]:
-    """The differences in bits of two trainings."""
+    """Returns the differences in bits of two trainings."""
     return sorted({name for still, moved in answers for name in WHAT if still[name] != moved[name]})
 
 
@@ -79,7 +78,7 @@ def test_Move_DuringTheSteps_HasTheBitsOfNone(ranks: Ranks, saved: Any, layout: 
 
 @pytest.mark.parametrize("during_steps", [False, True], ids=["at once", "during steps"])
 def test_Move_AdaptersOnExperts_HaveTheBitsOfNone(ranks: Ranks, saved: Any, during_steps: bool) -> None:
-    """A, B and what the optimizer keeps of them go with their experts."""
+    """A, B and their optimizer state move with their experts."""
     case = {"path": saved("qwen3_moe"), "layout": LAYOUTS["fsdp2"], "lora": True, "during_steps": during_steps}
     steps, every = (32, 10) if during_steps else (12, 3)
     _check(ranks.run("tf_ep_moves:moved", steps=steps, every=every, **case), moves=3)
@@ -95,7 +94,7 @@ def test_Move_DuringTheSteps_TwoStatesAreHeldAndNoneAfterwards(ranks: Ranks, sav
     path = saved("qwen3_moe", moe_intermediate_size=1024)
     for count in ranks.run("tf_ep_moves:counted_moves", path=path, layout=LAYOUTS["fsdp2"]):
         assert count["moves"] >= 4 and count["state"] > 500_000, count
-        assert count["most"] <= 2.05 * count["state"], count  # 0.05: words and descriptions
+        assert count["most"] <= 2.05 * count["state"], count  # 0.05: control messages and descriptions
         assert abs(count["left"]) < 0.01 * count["state"] and count["left_staged"] == 0, count
 
 
@@ -143,7 +142,7 @@ def test_Save_WhileExpertsAreAway_IsRefusedAndDoneAtHome(ranks: Ranks, saved: An
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_Derived_AfterAMove_IsThatOfHome(ranks: Ranks, saved: Any, layout: str) -> None:
     for home, away in ranks.run("tf_ep_moves:derived", path=saved("qwen3_moe"), layout=LAYOUTS[layout]):
-        assert away.pop("norms") == pytest.approx(home.pop("norms"), rel=1e-6)  # the order of squares
+        assert away.pop("norms") == pytest.approx(home.pop("norms"), rel=1e-6)  # the sum of squares has another order
         assert away == home
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint from a third party: the Sluice keys that its config may have, and that nothing is loaded, read or
+"""Tests checkpoints of third parties: the Sluice keys that a config may have, and that nothing is loaded, read or
 written for it.
 
 Under expert parallelism: test_tf_parallel.py.
@@ -38,7 +38,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def checkpoint(saved: Path, tmp_path: Path) -> Any:
-    """A checkpoint whose config.json has this section."""
+    """Writes a checkpoint whose config.json has this section."""
 
     def make(section: Any) -> str:
         folder = tmp_path / "downloaded"
@@ -55,7 +55,7 @@ def checkpoint(saved: Path, tmp_path: Path) -> Any:
 
 @pytest.fixture
 def library(tmp_path: Path) -> tuple[str, Path]:
-    """A library that leaves a file when it is loaded, and that file."""
+    """Builds a library that writes a file when it is loaded, and returns both paths."""
     trace = tmp_path / "was_loaded"
     source = tmp_path / "hostile.c"
     source.write_text(
@@ -73,7 +73,7 @@ def load(path: str, **more: Any) -> Any:
 
 def refused(path: str, *words: str) -> None:
     model = load(path)
-    for _ in range(2):  # as in a notebook, in which a cell is run again after its error
+    for _ in range(2):  # a notebook's user runs a cell again after its error
         with pytest.raises(ConfigError) as caught:
             tf_models.step(model, tf_models.batch())
         for word in ("the model's own config", "sluice.configure(", *words):
@@ -84,7 +84,7 @@ def test_Library_NamedByAModel_IsNotLoaded(checkpoint: Any, library: tuple[str, 
     path, trace = library
     refused(checkpoint({"gemm": "blas", "gemm_library": path}), '"gemm_library" (it names code to load)')
     assert not trace.exists()
-    sluice.configure(gemm="blas", gemm_library=path)  # the user's own word: it is loaded, and is no BLAS
+    sluice.configure(gemm="blas", gemm_library=path)  # from the user: it is loaded, and is no BLAS
     with pytest.raises(SluiceError, match="libhostile"):
         tf_models.step(tf_models.make("mixtral"), tf_models.batch())
     assert trace.exists()
@@ -114,7 +114,7 @@ def test_Folder_NamedByAModel_IsNotWritten(checkpoint: Any, tmp_path: Path) -> N
 
 
 def test_Checkpoint_OfTheUsersOwn_RunsOnceTheKeyIsMoved(checkpoint: Any) -> None:
-    """As the message and docs/security.md describe."""
+    """The remedies are those of the message and of docs/security.md."""
     path = checkpoint({"gemm": "native", "chunks": 1})
     refused(path, "sluice.configure(gemm=...)")
     config = AutoConfig.from_pretrained(path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`DistributedConfig(ep_implementation="sluice")` on two ranks: forward and every gradient as the unsplit model."""
+"""Compares `DistributedConfig(ep_implementation="sluice")` on two ranks with the unsplit model."""
 
 from __future__ import annotations
 
@@ -68,14 +68,15 @@ def test_TwoRanks_EachLayoutAndExperts_AsUnsplit(
 def test_TwoRanks_SluicesExpertsUnderStockTransports_AsUnsplit(
     ranks: Ranks, saved: Any, kind: str, transport: str, layout: str
 ) -> None:
-    """all_reduce marks the routes to the other rank's experts; all_to_all calls with K = 1 and constant weights."""
+    """all_reduce marks routes to the other rank's experts; all_to_all calls with K = 1 and constant weights."""
     case = {"kind": kind, "path": saved(kind), "experts": "sluice", "transport": transport, "layout": LAYOUTS[layout]}
     for rank, worst in enumerate(ranks.run("tf_models:ep_step", **case)):
         for name, gap in worst.items():
             assert gap < 2e-5, (rank, name, gap)
 
 
-# What transformers 5.23 registers and no test above combines: () trains as the unsplit model, else words of the error.
+# Implementations of transformers 5.23 that no test above combines: () trains as the unsplit model, else words of an
+# error.
 CUDA_ALONE = ('experts_implementation="{}" cannot compute the rows of one expert', 'or ep_implementation="all_to_all"')
 MIXTURES = {
     "batched_mm sluice": (),
@@ -89,7 +90,7 @@ MIXTURES = {
 
 @pytest.mark.parametrize("mixture", MIXTURES)
 def test_TwoRanks_EachMixtureOfNames_AsUnsplitOrRefusedByName(ranks: Ranks, saved: Any, mixture: str) -> None:
-    """With tensor parallelism: deepgemm_megamoe refuses ranks that do not share a batch."""
+    """Tensor parallelism is needed: deepgemm_megamoe refuses ranks that do not share a batch."""
     experts, transport = mixture.split()
     case = {"kind": "qwen3_moe", "path": saved("qwen3_moe"), "experts": experts, "transport": transport}
     for found in ranks.run("tf_ep_jobs:mixed", config=LAYOUTS["tp"], **case):
@@ -187,7 +188,7 @@ def _check_trained(found: dict[str, Any]) -> None:
 
 
 def test_TwoRanks_TrainerWithLoraOnExperts_AsOneProcess(ranks: Ranks, saved: Any, tmp_path: Path) -> None:
-    """Trained, clipped, saved by stock PEFT and loaded; A and B of experts are never all-reduced."""
+    """The adapter is trained, clipped, saved by stock PEFT and loaded; A and B of experts are never all-reduced."""
     for found in ranks.run("tf_ep_jobs:trainer_adapted", deadline=300, path=saved("qwen3_moe"), folder=str(tmp_path)):
         _check_trained(found)
 
@@ -207,7 +208,7 @@ def test_TwoRanks_OneInForwardMode_BothAreToldAndGoOn(ranks: Ranks, saved: Any) 
         assert "PeerRefused" in said[1 - rank] and "forward-mode" in said[1 - rank], said
 
 
-# One of each layout of the tensors and each kind of gate.
+# One family for each layout of the tensors and each kind of gate.
 FAMILIES = {
     "mixtral": "sluice",
     "beam": "sluice",
@@ -224,7 +225,7 @@ FAMILIES = {
 @pytest.mark.parametrize("options", [{}, {"deduplicate": True, "chunks": 2}], ids=str)
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_TwoRanks_EachFamily_AsEagerOnAllRows(ranks: Ranks, kind: str, options: dict[str, Any]) -> None:
-    """Also where a rank has no tokens, no rank has any, and one rank's experts get no row."""
+    """Cases include a rank without tokens, no tokens at all, and a rank whose experts get no row."""
     for rank, found in enumerate(ranks.run("tf_ep_families:family", kind=kind, options=options)):
         assert found["computed_by"] == FAMILIES[kind]
         assert len(found["gaps"]) == 5 and max(found["gaps"]) < 2e-5, (rank, found)
@@ -258,7 +259,7 @@ def test_TwoRanks_MicroStepsWatched_LeaveTheGradientsToAutograd(ranks: Ranks, sa
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_TwoRanks_Generation_TokensOfTheWholeModel(ranks: Ranks, saved: Any, layout: str) -> None:
-    """With a batch for each rank, one has written its last token when the other has nine to go."""
+    """With a batch for each rank, one rank generates its last token when the other still has nine to generate."""
     found = ranks.run("tf_ep_jobs:generation", kind="qwen3_moe", path=saved("qwen3_moe"), layout=LAYOUTS[layout])
     assert [each["new"] for each in found] == ([12, 12] if layout == "tp" else [3, 12])
     for each in found:
@@ -273,7 +274,7 @@ def test_TwoRanks_NoGradRowsOnOneAlone_AsWhole(ranks: Ranks, saved: Any) -> None
 
 @pytest.fixture(scope="module")
 def stock_losses(ranks: Ranks, saved: Any) -> Any:
-    """Of a layout, by rank: the same for whatever Sluice is compared."""
+    """Returns a function that trains a layout once with stock, and returns the losses by rank."""
     found: dict[str, list[list[float]]] = {}
 
     def of(layout: str) -> list[list[float]]:
@@ -299,7 +300,7 @@ def test_TwoRanks_TwentySteps_LossesOfAllToAll(
 
 
 def test_TwoRanks_Trainer_LossesOfAllToAllAndWholeWhenSaved(ranks: Ranks, saved: Any, tmp_path: Path) -> None:
-    """A batch for each rank: accelerate refuses a model split by tensor parallelism on a CPU."""
+    """Each rank has its own batch: on a CPU, accelerate refuses a model that is split by tensor parallelism."""
     found = {}
     for experts, transport in (("grouped_mm", "all_to_all"), ("sluice", "sluice")):
         case = {"path": saved("qwen3_moe"), "layout": LAYOUTS["fsdp2"], "folder": str(tmp_path / transport)}
@@ -313,7 +314,7 @@ def test_TwoRanks_Trainer_LossesOfAllToAllAndWholeWhenSaved(ranks: Ranks, saved:
         assert mine["saved"] == pytest.approx(mine["mine"], rel=1e-5)
 
 
-# ep_size 2: two groups of ranks that have all experts each, of which FSDP splits the parameters once more.
+# ep_size 2: two groups of ranks have all experts each, and FSDP also shards their parameters.
 MIXED = {
     "tp 2, fsdp 2": {"tp_size": 2, "fsdp_size": 2},
     "tp 2, fsdp 2, ep 2": {"tp_size": 2, "fsdp_size": 2, "ep_size": 2},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice plan` reads every config of a mixture of experts as its model is built."""
+"""Tests that `sluice plan` reads every MoE config as transformers builds its model."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _EXPERTS = {name for _, name in tf_families.classes()}
 
 
 def _kinds() -> list[str]:
-    """Model types with an experts class of the registry in their own folder, text models where there are both."""
+    """Returns model types with an experts class of the registry in their folder; of text and multimodal ones, text."""
     folders = {folder for folder, _ in tf_families.classes()}
     return sorted(kind for kind in CONFIG_MAPPING_NAMES if kind.replace("-", "_").removesuffix("_text") in folders)
 
 
 def _built(config: Any) -> collections.Counter[tuple[int, int, int, bool]]:
-    """(M, H, E, gated) of the experts modules of a model without memory, counted."""
+    """Counts (M, H, E, gated) of the experts modules of a model on the meta device."""
     with torch.device("meta"):
         model = AutoModel.from_config(config)
     found: collections.Counter[tuple[int, int, int, bool]] = collections.Counter()
@@ -61,11 +61,11 @@ def test_Plan_ConfigOfEachFamily_AsTheModelIsBuilt(tmp_path: Path, kind: str) ->
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config.to_dict(), default=str))
     got = planned.read_config(str(path))
-    # Of a multimodal model its language part is planned; a vision tower may have experts of its own.
+    # The language part of a multimodal model is planned; a vision tower may have its own experts.
     of_text = {sizes: number for sizes, number in built.items() if sizes[0] == got.model_width}
     assert of_text, (built, got)
     widths = {hidden for _, hidden, _, _ in of_text}
-    if len(widths) > 1:  # a list in the config: nothing that one layer has, so the flag is asked for
+    if len(widths) > 1:  # the config has a list and no single width, so the flag is required
         assert got.hidden_width is None and set(of_text.values()) == {got.layers}
     else:
         assert (got.hidden_width, got.layers) == (widths.pop(), sum(of_text.values()))
@@ -88,7 +88,7 @@ _VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("kind", "changes"), _VARIANTS)
 def test_Architecture_OfAConfig_HasTheParametersOfTheModel(kind: str, changes: dict[str, Any]) -> None:
-    """Of experts, of everything else, and of each kind of linear layer."""
+    """Counts parameters of experts, of everything else, and of each kind of linear layer."""
     config = AutoConfig.for_model(kind, **{**_SMALL, **changes})
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -108,7 +108,7 @@ def test_Architecture_OfAConfig_HasTheParametersOfTheModel(kind: str, changes: d
 
 
 def _saved_bytes(run: Callable[[], Any], parameters: set[int]) -> int:
-    """What autograd keeps of it, without parameters and what Sluice keeps itself."""
+    """Returns the bytes that autograd saves, without parameters and Sluice's own buffers."""
     kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -123,8 +123,8 @@ def _saved_bytes(run: Callable[[], Any], parameters: set[int]) -> int:
 
 
 def test_Finetune_Preview_IsWhatASmallRunTakes() -> None:
-    """Parts that are counted are equal; contexts stay within their plan, whose budget the run has; what autograd keeps
-    is estimated."""
+    """Counted parts are equal; contexts stay within their plan, whose budget the run has; the bytes that autograd saves
+    are estimated."""
     sizes = {"hidden_size": 256, "num_hidden_layers": 3, "moe_intermediate_size": 128, "num_experts": 8, "head_dim": 64}
     heads = {"num_experts_per_tok": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000}
     config = AutoConfig.for_model("qwen3_moe", **sizes, **heads)

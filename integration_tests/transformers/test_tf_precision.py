@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts whose own loop computes in f32 inside a 16-bit model, or adds f32 biases under autocast."""
+"""Tests experts whose own loop computes in f32 inside a 16-bit model, or adds f32 biases under autocast."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tf_compare import rows
 MODEL, HIDDEN, EXPERTS = 37, 29, 6
 CLASS_OF = dict(tf_families.classes())
 SHORTS = [torch.bfloat16, torch.float16]
-# Half a unit in the last place of 8 and of 11 bits, as a share of the value: of what is rounded once on its way out.
+# Half a unit in the last place of 8 and of 11 bits, relative to the value: the error of an output that is rounded once.
 ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
 PRIVACY = "openai_privacy_filter"
 
@@ -41,14 +41,14 @@ def exact(module: torch.nn.Module, cast: torch.dtype | None = None) -> bool:
 @pytest.mark.parametrize("cast", [None, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, *SHORTS], ids=str)
 def test_Classes_OfTheRegistry_AreTakenForWhatTheyAre(dtype: torch.dtype, cast: torch.dtype | None) -> None:
-    """For every class. The adapter knows no class names: the expected values are from their sources."""
+    """The test covers every class. The adapter knows no class names: expected values come from the classes' sources."""
     found, biased = set(), set()
     for kind, name in tf_families.classes():
         module = tf_families.make(kind, name, 16, 8, 4).to(dtype)
         found |= {name} if exact(module, cast) else set()
         biased |= {name} if module.has_bias and module.is_transposed else set()  # added to a matmul, not by a Linear
     if cast is not None:
-        # Biases of autocast's dtype are added in it, unless the loop makes them longer; others make a sum in f32.
+        # Biases of autocast's dtype are added in it, unless the loop converts them; other biases give a sum in f32.
         assert found == (biased if dtype != cast else {"OpenAIPrivacyFilterExperts"})
         assert {"OpenAIPrivacyFilterExperts", "GptOssExperts"} <= biased
     else:
@@ -57,7 +57,7 @@ def test_Classes_OfTheRegistry_AreTakenForWhatTheyAre(dtype: torch.dtype, cast: 
 
 @pytest.mark.parametrize("dtype", SHORTS, ids=str)
 def test_F32Loop_In16BitModel_NoFurtherFromF64ThanEager(dtype: torch.dtype) -> None:
-    """Output and every gradient. In 16 bits inside, gradients are 4 to 8 % off."""
+    """The output and all gradients are compared. If the loop computed in 16 bits, gradients would be 4 to 8 % off."""
     module, given = make(PRIVACY, dtype), rows(MODEL, EXPERTS, 200, 2)
     wanted = tf_compare.reference(module, given, dtype)
     found = tf_compare.run(module, given, dtype)
@@ -72,7 +72,7 @@ def test_F32Loop_In16BitModel_NoFurtherFromF64ThanEager(dtype: torch.dtype) -> N
 @pytest.mark.parametrize("kind", ["gpt_oss", PRIVACY])
 @pytest.mark.parametrize("dtype", SHORTS, ids=str)
 def test_Biases_UnderAutocast_NoFurtherFromF64ThanEager(kind: str, dtype: torch.dtype) -> None:
-    """Biases a hundred times as large as usual: eager adds them in f32."""
+    """Biases are a hundred times as large as usual: eager adds them in f32."""
     module, given = make(kind, biases=100.0), rows(MODEL, EXPERTS, 200, 2)
     wanted = tf_compare.reference(module, given, torch.float32)
     with torch.autocast("cpu", dtype=dtype):
@@ -127,7 +127,7 @@ def test_Banner_SaysWhichComputeInF32(capfd: pytest.CaptureFixture[str]) -> None
 
 
 class _Loop(torch.nn.Module):
-    """The result of transformers' decorator: a forward around the loop of the class."""
+    """Returns the result of transformers' decorator: a forward around the loop of the class."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints in MXFP4 and FP8, and others quantised while loading: experts stay in 4 or 8 bits, with the bits of the
-decoded model."""
+"""Tests checkpoints in MXFP4 and FP8, and others quantised while loading: experts stay in 4 or 8 bits, with the results
+of the decoded model to the bit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def decoded(module: Any, name: str) -> torch.Tensor:
-    """A packed stack in float32, in the shape that it shows."""
+    """Returns a packed stack in float32, in its visible shape."""
     stack = getattr(module, name)
     halves = 2 if name == "gate_up_proj" and module.is_concatenated else 1
     parts = zip(*(part.chunk(halves, 1) for part in (stack.codes, stack.scales)))
@@ -65,7 +65,7 @@ def test_Checkpoint_KeptQuantised_TrainsAdaptersWithTheBitsOfTheDecodedModel(
     for module in experts(packed):
         assert all(is_packed(getattr(module, name)) and not getattr(module, name).requires_grad for name in STACKS)
     if kind != "gpt_oss" and dtype is torch.float32:
-        # The dense one was rounded to bfloat16 on disk; each element of ours is decoded to the dtype of the model.
+        # The dense one was rounded to bfloat16 on disk; Sluice decodes each element to the dtype of the model.
         for ours, theirs in zip(experts(packed), experts(dense)):
             for name in STACKS:
                 assert torch.equal(decoded(ours, name).bfloat16(), getattr(theirs, name).bfloat16())
@@ -92,7 +92,7 @@ def test_Checkpoint_KeptQuantisedAndSaved_HasTheSameBytes(
     differing = tf_quantised.differing(checkpoints[kind] / "packed", tmp_path)
     if kind == "gpt_oss":
         assert differing == []
-    else:  # dense weights were decoded, and are saved so
+    else:  # weights that were decoded are saved dense
         assert differing and all(".experts." not in name for name in differing)
     how = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
     assert how["quant_method"] == ("mxfp4" if kind == "gpt_oss" else "fp8")
@@ -113,7 +113,7 @@ def test_Checkpoint_KeptQuantisedAndSaved_HasTheSameBytes(
 
 
 class Largest(TorchDispatchMode):
-    """Bytes of the largest result that is no view."""
+    """Records the bytes of the largest result that is no view."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ def test_TwoRanks_WithQuantisedExperts_TrainAdaptersWithTheBitsOfTheDecodedModel
 
 
 def edited(folder: Path, out: Path, name: str, edit: Any) -> Path:
-    """A copy of a checkpoint with one tensor changed."""
+    """Makes a copy of a checkpoint with one changed tensor."""
     out.mkdir()
     tensors = load_file(folder / "model.safetensors")
     tensors[name] = edit(tensors[name])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uses of several features of transformers at once."""
+"""Tests uses of several features of transformers at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS = 6
 
 
 class Writes(TrainerCallback):
-    """Generates in the middle of training, as people do to see how it goes."""
+    """Generates in the middle of training, as users do to check progress."""
 
     def __init__(self) -> None:
         self.texts: list[list[list[int]]] = []
@@ -63,7 +63,7 @@ def _train(implementation: str, folder: Path, bf16: bool) -> tuple[Any, list[flo
 def test_Trainer_CheckpointingAccumulationEvalGenerateSave_AsEager(tmp_path: Path, bf16: bool) -> None:
     _, wanted, evaluated, texts = _train("eager", tmp_path, bf16)
     model, found, mine, written = _train("sluice", tmp_path, bf16)
-    # Six steps in f32; under autocast both round to bf16 at the same places, once differently summed.
+    # Six steps in f32; under autocast both round to bf16 at the same places, with one sum in another order.
     near = 5e-3 if bf16 else 1e-5
     assert len(found) == STEPS and found == pytest.approx(wanted, rel=near)
     assert len(mine) == 2 and mine == pytest.approx(evaluated, rel=near)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Determinism: the same bits in every run at one thread count, and between thread counts a stated distance.
+"""Tests determinism: the same bits in every run at one thread count, and a stated distance between thread counts.
 
 With gemm "native" an element is one chain of sums on any thread: two threads give the bits of one. Other GEMMs
 (torch's, oneDNN's) may be divided differently for two threads, and "auto" may choose others: f32 sums in another
@@ -23,16 +23,16 @@ ROOT = HERE.parents[2]
 sys.path.append(str(ROOT / "third_party" / "test"))
 from fork_server import ForkServer  # noqa: E402
 
-# What a block imports, but for Sluice, which reads SLUICE_GEMM.
+# The imports of a block, except Sluice, which reads SLUICE_GEMM.
 IMPORTS = ("torch", "torch._dynamo", "transformers.models.qwen3_moe.modeling_qwen3_moe")
 GEMMS = ("native", "auto")
 
-# Of the largest value of a tensor: f32 sums in another order; 16-bit intermediates that fall on the other side.
+# Relative to the largest value of a tensor: f32 sums in another order; 16-bit intermediates that round the other way.
 DISTANCE = {"float32": 64 * 2.0**-24, "bfloat16": 2 * 2.0**-8}
 
 
 def _block(dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Output and every gradient of an experts block."""
+    """Returns the output and all gradients of an experts block."""
     from integration_tests.benchmarks.experts.experts_block import Shape, make_module, make_rows
 
     shape = Shape(192, 160, 8, 2)
@@ -46,12 +46,12 @@ def _block(dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 @functools.cache
 def _server() -> ForkServer:
-    return ForkServer(IMPORTS, {**os.environ, "OPENBLAS_NUM_THREADS": "1"})  # NumPy's would be there at the forks
+    return ForkServer(IMPORTS, {**os.environ, "OPENBLAS_NUM_THREADS": "1"})  # NumPy's threads would exist at the forks
 
 
 @functools.cache
 def _run(run: int, threads: int, gemm: str) -> dict[str, dict[str, torch.Tensor]]:
-    """By dtype the same block in a new process, since a selector among GEMMs is settled once per process."""
+    """Runs the block of each dtype in a new process, since a process chooses its GEMM once."""
     environment = {**os.environ, "SLUICE_GEMM": "" if gemm == "auto" else gemm}
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as log:
         path = Path(folder) / f"{run}.pt"
@@ -72,7 +72,7 @@ def _has_native() -> bool:
 
 
 def _furthest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> tuple[float, str]:
-    """The largest difference of a tensor over its largest value, and whose it is."""
+    """Returns the largest difference of a tensor over its largest value, and its name."""
     return max(
         ((a[name].double() - b[name].double()).abs().max().item() / b[name].double().abs().max().item(), name)
         for name in a
@@ -82,7 +82,8 @@ def _furthest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> tuple[f
 @pytest.mark.parametrize("dtype", DISTANCE)
 @pytest.mark.parametrize("gemm", GEMMS)
 def test_Threads_OneAndTwo_SameBitsOrWithinTheStatedDistance(gemm: str, dtype: str) -> None:
-    """gemm "native": the same bits at 1 and 2 threads. Otherwise DISTANCE. Two threads twice: the same bits."""
+    """With gemm "native" the bits at 1 and 2 threads are the same, otherwise within DISTANCE. Two runs with two threads
+    have the same bits."""
     if gemm == "native" and not _has_native():
         pytest.skip("gemm native needs AVX-512 or AVX2")
     one, two = _run(0, 1, gemm)[dtype], _run(0, 2, gemm)[dtype]
@@ -106,7 +107,7 @@ def _main() -> None:
     for dtype in DISTANCE:
         found[dtype] = first = _block(getattr(torch, dtype))
         if os.environ["SLUICE_GEMM"] == "":
-            continue  # another library may be chosen between two calls
+            continue  # the library may change between two calls
         second = _block(getattr(torch, dtype))
         assert all(torch.equal(first[name], second[name]) for name in first), "two runs of one process differ"
     torch.save(found, path)

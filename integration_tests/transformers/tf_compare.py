@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One experts module run by Sluice against transformers' eager loop in f64, on the same numbers."""
+"""Compares an experts module on Sluice with transformers' eager loop in f64, on the same values."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-# In units of the largest element of each tensor. f32: sums of at most a few hundred terms in another order. 16-bit: two
-# or three roundings of a row on its way, each half a unit in the last place (2^-9 in bf16, 2^-12 in f16).
+# Relative to the largest element of each tensor. f32: sums of at most a few hundred terms in another order. 16-bit: two
+# or three roundings of a row, each half a unit in the last place (2^-9 in bf16, 2^-12 in f16).
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
 
@@ -27,7 +27,7 @@ class Rows:
 
 
 def rows(model: int, experts: int, tokens: int, top_k: int, seed: int = 1, hot: bool = False) -> Rows:
-    """Random routes; hot: every token's first route goes to expert 0."""
+    """Makes random routes; hot: every token's first route goes to expert 0."""
     gen = torch.Generator().manual_seed(seed)
     ids = torch.rand(tokens, experts, generator=gen).topk(top_k).indices
     if hot and tokens:
@@ -45,7 +45,7 @@ class Outcome:
     values: dict[str, torch.Tensor]
 
     def gaps(self, other: Outcome) -> dict[str, float]:
-        """Largest difference of each tensor, in units of the reference's largest element."""
+        """Returns the largest difference of each tensor, in units of the reference's largest element."""
         assert self.values.keys() == other.values.keys()
         gaps = {}
         for name, value in self.values.items():
@@ -58,7 +58,7 @@ class Outcome:
 
 
 def run(module: Any, given: Rows, dtype: torch.dtype, call: Callable[..., Any] | None = None) -> Outcome:
-    """Forward and backward."""
+    """Runs forward and backward."""
     tokens = given.tokens.to(dtype, copy=True).requires_grad_()
     weights = given.weights.double() if dtype == torch.float64 else given.weights.clone()
     weights.requires_grad_()
@@ -76,7 +76,7 @@ def run(module: Any, given: Rows, dtype: torch.dtype, call: Callable[..., Any] |
 
 
 def reference(module: Any, given: Rows, dtype: torch.dtype) -> Outcome:
-    """transformers' eager loop in f64, on values rounded to `dtype` as the module's are."""
+    """Runs transformers' eager loop in f64, on values rounded to `dtype` as the module's are."""
     twin = copy.deepcopy(module).double()
     twin.config = copy.copy(module.config)
     twin.config._experts_implementation = "eager"
@@ -90,7 +90,7 @@ def reference(module: Any, given: Rows, dtype: torch.dtype) -> Outcome:
 
 
 def check(module: Any, given: Rows, dtype: torch.dtype = torch.float32, call: Any = None) -> None:
-    """Sluice's output and every gradient are those of the reference."""
+    """Checks that Sluice's output and all gradients are those of the reference."""
     module = module.to(dtype)
     wanted = reference(module, given, dtype)
     gaps = run(module, given, dtype, call).gaps(wanted)
@@ -98,7 +98,7 @@ def check(module: Any, given: Rows, dtype: torch.dtype = torch.float32, call: An
     if worst is None or gaps[worst] <= TOLERANCES[dtype]:
         return
     if dtype != torch.float32 and not bool((given.ids == module.num_experts).any()):
-        # Rounding moves values across the corner of a clamp: as often as with transformers' own GEMMs.
+        # Rounding moves values across the limit of a clamp, as often as with transformers' own GEMMs.
         with implementation(module, "batched_mm"):
             stock = run(module, given, dtype).gaps(wanted)
         if all(gap <= max(TOLERANCES[dtype], 1.5 * stock[name]) for name, gap in gaps.items()):
@@ -108,7 +108,7 @@ def check(module: Any, given: Rows, dtype: torch.dtype = torch.float32, call: An
 
 @contextlib.contextmanager
 def implementation(module: Any, name: str) -> Iterator[None]:
-    """The module run by another implementation."""
+    """Sets another implementation for the module inside of the context."""
     before = module.config._experts_implementation
     module.config._experts_implementation = name
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: deviations of one rank of a split model from the other, and the errors on both."""
+"""Rank-side: makes one rank of a split model deviate from the other, and returns the errors on both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tf_models import experts_of
 
 
 def _module(path: str, **options: Any) -> Any:
-    """The first layer's experts of a model whose experts are shared out."""
+    """Returns the first layer's experts of a model whose experts are split over the ranks."""
     sluice.configure(**options)
     return experts_of(split(path, {"fsdp_size": dist.get_world_size()}))[0]
 
@@ -37,7 +37,7 @@ def _said(experts: Any) -> str:
 
 
 def options_differ(path: str) -> dict[str, Any]:
-    """Each rank wants another number of chunks; then both want the same."""
+    """Gives each rank another number of chunks, and then both the same."""
     experts = _module(path, chunks=2 + dist.get_rank())
     said = _said(experts)
     sluice.configure(chunks=2)
@@ -47,7 +47,7 @@ def options_differ(path: str) -> dict[str, Any]:
 
 
 def ids_out_of_range(path: str) -> list[str]:
-    """Rank 1 has an invalid id; then both continue."""
+    """Gives rank 1 an invalid id; then both continue."""
     experts = _module(path)
     total, said = experts.num_experts * dist.get_world_size(), []
     for bad in (-1, total, 0):
@@ -62,15 +62,15 @@ def ids_out_of_range(path: str) -> list[str]:
 
 
 def one_rank_skips(path: str) -> str:
-    """Rank 1 leaves the second call out."""
+    """Omits the second call on rank 1."""
     experts = _module(path, timeout=5)
     _call(experts)
     return "" if dist.get_rank() == 1 else _said(experts)
 
 
 def dies_in_backward(path: str) -> dict[str, Any]:
-    """Rank 1 is killed before the backward of its experts: what rank 0 sees, and how soon. Around the experts alone: a
-    model's own collectives would fail first, with words of gloo's."""
+    """Kills rank 1 before the backward of its experts, and returns rank 0's error, and how soon it came. Only the
+    experts run: a model's own collectives would fail first, with gloo's message."""
     output = _call(_module(path))
 
     def die(*_: Any) -> None:
@@ -92,7 +92,7 @@ class _Twice(torch.nn.Module):
 
 
 class _OtherWrapper(torch.nn.Module):
-    """As PEFT may have some day."""
+    """A wrapper that PEFT may have in the future."""
 
     __module__ = "peft.tuners.other"
     parameter_name = "gate_up_proj"
@@ -103,7 +103,7 @@ class _OtherWrapper(torch.nn.Module):
 
 
 def adapters(path: str, targets: str) -> dict[str, Any]:
-    """Adapters on a split model: the error when they are added or first run, or the loss of a step with them."""
+    """Adds adapters to a split model, and returns the error when they are added or first run, or the loss of a step."""
     import peft
 
     experts = "grouped_mm" if targets == "other experts" else "sluice"

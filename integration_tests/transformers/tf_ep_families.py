@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One experts module of any family with its experts distributed over all ranks, against the whole one; on every
-rank."""
+"""Rank-side: compares an experts module of any family, with its experts split over all ranks, with the whole
+module."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from transformers.distributed.expert_parallel import apply_expert_parallelism
 
 MODEL, HIDDEN, EXPERTS, TOP_K = 37, 29, 6, 3
 CLASS_OF = dict(tf_families.classes())
-# Tokens of the first ranks, and whether only the first rank's experts are chosen.
+# The tokens of the first ranks, and whether only the first rank's experts are chosen.
 CASES = (((23, 17), False), ((0, 9), False), ((12, 5), True), ((0, 0), False), ((1, 300), False))
 
 
 class _Block(torch.nn.Module):
-    """The unit that transformers' plan splits: a module with `experts` in it."""
+    """The unit that transformers' plan splits: a module with `experts`."""
 
     def __init__(self, experts: torch.nn.Module) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class _Block(torch.nn.Module):
 
 
 def share_out(whole: torch.nn.Module) -> torch.nn.Module:
-    """A copy of which each rank has its part of the experts, with a batch of its own for each rank."""
+    """Returns a copy whose experts are split over the ranks; each rank has its own batch."""
     block = _Block(copy.deepcopy(whole))
     stacked = [name for name, _ in whole.named_parameters(recurse=False)]
     plan = {f"experts.{name}": "grouped_gemm" for name in stacked} | {"experts": "ep_dispatch_experts"}
@@ -45,7 +45,7 @@ def share_out(whole: torch.nn.Module) -> torch.nn.Module:
 
 
 def _rows_of_each(case: int) -> list[Rows]:
-    """Of every rank; each token of a case names expert 0 as well, so that some name it twice."""
+    """Returns the rows of every rank; all tokens of a case also choose expert 0, so that some choose it twice."""
     counts, first_alone = CASES[case]
     found = []
     for rank in range(dist.get_world_size()):
@@ -62,7 +62,7 @@ def _joined(each: list[Rows]) -> Rows:
 
 
 def _whole_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Collective. A parameter that is no DTensor is every rank's, and has the sum of all ranks' gradients."""
+    """Returns the whole gradient. Collective. For a parameter that is no DTensor it is the sum over ranks."""
     grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
     if isinstance(grad, DTensor):
         return grad.full_tensor()
@@ -71,7 +71,7 @@ def _whole_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 
 def family(kind: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The worst gap of every case to eager in f64 over all ranks' rows, and what computed."""
+    """Returns the worst gap of every case to eager in f64 over all ranks' rows, and what computed the experts."""
     sluice.configure(**options)
     try:
         whole = tf_families.make(kind, CLASS_OF[kind], MODEL, HIDDEN, EXPERTS)
@@ -102,7 +102,7 @@ def _resident() -> int:
 
 
 def growth_of_a_forward(tokens: int, reentrant: bool | None) -> int:
-    """Bytes that stay resident between forward and backward; reentrant None: without checkpointing."""
+    """Returns the bytes that stay resident between forward and backward; reentrant None: without checkpointing."""
     model, hidden = 64, 256
     experts = share_out(tf_families.make("mixtral", CLASS_OF["mixtral"], model, hidden, 4))
     given = tf_compare.rows(model, 4, tokens, 2, seed=dist.get_rank())

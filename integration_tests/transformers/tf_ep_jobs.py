@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uses of a model split over ranks, compared with the same model whole or with transformers' own transport.
+"""Rank-side: uses a model split over ranks, and compares it with the whole model or transformers' own transport.
 
 Called on every rank.
 """
@@ -23,7 +23,7 @@ from transformers.distributed import DistributedConfig
 
 
 def split(path: str, layout: dict[str, int], experts: str = "sluice", transport: str = "sluice", **how: Any) -> Any:
-    """The saved model, its experts shared out to all ranks."""
+    """Loads the saved model with its experts split over all ranks."""
     return AutoModelForCausalLM.from_pretrained(
         path,
         experts_implementation=experts,
@@ -34,8 +34,8 @@ def split(path: str, layout: dict[str, int], experts: str = "sluice", transport:
 
 
 def mixed(kind: str, path: str, experts: str, transport: str, config: dict[str, Any]) -> dict[str, Any]:
-    """A step of a model with one mixture of transformers' names and of DistributedConfig's options: the worst gap of
-    gradients to the unsplit model, or the error."""
+    """Runs a step with one combination of transformers' names and of DistributedConfig's options, and returns the worst
+    gap of gradients to the unsplit model, or the error."""
     try:
         return {"gap": max(tf_models.ep_step(kind, path, experts, dict(config), transport).values()), "said": ""}
     except Exception as error:
@@ -43,14 +43,14 @@ def mixed(kind: str, path: str, experts: str, transport: str, config: dict[str, 
 
 
 def _batches(layout: dict[str, int]) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """All of them, and this rank's."""
+    """Returns all batches, and this rank's."""
     shared = layout.get("tp_size", 1)
     found = [batch(seed) for seed in range(dist.get_world_size() // shared)]
     return found, found[dist.get_rank() // shared]
 
 
 def _distance(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> dict[str, float]:
-    """Of each gradient, relative to the wanted one as a whole."""
+    """Returns the gap of each gradient, relative to the norm of the reference."""
     return {
         name: float((found[name].double() - value.double()).norm() / value.double().norm().clamp(min=1e-9))
         for name, value in wanted.items()
@@ -59,9 +59,9 @@ def _distance(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -
 
 
 def bfloat16(kind: str, path: str, layout: dict[str, int]) -> dict[str, list[float]]:
-    """Of each gradient, how far the split model in bf16 is from f32, and how far the whole one is.
+    """Returns, for each gradient, the distance of the split model in bf16 from f32, and that of the whole one.
 
-    Every token goes to every expert: a rounding then moves a route's weight, and never the route.
+    Every token goes to every expert, so that rounding changes the weight of a route, and never the route.
     """
     everybodys, mine = _batches(layout)
     everywhere = {"num_experts_per_tok": 8}
@@ -78,7 +78,7 @@ def bfloat16(kind: str, path: str, layout: dict[str, int]) -> dict[str, list[flo
 
 
 def checkpointed(kind: str, path: str, layout: dict[str, int], reentrant: bool) -> dict[str, Any]:
-    """The worst gap of a step with gradient checkpointing to one without, and how often the experts ran forward."""
+    """Returns the worst gap of a step with gradient checkpointing to one without, and the experts' forwards."""
     _, mine = _batches(layout)
     model = split(path, layout)
     plain = step(model, mine)
@@ -91,8 +91,8 @@ def checkpointed(kind: str, path: str, layout: dict[str, int], reentrant: bool) 
 
 
 def adapted(kind: str, path: str, layout: dict[str, int], moved: bool) -> dict[str, Any]:
-    """LoRA on the experts of a split model: gaps of logits, of gradients and of all values, as PEFT has initialised
-    them, to PEFT on the unsplit model; and the share of A and B that this rank holds."""
+    """Compares LoRA on the experts of a split model with PEFT on the unsplit one: returns gaps of logits, of gradients
+    and of PEFT's initial values, and the share of A and B that this rank has."""
     from test_tf_adapters import fill_lora, lora_on
 
     batches, mine = _batches(layout)
@@ -133,13 +133,13 @@ def adapted(kind: str, path: str, layout: dict[str, int], moved: bool) -> dict[s
 
 
 def is_own(parameter: torch.nn.Parameter) -> bool:
-    """Whether it is a factor of which this rank holds those of its own experts."""
+    """Returns whether this rank has only its own experts' part of the factor."""
     return parameter.requires_grad and hasattr(parameter, "to_local")
 
 
 def compiled(path: str, layout: dict[str, int]) -> dict[str, Any]:
-    """The worst gap of a step under torch.compile to one without, the forwards and backwards that Sluice ran in it,
-    and why dynamo's graphs ended."""
+    """Returns the worst gap of a step under torch.compile to one without, Sluice's forwards and backwards in it, and
+    the reasons of dynamo's graph breaks."""
     _, mine = _batches(layout)
     wanted = step(split(path, layout), mine)
     model = split(path, layout)
@@ -161,7 +161,7 @@ def compiled(path: str, layout: dict[str, int]) -> dict[str, Any]:
 
 
 def watched(path: str) -> list[str]:
-    """The errors of each rank for two calls of an experts block, with forward-mode differentiation around it first on
+    """Returns the errors of each rank for two calls of an experts block, with forward-mode differentiation first on
     rank 0 and then on rank 1; then both call it without."""
     model = split(path, {"fsdp_size": dist.get_world_size()})
     block = model.model.layers[0].mlp.experts
@@ -182,8 +182,8 @@ def watched(path: str) -> list[str]:
 
 
 def accumulated(path: str, layout: dict[str, int], watched: bool = False) -> dict[str, Any]:
-    """Of two micro-steps, the worst gap between gradients that the library and that autograd added, and how many
-    backwards added to an existing gradient themselves. watched: hooks see the gradients of the last experts."""
+    """Returns, for two micro-steps, the worst gap between gradients that the library and that autograd added, and the
+    number of backwards that added themselves. watched: hooks see the gradients of the last experts."""
     _, mine = _batches(layout)
     grads: dict[str, dict[str, torch.Tensor]] = {}
     passes, seen = 0, 0
@@ -222,8 +222,8 @@ def accumulated(path: str, layout: dict[str, int], watched: bool = False) -> dic
 
 
 def generation(kind: str, path: str, layout: dict[str, int]) -> dict[str, Any]:
-    """Tokens generated from prompts of other lengths on each rank, of which one is finished long before the other;
-    the same by the whole model."""
+    """Generates tokens from prompts of different lengths on each rank, of which one ends long before the other, and
+    compares them with the whole model's."""
     rank = dist.get_rank()
     shared = layout.get("tp_size", 1) > 1
     prompt = batch(5, rows=1 if shared or rank else 3, length=4 if shared or rank else 11)
@@ -245,7 +245,7 @@ def generation(kind: str, path: str, layout: dict[str, int]) -> dict[str, Any]:
 
 
 def uneven_rows(path: str) -> dict[str, Any]:
-    """One experts block without gradients, on T rows here and none, or one, there; the same by the whole block."""
+    """Runs an experts block without gradients on T rows here and none or one there, and on the whole block."""
     rank, world = dist.get_rank(), dist.get_world_size()
     model = split(path, {"fsdp_size": world})
     block = model.model.layers[0].mlp.experts
@@ -266,12 +266,12 @@ def uneven_rows(path: str) -> dict[str, Any]:
 
 
 def stock_losses(path: str, layout: dict[str, int], steps: int = 20) -> list[float]:
-    """Losses of a training through transformers' all_to_all with grouped_mm."""
+    """Returns the losses of a training through transformers' all_to_all with grouped_mm."""
     return _losses(split(path, layout, "grouped_mm", "all_to_all"), layout, steps)
 
 
 def losses(path: str, layout: dict[str, int], options: dict[str, Any], steps: int = 20) -> dict[str, Any]:
-    """Losses of the same training through Sluice."""
+    """Returns the losses of the same training through Sluice."""
     sluice.configure(**options)
     try:
         model = split(path, layout, "sluice", "sluice")
@@ -282,8 +282,8 @@ def losses(path: str, layout: dict[str, int], options: dict[str, Any], steps: in
 
 
 def trainer(path: str, layout: dict[str, int], folder: str, experts: str, transport: str) -> dict[str, Any]:
-    """transformers' Trainer over a split model, with accumulation, evaluation and checkpointing; its final checkpoint,
-    loaded whole, has the trained model's loss."""
+    """Runs transformers' Trainer over a split model, with accumulation, evaluation and checkpointing. Its final
+    checkpoint, loaded whole, must have the trained model's loss."""
     from accelerate.state import AcceleratorState
     from transformers import Trainer, TrainingArguments
 
@@ -333,8 +333,8 @@ def trainer(path: str, layout: dict[str, int], folder: str, experts: str, transp
 
 
 def trainer_adapted(path: str, folder: str, steps: int = 6) -> dict[str, Any]:
-    """Trainer over a split model with LoRA on attention and experts, gradients clipped: losses and norms; those of the
-    whole model with the same batches in one process; what was all-reduced; and the adapter that was saved.
+    """Runs Trainer over a split model with LoRA on attention and experts and clipped gradients. Returns losses and
+    norms, those of the whole model with the same batches in one process, what was all-reduced, and the saved adapter.
 
     The batches of a step are those that accelerate gives to each rank, in the order of the data.
     """
@@ -425,7 +425,7 @@ def trainer_adapted(path: str, folder: str, steps: int = 6) -> dict[str, Any]:
 
 def _losses(model: Any, layout: dict[str, int], steps: int) -> list[float]:
     _, mine = _batches(layout)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # larger ones make routes of near ties part ways
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # with larger rates, routes of near ties diverge
     found = []
     for number in range(steps):
         found.append(float(step(model, mine.roll(number, 1))["loss"]))

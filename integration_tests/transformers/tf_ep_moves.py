@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs on each rank: moves experts of a split model between ranks during training, and compares this with a training
-in which no expert moves."""
+"""Rank-side: moves experts of a split model between ranks during training, and compares this with a training in which
+no expert moves."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def _optimizer(model: Any) -> torch.optim.Optimizer:
 
 
 def modules_of(model: Any) -> list[Any]:
-    """The experts themselves, without PEFT's wrappers."""
+    """Returns the experts modules, without PEFT's wrappers."""
     return [getattr(module, "get_base_layer", lambda module=module: module)() for module in experts_of(model)]
 
 
 def shuffle(model: Any, seed: int, optimizer: Any) -> None:
-    """The experts of every module swap places, the same on all ranks."""
+    """Permutes the experts of every module, in the same way on all ranks."""
     for number, module in enumerate(modules_of(model)):
         sluice.move_experts(module, *shuffled(adapter.kept_of(module), 100 * seed + number), optimizer)
 
 
 def _start(model: Any, seed: int, optimizer: Any) -> list[Any]:
-    """The experts of every module begin to move to other places, during the next steps."""
+    """Starts moves of the experts of every module, during the next steps."""
     return [
         sluice.start_moving_experts(module, *shuffled(adapter.kept_of(module), 100 * seed + number), optimizer)
         for number, module in enumerate(modules_of(model))
@@ -48,7 +48,7 @@ def _start(model: Any, seed: int, optimizer: Any) -> list[Any]:
 
 
 def go_home(model: Any, optimizer: Any) -> None:
-    """All experts are where transformers assumes them to be."""
+    """Moves all experts to the ranks where transformers expects them."""
     for module in modules_of(model):
         sluice.move_experts(module, *adapter.kept_of(module).home, optimizer)
 
@@ -70,7 +70,7 @@ def _trained(
     lora: bool = False,
     **how: Any,
 ) -> dict[str, Any]:
-    """Results of a training. every: steps between two shuffles, which include the gradients; 0: no shuffle.
+    """Returns the results of a training. every: steps between two shuffles, which move gradients too; 0: no shuffle.
     during_steps: moves begin in one step and continue in the next ones. lora: adapters on the experts and on attention
     are trained."""
     migrations: list[Any] = []
@@ -124,8 +124,8 @@ def moved(
     stale: bool = False,
     **how: Any,
 ) -> list[Any]:
-    """Results of [a training without moves, one with moves]. forget: the state of an expert that a faulty adapter would
-    not move. stale: the engine is not told of a move."""
+    """Returns the results of [a training without moves, one with moves]. forget: the state of an expert that a faulty
+    adapter would not move. stale: the engine is not told of a move."""
     still = _trained(path, layout, steps, 0, **how)
     replace = adapter.ExpertsState.replace_experts
     if stale:
@@ -138,15 +138,15 @@ def moved(
 
 
 def _norm(model: Any) -> float:
-    """The norm of all gradients as a training script computes it, over all parts of each DTensor. torch's own
-    clip_grad_norm_ refuses the two meshes that this host has."""
+    """Returns the norm of all gradients as a training script computes it, over all shards of each DTensor. torch's own
+    clip_grad_norm_ refuses the host's two meshes."""
     parts = [torch.linalg.vector_norm(p.grad) for p in model.parameters() if hasattr(p.grad, "full_tensor")]
     return float(torch.stack([part.full_tensor() for part in parts]).norm()) if parts else 0.0
 
 
 def derived(path: str, layout: dict[str, int]) -> list[dict[str, Any]]:
-    """Values derived from the experts of a rank, with these at home and away: the norm of gradients, and an average of
-    weights that is kept at home."""
+    """Returns values that depend on the experts of a rank, with experts at home and away: the norm of gradients, and an
+    average of weights that is computed at home."""
     found = []
     for seed in (None, 4):
         sluice.configure(**OPTIONS)
@@ -173,14 +173,14 @@ def derived(path: str, layout: dict[str, int]) -> list[dict[str, Any]]:
 
 
 def counted_moves(path: str, layout: dict[str, int]) -> dict[str, int]:
-    """Host memory that moves during steps have taken on this rank."""
+    """Returns the host memory that moves during steps have taken on this rank."""
     with counted() as count:
         _trained(path, layout, steps=14, every=6, during_steps=True)
     return {name: value for name, value in vars(count).items() if not name.startswith("_")}
 
 
 def saved(path: str, layout: dict[str, int], folder: str) -> dict[str, Any]:
-    """Saving while experts are away is refused; within experts_at_home the file is that of the model as it was."""
+    """Saves while experts are away, which is refused, and within experts_at_home, which writes the unmoved model."""
     model = split(path, layout)
     optimizer = _optimizer(model)
     _step(model, layout, 0)
@@ -202,7 +202,7 @@ def saved(path: str, layout: dict[str, int], folder: str) -> dict[str, Any]:
 
 
 def refusals(path: str) -> list[str]:
-    """Errors of moves that are refused on all ranks; no expert moves."""
+    """Returns the errors of moves that all ranks refuse; no expert moves."""
     model = split(path, {"fsdp_size": dist.get_world_size()}).train()
     module = modules_of(model)[0]
     rank, slot = map(list, adapter.kept_of(module).home)

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 _CLASS = re.compile(r"^@use_experts_implementation[^\n]*\nclass (\w+)", re.MULTILINE)
-# Defaults from the models' own configs that TinyConfig cannot derive from the name of a field.
+# Values of the models' own configs that TinyConfig cannot derive from the name of a field.
 _ACTIVATIONS = {"gemma4": "gelu_pytorch_tanh", "diffusion_gemma": "gelu_pytorch_tanh", "nemotron_h": "relu2"}
 _NUMBERS = {
     "swiglu_alpha": 1.702,
@@ -28,7 +28,7 @@ _NUMBERS = {
 
 @functools.cache
 def classes() -> tuple[tuple[str, str], ...]:
-    """(model type, class name), as the installed transformers has them."""
+    """Returns (model type, class name) of each class in the installed transformers."""
     models = Path(transformers.__file__).parent / "models"
     found = []
     for path in sorted(models.glob("*/modeling_*.py")):
@@ -58,7 +58,7 @@ class TinyConfig(SimpleNamespace):
 
 
 def make(kind: str, class_name: str, model: int, hidden: int, experts: int, seed: int = 0) -> torch.nn.Module:
-    """The class with small random parameters, in f32, with experts_implementation="sluice"."""
+    """Returns a module of the class with small random parameters in f32 and experts_implementation="sluice"."""
     path = next((Path(transformers.__file__).parent / "models" / kind).glob("modeling_*.py"))
     cls = getattr(importlib.import_module(f"transformers.models.{kind}.{path.stem}"), class_name)
     config = TinyConfig(

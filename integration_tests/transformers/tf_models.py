@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole tiny models, one step of them, and the same step under expert parallelism."""
+"""Makes tiny models, and runs a step of them, also under expert parallelism."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ KINDS = tuple(_CONFIGS)
 
 
 def make(kind: str, implementation: str = "sluice", dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
-    """A model with fixed random parameters; `changes` are of its config."""
+    """Returns a model with fixed random parameters; `changes` are fields of its config."""
     torch.manual_seed(3)
     config = _CONFIGS[kind]()
     config.update(changes)
@@ -64,14 +64,14 @@ def make(kind: str, implementation: str = "sluice", dtype: torch.dtype = torch.f
 
 
 def experts_of(model: Any) -> list[Any]:
-    """Its experts modules; there are some."""
+    """Returns the experts modules of a model that has some."""
     found = [module for name, module in model.named_modules() if name.endswith(".experts")]
     assert found
     return found
 
 
 def runs_on_sluice(model: Any) -> bool:
-    """Whether all of its experts have run on Sluice, fused."""
+    """Returns whether all experts have run fused on Sluice."""
     from sluice.adapters.transformers import experts
 
     states = [experts.state_of(module) for module in experts_of(model)]
@@ -79,12 +79,12 @@ def runs_on_sluice(model: Any) -> bool:
 
 
 def batch(seed: int = 0, rows: int = 3, length: int = 17) -> torch.Tensor:
-    """Token ids."""
+    """Returns token ids."""
     return torch.randint(3, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
 def step(model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Loss, logits and every gradient."""
+    """Runs a step, and returns loss, logits and all gradients."""
     model.train()
     model.zero_grad()
     out = model(input_ids=ids, labels=ids)
@@ -98,7 +98,7 @@ def step(model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def gaps(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> dict[str, float]:
-    """Largest difference of each tensor in units of the reference's largest element."""
+    """Returns the largest difference of each tensor in units of the reference's largest element."""
     assert found.keys() == wanted.keys()
     return {
         name: float(
@@ -112,7 +112,7 @@ def gaps(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> dic
 
 
 def ep_step(kind: str, path: str, experts: str, layout: dict[str, int], transport: str = "sluice") -> dict[str, float]:
-    """The worst gaps to the unsplit model, over the same global batch."""
+    """Returns the worst gaps to the unsplit model, over the same global batch."""
     from transformers.distributed import DistributedConfig
 
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -141,7 +141,7 @@ def ep_step(kind: str, path: str, experts: str, layout: dict[str, int], transpor
 def ep_deduplicated(
     kind: str, path: str, experts: str, layout: dict[str, int], options: dict[str, Any]
 ) -> dict[str, Any]:
-    """The worst gaps with `deduplicate` on, and the bytes that the last experts sent without and with it."""
+    """Returns the worst gaps with `deduplicate`, and the bytes that the last experts sent without and with it."""
     import sluice
     from transformers.distributed import DistributedConfig
 
@@ -166,7 +166,7 @@ def ep_deduplicated(
 
 
 def ep_kept(kind: str, path: str, folder: str) -> dict[str, Any]:
-    """Trains until n is decided, beginning with and leaving decisions in `folder`: why, and passes of races."""
+    """Trains until n is decided, with kept decisions in `folder`, and returns the reasons, and the passes of races."""
     import sluice
     from sluice import layer_lookup
     from transformers.distributed import DistributedConfig
@@ -194,7 +194,7 @@ def ep_kept(kind: str, path: str, folder: str) -> dict[str, Any]:
 
 
 def ep_save(kind: str, path: str, layout: dict[str, int], folder: str) -> bool:
-    """Whether a model that was loaded split and saved again, in `folder`, has the same bits."""
+    """Returns whether a model that was loaded split and saved again in `folder` has the same bits."""
     from transformers.distributed import DistributedConfig
 
     world = torch.distributed.get_world_size()
@@ -220,7 +220,7 @@ def _average(outcomes: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]
 
 
 def ep_misconfigured(kind: str, path: str) -> list[str]:
-    """Rank 1 writes a wrong section into its config after the first call, and takes it back. What each call said."""
+    """Writes a wrong section into rank 1's config after the first call, then removes it; returns each call's result."""
     from sluice.errors import SluiceError
     from transformers.distributed import DistributedConfig
 
@@ -246,7 +246,7 @@ def ep_misconfigured(kind: str, path: str) -> list[str]:
 
 
 def ep_of_a_stranger(kind: str, path: str) -> str:
-    """The error for a model whose config.json names the transport between ranks."""
+    """Returns the error for a model whose config.json names the transport between ranks."""
     from sluice.errors import SluiceError
     from transformers.distributed import DistributedConfig
 
@@ -264,7 +264,7 @@ def ep_of_a_stranger(kind: str, path: str) -> str:
 
 
 def ep_mistyped(kind: str, path: str, file: str) -> list[str]:
-    """The errors of two calls with the tuner's decisions in `file`, which is not one of Sluice's."""
+    """Returns the errors of two calls with the tuner's decisions in `file`, which Sluice has not written."""
     import sluice
     from sluice.errors import SluiceError
     from transformers.distributed import DistributedConfig
@@ -290,8 +290,8 @@ def ep_mistyped(kind: str, path: str, file: str) -> list[str]:
 
 
 def ep_refused(kind: str, path: str) -> dict[str, str]:
-    """Rank 1 passes hidden states of a dtype that Sluice does not compute with, in the very first call; then all pass
-    good ones. What each rank was told, and what `sluice.stats` says afterwards."""
+    """Passes hidden states of an unsupported dtype on rank 1 in the first call, then valid ones on all ranks. Returns
+    the errors of each rank, and `sluice.stats` afterwards."""
     import sluice
     from transformers.distributed import DistributedConfig
 
@@ -302,7 +302,7 @@ def ep_refused(kind: str, path: str) -> dict[str, str]:
         distributed_config=DistributedConfig(fsdp_size=world, ep_size=world, ep_implementation="sluice"),
     )
     experts = model.model.layers[0].mlp.experts
-    assert sluice.stats(model)["layers"] == []  # whatever its experts_implementation, they wait for the first call
+    assert sluice.stats(model)["layers"] == []  # with any experts_implementation, layers are made by the first call
     width, total = model.config.hidden_size, experts.num_experts * world
     ids = torch.arange(6).remainder(total).view(3, 2)
     told = ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small checkpoints as gpt-oss (MXFP4) and as Qwen3 and DeepSeek (FP8) have them on disk, and the same models dense."""
+"""Makes small checkpoints in the formats of gpt-oss (MXFP4), Qwen3 and DeepSeek (FP8), and the same models dense."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from transformers.distributed import DistributedConfig
 
 IDS = tf_models.batch(rows=2, length=9)
 LUT = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
-# Widths that the formats want: whole blocks of 32 for MXFP4, ragged blocks of 128 for FP8.
+# Widths for the formats: whole blocks of 32 for MXFP4, partial blocks of 128 for FP8.
 WIDTHS: dict[str, dict[str, int]] = {
     "gpt_oss": {"hidden_size": 64, "intermediate_size": 32},
     "qwen3_moe": {"hidden_size": 160, "moe_intermediate_size": 136},
@@ -30,7 +30,7 @@ WIDTHS: dict[str, dict[str, int]] = {
 
 
 def write(kind: str, folder: Path) -> None:
-    """The quantised checkpoint in `folder/packed`, and what it stands for, in bfloat16, in `folder/dense`."""
+    """Writes the quantised checkpoint to `folder/packed`, and its decoded values in bfloat16 to `folder/dense`."""
     model = tf_models.make(kind, "eager", dtype=torch.bfloat16, **WIDTHS[kind])
     generator = torch.Generator().manual_seed(5)
     packed: dict[str, torch.Tensor] = {}
@@ -56,7 +56,7 @@ def write(kind: str, folder: Path) -> None:
 
 
 def _mxfp4(name: str, weight: torch.Tensor, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """Random blocks; `weight` [E, in, out] becomes what they stand for."""
+    """Makes random blocks; `weight` [E, in, out] becomes their decoded values."""
     count, columns, rows = weight.shape
     blocks = torch.randint(256, (count, rows, columns // 32, 16), dtype=torch.uint8, generator=generator)
     scales = torch.randint(118, 125, (count, rows, columns // 32), dtype=torch.uint8, generator=generator)
@@ -67,7 +67,7 @@ def _mxfp4(name: str, weight: torch.Tensor, generator: torch.Generator) -> dict[
 
 
 def _fp8(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    """e4m3 with an f32 scale for each block of 128 x 128, ragged at the end; `weight` becomes what they stand for."""
+    """Makes e4m3 codes with an f32 scale per block of 128 x 128, partial at the end; `weight` becomes their values."""
     rows, columns = weight.shape
     scales = torch.empty(-(-rows // 128), -(-columns // 128))
     codes = torch.empty(rows, columns, dtype=torch.float8_e4m3fn)
@@ -81,7 +81,7 @@ def _fp8(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def load(folder: Path, implementation: str = "sluice", **how: Any) -> Any:
-    """A model from a checkpoint, whose experts stay quantised where it is."""
+    """Loads a model from a checkpoint; the experts of a quantised one stay quantised."""
     config = AutoConfig.from_pretrained(folder)
     if getattr(config, "quantization_config", None) is not None:
         config = sluice.keep_quantised(config)
@@ -94,12 +94,12 @@ def load(folder: Path, implementation: str = "sluice", **how: Any) -> Any:
 
 
 def experts(model: Any) -> list[Any]:
-    """The modules with stacked experts, inside of PEFT's wrappers or not."""
+    """Returns the modules with stacked experts, inside of PEFT's wrappers or not."""
     return [module for module in model.modules() if isinstance(getattr(module, "is_transposed", None), bool)]
 
 
 def adapted(model: Any) -> Any:
-    """LoRA on attention and on both stacks, whose B is not zero."""
+    """Adds LoRA to attention and to both stacks, with nonzero B."""
     config = LoraConfig(
         r=3,
         lora_alpha=6,
@@ -113,12 +113,12 @@ def adapted(model: Any) -> Any:
         for name, parameter in sorted(peft.named_parameters())
         if "lora_" in name
     }
-    peft.load_state_dict(values, strict=False)  # also into factors that ranks share out
+    peft.load_state_dict(values, strict=False)  # also into factors that are split over ranks
     return peft
 
 
 def step(model: Any, ids: torch.Tensor = IDS) -> dict[str, torch.Tensor]:
-    """Logits and gradients of everything that has one."""
+    """Returns the logits and all gradients."""
     model.zero_grad(set_to_none=True)
     out = model(input_ids=ids, labels=ids)
     out.loss.backward()
@@ -127,7 +127,7 @@ def step(model: Any, ids: torch.Tensor = IDS) -> dict[str, torch.Tensor]:
 
 
 def differing(a: Path, b: Path) -> list[str]:
-    """Names of tensors that are not the same bytes in two checkpoints, or missing in one."""
+    """Returns names of tensors whose bytes differ between two checkpoints, or that one lacks."""
     x, y = (load_file(folder / "model.safetensors") for folder in (a, b))
     same = [k for k in x.keys() & y.keys() if x[k].dtype == y[k].dtype and torch.equal(_bytes(x[k]), _bytes(y[k]))]
     return sorted((x.keys() | y.keys()) - set(same))
@@ -146,8 +146,8 @@ def _split(folder: str, name: str, dtype: torch.dtype = torch.bfloat16) -> Any:
 
 
 def split_step(folder: str, moved: bool, saved: str) -> dict[str, Any]:
-    """A step with adapters of a split model: what has other bits than with the decoded experts, split alike; bytes of
-    its codes and scales; and what differs in the checkpoint that it is saved as."""
+    """Runs a step of a split model with adapters. Returns the tensors whose bits differ from those with decoded experts
+    in the same split, the bytes of codes and scales, and the differences of the saved checkpoint."""
     sluice.configure(gemm="native")
     model = _split(folder, "packed")
     model.save_pretrained(saved)
@@ -179,7 +179,7 @@ def split_step(folder: str, moved: bool, saved: str) -> dict[str, Any]:
 
 
 def split_refused(folder: str) -> str:
-    """What loading a split checkpoint says that has a wrong scale in an expert of one rank alone."""
+    """Returns the error of loading a split checkpoint with a wrong scale in an expert of one rank."""
     try:
         _split(folder, ".")
     except SluiceError as error:

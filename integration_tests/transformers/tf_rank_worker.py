@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank for tests of expert parallelism: as the DeepSpeed tests' worker, with transformers instead of DeepSpeed."""
+"""Runs one rank for tests of expert parallelism: the DeepSpeed tests' worker, with transformers instead."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from typing import Any
 
 
 def _never_outlive() -> None:
-    """The parent of this process: the tests, or a rank."""
+    """Makes this process end with its parent, which is the tests or a rank."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def main(prepare: Callable[[], Any] | None = None) -> None:
-    """Replies go to the inherited descriptor, so that anything may print. prepare: what comes before torch."""
+    """Runs orders. Replies go to the inherited descriptor, so stdout is free. prepare: runs before torch's import."""
     _never_outlive()
     os.register_at_fork(after_in_child=_never_outlive)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -56,7 +56,7 @@ def main(prepare: Callable[[], Any] | None = None) -> None:
         order = json.loads(line)
         module, _, function = order["target"].partition(":")
         answer(lambda: getattr(importlib.import_module(module), function)(**order["arguments"]))  # noqa: B023
-    for child in multiprocessing.active_children():  # of a host that writes checkpoints in other processes
+    for child in multiprocessing.active_children():  # of a host that writes checkpoints in child processes
         child.kill()
     os._exit(0)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One layer, forward and backward in bf16, on one GPU: Sluice against the other installed libraries, interleaved in one
-run.
+"""Measures one layer, forward and backward in bf16, on one GPU: Sluice and the other installed libraries, interleaved
+in one run.
 
     benchmark.py SHAPE [--groups NAMES] [--to FILE] [--fake]       SHAPE: gpt3-xl, mixtral, qwen3, deepseek
 
@@ -38,7 +38,7 @@ SHAPES = {
 FAKE = {"tokens": 64, "divide": 128, "experts": 8}
 ROUNDS, WARM_UP = 20, 5
 COMPUTE, COPIES = "compute", ("copy_out", "copy_in")  # lanes of the trace
-FUSED = ("sonicmoe", "deepgemm")  # transformers' names of kernels that it takes from elsewhere
+FUSED = ("sonicmoe", "deepgemm")  # transformers' names of external kernels
 NOT_DRIVEN = ("megatron.core", "megablocks", "scattermoe")
 BUDGET_OF_PEAK = 0.7
 
@@ -52,12 +52,12 @@ class Sizes:
             self.M, self.H = max(self.M // FAKE["divide"], 16), max(self.H // FAKE["divide"], 16)
             self.K = min(self.K, 4)
         self.E //= share
-        # The rows stay: an expert-parallel rank receives as many as it sends.
+        # The number of rows stays: an expert-parallel rank receives as many as it sends.
         self.T, self.K = self.T * self.K // min(self.K, self.E), min(self.K, self.E)
 
 
 class Inputs:
-    """Random routing, the same for all sides; leaves are shared, so that all compute the same."""
+    """Random inputs and routes, which all libraries share, so that all compute the same."""
 
     def __init__(self, torch, sizes, device, dtype):
         s, factor = sizes, 2 if sizes.gated else 1
@@ -76,7 +76,7 @@ class Inputs:
 
 
 def make_layer(x, chunks, policy, context):
-    """policy None: Sluice's choice, under the context's budget."""
+    """Makes a layer. policy None: Sluice's choice, under the context's budget."""
     from sluice.adapters.torch import MoeConfig, StackedLayer
 
     s = x.sizes
@@ -103,7 +103,7 @@ def make_layer(x, chunks, policy, context):
 
 
 def sluice_layer(x, chunks=1, policy=("redispatch", "keep"), context=None):
-    """Default policy as transformers' adapter alone: the rows are a copy of tokens, only pre-activations are kept."""
+    """Returns a call of a layer. The default policy is that of transformers' adapter: only pre-activations are kept."""
     from sluice.adapters.torch import Context
 
     layer = make_layer(x, chunks, policy, context or Context(device=x.device))
@@ -111,7 +111,7 @@ def sluice_layer(x, chunks=1, policy=("redispatch", "keep"), context=None):
 
 
 def torch_grouped(torch, x):
-    """The code of a careful user: sort, torch._grouped_mm, weighted sum."""
+    """Returns a call of what a careful user writes: sort, torch._grouped_mm, weighted sum."""
     s, act = x.sizes, torch.nn.functional.silu if x.sizes.gated else torch.nn.functional.gelu
 
     def run():
@@ -129,7 +129,7 @@ def torch_grouped(torch, x):
 
 
 def transformers_experts(torch, x, name):
-    """A layer's experts as its models have them, gated (Mixtral) or not (Nemotron-H)."""
+    """Returns a call of transformers' experts, gated (Mixtral) or not (Nemotron-H)."""
     from transformers import MixtralConfig
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, use_experts_implementation
     from transformers.models.mixtral.modeling_mixtral import MixtralExperts
@@ -151,7 +151,7 @@ def transformers_experts(torch, x, name):
 
 
 def transformer_engine(torch, x):
-    """Its permutation around its grouped GEMMs, which want the numbers of rows on the host."""
+    """Returns a call of TE's permutation around its grouped GEMMs, which need the numbers of rows on the host."""
     import transformer_engine.pytorch as te
 
     s, act = x.sizes, torch.nn.functional.silu if x.sizes.gated else torch.nn.functional.gelu
@@ -173,7 +173,7 @@ def transformer_engine(torch, x):
 
 
 class Clock:
-    """Milliseconds between two points of the stream; on a CPU of the clock."""
+    """Measures milliseconds between two points of the stream; on a CPU, of the clock."""
 
     def __init__(self, torch, device):
         self.torch, self.is_cuda = torch, device.type == "cuda"
@@ -193,7 +193,7 @@ class Clock:
 
 
 def measure(torch, x, run, leaves, clock):
-    """(forward, backward) in ms."""
+    """Returns (forward, backward) in ms."""
     begin = clock.now()
     out = run()
     middle = clock.now()
@@ -203,7 +203,7 @@ def measure(torch, x, run, leaves, clock):
 
 
 def bytes_of(torch, x, run, leaves):
-    """Bytes that autograd keeps in addition to the inputs, and the peak of allocations above the initial state."""
+    """Returns the bytes that autograd keeps in addition to the inputs, and the peak of allocations above the start."""
     known = {tensor.untyped_storage().data_ptr() for tensor in leaves}
     kept = {}
 
@@ -227,7 +227,7 @@ def bytes_of(torch, x, run, leaves):
 
 
 def compare(torch, x, contenders, rounds):
-    """Times of all contenders, one round after the other, each round in another order."""
+    """Measures all contenders, round by round, each round in another order."""
     clock, found, refused = Clock(torch, x.device), {}, {}
     ready = {}
     for name, make in contenders.items():
@@ -238,7 +238,7 @@ def compare(torch, x, contenders, rounds):
                 measure(torch, x, run, leaves, clock)
             ready[name] = (run, leaves)
             found[name] = {"forward_ms": [], "backward_ms": [], **bytes_of(torch, x, run, leaves)}
-        except Exception as error:  # a peer that is not there, or does not take this shape; ours fails the run later
+        except Exception as error:  # a peer is missing, or refuses this shape; an error of Sluice fails the run later
             refused[name] = f"{type(error).__name__}: {error}"[:300]
     names = list(ready)
     for i in range(rounds if names else 0):
@@ -253,8 +253,8 @@ def compare(torch, x, contenders, rounds):
 
 
 def under_a_budget(torch, x, rounds):
-    """n = 4 and policies left to Sluice, in a part of the bytes that keeping everything takes, or in the minimum: the
-    time, and the bytes."""
+    """Measures time and bytes at n = 4 with Sluice's choice of policies, under a budget of a part of the bytes that
+    keeping everything takes, or of the minimum."""
     from sluice.adapters.torch import Context, ContextOptions
 
     least = make_layer(x, 4, None, Context(device=x.device)).smallest_budget(x.sizes.T)
@@ -274,7 +274,7 @@ def under_a_budget(torch, x, rounds):
 
 
 def link_speeds(torch, device):
-    """Bytes per second between the device and pinned memory: out, in, and out while as much comes in."""
+    """Measures bytes per second between the device and pinned memory: out, in, and out during equal copies in."""
     size, clock = (1 << 28 if device.type == "cuda" else 1 << 16), Clock(torch, device)
     pinned = {"pin_memory": device.type == "cuda"}
     there = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
@@ -310,8 +310,8 @@ def link_speeds(torch, device):
 
 
 def offload_of(kept, gone, speeds):
-    """The part of the copies' time that overlapped compute. `kept`, `gone`: results of the same layer, rows on the
-    device or in pinned memory; copies out run in forward, copies in in backward."""
+    """Returns the part of the copies' time that overlapped compute. `kept`, `gone`: results of the same layer with rows
+    on the device and in pinned memory; copies out run in forward, copies in run in backward."""
     out_ms, in_ms = (1e3 * kept["saved_bytes"] / speeds[way] for way in ("out", "in"))
     added_ms = gone["median_ms"] - kept["median_ms"]
     # Each direction overlaps only its own half of the step, so a slow link cannot be hidden completely.
@@ -329,7 +329,7 @@ def offload_of(kept, gone, speeds):
 
 
 def overlap_of(torch, x, chunks, policy):
-    """Times of ops in one step, by the device's own events: the part of the copies that ran during compute.
+    """Returns the part of the copies that ran during compute in one step, by the device's own events.
 
     A traced pass waits for its end, so this step's time is not comparable."""
     from sluice.adapters.torch import Context
@@ -382,7 +382,7 @@ def versions(torch, device):
 
 
 def verdicts(record, sizes):
-    """The project's targets; nothing for a fake run."""
+    """Compares the record with the project's targets; empty for a fake run."""
     whole, offload = record["whole"], record["offload"]
     ms = {name: result["median_ms"] for group in ("whole", "ep_rank") for name, result in record[group].items()}
     ours, theirs = ms.get("sluice"), ms.get("transformers")
@@ -399,7 +399,7 @@ def verdicts(record, sizes):
 
 
 def wanted(name):
-    """The targets of a shape, for the verdicts."""
+    """Returns the targets of a shape, for the verdicts."""
     of_floor = 0.85 if name in ("gpt3-xl", "mixtral") else 0.7
     return {
         "of_floor": f"at least {of_floor}",
@@ -424,14 +424,14 @@ def say(name, record):
 
 
 def make_room(torch, device):
-    """torch keeps what was freed; the next group's shapes are others, and Sluice's own memory is not torch's."""
+    """Empties torch's cache: the next group has other shapes, and Sluice does not allocate its memory from torch."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def whole(torch, x, rounds):
-    """All experts on this GPU. The inputs are freed with the call, before the next."""
+    """Compares with all experts on this GPU. The inputs are freed at the end of the call."""
     contenders = {
         "sluice": lambda: sluice_layer(x),
         "transformers": lambda: transformers_experts(torch, x, "grouped_mm"),
@@ -441,8 +441,8 @@ def whole(torch, x, rounds):
 
 
 def fused_peers(torch, x, rounds):
-    """Kernels of others, where they are installed. Last, and after all else is written: one that reads where it must
-    not would end the process's CUDA context."""
+    """Compares with installed kernels of others. They run last, after everything else is written: a kernel that reads
+    out of bounds would end the process's CUDA context."""
     contenders = {"sluice": lambda: sluice_layer(x)}
     contenders["transformer engine"] = lambda: transformer_engine(torch, x)
     for name in FUSED:
@@ -451,7 +451,7 @@ def fused_peers(torch, x, rounds):
 
 
 def as_one_rank(torch, x, rounds):
-    """An eighth of the experts with the same rows."""
+    """Compares settings with an eighth of the experts and the same rows."""
     contenders = {f"sluice n={n}": lambda n=n: sluice_layer(x, n) for n in (1, 4)}
     contenders["sluice n=4 keep"] = lambda: sluice_layer(x, 4, ("keep", "keep"))
     contenders["sluice n=4 offload"] = lambda: sluice_layer(x, 4, ("offload", "offload"))
@@ -467,7 +467,7 @@ def offloaded(torch, x, record):
 
 
 class Written:
-    """The record, written after each group: what ran stays, whatever becomes of the next one, and why is named."""
+    """The record, which is written after each group, so that a failing group loses no results; it names the reason."""
 
     def __init__(self, record, target):
         self.record, self.target = record, target

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The items of a GPU run, which of them are the prepared run, and how their output is judged."""
+"""Lists the items of a GPU run and of the prepared run, runs them, and judges their output."""
 
 import collections
 import fnmatch
@@ -12,33 +12,33 @@ import programs
 from programs import HERE, LAYER, SUITE
 
 NO_GPU = 77
-NOTE, MOST_NOTES = "     ", 20  # beginning of a program's line that is not a case
+NOTE, MOST_NOTES = "     ", 20  # the prefix of a program's line that is not a case
 SHOWN_REPORTS = 20
 KERNEL_PREFIX = "sluice_"
-# Of gpu_suite. Each way of cuBLAS has a process of its own: an error in a capture would take the others with it.
+# Parts of gpu_suite. Each way of cuBLAS has its own process: an error in a capture would break the others.
 GEMMS = ("gemm_single", "gemm_lt", "gemm_grouped", "gemm_by_rule")
 PARTS = ("kernels", "routing", *GEMMS, "choice", "rates", "streams", "memory", "nccl", "adam")
-LAYER_PARTS = ("layer", "ranks", "calibrate")  # of gpu_layer; soak and small are items of their own
+LAYER_PARTS = ("layer", "ranks", "calibrate")  # of gpu_layer; soak and small are separate items
 BENCHMARKS = {f"benchmark {shape}": shape for shape in ("gpt3-xl", "mixtral", "qwen3", "deepseek")}
-# Items whose output is their result, and goes into the record whole: rows for the table, machines, times and verdicts.
+# Items whose whole output is recorded as their result: rows for the table, machines, times and verdicts.
 TELLING = {"choice": 20000, "rates": 12000, "calibrate": 40000, "benchmark": 20000, "profile": 60000}
-SHOWN = ("choice", "rates", "benchmark")  # and on the screen
+SHOWN = ("choice", "rates", "benchmark")  # also printed
 SECONDS = {"calibrate": {False: 20, True: 0.05}}  # arguments of parts, by --fake
 SOAK_SECONDS = {False: 240, True: 4}  # by --fake
 SOAK_SHARE = 0.75  # of its limit: it ends after its last case
-# Tools of compute-sanitizer, with options; gemm is the library's own business and slow under them. An error that the
-# driver returns is an answer at times, and the programs look at each. Shared memory is raced for by vendors' kernels
-# alone if any, but theirs are not ours to mend. Every report of initcheck is wanted: see own_reports().
+# Tools of compute-sanitizer, with options. GEMMs are left out: they are cuBLAS's own, and slow under these tools.
+# memcheck does not report API errors, as some are expected and the programs check each. racecheck looks at Sluice's
+# kernels only. All reports of initcheck are needed: see own_reports().
 TOOLS = {
     "memcheck": ["--report-api-errors", "no"],
     "racecheck": ["--kernel-name", f"kns={KERNEL_PREFIX}"],
     "initcheck": ["--print-limit", "100000", "--show-backtrace", "no"],
 }
-FOUND = 3  # the exit code of a tool that found something
-# The profiler; clocks stay unchanged. If counters are unavailable it prints one of these.
+FOUND = 3  # the exit code of a tool with findings
+# The profiler; clocks stay unchanged. If counters are unavailable, it prints one of NO_COUNTERS.
 NCU = ["--clock-control", "none", "--set", "full"]
 NO_COUNTERS = ("ERR_NVGPUCTRPERM", "LibraryNotLoaded", "Failed to initialize the profiler")
-# Item: (script, arguments). The scripts report missing requirements themselves, and are then skipped.
+# Item: (script, arguments). A script reports missing requirements itself, and is then skipped.
 SCRIPTS = {
     "gradients against PyTorch": ("torch_gpu.py", ["gradients"]),
     "CUDA graphs of torch": ("torch_gpu.py", ["graphs"]),
@@ -51,8 +51,8 @@ ABSENT = {
     "exchanges during GEMMs in times": "needs two GPUs; one of them runs NCCL without a peer",
     "hand-written Hopper grouped kernels": "not written: only where they can be run and timed",
 }
-# name, program or script, its arguments, the tool around it, variables of its environment, and seconds that it may take
-# in the prepared run
+# Name, program or script, its arguments, the tool around it, environment variables, and its limit in seconds in the
+# prepared run.
 Item = collections.namedtuple("Item", "name program arguments tool variables seconds", defaults=(None, (), 0))
 
 # --- the prepared run: a first run within ten minutes, most important items first ----------------------------------
@@ -74,8 +74,8 @@ TOGETHER = {
     "memory": 15,
 }
 JOBS = 4
-# Timed or profiled items have the GPU to themselves. Benchmarks listed only here: script, arguments and variables.
-# Lists of GEMMs run one by one if cuBLAS is expected to be fastest so.
+# Timed or profiled items run alone on the GPU. Benchmarks listed only here have script, arguments and variables. Lists
+# of GEMMs run one by one if that is expected to be the fastest way of cuBLAS.
 ALONE = {
     "rates": 25,
     "choice": 55,
@@ -103,7 +103,7 @@ def only_prepared(suite):
 
 
 def prepared(fake=False):
-    """[(jobs, items)], one list after the other."""
+    """Returns [(jobs, items)] of the lists, which run one after the other."""
     known = {item.name: item for item in (*items(fake), *only_prepared(SUITE + ("_fake" if fake else "")))}
     return [
         (jobs, [known[name]._replace(seconds=seconds) for name, seconds in names.items()])
@@ -112,8 +112,8 @@ def prepared(fake=False):
 
 
 def plan(phases, seconds):
-    """{name: (begin, end)} in seconds, where every item takes all that it may: so none begins later. With more seconds
-    than that takes, all may take more. What would end after `seconds` has no place."""
+    """Returns {name: (begin, end)} in seconds if every item uses its whole limit, so no item begins later. If `seconds`
+    allows more, all limits are raised. Items that would end after `seconds` are left out."""
 
     def places(scale):
         found, now = {}, START_SECONDS
@@ -133,7 +133,7 @@ def plan(phases, seconds):
 
 
 def tells(item):
-    """The most characters of its output that are its result; 0: only its last lines."""
+    """Returns the limit of characters of an item's recorded output; 0: only its last lines."""
     return TELLING.get(item.name, TELLING.get(item.name.split()[0], 0))
 
 
@@ -146,7 +146,7 @@ def result_file(item, folder):
 
 
 def items(fake=False):
-    """All items, the same everywhere."""
+    """Returns all items, which are the same on all machines."""
     end = "_fake" if fake else ""
     suite, layer = SUITE + end, LAYER + end
     found = [Item(part, suite, [part]) for part in PARTS]
@@ -161,7 +161,7 @@ def items(fake=False):
 
 
 def named(found, names):
-    """Those that a comma-separated list of patterns names."""
+    """Returns the items that match a comma-separated list of patterns."""
     patterns = [name.strip() for name in names.split(",")]
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(item.name, pattern) for item in found):
@@ -170,15 +170,15 @@ def named(found, names):
 
 
 def own_reports(text):
-    """Reports of initcheck about our kernels. It also reports copies of unwritten padding, which do no harm, and reads
-    of memory that a vendor's kernel wrote unseen."""
+    """Returns initcheck's reports about Sluice's kernels. It also reports copies of unwritten padding, which are
+    harmless, and reads of memory that a vendor's kernel wrote, which it does not see."""
     lines = text.split("\n")
     starts_at = [i for i, line in enumerate(lines) if "Uninitialized __global__ memory read" in line]
     return ["\n".join(lines[i : i + 4]) for i in starts_at if KERNEL_PREFIX in "".join(lines[i + 1 : i + 2])]
 
 
 def judge_initcheck(text):
-    """(outcome, text) of a run that was well but for reports."""
+    """Returns (outcome, text) of a run that passed except for reports."""
     own, last = own_reports(text), text.strip().split("\n")[-1]
     if own:
         return "failed", "\n".join([*own[:SHOWN_REPORTS], f"{len(own)} such reads by kernels of Sluice's", last])
@@ -186,14 +186,15 @@ def judge_initcheck(text):
 
 
 def what_it_told(text):
-    """Of a pass: the output other than cases (versions of libraries, skipped parts), and the last line."""
+    """Returns a passed item's output without cases (versions of libraries, skipped parts), and its last line."""
     lines = text.strip().split("\n")
     notes = dict.fromkeys(line.strip() for line in lines[:-1] if line.startswith(NOTE))
     return "\n".join([*list(notes)[:MOST_NOTES], lines[-1]])
 
 
 def run_item(folder, item, fake, environment, limit, most):
-    """(outcome, seconds, text): passed, failed, skipped, or no GPU; unfinished: it had less than `most` seconds."""
+    """Runs an item and returns (outcome, seconds, text). Outcomes: passed, failed, skipped, no GPU, or unfinished if it
+    had less than `most` seconds."""
     is_script = item.program.endswith(".py")
     command = [sys.executable, str(HERE / item.program)] if is_script else [str(folder / item.program)]
     command += item.arguments + (["--fake"] if is_script and fake else [])

@@ -3,8 +3,8 @@
 accesses.
 
 A kernel's loops are the natural loops of its machine code: a branch back to a block that dominates it. Its hot loop
-is, among those with no loop inside, the one with the widest load from global memory; of equals the one that loads
-the most bytes per iteration, then the one that stores the most, then the longest. So it is the path of large rows.
+is, among the innermost loops, the one with the widest load from global memory; among equals the one that loads the
+most bytes per iteration, then the one that stores the most, then the longest. So it is the path of large rows.
 """
 
 import collections
@@ -28,7 +28,7 @@ Instruction = collections.namedtuple("Instruction", ("predicated", "opcode", "op
 
 
 def compile_kernels(source, arch):
-    """(cubin, what ptxas says) of a file of kernels, with the flags of the image and its compiler (from set-up)."""
+    """Returns (cubin, ptxas's output) of a file of kernels, compiled as for the image by set-up's compiler."""
     sys.path.insert(0, str(KERNELS))
     try:
         import nvrtc_fatbin
@@ -55,7 +55,7 @@ def disassemble(cubin):
 
 
 def kernels_of(source, arch):
-    """{name: Kernel} of a file of kernels. It is kept in .test, by all that it was made of: compilers take a minute."""
+    """Returns {name: Kernel} of a file of kernels, cached in .test by a hash of all inputs: compilers take a minute."""
     made_of = hashlib.sha256(f"{arch} {[importlib.metadata.version(name) for name in COMPILERS]}".encode())
     for path in (pathlib.Path(__file__), *sorted(KERNELS.iterdir()), pathlib.Path(source)):
         made_of.update(f"{path.name} {path.stat().st_size} ".encode() + path.read_bytes())
@@ -69,7 +69,7 @@ def kernels_of(source, arch):
 
 
 def read(source, arch):
-    """{name: Kernel} from the compilers."""
+    """Compiles, and returns {name: Kernel}."""
     cubin, log = compile_kernels(source, arch)
     sizes, codes = sizes_of(log), functions_of(disassemble(cubin))
     if not sizes or sizes.keys() != codes.keys():
@@ -78,7 +78,7 @@ def read(source, arch):
 
 
 def sizes_of(log):
-    """{name: (registers, bytes of stack, bytes spilled: stored and loaded)} from `ptxas -v`."""
+    """Returns {name: (registers, bytes of stack, bytes spilled: stored and loaded)} from `ptxas -v`."""
     pattern = re.compile(
         r"Compiling entry function 'sluice_(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
         r"(\d+) bytes spill loads.*?Used (\d+) registers",
@@ -88,7 +88,7 @@ def sizes_of(log):
 
 
 def functions_of(text):
-    """{name: [Instruction]} from nvdisasm. Labels are those that stand before an instruction."""
+    """Returns {name: [Instruction]} from nvdisasm. An instruction's labels are those before it."""
     found, here, labels = {}, None, []
     for line in text.split("\n"):
         if match := re.match(r"\s*\.section\s+\.text\.sluice_(\w+),", line):
@@ -106,9 +106,9 @@ def functions_of(text):
 
 
 def successors(code):
-    """Of each instruction. A called function returns to the instruction after the call, and is not followed."""
+    """Returns the successors of each instruction. A call continues at the next instruction, and is not followed."""
     at = {label: i for i, instruction in enumerate(code) for label in instruction.labels}
-    meet, result = {}, []  # BSSY names the place where the lanes meet that BSYNC waits for
+    meet, result = {}, []  # BSSY names the reconvergence point at which BSYNC waits
     for i, (predicated, opcode, operands, _) in enumerate(code):
         kind, targets = opcode.split(".")[0], [at[t] for t in re.findall(r"\.L_x_\d+", operands) if t in at]
         ends = kind in ("BRA", "BRX", "JMP", "EXIT", "RET", "BSYNC") and not predicated
@@ -128,7 +128,7 @@ def successors(code):
 
 
 def loops_of(code):
-    """[the instructions of a loop, as a set], one per head."""
+    """Returns the instructions of each loop as a set, one set per head."""
     after = successors(code)
     order, seen, stack = [], {0}, [(0, iter(after[0]))]
     while stack:
@@ -177,7 +177,7 @@ def loops_of(code):
 
 
 def accesses(code, kind):
-    """{bits: number} of the accesses to global memory, or where the compiler does not know, to any."""
+    """Returns {bits: number} of the accesses to global memory, and of those to memory unknown to the compiler."""
     found = collections.Counter()
     for instruction in code:
         name, *words = instruction.opcode.split(".")
@@ -191,7 +191,7 @@ LOADS, STORES = ("LDG", "LD"), ("STG", "ST")
 
 
 def measure(code):
-    """(instructions, calls, loads, stores) of the hot loop, without NOPs; zeros where a kernel has no loop."""
+    """Returns (instructions, calls, loads, stores) of the hot loop, without NOPs; zeros if a kernel has no loop."""
     loops = loops_of(code)
     bodies = [[code[i] for i in sorted(a)] for a in loops if not any(b < a for b in loops)]
 
@@ -205,7 +205,7 @@ def measure(code):
 
 
 def read_budgets(text, arch):
-    """{name: Kernel} of the lines `ARCH KERNEL COUNTS.. LOADS STORES`."""
+    """Returns {name: Kernel} of the lines `ARCH KERNEL COUNTS.. LOADS STORES`."""
     lines = [line.split() for line in text.split("\n") if line.strip() and not line.startswith("#")]
     return {
         line[1]: Kernel(*map(int, line[2:-2]), *(read_widths(word) for word in line[-2:]))
@@ -227,8 +227,8 @@ def line_of(arch, name, kernel):
 
 
 def beyond(kernel, budget):
-    """The violations of the budget, in words. For accesses: the number of those of at most this many bits, below the
-    widest."""
+    """Returns the violations of the budget as text. For accesses it compares the numbers of those up to 8, 16, 32 and
+    64 bits."""
     found = [f"{name} {value}, budget {most}" for name, value, most in zip(COUNTS, kernel, budget) if value > most]
     for name in ("loads", "stores"):
         have, may = getattr(kernel, name), getattr(budget, name)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `sluice` package for these scripts: staged around the library that `run` has built; on a CPU without such a
-build, the installed one. Prints what is missing, with exit status 77."""
+"""Provides the `sluice` package for these scripts: staged around the library that `run` has built, or on a CPU without
+such a build the installed one. Prints what is missing, with exit status 77."""
 
 import contextlib
 import fcntl
@@ -20,7 +20,7 @@ def skip(why):
 
 
 def ready(fake):
-    """The device to work on, once torch and sluice can be imported."""
+    """Makes torch and sluice importable, and returns the device."""
     if importlib.util.find_spec("torch") is None:
         skip("PyTorch is not installed")
     build = pathlib.Path(os.environ.get("SLUICE_GPU_BUILD", "."))
@@ -51,7 +51,7 @@ def _stage(build):
     import install
 
     top, stamp, staged = build / "package", (build / "built").read_text(), build / "staged"
-    # Scripts run side by side, and have processes of their own: the first stages.
+    # Scripts run in parallel processes: the first one stages the package.
     with (build / "staged.lock").open("w") as lock, contextlib.redirect_stdout(io.StringIO()):
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not staged.exists() or staged.read_text() != stamp:

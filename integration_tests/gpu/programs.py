@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs for a GPU: Bazel builds them, here or on another machine, and they are copied from there.
+"""Builds the programs for a GPU with Bazel, here or on another machine, from which they are copied.
 
 Everything that is copied is in one folder, `.test/gpu`: the programs and libsluice.so.0 without debug information, a
 stamp of their sources, wheels, and the record of passed items.
@@ -26,7 +26,7 @@ HASHED = (".c", ".cc", ".cu", ".h", ".inc", ".lds", ".txt", ".sh", ".py", ".cpp"
 
 
 def targets(fake):
-    """{name: Bazel's target}"""
+    """Returns {name: Bazel target}."""
     end = "_fake" if fake else ""
     return {
         SUITE + end: f"//backend/cts/gpu:{SUITE}{end}",
@@ -36,7 +36,7 @@ def targets(fake):
 
 
 def source_hash():
-    """Of all that the programs and the scripts here are made from."""
+    """Returns a hash of the sources of the programs and of these scripts."""
     digest = hashlib.sha256()
     for top in ("backend", "capi", "adapters", "python_plugin", "third_party/bazel", "integration_tests/gpu"):
         for path in sorted((ROOT / top).rglob("*")):
@@ -50,7 +50,7 @@ def shown(folder):
 
 
 def build(out, fake):
-    """The error, or None; returns at once if the same sources are built already and the programs start."""
+    """Builds, and returns the error or None. Does nothing if the same sources are built and the programs start."""
     stamp, now = out / "built", source_hash()
     is_built = stamp.exists() and stamp.read_text() == now
     if is_built and starts(out, fake):
@@ -86,13 +86,13 @@ def build(out, fake):
 
 
 def run_here(*command):
-    """The error, or None."""
+    """Runs a command, and returns the error or None."""
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return f"gpu: {command[0]} fails:\n{done.stdout[-3000:].rstrip()}" if done.returncode else None
 
 
 def starts(out, fake):
-    """Whether the built programs run here: they may come from a machine with newer libraries, or without its modes."""
+    """Returns whether the built programs run here: they may need newer libraries, or have lost their mode bits."""
     load = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
     commands = [[str(out / name), "--list"] for name in targets(fake) if name != LIBRARY]
     commands.append([sys.executable, "-c", load, str(out / LIBRARY)])
@@ -105,7 +105,7 @@ def starts(out, fake):
 
 
 def carried_bytes(out=OUT):
-    """Of the working tree without ignored files, and of the built files."""
+    """Returns the bytes of the working tree without ignored files, and of the built files."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.check_output(listed, cwd=ROOT).decode().split("\0")
     files = {ROOT / name for name in names if name} | set(out.rglob("*"))
@@ -113,14 +113,14 @@ def carried_bytes(out=OUT):
 
 
 def say_carried(out=OUT):
-    """The reason why it cannot be copied, or None."""
+    """Prints the size, and returns the reason why it cannot be copied, or None."""
     size = carried_bytes(out)
     print(f"gpu: {size / 2**20:.1f} MiB to carry: the working tree and {shown(out)}", flush=True)
     return None if size <= MOST_CARRIED else f"gpu: more than {MOST_CARRIED >> 20} MiB: clear {shown(out)}"
 
 
 def run_within(command, environment, limit):
-    """(exit code, text); None for the code after a timeout, which also ends its child processes."""
+    """Runs a command and returns (exit code, text). After a timeout the code is None, and its processes are ended."""
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     ) as child:
@@ -137,13 +137,13 @@ def run_within(command, environment, limit):
 
 
 def nvidia_folders():
-    """The folders of NVIDIA's pip packages for this Python: they contain cuBLAS if a toolkit has only its compiler."""
+    """Returns the folders of NVIDIA's pip packages for this Python, which have cuBLAS if the toolkit lacks it."""
     found = importlib.util.find_spec("nvidia")
     return [pathlib.Path(p) for p in found.submodule_search_locations] if found is not None else []
 
 
 def find_tool(name):
-    """compute-sanitizer or ncu: on PATH, or in a toolkit."""
+    """Finds compute-sanitizer or ncu on PATH, or in a toolkit."""
     for path in (shutil.which(name), f"/usr/local/cuda/bin/{name}"):
         if path and os.access(path, os.X_OK):
             return path
@@ -151,7 +151,7 @@ def find_tool(name):
 
 
 def library_path():
-    """LD_LIBRARY_PATH for the programs, which find cuBLAS and the driver by name: the present value, then their
+    """Returns LD_LIBRARY_PATH for the programs, which find cuBLAS and the driver by name: the current value, then their
     folders."""
     nvcc = shutil.which("nvcc")
     places = [pathlib.Path(nvcc).resolve().parent.parent / "lib64"] if nvcc else []
@@ -161,7 +161,7 @@ def library_path():
     return ":".join([part for part in (os.environ.get("LD_LIBRARY_PATH"), *found) if part])
 
 
-# Without building anything: the driver alone knows. Its answers are CUresult: 100 no device.
+# Asks the driver, which needs no build. It returns a CUresult; 100: no device.
 ASK_DRIVER = """
 import ctypes, sys
 try:
@@ -179,7 +179,7 @@ if code != 0:
 
 
 def why_no_gpu():
-    """The reason why this machine has no usable GPU, or None."""
+    """Returns the reason why this machine has no usable GPU, or None."""
     environment = {**os.environ, "LD_LIBRARY_PATH": library_path()}
     code, text = run_within([sys.executable, "-c", ASK_DRIVER], environment, 60)
     if code is None:
@@ -191,7 +191,7 @@ def why_no_gpu():
 
 
 def fetch_wheels(python, out=OUT):
-    """Downloads into the copied folder. Old and new names of the platform: pip takes them literally."""
+    """Downloads wheels into the copied folder. pip takes platforms literally, so old and new names are listed."""
     platforms = ["manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64"]
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "-d", str(out / "wheels")]
     command += ["--python-version", python, "--implementation", "cp"]
@@ -201,7 +201,7 @@ def fetch_wheels(python, out=OUT):
 
 
 def unpack_wheels(out):
-    """A folder for PYTHONPATH with what this Python lacks of the wheels; None where there is nothing to add."""
+    """Unpacks the wheels that this Python lacks into a folder for PYTHONPATH; returns None if it lacks none."""
     lacking = [name for name in WHEELS if importlib.util.find_spec(name) is None]
     files = [str(path) for name in lacking for path in sorted((out / "wheels").glob(f"{name}-*.whl"))]
     if not files:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU harness, as far as possible without a GPU: its lists, its build, its error. Tests that need a GPU skip with a
-message."""
+"""Tests the GPU harness, as far as possible without a GPU: its lists, its build, its errors. Tests that need a GPU skip
+with a message."""
 
 import importlib.machinery
 import importlib.util
@@ -25,7 +25,7 @@ NO_GPU = 77
 
 @pytest.fixture(scope="module")
 def harness():
-    """The script as a module; its `items` and `programs` are modules of their own."""
+    """Loads the script as a module; its `items` and `programs` are separate modules."""
     loader = importlib.machinery.SourceFileLoader("gpu_run", str(RUN))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader("gpu_run", loader))
     loader.exec_module(module)
@@ -34,7 +34,7 @@ def harness():
 
 @pytest.fixture
 def stand_ins(harness, tmp_path, monkeypatch):
-    """Calls main() with items that are shell scripts, on a machine that seems to have a GPU. -> (exit code, output)"""
+    """Calls main() with shell scripts as items, on a machine that seems to have a GPU; returns (exit code, output)."""
     monkeypatch.setattr(harness.programs, "OUT", tmp_path)
     monkeypatch.setattr(harness.programs, "build", lambda folder, fake: None)
     monkeypatch.setattr(harness.programs, "why_no_gpu", lambda: None)
@@ -108,7 +108,7 @@ def prepared_names(harness):
 
 
 def test_Prepared_EveryItemHasItsPlace_EvenIfAllTakeAllTheyMay(harness):
-    """Within the time of one command; timed items overlap nothing, and at most JOBS of the others run at once."""
+    """All items fit into one command; timed items overlap nothing, and at most JOBS of the others run at once."""
     phases = harness.items.prepared()
     seconds = harness.items.PREPARED_SECONDS
     places = harness.items.plan(phases, seconds)
@@ -133,7 +133,7 @@ def test_Prepared_MoreTimeOrLess_GivesAllMoreOrLeavesTheTail(harness):
 
 
 def test_Prepared_List_HasWhatAFirstRunMustShow(harness):
-    """Correctness first, each way of cuBLAS in a process of its own; profiles and memcheck last."""
+    """Correctness comes first, each way of cuBLAS in its own process; profiles and memcheck come last."""
     names = prepared_names(harness)
     ways = ("gemm_single", "gemm_lt", "gemm_grouped", "gemm_by_rule")
     first = ("kernels", "routing", *ways, "layer", "ranks", "nccl", "gradients against PyTorch", "CUDA graphs of torch")
@@ -150,8 +150,8 @@ def test_Prepared_List_HasWhatAFirstRunMustShow(harness):
 
 
 def test_Prepared_Run_KeepsOrderLimitsAndEnvironments(harness, stand_ins, monkeypatch, capsys):
-    """With stand-ins for all programs: JOBS at once at first, alone then, each with the seconds of the plan at least;
-    what comes back are few files in one folder, and the record says what was set.
+    """All programs are stand-ins: first JOBS run at once, then one at a time, each with at least the seconds of the
+    plan. The results are a few files in one folder, and the record has the environment.
     """
     phases, began, running, most = harness.items.prepared(), [], [0], []
     meet, lock = threading.Barrier(harness.items.JOBS), threading.Lock()
@@ -193,7 +193,7 @@ def test_Prepared_Run_KeepsOrderLimitsAndEnvironments(harness, stand_ins, monkey
 
 
 def test_Prepared_Item_ThatHangs_TakesItsOwnSecondsAlone(harness, stand_ins, monkeypatch):
-    """It is ended and judged, and the others have their seconds."""
+    """The item is ended and judged, and the others keep their seconds."""
     item, limits = stand_ins.item, {}
     found = [(1, [item("hangs", "hangs", [], seconds=1000), item("rates", "suite", [], seconds=3000)])]
 
@@ -227,7 +227,7 @@ def test_Profile_WhereCountersAreNotToBeHad_IsSkippedAloud(harness, stand_ins, m
 
 
 def test_Record_RepeatsOnlyWhatDidNotPass(harness, stand_ins, monkeypatch, capsys):
-    """One item fails first, and passes then."""
+    """One item fails in the first run and passes in the second."""
     folder, asked = stand_ins.folder, []
     stand_ins.program(
         "suite", f'echo "$1" >>{folder}/log\n[ "$1" = b ] && [ ! -e {folder}/again ] && exit 1\necho "3 passed"'
@@ -315,8 +315,8 @@ def test_Benchmark_GroupThatFails_LeavesWhatRan(monkeypatch, tmp_path):
 
 
 def test_Seconds_WhatDoesNotFit_IsLeftForTheNextCall(harness, stand_ins, monkeypatch, capsys):
-    """Stand-ins of 2 s each, on the test's own clock, under a budget for one; the next call continues, and the record
-    is copied each time.
+    """Stand-ins take 2 s each, on the test's own clock, and the budget allows one; the next call continues, and the
+    record is copied each time.
     """
     stand_ins.program("suite", 'echo "1 passed, 0 failed"')
     monkeypatch.setattr(harness, "FEWEST_SECONDS", 1.5)
@@ -362,7 +362,7 @@ def test_Items_WithANameThatIsNone_AreRefused():
 
 @pytest.mark.parametrize(("most", "outcome"), [(1.5, "failed"), (400, "unfinished")])
 def test_ItemSeconds_ThatAreOver_MakeAFailure(harness, tmp_path, most, outcome):
-    """One that was cut short by what was left of the command is not judged."""
+    """An item that the end of the command's time cut short is not judged."""
     (tmp_path / "program").write_text("#!/bin/sh\necho begun\nexec sleep 3000\n")
     (tmp_path / "program").chmod(0o755)
     got, _, text = harness.items.run_item(tmp_path, harness.items.Item("a", "program", []), False, None, 1.5, most)
@@ -377,7 +377,7 @@ def test_Soak_TakesNoMoreThanThereIs(harness, stand_ins, limit, seconds):
 
 
 def test_Item_ThatPassed_LeavesItsNotesInTheRecord(harness, stand_ins):
-    """The tested library: only the notes have the versions."""
+    """Only the notes have the version of the tested library."""
     stand_ins.program(
         "gpu_suite", 'for i in 1 2; do echo "     NCCL 22809"; echo "ok   a case"; done\necho "2 passed, 0 failed"'
     )
@@ -411,7 +411,7 @@ OF_OURS = """========= Uninitialized __global__ memory read of size 4 bytes
 def test_Tool_ThatReports_IsJudgedByOurKernelsWhereItKnowsNoBetter(
     harness, tmp_path, monkeypatch, tool, reports, outcome
 ):
-    """Only initcheck: it also reports copies of padding, and reads of memory that a vendor's kernel wrote unseen."""
+    """Only initcheck also reports copies of padding, and reads of memory that a vendor's kernel wrote."""
     (tmp_path / "reports").write_text(reports)
     (tmp_path / "compute-sanitizer").write_text(f'#!/bin/sh\necho "$@"\ncat {tmp_path}/reports\necho the end\nexit 3\n')
     (tmp_path / "compute-sanitizer").chmod(0o755)
@@ -430,8 +430,8 @@ def test_Tool_ThatReports_IsJudgedByOurKernelsWhereItKnowsNoBetter(
 
 @pytest.mark.parametrize("has_bazel", [False, True])
 def test_Build_FromAnotherMachine_IsTakenWhereItStarts(harness, tmp_path, monkeypatch, has_bazel):
-    """Carried without modes. What does not start, or is of other sources, is built again where Bazel is, and says where
-    to build it elsewhere.
+    """Copies may lack mode bits. Programs that do not start, or have other sources, are built again if Bazel is
+    installed; otherwise a message says where to build them.
     """
     build, commands = harness.programs.build, []
     monkeypatch.setattr(harness.programs, "source_hash", lambda: "now")
@@ -470,7 +470,7 @@ def test_Build_ThatFails_SaysWhyFirstAndEndsAsEver(harness, monkeypatch, capsys)
 
 
 def test_Carried_TheTreeAndWhatIsBuilt_FitAndWhatDoesNotIsRefused(harness, tmp_path, capsys):
-    """The tree alone may take a half: the programs, the library and wheels take some 7 MiB."""
+    """The tree alone may take half of the limit: programs, library and wheels take some 7 MiB."""
     programs = harness.programs
     assert programs.carried_bytes(tmp_path) < programs.MOST_CARRIED / 2
     assert programs.say_carried(tmp_path) is None
@@ -520,7 +520,7 @@ def test_Wheels_OfWhatThisPythonLacks_AreUnpackedOutOfTheNetwork(harness, tmp_pa
 @pytest.mark.full
 @pytest.mark.timeout(2000)
 def test_Fake_BuildsAndRunsEveryItemOnThisCpu(harness, tmp_path):
-    """The harness whole, without a GPU: the same programs, lists, record and end."""
+    """The whole harness runs without a GPU: the same programs, lists, record and last line."""
     record = tmp_path / "record.json"
     done = run("--fake", "--fresh", "--record", str(record), timeout=1500)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -542,7 +542,7 @@ def test_Fake_BuildsAndRunsEveryItemOnThisCpu(harness, tmp_path):
 @pytest.mark.full
 @pytest.mark.timeout(3000)
 def test_Prepared_OnFakes_RunsTheWholeListInItsOrder(harness, tmp_path):
-    """The same programs and scripts, with more seconds than on a GPU: this CPU is none."""
+    """The programs and scripts are the same, with more seconds than on a GPU, as a CPU is slower."""
     results = tmp_path / "results"
     arguments = ["--seconds", "5400", "--copy-to", str(results), "--record", str(tmp_path / "record.json")]
     done = run("--prepared", "--fake", *arguments, timeout=2900)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels' machine code keeps its budgets (machine_code.txt); a planted spill and a planted narrow load do not."""
+"""Tests that the kernels' machine code keeps its budgets (machine_code.txt), and that a planted spill or narrow load
+does not."""
 
 import re
 
@@ -10,7 +11,7 @@ BAD = "beyond the budget of {}, or without one; see why, or change the line by h
 
 
 def hold(found, arch):
-    """The violations of its budget, one line each."""
+    """Returns the violations of the budgets, one line each."""
     budgets = read_budgets(BUDGETS.read_text(), arch)
     why = {name: beyond(found[name], budgets[name]) if name in budgets else ["no line"] for name in found}
     return [f"{line_of(arch, name, found[name])}: {'; '.join(why[name])}" for name in found if why[name]]
@@ -32,7 +33,7 @@ def test_Kernels_MachineCode_IsWithinItsBudget(arch):
 
 
 def test_Activations_OnWideRows_MoveBy16BytesAndAreShort():
-    """The hot loop takes eight columns. Slopes of both GELUs in f32 spill 8 bytes once per row, outside the loop."""
+    """The hot loop computes eight columns. Derivatives of both GELUs in f32 spill 8 bytes per row, outside the loop."""
     budgets = read_budgets(BUDGETS.read_text(), "sm_90")
     kernels = {
         name: kernel for name, kernel in budgets.items() if name.startswith("activation_") and "_any_" not in name
@@ -45,7 +46,7 @@ def test_Activations_OnWideRows_MoveBy16BytesAndAreShort():
 
 
 def planted(tmp_path, file, *changes):
-    """A modified file of kernels -> the violations of the budget"""
+    """Compiles a modified file of kernels, and returns the violations of the budget."""
     text = (KERNELS / file).read_text()
     for old, new in changes:
         assert text.count(old) == 1
@@ -95,7 +96,7 @@ sluice_made:
 
 
 def test_Measure_OfLoopsInLoops_IsOfTheInnermostOne():
-    """.L_x_1 holds .L_x_2, which is left out by the switch; .L_x_5 is never reached."""
+    """.L_x_1 contains .L_x_2, which the switch skips; .L_x_5 is never reached."""
     code = functions_of(LOOPS)["made"]
     assert sorted(map(sorted, loops_of(code))) == [[1, 2, 3, 4, 5, 6, 7], [3, 4, 5, 6]]
     assert measure(code) == (4, 1, {128: 1}, {32: 1})

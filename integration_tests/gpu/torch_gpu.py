@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapters on CUDA tensors, against PyTorch's own autograd and against their hosts without Sluice.
+"""Compares the adapters on CUDA tensors with PyTorch's own autograd and with their hosts without Sluice.
 
     torch_gpu.py gradients | graphs | transformers | deepspeed | ranks [--fake]
 
 graphs: torch captures a layer under a capacity, forward and backward, and launches it with other tokens and routes.
-ranks: two processes, each on a GPU of its own, over NCCL. --fake: the same on CPU tensors. Exit 77: something is not
+ranks: two processes, each on its own GPU, over NCCL. --fake: the same on CPU tensors. Exit 77: something is not
 installed, or there is one GPU where two are needed.
 """
 
@@ -20,7 +20,7 @@ import package
 
 
 def reference(torch, tokens, ids, weights, params, gated):
-    """The layer by plain GEMMs."""
+    """Computes the layer by plain GEMMs."""
     act = torch.nn.functional.silu if gated else torch.nn.functional.gelu
     out = torch.zeros_like(tokens)
     for e, p in enumerate(params):
@@ -34,7 +34,7 @@ def reference(torch, tokens, ids, weights, params, gated):
 
 
 def case(torch, device, dtype, gated, policy, chunks, checkpointed):
-    """The largest difference of outputs and gradients to the f32 reference's, relative to their largest value."""
+    """Returns the largest difference of outputs and gradients to the f32 reference, relative to its largest value."""
     from sluice.adapters.torch import Context, MoeConfig, MoeLayer
 
     torch.manual_seed(1)
@@ -103,7 +103,7 @@ def gradients(torch, device):
 
 
 def captured(torch, step):
-    """The same as `step`, as a graph: run once outside, like torch's own recipe."""
+    """Captures `step` in a graph, after runs outside of the capture, as torch's documentation recommends."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -117,7 +117,7 @@ def captured(torch, step):
 
 
 def graph_case(torch, device, policy, chunks):
-    """(largest difference, dropped routes)"""
+    """Returns (largest difference, dropped routes)."""
     from sluice.adapters.torch import Context, MoeConfig, MoeLayer
 
     torch.manual_seed(1)
@@ -158,7 +158,7 @@ def graph_case(torch, device, policy, chunks):
 
 
 def graphs(torch, device):
-    """Against eager exact exchanges on the same inputs. On a CPU there is no graph, and the step runs in its place."""
+    """Compares graphs with eager exact exchanges on the same inputs. On a CPU the step runs instead of a graph."""
     torch.backends.cuda.matmul.allow_tf32 = False
     failed = count = 0
     for policy, chunks in itertools.product([("keep", "keep"), ("redispatch", "recompute")], (1, 4)):
@@ -204,25 +204,25 @@ def transformers(torch, device):
 
 
 def largest_difference(got, want):
-    """Of any two tensors, relative to the second's largest value."""
+    """Returns the largest difference of two tensors, relative to the second's largest value."""
     return max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-6)) for a, b in zip(got, want))
 
 
 def deepspeed(torch, device):
-    """DeepSpeed's layer with one rank: with capacity and without, with experts that are fused and that only their own
-    module can compute; loss and gradients as before the swap."""
+    """Compares loss and gradients of DeepSpeed's layer before and after the swap, with one rank: with and without
+    capacity, with fused experts and with experts that only their own module can compute."""
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     try:
         import deepspeed
         import sluice.adapters.deepspeed
         from deepspeed.moe.layer import MoE
-    except Exception as error:  # its own where it finds no CUDA toolkit
+    except Exception as error:  # DeepSpeed raises its own error without a CUDA toolkit
         package.skip(f"DeepSpeed is not there: {error}")
     if device.type == "cpu":
         sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # compiles for a minute, for inference alone
     backend = "gloo" if device.type == "cpu" else "nccl"
     torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
-    deepspeed.init_distributed(dist_backend=backend, verbose=False)  # takes the group that is there
+    deepspeed.init_distributed(dist_backend=backend, verbose=False)  # uses the existing group
     failed = count = 0
     for k, drop, odd in ((1, True, False), (2, False, False), (1, True, True), (2, False, True)):
         models = []
@@ -253,7 +253,7 @@ def deepspeed(torch, device):
 
 
 def rank_case(torch, ep, device, policy, chunks, deduplicate):
-    """Of this rank's tokens, and of its own experts, which see the tokens of both ranks."""
+    """Returns the largest difference for this rank's tokens, and its own experts, which get tokens of both ranks."""
     from sluice.adapters.torch import Context, MoeConfig, MoeLayer
 
     torch.manual_seed(1)
@@ -283,7 +283,7 @@ def rank_case(torch, ep, device, policy, chunks, deduplicate):
     params = [{name: leaf(*shape, scale=shape[1] ** -0.5) for name, shape in names.items()} for _ in range(E)]
     own = params[E // 2 * ep.rank : E // 2 * (ep.rank + 1)]
     flat = [tokens[ep.rank], weights[ep.rank], *(p[name] for p in own for name in names)]
-    for _ in range(3):  # the other calls need no agreement, which the first makes
+    for _ in range(3):  # only the first call needs an agreement of the ranks
         out = layer(tokens[ep.rank], ids[ep.rank], weights[ep.rank], own)
         got = [out.detach(), *torch.autograd.grad(out, flat, grads[ep.rank])]
     outs = [reference(torch, *each, params, True) for each in zip(tokens, ids, weights)]

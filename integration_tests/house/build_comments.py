@@ -16,7 +16,7 @@ LIBRARY = re.compile(r"^ *(sluice_)?cc_(library|folder)\(", re.MULTILINE)
 
 
 def build_files(root):
-    """{package: text} of the folders."""
+    """Returns {package: text} of the BUILD files."""
     found = {}
     for folder, _, names in os.walk(os.path.join(root, "backend")):
         if "BUILD" in names:
@@ -28,7 +28,7 @@ def build_files(root):
 
 
 def may_use(text):
-    """The packages that the first comment names; None: it names none; "all" for tests."""
+    """Returns the packages that the first comment names; None if it names none; "all" for tests."""
     comment = COMMENT.search(text)
     words = comment.group().replace("\n# ", " ") if comment else ""
     if "Tests only:" in words:

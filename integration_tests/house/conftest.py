@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The built library, shared by the tests of the house."""
+"""Builds the library once for the tests of this folder."""
 
 import os
 import subprocess
@@ -35,6 +35,6 @@ def public_headers(include_dir):
 
 @pytest.fixture(scope="session")
 def libsluice():
-    """The library as it is shipped."""
+    """Builds the library as it is shipped, and returns its path."""
     bazel("build", "--noshow_progress", "//capi:libsluice.so.0")
     return os.path.join(bazel("info", "bazel-bin").strip(), "capi", "libsluice.so.0")

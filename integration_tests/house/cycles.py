@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cycles between units, by includes and by imports: units that a reader would have to learn together.
+"""Finds cycles between units, by includes and by imports: a reader would have to learn these units together.
 
 A unit is the files of one stem in one folder (`plan.c`, `plan.h`, `plan.inc.h`), or a module of Python. It uses
 every unit whose file one of its own includes or imports. Units that can reach each other this way cannot be
@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from typing import NamedTuple
 
 TOPS = ("backend", "capi", "adapters", "python_plugin", "integration_tests", "examples")
-# Where a quoted include is looked for after the folder of the file itself.
+# The folders that are searched for a quoted include, after the folder of the file.
 INCLUDE_PATHS = ("", "capi/include")
 SOURCE = re.compile(r"\.(c|cc|cpp|cu|h|inc)$")
 QUOTED = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
@@ -32,7 +32,7 @@ def unit(path):
 
 
 def includes(root):
-    """Every quoted include of a file of the tree by another one."""
+    """Returns every quoted include of a file of the tree by another one."""
     found = []
     for top in TOPS:
         for folder, folders, names in os.walk(os.path.join(root, top)):
@@ -47,7 +47,7 @@ def includes(root):
 
 
 def _resolve(root, source, path):
-    """[the file that is meant], or [] where it is none of the tree's."""
+    """Returns [the included file], or [] if it is not in the tree."""
     for folder in (os.path.dirname(source), *INCLUDE_PATHS):
         target = os.path.normpath(os.path.join(folder, path))
         if os.path.isfile(os.path.join(root, target)):
@@ -56,7 +56,7 @@ def _resolve(root, source, path):
 
 
 def cycles(edges):
-    """The units of each cycle (strongly connected component of several units), each a sorted tuple."""
+    """Returns the units of each cycle (strongly connected component of several units) as a sorted tuple."""
     uses = defaultdict(set)
     used_by = defaultdict(set)
     for edge in edges:
@@ -83,8 +83,8 @@ def _reached(start, neighbours):
 
 
 def shortest_chain(edges, units):
-    """The includes of a shortest cycle among `units`, in order."""
-    inside = defaultdict(dict)  # by unit, by the unit that it uses: one include that says so
+    """Returns the includes of a shortest cycle among `units`, in order."""
+    inside = defaultdict(dict)  # by unit and used unit: one include
     for edge in sorted(edges):
         source, target = unit(edge.source), unit(edge.target)
         if source != target and source in units and target in units:
@@ -107,7 +107,7 @@ def _chain_back_to(start, inside):
 
 
 def violations(edges, what="units include"):
-    """A message for each cycle."""
+    """Returns a message for each cycle."""
     found = []
     for units in cycles(edges):
         chain = "\n".join(f"    {edge}" for edge in shortest_chain(edges, units))

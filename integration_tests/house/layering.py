@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layering of the house as a function over edges, so that it can be tried on a planted one.
+"""Checks the layering of the folders as a function over edges, so that tests can plant a wrong edge.
 
-An edge says that one package uses another: by a Bazel dependency, or by an `#include` line (Bazel lets a source include
-the headers of everything below its direct dependencies).
+An edge means that one package uses another: by a Bazel dependency, or by an `#include` line (Bazel lets a source
+include the headers of all its transitive dependencies).
 """
 
 import os
@@ -11,7 +11,7 @@ import subprocess
 import xml.etree.ElementTree
 from typing import NamedTuple
 
-# The allowed uses: strictly lower levels, and the own area.
+# A package may use strictly lower levels, and its own area.
 LEVELS = {
     "base": 0,
     "model": 1,
@@ -33,27 +33,27 @@ LEVELS = {
     "migration": 7,
     "swap": 7,
 }
-# Areas with implementations: the area's own package holds the vtable, each folder below it an implementation.
+# Areas with implementations: the area's own package has the vtable, each subfolder an implementation.
 VTABLES = ("device", "comm", "gemm")
 # Implementations that may use another one, and why.
 PAIRS = {
     ("backend/comm/nccl", "backend/device/cuda"),  # NCCL works on CUDA's streams
     ("backend/gemm/cublas", "backend/device/cuda"),
-    ("backend/comm/nccl", "backend/device"),  # the handle of the device that they work on
+    ("backend/comm/nccl", "backend/device"),  # the handle of the device
     ("backend/gemm/cublas", "backend/device"),
-    ("backend/cost", "backend/device/sim"),  # the predictor makes one: a cost table is not a host's choice
+    ("backend/cost", "backend/device/sim"),  # the predictor makes a simulated device, which no host can choose
     ("backend/comm/mpi_loader", "backend/comm/mpi"),  # the header that both sides of the plugin share
     ("backend/comm/mpi_loader", "backend/comm/host"),  # MPI is a table of callbacks to the host communicator
-    ("backend/comm/host", "backend/comm/tcp"),  # messages of a communicator whose exchanges are the host's
+    ("backend/comm/host", "backend/comm/tcp"),  # messages of a communicator whose host does the exchanges
     ("backend/comm/nccl", "backend/comm/tcp"),  # the same with NCCL
 }
-# Folders of one level whose rules a test of the first checks together.
-TOGETHER = {("pipeline", "migration")}  # a layer that moves in a batch, to the end of its commit
-# The implementation that chooses among its siblings, by name or by measurement, has to know them.
+# Folders of one level that a test of the first folder checks together.
+TOGETHER = {("pipeline", "migration")}  # a layer's move during a batch, until its commit ends
+# The implementation that chooses among its siblings, by name or by measurement, may use them.
 SELECTOR = "auto"
-# The vendors' libraries under their own names, as fakes: a file that a test puts into the loader's path.
+# Fakes of the vendors' libraries under the vendors' names: a test puts this file into the loader's path.
 FAKE_LIBRARIES = "//capi/test/cuda:libfake_gpu.so"
-# Tests of the C ABI that include a folder of the engine, or a higher one, and the reason why they are not next to it.
+# Tests of the C ABI that include a folder of the engine, or a higher one, but are not next to it.
 ASKING = {
     ("capi/test/nth/nth_file_call_test.c", "calibrate"),  # whose files are written while calls of the C ABI fail
     (
@@ -61,7 +61,7 @@ ASKING = {
         "cost",
     ),  # compares the results of schedule.h with the closed forms
 }
-# The fakes of a GPU's libraries on the CPU, and their users: tests, and the program that records the engine's calls.
+# The fakes of a GPU's libraries on the CPU, and their users besides tests: the program that records the engine's calls.
 FAKES = ("//backend/device/cuda:fake", "//backend/device/cuda:emulated_kernels", "//backend/gemm/cublas:fake")
 FAKES += ("//backend/comm/nccl:fake",)
 USERS_OF_FAKES = ("//capi/dry_step:dry_step", *FAKES)
@@ -80,18 +80,18 @@ class Edge(NamedTuple):
 
 def is_test_package(package):
     if package.endswith("/fake") and package.count("/") == 3:
-        return True  # backend/device/cuda/fake: stands in for a foreign library
+        return True  # backend/device/cuda/fake replaces an external library
     return package.endswith(("/test", "/bench")) or package.startswith("backend/cts")
 
 
 def _area(package):
-    """("comm", "local") of backend/comm/local/test; ("moe", "") of backend/moe."""
+    """Returns ("comm", "local") for backend/comm/local/test, ("moe", "") for backend/moe."""
     parts = [part for part in package.split("/")[1:] if part != "test"]
     return parts[0] if parts else "", parts[1] if len(parts) > 1 else ""
 
 
 def reason(edge):
-    """Why the edge is forbidden, or None."""
+    """Returns why the edge is forbidden, or None."""
     source, target = edge.source, edge.target
     user, _, used = edge.why.partition(" uses ")
     if used in FAKES and user not in USERS_OF_FAKES and not edge.is_test:
@@ -106,7 +106,7 @@ def reason(edge):
             return f"{top} may use //capi only"
         return None
     if target == "capi":
-        # The public headers are everyone's vocabulary; the library above them is for outsiders.
+        # All packages may use the public headers; the library above them is for code outside of backend.
         return (
             None
             if "headers" in edge.why or edge.is_test or not source.startswith("backend")
@@ -115,7 +115,7 @@ def reason(edge):
     if target.split("/")[0] in OUTSIDE:
         return "the library may not use what stands around it"
     if top == "capi":
-        return None  # capi/src stands on top of the whole backend
+        return None  # capi/src is above the whole backend
     if target.startswith("capi"):
         # A test in a folder may run a whole layer: the library and the rigs of capi/test.
         of_tests = target.startswith("capi/test") and (edge.is_test or is_test_package(source))
@@ -155,7 +155,7 @@ def violations(edges):
 
 
 def misplaced_tests(edges):
-    """Tests below capi/test that include a folder of the engine on their level or above belong in that folder."""
+    """Returns tests below capi/test that belong in a folder of the engine, as they include it."""
     found = []
     for edge in sorted(set(edges)):
         file, _, header = edge.why.partition(" includes ")
@@ -172,13 +172,13 @@ def _package(label):
 
 
 def bazel_edges(root):
-    """Edges of the build graph."""
+    """Returns the edges of the build graph."""
     command = ["bazel", "query", "--noshow_progress", "--noimplicit_deps", "--output=xml", "kind(rule, //...)"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError("bazel query failed:\n" + done.stderr[-3000:])
     edges = []
-    # Bazel says XML 1.1, which Python's parser does not read; nothing here needs it.
+    # Bazel declares XML 1.1, which Python's parser refuses; the document is valid XML 1.0.
     document = xml.etree.ElementTree.fromstring(done.stdout.replace('version="1.1"', 'version="1.0"', 1))
     for rule in document.iter("rule"):
         testonly = rule.find("boolean[@name='testonly']")
@@ -192,7 +192,7 @@ def bazel_edges(root):
 
 
 def include_edges(root):
-    """Edges that `#include` lines make."""
+    """Returns the edges of `#include` lines."""
     edges = []
     for top in ("backend", "capi", *OUTSIDE):
         for where, folders, names in os.walk(os.path.join(root, top)):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports among the modules of the Python package, including those inside functions and for type checkers.
+"""Finds imports among the modules of the Python package, including those inside functions and for type checkers.
 
-Modules that reach each other by imports cannot be understood, tested or moved one at a time, whenever the imports
-run. Areas of the package depend on each other like the C folders do. Imports by a computed name are not seen.
+Modules in a cycle of imports cannot be understood, tested or moved one at a time, no matter when the imports run. Areas
+of the package have levels like the C folders. Imports by a computed name are not found.
 """
 
 import ast
@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 # The folders of the package's modules, and their names.
 PLACES = {"python_plugin/sluice": "sluice", "adapters": "sluice.adapters"}
-# Modules that users import, and those that report on everything: they may use all of the package, and nothing below may
-# use them.
+# Modules that users import, and those that report on everything: they may use the whole package, and no other module
+# may use them.
 FRONT = (
     "__init__",
     "__main__",
@@ -24,7 +24,7 @@ FRONT = (
     "run",
     "self_check",
 )
-# By area, the others that it may use. A folder or a module of an adapter that has a line of its own is an area too.
+# The other areas that each area may use. A folder or a module of an adapter with its own line is an area, too.
 MAY_USE = {
     "base": (),
     "timeline": ("base",),
@@ -66,7 +66,7 @@ class Import(NamedTuple):
 
 
 def modules(root):
-    """By its name, the file of each module; tests are no part of the package."""
+    """Returns the file of each module, by its name; tests are no part of the package."""
     found = {}
     for place, package in PLACES.items():
         for folder, folders, names in os.walk(os.path.join(root, place)):
@@ -80,7 +80,7 @@ def modules(root):
 
 
 def imports(root):
-    """Every import of a module of the package by another one."""
+    """Returns every import of a module of the package by another one."""
     known = modules(root)
     found = []
     for name, path in known.items():
@@ -105,7 +105,7 @@ def _targets(node, package, known):
 
 
 def area(path):
-    """Of a file of the package."""
+    """Returns the area of a file of the package."""
     for place in PLACES:
         if path.startswith(f"{place}/"):
             first, *rest = path[len(place) + 1 :].removesuffix(".py").split("/")
@@ -118,7 +118,7 @@ def area(path):
 
 
 def violations(edges):
-    """A message for each import that no area may have."""
+    """Returns a message for each forbidden import."""
     found = []
     for edge in sorted(set(edges)):
         source, target = area(edge.source), area(edge.target)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of the C ABI, capi/abi/abi.txt, is complete and matches these headers, and changes to it are detected."""
+"""Tests that the record of the C ABI, capi/abi/abi.txt, is complete, matches the headers, and detects changes."""
 
 import os
 import re
@@ -62,7 +62,7 @@ def test_Record_StaleFile_SaysWhatDiffersAndWhatToRun(recorded, tmp_path):
 
 
 def test_Record_EveryStructConstantAndFunctionOfTheHeaders_IsInIt(recorded):
-    """The compiler asserts the lines that are there; here none is missing, by another reader of the headers."""
+    """The compiler checks the existing lines; this test finds missing ones, with another parser of the headers."""
     found = set(re.findall(r"^(\w+)(?:: \d+ bytes| = )", recorded, re.M))
     declared = set()
     folder = os.path.join(ROOT, "capi", "include", "sluice")
@@ -79,7 +79,7 @@ def test_Record_EveryStructConstantAndFunctionOfTheHeaders_IsInIt(recorded):
 
 
 def test_Experimental_Marks_AreThoseOfThePage(recorded):
-    """Each header that the page names is marked as the page says, and no other function is."""
+    """The marked functions are those of the page, and no others."""
     with open(os.path.join(ROOT, "capi", "abi", "ABI.md")) as file:
         section = file.read().split("## What is experimental", 1)[1].split("\n## ", 1)[0]
     wanted = set()
@@ -117,7 +117,7 @@ def test_Experimental_MacroOfTheProgram_WarnsOfItsUse(call, warns):
 
 
 def compiles(text, folder):
-    """Whether layout_test.c accepts a record of that text."""
+    """Returns whether layout_test.c accepts a record of that text."""
     (folder / "abi.txt").write_text(text)
     listed = subprocess.run(
         ["awk", "-f", os.path.join(LAYOUT, "abi.awk"), folder / "abi.txt"], check=True, capture_output=True, text=True
@@ -190,7 +190,7 @@ def test_Release_LaterRecord_BreaksWhatIsGone(line, later, broken):
 
 
 def repository(folder, monkeypatch):
-    """A Git repository that stands in for this one; its `git`."""
+    """Makes a Git repository that replaces this one, and returns its `git`."""
 
     def git(*arguments):
         subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=b", *arguments], cwd=folder, check=True)

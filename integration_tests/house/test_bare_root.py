@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""third_party/test/bare_root.py, in a root that has this machine's /usr instead of its own Debian."""
+"""Tests third_party/test/bare_root.py in a root that has this machine's /usr instead of its own Debian."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def run(root: Path, *commands: str) -> subprocess.CompletedProcess[str]:
-    """/usr stands in for a folder of wheels, which is mounted where it is."""
+    """Runs commands; /usr replaces a folder of wheels, which is mounted at its own path."""
     command = [sys.executable, bare_root.__file__, "--root", str(root), *commands]
     environment = {**os.environ, "PIP_FIND_LINKS": "/usr"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
@@ -39,7 +39,7 @@ def test_Commands_OneAfterTheOther_OutcomesAreToldAndNothingStays(root: Path) ->
     done = run(root, leaves, looks, "test $PWD = /sluice")
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
-    assert "left" in lines and "1" in lines and ".outside" not in lines  # one machine for all of them, and this alone
+    assert "left" in lines and "1" in lines and ".outside" not in lines  # all share one root, and see nothing else
     assert lines[-1] == "bare root: 2 passed, 1 failed"
     assert sum("FAILED (exit 3)" in line for line in lines) == 1
     assert not any(str(root) in line for line in Path("/proc/self/mountinfo").read_text().splitlines())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The harness of the benchmarks: cases, options, records, pages; and that tiny runs work."""
+"""Tests the harness of the benchmarks: cases, options, records, pages, and tiny runs."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def spread(value: float) -> dict[str, float]:
     return {name: value for name in ("median", "q1", "q3", "low", "high")}
 
 
-# By case: its function of marks, a change that makes a committed row worse, and the expected message.
+# For each case, a change that makes a committed row worse, and the expected message.
 WORSE = {
     "layer": ({"speedup": spread(0.5)}, "x stock"),
     "experts": ({"of_roofline": 0.1}, "of the roofline"),

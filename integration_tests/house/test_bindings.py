@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""capi/bindings/generate.py: its output for other languages follows the headers."""
+"""Tests that the output of capi/bindings/generate.py for other languages follows the headers."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ def generate(root):
 
 
 def test_Bindings_OfChangedHeaders_Differ(generate, include_dir, tmp_path):
-    """Every language sees a new function."""
+    """The bindings of every language get a new function."""
     (tmp_path / "sluice").mkdir()
     for name in os.listdir(os.path.join(include_dir, "sluice")):
         with open(os.path.join(include_dir, "sluice", name)) as file:
@@ -68,7 +68,7 @@ def test_CxxHeader_CompiledAlone_HasNoWarning(compiler, standard, generate, incl
 
 
 def test_Table_DeclarationThatNoTemplateKnows_IsRefused(generate, tmp_path):
-    """Silently left out, it would be missing in four languages."""
+    """If it were left out silently, four languages would lack it."""
     import abi_table
 
     (tmp_path / "sluice").mkdir()

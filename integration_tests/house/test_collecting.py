@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pytest's collection of the folders of this checkout, whose names are also those of installed packages."""
+"""Tests pytest's collection of folders of this checkout whose names are also those of installed packages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# After a test of a package of adapters, like everything that one process runs later.
+# Runs after a test of a package of adapters, in the same process.
 LATER = """
 import sys
 import pytest

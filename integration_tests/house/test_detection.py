@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The detection of the machine's tools by Bazel and set-up, while one Bazel server runs and tools are installed and
-removed."""
+"""Tests the detection of the machine's tools by Bazel and set-up, while one Bazel server runs and tools are installed
+and removed."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ class Machine:
         return path
 
     def found(self) -> tuple[bool, str]:
-        """Whether an Open MPI was found, and which compiler of kernels, by a build now."""
+        """Returns whether a build now finds an Open MPI, and which compiler of kernels."""
         text = self.bazel("query", "--noshow_progress", "--output=build", "//:found + @mpi//:mpi")
         tags = re.search(r"^  tags = \[\"?(.*?)\"?\],$", text, re.MULTILINE)
         return "SLUICE_NO_MPI" not in text, tags[1] if tags else ""
 
     def looked(self) -> list[tuple[int, int]]:
-        """Changes when a rule has looked again."""
+        """Returns a value that changes when a rule has run again."""
         files = [next(self._out.glob(f"*/external/{name}/BUILD")) for name in ("mpi", "cuda")]
         return [(file.stat().st_ino, file.stat().st_mtime_ns) for file in files]
 
     def hash_of_install(self) -> str:
-        """The hash by which install.py detects whether the installed library is current."""
+        """Returns the hash by which install.py detects whether the installed library is current."""
         script = "import sys; sys.path.insert(0, sys.argv[1]); import install; print(install.input_hash())"
         command = [sys.executable, "-c", script, ROOT / "python_plugin" / "packaging"]
         environment = {"PATH": str(self.bin)}
@@ -92,7 +92,7 @@ def test_Found_InstalledAndRemovedUnderOneServer_IsWhatIsThereNow(machine: Machi
     )  # nothing changed, so nothing is detected again
 
     mpicc = machine.program("mpicc", f'[ "$1" != --showme:incdirs ] || echo "{machine.include}"')
-    assert machine.found() == (False, at_first)  # the wrapper alone; its headers are in another package
+    assert machine.found() == (False, at_first)  # only the wrapper is installed; its headers are in another package
     machine.include.mkdir(parents=True)
     (machine.include / "mpi.h").touch()
     nvcc = machine.program("nvcc", "")
@@ -104,11 +104,11 @@ def test_Found_InstalledAndRemovedUnderOneServer_IsWhatIsThereNow(machine: Machi
     pinned = machine.checkout / ".venv/lib/python3/site-packages/nvidia"
     (pinned / "nvfatbin/lib").mkdir(parents=True)
     (pinned / "nvfatbin/lib/libnvfatbin.so.12").touch()
-    assert machine.found() == (True, str(pinned))  # before the machine's own
+    assert machine.found() == (True, str(pinned))  # preferred over the machine's own
     shutil.rmtree(machine.checkout / ".venv")
     mpicc.unlink()
     nvcc.unlink()
     assert machine.found() == (False, at_first)
     assert machine.hash_of_install() == hash_at_first
     assert machine.bazel("info", "server_pid") == server
-    assert sorted(machine.checkout.rglob("*")) == files  # nor may the checkout be written
+    assert sorted(machine.checkout.rglob("*")) == files  # the checkout is not written either

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages for users name everything that they can call, set and write, and their links are valid."""
+"""Tests that the pages for users name everything that users can call, set and write, and that their links are valid."""
 
 import ast
 import importlib.util
@@ -14,7 +14,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 def pages():
-    """For users and contributors: at the top, and all below docs/."""
+    """Returns the pages for users and contributors: at the top, and all below docs/."""
     below = []
     for folder, _, names in os.walk(os.path.join(ROOT, "docs")):
         below += [os.path.relpath(os.path.join(folder, name), ROOT) for name in names if name.endswith(".md")]
@@ -22,7 +22,7 @@ def pages():
 
 
 PAGES = pages()
-# Read by the library or the package where users run them; tests, benchmarks and set-up have variables of their own.
+# Variables that the library or the package reads in users' runs; tests, benchmarks and set-up have other ones.
 SHIPPED = ("adapters", "backend", "capi/src", "python_plugin/sluice")
 READS = re.compile(
     r"""getenv\("(SLUICE\w*)"\)|environ(?:\.get\(|\[)\s*"(SLUICE\w*)"|^[A-Z]+ = "(SLUICE(?:_[A-Z_]+)?)"$""",
@@ -53,7 +53,7 @@ def variables_read():
 
 
 def literal(module, name):
-    """The value of a module-level constant, without importing it."""
+    """Returns the value of a module-level constant without importing the module."""
     for node in ast.parse(text("python_plugin", "sluice", module)).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
@@ -79,7 +79,7 @@ ERRORS = re.compile(r"\berrors\b", re.IGNORECASE)
 
 
 def contracts(header):
-    """(function, whether it returns a status, the comment in front of it or of its group), of a header's text."""
+    """Yields (function, whether it returns a status, the comment before it or its group) of a header's text."""
     comment = ""
     for found in DECLARED.findall(header):
         if found.startswith("/*"):
@@ -89,8 +89,8 @@ def contracts(header):
 
 
 def unsaid(header):
-    """The properties of functions that the header does not document. base.h documents them for all functions named
-    _init and _destroy."""
+    """Yields the properties of functions that the header does not document. base.h documents them for all functions
+    named _init and _destroy."""
     for name, has_status, comment in contracts(header):
         if not name.endswith(("_init", "_destroy")):
             if not THREADS.search(comment):
@@ -139,13 +139,13 @@ def test_Tuning_EveryReasonOfADecision_IsExplained():
 
 
 def _slugs(page):
-    """The anchors of its headings, as GitHub makes them."""
+    """Returns the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text(page), flags=re.S), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def dead_links(page, words):
-    """Relative links in the words of a page that lead to no file, or to no heading of a page."""
+    """Returns relative links in the text of a page that lead to no file, or to no heading of a page."""
     found = []
     for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", words, flags=re.S)):
         path, _, anchor = target.partition("#")
@@ -167,7 +167,7 @@ BASES = ("", "backend", "capi/include", "adapters", "integration_tests", "docs")
 
 
 def absent_paths(words):
-    """Paths in backticks whose first folder is there, and they are not: `moe/routing`, `sluice/plan.h`, ..."""
+    """Returns paths in backticks that do not exist, although their first folder does: `moe/routing`, ..."""
     found = []
     for path in re.findall(r"`(?:\./)?([\w-][\w.-]*/[\w./-]*)`", words):
         homes = [base for base in BASES if os.path.isdir(os.path.join(ROOT, base, path.split("/")[0]))]
@@ -182,16 +182,16 @@ def test_Paths_InBackticks_Exist(page):
 
 
 def long_lines(words):
-    """Lines of more than 100 columns. A row of a table is one line, and so is a link or a picture: these may be longer.
+    """Returns lines of more than 100 columns. Rows of tables may be longer, as they are one line each.
 
-    What counts of a link is its text.
+    Only the text of a link counts.
     """
     lines = [re.sub(r"\]\([^)]*\)", "]", line) for line in words.split("\n")]
     return [line for line in lines if len(line) > 100 and not line.startswith("|")]
 
 
 def written_pages():
-    """Every page of the repository, including those next to the code."""
+    """Returns every page of the repository, including those next to the code."""
     done = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, check=True, capture_output=True, text=True)
     return done.stdout.split()
 
@@ -225,7 +225,7 @@ def test_Evidence_EveryFileAndTargetThatItNames_IsThere():
 
 
 NAMED = re.compile(r"(?<![\w*{])[\w-]+\.md\b")
-MADE_BY_TESTS = {"README.md", "yours.md"}  # of other trees, which tests write or read, and a name in recipes
+MADE_BY_TESTS = {"README.md", "yours.md"}  # files of other trees that tests write or read, and a name in recipes
 
 
 def unknown_documents(words, documents):
@@ -272,5 +272,5 @@ def test_Pictures_AreThoseThatTodaysToolsDraw():
     kept = {name for name in os.listdir(os.path.join(ROOT, "docs", "pictures")) if name.endswith(".svg")}
     assert set(draw.PICTURES) == kept
     for name, picture in draw.drawn().items():
-        same = picture == text("docs", "pictures", name)  # a diff of two pictures says nothing
+        same = picture == text("docs", "pictures", name)  # a diff of two pictures is not readable
         assert same, f"{name} is not what today's tools draw: run docs/pictures/draw.py, and look at it"

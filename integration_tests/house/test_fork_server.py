@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server that forks ranks: a script runs as if Python had been started for it."""
+"""Tests the server that forks ranks: a script runs as if Python had been started for it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each public header compiles alone, as every dialect of C and C++ that a user may have, without a warning."""
+"""Tests that each public header compiles alone, without a warning, in every dialect of C and C++ of users."""
 
 import subprocess
 
@@ -22,7 +22,7 @@ def compile_text(compiler, language, standard, include_dir, text):
 @pytest.mark.parametrize(("compiler", "language", "standard"), DIALECTS, ids=lambda value: value)
 def test_PublicHeader_CompiledAlone_HasNoWarning(compiler, language, standard, include_dir, public_headers):
     for header in public_headers:
-        # Twice: the guard works. The declaration keeps C's pedantry about empty files quiet.
+        # Including it twice tests the guard. The declaration avoids C's warning about empty files.
         text = f'#include "{header}"\n#include "{header}"\nextern int translation_unit_is_not_empty;\n'
         done = compile_text(compiler, language, standard, include_dir, text)
         assert done.returncode == 0, f"{header} as {standard}:\n{done.stderr}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The allowed uses, checked on the build graph, on the `#include` lines, and on the imports of the package."""
+"""Tests the allowed uses on the build graph, on the `#include` lines, and on the imports of the package."""
 
 import os
 
@@ -183,7 +183,7 @@ def test_Units_IncludeEachOtherInNoCycle(root):
     assert not found, "\n".join(found)
 
 
-# Without a cycle: c uses b uses a. A file of one's own stem, a second use, and absent files are no back edges.
+# No cycle: c uses b, and b uses a. A file of the same stem, a second use, and missing files are no back edges.
 NO_CYCLE = {
     "backend/a/a.h": "#include <stdio.h>\n",
     "backend/a/a.c": '#include "backend/a/a.h"\n#include "backend/a/a.inc.h"\n',
@@ -214,7 +214,7 @@ def test_Includes_WithoutACycle_Pass(tmp_path):
 @pytest.mark.parametrize(
     "name, text, chain",
     [
-        # By a source alone: no header includes another in a circle, so that it compiles.
+        # A source alone makes the cycle: headers do not include each other, so the code compiles.
         (
             "backend/a/a.c",
             '#include "backend/b/b.h"',

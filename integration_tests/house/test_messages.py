@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages name the value of an enum instead of its number."""
+"""Tests that messages name the value of an enum instead of its number."""
 
 import os
 import re
 
 from test_documents import ROOT
 
-# Fields of the ABI whose numbers have names.
+# Fields of the ABI whose values have names.
 FIELDS = (
     "dtype",
     "param_dtype",
@@ -25,14 +25,14 @@ FIELDS = (
     "drop_policy",
 )
 NUMBER = re.compile(rf"\b(?:{'|'.join(FIELDS)})\b(?: of \w+(?: %d)? is| is|) %(?:d|lld|i|u)")
-# A number that is no name's is printed as it is, with the values that are allowed.
+# A number without a name is printed as it is, with the allowed values.
 REFUSED = re.compile(r"known are|it must be|must be in|use SLUICE_|want a SLUICE_|a schedule is|set it to")
 LITERALS = re.compile(r'"(?:[^"\\\n]|\\.)*"(?:\s*"(?:[^"\\\n]|\\.)*")*')
 DIFFERS = re.compile(rf"^\s*DIFFERS\((?:{'|'.join(FIELDS)}),", re.MULTILINE)
 
 
 def bare_numbers(source):
-    """Messages of a C file that print a number of an enum where it might print a name."""
+    """Returns messages of a C file that print the number of an enum instead of its name."""
     joined = (re.sub(r'"\s*"', "", found) for found in LITERALS.findall(source))
     found = [message for message in joined if NUMBER.search(message) and not REFUSED.search(message)]
     return found + DIFFERS.findall(source)

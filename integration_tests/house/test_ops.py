@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python's data about ops matches the table in backend/schedule/op_table.c: letters in pictures, exchanges."""
+"""Tests that Python's data about ops matches backend/schedule/op_table.c: letters in pictures, exchanges."""
 
 import ast
 import os
@@ -18,7 +18,7 @@ def kinds(header):
 
 
 def rows(table):
-    """name: (letter, the rest of the row)."""
+    """Returns {name: (letter, the rest of the row)}."""
     return {name: (letter, rest) for _, name, letter, rest in ROWS.findall(table)}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of the papers' figures is complete, and its simulated side has the shape that the notes claim."""
+"""Tests that the table of the papers' figures is complete, and that simulated values have the claimed shape."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_Papers_Strategies_S4BeforeS2WithNothingFitted(rows):
 
 
 def test_Papers_Myelin_PageHasTheCommandsNumbers(rows):
-    """Each line of the page's table is one of the command, with the same published and simulated values."""
+    """Each line of the page's table is a line of the command, with the same published and simulated values."""
     page = open(os.path.join(ROOT, "docs", "papers.md"), encoding="utf-8").read()
     section = page.split("## Myelin", 1)[1].split("\n## ", 1)[0]
     lines = [line for line in section.splitlines() if re.match(r"\| .*\[(Fig|Table|V-)", line)]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Restore policies are defined only in the table of backend/model/restore.c: other code reads names, numbers and costs
-from it, Python through data that the packaging reads from the library."""
+"""Tests that only the table of backend/model/restore.c defines restore policies: other code reads names, numbers and
+costs from it, Python through data that the packaging reads from the library."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ ASIDE = re.compile(r"(^|/)(test|cts|bench|fake)/")
 
 
 def names():
-    """{name: enumerator} of the table's rows."""
+    """Returns {name: enumerator} of the table's rows."""
     return {name: kind for kind, name in ROW.findall(text(*TABLE.split("/")))}
 
 
@@ -49,7 +49,7 @@ ALLOWED = {
 
 
 def named_in(source, known):
-    """The policies that a text names, as quoted words or as enumerators."""
+    """Returns the policies that a text names, as quoted words or as enumerators."""
     quoted = set(re.findall(r"""["']([\w-]+)\\?["']""", source)) & known.keys()
     numbers = set(re.findall(r"\bSLUICE_RESTORE_(\w+)\b", source)) & set(known.values())
     return sorted(quoted | numbers)

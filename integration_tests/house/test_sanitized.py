@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""third_party/test/sanitized.txt: it has every folder with tests of C, and nothing else."""
+"""Tests that third_party/test/sanitized.txt has every folder with tests of C, and nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def lines() -> list[tuple[str, str]]:
 
 
 def rooms() -> set[str]:
-    """Packages with tests or fuzz targets."""
+    """Returns the packages with tests or fuzz targets."""
     command = ["git", "ls-files", "--", "*BUILD"]
     files = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
     macro = re.compile(r"^ *sluice_(cc_tests?|fuzz_target)\(", re.MULTILINE)

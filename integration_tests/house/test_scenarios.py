@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drawn list of scenarios: it matches its page, its best pairs differ, and adaptive gains in virtual time."""
+"""Tests the drawn scenarios: they match their page, their best pairs differ, and adaptive gains in virtual time."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def test_Scenarios_Simulated_BestPairsDifferAndAdaptiveIsNeverSlower(simulated):
         others = {name: ratio for name, ratio in line["over_adaptive"].items() if name != "adaptive"}
         assert min(others.values()) >= 1 - 1e-9, line["name"]
     assert found["kept"]["list's pair"]["mean"] > 1.01 and found["reuse"]["list's pair"]["mean"] > 1.01
-    assert found["kept"]["best fixed"]["most"] > 1.01  # sizes of one run want different n
+    assert found["kept"]["best fixed"]["most"] > 1.01  # batch sizes of one run have different best n
     assert found["budget"]["best fixed"]["most"] > 1.05  # small batches fit policies that large ones do not
     assert found["kept"]["split"]["mean"] > 1.01 and found["kept"]["unsplit"]["mean"] > 1.03
     for name, (held, of) in found["hypotheses"].items():
@@ -71,7 +71,7 @@ def test_Scenarios_BudgetPairs_FitTheLargestBatchAndTheListsPairFitsAll():
 
 
 def test_Scenarios_Adaptive_IsWhatThePlannerChooses():
-    """The argmin over pairs is the planner's own choice where everything is kept."""
+    """If everything is kept, the best pair is the planner's own choice."""
     for one in scenarios_drawn.draw():
         if one.kind != "kept":
             continue

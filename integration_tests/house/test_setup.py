@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scripts of third_party/setup with mock programs instead of the machine's: their calls and messages."""
+"""Tests the calls and messages of the scripts in third_party/setup, with mock programs instead of the machine's."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Machine:
         self.calls.write_text("")
 
     def program(self, path: Path, body: str) -> None:
-        """Notes its name and arguments, then runs `body`."""
+        """Writes a program that records its name and arguments, then runs `body`."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f'#!/bin/bash\necho "{path.name} $*" >>"{self.calls}"\n{body}\n')
         path.chmod(0o755)
 
     def python(self, path: Path) -> None:
-        """A mock Python for the scripts; a virtual environment has one like it."""
+        """Writes a mock Python for the scripts; virtual environments get the same."""
         self.program(path, '[ "$1" != -V ] || echo "Python 3.11.0"')
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """setup.sh quickstart, or another of the scripts."""
+        """Runs setup.sh quickstart, or another of the scripts."""
         environment = {"PATH": str(self.bin), "HOME": str(self.root)}
         name, *arguments = command or ("setup.sh", "quickstart")
         command = ("bash", str(self.root / "third_party" / "setup" / name), *arguments)
@@ -52,7 +52,7 @@ def machine(tmp_path: Path) -> Machine:
     made.program(made.bin / "apt-get", "")
     made.program(made.bin / "id", "echo 1000")
     (made.bin / "sleep").unlink()
-    made.program(made.bin / "sleep", "exec /bin/sleep 0.2")  # as between two tries
+    made.program(made.bin / "sleep", "exec /bin/sleep 0.2")  # the pause between two attempts
     return made
 
 
@@ -152,7 +152,7 @@ def test_OldestHost_PipFails_LeavesNothingThatLooksWhole(machine: Machine) -> No
 
 
 def test_Environment_SourcedByHand_FindsItsCheckout(tmp_path: Path) -> None:
-    """Else DeepSpeed's operators are built in the root folder, for every process whose shell sourced it."""
+    """Otherwise DeepSpeed's operators would be built in the root folder by every process of a shell that sourced it."""
     source = f". {SETUP}/env.sh; echo $TORCH_EXTENSIONS_DIR"
     done = subprocess.run(
         ["bash", "-c", source], cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True

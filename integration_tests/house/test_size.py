@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The script that measures the tree counts every tracked file once, and its list of areas has no dead line."""
+"""Tests that the script that measures the tree counts every tracked file once, and that all areas have files."""
 
 import importlib.util
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark of pipelines: its random draws, and their simulation."""
+"""Tests the benchmark of pipelines: its random draws, and their simulation."""
 
 from __future__ import annotations
 

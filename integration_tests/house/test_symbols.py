@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exported and required symbols of libsluice.so.0."""
+"""Tests the exported and required symbols of libsluice.so.0."""
 
 import os
 import re
@@ -21,7 +21,7 @@ def readelf(option, path):
 
 
 def dynamic_symbols(path):
-    """({exported symbol: version}, {imported symbols with their version})."""
+    """Returns ({exported symbol: version}, {imported symbols with their version})."""
     exported, imported = {}, set()
     for line in readelf("--dyn-syms", path).splitlines():
         fields = line.split()
@@ -37,7 +37,7 @@ def dynamic_symbols(path):
 
 
 def declared_functions(root):
-    """Functions that the public headers declare."""
+    """Returns the functions that the public headers declare."""
     sys.path.insert(0, os.path.join(root, "python_plugin", "packaging"))
     import cdef
 

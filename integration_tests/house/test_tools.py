@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The repository's own tools: the counts of ./test, the skips that it allows, and the errors of the Bazel formatter."""
+"""Tests the repository's own tools: the counts of ./test, its allowed skips, and the errors of the Bazel formatter."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import skips
 
 
 def count(root, kind, path, code, *options):
-    """The output of counts.py, and its complaints."""
+    """Returns the output of counts.py, and its errors."""
     command = [
         sys.executable,
         os.path.join(root, "third_party", "test", "counts.py"),
@@ -28,7 +28,7 @@ def count(root, kind, path, code, *options):
 
 
 def bazel_events(folder, outcomes):
-    """A build-event file as Bazel writes it, with one log a test."""
+    """Writes a build-event file in Bazel's form, with one log per test."""
     events = []
     for label, (status, log) in outcomes.items():
         path = folder / f"{len(events)}.log"
@@ -42,7 +42,7 @@ def bazel_events(folder, outcomes):
 
 
 def cmocka(*results, rank=""):
-    """The log of a program whose cases end so: OK, FAILED, or the reason of a skip."""
+    """Returns the log of a program whose cases have these results: OK, FAILED, or the reason of a skip."""
     words = [result if result in ("OK", "FAILED") else "SKIPPED" for result in results]
     lines = [f"[==========] Running {len(results)} test(s)."]
     for i, (word, result) in enumerate(zip(words, results)):
@@ -117,7 +117,7 @@ def test_Counts_OfPytest_AreOfTests(root, tmp_path, cases, code, expected):
 
 
 def test_Skips_ByOptionsOfTheRun_AreAllowedOnlyWithoutThem(root, tmp_path):
-    """Tests that --full must run may not be skipped there."""
+    """A run with --full may not skip the tests that only it runs."""
     events = bazel_events(tmp_path, {"//a:t": ("PASSED", cmocka("OK", FULL))})
     assert count(root, "bazel", events, 0)[0] == "1 0 1"
     assert count(root, "bazel", events, 0, "--test_env=SLUICE_FULL=1", "//...")[0] == "1 1 0"
@@ -155,8 +155,8 @@ def test_Skips_OfC_AllGiveAReason(root):
     assert bare.stdout == ""  # skip_because of third_party/bazel/test.h
 
 
-# Temporary files that only the last line of their creator removes; each of these was reviewed, and is removed after a
-# failure too.
+# Files that make temporary files without removing them automatically; each was reviewed, and removes them after a
+# failure, too.
 LASTING = r"mkdtemp\(|mkstemp\(|tempnam\(|\bmktemp( |\))|tempfile\.mktemp|delete=False"
 LASTING_FILES = """
     backend/base/test/file_trust_test.c backend/base/test/pages_cache_test.c backend/calibrate/test/cache_write_test.c
@@ -181,7 +181,7 @@ def test_Covered_LinesAndMarkersThatDiffer_AreNamed():
 
 
 def test_Covered_EachTestThatALineNames_IsThere(root):
-    """Without collecting them, which a complete run does."""
+    """The test does not collect them; a complete run does."""
     for name in {name for line in covered.read().items() for name in line if "::" in name}:
         path, function = name.split("::")
         with open(os.path.join(root, path)) as file:
@@ -189,7 +189,7 @@ def test_Covered_EachTestThatALineNames_IsThere(root):
 
 
 def test_TemporaryFolders_AreMadeByWhatRemovesThem(root):
-    """TemporaryDirectory and pytest's tmp_path remove themselves; a new file in this list needs a reader."""
+    """TemporaryDirectory and pytest's tmp_path remove themselves; a new file in this list needs a review."""
     own = os.path.relpath(__file__, root)
     command = ["git", "grep", "-lE", LASTING, "--", "*.py", "*.sh", "*.c", f":!{own}"]
     found = subprocess.run(command, cwd=root, capture_output=True, text=True).stdout.split()

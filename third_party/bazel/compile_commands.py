@@ -4,7 +4,7 @@
 
     .venv/bin/python third_party/bazel/compile_commands.py [TARGETS, by default //...]
 
-Nothing is compiled. Generated headers are there after `bazel build //...`.
+Nothing is compiled. Generated headers exist after `bazel build //...`.
 """
 
 import json
@@ -21,13 +21,13 @@ def bazel(*arguments: str) -> str:
 
 
 def without_dependency_file(arguments: list[str]) -> list[str]:
-    """Bazel asks for one in a folder that need not be there."""
+    """Removes the options for a dependency file, whose folder may not exist."""
     at = arguments.index("-MF") if "-MF" in arguments else len(arguments)
     return [argument for argument in arguments[:at] + arguments[at + 2 :] if argument != "-MD"]
 
 
 def commands(actions: list[dict]) -> list[dict]:
-    """One entry for each source, of the first action that compiles it."""
+    """Returns one entry for each source, of the first action that compiles it."""
     entries: dict[str, dict] = {}
     for action in actions:
         arguments = without_dependency_file(action["arguments"])

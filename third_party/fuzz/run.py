@@ -21,9 +21,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOUND = ROOT / ".test" / "fuzz"
-# The folder of files that targets write: on a disk each input would wait.
+# The folder of files that targets write; on a disk, each input would take longer.
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-MOST_BYTES = 4096  # of an input that is made up; a corpus may hold longer ones
+MOST_BYTES = 4096  # of a generated input; a corpus may have longer ones
 BROKEN = ("crash-*", "leak-*", "timeout-*", "oom-*", "slow-unit-*")
 SUFFIX = "_fuzz"
 
@@ -33,7 +33,7 @@ def bazel(*words: str) -> str:
 
 
 def targets(names: list[str]) -> dict[str, str]:
-    """Labels by name, of all or of those that are named."""
+    """Returns the labels of all targets, or of the named ones, by name."""
     labels = bazel("query", "--noshow_progress", "attr(tags, fuzz, //...)").split()
     every = {label.rpartition(":")[2].removesuffix(SUFFIX): label for label in sorted(labels)}
     unknown = sorted(set(names) - set(every))
@@ -43,7 +43,7 @@ def targets(names: list[str]) -> dict[str, str]:
 
 
 def number(pattern: str, text: str) -> int:
-    """The last of its kind."""
+    """Returns the last match of the pattern."""
     found = re.findall(pattern, text)
     return int(found[-1]) if found else 0
 
@@ -53,7 +53,7 @@ def folder_of(label: str) -> Path:
 
 
 def fuzz(name: str, label: str, options: argparse.Namespace, built: Path) -> bool:
-    """One target. Says inputs, edges and what broke it."""
+    """Runs one target, and prints inputs, edges and the input that broke it."""
     program = built / label.removeprefix("//").replace(":", "/")
     corpus, found = folder_of(label) / "corpus" / name, FOUND / name
     found.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formatter and checker of BUILD, WORKSPACE and .bzl files.
+"""Formats and checks BUILD, WORKSPACE and .bzl files.
 
-buildifier comes neither as a Debian nor as a PyPI package. Its style is that of Python's formatters but for spaces
-around the `=` of an argument, and sorted lists. So: the pinned ruff formats, then those two rules are applied here.
+buildifier is neither a Debian nor a PyPI package. Its style is that of Python's formatters except for spaces around the
+`=` of an argument, and sorted lists. So the pinned ruff formats, and this script applies those two rules.
 
     bazel_format.py [--fix] FILE...
 """
@@ -28,7 +28,7 @@ def ruff(text):
 
 
 def space_arguments(text):
-    """`f(name="x")` becomes `f(name = "x")`, as buildifier writes it."""
+    """Changes `f(name="x")` to `f(name = "x")`, as buildifier writes it."""
     lines = text.splitlines(keepends=True)
     depth, edits = 0, []
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -44,13 +44,13 @@ def space_arguments(text):
 
 
 def sort_key(label):
-    """buildifier's order: plain files, then :local, //absolute and @external labels."""
+    """Returns the key of buildifier's order: plain files, then :local, //absolute and @external labels."""
     group = 3 if label.startswith("@") else 2 if label.startswith("//") else 1 if label.startswith(":") else 0
     return group, label.replace(":", "!")
 
 
 def unsorted_lists(text):
-    """(line, argument) of each list of labels that is out of order; `# keep order` on its first line excuses it."""
+    """Yields each unsorted list of labels, unless its first line has `# keep order`."""
     lines = text.splitlines()
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.keyword) or node.arg not in SORTED or not isinstance(node.value, ast.List):
@@ -63,7 +63,7 @@ def unsorted_lists(text):
 
 
 def sort_lists(text):
-    """Sorts lists of labels that stand one per line and hold no comments."""
+    """Sorts lists of labels that have one label per line and no comments."""
     lines = text.splitlines(keepends=True)
     for node, _items in unsorted_lists(text):
         rows = [item.lineno - 1 for item in node.elts]

@@ -3,9 +3,9 @@
 
     tidy.py [--analyze] [PREFIX...]
 
-Without --analyze the path-sensitive checks (clang-analyzer-*) are left out: they take seconds a file, the others a
-tenth of one. A file that was clean is not looked at again until it, a header, its flags or .clang-tidy change; what is
-known lies in .test/tidy.
+Without --analyze the path-sensitive checks (clang-analyzer-*) are left out: they take seconds per file, the others a
+tenth of a second. A clean file is checked again only if it, a header, its flags or .clang-tidy change; results are
+cached in .test/tidy.
 """
 
 import concurrent.futures
@@ -17,19 +17,19 @@ import sys
 
 QUERY = 'mnemonic("CppCompile", //backend/... + //capi/...)'
 GENERATED = ("@mpi//:all",)
-KEPT = ("-D", "-std=", "-m")  # what changes the meaning of the source; gcc's other flags clang may not know
+KEPT = ("-D", "-std=", "-m")  # flags that change the meaning of the source; clang may not have gcc's other flags
 PAIRS = ("-iquote", "-isystem", "-I", "-include")
 
 
 def commands():
-    """{source: flags} of the library's own C files."""
-    # Generated headers of foreign libraries are there only after a build.
+    """Returns {source: flags} of the library's own C files."""
+    # Generated headers of external libraries exist only after a build.
     subprocess.run(["bazel", "build", "--noshow_progress", *GENERATED], capture_output=True, check=True)
     query = ["bazel", "aquery", "--noshow_progress", "--keep_going", "--output=jsonproto", QUERY]
     done = subprocess.run(query, capture_output=True, text=True)
     if not done.stdout.strip():
         sys.exit("bazel aquery failed:\n" + done.stderr[-2000:])
-    # Paths of generated and foreign headers are relative to where Bazel compiles.
+    # Paths of generated and external headers are relative to Bazel's execution root.
     told = subprocess.run(["bazel", "info", "execution_root"], capture_output=True, text=True, check=True)
     root = told.stdout.strip()
     found = {}
@@ -71,7 +71,7 @@ def headers():
 def check(source, flags, checks):
     command = ["nice", "clang-tidy-14", "--quiet", f"--checks={checks}", source, "--", *flags]
     done = subprocess.run(command, capture_output=True, text=True)
-    # Its own errors (a header not found) come out the same way as findings.
+    # clang-tidy's own errors (a missing header) are reported like findings.
     return source, done.returncode, done.stdout + ("" if done.stdout else done.stderr)
 
 

@@ -21,13 +21,13 @@ PRODUCT = "product"
 
 
 def rules(text):
-    """(area, patterns) of each line."""
+    """Returns (area, patterns) of each line."""
     words = (line.split() for line in text.splitlines() if line.strip() and not line.startswith("#"))
     return [(area, patterns) for area, *patterns in words]
 
 
 def area_of(path, known):
-    """The area of the first line that takes this path, or None."""
+    """Returns the area of the first line that matches this path, or None."""
     for area, patterns in known:
         for pattern in patterns:
             if path.startswith(pattern) if pattern.endswith("/") else fnmatch.fnmatchcase(path, pattern):
@@ -40,7 +40,7 @@ def git(*arguments):
 
 
 def files(commit):
-    """(path, content) of each tracked file: as it is in the tree, or in a commit."""
+    """Yields (path, content) of each tracked file in the tree or in a commit."""
     root = pathlib.Path(git("rev-parse", "--show-toplevel").decode().strip())
     if commit is None:
         for path in git("ls-files", "-z", "--full-name", ":/").decode().split("\0"):
@@ -61,7 +61,7 @@ def files(commit):
 
 
 def measure(contents, known):
-    """Lines and files by area; the paths that have none."""
+    """Returns lines and files by area, and the paths without an area."""
     lines, counts, unknown = {}, {}, []
     for path, content in contents:
         area = area_of(path, known)

@@ -24,12 +24,12 @@ import tempfile
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 NEEDED_BYTES = 25_000_000_000
 SKIPPED = 77
-# Of the caller's environment: where packages come from, and by whose word.
+# Variables of the caller that are kept: sources of packages, proxies and certificates.
 KEPT = re.compile(r"PIP_\w+|\w+_proxy|\w+_PROXY|SSL_CERT_FILE|\w+_CA_BUNDLE|CARGO_HTTP_CAINFO|GIT_SSL_CAINFO")
 APT = ("apt.conf.d", "auth.conf.d", "keyrings", "preferences.d", "sources.list", "sources.list.d", "trusted.gpg.d")
 
-# With pivot_root the new root is the machine's: in a chroot nobody may make a user namespace. $1: the root; further
-# folders are mounted read-only where they are; commands follow after "--".
+# pivot_root is used because user namespaces cannot be made in a chroot. $1: the root; further folders are mounted
+# read-only at their own paths; commands follow after "--".
 INSIDE = r"""
 set -eu
 root=$1
@@ -71,12 +71,12 @@ def say(text):
 
 
 def run(*command):
-    """Returns its output; its errors are the caller's."""
+    """Runs a command and returns its output; its errors are printed."""
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def mirror():
-    """(name of this Debian, the address that this machine has it from)."""
+    """Returns (name of this Debian, the address of this machine's mirror)."""
     with open("/etc/os-release") as file:
         name = re.search(r"^VERSION_CODENAME=(\w+)", file.read(), re.MULTILINE)[1]
     for line in run("apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE)").splitlines():
@@ -87,7 +87,7 @@ def mirror():
 
 
 def settings_of_pip():
-    """Every setting that pip has here, as environment variables; what is in the environment already wins."""
+    """Returns pip's settings on this machine as environment variables; existing variables win."""
     found = {}
     for line in run(sys.executable, "-m", "pip", "config", "list").splitlines():
         key, _, value = line.partition("=")
@@ -98,10 +98,10 @@ def settings_of_pip():
 
 
 def bring(environment, root):
-    """What the values name on this machine: (the environment for the root, folders to be mounted there).
+    """Finds paths in the values, and returns (the environment for the root, folders to be mounted there).
 
-    Files are copied to a place of their own, which no package overwrites. Of an index, which is a file:// address, the
-    folder above comes too: links lead there.
+    Files are copied to a separate folder, which no package overwrites. For an index, which is a file:// address, the
+    parent folder is mounted, too, as links lead there.
     """
     folders, moved = set(), dict(environment)
     for word in sorted({word for value in environment.values() for word in value.split()}):
@@ -115,7 +115,7 @@ def bring(environment, root):
 
 
 def copy(path, root):
-    """A file or folder of this machine to the same place in the root."""
+    """Copies a file or folder of this machine to the same path in the root."""
     to = root + path
     os.makedirs(os.path.dirname(to), exist_ok=True)
     if os.path.isdir(path):
@@ -125,7 +125,7 @@ def copy(path, root):
 
 
 def make(root):
-    """A minimal Debian with this machine's sources of packages."""
+    """Makes a minimal Debian with this machine's sources of packages."""
     os.makedirs(root, exist_ok=True)
     free = shutil.disk_usage(root).free
     if free < NEEDED_BYTES:
@@ -151,7 +151,7 @@ def main():
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         say("skipped: only root on a Debian can make one")
         sys.exit(SKIPPED)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the folder goes
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the folder is removed
     with tempfile.TemporaryDirectory(prefix="sluice_bare_root_") as scratch:
         root = os.path.abspath(options.root or scratch)
         if not os.path.exists(f"{root}/etc/apt"):

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts what ran, for the last line of ./test.
+"""Counts tests for the last line of ./test.
 
 counts.py bazel BUILD_EVENTS.json EXIT_CODE [OPTION...]   prints "passed failed skipped" of Bazel's tests, case by case
 counts.py pytest JUNIT.xml EXIT_CODE [OPTION...]          the same of pytest
 
-OPTIONs are those of the run. What failed goes to stderr, a line each: also a skip that skips.txt does not allow here. A
-run that broke before its tests, or ran none, counts as one failure.
+OPTIONs are those of the run. Failures are printed to stderr, one per line, with skips that skips.txt does not allow
+here. A run that broke before its tests, or ran none, counts as one failure.
 """
 
 import json
@@ -17,7 +17,7 @@ import xml.etree.ElementTree
 
 import skips
 
-# Of several ranks under mpirun the first one counts.
+# Of several ranks under mpirun, only the first is counted.
 OTHER_RANK = re.compile(r"\[1,[1-9]\d*\]<")
 CMOCKA = re.compile(r"\[ +(RUN|OK|FAILED|SKIPPED) +\] (.*)")
 REASON = re.compile(r"SKIPPED: (.*)")
@@ -39,7 +39,7 @@ class Counts:
 
 
 def cases(log):
-    """(passed, failed, [(case, reason) of each skip]) of a test's log; a program without cmocka may skip as a whole."""
+    """Returns (passed, failed, [(case, reason) of each skip]) of a log; a program without cmocka may skip entirely."""
     passed = failed = 0
     skipped, running, reason = [], None, ""
     try:
@@ -108,7 +108,7 @@ def count_pytest(path, exit_code, counts):
             print(f"  {name}", file=sys.stderr)
         elif "skipped" in kinds:
             skip = case.find("skipped")
-            # A file that is skipped while it is collected has its reason in the text.
+            # A file that is skipped during collection has its reason in the text.
             counts.skip(name, skip.get("message", "").removeprefix("collection skipped") or skip.text or "")
         else:
             counts.passed += 1

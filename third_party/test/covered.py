@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares covered.txt, the short checks in place of tests that run with --full alone, with the tests' markers."""
+"""Compares covered.txt, the short checks that replace tests of --full, with the tests' markers."""
 
 import os
 
 
 def read():
-    """{function of a test: its short check, or `none` and a reason}"""
+    """Returns {function of a test: its short check, or `none` and a reason}."""
     with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "covered.txt")) as file:
         return dict(line.strip().split(": ", 1) for line in file if line.strip() and not line.startswith("#"))
 
 
 def complaints(cases, listed):
-    """What is wrong. cases: (function of a test, whether it runs with --full alone) of each case of all tests."""
+    """Returns errors. cases: (function of a test, whether it runs with --full alone) of each case of all tests."""
     every = {function for function, _ in cases}
     daily = {function for function, is_full in cases if not is_full}
     full = every - daily

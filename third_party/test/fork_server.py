@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts Python scripts in processes that have their heavy imports already.
+"""Starts Python scripts in forked processes that have their heavy imports already.
 
 A rank of a test imports torch, which takes seconds, and then runs for milliseconds. So one process imports it once, and
 forks for every rank: a script then runs as `python script arguments` would run it, from its first line to the end of
-the interpreter, with its own environment, folder and descriptors. What a fork cannot give is what is read before the
-imports (malloc's settings, the number of OpenMP threads): start such ranks the ordinary way.
+the interpreter, with its own environment, folder and descriptors. Settings that are read before the imports (malloc's,
+the number of OpenMP threads) cannot change in a fork: start ranks with such settings as normal processes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ANSWER = struct.Struct("=q")
 
 
 class Process:
-    """As much of subprocess.Popen as tests use."""
+    """The part of subprocess.Popen that tests use."""
 
     def __init__(self, answers: int, pid: int, stdin: Any) -> None:
         self._answers = answers
@@ -38,7 +38,7 @@ class Process:
         self.returncode: int | None = None
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit status, negative for a signal."""
+        """Waits for the exit status, which is negative for a signal."""
         if self.returncode is None:
             if not select.select([self._answers], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
@@ -47,24 +47,24 @@ class Process:
         return self.returncode
 
     def poll(self) -> int | None:
-        """The exit status, or None while it runs."""
+        """Returns the exit status, or None while the process runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(0)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """To the process, if it has not ended."""
+        """Sends a signal to the process, unless it has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Kills the process."""
         self.send_signal(signal.SIGKILL)
 
 
-# What a test says to a rank and nothing reads before its first line; and what importing DeepSpeed or torch's compiler
-# sets, in the tests' own process too: it decides nothing that is imported.
+# Variables that may differ from the server's: a test sets them for a rank and no import reads them, or importing
+# DeepSpeed or torch's compiler sets them in the tests' own process, and they do not change imports.
 _LATE = (
     *("GLOO_SOCKET_IFNAME", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_", "PYTEST_", "RANK", "WORLD_SIZE"),
     *("PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_CACHE_DIR"),
@@ -76,7 +76,7 @@ def _early(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class ForkServer:
-    """One process that has imported `preload` under `environment`; it ends when this one does. Threads may share it."""
+    """A process that has imported `preload` with `environment`; it ends with this process. Threads may share it."""
 
     def __init__(self, preload: Sequence[str], environment: Mapping[str, str]) -> None:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -86,7 +86,7 @@ class ForkServer:
         theirs.close()
 
     def differs_in(self, environment: Mapping[str, str]) -> list[str]:
-        """Variables by which imports under `environment` might have done something else than they did here."""
+        """Returns variables that might change the imports with `environment`."""
         found = _early(environment)
         return sorted(
             name for name in found.keys() | self._environment.keys() if found.get(name) != self._environment.get(name)
@@ -101,7 +101,7 @@ class ForkServer:
         output: int,
         has_stdin: bool = False,
     ) -> Process:
-        """Runs it; numbers among the arguments are open descriptors, which it gets as descriptors of its own."""
+        """Runs a script; integer arguments are open descriptors, of which the script gets its own duplicates."""
         answers, told = os.pipe()
         theirs, ours = os.pipe() if has_stdin else (os.open(os.devnull, os.O_RDONLY), -1)
         fds = [told, theirs, output, *(value for value in arguments if isinstance(value, int))]
@@ -135,7 +135,7 @@ def _reap(running: dict[int, int]) -> None:
 
 
 def _become(values: Sequence[str | None], environment: Mapping[str, str], folder: str, fds: Sequence[int]) -> list[str]:
-    """The child's descriptors, environment and folder; its arguments."""
+    """Sets the child's descriptors, environment and folder, and returns its arguments."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     stdin, output, *rest = fds
@@ -154,7 +154,7 @@ def _become(values: Sequence[str | None], environment: Mapping[str, str], folder
 
 
 def _serve(line: socket.socket) -> tuple[str, list[str]] | None:
-    """Forks until the other end is closed. In a child: what to run."""
+    """Forks until the other end is closed. In a child, returns what to run."""
     running: dict[int, int] = {}
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -188,7 +188,7 @@ def _serve(line: socket.socket) -> tuple[str, list[str]] | None:
 
 
 def _is_alone() -> bool:
-    """A fork has one thread: others must not be there, or be about to end."""
+    """Waits until this process has one thread, as a fork has only one; returns whether other threads ended."""
     for _ in range(50):
         if len(os.listdir("/proc/self/task")) == 1:
             return True
@@ -208,7 +208,7 @@ def _main() -> tuple[str, list[str]] | None:
 
 
 def _run(script: str, arguments: list[str]) -> None:
-    """As `python script arguments`."""
+    """Runs `python script arguments`."""
     main = types.ModuleType("__main__")
     main.__file__ = script
     sys.modules["__main__"] = main

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The skips allowed on this machine: the conditions of skips.txt, each checked on the machine itself and not by the
+"""Decides which skips are allowed on this machine: checks the conditions of skips.txt itself, without relying on the
 tests."""
 
 import ctypes
@@ -40,7 +40,7 @@ def _version_is(name_and_pattern):
 
 @functools.cache
 def _has_namespaces():
-    """Whether a shaped cable can be laid between two network namespaces, as integration_tests/net does."""
+    """Returns whether a shaped link between two network namespaces can be made, as in integration_tests/net."""
     unshare = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--net"]
     cable = "ip link add a type veth peer name b && tc qdisc add dev a root tbf rate 1gbit burst 64kb latency 50ms"
     try:
@@ -100,7 +100,7 @@ ALONE = {
 
 
 def holds(condition, options):
-    """Whether a condition holds on this machine in a run with these options."""
+    """Returns whether a condition holds on this machine in a run with these options."""
     if condition.startswith("no "):
         return not holds(condition.removeprefix("no "), options)
     if condition in ALONE:
@@ -112,13 +112,13 @@ def holds(condition, options):
 
 
 def read(path=os.path.join(HERE, "skips.txt")):
-    """(condition, test, reason) of each line."""
+    """Returns (condition, test, reason) of each line."""
     lines = [line.split("#")[0].strip() for line in _text(path).split("\n")]
     return [tuple(word.strip() for word in line.split(" | ")) for line in lines if line]
 
 
 def is_allowed(test, reason, options, lines):
-    """Whether a line allows this skip here."""
+    """Returns whether a line allows this skip here."""
     return any(
         fnmatch.fnmatchcase(test, which) and fnmatch.fnmatchcase(reason, why) and holds(condition, options)
         for condition, which, why in lines

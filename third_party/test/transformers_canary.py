@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The newest transformers, accelerate and peft of the package index: which tests of Sluice break with them?
+"""Finds tests of Sluice that break with the newest transformers, accelerate and peft of the package index.
 
 .venv/bin/python third_party/test/transformers_canary.py [PACKAGE[==VERSION] ...] [-- PYTEST_OPTION ...]
 
-Installs the packages (default: those three) into a scratch environment that takes all others from .venv: torch too,
-against which Sluice's adapters are compiled. Then runs integration_tests/transformers there. What does not pass runs
-once more there and once with the pinned releases; each test whose outcomes differ is listed with both. Exit status: 0
-nothing broke, 1 something broke, 2 it cannot be tried.
+Installs the packages (default: those three) into a scratch environment that takes all others from .venv, with torch,
+against which Sluice's adapters are compiled. Then runs integration_tests/transformers there. Tests that do not pass run
+again there, and with the pinned releases; each test whose outcomes differ is listed with both. Exit status: 0 no test
+broke, 1 some broke, 2 the packages cannot be tried.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ WORST = ("passed", "skipped", "failed")  # of setup, call and teardown
 
 
 def pytest_runtest_logreport(report):
-    """As a plugin: one line for each phase of a test."""
+    """Records one line for each phase of a test (this file is a pytest plugin)."""
     _record(report.nodeid, "failed" if report.outcome == "passed" and hasattr(report, "wasxfail") else report.outcome)
 
 
 def pytest_collectreport(report):
-    """A file that cannot be imported stands for its tests."""
+    """Records a file that cannot be imported as failed, instead of its tests."""
     if report.outcome == "failed":
         _record(report.nodeid, "failed")
 
@@ -43,7 +43,7 @@ def _record(test, outcome):
 
 
 def outcomes(lines):
-    """The worst outcome of each test."""
+    """Returns the worst outcome of each test."""
     found = {}
     for test, outcome in map(json.loads, lines):
         found[test] = max(found.get(test, "passed"), outcome, key=WORST.index)
@@ -51,7 +51,7 @@ def outcomes(lines):
 
 
 def tests_of(python, tests, options):
-    """Runs them with this interpreter, and returns their outcomes."""
+    """Runs tests with this interpreter, and returns their outcomes."""
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record"
         record.touch()
@@ -62,14 +62,14 @@ def tests_of(python, tests, options):
 
 
 def collected(python, options):
-    """The tests that there are with this interpreter."""
+    """Returns the tests that pytest collects with this interpreter."""
     command = [python, "-m", "pytest", "-q", "--collect-only", SUITE, *options]
     said = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False).stdout
     return {line for line in said.splitlines() if line.startswith(SUITE) and "::" in line}
 
 
 def differences(pinned, newest):
-    """(test, outcome with the pinned releases, outcome with the newest) of each that passes with the pinned alone."""
+    """Returns (test, outcome with pinned releases, with newest ones) of each test that passes with pinned ones only."""
     return [
         (test, outcome, newest.get(test, "not collected"))
         for test, outcome in sorted(pinned.items())
@@ -84,7 +84,7 @@ def _versions(python, packages):
 
 
 def install(pinned, folder, packages):
-    """The scratch environment's interpreter; None if the packages cannot be installed."""
+    """Makes the scratch environment, and returns its interpreter; None if the packages cannot be installed."""
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([pinned, "-m", "venv", folder], check=True)
     python = str(folder / "bin" / "python")

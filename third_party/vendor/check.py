@@ -84,7 +84,7 @@ LIBRARIES = {
 
 
 def our_values(header):
-    """{name: expression} of the SLUICE_* enumerators and macros of a header."""
+    """Returns {name: expression} of the SLUICE_* enumerators and macros of a header."""
     text = (ROOT / header).read_text()
     found = dict(re.findall(r"^\s*(SLUICE_(?:CU|CUBLAS|CUBLASLT|NCCL)_\w+) = (-?\w+)", text, re.MULTILINE))
     found.update(re.findall(r"^#define (SLUICE_NCCL_MAGIC)\s+(\w+)", text, re.MULTILINE))
@@ -94,21 +94,21 @@ def our_values(header):
 
 
 def values_lines():
-    """Static assertions; every enumerator of ours must have its vendor's name here."""
+    """Returns static assertions; every enumerator of Sluice must have the vendor's name here."""
     lines = []
     for header, names in VALUES.items():
         found = our_values(header)
         if set(found) != set(names):
             raise SystemExit(f"{header}: checked and declared values differ: {sorted(set(found) ^ set(names))}")
         lines += [f'static_assert((long long)({found[n]}) == (long long)({v}), "{n}");' for n, v in names.items()]
-    # cuBLASLt writes its result over ours.
+    # cuBLASLt writes its result into Sluice's struct.
     lines += [
         f"static_assert(offsetof(cublasLtMatmulHeuristicResult_t, {theirs}) == "
         f'offsetof(ours::sluice_cublaslt_result_t, {mine}), "{mine}");'
         for theirs, mine in (("algo", "algorithm"), ("workspaceSize", "workspace_bytes"), ("state", "state"))
     ]
     lines.append("static_assert(sizeof(cublasLtMatmulHeuristicResult_t) == sizeof(ours::sluice_cublaslt_result_t));")
-    # The part of the configuration that we fill has the same offsets as NCCL's.
+    # The fields that Sluice sets have the same offsets as NCCL's.
     lines += [
         f'static_assert(offsetof(ncclConfig_t, {f}) == offsetof(ours::sluice_nccl_config_t, {f}), "{f}");'
         for f in ("size", "magic", "version", "blocking")
@@ -154,7 +154,7 @@ def main():
     )
     for name, (table, path) in LIBRARIES.items():
         try:
-            # cuBLAS needs its own other half.
+            # cuBLAS needs cuBLASLt.
             for other in sorted((folder / path).parent.glob("libcublasLt.so.*")):
                 ctypes.CDLL(str(other), mode=ctypes.RTLD_GLOBAL)
             library = ctypes.CDLL(str(folder / path))

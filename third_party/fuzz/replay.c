@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Gives a fuzz target every file of the folders that are named, whole and cut after each of its first bytes. */
+/* Runs a fuzz target on every file of the named folders, whole and cut after each of its first bytes. */
 #include <dirent.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@ enum { MOST_CUTS = 600 };
 
 static uint64_t num_inputs;
 
-/* In a block of its own. */
+/* Runs the target on a copy of the input, in a block of its exact size. */
 static void give(const uint8_t* data, size_t size) {
   uint8_t* copy = malloc(size > 0 ? size : 1);
   if (copy == NULL) abort();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A fuzz target: one function that takes any bytes, and ends the program where something does not hold. libFuzzer's
- * name and types, so that the same file is linked with it or with replay.c. Inputs lie in blocks of exactly their size:
- * a sanitizer sees a read after the end. */
+/* Declares a fuzz target: one function that takes any bytes, and ends the program if a property does not hold. Name and
+ * types are libFuzzer's, so that the same file is linked with it or with replay.c. Inputs are in blocks of exactly
+ * their size, so that a sanitizer finds reads after the end. */
 #ifndef SLUICE_THIRD_PARTY_FUZZ_TARGET_H_
 #define SLUICE_THIRD_PARTY_FUZZ_TARGET_H_
 
@@ -12,11 +12,11 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
-/* Inputs that a target has taken, not refused: it adds to this. A corpus of which nothing is taken is of an older form
- * and tries nothing; replay.c says so. Weak: one for the whole program, with libFuzzer's main too. */
+/* The number of inputs that the target has accepted; the target counts them. A corpus without accepted inputs has an
+ * older format and tests nothing; replay.c reports that. Weak: one for the whole program, with libFuzzer's main too. */
 __attribute__((weak)) uint64_t fuzz_num_taken;
 
-/* As assert, whatever NDEBUG. */
+/* Like assert, also with NDEBUG. */
 #define FUZZ_CHECK(condition)                                                        \
   do {                                                                               \
     if (!(condition)) {                                                              \

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Makes .venv-python3.X for each Python named, with a torch and cffi: what the wheel's test of that Python trains with
-# (python_plugin/packaging/test/interpreters_test.py). The interpreter is looked for on PATH and in pyenv's folder. May
-# be run again and again; `rm -r .venv-python3.X` gives the gigabytes back.
+# Makes .venv-python3.X for each named Python, with torch and cffi, with which the wheel's test of that Python trains
+# (python_plugin/packaging/test/interpreters_test.py). Interpreters are searched on PATH and in pyenv's folder. May be
+# run repeatedly; `rm -r .venv-python3.X` frees the gigabytes.
 #
 #   third_party/setup/interpreters.sh [3.9 3.10 3.12 3.13]
 set -euo pipefail
@@ -14,7 +14,7 @@ wanted=third_party/setup/requirements-interpreters.txt
 interpreter() {
   local path
   for path in "$(command -v "python$1" || true)" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*/bin/python; do
-    # A shim of pyenv is there for versions that are not.
+    # pyenv has shims for versions that are not installed.
     if [ -n "$path" ] && "$path" -c 'import venv, ensurepip' 2>/dev/null; then
       echo "$path"
       return 0

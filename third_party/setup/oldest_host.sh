@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Makes .venv-oldest-host: the pinned oldest DeepSpeed before everything that .venv has (torch, pytest, sluice). Expects
-# that setup.sh has run; may be run again and again.
+# Makes .venv-oldest-host: the pinned oldest DeepSpeed, and all other packages from .venv (torch, pytest, sluice). Run
+# setup.sh before. The script may be run repeatedly.
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -15,7 +15,7 @@ stamp_now=$({ .venv/bin/python -V && cat "$wanted" "${BASH_SOURCE[0]}"; } | sha2
 if [ "$(cat "$own/.stamp" 2>/dev/null || true)" != "$stamp_now" ]; then
   rm -rf "$own"
   .venv/bin/python -m venv --without-pip "$own"
-  # A source package whose setup.py imports torch, so it is built where torch is; DS_BUILD_OPS=0: no op is prebuilt.
+  # The setup.py of the source package imports torch, so it is built with .venv; DS_BUILD_OPS=0: no op is prebuilt.
   pip=(.venv/bin/python -m pip --disable-pip-version-check)
   DS_BUILD_OPS=0 "${pip[@]}" wheel --progress-bar off --no-deps --no-build-isolation -w "$own/wheels" -r "$wanted"
   "${pip[@]}" --python "$own/bin/python" install --no-input --no-deps --no-index -f "$own/wheels" -r "$wanted"

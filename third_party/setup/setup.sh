@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Sets up this checkout: Debian packages by name, then .venv with pinned Python packages. May be run again and again.
+# Sets up this checkout: Debian packages by name, then .venv with pinned Python packages. May be run repeatedly.
 #
 #   third_party/setup/setup.sh quickstart|test|archive
 #
-# archive: what capi/packaging/make.py needs, which is no .venv.
+# archive: only the packages of capi/packaging/make.py, without .venv.
 #
 # Everything but the Debian packages stays inside the checkout; the machine's own Python is only read.
 set -euo pipefail
@@ -45,7 +45,7 @@ try_once() {
   return "$rc"
 }
 
-# step TITLE HINT COMMAND...: a line at the start and one at the end with the time. Where it fails, the end of its output.
+# step TITLE HINT COMMAND...: prints a line at the start, and one with the time at the end; on failure, the last output.
 step() {
   local title=$1 hint=$2 began=$SECONDS rc=0
   shift 2
@@ -59,7 +59,7 @@ step() {
   say "$title: done in $((SECONDS - began)) s"
 }
 
-# again COMMAND...: up to three times, as what comes over a network may fail once. pip then takes nothing from its cache.
+# again COMMAND...: tries up to three times, as downloads may fail. After a failure pip does not use its cache.
 again() {
   local try rc
   for try in 1 2 3; do
@@ -164,7 +164,7 @@ if [ "$(cat "$stamp_file" 2>/dev/null || true)" != "$stamp_now" ]; then
     again "${pip[@]}" -r "$HERE/requirements-torch.txt"
   rest=()
   for file in "${requirement_files[@]:1}"; do rest+=(-r "$file"); done
-  # DeepSpeed is a source package; its setup.py imports torch only to prebuild what we do not use.
+  # DeepSpeed is a source package; its setup.py imports torch only to prebuild ops, which are not used.
   step "Python packages (pinned)" "$pip_hint" again env DS_BUILD_OPS=0 "${pip[@]}" "${rest[@]}"
   echo "$stamp_now" >"$stamp_file"
   [ "$PROFILE" = quickstart ] || {
@@ -173,7 +173,7 @@ if [ "$(cat "$stamp_file" 2>/dev/null || true)" != "$stamp_now" ]; then
 fi
 
 # --- further Megatron-Cores --------------------------------------------------------------------------------------
-# In addition to the oldest, which .venv itself has: tests put the folders on their path.
+# Releases in addition to the oldest, which .venv has: tests put their folders on the path.
 if [ "$PROFILE" = test ]; then
   for wanted in $(grep '^megatron-core==' "$HERE/requirements-megatron.txt"); do
     megatron=.venv/megatron-${wanted##*==}
@@ -187,7 +187,7 @@ if [ "$PROFILE" = test ]; then
 fi
 
 # --- the compiler of the kernels --------------------------------------------------------------------------------
-# Where backend/device/cuda/cuda_repository.bzl looks first; a machine's own nvcc may be of a CUDA that needs newer drivers.
+# backend/device/cuda/cuda_repository.bzl prefers it, as a machine's own nvcc may have a CUDA that needs newer drivers.
 if [ "$PROFILE" = test ] && ! ls .venv/lib/python3*/site-packages/nvidia/{nvfatbin/lib/libnvfatbin.so.12,cu13/bin/nvdisasm} \
   >/dev/null 2>&1; then
   step "the compiler of CUDA 12.9 and a disassembler (95 MB)" "check the network, then run this again" \
@@ -196,8 +196,8 @@ if [ "$PROFILE" = test ] && ! ls .venv/lib/python3*/site-packages/nvidia/{nvfatb
 fi
 
 # --- DeepSpeed's shared-memory op ------------------------------------------------------------------------------
-# The first init_distributed compiles it, in every rank at once, and a killed build leaves a lock that later runs wait on for
-# ever. So: once, here, alone, with such locks removed.
+# The first init_distributed compiles it in every rank at once, and a killed build leaves a lock on which later runs
+# wait forever. So it is built here, once, after such locks are removed.
 if ! ls "$TORCH_EXTENSIONS_DIR"/deepspeed_shm_comm/*.so >/dev/null 2>&1; then
   mkdir -p "$TORCH_EXTENSIONS_DIR"
   find "$TORCH_EXTENSIONS_DIR" -name lock -delete

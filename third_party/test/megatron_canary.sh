@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The newest Megatron-Core of the package index: do Sluice's everyday tests of Megatron pass with it? What fails is a
-# warning, as nobody promised it; the exit status is 0. Expects that setup.sh has run.
+# Runs Sluice's daily tests of Megatron with the newest Megatron-Core of the package index. Failures are warnings, as
+# this release is not supported; the exit status is 0. Run setup.sh before.
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)

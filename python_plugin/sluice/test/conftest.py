@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planning commands over a file, for the tests of each."""
+"""Provides a fixture that runs a planning command over a file."""
 
 import json
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of a tiny training that begins with kept decisions: what its first steps ran. Argument: the file."""
+"""Runs a rank of a tiny training from kept decisions, and prints what its first steps ran. Argument: the file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T, M, H, E, K = 64, 64, 128, 4, 2
 
 
 def main() -> None:
-    """Four steps of one layer."""
+    """Runs four steps of one layer."""
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     options = ContextOptions(gemm="native", tuner=TunerOptions(decisions=sys.argv[1]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records as `sluice trace` finds them, of passes that took what their schedules predict."""
+"""Makes records for `sluice trace` of passes that took the time that their schedules predict."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ COSTS = {
     **dict.fromkeys(("reduce", "reduce_grad"), 1.25e-4),
     "weight_grad": 2e-3,
 }
-# Copies that are behind: a pass in which T_ACT has a slot of its own shows that it did not wait for them.
+# Slow copies: with its own slot of T_ACT, a pass does not wait for them.
 SLOW_COPIES = {**COSTS, **dict.fromkeys(("copy_out", "copy_in"), 6e-3)}
 HEADER = 5e-4  # before the first op, and after the last
 
 
 def events(schedule: Schedule, at: float, costs: dict = COSTS) -> list[dict]:
-    """As the engine records a pass that took what the schedule predicts."""
+    """Returns the events that the engine records for a pass with the predicted times."""
     prediction = schedule.predict(costs)
     direction = schedule.data["direction"]
     place = {"layer": 3, "direction": direction, "bytes": 0}

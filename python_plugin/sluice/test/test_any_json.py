@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever JSON, text or bytes come from a config, an environment or a file: taken, or refused in our own words.
+"""Tests that any JSON, text or bytes in a config, an environment or a file are accepted, or refused by Sluice's errors.
 
-Examples are made by hypothesis, the same ones every day; SLUICE_FUZZ_EXAMPLES makes as many others.
+hypothesis makes the same examples in every run; SLUICE_FUZZ_EXAMPLES makes so many other ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _WORDS = (
     *("sluice_decisions", "sluice_kept_decisions", "sluice_last_decisions", "machines", "answers", "entries", "layer"),
     *("rows", "num_chunks", "restore_input", "this machine"),
 )
-_DEEP = "[" * 20_000  # deeper than any reader goes
+_DEEP = "[" * 20_000  # deeper than any parser allows
 _numbers = strategies.one_of(
     strategies.integers(),
     strategies.floats(),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The note with the import system: threads that import hosts at one time, and others of the package's name."""
+"""Tests the import hook: threads that import hosts at the same time, and other packages of the same name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Loader:
 
 
 class _Finder:
-    """Answers for one target when the other has been looked up from another thread."""
+    """A finder that answers for one target after another thread has looked up the other."""
 
     def __init__(self) -> None:
         self.is_asked, self.may_answer = threading.Event(), threading.Event()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where files are kept for later runs, and which of them are read back."""
+"""Tests which folder keeps files for later runs, and which files are read back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from sluice import _library, cache_folder, decision_cache, decision_log, doctor, file_trust
 from sluice.planning import cached
 
-SOMEBODY = 4242  # a user that is not this one
+SOMEBODY = 4242  # another user
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 
 
@@ -133,7 +133,7 @@ def test_KeptDecisions_OfOthersInTheDefaultFolder_AreLeftAloneWithAWord(home, ca
 
 
 def test_Decisions_WhereTheUserSaysSo_AreReadWithAWord(home, capsys):
-    """A team's folder is its own choice."""
+    """A team may choose a shared folder."""
     path = decision_log.append([{"why": "raced"}], str(home / "team"))
     assert path is not None and decision_log.read(path) and capsys.readouterr().err == ""
     os.chmod(path, 0o666)
@@ -153,7 +153,7 @@ def test_Library_ThatOthersCanWrite_IsLoadedWithAWord(home, monkeypatch, capsys)
 
 @as_root
 def test_Folder_OutsideOfTheContainer_CountsAsRootsOnTheWayOnly(home, monkeypatch):
-    """In a user namespace all files of users outside it, root's too, seem to be one user's."""
+    """In a user namespace all files of users outside of it, root included, seem to belong to one user."""
     (home / "way" / "last").mkdir(parents=True)
     os.chown(home / "way", SOMEBODY, -1)
     with pytest.raises(file_trust.NotOurs):
@@ -166,7 +166,7 @@ def test_Folder_OutsideOfTheContainer_CountsAsRootsOnTheWayOnly(home, monkeypatc
 
 
 def test_GroupOfOneUserAlone_MayWrite_ButNoOther(home, monkeypatch):
-    """Where the umask is 002, all that a user makes is writable by the group of that name."""
+    """With umask 002, the group of a user's name can write all files of that user."""
     (home / "way" / "last").mkdir(parents=True)
     (home / "way" / "last").chmod(0o770)
     group = (home / "way" / "last").stat().st_gid

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of kept decisions: by machine, merged, whole; and none but Sluice's own is ever moved or written."""
+"""Tests the file of kept decisions: by machine, merged, whole; only Sluice's own files are moved or written."""
 
 from __future__ import annotations
 
@@ -98,11 +98,11 @@ def test_Take_RefusedByTheLibrary_MovedAsideWithAWord(tmp_path, capsys) -> None:
     said = capsys.readouterr().err
     assert "field nine is odd" in said and "training goes on" in said
     assert os.listdir(tmp_path).count("kept.json.damaged") == 1 and not path.exists()
-    assert decision_cache.take(str(path), HERE, refuse) == ""  # there is none: nobody is asked
+    assert decision_cache.take(str(path), HERE, refuse) == ""  # there is none: the library is not called
 
 
 def test_Take_LibraryFailsForAnotherReason_TheFileStays(tmp_path) -> None:
-    """A good file; what went wrong was not in it."""
+    """The file is valid; the error has another cause."""
     path = tmp_path / "kept.json"
     decision_cache.merge(str(path), HERE, [_answer(1, 64)])
     before = path.read_text()
@@ -150,7 +150,7 @@ STRANGE = {
 
 @pytest.mark.parametrize("what", STRANGE)
 def test_Strange_FileOfTheUsers_IsRefusedAndStays(tmp_path, capsys, what: str) -> None:
-    """A path may be mistyped: what lies there is neither moved nor written."""
+    """A path may be mistyped: an existing file is neither moved nor written."""
     path = tmp_path / "train.py"
     data = STRANGE[what].encode(errors="surrogateescape")
     path.write_bytes(data)
@@ -167,7 +167,7 @@ def test_Strange_FileOfTheUsers_IsRefusedAndStays(tmp_path, capsys, what: str) -
 
 @pytest.mark.parametrize("what", STRANGE)
 def test_Damaged_FileOfOurName_MovedAsideAndBegunAnew(tmp_path, capsys, what: str) -> None:
-    """What "decisions": true means: Sluice chose the name, so that it is no file of the user's."""
+    """With "decisions": true Sluice chooses the name, so the file is not the user's."""
     path = tmp_path / decision_cache.NAME
     data = STRANGE[what].encode(errors="surrogateescape")
     path.write_bytes(data)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of last decisions: nothing lost, nothing torn, damaged ones begun anew with a word; doctor shows it."""
+"""Tests the file of last decisions: no lost or partial writes; a damaged file is replaced with a warning; doctor."""
 
 from __future__ import annotations
 

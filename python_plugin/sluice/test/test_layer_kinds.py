@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layers run again and where all lie, under a budget: in virtual time, beside every partition and choice."""
+"""Tests which layers are recomputed, and the partition, under a budget: in virtual time, against all alternatives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXACT = MoveOptions(least_gain=0.002)
 
 
 def _drawn(draw: random.Random) -> tuple[Costs, Pipe]:
-    """Backwards of 0 to 4 times the forward, messages that may take longest, budgets from the least to plenty."""
+    """Draws backwards of 0 to 4 times the forward, messages that may take longest, budgets from minimal to large."""
     forward = [draw.uniform(1, 3) for _ in range(LAYERS)]
     frozen = draw.choice((0, 0, draw.randrange(6)))
     ratio = [0.0 if n < frozen else draw.uniform(0, 4) for n in range(LAYERS)]
@@ -39,7 +39,7 @@ def _drawn(draw: random.Random) -> tuple[Costs, Pipe]:
 
 
 def _stage_bytes(costs: Costs, pipe: Pipe, way: Way, stage: int) -> int:
-    """By the formula of sluice/stages.h, written a second time."""
+    """Computes the bytes by the formula of sluice/stages.h, in a second implementation."""
     begin, end = way.parts[stage : stage + 2]
     layers = range(begin, end)
     held = sum(costs.rerun[n] if n in way.rerun else costs.kept[n] for n in layers)
@@ -70,7 +70,7 @@ def _fits(costs: Costs, pipe: Pipe, way: Way) -> bool:
 
 
 def _exhaustive(costs: Costs, pipe: Pipe) -> float:
-    """The slowest stage of the best partition and choice; infinite: nothing fits."""
+    """Returns the slowest stage of the best partition and choice; infinite: nothing fits."""
     best: dict[tuple[int, int, int], float] = {}
     for stage in range(STAGES):
         for begin, end in itertools.combinations(range(LAYERS + 1), 2):
@@ -117,13 +117,13 @@ def _alike(count: int = 8, seconds: float = 3.0) -> Costs:
 
 
 def test_Decider_StageOverItsBudget_RunsLayersAgainBeforeItGivesAny() -> None:
-    """Four layers of a hundred bytes for each of two micro-batches, and two of them have to go: two run again."""
+    """Four layers save 100 bytes each for each of two micro-batches, and the budget has room for two: two run again."""
     pipe = Pipe(740, [2, 1], 8)
-    decider = KindDecider(Way((0, 4, 8), frozenset()), pipe, 1e-6)  # moving costs more than it brings
+    decider = KindDecider(Way((0, 4, 8), frozenset()), pipe, 1e-6)  # moving costs more than it gains
     look = decider.after_batch(_alike())
     assert (look.verdict, look.parts, len(look.recomputed)) == ("to_fit", (0, 4, 8), 2)
     assert _fits(_alike(), pipe, decider.way)
-    # Where no choice within the stages fits, layers go whatever it costs.
+    # If no choice within the stages fits, layers move at any cost.
     heavy = _alike()._replace(resident=[100] * 8, rerun=[90] * 8)
     pipe = Pipe(1420, [2, 1], 8)
     decider = KindDecider(Way((0, 6, 8), frozenset()), pipe, 1e-6)
@@ -189,8 +189,8 @@ def test_Decider_BytesThatFall_AreBelievedAfterSomeBatches() -> None:
 def test_Decider_FrozenOrCheapBackwards_NeverLeavesABestPartition(
     front: float, back: float, parts: tuple[int, ...], budget: int
 ) -> None:
-    """Twelve layers, frozen in front with and without gradients of their inputs, or with backwards of one and three
-    forwards: under a budget that says nothing, and under one in which layers run again at no cost in time."""
+    """Of twelve layers, the first are frozen with or without gradients of their inputs, or have backwards of one and
+    three forwards: under a budget without effect, and under one in which layers run again at no cost in time."""
     costs = _alike(12)._replace(seconds=[front] * 6 + [back] * 6, again=[0.0] * 12)
     pipe = Pipe(budget, [2, 1], 8)
     decider = KindDecider(Way(parts, frozenset()), pipe, FAST)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the package's functions make of a layer, a model, a wrapper, a list, and of anything else."""
+"""Tests what the package's functions find in a layer, a model, a wrapper, a list, and in anything else."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Context:
 
 
 class _Kept:
-    """What an adapter keeps of a layer."""
+    """A mock of an adapter's object for a layer."""
 
     def __init__(self, layer_id: int, context: Any) -> None:
         self.layer_id, self.context = layer_id, context
@@ -69,7 +69,7 @@ MODEL = torch.nn.Sequential(*LAYERS, torch.nn.Linear(1, 1))
 
 
 def _told(*layers: tuple[int, int], of: tuple[str, ...]) -> dict[str, Any]:
-    """What `sluice.stats` says, without `process`. layers: id, and place of the context; of: names of contexts."""
+    """Returns the expected `sluice.stats`, without `process`. layers: id and context's index; of: context names."""
     return {
         "layers": [{"layer_id": layer_id, "contexts": [place]} for layer_id, place in layers],
         "contexts": [{"ranks": [0, 1], "of": name, "peak_bytes": 9} for name in of],
@@ -81,14 +81,14 @@ SECOND = _told((1, 0), of=("one",))
 
 
 def _stats(given: Any, reset_peak: bool = False) -> dict[str, Any]:
-    """Without what the process has, which other tests change."""
+    """Returns `sluice.stats` without the numbers of the process, which other tests change."""
     found = sluice.stats(given, reset_peak)
     assert list(found) == ["layers", "contexts", "process"]
     return {name: found[name] for name in ("layers", "contexts")}
 
 
 class _Moe(torch.nn.Module):
-    """Named as DeepSpeed's MoE names its layer."""
+    """A module whose layer has the name of that in DeepSpeed's MoE."""
 
     def __init__(self, layer: torch.nn.Module) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def test_Manual_HasEveryNumberOfStats() -> None:
 
 
 def test_Given_CompiledModels_AreWhatIsInThem(monkeypatch) -> None:
-    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)  # else it returns what it was given
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)  # otherwise it returns its input
     compiled = torch.compile(_Moe(LAYERS[1]))
     assert type(compiled).__name__ == "OptimizedModule" and _stats(compiled) == SECOND
     assert _stats(torch.compile(MODEL)) == ALL
@@ -157,7 +157,7 @@ def test_Given_CompiledModels_AreWhatIsInThem(monkeypatch) -> None:
 def test_Given_AnythingElse_EachFunctionNamesIt(what: Any, words: str, tmp_path) -> None:
     path = tmp_path / "never.json"
     calls = [sluice.stats, sluice.decisions, lambda it: sluice.export_machine(it, path)]
-    if what is not None:  # to these it is all that runs
+    if what is not None:  # to these, None means everything that runs
         calls += [lambda it: sluice.export_decisions(path, of=it), lambda it: sluice.trace.stop(path, of=it)]
     for call in calls:
         with pytest.raises(InvalidArgument, match=words) as caught:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine that docs/tuning.md shows is one, and its table has every field that a machine may have."""
+"""Tests that the machine in docs/tuning.md is valid, and that its table has every field of a machine."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan of layers as Megatron's layout: letters, refusals, and the command that prints it."""
+"""Tests plans of layers in Megatron's layout: letters, refusals, and the command that prints it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of options: what is derived from it, and that a new option is one new row."""
+"""Tests the table of options: what is derived from it, and that a new option is one new row."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_Manual_HasTheTablesOfThePackage() -> None:
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__)
 def test_Table_ColumnsOfC_AreFieldsOfTheConfigAndHoldEveryValue(part: type) -> None:
-    """Every word that a section may have has a number, and the default of the table is the library's."""
+    """Every word of an option has a number, and the default of the table is the library's."""
     name = {"LayerOptions": "moe_config", "ContextOptions": "context_config", "TunerOptions": "tuner_config"}
     struct = load().new(name[part.__name__])
     untouched = {field: getattr(struct, field) for field, _ in options.c_fields(part).values()}
@@ -89,7 +89,7 @@ def test_Doctor_NamesEveryOptionThatIsSet() -> None:
     )
 
 
-# ---- a new option is a row, and a field of the C config that has it ----
+# ---- a new option is a row, and a field of the C config ----
 
 # The C config has this field, and the table does not: only hosts that split backwards set it.
 FIELD = "separate_wgrad"
@@ -99,13 +99,13 @@ ROW = f'''    {FIELD}: bool = option(
     )
 '''
 BEFORE = "    shared_memory_budget: int | None = internal("
-# And one of layers, which Python would use.
+# A row of layers, which Python would use.
 ROW_OF_LAYERS = """    tried: int | None = option(
         values.count, ANYONE, "it is tried here", "a number", "none", "of layers"
     )
 """
 BEFORE_OF_LAYERS = "    accumulate: str | None = option("
-# Where plans take it from a config.
+# The line in which plans read it from a config.
 OF_MODEL = ("    chunking: str | None = None\n", "    tried: int | None = None\n")
 PROGRAM = f'''
 import json, sys

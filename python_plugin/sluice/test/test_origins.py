@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where options may come from: the table is whole, and no form of a model's own config gets past it."""
+"""Tests the origins of options: the table is complete, and no form of a model's own config gets past it."""
 
 from __future__ import annotations
 
@@ -86,16 +86,16 @@ def test_Table_EveryKeyOfTheSection_HasARule() -> None:
 
 @pytest.mark.parametrize("key", [key for key, row in options.TABLE.items() if not row.parts])
 def test_Table_KeysThatTakeObjects_AreNamedWithTheirParts(key: str) -> None:
-    """An object under any other key would hold keys without a rule."""
+    """An object under any other key would have keys without a rule."""
     with pytest.raises(config.ConfigError):
         config.parse({key: {}})
 
 
 def test_Table_WhatAModelMaySay_GrowsOnlyHere() -> None:
-    """By an allow-list: a key that loads code, opens files, reaches the network or waits does not belong in it."""
+    """FOR_MODELS is an allow-list: keys that load code, open files, use the network or wait must not be in it."""
     assert {path for path, rule in options.PATHS.items() if options.MODEL in rule.may_come_from} == FOR_MODELS
-    # What a host cannot do is refused there, not ignored: an engine of DeepSpeed alone has stages, and one of
-    # transformers' no optimizer.
+    # A host refuses unsupported keys: only an engine of DeepSpeed has stages, and transformers' origins have no
+    # optimizer.
     narrow = {path for path, rule in options.PATHS.items() if not rule.may_come_from >= options.USER}
     assert narrow == OF_AN_ENGINE
     for path in narrow:
@@ -143,7 +143,7 @@ def test_Model_ItsOwnKeys_AreTaken() -> None:
 
 
 class Twofold(Mapping):
-    """Shows one section when it is first gone through, and another ever after."""
+    """A mapping with one section in the first iteration, and another afterwards."""
 
     def __init__(self, first: dict[str, Any], later: dict[str, Any]) -> None:
         self.sections = [first, later]
@@ -165,7 +165,7 @@ class Twofold(Mapping):
 
 
 class Quiet(dict):
-    """Does not show a key when it is gone through, and gives it when it is asked for."""
+    """A dict that hides a key in iterations, but returns it in lookups."""
 
     def items(self) -> Any:
         return {"chunks": 2}.items()
@@ -218,7 +218,7 @@ ODD = {
 @pytest.mark.parametrize("form", ODD)
 @pytest.mark.parametrize("over", [{}, {"gemm": "native", "tuner": {"mode": "adaptive"}}], ids=["alone", "under ours"])
 def test_Model_OddForms_DoNotGetThrough(form: str, over: dict[str, Any]) -> None:
-    """Nor where the user has said something else about the same key."""
+    """This also holds if the user has set the same key."""
     sluice.configure(**over)
     with pytest.raises(config.ConfigError):
         settings.effective(ODD[form], {})
@@ -231,7 +231,7 @@ def test_Model_SectionThatShowsOthersLater_CountsAsFirstSeen(section: Any) -> No
 
 
 def test_Model_SluiceSwitchedOff_IsNotRead() -> None:
-    """The way to run a stranger's model without asking for a change of it."""
+    """A user can run a third party's model in this way without changing it."""
     assert settings.effective(CODE, {"SLUICE": "0"}) is None
     with pytest.raises(config.ConfigError):
         settings.effective({**CODE, "enabled": False}, {})
@@ -245,7 +245,7 @@ def test_Precedence_EnvironmentThenConfigureThenModel() -> None:
     sluice.configure(chunks=3, wgrad_mode="deferred", tuner={"decisions": "kept.json"})
     found = settings.effective(model, {"SLUICE_OPTIONS": '{"chunks": 4}'})
     assert (found.chunks, found.wgrad_mode, found.deduplicate) == (4, "deferred", True)
-    assert found.tuner == config.TunerOptions(decisions="kept.json")  # objects count as a whole
+    assert found.tuner == config.TunerOptions(decisions="kept.json")  # an object is one value
     sluice.configure(chunks=None)
     assert settings.effective(model, {}).chunks is None  # the user leaves it to Sluice
     sluice.configure(enabled=False)
@@ -344,7 +344,7 @@ def test_Doors_EachAsksTheTable(door: str, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_ModelFile_OfTheTools_IsAModelsConfig(tmp_path: Path) -> None:
-    """`sluice tune --keep` would load what it names, and write where it says."""
+    """`sluice tune --keep` would load the named file, and write to the named path."""
     for section in ({"tuner": {"decisions": "train.py"}}, CODE):
         with pytest.raises(InvalidArgument, match="the model's own config"):
             _by_model_file(section, tmp_path)

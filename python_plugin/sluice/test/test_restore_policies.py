@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Restore policies in Python are those of the library that is loaded."""
+"""Tests that restore policies in Python are those of the loaded library."""
 
 import json
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice simulate --stages`: published bubbles, the best policy, budgets, and refusals that name the option."""
+"""Tests `sluice simulate --stages`: published bubbles, the best policy, budgets, and errors that name the option."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture
 def run(capsys):
-    """The command: (exit status, stdout, stderr)."""
+    """Runs the command, and returns (exit status, stdout, stderr)."""
 
     def call(text: str) -> tuple[int, str, str]:
         status = entry.main(["simulate", *text.split()])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The "sluice" section and SLUICE, without any host; the trace's file form; the launcher's command line."""
+"""Tests the "sluice" section and SLUICE without any host, the trace's file format, and the launcher's command line."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_Section_MisspeltKey_IsNamedWithTheNearest(wrong: str, right: str) -> No
         config.parse({wrong: 1})
 
 
-# What is wrong under a key, and the words of its error.
+# Wrong values of a key, and the words of the error.
 WRONG: list[tuple[str, Any, str]] = [
     *(("chunks", value, "") for value in (0, True, 2.0, "4")),
     *(("timeout", value, "") for value in (0, float("nan"), "30")),

@@ -30,7 +30,7 @@ def _row(step: device_step.Step) -> dict[str, Any]:
 
 
 def _differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """What a step may not differ in."""
+    """Returns the differences of a step from the table that are not allowed."""
     names = [name for name in wanted if name != "ms" and found[name] != wanted[name]]
     if abs(found["ms"] - wanted["ms"]) > NEAR * wanted["ms"]:
         names.append("ms")
@@ -86,7 +86,7 @@ def mixtral(prices) -> list[Any]:
     return device_step.record(device_step.SHAPES["mixtral"], 8, 1, prices)
 
 
-# What is planted once on each rank, before its first call of that kind in backward, and the count that shows it.
+# Calls that are planted once on each rank, before its first such call in backward, and the count that shows each.
 PLANTED = {
     "launch": ("launch", "launches"),
     "host wait": ("host_wait", "waits"),
@@ -112,7 +112,7 @@ def test_Step_PlantedCall_IsNoLongerTheTables(prices, table, mixtral, what: str)
                 continue
             planted = copy.deepcopy(next(e for e in mixtral if e[0] == kind and e[1] == rank))
             if kind == "messages":
-                planted[3] = -1  # on a communicator of its own
+                planted[3] = -1  # on a separate communicator
             events.append(planted)
             continue
         events.append(event)
@@ -144,7 +144,7 @@ def test_Step_TimesThatMoveByThreePercent_AreNoLongerTheTables(table) -> None:
     assert len(_differences({**wanted, "ms": wanted["ms"] * 0.97}, wanted)) == 1
 
 
-# ---- the clock, where the answer is known
+# ---- the clock in cases with a known result
 
 
 def _prices(prices: device_prices.Prices, **sections: Any) -> device_prices.Prices:
@@ -156,7 +156,7 @@ def _prices(prices: device_prices.Prices, **sections: Any) -> device_prices.Pric
 
 
 def _launch(rank: int, stream: int, units: int = 10**6, moved: int = 3_600_000_000) -> list[Any]:
-    """A move of rows that takes a millisecond, by its bytes, and fills the SMs unless it has few units."""
+    """Returns a move of rows whose bytes take a millisecond, and which fills the SMs unless it has few units."""
     return ["launch", rank, stream, "sluice_move_rows", units, 16, moved, 0]
 
 
@@ -201,7 +201,7 @@ def test_Clock_Headers_MeetOnTheHostsAlone(prices) -> None:
     # The second host comes a millisecond later; both have the header two milliseconds after that.
     late = [["header", 0], _launch(1, 0, units=8, moved=1), ["header", 1]]
     assert _seconds(slow, *late) == pytest.approx(3e-3, rel=1e-2)
-    # It does not wait for what the GPU still does.
+    # It does not wait for running work of the GPU.
     busy = [_launch(0, 0), ["header", 0], ["header", 1], short]
     assert _seconds(slow, *busy) == pytest.approx(4e-3, rel=1e-2)
     with pytest.raises(BadInput, match=r"ranks \[0\] wait for what nobody does"):

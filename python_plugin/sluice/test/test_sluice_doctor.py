@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice doctor --config`: what would be swapped or why not, with wrong keys by name."""
+"""Tests `sluice doctor --config`: what would be swapped or why not, with wrong keys by name."""
 
 import json
 import subprocess

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What --json prints: of every command one value that any parser reads, with the members that docs/tools.md lists."""
+"""Tests that --json of every command prints one valid JSON value, with the members that docs/tools.md lists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LAYER = "--model-width 64 --hidden-width 128 --experts 8 --top-k 2 --tokens 256 
 
 
 def _documented() -> dict[str, dict[str, set[str]]]:
-    """{command: {where: names}}; names in parentheses are not always there, and begin with "(" here."""
+    """Returns {command: {where: names}}; names in parentheses are optional, and begin with "(" here."""
     section = PAGE.read_text().split("## What `--json` prints", 1)[1].split("\n## ", 1)[0]
     found: dict[str, dict[str, set[str]]] = {}
     for command, where, names in re.findall(r"^\| `(\w+)` \| `([^`]+)` \| (.+) \|$", section, re.M):
@@ -39,7 +39,7 @@ def _printed(capsys, *words: str) -> dict[str, Any]:
 
 
 def _at(made: Any, where: str) -> list[dict[str, Any]]:
-    """The objects that `where` names: "$" the whole, "layers[].prediction" that of each layer."""
+    """Returns the objects that `where` names: "$" is the whole value, "layers[].prediction" that of each layer."""
     found = [made]
     for step in [] if where == "$" else where.split("."):
         name, many = step.removesuffix("[]"), step.endswith("[]")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line as a whole: what holds for every command."""
+"""Tests properties of the command line that hold for every command."""
 
 import os
 import signal

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice plan --optimizer` and `sluice simulate --optimizer`: bytes by tier, what fits, seconds by k, and refusals."""
+"""Tests `sluice plan --optimizer` and `sluice simulate --optimizer`: bytes by tier, what fits, seconds by k, errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BUCKET = 1 << 22
 
 @pytest.fixture
 def run(capsys):
-    """The command: (exit status, stdout, stderr)."""
+    """Runs the command, and returns (exit status, stdout, stderr)."""
 
     def call(*words: str, command: str = "plan") -> tuple[int, str, str]:
         status = entry.main([command, "--optimizer", *words])
@@ -50,7 +50,7 @@ def test_Optimizer_WithRates_PrintsSecondsForEachK(run) -> None:
     rows = [line.split() for line in out.splitlines()[-4:]]
     assert [row[0] for row in rows] == ["1", "2", "4", "inf"]
     seconds = [float(row[1]) for row in rows]
-    assert seconds == sorted(seconds)  # where a sum costs nothing by itself
+    assert seconds == sorted(seconds)  # a sum has no fixed cost
     assert f"a step takes {rows[0][1]} ms with k = 1" in out
     found = json.loads(run(*words, "--sum-buckets", "inf", "--json")[1])["prediction"]
     assert found["seconds"] == pytest.approx(found["parts"]["sum"] + found["parts"]["update"])
@@ -101,8 +101,8 @@ def test_Simulate_OverRanks_HasAColumnForEachK(run) -> None:
     head, *rows = out.splitlines()[2:5]
     assert [f"k = {k}" in head for k in ("1", "2", "4", "inf")] == [True] * 4
     small, large = ([float(word) for word in row.split()[2:6]] for row in rows)
-    assert small[0] > small[2]  # a sum takes a millisecond by itself, so small buckets are summed together
-    assert large[0] < large[3]  # and large ones beside the updates
+    assert small[0] > small[2]  # a sum has a fixed cost of a millisecond, so small buckets are summed together
+    assert large[0] < large[3]  # and large ones during the updates
     assert out.count("best: k = ") == 1
 
 

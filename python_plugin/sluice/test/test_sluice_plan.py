@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice plan`: machines, configs of hosts, choices with reasons, and refusals that name the field."""
+"""Tests `sluice plan`: machines, configs of hosts, choices with reasons, and errors that name the field."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_Choose_FixedPolicy_IsKept() -> None:
 
 
 def _budget_between(planner: Planner, work: Workload) -> int:
-    """Bytes that the fastest policy of all chunks has no room in, and the leanest much."""
+    """Returns a budget that is too small for the fastest policy of all chunks, and more than the smallest needs."""
     every = planner.choose(work.with_(memory_budget=1 << 50)).candidates
     least = min(c.total_bytes for c in every)
     return least + (next(c for c in every if c.verdict == "chosen").total_bytes - least) * 3 // 4
@@ -136,7 +136,7 @@ def test_Plan_ActivationOfAConfig_IsPriced(tmp_path, capsys) -> None:
         assert status == 0, err
         seconds[word] = json.loads(out)["layers"][0]["prediction"]["seconds"]
     assert seconds["relu"] == seconds["relu2"] < seconds["silu"]
-    assert seconds["quick_gelu"] == seconds["silu"]  # a word that says nothing
+    assert seconds["quick_gelu"] == seconds["silu"]  # it has no price of its own
 
 
 def test_Plan_WrongOption_IsNamedOnceAndAsItWasWritten(capsys) -> None:
@@ -311,7 +311,7 @@ def test_Config_MegatronScript_FlagsAreRead(tmp_path, capsys) -> None:
     path = tmp_path / "train.sh"
     path.write_text(SCRIPT)
     assert _read(path) == FROM_MEGATRON
-    path.write_text(SCRIPT.replace("SEQ=4096\n", ""))  # a variable that the script does not set: not said
+    path.write_text(SCRIPT.replace("SEQ=4096\n", ""))  # the script does not set a variable: the value is unknown
     words = ["--machine", "h200-8x8", "--ranks", "8", "--config", str(path)]
     status, _, err = run(capsys, *words)
     assert status == 2 and "micro-batch is 2: give --sequence-length or --tokens" in err
@@ -374,7 +374,7 @@ AUTO_EP = {"enabled": True, "autoep_size": 4, "preset_model": "mixtral"}
 
 
 def _with_auto_ep(tmp_path, config: dict[str, object], **section: object) -> model.Model:
-    """From a config of DeepSpeed whose section has these keys beside those above, and a model's."""
+    """Plans with a config of DeepSpeed whose section also has these keys, and with a model's config."""
     ours, theirs = tmp_path / "ds.json", tmp_path / "config.json"
     ours.write_text(json.dumps({"train_micro_batch_size_per_gpu": 2, "expert_parallel": {**AUTO_EP, **section}}))
     theirs.write_text(json.dumps(config))
@@ -432,7 +432,7 @@ def test_Config_DeepSpeed_GivesTokensAndBudget(tmp_path) -> None:
     got = model.with_tokens(model.Model(sequence_length=2048).over(model.read_config(str(path))))
     assert (got.tokens, got.dtype, got.memory_budget) == (8192, "bf16", 2 << 30)
     assert got.policy == ("redispatch", "recompute")
-    # What is missing is asked for when flags and other configs have been heard.
+    # Missing values are required only after flags and other configs were read.
     open_ = model.Model(1024, 4096, 8, 2).over(model.read_config(str(path)))
     with pytest.raises(BadInput, match="micro-batch is 4: give --sequence-length or --tokens"):
         model.complete(open_)
@@ -476,10 +476,10 @@ def test_Plan_BudgetBetweenPolicies_ShowsWhatKeepsPartOfItsChunks(tmp_path, caps
     layer = json.loads(run(capsys, *words, "--json")[1])["layers"][0]
     parts = [c for c in layer["candidates"] if c["choice"]["kept_chunks"]]
     assert parts and all(c["total_bytes"] <= budget and c["reason"] for c in parts)
-    for part in parts:  # what all chunks would take is refused beside it
+    for part in parts:  # the same policy for all chunks is refused
         whole = {**part["choice"], "kept_chunks": 0}
         assert [c["verdict"] for c in layer["candidates"] if c["choice"] == whole] == ["over budget"]
-    # A policy that is held fast is of all chunks.
+    # A fixed policy applies to all chunks.
     layer = json.loads(run(capsys, *words, "--policy", "S4", "--json")[1])["layers"][0]
     assert not [c for c in layer["candidates"] if c["choice"]["kept_chunks"]]
 
@@ -558,7 +558,7 @@ def test_Plan_DoesNotFit_SaysThatThereIsNoPicture(tmp_path, capsys) -> None:
 
 
 def test_Config_DeepSpeedOfATrainer_AutoIsNotSaid(tmp_path) -> None:
-    """transformers' Trainer fills "auto" in when it begins."""
+    """transformers' Trainer replaces "auto" when it starts."""
     path = tmp_path / "ds.json"
     auto = {"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
     path.write_text(json.dumps(auto))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded expert loads: two real ranks, joined, replayed; and files that cannot be joined."""
+"""Tests recorded expert loads: two real ranks, joined and replayed, and files that cannot be joined."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_Record_TwoRealRanks_CountEveryRouteOnce(tmp_path, capsys) -> None:
 
 
 def test_Join_CopiesOfExperts_AreSummed(tmp_path) -> None:
-    """Ranks 0, 1 and ranks 2, 3 hold the same four experts; the last step is not complete."""
+    """Ranks 0, 1 and ranks 2, 3 have the same four experts; the last step is not complete."""
     for rank, ranks in ((0, [0, 1]), (1, [0, 1]), (2, [2, 3]), (3, [2, 3])):
         rows = [[7, [1 + rank, 10]], [7, [0, 2]]]
         _write(tmp_path, rank, ranks, rows[: 1 if rank == 3 else 2])
@@ -57,7 +57,7 @@ def test_Join_CopiesOfExperts_AreSummed(tmp_path) -> None:
 
 
 def test_Record_TwoGroups_DoNotMix(tmp_path) -> None:
-    """A model with expert parallelism over two ranks and, in another layer, over this one alone."""
+    """The model has expert parallelism over two ranks in one layer, and over one rank in another."""
     program = """if True:
         import types
         from sluice import routing

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice simulate`: scaling in the limits where the answer is known, skew, replayed routing, speed, refusals."""
+"""Tests `sluice simulate`: scaling in limits with a known result, skew, replayed routing, speed, errors."""
 
 from __future__ import annotations
 

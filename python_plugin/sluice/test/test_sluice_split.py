@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice plan --split`: what is chosen, bytes within budgets, rates on shared ports, files, and refusals by name."""
+"""Tests `sluice plan --split`: choices, bytes within budgets, rates on shared ports, files, and errors with names."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice plan --stages`: problems in files, the table, and refusals that name the field."""
+"""Tests `sluice plan --stages`: problems in files, the table, and errors that name the field."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_Stages_MoeLayers_HavePlansAndSharesOfOneBudget(run, tmp_path) -> None:
         assert layer["moe"]["num_chunks"] >= 1 and layer["moe"]["policy"]
         assert 0 < layer["share_bytes"] < made["stages"][0]["bytes"]
     assert made["layers"][0]["moe"] is None and made["layers"][0]["share_bytes"] is None
-    path = tmp_path / "plan.json"  # for a host that gives MoE layers their plans alone
+    path = tmp_path / "plan.json"  # for a host that only gives MoE layers their plans
     path.write_text(json.dumps(free))
     found = stages_chosen.read_moe(str(path))
     assert [choice.tokens for choice in found] == [MOE["num_tokens"]] * 4
@@ -215,7 +215,7 @@ def test_Stages_FilesThatAreNone_AreRefusedByName(run, capsys) -> None:
 
 
 def test_Parse_Example_IsThatOfTheHelp(capsys) -> None:
-    """What --help prints is a problem that can be planned."""
+    """The problem in --help can be planned."""
     with pytest.raises(SystemExit):
         entry.main(["plan", "--stages=", "--help"])
     text = capsys.readouterr().out

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timelines: slots read off real schedules, pictures that hold every op, traces that parse."""
+"""Tests timelines: slots of real schedules, pictures that have every op, traces that parse."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_Occupancy_ReusedSlots_AreNoMoreThanTheRing() -> None:
 
 
 def test_Occupancy_HoldsEnd_WithTheirReleases() -> None:
-    """By the last of them; a slot that nothing releases is held to the end of the pass."""
+    """The last op that releases a slot ends its hold; an unreleased slot is held to the end of the pass."""
     prediction = _prediction("forward", "S3")  # rows of a chunk are released by their copy and by the first GEMM
     ops = prediction.schedule.data["ops"]
     ends = {
@@ -249,7 +249,7 @@ def test_Write_Png_HasTheSizeOfThePictureTwiceAndItsText(tmp_path) -> None:
 
 
 def _png(path, most):
-    """Width, height and the first rows of 8-bit RGBA, filters undone."""
+    """Returns width, height and the first rows of 8-bit RGBA, without filters."""
     data = path.read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     at, packed, head = 8, b"", b""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice trace`: schedules recognised, clocks aligned, every idle second accounted for, a real run of two ranks."""
+"""Tests `sluice trace`: identified schedules, aligned clocks, a reason for all idle time, a real run of two ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_Identify_RecordedPair_FindsItsSchedules(policy: str, options: dict) -> 
 
 @pytest.mark.parametrize("wgrad", ["deferred", "per_chunk"])
 def test_Identify_ChunksOutOfRows_FindsItsSchedules(wgrad: str) -> None:
-    """What layers of several ranks do by default."""
+    """Layers of several ranks run this schedule by default."""
     schedules = pair("none", wgrad=wgrad, chunks_by_experts=True)
     for one, schedule in zip(_passes(schedules), schedules):
         assert one.schedule is not None and one.schedule.data["chunks_by_experts"] == 1
@@ -287,7 +287,7 @@ def test_Outside_StepsOfTwoSeconds_AreWhatPassesLeave(tmp_path, capsys) -> None:
 
 
 def test_Outside_AnotherGroupsRingBeganLater_ItsStepsAreNotCounted() -> None:
-    """What the younger ring lost would count as outside."""
+    """Otherwise passes that the younger ring has lost would count as outside."""
     schedules = pair("none")
     first = passes.read_record(record(schedules * 4), "r")  # backwards end at 11, 13, 15 and 17 s
     other = passes.read_record(record(schedules * 2, late=3.5), "r")  # 13.5, 14.5, ...
@@ -303,7 +303,7 @@ def test_Outside_PassesThatOverlap_CountOnce() -> None:
 
 
 def test_Report_ClocksThatNothingTies_IsJsonAllTheSame(tmp_path, capsys) -> None:
-    """Each rank alone in its group, on machines of their own."""
+    """Each rank is alone in its group, on a separate machine."""
     for rank in (0, 1):
         data = record(pair("none") * 2, rank, boot=str(rank))
         data["contexts"][0]["ranks"] = [rank]
@@ -321,7 +321,7 @@ def test_Report_ClocksThatNothingTies_IsJsonAllTheSame(tmp_path, capsys) -> None
 
 
 def test_Report_ChunksThatCameBackInDifferentWays_ArePlanned(tmp_path, capsys) -> None:
-    """As under a budget that has room for two chunks of four."""
+    """A budget with room for two of four chunks gives such passes."""
     restores = ["keep", "keep", "redispatch", "redispatch"], ["keep", "keep", "recompute", "recompute"]
     both = [
         Schedule.build("forward", 4, *restores, under_plan=True),
@@ -352,7 +352,7 @@ def test_Report_RecordWithoutShapes_SaysWhyItIsNotPlanned(tmp_path, capsys) -> N
     ids=["S3", "default"],
 )
 def test_Trace_TwoRealRanks_AreRecordedAndExplained(tmp_path, policy: str, inputs: str, pre_activations: str) -> None:
-    """`none` is what a layer does when nothing is said: its chunks come out of rows."""
+    """`none` is the default of a layer: its chunks consist of rows."""
     pytest.importorskip("torch")
     arguments = [sys.executable, "-m", "sluice", "trace", "--json", "--steps", "2", "--out", str(tmp_path)]
     arguments += ["--machine", "a100-8x8-200g"]

@@ -54,7 +54,7 @@ def test_Panel_OfABatch_HasItsMessagesAsArrowsAndItsBubble() -> None:
     assert bubble(events) == pytest.approx(1 - 50 / 106)
     picture = svg([panel("both", events)], "a batch")
     assert picture.count('class="message"') == 2 and "stage 1" in picture and 'text-anchor="middle"' in picture
-    assert arrows(events[:2]) == []  # what reads it is not there
+    assert arrows(events[:2]) == []  # the op that reads it is missing
 
 
 def test_Command_RecordedPipeline_IsReportedBesideThePrediction(tmp_path, capsys) -> None:

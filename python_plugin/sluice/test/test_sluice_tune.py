@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice tune`: a short calibration alone and of two ranks, a machine that `sluice plan` takes, refusals."""
+"""Tests `sluice tune`: a short calibration of one rank and of two, a machine for `sluice plan`, errors."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_Tune_Keep_ATrainingRunBeginsWithTheDecision(tmp_path) -> None:
         and answers == kept["answers"]
         and answers[-1]["rows"] == 128
     )
-    # To a number that no run begins with by itself, so that it can come from the file alone.
+    # Sets a number that is no run's initial value, so that it can only come from the file.
     answers[-1]["num_chunks"] = 3
     decision_cache.merge(kept["path"], words_of_machine, answers)
     done = subprocess.run([*launcher(), str(HERE / "decision_cache_rank.py"), kept["path"]], **run)
@@ -206,14 +206,14 @@ def test_Plan_CachedMachine_IsTheOneMeasuredForSuchLayers(tmp_path, monkeypatch,
     capsys.readouterr()
     assert plan_command.main(["--machine", "cached", *model]) == 0
     assert "calibrated at 1 ranks over none, f32, M 64, H 128" in capsys.readouterr().out
-    # As the config of a run says it; the nearest width serves.
+    # Uses the widths of a run's config; the nearest calibrated width is taken.
     (tmp_path / "ds.json").write_text(json.dumps({"sluice": {"tuner": {"calibrate": True}}}))
     model[model.index("64")] = "512"
     assert plan_command.main(["--config", str(tmp_path / "ds.json"), *model]) == 0
     assert "calibrated at 1 ranks over none, f32, M 96, H 128" in capsys.readouterr().out
     assert plan_command.main(model) == 2
     assert "--machine is missing" in capsys.readouterr().err
-    # What another version left there is no machine, and is said.
+    # A file of another version is no machine, and is reported.
     for path in tmp_path.glob("machine-*.json"):
         path.write_text(path.read_text().replace(cached.FORM, "sluice cache 1", 1))
     assert plan_command.main(["--machine", "cached", *model]) == 2

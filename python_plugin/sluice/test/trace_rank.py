@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of a tiny training, for tests of the tools: two layers, no framework. Arguments: steps, chunks, policy."""
+"""Runs a rank of a tiny training for tests of the tools: two layers, no framework. Arguments: steps, chunks, policy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T, M, H, E, K = 256, 64, 256, 4, 2
 
 
 def main() -> list[MoeLayer]:
-    """Forward and backward of both layers, `steps` times; the layers, which live as long as the process."""
+    """Runs forward and backward of both layers `steps` times; returns the layers, which must live until the exit."""
     steps, chunks, policy = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
@@ -27,7 +27,7 @@ def main() -> list[MoeLayer]:
     trace.register(context)
     options = dict(model_width=M, hidden_width=H, num_experts=E, top_k=K, chunks=chunks)
     options["activation"] = "silu"
-    options["wgrad_mode"] = "deferred"  # open, it would be tried both ways, and each way is a row of its own
+    options["wgrad_mode"] = "deferred"  # otherwise the tuner tries both modes, and each has its own row
     layers = [MoeLayer(context, MoeConfig(layer_id=index, **options, policy=SETS[policy])) for index in range(2)]
     params = [
         [{"w1": torch.randn(H, M).requires_grad_(), "w2": torch.randn(M, H).requires_grad_()} for _ in range(count)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of a pipeline whose stages sleep, for tests of `sluice trace`. Argument: batches."""
+"""Runs a rank of a pipeline whose stages sleep, for tests of `sluice trace`. Argument: batches."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sluice.adapters.torch import Edge, EpGroup, Pipeline, PipelineConfig
 
 
 class Sleeper:
-    """Forward 4 ms, backward 8."""
+    """A stage whose forward takes 4 ms, and its backward 8."""
 
     def load(self, micro_batch: int) -> None:
-        """Nothing is to be loaded."""
+        """Loads nothing."""
 
     def forward(self, micro_batch: int, given: Edge | None) -> Edge | None:
         time.sleep(0.004)

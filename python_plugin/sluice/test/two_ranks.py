@@ -13,18 +13,18 @@ from pathlib import Path
 
 
 def launcher() -> list[str]:
-    """What stands before a script and its arguments."""
+    """Returns the command before a script and its arguments."""
     return [sys.executable, str(Path(__file__).resolve())]
 
 
 def torchrun(folder: Path) -> list[str]:
-    """The same with torch's own launcher; its logs go below `folder`, since those in /tmp would stay there."""
+    """Returns the same for torch's own launcher; its logs go below `folder`, since those in /tmp would stay there."""
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return [*words, "--log-dir", str(folder / "elastic")]
 
 
 def _run(rank: int, port: int, words: list[str]) -> None:
-    """In a rank: what importing torch does last, and then the script."""
+    """Runs the last part of torch's import in a rank, and then the script."""
     import torch
 
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
@@ -41,7 +41,7 @@ def _run(rank: int, port: int, words: list[str]) -> None:
 
 
 def _main() -> None:
-    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # the ranks do it
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # the ranks load it
     import torch.distributed as dist
 
     del os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"]
@@ -53,7 +53,7 @@ def _main() -> None:
             _run(rank, int(os.read(reading, 8)), sys.argv[1:])
             return
         ranks.append(pid)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # its threads come after the forks
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # its threads start after the forks
     for _, writing in ports:
         os.write(writing, str(store.port).encode())
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]

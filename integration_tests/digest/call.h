@@ -24,7 +24,7 @@ enum { PLAN_NONE, PLAN_OWN, PLAN_BUDGET };
 enum { API_LAYER, API_PARTS };
 enum { OWNERS_EVEN, OWNERS_UNEVEN, OWNERS_SCATTERED };
 
-/* A policy for all chunks, or one for each. */
+/* One policy for all chunks, or one for each. */
 typedef struct policies_s {
   int32_t count; /* 1, or that of the chunks */
   int32_t of[CALL_MAX_CHUNKS];
@@ -52,8 +52,8 @@ typedef struct call_s {
   int32_t owners, drop_every, hot, same_every, seed;
 } call_t;
 
-/* 1, or 0 with the reason: an unknown field, a value that it does not take. Lines that hold no call, only a comment,
- * are for the caller to leave out. */
+/* Returns 1, or 0 with the reason: an unknown field, a wrong value. The caller must leave out lines without a call,
+ * which only have a comment. */
 int call_parse(const char* line, call_t* out, char* why, size_t why_bytes);
 wanted_t call_wanted(const call_t* call);
 int32_t call_owner(const call_t* call, int32_t expert);

@@ -85,7 +85,7 @@ def sluice_cc_library(name, srcs = None, hdrs = None, copts = [], linkopts = [],
 
 
 def sluice_cc_folder(name, private = [], exclude = [], **kwargs):
-    """The library of all sources and headers of a folder; nobody else includes the headers in `private`."""
+    """The library of all sources and headers of a folder; no other folder includes the headers in `private`."""
     sluice_cc_library(
         name = name,
         srcs = native.glob(["*.c"], exclude = exclude) + private,

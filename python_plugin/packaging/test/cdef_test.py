@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The declarations that cffi gets from C headers."""
+"""Tests the declarations for cffi that are made from C headers."""
 
 import os
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel in each Python that it says it runs in: every module imports, the library loads and runs, torch trains.
+"""Tests the wheel in each supported Python: every module imports, the library loads and runs, torch trains.
 
 Torch for other Pythons than this one is several GB each: third_party/setup/interpreters.sh installs it.
 """
@@ -19,7 +19,7 @@ import training
 PACKAGING = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ROOT = os.path.dirname(os.path.dirname(PACKAGING))
 VERSIONS = ["3.9", "3.10", "3.11", "3.12", "3.13"]
-# Without a host: what belongs to one imports it.
+# Imports all modules that need no host.
 PROGRAM = """
 import importlib, pkgutil, sluice, sys
 from sluice import _library
@@ -37,7 +37,7 @@ print(len(names), sluice.__version__, "{}.{}".format(*sys.version_info))
 
 
 def interpreter(version):
-    """On PATH, or of pyenv; itself a real one, since a shim of pyenv is there for versions that are not."""
+    """Returns an interpreter on PATH or of pyenv, but no shim, since pyenv has shims for versions not installed."""
     pattern = os.path.join(os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv")), "versions", f"{version}.*")
     places = [shutil.which(f"python{version}"), *sorted(glob.glob(os.path.join(pattern, "bin", "python")))]
     for path in filter(None, places):
@@ -48,7 +48,7 @@ def interpreter(version):
 
 
 def with_torch(version):
-    """A Python of that version that has torch; None: it has none."""
+    """Returns a Python of that version that has torch, or None."""
     if version == "{}.{}".format(*sys.version_info):
         return sys.executable
     path = os.path.join(ROOT, f".venv-python{version}")
@@ -56,14 +56,14 @@ def with_torch(version):
 
 
 def release(python):
-    """Of its torch."""
+    """Returns the version of its torch."""
     done = subprocess.run([python, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True)
     return done.stdout.strip().partition("+")[0]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """With an adapter for each release of torch that these Pythons have."""
+    """Makes a wheel with an adapter for each release of torch in these Pythons."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, os.path.join(PACKAGING, "install.py"), "--wheel-dir", str(folder), "--no-install"]
     others = {release(python): python for python in map(with_torch, VERSIONS) if python is not None}
@@ -105,7 +105,7 @@ def test_Wheel_InThisPythonWithTorch_TrainsWithoutACompiler(wheel, version, tmp_
 
 
 def newer(text):
-    """Lines that Python 3.9 reads but does not run: unions of types outside of annotations, `zip(strict=)`."""
+    """Returns lines that Python 3.9 parses but cannot run: unions of types outside of annotations, `zip(strict=)`."""
     tree, annotations = ast.parse(text), set()
     for node in ast.walk(tree):
         for found in (getattr(node, "annotation", None), getattr(node, "returns", None)):
@@ -119,7 +119,7 @@ def newer(text):
 
 
 def test_Package_RunsNothingNewerThanItsOldestPython():
-    """Of adapters too, whose hosts are not there for every Python."""
+    """The test includes adapters, whose hosts do not exist for every Python."""
     paths = [path for folder in ("adapters", "python_plugin/sluice") for path in sources(folder)]
     assert len(paths) > 100
     found = {}

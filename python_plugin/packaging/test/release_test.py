@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command that makes a release: what it refuses, how it goes on after an interruption, and that its bits repeat."""
+"""Tests the command that makes a release: what it refuses, how it resumes, and that its bits repeat."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ ABOUT = {"version": "2.13.0+cpu", "name": "torch.whl", "sha256": "0" * 64, "lice
 
 @pytest.fixture
 def committed(monkeypatch):
-    """This checkout as if it had no changes, since tests run before a commit too."""
+    """Makes this checkout look unchanged, since tests also run before a commit."""
     commit = release.git("rev-parse", "HEAD")
     monkeypatch.setattr(release, "clean_commit", lambda: commit)
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "")  # set by the release; restored after the test
@@ -35,7 +35,7 @@ def committed(monkeypatch):
 
 
 def verify(folder):
-    """The names in SHA256SUMS, after sha256sum has checked them."""
+    """Returns the names in SHA256SUMS after sha256sum has checked them."""
     done = subprocess.run(
         ["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=folder, capture_output=True, text=True
     )
@@ -148,7 +148,7 @@ def test_Bill_IsOneByTheSchema_AndNamesFilesAndTorches(tmp_path):
 
 
 def code(path, folder):
-    """The sections that run, and the symbols asked for. The linker may export end markers (`_end`)."""
+    """Returns the executable sections, and the required symbols. The linker may export end markers (`_end`)."""
     sections = {}
     for name in (".text", ".rodata", ".data", ".plt"):
         libraries.run("objcopy", "-O", "binary", f"--only-section={name}", path, str(folder / "section"))
@@ -163,7 +163,7 @@ def test_Adapter_OfTheCpuBuildAndOfTheCudaBuild_AreTheSameCode(tmp_path):
     top = tmp_path / "stage"
     install.stage(str(top), install.build_libraries(str(tmp_path / "lib")), VERSION)
     made = []
-    # `===2.13.0` is that name to the letter, by which PyPI has the CUDA build.
+    # `===2.13.0` matches exactly this name, which is the CUDA build on PyPI.
     builds = [torch_wheels.fetch(version, str(tmp_path)) for version in ("2.13.0+cpu", "=2.13.0")]
     for number, build in enumerate(builds):
         abi = torch_wheels.cxx11_abi(build)
@@ -175,7 +175,7 @@ def test_Adapter_OfTheCpuBuildAndOfTheCudaBuild_AreTheSameCode(tmp_path):
         with open(f"{path}.stamp") as stamp:
             said = {name: value for name, value in json.load(stamp).items() if name != "sha256"}
         made.append((said, code(path, tmp_path)))
-        os.remove(path)  # else the next build takes the one that the package has
+        os.remove(path)  # otherwise the next build takes the package's own
         assert os.listdir(tmp_path / f"cache{number}")
     cpu, cuda = (torch_wheels.about(build) for build in builds)
     assert cpu["cuda"] is None and cuda["cuda"] is not None and cpu["git_version"] == cuda["git_version"]

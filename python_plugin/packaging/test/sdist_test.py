@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source package: it has the same bits each time, and a wheel can be made of it where there is no checkout."""
+"""Tests that the source package has the same bits each time, and that a wheel can be made from it alone."""
 
 import importlib.metadata
 import os
@@ -45,7 +45,7 @@ def test_Sdist_IsOneAsPipKnowsIt(sdist):
 @pytest.mark.full  # bazel compiles the library once more
 @pytest.mark.timeout(3000)
 def test_Wheel_MadeOfTheSdist_HasTheBitsOfTheCheckouts(sdist, tmp_path):
-    """In a fresh environment with cffi and nothing else, so both are wheels without an adapter."""
+    """The environment has only cffi, so both are wheels without an adapter."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True, env=environment)
     pip = [tmp_path / "venv/bin/python", "-m", "pip", "--disable-pip-version-check"]

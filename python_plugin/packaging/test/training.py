@@ -9,7 +9,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def run(python, wheel, folder):
-    """What it printed: Python, torch, adapter, sluice."""
+    """Runs it, and returns its output: Python, torch, adapter, sluice."""
     unpacked = folder / "unpacked"
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
     command += ["--no-index", "--no-compile", "--target", str(unpacked), str(wheel)]

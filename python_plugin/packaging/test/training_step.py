@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run by a Python with torch and an unpacked wheel: a few training steps over a process group, without a compiler."""
+"""Trains a few steps over a process group, in a Python with torch and an unpacked wheel, without a compiler."""
 
 import os
 import sys

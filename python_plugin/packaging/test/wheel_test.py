@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel: its tag is true, its libraries are stripped, and it has the same bits each time."""
+"""Tests that the wheel's tag is true, its libraries are stripped, and its bits are the same each time."""
 
 import base64
 import hashlib
@@ -20,11 +20,11 @@ sys.path[:0] = [os.path.join(ROOT, "capi", "packaging"), os.path.dirname(os.path
 import elf  # noqa: E402
 import training  # noqa: E402
 
-WHEEL_BYTES = 9 << 19  # images of CUDA kernels take 2 MiB; with what debuggers read it takes twice that
+WHEEL_BYTES = 9 << 19  # images of CUDA kernels take 2 MiB; with debug information it takes twice that
 ADAPTER = "_torch_{}.so".format(torch.__version__.partition("+")[0].replace(".", "_"))
 PROGRAM = "sluice-dry-step"  # of `sluice simulate --device`
 GLIBCXX_CAPACITY = (3, 4, 29)  # the C++ library that manylinux_2_34 stands for: GCC 11's
-# What the adapter and the MPI plugin meet in the process that opens them, and a wheel must never carry.
+# Libraries that the adapter and the MPI plugin use from the process, and that the wheel must not contain.
 HOSTS = frozenset({"libtorch_cpu.so", "libc10.so", "libmpi.so.*"})
 
 
@@ -111,7 +111,7 @@ def test_Wheel_Record_NamesEveryFile(wheel):
 
 
 def audited(wheel, without):
-    """The tag that auditwheel finds true, leaving out these libraries."""
+    """Returns the tag that auditwheel computes without these libraries."""
     libc, architecture = get_wheel_libc(wheel.name), get_wheel_architecture(wheel.name)
     options = {"disable_isa_ext_check": False, "allow_graft": True}
     found = analyze_wheel_abi(libc, architecture, wheel, without, **options)

@@ -8,19 +8,19 @@ from typing import Any
 
 
 def waits(module: Any) -> bool:
-    """False: DeepSpeed's layers are swapped when the engine is made, and have numbers from then on."""
+    """Returns False: DeepSpeed's layers are swapped when the engine is made, and have numbers from then on."""
     return False
 
 
 def need_not_have_run(given: Any) -> bool:
-    """Whether `given` is a pipeline stage without MoE layers; other stages of the model may have some."""
+    """Returns whether `given` is a pipeline stage without MoE layers; other stages of the model may have some."""
     if _is_a(given, "deepspeed.runtime.engine", "DeepSpeedEngine"):
         return vars(given).get("sluice") is not None and need_not_have_run(given.module)
     return _is_a(given, "deepspeed.runtime.pipe.module", "PipelineModule") and _num_layers(given) == 0
 
 
 def why(given: Any) -> str:
-    """Why no layer of `given` runs on Sluice; "": `given` has nothing of DeepSpeed's."""
+    """Returns why no layer of `given` runs on Sluice; "": `given` has nothing of DeepSpeed."""
     count = _num_layers(given)
     is_engine = _is_a(given, "deepspeed.runtime.engine", "DeepSpeedEngine")
     if count == 0:
@@ -45,7 +45,7 @@ def _why_of_engine(engine: Any) -> str:
 
 
 def _num_layers(module: Any) -> int:
-    """The number of MoE layers of both kinds that DeepSpeed has."""
+    """Returns the number of MoE layers of DeepSpeed's both kinds."""
     return sum(
         _is_a(child, "deepspeed.moe.sharded_moe", "MOELayer") or type(child).__name__ == "AutoEPMoELayer"
         for child in module.modules()
@@ -53,6 +53,6 @@ def _num_layers(module: Any) -> int:
 
 
 def _is_a(given: Any, module: str, name: str) -> bool:
-    """Whether `given` is an instance of a class of DeepSpeed. False if the module of the class was never imported."""
+    """Returns whether `given` is an instance of a DeepSpeed class. False if its module was never imported."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(given, kind)

@@ -55,7 +55,7 @@ SELECTOR = "auto"
 FAKE_LIBRARIES = "//capi/test/cuda:libfake_gpu.so"
 # Tests of the C ABI that include a folder of the engine, or a higher one, but are not next to it.
 ASKING = {
-    ("capi/test/nth/nth_file_call_test.c", "calibrate"),  # whose files are written while calls of the C ABI fail
+    ("capi/test/nth/nth_file_call_test.c", "calibrate"),  # it writes calibrate's files while calls of the C ABI fail
     (
         "capi/test/layer/schedule_test.c",
         "cost",

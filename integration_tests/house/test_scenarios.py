@@ -52,7 +52,7 @@ def test_Scenarios_Simulated_BestPairsDifferAndAdaptiveIsNeverSlower(simulated):
     assert found["budget"]["best fixed"]["most"] > 1.05  # small batches fit policies that large ones do not
     assert found["kept"]["split"]["mean"] > 1.01 and found["kept"]["unsplit"]["mean"] > 1.03
     for name, (held, of) in found["hypotheses"].items():
-        assert of >= 15 and held >= 0.9 * of, name  # of the schedule in virtual time, which no closed form made
+        assert of >= 15 and held >= 0.9 * of, name  # for the schedule in virtual time, without closed forms
 
 
 def test_Scenarios_BudgetPairs_FitTheLargestBatchAndTheListsPairFitsAll():

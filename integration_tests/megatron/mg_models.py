@@ -304,7 +304,7 @@ def train_both(
     first = stock.parameters()
     wanted = stock.train(steps)
     mine = Host(ep, how, options, **changes)
-    before = sluice.stats(mine.model)["contexts"][-1]  # of a context that models of earlier tests had, too
+    before = sluice.stats(mine.model)["contexts"][-1]  # earlier tests' models may have used this context
     found = mine.train(steps)
     stats = sluice.stats(mine.model)
     total = stats["contexts"][-1]

@@ -98,7 +98,7 @@ def test_Checkpoint_KeptQuantisedAndSaved_HasTheSameBytes(
     assert how["quant_method"] == ("mxfp4" if kind == "gpt_oss" else "fp8")
     with torch.no_grad():
         assert torch.equal(load(tmp_path)(input_ids=IDS).logits, before)
-    if kind == "gpt_oss":  # as transformers reads it alone
+    if kind == "gpt_oss":  # transformers can also read it by itself
         stock = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, experts_implementation="sluice",
                                                      attn_implementation="eager")  # fmt: skip
         with torch.no_grad():

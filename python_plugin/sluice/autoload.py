@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs the import hooks. Every `import torch` calls it (entry point `torch.backends`, sluice_autoload.py).
+"""Installs the import hooks. Every `import torch` runs `load` (entry point `torch.backends`, sluice_autoload.py).
 
 This module must import nothing heavy, never import a host, and never raise: an exception here would make `import torch`
 fail. It only installs a finder: after the import of `deepspeed.runtime.engine` one of its methods is wrapped, and after

@@ -20,7 +20,7 @@ for argument in "$@"; do
   esac
 done
 
-# What git tracks or would track, so that build outputs and .venv never count.
+# Files that git tracks or would track: no build outputs and no .venv.
 files() {
   local file prefix
   while IFS= read -r -d '' file; do

@@ -60,7 +60,7 @@ def test_Split_EveryPlan_StaysInTheBudgetAndTheFrontierIsPareto(run) -> None:
     for each in found:
         beaten = any(o["seconds"] <= each["seconds"] and o["bytes"] < each["bytes"] for o in found)
         assert each["on_frontier"] == (not beaten), each
-    for each in found:  # of a pipeline every cut sends the output of one layer for each micro-batch
+    for each in found:  # every cut of a pipeline sends one layer's output per micro-batch
         sent = each["micro_batches"] * each["micro_batch"] << 20
         assert each["message_bytes"] == [sent] * (each["pipeline"] - 1) + [0]
 

@@ -34,7 +34,7 @@ def test_Identify_RecordedPair_FindsItsSchedules(policy: str, options: dict) -> 
     schedules = pair(policy, **options)
     found = _passes(schedules, costs=SLOW_COPIES)
     for one, schedule in zip(found, schedules):
-        # Where flags change nothing, another one with equal ops and waits is as good.
+        # If flags change nothing, any schedule with equal ops and waits is accepted.
         assert [op["waits_for"] for op in one.schedule.data["ops"]] == [op["waits_for"] for op in schedule.data["ops"]]
         assert one.schedule.data["restore_input"] == schedule.data["restore_input"]
         assert one.schedule.data["restore_pre_activation"] == schedule.data["restore_pre_activation"]

@@ -248,7 +248,7 @@ WRONG_BY_CHUNK: list[tuple[Any, dict[str, Any], str]] = [
     (
         None,
         {"input": ["keep", "offload"]},
-        '"policy.input" names 2 chunks, and "chunks" is adaptive: write "chunks": 2',
+        '"policy.input" names 2 chunks, and "chunks" is adaptive: also write "chunks": 2',
     ),
     (
         "adaptive",

@@ -22,6 +22,7 @@ CASES = {
     "ep": Case("transformers' expert parallelism against all_to_all", ROOM + "hosts.ep"),
     "megatron": Case("layers of Megatron-Core", ROOM + "hosts.megatron_layer"),
     "autoep": Case("layers of DeepSpeed's AutoEP", ROOM + "hosts.autoep_layer"),
+    "stock": Case("the model of stock layers: what it counts and predicts, measured", ROOM + "hosts.stock"),
     "two_levels": Case("a layer deduplicated by node, by rank, and as the tuner chooses", ROOM + "turns.two_levels"),
     "overlap": Case("the overlap reached, of what is possible", ROOM + "turns.overlap"),
     "overhead": Case("what tuning costs a run of 10,000 steps", ROOM + "turns.overhead"),

@@ -12,7 +12,7 @@
  * multiplied. Where B lies row by row in f32 (input gradients) the first tile over a panel reads it in place and leaves
  * it packed for the others: no pass of its own. The last block of a GEMM asks for the first of the next one.
  * GEMMs of so few rows that packing B would cost more than multiplying by it go another way, where a set has one
- * (native_thin.inc.h). Threads share the panels of a whole list (native_runs.h).
+ * (native_thin.inc.h, native_packed.inc.h). Threads share the panels of a whole list (native_runs.h).
  *
  * A weight packed in 4 or 8 bits is decoded where panels are packed, a few rows at a time, so that the panels, and with
  * them the bits of C, are those of the decoded weight.
@@ -64,6 +64,8 @@ enum { FEW_TILES = 3 };
 enum { PIECE_RUN = 1024 };
 
 enum { GROUP = 16, PAGE = 4096 };
+/* Blocks of k begin where blocks of a packed weight may, and pairs. */
+enum { DEPTH_UNIT = SLUICE_PACKED_LEAST_COLS };
 
 typedef struct sluice_gemm_native_s {
   sluice_gemm_t base;
@@ -106,7 +108,7 @@ static blocks_t cut(const sluice_native_kernels_t* kernels, const sluice_gemm_fo
   if (f->trans_b) recipe = f->m > MANY_ROWS ? &along_many : &along_few;
   const int64_t each = (int64_t)sizeof(float);
   const int64_t unit = kernels->unit;
-  b.depth = sluice_round_up(sluice_ceil_div(f->k, sluice_ceil_div(f->k, recipe->depth * unit)), GROUP * unit);
+  b.depth = sluice_round_up(sluice_ceil_div(f->k, sluice_ceil_div(f->k, recipe->depth * unit)), DEPTH_UNIT);
   const int64_t steps = b.depth / unit;
   b.rows = sluice_ceil_div(f->m, sluice_ceil_div(f->m, recipe->a_bytes / each / steps));
   b.cols = sluice_max(recipe->b_bytes / each / steps / kernels->width, 1) * kernels->width;
@@ -213,6 +215,16 @@ static void pack_decoded_columns(const work_t* w, const sluice_gemm_form_t* f, i
   }
 }
 
+/* pack_b where B is packed along k and the set decodes while it packs. */
+static void pack_codes(const work_t* w, const sluice_gemm_form_t* f, int64_t k0, int64_t depth, int64_t j0,
+                       int64_t cols) {
+  const int64_t width = w->kernels->width;
+  for (int64_t j = 0; j < cols; j += GROUP) {
+    float* out = w->b + j / width * width * depth + j % width;
+    w->kernels->pack_codes_along(f, w->dtype_ab, j0 + j, sluice_min(cols - j, GROUP), k0, depth, out, width);
+  }
+}
+
 /* Aims at B [k0 ..][j0 ..], to be asked for within `steps` calls of SLUICE_NATIVE_STEP. */
 static sluice_native_prefetch_t aim(const work_t* w, const sluice_gemm_form_t* f, int64_t k0, int64_t depth, int64_t j0,
                                     int64_t cols, int64_t steps) {
@@ -234,6 +246,10 @@ typedef struct place_s { /* a block of C */
 static void pack_b(const work_t* w, const sluice_gemm_form_t* f, const place_t* p) {
   if (f->packed.format == SLUICE_PACKED_NO) {
     pack_plain_b(w, f, p->k0, p->depth, p->j0, p->cols);
+  } else if (w->kernels->pack_codes_across != NULL && f->trans_b) {
+    pack_codes(w, f, p->k0, p->depth, p->j0, p->cols);
+  } else if (w->kernels->pack_codes_across != NULL) {
+    w->kernels->pack_codes_across(f, w->dtype_ab, p->k0, p->depth, p->j0, p->cols, w->b);
   } else if (f->trans_b) {
     pack_decoded_rows(w, f, p->k0, p->depth, p->j0, p->cols);
   } else {

@@ -135,6 +135,7 @@ INLINE void store_exact(const int32_t dtype, void* at, vf x) {
   _mm_storeu_si128(at, _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1)));
 }
 
+/* The codes are in the lowest bits of the dwords; with 4 bits there are others above them. */
 INLINE codes_t lanes_of_codes(const int32_t format, const uint8_t* at, int64_t left) {
   const int is_nibbles = format == SLUICE_PACKED_MXFP4 || format == SLUICE_PACKED_INT4;
   if (is_nibbles) {
@@ -145,7 +146,7 @@ INLINE codes_t lanes_of_codes(const int32_t format, const uint8_t* at, int64_t l
       memcpy(&eight, at, (size_t)(left + 1) / 2);
     }
     const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
-    return _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32((int)eight), shifts), _mm256_set1_epi32(15));
+    return _mm256_srlv_epi32(_mm256_set1_epi32((int)eight), shifts);
   }
   uint64_t eight = 0;
   if (left >= LANES) {
@@ -156,14 +157,10 @@ INLINE codes_t lanes_of_codes(const int32_t format, const uint8_t* at, int64_t l
   return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)eight));
 }
 
+/* Whatever is above the codes. */
 INLINE vf values_of(const int32_t format, codes_t codes) {
-  if (format == SLUICE_PACKED_INT4) {
-    const __m256i sign = _mm256_set1_epi32(8);
-    return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_xor_si256(codes, sign), sign));
-  }
-  if (format == SLUICE_PACKED_INT8) {
-    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(codes, 24), 24));
-  }
+  if (format == SLUICE_PACKED_INT4) return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(codes, 28), 28));
+  if (format == SLUICE_PACKED_INT8) return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(codes, 24), 24));
   const __m256i low = _mm256_and_si256(codes, _mm256_set1_epi32(0x7f));
   const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(codes, _mm256_set1_epi32(0x80)), 8);
   const __m256i wide = _mm256_or_si256(_mm256_slli_epi32(low, 7), sign);
@@ -360,7 +357,75 @@ static void any_tile(const sluice_native_tile_t* tile, sluice_native_prefetch_t*
   }
 }
 
-#include "backend/gemm/native/native_avx2_thin.inc.h"
+/* ---- packed weights without their decoded rows ------------------------------------------------------------------ */
+
+#define FEW_ROWS(X) X(1, 4, 8) X(2, 2, 4) X(3, 1, 2) X(4, 1, 2)
+
+INLINE int few_rows(int64_t m) { return m <= 4 ? (int)m : 0; }
+
+/* 16 bytes of a row; bytes past `left` are zeros and are not read. */
+INLINE __m128 bytes_of(const uint8_t* at, int64_t left) {
+  if (left >= 16) return _mm_loadu_ps((const float*)(const void*)at);
+  uint8_t few[16] = {0};
+  if (left > 0) memcpy(few, at, (size_t)left);
+  return _mm_loadu_ps((const float*)(const void*)few);
+}
+
+INLINE void transposed_words(const uint8_t* const* at, int64_t from, int64_t left, codes_t* words) {
+  for (int64_t part = 0; part < 64 && part < left; part += 16, words += 4) {
+    vf r[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      r[i] = joined(bytes_of(at[i] + from + part, left - part), bytes_of(at[i + 4] + from + part, left - part));
+    }
+    transpose_4(r);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) words[i] = _mm256_castps_si256(r[i]);
+  }
+}
+
+INLINE vf word_values(const int32_t format, codes_t word) {
+  if (format != SLUICE_PACKED_MXFP4) return values_of(format, word);
+  return look_up(format, _mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6), word);
+}
+
+INLINE codes_t word_shifted(codes_t word, int bits) { return _mm256_srl_epi32(word, _mm_cvtsi32_si128(bits)); }
+INLINE vf vf_of_bits(codes_t bits) { return _mm256_castsi256_ps(bits); }
+INLINE vf upper_of(codes_t word) { return _mm256_castsi256_ps(_mm256_slli_epi32(word, 16)); }
+INLINE void vf_storeu(float* at, vf x) { _mm256_storeu_ps(at, x); }
+
+INLINE vf e8m0_of(codes_t word) {
+  const __m256i code = _mm256_and_si256(word, _mm256_set1_epi32(255));
+  const __m256i bits = _mm256_max_epu32(_mm256_slli_epi32(code, 23), _mm256_set1_epi32(1 << 22));
+  const __m256i nan = _mm256_cmpeq_epi32(code, _mm256_set1_epi32(255));
+  return _mm256_castsi256_ps(_mm256_or_si256(bits, _mm256_and_si256(nan, _mm256_set1_epi32(1 << 22))));
+}
+
+INLINE void store_first(int32_t dtype, char* at, int64_t count, vf x) {
+  if (count >= LANES) {
+    store(dtype, at, 1, x);
+    return;
+  }
+  if (count <= 0) return;
+  char out[LANES * FLOAT_BYTES];
+  store(dtype, out, 1, x);
+  memcpy(at, out, (size_t)count * (dtype == SLUICE_DTYPE_F32 ? 4 : 2));
+}
+
+#include "backend/gemm/native/native_packed.inc.h"
+
+static int thin_takes(const sluice_gemm_form_t* f, int32_t dtype_c) {
+  (void)dtype_c;
+  return packed_takes(f);
+}
+
+static void thin_gemm(const sluice_gemm_form_t* f, int32_t dtype, int32_t dtype_c, float beta, int64_t from, int64_t to,
+                      float* room, const sluice_gemm_form_t* next, int64_t next_from) {
+  (void)next, (void)next_from;
+  packed_gemm(f, dtype, dtype_c, beta, from, to, room);
+}
+
+static const sluice_native_thin_t thin = {.takes = thin_takes, .room = packed_room, .problem = thin_gemm};
 
 static const sluice_native_kernels_t kernels = {
     .name = "avx2",
@@ -371,6 +436,8 @@ static const sluice_native_kernels_t kernels = {
     .pack_rows = pack_rows,
     .pack_columns = pack_columns,
     .decode = decode,
+    .pack_codes_along = pack_codes_along,
+    .pack_codes_across = pack_codes_across,
     .thin = &thin,
 };
 

@@ -7,6 +7,7 @@
 #if defined(__x86_64__)
 
 #include <immintrin.h>
+#include <string.h>
 
 #include "backend/base/dtype.h"
 
@@ -100,8 +101,61 @@ INLINE vf thin_unpack(const int32_t format, int32_t dtype, const packed_row_t* r
   return decode_row(format, dtype, row, k, left);
 }
 
+/* ---- packed weights without their decoded rows ------------------------------------------------------------------ */
+
+#define FEW_ROWS(X) X(1, 4, 8) X(2, 4, 8) X(4, 2, 4) X(8, 2, 2)
+
+INLINE int few_rows(int64_t m) { return m <= 2 ? (int)m : m <= 4 ? 4 : m <= 8 ? 8 : 0; }
+
+INLINE void transposed_words(const uint8_t* const* at, int64_t from, int64_t left, codes_t* words) {
+  const __mmask64 bytes = left >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << left) - 1;
+  vf r[LANES];
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES; ++i) r[i] = _mm512_castsi512_ps(_mm512_maskz_loadu_epi8(bytes, at[i] + from));
+  transpose(r);
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES; ++i) words[i] = _mm512_castps_si512(r[i]);
+}
+
+INLINE vf word_values(const int32_t format, codes_t word) {
+  return HAS_TABLE(format) ? look_up(format, unscaled_table(format), word) : values_of(format, word);
+}
+
+INLINE codes_t word_shifted(codes_t word, int bits) { return _mm512_srl_epi32(word, _mm_cvtsi32_si128(bits)); }
+INLINE vf vf_of_bits(codes_t bits) { return _mm512_castsi512_ps(bits); }
+INLINE vf upper_of(codes_t word) { return _mm512_castsi512_ps(_mm512_slli_epi32(word, 16)); }
+INLINE void vf_storeu(float* at, vf x) { _mm512_storeu_ps(at, x); }
+
+INLINE vf e8m0_of(codes_t word) {
+  const __m512i code = _mm512_and_epi32(word, _mm512_set1_epi32(255));
+  const __m512i bits = _mm512_max_epu32(_mm512_slli_epi32(code, 23), _mm512_set1_epi32(1 << 22));
+  const __mmask16 nan = _mm512_cmpeq_epi32_mask(code, _mm512_set1_epi32(255));
+  return _mm512_castsi512_ps(_mm512_mask_or_epi32(bits, nan, bits, _mm512_set1_epi32(1 << 22)));
+}
+
+INLINE vf load_first(int32_t dtype, const char* at, int64_t count) { return load(dtype, at, first_lanes(count)); }
+INLINE void store_first(int32_t dtype, char* at, int64_t count, vf x) { store(dtype, at, first_lanes(count), x); }
+
+#include "backend/gemm/native/native_packed.inc.h"
+
+/* ---- few rows ---------------------------------------------------------------------------------------------------- */
+
 #define THIN_BF16_ALONE 0
 #include "backend/gemm/native/native_thin.inc.h"
+
+static int few_takes(const sluice_gemm_form_t* f, int32_t dtype_c) { return packed_takes(f) || thin_takes(f, dtype_c); }
+static int64_t few_room(const sluice_gemm_form_t* f) { return packed_takes(f) ? packed_room(f) : thin_room(f); }
+
+static void few_gemm(const sluice_gemm_form_t* f, int32_t dtype, int32_t dtype_c, float beta, int64_t from, int64_t to,
+                     float* room, const sluice_gemm_form_t* next, int64_t next_from) {
+  if (packed_takes(f)) {
+    packed_gemm(f, dtype, dtype_c, beta, from, to, room);
+  } else {
+    thin_gemm(f, dtype, dtype_c, beta, from, to, room, next, next_from);
+  }
+}
+
+static const sluice_native_thin_t few = {.takes = few_takes, .room = few_room, .problem = few_gemm};
 
 static const sluice_native_kernels_t kernels = {
     .name = "avx512",
@@ -112,7 +166,9 @@ static const sluice_native_kernels_t kernels = {
     .pack_rows = pack_rows,
     .pack_columns = pack_columns,
     .decode = decode,
-    .thin = &thin,
+    .pack_codes_along = pack_codes_along,
+    .pack_codes_across = pack_codes_across,
+    .thin = &few,
 };
 
 #if defined(__clang__)

@@ -102,6 +102,8 @@ INLINE vf thin_unpack(const int32_t format, int32_t dtype, const packed_row_t* r
 #define THIN_BF16_ALONE 1
 #include "backend/gemm/native/native_thin.inc.h"
 
+static const sluice_native_thin_t thin = {.takes = thin_takes, .room = thin_room, .problem = thin_gemm};
+
 static const sluice_native_kernels_t pairs = {
     .name = "avx512_bf16",
     .max_rows = MAX_ROWS,

@@ -78,6 +78,14 @@ typedef struct sluice_native_kernels_s {
   /* sluice_packed_decode of at most SLUICE_NATIVE_COLS columns that begin with a multiple of 16, to f32, bf16 or f16,
    * to the same bits. Up to 15 elements past `count` may be written. */
   sluice_packed_decode_fn_t decode;
+  /* NULL: through `decode`. Else as pack_rows, of rows [row, row + count) of a B that is packed along k, from k0 on,
+   * which is a multiple of SLUICE_PACKED_LEAST_COLS. out_ld is at least 16; lanes past `count` may have any values. */
+  void (*pack_codes_along)(const sluice_gemm_form_t* form, int32_t dtype, int64_t row, int64_t count, int64_t k0,
+                           int64_t depth, float* out, int64_t out_ld);
+  /* B [k0 ..][j0 ..] that is packed row by row as panels of [depth][width], with zeros after the last column. j0 is a
+   * multiple of `width`. */
+  void (*pack_codes_across)(const sluice_gemm_form_t* form, int32_t dtype, int64_t k0, int64_t depth, int64_t j0,
+                            int64_t cols, float* out);
   const sluice_native_bf16_t* bf16;            /* NULL: as the other dtypes */
   const sluice_native_thin_t* thin;            /* NULL: as GEMMs of many rows */
   const struct sluice_native_kernels_s* pairs; /* what GEMMs of bf16 go by instead of this table, or NULL */

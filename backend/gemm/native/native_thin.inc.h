@@ -229,5 +229,3 @@ static void thin_gemm(const sluice_gemm_form_t* f, int32_t dtype, int32_t dtype_
     }
   }
 }
-
-static const sluice_native_thin_t thin = {.takes = thin_takes, .room = thin_room, .problem = thin_gemm};

@@ -114,10 +114,18 @@ INLINE void store_exact(const int32_t dtype, void* at, vf x) {
 /* Of 4 bits the codes are in the lowest bits of the dwords, with others above them. */
 INLINE codes_t lanes_of_codes(const int32_t format, const uint8_t* at, int64_t left) {
   if (format == SLUICE_PACKED_MXFP4 || format == SLUICE_PACKED_INT4) {
+    const __m512i shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    if (left >= LANES) { /* by broadcasts from memory, which leave the port of permutations to the table */
+      uint32_t low, high;
+      memcpy(&low, at, sizeof low);
+      memcpy(&high, at + sizeof low, sizeof high);
+      const __m512i both = _mm512_mask_set1_epi32(_mm512_set1_epi32((int)low), 0xff00, (int)high);
+      return _mm512_srlv_epi32(both, shifts);
+    }
     const __m128i bytes = _mm_maskz_loadu_epi8((__mmask16)(first_lanes((left + 1) / 2) & 0xff), at);
     const __m512i dwords = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1),
                                                     _mm512_castsi128_si512(bytes));
-    return _mm512_srlv_epi32(dwords, _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28));
+    return _mm512_srlv_epi32(dwords, shifts);
   }
   return _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(first_lanes(left), at));
 }
@@ -134,11 +142,15 @@ INLINE vf values_of(const int32_t format, codes_t codes) {
   return _mm512_castsi512_ps(_mm512_mask_mov_epi32(_mm512_castps_si512(x), nan, _mm512_set1_epi32(0x7fc00000)));
 }
 
-/* Of all 16 codes. */
-INLINE vf table_of(const int32_t format, const int32_t dtype, vf scale) {
+/* What all 16 codes stand for. */
+INLINE vf unscaled_table(const int32_t format) {
   const vf mxfp4 = _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6);
   const vf int4 = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
-  return rounded(dtype, _mm512_mul_ps(format == SLUICE_PACKED_MXFP4 ? mxfp4 : int4, scale));
+  return format == SLUICE_PACKED_MXFP4 ? mxfp4 : int4;
+}
+
+INLINE vf table_of(const int32_t format, const int32_t dtype, vf scale) {
+  return rounded(dtype, _mm512_mul_ps(unscaled_table(format), scale));
 }
 
 INLINE vf look_up(const int32_t format, vf table, codes_t codes) {

@@ -2,6 +2,9 @@
 #include "backend/moe/ops/low_rank.h"
 
 #include <string.h>
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
 
 #include "backend/base/dtype.h"
 #include "backend/base/hash.h"
@@ -87,62 +90,85 @@ static int is_direct(const sluice_pass_t* pass, const sluice_tensor_t* t) {
 
 /* Row-major copies of the matrices of `experts` neighbours, of any strides, `each` bytes apart. PEFT's B [out, r * E]
  * has the values of an expert E elements apart and those of its neighbours between them: whoever copies one expert
- * reads a line of memory for each value, and the next expert reads the same lines. GROUP values at a time, which the
- * compiler converts with vector instructions. */
-enum { GROUP = 16 };
+ * reads a line of memory for each value, and the next expert reads the same lines. */
+enum { MOST_NEIGHBOURS = 16, QUAD = 4, STAGED = 64 };
+
+/* out[e][k] = data[k * stride + e] for k < count; rows of out are out_ld apart. */
+static void turn(const float* data, int64_t stride, int64_t count, int32_t experts, float* out, int64_t out_ld) {
+  int32_t e = 0;
+#if defined(__SSE__)
+  for (; e + QUAD <= experts && count % QUAD == 0; e += QUAD) {
+    float* to = out + e * out_ld;
+    const float* from = data + e;
+    for (int64_t k = 0; k < count; k += QUAD, from += QUAD * stride) {
+      __m128 a = _mm_loadu_ps(from), b = _mm_loadu_ps(from + stride), c = _mm_loadu_ps(from + 2 * stride),
+             d = _mm_loadu_ps(from + 3 * stride);
+      _MM_TRANSPOSE4_PS(a, b, c, d);
+      _mm_storeu_ps(to + k, a);
+      _mm_storeu_ps(to + out_ld + k, b);
+      _mm_storeu_ps(to + 2 * out_ld + k, c);
+      _mm_storeu_ps(to + 3 * out_ld + k, d);
+    }
+  }
+#endif
+  for (; e < experts; ++e) {
+    for (int64_t k = 0; k < count; ++k) out[e * out_ld + k] = data[k * stride + e];
+  }
+}
+
+/* Of factors in f32, for a layer in f32 or 16 bits, STAGED values of each expert at a time. */
+static void copy_f32(int32_t dtype, const sluice_tensor_t* t, int32_t experts, char* to, uint64_t each) {
+  const sluice_kernels_t* kernels = sluice_cpu_kernels();
+  const int64_t row_stride = sluice_tensor_stride(t, 0), col_stride = sluice_tensor_stride(t, 1);
+  const int64_t element = (int64_t)sluice_dtype_bytes(dtype), ld = (int64_t)each / element;
+  int64_t rows = t->shape[0], columns = t->shape[1];
+  if (row_stride == columns * col_stride) columns *= rows, rows = 1;
+  for (int64_t i = 0; i < rows; ++i, to += columns * element) {
+    const float* row = (const float*)sluice_tensor_data(t) + i * row_stride;
+    if (dtype != SLUICE_DTYPE_F32 && col_stride == 1 && experts == 1) {
+      kernels->round_rows(NULL, dtype, 1, columns, row, 0, to, columns);
+      continue;
+    }
+    for (int64_t j = 0; j < columns; j += STAGED) {
+      const int64_t count = sluice_min(columns - j, STAGED);
+      float staged[MOST_NEIGHBOURS * STAGED];
+      char* out = to + j * element;
+      if (dtype == SLUICE_DTYPE_F32) {
+        turn(row + j * col_stride, col_stride, count, experts, (float*)(void*)out, ld);
+        continue;
+      }
+      turn(row + j * col_stride, col_stride, count, experts, staged, count);
+      kernels->round_rows(NULL, dtype, experts, count, staged, 0, out, ld);
+    }
+  }
+}
+
 /* NOLINTBEGIN(bugprone-macro-parentheses): types */
-#define COPY(name, from_t, to_t, convert)                                                           \
-  static void name(const sluice_tensor_t* t, int32_t experts, char* to, uint64_t each) {            \
-    const int64_t row_stride = sluice_tensor_stride(t, 0), col_stride = sluice_tensor_stride(t, 1); \
-    const int64_t columns = t->shape[1];                                                            \
-    const from_t* row = sluice_tensor_data(t);                                                      \
-    for (int64_t i = 0; i < t->shape[0]; ++i, row += row_stride) {                                  \
-      for (int64_t j = 0; j < columns; j += GROUP) {                                                \
-        const int64_t width = sluice_min(columns - j, GROUP);                                       \
-        char* out = to + (uint64_t)(i * columns + j) * sizeof(to_t);                                \
-        for (int32_t e = 0; e < experts; ++e, out += each) {                                        \
-          const from_t* data = row + j * col_stride + e;                                            \
-          from_t values[GROUP] = {0};                                                               \
-          to_t converted[GROUP];                                                                    \
-          if (width < GROUP) {                                                                      \
-            for (int64_t k = 0; k < width; ++k) values[k] = data[k * col_stride];                   \
-          } else if (col_stride == 1) {                                                             \
-            memcpy(values, data, sizeof values);                                                    \
-          } else {                                                                                  \
-            for (int k = 0; k < GROUP; ++k) values[k] = data[k * col_stride];                       \
-          }                                                                                         \
-          for (int k = 0; k < GROUP; ++k) converted[k] = convert(values[k]);                        \
-          if (width < GROUP) {                                                                      \
-            memcpy(out, converted, (size_t)width * sizeof(to_t));                                   \
-          } else {                                                                                  \
-            memcpy(out, converted, sizeof converted);                                               \
-          }                                                                                         \
-        }                                                                                           \
-      }                                                                                             \
-    }                                                                                               \
+#define COPY(name, from_t, to_t)                                                                                      \
+  static void name(const sluice_tensor_t* t, int32_t experts, char* to, uint64_t each) {                              \
+    const int64_t row_stride = sluice_tensor_stride(t, 0), col_stride = sluice_tensor_stride(t, 1);                   \
+    const from_t* row = sluice_tensor_data(t);                                                                        \
+    for (int64_t i = 0; i < t->shape[0]; ++i, row += row_stride, to += (uint64_t)t->shape[1] * sizeof(to_t)) {        \
+      for (int64_t j = 0; j < t->shape[1]; ++j) {                                                                     \
+        for (int32_t e = 0; e < experts; ++e) ((to_t*)(void*)(to + (uint64_t)e * each))[j] = row[j * col_stride + e]; \
+      }                                                                                                               \
+    }                                                                                                                 \
   }
 /* NOLINTEND(bugprone-macro-parentheses) */
 
-COPY(copy_16, uint16_t, uint16_t, )
-COPY(copy_32, uint32_t, uint32_t, )
-COPY(copy_64, uint64_t, uint64_t, )
-COPY(copy_to_bf16, float, uint16_t, sluice_f32_to_bf16)
-COPY(copy_to_f16, float, uint16_t, sluice_f32_to_f16)
-COPY(copy_to_f64, float, double, (double))
+COPY(copy_16, uint16_t, uint16_t)
+COPY(copy_64, double, double)
+COPY(copy_to_f64, float, double)
 
 /* Row-major, of the layer's dtype. The factors have that dtype, or are f32. */
 static void pack(int32_t dtype, const sluice_tensor_t* t, int32_t experts, char* to, uint64_t each) {
-  if (sluice_tensor_dtype(t) == dtype) {
-    switch (sluice_dtype_bytes(dtype)) {
-      case 2: copy_16(t, experts, to, each); return;
-      case 4: copy_32(t, experts, to, each); return;
-      default: copy_64(t, experts, to, each); return;
-    }
-  }
-  switch (dtype) {
-    case SLUICE_DTYPE_BF16: copy_to_bf16(t, experts, to, each); return;
-    case SLUICE_DTYPE_F16: copy_to_f16(t, experts, to, each); return;
-    default: copy_to_f64(t, experts, to, each);
+  const int is_f32 = sluice_tensor_dtype(t) == SLUICE_DTYPE_F32;
+  if (dtype == SLUICE_DTYPE_F64) {
+    (is_f32 ? copy_to_f64 : copy_64)(t, experts, to, each);
+  } else if (is_f32) {
+    copy_f32(dtype, t, experts, to, each);
+  } else {
+    copy_16(t, experts, to, each);
   }
 }
 
@@ -186,7 +212,7 @@ static sluice_status_t factor(list_t* list, const sluice_tensor_t* all, const sl
   if (found == NULL || local < found->first || local >= found->first + found->count) {
     if (found == NULL) found = spare;
     const uint64_t each = sluice_align_up(lower == NULL ? half : 2 * half);
-    const int64_t most = sluice_min((int64_t)(pass->adapter_bytes / (uint64_t)list->kinds / each), GROUP);
+    const int64_t most = sluice_min((int64_t)(pass->adapter_bytes / (uint64_t)list->kinds / each), MOST_NEIGHBOURS);
     const int32_t count = neighbours(pass, all, lower, local, most);
     if (list->used + (uint64_t)count * each > pass->adapter_bytes) {
       SLUICE_TRY(run(list));

@@ -16,7 +16,7 @@
 #include "backend/plan/plan.h"
 #include "backend/tune/search/search.h"
 #include "backend/tune/search/search_answers.h"
-#include "backend/tune/tuner_sizes.h"
+#include "backend/tune/tuner_work.h"
 
 #define FORM      3 /* 1 had no policies: it is still read, with a log line; 2 named them differently */
 #define WHAT      "decisions"

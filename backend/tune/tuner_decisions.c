@@ -7,7 +7,7 @@
 #include "backend/model/restore.h"
 #include "backend/model/words.h"
 #include "backend/plan/plan.h"
-#include "backend/tune/tuner_sizes.h"
+#include "backend/tune/tuner_work.h"
 
 /* The form of exchanges, as far as it was chosen. */
 static const char* words_of_form(const sluice_decision_t* d, int32_t form) {

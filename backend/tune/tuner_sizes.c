@@ -6,6 +6,7 @@
 #include "backend/moe/layer/layer.h"
 #include "backend/tune/search/search.h"
 #include "backend/tune/tuner_strategy.h"
+#include "backend/tune/tuner_work.h"
 
 #define MEAN_OVER 8     /* batches */
 #define BUCKET    1.19f /* of the search, 2^(1/4) */
@@ -27,16 +28,6 @@ double sluice_tuner_note_rows(sluice_tuner_table_t* table, int64_t num_tokens, i
 int64_t sluice_tuner_rows_of(const sluice_tuner_table_t* table, int64_t num_tokens) {
   const double skew = (double)table->skews[size_of(table, num_tokens)].held;
   return llround((double)num_tokens * table->work.top_k * (skew > 0 ? skew : table->work.skew));
-}
-
-int32_t sluice_tuner_deduplication_of(const sluice_workload_t* work, int32_t form) {
-  if (form == SLUICE_FORM_TWO_LEVELS) return SLUICE_DEDUPLICATE_NODES;
-  return form == SLUICE_FORM_COPIES ? SLUICE_DEDUPLICATE_RANKS : work->deduplicate;
-}
-
-int32_t sluice_tuner_form_of(const sluice_workload_t* work, int32_t deduplicate, int32_t is_grouped) {
-  if (deduplicate == work->deduplicate) return is_grouped ? SLUICE_FORM_GROUPED : SLUICE_FORM_PLAIN;
-  return deduplicate == SLUICE_DEDUPLICATE_NODES ? SLUICE_FORM_TWO_LEVELS : SLUICE_FORM_COPIES;
 }
 
 sluice_pass_choice_t sluice_tuner_choice_of(const sluice_tuner_table_t* table, int32_t pick, int32_t form) {

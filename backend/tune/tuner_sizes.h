@@ -12,11 +12,6 @@ double sluice_tuner_note_rows(sluice_tuner_table_t* table, int64_t num_tokens, i
 /* The rows that a forward with this many tokens counts as: with the skew of its size, or else of the last batch. */
 int64_t sluice_tuner_rows_of(const sluice_tuner_table_t* table, int64_t num_tokens);
 
-/* The SLUICE_DEDUPLICATE_* of passes in a form, and the form of passes that send this. The plain form sends what `work`
- * says. */
-int32_t sluice_tuner_deduplication_of(const sluice_workload_t* work, int32_t form);
-int32_t sluice_tuner_form_of(const sluice_workload_t* work, int32_t deduplicate, int32_t is_grouped);
-
 /* A candidate of the table, in this form. */
 sluice_pass_choice_t sluice_tuner_choice_of(const sluice_tuner_table_t* table, int32_t pick, int32_t form);
 

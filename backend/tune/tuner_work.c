@@ -29,3 +29,13 @@ int sluice_tuner_may_predict(const sluice_tuner_t* tuner, const sluice_moe_t* mo
   if (!tuner->has_machine || moe->shape.config.callback_experts) return 0; /* the time of a host's expert is unknown */
   return sluice_machine_check_for(&tuner->machine, moe->shape.config.dtype, moe->context->world_size) == SLUICE_OK;
 }
+
+int32_t sluice_tuner_deduplication_of(const sluice_workload_t* work, int32_t form) {
+  if (form == SLUICE_FORM_TWO_LEVELS) return SLUICE_DEDUPLICATE_NODES;
+  return form == SLUICE_FORM_COPIES ? SLUICE_DEDUPLICATE_RANKS : work->deduplicate;
+}
+
+int32_t sluice_tuner_form_of(const sluice_workload_t* work, int32_t deduplicate, int32_t is_grouped) {
+  if (deduplicate == work->deduplicate) return is_grouped ? SLUICE_FORM_GROUPED : SLUICE_FORM_PLAIN;
+  return deduplicate == SLUICE_DEDUPLICATE_NODES ? SLUICE_FORM_TWO_LEVELS : SLUICE_FORM_COPIES;
+}

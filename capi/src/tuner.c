@@ -8,7 +8,7 @@
 #include "backend/base/structs.h"
 #include "backend/tune/decisions_json.h"
 #include "backend/tune/tuner.h"
-#include "backend/tune/tuner_sizes.h"
+#include "backend/tune/tuner_work.h"
 #include "capi/src/planner.h"
 
 void sluice_tuner_config_init(sluice_tuner_config_t* out_config, size_t struct_size) {

@@ -117,8 +117,8 @@ static void turn(const float* data, int64_t stride, int64_t count, int32_t exper
 }
 
 /* Of factors in f32, for a layer in f32 or 16 bits, STAGED values of each expert at a time. */
-static void copy_f32(int32_t dtype, const sluice_tensor_t* t, int32_t experts, char* to, uint64_t each) {
-  const sluice_kernels_t* kernels = sluice_cpu_kernels();
+static void copy_f32(const sluice_kernels_t* kernels, int32_t dtype, const sluice_tensor_t* t, int32_t experts,
+                     char* to, uint64_t each) {
   const int64_t row_stride = sluice_tensor_stride(t, 0), col_stride = sluice_tensor_stride(t, 1);
   const int64_t element = (int64_t)sluice_dtype_bytes(dtype), ld = (int64_t)each / element;
   int64_t rows = t->shape[0], columns = t->shape[1];
@@ -161,12 +161,13 @@ COPY(copy_64, double, double)
 COPY(copy_to_f64, float, double)
 
 /* Row-major, of the layer's dtype. The factors have that dtype, or are f32. */
-static void pack(int32_t dtype, const sluice_tensor_t* t, int32_t experts, char* to, uint64_t each) {
+static void pack(const sluice_pass_t* pass, const sluice_tensor_t* t, int32_t experts, char* to, uint64_t each) {
+  const int32_t dtype = pass->moe->shape.config.dtype;
   const int is_f32 = sluice_tensor_dtype(t) == SLUICE_DTYPE_F32;
   if (dtype == SLUICE_DTYPE_F64) {
     (is_f32 ? copy_to_f64 : copy_64)(t, experts, to, each);
   } else if (is_f32) {
-    copy_f32(dtype, t, experts, to, each);
+    copy_f32(pass->context->device->kernels, dtype, t, experts, to, each);
   } else {
     copy_16(t, experts, to, each);
   }
@@ -221,8 +222,8 @@ static sluice_status_t factor(list_t* list, const sluice_tensor_t* all, const sl
     }
     *found = (packed_t){all, local, count, each, pass->adapters + list->used};
     list->used += (uint64_t)count * each;
-    pack(dtype, t, count, found->data, each);
-    if (lower != NULL) pack(dtype, &lower[local], count, found->data + half, each);
+    pack(pass, t, count, found->data, each);
+    if (lower != NULL) pack(pass, &lower[local], count, found->data + half, each);
   }
   *out = (sluice_matrix_t){found->data + (uint64_t)(local - found->first) * found->each, t->shape[1], 1};
   return SLUICE_OK;

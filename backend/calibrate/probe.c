@@ -171,8 +171,10 @@ static sluice_status_t run_launches(sluice_bench_t* b, int64_t jobs) {
 
 static sluice_status_t copy(sluice_bench_t* b, int is_in, uint64_t bytes, sluice_stream_t stream) {
   sluice_device_t* device = b->context->device;
-  if (sluice_bench_on_device_memory(b)) /* what lies in `send` does not matter to an exchange in flight */
-    return device->memory->copy(device, stream, is_in ? b->send : b->copied, is_in ? b->copied : b->send, bytes);
+  if (sluice_bench_on_device_memory(b)) {
+    char* apart = b->send + SLUICE_BENCH_BYTES / 2; /* exchanges in flight may read the first half */
+    return device->memory->copy(device, stream, is_in ? apart : b->copied, is_in ? b->copied : b->send, bytes);
+  }
   memcpy(b->copied, b->send, bytes); /* host memory has no direction, and another thread may be sending from `send` */
   return SLUICE_OK;
 }

@@ -22,7 +22,7 @@ enum {
   SLUICE_PROBE_HOT_EXCHANGE,  /* all ranks send to the first one, and no other rank receives anything */
   SLUICE_PROBE_TWO_EXCHANGES, /* concurrent: the second is almost empty, as in a backward op */
   SLUICE_PROBE_LAUNCH,
-  SLUICE_PROBE_COPY_IN, /* from host memory */
+  SLUICE_PROBE_COPY_IN, /* from host memory, at most SLUICE_BENCH_BYTES / 2 */
   SLUICE_PROBE_KINDS
 };
 

@@ -233,7 +233,7 @@ class LiveLayers:
         moving_layers.put_in_force(engine, voyage.parts, built, arrived, optimizer, kept)
         for trip in here:
             totals.update(zip(trip.cut.parameters, trip.cut.totals))
-        known = ((parameter, totals[parameter]) for parameter in module.parameters())
+        known = ((parameter, totals.get(parameter)) for parameter in module.parameters())  # frozen ones have none
         gradient_sums.of_optimizer(engine.optimizer).put({p: total for p, total in known if total is not None})
         self._note(voyage, migration.progress(), time.perf_counter() - begun)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# Sets what runs of the checkout's own virtual environment need. Source it from bash. ROOT is the checkout.
+# Sourced by bash. Sets what runs of the checkout's own virtual environment need. ROOT is the checkout.
 ROOT="${ROOT:-$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)}"
 export TORCHDYNAMO_DISABLE=1                              # no Inductor build of the gate's helpers in every worker
 export DS_ACCELERATOR="${DS_ACCELERATOR:-cpu}"            # no probing, no warning; a GPU run sets it itself

@@ -20,7 +20,6 @@ OP_SECONDS = 6e-6
 BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 SCALAR, INDEX = 4, 8  # bytes of a probability or logit, and of an index
 PARTS = ("gate", "computation", "movement", "exchange", "calls")
-MIN_CAPACITY = 4  # of DeepSpeed's layer, where tokens are dropped
 
 
 @dataclass(frozen=True)
@@ -93,23 +92,20 @@ class _Count:
         return Step(self.seconds, rows, self.flops, self.sent, self.kept, calls)
 
 
-def capacity(work: Workload, expert_skew: float, factor: float | None) -> int:
-    """Rows that DeepSpeed's layer has for each expert and rank. factor: its capacity_factor; None: none is dropped, and
-    the fullest expert (`expert_skew` times the mean) gives the rows of all."""
+def capacity(work: Workload, expert_skew: float) -> int:
+    """Rows that DeepSpeed's layer has for each expert and rank, if it drops no token: the fullest expert, which has
+    `expert_skew` times the mean, gives the rows of all."""
     mean = work.num_tokens * work.top_k / work.num_experts
-    if factor is None:
-        return min(work.num_tokens, math.ceil(round(mean * expert_skew, 6)))
-    return max(MIN_CAPACITY, math.ceil(round(mean * factor, 6)))
+    return min(work.num_tokens, math.ceil(round(mean * expert_skew, 6)))
 
 
 def deepspeed(
-    work: Workload, rates: Rates, expert_skew: float = 1.0, factor: float | None = None,
-    op_seconds: float = OP_SECONDS, is_device: bool = False,
+    work: Workload, rates: Rates, expert_skew: float = 1.0, op_seconds: float = OP_SECONDS, is_device: bool = False
 ) -> Step:  # fmt: skip
     """Every expert gets `capacity` rows of each rank, also empty ones, and is a module. Modules run in sequence."""
     count = _Count(work, rates, grouped=False)
     tokens, copies = work.num_tokens, work.num_tokens * work.top_k
-    slots = capacity(work, max(expert_skew, work.skew), factor)
+    slots = capacity(work, max(expert_skew, work.skew))
     rows = slots * work.num_experts
     several = work.world_size > 1 and count.local > 1  # an expert's rows of all ranks do not lie together
     count.gate({1: 210.0, 2: 250.0}.get(work.top_k, 120.0))
@@ -130,8 +126,7 @@ def deepspeed(
         count.move(rows, 0.5, width)
     count.experts(rows)
     count.exchange(rows, count.row, 4)
-    if factor is None:  # the capacity of all
-        count.seconds["exchange"] += rates.exchange(work.world_size, INDEX)
+    count.seconds["exchange"] += rates.exchange(work.world_size, INDEX)  # ranks agree on the capacity
     hidden = (4 if work.gated else 2) * work.hidden_width * BYTES[work.dtype]
     count.kept = rows * (count.row + hidden) + copies * count.row
     calls = {1: 133, 2: 206}.get(work.top_k, 126) + 35 * count.local

@@ -2,9 +2,6 @@
 #include "backend/moe/ops/low_rank.h"
 
 #include <string.h>
-#if defined(__SSE__)
-#include <xmmintrin.h>
-#endif
 
 #include "backend/base/dtype.h"
 #include "backend/base/hash.h"
@@ -82,41 +79,25 @@ static sluice_status_t add(list_t* list, sluice_gemm_problem_t problem) {
   return list->count == sluice_pass_gemms(&list->pass->moe->shape) ? run(list) : SLUICE_OK;
 }
 
-/* As the GEMMs want it: of the layer's dtype, one stride 1. */
+/* Whether a GEMM can read the factor in place: it has the layer's dtype and one stride of 1. */
 static int is_direct(const sluice_pass_t* pass, const sluice_tensor_t* t) {
   return sluice_tensor_dtype(t) == pass->moe->shape.config.dtype &&
          sluice_is_matrix(t->shape, sluice_tensor_stride(t, 0), sluice_tensor_stride(t, 1));
 }
 
-/* Row-major copies of the matrices of `experts` neighbours, of any strides, `each` bytes apart. PEFT's B [out, r * E]
- * has the values of an expert E elements apart and those of its neighbours between them: whoever copies one expert
- * reads a line of memory for each value, and the next expert reads the same lines. */
-enum { MOST_NEIGHBOURS = 16, QUAD = 4, STAGED = 64 };
+/* Row-major copies of the matrices of `experts` neighbours, of any strides, `each` bytes apart. In PEFT's B
+ * [out, r * E] the values of an expert are E elements apart, with those of its neighbours between them: a copy of one
+ * expert would read a cache line for each value, and the copy of the next expert the same lines. */
+enum { MOST_NEIGHBOURS = 16, STAGED = 64 };
 
 /* out[e][k] = data[k * stride + e] for k < count; rows of out are out_ld apart. */
-static void turn(const float* data, int64_t stride, int64_t count, int32_t experts, float* out, int64_t out_ld) {
-  int32_t e = 0;
-#if defined(__SSE__)
-  for (; e + QUAD <= experts && count % QUAD == 0; e += QUAD) {
-    float* to = out + e * out_ld;
-    const float* from = data + e;
-    for (int64_t k = 0; k < count; k += QUAD, from += QUAD * stride) {
-      __m128 a = _mm_loadu_ps(from), b = _mm_loadu_ps(from + stride), c = _mm_loadu_ps(from + 2 * stride),
-             d = _mm_loadu_ps(from + 3 * stride);
-      _MM_TRANSPOSE4_PS(a, b, c, d);
-      _mm_storeu_ps(to + k, a);
-      _mm_storeu_ps(to + out_ld + k, b);
-      _mm_storeu_ps(to + 2 * out_ld + k, c);
-      _mm_storeu_ps(to + 3 * out_ld + k, d);
-    }
-  }
-#endif
-  for (; e < experts; ++e) {
-    for (int64_t k = 0; k < count; ++k) out[e * out_ld + k] = data[k * stride + e];
+static void transpose(const float* data, int64_t stride, int64_t count, int32_t experts, float* out, int64_t out_ld) {
+  for (int64_t k = 0; k < count; ++k) {
+    for (int32_t e = 0; e < experts; ++e) out[e * out_ld + k] = data[k * stride + e];
   }
 }
 
-/* Of factors in f32, for a layer in f32 or 16 bits, STAGED values of each expert at a time. */
+/* Copies factors in f32 for a layer in f32 or 16 bits, STAGED values of each expert at a time. */
 static void copy_f32(const sluice_kernels_t* kernels, int32_t dtype, const sluice_tensor_t* t, int32_t experts,
                      char* to, uint64_t each) {
   const int64_t row_stride = sluice_tensor_stride(t, 0), col_stride = sluice_tensor_stride(t, 1);
@@ -134,10 +115,10 @@ static void copy_f32(const sluice_kernels_t* kernels, int32_t dtype, const sluic
       float staged[MOST_NEIGHBOURS * STAGED];
       char* out = to + j * element;
       if (dtype == SLUICE_DTYPE_F32) {
-        turn(row + j * col_stride, col_stride, count, experts, (float*)(void*)out, ld);
+        transpose(row + j * col_stride, col_stride, count, experts, (float*)(void*)out, ld);
         continue;
       }
-      turn(row + j * col_stride, col_stride, count, experts, staged, count);
+      transpose(row + j * col_stride, col_stride, count, experts, staged, count);
       kernels->round_rows(NULL, dtype, experts, count, staged, 0, out, ld);
     }
   }
@@ -182,7 +163,7 @@ static int are_neighbours(const sluice_tensor_t* t) {
              (int64_t)sluice_dtype_bytes(sluice_tensor_dtype(t));
 }
 
-/* Of the experts from `local` on, at most `most`: how many can be packed together. */
+/* Returns how many experts from `local` on, at most `most`, can be packed together. */
 static int32_t neighbours(const sluice_pass_t* pass, const sluice_tensor_t* all, const sluice_tensor_t* lower,
                           int32_t local, int64_t most) {
   int32_t count = 1;
@@ -192,8 +173,8 @@ static int32_t neighbours(const sluice_pass_t* pass, const sluice_tensor_t* all,
   return count;
 }
 
-/* An expert's factor as a matrix: the host's own, or packed where GEMMs could not read it, its neighbours with it.
- * lower: the lower halves, or NULL. What is listed already runs first where the room is used up. */
+/* Returns an expert's factor as a matrix: the host's own, or a packed copy if GEMMs cannot read that; its neighbours
+ * are packed with it. lower: the lower halves, or NULL. If the room is used up, the GEMMs listed so far run first. */
 static sluice_status_t factor(list_t* list, const sluice_tensor_t* all, const sluice_tensor_t* lower, int32_t local,
                               sluice_matrix_t* out) {
   sluice_pass_t* pass = list->pass;

@@ -39,7 +39,7 @@ _OVERWRITE = 0
 _ACCUMULATE = 1
 _BACKWARD_BOTH = 3
 _REPORTED = ("num_forwards", "num_routes", "num_dropped", "most_rows", "most_expert")
-_NOTHING = torch.empty(0, device="cpu")  # placeholder where no gradient is needed
+_NOTHING = torch.empty(0, device="cpu")  # passed where no gradient is needed
 
 
 class Placement(NamedTuple):

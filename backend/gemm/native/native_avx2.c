@@ -157,7 +157,7 @@ INLINE codes_t lanes_of_codes(const int32_t format, const uint8_t* at, int64_t l
   return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)eight));
 }
 
-/* Whatever is above the codes. */
+/* Ignores the bits above the codes. */
 INLINE vf values_of(const int32_t format, codes_t codes) {
   if (format == SLUICE_PACKED_INT4) return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(codes, 28), 28));
   if (format == SLUICE_PACKED_INT8) return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(codes, 24), 24));

@@ -14,12 +14,12 @@
  *                                    many registers of columns, in forwards and in gradients of the input
  *   few_rows(m)                      the fewest of them that hold m, or 0
  *
- * Where B lies along k (forwards), to decode its rows and to transpose what comes out costs more than to multiply a few
- * rows by it. Here codes are transposed, four or eight to a dword, before they are decoded: a register then has the
- * codes of LANES rows of B for the same k, each row in a lane of its own with its own scale. Where B lies row by row
- * (gradients of the input) a register has the codes of neighbouring columns. Each decoded register meets the elements
- * of A as broadcasts. The sum of an element is the same chain of fused multiply-adds over k as a tile's, and values are
- * rounded as sluice_packed_decode says, so the bits are the same. */
+ * If B lies along k (forwards), decoding its rows and transposing the values would cost more than multiplying a few
+ * rows by them. So the codes are transposed before they are decoded, four or eight to a dword: a register then holds
+ * the codes of LANES rows of B for the same k, one row and its scale per lane. If B lies row by row (gradients of the
+ * input), a register holds the codes of neighbouring columns. Each decoded register is multiplied by broadcast elements
+ * of A. The sum of an element is the same chain of fused multiply-adds over k as in a tile, and values are rounded as
+ * sluice_packed_decode says, so the bits are the same. */
 
 enum {
   CHUNK = 64, /* bytes of a row of B that are read at a time: a line */
@@ -59,7 +59,7 @@ typedef struct chunk_s {
   vf scale[CHUNK / PART];
 } chunk_t;
 
-/* What follows does much for each call: it is not copied into the many functions that call it. */
+/* The functions marked noinline do much work per call and have many callers. */
 
 static void __attribute__((noinline))
 transpose_words(const uint8_t* const* at, int64_t from, int64_t left, codes_t* words) {

@@ -48,8 +48,8 @@ typedef struct live_stage_s {
 void live_reference(int32_t p, int32_t upper, int32_t run, int32_t batches, live_layer_t own[LIVE_MOST_STAGES],
                     live_layer_t moving[LIVE_MOST_RUN], float losses[LIVE_MOST_BATCHES][LIVE_MICRO_BATCHES]);
 
-/* Stage s, with L, a run of so many layers, on the upper stage. migration: of all stages, borrowed; set before L moves.
- */
+/* Initialises stage s. The layers that move, a run of `run` layers called L, begin on stage `upper`. stage->migration
+ * is borrowed and set before L moves. */
 void live_stage_init(live_stage_t* stage, int32_t upper, int32_t run, int32_t s);
 /* Of a pipeline whose user is a live_stage_t. */
 const sluice_pipeline_callbacks_t* live_callbacks(void);

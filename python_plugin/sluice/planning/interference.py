@@ -10,7 +10,7 @@ STREAMS = {"comm": "comm", "comp": "compute", "mem": "copy_out"}  # the papers' 
 FEASIBLE = 0.5  # what both of communication and computation must keep, or they are faster one after the other [II-C]
 
 
-COPIES = {"copy_out": "out", "copy_in": "in"}  # our lanes of copies, and where they go
+COPIES = {"copy_out": "out", "copy_in": "in"}  # the lanes of copies, and their directions
 
 
 def sizes(machine: Mapping[str, Any]) -> list[float]:
@@ -62,5 +62,5 @@ def lines_by_copy(machine: Mapping[str, Any]) -> list[str]:
         for lane, where in COPIES.items():
             found = alphas(machine, lane, size)
             kept = ", ".join(f"{y} keeps {found[y, 'mem']:.2f}" for y in ("comm", "comp"))
-            text.append(f"beside copies {where} of {size:.3g} bytes: {kept}")
+            text.append(f"while copies of {size:.3g} bytes go {where}: {kept}")
     return text

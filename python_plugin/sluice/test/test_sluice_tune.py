@@ -146,14 +146,14 @@ def test_Interference_IsThePapersGridAndItsRule() -> None:
     lines = "\n".join(tune_command.said(machines.Machine({"name": "x", "share": share}, {}), "m.json"))
     assert "comm keeps 0.80 beside comp, 1.00 beside mem, 0.30 beside all" in lines
     assert "above 0.5: one after the other is faster" in lines
-    assert "beside copies" not in lines  # an older file has one share for all copies
+    assert "while copies" not in lines  # an older file has one share for all copies
     for size, lane, kept in ((1e5, "copy_out", 0.9), (4e6, "copy_out", 0.7), (4e6, "copy_in", 0.4)):
         share += [{"lane": "compute", "beside": [lane], "share": kept, "bytes": size}]
     by_size = {"share": share[:3], "copy_share": share[3:]}
     assert interference.alphas(by_size)["comp", "mem"] == 0.7
     assert interference.alphas(by_size, "copy_out", 1e5)["comp", "mem"] == 0.9
     lines = "\n".join(tune_command.said(machines.Machine({"name": "x", **by_size}, {}), "m.json"))
-    assert "beside copies in of 4e+06 bytes: comm keeps 1.00, comp keeps 0.40" in lines
+    assert "while copies of 4e+06 bytes go in: comm keeps 1.00, comp keeps 0.40" in lines
 
 
 def test_Profiles_AreFoundByTheNameOfADevice() -> None:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The checked entries every implementation shares, and packed weights for those that read none. */
+/* Checks arguments for all implementations, and decodes packed weights for implementations that do not read them. */
 #include "backend/gemm/gemm.h"
 
 #include <stdio.h>
@@ -15,7 +15,7 @@ int sluice_gemm_supports(const sluice_gemm_t* gemm, const sluice_grouped_gemm_t*
   return gemm->vtable->supports(gemm, list);
 }
 
-/* Columns [j0, j0 + n) of a GEMM, with their part of B decoded to `scratch`. */
+/* Returns columns [j0, j0 + n) of a GEMM as a GEMM, with their part of B decoded to `scratch`. */
 static sluice_gemm_problem_t decoded_part(const sluice_grouped_gemm_t* list, int64_t index, int64_t j0, int64_t n,
                                           char* scratch) {
   const sluice_gemm_problem_t* p = &list->problems[index];
@@ -33,10 +33,10 @@ static sluice_gemm_problem_t decoded_part(const sluice_grouped_gemm_t* list, int
   return part;
 }
 
-/* One GEMM: a part of the columns of C after the other, each over the whole of k, so that a result in 16 bits is
- * rounded once. */
+/* Runs one GEMM in parts of the columns of C. Each part covers the whole of k, so that a 16-bit result is rounded once.
+ */
 static sluice_status_t run_packed(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list, int64_t index) {
-  enum { EVEN = 2 }; /* of 4 bits, columns begin with whole bytes */
+  enum { EVEN = 2 }; /* with 4 bits, parts begin with whole bytes */
   const sluice_gemm_problem_t* p = &list->problems[index];
   const uint64_t column_bytes = (uint64_t)p->k * sluice_dtype_bytes(list->dtype_ab);
   int64_t most = p->n;
@@ -80,7 +80,7 @@ sluice_status_t sluice_gemm_run_decoded(sluice_gemm_t* gemm, const sluice_groupe
   return SLUICE_OK;
 }
 
-/* Strides of the weight itself: from row to row, and along a row. */
+/* Checks the shape of a packed weight, and its strides from row to row and along a row. */
 static sluice_status_t check_packed(const sluice_grouped_gemm_t* list, int64_t index) {
   const sluice_gemm_problem_t* p = &list->problems[index];
   const sluice_packed_t* packed = &list->packed[index];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The form that BLAS-like libraries take: row-major matrices with a leading dimension, each of A and B perhaps
+/* Converts GEMMs to the form of BLAS-like libraries: row-major matrices with a leading dimension, A and B optionally
  * transposed. Internal to backend/gemm. */
 #ifndef SLUICE_BACKEND_GEMM_GEMM_FORM_H_
 #define SLUICE_BACKEND_GEMM_GEMM_FORM_H_
@@ -17,11 +17,11 @@ typedef struct sluice_gemm_form_s {
   void* c;
   int64_t lda, ldb, ldc;
   int trans_a, trans_b;
-  sluice_packed_t packed; /* B; then ldb counts codes, and trans_b is what it says, also of a single row or column */
+  sluice_packed_t packed; /* of B; if B is packed, ldb counts codes and trans_b is packed.transposed */
 } sluice_gemm_form_t;
 
-/* The leading dimension of [rows, cols] stored row by row, or 0 if the strides do not allow it. A single row has no
- * row stride, a single column no column stride, an empty matrix neither: whatever stands there is ignored. */
+/* Returns the leading dimension of [rows, cols] stored row by row, or 0 if the strides do not allow it. Ignores the row
+ * stride of a single row, the column stride of a single column, and the strides of a matrix without columns. */
 static inline int64_t sluice_gemm_leading(int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
   int64_t width = cols > 1 ? cols : 1;
   if (cols > 1 && col_stride != 1) return 0;
@@ -39,7 +39,7 @@ static inline int sluice_gemm_side(int64_t rows, int64_t cols, const sluice_matr
   return *out_ld != 0;
 }
 
-/* 1 and the form, or 0 when the strides have none. A column-major C is computed as C^T = B^T A^T. */
+/* Returns 1 and the form, or 0 if the strides have none. A column-major C is computed as C^T = B^T A^T. */
 static inline int sluice_gemm_form(const sluice_gemm_problem_t* problem, sluice_gemm_form_t* out) {
   sluice_gemm_problem_t p = *problem;
   int trans_c;
@@ -62,7 +62,7 @@ static inline int sluice_gemm_form(const sluice_gemm_problem_t* problem, sluice_
          sluice_gemm_side(p.k, p.n, &p.b, &out->ldb, &out->trans_b);
 }
 
-/* The same of GEMM `index` of a list, whose B may be packed. */
+/* The same for GEMM `index` of a list; its B may be packed. */
 static inline int sluice_gemm_form_of(const sluice_grouped_gemm_t* list, int64_t index, sluice_gemm_form_t* out) {
   const sluice_gemm_problem_t* p = &list->problems[index];
   if (!sluice_gemm_is_packed(list, index)) return sluice_gemm_form(p, out);
@@ -76,7 +76,7 @@ static inline int sluice_gemm_form_of(const sluice_grouped_gemm_t* list, int64_t
   return out->lda != 0 && out->ldb != 0 && out->ldc != 0;
 }
 
-/* 1 when nothing is left for a library to do: no elements, or k = 0, which it settles itself (C = beta * C). */
+/* Returns 1 if the library has nothing to compute: C is empty, or k = 0. For k = 0 it computes C = beta * C. */
 static inline int sluice_gemm_form_is_trivial(const sluice_gemm_form_t* form, int32_t dtype_c, float beta) {
   if (form->m == 0 || form->n == 0) return 1;
   if (form->k != 0) return 0;

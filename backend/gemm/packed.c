@@ -23,7 +23,7 @@ static float e2m1(uint8_t code) {
   return (code & 8) != 0 ? -magnitudes[code & 7] : magnitudes[code & 7];
 }
 
-/* Its seven lower bits, moved to where those of an f16 begin, stand for 2^-8 of the number. */
+/* Read as the upper bits of an f16 magnitude, the seven lower bits of an e4m3 code are the number times 2^-8. */
 static float e4m3(uint8_t code) {
   if ((code & 0x7f) == 0x7f) return NAN;
   return 256 * sluice_f16_to_f32((uint16_t)((code & 0x80) << 8 | (code & 0x7f) << 7));
@@ -141,7 +141,7 @@ sluice_status_t sluice_packed_check_values(const sluice_packed_t* packed, const 
                          "%s: the %s scale of row %lld, columns %lld and up, is %s: make the checkpoint again", what,
                          format->name, (long long)row, (long long)col, isnan(scale) ? "NaN" : "infinite");
     }
-    if (packed->format != SLUICE_PACKED_FP8) continue; /* no code of the others stands for NaN */
+    if (packed->format != SLUICE_PACKED_FP8) continue; /* no other format has a code for NaN */
     const uint8_t* codes = (const uint8_t*)data + row * ld;
     for (int64_t col = 0; col < cols; ++col) {
       if ((codes[col] & 0x7f) != 0x7f) continue;

@@ -65,13 +65,13 @@ void sluice_packed_decode(const sluice_packed_t* packed, const void* data, int64
 typedef void (*sluice_packed_decode_fn_t)(const sluice_packed_t* packed, const void* data, int64_t ld, int64_t row,
                                           int64_t col, int64_t count, int32_t dtype, void* out);
 
-/* Makes codes and scales of W [rows, cols] of `dtype` (f32, bf16, f16 or f64, which is rounded to f32 first), whose
- * rows lie `weight_ld` elements apart. `packed` says how; its scales are written, and so are the codes, whose rows lie
- * `ld` columns apart. Codes are rounded to the nearest, ties to even; the largest magnitude of a block sets its scale:
- *   MXFP4  2^(floor(log2 of it) - 2); what is above 6 scales becomes 6 [OCP MX 1.0, section 6.3]
- *   FP8    a 448th of it
- *   INT8   a 127th, INT4 a 7th of it, rounded to bf16; no code is -128 or -8
- * INVALID_ARGUMENT naming `what`, its row and column, where W has NaN or infinity; then nothing is written. */
+/* Encodes W [rows, cols] of `dtype` (f32, bf16, f16, or f64, which is first rounded to f32) in the format of `packed`.
+ * weight_ld and ld: elements of W, and columns of codes, from one row to the next. Writes the codes and the scales of
+ * `packed`. Codes are rounded to nearest, ties to even. The scale of a block follows from its largest magnitude x:
+ *   MXFP4  2^(floor(log2(x)) - 2); magnitudes above 6 scales become 6 scales [OCP MX 1.0, section 6.3]
+ *   FP8    x / 448
+ *   INT8   x / 127, INT4 x / 7, rounded to bf16; no code is -128 or -8
+ * If W has NaN or infinity, returns INVALID_ARGUMENT with `what`, row and column, and writes nothing. */
 sluice_status_t sluice_packed_encode(const sluice_packed_t* packed, const void* weight, int32_t dtype,
                                      int64_t weight_ld, int64_t rows, int64_t cols, void* codes, int64_t ld,
                                      const char* what);
@@ -84,13 +84,13 @@ static inline int64_t sluice_packed_bytes(int32_t bits, int64_t ld, int64_t row,
 /* Blocks that cover `size` rows or columns. */
 static inline int64_t sluice_packed_blocks(int64_t size, int32_t block) { return (size + block - 1) / block; }
 
-/* INVALID_ARGUMENT naming `what` unless a weight of that width can have this format and blocks of block_cols columns:
- * an even width with 4 bits, whole blocks with MXFP4, a block of the format's own size or of a multiple of
- * SLUICE_PACKED_LEAST_COLS. */
+/* INVALID_ARGUMENT naming `what` unless a weight with `cols` columns can have this format and blocks of block_cols
+ * columns. 4 bits need an even width, and MXFP4 whole blocks. A block has the size that the format fixes, or a multiple
+ * of SLUICE_PACKED_LEAST_COLS. */
 sluice_status_t sluice_packed_check_shape(int32_t format, int32_t block_cols, int64_t cols, const char* what);
 
-/* INVALID_ARGUMENT naming `what`, its row and column, where a code or a scale of W [rows, cols] stands for NaN or
- * infinity. Reads all of it. */
+/* INVALID_ARGUMENT naming `what`, row and column, if a code or a scale of W [rows, cols] is NaN or infinite. Reads all
+ * of W. */
 sluice_status_t sluice_packed_check_values(const sluice_packed_t* packed, const void* data, int64_t ld, int64_t rows,
                                            int64_t cols, const char* what);
 

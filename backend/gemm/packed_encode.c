@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Makes codes and scales of a weight: what packed.c decodes. */
+/* Encodes a weight: makes the codes and scales that packed.c decodes. */
 #include <math.h>
 #include <string.h>
 
@@ -22,7 +22,7 @@ static int32_t bits_of(float value) {
   return bits;
 }
 
-/* 2^exponent; 2^-127, which is no normal number, is exact too. */
+/* 2^exponent, exact also for the subnormal number 2^-127. */
 static float power_of_two(int32_t exponent) {
   const int32_t bits = exponent < -126 ? 1 << 22 : (exponent + 127) << 23;
   float power;
@@ -38,10 +38,10 @@ static float nearest(float x) { return (x + 12582912.0f) - 12582912.0f; }
 static uint8_t small_float(float value, int32_t fraction_bits, int32_t bias, float largest, uint8_t sign) {
   const float magnitude = fminf(fabsf(value), largest);
   const int32_t own = (bits_of(magnitude) >> 23) - 127;
-  const int32_t exponent = own < 1 - bias ? 1 - bias : own; /* of all subnormal codes the same */
+  const int32_t exponent = own < 1 - bias ? 1 - bias : own; /* all subnormal codes have the same exponent */
   const int32_t one = 1 << fraction_bits;
   const int32_t steps = (int32_t)nearest(magnitude * power_of_two(fraction_bits - exponent));
-  /* Steps below `one` are subnormal; 2 * one carries into the exponent by itself. */
+  /* Steps below `one` are subnormal; steps of 2 * one carry into the exponent. */
   const int32_t code = steps < one ? steps : ((exponent + bias) << fraction_bits) + steps - one;
   return (uint8_t)(code | (bits_of(value) < 0 ? sign : 0));
 }

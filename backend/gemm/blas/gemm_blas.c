@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* GEMMs by a BLAS found at run time: f32 by sgemm_, bf16 by MKL's cblas_gemm_bf16bf16f32 where the library has it.
- *
- * sgemm_ is never linked by name: torch exports its own, and the linker would silently take whichever came first.
+/* GEMMs through a BLAS that is opened at run time: f32 with sgemm_, and bf16 with MKL's cblas_gemm_bf16bf16f32 if the
+ * library has it. sgemm_ is never linked by name: torch exports one too, and the linker would silently take the first.
  */
 #include "backend/gemm/blas/gemm_blas.h"
 
@@ -19,7 +18,7 @@ typedef struct sluice_gemm_blas_s {
   sluice_blas_symbols_t symbols;
 } sluice_gemm_blas_t;
 
-/* Larger GEMMs are cut: BLAS ints have 32 bits. A power of two keeps the pieces aligned. */
+/* Larger GEMMs are cut, since integers of a BLAS may have 32 bits. A power of two keeps the parts aligned. */
 #define MAX_DIM ((int64_t)1 << 30)
 /* A bf16 result is computed in f32 blocks of this many rows and columns: 1 MiB. */
 #define BLOCK 512
@@ -42,7 +41,7 @@ static int blas_supports(const sluice_gemm_t* gemm, const sluice_grouped_gemm_t*
   return 1;
 }
 
-/* One row-major GEMM whose sizes fit an int, C in f32. */
+/* Runs one row-major GEMM whose sizes fit an int, with C in f32. */
 static void gemm_small(const sluice_gemm_blas_t* blas, const sluice_gemm_form_t* f, int32_t dtype_ab, float beta) {
   if (dtype_ab == SLUICE_DTYPE_BF16) {
     enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 };
@@ -57,7 +56,7 @@ static void gemm_small(const sluice_gemm_blas_t* blas, const sluice_gemm_form_t*
                        &f->lda, &beta, f->c, &f->ldc);
 }
 
-/* The part of `f` that begins at (i, j, l) and has at most the given sizes. C stays at its beginning. */
+/* Returns the part of `f` that begins at (i, j, l) and has at most the given sizes. The caller moves C. */
 static sluice_gemm_form_t piece(const sluice_gemm_form_t* f, uint64_t bytes_ab, int64_t i, int64_t j, int64_t l,
                                 int64_t m, int64_t n, int64_t k) {
   sluice_gemm_form_t p = *f;
@@ -111,7 +110,7 @@ static sluice_status_t blas_run(sluice_gemm_t* gemm, const sluice_grouped_gemm_t
   }
   for (int64_t i = 0; i < list->count; ++i) {
     sluice_gemm_form_t form;
-    if (!sluice_gemm_form(&list->problems[i], &form)) continue; /* supports() has seen them all */
+    if (!sluice_gemm_form(&list->problems[i], &form)) continue; /* never: supports() has checked all forms */
     if (sluice_gemm_form_is_trivial(&form, list->dtype_c, list->beta)) continue;
     if (block != NULL) {
       gemm_bf16(blas, &form, list->beta, block);
@@ -137,7 +136,8 @@ static void label_of(const char* path, char* out, size_t out_bytes) {
   if (suffix != NULL) *suffix = '\0';
 }
 
-/* Small whole numbers, exact in every order: catches a function of that name with another convention. */
+/* Multiplies small whole numbers, whose sums are exact in every order. Detects an sgemm_ with another calling
+ * convention. */
 static int multiplies(const sluice_blas_symbols_t* symbols) {
   const sluice_gemm_blas_t blas = {.symbols = *symbols};
   float a[6] = {1, 2, 3, 4, 5, 6};  /* [2, 3] */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A BLAS reached by one table of symbols, which tests may fill themselves. */
+/* GEMMs through a BLAS, which is called through one table of symbols. Tests may fill the table. */
 #ifndef SLUICE_BACKEND_GEMM_BLAS_GEMM_BLAS_H_
 #define SLUICE_BACKEND_GEMM_BLAS_GEMM_BLAS_H_
 
@@ -14,10 +14,11 @@ typedef struct sluice_blas_symbols_s {
 #undef SYMBOL
 } sluice_blas_symbols_t;
 
-/* As sluice_gemm_blas_create, but NOT_FOUND is not recorded: its text goes to `why`, for a caller with alternatives. */
+/* As sluice_gemm_blas_create, but writes the text of NOT_FOUND to `why` and records no error, since the caller has
+ * alternatives. */
 sluice_status_t sluice_gemm_blas_open(const char* library, sluice_allocator_t* allocator, sluice_gemm_t** out_gemm,
                                       char* why, size_t why_bytes);
-/* From a filled table; `label` is what the name shows in parentheses. */
+/* Creates the gemm from a filled table. The name shows `label` in parentheses. */
 sluice_status_t sluice_gemm_blas_create_from(const sluice_blas_symbols_t* symbols, const char* label,
                                              sluice_allocator_t* allocator, sluice_gemm_t** out_gemm);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* GEMMs by the host's callback (sluice/context.h), one call per GEMM on the calling thread. */
+/* GEMMs through the callback of the host (sluice/context.h), one call per GEMM on the calling thread. */
 #include "backend/gemm/host/gemm_host.h"
 
 #include "backend/base/dtype.h"
@@ -12,8 +12,8 @@ typedef struct sluice_gemm_host_s {
 
 static void host_destroy(sluice_gemm_t* gemm) { sluice_free(gemm->allocator, gemm, sizeof(sluice_gemm_host_t)); }
 
-/* The callback's contract: one of the two strides is 1. A matrix with a single row or column has that in effect, and
- * `repair` writes it so. */
+/* The callback takes matrices that have one stride of 1. The strides of a matrix with a single row or column do not
+ * matter, so `repair` sets one of them to 1. */
 static int has_unit_stride(int64_t rows, int64_t cols, const sluice_matrix_t* matrix) {
   return matrix->row_stride == 1 || matrix->col_stride == 1 || rows <= 1 || cols <= 1;
 }
@@ -27,7 +27,7 @@ static void repair(int64_t rows, int64_t cols, int64_t* row_stride, int64_t* col
   }
 }
 
-/* Whether the host takes these dtypes only it can say; it does so in the call. */
+/* The host may still decline these dtypes in the call. */
 static int host_supports(const sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
   (void)gemm;
   switch (list->dtype_ab) {

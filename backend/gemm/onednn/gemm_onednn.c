@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* GEMMs by oneDNN, found at run time: f32 by dnnl_sgemm, bf16 by matmul primitives of oneDNN 2.x.
+/* GEMMs through oneDNN, opened at run time: f32 with dnnl_sgemm, bf16 with matmul primitives of oneDNN 2.x.
  *
- * Making a primitive takes up to a millisecond, and the rows of an expert are new in each step. So the dimension that
- * counts rows is left open until the call: m, or k where A is transposed (a weight gradient). The others are weights'
- * sizes, so a few primitives serve a whole model.
+ * Making a primitive takes up to a millisecond, and the number of rows of an expert changes in each step. So a
+ * primitive leaves this dimension open until the call: m, or k if A is transposed (a weight gradient). The other
+ * dimensions are sizes of weights, so a few primitives serve a whole model.
  *
- * A system oneDNN brings the OpenMP runtime it was linked with. In a torch process that can be a second one, with a
- * second pool of threads that fights the first for the cores; then every call here is held to one thread.
+ * A system oneDNN loads the OpenMP runtime that it was linked with. In a torch process this can be a second runtime,
+ * whose threads compete with torch's for the cores. In this case every call into oneDNN is limited to one thread.
  */
 #include "backend/gemm/onednn/gemm_onednn.h"
 
@@ -19,12 +19,12 @@
 #include "backend/base/file_trust.h"
 #include "backend/gemm/gemm_form.h"
 
-/* oneDNN's own numbers. */
+/* Values of oneDNN's enumerations. */
 enum { DNNL_BF16 = 2, DNNL_F32 = 3, DNNL_CPU = 1, DNNL_ARG_SRC = 1, DNNL_ARG_DST = 17, DNNL_ARG_WEIGHTS = 33 };
 #define DNNL_RUNTIME INT64_MIN
 
 typedef struct sluice_onednn_key_s {
-  int64_t m, n, k; /* DNNL_RUNTIME where open */
+  int64_t m, n, k; /* DNNL_RUNTIME: given in the call */
   int64_t lda, ldb, ldc;
   int32_t dtype_c, accumulate, trans_a, trans_b;
 } sluice_onednn_key_t;
@@ -164,7 +164,7 @@ static int gemm_bf16(sluice_gemm_onednn_t* onednn, const sluice_grouped_gemm_t* 
   return answer;
 }
 
-/* Sets engine and stream where this oneDNN and this CPU can multiply bf16; otherwise leaves both NULL. */
+/* Sets engine and stream if this oneDNN and this CPU can multiply bf16; otherwise leaves both NULL. */
 static void start_bf16(sluice_gemm_onednn_t* onednn) {
   const sluice_onednn_symbols_t* dnnl = &onednn->dnnl;
   int complete = dnnl->dnnl_version()->major == 2;
@@ -175,7 +175,7 @@ static void start_bf16(sluice_gemm_onednn_t* onednn) {
     onednn->engine = NULL;
     return;
   }
-  /* A CPU without AVX-512 has no bf16 there: ask for one primitive. */
+  /* oneDNN has no bf16 on a CPU without AVX-512. Making one primitive tells. */
   const sluice_onednn_key_t key = {DNNL_RUNTIME, 32, 32, 32, 32, 32, SLUICE_DTYPE_BF16, 0, 0, 0};
   void* primitive = NULL;
   int answer = dnnl->dnnl_stream_create(&onednn->stream, onednn->engine, 1);
@@ -218,7 +218,7 @@ static sluice_status_t onednn_run(sluice_gemm_t* gemm, const sluice_grouped_gemm
   sluice_status_t status = SLUICE_OK;
   for (int64_t i = 0; i < list->count && status == SLUICE_OK; ++i) {
     sluice_gemm_form_t form;
-    if (!sluice_gemm_form(&list->problems[i], &form)) continue; /* supports() has seen them all */
+    if (!sluice_gemm_form(&list->problems[i], &form)) continue; /* never: supports() has checked all forms */
     if (sluice_gemm_form_is_trivial(&form, list->dtype_c, list->beta)) continue;
     status = problem(onednn, list, &form);
   }
@@ -232,8 +232,8 @@ static const sluice_gemm_vtable_t onednn_vtable = {
     .run = onednn_run,
 };
 
-/* In a torch process whose OpenMP runtime is not the one that this oneDNN uses: hold oneDNN to one thread. 0 when that
- * is not possible. */
+/* In a torch process whose OpenMP runtime is not the one that this oneDNN uses, limits oneDNN to one thread. Returns 0
+ * if that is not possible. */
 static int hold_second_openmp(void* handle, sluice_onednn_symbols_t* symbols) {
   void* torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
   if (torch == NULL) return 1;

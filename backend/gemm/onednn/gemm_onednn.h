@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* oneDNN reached by one table of symbols, which tests may fill themselves. The few types it needs are declared here, so
- * that nothing of oneDNN is needed to build. */
+/* GEMMs through oneDNN, which is called through one table of symbols. Tests may fill the table. The types of oneDNN
+ * that the calls need are declared here, so that the build needs no oneDNN. */
 #ifndef SLUICE_BACKEND_GEMM_ONEDNN_GEMM_ONEDNN_H_
 #define SLUICE_BACKEND_GEMM_ONEDNN_GEMM_ONEDNN_H_
 
@@ -9,10 +9,10 @@
 #include "backend/gemm/gemm.h"
 
 typedef struct sluice_onednn_version_s {
-  int major, minor, patch; /* more follows */
+  int major, minor, patch; /* oneDNN's struct has more fields after these */
 } sluice_onednn_version_t;
 
-/* Filled and read by oneDNN 2.x only; 2.6 uses 696 and 2800 bytes. */
+/* Only oneDNN 2.x writes and reads these; 2.6 uses 696 and 2800 bytes of them. */
 typedef union sluice_onednn_memory_desc_s {
   int64_t align;
   char bytes[1024];
@@ -31,17 +31,17 @@ typedef struct sluice_onednn_symbols_s {
 #define SYMBOL(required, result, name, parameters) result(*name) parameters;
 #include "backend/gemm/onednn/onednn_symbols.inc"
 #undef SYMBOL
-  /* Of the OpenMP runtime that this oneDNN uses; NULL when it uses none or the process's own. With both set, every call
-   * into oneDNN runs with one thread. */
+  /* Of the OpenMP runtime that this oneDNN uses; NULL if that is none, or the one of the process. If both are set,
+   * every call into oneDNN runs with one thread. */
   int (*omp_get_max_threads)(void);
   void (*omp_set_num_threads)(int);
 } sluice_onednn_symbols_t;
 
-/* As sluice_gemm_onednn_create, but NOT_FOUND is not recorded: its text goes to `why`, for a caller with alternatives.
- */
+/* As sluice_gemm_onednn_create, but writes the text of NOT_FOUND to `why` and records no error, since the caller has
+ * alternatives. */
 sluice_status_t sluice_gemm_onednn_open(const char* library, sluice_allocator_t* allocator, sluice_gemm_t** out_gemm,
                                         char* why, size_t why_bytes);
-/* From a filled table. */
+/* Creates the gemm from a filled table. */
 sluice_status_t sluice_gemm_onednn_create_from(const sluice_onednn_symbols_t* symbols, sluice_allocator_t* allocator,
                                                sluice_gemm_t** out_gemm);
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The plain GEMM: C[i][j] = sum over k, ascending, of A[i][k] * B[k][j], plus beta * C[i][j].
  *
- * The sum of one element starts at zero, adds one rounded GEMM after the other in f32 (f64 for f64), adds C last and
- * is rounded once to C's dtype. Nothing in it depends on m, n or the strides, so a row has the same bits in every
- * chunking. Operands are copied tile by tile into f32 on the stack, an exact conversion; that is where strides and
- * dtypes end, and what lets the compiler vectorise over j, which reorders no sum.
+ * The sum of one element starts at zero, adds one rounded product after the other in f32 (f64 for f64), adds C last and
+ * is rounded once to C's dtype. The sum does not depend on m, n or the strides, so a row has the same bits in every
+ * chunking. Operands are first copied, tile by tile, into f32 on the stack; this conversion is exact. The loops over
+ * tiles thus need no strides and no dtypes, and the compiler can vectorise over j, which reorders no sum.
  */
 #include "backend/base/dtype.h"
 #include "backend/gemm/gemm.h"

@@ -12,7 +12,8 @@
 #include "backend/base/processors.h"
 #include "backend/base/threads.h"
 
-/* To be raised with every change of the classes, of the kinds' order, or of a kernel that changes who is faster. */
+/* Increase this number with every change of the classes or of the order of kinds, and with every change of a kernel
+ * that makes another implementation the fastest. */
 #define FORM "sluice gemm choices 1"
 enum { KEY_BYTES = 512, CHOICE_BYTES = 32 };
 
@@ -30,7 +31,7 @@ static int whole_number(const sluice_json_t* node, double most) {
          node->number == (double)(int64_t)node->number;
 }
 
-/* {"choices": [[class, order], ...]}; -1: it is something else. */
+/* Reads {"choices": [[class, order], ...]}; returns -1 if the text has another form. */
 static int read_choices(const sluice_json_t* root, sluice_gemm_choice_t* out_choices, int most) {
   const sluice_json_t* list = root->kind == SLUICE_JSON_OBJECT ? sluice_json_member(root, "choices") : NULL;
   if (list == NULL || list->kind != SLUICE_JSON_ARRAY) return -1;

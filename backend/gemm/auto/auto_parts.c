@@ -8,10 +8,10 @@
 enum { LINE = 64, PAGE = 4096 };
 enum { LEAST_HALVED = 256, FEW_THREADS = 4 };
 
-/* The dimension that shortens no row of the weights, or of their gradient. */
+/* Returns the dimension that can be divided without shorter rows of the weights or of their gradient. */
 static int64_t harmless_of(const sluice_gemm_form_t* form) { return form->trans_a ? form->m : form->n; }
 
-/* Whether a part fits into a GEMM of the list; the largest one always has it. */
+/* Whether a part fits into this GEMM of the list. It always fits into the largest. */
 static int has_part(const sluice_gemm_parts_t* parts, int64_t problem, sluice_gemm_form_t* form) {
   if (!sluice_gemm_form(&parts->list->problems[problem], form)) return 0;
   const sluice_gemm_problem_t* p = &parts->part;
@@ -19,12 +19,12 @@ static int has_part(const sluice_gemm_parts_t* parts, int64_t problem, sluice_ge
          form->k >= p->k && form->n >= p->n && harmless_of(form) >= harmless_of(&parts->form);
 }
 
-/* A weight gradient is mostly writing: from a cache it looks several times as fast. Where it is overwritten anyway, it
- * is measured in place. */
+/* Whether the parts write to the result of the call. A weight gradient mostly writes, and looks several times as fast
+ * if its result is in a cache; so it is measured in place if the call overwrites the result. */
 static int is_own_result(const sluice_gemm_parts_t* parts) { return parts->form.trans_a && parts->list->beta == 0.0f; }
 
-/* Halves until a part is short and its result small: first the harmless dimension, then the largest. In scratch memory
- * there should be room for one of each thread, where that leaves enough of it. */
+/* Halves a GEMM until its arithmetic and its result are small enough: first the harmless dimension, then the largest.
+ * Also halves the harmless dimension, if that is long enough, until scratch memory holds a result for each thread. */
 static sluice_gemm_problem_t size_of_part(const sluice_gemm_parts_t* parts, int num_threads, double most_flop,
                                           uint64_t most_bytes) {
   const uint64_t bytes_c = sluice_dtype_bytes(parts->list->dtype_c);
@@ -48,7 +48,7 @@ static sluice_gemm_problem_t size_of_part(const sluice_gemm_parts_t* parts, int 
   }
 }
 
-/* Of one part, whole lines. */
+/* Bytes of the result of one part, rounded up to cache lines. */
 static uint64_t result_bytes(const sluice_gemm_parts_t* parts) {
   const uint64_t bytes = (uint64_t)(parts->part.m * parts->part.n) * sluice_dtype_bytes(parts->list->dtype_c);
   return sluice_round_up_u64(bytes, LINE);
@@ -80,13 +80,13 @@ uint64_t sluice_gemm_parts_result_bytes(const sluice_gemm_parts_t* parts) {
   return is_own_result(parts) ? 0 : (uint64_t)parts->in_run * result_bytes(parts);
 }
 
-/* A gradient's first pages are made as they are written: not by the first that is measured. */
+/* Touches each page, so that the kernel's page faults do not count for the candidate that is measured first. */
 static void touch(char* data, uint64_t bytes) {
   for (uint64_t at = 0; at < bytes; at += PAGE) data[at] = 0;
   if (bytes > 0) data[bytes - 1] = 0;
 }
 
-/* Row by row: between them may lie what others use. */
+/* Prepares the result row by row, since the memory between rows may belong to other tensors. */
 static void place_result(const sluice_gemm_parts_t* parts, const sluice_gemm_problem_t* p) {
   const uint64_t bytes_c = sluice_dtype_bytes(parts->list->dtype_c);
   const uint64_t ld_bytes = (uint64_t)p->c.row_stride * bytes_c;

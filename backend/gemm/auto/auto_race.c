@@ -3,20 +3,20 @@
 
 #include <math.h>
 
-/* Of what a call takes, this much may be measured on top. The first calls of a class are those of a model's first step,
- * which waits for fresh memory as well: they earn less. */
+/* The share of a call's time that measurements may add. The first calls of a class belong to the first step of a model,
+ * which also waits for page faults, so they add less. */
 static const double SHARE = 0.25, SHARE_AT_FIRST = 0.125;
 enum { AT_FIRST = 32 };
-/* One run says nothing on a busy machine: nobody leaves, and nothing is chosen, before LEAST rounds count. Then it is
- * enough when ENOUGH seconds were spent, or after MOST rounds. */
+/* One run is not reliable on a busy machine: no kind leaves for its speed, and none is chosen, before LEAST rounds
+ * count. After that, the race ends when ENOUGH seconds have been spent, or after MOST rounds. */
 enum { MOST = 8, LEAST = 3 };
 static const double ENOUGH = 0.128;
-/* Who takes so much longer than the fastest leaves. */
+/* A kind leaves if it takes more than this many times as long as the fastest. */
 static const double TOO_SLOW = 2;
 
 static int is_racing(const sluice_gemm_race_t* race, int kind) { return (race->racing >> kind & 1) != 0; }
 
-/* Past those that are not racing; at the end of a round to the first of the next. */
+/* Advances `turn` to the next kind that is racing, and begins a new round at the end of one. */
 static void settle_turn(sluice_gemm_race_t* race) {
   if (race->racing == 0) return;
   while (!is_racing(race, race->turn)) {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The selector behind sluice_gemm_create: which implementation does which GEMMs.
+/* The selector, sluice_gemm_create: chooses which implementation runs a list of GEMMs.
  *
- * Lists fall into classes (dtypes, layout, sizes, beta). Calls of a class go by the order of kinds, "native" first,
- * while its candidates are measured beside them, a little in each call (auto_race.h), on parts of the list's GEMMs
- * (auto_parts.h): its own operands, since where and how they lie matters to libraries more than their sizes. The order
- * found is kept for the whole process, so that every context repeats the same choice, and with the machine for those
- * that come later (auto_cache.h). `ref` stands last and takes what no other does; it is not measured.
+ * Lists are divided into classes (dtypes, layout, sizes, beta). Until a class is decided, its calls use the default
+ * order of kinds, "native" first, and each call also measures the candidates a little (auto_race.h). Measurements use
+ * parts of the list's GEMMs with their operands (auto_parts.h), since the speed of libraries depends more on where
+ * operands are in memory than on their sizes. The order found is kept for the process, so that every context makes the
+ * same choice, and in the machine cache for later processes (auto_cache.h). `ref` is always the last, for lists that no
+ * other kind supports; it is not measured.
  */
 #include <dlfcn.h>
 #include <math.h>
@@ -35,41 +36,41 @@ enum { NUM_DTYPES = 3, NUM_LAYOUTS = 4, NUM_ROWS = 9, NUM_NK = 3 };
 enum { CANDIDATES_BYTES = 288 };
 enum { NUM_CLASSES = NUM_DTYPES * 2 * NUM_LAYOUTS * NUM_ROWS * NUM_NK * 2 };
 
-/* A run of a candidate: at most this much arithmetic for each thread (about 8 ms at 130 GFLOP/s) and this many bytes of
- * results. A quarter of the arithmetic was not enough: a library that packs the rows of a GEMM first does so for all
- * columns of the whole GEMM, but for few of a part, and lost races that it wins in a pass. The first, which does not
- * count, has less. */
+/* Limits of a run of a candidate: arithmetic for each thread (about 8 ms at 130 GFLOP/s) and bytes of results. A
+ * quarter of the arithmetic was not enough: some libraries first pack the rows of a GEMM. In a pass this cost is spread
+ * over all columns, in a part only over a few, so such libraries lost races that they would win in a pass. The first
+ * run, which does not count, is shorter. */
 #define MEASURE_FLOP       (1024.0 * 1024 * 1024)
 #define MEASURE_FIRST_FLOP (MEASURE_FLOP / 8)
-#define MEASURE_BYTES      (SLUICE_GEMM_SCRATCH_BYTES / 2) /* the other half is for the measured one's temporaries */
-/* Within this factor of the fastest, the first in the order of kinds wins: noise should not choose, and "native" gives
- * the same bits for every n. */
+#define MEASURE_BYTES      (SLUICE_GEMM_SCRATCH_BYTES / 2) /* the other half is for temporaries of the candidate */
+/* Among kinds within this factor of the fastest, the first in the order of kinds wins, so that noise does not decide.
+ * "native", the first, gives the same bits for every n. */
 #define MEASURE_MARGIN 1.03
-/* Where some library is already in use, another counts as slower by this: its idle threads spin on the same cores.
- * "native" has no threads of its own. */
+/* If one library is already in use, the time of another counts this many times: its idle threads would spin on the same
+ * cores. "native" has no threads of its own. */
 #define MEASURE_NEWCOMER 1.25
 
-/* Candidates in the order in which they are tried: four bits each, kind + 1, the lowest first. 0: not known. */
+/* Kinds in the order in which they are tried: four bits for each (kind + 1), the lowest bits first. 0: not known. */
 typedef uint32_t order_t;
 
 typedef struct sluice_gemm_auto_s {
   sluice_gemm_t base;
-  sluice_gemm_t* kinds[NUM_KINDS]; /* NULL: not there; REF always is */
-  int measures;                    /* 0: a named one, always tried before ref */
-  int in_use;                      /* bit per kind: first choice of some class */
+  sluice_gemm_t* kinds[NUM_KINDS]; /* NULL: not opened; REF always is */
+  int measures;                    /* 0: the named kind is always tried before ref */
+  int in_use;                      /* one bit for each kind that is the first choice of a class */
   order_t named;                   /* the order when nothing is measured */
   sluice_host_gemm_fn_t host_gemm; /* NULL: none */
-  uint64_t signature;              /* of the candidates: choices are shared between equal sets */
+  uint64_t signature;              /* of the candidates: selectors with the same candidates share choices */
   order_t classes[NUM_CLASSES];
 } sluice_gemm_auto_t;
 
-/* ---- the process's memory of choices --------------------------------------------------------------------------- */
+/* ---- choices of the process ------------------------------------------------------------------------------------ */
 
 typedef struct known_s {
   uint64_t signature;
   int32_t class_id;
-  order_t order;           /* 0: it is being measured */
-  int64_t runs;            /* of candidates: where the next one begins */
+  order_t order;           /* 0: being measured */
+  int64_t runs;            /* runs so far, which determine where the next one begins */
   sluice_gemm_race_t race; /* started with the first run */
 } known_t;
 
@@ -79,7 +80,7 @@ static struct {
   known_t entries[1024]; /* when it is full, no more classes are measured */
 } known = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
-/* The entry, made where there is none; NULL: there is no room. */
+/* Returns the entry, and adds one if there is none; NULL if the table is full. */
 static known_t* known_of(uint64_t signature, int32_t class_id) {
   for (int i = 0; i < known.count; ++i) {
     known_t* entry = &known.entries[i];
@@ -107,8 +108,8 @@ static const int64_t row_limits[NUM_ROWS - 1] = {4, 12, 24, 48, 96, 192, 384, 76
 
 static double volume(const sluice_gemm_problem_t* p) { return (double)p->m * (double)p->n * (double)p->k; }
 
-/* 0 when the list has no class: nothing to compute, or dtypes or strides that only ref takes, or packed weights, which
- * "native" reads where they lie and all others copy. */
+/* Returns 0 if the list has no class: it has nothing to compute, dtypes or strides that only ref supports, or packed
+ * weights, which "native" reads in place and all other kinds need decoded. */
 static int classify(const sluice_grouped_gemm_t* list, sluice_gemm_class_t* out) {
   int dtype;
   if (list->packed != NULL) return 0;
@@ -149,13 +150,13 @@ static int classify(const sluice_grouped_gemm_t* list, sluice_gemm_class_t* out)
   out->id = out->id * NUM_NK + nk_class;
   out->id = out->id * 2 + (list->beta != 0.0f);
   out->layout = layout, out->rows = row_class, out->nk = nk_class;
-  /* Measured with the rows of an expert of average size, not of the largest. */
+  /* Measure with the rows of an expert of average size. */
   int64_t* own = out->form.trans_a ? &out->form.k : &out->form.m;
   if (out->form.m == largest->m && rows < *own) *own = rows;
   return 1;
 }
 
-/* The class in words. Classes are looked up in every call, words only where one is measured. */
+/* Describes the class in words, for the log. */
 static void describe(const sluice_gemm_class_t* class, const sluice_grouped_gemm_t* list, char* text, size_t bytes) {
   static const char* const layouts[NUM_LAYOUTS] = {"NN", "NT", "TN", "TT"};
   static const char* const nk_texts[NUM_NK] = {"nk <= 2^18", "nk <= 2^21", "nk > 2^21"};
@@ -174,7 +175,8 @@ static order_t order_append(order_t order, int kind) {
   return order | (order_t)(kind + 1) << shift;
 }
 
-/* What host declines, without touching C, goes to the next that takes it, one GEMM at a time. */
+/* Runs GEMMs through "host". A GEMM that the host declines, without touching C, goes to the next kind that supports it.
+ */
 static sluice_status_t run_host(sluice_gemm_auto_t* selector, const sluice_grouped_gemm_t* list) {
   for (int64_t i = 0; i < list->count; ++i) {
     if (sluice_gemm_host_call(selector->kinds[HOST], list, i) == 0) continue;
@@ -194,7 +196,7 @@ static sluice_status_t run_host(sluice_gemm_auto_t* selector, const sluice_group
   return SLUICE_OK;
 }
 
-/* Seconds of one run; INFINITY where it fails or declines. */
+/* Returns the seconds of one run; INFINITY if the kind fails or declines. */
 static double time_run(sluice_gemm_auto_t* selector, int kind, const sluice_grouped_gemm_t* list) {
   sluice_gemm_t* gemm = selector->kinds[kind];
   uint64_t begin = sluice_now_ns();
@@ -229,7 +231,7 @@ static order_t sort(const double* measured, int in_use) {
   }
 }
 
-/* A bit for each kind that takes such a run. */
+/* Returns one bit for each kind that supports the run. */
 static uint32_t takers_of(const sluice_gemm_auto_t* selector, const sluice_grouped_gemm_t* run) {
   uint32_t takers = 0;
   for (int kind = 0; kind < REF; ++kind) {
@@ -239,11 +241,11 @@ static uint32_t takers_of(const sluice_gemm_auto_t* selector, const sluice_group
   return takers;
 }
 
-/* What the class has earned is spent on candidates, before its call: that overwrites what they write. */
+/* Spends the credit of the class on runs of candidates. This comes before the call, which overwrites their results. */
 static void measure(sluice_gemm_auto_t* selector, const sluice_grouped_gemm_t* list, const sluice_gemm_class_t* class,
                     known_t* entry) {
   sluice_gemm_race_t* race = &entry->race;
-  if (race->own == 0) return; /* the first call: nothing is earned */
+  if (race->own == 0) return; /* the first call: there is no credit yet */
   const double most_flop = race->round == 0 ? MEASURE_FIRST_FLOP : MEASURE_FLOP;
   sluice_gemm_parts_t parts;
   const sluice_threads_t pool = sluice_threads_find();
@@ -255,13 +257,13 @@ static void measure(sluice_gemm_auto_t* selector, const sluice_grouped_gemm_t* l
   void* scratch = NULL;
   if (bytes > 0) {
     scratch = sluice_alloc_zeroed(selector->base.allocator, bytes, "gemm auto: a result to measure with");
-    if (scratch == NULL) return; /* the call itself may have room; measured another time */
+    if (scratch == NULL) return; /* the call may need less memory; a later call measures */
   }
   sluice_grouped_gemm_t run = *list;
   run.count = parts.in_run;
   run.problems = sluice_gemm_parts_next(&parts, scratch);
   if (entry->runs == 0) sluice_gemm_race_start(race, takers_of(selector, &run));
-  const int round = race->round; /* the next one may have parts of another size */
+  const int round = race->round; /* the next round may have parts of another size */
   for (int kind, first = 1; race->round == round && (kind = sluice_gemm_race_next(race, flop)) >= 0; first = 0) {
     if (!first) run.problems = sluice_gemm_parts_next(&parts, scratch);
     sluice_gemm_race_ran(race, kind, time_run(selector, kind, &run), flop);
@@ -287,7 +289,7 @@ static void decide(sluice_gemm_auto_t* selector, const sluice_grouped_gemm_t* li
              selector->kinds[(entry->order & 0xf) - 1]->name, text, (long long)entry->runs);
 }
 
-/* Marks a first choice, and adds it to the name that contexts show. */
+/* Marks a kind as the first choice of a class, and adds it to the name that contexts show. */
 static void note_choice(sluice_gemm_auto_t* selector, int kind) {
   if (kind != REF && kind != NATIVE) selector->in_use |= 1 << kind;
   char* name = selector->base.name;
@@ -298,7 +300,7 @@ static void note_choice(sluice_gemm_auto_t* selector, int kind) {
   snprintf(name + used, sizeof selector->base.name - used, "%s%s", used == 0 ? "" : " + ", choice);
 }
 
-/* What choices are kept under: the candidates, and whose function "host" is, by the file that holds it. */
+/* Writes the key of the choices in the machine cache: the candidates, and the file that has the host's function. */
 static void candidates_of(const sluice_gemm_auto_t* selector, char text[CANDIDATES_BYTES]) {
   const char* file = "";
   Dl_info info;
@@ -322,7 +324,7 @@ static void keep(const sluice_gemm_auto_t* selector) {
   sluice_gemm_choices_write(candidates, choices, count);
 }
 
-/* Whether an order that was read can be followed: kinds that are there, each once, ref the last. */
+/* Whether an order from the cache is valid: opened kinds, each once, ref the last. */
 static int is_order(const sluice_gemm_auto_t* selector, order_t order) {
   uint32_t met = 0;
   for (; order != 0; order >>= 4) {
@@ -334,7 +336,7 @@ static int is_order(const sluice_gemm_auto_t* selector, order_t order) {
   return 0;
 }
 
-/* What earlier processes chose, once for each set of candidates. */
+/* Reads the choices of earlier processes, once for each set of candidates. */
 static void recall(const sluice_gemm_auto_t* selector) {
   pthread_mutex_lock(&known.mutex);
   int is_new = 1;
@@ -351,7 +353,7 @@ static void recall(const sluice_gemm_auto_t* selector) {
   pthread_mutex_unlock(&known.mutex);
 }
 
-/* out_entry: where what the call takes is to be earned, or NULL. */
+/* Returns the order for a list. out_entry: the entry whose race gets credit for the time of the call, or NULL. */
 static order_t order_of(sluice_gemm_auto_t* selector, const sluice_grouped_gemm_t* list, known_t** out_entry) {
   sluice_gemm_class_t class;
   *out_entry = NULL;
@@ -403,7 +405,7 @@ static sluice_status_t run_by(sluice_gemm_auto_t* selector, const sluice_grouped
     sluice_gemm_t* next = selector->kinds[kind];
     if (!next->vtable->supports(next, list)) continue;
     if (kind != HOST) return sluice_gemm_run_decoded(next, list);
-    if (list->packed != NULL) continue; /* the host could decline when a part of C has been written */
+    if (list->packed != NULL) continue; /* the host could decline after a part of C has been written */
     return run_host(selector, list);
   }
   return SLUICE_FAIL(SLUICE_E_INTERNAL, "gemm %s: no implementation takes this list", selector->base.name);
@@ -424,10 +426,10 @@ static const sluice_gemm_vtable_t auto_vtable = {
     .destroy = auto_destroy,
     .supports = auto_supports,
     .run = auto_run,
-    .decodes = 1, /* the kind that takes the list reads packed weights, or gets them decoded */
+    .decodes = 1, /* run_by decodes packed weights for kinds that do not read them */
 };
 
-/* Fills selector->kinds for `name`. "auto" goes on without what is missing, unless options->library is what is. */
+/* Fills selector->kinds for `name`. "auto" does not need all libraries, but fails if options->library is missing. */
 static sluice_status_t open_kinds(sluice_gemm_auto_t* selector, const char* name, const char* library,
                                   const sluice_gemm_options_t* options) {
   sluice_allocator_t* allocator = selector->base.allocator;
@@ -443,7 +445,7 @@ static sluice_status_t open_kinds(sluice_gemm_auto_t* selector, const char* name
                        name);
   }
 
-  /* A library given with "auto" is a BLAS or a oneDNN, as its symbols tell; the other is looked for as usual. */
+  /* The symbols of a library given with "auto" tell whether it is a BLAS or a oneDNN. The other is found as usual. */
   char why_native[256] = "";
   char why_blas[512] = "";
   char why_onednn[512] = "";
@@ -469,7 +471,7 @@ static sluice_status_t open_kinds(sluice_gemm_auto_t* selector, const char* name
   return sluice_gemm_host_create(options->host_gemm, options->host_gemm_user, allocator, &selector->kinds[HOST]);
 }
 
-/* All that it chooses among; of a name the one it stands for, since `ref` is always there. */
+/* Writes the names of all opened kinds if the selector measures; else its name alone, without `ref`. */
 static void list_kinds(const sluice_gemm_auto_t* selector, char* text, size_t room) {
   const char* between = "auto of ";
   size_t used = 0;

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sluice's own GEMMs: blocks of both operands are packed as f32, or as pairs of bf16, then tiles of C are summed from
- * them.
+/* Sluice's own GEMMs: packs blocks of both operands as f32, or as pairs of bf16, and computes tiles of C from them.
  *
  *   for each block of rows (A packed: stays in a cache)
  *     for each block of depth
  *       for each block of columns (B packed)
  *         for each tile: C += A * B, while the next block of B is prefetched from memory
  *
- * A stock library packs for thousands of rows. Here an expert has dozens, so a weight is used few times once it has
- * come from memory: it is packed one cache-sized block at a time, and its successor travels while the block is
- * multiplied. Where B lies row by row in f32 (input gradients) the first tile over a panel reads it in place and leaves
- * it packed for the others: no pass of its own. The last block of a GEMM asks for the first of the next one.
- * GEMMs of so few rows that packing B would cost more than multiplying by it go another way, where a set has one
- * (native_thin.inc.h, native_packed.inc.h). Threads share the panels of a whole list (native_runs.h).
+ * Other libraries pack for thousands of rows. Here an expert has dozens of rows, so a weight is used only a few times
+ * after it has been read from memory. It is packed one cache-sized block at a time, and the next block is prefetched
+ * while the current one is multiplied. If B is stored row by row in f32 (input gradients), the first tile over a panel
+ * reads B in place and packs it for the other tiles, so packing needs no pass of its own. The last block of a GEMM
+ * prefetches the first block of the next GEMM. With very few rows, packing B would cost more than multiplying by it;
+ * for such GEMMs a set may have other kernels (native_thin.inc.h, native_packed.inc.h). Threads share the panels of a
+ * whole list (native_runs.h).
  *
- * A weight packed in 4 or 8 bits is decoded where panels are packed, a few rows at a time, so that the panels, and with
- * them the bits of C, are those of the decoded weight.
+ * A weight packed in 4 or 8 bits is decoded a few rows at a time when its panels are packed. The panels, and so the
+ * bits of C, are those of the decoded weight.
  *
  * Numbers: an element of C is one chain of fused multiply-adds over k, ascending, that starts from zero (beta 0) or
- * from C (beta 1), in f32, and is rounded once to C's dtype. No block size, no number of rows, no position and no
- * thread count is part of that, so a row has the same bits in every chunking. GEMMs of bf16 on a processor with AMX or
+ * from C (beta 1), in f32, and is rounded once to C's dtype. It does not depend on block sizes, number of rows,
+ * position or threads, so a row has the same bits in every chunking. GEMMs of bf16 on a processor with AMX or
  * AVX512-BF16 have other rules, with the same consequence: native_amx.c, native_avx512_bf16.c.
  */
 #include "backend/gemm/native/gemm_native.h"
@@ -34,15 +34,15 @@
 #include "backend/gemm/native/native_kernels.h"
 #include "backend/gemm/native/native_runs.h"
 
-/* How blocks are chosen, found by measuring. B comes from memory and is read in long runs: where it lies along k, a
- * page of each row at a time; else some rows of many columns. With few rows it is packed once and used at once, panel
- * by panel; with many, a wide block of it stays in the cache while tiles of A pass. A weight gradient (A along its
- * rows) writes more than it reads: few visits to C. (Stores past the caches were tried for it: 22 in place of 33
- * GFLOP/s at 8 rows on one Cascade Lake core.) All told a thread needs at most SLUICE_GEMM_THREAD_BYTES. */
+/* Block sizes, found by measurement. B is read from memory in long runs: if k is contiguous, a page of each row at a
+ * time; else some rows of many columns. With few rows of C, each panel of B is packed and then used at once; with many,
+ * a wide block of B stays in the cache for all tiles of A. A weight gradient (A transposed) writes more than it reads,
+ * so its blocks visit C rarely. (With non-temporal stores it reached 22 instead of 33 GFLOP/s, at 8 rows on one Cascade
+ * Lake core.) In total a thread needs at most SLUICE_GEMM_THREAD_BYTES. */
 typedef struct recipe_s {
   int64_t depth;            /* steps */
   int64_t a_bytes, b_bytes; /* of one block */
-  int by_rows;              /* 1: runs of C's rows one after the other; 0: a panel of B is used up first */
+  int by_rows;              /* 1: the outer loop goes over tiles of rows of C; 0: over panels of B */
 } recipe_t;
 static const recipe_t along_few = {1024, 512 << 10, 128 << 10, 0};
 static const recipe_t along_many = {512, 768 << 10, 256 << 10, 1};
@@ -50,21 +50,21 @@ static const recipe_t across_few = {128, 512 << 10, 128 << 10, 1};
 static const recipe_t across_many = {256, 768 << 10, 256 << 10, 1};
 static const recipe_t gradient = {512, 512 << 10, 128 << 10, 1};
 enum { MANY_ROWS = 128 };
-/* With more rows, memory is not what a GEMM waits for. */
+/* With more rows, a GEMM does not wait for memory. */
 enum { FEW_ROWS = 32 };
-/* Where there are more tiles over a panel, those that read B in place leave asking for the next block to the others. */
+/* With more tiles over a panel, tiles that read B in place do not prefetch the next block; the others do. */
 enum { FEW_TILES = 3 };
-/* Of the sums that wait; those of one block of C always fit. */
+/* Bytes of f32 sums of a stripe; the sums of one block of C always fit. */
 #define S_BYTES ((int64_t)512 << 10)
-/* A thread is not started for less: multiply-adds, which take it about 5 microseconds. */
+/* The least multiply-adds for which a thread is started: about 5 microseconds. */
 #define THREAD_WORK ((double)(1 << 18))
-/* Threads do not divide less between them: some 100 microseconds. */
+/* The least multiply-adds of a piece: some 100 microseconds. */
 #define PIECE_WORK ((double)(1 << 23))
-/* Nor rows of B, or of a weight's gradient, into shorter runs: floats. */
+/* The least columns of a piece if B is stored row by row, and of a weight gradient. */
 enum { PIECE_RUN = 1024 };
 
 enum { GROUP = 16, PAGE = 4096 };
-/* Blocks of k begin where blocks of a packed weight may, and pairs. */
+/* Blocks of k begin at a multiple of this, at which blocks of a packed weight and pairs can begin too. */
 enum { DEPTH_UNIT = SLUICE_PACKED_LEAST_COLS };
 
 typedef struct sluice_gemm_native_s {
@@ -75,13 +75,13 @@ typedef struct sluice_gemm_native_s {
 
 /* ---- one GEMM ------------------------------------------------------------------------------------------------ */
 
-/* How a GEMM is cut. */
+/* The blocks of a GEMM. */
 typedef struct blocks_s {
-  int64_t rows, depth, cols; /* of a block; multiples of nothing, of GROUP steps, of width */
-  int64_t stripe;            /* columns that are finished over the whole of k before the next ones are begun */
+  int64_t rows, depth, cols; /* of a block; depth is a multiple of DEPTH_UNIT, cols of width */
+  int64_t stripe;            /* columns that are computed over the whole of k before the next ones */
   int by_rows;
-  int sums; /* 1: sums of several blocks of depth wait in f32 beside C */
-  int raw;  /* 1: the first tiles of a block read B where it lies and pack it */
+  int sums; /* 1: between blocks of depth, sums are kept in f32 outside of C */
+  int raw;  /* 1: the first tiles of a block read B in place and pack it */
 } blocks_t;
 
 typedef struct work_s {
@@ -93,8 +93,7 @@ typedef struct work_s {
   float* sums;
 } work_t;
 
-/* A tile of rows * cols is what one call of the kernel computes. Row blocks are cut into tiles of nearly equal height.
- */
+/* Rows of a tile, which one call of the kernel computes. Blocks of rows are cut into tiles of nearly equal height. */
 static int64_t tile_rows(const sluice_native_kernels_t* kernels, int64_t rows, int64_t tile) {
   int64_t count = sluice_ceil_div(rows, kernels->max_rows);
   return rows / count + (tile < rows % count);
@@ -129,7 +128,7 @@ static int64_t steps_of(const sluice_native_kernels_t* kernels, int64_t depth) {
   return kernels->unit == 1 ? depth : sluice_ceil_div(depth, kernels->unit);
 }
 
-/* A [i0 ..][k0 ..] as tiles of [steps][rows of the tile]. */
+/* Packs A [i0 ..][k0 ..] as tiles of [steps][rows of the tile]. */
 static void pack_a(const work_t* w, const sluice_gemm_form_t* f, int64_t i0, int64_t rows, int64_t k0, int64_t depth) {
   const int64_t bytes = (int64_t)sluice_dtype_bytes(w->dtype_ab);
   float* out = w->a;
@@ -146,7 +145,7 @@ static void pack_a(const work_t* w, const sluice_gemm_form_t* f, int64_t i0, int
   }
 }
 
-/* B [k0 ..][j0 ..] as panels of [steps][width]. */
+/* Packs B [k0 ..][j0 ..] as panels of [steps][width]. */
 static void pack_plain_b(const work_t* w, const sluice_gemm_form_t* f, int64_t k0, int64_t depth, int64_t j0,
                          int64_t cols) {
   const int64_t bytes = (int64_t)sluice_dtype_bytes(w->dtype_ab);
@@ -166,7 +165,7 @@ static void pack_plain_b(const work_t* w, const sluice_gemm_form_t* f, int64_t k
 
 enum { DECODED_BYTES = SLUICE_NATIVE_ROWS * SLUICE_NATIVE_COLS * sizeof(float) };
 
-/* Some rows of a packed weight from (row, col) on, SLUICE_NATIVE_COLS elements of dtype_ab apart. */
+/* Decodes rows of a packed weight from (row, col) on, to rows SLUICE_NATIVE_COLS elements of dtype_ab apart. */
 static void decode(const work_t* w, const sluice_gemm_form_t* f, int64_t row, int64_t rows, int64_t col, int64_t cols,
                    char* out) {
   const int64_t row_bytes = SLUICE_NATIVE_COLS * (int64_t)sluice_dtype_bytes(w->dtype_ab);
@@ -175,7 +174,7 @@ static void decode(const work_t* w, const sluice_gemm_form_t* f, int64_t row, in
   }
 }
 
-/* pack_b where B is packed along k. */
+/* pack_b for a B that is packed along k. */
 static void pack_decoded_rows(const work_t* w, const sluice_gemm_form_t* f, int64_t k0, int64_t depth, int64_t j0,
                               int64_t cols) {
   _Alignas(64) char decoded[DECODED_BYTES];
@@ -193,7 +192,7 @@ static void pack_decoded_rows(const work_t* w, const sluice_gemm_form_t* f, int6
   }
 }
 
-/* pack_b where B is packed along its columns. */
+/* pack_b for a B that is packed along its columns. */
 static void pack_decoded_columns(const work_t* w, const sluice_gemm_form_t* f, int64_t k0, int64_t depth, int64_t j0,
                                  int64_t cols) {
   _Alignas(64) char decoded[DECODED_BYTES];
@@ -215,7 +214,7 @@ static void pack_decoded_columns(const work_t* w, const sluice_gemm_form_t* f, i
   }
 }
 
-/* pack_b where B is packed along k and the set decodes while it packs. */
+/* pack_b for a B that is packed along k, if the set decodes while it packs. */
 static void pack_codes(const work_t* w, const sluice_gemm_form_t* f, int64_t k0, int64_t depth, int64_t j0,
                        int64_t cols) {
   const int64_t width = w->kernels->width;
@@ -225,7 +224,7 @@ static void pack_codes(const work_t* w, const sluice_gemm_form_t* f, int64_t k0,
   }
 }
 
-/* Aims at B [k0 ..][j0 ..], to be asked for within `steps` calls of SLUICE_NATIVE_STEP. */
+/* Returns a prefetch of B [k0 ..][j0 ..] that ends within `steps` times SLUICE_NATIVE_STEP steps. */
 static sluice_native_prefetch_t aim(const work_t* w, const sluice_gemm_form_t* f, int64_t k0, int64_t depth, int64_t j0,
                                     int64_t cols, int64_t steps) {
   enum { BITS = 8 };
@@ -257,7 +256,7 @@ static void pack_b(const work_t* w, const sluice_gemm_form_t* f, const place_t* 
   }
 }
 
-/* Every tile of one block of C. */
+/* Computes every tile of one block of C. */
 static void multiply(const work_t* w, const sluice_gemm_form_t* f, const blocks_t* blocks, const place_t* p,
                      sluice_native_prefetch_t* prefetch) {
   const sluice_native_kernels_t* kernels = w->kernels;
@@ -273,7 +272,7 @@ static void multiply(const work_t* w, const sluice_gemm_form_t* f, const blocks_
   char* c = (char*)f->c + (p->i0 * f->ldc + p->j0) * bytes_c;
   float* sums = w->sums + (p->j0 - p->stripe0);
   sluice_native_prefetch_t nothing = {0};
-  /* What all tiles have in common. */
+  /* The fields that are the same for all tiles. */
   sluice_native_tile_t t = {.depth = steps, .raw_ld = f->ldb};
   const int out_waits = !last && blocks->sums;
   t.out_ld = out_waits ? p->stripe : f->ldc;
@@ -284,9 +283,8 @@ static void multiply(const work_t* w, const sluice_gemm_form_t* f, const blocks_
   t.start_dtype = start_waits ? SLUICE_DTYPE_F32 : w->dtype_c;
   const int64_t out_bytes = out_waits ? (int64_t)sizeof(float) : bytes_c;
   t.next_out_bytes = t.out_ld * out_bytes;
-  /* All rows that come next, however few steps there are. Where they are overwritten and lie whole pages apart they
-   * come one at a time: so many at once push each other out of the few places of a first-level cache that they share.
-   */
+  /* Prefetch all rows of the next tile within the steps of this one. Rows that are overwritten and are whole pages
+   * apart are prefetched one at a time: they share few sets of the first-level cache and would evict each other. */
   t.next_each = 1;
   if (starts || t.next_out_bytes % PAGE != 0) {
     t.next_each = (int32_t)sluice_ceil_div(kernels->max_rows, sluice_max(steps / SLUICE_NATIVE_STEP, 1));
@@ -330,8 +328,8 @@ static void multiply(const work_t* w, const sluice_gemm_form_t* f, const blocks_
   }
 }
 
-/* Columns [from, to) of a GEMM. next: the one of which this thread begins column next_from after it, or NULL; its
- * first block of B travels during the last one here. */
+/* Computes columns [from, to) of a GEMM. next: the GEMM that this thread continues with, from column next_from, or
+ * NULL. Its first block of B is prefetched during the last block here. */
 static void problem(const work_t* w, const sluice_gemm_form_t* f, int64_t from, int64_t to,
                     const sluice_gemm_form_t* next, int64_t next_from) {
   const blocks_t blocks = cut(w->kernels, f, w->dtype_ab, w->dtype_c);
@@ -404,14 +402,14 @@ typedef struct room_s {
   int64_t a, b, sums; /* floats, each a multiple of a line */
 } room_t;
 
-/* Of the set, those for GEMMs of this list. */
+/* Returns the kernels of the set for GEMMs of this list. */
 static const sluice_native_kernels_t* kernels_for(const sluice_gemm_native_t* native,
                                                   const sluice_grouped_gemm_t* list) {
   const int has_own = list->dtype_ab == SLUICE_DTYPE_BF16 && native->kernels->pairs != NULL;
   return has_own ? native->kernels->pairs : native->kernels;
 }
 
-/* The set's own way with GEMMs of this list, or NULL. */
+/* Returns the functions for bf16 if the set has them and this list needs them, else NULL. */
 static const sluice_native_bf16_t* own_way(const sluice_native_kernels_t* kernels, const sluice_grouped_gemm_t* list) {
   return list->dtype_ab == SLUICE_DTYPE_BF16 ? kernels->bf16 : NULL;
 }
@@ -443,25 +441,25 @@ static room_t room_for(const sluice_native_kernels_t* kernels, const sluice_grou
   return room;
 }
 
-/* What the threads of one call share. */
+/* Shared by the threads of one call. */
 typedef struct call_s {
   const sluice_gemm_native_t* native;
   const sluice_native_kernels_t* kernels;
   const sluice_grouped_gemm_t* list;
   int64_t width; /* of a panel */
   room_t room;
-  char* rooms; /* one after the other */
+  char* rooms; /* the workspaces of all threads */
   sluice_runs_t runs;
 } call_t;
 
 static uint64_t room_bytes(const room_t* room) { return (uint64_t)(room->a + room->b + room->sums) * sizeof(float); }
 
-/* Of `width` columns of a GEMM: packing them costs about as much as eight rows. */
+/* The work of a panel of `width` columns, in multiply-adds. Packing it costs about as much as eight rows. */
 static double panel_work(int64_t width, const sluice_gemm_form_t* f) {
   return (double)(f->m + 8) * (double)f->k * (double)width;
 }
 
-/* One thread's pieces of the list. */
+/* Computes one thread's pieces of the list. */
 static void share(void* data, int index, int count) {
   (void)count;
   const call_t* call = data;
@@ -473,7 +471,7 @@ static void share(void* data, int index, int count) {
   const work_t work = {kernels, list->dtype_ab, list->dtype_c, list->beta, room, b, b + call->room.b};
   if (own != NULL) own->begin();
   for (sluice_piece_t piece; sluice_runs_take(&call->runs, index, &piece);) {
-    sluice_gemm_form_t form, next; /* supports() has seen them all */
+    sluice_gemm_form_t form, next; /* supports() has checked all forms */
     if (!sluice_gemm_form_of(list, piece.problem, &form)) continue;
     const int goes_on = piece.next_gemm >= 0 && sluice_gemm_form_of(list, piece.next_gemm, &next);
     const sluice_gemm_form_t* after = goes_on ? &next : NULL;
@@ -501,8 +499,8 @@ static double work_of(const sluice_grouped_gemm_t* list, int64_t width) {
   return work;
 }
 
-/* Where each GEMM's panels begin, and how few of them are worth a piece. GEMMs without work are done here and
- * have no panels. */
+/* Sets where each GEMM's panels begin, and the fewest panels of a piece. GEMMs with k = 0 get none and are computed
+ * here. */
 static void number_panels(const sluice_grouped_gemm_t* list, int64_t width, int64_t* begins, int64_t* least) {
   begins[0] = 0;
   for (int64_t i = 0; i < list->count; ++i) {
@@ -518,7 +516,7 @@ static void number_panels(const sluice_grouped_gemm_t* list, int64_t width, int6
   }
 }
 
-/* Runs of equal work, as far as it is known before. */
+/* Divides the panels into runs of equal work, as estimated by panel_work. */
 static void cut_runs(const call_t* call, double work) {
   const sluice_runs_t* runs = &call->runs;
   int64_t first = 0;
@@ -549,7 +547,7 @@ static int threads_for(const sluice_gemm_native_t* native, double work) {
   return threads < 1 ? 1 : threads;
 }
 
-/* The memory: the table of panels, the runs, a room for each thread. */
+/* One allocation holds the table of panels, the runs, and a workspace for each thread. */
 static sluice_status_t native_run(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
   const sluice_gemm_native_t* native = (const sluice_gemm_native_t*)gemm;
   const sluice_native_kernels_t* kernels = kernels_for(native, list);

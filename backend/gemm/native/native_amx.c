@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /* GEMMs of bf16 on processors with AMX; other dtypes go to the kernels for AVX-512.
  *
- * A step multiplies a left tile, 16 rows of 32 k, by a right tile, 16 pairs of k of 16 columns. B that lies along k (a
- * weight in forward) is the left operand where it lies: it is read once and never packed, and what is computed is C^T,
- * turned over when it is stored. B that lies row by row is the right operand: pairs of its rows are interleaved, one
- * cache-sized block at a time. A is small and always packed. What is needed next travels meanwhile, as in
- * gemm_native.c.
+ * A step multiplies a left tile, 16 rows of 32 k, by a right tile, 16 pairs of k of 16 columns. If k is contiguous in B
+ * (the weight of a forward), B is the left operand, in place: it is read once and never packed. The tiles then compute
+ * C^T, which is transposed when it is stored. If B is stored row by row, it is the right operand: pairs of its rows are
+ * interleaved, one cache-sized block at a time. A is small and always packed. The operands of the next block are
+ * prefetched, as in gemm_native.c.
  *
- * Numbers: k is cut into steps of 32 from its beginning, the last one filled up with zeros. A step adds its even k and
- * its odd k in two chains of fused multiply-adds that start from zero, then one to the other, then both to the sum so
- * far, in f32, subnormal numbers taken and given as zeros (the processor's definition). C is added last (beta 1) and
- * rounded once; to bf16 as the processor does it, subnormal results to zeros. As there, nothing else is part of it, so
- * a row has the same bits in every chunking.
+ * Numbers: k is cut into steps of 32 from its beginning; the last step is filled up with zeros. A step adds its even k
+ * and its odd k in two chains of fused multiply-adds that start from zero, then adds one chain to the other, and both
+ * to the sum so far, in f32. The processor takes and returns subnormal numbers as zeros. C is added last (beta 1). The
+ * result is rounded once; the instruction that rounds to bf16 also returns subnormal results as zeros. Nothing else
+ * affects an element, so a row has the same bits in every chunking.
  */
 #include "backend/gemm/native/native_kernels.h"
 
@@ -40,9 +40,9 @@
 #include "backend/gemm/native/native_zmm.inc.h"
 
 enum { EDGE = 16, STEP = 32, TILE_BYTES = 1024, TILE_FLOATS = 256, LINE = 64, BF16_BYTES = 2 };
-/* Rows of C that are computed together, tiles of A, of B and of sums, found by measuring: what is packed and what
- * travels stays in a second-level cache of 2 MiB. B across is cut into few rows of it, since rows whose distance is a
- * power of two share few places there. */
+/* Limits of a block: rows of C, tiles of A, of B and of sums, found by measurement, so that packed and prefetched data
+ * fit into a second-level cache of 2 MiB. If B is stored row by row ("across"), a block has few rows of B, since rows
+ * at a distance of a power of two compete for few sets of that cache. */
 enum {
   FEW_STEPS = 3,
   MOST_ROWS = 256,
@@ -52,35 +52,36 @@ enum {
   MOST_B = 256,
   MOST_AHEAD = 512
 };
-/* A weight gradient of up to so many steps has the whole of k in each block, with more of B: sums that wait would cost
- * more than they save. Of more steps, both operands no longer stay in the cache. */
+/* A weight gradient of at most GRADIENT_STEPS has the whole of k in each block, and more tiles of B, since to store and
+ * reload sums would cost more than this saves. With more steps, both operands would not fit into the cache. */
 enum { GRADIENT_STEPS = 16, GRADIENT_B = 512 };
-/* With more rows of C than these, memory is not what a GEMM waits for. With fewer, of B's rows that are packed and
- * are a page long or more the processor fetches what comes next by itself, and sooner than it comes when asked for. */
+/* With more rows of C than these, a GEMM does not wait for memory. With fewer, if B is stored row by row and
+ * its rows are a page long or more, the hardware prefetcher is faster than a software prefetch. */
 enum { FEW_ROWS = 64, PAGE = 4096 };
 
 /* ---- packing --------------------------------------------------------------------------------------------------- */
 
-/* A or B: element (o, k), where o counts C's rows or columns. */
+/* A or B: element (o, k), where o is the row or column of C. */
 typedef struct side_s {
   const char* data;
   int64_t ld; /* bytes */
   int along;  /* 1: k is contiguous; 0: o is */
-  int bits;   /* of an element: fewer than those of a bf16 where it is packed */
+  int bits;   /* of an element: 16, or those of a packed weight */
 } side_t;
 
 static const char* side_at(const side_t* s, int64_t o, int64_t k) {
   return s->data + (s->along ? o * s->ld + k * s->bits / 8 : k * s->ld + o * s->bits / 8);
 }
 
-/* Words 0, 16, 1, 17, ...: pairs of k out of one half for an even k and one for the odd k after it. */
+/* Words 0, 16, 1, 17, ...: makes pairs of k from a half for an even k and a half for the odd k after it. */
 INLINE __m512i interleave(__m512i halves) {
   const __m512i words = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
                                          5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   return _mm512_permutexvar_epi16(words, halves);
 }
 
-/* One tile of `count` <= 16 o and `depth` <= 32 k, zeros around them: left is [o][k], right is [k / 2][o] in pairs. */
+/* Packs a tile of `count` <= 16 o and `depth` <= 32 k, padded with zeros: [o][k] for a left tile, [k / 2][o] in pairs
+ * for a right tile. */
 INLINE void pack_tile(const side_t* s, int64_t o, int64_t count, int64_t k, int64_t depth, int right, char* out) {
   const char* at = side_at(s, o, k);
   __m512 r[LANES];
@@ -120,7 +121,7 @@ INLINE void ask(sluice_native_prefetch_t* p, int64_t lines) {
   p->inner = inner;
 }
 
-/* Two whole right tiles side by side, where o is contiguous: each line of memory is read once. */
+/* Packs two adjacent whole right tiles if o is contiguous, so that each line of memory is read once. */
 INLINE void pack_two(const char* at, int64_t ld, char* out, int64_t out_tile) {
 #pragma GCC unroll 4
   for (int i = 0; i < LANES; ++i) {
@@ -132,7 +133,7 @@ INLINE void pack_two(const char* at, int64_t ld, char* out, int64_t out_tile) {
   }
 }
 
-/* One step of o [o0 ..][k ..]: a tile of each 16 o, out_tile bytes apart. */
+/* Packs one step of o [o0 ..][k ..]: a tile for each 16 o, out_tile bytes apart. */
 static void pack_step(const side_t* s, int64_t o0, int64_t count, int64_t k, int64_t depth, int right, char* out,
                       int64_t out_tile, sluice_native_prefetch_t* prefetch) {
   const int64_t per_tile = prefetch->per_step;
@@ -147,7 +148,7 @@ static void pack_step(const side_t* s, int64_t o0, int64_t count, int64_t k, int
   }
 }
 
-/* o [o0 ..][k0 ..] as [tile][step]. */
+/* Packs o [o0 ..][k0 ..] as [tile][step]. */
 static void pack(const side_t* s, int64_t o0, int64_t count, int64_t k0, int64_t depth, int right, char* out,
                  sluice_native_prefetch_t* prefetch) {
   const int64_t out_tile = sluice_ceil_div(depth, STEP) * TILE_BYTES;
@@ -156,7 +157,7 @@ static void pack(const side_t* s, int64_t o0, int64_t count, int64_t k0, int64_t
   }
 }
 
-/* The same of a packed B that lies row by row, as right tiles: what a step reads is decoded first. */
+/* The same for a packed B that is stored row by row, to right tiles. Decodes the rows of a step first. */
 static void pack_decoded(const sluice_gemm_form_t* f, int64_t j0, int64_t cols, int64_t k0, int64_t depth, char* out,
                          sluice_native_prefetch_t* prefetch) {
   static _Thread_local _Alignas(64) char decoded[STEP * SLUICE_NATIVE_COLS * BF16_BYTES];
@@ -187,7 +188,7 @@ INLINE void decode_left_as(const int32_t format, const sluice_gemm_form_t* f, in
   }
 }
 
-/* A packed B that lies along k, decoded to left tiles. */
+/* Decodes a packed B in which k is contiguous to left tiles. */
 static void decode_left(const sluice_gemm_form_t* f, int64_t j0, int64_t cols, int64_t k0, int64_t depth, char* out) {
   switch (f->packed.format) {
     case SLUICE_PACKED_MXFP4: decode_left_as(SLUICE_PACKED_MXFP4, f, j0, cols, k0, depth, out); break;
@@ -199,29 +200,29 @@ static void decode_left(const sluice_gemm_form_t* f, int64_t j0, int64_t cols, i
 
 /* ---- a group of tiles ------------------------------------------------------------------------------------------- */
 
-/* lefts x rights tiles of sums, over one block of k. */
+/* A group of lefts x rights tiles of sums, over one block of k. */
 typedef struct group_s {
   const char* left;
   int64_t left_tile, left_step, left_ld; /* bytes from tile to tile, from step to step, from row to row */
   const char* right;                     /* packed */
   int64_t right_tile;
-  int64_t steps;      /* that are read from `left` */
-  int64_t tail;       /* k after them, packed here from `side` */
-  const side_t* side; /* of which `o` and `k` are where the tail begins */
+  int64_t steps;      /* read from `left` */
+  int64_t tail;       /* k after these steps, which the group packs from `side` */
+  const side_t* side; /* the tail begins at (o, k) */
   int64_t o, k, count;
-  float* sums; /* that wait */
+  float* sums; /* kept between blocks of k */
   int64_t sums_left, sums_right;
-  int first, last; /* of the blocks of k */
+  int first, last; /* whether this is the first, the last block of k */
   int turned;      /* 1: a left row is a column of C */
   char* c;
   int64_t ldc; /* bytes */
   int64_t rows, cols;
-  int64_t ahead; /* bytes from C's rows here to those of the next group, or 0: what they hold travels meanwhile */
+  int64_t ahead; /* bytes from the rows of C to those of the next group, which are prefetched; 0: no prefetch */
   int32_t dtype_c;
-  int adds; /* to C */
+  int adds; /* 1: adds to C */
 } group_t;
 
-/* Packed data are written by instructions that the compiler knows, and read by some that it does not look into. */
+/* A compiler barrier: the compiler does not know which memory the loads of tiles read. */
 #define SETTLE() __asm__ volatile("" ::: "memory")
 
 #define LEFT(register, i)  _tile_loadd(register, left + (i)*left_tile, left_ld)
@@ -289,7 +290,7 @@ INLINE void multiply(const int lefts, const int rights, const group_t* g, const 
 #define WAIT(i)    _tile_stored(i, WAITING(i), LINE);
 #define GIVE(i)    _tile_stored(i, sums + (i)*TILE_FLOATS, LINE);
 
-/* Rounded to nearest even as the processor does it: subnormal numbers become zeros. */
+/* Rounds to nearest even with the instruction that turns subnormal numbers into zeros. */
 INLINE void store_rounded(int32_t dtype, char* at, lanes_t lanes, vf x) {
   if (dtype == SLUICE_DTYPE_BF16) {
     _mm256_mask_storeu_epi16(at, lanes, (__m256i)_mm512_cvtneps_pbh(x));
@@ -298,7 +299,7 @@ INLINE void store_rounded(int32_t dtype, char* at, lanes_t lanes, vf x) {
   }
 }
 
-/* C's tile at (i, j) from its sum. */
+/* Writes the tile of C at (i, j) from its sum. */
 INLINE void finish(const group_t* g, const float* sum, int64_t i, int64_t j) {
   const int64_t rows = g->rows - i;
   const lanes_t lanes = first_lanes(g->cols - j);
@@ -318,7 +319,7 @@ INLINE void finish(const group_t* g, const float* sum, int64_t i, int64_t j) {
   }
 }
 
-/* Two of them side by side, whole, in bf16: a line of C is written at once, or memory would be read for it. */
+/* Writes two adjacent whole tiles in bf16. The line of C is written as a whole, so it is not read from memory first. */
 INLINE void finish_two(const group_t* g, const float* sum, int64_t i, int64_t j) {
   const int64_t rows = sluice_min(g->rows - i, EDGE);
   char* at = g->c + i * g->ldc + j * BF16_BYTES;
@@ -364,7 +365,7 @@ INLINE void group_of(const int lefts, const int rights, const group_t* g, sluice
     EACH_SUM(WAIT)
     return;
   }
-  /* Neither array is on the stack: gcc 12's address sanitizer moves stacks to places that are not so aligned. */
+  /* Static, as `packed` above: gcc 12's address sanitizer does not keep this alignment for arrays on the stack. */
   static _Thread_local _Alignas(64) float sums[4 * TILE_FLOATS];
   EACH_SUM(GIVE)
   for (int l = 0; l < lefts; ++l) {
@@ -406,11 +407,12 @@ static void run_group(int64_t lefts, int64_t rights, const group_t* g, sluice_na
 enum { MOST_TILES = 4 }; /* of columns of C whose rows of B are read together */
 
 typedef struct cut_s {
-  int64_t rows, steps, cols; /* of a block of C, of k: multiples of a tile, of 32 k */
-  int64_t a, b, sums;        /* tiles of workspace; b: also of what is decoded of a B along k */
+  int64_t rows, steps, cols; /* of a block: rows and columns of whole tiles, steps of 32 k */
+  int64_t a, b, sums;        /* tiles of workspace; b: also for decoded rows of a B in which k is contiguous */
 } cut_t;
 
-/* Sums wait where a block has not the whole of k; then a stripe of columns is finished before the next is begun. */
+/* Chooses the blocks. If a block does not have the whole of k, sums are kept between blocks, and a block of columns is
+ * finished before the next begins. */
 static cut_t cut(const sluice_gemm_form_t* f) {
   cut_t c;
   const int64_t steps = sluice_ceil_div(f->k, STEP);
@@ -438,7 +440,7 @@ static int64_t room(const sluice_gemm_form_t* f) {
   return (c.a + c.b + c.sums) * TILE_FLOATS;
 }
 
-/* Aims at B [k0 ..][j0 ..] of a GEMM with m rows; what lies there is asked for within `calls` calls of ask(). */
+/* Returns a prefetch of B [k0 ..][j0 ..] of a GEMM with m rows that ends within `calls` calls of ask(). */
 static sluice_native_prefetch_t aim(const side_t* b, int64_t m, int64_t k0, int64_t depth, int64_t j0, int64_t cols,
                                     int64_t calls) {
   const char* at = side_at(b, j0, k0);
@@ -455,7 +457,7 @@ typedef struct block_s {
   float* sums;
 } block_t;
 
-/* What all groups of a block have in common. */
+/* Returns the fields that are the same for all groups of a block. */
 static group_t group_in(const sluice_gemm_form_t* f, const block_t* p, int32_t dtype_c, float beta) {
   group_t g = {.first = p->k0 == 0, .last = p->k0 + p->depth == f->k, .turned = f->trans_b};
   g.dtype_c = dtype_c;
@@ -474,16 +476,16 @@ static void place(group_t* g, const sluice_gemm_form_t* f, const block_t* p, int
   g->sums_right = (g->turned ? 1 : high) * TILE_FLOATS;
 }
 
-/* Columns of C whose rows of B are read together, so that with as many rows of C as there are four sums are at work;
- * fewer where B's rows are so long that the next ones would not stay in the cache. */
+/* Columns of C whose rows of B are read together: enough for four tiles of sums, or fewer if the rows of B are so long
+ * that prefetched rows would not stay in the cache. */
 static int64_t columns_of(int64_t high, int64_t steps) {
   int64_t tiles = high == 1 ? MOST_TILES : high == 3 || high == 4 ? 1 : 2;
   while (tiles > 1 && tiles * steps > MOST_AHEAD) tiles /= 2;
   return tiles * EDGE;
 }
 
-/* B along k, read in place, or packed and decoded to where left tiles are read from. after: where B is read from when
- * this block is over. */
+/* Multiplies by a B in which k is contiguous: reads it in place, or decodes a packed B to left tiles. after: the
+ * prefetch of the B that is read after this block. */
 static void multiply_along(const sluice_gemm_form_t* f, const side_t* b, const block_t* p, group_t* g,
                            const sluice_native_prefetch_t* after) {
   const int64_t high = sluice_ceil_div(p->rows, EDGE), steps = sluice_ceil_div(p->depth, STEP);
@@ -523,7 +525,7 @@ static void multiply_along(const sluice_gemm_form_t* f, const side_t* b, const b
   }
 }
 
-/* B row by row, packed. */
+/* Multiplies by tiles of a B that is stored row by row. */
 static void multiply_across(const sluice_gemm_form_t* f, const block_t* p, group_t* g,
                             sluice_native_prefetch_t* prefetch) {
   const int64_t high = sluice_ceil_div(p->rows, EDGE), wide = sluice_ceil_div(p->cols, EDGE);
@@ -532,7 +534,7 @@ static void multiply_across(const sluice_gemm_form_t* f, const block_t* p, group
   g->left_tile = g->right_tile = g->steps * TILE_BYTES;
   g->left_step = TILE_BYTES;
   g->left_ld = LINE;
-  /* Of few steps, most of the time goes into writing C: long runs of it rather than tiles that are used twice. */
+  /* With few steps most of the time goes into writing C, so longer runs of C matter more than using tiles twice. */
   const int64_t tall = g->steps < FEW_STEPS ? 1 : 2;
   for (int64_t i = 0; i < high; i += tall) {
     const int64_t lefts = sluice_min(high - i, tall), most = lefts == 2 ? 2 : 4;
@@ -554,7 +556,7 @@ static side_t side_b(const sluice_gemm_form_t* f) {
   return (side_t){f->b, f->ldb * bits / 8, f->trans_b, bits};
 }
 
-/* Aims at the first of B that a GEMM reads which begins with column `from`. */
+/* Returns a prefetch of the first part of B that a GEMM reads if it begins with column `from`. */
 static sluice_native_prefetch_t aim_first(const sluice_gemm_form_t* f, int64_t from, int64_t calls) {
   const cut_t c = cut(f);
   const side_t b = side_b(f);
@@ -569,7 +571,7 @@ static void problem(const sluice_gemm_form_t* f, int32_t dtype_c, float beta, in
   block_t p = {.cut = &c, .a = (char*)memory};
   p.b = p.a + c.a * TILE_BYTES;
   p.sums = (float*)(void*)(p.b + c.b * TILE_BYTES);
-  int64_t packed_k = -1, packed_j = -1; /* what lies in p.b */
+  int64_t packed_k = -1, packed_j = -1; /* the block of B in p.b */
   for (p.j0 = from; p.j0 < to; p.j0 += c.cols) {
     p.cols = sluice_min(to - p.j0, c.cols);
     for (p.i0 = 0; p.i0 < f->m; p.i0 += c.rows) {
@@ -602,7 +604,7 @@ static void problem(const sluice_gemm_form_t* f, int32_t dtype_c, float beta, in
         }
         if (k0 == p.k0 && j0 == p.j0) after = nothing;
         if (packed_k == p.k0 && packed_j == p.j0) {
-          /* it lies there */
+          /* this block of B is already packed */
         } else if (f->packed.format != SLUICE_PACKED_NO) {
           pack_decoded(f, p.j0, p.cols, p.k0, p.depth, p.b, &after);
         } else {
@@ -647,8 +649,8 @@ static const sluice_native_bf16_t bf16 = {.width = 64, .room = room, .begin = be
 static sluice_native_kernels_t kernels;
 static const sluice_native_kernels_t* found;
 
-/* The kernel gives the registers, 8 KiB of each thread's state, only to a process that asks. It refuses where a thread
- * has an alternative signal stack too small to save them. */
+/* A process must ask Linux for the tile registers, 8 KiB of each thread's state. Linux refuses if a thread has an
+ * alternative signal stack that is too small to save them. */
 static void look(void) {
   enum { ARCH_REQ_XCOMP_PERM_ = 0x1023, XFEATURE_XTILEDATA_ = 18 };
   enum { AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24, AVX512_BF16 = 1 << 5 };
@@ -656,7 +658,7 @@ static void look(void) {
   const sluice_native_kernels_t* others = sluice_native_avx512();
   if (others == NULL || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return;
   if ((d & AMX_BF16) == 0 || (d & AMX_TILE) == 0) return;
-  if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || (a & AVX512_BF16) == 0) return; /* every one so far has it */
+  if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || (a & AVX512_BF16) == 0) return; /* all with AMX have it so far */
   if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM_, XFEATURE_XTILEDATA_) != 0) return;
   kernels = *others;
   kernels.name = "amx";

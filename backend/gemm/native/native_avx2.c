@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Kernels of "native" for AVX2 with FMA and F16C: tiles of up to 6 rows and 16 columns, 12 of the 16 registers holding
- * sums. Masks are dear here, so tiles are whole: one at the right edge of C is computed in a buffer. */
+/* Kernels of "native" for AVX2 with FMA and F16C: tiles of up to 6 rows and 16 columns, whose sums take 12 of the 16
+ * registers. Masked accesses are slow in AVX2, so tiles are whole; those at the right edge of C are computed in a
+ * buffer. */
 #include "backend/gemm/native/native_kernels.h"
 
 #include <stddef.h>
@@ -27,13 +28,13 @@ enum { LANES = 8, MAX_ROWS = 6 };
 #define READS_RAW   1
 
 typedef __m256 vf;
-typedef int lanes_t; /* always all of them */
+typedef int lanes_t; /* not used: always all lanes */
 
 /* ---- elements of any dtype as f32 ------------------------------------------------------------------------------ */
 
 INLINE vf from_bf16(__m128i h) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)); }
 
-/* Rounded to bf16 in the upper halves; the lower ones are of no meaning. */
+/* Rounds to bf16 in the upper half of each lane; the lower half has no meaning. */
 INLINE vf to_upper(vf x) {
   const __m256i bits = _mm256_castps_si256(x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -79,7 +80,7 @@ INLINE vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE vf vf_load(const float* at) { return _mm256_load_ps(at); }
 INLINE void vf_store(float* at, vf x) { _mm256_store_ps(at, x); }
 
-/* Up to three halves, the rest zeros; no byte beyond them is read. */
+/* Loads up to three 16-bit elements, and zeros for the rest; reads no byte beyond them. */
 INLINE uint64_t few_halves(const char* at, int64_t count) {
   uint16_t last = 0;
   uint32_t pair = 0;
@@ -89,7 +90,7 @@ INLINE uint64_t few_halves(const char* at, int64_t count) {
   return pair | (uint64_t)last << 32;
 }
 
-/* The first `count` elements, zeros after them; nothing beyond is read. */
+/* Loads the first `count` elements, and zeros for the rest; reads nothing beyond them. */
 INLINE vf load_first(int32_t dtype, const char* at, int64_t count) {
   if (count >= LANES) return load(dtype, at, 1);
   if (count <= 0) return vf_zero();
@@ -169,7 +170,7 @@ INLINE vf values_of(const int32_t format, codes_t codes) {
   return _mm256_or_ps(_mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256)), nan);
 }
 
-/* Of e2m1 without the sign: as many magnitudes as there are lanes. */
+/* The table of e2m1 without the sign: as many magnitudes as lanes. */
 INLINE vf table_of(const int32_t format, const int32_t dtype, vf scale) {
   (void)format;
   return rounded(dtype, _mm256_mul_ps(_mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6), scale));
@@ -185,9 +186,8 @@ INLINE vf look_up(const int32_t format, vf table, codes_t codes) {
 
 /* ---- packing --------------------------------------------------------------------------------------------------- */
 
-/* Two rows of four dwords: here of a block whose rows i and i + 4 lie side by side in register i. Transposes it:
- * r[k] becomes dword k of rows 0 .. 7. One shuffle serves two results, since only one port of many processors shuffles.
- */
+/* Transposes a block of 8 rows of four dwords, whose rows i and i + 4 are the halves of r[i]: r[k] becomes dword k of
+ * rows 0 .. 7. Each shuffle serves two results, since many processors have only one port for shuffles. */
 INLINE void transpose_4(__m256 r[4]) {
   const __m256 t0 = _mm256_unpacklo_ps(r[0], r[1]), t1 = _mm256_unpackhi_ps(r[0], r[1]);
   const __m256 t2 = _mm256_unpacklo_ps(r[2], r[3]), t3 = _mm256_unpackhi_ps(r[2], r[3]);
@@ -202,7 +202,7 @@ INLINE vf joined(__m128 low, __m128 high) { return _mm256_insertf128_ps(_mm256_c
 
 /* r[k][i] = in[i][k] for 8 rows and 8 k. */
 INLINE void transposed_8(int32_t dtype, const char* at, int64_t row_bytes, vf r[LANES]) {
-  if (dtype == SLUICE_DTYPE_BF16) { /* pairs of k travel as dwords */
+  if (dtype == SLUICE_DTYPE_BF16) { /* pairs of k are transposed as dwords */
     vf pairs[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
@@ -237,7 +237,7 @@ INLINE void transposed_8(int32_t dtype, const char* at, int64_t row_bytes, vf r[
   transpose_4(r + 4);
 }
 
-/* As transposed_8 where there are fewer rows or fewer k: the others are zeros and are not read. */
+/* As transposed_8 for fewer rows or fewer k: the others are not read and become zeros. */
 INLINE void transposed_part(int32_t dtype, const char* at, int64_t row_bytes, int64_t count, int64_t depth,
                             vf r[LANES]) {
 #pragma GCC unroll 4
@@ -251,7 +251,7 @@ INLINE void transposed_part(int32_t dtype, const char* at, int64_t row_bytes, in
   transpose_4(r + 4);
 }
 
-/* Eight lanes of out, from as many rows. */
+/* Packs up to eight rows into eight lanes of out. */
 INLINE void pack_rows_8(int32_t dtype, const char* at, int64_t row_bytes, int64_t count, int64_t depth, float* out,
                         int64_t out_ld) {
   for (; depth > 0; depth -= LANES) {
@@ -275,7 +275,7 @@ INLINE void pack_rows_8(int32_t dtype, const char* at, int64_t row_bytes, int64_
   }
 }
 
-/* Whether lanes 8 .. 15 of a row of out are its own: not where the next row begins before them. */
+/* Whether lanes 8 .. 15 belong to this row of out, and not to the next. */
 INLINE int has_second_half(int64_t count, int64_t out_ld) { return count > LANES || out_ld >= WIDTH; }
 
 INLINE void pack_rows_of(int32_t dtype, const void* in, int64_t in_ld, int64_t count, int64_t depth, float* out,
@@ -319,7 +319,7 @@ static void pack_columns(const void* in, int64_t in_ld, int32_t dtype, int64_t c
 
 /* ---- tiles at the right edge ------------------------------------------------------------------------------------ */
 
-/* Fewer than WIDTH columns: the whole tile is computed from a copy of C's part of it into another. */
+/* Computes a tile of fewer than WIDTH columns as a whole tile, from a copy of its part of C into another buffer. */
 static void edge_tile(const sluice_native_tile_t* tile, sluice_native_prefetch_t* prefetch) {
   char start[MAX_ROWS * WIDTH_BYTES];
   char out[MAX_ROWS * WIDTH_BYTES];
@@ -357,13 +357,13 @@ static void any_tile(const sluice_native_tile_t* tile, sluice_native_prefetch_t*
   }
 }
 
-/* ---- packed weights without their decoded rows ------------------------------------------------------------------ */
+/* ---- packed weights decoded in registers ------------------------------------------------------------------------ */
 
 #define FEW_ROWS(X) X(1, 4, 8) X(2, 2, 4) X(3, 1, 2) X(4, 1, 2)
 
 INLINE int few_rows(int64_t m) { return m <= 4 ? (int)m : 0; }
 
-/* 16 bytes of a row; bytes past `left` are zeros and are not read. */
+/* Loads 16 bytes of a row; bytes past `left` are not read and become zeros. */
 INLINE __m128 bytes_of(const uint8_t* at, int64_t left) {
   if (left >= 16) return _mm_loadu_ps((const float*)(const void*)at);
   uint8_t few[16] = {0};
@@ -448,7 +448,7 @@ static const sluice_native_kernels_t kernels = {
 #endif
 
 const sluice_native_kernels_t* sluice_native_avx2(void) {
-  /* F16C is bit 29 of ecx; clang has no name for it here. */
+  /* F16C is bit 29 of ecx; __builtin_cpu_supports of clang does not know its name. */
   unsigned a = 0, b = 0, c = 0, d = 0;
   int f16c = __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1u);
   __builtin_cpu_init();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Kernels of "native" for AVX-512: tiles of up to 14 rows and 32 columns, 28 of the 32 registers holding sums. */
+/* Kernels of "native" for AVX-512: tiles of up to 14 rows and 32 columns, whose sums take 28 of the 32 registers. */
 #include "backend/gemm/native/native_kernels.h"
 
 #include <stddef.h>
@@ -94,14 +94,13 @@ static void pack_columns(const void* in, int64_t in_ld, int32_t dtype, int64_t c
   }
 }
 
-/* The next of a row, zeros past `left`. */
 INLINE vf thin_load(int32_t dtype, const void* at, int64_t left) { return load(dtype, at, first_lanes(left)); }
 
 INLINE vf thin_unpack(const int32_t format, int32_t dtype, const packed_row_t* row, int64_t k, int64_t left) {
   return decode_row(format, dtype, row, k, left);
 }
 
-/* ---- packed weights without their decoded rows ------------------------------------------------------------------ */
+/* ---- packed weights decoded in registers ------------------------------------------------------------------------ */
 
 #define FEW_ROWS(X) X(1, 4, 8) X(2, 4, 8) X(4, 2, 4) X(8, 2, 2)
 

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /* GEMMs of bf16 on processors with AVX512-BF16 and without AMX; other dtypes go to the kernels for AVX-512.
  *
- * VDPBF16PS multiplies pairs of bf16, of an even k and of the odd one after it, and adds both products to a sum in f32:
- * twice the multiply-adds of an instruction for f32, of half the bytes. So the driver and the tiles of gemm_native.c
- * serve, over pairs in place of floats: what lies along k is packed as it is.
+ * VDPBF16PS multiplies pairs of bf16, of an even k and of the odd k after it, and adds both products to a sum in f32:
+ * twice the multiply-adds of an instruction for f32, from half the bytes. So the driver and the tiles of gemm_native.c
+ * work with pairs in place of floats. If k is contiguous, pairs are packed without a conversion.
  *
  * Numbers: an element of C is one chain over the pairs of k, ascending, from the beginning of k, that starts from zero
- * (beta 0) or from C (beta 1); of a k that is odd the last pair has a zero in its second place. A pair adds the product
- * of its odd k, then that of its even one, each by a fused multiply-add that rounds to nearest even in f32; subnormal
- * operands and results of each count as zeros (the processor's definition; rounding modes of the process do not
- * matter). The sum is rounded once to C's dtype. Nothing else is part of it, so a row has the same bits in every
- * chunking, as with the other kernels; they are other bits than those.
+ * (beta 0) or from C (beta 1). If the number of k is odd, the second element of the last pair is zero. A pair adds the
+ * product of its odd k, then that of its even k, each by a fused multiply-add that rounds to nearest even in f32. The
+ * instruction takes subnormal operands and results as zeros and ignores the rounding mode. The sum is rounded once to
+ * C's dtype. It depends on nothing else, so a row has the same bits in every chunking. These are not the bits of the
+ * other kernels.
  */
 #include "backend/gemm/native/native_kernels.h"
 
@@ -48,7 +48,7 @@ INLINE void vf_store(float* at, vf x) { _mm512_store_ps(at, x); }
 
 /* ---- packing --------------------------------------------------------------------------------------------------- */
 
-/* The next 16 pairs of a row, zeros past `left` of k. */
+/* Loads the next 16 pairs of a row, with zeros past `left` of k. */
 INLINE vf load_pairs(const void* at, int64_t left) {
   const __mmask32 words = left >= LANES * UNIT ? 0xffffffffu : (1u << left) - 1u;
   return _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(words, at));
@@ -56,7 +56,7 @@ INLINE vf load_pairs(const void* at, int64_t left) {
 
 static void pack_rows(const void* in, int64_t in_ld, int32_t dtype, int64_t count, int64_t depth, float* out,
                       int64_t out_ld) {
-  (void)dtype; /* bf16 alone comes here */
+  (void)dtype; /* always bf16 */
   const char* at = in;
   for (; depth > 0; depth -= LANES * UNIT) {
     __m512 r[LANES];

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The list of sets of kernels, and the choice of one. */
 #include <stdio.h>
 #include <string.h>
 

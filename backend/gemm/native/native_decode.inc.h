@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Packed weights (backend/gemm/packed.h) decoded by the registers of an instruction set; included by each native_*.c
- * after its loads and stores, which defines
+/* Decodes packed weights (backend/gemm/packed.h) in the registers of an instruction set. Each native_*.c includes this
+ * file after it has defined
  *
  *   lanes_of_codes(format, at, left)     the next LANES codes as dwords; codes past `left` are 0 and are not read
- *   values_of(format, codes)             f32 of codes
- *   table_of(format, dtype, scale)       of formats with 4 bits: the values of all codes, scaled and rounded
- *   look_up(format, table, codes)
- *   rounded(dtype, x)                    x to nearest even of dtype, still in f32; no subnormal number is flushed
- *   store_exact(dtype, at, x)            all lanes; x has been rounded
+ *   values_of(format, codes)             the codes as f32
+ *   HAS_TABLE(format)                    1: decode by table, a register with the value of each code
+ *   table_of(format, dtype, scale)       the values of all codes, scaled and rounded
+ *   look_up(format, table, codes)        the values of these codes
+ *   rounded(dtype, x)                    x to nearest even of dtype, still in f32; keeps subnormal numbers
+ *   store_exact(dtype, at, x)            stores all lanes; x has been rounded
  *
- * What decode_lanes gives are the bits of sluice_packed_decode. */
+ * decode_lanes has the same bits as sluice_packed_decode. */
 
-/* What all codes of a block have in common: their scale, or with 4 bits what each code stands for. */
+/* The scale of a block in all lanes, or the table of its codes. */
 typedef vf scaled_t;
 
 /* sluice_packed_scale, without a call in the loop over blocks. */

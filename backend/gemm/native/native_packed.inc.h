@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Packed weights in f32: GEMMs of few rows, which decode B in registers, and panels of B for all others. Included by
- * native_avx2.c and native_avx512.c after their packing, with what native_decode.inc.h needs and
+/* GEMMs in f32 with packed weights: those of few rows decode B in registers, all others use panels of B. native_avx2.c
+ * and native_avx512.c include this file after their packing, with the definitions for native_decode.inc.h and
  *
  *   transposed_words(at, from, left, words)     words[i]: dword i of the next 64 bytes of LANES rows; bytes past
  *                                    `left` are not read
- *   word_values(format, word)        f32 of the code in the lowest bits of each lane, without its scale
+ *   word_values(format, word)        the code in the lowest bits of each lane as f32, without its scale
  *   word_shifted(word, bits)         each lane shifted right
- *   e8m0_of(word), upper_of(word)    f32 of the MXFP4 scale in the lowest byte, of the bf16 in the lower half
+ *   e8m0_of(word), upper_of(word)    the MXFP4 scale in the lowest byte, the bf16 in the lower half, as f32
  *   vf_of_bits(word)                 f32 with these bits
  *   vf_storeu(at, x)                 a register of f32 that need not be aligned
  *   load_first, store_first(dtype, at, count, x)     the first `count` elements, which may be all or none
- *   FEW_ROWS(X)                      X(rows, forward, gradient) ...: how many rows of A a tile can have, and with how
- *                                    many registers of columns, in forwards and in gradients of the input
- *   few_rows(m)                      the fewest of them that hold m, or 0
+ *   FEW_ROWS(X)                      X(rows, forward, gradient) ...: the numbers of rows of A that a tile can have, and
+ *                                    its registers of columns in forwards and in gradients of the input
+ *   few_rows(m)                      the smallest of these numbers of rows that is at least m, or 0
  *
- * If B lies along k (forwards), decoding its rows and transposing the values would cost more than multiplying a few
- * rows by them. So the codes are transposed before they are decoded, four or eight to a dword: a register then holds
- * the codes of LANES rows of B for the same k, one row and its scale per lane. If B lies row by row (gradients of the
- * input), a register holds the codes of neighbouring columns. Each decoded register is multiplied by broadcast elements
- * of A. The sum of an element is the same chain of fused multiply-adds over k as in a tile, and values are rounded as
- * sluice_packed_decode says, so the bits are the same. */
+ * If k is contiguous in B (forwards), decoding its rows and transposing the values would cost more than multiplying a
+ * few rows by them. So the codes are transposed before they are decoded, four or eight in a dword: a register then
+ * holds the codes of LANES rows of B for the same k, one row and its scale per lane. If B is stored row by row
+ * (gradients of the input), a register holds the codes of neighbouring columns. Each decoded register is multiplied by
+ * broadcast elements of A. The sum of an element is the same chain of fused multiply-adds over k as in a tile, and
+ * values are rounded as in sluice_packed_decode, so the bits are the same. */
 
 enum {
-  CHUNK = 64, /* bytes of a row of B that are read at a time: a line */
+  CHUNK = 64, /* bytes of a row of B that are read at a time: a cache line */
   WORDS = CHUNK / 4,
   PART = 16, /* bytes of codes with the same scale: blocks have 32 columns or a multiple of them */
   PART_WORDS = PART / 4,
@@ -30,22 +30,22 @@ enum {
   MOST_GROUPS = 8,
   MOST_SUMS = 16,        /* registers */
   FEW_BYTES = 512 << 10, /* of A in f32 */
-  ROWS_AHEAD = 24        /* of B, to ask for those that are not read one after the other */
+  ROWS_AHEAD = 24        /* of B: the distance of prefetches if B is stored row by row */
 };
 
 INLINE int32_t scale_bytes_of(const int32_t format) {
   return format == SLUICE_PACKED_MXFP4 ? 1 : format == SLUICE_PACKED_FP8 ? 4 : 2;
 }
 
-/* Rounded to the dtype that the GEMM computes in. */
+/* Rounds to the dtype of the GEMM's operands. */
 INLINE vf in_dtype(const int is_f32, int32_t dtype, vf x) {
   if (is_f32) return x;
   return dtype == SLUICE_DTYPE_BF16 ? rounded(SLUICE_DTYPE_BF16, x) : rounded(SLUICE_DTYPE_F16, x);
 }
 
-/* ---- B along k -------------------------------------------------------------------------------------------------- */
+/* ---- k contiguous in B ------------------------------------------------------------------------------------------ */
 
-/* A row of B in each lane, and their scales of some blocks in a row. */
+/* LANES rows of B, one for each lane, and their scales for some consecutive blocks. */
 typedef struct code_rows_s {
   const uint8_t* codes[LANES];
   const uint8_t* scales[LANES];
@@ -53,7 +53,7 @@ typedef struct code_rows_s {
   int64_t window_at; /* bytes of scales before those in `window` */
 } code_rows_t;
 
-/* A chunk of each of those rows: their codes, and the scales of each part. */
+/* A chunk of each of these rows: the codes, and the scales of each part. */
 typedef struct chunk_s {
   codes_t words[WORDS];
   vf scale[CHUNK / PART];
@@ -66,7 +66,7 @@ transpose_words(const uint8_t* const* at, int64_t from, int64_t left, codes_t* w
   transposed_words(at, from, left, words);
 }
 
-/* Rows [row, row + count); what is computed of the lanes after them is not used. */
+/* Begins with rows [row, row + count). Results of the lanes after `count` are not used. */
 static void __attribute__((noinline))
 begin_rows(const sluice_gemm_form_t* f, int64_t row, int64_t count, code_rows_t* out) {
   for (int64_t r = 0; r < LANES; ++r) {
@@ -77,7 +77,7 @@ begin_rows(const sluice_gemm_form_t* f, int64_t row, int64_t count, code_rows_t*
   out->window_at = -CHUNK;
 }
 
-/* The scales of a block; blocks are asked for in ascending order. */
+/* Returns the scales of a block. Calls must be in ascending order of blocks. */
 static vf scales_of(const sluice_gemm_form_t* f, int64_t block, code_rows_t* rows) {
   const int32_t format = f->packed.format;
   const int64_t bytes = scale_bytes_of(format), at = block * bytes;
@@ -91,12 +91,12 @@ static vf scales_of(const sluice_gemm_form_t* f, int64_t block, code_rows_t* row
   return format == SLUICE_PACKED_FP8 ? vf_of_bits(word) : upper_of(word);
 }
 
-/* Bytes [from, end) of the rows, at most a chunk. */
+/* Reads bytes [from, end) of the rows, at most a chunk. */
 static void __attribute__((noinline))
 begin_chunk(const sluice_gemm_form_t* f, int64_t from, int64_t end, code_rows_t* rows, chunk_t* out) {
   const int64_t block_bytes = f->packed.block_cols * bits_of(f->packed.format) / 8;
   transpose_words(rows->codes, from, end - from, out->words);
-  int64_t until = from; /* the end of the block whose scales the last ones are */
+  int64_t until = from; /* the end of the block of the last scales */
   for (int part = 0; part < CHUNK / PART && from + part * PART < end; ++part) {
     const int64_t at = from + part * PART;
     if (part > 0) out->scale[part] = out->scale[part - 1];
@@ -115,14 +115,14 @@ typedef struct packed_tile_s {
   const float* a; /* [k][rows] */
   int64_t rows, j0, cols;
   int32_t dtype_ab, dtype_c;
-  int starts; /* from C, not from zeros */
+  int starts; /* 1: sums start from C; 0: from zeros */
 } packed_tile_t;
 
 typedef struct packed_sums_s {
   vf of[MOST_ROWS][MOST_GROUPS];
 } packed_sums_t;
 
-/* C's part of a tile, in registers' order, or zeros. */
+/* Writes the tile's part of C, or zeros, to `out` in the order of the registers. */
 static void __attribute__((noinline)) read_tile(const packed_tile_t* t, int rows, int groups, float* out) {
   const int64_t bytes = t->dtype_c == SLUICE_DTYPE_F32 ? 4 : 2;
   const char* c = (const char*)t->f->c + t->j0 * bytes;
@@ -164,7 +164,8 @@ INLINE void end_sums(const int rows, const int groups, const packed_tile_t* t, c
   write_tile(t, groups, end);
 }
 
-/* Codes of chunks of `groups` groups of rows, `left` of them. Steps are not unrolled: there are many copies of this. */
+/* Multiplies by `left` codes of the chunks of `groups` groups of rows. Steps are not unrolled, since the compiler makes
+ * many copies of this function. */
 INLINE void multiply_chunk(const int32_t format, const int rows, const int groups, const int is_f32, int32_t dtype,
                            const chunk_t* chunks, const float* x, int64_t left, packed_sums_t* sums) {
   const int bits = bits_of(format), codes_in_word = 32 / bits;
@@ -217,7 +218,7 @@ INLINE void forward_tile(const int32_t format, const int rows, const int groups,
 
 /* ---- B row by row ------------------------------------------------------------------------------------------------ */
 
-/* Rows [row, end) whose scales lie `step` bytes apart: all of a weight, or with blocks of rows those of one block. */
+/* Rows [row, end) with scales that are `step` bytes apart: all rows of a weight, or the rows of one block of rows. */
 typedef struct stretch_s {
   const char* scales;
   int64_t step, end;
@@ -233,7 +234,7 @@ INLINE stretch_t stretch_of(const int32_t format, const sluice_gemm_form_t* f, i
   return (stretch_t){scales, 0, end < f->k ? end : f->k};
 }
 
-/* Rows and columns of C in registers, B once from above to below. Two registers next to each other share a scale. */
+/* Keeps a tile of C in registers and reads B once, in the order of its rows. Two adjacent registers share a scale. */
 INLINE void gradient_rows(const int32_t format, const int rows, const int groups, const int is_f32, const int is_whole,
                           const packed_tile_t* t, packed_sums_t* sums) {
   const sluice_gemm_form_t* f = t->f;
@@ -290,7 +291,7 @@ INLINE void gradient_tile(const int32_t format, const int rows, const int groups
 
 /* ---- panels ------------------------------------------------------------------------------------------------------ */
 
-/* Rows [row, row + count) of B, from k0 on, as LANES of a panel. */
+/* Packs rows [row, row + count) of B, from k0 on, as LANES columns of a panel. */
 INLINE void pack_lanes(const int32_t format, const int is_f32, int32_t dtype, const sluice_gemm_form_t* f, int64_t row,
                        int64_t count, int64_t k0, int64_t depth, float* out, int64_t out_ld) {
   const int bits = bits_of(format), codes_in_word = 32 / bits;
@@ -319,7 +320,7 @@ INLINE void pack_codes_along_as(const int32_t format, const int is_f32, int32_t 
   }
 }
 
-/* A row of B into row `k` of all panels that have a part of columns [j0, j0 + cols), which begin a panel. */
+/* Decodes columns [j0, j0 + cols) of row `k` of B into one row of each panel. j0 is the first column of a panel. */
 INLINE void pack_row(const int32_t format, const int is_f32, int32_t narrow, const sluice_gemm_form_t* f,
                      const char* scales, int64_t k, int64_t j0, int64_t block, int64_t cols, float* out,
                      int64_t panel) {
@@ -426,7 +427,7 @@ static int packed_takes(const sluice_gemm_form_t* f) {
          f->k * MOST_ROWS * (int64_t)sizeof(float) <= FEW_BYTES;
 }
 
-/* Packing A writes whole registers. */
+/* Includes the whole registers that packing A writes past its end. */
 static int64_t packed_room(const sluice_gemm_form_t* f) { return (f->k * few_rows(f->m) + 2 * 16 - 1) / 16 * 16; }
 
 static void packed_gemm(const sluice_gemm_form_t* f, int32_t dtype, int32_t dtype_c, float beta, int64_t from,
@@ -439,7 +440,8 @@ static void packed_gemm(const sluice_gemm_form_t* f, int32_t dtype, int32_t dtyp
       f->trans_b ? tiles->forward[f->packed.format][is_narrow] : tiles->gradient[f->packed.format][is_narrow];
   const int64_t step = (f->trans_b ? tiles->forward_groups : tiles->gradient_groups) * LANES;
   packed_tile_t t = {.f = f, .a = room, .rows = f->m, .dtype_ab = dtype, .dtype_c = dtype_c, .starts = beta != 0.0f};
-  pack_rows(f->a, f->lda, dtype, f->m, f->k, room, rows); /* rows past m become zeros: those after them follow */
+  pack_rows(f->a, f->lda, dtype, f->m, f->k, room,
+            rows); /* lanes m to `rows` are zero; the next step overwrites later ones */
   for (t.j0 = from; t.j0 < to; t.j0 += step) {
     t.cols = to - t.j0 < step ? to - t.j0 : step;
     tile(&t);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Asking for memory before it is needed. Internal to backend/gemm/native.
+/* Software prefetch of the rows of a block. Internal to backend/gemm/native.
  *
- * The processor reads ahead in many pages at a time, but not far in each. So rows of several pages take turns, line by
- * line: measured on one Sapphire Rapids core, 13 GB/s of what is asked for so came from memory, and 9 row after row.
- * Walking so costs a few more instructions; where much is computed for each line, row after row comes soon enough. */
+ * The hardware prefetcher of the processor reads ahead in many pages at a time, but not far in each. So this walk can
+ * alternate between rows in several pages, line by line: on one Sapphire Rapids core it fetched 13 GB/s from memory,
+ * and 9 GB/s row after row. Alternating costs a few more instructions, and is not needed with much computation per
+ * line. */
 #ifndef SLUICE_BACKEND_GEMM_NATIVE_NATIVE_PREFETCH_H_
 #define SLUICE_BACKEND_GEMM_NATIVE_NATIVE_PREFETCH_H_
 
@@ -11,26 +12,26 @@
 
 #include "backend/base/math.h"
 
-/* A walk over lines in four nested loops, of which the innermost makes `inner` more steps, and so on. Walking on
- * beyond the last line is harmless. */
+/* A walk over lines in four nested loops. The innermost has `inner` steps left, and so on. A walk beyond the last line
+ * is harmless. */
 typedef struct sluice_native_prefetch_s {
   const char* at;
   int64_t left;     /* lines */
-  int64_t per_step; /* lines that are asked for in each step of what is computed meanwhile */
+  int64_t per_step; /* lines to prefetch in each step of the computation */
   int64_t inner, middle, outer;
-  int64_t inners, middles, outers;                           /* what those begin with */
-  int64_t to_inner, to_pre_activation, to_outer, to_outmost; /* bytes of a step, each on top of those before */
+  int64_t inners, middles, outers;                           /* initial values of the three above */
+  int64_t to_inner, to_pre_activation, to_outer, to_outmost; /* bytes of a step, each added to the ones before */
 } sluice_native_prefetch_t;
 
-/* Aims at `rows` of so many bytes, `ld` bytes from each other, that are all asked for within `steps` steps. in_turns:
- * as above, else row after row. */
+/* Returns a walk over `rows` rows of `row_bytes` bytes, `ld` bytes apart, that ends within `steps` steps. in_turns: 1:
+ * alternate between rows as above; 0: row after row. */
 static inline sluice_native_prefetch_t sluice_native_aim(const void* at, int64_t rows, int64_t row_bytes, int64_t ld,
                                                          int64_t steps, int in_turns) {
   enum { LINE_BYTES = 64, PAGE_BYTES = 4096, MOST_PAGES = 16 };
   const int64_t lines = sluice_ceil_div(row_bytes + (int64_t)((uintptr_t)at % LINE_BYTES), LINE_BYTES);
   sluice_native_prefetch_t p = {.at = at};
   if (in_turns) {
-    /* Of rows that share a page, `spread` of them or more, one takes part; the next ones follow when it is over. */
+    /* The walk alternates between every `spread`-th row, so that no two share a page; the rows in between follow. */
     int64_t spread = 1;
     while (2 * spread <= rows && spread * ld < PAGE_BYTES) spread *= 2;
     const int64_t pages = rows / spread;
@@ -43,7 +44,7 @@ static inline sluice_native_prefetch_t sluice_native_aim(const void* at, int64_t
     p.to_pre_activation = LINE_BYTES - together * spread * ld;
     p.to_outer = ld - lines * LINE_BYTES;
     p.to_outmost = (together - 1) * spread * ld;
-    p.left = bands * together * spread * lines; /* what is left of the rows comes when it is read */
+    p.left = bands * together * spread * lines; /* the remaining rows are not prefetched */
   } else {
     p.inners = lines;
     p.middles = rows;
@@ -59,7 +60,7 @@ static inline sluice_native_prefetch_t sluice_native_aim(const void* at, int64_t
   return p;
 }
 
-/* The line after `at`, where `inner` lines of the innermost loop are left, this one among them. */
+/* Returns the line after `at`. `inner` lines of the innermost loop are left, including `at`. */
 static inline __attribute__((always_inline)) const char* sluice_native_next_line(sluice_native_prefetch_t* p,
                                                                                  const char* at, int64_t* inner) {
   at += p->to_inner;

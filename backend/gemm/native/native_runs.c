@@ -11,7 +11,7 @@ void sluice_runs_set(const sluice_runs_t* runs, int index, int64_t first, int64_
   atomic_init(&runs->runs[index].ends, ends_of(first, last));
 }
 
-/* The GEMM of a panel; those without panels are none's. */
+/* Returns the GEMM of a panel. GEMMs without panels are never returned. */
 static int64_t gemm_of(const sluice_runs_t* runs, int64_t panel) {
   int64_t low = 0;
   int64_t high = runs->num_gemms; /* begins[low] <= panel < begins[high] */
@@ -26,14 +26,14 @@ static int64_t gemm_of(const sluice_runs_t* runs, int64_t panel) {
   return low;
 }
 
-/* Half of what is left, so that others find something to take; no crumbs. */
+/* Half of the remaining panels, so that other threads can take the rest; never leaves less than `least`. */
 static int64_t share_of(int64_t left, int64_t least) {
   const int64_t half = (left + 1) / 2;
   const int64_t share = half > least ? half : least;
   return left - share < least ? left : share;
 }
 
-/* Alone, a thread leaves nothing for others: all of a GEMM at once. */
+/* Takes from the front of the thread's own run. A single thread takes all panels of a GEMM at once. */
 static int take_own(const sluice_runs_t* runs, sluice_run_t* run, sluice_piece_t* out_piece) {
   uint64_t ends = atomic_load_explicit(&run->ends, memory_order_relaxed);
   for (;;) {

@@ -1,41 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
-/* GEMMs of few rows with weights that lie along k (forwards), for processors with AVX-512. Included by
- * native_avx512.c and native_avx512_bf16.c after their packing, with
+/* GEMMs of few rows with weights in which k is contiguous (forwards), for processors with AVX-512. native_avx512.c and
+ * native_avx512_bf16.c include this file after their packing, with
  *
- *   UNIT                           k in a float of what is packed
- *   thin_load(dtype, at, left)     the next of a row, LANES * UNIT of k, zeros past `left`
+ *   UNIT                           k per packed float
+ *   thin_load(dtype, at, left)     the next LANES * UNIT of k of a row, zeros past `left`
  *   thin_unpack(format, dtype, row, k, left)     the same of a packed row from column k on
- *   THIN_BF16_ALONE                1: no other dtype
+ *   THIN_BF16_ALONE                1: bf16 is the only dtype
  *
- * To pack a weight so that its columns fill registers takes a transposition, which costs as much as multiplying eight
- * rows by it. Here the rows fill the registers: the few of A are transposed once for the whole GEMM, 16 to a
- * register, and each element of B meets them as one that is broadcast. Of B some rows at a time are copied, 16 steps of
- * k in a line, since where rows lie whole pages apart their lines share the few places of a first-level cache. The sum
- * of an element is the same chain of fused multiply-adds over k as a tile's. */
+ * Packing a weight so that its columns fill registers needs a transposition, which costs as much as multiplying eight
+ * rows by it. Here rows fill the registers instead: the few rows of A are transposed once for the whole GEMM, 16 to a
+ * register, and multiplied by broadcast elements of B. Some rows of B at a time are copied, 16 steps of k to a line,
+ * since lines of rows that are whole pages apart compete for the same few sets of a first-level cache. The sum of an
+ * element is the same chain of fused multiply-adds over k as in a tile. */
 
 enum { MOST_VECTORS = 2, THIN_BYTES = 512 << 10, LINE_K = LANES * UNIT };
 
-/* Columns of C that one tile computes: rows of B. */
+/* Columns of C that one tile computes, which are rows of B. */
 INLINE int64_t thin_height(int vectors) { return vectors == 1 ? 16 : 12; }
 
 typedef struct thin_tile_s {
   const sluice_gemm_form_t* f;
-  const float* x; /* [depth / UNIT][16 * vectors]: A's rows */
+  const float* x; /* [depth / UNIT][16 * vectors]: rows of A */
   int64_t k0, depth, j0, cols;
   int32_t dtype_c;
-  int starts; /* from C, not from zeros */
+  int starts; /* 1: sums start from C; 0: from zeros */
   int32_t dtype_ab;
-  const char* next;   /* the rows of B that come next, or NULL */
-  int64_t next_bytes; /* from one of them to the next */
+  const char* next;   /* the rows of B of the next tile, to prefetch */
+  int64_t next_bytes; /* from one of these rows to the next */
 } thin_tile_t;
 
-/* Of an element of B. */
+/* Bits of an element of B. */
 INLINE int64_t thin_bits(int32_t dtype, const sluice_gemm_form_t* f) {
   if (f->packed.format != SLUICE_PACKED_NO) return bits_of(f->packed.format);
   return dtype == SLUICE_DTYPE_F32 ? 32 : 16;
 }
 
-/* 16 steps of `height` rows of B, a line each. */
+/* Copies 16 steps of `height` rows of B, one line per row. */
 INLINE void thin_copy(int32_t dtype, const char* b, int64_t row_bytes, int height, int64_t cols, int64_t left,
                       float* out) {
   if (cols >= height) {
@@ -43,12 +43,12 @@ INLINE void thin_copy(int32_t dtype, const char* b, int64_t row_bytes, int heigh
     for (int r = 0; r < height; ++r) vf_store(out + r * LANES, thin_load(dtype, b + r * row_bytes, left));
     return;
   }
-  for (int r = 0; r < height; ++r) { /* what is computed of others is not stored */
+  for (int r = 0; r < height; ++r) { /* results of rows past `cols` are not stored */
     vf_store(out + r * LANES, thin_load(dtype, b + (r < cols ? r : 0) * row_bytes, left));
   }
 }
 
-/* The same of packed rows; those past `cols` are others again. */
+/* The same for packed rows. Those past `cols` repeat another row. */
 INLINE void thin_copy_packed_as(const int32_t format, int32_t dtype, const packed_row_t* rows, int height, int64_t k,
                                 int64_t left, float* out) {
   for (int r = 0; r < height; ++r) vf_store(out + r * LANES, thin_unpack(format, dtype, &rows[r], k, left));
@@ -64,7 +64,7 @@ INLINE void thin_copy_packed(int32_t format, int32_t dtype, const packed_row_t* 
   }
 }
 
-/* One step: each row's element of B, in `line` LANES apart, with all rows of A. */
+/* One step: multiplies one element of each row of B, which are LANES apart in `line`, by all rows of A. */
 INLINE void thin_step(const int vectors, const int height, const float* x, const float* line,
                       vf sum[MOST_VECTORS][LANES]) {
   vf rows[MOST_VECTORS];
@@ -78,7 +78,7 @@ INLINE void thin_step(const int vectors, const int height, const float* x, const
   }
 }
 
-/* dtype 0: of a packed weight, whatever the dtype is. */
+/* dtype 0: a packed weight, for any dtype of the GEMM. */
 INLINE void thin_tile_of(const int vectors, const int height, const int32_t dtype, const thin_tile_t* t) {
   const sluice_gemm_form_t* f = t->f;
   const int64_t line_bytes = LINE_K * thin_bits(dtype, f) / 8;
@@ -127,7 +127,7 @@ INLINE void thin_tile_of(const int vectors, const int height, const int32_t dtyp
 #pragma GCC unroll 16
       for (int step = 0; step < LANES; ++step) {
         thin_step(vectors, height, at + step * LANES * vectors, line + step, sum);
-        /* One of the lines that the next tile reads: many at once would keep the copies waiting. */
+        /* Prefetch one line of the next tile: many at once would delay the copies. */
         if (step >= height) continue;
         __builtin_prefetch(next, 0, 2);
         next += next_bytes;
@@ -180,8 +180,8 @@ static int64_t thin_depth(const sluice_gemm_form_t* f) {
   return f->k < most ? f->k : most;
 }
 
-/* Where it is the faster way: at 17 to 24 rows too much of the second register is empty. Sums of several blocks of k
- * wait in C, which must hold them exactly. */
+/* Takes the numbers of rows for which this is faster than tiles: with 17 to 24 rows too much of the second register is
+ * empty. C holds the sums between blocks of k, so its dtype must represent them exactly. */
 static int thin_takes(const sluice_gemm_form_t* f, int32_t dtype_c) {
   const int is_few = f->m <= LANES || (f->m > LANES + LANES / 2 && f->m <= MOST_VECTORS * LANES);
   return is_few && !f->trans_a && f->trans_b && (dtype_c == SLUICE_DTYPE_F32 || thin_depth(f) == f->k);

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The tiles of "native" over the primitives of an instruction set; included once by each native_*.c, which defines
+/* The tiles of "native", over the primitives of an instruction set. A native_*.c defines the names below, includes this
+ * file once, and then uses run_tile.
  *
  *   LANES, MAX_ROWS, INLINE       lanes of a register, rows of the highest tile
  *   EACH_ROW(X)                   X(0) ... X(MAX_ROWS - 1)
- *   vf, lanes_t                   a register; which of its lanes take part
+ *   vf, lanes_t                   a register; a mask of its lanes
  *   first_lanes(count)            lanes [0, count)
- *   load(dtype, at, lanes)        of any dtype as f32; lanes that take no part are not read and are 0
- *   store(dtype, at, lanes, x)    rounded to nearest even; lanes that take no part are not written
+ *   load(dtype, at, lanes)        any dtype as f32; lanes outside the mask are not read and are 0
+ *   store(dtype, at, lanes, x)    rounded to nearest even; lanes outside the mask are not written
  *   vf_load, vf_store             a whole aligned register of f32
- *   vf_zero, vf_set1, vf_fma(a, b, c) = a * b + c, rounded once; or of pairs, twice
- *   READS_RAW                     1: tiles can read B where it lies
+ *   vf_zero, vf_set1, vf_fma(a, b, c) = a * b + c, rounded once; for pairs, twice
+ *   READS_RAW                     1: tiles can read B in place
  *
- * and then uses run_tile. A tile is `rows` x 2 registers; which it is, is a constant of each copy. */
+ * A tile is `rows` x 2 registers; each number of rows has its own function. */
 
 enum { WIDTH = 2 * LANES, FLOAT_BYTES = 4, WIDTH_BYTES = WIDTH * FLOAT_BYTES, LINE = 64, AHEAD = 8 };
 
@@ -40,8 +41,9 @@ enum { WIDTH = 2 * LANES, FLOAT_BYTES = 4, WIDTH_BYTES = WIDTH * FLOAT_BYTES, LI
     left##i = vf_fma(x, b0, left##i);   \
     right##i = vf_fma(x, b1, right##i); \
   }
-/* One step of k. With raw, packing costs no pass of its own: its loads and stores go beside the multiply-adds. Rows of
- * B lie a page apart: each is asked for AHEAD steps before, from where the driver's prefetch has brought it. */
+/* One step of k. With raw, B is packed in the same loop, so packing needs no pass of its own. Rows of B are often a
+ * page apart: each is prefetched AHEAD steps before its use, from the cache level that the driver's prefetch has
+ * filled. */
 #define STEP                                                                              \
   do {                                                                                    \
     vf b0, b1;                                                                            \
@@ -89,7 +91,7 @@ INLINE void tile_of(const int rows, const int packs, const sluice_native_tile_t*
   const int64_t next_each = t->next_each, next_bytes = t->next_out_bytes;
   int64_t next_rows = next == NULL ? 0 : rows;
   int64_t k = t->depth;
-  /* Copies: the compiler would keep them in memory, which costs a tenth at 128 rows. */
+  /* Local copies, which the compiler keeps in registers: this saves a tenth of the time at 128 rows. */
   const char* at = prefetch->at;
   int64_t inner = prefetch->inner;
   int64_t left = prefetch->left;

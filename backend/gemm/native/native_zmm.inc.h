@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the files for processors with AVX-512 share: a register's worth of any dtype as f32, and a transposition.
- * Included by each after it has named its target. Internal to backend/gemm/native. */
+/* Shared by the files for processors with AVX-512: loads and stores of any dtype as f32, a transposition, and decoding
+ * of packed weights. Each file includes it after its target attribute. Internal to backend/gemm/native. */
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -12,7 +12,7 @@ typedef __mmask16 lanes_t;
 
 INLINE __m512 from_bf16(__m256i h) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16)); }
 
-#ifdef ROUNDS_BY_INSTRUCTION /* the same, but that subnormal numbers become zeros */
+#ifdef ROUNDS_BY_INSTRUCTION /* as below, except that subnormal numbers become zeros */
 INLINE __m256i to_bf16(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
 #else
 INLINE __m256i to_bf16(__m512 x) {
@@ -48,7 +48,7 @@ INLINE lanes_t first_lanes(int64_t count) {
   return count >= LANES ? (lanes_t)0xffff : count <= 0 ? (lanes_t)0 : (lanes_t)((1u << count) - 1u);
 }
 
-/* Transposes 16 x 16: r[i] lane k becomes r[k] lane i. */
+/* Transposes 16 x 16: lane k of r[i] becomes lane i of r[k]. */
 INLINE void transpose(__m512 r[LANES]) {
   __m512 t[LANES];
 #pragma GCC unroll 8
@@ -65,7 +65,7 @@ INLINE void transpose(__m512 r[LANES]) {
     r[4 * i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(x1, x3));
     r[4 * i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(x1, x3));
   }
-  /* r[4 g + c] holds, in its quarter q, column 4 q + c of rows 4 g .. 4 g + 3. */
+  /* Quarter q of r[4 g + c] is now column 4 q + c of rows 4 g .. 4 g + 3. */
 #pragma GCC unroll 4
   for (int c = 0; c < 4; ++c) {
     const __m512 x0 = _mm512_shuffle_f32x4(r[c], r[4 + c], 0x88), x1 = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0x88);
@@ -87,7 +87,7 @@ typedef __m512i codes_t;
 INLINE vf vf_set1(float x) { return _mm512_set1_ps(x); }
 INLINE vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 
-/* Not by the instruction that makes zeros of subnormal numbers. */
+/* Does not use the instruction that flushes subnormal numbers to zero. */
 INLINE vf rounded(const int32_t dtype, vf x) {
   if (dtype == SLUICE_DTYPE_F16) {
     return _mm512_cvtph_ps(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -111,11 +111,11 @@ INLINE void store_exact(const int32_t dtype, void* at, vf x) {
   }
 }
 
-/* Of 4 bits the codes are in the lowest bits of the dwords, with others above them. */
+/* The codes are in the lowest bits of the dwords; with 4 bits there are other codes above them. */
 INLINE codes_t lanes_of_codes(const int32_t format, const uint8_t* at, int64_t left) {
   if (format == SLUICE_PACKED_MXFP4 || format == SLUICE_PACKED_INT4) {
     const __m512i shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
-    if (left >= LANES) { /* by broadcasts from memory, which leave the port of permutations to the table */
+    if (left >= LANES) { /* broadcasts from memory, which leave the port for permutations to the table */
       uint32_t low, high;
       memcpy(&low, at, sizeof low);
       memcpy(&high, at + sizeof low, sizeof high);
@@ -142,7 +142,7 @@ INLINE vf values_of(const int32_t format, codes_t codes) {
   return _mm512_castsi512_ps(_mm512_mask_mov_epi32(_mm512_castps_si512(x), nan, _mm512_set1_epi32(0x7fc00000)));
 }
 
-/* What all 16 codes stand for. */
+/* The values of all 16 codes, without a scale. */
 INLINE vf unscaled_table(const int32_t format) {
   const vf mxfp4 = _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6);
   const vf int4 = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
@@ -172,14 +172,14 @@ INLINE packed_row_t packed_row(const sluice_packed_t* packed, const void* data, 
   return (packed_row_t){(const uint8_t*)data + at, sluice_packed_scales(packed, row), packed->block_cols};
 }
 
-/* Its columns [k, k + LANES), zeros past `left`. */
+/* Decodes columns [k, k + LANES) of the row; zeros past `left`. */
 INLINE vf decode_row(const int32_t format, int32_t dtype, const packed_row_t* row, int64_t k, int64_t left) {
   const scaled_t block = block_of(format, dtype, row->scales, k / row->block_cols);
   const vf x = decode_lanes(format, dtype, row->codes + k * bits_of(format) / 8, left, block);
   return left >= LANES ? x : _mm512_maskz_mov_ps(first_lanes(left), x);
 }
 
-/* Twice as many, as bf16. */
+/* Decodes twice as many columns, to bf16. */
 INLINE vf decode_pairs(const int32_t format, const packed_row_t* row, int64_t k, int64_t left) {
   const scaled_t block = block_of(format, SLUICE_DTYPE_BF16, row->scales, k / row->block_cols);
   const uint8_t* at = row->codes + k * bits_of(format) / 8;

@@ -7,13 +7,13 @@
 #include "backend/base/math.h"
 #include "backend/gemm/gemm_form.h"
 
-/* Of cuBLAS's largest tiles on Hopper, one of which an SM computes at a time. */
+/* The sides of cuBLAS's largest tiles on Hopper. An SM computes one of them at a time. */
 enum { TILE = 128, WIDE_TILE = 256 };
-/* In steps of k, of 12 ns each: what a tile takes for its beginning and its end, the host for a call, and a list for
- * joining streams. GEMMs that are shorter than their calls come one after the other on any number of streams. */
+/* Times in steps of k, of 12 ns each: prologue and epilogue of a tile, a call on the host, and a join of streams.
+ * GEMMs that take less time than the calls that launch them do not overlap on any number of streams. */
 enum { DEPTH_OF_A_TILE = 170, DEPTH_OF_A_CALL = 340, DEPTH_OF_A_JOIN = 512 };
 
-/* cuBLAS may turn its tiles. */
+/* cuBLAS may use its tiles in either orientation. */
 static int64_t tiles_of(const sluice_gemm_form_t* f) {
   const int64_t tall = sluice_ceil_div(f->m, TILE) * sluice_ceil_div(f->n, WIDE_TILE);
   return sluice_min(tall, sluice_ceil_div(f->m, WIDE_TILE) * sluice_ceil_div(f->n, TILE));

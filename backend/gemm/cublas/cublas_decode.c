@@ -3,7 +3,7 @@
 
 #include "backend/base/dtype.h"
 
-/* What weights of one launch have in common. */
+/* The properties that all weights of one launch share. */
 typedef struct kind_s {
   int32_t format, block_cols;
   int64_t cols;
@@ -19,7 +19,7 @@ static int is_same(kind_t a, kind_t b) {
   return a.format == b.format && a.block_cols == b.block_cols && a.cols == b.cols;
 }
 
-/* Bytes of B, decoded; 0: nothing reads it, or it is not packed. */
+/* Bytes of the decoded B; 0 if B is not packed, or if no row is multiplied by it. */
 static uint64_t bytes_of(const sluice_grouped_gemm_t* list, int64_t index) {
   const sluice_gemm_problem_t* p = &list->problems[index];
   if (!sluice_gemm_is_packed(list, index) || p->m == 0) return 0;
@@ -33,7 +33,7 @@ int sluice_cublas_can_decode(const sluice_grouped_gemm_t* list) {
   return 1;
 }
 
-/* The GEMM with its weight decoded at `out`, which `weight` gets to say. */
+/* Returns the GEMM with its decoded weight at `out`, and fills `weight` for the launch that decodes it. */
 static sluice_gemm_problem_t decoded_at(const sluice_grouped_gemm_t* list, int64_t index, void* out,
                                         sluice_cuda_packed_t* weight) {
   const sluice_packed_t* packed = &list->packed[index];
@@ -53,7 +53,7 @@ static sluice_gemm_problem_t decoded_at(const sluice_grouped_gemm_t* list, int64
 
 sluice_status_t sluice_cublas_decode_next(const sluice_grouped_gemm_t* list, int64_t* inout_next,
                                           sluice_cublas_decoded_t* decoded, sluice_grouped_gemm_t* out_part) {
-  int64_t count = 0, waiting = 0; /* GEMMs; weights that no launch has taken yet */
+  int64_t count = 0, waiting = 0; /* GEMMs; weights that are not launched yet */
   uint64_t used = 0;
   kind_t kind = {0};
   int64_t i = *inout_next;

@@ -22,7 +22,7 @@ static sluice_status_t of_cublas(int code, const char* what) {
                              "gemm \"cublas\": streams for GEMMs: %s: cublasStatus_t %d", what, code);
 }
 
-/* A handle's stream and workspace stay what they are. */
+/* Opens stream `i`. The stream and the workspace of its handle are set once. */
 static sluice_status_t open_one(sluice_cublas_streams_t* s, const sluice_cublas_symbols_t* symbols, int32_t i,
                                 char* scratch, uint64_t bytes) {
   SLUICE_TRY(of_driver(s, s->driver->cuStreamCreateWithPriority(&s->streams[i], SLUICE_CU_STREAM_NON_BLOCKING, 0),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What is called of cuBLAS: a table of its functions, and its numbers. */
+/* The functions of cuBLAS that Sluice calls, as a table, and their constants. */
 #ifndef SLUICE_BACKEND_GEMM_CUBLAS_CUBLAS_SYMBOLS_H_
 #define SLUICE_BACKEND_GEMM_CUBLAS_CUBLAS_SYMBOLS_H_
 

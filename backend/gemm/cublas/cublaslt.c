@@ -9,14 +9,14 @@
 
 enum { NUM_PLANS = 256, ALLOC_FAILED = 3, NOT_SUPPORTED = 15, MOST_ALIGNMENT = 256 };
 
-/* What an algorithm was chosen for; no padding, so that keys are compared as bytes. */
+/* The call that an algorithm was chosen for. Without padding, so that keys can be compared as bytes. */
 typedef struct key_s {
   int64_t trans, types, compute, m, n, k, lda, ldb, ldc, alignment, workspace_bytes;
 } lt_key_t;
 
 typedef struct lt_plan_s {
   lt_key_t key;
-  void* desc; /* NULL: nothing here */
+  void* desc; /* NULL: the entry is free */
   void* layouts[3];
   uint64_t algorithm[8];
   int is_declined;
@@ -34,7 +34,7 @@ static sluice_status_t fail(int code, const char* what) {
   return sluice_error_record(status, -1, -1, code, "gemm \"cublas\": cuBLASLt, %s: cublasStatus_t %d", what, code);
 }
 
-/* ---- finding it ---- */
+/* ---- opening the library ---- */
 
 static sluice_status_t take(void* handle, const char* library, sluice_cublaslt_symbols_t* out_symbols) {
 #define SYMBOL(result, name, parameters)                                                                          \
@@ -157,7 +157,7 @@ static int describe(const sluice_cublaslt_t* lt, const sluice_cublaslt_call_t* c
   return code;
 }
 
-/* Reductions in the output's type stay forbidden, as for cuBLAS. */
+/* Sets the preferences of the heuristics. Forbids reductions in the type of the output, as for cuBLAS. */
 static int prefer(const sluice_cublaslt_t* lt, const sluice_cublaslt_call_t* c, void* preference) {
   const uint32_t reductions = SLUICE_CUBLASLT_REDUCTION_INPLACE | SLUICE_CUBLASLT_REDUCTION_COMPUTE_TYPE;
   const uint32_t a = alignment_of(c->a), b = alignment_of(c->b), out = alignment_of(c->c);

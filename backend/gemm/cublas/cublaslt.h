@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Single GEMMs by cuBLASLt, opened at run time by one table of symbols: an algorithm chosen by its heuristics for
- * the exact sizes, strides and alignment, and remembered. Internal to gemm/cublas, which asks for it where the table of
- * choices says so (cublas_choice.h); without the library everything goes through cuBLAS itself. */
+/* Single GEMMs with cuBLASLt, which is opened at run time through one table of symbols. The heuristics of cuBLASLt
+ * choose an algorithm for the exact sizes, strides and alignment, which is cached. Internal to gemm/cublas, which uses
+ * it for SLUICE_CUBLAS_LT (cublas_choice.h). Without the library, all GEMMs go through cuBLAS. */
 #ifndef SLUICE_BACKEND_GEMM_CUBLAS_CUBLASLT_H_
 #define SLUICE_BACKEND_GEMM_CUBLAS_CUBLASLT_H_
 
@@ -41,7 +41,7 @@ enum {
 };
 #define SLUICE_CUBLASLT_MIN_VERSION 120000 /* 12.0.0 */
 
-/* Column-major, as BLAS: C [m, n] = op(A) op(B) + beta C. */
+/* Column-major, as in BLAS: C [m, n] = op(A) op(B) + beta C. */
 typedef struct sluice_cublaslt_call_s {
   int trans_a, trans_b, type, type_c, compute, scale_type;
   int64_t m, n, k, lda, ldb, ldc;
@@ -57,8 +57,9 @@ typedef struct sluice_cublaslt_call_s {
 
 typedef struct sluice_cublaslt_s sluice_cublaslt_t;
 
-/* symbols NULL: libcublasLt.so.13, then .12, those already loaded first. The device's context is current. out_lt: new,
- * sluice_cublaslt_close. Errors: NOT_FOUND (no library, a symbol missing, version below 12.0), NO_MEMORY, EXTERNAL. */
+/* symbols NULL: opens libcublasLt.so.13, then .12, and prefers one that is already loaded. The device's context must be
+ * current. out_lt: new, sluice_cublaslt_close. Errors: NOT_FOUND (no library, a symbol missing, version below 12.0),
+ * NO_MEMORY, EXTERNAL. */
 sluice_status_t sluice_cublaslt_open(const sluice_cublaslt_symbols_t* symbols, sluice_allocator_t* allocator,
                                      sluice_cublaslt_t** out_lt);
 void sluice_cublaslt_close(sluice_cublaslt_t* lt); /* accepts NULL */

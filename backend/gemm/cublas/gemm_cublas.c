@@ -35,16 +35,16 @@ typedef struct gemm_cublas_s {
   sluice_device_t* device;
   sluice_allocator_t* memory;
   void* handle;
-  sluice_cublaslt_t* lt; /* NULL: not there */
+  sluice_cublaslt_t* lt; /* NULL: no cuBLASLt */
   sluice_cublas_streams_t side;
-  int32_t how; /* SLUICE_CUBLAS_*: of every list, or by the rule */
+  int32_t how; /* SLUICE_CUBLAS_* for every list; BY_RULE: depends on its shape */
   int32_t num_sms;
-  void* workspace; /* the table of pointers, then cuBLAS's own */
+  void* workspace; /* the table of pointers, then the workspace of cuBLAS */
   uint64_t workspace_bytes;
   int32_t tf32;
-  uint32_t no_groups; /* bit per type: the library declined a grouped call */
+  uint32_t no_groups; /* one bit for each type for which the library declined a grouped call */
   groups_t groups;
-  sluice_cublas_decoded_t decoded; /* the part of a list with packed weights that runs */
+  sluice_cublas_decoded_t decoded; /* the part that runs of a list with packed weights */
 } gemm_cublas_t;
 
 static sluice_status_t fail(int code, const char* what) {
@@ -83,7 +83,7 @@ static int cublas_supports(const sluice_gemm_t* gemm, const sluice_grouped_gemm_
   return list->packed == NULL || sluice_cublas_can_decode(list);
 }
 
-/* 1 when cuBLAS has nothing to do; k = 0 clears C, which may hold NaN. */
+/* *out_is_trivial: cuBLAS has nothing to compute. With k = 0 and beta = 0, clears C, which may hold NaN. */
 static sluice_status_t settle_trivial(const gemm_cublas_t* gemm, const sluice_gemm_form_t* f,
                                       const sluice_grouped_gemm_t* list, int* out_is_trivial) {
   *out_is_trivial = f->m == 0 || f->n == 0 || f->k == 0;
@@ -95,7 +95,7 @@ static sluice_status_t settle_trivial(const gemm_cublas_t* gemm, const sluice_ge
   return code == 0 ? SLUICE_OK : sluice_cuda_fail(driver, code, "a GEMM of depth 0 cannot be cleared");
 }
 
-/* cuBLAS reads matrices column by column, so a row-major X is its X^T: C^T = B^T A^T, operands swapped. */
+/* Runs one GEMM. cuBLAS reads matrices column by column: it sees a row-major X as X^T, and computes C^T = B^T A^T. */
 static sluice_status_t run_one(gemm_cublas_t* gemm, void* handle, const sluice_gemm_form_t* f,
                                const sluice_grouped_gemm_t* list) {
   const float one = 1.0f, beta = list->beta;
@@ -114,7 +114,7 @@ static sluice_status_t run_one(gemm_cublas_t* gemm, void* handle, const sluice_g
   return fail(code, what);
 }
 
-/* cuBLAS's own part of the workspace, which it wants aligned; memory of a host's callbacks is so to 64 bytes alone. */
+/* Returns the workspace of cuBLAS, aligned to 256. Memory from callbacks of the host may be aligned to 64 only. */
 static char* scratch_of(const gemm_cublas_t* gemm, uint64_t* out_bytes) {
   char* begin = (char*)gemm->workspace + TABLE_BYTES;
   uint64_t skipped = (SCRATCH_ALIGNMENT - (uintptr_t)begin % SCRATCH_ALIGNMENT) % SCRATCH_ALIGNMENT;
@@ -124,7 +124,7 @@ static char* scratch_of(const gemm_cublas_t* gemm, uint64_t* out_bytes) {
   return begin + skipped;
 }
 
-/* The same through cuBLASLt, or as above where that declines. */
+/* Runs one GEMM through cuBLASLt, or with run_one if cuBLASLt declines. */
 static sluice_status_t run_lt(gemm_cublas_t* gemm, const sluice_gemm_form_t* f, const sluice_grouped_gemm_t* list) {
   const float one = 1.0f, beta = list->beta;
   const double one64 = 1.0, beta64 = (double)list->beta;
@@ -180,22 +180,24 @@ static void add_group(groups_t* g, const sluice_gemm_form_t* f, const sluice_gro
   }
 }
 
-/* cuBLAS takes pointers of 16-bit and TF32 GEMMs to be aligned where it cannot see them, in a table on the device; a
- * misaligned load there is the end of the CUDA context. Rows of odd widths, and tensors that begin anywhere, are not. A
- * GEMM of its own tells it the pointers. */
+/* Whether a GEMM may join a grouped call. In a grouped call, cuBLAS cannot see the pointers, which are on the device,
+ * and assumes that those of 16-bit and TF32 GEMMs are aligned. A misaligned load would destroy the CUDA context. Rows
+ * of odd widths and tensors with arbitrary offsets are not aligned; they run as single GEMMs, whose pointers cuBLAS
+ * sees. */
 static int may_join(const gemm_cublas_t* gemm, const sluice_gemm_form_t* f, int32_t dtype) {
   if (dtype == SLUICE_DTYPE_F64 || (dtype == SLUICE_DTYPE_F32 && !gemm->tf32)) return 1;
   return ((uintptr_t)f->a | (uintptr_t)f->b | (uintptr_t)f->c) % GROUP_ALIGNMENT == 0;
 }
 
-/* The library has enqueued nothing then. What it calls invalid it may take as single GEMMs; if not, those say so. */
+/* Whether the library has declined and enqueued nothing. It may still accept the GEMMs of an "invalid" call as single
+ * GEMMs; if not, those calls fail. */
 static int is_declined(int code) {
   return code == SLUICE_CUBLAS_NOT_SUPPORTED || code == SLUICE_CUBLAS_ARCH_MISMATCH ||
          code == SLUICE_CUBLAS_INVALID_VALUE;
 }
 
-/* The table is rewritten in stream order, after the call before has read it. *out_declined: the library does not group
- * this type, and nothing was done. */
+/* Runs a grouped call. The table is rewritten in stream order, after the previous call has read it. *out_declined: the
+ * library does not group this type, and nothing was done. */
 static sluice_status_t run_groups(gemm_cublas_t* gemm, const sluice_grouped_gemm_t* list, int* out_declined) {
   groups_t* g = &gemm->groups;
   uint64_t* table = gemm->workspace;
@@ -217,13 +219,13 @@ static sluice_status_t run_groups(gemm_cublas_t* gemm, const sluice_grouped_gemm
   return code == 0 || *out_declined ? SLUICE_OK : fail(code, "a grouped GEMM");
 }
 
-/* GEMMs go to the stream that has least to do. They have different results, and read none of each other's. */
+/* Runs each GEMM on the stream with the least load. GEMMs of a list do not depend on each other. */
 static sluice_status_t run_side_by_side(gemm_cublas_t* gemm, const sluice_grouped_gemm_t* list) {
   sluice_status_t status = sluice_cublas_streams_fork(&gemm->side, list->stream, list->count);
   for (int64_t i = 0; i < list->count && status == SLUICE_OK; ++i) {
     sluice_gemm_form_t form;
     int is_trivial;
-    if (!sluice_gemm_form(&list->problems[i], &form)) continue; /* supports() has seen them all */
+    if (!sluice_gemm_form(&list->problems[i], &form)) continue; /* never: supports() has checked all forms */
     status = settle_trivial(gemm, &form, list, &is_trivial);
     if (is_trivial || status != SLUICE_OK) continue;
     const int32_t s = sluice_cublas_streams_next(&gemm->side, (double)form.m * (double)form.n * (double)form.k);
@@ -236,14 +238,14 @@ static sluice_status_t run_list(gemm_cublas_t* gemm, const sluice_grouped_gemm_t
   int may_group = how == SLUICE_CUBLAS_GROUPED && list->count > 1 && gemm->symbols.cublasGemmGroupedBatchedEx != NULL &&
                   list->dtype_c == list->dtype_ab && !(gemm->no_groups & (1u << list->dtype_ab));
   gemm->groups.count = 0;
-  int64_t first = 0; /* of the GEMMs in the open group */
-  int64_t seen = 0;  /* of the GEMMs before, those that could not join the group have run */
+  int64_t first = 0; /* the first GEMM of the open group */
+  int64_t seen = 0;  /* GEMMs before this one that could not join the group have run */
   for (int64_t i = 0; i <= list->count; ++i) {
     if (may_group && gemm->groups.count > 0 && (i == list->count || gemm->groups.count == MAX_GROUPS)) {
       int declined;
       SLUICE_TRY(run_groups(gemm, list, &declined));
       if (declined) {
-        gemm->no_groups |= 1u << list->dtype_ab; /* for good: start again, one by one */
+        gemm->no_groups |= 1u << list->dtype_ab; /* permanent: run the group again, one by one */
         may_group = 0;
         seen = i;
         i = first;
@@ -255,7 +257,7 @@ static sluice_status_t run_list(gemm_cublas_t* gemm, const sluice_grouped_gemm_t
     if (i == list->count) break;
     sluice_gemm_form_t form;
     int is_trivial;
-    if (!sluice_gemm_form(&list->problems[i], &form)) continue; /* supports() has seen them all */
+    if (!sluice_gemm_form(&list->problems[i], &form)) continue; /* never: supports() has checked all forms */
     SLUICE_TRY(settle_trivial(gemm, &form, list, &is_trivial));
     if (is_trivial) continue;
     int joins = may_join(gemm, &form, list->dtype_ab);
@@ -269,7 +271,8 @@ static sluice_status_t run_list(gemm_cublas_t* gemm, const sluice_grouped_gemm_t
   return SLUICE_OK;
 }
 
-/* The way is that of the whole list, so that cuBLAS computes each GEMM as it does with a plain weight. */
+/* Runs a list with packed weights in parts. `how` is the choice for the whole list, for the same bits as with plain
+ * weights. */
 static sluice_status_t run_packed(gemm_cublas_t* gemm, const sluice_grouped_gemm_t* list, int32_t how, int is_forked) {
   for (int64_t next = 0; next < list->count;) {
     sluice_grouped_gemm_t part;
@@ -285,7 +288,7 @@ static sluice_status_t cublas_run(sluice_gemm_t* base, const sluice_grouped_gemm
   const int is_forked = how == SLUICE_CUBLAS_STREAMS && list->count > 1;
   SLUICE_TRY(sluice_cuda_enter(gemm->device));
   int code = gemm->symbols.cublasSetStream_v2(gemm->handle, list->stream);
-  /* A new stream brings back cuBLAS's own workspace. */
+  /* Setting the stream resets cuBLAS to its default workspace. */
   if (code == 0) {
     uint64_t bytes;
     char* scratch = scratch_of(gemm, &bytes);
@@ -312,7 +315,7 @@ static void cublas_destroy(sluice_gemm_t* base) {
   sluice_free(base->allocator, gemm, sizeof *gemm);
 }
 
-/* Without the library, or with one that is too old, cuBLAS does it all. */
+/* Opens cuBLASLt. If it is missing or too old, cuBLAS runs all GEMMs. */
 static sluice_status_t open_lt(gemm_cublas_t* gemm, const sluice_gemm_cublas_options_t* options) {
   if (options->symbols != NULL && options->lt_symbols == NULL) return SLUICE_OK;
   sluice_status_t status = sluice_cublaslt_open(options->lt_symbols, gemm->base.allocator, &gemm->lt);
@@ -338,7 +341,7 @@ static sluice_status_t take(void* handle, const char* library, sluice_cublas_sym
   return SLUICE_OK;
 }
 
-/* Libraries stay open. One that the host has loaded (PyTorch's) is taken before one of the system. */
+/* Opens cuBLAS and never closes it. Prefers a library that the host has loaded (PyTorch's) to one of the system. */
 static sluice_status_t find(const char* library, sluice_cublas_symbols_t* out_symbols) {
   static const char* const names[] = {"libcublas.so.13", "libcublas.so.12"};
   void* handle = NULL;

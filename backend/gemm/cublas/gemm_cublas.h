@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-/* GEMMs by cuBLAS, opened at run time by one table of symbols.
+/* GEMMs with cuBLAS, which is opened at run time through one table of symbols.
  *
- * A list runs as one call per GEMM, on the list's stream, or side by side on that stream and three of our own, which
- * events join; in a capture too. f32 accumulation (f64 for f64); reduced-precision reductions are forbidden; TF32 only
- * by choice. The workspace is ours, so that cuBLAS allocates nothing while a graph is captured; streams side by side
- * have a quarter of it each. Which way a list goes is chosen by its shape (cublas_choice.h), or by the environment
- * variable SLUICE_CUBLAS (grouped, single, lt, streams), read at create: grouped calls and cuBLASLt (cublaslt.h) run
- * by that alone. Hand-written Hopper kernels are not there.
+ * A list runs as one call per GEMM, on the list's stream, or concurrently on that stream and three of our own, which
+ * are joined by events; also in a capture. Accumulation is in f32 (f64 for f64); reduced-precision reductions are
+ * forbidden; TF32 is an option. The gemm owns the workspace, so that cuBLAS allocates nothing while a graph is
+ * captured; each of several concurrent streams has a quarter of it. The shape of a list determines the way it runs
+ * (cublas_choice.h), unless the environment variable SLUICE_CUBLAS (grouped, single, lt, streams; read by create) does.
+ * Grouped calls and cuBLASLt (cublaslt.h) are only used through this variable. There are no hand-written Hopper
+ * kernels.
  *
- * Between runs of one library version on one GPU the bits repeat: a GEMM's bits go by its shape and by the bytes of its
- * workspace, not by its stream. */
+ * With the same library version on the same GPU bits repeat: the bits of a GEMM depend on its shape and on the size of
+ * its workspace, but not on its stream. */
 #ifndef SLUICE_BACKEND_GEMM_CUBLAS_GEMM_CUBLAS_H_
 #define SLUICE_BACKEND_GEMM_CUBLAS_GEMM_CUBLAS_H_
 
@@ -24,11 +25,11 @@
 typedef struct sluice_gemm_cublas_options_s {
   sluice_device_t* device;                /* a CUDA device; borrowed until destroy */
   sluice_allocator_t* memory;             /* of device memory, for the workspace; borrowed until destroy */
-  const char* library;                    /* path or NULL: libcublas.so.13, then .12, those already loaded first */
+  const char* library;                    /* path; NULL: libcublas.so.13, then .12; a loaded one is preferred */
   const sluice_cublas_symbols_t* symbols; /* instead of a library; copied */
-  /* Of cuBLASLt. With `symbols` and without these it counts as missing: no error. copied */
+  /* Of cuBLASLt; copied. With `symbols` but without lt_symbols, cuBLASLt counts as missing, which is no error. */
   const sluice_cublaslt_symbols_t* lt_symbols;
-  int32_t how;              /* SLUICE_CUBLAS_*, instead of rule and environment */
+  int32_t how;              /* SLUICE_CUBLAS_*; BY_RULE: the environment variable, else the rule */
   uint64_t workspace_bytes; /* 0: 32 MiB, what cuBLAS recommends for Hopper */
   int32_t tf32;             /* 1: f32 GEMMs may round their operands to TF32 */
 } sluice_gemm_cublas_options_t;

@@ -15,8 +15,7 @@ typedef struct handle_s {
   int has_workspace, math;
 } handle_t;
 
-/* Ranks are threads and call at the same time: without atomics a handle that is given back is now and then not counted.
- */
+/* Atomic, since ranks are threads and call at the same time. */
 static struct {
   _Atomic int version, declines_halves, last_compute;
   _Atomic int64_t handles, single, grouped;
@@ -48,7 +47,7 @@ static int fake_version(void* handle, int* out_version) {
 }
 static int fake_set_stream(void* handle, void* stream) {
   ((handle_t*)handle)->stream = stream;
-  ((handle_t*)handle)->has_workspace = 0; /* as the real one */
+  ((handle_t*)handle)->has_workspace = 0; /* as cuBLAS does */
   return sluice_fake_cublas_planned();
 }
 static int fake_set_workspace(void* handle, void* workspace, size_t bytes) {
@@ -84,7 +83,7 @@ static int fake_gemm(void* opaque, int trans_a, int trans_b, int m, int n, int k
   return 0;
 }
 
-/* The tables of pointers are device memory: read when the call runs, not when it is made. */
+/* The tables of pointers are device memory, which is read when the call runs, not when it is made. */
 typedef struct grouped_s {
   const void* const* a;
   const void* const* b;
@@ -94,8 +93,7 @@ typedef struct grouped_s {
   fake_gemm_t problems[];
 } grouped_t;
 
-/* The real one, which sees only the table's address, then faults or not as its kernel happens to load; here C is NaN.
- */
+/* cuBLAS sees only the address of the table. Whether it faults depends on its kernel; the fake writes NaN to C. */
 static int is_misaligned(const fake_gemm_t* p) {
   return ((uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)p->c) % 16 != 0;
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A cuBLAS that multiplies on the CPU, in stream order on the fake CUDA driver's queues: for tests. */
+/* A fake cuBLAS for tests, which multiplies on the CPU, in stream order on the queues of the fake CUDA driver. */
 #ifndef SLUICE_BACKEND_GEMM_CUBLAS_FAKE_FAKE_CUBLAS_H_
 #define SLUICE_BACKEND_GEMM_CUBLAS_FAKE_FAKE_CUBLAS_H_
 
 #include "backend/gemm/cublas/fake/fake_cublas_calls.h"
 #include "backend/gemm/cublas/gemm_cublas.h"
 
-/* with_groups 0: a library without cublasGemmGroupedBatchedEx; 1: with it, for all types; 2: with it, but it declines
- * bf16 and f16; 3: the same for this architecture; 4: calls them invalid. Grouped GEMMs of 16-bit types or TF32 with
- * a pointer that 16 does not divide give NaN. */
+/* with_groups: 0: a library without cublasGemmGroupedBatchedEx; 1: with it, for all types; 2 to 4: with it, but bf16
+ * and f16 are declined as not supported (2), not supported on this architecture (3), or invalid (4). Grouped GEMMs of
+ * 16-bit types or TF32 return NaN if a pointer is not aligned to 16. */
 sluice_cublas_symbols_t sluice_fake_cublas(int with_groups);
 void sluice_fake_cublas_set_version(int version);
 int64_t sluice_fake_cublas_handles(void);
@@ -17,7 +17,7 @@ int64_t sluice_fake_cublas_grouped_calls(void);
 /* Compute type and stream of the last GEMM. */
 int sluice_fake_cublas_last_compute(void);
 
-/* A cuBLASLt beside it, whose calls count with those above; version 130002, declines nothing, until set. */
+/* A fake cuBLASLt. Its calls count together with those above. By default it has version 130002 and declines nothing. */
 sluice_cublaslt_symbols_t sluice_fake_cublaslt(void);
 void sluice_fake_cublaslt_set(size_t version, int declines);
 int64_t sluice_fake_cublaslt_live(void); /* handles, descriptors, layouts, preferences */

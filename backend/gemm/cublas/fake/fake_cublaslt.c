@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* cuBLASLt on the CPU: descriptors are remembered, its heuristics have one algorithm, which knows what it was made for.
- */
+/* A fake cuBLASLt on the CPU. It records descriptors; its only algorithm checks that it is used for the GEMM that it
+ * was chosen for. */
 #include <stdlib.h>
 #include <string.h>
 

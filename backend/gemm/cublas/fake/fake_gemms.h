@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A GEMM on the CPU, in the order of a stream of the fake CUDA driver. What it reads and writes is noted there. */
+/* GEMMs on the CPU, in the order of a stream of the fake CUDA driver, which records what they read and write. */
 #ifndef SLUICE_BACKEND_GEMM_CUBLAS_FAKE_FAKE_GEMMS_H_
 #define SLUICE_BACKEND_GEMM_CUBLAS_FAKE_FAKE_GEMMS_H_
 
 #include "backend/device/cuda/fake/fake_cuda.h"
 
-/* Column-major, as BLAS. Types are cuBLAS's. */
+/* Column-major, as in BLAS. Types are those of cuBLAS. */
 typedef struct fake_gemm_s {
   int trans_a, trans_b, m, n, k, lda, ldb, ldc, type, type_c;
   double alpha, beta;
@@ -15,14 +15,14 @@ typedef struct fake_gemm_s {
   sluice_fake_moment_t moment;
 } fake_gemm_t;
 
-/* Of the driver's record: a call of the library with all its GEMMs. `entry` names it; takes the lock. */
+/* Adds a call of the library, named `entry`, with all its GEMMs to the driver's record. Takes the lock. */
 void sluice_fake_gemm_record(void* stream, const char* entry, const fake_gemm_t* problems, int count);
-/* Sizes that no GEMM has. */
+/* Whether the sizes are invalid. */
 int sluice_fake_gemm_is_wrong(const fake_gemm_t* problem);
-/* Now, where the driver is not dry; its lock is held. */
+/* Runs the GEMM now, unless the driver is dry. The caller holds the driver's lock. */
 void sluice_fake_gemm_run(const fake_gemm_t* problem);
 void sluice_fake_gemm_poison(const fake_gemm_t* problem); /* C becomes NaN */
-/* Later; both take the lock. */
+/* Enqueue a GEMM, or any op; both take the lock. */
 void sluice_fake_gemm_enqueue(void* stream, const char* entry, const fake_gemm_t* problem);
 void sluice_fake_op_enqueue(void* stream, const sluice_fake_op_t* op);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Packed weights by themselves: each code of each format against a formula of its own, where the scales of an element
- * lie, and what is refused. */
+/* Packed weights without a GEMM: each code of each format against an independent formula, the place of an element's
+ * scale, and refusals. */
 #include "backend/gemm/packed.h"
 
 #include <math.h>
@@ -11,7 +11,7 @@
 #include "backend/base/dtype.h"
 #include "backend/base/test/refused.h"
 
-/* Sign, exponent and fraction of a small float, as its standard puts them together. */
+/* The value of a small float from its sign, exponent and fraction, as its standard defines. */
 static double small_float(int code, int exponent_bits, int fraction_bits, int bias) {
   const int fraction = code & ((1 << fraction_bits) - 1);
   const int exponent = code >> fraction_bits & ((1 << exponent_bits) - 1);
@@ -52,7 +52,7 @@ TEST(Packed_EveryScale_IsItsNumber) {
   }
   const uint8_t nan = 255;
   assert_true(isnan(sluice_packed_scale(SLUICE_PACKED_MXFP4, &nan)));
-  /* Stored as a checkpoint may store them: at no multiple of their size. */
+  /* Not aligned, as scales in a checkpoint may be. */
   char bytes[8];
   const float f32 = 0.3f;
   memcpy(bytes + 1, &f32, sizeof f32);
@@ -62,8 +62,8 @@ TEST(Packed_EveryScale_IsItsNumber) {
   assert_true(sluice_packed_scale(SLUICE_PACKED_INT8, bytes + 1) == 0x1.34p-2f);
 }
 
-/* MXFP4 is exact in bf16 for every scale that leaves its numbers finite; the product of the others is rounded once to
- * f32 and once to bf16. */
+/* MXFP4 is exact in bf16 for every scale with which its values are finite. Products of other formats are rounded once
+ * to f32 and once to bf16. */
 TEST(Packed_Products_RoundedOnceToF32AndOnceToBf16) {
   for (int scale = 0; scale < 253; ++scale) {
     uint8_t codes[16] = {0};
@@ -97,7 +97,7 @@ TEST(Packed_Products_RoundedOnceToF32AndOnceToBf16) {
   }
 }
 
-/* Every element of [300, 270] has the number of its own block; after `half` rows blocks begin again. */
+/* The value of every element of [300, 270] is the number of its block; after `half` rows blocks begin again. */
 TEST(Packed_EveryElement_HasTheScaleOfItsBlock) {
   enum { ROWS = 300, COLS = 270, HALF = 150 };
   static uint8_t codes[ROWS * COLS];
@@ -165,7 +165,7 @@ TEST(Packed_CodesAndScalesOfNoNumber_RefusedByPlace) {
           "int8 scale of row 0, columns 32 and up, is NaN");
 }
 
-/* The code of the nearest number of a format, of two as near the even one; found by trying all of them. */
+/* Returns the code of the value nearest to x, for ties the even code, by trying all codes. */
 static int nearest_code(int32_t format, double x) {
   const int codes = 1 << sluice_packed_format(format)->bits;
   int best = -1;

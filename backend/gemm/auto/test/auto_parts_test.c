@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Parts of GEMMs: how many a run has, and what lies in no cache before they are measured. */
+/* Parts of GEMMs: the number of parts in a run, and the memory that is evicted before they are measured. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 enum { M = 96, N = 80, K = 8, GAP = 16, EXPERTS = 2 };
 
-/* What was evicted since it was last asked. */
+/* The memory that was evicted since the last check. */
 static uint64_t evicted_bytes;
 static const char *evicted_from, *evicted_to;
 
@@ -25,7 +25,7 @@ static void note(const void* data, uint64_t bytes) {
 static float x[EXPERTS][K * M], y[EXPERTS][K * N], c[EXPERTS][M * (N + GAP)];
 static sluice_gemm_problem_t problems[EXPERTS];
 
-/* dW = dY^T X of each expert, rows of dW `ld` apart; or with trans_a = 0 a GEMM of dY's rows. */
+/* dW = dY^T X for each expert, with rows of dW `ld` apart; with trans_a = 0, a GEMM over rows of dY. */
 static sluice_grouped_gemm_t list_of(int trans_a, int64_t ld, float beta) {
   for (int e = 0; e < EXPERTS; ++e) {
     problems[e] = (sluice_gemm_problem_t){.m = M, .n = N, .k = K};
@@ -51,7 +51,7 @@ static sluice_gemm_parts_t begin(const sluice_grouped_gemm_t* list, double most_
   return begin_with(list, 1, most_flop, UINT64_MAX);
 }
 
-/* All of a part's result, each time, whether it goes to its own place or to scratch memory that was used before. */
+/* The whole result of a part is evicted each time, in its own place or in reused scratch memory. */
 TEST(Next_WeightGradient_ItsWholeResultComesFromMemory) {
   for (int adds = 0; adds < 2; ++adds) {
     const sluice_grouped_gemm_t list = list_of(1, N, (float)adds);
@@ -72,7 +72,7 @@ TEST(Next_WeightGradient_ItsWholeResultComesFromMemory) {
   }
 }
 
-/* A gradient's pages are there before it is measured; what is added to is not the selector's. */
+/* The pages of a gradient are touched before it is measured. A result that the call adds to is never touched. */
 TEST(Next_OwnResult_TouchedOnlyWhereItIsOverwritten) {
   for (int adds = 0; adds < 2; ++adds) {
     memset(c, 0xff, sizeof c);
@@ -99,7 +99,7 @@ TEST(Next_ResultWithGaps_WhatLiesBetweenItsRowsStays) {
   assert_int_equal(evicted_to - evicted_from, ((M - 1) * (N + GAP) + N) * (int64_t)sizeof(float));
 }
 
-/* Rows that a pass has just written, or reads next, are in a cache there too. */
+/* In a pass, too, rows that were just written or are read next are in a cache. */
 TEST(Next_GemmOfRows_NothingIsEvicted) {
   const sluice_grouped_gemm_t list = list_of(0, N, 0);
   sluice_gemm_parts_t parts = begin(&list, 2.0 * M * N * K);
@@ -108,14 +108,14 @@ TEST(Next_GemmOfRows_NothingIsEvicted) {
   assert_int_equal(evicted_bytes, 0);
 }
 
-/* Threads may compute the parts of a run side by side. */
+/* Threads may compute the parts of a run concurrently. */
 TEST(Next_PartsOfARun_AreDistinctAndShareNoResult) {
   const double problem = 2.0 * M * N * K;
   for (int adds = 0; adds < 2; ++adds) {
     const sluice_grouped_gemm_t list = list_of(1, N, (float)adds);
     for (int threads = 1; threads <= 3; ++threads) {
       sluice_gemm_parts_t parts = begin_with(&list, threads, problem / 2, UINT64_MAX);
-      assert_int_equal(parts.in_run, threads); /* of 4; the arithmetic of half a GEMM for each thread */
+      assert_int_equal(parts.in_run, threads); /* each thread may compute half a GEMM */
       const uint64_t bytes = sluice_gemm_parts_result_bytes(&parts);
       float* scratch = bytes > 0 ? calloc(1, bytes) : NULL;
       const sluice_gemm_problem_t* run = sluice_gemm_parts_next(&parts, scratch);
@@ -142,6 +142,6 @@ TEST(Begin_PartsOfARun_NoMoreThanThereAreOrFit) {
   assert_int_equal(begin_with(&list, 2, problem / 2, UINT64_MAX).in_run, 2);
   assert_int_equal(begin_with(&list, 1, 2 * problem, M * N * sizeof(float)).in_run, 1);
   assert_int_equal(begin_with(&list, 1, 2 * problem, 2 * M * N * sizeof(float)).in_run, 2);
-  problems[1].m = M / 2; /* its parts have too few rows */
+  problems[1].m = M / 2; /* too few rows for a part */
   assert_int_equal(begin_with(&list, 8, problem, UINT64_MAX).in_run, 1);
 }

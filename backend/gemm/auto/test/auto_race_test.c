@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A race by made-up times: what is measured when, who leaves, when it is over. */
+/* A race with made-up times: what is measured when, which kinds leave, and when it is over. */
 #include <math.h>
 #include <stdint.h>
 
@@ -8,10 +8,10 @@
 
 #define FLOP 1e9
 
-/* What a run of each kind takes. */
+/* Seconds of a run of each kind. */
 static const double takes[SLUICE_RACE_KINDS] = {0.010, 0.060, 0.009, 0.012};
 
-/* Calls of 0.020 s until it is over; of each call, what was measured on top, at most `most` of all. */
+/* Makes calls of 0.020 s until the race is over. out_most: the longest time that measurements added to a call. */
 static int run(sluice_gemm_race_t* race, uint32_t kinds, double* out_most) {
   *race = (sluice_gemm_race_t){0};
   sluice_gemm_race_earn(race, 0.020, 2 * FLOP);
@@ -35,14 +35,14 @@ TEST(Race_BeforeTheFirstCall_RunsNothing) {
   sluice_gemm_race_start(&race, 0xf);
   assert_int_equal(sluice_gemm_race_next(&race, FLOP), -1);
   for (int call = 0; call < 3; ++call) {
-    sluice_gemm_race_earn(&race, 0.020, 2 * FLOP); /* 2.5 ms, and a run is expected to take 10 */
+    sluice_gemm_race_earn(&race, 0.020, 2 * FLOP); /* a credit of 2.5 ms; a run is expected to take 10 ms */
     assert_int_equal(sluice_gemm_race_next(&race, FLOP), -1);
   }
   sluice_gemm_race_earn(&race, 0.020, 2 * FLOP);
   assert_int_equal(sluice_gemm_race_next(&race, FLOP), 0);
 }
 
-/* As many calls as the first step of a model of 32 layers has of each kind. */
+/* As many calls of a class as the first step of a model with 32 layers makes. */
 TEST(Race_FirstCalls_PayForHalfAsMuch) {
   sluice_gemm_race_t race = {0};
   double measured = 0, most = 0;
@@ -59,7 +59,7 @@ TEST(Race_FirstCalls_PayForHalfAsMuch) {
   assert_true(measured > 0.5 * most && !sluice_gemm_race_is_over(&race));
 }
 
-/* All take a quarter of the calls' time in the long run, even if one candidate overdraws. */
+/* In the long run all runs take a quarter of the time of calls, even if one candidate overdraws the credit. */
 TEST(Race_AllCalls_PayForAllRuns) {
   sluice_gemm_race_t race;
   double most = 0;
@@ -80,8 +80,8 @@ TEST(Race_MuchSlower_LeavesAfterThreeRounds) {
   for (int kind; (kind = sluice_gemm_race_next(&race, FLOP)) >= 0; ++runs[kind]) {
     sluice_gemm_race_ran(&race, kind, kind == 0 ? 1e-4 : 1e-3, FLOP);
   }
-  assert_int_equal(runs[0], 4); /* then it is alone */
-  assert_int_equal(runs[1], 4); /* one that does not count, three that do */
+  assert_int_equal(runs[0], 4); /* after that kind 0 is alone */
+  assert_int_equal(runs[1], 4); /* one run that does not count, three that do */
   assert_true(race.best[1] > race.best[0]);
 }
 
@@ -91,7 +91,7 @@ TEST(Race_FirstRound_DoesNotCount) {
   sluice_gemm_race_start(&race, 0x5);
   sluice_gemm_race_ran(&race, 0, 1, FLOP);
   assert_true(isinf(race.best[0]));
-  sluice_gemm_race_ran(&race, 2, 1e-9, FLOP); /* declines everything but the clock */
+  sluice_gemm_race_ran(&race, 2, 1e-9, FLOP); /* implausibly fast, in a round that does not count */
   assert_true(isinf(race.best[2]));
   assert_int_equal(sluice_gemm_race_next(&race, FLOP), 0);
   assert_true(race.spent == 0);

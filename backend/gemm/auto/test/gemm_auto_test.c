@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The selector: names, the environment, fallbacks, what is measured and how often. The host's callback stands in for a
- * library, so nothing needs to be installed. */
+/* The selector: names, the environment, fallbacks, what is measured and how often. The host's callback replaces a
+ * library, so that none must be installed. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,8 +15,8 @@
 #include "backend/gemm/gemm.h"
 
 #if defined(__SANITIZE_ADDRESS__)
-/* gcc 12's leak checker crashes while it reads the thread-local data of libraries opened at run time (libgomp's); what
- * dlerror keeps there then looks lost. */
+/* gcc 12's leak checker crashes when it reads the thread-local data of libraries opened at run time (libgomp), so it
+ * must not read any. The text that dlerror keeps there then looks like a leak, which is not printed. */
 __attribute__((visibility("default"))) const char* __lsan_default_options(void);
 const char* __lsan_default_options(void) { return "use_tls=0:print_suppressions=0"; }
 __attribute__((visibility("default"))) const char* __lsan_default_suppressions(void);
@@ -24,8 +24,8 @@ const char* __lsan_default_suppressions(void) { return "leak:_dlerror_run\n"; }
 #endif
 
 static int num_calls;
-static int declined_call; /* the call with this number is declined; 0 none */
-static float* own_c;      /* calls on other memory are measurements */
+static int declined_call; /* the number of the call to decline; 0: none */
+static float* own_c;      /* calls with another C are measurements */
 static int own_calls;
 
 static void multiply_f32(const sluice_host_gemm_args_t* args) {
@@ -50,7 +50,7 @@ static int32_t host(void* user, const sluice_host_gemm_args_t* args) {
   return 0;
 }
 
-/* Faster than any library, and wrong: only the choice matters. */
+/* Computes nothing, so it is faster than any library: these tests check only the choice. */
 static int32_t instant_host(void* user, const sluice_host_gemm_args_t* args) {
   (void)user;
   ++num_calls;
@@ -75,11 +75,11 @@ static int32_t declining_host(void* user, const sluice_host_gemm_args_t* args) {
   return 1;
 }
 
-/* Which weights measurements read. */
+/* The weights that measurements read. */
 enum { MOST_PLACES = 64 };
 static const char* places[MOST_PLACES];
 static int num_places;
-static int num_noted; /* runs that measure, places seen before among them */
+static int num_noted; /* all measurements, including those at known places */
 
 static int32_t noting_host(void* user, const sluice_host_gemm_args_t* args) {
   (void)user;
@@ -91,7 +91,7 @@ static int32_t noting_host(void* user, const sluice_host_gemm_args_t* args) {
   return 0;
 }
 
-static int num_in_place, num_elsewhere; /* by where results of measurements lie */
+static int num_in_place, num_elsewhere; /* measurements by the place of their results */
 static const char *result_begin, *result_end;
 
 static int32_t placing_host(void* user, const sluice_host_gemm_args_t* args) {
@@ -146,7 +146,7 @@ static sluice_status_t multiply(sluice_gemm_t* gemm, int64_t m, int64_t n, int64
   return sluice_gemm_run(gemm, &list);
 }
 
-/* Calls until something is chosen. On a busy machine a slow run takes many small calls to pay for. */
+/* Calls until a choice is made. On a busy machine many small calls are needed to pay for a slow run. */
 static int settle(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
   enum { MOST_CALLS = 3000000 };
   for (int calls = 1; calls <= MOST_CALLS; ++calls) {
@@ -188,7 +188,7 @@ TEST(GemmCreate_Environment_ReplacesNameAndItsLibrary) {
   sluice_gemm_destroy(gemm);
 }
 
-/* What a calibration is kept under: with versions, and whatever was chosen in the meantime. */
+/* A calibration is cached under made_of, which has versions and does not depend on choices. */
 TEST(MadeOf_NamesAllAndStaysTheSame) {
   sluice_gemm_t* gemm = NULL;
   float x[1] = {3}, y[1] = {5}, z[1] = {0};
@@ -221,7 +221,7 @@ TEST(Gemm_F64_GoesToRefUnmeasured) {
   sluice_gemm_destroy(gemm);
 }
 
-/* GEMMs before the declined one must not be added twice, the rest must not be lost. */
+/* GEMMs before the declined one must not be added twice, and those after it must not be lost. */
 TEST(Gemm_HostDeclinesOneOfMany_EachAddedOnce) {
   sluice_gemm_t* gemm = NULL;
   sluice_gemm_problem_t problems[5];
@@ -246,7 +246,7 @@ TEST(Gemm_AutoNewClass_FirstCallMeasuresNothingLaterOnesOncePerProcess) {
   uint64_t before = allocator.current_bytes;
   sluice_allocator_reset_peak(&allocator);
   assert_int_equal(multiply(gemm, 20, 16, 24, 0), SLUICE_OK);
-  assert_int_equal(num_calls, own_calls); /* the call itself, where nothing else is there to do it */
+  assert_int_equal(num_calls, own_calls); /* no measurements; the call itself, if there is no other kind */
   for (int i = 0; i < 20 * 16 && own_calls == 0; ++i) assert_true(c[i] == 24);
   sluice_gemm_problem_t p = {20, 16, 24, {a, 24, 1}, {b, 16, 1}, {c, 16, 1}};
   sluice_grouped_gemm_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0};
@@ -298,8 +298,8 @@ TEST(Gemm_LargeGemm_MeasuredWithinBounds) {
   free(result);
 }
 
-/* A weight that is measured twice in a row comes from a cache, in a pass from memory. The host's own calls are told
- * from its measurements by where their result lies. */
+/* A weight that is measured twice in a row is in a cache; in a pass it is in memory. The place of the result tells
+ * measurements of the host from its calls. */
 TEST(Gemm_Measures_OnAllOfTheWeights) {
   sluice_gemm_t* gemm = NULL;
   assert_int_equal(create(NULL, noting_host, &gemm), SLUICE_OK);
@@ -312,7 +312,7 @@ TEST(Gemm_Measures_OnAllOfTheWeights) {
   for (int e = 0; e < EXPERTS; ++e) {
     problems[e] = (sluice_gemm_problem_t){M, N, K, {zeros, K, 1}, {zeros + bytes / EXPERTS * e, 1, K}, {results, N, 1}};
   }
-  problems[EXPERTS] = problems[0]; /* an expert with few rows is measured as little as it computes: not at all */
+  problems[EXPERTS] = problems[0]; /* an expert with too few rows is not measured */
   problems[EXPERTS].m = 1;
   problems[EXPERTS].b.data = others;
   own_c = results;
@@ -320,7 +320,7 @@ TEST(Gemm_Measures_OnAllOfTheWeights) {
   num_places = num_noted = 0;
   assert_true(settle(gemm, &list) > 1);
   assert_string_equal(gemm->name, "host");
-  /* Four rounds at least, nine where the machine leaves time for them, of which a call may have a part. */
+  /* At least four rounds, and nine if the machine is fast enough; a call may include a part of a round. */
   int of_expert[EXPERTS] = {0}, met = 0;
   for (int i = 0; i < num_places; ++i) {
     assert_true(places[i] >= zeros && places[i] < zeros + bytes);
@@ -333,8 +333,7 @@ TEST(Gemm_Measures_OnAllOfTheWeights) {
   munmap(zeros, bytes);
 }
 
-/* dW = dY^T X: where it is overwritten anyway it is measured where it will lie, where it is added to it is not touched.
- */
+/* dW = dY^T X: measured in place if the call overwrites dW; not touched by measurements if the call adds to it. */
 TEST(Gemm_WeightGradient_MeasuredInPlaceOnlyIfOverwritten) {
   enum { M = 48, N = 64, K = 4 };
   own_c = c;
@@ -350,7 +349,7 @@ TEST(Gemm_WeightGradient_MeasuredInPlaceOnlyIfOverwritten) {
     assert_true(calls > 1);
     assert_string_equal(gemm->name, "host");
     if (adds) {
-      assert_true(num_in_place <= calls); /* the GEMMs themselves, that "host" did */
+      assert_true(num_in_place <= calls); /* the calls that "host" ran */
       assert_true(num_elsewhere > 0);
     } else {
       assert_true(num_in_place > 1);
@@ -384,7 +383,7 @@ TEST(Gemm_DecliningHost_OthersDoIt) {
   sluice_gemm_destroy(gemm);
 }
 
-/* Without room to measure the call is made all the same, and the class is measured later. */
+/* If there is no memory to measure, the call still runs, and the class is measured later. */
 TEST(Gemm_NoMemoryToMeasure_CalledAllTheSameAndMeasuredLater) {
   sluice_gemm_t* gemm = NULL;
   assert_int_equal(create(NULL, instant_host, &gemm), SLUICE_OK);
@@ -393,7 +392,7 @@ TEST(Gemm_NoMemoryToMeasure_CalledAllTheSameAndMeasuredLater) {
   assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
   int refused = 0;
   for (int i = 0; i < 1000; ++i) {
-    allocator.fail_after = 0; /* what measures asks first, then the GEMM itself */
+    allocator.fail_after = 0; /* measuring allocates first, then the GEMM */
     refused += sluice_gemm_run(gemm, &list) != SLUICE_OK;
     assert_string_equal(gemm->name, "auto");
   }
@@ -404,12 +403,12 @@ TEST(Gemm_NoMemoryToMeasure_CalledAllTheSameAndMeasuredLater) {
   sluice_gemm_destroy(gemm);
 }
 
-/* ---- kept with the machine --------------------------------------------------------------------------------------- */
+/* ---- the machine cache ------------------------------------------------------------------------------------------- */
 
 static const char* program;
-static char folder[] = "/tmp/sluice_gemm_XXXXXX"; /* of this test's own */
+static char folder[] = "/tmp/sluice_gemm_XXXXXX"; /* only for this test */
 
-/* The file of choices. */
+/* Finds the file of choices. */
 static const char* kept_file(char path[512]) {
   DIR* entries = opendir(folder);
   assert_non_null(entries);
@@ -422,12 +421,12 @@ static const char* kept_file(char path[512]) {
   return path[0] == '\0' ? NULL : path;
 }
 
-/* In a process of its own, which remembers nothing but the file: 1 if the first call goes to the host at once. */
+/* Returns 1 if, in a new process, which knows only the file, the first call already goes to the host. */
 static int begins_with_host(void) {
   const pid_t child = fork();
   assert_true(child >= 0);
   if (child == 0) {
-    execl("/proc/self/exe", program, "first call", (char*)NULL); /* whose name choices are kept under */
+    execl("/proc/self/exe", program, "first call", (char*)NULL); /* argv[0] is part of the key */
     _exit(9);
   }
   int status = 0;
@@ -453,7 +452,7 @@ TEST(Choices_OfEarlierProcess_AreWhatTheNextBeginsWith) {
   assert_int_equal(create(NULL, instant_host, &gemm), SLUICE_OK);
   sluice_gemm_problem_t p = {40, 16, 24, {a, 24, 1}, {b, 16, 1}, {c, 16, 1}};
   sluice_grouped_gemm_t list = {&p, 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0};
-  assert_true(settle(gemm, &list) > 1); /* kept with the classes that tests before have measured */
+  assert_true(settle(gemm, &list) > 1); /* stored with the classes that earlier tests have measured */
   sluice_gemm_destroy(gemm);
   assert_non_null(kept_file(path));
   assert_int_equal(begins_with_host(), 1);
@@ -469,7 +468,7 @@ TEST(Choices_OfEarlierProcess_AreWhatTheNextBeginsWith) {
     fclose(file);
     assert_int_equal(begins_with_host(), 0);
   }
-  /* Ours by form and key, but not what it should hold: nothing, an unknown kind, the same kind twice, no ref at the
+  /* Files with the right form and key but invalid choices: nothing, an unknown kind, the same kind twice, no ref at the
    * end, another form. */
   const char* body = strchr(strchr(text, '\n') + 1, '\n') + 1;
   snprintf(key, sizeof key, "%.*s", (int)(body - text), text);
@@ -499,7 +498,7 @@ int main(int argc, char** argv) {
   program = argv[0];
   if (argc > 1 && strcmp(argv[1], "first call") == 0) return first_call();
   if (mkdtemp(folder) == NULL) return 1;
-  setenv("SLUICE_CACHE_DIR", "/dev/null", 1); /* no file from one test to the next */
+  setenv("SLUICE_CACHE_DIR", "/dev/null", 1); /* tests share no file */
   const int failed = run_cases_each(set_up, tear_down);
   char path[512];
   if (kept_file(path) != NULL) unlink(path);

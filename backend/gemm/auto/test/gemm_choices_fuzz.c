@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Kept choices of GEMMs on disk: whatever stands behind a head that is ours, it is refused, or reads as choices that
- * are written and read again alike. The head itself: cache_fuzz.c, which has the same. */
+/* Fuzzes the file of choices of GEMMs: any bytes after a valid head are refused, or read as choices that are the same
+ * after they are written and read again. cache_fuzz.c fuzzes the head. */
 #include <dirent.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -21,14 +21,14 @@ static void clean_up(void) {
   (void)rmdir(folder);
 }
 
-/* A log is asked for, so that its messages are made. */
+/* With this log set, messages are formatted. */
 static void hear(void* user, int32_t level, const char* message) {
   (void)user, (void)level;
   FUZZ_CHECK(message[0] != '\0');
 }
 
-/* Where the file lies, and the two lines that it begins with. The folder is one that Bazel takes away, or the one where
- * libFuzzer leaves what it found. */
+/* Finds the path of the file, and its first two lines. The folder is one that Bazel deletes, or that of libFuzzer's
+ * artifacts. */
 static void find_file(void) {
   const char* parent = getenv("TEST_TMPDIR");
   snprintf(folder, sizeof folder, "%s/kept_choices", parent != NULL ? parent : ".");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The BLAS room through a replaced symbol table: what is passed, how large GEMMs are cut, what is missing. */
+/* GEMMs through a BLAS with a fake symbol table: arguments, cutting of large GEMMs, missing symbols. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -78,7 +78,7 @@ TEST(Blas_RowMajor_OperandsSwapped) {
   assert_true(call->beta == 1.0f);
 }
 
-/* BLAS refuses a leading dimension below the width, whatever stands in the stride of a single row or column. */
+/* BLAS refuses a leading dimension below the width, so the stride of a single row or column must not be passed on. */
 TEST(Blas_SizeOne_LeadingDimensionAtLeastWidth) {
   float a[1], b[1], c[1];
   assert_int_equal(multiply((sluice_gemm_problem_t){1, 5, 6, {a, 0, 1}, {b, 5, 1}, {c, 0, 1}}, 0), SLUICE_OK);
@@ -101,7 +101,7 @@ TEST(Blas_NothingToDo_NoCall) {
   assert_memory_equal(c, expected, sizeof expected);
 }
 
-/* No memory behind these addresses is touched: the fake only writes them down. */
+/* The fake only records these addresses and does not access them. */
 TEST(Blas_LargerThanAnInt_CutInPieces) {
   const int64_t piece = (int64_t)1 << 30;
   const int64_t large = 2 * piece + 5;
@@ -117,7 +117,7 @@ TEST(Blas_LargerThanAnInt_CutInPieces) {
     assert_true(calls[i].beta == 0.0f);
   }
 
-  /* Pieces of k add up in C. */
+  /* Parts of k add up in C. */
   num_calls = 0;
   assert_int_equal(multiply((sluice_gemm_problem_t){2, 4, large, {base, 1, 2}, {base, 4, 1}, {base, 4, 1}}, 0),
                    SLUICE_OK);

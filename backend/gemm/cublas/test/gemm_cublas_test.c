@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* cuBLAS as a GEMM library: finding it, grouping, and every error path, on fake tables. The arithmetic is
- * backend/cts/gemm's. */
+/* GEMMs with cuBLAS on fake tables: opening, grouping, and every error path. backend/cts/gemm tests the arithmetic. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,14 +48,14 @@ static sluice_status_t create(int with_groups, int32_t tf32, sluice_gemm_t** out
   return sluice_gemm_cublas_create(&options, &allocator, out_gemm);
 }
 
-enum { COUNT = 1100 }; /* more than two grouped calls take */
+enum { COUNT = 1100 }; /* more than fit into two grouped calls */
 
 typedef struct lists_s {
   float a[COUNT][6], b[COUNT][6], c[COUNT][4];
   sluice_gemm_problem_t problems[COUNT];
 } lists_t;
 
-/* C [2, 2] = A [2, 3] B [3, 2]; every seventh has no rows, every ninth no depth. */
+/* C [2, 2] = A [2, 3] B [3, 2]; every seventh GEMM has m = 0, every ninth k = 0. */
 static void fill(lists_t* l) {
   for (int i = 0; i < COUNT; ++i) {
     for (int j = 0; j < 6; ++j) {
@@ -115,7 +114,7 @@ TEST(Groups_DeclinedByTheLibrary_RunOneByOneForGood) {
   sluice_gemm_destroy(gemm);
 }
 
-/* Device memory needs a decode kernel, which these fakes of cuBLAS alone lack. */
+/* Packed weights on a device need a kernel that decodes them; these fakes have none. */
 TEST(PackedWeights_AreRefused) {
   float a[32] = {0}, c[2];
   uint8_t codes[32] = {0}, scales[2] = {0};
@@ -138,7 +137,7 @@ static void release_apart(void* user, void* data, uint64_t bytes) {
   free((char*)data - 64);
 }
 
-/* cuBLAS wants its workspace at a multiple of 256; the host's callbacks owe multiples of 64. */
+/* cuBLAS needs its workspace at a multiple of 256; callbacks of the host need only return multiples of 64. */
 TEST(Workspace_OfMemoryThatIsAlignedTo64_IsTakenFromAMultipleOf256) {
   sluice_allocator_t own;
   sluice_allocator_init(&own, allocate_apart, release_apart, NULL);
@@ -157,18 +156,18 @@ TEST(Workspace_OfMemoryThatIsAlignedTo64_IsTakenFromAMultipleOf256) {
   sluice_allocator_deinit(&own);
 }
 
-/* Of bf16 and TF32 cuBLAS wants aligned pointers in a group, where it cannot look at them: others run by themselves.
- * Sums into C are added once, also where the library then declines the group. */
+/* In a grouped call, cuBLAS assumes aligned pointers for bf16 and TF32, so other GEMMs run as single GEMMs. Each sum is
+ * added to C once, also if the library then declines the group. */
 TEST(Groups_PointersThatAreNotAligned_RunByThemselves) {
   enum { PROBLEMS = 5, ODD = 2 };
   static const int32_t dtypes[] = {SLUICE_DTYPE_BF16, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32};
   for (int variant = 0; variant < 6; ++variant) {
-    int tf32 = variant == 1, declines = variant >= 3; /* not supported; not on this architecture; invalid */
+    int tf32 = variant == 1, declines = variant >= 3; /* as not supported, not on this architecture, invalid */
     int32_t dtype = dtypes[declines ? 0 : variant];
     _Alignas(16) float a[PROBLEMS][8], c[PROBLEMS][8];
     sluice_gemm_problem_t problems[PROBLEMS];
     for (int i = 0; i < PROBLEMS; ++i) {
-      int at = i == ODD ? 1 : 0; /* elements from an aligned address: 2 or 4 bytes */
+      int at = i == ODD ? 1 : 0; /* elements after an aligned address */
       char *pa = (char*)a[i] + at * (dtype == SLUICE_DTYPE_BF16 ? 2 : 4), *pc = (char*)c[i];
       const float two = 2, one = 1;
       const uint16_t two16 = 0x4000, one16 = 0x3f80;
@@ -181,7 +180,7 @@ TEST(Groups_PointersThatAreNotAligned_RunByThemselves) {
     assert_int_equal(create(declines ? variant - 1 : 1, tf32, &gemm), SLUICE_OK);
     int64_t grouped = sluice_fake_cublas_grouped_calls(), single = sluice_fake_cublas_single_calls();
     assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
-    int own = variant != 2; /* plain f32 has no such rule */
+    int own = variant != 2; /* f32 without TF32 needs no alignment */
     assert_int_equal(sluice_fake_cublas_grouped_calls() - grouped, !declines);
     assert_int_equal(sluice_fake_cublas_single_calls() - single, declines ? PROBLEMS : own);
     for (int i = 0; i < PROBLEMS; ++i) {
@@ -195,7 +194,7 @@ TEST(Groups_PointersThatAreNotAligned_RunByThemselves) {
   }
 }
 
-/* One algorithm is asked for per shape and alignment, and used again. */
+/* One search for an algorithm per shape and alignment; its result is used again. */
 TEST(Lt_WhereChosen_MultipliesWithOneSearchPerShape) {
   lists_t* l = malloc(sizeof *l);
   static const char* const names[] = {NULL, "grouped", "single", "lt", "streams"};
@@ -215,7 +214,7 @@ TEST(Lt_WhereChosen_MultipliesWithOneSearchPerShape) {
       const int is_single = how == SLUICE_CUBLAS_BY_RULE || how == SLUICE_CUBLAS_SINGLE || how == SLUICE_CUBLAS_STREAMS;
       assert_true((sluice_fake_cublas_single_calls() - single > 500) == is_single);
       assert_true((sluice_fake_cublas_grouped_calls() > grouped) == (how == SLUICE_CUBLAS_GROUPED));
-      /* a GEMM's operands have one of a few alignments */
+      /* the operands have only a few different alignments */
       if (how == SLUICE_CUBLAS_LT) assert_true(round == 0 ? searches > 0 && searches < 200 : searches < 100);
     }
     sluice_gemm_destroy(gemm);
@@ -224,20 +223,20 @@ TEST(Lt_WhereChosen_MultipliesWithOneSearchPerShape) {
   free(l);
 }
 
-/* The rule by waves and k: with 132 SMs, tiles of 128 by 256. */
+/* The rule by waves and k, for 132 SMs and tiles of 128 by 256. */
 TEST(Choice_ByWavesAndDepth_StreamsWhereSmsWouldIdle) {
   static const struct {
     int64_t count, m, n, k;
     int32_t how;
   } cases[] = {
       {128, 1024, 1536, 2048, SLUICE_CUBLAS_STREAMS}, /* Qwen3, up: 48 tiles */
-      {128, 1536, 2048, 1024, SLUICE_CUBLAS_STREAMS}, /* its gradients of weights: 96 */
+      {128, 1536, 2048, 1024, SLUICE_CUBLAS_STREAMS}, /* Qwen3, weight gradients: 96 tiles */
       {8, 4096, 28672, 4096, SLUICE_CUBLAS_SINGLE},   /* Mixtral, up: 27 waves */
       {32, 4096, 4096, 7168, SLUICE_CUBLAS_SINGLE},   /* DeepSeek on one rank of eight: four waves */
-      {256, 512, 4096, 7168, SLUICE_CUBLAS_STREAMS},  /* and on one GPU: 64 tiles */
-      {1, 128, 256, 4096, SLUICE_CUBLAS_SINGLE},      /* nothing else to run */
-      {2, 128, 256, 64, SLUICE_CUBLAS_SINGLE},        /* too short to join for */
-      {2, 128, 256, 512, SLUICE_CUBLAS_STREAMS},      {2, 128, 0, 512, SLUICE_CUBLAS_SINGLE}, /* nothing to do */
+      {256, 512, 4096, 7168, SLUICE_CUBLAS_STREAMS},  /* DeepSeek on one GPU: 64 tiles */
+      {1, 128, 256, 4096, SLUICE_CUBLAS_SINGLE},      /* no second GEMM */
+      {2, 128, 256, 64, SLUICE_CUBLAS_SINGLE},        /* shorter than a join */
+      {2, 128, 256, 512, SLUICE_CUBLAS_STREAMS},      {2, 128, 0, 512, SLUICE_CUBLAS_SINGLE}, /* empty GEMMs */
   };
   float x[1] = {0};
   sluice_gemm_problem_t* problems = calloc(256, sizeof *problems);
@@ -253,7 +252,7 @@ TEST(Choice_ByWavesAndDepth_StreamsWhereSmsWouldIdle) {
   free(problems);
 }
 
-/* Three forks and three joins, whatever fails in between: the next list finds streams as before. */
+/* Streams fork and join again even if a call fails in between, so that the next list can use them. */
 TEST(Streams_WhereACallFails_JoinAndWorkOn) {
   enum { PROBLEMS = 6 };
   float a = 3, c[PROBLEMS];
@@ -307,7 +306,7 @@ TEST(Lt_TypesAndForms_EqualCublas) {
   }
 }
 
-/* Without it, with an old one, or where it has no algorithm, cuBLAS does it. */
+/* If cuBLASLt is missing, too old, or has no algorithm, cuBLAS runs the GEMM. */
 TEST(Lt_MissingOldOrDeclining_LeavesItToCublas) {
   float x[1] = {3}, y[1];
   const sluice_gemm_problem_t p = {1, 1, 1, {x, 1, 1}, {x, 1, 1}, {y, 1, 1}};
@@ -347,7 +346,7 @@ TEST(Lt_NthCallFails_LeaksNothingAndSaysSo) {
       if (status != SLUICE_OK) assert_int_equal(status, codes[kind][1]);
       told += status != SLUICE_OK;
       done = !sluice_fake_cublas_failed();
-      if (was_made) { /* and it works on */
+      if (was_made) { /* the gemm still works */
         sluice_fake_cublas_fail_call(-1, 0);
         c[0][0] = c[1][0] = 0;
         assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);

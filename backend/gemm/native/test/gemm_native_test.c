@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What "native" promises beyond the conformance suite: an element is one chain of fused multiply-adds over k, or what
- * the processor's tiles or pairs make of it, whatever the sizes, so its bits are known exactly; nothing outside the
- * operands is read or written; the workspace is bounded. All of it for each set of kernels that this processor has. */
+/* Tests what "native" promises beyond the conformance suite, for each set of kernels that this processor can run. For
+ * all sizes an element is one chain of fused multiply-adds over k, or the result of the processor's tiles or pairs, so
+ * its bits are known exactly. Nothing outside the operands is read or written. The workspace is bounded. */
 #include <dlfcn.h>
 #include <math.h>
 #include <signal.h>
@@ -26,7 +26,7 @@
 
 static sluice_allocator_t allocator;
 static const char* set_name; /* of the kernels under test */
-static sluice_gemm_t* gemm;  /* NULL: this processor has not got them */
+static sluice_gemm_t* gemm;  /* NULL: this processor cannot run them */
 
 static int set_up(void** state) {
   (void)state;
@@ -67,8 +67,7 @@ static float next_value(void) {
   return (float)(int32_t)(seed >> 8) / (1 << 23) - 1;
 }
 
-/* Memory that ends where a page that may not be touched begins, and begins behind another one. Under the address
- * sanitizer, too, an access beyond it ends the test. */
+/* Memory between two inaccessible pages. An access outside of it ends the test, also with the address sanitizer. */
 typedef struct fenced_s {
   char* map;
   size_t bytes;
@@ -100,12 +99,12 @@ static int by_tiles(int32_t dtype_ab) { return strcmp(set_name, "amx") == 0 && d
 
 static int by_pairs(int32_t dtype_ab) { return strcmp(set_name, "avx512_bf16") == 0 && dtype_ab == SLUICE_DTYPE_BF16; }
 
-/* Of bf16, what is subnormal. */
+/* Whether subnormal bf16 are flushed to zero. */
 static int flushes(void) { return by_tiles(SLUICE_DTYPE_BF16) || by_pairs(SLUICE_DTYPE_BF16); }
 
 static float normal_or_zero(float x) { return fpclassify(x) == FP_SUBNORMAL ? copysignf(0, x) : x; }
 
-/* The row of C as VDPBF16PS makes it: of each pair of k the odd one first, what is subnormal as zero at each step. */
+/* Adds to a row of C as VDPBF16PS does: the odd k of each pair first, with subnormal numbers as zero at each step. */
 static void add_by_pairs(const shape_t* s, const sluice_gemm_problem_t* p, int64_t i, float* out) {
   for (int64_t j = 0; j < s->n; ++j) {
     float sum = normal_or_zero(out[j]);
@@ -123,8 +122,8 @@ static void add_by_pairs(const shape_t* s, const sluice_gemm_problem_t* p, int64
   }
 }
 
-/* out[j] += the sum over k of a[k] * b[k][j] as the tiles of AMX make it: of each 32 k the even ones and the odd ones
- * in a chain each, C last. No value here is subnormal. */
+/* out[j] += the sum over k of a[k] * b[k][j] as the tiles of AMX compute it: for each 32 k, one chain of the even k and
+ * one of the odd k; C is added last. No value here is subnormal. */
 static void add_by_tiles(const shape_t* s, const sluice_gemm_problem_t* p, int64_t i, float* out) {
   for (int64_t j = 0; j < s->n; ++j) {
     float sum = 0;
@@ -141,7 +140,7 @@ static void add_by_tiles(const shape_t* s, const sluice_gemm_problem_t* p, int64
   }
 }
 
-/* The GEMM of `shape`, each operand fenced, compared bit by bit with the chain. */
+/* Compares the GEMM of `shape` bit by bit with the chain. Each operand is fenced. */
 static void check_bits(const shape_t* s, int32_t dtype_ab, int32_t dtype_c) {
   const int64_t m = s->m, n = s->n, k = s->k;
   fenced_t a = fenced(m * k, dtype_ab), b = fenced(k * n, dtype_ab), c = fenced(m * n, dtype_c);
@@ -208,7 +207,7 @@ static void Native_EveryTileHeight_IsTheChainOfFusedAdds(void** state) {
   }
 }
 
-/* B row by row in f32 is packed by the first tile over each of its panels: of every height, alone and before others. */
+/* The first tile over each panel packs a row-by-row B in f32: tiles of every height, alone and before others. */
 static void Native_TilesThatPack_AreTheChainOfFusedAdds(void** state) {
   (void)state;
   if (gemm == NULL) skip_because("this processor has no %s", set_name);
@@ -218,8 +217,8 @@ static void Native_TilesThatPack_AreTheChainOfFusedAdds(void** state) {
   }
 }
 
-/* Few rows with weights along k have kernels that pack no weights: every height, remainders of columns and of k, and k
- * whose sums wait in C. */
+/* GEMMs of few rows with contiguous k use kernels that do not pack B: every height, remainders of columns and of k, and
+ * k so large that C holds sums between blocks. */
 static void Native_FewRowsAlongK_AreTheChainOfFusedAdds(void** state) {
   (void)state;
   if (gemm == NULL) skip_because("this processor has no %s", set_name);
@@ -238,7 +237,7 @@ static void Native_FewRowsAlongK_AreTheChainOfFusedAdds(void** state) {
   }
 }
 
-/* Sizes at which each kind of block is cut, and one element beside them. */
+/* Sizes at which each kind of block is cut, and sizes one larger or smaller. */
 static void Native_EveryCut_IsTheChainOfFusedAdds(void** state) {
   (void)state;
   if (gemm == NULL) skip_because("this processor has no %s", set_name);
@@ -250,13 +249,13 @@ static void Native_EveryCut_IsTheChainOfFusedAdds(void** state) {
   };
   for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) {
     check_bits(&shapes[i], SLUICE_DTYPE_F32, SLUICE_DTYPE_F32);
-    int d = 1 + (int)i % (NUM_DTYPES - 1); /* the sums that wait beside a 16-bit C are cut alike for all of them */
+    int d = 1 + (int)i % (NUM_DTYPES - 1); /* sums outside of C are cut the same way for all 16-bit types */
     check_bits(&shapes[i], dtypes[d][0], dtypes[d][1]);
     check_bits(&shapes[i], SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16);
   }
 }
 
-/* Sizes at which the tiles of AMX are cut: sums that wait for the rest of k, stripes, several blocks of rows. */
+/* Sizes at which the tiles of AMX are cut: sums kept between blocks of k, stripes, several blocks of rows. */
 static void Native_EveryCutOfBf16_BitsAreKnown(void** state) {
   (void)state;
   if (gemm == NULL) skip_because("this processor has no %s", set_name);
@@ -270,7 +269,7 @@ static void Native_EveryCutOfBf16_BitsAreKnown(void** state) {
   }
 }
 
-/* A row's bits do not depend on how many rows come with it. */
+/* The bits of a row do not depend on the number of rows. */
 static void rows_in_any_company(int32_t dtype, int trans_b) {
   enum { M = 60, N = 70, K = 1100 };
   static float a[M * K], b[N * K], all[M * N], some[M * N];
@@ -305,7 +304,7 @@ static void Native_RowsInAnyCompany_SameBits(void** state) {
   rows_in_any_company(SLUICE_DTYPE_BF16, 0);
 }
 
-/* Tiles and pairs take and give subnormal numbers as zeros; a chain of fused multiply-adds keeps them. */
+/* Tiles and pairs take and return subnormal numbers as zeros; a chain of fused multiply-adds keeps them. */
 static void Native_SubnormalBf16_ZeroOnlyInTilesAndPairs(void** state) {
   (void)state;
   if (gemm == NULL) skip_because("this processor has no %s", set_name);
@@ -317,27 +316,27 @@ static void Native_SubnormalBf16_ZeroOnlyInTilesAndPairs(void** state) {
   assert_true(c == (flushes() ? 0 : 0x1p-30f));
 }
 
-/* A pair's steps: which product comes first, that each is rounded, and what vanishes between them. */
+/* The steps of a pair: which product is first, that each is rounded, and what is flushed between them. */
 static void Native_PairsOfBf16_OddFirstEachRoundedAndFlushed(void** state) {
   (void)state;
   if (gemm == NULL) skip_because("this processor has no %s", set_name);
   static const struct {
     float c, x[2], y[2], wanted;
   } cases[] = {
-      {0x1p24f, {1, 1}, {1, 1}, 0x1p24f},                 /* each 1 is lost; together they would not be */
+      {0x1p24f, {1, 1}, {1, 1}, 0x1p24f},                 /* each 1 is rounded away; their sum would not be */
       {0, {1, 0x1p24f}, {1, 1}, 0x1p24f},                 /* the even 1 comes after the odd 2^24 */
       {0, {0x1p24f, 1}, {1, 1}, 0x1p24f},                 /* 1 + 2^24 rounds to even */
-      {0x1p24f, {1, -0x1p24f}, {1, 1}, 1},                /* the odd one first: even first would be 0 */
+      {0x1p24f, {1, -0x1p24f}, {1, 1}, 1},                /* the odd k first; with the even k first it would be 0 */
       {0, {0x1p-70f, 0x1p-70f}, {0x1p-57f, 0x1p-57f}, 0}, /* 2^-127 twice: each becomes 0 */
       {0x1p-126f,
        {0x1p-126f, 0x1p-126f},
        {0.5f, -0.5f},
-       0x1p-127f * 0},                                       /* 2^-127 becomes 0, and so does what follows */
-      {0x1p-130f, {0, 0}, {0, 0}, 0},                        /* C too */
-      {0x1p-126f, {0x1p-130f, 0}, {0x1p100f, 0}, 0x1p-126f}, /* an operand */
+       0x1p-127f * 0},                                       /* 2^-127 becomes 0, and so does the next sum */
+      {0x1p-130f, {0, 0}, {0, 0}, 0},                        /* a subnormal C */
+      {0x1p-126f, {0x1p-130f, 0}, {0x1p100f, 0}, 0x1p-126f}, /* a subnormal operand */
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
-    for (int64_t m = 1; m <= 20; m += 19) { /* without packing, and in tiles */
+    for (int64_t m = 1; m <= 20; m += 19) { /* kernels without packing, and tiles */
       uint16_t a[40], b[2];
       float c[20];
       for (int j = 0; j < 40; ++j) a[j] = sluice_f32_to_bf16(cases[i].x[j % 2]);
@@ -353,13 +352,13 @@ static void Native_PairsOfBf16_OddFirstEachRoundedAndFlushed(void** state) {
   }
 }
 
-/* What is stored by tiles, side by side or alone, turned or not, is rounded alike: ties, overflow, NaN and what is so
- * small that tiles and pairs make zeros of it. */
+/* All ways to store tiles round in the same way (adjacent or single tiles, transposed or not): ties, overflow, NaN, and
+ * subnormal numbers, which tiles and pairs flush to zero. */
 static void Native_Bf16AtItsLimits_RoundedAlikeInEveryColumn(void** state) {
   (void)state;
   if (gemm == NULL) skip_because("this processor has no %s", set_name);
   enum { M = 18, N = 75, LIMITS = 7 };
-  const uint16_t zeros = flushes() ? 0xff80 : 0xffff;                /* what is kept of a subnormal number */
+  const uint16_t zeros = flushes() ? 0xff80 : 0xffff;                /* the bits that a subnormal number keeps */
   const uint16_t negative = by_pairs(SLUICE_DTYPE_BF16) ? 0 : zeros; /* pairs start from -0 and add 0 */
   const struct {
     uint16_t c;
@@ -367,7 +366,7 @@ static void Native_Bf16AtItsLimits_RoundedAlikeInEveryColumn(void** state) {
     uint16_t wanted;
   } limits[LIMITS] = {
       {0x3f80, 0x1p-8f, 0x3f80},                               /* ties go to even */
-      {0x3f81, 0x1p-8f, 0x3f82},   {0x7f7f, 0x1p119f, 0x7f80}, /* the largest number's to infinity */
+      {0x3f81, 0x1p-8f, 0x3f82},   {0x7f7f, 0x1p119f, 0x7f80}, /* above the largest number: infinity */
       {0x7f80, 1, 0x7f80},         {0x7fc1, 1, 0x7fc1},
       {0x0003, 0, 0x0003 & zeros}, {0x8003, 0, 0x8003 & negative},
   };
@@ -432,8 +431,8 @@ static void NativeChoice_SeveralSets_AllNamed(void** state) {
 }
 
 #if defined(__x86_64__) && defined(__linux__)
-/* An alternative signal stack that cannot hold the tiles makes the kernel refuse them: "native" goes on with AVX-512.
- * In a process of its own, since what is granted stays granted; before any other test, since it is granted once. */
+/* Linux refuses the tiles because of an alternative signal stack that cannot hold them; "native" then uses AVX-512.
+ * Runs in its own process, and before all other tests, since Linux never withdraws a permission. */
 static void NativeChoice_KernelRefusesTiles_WidestOtherSet(void** state) {
   (void)state;
   enum { AMX = 1 << 24, REFUSED = 40, GRANTED, NO_TILES };
@@ -447,7 +446,7 @@ static void NativeChoice_KernelRefusesTiles_WidestOtherSet(void** state) {
     if (sigaltstack(&stack, NULL) != 0) _exit(NO_TILES);
     sluice_native_set_t sets[SLUICE_NATIVE_SETS];
     sluice_native_sets(sets);
-    if (syscall(SYS_arch_prctl, 0x1023, 18) == 0) _exit(NO_TILES); /* it does not mind */
+    if (syscall(SYS_arch_prctl, 0x1023, 18) == 0) _exit(NO_TILES); /* Linux did not refuse */
     const sluice_native_kernels_t* kernels = NULL;
     char why[256];
     sluice_status_t status = sluice_native_choose(sets, SLUICE_NATIVE_SETS, NULL, &kernels, why, sizeof why);
@@ -488,7 +487,7 @@ static void NativeChoice_ByProcessorAndName_WidestNamedOrRefused(void** state) {
   assert_non_null(strstr(why, "SLUICE_NATIVE is \"sse2\": it takes avx512 or avx2"));
 }
 
-/* Neither "native" nor "auto" goes on without the kernels that were asked for. */
+/* Neither "native" nor "auto" opens without the requested kernels. */
 static void NativeChoice_UnknownWordInTheEnvironment_CreateFails(void** state) {
   (void)state;
   sluice_allocator_init(&allocator, NULL, NULL, NULL);
@@ -505,18 +504,18 @@ static void NativeChoice_UnknownWordInTheEnvironment_CreateFails(void** state) {
   sluice_allocator_deinit(&allocator);
 }
 
-/* ---- what is asked for ahead ------------------------------------------------------------------------------------ */
+/* ---- prefetch --------------------------------------------------------------------------------------------------- */
 
-/* Both ways of walking meet every line of the rows once. In turns, neighbours in time lie in pages of their own. */
+/* Both kinds of walk visit every line of the rows once. With in_turns, successive lines are in different pages. */
 static void NativePrefetch_RowsOfAnyLength_EveryLineOnce(void** state) {
   (void)state;
   enum { MOST_LINES = 1 << 14 };
-  static const int64_t blocks[][3] = {/* rows, bytes of them that are wanted, bytes from one to the next */
+  static const int64_t blocks[][3] = {/* rows, bytes to prefetch of each, bytes from one row to the next */
                                       {16, 4096, 4096}, {64, 2048, 2048}, {32, 1536, 1536}, {16, 1024, 1024},
                                       {128, 256, 7168}, {16, 128, 128},   {1, 8192, 8192},  {32, 4096, 14336},
                                       {48, 512, 4096},  {256, 1024, 8192}};
   static char met[MOST_LINES];
-  static _Alignas(64) char lines[1]; /* where they would lie; none is read */
+  static _Alignas(64) char lines[1]; /* the address of the rows, which are never read */
   for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; ++i) {
     const int64_t rows = blocks[i][0], bytes = blocks[i][1], ld = blocks[i][2];
     for (int in_turns = 0; in_turns < 2; ++in_turns) {
@@ -537,7 +536,7 @@ static void NativePrefetch_RowsOfAnyLength_EveryLineOnce(void** state) {
   }
 }
 
-/* Of rows that make no whole turn with the others some are left out; nothing outside of them is asked for. */
+/* With a number of rows that does not divide evenly, some are left out. Nothing outside of the rows is prefetched. */
 static void NativePrefetch_OddNumbersOfRows_StaysInside(void** state) {
   (void)state;
   static _Alignas(64) char lines[1];
@@ -555,7 +554,7 @@ static void NativePrefetch_OddNumbersOfRows_StaysInside(void** state) {
 
 /* ---- threads ---------------------------------------------------------------------------------------------------- */
 
-/* A pool that runs its threads one after the other, as many as asked for or fewer. */
+/* A pool that runs its threads one after the other, and may have fewer than the caller asks for. */
 static int pool_max, pool_given, pool_index, pool_inside;
 static int fake_max(void) { return pool_max; }
 static int fake_given(void) { return pool_given; }
@@ -572,7 +571,7 @@ static const sluice_threads_t fake_pool = {fake_parallel, fake_max, fake_given, 
 
 enum { PROBLEMS = 5, MOST = 90 * 500 };
 
-/* GEMMs of uneven sizes, one of them empty, into `c`, which is NaN where nothing is written. */
+/* Runs GEMMs of uneven sizes, one of them empty, into `c`, which is filled with NaN before. */
 static void run_uneven(sluice_gemm_t* by, int32_t dtype, const float* x, float c[PROBLEMS][MOST]) {
   static const int64_t sizes[PROBLEMS][3] = {{90, 500, 70}, {1, 333, 300}, {0, 64, 64}, {33, 31, 0}, {7, 450, 1100}};
   sluice_gemm_problem_t problems[PROBLEMS];
@@ -609,7 +608,7 @@ static void any_number_of_threads(int32_t dtype) {
       assert_true(allocator.peak_bytes - before <= SLUICE_GEMM_THREAD_BYTES * (uint64_t)threads);
     }
   }
-  pool_inside = 1; /* a host that calls from its own parallel region */
+  pool_inside = 1; /* the host calls from its own parallel region */
   pool_asked = 0;
   run_uneven(pooled, dtype, x, many);
   assert_int_equal(pool_asked, 0);
@@ -631,7 +630,7 @@ static void Native_AnyNumberOfThreads_SameBits(void** state) {
 }
 
 #if !defined(__SANITIZE_THREAD__)
-/* The OpenMP runtime that the process has shown to all, as `import torch` does. */
+/* An OpenMP runtime that the process has loaded with RTLD_GLOBAL, as `import torch` does. */
 static void Native_RealOpenmp_FoundAndSameBits(void** state) {
   (void)state;
   if (gemm == NULL) skip_because("this processor has no %s", set_name);
@@ -655,7 +654,7 @@ static void Native_RealOpenmp_FoundAndSameBits(void** state) {
 }
 #endif
 
-/* Half of what gemm.h allows, since "auto" may hold the other half meanwhile. */
+/* At most half of the memory that gemm.h allows, since "auto" may use the other half at the same time. */
 static void Native_LargeGemms_WorkspaceIsBounded(void** state) {
   (void)state;
   if (gemm == NULL) skip_because("this processor has no %s", set_name);
@@ -715,7 +714,7 @@ int main(void) {
   const int count = sluice_native_sets(sets);
   for (int i = 0; i < count; ++i) {
     set_name = sets[i].name;
-    last->name = by_pairs(SLUICE_DTYPE_BF16) ? last_name : NULL; /* without a name cmocka leaves it out */
+    last->name = by_pairs(SLUICE_DTYPE_BF16) ? last_name : NULL; /* cmocka skips a test without a name */
     failed += cmocka_run_group_tests_name(set_name, tests, NULL, NULL);
   }
   return failed;

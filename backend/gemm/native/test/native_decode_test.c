@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the kernels decode of packed weights: every code with scales of every size, as packed.h defines it, by each set
- * that this processor has, whatever the number of codes; no byte beyond them is read. */
+/* Decoding of packed weights by each set of kernels that this processor can run: every code with scales of every size
+ * and every number of codes, against the definition in packed.h. No byte beyond the codes is read. */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ static float get(const void* data, int64_t at, int32_t dtype) {
   }
 }
 
-/* `codes` end where memory ends. */
+/* The `codes` end at the end of accessible memory. */
 static void check(const sluice_native_kernels_t* kernels, const sluice_packed_t* packed, const uint8_t* codes,
                   int64_t count, int32_t dtype) {
   float wanted[MOST], got[MOST + SPARE];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Runs of panels: each is taken once, by any thread. */
+/* Runs of panels: each panel is taken once, by any thread. */
 #include <pthread.h>
 #include <stdint.h>
 #include <string.h>
@@ -26,7 +26,7 @@ static sluice_runs_t runs_of(int num_runs, int64_t least_of_all) {
   return runs;
 }
 
-/* How often each panel was taken. */
+/* Counts how often each panel was taken. */
 static void count(const sluice_piece_t* piece, int* taken) {
   for (int64_t panel = piece->first; panel < piece->last; ++panel) ++taken[begins[piece->problem] + panel];
 }
@@ -56,7 +56,7 @@ TEST(Take_OneRun_WholeGemmsInOrder) {
   assert_false(sluice_runs_take(&runs, 0, &piece));
 }
 
-/* What travels ahead is what comes next, unless somebody else takes it first. */
+/* The panel to prefetch is the next panel of the run, unless another thread takes it first. */
 TEST(Take_OwnRun_SaysWhatComesNext) {
   const sluice_runs_t runs = runs_of(2, 1);
   sluice_piece_t piece, next;
@@ -69,7 +69,7 @@ TEST(Take_OwnRun_SaysWhatComesNext) {
   assert_int_equal(piece.next_gemm, -1);
 }
 
-/* A thread that comes late finds that another has done its work. */
+/* One thread takes the panels of all runs; a late thread finds nothing left. */
 TEST(Take_OneThreadOfThree_TakesWhatOthersLeave) {
   for (int64_t fewest = 1; fewest <= 64; fewest *= 4) {
     const sluice_runs_t runs = runs_of(3, fewest);
@@ -80,7 +80,7 @@ TEST(Take_OneThreadOfThree_TakesWhatOthersLeave) {
       count(&piece, taken);
     }
     assert_each_once(taken);
-    /* Three runs, and ends of GEMMs cut pieces too. */
+    /* Pieces also end at the end of each of the three runs and of each GEMM. */
     assert_true(pieces <= PANELS / (int)fewest + 3 + PROBLEMS);
     sluice_piece_t piece;
     assert_false(sluice_runs_take(&runs, 0, &piece));

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The oneDNN room through a replaced symbol table: failures, one thread where it must, a primitive per weight shape. */
+/* GEMMs through oneDNN with a fake symbol table: failures, the limit to one thread, one primitive per weight shape. */
 #include <string.h>
 
 #include "backend/base/dtype.h"
 #include "backend/base/test/refused.h"
 #include "backend/gemm/onednn/gemm_onednn.h"
 
-static int answer;       /* of the next calls */
-static int threads;      /* of the fake OpenMP */
-static int threads_seen; /* inside dnnl_sgemm */
+static int answer;       /* result of the next calls */
+static int threads;      /* threads of the fake OpenMP */
+static int threads_seen; /* threads during dnnl_sgemm */
 static int num_made, num_live;
-static int fail_at; /* countdown to a failing call of any kind; < 0 never */
+static int fail_at; /* countdown to a failing call of any function; < 0: none fails */
 
 static const sluice_onednn_version_t* fake_version(void) {
   static const sluice_onednn_version_t version = {2, 99, 0};
@@ -133,7 +133,7 @@ static sluice_gemm_t* create(const sluice_onednn_symbols_t* symbols) {
   return gemm;
 }
 
-static float x[4096]; /* operands: the fakes read nothing */
+static float x[4096]; /* operands, which the fakes do not read */
 
 static sluice_status_t multiply(sluice_gemm_t* gemm, int32_t dtype, int64_t m, int64_t n, int64_t k, float beta) {
   sluice_gemm_problem_t p = {m, n, k, {x, k, 1}, {x, n, 1}, {x, n, 1}};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What only ref promises: the bits of a row do not depend on how many rows, GEMMs or strides surround it. */
+/* The promises of "ref" alone: the bits of a row do not depend on the number of rows and GEMMs, or on strides. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,13 +68,13 @@ TEST(GemmRef_OtherStrides_SameBits) {
   }
 }
 
-/* A row of A that repeats: a stride of 0 is a stride. */
+/* A row of A that repeats: a stride may be 0. */
 TEST(GemmRef_StrideZero_Repeats) {
   multiply((sluice_gemm_problem_t){M, N, K, {a, 0, 1}, {b, N, 1}, {whole, N, 1}}, 0);
   for (int i = 1; i < M; ++i) assert_memory_equal(&whole[(size_t)i * N], whole, N * sizeof(float));
 }
 
-/* The equation, one element at a time in the order that the file states. */
+/* The equation, one element at a time, in the order that gemm_ref.c states. */
 TEST(GemmRef_Sums_InTheStatedOrder) {
   for (int i = 0; i < M * N; ++i) whole[i] = parts[i] = (float)i / 7;
   multiply((sluice_gemm_problem_t){M, N, K, {a, K, 1}, {b, N, 1}, {whole, N, 1}}, 1);

@@ -40,7 +40,7 @@ typedef struct cts_rank_s {
 struct cts_case_s {
   const char* name;
   void (*run)(cts_rank_t* me);
-  int32_t min_world_size; /* 0: in a world of its own, once */
+  int32_t min_world_size; /* 0: only in the program with one rank */
   int32_t expects_warnings;
   uint64_t warn_ns;
 };

@@ -230,7 +230,7 @@ static void while_peer_computes(cts_rank_t* me) {
   sluice_messages_t* m;
   sluice_message_completion_t c;
   unsigned char* payload = NULL;
-  if (me->world->num_here == 1) return; /* ranks that are processes share no word to poll: see the case above */
+  if (me->world->num_here == 1) return; /* ranks that are processes share no memory; the case above covers them */
   if (me->rank == 0) atomic_store(&has_gone, 0);
   CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
   if (me->rank == 0) {

@@ -123,7 +123,7 @@ static void wait_silent(cts_rank_t* me) {
   sluice_message_completion_t c;
   CTS_TRY(me, sluice_messages_open(me->comm, NULL, &m) == SLUICE_OK);
   if (me->rank != silent) CTS_TRY(me, sluice_messages_receive(m, me->rank + 1, 1, 1, NULL) == SLUICE_OK);
-  /* They exchange whom they wait for after one second: all must begin within four. */
+  /* After one second, ranks tell each other for which rank they wait, so all must begin within four seconds. */
   CTS_TRY(me, cts_hurry(me, 5 * SHORT_NS));
   if (me->rank != silent) {
     const uint64_t begin_ns = sluice_now_ns();

@@ -44,7 +44,7 @@ static void* run_rank(void* arg) {
   return NULL;
 }
 
-/* The first failure of any rank here, or "". */
+/* Runs a case. out_failure: the first failure of a rank of this process, or "". */
 static void run_world(const instance_t* instance, char* out_failure, size_t failure_bytes) {
   cts_world_t world = {.transport = instance->transport, .c = instance->c, .world_size = instance->world_size};
   cts_rank_t ranks[MAX_WORLD_SIZE];

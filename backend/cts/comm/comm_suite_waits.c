@@ -59,7 +59,7 @@ static int is_warned(cts_world_t* world) {
 static void wait_late_rank(cts_rank_t* me) {
   cts_world_t* world = me->world;
   CTS_TRY(me, cts_meet(me));
-  /* it arrives once a rank has been warned; warnings in other processes are invisible to it */
+  /* the last rank arrives once a rank of this process has been warned, or after a while */
   if (cts_is_culprit(me)) {
     int sees_it = world->num_here > 1 && cts_exception_of(world->transport, world->c) == NULL;
     uint64_t give_up_ns = sluice_now_ns() + (sees_it ? PATIENT_NS / 2 : SHORT_NS);

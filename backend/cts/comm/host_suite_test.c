@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The host's process group of this test is the local transport: callbacks straight into its vtable. Its messages use a
- * mailbox; with the argument "tcp" it has none of its own, and messages go over TCP. */
+/* The host's process group in this test is the local transport, whose vtable the callbacks call. Its messages use a
+ * mailbox; with the argument "tcp" the host has no messages, and they go over TCP. */
 #include <stdlib.h>
 #include <string.h>
 

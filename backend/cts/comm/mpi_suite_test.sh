@@ -14,15 +14,15 @@ if [[ -n ${TSAN_OPTIONS:-} ]]; then
 fi
 # Open MPI keeps blocks until exit.
 export ASAN_OPTIONS="${ASAN_OPTIONS:-}:detect_leaks=0"
-# Its sockets need a short path, and HOME is unset in the sandbox.
+# Open MPI's sockets need a short path, and HOME is unset in the sandbox.
 TMPDIR=$(mktemp -d /tmp/sluice_mpi.XXXXXX)
 export TMPDIR HOME=$TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
-# Its shared-memory files are named after mpirun's pid, which two sandboxes with one /dev/shm may share.
+# Shared-memory files are named after the pid of mpirun, which may be the same in two sandboxes with one /dev/shm.
 export OMPI_MCA_btl_vader_backing_directory=$TMPDIR
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_base_warn_component_unused=0
 
-# A rank that fails leaves the others to their deadlines; mpirun ends them with it.
+# If a rank fails, mpirun ends all ranks; otherwise they would wait for their deadlines.
 status=0
 timeout 880 mpirun -np "$world_size" --oversubscribe --allow-run-as-root --bind-to none --tag-output \
   "$binary" "$plugin" "$split" || status=$?

@@ -12,7 +12,7 @@ typedef struct sized_mailbox_s sized_mailbox_t;
 sized_mailbox_t* sized_mailbox_create(int32_t world_size);
 void sized_mailbox_destroy(sized_mailbox_t* mailbox);
 
-/* For each rank of them. */
+/* One rank of a mailbox. */
 typedef struct sized_rank_s {
   sized_mailbox_t* mailbox;
   int32_t rank;

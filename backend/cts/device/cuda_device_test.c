@@ -369,7 +369,7 @@ static sluice_template_t* small_schedule(void) {
   return schedule;
 }
 
-/* Calls that can only fail in releasing, where no caller can be told, or that have a fallback. */
+/* A failing call is reported, unless it only releases something or has a fallback. */
 TEST(Driver_NthCallFails_LeaksNothingAndSaysSo) {
   static const int codes[][2] = {{2, SLUICE_E_NO_MEMORY}, {719, SLUICE_E_EXTERNAL}};
   sluice_template_t* schedule = small_schedule();
@@ -544,7 +544,7 @@ TEST(PinnedPool_OfANode_IsBoundAndRegisteredOrTheDrivers) {
   drop_sysfs();
 }
 
-/* Whatever the driver refuses: memory, or a status; nothing leaks. A refused registration is not a failure. */
+/* Whichever driver call fails, the pool returns memory or an error and leaks nothing. Registration may fail. */
 TEST(PinnedPool_OfANodeNthCallFails_LeaksNothing) {
   sluice_device_t* device = NULL;
   make_sysfs("0-1", "0");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* GEMMs with packed weights give the bits of dense GEMMs with the decoded ones: each format, type, direction and ragged
- * edge, through each implementation. The weights are decoded here by a formula of its own. Codes, scales and C end
- * where memory ends.
+/* GEMMs with packed weights have the same bits as dense GEMMs with the decoded weights: each format, type, direction
+ * and ragged edge, with each implementation. An independent formula decodes the weights here. Codes, scales and C end
+ * at the end of accessible memory.
  *
  *   packed_cts NAME     ref, native, onednn, blas, host, auto, cublas (on fakes)
  */
@@ -29,7 +29,7 @@ static int is_foreign(void) { return strcmp(name, "blas") == 0 || strcmp(name, "
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Memory whose last byte lies before a page that may not be touched. */
+/* Memory whose last byte is just before an inaccessible page. */
 typedef struct fenced_s {
   char* map;
   size_t bytes;
@@ -69,7 +69,7 @@ static void set(void* data, int64_t at, int32_t dtype, float value) {
 /* ---- a weight ---------------------------------------------------------------------------------------------------- */
 
 typedef struct weight_s {
-  int64_t rows, cols, ld; /* ld: of the codes, more than cols where that is even */
+  int64_t rows, cols, ld; /* ld: of the codes; larger than cols if cols is even */
   fenced_t codes, scales;
   sluice_packed_t packed;
 } weight_t;
@@ -93,7 +93,7 @@ static float number(int32_t format, int code) {
 
 static int bits_of(int32_t format) { return format == SLUICE_PACKED_MXFP4 || format == SLUICE_PACKED_INT4 ? 4 : 8; }
 
-/* Of an ordinary scale, and at times of the smallest, 2^-127, which f32 holds as a subnormal number. */
+/* The code of an ordinary scale, or sometimes of the smallest, 2^-127, which is subnormal in f32. */
 static int e8m0_code(void) { return next_bits() % 16 == 0 ? 0 : 117 + (int)(next_bits() % 20); }
 
 /* whole: numbers and scales whose sums are exact in any order. */
@@ -104,7 +104,7 @@ static weight_t make_weight(int32_t format, int32_t block_cols, int64_t rows, in
   int64_t down = sluice_ceil_div(rows, block_rows);
   if (half > 0) down = sluice_ceil_div(half, block_rows) + sluice_ceil_div(rows - half, block_rows);
   const int64_t scale_bytes = format == SLUICE_PACKED_MXFP4 ? 1 : format == SLUICE_PACKED_FP8 ? 4 : 2;
-  /* The last row is as long as the weight is wide. */
+  /* The last row has no padding. */
   w.codes = fenced(((rows - 1) * w.ld + cols) * bits_of(format) / 8);
   w.scales = fenced(down * across * scale_bytes);
   uint8_t* codes = w.codes.data;
@@ -164,7 +164,7 @@ typedef struct direction_s {
 } direction_t;
 static const direction_t directions[] = {{"forward", 1}, {"gradient of the input", 0}};
 
-/* On a device the list has scratch memory for its largest weight alone, which ends where memory ends. */
+/* Runs a list on the device, with scratch memory for its largest weight only, at the end of accessible memory. */
 static sluice_status_t run_on_device(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
   sluice_grouped_gemm_t there = *list;
   for (int64_t i = 0; list->packed != NULL && i < list->count; ++i) {
@@ -180,8 +180,8 @@ static sluice_status_t run_on_device(sluice_gemm_t* gemm, const sluice_grouped_g
   return status;
 }
 
-static uint64_t borrowed;        /* the most that the last run() held */
-static uint64_t borrowed_packed; /* the same of check_same's run with the packed weight */
+static uint64_t borrowed;        /* the most memory that the last run() allocated */
+static uint64_t borrowed_packed; /* the same for the run with packed weights in check_same */
 
 static sluice_status_t run(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {
   const uint64_t before = allocator.current_bytes;
@@ -230,12 +230,12 @@ static void check_same(sluice_gemm_t* gemm, const weight_t* w, int transposed, i
 
 /* ---- cases ------------------------------------------------------------------------------------------------------- */
 
-static sluice_gemm_t* gemm; /* NULL: not here */
+static sluice_gemm_t* gemm; /* NULL: not available */
 
 static int32_t host_gemm(void* user, const sluice_host_gemm_args_t* args) {
   (void)user;
   (void)args;
-  return 1; /* it must not be asked */
+  return 1; /* never called */
 }
 
 static sluice_device_t* device; /* NULL: this CPU */
@@ -288,7 +288,7 @@ static const int32_t dtypes[][2] = {{SLUICE_DTYPE_F32, SLUICE_DTYPE_F32},
                                     {SLUICE_DTYPE_F16, SLUICE_DTYPE_F16}};
 enum { NUM_DTYPES = sizeof dtypes / sizeof dtypes[0] };
 
-/* Few rows and many, tiles and blocks of each set with their edges, sums that wait. */
+/* Few and many rows, tiles and blocks of each set with their edges, sums kept between blocks. */
 static const int64_t sizes[][3] = {
     {1, 5, 32},    {2, 1, 64},     {3, 17, 96},     {16, 33, 352},  {20, 40, 288},  {31, 131, 160},  {40, 300, 544},
     {1, 70, 320},  {2, 23, 160},   {3, 66, 384},    {4, 70, 224},   {1, 3, 33024},  {5, 3, 16448},   {26, 4, 4160},
@@ -302,16 +302,16 @@ static void Packed_EveryFormatTypeAndEdge_BitsOfTheDecodedWeight(void** state) {
   const sluice_packed_format_t* f = sluice_packed_format(format);
   static const int32_t blocks[] = {32, 96, 128};
   for (int i = 0; i < NUM_SIZES; ++i) {
-    /* Only "native" cuts its blocks with packed weights in mind; "ref" and what falls back to it is slow. */
+    /* Only "native" has blocks for packed weights. "ref", and implementations that fall back to it, are slow. */
     if (strcmp(name, "native") != 0 && sizes[i][0] * sizes[i][1] * sizes[i][2] > 1 << 20) continue;
     for (int direction = 0; direction < 2; ++direction) {
       const int d = (i + direction) % 2; /* beta */
       int64_t rows = sizes[i][1], cols = sizes[i][2];
       if (!directions[direction].transposed && cols > 4096) {
-        rows = 1100; /* what is summed over is long here too */
+        rows = 1100; /* sums are long in this direction, too */
         cols = 32 * sizes[i][1];
       }
-      /* The last block is not whole, where the format lets it. */
+      /* The last block is partial if the format allows it. */
       if (format == SLUICE_PACKED_INT4 && i % 2 == 1) cols -= 2;
       if (f->bits == 8 && i % 3 != 0) cols -= 2 * (i % 3) - 1;
       const int32_t block_cols = f->block_cols != 0 ? f->block_cols : blocks[i % 3];
@@ -325,7 +325,7 @@ static void Packed_EveryFormatTypeAndEdge_BitsOfTheDecodedWeight(void** state) {
   }
 }
 
-/* f64 goes to ref, whatever else there is. */
+/* f64 always runs in ref. */
 static void Packed_F64_BitsOfTheDecodedWeight(void** state) {
   (void)state;
   skip_when_missing();
@@ -339,7 +339,7 @@ static void Packed_F64_BitsOfTheDecodedWeight(void** state) {
   }
 }
 
-/* More columns than decoded ones have room for at a time. Sums of whole numbers are the same in any order. */
+/* More columns than scratch memory can hold decoded. Sums of whole numbers are exact in any order. */
 static void Packed_MoreThanScratchHolds_InPartsWithinIt(void** state) {
   (void)state;
   skip_when_missing();
@@ -367,7 +367,7 @@ static void Packed_OneRow_DecodesNothingToMemory(void** state) {
   free_weight(&w);
 }
 
-/* A list has packed weights and others, and GEMMs without rows or depth. */
+/* A list with packed and plain weights, and GEMMs without rows or depth. */
 static void Packed_NextToOthersInAList_EachItsOwnWay(void** state) {
   (void)state;
   skip_when_missing();

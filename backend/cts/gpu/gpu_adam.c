@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Adam on the device against the host's: the same bits. */
+/* Adam on the device has the same bits as Adam on the host. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -69,7 +69,7 @@ static const char* step(int32_t dtype, int64_t bytes) {
   return problem;
 }
 
-/* The flags of gradients of which one, or none, is infinite, and some are above 1/4. */
+/* Checks the flags of gradients: one of them, or none, is infinite, and some are above 1/4. */
 static const char* look(int32_t dtype, int64_t bytes, int64_t bad) {
   const float limit = 0.25F;
   gpu_array_t grad = gpu_randoms(dtype, COUNT), flags = gpu_array(sizeof(int32_t) * SLUICE_ADAM_NUM_FLAGS);

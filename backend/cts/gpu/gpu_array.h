@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Arrays of gpu_suite, on both sides: the input of the plain version, and that of the device. */
+/* Arrays of gpu_suite, each on the host, for the plain version, and on the device. */
 #ifndef SLUICE_BACKEND_CTS_GPU_GPU_ARRAY_H_
 #define SLUICE_BACKEND_CTS_GPU_GPU_ARRAY_H_
 
 #include <stdint.h>
 
 typedef struct gpu_array_s {
-  void* host;  /* of the plain version */
-  void* there; /* the device's */
+  void* host;  /* for the plain version */
+  void* there; /* on the device */
   void* back;  /* copy of the device's result */
   int64_t bytes;
   int64_t skipped; /* bytes between the device's block and `there` */
@@ -19,9 +19,9 @@ gpu_array_t gpu_array(int64_t bytes);
  * them.
  */
 gpu_array_t gpu_zeros(int64_t bytes);
-/* Random numbers within 3 of 0, on both sides. */
+/* Random numbers in [-3, 3], on the host and the device. */
 gpu_array_t gpu_randoms(int32_t dtype, int64_t count);
-/* The same on the device only, repeated: as good for times, and fast where a host would need a minute. */
+/* The same on the device only, by repeating a block: good enough to measure times, and much faster to make. */
 gpu_array_t gpu_repeated(int32_t dtype, int64_t count);
 void gpu_drop(gpu_array_t* a);
 

@@ -146,8 +146,7 @@ static double seconds_of(const way_t* w, const sluice_grouped_gemm_t* list) {
 
 /* ---- parts ----------------------------------------------------------------------------------------------------- */
 
-/* Times every way with every list, and says where another one than the rule's (cublas_choice.h) is faster by a
- * twentieth. */
+/* Times every way with every list, and reports where another way than the rule's (cublas_choice.h) is faster by 5 %. */
 static void choose(const layer_t* l) {
   static const char* const names[NUM_WAYS] = {"", "grouped", "single", "lt", "streams"};
   static const char* const kinds[NUM_LIST_KINDS] = {"up", "down", "gradient of down", "gradient of up",
@@ -177,7 +176,7 @@ static void choose(const layer_t* l) {
         (long long)o.list->n, (long long)o.list->k, times[1] * 1e6, times[2] * 1e6, times[3] * 1e6, times[4] * 1e6,
         work / times[1], work / times[2], work / times[3], work / times[4]);
     if (best != rule) printf("     the rule takes %s, and %s is faster\n", names[rule], names[best]);
-    fflush(stdout); /* a program ended by a deadline keeps its lines */
+    fflush(stdout); /* keeps the lines if a deadline ends the program */
   }
   drop_operands(&o);
   gpu_report("cublas leaves nothing", host.num_live == 0 ? NULL : "blocks left");

@@ -5,7 +5,7 @@
 
 #include "backend/gemm/cublas/gemm_cublas.h"
 
-/* how: SLUICE_CUBLAS_... The caller destroys it; host: for its host memory. */
+/* how: SLUICE_CUBLAS_*. host: the allocator of host memory. The caller destroys the gemm. */
 sluice_gemm_t* gpu_cublas_open(int32_t how, sluice_allocator_t* host);
 
 #endif /* SLUICE_BACKEND_CTS_GPU_GPU_CUBLAS_H_ */

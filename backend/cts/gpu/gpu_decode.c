@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Packed weights, decoded on the device and by the definition (backend/gemm/packed.h): the same bits. */
+/* Weights decoded on the device have the bits that backend/gemm/packed.h defines. */
 #include <stdio.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@
 #include "backend/cts/gpu/gpu_rig.h"
 #include "backend/gemm/packed.h"
 
-/* WEIGHTS: more than a launch takes. HALF: W3 follows W1. */
+/* WEIGHTS: more than one launch can take. HALF: the row at which W3 follows W1. */
 enum { WEIGHTS = 67, ROWS = 21, HALF = 13, BLOCK = 96 };
 
 static void fill_scales(int32_t format, void* scales, int64_t count) {
@@ -66,7 +66,7 @@ static const char* decode(int32_t format, int32_t dtype, int64_t cols) {
 
 void gpu_decode(void) {
   static const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16, SLUICE_DTYPE_F64};
-  /* By lanes that take eight columns, a whole round and a part of one; and by single columns. */
+  /* A width for lanes with eight columns each (one whole round and a part of one), and one for single columns. */
   static const int64_t widths[] = {1024 + 288, 34};
   char name[80];
   for (int32_t format = SLUICE_WEIGHTS_MXFP4; format <= SLUICE_WEIGHTS_INT4; ++format) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The device's gate against the host's. */
+/* Compares the gate on the device with the gate on the host. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>

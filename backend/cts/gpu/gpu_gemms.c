@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* GEMMs by every way of cuBLAS against f64, eagerly and in a graph. */
+/* GEMMs through every way of cuBLAS against f64, eagerly and in a graph. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -126,7 +126,7 @@ static void run_ways(int32_t first, int32_t last) {
 }
 
 void gpu_part_gemm(void) { run_ways(SLUICE_CUBLAS_BY_RULE, SLUICE_CUBLAS_STREAMS); }
-/* One way only: after an error that a capture leaves in the context, the rest of the process is meaningless. */
+/* Only these ways: an error in a capture can break the context, and makes the rest of the process meaningless. */
 void gpu_part_gemm_by_rule(void) {
   run_ways(SLUICE_CUBLAS_BY_RULE, SLUICE_CUBLAS_BY_RULE);
   run_ways(SLUICE_CUBLAS_STREAMS, SLUICE_CUBLAS_STREAMS);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Graphs of streams, which a host's framework captures and the library never calls. By name from the driver, or the
- * fake's own (-DSLUICE_GPU_SUITE_FAKE). For the programs that run on a GPU. */
+/* CUDA graphs, for the programs that run on a GPU: frameworks capture streams, the library never calls these functions.
+ * They are loaded from the driver, or are those of the fake (-DSLUICE_GPU_SUITE_FAKE). */
 #ifndef SLUICE_BACKEND_CTS_GPU_GPU_GRAPHS_H_
 #define SLUICE_BACKEND_CTS_GPU_GPU_GRAPHS_H_
 
@@ -27,7 +27,7 @@ static struct {
 } gpu_graphs;
 enum { GPU_CAPTURE_THREAD_LOCAL = 1 }; /* ranks are threads */
 
-/* 0 if the driver has none. Once, before the others; a context is current in all of them. */
+/* Call it once, before the functions below; returns 0 if the driver has no graphs. All need a current context. */
 static int gpu_graphs_open(void) {
   void* library = dlopen("libcuda.so.1", RTLD_NOW);
   if (library == NULL) return 0;

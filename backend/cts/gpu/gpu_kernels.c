@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Row kernels and activations against the plain ones. */
+/* Compares row kernels and activations with the plain ones. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -80,7 +80,7 @@ static void activations(int32_t dtype, int64_t rows, int64_t width) {
       snprintf(name, sizeof name, "activation_backward %d gated %d", activation, gated);
       gpu_report(name, gpu_differs(&dpre, dtype, ulp[dtype], absolute));
       gpu_report(name, gpu_differs(&act, dtype, 2 * ulp[dtype], absolute)); /* act is rounded, then its product */
-      /* An activation that fell on the other side of a rounding moves a term of the sum. */
+      /* An activation that is rounded the other way changes a term of the sum. */
       gpu_report(name, gpu_differs(&dw, SLUICE_DTYPE_F32, 0x1p-22, term[dtype] * 0.5 * (double)width));
       gpu_leave();
       gpu_drop(&pre), gpu_drop(&act), gpu_drop(&dact), gpu_drop(&weight), gpu_drop(&dpre), gpu_drop(&dw);

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
-/* The driver's own pools vary by less. */
+/* The pools of the driver vary by less. */
 #define GPU_MEMORY_LOSS ((size_t)64 << 20)
 
 typedef enum gpu_memory_watch_kind_e {
@@ -23,9 +23,9 @@ typedef struct gpu_memory_watch_s {
 
 /* After a case: `now` bytes are free. NULL, or the problem.
  *
- * Memory of code that is loaded on first use stays: kernels, cuBLAS's own for a dtype or a shape, not all of it in the
- * first cases. The driver decides how often that happens, so a loss is only noted; a case that leaks loses memory
- * repeatedly, and if there are many cases, too many losses fail. */
+ * Code that is loaded on first use keeps its memory: kernels, and code of cuBLAS for a dtype or a shape, which may be
+ * loaded in later cases. The driver decides how often this happens, so a loss is only noted. A case that leaks loses
+ * memory repeatedly, so with many cases too many losses are a failure. */
 static inline const char* gpu_memory_seen(gpu_memory_watch_t* w, size_t now) {
   enum { WARM_UP = 8, MOST_LOADS = 4 };
   static char text[128];

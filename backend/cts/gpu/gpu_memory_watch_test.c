@@ -8,7 +8,7 @@
 enum { CASES = 30 };
 #define AT_FIRST ((size_t)8 << 30)
 
-/* The case at which it fails, or -1. Every case from the ninth on takes a little more than a loss. */
+/* Returns the case at which the watch fails, or -1. Every case from the ninth on loses `loss` bytes. */
 static int failing_case(gpu_memory_watch_kind_t kind, size_t loss) {
   gpu_memory_watch_t watch = {.kind = kind};
   for (int i = 0; i < CASES; ++i) {

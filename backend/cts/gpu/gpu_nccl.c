@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* NCCL with one rank, which is all that one GPU allows: loaded, created from an id and from the host's communicator, a
- * registered block, the end and an abort. Exchanges between ranks need two GPUs (integration_tests/gpu/torch_gpu.py,
+/* NCCL with one rank, since there is one GPU: loading, creation from an id and from the host's communicator, a
+ * registered block, destroy and abort. Exchanges between ranks need two GPUs (integration_tests/gpu/torch_gpu.py,
  * `ranks`). */
 #include <stdint.h>
 #include <stdio.h>
@@ -30,7 +30,7 @@ static int open_nccl(sluice_nccl_symbols_t* out_symbols) {
 
 static const char* problem_of(sluice_status_t status) { return status == SLUICE_OK ? NULL : last_message(); }
 
-/* From its own id, or from `parent`. */
+/* Creates a communicator from a new id, or from `parent`. */
 static sluice_status_t make(const sluice_nccl_symbols_t* nccl, void* parent, sluice_comm_t** out_comm) {
   sluice_nccl_id_t id;
   sluice_comm_config_t config;

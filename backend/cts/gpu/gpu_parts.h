@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The parts of gpu_suite, a file each. The device is entered, the rig open. */
+/* The parts of gpu_suite, one file each. They run with an open rig, between enter and leave of the device. */
 #ifndef SLUICE_BACKEND_CTS_GPU_GPU_PARTS_H_
 #define SLUICE_BACKEND_CTS_GPU_GPU_PARTS_H_
 
 void gpu_part_kernels(void);
-void gpu_decode(void); /* packed weights, of that part */
+void gpu_decode(void); /* packed weights, in the part `kernels` */
 void gpu_part_routing(void);
 void gpu_part_gemm(void);
 void gpu_part_gemm_by_rule(void);

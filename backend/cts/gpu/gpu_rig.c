@@ -40,7 +40,7 @@ void gpu_report(const char* name, const char* problem) {
   gpu_rig.failed += problem != NULL;
   printf("%s %s%s%s\n", problem == NULL ? "ok  " : "FAIL", name, problem == NULL ? "" : ": ",
          problem == NULL ? "" : problem);
-  fflush(stdout); /* a program ended by a deadline keeps its lines */
+  fflush(stdout); /* keeps the lines if a deadline ends the program */
 }
 
 void gpu_die(const char* what) {

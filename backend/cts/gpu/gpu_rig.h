@@ -7,7 +7,7 @@
 #include "backend/base/test/last_error.h"
 #include "backend/device/cuda/cuda_device.h"
 
-/* Then sizes are tiny, and times are meaningless. */
+/* If 1, sizes are tiny and times are meaningless. */
 #ifdef SLUICE_GPU_SUITE_FAKE
 enum { GPU_IS_FAKE = 1 };
 #else
@@ -21,7 +21,7 @@ typedef struct gpu_rig_s {
   int passed, failed;
 } gpu_rig_t;
 
-extern gpu_rig_t gpu_rig; /* the program's one */
+extern gpu_rig_t gpu_rig; /* the only one of the program */
 
 /* NOT_FOUND: no GPU here. */
 sluice_status_t gpu_rig_open(void);
@@ -33,7 +33,7 @@ void gpu_report(const char* name, const char* problem);
 /* Ends the program if it cannot continue. */
 void gpu_die(const char* what);
 
-/* Between the two the device's context is current; they nest. */
+/* The context of the device is current between enter and leave. Calls may nest. */
 void gpu_enter(void);
 void gpu_leave(void);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The order of routes, counts by block and the order of arrivals against plain loops. */
+/* Compares the order of routes, counts by block and the order of arrivals with plain loops. */
 #include "backend/cts/gpu/gpu_routing.h"
 
 #include <stdint.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The part `routing` in other files. */
+/* Functions of the part `routing` that other files use or define. */
 #ifndef SLUICE_BACKEND_CTS_GPU_GPU_ROUTING_H_
 #define SLUICE_BACKEND_CTS_GPU_GPU_ROUTING_H_
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Token copies against plain loops: their numbers, and the tables of received route indices. */
+/* Compares token copies with plain loops: their numbers, and the tables of received route indices. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -167,7 +167,7 @@ static const char* blocks(const problem_t* p, int32_t num_blocks) {
   return problem;
 }
 
-/* A run for each source and expert, own routes among them; every seventh index is out of range if they are spoilt. */
+/* One run for each source and expert, including own routes; if `spoilt`, every seventh index is out of range. */
 static const char* places(int64_t num_runs, int32_t top_k, int32_t rows, int spoilt) {
   int64_t routes = num_runs * rows;
   const char* problem = NULL;

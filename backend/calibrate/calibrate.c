@@ -118,7 +118,7 @@ static sluice_status_t one_round(calibration_t* c) {
   return SLUICE_OK;
 }
 
-/* The lower quartile: noise only adds, but the shortest time may be luck. */
+/* The lower quartile: noise only adds, but the shortest time may be an outlier. */
 static sluice_status_t agree_on_times(calibration_t* c) {
   double seconds[SLUICE_PROBES];
   for (int32_t i = 0; i < c->count; ++i) {
@@ -144,7 +144,7 @@ static sluice_status_t run_rounds(calibration_t* c, double seconds) {
 
 /* ---- curves ---- */
 
-/* Seconds against size of a kind of probe, of either the fitted or the held-out probes. */
+/* Seconds against size of a kind of probe, without held-out probes. */
 static void curve_of(const calibration_t* c, int32_t kind, sluice_curve_t* out) {
   out->count = 0;
   for (int32_t i = 0; i < c->count; ++i) {
@@ -170,8 +170,8 @@ static int32_t dtype_of(const calibration_t* c) {
                                               : SLUICE_MACHINE_F32;
 }
 
-/* Interpolates between the fullest rank's bytes and the mean: the number of bytes per rank that takes as long as an
- * exchange in which only the first rank receives. */
+/* Fits the gain that interpolates between the bytes of the fullest rank and the mean, so that the exchange in which
+ * only the first rank receives takes its measured time. */
 static void fill_skew_gain(const calibration_t* c, sluice_machine_t* m) {
   const sluice_probe_t* hot = NULL;
   for (int32_t i = 0; i < c->count; ++i) {
@@ -182,8 +182,8 @@ static void fill_skew_gain(const calibration_t* c, sluice_machine_t* m) {
       sluice_fit_skew_gain(m, (double)hot->size, sluice_token_bucket_undone(hot->seconds, hot->repeats, c->bucket));
 }
 
-/* Samples begin after a barrier, with tokens in the bucket; this computes the time without them. The largest exchange
- * gives the line rate, and no shorter one takes longer than at that rate. */
+/* Samples begin after a barrier, with tokens in the bucket; this computes the times without tokens. The largest
+ * exchange gives the line rate, and no shorter exchange takes longer than at that rate. */
 static void fill_exchange(const calibration_t* c, sluice_link_t* link) {
   sluice_curve_t* curve = &link->bytes;
   double seconds[SLUICE_CURVE_POINTS];

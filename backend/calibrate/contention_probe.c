@@ -113,7 +113,7 @@ static sluice_status_t longest(void* user, double* seconds, int32_t count) {
   return sluice_bench_longest(s->bench, seconds, count);
 }
 
-/* Many rows, like a layer's GEMMs, but at most LONGEST_PIECE seconds of work. */
+/* Many rows, as in the GEMMs of a layer, but at most LONGEST_PIECE seconds of work. */
 static int64_t rows_of_a_piece(const sluice_bench_t* b, const sluice_machine_t* m) {
   int64_t rows = 256;
   double flops = 2.0 * (double)b->model_width * (double)b->hidden_width;

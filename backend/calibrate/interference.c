@@ -62,7 +62,7 @@ static sluice_status_t run_together(together_t* pair) {
   return status != SLUICE_OK ? status : joined;
 }
 
-/* Median over rounds, longest over ranks. */
+/* The median over rounds, and its maximum over ranks. */
 static sluice_status_t measure(together_t* pair, double* out_seconds) {
   double rounds[WORKS][ROUNDS];
   for (int32_t i = 0; i < ROUNDS; ++i) {
@@ -88,7 +88,7 @@ static sluice_status_t size_work(sluice_bench_t* b, work_t* work, double seconds
   return SLUICE_OK;
 }
 
-/* Alone, in pairs and all together. pair[y][x], all[y]: what y keeps while x runs, or both others. */
+/* Times alone, and shares: pair[y][x], all[y]: the share that y keeps while x runs, or both others. */
 typedef struct shares_s {
   double alone[WORKS], pair[WORKS][WORKS], all[WORKS];
 } shares_t;
@@ -109,7 +109,7 @@ static sluice_status_t measure_pair(sluice_bench_t* b, const work_t* works, int3
   return SLUICE_OK;
 }
 
-/* The third work, a copy, with GEMMs, with exchanges and with both. */
+/* Measures the third work, a copy, with GEMMs, with exchanges and with both. */
 static sluice_status_t measure_copy(sluice_bench_t* b, work_t* works, double seconds, shares_t* shares) {
   double took[WORKS];
   SLUICE_TRY(measure_alone(b, &works[COPY], seconds, &shares->alone[COPY]));
@@ -131,7 +131,7 @@ static void fill_shares(const shares_t* shares, int32_t copies, double (*out_sha
   for (int32_t i = 0; i < WORKS; ++i) out_share[lanes[i]][all] = shares->all[i];
 }
 
-/* With copies in both directions a lane keeps what the direction leaves that leaves less; copies keep what they keep
+/* With copies in both directions, a lane keeps the smaller of its shares with one direction. A copy keeps its share
  * without the other direction. */
 static void fill_both_directions(double (*share)[1 << SLUICE_NUM_LANES]) {
   const int32_t out = 1 << SLUICE_LANE_COPY_OUT, in = 1 << SLUICE_LANE_COPY_IN;

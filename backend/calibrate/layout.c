@@ -22,7 +22,7 @@ static int64_t this_host(void) {
   return (int64_t)(sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, text, strlen(text)) >> 2);
 }
 
-/* The numbers of all ranks, by rank. It allocates nothing: a failure on one rank would leave the others waiting. */
+/* Gathers the numbers of all ranks. Allocates nothing, since a failure on one rank would leave the others waiting. */
 static sluice_status_t gather(sluice_comm_t* comm, int32_t first, int64_t mine, int64_t block[AT_ONCE],
                               int32_t* out_count) {
   const int32_t left = comm->world_size - first;

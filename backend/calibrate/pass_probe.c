@@ -30,8 +30,8 @@ typedef struct scene_s {
   sluice_moe_t* layers[LAYERS];
   routes_t* routes;
   char *out, *grads;      /* [TOKENS, M] */
-  char* own;              /* weights and gradients of the two matrices of each expert; NULL: the bench's for all */
-  uint64_t matrix, bytes; /* of one, and of all */
+  char* own;              /* weights and gradients of the two matrices of each expert; NULL: all use the bench's */
+  uint64_t matrix, bytes; /* of one matrix, and of all */
   sluice_context_stats_t stats; /* saved state of a context on a device */
   sluice_trace_t trace;
   sluice_trace_event_t event;
@@ -185,7 +185,7 @@ static sluice_status_t open_routes(const scene_t* s) {
   }
   if (!on_device_memory(s)) return SLUICE_OK;
   SLUICE_TRY(context->rows->copy(context, NULL, s->routes, here, sizeof *here));
-  /* the block is reused by others next */
+  /* waits for the copy, since the block is used again next */
   return context->rows->read(context, NULL, s->routes->weights, &word, sizeof word);
 }
 
@@ -220,7 +220,7 @@ static void close_scene(scene_t* s) {
   sluice_engine_release(s->context);
 }
 
-/* Passes of calibration must not grow what a plan counts, or slots that a graph replays on. */
+/* Whether to skip the passes: they must not allocate memory that a plan counts, or grow slots that a graph replays. */
 static int is_elsewhere(const sluice_bench_t* b) {
   const sluice_context_t* c = b->context;
   return sluice_bench_on_device_memory(b) &&

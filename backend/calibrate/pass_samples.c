@@ -13,7 +13,7 @@ const sluice_pass_kind_t sluice_pass_kinds[KINDS] = {
     [MANY] = {SLUICE_PASSES_MANY, 1, MANY},   [MANY_IN_4] = {SLUICE_PASSES_MANY, 4, MANY},
     [FULL] = {SLUICE_PASSES_FULL, 1, FULL},   [FULL_IN_4] = {SLUICE_PASSES_FULL, 4, FULL},
 };
-/* As many kinds as time allows, the most informative first. */
+/* The most informative kinds first: later ones are skipped if there is no time. */
 static const int32_t by_worth[KINDS] = {FEW, FEW_IN_2, MANY, FULL, MANY_IN_4, FULL_IN_4, FEW_IN_4, FEW_IN_8};
 
 static sluice_status_t sample(sluice_pass_samples_t* p, int32_t kind, int32_t round) {
@@ -26,7 +26,7 @@ static sluice_status_t sample(sluice_pass_samples_t* p, int32_t kind, int32_t ro
   return SLUICE_OK;
 }
 
-/* Not counted: new slots and templates, decisions of "auto". */
+/* Runs passes that do not count: they allocate slots, build templates, and let "auto" decide. */
 static sluice_status_t warm_up(sluice_pass_samples_t* p, int32_t kind) {
   SLUICE_TRY(sample(p, kind, 0));
   SLUICE_TRY(sample(p, kind, 0));

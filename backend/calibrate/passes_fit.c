@@ -44,7 +44,7 @@ static sluice_status_t factor_of(const sluice_pass_samples_t* p, const sluice_ma
   return SLUICE_OK;
 }
 
-/* One factor up to few rows of an expert, the other from many on, in between by the logarithm of the rows. */
+/* Scales by `few` up to few_rows rows of an expert, by `many` from many_rows on, and in between by the logarithm. */
 static void scale_gemms(sluice_curve_t* c, double few_rows, double few, double many_rows, double many) {
   for (int32_t i = 0; i < c->count; ++i) {
     double at = log(c->x[i] / few_rows) / log(many_rows / few_rows);
@@ -73,7 +73,7 @@ static sluice_status_t fit_gemms(const sluice_pass_samples_t* p, sluice_machine_
   return SLUICE_OK;
 }
 
-/* The curve holds up to the bytes of many tokens; from the bytes of a full pass on, the measured factor applies. */
+/* The factor is 1 up to the bytes of many tokens, and the measured one from the bytes of a full pass on. */
 static sluice_status_t fit_cache_miss_factor(const sluice_pass_samples_t* p, sluice_machine_t* m) {
   const sluice_workload_t* w = &p->source->work;
   const double row = (double)(w->model_width + w->hidden_width * w->gate_factor) * (double)sluice_dtype_bytes(w->dtype);
@@ -90,7 +90,7 @@ static sluice_status_t fit_cache_miss_factor(const sluice_pass_samples_t* p, slu
 
 /* ---- chunks ---- */
 
-/* `knob` above 0: this part of MOST_OP more seconds for each op; below 0: this part less of the measured job times. */
+/* Changes op_seconds: `knob` above 0 adds this part of MOST_OP; below 0 it removes this part of the measured value. */
 static sluice_machine_t turned(const sluice_machine_t* m, double knob) {
   sluice_machine_t t = *m;
   t.op_seconds = knob >= 0 ? m->op_seconds + knob * MOST_OP : m->op_seconds * (1 + knob);
@@ -113,7 +113,7 @@ static sluice_status_t beyond(const sluice_pass_samples_t* p, const sluice_machi
   return SLUICE_OK;
 }
 
-/* With few tokens, over all numbers of chunks and both directions, per additional chunk. */
+/* The sum of beyond() with few tokens over all numbers of chunks and both directions, per additional chunk. */
 static sluice_status_t chunks_beyond(const sluice_pass_samples_t* p, const sluice_machine_t* m, double* out_seconds) {
   *out_seconds = 0;
   for (int32_t d = 0; d < 2; ++d) {
@@ -126,7 +126,7 @@ static sluice_status_t chunks_beyond(const sluice_pass_samples_t* p, const sluic
   return SLUICE_OK;
 }
 
-/* The larger op_seconds, the smaller the rest. */
+/* Finds op_seconds by bisection: the larger op_seconds, the smaller the sum of chunks_beyond(). */
 static sluice_status_t fit_op(const sluice_pass_samples_t* p, double of_jobs, sluice_machine_t* m) {
   double low = -1, high = 1, seconds = 0;
   m->op_seconds = of_jobs;
@@ -156,7 +156,7 @@ static sluice_machine_t scaled(const sluice_machine_t* m, int32_t part, double f
   return s;
 }
 
-/* How far a factor is from the times of passes of many rows, and from 1, each in units of its usual deviation. */
+/* The squared distance of a factor from the times of passes of many rows, and from 1, in units of usual deviations. */
 static sluice_status_t misfit(const sluice_pass_samples_t* p, const sluice_machine_t* m, int32_t part, double octaves,
                               double* out_misfit) {
   const sluice_machine_t tried = scaled(m, part, exp2(octaves));
@@ -172,7 +172,7 @@ static sluice_status_t misfit(const sluice_pass_samples_t* p, const sluice_machi
   return SLUICE_OK;
 }
 
-/* Exchanges were measured during one hot GEMM without pauses; the factor corrects for those of a real pass. */
+/* Exchanges were measured during repeated GEMMs on one cached matrix; the factor corrects for those of a real pass. */
 static sluice_status_t fit_contention(const sluice_pass_samples_t* p, int32_t part, sluice_machine_t* m) {
   double best = 0, least = 0;
   if (m->exchange_contention.count == 0) return SLUICE_OK;
@@ -205,7 +205,7 @@ static sluice_status_t fit_chunks(const sluice_pass_samples_t* p, sluice_machine
   return SLUICE_OK;
 }
 
-/* Of a pass, the mean of both directions. */
+/* The measured time of a pass minus its prediction: the mean of both directions. */
 static sluice_status_t rest_of(const sluice_pass_samples_t* p, const sluice_machine_t* m, int32_t kind,
                                double* out_rest) {
   *out_rest = 0;

@@ -197,7 +197,7 @@ static sluice_status_t run_once(sluice_bench_t* b, const sluice_probe_t* p, slui
   int64_t row_bytes = b->model_width * (int64_t)b->element;
   switch (p->kind) {
     case SLUICE_PROBE_ROWS:
-      /* Into the space of exchanges, as packing does. */
+      /* To memory that exchanges send, as packing does. */
       kernels->gather_rows(stream, b->dtype, sluice_min(p->size, SLUICE_BENCH_BYTES) / row_bytes, b->model_width,
                            b->rows, b->model_width, b->index, b->send);
       return SLUICE_OK;

@@ -73,8 +73,8 @@ typedef struct sluice_bench_job_s {
   double seconds;
 } sluice_bench_job_t;
 
-/* With device memory (probe_on_device.c): runs jobs concurrently, timed by the device, and waits for them; and a chain
- * of `count` empty jobs over two lanes. */
+/* With device memory (probe_on_device.c). _run runs jobs concurrently, timed by the device, and waits for them; _launch
+ * runs a chain of `count` empty jobs over two lanes. */
 sluice_status_t sluice_bench_open_on_device(sluice_bench_t* bench);
 sluice_status_t sluice_bench_send_tables_on_device(sluice_bench_t* bench);
 /* [SLUICE_BENCH_ROWS] each. */

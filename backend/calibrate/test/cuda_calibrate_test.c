@@ -161,7 +161,7 @@ TEST(CudaCalibrate_WholePasses_AreMeasuredAndNotCounted) {
   rig_use_machine(NULL, 0);
 }
 
-/* The first calls fail one by one, since they create everything, then calls at intervals: each failure is reported or
+/* Each of the first calls fails once, since they create everything; then every 701st call. Each failure is reported or
  * harmless, nothing leaks, and the context continues to work. */
 TEST(CudaCalibrate_NthDriverCallFails_ContextWorksOn) {
   int64_t told = 0, tried = 0;

@@ -70,7 +70,7 @@ static sluice_machine_t fitted(world_t* w, sluice_machine_t measured, double sec
   return measured;
 }
 
-/* For layers of other sizes, at every n. */
+/* The largest relative error for layers of other sizes, at every n. */
 static double worst_error(const sluice_machine_t* machine, const sluice_machine_t* truth) {
   double worst = 0;
   for (int64_t tokens = 64; tokens <= 4096; tokens *= 8) {
@@ -106,7 +106,7 @@ TEST(Fit_OpsTakeLessThanJobs_PredictsOtherLayers) {
   assert_true(worst_error(&m, &w.machine) < 0.01);
 }
 
-/* GEMMs on one hot matrix are faster than a layer's, for few rows even more; the directions differ. */
+/* GEMMs on one cached matrix are faster than those of a layer, especially with few rows; the directions differ. */
 TEST(Fit_GemmsFromColdMemory_PredictsOtherLayers) {
   world_t w = {.machine = true_machine(), .work = small};
   sluice_curve_t* forms = w.machine.gemm[SLUICE_MACHINE_F32];
@@ -139,7 +139,7 @@ TEST(Fit_RowsBeyondCaches_PredictsOtherLayers) {
   assert_true(worst_error(&m, &w.machine) < 0.01);
 }
 
-/* Exchanges measured during a hot GEMM wait and take more or less than those of a pass. */
+/* Exchanges measured during GEMMs on a cached matrix have other contention than those of a pass. */
 TEST(Fit_ExchangesDuringGemms_AreCorrected) {
   static const double factors[][2] = {{4, 1}, {1, 4}, {2, 0.5}};
   for (size_t i = 0; i < sizeof factors / sizeof *factors; ++i) {

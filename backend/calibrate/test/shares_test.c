@@ -14,7 +14,7 @@ typedef struct truth_s {
   double all[3];
 } truth_t;
 
-/* The end of each work if all begin together: in steps from one end to the next. */
+/* Computes the end of each work if all begin together, in steps from one end to the next. */
 static void run(const truth_t* t, const double* alone, int32_t count, double* out_end) {
   double left[3] = {alone[0], alone[1], count > 2 ? alone[2] : 0}, now = 0;
   int32_t running = count;

@@ -128,8 +128,8 @@ static double scalar_bytes(const op_scene_t* s) {
   return SCALAR_BYTES * fmax(s->rows.sent_remote, s->rows.received_remote);
 }
 
-/* The traffic and level of an op with two levels: between nodes each rank sends the same number of rows, whatever the
- * load of experts; rows that its own level does not carry were still packed. */
+/* The traffic and level of an op with two levels: between nodes each rank sends the same number of rows, for any
+ * load of experts. Rows that do not travel on this level were packed, too. */
 static void set_level(const op_scene_t* s, sluice_op_price_t price, traffic_t* t) {
   t->level = price == SLUICE_PRICE_SEND || price == SLUICE_PRICE_RETURN ? LEVEL_NODES : LEVEL_WITHIN;
   if (t->level == LEVEL_NODES) t->out = t->in = t->mean = s->rows.between;
@@ -202,7 +202,7 @@ static double gemm(const op_scene_t* s, int32_t form, double matrices) {
   return gemms(s, form, matrices, s->rows.experts, s->rows.per_expert);
 }
 
-/* With an exponential; otherwise negligible compared with the bytes. */
+/* Seconds of the activation. Activations without an exponential have seconds of their own if the machine has them. */
 static double activation(const op_scene_t* s, int32_t direction) {
   const sluice_machine_t* m = s->machine;
   const int32_t kind = s->work->activation;
@@ -226,12 +226,12 @@ static double copy(const op_scene_t* s, int is_pre_activation) {
   return sluice_curve_at(&s->machine->host_copy, copied_bytes(s, is_pre_activation));
 }
 
-/* What an adapter adds to the GEMM of a matrix, in matrices [M, H]: both of its factors. */
+/* The GEMMs of both factors of a matrix's adapter, in units of a GEMM with a matrix [M, H]. */
 static double low_rank(const op_scene_t* s, double in, double out) {
   return s->work->lora_rank * (in + out) / ((double)s->work->model_width * (double)s->work->hidden_width);
 }
 
-/* [W1; W3], and W2, with their adapters. */
+/* The GEMMs of [W1; W3], and of W2, with their adapters, in the same units. */
 static double first_matrices(const op_scene_t* s) {
   const double g = s->work->gate_factor;
   return g + low_rank(s, (double)s->work->model_width, g * (double)s->work->hidden_width);
@@ -240,7 +240,7 @@ static double second_matrices(const op_scene_t* s) {
   return 1 + low_rank(s, (double)s->work->hidden_width, (double)s->work->model_width);
 }
 
-/* Of adapters: both products again, and a gradient of each factor. */
+/* The GEMMs of weight gradients, in the same units. Adapters need both products again, and two gradients each. */
 static double trained_matrices(const op_scene_t* s) {
   const double all = s->work->gate_factor + 1;
   if (s->work->lora_rank == 0) return s->work->is_frozen ? 0 : all;
@@ -252,7 +252,7 @@ static double expert_forward(const op_scene_t* s) {
          gemm(s, SLUICE_FORM_FORWARD, second_matrices(s));
 }
 
-/* Of one chunk, or of all at once. */
+/* Seconds of the weight gradients of one chunk, or of all chunks at once. */
 static double weight_grad(const op_scene_t* s, int32_t chunks) {
   double matrices = trained_matrices(s), experts = local_experts(s->work);
   if (matrices == 0) return 0;
@@ -451,7 +451,7 @@ sluice_chunk_times_t sluice_chunk_times(const sluice_machine_t* m, const sluice_
 
 static double or_one(double share) { return share > 0 ? share : 1; }
 
-/* What a stream keeps while those of `set` run, with copies of the given size. */
+/* The share of its speed that a lane keeps while the lanes of `set` run, with copies of the given size. */
 static double share_at(const sluice_machine_t* m, int32_t lane, int32_t set, double bytes) {
   const sluice_copy_share_t* of_size = sluice_machine_copy_share(m, bytes);
   const double with = of_size == NULL ? 0 : of_size->share[lane][set];

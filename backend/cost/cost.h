@@ -60,10 +60,10 @@ double sluice_wire_row_bytes(const sluice_workload_t* workload);
 int sluice_workload_has_two_levels(const sluice_workload_t* workload);
 sluice_chunk_rows_t sluice_rows_of(const sluice_workload_t* workload, const sluice_choice_t* choice);
 
-/* Of a rank's rows and the tensors computed from them, over all chunks: a backward reads all of them again. */
+/* Bytes of a rank's rows and of the tensors computed from them, over all chunks. A backward reads all of them again. */
 double sluice_bytes_touched(const sluice_workload_t* workload);
 
-/* Whether such a pass divides rows into chunks [chunks_by_experts.h of moe]. */
+/* Whether chunks of such a pass are divided by experts, not by tokens [chunks_by_experts.h of moe]. */
 int sluice_choice_chunks_by_experts(const sluice_workload_t* workload, const sluice_choice_t* choice);
 /* Expected number of ranks that hold the K different experts of a token, under uniform routing. */
 double sluice_ranks_per_token(const sluice_workload_t* workload);

@@ -80,8 +80,8 @@ typedef struct sluice_machine_s {
   double pass_byte_seconds;            /* additional, per byte of a rank's rows: time outside of ops */
   /* [lane][set of busy lanes, including it]: the share of its speed that the lane keeps; 0 stands for 1. */
   double share[SLUICE_NUM_LANES][1 << SLUICE_NUM_LANES];
-  /* The same while copies of these bytes run, by direction: ascending, and 0 where a share is not given, which leaves
-   * `share`. JSON: entries of copy_share. */
+  /* The same while copies of these bytes run, by direction; sizes ascend. 0: no share is given, and `share` applies.
+   * JSON: entries of copy_share. */
   int32_t num_copy_shares;
   sluice_copy_share_t copy_share[SLUICE_COPY_SHARES];
   double error_median, error_p90; /* |predicted / measured - 1| on held-out sizes; 0: not measured */
@@ -101,14 +101,13 @@ double sluice_machine_gemm(const sluice_machine_t* machine, int32_t dtype, int32
 double sluice_machine_cache_miss_factor(const sluice_machine_t* machine, int32_t direction, double bytes);
 /* Seconds of one all-to-all in which each rank sends and receives at most `bytes` to and from others, evenly spread. */
 double sluice_machine_exchange(const sluice_machine_t* machine, int32_t world_size, double bytes);
-/* Of an exchange with two levels: between the ranks of one local index on the given nodes, and within a node of the
- * given ranks.
- */
+/* Seconds of the parts of an exchange with two levels: between the ranks of one local index on `nodes` nodes, and
+ * within a node of `ranks` ranks. */
 double sluice_machine_between(const sluice_machine_t* machine, int32_t nodes, double bytes);
 double sluice_machine_within(const sluice_machine_t* machine, int32_t ranks, double bytes);
-/* The part of it that is line time of a link with a bucket (token_bucket_seconds); 0 if links have none. */
+/* The line time of an exchange over a link with a token bucket (token_bucket_seconds); 0 if links have none. */
 double sluice_machine_line(const sluice_machine_t* machine, int32_t world_size, double bytes);
-/* Equivalent bytes of such an exchange if the fullest rank has `most` and the average is `mean`. */
+/* The bytes of an even exchange that takes as long as one whose fullest rank has `most` and whose mean is `mean`. */
 double sluice_machine_skewed_bytes(const sluice_machine_t* machine, double most, double mean);
 /* Extra seconds while GEMMs run, and the seconds that the GEMMs lose, for an exchange of the given bytes that takes
  * `seconds` alone. */

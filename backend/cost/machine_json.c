@@ -208,7 +208,7 @@ static int32_t lane_of(const sluice_json_t* node) {
   return -1;
 }
 
-/* One of `share`, or of `copy_share`, which also has the bytes of a copy. */
+/* Reads an entry of `share`, or of `copy_share`, which also has the bytes of a copy. */
 static sluice_status_t read_one_share(const sluice_json_t* entry, int32_t num_members,
                                       double (*shares)[1 << SLUICE_NUM_LANES], uint32_t* out_set) {
   const sluice_json_t* lane = sluice_json_member(entry, "lane");
@@ -239,7 +239,7 @@ static sluice_status_t read_shares(const char* field, const sluice_json_t* node,
   return SLUICE_OK;
 }
 
-/* The shares of this size, in ascending order of sizes; NULL: there are too many sizes. */
+/* Finds or inserts the shares of this size; sizes stay in ascending order. NULL: there are too many sizes. */
 static sluice_copy_share_t* shares_of_size(sluice_machine_t* m, double bytes) {
   int32_t at = 0;
   while (at < m->num_copy_shares && m->copy_share[at].bytes < bytes) ++at;
@@ -469,7 +469,7 @@ static void add_curve(sluice_text_t* text, const char* name, const sluice_curve_
   sluice_text_add(text, "}");
 }
 
-/* bytes 0: of no size. *separator: before the first entry. */
+/* bytes 0: entries without a size. *separator: the text before the first entry. */
 static void add_shares_of(sluice_text_t* text, const double (*share)[1 << SLUICE_NUM_LANES], double bytes,
                           const char** separator) {
   for (int32_t lane = 0; lane < SLUICE_NUM_LANES; ++lane) {

@@ -7,7 +7,7 @@
 #include "backend/cost/cost.h"
 #include "third_party/bazel/test.h"
 
-/* One flop takes 1 ns whatever the rows; one byte takes 1 ns gathered, 2 ns exchanged, 4 ns copied. */
+/* One flop takes 1 ns for any number of rows; one byte takes 1 ns gathered, 2 ns exchanged, 4 ns copied. */
 static sluice_machine_t plain_machine(void) {
   sluice_machine_t m;
   sluice_machine_init(&m);
@@ -142,7 +142,7 @@ TEST(Alphas_OfAMachine_AreItsShares) {
   }
 }
 
-/* What all lanes keep while copies in this direction run. */
+/* Sets the share of all lanes while copies in this direction run. */
 static void set_copy_share(double (*out_share)[1 << SLUICE_NUM_LANES], int32_t copies, double share) {
   for (int32_t set = 0; set < 1 << SLUICE_NUM_LANES; ++set) {
     if (!(set >> copies & 1) || set == 1 << copies) continue;
@@ -176,7 +176,7 @@ TEST(CopyShares_BySizeAndDirection_TheNearestSizeApplies) {
       assert_true(got.seconds[d] > 1.01 * quiet.seconds[d]);
       const sluice_alphas_t a = sluice_alphas_of(&m, &w, &c, d);
       assert_true(a.alpha[SLUICE_STREAM_COMP][SLUICE_STREAM_MEM] == shares[i][d]);
-      /* Where no share of the size is given, that of all sizes applies. */
+      /* If no share is given for the size, the share for all sizes applies. */
       set_copy_share(old.share, copies[d], 0.5);
       old.num_copy_shares = 1, old.copy_share[0] = (sluice_copy_share_t){.bytes = sizes[i]};
       const double without = predict(&old, &w, c).seconds[d];
@@ -422,7 +422,7 @@ TEST(Grouped_StartUps_AreOneForRowsAndOneForScalars) {
   }
 }
 
-/* 2 r (M + H) of 2 M H for each GEMM with W, and 4 r (M + H) in place of 2 M H for each weight gradient. */
+/* An adapter adds 2 r (M + H) to the 2 M H of each GEMM with W; each weight gradient takes 4 r (M + H), not 2 M H. */
 TEST(LoraRank_Prices_LowRankProductsInPlaceOfWeightGradients) {
   const sluice_machine_t m = plain_machine();
   const sluice_choice_t choice = {.num_chunks = 2};

@@ -212,7 +212,7 @@ sluice_status_t sluice_plan_reread(const sluice_plan_problem_t* problem, sluice_
 
 /* Hashes the members that must be the same on all ranks. */
 uint64_t sluice_plan_hash(const sluice_plan_data_t* plan);
-/* Describes them for people, in at most 104 bytes. */
+/* Describes the plan for messages, in at most 104 bytes. */
 void sluice_plan_message(const sluice_plan_data_t* plan, char* text, size_t room);
 
 #endif /* SLUICE_BACKEND_PLAN_PLAN_H_ */

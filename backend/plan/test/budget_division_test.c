@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How a budget is divided among contexts: the rule alone, on given needs. */
+/* The division of a budget among contexts, for given needs. */
 #include <stdint.h>
 
 #include "backend/plan/budget_division.h"
 #include "third_party/bazel/test.h"
 
-/* 50 and 20 bytes for each token, of batches from ten tokens on. */
+/* Two contexts that need 50 and 20 bytes per token, with a first batch of ten tokens. */
 static void of_tokens(uint64_t needs[2][SLUICE_BUDGET_SIZES]) {
   for (int32_t size = 0; size < SLUICE_BUDGET_SIZES; ++size) {
     const uint64_t tokens = (uint64_t)sluice_budget_tokens(10, size);
@@ -20,7 +20,7 @@ TEST(Tokens_OfEachSize_AreRoundedUp) {
   assert_int_equal(sluice_budget_tokens(INT32_MAX, 7), INT32_MAX);
 }
 
-/* By rows alone the first would have 1,000 of 10,000, less than its 80 tokens need. */
+/* Divided by rows alone, the first context would get 1,000 of 10,000 bytes, less than its 80 tokens need. */
 TEST(Division_AllSizesFit_TheRestIsByRows) {
   const uint64_t weights[2] = {1, 9};
   uint64_t needs[2][SLUICE_BUDGET_SIZES], shares[2];
@@ -33,7 +33,7 @@ TEST(Division_AllSizesFit_TheRestIsByRows) {
   assert_int_equal(shares[1], 9000);
 }
 
-/* Whatever the number of tokens, up to eight times the first: each context has what it needs if the sum fits. */
+/* For any number of tokens, up to eight times the first, each context gets what it needs if the sum fits. */
 TEST(Division_BatchBetweenTwoSizes_FitsWhileTheWholeWouldDo) {
   const uint64_t weights[2] = {1, 9};
   uint64_t needs[2][SLUICE_BUDGET_SIZES], shares[2];
@@ -47,7 +47,7 @@ TEST(Division_BatchBetweenTwoSizes_FitsWhileTheWholeWouldDo) {
                    SLUICE_E_OVER_BUDGET);
 }
 
-/* Products beyond 64 bits, and a part so small that it rounds to nothing. */
+/* Products beyond 64 bits, and a part so small that it rounds to zero. */
 TEST(Division_LargeNumbers_AreExact) {
   const uint64_t large = (uint64_t)1 << 53, weights[3] = {large, large, 1};
   uint64_t shares[3];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A layer of 1,024 experts on 256 ranks is planned here, where no rank, device or engine exists: this program links
- * base, model, schedule and plan alone. */
+/* Plans a layer of 1,024 experts on 256 ranks without any rank, device or engine: this program links only base, model,
+ * schedule and plan. */
 #include <stdint.h>
 #include <string.h>
 
@@ -52,7 +52,7 @@ TEST(Shape_UnevenExperts_WidestHasMost) {
   assert_int_equal(sluice_shape_widest(&shape).num_local, 5);
 }
 
-/* Ranks plan by themselves and must choose alike, so that what a plan costs may not depend on who asks. */
+/* Each rank makes its own plan, and all plans must be the same, so a plan must have the same cost on every rank. */
 TEST(Plan_UnevenExperts_CostsTheSameOnEveryRank) {
   const int32_t first_position[] = {0, 1, 61, 64};
   const sluice_moe_config_t config = {

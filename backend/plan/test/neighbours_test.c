@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a layer's plan leaves to layers of other shapes. */
+/* The memory that the plan of a layer leaves for layers of other shapes. */
 #include <stdint.h>
 
 #include "backend/model/pass_sizes.h"
@@ -57,7 +57,7 @@ static sluice_plan_set_t plans_of(sluice_plan_problem_t problem, const sluice_pl
   return set;
 }
 
-/* Its own shape, whatever the layer, wants nothing beside it: any plan of it serves them all. */
+/* Layers with the same shape need no additional memory, since they can use the same plan. */
 TEST(Neighbours_LayersAlike_WantNothing) {
   const sluice_plan_problem_t one = a_layer(512, 2);
   sluice_plan_problem_t two = one;
@@ -71,7 +71,7 @@ TEST(Neighbours_LayersAlike_WantNothing) {
   sluice_neighbours_deinit(&neighbours);
 }
 
-/* The leanest while there is no plan for such batches, then what the plan takes. Without a budget nothing is counted.
+/* Counts the leanest plan until there is a plan for such batches, then that plan. Without a budget it counts nothing.
  */
 TEST(Neighbours_AnotherShape_WantsItsLeastThenWhatItHas) {
   const sluice_plan_problem_t one = a_layer(512, 2), other = a_layer(1024, 4);
@@ -86,12 +86,12 @@ TEST(Neighbours_AnotherShape_WantsItsLeastThenWhatItHas) {
   sluice_neighbours_note(&neighbours, kind_of(&other), &other.shape, &roomy);
   assert_int_equal(bytes_beside(&neighbours, &one, TOKENS, ROOMY).step, roomy.plans[0].bytes.step);
   assert_int_equal(bytes_beside(&neighbours, &one, TOKENS, ROOMY).slots, roomy.plans[0].bytes.slots);
-  const uint64_t larger = bytes_beside(&neighbours, &one, 2 * TOKENS, ROOMY).step; /* it will be made anew for those */
+  const uint64_t larger = bytes_beside(&neighbours, &one, 2 * TOKENS, ROOMY).step; /* there is no plan for those */
   assert_true(larger > least.step && larger < 3 * least.step);
   sluice_neighbours_deinit(&neighbours);
 }
 
-/* Both plans fit the budget together, whichever is made first, and each counts what the other takes. */
+/* Both plans fit the budget together, whichever is made first, and each counts the memory of the other. */
 TEST(Neighbours_TwoPlans_FitOneBudget) {
   int num_unlike = 0;
   for (int order = 0; order < 2; ++order) {
@@ -103,7 +103,7 @@ TEST(Neighbours_TwoPlans_FitOneBudget) {
       assert_int_equal(add(&neighbours, &second), SLUICE_OK);
       const sluice_plan_bytes_t wanted = bytes_beside(&neighbours, &first, TOKENS, budget);
       const uint64_t fixed = wanted.slots + wanted.routing + wanted.schedules + wanted.gemms;
-      if (fixed + STEPS * wanted.step > budget / 4) { /* not even that, comfortably */
+      if (fixed + STEPS * wanted.step > budget / 4) { /* the budget may be too small for both */
         sluice_neighbours_deinit(&neighbours);
         continue;
       }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The rings that plans are sized by are those of the templates, whatever was asked for before. */
+/* The cached rings that determine the size of plans are those of the templates, in any order of look-ups. */
 #include <stdint.h>
 
 #include "backend/plan/plan_rings.h"
@@ -8,7 +8,7 @@
 
 enum { NUM_SPECS = SLUICE_RINGS_KNOWN + 60 };
 
-/* Another for each i. */
+/* Returns a different spec for each i. */
 static sluice_template_spec_t spec_of(int32_t i) {
   sluice_template_spec_t spec = {.direction = i % 2 == 0 ? SLUICE_FORWARD : SLUICE_BACKWARD,
                                  .num_chunks = 1 + i / 8 % 10,
@@ -55,7 +55,7 @@ TEST(Rings_AskedForAgain_AreNotBuiltAgain) {
   }
   const sluice_template_spec_t spec = spec_of(7);
   sluice_plan_rings_t got;
-  memo.items[7].ring[SLUICE_T_DI] = 99; /* what is kept is what is given */
+  memo.items[7].ring[SLUICE_T_DI] = 99; /* the look-up must return the cached entry */
   assert_int_equal(sluice_ring_memo_get(&memo, &spec, &got), SLUICE_OK);
   assert_int_equal(got.ring[SLUICE_T_DI], 99);
   sluice_ring_memo_deinit(&memo);

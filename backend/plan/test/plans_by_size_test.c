@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Plans for smaller batches stand beside those for the largest, within the same bytes. */
+/* Plans for smaller batches fit into the bytes that the plans for the largest batches have reserved. */
 #include <stdint.h>
 #include <stdio.h>
 
@@ -37,7 +37,7 @@ static sluice_plan_inputs_t inputs_of(uint64_t budget) {
                                 .wgrad_mode = SLUICE_WGRAD_ADAPTIVE};
 }
 
-/* Between the leanest plan for the largest batches (share 0) and the one that keeps all of a single chunk (1). */
+/* A budget between the leanest plan for the largest batches (share 0) and the plan that keeps one whole chunk (1). */
 static uint64_t budget_of(const sluice_plan_problem_t* problem, double share) {
   sluice_plan_inputs_t inputs = inputs_of(0);
   uint64_t least = 0, most = 0;
@@ -60,15 +60,15 @@ static sluice_plans_by_size_t* plans_under(const sluice_plan_problem_t* problem,
   return plans_with(problem, &inputs);
 }
 
-/* No plan that stands changes. */
+/* Adds the plans of a size, and checks that existing plans do not change. */
 static void add(sluice_plans_by_size_t* plans, const sluice_plan_problem_t* problem, int32_t size) {
   const sluice_plan_set_t before = *plans->of[0];
   assert_int_equal(sluice_plans_by_size_add(plans, problem, NULL, SLUICE_PLAN_CANDIDATES, size), SLUICE_OK);
   assert_memory_equal(plans->of[0], &before, sizeof before);
-  assert_true(plans->of[size]->count > 0); /* the largest's n and policies at least */
+  assert_true(plans->of[size]->count > 0); /* at least n and policies of the largest size */
 }
 
-/* Every plan is whole, in its budget, and counts what the largest of all allocates: steps may mix. */
+/* The bytes of every plan add up, fit the budget, and include those of the largest plan, so that steps may mix. */
 static void must_fit_beside(const sluice_plans_by_size_t* plans, uint64_t budget) {
   const sluice_plan_bytes_t* shared = &plans->of[0]->plans[0].bytes;
   for (int32_t size = 0; size < SLUICE_PLAN_SIZES; ++size) {
@@ -92,7 +92,7 @@ TEST(Size_OfABatch_IsThatOfTheFewestTokensThatHoldIt) {
   assert_int_equal(sluice_plan_size(8192, 0), 7);
   assert_int_equal(sluice_plan_size(5, 3), 1);
   assert_int_equal(sluice_plan_size(5, 2), 2);
-  assert_int_equal(sluice_plan_size(5, 1), 3); /* there are no smaller ones */
+  assert_int_equal(sluice_plan_size(5, 1), 3); /* no smaller size has fewer tokens */
   assert_int_equal(sluice_plan_size(1, 0), 0);
   for (int64_t most = 1; most < 300; ++most) {
     for (int64_t tokens = 0; tokens <= most; ++tokens) {
@@ -115,7 +115,7 @@ TEST(Budgets_EverySize_FitsBesideTheOthers) {
   }
 }
 
-/* What the budget has no room for with the largest batches it has with smaller ones, and fewer chunks do for these. */
+/* With smaller batches the budget has space for policies that do not fit the largest batches, and with fewer chunks. */
 TEST(TightBudget_SmallBatches_KeepRowsInFewerChunks) {
   const sluice_plan_problem_t problem = a_layer();
   sluice_plans_by_size_t* plans = plans_under(&problem, budget_of(&problem, 0.1));
@@ -134,8 +134,8 @@ TEST(TightBudget_SmallBatches_KeepRowsInFewerChunks) {
   sluice_plans_by_size_free(plans);
 }
 
-/* Where nothing is stored the largest batches leave some of the budget, which slots of smaller ones do not take: other
- * layers of a context count on it. */
+/* If nothing is stored, the largest batches leave a part of the budget. Slots of smaller batches do not use it, since
+ * other layers of the context may need it. */
 TEST(Spare_SmallBatches_TakeNoMoreSlots) {
   const sluice_plan_problem_t problem = a_layer();
   for (int32_t share = 1; share <= 9; share += 2) {

@@ -16,7 +16,7 @@
 
 #include "backend/cost/machine.h"
 
-/* Of one exchange, in seconds. */
+/* Times of one exchange, in seconds. */
 typedef struct sluice_contention_sample_s {
   double alone, busy; /* its time alone, and during GEMMs */
   double lost;        /* lost by the GEMMs that ran with it; negative by noise */

@@ -26,7 +26,7 @@ typedef struct sluice_workload_s {
   int32_t activation;     /* SLUICE_ACTIVATION_* */
   int32_t ranks_per_node; /* for SLUICE_DEDUPLICATE_NODES; 0: not known */
   int32_t wire_dtype;     /* SLUICE_WIRE_*, as from sluice_layer_wire */
-  int32_t lora_rank;      /* of adapters of every matrix, gate and up sharing one; above 0 W is frozen */
+  int32_t lora_rank;      /* rank of the adapter of every matrix (gate and up share one); above 0, W is frozen */
   int32_t is_frozen;      /* 1: W has no gradients, although there are no adapters either */
 } sluice_workload_t;
 

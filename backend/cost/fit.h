@@ -5,7 +5,7 @@
 
 #include "backend/cost/machine.h"
 
-/* Of count >= 1 values, which are reordered; the mean of the middle two if count is even. */
+/* The median of count >= 1 values, or the mean of the middle two if count is even. Reorders the values. */
 double sluice_median(double* values, int32_t count);
 /* The value below which `share` of the values are, by the nearest rank; reorders. */
 double sluice_quantile(double* values, int32_t count, double share);

@@ -113,7 +113,7 @@ static int runs_again(int32_t restore_pre_activation) {
 
 int sluice_plan_can_fall_back(const sluice_plan_problem_t* problem, const sluice_plan_data_t* plan) {
   return (!problem->shape.config.callback_experts || runs_again(plan->restore_pre_activation)) &&
-         sluice_shape_capacity(&problem->shape) == 0; /* all ranks know all rows: the policy itself is chosen */
+         sluice_shape_capacity(&problem->shape) == 0; /* with capacities all rows are known: the policy fits or not */
 }
 
 static void set_kept_chunks(const sluice_plan_problem_t* problem, int32_t kept_chunks, sluice_plan_data_t* plan) {

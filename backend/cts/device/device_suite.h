@@ -11,8 +11,8 @@ typedef struct cts_device_s {
   /* Jobs are host functions: the compute lane is the calling thread, every other lane is one thread, created on first
    * use, with signals blocked. 0 for a device whose lanes are streams. */
   int32_t lanes_are_threads;
-  /* Of a device in virtual time, which runs no job and has no kernels: the begin and end of each job of the last pass,
-   * in whole units of time. NULL: jobs run. */
+  /* For a device in virtual time, which runs no job and has no kernels: returns begin and end of each job of the last
+   * pass, in whole units of time. NULL: jobs run. */
   void (*times)(const sluice_device_t* device, const double** out_begin, const double** out_end);
 } cts_device_t;
 

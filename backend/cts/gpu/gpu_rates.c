@@ -124,7 +124,7 @@ static void launch_rows(rates_t* r, int kind, int64_t first, int64_t each) {
   }
 }
 
-/* All rows, `each` per launch. */
+/* Launches all rows, `each` per launch. */
 static void launch(rates_t* r, int kind, int64_t rows, int64_t each) {
   for (int64_t first = 0; first < rows; first += each) launch_rows(r, kind, first, each);
 }

@@ -18,7 +18,7 @@ typedef struct shape_s {
 static const shape_t SHAPES[] = {{0, 2, 4, 2},    {1, 1, 1, 1},  {7, 4, 8, 2},    {33, 6, 5, 5},
                                  {401, 8, 40, 4}, {64, 3, 3, 3}, {1000, 2, 8, 4}, {5000, 8, 256, 8}};
 
-/* Of ids: their type; some out of range, and owners in another order. */
+/* Kinds of ids: 64 bits; some out of range, with owners in another order. */
 enum { IDS_64 = 1, ODD = 2 };
 
 /* Routes in the order of the device's routing, whose positions are computed here: by rank of the expert, then token. */

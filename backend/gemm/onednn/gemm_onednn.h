@@ -31,7 +31,7 @@ typedef struct sluice_onednn_symbols_s {
 #define SYMBOL(required, result, name, parameters) result(*name) parameters;
 #include "backend/gemm/onednn/onednn_symbols.inc"
 #undef SYMBOL
-  /* Of the OpenMP runtime that this oneDNN uses; NULL if that is none, or the one of the process. If both are set,
+  /* From the OpenMP runtime that this oneDNN uses; NULL if that is none, or the one of the process. If both are set,
    * every call into oneDNN runs with one thread. */
   int (*omp_get_max_threads)(void);
   void (*omp_set_num_threads)(int);

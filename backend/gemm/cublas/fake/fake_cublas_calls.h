@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-/* As the functions of the fake driver. */
+/* As sluice_fake_cuda_fail_call and sluice_fake_cuda_failed. */
 void sluice_fake_cublas_fail_call(int64_t nth, int code);
 int sluice_fake_cublas_failed(void);
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Plans a layer of 1,024 experts on 256 ranks without any rank, device or engine: this program links only base, model,
- * schedule and plan. */
+/* Plans a layer of 1,024 experts on 256 ranks in one process, which links only base, model, schedule and plan. */
 #include <stdint.h>
 #include <string.h>
 

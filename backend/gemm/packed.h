@@ -89,8 +89,7 @@ static inline int64_t sluice_packed_blocks(int64_t size, int32_t block) { return
  * of SLUICE_PACKED_LEAST_COLS. */
 sluice_status_t sluice_packed_check_shape(int32_t format, int32_t block_cols, int64_t cols, const char* what);
 
-/* INVALID_ARGUMENT naming `what`, row and column, if a code or a scale of W [rows, cols] is NaN or infinite. Reads all
- * of W. */
+/* INVALID_ARGUMENT naming `what`, row and column, if a code or scale of W [rows, cols] is NaN or infinite. */
 sluice_status_t sluice_packed_check_values(const sluice_packed_t* packed, const void* data, int64_t ld, int64_t rows,
                                            int64_t cols, const char* what);
 

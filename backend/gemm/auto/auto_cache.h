@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The choices of "auto" in the machine cache, so that a process starts with what earlier processes measured. Internal
- * to backend/gemm/auto. */
+/* The choices of "auto" in the machine cache, for later processes. Internal to backend/gemm/auto. */
 #ifndef SLUICE_BACKEND_GEMM_AUTO_AUTO_CACHE_H_
 #define SLUICE_BACKEND_GEMM_AUTO_AUTO_CACHE_H_
 

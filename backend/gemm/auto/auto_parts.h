@@ -10,9 +10,8 @@
  * A pass reads each weight once, from memory. If the same part were measured repeatedly, its weight would be in a
  * cache, and a library that waits for memory would look as fast as one that does not. A run has several parts for each
  * thread, as a pass does, because some libraries give whole GEMMs to threads and others divide each GEMM among them.
- * Results go to scratch memory. The result of a weight gradient that the call overwrites goes to its own place. A
- * weight gradient mostly reads and writes its result, which a pass reads from memory, so the result is evicted from the
- * caches first. */
+ * Results go to scratch memory, except weight gradients that the call overwrites, which go to their own place. A weight
+ * gradient mostly reads and writes its result. In a pass that is in memory, so it is evicted from the caches first. */
 enum { SLUICE_GEMM_PARTS_PER_THREAD = 4, SLUICE_GEMM_PARTS_MOST = 64 };
 
 typedef struct sluice_gemm_parts_s {

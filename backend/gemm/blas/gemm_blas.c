@@ -136,8 +136,7 @@ static void label_of(const char* path, char* out, size_t out_bytes) {
   if (suffix != NULL) *suffix = '\0';
 }
 
-/* Multiplies small whole numbers, whose sums are exact in every order. Detects an sgemm_ with another calling
- * convention. */
+/* Multiplies small whole numbers, exact in every order, to detect an sgemm_ with another calling convention. */
 static int multiplies(const sluice_blas_symbols_t* symbols) {
   const sluice_gemm_blas_t blas = {.symbols = *symbols};
   float a[6] = {1, 2, 3, 4, 5, 6};  /* [2, 3] */

@@ -14,8 +14,7 @@ typedef struct sluice_blas_symbols_s {
 #undef SYMBOL
 } sluice_blas_symbols_t;
 
-/* As sluice_gemm_blas_create, but writes the text of NOT_FOUND to `why` and records no error, since the caller has
- * alternatives. */
+/* As sluice_gemm_blas_create, but writes the text of NOT_FOUND to `why` and does not record that error. */
 sluice_status_t sluice_gemm_blas_open(const char* library, sluice_allocator_t* allocator, sluice_gemm_t** out_gemm,
                                       char* why, size_t why_bytes);
 /* Creates the gemm from a filled table. The name shows `label` in parentheses. */

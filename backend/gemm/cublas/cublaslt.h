@@ -57,9 +57,8 @@ typedef struct sluice_cublaslt_call_s {
 
 typedef struct sluice_cublaslt_s sluice_cublaslt_t;
 
-/* symbols NULL: opens libcublasLt.so.13, then .12, and prefers one that is already loaded. The device's context must be
- * current. out_lt: new, sluice_cublaslt_close. Errors: NOT_FOUND (no library, a symbol missing, version below 12.0),
- * NO_MEMORY, EXTERNAL. */
+/* symbols NULL: libcublasLt.so.13, then .12; a loaded one is preferred. The device's context must be current.
+ * out_lt: new, sluice_cublaslt_close. Errors: NOT_FOUND (no library or symbol, version < 12.0), NO_MEMORY, EXTERNAL. */
 sluice_status_t sluice_cublaslt_open(const sluice_cublaslt_symbols_t* symbols, sluice_allocator_t* allocator,
                                      sluice_cublaslt_t** out_lt);
 void sluice_cublaslt_close(sluice_cublaslt_t* lt); /* accepts NULL */

@@ -181,9 +181,8 @@ static void add_group(groups_t* g, const sluice_gemm_form_t* f, const sluice_gro
 }
 
 /* Whether a GEMM may join a grouped call. In a grouped call, cuBLAS cannot see the pointers, which are on the device,
- * and assumes that those of 16-bit and TF32 GEMMs are aligned. A misaligned load would destroy the CUDA context. Rows
- * of odd widths and tensors with arbitrary offsets are not aligned; they run as single GEMMs, whose pointers cuBLAS
- * sees. */
+ * and assumes that those of 16-bit and TF32 GEMMs are aligned. A misaligned load would destroy the CUDA context. GEMMs
+ * with odd widths or tensors at arbitrary offsets therefore run as single GEMMs, whose pointers cuBLAS sees. */
 static int may_join(const gemm_cublas_t* gemm, const sluice_gemm_form_t* f, int32_t dtype) {
   if (dtype == SLUICE_DTYPE_F64 || (dtype == SLUICE_DTYPE_F32 && !gemm->tf32)) return 1;
   return ((uintptr_t)f->a | (uintptr_t)f->b | (uintptr_t)f->c) % GROUP_ALIGNMENT == 0;

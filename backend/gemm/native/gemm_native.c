@@ -499,8 +499,7 @@ static double work_of(const sluice_grouped_gemm_t* list, int64_t width) {
   return work;
 }
 
-/* Sets where each GEMM's panels begin, and the fewest panels of a piece. GEMMs with k = 0 get none and are computed
- * here. */
+/* Sets the begin of each GEMM's panels, and the fewest panels of a piece. Computes GEMMs with k = 0 without panels. */
 static void number_panels(const sluice_grouped_gemm_t* list, int64_t width, int64_t* begins, int64_t* least) {
   begins[0] = 0;
   for (int64_t i = 0; i < list->count; ++i) {

@@ -11,8 +11,8 @@
 #include "backend/base/threads.h"
 #include "backend/gemm/gemm.h"
 
-/* As sluice_gemm_native_create, but writes the text of NOT_FOUND to `why` and records no error, since the caller has
- * alternatives. Errors: NOT_FOUND, NO_MEMORY; INVALID_ARGUMENT or UNSUPPORTED if SLUICE_NATIVE is not valid. */
+/* As sluice_gemm_native_create, but writes the text of NOT_FOUND to `why` and does not record that error.
+ * Errors: NOT_FOUND, NO_MEMORY; INVALID_ARGUMENT or UNSUPPORTED if SLUICE_NATIVE is not valid. */
 sluice_status_t sluice_gemm_native_open(sluice_allocator_t* allocator, sluice_gemm_t** out_gemm, char* why,
                                         size_t why_bytes);
 /* The same with these threads, for tests. */

@@ -80,8 +80,7 @@ INLINE __m512i interleave(__m512i halves) {
   return _mm512_permutexvar_epi16(words, halves);
 }
 
-/* Packs a tile of `count` <= 16 o and `depth` <= 32 k, padded with zeros: [o][k] for a left tile, [k / 2][o] in pairs
- * for a right tile. */
+/* Packs a tile of `count` <= 16 o and `depth` <= 32 k, padded with zeros: left [o][k], right [k / 2][o] in pairs. */
 INLINE void pack_tile(const side_t* s, int64_t o, int64_t count, int64_t k, int64_t depth, int right, char* out) {
   const char* at = side_at(s, o, k);
   __m512 r[LANES];
@@ -411,8 +410,7 @@ typedef struct cut_s {
   int64_t a, b, sums;        /* tiles of workspace; b: also for decoded rows of a B in which k is contiguous */
 } cut_t;
 
-/* Chooses the blocks. If a block does not have the whole of k, sums are kept between blocks, and a block of columns is
- * finished before the next begins. */
+/* Chooses blocks. If k is divided, sums are kept between its blocks, and columns are finished before the next begin. */
 static cut_t cut(const sluice_gemm_form_t* f) {
   cut_t c;
   const int64_t steps = sluice_ceil_div(f->k, STEP);

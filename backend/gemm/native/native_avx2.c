@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Kernels of "native" for AVX2 with FMA and F16C: tiles of up to 6 rows and 16 columns, whose sums take 12 of the 16
- * registers. Masked accesses are slow in AVX2, so tiles are whole; those at the right edge of C are computed in a
- * buffer. */
+ * registers. Masks are slow in AVX2, so tiles are whole; those at the right edge of C are computed in a buffer. */
 #include "backend/gemm/native/native_kernels.h"
 
 #include <stddef.h>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The kernels of "native": one table for each instruction set, chosen at run time. All tables give the same bits,
- * except for GEMMs of bf16 if a table has a sluice_native_bf16_t or kernels that multiply pairs. Internal to
- * backend/gemm/native. */
+/* The kernels of "native": a table for each instruction set, chosen at run time. All have the same bits, except for
+ * bf16 in a table with a sluice_native_bf16_t or kernels that multiply pairs. Internal to backend/gemm/native. */
 #ifndef SLUICE_BACKEND_GEMM_NATIVE_NATIVE_KERNELS_H_
 #define SLUICE_BACKEND_GEMM_NATIVE_NATIVE_KERNELS_H_
 
@@ -44,8 +43,7 @@ typedef struct sluice_native_bf16_s {
   int64_t (*room)(const sluice_gemm_form_t* form);
   void (*begin)(void); /* called on each thread before its GEMMs */
   void (*end)(void);   /* called on each thread after its GEMMs */
-  /* Computes columns [from, to) of a GEMM. next: the GEMM that this thread continues with, from column next_from; or
-   * NULL. */
+  /* Computes columns [from, to) of a GEMM. next: the thread's next GEMM, from column next_from on; or NULL. */
   void (*problem)(const sluice_gemm_form_t* form, int32_t dtype_c, float beta, int64_t from, int64_t to, float* room,
                   const sluice_gemm_form_t* next, int64_t next_from);
 } sluice_native_bf16_t;

@@ -164,8 +164,7 @@ INLINE void end_sums(const int rows, const int groups, const packed_tile_t* t, c
   write_tile(t, groups, end);
 }
 
-/* Multiplies by `left` codes of the chunks of `groups` groups of rows. Steps are not unrolled, since the compiler makes
- * many copies of this function. */
+/* Multiplies by `left` codes of the chunks of `groups` groups of rows. Not unrolled, since there are many copies. */
 INLINE void multiply_chunk(const int32_t format, const int rows, const int groups, const int is_f32, int32_t dtype,
                            const chunk_t* chunks, const float* x, int64_t left, packed_sums_t* sums) {
   const int bits = bits_of(format), codes_in_word = 32 / bits;

@@ -32,8 +32,7 @@ typedef struct sluice_piece_s {
 /* Sets run `index` to panels [first, last). Call it before any thread takes a piece. */
 void sluice_runs_set(const sluice_runs_t* runs, int index, int64_t first, int64_t last);
 
-/* Takes the next piece for the thread of run `index`; returns 0 if all panels are taken. Any number of threads may call
- * it at a time. */
+/* Takes the next piece for the thread of run `index`; returns 0 if all panels are taken. Thread-safe. */
 int sluice_runs_take(const sluice_runs_t* runs, int index, sluice_piece_t* out_piece);
 
 #endif /* SLUICE_BACKEND_GEMM_NATIVE_NATIVE_RUNS_H_ */

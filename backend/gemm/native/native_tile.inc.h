@@ -41,9 +41,8 @@ enum { WIDTH = 2 * LANES, FLOAT_BYTES = 4, WIDTH_BYTES = WIDTH * FLOAT_BYTES, LI
     left##i = vf_fma(x, b0, left##i);   \
     right##i = vf_fma(x, b1, right##i); \
   }
-/* One step of k. With raw, B is packed in the same loop, so packing needs no pass of its own. Rows of B are often a
- * page apart: each is prefetched AHEAD steps before its use, from the cache level that the driver's prefetch has
- * filled. */
+/* One step of k. With raw, B is packed in the same loop, without a separate pass. Rows of B are often a page apart, so
+ * each is prefetched AHEAD steps before its use, from the cache level that the driver's prefetch fills. */
 #define STEP                                                                              \
   do {                                                                                    \
     vf b0, b1;                                                                            \

@@ -232,8 +232,7 @@ static const sluice_gemm_vtable_t onednn_vtable = {
     .run = onednn_run,
 };
 
-/* In a torch process whose OpenMP runtime is not the one that this oneDNN uses, limits oneDNN to one thread. Returns 0
- * if that is not possible. */
+/* Limits oneDNN to one thread if the process has a torch with another OpenMP runtime. 0: that is not possible. */
 static int hold_second_openmp(void* handle, sluice_onednn_symbols_t* symbols) {
   void* torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
   if (torch == NULL) return 1;

@@ -37,8 +37,7 @@ typedef struct sluice_onednn_symbols_s {
   void (*omp_set_num_threads)(int);
 } sluice_onednn_symbols_t;
 
-/* As sluice_gemm_onednn_create, but writes the text of NOT_FOUND to `why` and records no error, since the caller has
- * alternatives. */
+/* As sluice_gemm_onednn_create, but writes the text of NOT_FOUND to `why` and does not record that error. */
 sluice_status_t sluice_gemm_onednn_open(const char* library, sluice_allocator_t* allocator, sluice_gemm_t** out_gemm,
                                         char* why, size_t why_bytes);
 /* Creates the gemm from a filled table. */

@@ -62,8 +62,7 @@ TEST(Packed_EveryScale_IsItsNumber) {
   assert_true(sluice_packed_scale(SLUICE_PACKED_INT8, bytes + 1) == 0x1.34p-2f);
 }
 
-/* MXFP4 is exact in bf16 for every scale with which its values are finite. Products of other formats are rounded once
- * to f32 and once to bf16. */
+/* MXFP4 is exact in bf16 for every scale with finite values. Other products are rounded once to f32, once to bf16. */
 TEST(Packed_Products_RoundedOnceToF32AndOnceToBf16) {
   for (int scale = 0; scale < 253; ++scale) {
     uint8_t codes[16] = {0};

@@ -200,7 +200,9 @@ static void check_same(sluice_gemm_t* gemm, const weight_t* w, int transposed, i
   fenced_t a = fenced(m * k * bytes), c[2] = {fenced(m * n * bytes_c), fenced(m * n * bytes_c)};
   void* dense = dense_of(w, dtype);
   for (int64_t i = 0; i < m * k; ++i) set(a.data, i, dtype, whole ? (float)(next_bits() % 5) - 2 : next_value());
-  for (int64_t i = 0; i < m * n; ++i) set(c[0].data, i, dtype_c, beta != 0 ? next_value() : NAN);
+  for (int64_t i = 0; i < m * n; ++i) {
+    set(c[0].data, i, dtype_c, beta == 0 ? NAN : whole ? (float)(next_bits() % 5) - 2 : next_value());
+  }
   memcpy(c[1].data, c[0].data, (size_t)(m * n * bytes_c));
   sluice_gemm_problem_t p = {m, n, k, {a.data, k, 1}, {w->codes.data, w->ld, 1}, {c[0].data, n, 1}};
   if (transposed) p.b = (sluice_matrix_t){w->codes.data, 1, w->ld};

@@ -174,7 +174,7 @@ void sluice_engine_give_back(sluice_context_t* context) {
   if (context->templates.block != NULL) drop_templates(context);
 }
 
-/* Where assertions are on, no template runs that has not been proved free of hazards. */
+/* With assertions, every template is checked for hazards before it runs. */
 static sluice_status_t prove(const sluice_template_t* schedule) {
 #ifdef NDEBUG
   (void)schedule;
@@ -184,7 +184,7 @@ static sluice_status_t prove(const sluice_template_t* schedule) {
 #endif
 }
 
-/* The place of the template that was used longest ago, or a free one. */
+/* A free place, or that of the least recently used template. */
 static int32_t place_in_block(const sluice_template_cache_t* cache) {
   if (cache->count < SLUICE_PLANNED_TEMPLATES) return cache->count;
   int32_t oldest = 0;
@@ -194,7 +194,7 @@ static int32_t place_in_block(const sluice_template_cache_t* cache) {
   return oldest;
 }
 
-/* A plan's own schedules always fit; those of layers that run without one may not. */
+/* Grows the block if needed: only schedules of a plan are sure to fit. */
 static sluice_status_t build_in_block(sluice_context_t* context, const sluice_template_spec_t* spec,
                                       const sluice_template_t** out_template) {
   SLUICE_TRY(sluice_engine_reserve_templates(context, spec->num_chunks, sluice_has_two_levels(spec)));
@@ -204,7 +204,7 @@ static sluice_status_t build_in_block(sluice_context_t* context, const sluice_te
   sluice_template_t* made = NULL;
   sluice_status_t status = sluice_template_build_into(spec, cache->block + (uint64_t)place * room, &made);
   if (status == SLUICE_OK) status = prove(made);
-  if (status != SLUICE_OK) { /* what lay there is gone */
+  if (status != SLUICE_OK) { /* the template that lay there was overwritten */
     cache->count = 0;
     return status;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rows in a device's own memory. */
+/* The functions of row_memory.h for rows in a device's own memory. */
 #include "backend/moe/context/device_memory.h"
 
 #include "backend/moe/context/row_memory.h"
@@ -41,7 +41,7 @@ static sluice_status_t end_group(sluice_context_t* context, sluice_stream_t stre
   return sluice_comm_group_end(context->comm, stream, status);
 }
 
-/* There are no pages of the host's. */
+/* Device memory has no host pages to advise. */
 static void advise(const sluice_tensor_t* tensor) { (void)tensor; }
 static void advise_slices(const sluice_tensor_t* const* lists, int32_t num_lists, int32_t count,
                           sluice_pages_prefault_t* ahead) {
@@ -74,14 +74,14 @@ static void destroy_timer(sluice_context_t* context, sluice_timer_t* timer) {
   context->device->memory->clock->timer_destroy(context->device, timer);
 }
 
-/* Freeing waits for the device, and that for exchanges: one whose peer is gone must not keep it. */
+/* Freeing memory waits for the device, which waits for enqueued exchanges. `poll` ends exchanges whose peer is gone. */
 static void end_lanes(sluice_context_t* context) {
   if (context->comm != NULL && context->comm->vtable->poll != NULL) {
     (void)context->comm->vtable->poll(context->comm);
   }
 }
 
-/* Memory goes before the device does. */
+/* Memory is released before the device is destroyed. */
 static void end_memory(sluice_context_t* context) {
   context->device->memory->release(context->device);
   sluice_allocator_deinit(&context->device_allocator);

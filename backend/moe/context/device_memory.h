@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A context whose rows lie in a device's own memory. */
+/* Makes a context keep its rows in the device's own memory. */
 #ifndef SLUICE_BACKEND_MOE_CONTEXT_DEVICE_MEMORY_H_
 #define SLUICE_BACKEND_MOE_CONTEXT_DEVICE_MEMORY_H_
 
 #include "backend/moe/context/context.h"
 
-/* Takes a device with memory of its own (device.h), made with &context->allocator: rows lie in its memory from now on,
- * or in that of the callbacks where they are not NULL. Before any layer is made. */
+/* Takes a device with memory of its own (device.h), made with &context->allocator. From now on rows lie in its memory,
+ * or in memory of the callbacks if they are not NULL. Call it before any layer is made. */
 void sluice_engine_set_device_memory(sluice_context_t* context, sluice_device_t* device, sluice_allocate_fn_t allocate,
                                      sluice_free_fn_t release, void* allocate_user);
 #endif /* SLUICE_BACKEND_MOE_CONTEXT_DEVICE_MEMORY_H_ */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rows in host memory. */
+/* The functions of row_memory.h for rows in host memory. */
 #include <string.h>
 
 #include "backend/base/pages.h"
@@ -43,14 +43,14 @@ static sluice_status_t exchange(sluice_context_t* context, const sluice_exchange
   return sluice_comm_exchange_start(context->comm, exchange, out_request);
 }
 
-/* Two requests may be in flight, each by itself. */
+/* No groups: two requests may be in flight independently. */
 static void begin_group(sluice_context_t* context) { (void)context; }
 static sluice_status_t end_group(sluice_context_t* context, sluice_stream_t stream, sluice_status_t status) {
   (void)context, (void)stream;
   return status;
 }
 
-/* All of it lies in one arena. */
+/* All scratch lies in one arena. */
 static sluice_status_t take_scratch(sluice_pass_memory_t* memory, uint64_t total, uint64_t scalars,
                                     sluice_arena_t** out_host, uint64_t* out_with_rows) {
   (void)scalars;
@@ -60,7 +60,7 @@ static sluice_status_t take_scratch(sluice_pass_memory_t* memory, uint64_t total
 }
 
 static uint64_t base_bytes(sluice_context_t* context) {
-  const uint64_t idle = sluice_engine_idle_bytes(context); /* steps take these first, or they make way */
+  const uint64_t idle = sluice_engine_idle_bytes(context); /* steps use these blocks first, or the pools free them */
   uint64_t sized = context->header.capacity + sluice_pass_memory_row_bytes(&context->pass_memory) +
                    sluice_pass_memory_host_bytes(&context->pass_memory);
   const sluice_template_cache_t* cache = &context->templates;
@@ -73,7 +73,7 @@ static uint64_t base_bytes(sluice_context_t* context) {
   return context->allocator.current_bytes - sized - context->step_bytes - idle;
 }
 
-/* The ledger refuses. */
+/* The ledger refuses what exceeds the limit. */
 static void limit_pool(sluice_context_t* context, uint64_t bytes) { (void)context, (void)bytes; }
 
 static sluice_device_scratch_t routing_scratch(const sluice_device_t* device) {
@@ -81,10 +81,10 @@ static sluice_device_scratch_t routing_scratch(const sluice_device_t* device) {
   return (sluice_device_scratch_t){0};
 }
 
-/* There is none. */
+/* There are no timers. */
 static void destroy_timer(sluice_context_t* context, sluice_timer_t* timer) { (void)context, (void)timer; }
 
-/* Lanes use what goes next until they are joined. */
+/* Destroying the device joins the lanes, which use the objects that are released next. */
 static void end_lanes(sluice_context_t* context) {
   if (context->device != NULL) context->device->vtable->destroy(context->device);
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The steps of a context that nobody has dropped yet: whether a handle is still one is known without looking at what it
- * points to.
+/* The list of a context's steps that have not been dropped: a handle is checked without dereferencing it.
  *
  * Thread-safe: a host drops steps from any thread. */
 #ifndef SLUICE_BACKEND_MOE_CONTEXT_LIVE_STEPS_H_
@@ -8,7 +7,7 @@
 
 #include <pthread.h>
 
-/* What a step begins with: its neighbours in the list. */
+/* The first member of a step: its neighbours in the list. */
 typedef struct sluice_live_link_s {
   struct sluice_live_link_s *older, *newer;
 } sluice_live_link_t;
@@ -22,9 +21,9 @@ void sluice_live_steps_init(sluice_live_steps_t* live);
 void sluice_live_steps_deinit(sluice_live_steps_t* live);
 void sluice_live_steps_add(sluice_live_steps_t* live, sluice_live_link_t* step);
 void sluice_live_steps_remove(sluice_live_steps_t* live, sluice_live_link_t* step);
-/* step: any pointer to a step. One that was dropped may be there again, as another step at the same address. */
+/* step: any pointer. A new step may have the address of a dropped one. */
 int sluice_live_steps_has(sluice_live_steps_t* live, const void* step);
-/* Whether `is_meant` says yes of any. It must not call the list. */
+/* Whether `is_meant` returns true for any step. The callback must not use the list. */
 int sluice_live_steps_any(sluice_live_steps_t* live, int (*is_meant)(const void* step, const void* user),
                           const void* user);
 

@@ -8,7 +8,7 @@ static sluice_status_t allocate_of_comm(void* comm, uint64_t bytes, void** out_d
 }
 static void release_of_comm(void* comm, void* data) { ((sluice_comm_t*)comm)->vtable->release(comm, data); }
 
-/* What a budget counts to the byte, and what the host's callbacks give, is not the transport's to allocate. */
+/* The transport does not allocate memory that a budget counts to the byte or that the host's callbacks provide. */
 void sluice_registered_buffers_open(sluice_context_t* context, int owns_memory) {
   const sluice_comm_t* comm = context->comm;
   context->registered_buffers = SLUICE_REGISTRATION_PLAIN;

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Where the slots that travel between ranks lie: in memory of the communicator's own (NCCL: registered buffers), or in
- * the context's.
+/* Decides the memory of slots that ranks exchange: memory of the communicator (NCCL: registered buffers), or the
+ * context's.
  *
- * Both sides of every message must be of the one kind, so that the ranks decide together, for each context by itself,
- * in the header that opens its first call: all ranks willing, or none does. What was decided once stands. A call in
- * which contexts meet that have decided differently (possible only where ranks pair different contexts in one call) is
- * a MISMATCH on all ranks. */
+ * Both ends of every message must use the same kind of memory. The ranks therefore decide together, for each context,
+ * in the header of its first call: registered memory if all ranks are willing, else plain memory. The decision is
+ * final. If ranks pair different contexts in one call and these have decided differently, the call is a MISMATCH on all
+ * ranks. */
 #ifndef SLUICE_BACKEND_MOE_CONTEXT_REGISTERED_BUFFERS_H_
 #define SLUICE_BACKEND_MOE_CONTEXT_REGISTERED_BUFFERS_H_
 
 #include "backend/moe/context/context.h"
 
-/* States of a context, and its word in a header: plain is for good, willing follows the others, own is for good. */
+/* States of a context, and its value in a header. PLAIN and OWN are final; WILLING means undecided. */
 enum { SLUICE_REGISTRATION_PLAIN = 0, SLUICE_REGISTRATION_WILLING = 1, SLUICE_REGISTRATION_OWN = 2 };
 
-/* Of a device with memory of its own, once its budget is known: the context is willing unless it has a reason not to
- * be. owns_memory: slots are the library's to allocate. */
+/* Called for a device with memory of its own once the budget is known: the context is willing unless it has a reason
+ * against it. owns_memory: the library allocates slots. */
 void sluice_registered_buffers_open(sluice_context_t* context, int owns_memory);
-/* What the next header says. */
+/* The value for the next header. */
 int32_t sluice_registered_buffers_word(sluice_context_t* context);
-/* words: [W], of all ranks. MISMATCH, alike on all ranks, where one has decided for each kind; else decides. */
+/* words: [W], of all ranks. MISMATCH on all ranks if contexts of both final states meet; else the call decides. */
 sluice_status_t sluice_registered_buffers_agree(sluice_context_t* context, const int32_t* words, int32_t layer_id);
 
 #endif /* SLUICE_BACKEND_MOE_CONTEXT_REGISTERED_BUFFERS_H_ */

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Where the rows of a context lie: in host memory, or in a device's own, which the host cannot touch. Chosen once, when
- * the context gets its device; who works on rows goes through this table and does not ask which it is.
+/* Access to the rows of a context, in host memory or in a device's own memory, which the host cannot touch. The table
+ * is chosen once, when the context gets its device, so that code that works on rows does not ask which memory it is.
  *
- * Work goes to `stream`, the host's or a lane's (NULL in host memory), and is complete when the stream is; in host
- * memory at once. Errors: as device/device_memory.h names them; host memory has none. */
+ * Work is enqueued on `stream`, the host's or a lane's (NULL in host memory), and is complete when the stream is; in
+ * host memory at once. Errors: those of device/device_memory.h; host memory has none. */
 #ifndef SLUICE_BACKEND_MOE_CONTEXT_ROW_MEMORY_H_
 #define SLUICE_BACKEND_MOE_CONTEXT_ROW_MEMORY_H_
 
@@ -15,44 +15,45 @@
 #include "sluice/context.h"
 
 typedef struct sluice_row_memory_s {
-  int32_t is_device;          /* for shapes and tensors, which say it in data */
-  int32_t counts_host_memory; /* a budget counts what lies in host memory */
-  int32_t can_give_back;      /* slots that only trials needed go back without waiting for anything */
-  int32_t has_host_threads;   /* lanes are threads, whose CPU time tells something */
-  /* Before anything else of a call, and whether the stream is being captured into a graph. */
+  int32_t is_device;          /* for shapes and tensors, which hold it as data */
+  int32_t counts_host_memory; /* a budget counts host memory */
+  int32_t can_give_back;      /* slots that only trials needed can be freed without waiting */
+  int32_t has_host_threads;   /* lanes are threads, so that their CPU time is meaningful */
+  /* The first function of a call; also tells whether the stream is being captured into a graph. */
   sluice_status_t (*open)(sluice_context_t* context, sluice_stream_t stream, int32_t* out_captured);
-  /* INVALID_ARGUMENT, naming the tensor, unless rows may lie at `data`. */
+  /* INVALID_ARGUMENT, naming the tensor, if `data` is not valid row memory. */
   sluice_status_t (*check)(sluice_context_t* context, const void* data, uint64_t bytes, uint64_t alignment,
                            const char* name);
   sluice_status_t (*fill)(sluice_context_t* context, sluice_stream_t stream, void* to, int32_t value, uint64_t bytes);
   sluice_status_t (*copy)(sluice_context_t* context, sluice_stream_t stream, void* to, const void* from,
                           uint64_t bytes);
-  /* To host memory; waits for that copy. */
+  /* Copies to host memory and waits for the copy. */
   sluice_status_t (*read)(sluice_context_t* context, sluice_stream_t stream, const void* data, void* out,
                           uint64_t bytes);
-  /* Posts an exchange of rows. *out_request: to be waited for; NULL where it is in the stream. */
+  /* Posts an exchange of rows. *out_request must be waited for; NULL: the exchange was enqueued on the stream. */
   sluice_status_t (*exchange)(sluice_context_t* context, const sluice_exchange_t* exchange, sluice_stream_t stream,
                               sluice_comm_request_t** out_request);
-  /* Exchanges posted between the two are one operation of the stream, where rows lie in a device's memory. `status`: of
-   * what happened in between, returned unless it is OK. */
+  /* With device memory, exchanges posted between the two functions are one operation of the stream. `status`: of the
+   * calls in between, returned unless it is OK. */
   void (*begin_group)(sluice_context_t* context);
   sluice_status_t (*end_group)(sluice_context_t* context, sluice_stream_t stream, sluice_status_t status);
-  /* Fresh pages are about to be written. */
+  /* Called before fresh pages are written. */
   void (*advise)(const sluice_tensor_t* tensor);
   void (*advise_slices)(const sluice_tensor_t* const* lists, int32_t num_lists, int32_t count,
                         sluice_pages_prefault_t* ahead);
-  /* Where the scratch of a pass lies, `total` bytes of which `scalars` lie with rows in any case: *out_host is reset
-   * for what does not, *out_with_rows are the bytes of the rest. */
+  /* Divides the scratch of a pass: `total` bytes, of which `scalars` always lie with rows. *out_host is reset for those
+   * in host memory, *out_with_rows are the others. */
   sluice_status_t (*take_scratch)(sluice_pass_memory_t* memory, uint64_t total, uint64_t scalars,
                                   sluice_arena_t** out_host, uint64_t* out_with_rows);
-  /* What is allocated now besides steps and the arenas that a plan sizes anew. */
+  /* Bytes allocated now, except steps and the arenas that a plan sizes again. */
   uint64_t (*base_bytes)(sluice_context_t* context);
-  /* Offloaded rows are at most so many bytes from now on; 0: no limit. */
+  /* Limits the bytes of offloaded rows from now on; 0: no limit. */
   void (*limit_pool)(sluice_context_t* context, uint64_t bytes);
-  /* What ordering routes takes there beside what sizes name. */
+  /* Additional scratch that ordering routes takes on the device. */
   sluice_device_scratch_t (*routing_scratch)(const sluice_device_t* device);
   void (*destroy_timer)(sluice_context_t* context, sluice_timer_t* timer);
-  /* The end of a context, before what its lanes use goes, and once nothing uses rows any more. */
+  /* End of a context: end_lanes before objects of the lanes are released, end_memory when nothing uses rows any more.
+   */
   void (*end_lanes)(sluice_context_t* context);
   void (*end_memory)(sluice_context_t* context);
 } sluice_row_memory_t;

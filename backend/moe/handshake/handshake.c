@@ -20,13 +20,14 @@
 #define HEADER_MAGIC 0x51ce4845u
 #define HEADER_BYTES SLUICE_HEADER_BYTES
 
-/* n and the SLUICE_DEDUPLICATE_* of a pass in one number. A rank that bound others before the header binds again. */
+/* n and the SLUICE_DEDUPLICATE_* of a pass in one number. A rank that bound other values before the header binds again.
+ */
 enum { BOUND_CHUNKS = 4096 };
 static_assert(SLUICE_MAX_CHUNKS < BOUND_CHUNKS && SLUICE_DEDUPLICATE_NODES * BOUND_CHUNKS < INT16_MAX, "two in a word");
 static int32_t bound_of(int32_t num_chunks, int32_t deduplicate) { return num_chunks + BOUND_CHUNKS * deduplicate; }
 
-/* What the ranks compare before a call: X(type, member, this rank's value, the rest of a sluice_record_field_t). What
- * is compared first explains what follows. A new option of a layer is one row. */
+/* What the ranks compare before a call: X(type, member, this rank's value, other members of sluice_record_field_t). The
+ * order matters: a difference in an early field explains later ones. A new option of a layer is one row. */
 #define COMPARED(X)                                                                                               \
   X(uint32_t, magic, HEADER_MAGIC, .describe = describe_magic)                                                    \
   X(int32_t, layer_id, c->layer_id, .describe = describe_call)                                                    \
@@ -68,19 +69,19 @@ static int32_t bound_of(int32_t num_chunks, int32_t deduplicate) { return num_ch
 
 typedef struct header_s {
   COMPARED(SLUICE_RECORD_MEMBER)
-  /* Told, and not compared. */
+  /* Sent, but not compared. */
   int16_t local_status;
   int16_t registered_buffers;
   uint32_t like;
   int32_t num_tokens;
-  int32_t num_local; /* experts that this rank believes it owns */
+  int32_t num_local; /* experts that this rank owns by its own tables */
   uint64_t base_bytes;
   uint64_t held_bytes;
   uint64_t held_pool_bytes;
   sluice_step_report_t report;
   union {
-    char message[240]; /* of a refusal */
-    struct {           /* without one: what policy_hook and plan_hash stand for */
+    char message[240]; /* of a refusal; without one the text for policy_hook and plan_hash */
+    struct {
       char policy_hook_words[SLUICE_POLICY_HOOK_WORDS];
       char plan_message[104];
     };
@@ -91,8 +92,8 @@ typedef struct header_s {
 static_assert(sizeof(header_t) + 16 * 8 * sizeof(int32_t) <= HEADER_BYTES,
               "16 chunks of 8 local experts each need no second exchange");
 
-/* Nobody named a mode of weight gradients, and this rank takes the one that holds the fewest bytes, for which 16-bit
- * layers look at whether T_M is restored. */
+/* The config names no mode of weight gradients, and this rank takes the mode that holds the fewest bytes. For 16-bit
+ * layers that depends on whether T_M is restored. */
 enum { IS_LEAN = 1, IS_LEAN_WITH_T_M = 2 };
 
 /* ANY compares equal to NONE, which a rank that cannot choose has instead (settle_copies): the fields policy_hook and
@@ -123,7 +124,7 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
 #undef FILL
   h->local_status = (int16_t)proposal->local_status;
   h->like = proposal->like;
-  h->num_tokens = (int32_t)proposal->num_tokens; /* more have more than 2^31 routes, and are refused */
+  h->num_tokens = (int32_t)proposal->num_tokens; /* a larger number has more than 2^31 routes and is refused */
   h->base_bytes = proposal->base_bytes;
   h->held_bytes = proposal->held_bytes;
   h->held_pool_bytes = proposal->held_pool_bytes;
@@ -138,13 +139,13 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
   if (moe->plan_is_given) sluice_plan_message(moe->plan, h->plan_message, sizeof h->plan_message);
 }
 
-/* ---- differences that take more than two values to explain ---- */
+/* ---- differences that need more than two values to explain ---- */
 
 #define COLLECTIVE "A MoE layer is a collective call of all its ranks, in evaluation too"
 #define DTYPE_HINT \
   ": give all ranks parameters of one dtype, and autocast (which decides it where it is on) to all of them or to none"
 
-/* In a function that describes: the two headers of `pair`, and their ranks. */
+/* For the describe_ functions: the two headers of `pair`, and their ranks. */
 #define HEADERS(pair)                                      \
   const header_t *own = (pair)->own, *peer = (pair)->peer; \
   const int32_t rank = (pair)->rank, peer_rank = (pair)->peer_rank
@@ -165,8 +166,8 @@ static int describe_call(const sluice_record_pair_t* pair, char* text, size_t ro
 
 static int32_t wgrad_of(const header_t* h) { return h->wishes >> SLUICE_WISH_WGRAD; }
 
-/* Ranks in one call that want different things of it. Weight gradients are each rank's own affair, when they come is
- * not. */
+/* Ranks in one call that ask for different parts. Each rank may want weight gradients or none, but all must want them
+ * at the same time. */
 static int describe_wishes(const sluice_record_pair_t* pair, char* text, size_t room) {
   HEADERS(pair);
   if (own->direction == SLUICE_FORWARD) {
@@ -207,8 +208,8 @@ static int describe_plans(const sluice_record_pair_t* pair, char* text, size_t r
                   (int)sizeof peer->plan_message, or_none(peer->plan_message), rank, or_none(own->plan_message));
 }
 
-/* Of a repetition, and by size, n is still to be found; under a plan it is 0. The deduplication is
- * chosen from the same numbers on all ranks. */
+/* The n of a repeated or sized forward is not known yet; under a plan n is 0. The deduplication is chosen from the same
+ * numbers on all ranks. */
 static int describe_bound(const sluice_record_pair_t* pair, char* text, size_t room) {
   HEADERS(pair);
   if (own->repeats || own->is_sized) return 0;
@@ -216,7 +217,7 @@ static int describe_bound(const sluice_record_pair_t* pair, char* text, size_t r
                   peer->bound % BOUND_CHUNKS, peer_rank, own->bound % BOUND_CHUNKS, rank);
 }
 
-/* The rest of what a layer's kind is a checksum of. */
+/* The members of the config that only the checksum `kind` covers. */
 static int describe_kind(const sluice_record_pair_t* pair, char* text, size_t room) {
   return snprintf(
       text, room,
@@ -245,7 +246,7 @@ static int describe_hooks(const sluice_record_pair_t* pair, char* text, size_t r
                   or_none(own->policy_hook_words));
 }
 
-/* Ranks whose placements differ learn it by is_alike. */
+/* Ranks whose placements differ see that in is_alike. */
 static int describe_rows(const sluice_record_pair_t* pair, char* text, size_t room) {
   const header_t* own = pair->own;
   if (own->direction == SLUICE_REPLACE_EXPERTS) return 0;
@@ -263,7 +264,7 @@ static const header_t* header_of(const char* headers, int32_t rank) {
   return (const header_t*)(const void*)(headers + (size_t)rank * HEADER_BYTES);
 }
 
-/* Local refusal first, then refusals of others, then differences: every rank reports the same cause where it can. */
+/* Local refusal first, then refusals of others, then differences: every rank reports the same cause if it can. */
 static sluice_status_t judge(const sluice_moe_t* moe, const header_t* own, const char* received,
                              const sluice_proposal_t* proposal) {
   const sluice_context_t* context = moe->context;
@@ -280,7 +281,7 @@ static sluice_status_t judge(const sluice_moe_t* moe, const header_t* own, const
   char text[512];
   for (int32_t r = 0; r < context->world_size; ++r) {
     const sluice_record_pair_t pair = {own, header_of(received, r), context->rank, r};
-    if (memcmp(pair.own, pair.peer, offsetof(header_t, local_status)) == 0) continue; /* as in every pass */
+    if (memcmp(pair.own, pair.peer, offsetof(header_t, local_status)) == 0) continue; /* no difference, as usual */
     if (sluice_record_describe(compared_fields, SLUICE_NUM_FIELDS(compared_fields), &pair, text, sizeof text) == 0)
       continue;
     SLUICE_TRY(sluice_comm_check_given_up(context->comm, r, text));
@@ -289,8 +290,8 @@ static sluice_status_t judge(const sluice_moe_t* moe, const header_t* own, const
   return SLUICE_OK;
 }
 
-/* Words for rank r of counts_out, and words for this rank of counts_in, by source: numbers of copies that the header
- * carries come first. */
+/* Number of words for rank r in counts_out, and where they begin; numbers of copies that the header carries come first.
+ */
 static int64_t words_of(const sluice_binding_t* b, int32_t r) {
   return (int64_t)b->num_chunks * (sluice_layer_experts_of(b->moe, r) + b->copies->header_words);
 }
@@ -301,7 +302,7 @@ static int32_t* words_from(const sluice_binding_t* b, int32_t r) {
   return b->counts_in + words_of(b, b->moe->context->rank) * r;
 }
 
-/* Counts towards rank r start where its places start; chunks are rows of [n, E]. */
+/* The counts for rank r start where its expert positions start; send_counts is [n, E]. */
 static void pack_counts(const sluice_binding_t* b, int32_t r) {
   const sluice_moe_t* moe = b->moe;
   int32_t experts = sluice_layer_experts_of(moe, r);
@@ -313,7 +314,7 @@ static void pack_counts(const sluice_binding_t* b, int32_t r) {
   }
 }
 
-/* Once for each forward that ran. */
+/* Adds the rows of a forward to the layer's counters. */
 static void count_rows(const sluice_binding_t* b) {
   const sluice_moe_t* moe = b->moe;
   const int32_t num_experts = moe->shape.config.num_experts;
@@ -324,7 +325,7 @@ static void count_rows(const sluice_binding_t* b) {
   }
 }
 
-/* Counts behind the first `before` towards each rank; nothing at all in most layers. */
+/* Exchanges the counts after the first `before` of each rank. Most layers have none, and exchange nothing. */
 static sluice_status_t exchange_rest(const sluice_binding_t* b, const sluice_header_buffers_t* buffers, int64_t before,
                                      const char* phase) {
   sluice_context_t* context = b->moe->context;
@@ -337,13 +338,13 @@ static sluice_status_t exchange_rest(const sluice_binding_t* b, const sluice_hea
     a->send_bytes[r] = (uint64_t)(theirs - sent) * sizeof(int32_t);
     a->recv[r] = words_from(b, r) + received;
     a->recv_bytes[r] = (uint64_t)(mine - received) * sizeof(int32_t);
-    /* Decided from what every rank knows: some rank has more counts than have been sent. */
+    /* Every rank decides the same: whether some rank has more counts than have been sent. */
     any |= theirs > before;
   }
   return any ? sluice_header_exchange(context->comm, a, phase) : SLUICE_OK;
 }
 
-/* A bad count from a peer would become a bad address here. */
+/* A bad count of a peer would become a bad address. */
 static sluice_status_t check_counts(const sluice_binding_t* b) {
   int64_t mine = (int64_t)b->num_chunks * b->num_local;
   for (int64_t i = 0; i < mine * b->world_size; ++i) {
@@ -393,22 +394,22 @@ static void take_chunks(const sluice_moe_t* moe, const char* received, const slu
   }
 }
 
-/* Which forward this one repeats: what it is like on every rank. Each had to bind chunks before it knew. Before
- * reports are heard, after which the decision state has the n of the next forward. */
+/* Finds the forward that this one repeats on every rank; each rank had bound chunks before it knew. Must run before
+ * hear_reports, which puts the n of the next forward into the decision state. */
 static void learn_repeated(sluice_moe_t* moe, const char* received, sluice_handshake_t* out) {
   const sluice_replay_forward_t* repeated = sluice_replay_choose(&moe->replay, out->like);
   take_chunks(moe, received, repeated != NULL ? &repeated->choice : &moe->decision.choice, out);
 }
 
-/* What all ranks do by the largest T of any. Each had to bind chunks by its own. Before reports are heard, so that
- * ranks of one T have bound the right ones. */
+/* Finds the choice of all ranks for the largest T; each rank had bound chunks for its own T. Must run before
+ * hear_reports, so that ranks of equal T have bound the right chunks. */
 static void learn_size(sluice_moe_t* moe, const char* received, sluice_handshake_t* out) {
   moe->context->policy_hook->vtable->of_size(moe->context->policy_hook, moe, out->max_tokens, &out->sized);
   out->is_sized = 1;
   take_chunks(moe, received, &out->sized, out);
 }
 
-/* The reports of all ranks, before the arrays are used again; of this one alone without buffers. */
+/* Passes the reports of all ranks to the policy hook; without buffers this rank's alone. Overwrites arrays.send. */
 static void hear_reports(sluice_moe_t* moe, const sluice_header_buffers_t* buffers) {
   sluice_context_t* context = moe->context;
   const sluice_step_report_t* own = &moe->decision.own;
@@ -423,11 +424,11 @@ static void hear_reports(sluice_moe_t* moe, const sluice_header_buffers_t* buffe
   if (moe->decision.table != NULL) {
     context->policy_hook->vtable->agree(context->policy_hook, moe, &moe->decision, reports, context->world_size);
   }
-  memset(moe->decision.own.pass, 0, sizeof moe->decision.own.pass); /* reported: no pass counts twice */
+  memset(moe->decision.own.pass, 0, sizeof moe->decision.own.pass); /* no pass is reported twice */
   moe->decision.own.memory_rate = moe->decision.own.copy_rate = 0;
 }
 
-/* The arrays are free until the next exchange. */
+/* Uses arrays.send_bytes as scratch, which is free until the next exchange. */
 static sluice_status_t agree_on_memory(const sluice_moe_t* moe, const sluice_header_buffers_t* buffers) {
   int32_t* words = (int32_t*)(void*)buffers->arrays.send_bytes;
   for (int32_t r = 0; r < moe->context->world_size; ++r) words[r] = header_of(buffers->recv, r)->registered_buffers;
@@ -452,7 +453,7 @@ static int is_without_backward(const sluice_proposal_t* proposal) {
   return proposal->direction == SLUICE_FORWARD && proposal->local_status == SLUICE_OK && proposal->wishes == 0;
 }
 
-/* Who waits here in vain has mostly made a call that the other ranks do not make. */
+/* A rank that times out here has usually made a call that the other ranks do not make. */
 static sluice_status_t explain_wait(sluice_status_t status) {
   if (status != SLUICE_E_TIMED_OUT) return status;
   sluice_error_info_t info;
@@ -474,7 +475,7 @@ sluice_status_t sluice_handshake(sluice_moe_t* moe, const sluice_proposal_t* pro
     if (proposal->local_status == SLUICE_OK && proposal->direction == SLUICE_FORWARD) hear_reports(moe, NULL);
     return proposal->local_status;
   }
-  sluice_error_info_t refusal; /* the record of a local refusal survives the exchange */
+  sluice_error_info_t refusal; /* keeps the record of a local refusal over the exchange */
   sluice_error_capture(&refusal);
   sluice_header_buffers_t buffers;
   SLUICE_TRY(sluice_header_buffers_take(context, &buffers));

@@ -9,7 +9,7 @@
 #include "backend/moe/handshake/handshake.h"
 #include "backend/moe/handshake/header_buffers.h"
 
-/* What ranks compare of one expert; the first record of a placement is its epoch. */
+/* What ranks compare for one expert; the first record of a placement is its epoch. */
 typedef struct record_s {
   int32_t rank;
   int32_t slot;
@@ -64,8 +64,8 @@ static sluice_status_t name(const lists_t* lists, int64_t at, int32_t peer, cons
       id, e, e, theirs->rank, theirs->slot, peer, own.rank, own.slot, self);
 }
 
-/* The first entry of a piece in which any rank differs from this one; all ranks find a piece at which to stop, since in
- * it each of them differs from some other. */
+/* Finds the first entry of a piece in which any rank differs from this one. All ranks stop at the same piece: if any
+ * two ranks differ in a piece, each rank differs from some other. */
 static sluice_status_t compare(const lists_t* lists, const char* received, int64_t first, int64_t count) {
   const sluice_context_t* context = lists->moe->context;
   for (int64_t i = 0; i < count; ++i) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* All ranks give the same placement of experts, or all refuse it. */
+/* Checks that all ranks give the same placement of experts; otherwise all refuse it. */
 #ifndef SLUICE_BACKEND_MOE_HANDSHAKE_PLACEMENT_HANDSHAKE_H_
 #define SLUICE_BACKEND_MOE_HANDSHAKE_PLACEMENT_HANDSHAKE_H_
 

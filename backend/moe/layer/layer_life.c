@@ -14,7 +14,7 @@
 
 static_assert(sizeof(struct sluice_moe_s) == SLUICE_LAYER_BYTES, "planners count it");
 
-/* Of what a layer is, wherever its experts lie: a layer whose experts move keeps its decisions. */
+/* Hash of the config without the placement: a layer whose experts move keeps its decisions. */
 static uint64_t kind_of(const sluice_moe_t* moe, int32_t world_size) {
   const sluice_moe_config_t* c = &moe->shape.config;
   const int64_t numbers[] = {c->model_width,      c->hidden_width, c->num_experts,  c->top_k,      c->dtype,
@@ -95,7 +95,7 @@ static void settle_copies(sluice_moe_t* moe) {
   sluice_policy_hook_t* hook = context->policy_hook;
   const int has_copies = context->world_size > 1 && c->top_k > 1 && !context->rows->is_device && !c->reuse &&
                          c->exchange_mode == SLUICE_EXCHANGE_EXACT && !sluice_makes_plans(moe);
-  moe->kind = kind_of(moe, context->world_size); /* that of imported answers, if the layer stays open */
+  moe->kind = kind_of(moe, context->world_size); /* the kind that imported decisions have, if the layer stays open */
   const int is_chosen = hook != NULL && hook->vtable->chooses_copies != NULL && hook->vtable->chooses_copies(hook, moe);
   if (!has_copies || !is_chosen) c->deduplicate = SLUICE_DEDUPLICATE_NONE;
 }
@@ -106,7 +106,7 @@ static sluice_status_t take_decision(sluice_moe_t* moe) {
   moe->decision = (sluice_decision_state_t){.choice.num_chunks = (int16_t)(c->num_chunks > 0 ? c->num_chunks : 1),
                                             .choice.deduplicate = (uint8_t)sluice_shape_deduplication(&moe->shape),
                                             .is_settled = 1};
-  if (c->reuse && !sluice_makes_plans(moe)) { /* until somebody knows better: what stores nothing */
+  if (c->reuse && !sluice_makes_plans(moe)) { /* the initial choice: the set that stores nothing */
     moe->decision.choice.restore_set = SLUICE_NUM_RESTORE_SETS - 1;
     if (c->num_chunks == 0) moe->decision.choice.num_chunks = 2;
   }
@@ -178,7 +178,7 @@ static void drop_timers(sluice_moe_t* moe) {
 }
 
 void sluice_layer_release(sluice_moe_t* moe) {
-  if (moe == NULL || moe->context->pid != getpid()) return; /* a forked child: the parent owns all of it */
+  if (moe == NULL || moe->context->pid != getpid()) return; /* in a forked child: the parent owns the memory */
   if (atomic_fetch_sub(&moe->references, 1) != 1) return;
   sluice_context_t* context = moe->context;
   sluice_capacity_destroy(moe);

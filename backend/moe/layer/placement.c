@@ -5,7 +5,7 @@
 
 #include "backend/base/check.h"
 
-/* Slots that are looked at in one walk over the experts of a rank: a bit each, on the stack. */
+/* Slots checked in one walk over the experts of a rank, one bit each, on the stack. */
 enum { WINDOW = 4096 };
 
 int32_t sluice_placement_rank(const sluice_expert_placement_t* placement, int32_t num_experts, int32_t world_size,
@@ -37,8 +37,8 @@ static sluice_status_t refuse_shared_slot(const table_t* t, int32_t rank, int32_
                      t->layer_id, first, expert, slot[expert], rank);
 }
 
-/* Slots [first, first + WINDOW) of a rank with `count` experts. As many experts as slots, each in another one, fill
- * them all. */
+/* Checks slots [first, first + WINDOW) of a rank with `count` experts. If as many experts as slots have distinct slots,
+ * no slot is empty. */
 static sluice_status_t check_window(const table_t* t, int32_t rank, int32_t count, int32_t first) {
   uint64_t taken[WINDOW / 64] = {0};
   const int32_t* slot = t->placement->expert_slot;
@@ -79,7 +79,7 @@ sluice_status_t sluice_placement_check(const sluice_expert_placement_t* placemen
   return SLUICE_OK;
 }
 
-/* A counting sort by rank. */
+/* Sorts experts by rank (counting sort). */
 void sluice_placement_fill(const sluice_expert_placement_t* placement, int32_t num_experts, int32_t world_size,
                            int32_t* out_expert_position, int32_t* out_first_position) {
   const table_t t = {placement, 0, num_experts, world_size};
@@ -92,7 +92,7 @@ void sluice_placement_fill(const sluice_expert_placement_t* placement, int32_t n
       out_expert_position[e] = first[rank_of(&t, e)] + placement->expert_slot[e];
     return;
   }
-  /* first[r] walks through the places of rank r and ends at the first of r + 1; then all are moved back by one. */
+  /* first[r] advances to the first position of rank r + 1; then all entries move back by one. */
   for (int32_t e = 0; e < num_experts; ++e) out_expert_position[e] = first[rank_of(&t, e)]++;
   for (int32_t r = world_size; r > 0; --r) first[r] = first[r - 1];
   first[0] = 0;

@@ -11,7 +11,7 @@ uint32_t sluice_replay_like(const sluice_replay_t* replay, uint64_t routes) {
   return like;
 }
 
-/* A bit for each of the newest forwards, as many as are outstanding. */
+/* The newest forwards, as many as are outstanding, as bits. */
 static uint32_t outstanding_of(const sluice_replay_t* replay) {
   uint32_t places = 0;
   for (int32_t i = 1; i <= replay->outstanding; ++i) {

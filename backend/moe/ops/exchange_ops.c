@@ -20,14 +20,13 @@ static const int64_t* received_of(const sluice_binding_t* b, int32_t chunk) {
   return b->recv_of_rank + (int64_t)chunk * (b->world_size + 1);
 }
 
-/* Sent order without own rows. */
+/* A row's index in sent order without this rank's own rows. */
 static int64_t packed_row(const int64_t* sent, int32_t rank, int32_t self) {
   return sent[rank] - (rank > self ? sent[self + 1] - sent[self] : 0);
 }
 
 /* Describes expert `local`'s remote rows as runs between received order and expert order, and says where its own rows
- * start in expert order. Called for ascending experts; pass->cursor carries each source's place from one to the next.
- */
+ * start in expert order. Called for ascending experts; pass->cursor keeps each source's place between calls. */
 static int64_t expert_runs(sluice_pass_t* pass, int32_t chunk, int32_t local, int to_expert, int64_t* out_own_row) {
   const sluice_binding_t* b = &pass->binding;
   int64_t row = 0, num_runs = 0;
@@ -51,16 +50,16 @@ static void reset_cursor(sluice_pass_t* pass, int32_t chunk) {
 
 /* ---- on a device: messages by expert ---- */
 
-/* On a device whose communicator has groups a message has the rows of one expert for one rank, and all messages of an
- * op are one group. Rows so leave from where an expert wrote them, and arrive where it reads them: nothing is packed or
- * unpacked by source. */
+/* On a device whose communicator has groups, a message holds the rows of one expert for one rank, and all messages of
+ * an op are one group. Rows are sent from where an expert wrote them and received where it reads them, without packing.
+ */
 
 static int go_by_expert(const sluice_pass_t* pass) {
   return pass->context->rows->is_device && pass->context->comm->vtable->group_begin != NULL;
 }
 
-/* Whether messages may begin or end in the tensor: where slots are the communicator's registered memory, both ends of
- * an exchange lie in it (registered_buffers.h), and kept and deferred tensors are the host's. */
+/* Whether messages may begin or end in the tensor. If slots are the communicator's registered memory, both ends of an
+ * exchange must lie in it (registered_buffers.h); kept and deferred tensors are the host's. */
 static int may_travel(const sluice_pass_t* pass, int32_t tensor, int32_t chunk) {
   const sluice_arena_t* slots = &pass->memory->slots;
   const char* data = sluice_pass_rows_at(pass, tensor, chunk).data;
@@ -68,8 +67,8 @@ static int may_travel(const sluice_pass_t* pass, int32_t tensor, int32_t chunk) 
   return data >= slots->data && data < slots->data + slots->capacity;
 }
 
-/* Whether the exchange `op`, which sends rows to experts, is left to the op after it, whose rows land where experts
- * read them: that one waits until the place is free. All else happens in the order of the lane's stream. */
+/* Whether the exchange of `op`, which sends rows to experts, is left to the next op, which waits until the slot that
+ * experts read is free. The lane's stream orders everything else. */
 static int is_left(const sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_template_t* schedule = pass->schedule;
   const sluice_op_t* next = op + 1;
@@ -80,7 +79,7 @@ static int is_left(const sluice_pass_t* pass, const sluice_op_t* op) {
          may_travel(pass, SLUICE_T_ROUTE, op->chunk);
 }
 
-/* Of an op that unpacks: whether its exchange was left to it. */
+/* Whether the exchange of the previous op was left to this op, which unpacks. */
 static int has_exchange(const sluice_pass_t* pass, const sluice_op_t* op) {
   if (op == pass->schedule->ops) return 0;
   const int32_t before = (op - 1)->kind;
@@ -88,9 +87,9 @@ static int has_exchange(const sluice_pass_t* pass, const sluice_op_t* op) {
   return sends && is_left(pass, op - 1);
 }
 
-enum { IN_ORDER = -1 }; /* no tensor: rows of the experts' side lie in received order */
+enum { IN_ORDER = -1 }; /* no tensor: on the experts' side rows lie in received order */
 
-/* pass->send and ->recv name where the rows of each rank begin. tensor: of the experts' side, or IN_ORDER. */
+/* pass->send and ->recv hold the first row of each rank. tensor: on the experts' side, or IN_ORDER. */
 static sluice_status_t start_by_expert(sluice_pass_t* pass, const sluice_op_t* op, int to_experts, int32_t tensor,
                                        uint64_t row_bytes, sluice_transfer_t* out_transfer) {
   const sluice_binding_t* b = &pass->binding;
@@ -107,7 +106,7 @@ static sluice_status_t start_by_expert(sluice_pass_t* pass, const sluice_op_t* o
       if (rows != NULL && !to_experts) pass->send[r] = rows;
       pass->send_bytes[r] = to_experts ? theirs : own ? 0 : here;
       pass->recv_bytes[r] = to_experts ? own ? 0 : here : theirs;
-      if (rows != NULL) rows += here; /* own rows lie among them */
+      if (rows != NULL) rows += here; /* own rows lie between them */
     }
     SLUICE_TRY(sluice_transfer_start(pass, op, out_transfer));
     bytes += out_transfer->bytes;
@@ -122,7 +121,7 @@ static sluice_status_t start_by_expert(sluice_pass_t* pass, const sluice_op_t* o
 
 /* ---- exchanges of one chunk ---- */
 
-/* Tokens' side -> experts' side: `out` is packed, `in` in received order; on a device `tensor` may take its place. */
+/* From tokens to experts: `out` is packed, `in` is in received order; on a device `tensor` may replace `in`. */
 static sluice_status_t start_towards_experts(sluice_pass_t* pass, const sluice_op_t* op, const char* out, char* in,
                                              int32_t tensor, uint64_t row_bytes, sluice_transfer_t* out_transfer) {
   const int64_t* sent = sent_of(&pass->binding, op->chunk);
@@ -139,7 +138,7 @@ static sluice_status_t start_towards_experts(sluice_pass_t* pass, const sluice_o
   return sluice_transfer_start(pass, op, out_transfer);
 }
 
-/* The same in the next op: until then it is only counted. */
+/* Leaves that exchange to the next op; here its bytes are only counted. */
 static void leave_towards_experts(sluice_pass_t* pass, const sluice_op_t* op, uint64_t row_bytes,
                                   sluice_transfer_t* out_transfer) {
   const int64_t* sent = sent_of(&pass->binding, op->chunk);
@@ -147,7 +146,7 @@ static void leave_towards_experts(sluice_pass_t* pass, const sluice_op_t* op, ui
   out_transfer->bytes = (uint64_t)packed_row(sent, pass->binding.world_size, self_of(pass)) * row_bytes;
 }
 
-/* Experts' side -> tokens' side: `out` is in received order, on a device the rows of `tensor`; `in` in sent order. */
+/* From experts to tokens: `out` is in received order, on a device the rows of `tensor`; `in` is in sent order. */
 static sluice_status_t start_towards_tokens(sluice_pass_t* pass, const sluice_op_t* op, const char* out, char* in,
                                             int32_t tensor, uint64_t row_bytes, sluice_transfer_t* out_transfer) {
   const int64_t* sent = sent_of(&pass->binding, op->chunk);
@@ -167,7 +166,7 @@ static sluice_status_t start_towards_tokens(sluice_pass_t* pass, const sluice_op
 
 enum { MOST_RUNS = 128 };
 
-/* Runs of rows between two buffers, as few calls as they fit in. */
+/* Copies runs of rows between two buffers with few calls of the kernel. */
 typedef struct mover_s {
   sluice_pass_t* pass;
   sluice_stream_t stream;
@@ -178,7 +177,7 @@ typedef struct mover_s {
   sluice_row_run_t runs[MOST_RUNS];
 } mover_t;
 
-/* Between `rows` and the tensor. */
+/* Copies between `rows` and the tensor. */
 static mover_t mover_of(sluice_pass_t* pass, const sluice_op_t* op, int to_experts, int32_t tensor, void* rows) {
   void* experts = sluice_pass_rows_at(pass, tensor, op->chunk).data;
   return (mover_t){.pass = pass,
@@ -209,7 +208,7 @@ static int64_t row_from(const sluice_pass_t* pass, int32_t tensor, int32_t chunk
   return row;
 }
 
-/* Other ranks' rows between received order, in `rows`, and expert order. */
+/* Copies other ranks' rows between received order, in `rows`, and expert order. */
 static void move_remote(sluice_pass_t* pass, const sluice_op_t* op, int to_experts, int32_t tensor, void* rows) {
   const sluice_binding_t* b = &pass->binding;
   mover_t m = mover_of(pass, op, to_experts, tensor, rows);
@@ -224,7 +223,7 @@ static void move_remote(sluice_pass_t* pass, const sluice_op_t* op, int to_exper
   flush(&m);
 }
 
-/* Own rows between sent order and expert order; `rows`: the first of them in sent order. */
+/* Copies own rows between sent order and expert order; `rows`: the first of them in sent order. */
 static void move_own(sluice_pass_t* pass, const sluice_op_t* op, int to_experts, int32_t tensor, void* rows) {
   const sluice_binding_t* b = &pass->binding;
   mover_t m = mover_of(pass, op, to_experts, tensor, rows);
@@ -265,7 +264,7 @@ static sluice_status_t send_tokens_start(sluice_pass_t* pass, const sluice_op_t*
                                out_transfer);
 }
 
-/* With one rank, sent order is expert order: a chunk whose rows lie together is one run. */
+/* With one rank, sent order is expert order: a chunk whose rows are contiguous is one run. */
 static int is_one_run(const sluice_pass_t* pass, int32_t tensor) {
   const sluice_binding_t* b = &pass->binding;
   return b->world_size == 1 && b->num_local > 0 && (b->num_chunks == 1 || !sluice_pass_is_joined(pass, tensor));
@@ -275,7 +274,8 @@ static int64_t rows_of_chunk(const sluice_binding_t* b, int32_t chunk) {
   return b->first_of_chunk[chunk + 1] - b->first_of_chunk[chunk];
 }
 
-/* Own rows go through T_RECV, whose rows have left it: gathered once, then moved for all experts together. */
+/* Own rows are gathered into T_RECV, whose received rows are copied out already, then moved for all experts together.
+ */
 static void unpack_on_device(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens,
                              int32_t tensor) {
   const sluice_binding_t* b = &pass->binding;
@@ -323,7 +323,7 @@ static void unpack_tokens(sluice_pass_t* pass, const sluice_op_t* op, const slui
   }
 }
 
-/* Expert order -> received order, remote rows only. */
+/* Packs remote rows in received order. */
 static void pack_by_source(sluice_pass_t* pass, const sluice_op_t* op, int32_t tensor, char* out) {
   int32_t chunk = op->chunk;
   sluice_stream_t stream = sluice_pass_stream(pass, op);
@@ -340,7 +340,7 @@ static void pack_by_source(sluice_pass_t* pass, const sluice_op_t* op, int32_t t
   }
 }
 
-/* Own rows, expert order -> sent order. */
+/* Copies own rows from expert order to sent order. */
 static void copy_own(sluice_pass_t* pass, const sluice_op_t* op, int32_t tensor, char* in) {
   int32_t chunk = op->chunk;
   sluice_stream_t stream = sluice_pass_stream(pass, op);
@@ -357,7 +357,8 @@ static void copy_own(sluice_pass_t* pass, const sluice_op_t* op, int32_t tensor,
   }
 }
 
-/* Rows of `tensor` to `in`, in sent order. out: where they are packed, unless they leave from where they lie. */
+/* Returns rows of `tensor` to `in`, in sent order. out: where rows are packed, unless they are sent from where they
+ * lie. */
 static sluice_status_t return_start(sluice_pass_t* pass, const sluice_op_t* op, int32_t tensor, char* out, char* in,
                                     sluice_transfer_t* out_transfer) {
   const uint64_t row_bytes = pass->slots[tensor].row_bytes;
@@ -412,7 +413,7 @@ sluice_status_t sluice_land(sluice_pass_t* pass, const sluice_op_t* op) {
   sluice_transfer_t rows = {0}, scalars = {0};
   if (!has_exchange(pass, op)) return SLUICE_OK;
   pass->exchange_left = SLUICE_EXCHANGE_TAKEN;
-  char* in = sluice_pass_chunk(pass, SLUICE_T_RECV, op->chunk); /* not written: every expert's rows land */
+  char* in = sluice_pass_chunk(pass, SLUICE_T_RECV, op->chunk); /* not written: rows arrive in the tensor */
   memory->begin_group(pass->context);
   sluice_status_t status =
       start_towards_experts(pass, op, sluice_pass_chunk(pass, SLUICE_T_SEND, op->chunk), in,
@@ -424,7 +425,7 @@ sluice_status_t sluice_land(sluice_pass_t* pass, const sluice_op_t* op) {
   return memory->end_group(pass->context, sluice_pass_stream(pass, op), status);
 }
 
-/* As unpack_on_device: own weights go through the scratch of those that arrive. */
+/* As unpack_on_device: own weights go through the scratch for received weights. */
 static void unpack_route_on_device(sluice_pass_t* pass, const sluice_op_t* op, const int32_t* route) {
   const int64_t* sent = sent_of(&pass->binding, op->chunk);
   if (!has_exchange(pass, op)) move_remote(pass, op, 1, SLUICE_T_ROUTE, pass->scalar_recv);
@@ -466,7 +467,7 @@ sluice_status_t sluice_return_gate_start(sluice_pass_t* pass, const sluice_op_t*
                       (char*)(pass->gate_recv + pass->binding.first_returned[op->chunk]), out_transfer);
 }
 
-/* ---- rows as they are ---- */
+/* ---- the table for rows without deduplication ---- */
 
 static void reduce(sluice_pass_t* pass, const sluice_op_t* op, int32_t tensor) {
   const sluice_binding_t* b = &pass->binding;
@@ -480,7 +481,7 @@ static void reduce(sluice_pass_t* pass, const sluice_op_t* op, int32_t tensor) {
     weights = (const float*)sluice_tensor_data(pass->route_weights) + t * weight_t;
   }
   char* out = sluice_tensor_data(pass->out_rows);
-  /* One rank: rows of a chunk lie in sent order already. */
+  /* With one rank, rows of a chunk are in sent order already. */
   const void* rows = sluice_pass_chunk(pass, b->world_size == 1 ? tensor : SLUICE_T_RECV, tokens.chunk);
   pass->context->device->kernels->combine_rows(
       sluice_pass_stream(pass, op), c->dtype, tokens.count, b->top_k, c->model_width, rows, b->position + t * b->top_k,

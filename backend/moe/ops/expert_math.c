@@ -24,7 +24,7 @@ static const sluice_tensor_t* scales_of(const sluice_expert_tensors_t* params, i
 int sluice_gate_up_is_fused(const sluice_pass_t* pass, int32_t local) {
   const sluice_expert_tensors_t* params = pass->params;
   const sluice_moe_config_t* c = &pass->moe->shape.config;
-  if (params->w3 == NULL) return 1; /* one matrix already, its rows in turn */
+  if (params->w3 == NULL) return 1; /* one matrix already, with interleaved rows */
   const sluice_packed_format_t* format = sluice_packed_format(c->weight_format);
   const uint64_t element = format != NULL ? 1 : sluice_dtype_bytes(c->dtype);
   if (!sluice_is_stacked(&params->w1[local], &params->w3[local], element)) return 0;
@@ -39,7 +39,7 @@ sluice_matrix_t sluice_weight(sluice_pass_t* pass, int64_t index, int32_t parame
   const sluice_packed_format_t* format = sluice_packed_format(c->weight_format);
   if (format != NULL) {
     const sluice_tensor_t* scales = &scales_of(pass->params, parameter)[local];
-    w.row_stride *= 8 / format->bits; /* codes, not bytes */
+    w.row_stride *= 8 / format->bits; /* strides count codes, not bytes */
     pass->packed[index] =
         (sluice_packed_t){.format = c->weight_format,
                           .block_cols = c->weight_block,

@@ -57,7 +57,7 @@ static const void* bias_of(const sluice_tensor_t* biases, int32_t local) {
   return biases == NULL ? NULL : sluice_tensor_data(&biases[local]);
 }
 
-/* `out`: T_ACT, or scratch where only the biases are wanted in T_M. */
+/* `out`: T_ACT, or scratch if only the biases are to be added to T_M. */
 static void activation(sluice_pass_t* pass, const sluice_op_t* op, int32_t out) {
   const sluice_moe_config_t* c = &pass->moe->shape.config;
   const sluice_kernels_t* kernels = pass->context->device->kernels;

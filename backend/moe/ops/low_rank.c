@@ -63,9 +63,9 @@ typedef struct list_s {
   const sluice_op_t* op;
   float beta;
   int64_t count;
-  int32_t kinds;                         /* of factors that one block may need packed: they share the room */
+  int32_t kinds;                         /* kinds of factors that one block may need packed, which share the memory */
   uint64_t used;                         /* bytes of pass->adapters */
-  packed_t packed[SLUICE_MAX_LOW_TERMS]; /* of each kind the last ones */
+  packed_t packed[SLUICE_MAX_LOW_TERMS]; /* the last packed factors of each kind */
 } list_t;
 
 static sluice_status_t run(list_t* list) {
@@ -97,7 +97,7 @@ static void transpose(const float* data, int64_t stride, int64_t count, int32_t 
   }
 }
 
-/* Copies factors in f32 for a layer in f32 or 16 bits, STAGED values of each expert at a time. */
+/* Copies f32 factors for a layer of f32 or 16 bits, STAGED values of each expert at a time. */
 static void copy_f32(const sluice_kernels_t* kernels, int32_t dtype, const sluice_tensor_t* t, int32_t experts,
                      char* to, uint64_t each) {
   const int64_t row_stride = sluice_tensor_stride(t, 0), col_stride = sluice_tensor_stride(t, 1);
@@ -141,7 +141,7 @@ COPY(copy_16, uint16_t, uint16_t)
 COPY(copy_64, double, double)
 COPY(copy_to_f64, float, double)
 
-/* Row-major, of the layer's dtype. The factors have that dtype, or are f32. */
+/* Packs row-major, in the layer's dtype. The factors have that dtype, or are f32. */
 static void pack(const sluice_pass_t* pass, const sluice_tensor_t* t, int32_t experts, char* to, uint64_t each) {
   const int32_t dtype = pass->moe->shape.config.dtype;
   const int is_f32 = sluice_tensor_dtype(t) == SLUICE_DTYPE_F32;
@@ -173,8 +173,8 @@ static int32_t neighbours(const sluice_pass_t* pass, const sluice_tensor_t* all,
   return count;
 }
 
-/* Returns an expert's factor as a matrix: the host's own, or a packed copy if GEMMs cannot read that; its neighbours
- * are packed with it. lower: the lower halves, or NULL. If the room is used up, the GEMMs listed so far run first. */
+/* Returns an expert's factor as a matrix: the host's own, or a packed copy if GEMMs cannot read that; neighbours are
+ * packed with it. lower: the lower halves, or NULL. If memory is used up, the GEMMs listed so far run first. */
 static sluice_status_t factor(list_t* list, const sluice_tensor_t* all, const sluice_tensor_t* lower, int32_t local,
                               sluice_matrix_t* out) {
   sluice_pass_t* pass = list->pass;
@@ -212,16 +212,16 @@ static sluice_status_t factor(list_t* list, const sluice_tensor_t* all, const sl
 
 /* ---- rows ---- */
 
-/* An expert's rows of one chunk, or of all chunks where they lie together. */
+/* An expert's rows of one chunk, or of all chunks if they are contiguous. */
 typedef struct block_s {
   int32_t chunk, local;
   int64_t rows;
 } block_t;
 
-/* The blocks of an op: calls `visit` for each that has rows, then runs what it listed. */
+/* Visits the blocks of an op: calls `visit` for each block with rows, then runs the listed GEMMs. */
 typedef sluice_status_t (*visit_fn_t)(list_t* list, const block_t* block, const void* user);
 
-/* kinds: factors that a visit asks for. */
+/* kinds: number of factors that a visit asks for. */
 static sluice_status_t for_blocks(sluice_pass_t* pass, const sluice_op_t* op, float beta, int32_t kinds,
                                   visit_fn_t visit, const void* user) {
   const sluice_binding_t* b = &pass->binding;
@@ -316,12 +316,12 @@ static sluice_status_t make_product(sluice_pass_t* pass, const sluice_op_t* op, 
 
 sluice_status_t sluice_low_products(sluice_pass_t* pass, const sluice_op_t* op, sluice_linear_t linear,
                                     const sluice_low_term_t* term) {
-  const int32_t x = linear == SLUICE_LINEAR_DOWN ? SLUICE_T_DACT : SLUICE_T_DI; /* by then w act lies in dT_ACT */
+  const int32_t x = linear == SLUICE_LINEAR_DOWN ? SLUICE_T_DACT : SLUICE_T_DI; /* dT_ACT holds w act by then */
   SLUICE_TRY(make_product(pass, op, &(product_t){term, x, 0, 0}));
   return make_product(pass, op, &(product_t){term, rows_of_linear[linear].g, 1, 1});
 }
 
-/* ---- the second products, of which the terms consist ---- */
+/* ---- the second products: the terms themselves ---- */
 
 typedef struct terms_s {
   const sluice_low_term_t* terms;
@@ -335,7 +335,7 @@ typedef struct addend_s {
   int32_t second, out;
 } addend_t;
 
-/* Columns of Y that no term adds to are zeros: a GEMM without a sum. */
+/* Zeroes columns of Y that no term adds to, by a GEMM with an empty sum. */
 static sluice_status_t add_forward(list_t* list, const block_t* block, const void* user) {
   const terms_t* s = user;
   int64_t next = 0;

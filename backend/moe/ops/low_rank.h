@@ -3,8 +3,8 @@
  * multiplies, Y = X W^T and G the gradient of Y,
  *   Y  += P B^T with P = s X A^T          X's gradient += U A with U = s G B
  *   dB  = G^T P                            dA = U^T X
- * P and U lie in T_LOW and are computed again where they are wanted. A term is written before the large GEMM, which
- * then adds to it: what is rounded once more is the small addend. Private to moe. */
+ * P and U lie in T_LOW and are computed again when needed. A term is written before the large GEMM, which then adds to
+ * it: the additional rounding affects only the small addend. Private to moe. */
 #ifndef SLUICE_BACKEND_MOE_OPS_LOW_RANK_H_
 #define SLUICE_BACKEND_MOE_OPS_LOW_RANK_H_
 
@@ -15,7 +15,7 @@ typedef struct sluice_low_term_s {
   const sluice_tensor_t* a;       /* [r, width of X] */
   const sluice_tensor_t* b;       /* [columns, r], or the upper half of it */
   const sluice_tensor_t* b_lower; /* the lower half, of a second matrix that shares a; NULL: b is whole */
-  int32_t parameter;              /* SLUICE_LA1, _LA3 or _LA2, which b's follows */
+  int32_t parameter;              /* SLUICE_LA1, _LA3 or _LA2; the parameter of b follows it */
   int64_t first, columns;         /* of Y */
   float scale;
 } sluice_low_term_t;
@@ -28,20 +28,20 @@ typedef enum sluice_linear_e { SLUICE_LINEAR_UP = 0, SLUICE_LINEAR_DOWN } sluice
 /* The terms of a linear layer in this call, at most SLUICE_MAX_LOW_TERMS; returns how many. */
 int32_t sluice_low_terms(const sluice_pass_t* pass, sluice_linear_t linear, sluice_low_term_t* out_terms);
 
-/* Y = s (X A^T) B^T of the op's chunk, in all columns of Y: x, y are T_DI and T_M, or T_ACT and T_DO. Returns in
- * out_beta what the GEMM with W multiplies Y by: 0 where there are no terms, and nothing was written. */
+/* Computes Y = s (X A^T) B^T of the op's chunk, in all columns of Y: x, y are T_DI and T_M, or T_ACT and T_DO.
+ * out_beta: the factor of Y in the GEMM with W; 0 if there are no terms, and nothing was written. */
 sluice_status_t sluice_low_forward(sluice_pass_t* pass, const sluice_op_t* op, sluice_linear_t linear, float* out_beta);
-/* The same of the gradient of X: (s G B) A. */
+/* The same for the gradient of X: (s G B) A. */
 sluice_status_t sluice_low_backward(sluice_pass_t* pass, const sluice_op_t* op, sluice_linear_t linear,
                                     float* out_beta);
 
-/* For weight gradients: P and U of one term, in the two halves of T_LOW's rows, of the op's chunk or of all chunks. */
+/* Computes P and U of a term for weight gradients, in the halves of T_LOW's rows, of the op's chunk or all chunks. */
 sluice_status_t sluice_low_products(sluice_pass_t* pass, const sluice_op_t* op, sluice_linear_t linear,
                                     const sluice_low_term_t* term);
-/* Rows of P (second 0) or U (second 1) at `rows`, the address of T_LOW's. */
+/* Rows of P (second 0) or U (second 1) at `rows`, an address in T_LOW. */
 sluice_matrix_t sluice_low_matrix(const sluice_pass_t* pass, void* rows, int32_t second);
 
-/* What a forward and its backward must have in common: which adapters there are, their ranks and scales; 0: none. */
+/* Hash of what a forward and its backward must share: which adapters there are, their ranks and scales; 0: none. */
 uint64_t sluice_low_signature(const sluice_expert_tensors_t* params);
 
 #endif /* SLUICE_BACKEND_MOE_OPS_LOW_RANK_H_ */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The exchange ops of a pass in two levels, by node copies (node_copy_tables.h). Between nodes a rank talks to those of
- * its local index; within a node to its ranks. Both go over the layer's communicator: to all others there is nothing to
- * send, which is no message. */
+/* The exchange ops of a pass in two levels, by node copies (node_copy_tables.h). Between nodes a rank exchanges with
+ * the ranks of its local index; within a node with all of its ranks. Both use the layer's communicator: pairs of ranks
+ * that have nothing to send exchange no message. */
 #include <string.h>
 
 #include "backend/base/dtype.h"
@@ -9,7 +9,7 @@
 #include "backend/moe/ops/exchange_ops.h"
 #include "backend/moe/ops/travel.h"
 
-/* What the ops of a chunk look at. */
+/* The data that the ops of a chunk use. */
 typedef struct scene_s {
   sluice_pass_t* pass;
   const sluice_op_t* op;
@@ -17,9 +17,9 @@ typedef struct scene_s {
   const sluice_node_copies_t* p;
   sluice_stream_t stream;
   int64_t width;
-  int32_t dtype, self, nodes, first_rank; /* of this node */
+  int32_t dtype, self, nodes, first_rank; /* first_rank: of this node */
   uint64_t row_bytes;
-  /* Offsets of the chunk: node_copy_tables.h. */
+  /* Offsets of the chunk (node_copy_tables.h). */
   const int64_t *sent, *arrived, *forwards, *from;
   int64_t own; /* node copies of own tokens for this node */
 } scene_t;
@@ -49,7 +49,7 @@ static scene_t scene_of(sluice_pass_t* pass, const sluice_op_t* op) {
 
 static char* chunk_of(const scene_t* s, int32_t tensor) { return sluice_pass_chunk(s->pass, tensor, s->op->chunk); }
 
-/* Nobody gets anything, until an op says who. */
+/* Clears all messages; an op then sets those it needs. */
 static void clear_transfer(const scene_t* s) {
   const size_t ranks = (size_t)s->pass->binding.world_size;
   memset(s->pass->send, 0, ranks * sizeof *s->pass->send), memset(s->pass->recv, 0, ranks * sizeof *s->pass->recv);
@@ -92,8 +92,8 @@ static sluice_status_t send_tokens_start(sluice_pass_t* pass, const sluice_op_t*
   return sluice_transfer_start(pass, op, out_transfer);
 }
 
-/* The forwards to local rank j: those of nodes before this one, own tokens, those of nodes after it. own_too: else own
- * tokens are left out, since they are read where they lie. Returns the end of what was written. */
+/* Gathers the forwards to local rank j: of nodes before this one, own tokens, of nodes after it. own_too 0 leaves out
+ * own tokens, which are read where they lie. Returns the end of the written rows. */
 static char* gather_forwards(const scene_t* s, const sluice_tensor_t* tokens, int32_t j, int own_too, char* out) {
   const int64_t *at = s->forwards + (int64_t)j * s->nodes, node = s->p->node;
   const int32_t* origin = s->p->origin + s->p->first_forward[s->op->chunk];
@@ -124,14 +124,14 @@ static sluice_status_t pass_on_start(sluice_pass_t* pass, const sluice_op_t* op,
     out = end;
   }
   SLUICE_TRY(sluice_transfer_start(pass, op, out_transfer));
-  /* What this rank passes on to itself, while the wire is busy. */
+  /* Rows that this rank forwards to itself are copied while the exchange is in flight. */
   (void)gather_forwards(&s, tokens, s.p->local, 0, in + (uint64_t)s.from[(int64_t)s.p->local * s.nodes] * s.row_bytes);
   return SLUICE_OK;
 }
 
 /* ---- back ---- */
 
-/* Where the token copies of a source begin among all that arrive, own ones among them, and how many there are. */
+/* The first token copy of a source among all that arrive, own ones included, and their number. */
 static int64_t arrivals_of(const scene_t* s, int32_t source, int64_t* out_count) {
   const sluice_binding_t* b = &s->pass->binding;
   const int64_t* received = b->token_copies.recv_of_rank + (int64_t)s->op->chunk * (b->world_size + 1);
@@ -141,8 +141,7 @@ static int64_t arrivals_of(const scene_t* s, int32_t source, int64_t* out_count)
   return received[source] + (source > s->self ? own : 0);
 }
 
-/* p of every token copy that local rank i has passed on to this one, one after the other from `out` on; returns how
- * many. */
+/* Writes p of every token copy that local rank i forwarded to this rank to `out`; returns their number. */
 static int64_t sum_token_copies(const scene_t* s, int32_t i, int32_t tensor, char* out) {
   const sluice_binding_t* b = &s->pass->binding;
   const void* rows = chunk_of(s, tensor);
@@ -181,7 +180,7 @@ static sluice_status_t collect_start(sluice_pass_t* pass, const sluice_op_t* op,
   return SLUICE_OK;
 }
 
-/* q of the node copies of one node. */
+/* Computes q of the node copies of one node. */
 static void sum_node_copies(const scene_t* s, int32_t node, char* out) {
   const int32_t per_node = s->p->ranks_per_node;
   const int32_t* part = s->p->part + (s->p->first_arrived[s->op->chunk] + s->arrived[node]) * per_node;
@@ -191,7 +190,7 @@ static void sum_node_copies(const scene_t* s, int32_t node, char* out) {
 
 static sluice_status_t return_rows_start(sluice_pass_t* pass, const sluice_op_t* op, int32_t tensor,
                                          sluice_transfer_t* out_transfer) {
-  (void)tensor; /* the sums within the node have been collected */
+  (void)tensor; /* the sums within the node have arrived in T_NODE */
   const scene_t s = scene_of(pass, op);
   char *out = chunk_of(&s, SLUICE_T_SEND), *in = chunk_of(&s, SLUICE_T_RECV);
   clear_transfer(&s);

@@ -4,7 +4,7 @@
 #include "backend/moe/ops/travel.h"
 #include "backend/moe/ops/wire.h"
 
-/* status: of the start. */
+/* status: of the `_start` function. */
 static sluice_status_t finish(sluice_pass_t* pass, const sluice_op_t* op, int32_t index, sluice_status_t status,
                               sluice_transfer_t* rows) {
   const sluice_wire_t* wire = pass->wire;

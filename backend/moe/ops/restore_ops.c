@@ -3,7 +3,7 @@
 
 #include "backend/moe/context/row_memory.h"
 
-/* Whose policy the copy carries out: rows of T_DI or of the pre-activation. */
+/* The tensor whose policy the copy carries out: T_DI or the pre-activation. */
 static int32_t copied_tensor(const sluice_op_t* op, int32_t* out_host) {
   int32_t host = op->kind == SLUICE_OP_COPY_OUT ? op->writes[0].tensor : op->reads[0].tensor;
   *out_host = host;

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Ops that put rows away in forward and bring them back in backward. Private to moe. */
+/* Ops that save rows in forward and restore them in backward. Private to moe. */
 #ifndef SLUICE_BACKEND_MOE_OPS_RESTORE_OPS_H_
 #define SLUICE_BACKEND_MOE_OPS_RESTORE_OPS_H_
 
 #include "backend/moe/pass/pass.h"
 
-/* COPY_OUT and COPY_IN: the op's one read to its one write, expert by expert. */
+/* COPY_OUT and COPY_IN: copies the op's one read to its one write, expert by expert. */
 sluice_status_t sluice_copy(sluice_pass_t* pass, const sluice_op_t* op, int32_t index);
-/* RECOMPUTE: T_DI -> T_M with the GEMMs and kernels of the forward, so that the same bits come out. */
+/* RECOMPUTE: T_DI -> T_M with the GEMMs and kernels of the forward, so that the bits are the same. */
 sluice_status_t sluice_recompute(sluice_pass_t* pass, const sluice_op_t* op);
-/* The host's own expert, T_DI -> T_DO: in forward, and again in backward where T_DO was not kept. */
+/* Calls the host's expert, T_DI -> T_DO: in forward, and again in backward if T_DO was not kept. */
 sluice_status_t sluice_host_expert(sluice_pass_t* pass, const sluice_op_t* op);
 
 #endif /* SLUICE_BACKEND_MOE_OPS_RESTORE_OPS_H_ */

@@ -10,13 +10,13 @@ static sluice_status_t start_rows(sluice_pass_t* pass, const sluice_op_t* op, sl
   switch (op->kind) {
     case SLUICE_OP_COMBINE: return travel->return_rows_start(pass, op, SLUICE_T_DO, out_transfer);
     case SLUICE_OP_COMBINE_GRAD: return travel->return_rows_start(pass, op, SLUICE_T_DDI, out_transfer);
-    /* The forward's rows once more, from the tokens that the host passes to backward. */
+    /* Sends the forward's rows again, from the tokens that the host passes to backward. */
     case SLUICE_OP_REDISPATCH: return travel->send_tokens_start(pass, op, pass->tokens, out_transfer);
     default: return travel->send_tokens_start(pass, op, pass->in_rows, out_transfer);
   }
 }
 
-/* Of an op without any there is nothing to wait for. */
+/* An op without scalars posts nothing. */
 static sluice_status_t start_scalars(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer) {
   switch (op->kind) {
     case SLUICE_OP_DISPATCH:
@@ -41,7 +41,7 @@ static sluice_status_t run_alone(sluice_pass_t* pass, const sluice_op_t* op, int
   return sluice_finish(pass, op, &scalars);
 }
 
-/* What arrives is read where pass->recv says, which scalars would overwrite: they follow. */
+/* For coded rows. Scalars are posted after the rows have been read, because they would overwrite pass->recv. */
 static sluice_status_t run_coded(sluice_pass_t* pass, const sluice_op_t* op, int32_t index) {
   sluice_transfer_t rows = {0}, scalars = {0};
   const sluice_wire_t* wire = sluice_wire_of(pass->moe);
@@ -71,7 +71,7 @@ static sluice_status_t close_group(sluice_pass_t* pass, const sluice_op_t* op, i
   const sluice_row_memory_t* memory = pass->context->rows;
   memory->begin_group(pass->context);
   sluice_status_t status = start_rows(pass, op, &rows);
-  if (status != SLUICE_OK) { /* the communicator is broken: what is under way is put away */
+  if (status != SLUICE_OK) { /* the communicator is broken: finish the open request */
     (void)sluice_finish(pass, first, &opened);
     return memory->end_group(pass->context, sluice_pass_stream(pass, op), status);
   }

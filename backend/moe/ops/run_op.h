@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The ops of a pass, by kind. */
+/* Runs one op of a pass, by its kind. */
 #ifndef SLUICE_BACKEND_MOE_OPS_RUN_OP_H_
 #define SLUICE_BACKEND_MOE_OPS_RUN_OP_H_
 

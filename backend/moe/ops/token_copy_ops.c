@@ -43,7 +43,7 @@ static sluice_status_t send_tokens_start(sluice_pass_t* pass, const sluice_op_t*
   return sluice_transfer_start(pass, op, out_transfer);
 }
 
-/* Rows of an expert lie by source: those of lower ranks, own ones, those of higher ranks. */
+/* Rows of an expert are ordered by source: lower ranks, own rows, higher ranks. */
 void sluice_unpack_token_copies(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens,
                                 int32_t tensor) {
   const sluice_binding_t* b = &pass->binding;
@@ -68,7 +68,8 @@ void sluice_unpack_token_copies(sluice_pass_t* pass, const sluice_op_t* op, cons
   }
 }
 
-/* `weight` of the source's routes, in the order of its route_index; returns where its next token copies begin. */
+/* Writes the weights of a source's routes, in the order of its route_index; returns where its next token copies begin.
+ */
 static float* spread_weights(const sluice_binding_t* b, const int32_t* route_index, int64_t routes, const float* weight,
                              float* out) {
   int64_t token_copies = 0;
@@ -79,8 +80,7 @@ static float* spread_weights(const sluice_binding_t* b, const int32_t* route_ind
   return out + token_copies * b->top_k;
 }
 
-/* On a device every entry of T_COPY_WEIGHTS gathers its weight: token copies lie by source, own ones between the
- * others. */
+/* On a device every entry of T_COPY_WEIGHTS gathers its weight; own token copies lie between those of other ranks. */
 void sluice_gather_copy_weights(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_binding_t* b = &pass->binding;
   const sluice_kernels_t* kernels = pass->context->device->kernels;
@@ -97,7 +97,7 @@ void sluice_gather_copy_weights(sluice_pass_t* pass, const sluice_op_t* op) {
   kernels->gather_scalars(stream, behind, 1, pass->scalar_recv, 1, 0, index + before + own, out + before + own);
 }
 
-/* Slots of (source, chunk) lie by source, then chunk. */
+/* route_index is ordered by source, then chunk. */
 void sluice_unpack_copy_weights(sluice_pass_t* pass, const sluice_op_t* op) {
   const sluice_binding_t* b = &pass->binding;
   const sluice_tensor_t* w = pass->route_weights;

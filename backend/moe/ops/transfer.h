@@ -11,7 +11,7 @@ typedef struct sluice_transfer_s {
   uint64_t bytes; /* payload that this rank sends */
 } sluice_transfer_t;
 
-/* Posts pass->send, ->recv and their bytes. With device memory the exchange is enqueued in the lane's stream, and
+/* Posts pass->send, ->recv and their bytes. With device memory the exchange is enqueued on the lane's stream, and
  * sluice_finish does not wait. */
 sluice_status_t sluice_transfer_start(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer);
 sluice_status_t sluice_finish(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* transfer);

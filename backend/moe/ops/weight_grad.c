@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* dW2 = sum of dy^T (w a), dW1, dW3 = sum of dT_M^T T_DI, db1, db3 = sum of dT_M, db2 = sum of w dy, over the rows of
- * an expert: at once, or chunk by chunk. Where W is frozen, those of its adapters: dB = G^T P, dA = U^T X (low_rank.h).
- */
+ * an expert: at once, or chunk by chunk. If W is frozen, those of its adapters: dB = G^T P, dA = U^T X (low_rank.h). */
 #include "backend/moe/ops/weight_grad.h"
 
 #include <string.h>
@@ -23,14 +22,14 @@ enum {
 
 /* ---- rows ---- */
 
-/* Rows of a chunk, or of all chunks (-1), which then lie one after the other in expert-major tensors. */
+/* Rows of a chunk, or of all chunks (-1), which are then contiguous in expert-major tensors. */
 static void* rows_at(const sluice_pass_t* pass, int32_t tensor, int32_t chunk, int32_t local) {
   return sluice_pass_rows(pass, tensor, chunk < 0 ? 0 : chunk, local);
 }
 
 /* ---- one expert, one run of rows ---- */
 
-/* Where the gradients of an expert go: the host's tensors, or sums of the same orientation. */
+/* Where the gradients of an expert are written: the host's tensors, or sums of the same orientation. */
 typedef struct target_s {
   int is_wanted[NUM_MEMBERS];
   sluice_matrix_t matrix[NUM_MEMBERS];
@@ -42,18 +41,19 @@ typedef struct target_s {
 
 static int is_bias(int member) { return member >= B1 && member <= B2; }
 
-/* What one walk over the experts adds: their own parameters, or one adapter, whose factors share T_LOW with others. */
+/* What one walk over the experts adds: gradients of their own parameters, or of one adapter, whose factors share T_LOW
+ * with others. */
 typedef struct walk_s {
   sluice_linear_t linear;
   const sluice_low_term_t* term;           /* NULL: the parameters */
-  const sluice_tensor_t* all[NUM_MEMBERS]; /* gradients that it writes; NULL: not wanted, or of another walk */
+  const sluice_tensor_t* all[NUM_MEMBERS]; /* gradients that this walk writes; NULL: not wanted, or of another walk */
 } walk_t;
 
 static int is_wanted(const sluice_pass_t* pass, const walk_t* walk, int member) {
   return sluice_gradient_is_wanted(&pass->moe->shape, walk->all, member);
 }
 
-/* sums: the expert's block, or NULL. Only what is 16 bits goes there. */
+/* sums: the expert's block, or NULL. Only 16-bit gradients have sums. */
 static target_t target_of(const sluice_pass_t* pass, const walk_t* walk, int32_t e, char* sums, int add_to_host,
                           int add_to_sums) {
   target_t target;
@@ -79,8 +79,7 @@ static target_t target_of(const sluice_pass_t* pass, const walk_t* walk, int32_t
   return target;
 }
 
-/* GEMMs that wait to run as one list: threads that share many do not wait for each other after each. No two have one
- * result. */
+/* GEMMs that are collected to run as one list, so that threads synchronize once. No two have the same result. */
 typedef struct batch_s {
   sluice_pass_t* pass;
   const sluice_op_t* op;
@@ -129,7 +128,7 @@ static sluice_status_t add_adapter(batch_t* batch, int32_t chunk, int32_t e, con
 }
 
 /* Whether the gradients of W1 and W3 are one matrix, as the parameters are in most hosts: then one GEMM fills a GPU
- * better. GEMM libraries of a CPU choose their kernels by size, and keep what they have been measured with. */
+ * better. Not on a CPU, where libraries choose kernels by size: results keep the sizes that were measured. */
 static int are_one(const sluice_pass_t* pass, const target_t* to) {
   const sluice_matrix_t *w1 = &to->matrix[W1], *w3 = &to->matrix[W3];
   if (pass->context->device_type != SLUICE_DEVICE_CUDA || !to->is_wanted[W1] || !to->is_wanted[W3]) return 0;
@@ -189,7 +188,7 @@ static sluice_status_t add_rows(batch_t* batch, int32_t chunk, int32_t e, const 
   return SLUICE_OK;
 }
 
-/* The sums are whole: into the host's tensors, rounded once. */
+/* Rounds the complete sums once, into the host's tensors. */
 static void round_sums(const batch_t* batch, int32_t e, const char* sums) {
   const sluice_pass_t* pass = batch->pass;
   const sluice_op_t* op = batch->op;
@@ -207,7 +206,7 @@ static void round_sums(const batch_t* batch, int32_t e, const char* sums) {
   }
 }
 
-/* Adds a chunk's part. sums: the block of an expert that several chunks touch. */
+/* Adds the gradients of one chunk. sums: the block of an expert that several chunks touch. */
 static sluice_status_t add_chunk(batch_t* batch, int32_t chunk, int32_t e, sluice_chunk_span_t span, char* sums) {
   sluice_pass_t* pass = batch->pass;
   int add_to_host = pass->grad_mode == SLUICE_GRAD_ACCUMULATE;
@@ -242,7 +241,7 @@ static sluice_status_t add_walk(sluice_pass_t* pass, const sluice_op_t* op, cons
     if (joined) SLUICE_TRY(add_at_once(&batch, e));
     for (int32_t i = op->chunk < 0 ? 0 : op->chunk; i <= (op->chunk < 0 ? n - 1 : op->chunk) && !joined; ++i) {
       SLUICE_TRY(add_chunk(&batch, i, e, span, own));
-      if (op->chunk < 0) SLUICE_TRY(run_batch(&batch)); /* the next chunk has the same results */
+      if (op->chunk < 0) SLUICE_TRY(run_batch(&batch)); /* the next chunk writes the same results */
     }
     if (own != NULL && op->chunk >= 0) sums += block;
     if (!last || !is_last || pass->expert_ready == NULL) continue;
@@ -252,7 +251,7 @@ static sluice_status_t add_walk(sluice_pass_t* pass, const sluice_op_t* op, cons
   return run_batch(&batch);
 }
 
-/* The walk of an adapter; returns whether a gradient of it is wanted. */
+/* Sets up the walk of an adapter; returns whether any of its gradients is wanted. */
 static int take_adapter(const sluice_tensor_t* const* all, walk_t* walk) {
   const int32_t a = walk->term->parameter;
   walk->all[a] = all[a], walk->all[a + 1] = all[a + 1];
@@ -275,7 +274,7 @@ static sluice_status_t add_adapters(sluice_pass_t* pass, const sluice_op_t* op, 
 }
 
 sluice_status_t sluice_weight_grad(sluice_pass_t* pass, const sluice_op_t* op) {
-  if (pass->grad_params == NULL) return SLUICE_OK; /* other ranks want some */
+  if (pass->grad_params == NULL) return SLUICE_OK; /* only other ranks want gradients */
   const sluice_tensor_t* all[NUM_MEMBERS];
   sluice_gradients_of(pass->grad_params, all);
   SLUICE_TRY(add_adapters(pass, op, all));

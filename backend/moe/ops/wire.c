@@ -7,7 +7,7 @@
 
 #include "backend/base/math.h"
 
-/* Written behind what was read, and read in front of what is written: blocks go through a copy. */
+/* Conversion in place: source and destination overlap, so blocks are copied first. */
 enum { BLOCK = 128, SCALE = sizeof(float) };
 
 /* ---- bf16: to the nearest, ties to even ---- */
@@ -51,7 +51,7 @@ const sluice_wire_t sluice_wire_bf16 = {bf16_row_bytes, bf16_write, bf16_read};
 
 static uint64_t int8_row_bytes(int64_t width) { return (uint64_t)(width + (width + BLOCK - 1) / BLOCK * SCALE); }
 
-/* The largest magnitude is 127 steps. NaN: some value is no number, and none of the block will be one. */
+/* The largest magnitude is 127 steps. NaN: some value is not finite, and the whole block becomes NaN. */
 static float scale_of(const float* x, int64_t n) {
   float most = 0, no_number = 0;
   for (int64_t k = 0; k < n; ++k) {
@@ -61,12 +61,12 @@ static float scale_of(const float* x, int64_t n) {
   }
   const float scale = most / 127;
   if (no_number != 0) return NAN;
-  return scale * 127 <= FLT_MAX ? scale : nextafterf(scale, 0); /* what is finite comes back finite */
+  return scale * 127 <= FLT_MAX ? scale : nextafterf(scale, 0); /* finite values stay finite */
 }
 
 static void to_steps(const float* x, int64_t n, float scale, int8_t* steps) {
-  static const float TO_WHOLE = 12582912.0f;            /* 1.5 * 2^23: beside it a small float has no fraction */
-  const float inverse = scale > 1e-38f ? 1 / scale : 0; /* NaN and what is as good as 0: no steps */
+  static const float TO_WHOLE = 12582912.0f;            /* 1.5 * 2^23: adding it rounds a small float to an integer */
+  const float inverse = scale > 1e-38f ? 1 / scale : 0; /* NaN and tiny scales: no steps */
   for (int64_t k = 0; k < n; ++k) {
     float y = x[k] * inverse;
     y = y > 127 ? 127 : y;
@@ -84,7 +84,7 @@ static void int8_write(char* data, int64_t num_rows, int64_t width) {
     int8_t steps[BLOCK];
     memcpy(x, data + 4 * i, (size_t)n * sizeof *x);
     const float scale = scale_of(x, n);
-    if (scale != scale) memset(x, 0, sizeof x); /* no conversion of what is no number */
+    if (scale != scale) memset(x, 0, sizeof x); /* converting a NaN to an integer is undefined */
     to_steps(x, n, scale, steps);
     memcpy(out, &scale, SCALE);
     memcpy(out + SCALE, steps, (size_t)n);

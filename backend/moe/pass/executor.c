@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Walks a template on a device. Nothing runs that is not an op of the schedule. */
+/* Executes a template on a device. It runs only ops of the schedule. */
 #include "backend/base/clock.h"
 #include "backend/base/dtype.h"
 #include "backend/model/pass_sizes.h"
@@ -9,8 +9,8 @@
 
 #define NO_JOB (-1)
 
-/* The slots of all that has ended with the op: what opens a group ends with what closes it, and an op that leaves its
- * exchange to the next one ends with that. */
+/* Releases the slots of all ops that end here: an op that opens a group ends with the op that closes it, and an op that
+ * leaves its exchange to the next op ends with that op. */
 static sluice_status_t release_slots(sluice_pass_t* pass, int32_t index) {
   const int32_t group = pass->schedule->ops[index].group, left = pass->exchange_left;
   if (group == SLUICE_GROUP_OPENS || left == SLUICE_EXCHANGE_LEFT) return SLUICE_OK;
@@ -34,7 +34,7 @@ static sluice_status_t run_ops(sluice_pass_t* pass, int32_t first, int32_t last)
   return SLUICE_OK;
 }
 
-/* The same with the calling thread's CPU time of the ops, and apart from it what lies between them. */
+/* The same, also measuring the calling thread's CPU time within ops, without the time between them. */
 static sluice_status_t run_watched(sluice_pass_t* pass, int32_t first, int32_t last) {
   const sluice_op_times_t* times = pass->times;
   uint64_t before_ns = sluice_now_ns(), before_cpu_ns = sluice_thread_cpu_ns();
@@ -49,7 +49,7 @@ static sluice_status_t run_watched(sluice_pass_t* pass, int32_t first, int32_t l
   return SLUICE_OK;
 }
 
-/* The job is known by its last op, which is the one that others wait for. */
+/* A job is identified by its last op, the one that others wait for. */
 static sluice_status_t run_job(void* user, int32_t last, sluice_stream_t stream) {
   sluice_pass_t* pass = user;
   const sluice_op_t* op = &pass->schedule->ops[last];
@@ -88,7 +88,7 @@ static sluice_status_t submit_all(sluice_pass_t* pass) {
   return SLUICE_OK;
 }
 
-/* Of a layer that reuses buffers without a plan, whose chunks restore alike. */
+/* The restore set of a layer that reuses buffers without a plan: all its chunks restore the same way. */
 static int32_t restore_set_of(const sluice_pass_t* pass) {
   const sluice_binding_t* b = &pass->binding;
   for (int32_t i = 1; i < SLUICE_NUM_RESTORE_SETS && pass->moe->shape.config.reuse && b->plan == 0; ++i) {
@@ -99,7 +99,7 @@ static int32_t restore_set_of(const sluice_pass_t* pass) {
   return 0;
 }
 
-/* What the pass ran with, by its schedule: a backward has restored its binding and knows no choice. */
+/* The choice that the pass ran with, from its schedule: a backward has restored its binding and knows no choice. */
 static sluice_pass_choice_t choice_of(const sluice_pass_t* pass) {
   const sluice_template_spec_t* spec = &pass->schedule->spec;
   return (sluice_pass_choice_t){
@@ -115,8 +115,8 @@ static int is_sum(int32_t kind) { return kind == SLUICE_OP_REDUCE || kind == SLU
 
 static int is_copy(int32_t kind) { return kind == SLUICE_OP_COPY_OUT || kind == SLUICE_OP_COPY_IN; }
 
-/* Sums do nothing but read the rows that came back and write one row per token. With copies of tokens fewer rows come
- * back than were routed, and a backward without an input gradient sums nothing. */
+/* Summing only reads the returned rows and writes one row per token. With token copies fewer rows return than were
+ * routed, and a backward without an input gradient sums nothing. */
 static uint64_t summed_bytes(const sluice_pass_t* pass) {
   const sluice_binding_t* b = &pass->binding;
   if (pass->schedule->spec.dedup != SLUICE_DEDUPLICATE_NONE || pass->out_rows == NULL) return 0;
@@ -126,7 +126,7 @@ static uint64_t summed_bytes(const sluice_pass_t* pass) {
 static void note_rate(uint16_t* slowest, uint64_t bytes, uint64_t ns) {
   if (bytes == 0 || ns == 0) return;
   const uint16_t rate = sluice_f32_to_bf16((float)bytes / (float)ns);
-  if (*slowest == 0 || rate < *slowest) *slowest = rate; /* positive bf16 are ordered as their bits are */
+  if (*slowest == 0 || rate < *slowest) *slowest = rate; /* bits of positive bf16 have the same order */
 }
 
 static void note_rates(sluice_pass_t* pass) {
@@ -141,7 +141,7 @@ static void note_rates(sluice_pass_t* pass) {
   note_rate(&pass->moe->decision.own.copy_rate, copy_bytes, copy_ns);
 }
 
-/* What choosing needs of a pass. */
+/* Records what the policy hook needs to know of a pass. */
 static void report_pass(sluice_pass_t* pass, const uint64_t* lane_ns) {
   const sluice_template_spec_t* spec = &pass->schedule->spec;
   sluice_decision_state_t* decision = &pass->moe->decision;
@@ -189,7 +189,7 @@ static void add_to_trace(const sluice_pass_t* pass, const sluice_trace_event_t* 
   sluice_trace_add(&pass->context->trace, &event);
 }
 
-/* Outside of what is counted as walking: without a trace there is none of it. */
+/* Not counted as walking, which would not happen without a trace. */
 static void trace(const sluice_pass_t* pass) {
   if (pass->context->trace.capacity == 0) return;
   for (int32_t i = 0; i < pass->schedule->num_ops; ++i) {
@@ -212,13 +212,13 @@ static void trace(const sluice_pass_t* pass) {
   add_to_trace(pass, &whole);
 }
 
-/* began_ns: the calling thread's CPU time when the walk began */
+/* began_ns: the calling thread's CPU time when the walk began. */
 static void record_walk(sluice_pass_t* pass, uint64_t began_ns) {
   sluice_context_stats_t* stats = &pass->context->stats;
   const sluice_lane_waits_t* waits = &pass->context->device->waits;
   uint64_t took = sluice_thread_cpu_ns() - began_ns, other = pass->host.ops_ns + waits->caller_cpu_ns;
   uint64_t others = pass->host.num_readings + waits->num_caller_wakes + waits->num_caller_posts;
-  ++others; /* that one, and the first */
+  ++others; /* the readings above and at the beginning */
   ++stats->num_walks;
   stats->bind_cpu_ns += pass->host.bind_ns;
   stats->walk_cpu_ns += took > other ? took - other : 0;
@@ -243,7 +243,7 @@ static sluice_status_t run(sluice_pass_t* pass) {
   SLUICE_TRY(device->vtable->begin(device, pass->schedule->num_ops, run_job, pass, pass->stream));
   sluice_status_t submitted = submit_all(pass);
   pass->is_complete = submitted == SLUICE_OK;
-  /* join even then: lanes may be running what was submitted. It reports the first failure. */
+  /* Join in any case: lanes may be running submitted jobs. join reports the first failure. */
   sluice_status_t status = device->vtable->join(device);
   if (status == SLUICE_OK) status = submitted;
   int has_end = is_marked && status == SLUICE_OK && lanes->mark(pass, 1) == SLUICE_OK;

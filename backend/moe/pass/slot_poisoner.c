@@ -8,10 +8,10 @@
 
 #define NONE (-1)
 
-/* One use of a slot ends with num_releases ops that release the slot, on lanes that need not wait for each other. */
+/* A use of a slot. It ends with num_releases ops that release the slot, on lanes that need not wait for each other. */
 typedef struct use_s {
   int32_t num_releases;
-  int32_t next; /* use of the same slot */
+  int32_t next; /* next use of the same slot */
 } use_t;
 
 typedef struct slot_s {

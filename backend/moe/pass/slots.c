@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Where the slots of a pass lie: sizes from the binding, one arena, nothing allocated once the pass runs. */
+/* Places the slots of a pass in one arena, with sizes from the binding. A running pass allocates nothing. */
 #include <assert.h>
 #include <string.h>
 
@@ -14,13 +14,13 @@ static_assert(sizeof(sluice_row_run_t) == SLUICE_ROW_RUN_BYTES && sizeof(sluice_
                   sizeof(sluice_packed_t) == SLUICE_PACKED_BYTES && sizeof(sluice_op_times_t) == SLUICE_OP_TIMES_BYTES,
               "plans count them");
 
-/* The buffers of the host pool have no ops that compute in them, hence no home in the template: chunk i, slot i. */
+/* Buffers of the host pool have no ops that compute in them, hence no home in the template: chunk i has slot i. */
 static sluice_slot_ref_t home_of(const sluice_pass_t* pass, int32_t tensor, int32_t chunk) {
   return sluice_template_home(pass->schedule, tensor, chunk);
 }
 
-/* What GEMMs read over all chunks lies by expert, where each chunk has a slot of its own; what leaves the rank is
- * packed chunk by chunk. */
+/* Tensors that GEMMs read over all chunks are ordered by expert if each chunk has its own slot; sent tensors are packed
+ * chunk by chunk. */
 static int may_join(const sluice_moe_t* moe, int32_t tensor) {
   switch (tensor) {
     case SLUICE_T_KEPT_M: return !moe->shape.config.callback_experts;
@@ -40,7 +40,7 @@ static uint64_t rows_of(const sluice_binding_t* b, int32_t tensor, int32_t chunk
   const sluice_copies_t* copies = b->copies;
   switch (tensor) {
     case SLUICE_T_SEND: return (uint64_t)copies->max_chunk_remote(b);
-    case SLUICE_T_RECV: /* also takes the returned rows, this rank's own among them */
+    case SLUICE_T_RECV: /* also holds the returned rows, own rows included */
       return (uint64_t)sluice_max(copies->max_chunk_remote(b), copies->max_chunk_sent(b));
     case SLUICE_T_NODE: return copies->max_chunk_node == NULL ? 0 : (uint64_t)copies->max_chunk_node(b);
     case SLUICE_T_COPY_WEIGHTS: return (uint64_t)copies->num_weighted(b, chunk);
@@ -48,7 +48,7 @@ static uint64_t rows_of(const sluice_binding_t* b, int32_t tensor, int32_t chunk
   }
 }
 
-/* A host buffer is in use where a chunk's policy says so; every other slot where a chunk has its home there. */
+/* A chunk uses a host buffer if its policy offloads; it uses every other slot that is its home. */
 static int uses_host_slot(const sluice_template_spec_t* spec, int32_t tensor, int32_t chunk) {
   const uint8_t* restore = tensor == SLUICE_T_HOST_DI ? spec->restore_input : spec->restore_pre_activation;
   return sluice_restore_is_offloaded(restore[chunk]);
@@ -58,15 +58,16 @@ static int has_slots(const sluice_pass_t* pass, int32_t tensor) {
   return pass->schedule->ring[tensor] > 0 && pass->slots[tensor].row_bytes > 0;
 }
 
-/* Where a backward does not read T_DI of a chunk, its template gives it a home among the kept ones (needed_di in
- * template_backward.c); the step's buffer holds the rows of those that were kept and no others. */
+/* If a backward does not read T_DI of a chunk, its template gives it a home among the kept ones (needed_di in
+ * template_backward.c), but the step's buffer holds only rows that were kept. */
 static int is_left_out(const sluice_template_spec_t* spec, int32_t tensor, int32_t chunk) {
   return tensor == SLUICE_T_KEPT_DI && !sluice_restore_is_kept(spec->restore_input[chunk]);
 }
 
-/* Largest chunk of each slot, in bytes, as first[slot] for now; chunks[tensor]: how many have a home there. */
+/* Stores the largest chunk of each slot, in bytes, in first[slot]; chunks[tensor]: number of chunks with a home there.
+ */
 static void collect_homes(sluice_pass_t* pass, int32_t* chunks) {
-  int32_t last[SLUICE_T_COUNT]; /* chunk that was counted */
+  int32_t last[SLUICE_T_COUNT]; /* last chunk that was counted */
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) last[t] = -1, chunks[t] = 0;
   for (int32_t i = 0; i < pass->binding.num_chunks; ++i) {
     for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
@@ -85,7 +86,7 @@ static void collect_homes(sluice_pass_t* pass, int32_t* chunks) {
   }
 }
 
-/* Whether slots of T_M hold activated rows or their gradients of some chunk beside its T_M: then chunks cannot lie by
+/* Whether slots of T_M also hold activated rows, or their gradients, of another chunk: then chunks cannot be ordered by
  * expert, where a chunk has one place in a tensor. */
 static int shares_slots(const sluice_pass_t* pass, int32_t tensor) {
   static const int32_t guests[] = {SLUICE_T_ACT, SLUICE_T_DACT};
@@ -99,7 +100,7 @@ static int shares_slots(const sluice_pass_t* pass, int32_t tensor) {
   return 0;
 }
 
-/* Turns sizes of slots into where they begin. */
+/* Converts sizes of slots to offsets. */
 static void lay_out(sluice_pass_t* pass, int32_t tensor, int32_t chunks) {
   sluice_slots_t* slots = &pass->slots[tensor];
   int32_t ring = pass->schedule->ring[tensor], n = pass->binding.num_chunks;
@@ -111,7 +112,7 @@ static void lay_out(sluice_pass_t* pass, int32_t tensor, int32_t chunks) {
     slots->bytes = (uint64_t)pass->binding.num_rows * slots->row_bytes;
     return;
   }
-  if (tensor == SLUICE_T_RECV && pass->binding.first_returned[n] > 0) { /* one op reads them all: row after row */
+  if (tensor == SLUICE_T_RECV && pass->binding.first_returned[n] > 0) { /* one op reads all chunks: contiguous rows */
     for (int32_t s = 0; s < ring; ++s) slots->first[s] = (uint64_t)pass->binding.first_returned[s] * slots->row_bytes;
     slots->bytes = (uint64_t)pass->binding.first_returned[n] * slots->row_bytes;
     return;
@@ -136,11 +137,11 @@ sluice_status_t sluice_pass_measure(sluice_pass_t* pass) {
   collect_homes(pass, chunks);
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) lay_out(pass, t, chunks[t]);
   pass->slots[SLUICE_T_DW].bytes =
-      sluice_weight_sum_bytes(pass); /* beside the host's gradients, which have their own */
+      sluice_weight_sum_bytes(pass); /* beyond the host's gradients, which have their own memory */
   return SLUICE_OK;
 }
 
-/* The scalars of rows lie with the rows, everything else where the host can touch it. */
+/* Scalars of rows lie in row memory, everything else in host memory. */
 static void take_scratch(sluice_pass_t* pass, const sluice_pass_scratch_t* s, sluice_arena_t* host,
                          sluice_arena_t* rows) {
   pass->send = sluice_arena_take(host, s->per_rank);
@@ -174,8 +175,8 @@ static sluice_status_t poison(const sluice_pass_t* pass, const sluice_arena_t* a
   return context->rows->fill(context, pass->stream, arena->data, 0xff, arena->capacity);
 }
 
-/* A candidate may need more slots than what is chosen in the end. They stay while anything is on trial, so that trying
- * costs no fresh pages; after a few settled passes of each layer what only trials needed goes back, once. */
+/* A candidate may need more slot memory than the final choice. It stays allocated during trials, which so touch no
+ * fresh pages; after some settled passes of each layer, memory that only trials needed is freed, once. */
 static sluice_status_t give_back_after_trials(const sluice_pass_t* pass, uint64_t bytes) {
   const sluice_moe_t* moe = pass->moe;
   sluice_settled_t* settled = &pass->memory->settled;
@@ -184,11 +185,11 @@ static sluice_status_t give_back_after_trials(const sluice_pass_t* pass, uint64_
     return SLUICE_OK;
   }
   sluice_arena_t* arena = &pass->memory->slots;
-  /* A plan counts its slots beforehand, and a graph replays where they lie. */
+  /* A plan counts its slots beforehand, and the slots of a captured graph must not move. */
   if (!settled->had_trials || pass->is_bounded || arena->is_fixed) return SLUICE_OK;
   if (!moe->context->rows->can_give_back) return SLUICE_OK;
   const int32_t wanted = SLUICE_SETTLED_PASSES * moe->context->num_layers;
-  /* What runs first may still be a candidate's: a backward has its forward's chunks. */
+  /* The first passes may still be a candidate's: a backward has the chunks of its forward. */
   if (++settled->num_passes > wanted / 2) settled->most_bytes = sluice_max_u64(settled->most_bytes, bytes);
   if (settled->num_passes < wanted) return SLUICE_OK;
   uint64_t most = settled->most_bytes;
@@ -205,7 +206,7 @@ sluice_status_t sluice_pass_prepare(sluice_pass_t* pass, void* const* given) {
   rows = sluice_max_u64(rows, (uint64_t)b->first_returned[b->num_chunks]);
   uint64_t scalar_bytes = rows * sizeof(float);
   const sluice_pass_scratch_t s = sluice_pass_scratch(&pass->moe->shape, scalar_bytes, pass->schedule->num_ops);
-  /* Of passes without a plan alone: plans count no groups. */
+  /* Only passes without a plan have groups. */
   const uint64_t of_groups = pass->schedule->spec.grouped ? sluice_align_up(s.scalars) : 0;
   uint64_t total = sluice_pass_scratch_bytes(&pass->moe->shape, scalar_bytes, pass->schedule->num_ops) + of_groups;
   uint64_t tensors = 0;

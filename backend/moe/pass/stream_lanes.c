@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Lanes that are streams of a device: passes and ops are timed by it. */
+/* Lanes that are streams of a device, which times passes and ops. */
 #include <time.h>
 
 #include "backend/base/clock.h"
 #include "backend/moe/pass/lanes.h"
 
-#define TIMED_PASSES  8 /* of a layer and direction whose lanes are timed: as many as rates are medians of */
+#define TIMED_PASSES  8 /* passes of a layer and direction whose lanes are timed: as many as medians of rates use */
 #define NAP_NS        20000
-#define ALONE_WAIT_NS (UINT64_C(600) * 1000000000) /* without a communicator, whose timeout counts otherwise */
+#define ALONE_WAIT_NS (UINT64_C(600) * 1000000000) /* without a communicator; else its timeout counts */
 
-/* An op is a job: nothing is gained by enqueueing several as one. */
+/* Each op is a job: enqueueing several as one gains nothing. */
 static int32_t first_of_job(const sluice_template_t* schedule, int32_t last) {
   (void)schedule;
   return last;
@@ -20,7 +20,7 @@ static int ends_job(const sluice_template_t* schedule, int32_t i) {
   return 1;
 }
 
-/* No lane has a thread. */
+/* Lanes have no threads. */
 static void note_comm_job(sluice_pass_t* pass, int32_t i) { (void)pass, (void)i; }
 
 /* ---- times of passes ---- */
@@ -35,8 +35,8 @@ static sluice_status_t mark(const sluice_pass_t* pass, int32_t is_end) {
   return device->memory->clock->timer_mark(device, decision->timers[direction], is_end, pass->stream);
 }
 
-/* Ops are only enqueued by now: lanes have times in passes that the device timed. What headers took says nothing of an
- * exchange between devices. */
+/* Ops are only enqueued by now: lanes have times only in passes that the device timed. The header's time says nothing
+ * about exchanges between devices. */
 static void report(sluice_pass_t* pass, const sluice_pass_report_t* report, const uint64_t* lane_ns) {
   sluice_decision_state_t* decision = &pass->moe->decision;
   const int32_t direction = pass->schedule->spec.direction;
@@ -57,7 +57,7 @@ static void take_pass_times(sluice_moe_t* moe) {
     uint64_t ns = 0;
     if (report->pass_ns == 0 || decision->timers[direction] == NULL) continue;
     sluice_status_t status = device->memory->clock->timer_ns(device, decision->timers[direction], &ns);
-    if (status == SLUICE_OK && ns == 0) continue; /* not through yet: the next forward asks again */
+    if (status == SLUICE_OK && ns == 0) continue; /* still running: the next forward asks again */
     if (status == SLUICE_OK) {
       decision->own.pass[direction] = *report;
       decision->own.pass[direction].pass_ns = ns;
@@ -68,8 +68,8 @@ static void take_pass_times(sluice_moe_t* moe) {
 
 /* ---- times of ops ---- */
 
-/* Who chooses learns from the first passes what the lanes take by themselves. Like those of a trace they end before the
- * call does. */
+/* The policy hook needs times of the lanes in the first passes. Like passes with a trace, these end before the call
+ * returns. */
 static int is_one_of_the_first(const sluice_pass_t* pass) {
   const sluice_decision_state_t* decision = &pass->moe->decision;
   return decision->table != NULL && sluice_pass_is_of_training(pass) &&
@@ -88,7 +88,7 @@ static int peers_are_there(sluice_comm_t* comm) {
   return comm == NULL || comm->vtable->poll == NULL || comm->vtable->poll(comm) == SLUICE_OK;
 }
 
-/* *out_waited: the pass ended while this looked on. */
+/* *out_waited: the pass was still running when this was called. */
 static int wait_for_times(const sluice_pass_t* pass, uint64_t* begins, uint64_t* ends, int* out_waited) {
   sluice_device_t* device = pass->context->device;
   sluice_comm_t* comm = pass->context->comm;
@@ -102,8 +102,8 @@ static int wait_for_times(const sluice_pass_t* pass, uint64_t* begins, uint64_t*
   }
 }
 
-/* The device's times count from the pass's first event, which may have waited long for the host's own work before it.
- * Where the end was seen, they are laid so that the last op ends then. */
+/* The device's times count from the pass's first event, which may have waited for earlier work of the host. If the end
+ * was observed, times are shifted so that the last op ends then. */
 static void place(sluice_pass_t* pass, uint64_t begin_ns, const uint64_t* begins, const uint64_t* ends, int waited) {
   uint64_t now = sluice_now_ns(), last = 0;
   int32_t num_ops = pass->schedule->num_ops;

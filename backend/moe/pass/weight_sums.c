@@ -29,14 +29,12 @@ sluice_chunk_span_t sluice_chunks_of_expert(const sluice_pass_t* pass, int32_t l
   return span;
 }
 
-/* Whether the rows of an expert are contiguous over all chunks, so that one GEMM computes its weight gradient. */
 int sluice_weight_rows_are_joined(const sluice_pass_t* pass) {
   return sluice_pass_is_joined(pass, SLUICE_T_DI) && sluice_pass_is_joined(pass, SLUICE_T_DDO) &&
          sluice_pass_is_joined(pass, SLUICE_T_DM) && sluice_pass_is_joined(pass, SLUICE_T_DACT) &&
          (pass->moe->shape.config.lora_rank == 0 || sluice_pass_is_joined(pass, SLUICE_T_LOW));
 }
 
-/* A host leaves out the gradients of parameters that it does not train. */
 int sluice_gradient_is_wanted(const sluice_shape_t* shape, const sluice_tensor_t* const* all, int member) {
   return all[member] != NULL && sluice_parameter_elements(shape, member) > 0;
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What depends on counts in one pass: boundaries, row orders, offsets. Bound once per call; a template never sees it.
+/* The data of one pass that depends on counts: boundaries, row orders, offsets. Bound once per call; a template never
+ * sees it.
  *
  * Three row orders of a chunk:
  *   sent      by place (destination rank, local expert), then token, then k: rows this rank sends and gets back
  *   received  by source rank, then local expert, then the sender's order: rows as they arrive
  *   expert    by local expert, then source rank, then the sender's order: rows as experts see them
- * Tensors in expert order over the whole pass lie by (local expert, chunk), so that one GEMM may run over all
- * chunks.
- */
+ * Tensors in expert order over the whole pass are sorted by (local expert, chunk), so that one GEMM can run over all
+ * chunks. */
 #ifndef SLUICE_BACKEND_MOE_ROUTING_BINDING_H_
 #define SLUICE_BACKEND_MOE_ROUTING_BINDING_H_
 
@@ -20,65 +20,65 @@ typedef struct sluice_binding_s {
   const sluice_moe_t* moe;
   const struct sluice_routes_s* routes; /* the layer's strategies */
   const struct sluice_copies_s* copies;
-  sluice_pass_memory_t* memory; /* where its arrays lie; set before it is routed or restored */
+  sluice_pass_memory_t* memory; /* holds its arrays; set before routing or restoring */
   int32_t num_chunks;
-  int32_t chunks_by_experts; /* chunks are cut out of rows, see chunks_by_experts.h; else out of tokens, all routes of
-                                one in one chunk */
+  int32_t chunks_by_experts; /* chunks are cut out of rows (chunks_by_experts.h), else out of tokens, with all routes of
+                                a token in one chunk */
   int32_t world_size;
   int32_t num_local;
   int32_t top_k;
   int64_t num_tokens;                       /* T */
-  int64_t max_tokens;                       /* T of the rank that has most; of a forward once the ranks have met */
+  int64_t max_tokens;                       /* largest T of any rank; of a forward, after the handshake */
   int64_t num_sent;                         /* kept routes */
   int64_t num_rows;                         /* R, all chunks */
-  int64_t max_chunk_rows;                   /* of R */
-  int64_t max_chunk_sent;                   /* kept routes of a chunk */
-  int64_t max_chunk_remote;                 /* of either direction: rows to or from other ranks, whichever is more */
-  uint8_t restore_input[SLUICE_MAX_CHUNKS]; /* SLUICE_RESTORE_* by chunk, as forward left the rows */
+  int64_t max_chunk_rows;                   /* largest chunk of R */
+  int64_t max_chunk_sent;                   /* most kept routes of a chunk */
+  int64_t max_chunk_remote;                 /* most rows of a chunk to, or from, other ranks */
+  uint8_t restore_input[SLUICE_MAX_CHUNKS]; /* SLUICE_RESTORE_* by chunk, as the forward left the rows */
   uint8_t restore_pre_activation[SLUICE_MAX_CHUNKS];
-  uint8_t plan;        /* of the layer's set, from 1, under which the forward ran; 0: without one */
-  uint8_t wgrad_mode;  /* of its backward, whatever is chosen or in force by then */
-  uint8_t shares_act;  /* of its passes: where T_ACT and dT_ACT lie, see sluice_template_spec_t */
-  uint8_t grouped;     /* of its passes: exchanges, likewise */
-  uint8_t deduplicate; /* of its passes: SLUICE_DEDUPLICATE_*; set before it is routed or restored, like memory */
+  uint8_t plan;        /* number in the layer's set, from 1, of the forward's plan; 0: no plan */
+  uint8_t wgrad_mode;  /* of its backward, fixed by the forward */
+  uint8_t shares_act;  /* of its passes: whether T_ACT and dT_ACT share slots, see sluice_template_spec_t */
+  uint8_t grouped;     /* of its passes: exchanges are grouped */
+  uint8_t deduplicate; /* of its passes: SLUICE_DEDUPLICATE_*; set before routing or restoring */
   uint8_t two_levels;  /* of its passes: tokens travel by node */
-  uint64_t adapters;   /* sluice_low_signature of the forward's */
+  uint64_t adapters;   /* sluice_low_signature of the forward */
 
   int32_t* send_counts; /* [n][E] by place */
   int32_t* recv_counts; /* [W][n][E_local] */
-  int32_t* counts_out; /* [W][n][E_local(r)] send_counts by destination, for the header, with token copies on the device
-                        * after their numbers [n]; not in a restored binding, and neither is */
-  int32_t* counts_in;  /* what comes back: recv_counts, with token copies on the device [W][n + n E_local] */
-  /* For kernels: in the memory of the device. */
+  int32_t* counts_out; /* [W][n][E_local(r)] send_counts by destination, for the header; with token copies on the device
+                          after their numbers [n]; not set in a restored binding, nor is counts_in */
+  int32_t* counts_in;  /* received counts: recv_counts, with token copies on the device [W][n + n E_local] */
+  /* For kernels, in the memory of the device. */
   int32_t* order;       /* flat routes t*K+k in sent order, chunk i from first_order[i] */
   int32_t* order_token; /* their tokens */
   int32_t* position;    /* [T*K] row of each route in its chunk's sent order (chunks_by_experts: of all chunks, see
-                         * first_returned); -1 dropped */
+                           first_returned); -1: dropped */
 
   int64_t* first_token;    /* [n + 1]; chunks_by_experts: 0, .., 0, T */
   int64_t* first_sent;     /* [n + 1] kept routes of the chunks before */
-  int64_t* first_order;    /* [n + 1] into order: first_sent, or first_token * K where the device made it */
-  int64_t* first_returned; /* [n + 1] where a chunk's rows return, counted from the first chunk's, if those of all
-                            * chunks wait for each other (chunks_by_experts); else 0 */
-  int64_t* sent_of_rank;   /* [n][W + 1] rows of the chunk's sent order, by destination */
-  int64_t* recv_of_rank;   /* [n][W + 1] rows of the chunk's received order, by source; own rows take no place */
+  int64_t* first_order;    /* [n + 1] index into order: first_sent, or first_token * K if the device made it */
+  int64_t* first_returned; /* [n + 1] first returned row of a chunk, counted over all chunks, if returned rows of all
+                              chunks are kept (chunks_by_experts); else 0 */
+  int64_t* sent_of_rank;   /* [n][W + 1] offsets in the chunk's sent order, by destination */
+  int64_t* recv_of_rank;   /* [n][W + 1] offsets in the chunk's received order, by source; own rows are empty */
   int64_t* rows_of_expert; /* [n][E_local] */
   int64_t* first_in_chunk; /* [n][E_local] first row in the chunk's expert order */
   int64_t* first_in_pass;  /* [n][E_local] first row in the whole pass, by (expert, chunk) */
   int64_t* first_of_chunk; /* [n + 1] first row in the whole pass, by (chunk, expert) */
 
-  sluice_token_copies_t token_copies; /* where the layer is deduplicated */
-  sluice_node_copies_t node_copies;   /* and two_levels */
+  sluice_token_copies_t token_copies; /* of a deduplicated layer */
+  sluice_node_copies_t node_copies;   /* of a pass with two_levels */
 } sluice_binding_t;
 
-/* The shape of the layer, with the deduplication of the passes of this binding. */
+/* The shape of the layer with the deduplication of this binding's passes. */
 static inline sluice_shape_t sluice_binding_shape(const sluice_binding_t* b) {
   sluice_shape_t shape = b->moe->shape;
   sluice_shape_take_deduplication(&shape, b->deduplicate);
   return shape;
 }
 
-/* The tokens that an op of `chunk` sums, and the chunk where their rows begin. chunk -1: all tokens. */
+/* The tokens that an op of `chunk` sums, and the chunk in which their rows begin. chunk -1: all tokens. */
 typedef struct sluice_token_span_s {
   int64_t first, count;
   int32_t chunk;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Where the arrays of a binding lie, in the arena of its context. */
+/* Allocates the arrays of a binding in its context's arena. */
 #include "backend/moe/routing/binding_arrays.h"
 
 #include <string.h>

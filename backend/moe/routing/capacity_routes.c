@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Under a capacity every place has the same number of rows in each chunk, on all ranks. */
 #include "backend/moe/routing/capacity_routes.h"
 
 #include <string.h>
@@ -15,10 +14,11 @@ void sluice_binding_fill_counts(sluice_binding_t* b) {
   for (int64_t i = 0; i < received; ++i) b->recv_counts[i] = capacity;
   b->num_sent = sluice_binding_room(&b->moe->shape, b->num_chunks, b->num_tokens);
   for (int32_t i = 0; i < b->num_chunks; ++i) b->first_sent[i] = b->num_sent / b->num_chunks * i;
-  b->first_sent[b->num_chunks] = b->num_sent; /* as many of each chunk */
+  b->first_sent[b->num_chunks] = b->num_sent; /* the same number for each chunk */
 }
 
-/* As order_routes, on places of `capacity` rows: the first routes of a place take them, the others are dropped. */
+/* As order_routes, with places of `capacity` rows: the first routes of a place take its rows, the others are dropped.
+ */
 static void order_under_capacity(sluice_binding_t* b, int64_t* cursor, int64_t* drop_counters) {
   int64_t capacity = sluice_shape_capacity(&b->moe->shape);
   int32_t num_experts = b->moe->shape.config.num_experts;

@@ -9,8 +9,8 @@ int sluice_chunks_by_experts(const sluice_moe_t* moe, int32_t num_chunks) {
   return !sluice_is_planned(moe) && sluice_shape_chunks_by_experts(&moe->shape, num_chunks);
 }
 
-/* Where piece `piece` of the rows for one rank begins: at the nearest beginning of an expert, if that is no farther
- * than a quarter of an average piece. `counts`: rows of each of that rank's `experts`. */
+/* The first row of piece `piece` of the rows for one rank: the nearest first row of an expert, if that is at most a
+ * quarter of an average piece away. `counts`: rows of each of that rank's `experts`. */
 static int64_t piece_start(const int64_t* counts, int32_t experts, int64_t rows, int32_t piece, int32_t num_pieces) {
   int64_t start = sluice_uneven_chunk_start(rows, piece, num_pieces), best = start,
           distance = rows / (4 * (int64_t)num_pieces);
@@ -23,13 +23,13 @@ static int64_t piece_start(const int64_t* counts, int32_t experts, int64_t rows,
   return best;
 }
 
-/* send_counts of the places of one rank. */
+/* Sets send_counts of the places of one rank. */
 static void cut_rank(sluice_binding_t* b, const int64_t* counts, int32_t first_position, int32_t experts) {
   int64_t rows = 0, start = 0;
   for (int32_t e = 0; e < experts; ++e) rows += counts[e];
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     int64_t end = i + 1 < b->num_chunks ? piece_start(counts, experts, rows, i + 1, b->num_chunks) : rows;
-    int64_t first = 0; /* of the expert */
+    int64_t first = 0; /* first row of the expert */
     for (int32_t e = 0; e < experts; ++e) {
       int64_t low = first > start ? first : start, high = first + counts[e] < end ? first + counts[e] : end;
       b->send_counts[(int64_t)i * b->moe->shape.config.num_experts + first_position + e] =
@@ -40,8 +40,8 @@ static void cut_rank(sluice_binding_t* b, const int64_t* counts, int32_t first_p
   }
 }
 
-/* Rows of a place go to its chunks in turn: `cursor` holds chunk << 32 | rows taken there, `start_row` [n][E] where the
- * place's rows begin in the chunk's sent order. */
+/* Distributes rows of a place over its chunks in order. `cursor` holds chunk << 32 | rows taken there, `start_row`
+ * [n][E] the place's first row in the chunk's sent order. */
 static void order_routes(sluice_binding_t* b, int64_t* cursor, const int32_t* start_row) {
   int64_t num_experts = b->moe->shape.config.num_experts, num_routes = b->num_tokens * b->top_k;
   memset(cursor, 0, (size_t)num_experts * sizeof *cursor);
@@ -62,7 +62,7 @@ void sluice_chunks_by_experts_order(sluice_binding_t* b, int64_t* cursor) {
     cut_rank(b, cursor + moe->first_position[r], moe->first_position[r],
              moe->first_position[r + 1] - moe->first_position[r]);
   }
-  int32_t* start_row = b->counts_out; /* the header packs its counts there, later */
+  int32_t* start_row = b->counts_out; /* free until the header packs its counts */
   int64_t sent = 0;
   for (int32_t i = 0; i < b->num_chunks; ++i) {
     int32_t row = 0;

@@ -53,7 +53,7 @@ void sluice_chunks_by_tokens_count_forwards(const sluice_moe_t* moe, int32_t num
   }
 }
 
-/* Rows of blocks [first, end) at the rank that receives most of them. */
+/* The most rows of blocks [first, end) that any rank receives. */
 static int64_t most_rows(const int64_t* table, int32_t world_size, int32_t first, int32_t end) {
   int64_t most = 0;
   for (int32_t r = 0; r < world_size; ++r) {
@@ -64,7 +64,7 @@ static int64_t most_rows(const int64_t* table, int32_t world_size, int32_t first
   return most;
 }
 
-/* At the rank that receives or passes on most of them. */
+/* The most rows that any rank receives or forwards. */
 static int64_t most_moved(const sluice_plan_data_t* plan, const int64_t* table, int32_t world_size, int32_t first,
                           int32_t end) {
   const int64_t received = most_rows(table, world_size, first, end);

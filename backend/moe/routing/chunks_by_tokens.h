@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Cutting tokens into chunks by the rows that ranks receive. Private to moe.
+/* Cuts tokens into chunks by the rows that ranks receive. Private to moe.
  *
- * Each rank counts, per block of its tokens, the rows that go to each destination, in two levels behind them those that
- * go through each rank; one all-reduce sums the table [G, W] or [2, G, W]; all ranks then cut alike, between blocks. */
+ * Each rank counts, per block of its tokens, the rows for each destination, and with two levels also the rows that each
+ * rank forwards. One all-reduce sums the table [G, W] or [2, G, W]; all ranks then make the same cuts between blocks.
+ */
 #ifndef SLUICE_BACKEND_MOE_ROUTING_CHUNKS_BY_TOKENS_H_
 #define SLUICE_BACKEND_MOE_ROUTING_CHUNKS_BY_TOKENS_H_
 
@@ -12,19 +13,20 @@
 typedef struct sluice_chunks_by_tokens_s {
   int32_t num_chunks;
   int32_t first_block[SLUICE_MAX_CHUNKS + 1];
-  uint8_t is_kept[SLUICE_MAX_CHUNKS]; /* its rows fit kept_rows on every rank */
+  uint8_t is_kept[SLUICE_MAX_CHUNKS]; /* the chunk's rows fit kept_rows on every rank */
 } sluice_chunks_by_tokens_t;
 
-/* table [G, W]: rows per block and destination rank, of this rank's tokens. Errors: INVALID_ARGUMENT naming an id. */
+/* Counts this rank's tokens: out_table [G, W], rows per block and destination rank. Errors: INVALID_ARGUMENT naming an
+ * id. */
 sluice_status_t sluice_chunks_by_tokens_count(const sluice_moe_t* moe, const sluice_tensor_t* expert_ids,
                                               int32_t num_blocks, int64_t* out_table);
-/* The same table from counts by place [num_blocks, E]. */
+/* Computes the same table from counts by place [num_blocks, E]. */
 void sluice_chunks_by_tokens_add(const sluice_moe_t* moe, const int32_t* counts, int32_t num_blocks,
                                  int64_t* out_table);
-/* In two levels: behind the table [G, W] of this rank's tokens, those rows by block and the rank that passes them on,
- * which on each node is the one with this rank's local index. */
+/* With two levels: appends to the table [G, W] of this rank's tokens those rows by block and forwarding rank, which on
+ * each node is the one with this rank's local index. */
 void sluice_chunks_by_tokens_count_forwards(const sluice_moe_t* moe, int32_t num_blocks, int64_t* inout_table);
-/* table: summed over all ranks; of two levels where the plan says so. Errors: OVER_BUDGET when one block alone passes
+/* table: summed over all ranks; with two levels if the plan has them. Errors: OVER_BUDGET if one block exceeds
  * chunk_rows. */
 sluice_status_t sluice_chunks_by_tokens_make(const sluice_moe_t* moe, const sluice_plan_data_t* plan,
                                              const int64_t* table, sluice_chunks_by_tokens_t* out_cut);

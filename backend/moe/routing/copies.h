@@ -1,47 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What travels between ranks for a token with several routes: a row for each route, or, where a layer is deduplicated,
- * a copy for each rank (token_copies.h). One of the layer's strategies: everyone else takes its table and does not ask.
- */
+/* What ranks send for a token with several routes: a row for each route, or, in a deduplicated layer, a copy for each
+ * rank (token_copies.h). One of the layer's strategies: other code calls its table without testing which one it is. */
 #ifndef SLUICE_BACKEND_MOE_ROUTING_COPIES_H_
 #define SLUICE_BACKEND_MOE_ROUTING_COPIES_H_
 
 #include "backend/moe/routing/routes.h"
 
 typedef struct sluice_copies_s {
-  /* Numbers of copies that the header carries to each rank for each chunk, in front of its counts of rows. */
+  /* Number of words in a header, per rank and chunk, that hold numbers of copies; they precede the counts of rows. */
   int32_t header_words;
-  /* Of a forward, arrays of a binding beside the counts; counts_in among them. */
+  /* Forward: takes the arrays besides the counts; also sets counts_in. */
   void (*take_counts)(sluice_binding_t* binding);
-  /* Writes those numbers for rank r at `out`, returns where its counts begin; reads what came back. */
+  /* Writes those words for rank r at `out`, returns where its counts begin; reads the received words. */
   int32_t* (*pack)(const sluice_binding_t* binding, int32_t r, int32_t* out);
   void (*unpack)(sluice_binding_t* binding);
-  /* Of a binding just finished, in forward: what ranks tell each other about their copies; collective. NULL: nothing.
-   */
+  /* Forward, after the binding is finished: exchanges data about copies; collective. NULL: nothing is exchanged. */
   sluice_status_t (*exchange)(sluice_binding_t* binding, sluice_stream_t stream);
-  /* Rows of a chunk at most: to or from other ranks, and those that return, own ones among them; of `chunk`, those
-   * whose route weights travel too. */
+  /* The most rows of a chunk to or from other ranks; that return, own rows included; and the rows of `chunk` that are
+   * sent with their route weights. */
   int64_t (*max_chunk_remote)(const sluice_binding_t* binding);
   int64_t (*max_chunk_sent)(const sluice_binding_t* binding);
-  /* Of a chunk at most in T_NODE; NULL where nothing lies there. */
+  /* The most rows of a chunk in T_NODE; NULL: T_NODE is not used. */
   int64_t (*max_chunk_node)(const sluice_binding_t* binding);
   int64_t (*num_weighted)(const sluice_binding_t* binding, int32_t chunk);
-  /* What a step keeps: in META (written at `at`, returns where the next begins; its bytes are
-   * meta_token_copies_bytes()) and in front of its rows, kept_bytes after those of routes, once counts are known.
-   * kept: where that block of both begins. restore: of a binding just finished; on a device its work goes to `stream`.
-   */
+  /* The data that a step keeps: in META (written at `at`, returns the next address; meta_token_copies_bytes() bytes)
+   * and before its rows, kept_bytes after the data of routes, once counts are known. kept: the begin of the block of
+   * both. restore: for a binding just finished; on a device it enqueues work on `stream`. */
   char* (*save)(const sluice_binding_t* binding, char* at);
   uint64_t (*kept_bytes)(const sluice_binding_t* binding);
   sluice_status_t (*keep)(const sluice_binding_t* binding, sluice_stream_t stream, void* kept);
   sluice_status_t (*restore)(sluice_binding_t* binding, sluice_stream_t stream, int32_t* saved, void* kept);
 } sluice_copies_t;
 
-extern const sluice_copies_t sluice_no_copies; /* each route's row travels */
+extern const sluice_copies_t sluice_no_copies; /* one row for each route */
 extern const sluice_copies_t sluice_copies_in_host_memory;
 extern const sluice_copies_t sluice_copies_in_device_memory;
-extern const sluice_copies_t sluice_copies_by_node;           /* in two levels, in host memory */
-extern const sluice_copies_t sluice_copies_by_node_on_device; /* in the device's, made on the host */
+extern const sluice_copies_t sluice_copies_by_node;           /* two levels, in host memory */
+extern const sluice_copies_t sluice_copies_by_node_on_device; /* two levels, in device memory, made on the host */
 
-/* The block that a step keeps in front of its rows, once counts are known. */
+/* The block that a step keeps before its rows, once counts are known. */
 static inline uint64_t sluice_binding_kept_bytes(const sluice_binding_t* b) {
   return b->routes->kept_bytes(b) + b->copies->kept_bytes(b);
 }

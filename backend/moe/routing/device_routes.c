@@ -27,7 +27,7 @@ static void place(sluice_binding_t* b, void* routes) {
   }
 }
 
-/* first_bad: of the device; INT32_MAX: all ids name an expert, or are -1. */
+/* first_bad: index found by the device; INT32_MAX: all ids name an expert, or are -1. */
 static sluice_status_t check_first_bad(const sluice_moe_t* moe, int32_t first_bad) {
   if (first_bad == INT32_MAX) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
@@ -36,7 +36,7 @@ static sluice_status_t check_first_bad(const sluice_moe_t* moe, int32_t first_ba
                      first_bad % moe->shape.config.top_k, moe->shape.config.num_experts);
 }
 
-/* send_counts are there. */
+/* Computes first_sent and num_sent from send_counts. */
 static void sum_sent(sluice_binding_t* b) {
   int32_t num_experts = b->moe->shape.config.num_experts;
   b->first_sent[0] = 0;
@@ -65,7 +65,7 @@ static sluice_status_t take_counts(sluice_binding_t* b, const int32_t* counts) {
   return SLUICE_OK;
 }
 
-/* Of a host table of ranks by expert. */
+/* Size of a host table of ranks by expert. */
 static uint64_t ranks_bytes_of(const sluice_moe_t* moe) {
   return sluice_shape_has_device_token_copies(&moe->shape) ? (uint64_t)moe->shape.config.num_experts * sizeof(int32_t)
                                                            : 0;
@@ -107,8 +107,8 @@ static sluice_status_t number_there(sluice_moe_t* moe, sluice_stream_t stream, c
   return context->device->memory->routing->number_token_copies(context->device, stream, &token_copies);
 }
 
-/* Orders the routes on the device, and their token copies. ranks: host [E] for those, else NULL. out_counts: there,
- * device_counts_bytes(). */
+/* Orders the routes on the device, and their token copies. ranks: host [E] for token copies, else NULL. out_counts: on
+ * the device, device_counts_bytes(). */
 static sluice_status_t route_there(sluice_moe_t* moe, sluice_stream_t stream, const sluice_tensor_t* expert_ids,
                                    int64_t* drop_counters, const int32_t* ranks, sluice_binding_t* b,
                                    int32_t** out_counts) {
@@ -168,7 +168,7 @@ static sluice_status_t order(sluice_moe_t* moe, sluice_stream_t stream, const sl
 
 /* ---- in two parts, under a plan ---- */
 
-/* On the host the table of ranks follows them, for as long as they are there. */
+/* On the host the table of ranks follows the counts. */
 static int32_t* ranks_behind(const sluice_moe_t* moe, const int32_t* counts) {
   return (int32_t*)(void*)((char*)(uintptr_t)counts +
                            sluice_align_up(sluice_device_block_counts_bytes(&moe->shape, SLUICE_PLAN_BLOCKS)));
@@ -219,7 +219,7 @@ static sluice_status_t look(sluice_moe_t* moe, sluice_pass_memory_t* memory, slu
   return SLUICE_OK;
 }
 
-/* Sums over the blocks of each chunk. of_block: [G][stride], of which `count` entries; out: [n][count]. */
+/* Sums over the blocks of each chunk. of_block: [G][stride], of which `count` entries are used; out: [n][count]. */
 static void sum_blocks(int32_t num_chunks, const int32_t* first_block, const int32_t* of_block, int32_t stride,
                        int32_t count, int32_t* out) {
   memset(out, 0, (size_t)num_chunks * (size_t)count * sizeof *out);
@@ -284,13 +284,13 @@ static void take_offsets(sluice_binding_t* b, int64_t num_sent) {
   b->first_order = sluice_arena_take(&b->memory->binding, ((uint64_t)b->num_chunks + 1) * 8);
 }
 
-/* They are the device's. */
+/* Orders lie in device memory. */
 static void take_orders(sluice_binding_t* b, int64_t room, int64_t num_routes) {
   (void)b, (void)room, (void)num_routes;
 }
 static void finish(sluice_binding_t* b) { (void)b; }
 
-/* META has none of it. */
+/* META holds no routes of a device. */
 static char* save(const sluice_binding_t* b, char* at) {
   (void)b;
   return at;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Routes of a CPU into chunks: counted by place, ordered by a counting sort. */
+/* Orders routes in host memory: counted by place, ordered by a counting sort. */
 #include "backend/moe/routing/host_routes.h"
 
 #include <string.h>
@@ -68,7 +68,7 @@ sluice_status_t sluice_binding_route_rows(sluice_moe_t* moe, const sluice_tensor
   SLUICE_TRY(sluice_binding_take_arrays(moe, num_tokens, num_chunks, NULL, b, &counts));
   b->chunks_by_experts = 1;
   for (int32_t i = 0; i < num_chunks; ++i) b->first_token[i] = 0;
-  /* All of them in the last chunk, which has all tokens as yet. */
+  /* Counts all routes in the last chunk, which has all tokens for now. */
   SLUICE_TRY(sluice_binding_count_routes(b, expert_ids));
   for (int32_t p = 0; p < moe->shape.config.num_experts; ++p) counts[p] = sluice_send_count(b, num_chunks - 1, p);
   sluice_chunks_by_experts_order(b, counts);

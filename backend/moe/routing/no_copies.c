@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Each route's row travels: there is nothing to number, to tell or to keep. */
+/* Without deduplication each route's row is sent: there is nothing to number, to exchange or to keep. */
 #include "backend/moe/routing/copies.h"
 
 static void take_counts(sluice_binding_t* b) { b->counts_in = b->recv_counts; }

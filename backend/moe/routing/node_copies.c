@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tokens that travel in two levels: the tables of node_copy_tables.h, on top of those of token copies. */
+/* Tokens sent in two levels: builds the tables of node_copy_tables.h from those of token copies. */
 #include "backend/moe/routing/node_copies.h"
 
 #include <stdio.h>
@@ -9,10 +9,10 @@
 #include "backend/moe/routing/copies.h"
 #include "backend/moe/routing/token_copies_common.h"
 
-/* What a rank tells the one with its local index on another node: how many node copies of each chunk it sends there,
- * and of each the local ranks that it is for. As large for all, so that nobody has to say how large. */
+/* The message of a rank to the rank with its local index on another node: the number of node copies of each chunk, and
+ * for each the local ranks that it is for. All messages have the same size, so that no sizes are exchanged. */
 typedef struct messages_s {
-  uint64_t bytes, counts; /* of one, and of its first part */
+  uint64_t bytes, counts; /* of one message, and of its first part */
   char *out, *in;         /* by node */
   const void** send;
   void** recv;
@@ -30,7 +30,7 @@ static int32_t rank_at(const sluice_node_copies_t* p, int32_t node, int32_t loca
 
 /* ---- where the arrays lie ---- */
 
-/* message: bytes of one; 0 in a restored binding. */
+/* message: bytes of one message; 0 in a restored binding. */
 static sluice_status_t take_tables(sluice_binding_t* b, int64_t arriving, uint64_t message, messages_t* out,
                                    int64_t** out_cursor) {
   sluice_node_copies_t* p = &b->node_copies;
@@ -76,7 +76,7 @@ static sluice_status_t take_tables(sluice_binding_t* b, int64_t arriving, uint64
 
 /* ---- node copies that leave ---- */
 
-/* The local ranks of `node` that get something of token t. token_rows: [T][W] by token and rank. */
+/* The local ranks of `node` that receive token t. token_rows: [T][W] by token and rank. */
 static uint64_t ranks_of(const sluice_binding_t* b, const int32_t* token_rows, int64_t t, int32_t node) {
   const int32_t per_node = b->node_copies.ranks_per_node;
   const int32_t* position = token_rows + t * b->world_size + (int64_t)node * per_node;
@@ -108,13 +108,13 @@ static void order_all(sluice_binding_t* b, const int32_t* token_rows) {
   for (int32_t i = 0; i < b->num_chunks; ++i) order_chunk(b, token_rows, i);
 }
 
-/* ---- what ranks tell each other ---- */
+/* ---- messages between ranks ---- */
 
 static uint64_t counts_bytes(const sluice_binding_t* b) {
   return sluice_round_up_u64((uint64_t)b->num_chunks * sizeof(int32_t), sizeof(uint64_t));
 }
 
-/* Of this rank's tokens for node v, all chunks in sequence. */
+/* Writes the message about this rank's tokens for node v, all chunks in sequence. */
 static void write_message(const sluice_binding_t* b, int32_t v, char* message, uint64_t bytes) {
   const sluice_node_copies_t* p = &b->node_copies;
   int32_t* counts = (int32_t*)(void*)message;
@@ -149,12 +149,12 @@ static sluice_status_t exchange_messages(sluice_binding_t* b, const messages_t* 
   return sluice_comm_exchange(b->moe->context->comm, &exchange, phase);
 }
 
-/* Numbers become addresses: none may lead outside. */
+/* For numbers that do not fit: they become addresses, so none may be out of range. */
 static sluice_status_t refuse(const sluice_binding_t* b, int32_t node) {
   return sluice_token_copies_refuse(b, rank_at(&b->node_copies, node, b->node_copies.local));
 }
 
-/* Offsets of the chunk's node copies from their numbers by node; `stride` counts lie between two nodes. */
+/* Computes offsets of the chunk's node copies from their numbers by node; `stride` bytes lie between two nodes. */
 static sluice_status_t take_counts_of(sluice_binding_t* b, int32_t chunk, const char* counts, uint64_t stride,
                                       int64_t most) {
   sluice_node_copies_t* p = &b->node_copies;
@@ -191,9 +191,9 @@ static sluice_status_t read_messages(sluice_binding_t* b, const messages_t* m, i
   return SLUICE_OK;
 }
 
-/* ---- what this rank passes on ---- */
+/* ---- what this rank forwards ---- */
 
-/* Number of forwards of the chunk, by local rank and node, as offsets. */
+/* Counts forwards of the chunk by local rank and node, as offsets. */
 static sluice_status_t count_forwards(sluice_binding_t* b, int32_t chunk) {
   sluice_node_copies_t* p = &b->node_copies;
   const int64_t* of_node = of_chunk(p->arrived_of_node, chunk, p->num_nodes);
@@ -214,7 +214,7 @@ static sluice_status_t count_forwards(sluice_binding_t* b, int32_t chunk) {
   return SLUICE_OK;
 }
 
-/* Whence each forward takes its row, and where the sum comes back that its rank returns. */
+/* Sets the source row of each forward, and the row of the sum that its rank returns. */
 static void place_forwards(sluice_binding_t* b, int32_t chunk, int64_t* cursor) {
   sluice_node_copies_t* p = &b->node_copies;
   const int64_t* of_node = of_chunk(p->arrived_of_node, chunk, p->num_nodes);
@@ -240,13 +240,13 @@ static void place_forwards(sluice_binding_t* b, int32_t chunk, int64_t* cursor) 
 
 /* ---- what arrives ---- */
 
-/* Token copies of a source in the chunk; this rank's own ones do not travel. */
+/* The number of received token copies of a source in the chunk; 0 for this rank. */
 static int64_t arrivals_from(const sluice_binding_t* b, int32_t chunk, int32_t source) {
   const int64_t* received = of_chunk(b->token_copies.recv_of_rank, chunk, b->world_size);
   return received[source + 1] - received[source];
 }
 
-/* Rows arrive by forwarding rank. */
+/* Computes recv_of_source: rows arrive by forwarding rank. */
 static void order_arrivals(sluice_binding_t* b, int32_t chunk) {
   sluice_node_copies_t* p = &b->node_copies;
   int64_t* from = p->recv_of_source + (int64_t)chunk * (b->world_size + 1);
@@ -256,7 +256,7 @@ static void order_arrivals(sluice_binding_t* b, int32_t chunk) {
   }
 }
 
-/* The tables of token copies have them by source. */
+/* Reorders origins, which the tables of token copies have by source. */
 static void move_origins(sluice_binding_t* b, int32_t chunk) {
   const sluice_node_copies_t* p = &b->node_copies;
   const int64_t* from = of_chunk(p->recv_of_source, chunk, b->world_size);
@@ -272,7 +272,7 @@ static void move_origins(sluice_binding_t* b, int32_t chunk) {
   }
 }
 
-/* What this rank passes on to itself, its own route indices count as well. */
+/* Checks the copies that this rank forwards to itself against its route indices. */
 static sluice_status_t check_own(const sluice_binding_t* b, int32_t chunk) {
   const sluice_node_copies_t* p = &b->node_copies;
   const int64_t* forwards = of_chunk(p->forwards, chunk, b->world_size) + (int64_t)p->local * p->num_nodes;

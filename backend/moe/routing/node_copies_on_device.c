@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tokens that travel in two levels on a device with memory of its own. The tables of token copies are made there; those
- * of node copies are made on the host, which reads the rows of tokens by rank for it, and what kernels read of them
- * goes there. */
+/* Tokens sent in two levels on a device with memory of its own. The device makes the tables of token copies; the host
+ * reads the rows of tokens by rank from it, makes the tables of node copies, and copies the part that kernels read to
+ * the device. */
 #include "backend/moe/context/row_memory.h"
 #include "backend/moe/routing/copies.h"
 #include "backend/moe/routing/node_copies.h"
@@ -9,14 +9,14 @@
 
 static sluice_status_t read_token_rows(sluice_binding_t* b, sluice_stream_t stream, int32_t** out_rows) {
   sluice_context_t* context = b->moe->context;
-  sluice_arena_t* arena = &b->memory->scratch; /* counts have been taken from there, and the pass is to come */
+  sluice_arena_t* arena = &b->memory->scratch; /* free: counts have been taken, and the pass is not prepared yet */
   const uint64_t bytes = (uint64_t)b->num_tokens * (uint64_t)b->world_size * sizeof **out_rows;
   SLUICE_TRY(sluice_arena_reset(arena, bytes, "tokens by rank"));
   *out_rows = sluice_arena_take(arena, bytes);
   return context->rows->read(context, stream, b->token_copies.position_of_token, *out_rows, bytes);
 }
 
-/* Puts a table of so many words into the arena there. The arena of the host keeps its own until the next pass. */
+/* Copies a table of `count` words into the device arena. The host's arena keeps its own until the next pass. */
 static sluice_status_t send(sluice_binding_t* b, sluice_stream_t stream, int64_t count, int32_t** table) {
   sluice_context_t* context = b->moe->context;
   const uint64_t bytes = (uint64_t)count * sizeof **table;
@@ -43,7 +43,7 @@ static sluice_status_t send_tables(sluice_binding_t* b, sluice_stream_t stream) 
 
 static sluice_status_t exchange(sluice_binding_t* b, sluice_stream_t stream) {
   int32_t* token_rows = NULL;
-  SLUICE_TRY(read_token_rows(b, stream, &token_rows)); /* before anything is enqueued that waits for others */
+  SLUICE_TRY(read_token_rows(b, stream, &token_rows)); /* before work is enqueued that waits for other ranks */
   SLUICE_TRY(sluice_copies_in_device_memory.exchange(b, stream));
   SLUICE_TRY(sluice_node_copies_exchange(b, token_rows));
   return send_tables(b, stream);

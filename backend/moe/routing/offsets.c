@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-/* From counts to offsets: what all other files of a binding prepare for. */
 #include "backend/moe/routing/offsets.h"
 
 #include <limits.h>
@@ -65,7 +64,7 @@ sluice_status_t sluice_binding_finish(sluice_binding_t* b) {
     }
   }
   b->routes->finish(b);
-  /* Positions count those that return in 32 bits. */
+  /* Positions number the returned rows with 32 bits. */
   if (sluice_max(b->num_rows, b->first_returned[b->num_chunks]) > INT32_MAX) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
                        "layer %d: this rank would receive %lld rows; at most 2^31 are possible",

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* From counts to offsets: what every way of routing prepares for. */
+/* Derives all offsets of a binding from its counts. */
 #ifndef SLUICE_BACKEND_MOE_ROUTING_OFFSETS_H_
 #define SLUICE_BACKEND_MOE_ROUTING_OFFSETS_H_
 
 #include "backend/moe/routing/binding.h"
 
-/* Binds rows that lie by local expert already, for the experts alone: one chunk, no tokens. */
+/* Binds rows that are already sorted by local expert, for the experts alone: one chunk, no tokens. */
 sluice_status_t sluice_binding_of_rows(sluice_moe_t* moe, const int64_t* rows_per_expert,
                                        sluice_binding_t* out_binding);
 /* Derives all offsets once recv_counts are filled in. */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Routes in host memory: ordered by the calling thread, and in META from one call to the next. */
+/* Routes in host memory: the calling thread orders them, and META holds them between calls. */
 #include <string.h>
 
 #include "backend/moe/routing/capacity_routes.h"
@@ -65,7 +65,7 @@ static void take_orders(sluice_binding_t* b, int64_t room, int64_t num_routes) {
   b->position = sluice_arena_take(&b->memory->binding, (uint64_t)num_routes * 4);
 }
 
-/* The token of each route; -1 has none. By shifts the compiler takes many at once, by divisions one. */
+/* Finds the token of each route; -1: none. The compiler vectorizes shifts, but not divisions. */
 static void find_tokens(sluice_binding_t* b) {
   int32_t shift = 0;
   while (1 << shift < b->top_k) ++shift;
@@ -78,7 +78,7 @@ static void find_tokens(sluice_binding_t* b) {
 
 static void finish(sluice_binding_t* b) {
   if (b->chunks_by_experts && b->counts_out != NULL)
-    sluice_chunks_by_experts_place(b); /* a restored binding has them */
+    sluice_chunks_by_experts_place(b); /* a restored binding has positions */
   find_tokens(b);
 }
 
@@ -92,7 +92,7 @@ static char* save(const sluice_binding_t* b, char* at) {
   return put(at, b->position, b->num_tokens * b->top_k);
 }
 
-/* Read where the host keeps them. */
+/* Orders and positions are read in META, without a copy. */
 static const int32_t* find(sluice_binding_t* b, const int32_t* at) {
   b->order = (int32_t*)(uintptr_t)at;
   b->position = b->order + b->num_sent;

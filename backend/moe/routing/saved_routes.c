@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The saved form of a binding: header, send_counts, recv_counts, what the layer's routes and copies save, first token
- * and policies of chunks. */
+/* Saves and restores a binding: header, send_counts, recv_counts, the data of routes and copies, first token and
+ * policies of chunks. */
 #include "backend/moe/routing/saved_routes.h"
 
 #include <assert.h>
@@ -20,17 +20,17 @@ typedef struct meta_header_s {
   uint64_t fingerprint;
   int16_t chunks_by_experts;
   int16_t deduplicate;
-  int32_t num_node_copies; /* that arrived, own ones among them; -1 in one level */
+  int32_t num_node_copies; /* received, own ones included; -1 with one level */
   int64_t num_tokens;
   int64_t num_sent;
   int64_t num_rows;
   uint64_t adapters;
-  uint64_t saved_bytes[SLUICE_SAVED_COUNT]; /* what the other saved buffers must have at least */
+  uint64_t saved_bytes[SLUICE_SAVED_COUNT]; /* least bytes of the other saved buffers */
   uint64_t checksum;                        /* of everything after the header, and of the header with this member 0 */
 } meta_header_t;
 static_assert(sizeof(meta_header_t) == SLUICE_META_HEADER_BYTES, "sizes of saved bindings go by it");
 
-/* Positions and orders become addresses, so that damaged bytes must not pass. Four independent sums of eight bytes each
+/* Positions and orders become addresses, so damaged bytes must be detected. Four independent sums of eight bytes each
  * keep up with memory. */
 static uint64_t mix(uint64_t hash, uint64_t word) { return (hash ^ word) * 0x9e3779b97f4a7c15u; }
 
@@ -107,7 +107,7 @@ int sluice_binding_is_used_up(const void* meta) {
   return magic == META_MAGIC_USED;
 }
 
-/* Of a header whose numbers are in range. */
+/* The size that a header describes; its numbers have been checked. */
 static uint64_t meta_bytes_behind(const sluice_moe_t* moe, const meta_header_t* header) {
   sluice_shape_t shape = moe->shape;
   sluice_shape_take_deduplication(&shape, header->deduplicate);
@@ -116,7 +116,7 @@ static uint64_t meta_bytes_behind(const sluice_moe_t* moe, const meta_header_t* 
          sluice_binding_meta_node_copies_bytes(&shape, header->num_chunks, header->num_node_copies);
 }
 
-/* Whether a pass of the layer can have run with this SLUICE_DEDUPLICATE_* and this number of node copies (-1: none). */
+/* Whether a pass of the layer can have this SLUICE_DEDUPLICATE_* and this number of node copies (-1: none). */
 static int may_have_copies(const sluice_shape_t* shape, int32_t deduplicate, int32_t num_node_copies) {
   const int by_node = deduplicate == SLUICE_DEDUPLICATE_NODES;
   if (by_node ? num_node_copies < 0 : num_node_copies != -1) return 0;
@@ -152,7 +152,7 @@ static sluice_status_t read_header(const sluice_moe_t* moe, const void* meta, ui
   return SLUICE_OK;
 }
 
-/* Boundaries and policies of the chunks; the checksum has passed, so only another layer's bytes can be wrong. */
+/* Reads boundaries and policies of chunks; the checksum has passed, so only another layer's bytes can be wrong. */
 static sluice_status_t read_chunks(sluice_binding_t* b, const int32_t* chunks) {
   int64_t last = 0;
   for (int32_t i = 0; i < b->num_chunks; ++i) {
@@ -188,7 +188,7 @@ sluice_status_t sluice_binding_restore(sluice_moe_t* moe, sluice_stream_t stream
                                 sluice_binding_bytes_of(&moe->shape, header.num_chunks, header.num_sent, 0, 0),
                                 "offsets of a pass"));
   sluice_binding_take_offsets(b, header.num_sent);
-  /* The counts and orders are read where the host keeps them. */
+  /* Counts and orders are read in META, without a copy. */
   b->send_counts = (int32_t*)((const char*)meta + sizeof header);
   b->recv_counts = b->send_counts + (int64_t)b->num_chunks * moe->shape.config.num_experts;
   const int32_t* chunks = b->routes->find(b, b->recv_counts + (int64_t)b->world_size * b->num_chunks * b->num_local);

@@ -59,7 +59,7 @@ static const int64_t* routes_of_rank(const sluice_binding_t* b, int32_t chunk) {
 
 /* ---- token copies that leave ---- */
 
-/* Marks who gets something of each token of the chunk, then numbers the token copies by (destination, token). */
+/* Marks the ranks that receive each token of the chunk, then numbers the token copies by (destination, token). */
 static void order_token_copies(sluice_binding_t* b, int32_t chunk) {
   sluice_token_copies_t* p = &b->token_copies;
   int32_t w = b->world_size;
@@ -90,7 +90,7 @@ static void order_all(sluice_binding_t* b) {
   for (int32_t i = 0; i < b->num_chunks; ++i) order_token_copies(b, i);
 }
 
-/* The route indices for rank r, all chunks in sequence; returns their number. */
+/* Writes the route indices for rank r, all chunks in sequence; returns their number. */
 static int64_t write_route_index(const sluice_binding_t* b, int32_t r, int32_t* out) {
   const sluice_token_copies_t* p = &b->token_copies;
   int64_t count = 0;
@@ -133,14 +133,14 @@ static sluice_status_t exchange_route_index(sluice_binding_t* b, const tables_t*
 
 /* ---- token copies that arrive ---- */
 
-/* Slots become addresses: none may lie outside, or twice. */
+/* For route indices that do not fit: they become addresses, so none may be out of range or occur twice. */
 sluice_status_t sluice_token_copies_refuse(const sluice_binding_t* b, int32_t source) {
   return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, b->moe->context->rank, source,
                           "layer %d: the token copies that rank %d announced do not fit its rows",
                           b->moe->shape.config.layer_id, source);
 }
 
-/* Number of token copies behind `count` route indices; -1: an index is out of range. */
+/* The number of token copies that `count` route indices describe; -1: an index is out of range. */
 static int64_t count_token_copies(const int32_t* route_index, int64_t count, int32_t top_k) {
   int64_t token_copies = 0;
   for (int64_t s = 0; s < count; ++s) {
@@ -150,8 +150,8 @@ static int64_t count_token_copies(const int32_t* route_index, int64_t count, int
   return token_copies;
 }
 
-/* The token copies of one source in a chunk: where their routes' rows lie, and whence each row comes. `row` is the
- * token copy's among those that travel. */
+/* Places the token copies of one source in a chunk: the rows of their routes, and the origin of each row. `row`: index
+ * of the first token copy among the received ones. */
 static int place_token_copies(sluice_binding_t* b, int32_t chunk, int32_t source, const int32_t* route_index,
                               int64_t row, int32_t* position, int64_t* next_row) {
   sluice_token_copies_t* p = &b->token_copies;
@@ -170,7 +170,7 @@ static int place_token_copies(sluice_binding_t* b, int32_t chunk, int32_t source
   return 1;
 }
 
-/* tables->from: where the route indices of each source are by now. */
+/* tables->from: the route indices of each source not yet used. */
 static sluice_status_t receive_chunk(sluice_binding_t* b, int32_t chunk, const tables_t* tables) {
   sluice_token_copies_t* p = &b->token_copies;
   int32_t self = b->moe->context->rank;
@@ -215,7 +215,7 @@ static sluice_status_t receive_all(sluice_binding_t* b, const tables_t* tables) 
   return SLUICE_OK;
 }
 
-/* One for each token of each rank, under a plan; there are at most as many as routes in any case. */
+/* Under a plan one for each token of each rank; in any case at most one for each route. */
 static int64_t most_arriving(const sluice_binding_t* b) {
   const sluice_plan_data_t* plan = b->moe->plan;
   int64_t most = plan != NULL ? b->world_size * plan->inputs.max_tokens : b->num_rows;
@@ -252,7 +252,7 @@ sluice_status_t sluice_token_copies_restore(sluice_binding_t* b, int32_t* route_
 
 static void take_counts(sluice_binding_t* b) { b->counts_in = b->recv_counts; }
 
-/* Numbers follow from the route indices. */
+/* Numbers of token copies follow from the route indices. */
 static int32_t* pack(const sluice_binding_t* b, int32_t r, int32_t* out) {
   (void)b, (void)r;
   return out;

@@ -1,34 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Deduplication: which rows a token's routes share on their way. A *token copy* is what travels between ranks for one
- * token of one chunk: its row once, whatever number of its routes ends at the destination, and one row back.
+/* Deduplication: routes of a token share rows. A *token copy* is sent between ranks for one token of one chunk: its row
+ * once, however many of its routes end at the destination, and one row back.
  *
  *   y[t] = sum over ranks r of p[t, r],   p[t, r] = sum over k with an expert on r of w[t, k] T_DO(t, k)
  *
- * p is summed on rank r in k order in f32 and travels in the layer's dtype; the sum over ranks is in rank order, in
- * f32, and rounded once. Gradients alike: dY[t] travels once to each rank, and sum over k of dT_DI(t, k) comes back.
- * The rank's own token copies follow the same sums without travelling.
+ * p is summed on rank r in k order in f32 and sent in the layer's dtype; the sum over ranks is in rank order, in f32,
+ * and rounded once. Gradients work the same way: dY[t] is sent once to each rank, and sum over k of dT_DI(t, k)
+ * returns. The rank's own token copies are summed the same way without being sent.
  *
- * A *route index* is where a route lies in its token copy: token copy * K + k, token copies counted from 0 for each
+ * A *route index* is the place of a route in its token copy: token copy * K + k, token copies counted from 0 for each
  * (chunk, destination). The ranks exchange route indices, 4 bytes for each route, once per forward after the counts; a
- * step keeps what it received.
+ * step keeps the received ones.
  *
  * Source: DeepSeek-V3 (arXiv 2412.19437) section 3.2.2 sends a token once to each node and fans it out there; here to
- * each rank, and sums are taken before the way back.
- */
+ * each rank, and sums are taken before the way back. */
 #ifndef SLUICE_BACKEND_MOE_ROUTING_TOKEN_COPIES_H_
 #define SLUICE_BACKEND_MOE_ROUTING_TOKEN_COPIES_H_
 
 #include "backend/moe/routing/binding.h"
 
-/* The tables that copies.h declares do this. In forward, of a binding just finished, they order the token copies,
+/* The tables that copies.h declares do this. In forward, for a binding just finished, they order the token copies,
  * exchange route indices and derive the rest; arrays lie in the arena of token copies. Errors: NO_MEMORY; MISMATCH
- * naming the rank whose route indices are none; what the communicator reports. On a device the numbers of token copies
- * are there, the header brought those of the others; route indices and tables follow on the stream, and nothing waits.
- * Route indices that are none are passed over there, since nobody reads them: their rows are zeros. */
+ * naming the rank whose route indices are invalid; what the communicator reports. On a device the header has already
+ * carried the numbers of token copies; route indices and tables follow on the stream without a wait. The host does not
+ * read them, so kernels skip invalid route indices: their rows are zeros. */
 
-/* The same from the route indices that a step kept. Borrows them. */
+/* Restores the tables from the route indices that a step kept. Borrows them. */
 sluice_status_t sluice_token_copies_restore(sluice_binding_t* binding, int32_t* route_index);
-/* On a device, from the numbers that it kept and the block after its routes, of a binding whose counts are known. */
+/* The same on a device, from the kept numbers and the block after its routes, for a binding whose counts are known. */
 sluice_status_t sluice_token_copies_restore_on_device(sluice_binding_t* binding, void* kept);
 
 #endif /* SLUICE_BACKEND_MOE_ROUTING_TOKEN_COPIES_H_ */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What both kinds of token copies share: those of a CPU (token_copies.c) and of a device with memory of its own
- * (token_copies_on_device.c). Private to moe. */
+/* Functions that token copies of a CPU (token_copies.c) and of a device with memory of its own
+ * (token_copies_on_device.c) share. Private to moe. */
 #ifndef SLUICE_BACKEND_MOE_ROUTING_TOKEN_COPIES_COMMON_H_
 #define SLUICE_BACKEND_MOE_ROUTING_TOKEN_COPIES_COMMON_H_
 
@@ -12,7 +12,7 @@ static inline int64_t sluice_routes_from(const sluice_binding_t* b, int32_t sour
   return count;
 }
 
-/* For the tables of both. */
+/* Entries of both tables. */
 static inline int64_t sluice_token_copies_max_chunk_remote(const sluice_binding_t* b) {
   return b->token_copies.max_chunk_remote;
 }
@@ -23,7 +23,7 @@ static inline int64_t sluice_token_copies_num_weighted(const sluice_binding_t* b
   return b->token_copies.first_arrived[chunk + 1] - b->token_copies.first_arrived[chunk];
 }
 
-/* MISMATCH naming the rank. */
+/* Fails with MISMATCH naming the rank. */
 sluice_status_t sluice_token_copies_refuse(const sluice_binding_t* b, int32_t source);
 
 #endif /* SLUICE_BACKEND_MOE_ROUTING_TOKEN_COPIES_COMMON_H_ */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Token copies of a device with memory of its own: their tables are made and kept there, and only their numbers come to
- * the host. */
+/* Token copies on a device with memory of its own: the device makes and keeps their tables, and the host reads only
+ * their numbers. */
 #include <string.h>
 
 #include "backend/base/math.h"
@@ -62,7 +62,7 @@ static sluice_status_t take_tables(sluice_binding_t* b, int is_restored, tables_
   return SLUICE_OK;
 }
 
-/* What a peer announced becomes sizes: between one token copy for K routes and one for each. */
+/* Checks numbers from a peer, which become sizes: from one token copy for K routes to one for each. */
 static int fits(const sluice_binding_t* b, int32_t source, int32_t chunk) {
   int64_t routes = sluice_routes_from(b, source, chunk);
   int64_t token_copies = b->token_copies.recv_counts[(int64_t)source * b->num_chunks + chunk];
@@ -104,7 +104,7 @@ static sluice_status_t finish_numbers(sluice_binding_t* b) {
 
 /* ---- route indices ---- */
 
-/* The route indices for rank r, all chunks in sequence; returns their number. */
+/* Describes the route indices for rank r, all chunks in sequence; returns their number. */
 static int64_t pack_route_index(const sluice_binding_t* b, int32_t r, sluice_row_run_t* runs) {
   int64_t count = 0;
   for (int32_t i = 0; i < b->num_chunks; ++i) {
@@ -141,8 +141,8 @@ static sluice_status_t exchange_route_index(sluice_binding_t* b, sluice_stream_t
 
 /* ---- tables ---- */
 
-/* Where rows of a source arrive in the chunk: by source, in two levels by the local index of their rank, which is whose
- * they come through, then by node. */
+/* The first received row of a source in the chunk: by source; with two levels by local index of the source, which is
+ * that of the forwarding rank, then by node. */
 static int64_t first_row_of(const sluice_binding_t* b, const int64_t* received, int32_t source) {
   if (!b->two_levels) return received[source];
   const int32_t per_node = b->moe->shape.ranks_per_node, local = source % per_node;
@@ -154,7 +154,7 @@ static int64_t first_row_of(const sluice_binding_t* b, const int64_t* received, 
   return row;
 }
 
-/* The runs of one chunk; first_route_index moves on. Weights arrive by source, then in the sender's order. */
+/* Describes the runs of one chunk; advances first_route_index. Weights arrive by source, then in the sender's order. */
 static int64_t describe_chunk(const sluice_binding_t* b, int32_t chunk, tables_t* tables,
                               sluice_device_token_copy_run_t* runs) {
   const sluice_token_copies_t* p = &b->token_copies;
@@ -247,7 +247,7 @@ static int32_t* pack(const sluice_binding_t* b, int32_t r, int32_t* out) {
   return out;
 }
 
-/* Own counts are there, numbers of own token copies are not. */
+/* Reads the received words; own counts are set already, the numbers of own token copies are not. */
 static void unpack(sluice_binding_t* b) {
   const int32_t n = b->num_chunks, self = b->moe->context->rank;
   const int64_t words_of_rank = (int64_t)n * (b->num_local + 1);

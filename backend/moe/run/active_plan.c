@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A plan in force: everything it fixes is allocated, the rest has its limits. */
+/* Installs plans: allocates everything a plan fixes, and sets limits for the rest. */
 #include "backend/moe/run/active_plan.h"
 
 #include "backend/moe/context/row_memory.h"
@@ -13,7 +13,7 @@ uint64_t sluice_plan_base_bytes(sluice_context_t* context) { return context->row
 
 /* ---- limits ---- */
 
-/* What the allocator and the host pool refuse beyond. */
+/* Limits beyond which the allocator and the host pool refuse. */
 typedef struct limits_s {
   uint64_t memory, pool; /* 0: none */
   int32_t outstanding;
@@ -111,7 +111,7 @@ static sluice_status_t install_all(sluice_moe_t* moe, const sluice_plan_set_t* s
   return SLUICE_OK;
 }
 
-/* Plans for smaller batches may have had more room for a pass than those for larger ones count. */
+/* Installs a set in place of the current one. Plans for smaller batches may have more room per pass than it has. */
 static sluice_status_t install_instead(sluice_moe_t* moe, const sluice_plan_set_t* set) {
   const sluice_plan_set_t before = *moe->plans->of[0];
   sluice_engine_give_back(moe->context);
@@ -120,7 +120,7 @@ static sluice_status_t install_instead(sluice_moe_t* moe, const sluice_plan_set_
   sluice_error_info_t why;
   sluice_error_capture(&why);
   sluice_engine_give_back(moe->context);
-  (void)install_all(moe, &before); /* smaller batches go on as they did */
+  (void)install_all(moe, &before); /* smaller batches keep their plans */
   return sluice_error_adopt(&why);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A backward, from the routes that its forward saved to gradients. */
+/* A backward: from the routes that its forward saved to the gradients. */
 #include "backend/base/clock.h"
 #include "backend/base/pages_prefault.h"
 #include "backend/base/tensor.h"
@@ -11,7 +11,7 @@
 #include "backend/moe/run/planned_forward.h"
 #include "backend/moe/run/run_pass.h"
 
-/* What this rank wants. Others may want weight gradients where it wants none (frozen experts). */
+/* The weight gradients that this rank wants. Others may want some if this one wants none (frozen experts). */
 static int32_t wanted_wgrad(const sluice_moe_t* moe, const sluice_moe_backward_args_t* args) {
   if (!(args->parts & SLUICE_BACKWARD_WGRAD)) return SLUICE_WGRAD_CALL_LATER;
   const int is_wanted = args->grad_params != NULL || moe->shape.config.callback_experts;
@@ -39,7 +39,7 @@ static sluice_status_t check_adapters(const sluice_pass_t* pass, const sluice_ex
                      pass->moe->shape.config.layer_id);
 }
 
-/* Everything that this rank can do alone. */
+/* The steps that need no other rank. */
 static sluice_status_t bind_alone(sluice_pass_t* pass, sluice_step_t* step, const sluice_moe_backward_args_t* args) {
   sluice_moe_t* moe = pass->moe;
   SLUICE_TRY(moe->mode->open(pass));
@@ -48,7 +48,7 @@ static sluice_status_t bind_alone(sluice_pass_t* pass, sluice_step_t* step, cons
                                     &pass->binding));
   SLUICE_TRY(check_adapters(pass, args->params));
   sluice_run_take_travel(pass);
-  /* Exchanges of a pass with weight gradients have another order, so ranks compare that one, and a rank that wants none
+  /* A pass with weight gradients has another order of exchanges, so ranks compare that pass, and a rank that wants none
    * runs it for the others. */
   int32_t wgrad = wanted_wgrad(moe, args);
   if (moe->context->world_size > 1 && wgrad == SLUICE_WGRAD_CALL_NONE) wgrad = SLUICE_WGRAD_CALL_NOW;
@@ -57,7 +57,7 @@ static sluice_status_t bind_alone(sluice_pass_t* pass, sluice_step_t* step, cons
   if (moe->mode->check_capture != NULL) SLUICE_TRY(moe->mode->check_capture(pass));
   step->is_captured |= pass->captured != 0;
   SLUICE_TRY(sluice_planned_check_pass(pass));
-  /* Only now are the token counts of the step known. */
+  /* The token counts of the step are known only now. */
   if (spec.dgrad && args->grad_out->shape[0] != pass->binding.num_tokens) {
     return SLUICE_FAIL(
         SLUICE_E_INVALID_ARGUMENT, "layer %d: grad_out has %lld rows, but this step's forward had %lld tokens",
@@ -66,7 +66,7 @@ static sluice_status_t bind_alone(sluice_pass_t* pass, sluice_step_t* step, cons
   return SLUICE_OK;
 }
 
-/* Where no rank wants weight gradients, a pass that holds fewer rows. */
+/* Takes the template without weight gradients, which holds fewer rows, if no rank wants any. */
 static sluice_status_t leave_wgrad_out(sluice_pass_t* pass, const sluice_step_t* step,
                                        const sluice_moe_backward_args_t* args) {
   const sluice_template_spec_t spec = spec_of(pass, step, args, SLUICE_WGRAD_CALL_NONE);
@@ -80,8 +80,8 @@ static sluice_status_t allocate_deferred(const sluice_pass_t* pass, sluice_step_
   return sluice_step_allocate_deferred(step, bytes, pass->stream);
 }
 
-/* Gradients are often as large as the parameters, and fresh from the system: in a first step, or in each. Those of
- * weights are written last. */
+/* Gradients are often as large as the parameters, and their memory is often fresh, in a first step or in each. Weight
+ * gradients are written last. */
 static void advise_outputs(const sluice_pass_t* pass, int32_t num_local, sluice_pages_prefault_t* ahead) {
   const sluice_row_memory_t* rows = pass->context->rows;
   rows->advise(pass->out_rows);
@@ -117,12 +117,12 @@ static sluice_status_t execute(sluice_pass_t* pass, sluice_step_t* step, const s
   sluice_pages_prefault_init(&ahead);
   advise_outputs(pass, step->moe->shape.num_local, &ahead);
   sluice_binding_stops(&pass->host);
-  /* Nothing was written so far: until here the step can be tried again in any case. */
+  /* Nothing was written so far: until here the step can be tried again. */
   step->reuses_saved = pass->schedule->spec.reuse_saved;
   if (step->reuses_saved) sluice_binding_use_up(step->saved[SLUICE_SAVED_META]);
   sluice_pages_prefault_start(&ahead);
   const sluice_status_t status = sluice_pass_run(pass);
-  sluice_pages_prefault_stop(&ahead); /* the memory is the caller's again, to free */
+  sluice_pages_prefault_stop(&ahead); /* then the caller may free the memory */
   return status;
 }
 
@@ -162,7 +162,7 @@ static sluice_status_t agree(sluice_pass_t* pass, const sluice_moe_backward_args
   return SLUICE_OK;
 }
 
-/* Up to where nothing is left to refuse, on any rank. */
+/* The collective part, up to the last refusal of any rank. */
 static sluice_status_t open_collective(sluice_pass_t* pass, sluice_step_t* step, const sluice_moe_backward_args_t* args,
                                        sluice_status_t refusal) {
   sluice_context_t* context = pass->context;
@@ -177,7 +177,7 @@ static sluice_status_t open_collective(sluice_pass_t* pass, sluice_step_t* step,
   return agree(pass, args, status, text);
 }
 
-/* wgrad alone: there is nobody to ask. */
+/* wgrad alone involves no other rank. */
 static sluice_status_t open_alone(sluice_pass_t* pass, sluice_step_t* step, const sluice_moe_backward_args_t* args,
                                   sluice_status_t refusal) {
   sluice_status_t status = refusal;

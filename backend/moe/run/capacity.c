@@ -31,7 +31,7 @@ sluice_status_t sluice_capacity_check_capture(const sluice_pass_t* pass) {
         "the host: use an nccl one",
         pass->moe->shape.config.layer_id, comm->name);
   }
-  const sluice_template_t* schedule = pass->schedule; /* NULL: a forward that has no plan yet */
+  const sluice_template_t* schedule = pass->schedule; /* NULL: the forward has no plan yet */
   int32_t kind = schedule != NULL ? kind_of(capacity, schedule->comm_hash) : -1;
   if (kind < 0 || !capacity->has_run[kind] || !capacity->is_cleared) {
     return SLUICE_FAIL(SLUICE_E_STATE,
@@ -81,10 +81,10 @@ int sluice_capacity_is_agreed(const sluice_moe_t* moe, const sluice_template_t* 
 sluice_status_t sluice_capacity_agree(sluice_pass_t* pass, const sluice_proposal_t* proposal,
                                       sluice_handshake_t* out_handshake) {
   const int refuses = proposal->local_status != SLUICE_OK;
-  const int is_known = refuses || pass->schedule != NULL; /* else a plan is still to come */
+  const int is_known = refuses || pass->schedule != NULL; /* else there is no plan yet */
   if (is_known && sluice_capacity_is_agreed(pass->moe, refuses ? NULL : pass->schedule)) {
     *out_handshake = sluice_handshake_alone(proposal);
-    out_handshake->wants_wgrad = 1; /* calls without a header: some rank may, and nobody would be told */
+    out_handshake->wants_wgrad = 1; /* without a header this rank cannot know that no rank wants any */
     if (!refuses && pass->context->comm != NULL) ++pass->context->comm->call_number;
     return proposal->local_status;
   }
@@ -103,7 +103,7 @@ void sluice_capacity_note_agreed(const sluice_pass_t* pass) {
 }
 
 sluice_status_t sluice_capacity_fail(const sluice_pass_t* pass, sluice_status_t status) {
-  if (pass->captured || !pass->has_begun) return status; /* no row has left this rank */
+  if (pass->captured || !pass->has_begun) return status; /* this rank has sent no row */
   return sluice_fail_pass(pass->context, status, 0);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A call on a stream that may be being captured into a graph. */
+/* Opens a call on a stream that may be in capture into a graph. */
 #ifndef SLUICE_BACKEND_MOE_RUN_CAPTURE_H_
 #define SLUICE_BACKEND_MOE_RUN_CAPTURE_H_
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A forward, from routing to results. Which way it goes is the layer's strategies' and its mode's affair. */
+/* A forward, from routing to results. The layer's strategies and its mode select the variants. */
 #include "backend/moe/handshake/failure.h"
 #include "backend/moe/ops/low_rank.h"
 #include "backend/moe/pass/lanes.h"
@@ -10,7 +10,7 @@
 #include "backend/moe/run/repeats.h"
 #include "backend/moe/run/run_pass.h"
 
-/* Where kept tensors go, once counts are known and before any payload. */
+/* Allocates the kept tensors, once counts are known and before any payload. */
 static sluice_status_t allocate_saved(sluice_forward_t* f, void** given) {
   sluice_pass_t* pass = &f->pass;
   uint64_t bytes[SLUICE_SAVED_COUNT], total = 0;
@@ -50,14 +50,14 @@ static sluice_status_t execute(sluice_forward_t* f) {
   return sluice_pass_run(pass);
 }
 
-/* From what the ranks agreed on to results. */
+/* Runs the forward that the ranks have agreed on. */
 static sluice_status_t run_agreed(sluice_forward_t* f, const sluice_handshake_t* handshake) {
   sluice_binding_t* binding = &f->pass.binding;
   f->pass.agreed_ns = handshake->agreed_ns;
   f->pass.header_ns = handshake->header_ns;
   sluice_binding_starts(&f->pass.host);
   SLUICE_TRY(f->pass.moe->mode->bind(f, handshake));
-  binding->max_tokens = handshake->max_tokens; /* who binds anew begins with an empty one */
+  binding->max_tokens = handshake->max_tokens; /* binding again resets the binding */
   SLUICE_TRY(sluice_binding_finish(binding));
   if (binding->copies->exchange != NULL) {
     sluice_binding_stops(&f->pass.host);
@@ -67,7 +67,7 @@ static sluice_status_t run_agreed(sluice_forward_t* f, const sluice_handshake_t*
   return execute(f);
 }
 
-/* Without a plan, as far as the config leaves it open; weight gradients: of this step's backward. */
+/* Takes a choice for the options that the config leaves open; wgrad mode: of this step's backward. */
 static void take_choice(sluice_forward_t* f, const sluice_pass_choice_t* choice) {
   const sluice_moe_config_t* c = &f->pass.moe->shape.config;
   f->choice = *choice;
@@ -75,7 +75,7 @@ static void take_choice(sluice_forward_t* f, const sluice_pass_choice_t* choice)
   if (c->grouping != SLUICE_GROUPING_ADAPTIVE) f->choice.grouped = c->grouping == SLUICE_GROUPING_ON;
 }
 
-/* Everything that this rank can do before the header, or why it refuses. */
+/* The steps that this rank takes before the header; text: why it refuses. */
 static sluice_status_t bind_alone(sluice_forward_t* f, sluice_status_t refusal, char* text, uint64_t text_bytes) {
   sluice_moe_t* moe = f->pass.moe;
   SLUICE_TRY(sluice_take_refusal(moe->context, refusal, text, text_bytes));
@@ -104,7 +104,7 @@ static sluice_status_t agree(sluice_forward_t* f, sluice_status_t refusal, const
   return mode->agree(&f->pass, &proposal, out_handshake);
 }
 
-/* What all ranks do: as this one expected, if all have as many tokens. */
+/* Takes the choice of all ranks, which is the expected one if all have equally many tokens. */
 static void take_size(sluice_forward_t* f, const sluice_pass_choice_t* sized) {
   const sluice_pass_choice_t own = f->choice;
   take_choice(f, sized);
@@ -122,21 +122,21 @@ static sluice_status_t run(sluice_forward_t* f, sluice_status_t refusal) {
   SLUICE_TRY(agree(f, refusal, text, &handshake));
   if (handshake.is_sized) take_size(f, &handshake.sized);
   sluice_status_t status = mode->take_plan(f, &handshake, sluice_forward_take_repeated(f, handshake.like));
-  if (status == SLUICE_E_OVER_BUDGET) return status; /* on all ranks alike, before any payload */
+  if (status == SLUICE_E_OVER_BUDGET) return status; /* on all ranks, before any payload */
   if (status == SLUICE_OK) sluice_forward_note(f);
   if (status == SLUICE_OK) status = run_agreed(f, &handshake);
   return status == SLUICE_OK ? SLUICE_OK : mode->fail(&f->pass, status);
 }
 
-/* Whether somebody chooses by the number of tokens; under a plan it is the plan that says. Not where levels are open:
- * counts of rows by node and by rank differ, and the headers carry those of one. */
+/* Whether the policy hook chooses by the number of tokens; under a plan, the plan determines the choice. Not if levels
+ * are open: counts of rows by node and by rank differ, and headers carry only one of them. */
 static int is_sized(const sluice_moe_t* moe, const sluice_moe_forward_args_t* args) {
   return moe->decision.table != NULL && moe->mode == &sluice_mode_exact && !args->repeats &&
          !sluice_shape_levels_are_open(&moe->shape) && moe->context->policy_hook->vtable->of_size != NULL;
 }
 
-/* Before the header: after it the decision state has the choice for a later forward. Where the layer restores rows its
- * mode of weight gradients is chosen after the header. */
+/* Runs before the header, after which the decision state has the choice of a later forward. If the layer restores rows,
+ * its wgrad mode is chosen after the header. */
 static void expect(sluice_forward_t* f, sluice_status_t refusal) {
   sluice_moe_t* moe = f->pass.moe;
   sluice_pass_choice_t choice = moe->decision.choice;
@@ -150,7 +150,7 @@ static void expect(sluice_forward_t* f, sluice_status_t refusal) {
 
 sluice_status_t sluice_run_forward(sluice_moe_t* moe, const sluice_moe_forward_args_t* args, sluice_stream_t stream,
                                    sluice_status_t refusal, sluice_step_t** out_step) {
-  const int is_chosen = moe->decision.table != NULL; /* else all forwards are alike */
+  const int is_chosen = moe->decision.table != NULL; /* else all forwards have the same choice */
   sluice_forward_t f = {.args = args,
                         .repeats = is_chosen && args->repeats,
                         .is_noted = is_chosen && !args->repeats,

@@ -28,8 +28,8 @@ sluice_template_spec_t sluice_run_spec(const sluice_pass_t* pass, int32_t direct
   return spec;
 }
 
-/* Plans count one slot of what is sent and one of what comes in, the reuse of buffers is for memory, and coded rows are
- * read before anything else is posted. */
+/* Whether exchanges can be grouped. Plans count one send slot and one receive slot, layers that reuse buffers save
+ * memory, and coded rows must be read before another exchange is posted. */
 static int may_group(const sluice_moe_t* moe, const sluice_binding_t* binding, int32_t num_chunks) {
   const int has_pairs = num_chunks > SLUICE_GROUPED_CHUNKS && moe->context->world_size > 1 && !binding->two_levels &&
                         sluice_layer_wire(moe) == SLUICE_WIRE_LAYER_DTYPE;
@@ -53,7 +53,7 @@ sluice_status_t sluice_forward_choose_template(sluice_forward_t* f, int32_t num_
   if (!sluice_is_planned(f->pass.moe)) sluice_binding_take_deduplication(binding, f->pass.moe, f->choice.deduplicate);
   sluice_run_take_travel(&f->pass);
   binding->grouped = f->choice.grouped && may_group(f->pass.moe, binding, num_chunks);
-  binding->shares_act = 1; /* who names a policy wants memory; a plan that has room says otherwise below */
+  binding->shares_act = 1; /* a configured policy asks for less memory; a plan with room overrides this below */
   if (f->pass.moe->plan != NULL) binding->shares_act = (uint8_t)f->pass.moe->plan->shares_act;
   for (int32_t i = 0; i < num_chunks && sluice_forward_keeps(f); ++i) {
     binding->restore_input[i] = (uint8_t)sluice_policy_of_di(restore_input, by_chunk, i);
@@ -64,8 +64,7 @@ sluice_status_t sluice_forward_choose_template(sluice_forward_t* f, int32_t num_
 
 sluice_status_t sluice_forward_choose_by_config(sluice_forward_t* f, int32_t num_chunks) {
   const sluice_shape_t* shape = &f->pass.moe->shape;
-  const sluice_restore_set_t* set =
-      &sluice_restore_sets[f->choice.restore_set]; /* 0: kept, as what is open is elsewhere */
+  const sluice_restore_set_t* set = &sluice_restore_sets[f->choice.restore_set]; /* 0: all kept */
   const int32_t input = shape->config.restore_input, pre_activation = shape->config.restore_pre_activation;
   return sluice_forward_choose_template(f, num_chunks, input < 0 ? set->restore_input : input,
                                         pre_activation < 0 ? set->restore_pre_activation : pre_activation,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The one place that asks which way a layer goes. */
+/* Selects the strategies of a layer; other code does not test for variants. */
 #include "backend/moe/run/make_layer.h"
 
 #include "backend/moe/context/row_memory.h"
@@ -10,7 +10,7 @@
 #include "backend/moe/run/choose_mode.h"
 #include "backend/moe/step/saved_memory.h"
 
-/* By where rows lie, and what of a token travels: SLUICE_DEDUPLICATE_*, ADAPTIVE where both levels are there. */
+/* By row memory, and SLUICE_DEDUPLICATE_* (ADAPTIVE if both levels are possible). */
 static const sluice_strategies_t strategies[2][5] = {
     {{&sluice_routes_in_host_memory, &sluice_no_copies, &sluice_lanes_of_threads, &sluice_saved_in_host_memory,
       &sluice_travel_of_rows, NULL},

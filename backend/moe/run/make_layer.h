@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Making a layer: what it is, and how it does what layers do in several ways. */
+/* Creates a layer with its strategies and mode. */
 #ifndef SLUICE_BACKEND_MOE_RUN_MAKE_LAYER_H_
 #define SLUICE_BACKEND_MOE_RUN_MAKE_LAYER_H_
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Every expert position has the same number of rows in each chunk: the schedule comes first, since whether a call needs
- * a header, and may be captured, depends on it alone. */
+/* Capacity mode: every expert position has the same number of rows in each chunk. The schedule is chosen first, because
+ * it determines whether a call needs a header and may be captured. */
 #include "backend/moe/run/capture.h"
 #include "backend/moe/run/capacity.h"
 #include "backend/moe/run/mode_steps.h"
@@ -10,7 +10,7 @@ static sluice_status_t bind_alone(sluice_forward_t* f) {
   SLUICE_TRY(sluice_forward_choose_by_config(f, f->choice.num_chunks));
   SLUICE_TRY(sluice_capacity_check_capture(&f->pass));
   SLUICE_TRY(sluice_capacity_bind(&f->pass, f->args->expert_ids, f->choice.num_chunks));
-  return sluice_forward_choose_by_config(f, f->choice.num_chunks); /* binding has begun anew */
+  return sluice_forward_choose_by_config(f, f->choice.num_chunks); /* routing has reset the binding */
 }
 
 static void propose(const sluice_forward_t* f, sluice_proposal_t* proposal) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The same numbers of rows under a plan, which chooses policies alone. Calls of a plan that has not changed need no
- * header; what this rank alone may refuse comes first. All ranks find the same, since they have the same plan. */
+/* Capacity mode under a plan, which chooses only policies. Calls need no header while the plan stays the same. All
+ * ranks have the same plan, so the refusals before the header are the same on all ranks. */
 #include "backend/moe/routing/routes.h"
 #include "backend/moe/run/capture.h"
 #include "backend/moe/run/capacity.h"
@@ -32,13 +32,13 @@ static sluice_status_t bind_alone(sluice_forward_t* f) {
   SLUICE_TRY(moe->strategies->routes->check(moe, f->args->expert_ids));
   if (moe->plan != NULL) SLUICE_TRY(choose_template(f, f->choice.num_chunks));
   SLUICE_TRY(sluice_capacity_check_capture(&f->pass));
-  if (moe->plan == NULL) return SLUICE_OK; /* still to come */
+  if (moe->plan == NULL) return SLUICE_OK; /* made after the header */
   if (sluice_capacity_is_agreed(moe, f->pass.schedule)) return check_tokens(f);
-  f->pass.schedule = NULL; /* the header tells whether the plan is for as many tokens as there are */
+  f->pass.schedule = NULL; /* the header determines whether the plan is large enough */
   return SLUICE_OK;
 }
 
-/* Without a header room is judged by what plans promised: alike on all ranks, and no less than what is held. */
+/* Without a header, room is judged by the plans' promises: equal on all ranks, and at least the bytes held. */
 static sluice_status_t take_plan(sluice_forward_t* f, const sluice_handshake_t* handshake,
                                  const sluice_replay_forward_t* repeated) {
   SLUICE_TRY(sluice_planned_take(f, handshake, repeated));

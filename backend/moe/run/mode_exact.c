@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* As many rows as there are, in chunks of equal sizes: bound before the header, which carries their counts. */
+/* Exact mode: all routed rows, in chunks of equal sizes, bound before the header, which carries their counts. */
 #include "backend/moe/routing/routes.h"
 #include "backend/moe/run/capture.h"
 #include "backend/moe/run/mode_steps.h"
@@ -19,20 +19,20 @@ static sluice_status_t bind_alone(sluice_forward_t* f) {
   return sluice_forward_choose_by_config(f, f->choice.num_chunks);
 }
 
-/* The n of a repetition, or by size, is still to be found, and its schedule with it. */
+/* The n of a repeated or sized forward is not known yet, nor is its schedule. */
 static void propose(const sluice_forward_t* f, sluice_proposal_t* proposal) {
   const int is_known = proposal->local_status == SLUICE_OK && !f->repeats && !f->is_sized;
   proposal->is_sized = f->is_sized;
   sluice_mode_propose_by_config(f, is_known, proposal);
 }
 
-/* Some rank had bound another number of chunks than the repeated forward had, or than the largest T asks for. */
+/* Binds again if some rank bound other chunks than the repeated forward had, or than the largest T needs. */
 static sluice_status_t bind(sluice_forward_t* f, const sluice_handshake_t* handshake) {
   if (handshake->is_uncounted) {
     f->choice.num_chunks = (int16_t)handshake->num_chunks;
     SLUICE_TRY(bind_alone(f));
     SLUICE_TRY(sluice_exchange_counts(&f->pass.binding));
-  } else if (f->repeats || f->is_resized) { /* the ranks may have found that it repeats one with another strategy */
+  } else if (f->repeats || f->is_resized) { /* the repeated forward may have had another strategy */
     SLUICE_TRY(sluice_forward_choose_by_config(f, f->choice.num_chunks));
   }
   f->pass.binding.wgrad_mode = f->choice.wgrad_mode;

@@ -8,7 +8,7 @@ sluice_status_t sluice_mode_fail_by_header(const sluice_pass_t* pass, sluice_sta
   return sluice_fail_pass(pass->context, status, pass->is_complete);
 }
 
-/* Rows that a rank receives at most when all get alike; under a capacity as many as there are places. */
+/* The most rows that a rank receives if routing is balanced; under a capacity the number of places. */
 static int64_t balanced_rows(const sluice_forward_t* f, const sluice_handshake_t* handshake) {
   const sluice_shape_t* shape = &f->pass.moe->shape;
   const int64_t capacity = sluice_shape_capacity(shape);
@@ -16,7 +16,7 @@ static int64_t balanced_rows(const sluice_forward_t* f, const sluice_handshake_t
   return handshake->max_tokens * shape->config.top_k;
 }
 
-/* What all ranks know by now, so that they choose alike. */
+/* Uses only values that all ranks know by now, so that they choose the same. */
 static void choose_wgrad_mode(sluice_forward_t* f, const sluice_handshake_t* handshake) {
   const sluice_moe_t* moe = f->pass.moe;
   if (!sluice_shape_is_lean(&moe->shape)) return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Under a plan: ids are looked at before the header, which brings the largest T and what ranks hold; chunks are cut by
- * received rows behind it, and counts follow. */
+/* Mode under a plan: ids are read before the header, which carries the largest T and the bytes that ranks hold.
+ * Afterwards chunks are cut by received rows, and counts are exchanged. */
 #include "backend/moe/routing/routes.h"
 #include "backend/moe/run/capture.h"
 #include "backend/moe/run/forward_call.h"

@@ -45,7 +45,7 @@ sluice_status_t sluice_planned_check_room(const sluice_moe_t* moe, uint64_t held
 static sluice_status_t check_deferred(const sluice_moe_t* moe, uint64_t bytes) {
   const sluice_plan_data_t* plan = moe->plan;
   const sluice_plan_inputs_t* inputs = &plan->inputs;
-  if (inputs->reuse && inputs->budget == 0) return SLUICE_OK; /* there is no limit that the rows could exceed */
+  if (inputs->reuse && inputs->budget == 0) return SLUICE_OK; /* no limit applies */
   if (!inputs->separate_wgrad) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
                        "layer %d: dgrad alone keeps %llu bytes of gradient rows until wgrad, which "
@@ -283,7 +283,7 @@ static void note_fallback(sluice_moe_t* moe, const sluice_chunks_by_tokens_t* cu
   sluice_context_t* context = moe->context;
   int32_t count = 0;
   for (int32_t i = 0; i < cut->num_chunks; ++i) count += !cut->is_kept[i] && is_stored(plan, i);
-  count -= plan->num_chunks - plan->kept_chunks; /* as planned */
+  count -= plan->num_chunks - plan->kept_chunks; /* fallback chunks that the plan expects */
   if (count < 0) count = 0;
   context->stats.num_fallback_chunks += (uint64_t)count;
   if (count == 0 || moe->has_told_fallback) return;

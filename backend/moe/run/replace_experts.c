@@ -16,7 +16,7 @@ static int keeps_numbers(const sluice_moe_t* moe, const sluice_expert_placement_
                                       moe->first_position);
 }
 
-/* A backward, and buffers of a step to come, need the tables that their forward had. */
+/* A backward, and buffers of a future step, need the tables of their forward. */
 static sluice_status_t check_steps(sluice_moe_t* moe) {
   sluice_context_t* context = moe->context;
   if (!sluice_live_steps_any(&context->live_steps, is_of_layer, moe) && !sluice_ledger_has(&context->ledger, moe))
@@ -27,7 +27,7 @@ static sluice_status_t check_steps(sluice_moe_t* moe) {
                      moe->shape.config.layer_id);
 }
 
-/* What is as large as the numbers of experts say, and not the library's to make anew. */
+/* Refuses other numbers of experts on ranks if the library cannot make the memory that depends on them again. */
 static sluice_status_t check_numbers(const sluice_moe_t* moe) {
   const int32_t id = moe->shape.config.layer_id;
   if (moe->plan_is_given) {
@@ -48,7 +48,7 @@ static sluice_status_t check(sluice_moe_t* moe, const sluice_expert_placement_t*
   return keeps_numbers(moe, placement) ? SLUICE_OK : check_numbers(moe);
 }
 
-/* Nothing here may fail: the other ranks have done it. */
+/* Must not fail, because the other ranks have replaced theirs. */
 static void replace(sluice_moe_t* moe, const sluice_expert_placement_t* placement) {
   if (!keeps_numbers(moe, placement)) sluice_plan_remove(moe);
   sluice_layer_place(moe, placement);

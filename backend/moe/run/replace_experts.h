@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Replacing the placement of a layer's experts, on all ranks or on none. Private to moe. */
+/* Replaces the placement of a layer's experts, on all ranks or on none. Private to moe. */
 #ifndef SLUICE_BACKEND_MOE_RUN_REPLACE_EXPERTS_H_
 #define SLUICE_BACKEND_MOE_RUN_REPLACE_EXPERTS_H_
 
 #include "backend/moe/layer/layer.h"
 
-/* refusal: of the caller's checks, with its record; the placement is checked where it is OK, and else not looked at.
- * Collective. The calling thread has entered the context. */
+/* refusal: of the caller's checks, with its record; if OK, the placement is checked, else it is not read. Collective.
+ * The calling thread has entered the context. */
 sluice_status_t sluice_run_replace_experts(sluice_moe_t* moe, const sluice_expert_placement_t* placement,
                                            sluice_status_t refusal);
 

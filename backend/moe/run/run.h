@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A forward and a backward of one layer: arguments checked by capi, here they are agreed on, bound and executed. */
+/* Runs a forward or a backward of one layer, from arguments that capi has checked: agrees on the call, binds, executes.
+ */
 #ifndef SLUICE_BACKEND_MOE_RUN_RUN_H_
 #define SLUICE_BACKEND_MOE_RUN_RUN_H_
 

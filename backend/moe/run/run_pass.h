@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A pass of a layer before anything is known of it: its ops, and the layer's strategies. Private to moe/run. */
+/* Initialises a pass of a layer with its ops and the layer's strategies. Private to moe/run. */
 #ifndef SLUICE_BACKEND_MOE_RUN_RUN_PASS_H_
 #define SLUICE_BACKEND_MOE_RUN_RUN_PASS_H_
 

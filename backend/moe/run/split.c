@@ -16,7 +16,7 @@ static sluice_template_spec_t spec_of(const sluice_moe_t* moe, int32_t direction
       .direction = direction,
       .num_chunks = 1,
       .single_rank = moe->context->world_size == 1 || part == SLUICE_PART_EXPERTS,
-      .keep = direction == SLUICE_FORWARD && part == SLUICE_PART_EXPERTS, /* rows and pre are the host's */
+      .keep = direction == SLUICE_FORWARD && part == SLUICE_PART_EXPERTS, /* the host keeps rows and pre */
       .gated = moe->shape.config.gated != SLUICE_GATED_NO,
       .dgrad = direction == SLUICE_BACKWARD,
       .only = part,
@@ -26,11 +26,11 @@ static sluice_template_spec_t spec_of(const sluice_moe_t* moe, int32_t direction
 
 static sluice_pass_t pass_of(sluice_moe_t* moe, int32_t direction) {
   sluice_pass_t pass = sluice_run_pass(moe, direction, NULL);
-  pass.host.is_on = 0; /* binding and walking are those of whole passes */
+  pass.host.is_on = 0; /* counters of binding and walking are for whole passes */
   return pass;
 }
 
-/* The header of a part. `status` and its record: why this rank refuses, if it does. */
+/* Exchanges the header of a part. `status` and its record: why this rank refuses, if it does. */
 static sluice_status_t agree(sluice_pass_t* pass, int32_t direction, sluice_status_t status, sluice_binding_t* counts) {
   char text[256] = "";
   status = sluice_take_refusal(pass->context, status, text, sizeof text);
@@ -136,7 +136,7 @@ static sluice_status_t follow(sluice_pass_t* pass, sluice_dispatch_t* dispatch, 
   return status == SLUICE_OK ? SLUICE_OK : sluice_fail_pass(pass->context, status, pass->is_complete);
 }
 
-/* The templates only read what a host gives as const; slots have one pointer type. */
+/* Templates only read tensors that the host gives as const; slots have one pointer type. */
 static void* as_slot(const void* rows) { return (void*)(uintptr_t)rows; }
 
 sluice_status_t sluice_part_combine(sluice_dispatch_t* dispatch, const void* rows, const sluice_tensor_t* route_weights,
@@ -176,7 +176,7 @@ sluice_status_t sluice_part_dispatch_backward(sluice_dispatch_t* dispatch, const
                                               const sluice_tensor_t* grad_route_weights, sluice_status_t refusal) {
   sluice_pass_t pass = pass_of(dispatch->step->moe, SLUICE_BACKWARD);
   pass.out_rows = grad_tokens;
-  pass.grad_route_weights = grad_route_weights; /* of the own tokens: a rank without rows has some too */
+  pass.grad_route_weights = grad_route_weights; /* of this rank's tokens: a rank without rows has some too */
   void* given[SLUICE_T_COUNT] = {NULL};
   given[SLUICE_T_DDI] = as_slot(grad_input_rows);
   given[SLUICE_T_DGATE] = as_slot(grad_weight_rows);
@@ -218,7 +218,7 @@ sluice_status_t sluice_part_experts_backward(sluice_moe_t* moe, const void* rows
   given[SLUICE_T_DDI] = grad_input_rows;
   SLUICE_TRY(sluice_pass_measure(&pass));
   SLUICE_TRY(sluice_pass_prepare(&pass, given));
-  /* The rows' gradients are final: their route weight is 1. */
+  /* The gradients of rows already include route weights, so the weights are 1. */
   float* route = (float*)(void*)pass.slots[SLUICE_T_ROUTE].data;
   for (int64_t i = 0; i < pass.binding.num_rows; ++i) route[i] = 1.0f;
   return sluice_pass_run(&pass);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The parts of a layer alone: the same ops as the whole-layer passes, from templates that hold only those parts.
- * Arguments have been checked; the context has been entered. */
+/* The parts of a layer as separate calls: the same ops as in whole-layer passes, from templates that hold only those
+ * parts. Arguments have been checked; the context has been entered. */
 #ifndef SLUICE_BACKEND_MOE_RUN_SPLIT_H_
 #define SLUICE_BACKEND_MOE_RUN_SPLIT_H_
 

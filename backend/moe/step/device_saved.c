@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Saved buffers of a device with memory of its own: what lies there counts. */
+/* Saved buffers with device memory: budgets count the buffers there. */
 #include <stdio.h>
 #include <string.h>
 
@@ -24,8 +24,8 @@ static sluice_status_t take(sluice_step_t* step, int32_t which, uint64_t bytes, 
   return SLUICE_OK;
 }
 
-/* Under a budget both tensors of a step lie in one block, the second behind the first, and all blocks are as large as
- * any of the layer's plans wants one: each serves every step, whatever its batch's size and plan. */
+/* Under a budget both tensors of a step lie in one block, one after the other. All blocks have the largest size that
+ * any of the layer's plans needs: each block serves every step, whatever the size and plan of its batch. */
 static sluice_status_t take_in_block(sluice_step_t* step, int32_t which, sluice_stream_t stream,
                                      uint64_t* out_counted) {
   const sluice_moe_t* moe = step->moe;
@@ -66,7 +66,7 @@ static sluice_allocator_t* allocator(sluice_context_t* context, int32_t which) {
   return place_of(which) == ROWS ? context->memory : &context->allocator;
 }
 
-/* Rows in memory that the device cannot reach would end in a fault of the device, which ends the process. */
+/* Rows in memory that the device cannot reach would cause a device fault, which ends the process. */
 static sluice_status_t take_given(sluice_step_t* step, int32_t which, uint64_t bytes) {
   if (place_of(which) != ROWS) {
     sluice_pages_advise(step->saved[which], bytes); /* fresh from the host's allocator */
@@ -89,7 +89,7 @@ static sluice_status_t most_deferred(const sluice_moe_t* moe, uint64_t* out_byte
   return sluice_plan_deferred_bytes(&problem, moe->plan, out_bytes);
 }
 
-/* As large as the plan's most, so that a block serves every step. */
+/* Allocates the plan's largest size, so that a block serves every step. */
 static sluice_status_t allocate_deferred(sluice_step_t* step, int32_t tensor, uint64_t bytes, uint64_t most,
                                          sluice_stream_t stream) {
   sluice_context_t* context = step->moe->context;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Saved buffers in host memory: all of it counts. */
+/* Saved buffers in host memory: budgets count all of them. */
 #include <string.h>
 
 #include "backend/base/pages.h"
 #include "backend/model/pass_sizes.h"
 #include "backend/moe/step/saved_plain.h"
 
-/* Offloaded rows go to a pool between steps. -1: none. */
+/* The pool that keeps offloaded rows between steps. -1: none. */
 static int32_t pool_of(int32_t which, uint64_t bytes) { return bytes > 0 ? sluice_engine_pool_of(which) : -1; }
 
 static sluice_status_t allocate(sluice_step_t* step, int32_t which, uint64_t bytes, sluice_stream_t stream,

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Where the saved buffers of steps lie, and what of them a budget counts. On a device INPUT and PRE_ACTIVATION lie in
- * its memory, offloaded rows in page-locked host memory, and META in plain host memory, which has no budget; elsewhere
- * all of them in host memory, offloaded rows in a pool between steps. Private to moe/step. */
+/* The memory of steps' saved buffers, and what a budget counts of it. On a device INPUT and PRE_ACTIVATION lie in
+ * device memory, offloaded rows in page-locked host memory, and META in plain host memory, which has no budget; on a
+ * CPU all of them lie in host memory, with a pool for offloaded rows between steps. Private to moe/step. */
 #ifndef SLUICE_BACKEND_MOE_STEP_SAVED_MEMORY_H_
 #define SLUICE_BACKEND_MOE_STEP_SAVED_MEMORY_H_
 
 #include "backend/moe/layer/layer.h"
 
 typedef struct sluice_saved_memory_s {
-  /* step->saved[which], of the library's own. *out_counted: bytes that it takes of a budget. */
+  /* Allocates step->saved[which] from the library. *out_counted: bytes that count in a budget. */
   sluice_status_t (*allocate)(sluice_step_t* step, int32_t which, uint64_t bytes, sluice_stream_t stream,
                               uint64_t* out_counted);
   void (*release)(sluice_step_t* step, int32_t which);
-  /* Whether a budget counts the buffer, and who is charged for one of the host's. */
+  /* Whether a budget counts the buffer, and the allocator that is charged for a buffer of the host. */
   int (*is_counted)(int32_t which);
   sluice_allocator_t* (*allocator)(sluice_context_t* context, int32_t which);
-  /* A buffer of the host's: INVALID_ARGUMENT, naming it, where rows may not lie there. */
+  /* Accepts a buffer of the host: INVALID_ARGUMENT, naming the buffer, if rows may not lie there. */
   sluice_status_t (*take_given)(sluice_step_t* step, int32_t which, uint64_t bytes);
-  /* The most rows that dgrad leaves under the plan in force, by deferred tensor; 0: what there are. */
+  /* The most bytes that dgrad leaves under the plan in force, by deferred tensor; 0: the bytes of the rows. */
   sluice_status_t (*most_deferred)(const sluice_moe_t* moe, uint64_t* out_bytes);
   sluice_status_t (*allocate_deferred)(sluice_step_t* step, int32_t tensor, uint64_t bytes, uint64_t most,
                                        sluice_stream_t stream);
@@ -29,7 +29,7 @@ extern const sluice_saved_memory_t sluice_saved_in_device_memory;
 
 extern const char* const sluice_saved_names[SLUICE_SAVED_COUNT];
 
-/* As the allocator counts a block. */
+/* Bytes of a block as the allocator counts it. */
 static inline uint64_t sluice_counted_bytes(uint64_t bytes) { return sluice_align_up(bytes == 0 ? 1 : bytes); }
 
 #endif /* SLUICE_BACKEND_MOE_STEP_SAVED_MEMORY_H_ */

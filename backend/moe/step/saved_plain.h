@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Saved buffers in plain host memory, where META lies in any case. Private to moe/step. */
+/* Saved buffers in plain host memory, where META always lies. Private to moe/step. */
 #ifndef SLUICE_BACKEND_MOE_STEP_SAVED_PLAIN_H_
 #define SLUICE_BACKEND_MOE_STEP_SAVED_PLAIN_H_
 

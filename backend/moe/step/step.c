@@ -18,7 +18,7 @@ const char* const sluice_saved_names[SLUICE_SAVED_COUNT] = {"META", "INPUT", "PR
 static_assert(sizeof(sluice_step_t) == SLUICE_STEP_BYTES, "plans count it");
 static_assert(offsetof(sluice_step_t, link) == 0, "a step is known by its link");
 
-/* The handle lies in host memory. */
+/* Counted bytes of the handle, which lies in host memory. */
 static uint64_t handle_bytes(const sluice_moe_t* moe) {
   return moe->context->rows->counts_host_memory ? sluice_align_up(sizeof(sluice_step_t)) : 0;
 }
@@ -42,7 +42,7 @@ static void hold(sluice_step_t* step, int32_t which, uint64_t bytes) {
   atomic_fetch_add(&step->moe->context->step_bytes, step->held_bytes[which]);
 }
 
-/* A buffer given back no longer counts. */
+/* A released buffer no longer counts. */
 static void let_go(sluice_step_t* step, int32_t which) {
   atomic_fetch_sub(&step->moe->context->step_bytes, step->held_bytes[which]);
   step->held_bytes[which] = 0;
@@ -55,7 +55,7 @@ static sluice_status_t allocate_own(sluice_step_t* step, int32_t which, uint64_t
   return SLUICE_OK;
 }
 
-/* What a graph keeps of a plan's memory stays counted, and so does the plan's promise. */
+/* Memory of a plan that a graph keeps stays counted, and so does the plan's promise. */
 static int stays_counted(const sluice_step_t* step) { return step->is_captured && step->is_promised; }
 
 static void free_own(sluice_step_t* step, int32_t which) {
@@ -64,7 +64,7 @@ static void free_own(sluice_step_t* step, int32_t which) {
   memory_of(step->moe)->release(step, which);
 }
 
-/* That the forward is outstanding, and under a plan what of its promises the buffer takes, for as long as it lives. */
+/* Records that the forward is outstanding, and, under a plan, the promised bytes that the buffer uses. */
 static sluice_status_t enter_ledger(sluice_step_t* step, int32_t which, uint64_t bytes) {
   sluice_context_t* context = step->moe->context;
   const sluice_plan_data_t* plan = step->moe->plan;
@@ -179,7 +179,7 @@ sluice_status_t sluice_step_from_saved(sluice_moe_t* moe, void* const* saved, co
 void sluice_step_drop(sluice_step_t* step) {
   if (step == NULL) return;
   sluice_moe_t* moe = step->moe;
-  if (moe->context->pid != getpid()) return; /* a forked child: the parent owns all of it */
+  if (moe->context->pid != getpid()) return; /* in a forked child: the parent owns the memory */
   sluice_allocator_t* allocator = &moe->context->allocator;
   sluice_live_steps_remove(&moe->context->live_steps, &step->link);
   if (step->saved[SLUICE_SAVED_INPUT] == NULL) step->is_promised = 0; /* it failed before any block was taken */

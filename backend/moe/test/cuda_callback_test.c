@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Callback experts on CUDA contexts, on fakes: whose stream their work goes to and that the check would see another,
- * what a failing one leaves, budgets. That results are right, with one read and no hazard: cuda_layer_test. */
+/* Callback experts on CUDA contexts, on fakes: the stream of their work (and that another stream is detected), the
+ * state after a failure, budgets. cuda_layer_test checks results, the single read, and hazards. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +21,7 @@ static sluice_moe_config_t config_of(int32_t restore_input, int32_t restore_pre_
 
 /* ---- streams ---------------------------------------------------------------------------------------------------- */
 
-/* A host that computes on a stream of its own, joined to the layer's by events before and after, or not. */
+/* A host that computes on its own stream, which events may join with the layer's before and after. */
 typedef struct elsewhere_s {
   rig_t* rig;
   void* stream;
@@ -57,7 +57,7 @@ static int64_t hazards_of(const sluice_moe_config_t* config, int32_t joined_befo
   const sluice_cuda_driver_t* driver = sluice_fake_cuda_driver();
   rig_t rig;
   open_all(&rig, config);
-  assert_int_equal(rig_round(&rig, NULL), SLUICE_OK); /* nothing is made for the first time below */
+  assert_int_equal(rig_round(&rig, NULL), SLUICE_OK); /* creates everything that is created once */
   elsewhere_t e = {.rig = &rig, .is_joined = {joined_before, joined_behind}};
   assert_int_equal(sluice_cuda_enter(rig.context->device), SLUICE_OK);
   e.stream = sluice_fake_cuda_open_stream(0);
@@ -92,7 +92,7 @@ TEST(CudaCallback_WorkOnAnotherStream_IsAHazardUnlessItIsJoined) {
 static const char* const words_of[] = {"failed in forward of chunk 0 (it returned 42)",
                                        "failed in backward of chunk 0 (it returned 42)"};
 
-/* A failing callback is told with its number; nothing is left, and the layer works on with the bits of before. */
+/* A failing callback is reported with its number; nothing is leaked, and the layer's next bits are the usual ones. */
 TEST(CudaCallback_ItFails_PassSaysSoAndTheLayerWorksOn) {
   const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE};
   for (int m = 0; m < 2; ++m) {
@@ -108,7 +108,7 @@ TEST(CudaCallback_ItFails_PassSaysSoAndTheLayerWorksOn) {
       rig.callback_failure = 42;
       sluice_status_t status = in_backward ? rig_backward(&rig, step) : rig_forward(&rig, &step);
       assert_int_equal(status, SLUICE_E_EXTERNAL);
-      /* Computed again, it is the forward that fails in backward. */
+      /* With recomputation it is the forward callback that fails in backward. */
       const char* words = words_of[in_backward && m == 0];
       if (strstr(last_message(), words) == NULL) fail_msg("%s", last_message());
       if (!in_backward) assert_null(step);
@@ -121,9 +121,9 @@ TEST(CudaCallback_ItFails_PassSaysSoAndTheLayerWorksOn) {
 }
 
 typedef struct part_s {
-  sluice_status_t failed[2], next[2]; /* of the pass in which rank 1's callback fails, and of the call after it */
+  sluice_status_t failed[2], next[2]; /* of the pass in which rank 1's callback fails, and of the next call */
   char why[2][256];
-  int32_t works_on; /* with the bits of before */
+  int32_t works_on; /* the bits are the same as before */
 } part_t;
 static part_t parts[2];
 
@@ -147,7 +147,7 @@ static void fail_on_rank_1(rank_t* r, rig_t* rig) {
   }
 }
 
-/* The others learn of it in the next header, and the group works on: with NCCL and on one device. */
+/* The other ranks learn of it in the next header, and the group stays usable: with NCCL, and on one device. */
 TEST(CudaCallback_ItFailsOnOneRank_OthersLearnAtTheNextHeader) {
   const sluice_moe_config_t config = config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP);
   for (int is_local = 0; is_local < 2; ++is_local) {
@@ -167,7 +167,7 @@ TEST(CudaCallback_ItFailsOnOneRank_OthersLearnAtTheNextHeader) {
 
 /* ---- budgets ---------------------------------------------------------------------------------------------------- */
 
-/* In a budget of just a plan's bytes: the peak of the device is the plan's total, to the byte. */
+/* With a budget of exactly a plan's bytes, the peak of the device is the plan's total, to the byte. */
 TEST(CudaCallback_UnderABudget_PredictsThePeakToTheByte) {
   enum { OUTSTANDING = 2 };
   for (int32_t p = 0; p < 8; ++p) {
@@ -206,7 +206,7 @@ TEST(CudaCallback_UnderABudget_PredictsThePeakToTheByte) {
   }
 }
 
-/* ---- what stays closed ------------------------------------------------------------------------------------------ */
+/* ---- what is refused -------------------------------------------------------------------------------------------- */
 
 TEST(CudaCallback_OtherPoliciesOrACaptureInExactMode_AreRefused) {
   rig_t rig;

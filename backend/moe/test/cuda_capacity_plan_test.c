@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Graph mode under budgets and plans, on the fakes: the device's peak to the byte, nothing read, and what a graph keeps
- * of a plan's memory. capacity_test.c has the same budgets on a CPU. */
+/* Graph mode under budgets and plans, on the fakes: the device's peak to the byte, no reads, and memory of a plan that
+ * a graph keeps. capacity_test.c has the same budgets on a CPU. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +40,7 @@ static const int32_t POLICIES[][2] = {{SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP}
                                       {SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD},
                                       {SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE}};
 
-/* A layer under a capacity on the fakes, and in force a plan of two outstanding steps in a budget of just its bytes. */
+/* A layer under a capacity on the fakes, and a plan of two outstanding steps in force, whose bytes are the budget. */
 static sluice_plan_t* open_planned(rig_t* rig, int policy, sluice_plan_info_t* out_info) {
   const sluice_moe_config_t layer = config_under(12);
   open_all(rig, &layer);
@@ -60,7 +60,7 @@ static int is_same(const rig_t* rig, const void* out, const void* grad) {
          memcmp(rig->grad_tokens.memory, grad, rig->grad_tokens.bytes) == 0;
 }
 
-/* A forward and its backward, whose step is dropped. */
+/* Captures a forward and its backward, whose step is dropped. */
 static sluice_fake_graph_t* capture_round(rig_t* rig) {
   sluice_fake_graph_t* graph = NULL;
   sluice_step_t* step = NULL;
@@ -72,7 +72,7 @@ static sluice_fake_graph_t* capture_round(rig_t* rig) {
   return graph;
 }
 
-/* What a capture cannot take does not spoil it. */
+/* A call that a capture refuses does not invalidate the capture. */
 static void first_call_in_a_capture_is_refused(rig_t* rig) {
   sluice_fake_graph_t* graph = NULL;
   sluice_step_t* step = NULL;
@@ -82,8 +82,8 @@ static void first_call_in_a_capture_is_refused(rig_t* rig) {
   sluice_fake_cuda_destroy_graph(graph);
 }
 
-/* The graph's step is one of the plan's two for good, also when it is dropped: one more fits beside it, a second is
- * refused by name before anything is enqueued, and the device's peak stays what was planned. */
+/* The graph's step remains one of the plan's two, even when it is dropped: one more fits, another is refused by name
+ * before any work is enqueued, and the device's peak stays as planned. */
 TEST(CudaGraph_UnderABudget_ReplaysAndItsStepStaysCounted) {
   for (int policy = 0; policy < 3; ++policy) {
     rig_t rig;
@@ -109,7 +109,7 @@ TEST(CudaGraph_UnderABudget_ReplaysAndItsStepStaysCounted) {
         assert_non_null(strstr(last_message(), "max_outstanding is 2"));
       }
       if (status == SLUICE_OK) sluice_step_drop(other);
-      sluice_fake_cuda_launch_graph(graph, fakes_stream(0)); /* beside the step that is outstanding */
+      sluice_fake_cuda_launch_graph(graph, fakes_stream(0)); /* while the other step is outstanding */
       poison(&rig);
       assert_int_equal(rig_backward(&rig, step), SLUICE_OK);
       sluice_step_drop(step);
@@ -122,7 +122,7 @@ TEST(CudaGraph_UnderABudget_ReplaysAndItsStepStaysCounted) {
   }
 }
 
-/* A plan, and the kinds of calls, are made outside of it. */
+/* Plans, and kinds of calls, must be made outside of a capture. */
 TEST(CudaGraph_UnderABudgetThatNoCallHasRun_IsRefusedByName) {
   rig_t rig;
   sluice_plan_info_t info;
@@ -131,7 +131,7 @@ TEST(CudaGraph_UnderABudgetThatNoCallHasRun_IsRefusedByName) {
   sluice_plan_t* plan = open_planned(&rig, 0, &info);
   first_call_in_a_capture_is_refused(&rig);
   assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
-  /* Two outstanding steps fit the plan, but one alone was ever made. */
+  /* Two outstanding steps fit the plan, but only one was ever made. */
   sluice_fake_cuda_begin_capture(fakes_stream(0));
   assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
   REFUSED(rig_forward(&rig, &more), SLUICE_E_STATE, "lies idle, and a capture cannot make one");
@@ -148,7 +148,7 @@ TEST(CudaGraph_UnderABudgetThatNoCallHasRun_IsRefusedByName) {
   close_planned(&rig, plan, NULL);
 }
 
-/* The context's own budget: without a call before there is no plan yet. */
+/* Under the context's own budget there is no plan before the first call. */
 TEST(CudaGraph_BudgetWithoutAPlanYet_IsRefusedByName) {
   rig_t rig;
   const sluice_moe_config_t layer = config_under(12);

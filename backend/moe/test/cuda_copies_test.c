@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Layers on a CUDA context, on fakes, whose tokens travel once to each rank or once to each node: the bits of the
- * CPU's, bytes on the wire, what is read, budgets and plans. deduplicate_test has more cases, on these fakes too, and
- * cuda_layer_suite holds both ways against the reference. */
+/* Deduplicated layers on a CUDA context, on fakes, by rank and by node: the same bits as on the CPU, bytes sent, reads,
+ * budgets and plans. deduplicate_test has more cases, also on these fakes, and cuda_layer_suite compares both with the
+ * reference. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,11 +18,11 @@
 
 enum { RANKS_OF_NODES = 4, PER_NODE = 2 };
 
-/* How tokens travel: the parameter of the cases. */
+/* The deduplication of a case. */
 typedef struct way_s {
   int32_t deduplicate;
-  int32_t least_ranks;    /* nodes: all cases have four ranks */
-  uint64_t forward_reads; /* of a pass: the counts, and of nodes the tokens by rank */
+  int32_t least_ranks;    /* by node, all cases have four ranks */
+  uint64_t forward_reads; /* of a pass: the counts, and with nodes the tokens by rank */
   uint64_t backward_reads;
 } way_t;
 
@@ -35,8 +35,8 @@ static case_t case_of(const way_t* way, int32_t world_size) {
   case_t c = world_small_case();
   c.world_size = world_size, c.top_k = 4, c.bias = 1, c.deduplicate = way->deduplicate;
   c.ranks_per_node = has_nodes(way) ? PER_NODE : 0;
-  c.dtype = SLUICE_DTYPE_F64;            /* GEMMs of the fake cuBLAS then sum as gemm ref does */
-  c.activation = SLUICE_ACTIVATION_RELU; /* no function whose last bits are a library's */
+  c.dtype = SLUICE_DTYPE_F64;            /* the fake cuBLAS then sums in the order of gemm ref */
+  c.activation = SLUICE_ACTIVATION_RELU; /* no function whose last bits depend on a library */
   return c;
 }
 
@@ -99,9 +99,9 @@ static void CudaCopies_DroppedRepeatedHotAndSilent_HaveTheBitsOfTheCpu(void** st
   }
 }
 
-/* ---- numbers of a rank that does not keep to the rules ---- */
+/* ---- invalid numbers from a rank ---- */
 
-/* Rank 0 of two that own an expert each; rank 1 sends three rows of two routes a token. */
+/* Rank 0 of two, each with one expert; rank 1 sends three rows of tokens with two routes each. */
 TEST(CudaCopies_NumbersOfAPeerThatDoNotFit_NameTheRank) {
   rig_t rig;
   sluice_moe_config_t config = rig_config();
@@ -122,7 +122,7 @@ TEST(CudaCopies_NumbersOfAPeerThatDoNotFit_NameTheRank) {
     int32_t sent[] = {0, 0}, received[] = {0, cases[i].token_copies};
     sluice_binding_t b = {.memory = &moe->context->pass_memory};
     assert_int_equal(sluice_binding_of_rows(moe, (const int64_t[]){3}, &b), SLUICE_OK);
-    b.first_token[0] = 0; /* what is kept of a forward says it in a real one */
+    b.first_token[0] = 0; /* as a real forward would have kept it */
     b.recv_counts = received_rows, b.send_counts = sent_rows;
     b.token_copies.send_counts = sent, b.token_copies.recv_counts = received;
     assert_int_equal(sluice_token_copies_restore_on_device(&b, NULL), cases[i].is_good ? SLUICE_OK : SLUICE_E_MISMATCH);
@@ -142,11 +142,11 @@ TEST(CudaCopies_NumbersOfAPeerThatDoNotFit_NameTheRank) {
 
 static void run_by_node(const case_t* c, result_t* out) {
   case_t there = *c;
-  there.ranks_per_node = c->world_size == RANKS_OF_NODES ? PER_NODE : 0; /* groups of other sizes know of none */
+  there.ranks_per_node = c->world_size == RANKS_OF_NODES ? PER_NODE : 0; /* groups of other sizes have no nodes */
   run_on_fakes(&there, out);
 }
 
-/* is_small: rows are next to nothing in comparison with the GEMMs' workspace. */
+/* is_small: rows are tiny in comparison with the GEMMs' workspace. */
 static budget_suite_t suite_of(const way_t* way, int is_small) {
   budget_suite_t suite = {.base = budget_base_case(), .run = run_on_fakes, .least_ranks = 2, .is_slow = 1};
   suite.base.model_width = is_small ? 4 : 12, suite.base.hidden_width = is_small ? 8 : 24;
@@ -157,7 +157,7 @@ static budget_suite_t suite_of(const way_t* way, int is_small) {
   return suite;
 }
 
-/* The bytes that a plan of its own names are the device allocator's peak. */
+/* The bytes of the plan are the device allocator's peak. */
 static void CudaCopiesPlan_EveryPolicy_PeakIsPlannedToTheByte(void** state) {
   const way_t* way = *state;
   static const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};

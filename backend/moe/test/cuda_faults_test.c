@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Bad input and failing calls of the driver, cuBLAS and NCCL under the engine: right status, nothing leaked, and the
- * context works on, or its communicator is aborted. */
+/* Bad input and failing calls of the driver, cuBLAS and NCCL below the engine: the right status, no leaks, and the
+ * context stays usable, or its communicator is aborted. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -131,8 +131,8 @@ static int says_bytes(const char* text) {
   return 0;
 }
 
-/* After a round in which one was refused, or not: NO_MEMORY with its size, or somebody made room; then the same step
- * with the bits that it has always. Returns how many were told. */
+/* Ends a round with or without a refused allocation: NO_MEMORY with its size, or other memory was freed; then the same
+ * step succeeds with the usual bits. Counts the reported failures. */
 static void finish_refused_round(rig_t* rig, sluice_status_t status, uint64_t got, uint64_t want, int64_t* told) {
   sluice_fake_cuda_refuse(-1);
   rig->context->allocator.fail_after = -1;
@@ -146,7 +146,7 @@ static void finish_refused_round(rig_t* rig, sluice_status_t status, uint64_t go
   assert_true(got == want);
 }
 
-/* Each allocation in turn, of the device's memory and page-locked memory, then of the host's. */
+/* Fails each allocation in turn, of the device's and page-locked memory, then of the host's. */
 static void nth_allocation_of_a_round(const sluice_moe_config_t* config) {
   rig_t rig;
   uint64_t want;
@@ -253,7 +253,7 @@ static void assert_told(sluice_status_t status) {
   assert_true(strlen(last_message()) > 10);
 }
 
-/* The layer runs under a plan for this budget: as much as its policies need. */
+/* Gives the layer a plan whose budget is what its policies need. */
 static void use_plan(rig_t* rig) {
   DEFAULTS(sluice_plan_config, config);
   sluice_plan_t* plan = NULL;
@@ -269,8 +269,8 @@ static void use_plan(rig_t* rig) {
   }
 }
 
-/* A context is made and used; each call of the library fails in turn. Afterwards the same context takes a whole round,
- * with the bits that it has always. */
+/* Creates and uses a context while each call of the library fails in turn. Afterwards the same context runs a whole
+ * round, with the usual bits. */
 static int64_t nth_call_of_a_round(const library_t* library, const sluice_moe_config_t* config, int planned,
                                    int64_t step) {
   uint64_t want = 0, got = 0;
@@ -316,7 +316,7 @@ static sluice_status_t capture_round(rig_t* rig) {
   return status;
 }
 
-/* Each call fails in turn while a pass is being captured: it says so, and outside the capture all is as before. */
+/* Fails each call in turn while a pass is being captured: the call says so, and outside the capture nothing changed. */
 static void nth_call_of_a_capture(const library_t* library) {
   const sluice_moe_config_t config = config_under_capacity();
   uint64_t want = 0, got = 0;
@@ -363,7 +363,7 @@ TEST(CudaLayer_NthDriverCallOfARoundFails_ContextWorksOn) {
   nth_call_of_a_round(&DRIVER_MEMORY, &offload, 0, 1);
 }
 
-/* The host's own launches among them. */
+/* Includes the host's own launches. */
 TEST(CudaCallback_NthDriverCallOfARoundFails_ContextWorksOn) {
   sluice_moe_config_t config = config_of(SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE);
   config.callback_experts = 1;
@@ -380,7 +380,7 @@ TEST(CudaLayer_NthCublasCallOfARoundFails_ContextWorksOn) {
   const sluice_moe_config_t config = rig_config();
   nth_call_of_a_round(&CUBLAS, &config, 0, 1);
   assert_int_equal(setenv("SLUICE_CUBLAS", "lt", 1), 0);
-  nth_call_of_a_round(&CUBLAS, &config, 0, 11); /* all of them: gemm_cublas_test */
+  nth_call_of_a_round(&CUBLAS, &config, 0, 11); /* gemm_cublas_test fails all of them */
   unsetenv("SLUICE_CUBLAS");
 }
 
@@ -429,8 +429,8 @@ static void* rank_main(void* argument) {
   r->first = fakes_machine()->make_comm(r->rank, &config, &comm);
   if (r->first == SLUICE_OK) r->first = rig_open(&rig, comm, r->config);
   if (r->first != SLUICE_OK) abort();
-  if (rig_round(&rig, NULL) != SLUICE_OK) abort(); /* connections are made */
-  comm->timeout_ns = 1000000000u;                  /* passing it is as good as any other end of what follows */
+  if (rig_round(&rig, NULL) != SLUICE_OK) abort(); /* creates connections */
+  comm->timeout_ns = 1000000000u;                  /* reaching the timeout is a valid outcome of what follows */
   pthread_barrier_wait(r->barrier);
   if (r->rank == 0) fakes_be_patient(100);
   if (r->rank == 0 && r->library != NULL) r->library->fail_call(r->nth, r->library->code);
@@ -445,14 +445,14 @@ static void* rank_main(void* argument) {
   pthread_barrier_wait(r->barrier);
   r->again = rig_round(&rig, NULL);
   pthread_barrier_wait(r->barrier);
-  if (r->again != SLUICE_OK) sluice_comm_abort(comm); /* what is left of a group that is not usable */
+  if (r->again != SLUICE_OK) sluice_comm_abort(comm); /* the rest of an unusable group */
   pthread_barrier_wait(r->barrier);
   rig_close(&rig);
   sluice_comm_destroy(comm);
   return NULL;
 }
 
-/* Returns whether the call was reached. */
+/* Returns whether the failing call was reached. */
 static int run_two(const library_t* library, int64_t nth, const sluice_moe_config_t* config, failing_rank_t* ranks) {
   pthread_t threads[2];
   pthread_barrier_t barrier;
@@ -469,8 +469,8 @@ static int run_two(const library_t* library, int64_t nth, const sluice_moe_confi
   return ranks[0].failed;
 }
 
-/* Of two ranks one call fails somewhere. Either all went on (the failure was one of giving back), or a rank says why;
- * then the group works on, or every rank is told that it does not: nobody hangs, nothing is left. */
+/* One call of two ranks fails. Either both continue (a release failed), or a rank reports the cause; then the group
+ * stays usable, or every rank is told that it is not. No rank hangs, and nothing is leaked. */
 static void nth_call_of_two_ranks(const library_t* library, int64_t step, const sluice_moe_config_t* config) {
   failing_rank_t ranks[2];
   int64_t told = 0, usable = 0, runs = 0;
@@ -494,7 +494,7 @@ static void nth_call_of_two_ranks(const library_t* library, int64_t step, const 
 TEST(CudaLayer_NthNcclCallOfTwoRanksFails_NobodyHangs) {
   const sluice_moe_config_t exact = rig_config(), capacity = config_under_capacity();
   nth_call_of_two_ranks(&NCCL, 1, &exact);
-  nth_call_of_two_ranks(&NCCL, 3, &capacity); /* groups are as in exact mode */
+  nth_call_of_two_ranks(&NCCL, 3, &capacity); /* the same groups as in exact mode */
 }
 
 TEST(CudaDeduplicate_NthCallOfTwoRanksFails_NobodyHangs) {
@@ -504,7 +504,7 @@ TEST(CudaDeduplicate_NthCallOfTwoRanksFails_NobodyHangs) {
   nth_call_of_two_ranks(&DRIVER, 61, &config);
 }
 
-/* Ranks share the numbers of calls, so that a sample of them is as good as all. */
+/* Which rank makes the n-th call varies, so a sample of n covers as much as all. */
 TEST(CudaLayer_NthDriverCallOfTwoRanksFails_NobodyHangs) {
   const sluice_moe_config_t exact = rig_config(), capacity = config_under_capacity();
   nth_call_of_two_ranks(&DRIVER, 23, &exact);

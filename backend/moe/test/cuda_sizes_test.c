@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Batches of several sizes under a budget of a device's memory, on the fakes: each size has a plan of its own, and all
- * steps use the same blocks. */
+/* Batches of several sizes under a budget of device memory, on the fakes: each size has its own plan, and all steps use
+ * the same blocks. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -35,7 +35,7 @@ static void open_rig(rig_t* rig, uint64_t budget, uint64_t host_budget, int32_t 
   DEFAULTS(sluice_tuner_config, tuner);
   sluice_planner_t* planner = NULL;
   assert_int_equal(sluice_planner_create(fakes_machine_json, strlen(fakes_machine_json), &planner), SLUICE_OK);
-  tuner.mode = SLUICE_TUNER_MODEL, tuner.machine = planner; /* the cheapest plan of each size at once */
+  tuner.mode = SLUICE_TUNER_MODEL, tuner.machine = planner; /* takes the cheapest plan of each size at once */
   assert_int_equal(sluice_context_tune(rig->context, &tuner), SLUICE_OK);
   sluice_planner_destroy(planner);
   if (rig_open_layer(rig, &layer) != SLUICE_OK) fail_msg("%s", last_message());
@@ -49,7 +49,7 @@ static void close_rig(rig_t* rig) {
   rig_use_machine(NULL, 0);
 }
 
-/* Where what a step holds lies. */
+/* Addresses of what a step holds. */
 typedef struct places_s {
   const void *rows, *pool; /* on the device, and in the host pool */
   const void* deferred[SLUICE_NUM_DEFERRED];
@@ -63,7 +63,7 @@ static sluice_status_t run_halves(rig_t* rig, sluice_step_t* step, places_t* out
   return status == SLUICE_OK ? rig_backward(rig, step) : status;
 }
 
-/* A step of so many tokens. */
+/* Runs a step with this number of tokens. */
 static sluice_status_t run_step(rig_t* rig, int64_t tokens, int32_t separate_wgrad, places_t* out_places) {
   sluice_step_t* step = NULL;
   rig->num_tokens = tokens;
@@ -99,7 +99,7 @@ typedef struct answer_s {
   sluice_tuner_policy_t policy;
 } answer_t;
 
-/* The newest decision for batches of so many tokens. */
+/* The newest decision for batches of this number of tokens. */
 static answer_t answer_for(const rig_t* rig, int64_t tokens) {
   sluice_tuner_decision_t decisions[32];
   sluice_tuner_policy_t policies[32];
@@ -118,8 +118,8 @@ static answer_t answer_for(const rig_t* rig, int64_t tokens) {
 
 static int keeps_input(const answer_t* a) { return a->policy.restore_input == SLUICE_RESTORE_KEEP; }
 
-/* Where the largest batches cannot keep their rows the smallest do, in fewer chunks, and in the same blocks. With
- * halves apart there is room for the largest ones' rows too. */
+/* Small batches keep rows that the largest cannot, in fewer chunks, and in the same blocks. With separate weight
+ * gradients the largest batches' rows fit too. */
 static void check_sizes(int32_t separate_wgrad) {
   const uint64_t least = smallest_budget(separate_wgrad);
   int32_t num_unlike = 0;
@@ -155,5 +155,5 @@ static void check_sizes(int32_t separate_wgrad) {
 
 TEST(CudaSizes_UnderABudget_EachHasItsPlanInTheSameBlock) { check_sizes(0); }
 
-/* Gradient rows between the halves lie in blocks that serve the plans of all sizes, too. */
+/* Gradient rows between dgrad and wgrad also lie in blocks that serve the plans of all sizes. */
 TEST(CudaSizes_SeparateWgrad_EachHasItsPlanInTheSameBlocks) { check_sizes(1); }

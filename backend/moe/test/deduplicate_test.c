@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Deduplicated layers on this CPU: results and gradients beside the plain f64 reference and beside the same layer
- * without it, bytes on the wire, what is refused. */
+/* Deduplicated layers on this CPU: results and gradients against the plain f64 reference and against the same layer
+ * without deduplication, bytes sent, refusals. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +23,7 @@ static case_t base_case(void) {
 
 static int64_t matrix_elements(const case_t* c) { return c->num_experts * c->hidden_width * c->model_width; }
 
-/* Rows reach the experts unchanged, so that their gradients, and those of route weights, have the same bits. */
+/* Rows reach the experts unchanged, so their gradients, and those of route weights, have the same bits. */
 static void assert_same_at_experts(const case_t* c, const result_t* a, const result_t* b) {
   for (int32_t r = 0; r < c->world_size; ++r) {
     assert_memory_equal(a->grad_weights[r], b->grad_weights[r],
@@ -159,7 +159,7 @@ TEST(Deduplicate_OneRoutePerToken_HasTheBitsOfRows) {
   }
 }
 
-/* Chunks are cut by tokens, and a token's sums lie within one. */
+/* Chunks are cut by tokens, so one chunk has all of a token's sums. */
 TEST(Deduplicate_AnyNumberOfChunks_HasTheSameBits) {
   for (int32_t dtype = SLUICE_DTYPE_F32; dtype <= SLUICE_DTYPE_F16; ++dtype) {
     case_t c = base_case();
@@ -225,7 +225,7 @@ TEST(Deduplicate_BytesSent_AreThoseOfTokenCopies) {
         double share = (double)got.bytes_sent[r] / (double)plain.bytes_sent[r];
         printf("W %d K 4 E 4, rank %d: %llu bytes, %llu without (%.3f)\n", w, r, (unsigned long long)got.bytes_sent[r],
                (unsigned long long)plain.bytes_sent[r], share);
-        if (w == 2) assert_true(share > 0.5 && share < 0.6); /* both routes of a rank in one row; some are dropped */
+        if (w == 2) assert_true(share > 0.5 && share < 0.6); /* a rank's two routes share a row; some are dropped */
       }
       world_free(&got);
       world_free(&plain);
@@ -233,7 +233,7 @@ TEST(Deduplicate_BytesSent_AreThoseOfTokenCopies) {
   }
 }
 
-/* ---- budgets and plans: as without, and beside it ---- */
+/* ---- budgets and plans: as without deduplication, and compared with that ---- */
 
 static budget_suite_t suite_of(void) {
   budget_suite_t suite = {.base = budget_base_case(), .run = world_run, .least_ranks = 2};
@@ -245,7 +245,7 @@ TEST(DeduplicatePrediction_SeveralRanks_EqualsTheAllocatorOfEach) {
   budget_predictions(&(budget_suite_t){.base = base_case(), .run = world_run});
 }
 
-/* Repeated ids may bring a rank more routes than distinct ones could; their tables have room all the same. */
+/* Repeated ids may give a rank more routes than distinct ids could; the tables still have room. */
 TEST(DeduplicateBudget_RepeatedIds_StayWithinThePlan) {
   const budget_suite_t suite = suite_of();
   for (int32_t w = 2; w <= 4; ++w) {
@@ -257,7 +257,7 @@ TEST(DeduplicateBudget_RepeatedIds_StayWithinThePlan) {
   }
 }
 
-/* The host's own experts, and halves apart, as the plans of rows have them. */
+/* The host's experts, and separate weight gradients, as in plans of rows. */
 TEST(DeduplicateBudget_CallbackExpertsAndHalves_ResultsAreTheSame) {
   const budget_suite_t suite = suite_of();
   for (int32_t w = 2; w <= 3; ++w) {
@@ -275,7 +275,7 @@ TEST(DeduplicateBudget_CallbackExpertsAndHalves_ResultsAreTheSame) {
   }
 }
 
-/* Token copies and sums on their way take no more slots than tokens, whatever number of routes they have. */
+/* Slots of token copies and their sums hold tokens, however many routes a token has. */
 TEST(DeduplicateBudget_ManyRoutesPerToken_NeedsLessThanRows) {
   const budget_suite_t suite = suite_of();
   case_t c = suite.base, without;
@@ -286,9 +286,9 @@ TEST(DeduplicateBudget_ManyRoutesPerToken_NeedsLessThanRows) {
   assert_true(least < rows);
 }
 
-/* ---- slots of a rank that does not keep to the rules ---- */
+/* ---- invalid route indices from a rank ---- */
 
-/* Rank 0 of two that own an expert each; two tokens whose two routes go to either. Rank 1 sends two rows. */
+/* Rank 0 of two, each with one expert; each of two tokens has a route to both. Rank 1 sends two rows. */
 static void bind(sluice_moe_t* moe, sluice_binding_t* b) {
   static int32_t ids[] = {0, 1, 0, 1};
   static int64_t shape[] = {2, 2}, strides[] = {2, 1};
@@ -351,7 +351,7 @@ TEST(Deduplicate_PartsAlone_AreRefusedByName) {
           "sluice_dispatch_forward: layer 3 has deduplicate 1");
   assert_null(dispatch);
   uint64_t digest = 0;
-  assert_int_equal(rig_round(&rig, &digest), SLUICE_OK); /* one rank: as if it were not said */
+  assert_int_equal(rig_round(&rig, &digest), SLUICE_OK); /* with one rank the option has no effect */
   rig_close(&rig);
   assert_int_equal(atomic_load(&rig.heap.live_bytes), 0);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Ranks that differ in a config, in what they want, or in the order of their calls are told so, with the values. */
+/* Ranks whose configs, wishes or order of calls differ get an error that names the values. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,12 +9,12 @@
 #include "third_party/bazel/test.h"
 
 typedef struct differ_scene_s {
-  const char* name; /* of the field, as the message spells it */
+  const char* name; /* of the field, as in the message */
   size_t offset;    /* in the config */
   int32_t is_wide;
   int64_t common, other; /* 'other' on rank 1 */
   int32_t says_values;
-  const char* words[2]; /* where numbers have names: those */
+  const char* words[2]; /* names of the numbers, if they have any */
 } differ_scene_t;
 
 static void set_field(sluice_moe_config_t* config, const differ_scene_t* scene, int64_t x) {
@@ -33,7 +33,7 @@ static void differ_run(part_t* me) {
   sluice_moe_config_t mine = common;
   if (me->rank == 1) set_field(&mine, scene, scene->other);
   WORKS(rig_open(&me->rig, me->comm, &mine));
-  for (int repeat = 0; repeat < 2; ++repeat) { /* and it stays so: the communicator is usable */
+  for (int repeat = 0; repeat < 2; ++repeat) { /* again, since the communicator stays usable */
     sluice_step_t* step = NULL;
     STATUS(rig_forward(&me->rig, &step), SLUICE_E_MISMATCH, scene->name);
     EXPECT(step == NULL);
@@ -43,7 +43,7 @@ static void differ_run(part_t* me) {
     EXPECT(strstr(last_message(), ranks[0]) != NULL && strstr(last_message(), ranks[1]) != NULL);
     EXPECT(last_error()->peer == (me->rank == 1 ? 0 : 1));
     for (int i = 0; i < 2; ++i) {
-      if (scene->words[i] != NULL) { /* the peer's comes first, and rank 1 has the other */
+      if (scene->words[i] != NULL) { /* the peer's value comes first, and rank 1 has `other` */
         snprintf(values[i], sizeof values[i], "%s %s on rank", (i == 1) == (me->rank == 1) ? "and" : "is",
                  scene->words[i]);
       } else {
@@ -79,9 +79,9 @@ TEST(Ranks_DifferentConfigs_AreNamedWithValues) {
       NAMED(gated, SLUICE_GATED_HALVES, SLUICE_GATED_NO, "halves", "no"),
       FIELD(bias, "bias", 1, 0),
       FIELD(num_chunks, "num_chunks", 2, 3),
-      FIELD(num_chunks, "num_chunks", 1, 0), /* chosen here, given there */
+      FIELD(num_chunks, "num_chunks", 1, 0), /* open on one rank, configured on the other */
       NAMED(wgrad_mode, SLUICE_WGRAD_DEFERRED, SLUICE_WGRAD_PER_CHUNK, "deferred", "per chunk"),
-      FIELD(callback_experts, "hidden_width", 0, 1), /* callbacks have no hidden width: that shows first */
+      FIELD(callback_experts, "hidden_width", 0, 1), /* callbacks have no hidden width, which differs first */
       NAMED(deduplicate, SLUICE_DEDUPLICATE_NONE, SLUICE_DEDUPLICATE_RANKS, "none", "ranks"),
       NAMED(grouping, SLUICE_GROUPING_ON, SLUICE_GROUPING_OFF, "on", "off"),
       FIELD(reuse, "reuse", 0, 1),
@@ -110,8 +110,8 @@ TEST(Ranks_DifferentWires_AreNamed) {
   perform(&play);
 }
 
-/* T_M is each rank's own affair where somebody says when weight gradients come: else the rank that keeps its rows would
- * take another mode than the one that does not. */
+/* Ranks may differ in T_M if the config sets when weight gradients are computed: otherwise a rank that keeps its rows
+ * would choose another mode than a rank that does not. */
 static void restores_run(part_t* me) {
   sluice_moe_config_t config = config_for(2);
   config.chunking = SLUICE_CHUNKING_TOKENS;
@@ -131,10 +131,10 @@ TEST(Ranks_OneRestoresRowsAndTheModeIsOpen_AreToldToNameIt) {
   perform(&play);
 }
 
-/* Of what has no field of its own in the header: not that the ranks have other tables of experts. */
+/* Config members without a header field of their own: the message does not blame the placement. */
 static void kind_run(part_t* me) {
   sluice_moe_config_t common = config_for(3);
-  common.wgrad_mode = SLUICE_WGRAD_PER_CHUNK; /* else a rank that restores rows might take another one */
+  common.wgrad_mode = SLUICE_WGRAD_PER_CHUNK; /* otherwise a rank that restores rows may choose another mode */
   for (int32_t which = 0; which < 2; ++which) {
     sluice_moe_config_t mine = common;
     if (me->rank == 1 && which == 0) mine.restore_input = SLUICE_RESTORE_REDISPATCH;
@@ -170,7 +170,7 @@ TEST(Ranks_DifferentOwnerTables_AreNamed) {
   perform(&play);
 }
 
-/* A plan on one rank alone, then plans of other policies. */
+/* First only one rank has a plan, then the plans have different policies. */
 static void plans_run(part_t* me) {
   sluice_moe_config_t config = config_for(2);
   WORKS(rig_open(&me->rig, me->comm, &config));
@@ -198,7 +198,7 @@ TEST(Ranks_DifferentPlans_AreNamedWithValues) {
   perform(&play);
 }
 
-/* Rank 0 keeps something for a backward, rank 1 does not; then one wants weight gradients now, the other later. */
+/* Rank 0 keeps rows for a backward, rank 1 does not; then one rank wants weight gradients now, the other later. */
 static void wishes_run(part_t* me) {
   sluice_moe_config_t config = config_for(2);
   WORKS(rig_open(&me->rig, me->comm, &config));

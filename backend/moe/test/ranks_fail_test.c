@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A callback or an op of the device fails on one rank: the others learn of it and from whom. */
+/* A callback or an op of the device fails on one rank: the other ranks get an error that names this rank. */
 #include <stdint.h>
 #include <string.h>
 
@@ -26,7 +26,7 @@ static void callback_run(part_t* me) {
     } else {
       WORKS(status);
     }
-    /* The next header tells, whatever call that is. */
+    /* The next header reports it, whatever the call. */
     me->rig.callback_failure = 0;
     status = in_backward || me->rank == 1 ? rig_forward(&me->rig, &other) : rig_backward(&me->rig, step);
     if (me->rank == 1) {
@@ -52,8 +52,8 @@ TEST(Ranks_CallbackFails_OthersLearnAtTheNextHeader) {
 
 typedef struct device_scene_s {
   int32_t on;
-  uint64_t nth;   /* of the ops (or passes) of one training step */
-  int32_t beyond; /* out: there is no such op */
+  uint64_t nth;   /* index of the op (or pass) in one training step */
+  int32_t beyond; /* out: no such op exists */
 } device_scene_t;
 
 static void device_run(part_t* me) {
@@ -67,7 +67,7 @@ static void device_run(part_t* me) {
   const sluice_fake_submit_t* submits = NULL;
   uint64_t per_step = sluice_fake_device_submits(fake, &submits);
   uint64_t limit = scene->on == SLUICE_FAKE_DEVICE_BEGIN ? 2 : per_step;
-  /* An exchange fails by its communicator: that is another test. */
+  /* Failing exchanges are tested with communicators. */
   int is_exchange = scene->on == SLUICE_FAKE_DEVICE_JOB && scene->nth < limit && submits[scene->nth].run_on_failure;
   if (me->rank == 0) scene->beyond = scene->nth >= limit;
   if (scene->nth >= limit || is_exchange) return;
@@ -79,11 +79,11 @@ static void device_run(part_t* me) {
   if (me->rank == 1) STATUS(status, SLUICE_E_NO_MEMORY, "failed on command");
   sluice_step_t* step = NULL;
   if (me->rank == 1 || status == SLUICE_OK) status = rig_forward(&me->rig, &step);
-  if (scene->on == SLUICE_FAKE_DEVICE_JOB) { /* the exchanges ran on: nothing is lost */
+  if (scene->on == SLUICE_FAKE_DEVICE_JOB) { /* the exchanges ran: nothing is lost */
     STATUS(status, me->rank == 1 ? SLUICE_E_NO_MEMORY : SLUICE_E_PEER_REFUSED, "failed on command");
     if (me->rank != 1) EXPECT(last_error()->peer == 1);
     EXPECT(good_round(me, __LINE__) == digest);
-  } else { /* it could not take part in the payload */
+  } else { /* the rank could not take part in the payload */
     STATUS(status, me->rank == 1 ? SLUICE_E_ABORTED : SLUICE_E_PEER_LOST, "");
     if (me->rank != 1) EXPECT(last_error()->peer == 1);
     meet(me);

@@ -9,10 +9,10 @@
 #include "capi/test/ranks/play.h"
 #include "third_party/bazel/test.h"
 
-/* Of the first forward, and of all later ones. The scenes differ in what has changed between the two. */
+/* The choices of the first forward and of all later ones. Scenes differ in what changes between them. */
 typedef struct repeat_scene_s {
   sluice_pass_choice_t first, later;
-  int32_t deduplicate; /* SLUICE_DEDUPLICATE_* that leaves something open; else the layer reuses buffers */
+  int32_t deduplicate; /* an open SLUICE_DEDUPLICATE_*; else the layer reuses buffers */
 } repeat_scene_t;
 
 typedef struct hook_s {

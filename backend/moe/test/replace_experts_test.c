@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Placements of experts that are refused: alike on all ranks, named, and with everything as before. */
+/* Refused placements of experts: on all ranks, with the cause named, and without any effect. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 enum { MOST = 8 };
 
-/* Owners and slots as they are at create, in a placement that a test bends. */
+/* Owners and slots of a new layer, in a placement that a test modifies. */
 typedef struct table_s {
   int32_t rank[MOST], slot[MOST];
   sluice_expert_placement_t placement;
@@ -28,7 +28,7 @@ static void swap(int32_t* items, int32_t a, int32_t b) {
   items[a] = items[b], items[b] = item;
 }
 
-/* Experts 0 and 2, on ranks 0 and 1. */
+/* Swaps experts 0 and 2, of ranks 0 and 1. */
 static void make_swapped(const part_t* me, uint64_t epoch, table_t* t) {
   make_table(me, epoch, t);
   swap(t->rank, 0, 2);
@@ -94,7 +94,7 @@ static void differ_run(part_t* me) {
 
 TEST(Replace_PlacementsDiffer_NamesRanksAndEntry) { on_ranks(differ_run); }
 
-/* More entries than one exchange carries; the last one differs. */
+/* More entries than fit into one exchange; the last one differs. */
 enum { MANY = 300 };
 
 static void many_run(part_t* me) {
@@ -164,7 +164,7 @@ static void bad_run(part_t* me) {
     BENT[i].bend(&t);
     STATUS(replace(me, &t), own, BENT[i].text); /* on all ranks */
     make_table(me, 1, &t);
-    if (me->rank == 1) BENT[i].bend(&t); /* on one */
+    if (me->rank == 1) BENT[i].bend(&t); /* on one rank */
     STATUS(replace(me, &t), me->rank == 1 ? own : SLUICE_E_PEER_REFUSED, BENT[i].text);
     if (me->rank != 1) EXPECT(strstr(last_message(), "rank 1 refused its replacement of experts") != NULL);
     IN_FORCE(&old);
@@ -191,14 +191,14 @@ static void outstanding_run(part_t* me) {
   WORKS(rig_forward(&me->rig, &step));
   STATUS(replace(me, &t), SLUICE_E_STATE, "steps of this layer are outstanding");
   WORKS(rig_backward(&me->rig, step));
-  STATUS(replace(me, &t), SLUICE_E_STATE, "drop them"); /* a second backward is possible still */
+  STATUS(replace(me, &t), SLUICE_E_STATE, "drop them"); /* a second backward is still possible */
   if (me->rank != 0) sluice_step_drop(step);
   STATUS(replace(me, &t), me->rank == 0 ? SLUICE_E_STATE : SLUICE_E_PEER_REFUSED,
          "steps of this layer are outstanding");
   if (me->rank == 0) sluice_step_drop(step);
   IN_FORCE(&old);
   EXPECT(good_round(me, __LINE__) == digest);
-  /* Those of another layer do not matter. */
+  /* Steps of another layer do not matter. */
   sluice_moe_t *first = me->rig.moe, *second = NULL;
   WORKS(sluice_moe_create(me->rig.context, &me->rig.config, &second));
   rig_reset(&me->rig);
@@ -216,7 +216,7 @@ static void outstanding_run(part_t* me) {
 TEST(Replace_StepsOutstanding_IsState) { on_ranks(outstanding_run); }
 
 typedef struct kept_s {
-  sluice_context_t* context; /* NULL: memory of the host's own */
+  sluice_context_t* context; /* NULL: the host's own memory */
   void* data[SLUICE_SAVED_COUNT];
   uint64_t bytes[SLUICE_SAVED_COUNT];
 } kept_t;
@@ -238,7 +238,8 @@ static void forward_and_drop(part_t* me, kept_t* kept) {
   sluice_step_drop(step);
 }
 
-/* A host may drop a step and keep what it saved: the library sees memory of its own, and knows old buffers by heart. */
+/* A host may drop a step and keep its buffers: the library tracks its own memory, and checks old buffers at a restore.
+ */
 static void kept_run(part_t* me) {
   table_t t;
   sluice_step_t* step = NULL;
@@ -255,7 +256,7 @@ static void kept_run(part_t* me) {
   WORKS(replace(me, &t));
   STATUS(sluice_step_restore(me->rig.moe, own.data, own.bytes, &step), BAD, "where they lie now");
   make_table(me, 2, &t);
-  WORKS(replace(me, &t)); /* back to where they lay, and too late for buffers of then */
+  WORKS(replace(me, &t)); /* the old placement again, but buffers of its time are no longer valid */
   STATUS(sluice_step_restore(me->rig.moe, own.data, own.bytes, &step), BAD, "where they lie now");
   for (int i = 0; i < SLUICE_SAVED_COUNT; ++i) free(own.data[i]);
 }
@@ -281,9 +282,9 @@ TEST(Replace_AgainstAForward_IsNamed) {
   perform(&play);
 }
 
-/* ---- what it takes, and what goes ---- */
+/* ---- memory ---- */
 
-/* It may be called when memory is full: there is nothing of which the n-th could fail. */
+/* Replacing experts allocates nothing, so it can be called when memory is full. */
 static void memory_run(part_t* me) {
   open_rig(me);
   (void)good_round(me, __LINE__);
@@ -302,7 +303,7 @@ static void memory_run(part_t* me) {
 
 TEST(Replace_WithoutMemory_Works) { on_ranks(memory_run); }
 
-/* All experts on one rank, and back. */
+/* Moves all experts to one rank, and back. */
 static void one_owner_run(part_t* me) {
   open_rig(me);
   const uint64_t digest = good_round(me, __LINE__);
@@ -322,7 +323,7 @@ static void one_owner_run(part_t* me) {
 
 TEST(Replace_AllOnOneRank_AndBack) { on_ranks(one_owner_run); }
 
-/* Calls that opened no header any more do again: a rank that refuses is heard by the others. */
+/* Calls without headers have headers again, in which a rank can refuse. */
 static void capacity_run(part_t* me) {
   sluice_moe_config_t config = config_for(me->world_size);
   config.exchange_mode = SLUICE_EXCHANGE_CAPACITY, config.capacity_rows = 12;
@@ -355,7 +356,7 @@ static void plan_run(part_t* me) {
   WORKS(sluice_moe_use_plan(me->rig.moe, plan));
   (void)good_round(me, __LINE__);
   make_swapped(me, 1, &t);
-  WORKS(replace(me, &t)); /* as many on each rank: the plan stays */
+  WORKS(replace(me, &t)); /* equally many on each rank: the plan stays */
   (void)good_round(me, __LINE__);
   make_table(me, 2, &t);
   t.rank[0] = 1, t.slot[0] = 2, t.slot[1] = 0;
@@ -367,7 +368,7 @@ static void plan_run(part_t* me) {
   me->rig.num_local = sluice_moe_num_local_experts(me->rig.moe);
   (void)good_round(me, __LINE__);
   sluice_plan_info_t info = {.struct_size = sizeof info};
-  WORKS(sluice_plan_get_info(plan, &info)); /* of the layer as it was */
+  WORKS(sluice_plan_get_info(plan, &info)); /* for the former placement */
   make_table(me, 3, &t);
   WORKS(replace(me, &t));
   WORKS(sluice_moe_use_plan(me->rig.moe, plan));
@@ -378,7 +379,7 @@ static void plan_run(part_t* me) {
 
 TEST(Replace_UnderAPlan_KeepsItWithTheNumbers) { on_ranks(plan_run); }
 
-/* What graphs use may not grow; as many experts as before need as much. */
+/* Memory of graphs may not grow; equally many experts need the same memory. */
 static void captured_run(part_t* me) {
   open_rig(me);
   table_t old, t;

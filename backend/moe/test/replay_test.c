@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Which earlier forward a repeated one takes its n from. */
+/* Finds the earlier forward from which a repeated one takes its n. */
 #include <stdint.h>
 
 #include "backend/moe/layer/replay.h"
@@ -12,7 +12,7 @@ static void add(sluice_replay_t* replay, uint64_t routes, int32_t num_chunks) {
   sluice_replay_add(replay, &forward);
 }
 
-/* As a rank alone: what is repeated, then its backward. */
+/* Repeats a forward, then runs its backward, on a single rank. */
 static int32_t repeat(sluice_replay_t* replay, uint64_t routes) {
   sluice_replay_forward_t* repeated = sluice_replay_choose(replay, sluice_replay_like(replay, routes));
   assert_non_null(repeated);

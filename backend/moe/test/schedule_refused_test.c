@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Builds with assertions prove a template before they run it: here the engine is given templates that lack an edge. The
- * linker puts this file's functions in place of the builder's (see BUILD). */
+/* Builds with assertions check a template before they run it. Here the engine gets templates that lack a dependency.
+ * The linker replaces the builder's functions with this file's (see BUILD). */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "capi/test/rig/refusals.h"
 #include "third_party/bazel/test.h"
 
-static int breaks; /* templates that are built from now on lack an edge */
+static int breaks; /* templates that are built from now on lack a dependency */
 static int num_broken;
 
 static sluice_status_t bend(sluice_status_t status, sluice_template_t** built) {
@@ -41,7 +41,7 @@ sluice_status_t __wrap_sluice_template_build_into(const sluice_template_spec_t* 
   return bend(__real_sluice_template_build_into(spec, memory, out_template), out_template);
 }
 
-/* Copies wait for GEMMs and GEMMs for copies, also on one rank. */
+/* With offloading, copies wait for GEMMs and GEMMs for copies, even on one rank. */
 static void open_rig(rig_t* rig, uint64_t budget) {
   memset(rig, 0, sizeof *rig);
   rig->world_size = 1;
@@ -62,7 +62,7 @@ static int is_untouched(const rig_tensor_t* t) {
   return 1;
 }
 
-/* budget 0: templates on their own; else in the block of a plan. */
+/* budget 0: templates are allocated separately; else in the block of a plan. */
 static void check_refused(uint64_t budget) {
   rig_t rig;
   uint64_t want = 0, got = 0;
@@ -85,10 +85,10 @@ static void check_refused(uint64_t budget) {
   assert_true(is_untouched(&rig.grad_tokens) && is_untouched(&rig.grad_weights));
   breaks = 0;
   sluice_step_drop(step);
-  WORKS(rig_round(&rig, &got)); /* and nothing of it stayed */
+  WORKS(rig_round(&rig, &got)); /* the refused template was not cached */
   assert_true(got == want);
   breaks = 1;
-  WORKS(rig_round(&rig, &got)); /* proved once, run from then on */
+  WORKS(rig_round(&rig, &got)); /* checked once, and then reused */
   assert_true(got == want);
   breaks = 0;
   rig_close(&rig);

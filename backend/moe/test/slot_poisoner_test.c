@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Under SLUICE_POISON a slot is NaN from its release on: here the engine is given templates that mark an op too early,
- * as if nobody had proved them, and what they compute shows it, on this CPU and on CUDA (fakes). The linker puts this
- * file's functions in place of the builder's and of the checker's (see BUILD). */
+/* Under SLUICE_POISON a slot is NaN from its release on. Here the engine gets unchecked templates that release a slot
+ * too early, and the results must show it, on this CPU and on CUDA (fakes). The linker replaces the builder's and the
+ * checker's functions with this file's (see BUILD). */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -16,9 +16,9 @@
 #include "capi/test/rig/refusals.h"
 #include "third_party/bazel/test.h"
 
-static int32_t wanted = -1; /* of the marks that could be earlier, the one that is; -1: none */
+static int32_t wanted = -1; /* index of the release to move, among those that can be earlier; -1: none */
 static int32_t direction;
-static int32_t num_marks; /* that could be earlier, in the last template of that direction */
+static int32_t num_marks; /* releases that can be earlier, in the last template of that direction */
 
 static int reads(const sluice_op_t* op, int32_t tensor, int32_t slot) {
   for (int32_t i = 0; i < op->num_reads; ++i) {
@@ -34,7 +34,7 @@ static int writes(const sluice_op_t* op, int32_t tensor, int32_t slot) {
   return 0;
 }
 
-/* The op that wrote what `index` reads there and frees. */
+/* The op that wrote the slot that `index` reads and releases. */
 static int32_t writer_of(const sluice_template_t* t, int32_t index, int32_t tensor, int32_t slot) {
   for (int32_t i = index - 1; i >= 0; --i) {
     if (writes(&t->ops[i], tensor, slot)) return i;
@@ -42,8 +42,7 @@ static int32_t writer_of(const sluice_template_t* t, int32_t index, int32_t tens
   return -1;
 }
 
-/* Whether no other op frees the slot in this use of it: two on lanes of their own would free it when both have ended.
- */
+/* Whether no other op releases the slot in this use: two ops on different lanes release it when both have ended. */
 static int frees_alone(const sluice_template_t* t, int32_t index, int32_t writer, int32_t tensor, int32_t slot) {
   for (int32_t i = writer; i < t->num_ops; ++i) {
     const sluice_op_t* op = &t->ops[i];
@@ -53,7 +52,7 @@ static int frees_alone(const sluice_template_t* t, int32_t index, int32_t writer
   return 1;
 }
 
-/* Moves the release of a slot that one op alone frees from the op that reads it last to the one that wrote it. */
+/* Moves releases by a single op from the last reader of the slot to its writer. */
 static void bend(sluice_template_t* t) {
   num_marks = 0;
   for (int32_t i = 0; i < t->num_ops; ++i) {
@@ -103,7 +102,7 @@ static uint64_t digest_on_this_cpu(const sluice_moe_config_t* config) {
   return digest;
 }
 
-/* On fakes, where copies have lanes of their own: what is filled too early is no hazard, since who reads it waits. */
+/* On fakes, where copies have their own lanes. A fill that is too early is not a hazard, since readers wait for it. */
 static uint64_t digest_on_cuda(const sluice_moe_config_t* config) {
   rig_t rig;
   uint64_t digest = 0;
@@ -121,7 +120,7 @@ static uint64_t digest_on_cuda(const sluice_moe_config_t* config) {
 
 typedef uint64_t (*digest_fn_t)(const sluice_moe_config_t* config);
 
-/* Every mark of both directions, of layers that keep, offload and compute again. */
+/* Tests every release of both directions, for layers that keep, offload and recompute. */
 static void every_mark_is_seen(digest_fn_t digest_of) {
   const int32_t policies[][2] = {{SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP},
                                  {SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD},
@@ -152,8 +151,8 @@ TEST(Poison_ReleaseBeforeTheLastReader_ShowsInTheResults) { every_mark_is_seen(d
 
 TEST(PoisonOnCuda_ReleaseBeforeTheLastReader_ShowsInTheResults) { every_mark_is_seen(digest_on_cuda); }
 
-/* With the builder's own marks nothing is filled that somebody still needs, and no fill races with anybody: two ranks,
- * over NCCL and on one device. */
+/* With the builder's own releases no needed slot is filled, and no fill races with an op: two ranks, over NCCL and on
+ * one device. */
 TEST(PoisonOnCuda_TheMarksAsTheyAre_ResultsWithoutAHazard) {
   wanted = -1;
   for (int is_local = 0; is_local < 2; ++is_local) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rows that travel in fewer bytes: how far values may be off, what stays to the bit, how many bytes go. */
+/* Encoded rows: bounds of errors, values that keep their bits, and bytes sent. */
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
@@ -21,7 +21,7 @@ static float value_of(uint32_t* seed, float size) {
   return size * ((float)(*seed >> 8) / (float)(1 << 23) - 1);
 }
 
-/* There and back as a transfer does it: what is written at the front goes to the end of the room where it is read. */
+/* Encodes and decodes as a transfer does: bytes written at the front arrive at the end of the decoder's memory. */
 static void travel(const sluice_wire_t* wire, float* rows, int64_t num_rows, int64_t width) {
   static char out[MOST_ROWS * MOST_WIDTH * 4 + GUARD], in[MOST_ROWS * MOST_WIDTH * 4 + GUARD];
   const uint64_t room = (uint64_t)(num_rows * width) * 4, bytes = (uint64_t)num_rows * wire->row_bytes(width);
@@ -34,7 +34,7 @@ static void travel(const sluice_wire_t* wire, float* rows, int64_t num_rows, int
   memcpy(rows, in, room);
 }
 
-/* The largest magnitude among those that share a scale with element i of a row. */
+/* The largest magnitude of the elements that share a scale with element i of a row. */
 static float most_around(const float* row, int64_t width, int64_t i) {
   float most = 0;
   const int64_t first = i / 128 * 128;
@@ -62,14 +62,14 @@ static void check_errors(const sluice_wire_t* wire, int is_bf16) {
       }
     }
   }
-  assert_true(worst > 0.9); /* the bound is the error's own */
+  assert_true(worst > 0.9); /* the bound is tight */
 }
 
 TEST(Wire_Bf16_IsOffByARoundingOfItself) { check_errors(&sluice_wire_bf16, 1); }
 
 TEST(Wire_Int8_IsOffByAShareOfItsBlock) { check_errors(&sluice_wire_int8, 0); }
 
-/* What was rounded once is not rounded again. */
+/* Rounding twice has the same result as rounding once. */
 TEST(Wire_Bf16_SecondHop_ChangesNothing) {
   float rows[300], once[300];
   uint32_t seed = 3;
@@ -114,7 +114,8 @@ static case_t base_case(int32_t deduplicate) {
   return c;
 }
 
-/* Values are of the order of 1: out, experts of a few layers' gain, and back, each hop off by its share. */
+/* Values are of the order of 1. Each of two hops adds its relative error, amplified by the gain of the experts' layers.
+ */
 static double bound_of(int32_t wire) { return wire == SLUICE_WIRE_BF16 ? 0.008 : 0.016; }
 
 TEST(Layer_RowsInFewerBytes_AreNearTheReference) {
@@ -130,7 +131,7 @@ TEST(Layer_RowsInFewerBytes_AreNearTheReference) {
         const double distance = world_distance(&c, &got, &want);
         print_message("wire %d, deduplicate %d, n %d: distance %.2g\n", c.wire_dtype, d, n, distance);
         assert_true(distance >= 0 && distance <= bound_of(c.wire_dtype));
-        assert_true(distance > world_tolerance(&c)); /* and they were rounded */
+        assert_true(distance > world_tolerance(&c)); /* rows were really rounded */
         world_free(&got);
         world_free(&want);
       }
@@ -138,7 +139,7 @@ TEST(Layer_RowsInFewerBytes_AreNearTheReference) {
   }
 }
 
-/* Chunks, policies and how they are cut change nothing: a row is rounded by itself. */
+/* Chunks, policies and the cut do not matter: each row is rounded separately. */
 TEST(Layer_AnyChunksAndPolicies_HasTheSameBits) {
   for (int32_t i = 0; i < 2; ++i) {
     for (int32_t d = SLUICE_DEDUPLICATE_NONE; d <= SLUICE_DEDUPLICATE_NODES; ++d) {
@@ -165,7 +166,7 @@ TEST(Layer_AnyChunksAndPolicies_HasTheSameBits) {
   }
 }
 
-/* Rows take what the table of docs/c-abi.md says; all else as before. */
+/* Rows take the bytes in the table of docs/c-abi.md; all other bytes are unchanged. */
 TEST(Layer_BytesSent_AreThoseOfTheirRows) {
   for (int32_t d = SLUICE_DEDUPLICATE_NONE; d <= SLUICE_DEDUPLICATE_NODES; ++d) {
     result_t got[3];
@@ -177,7 +178,7 @@ TEST(Layer_BytesSent_AreThoseOfTheirRows) {
     }
     for (int32_t r = 0; r < 4; ++r) {
       const uint64_t full = got[0].bytes_sent[r], half = got[1].bytes_sent[r], quarter = got[2].bytes_sent[r];
-      const uint64_t rows = (full - half) / (1200 - 600); /* that this rank sends */
+      const uint64_t rows = (full - half) / (1200 - 600); /* number of sent rows */
       assert_true(rows > 0 && full - half == rows * 600);
       assert_int_equal(full - quarter, rows * (1200 - (300 + 3 * 4)));
     }
@@ -204,7 +205,7 @@ TEST(Layer_RowsThatTravelAsTheyAre_KeepTheirBits) {
   }
 }
 
-/* Nothing is allocated for it: a budget that fits still does, and predicted bytes are the allocator's. */
+/* Encoding allocates nothing: a budget that fits still fits, and predicted bytes are the allocator's. */
 TEST(Layer_UnderABudget_TakesNoMoreBytes) {
   case_t plain = base_case(SLUICE_DEDUPLICATE_RANKS), c;
   plain.budget = 1 << 22;

@@ -18,7 +18,7 @@
 #include "backend/tune/search/search_answers.h"
 #include "backend/tune/tuner_work.h"
 
-#define FORM      3 /* 1 had no policies: it is still read, with a log line; 2 named them differently */
+#define FORM      3 /* form 1 had no policies: it is still read, with a log line; form 2 named them differently */
 #define WHAT      "decisions"
 #define MOST_ROWS 4294967296.0
 
@@ -42,7 +42,7 @@ static void add_plan(sluice_text_t* text, uint64_t layer, int64_t rows, const sl
   *separator = ",";
 }
 
-/* Of a layer that leaves open what is sent of a token, the answer includes that, and whether exchanges are grouped. */
+/* If the layer leaves the deduplication open, the answer includes it, and whether exchanges are grouped. */
 static void add_answer(sluice_text_t* text, const sluice_tuner_table_t* t, const sluice_spot_t* spot,
                        const char** separator) {
   int32_t pick = spot->pick, form = SLUICE_FORM_PLAIN, deduplicate = -1;
@@ -76,7 +76,7 @@ uint64_t sluice_tuner_write(const sluice_tuner_t* tuner, char* data, uint64_t ro
   for (const sluice_tuner_table_t* t = tuner == NULL ? NULL : tuner->tables; t != NULL; t = t->next) {
     for (int32_t b = 0; b < SLUICE_SEARCH_BUCKETS; ++b) {
       const sluice_spot_t* spot = &t->search.spots[b];
-      if (t->restore_set != 0) continue; /* one strategy of several: files do not hold these */
+      if (t->restore_set != 0) continue; /* a strategy of several: files do not hold these */
       if (!sluice_spot_is_worth_keeping(spot)) continue;
       add_answer(&text, t, spot, &separator);
     }
@@ -107,7 +107,7 @@ static int32_t read_policy(const sluice_json_t* node, int32_t tensor) {
   return sluice_restore_find(node->text, (size_t)node->text_length, tensor);
 }
 
-/* Both policies or none. */
+/* Reads both policies or none. */
 static sluice_status_t read_policies(const sluice_json_t* node, int32_t number, sluice_racing_plan_t* out) {
   const sluice_json_t* di = sluice_json_member(node, "restore_input");
   const sluice_json_t* m = sluice_json_member(node, "restore_pre_activation");
@@ -125,7 +125,7 @@ static sluice_status_t read_policies(const sluice_json_t* node, int32_t number, 
   return SLUICE_OK;
 }
 
-/* What is sent of a token, and whether exchanges are grouped: of answers without a plan. */
+/* Reads the deduplication, and whether exchanges are grouped, of answers without a plan. */
 static sluice_status_t read_form(const sluice_json_t* node, int32_t number, sluice_import_t* out) {
   const sluice_json_t *way = sluice_json_member(node, "deduplicate"), *grouped = sluice_json_member(node, "grouped");
   out->deduplicate = -1;
@@ -146,7 +146,7 @@ static sluice_status_t read_form(const sluice_json_t* node, int32_t number, slui
 }
 
 static sluice_status_t read_answer(const sluice_json_t* node, int32_t number, sluice_import_t* out) {
-  /* the parts of a refused file, which other ranks may not have read: all ranks compare them */
+  /* clears the rest of a refused file, which other ranks may not have read: ranks compare imports */
   *out = (sluice_import_t){0};
   SLUICE_TRY(SLUICE_REQUIRE(node->kind == SLUICE_JSON_OBJECT, WHAT ": answer %d must be an object", number));
   for (const sluice_json_t* c = node->child; c != NULL; c = c->next) {

@@ -6,8 +6,8 @@
 
 #include "backend/cost/fit.h"
 
-#define LEAST_PART 0.1    /* of the communication lane's time is spent on rows, however long start-ups seem */
-#define PCIE_BYTES 2.5e10 /* a second, of a slot of 16 lanes of the fourth generation */
+#define LEAST_PART 0.1    /* part of the communication lane's time that counts for rows at least */
+#define PCIE_BYTES 2.5e10 /* bytes per second of PCIe 4.0 x16 */
 
 static int is_known(int32_t dtype) { return dtype >= 0 && dtype < SLUICE_OBSERVED_DTYPES; }
 
@@ -29,7 +29,7 @@ void sluice_observed_rates_add_bytes(sluice_observed_rates_t* observed, double m
   add(&observed->copies, copies);
 }
 
-/* 0: too few passes showed it. */
+/* 0: too few passes measured it. */
 static double rate_of(const sluice_observed_rate_t* seen) {
   double rates[SLUICE_OBSERVED_PASSES];
   const int32_t count = seen->count < SLUICE_OBSERVED_PASSES ? seen->count : SLUICE_OBSERVED_PASSES;

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Estimates the rates of the machine from the passes of this process, if no calibrated machine is known. The lane times
- * travel in headers, so all ranks have the same numbers.
+/* Estimates the rates of the machine from the passes of this process, if no calibrated machine is known. Headers carry
+ * the lane times, so all ranks have the same numbers.
  *
  * The rates only order candidates that a race then confirms: the plans that a layer begins with under a budget
- * (plan/plan_time.c). Each rate is the median of the last forwards, since a single forward may have waited for
- * anything.
- */
+ * (plan/plan_time.c). Each rate is the median of the last forwards, since a single forward may have been delayed. */
 #ifndef SLUICE_BACKEND_TUNE_OBSERVED_RATES_H_
 #define SLUICE_BACKEND_TUNE_OBSERVED_RATES_H_
 
@@ -38,11 +36,11 @@ typedef struct sluice_observed_rates_s {
 
 /* Ignores a pass without work on one of the lanes. */
 void sluice_observed_rates_add(sluice_observed_rates_t* observed, int32_t dtype, const sluice_observed_forward_t* pass);
-/* Of one pass, in bytes a second; 0: it did not show that rate. */
+/* Adds the rates of one pass, in bytes per second; 0: not measured. */
 void sluice_observed_rates_add_bytes(sluice_observed_rates_t* observed, double memory, double copies);
-/* Returns 0, and leaves *out_rates alone, if too few passes of this dtype were seen. Until some pass has offloaded rows
- * the rate of copies is assumed: that of memory, or with device memory at most that of a PCIe slot, so that such plans
- * are tried where they may pay. */
+/* Returns 0, and leaves *out_rates alone, if too few passes of this dtype were seen. Until a pass has offloaded rows,
+ * the rate of copies is assumed to be that of memory, with device memory at most that of a PCIe slot, so that plans
+ * with offloading are tried where they may be fastest. */
 int sluice_observed_rates_of(const sluice_observed_rates_t* observed, int32_t dtype, int32_t is_device,
                              sluice_plan_rates_t* out_rates);
 

@@ -55,8 +55,8 @@ static double predict_other(void* user, int64_t rows, int32_t num_chunks, int32_
   return predict_of(table, rows, num_chunks, wgrad_mode, direction, form);
 }
 
-/* The experts that get rows from a chunk, on the average rank and not on this one, since all ranks must predict the
- * same. Chunks of rows touch few experts each. */
+/* The experts that receive rows of a chunk, on the average rank, so that all ranks predict the same. Chunks of rows use
+ * few experts each. */
 static int32_t experts_of_chunks(const sluice_moe_t* moe) {
   const sluice_moe_config_t* c = &moe->shape.config;
   if (sluice_chunks_by_experts(moe, 2)) return 1;
@@ -129,7 +129,7 @@ static int may_try_modes(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
          (!moe->shape.config.callback_experts && moe->shape.config.dtype == SLUICE_DTYPE_F32);
 }
 
-/* A configured n leaves the mode and the form of exchanges open. */
+/* A configured n still leaves the mode and the form of exchanges open. */
 static int has_fixed_chunks(const sluice_moe_t* moe) { return moe->shape.config.num_chunks > 0; }
 
 /* A layer that restores rows takes the mode that holds the fewest bytes, even if the other is faster. With one chunk
@@ -203,7 +203,7 @@ static sluice_status_t new_table(sluice_tuner_t* tuner, const sluice_moe_t* moe,
       .uneven_chunks = sluice_chunks_by_experts(moe, 2),
       .predict = sluice_tuner_may_predict(tuner, moe) ? predict : NULL,
       .user = table,
-      .decided = restore_set == 0 ? decided : NULL, /* for one strategy: the decision names the best of them */
+      .decided = restore_set == 0 ? decided : NULL, /* a single strategy is not a decision: the best of all is */
   };
   sluice_search_init(&table->search, &config);
   open_forms(tuner, moe, table);
@@ -302,7 +302,7 @@ static void note_bytes(sluice_tuner_t* tuner, const sluice_step_report_t* const*
   sluice_observed_rates_add_bytes(&tuner->observed, memory, copies);
 }
 
-/* Only passes with everything kept, as in searches without a budget. */
+/* Records only passes that keep all rows, as in searches without a budget. */
 static void note_for_refining(const sluice_tuner_table_t* table, int32_t direction, const sluice_pass_report_t* p,
                               int64_t rows, uint64_t ns, const sluice_lanes_t* lanes) {
   sluice_timed_pass_t pass = {.work = table->work,
@@ -317,7 +317,7 @@ static void note_for_refining(const sluice_tuner_table_t* table, int32_t directi
   sluice_timed_passes_t** passes = &table->tuner->timed_passes;
   if (*passes == NULL)
     *passes = sluice_alloc_zeroed(sluice_process_allocator(), sizeof **passes, "passes of a refined machine");
-  /* without memory there is nothing to export; nothing else is lost */
+  /* without memory there is nothing to export, but training continues */
   if (*passes != NULL) sluice_timed_passes_add(*passes, &pass);
 }
 
@@ -369,7 +369,7 @@ static void agree(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, sl
     const sluice_search_config_t* config = &table->search.config;
     int32_t pick = size + SLUICE_SEARCH_SIZES * (config->open_wgrad ? p->choice.wgrad_mode : config->wgrad_mode);
     const int is_first = sluice_tuner_is_first(decision, direction);
-    if (pass_rows == rows) { /* of that forward: count the rows that its size usually brings */
+    if (pass_rows == rows) { /* of the last forward: use the usual number of rows of its size */
       ns = (uint64_t)llround((double)ns * (double)sized / (double)rows);
       pass_rows = sized;
     }

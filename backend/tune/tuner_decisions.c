@@ -9,7 +9,7 @@
 #include "backend/plan/plan.h"
 #include "backend/tune/tuner_work.h"
 
-/* The form of exchanges, as far as it was chosen. */
+/* The form of exchanges, if it was chosen. */
 static const char* words_of_form(const sluice_decision_t* d, int32_t form) {
   static const char* const words[] = {[SLUICE_DEDUPLICATE_NONE] = ", rows sent",
                                       [SLUICE_DEDUPLICATE_RANKS] = ", deduplicated by rank",

@@ -115,7 +115,7 @@ static void tell_plan(sluice_tuner_table_t* table, const sluice_moe_t* moe, cons
   sluice_tuner_record(table->tuner, &d);
 }
 
-/* A set with a single plan is decided at once. */
+/* Decides a set with a single plan at once. */
 static void decide_single(sluice_tuner_table_t* table, const sluice_moe_t* moe, const sluice_plan_set_t* set,
                           const sluice_plan_race_t* race) {
   const sluice_tuner_t* tuner = table->tuner;
@@ -140,7 +140,7 @@ static sluice_plan_race_t* race_of(sluice_tuner_table_t* table, const sluice_moe
   const int64_t tokens = set->plans[0].inputs.max_tokens, size = lround(log2((double)tokens));
   uint64_t key = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, plans, (size_t)set->count * sizeof *plans);
   key = sluice_hash_bytes(key, &size, sizeof size);
-  /* the same for all plans of a set */
+  /* two_levels is the same for all plans of a set */
   key = sluice_hash_bytes(key, &set->plans[0].two_levels, sizeof set->plans[0].two_levels) | 1;
   for (int32_t i = 0; i < SLUICE_TUNER_RACES; ++i) {
     if (table->races[i].key == key) return &table->races[i].race;

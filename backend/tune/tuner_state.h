@@ -15,7 +15,7 @@
 #include "backend/tune/observed_rates.h"
 
 #define SLUICE_TUNER_DECISIONS 64 /* the newest ones are kept */
-#define SLUICE_TUNER_RACES     12 /* sets of plans that are kept per kind of layer: those of all sizes, and a few more */
+#define SLUICE_TUNER_RACES     12 /* sets of plans kept per kind of layer: those of all sizes, and a few more */
 
 /* Forms of exchanges that a layer may leave open in addition to the plain one. */
 enum { SLUICE_FORM_PLAIN = 0, SLUICE_FORM_GROUPED = 1, SLUICE_FORM_TWO_LEVELS = 2, SLUICE_FORM_COPIES = 3 };
@@ -55,16 +55,16 @@ typedef struct sluice_tuner_table_s {
   int64_t num_switches; /* of n or the mode, between consecutive passes of a layer */
   int64_t num_plan_decisions;
   int32_t next_race;    /* slot of the next set */
-  int64_t rated_tokens; /* the last rates that layers of the kind received, and their tokens: */
+  int64_t rated_tokens; /* tokens of the last rates that layers of the kind received: */
   int32_t is_rated;     /* later layers get the same, so that their sets and races agree; 0: too little was known */
   sluice_plan_rates_t rates;
   sluice_tuner_race_t races[SLUICE_TUNER_RACES];
   int32_t
       restore_set; /* index into sluice_restore_sets of a set that reuses buffers without a budget; 0: as configured */
   struct sluice_tuner_strategy_s*
-      joint; /* in the first of such tables: all of them (tuner_strategy.h); NULL: only n is open */
-  sluice_tuner_skew_t skews[SLUICE_SEARCH_BUCKETS]; /* by routes of the fullest rank; in the first of such tables */
-  int32_t groups_always;                            /* as configured: all its passes with enough chunks */
+      joint; /* in the first table of a layer that reuses buffers: its strategies; NULL: only n is open */
+  sluice_tuner_skew_t skews[SLUICE_SEARCH_BUCKETS]; /* by routes of the fullest rank; in the first table */
+  int32_t groups_always;                            /* configured: all passes with enough chunks are grouped */
   sluice_grouping_t grouping;
   sluice_search_t search;
   struct sluice_tuner_table_s* next;
@@ -90,7 +90,7 @@ typedef struct sluice_tuner_s {
   int32_t is_loud; /* SLUICE_LOG=decision */
   sluice_machine_t machine;
   sluice_observed_rates_t observed;
-  /* that refine the machine; NULL: none yet. Counted for the process, not in a budget */
+  /* passes that refine the machine; NULL: none yet. Not counted in a budget */
   sluice_timed_passes_t* timed_passes;
   sluice_tuner_table_t* tables;
   sluice_import_t* imports;

@@ -10,9 +10,9 @@
 #include "backend/tune/tuner_decisions.h"
 
 #define WINDOW     4            /* consecutive steps: a warm-up and three counted ones */
-#define MOST_STEPS (4 * WINDOW) /* of strategies close to the best */
-#define CLOSE      1.12         /* of the time of the best */
-#define WITHIN     1.25         /* of the best prediction of all strategies */
+#define MOST_STEPS (4 * WINDOW) /* steps of strategies close to the best */
+#define CLOSE      1.12         /* factor of the best time */
+#define WITHIN     1.25         /* factor of the best prediction of all strategies */
 
 int sluice_tuner_is_joint(const sluice_moe_t* moe) { return moe->shape.config.reuse && !sluice_makes_plans(moe); }
 
@@ -76,7 +76,7 @@ static uint32_t worth_a_try(sluice_tuner_strategy_t* joint, int64_t rows) {
 
 /* ---- the comparison ---- */
 
-/* Steps count for the current answer. */
+/* The steps of a strategy's current answer. */
 static sluice_joint_step_t steps_of(const sluice_tuner_strategy_t* joint, int32_t bucket, int32_t k) {
   const sluice_joint_step_t* steps = &joint->steps[bucket][k];
   const uint8_t pick = (uint8_t)joint->tables[k]->search.spots[bucket].pick;
@@ -100,7 +100,7 @@ static double time_of(sluice_tuner_strategy_t* joint, int32_t bucket, int32_t k)
   return measured(joint, bucket, k);
 }
 
-/* Of the tried strategies, the one with the shortest step. */
+/* The tried strategy with the shortest step. */
 static int32_t best_of(sluice_tuner_strategy_t* joint, int32_t bucket, uint32_t tried) {
   int32_t best = -1;
   for (int32_t k = 0; k < joint->count; ++k) {
@@ -209,7 +209,7 @@ static sluice_tuner_table_t* next_searched(sluice_tuner_strategy_t* joint, int64
 
 sluice_tuner_table_t* sluice_tuner_strategy_next(sluice_tuner_strategy_t* joint, int64_t rows, int32_t* out_pick,
                                                  int32_t* out_why) {
-  sluice_tuner_table_t* last = joint->tables[joint->count - 1]; /* stores least, until anything is known */
+  sluice_tuner_table_t* last = joint->tables[joint->count - 1]; /* the strategy that stores least, by default */
   *out_why = SLUICE_WHY_NOTHING_YET;
   if (rows < 1) {
     *out_pick = sluice_search_next(&last->search, 0, NULL);
@@ -243,7 +243,7 @@ const sluice_tuner_table_t* sluice_tuner_strategy_peek(const sluice_tuner_strate
   for (int32_t k = 0; k < joint->count; ++k) {
     const sluice_search_t* s = &joint->tables[k]->search;
     if (!(tried >> k & 1) || is_answered(s, bucket)) continue;
-    if (s->spots[bucket].state == SLUICE_SPOT_NOTHING) return NULL; /* its turn has not come */
+    if (s->spots[bucket].state == SLUICE_SPOT_NOTHING) return NULL; /* its search has not begun */
     *out_pick = sluice_search_peek(s, rows);
     return joint->tables[k];
   }

@@ -5,10 +5,10 @@
 #include <string.h>
 
 #define COUNTED       3    /* steps of each plan, after its warm-up */
-#define HOPELESS      1.15 /* times the best in two counted steps: the plan is out */
+#define HOPELESS      1.15 /* times the best in two counted steps: the plan is eliminated */
 #define HOPELESS_ONCE 1.95 /* the same after one step: more than a change of the machine's speed (1.7) explains */
-#define ABOUT         1.19 /* of the first size, in both directions: 2^(1/4) */
-#define ELSEWHERE     64   /* laps with passes of other sizes only, after which the race ends with what it has */
+#define ABOUT         1.19 /* factor around the first size, in both directions: 2^(1/4) */
+#define ELSEWHERE     64   /* laps with passes of other sizes only, after which the race ends with its measurements */
 
 static double time_of(const sluice_plan_race_t* r, int32_t plan) {
   if (r->counts[plan][0] < 2 || r->counts[plan][1] < 2) return INFINITY;

@@ -2,9 +2,9 @@
 /* Races a few plans under a budget (n, restore policy, weight-gradient mode) in ordinary training steps.
  *
  * The plans run in order of their predicted time. Each runs a warm-up step and then up to k counted steps; its shortest
- * times count. A plan that is clearly slower than the best in two steps is out; one step is enough if it is slower than
- * a change of the machine's speed explains. The answer is final: plans fill their budget, and another set of plans is
- * another race.
+ * times count. A plan that is clearly slower than the best in two steps is eliminated; one step is enough if the
+ * slowdown exceeds a change of the machine's speed. The answer is final: plans fill their budget, and another set of
+ * plans is another race.
  *
  * Only steps of about the size of the first one count, so that changing batches do not decide the race; if no size
  * repeats, the first plan wins. If steps run but none can be counted (ranks ran passes differently, a direction is not
@@ -12,8 +12,7 @@
  * with the number of rows that it receives: passes of another size end the race only if no passes of the right size are
  * left.
  *
- * Source: MPMoE's joint selection of (n, strategy): the model first, then ordinary steps confirm the best few.
- */
+ * Source: MPMoE's joint selection of (n, strategy): the model first, then ordinary steps confirm the best few. */
 #ifndef SLUICE_BACKEND_TUNE_RACE_PLAN_RACE_H_
 #define SLUICE_BACKEND_TUNE_RACE_PLAN_RACE_H_
 
@@ -57,7 +56,7 @@ int sluice_plan_race_observe(sluice_plan_race_t* race, int32_t direction, int32_
 /* Call for each training step of `layer` since its last forward, timed or not. Nonzero: the race timed out and is
  * settled. */
 int sluice_plan_race_wait(sluice_plan_race_t* race, int32_t layer);
-/* Counts what the first pass after a switch to `plan` took beyond the plan's usual time, if that is known. */
+/* Counts the time of the first pass after a switch to `plan` beyond the plan's usual time, if that is known. */
 void sluice_plan_race_count_switch(sluice_plan_race_t* race, int32_t direction, int32_t plan, int64_t rows,
                                    uint64_t ns);
 /* Shortest forward plus backward in seconds at race->rows; 0: not measured. */

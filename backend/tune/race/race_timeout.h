@@ -12,13 +12,13 @@
 
 #define SLUICE_RACE_TIMEOUT_LAPS 128 /* in a row, without a pass that advances the race */
 
-/* The layer that began a lap may be gone or run batches of another size: after this many others, another layer begins
- * the next lap. */
+/* The layer that began a lap may no longer exist, or run batches of another size: after this many other layers, the
+ * next lap begins with another layer. */
 #define SLUICE_RACE_TIMEOUT_OTHERS 1024
 
 typedef struct sluice_race_timeout_s {
-  int32_t layer;  /* that began the lap */
-  int16_t others; /* that waited in it; negative: no lap has begun */
+  int32_t layer;  /* first layer of the lap */
+  int16_t others; /* layers that waited in this lap; negative: no lap has begun */
   int16_t laps;
 } sluice_race_timeout_t;
 

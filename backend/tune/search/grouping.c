@@ -10,7 +10,7 @@ enum { TOLD_NOTHING = 0, TOLD_PLAIN = 1, TOLD_ALTERNATIVE = 2 };
 enum { NOTHING = 0, RACING = 1, DECIDED = 2, GIVEN_UP = 3, IMPORTED = 4 };
 
 #define STEPS      4    /* a warm-up and three counted steps */
-#define FASTER     0.99 /* of the time of the plain form: the alternative stays at this or less */
+#define FASTER     0.99 /* of the time of the plain form: the alternative wins at this or less */
 #define MOST_ASKED 512  /* requested steps without a counted one, after which the plain form wins */
 /* Factor by which the skew must change, up or down, before the form is raced again. */
 #define DRIFTED 1.5
@@ -44,7 +44,7 @@ static void set_side(sluice_grouping_spot_t* spot, int32_t side, int32_t pick, i
   spot->forms[side] = (uint8_t)form;
 }
 
-/* The two pairs of n and form that the model predicts best: a prediction is confirmed by a race. */
+/* The two pairs of n and form that the model predicts to be best; a race confirms them. */
 static void add_predicted(sluice_grouping_t* g, sluice_search_t* s, sluice_grouping_spot_t* spot, int64_t rows) {
   const int32_t mode = sluice_pick_wgrad(spot->picks[0]) * SLUICE_SEARCH_SIZES;
   const double single = sluice_search_predicted(s, &s->spots[sluice_search_bucket(rows)], spot->picks[0]);
@@ -100,7 +100,7 @@ static double measured(const sluice_search_t* s, const sluice_grouping_spot_t* s
   return time < INFINITY ? time * (double)rows * 1e-9 : 0;
 }
 
-/* 0: no model. */
+/* Predicted seconds of a side; 0: no model. */
 static double predicted_side(const sluice_grouping_t* g, const sluice_search_t* s, const sluice_grouping_spot_t* spot,
                              int64_t rows, int32_t side) {
   if (g->config.predict == NULL) return 0;

@@ -32,8 +32,8 @@ typedef struct sluice_grouping_decision_s {
 /* An alternative form. */
 typedef struct sluice_grouping_form_s {
   int32_t form;         /* its number, not 0 */
-  int32_t least_chunks; /* that it needs */
-  double least_skew;    /* from which it is tried without a model */
+  int32_t least_chunks; /* least n */
+  double least_skew;    /* least skew for a trial without a model */
   int32_t needs_model;  /* 1: it is never tried without a model */
 } sluice_grouping_form_t;
 

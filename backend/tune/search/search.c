@@ -12,8 +12,8 @@
 #define REPEATS      3
 #define BUDGET_SHARE 0.002
 #define USUAL_OVER   16 /* passes in the running mean */
-#define USUAL_MOST   2  /* times the mean: the most that one slow pass may add */
-#define EXPENSIVE    10 /* times the budget of races: beyond it new sizes take the nearest answer */
+#define USUAL_MOST   2  /* times the mean: the most that a slow pass adds to it */
+#define EXPENSIVE    10 /* times the budget of races: from there on new sizes take the nearest answer */
 
 const char* sluice_tuner_why_name(int32_t why) {
   static const char* const names[SLUICE_WHY_COUNT] = {"nothing timed yet", "on trial", "inside the range",
@@ -178,7 +178,7 @@ void sluice_search_observe(sluice_search_t* s, int32_t direction, int32_t pick, 
   if (rows < 1 || ns == 0) return;
   sluice_spot_t* spot = &s->spots[sluice_search_bucket(rows)];
   if (spot->state == SLUICE_SPOT_NOTHING && sluice_search_bootstraps(s) && !races_are_expensive(s)) {
-    spot->rows = rows; /* the pass that showed this size was the warm-up */
+    spot->rows = rows; /* that pass was the warm-up */
     sluice_search_start(s, sluice_search_bucket(rows));
   }
   double ns_per_row = (double)ns / (double)rows;

@@ -7,16 +7,16 @@
 #include "backend/tune/search/search_times.h"
 #include "backend/tune/search/search_windows.h"
 
-#define CLOSE               1.05 /* candidates this close to the best run against it again */
+#define CLOSE               1.05 /* candidates this close to the best race against it again */
 #define BOOTSTRAP_WITHIN    1.10 /* of the best measured time: a bootstrap prediction worth a race */
 #define BOOTSTRAP_NEIGHBOUR 1.3  /* of the first candidate's prediction: its neighbour is tried as well */
 #define FEW_COUNT           3
 #define FEW_WITHIN          1.25 /* of the best prediction */
 #define FEW_APART           1.25 /* factor in n between two of them */
-#define GOOD_ENOUGH         1.03 /* of the best time: the choice of a nearby size is kept if it took at most this */
+#define GOOD_ENOUGH         1.03 /* of the best time: a nearby size's choice is kept if it takes at most this */
 
-/* If sizes alternate in training, different answers switch n each time, and a first pass after a switch takes longer.
- * So times within noise do not give a size another answer than its neighbours. */
+/* Keeps the answer of a nearby size if its time is within noise of the best. If sizes alternate in training, different
+ * answers switch n each time, and a first pass after a switch takes longer. */
 static int32_t as_nearby(const sluice_search_t* s, int32_t bucket, int32_t best) {
   const sluice_spot_t* spot = &s->spots[bucket];
   int32_t pick = best;
@@ -189,7 +189,7 @@ static void after_bootstrapped(sluice_search_t* s, int32_t bucket) {
 /* Begins with both ends and the middle: with two ends only, a lucky time could start a walk that misses the valley. */
 static void start_ends(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
-  int32_t lo = spot->lo, middle = spot->hi; /* both go inwards by turns, and meet in the middle of the listed sizes */
+  int32_t lo = spot->lo, middle = spot->hi; /* both move inwards in turn and meet in the middle of the listed sizes */
   while (lo < middle) {
     middle = sluice_search_next_size(middle, -1, spot->lo, spot->hi);
     if (lo < middle) lo = sluice_search_next_size(lo, 1, spot->lo, spot->hi);
@@ -240,7 +240,7 @@ void sluice_search_start(sluice_search_t* s, int32_t bucket) {
   }
   int near_below = sluice_search_answer_within(s, bucket, -1, SLUICE_SEARCH_NEAR) != NULL,
       near_above = sluice_search_answer_within(s, bucket, 1, SLUICE_SEARCH_NEAR) != NULL;
-  if (spot->lo < spot->hi && near_below != near_above) { /* that end is better: the other need not run */
+  if (spot->lo < spot->hi && near_below != near_above) { /* that end is better: skip the other */
     int32_t from = near_below ? lo : hi;
     int32_t neighbour = sluice_search_next_size(from, from == spot->lo ? 1 : -1, spot->lo, spot->hi);
     sluice_search_enter(s, spot, 1u << sluice_search_pick_of(s, from) | 1u << sluice_search_pick_of(s, neighbour),
@@ -256,7 +256,7 @@ void sluice_search_start(sluice_search_t* s, int32_t bucket) {
 
 void sluice_search_give_up(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
-  spot->is_extended = 1; /* or the window would continue */
+  spot->is_extended = 1; /* otherwise the window would continue */
   sluice_search_close_window(s, spot, sluice_search_window(s, spot));
   if (spot->stage == SLUICE_STAGE_QUESTION || sluice_spot_best(spot, spot->raced) >= 0) {
     settle(s, bucket);
@@ -283,7 +283,6 @@ static void after_first(sluice_search_t* s, int32_t bucket) {
   }
 }
 
-/* Only while races have used less than their share. */
 int sluice_search_may_question(const sluice_search_t* s, const sluice_spot_t* spot) {
   return s->config.mode != SLUICE_TUNER_MODEL && spot->why != SLUICE_WHY_IMPORTED && spot->why != SLUICE_WHY_ONE_LEFT &&
          spot->passes_since >= spot->question_after && sluice_search_may_spend(s);
@@ -300,8 +299,8 @@ static int32_t untried(sluice_search_t* s, const sluice_spot_t* spot) {
   return -1;
 }
 
-/* The answer races its neighbours, and one more: the assumptions of its race (one valley over n, between the answers of
- * nearby sizes) may have left out the best n, and so may a model that is wrong about it. */
+/* Races the answer against its neighbours and one more candidate: its race assumed one valley over n, between the
+ * answers of nearby sizes, and perhaps a model, and may have missed the best n. */
 void sluice_search_question(sluice_search_t* s, int32_t bucket) {
   sluice_spot_t* spot = &s->spots[bucket];
   const int32_t lo = s->config.min_size, hi = s->config.max_size;

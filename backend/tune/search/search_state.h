@@ -17,8 +17,8 @@
 #define SLUICE_SEARCH_PICKS   (SLUICE_SEARCH_SIZES * SLUICE_SEARCH_MODES)
 #define SLUICE_SEARCH_BUCKETS 128 /* rows up to 2^32 */
 #define SLUICE_SEARCH_WINDOWS 8   /* sizes that can race at a time without losing their steps */
-/* Candidates of a race: fewer than there are, since a budget counts these bytes. Each n of sluice_chunk_counts, or the
- * few best predictions, with one mode, and some with the other. */
+/* Candidates of a race: fewer than SLUICE_SEARCH_PICKS, since a budget counts these bytes. Each n of
+ * sluice_chunk_counts, or the few best predictions, with one mode, and some with the other. */
 #define SLUICE_SEARCH_RACED 10
 
 #define SLUICE_WHY_COUNT 8 /* reasons: SLUICE_WHY_* of sluice/tuner.h */
@@ -39,7 +39,7 @@ typedef struct sluice_search_decision_s {
 typedef struct sluice_search_config_s {
   int32_t mode;               /* SLUICE_TUNER_* */
   int32_t min_size, max_size; /* equal: n is fixed */
-  int32_t fixed_chunks; /* a fixed n that is none of the sizes, above 1: min_size and max_size stand for it; else 0 */
+  int32_t fixed_chunks; /* a fixed n above 1 that is none of the sizes: min_size and max_size stand for it; else 0 */
   int32_t open_wgrad;   /* 0: the mode is `wgrad_mode` */
   int32_t wgrad_mode;
   int32_t repeats;     /* k; 0: default */
@@ -80,9 +80,9 @@ typedef struct sluice_spot_s {
   uint8_t why;     /* of the answer */
   uint8_t pick;    /* the answer; while a race questions it, the previous answer */
   uint32_t racing; /* set of candidates */
-  uint32_t window; /* those that alternate at present, including the eliminated ones */
-  uint32_t raced;  /* all that took part in this race */
-  uint32_t asked;  /* those of earlier races too, until questions have tried all */
+  uint32_t window; /* candidates that alternate now, including eliminated ones */
+  uint32_t raced;  /* all candidates of this race */
+  uint32_t asked;  /* also those of earlier races, until questions have tried all */
   int8_t anchor;   /* the candidate of the window that the others are compared with; -1: not chosen yet */
   /* the window runs twice as long; the speed of the machine changed during this race */
   uint8_t is_extended, is_unsteady;
@@ -93,9 +93,9 @@ typedef struct sluice_spot_s {
   uint32_t passes_since;   /* since the last race */
   uint32_t question_after; /* passes */
   int64_t rows;            /* of the last pass of this size */
-  int64_t at;              /* rows that predictions are made for: those at the start of the race */
-  /* By place in `places`, which has the candidates in the order in which they entered the race. Candidates of the same
-   * n share the forward of the first. */
+  int64_t at;              /* rows for predictions: those at the start of the race */
+  /* By place in `places`, which lists candidates in the order in which they entered the race. Candidates of the same n
+   * share the forward of the first. */
   int32_t num_places;
   uint8_t places[SLUICE_SEARCH_RACED];
   sluice_sample_t forward[SLUICE_SEARCH_RACED];

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #define BOOTSTRAP_OP_NS 5000.0
-#define FARTHEST        2 /* times the distance between two raced candidates: how far their trend is believed */
+#define FARTHEST        2 /* times the distance between two raced candidates: the range of their trend */
 
 /* The place of a candidate, or of the first with its n; -1: it has none. */
 static int32_t place_of(const sluice_spot_t* spot, int32_t direction, int32_t pick) {
@@ -43,13 +43,11 @@ void sluice_spot_set_time(sluice_spot_t* spot, int32_t pick, double ns_per_row) 
   if (place >= 0) spot->time[place] = (float)ns_per_row;
 }
 
-/* The time of its race, ns per row; infinite if it has not finished one. */
 double sluice_spot_time(const sluice_spot_t* spot, int32_t pick) {
   const int32_t place = place_of(spot, SLUICE_BACKWARD, pick);
   return place >= 0 && spot->time[place] > 0 ? (double)spot->time[place] : INFINITY;
 }
 
-/* Shortest forward plus backward of the present window, ns per row; 0 if one is missing. */
 double sluice_spot_shortest(const sluice_spot_t* spot, int32_t pick) {
   const sluice_sample_t *f = sample_of(spot, SLUICE_FORWARD, pick), *b = sample_of(spot, SLUICE_BACKWARD, pick);
   if (f == NULL || b == NULL || f->count < 2 || b->count < 2 || f->best_ns_per_row <= 0 || b->best_ns_per_row <= 0)
@@ -57,7 +55,6 @@ double sluice_spot_shortest(const sluice_spot_t* spot, int32_t pick) {
   return (double)f->best_ns_per_row + (double)b->best_ns_per_row;
 }
 
-/* Without a machine, ADAPTIVE builds its own model from lane times. */
 int sluice_search_bootstraps(const sluice_search_t* s) {
   return s->config.mode == SLUICE_TUNER_ADAPTIVE && s->config.predict == NULL;
 }
@@ -76,7 +73,6 @@ static int32_t points_of(const sluice_search_t* s, const sluice_spot_t* spot, in
   return count;
 }
 
-/* Predicted seconds of a step from the lane times of candidates that ran at this size; 0 if none did. */
 double sluice_search_bootstrapped(const sluice_search_t* s, const sluice_spot_t* spot, int32_t pick) {
   sluice_bootstrap_point_t points[SLUICE_SEARCH_SIZES];
   double ns_per_row = 0, rows = (double)spot->rows;
@@ -108,7 +104,6 @@ double sluice_search_predicted(sluice_search_t* s, const sluice_spot_t* spot, in
   return s->cached[pick] * (double)spot->rows / (double)spot->at;
 }
 
-/* The best of a set by time, the first of equal ones; -1: none was timed. */
 int32_t sluice_spot_best(const sluice_spot_t* spot, uint32_t set) {
   int32_t best = -1;
   for (int32_t p = 0; p < SLUICE_SEARCH_PICKS; ++p) {
@@ -131,9 +126,7 @@ int sluice_search_is_open(const sluice_search_t* s, int32_t pick) {
   return size > 0 || sluice_pick_wgrad(pick) == 0; /* with one chunk both modes are the same */
 }
 
-/* The best prediction among open candidates outside `set`, between the answers of neighbouring sizes [Algorithm 1]; -1
- * if there is none.
- */
+/* Candidates lie between the answers of neighbouring sizes [Algorithm 1]. */
 int32_t sluice_search_best_predicted(sluice_search_t* s, const sluice_spot_t* spot, uint32_t set, int is_corrected) {
   int32_t best = -1;
   double least = INFINITY;
@@ -160,7 +153,7 @@ static int32_t raced_from(const sluice_spot_t* spot, int32_t mode, int32_t size,
   return -1;
 }
 
-/* How far `size` is on the way from the n of `from` to that of `to`, in log n. */
+/* The position of `size` between the n of `from` (0) and that of `to` (1), in log n. */
 static double way(int32_t from, int32_t to, int32_t size) {
   const double n = sluice_pick_chunks(from);
   return log(sluice_pick_chunks(size) / n) / log(sluice_pick_chunks(to) / n);

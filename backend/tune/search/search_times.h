@@ -28,7 +28,7 @@ double sluice_search_predicted(sluice_search_t* search, const sluice_spot_t* spo
 /* The candidate of a size with the mode that is tried first; whether a candidate is allowed. */
 int32_t sluice_search_pick_of(const sluice_search_t* search, int32_t size);
 int sluice_search_is_open(const sluice_search_t* search, int32_t pick);
-/* The best prediction among open candidates outside `set`, as it is or corrected; -1 if there is none. */
+/* The best prediction among open candidates outside `set`, corrected or not; -1: none. */
 int32_t sluice_search_best_predicted(sluice_search_t* search, const sluice_spot_t* spot, uint32_t set,
                                      int is_corrected);
 /* Measured over predicted time, from raced candidates with the same mode if there are any: between two of them it is

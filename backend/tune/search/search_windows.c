@@ -10,7 +10,6 @@
 #define BOOTSTRAP_TRUST 1.25 /* factor: a first step this close to its prediction ran at the same speed */
 #define DRIFT           1.2  /* factor: an anchor whose time changed by more ran at another speed of the machine */
 
-/* The window of the size. If all are in use, the least recently used one is reset and reused. */
 sluice_window_t* sluice_search_window(sluice_search_t* s, const sluice_spot_t* spot) {
   int32_t bucket = (int32_t)(spot - s->spots);
   sluice_window_t* oldest = &s->windows[0];
@@ -32,8 +31,8 @@ static void lift_anchor(sluice_spot_t* spot, sluice_window_t* window) {
   }
 }
 
-/* Opens a window: the candidates of the set alternate. If any candidate has a time already, the best of them is the
- * anchor and runs with them, unless the new candidates run alone. */
+/* If any candidate has a time already, the best of them is the anchor and runs too, unless the new candidates run
+ * alone. */
 void sluice_search_enter(sluice_search_t* s, sluice_spot_t* spot, uint32_t set, uint8_t stage, int alone) {
   int32_t best = sluice_spot_best(spot, spot->raced);
   sluice_window_t* window = sluice_search_window(s, spot);
@@ -80,8 +79,8 @@ int sluice_search_is_done(const sluice_search_t* s, const sluice_spot_t* spot, i
          sluice_spot_count(spot, SLUICE_BACKWARD, pick) >= wanted;
 }
 
-/* A candidate that has lost needs no more steps: after two steps slower than their neighbours, or one that no change of
- * speed explains. */
+/* Eliminates candidates after two steps that were slower than their neighbours, or after one that no change of speed
+ * explains. */
 void sluice_search_drop_hopeless(const sluice_search_t* s, sluice_spot_t* spot, const sluice_window_t* window) {
   int is_early =
       spot->stage == SLUICE_STAGE_BOOTSTRAPPED || (spot->stage == SLUICE_STAGE_WGRAD && sluice_search_bootstraps(s));
@@ -158,7 +157,6 @@ static void take_times(sluice_spot_t* spot, const sluice_window_t* window, const
   }
 }
 
-/* Nonzero: the window is complete. Zero: the speed changed and steps contradict each other, so the window continues. */
 int sluice_search_close_window(sluice_search_t* s, sluice_spot_t* spot, sluice_window_t* window) {
   double ratio[SLUICE_SEARCH_PICKS] = {0};
   int is_clear = 1;

@@ -15,8 +15,8 @@ sluice_window_t* sluice_search_window(sluice_search_t* search, const sluice_spot
 void sluice_search_enter(sluice_search_t* search, sluice_spot_t* spot, uint32_t set, uint8_t stage, int alone);
 /* Forgets the passes of a size. */
 void sluice_search_clear(sluice_search_t* search, sluice_spot_t* spot);
-/* The passes of each direction that a candidate runs in its window; whether it has run them; eliminations; whether the
- * anchor runs again. */
+/* The passes of each direction that a candidate runs in its window; whether it has run them. Eliminates candidates;
+ * lets the anchor run again. */
 int32_t sluice_search_wanted(const sluice_search_t* search, const sluice_spot_t* spot);
 int sluice_search_is_done(const sluice_search_t* search, const sluice_spot_t* spot, int32_t pick);
 void sluice_search_drop_hopeless(const sluice_search_t* search, sluice_spot_t* spot, const sluice_window_t* window);

@@ -26,8 +26,8 @@ static double step_of(const machine_t* m, int32_t k, int64_t rows, int32_t n) {
   return seconds_of(m, k, rows, n, SLUICE_FORWARD) + seconds_of(m, k, rows, n, SLUICE_BACKWARD);
 }
 
-/* Copies cost bytes, exchanges and GEMMs cost start-ups: a strategy with a low cost per row has a higher cost per
- * chunk. */
+/* A strategy with a low cost per row has a higher cost per chunk: copies cost bytes, exchanges and GEMMs cost
+ * start-ups. */
 static machine_t random_machine(uint32_t* seed) {
   machine_t m = {.surface = random_surface(seed)};
   for (int32_t k = 0; k < STRATEGIES; ++k) {
@@ -180,7 +180,7 @@ TEST(Joint_SettledSizes_AskForNoPrediction) {
   }
 }
 
-/* Only one strategy is predicted to pay, so no comparison runs: its time is that of the race for n. */
+/* Only one strategy is predicted to be fast, so no comparison runs: its time is that of the race for n. */
 TEST(Joint_OneIsTried_DecisionSaysWhatItTook) {
   static world_t w;
   begin_by_rows(&w, (double[]){1e-3, 1e-8, 1e-3, 1e-3}, SLUICE_TUNER_ADAPTIVE, 1);
@@ -223,7 +223,7 @@ TEST(Joint_Comparison_RunsWindowsOnEnd) {
 }
 
 /* Layers of a kind share a comparison. Each reports its last step just before its next, so more steps of a strategy are
- * in flight than a window holds: the comparison still ends, and all layers run its answer. */
+ * in flight than a window holds. The comparison still ends, and all layers run its answer. */
 TEST(Joint_ManyLayers_ComparisonEnds) {
   enum { LAYERS = 50, ROWS = 4096 };
   static world_t w;
@@ -246,7 +246,7 @@ TEST(Joint_ManyLayers_ComparisonEnds) {
   }
 }
 
-/* Before anything is known, the strategy that stores nothing runs. */
+/* At first the strategy that stores nothing runs. */
 TEST(Joint_NothingKnown_IsS4WithTwoChunks) {
   static world_t w;
   uint32_t seed = 3;

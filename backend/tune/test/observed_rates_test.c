@@ -82,7 +82,7 @@ static sluice_plan_data_t best_of(const sluice_plan_problem_t* problem, const sl
   return best;
 }
 
-/* If not both tensors can be kept, a slow link favours recomputation and slow GEMMs favour sending again; long
+/* If at most one tensor can be kept, a slow link favours recomputation and slow GEMMs favour sending again; long
  * start-ups favour fewer chunks. The default rates show none of this. */
 TEST(Order_OfPlans_FollowsWhatWasSeen) {
   const sluice_moe_config_t config = {
@@ -106,7 +106,7 @@ static void see(sluice_observed_rates_t* observed, double memory, double copies)
   }
 }
 
-/* Nobody has offloaded at first, so something is assumed; what then runs replaces it. */
+/* At first no pass has offloaded rows, so a rate is assumed; measured rates replace it. */
 TEST(Rates_OfCopies_AreThoseOfMemoryOrASlotUntilSomeRan) {
   static const struct { double memory, slot; } machines[] = {{8e9, 8e9}, {2.4e12, 2.5e10}};
   for (int is_device = 0; is_device < 2; ++is_device) {
@@ -143,7 +143,7 @@ static double fastest(const sluice_plan_rates_t* rates, int32_t restore_input, i
 }
 
 /* On a GPU of 600 TFLOP/s the observed rates bring S3 (offload and recompute) into the race with S4 (send again and
- * recompute), and per-chunk weight gradients too; only what is within 1.25 of the cheapest races. */
+ * recompute), and per-chunk weight gradients too; only plans within 1.25 of the cheapest race. */
 TEST(Order_OnADevice_ObservedBytesBringOffloadingIntoTheRace) {
   sluice_observed_rates_t observed;
   memset(&observed, 0, sizeof observed);

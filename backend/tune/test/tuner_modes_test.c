@@ -14,8 +14,8 @@
 
 enum { STEPS = 10, CHOICES = 3 };
 
-/* Alternates between one chunk, two chunks with per-chunk weight gradients, and three with deferred ones. The number is
- * odd, so that every second choice also differs. */
+/* Alternates between one chunk, two chunks with per-chunk weight gradients, and three with deferred ones. The number of
+ * choices is odd, so that the choice two steps later also differs. */
 static const sluice_pass_choice_t choices[CHOICES] = {{.num_chunks = 1, .wgrad_mode = SLUICE_WGRAD_DEFERRED},
                                                       {.num_chunks = 2, .wgrad_mode = SLUICE_WGRAD_PER_CHUNK},
                                                       {.num_chunks = 3, .wgrad_mode = SLUICE_WGRAD_DEFERRED}};
@@ -56,7 +56,7 @@ static void run_turns(turns_t* turns, int32_t repeats) {
   *turns = (turns_t){.base.vtable = &vtable};
   config.num_chunks = 0;
   WORKS(rig_swap_layer(&rig, &config));
-  rig.moe->decision.table = turns; /* a single rank has nothing to choose by itself */
+  rig.moe->decision.table = turns; /* a single rank would have no open choice */
   choose(turns, &rig.moe->decision);
   rig.context->policy_hook = &turns->base;
   for (int i = 0; i < STEPS; ++i) {
@@ -114,8 +114,8 @@ static void listen(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe, s
 
 static const sluice_policy_hook_vtable_t listeners = {.agree = listen};
 
-/* Each report tells what its own passes showed, so that the tuner learns both rates while a layer trains: those of
- * copies only where rows are offloaded. */
+/* Each report has the rates of its passes, so the tuner learns both while a layer trains: those of copies only if rows
+ * are offloaded. */
 TEST(Step_Reported_TellsTheRatesOfMemoryAndOfCopies) {
   for (int32_t set = 1; set < SLUICE_NUM_RESTORE_SETS; ++set) {
     const int offloads = sluice_restore_is_offloaded(sluice_restore_sets[set].restore_input) ||

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The number of rows that a batch of varying load counts as. */
+/* The number of rows that is assumed for a batch whose load varies. */
 #include <stdint.h>
 #include <stdlib.h>
 

@@ -149,8 +149,8 @@ TEST(Race_FewBackwardsTold_BestIsFound) {
   assert_true(race.is_settled && race.pick == 1);
 }
 
-/* Layers share the race. Each learns what to run and reports it two of its forwards later, after all other layers have
- * asked. Most layers receive another number of rows, which says nothing about the plans and does not end the race. */
+/* Layers share the race. Each gets a choice and reports it two of its forwards later, after all other layers have run.
+ * Most layers receive another number of rows, which says nothing about the plans and does not end the race. */
 TEST(Race_ManyLayersOfDifferentRouting_BestIsFound) {
   enum { LAYERS = 96, SAME_SIZE = 24, STEPS = 40 };
   static const double ns[] = {4e6, 3e6, 2e6};
@@ -163,7 +163,7 @@ TEST(Race_ManyLayersOfDifferentRouting_BestIsFound) {
         sluice_plan_race_observe(&race, d, ran[layer], rows, (uint64_t)ns[ran[layer]]);
       }
       if (steps > 0) sluice_plan_race_wait(&race, layer);
-      ran[layer] = chosen[layer]; /* this forward; the next one runs what is chosen now */
+      ran[layer] = chosen[layer]; /* for this forward; the next one runs the new choice */
       chosen[layer] = sluice_plan_race_next(&race);
     }
   }
@@ -184,6 +184,6 @@ TEST(Race_FirstPassesUnderAPlan_AreCounted) {
   assert_true(race.is_settled && race.switch_ns == 2.0 * 2 * 2000);
   sluice_plan_race_count_switch(&race, 0, 1, 1000, 3500);
   sluice_plan_race_count_switch(&race, 0, 1, 1000, 2000); /* a pass faster than usual costs nothing */
-  sluice_plan_race_count_switch(&race, 0, 7, 1000, 9999); /* of another set */
+  sluice_plan_race_count_switch(&race, 0, 7, 1000, 9999); /* a plan of another set */
   assert_true(race.switch_ns == 2.0 * 2 * 2000 + 500);
 }

@@ -117,8 +117,7 @@ TEST(Grouping_SlowerInTruth_RunsAFewStepsAndNoMore) {
   }
 }
 
-/* A form that can win nothing is not tried: even loads without a model, a prediction against it, a form that is not
- * open. */
+/* A form that cannot win is not tried: even loads without a model, a prediction against it, a form that is not open. */
 TEST(Grouping_NothingToGain_NeverRuns) {
   static world_t w;
   for (int i = 0; i < 5; ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Machines that break the two assumptions of the papers' search: time over n has one valley, and the best n grows with
- * the batch. Races end all the same, no answer is worse than what was measured, and races of answers find the best. */
+ * the batch. Races still end, no answer is worse than the measured candidates, and repeated races find the best. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -33,8 +33,8 @@ static int32_t best_size(const surface_t* s, int64_t rows) {
   return best;
 }
 
-/* Whether the assumption fails by 5 %: a hill between two n that are both faster, or a best n of a smaller batch that a
- * larger batch had better not exceed. */
+/* Whether the assumption fails by 5 %: a hill between two n that are both faster, or a smaller batch whose best n is
+ * too large for a larger batch. */
 static int is_broken(const surface_t* s, int64_t base, kind_t kind) {
   for (int32_t z = 0; z < SIZES; ++z) {
     const int64_t rows = (int64_t)((double)base * factors[z]),
@@ -55,7 +55,7 @@ static int is_broken(const surface_t* s, int64_t base, kind_t kind) {
   return 0;
 }
 
-/* A race of several candidates ends with the fastest, except that an earlier or a nearby choice stays if it took at
+/* A race of several candidates ends with the fastest, except that an earlier or a nearby choice stays if it takes at
  * most 3 % more. */
 static void must_be_the_fastest(void* user, const sluice_search_decision_t* d) {
   (void)user;
@@ -99,7 +99,7 @@ static double loss_of(const run_t* run, const sluice_search_t* search, double* w
   return sum;
 }
 
-/* `wrong`: of a model of the machine that knows nothing of its hills and jumps; below 0: no model. */
+/* `wrong`: error of a model of the machine without its hills and jumps; below 0: no model. */
 static void run_machines(kind_t kind, int32_t mode, double wrong) {
   static sluice_search_t search;
   uint32_t seed = 7;

@@ -8,7 +8,7 @@
 #include "backend/tune/search/test/surface.h"
 #include "third_party/bazel/test.h"
 
-/* 10,000 steps, each with one of several batch sizes, and a hot rank that comes and goes. */
+/* 10,000 steps, each with one of several batch sizes, and a rank that is heavily loaded at times. */
 static double overhead_of(int32_t mode, int32_t has_machine, double jitter, sluice_search_stats_t* out_stats) {
   static sluice_search_t search;
   static const int64_t sizes[] = {700, 1500, 2048, 4096, 5000, 16384};
@@ -65,8 +65,8 @@ TEST(ChangingBatches_TenThousandSteps_CostLittle) {
   assert_true(stats.timed_passes == 20000);
 }
 
-/* One chunk is best for every size, so only races change n; each change costs half a pass more. With these costs
- * counted, races of four sizes stay within their share. */
+/* One chunk is best for every size, so only races change n; each change costs half a pass more. Races of four sizes
+ * stay within their share, including these costs. */
 TEST(ChangingBatches_ChangesThatCost_RacesKeepTheirShare) {
   static sluice_search_t search;
   static const int64_t sizes[] = {96, 128, 192, 256};
@@ -139,8 +139,8 @@ static start_t first_steps(int32_t mode, int32_t best, int32_t no_overlap, int32
 }
 
 TEST(FirstSteps_NoMachine_CostLittle) {
-  /* Most of the remaining first 20 steps if many chunks are best: three steps of one chunk each, of which the first is
-   * the warm-up and the second runs before its report is read. */
+  /* If many chunks are best, most of the loss in the first 20 steps is three steps of one chunk each: the first is the
+   * warm-up, and the second runs before its report is read. */
   static const struct {
     int32_t best, no_overlap;
     double early, settling;

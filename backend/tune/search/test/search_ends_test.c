@@ -23,7 +23,7 @@ typedef struct pass_s {
   sluice_lanes_t lanes;
 } pass_t;
 
-/* As in backend/moe: what the next forward runs, the rows of the last one, reports for the next header. */
+/* As in backend/moe: the choice of the next forward, the rows of the last one, reports for the next header. */
 typedef struct decision_s {
   int32_t pick;
   int64_t rows;
@@ -36,7 +36,7 @@ typedef struct host_s {
   model_kind_t kind;
   double noise, flip;    /* factor in time of a slow phase */
   double untimed[2];     /* share of passes, by direction, that some rank ran differently or did not time */
-  double backward_share; /* of steps: the others evaluate with gradients enabled */
+  double backward_share; /* share of steps with a backward; the others evaluate with gradients enabled */
   double other_rows;     /* received rows in backward over those in forward */
   int32_t num_layers, depth, repeats, has_lanes;
   sizes_t sizes;
@@ -205,7 +205,7 @@ static host_t plain_host(void) {
                   .seed = 5};
 }
 
-/* The choice for one size runs with the rows of another: none of its candidates is ever measured at its own size. */
+/* The choice for one size runs with the rows of another size, so none of its candidates is measured at its own size. */
 TEST(SizesInTurns_ChoicesRunElsewhere_RacesEnd) {
   for (int32_t mode = SLUICE_TUNER_ADAPTIVE; mode <= SLUICE_TUNER_PROFILE; ++mode) {
     for (sizes_t sizes = TWO_IN_TURNS; sizes <= FIVE_IN_TURNS; ++sizes) {
@@ -229,7 +229,8 @@ TEST(OneDirectionUntimed_RacesEnd) {
   }
 }
 
-/* Many forwards for each reported backward: none is eliminated for lack of one, and the best is found. */
+/* Many forwards for each reported backward: no candidate is eliminated for lack of a backward, and the best is found.
+ */
 TEST(ManyOutstanding_FewBackwardsTold_BestIsFound) {
   static sluice_search_t search;
   host_t host = plain_host();
@@ -244,8 +245,8 @@ TEST(ManyOutstanding_FewBackwardsTold_BestIsFound) {
   assert_true(whole(&host.surface, host.base, pick) <= 1.05 * exhaustive(&host.surface, host.base, &config));
 }
 
-/* Layers of one kind share a race, and each reports its choice two of its forwards later. All other layers ask in
- * between, which is no reason to give up the race. */
+/* Layers of one kind share a race, and each reports its choice two of its forwards later. All other layers run in
+ * between, which must not end the race. */
 TEST(ManyLayers_ToldTwoForwardsLater_BestIsFound) {
   static sluice_search_t search;
   static host_t host;
@@ -268,7 +269,7 @@ TEST(ManyLayers_ToldTwoForwardsLater_BestIsFound) {
   }
 }
 
-/* A layer that began a lap and never runs again: the others continue to count. */
+/* A layer that began a lap and never runs again: the other layers still count laps. */
 TEST(ManyLayers_OneIsGone_RacesEnd) {
   static sluice_search_t search;
   const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);

@@ -20,7 +20,7 @@ static double flips_next(flips_t* f, uint32_t* seed) {
   return f->is_slow ? f->factor : 1;
 }
 
-/* Slow: only GEMMs, or everything (a core that also runs the link). */
+/* A slow phase: only GEMMs, or everything (a core that also runs the link). */
 static surface_t slowed(const surface_t* s, double factor, int32_t all) {
   surface_t slow = *s;
   slow.gemm_rate *= factor, slow.gemm_startup *= factor, slow.per_chunk_wgrad *= factor;
@@ -82,7 +82,8 @@ static flipping_t run_flipping(int32_t mode, int32_t has_machine, int32_t longes
   return r;
 }
 
-/* With single shortest times, 87.3 to 97.3 % of layers find it after 200 steps, and the loss is 0.3 to 1.3 %. */
+/* If only shortest times were compared, 87.3 to 97.3 % of layers would find it after 200 steps, and lose 0.3 to 1.3 %.
+ */
 TEST(Machine_FlipsItsSpeed_BestIsFound) {
   for (int32_t longest = 200; longest >= 20; longest /= 10) {
     for (int32_t all = 0; all < 2; ++all) {

@@ -81,8 +81,8 @@ TEST(Model_Exact_NeedsNoStep) {
   assert_true(r.worst <= 0.03 && r.steps == 0); /* predicted for the middle of a bucket */
 }
 
-/* Predictions cost no step, so with a machine each n from 1 to 16 is considered. On drawn shapes the best of them by
- * prediction always races, also where it is none of the listed counts, and few others do. */
+/* Predictions cost no step, so with a machine each n from 1 to 16 is considered. On random shapes the best predicted n
+ * always races, even if it is none of the listed counts, and few others do. */
 TEST(Machine_AnyN_BestPredictedIsAmongTheFewThatRace) {
   static sluice_search_t search;
   uint32_t seed = 19;
@@ -117,7 +117,7 @@ TEST(Machine_AnyN_BestPredictedIsAmongTheFewThatRace) {
   assert_true(unlisted > SURFACES / 8 && most <= 6);
 }
 
-/* Both weight-gradient modes, by steps only: the per-chunk mode must be tried where it is faster. */
+/* Both weight-gradient modes without a model: the per-chunk mode must be tried if it is faster. */
 TEST(Adaptive_NoMachineOpenWeightGradients_FindsBoth) {
   static double regret[SURFACES];
   static sluice_search_t search;

@@ -220,8 +220,7 @@ static double per_chunk_is_faster(void* user, int64_t rows, int32_t num_chunks, 
   return wgrad_mode == SLUICE_WGRAD_PER_CHUNK ? 1e-3 : 2e-3;
 }
 
-/* An n that is none of the sizes: candidates stand for it, and predictions and bootstrap models are made for it. */
-/* Two sizes half an octave from each other. The smaller one is answered first, with one chunk; for the larger one two
+/* Two sizes that differ by half an octave. The smaller one is answered first, with one chunk; for the larger one two
  * chunks are faster by `gain`. Returns the answer of the larger one. */
 static int32_t chunks_of_the_larger(double gain) {
   static sluice_search_t search;

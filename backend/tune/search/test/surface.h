@@ -15,9 +15,10 @@ typedef struct surface_s {
   double tile;
   double per_chunk_wgrad; /* seconds that per-chunk weight gradients cost beyond deferred ones, per chunk */
   int32_t no_overlap;     /* concurrent lanes gain nothing, and no lane time shows it */
-  /* Two assumptions of the papers that a machine may break. Hills: at this n everything takes longer by this share, so
-   * time over n has several valleys. `growth`: the start-up of an exchange grows with rows to this power, so that above
-   * 1 the best n falls as the batch grows; `jumps`: it changes by up to this factor, down or up, from size to size. */
+  /* Two assumptions of the papers that a machine may break. `hill`: at this n everything takes longer by this share, so
+   * time over n has several valleys. `growth`: the start-up of an exchange grows with rows to this power; above 1 the
+   * best n decreases with the batch. `jumps`: the start-up changes by up to this factor, down or up, from size to size.
+   */
   double hill[SLUICE_SEARCH_SIZES];
   double growth, jumps;
 } surface_t;
@@ -31,12 +32,12 @@ surface_t random_surface(uint32_t* seed);
 double truth(const surface_t* s, int64_t rows, int32_t n, int32_t wgrad, int32_t direction);
 /* The lane times that the pass reports: the maximum over all ranks. */
 sluice_lanes_t lanes_of(const surface_t* s, int64_t rows, int32_t n, int32_t direction);
-/* Seconds of forward plus backward with this pick, and with the best of those that a search considers. */
+/* Seconds of forward plus backward with this pick, and with the best pick that a search considers. */
 double whole(const surface_t* s, int64_t rows, int32_t pick);
 double exhaustive(const surface_t* s, int64_t rows, const sluice_search_config_t* config);
 /* Whether a search considers this pick: with a model any n, otherwise those of sluice_chunk_counts. */
 int is_considered(const sluice_search_config_t* config, int32_t pick);
-/* Noise only adds: often a little, rarely much. */
+/* Noise is positive: often small, rarely large. */
 uint64_t noisy_ns(double seconds, uint32_t* seed, double noise);
 
 /* A model whose rates differ from the machine's by up to `wrong`. */

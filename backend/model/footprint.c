@@ -8,7 +8,7 @@ void sluice_footprint(int64_t rows, int64_t model_width, int64_t hidden_width, i
   out->activations = 4 * b * m + b * h;
   out->temporaries = b * m + b * h;
   out->pipelined_temporaries = 4 * b * m + b * h;
-  /* One chunk shares nothing; as printed the two buffers of T_DI and T_DO would make it less than nothing. */
+  /* One chunk shares nothing. The printed equation counts two buffers of T_DI and T_DO, and would be negative. */
   out->saving = num_chunks == 1 ? 0 : b * (2 * m * (n - 2) / n + h * (n - 1) / n);
   out->saved_share = 2 * out->saving / (out->states + out->activations + out->pipelined_temporaries);
 }

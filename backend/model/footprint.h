@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* MPipeMoE equations 1 to 6: what one layer takes of a device's memory, in elements. */
+/* MPipeMoE equations 1 to 6: the device memory of one layer, in elements. */
 #ifndef SLUICE_BACKEND_MODEL_FOOTPRINT_H_
 #define SLUICE_BACKEND_MODEL_FOOTPRINT_H_
 
 #include "sluice/plan.h"
 
-/* rows: B, those of one pass; the other sizes are M, H, E and n. out: sluice_paper_footprint_t, with the equation of
- * each member. */
+/* rows: B, the rows of one pass; the other sizes are M, H, E and n. sluice_paper_footprint_t names the equation of each
+ * member. */
 void sluice_footprint(int64_t rows, int64_t model_width, int64_t hidden_width, int32_t num_experts, int32_t num_chunks,
                       sluice_paper_footprint_t* out);
 

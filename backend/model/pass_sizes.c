@@ -58,8 +58,7 @@ static uint64_t adapters_bytes(const sluice_shape_t* shape) {
   return sluice_min_u64(all, sluice_max_u64(one, MOST));
 }
 
-/* Enough to keep a GPU busy between two launches that decode. The largest weight is W1 with W3, one after the other or
- * each by itself. */
+/* Enough to keep a GPU busy between two launches that decode. The largest weight is W1 with W3, contiguous or not. */
 static uint64_t decoded_bytes(const sluice_shape_t* shape) {
   enum { MOST = 1 << 26 };
   const sluice_moe_config_t* c = &shape->config;
@@ -138,7 +137,7 @@ int32_t sluice_leanest_wgrad_mode(const sluice_shape_t* shape, int restores_inpu
   uint64_t row = sluice_row_bytes(shape, SLUICE_T_DDO) + sluice_row_bytes(shape, SLUICE_T_DACT);
   if (restores_input) row += sluice_row_bytes(shape, SLUICE_T_DI);
   if (restores_pre_activation) row += sluice_row_bytes(shape, SLUICE_T_M);
-  const double of_others = (double)rows * (double)row * (num_chunks - 1) / num_chunks; /* one chunk's are in both */
+  const double of_others = (double)rows * (double)row * (num_chunks - 1) / num_chunks; /* in both modes: one chunk's */
   const uint64_t sums = sluice_weight_sum_most(&widest, SLUICE_WGRAD_PER_CHUNK, num_chunks, 0);
   return (double)sums <= of_others ? SLUICE_WGRAD_PER_CHUNK : SLUICE_WGRAD_DEFERRED;
 }

@@ -1,53 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Bytes of what a pass holds, from a layer's shape alone: rows of its tensors, the scratch behind them, sums of weight
- * gradients. Both who plans them and who allocates them ask here. */
+/* Bytes that a pass holds, from a layer's shape alone: rows of its tensors, scratch, sums of weight gradients. Plans
+ * and allocations both use these functions. */
 #ifndef SLUICE_BACKEND_MODEL_PASS_SIZES_H_
 #define SLUICE_BACKEND_MODEL_PASS_SIZES_H_
 
 #include "backend/model/shape.h"
 #include "backend/model/tensors.h"
 
-/* Of records that rooms above define; each asserts its own. */
+/* Sizes of records that folders above define; each folder asserts its own. */
 #define SLUICE_STEP_BYTES     496u  /* sluice_step_t */
 #define SLUICE_LAYER_BYTES    1800u /* sluice_moe_t */
 #define SLUICE_ROW_RUN_BYTES  24u   /* sluice_row_run_t */
 #define SLUICE_GEMM_BYTES     96u   /* sluice_gemm_problem_t */
-#define SLUICE_PACKED_BYTES   40u   /* sluice_packed_t, one more for each GEMM of a layer whose weights are packed */
+#define SLUICE_PACKED_BYTES   40u   /* sluice_packed_t, one for each GEMM of a layer whose weights are packed */
 #define SLUICE_OP_TIMES_BYTES 24u   /* sluice_op_times_t */
-#define SLUICE_HEADER_BYTES   1024u /* the header of a call to one rank, and counts that fit behind it */
-#define SLUICE_CPU_JOB_BYTES  28u   /* what a CPU keeps of an op while a pass runs */
+#define SLUICE_HEADER_BYTES   1024u /* the header of a call to one rank, followed by the counts that fit */
+#define SLUICE_CPU_JOB_BYTES  28u   /* record of an op on a CPU while a pass runs */
 /* Handles of a CPU's device and GEMMs. */
 #define SLUICE_CPU_CONTEXT_BYTES 2048u
 
-/* What GEMMs that borrow memory may borrow. */
+/* Memory that GEMMs without memory of their own may borrow. */
 #define SLUICE_BORROWED_GEMM_BYTES ((uint64_t)8 << 20)
 
-/* Of the headers to and from all ranks; 0 for one rank. */
+/* Bytes of the headers to and from all ranks; 0 for one rank. */
 uint64_t sluice_headers_bytes(int32_t world_size);
-/* Of a layer's tables of who owns which expert, and of the rows that each had; where the latter begin. */
+/* Bytes of a layer's placement tables and counters of rows; the offset of the counters. */
 uint64_t sluice_layer_tables_bytes(int32_t num_experts, int32_t world_size);
 uint64_t sluice_layer_loads_offset(int32_t num_experts, int32_t world_size);
 
 /* Bytes of one row of a tensor in expert order; 0 for the host's own tensors. */
 uint64_t sluice_row_bytes(const sluice_shape_t* shape, int32_t tensor);
 
-/* GEMMs that one list may have. */
+/* The most GEMMs of one list. */
 int64_t sluice_pass_gemms(const sluice_shape_t* shape);
-/* What a pass takes after its slots, each block by itself: five of per_rank, three of scalars, one of each other;
- * adapters: where factors of adapters lie in the layer's dtype, as many at a time as fit.
- * decoded: where a device with memory of its own decodes packed weights, those of several experts or at least of one;
- * 0: a CPU's GEMMs borrow theirs.
+/* The scratch of a pass, which follows its slots, in separate blocks: five of per_rank, three of scalars, one of each
+ * other. adapters: factors of adapters in the layer's dtype, as many at a time as fit. decoded: packed weights that a
+ * device with memory of its own decodes, of several experts or at least of one; 0: a CPU's GEMMs borrow theirs.
  * scalar_bytes: of one f32 for each row of the largest chunk. */
 typedef struct sluice_pass_scratch_s {
   uint64_t per_rank, scalars, runs, gemms, times, adapters, decoded;
 } sluice_pass_scratch_t;
 sluice_pass_scratch_t sluice_pass_scratch(const sluice_shape_t* shape, uint64_t scalar_bytes, int32_t num_ops);
-/* All of it in an arena. */
+/* Bytes of all blocks in an arena. */
 uint64_t sluice_pass_scratch_bytes(const sluice_shape_t* shape, uint64_t scalar_bytes, int32_t num_ops);
-/* Of it, what lies with the rows of a device with memory of its own. */
+/* Bytes of the blocks in row memory, with a device with memory of its own. */
 uint64_t sluice_pass_device_scratch_bytes(const sluice_shape_t* shape, uint64_t scalar_bytes);
 
-/* Elements of one expert's gradient of a parameter; 0: the layer has no such parameter, or has it frozen. */
+/* Elements of one expert's gradient of a parameter; 0: the layer has no such parameter, or it is frozen. */
 typedef enum sluice_parameter_e {
   SLUICE_W1 = 0,
   SLUICE_W3,
@@ -55,7 +54,7 @@ typedef enum sluice_parameter_e {
   SLUICE_B1,
   SLUICE_B3,
   SLUICE_B2,
-  SLUICE_LA1, /* adapters: at most, with lora_rank */
+  SLUICE_LA1, /* adapters, with lora_rank */
   SLUICE_LB1,
   SLUICE_LA3,
   SLUICE_LB3,
@@ -64,16 +63,16 @@ typedef enum sluice_parameter_e {
   SLUICE_NUM_PARAMETERS
 } sluice_parameter_t;
 uint64_t sluice_parameter_elements(const sluice_shape_t* shape, int32_t parameter);
-/* Where a parameter's f32 sum begins in the block of its expert; SLUICE_NUM_PARAMETERS: the size of a block. */
+/* The offset of a parameter's f32 sum in the block of its expert; SLUICE_NUM_PARAMETERS: the size of a block. */
 uint64_t sluice_weight_sum_offset(const sluice_shape_t* shape, int32_t parameter);
-/* The most that sums of a backward's weight gradients can need with gradients in the layer's dtype. is_mixed: restore
- * policies may differ between chunks, so that an expert's rows do not lie together. */
+/* The most bytes of a backward's sums of weight gradients if gradients have the layer's dtype. is_mixed: restore
+ * policies may differ between chunks, so that an expert's rows are not contiguous. */
 uint64_t sluice_weight_sum_most(const sluice_shape_t* shape, int32_t wgrad_mode, int32_t num_chunks, int is_mixed);
 
-/* The mode of weight gradients, SLUICE_WGRAD_DEFERRED or _PER_CHUNK, in which a backward of n chunks over `rows`
- * received rows holds fewer bytes where rows of these tensors are restored: deferred ones hold dT_DO and dT_ACT of all
- * chunks, and with them what comes back of T_DI and T_M; those of 16 bits that are added chunk by chunk, f32 sums of
- * all gradients. Alike on all ranks that restore the same tensors. */
+/* The weight-gradient mode, SLUICE_WGRAD_DEFERRED or _PER_CHUNK, in which a backward of n chunks over `rows` received
+ * rows holds fewer bytes if these tensors are restored. Deferred weight gradients hold dT_DO and dT_ACT of all chunks,
+ * and the restored rows of T_DI and T_M; 16-bit ones per chunk hold f32 sums of all gradients. The same on all ranks
+ * that restore the same tensors. */
 int32_t sluice_leanest_wgrad_mode(const sluice_shape_t* shape, int restores_input, int restores_pre_activation,
                                   int32_t num_chunks, int64_t rows);
 

@@ -75,7 +75,7 @@ static void add_word(sluice_text_t* text, int32_t policy) {
   sluice_text_add(text, "%s (%d)", restores[policy].word, policy);
 }
 
-/* Of `tensor` the policies of which the question is true (NULL: all), each written by `add`: "a, b LAST c". */
+/* Lists the policies of `tensor` for which `question` is true (NULL: all), each written by `add`: "a, b LAST c". */
 static void add_list(sluice_text_t* text, int32_t tensor, sluice_restore_question_t question,
                      void (*add)(sluice_text_t*, int32_t), const char* last) {
   int32_t listed[SLUICE_NUM_RESTORES], count = 0;

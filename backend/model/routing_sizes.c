@@ -6,7 +6,7 @@
 
 static uint64_t words(int64_t count) { return sluice_align_up((uint64_t)count * sizeof(int32_t)); }
 
-/* ---- a pass, where the host keeps its arrays ---- */
+/* ---- arrays of a pass in host memory ---- */
 
 int64_t sluice_binding_room(const sluice_shape_t* shape, int32_t num_chunks, int64_t num_tokens) {
   int64_t capacity = sluice_shape_capacity(shape);
@@ -25,7 +25,7 @@ uint64_t sluice_binding_bytes_of(const sluice_shape_t* shape, int32_t num_chunks
   }
   bytes += sluice_align_up((uint64_t)num_sent * 4); /* order_token */
   if (with_orders) {
-    uint64_t token_copies = sluice_shape_has_device_token_copies(shape) ? w : 0; /* numbers of them for a chunk */
+    uint64_t token_copies = sluice_shape_has_device_token_copies(shape) ? w : 0; /* their numbers per chunk */
     if (token_copies > 0) bytes += 2 * sluice_align_up(n * w * 4) + sluice_align_up(w * n * (l + 1) * 4);
     bytes += sluice_align_up(n * experts * 4) + sluice_align_up(n * (experts + token_copies) * 4) +
              sluice_align_up(w * n * l * 4) + sluice_align_up((uint64_t)num_sent * 4) +
@@ -128,7 +128,7 @@ uint64_t sluice_binding_device_bytes(const sluice_shape_t* shape, const sluice_d
                      sluice_align_up(sluice_device_counts_bytes(shape, num_chunks)) +
                      sluice_align_up(scratch->route_bytes(num_tokens * shape->config.top_k, num_experts)) +
                      sluice_device_route_index_bytes(shape, num_tokens) + token_copy_scratch;
-  if (sluice_shape_capacity(shape) > 0) return sluice_align_up(routing); /* nothing is counted */
+  if (sluice_shape_capacity(shape) > 0) return sluice_align_up(routing); /* no counts are read */
   return sluice_align_up(counting > routing ? counting : routing);
 }
 
@@ -145,7 +145,7 @@ uint64_t sluice_token_copies_bytes(const sluice_shape_t* shape, const sluice_tok
   return bytes + sluice_align_up(sent * 4) + sluice_align_up(rows * 4) + 4 * sluice_align_up(w * 8);
 }
 
-/* In the order of take_tables in node_copies.c of moe. */
+/* In the order of take_tables in backend/moe/routing/node_copies.c. */
 uint64_t sluice_node_copies_bytes(const sluice_shape_t* shape, const sluice_node_copies_size_t* size) {
   const uint64_t n = (uint64_t)size->num_chunks, w = (uint64_t)shape->world_size;
   const uint64_t per_node = (uint64_t)shape->ranks_per_node, nodes = w / per_node;
@@ -166,13 +166,13 @@ uint64_t sluice_node_copies_on_device_bytes(const sluice_shape_t* shape, int64_t
   return words(sent) + words(tokens * nodes) + words(arrived * shape->ranks_per_node) + words(forwards);
 }
 
-/* Position and origin, one after the other. */
+/* Position, then origin. */
 uint64_t sluice_token_copies_kept_bytes_of(const sluice_shape_t* shape, int64_t arriving, int64_t rows) {
   if (!sluice_shape_has_device_token_copies(shape)) return 0;
   return words(arriving * shape->config.top_k) + words(rows);
 }
 
-/* Those, the places of weights, and slots in and out. */
+/* Position and origin, indices of weights, and route indices received and sent. */
 uint64_t sluice_token_copies_on_device_bytes(const sluice_shape_t* shape, int64_t tokens, int64_t arriving,
                                              int64_t rows) {
   if (!sluice_shape_has_device_token_copies(shape)) return 0;

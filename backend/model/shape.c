@@ -44,7 +44,7 @@ sluice_shape_t sluice_shape_widest(const sluice_shape_t* shape) {
   return widest;
 }
 
-/* Whether some chunk's policy does not keep rows: of a list, or of the one policy of all. */
+/* Whether any chunk's policy, from a list or for all chunks, does not keep rows. */
 static int restores(const uint8_t* listed, int32_t count, int32_t policy) {
   int any = count == 0 && !sluice_restore_is_kept(sluice_restore_of(policy));
   for (int32_t i = 0; i < count; ++i) any |= !sluice_restore_is_kept(listed[i]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The tensors of a layer's passes: what ops read and write, plans count and restore policies speak of. */
+/* The tensors of a layer's passes: ops read and write them, plans count them, restore policies are for them. */
 #ifndef SLUICE_BACKEND_MODEL_TENSORS_H_
 #define SLUICE_BACKEND_MODEL_TENSORS_H_
 
@@ -7,13 +7,13 @@
 
 #include "sluice/moe.h"
 
-#define SLUICE_MAX_CHUNKS 256 /* n at most */
+#define SLUICE_MAX_CHUNKS 256 /* the largest n */
 
-/* The tensors between ops. Each has a ring of slots; sluice_template_home says which slot of which tensor holds a
- * chunk: T_DI of a kept chunk lies in T_KEPT_DI, dT_M may overwrite T_M, and so on. */
+/* The tensors between ops. Each has a ring of slots; sluice_template_home names the slot and tensor that hold a chunk:
+ * T_DI of a kept chunk lies in T_KEPT_DI, dT_M may overwrite T_M, and so on. */
 typedef enum sluice_tensor_kind_e {
-  SLUICE_T_SEND = 0, /* rows on their way out, by destination rank */
-  SLUICE_T_RECV,     /* rows as they arrive, by source rank */
+  SLUICE_T_SEND = 0, /* rows to be sent, by destination rank */
+  SLUICE_T_RECV,     /* received rows, by source rank */
   SLUICE_T_DI,       /* dispatched input [rows, M], by local expert */
   SLUICE_T_M,        /* pre-activation [rows, g*H] */
   SLUICE_T_ACT,      /* activated rows [rows, H] */
@@ -22,27 +22,27 @@ typedef enum sluice_tensor_kind_e {
   SLUICE_T_DDO,      /* dT_DO [rows, M], not yet multiplied by the route weights */
   SLUICE_T_ROUTE,    /* route weight of each row [rows], f32 */
   SLUICE_T_DACT,     /* gradient of the activated rows [rows, H]; then route weight times activated rows */
-  SLUICE_T_DM,       /* dT_M [rows, g*H]; lies in T_M's place unless a kept T_M must survive the backward */
+  SLUICE_T_DM,       /* dT_M [rows, g*H]; in the slots of T_M unless the backward must preserve a kept T_M */
   SLUICE_T_DDI,      /* dT_DI [rows, M] */
   SLUICE_T_DGATE,    /* the gate's scalar per row [rows] */
-  SLUICE_T_DW,       /* the host's parameter gradients; where chunks add to 16-bit ones, their f32 sums */
-  SLUICE_T_KEPT_DI,  /* what outlives forward, one slot per chunk: T_DI ... */
+  SLUICE_T_DW,       /* the host's parameter gradients; if chunks add to 16-bit gradients, their f32 sums */
+  SLUICE_T_KEPT_DI,  /* kept rows, one slot per chunk: T_DI ... */
   SLUICE_T_KEPT_M,   /* ... and T_M; with callback experts T_DO */
   SLUICE_T_HOST_DI,  /* buffers of the host pool, one per chunk: offloaded T_DI ... */
   SLUICE_T_HOST_M,   /* ... and T_M */
   SLUICE_T_COPY_WEIGHTS, /* deduplicated forward: route weights of received rows by (row, k), f32, for the sums sent
                             back */
-  SLUICE_T_NODE,         /* two levels: rows from other nodes on their way to this one's ranks, or sums of this node's
-                            ranks on their way to others */
+  SLUICE_T_NODE,         /* two levels: rows from other nodes to be forwarded in this node, or sums of this node's ranks
+                            for other nodes */
   SLUICE_T_LOW,          /* rows times one factor of an adapter [rows, 2 * lora_rank], within an op */
   SLUICE_T_COUNT
 } sluice_tensor_kind_t;
 
-/* What wgrad of a backward may need from dgrad, besides the saved buffers. */
+/* The tensors that wgrad may need from dgrad, besides the saved buffers. */
 #define SLUICE_NUM_DEFERRED 6
 extern const int32_t sluice_deferred_tensors[SLUICE_NUM_DEFERRED];
 
-/* The tensor behind each saved buffer; META has none: -1. */
+/* The tensor of each saved buffer; META has none: -1. */
 extern const int32_t sluice_saved_tensors[SLUICE_SAVED_COUNT];
 
 #endif /* SLUICE_BACKEND_MODEL_TENSORS_H_ */

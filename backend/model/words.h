@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the numbers of a layer's config are called in messages: "silu", not 4. One function for each enum, and
- * "unknown" for a number that it does not have; sluice_dtype_name and sluice_restore_name are the same for theirs. */
+/* The names of config values in messages: "silu", not 4. One function for each enum, and "unknown" for other numbers;
+ * sluice_dtype_name and sluice_restore_name do the same for theirs. */
 #ifndef SLUICE_BACKEND_MODEL_WORDS_H_
 #define SLUICE_BACKEND_MODEL_WORDS_H_
 
@@ -14,6 +14,6 @@ const char* sluice_grouping_word(int64_t grouping);
 const char* sluice_deduplicate_word(int64_t deduplicate);
 const char* sluice_wire_word(int64_t wire_dtype);
 const char* sluice_weights_word(int64_t weight_format);
-const char* sluice_restore_word(int64_t policy); /* of a config, which may leave it open */
+const char* sluice_restore_word(int64_t policy); /* of a config, which may be open */
 
 #endif /* SLUICE_BACKEND_MODEL_WORDS_H_ */

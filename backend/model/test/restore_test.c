@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The table of restore policies says everything of each, and agrees with the public numbers. */
+/* The table of restore policies describes each completely, and agrees with the public numbers. */
 #include <string.h>
 
 #include "backend/model/restore.h"
@@ -11,7 +11,7 @@ TEST(Restore_EveryPolicy_SaysNamesTensorsAndWhatItTakes) {
     if (r->name == NULL || r->word == NULL)
       fail_msg("restore policy %d has no name in backend/model/restore.c", policy);
     if (r->tensors == 0) fail_msg("restore policy %d, %s, is for no tensor", policy, r->name);
-    /* Rows either outlive forward or are made again. */
+    /* Rows are either stored or produced again. */
     const int outlives = r->device_rows + r->host_rows > 0, is_made = r->exchanges + r->gemms > 0;
     if (outlives == is_made) fail_msg("restore policy %d, %s, does not say how rows come back", policy, r->name);
     for (int32_t other = 0; other < policy; ++other) assert_string_not_equal(r->name, sluice_restore(other)->name);
@@ -75,7 +75,7 @@ TEST(Restore_ChoicesOfCallbackExperts_AreThePairsThatFit) {
       "restore_pre_activation keep (0) with restore_input keep (0), or restore_pre_activation recompute (3)");
 }
 
-/* Room for as many policies as there are. */
+/* Texts have room for all policies. */
 TEST(Restore_Texts_AreWhole) {
   char text[SLUICE_RESTORE_TEXT_BYTES];
   assert_true(strlen(sluice_restore_choices(SLUICE_T_DI, text)) < sizeof text - 1);
@@ -97,7 +97,7 @@ TEST(Restore_Find_TakesWholeNamesOfTheTensor) {
   assert_int_equal(sluice_restore_find("keeper", 4, SLUICE_T_DI), SLUICE_RESTORE_KEEP);
 }
 
-/* MPipeMoE Table II: what none and S1 to S4 copy, send and compute again. */
+/* MPipeMoE Table II: what none and S1 to S4 copy, send and recompute. */
 TEST(Restore_NamedSets_AreTableTwo) {
   static const struct {
     const char* name;

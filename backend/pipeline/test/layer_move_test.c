@@ -10,16 +10,16 @@
 
 enum { MOST = 5 };
 
-/* Errors of a faulty executor. */
+/* Faults to plant. */
 typedef enum mutant_e {
   NONE = 0,
   DOES_NOT_WAIT,     /* the upper stage triggers before the receiver has the parameters */
-  IGNORES_THE_WORD,  /* the lower stage runs L although it has run */
+  IGNORES_THE_WORD,  /* the lower stage runs L although the upper one has run it */
   FOLLOWS_THE_OWNER, /* a backward runs on L's present stage */
   HOLDS_NOTHING,     /* the receiver accumulates before the sum has arrived */
   FOLDS_BACKWARDS,
   MARKS_TOO_SOON,       /* the sum is sent while a backward remains */
-  FORGETS_WHAT_IS_HELD, /* when the sum arrives early */
+  FORGETS_WHAT_IS_HELD, /* held gradients, when the sum arrives early */
   NUM_MUTANTS
 } mutant_t;
 
@@ -30,18 +30,18 @@ typedef struct world_s {
   int32_t forwards[2], backwards[2]; /* ended ones, by stage */
   int32_t is_here;                   /* L's parameters have arrived at the receiver */
   uint64_t activation_word[MOST], gradient_word[MOST];
-  int8_t ran[2][MOST];                     /* L in the forward */
+  int8_t ran[2][MOST];                     /* which micro-batches ran L in the forward */
   int8_t back[2][MOST];                    /* and in the backward */
-  int8_t without;                          /* it ran without its parameters */
-  int8_t folded[2 * MOST], held[2 * MOST]; /* a bad executor runs L on both stages */
+  int8_t without;                          /* L ran without its parameters */
+  int8_t folded[2 * MOST], held[2 * MOST]; /* a faulty executor runs L on both stages */
   int32_t num_folded, num_held;
   int32_t num_marked; /* accumulated gradients in the sum in flight; -1: none */
-  int8_t has_sum;     /* the receiver */
+  int8_t has_sum;     /* of the receiver */
 } world_t;
 
 typedef struct found_s {
   int64_t ends;
-  int64_t by_trigger[MOST + 1]; /* how often the trigger was at this micro-batch; MOST: none */
+  int64_t by_trigger[MOST + 1]; /* number of ends with the trigger at this micro-batch; MOST: none */
   int64_t wrong;
 } found_t;
 
@@ -117,7 +117,7 @@ static int is_right(world_t* w) {
   return 1;
 }
 
-/* Any event that may be next. The parameters may also arrive after the batch. */
+/* Explores every possible next event. The parameters may also arrive after the batch. */
 static void explore(const world_t* w, found_t* found) {
   if (w->backwards[SLUICE_LAYER_MOVE_UPPER] == w->m) {
     world_t end = *w;

@@ -19,16 +19,16 @@
 
 enum { MOST_RANKS = 3, MOST = 2, WINDOW = 2 };
 
-/* Errors of a faulty host. */
+/* Faults to plant. */
 typedef enum mutant_e {
   NONE = 0,
   DOES_NOT_WAIT,          /* the upper stage triggers before the receiver has the parameters */
   SUM_LEAVES_EARLY,       /* the sum of gradients is sent with the parameters */
-  DROPS_WHAT_WAS_HELD,    /* at the commit */
+  DROPS_WHAT_WAS_HELD,    /* held gradients, at the commit */
   FOLLOWS_THE_TRIGGER,    /* the layer's owner is the stage that ran it last, whatever the epoch */
-  COMMITS_A_FAILED_BATCH, /* which ended on this rank only */
+  COMMITS_A_FAILED_BATCH, /* a batch that ended on this rank only */
   KEEPS_GRADIENTS,        /* of a failed batch */
-  COMMITS_WHEN_READY,     /* before all are */
+  COMMITS_WHEN_READY,     /* before all ranks are ready */
   NUM_MUTANTS
 } mutant_t;
 
@@ -51,7 +51,7 @@ typedef struct state_s {
   rank_t ranks[MOST_RANKS];
   uint16_t under_way[MOST_RANKS][MOST_RANKS]; /* from, to */
   uint8_t ends_under_way[MOST_RANKS];         /* by source: ranks to which it reports that its batch has ended */
-  uint8_t activation_ran, gradient_has;       /* words, by micro-batch */
+  uint8_t activation_ran, gradient_has;       /* contents of messages, by micro-batch */
   uint8_t sum;                                /* in flight: micro-batches */
   uint8_t killed, refusals, padding[6];
 } state_t;
@@ -155,7 +155,7 @@ static void hear(checker_t* c, const state_t* from, int32_t source, int32_t r) {
   keep(c, &to);
 }
 
-/* A rank that is dead, or has given up the move, is lost to those that wait for it in the commit. */
+/* A rank that is dead, or has aborted the move, is lost to the ranks that wait for it in the commit. */
 static void lose(checker_t* c, const state_t* from, int32_t r) {
   if (from->ranks[r].phase < SLUICE_MIGRATION_FLUSHES) return;
   for (int32_t o = 0; o < c->num_ranks; ++o) {
@@ -313,7 +313,7 @@ static void settle(checker_t* c, const state_t* from) {
   keep(c, &to);
 }
 
-/* The host's handling of the layer of a stage at the cut. */
+/* What the host does with the layer of a stage at the cut. */
 static void finish(const checker_t* c, rank_t* rank, int32_t s, uint8_t sum, int is_new) {
   if (is_new && s == receiver(c)) {
     rank->folded = sum;
@@ -377,7 +377,7 @@ static void explore(checker_t* c) {
       die(c, &state, r);
     }
     settle(c, &state);
-    /* Possible later kills are no reason to wait. */
+    /* A rank does not wait for possible later kills. */
     if (c->moves == (state.killed < c->max_killed ? living : 0)) check_end(c, &state);
   }
 }

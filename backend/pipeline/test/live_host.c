@@ -6,7 +6,7 @@
 
 enum { WIDTH = LIVE_WIDTH, M = LIVE_MICRO_BATCHES, SPANS = 3, MOST_SPANS = SPANS * LIVE_MOST_RUN, NUMBER_OF_L = 9 };
 
-/* ---- the mathematics, of both runs ---- */
+/* ---- the mathematics of both runs ---- */
 
 static void init_layer(live_layer_t* layer, int32_t number) {
   for (int32_t e = 0; e < WIDTH; ++e) {
@@ -38,7 +38,7 @@ static void update_layer(live_layer_t* layer) {
   }
 }
 
-/* Layers in execution order: the stages' own up to `upper`, L, the others. The loss is half of y squared. */
+/* Layers in execution order: those of the stages up to `upper`, L, the others. The loss is half of y squared. */
 void live_reference(int32_t p, int32_t upper, int32_t run, int32_t batches, live_layer_t own[LIVE_MOST_STAGES],
                     live_layer_t moving[LIVE_MOST_RUN], float losses[LIVE_MOST_BATCHES][LIVE_MICRO_BATCHES]) {
   live_layer_t* chain[LIVE_MOST_STAGES + LIVE_MOST_RUN];
@@ -77,7 +77,7 @@ void live_stage_init(live_stage_t* stage, int32_t upper, int32_t run, int32_t s)
   init_layer(&stage->own, s);
   for (int32_t r = 0; r < run; ++r) init_layer(&stage->moving[r], NUMBER_OF_L + r);
   stage->has_moving = s == upper;
-  if (s != upper) memset(stage->moving, 0xff, sizeof stage->moving); /* the lower stage's is written when L arrives */
+  if (s != upper) memset(stage->moving, 0xff, sizeof stage->moving); /* NaN until L arrives at the lower stage */
 }
 
 static int32_t role_of(const live_stage_t* stage) { return stage->stage - stage->upper; }
@@ -101,8 +101,8 @@ static void give(float* data, sluice_tensor_t* tensor, live_stash_t* stash, slui
   out_result->tensors = tensor, out_result->num_tensors = 1;
 }
 
-/* Weights, then moments, then sums. The other stage's sums have separate memory: commit writes them once more, when
- * they may have grown here. */
+/* Weights, then moments, then sums. Sums of the other stage have separate memory: the commit writes them again, when
+ * those here may have grown. */
 static void spans_of(live_stage_t* stage, int comes, sluice_migration_span_t spans[MOST_SPANS]) {
   for (int32_t r = 0; r < stage->run; ++r) {
     live_layer_t* layer = &stage->moving[r];
@@ -114,7 +114,7 @@ static void spans_of(live_stage_t* stage, int comes, sluice_migration_span_t spa
   }
 }
 
-/* Of each layer of L the kinds from `first` on. */
+/* Whether the kinds from `first` on have arrived for each layer of L. */
 static int reads(live_stage_t* stage, int32_t first, int32_t end) {
   const int32_t peer = stage->upper + 1 - role_of(stage), run = stage->run;
   sluice_migration_span_t spans[MOST_SPANS];
@@ -126,7 +126,7 @@ static int reads(live_stage_t* stage, int32_t first, int32_t end) {
   return is_there;
 }
 
-/* Held gradients follow the other stage's sums, in the order of micro-batches. */
+/* Adds held gradients to the other stage's sums, in the order of micro-batches. */
 static void fold(live_stage_t* stage) {
   for (int32_t r = 0; r < stage->run; ++r) {
     float* grad = stage->moving[r].grad;
@@ -138,14 +138,14 @@ static void fold(live_stage_t* stage) {
   stage->has_sum = 1;
 }
 
-/* The stage that receives L checks for its parameters, and then for the sum of the other stage. */
+/* On the stage that receives L: checks for its parameters, and then for the sum of the other stage. */
 static void look(live_stage_t* stage) {
   if (!stage->is_moving || !sluice_layer_move_receives(&stage->live)) return;
   if (!stage->live.has && reads(stage, 0, 1)) sluice_layer_move_arrived(&stage->live);
   if (stage->live.has && !stage->has_sum && reads(stage, 2, SPANS)) fold(stage);
 }
 
-/* The stage that L leaves. */
+/* On the stage that L leaves: releases its sum when it is final. */
 static void tell(live_stage_t* stage) {
   if (!stage->is_moving || stage->has_sum || !sluice_layer_move_is_final(&stage->live)) return;
   const sluice_status_t status = sluice_migration_mark_still(stage->migration, 1, stage->upper + 1 - role_of(stage));
@@ -153,7 +153,7 @@ static void tell(live_stage_t* stage) {
   stage->has_sum = 1;
 }
 
-/* Before each callback. */
+/* Runs before each callback. */
 static void be_called(live_stage_t* stage) {
   rest();
   if (stage->at_callback != NULL) stage->at_callback();
@@ -166,7 +166,7 @@ static int runs_moving(live_stage_t* stage, const sluice_stage_call_t* op) {
   return sluice_layer_move_runs(&stage->live, op->micro_batch, op->is_first ? 0 : op->input->word);
 }
 
-/* Of x, in place. */
+/* Runs L's forward on x, in place. */
 static void forward_moving(live_stage_t* stage, live_stash_t* stash, float* x) {
   for (int32_t r = 0; r < stage->run; ++r) {
     memcpy(stash->moving[r], x, sizeof stash->moving[r]);
@@ -201,7 +201,7 @@ static sluice_status_t forward(void* user, const sluice_stage_call_t* op, sluice
   return SLUICE_OK;
 }
 
-/* Of dy, in place; the gradients of L are held separately if L has arrived in this batch. */
+/* Runs L's backward on dy, in place; L's gradients are held separately if L has arrived in this batch. */
 static void backward_moving(live_stage_t* stage, int32_t i, float* dy) {
   const int comes = stage->is_moving && sluice_layer_move_receives(&stage->live), holds = comes && !stage->has_sum;
   float dx[WIDTH];

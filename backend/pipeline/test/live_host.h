@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A host of a pipeline in which a run of layers changes its stage while batches run, over sluice_pipeline_* and
- * sluice_migration_* and sluice_layer_move_*; and one loop over the same layers in which nothing moves.
+/* A host of a pipeline in which a run of layers changes its stage while batches run, over sluice_pipeline_*,
+ * sluice_migration_* and sluice_layer_move_*; and a plain loop over the same layers as the reference.
  *
- * Every stage has its own layer; some more, the run L, are at the cut between two of them and move as one. A layer is
- * y = x * w, element by element, with weight, gradient and moment. */
+ * Every stage has its own layer; further layers, the run L, are at the cut between two stages and move together. A
+ * layer is y = x * w, element by element, with weight, gradient and moment. */
 #ifndef SLUICE_BACKEND_PIPELINE_TEST_LIVE_HOST_H_
 #define SLUICE_BACKEND_PIPELINE_TEST_LIVE_HOST_H_
 
@@ -29,17 +29,17 @@ typedef struct live_stage_s {
   int32_t run;                 /* layers of L */
   sluice_migration_t* migration;
   live_layer_t own, moving[LIVE_MOST_RUN];
-  int has_moving; /* L's owner between batches */
-  int is_moving;  /* this batch */
+  int has_moving; /* owns L between batches */
+  int is_moving;  /* L moves in this batch */
   sluice_layer_move_t live;
   float held[LIVE_MICRO_BATCHES][LIVE_MOST_RUN][LIVE_WIDTH];
   int is_held[LIVE_MICRO_BATCHES];
   float incoming[LIVE_MOST_RUN][LIVE_WIDTH]; /* the sums of the stage that L leaves */
-  int has_sum;                               /* they have arrived; or they are in flight */
-  int32_t summed_early;                      /* how often they arrived before the commit */
+  int has_sum;                               /* the sums have arrived, or are in flight */
+  int32_t summed_early;                      /* how often the sums arrived before the commit */
   float losses[LIVE_MOST_BATCHES][LIVE_MICRO_BATCHES];
   live_stash_t stash[LIVE_MICRO_BATCHES];
-  int32_t in_batch, at_flush; /* how often L moved so, on the upper stage */
+  int32_t in_batch, at_flush; /* how often L moved in a batch or at a flush, on the upper stage */
   void (*at_callback)(void);  /* or NULL */
   sluice_status_t early;      /* what sluice_migration_read_early returned, if not OK */
 } live_stage_t;
@@ -51,11 +51,11 @@ void live_reference(int32_t p, int32_t upper, int32_t run, int32_t batches, live
 /* Initialises stage s. The layers that move, a run of `run` layers called L, begin on stage `upper`. stage->migration
  * is borrowed and set before L moves. */
 void live_stage_init(live_stage_t* stage, int32_t upper, int32_t run, int32_t s);
-/* Of a pipeline whose user is a live_stage_t. */
+/* Callbacks of a pipeline whose user is a live_stage_t. */
 const sluice_pipeline_callbacks_t* live_callbacks(void);
 int live_is_at_the_cut(const live_stage_t* stage);
 
-/* L begins its move after an update; the same on all stages. */
+/* Starts L's move after an update; the same on all stages. */
 sluice_status_t live_set_out(live_stage_t* stage, int to_lower, uint64_t epoch);
 /* After a committed move: adds the held gradients to the received sum. */
 void live_arrive(live_stage_t* stage);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Stages that are killed and stopped while a run of layers changes its stage during a batch, each a process, over TCP:
- * as the move is announced, in a callback, as they send in the batch, and in the commit. The survivors learn which rank
- * and where, settle, and have one epoch: all layers of the run are at their old stage as the last update left them, and
- * the batch has failed; or all are at their new stage with the whole batch in them. */
+/* Kills and stops stages while a run of layers changes its stage during a batch; each stage is a process, over TCP.
+ * They die when the move is announced, in a callback, while sending in the batch, or in the commit. The survivors learn
+ * which rank died and where, settle, and agree on one epoch: all layers of the run are at their old stage with the
+ * state of the last update, and the batch has failed; or all are at their new stage with the whole batch in them. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -46,12 +46,12 @@ static cut_t cut_of(uint32_t seed) {
   cut.victim = (int32_t)(seed / 64 % (uint32_t)cut.world);
   cut.count = (int32_t)(seed / 256 % 64);
   cut.signal = seed / 16384 % 8 == 0 ? SIGSTOP : SIGKILL;
-  cut.rate = seed / 131072 % 2 ? 4000000 : 0; /* 12 kB of weights and moments each: milliseconds, within a batch */
+  cut.rate = seed / 131072 % 2 ? 4000000 : 0; /* 12 kB each of weights and moments: milliseconds, within a batch */
   cut.run = 1 + (int32_t)(seed / 262144 % LIVE_MOST_RUN);
   return cut;
 }
 
-/* ---- counted in calls of the library and the host ---- */
+/* ---- places are counted in calls of the library and the host ---- */
 
 static cut_t present;
 static _Atomic int32_t place_now = NOWHERE;
@@ -69,7 +69,7 @@ static void count(int32_t place) {
 
 static void count_callback(void) { count(CALLBACK); }
 
-/* A first, undisturbed batch of the same stages gives the number of calls. */
+/* A first batch without a fault counts the calls. */
 static void arm(void) {
   const int32_t all = atomic_load(&counted[present.place]);
   last_one = all > 0 ? 1 + present.count % all : 1;
@@ -119,11 +119,11 @@ typedef struct told_s {
 
 typedef struct note_s {
   _Atomic uint64_t gone_ns;
-  _Atomic int32_t has_ended; /* the victim's batch and move ended before its count was reached */
+  _Atomic int32_t has_ended; /* the victim's batch and move ended before its turn */
   told_t told[LIVE_MOST_STAGES];
 } note_t;
 
-/* A batch in which the layer moves. out_place: the place that it reached. */
+/* Runs a batch in which the layer moves. out_place: the place that it reached. */
 static sluice_status_t step(live_stage_t* stage, sluice_pipeline_t* pipeline, int32_t* out_place) {
   DEFAULTS(sluice_pipeline_batch, batch);
   batch.num_micro_batches = LIVE_MICRO_BATCHES;
@@ -168,19 +168,19 @@ static void be_cut(mesh_end_t* end, live_stage_t* stage, sluice_pipeline_t* pipe
   if (is_victim) arm();
   stage->batch = 1;
   const sluice_status_t status = step(stage, pipeline, &place);
-  if (is_victim) { /* it had fewer calls this time */
+  if (is_victim) { /* it made fewer calls this time */
     atomic_store(&note->has_ended, 1);
     atomic_store(&note->gone_ns, sluice_now_ns());
     raise(SIGKILL);
   }
   tell(told, status, place, stage);
-  if (status != SLUICE_OK) { /* like a host: the others learn of it wherever they are */
+  if (status != SLUICE_OK) { /* as a host does, so that the others learn of it in any state */
     char reason[160];
     (void)snprintf(reason, sizeof reason, "lost rank %d: %.100s", told->peer, told->message);
     if (place == ANNOUNCE) sluice_pipeline_abort(pipeline); /* others may be in the batch */
     sluice_migration_abort(stage->migration, reason);
   }
-  /* The survivors settle, whatever each of them knows. */
+  /* The survivors settle from any state. */
   mesh_end_t left;
   sluice_comm_t* comm = NULL;
   mesh_leave_out(end, present.victim, &left);
@@ -237,7 +237,7 @@ typedef struct found_s {
   int32_t told_at[NUM_PLACES], epochs[3], runs[LIVE_MOST_RUN + 1], after_trigger;
 } found_t;
 
-/* The dead rank, or one that had learned of it: then its text names the dead rank. */
+/* Whether the message names the dead rank: the lost peer is the dead rank, or a rank that had learned of it. */
 static int names_the_victim(const told_t* told) {
   char name[32];
   (void)snprintf(name, sizeof name, "rank %d", present.victim);
@@ -264,7 +264,7 @@ static void check(const note_t* note, uint32_t seed, found_t* found) {
     if (!names_the_victim(told))
       fail_msg("seed %u: rank %d of %d, victim %d in %s: told in %s of rank %d: %s", seed, r, present.world,
                present.victim, place_names[present.place], place_names[told->place], told->peer, told->message);
-    /* The place: a batch, a phase of the move, or the state of the rank that refused. */
+    /* The message names the place: a batch, a phase of the move, or the state of the rank that refused. */
     if (strstr(told->message, "batch") == NULL && strstr(told->message, "phase ") == NULL)
       fail_msg("seed %u: told in %s, and not where: %s", seed, place_names[told->place], told->message);
     assert_true(told->told_ns < gone || told->told_ns - gone < BOUNDED_NS);
@@ -291,8 +291,8 @@ TEST(Stages_CutWhileLayersMoveInABatch_LeaveOneEpochAndWholeLayers) {
       "epochs: %d old, %d new; runs of 1 to 3 layers: %d, %d, %d\n",
       found.told_at[ANNOUNCE], found.told_at[SEND], found.told_at[COMMIT], found.after_trigger, found.epochs[1],
       found.epochs[2], found.runs[1], found.runs[2], found.runs[3]);
-  /* The whole list has cuts of all these kinds. Of the few daily ones, those in a commit may find the others still in
-   * the batch on a loaded machine, and none may come after the last message of a commit. */
+  /* The whole list has cuts of all these kinds. The few daily ones may lack some: on a loaded machine, cuts in a commit
+   * may find the other ranks still in the batch, and perhaps no cut comes after the last message of a commit. */
   assert_true(found.told_at[SEND] > 0 && found.after_trigger > 0 && (found.told_at[COMMIT] > 0 || !is_full));
   assert_true(found.epochs[1] > 0 && (found.epochs[2] > 0 || !is_full));
   for (int32_t run = 1; run <= LIVE_MOST_RUN; ++run) assert_true(found.runs[run] > 0);

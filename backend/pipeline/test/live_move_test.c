@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A layer changes its stage while a batch runs: no drain, and losses, weights and moments with the bits of one loop in
- * which nothing moves. It moves in every second batch, down and up alternately. */
+/* A layer changes its stage while a batch runs, without a drain: losses, weights and moments have the same bits as a
+ * loop in which nothing moves. The layer moves in every second batch, down and up alternately. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@ typedef struct world_s {
   int is_tcp;
   uint64_t rate;
   sluice_local_group_t *of_batches, *of_moves;
-  int32_t in_batch, at_flush; /* how often L moved so */
+  int32_t in_batch, at_flush; /* how often L moved in a batch, or at a flush */
   int32_t summed_early;       /* and how often its gradients arrived before the commit */
 } world_t;
 

@@ -21,8 +21,8 @@ TEST(Table_EveryRow_IsComplete) {
   assert_null(sluice_policy(SLUICE_POLICY_COUNT));
 }
 
-/* The order of a stage: a letter for each op (A, F, a: activation received, forward, sent; G, B, g: of the gradient;
- * W), the virtual stage on the stage if there are several, the micro-batch. */
+/* The order of a stage, as text: a letter for each op (A, F, a: activation received, forward, sent; G, B, g: the same
+ * for the gradient; W), the virtual stage if the stage has several, the micro-batch. */
 static const char* order_of(const sluice_pipeline_spec_t* spec, int32_t stage) {
   static char text[1024];
   static const char letters[] = "AFaGBgW";
@@ -55,7 +55,7 @@ TEST(Order_1F1B_HasOneLessInFlightOnEachStage) {
   assert_string_equal(order_of(&spec, 0), "F0 F1 F2 B0 F3 B1 B2 B3");
   assert_string_equal(order_of(&spec, 1), "F0 F1 B0 F2 B1 F3 B2 B3");
   assert_string_equal(order_of(&spec, 2), "F0 B0 F1 B1 F2 B2 F3 B3");
-  /* A limit on the first stage holds for the later ones: they could not use more. */
+  /* A limit on the first stage also limits the later ones, which could not use more. */
   spec.in_flight[0] = 1;
   assert_string_equal(order_of(&spec, 1), "F0 B0 F1 B1 F2 B2 F3 B3");
 }
@@ -168,7 +168,7 @@ TEST(MessageDriven_LastStage_TurnsEachAroundAtOnce) {
   finish(&bench);
 }
 
-/* A middle stage with one forward done and both an input and a gradient ready, the input first. */
+/* A middle stage after one forward, with an input and a gradient ready; the input arrived first. */
 static bench_t between(int32_t policy) {
   sluice_pipeline_spec_t spec = pipeline_of(3, 1, 4, policy, 4);
   bench_t bench = begin(&spec, 1);

@@ -158,7 +158,7 @@ TEST(Forward_BeyondTheLimit_NeedsTheBackwardThatFreesItsSlot) {
   int32_t forward = sluice_pipeline_find(program, SLUICE_STAGE_FORWARD, 0, 3);
   assert_true(needs(program, forward, sluice_pipeline_find(program, SLUICE_STAGE_BACKWARD, 0, 0)));
   assert_false(needs(program, forward, sluice_pipeline_find(program, SLUICE_STAGE_BACKWARD, 0, 1)));
-  /* One receive ahead: the input of micro-batch 4 uses the slot of that of 0. */
+  /* One receive ahead: the input of micro-batch 4 uses the slot of micro-batch 0. */
   int32_t receive = sluice_pipeline_find(program, SLUICE_STAGE_RECEIVE_ACTIVATION, 1, 4);
   assert_true(needs(program, receive, sluice_pipeline_find(program, SLUICE_STAGE_BACKWARD, 1, 0)));
   assert_int_equal(program->ops[sluice_pipeline_find(program, SLUICE_STAGE_RECEIVE_ACTIVATION, 1, 3)].num_needs, 0);
@@ -200,7 +200,7 @@ TEST(Build_WhatDoesNotFit_IsRefusedByName) {
   REFUSED_SPEC((spec.policy = SLUICE_POLICY_1F1B, spec.num_virtual = 2), "1f1b asks for 1 to 1 virtual stages");
   REFUSED_SPEC((spec.policy = SLUICE_POLICY_GPIPE), "gpipe has all 4 micro-batches in flight");
   REFUSED_SPEC((spec.policy = SLUICE_POLICY_LOOPED, spec.num_virtual = 2, spec.num_micro_batches = 3), "groups of 2");
-  /* The stock order ignores limits, and would wait for ever. */
+  /* The stock order ignores limits, and would deadlock. */
   REFUSED_SPEC((spec.policy = SLUICE_POLICY_DEEPSPEED, spec.in_flight[0] = 1), "waits forever");
   spec = good, spec.activation_bytes[1] = 100, spec.message_bytes[0] = 10, spec.byte_limit[1] = 209;
   assert_refused(&spec, SLUICE_E_OVER_BUDGET, "stage 1 take 210 bytes and its limit is 209");

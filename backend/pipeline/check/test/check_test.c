@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Every interleaving of small pipelines, and walks through larger ones. With SLUICE_FULL set: ten times as many walks,
- * every limit of held micro-batches, and split weight gradients over eight virtual stages. */
+/* Explores every interleaving of small pipelines, and samples larger ones. With SLUICE_FULL set: ten times as many
+ * samples, every limit of held micro-batches, and split weight gradients over eight virtual stages. */
 #include <stdio.h>
 
 #include "backend/pipeline/check/check.h"
@@ -61,7 +61,7 @@ static void for_sizes(int32_t policy, void (*check)(sluice_pipeline_spec_t* spec
   }
 }
 
-/* The explorer runs any ready op, so it covers all policies that run whatever is ready: one stands for all. */
+/* The explorer runs any ready op, so one policy that runs whatever is ready covers all such policies. */
 static void check_limits(sluice_pipeline_spec_t* spec) {
   int32_t virtual_stages = spec->num_stages * spec->num_virtual;
   for (int32_t limit = 1; limit <= spec->num_micro_batches; ++limit) {
@@ -103,7 +103,7 @@ TEST(Explore_EveryPlan_NeverFails) {
   report("plans");
 }
 
-/* Gradients are reduced: with one replica, and in columns, whose replicas meet in the reduction. */
+/* Reductions of gradients: with one replica, and in columns of replicas. */
 static void check_reductions(sluice_pipeline_spec_t* spec) {
   const int32_t is_free = sluice_policy(spec->policy)->separate_wgrad < 0;
   if (spec->num_stages * spec->num_virtual > 4 || spec->num_micro_batches > 3) return;
@@ -220,7 +220,7 @@ TEST(Sample_LargerPipelines_NeverFail) {
       sluice_pipeline_spec_t spec = pipeline_of(8, v, 16, policy, 0);
       for (int32_t split = 0; split < (row->separate_wgrad < 0 ? 2 : 1); ++split) {
         if (split) spec.separate_wgrad = 1;
-        spec.reduces = split == 0; /* a batch of evaluation has none */
+        spec.reduces = split == 0; /* evaluation batches have no reductions */
         for (int32_t replicas = 1; replicas <= 2; ++replicas) {
           for (int32_t c = 0; c < 8 * v; ++c) spec.expert_parallel[c] = c % 3 != 1;
           sample(&spec, replicas, walks);

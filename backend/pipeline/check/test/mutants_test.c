@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The checker finds planted faults: a need removed, a limit off by one, a message to another stage, swapped ops of a
  * plan, a follower that ignores its leader, a slot or op in another place. An independent ordering decides whether a
- * removed need matters: if so the checker finds it, else it finds nothing. */
+ * removed need matters: if so the checker must find it, otherwise it must find nothing. */
 #include "backend/pipeline/check/check.h"
 #include "backend/pipeline/check/conflicts.h"
 #include "backend/pipeline/test/pipelines.h"
@@ -29,7 +29,7 @@ static int32_t form_of(const sluice_pipeline_program_t* program) {
   return finding.fault;
 }
 
-/* Faults over many walks. */
+/* Returns the fault that many random walks find. */
 static int32_t sample_of(const sluice_pipeline_program_t* program, int32_t replicas, int32_t followers_choose) {
   sluice_pipeline_check_options_t options;
   sluice_pipeline_check_options_init(&options);

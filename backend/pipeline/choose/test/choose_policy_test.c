@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The policy of a pipeline that leaves it open. */
+/* The choice of a policy for a pipeline that leaves it open. */
 #include "backend/pipeline/choose/choose_policy.h"
 #include "backend/pipeline/policy_table.h"
 #include "backend/pipeline/test/pipelines.h"
 
-/* f + b = 1 by thirds, the stage `slow` 1.5 times as long; messages take a quarter. */
+/* f + b = 1: f is a third of it; the stage `slow` takes 1.5 times as long; messages take a quarter. */
 static sluice_pipeline_times_t times_of(int32_t num_virtual_stages, int32_t slow) {
   sluice_pipeline_times_t times = {.is_buffered = 1};
   for (int32_t i = 0; i < num_virtual_stages; ++i) {
@@ -75,7 +75,7 @@ TEST(Choose_WithOpenLimits_SetsThoseOfThePolicy) {
   assert_true(seconds_of(&spec, &times) < seconds_of(&fixed, &times));
 }
 
-/* Over drawn times, limits, cuts and weight gradients: within the tolerance of every candidate that takes the spec. */
+/* For random times, limits, cuts and weight gradients: within the tolerance of every policy that supports the spec. */
 TEST(Choose_DrawnPipelines_NoPolicyIsMuchFaster) {
   uint32_t drawn = 7;
   for (int32_t i = 0; i < 60; ++i) {

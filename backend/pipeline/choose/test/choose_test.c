@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The choice of what is in flight, and the picture of a batch. */
+/* The choice of limits in flight, and the timeline of a batch. */
 #include <math.h>
 #include <stdio.h>
 
@@ -66,7 +66,7 @@ TEST(Choose_OfEveryLimit_IsTheSmallestThatIsGoodEnough) {
     assert_true(choice.makespan_s <= best * 1.02 + 1e-9);
     assert_true(smaller > best * 1.02 - 1e-9);
     assert_int_equal(choice.num_tried, 12);
-    /* The limits that come out give the time that was said. */
+    /* The chosen limits have the reported time. */
     memcpy(spec.in_flight, choice.in_flight, sizeof spec.in_flight);
     memcpy(spec.held, choice.held, sizeof spec.held);
     assert_true(fabs(makespan(&spec, 0.3) - choice.makespan_s) < 1e-9);
@@ -105,7 +105,7 @@ TEST(Choose_WithWeightGradientsApart_CountsWhatIsHeld) {
   }
 }
 
-/* Memory for what is held may be scarcer than for what is in flight, and no bytes be known. */
+/* Held micro-batches may have less memory than those in flight, without known bytes. */
 TEST(Choose_WhereHeldIsGiven_KeepsIt) {
   sluice_pipeline_spec_t spec = pipeline_of(4, 1, 16, SLUICE_POLICY_BACKWARD_FIRST, 0);
   spec.separate_wgrad = 1;
@@ -136,7 +136,7 @@ TEST(Choose_WhatCannotBeChosen_IsRefused) {
   assert_int_equal(sluice_pipeline_choose(&spec, &times, 0, memory, &choice), SLUICE_E_INVALID_ARGUMENT);
 }
 
-/* ---- pictures ---- */
+/* ---- timelines ---- */
 
 static double number(const sluice_json_t* event, const char* name) { return sluice_json_member(event, name)->number; }
 
@@ -166,7 +166,7 @@ TEST(Timeline_OfABatch_HoldsEachOpOnceInItsPlace) {
   }
   assert_true(fabs(last - 1e9 * result.makespan_s) < 1);
   sluice_json_free(&tree);
-  end[program->num_ops - 2] = -1; /* the last one that is no flush has not run */
+  end[program->num_ops - 2] = -1; /* the last op that is no flush has not run */
   assert_true(sluice_pipeline_write_timeline(program, begin, end, text, length + 1) < length);
   free(text);
   free_program(program);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Heads, tables and lists between stages: rank 1 of three runs batches of two micro-batches, with two others that say
- * what the input says: right activations, gradients, ends of batches, stops, words of waiting and orders, damaged ones,
- * and any bytes. A batch that ends well has been given exactly what was sent; every other one fails, and nothing waits.
+/* Fuzzes heads, tables and lists between stages: rank 1 of three runs batches of two micro-batches. The input defines
+ * what its peers send: valid activations, gradients, ends of batches, stops, wait notes and orders, damaged ones, and
+ * any bytes. A successful batch has received exactly what was sent; every other batch fails, and no call blocks.
  *
- * Input: policy and what callbacks do; how many sayings come before the first batch; then sayings, each begun by a byte
- * with peer and kind. Those that are left come when this rank runs its first forward. The others leave when it has said
- * that it is through with the last batch, or stops one, or waits. */
+ * Input: the policy and what callbacks do; the number of messages before the first batch; then messages, each beginning
+ * with a byte for peer and kind. The remaining ones are sent when this rank runs its first forward. The peers leave
+ * when this rank has reported the end of the last batch, or stops a batch, or waits. */
 #include <string.h>
 
 #include "backend/comm/test/said.h"
@@ -21,9 +21,9 @@ static said_t said;
 static sluice_pipeline_t* pipeline;
 static const uint8_t* input;
 static size_t input_left;
-static int32_t num_sent[WORLD]; /* tensors of each peer, right or not */
-static uint64_t program;        /* of this rank's batches, as it has told the others */
-static int32_t is_clean;        /* nothing has been said that no stage says */
+static int32_t num_sent[WORLD]; /* tensors that each peer sent, valid or not */
+static uint64_t program;        /* of this rank's batches, as it told the others */
+static int32_t is_clean;        /* only messages that a stage can send were sent */
 static int32_t does, num_wrong;
 static int64_t shape[] = {ELEMENTS};
 static float result[ELEMENTS];
@@ -38,7 +38,7 @@ typedef struct payload_s {
 
 static float element(int32_t peer, int32_t number, int32_t at) { return (float)(peer * 100 + number * 10 + at); }
 
-/* ---- what the others say ---- */
+/* ---- what the peers send ---- */
 
 static sluice_stage_head_t head_of(int32_t kind, int32_t number) {
   return (sluice_stage_head_t){.magic = SLUICE_STAGE_MAGIC,
@@ -51,7 +51,7 @@ static sluice_stage_head_t head_of(int32_t kind, int32_t number) {
                                .word = (uint64_t)number};
 }
 
-/* The next activation from rank 0, or gradient from rank 2. The byte at `at` of head and table is changed. */
+/* Sends the next activation from rank 0, or gradient from rank 2, with the byte at `at` of head and table changed. */
 static void say_tensors(int32_t peer, size_t at, uint8_t with) {
   const int32_t number = num_sent[peer]++;
   struct {
@@ -91,7 +91,7 @@ static size_t say_anything(int32_t peer, const uint8_t* data, size_t size) {
   return 4 + most;
 }
 
-/* How many bytes of the input it took. */
+/* Sends the next message; returns the number of input bytes used. */
 static size_t say_next(const uint8_t* data, size_t size) {
   const int32_t peer = (data[0] & 1) != 0 ? 2 : 0, kind = data[0] >> 1 & 7;
   const uint8_t a = size > 1 ? data[1] : 0, b = size > 2 ? data[2] : 0;
@@ -116,7 +116,7 @@ static size_t say_next(const uint8_t* data, size_t size) {
         sluice_stage_reason_t reason;
       } stop;
       uint64_t tags[16];
-      memset(&stop, 'r', sizeof stop); /* a reason without an end */
+      memset(&stop, 'r', sizeof stop); /* a reason without a terminator */
       stop.head = head;
       stop.head.kind = SLUICE_STAGE_HEAD_STOP;
       stop.reason.status = (int8_t)a, stop.reason.rank = (int8_t)b, stop.reason.is_final = b & 1;
@@ -160,7 +160,7 @@ static void hear(said_t* s, const sluice_outgoing_t* out) {
 
 static void check_given(int32_t peer, const sluice_stage_call_t* call, const sluice_stage_tensors_t* given) {
   if (given == NULL || given->num_tensors == 0) return;
-  for (int32_t t = 0; t < given->num_tensors; ++t) { /* all that it says is there can be read */
+  for (int32_t t = 0; t < given->num_tensors; ++t) { /* everything that the tensor describes must be readable */
     const sluice_tensor_t* tensor = &given->tensors[t];
     uint64_t bytes = (uint64_t)tensor->type_bits * tensor->type_lanes;
     for (int32_t d = 0; d < tensor->ndim; ++d) bytes *= (uint64_t)tensor->shape[d];
@@ -206,7 +206,7 @@ static sluice_status_t backward(void* user, const sluice_stage_call_t* call, slu
   return SLUICE_OK;
 }
 
-/* Others are stages of their own: in a record of the handshake `stage` follows the refusal. */
+/* The others answer as their own stages: in a record of the handshake `stage` follows the refusal. */
 static void answer(int32_t rank, void* record, uint64_t bytes) {
   if (bytes > 512) memcpy((char*)record + sizeof(sluice_refusal_t), &rank, sizeof rank);
 }
@@ -237,7 +237,7 @@ static void note_program(said_t* s, const sluice_outgoing_t* out) {
   said_all_leave(s);
 }
 
-/* A batch whose only word is that nobody is there. */
+/* Runs a batch without peers to learn the program's hash. */
 static uint64_t find_program(void) {
   program = 0;
   FUZZ_CHECK(open_pipeline() == SLUICE_OK);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The simulator: values that it has given before, and what every run of it has to keep. */
+/* The simulator: published and former values, and invariants of every run. */
 #include <math.h>
 
 #include "backend/pipeline/simulate/simulate.h"
 #include "backend/pipeline/test/pipelines.h"
 
-/* Values that are published with two decimals, or in tenths of a percent. */
+/* Tolerances of published values, which have two decimals, or tenths of a percent. */
 #define TWO_DECIMALS    0.005
 #define TENTH_PERCENT   0.0005
 #define NEXT_TO_NOTHING 1e-9
@@ -34,7 +34,7 @@ static void assert_near(double value, double expected, double tolerance) {
   if (fabs(value - expected) > tolerance) fail_msg("%.6f is not %.6f", value, expected);
 }
 
-/* m = 16, f + b = 1, rendezvous sends: the gain of a message-driven stage over the stock order. */
+/* m = 16, f + b = 1, rendezvous sends: the speedup of a message-driven stage over the stock order. */
 static double gain(int32_t p, int32_t policy, int32_t in_flight, double c, double f) {
   sluice_pipeline_spec_t stock = pipeline_of(p, 1, 16, SLUICE_POLICY_DEEPSPEED, 0);
   sluice_pipeline_spec_t own = pipeline_of(p, 1, 16, policy, in_flight);
@@ -124,15 +124,15 @@ static double reduced(const sluice_pipeline_spec_t* given, const double* reduce_
 }
 
 TEST(Reductions_DuringTheDrain_AreHidden) {
-  /* Stage s of 1F1B has ended when s backwards of two seconds are still to come: the last of four hides six. */
+  /* Stage s of 1F1B ends when s backwards of two seconds remain: the last of four stages hides six seconds. */
   sluice_pipeline_spec_t spec = pipeline_of(4, 1, 8, SLUICE_POLICY_1F1B, 0);
   const double batch = reduced(&spec, (double[8]){0});
   assert_near(batch, 3 * 11, NEXT_TO_NOTHING);
   assert_near(reduced(&spec, (double[]){0, 0, 0, 6}), batch, NEXT_TO_NOTHING);
   assert_near(reduced(&spec, (double[]){0, 0, 0, 10}), batch + 4, NEXT_TO_NOTHING);
   assert_near(reduced(&spec, (double[]){5, 5, 5, 5}), batch + 5, NEXT_TO_NOTHING);
-  /* With two virtual stages the first half of a stage is reduced while the other half drains: after the batch it would
-   * add all eight seconds of a stage. */
+  /* With two virtual stages the first half of a stage is reduced while the other half drains; a reduction after the
+   * batch would add all eight seconds of a stage. */
   const double halves[] = {4, 4, 4, 4, 4, 4, 4, 4};
   static const struct {
     int32_t policy;
@@ -142,7 +142,7 @@ TEST(Reductions_DuringTheDrain_AreHidden) {
     spec = pipeline_of(4, 2, 8, shown[i].policy, 0);
     assert_near(reduced(&spec, halves) - reduced(&spec, (double[8]){0}), shown[i].shown, NEXT_TO_NOTHING);
   }
-  /* Those of one stage run one after the other. */
+  /* Reductions of one stage run one after the other. */
   spec = pipeline_of(1, 2, 8, SLUICE_POLICY_GPIPE, 0);
   assert_near(reduced(&spec, (double[]){1, 100}), 3 * 8 + 100 - 8 * 1.0 + 1, NEXT_TO_NOTHING);
 }
@@ -153,7 +153,7 @@ typedef struct draw_s {
   uint64_t seed;
 } draw_t;
 
-/* 0.5 to 2.5 times as long, the same for an op whenever it is called. */
+/* Multiplies a time by 0.5 to 2.5, always the same factor for an op. */
 static double stretched(void* user, const sluice_stage_op_t* op, double begin_s, double seconds) {
   assert_true(begin_s >= 0);
   uint64_t x = ((draw_t*)user)->seed;
@@ -217,7 +217,7 @@ TEST(Simulation_OfEveryPolicy_KeepsNeedsStagesLinksAndLimits) {
 /* ---- single cases ---- */
 
 TEST(Link_WithTwoMessages_CarriesOneAfterTheOther) {
-  /* Forwards take 1 and messages 3: the second input arrives at 1 + 3 + 3, whatever is posted. */
+  /* Forwards take 1 and messages 3: the second input arrives at 1 + 3 + 3 with rendezvous and buffered sends. */
   sluice_pipeline_spec_t spec = pipeline_of(2, 1, 2, SLUICE_POLICY_FORWARD_ONLY, 2);
   sluice_pipeline_times_t times = times_of(&spec, 1, 0, 0, 3);
   for (times.is_buffered = 0; times.is_buffered < 2; ++times.is_buffered) {
@@ -242,12 +242,12 @@ TEST(Cards_OfStagesWithOneMessageAtATime_ChangeNothing) {
 }
 
 TEST(Cards_OfAMiddleStage_CarryBothItsMessages) {
-  /* Ten seconds each: the card of the middle one of three stages sends 2m messages, while each of its two links would
-   * carry m. */
+  /* Messages take ten seconds. The card of the middle one of three stages sends 2m messages, each of its two links only
+   * m. */
   sluice_pipeline_spec_t spec = pipeline_of(3, 1, 8, SLUICE_POLICY_BACKWARD_FIRST, 8);
   assert_true(seconds_over(&spec, 10, 1) >= 2 * 8 * 10);
   assert_true(seconds_over(&spec, 10, 0) < 2 * 8 * 10);
-  /* Passes take no time, and a single micro-batch has every card to itself. */
+  /* Passes take no time, and a single micro-batch never shares a card. */
   spec.num_micro_batches = 1;
   sluice_pipeline_times_t times = times_of(&spec, 0, 0, 0, 1);
   times.shares_cards = 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The placement part of DeepSeek's EPLB without replicas, reimplemented from its published description: experts by
- * load, heaviest first, each to the least loaded rank with a free place. It ignores the current placement; here its
+/* The placement part of DeepSeek's EPLB without replicas, reimplemented from its published description: places experts
+ * by load, heaviest first, each on the least loaded rank with a free place. It ignores the current placement. Here
  * ranks are then renamed so that the fewest experts move, which EPLB does not do. */
 #ifndef SLUICE_BACKEND_PLANNER_PLACEMENT_TEST_BALANCER_H_
 #define SLUICE_BACKEND_PLANNER_PLACEMENT_TEST_BALANCER_H_

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Placements: the optimum where it can be enumerated, the bound on random workloads, and moved bytes compared with a
- * balancer that starts from nothing. */
+/* Placements: the optimum for problems that can be enumerated, the bound on random workloads, and moved bytes compared
+ * with a balancer that ignores the current placement. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,8 +48,8 @@ static uint64_t fullest(const scene_t* s, const int32_t* rank) {
   return most;
 }
 
-/* Every rank keeps its number of experts, every slot is used once, experts that stay keep their slot, and the reported
- * numbers match the placement. */
+/* Checks that every rank keeps its number of experts, every slot is used once, experts that stay keep their slot, and
+ * the reported numbers match the placement. */
 static void expect_sound(const scene_t* s) {
   int32_t count[MOST] = {0}, before[MOST] = {0}, moves = 0;
   uint64_t bytes = 0;
@@ -174,14 +174,14 @@ TEST(Placement_GoodEnough_MovesNothing) {
   workload_draw(W0_BALANCED, 3, 0, 64, 16, s.loads);
   plan(&s);
   assert_int_equal(s.result.num_moves, 0);
-  memset(s.loads, 0, sizeof s.loads); /* no row at all */
+  memset(s.loads, 0, sizeof s.loads); /* no rows */
   plan(&s);
   assert_int_equal(s.result.num_moves, 0);
   assert_int_equal(s.result.bound_load, 0);
 }
 
-/* Loads that drift from epoch to epoch: moved bytes, compared with a balancer that starts from nothing and reaches the
- * same balance. */
+/* Loads that drift from epoch to epoch: moved bytes, compared with a balancer that ignores the current placement and
+ * reaches the same balance. */
 TEST(Placement_DriftingLoads_MoveAFifthOfABalancersBytes) {
   enum { EXPERTS = 256, RANKS = 64, EPOCHS = 20 };
   for (uint64_t seed = 0; seed < 3; ++seed) {

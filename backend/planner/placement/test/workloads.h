@@ -19,7 +19,7 @@ enum {
   W1_HOT_EXPERT_SET,     /* some experts, on any ranks */
   W2_HOT_RANK,           /* all experts of one rank, at the heat of W1 */
   W3_SPREAD_HOT_EXPERTS, /* the same heat on one expert of each of several ranks */
-  W4_SOURCE_RAGGED,      /* sources with many rows prefer experts of their own */
+  W4_SOURCE_RAGGED,      /* sources with many rows prefer their own experts */
   W5_ZERO_EXPERT_RANK,   /* experts and whole ranks without a row */
   W6_ROTATING_HOTSPOT,   /* the hot set moves with each step */
   W7_BURST,              /* balanced except for hot steps */

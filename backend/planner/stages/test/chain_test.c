@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Plans of short chains compared with the exhaustive search and with the partitions of today's hosts. 2,000 chains with
+/* Plans of short chains compared with the exhaustive search and with the partitions that hosts use. 2,000 chains with
  * SLUICE_FULL set, 150 otherwise. */
 #include <stdint.h>
 
@@ -19,7 +19,7 @@ static int32_t num_chains(void) { return getenv("SLUICE_FULL") != NULL ? FULL_CH
 
 static random_problem_t draw(random_t* random) {
   const int32_t stages = 1 + random_index(random, EXHAUSTIVE_STAGES);
-  /* With one stage no partition divides the choices: 5 options in 12 layers would be 244 million. */
+  /* With one stage all layers share the choices: 5 options in 12 layers would be 244 million. */
   const int32_t most = stages == 1 ? 9 : EXHAUSTIVE_LAYERS;
   return random_chain(random, stages + random_index(random, most - stages + 1), stages);
 }
@@ -29,7 +29,7 @@ static sluice_status_t plan_by(random_problem_t* r, int32_t method) {
   return sluice_stages_plan(&r->problem, sluice_process_allocator(), &r->plan);
 }
 
-/* Sums of the same numbers in different orders. */
+/* Whether two sums of the same numbers in different orders are equal. */
 static int is_same(double a, double b) { return fabs(a - b) <= 1e-9 * (a + b); }
 
 /* ---- exact ---- */
@@ -56,7 +56,7 @@ TEST(Chains_ByDynamicProgramming_AreTheBestOfAll) {
     random_problem_free(&r);
   }
   printf("%d chains, %d of them feasible: all as the exhaustive search\n", num_chains(), num_feasible);
-  /* feasible and infeasible chains are both drawn */
+  /* the random chains are both feasible and infeasible */
   assert_in_range(num_feasible, num_chains() / 2, num_chains() * 19 / 20);
 }
 
@@ -151,9 +151,7 @@ static hosts_t plans_of_hosts(const sluice_stages_problem_t* p) {
   return hosts;
 }
 
-/* With hardly more layers than stages there is little to choose, and the optimum is often a partition that hosts
- * have.
- */
+/* With few more layers than stages there is little to choose, and hosts often have the optimal partition. */
 enum { LAYERS_TO_CHOOSE = 4 };
 
 TEST(Chains_BesideWhatHostsDo_AreNeverWorseAndMostlyBetterWhereMemoryIsShort) {

@@ -16,8 +16,8 @@ typedef struct exhaustive_s {
 /* problem: a chain of at most EXHAUSTIVE_LAYERS on at most EXHAUSTIVE_STAGES. */
 exhaustive_t exhaustive_search(const sluice_stages_problem_t* problem);
 
-/* The turn of a run of a chain with these options; out_bytes may be NULL. INFINITY: an option copies without time for
- * it. */
+/* The turn of a run of a chain with these options; out_bytes may be NULL. INFINITY: an option copies, but the problem
+ * has no copy rate. */
 double exhaustive_turn(const sluice_stages_problem_t* problem, int32_t stage, int32_t first, int32_t end,
                        const int32_t* options, uint64_t* out_bytes);
 

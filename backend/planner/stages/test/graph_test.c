@@ -68,7 +68,7 @@ TEST(Plans_OfAnyGraph_FollowEdgesFillStagesAndKeepBudgets) {
 
 /* ---- small graphs: all partitions ---- */
 
-/* The best of all partitions, each with the best options of its stages, which local_test proves. */
+/* The best of all partitions, each with the best options of its stages, which local_test checks. */
 static sluice_partition_score_t best_of_all(sluice_partition_t* part) {
   const sluice_stages_problem_t* p = part->tables->problem;
   sluice_partition_score_t best = {INFINITY, INFINITY, INFINITY};
@@ -210,8 +210,8 @@ TEST(KernighanLin_OfTwoBranchesInTurns_BeatsTheBestCutOfTheOrder) {
   sluice_stages_tables_deinit(&tables);
 }
 
-/* Stages of five, five and two equal layers: a layer that leaves the first stage makes the second one worse, unless
- * that stage passes one on. */
+/* Stages of five, five and two equal layers: a layer that moves from the first to the second stage makes that worse,
+ * unless the second stage passes one on. */
 TEST(Refine_WhereTheNeighbourIsFull_PushesLayersOn) {
   const sluice_stages_option_t option = {.forward_seconds = 1, .backward_seconds = 2};
   sluice_stages_layer_t layers[12];

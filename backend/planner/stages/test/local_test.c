@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The choice of options within a stage, compared with all choices. */
+/* The choice of options within a stage, compared with an enumeration of all choices. */
 #include <stdint.h>
 
 #include <math.h>
@@ -100,7 +100,7 @@ TEST(Exact_OfAnyStage_IsTheFastestOfAllChoicesThatFit) {
   assert_true(num_searched > NUM_STAGES / 10);
 }
 
-/* With the best turn as cap nothing is found; with a larger cap the best is found. */
+/* With the best turn as the cap nothing is found; with a larger cap the best is found. */
 TEST(Exact_WithACap_FindsWhatLiesBelowIt) {
   random_t random = {SEED + 2};
   for (int32_t c = 0; c < NUM_STAGES; ++c) {
@@ -116,7 +116,7 @@ TEST(Exact_WithACap_FindsWhatLiesBelowIt) {
   }
 }
 
-/* vPipe's own local algorithm with the polish: its distance from the optimum. */
+/* vPipe's local algorithm with the final improvement: its distance from the optimum. */
 TEST(Greedy_OfAnyStage_FitsWhereAnythingDoesAndIsNearlyTheFastest) {
   random_t random = {SEED + 3};
   double sum = 0, worst = 0;

@@ -325,7 +325,7 @@ TEST(Plan_OfTheLastLayer_DoesNotCopyIt) {
   assert_int_not_equal(a.choices[LAYERS - 1].option, SLUICE_STAGES_OFFLOAD);
 }
 
-/* A Mixture-of-Experts layer brings its own plans: more chunks are slower here and take less memory. They are chosen
+/* A Mixture-of-Experts layer has its own plans: more chunks are slower here and take less memory. They are chosen
  * together with the options of all other layers, under one budget. */
 TEST(Plan_OfALayerWithPlansOfItsOwn_TakesThatWhichTheWholeBudgetAllows) {
   equal_layers_t a;
@@ -384,12 +384,12 @@ TEST(Plan_InSentences_NamesEveryStageAndLayerWithItsNumbers) {
   free(words);
 }
 
-/* Steps are independent of the machine's load: 100 million take about a second. A refusal costs no more than a plan,
- * whether budgets are hopeless or one byte short. */
+/* Numbers of steps do not depend on the machine's load: 100 million take about a second. A refusal takes no more steps
+ * than a plan, whether budgets are far too small or one byte short. */
 TEST(Plan_OfManyLayers_TakesFewSteps) {
   const struct {
     int32_t layers, stages, count;
-    uint64_t most_steps, most_refused; /* of a plan, also one that just fits; of a refusal */
+    uint64_t most_steps, most_refused; /* of a plan, even one that just fits; of a refusal */
   } sizes[] = {{128, 8, 10, 8000000, 1500000}, {1024, 64, 3, 300000000, 120000000}};
   for (int i = 0; i < 2; ++i) {
     random_t random = {6};

@@ -51,11 +51,11 @@ static void fill_layer(random_t* random, sluice_stages_layer_t* layer, sluice_st
     option->copied_bytes = random_index(random, 2) * profile.activation_bytes / 3;
     option->working_bytes += profile.activation_bytes / 2;
     option->resident_bytes = bytes_between(random, 0, 20);
-    option->arena_bytes = 3 * option->resident_bytes; /* not drawn, so that the rest of the sequence stays the same */
+    option->arena_bytes = 3 * option->resident_bytes; /* derived: the rest of the random sequence stays the same */
   }
 }
 
-/* Bytes of an even division that keeps everything: the unit of budgets. */
+/* Bytes of an even partition that keeps everything: the unit of budgets. */
 static double kept_bytes(const random_problem_t* r) {
   const sluice_stages_problem_t* p = &r->problem;
   double most = 0;

@@ -120,7 +120,7 @@ static double length_cost(void* user, int32_t stage, int32_t first, int32_t end,
   return end - first;
 }
 
-/* 1,024 equal entries on 64 stages have half a million runs per stage. */
+/* 1,024 equal entries have half a million runs on each of 64 stages. */
 TEST(Divide_ALongRowWithGoodFloors_AsksForFewRuns) {
   row_t row = {0};
   int32_t ends[64];

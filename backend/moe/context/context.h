@@ -118,7 +118,7 @@ sluice_status_t sluice_engine_reserve_headers(sluice_context_t* context);
 sluice_status_t sluice_engine_template(sluice_context_t* context, const sluice_template_spec_t* spec,
                                        const sluice_template_t** out_template);
 
-/* From now on templates lie in one block with room for SLUICE_PLANNED_TEMPLATES templates of at most max_chunks chunks.
+/* From now on templates lie in one block with room for SLUICE_PLANNED_TEMPLATES of them, of at most max_chunks chunks.
  */
 sluice_status_t sluice_engine_reserve_templates(sluice_context_t* context, int32_t max_chunks, int32_t has_two_levels);
 

@@ -68,8 +68,7 @@ struct sluice_plan_rates_s;
 typedef struct sluice_policy_hook_s sluice_policy_hook_t;
 typedef struct sluice_policy_hook_vtable_s {
   void (*destroy)(sluice_policy_hook_t* policy_hook);
-  /* Called for a new layer with an open choice: sets decision->table and the first choice. On failure table stays NULL.
-   */
+  /* For a new layer with an open choice: sets decision->table and the first choice. On failure table stays NULL. */
   sluice_status_t (*attach)(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe,
                             sluice_decision_state_t* decision);
   /* Predicted seconds of forward and backward under a plan, the same on all ranks; negative if no machine is known. */

@@ -52,8 +52,7 @@ typedef struct sluice_row_memory_s {
   /* Additional scratch that ordering routes takes on the device. */
   sluice_device_scratch_t (*routing_scratch)(const sluice_device_t* device);
   void (*destroy_timer)(sluice_context_t* context, sluice_timer_t* timer);
-  /* End of a context: end_lanes before objects of the lanes are released, end_memory when nothing uses rows any more.
-   */
+  /* End of a context: end_lanes before objects of lanes are released, end_memory when nothing uses rows any more. */
   void (*end_lanes)(sluice_context_t* context);
   void (*end_memory)(sluice_context_t* context);
 } sluice_row_memory_t;

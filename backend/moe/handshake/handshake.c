@@ -20,8 +20,7 @@
 #define HEADER_MAGIC 0x51ce4845u
 #define HEADER_BYTES SLUICE_HEADER_BYTES
 
-/* n and the SLUICE_DEDUPLICATE_* of a pass in one number. A rank that bound other values before the header binds again.
- */
+/* n and the SLUICE_DEDUPLICATE_* of a pass in one number. A rank that had bound other values binds again. */
 enum { BOUND_CHUNKS = 4096 };
 static_assert(SLUICE_MAX_CHUNKS < BOUND_CHUNKS && SLUICE_DEDUPLICATE_NODES * BOUND_CHUNKS < INT16_MAX, "two in a word");
 static int32_t bound_of(int32_t num_chunks, int32_t deduplicate) { return num_chunks + BOUND_CHUNKS * deduplicate; }
@@ -166,8 +165,8 @@ static int describe_call(const sluice_record_pair_t* pair, char* text, size_t ro
 
 static int32_t wgrad_of(const header_t* h) { return h->wishes >> SLUICE_WISH_WGRAD; }
 
-/* Ranks in one call that ask for different parts. Each rank may want weight gradients or none, but all must want them
- * at the same time. */
+/* Ranks of one call that ask for different parts. A rank may ask for no weight gradients, but all ranks must compute
+ * them at the same time. */
 static int describe_wishes(const sluice_record_pair_t* pair, char* text, size_t room) {
   HEADERS(pair);
   if (own->direction == SLUICE_FORWARD) {
@@ -290,8 +289,7 @@ static sluice_status_t judge(const sluice_moe_t* moe, const header_t* own, const
   return SLUICE_OK;
 }
 
-/* Number of words for rank r in counts_out, and where they begin; numbers of copies that the header carries come first.
- */
+/* Number of words for rank r in counts_out, and where they begin; numbers of copies in the header come first. */
 static int64_t words_of(const sluice_binding_t* b, int32_t r) {
   return (int64_t)b->num_chunks * (sluice_layer_experts_of(b->moe, r) + b->copies->header_words);
 }

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The header that opens every collective call: the ranks agree on the call, or all of them refuse it.
  *
- * Each rank sends every other rank a message of fixed size: the header, and as many of the counts for that peer as fit.
- * The size is fixed because ranks that disagree about anything (another layer, another n) would otherwise disagree
- * about sizes, for which some transports kill the process. The remaining counts follow in a second exchange, once the
- * headers agree. */
+ * Each rank sends every other rank a message of fixed size: the header, and the first counts for that peer. The size is
+ * fixed because ranks that disagree about anything (another layer, another n) would otherwise disagree about sizes, for
+ * which some transports kill the process. The remaining counts follow in a second exchange, once the headers agree. */
 #ifndef SLUICE_BACKEND_MOE_HANDSHAKE_HANDSHAKE_H_
 #define SLUICE_BACKEND_MOE_HANDSHAKE_HANDSHAKE_H_
 

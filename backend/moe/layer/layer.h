@@ -15,8 +15,7 @@
 typedef struct sluice_capacity_s sluice_capacity_t; /* capacity_state.h */
 
 /* Experts are numbered twice: by the host's id, and by position. Positions are sorted by (rank, slot), where a slot is
- * the local index, so that the rows for one rank, and for one of its experts, are consecutive in counts and row orders.
- */
+ * the local index, so that the rows for one rank, and for one of its experts, are consecutive in counts and orders. */
 
 struct sluice_moe_s {
   _Atomic int32_t references;
@@ -61,8 +60,7 @@ static inline int sluice_makes_plans(const sluice_moe_t* moe) {
 /* Whether passes of this layer run under a plan. */
 static inline int sluice_is_planned(const sluice_moe_t* moe) { return moe->plan != NULL || sluice_makes_plans(moe); }
 
-/* SLUICE_WIRE_* of the layer's rows: that of the context if rows are f32, leave the rank, and are wide enough to gain.
- */
+/* SLUICE_WIRE_* of the layer's rows: the context's if rows are f32, leave the rank, and are wide enough to gain. */
 static inline int32_t sluice_layer_wire(const sluice_moe_t* moe) {
   const sluice_moe_config_t* c = &moe->shape.config;
   const int is_coded = c->dtype == SLUICE_DTYPE_F32 && c->model_width > 1 && moe->context->world_size > 1;

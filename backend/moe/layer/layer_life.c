@@ -78,7 +78,7 @@ static int is_open(const sluice_moe_t* moe) {
   return c->num_chunks == 0 || (c->num_chunks > 1 && c->wgrad_mode == SLUICE_WGRAD_ADAPTIVE);
 }
 
-/* The number of ranks of a node if tokens may travel by node. 0 for a layer that leaves this open and cannot have two
+/* The number of ranks of a node if tokens may be sent by node. 0 for a layer that leaves this open and cannot have two
  * levels. */
 static int32_t ranks_per_node_of(const sluice_context_t* context, const sluice_moe_config_t* c) {
   enum { MOST = 64 }; /* a bit for each rank of a node */

@@ -25,8 +25,8 @@ static int64_t packed_row(const int64_t* sent, int32_t rank, int32_t self) {
   return sent[rank] - (rank > self ? sent[self + 1] - sent[self] : 0);
 }
 
-/* Describes expert `local`'s remote rows as runs between received order and expert order, and says where its own rows
- * start in expert order. Called for ascending experts; pass->cursor keeps each source's place between calls. */
+/* Describes expert `local`'s remote rows as runs between received order and expert order; *out_own_row: its first own
+ * row in expert order. Called for ascending experts; pass->cursor keeps each source's place between calls. */
 static int64_t expert_runs(sluice_pass_t* pass, int32_t chunk, int32_t local, int to_expert, int64_t* out_own_row) {
   const sluice_binding_t* b = &pass->binding;
   int64_t row = 0, num_runs = 0;
@@ -51,8 +51,7 @@ static void reset_cursor(sluice_pass_t* pass, int32_t chunk) {
 /* ---- on a device: messages by expert ---- */
 
 /* On a device whose communicator has groups, a message holds the rows of one expert for one rank, and all messages of
- * an op are one group. Rows are sent from where an expert wrote them and received where it reads them, without packing.
- */
+ * an op are one group. Rows are sent from where an expert wrote them and received where it reads them: no packing. */
 
 static int go_by_expert(const sluice_pass_t* pass) {
   return pass->context->rows->is_device && pass->context->comm->vtable->group_begin != NULL;
@@ -274,8 +273,7 @@ static int64_t rows_of_chunk(const sluice_binding_t* b, int32_t chunk) {
   return b->first_of_chunk[chunk + 1] - b->first_of_chunk[chunk];
 }
 
-/* Own rows are gathered into T_RECV, whose received rows are copied out already, then moved for all experts together.
- */
+/* Own rows are gathered into T_RECV, whose rows are copied out already, then moved for all experts together. */
 static void unpack_on_device(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens,
                              int32_t tensor) {
   const sluice_binding_t* b = &pass->binding;

@@ -68,7 +68,7 @@ void sluice_unpack_token_copies(sluice_pass_t* pass, const sluice_op_t* op, cons
   }
 }
 
-/* Writes the weights of a source's routes, in the order of its route_index; returns where its next token copies begin.
+/* Writes the weights of a source's routes, in the order of its route_index; returns where the next token copies begin.
  */
 static float* spread_weights(const sluice_binding_t* b, const int32_t* route_index, int64_t routes, const float* weight,
                              float* out) {

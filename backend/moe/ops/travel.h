@@ -12,8 +12,7 @@ typedef struct sluice_travel_s {
                                        sluice_transfer_t* out_transfer);
   /* Copies received rows and this rank's own rows of `tokens` to `tensor`, in expert order. */
   void (*unpack_tokens)(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens, int32_t tensor);
-  /* Forward: sends the route weights if the experts' rank sums rows, and unpacks them there; NULL: they are not sent.
-   */
+  /* Forward: sends the route weights if the experts' rank sums rows, and unpacks them there; NULL: not sent. */
   sluice_status_t (*send_weights_start)(sluice_pass_t* pass, const sluice_op_t* op, sluice_transfer_t* out_transfer);
   void (*unpack_weights)(sluice_pass_t* pass, const sluice_op_t* op);
   /* Returns rows of `tensor` to the ranks of their tokens, into T_RECV; own rows are copied or summed there while the

@@ -99,7 +99,7 @@ static int32_t restore_set_of(const sluice_pass_t* pass) {
   return 0;
 }
 
-/* The choice that the pass ran with, from its schedule: a backward has restored its binding and knows no choice. */
+/* The choice that the pass ran with, from its schedule, because a restored binding holds no choice. */
 static sluice_pass_choice_t choice_of(const sluice_pass_t* pass) {
   const sluice_template_spec_t* spec = &pass->schedule->spec;
   return (sluice_pass_choice_t){
@@ -141,7 +141,7 @@ static void note_rates(sluice_pass_t* pass) {
   note_rate(&pass->moe->decision.own.copy_rate, copy_bytes, copy_ns);
 }
 
-/* Records what the policy hook needs to know of a pass. */
+/* Records the report of a pass for the policy hook. */
 static void report_pass(sluice_pass_t* pass, const uint64_t* lane_ns) {
   const sluice_template_spec_t* spec = &pass->schedule->spec;
   sluice_decision_state_t* decision = &pass->moe->decision;

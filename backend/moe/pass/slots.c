@@ -64,7 +64,7 @@ static int is_left_out(const sluice_template_spec_t* spec, int32_t tensor, int32
   return tensor == SLUICE_T_KEPT_DI && !sluice_restore_is_kept(spec->restore_input[chunk]);
 }
 
-/* Stores the largest chunk of each slot, in bytes, in first[slot]; chunks[tensor]: number of chunks with a home there.
+/* Stores the largest chunk of each slot, in bytes, in first[slot]; chunks[tensor]: how many chunks have a home there.
  */
 static void collect_homes(sluice_pass_t* pass, int32_t* chunks) {
   int32_t last[SLUICE_T_COUNT]; /* last chunk that was counted */

@@ -38,10 +38,10 @@ typedef struct sluice_binding_s {
   uint8_t restore_pre_activation[SLUICE_MAX_CHUNKS];
   uint8_t plan;        /* number in the layer's set, from 1, of the forward's plan; 0: no plan */
   uint8_t wgrad_mode;  /* of its backward, fixed by the forward */
-  uint8_t shares_act;  /* of its passes: whether T_ACT and dT_ACT share slots, see sluice_template_spec_t */
+  uint8_t shares_act;  /* of its passes: T_ACT and dT_ACT lie in T_M's slots, see sluice_template_spec_t */
   uint8_t grouped;     /* of its passes: exchanges are grouped */
   uint8_t deduplicate; /* of its passes: SLUICE_DEDUPLICATE_*; set before routing or restoring */
-  uint8_t two_levels;  /* of its passes: tokens travel by node */
+  uint8_t two_levels;  /* of its passes: tokens are sent by node */
   uint64_t adapters;   /* sluice_low_signature of the forward */
 
   int32_t* send_counts; /* [n][E] by place */

@@ -17,8 +17,7 @@ void sluice_binding_fill_counts(sluice_binding_t* b) {
   b->first_sent[b->num_chunks] = b->num_sent; /* the same number for each chunk */
 }
 
-/* As order_routes, with places of `capacity` rows: the first routes of a place take its rows, the others are dropped.
- */
+/* As order_routes, with places of `capacity` rows: the first routes of a place take its rows, others are dropped. */
 static void order_under_capacity(sluice_binding_t* b, int64_t* cursor, int64_t* drop_counters) {
   int64_t capacity = sluice_shape_capacity(&b->moe->shape);
   int32_t num_experts = b->moe->shape.config.num_experts;

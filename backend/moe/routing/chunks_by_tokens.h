@@ -2,8 +2,7 @@
 /* Cuts tokens into chunks by the rows that ranks receive. Private to moe.
  *
  * Each rank counts, per block of its tokens, the rows for each destination, and with two levels also the rows that each
- * rank forwards. One all-reduce sums the table [G, W] or [2, G, W]; all ranks then make the same cuts between blocks.
- */
+ * rank forwards. One all-reduce sums the table [G, W] or [2, G, W]; all ranks then make equal cuts between blocks. */
 #ifndef SLUICE_BACKEND_MOE_ROUTING_CHUNKS_BY_TOKENS_H_
 #define SLUICE_BACKEND_MOE_ROUTING_CHUNKS_BY_TOKENS_H_
 

@@ -28,7 +28,7 @@ static int32_t rank_at(const sluice_node_copies_t* p, int32_t node, int32_t loca
   return node * p->ranks_per_node + local;
 }
 
-/* ---- where the arrays lie ---- */
+/* ---- allocation of the arrays ---- */
 
 /* message: bytes of one message; 0 in a restored binding. */
 static sluice_status_t take_tables(sluice_binding_t* b, int64_t arriving, uint64_t message, messages_t* out,

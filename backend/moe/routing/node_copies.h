@@ -12,8 +12,7 @@
  * each copy is for, and derives the rest. Collective. Errors: NO_MEMORY; MISMATCH naming the rank whose numbers do not
  * fit; what the communicator reports. */
 sluice_status_t sluice_node_copies_exchange(sluice_binding_t* binding, const int32_t* token_rows);
-/* Writes the data that a step keeps of them in META at `at`, after the data of token copies; returns the next address.
- */
+/* Writes the data that a step keeps of them in META at `at`, after that of token copies; returns the next address. */
 char* sluice_node_copies_save(const sluice_binding_t* binding, char* at);
 /* Restores the tables from that data. saved: begin of the data of token copies. */
 sluice_status_t sluice_node_copies_restore(sluice_binding_t* binding, const int32_t* saved, const int32_t* token_rows);

@@ -8,7 +8,7 @@
 #include "backend/moe/routing/copies.h"
 #include "backend/moe/routing/token_copies_common.h"
 
-/* ---- where the arrays lie ---- */
+/* ---- allocation of the arrays ---- */
 
 typedef struct tables_s {
   int32_t* route_index_out; /* [kept routes] by destination, then chunk, then sent order; NULL in a restored binding */

@@ -10,8 +10,7 @@
  * tables below that are not of i64 are then in device memory, and a step keeps them before its rows. */
 typedef struct sluice_token_copies_s {
   int32_t* route_index; /* [R] of received routes, own ones too: by source, then chunk, then in the sender's order */
-  /* Of token copies that this rank sends, own ones included, in sent order of their chunk: by destination, then token.
-   */
+  /* Of token copies that this rank sends, own ones too, in sent order of their chunk: by destination, then token. */
   int64_t* sent_of_rank;      /* [n][W + 1] by destination */
   int64_t* first_sent;        /* [n + 1] first entry of a chunk in token */
   int32_t* token;             /* of each token copy */

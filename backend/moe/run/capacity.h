@@ -29,8 +29,8 @@ void sluice_capacity_note_agreed(const sluice_pass_t* pass);
 
 /* For calls without a header: aborts the communicator if rows may have been sent. Returns `status` with its record. */
 sluice_status_t sluice_capacity_fail(const sluice_pass_t* pass, sluice_status_t status);
-/* Reports a failure of an earlier pass, of a layer with headers, that the other ranks do not know, by an abort, if this
- * layer's calls may have no header. */
+/* Aborts the communicator if an earlier pass, of a layer with headers, failed without a report, and this layer's calls
+ * may have no header that could report it. */
 sluice_status_t sluice_capacity_tell_failure(const sluice_moe_t* moe);
 
 /* Reads the drop counters since the last take from the device, and resets them. */

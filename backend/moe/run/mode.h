@@ -25,20 +25,18 @@ typedef struct sluice_mode_s {
   sluice_status_t (*check_capture)(const sluice_pass_t* pass);
   /* Agrees with the other ranks; or continues without a header if they have agreed on such calls before. */
   sluice_status_t (*agree)(sluice_pass_t* pass, const sluice_proposal_t* proposal, sluice_handshake_t* out_handshake);
-  /* Called for a pass that failed after its header: returns `status` with its record, and the other ranks learn of it.
-   */
+  /* Called for a pass that failed after its header: returns `status` with its record; other ranks are informed. */
   sluice_status_t (*fail)(const sluice_pass_t* pass, sluice_status_t status);
   /* Ends any call that was opened. NULL: nothing is recorded of a call. */
   void (*close)(const sluice_pass_t* pass, sluice_status_t status);
 
   /* ---- forward, in this order ---- */
 
-  /* Runs the steps, with the refusals, that need no other rank: f->pass.schedule and binding, as far as they are known.
-   */
+  /* Runs the steps and checks that need no other rank: f->pass.schedule and binding, as far as they are known. */
   sluice_status_t (*bind_alone)(sluice_forward_t* f);
   /* Fills in the header's proposal. */
   void (*propose)(const sluice_forward_t* f, sluice_proposal_t* proposal);
-  /* Takes a plan, and checks its room. OVER_BUDGET on all ranks. repeated: the forward that this one repeats, or NULL.
+  /* Takes a plan and checks its room. OVER_BUDGET on all ranks. repeated: the forward that this one repeats, or NULL.
    */
   sluice_status_t (*take_plan)(sluice_forward_t* f, const sluice_handshake_t* handshake,
                                const sluice_replay_forward_t* repeated);

@@ -126,8 +126,8 @@ static int has_price(const sluice_plan_problem_t* problem, const sluice_plan_dat
   return problem->price != NULL && problem->price(problem->user, plan) >= 0;
 }
 
-/* Where the number of levels is open: exchanges go by node if such plans fit and are predicted to be faster, else by
- * rank. The two kinds of plans never race against each other, since all plans of a set share their memory. */
+/* Chooses the number of levels if it is open: exchanges go by node if such plans fit and are predicted to be faster,
+ * else by rank. The two kinds of plans never race against each other, since all plans of a set share their memory. */
 static sluice_status_t choose_levels(const sluice_moe_t* moe, const sluice_plan_inputs_t* inputs,
                                      const sluice_plan_bytes_t* others, int32_t most, sluice_plan_set_t* set) {
   const sluice_plan_problem_t by_rank = sluice_layer_plan_problem(moe, 0);

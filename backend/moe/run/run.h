@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Runs a forward or a backward of one layer, from arguments that capi has checked: agrees on the call, binds, executes.
- */
+/* Runs a forward or a backward of one layer, from arguments that capi has checked: agreement, binding, execution. */
 #ifndef SLUICE_BACKEND_MOE_RUN_RUN_H_
 #define SLUICE_BACKEND_MOE_RUN_RUN_H_
 

@@ -238,8 +238,7 @@ static void forward_and_drop(part_t* me, kept_t* kept) {
   sluice_step_drop(step);
 }
 
-/* A host may drop a step and keep its buffers: the library tracks its own memory, and checks old buffers at a restore.
- */
+/* A host may drop a step and keep its buffers: the library tracks its own memory, and checks others at a restore. */
 static void kept_run(part_t* me) {
   table_t t;
   sluice_step_t* step = NULL;

@@ -114,7 +114,7 @@ static case_t base_case(int32_t deduplicate) {
   return c;
 }
 
-/* Values are of the order of 1. Each of two hops adds its relative error, amplified by the gain of the experts' layers.
+/* Values are of the order of 1. Each of two hops adds its relative error, amplified by the gain of an expert's layers.
  */
 static double bound_of(int32_t wire) { return wire == SLUICE_WIRE_BF16 ? 0.008 : 0.016; }
 

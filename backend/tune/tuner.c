@@ -121,8 +121,8 @@ static void destroy(sluice_policy_hook_t* policy_hook) {
   sluice_free(tuner->allocator, tuner, sizeof *tuner);
 }
 
-/* A search without a model also tries per-chunk weight gradients, at the n that won. It does not if that would leave a
- * temporary as large as all gradients in f32 (sums of 16-bit gradients), which the user did not ask for; a model or a
+/* A search without a model also tries per-chunk weight gradients, at the n that won, except if that would need a
+ * temporary as large as all gradients in f32 (sums of 16-bit gradients), which the user did not request; a model or a
  * budget may choose it. */
 static int may_try_modes(const sluice_tuner_t* tuner, const sluice_moe_t* moe) {
   return sluice_tuner_may_predict(tuner, moe) ||
@@ -145,8 +145,8 @@ static int may_predict_form(const sluice_tuner_t* tuner, const sluice_moe_t* moe
          (form != SLUICE_FORM_TWO_LEVELS || may_predict_levels(tuner, moe->shape.ranks_per_node));
 }
 
-/* Copies run only if they are predicted to pay, since they save time of the link and cost time for tables and sums, or
- * if an imported answer says so. Mode PROFILE predicts nothing. */
+/* Copies run only if they are predicted to be faster, since they save time of the link and cost time for tables and
+ * sums, or if an imported answer has them. Mode PROFILE predicts nothing. */
 static int32_t chooses_copies(sluice_policy_hook_t* policy_hook, const sluice_moe_t* moe) {
   const sluice_tuner_t* tuner = sluice_tuner_of_hook(policy_hook);
   for (int32_t i = 0; i < tuner->num_imports; ++i) {

@@ -77,7 +77,7 @@ typedef struct sluice_import_s {
   int64_t rows;
   int32_t pick, num_chunks;  /* without a plan */
   sluice_racing_plan_t plan; /* num_chunks 0: without one */
-  int32_t deduplicate;       /* SLUICE_DEDUPLICATE_*; -1: not said, so that the form of exchanges stays open */
+  int32_t deduplicate;       /* SLUICE_DEDUPLICATE_*; -1: not given, so that the form of exchanges stays open */
   int32_t is_grouped;
 } sluice_import_t;
 

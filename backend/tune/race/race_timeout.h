@@ -3,8 +3,7 @@
  * again.
  *
  * Layers of one kind share a race, and the result of a candidate arrives two forwards of that layer later. By then each
- * of the other layers has run as well: with 65 layers, 130 forwards may bring no news although the race goes on.
- */
+ * of the other layers has run as well: with 65 layers, 130 forwards may bring no result although the race continues. */
 #ifndef SLUICE_BACKEND_TUNE_RACE_RACE_TIMEOUT_H_
 #define SLUICE_BACKEND_TUNE_RACE_RACE_TIMEOUT_H_
 

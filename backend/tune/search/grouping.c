@@ -130,8 +130,7 @@ static void tell(const sluice_grouping_t* g, const sluice_search_t* s, sluice_gr
   if (g->config.decided != NULL) g->config.decided(g->config.user, &decision);
 }
 
-/* Without tells_plain the plain form is only reported if it replaces an alternative: the search has reported it before.
- */
+/* Without tells_plain the plain form is only reported if it replaces an alternative: the search has reported it. */
 static int is_news(const sluice_grouping_t* g, const sluice_grouping_spot_t* spot, int32_t winner, int32_t why) {
   if (winner > 0) return !spot->is_question || winner != spot->winner;
   if (spot->told == TOLD_ALTERNATIVE) return 1;

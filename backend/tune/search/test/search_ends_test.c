@@ -229,8 +229,7 @@ TEST(OneDirectionUntimed_RacesEnd) {
   }
 }
 
-/* Many forwards for each reported backward: no candidate is eliminated for lack of a backward, and the best is found.
- */
+/* Many forwards for each reported backward: no candidate is eliminated for lack of one, and the best is found. */
 TEST(ManyOutstanding_FewBackwardsTold_BestIsFound) {
   static sluice_search_t search;
   host_t host = plain_host();
@@ -286,8 +285,7 @@ TEST(ManyLayers_OneIsGone_RacesEnd) {
   assert_true(steps > 128 && steps < 300);
 }
 
-/* None of the candidates has run, but a neighbour has an answer: the result is that answer and not the fewest
- * chunks. */
+/* No candidate has run, but a neighbour has an answer: the race ends with that answer, not with the fewest chunks. */
 TEST(GivenUp_NothingRan_TakesTheNearestAnswer) {
   static sluice_search_t search;
   const sluice_search_config_t config = config_of(SLUICE_TUNER_PROFILE);

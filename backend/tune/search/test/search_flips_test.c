@@ -82,8 +82,7 @@ static flipping_t run_flipping(int32_t mode, int32_t has_machine, int32_t longes
   return r;
 }
 
-/* If only shortest times were compared, 87.3 to 97.3 % of layers would find it after 200 steps, and lose 0.3 to 1.3 %.
- */
+/* If only shortest times were compared, 87.3 to 97.3 % of layers would find it after 200 steps, losing 0.3 to 1.3 %. */
 TEST(Machine_FlipsItsSpeed_BestIsFound) {
   for (int32_t longest = 200; longest >= 20; longest /= 10) {
     for (int32_t all = 0; all < 2; ++all) {

@@ -17,8 +17,7 @@ typedef struct surface_s {
   int32_t no_overlap;     /* concurrent lanes gain nothing, and no lane time shows it */
   /* Two assumptions of the papers that a machine may break. `hill`: at this n everything takes longer by this share, so
    * time over n has several valleys. `growth`: the start-up of an exchange grows with rows to this power; above 1 the
-   * best n decreases with the batch. `jumps`: the start-up changes by up to this factor, down or up, from size to size.
-   */
+   * best n decreases with the batch. `jumps`: the start-up changes by up to this factor from size to size. */
   double hill[SLUICE_SEARCH_SIZES];
   double growth, jumps;
 } surface_t;

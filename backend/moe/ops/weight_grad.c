@@ -128,7 +128,7 @@ static sluice_status_t add_adapter(batch_t* batch, int32_t chunk, int32_t e, con
 }
 
 /* Whether the gradients of W1 and W3 are one matrix, as the parameters are in most hosts: then one GEMM fills a GPU
- * better. Not on a CPU, where libraries choose kernels by size: results keep the sizes that were measured. */
+ * better. Not used on a CPU, where GEMM libraries choose kernels by size and were measured with separate matrices. */
 static int are_one(const sluice_pass_t* pass, const target_t* to) {
   const sluice_matrix_t *w1 = &to->matrix[W1], *w3 = &to->matrix[W3];
   if (pass->context->device_type != SLUICE_DEVICE_CUDA || !to->is_wanted[W1] || !to->is_wanted[W3]) return 0;

@@ -29,8 +29,7 @@ typedef struct sluice_op_times_s {
   uint64_t bytes;
 } sluice_op_times_t;
 
-/* CPU time of the communication lane's thread from its first to its last job of the pass. Only this thread writes it.
- */
+/* CPU time of the communication lane's thread from its first to its last job of a pass. Only this thread writes it. */
 typedef struct sluice_comm_jobs_s {
   int32_t first, last; /* -1: no job */
   uint64_t began_cpu_ns;

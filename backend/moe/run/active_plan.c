@@ -111,7 +111,7 @@ static sluice_status_t install_all(sluice_moe_t* moe, const sluice_plan_set_t* s
   return SLUICE_OK;
 }
 
-/* Installs a set in place of the current one. Plans for smaller batches may have more room per pass than it has. */
+/* Replaces a set. Frees memory first: plans for smaller batches may have had more room than larger ones count. */
 static sluice_status_t install_instead(sluice_moe_t* moe, const sluice_plan_set_t* set) {
   const sluice_plan_set_t before = *moe->plans->of[0];
   sluice_engine_give_back(moe->context);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Calibration over a communicator that counts: the time of an exchange begins when all ranks start it. */
+/* Calibration runs a barrier before it times an exchange. A fake communicator records the order of the exchanges. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,10 +13,10 @@ enum {
   SIZE = 3 << 15             /* used by one probe only */
 };
 
-static uint64_t bytes_of[MOST]; /* of every exchange, to the other rank */
+static uint64_t bytes_of[MOST]; /* bytes that each exchange sends to rank 1 */
 static int64_t count;
 
-/* The other rank sends zeros, at once. */
+/* Rank 1 sends zeros at once. */
 static sluice_status_t start(void* user, const sluice_exchange_t* exchange, void** out_request,
                              sluice_host_failure_t* out_failure) {
   (void)user, (void)out_failure;
@@ -31,7 +31,7 @@ static sluice_status_t wait_for(void* user, void* request, uint64_t timeout_ns, 
   return SLUICE_OK;
 }
 
-/* Otherwise the first exchange after the GEMMs includes the time that the faster rank waits for the slower one. */
+/* Without the barrier, the first exchange after the GEMMs would include the time that the faster rank waits. */
 TEST(Exchanges_OfEachSize_BeginAfterABarrier) {
   DEFAULTS(sluice_comm_config, comm_config);
   comm_config.rank = 0, comm_config.world_size = 2;
@@ -47,7 +47,7 @@ TEST(Exchanges_OfEachSize_BeginAfterABarrier) {
   config.model_width = 64, config.hidden_width = 128, config.seconds = 0.1, config.refresh = 1;
   sluice_planner_t* planner = NULL;
   const int64_t before = count;
-  /* Its whole passes fail for lack of another rank's headers: only the earlier measurements count here. */
+  /* The passes of calibration fail, since rank 1 sends no headers. This test reads the measurements before them. */
   assert_true(sluice_planner_calibrate(context, &config, &planner) != SLUICE_OK);
   int32_t num_samples = 0;
   for (int64_t i = before + 1; i < count; ++i) {

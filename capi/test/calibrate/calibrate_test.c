@@ -12,11 +12,11 @@
 #include "sluice/sluice.h"
 
 #define MAX_RANKS  4
-#define BY_DEFAULT 2 /* as own_folders: none is named */
-#define MOST_ERROR 5 /* of steps that calibration timed itself; a quiet machine has a few hundredths */
+#define BY_DEFAULT 2 /* a value of own_folders: no folder is named */
+#define MOST_ERROR 5 /* relative error of steps that calibration timed; a quiet machine has a few hundredths */
 
 static char folders[MAX_RANKS][64];
-static int32_t num_measured; /* log lines that report it */
+static int32_t num_measured; /* log lines that report a measurement */
 static const char* gemms = "ref";
 static char last_warning[1300];
 static pthread_mutex_t log_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -100,7 +100,7 @@ static void empty_folder(const char* folder) {
   closedir(dir);
 }
 
-/* The only file of a folder; returns the number of files. */
+/* Returns the number of files in a folder, and the path of the last one. */
 static int only_file(const char* folder, char* out_path, size_t room) {
   DIR* dir = opendir(folder);
   int count = 0;
@@ -133,7 +133,7 @@ static int tear_down(void** state) {
   return 0;
 }
 
-/* The calibrated machine's prediction of a step of `w` ranks; the best of three on a busy machine. */
+/* The calibrated machine's prediction of a step of `w` ranks: the best of three tries, as the machine may be busy. */
 static sluice_planner_prediction_t calibrated(int32_t w, int32_t dtype) {
   sluice_planner_prediction_t p = {.struct_size = sizeof p};
   for (int tries = 0; tries < 3 && (tries == 0 || p.machine_error_median >= MOST_ERROR); ++tries) {
@@ -191,7 +191,7 @@ TEST(Cache_SecondTime_IsReadAndNotMeasured) {
   assert_int_equal(only_file(folders[0], path, sizeof path), 2);
 }
 
-/* Another library, or another version of one, may be faster: it is another machine. */
+/* Another library, or another version of a library, may be faster, so it needs a calibration of its own. */
 TEST(Cache_OtherGemms_AreMeasured) {
   char path[512], text[1024];
   empty_folder(folders[0]);
@@ -250,15 +250,15 @@ TEST(Cache_RanksDiffer_AllMeasureAgain) {
   run(3, 0, 1, SLUICE_DTYPE_F32);
   run(3, 0, 1, SLUICE_DTYPE_F32);
   assert_int_equal(num_measured, 0);
-  empty_folder(folders[1]); /* one has none */
+  empty_folder(folders[1]); /* rank 1 has no file */
   run(3, 0, 1, SLUICE_DTYPE_F32);
   assert_int_equal(num_measured, 3);
   assert_non_null(strstr(last_warning, "ranks have different calibrations"));
-  run(3, 1, 1, SLUICE_DTYPE_F32); /* asked for */
+  run(3, 1, 1, SLUICE_DTYPE_F32); /* refresh is set */
   assert_int_equal(num_measured, 3);
 }
 
-/* In the default folder, only files that this user or root must have written are read; our own files are read. */
+/* In the default folder, a file is read only if no user but this one and root can have written it. */
 TEST(Cache_FileThatOthersCanWrite_IsMeasuredAgain) {
   char path[512], kept[80], deep[96];
   struct stat info;
@@ -277,7 +277,7 @@ TEST(Cache_FileThatOthersCanWrite_IsMeasuredAgain) {
   run(1, 0, BY_DEFAULT, SLUICE_DTYPE_F32);
   assert_int_equal(num_measured, 1);
   assert_non_null(strstr(last_warning, "is not read: every user can write it"));
-  run(1, 0, BY_DEFAULT, SLUICE_DTYPE_F32); /* replaced by ours */
+  run(1, 0, BY_DEFAULT, SLUICE_DTYPE_F32); /* the last run has replaced the file */
   assert_int_equal(num_measured, 0);
   /* If the user names the folder, the file is used, with a warning. */
   assert_int_equal(chmod(path, 0666), 0);

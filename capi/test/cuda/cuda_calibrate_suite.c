@@ -14,7 +14,7 @@ typedef struct rank_s {
   int32_t rank;
   const calibrate_case_t* c;
   const world_machine_t* world;
-  sluice_local_group_t* group; /* where the machine makes no communicator of its own */
+  sluice_local_group_t* group; /* used if the machine makes no communicator of its own */
   sluice_status_t status;
   char why[512];
   char text[MOST_TEXT];

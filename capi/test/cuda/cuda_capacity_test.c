@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Graph mode: layers under a capacity on a CUDA context, executed by the fake driver, cuBLAS and NCCL: host waits,
- * bytes on the wire, hazards, reports. capacity_test compares results, also on these fakes; cuda_graph_test covers
+/* Graph mode: layers under a capacity on a CUDA context, executed by the fake driver, cuBLAS and NCCL. Checks host
+ * waits, bytes sent, hazards and reports. capacity_test compares results, also on these fakes; cuda_graph_test tests
  * captures. */
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +23,7 @@ TEST(CudaCapacity_HostWaits_NoneInForwardAndBackward) {
   }
 }
 
-/* The statistics of both modes equal the bytes that the same case sends on a CPU. Under a capacity there are more. */
+/* In both modes the statistics equal the bytes that the same case sends on a CPU. A capacity sends more bytes. */
 TEST(CudaCapacity_BytesOnTheWire_AreThoseOfTheCpuInBothModes) {
   for (int32_t w = 2; w <= 4; w += 2) {
     uint64_t exact = 0;
@@ -44,7 +44,7 @@ TEST(CudaCapacity_BytesOnTheWire_AreThoseOfTheCpuInBothModes) {
   }
 }
 
-/* Once the ranks have made such calls together, a forward and a backward do not wait: no read, no header. */
+/* Counts the waits and queries of the host in a forward and a backward, after all ranks have run one step. */
 static void count_waits(rank_t* r, rig_t* rig) {
   sluice_step_t* step = NULL;
   r->status = rig_round(rig, NULL);
@@ -92,7 +92,7 @@ TEST(CudaCapacity_RoutesBeyondItAndBadIds_AreCountedAndReported) {
           "layer 3, rank 0: 12 of 24 routes in 2 forwards");
   assert_int_equal(report.num_forwards, 2);
   assert_int_equal(report.num_routes, 24);
-  assert_int_equal(report.num_dropped, 12); /* in each chunk two of expert 2, one of 0 or 1 */
+  assert_int_equal(report.num_dropped, 12); /* in each chunk, two routes to expert 2 and one to expert 0 or 1 */
   assert_int_equal(report.most_rows, 3);
   assert_int_equal(report.most_expert, 2);
   ids[7] = 4;
@@ -108,6 +108,6 @@ TEST(CudaCapacity_RoutesBeyondItAndBadIds_AreCountedAndReported) {
 }
 
 int main(void) {
-  setenv("SLUICE_POISON", "1", 1); /* slots are NaN at the start of each pass: padding must be written */
+  setenv("SLUICE_POISON", "1", 1); /* slots are NaN at the start of each pass, so padding must be written */
   return run_cases(NULL, NULL);
 }

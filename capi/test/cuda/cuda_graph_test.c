@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Captured passes: what a graph of them replays, and what a capture rejects. On fakes, like cuda_capacity_test. */
+/* Captured passes: what a graph of them replays, and what a capture rejects. Runs on fakes, like cuda_capacity_test. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,9 +15,9 @@ static const int32_t RANKS[] = {1, 2, 4}, CHUNKS[] = {1, 2, 4};
 
 /* ---- capture --------------------------------------------------------------------------------------------------- */
 
-/* Tokens, routing and weights of round `round`: replays see other values than the capture. Some routes are dropped, all
- * of one token, and from the second round on one expert is crowded. Rows that no expert reads are NaN: a stale route of
- * an earlier launch would show them. */
+/* Tokens, routing and weights of round `round`, so that replays see other values than the capture. Some routes are
+ * dropped, including all routes of one token, and from the second round on one expert gets many rows. Rows that no
+ * expert reads are NaN, which would expose a stale route of an earlier launch. */
 static void change_inputs(rig_t* rig, int round) {
   int32_t* ids = rig->ids.tensor.data;
   for (int64_t i = 0; i < rig->num_tokens * rig->config.model_width; ++i) {
@@ -77,8 +77,8 @@ static void run_eagerly(rank_t* r, rig_t* rig) {
   }
 }
 
-/* The context continues eagerly while the graph exists: a launch between a forward and its backward does not touch the
- * step, though the captured step was dropped. Captured passes are counted in each launch. */
+/* The context also runs eager passes while the graph exists. A launch between a forward and its backward does not
+ * change the step, and works although the captured step was dropped. Each launch counts the captured passes. */
 static void run_between_launches(rank_t* r, rig_t* rig, sluice_fake_graph_t* graph) {
   sluice_step_t* step = NULL;
   DEFAULTS(sluice_capacity_report, report);
@@ -100,7 +100,7 @@ static void run_between_launches(rank_t* r, rig_t* rig, sluice_fake_graph_t* gra
   if (r->status == SLUICE_OK && report.num_forwards != 1 + ROUNDS + 3) r->status = SLUICE_E_INTERNAL;
 }
 
-/* One eager call of each kind, then everything into a graph; then each round is a launch. */
+/* Runs one eager forward and backward, captures both into a graph, then launches the graph once per round. */
 static void capture_and_replay(rank_t* r, rig_t* rig) {
   void* stream = fakes_stream(r->rank);
   sluice_fake_graph_t* graph = NULL;
@@ -148,7 +148,7 @@ TEST(CudaGraph_CapturedPasses_ReplayWithOtherRoutingAsExactMode) {
                                  {SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD},
                                  {SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE}};
   for (int w = 0; w < 3; ++w) {
-    for (int i = 0; i < 5; ++i) { /* callback experts, whose work is launched again, with the first and the last */
+    for (int i = 0; i < 5; ++i) { /* the last two use callback experts, whose work each launch repeats */
       const int p = i < 3 ? i : i == 3 ? 0 : 2;
       rank_t ranks[4];
       sluice_moe_config_t config = rig_config();
@@ -164,8 +164,8 @@ TEST(CudaGraph_CapturedPasses_ReplayWithOtherRoutingAsExactMode) {
   }
 }
 
-/* With any wait of the capture left out, it ends in an error or its replay has a hazard, except for redundant waits, as
- * in cuda_layer_test. */
+/* Leaves out each wait of a capture in turn: the capture fails or its replay has a hazard, unless the wait is
+ * redundant, as in cuda_layer_test. */
 TEST(CudaGraph_AnyWaitLeftOut_IsSeen) {
   int64_t waits = 1, seen = 0;
   for (int64_t nth = -1; nth < waits; ++nth) {
@@ -204,7 +204,7 @@ static void end_capture(int want) {
   sluice_fake_cuda_destroy_graph(graph);
 }
 
-/* None of them invalidates the rest of the host's capture, and the context continues to work. */
+/* A refusal does not invalidate the host's capture, and the context continues to work. */
 TEST(CudaGraph_WhatACaptureCannotTake_IsRefusedByName) {
   rig_t rig;
   sluice_step_t *step = NULL, *other = NULL;
@@ -227,7 +227,7 @@ TEST(CudaGraph_WhatACaptureCannotTake_IsRefusedByName) {
   end_capture(0);
   assert_int_equal(rig_backward(&rig, step), SLUICE_OK);
   sluice_step_drop(step);
-  /* One step was outstanding outside: two are more. */
+  /* The eager calls had one outstanding step; the capture needs two. */
   sluice_fake_cuda_begin_capture(fakes_stream(0));
   assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
   REFUSED(rig_forward(&rig, &other), SLUICE_E_STATE, "lies idle, and a capture cannot make one");
@@ -235,7 +235,7 @@ TEST(CudaGraph_WhatACaptureCannotTake_IsRefusedByName) {
   REFUSED(sluice_moe_take_capacity_report(rig.moe, fakes_stream(0), &report), SLUICE_E_STATE, "captured");
   end_capture(0);
   sluice_step_drop(step);
-  /* More tokens than ever outside a capture, or in one: the graph has its buffers. */
+  /* More tokens than in any eager call; after a capture the buffers cannot grow, since the graph uses them. */
   rig.num_tokens = 60;
   rig_reset(&rig);
   sluice_fake_cuda_begin_capture(fakes_stream(0));
@@ -271,7 +271,7 @@ TEST(CudaGraph_LocalCommunicator_IsRefusedByName) {
   run_local_ranks(2, &config, capture_on_local, ranks);
 }
 
-/* Earlier steps may be dropped in a capture: none of their events is recorded or waited for in it. */
+/* A capture may drop a step that ran eagerly: the capture neither records nor waits for events of that step. */
 TEST(CudaGraph_EagerStepDroppedInACapture_DoesNotSpoilIt) {
   rig_t rig;
   sluice_step_t *eager = NULL, *captured = NULL;
@@ -295,7 +295,7 @@ TEST(CudaGraph_EagerStepDroppedInACapture_DoesNotSpoilIt) {
   close_all(&rig);
 }
 
-/* The fake itself: calls that a capture does not allow fail in it. */
+/* Tests the fake: calls that are illegal during a capture fail and invalidate the capture. */
 TEST(FakeCapture_IllegalCalls_FailAndSpoilIt) {
   fakes_open(1, 1);
   const sluice_cuda_driver_t* cu = sluice_fake_cuda_driver();
@@ -321,7 +321,7 @@ TEST(FakeCapture_IllegalCalls_FailAndSpoilIt) {
     assert_int_equal(code, codes[which]);
     end_capture(901);
   }
-  /* A stream that joins the capture and is not joined back; an event of the capture used after it. */
+  /* A stream joins the capture and is not joined back; then an event of the capture is used after the capture. */
   sluice_fake_cuda_begin_capture(stream);
   assert_int_equal(cu->cuEventRecord(inside, stream), 0);
   assert_int_equal(cu->cuStreamWaitEvent(other, inside, 0), 0);
@@ -340,6 +340,6 @@ TEST(FakeCapture_IllegalCalls_FailAndSpoilIt) {
 }
 
 int main(void) {
-  setenv("SLUICE_POISON", "1", 1); /* slots are NaN at the start of each pass: padding must be written */
+  setenv("SLUICE_POISON", "1", 1); /* slots are NaN at the start of each pass, so padding must be written */
   return run_cases(NULL, NULL);
 }

@@ -12,8 +12,8 @@ static case_t case_of(int32_t world_size) {
   return c;
 }
 
-/* Compared with the CPU, GEMMs differ in the order of their sums, activations in their last bits, and a value between
- * two of the type may be rounded either way between ops. In ulps of 1 (distances are relative above 1). */
+/* Tolerance of the comparison with the CPU, in ulps of 1 (distances are relative above 1). GEMMs sum in another order,
+ * activations differ in their last bits, and between ops a value may be rounded to either neighbour. */
 static double ulps_of_cpu(const case_t* c) {
   switch (c->dtype) {
     case SLUICE_DTYPE_F64: return 3e-7;
@@ -135,7 +135,7 @@ static const char* odd_shapes(const layer_machine_t* machine, int32_t world_size
   SUITE_TRY(machine, &c);
   c.top_k = 1, c.hot_expert = 11, c.transposed = 1;
   SUITE_TRY(machine, &c);
-  case_t stacked = c; /* gradients of W1 and W3 are one GEMM */
+  case_t stacked = c; /* one GEMM computes the gradients of W1 and W3 */
   stacked.gated = SLUICE_GATED_HALVES, stacked.stacked = 1;
   SUITE_TRY(machine, &stacked);
   stacked.transposed = 0;
@@ -158,9 +158,9 @@ static const char* halves_and_steps(const layer_machine_t* machine, int32_t worl
   return NULL;
 }
 
-/* The host's own experts on its own stream: kept and recomputed, experts and ranks without rows, one hot expert, a host
- * that waits for its stream in every call; steps that wait for their backwards and are rebuilt elsewhere; a token's row
- * sent once to each rank. */
+/* Callback experts on the host's stream: kept and recomputed rows, experts and ranks without rows, one hot expert,
+ * callbacks that wait for their stream, several outstanding steps, steps that are rebuilt from saved buffers, and
+ * deduplication. */
 static const char* callbacks(const layer_machine_t* machine, int32_t world_size) {
   for (int32_t p = 0; p < 4; ++p) {
     case_t c = case_of(world_size);
@@ -182,7 +182,7 @@ static const char* callbacks(const layer_machine_t* machine, int32_t world_size)
   return NULL;
 }
 
-/* More than one block of every kernel and tile of the routing; longer sums, so a slightly larger tolerance. */
+/* Shapes with more than one block in every kernel and in the routing. Sums are longer, so the tolerance is larger. */
 static const char* larger(const layer_machine_t* machine, int32_t world_size) {
   case_t c = case_of(world_size);
   for (int r = 0; r < 4; ++r) c.tokens[r] = machine->is_slow ? 40 + 7 * r : 300 + 37 * r;
@@ -193,7 +193,7 @@ static const char* larger(const layer_machine_t* machine, int32_t world_size) {
   return why != NULL ? why : check_with(machine, &c, 1, 4);
 }
 
-/* Exact mode: the counts of a forward are read once; a backward reads nothing. */
+/* Exact mode: a forward reads its counts once; a backward reads nothing. */
 static const char* waits_of(const layer_machine_t* machine, int32_t world_size, int32_t callback_experts,
                             int32_t deduplicate) {
   case_t c = case_of(world_size);
@@ -224,7 +224,7 @@ static const char* host_waits(const layer_machine_t* machine, int32_t world_size
   return NULL;
 }
 
-/* Exchanges of graph mode: the capacity of every expert holds all routes, so nothing is dropped. */
+/* Graph mode with a capacity that holds all routes of an expert, so that nothing is dropped. */
 static const char* capacity(const layer_machine_t* machine, int32_t world_size) {
   case_t c = case_of(world_size);
   c.capacity = 18, c.bias = 1, c.gated = 1;
@@ -241,7 +241,7 @@ static const char* capacity(const layer_machine_t* machine, int32_t world_size) 
 
 #define AMPLE ((uint64_t)1 << 28) /* enough for a plan with every policy */
 
-/* Plans: of rows by route, of token copies, under a capacity. */
+/* Budgets with exchanges by route, with deduplication, and under a capacity. */
 static const char* budgets(const layer_machine_t* machine, int32_t world_size) {
   for (int i = 0; i < 6; ++i) {
     case_t c = case_of(world_size);
@@ -255,8 +255,8 @@ static const char* budgets(const layer_machine_t* machine, int32_t world_size) {
   return NULL;
 }
 
-/* Forward and backward as one graph, captured with other routes than those of its launch. Ranks that are threads meet
- * on the host, which a capture does not allow: they get an error. */
+/* Captures forward and backward as one graph, with other routes than those of the launch. Ranks that are threads
+ * synchronize on the host, which a capture does not allow, so they must get an error. */
 static const char* captured(const layer_machine_t* machine, int32_t world_size) {
   for (int n = 0; n < 3; n += 2) {
     case_t c = case_of(world_size);
@@ -290,7 +290,7 @@ static const char* captured(const layer_machine_t* machine, int32_t world_size) 
   return NULL;
 }
 
-/* A token's row is sent once to each rank: routes that share one, drop out or repeat, ranks without tokens. */
+/* Deduplication: routes that share a row, are dropped or repeat an expert, and ranks without tokens. */
 static const char* deduplicated(const layer_machine_t* machine, int32_t world_size) {
   for (int n = 0; n < 3; ++n) {
     case_t c = case_of(world_size);
@@ -322,7 +322,7 @@ static const char* deduplicated_policies(const layer_machine_t* machine, int32_t
   return NULL;
 }
 
-/* A training loop: the same layer repeatedly, with fewer and more tokens; the bytes stay constant. */
+/* A training loop runs one layer with alternating numbers of tokens; the allocated bytes stay constant. */
 static const char* many_rounds(const layer_machine_t* machine, int32_t world_size) {
   case_t c = case_of(world_size);
   for (int r = 0; r < 4; ++r) c.tokens[r] = 5 + r % 2;
@@ -390,7 +390,7 @@ const char* layer_soak(const layer_machine_t* machine, int32_t most_ranks, uint6
   dice = seed;
   for (*out_cases = 0; sluice_now_ns() < end_ns; ++*out_cases) {
     const case_t c = random_case(machine, most_ranks);
-    const char* why = check_with(machine, &c, 1, 4); /* longer sums than the base case's, sometimes large ones */
+    const char* why = check_with(machine, &c, 1, 4); /* sums may be longer than in the base case */
     if (why != NULL) return why;
   }
   return NULL;

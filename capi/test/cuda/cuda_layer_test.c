@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The layer on a CUDA context, executed by the fake driver, cuBLAS and NCCL: ranks with a device each under NCCL, and
- * ranks that share one under a local communicator. Nothing here measures a GPU's speed. */
+/* The layer on a CUDA context, executed by the fake driver, cuBLAS and NCCL. Ranks have a device each and use NCCL, or
+ * share one device and use a local communicator. Nothing here measures the speed of a GPU. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +33,7 @@ static void CudaLayer_SoakOfTwoSeconds_MatchesReferenceAndCpu(void** state) {
   assert_true(cases > 0);
 }
 
-/* The driver's other waits belong to returned memory, and a pass has none. */
+/* The driver waits elsewhere only when memory is released, and a pass releases none. */
 static void CudaLayer_AllWaitsOfTheDriver_AreThoseReads(void** state) {
   (void)state;
   case_t c = world_small_case();
@@ -49,7 +49,7 @@ static void CudaLayer_AllWaitsOfTheDriver_AreThoseReads(void** state) {
   world_free(&out);
 }
 
-/* All fakes multiply the same way, so cases differ in the library that is called, its stream and its workspace. */
+/* All fakes multiply in the same way, so the cases differ in the called library, its stream and its workspace. */
 static void CudaLayer_EveryWayOfTheLibrary_GivesTheSameBits(void** state) {
   (void)state;
   static const char* const hows[] = {"grouped", "single", "lt"};
@@ -93,10 +93,10 @@ static void CudaLayer_Tf32_IsByNameAlone(void** state) {
   }
 }
 
-/* The hazard check has teeth: with one wait left out a hazard is found. In one rank's forward and backward with
- * offload, at most these may be missing unseen: the two of a lane for the host's stream (its jobs wait for more), the
- * two of the host's stream for a lane (the test's reads are not recorded), that of the second pass for the first (one
- * stream), and those of three saved buffers that are returned and not taken again. */
+/* Runs the case without each wait of `rank` in turn; returns the number of runs with a hazard. In one rank's forward
+ * and backward with offload, these waits may be missing: two of a lane for the host's stream (later waits imply them),
+ * two of the host's stream for a lane (the test's reads are not recorded), that of the second pass for the first (both
+ * use one stream), and those of three saved buffers that are returned and not used again. */
 static int64_t runs_with_hazards(const layer_machine_t* machine, const case_t* c, int32_t rank, int64_t* out_runs) {
   char text[200], live[200];
   int64_t found = 0, waits = 1;
@@ -124,10 +124,10 @@ static void CudaLayer_AnyWaitLeftOut_LeavesAHazard(void** state) {
   if (!sluice_fake_cuda_may_drop_waits()) skip_because("ThreadSanitizer: a dropped wait is a race");
   static const struct {
     const char* name;
-    int32_t ranks, deduplicate, callback_experts, most_unseen; /* one rank: the number that may be missing unseen */
+    int32_t ranks, deduplicate, callback_experts, most_unseen; /* most_unseen: waits that may be missing */
     int64_t capacity;
   } kinds[] = {{"plain", 1, 0, 0, 8, 0},
-               {"under a capacity", 1, 0, 0, 9, 18}, /* and that of the report for the backward */
+               {"under a capacity", 1, 0, 0, 9, 18}, /* one more: the wait of the backward for the report */
                {"plain", 2, 0, 0, 0, 0},
                {"deduplicated", 2, 1, 0, 0, 0},
                {"callback experts", 2, 0, 1, 0, 0}};
@@ -150,7 +150,7 @@ static void CudaLayer_AnyWaitLeftOut_LeavesAHazard(void** state) {
   }
 }
 
-/* Runs after the others: ranks with NCCL exchanged registered buffers, and followed NCCL's rules. */
+/* Runs after the other tests: with NCCL, ranks exchanged registered buffers and obeyed NCCL's rules. */
 static void CudaLayer_ExchangesBefore_WereBetweenRegisteredBuffers(void** state) {
   (void)state;
   char rule[128];

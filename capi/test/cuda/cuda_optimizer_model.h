@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A model of two tensors in two groups, in bf16, whose parameters and gradients are on a fake device or in host memory,
- * and its optimizer. Memory of fake devices is host memory: it is filled and compared in place. */
+/* A bf16 model of two tensors in two groups, with its optimizer. Parameters and gradients are on a fake device or in
+ * host memory. Memory of a fake device is host memory, so tests fill and compare it in place. */
 #ifndef SLUICE_CAPI_TEST_CUDA_CUDA_OPTIMIZER_MODEL_H_
 #define SLUICE_CAPI_TEST_CUDA_CUDA_OPTIMIZER_MODEL_H_
 
@@ -21,29 +21,29 @@ typedef struct com_model_s {
   sluice_optimizer_step_args_t args;
   sluice_optimizer_step_result_t result;
   sluice_optimizer_t* optimizer;
-  sluice_context_t* context; /* NULL: in host memory */
+  sluice_context_t* context; /* NULL: parameters are in host memory */
   int32_t rank;
 } com_model_t;
 
-/* context: of this rank's fake device (capi/test/cuda/fakes.h); NULL: host memory. Without an optimizer. */
+/* A model without an optimizer. context: this rank's fake device (capi/test/cuda/fakes.h); NULL: host memory. */
 com_model_t* com_model_fill(sluice_context_t* context, int32_t rank, int32_t grad_dtype);
-/* With gradients in bf16 and an optimizer with buckets of COM_BUCKET, which is NULL if it cannot be created. */
+/* A model with bf16 gradients and an optimizer with buckets of COM_BUCKET; m->optimizer is NULL if creation failed. */
 com_model_t* com_model_new(sluice_context_t* context, int32_t rank);
 sluice_optimizer_config_t com_config_of(sluice_context_t* context);
 void com_model_free(com_model_t* m);
 
-/* One gradient, rounded to bf16: of an element, a step and a rank. */
+/* The gradient of an element in a step on a rank, rounded to bf16. */
 float com_gradient(int64_t element, int64_t step, int32_t rank);
 void com_set_gradients(com_model_t* m, int64_t step);
 void com_set_gradient(com_model_t* m, int64_t element, float value);
 float com_get_gradient(const com_model_t* m, int64_t element);
 
-/* A step, after the device has finished it; its result in m->result. */
+/* Runs a step and waits until the device has finished; m->result is its result. */
 sluice_status_t com_step(com_model_t* m);
-/* The numbers of the next step. */
+/* Advances the step numbers. */
 void com_advance(com_model_t* m);
 
-/* NULL, or the difference. */
+/* Returns NULL, or the difference. */
 const char* com_difference(const com_model_t* a, const com_model_t* b);
 
 #endif /* SLUICE_CAPI_TEST_CUDA_CUDA_OPTIMIZER_MODEL_H_ */

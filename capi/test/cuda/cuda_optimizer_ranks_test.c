@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The optimizer on fake CUDA devices over ranks, as threads: sums in rank order on the device overlap with updates; all
- * ranks take a step completely or none does. The expected result of each rank is that of a step in host memory on
- * gradients summed by hand. */
+/* The optimizer on fake CUDA devices over several ranks, which are threads. Sums in rank order on the device overlap
+ * with updates, and a step runs on all ranks or on none. The reference is a step in host memory on gradients that the
+ * test sums. */
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -19,12 +19,12 @@ typedef struct world_s world_t;
 typedef struct rank_s {
   world_t* world;
   int32_t rank;
-  sluice_comm_t *comm, *own; /* own: of this rank only */
-  sluice_comm_t* of_host;    /* over all ranks, for host memory; NULL: a case has none */
+  sluice_comm_t *comm, *own; /* own: over this rank alone */
+  sluice_comm_t* of_host;    /* over all ranks, for host memory; NULL if unused */
   sluice_context_t* context;
-  uint64_t bytes;              /* of the context, without an optimizer */
-  com_model_t *model, *before; /* before: the state before the last step, in host memory */
-  sluice_status_t status;      /* of the last step */
+  uint64_t bytes;              /* bytes of the context before the optimizer exists */
+  com_model_t *model, *before; /* before: copy in host memory of the state before the last step */
+  sluice_status_t status;      /* status of the last step */
   char why[1024];
 } rank_t;
 
@@ -32,15 +32,15 @@ struct world_s {
   int32_t size, is_local;
   int64_t bucket, chunk;
   int32_t has_own_group;     /* the second group is not summed */
-  int64_t nth;               /* this call of the driver fails, counted from the first step on; -1: none */
-  int32_t has_failed;        /* it has */
+  int64_t nth;               /* this driver call fails, counted from the first step; -1: none */
+  int32_t has_failed;        /* the call failed */
   void (*bend)(rank_t* me);  /* before each step; may be NULL */
-  void (*check)(rank_t* me); /* after each step, by the rank's thread */
+  void (*check)(rank_t* me); /* after each step, on the rank's thread */
   pthread_barrier_t barrier;
   rank_t ranks[MAX_RANKS];
   sluice_local_group_t* groups[MAX_RANKS];
   pthread_mutex_t mutex;
-  char problem[1200]; /* the first one found by a rank */
+  char problem[1200]; /* the first problem that a rank found */
 };
 
 static void problem(rank_t* me, const char* what) {
@@ -133,7 +133,7 @@ static world_t world_of(int32_t size, int32_t is_local, int64_t bucket, int64_t 
   return (world_t){.size = size, .is_local = is_local, .bucket = bucket, .chunk = chunk, .check = check, .nth = -1};
 }
 
-/* Of which a slow peer needs only a part. */
+/* Most of this time is a reserve for slow peers. */
 #if defined(__SANITIZE_THREAD__)
 #define TIMEOUT_MS 3000
 #else
@@ -164,7 +164,7 @@ static void run(world_t* w) {
 
 /* ---- expected results ---- */
 
-/* The gradient that a rank's tensors hold now, of an element. */
+/* The sum over ranks of one element's gradient, in rank order. */
 static float summed(const rank_t* me, int64_t element) {
   const world_t* w = me->world;
   if (w->has_own_group && element >= COM_COUNT_A) return com_get_gradient(me->model, element);
@@ -173,7 +173,7 @@ static float summed(const rank_t* me, int64_t element) {
   return sum;
 }
 
-/* Of the step that was taken, from the previous state. */
+/* Repeats the last step in host memory from the state before it and compares the results. */
 static const char* difference_from_host(const rank_t* me) {
   com_model_t* reference = com_model_fill(NULL, me->rank, SLUICE_DTYPE_F32);
   const sluice_optimizer_config_t config = com_config_of(NULL);
@@ -236,7 +236,7 @@ TEST(GroupOfOneRank_IsNotSummed) {
   run(&w);
 }
 
-/* The others check their sums together. */
+/* Leaves rank 0 without elements. A large gradient makes the other ranks check their sums. */
 static void leave_one_rank_without(rank_t* me) {
   me->model->groups[0].num_tensors = 0;
   if (me->rank == 0) me->model->groups[1].num_tensors = 0;
@@ -260,10 +260,10 @@ static void make_infinite(rank_t* me) {
   if (me->rank == me->world->size - 1) com_set_gradient(me->model, COM_ELEMENTS - 1, INFINITY);
 }
 
-/* Each is finite, and their sum is not. */
+/* Each gradient is finite; the sum is infinite. */
 static void make_overflow(rank_t* me) { com_set_gradient(me->model, 77, 3e38F); }
 
-/* Near the end of f32, and so is their sum. */
+/* Gradients and their sums are finite and near the largest f32. */
 static void make_large(rank_t* me) {
   com_set_gradient(me->model, 77, me->rank == 0 ? 3e38F : -2e38F);
   com_set_gradient(me->model, COM_ELEMENTS - 2, me->rank == 0 ? 0.0F : 3.3e38F);
@@ -370,14 +370,14 @@ TEST(Device_OverRanks_HoldsWhatIsPredictedToTheByte) {
 
 /* ---- failures ---- */
 
-/* A rank without a reported failure has the right bits: a release that fails does no harm. */
+/* If no rank reported an error, the failed call was harmless, such as a release, and the bits must be right. */
 static void ends_the_same(rank_t* me) {
   int told = 0;
   for (int32_t r = 0; r < me->world->size; ++r) told += me->world->ranks[r].status != SLUICE_OK;
   if (told == 0) has_stepped(me);
 }
 
-/* No rank waits for ever, and nothing leaks. */
+/* All ranks return, and nothing leaks. */
 TEST(CallOfTheDriverThatFails_EndsStepsOnAllRanks) {
   int64_t failures = 0;
   for (int64_t nth = 0;; nth += 31) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The optimizer on a fake CUDA device by its public calls: the bits of a step in host memory, exact bytes, atomic
- * steps, errors, and the failure of each driver call. */
+/* The optimizer on a fake CUDA device through its public calls: the bits of a step in host memory, exact bytes, steps
+ * that run completely or not at all, errors, and the failure of each driver call. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +28,7 @@ static void expect_equal(const com_model_t* a, const com_model_t* b) {
   if (what != NULL) fail_msg("%s differs", what);
 }
 
-/* A layer on the device whose passes run between steps: the optimizer shares its context. */
+/* A layer on the device. Its passes run between steps, since the optimizer uses the same context. */
 static void open_rig(rig_t* rig) {
   const sluice_moe_config_t config = rig_config();
   open_all(rig, &config);
@@ -109,7 +109,7 @@ TEST(Context_OutlivesItsHandleForTheOptimizer) {
   rig_t rig;
   open_rig(&rig);
   com_model_t *device = open_model(rig.context), *host = open_model(NULL);
-  rig_close(&rig); /* layer and context */
+  rig_close(&rig); /* closes the layer and the context */
   WORKS(com_step(device));
   WORKS(com_step(host));
   expect_equal(device, host);

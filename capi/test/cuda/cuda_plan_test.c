@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Budgets and plans on a CUDA context, on fakes: results, the device's memory under any routing, predictions, the
- * single read of a forward. plan_test.c is the CPU version. */
+/* Budgets and plans on a CUDA context, on fakes: results, device memory under any routing, predictions, and the single
+ * read of a forward. plan_test.c tests plans on the CPU. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -18,7 +18,7 @@ static budget_suite_t suite_of(void) {
   return suite;
 }
 
-/* One read in a forward, none in a backward: as without a plan. */
+/* One read in a forward and none in a backward, as without a plan. */
 TEST(CudaBudget_HostWaits_AreOneInForwardNoneInBackward) {
   for (int32_t w = 1; w <= 2; ++w) {
     const budget_suite_t suite = suite_of();
@@ -37,7 +37,7 @@ TEST(CudaBudget_HostWaits_AreOneInForwardNoneInBackward) {
 
 enum { OUTSTANDING = 2, ROUNDS = 3 };
 
-/* A layer on the fakes, and a plan of case i of 27 in a budget of exactly its bytes. */
+/* Opens a layer on the fakes with a plan for case i of 27, under a budget of exactly the plan's bytes. */
 static sluice_plan_t* open_planned(rig_t* rig, int i, int32_t separate_wgrad, sluice_plan_info_t* out_info) {
   static const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   const sluice_moe_config_t layer = rig_config();
@@ -50,7 +50,7 @@ static sluice_plan_t* open_planned(rig_t* rig, int i, int32_t separate_wgrad, sl
   return use_plan_in_its_bytes(rig, &config, out_info);
 }
 
-/* The device's peak memory equals the plan's exactly: steps of a budget have blocks of its capacities. */
+/* The device's peak memory equals the plan's bytes exactly: under a budget, steps allocate the plan's capacities. */
 TEST(CudaPlan_UnderABudget_PredictsThePeakToTheByte) {
   int checked = 0;
   for (int i = 0; i < 27; ++i, ++checked) {
@@ -94,8 +94,8 @@ static int64_t gradients_of(const rig_t* rig, float* out) {
   return count;
 }
 
-/* All dgrads, then all wgrads, as in a zero-bubble pipeline: the peak still equals the plan's exactly, and gradients
- * are those of whole backwards. Neither dgrad nor wgrad waits. */
+/* All dgrads, then all wgrads, as in a zero-bubble pipeline. The peak still equals the plan's bytes exactly, gradients
+ * equal those of whole backwards, and neither dgrad nor wgrad waits. */
 TEST(CudaPlan_SeparateWgrad_PredictsThePeakAndGivesTheSameGradients) {
   enum { ROOM = 2048 };
   static float whole[ROOM], split[ROOM];

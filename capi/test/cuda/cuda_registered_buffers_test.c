@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Registered buffers of NCCL, by context: each context decides in its first header, the same on all ranks, so contexts
- * of one communicator may have different configurations; if ranks pair contexts that decided differently, all ranks
- * report an error.
- */
+/* Registered buffers of NCCL: the ranks of a context decide together in the context's first header whether to register
+ * buffers, so contexts of one communicator may decide differently. If ranks call contexts that decided differently, all
+ * ranks report an error. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +14,7 @@
 #include "third_party/bazel/test.h"
 
 enum { RANKS = 2 };
-/* The kinds of contexts: each has its own, the same on all ranks, except for the last. */
+/* Kinds of contexts: the slots are Sluice's own, under a budget, or (on rank 1 only) allocated by the host. */
 enum { OWN_SLOTS, BUDGET, HOSTS_ON_RANK_1, KINDS };
 
 typedef struct rank_s {
@@ -24,7 +23,7 @@ typedef struct rank_s {
   int32_t num_open;
   sluice_status_t status, crossed;
   char why[512], crossed_why[512];
-  int64_t registered[KINDS]; /* messages so far, after a round of that context */
+  int64_t registered[KINDS]; /* registered messages so far, after a round of this context */
   uint64_t digest[KINDS], again[KINDS];
 } rank_t;
 
@@ -65,8 +64,8 @@ static void count_logs(void* user, int32_t level, const char* text) {
 
 static void meet(void) { (void)pthread_barrier_wait(&all.barrier); }
 
-/* One round of each context, then one in which rank 0 calls the first context's layer and rank 1 the last one's, then
- * one of each again. */
+/* One round of each context, then one round in which rank 0 calls the first context's layer and rank 1 the last one's,
+ * then one more round of each context. */
 static void play(rank_t* r) {
   for (int kind = 0; kind < r->num_open; ++kind) {
     note(r, rig_round(&r->rigs[kind], &r->digest[kind]));
@@ -135,17 +134,17 @@ TEST(RegisteredBuffers_DifferentContextsOfOneCommunicator_EachDecides) {
       assert_true(r->digest[kind] == r->digest[OWN_SLOTS]);
       assert_true(r->again[kind] == r->digest[OWN_SLOTS]);
     }
-    /* The pair with different decisions: both ranks name it, and it damages nothing. */
+    /* The contexts have decided differently: both ranks report the pair, and later rounds still work. */
     assert_int_equal(r->crossed, SLUICE_E_MISMATCH);
     if (strstr(r->crossed_why, "registered memory (2) on rank 0 and plain memory (0) on rank 1") == NULL) {
       fail_msg("rank %d: %s", i, r->crossed_why);
     }
   }
-  assert_int_equal(all.told, 2 * RANKS); /* once on each of the two ranks without registration */
+  assert_int_equal(all.told, 2 * RANKS); /* two contexts, one line on each rank */
   check_end();
 }
 
-/* NCCL is too old, or the environment forbids it, on all ranks: no buffers are registered, and bytes still arrive. */
+/* NCCL is too old, or the environment forbids registration, on all ranks: no buffer is registered, all bytes arrive. */
 TEST(RegisteredBuffers_OldNcclOrForbidden_NobodyRegisters) {
   for (int variant = 0; variant < 2; ++variant) {
     int64_t before = sluice_fake_nccl_registered();
@@ -159,7 +158,7 @@ TEST(RegisteredBuffers_OldNcclOrForbidden_NobodyRegisters) {
     for (int i = 0; i < RANKS; ++i) {
       if (all.ranks[i].status != SLUICE_OK) fail_msg("rank %d: %s", i, all.ranks[i].why);
       assert_true(all.ranks[i].again[OWN_SLOTS] == all.ranks[i].digest[HOSTS_ON_RANK_1]);
-      assert_int_equal(all.ranks[i].crossed, SLUICE_OK); /* contexts of one kind may meet */
+      assert_int_equal(all.ranks[i].crossed, SLUICE_OK); /* contexts that decided the same may be paired */
     }
     assert_int_equal(sluice_fake_nccl_registered(), before);
     assert_int_equal(all.told, KINDS * RANKS);

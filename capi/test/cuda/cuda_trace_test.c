@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The trace of a CUDA context, on fakes: ops by the device's own times, and the failures that leave a pass without
- * times. */
+/* The trace of a CUDA context, on fakes: ops have the device's times, and some failures leave a pass without times. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -22,7 +21,7 @@ static void open_rig(rig_t* rig) {
   open_all(rig, &config);
 }
 
-/* Work of the host in its stream before the pass: it ends on a signal from a thread. */
+/* Work that the host has enqueued on its stream before the pass; a thread ends it with a signal. */
 static _Atomic int is_over;
 static int blocker_is_ready(void* user) {
   (void)user;
@@ -68,20 +67,20 @@ TEST(Trace_OfABlockedStream_HasTheDevicesTimes) {
     const sluice_trace_event_t* e = &events[i];
     if (e->chunk < 0 && strcmp(e->op, "pass") == 0) continue;
     assert_true(e->begin_ns <= e->end_ns);
-    /* Enqueued long before the stream was free; it ran after. */
+    /* The op was enqueued long before the stream was free, and ran afterwards. */
     if (e->begin_ns < begin_ns + (BLOCKED_MS - 5) * UINT64_C(1000000)) {
       fail_msg("%s of chunk %d began %.3f ms after the call", e->op, e->chunk, (double)(e->begin_ns - begin_ns) / 1e6);
     }
     assert_true(e->end_ns <= sluice_now_ns());
-    assert_true(e->begin_ns + 1000 >= lane_end[e->lane]); /* a lane is one queue; events count in half microseconds */
+    assert_true(e->begin_ns + 1000 >= lane_end[e->lane]); /* ops of a lane are in order; times are in units of 0.5 us */
     num_lanes += lane_end[e->lane] == 0;
     lane_end[e->lane] = e->end_ns;
   }
-  assert_true(num_lanes >= 2); /* offloaded rows come in on their own */
+  assert_true(num_lanes >= 2); /* offloaded rows are copied in on a lane of their own */
   (void)close_all(&rig);
 }
 
-/* Without a trace nothing is timed and nothing waits. */
+/* Without a trace no op is timed and the host does not wait. */
 TEST(Trace_Off_AsksTheDeviceNothing) {
   rig_t rig;
   sluice_step_t* step = NULL;
@@ -97,7 +96,7 @@ TEST(Trace_Off_AsksTheDeviceNothing) {
   (void)close_all(&rig);
 }
 
-/* An event that cannot be created costs the times, not the pass; no failure leaks. */
+/* If an event cannot be created, the pass has no times but succeeds. Nothing leaks. */
 TEST(Trace_NthCallFails_LeaksNothing) {
   int done = 0, kept = 0, nth = 0;
   for (; !done; nth += 2) {
@@ -113,5 +112,5 @@ TEST(Trace_NthCallFails_LeaksNothing) {
     if (rig_round(&rig, NULL) != SLUICE_OK) fail_msg("after call %d: %s", nth, last_message());
     (void)close_all(&rig);
   }
-  assert_true(kept > 10); /* including marks of ops */
+  assert_true(kept > 10); /* including failures of events around ops */
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tuning during training on CUDA contexts, on fakes: times of passes come from events on the host's stream, lane times
- * of the first passes from events around ops. They travel in later headers, and all ranks make the same choices, with
- * no host waits beyond the one read of a forward and the ends of the first passes. */
+/* Tuning during training on CUDA contexts, on fakes. Events on the host's stream time passes, and events around ops
+ * time the lanes of the first passes. Later headers carry the times, so that all ranks make the same choices. The host
+ * waits only for the one read of a forward and for the ends of the first passes. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +20,7 @@ typedef struct found_s {
   sluice_tuner_stats_t tuned;
   sluice_tuner_decision_t decisions[16];
   int32_t num_decisions;
-  char refined[TEXT]; /* what the steps of a rank with a machine made of it */
+  char refined[TEXT]; /* the machine that a context was given, refined by its steps */
 } found_t;
 
 static rank_t ranks[RANKS];
@@ -56,7 +56,7 @@ static void train(rank_t* r, rig_t* rig) {
   note(r, sluice_context_decisions(rig->context, f->decisions, 16, &f->num_decisions));
 }
 
-/* With the machine that mode model predicts by, which a context takes before its first layer. */
+/* Trains with a machine for mode model. A context takes a machine only before its first layer. */
 static void train_with_a_machine(rank_t* r, rig_t* rig) {
   sluice_planner_t* planner = NULL;
   DEFAULTS(sluice_tuner_config, config);
@@ -77,7 +77,7 @@ static void train_with_a_machine(rank_t* r, rig_t* rig) {
 static void run(void (*body)(rank_t*, rig_t*)) {
   sluice_moe_config_t layer = rig_config();
   layer.num_chunks = 0, layer.wgrad_mode = SLUICE_WGRAD_ADAPTIVE;
-  layer.grouping = SLUICE_GROUPING_OFF; /* grouped passes do not count among those that are timed here */
+  layer.grouping = SLUICE_GROUPING_OFF; /* this test counts timed passes, and grouped passes are not timed */
   memset(found, 0, sizeof found);
   run_ranks(RANKS, &layer, body, ranks);
 }
@@ -87,7 +87,7 @@ TEST(CudaTuner_AllRanksChooseTheSameByTimesOfEvents) {
   int32_t least = found[0].num_chunks[0], most = least;
   for (int r = 0; r < RANKS; ++r) {
     assert_memory_equal(found[r].num_chunks, found[0].num_chunks, sizeof found->num_chunks);
-    assert_int_equal(found[r].forward.reads, ROUNDS); /* the counts, and nothing for the tuner */
+    assert_int_equal(found[r].forward.reads, ROUNDS); /* the counts, and no reads for the tuner */
     assert_int_equal(found[r].backward.reads, 0);
     assert_true(found[r].tuned.timed_passes > 20);
     assert_true(found[r].tuned.num_switches > 0 && found[r].tuned.total_seconds > 0);
@@ -102,12 +102,12 @@ TEST(CudaTuner_AllRanksChooseTheSameByTimesOfEvents) {
     if (found[0].num_chunks[i] < least) least = found[0].num_chunks[i];
     if (found[0].num_chunks[i] > most) most = found[0].num_chunks[i];
   }
-  assert_true(most > least); /* candidates were tried as ordinary steps */
+  assert_true(most > least); /* candidates ran as ordinary steps */
   printf("%lld timed passes, %lld decisions, n from %d to %d, chosen %d\n", (long long)found[0].tuned.timed_passes,
          (long long)found[0].tuned.num_decisions, least, most, found[0].decisions[0].num_chunks);
 }
 
-/* The machine's own answer, without a race; the lane times of the device correct the machine. */
+/* The tuner takes the machine's prediction without a race, and the device's lane times refine the machine. */
 TEST(CudaTuner_WithAMachine_PredictsAndIsRefinedByTheLanesOfTheFirstPasses) {
   run(train_with_a_machine);
   for (int r = 0; r < RANKS; ++r) {

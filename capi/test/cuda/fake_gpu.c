@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The fake driver, cuBLAS(Lt) and NCCL as one shared object under the vendors' names: libsluice opens it if a test puts
- * it into the loader's path as libcuda.so.1, libcublas.so.13, libcublasLt.so.13 and libnccl.so.2. All memory counts as
- * that of the device whose context is current (device 0 without one), so that a host without CUDA can pass its own. */
+/* The fake driver, cuBLAS(Lt) and NCCL as one shared object. A test puts it into the loader's path under the vendors'
+ * names libcuda.so.1, libcublas.so.13, libcublasLt.so.13 and libnccl.so.2, and libsluice opens it. All memory counts as
+ * memory of the current context's device (or device 0), so that a host without CUDA can pass its own. */
 #include <string.h>
 
 #include "backend/comm/nccl/fake/fake_nccl.h"
@@ -25,7 +25,7 @@ static sluice_cuda_driver_t driver(void) {
   return table;
 }
 
-/* Indirect functions: dlsym resolves them to the table's entries. */
+/* Indirect functions, which dlsym resolves to the entries of the table. */
 #define EXPORT(name, table)                                                                     \
   static void (*resolve_##name(void))(void) { return (void (*)(void))(uintptr_t)(table).name; } \
   __attribute__((visibility("default"), ifunc("resolve_" #name))) void name(void);
@@ -44,7 +44,7 @@ static sluice_cuda_driver_t driver(void) {
 #include "backend/comm/nccl/nccl_symbols.inc"
 #undef SYMBOL
 
-/* Not called by the library: a host captures its stream into a graph. */
+/* The library does not call this function: hosts use it to capture their streams. */
 #define SHOWN __attribute__((visibility("default")))
 SHOWN int cuStreamBeginCapture_v2(void* stream, int mode) {
   (void)mode; /* thread-local: the only one here */

@@ -85,7 +85,7 @@ static void run(int is_local, int32_t world_size, const sluice_moe_config_t* con
   pthread_barrier_destroy(&barrier);
   int64_t hazards = sluice_fake_cuda_hazards(hazard, sizeof hazard);
   const int64_t left = fakes_close(live, sizeof live);
-  for (int r = 0; r < world_size; ++r) { /* a rank that failed leaves what it had */
+  for (int r = 0; r < world_size; ++r) { /* errors come first, since a rank that failed may also leak */
     if (ranks[r].status != SLUICE_OK) fail_msg("rank %d: %d: %s", r, ranks[r].status, ranks[r].why);
   }
   if (left != 0) fail_msg("left: %s", live);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rigs on fake GPUs: one, or one on each of W ranks as threads. */
+/* Rigs on fake GPUs: one rig, or one rig on each of W ranks, which are threads. */
 #ifndef SLUICE_CAPI_TEST_CUDA_FAKE_RIGS_H_
 #define SLUICE_CAPI_TEST_CUDA_FAKE_RIGS_H_
 
@@ -10,13 +10,13 @@
 
 sluice_moe_config_t config_under(int64_t capacity);
 
-/* The test fails if the rig cannot be opened, or leaks. Returns the hazards between its accesses. */
+/* Both fail the test if the rig cannot be opened or leaks. close_all returns the number of hazards. */
 void open_all(rig_t* rig, const sluice_moe_config_t* config);
 int64_t close_all(rig_t* rig);
 
-/* In force on the rig's layer: a plan of config in a budget of just its bytes, which config gets. */
+/* Makes the rig's layer use a plan of config under a budget of exactly the plan's bytes, which is stored in config. */
 sluice_plan_t* use_plan_in_its_bytes(rig_t* rig, sluice_plan_config_t* config, sluice_plan_info_t* out_info);
-/* Its end, and that of the rig: the device's peak is what was planned, if info is not NULL. */
+/* Closes the plan and the rig. If info is not NULL, the device's peak must equal the planned bytes. */
 void close_planned(rig_t* rig, sluice_plan_t* plan, const sluice_plan_info_t* info);
 
 typedef struct rank_s {
@@ -29,8 +29,8 @@ typedef struct rank_s {
   char why[600];
 } rank_t;
 
-/* Runs body on each rank, with a rig of config. The test fails if a rank's status is an error, if anything leaks, and
- * if two accesses are not ordered. */
+/* Runs body on each rank with a rig of config. The test fails if a rank's status is an error, on any leak, and on any
+ * hazard. */
 void run_ranks(int32_t world_size, const sluice_moe_config_t* config, void (*body)(rank_t*, rig_t*), rank_t* ranks);
 /* The same for ranks that share a device and a local group. */
 void run_local_ranks(int32_t world_size, const sluice_moe_config_t* config, void (*body)(rank_t*, rig_t*),

@@ -20,7 +20,7 @@ const char fakes_machine_json[] =
     "\"exchange\": {\"bytes_per_second\": 1e9, \"startup_seconds\": 2e-5, \"per_peer_seconds\": 2e-6}, "
     "\"host_copy\": {\"bytes_per_second\": 2e10}, \"op_seconds\": 2e-6, \"pass_seconds\": 1e-5}";
 
-enum { TIMEOUT_MS = 300000 }; /* against hangs; long because of sanitizers on busy machines */
+enum { TIMEOUT_MS = 300000 }; /* detects hangs; long for sanitizers on busy machines */
 
 typedef struct rank_machine_s {
   void* stream;
@@ -126,8 +126,8 @@ static void drop_graph(int32_t rank) {
   fakes.ranks[rank].graph = NULL;
 }
 
-/* A host that waits for its stream while a peer is gone would wait for ever: it finally aborts, like a watchdog. What
- * it then reads is not the layer's result, and a test that expects no loss is notified. */
+/* A host that waits for its stream would wait for ever if a peer is gone. After the timeout it aborts its communicator,
+ * like a watchdog. The data is then not the layer's result, and a test that expects no loss prints a line. */
 static void settle(int32_t rank) {
   const struct timespec nap = {.tv_nsec = 100000};
   uint64_t timeout_ns = fakes.timeout_ms * UINT64_C(1000000), begin_ns = sluice_now_ns();

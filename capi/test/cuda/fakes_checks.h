@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Cases of the world on fake GPUs, under cmocka: the device as a parameter of a suite that runs on this CPU too. */
+/* Cases of the test world on fake GPUs, under cmocka, for suites that also run on this CPU. */
 #ifndef SLUICE_CAPI_TEST_CUDA_FAKES_CHECKS_H_
 #define SLUICE_CAPI_TEST_CUDA_FAKES_CHECKS_H_
 
@@ -7,7 +7,7 @@
 #include "capi/test/cuda/fakes.h"
 #include "capi/test/world/checks.h"
 
-/* The test fails on a hazard between two accesses, and on any leak. */
+/* Fails the test on any hazard and on any leak. */
 static inline void fakes_must_be_clean(void) {
   char text[200], live[200];
   const int64_t hazards = sluice_fake_cuda_hazards(text, sizeof text);
@@ -15,7 +15,7 @@ static inline void fakes_must_be_clean(void) {
   if (hazards != 0) fail_msg("%lld hazards: %s", (long long)hazards, text);
 }
 
-/* The case on the fakes that are open, whose one GEMM it is. */
+/* Runs the case on the open fakes, whose only GEMM library is cuBLAS. */
 static inline void run_on_open_fakes(const case_t* c, result_t* out) {
   case_t there = *c;
   there.machine = fakes_machine(), there.gemm = NULL;
@@ -23,25 +23,25 @@ static inline void run_on_open_fakes(const case_t* c, result_t* out) {
   fakes_must_be_clean();
 }
 
-/* As world_run, with a device for each rank and NCCL between them; */
+/* Runs the case with a device for each rank and NCCL between the ranks. */
 static inline void run_on_fakes(const case_t* c, result_t* out) {
   fakes_open(c->world_size, 1);
   run_on_open_fakes(c, out);
 }
 
-/* with one device for all ranks and a local communicator; */
+/* Runs the case with one device for all ranks and a local communicator. */
 static inline void run_on_local_fakes(const case_t* c, result_t* out) {
   fakes_open_local(c->world_size, 1);
   run_on_open_fakes(c, out);
 }
 
-/* with a cuBLAS that knows no grouped GEMMs. */
+/* Runs the case with a cuBLAS without grouped GEMMs. */
 static inline void run_on_old_fakes(const case_t* c, result_t* out) {
   fakes_open(c->world_size, 0);
   run_on_open_fakes(c, out);
 }
 
-/* Host reads in passes of one direction, of the last open fakes. */
+/* Checks the reads that the host waited for in passes of one direction, on the fakes of the last run. */
 static inline void must_read(const case_t* c, uint64_t forward, uint64_t backward) {
   for (int32_t r = 0; r < c->world_size; ++r) {
     assert_int_equal(fakes_waits(r, SLUICE_FORWARD).reads, forward);

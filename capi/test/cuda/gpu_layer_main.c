@@ -47,7 +47,7 @@ static void die(const char* what, int code) {
 }
 
 typedef struct rank_machine_s {
-  sluice_device_t* device; /* one object per rank: one thread at a time may enter a device */
+  sluice_device_t* device; /* one object per rank, since only one thread at a time may enter a device */
   void* stream;
   sluice_context_t* context;
   gpu_graph_t graph;
@@ -219,7 +219,7 @@ static void close_gpu(void) {
     leave(r);
     if (r > 0) ranks[r].device->vtable->destroy(ranks[r].device);
   }
-  ranks[0].device->vtable->destroy(ranks[0].device); /* `driver` is its table */
+  ranks[0].device->vtable->destroy(ranks[0].device); /* this device owns the table `driver` */
 }
 
 #else
@@ -251,14 +251,14 @@ static void part_ranks(double seconds) {
   run_cases(2, 0);
   run_cases(4, 0);
 }
-/* For compute-sanitizer: few cases, every kernel that a layer launches. */
+/* For compute-sanitizer: few cases that launch every kernel of a layer. */
 static void part_small(double seconds) {
   (void)seconds;
-  watch_memory(GPU_MEMORY_NOT_WATCHED); /* a checker's own memory varies with what it checks */
+  watch_memory(GPU_MEMORY_NOT_WATCHED); /* a checker's own memory depends on what it checks */
   run_cases(1, 1);
   run_cases(2, 1);
 }
-/* The result of a calibration is printed for inspection. On fakes, at sizes at which they are fast. */
+/* Prints the result of a calibration for inspection. Fakes run small sizes. */
 static void part_calibrate(double seconds) {
   static char machine[32768];
   for (int32_t w = 1; w <= 2; ++w) {
@@ -279,7 +279,7 @@ static void part_calibrate(double seconds) {
   }
 }
 static void part_soak(double seconds) {
-  watch_memory(GPU_MEMORY_LOSSES_FAIL); /* after this many cases everything is loaded */
+  watch_memory(GPU_MEMORY_LOSSES_FAIL); /* after this many cases all libraries and kernels are loaded */
   for (int32_t most = 1; most <= MOST_RANKS; most += MOST_RANKS - 1) {
     char name[128];
     int64_t count = 0;

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A local communicator over memory of CUDA devices, on the fake driver: bytes, order by happens-before, every
- * failure.
- */
+/* A local communicator on memory of CUDA devices, with the fake driver: bytes, ordering by events, and all failures. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,16 +19,16 @@ typedef struct rank_s {
   int32_t rank;
   sluice_comm_t* comm;
   void* stream;
-  /* on the device: two parts reused by all rounds, and separate memory for each round */
+  /* Device memory: all rounds reuse send and recv, and each round has its own part of got. */
   unsigned char *send, *recv, *got;
-  sluice_status_t status; /* of the first that failed */
+  sluice_status_t status; /* the first error */
   int32_t peer;
   char message[1024];
 } rank_t;
 
 struct world_s {
   int32_t world_size;
-  int32_t devices; /* 1: all ranks on one, else a device each */
+  int32_t devices; /* 1: all ranks share one device; otherwise each rank has its own */
   uint64_t timeout_ns;
   void (*run)(rank_t* me);
   sluice_local_group_t* group;
@@ -65,7 +63,7 @@ static void* rank_main(void* argument) {
   return NULL;
 }
 
-/* Returns the hazards found; nothing may leak. */
+/* Returns the number of hazards. Fails the test on a leak. */
 static int64_t run_world(world_t* world) {
   char live[200], hazard[200];
   pthread_t threads[MAX_RANKS];
@@ -120,13 +118,13 @@ static sluice_exchange_t exchange_of(const rank_t* me, int32_t round, arrays_t* 
   for (int32_t p = 0; p < me->world->world_size; ++p) {
     a->send[p] = me->send + p * 1000;
     a->recv[p] = me->recv + p * 1000;
-    a->send_bytes[p] = p == me->rank ? 77 : size_of(me->rank, p, round); /* the own entry is never read */
+    a->send_bytes[p] = p == me->rank ? 77 : size_of(me->rank, p, round); /* a rank never reads its own entry */
     a->recv_bytes[p] = p == me->rank ? 99 : size_of(p, me->rank, round);
   }
   return (sluice_exchange_t){a->send, a->send_bytes, a->recv, a->recv_bytes};
 }
 
-/* Between the exchanges the stream overwrites the sent data and copies the received data. */
+/* Around the exchange, the stream writes the data to send and copies the received data. */
 static sluice_status_t one_round(rank_t* me, int32_t round) {
   arrays_t a;
   const sluice_cuda_driver_t* driver = sluice_fake_cuda_driver();
@@ -144,10 +142,10 @@ static sluice_status_t one_round(rank_t* me, int32_t round) {
   return SLUICE_OK;
 }
 
-/* Sometimes a header between hosts, like the engine's. */
+/* In every second round the hosts exchange a header, like the engine. */
 static void all_rounds(rank_t* me) {
   if (note(me, use_cuda(me, device_of(me))) != SLUICE_OK) {
-    sluice_comm_abort(me->comm); /* like a rank that cannot take part */
+    sluice_comm_abort(me->comm); /* like a rank that cannot take part in an exchange */
     return;
   }
   for (int32_t round = 0; round < ROUNDS; ++round) {
@@ -164,7 +162,7 @@ static void check_bytes(const world_t* world) {
         const unsigned char* at = world->ranks[r].got + i * ROOM + p * 1000;
         uint64_t bytes = p == r ? 0 : size_of(p, r, i);
         for (uint64_t b = 0; b < bytes; ++b) assert_int_equal(at[b], byte_of(p, r, i));
-        assert_int_equal(at[bytes], 0xa5); /* nothing outside */
+        assert_int_equal(at[bytes], 0xa5); /* no bytes are written after the message */
       }
     }
   }
@@ -200,12 +198,12 @@ TEST(LocalCuda_AnyWaitLeftOut_LeavesAHazard) {
     give_memory(&world);
   }
   printf("%lld of %lld waits are needed\n", (long long)found, (long long)waits);
-  /* Ranks race for their numbers; and the wait after the last use of the sent rows orders nothing. */
+  /* The order of ranks varies between runs, and the wait after the last use of the sent rows is redundant. */
   assert_true(2 * found > waits);
 }
 
-/* Every call of the driver fails once: all ranks return, with an error status if it mattered; bytes are right
- * otherwise; nothing leaks and everything is ordered. */
+/* Fails calls of the driver, one per run. All ranks return, those that the failure concerns with an error; nothing
+ * leaks, and a run with an error has no hazards. */
 TEST(LocalCuda_NthCallFails_AllRanksReturn) {
   int was_reached = 1;
   int64_t nth = 0, refusals = 0;

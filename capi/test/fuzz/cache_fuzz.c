@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Machines on disk: any file is that of another machine, damaged, or a valid machine that writes back the same. */
+/* Fuzzes cached machines: a file is rejected as damaged or of another machine, or is valid and writes back the same. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>

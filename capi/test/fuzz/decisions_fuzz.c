@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Decisions of a tuner: accepted completely or not at all; accepted ones write back and read as the same. */
+/* Fuzzes decisions of a tuner: they are accepted completely or not at all, and accepted ones write back the same. */
 #include <string.h>
 
 #include "backend/tune/decisions_json.h"
@@ -37,7 +37,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   FUZZ_CHECK(again.num_imports == tuner.num_imports);
   char* text_again = written(&again, &length_again);
   FUZZ_CHECK(length == length_again && memcmp(text, text_again, length) == 0);
-  /* In addition to the existing ones. */
+  /* Decisions that are read again are added to the existing ones. */
   FUZZ_CHECK(sluice_tuner_read(&again, text, length) == SLUICE_OK);
   FUZZ_CHECK(again.num_imports == 2 * tuner.num_imports);
   free(text), free(text_again);

@@ -9,7 +9,7 @@
 
 enum { HEAD_BYTES = 16, CHECKSUM_BYTES = 8, MOST_PLAN_BYTES = 4096 };
 
-#define USE_UP_TO_BYTES (UINT64_C(1) << 22) /* bytes of a plan that a layer may get */
+#define USE_UP_TO_BYTES (UINT64_C(1) << 22) /* limit of a plan that a layer runs under */
 
 static sluice_context_t* context;
 static sluice_moe_t* moe;
@@ -60,7 +60,7 @@ static void try_to_read(const uint8_t* data, size_t size) {
   sluice_plan_destroy(again);
 }
 
-/* The input replaces the bytes between head and checksum, as far as it goes: the rest is the plan's own. */
+/* Puts the input between the head and the checksum of a plan, and corrects the checksum. */
 static void try_sealed(const uint8_t* data, size_t size) {
   const size_t room = (size_t)plain_bytes - HEAD_BYTES - CHECKSUM_BYTES;
   uint8_t* sealed = malloc((size_t)plain_bytes);

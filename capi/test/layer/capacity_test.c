@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Layers under a capacity on this CPU: the bits of exact exchanges if nothing is dropped, otherwise those of the
- * dropped routes; counters; errors. */
+/* Layers under a capacity on this CPU: bits of exact exchanges if no route is dropped, dropped routes, counters,
+ * errors. */
 #include <float.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,22 +17,22 @@ static case_t base_case(void) {
   return c;
 }
 
-/* Under a capacity, unused slots are rows of zeros between the others. They add nothing to a weight gradient; but AMX
- * and AVX512-BF16 sum rows in pairs, and zeros in between change the pairs. So f32 sums there, of at most 40 products
- * below 1, may differ by their rounding. */
+/* Under a capacity, unused slots are rows of zeros between the others. They add nothing to a weight gradient, but AMX
+ * and AVX512-BF16 sum rows in pairs, and the zeros change the pairs. Their f32 sums of at most 40 products below 1 may
+ * therefore differ by rounding. */
 static int sums_by_pairs(const case_t* c) {
   return c->dtype == SLUICE_DTYPE_BF16 && c->gemm != NULL && strcmp(c->gemm, "native") == 0;
 }
 #define PAIRED_SUMS (40 * (double)FLT_EPSILON / 2)
 
-/* Outputs and all gradients. No chunk can exceed the capacity. */
+/* Compares outputs and all gradients with exact exchanges. No chunk may exceed the capacity. */
 static void check(const case_t* c) {
   result_t exact, capacity;
   case_t under = *c;
   under.capacity = c->capacity > 0 ? c->capacity : 18;
   case_t plain = *c;
   plain.capacity = 0;
-  plain.chunking = SLUICE_CHUNKING_TOKENS; /* as under a capacity: the order of sums of weight gradients */
+  plain.chunking = SLUICE_CHUNKING_TOKENS; /* as under a capacity, so that weight gradients have the same sums */
   case_run(&plain, &exact);
   case_run(&under, &capacity);
   must_work(c, &exact);
@@ -105,7 +105,7 @@ TEST(Capacity_DgradThenWgradAndOutstandingSteps_HaveTheBitsOfExact) {
   }
 }
 
-/* The host's own experts get every slot: rows of zeros, whose dy are zeros. */
+/* Callback experts are called on all slots; unused slots are rows of zeros, and so are their gradients. */
 TEST(Capacity_CallbackExperts_HaveTheBitsOfExactAndEveryPlace) {
   for (int w = 0; w < 3; ++w) {
     for (int p = 0; p < 3; ++p) {
@@ -131,7 +131,7 @@ TEST(Capacity_CallbackExperts_HaveTheBitsOfExactAndEveryPlace) {
   }
 }
 
-/* Rows of one rank for one expert in one chunk are always sent at full capacity. */
+/* From each rank to each expert, every chunk sends rows up to the full capacity. */
 TEST(Capacity_BytesOnTheWire_AreThoseOfTheCapacity) {
   case_t c = base_case();
   result_t exact, under;
@@ -140,11 +140,11 @@ TEST(Capacity_BytesOnTheWire_AreThoseOfTheCapacity) {
   c.capacity = 6;
   case_run(&c, &under);
   must_work(&c, &under);
-  /* Out and back, forward and backward: four times the rows, and scalars twice. */
+  /* Rows travel out and back, in forward and backward: four times. Scalars travel twice. */
   uint64_t rows = 2u * 9u * 6u; /* chunks, experts of other ranks, capacity */
   for (int32_t r = 0; r < 4; ++r) {
     assert_int_equal(under.report_status[r], SLUICE_OK);
-    uint64_t all = rows * 2 /* to experts, and for the others' tokens */ * (2 * 11 * 4 + 4);
+    uint64_t all = rows * 2 /* to the experts, and as many for the tokens of other ranks */ * (2 * 11 * 4 + 4);
     assert_int_equal(under.bytes_sent[r], all);
     printf("rank %d: %llu bytes exact, %llu under a capacity of 6 (%lld of %lld routes, most %lld)\n", r,
            (unsigned long long)exact.bytes_sent[r], (unsigned long long)under.bytes_sent[r],
@@ -158,7 +158,7 @@ TEST(Capacity_BytesOnTheWire_AreThoseOfTheCapacity) {
 
 /* ---- overflow -------------------------------------------------------------------------------------------------- */
 
-/* Sets dropped routes to -1, and counts: routes in (token, k) order, chunk by chunk. */
+/* Sets dropped routes to -1 and counts them: chunk by chunk, in (token, k) order. */
 static int64_t drop_beyond(rig_t* rig, int64_t capacity, int64_t* out_most, int32_t* out_expert) {
   int64_t dropped = 0, T = rig->num_tokens;
   int32_t n = rig->config.num_chunks, K = rig->config.top_k, *ids = rig->ids.tensor.data;
@@ -273,7 +273,7 @@ static budget_suite_t suite_of(void) {
   return (budget_suite_t){.base = capacity_budget_base(), .run = world_run, .least_ranks = 1};
 }
 
-/* With a larger budget a policy that keeps more is chosen, and the plan predicts its bytes. */
+/* A larger budget chooses a policy that keeps more, up to the policy that keeps everything. */
 TEST(Budget_UnderACapacity_MoreRoomKeepsMore) {
   const budget_suite_t suite = suite_of();
   case_t c = capacity_budget_case(&suite, 2, 3);
@@ -287,7 +287,7 @@ TEST(Budget_UnderACapacity_MoreRoomKeepsMore) {
     must_work(&c, &got);
     assert_true(got.peak_bytes[0] <= c.budget);
     if (part == 0) last = got.bytes_sent[0];
-    assert_true(got.bytes_sent[0] <= last); /* less is sent again */
+    assert_true(got.bytes_sent[0] <= last); /* fewer rows are sent again */
     last = got.bytes_sent[0];
     world_free(&got);
   }
@@ -312,7 +312,7 @@ TEST(Plan_UnderACapacity_IsHeldToItsTokensAndReplacedOnAllRanks) {
   int32_t count = 0;
   sluice_plan_candidate_t lines[32];
   assert_int_equal(sluice_plan_candidates(small, lines, 32, &count), SLUICE_OK);
-  assert_int_equal(count, 9 * 2); /* policies, weight-gradient modes; n is the config's */
+  assert_int_equal(count, 9 * 2); /* restore policies x weight-gradient modes; n is the config's */
   plan_config.max_tokens = 6, plan_config.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
   assert_int_equal(sluice_plan_create(rig.moe, &plan_config, &large), SLUICE_OK);
   sluice_plan_info_t info = {.struct_size = sizeof info};
@@ -324,7 +324,7 @@ TEST(Plan_UnderACapacity_IsHeldToItsTokensAndReplacedOnAllRanks) {
   assert_int_equal(sluice_moe_use_plan(rig.moe, small), SLUICE_OK);
   REFUSED(rig_round(&rig, NULL), SLUICE_E_OVER_BUDGET, "this layer's plan is for at most 5");
   assert_int_equal(sluice_moe_use_plan(rig.moe, large), SLUICE_OK);
-  for (int round = 0; round < 3; ++round) { /* the first opens a header, the others none */
+  for (int round = 0; round < 3; ++round) { /* the first round exchanges a header, the others none */
     assert_int_equal(rig_round(&rig, &got), SLUICE_OK);
     assert_int_equal(got, want);
   }
@@ -337,7 +337,7 @@ TEST(Plan_UnderACapacity_IsHeldToItsTokensAndReplacedOnAllRanks) {
   assert_int_equal(atomic_load(&rig.heap.live_bytes), 0);
 }
 
-/* After the agreement, a rank with more tokens reports an error by itself; fewer are valid. */
+/* Ranks agree on a plan for at most 4 tokens. A rank with more tokens refuses the call; fewer tokens are valid. */
 TEST(Budget_UnderACapacity_MoreTokensThanAgreed_AreRefused) {
   DEFAULTS(sluice_context_config, context);
   context.gemm = "ref", context.memory_budget = 1 << 20;
@@ -362,7 +362,7 @@ TEST(Budget_UnderACapacity_MoreTokensThanAgreed_AreRefused) {
 }
 
 int main(void) {
-  setenv("SLUICE_POISON", "1", 1); /* slots are NaN at the start of each pass: padding must be written */
+  setenv("SLUICE_POISON", "1", 1); /* slots are NaN at the start of each pass, so padding must be written */
   const struct CMUnitTest rows[] = {
       BUDGET_TEST(Budget_UnderACapacity_PeakIsWhatWasPlannedToTheByte, suite_of(), capacity_budget_peak_is_planned),
       BUDGET_TEST(Budget_UnderACapacity_MoreOutstandingThanSaid_RefusedOnAllRanks, suite_of(),

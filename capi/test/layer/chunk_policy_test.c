@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Layers with a restore policy per chunk: the bits of keeping everything, bytes as planned, invalid lists named. */
+/* Layers with a restore policy for each chunk: bits of a layer that keeps everything, planned bytes, invalid lists. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -23,12 +23,12 @@ static const lists_t mixes[] = {
     {{OFFLOAD, OFFLOAD, OFFLOAD, OFFLOAD, OFFLOAD}, {KEEP, RECOMPUTE, KEEP, RECOMPUTE, KEEP}},
 };
 #define NUM_MIXES ((int)(sizeof mixes / sizeof mixes[0]))
-/* The policies that the host's own experts support. */
+/* The policies that callback experts support. */
 static const lists_t callback_mix = {{KEEP, OFFLOAD, KEEP, REDISPATCH, KEEP},
                                      {KEEP, RECOMPUTE, KEEP, RECOMPUTE, RECOMPUTE}};
 
-/* The same as with everything kept: bits of outputs and input gradients; of weight gradients too if both sum them chunk
- * by chunk. */
+/* Compares with a layer that keeps everything: outputs and input gradients have the same bits, and so do weight
+ * gradients if both layers sum them chunk by chunk. */
 static void check_mix(case_t c, const lists_t* lists) {
   result_t kept, mixed, want;
   c.chunking = SLUICE_CHUNKING_TOKENS, c.num_chunks = CHUNKS;
@@ -104,7 +104,7 @@ TEST(Layer_PolicyByChunkUnderACapacity_HasTheBitsOfKeepingEverything) {
   }
 }
 
-/* Without weight gradients a backward reads T_DI of few chunks, perhaps of none. */
+/* Without weight gradients, a backward reads T_DI of few chunks or of none. */
 static void frozen_round(const int32_t* inputs, const int32_t* pre_activations, float* grad_tokens,
                          float* grad_weights) {
   rig_t rig;
@@ -144,7 +144,7 @@ TEST(Plan_PolicyByChunk_PredictsTheAllocator) {
   budget_predictions_by_chunk(&(budget_suite_t){.base = budget_base_case(), .run = world_run, .least_ranks = 2});
 }
 
-/* A list of equal policies is that policy, also in a plan. */
+/* A list of equal policies gives the plan of that policy. */
 TEST(Plan_ListOfOnePolicy_IsThatPolicy) {
   rig_t rig;
   sluice_moe_config_t config = rig_config();

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The exchanges that a layer passes to its host's process group, in order. A transport can post every receive before
- * any send only if each send comes in one exchange with the receives of its rank, and the other rank expects it in the
- * exchange of the same number; the header and the counts must precede any payload; two exchanges may be in flight.
- */
+/* The exchanges that a layer passes to its host's process group, in order. A transport may post all receives before all
+ * sends, so a rank's sends must come in the same exchange as its receives, and the peer must expect them in the
+ * exchange of the same number. A pass begins with its header and counts. At most two exchanges are in flight. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +22,7 @@ typedef struct posted_s {
 /* One rank's process group: the local transport with callbacks that record their calls. */
 typedef struct host_s {
   sluice_comm_t* group;
-  int32_t direction; /* of the current pass of this rank */
+  int32_t direction; /* direction of this rank's current pass */
   int32_t under_way, most_under_way;
   int32_t count;
   posted_t posted[MAX_EXCHANGES];
@@ -62,7 +61,7 @@ static sluice_status_t exchange_wait(void* user, void* request, uint64_t timeout
 
 static void destroy(void* user) { sluice_comm_destroy(((host_t*)user)->group); }
 
-/* ---- this CPU as a machine of the world, whose ranks communicate through these hosts ---- */
+/* ---- this CPU as a machine of the world, with communicators that record exchanges ---- */
 
 static int32_t device_id(int32_t rank) {
   (void)rank;
@@ -110,7 +109,7 @@ static const world_machine_t machine = {.device_type = SLUICE_DEVICE_CPU,
                                         .settle = settle,
                                         .note = note};
 
-/* A layer of this width, forward and backward; `hosts` has what its ranks posted. */
+/* Runs a forward and a backward of a layer of this width; `hosts` records the exchanges of each rank. */
 static void run(int32_t num_chunks, int64_t width, int32_t grouping) {
   memset(hosts, 0, sizeof hosts);
   assert_int_equal(sluice_local_group_create(RANKS, &shared), SLUICE_OK);
@@ -155,10 +154,10 @@ static void check(int32_t num_chunks, int32_t grouping) {
         assert_int_equal(p->send_bytes[peer], hosts[peer].posted[i].recv_bytes[r]);
         assert_int_equal(p->direction, hosts[peer].posted[i].direction);
       }
-      const int grows = total(p) != total(n); /* with the rows' width, which header, counts and scalars do not */
+      const int grows = total(p) != total(n); /* depends on the width of rows; header, counts and scalars do not */
       const int is_backward = p->direction == SLUICE_BACKWARD;
       if (p->direction != direction) {
-        assert_false(grows); /* a pass begins with its header and counts, in one exchange */
+        assert_false(grows); /* a pass begins with its header and counts in one exchange */
         direction = p->direction, ++passes_begun;
       } else if (grows) {
         assert_int_equal(total(p) * NARROW, total(n) * WIDE);
@@ -169,7 +168,7 @@ static void check(int32_t num_chunks, int32_t grouping) {
     }
     assert_int_equal(passes_begun, 2);
     assert_int_equal(rows_of[0], 2 * num_chunks); /* dispatch and combine */
-    assert_int_equal(rows_of[1], 2 * num_chunks); /* their gradients; with each row, its route's weight or gradient */
+    assert_int_equal(rows_of[1], 2 * num_chunks); /* the gradients of both; scalars of routes follow separately */
     assert_int_equal(scalars_of[0], 0);
     assert_int_equal(scalars_of[1], 2 * num_chunks);
     assert_int_equal(scalar_bytes[1] * WIDE, row_bytes[1]);
@@ -181,7 +180,7 @@ TEST(Layer_OneChunk_SendsWithItsReceivesAndHeaderFirst) { check(1, SLUICE_GROUPI
 
 TEST(Layer_FourChunks_SendsWithItsReceivesAndHeaderFirst) { check(4, SLUICE_GROUPING_OFF); }
 
-/* At most two exchanges are in flight in a group, too: a host need not support a third. */
+/* Grouped exchanges also keep at most two in flight, which is all that a host must support. */
 TEST(Layer_GroupedChunks_SendsWithItsReceivesAndHeaderFirst) {
   check(4, SLUICE_GROUPING_ON);
   check(7, SLUICE_GROUPING_ON);

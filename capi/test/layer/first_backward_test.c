@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The first backward of a layer finds the pages of its weight gradients populated, as later ones do, also if they are
- * measured: counted in page faults of the calling thread. */
+/* In the first backward of a layer, the pages of its weight gradients are populated early, as in later backwards.
+ * Counts page faults of the calling thread, with measured pages and without. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* RUSAGE_THREAD */
 #endif
@@ -33,7 +33,7 @@ static int32_t pages_there(void) {
   return found;
 }
 
-/* The first GEMM that writes a weight gradient takes as long as one of real size. */
+/* Delays the first GEMM that writes a weight gradient until all pages are populated, as a GEMM of real size would. */
 static int32_t multiply(void* user, const sluice_host_gemm_args_t* g) {
   (void)user;
   for (int32_t i = 0; is_gradient(g->c) && !waited && i < WAITS && pages_there() < BYTES / PAGE; ++i) sched_yield();
@@ -70,7 +70,7 @@ static void place_gradients(rig_t* rig) {
   }
 }
 
-/* Page faults of this thread in a backward. */
+/* Runs a step; returns the page faults of this thread in the backward. */
 static long step(rig_t* rig) {
   sluice_step_t* step = NULL;
   struct rusage before, after;
@@ -98,7 +98,7 @@ TEST(FirstBackward_FreshGradients_WaitsForFewPages) {
   static rig_t rig;
   gradients = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   assert_true(gradients != MAP_FAILED);
-  (void)madvise(gradients, BYTES, MADV_NOHUGEPAGE); /* one touch is one page */
+  (void)madvise(gradients, BYTES, MADV_NOHUGEPAGE); /* every page faults separately */
   skip_where_it_cannot();
   open_layer(&rig);
   place_gradients(&rig);
@@ -117,6 +117,6 @@ TEST(FirstBackward_FreshGradients_WaitsForFewPages) {
 int main(int argc, char** argv) {
   const int is_measured = argc > 1 && strcmp(argv[1], "measured") == 0;
   setenv("SLUICE_HUGE_PAGES", is_measured ? "" : "0", 1);
-  setenv("SLUICE_CACHE_DIR", "/dev/null", 1); /* nothing is known before */
+  setenv("SLUICE_CACHE_DIR", "/dev/null", 1); /* no earlier measurements are read */
   return run_cases(NULL, NULL);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* 16-bit weight and bias gradients that several chunks add to: summed in f32 and rounded once, so that they equal the
+/* 16-bit weight and bias gradients that several chunks add to are summed in f32 and rounded once, so they equal the
  * rounded f32 gradients of the same pass. A 16-bit running sum would round after every chunk. */
 #include <stdio.h>
 #include <string.h>
@@ -42,7 +42,7 @@ static void run_both(case_t c, result_t* narrow, result_t* wide) {
   must_work(&c, wide);
 }
 
-/* The same bits as the f32 gradients, rounded. */
+/* Compares the 16-bit gradients with the rounded f32 gradients. */
 static void check(const case_t* c) {
   result_t narrow, wide;
   run_both(*c, &narrow, &wide);
@@ -75,7 +75,7 @@ TEST(Gradients_ManyChunks_AreTheF32SumsRoundedOnce) {
   }
 }
 
-/* Experts with rows in one chunk, experts without rows, and chunks without rows. */
+/* Some experts have rows in one chunk only or no rows at all, and some chunks have no rows. */
 TEST(Gradients_FewTokens_AreTheF32SumsRoundedOnce) {
   for (int64_t tokens = 0; tokens < 9; ++tokens) {
     case_t c = base_case();
@@ -86,7 +86,7 @@ TEST(Gradients_FewTokens_AreTheF32SumsRoundedOnce) {
   }
 }
 
-/* wgrad separately, later; gradients once over all chunks, whose rows are contiguous. */
+/* wgrad runs separately, and deferred gradients run once over all chunks, whose rows are contiguous. */
 TEST(Gradients_OtherOrders_AreTheF32SumsRoundedOnce) {
   for (int bits = 0; bits < 8; ++bits) {
     case_t c = base_case();
@@ -97,7 +97,7 @@ TEST(Gradients_OtherOrders_AreTheF32SumsRoundedOnce) {
   }
 }
 
-/* Under a budget some chunks keep their rows and some do not: one op then adds chunk by chunk, in one block of sums. */
+/* Under a budget only some chunks keep their rows. One op then adds chunk by chunk to the same f32 sums. */
 TEST(Gradients_UnderABudget_AreTheF32SumsRoundedOnce) {
   int64_t checked = 0;
   for (int32_t mode = SLUICE_WGRAD_DEFERRED; mode <= SLUICE_WGRAD_PER_CHUNK; ++mode) {
@@ -125,7 +125,7 @@ TEST(Gradients_UnderABudget_AreTheF32SumsRoundedOnce) {
   assert_true(checked > 0);
 }
 
-/* Added to existing gradients at the end: one rounding, half a unit in the last place. */
+/* Sums are added to existing gradients at the end, with one rounding of half a unit in the last place. */
 TEST(Gradients_OntoOthers_RoundOnce) {
   case_t c = base_case();
   c.accumulate = 1;
@@ -134,8 +134,7 @@ TEST(Gradients_OntoOthers_RoundOnce) {
   for (int kind = 0; kind < NUM_KINDS; ++kind) {
     for (int64_t i = 0; i < count_of(&c, kind); ++i) {
       double want = wide.grad_params[kind][i], off = narrow.grad_params[kind][i] - want;
-      double bound =
-          0x1p-8 * (want < 0 ? -want : want) + 0x1p-18; /* the f32 sums differ in the order of the first term */
+      double bound = 0x1p-8 * (want < 0 ? -want : want) + 0x1p-18; /* the first term of the f32 sums differs */
       if (off > bound || off < -bound) fail_msg("gradient %lld of kind %d is off by %g", (long long)i, kind, off);
     }
   }

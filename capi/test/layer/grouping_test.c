@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Exchanges of several chunks as one group: the same bits as sequential ones, and errors. */
+/* Grouped exchanges of several chunks give the same bits as sequential exchanges; invalid values are refused. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@ static case_t base_case(void) {
   return c;
 }
 
-/* Against the reference, and bit for bit against the layer without groups. */
+/* Compares with the reference, and bit for bit with the layer without groups. */
 static void check(const case_t* given) {
   result_t single, grouped, want;
   case_t c = *given;
@@ -84,7 +84,7 @@ TEST(Grouping_RanksWithoutTokensOrExperts_SameBits) {
   check(&c);
 }
 
-/* A second slot of sent and received rows, in the forward or the backward: none if there is no pair. */
+/* Groups need a second slot of sent and received rows in the forward or the backward, unless there is no pair. */
 TEST(Grouping_Slots_AreTwoOfWhatTravels) {
   for (int32_t n = 2; n <= 4; ++n) {
     uint64_t bytes[2];
@@ -111,7 +111,7 @@ TEST(Grouping_UnderABudget_IsLeftOut) {
   c.grouping = SLUICE_GROUPING_ON;
   case_run(&c, &got);
   must_work(&c, &plain);
-  must_work(&c, &got); /* within its budget too */
+  must_work(&c, &got); /* and stays within its budget */
   assert_true(world_identical(&c, &got, &plain, 1));
   assert_int_equal(got.slot_bytes[0], plain.slot_bytes[0]);
   world_free(&plain);
@@ -128,9 +128,9 @@ TEST(Grouping_UnknownValue_IsRefused) {
 }
 
 int main(void) {
-  setenv("SLUICE_POISON", "1", 1); /* a slot is NaN once its ops have ended: a group ends as a whole */
+  setenv("SLUICE_POISON", "1", 1); /* a slot is NaN once its ops have ended; the exchanges of a group end together */
   const struct CMUnitTest rows[] = {
-      /* Two exchanges of one stream run sequentially on a device, in the order of the schedule: there is no gain. */
+      /* On a device the exchanges of a stream run sequentially in the order of the schedule, so groups gain nothing. */
       TEST_WITH(run_on_fakes, Grouping_EveryPolicy_SameBits),
       TEST_WITH(run_on_fakes, Grouping_DtypesCopiesAndCallbacks_SameBits),
   };

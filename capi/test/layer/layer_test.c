@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The layer through the public ABI against a plain f64 reference, over ranks, chunks, dtypes and layouts. */
+/* The layer through the public ABI, compared with a plain f64 reference over ranks, chunks, dtypes and layouts. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -196,7 +196,7 @@ static void check_any_chunks(const char* gemm) {
       world_run(&c, &many);
       world_run(&c, &again);
       assert_true(world_identical(&c, &one, &many, 0));
-      assert_true(world_identical(&c, &many, &again, 1)); /* and between runs, weight gradients too */
+      assert_true(world_identical(&c, &many, &again, 1)); /* two runs have the same bits, weight gradients included */
       world_free(&many);
       world_free(&again);
     }
@@ -204,8 +204,7 @@ static void check_any_chunks(const char* gemm) {
   }
 }
 
-/* Memory of the layer other than its slots and saved tensors (counts, offsets, headers, scratch) is at most a tenth of
- * these. */
+/* Other memory of the layer (counts, offsets, headers, scratch) is at most a tenth of its slots and saved tensors. */
 TEST(Layer_Peak_IsAtMostSlotsAndSaved) {
   for (int32_t n = 1; n <= 8; n *= 2) {
     for (int32_t x = 0; x < 2 * 2 * 2; ++x) {
@@ -228,7 +227,7 @@ TEST(Layer_Peak_IsAtMostSlotsAndSaved) {
   }
 }
 
-/* Chunks out of rows (the default) or out of tokens: a token's sum has the same rows in the same order. */
+/* Chunks are cut by rows (the default) or by tokens. A token's sum has the same rows in the same order. */
 TEST(Layer_ChunksOfRowsOrTokens_HaveTheSameBits) {
   for (int32_t x = 0; x < 2 * 3 * 4; ++x) {
     case_t c = world_small_case();
@@ -249,8 +248,8 @@ TEST(Layer_ChunksOfRowsOrTokens_HaveTheSameBits) {
   }
 }
 
-/* With chunks of rows an expert has rows in few chunks, with chunks of tokens in all; and chunk sizes follow their
- * share, that of a middle one (backend/schedule/uneven_chunks.h). */
+/* If chunks are cut by rows, an expert has rows in few chunks; if they are cut by tokens, in all. The largest chunk has
+ * the rows of a middle chunk (backend/schedule/uneven_chunks.h). */
 TEST(Layer_ChunksOfRows_AskForFewExperts) {
   for (int32_t hot = -1; hot < 8; hot += 5) {
     for (int32_t n = 2; n <= 8; n *= 2) {
@@ -264,7 +263,7 @@ TEST(Layer_ChunksOfRows_AskForFewExperts) {
       world_run(&c, &tokens);
       for (int32_t r = 0; r < 2; ++r) {
         assert_int_equal(tokens.calls[r], 8 * n);
-        assert_in_range(rows.calls[r], 8, 8 + 2 * (n - 1)); /* each of two ranks cuts n - 1 times */
+        assert_in_range(rows.calls[r], 8, 8 + 2 * (n - 1)); /* two ranks, each of which cuts n - 1 times */
         assert_true((double)rows.most_rows[r] <= 1.25 * largest * (double)tokens.most_rows[r]);
       }
       world_free(&rows);
@@ -277,7 +276,7 @@ static const int32_t policies_of_input[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_
 static const int32_t policies_of_pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD,
                                                      SLUICE_RESTORE_RECOMPUTE};
 
-/* The result under each of the nine policies has the bits of the one that keeps everything, with the same chunks. */
+/* Each of the nine pairs of policies gives the bits of the pair that keeps everything, with the same chunks. */
 static void check_policies(case_t c) {
   c.chunking = SLUICE_CHUNKING_TOKENS;
   for (c.reuse_saved = 0; c.reuse_saved < 2; ++c.reuse_saved) {
@@ -326,7 +325,7 @@ TEST(Layer_RestorePolicies_WorkWithEverythingElse) {
   }
 }
 
-/* Interleaved gates, other activations, other types: recomputed values have the same bits. */
+/* Recomputed values have the same bits with interleaved gates, all activations and all types. */
 TEST(Layer_RestorePolicies_WorkWithEveryGateActivationAndType) {
   static const struct {
     int32_t gated, activation, dtype;
@@ -364,9 +363,9 @@ TEST(Layer_AnyChunks_BitIdenticalWithRef) { check_any_chunks("ref"); }
 
 TEST(Layer_AnyChunks_BitIdenticalWithNative) { check_any_chunks("native"); }
 
-/* ---- faults of the public code that no schedule shows ---- */
+/* ---- errors of the papers' public code that a schedule does not show ---- */
 
-/* The public code detaches the gate: here the weight of every kept route has its gradient, with any reuse. */
+/* The public code detaches the gate. In Sluice the weight of every kept route gets its gradient under every policy. */
 TEST(PublicCode_GateDetached_EveryRouteWeightHasItsGradient) {
   const int32_t policies[][2] = {{SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP},
                                  {SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_OFFLOAD},
@@ -410,8 +409,8 @@ static uint64_t digest_of(const held_t* held, const rig_t* rig) {
   return sluice_hash_bytes(h, rig->out.tensor.data, rig->out.bytes);
 }
 
-/* Guard 6: no lane accesses the host's memory after a call has returned. Inputs may change at once, and outputs do not
- * change any more. (On CUDA: cuda_layer_test and cuda_device_test join the stream.) */
+/* Guard 6: no lane accesses the host's memory after a call has returned, so inputs may change at once and outputs no
+ * longer change. (On CUDA, cuda_layer_test and cuda_device_test check that the stream is joined.) */
 TEST(Guard6_NoLaneOutlivesItsCall) {
   rig_t rig;
   sluice_moe_config_t config = rig_config();
@@ -444,7 +443,7 @@ TEST(Layer_FiniteDifferences_MatchEveryGradient) {
     result_t got;
     world_run(&c, &got);
     for (int which = 0; which < 8; ++which) {
-      /* Route weights are f32 inputs: a wide step keeps rounding small; the layer is linear in them. */
+      /* Route weights are f32 inputs. The layer is linear in them, so a wide step is exact and keeps rounding small. */
       double h = which == 1 ? 0.25 : 1e-5;
       for (int64_t i = 0; i < world_count(&c, which); ++i) {
         double slope = (world_objective(&c, which, i, h) - world_objective(&c, which, i, -h)) / (2 * h);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rows by expert and by rank: the counts of forwards, before and after experts have moved. */
+/* Loads by expert and by rank, from the counts of forwards before and after experts have moved. */
 #include <stdint.h>
 #include <string.h>
 
@@ -8,9 +8,9 @@
 
 enum { MOST = 8 };
 
-/* The counts of each rank, compared by all after a barrier. */
+/* The loads of each rank. All ranks compare them after a barrier. */
 typedef struct seen_s {
-  int64_t routes[MAX_RANKS][MOST]; /* of one round */
+  int64_t routes[MAX_RANKS][MOST]; /* routes of one round */
   int64_t expert_rows[MAX_RANKS][MOST];
   int64_t rank_rows[MAX_RANKS][MAX_RANKS];
   int64_t forwards[MAX_RANKS];
@@ -29,7 +29,7 @@ static void look(part_t* me) {
   meet(me);
 }
 
-/* Rows that a rank receives in one round. */
+/* Rows that `rank` receives in one round. */
 static int64_t rows_of(const part_t* me, const int32_t* owner, int32_t rank) {
   int64_t rows = 0;
   for (int32_t r = 0; r < me->world_size; ++r) {
@@ -38,7 +38,7 @@ static int64_t rows_of(const part_t* me, const int32_t* owner, int32_t rank) {
   return rows;
 }
 
-/* Rounds before and after experts 0 and 2 have been swapped. The header of a round reports the previous one. */
+/* Checks the loads of `before` rounds, a swap of experts 0 and 2, and `after` rounds. Headers report the last round. */
 static void expect_loads(part_t* me, int line, const int32_t* home, const int32_t* moved, int before, int after) {
   look(me);
   const int reported_before = after > 0 ? before : before - 1, reported_after = after > 0 ? after - 1 : 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Adapters of experts (LoRA): the layer computes what the dense layer with W + s B A does, and the gradients of A and B
- * follow from its gradient of W; over gates, members, chunks, policies, dtypes and layouts. */
+/* Adapters of experts (LoRA): the layer computes the same as the dense layer with W + s B A, and the gradients of A and
+ * B follow from the dense gradient of W. Runs over gates, adapted matrices, chunks, policies, dtypes and layouts. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 enum { GATE = WORLD_LORA_GATE, UP = WORLD_LORA_UP, JOINT = WORLD_LORA_JOINT, DOWN = WORLD_LORA_DOWN };
 
-/* The members that a gate allows: what is shared, what is absent. */
+/* Sets of adapted matrices that a gate allows, also with a shared factor and with missing adapters. */
 static const int32_t members[][6] = {
     [SLUICE_GATED_NO] = {GATE | DOWN, GATE, DOWN},
     [SLUICE_GATED_HALVES] = {GATE | JOINT | DOWN, GATE | UP | DOWN, GATE, UP, GATE | JOINT, DOWN},
@@ -63,7 +63,7 @@ TEST(Lora_EveryActivation_MatchesTheDenseLayer) {
   }
 }
 
-/* Ranks and chunks, both modes, uneven batches, ranks without rows, one hot expert, experts in any place. */
+/* Ranks, chunks, both weight-gradient modes, uneven batches, ranks without rows, one hot expert, other owners. */
 TEST(Lora_RanksChunksAndModes_MatchTheDenseLayer) {
   for (int32_t w = 1; w <= 4; ++w) {
     for (int32_t bits = 0; bits < 32; ++bits) {
@@ -101,7 +101,7 @@ TEST(Lora_ExchangesAndMoves_MatchTheDenseLayer) {
   c.reuse = 1, c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE, check(&c);
 }
 
-/* What moves with an expert is the host's to move: then outputs do not depend on the place. */
+/* The host moves adapters with their experts; outputs then do not depend on the placement. */
 TEST(Lora_ExpertsThatMove_HaveTheBitsOfThoseThatStay) {
   case_t c = adapted_case(SLUICE_GATED_HALVES, GATE | JOINT | DOWN);
   c.world_size = 3, c.num_chunks = 3, c.rounds = 3, c.chunking = SLUICE_CHUNKING_TOKENS;
@@ -116,7 +116,7 @@ TEST(Lora_ExpertsThatMove_HaveTheBitsOfThoseThatStay) {
   world_free(&moves);
 }
 
-/* Adapters in f32 or of the layer's dtype, as matrices or as PEFT has them, in every type of layer. */
+/* Adapters in f32 or the layer's dtype, as separate matrices or in PEFT's layout, for every dtype of the layer. */
 TEST(Lora_DtypesAndLayouts_MatchTheDenseLayer) {
   const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16, SLUICE_DTYPE_F64};
   for (size_t i = 0; i < 4; ++i) {
@@ -131,7 +131,7 @@ TEST(Lora_DtypesAndLayouts_MatchTheDenseLayer) {
   }
 }
 
-/* Factors that do not fit the room in which they are packed go there by turns, those of neighbours together. */
+/* If packed factors do not fit their buffer, they are packed in turns of neighbouring experts. */
 TEST(Lora_FactorsLargerThanTheirRoom_MatchTheDenseLayer) {
   for (int32_t i = 0; i < 4; ++i) {
     case_t c = adapted_case(SLUICE_GATED_HALVES, members[SLUICE_GATED_HALVES][i & 1]);
@@ -152,7 +152,7 @@ TEST(Lora_FiniteDifferences_MatchEveryGradient) {
       must_work(&c, &got);
       for (int which = 0; which < 14; ++which) {
         if (which >= 2 && which < 5) continue; /* W is frozen */
-        /* Route weights are f32 inputs: a wide step keeps its rounding small; the layer is linear in them. */
+        /* Route weights are f32 inputs. The layer is linear in them, so a wide step keeps rounding small. */
         double h = which == 1 ? 0.25 : 1e-5;
         for (int64_t at = 0; at < world_count(&c, which); ++at) {
           double slope = (world_objective(&c, which, at, h) - world_objective(&c, which, at, -h)) / (2 * h);
@@ -203,7 +203,7 @@ TEST(Lora_AnyChunksAndPolicies_HaveTheSameBits) {
   }
 }
 
-/* As without adapters, since their terms are zeros. */
+/* Same bits as a frozen layer without adapters, since the terms of absent adapters are zeros. */
 TEST(Lora_LayerWithoutAdaptersInACall_ComputesTheFrozenLayer) {
   case_t c = adapted_case(SLUICE_GATED_HALVES, 0);
   c.world_size = 2, c.num_chunks = 3, c.bias = 1;
@@ -217,7 +217,7 @@ TEST(Lora_LayerWithoutAdaptersInACall_ComputesTheFrozenLayer) {
   world_free(&without);
 }
 
-/* W + s B A is never formed: beyond a step with frozen experts there are T_LOW and the room for packed factors. */
+/* W + s B A is never formed: a step takes T_LOW and the packed factors in addition to a step with frozen experts. */
 TEST(Lora_Peak_IsThatOfTheFrozenStepAndLowRankRows) {
   for (int32_t n = 1; n <= 4; n *= 2) {
     for (int32_t w = 1; w <= 2; ++w) {
@@ -230,7 +230,7 @@ TEST(Lora_Peak_IsThatOfTheFrozenStepAndLowRankRows) {
       c.lora_rank = c.lora = 0, c.frozen = 1;
       world_run(&c, &frozen);
       must_work(&c, &frozen);
-      /* All rows in one chunk, and one more chunk of dT_DI's like that weight gradients may leave under way. */
+      /* All rows in one chunk, and one more chunk for dT_DI that pending weight gradients may hold. */
       const uint64_t rows = 512 * (uint64_t)w, low = rows * 2 * 4 * sizeof(float), dense = 12 * 3 * 192 * 96 * 4 / 2;
       const uint64_t packed = 2 * 12 * 4 * 192 * sizeof(float), small = 4096;
       for (int32_t r = 0; r < w; ++r) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Layers with packed weights give the bits of layers with the decoded ones, in every mode, and refuse what does not
- * fit. */
+/* Layers with packed weights have the bits of layers with the same weights decoded, in every mode. Tensors, configs and
+ * ranks that do not fit are refused. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 static const char* const words[] = {"plain", "mxfp4", "fp8", "int8", "int4"};
 
 static case_t packed_case(int32_t format) {
-  /* Widths as odd as a format lets them be; of FP8 with several blocks. */
+  /* Widths are as odd as each format allows; FP8 has several blocks. */
   static const int64_t widths[][3] = {{0}, {64, 96, 0}, {161, 137, 0}, {75, 45, 32}, {70, 34, 32}};
   case_t c = world_small_case();
   c.weights = format;
@@ -33,7 +33,7 @@ static void check(const case_t* packed) {
   case_run(&decoded, &want);
   must_work(packed, &got);
   must_work(&decoded, &want);
-  const double distance = world_distance(packed, &got, &want); /* not a number where one is NaN */
+  const double distance = world_distance(packed, &got, &want); /* NaN if one value is NaN */
   if (!world_identical(packed, &got, &want, 1) || !(distance == 0)) {
     fail_msg("%s, gemm %s, W %d n %d dtype %d gated %d restore %d, %d: other bits than decoded, %g apart",
              words[packed->weights], packed->gemm, packed->world_size, packed->num_chunks, packed->dtype, packed->gated,
@@ -43,7 +43,7 @@ static void check(const case_t* packed) {
   for (int64_t i = 0; i < packed->tokens[0] * packed->model_width; ++i) {
     sum += got.out[0][i] * got.out[0][i] + got.grad_tokens[0][i] * got.grad_tokens[0][i];
   }
-  assert_true(sum > 1e-3); /* something was computed */
+  assert_true(sum > 1e-3); /* the layer has computed something */
   world_free(&got);
   world_free(&want);
 }
@@ -52,7 +52,7 @@ TEST(Packed_EveryFormatGemmTypeAndGate_BitsOfTheDecodedLayer) {
   const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16};
   const int32_t gates[] = {SLUICE_GATED_NO, SLUICE_GATED_HALVES, SLUICE_GATED_INTERLEAVED};
   for (int32_t format = SLUICE_WEIGHTS_MXFP4; format <= SLUICE_WEIGHTS_INT4; ++format) {
-    for (int i = 0; i < 12; i += is_on_cpu() ? 1 : 2) { /* the fakes have one GEMM */
+    for (int i = 0; i < 12; i += is_on_cpu() ? 1 : 2) { /* fakes have one GEMM */
       case_t c = packed_case(format);
       c.gemm = i % 2 == 0 ? "ref" : "native";
       c.dtype = dtypes[i / 2 % 2], c.gated = gates[i / 4], c.bias = i % 3 == 0, c.num_chunks = 1 + (i + format) % 3;
@@ -87,7 +87,7 @@ TEST(Packed_EveryModeOfAPass_BitsOfTheDecodedLayer) {
   }
 }
 
-/* A budget plans the records of packed weights too: what a pass takes stays within it. */
+/* A budget also counts the records of packed weights, so a pass stays within the budget. */
 TEST(Packed_UnderABudget_WithinItAndTheBitsOfTheDecodedLayer) {
   case_t c = packed_case(SLUICE_WEIGHTS_INT8);
   c.gemm = "ref", c.gated = SLUICE_GATED_HALVES, c.num_chunks = 0;
@@ -96,7 +96,7 @@ TEST(Packed_UnderABudget_WithinItAndTheBitsOfTheDecodedLayer) {
   check(&c);
 }
 
-/* f64, for finite differences. */
+/* f64 layers serve finite differences. */
 TEST(Packed_F64_BitsOfTheDecodedLayer) {
   for (int32_t format = SLUICE_WEIGHTS_MXFP4; format <= SLUICE_WEIGHTS_INT4; ++format) {
     case_t c = packed_case(format);
@@ -105,7 +105,7 @@ TEST(Packed_F64_BitsOfTheDecodedLayer) {
   }
 }
 
-/* Blocks of 96 and of 128 columns have as many scales here, so each rank by itself finds nothing wrong. */
+/* Blocks of 96 and of 128 columns have equally many scales here, so no rank finds an error by itself. */
 TEST(Packed_RanksWithOtherBlocks_AreTold) {
   case_t c = packed_case(SLUICE_WEIGHTS_INT8);
   c.weight_block = 96, c.weight_block_of_1 = 128;
@@ -212,7 +212,7 @@ TEST(Packed_TensorsThatDoNotFit_RefusedByName) {
   REFUSED(forward(moe, &r, &step), bad, "params.s1 is NULL; weights in fp8 need codes and scales");
   reset(&r), r.params.w2 = NULL;
   REFUSED(forward(moe, &r, &step), bad, "params.w2 is NULL");
-  reset(&r), r.params.struct_size = offsetof(sluice_expert_tensors_t, s1); /* a caller of before there were scales */
+  reset(&r), r.params.struct_size = offsetof(sluice_expert_tensors_t, s1); /* a caller from before scales existed */
   REFUSED(forward(moe, &r, &step), bad, "params.s1 is NULL");
   reset(&r), r.w1.type_code = SLUICE_TYPE_FLOAT, r.w1.type_bits = 32;
   REFUSED(forward(moe, &r, &step), bad, "params.w1[0]: type code 2 with 32 bits; codes of fp8 are u8");
@@ -220,7 +220,7 @@ TEST(Packed_TensorsThatDoNotFit_RefusedByName) {
   REFUSED(forward(moe, &r, &step), bad, "params.s2[0]: type code 4 with 16 bits; scales of fp8 are f32");
   reset(&r), r.w1.shape = r.down;
   REFUSED(forward(moe, &r, &step), bad, "params.w1[0]: has [64, 32], want [32, 64]");
-  reset(&r), r.s1.shape = r.routes; /* two scales of 96 rows each are no blocks of 128 */
+  reset(&r), r.s1.shape = r.routes;
   REFUSED(forward(moe, &r, &step), bad, "params.s1[0]: has [3, 1], want [1, 1]");
   reset(&r), r.up_strides[0] = 1, r.up_strides[1] = H, r.w1.strides = r.up_strides;
   REFUSED(forward(moe, &r, &step), bad, "params.w1[0]: the strides are 1, 32; packed weights lie row by row");
@@ -279,7 +279,7 @@ TEST(WeightsBytes_EveryFormat_CodesAndScales) {
 TEST(Weights_QuantisedAndBack_AreNear) {
   enum { ROWS = 130, COLS = 160 };
   static const int32_t blocks[] = {0, 0, 0, 96, 0};
-  static const double steps[] = {0, 1.0 / 4, 1.0 / 28, 1.0 / 250, 1.0 / 13}; /* half a step, of the largest number */
+  static const double steps[] = {0, 1.0 / 4, 1.0 / 28, 1.0 / 250, 1.0 / 13}; /* half a step of the largest number */
   static float weight[ROWS * COLS], back[ROWS * COLS];
   static uint8_t codes[ROWS * COLS];
   static float scales[ROWS * COLS];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Experts that change owner and slot between steps, moved by the host with their parameters and gradients: the run has
- * the results of one in which nothing moves. Steps update the parameters, so an error in one step stays. */
+/* Experts that change owner and slot between steps; the host moves their parameters and gradients. Results equal those
+ * of a run without moves. Steps update the parameters, so that an error in one step persists. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,8 +10,7 @@
 
 enum { ROUNDS = 4 };
 
-/* A configuration with reproducible bits: a configured n, chunks of tokens, weight gradients chunk by chunk, gemm
- * "ref". */
+/* A configuration with reproducible bits: configured n, chunks of tokens, weight gradients by chunk, gemm "ref". */
 static case_t base_case(int32_t world_size) {
   case_t c = world_small_case();
   c.world_size = world_size, c.num_chunks = 2, c.bias = 1, c.rounds = ROUNDS;
@@ -20,7 +19,7 @@ static case_t base_case(int32_t world_size) {
   return c;
 }
 
-/* Whether the moved run has the bits of the unmoved one; *out_distance between the two. */
+/* Returns whether a run with moves has the bits of the run without; *out_distance is the distance of the two. */
 static int compare(const case_t* c, int params, double* out_distance) {
   result_t moved, still;
   case_t without = *c;
@@ -52,8 +51,8 @@ static void check_bits(const case_t* c) {
   }
 }
 
-/* Outputs and gradients of tokens and route weights have the same bits, weight gradients those of other chunks. Later
- * rounds would see the difference in the updated parameters, so there is one round. */
+/* With moves, weight gradients are summed in other chunks and are only near. In one round, outputs and gradients of
+ * tokens and route weights have the same bits if has_bits; later rounds would see the updates. */
 static void check_near(const case_t* c, int has_bits) {
   double distance = 0;
   for (int32_t moves = WORLD_MOVES_EVEN; moves <= WORLD_MOVES_UNEVEN; ++moves) {
@@ -66,8 +65,7 @@ static void check_near(const case_t* c, int has_bits) {
   }
 }
 
-/* Without a step before: the config's own lists, compared with the reference and with the bits of contiguous
- * experts. */
+/* The config places the experts at creation. Results match the reference, with the bits of contiguous experts. */
 TEST(Create_AnyPlacement_MatchesReference) {
   for (int32_t w = 1; w <= 4; ++w) {
     for (int32_t moves = WORLD_MOVES_EVEN; moves <= WORLD_MOVES_UNEVEN; ++moves) {
@@ -138,7 +136,7 @@ TEST(Moves_Policies_HaveTheBitsOfNone) {
 TEST(Moves_UnderACapacity_HaveTheBitsOfNone) {
   for (int i = 0; i < 4; ++i) {
     case_t c = base_case(i % 2 == 0 ? 2 : 4);
-    c.capacity = i < 2 ? 18 : 2; /* the second drops routes: the same ones, wherever their expert is */
+    c.capacity = i < 2 ? 18 : 2; /* the second capacity drops routes, which do not depend on the placement */
     check_bits(&c);
   }
 }
@@ -149,14 +147,14 @@ TEST(Moves_CallbackExperts_HaveTheBitsOfNone) {
   check_bits(&c);
 }
 
-/* Chunks are divided by received rows, which depend on the placement. */
+/* The received rows divide the chunks, and they depend on the placement. */
 TEST(Moves_UnderAPlan_AreNear) {
   DEFAULTS(sluice_plan_config, plan);
   plan.max_tokens = 17, plan.num_chunks = 3;
   for (int32_t w = 2; w <= 4; w += 2) {
     double distance = 0;
     case_t given = base_case(w);
-    given.num_chunks = 0, given.plan = &plan; /* of the host: it stays, since numbers of experts do */
+    given.num_chunks = 0, given.plan = &plan; /* the host's plan stays, since ranks keep their numbers of experts */
     if (compare(&given, 0, &distance), !(distance >= 0 && distance <= world_tolerance(&given))) tell(&given, distance);
     case_t own = base_case(w);
     own.num_chunks = 0, own.wgrad_mode = SLUICE_WGRAD_ADAPTIVE, own.budget = 1 << 20;
@@ -166,14 +164,14 @@ TEST(Moves_UnderAPlan_AreNear) {
   }
 }
 
-/* A token has one route to each expert, and so to each rank; once all experts are on one rank, all of them go there. A
- * plan for one each would hold half of them in a chunk, and split the requested chunk in two. */
+/* Each token has one route to each of two experts. Once both experts are on one rank, it receives all routes. A plan
+ * for one expert on each rank allows half of these rows in a chunk, and would split the configured chunk in two. */
 TEST(Moves_ToOneRankUnderABudget_MakeAnotherPlan) {
   result_t moved;
   case_t c = base_case(2);
   c.num_chunks = 1, c.budget = 1 << 20, c.rounds = 1;
   c.num_experts = c.top_k = 2;
-  c.moves = WORLD_MOVES_UNEVEN; /* of which the first leaves rank 0 without experts */
+  c.moves = WORLD_MOVES_UNEVEN; /* the first move leaves rank 0 without experts */
   check_near(&c, 0);
   case_run(&c, &moved);
   must_work(&c, &moved);
@@ -181,7 +179,7 @@ TEST(Moves_ToOneRankUnderABudget_MakeAnotherPlan) {
   world_free(&moved);
 }
 
-/* Copies of a token meet at its ranks, so other sums are rounded first. */
+/* The routes of a token to one rank are summed first, so a move changes the order of sums. */
 TEST(Moves_Deduplicated_AreNear) {
   for (int32_t w = 2; w <= 4; w += 2) {
     case_t c = base_case(w);
@@ -190,7 +188,7 @@ TEST(Moves_Deduplicated_AreNear) {
   }
 }
 
-/* Pieces of rows begin at experts, in the order of their slots. */
+/* Chunks of rows begin at experts, in the order of the experts' slots. */
 TEST(Moves_ChunksByExperts_AreNear) {
   case_t c = base_case(2);
   c.chunking = SLUICE_CHUNKING_ADAPTIVE, c.num_chunks = 3;
@@ -199,7 +197,7 @@ TEST(Moves_ChunksByExperts_AreNear) {
   check_near(&c, 1);
 }
 
-/* These tests detect a wrong slot. */
+/* The host of this case uses stale slots; the comparison must detect it. */
 TEST(Moves_ByStaleSlots_AreCaught) {
   double distance = 0;
   case_t c = base_case(2);

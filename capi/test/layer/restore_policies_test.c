@@ -6,7 +6,7 @@
 #include "sluice/sluice.h"
 #include "third_party/bazel/test.h"
 
-/* backend/model tests the contents of the table; here it is complete, and respects the size of the buffer. */
+/* backend/model tests the contents of the table. This test checks that it is complete and fits the given buffer. */
 TEST(RestorePolicies_AsJson_AreWholeOrRefused) {
   uint64_t bytes = 0;
   assert_int_equal(sluice_restore_policies_json(NULL, NULL), SLUICE_E_INVALID_ARGUMENT);

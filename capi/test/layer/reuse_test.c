@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Named policies without a budget: a pass holds at most what MPipeMoE's eq. 5 leaves of the paper's 2 (2 B M + B H)
- * without reuse, whatever the mode of its weight gradients. */
+/* Restore policies that the config names, without a budget: a pass holds at most the bytes that MPipeMoE's eq. 5 leaves
+ * of 2 (2 B M + B H), in every weight-gradient mode. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -21,7 +21,7 @@ static case_t base(int32_t n, int64_t tokens) {
   return c;
 }
 
-/* The most rows that a rank receives, or sends, in one of n chunks with equally many tokens. */
+/* The most rows that a rank receives or sends in one of n chunks, which have equally many tokens. */
 static int64_t fullest_chunk(const case_t* c) {
   int64_t most = c->tokens[0] / c->num_chunks;
   for (int32_t i = 0; i < c->num_chunks; ++i) {
@@ -35,7 +35,7 @@ static int64_t fullest_chunk(const case_t* c) {
   return most;
 }
 
-/* 2 (2 B M + B H) - 2 delta = 2 b (4 M + H): of B rows in chunks of b. */
+/* Eq. 5 leaves 2 (2 B M + B H) - 2 delta = 2 b (4 M + H), for B rows in chunks of b rows. */
 static double left_by_eq5(const case_t* c, double element) {
   return element * (double)fullest_chunk(c) * (double)(8 * c->model_width + 2 * c->hidden_width);
 }
@@ -55,8 +55,8 @@ static uint64_t slots_of(const case_t* c) {
   return most;
 }
 
-/* S1 to S4, and every other pair that does not keep both. The scalars of routes, 8 bytes a row, are not counted in the
- * papers. */
+/* S1 to S4, and every other pair that does not keep both tensors. The papers do not count the 8 bytes of route scalars
+ * for each row. */
 TEST(NamedPolicy_NoBudget_HoldsWhatEq5Leaves) {
   for (int32_t n = 2; n <= 8; n *= 2) {
     case_t c = base(n, 256);
@@ -78,7 +78,7 @@ TEST(NamedPolicy_NoBudget_HoldsWhatEq5Leaves) {
   }
 }
 
-/* In the allocator: S4 saves nothing, so the peak of a step is that of its slots. */
+/* S4 saves nothing, so the allocator's peak in a step is that of the slots. */
 TEST(NamedPolicy_NoBudget_LowersThePeak) {
   result_t none, lean;
   case_t c = base(4, 1024);
@@ -96,7 +96,7 @@ TEST(NamedPolicy_NoBudget_LowersThePeak) {
   world_free(&lean);
 }
 
-/* Sums of 16-bit gradients are as large as all gradients in f32: few rows take less. */
+/* In bf16, per-chunk mode holds f32 sums as large as all gradients; with few rows, deferred mode takes less. */
 TEST(NamedPolicy_SixteenBits_TakesTheModeOfFewerBytes) {
   const int64_t tokens[] = {64, 2048};
   int taken[2] = {0, 0};
@@ -109,13 +109,13 @@ TEST(NamedPolicy_SixteenBits_TakesTheModeOfFewerBytes) {
     for (int32_t mode = 0; mode < 2; ++mode) c.wgrad_mode = mode, of_mode[mode] = slots_of(&c);
     const int leaner = of_mode[1] < of_mode[0];
     assert_true(of_mode[0] != of_mode[1]);
-    assert_true(open <= of_mode[leaner]); /* deferred, it has fewer slots for sent and received rows */
+    assert_true(open <= of_mode[leaner]); /* if deferred, it has fewer slots for sent and received rows */
     ++taken[leaner];
   }
   assert_true(taken[0] == 1 && taken[1] == 1); /* both cases occurred */
 }
 
-/* A named mode stays, and so does one chunk, where both modes are the same. */
+/* A named mode stays. If none is named, the mode with fewer bytes is chosen, here per chunk. */
 TEST(NamedPolicy_NamedMode_IsKept) {
   case_t c = base(4, 256);
   c.restore_input = SLUICE_RESTORE_REDISPATCH, c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
@@ -126,7 +126,7 @@ TEST(NamedPolicy_NamedMode_IsKept) {
   assert_true(slots_of(&c) > 2 * open);
 }
 
-/* Any chosen n and S1 to S4: right results, and slots of one plan's chunks. */
+/* For any chosen n and S1 to S4, results are right, and slots do not hold the rows of all chunks. */
 TEST(Reuse_NoBudget_KeepsNoRowsOfAllChunks) {
   for (int32_t i = 0; i < 12; ++i) {
     case_t c = base(i % 3 == 0 ? 0 : 4, 256);
@@ -136,7 +136,7 @@ TEST(Reuse_NoBudget_KeepsNoRowsOfAllChunks) {
     if (i == 5) c.callback_experts = 1, c.gated = 0, c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
     if (i == 7) c.hot_expert = 1;
     if (i == 8) c.deduplicate = 1, c.top_k = 2;
-    c.halves_unsaid = c.separate_wgrad; /* without a budget it need not be declared */
+    c.halves_unsaid = c.separate_wgrad; /* without a budget, separate calls need not be declared */
     if (i == 10) c.capacity = 256;
     result_t got, want;
     world_run(&c, &got);
@@ -146,7 +146,7 @@ TEST(Reuse_NoBudget_KeepsNoRowsOfAllChunks) {
     if (!(d >= 0 && d <= world_tolerance(&c))) fail_msg("case %d: distance %g", i, d);
     case_t kept = c;
     kept.reuse = 0, kept.restore_input = kept.restore_pre_activation = SLUICE_RESTORE_KEEP, kept.num_chunks = 4;
-    if (i == 2) { /* as many chunks of as many rows, in f32 */
+    if (i == 2) { /* in f32, with the same number of chunks */
       assert_int_equal(got.num_chunks[0], 4);
       assert_true(2 * slots_of(&c) < slots_of(&kept));
     }

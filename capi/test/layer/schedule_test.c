@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Schedules through the public handle: contents, predictions, errors. */
+/* Schedules through the public handle: their contents as JSON, predictions, and errors. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,7 +32,7 @@ static char* json_of(const sluice_schedule_t* schedule) {
   return text;
 }
 
-/* Of op `index`; the text has one op per line. */
+/* Returns whether op `index` is of `kind`. The text has one op per line. */
 static int is_kind(const char* text, int32_t index, const char* kind) {
   char wanted[96];
   snprintf(wanted, sizeof wanted, "{\"op\": %d, \"kind\": \"%s\"", index, kind);
@@ -82,7 +82,7 @@ TEST(Json_PoliciesByChunk_StandInTheText) {
   sluice_schedule_destroy(schedule);
 }
 
-/* S4 reuses slots and has no copies: MPMoE's paradigm 1, exact for integers. */
+/* S4 reuses slots and has no copies, so it follows MPMoE's paradigm 1, exactly for integer times. */
 TEST(Predict_S4Forward_EqualsTheClosedForm) {
   const sluice_alphas_t alone = sluice_no_interference();
   for (int32_t n = 1; n <= 16; ++n) {
@@ -146,7 +146,7 @@ TEST(Predict_BadNumbers_AreNamed) {
   sluice_schedule_destroy(schedule);
 }
 
-/* The weights that arrived with a chunk's rows wait for its combine. */
+/* Route weights arrive with a chunk's rows and are kept until its combine. */
 TEST(Json_Deduplicated_HasASlotOfWeightsForEachChunkOnItsWay) {
   for (int32_t direction = 0; direction < 2; ++direction) {
     sluice_schedule_config_t config = config_of(direction, 4, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE);

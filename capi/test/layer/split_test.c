@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The parts of a layer on ranks of which some have no rows: the others' values still reach them. */
+/* Split calls when some ranks have no rows: they still receive the values of the other ranks. */
 #include <stdint.h>
 #include <string.h>
 
@@ -13,11 +13,11 @@ typedef struct rows_s {
   float grad_weight[MAX_ROWS];
 } rows_t;
 
-/* All parts; a rank without rows passes an empty buffer, or NULL. out_grads: of the route weights. */
+/* Makes all split calls. A rank without rows passes an empty buffer or NULL. out_grads: those of the route weights. */
 static void run_parts(part_t* me, int gives_null, float* out_grads) {
   rig_t* rig = &me->rig;
   rig_reset(rig);
-  for (int i = 0; i < ROUTES; ++i) ((int32_t*)rig->ids.tensor.data)[i] = i % 2; /* all to rank 0 */
+  for (int i = 0; i < ROUTES; ++i) ((int32_t*)rig->ids.tensor.data)[i] = i % 2; /* all routes go to rank 0 */
   static _Thread_local rows_t memory;
   sluice_dispatch_t* dispatch = NULL;
   void* received = NULL;
@@ -47,7 +47,7 @@ static void nothing_received_run(part_t* me) {
   run_parts(me, 0, with_room);
   run_parts(me, 1, with_null);
   EXPECT(memcmp(with_room, with_null, sizeof with_room) == 0);
-  for (int i = 0; i < ROUTES; ++i) EXPECT(with_null[i] == with_null[i]); /* written: outputs begin as NaN */
+  for (int i = 0; i < ROUTES; ++i) EXPECT(with_null[i] == with_null[i]); /* written, since outputs begin as NaN */
 }
 
 TEST(Parts_RankWithoutRows_GetsItsRouteGradients) {
@@ -55,7 +55,7 @@ TEST(Parts_RankWithoutRows_GetsItsRouteGradients) {
   perform(&play);
 }
 
-/* The documented way to skip them: NULL on all ranks, twice. */
+/* The documented way to skip gradients of route weights: all ranks pass NULL in both calls. */
 static void unwanted_run(part_t* me) {
   sluice_moe_config_t config = config_for(me->world_size);
   WORKS(rig_open(&me->rig, me->comm, &config));
@@ -69,7 +69,7 @@ static void unwanted_run(part_t* me) {
   sluice_dispatch_destroy(dispatch);
   const float* grads = rig->grad_tokens.tensor.data;
   for (int i = 0; i < 6 * WIDTH; ++i) EXPECT(grads[i] == grads[i]);
-  EXPECT(((float*)rig->grad_weights.tensor.data)[0] != ((float*)rig->grad_weights.tensor.data)[0]); /* left alone */
+  EXPECT(((float*)rig->grad_weights.tensor.data)[0] != ((float*)rig->grad_weights.tensor.data)[0]); /* not written */
 }
 
 TEST(Parts_RouteGradientsUnwanted_AreLeftAlone) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Layers with two levels under budgets and plans: memory stays within them for any routing, and results are those
+/* Layers with two levels under budgets and plans: memory stays within them for any routing, and results equal those
  * without a budget. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,8 +24,8 @@ static budget_suite_t suite_of(void) {
   return suite;
 }
 
-/* All tokens are on ranks of one local index, and most of their routes go to one node: its rank of that index forwards
- * more rows than any rank receives. */
+/* All tokens are on ranks of one local index, and most of their routes go to one node. The rank with this index in this
+ * node forwards more rows than any rank receives. */
 TEST(TwoLevelsBudget_OneRankPassesOnMost_StaysWithinThePlan) {
   const budget_suite_t suite = suite_of();
   const int32_t chunks[] = {1, 2, 3, 8};
@@ -51,7 +51,7 @@ TEST(TwoLevelsBudget_RepeatedIdsAndCallbacks_ResultsAreTheSame) {
   budget_check(&suite, c);
 }
 
-/* A plan of the host counts the most that may pass through a rank. */
+/* A plan that the host makes counts the most rows that a rank may forward. */
 TEST(TwoLevelsPlan_OfTheHost_HoldsWhatItSays) {
   static const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   for (int32_t i = 0; i < 9; ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Layers with two levels, on this CPU: results and gradients compared with the plain f64 reference and with the
- * exchange in one level, bytes on each level, errors. */
+/* Layers with two levels on this CPU: results and gradients compared with the plain f64 reference and with one level,
+ * bytes sent on each level, and errors. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +21,7 @@ static case_t base_case(int32_t which) {
   return c;
 }
 
-/* Rows reach the experts unchanged: results computed there have the same bits. */
+/* Rows reach the experts unchanged, so the results of experts have the same bits. */
 static void assert_same_at_experts(const case_t* c, const result_t* a, const result_t* b) {
   for (int32_t r = 0; r < c->world_size; ++r) {
     assert_memory_equal(a->grad_weights[r], b->grad_weights[r],
@@ -141,7 +141,7 @@ static void assert_same_bits(const case_t* a, const case_t* b) {
   world_free(&other);
 }
 
-/* Two levels would save nothing here: rows take one hop, as with one level. */
+/* With one route for each token, two levels save nothing, so rows take one hop as with one level. */
 TEST(TwoLevels_OneRoutePerToken_KeepsOneLevel) {
   for (int32_t dtype = SLUICE_DTYPE_F32; dtype <= SLUICE_DTYPE_F16; ++dtype) {
     case_t c = base_case(dtype % NUM_NODES), one_level;
@@ -157,7 +157,7 @@ TEST(TwoLevels_OneRoutePerToken_KeepsOneLevel) {
   }
 }
 
-/* Before a decision: by rank. */
+/* Until the tuner decides, an adaptive layer sends by rank. */
 TEST(TwoLevels_LeftOpen_BeginsByRank) {
   for (int32_t i = 0; i < NUM_NODES; ++i) {
     case_t c = base_case(i), by_rank;
@@ -170,7 +170,7 @@ TEST(TwoLevels_LeftOpen_BeginsByRank) {
   }
 }
 
-/* A layer that cannot have two levels keeps one if the choice is left open, without an error. */
+/* An adaptive layer that cannot have two levels uses one, without an error. */
 TEST(TwoLevels_LeftOpenWhereThereAreNone_IsByRank) {
   for (int32_t what = 0; what < 4; ++what) {
     case_t c = base_case(0), by_rank;
@@ -200,7 +200,7 @@ TEST(TwoLevels_AnyNumberOfChunks_HasTheSameBits) {
   }
 }
 
-/* One node, nodes of one rank, and unnamed nodes: there is one level. */
+/* With one node, with nodes of one rank, or without nodes, there is one level. */
 TEST(TwoLevels_OneLevelOfNodes_HasTheBitsOfRanks) {
   for (int32_t per_node = 0; per_node <= 4; per_node += per_node == 1 ? 3 : 1) {
     case_t c = base_case(0), one_level;
@@ -242,8 +242,8 @@ static traffic_t traffic_of(const case_t* c, int32_t rank) {
   return sum;
 }
 
-/* Rows and sums, to the experts and back, in both directions, and the tables and scalars of token copies. For node
- * copies: their numbers by chunk, in whole words of 8 bytes, and 8 bytes for each token that a rank may have. */
+/* Bytes that a rank sends: rows and sums, to the experts and back, in both directions; tables and scalars of token
+ * copies; for node copies, their numbers by chunk in whole words of 8 bytes, and 8 bytes for each possible token. */
 static uint64_t bytes_of(const case_t* c, traffic_t t, uint64_t row) {
   uint64_t most = 0, counts = ((uint64_t)c->num_chunks * 4 + 7) / 8 * 8;
   for (int32_t r = 0; r < c->world_size; ++r) most = (uint64_t)c->tokens[r] > most ? (uint64_t)c->tokens[r] : most;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The time of passes beyond their ops: counted only while a trace is kept. */
+/* Counters of a pass's time outside of its ops. They count only while a trace is kept. */
 #include <stdint.h>
 #include <string.h>
 
@@ -35,12 +35,12 @@ TEST(WalkStats_WhileATraceIsKept_CountBindingAndWalking) {
   stats = stats_of(&rig);
   assert_int_equal(stats.num_walks, 40);
   assert_true(stats.bind_cpu_ns > 0 && stats.walk_cpu_ns > 0);
-  /* The counters: some stretches of binding, the ops, the whole; no part exceeds the whole. */
+  /* Clock readings cover parts of the binding, the ops and the whole pass; no part exceeds the whole. */
   assert_true(stats.num_readings > stats.num_walks && stats.readings_cpu_ns >= stats.num_readings);
   assert_true(stats.readings_cpu_ns < stats.bind_cpu_ns + stats.walk_cpu_ns);
-  /* With one rank no op waits: the clock is read around all of them together, whatever the number of chunks. */
+  /* With one rank no op waits, so the clock is read once around all ops, whatever the number of chunks. */
   assert_true(stats.last_num_chunks > 1 && stats.num_readings <= 5 * stats.num_walks);
-  /* On one rank everything runs on the calling thread: no lane to wait for. */
+  /* With one rank all ops run on the calling thread, so there is no lane to wait for. */
   assert_true(stats.num_wakes == 0 && stats.wait_ns == 0 && stats.wake_cpu_ns == 0);
   WORKS(sluice_context_trace(rig.context, 0));
   run_step(&rig);

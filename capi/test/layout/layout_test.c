@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Everything that callers compile in is recorded in capi/abi/abi.txt: the compiler asserts each size, offset, type and
- * value here, and accepts each repeated declaration only if it is the same. */
+/* All that callers compile in is recorded in capi/abi/abi.txt. The compiler checks each size, offset, type and value
+ * against the headers here, and accepts a repeated declaration only if it is the same. */
 #include <string.h>
 
 #include "sluice/sluice.h"
@@ -44,7 +44,7 @@ static const line_t lines[] = {
 };
 enum { NUM_LINES = sizeof lines / sizeof lines[0] };
 
-/* No gap: padding is a named member, and no member is missing from the record. */
+/* Structs have no gaps: padding is a named member, and the record contains every member. */
 TEST(Layout_EveryByte_BelongsToAMember) {
   long long end = 0, size = 0;
   const char* type = "";
@@ -61,7 +61,7 @@ TEST(Layout_EveryByte_BelongsToAMember) {
   if (end != size) fail_msg("%s: %lld bytes at its end belong to no member", type, size - end);
 }
 
-/* An extensible struct begins with its size, like the 0.1 layouts. */
+/* An extensible struct begins with its size, as do the layouts of 0.1. */
 TEST(Layout_GrowingStructs_BeginWithTheirSize) {
   static const char* const fixed[] = {
       "sluice_tensor_t",         "sluice_ext_header_t",        "sluice_exchange_t",

@@ -41,7 +41,7 @@ static void mesh_close(mesh_t* mesh) {
   mesh->world = 0;
 }
 
-/* In a child: keeps its own ends and closes all others. */
+/* Called in a child: keeps the ends of `rank` and closes all other sockets. */
 static void mesh_take(mesh_t* mesh, int rank, mesh_end_t* out_end) {
   *out_end = (mesh_end_t){.rank = rank, .world = mesh->world};
   memcpy(out_end->sockets, mesh->sockets[rank], sizeof out_end->sockets);

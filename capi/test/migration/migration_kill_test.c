@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Ranks of a migration that are killed and stopped, each a process, over TCP, at every message that they send and at
- * every one that they wait for. The survivors learn which rank and in which phase, settle, and have one epoch and
- * consistent states: all old or all new. */
+/* Migration over TCP between processes, one of which is killed or stopped at any message that it sends or waits for.
+ * The survivors learn which rank is lost and in which phase, settle on one epoch, and their states are all old or all
+ * new. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -31,7 +31,7 @@ enum { NUM_SEEDS = sizeof seeds / sizeof seeds[0] };
 
 typedef struct cut_s {
   int32_t world, victim, where, signal;
-  int32_t place, is_late; /* among the messages of a move; late: among its last ones, when ranks agree */
+  int32_t place, is_late; /* message of the move at which the cut is; late: counted from the end, when ranks agree */
   uint32_t plan;
   uint64_t rate;
 } cut_t;
@@ -48,11 +48,11 @@ static cut_t cut_of(uint32_t seed) {
   return cut;
 }
 
-/* ---- where a victim dies: counted in calls of the library ---- */
+/* ---- the call of the library at which the victim is cut ---- */
 
 static cut_t present;
-static _Atomic int32_t counted[2]; /* by AT_SEND, AT_WAIT */
-static int32_t last_one;           /* the victim dies at this one; 0: it survives */
+static _Atomic int32_t counted[2]; /* calls so far, by AT_SEND, AT_WAIT */
+static int32_t last_one;           /* the victim is cut at this call; 0: it survives */
 static _Atomic uint64_t* gone_ns;
 
 static void count(int32_t where) {
@@ -62,7 +62,7 @@ static void count(int32_t where) {
   raise(present.signal);
 }
 
-/* A first, undisturbed move of the same experts gives the number of messages. */
+/* Chooses the call. An earlier move of as many experts, without a cut, has counted the calls. */
 static void arm(void) {
   const int32_t all = atomic_load(&counted[present.where]), few = 3 * (present.world - 1);
   const int32_t from_end = present.place % (few < all ? few : all);
@@ -93,7 +93,7 @@ sluice_status_t __wrap_sluice_messages_wait(sluice_messages_t* messages, const c
 
 /* ---- a rank ---- */
 
-/* The report of a rank to the parent. */
+/* A rank's report to the parent process. */
 typedef struct told_s {
   int32_t status, peer, phase, settled, is_whole;
   uint64_t epoch, took_ns;
@@ -102,7 +102,7 @@ typedef struct told_s {
 
 typedef struct note_s {
   _Atomic uint64_t gone_ns;
-  _Atomic int32_t has_ended; /* the victim's move ended before its count was reached */
+  _Atomic int32_t has_ended; /* the victim's move ended before the chosen call */
   told_t told[TOY_MAX_RANKS];
 } note_t;
 
@@ -133,21 +133,21 @@ static void be_cut(mesh_end_t* end, toy_rank_t* toy, sluice_migration_t* migrati
   toy_placement_t next;
   if (is_victim) arm();
   const sluice_status_t status = step(toy, migration, 2, &next, 1);
-  if (is_victim) { /* it had fewer calls this time */
+  if (is_victim) { /* this move needed fewer calls */
     atomic_store(&note->has_ended, 1);
     atomic_store(&note->gone_ns, sluice_now_ns());
     raise(SIGKILL);
   }
   told->took_ns = sluice_now_ns();
   tell(told, status, migration);
-  /* The survivors settle, whatever each of them knows. */
+  /* The survivors settle, whatever they know about the move. */
   mesh_end_t left;
   sluice_comm_t* comm = NULL;
   mesh_leave_out(end, present.victim, &left);
   if (left.world > 1 && mesh_comm(&left, BOUNDED_NS, &comm) != SLUICE_OK) _exit(5);
   told->settled = sluice_migration_settle(migration, comm, &told->epoch);
   if (told->epoch == 2) toy->placement = next;
-  toy_backward(toy, 1); /* the interrupted step, by the present owner of the expert */
+  toy_backward(toy, 1); /* repeats the interrupted step on the current owners of the experts */
   toy_update(toy);
   told->is_whole = toy_is_right(toy, 2);
   sluice_comm_destroy(comm);
@@ -215,7 +215,7 @@ TEST(Ranks_CutAtAnyMessage_LeaveOneEpochAndWholeStates) {
   for (int32_t i = 0; i < (is_full ? NUM_SEEDS : EVERY_DAY); ++i) try_seed(seeds[i], phases);
   print_message("survivors: %d committed, %d aborted, %d undecided\n", phases[SLUICE_MIGRATION_COMMITTED],
                 phases[SLUICE_MIGRATION_ABORTED], phases[SLUICE_MIGRATION_UNDECIDED]);
-  /* The list has cuts of all three kinds, also in the daily run. */
+  /* The seeds cover all three phases, also in the daily run. */
   assert_true(phases[SLUICE_MIGRATION_COMMITTED] > 0 && phases[SLUICE_MIGRATION_ABORTED] > 0 &&
               phases[SLUICE_MIGRATION_UNDECIDED] > 0);
 }

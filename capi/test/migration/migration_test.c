@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Experts that swap places while a toy host trains: the bits of a run in which none moves; errors that leave everything
- * unchanged; staged bytes. */
+/* Experts that swap places while a toy host trains: parameters have the bits of a run without moves; errors leave
+ * everything unchanged; staged bytes are bounded. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -90,7 +90,7 @@ static sluice_status_t begin(toy_rank_t* toy, sluice_migration_t* migration, uin
   return sluice_migration_begin(migration, epoch, items, count);
 }
 
-/* The refusal of another rank arrives in one of the two calls. */
+/* The refusal of another rank is reported by one of the two calls. */
 static sluice_status_t begin_and_commit(toy_rank_t* toy, sluice_migration_t* migration, const toy_placement_t* next) {
   const sluice_status_t status = begin(toy, migration, 1, next);
   return status == SLUICE_OK ? sluice_migration_commit(migration, NULL) : status;
@@ -102,7 +102,7 @@ static sluice_migration_progress_t look(sluice_migration_t* migration) {
   return progress;
 }
 
-/* ---- the bits of a run in which none moves ---- */
+/* ---- the bits of a run without moves ---- */
 
 static void train(run_t* run, toy_rank_t* toy, sluice_migration_t* migration) {
   toy_placement_t next = toy->placement;
@@ -116,7 +116,7 @@ static void train(run_t* run, toy_rank_t* toy, sluice_migration_t* migration) {
       const sluice_migration_progress_t progress = look(migration);
       EXPECT(progress.phase == SLUICE_MIGRATION_COMMITTED && progress.epoch == epoch);
       EXPECT(progress.staged_bytes == 0);
-      /* At most two experts arrive: the staged bytes are theirs, plus the overhead of messages. */
+      /* At most two experts arrive, so the staged bytes are those of both and the overhead of messages. */
       EXPECT(progress.peak_staged_bytes <= progress.arriving_bytes + progress.arriving_bytes / 2 + (1 << 20));
       EXPECT(progress.hidden_bytes <= progress.leaving_bytes);
       all_bytes += progress.arriving_bytes;
@@ -141,7 +141,7 @@ TEST(Experts_ThatMoveWhileTraining_KeepTheirBits) {
   }
 }
 
-/* The first message would be due in hours: commit does not wait for it. */
+/* At this rate the first message would be due in hours. commit does not wait for it. */
 TEST(Experts_AtARateOfAlmostNothing_MoveAtTheBoundary) {
   run_t run = {.world = 2, .is_tcp = 1, .rate = 1, .body = train};
   run_ranks(&run);
@@ -175,7 +175,7 @@ TEST(Experts_AtARate_LeaveNoFaster) {
 
 /* ---- items that need not wait for the boundary ---- */
 
-/* The spans of one item, of the same sizes, elsewhere. */
+/* The spans of an item, moved into `expert`. */
 static void spans_in(toy_expert_t* expert, const sluice_migration_item_t* item, sluice_migration_span_t* out_spans) {
   const toy_expert_t* own = item->spans[0].data;
   for (int32_t s = 0; s < item->num_spans; ++s) {
@@ -184,7 +184,7 @@ static void spans_in(toy_expert_t* expert, const sluice_migration_item_t* item, 
   }
 }
 
-/* Gradients are marked once they exist, the last item first: all have arrived before any rank commits. */
+/* Marks gradients once they exist, the last item first. All of them must arrive before any rank commits. */
 static void mark_gradients(run_t* run, toy_rank_t* toy, sluice_migration_t* migration) {
   sluice_migration_item_t items[2 * TOY_SLOTS];
   sluice_migration_span_t spans[2 * TOY_SLOTS][TOY_NUM_PARTS + 1], to[TOY_NUM_PARTS + 1];
@@ -244,7 +244,7 @@ static int32_t num_sockets(void) {
 
 static pthread_barrier_t all_ranks;
 
-/* Ranks are threads of one process, which has both ends. */
+/* Ranks are threads of one process, so each connection counts twice. */
 static void count_connections(run_t* run, toy_rank_t* toy, sluice_migration_t* migration) {
   toy_placement_t next;
   toy_plan(toy, 1, &next);
@@ -427,7 +427,7 @@ TEST(Calls_GivenSomethingWrong_SayWhat) {
   assert_int_equal(sluice_migration_settle(migration, NULL, &epoch), SLUICE_E_STATE);
   assert_int_equal(sluice_migration_commit(migration, NULL), SLUICE_OK);
   assert_int_equal(look(migration).epoch, 6);
-  sluice_migration_abort(migration, NULL); /* without effect */
+  sluice_migration_abort(migration, NULL); /* no effect after the commit */
   assert_int_equal(look(migration).phase, SLUICE_MIGRATION_COMMITTED);
   assert_string_equal(sluice_migration_phase_name(SLUICE_MIGRATION_AGREED), "agree");
   sluice_migration_abort(NULL, NULL);

@@ -38,7 +38,7 @@ static void update(toy_expert_t* e) {
     *first = 0.9f * *first + 0.1f * g;
     *second = 0.99f * *second + 0.01f * g * g;
     e->part[TOY_MASTER][i] -= rate * *first / (sqrtf(*second) + 1e-6f);
-    e->part[TOY_WEIGHT][i] = rintf(e->part[TOY_MASTER][i] * 4096.0f) / 4096.0f; /* fewer bits than its master */
+    e->part[TOY_WEIGHT][i] = rintf(e->part[TOY_MASTER][i] * 4096.0f) / 4096.0f; /* fewer bits than the master */
   }
 }
 
@@ -66,14 +66,14 @@ void toy_update(toy_rank_t* toy) {
 void toy_plan(const toy_rank_t* toy, uint32_t seed, toy_placement_t* out_next) {
   *out_next = toy->placement;
   const uint32_t experts = (uint32_t)(toy->world * TOY_SLOTS);
-  for (uint32_t i = 0; i < 2; ++i) { /* one swap or two */
+  for (uint32_t i = 0; i < 2; ++i) { /* one or two swaps */
     const uint32_t a = mix(seed * 4 + i) % experts, b = mix(seed * 4 + i + 100) % experts;
     if (i == 1 && seed % 3 == 0) break;
     const int32_t rank = out_next->rank[a], slot = out_next->slot[a];
     out_next->rank[a] = out_next->rank[b], out_next->slot[a] = out_next->slot[b];
     out_next->rank[b] = rank, out_next->slot[b] = slot;
   }
-  /* No expert changes its slot by itself. */
+  /* An expert may not change its slot without changing its rank. */
   for (uint32_t e = 0; e < experts; ++e) {
     if (out_next->rank[e] != toy->placement.rank[e] || out_next->slot[e] == toy->placement.slot[e]) continue;
     *out_next = toy->placement;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A toy host whose experts move: each rank has slots for experts, with all state of a real one, and an update that
- * depends on every part. */
+/* A toy host with experts that move. Each rank has slots with all state of a real expert; updates depend on all of it.
+ * */
 #ifndef SLUICE_CAPI_TEST_MIGRATION_MIGRATION_WORLD_H_
 #define SLUICE_CAPI_TEST_MIGRATION_MIGRATION_WORLD_H_
 
@@ -26,19 +26,19 @@ typedef struct toy_rank_s {
   toy_expert_t slots[TOY_SLOTS];
 } toy_rank_t;
 
-/* Experts 0, 1, ... by rank, in their initial state. */
+/* Gives each rank its initial experts: 0, 1, ... in order of ranks. */
 void toy_init(toy_rank_t* toy, int32_t rank, int32_t world);
-/* The gradients of step `step` of the local experts. */
+/* Computes the gradients of step `step` for the local experts. */
 void toy_backward(toy_rank_t* toy, int32_t step);
 void toy_update(toy_rank_t* toy);
-/* The same on all ranks: expert a of one rank and b of another are swapped, chosen by the number of the move. */
+/* Chooses swaps of two experts by the number of the move; all ranks choose the same. */
 void toy_plan(const toy_rank_t* toy, uint32_t seed, toy_placement_t* out_next);
-/* Of everything that moves. spans_of: of one expert's slot, TOY_NUM_PARTS + 1 each. Returns the number of items. */
+/* Lists all items that leave or arrive here, with TOY_NUM_PARTS + 1 spans each. Returns the number of items. */
 int32_t toy_items(toy_rank_t* toy, const toy_placement_t* next, sluice_migration_item_t items[2 * TOY_SLOTS],
                   sluice_migration_span_t spans[2 * TOY_SLOTS][TOY_NUM_PARTS + 1]);
-/* An expert that never moved, after this many steps. */
+/* The state after `steps` steps of an expert that never moved. */
 void toy_reference(int32_t expert, int32_t steps, toy_expert_t* out_expert);
-/* 1: every local expert has the bits of one that never moved. */
+/* Returns 1 if every local expert has the bits of an expert that never moved. */
 int toy_is_right(const toy_rank_t* toy, int32_t steps);
 
 #endif /* SLUICE_CAPI_TEST_MIGRATION_MIGRATION_WORLD_H_ */

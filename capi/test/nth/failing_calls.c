@@ -43,7 +43,7 @@ static int32_t has_failed;
 
 static void begin(uint64_t key, int64_t nth) {
   void* frames[1];
-  (void)backtrace(frames, 1); /* the first one loads a library */
+  (void)backtrace(frames, 1); /* the first backtrace loads a library */
   pthread_mutex_lock(&mutex);
   for (int32_t i = 0; i < num_places; ++i) places[i].hits_now = 0;
   failing_key = key, failing_nth = nth, has_failed = 0;
@@ -100,7 +100,7 @@ void calls_fail_each(int32_t (*attempt)(const call_place_t* place, int64_t nth, 
   const int32_t num_descriptors = calls_count_entries("/proc/self/fd");
   int32_t num_failed = 0;
   attempt(NULL, 0, num_descriptors);
-  const int32_t count = num_places; /* a failure may lead to calls that no other run makes */
+  const int32_t count = num_places; /* a failure may lead to calls that other runs do not make */
   assert_in_range(count, fewest, 128);
   for (int32_t p = 0; p < count; ++p) {
     const call_place_t place = places[p];
@@ -141,7 +141,7 @@ static int32_t strike(const char* name, uint64_t key, const void* caller, int32_
   return fails;
 }
 
-/* A system call from this address. */
+/* Counts a system call from this address; returns 1 if the call must fail. */
 static int32_t fails_at(const char* name, const void* caller) {
   return atomic_load(&is_on) && strike(name, (uint64_t)(uintptr_t)caller, caller, 0);
 }
@@ -158,7 +158,7 @@ static int32_t allocation_fails(const char* name, const void* caller) {
 
 /* ---- system calls ------------------------------------------------------------------------------------------------ */
 
-/* `type name(parameters)`, called with `arguments`; if it fails it sets errno to `error` and returns `value`. */
+/* Wraps `type name(parameters)`, called with `arguments`. A failing call sets errno to `error` and returns `value`. */
 #define WRAP(type, name, parameters, arguments, error, value)                          \
   type __real_##name parameters;                                                       \
   type __wrap_##name parameters;                                                       \
@@ -244,14 +244,14 @@ int __wrap_ioctl(int fd, unsigned long request, void* argument) {
   return -1;
 }
 
-/* Loading a library fails as if it did not exist. */
+/* A library fails to load, as if it did not exist. */
 void* __real_dlopen(const char* path, int flags);
 void* __wrap_dlopen(const char* path, int flags);
 void* __wrap_dlopen(const char* path, int flags) {
   return fails_at("dlopen", __builtin_return_address(0)) ? NULL : __real_dlopen(path, flags);
 }
 
-/* close always closes, whatever it returns: the descriptor is gone on Linux. */
+/* close closes the descriptor even when it fails: Linux has then released it. */
 int __real_close(int fd);
 int __wrap_close(int fd);
 int __wrap_close(int fd) {
@@ -287,7 +287,7 @@ void* __wrap_aligned_alloc(size_t alignment, size_t bytes) {
   return __real_aligned_alloc(alignment, bytes);
 }
 
-/* Fails like an allocator's limit, so that a caller that assumes NO_MEMORY without asking is found. */
+/* Fails like an allocator's limit, so that the test finds a caller that returns NO_MEMORY without asking. */
 static void* refuse(const char* what, uint64_t bytes) {
   (void)SLUICE_FAIL(SLUICE_E_OVER_BUDGET, "%s: %llu bytes refused by the test", what, (unsigned long long)bytes);
   return NULL;

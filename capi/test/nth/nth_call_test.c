@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A system call, or an allocation, fails (nth_ranks.h) while ranks create a tcp communicator, a context and a layer,
- * train a step, exchange the state of an expert, and settle over another communicator which of the two states is
- * valid. */
+/* One system call or allocation fails (nth_ranks.h) while ranks create a tcp communicator, a context and a layer, train
+ * a step, move the state of an expert, and settle over another communicator whether the old or the new state is valid.
+ * */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -34,7 +34,7 @@ static uint64_t epoch_of(sluice_migration_t* migration) {
   return sluice_migration_get_progress(migration, &progress) == SLUICE_OK ? progress.epoch : UINT64_MAX;
 }
 
-/* One epoch for all, whatever the result of a move. */
+/* Settles on one epoch for all ranks, whatever the result of the move. */
 static sluice_status_t settle(nth_rank_t* me, sluice_migration_t* migration, sluice_comm_t* later) {
   uint64_t epoch = UINT64_MAX;
   const sluice_status_t status = sluice_migration_settle(migration, later, &epoch);
@@ -43,7 +43,7 @@ static sluice_status_t settle(nth_rank_t* me, sluice_migration_t* migration, slu
   return status;
 }
 
-/* To the next rank, at a rate: by its own thread. */
+/* Moves an expert to the next rank, at a rate, so that the migration's thread sends it. */
 static sluice_status_t migrate(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_t* later) {
   static char expert[NTH_MOST_RANKS][20000];
   sluice_migration_t* migration = NULL;

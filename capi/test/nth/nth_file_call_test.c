@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A calibration that is written to disk and read again, while every file call and every allocation of it fails in turn:
- * a file with the name of a calibration is complete, no other file remains, and the next attempt works. */
+/* A calibration is written to disk and read again, while each of its file calls and allocations fails in turn. A file
+ * with the name of a calibration is complete, no other file remains, and the next attempt works. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,7 +34,7 @@ static int tear_down(void** state) {
   return rmdir(folder);
 }
 
-/* Writes and reads, like two consecutive processes. Bits of the outcome: written, read. */
+/* Writes and reads, like two consecutive processes. Bits of the outcome: 1 written, 2 read. */
 static void write_and_read(void* outcome) {
   sluice_machine_t read;
   *(int*)outcome = sluice_cache_write(path, "a key", &machine);
@@ -55,7 +55,7 @@ static void check(const call_place_t* place, int64_t nth, int outcome, int32_t n
            calls_count_entries("/proc/self/fd"), num_descriptors);
 }
 
-/* place NULL: none fails. */
+/* place NULL: no call fails. */
 static int32_t attempt(const call_place_t* place, int64_t nth, int32_t num_descriptors) {
   int outcome = 0, next = 0;
   assert_int_equal(calls_run(write_and_read, &outcome, place, nth), place != NULL);

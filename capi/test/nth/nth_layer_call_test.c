@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A system call, or an allocation, fails (nth_ranks.h) while ranks train a step of layers with other forms of exchanges
- * than the plain one: several chunks as one group, a row once to each rank, a row once to each node. */
+/* One system call or allocation fails (nth_ranks.h) while ranks train a step of layers with special exchanges: grouped
+ * chunks, deduplication by rank, and deduplication by node. */
 #include <stdint.h>
 #include <stdlib.h>
 
@@ -8,7 +8,7 @@
 #include "capi/test/rig/rig.h"
 #include "third_party/bazel/test.h"
 
-enum { NUM_CHUNKS = 4 }; /* the rows of one return while those of a later one leave */
+enum { NUM_CHUNKS = 4 }; /* combines of one chunk are in flight with dispatches of a later chunk */
 
 static sluice_status_t train(nth_rank_t* me, sluice_comm_t* comm, sluice_moe_config_t* layer) {
   rig_t rig;
@@ -22,7 +22,7 @@ static sluice_status_t train(nth_rank_t* me, sluice_comm_t* comm, sluice_moe_con
   return status;
 }
 
-/* Rows are sent again in backward: those exchanges are grouped as well. */
+/* The backward dispatches rows again, so its exchanges are grouped as well. */
 static sluice_moe_config_t grouped_layer(void) {
   sluice_moe_config_t layer = rig_config();
   layer.grouping = SLUICE_GROUPING_ON;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A system call, or an allocation, fails (nth_ranks.h) while ranks take three steps of the optimizer: bucket by bucket,
- * with all sums before the first update, and bucket by bucket again. The first group of parameters is summed over its
- * own communicator. Afterwards memory holds the old or the new state; after a step that forms all sums first, the same
- * one for all elements. A step that failed without ending a communicator is repeated, and must succeed. */
+/* One system call or allocation fails (nth_ranks.h) while ranks take three steps of the optimizer: bucket by bucket,
+ * with all sums before the first update, and bucket by bucket again. The first group of parameters is summed over a
+ * communicator of its own. Afterwards each word of the state is old or new; after the second kind of step, all words
+ * are old or all are new. A step that failed without ending a communicator is repeated, and must succeed. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 
 enum { NUM_TENSORS = 4, NUM_GROUPS = 2, STEPS = 3, BUCKET = 1000, ELEMENTS = 4704, WORDS = 4 * ELEMENTS };
 
-/* Even numbers, so that a bucket ends at a word. */
+/* Even numbers, so that buckets end at whole words. */
 static const int64_t counts[NUM_TENSORS] = {1200, 2500, 4, 1000};
 static const int32_t dtypes[NUM_TENSORS] = {SLUICE_DTYPE_F16, SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_BF16};
 
@@ -34,12 +34,12 @@ typedef struct model_s {
 } model_t;
 
 static model_t models[NTH_MOST_RANKS];
-static states_t after[NTH_MOST_RANKS][STEPS + 1]; /* that many steps, when nothing fails */
+static states_t after[NTH_MOST_RANKS][STEPS + 1]; /* states after each step without a failure */
 static int32_t is_known[NTH_MOST_RANKS];
 
 static void set_gradients(model_t* m, int32_t rank, int32_t step) {
   for (int64_t i = 0; i < ELEMENTS; ++i) {
-    /* A small number both as f32 and as two of bf16 or f16: their upper bits are those of 0.25 and less. */
+    /* A small number both as f32 and as two numbers of bf16 or f16. */
     m->grad[i] = UINT32_C(0x30003000) + (uint32_t)((i * 7 + rank * 31 + step * 5) % 251) * UINT32_C(0x00010001);
   }
   for (int t = 0; t < NUM_TENSORS; ++t) m->tensors[t].step = step + 1;
@@ -87,7 +87,7 @@ static int is_either(const states_t* found, const states_t* old, const states_t*
   return 1;
 }
 
-/* By the last error of this thread, which is that of `status`. */
+/* Judges by the last error of this thread, which belongs to `status`. */
 static int ends_a_communicator(sluice_status_t status) {
   if (status == SLUICE_E_PEER_LOST || status == SLUICE_E_TIMED_OUT || status == SLUICE_E_ABORTED) return 1;
   return strstr(last_message(), "is no longer usable") != NULL;
@@ -102,7 +102,7 @@ static sluice_status_t train(nth_rank_t* me, model_t* m, sluice_comm_t* comm) {
     if (status == SLUICE_OK) continue;
     me->is_torn |= !is_either(&m->states, &after[me->rank][step], &after[me->rank][step + 1], is_decided);
     if (ends_a_communicator(status)) return status;
-    /* The others do the same, unless it has ended for them. */
+    /* Other ranks repeat the step too, unless a communicator has ended for them. */
     const sluice_status_t again = take_step(m, comm, is_decided);
     if (again != SLUICE_OK && !ends_a_communicator(again)) me->is_torn = 1;
     if (again == SLUICE_OK) me->is_torn |= memcmp(&m->states, &after[me->rank][step + 1], sizeof m->states) != 0;
@@ -114,7 +114,7 @@ static sluice_status_t train(nth_rank_t* me, model_t* m, sluice_comm_t* comm) {
 
 /* ---- ranks ------------------------------------------------------------------------------------------------------- */
 
-/* The first group's own communicator: the parent, or the one of a pair. */
+/* The first group is summed over the parent communicator, or over that of a pair. */
 static sluice_status_t run(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_t* parent) {
   model_t* m = &models[me->rank];
   sluice_comm_t* pair = NULL;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A system call, or an allocation, fails (nth_ranks.h) while ranks run two batches of a pipeline, whose messages go
- * over tcp or within the process, and query the result. A batch that failed without ending its pipeline is repeated,
- * and must succeed. */
+/* One system call or allocation fails (nth_ranks.h) while ranks run two batches of a pipeline, with messages over tcp
+ * or within the process, and query the result. A batch that failed without ending its pipeline is repeated, and must
+ * succeed. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@ enum {
   MOST_STAGES = NUM_VIRTUAL * NTH_MOST_RANKS
 };
 
-/* Saved by a virtual stage for a micro-batch: y = x * weight, dx = dy * weight. */
+/* Tensors that a virtual stage saves for a micro-batch: y = x * weight, dx = dy * weight. */
 typedef struct stash_s {
   float x[WIDTH], y[WIDTH], dx[WIDTH];
   int64_t shape[1];
@@ -82,7 +82,7 @@ static sluice_status_t backward(void* user, const sluice_stage_call_t* op, sluic
   return SLUICE_OK;
 }
 
-/* By the last error of this thread, which is that of `status`. */
+/* Judges by the last error of this thread, which belongs to `status`. */
 static int ends_the_pipeline(sluice_status_t status) {
   if (status == SLUICE_E_PEER_LOST || status == SLUICE_E_TIMED_OUT || status == SLUICE_E_ABORTED) return 1;
   return sluice_is_out_of_memory(status) && strstr(last_message(), "are at their end") != NULL;
@@ -96,7 +96,7 @@ static sluice_status_t run_batch(nth_rank_t* me, stages_t* stages) {
   const sluice_status_t status = nth_said(me, sluice_pipeline_run_batch(stages->pipeline, &batch));
   if (status == SLUICE_OK || ends_the_pipeline(status)) return status;
   memcpy(stages->grads, before, sizeof before);
-  /* The others do the same, unless it has ended for them. */
+  /* Other ranks repeat the batch too, unless the pipeline has ended for them. */
   const sluice_status_t again = sluice_pipeline_run_batch(stages->pipeline, &batch);
   if (again != SLUICE_OK && !ends_the_pipeline(again)) me->is_torn = 1;
   return status;
@@ -124,7 +124,7 @@ static sluice_status_t run(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_t* p
   for (int32_t b = 0; b < NUM_BATCHES && status == SLUICE_OK; ++b) status = run_batch(me, stages);
   if (status == SLUICE_OK) status = ask(me, stages->pipeline);
   sluice_pipeline_destroy(stages->pipeline);
-  sluice_pipeline_give_back(stages->kept); /* outlives it */
+  sluice_pipeline_give_back(stages->kept); /* the tensor outlives the pipeline */
   me->digest = sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, stages->grads, sizeof stages->grads);
   return status;
 }
@@ -132,7 +132,7 @@ static sluice_status_t run(nth_rank_t* me, sluice_comm_t* comm, sluice_comm_t* p
 TEST(OneRank_NthCallOfAPipelineFails_HasAStatusAndLeavesNothing) { nth_call(1, NTH_OVER_TCP, run); }
 TEST(TwoRanks_NthCallOfAPipelineFails_HaveStatusesAndLeaveNothing) { nth_call(2, NTH_OVER_TCP, run); }
 TEST(ThreeRanks_NthCallOfAPipelineFails_HaveStatusesAndLeaveNothing) {
-  if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL"); /* half of the time that these cases take */
+  if (getenv("SLUICE_FULL") == NULL) skip_because("needs SLUICE_FULL"); /* this case takes half of the file's time */
   nth_call(3, NTH_OVER_TCP, run);
 }
 TEST(TwoRanks_NthCallOfAPipelineInAProcessFails_HaveStatusesAndLeaveNothing) {

@@ -26,8 +26,8 @@ static int32_t world_size;
 static nth_way_t way;
 static nth_work_t do_work;
 static nth_rank_t ranks[NTH_MOST_RANKS];
-static pthread_barrier_t barrier; /* all ranks and the test */
-static char planned[256];         /* the planned failure, for the report of a hang */
+static pthread_barrier_t barrier; /* of all ranks and the test */
+static char planned[256];         /* describes the planned failure; a hang prints it */
 
 static void hang(int signal_number) {
   (void)signal_number;
@@ -81,7 +81,7 @@ static void* rank_main(void* argument) {
 
 /* ---- all of them ------------------------------------------------------------------------------------------------- */
 
-/* place NULL: nothing fails. 1: the call has failed. */
+/* Runs all ranks once. place NULL: no call fails. Returns 1 if the planned call has failed. */
 static int32_t perform(const call_place_t* place, int64_t nth) {
   pthread_t threads[NTH_MOST_RANKS];
   sluice_local_group_t *group, *second, *pairs[NTH_MOST_RANKS / 2] = {NULL};
@@ -128,11 +128,11 @@ typedef struct before_s {
   uint64_t digests[NTH_MOST_RANKS];
 } before_t;
 
-/* After everything has been released. */
+/* Called after everything has been released. */
 static void check_nothing_left(const before_t* before, const call_place_t* place, int64_t nth) {
   const int32_t descriptors = calls_count_entries("/proc/self/fd");
   int32_t threads = calls_count_entries("/proc/self/task");
-  /* A thread that has been joined may be listed for a moment. */
+  /* A thread that has been joined may stay listed for a moment. */
   for (int i = 0; threads > before->num_threads && i < 1000; ++i) {
     usleep(1000);
     threads = calls_count_entries("/proc/self/task");
@@ -170,7 +170,7 @@ static void check_ranks(const before_t* before, const call_place_t* place, int64
 }
 
 static void measure(before_t* before) {
-  (void)perform(NULL, 0); /* loads what is loaded once */
+  (void)perform(NULL, 0); /* loads what a process loads once */
   for (int32_t r = 0; r < world_size; ++r) before->digests[r] = ranks[r].digest;
   before->num_live = sluice_process_allocator()->num_live;
   before->num_descriptors = calls_count_entries("/proc/self/fd");
@@ -179,7 +179,7 @@ static void measure(before_t* before) {
 
 typedef struct outcomes_s {
   int64_t struck, late, tolerated;
-  int32_t num_missed; /* places whose calls did not recur */
+  int32_t num_missed; /* places at which no planned call was reached */
 } outcomes_t;
 
 static void strike(const before_t* before, const call_place_t* place, int64_t nth, outcomes_t* outcomes) {

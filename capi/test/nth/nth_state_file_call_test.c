@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* An optimizer's states in a file, while every file call and every allocation of it fails in turn: parameters are those
- * of a whole step, the file opens at one or does not exist, nothing stays open, and the next attempt works. */
+/* An optimizer keeps its states in a file while each file call and each allocation fails in turn. Parameters belong to
+ * a whole step, the file opens at this step or does not exist, no descriptor stays open, and the next attempt works. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,8 +45,8 @@ static sluice_status_t step(sluice_optimizer_t* optimizer, model_t* m, sluice_op
   return sluice_optimizer_step(optimizer, &args, NULL);
 }
 
-/* Creates a file and takes a step, opens it again and takes another. Returns the number of steps in the parameters; -1:
- * no file. */
+/* Creates a file and takes a step, then opens the file and takes another step. Returns the number of steps taken, or -1
+ * if there is no file. */
 static int make_steps(sluice_optimizer_t* optimizer, model_t* m) {
   const sluice_optimizer_file_config_t config = config_of();
   sluice_optimizer_file_t* file = NULL;
@@ -63,7 +63,7 @@ static int make_steps(sluice_optimizer_t* optimizer, model_t* m) {
   return 1 + steps;
 }
 
-/* out: the steps told, or -2 where the parameters are not those of that many. */
+/* out: the number of steps taken, or -2 if the parameters are not those after this number of steps. */
 static void run(void* out) {
   model_t m;
   DEFAULTS(sluice_optimizer_config, config);
@@ -99,10 +99,10 @@ static void check(const call_place_t* place, int64_t nth, int steps, int32_t num
 }
 
 static int32_t attempt(const call_place_t* place, int64_t nth, int32_t num_descriptors) {
-  if (place != NULL && strcmp(place->name, "close") == 0) return 0; /* the descriptor is gone, whatever close returns */
+  if (place != NULL && strcmp(place->name, "close") == 0) return 0; /* a close that fails still closes the descriptor */
   int steps = 0, next = 0;
   const int32_t has_failed = calls_run(run, &steps, place, nth);
-  /* None failed: also if only an earlier failure leads to this call. */
+  /* If no call failed (because only an earlier failure leads to this call), all steps must be taken. */
   if (!has_failed) assert_int_equal(steps, STEPS);
   if (place != NULL) check(place, nth, steps, num_descriptors);
   (void)unlink(path);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A swap over a file while every file call and every allocation of it fails in turn: bytes come back as they were, or a
- * call says what failed; nothing stays open or in the folder, and after a reset the next batch works. */
+/* A swap over a file, while each of its file calls and allocations fails in turn. Either all bytes return unchanged or
+ * a call reports the failure; no descriptor stays open, no file remains, and after a reset the next batch works. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,7 +45,7 @@ static sluice_status_t reach(host_t* h, int32_t event, int32_t layer) {
   return status;
 }
 
-/* Whether a forward and backward ran; -1: and gave other bytes. */
+/* Returns 1 if a forward and backward ran, 0 if a call failed, -1 if bytes are wrong. */
 static int run_batch(host_t* h) {
   sluice_status_t status = SLUICE_OK;
   int is_right = 1;
@@ -64,7 +64,7 @@ static int run_batch(host_t* h) {
 
 typedef struct outcome_s {
   host_t host;
-  int ran; /* as run_batch */
+  int ran; /* result of run_batch */
 } outcome_t;
 
 static void run(void* user) {
@@ -76,7 +76,7 @@ static void run(void* user) {
 }
 
 static int32_t attempt(const call_place_t* place, int64_t nth, int32_t num_descriptors) {
-  if (place != NULL && strcmp(place->name, "close") == 0) return 0; /* the descriptor is gone, whatever close returns */
+  if (place != NULL && strcmp(place->name, "close") == 0) return 0; /* a close that fails still closes the descriptor */
   outcome_t* out = calloc(1, sizeof *out);
   assert_non_null(out);
   const int32_t has_failed = calls_run(run, out, place, nth);

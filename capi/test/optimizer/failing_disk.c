@@ -30,8 +30,7 @@ static int strikes(int which, int fd) {
 ssize_t __real_pread(int fd, void* data, size_t bytes, off_t at);
 ssize_t __wrap_pread(int fd, void* data, size_t bytes, off_t at);
 ssize_t __wrap_pread(int fd, void* data, size_t bytes, off_t at) {
-  return strikes(0, fd) ? -1
-                        : __real_pread(fd, data, bytes > 1 ? (bytes + 1) / 2 : bytes, at); /* in two reads at least */
+  return strikes(0, fd) ? -1 : __real_pread(fd, data, bytes > 1 ? (bytes + 1) / 2 : bytes, at); /* at least two reads */
 }
 
 ssize_t __real_pwrite(int fd, const void* data, size_t bytes, off_t at);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A failing disk: the process's pread, pwrite, fdatasync and posix_fallocate, in programs that link with these. */
+/* A disk that fails on command: wraps pread, pwrite, fdatasync and posix_fallocate of the programs that link it. */
 #ifndef SLUICE_CAPI_TEST_OPTIMIZER_FAILING_DISK_H_
 #define SLUICE_CAPI_TEST_OPTIMIZER_FAILING_DISK_H_
 
@@ -8,13 +8,13 @@
 #include <sys/types.h>
 
 enum { NEVER = -1 };
-typedef enum { FAILS, KILLS, DIES } how_t; /* once; with the process; from then on */
+typedef enum { FAILS, KILLS, DIES } how_t; /* one call fails; it kills the process; it and all later calls fail */
 
 enum { NUM_DISK_CALLS = 3 };
-extern _Atomic int64_t disk_calls_left[NUM_DISK_CALLS]; /* of pread, pwrite, fdatasync */
+extern _Atomic int64_t disk_calls_left[NUM_DISK_CALLS]; /* calls of pread, pwrite, fdatasync before the failing one */
 extern _Atomic int64_t disk_calls[NUM_DISK_CALLS];
 extern how_t disk_how;
-extern _Atomic ino_t disk_only_file; /* 0: any */
+extern _Atomic ino_t disk_only_file; /* only calls on this file count; 0: any */
 extern _Atomic int32_t disk_is_full;
 
 #endif /* SLUICE_CAPI_TEST_OPTIMIZER_FAILING_DISK_H_ */

@@ -148,7 +148,7 @@ void write_params(model_t* m, model_t* copy, int seed) {
       write_element(m->s.param + first, dtypes[t], i, x);
       write_element(copy->s.param + first, dtypes[t], i, x);
       const float now = read_element(copy->s.param + first, dtypes[t], i);
-      if (now != before) copy->s.master[first + i] = now; /* else the master is the unrounded value */
+      if (now != before) copy->s.master[first + i] = now; /* otherwise the master keeps its unrounded value */
     }
   }
 }

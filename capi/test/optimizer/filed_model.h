@@ -34,28 +34,26 @@ typedef struct model_s {
   sluice_error_info_t error;
 } model_t;
 
-/* With its states in memory; close_model in either case, which removes the file. */
+/* A model with its states in memory. close_model closes models of all kinds and removes the file. */
 model_t* open_model(void);
 model_t* open_with_file(void);
-model_t* open_with_file_at(const char* path); /* the file of another model */
-/* From now on master weights and moments are in the file. */
+model_t* open_with_file_at(const char* path); /* creates the file at the path of another model */
+/* Removes master weights and moments from the tensors, since the file now holds them. */
 void forget_states(model_t* m);
 void close_model(model_t* m);
-/* With the path of the model's file, which need not exist. */
+/* The configuration of the model's file, which need not exist. */
 sluice_optimizer_file_config_t config_of(model_t* m);
-
-/* The test fails unless the call succeeded, or failed as stated. */
 
 float read_element(const void* data, int32_t dtype, int64_t i);
 void set_gradients(model_t* m, int step, int rank);
 void step_model(model_t* m, int number);
 sluice_optimizer_file_info_t info_of(model_t* m);
-/* The file's states and the parameters equal those that `wanted` has in memory. */
+/* Checks that the file's states and the parameters equal the states of `wanted` in memory. */
 void expect_states(model_t* m, const model_t* wanted);
-/* Writes new values to elements of each tensor, like foreign code: to m's parameters, and to both parameters and
- * masters of `copy`, whose states are in memory. */
+/* Changes elements of each tensor, as code outside of the optimizer may do: in m's parameters, and in the parameters
+ * and masters of `copy`, whose states are in memory. */
 void write_params(model_t* m, model_t* copy, int seed);
-/* Closes the file and opens it at a step; -1: the last. */
+/* Closes the file and opens it at a step; -1: the last step. */
 void reopen(model_t* m, int64_t at);
 
 #endif /* SLUICE_CAPI_TEST_OPTIMIZER_FILED_MODEL_H_ */

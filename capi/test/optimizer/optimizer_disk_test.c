@@ -10,13 +10,13 @@
 #include "capi/test/optimizer/filed_model.h"
 #include "third_party/bazel/test.h"
 
-/* Parameters have these bits, whatever the file holds. */
+/* Checks the bits of parameters, whatever the file holds. */
 static void expect_params(const model_t* m, const states_t* wanted) {
   assert_memory_equal(m->s.param, wanted->param, sizeof m->s.param);
 }
 
-/* Each call of a step fails once: nothing is changed, and the next step runs. Other code has written parameters before,
- * which the file does not hold. */
+/* Each call of a step fails once: nothing changes, and the next step runs. Before the step, other code has changed
+ * parameters, and the file does not contain these values. */
 TEST(Step_WhoseNthReadOrWriteFails_ChangesNothing) {
   model_t *m = open_with_file(), *after = open_model();
   states_t* written = malloc(sizeof *written);
@@ -33,7 +33,7 @@ TEST(Step_WhoseNthReadOrWriteFails_ChangesNothing) {
       disk_calls_left[which] = nth;
       const sluice_status_t status = sluice_optimizer_step(m->optimizer, &m->args, &m->result);
       disk_calls_left[which] = NEVER;
-      if (status == SLUICE_OK) break; /* it makes no more such calls */
+      if (status == SLUICE_OK) break; /* the step makes fewer calls than nth */
       REFUSED(status, SLUICE_E_EXTERNAL, which == 0 ? "reading" : "No space left on device");
       assert_int_equal(info_of(m).step, 1);
       expect_params(m, written);
@@ -48,15 +48,15 @@ TEST(Step_WhoseNthReadOrWriteFails_ChangesNothing) {
   close_model(after);
 }
 
-/* From its nth read on the disk returns errors: no step runs on parameters of two different steps until they are
- * loaded. */
+/* From its nth read on the disk returns errors, so parameters of two steps are mixed. No step runs until the states
+ * have been loaded again. */
 TEST(Disk_ThatDiesInAStep_KeepsTheNextFromParametersOfTwoSteps) {
   model_t *m = open_with_file(), *after = open_model();
   atomic_store(&disk_calls[0], 0);
   step_model(m, 1);
   for (int number = 1; number <= 2; ++number) step_model(after, number);
   set_gradients(m, 2, 0);
-  disk_calls_left[0] = atomic_load(&disk_calls[0]) * 3 / 4; /* some buckets are updated */
+  disk_calls_left[0] = atomic_load(&disk_calls[0]) * 3 / 4; /* some buckets have been updated */
   disk_how = DIES;
   REFUSED(sluice_optimizer_step(m->optimizer, &m->args, &m->result), SLUICE_E_EXTERNAL, "reading");
   disk_how = FAILS;
@@ -76,7 +76,7 @@ TEST(Process_KilledAtAnyWriteOfAStep_LeavesTheLastWholeOneAndSaysSo) {
   for (int number = 1; number <= 2; ++number) step_model(after, number);
   for (int64_t nth = 0;; ++nth) {
     model_t* m = open_model();
-    (void)config_of(m); /* the name of its file */
+    (void)config_of(m); /* sets the path of the file */
     const pid_t child = fork();
     if (child == 0) {
       model_t* own = open_with_file_at(m->path);
@@ -91,7 +91,7 @@ TEST(Process_KilledAtAnyWriteOfAStep_LeavesTheLastWholeOneAndSaysSo) {
     assert_int_equal(waitpid(child, &ended, 0), child);
     reopen(m, -1);
     WORKS(sluice_optimizer_file_load(m->file, m->list, 2));
-    if (!WIFSIGNALED(ended)) { /* a step takes no more writes */
+    if (!WIFSIGNALED(ended)) { /* the step makes fewer writes than nth */
       assert_int_equal(WEXITSTATUS(ended), 0);
       assert_true(nth >= 3 * ((ELEMENTS + BUCKET - 1) / BUCKET) + 2);
       expect_states(m, after);
@@ -115,7 +115,7 @@ TEST(File_ThatIsCut_IsToldAndChangesNothing) {
   step_model(m, 1);
   step_model(before, 1);
   const off_t bytes = (off_t)info_of(m).bytes;
-  assert_int_equal(truncate(m->path, bytes / 2), 0); /* in the part that is read */
+  assert_int_equal(truncate(m->path, bytes / 2), 0); /* cuts off a part that a step reads */
   set_gradients(m, 2, 0);
   states_t* kept = malloc(sizeof *kept);
   assert_non_null(kept);
@@ -153,7 +153,7 @@ TEST(Disk_WithoutRoom_IsToldAndLeavesNoFile) {
   close_model(m);
 }
 
-/* A file system of 128 KiB, if mounting is allowed. It is removed after its test, also after a failure. */
+/* A file system of 128 KiB, if mounting is allowed. It is unmounted after the test, also if the test fails. */
 static char small_folder[] = "/tmp/sluice_full_XXXXXX";
 static int32_t is_mounted;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Ranks with their master weights and moments in a file each: the bits of one rank, and a disk that fails on one of
- * them. */
+/* Ranks that each keep master weights and moments in a file: the bits of one rank, and a disk that fails on one rank.
+ * */
 #include <pthread.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -34,7 +34,7 @@ static void step_all(model_t* const* ranks, int number) {
   on_all(ranks, step_rank);
 }
 
-/* The sum in rank order, for a model on one rank. */
+/* Takes a step of a model on one rank, on gradients summed in rank order. */
 static void step_reference(model_t* m, model_t* const* ranks, int number) {
   float sums[ELEMENTS];
   for (int r = 0; r < num_ranks; ++r) set_gradients(ranks[r], number, r);
@@ -85,7 +85,7 @@ TEST(Ranks_EachWithAFile_HaveTheBitsOfOne) {
   }
 }
 
-/* The disk of rank 1 fails at any call: no rank takes the step, both report it, and the next step runs. */
+/* Calls of rank 1's disk fail: no rank takes the step, both ranks report the error, and the next step runs. */
 TEST(DiskOfOneRank_ThatFails_ChangesNothingOnAny) {
   for (int clips = 0; clips < 2; ++clips) {
     model_t *ranks[MAX_RANKS] = {open_with_file(), open_with_file()}, *before = open_model(), *after = open_model();
@@ -131,13 +131,13 @@ TEST(DiskOfOneRank_ThatFails_ChangesNothingOnAny) {
 
 /* ---- a disk that fails after all ranks have agreed ---- */
 
-/* A failure of one rank's disk at the end of a step: of its last write, which is the record, or its last sync. */
+/* Fails one rank's disk at the end of a step: its last write, which is the record, or its last sync. */
 static void fail_at_the_end(model_t* const* ranks, int32_t of, int which) {
   struct stat file;
   assert_int_equal(stat(ranks[of]->path, &file), 0);
   disk_only_file = file.st_ino;
   atomic_store(&disk_calls[which], 0);
-  step_all(ranks, 1); /* a whole step, to count its calls */
+  step_all(ranks, 1); /* one whole step, to count calls */
   disk_calls_left[which] = atomic_load(&disk_calls[which]) - 1;
   step_all(ranks, 2);
   assert_true(disk_calls_left[which] < 0);
@@ -222,13 +222,13 @@ TEST(DiskOfOneRank_ThatFailsAfterTheHandshake_LeavesAllAtOneStep) {
 
 /* ---- files of different steps ---- */
 
-/* With gradients that differ from the other ranks': no rank keeps it. */
+/* Takes a step of one rank only, on other gradients, so that no rank may keep it. */
 static void step_alone(model_t* m, int number) {
   m->args.comm = NULL;
   step_model(m, number);
 }
 
-/* As a kill leaves them between the two handshakes: one rank's file is a step ahead. */
+/* One rank's file is a step ahead, as a kill between the two handshakes leaves it. */
 TEST(Files_OneStepAhead_ContinueFromTheStepThatAllHave) {
   model_t *ranks[MAX_RANKS], *before = open_model(), *after = open_model();
   sluice_local_group_t* group;
@@ -257,7 +257,7 @@ TEST(Files_OneStepAhead_ContinueFromTheStepThatAllHave) {
   close_model(after);
 }
 
-/* One rank has lost its file, or has that of another rank: no rank continues, and none creates a file. */
+/* One rank has lost its file, or has another rank's file: no rank continues, and no rank creates a file. */
 TEST(Files_ThatNotAllRanksHave_AreRefusedOnAll) {
   model_t* ranks[MAX_RANKS];
   sluice_local_group_t* group;
@@ -266,7 +266,7 @@ TEST(Files_ThatNotAllRanksHave_AreRefusedOnAll) {
   open_all(ranks, &group);
   for (int r = 0; r < num_ranks; ++r) {
     memcpy(paths[r], ranks[r]->path, sizeof paths[r]);
-    sluice_optimizer_file_close(ranks[r]->file); /* before another rank opens it */
+    sluice_optimizer_file_close(ranks[r]->file); /* before another rank opens the file */
     ranks[r]->file = NULL;
   }
   for (int r = 0; r < num_ranks; ++r) memcpy(ranks[r]->path, paths[1 - r], sizeof paths[r]);

@@ -84,12 +84,12 @@ TEST(Step_WithABadGradient_ChangesNoByteOfTheFile) {
 
 /* ---- parameters written by other code ---- */
 
-/* Weights that are loaded, clamped or averaged between steps: the next step starts from them. */
+/* Parameters are loaded, clamped or averaged between steps: the next step starts from the written values. */
 TEST(Parameter_WrittenBetweenSteps_IsWhatTheStepUpdates) {
   model_t *m = open_with_file(), *wanted = open_model();
   for (int number = 1; number <= 6; ++number) {
     if (number != 4) write_params(m, wanted, number);
-    if (number == 5) reopen(m, -1); /* the parameter counts, not the loaded state */
+    if (number == 5) reopen(m, -1); /* the written parameter takes precedence over the loaded state */
     step_model(m, number);
     step_model(wanted, number);
     expect_states(m, wanted);
@@ -100,7 +100,7 @@ TEST(Parameter_WrittenBetweenSteps_IsWhatTheStepUpdates) {
 
 /* ---- forks ---- */
 
-/* Every call of a child with a handle of its parent. */
+/* Makes every call in a child process with a handle of its parent. */
 static int call_in_child(model_t* m) {
   DEFAULTS(sluice_optimizer_file_info, info);
   if (sluice_optimizer_step(m->optimizer, &m->args, &m->result) != SLUICE_E_STATE) return 1;
@@ -114,7 +114,7 @@ static int call_in_child(model_t* m) {
   own->args.file = own->file;
   if (sluice_optimizer_step(own->optimizer, &own->args, &own->result) != SLUICE_OK) return 6;
   close_model(own);
-  m->path[0] = '\0'; /* the parent's */
+  m->path[0] = '\0'; /* close_model must not remove the parent's file */
   close_model(m);
   return 0;
 }
@@ -122,7 +122,7 @@ static int call_in_child(model_t* m) {
 TEST(ForkedChild_HasNothingOfItsParents) {
   model_t *m = open_with_file(), *wanted = open_model();
   for (int number = 1; number <= 2; ++number) {
-    const pid_t child = fork(); /* before the first step, and after one, when lanes have threads */
+    const pid_t child = fork(); /* before the first step, and after it, when lanes have threads */
     if (child == 0) _exit(call_in_child(m));
     int ended = 0;
     assert_int_equal(waitpid(child, &ended, 0), child);
@@ -138,7 +138,7 @@ TEST(ForkedChild_HasNothingOfItsParents) {
 
 /* ---- memory ---- */
 
-/* With a limit on the memory of the process, states of the model do not fit, and a step with a file does. */
+/* Under a memory limit of the process, the states of the model do not fit, but a step with a file runs. */
 TEST(ProcessWhoseMemoryHoldsNoStates_MakesSteps) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   skip_because("a sanitizer's own memory does not fit");
@@ -168,10 +168,10 @@ TEST(ProcessWhoseMemoryHoldsNoStates_MakesSteps) {
       _exit(2);
     (void)fclose(status);
     const rlim_t now = data * (rlim_t)sysconf(_SC_PAGESIZE);
-    /* The stacks of the two copy lanes' threads count, although they touch little of them. */
+    /* RLIMIT_DATA counts the stacks of the two copy lanes' threads, although they use little of them. */
     const struct rlimit limit = {now + BOUND + 2 * (8 << 20), now + BOUND + 2 * (8 << 20)};
     if (setrlimit(RLIMIT_DATA, &limit) != 0) _exit(3);
-    void* volatile states = malloc(12UL * COUNT); /* they do not fit */
+    void* volatile states = malloc(12UL * COUNT); /* must fail */
     if (states != NULL) _exit(4);
     const sluice_optimizer_file_config_t config = config_of(m);
     DEFAULTS(sluice_optimizer_config, own);
@@ -236,7 +236,7 @@ TEST(BadArguments_AreRefusedByName) {
   close_model(other);
 }
 
-/* Another model's file, as a whole and with shapes of equally many elements. */
+/* The file belongs to another model, or to a model with other shapes of the same numbers of elements. */
 TEST(FileOfAnotherModel_IsRefusedByItsFirstTensor) {
   static const int32_t num_dims[NUM_TENSORS] = {2, 1, 3, 0}, flat[NUM_TENSORS] = {1, 1, 1, 1};
   static const int64_t dims[] = {70, 100, 0, 2, 43, 25}, swapped[] = {100, 70, 0, 2, 43, 25}, wrong[] = {7, 1, 0, 1};

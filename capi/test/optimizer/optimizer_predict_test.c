@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Predicted steps: bytes computed by hand, and seconds where they follow without a simulation. */
+/* Predicted steps of the optimizer: bytes computed by hand, and seconds that follow without a simulation. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -8,7 +8,7 @@
 #include "backend/base/test/refused.h"
 #include "sluice/optimizer.h"
 
-static const int64_t phi = 1000000, bucket = 65536; /* a bucket's arrays need no alignment */
+static const int64_t phi = 1000000, bucket = 65536; /* aligned without padding */
 
 static sluice_optimizer_workload_t workload(void) {
   DEFAULTS(sluice_optimizer_workload, w);
@@ -29,8 +29,8 @@ static void expect_near(double found, double wanted) {
   if (fabs(found - wanted) > 1e-9 * fabs(wanted) + 1e-15) fail_msg("%.12g, wanted %.12g", found, wanted);
 }
 
-/* The paper's numbers: 20 phi without, 4 phi and 16 bytes per element of a bucket with; twice the latter with two
- * slots. */
+/* AxoNN's numbers: 20 phi bytes if all states are near; with buckets 4 phi, and 16 bytes for each element of each slot.
+ * */
 TEST(HalfPrecision_WithStatesInHostMemory_TakesFourPhiAndSixteenABucket) {
   for (int32_t slots = 1; slots <= 2; ++slots) {
     sluice_optimizer_workload_t w = workload();
@@ -54,7 +54,7 @@ TEST(AllBucketsAtOnce_StagesEveryGradient) {
   w.decides = 1;
   assert_true(predicted(&w).staging_bytes == 4u * (uint64_t)phi);
   w.sum_buckets = 2;
-  assert_true(predicted(&w).staging_bytes == 4u * (uint64_t)phi); /* each chunk has a slot */
+  assert_true(predicted(&w).staging_bytes == 4u * (uint64_t)phi); /* every chunk has a slot */
   w.decides = 0;
   assert_true(predicted(&w).staging_bytes == 4u * (uint64_t)(2 * 2 * bucket));
 }
@@ -81,11 +81,11 @@ TEST(OneBucket_TakesItsCopiesAndItsUpdateInTurns) {
   expect_near(p.copy_in_seconds, in);
   expect_near(p.copy_out_seconds, out);
   expect_near(p.update_seconds, stage + update);
-  expect_near(p.seconds, in + update + out); /* gradients are staged while the states arrive */
+  expect_near(p.seconds, in + update + out); /* gradients are staged while the states are copied in */
   for (int i = 0; i < 4; ++i) expect_near(p.seconds_by_k[i], p.seconds);
 }
 
-/* Sums with only a cost per call favour one call; sums with only a cost per byte favour many. */
+/* If sums only have a cost per call, one call is best; if they only have a cost per byte, many calls are. */
 TEST(K_IsTheOneThatTakesLeast) {
   sluice_optimizer_workload_t w = workload();
   w.num_slots = 0;
@@ -101,7 +101,7 @@ TEST(K_IsTheOneThatTakesLeast) {
   w.sum_rate = 1e9, w.update_rate = 10e9;
   p = predicted(&w);
   assert_true(p.sum_buckets == 1);
-  const double sums = 3e6 / 1e9, updates = 30e6 / 10e9; /* half of 6 bytes an element over the link */
+  const double sums = 3e6 / 1e9, updates = 30e6 / 10e9; /* half of each element's 6 bytes go over the link */
   expect_near(p.sum_seconds, sums);
   expect_near(p.update_seconds, updates);
   expect_near(p.seconds_by_k[3], sums + updates);

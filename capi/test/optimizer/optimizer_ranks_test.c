@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The optimizer over ranks, as threads: sums in rank order overlap with updates; all ranks take a step completely or
- * none does. The expected result of each rank is that of a step without a communicator on gradients summed by hand. */
+/* The optimizer over ranks, which are threads. Sums in rank order overlap with updates, and a step runs on all ranks or
+ * on none. The reference is a step without a communicator on gradients that the test sums. */
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
@@ -40,7 +40,7 @@ TEST(GroupsOfAPartOfTheRanks_AreSummedOverIt) {
   }
 }
 
-/* The norm counts every element once: groups of all ranks, and the part that each pair of ranks has. */
+/* The norm counts every element once: groups of all ranks, and groups that only pairs of ranks share. */
 TEST(GroupsOfAPartOfTheRanks_CountOnceInTheNorm) {
   ow_world_t* w = ow_world_new(4, 0, 2);
   ow_model_t* sums = ow_model_new();
@@ -104,7 +104,7 @@ TEST(Step_WithABadGradientOnAnyRankAndBucket_ChangesNothingAnywhere) {
         expect_nothing(w, &fresh->s, clips);
       }
       w->before = NULL;
-      assert_true(ow_check_steps(w, 20000, 1, 0.0) == 0); /* and the next step continues as if nothing had happened */
+      assert_true(ow_check_steps(w, 20000, 1, 0.0) == 0); /* the next step continues from the old state */
       ow_world_free(w);
     }
   }
@@ -113,7 +113,7 @@ TEST(Step_WithABadGradientOnAnyRankAndBucket_ChangesNothingAnywhere) {
 
 static float huge_of[OW_MAX_RANKS];
 
-/* All of them finite, in the last bucket except for f32. */
+/* Plants finite values in the last bucket, except for f32. */
 static void plant_huge(ow_rank_t* me) { me->model->grad[70000] = huge_of[me->rank]; }
 
 TEST(Step_WhoseSumAloneIsInfinite_ChangesNothingAnywhere) {
@@ -156,7 +156,7 @@ static void bend_chunk(ow_model_t* m) { m->args.sum_buckets = -1; }
 static void other_bucket(ow_model_t* m) { m->args.bucket = 77; }
 static void other_chunk(ow_model_t* m) { m->args.sum_buckets = 3; }
 static void other_count(ow_model_t* m) { m->tensors[0].count -= 1; }
-/* The next tensor begins an element earlier. */
+/* Moves one element from the first tensor to the next. */
 static void other_cut(ow_model_t* m) {
   sluice_optimizer_tensor_t* next = &m->tensors[1];
   m->tensors[0].count -= 1, next->count += 1;
@@ -173,7 +173,7 @@ static void other_groups(ow_model_t* m) { m->args.num_groups = 2; }
 
 typedef struct refusal_s {
   void (*bend)(ow_model_t* m);
-  sluice_status_t status; /* of the modified rank; the other one gets PEER_REFUSED, or the same MISMATCH */
+  sluice_status_t status; /* status of rank 1; the other rank returns PEER_REFUSED, or also MISMATCH */
   const char* text;
 } refusal_t;
 

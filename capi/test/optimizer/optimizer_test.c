@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The optimizer by its public calls: errors, skipped steps, and a model trained with it. */
+/* The optimizer through its public calls: errors, skipped steps, and training of a small model. */
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -48,7 +48,7 @@ static void close_model(model_t* m) {
   free(m);
 }
 
-/* Parameters and moments: the memory that a step may change. */
+/* Copies parameters and moments, the memory that a step may change. */
 static void copy_state(const model_t* m, float* out) {
   memcpy(out, m->param, sizeof m->param);
   memcpy(out + COUNT, m->exp_avg, sizeof m->exp_avg);
@@ -61,7 +61,7 @@ static void check_unchanged(const model_t* m, const float* before) {
   assert_memory_equal(before, now, sizeof now);
 }
 
-/* sum of (p - target)^2 / 2: its gradient is p - target. */
+/* The loss is the sum of (p - target)^2 / 2, so its gradient is p - target. */
 TEST(Steps_OnAQuadratic_ReachItsMinimum) {
   model_t* m = open_model();
   m->group.lr = 0.02, m->group.weight_decay = 0.0;
@@ -161,8 +161,8 @@ TEST(Step_BadArguments_AreRefusedByNameAndChangeNothing) {
   sluice_optimizer_destroy(NULL);
 }
 
-/* Counts whose sum overflows are never added up. Memory given twice: in two groups, in one, in part, and as states of
- * two parameters. */
+/* Counts whose sum overflows are not added. Memory may not be used twice: in two groups, in one group, in part, or as
+ * states of two parameters. */
 TEST(Step_TensorsThatCannotBe_AreRefusedByName) {
   model_t* m = open_model();
   float before[3 * COUNT];
@@ -189,12 +189,12 @@ TEST(Step_TensorsThatCannotBe_AreRefusedByName) {
   tensors[1].count = 500, tensors[1].param = m->param + 500, tensors[1].exp_avg_sq = m->exp_avg_sq + 500;
   REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), BAD, "share memory");
   check_unchanged(m, before);
-  tensors[1].exp_avg = m->exp_avg + 500; /* adjacent memory is no overlap */
+  tensors[1].exp_avg = m->exp_avg + 500; /* adjacent memory does not overlap */
   WORKS(sluice_optimizer_step(m->optimizer, &m->args, NULL));
   close_model(m);
 }
 
-/* Two threads, alternating and concurrently: each call has run completely or was BUSY. */
+/* Two threads that call alternately and concurrently: each call either runs completely or returns BUSY. */
 typedef struct caller_s {
   model_t* model;
   int ran, busy;

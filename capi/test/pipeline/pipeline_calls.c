@@ -8,7 +8,7 @@
 
 #include "capi/test/pipeline/pipeline_model.h"
 
-#define BOOL_CODE 6 /* DLPack's, which the library sends and never interprets */
+#define BOOL_CODE 6 /* DLPack's code, which the library sends without interpreting it */
 
 /* ---- received tensors ---- */
 
@@ -62,7 +62,7 @@ static uint32_t draw(pw_rank_t* rank) {
   return rank->random >> 8;
 }
 
-/* The replicas of a stage meet in the callback, as expert-parallel layers do: with the same op, or never. */
+/* The replicas of a stage meet in the callback, as expert-parallel layers do. All must come with the same op. */
 static void meet_column(pw_rank_t* rank, int32_t call, const sluice_stage_call_t* op) {
   pw_world_t* world = rank->world;
   const int64_t what = ((int64_t)rank->batch * PW_NUM_CALLS + call) << 32 | op->virtual_stage << 16 | op->micro_batch;
@@ -132,7 +132,7 @@ static sluice_status_t forward(void* user, const sluice_stage_call_t* op, sluice
   check_input(rank, op);
   if (!op->is_first) memcpy(stash->x, first_of(op->input), (size_t)n * sizeof(float));
   if (!op->is_first && rank->world->keeps) {
-    pw_give_back(rank, i); /* of the batch before */
+    pw_give_back(rank, i); /* from the previous batch */
     if (sluice_pipeline_keep(rank->pipeline, op->input, &rank->kept[i]) != SLUICE_OK) pw_wrong(rank, "keep failed");
     rank->kept_data[i] = first_of(op->input);
     rank->kept_first[i] = rank->kept_data[i][0];
@@ -215,7 +215,7 @@ static sluice_status_t weight_grad(void* user, const sluice_stage_call_t* op, sl
   return SLUICE_OK;
 }
 
-/* The gradients that it sees now must be those at the end of the batch. */
+/* Keeps the gradients of this call. They must equal the gradients at the end of the batch. */
 static sluice_status_t reduce(void* user, const sluice_stage_call_t* op, sluice_host_failure_t* out_failure) {
   pw_rank_t* rank = user;
   const int32_t c = op->virtual_stage;

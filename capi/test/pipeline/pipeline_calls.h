@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The callbacks of a rank of a pipeline's world: each call is checked, and computes. */
+/* The callbacks of a rank of a pipeline's world. Each callback checks its call and computes. */
 #ifndef SLUICE_CAPI_TEST_PIPELINE_PIPELINE_CALLS_H_
 #define SLUICE_CAPI_TEST_PIPELINE_PIPELINE_CALLS_H_
 
 #include "capi/test/pipeline/pipeline_types.h"
 
-/* Without `reduce` if this rank does not reduce. */
+/* The callbacks, without `reduce` if this rank does not reduce. */
 sluice_pipeline_callbacks_t pw_callbacks_of(const pw_rank_t* rank);
 
-/* The saved tensors of a micro-batch must be unchanged, and are released. */
+/* Checks that the saved tensors of a micro-batch are unchanged, and releases them. */
 void pw_give_back(pw_rank_t* rank, int32_t micro_batch);
 
 /* Records an error. */

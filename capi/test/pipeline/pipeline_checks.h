@@ -10,7 +10,7 @@
 #include "capi/test/pipeline/pipeline_world.h"
 #include "third_party/bazel/test.h"
 
-/* "tcp, backward_first, p 3, v 1, L 2" */
+/* For messages, such as "tcp, backward_first, p 3, v 1, L 2". */
 static inline const char* pw_name(const pw_world_t* world) {
   static char name[160];
   (void)snprintf(name, sizeof name, "%s, %s, p %d, v %d, L %d, split %d", world->transport,
@@ -19,7 +19,7 @@ static inline const char* pw_name(const pw_world_t* world) {
   return name;
 }
 
-/* No wrong tensor arrived, and no callback was called wrongly. */
+/* No rank received a wrong tensor or a wrong call. */
 static inline void assert_nothing_wrong(const pw_world_t* world) {
   for (int32_t r = 0; r < world->num_stages * world->num_replicas; ++r) {
     const pw_rank_t* rank = &world->ranks[r];
@@ -45,7 +45,7 @@ static inline void assert_all_work(const pw_world_t* world, int32_t batch) {
   }
 }
 
-/* Losses of the successful batches, and gradients: the bits of one loop. */
+/* Losses of successful batches, and gradients, have the bits of the model in one loop. */
 static inline void assert_same_bits(const pw_world_t* world) {
   const int32_t last = pw_num_layers(world) - 1;
   for (int32_t r = 0; r < world->num_stages * world->num_replicas; ++r) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A batch that fails on one rank fails on all, quickly and with the same report; the next one works. */
+/* A batch that fails on one rank fails on all ranks, quickly and with the same report. The next batch works. */
 #include "capi/test/pipeline/pipeline_checks.h"
 
 #include <stdatomic.h>
@@ -77,7 +77,7 @@ TEST(Callback_AnyFailsAnywhere_AllHearAndTheNextBatchWorks) {
   try_fault("local", 1, 2, 0, PW_BACKWARD, 2);
 }
 
-/* Fails when the previous stage has sent all that it may: more than this one has requested. */
+/* Fails once the previous stage has sent all messages that it may send, more than this stage has requested. */
 static sluice_status_t fail_often(pw_rank_t* rank, int32_t call, const sluice_stage_call_t* op,
                                   sluice_host_failure_t* out_failure) {
   static _Atomic int32_t num_sent;
@@ -87,13 +87,13 @@ static sluice_status_t fail_often(pw_rank_t* rank, int32_t call, const sluice_st
   if (rank->rank == 1) atomic_fetch_add(&num_sent, 1);
   if (rank->rank != 2) return SLUICE_OK;
   for (int32_t i = 0; i < 1000 && atomic_load(&num_sent) < 4; ++i) usleep(10000);
-  usleep(10000); /* the last of them is sent after its callback; if it is not, one message less remains */
+  usleep(10000); /* the last message is sent after its callback; without it, one message less remains */
   atomic_store(&num_sent, 0);
   return SLUICE_E_EXTERNAL;
 }
 
-/* Messages sent to the failed stage are taken and dropped before the next batch: otherwise they would stay for ever. A
- * batch has at most six messages of 1.5 KiB on its last stage; 21 would remain. */
+/* Messages to the failed stage are received and dropped before the next batch. The last stage receives at most six
+ * messages of 1.5 KiB in a batch; 21 would remain otherwise. */
 TEST(Callback_FailsManyTimes_NothingPilesUp) {
   static const int32_t limits[] = {4, 4, 1};
   (void)state;
@@ -121,7 +121,7 @@ static struct {
   int64_t shape[2];
 } large = {.shape = {1, LARGE_BYTES / sizeof(float)}};
 
-/* Runs after the first micro-batch of a batch that will fail: memory that is freed as soon as the library releases
+/* After the first micro-batch of a batch that will fail, returns memory that is freed as soon as the library releases
  * it. */
 static void give_large(pw_rank_t* rank, const sluice_stage_call_t* op, sluice_stage_tensors_t* result) {
   const int32_t i = op->micro_batch;
@@ -173,7 +173,7 @@ static void fail_in_one_replica(void) {
   pw_world_free(world);
 }
 
-/* Repeatedly: ranks that continue, and leave, while others still end the failed batch are not taken for lost. */
+/* Repeats the case: ranks that leave while others still end the failed batch are not reported as lost. */
 TEST(Callback_FailsInOneReplica_FailsInAll) {
   for (int32_t i = 0; i < 40; ++i) fail_in_one_replica();
 }
@@ -278,7 +278,7 @@ TEST(Batch_CalledInACallback_IsBusy) {
 
 static int64_t failing_allocation;
 
-/* A barrier, so that the number counts only allocations of the batch. */
+/* The barrier ensures that only allocations of the batch count. */
 static void plan_failure(pw_rank_t* rank) {
   pthread_barrier_wait(&rank->world->meeting);
   if (rank->rank == 0) sluice_process_allocator()->fail_after = rank->calls[PW_FORWARD] > 0 ? failing_allocation : -1;
@@ -303,7 +303,7 @@ TEST(Allocation_AnyFails_NobodyHangs) {
     assert_same_bits(world);
     pw_world_free(world);
   }
-  assert_true(num_batches_failed > 10); /* a batch of four micro-batches allocates more often than that */
+  assert_true(num_batches_failed > 10); /* a batch of four micro-batches makes more than ten allocations */
 }
 
 static void plan_failure_of_create(pw_rank_t* rank, sluice_pipeline_config_t* config) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A stage that is killed, a process, is named on all others with the batch, whatever they wait for. */
+/* A stage, which is a process, is killed. All others report its rank and the batch, whatever they wait for. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -57,7 +57,7 @@ static int run_batches(process_t* me, mesh_end_t* end, sluice_pipeline_t* pipeli
   DEFAULTS(sluice_pipeline_batch, batch);
   batch.num_micro_batches = MICRO_BATCHES;
   if (sluice_pipeline_run_batch(pipeline, &batch) != SLUICE_OK) return 3;
-  if (!mesh_meet(end)) return 4; /* all have ended the first batch before the victim dies */
+  if (!mesh_meet(end)) return 4; /* all stages have ended the first batch before the victim dies */
   me->batch = 1;
   me->note->status[me->rank] = sluice_pipeline_run_batch(pipeline, &batch);
   atomic_store(&me->note->returned_ns[me->rank], sluice_now_ns());

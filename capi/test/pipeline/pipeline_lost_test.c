@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A rank that is gone is named on all others. */
+/* A rank that is gone is reported by rank on all others. */
 #include "capi/test/pipeline/pipeline_checks.h"
 
 #include <stdatomic.h>
@@ -24,7 +24,7 @@ static sluice_status_t abort_in_call(pw_rank_t* rank, int32_t call, const sluice
   return SLUICE_OK;
 }
 
-/* A rank that leaves in a batch may be missed at the end of the previous one if that has not ended on all. */
+/* All ranks end the previous batch before one of them leaves, so that the loss is not reported for that batch. */
 static void meet(pw_rank_t* rank) { pthread_barrier_wait(&rank->world->meeting); }
 
 TEST(Abort_InABatch_EndsThePipelineOnAll) {
@@ -76,7 +76,7 @@ static sluice_status_t hold_until_others_are_back(pw_rank_t* rank, int32_t call,
   (void)out_failure;
   if (rank->batch == 0) return SLUICE_OK;
   if (rank->rank != 0 || call != PW_FORWARD || op->micro_batch != 1) {
-    rank->comm->timeout_ns = SHORT_NS; /* from here on: the previous batch may take any time */
+    rank->comm->timeout_ns = SHORT_NS; /* only now, since the previous batch may take any time */
     return SLUICE_OK;
   }
   for (int32_t i = 0; i < 6000 && atomic_load(&num_returned) < 2; ++i) usleep(10000);
@@ -115,13 +115,13 @@ static void leave_at_once(pw_rank_t* rank) {
   atomic_fetch_add(&num_left, 1);
 }
 
-/* This rank also knows that the others have left: over TCP a thread reads it. */
+/* After this call rank 0 also knows that the others have left; over TCP a thread reads it. */
 static void wait_until_others_have_left(const pw_rank_t* rank) {
   for (int32_t i = 0; i < 6000 && atomic_load(&num_left) + 1 < rank->world->num_stages; ++i) usleep(10000);
   usleep(200000);
 }
 
-static _Atomic int32_t is_held; /* rank 0 */
+static _Atomic int32_t is_held; /* rank 0 is held */
 
 static sluice_status_t fail_when_rank_0_is_held(sluice_host_failure_t* out_failure) {
   for (int32_t i = 0; i < 6000 && !atomic_load(&is_held); ++i) usleep(10000);
@@ -129,7 +129,7 @@ static sluice_status_t fail_when_rank_0_is_held(sluice_host_failure_t* out_failu
   return SLUICE_E_EXTERNAL;
 }
 
-/* Rank 0 has an output to send when it returns. */
+/* When rank 0 returns, it still has to send an output. */
 static sluice_status_t fail_and_hold_rank_0(pw_rank_t* rank, int32_t call, const sluice_stage_call_t* op,
                                             sluice_host_failure_t* out_failure) {
   if (call != PW_FORWARD) return SLUICE_OK;
@@ -144,7 +144,7 @@ static int is_last_call(const pw_rank_t* rank, int32_t call) {
   return call == PW_WEIGHT_GRAD && rank->calls[call] == rank->world->batches[0].num_micro_batches;
 }
 
-/* Rank 0 only has to report its end when it returns. */
+/* When rank 0 returns, it only has to report its end. */
 static sluice_status_t fail_and_hold_rank_0_at_the_end(pw_rank_t* rank, int32_t call, const sluice_stage_call_t* op,
                                                        sluice_host_failure_t* out_failure) {
   (void)op;
@@ -156,7 +156,7 @@ static sluice_status_t fail_and_hold_rank_0_at_the_end(pw_rank_t* rank, int32_t 
   return rank->rank == 1 ? fail_when_rank_0_is_held(out_failure) : SLUICE_OK;
 }
 
-/* Rank 0 has posted all its receives. */
+/* Holds rank 0 in a wait, when it has posted all its receives. */
 static int32_t hold_rank_0_in_a_wait(pw_rank_t* rank) {
   if (rank->rank != 0 || atomic_exchange(&is_held, 1)) return 0;
   wait_until_others_have_left(rank);

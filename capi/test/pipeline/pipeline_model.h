@@ -37,7 +37,7 @@ static inline float pw_loss_of(const float* y, int32_t n) {
 
 static inline int32_t pw_num_layers(const pw_world_t* world) { return world->num_stages * world->config.num_virtual; }
 
-/* Whether weight gradients are separate ops. */
+/* Returns whether weight gradients are separate ops. */
 static inline int32_t pw_is_split(const pw_world_t* world) {
   const char* policy = world->config.policy;
   if (world->config.separate_wgrad >= 0) return world->config.separate_wgrad;
@@ -49,7 +49,7 @@ static inline int pw_is_v(const pw_world_t* world) {
          (world->config.policy != NULL && strcmp(world->config.policy, "v") == 0);
 }
 
-/* The k-th layer of a stage. */
+/* Returns the k-th layer of a stage. */
 static inline int32_t pw_layer_of(const pw_world_t* world, int32_t stage, int32_t k) {
   const int32_t p = world->num_stages;
   return k * p + (pw_is_v(world) && k % 2 == 1 ? p - 1 - stage : stage);

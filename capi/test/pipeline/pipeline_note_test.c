@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Numbers of the host are sent with the ends of batches: all ranks know the numbers of each, and a failing rank sends
- * none. */
+/* Notes: each rank sends numbers of its host with the end of a batch, so that all ranks have the numbers of all. A rank
+ * that fails sends none. */
 #include "capi/test/pipeline/pipeline_checks.h"
 
-/* The numbers of each rank for the current batch, written by its callbacks. */
+/* The numbers of each rank for the current batch. Callbacks write them. */
 static double notes[PW_MAX_RANKS][PW_MAX_RANKS + 1];
 static int32_t next_batch[PW_MAX_RANKS];
 
 static int32_t count_of(int32_t rank) { return rank == 1 ? 0 : rank + 1; }
 
-/* Of the previous batch, which succeeded. */
+/* Checks the notes of the previous batch, which succeeded. */
 static void check_notes(pw_rank_t* rank, int32_t batch) {
   const int32_t num_ranks = rank->world->num_stages * rank->world->num_replicas;
   for (int32_t r = 0; r < num_ranks; ++r) {
@@ -21,7 +21,7 @@ static void check_notes(pw_rank_t* rank, int32_t batch) {
       continue;
     }
     for (int32_t i = 0; i < count; ++i) {
-      const double wanted = 1000 * (batch + 1) + 100 * r + i; /* the last forward of the batch wrote it */
+      const double wanted = 1000 * (batch + 1) + 100 * r + i; /* as the last forward of the batch wrote it */
       if (found[i] != wanted) pw_wrong(rank, "batch %d: number %d of rank %d is %g", batch, i, r, found[i]);
     }
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A pipeline whose gradients are summed while it drains, followed by the optimizer. The host begins the sum of a
- * virtual stage's gradients in `reduce`, on its own thread, and passes the sums to the step: comm is that of all ranks,
- * so that all stages step or none, and each group's comm has one rank, so that nothing is summed twice. The bits are
- * those of a step that sums by itself. */
+/* Gradients of a pipeline are summed while it drains; the optimizer follows. In `reduce`, the host starts the sum of a
+ * virtual stage's gradients on its own thread, and later passes the sums to the step. The step's comm contains all
+ * ranks, so that all stages step or none; each group's comm has one rank, so that nothing is summed twice. The bits
+ * equal those of a step that computes the sums itself. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -38,8 +38,8 @@ typedef struct job_s {
 
 static host_t hosts[RANKS];
 static job_t jobs[RANKS][LAYERS];
-static pthread_barrier_t met[LAYERS]; /* barrier of replicas, before they read each other's gradients */
-static int32_t bad_step;              /* in which the gradients of one layer are infinite on one replica; -1: none */
+static pthread_barrier_t met[LAYERS]; /* replicas meet before they read each other's gradients */
+static int32_t bad_step;              /* one replica has an infinite gradient in this step; -1: none */
 
 /* ---- the host's own reduction, in rank order ---- */
 
@@ -55,7 +55,7 @@ static void* sum(void* data) {
   return NULL;
 }
 
-/* Replicas have the same data, so this makes their gradients different. */
+/* Replicas have the same data, so this function makes their gradients different. */
 static sluice_status_t begin_sum(pw_rank_t* rank, int32_t call, const sluice_stage_call_t* op,
                                  sluice_host_failure_t* out_failure) {
   (void)out_failure;
@@ -74,7 +74,7 @@ static sluice_status_t begin_sum(pw_rank_t* rank, int32_t call, const sluice_sta
 
 /* ---- the step ---- */
 
-/* Of this rank's layers, with gradients that the column's ranks sum. */
+/* Steps this rank's layers. `column` sums the gradients: all replicas of the stage, or this rank alone. */
 static int32_t step(host_t* me, states_t* states, float (*grads)[PW_WEIGHTS], sluice_comm_t* column) {
   sluice_optimizer_tensor_t tensors[VIRTUAL];
   for (int32_t k = 0; k < VIRTUAL; ++k) {
@@ -119,7 +119,7 @@ static sluice_comm_t* join(sluice_local_group_t* group, int32_t rank, int32_t si
   return comm;
 }
 
-/* A batch and a step, STEPS times. */
+/* Runs a batch and a step, STEPS times. */
 static void train(int32_t bad) {
   bad_step = bad;
   memset(hosts, 0, sizeof hosts);

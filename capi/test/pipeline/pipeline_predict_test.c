@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Predictions for a pipeline: published bubbles, chosen limits, and the measured bytes of a batch. */
+/* Predictions for a pipeline: published bubbles, chosen limits, and bytes compared with measured batches. */
 #include "capi/test/pipeline/pipeline_checks.h"
 
 #include <math.h>
@@ -17,7 +17,7 @@ typedef struct asked_s {
   sluice_stage_prediction_t stages[MOST];
 } asked_t;
 
-/* F = B = W = 1, messages that take no time, one byte for everything in flight and one for everything held. */
+/* F = B = W = 1, messages without cost, and one byte for each micro-batch in flight and for each held. */
 static void ask_about(asked_t* asked, const char* policy, int32_t p, int32_t v, int32_t m) {
   memset(asked, 0, sizeof *asked);
   for (int32_t c = 0; c < MOST; ++c) {
@@ -112,8 +112,7 @@ TEST(Predict_UnderABudget_StaysInside) {
   assert_int_equal(predict(&asked), SLUICE_E_OVER_BUDGET);
 }
 
-/* m = 16, f + b = 1, a quarter for each message, rendezvous: the numbers of docs/pipeline.md for DeepSpeed's own
- * order. */
+/* m = 16, F + B = 1, messages of 1/4, rendezvous: DeepSpeed's own order has the numbers of docs/pipeline.md. */
 TEST(Predict_DeepSpeedsOrder_IsTheBaseline) {
   assert_true(fabs(seconds_of("deepspeed", 2, 0.25, 0) / seconds_of("message_driven", 2, 0.25, 4) - 1.43) < 0.005);
   assert_true(fabs(seconds_of("deepspeed", 4, 0.25, 0) / seconds_of("message_driven", 4, 0.25, 8) - 1.71) < 0.005);
@@ -156,7 +155,7 @@ TEST(Predict_SecondsOfEachOp_TakeTheirPlace) {
   asked.work.user = &calls;
   assert_int_equal(predict(&asked), SLUICE_OK);
   assert_true(fabs(asked.got.seconds - usual - 5) < 1e-9);
-  assert_int_equal(calls, 2 * (2 * 4) + 2 * 4); /* forwards and backwards of two stages, a message each way */
+  assert_int_equal(calls, 2 * (2 * 4) + 2 * 4); /* forwards and backwards of two stages, messages in both directions */
   asked.work.op_seconds = is_negative;
   REFUSED(predict(&asked), BAD, "what send_gradient of micro-batch 3 in virtual stage 1 on stage 1 takes");
 }
@@ -196,7 +195,7 @@ TEST(PolicyNames_AreThoseThatPredictTakes) {
   assert_null(sluice_pipeline_policy_name(-1));
 }
 
-/* The bytes are predicted before the batch and measured in it: exact where the order is fixed. */
+/* Predicted bytes equal the bytes measured in a batch; they are an upper bound if the order is not fixed. */
 TEST(Bytes_OfABatch_AreThosePredicted) {
   static const char* const policies[] = {"1f1b", "zero_bubble", "gpipe", "backward_first", "message_driven"};
   for (size_t i = 0; i < sizeof policies / sizeof policies[0]; ++i) {
@@ -234,7 +233,7 @@ TEST(Bytes_OfABatch_AreThosePredicted) {
   }
 }
 
-/* Stage s of 1F1B has p - s in flight, and a policy that runs whatever is ready has no more if L limits it. */
+/* In 1F1B, stage s has p - s in flight. A policy that runs any ready op has no more if L limits it. */
 TEST(Memory_AtEqualInFlight_IsAtMostThatOf1F1B) {
   const int32_t p = 4;
   asked_t stock;
@@ -262,7 +261,7 @@ TEST(Predict_AnOpenPolicy_TakesTheFastest) {
     asked.message[s] = 0.25;
   }
   assert_int_equal(predict(&asked), SLUICE_OK);
-  assert_string_equal(asked.got.policy, "1f1b"); /* a slower stage, and no more in flight than stages */
+  assert_string_equal(asked.got.policy, "1f1b"); /* one stage is slower, and L is the number of stages */
   const double seconds = asked.got.seconds;
   assert_int_equal(asked.got.is_chosen, 0);
   asked.work.in_flight = 0;

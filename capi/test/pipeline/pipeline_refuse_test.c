@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Ranks that disagree get an error, and wrong arguments are rejected. */
+/* Errors if ranks disagree, and if arguments are wrong. */
 #include "backend/base/test/refused.h"
 #include "capi/test/pipeline/pipeline_checks.h"
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A pipeline by its public calls equals one device: the bits of a single loop, for any policy, limits and delays; and
- * the executed ops are those of the program. */
+/* A pipeline through its public calls has the bits of the model in one loop, for any policy, limits and delays. The
+ * executed ops are those of the program. */
 #include "capi/test/pipeline/pipeline_checks.h"
 
 #include <stdlib.h>
 
 #define ALL_RANKS UINT32_MAX
 
-/* Batches of every size, including evaluations. */
+/* Adds batches of all sizes, with evaluations between them. */
 static void add_batches(pw_world_t* world, int32_t most) {
   for (int32_t m = 1; m <= most; ++m) {
     pw_world_add(world, m, 0);
@@ -29,7 +29,7 @@ static void try_one(const char* transport, const char* policy, int32_t p, int32_
   world->config.in_flight = limit;
   world->config.separate_wgrad = split;
   world->reduces = ALL_RANKS;
-  if (strcmp(policy, "looped") == 0) { /* it requires whole rounds */
+  if (strcmp(policy, "looped") == 0) { /* looped requires whole rounds */
     pw_world_add(world, p, 0);
     pw_world_add(world, 2 * p, 0);
     pw_world_add(world, 3, 1);
@@ -125,7 +125,7 @@ TEST(Batch_TensorsAreKept_OutliveThePipeline) {
   }
 }
 
-/* Ranks start the next one while others are still in the last. */
+/* Some ranks start the next pipeline while others are still in the previous one. */
 TEST(Pipelines_OneAfterTheOther_ShareACommunicator) {
   static const char* const transports[] = {"local", "tcp"};
   for (size_t t = 0; t < 2; ++t) {
@@ -223,7 +223,7 @@ static int32_t count_of(const char* text, const char* what) {
   return count;
 }
 
-/* Events in the timeline; records an error for each wrong one. */
+/* Returns the number of events in the timeline, and records wrong results. */
 static int32_t count_events(pw_rank_t* rank, int32_t which) {
   uint64_t bytes = 0;
   if (sluice_pipeline_timeline_json(rank->pipeline, which, NULL, &bytes) != SLUICE_OK) pw_wrong(rank, "no timeline");
@@ -337,7 +337,7 @@ static void try_column(const char* transport, const char* policy, int32_t p, int
   pw_world_free(world);
 }
 
-/* Split weight gradients of two virtual stages end in any order; replicas reduce them in one order. */
+/* Weight gradients of two virtual stages end in any order, but replicas reduce the stages in one order. */
 TEST(Replicas_WithoutExperts_ReduceInOneOrder) {
   pw_world_t* world = pw_world_new("tcp", 2);
   world->num_replicas = 2;

@@ -52,7 +52,7 @@ static void check_released(pw_rank_t* rank) {
   }
 }
 
-/* Each of its layers once in a training batch, when its gradients are complete. */
+/* In a training batch, each layer is reduced once, when its gradients are complete. */
 static void check_reduced(pw_rank_t* rank, int32_t forward_only) {
   const int32_t times = (int32_t)(rank->world->reduces >> rank->rank & 1) && !forward_only;
   for (int32_t k = 0; k < rank->world->config.num_virtual; ++k) {
@@ -100,7 +100,7 @@ static void close_kept(pw_rank_t* rank) {
   for (int32_t i = 0; i < PW_MAX_MICRO_BATCHES; ++i) pw_give_back(rank, i);
 }
 
-/* The pipeline that runs the batches from `first` on. */
+/* Runs the batches from `first` to before `end` with one pipeline. */
 static void run_pipeline(pw_rank_t* rank, int32_t first, int32_t end) {
   pw_world_t* world = rank->world;
   sluice_pipeline_config_t config = world->config;
@@ -172,7 +172,7 @@ static void* connect_rank(void* argument) {
   return NULL;
 }
 
-/* The same without the local group. */
+/* Connects ranks without the local group, through an address. */
 static char place[TCP_PLACE_BYTES];
 static void* meet_rank(void* argument) {
   pw_rank_t* rank = argument;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A small model on the ranks of a pipeline, as threads: a chain of layers, one per virtual stage, whose gradients
- * accumulate in micro-batch order; and the same model in one loop, whose bits it must have. Shapes change with every
- * micro-batch, and integers, booleans and empty tensors are sent too. */
+/* A small model on the ranks of a pipeline, which are threads: a chain of layers, one per virtual stage, whose
+ * gradients accumulate in micro-batch order. The reference is the same model in one loop; both must have the same bits.
+ * Shapes differ between micro-batches, and messages also contain integers, booleans and empty tensors. */
 #ifndef SLUICE_CAPI_TEST_PIPELINE_PIPELINE_WORLD_H_
 #define SLUICE_CAPI_TEST_PIPELINE_PIPELINE_WORLD_H_
 
@@ -12,8 +12,8 @@
 /* p stages, one replica, v = 1, in_flight as the library chooses. Free: pw_world_free. */
 pw_world_t* pw_world_new(const char* transport, int32_t num_stages);
 void pw_world_add(pw_world_t* world, int32_t num_micro_batches, int32_t forward_only);
-/* All batches on all ranks; then the reference. A failed batch changes nothing: gradients are those of the successful
- * batches, each rank restores its own. */
+/* Runs all batches on all ranks, then the reference. Each rank restores its gradients after a failed batch, so
+ * gradients are those of the successful batches. */
 void pw_world_run(pw_world_t* world);
 void pw_world_free(pw_world_t* world);
 

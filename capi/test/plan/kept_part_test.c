@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Between the budgets that two policies need for all chunks, a plan keeps as many chunks as fit: faster than any
- * fitting policy of all chunks, in the predicted bytes. */
+/* If the budget lies between those of two policies, a plan keeps as many chunks as fit. Its time is below that of the
+ * fastest fitting policy of all chunks, and its bytes are as predicted. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -21,7 +21,7 @@ static void open_pair(pair_t* p) {
 
 typedef struct found_s {
   sluice_plan_info_t info;
-  double best_whole; /* relative time of the fastest fitting policy of all chunks */
+  double best_whole; /* relative time of the fastest fitting policy that treats all chunks the same */
 } found_t;
 
 static found_t plan_for(const pair_t* p, uint64_t budget, int32_t input, int32_t pre_activation) {
@@ -59,7 +59,7 @@ TEST(Plan_BetweenTwoPolicies_KeepsPartAndIsFasterThanAnyWhole) {
     const sluice_plan_info_t* info = &found.info;
     assert_true(info->total_bytes <= budget);
     assert_true(found.best_whole > 0 && info->relative_time <= found.best_whole);
-    if (i > 0) assert_true(info->relative_time <= last); /* more budget, no slower */
+    if (i > 0) assert_true(info->relative_time <= last); /* a larger budget is never slower */
     last = info->relative_time;
     if (info->kept_chunks == info->num_chunks) continue;
     ++num_parts;
@@ -73,7 +73,7 @@ TEST(Plan_BetweenTwoPolicies_KeepsPartAndIsFasterThanAnyWhole) {
   pair_close(&p);
 }
 
-/* A requested policy applies to all chunks, or there is no plan. */
+/* A requested policy applies to all chunks; if it does not fit, there is no plan. */
 TEST(Plan_PolicyAskedFor_IsOfAllChunks) {
   pair_t p;
   open_pair(&p);

@@ -39,7 +39,7 @@ static layers_suite_t on_fakes = {.open = open_fake, .close = close_fake, .is_sl
 static void Budget_LayersOfSeveralShapes_AllHaveTheirRoom(void** state) { layers_all_have_their_room(*state); }
 static void Budget_LayersOfSeveralShapes_BatchesMayGrow(void** state) { layers_batches_may_grow(*state); }
 
-/* Another layer's memory is counted in what a layer says it needs. */
+/* The smallest budget of a layer includes memory of layers with other shapes. */
 TEST(SmallestBudget_WithAnotherShape_IsLarger) {
   enum { TOKENS = 256 };
   sluice_moe_config_t wide = rig_config(), narrow = rig_config();

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The number of forwards that wait for their backward: counted next to the number that plans assume, and refused if
- * they do not fit.
- */
+/* Outstanding forwards are counted and reported with the number that plans assume. A forward is refused if it does not
+ * fit. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -41,17 +40,17 @@ TEST(Stats_Outstanding_CountsTheMostAtOneTime) {
   for (int i = 0; i < STEPS - 1; ++i) take_back(&rig, steps[i]);
   check_counts(&rig, 1, STEPS, 0);
   sluice_context_stats_t stats = {.struct_size = sizeof stats};
-  WORKS(sluice_context_get_stats(rig.context, 1, &stats)); /* the peak of bytes, and this one */
+  WORKS(sluice_context_get_stats(rig.context, 1, &stats)); /* also resets this peak */
   check_counts(&rig, 1, 1, 0);
   rig.forward.needs_backward = 0;
-  WORKS(sluice_moe_forward(rig.moe, &rig.forward, NULL, NULL)); /* waits for none */
+  WORKS(sluice_moe_forward(rig.moe, &rig.forward, NULL, NULL)); /* without a step */
   check_counts(&rig, 1, 1, 0);
   take_back(&rig, steps[STEPS - 1]);
   check_counts(&rig, 0, 1, 0);
   own_rig_close(&rig);
 }
 
-/* A host that keeps the buffers and drops the step has it outstanding while they live. */
+/* If a host keeps the saved buffers and drops the step, the forward stays outstanding until it frees them. */
 typedef struct kept_s {
   sluice_context_t* context;
   void* data[SLUICE_SAVED_COUNT];
@@ -79,8 +78,8 @@ TEST(Stats_StepDroppedAndBuffersKept_IsOutstandingStill) {
   own_rig_close(&rig);
 }
 
-/* Beyond max_outstanding more steps fit while they are smaller than at the plan's capacities; otherwise the error names
- * the planned number. The observed number then plans for all of them. */
+/* More steps than max_outstanding fit while they are smaller than the plan's capacities. When a step does not fit, the
+ * error names the planned number. */
 TEST(Budget_MoreThanPlanned_IsCountedAndRefusedWhereItDoesNotFit) {
   rig_t rig;
   sluice_step_t* steps[64];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* If no plan fits, the error names the cheapest change; with it, the layer runs. */
+/* If no plan fits, the error names the cheapest change, and the layer runs with this change. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -19,7 +19,7 @@ static int32_t restore_of(const char* name) {
   return -1;
 }
 
-/* Takes the error's advice. Returns the number of changes. */
+/* Applies the advice of the error. Returns the number of changes. */
 static int apply_advice(const char* message, case_t* c) {
   int changed = 0, chunks = 0, was = 0, outstanding = 0;
   const char* text = strstr(message, "raise memory_budget to that, or ");
@@ -59,7 +59,7 @@ static void read_refusal(const case_t* c, char* message, size_t size) {
 TEST(Budget_FixedNOrPolicy_ErrorNamesTheChangeThatFits) {
   static const struct {
     int32_t chunks, input, pre_activation, outstanding; /* fixed by the config */
-    int32_t open_chunks, open_policy;                   /* the budget is the smallest with these open */
+    int32_t open_chunks, open_policy;                   /* the budget is the smallest if these are open */
     const char* advice;
   } rows[] = {
       {1, SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_ADAPTIVE, 1, 1, 0, "or take "},
@@ -85,7 +85,7 @@ TEST(Budget_FixedNOrPolicy_ErrorNamesTheChangeThatFits) {
   }
 }
 
-/* n and policy are fixed: as many forwards as the error says fit, and not one more. */
+/* n and policy are fixed: the error names the most forwards that fit. */
 TEST(Budget_TooManyOutstanding_ErrorNamesTheMostThatFit) {
   char message[1024];
   for (int32_t n = 1; n <= 4; n += 3) {
@@ -105,7 +105,7 @@ TEST(Budget_TooManyOutstanding_ErrorNamesTheMostThatFit) {
   }
 }
 
-/* Nothing is fixed: only the batch can change. */
+/* Neither n nor policy is fixed: only the batch can change. */
 TEST(Budget_NothingHeldFast_ErrorNamesTheTokensThatFit) {
   char message[1024];
   case_t c = budget_base_case();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Layers under a budget: results are the same from the smallest budget up, for any routing, and its bytes suffice. */
+/* Layers under budgets from the smallest up: results equal those without a budget for any routing, in as many bytes. */
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@ static case_t base_case(void) { return budget_base_case(); }
 static uint64_t smallest_budget(case_t c) { return budget_smallest(&(budget_suite_t){.run = world_run}, c); }
 static void check(case_t c) { budget_check(&(budget_suite_t){.run = world_run}, c); }
 
-/* From the smallest budget up, all rows of all ranks to one expert, K times each. */
+/* All rows of all ranks go to one expert, K times each. */
 TEST(Budget_RepeatedIds_ResultsAreTheSame) {
   for (int32_t w = 2; w <= 4; ++w) {
     for (int32_t i = 0; i < 6; ++i) {
@@ -41,7 +41,7 @@ TEST(Budget_RepeatedIds_ResultsAreTheSame) {
 
 /* ---- dgrad and wgrad separately ---- */
 
-/* A layer of one rank that keeps almost nothing, configured for one forward and separate dgrad and wgrad. */
+/* Opens a layer of one rank that keeps almost nothing, for one outstanding forward and separate dgrad and wgrad. */
 static void open_lean(rig_t* rig, uint64_t budget) {
   DEFAULTS(sluice_context_config, context);
   context.gemm = "ref", context.max_outstanding = 1, context.separate_wgrad = 1, context.memory_budget = budget;
@@ -66,7 +66,7 @@ static void halves(rig_t* rig, sluice_step_t* step, int32_t which, sluice_status
   if (rig_backward(rig, step) != wanted) fail_msg("half %d: %s", which, last_message());
 }
 
-/* A trace changes nothing: one far larger than the budget takes nothing of it. */
+/* The trace's memory does not count: a trace far larger than the budget changes nothing. */
 TEST(Budget_Traced_RunsInTheSameBytes) {
   rig_t rig;
   sluice_step_t* step = NULL;
@@ -88,8 +88,8 @@ TEST(Budget_Traced_RunsInTheSameBytes) {
   rig_close(&rig);
 }
 
-/* More forwards than declared fit the budget, since they keep little. A dgrad whose wgrad is pending finds no memory,
- * fails before any row is sent, and succeeds once another step has finished. */
+/* More forwards than max_outstanding fit, since they keep little. A dgrad keeps rows for its wgrad: one that finds no
+ * memory fails before any row is sent, and succeeds once a pending wgrad has run. */
 TEST(Budget_MoreInputHalvesThanSaid_AreRefusedByName) {
   rig_t rig;
   enum { STEPS = 4 };
@@ -108,7 +108,7 @@ TEST(Budget_MoreInputHalvesThanSaid_AreRefusedByName) {
   for (int i = 0; i < 2; ++i) sluice_step_drop(steps[i]);
   rig_close(&rig);
 
-  const uint64_t budget = needs + (STEPS - 1) * (bytes[1] - bytes[0]); /* the plan, and three forwards */
+  const uint64_t budget = needs + (STEPS - 1) * (bytes[1] - bytes[0]); /* the plan and three more forwards */
   open_lean(&rig, budget);
   for (int i = 0; i < STEPS; ++i) {
     if (rig_forward(&rig, &steps[i]) != SLUICE_OK) fail_msg("%s", last_message());
@@ -140,7 +140,7 @@ static void on_warning(void* user, int32_t level, const char* message) {
   snprintf(warning, sizeof warning, "%s", message);
 }
 
-/* Kept rows run out under one hot expert: reported once per layer, by one rank, and counted in every forward. */
+/* One hot expert gets more rows than can be kept: one rank logs this once per layer; every forward counts chunks. */
 TEST(Budget_ChunksThatNoLongerFit_AreToldOnceAndCounted) {
   enum { FORWARDS = 3 };
   case_t c = base_case();

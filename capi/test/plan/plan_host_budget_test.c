@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The pool of offloaded rows: the part that plans reserve, and that no forward takes more, whether Sluice or the host
- * holds the rows. */
+/* The pool of offloaded rows under a budget: plans reserve a part of it for each forward, and no forward takes more,
+ * whether Sluice or the host holds the rows. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,7 +15,7 @@ static budget_suite_t suite_of(void) {
   return (budget_suite_t){.base = budget_base_case(), .run = world_run, .least_ranks = 1};
 }
 
-/* More forwards outstanding than declared: the pool is full, and all ranks report that before any row is sent. */
+/* With more outstanding forwards than declared, the pool is full; all ranks report this before any row is sent. */
 TEST(HostBudget_MoreOutstandingThanSaid_RefusedOnAllRanks) {
   for (int32_t w = 1; w <= 4; ++w) {
     case_t c = budget_base_case();
@@ -60,7 +60,7 @@ TEST(HostBudget_Plans_KeepWhatThePoolHolds) {
   assert_int_equal(sluice_plan_get_info(plan, &info), SLUICE_OK);
   assert_true(info.host_pool_bytes <= all && info.kept_rows == 4096);
   sluice_plan_destroy(plan);
-  config.host_memory_budget = all / 2; /* one rank receives all it sends: fewer rows are impossible */
+  config.host_memory_budget = all / 2; /* one rank receives all rows that it sends, so it cannot keep fewer rows */
   REFUSED(sluice_plan_create(l.moe, &config, &plan), SLUICE_E_OVER_BUDGET, "host_memory_budget to that");
   config.restore_input = config.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE;
   assert_int_equal(sluice_plan_create(l.moe, &config, &plan), SLUICE_OK);
@@ -80,9 +80,9 @@ TEST(HostBudget_Plans_KeepWhatThePoolHolds) {
   close_layer(&l);
 }
 
-/* The pool by the host's own count: offloaded rows live from the callback that allocates them to their release. */
+/* The host's own count of the pool: offloaded rows live from the callback that allocates them until their release. */
 typedef struct pool_s {
-  sluice_context_t* context; /* NULL: memory of the test, which Sluice counts until the step is dropped */
+  sluice_context_t* context; /* NULL: the test allocates; Sluice counts these bytes until the step is dropped */
   uint64_t live, most;
   void* data[16];
   uint64_t bytes[16];
@@ -109,8 +109,8 @@ static void empty_pool(pool_t* pool) {
   pool->count = 0, pool->live = 0;
 }
 
-/* Forwards until one is refused; their number, or -1 for another error. With `drops` the step is dropped at once and
- * its buffers stay, as in hosts with their own autograd. */
+/* Runs forwards until one is refused. Returns their number, or -1 after another error. `drops`: each step is dropped at
+ * once and its buffers stay, as in hosts with their own autograd. */
 static int32_t forwards_until_refused(rig_t* rig, pool_t* pool, int drops) {
   rig->forward.save = save_to_pool, rig->forward.save_user = pool;
   rig->forward.save_is_counted = pool->context != NULL;
@@ -140,7 +140,7 @@ TEST(HostBudget_WhoeverHoldsTheRows_ThePoolStaysWithinIt) {
   config.restore_input = config.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
   assert_int_equal(rig_open_layer(&rig, &config), SLUICE_OK);
   for (int drops = 0; drops < 2; ++drops) {
-    for (int again = 0; again < 2; ++again) { /* freed memory is available again */
+    for (int again = 0; again < 2; ++again) { /* the second time, released memory is used again */
       pool_t pool = {.context = drops ? rig.context : NULL};
       assert_int_equal(forwards_until_refused(&rig, &pool, drops), 2);
       assert_true(pool.most > 0 && pool.most <= context.host_memory_budget);

@@ -10,7 +10,7 @@ typedef struct layer_s {
   sluice_moe_t* moe;
   int64_t tokens, width, hidden;
   int32_t experts, top_k;
-  int32_t is_bf16; /* the same bytes, taken for other numbers */
+  int32_t is_bf16; /* the layer is bf16, and reads the arrays as bf16 */
 } layer_t;
 
 void open_layer(layer_t* l, int32_t gated);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Ownership of bytes: a refused plan holds none, the layers of one context share one set of slots, a pass without
+/* Ownership of memory: a refused plan holds none, the layers of a context share one set of slots, and a pass without
  * gradients has no step. */
 #include <stdint.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@ static void open_rig(rig_t* rig, uint64_t budget, int32_t max_outstanding) {
   own_rig_open(rig, &context, &config);
 }
 
-/* The first forward is refused, and each later one: not a byte more is held, also not in between. */
+/* A refused forward holds no memory and makes no allocation, neither the first nor a later one. */
 TEST(Budget_Refused_NothingWasAllocated) {
   rig_t rig;
   open_rig(&rig, 1 << 12, 1);
@@ -35,8 +35,8 @@ TEST(Budget_Refused_NothingWasAllocated) {
 
 enum { MOST_LAYERS = 4 };
 
-/* Bytes of a context whose `count` layers have each run a step, all forwards before the first backward; without those
- * of their creation. */
+/* Statistics of a context whose `count` layers have each run a step, with all forwards before the first backward. Bytes
+ * of creating the layers are subtracted. */
 static sluice_context_stats_t run_layers(int32_t count) {
   rig_t rig;
   uint64_t made = 0;
@@ -73,11 +73,11 @@ TEST(Layers_OfOneContext_ShareOneSetOfSlots) {
   const sluice_context_stats_t one = run_layers(1), four = run_layers(MOST_LAYERS);
   assert_true(one.slot_bytes > 0);
   assert_int_equal(one.slot_bytes, four.slot_bytes);
-  assert_int_equal(one.current_bytes, four.current_bytes); /* no memory that passes leave belongs to a single layer */
+  assert_int_equal(one.current_bytes, four.current_bytes); /* passes leave no memory that belongs to one layer */
 }
 
-/* From the smallest budget of a step on: no step is created, nothing of it is held, and the outputs have the same
- * bits. */
+/* From the smallest budget of a training step up: no step is created, no memory stays, and outputs have the same bits.
+ * */
 TEST(Budget_WithoutGradients_HoldsNoStep) {
   rig_t rig;
   unsigned long long needs = 0;
@@ -96,7 +96,7 @@ TEST(Budget_WithoutGradients_HoldsNoStep) {
   WORKS(rig_backward(&rig, step));
   sluice_step_drop(step);
   const uint64_t idle = own_rig_stats(&rig).current_bytes;
-  for (int i = 0; i < 4; ++i) { /* more than max_outstanding, if they were steps */
+  for (int i = 0; i < 4; ++i) { /* more than max_outstanding */
     rig_reset(&rig);
     rig.forward.needs_backward = 0;
     WORKS(sluice_moe_forward(rig.moe, &rig.forward, NULL, NULL));
@@ -114,7 +114,7 @@ static void run_steps(rig_t* rig) {
   sluice_step_drop(step);
 }
 
-/* Passes of many tokens leave large slots; a plan for fewer tokens needs less, and no more stays. */
+/* Passes with many tokens leave large slots. Under a plan for fewer tokens they shrink to the plan's bytes. */
 TEST(UsePlan_AfterPassesWithoutOne_HoldsThePlansBytes) {
   rig_t rig;
   sluice_context_config_t context = own_rig_context(0, 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The allocator's peak equals what a plan and the counts predict, exactly. */
+/* The allocator's peak equals the bytes that a plan predicts from the counts. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -86,7 +86,7 @@ static void run_steps(layer_t* l, int32_t gated, int32_t outstanding, uint32_t s
     assert_int_equal(sluice_moe_forward(l->moe, &f, NULL, &steps[i]), SLUICE_OK);
     int32_t n = 0;
     assert_int_equal(sluice_step_info(steps[i], &n, NULL), SLUICE_OK);
-    /* One rank: a chunk receives the routes of its tokens, and blocks are divided as the plan says. */
+    /* With one rank a chunk receives the routes of its own tokens, in the plan's blocks. */
     sluice_plan_info_t info = {.struct_size = sizeof info};
     assert_int_equal(sluice_plan_get_info(plan, &info), SLUICE_OK);
     int64_t rows[256];
@@ -127,8 +127,8 @@ static void run_steps(layer_t* l, int32_t gated, int32_t outstanding, uint32_t s
 
 static uint64_t lines(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/* Saved bytes are kept or offloaded rows, each buffer of them (or none) in whole lines, and a line per chunk; slots are
- * fullest at an op, and never exceed their size. */
+/* Saved bytes are the kept or offloaded rows, in whole lines for each buffer, and one line for each chunk and buffer.
+ * The peak of slots is at an op and is at most their size. */
 static void check_breakdown(const layer_t* l, const sluice_plan_config_t* config, const sluice_plan_info_t* info,
                             int32_t gated) {
   const uint64_t element = l->is_bf16 ? 2 : 4, kept = (uint64_t)info->kept_rows;
@@ -139,7 +139,7 @@ static void check_breakdown(const layer_t* l, const sluice_plan_config_t* config
   assert_int_equal(info->saved_bytes, lines(input > 0 ? input : 1) + lines(pre_activation > 0 ? pre_activation : 1) +
                                           2 * 64 + (uint64_t)info->max_chunks * 2 * 64);
   assert_true(info->saved_bytes < info->step_bytes && info->deferred_bytes == 0);
-  assert_int_equal(info->communication_bytes, 0); /* of one rank */
+  assert_int_equal(info->communication_bytes, 0); /* one rank */
   assert_true(info->peak_slot_bytes > 0 && info->peak_slot_bytes <= info->slot_bytes);
 }
 
@@ -192,7 +192,7 @@ TEST(Prediction_AnyShapePolicyAndN_EqualsTheAllocator) {
   printf("predicted bytes equal the allocator's peak in %lld of %lld cases\n", (long long)checked, (long long)checked);
 }
 
-/* Several ranks, uneven batches and owners: on each the peak equals what the plan and the counts predict. */
+/* Several ranks, with uneven batches and owners. On each rank the peak equals the prediction from plan and counts. */
 TEST(Prediction_SeveralRanks_EqualsTheAllocatorOfEach) {
   budget_predictions(&(budget_suite_t){.base = world_small_case(), .run = world_run});
 }
@@ -201,15 +201,15 @@ TEST(Prediction_CallbackExperts_EqualsTheAllocatorOfEach) {
   budget_predictions_of_callbacks(&(budget_suite_t){.base = world_small_case(), .run = world_run, .least_ranks = 1});
 }
 
-/* Exact except for the memory that GEMMs may borrow, and they borrow no more. */
+/* The peak may be lower by at most the memory that GEMMs may borrow. */
 TEST(Prediction_NativeGemms_EqualsTheAllocatorButForTheirScratch) {
   case_t c = world_small_case();
   c.gemm = "native";
   budget_predictions(&(budget_suite_t){.base = c, .run = world_run});
 }
 
-/* Hosts may repeat an expert within a token, and so give one rank more rows than distinct ids could: more slots of
- * pending weight gradients, more rows of a pass, and still no unplanned byte. */
+/* Hosts may repeat an expert within a token, so that a rank gets more rows than distinct ids allow. More weight
+ * gradients are pending and passes have more rows, but all bytes are planned. */
 TEST(Prediction_RepeatedIds_EqualsTheAllocatorOfEach) {
   for (int32_t every = 1; every <= 2; ++every) {
     case_t c = world_small_case();
@@ -219,7 +219,7 @@ TEST(Prediction_RepeatedIds_EqualsTheAllocatorOfEach) {
   }
 }
 
-/* T_LOW, factors that are packed, and f32 sums of their gradients in bf16. */
+/* Adapters add T_LOW, packed factors, and f32 sums of gradients in bf16. */
 TEST(Prediction_Adapters_EqualsTheAllocatorOfEach) {
   case_t c = world_small_case();
   c.lora = WORLD_LORA_GATE | WORLD_LORA_JOINT | WORLD_LORA_DOWN, c.lora_rank = 5;
@@ -240,9 +240,9 @@ static uint64_t planned_with_rank(int32_t rank) {
   return got.planned_bytes[0];
 }
 
-/* Routing seldom fills a plan's slots, which would hide what it forgets: so also by hand. */
+/* Routing seldom fills a plan's slots, so the peak could hide missing bytes. This test computes them by hand. */
 TEST(Plan_LargerRank_TakesTheBytesOfItsRowsAndFactors) {
-  const uint64_t rows = 13 * 2 * 2 * 4 * sizeof(float); /* T_LOW of all routes, for four ranks more */
+  const uint64_t rows = 13 * 2 * 2 * 4 * sizeof(float); /* T_LOW of all routes, for a rank larger by four */
   const uint64_t factors = 2 * 12 * (1216 - 640);       /* of [2H, r] for each of 12 experts, in lines of 64 bytes */
   assert_int_equal(planned_with_rank(8) - planned_with_rank(4), rows + factors);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Plans as bytes, with any change and a matching checksum: rejected with the name of a field, or valid plans under
- * which a layer runs with the same results, or is refused for its budget. */
+/* Plans as bytes with random changes and a matching checksum. Each is refused with the name of a field, or is a valid
+ * plan: the layer runs with the same results, or exceeds its budget. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 #include "third_party/bazel/test.h"
 
 #define MOST_BYTES      1024
-#define RUN_UP_TO_BYTES (1u << 24) /* limit of the bytes of a plan that is run */
+#define RUN_UP_TO_BYTES (1u << 24) /* larger plans are not run */
 
 static uint32_t next_random(uint32_t* state) { return (*state = *state * 1664525u + 1013904223u) >> 8; }
 
@@ -22,7 +22,7 @@ static void reseal(unsigned char* data, uint64_t bytes) {
   memcpy(data + bytes - 8, &sum, 8);
 }
 
-/* Every refusal names a field. */
+/* Returns whether the message names a field. */
 static int names_a_field(const char* message) {
   static const char* const words[] = {"a plan has",
                                       "magic is",
@@ -53,7 +53,7 @@ static int names_a_field(const char* message) {
   return 0;
 }
 
-/* Any policies, of all chunks or of each. */
+/* Writes a plan with random policies, for all chunks or for each chunk. */
 static uint64_t random_plan(const rig_t* rig, uint32_t* seed, unsigned char* out) {
   static const int32_t chunks[] = {0, 1, 2, 3, 8},
                        pre_activation[] = {SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD,
@@ -99,7 +99,7 @@ static void change(unsigned char* data, uint64_t bytes, uint32_t* seed) {
   }
 }
 
-/* In one of eight cases: truncated anywhere, or extended. */
+/* In one of eight cases, truncates or extends the bytes. */
 static uint64_t change_length(unsigned char* data, uint64_t bytes, uint32_t* seed) {
   const uint64_t more = 1 + next_random(seed) % 64;
   switch (next_random(seed) % 16) {
@@ -116,7 +116,7 @@ typedef struct outcome_s {
   int64_t refused, ran, over_budget;
 } outcome_t;
 
-/* A plan read from bytes behaves like any other. */
+/* Runs the layer under a plan that was read. */
 static void run_under(rig_t* rig, const sluice_plan_t* plan, const float* want, outcome_t* outcome) {
   sluice_plan_info_t info = {.struct_size = sizeof info};
   WORKS(sluice_plan_get_info(plan, &info));
@@ -184,7 +184,7 @@ TEST(Plan_ChangedBytes_AreRefusedByNameOrPlansLikeOthers) {
   assert_true(outcome.refused > inputs / 4 && outcome.ran > inputs / 100);
 }
 
-/* The allocator's limit is that of the plan, while the plan is used. */
+/* The plan limits the allocator only while the plan is in use. */
 TEST(UsePlan_TakenBack_ItsLimitsAreTooAndLayersRunOn) {
   sluice_moe_config_t layer = rig_config();
   sluice_context_stats_t stats = {.struct_size = sizeof stats};
@@ -226,7 +226,7 @@ TEST(UsePlan_TakenBack_ItsLimitsAreTooAndLayersRunOn) {
   rig_close(&rig);
 }
 
-/* A layer that is destroyed under its plan removes the plan's limits, though a step of it is dropped later. */
+/* Destroying a layer removes the limits of its plan, even if a step is dropped later. */
 TEST(UsePlan_LayerDestroyed_ItsLimitsGoToo) {
   sluice_moe_config_t layer = rig_config();
   sluice_context_stats_t stats = {.struct_size = sizeof stats};
@@ -250,7 +250,7 @@ TEST(UsePlan_LayerDestroyed_ItsLimitsGoToo) {
   WORKS(rig_round(&rig, NULL));
   WORKS(rig_forward(&rig, &step));
   sluice_step_t* second = NULL;
-  WORKS(rig_forward(&rig, &second)); /* the old plan had one outstanding step */
+  WORKS(rig_forward(&rig, &second)); /* the old plan allowed one outstanding step */
   sluice_step_drop(second);
   sluice_step_drop(step);
   rig_close(&rig);

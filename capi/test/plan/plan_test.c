@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A plan as a handle: bad input is named, and a written plan reads back; the footprint that a paper prints. */
+/* Plans as handles: errors for bad input, writing and reading back, their categories, and the footprint of MPipeMoE. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -35,7 +35,7 @@ TEST(Plan_BadInput_IsNamed) {
   int32_t count = 0;
   sluice_plan_candidate_t lines[512];
   assert_int_equal(sluice_plan_candidates(plan, lines, 512, &count), SLUICE_OK);
-  assert_int_equal(count, 8 * 9 * 2); /* n, policies, weight-gradient modes */
+  assert_int_equal(count, 8 * 9 * 2); /* n x policies x weight-gradient modes */
   for (int32_t i = 0; i < count; ++i) assert_true(lines[i].fits && lines[i].total_bytes > 0);
 
   char bytes[1024];
@@ -126,7 +126,7 @@ TEST(PlanInfo_Categories_SayWhatTheyHold) {
     const sluice_plan_info_t none = info_of(&p, n, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, 0);
     const sluice_plan_info_t s4 = info_of(&p, n, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE, 0);
     const sluice_plan_info_t split = info_of(&p, n, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, 1);
-    /* Sent and received rows, each at most a chunk's; more rings if more are in flight. */
+    /* Sent and received rows of one chunk; more slots if more chunks are in flight. */
     const uint64_t most = (uint64_t)(none.chunk_rows > 64 ? none.chunk_rows : 64) * 16 * sizeof(float);
     assert_true(none.communication_bytes >= 2 * (uint64_t)none.chunk_rows * 16 * sizeof(float));
     assert_true(none.communication_bytes <= 4 * (most + 64) && none.communication_bytes < none.slot_bytes);
@@ -134,7 +134,7 @@ TEST(PlanInfo_Categories_SayWhatTheyHold) {
     assert_true(s4.kept_rows == 0 && s4.saved_bytes <= (uint64_t)(2 + s4.max_chunks) * 2 * 64);
     assert_true(none.deferred_bytes == 0 && split.deferred_bytes > 0);
     assert_int_equal(split.step_bytes - split.deferred_bytes, none.step_bytes);
-    assert_int_equal(none.peak_direction, SLUICE_BACKWARD); /* two tensors of width H there, one in forward */
+    assert_int_equal(none.peak_direction, SLUICE_BACKWARD); /* which has two tensors of width H; a forward has one */
     assert_true(none.peak_slot_bytes <= none.slot_bytes && s4.peak_slot_bytes <= s4.slot_bytes);
     /* The weight gradients of one chunk read T_DI, dT_DO, and two tensors of width H at once. */
     assert_true(s4.peak_slot_bytes >= (uint64_t)s4.chunk_rows * (2 * 16 + 2 * 64) * sizeof(float));
@@ -154,7 +154,7 @@ TEST(PaperFootprint_IsAsPrinted) {
   assert_true(f.pipelined_temporaries == 4.0 * 1024 * 768 + 1024.0 * 3072);
   assert_true(f.saving == 1024 * (2 * 768.0 * 2 / 4 + 3072.0 * 3 / 4));
   assert_true(f.saved_share == 2 * f.saving / (f.states + 2 * f.activations));
-  /* The same by hand, and what one chunk shares. */
+  /* Values computed by hand. One chunk saves nothing. */
   assert_true(f.states == 19070976 && f.activations == 6291456 && f.saving == 3145728);
   assert_true(fabs(f.saved_share - 6291456.0 / 31653888.0) < 1e-15);
   sluice_paper_footprint(1024, 768, 3072, 64, 1, &f);

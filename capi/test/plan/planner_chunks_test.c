@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The planner with different chunks: a policy for as many chunks as fit a budget, and policies chunk by chunk. */
+/* The planner with policies that differ between chunks: a policy for as many chunks as fit a budget, and lists. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -25,7 +25,7 @@ static double seconds_of(const sluice_planner_candidate_t* c) { return c->forwar
 
 static int is_part(const sluice_planner_candidate_t* c) { return c->kept_chunks < c->choice.num_chunks; }
 
-/* Bytes of the leanest policy of all chunks, and of the fastest. */
+/* Bytes of the leanest and of the fastest policy for all chunks. */
 static void range_of(const sluice_planner_t* planner, uint64_t* out_least, uint64_t* out_most) {
   sluice_planner_workload_t w = new_workload();
   int32_t count = 0;
@@ -38,8 +38,8 @@ static void range_of(const sluice_planner_t* planner, uint64_t* out_least, uint6
   }
 }
 
-/* A choice that keeps part fits where the same policy for all chunks is refused; its numbers equal those of predict for
- * that many chunks; and at some budget it is the fastest. */
+/* A candidate that keeps part of the chunks fits where its policy for all chunks does not. Its numbers equal those of
+ * predict for as many chunks, and it is the fastest at some budgets. */
 TEST(Choose_BetweenTwoPolicies_ListsAndTakesPart) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
@@ -61,7 +61,7 @@ TEST(Choose_BetweenTwoPolicies_ListsAndTakesPart) {
       if (!is_part(c)) continue;
       ++num_parts;
       assert_true(c->total_bytes <= w.memory_budget && c->bytes_over == 0);
-      int32_t all = 0; /* the same choice for all chunks, which is over the budget */
+      int32_t all = 0; /* the same policy for all chunks is over the budget */
       while (all < num_whole && memcmp(&candidates[all].choice, &c->choice, sizeof c->choice) != 0) ++all;
       assert_true(all < num_whole && candidates[all].verdict == SLUICE_PLANNER_OVER_BUDGET);
       w.kept_chunks = c->kept_chunks;
@@ -76,8 +76,7 @@ TEST(Choose_BetweenTwoPolicies_ListsAndTakesPart) {
   sluice_planner_destroy(planner);
 }
 
-/* A caller that does not request it, or was built before it existed, gets policies of all chunks; so does one that
- * fixes a policy. */
+/* Without may_keep_part, from an older caller, or with a fixed policy, all candidates treat all chunks the same. */
 TEST(Choose_NotAskedForPart_ListsWholePoliciesAlone) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
@@ -96,7 +95,7 @@ TEST(Choose_NotAskedForPart_ListsWholePoliciesAlone) {
   sluice_planner_destroy(planner);
 }
 
-/* Each further kept chunk costs bytes and saves time: it is neither sent again nor recomputed. */
+/* Each further kept chunk costs bytes and saves time, since it is neither sent again nor recomputed. */
 TEST(Predict_KeptChunks_BytesGrowAndTimeFalls) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
@@ -109,7 +108,7 @@ TEST(Predict_KeptChunks_BytesGrowAndTimeFalls) {
     if (k > 1) assert_true(p.step_bytes > last.step_bytes && p.backward_seconds < last.backward_seconds);
     last = p;
   }
-  w.kept_chunks = keep.num_chunks; /* all, as 0 is */
+  w.kept_chunks = keep.num_chunks; /* all chunks, as 0 means */
   const sluice_planner_prediction_t all = predict(planner, &w, keep);
   w.kept_chunks = 0;
   const sluice_planner_prediction_t whole = predict(planner, &w, keep);
@@ -118,8 +117,7 @@ TEST(Predict_KeptChunks_BytesGrowAndTimeFalls) {
   sluice_planner_destroy(planner);
 }
 
-/* A list of equal policies is that policy; a mixed one lies between its parts, in bytes and in time, and its bytes are
- * those of a real plan with the same list. */
+/* A list of equal policies equals this policy. A mixed list lies between its policies in bytes and in time. */
 TEST(Predict_PoliciesByChunk_AreThoseOfTheLists) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
@@ -135,13 +133,13 @@ TEST(Predict_PoliciesByChunk_AreThoseOfTheLists) {
   const sluice_planner_prediction_t mixed = predict(planner, &w, listed);
   assert_true(mixed.step_bytes > lean.step_bytes && mixed.step_bytes < kept.step_bytes);
   assert_true(mixed.backward_seconds < lean.backward_seconds && mixed.backward_seconds > kept.backward_seconds);
-  listed.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE; /* or open: the list says it */
+  listed.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE; /* or left open, since there is a list */
   const sluice_planner_prediction_t open = predict(planner, &w, listed);
   assert_memory_equal(&open, &mixed, sizeof open);
 
   int32_t count = 0;
   const sluice_planner_choice_t wanted = {4, SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_ADAPTIVE, SLUICE_WGRAD_ADAPTIVE};
-  w.may_keep_part = 1; /* a list fixes the policies */
+  w.may_keep_part = 1; /* no effect, since a list fixes the policies */
   choose(planner, &w, &wanted, &count);
   assert_int_equal(count, 2);
   for (int32_t i = 0; i < count; ++i) {

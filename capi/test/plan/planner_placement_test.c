@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The planner of placements by its public calls: a plan, and every error with nothing written. */
+/* The planner of placements through its public calls: a plan, and errors after which nothing has been written. */
 #include <math.h>
 #include <string.h>
 
@@ -8,7 +8,7 @@
 
 enum { EXPERTS = 8, RANKS = 4 };
 
-/* Ranks 0 and 1 have the heavy experts. */
+/* Ranks 0 and 1 have the experts with high loads. */
 typedef struct scene_s {
   uint64_t loads[EXPERTS], bytes[EXPERTS];
   int32_t rank[EXPERTS], slot[EXPERTS], new_rank[EXPERTS], new_slot[EXPERTS];
@@ -41,7 +41,7 @@ TEST(Placement_TwoFullRanks_SwapWithTheEmptyOnes) {
   assert_int_equal(s.result.num_moves, 4);
   assert_int_equal(s.result.moved_bytes, 4000);
   assert_int_equal(s.result.is_optimal, 1);
-  /* The plan is now current: nothing more to do, and the result may overwrite the input. */
+  /* The plan becomes the current placement: it needs no change, and the result may overwrite its input. */
   s.result.expert_rank = memcpy(s.rank, s.new_rank, sizeof s.rank);
   s.result.expert_slot = memcpy(s.slot, s.new_slot, sizeof s.slot);
   WORKS(sluice_planner_placement(&s.problem, &s.result));

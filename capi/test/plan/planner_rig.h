@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A planner of an invented machine, and its layer. */
+/* A planner for an invented machine, and a workload. */
 #ifndef SLUICE_CAPI_TEST_PLAN_PLANNER_RIG_H_
 #define SLUICE_CAPI_TEST_PLAN_PLANNER_RIG_H_
 

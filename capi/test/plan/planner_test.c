@@ -32,14 +32,14 @@ TEST(Predict_Timeline_EndsWhenThePassDoes) {
   }
   assert_true(p.backward_busy[SLUICE_LANE_COPY_IN] > 0 && p.forward_busy[SLUICE_LANE_COPY_OUT] > 0);
   assert_true(p.mpmoe_forward_seconds > 0 && p.mpipemoe_backward_seconds > 0 && p.fits == 1);
-  /* Too small a buffer is filled, and not exceeded. */
+  /* A buffer that is too small is filled, but not exceeded. */
   entries[5].op = NULL;
   WORKS(sluice_planner_predict(planner, &w, &choice, &p, entries, 5));
   assert_true(entries[4].op != NULL && entries[5].op == NULL && p.num_entries > 40);
   sluice_planner_destroy(planner);
 }
 
-/* The same numbers as a plan of a real layer of one rank, plus the earlier allocations of that context. */
+/* Bytes equal those of a plan for a real layer of one rank. */
 static void bytes_are_those_of_a_real_plan(int32_t lora_rank, int16_t weight_format) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
@@ -90,7 +90,7 @@ TEST(Predict_Bytes_AreThoseOfARealPlan) {
   }
 }
 
-/* Frozen weights take no weight gradients, and adapters small ones in their place. */
+/* Frozen weights have no weight gradients; adapters have small ones. */
 TEST(Predict_FrozenWeights_TakeLessBackward) {
   sluice_planner_t* planner = new_planner();
   const sluice_planner_choice_t choice = {2, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, SLUICE_WGRAD_PER_CHUNK};
@@ -135,11 +135,11 @@ TEST(Choose_NoBudget_TakesTheFastestAndSaysByHowMuchOthersAreSlower) {
     assert_true(c->verdict != SLUICE_PLANNER_OVER_BUDGET);
   }
   assert_int_equal(num_chosen, 1);
-  assert_true(candidates[chosen].choice.num_chunks > 1); /* a slow link and much to compute: overlapping pays */
+  assert_true(candidates[chosen].choice.num_chunks > 1); /* a slow link and long computation: overlap pays */
   sluice_planner_destroy(planner);
 }
 
-/* Four different experts of eight are on 2 (1 - 1/70) of two ranks: a token sends about one row instead of two. */
+/* Four distinct experts out of eight are on 2 (1 - 1/70) of two ranks: a token sends about one row instead of two. */
 TEST(Predict_Deduplicated_SendsARowForEachRankOfAToken) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
@@ -152,18 +152,18 @@ TEST(Predict_Deduplicated_SendsARowForEachRankOfAToken) {
   assert_true(fabs(with.sent_rows - 2048.0 * (1 - 1.0 / 70)) < 1e-6);
   assert_true(with.forward_seconds < without.forward_seconds && with.backward_seconds < without.backward_seconds);
   assert_true(with.forward_busy[SLUICE_LANE_COMM] < without.forward_busy[SLUICE_LANE_COMM]);
-  w.world_size = 1; /* nothing travels either way */
+  w.world_size = 1; /* nothing is sent */
   with = predict(planner, &w, choice);
   w.deduplicate = 0;
   assert_true(with.forward_seconds == predict(planner, &w, choice).forward_seconds && with.sent_rows == 0);
-  /* A caller built before the member existed has none. */
+  /* A caller from before this member existed gets no deduplication. */
   w = new_workload();
   w.world_size = 2, w.top_k = 4, w.deduplicate = 1, w.struct_size = offsetof(sluice_planner_workload_t, deduplicate);
   assert_true(predict(planner, &w, choice).sent_rows == without.sent_rows);
   sluice_planner_destroy(planner);
 }
 
-/* On a calibrated machine chunks are divided by rows unless the layer's config says tokens: fewer experts in each. */
+/* On a calibrated machine chunks are cut by rows, with fewer experts in each, unless the config says tokens. */
 TEST(Predict_Chunking_IsThatOfTheLayer) {
   char text[1024];
   snprintf(text, sizeof text, "{\"provenance\": \"calibrated\", \"gemm_call_seconds\": 1e-4, %s", planner_machine + 1);
@@ -174,12 +174,12 @@ TEST(Predict_Chunking_IsThatOfTheLayer) {
   double rows = predict(planner, &w, choice).forward_busy[SLUICE_LANE_COMPUTE];
   w.chunking = SLUICE_CHUNKING_TOKENS;
   double tokens = predict(planner, &w, choice).forward_busy[SLUICE_LANE_COMPUTE];
-  /* Two GEMMs of each of two experts, in both chunks, instead of in one. */
+  /* For two experts, two GEMMs each run in both chunks instead of in one. */
   assert_true(tokens - rows > 3.9e-4);
   sluice_planner_destroy(planner);
 }
 
-/* Experts with relu are priced by it if the machine has its time; an unset activation is priced as GELU. */
+/* ReLU has its own time if the machine has one; an unset activation has the time of GELU. */
 TEST(Predict_Activation_IsThatOfTheExperts) {
   char text[1024];
   snprintf(text, sizeof text, "{\"relu_seconds\": 1e-11, \"relu_grad_seconds\": 2e-11, %s", planner_machine + 1);
@@ -199,7 +199,7 @@ TEST(Predict_Activation_IsThatOfTheExperts) {
   sluice_planner_destroy(planner);
 }
 
-/* The bytes are those of the deduplicated layer: tables in addition to the routes, rows in flight by token copies. */
+/* Deduplication adds tables to the routes, and slots hold token copies instead of rows. */
 TEST(Predict_DeduplicatedUnderABudget_CountsItsTables) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
@@ -218,8 +218,7 @@ TEST(Predict_DeduplicatedUnderABudget_CountsItsTables) {
   sluice_planner_destroy(planner);
 }
 
-/* Choices that offload more than the host pool holds are refused for that; the others are unchanged. */
-/* One rank receives every row in any case. With several, each kept row that does not arrive saves its bytes. */
+/* One rank receives all rows. With several ranks, each kept row that does not arrive saves its bytes. */
 TEST(Predict_UsualBytes_AreThoseOfTheRowsThatCome) {
   sluice_planner_t* planner = new_planner();
   const sluice_planner_choice_t keep = {1, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE, SLUICE_WGRAD_PER_CHUNK};
@@ -236,7 +235,7 @@ TEST(Predict_UsualBytes_AreThoseOfTheRowsThatCome) {
     p = predict(planner, &w, keep);
     const uint64_t without = predict(planner, &w, again).usual_bytes;
     const double rows = (double)(w.num_tokens * w.top_k) * skew;
-    /* of three forwards: a T_DI that is sent again has a slot */
+    /* T_DI of three forwards; the one that is sent again needs a slot */
     const double kept = 2 * rows * (double)w.model_width * 4;
     assert_true(p.usual_bytes > before && p.usual_bytes < p.total_bytes);
     assert_true(fabs((double)(p.usual_bytes - without) - kept) < 0.02 * kept);
@@ -245,6 +244,7 @@ TEST(Predict_UsualBytes_AreThoseOfTheRowsThatCome) {
   sluice_planner_destroy(planner);
 }
 
+/* Candidates that offload more rows than the host budget holds are refused; the others do not change. */
 TEST(Choose_HostBudget_BoundsOffloadedRows) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
@@ -261,7 +261,7 @@ TEST(Choose_HostBudget_BoundsOffloadedRows) {
     assert_int_equal(p.fits, !offloads);
   }
   assert_string_equal(sluice_planner_verdict_name(SLUICE_PLANNER_OVER_HOST_BUDGET), "over host budget");
-  /* A caller built before the member existed has none. */
+  /* A caller from before this member existed has no host budget. */
   w.struct_size = offsetof(sluice_planner_workload_t, host_memory_budget);
   choose(planner, &w, NULL, &count);
   for (int32_t i = 0; i < count; ++i) assert_int_equal(candidates[i].bytes_over, 0);
@@ -400,7 +400,7 @@ TEST(BadInput_EveryField_IsRefusedByName) {
   sluice_planner_destroy(NULL);
 }
 
-/* Every pointer and every buffer size of every call. */
+/* Checks every pointer and buffer size of every call. */
 TEST(BadCalls_EveryArgument_IsRefusedByName) {
   sluice_planner_t *planner = new_planner(), *other = NULL;
   const sluice_planner_workload_t w = new_workload();
@@ -435,7 +435,7 @@ TEST(BadCalls_EveryArgument_IsRefusedByName) {
   REFUSED(sluice_planner_choose(planner, &w, NULL, NULL, 2, &count, &chosen), BAD, "capacity is 2 and out_candidates");
   REFUSED(sluice_planner_choose(planner, NULL, NULL, NULL, 0, &count, &chosen), BAD, "workload is NULL");
   assert_true(count == 0 && chosen == -1);
-  WORKS(sluice_planner_choose(planner, &w, NULL, NULL, 0, &count, NULL)); /* how many there are */
+  WORKS(sluice_planner_choose(planner, &w, NULL, NULL, 0, &count, NULL)); /* asks for the number only */
   assert_int_equal(count, 8 * 9 * 2);
   const sluice_planner_choice_t open = {0, -2, -1, -1};
   REFUSED(sluice_planner_choose(planner, &w, &open, NULL, 0, &count, NULL), BAD, "restore_input is -2");
@@ -444,7 +444,7 @@ TEST(BadCalls_EveryArgument_IsRefusedByName) {
   sluice_planner_destroy(planner);
 }
 
-/* The largest worlds are planned; sizes that are each valid and absurd together are rejected before they overflow. */
+/* The largest worlds are planned. Valid sizes with absurd products are refused before they overflow. */
 TEST(Workload_AbsurdWorlds_ArePlannedOrRefusedByName) {
   sluice_planner_t* planner = new_planner();
   const sluice_planner_choice_t ok = {1, 0, 0, 0};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Offloaded rows on a CPU are in blocks that pass from step to step: none is allocated after the first step, for any
- * owner, and they are freed with the context. */
+/* Offloaded rows on a CPU are stored in pool blocks that steps reuse: after the first step no block is allocated,
+ * whether Sluice or the host holds the rows, and the context frees the blocks. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -18,7 +18,7 @@ static void open_rig(rig_t* rig, uint64_t budget, int32_t max_outstanding, int32
   own_rig_open(rig, &context, &config);
 }
 
-/* Buffers of one step, taken from the context like a host with its own autograd. */
+/* Saved buffers of one step, allocated from the context as by a host with its own autograd. */
 typedef struct held_s {
   sluice_context_t* context;
   void* data[MOST_HELD];
@@ -40,7 +40,7 @@ static void give_back(held_t* held, sluice_context_t* context) {
   held->count = 0;
 }
 
-/* This many forwards, then their backwards; the outputs have the bits of the first round. */
+/* Runs `outstanding` forwards and then their backwards. Gradients must have the bits of the first round. */
 static void run_round(rig_t* rig, held_t* held, int32_t outstanding, float* want, int is_first) {
   sluice_step_t* steps[4] = {NULL};
   for (int32_t i = 0; i < outstanding; ++i) {
@@ -81,8 +81,8 @@ TEST(Offload_TwentySteps_AllocateTheBlocksOfOne) {
   }
 }
 
-/* In the smallest budget that its plan needs, with backwards in another order; then others take the bytes of idle
- * blocks. */
+/* Under the smallest budget of the plan, with backwards in reverse order. Afterwards another allocation uses the bytes
+ * of idle blocks. */
 TEST(Offload_UnderItsLeastBudget_StaysWithin) {
   rig_t rig;
   float want[64];
@@ -97,7 +97,7 @@ TEST(Offload_UnderItsLeastBudget_StaysWithin) {
   for (int i = 0; i < STEPS; ++i) run_round(&rig, NULL, 2, want, i == 0);
   sluice_context_stats_t stats = own_rig_stats(&rig);
   assert_true(stats.peak_bytes <= needs && stats.num_pool_allocations == 4);
-  /* Other users that need the bytes of idle blocks get them, and the next step allocates its own again. */
+  /* An allocation that needs the bytes of idle blocks frees them, and the next step allocates its blocks again. */
   void* data = NULL;
   const uint64_t room = (needs - stats.current_bytes + stats.idle_pool_bytes) / 64 * 64;
   assert_true(stats.idle_pool_bytes > 0);
@@ -110,7 +110,7 @@ TEST(Offload_UnderItsLeastBudget_StaysWithin) {
   own_rig_close(&rig);
 }
 
-/* A buffer that outlives the context belongs to the host: free it with NULL. */
+/* A buffer may outlive its context; then the host frees it with NULL. */
 TEST(Saved_OutlivesTheContext_IsFreedWithoutIt) {
   rig_t rig;
   held_t held = {0};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Contexts of one process that share a budget: each stays within its share, and errors name the whole. */
+/* Contexts of one process that share a budget: each stays within its share, and errors name the whole budget. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "capi/test/rig/refusals.h"
 #include "third_party/bazel/test.h"
 
-/* A share of `whole` in the proportion part of `parts`. */
+/* Opens a context with a share of `whole`: part / parts. */
 static void open_share(rig_t* rig, uint64_t whole, uint64_t part, uint64_t parts) {
   sluice_context_config_t context = own_rig_context(whole * part / parts, 1);
   sluice_moe_config_t config = rig_config();
@@ -29,7 +29,7 @@ TEST(Share_TooSmall_NamesTheWholeThatDoes) {
   assert_int_equal(sscanf(strstr(last_message(), "raise memory_budget to "), "raise memory_budget to %llu", &whole), 1);
   own_rig_close(&rig);
 
-  rig_t three, four; /* both together, in the whole that the error named */
+  rig_t three, four; /* both fit in the whole budget that the error named */
   sluice_step_t *first = NULL, *second = NULL;
   open_share(&three, whole, 3, 7);
   open_share(&four, whole, 4, 7);
@@ -45,7 +45,7 @@ TEST(Share_TooSmall_NamesTheWholeThatDoes) {
   own_rig_close(&four);
 }
 
-/* The smallest budget of each suffices, whatever their shares by another rule were, and no byte less does. */
+/* A share of exactly the smallest budget suffices, and one byte less does not. */
 TEST(Share_SetToTheSmallest_DoesAndNoByteLess) {
   for (uint64_t less = 0; less < 2; ++less) {
     rig_t rig;
@@ -68,7 +68,7 @@ TEST(Share_SetToTheSmallest_DoesAndNoByteLess) {
   }
 }
 
-/* Two contexts of different layers, whose weights say the opposite of what they need. */
+/* Two contexts with different layers. The one that needs less has the larger weight. */
 TEST(Divide_OfTwoContexts_EachRunsWithWhatItNeeds) {
   enum { WHOLE = 1 << 20 };
   rig_t rigs[2];
@@ -85,7 +85,7 @@ TEST(Divide_OfTwoContexts_EachRunsWithWhatItNeeds) {
     assert_int_equal(counts[i], SLUICE_BUDGET_SIZES);
     assert_int_equal(needs[i][1], one);
     WORKS(sluice_moe_smallest_budgets(&rigs[i].moe, 1, rigs[i].num_tokens, one - 1, &counts[i], needs[i]));
-    assert_int_equal(counts[i], one > needs[i][0] ? 2 : SLUICE_BUDGET_SIZES); /* ends after the first beyond the most */
+    assert_int_equal(counts[i], one > needs[i][0] ? 2 : SLUICE_BUDGET_SIZES); /* ends after the first larger one */
     WORKS(sluice_moe_smallest_budgets(&rigs[i].moe, 1, rigs[i].num_tokens, UINT64_MAX, &counts[i], needs[i]));
   }
   assert_true(needs[1][0] > needs[0][0]);
@@ -174,7 +174,7 @@ TEST(Layers_Negative_IsNamed) {
   REFUSED(sluice_context_create(&config, NULL, &context), SLUICE_E_INVALID_ARGUMENT, "num_layers is -1");
 }
 
-/* Layers that are created one by one fit into the rest of the first one's plan, for any budget. */
+/* Layers that are created one by one fit into the plan of the first layer, under any budget. */
 TEST(Layers_MadeOneByOne_AreInTheFirstPlan) {
   enum { LAYERS = 6 };
   rig_t rig;

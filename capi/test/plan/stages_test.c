@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The planner over layers by its public call: plain layers, MoE layers under one budget, errors, and the memory of a
- * real context under a plan. */
+/* The planner of stages through its public calls: plain layers, MoE layers under one budget, errors, and the memory of
+ * a real context under a plan. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 
 enum { MOST = 8, TEXT = 8192 };
 
-/* A problem with memory for its result. */
+/* A problem, and memory for its result. */
 typedef struct scene_s {
   sluice_planner_layer_t layer[MOST];
   const sluice_planner_layer_t* layers[MOST];
@@ -41,7 +41,7 @@ static void open_scene(scene_t* s, int32_t num_layers, int32_t num_stages) {
   s->result.text = s->text, s->result.text_room = sizeof s->text;
 }
 
-/* Forward 1 s, backward 2 s, the repeated forward 1 s; 100 bytes of activations, 10 of them the input. */
+/* Forward 1 s, backward 2 s, recomputation 1 s; 100 bytes of activations, of which 10 are the input. */
 static void open_plain(scene_t* s, int32_t num_layers, int32_t num_stages) {
   open_scene(s, num_layers, num_stages);
   for (int32_t i = 0; i < num_layers; ++i) {
@@ -71,7 +71,7 @@ TEST(Stages_OfPlainLayers_KeepWhatFitsAndSayWhyNot) {
     assert_int_equal(s.choices[i].kind, SLUICE_STAGES_KEEP);
     assert_int_equal(s.choices[i].reason, SLUICE_STAGES_FASTEST);
   }
-  /* Two kept, two recomputed: 80 + 2 * 100 + 2 * 10 + the 90 bytes that one of them has while it runs. */
+  /* Two layers keep, two recompute: 80 + 2 * 100 + 2 * 10, and 90 bytes that one recomputed layer has while it runs. */
   WORKS(plan(&s, 390));
   int32_t again = 0;
   for (int32_t i = 0; i < 4; ++i) {
@@ -92,7 +92,7 @@ TEST(Stages_OfPlainLayers_KeepWhatFitsAndSayWhyNot) {
   for (int32_t i = 0; i < 4; ++i) assert_int_equal(s.moe[i].choice.num_chunks, 0);
 }
 
-/* One offloaded layer of three is no gain: it exists while its layer runs, and once more in flight. */
+/* Offloaded activations exist while their layer runs and once more in flight: offloading one of three saves nothing. */
 TEST(Stages_LayersThatMayNot_AreKept) {
   scene_t s;
   open_plain(&s, 4, 1);
@@ -137,7 +137,7 @@ TEST(Stages_OwnOptions_AreTakenByTheirNumber) {
     s.layer[i].options = own, s.layer[i].num_options = 2;
   }
   WORKS(plan(&s, 0));
-  assert_int_equal(s.stages[0].arena_bytes, 50); /* one for both */
+  assert_int_equal(s.stages[0].arena_bytes, 50); /* both layers share one arena */
   assert_int_equal(s.stages[0].bytes, 20 + 100 + 2 * 100 + 50);
   WORKS(plan(&s, 20 + 100 + 100 + 20 + 50));
   assert_int_equal(s.choices[0].option + s.choices[1].option, 1);
@@ -163,7 +163,7 @@ TEST(Price_OfAPlan_IsWhatThePlanSays) {
   scene_t s, planned;
   open_plain(&planned, 6, 3);
   planned.problem.num_micro_batches = 4;
-  planned.layer[4].may_recompute = 0; /* its offload is the second of two options */
+  planned.layer[4].may_recompute = 0; /* so that its offload is the second of two options */
   planned.problem.copy_bytes_per_second = 1e9;
   WORKS(plan(&planned, 300));
   s = planned;
@@ -192,13 +192,13 @@ TEST(Price_OfStagesThatAreGiven_StaysWithThem) {
   static const int32_t uneven[] = {0, 0, 0, 1}, mixed[] = {1, 0, 1, 0}, kept[] = {0, 0, 0, 0};
   WORKS(price(&s, 0, uneven, mixed));
   assert_true(s.stages[0].seconds == 11 && s.stages[1].seconds == 3 && s.result.slowest_stage == 0);
-  assert_int_equal(s.stages[0].bytes, 3 * 20 + 10 + 120 + 90); /* one message, the held bytes, one that is recomputed */
+  assert_int_equal(s.stages[0].bytes, 3 * 20 + 10 + 120 + 90); /* a message, held bytes, and one recomputed layer */
   assert_int_equal(s.choices[0].reason, SLUICE_STAGES_UNBURDENS);
   REFUSED(price(&s, 279, uneven, mixed), SLUICE_E_OVER_BUDGET,
           "this partition of 4 layers over 2 stages does not fit: stage 0,");
   assert_true(s.result.blocking_stage == 0 && s.result.smallest_budget_bytes == 280 && s.result.short_bytes == 1);
   REFUSED(price(&s, 300, uneven, kept), SLUICE_E_OVER_BUDGET, "takes at least 370 bytes");
-  WORKS(price(&s, 300, uneven, NULL)); /* which may choose */
+  WORKS(price(&s, 300, uneven, NULL)); /* without options the planner chooses */
   assert_true(s.stages[0].seconds == 11 && s.stages[0].bytes == 280);
   REFUSED(price(&s, 189, uneven, NULL), SLUICE_E_OVER_BUDGET, "takes at least 190 bytes");
 }
@@ -239,7 +239,7 @@ static void open_moe(scene_t* s, const sluice_planner_t* planner, const sluice_p
   for (int32_t i = 0; i < count; ++i) s->layer[i].planner = planner, s->layer[i].moe = work;
 }
 
-/* The fewest bytes in which one such layer alone can keep all of its rows. */
+/* The fewest bytes in which one such layer can keep all of its rows. */
 static uint64_t keeps_alone(const sluice_planner_t* planner, sluice_planner_workload_t work) {
   static sluice_planner_candidate_t list[512];
   const sluice_planner_choice_t keep = {0, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, SLUICE_WGRAD_ADAPTIVE};
@@ -255,7 +255,7 @@ static int is_kept(const sluice_planner_candidate_t* c) {
   return c->choice.restore_input == SLUICE_RESTORE_KEEP && c->choice.restore_pre_activation == SLUICE_RESTORE_KEEP;
 }
 
-/* Each layer's choice is one that the planner of a single layer prices the same, in its share. */
+/* The planner of a single layer predicts the same for each layer's choice, within the layer's share. */
 static void check_shares(const scene_t* s, const sluice_planner_t* planner, sluice_planner_workload_t work) {
   uint64_t outside_arena = 0;
   for (int32_t i = 0; i < s->problem.num_layers; ++i) {
@@ -322,12 +322,12 @@ TEST(Stages_MoeAndPlainLayers_ShareOneBudget) {
   const sluice_planner_workload_t work = new_workload();
   scene_t s;
   open_moe(&s, planner, &work, 4);
-  for (int32_t i = 0; i < 4; i += 2) { /* attention, MoE, attention, MoE */
+  for (int32_t i = 0; i < 4; i += 2) { /* layers are attention, MoE, attention, MoE */
     sluice_planner_layer_init(&s.layer[i], sizeof s.layer[i]);
     s.layer[i].forward_seconds = 1e-3, s.layer[i].backward_seconds = 2e-3, s.layer[i].recompute_seconds = 1e-3;
     s.layer[i].activation_bytes = 24 << 20, s.layer[i].checkpoint_bytes = 2 << 20, s.layer[i].output_bytes = 2 << 20;
   }
-  s.layer[1].forward_seconds = 1e-4, s.layer[1].activation_bytes = 3 << 20; /* its gate */
+  s.layer[1].forward_seconds = 1e-4, s.layer[1].activation_bytes = 3 << 20; /* the gate of this layer */
   s.problem.num_stages = 2, s.problem.num_micro_batches = 4;
   WORKS(plan(&s, 0));
   const double fastest = s.result.slowest_seconds;
@@ -357,7 +357,7 @@ static void use_choice(sluice_moe_t* moe, int64_t num_tokens, const sluice_plann
   sluice_plan_destroy(made);
 }
 
-/* Three layers of one context take no more than planned, with the smallest budget and with the largest. */
+/* Three layers of one context take no more than planned, from the smallest budget to the largest. */
 TEST(Stages_PlanOfMoeLayers_IsNotExceededByAContext) {
   sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t work = new_workload();
@@ -394,8 +394,7 @@ TEST(Stages_PlanOfMoeLayers_IsNotExceededByAContext) {
       sluice_step_drop(steps[i]);
     }
     const uint64_t peak = own_rig_stats(&rig).peak_bytes;
-    const uint64_t planned =
-        s.stages[0].bytes - (8u << 20); /* GEMMs "ref" borrow nothing of the memory planned for them */
+    const uint64_t planned = s.stages[0].bytes - (8u << 20); /* GEMMs "ref" do not borrow their planned memory */
     printf("budget %llu: %llu of %llu bytes\n", (unsigned long long)b, (unsigned long long)peak,
            (unsigned long long)planned);
     assert_true(peak <= planned);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Shared by the ranks_*_test.c: W ranks as threads, each with a rig, that run one scenario together. Checks inside a
- * rank are recorded and reported by `perform`, since cmocka's leave by longjmp, which only its own thread may do. */
+/* Shared by the ranks_*_test.c: W ranks, which are threads with a rig each, run one scenario together. Checks inside a
+ * rank are recorded and reported by `perform`, since cmocka's checks use longjmp, which only the main thread may do. */
 #ifndef SLUICE_CAPI_TEST_RANKS_PLAY_H_
 #define SLUICE_CAPI_TEST_RANKS_PLAY_H_
 
@@ -12,8 +12,8 @@
 
 #define MS         UINT64_C(1000000)
 #define PATIENT_NS (30000 * MS) /* for calls that should not time out: a hang shows as TIMED_OUT */
-#define SHORT_NS   (1000 * MS)  /* if the deadline itself is tested */
-#define BRIEF_NS   (300 * MS)   /* if a timeout is as good as any other end */
+#define SHORT_NS   (1000 * MS)  /* for tests of the deadline itself */
+#define BRIEF_NS   (300 * MS)   /* if a timeout is one of the allowed results */
 #define BOUNDED_NS (20000 * MS) /* "in bounded time", on a busy machine and under sanitizers */
 #define MAX_RANKS  4
 #define BAD        SLUICE_E_INVALID_ARGUMENT
@@ -24,26 +24,26 @@ typedef struct part_s {
   play_t* play;
   int32_t rank;
   int32_t world_size;
-  sluice_comm_t* comm; /* what the context uses */
-  sluice_comm_t* fake; /* the same, if faults are planned */
+  sluice_comm_t* comm; /* the communicator of the context */
+  sluice_comm_t* fake; /* the same communicator, if faults are planned */
   rig_t rig;
-  char failure[1024]; /* the first */
+  char failure[1024]; /* the first failed check */
 } part_t;
 
 struct play_s {
   void (*run)(part_t* me);
-  const void* scene; /* of the test */
+  const void* scene; /* data of the test */
   int32_t world_size;
   uint64_t timeout_ns; /* 0: PATIENT_NS */
   int32_t with_fakes;
   sluice_local_group_t* group;
-  sluice_local_group_t* second; /* for after a loss */
-  pthread_barrier_t barrier;    /* only if no rank can have left before */
+  sluice_local_group_t* second; /* for new communicators after a loss */
+  pthread_barrier_t barrier;    /* may be used only while all ranks are present */
   part_t parts[MAX_RANKS];
 };
 
-/* Runs the scenario on its ranks, whose slots start as NaN in every pass; the first failed check of any of them fails
- * the test. */
+/* Runs the scenario on all ranks. Slots start as NaN in every pass. The first failed check of any rank fails the test.
+ * */
 void perform(play_t* play);
 
 void note(part_t* me, int line, const char* format, ...) __attribute__((format(printf, 3, 4)));
@@ -58,11 +58,11 @@ void expect_status(part_t* me, int line, const char* call, sluice_status_t got, 
 void meet(part_t* me);
 /* The rig's config with two experts on each rank. */
 sluice_moe_config_t config_for(int32_t world_size);
-/* Forward and backward with the rig's current arguments. */
+/* Runs a forward and a backward with the rig's current arguments. */
 sluice_status_t whole_step(part_t* me);
-/* The bits of a good round on this rank, and a check that it works. */
+/* Checks that a valid step works on this rank, and returns the digest of its outputs. */
 uint64_t good_round(part_t* me, int line);
-/* A new communicator in the same process, after the first was lost. */
+/* Checks that a new communicator works in the same process after the first was lost. */
 void check_new_comm(part_t* me, int line);
 
 #endif /* SLUICE_CAPI_TEST_RANKS_PLAY_H_ */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Ranks with frozen experts run a backward together with ranks whose experts are trained: the bits of a backward in
- * which all are trained, and nothing is written where a gradient is not wanted. */
+/* Ranks with frozen experts run a backward together with ranks that train theirs. The trained ranks have the bits of a
+ * backward in which all train, and unwanted gradients are not written. */
 #include <stdint.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@
 typedef struct layer_scene_s {
   const char* name;
   int32_t num_chunks, wgrad_mode, restore_input, restore_pre_activation, deduplicate, capacity_rows, grouping;
-  int32_t planned; /* under a plan of num_chunks */
+  int32_t planned; /* runs under a plan of num_chunks */
   int32_t callback;
 } layer_scene_t;
 
@@ -24,7 +24,7 @@ enum {
   OFFLOAD = SLUICE_RESTORE_OFFLOAD
 };
 
-/* Four chunks: then the exchanges of a pass that defers weight gradients come in another order. */
+/* With four chunks, a pass that defers weight gradients has its exchanges in another order. */
 static const layer_scene_t scenes[] = {
     {.name = "one chunk", .num_chunks = 1},
     {.name = "deferred", .num_chunks = 4, .wgrad_mode = LATE},
@@ -68,7 +68,7 @@ static uint64_t hash_grads(const part_t* me) {
   return hash;
 }
 
-/* One step in which the ranks of `frozen` want no gradients of parameters. */
+/* Runs a step in which the ranks of the bit set `frozen` want no gradients of parameters. */
 static void step_with(part_t* me, uint32_t frozen, uint64_t* out_rows, uint64_t* out_params) {
   rig_t* rig = &me->rig;
   sluice_step_t* step = NULL;
@@ -96,7 +96,7 @@ static void frozen_run(part_t* me) {
       scene->num_chunks == 4 && scene->wgrad_mode == LATE && !scene->planned && scene->capacity_rows == 0;
   EXPECT(!keeps_rows || atomic_load(&me->rig.heap.live_bytes) > frozen_bytes);
   EXPECT(scene->callback || trained != untouched);
-  /* The first again at the end: frozen ranks are trained. */
+  /* The last iteration is the first case again: no rank is frozen. */
   for (uint32_t i = 1; i <= 1U << me->world_size; ++i) {
     const uint32_t frozen = i % (1U << me->world_size);
     uint64_t got_rows, got_params;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A rank stays away, leaves, aborts or dies in any phase: the others name it, none hangs, a new communicator works. */
+/* A rank stays away, leaves, aborts or dies in any phase: the others report it, none hangs, new communicators work. */
 #include <stdint.h>
 #include <string.h>
 #include <unistd.h>
@@ -14,7 +14,7 @@ static void absent_run(part_t* me) {
   sluice_moe_config_t config = config_for(me->world_size);
   WORKS(rig_open(&me->rig, me->comm, &config));
   (void)good_round(me, __LINE__);
-  me->comm->timeout_ns = SHORT_NS; /* from here on: earlier calls may take any time */
+  me->comm->timeout_ns = SHORT_NS; /* only now, since earlier calls may take any time */
   meet(me);
   if (me->rank != 1) {
     sluice_step_t* step = NULL;
@@ -39,8 +39,8 @@ TEST(Ranks_OneStaysAway_IsNamedAtTheDeadline) {
   }
 }
 
-/* Rank 0 evaluates while the other does something else, and makes its own call after that one has given up: then it
- * learns what the other waited for. */
+/* Rank 0 evaluates while rank 1 does something else. Rank 1 makes its own call after rank 0 has given up, and then
+ * reports the call that rank 0 waited for. */
 static void evaluator_run(part_t* me) {
   const int trains = *(const int*)me->play->scene;
   sluice_moe_config_t config = config_for(me->world_size);
@@ -73,7 +73,7 @@ TEST(Ranks_OneEvaluatesAlone_OthersHearThatItGaveUp) {
   }
 }
 
-/* Rank 1 calls the layer once less than the others and leaves. */
+/* Rank 1 makes one call less than the other ranks and leaves. */
 static void leaver_run(part_t* me) {
   sluice_moe_config_t config = config_for(me->world_size);
   WORKS(rig_open(&me->rig, me->comm, &config));
@@ -134,11 +134,11 @@ TEST(Ranks_AbortFromAnotherThread_EndsTheWait) {
 typedef struct death_scene_s {
   sluice_fake_fault_t fault;
   int32_t deduplicate;
-  int32_t struck; /* out */
+  int32_t struck; /* output */
 } death_scene_t;
 
-/* A start that fails is reported to all at once. A rank that fails in a wait whose messages have all arrived just stays
- * away, which the deadline shows; if messages are missing, it gives up like one that waited for them in vain. */
+/* A failed start is reported to all ranks at once. If a wait fails when all its messages have arrived, the rank just
+ * stays away until the deadline; if messages are missing, it gives up as after a timeout. */
 static int is_loss(sluice_status_t status, int in_wait) {
   return status == SLUICE_E_PEER_LOST || (in_wait && status == SLUICE_E_TIMED_OUT);
 }
@@ -156,7 +156,7 @@ static void death_run(part_t* me) {
     EXPECT(is_loss(status, in_wait));
     scene->struck = 1;
   }
-  /* The last exchange of a step may be complete elsewhere when it fails here: then the next header reports it. */
+  /* The other ranks may have completed the last exchange of a step that fails here; the next header then reports it. */
   if (status == SLUICE_OK) status = whole_step(me);
   meet(me);
   if (scene->struck) {
@@ -166,14 +166,14 @@ static void death_run(part_t* me) {
     }
     EXPECT(sluice_now_ns() - begin < BOUNDED_NS);
     check_new_comm(me, __LINE__);
-  } /* else the fault lay after the first step: the test is over */
+  } /* otherwise the fault is after the first step, so the test ends */
 }
 
 TEST(Ranks_OneDiesInEachPhase_OthersNameIt) {
   static const struct {
     int32_t world_size, deduplicate;
-    uint64_t least; /* exchanges of a step */
-    uint64_t every; /* one of this many waits fails: each takes until a deadline */
+    uint64_t least; /* least number of exchanges in a step */
+    uint64_t every; /* only one of this many waits fails, since each takes until a deadline */
   } forms[] = {{2, SLUICE_DEDUPLICATE_NONE, 10, 1},
                {3, SLUICE_DEDUPLICATE_NONE, 10, 1},
                {2, SLUICE_DEDUPLICATE_RANKS, 13, 1},
@@ -190,9 +190,9 @@ TEST(Ranks_OneDiesInEachPhase_OthersNameIt) {
         perform(&play);
         struck = scene.struck && nth < 40;
       }
-      /* n = 2: header, 2 dispatches, 2 combines; header, twice rows and scalars each way. Deduplicated, also slots
-       * after the header and scalars with each dispatch; in two levels also the tables of node copies, and an exchange
-       * within the node for each of rows. */
+      /* With n = 2 a forward has a header, two dispatches and two combines; a backward has a header, two exchanges of
+       * rows and two of scalars in each direction. Deduplication adds slots after the header and scalars with each
+       * dispatch; two levels add tables of node copies, and an exchange within the node for each exchange of rows. */
       assert_in_range(nth, forms[form].least, 30 + forms[form].every);
     }
   }
@@ -203,7 +203,7 @@ TEST(Ranks_OneDiesInEachPhase_OthersNameIt) {
 #define GIVE_UP_NS (600 * MS)
 
 typedef struct silent_scene_s {
-  uint64_t nth; /* exchange of the step, before which rank 1 stops */
+  uint64_t nth; /* rank 1 stops before this exchange of the step */
   int32_t struck;
 } silent_scene_t;
 
@@ -220,7 +220,7 @@ static void silent_run(part_t* me) {
   WORKS(rig_open(&me->rig, me->comm, &config));
   (void)good_round(me, __LINE__);
   uint64_t before = num_started(me->fake);
-  me->comm->timeout_ns = GIVE_UP_NS; /* from here on: earlier calls may take any time */
+  me->comm->timeout_ns = GIVE_UP_NS; /* only now, since earlier calls may take any time */
   meet(me);
   const sluice_fake_fault_t stop = {
       .on = SLUICE_FAKE_START, .action = SLUICE_FAKE_DELAY, .nth = before + scene->nth, .delay_ns = 2 * GIVE_UP_NS};
@@ -235,9 +235,9 @@ static void silent_run(part_t* me) {
     EXPECT(sluice_now_ns() - begin < BOUNDED_NS);
   }
   meet(me);
-  if (!scene->struck) return; /* the step has fewer exchanges: the test is over */
+  if (!scene->struck) return; /* the step has fewer exchanges, so the test ends */
   if (me->rank != 1) EXPECT(status != SLUICE_OK);
-  check_new_comm(me, __LINE__); /* abort, twice, and destroy return */
+  check_new_comm(me, __LINE__); /* two aborts and a destroy return */
 }
 
 TEST(Ranks_OneFallsSilentInEachPhase_OthersNameItAtTheDeadline) {
@@ -248,6 +248,6 @@ TEST(Ranks_OneFallsSilentInEachPhase_OthersNameItAtTheDeadline) {
       play_t play = {.run = silent_run, .scene = &scene, .world_size = w, .with_fakes = 1};
       perform(&play);
     }
-    assert_in_range(scene.nth, 10, 30); /* as above */
+    assert_in_range(scene.nth, 10, 30); /* bounds of forms in the test above */
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Steps outstanding, each allocation failing in turn, and the bytes of a step: nothing leaks and no rank hangs. */
+/* Several outstanding steps, a failure of each allocation, and the bytes of a step: nothing leaks and no rank hangs. */
 #include <stdint.h>
 #include <string.h>
 
@@ -35,7 +35,7 @@ static void set_inputs(part_t* me, int32_t s) {
 
 static void outstanding_run(part_t* me) {
   sluice_moe_config_t config = config_for(me->world_size);
-  config.wgrad_mode = SLUICE_WGRAD_DEFERRED; /* left open, steps may alternate between two orders of sums */
+  config.wgrad_mode = SLUICE_WGRAD_DEFERRED; /* adaptive mode may alternate between two orders of sums */
   WORKS(rig_open(&me->rig, me->comm, &config));
   uint64_t one_by_one[NUM_STEPS];
   for (int32_t s = 0; s < NUM_STEPS; ++s) {
@@ -51,14 +51,14 @@ static void outstanding_run(part_t* me) {
   }
   for (int32_t s = NUM_STEPS - 1; s >= 0; --s) {
     set_inputs(me, s);
-    if (s != 1) { /* this one is dropped without a backward */
+    if (s != 1) { /* step 1 is dropped without a backward */
       WORKS(rig_backward(&me->rig, steps[s]));
       EXPECT(hash_outputs(me) == one_by_one[s]);
     }
     sluice_step_drop(steps[s]);
   }
   EXPECT(atomic_load(&me->rig.heap.live_bytes) == live);
-  /* Steps that outlive their layer and context. */
+  /* A step outlives its layer and context. */
   set_inputs(me, 0);
   sluice_step_t* last = NULL;
   WORKS(rig_forward(&me->rig, &last));
@@ -82,12 +82,12 @@ typedef struct starve_scene_s {
   int64_t nth;
   int32_t separate_wgrad;
   int32_t deduplicate;
-  int32_t struck; /* out */
+  int32_t struck; /* output */
 } starve_scene_t;
 
 #define STARVED(status) ((status) == SLUICE_E_NO_MEMORY && strstr(last_message(), "refused") != NULL)
 
-/* A single rank: the nth allocation fails wherever it is; the same call then works. */
+/* With one rank, the nth allocation fails anywhere; the same call then works. */
 static void starve_alone_run(part_t* me) {
   starve_scene_t* scene = (starve_scene_t*)(uintptr_t)me->play->scene;
   sluice_moe_config_t config = config_for(1);
@@ -142,7 +142,7 @@ TEST(OneRank_NthAllocationFails_LeaksNothingAndRetries) {
   }
 }
 
-/* Of two ranks, rank 0 fails in the nth allocation of its passes. */
+/* Rank 0 of two ranks fails in the nth allocation of its passes. */
 static void starve_pair_run(part_t* me) {
   starve_scene_t* scene = (starve_scene_t*)(uintptr_t)me->play->scene;
   sluice_moe_config_t config = config_for(2);
@@ -165,7 +165,7 @@ static void starve_pair_run(part_t* me) {
   meet(me);
   if (me->rank == 1) scene->struck |= lost ? 2 : 0;
   meet(me);
-  if (scene->struck & 2) { /* it had agreed to send rows and could not: the group was aborted */
+  if (scene->struck & 2) { /* rank 0 had agreed to send rows and could not, so it aborted the group */
     check_new_comm(me, __LINE__);
   } else {
     (void)good_round(me, __LINE__);
@@ -186,7 +186,7 @@ TEST(TwoRanks_NthAllocationFails_NobodyHangs) {
 
 /* ---- bytes ---- */
 
-/* The bytes of the trace and the counters, compared with those given to the communicator, without headers. */
+/* Bytes in the trace and in the counters equal those given to the communicator, without headers. */
 static void traffic_run(part_t* me) {
   const int32_t* deduplicate = me->play->scene;
   sluice_moe_config_t config = config_for(me->world_size);

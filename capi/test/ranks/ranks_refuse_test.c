@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One rank refuses its call: the others fail with it, naming the rank and its reason, and all continue. */
+/* One rank refuses its call. The other ranks report the rank and its reason, and all continue. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -75,7 +75,7 @@ static void refusal_run(part_t* me) {
     EXPECT(strstr(last_message(), sluice_status_name(refusal_status[scene->kind])) != NULL);
     EXPECT(last_error()->peer == scene->refuser);
   }
-  if (scene->kind >= REFUSE_GRAD_OUT) { /* no rank's step was consumed */
+  if (scene->kind >= REFUSE_GRAD_OUT) { /* no step was used up */
     rig_reset(rig);
     WORKS(rig_backward(rig, step));
   }

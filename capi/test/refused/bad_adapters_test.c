@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Refused adapters: which of them there are, their ranks, scales, tensors and gradients, each named. */
+/* Refused adapters: wrong combinations, ranks, scales, tensors and gradients, each reported by name. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -48,7 +48,7 @@ TEST(Adapters_BadTensors_AreNamedWithTheirExpert) {
     snprintf(text, sizeof text, "params.%s[1]", names[kind]);
     rig_reset(&f.rig);
     f.rig.adapter_list[kind][1].type_bits = 64;
-    FORWARD_REFUSED(&f, BAD, text); /* another dtype than the first's */
+    FORWARD_REFUSED(&f, BAD, text); /* its dtype differs from that of expert 0 */
     rig_reset(&f.rig);
     f.rig.adapters[kind][1].shape[0] += 1;
     FORWARD_REFUSED(&f, BAD, text);
@@ -94,7 +94,7 @@ TEST(Adapters_RankBeyondTheConfigs_IsRefused) {
     }
   }
   close_fixture(&f);
-  open_default(&f); /* a layer that takes none */
+  open_default(&f); /* opens a layer without adapters */
   rig_reset(&f.rig);
   f.rig.param_table.la2 = f.rig.param_list[2];
   FORWARD_REFUSED(&f, BAD, "params.la2 is given, but lora_rank is 0: create the layer with the largest rank");
@@ -166,7 +166,7 @@ TEST(Gradients_OfAdapters_FitThem) {
   close_fixture(&f);
 }
 
-/* Of what the forward of this step did not have, or had otherwise. */
+/* The backward has other adapters, or other properties of adapters, than the forward of this step. */
 TEST(Backward_OtherAdaptersThanTheForwards_IsRefused) {
   static const char text[] = "params has other adapters than this step's forward had";
   fixture_t f;
@@ -188,7 +188,7 @@ TEST(Backward_OtherAdaptersThanTheForwards_IsRefused) {
   close_fixture(&f);
 }
 
-/* A caller of an older layout has no adapters, whatever lies after its struct. */
+/* A caller with an older layout has no adapters, whatever bytes follow its struct. */
 TEST(Structs_OfAnOlderLayout_HaveNoAdapters) {
   fixture_t f;
   open_default(&f);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rejected values and handles of calls, steps in the wrong order or place, and damaged saved buffers. */
+/* Refused values and handles of calls, steps in a wrong order or context, and damaged saved buffers. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -124,7 +124,7 @@ TEST(Backward_InTheWrongOrder_IsStateError) {
   REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "only wgrad is open");
   f.rig.backward.parts = SLUICE_BACKWARD_BOTH;
   REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "only wgrad is open");
-  /* wgrad reads none of the row tensors, so garbage is valid. */
+  /* wgrad does not read the row tensors, so garbage is valid. */
   sluice_tensor_t garbage;
   memset(&garbage, 0xee, sizeof garbage);
   garbage.shape = NULL;
@@ -134,7 +134,7 @@ TEST(Backward_InTheWrongOrder_IsStateError) {
   sluice_step_drop(step);
   check_nothing_lost(&f);
 
-  /* Dropped between dgrad and wgrad: the kept gradient rows are freed too. */
+  /* A step dropped between dgrad and wgrad also frees the gradient rows that dgrad kept. */
   step = fresh_step(&f);
   f.rig.backward.parts = SLUICE_BACKWARD_DGRAD;
   WORKS(rig_backward(&f.rig, step));
@@ -235,7 +235,7 @@ TEST(Restore_DamagedOrForeignBuffers_AreRefused) {
   REFUSED(sluice_step_restore(other, saved.data, saved.bytes, &step), BAD, "layer 9");
   sluice_moe_destroy(other);
 
-  /* Damaged between restore and backward: detected again; repaired, it works. */
+  /* Damage between restore and backward is detected again; after a repair the backward works. */
   WORKS(sluice_step_restore(moe, saved.data, saved.bytes, &step));
   meta[saved.bytes[SLUICE_SAVED_META] - 1] ^= 0x40;
   REFUSED(rig_backward(&f.rig, step), BAD, "META is damaged");

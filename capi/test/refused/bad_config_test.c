@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rejected configurations of contexts, layers and communicators, and the text of an error after it is copied out. */
+/* Refused configurations of contexts, layers and communicators, and error texts that are copied out. */
 #include <dlfcn.h>
 #include <math.h>
 #include <stdint.h>
@@ -25,7 +25,7 @@ TEST(ContextCreate_BadConfig_IsRefused) {
   c.gemm = NULL, c.device_id = -1;
   REFUSED(make_context(&f, &c), BAD, "device_id is -1");
   void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (driver == NULL) { /* if there is one, cuda_device_test's fakes cover it */
+  if (driver == NULL) { /* otherwise cuda_device_test covers this case on fakes */
     c.device_id = 0;
     REFUSED(make_context(&f, &c), SLUICE_E_NOT_FOUND, "no NVIDIA driver: libcuda.so.1");
   } else {
@@ -65,7 +65,7 @@ TEST(Trace_BadArguments_AreRefused) {
   REFUSED(sluice_context_take_trace(f.rig.context, events, -4, &count), BAD, "negative");
   WORKS(sluice_context_take_trace(f.rig.context, NULL, 0, &count));
   assert_int_equal(count, 0);
-  WORKS(sluice_context_trace(f.rig.context, 3)); /* a ring smaller than a pass keeps the newest */
+  WORKS(sluice_context_trace(f.rig.context, 3)); /* a ring smaller than a pass keeps the newest events */
   WORKS(rig_round(&f.rig, NULL));
   WORKS(sluice_context_take_trace(f.rig.context, events, 4, &count));
   assert_int_equal(count, 3);
@@ -143,7 +143,7 @@ TEST(MoeCreate_BadConfig_IsRefused) {
 #undef FIELD
   c = good, c.callback_experts = 1, c.hidden_width = 0;
   WORKS(make_layer(&f, &c));
-  for (int i = 0; i < 12; ++i) { /* options that the host's own experts cannot have are rejected, the others work */
+  for (int i = 0; i < 12; ++i) { /* callback experts refuse options that they do not support */
     static const int32_t pre_activation[] = {SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD,
                                              SLUICE_RESTORE_RECOMPUTE};
     static const char* const input_words[] = {"keep", "offload", "redispatch"};
@@ -160,7 +160,7 @@ TEST(MoeCreate_BadConfig_IsRefused) {
              input_words[i % 3], pre_activation_words[i / 3]);
     REFUSED(make_layer(&f, &c), SLUICE_E_UNSUPPORTED, text);
   }
-  c = good, c.num_experts = 1 << 20; /* the largest is made at once */
+  c = good, c.num_experts = 1 << 20; /* the largest number is created at once */
   WORKS(make_layer(&f, &c));
   assert_int_equal(sluice_moe_num_local_experts(NULL), 0);
   sluice_moe_destroy(NULL);
@@ -249,7 +249,7 @@ TEST(CommCreate_BadArguments_AreRefused) {
   REFUSED(sluice_comm_create_host(&good, &v, &destroyed, &comm), BAD, "exchange_start");
   v = vtable, v.exchange_wait = NULL;
   REFUSED(sluice_comm_create_host(&good, &v, &destroyed, &comm), BAD, "exchange_wait");
-  assert_int_equal(destroyed, 0); /* refused: `user` stays the caller's */
+  assert_int_equal(destroyed, 0); /* the caller still owns `user` */
   WORKS(sluice_comm_create_host(&good, &vtable, &destroyed, &comm));
   assert_string_equal(sluice_comm_name(comm), "host");
   sluice_comm_destroy(comm);

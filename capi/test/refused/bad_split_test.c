@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rejected arguments of the split calls of a layer: each is named, nothing is written, and the dispatch continues. */
+/* Refused arguments of split calls: each is reported by name, nothing is written, and the dispatch can continue. */
 #include <stdint.h>
 #include <stdlib.h>
 
@@ -37,7 +37,7 @@ static sluice_dispatch_t* open_dispatch(fixture_t* f, rows_t* r) {
   sluice_dispatch_backward(d, (r)->grad_in, (r)->grad_weight, &(f)->rig.grad_tokens.tensor, \
                            &(f)->rig.grad_weights.tensor, NULL)
 
-/* All parts with valid arguments. */
+/* Makes all split calls with valid arguments. */
 static void finish(fixture_t* f, rows_t* r, sluice_dispatch_t* dispatch) {
   rig_reset(&f->rig);
   WORKS(EXPERTS_FORWARD(f, r));
@@ -48,7 +48,7 @@ static void finish(fixture_t* f, rows_t* r, sluice_dispatch_t* dispatch) {
   sluice_dispatch_destroy(dispatch);
 }
 
-/* Memory that the context keeps of the parts is no leak. */
+/* Memory that the context keeps after split calls does not count as a leak. */
 static void open_parts(fixture_t* f, rows_t* r) {
   open_default(f);
   finish(f, r, open_dispatch(f, r));
@@ -117,7 +117,7 @@ TEST(Combine_Bad_IsNamed) {
   rig->grad_out.tensor.type_bits = 64;
   REFUSED(COMBINE_BACKWARD(&f, &r, dispatch), BAD, "grad_out: dtype is f64");
   rig_reset(rig);
-  rig->grad_out.strides[0] = 0; /* the same gradient for every token: it is only read */
+  rig->grad_out.strides[0] = 0; /* the same gradient for every token; valid, since it is only read */
   WORKS(COMBINE_BACKWARD(&f, &r, dispatch));
   close_parts(&f, &r, dispatch);
 }

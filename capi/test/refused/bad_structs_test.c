@@ -23,8 +23,8 @@ typedef sluice_status_t (*wide_call_t)(fixture_t* f, const void* argument);
 
 static sluice_status_t run_with_params(fixture_t* f, const void* params);
 
-/* Too small, far too large, nonzero beyond the known part: ABI naming the struct. A zero tail is accepted, and so is
- * the oldest layout, with defaults for its missing fields. */
+/* Sizes that are too small or far too large, and nonzero bytes beyond the known part, are ABI errors that name the
+ * struct. A tail of zeros is accepted, and so is the oldest layout, with defaults for the missing fields. */
 static void check_struct(fixture_t* f, const void* good, size_t size, size_t oldest, const char* name,
                          wide_call_t call) {
   wide_t w;
@@ -156,7 +156,7 @@ TEST(Structs_UnknownExtension_IsNamed) {
   close_fixture(&f);
 }
 
-/* Shorter structs are for later versions; init must never write beyond the given size. */
+/* init must never write beyond the given size. */
 TEST(Init_ShortOrNull_WritesOnlyThatMuch) {
   unsigned char block[64];
   void (*const inits[])(void*, size_t) = {(void (*)(void*, size_t))(void (*)(void))sluice_context_config_init,
@@ -184,13 +184,13 @@ TEST(Stats_WrongSize_IsAbiErrorAndShortIsFilled) {
   w.struct_size = (size_t)0xeeeeeeeeeeeeu;
   REFUSED(sluice_context_get_stats(f.rig.context, 0, &w.stats), SLUICE_E_ABI, "sluice_context_stats_t");
   memset(&w, 0xee, sizeof w);
-  w.struct_size = 24; /* up to peak_bytes */
+  w.struct_size = 24; /* ends after peak_bytes */
   WORKS(sluice_context_get_stats(f.rig.context, 0, &w.stats));
   assert_int_equal(w.struct_size, 24);
   assert_true(w.stats.peak_bytes >= w.stats.current_bytes && w.stats.current_bytes > 0);
   for (size_t i = 24; i < sizeof w; ++i) assert_int_equal(w.bytes[i], 0xee);
   memset(&w, 0xee, sizeof w);
-  w.struct_size = sizeof w; /* a newer header's */
+  w.struct_size = sizeof w; /* as from a newer header */
   WORKS(sluice_context_get_stats(f.rig.context, 0, &w.stats));
   assert_string_equal(w.stats.gemm, "ref");
   for (size_t i = sizeof w.stats; i < sizeof w; ++i) assert_int_equal(w.bytes[i], 0);

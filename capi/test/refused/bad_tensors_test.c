@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rejected tensors of a call: tokens, routes, outputs, parameters and gradients, each named. */
+/* Refused tensors of a call: tokens, routes, outputs, parameters and gradients, each reported by name. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -41,9 +41,9 @@ typedef struct tensor_case_s {
   const char* name;
   size_t argument; /* offset of the pointer in the args */
   size_t tensor;   /* offset of the tensor in the rig */
-  int is_optional; /* NULL: not wanted */
-  int leads;       /* the others are compared with its number of rows: then another tensor is named */
-  int has_rows;    /* unit column stride is asked for */
+  int is_optional; /* NULL is valid: the tensor is not wanted */
+  int leads;       /* other tensors are compared with its number of rows, so the error names another tensor */
+  int has_rows;    /* a column stride of 1 is required */
 } tensor_case_t;
 
 #define FORWARD_CASE(member, name_, tensor_, leads_, rows_) \
@@ -128,13 +128,13 @@ TEST(Backward_BadTensor_IsNamed) {
   sluice_step_t* step = fresh_step(&f);
   f.rig.grad_tokens.strides[0] = 0;
   BACKWARD_REFUSED(&f, step, BAD, "grad_tokens");
-  const int64_t overlapping[][2] = {{0, 1}, {2, 0}, {1, 1}, {-1, 1}}; /* of [6, 2] */
+  const int64_t overlapping[][2] = {{0, 1}, {2, 0}, {1, 1}, {-1, 1}}; /* for [6, 2] */
   for (int i = 0; i < COUNT(overlapping); ++i) {
     step = fresh_step(&f);
     f.rig.grad_weights.strides[0] = overlapping[i][0], f.rig.grad_weights.strides[1] = overlapping[i][1];
     BACKWARD_REFUSED(&f, step, BAD, "put elements on each other");
   }
-  /* All with another T: only the step detects it. */
+  /* All tensors have another T, which only the step can detect. */
   step = fresh_step(&f);
   rig_tensor_t* all[] = {&f.rig.grad_out, &f.rig.tokens, &f.rig.weights, &f.rig.grad_tokens, &f.rig.grad_weights};
   for (int i = 0; i < COUNT(all); ++i) all[i]->shape[0] = 4;
@@ -156,7 +156,7 @@ TEST(Backward_UnwantedGradients_AreNotWritten) {
   close_fixture(&f);
 }
 
-/* The bytes of all gradients of a kind, one expert after the other. */
+/* Copies the gradients of a kind, expert by expert, and returns their bytes. */
 static uint64_t take_gradients(const rig_t* rig, int kind, char* out) {
   uint64_t bytes = 0;
   for (int32_t e = 0; e < rig->num_local; ++e) {
@@ -167,7 +167,7 @@ static uint64_t take_gradients(const rig_t* rig, int kind, char* out) {
   return bytes;
 }
 
-/* A layer's gradients without the kinds of `absent`: those keep their old bytes, the others have those of all. */
+/* Runs a layer without gradients of `absent` kinds: these keep their bytes, the others are those of a run with all. */
 static void check_members(fixture_t* f, int32_t grad_mode) {
   enum { ROOM = 4096 };
   static char all[RIG_NUM_PARAMS][ROOM], before[ROOM], after[ROOM];
@@ -232,7 +232,7 @@ TEST(Parameters_Bad_AreNamedWithTheirExpert) {
       FORWARD_REFUSED(&f, BAD, text);
     }
     rig_reset(&f.rig);
-    f.rig.params[kind][1].strides[0] = kind < 3 ? 3 : 2; /* overlapping rows; gaps in a bias */
+    f.rig.params[kind][1].strides[0] = kind < 3 ? 3 : 2; /* rows overlap; a bias has gaps */
     FORWARD_REFUSED(&f, BAD, text);
     if (kind >= 3) continue;
     rig_reset(&f.rig);
@@ -242,7 +242,7 @@ TEST(Parameters_Bad_AreNamedWithTheirExpert) {
   close_fixture(&f);
 }
 
-/* All descriptors of a kind point to the sizes and strides of the first. */
+/* Lets all descriptors of a kind point to the shape and strides of the first. */
 static void share_shapes(rig_t* rig) {
   for (int kind = 0; kind < RIG_NUM_PARAMS; ++kind) {
     for (int32_t e = 1; e < rig->num_local; ++e) {
@@ -296,7 +296,7 @@ TEST(Gradients_Bad_AreNamedWithTheirExpert) {
   BACKWARD_REFUSED(&f, step, BAD, "params");
   close_fixture(&f);
 
-  /* One dtype per kind, and one for all matrices: bf16 layers take bf16 or f32 gradients. */
+  /* All gradients of a kind have one dtype, and so have all matrices: bf16 layers accept bf16 or f32 gradients. */
   sluice_moe_config_t config = rig_config();
   config.dtype = SLUICE_DTYPE_BF16, config.bias = 0;
   open_with(&f, &config);
@@ -332,7 +332,7 @@ TEST(Callbacks_Missing_AreRefused) {
   step = fresh_step(&f);
   f.rig.backward.parts = SLUICE_BACKWARD_DGRAD;
   BACKWARD_REFUSED(&f, step, SLUICE_E_UNSUPPORTED, "dgrad and wgrad in one call");
-  /* A failing callback: nothing leaks, and the next call works. */
+  /* A callback fails: nothing leaks, and the next call works. */
   rig_reset(&f.rig);
   f.rig.callback_failure = 42;
   FORWARD_REFUSED(&f, SLUICE_E_EXTERNAL, "expert 0 failed in forward of chunk 0 (it returned 42)");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A second thread in a context gets BUSY; in a forked child every handle is inert. */
+/* A second thread in a context gets BUSY. In a forked child all handles of the parent are inert. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
@@ -14,7 +14,7 @@
 
 typedef struct busy_s {
   fixture_t* f;
-  sluice_step_t* step; /* an older one */
+  sluice_step_t* step; /* an older step */
   sluice_status_t status[5];
   char message[5][256];
   int32_t calls;
@@ -84,7 +84,7 @@ TEST(Context_SecondThreadInside_IsBusy) {
 
 static void child_main(fixture_t* f, sluice_step_t* step, sluice_local_group_t* group, sluice_comm_t* comm,
                        saved_t* saved) {
-  alarm(200); /* a hang ends as a signal */
+  alarm(200); /* a hang ends the child with a signal */
   rig_t* rig = &f->rig;
   sluice_step_t* other = NULL;
   sluice_moe_t* moe = NULL;

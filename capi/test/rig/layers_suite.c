@@ -14,7 +14,7 @@ typedef struct sizes_s {
   int32_t hidden_width[LAYERS], top_k[LAYERS], num_experts[LAYERS];
 } sizes_t;
 
-/* Layers whose passes need much memory, and layers whose steps keep much. */
+/* In some models a layer's passes need much memory; in others its steps keep much. */
 static const sizes_t models[] = {
     {{8, 96, 8}, {4, 1, 4}, {4, 4, 4}},
     {{96, 8, 8}, {1, 4, 1}, {4, 4, 4}},
@@ -36,7 +36,7 @@ static void set_tokens(rig_t* rig, int64_t num_tokens) {
   rig_reset(rig);
 }
 
-/* In one context, which the first holds. */
+/* Opens all layers in one context, which rigs[0] owns. */
 static void open_model(const layers_suite_t* suite, const sizes_t* model, uint64_t budget, rig_t rigs[LAYERS]) {
   for (int i = 0; i < LAYERS; ++i) {
     const sluice_moe_config_t config = config_of(model, i);
@@ -78,7 +78,7 @@ static uint64_t peak_of(const rig_t* rig) {
   return stats.peak_bytes;
 }
 
-/* All forwards, then all backwards. */
+/* Runs all forwards, then all backwards. */
 static void train(rig_t rigs[LAYERS], const char* what) {
   sluice_step_t* steps[LAYERS] = {NULL};
   for (int i = 0; i < LAYERS; ++i) {

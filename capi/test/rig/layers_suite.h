@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Layers of several shapes under one budget: from the smallest that they name, any budget fits a step of each. The same
- * on every device: the caller opens the first layer and closes it. */
+/* Cases for layers of several shapes under one budget, on any device: every budget from the smallest that the layers
+ * name fits a step of each layer. The caller opens and closes the first layer. */
 #ifndef SLUICE_CAPI_TEST_RIG_LAYERS_SUITE_H_
 #define SLUICE_CAPI_TEST_RIG_LAYERS_SUITE_H_
 
 #include "capi/test/rig/rig.h"
 
 typedef struct layers_suite_s {
-  /* A context for num_layers layers with that budget, and the first of them. */
+  /* Opens a context for num_layers layers with this budget, and the first layer. */
   void (*open)(rig_t* rig, uint64_t budget, int32_t num_layers, const sluice_moe_config_t* layer);
-  void (*close)(rig_t* rig); /* nothing may leak */
-  int32_t is_slow;           /* fewer budgets */
+  void (*close)(rig_t* rig); /* fails the test on a leak */
+  int32_t is_slow;           /* fewer budgets are tested */
 } layers_suite_t;
 
-/* Two steps of all layers, and one of smaller batches, stay within the budget. */
+/* Two steps of all layers, and one step with smaller batches, stay within the budget. */
 void layers_all_have_their_room(const layers_suite_t* suite);
-/* Small batches first: memory kept for their plans is no reason to refuse large ones. */
+/* Small batches run first. Memory that is kept for their plans must not lead to a refusal of large batches. */
 void layers_batches_may_grow(const layers_suite_t* suite);
 
 #endif /* SLUICE_CAPI_TEST_RIG_LAYERS_SUITE_H_ */

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rigs with a context of the test's choice, such as one under a budget; and one of two ranks, for its plans only. */
+/* Rigs with a context that the test configures, such as one with a budget, and a rig of two ranks for plans only. */
 #ifndef SLUICE_CAPI_TEST_RIG_OWN_RIG_H_
 #define SLUICE_CAPI_TEST_RIG_OWN_RIG_H_
 
 #include "capi/test/rig/rig.h"
 
-/* gemm "ref", and no budget if it is 0. */
+/* A config with gemm "ref"; budget 0 means no budget. */
 sluice_context_config_t own_rig_context(uint64_t budget, int32_t max_outstanding);
-/* One rank; the context is on the rig's heap. Fails the test if a call fails, as all functions here. */
+/* Opens a rig of one rank, whose context uses the rig's heap. All functions here fail the test if a call fails. */
 void own_rig_open(rig_t* rig, const sluice_context_config_t* context, const sluice_moe_config_t* layer);
-/* Nothing is left on the heap. */
+/* Also checks that the heap is empty. */
 void own_rig_close(rig_t* rig);
 sluice_context_stats_t own_rig_stats(const rig_t* rig);
 
 typedef struct pair_s {
   sluice_local_group_t* group;
   sluice_comm_t* comm;
-  rig_t rig; /* of rank 0; the other rank does not exist */
+  rig_t rig; /* rank 0; the other rank does not exist */
 } pair_t;
 
 void pair_open(pair_t* pair, const sluice_moe_config_t* layer);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Shared by the bad_*_test.c: a layer that gets wrong input must reject it by name and lose nothing: the next correct
- * call gives the same bits as before, and no byte leaks. */
+/* Shared by the bad_*_test.c. A layer must refuse wrong input by name and stay intact: the next correct call has the
+ * same bits as before, and nothing leaks. */
 #ifndef SLUICE_CAPI_TEST_RIG_REFUSALS_H_
 #define SLUICE_CAPI_TEST_RIG_REFUSALS_H_
 
@@ -14,17 +14,17 @@
 
 typedef struct fixture_s {
   rig_t rig;
-  uint64_t digest; /* of a good round */
+  uint64_t digest; /* digest of a valid step */
   int64_t live_bytes;
 } fixture_t;
 
-/* Every kind of pass once: memory that the context keeps of them (schedules, slots) is no leak. */
+/* Opens a layer and runs every kind of pass once, since memory that the context keeps (schedules, slots) is no leak. */
 void open_with(fixture_t* f, const sluice_moe_config_t* config);
 void open_default(fixture_t* f);
-/* After an error: no leak, and the same bits as before. */
+/* Checks after an error that nothing leaked and that a valid step has the same bits as before. */
 void check_nothing_lost(fixture_t* f);
 void close_fixture(fixture_t* f);
-/* A forward whose backward has not run yet. */
+/* Runs a forward and returns its step. */
 sluice_step_t* fresh_step(fixture_t* f);
 
 #define FORWARD_REFUSED(f, status, text)                   \
@@ -35,7 +35,7 @@ sluice_step_t* fresh_step(fixture_t* f);
     check_nothing_lost(f);                                 \
   } while (0)
 
-/* On a fresh step, which a correct backward must still accept afterwards. */
+/* Takes a fresh step; a correct backward must still accept it after the error. */
 #define BACKWARD_REFUSED(f, step, status, text)           \
   do {                                                    \
     REFUSED(rig_backward(&(f)->rig, step), status, text); \
@@ -45,17 +45,17 @@ sluice_step_t* fresh_step(fixture_t* f);
     check_nothing_lost(f);                                \
   } while (0)
 
-/* Created from this config and destroyed again. */
+/* Creates a context from this config and destroys it; make_layer does the same with a layer. */
 sluice_status_t make_context(fixture_t* f, const void* config);
 sluice_status_t make_layer(fixture_t* f, const void* config);
-/* No layer is made of this config in the rig's context. */
+/* Checks that no layer can be created from this config in the rig's context. */
 void refuses_layer(rig_t* rig, const sluice_moe_config_t* config, sluice_status_t status, const char* text);
 
-/* The host's saved buffers, as returned by its callback `save`. */
+/* The host's saved buffers, which its callback `save` returns. */
 typedef struct saved_s {
   void* data[SLUICE_SAVED_COUNT];
   uint64_t bytes[SLUICE_SAVED_COUNT];
-  int32_t refuse; /* this buffer */
+  int32_t refuse; /* the buffer that `save` refuses; -1: none */
 } saved_t;
 void* save(void* user, int32_t which, uint64_t bytes);
 void free_saved(saved_t* saved);

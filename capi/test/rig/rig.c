@@ -55,7 +55,7 @@ void rig_use_machine(const world_machine_t* machine, int32_t rank) { here.machin
 static void* take(uint64_t bytes) {
   void* data = NULL;
   if (here.machine != NULL) return here.machine->allocate(here.rank, bytes);
-  /* Not aligned_alloc, which fails on a test's command (failing_calls.h). */
+  /* Not aligned_alloc, which tests may make fail (failing_calls.h). */
   return posix_memalign(&data, 64, bytes) == 0 ? data : NULL;
 }
 static void give(void* data) {
@@ -75,7 +75,7 @@ static void point(rig_tensor_t* t) {
   t->tensor.strides = t->strides;
 }
 
-/* A small value that depends on kind and index; exact in bf16. */
+/* A small value that depends on kind and index and is exact in bf16. */
 static float value(int kind, int64_t i) { return (float)((i * 7 + kind * 5) % 13 - 6) / 8.0f; }
 
 static uint8_t code_of(int32_t dtype) {
@@ -115,7 +115,7 @@ static void fill(rig_tensor_t* t, int kind) {
       ((float*)t->tensor.data)[i] = x;
     } else if (t->tensor.type_bits == 64) {
       ((double*)t->tensor.data)[i] = x;
-    } else { /* bf16: the upper half of an f32 */
+    } else { /* bf16 is the upper half of an f32 */
       uint32_t word;
       memcpy(&word, &x, sizeof word);
       ((uint16_t*)t->tensor.data)[i] = (uint16_t)(word >> 16);
@@ -170,7 +170,7 @@ static void describe_adapters(rig_t* rig) {
   g->w1 = g->w3 = g->w2 = NULL;
 }
 
-/* y = 2 x, dx = 2 dy; on another machine by a kernel on the host's stream. */
+/* Experts with y = 2 x and dx = 2 dy; on another machine a kernel on the host's stream computes them. */
 static int32_t twice(void* user, int32_t chunk, int32_t expert, int64_t rows, const void* x, void* y) {
   const rig_t* rig = user;
   (void)chunk, (void)expert;
@@ -239,10 +239,10 @@ sluice_status_t rig_open_context(rig_t* rig, sluice_comm_t* comm) {
   sluice_context_config_t config;
   sluice_context_config_init(&config, sizeof config);
   config.gemm = "ref";
-  config.ranks_per_node = rig->world_size == 4 ? 2 : 0; /* for layers that need the layout of ranks */
+  config.ranks_per_node = rig->world_size == 4 ? 2 : 0; /* for layers that need nodes */
   config.allocate = heap_allocate, config.release = heap_release, config.allocate_user = &rig->heap;
   if (here.machine != NULL) {
-    config.gemm = NULL, config.allocate = NULL, config.release = NULL; /* the device's own */
+    config.gemm = NULL, config.allocate = NULL, config.release = NULL; /* the device has its own */
     config.device_type = here.machine->device_type, config.device_id = here.machine->device_id(here.rank);
     return here.machine->make_context(here.rank, &config, comm, &rig->context);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Swapping by the C ABI: bytes come back as they were from both tiers, in the schedule's order; what goes wrong is
- * named, and the next batch runs. */
+/* Swapping through the C ABI: all bytes return unchanged from both tiers, in the order of the schedule. Errors are
+ * reported by name, and the next batch runs. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -17,7 +17,7 @@
 
 enum { LAYERS = 5, PIECES = 2, BATCHES = 6, IN_FLIGHT = 3, MOST_OPS = LAYERS + 1 };
 static const int32_t swapped[LAYERS] = {1, 0, 1, 1, 0};
-/* A copy is made in parts of a MiB: some pieces have several. */
+/* Copies are divided into parts of 1 MiB, so the second piece has several. */
 static const uint64_t sizes[PIECES] = {777, (3 << 20) + 5};
 
 static char folder[] = "/tmp/sluice_swap_XXXXXX", path[64];
@@ -41,7 +41,7 @@ static sluice_swap_stats_t stats_of(sluice_swap_t* swap) {
   return stats;
 }
 
-/* ---- a host: layers whose pieces say whose they are ---- */
+/* ---- a host with layers whose bytes identify their batch, layer and piece ---- */
 
 typedef struct piece_s {
   uint8_t* data;
@@ -125,7 +125,7 @@ static sluice_status_t run_batch(host_t* h) {
   return SLUICE_OK;
 }
 
-/* After a batch that failed. */
+/* Called after a batch that failed. */
 static void abandon(host_t* h) {
   sluice_swap_reset(h->swap);
   for (size_t i = 0; i < sizeof h->pieces / sizeof(piece_t); ++i) free((&h->pieces[0][0][0])[i].data);
@@ -141,7 +141,7 @@ TEST(Swap_BothTiers_BringEveryByteBack) {
   const uint64_t whole = BATCHES * 3 * (sizes[0] + sizes[1]);
   for (int32_t is_file = 0; is_file < 2; ++is_file) {
     host_t h = {.swap = open_at(is_file ? path : NULL, ENOUGH)};
-    assert_int_not_equal(access(path, F_OK), 0); /* no folder lists it */
+    assert_int_not_equal(access(path, F_OK), 0); /* the file is unlinked */
     for (int32_t batch = 1; batch <= 2; ++batch) {
       WORKS(run_batch(&h));
       const sluice_swap_stats_t stats = stats_of(h.swap);
@@ -167,7 +167,7 @@ TEST(Swap_PastItsBudget_NamesTheBytesAndRunsAgain) {
   sluice_swap_destroy(h.swap);
 }
 
-/* The system itself refuses to write: the limit of a file's size, in a child, whose own it is. */
+/* The system refuses a write because of a limit on the size of files, which is set in a child process. */
 TEST(Swap_FullDisk_NamesThePathAndTheNextBatchRuns) {
   const pid_t child = fork();
   if (child == 0) {
@@ -185,7 +185,7 @@ TEST(Swap_FullDisk_NamesThePathAndTheNextBatchRuns) {
     if (status != SLUICE_E_EXTERNAL || strstr(info.message, path) == NULL) _exit(2);
     if (strstr(info.message, "File too large") == NULL) _exit(3);
     int64_t ticket;
-    if (sluice_swap_put(h.swap, "x", 1, &ticket) != SLUICE_E_EXTERNAL) _exit(4); /* until the reset */
+    if (sluice_swap_put(h.swap, "x", 1, &ticket) != SLUICE_E_EXTERNAL) _exit(4); /* fails until the reset */
     (void)setrlimit(RLIMIT_FSIZE, &limit);
     abandon(&h);
     if (run_batch(&h) != SLUICE_OK) _exit(5);
@@ -198,7 +198,7 @@ TEST(Swap_FullDisk_NamesThePathAndTheNextBatchRuns) {
   assert_int_equal(WEXITSTATUS(ended), 0);
 }
 
-/* Cuts the file that this process holds, which no folder lists. */
+/* Cuts the unlinked file of this process. */
 static void cut_file(void) {
   DIR* entries = opendir("/proc/self/fd");
   int32_t num_cut = 0;
@@ -216,7 +216,7 @@ static void cut_file(void) {
 TEST(Swap_FileThatIsCut_IsToldAndTheNextBatchRuns) {
   host_t h = {.swap = open_at(path, ENOUGH)};
   WORKS(forward(&h, 0));
-  for (int32_t p = 0; p < PIECES; ++p) WORKS(sluice_swap_settle(h.swap, h.pieces[0][3][p].ticket)); /* all has left */
+  for (int32_t p = 0; p < PIECES; ++p) WORKS(sluice_swap_settle(h.swap, h.pieces[0][3][p].ticket)); /* all is out */
   cut_file();
   REFUSED(backward(&h, 0), SLUICE_E_EXTERNAL, "too early: something has cut it");
   abandon(&h);
@@ -237,7 +237,7 @@ TEST(Swap_WrongCalls_AreRefusedByName) {
   config = config_of(NULL, 1), config.bytes_per_second = -1;
   REFUSED(sluice_swap_create(&config, &swap), SLUICE_E_INVALID_ARGUMENT, "bytes_per_second is -1");
   REFUSED(sluice_swap_create(&config, NULL), SLUICE_E_INVALID_ARGUMENT, "out_swap is NULL");
-  FILE* there = fopen(path, "w"); /* a file that is there stays as it is */
+  FILE* there = fopen(path, "w"); /* an existing file stays unchanged */
   assert_non_null(there);
   fputs("mine", there);
   fclose(there);
@@ -263,7 +263,7 @@ TEST(Swap_WrongCalls_AreRefusedByName) {
   sluice_swap_destroy(swap);
 }
 
-/* On a link of 1 MB/s a copy takes minutes: what is dropped does not wait for it. */
+/* On a link of 0.1 MB/s the copies take minutes. Dropping them does not wait for their end. */
 TEST(Swap_DroppedDuringSlowCopies_Ends) {
   sluice_swap_config_t config = config_of(NULL, ENOUGH);
   config.bytes_per_second = 1e5;
@@ -310,7 +310,7 @@ TEST(Predict_OfAStage_IsTheScheduleInVirtualTime) {
   sluice_swap_workload_init(&workload, sizeof workload);
   workload.layers = layers, workload.num_layers = 4, workload.bytes_per_second = 100;
   workload.num_micro_batches = 4, workload.in_flight = 2;
-  WORKS(sluice_swap_predict(&workload, &found)); /* copies of 0.8 s */
+  WORKS(sluice_swap_predict(&workload, &found)); /* copies take 0.8 s */
   assert_true(found.seconds == 48 && found.compute_seconds == 48 && found.wait_seconds == 0);
   assert_int_equal(found.out_bytes, 4 * 240);
   assert_int_equal(found.in_bytes, 4 * 240);

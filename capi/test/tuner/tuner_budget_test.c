@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The tuner under a memory budget: plans race inside it, are read back from a file, and have the planner's seconds. */
+/* The tuner under a memory budget: plans race within the budget, are read back, and are priced by the planner. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,8 +8,8 @@
 #include "capi/test/tuner/tuner_world.h"
 #include "third_party/bazel/test.h"
 
-/* Under a budget the best few plans by price run as ordinary steps, the same on all ranks, and inside the budget: in
- * mode profile too, where steps alone would have to run every plan that fits. */
+/* Under a budget, the few plans with the best prices run as ordinary steps, the same on all ranks and within the
+ * budget. This includes mode profile, which would otherwise have to run every plan that fits. */
 TEST(Budget_BestPlansRace_InsideTheBudget) {
   static const uint64_t budgets[][2] = {{64 << 20, 64 << 20}, {1 << 20, 1 << 20}, {215000, 620000}}; /* by ranks */
   for (int32_t i = 0; i < 8; ++i) {
@@ -25,7 +25,7 @@ TEST(Budget_BestPlansRace_InsideTheBudget) {
     const sluice_tuner_policy_t* p = &w->policies[0][w->num_decisions[0] - 1];
     assert_true(p->restore_input >= 0 && p->restore_pre_activation >= 0 && p->memory_budget == w->budget);
     assert_true(p->total_bytes > 0 && p->total_bytes <= w->budget);
-    const uint64_t most = w->changes ? w->budget : p->total_bytes; /* sizes of batches have their own plans */
+    const uint64_t most = w->changes ? w->budget : p->total_bytes; /* each batch size has its own plan */
     for (int32_t r = 0; r < ranks; ++r) assert_true(w->peak_bytes[r] <= most);
     assert_true((d->why == SLUICE_WHY_RACED) == (d->num_raced >= 2) && (d->why != SLUICE_WHY_RACED || d->seconds > 0));
     assert_true(d->why == SLUICE_WHY_RACED || i / 2 == 2);
@@ -46,8 +46,7 @@ static void must_reuse(const sluice_tuner_policy_t* p) {
               p->restore_pre_activation == SLUICE_RESTORE_RECOMPUTE);
 }
 
-/* With reuse of buffers without a budget: n and one of S1 to S4 together, the same on all ranks, and separately for
- * each size of a batch. */
+/* Reuse without a budget: n and one of S1 to S4 are chosen together, the same on all ranks, for each batch size. */
 TEST(Reuse_NoBudget_ChunksAndStrategyAreChosenForEachSize) {
   static const int32_t modes[] = {SLUICE_TUNER_PROFILE, SLUICE_TUNER_ADAPTIVE, SLUICE_TUNER_ADAPTIVE,
                                   SLUICE_TUNER_MODEL};
@@ -75,11 +74,11 @@ TEST(Reuse_NoBudget_ChunksAndStrategyAreChosenForEachSize) {
       printf("reuse, %d ranks, mode %d: %lld rows: n %d, T_DI %d, T_M %d (%s of %d)\n", ranks, mode, (long long)d->rows,
              d->num_chunks, p->restore_input, p->restore_pre_activation, sluice_tuner_why_name(d->why), d->num_raced);
     }
-    assert_true(sizes >= 2); /* of few rows, and of many */
+    assert_true(sizes >= 2); /* one of few rows, one of many */
   }
 }
 
-/* Batches of four alternating sizes keep their own n and strategy: no answer serves another size. */
+/* Four batch sizes alternate. Each keeps its own n and strategy. */
 TEST(Reuse_BatchesDiffer_EachSizeHasItsAnswer) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_MODEL, 1);
   w->reuse = 1, w->changes = 2, w->steps = 60;
@@ -94,7 +93,7 @@ TEST(Reuse_BatchesDiffer_EachSizeHasItsAnswer) {
   printf("reuse, four sizes: n from %d to %d\n", fewest, most);
 }
 
-/* The same under a budget: plans of these strategies only. */
+/* Under a budget, too, only plans with these strategies are chosen. */
 TEST(Reuse_UnderABudget_NoPlanKeepsRows) {
   for (int32_t ranks = 1; ranks <= 2; ++ranks) {
     tuner_world_t* w = tuner_world(ranks, SLUICE_TUNER_ADAPTIVE, 0);
@@ -106,7 +105,7 @@ TEST(Reuse_UnderABudget_NoPlanKeepsRows) {
   }
 }
 
-/* Between the bytes of two policies a plan keeps some chunks, and its decision says how many. */
+/* If the budget lies between those of two policies, a plan keeps some chunks, and its decision says how many. */
 TEST(Budget_BetweenTwoPolicies_DecisionSaysHowManyChunksItKeeps) {
   int32_t num_parts = 0, num_whole = 0;
   for (uint64_t budget = 615000; budget <= 675000; budget += 3000) {
@@ -123,15 +122,15 @@ TEST(Budget_BetweenTwoPolicies_DecisionSaysHowManyChunksItKeeps) {
       ++num_whole;
       continue;
     }
-    ++num_parts; /* the rest are sent again and recomputed, which these chunks are not */
+    ++num_parts; /* other chunks are sent again and recomputed; these are not */
     assert_true(p->restore_input != SLUICE_RESTORE_REDISPATCH || p->restore_pre_activation != SLUICE_RESTORE_RECOMPUTE);
   }
   printf("plans of part of their chunks: %d, of all: %d\n", num_parts, num_whole);
   assert_true(num_parts > 0 && num_whole > 0);
 }
 
-/* A larger batch has its own plans. By then passes have shown lane times: all ranks and all layers of a kind begin with
- * the same plans, so that they share a race. */
+/* A larger batch has its own plans, which use lane times of earlier passes. All ranks and all layers of a kind begin
+ * with the same plans, so that they share a race. */
 TEST(Budget_BatchesGrow_PlansBeginWithWhatWasSeen) {
   for (int32_t ranks = 2; ranks <= 3; ++ranks) {
     tuner_world_t* w = tuner_world(ranks, SLUICE_TUNER_ADAPTIVE, 0);
@@ -149,8 +148,8 @@ TEST(Budget_BatchesGrow_PlansBeginWithWhatWasSeen) {
   }
 }
 
-/* Steps of batches of 256, 32, 128 and 64 tokens in alternation, under the smallest tried budget with a plan, plus
- * `more` bytes. */
+/* Trains with alternating batches of 256, 32, 128 and 64 tokens, under the smallest budget (of those tried) that has a
+ * plan, plus `more` bytes. */
 static tuner_world_t* sizes_under_budget(int32_t ranks, int32_t mode, int32_t has_machine, uint64_t more,
                                          const char* import) {
   static uint64_t least[MAX_RANKS + 1];
@@ -165,7 +164,7 @@ static tuner_world_t* sizes_under_budget(int32_t ranks, int32_t mode, int32_t ha
   }
 }
 
-/* The last decision for plans of this many tokens per rank; skew may bring more rows, sizes are factors of two. */
+/* The last decision for this many tokens per rank. Sizes differ by factors of two, since skew may add rows. */
 static int32_t decision_for(const tuner_world_t* w, int64_t tokens) {
   for (int32_t k = w->num_decisions[0] - 1; k >= 0; --k) {
     const int64_t rows = w->decisions[0][k].rows;
@@ -175,8 +174,7 @@ static int32_t decision_for(const tuner_world_t* w, int64_t tokens) {
   return -1;
 }
 
-/* Each size of a batch has its own plan: the largest batches must send again and recompute, small ones keep their rows,
- * and all of it fits the budget. */
+/* Each batch size has its own plan within the budget: the largest batches send again and recompute, small ones keep. */
 TEST(Budget_BatchesDiffer_EachSizeHasItsPlan) {
   int32_t num_different = 0;
   for (int32_t i = 0; i < 6; ++i) {
@@ -201,7 +199,7 @@ TEST(Budget_BatchesDiffer_EachSizeHasItsPlan) {
              p->restore_pre_activation, sluice_tuner_why_name(d->why), d->num_raced,
              (unsigned long long)p->total_bytes);
     }
-    if (i < 4 && has_machine && ranks > 1) { /* tight; a single rank has one chunk in any case */
+    if (i < 4 && has_machine && ranks > 1) { /* a tight budget; a single rank has one chunk in any case */
       assert_true(w->policies[0][large].restore_input != SLUICE_RESTORE_KEEP ||
                   w->policies[0][large].restore_pre_activation != SLUICE_RESTORE_KEEP ||
                   w->parts[0][large] < w->decisions[0][large].num_chunks);
@@ -214,7 +212,7 @@ TEST(Budget_BatchesDiffer_EachSizeHasItsPlan) {
   assert_true(num_different > 0);
 }
 
-/* Each size's plan comes back from a file. */
+/* The plan of each batch size is read back from a file. */
 TEST(Budget_BatchesDiffer_FileHoldsThePlanOfEachSize) {
   tuner_world_t* w = sizes_under_budget(2, SLUICE_TUNER_ADAPTIVE, 1, 0, NULL);
   must_agree(w);
@@ -225,7 +223,7 @@ TEST(Budget_BatchesDiffer_FileHoldsThePlanOfEachSize) {
     const int32_t k = decision_for(w, 256 >> i);
     num_chunks[i] = w->decisions[0][k].num_chunks, policies[i] = w->policies[0][k];
   }
-  w = sizes_under_budget(2, SLUICE_TUNER_ADAPTIVE, 1, 4000, text); /* answers from a file take some bytes themselves */
+  w = sizes_under_budget(2, SLUICE_TUNER_ADAPTIVE, 1, 4000, text); /* imported answers need some bytes */
   must_agree(w);
   assert_int_equal(w->stats[0].race_passes, 0);
   assert_int_equal(w->num_decisions[0], 4);
@@ -239,7 +237,7 @@ TEST(Budget_BatchesDiffer_FileHoldsThePlanOfEachSize) {
   free(text);
 }
 
-/* With several forwards outstanding, each runs again as it ran, whatever its size. */
+/* With several outstanding forwards of any sizes, each replay has the plan of its original. */
 TEST(Budget_BatchesDiffer_RepeatedForwardsKeepTheirPlan) {
   for (int32_t has_machine = 0; has_machine <= 1; ++has_machine) {
     tuner_world_t* w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, has_machine);
@@ -251,7 +249,7 @@ TEST(Budget_BatchesDiffer_RepeatedForwardsKeepTheirPlan) {
   }
 }
 
-/* A plan from a file is used; if it does not fit, another is chosen, with a log line. */
+/* A plan from a file is used if it fits; otherwise another plan is chosen, with a log line. */
 TEST(Budget_PlanOfAFile_StandsWhereItFits) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, 1);
   w->budget = 1 << 20, w->steps = 24;
@@ -272,7 +270,7 @@ TEST(Budget_PlanOfAFile_StandsWhereItFits) {
   assert_true(w->policies[0][0].restore_input == policy.restore_input &&
               w->policies[0][0].restore_pre_activation == policy.restore_pre_activation);
   free(text);
-  /* of an existing layer, but far too large for the budget: n = 256 of anything has more schedules than it allows */
+  /* The answer is for an existing layer, but with n = 256, whose schedules alone exceed the budget. */
   char other[512];
   snprintf(other, sizeof other,
            "{\"sluice_decisions\": 3, \"answers\": [{\"layer\": \"%.16s\", \"rows\": 1, \"num_chunks\": 256, "
@@ -285,7 +283,7 @@ TEST(Budget_PlanOfAFile_StandsWhereItFits) {
   assert_int_equal(w->decisions[0][w->num_decisions[0] - 1].why, SLUICE_WHY_RACED);
 }
 
-/* Plans of a context whose tuner has a machine carry the planner's seconds, and the fastest that fits is taken. */
+/* If the tuner has a machine, plans have the planner's seconds, and the fastest plan that fits is chosen. */
 TEST(Plans_WithAMachine_CarryThePlannersSeconds) {
   DEFAULTS(sluice_context_config, context_config);
   context_config.gemm = "ref";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Layers with a configured number of chunks: the open choices are raced at that number, and nothing else. */
+/* Layers with a configured number of chunks: the tuner races the other open choices at this n, and no others. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "capi/test/tuner/tuner_world.h"
 #include "third_party/bazel/test.h"
 
-/* One chunk has one mode, and a configured mode at a configured n leaves no choice. */
+/* One chunk has only one mode, so nothing is open; neither is it with configured n and mode. */
 TEST(FixedChunks_NothingOpen_NothingIsAsked) {
   static const struct {
     int32_t num_chunks, wgrad_mode;
@@ -23,13 +23,13 @@ TEST(FixedChunks_NothingOpen_NothingIsAsked) {
   }
 }
 
-/* At any fixed n both modes of weight gradients run, and the faster one stays. */
+/* At any fixed n both weight-gradient modes run, and the faster mode stays. */
 TEST(FixedChunks_OpenMode_IsRacedAtThatN) {
   static const struct {
     int32_t mode, machine;
   } cases[] = {
       {SLUICE_TUNER_PROFILE, 0}, {SLUICE_TUNER_ADAPTIVE, 0}, {SLUICE_TUNER_ADAPTIVE, 1}, {SLUICE_TUNER_MODEL, 1}};
-  static const int32_t chunks[] = {4, 2, 5, 20}; /* sizes among which an open n is searched, and another number */
+  static const int32_t chunks[] = {4, 2, 5, 20}; /* candidates of the search for n, and a number that is no candidate */
   for (size_t i = 0; i < 2 * sizeof cases / sizeof cases[0]; ++i) {
     const int32_t mode = cases[i % 4].mode, has_machine = cases[i % 4].machine, n = chunks[(i + i / 4) % 4];
     tuner_world_t* w = tuner_world(2, mode, has_machine);
@@ -49,7 +49,7 @@ TEST(FixedChunks_OpenMode_IsRacedAtThatN) {
   }
 }
 
-/* The mode of an n that no search tries is read back from a file, and ignored by layers of another n. */
+/* A decision for an n that is no candidate is read back from a file; layers with another n ignore it. */
 TEST(FixedChunks_DecisionOfAFile_StandsForThatN) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
   w->num_chunks = 5, w->steps = 40;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Layers that leave open whether tokens are sent by rank or by node: the choice shows in the sent bytes. */
+/* Layers that leave open whether tokens are sent by rank or by node. The bytes sent show the choice. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 
 enum { RANKS = 4, PER_NODE = 2, TOP_K = 4 };
 
-/* Two nodes of two ranks: `between` and `within` are bytes a second. */
+/* Two nodes of two ranks. `between` and `within` are in bytes per second. */
 static const char* machine_of(double between, double within) {
   static char text[1024];
   snprintf(text, sizeof text,
@@ -32,7 +32,7 @@ static tuner_world_t* world_of(int32_t deduplicate, int32_t mode, const char* ma
   return w;
 }
 
-/* The bytes that each rank sends in the last step, whose routing is the same in each world with equally many steps. */
+/* Writes the bytes that each rank sends in the last step. Worlds with equally many steps have the same routing then. */
 static void run(tuner_world_t* w, uint64_t sent[RANKS]) {
   tuner_run(w);
   must_agree(w);
@@ -55,15 +55,15 @@ TEST(Levels_ByPrediction_GoWhereTheSlowLinkIs) {
   tuner_world_t* w = world_of(SLUICE_DEDUPLICATE_ADAPTIVE, SLUICE_TUNER_MODEL, machine_of(1e6, 1e10));
   run(w, sent);
   assert_true(is_same(sent, by_node));
-  assert_true(w->stats[0].timed_passes > 60 && w->stats[0].total_seconds > 0); /* of two in each of 40 steps */
+  assert_true(w->stats[0].timed_passes > 60 && w->stats[0].total_seconds > 0); /* of 40 steps with two passes each */
   run(world_of(SLUICE_DEDUPLICATE_ADAPTIVE, SLUICE_TUNER_MODEL, machine_of(1e10, 1e6)), sent);
   assert_true(is_same(sent, by_rank));
 }
 
-/* If two levels are predicted to lose, they are not tried: every step goes by rank. */
+/* Two levels that are predicted to lose are never tried: every step sends by rank. */
 TEST(Levels_PredictedToLose_NeverRun) {
   uint64_t by_rank[RANKS], sent[RANKS];
-  for (int32_t steps = 7; steps < 12; steps += 2) { /* at a fixed n two levels would run from the third on */
+  for (int32_t steps = 7; steps < 12; steps += 2) { /* at a fixed n two levels would run from the third step on */
     tuner_world_t* w = world_of(SLUICE_DEDUPLICATE_RANKS, SLUICE_TUNER_ADAPTIVE, NULL);
     w->steps = steps;
     run(w, by_rank);
@@ -74,7 +74,7 @@ TEST(Levels_PredictedToLose_NeverRun) {
   }
 }
 
-/* A layer that uses predictions only, with a machine that has one kind of link, cannot decide. */
+/* With predictions only, and a machine with one kind of link, the tuner cannot decide. */
 TEST(Levels_MachineWithoutNodes_PredictsNothing) {
   uint64_t by_rank[RANKS], sent[RANKS];
   run_fixed(SLUICE_DEDUPLICATE_RANKS, TOP_K, by_rank);
@@ -82,8 +82,8 @@ TEST(Levels_MachineWithoutNodes_PredictsNothing) {
   assert_true(is_same(sent, by_rank));
 }
 
-/* Under a budget levels are chosen with the plan, by predicted time: the bytes are those of a layer with the same plan
- * and configured levels. Without a machine nothing is predicted. */
+/* Under a budget, levels are chosen with the plan by predicted time, and the bytes equal those of a layer with the same
+ * plan and configured levels. Without a machine nothing is predicted. */
 TEST(Levels_UnderABudget_AreThosePredictedToTakeLess) {
   for (int32_t i = 0; i < 3; ++i) {
     uint64_t sent[2][RANKS];
@@ -92,7 +92,7 @@ TEST(Levels_UnderABudget_AreThosePredictedToTakeLess) {
       const char* machine = i == 2 ? NULL : i == 0 ? machine_of(1e6, 1e10) : machine_of(1e10, 1e6);
       tuner_world_t* w = world_of(is_given ? given : SLUICE_DEDUPLICATE_ADAPTIVE,
                                   machine != NULL ? SLUICE_TUNER_MODEL : SLUICE_TUNER_ADAPTIVE, machine);
-      w->budget = 1 << 23, w->num_chunks = 0, w->steps = machine != NULL ? 8 : 1; /* before measured times decide */
+      w->budget = 1 << 23, w->num_chunks = 0, w->steps = machine != NULL ? 8 : 1; /* 1: before measured times decide */
       run(w, sent[is_given]);
       for (int32_t r = 0; r < RANKS; ++r) assert_true(w->peak_bytes[r] <= w->budget);
     }
@@ -100,7 +100,7 @@ TEST(Levels_UnderABudget_AreThosePredictedToTakeLess) {
   }
 }
 
-/* A token with one route goes to one node in any case. */
+/* A token with one route goes to one node in any case, so one level stays. */
 TEST(Levels_OneRoutePerToken_KeepOneLevelOnAnyMachine) {
   uint64_t by_rank[RANKS], sent[RANKS];
   run_fixed(SLUICE_DEDUPLICATE_RANKS, 1, by_rank);
@@ -112,10 +112,10 @@ TEST(Levels_OneRoutePerToken_KeepOneLevelOnAnyMachine) {
   }
 }
 
-/* By measured times: both run, at the configured n or at those that are searched, and one of them stays. */
+/* Both candidates run and are measured, at the configured n or at those that are searched; one of them stays. */
 TEST(Levels_Raced_SettleOnAllRanks) {
   uint64_t by_rank[RANKS], by_node[RANKS], sent[RANKS];
-  static const int32_t steps[] = {160, 24, 24, 40}; /* by n: what is searched before that */
+  static const int32_t steps[] = {160, 24, 24, 40}; /* by n: enough for the search before this race */
   for (int32_t n = 0; n <= 3; ++n) {
     for (int32_t knows = 0; knows <= 1; ++knows) {
       tuner_world_t* w =
@@ -124,7 +124,7 @@ TEST(Levels_Raced_SettleOnAllRanks) {
       run(w, sent);
       assert_true(w->settled[0]);
       const int32_t chosen = w->picks[0][w->num_picks[0] - 1];
-      if (n > 0) assert_in_range(chosen, n, n); /* with a fixed n nothing else is tried */
+      if (n > 0) assert_in_range(chosen, n, n); /* a fixed n is the only one tried */
       for (int32_t both = 0; both < 2; ++both) {
         w = world_of(both ? SLUICE_DEDUPLICATE_NODES : SLUICE_DEDUPLICATE_RANKS, SLUICE_TUNER_ADAPTIVE, NULL);
         w->num_chunks = chosen, w->steps = steps[n];
@@ -135,7 +135,7 @@ TEST(Levels_Raced_SettleOnAllRanks) {
   }
 }
 
-/* If ranks have different numbers of tokens, all bind again for the most, and node copies are exchanged again. */
+/* If ranks have different numbers of tokens, all bind again for the largest, and exchange node copies again. */
 TEST(Levels_ByNodeWithDifferentBatchesPerRank_AllRanksAgree) {
   tuner_world_t* w = world_of(SLUICE_DEDUPLICATE_NODES, SLUICE_TUNER_ADAPTIVE, NULL);
   w->num_chunks = 0, w->empty = 2, w->changes = 3;
@@ -143,7 +143,7 @@ TEST(Levels_ByNodeWithDifferentBatchesPerRank_AllRanksAgree) {
   must_agree(w);
 }
 
-/* With activation checkpointing a replayed forward has the levels of the original, whatever is chosen by then: both
+/* With activation checkpointing a replayed forward has the levels of the original, even if the choice has changed. Both
  * save the same bytes. */
 TEST(Levels_RepeatedForwards_KeepTheirs) {
   for (int32_t reverse = 0; reverse <= 1; ++reverse) {
@@ -159,7 +159,7 @@ TEST(Levels_RepeatedForwards_KeepTheirs) {
 
 enum { PAIR = 2 };
 
-/* Two ranks, with one kind of link. With K of four routes a rank's copies are about half of its rows. */
+/* Two ranks with one kind of link. With K = 4, a rank's copies are about half of its rows. */
 static tuner_world_t* pair_of(int32_t deduplicate, int32_t mode, double link, double row_rate) {
   static char text[1024];
   snprintf(text, sizeof text,
@@ -177,7 +177,7 @@ static tuner_world_t* pair_of(int32_t deduplicate, int32_t mode, double link, do
 }
 
 static tuner_world_t* slow_pair(int32_t deduplicate, int32_t mode) { return pair_of(deduplicate, mode, 1e6, 5e9); }
-/* The link costs next to nothing, and the tables and sums of copies cost what they cost. */
+/* The link costs almost nothing, so the tables and sums of copies dominate. */
 static tuner_world_t* fast_pair(int32_t deduplicate, int32_t mode) { return pair_of(deduplicate, mode, 1e12, 5e9); }
 
 static void run_pair(tuner_world_t* w, uint64_t sent[PAIR]) {
@@ -188,8 +188,8 @@ static void run_pair(tuner_world_t* w, uint64_t sent[PAIR]) {
 
 static int is_same_pair(const uint64_t* a, const uint64_t* b) { return memcmp(a, b, PAIR * sizeof *a) == 0; }
 
-/* The prediction chooses: copies over a slow link, rows over a fast one. What it chooses has the bytes and the n of a
- * layer for which it is configured. */
+/* Predictions choose copies over a slow link and rows over a fast link, with the bytes and n of a layer for which this
+ * is configured. */
 TEST(Copies_ByPrediction_GoOverASlowLinkOnly) {
   uint64_t rows[PAIR], copies[PAIR], sent[PAIR];
   run_pair(slow_pair(SLUICE_DEDUPLICATE_NONE, SLUICE_TUNER_MODEL), rows);
@@ -201,8 +201,8 @@ TEST(Copies_ByPrediction_GoOverASlowLinkOnly) {
   assert_true(is_same_pair(sent, rows));
 }
 
-/* Copies that are predicted to lose never run, and neither do they where they cannot be chosen: every step sends what a
- * layer of rows sends, and nothing is decided about their form. */
+/* Copies never run if they are predicted to lose or cannot be chosen. Every step sends what a layer without
+ * deduplication sends, and nothing is decided about the form. */
 TEST(Copies_WhereTheyCannotWinOrBeChosen_NeverRun) {
   for (int32_t i = 0; i < 6; ++i) {
     uint64_t sent[2][PAIR];
@@ -214,18 +214,18 @@ TEST(Copies_WhereTheyCannotWinOrBeChosen_NeverRun) {
                                   : slow_pair(deduplicate, SLUICE_TUNER_ADAPTIVE);
       if (i == 2) w->has_machine[0] = w->has_machine[1] = 0;
       if (i == 3) w->top_k = 1;
-      if (i == 4) w->budget = 1 << 23, w->num_chunks = 0, w->steps = 1; /* before measured times decide */
+      if (i == 4) w->budget = 1 << 23, w->num_chunks = 0, w->steps = 1; /* 1: before measured times decide */
       if (i == 5) w->reuse = 1, w->steps = 1;
-      if (i < 4) w->steps = 7; /* a race would be under way */
+      if (i < 4) w->steps = 7; /* early enough to see a race */
       run_pair(w, sent[any]);
       num_decisions[any] = w->num_decisions[0];
     }
     if (!is_same_pair(sent[0], sent[1])) fail_msg("case %d: other bytes than rows have", i);
-    if (i > 0) assert_int_equal(num_decisions[0], num_decisions[1]); /* in case 0 it is decided that rows travel */
+    if (i > 0) assert_int_equal(num_decisions[0], num_decisions[1]); /* case 0 decides for rows */
   }
 }
 
-/* By measured times: both run as ordinary steps, at a configured n or one that is searched, and one of them stays. */
+/* Both forms run as ordinary steps, at a configured n or one that is searched; one of them stays. */
 TEST(Copies_Raced_SettleOnAllRanks) {
   for (int32_t n = 0; n <= 2; ++n) {
     uint64_t sent[PAIR], fixed[2][PAIR];
@@ -244,8 +244,8 @@ TEST(Copies_Raced_SettleOnAllRanks) {
   }
 }
 
-/* A forward that is run again while the two race, whatever is chosen by then, has what the first one had; and ranks
- * with other numbers of tokens, one of them none, bind the same. */
+/* A replayed forward has the form of its original while the two forms race. Ranks with different numbers of tokens,
+ * also none, bind the same. */
 TEST(Copies_RepeatedForwardsAndOtherBatches_AllRanksAgree) {
   for (int32_t reverse = 0; reverse <= 1; ++reverse) {
     tuner_world_t* w = slow_pair(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_ADAPTIVE);
@@ -262,7 +262,7 @@ TEST(Copies_RepeatedForwardsAndOtherBatches_AllRanksAgree) {
   }
 }
 
-/* With nodes there are three ways, and the slowest link decides. */
+/* With nodes there are three forms, and the slowest link decides. */
 TEST(Copies_OnNodes_TakeTheWayOfTheSlowLink) {
   uint64_t fixed[3][RANKS], sent[RANKS];
   for (int32_t way = SLUICE_DEDUPLICATE_NONE; way <= SLUICE_DEDUPLICATE_NODES; ++way) run_fixed(way, TOP_K, fixed[way]);
@@ -272,14 +272,14 @@ TEST(Copies_OnNodes_TakeTheWayOfTheSlowLink) {
   assert_true(is_same(sent, fixed[SLUICE_DEDUPLICATE_RANKS]));
   run(world_of(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_MODEL, machine_of(1e12, 1e12)), sent);
   assert_true(is_same(sent, fixed[SLUICE_DEDUPLICATE_NONE]));
-  for (int32_t r = 0; r < 2; ++r) { /* raced */
+  for (int32_t r = 0; r < 2; ++r) { /* in a race */
     tuner_world_t* w = world_of(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_ADAPTIVE, machine_of(1e6, r ? 1e10 : 1e6));
     run(w, sent);
     assert_true(w->settled[0] && (is_same(sent, fixed[0]) || is_same(sent, fixed[1]) || is_same(sent, fixed[2])));
   }
 }
 
-/* The newest decision about what is sent of a token; NULL: there is none. */
+/* The newest decision about deduplication; NULL: none. */
 static const sluice_tuner_form_t* newest_form(const tuner_world_t* w, const sluice_tuner_decision_t** out_decision) {
   for (int32_t i = w->num_decisions[0] - 1; i >= 0; --i) {
     *out_decision = &w->decisions[0][i];
@@ -288,8 +288,8 @@ static const sluice_tuner_form_t* newest_form(const tuner_world_t* w, const slui
   return NULL;
 }
 
-/* A decision names what is sent, why, and the seconds of this and of what it was compared with; also if rows won, by
- * the prediction or in a race. A layer that has nothing to choose has no such decision. */
+/* A decision names the form, the reason, and the seconds of this form and of the runner-up, also if rows win, by
+ * prediction or in a race. A layer without a choice has no such decision. */
 TEST(Copies_Decided_TellBothWaysWithTheirSeconds) {
   const sluice_tuner_decision_t* d = NULL;
   uint64_t sent[PAIR];
@@ -321,8 +321,8 @@ TEST(Copies_Decided_TellBothWaysWithTheirSeconds) {
   }
 }
 
-/* A run that begins with the decisions of another one sends the same without a race, whatever its own machine predicts,
- * and without a machine. Answers that the layer cannot run are left out. */
+/* A run that imports the decisions of another run sends the same form without a race, whatever its own machine
+ * predicts, and also without a machine. It ignores answers that the layer cannot run. */
 TEST(Copies_DecisionsOfAnotherRun_AreKept) {
   static char kept[65536];
   const sluice_tuner_decision_t* d = NULL;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Wrong input of the tuner is rejected by name, and nothing of it is used. */
+/* Wrong input of the tuner is refused by name, and no part of it is used. */
 #include <stdint.h>
 #include <string.h>
 
@@ -45,7 +45,7 @@ TEST(BadDecisions_AreRefusedByName) {
   char text[256];
   uint64_t bytes = sizeof text;
   assert_int_equal(sluice_context_write_decisions(context, text, &bytes), SLUICE_OK);
-  assert_string_equal(text, "{\"sluice_decisions\": 3, \"answers\": []}\n"); /* nothing of them was taken */
+  assert_string_equal(text, "{\"sluice_decisions\": 3, \"answers\": []}\n"); /* no answer was imported */
   REFUSED(sluice_context_write_machine(context, text, &bytes), SLUICE_E_STATE, "has no machine to correct");
   assert_int_equal(sluice_context_write_machine(context, text, NULL), SLUICE_E_INVALID_ARGUMENT);
   sluice_context_destroy(context);

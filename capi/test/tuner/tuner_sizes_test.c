@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Batches of several alternating sizes, without a budget: each size has its answer, for any skew of its loads. */
+/* Several batch sizes alternate, without a budget. Each size gets its own answer, for any skew of the loads. */
 #include <stdint.h>
 #include <stdio.h>
 
@@ -8,7 +8,7 @@
 
 enum { STEPS = 400, SETTLED = 64 };
 
-/* Loads that differ with the size, and slightly between batches: a size is characterised by its batches. */
+/* Loads differ between sizes, and slightly between batches of one size. */
 TEST(Sizes_DifferentlyUneven_EachSettles) {
   for (int32_t i = 0; i < 4; ++i) {
     const int32_t has_machine = i % 2;
@@ -24,10 +24,10 @@ TEST(Sizes_DifferentlyUneven_EachSettles) {
     }
     assert_true(w->settled[0] >= SETTLED && w->num_decisions[0] >= num_sizes);
     assert_true(w->stats[0].race_passes < w->stats[0].timed_passes / 2);
-    /* The answer that settled the last one is used from the next batch of its size on. */
+    /* An answer is used from the next batch of its size on. */
     const int32_t cycle = num_sizes * w->changes;
     for (int32_t step = w->num_picks[0] - w->settled[0] + cycle; step + cycle < w->num_picks[0]; ++step) {
-      assert_int_equal(w->picks[0][step], w->picks[0][step + cycle]); /* the next of its size */
+      assert_int_equal(w->picks[0][step], w->picks[0][step + cycle]); /* the next batch of this size */
     }
   }
 }

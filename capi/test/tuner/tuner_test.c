@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The tuner in running layers: ranks make the same decisions, decisions are reported and read back, ranks with
- * different settings are rejected. */
+/* The tuner in running layers: all ranks make the same decisions, decisions are reported and read back, and ranks with
+ * different settings get an error. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,7 +37,7 @@ TEST(EveryMode_RanksAgreeAndSettle) {
   }
 }
 
-/* Batches that change every third step: a size has its own answer, and ranks still agree. */
+/* The batch size changes every third step. Each size has its own answer, and all ranks agree. */
 TEST(ChangingBatches_EachSizeHasItsAnswer) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
   w->changes = 3, w->steps = 400;
@@ -49,10 +49,10 @@ TEST(ChangingBatches_EachSizeHasItsAnswer) {
     if (w->decisions[0][i].rows > most) most = w->decisions[0][i].rows;
   }
   assert_true(w->num_decisions[0] >= 4 && most >= 6 * least);
-  for (int32_t r = 0; r < 2; ++r) { /* the same on all ranks, since from the same reports */
+  for (int32_t r = 0; r < 2; ++r) { /* equal on all ranks, since all use the same reports */
     const sluice_tuner_stats_t* s = &w->stats[r];
-    /* If the machine was slow when the usual time of a choice was measured, first passes are shorter than that: their
-     * sum has no reliable sign by a real clock. search_test checks it with simulated times. */
+    /* If the machine was slow when the usual time of a choice was measured, first passes are shorter than this time, so
+     * the sign of their sum is not reliable with a real clock. search_test checks it with simulated times. */
     assert_true(s->num_switches > 4);
     assert_true(s->switch_seconds != 0 && s->switch_seconds < s->total_seconds);
     assert_true(s->switch_seconds == w->stats[0].switch_seconds && s->num_switches == w->stats[0].num_switches);
@@ -62,7 +62,7 @@ TEST(ChangingBatches_EachSizeHasItsAnswer) {
          1e3 * w->stats[0].switch_seconds, 1e3 * w->stats[0].total_seconds);
 }
 
-/* Machines on which many chunks cost almost nothing: on one, larger batches want more chunks; on the other, all do. */
+/* Machines on which chunks cost almost nothing. On the first, larger batches want more chunks; on the second, all. */
 #define MACHINE(half_rows, bytes, startup, op)                                                                  \
   "{\"sluice_machine\": 2, \"name\": \"slow link\", "                                                           \
   "\"gemm\": {\"f32\": {\"flops_per_second\": 1e10, \"half_rows\": " half_rows                                  \
@@ -74,9 +74,9 @@ TEST(ChangingBatches_EachSizeHasItsAnswer) {
 static const char quick_start[] = MACHINE("0.1", "2e8", "1e-7", "1e-7");
 static const char no_start[] = MACHINE("0.001", "1.5e8", "1e-9", "1e-9");
 
-/* The n decided for batches of this many rows; 0: none. */
+/* The n decided for batches of this many rows; 0: no decision. */
 static int32_t decided_for(const tuner_world_t* w, int64_t rows) {
-  int32_t found = 0; /* the last one stands */
+  int32_t found = 0; /* the last decision holds */
   for (int32_t i = 0; i < w->num_decisions[0]; ++i) {
     const sluice_tuner_decision_t* d = &w->decisions[0][i];
     if (d->rows >= rows && d->rows < rows + rows / 8) found = d->num_chunks;
@@ -84,8 +84,8 @@ static int32_t decided_for(const tuner_world_t* w, int64_t rows) {
   return found;
 }
 
-/* Three alternating sizes, like batches of changing length: each step runs the choice for its own size, although the
- * header before it named another. Ranks may have different numbers of tokens: then they bind again. */
+/* Three batch sizes alternate. Each step runs the choice for its own size, although the previous header named another
+ * size. Ranks may have different numbers of tokens; then they bind again. */
 TEST(SizesInTurn_EachRunsItsOwnN) {
   static const int64_t sizes[] = {256, 32, 128};
   for (int32_t reuse = 0; reuse <= 1; ++reuse) {
@@ -107,7 +107,7 @@ TEST(SizesInTurn_EachRunsItsOwnN) {
   }
 }
 
-/* One of the sizes is known: the others still race their own candidates. */
+/* One of three sizes is known from a file; the other sizes still race their own candidates. */
 TEST(SizesInTurn_OneIsKnown_TheOthersRace) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
   w->steps = 40;
@@ -115,12 +115,12 @@ TEST(SizesInTurn_OneIsKnown_TheOthersRace) {
   must_agree(w);
   const char* layer = strstr(w->written[0], "\"layer\"");
   assert_non_null(layer);
-  char text[128]; /* of as many rows as there are tokens: routing is even */
+  char text[128]; /* with even routing, the number of rows is that of tokens */
   snprintf(text, sizeof text, "{\"sluice_decisions\": 3, \"answers\": [{%.27s, \"rows\": 32, \"num_chunks\": 1}]}",
            layer);
   w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
   w->import[0] = w->import[1] = text;
-  w->changes = 1, w->steps = 452; /* the last forward learns of the largest */
+  w->changes = 1, w->steps = 452; /* the last forward receives a report of the largest size */
   tuner_run(w);
   must_agree(w);
   assert_true(w->settled[0]);
@@ -132,8 +132,8 @@ TEST(SizesInTurn_OneIsKnown_TheOthersRace) {
   assert_true(raced);
 }
 
-/* More layers of a kind than a race waits for before it times out: the result of what they run arrives two forwards
- * later, after each of the others has asked as well. */
+/* More layers of a kind than forwards that a race waits for. The result of a trial arrives two forwards later, after
+ * each of the other layers has also asked. */
 TEST(ManyLayersOfAKind_TheirRaceRunsItsCourse) {
   for (int32_t budget = 0; budget <= 1; ++budget) {
     tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
@@ -147,8 +147,8 @@ TEST(ManyLayersOfAKind_TheirRaceRunsItsCourse) {
   }
 }
 
-/* Whatever a host does between the steps of a race, all ranks run the same, and every kind of layer is decided; under a
- * budget not that of a layer which lives for seven steps, since each plans again by what was seen until then. */
+/* All ranks run the same choices and every kind of layer is decided, whatever a host does between the steps of a race.
+ * Under a budget this excludes layers that live for seven steps, since each plans from the times seen so far. */
 TEST(AnySequenceOfCalls_RanksStayTogether) {
   static const struct {
     const char* name;
@@ -171,14 +171,14 @@ TEST(AnySequenceOfCalls_RanksStayTogether) {
       tuner_run(w);
       must_agree(w);
       if (w->budget > 0) continue;
-      int32_t kinds = 0; /* a bit for each hidden width */
+      int32_t kinds = 0; /* one bit for each hidden width */
       for (int32_t d = 0; d < w->num_decisions[0]; ++d) kinds |= w->decisions[0][d].hidden_width == H ? 1 : 2;
       if (kinds != (cases[i].shapes == 2 ? 3 : 1)) fail_msg("%s: decided for kinds %d", cases[i].name, kinds);
     }
   }
 }
 
-/* The error names the settings of each rank, whichever of the two fails. */
+/* The error on every rank names the settings of both ranks. */
 TEST(RanksConfiguredDifferently_AllFailAndSayWhy) {
   static const char decisions[] =
       "{\"sluice_decisions\": 3, \"answers\": [{\"layer\": \"0123456789abcdef\", \"rows\": 9, \"num_chunks\": 4}]}";
@@ -191,7 +191,7 @@ TEST(RanksConfiguredDifferently_AllFailAndSayWhy) {
       {1, ", 1 imported decisions (", ", no imported decisions"},
       {0, "rank 0: mode adaptive, machine ", "mode adaptive, machine "},
   };
-  char* other_machine = strdup(tuner_machine); /* with the same name: its hash differs */
+  char* other_machine = strdup(tuner_machine); /* same name, other hash */
   strstr(other_machine, "2e-10")[0] = '3';
   for (int which = 0; which < 4; ++which) {
     tuner_world_t* w = tuner_world(3, SLUICE_TUNER_ADAPTIVE, 1);
@@ -218,7 +218,7 @@ TEST(RanksConfiguredDifferently_AllFailAndSayWhy) {
   free(other_machine);
 }
 
-/* The stderr output of a run of two ranks with this SLUICE_LOG; to be freed. */
+/* Runs two ranks with this SLUICE_LOG and returns their output on stderr, which the caller frees. */
 static char* said_with(const char* log, int32_t* out_decisions) {
   FILE* file = tmpfile();
   assert_non_null(file);
@@ -250,7 +250,7 @@ static int32_t count_of(const char* text, const char* part) {
   return count;
 }
 
-/* Both ranks are threads here, so a line of another rank would double the count. */
+/* Both ranks are threads of this process, so lines of both would double the count. */
 TEST(LogOfDecisions_OneLineEachFromTheFirstRank_NoneUnasked) {
   int32_t decisions = 0;
   char* text = said_with("decision", &decisions);
@@ -269,7 +269,7 @@ TEST(LogOfDecisions_OneLineEachFromTheFirstRank_NoneUnasked) {
   }
 }
 
-/* The decisions of one run are known to the next: nothing is raced again. */
+/* The next run reads the decisions of this run and races nothing. */
 TEST(Decisions_WrittenAndReadAgain_StandFromTheFirstStep) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
   tuner_run(w);
@@ -285,11 +285,11 @@ TEST(Decisions_WrittenAndReadAgain_StandFromTheFirstStep) {
   for (int32_t i = 2 * w->layers; i < w->num_picks[0]; ++i) assert_int_equal(w->picks[0][i], chosen);
   assert_int_equal(w->stats[0].race_passes, 0);
   assert_int_equal(w->decisions[0][0].why, SLUICE_WHY_IMPORTED);
-  assert_string_equal(w->written[0], text); /* the same answers again */
+  assert_string_equal(w->written[0], text); /* the same answers */
   free(text);
 }
 
-/* Deduplicated layers are a separate kind: raced or predicted, the same on all ranks, and separate from others. */
+/* Deduplicated layers are a kind of their own: raced or predicted, with the same decision on all ranks. */
 TEST(Deduplicated_EveryMode_DecidesForItsOwnKind) {
   char* others = NULL;
   for (int32_t mode = SLUICE_TUNER_ADAPTIVE; mode <= SLUICE_TUNER_MODEL; ++mode) {
@@ -311,14 +311,14 @@ TEST(Deduplicated_EveryMode_DecidesForItsOwnKind) {
   }
 }
 
-/* The machine of these tests is far from the real one: steps correct it, the same on all ranks. */
+/* The machine of these tests is far from the real one. Steps correct it, the same on all ranks. */
 TEST(Machine_AfterSteps_IsFittedOnAllRanksAndPredicts) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, 1);
   tuner_run(w);
   must_agree(w);
   assert_string_equal(w->refined[0], w->refined[1]);
   assert_non_null(strstr(w->refined[0], "\"provenance\": \"refined\""));
-  assert_null(strstr(w->refined[0], "\"median\": 0, ")); /* of passes that were held out */
+  assert_null(strstr(w->refined[0], "\"median\": 0, ")); /* the error of held-out passes */
   sluice_planner_t* planner = NULL;
   assert_int_equal(sluice_planner_create(w->refined[0], strlen(w->refined[0]), &planner), SLUICE_OK);
   sluice_planner_destroy(planner);
@@ -330,7 +330,7 @@ static int32_t num_different(const int32_t* picks, int32_t count) {
   return __builtin_popcountll(seen);
 }
 
-/* A forward that activation checkpointing replays saves the same as the original, while n or plans are tried. */
+/* A forward that activation checkpointing replays saves the same bytes as the original, while n or plans are tried. */
 TEST(RepeatedForwards_WhileTrying_SaveWhatTheFirstDid) {
   static const struct {
     int32_t mode;
@@ -347,8 +347,8 @@ TEST(RepeatedForwards_WhileTrying_SaveWhatTheFirstDid) {
   }
 }
 
-/* In a pipeline several forwards are outstanding: each replay has the choice of its own original, in any order, also if
- * they look the same on one of the ranks. */
+/* As in a pipeline, several forwards are outstanding. Each replay has the choice of its own original, in any order,
+ * even if the forwards look the same on one rank. */
 TEST(RepeatedForwards_OfSeveralOutstanding_SaveWhatTheirFirstDid) {
   static const struct {
     int32_t ranks, mode, outstanding, reverse, same_routing;
@@ -369,7 +369,7 @@ TEST(RepeatedForwards_OfSeveralOutstanding_SaveWhatTheirFirstDid) {
   }
 }
 
-/* A replay whose original has left the list runs with the n of another; the ranks still agree. */
+/* The original of a replay has left the list, so the replay runs with another n, which is the same on all ranks. */
 TEST(RepeatedForwards_MoreThanAreKnown_RunTheSameOnAllRanks) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 1);
   w->repeats = 40, w->steps = 10, w->layers = 1;
@@ -388,9 +388,8 @@ TEST(RepeatedForward_OfOneRankOnly_IsAMismatch) {
   }
 }
 
-/* Until a size is known a layer runs one chunk, whose slots are larger than those of the many chunks that its machine
- * favours.
- */
+/* Until a size is known, a layer runs one chunk. Its slots are larger than those of the many chunks that its machine
+ * favours later. */
 TEST(AfterTrials_SlotsThatOnlyTheyNeeded_AreGivenBack) {
   uint64_t bytes[2];
   for (int32_t i = 0; i < 2; ++i) {
@@ -403,14 +402,14 @@ TEST(AfterTrials_SlotsThatOnlyTheyNeeded_AreGivenBack) {
     assert_int_equal(w->picks[0][0], 1);
     assert_true(w->picks[0][w->num_picks[0] - 1] >= 8);
     bytes[i] = w->last_bytes[0];
-    assert_true(i == 1 || bytes[0] >= w->first_bytes[0]); /* not while the layers settle */
+    assert_true(i == 1 || bytes[0] >= w->first_bytes[0]); /* no memory is released while the layers settle */
   }
   printf("%llu bytes while n is on trial, %llu afterwards\n", (unsigned long long)bytes[0],
          (unsigned long long)bytes[1]);
   assert_true(bytes[1] * 10 < bytes[0] * 9);
 }
 
-/* Decisions refused on one rank leave no state that another rank would not have. */
+/* A rank that refused decisions has the same state as the other ranks. */
 TEST(Decisions_RefusedOnOneRank_LeaveNothing) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
   w->steps = 4;

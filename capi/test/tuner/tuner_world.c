@@ -43,11 +43,11 @@ static sluice_tensor_t matrix(void* data, int64_t* shape, int32_t ndim, uint8_t 
 
 static int32_t top_k_of(const tuner_world_t* w) { return w->top_k > 0 ? w->top_k : 1; }
 
-/* The routing of one of the outstanding forwards. */
+/* Sets the routing of outstanding forward number `which`. */
 static void route(const rank_t* r, int64_t count, int32_t which) {
   const tuner_world_t* w = r->world;
   if (w->same_routing == r->rank + 1) which = 0;
-  int64_t hot = 0; /* of eight tokens */
+  int64_t hot = 0; /* out of eight tokens */
   for (int64_t least = MAX_T; w->uneven && least > count; least /= 2) hot += 2;
   for (int64_t t = 0; t < count; ++t) {
     if (t % 8 < hot) {
@@ -63,8 +63,8 @@ static int is_different(const sluice_context_stats_t* a, const sluice_context_st
   return a->last_num_chunks != b->last_num_chunks || a->saved_bytes != b->saved_bytes;
 }
 
-/* All outstanding forwards except the one whose backward comes next: their steps are dropped, as in a host that
- * recomputes activations in backward. */
+/* Runs all outstanding forwards except the one whose backward comes next. Their steps are dropped, as in a host with
+ * activation checkpointing. */
 static sluice_status_t run_forwards(rank_t* r, sluice_moe_t* moe, sluice_moe_forward_args_t* f, int64_t count,
                                     sluice_context_stats_t* first) {
   tuner_world_t* w = r->world;

@@ -83,7 +83,7 @@ void budget_batches_differ(const budget_suite_t* suite) {
     case_t c = suite->base;
     c.world_size = 1 + (bits & 1), c.outstanding = bits & 2 ? 3 : 1, c.gated = bits >> 2;
     c.budget = 1;
-    const uint64_t least = budget_smallest(suite, c); /* of the largest batches */
+    const uint64_t least = budget_smallest(suite, c); /* for the largest batches */
     c.cycles = 2;
     for (int32_t more = 0; more < 5; ++more) {
       c.budget = least + least * (uint64_t)more / 8;
@@ -93,7 +93,7 @@ void budget_batches_differ(const budget_suite_t* suite) {
   }
 }
 
-/* Under a budget a quarter above the smallest that balanced routing needs. */
+/* Runs one hot expert under a budget a quarter above the smallest for balanced routing. */
 static void check_hot(const budget_suite_t* suite, case_t c, double times) {
   c.budget = 1;
   c.budget = budget_smallest(suite, c) * 5 / 4;
@@ -144,7 +144,7 @@ void budget_odd_shapes_and_policies(const budget_suite_t* suite) {
   }
 }
 
-/* It fits from the smallest budget up. */
+/* Every budget from the smallest up is sufficient. */
 void budget_separate_wgrad(const budget_suite_t* suite) {
   for (int32_t w = suite->least_ranks; w <= 4; w += suite->is_slow ? w : 1) {
     for (int bits = 0; bits < 8; bits += suite->is_slow ? 3 : 1) {
@@ -216,11 +216,11 @@ void host_budget_one_hot_expert(const budget_suite_t* suite) {
   world_free(&got);
   c.host_budget = needs;
   budget_check(suite, c);
-  c.budget = 1u << 30; /* both at once */
+  c.budget = 1u << 30; /* both budgets at once */
   budget_check(suite, c);
 }
 
-/* Ranks whose peak equals the prediction of `plan` and the counts; fails on any other. */
+/* Checks that the peak of each rank equals what `plan` predicts from the counts. Returns the number of ranks. */
 static int32_t check_predicted(const budget_suite_t* suite, case_t c, sluice_plan_config_t plan, int32_t number) {
   for (int32_t r = 0; r < c.world_size; ++r) {
     if (c.tokens[r] > plan.max_tokens) plan.max_tokens = c.tokens[r];
@@ -269,7 +269,7 @@ void budget_predictions_of_callbacks(const budget_suite_t* suite) {
     c.uneven_owners = i % 5 == 4, c.drop_every = i % 7 == 3 ? 5 : 0, c.hot_expert = i % 4 == 2 ? 3 : -1;
     DEFAULTS(sluice_plan_config, plan);
     plan.max_outstanding = c.outstanding, plan.num_chunks = chunks[i % 4];
-    const int32_t policy = i / 4 % 4; /* kept, or recomputed after each of three inputs */
+    const int32_t policy = i / 4 % 4; /* keeps, or recomputes after each of three input policies */
     plan.restore_input = policy == 0 ? SLUICE_RESTORE_KEEP : policy - 1;
     plan.restore_pre_activation = policy == 0 ? SLUICE_RESTORE_KEEP : SLUICE_RESTORE_RECOMPUTE;
     c.restore_input = plan.restore_input, c.restore_pre_activation = plan.restore_pre_activation;
@@ -278,7 +278,7 @@ void budget_predictions_of_callbacks(const budget_suite_t* suite) {
   printf("callback experts: predicted bytes equal the allocator's peak on %d of %d ranks\n", checked, checked);
 }
 
-/* Lists that combine every policy of one tensor with every policy of the other, in orders that differ by case. */
+/* Lists that combine every policy of one tensor with every policy of the other, in orders that differ between cases. */
 static void fill_lists(int32_t number, int32_t num_chunks, int callback, int32_t* inputs, int32_t* pre_activations) {
   static const int32_t pre_activation[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
   for (int32_t i = 0; i < num_chunks; ++i) {
@@ -308,7 +308,7 @@ void budget_predictions_by_chunk(const budget_suite_t* suite) {
     plan.restore_input_of = inputs,
     plan.restore_pre_activation_of = i % 5 == 3 && !c.callback_experts ? NULL : pre_activations;
     if (c.callback_experts)
-      c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE; /* the host's, which may therefore be called again */
+      c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE; /* host experts may then be called again */
     checked += check_predicted(suite, c, plan, i);
   }
   printf("by chunk: predicted bytes equal the allocator's peak on %d of %d ranks\n", checked, checked);
@@ -334,7 +334,7 @@ void budget_by_chunk(const budget_suite_t* suite) {
   }
 }
 
-/* Bytes of a plan of the case, of all policies or of one. */
+/* Bytes of the case's plan, for one pair of policies or for adaptive policies. */
 static uint64_t planned_bytes(const budget_suite_t* suite, case_t c, sluice_plan_config_t plan, int32_t input,
                               int32_t pre_activation) {
   result_t got;
@@ -360,7 +360,7 @@ void budget_between_policies(const budget_suite_t* suite) {
     for (uint64_t part = 1; part < 5; ++part) {
       plan.memory_budget = least + (most - least) * part / 5;
       checked += check_predicted(suite, c, plan, i);
-      case_t own = c; /* the layer's own plan */
+      case_t own = c; /* under the layer's own plan */
       own.budget = plan.memory_budget;
       budget_check(suite, own);
     }

@@ -1,64 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Requirements on a layer under a budget on any device: on this CPU, deduplicated, on a device with its own memory.
- * Each test sets how its ranks run and calls the cases; they fail through cmocka. */
+/* Cases for a layer under a budget, on this CPU, with deduplication, or on a device with memory of its own. A test sets
+ * how ranks run and calls the cases, which fail through cmocka. */
 #ifndef SLUICE_CAPI_TEST_WORLD_BUDGET_SUITE_H_
 #define SLUICE_CAPI_TEST_WORLD_BUDGET_SUITE_H_
 
 #include "capi/test/world/world.h"
 
 typedef struct budget_suite_s {
-  case_t base;                                 /* budget_base_case, modified */
-  void (*run)(const case_t* c, result_t* out); /* world_run, or a wrapper of it */
+  case_t base;                                 /* budget_base_case, which the test may change */
+  void (*run)(const case_t* c, result_t* out); /* world_run or a wrapper of it */
   int32_t least_ranks;
-  int32_t is_slow; /* fakes: fewer cases */
+  int32_t is_slow; /* runs fewer cases, for fakes */
 } budget_suite_t;
 
-/* Twelve experts in uneven batches, everything left open. */
+/* Twelve experts in uneven batches, with all choices adaptive. */
 case_t budget_base_case(void);
 
-/* The smallest budget that the errors of a case name, all of the right form; 0: it runs. */
+/* The smallest budget that the errors of a case name; 0: no rank fails. Checks the form of the errors. */
 uint64_t budget_smallest(const budget_suite_t* suite, case_t c);
-/* Within its budgets, with the results of the f64 reference, and with the bits of the same layer in one chunk without a
- * budget. */
+/* Checks that memory stays within the budgets, and that results match the f64 reference and have the bits of the same
+ * layer in one chunk without a budget. */
 void budget_check(const budget_suite_t* suite, case_t c);
 
-/* From the smallest budget up; one byte less is refused. */
+/* Budgets from the smallest up work; one byte less is refused. */
 void budget_from_the_smallest_up(const budget_suite_t* suite);
-/* One expert ten times as hot as the mean, and all first routes of all ranks to it, K 1 and 2, own experts and
- * recomputing callbacks: memory stays within the plan, the number of chunks grows, nothing is dropped. */
+/* One expert has ten times the mean load, or all first routes of all ranks; K 1 and 2; fused experts and recomputing
+ * callbacks. Memory stays within the plan, the number of chunks grows, and no route is dropped. */
 void budget_one_hot_expert(const budget_suite_t* suite);
-/* Few tokens, none on a rank, dropped routes, experts in another order, every policy. */
+/* Few tokens, a rank without tokens, dropped routes, other owners, and every policy. */
 void budget_odd_shapes_and_policies(const budget_suite_t* suite);
-/* Refused on all ranks before anything is sent, not by the allocator in the middle of a pass. */
+/* All ranks refuse before any row is sent; the allocator does not fail in the middle of a pass. */
 void budget_more_outstanding_than_said(const budget_suite_t* suite);
-/* Rounds of fewer and more tokens first, some forwards outstanding, from the budget that the largest batches need: each
- * size of a batch has its own plan, and memory of small ones is available to large ones. */
+/* Rounds of fewer and more tokens, with several outstanding forwards, from the budget that the largest batches need.
+ * Each batch size has its own plan, and large batches may use the memory of small ones. */
 void budget_batches_differ(const budget_suite_t* suite);
-/* dgrad and wgrad separately: what dgrad leaves for wgrad is part of the plan. */
+/* Separate dgrad and wgrad: the plan includes what dgrad keeps for wgrad. */
 void budget_separate_wgrad(const budget_suite_t* suite);
-/* A plan without declared separate calls refuses dgrad alone, on all ranks and before anything is sent. */
+/* If separate_wgrad was not configured, all ranks refuse dgrad alone, before any row is sent. */
 void budget_halves_unsaid(const budget_suite_t* suite);
-/* Offloaded rows of one hot expert: those that do not fit the pool are sent again and recomputed, with the same
- * results. */
+/* Offloaded rows of one hot expert that do not fit the pool are sent again and recomputed, with the same results. */
 void host_budget_one_hot_expert(const budget_suite_t* suite);
 
-/* Plans of several ranks and their counts, over n, policies, modes, uneven batches and owners, dropped routes: the
- * allocator's peak on each rank equals the prediction exactly. Not on a device with its own memory. */
+/* Plans of several ranks over n, policies, modes, uneven batches, owners and dropped routes: on each rank the
+ * allocator's peak equals the prediction from the counts. Not for a device with memory of its own. */
 void budget_predictions(const budget_suite_t* suite);
-/* The same of the host's own experts, kept and computed again. */
+/* The same with callback experts that keep or recompute. */
 void budget_predictions_of_callbacks(const budget_suite_t* suite);
-/* The same of layers whose chunks restore by a list. */
+/* The same with a list of restore policies. */
 void budget_predictions_by_chunk(const budget_suite_t* suite);
 
-/* Budgets between those of two policies of all chunks: the same, and results are. */
+/* The same with budgets between those of two policies for all chunks; results are also checked. */
 void budget_between_policies(const budget_suite_t* suite);
 
-/* Layers whose chunks restore by a list, from the smallest budget up; one byte less is refused. */
+/* Layers with a list of restore policies: budgets from the smallest up work; one byte less is refused. */
 void budget_by_chunk(const budget_suite_t* suite);
 
-/* A test under cmocka of that name: one of the functions above with that suite. The entry lives as long as the
- * block.
- */
+/* A cmocka test with this name that calls of_check with of_suite. The entry lives as long as the enclosing block. */
 #define BUDGET_TEST(test, of_suite, of_check)                                        \
   {                                                                                  \
     .name = #test, .test_func = budget_run_test, .initial_state = &(budget_test_t) { \

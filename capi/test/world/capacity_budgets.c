@@ -42,7 +42,7 @@ uint64_t capacity_budget_smallest(const budget_suite_t* suite, const case_t* c) 
   return least;
 }
 
-/* Ranks whose peak equals the budget exactly. */
+/* Checks a layer under budgets. Returns the number of ranks whose peak equals the budget exactly. */
 static int32_t check_peak(const budget_suite_t* suite, case_t c, int32_t bits) {
   result_t without, under;
   int32_t exact = 0;
@@ -61,14 +61,14 @@ static int32_t check_peak(const budget_suite_t* suite, case_t c, int32_t bits) {
       assert_true(under.peak_bytes[r] <= c.budget);
       assert_int_equal(under.report[r].num_dropped, without.report[r].num_dropped);
       assert_true(under.bytes_sent[r] >= without.bytes_sent[r]);
-      if (times == 2 || c.restore) continue; /* the host's own saved buffers are not rounded up */
+      if (times == 2 || c.restore) continue; /* saved buffers of the host are not rounded up */
       if (under.peak_bytes[r] != least) {
         fail_msg("W %d bits %d rank %d: peak %llu, planned %llu", c.world_size, bits, r,
                  (unsigned long long)under.peak_bytes[r], (unsigned long long)least);
       }
       ++exact;
     }
-    /* The leanest plan computes re-sent rows chunk by chunk: the outputs' bits do not depend on it. */
+    /* The leanest plan recomputes chunk by chunk, which changes the bits of weight gradients, but not of outputs. */
     assert_true(world_identical(&c, &under, &without, 0));
     assert_true(world_distance(&c, &under, &without) <= (c.dtype == SLUICE_DTYPE_BF16 ? 1e-2 : 5e-6));
     world_free(&under);

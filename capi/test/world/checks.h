@@ -8,7 +8,7 @@
 #include "capi/test/world/world.h"
 #include "third_party/bazel/test.h"
 
-/* Every rank ran, within its budget if there is one. */
+/* Checks that no rank failed, and that ranks stayed within their budget. */
 static inline void must_work(const case_t* c, const result_t* got) {
   for (int32_t r = 0; r < c->world_size; ++r) {
     if (got->status[r] != SLUICE_OK) {
@@ -21,18 +21,18 @@ static inline void must_work(const case_t* c, const result_t* got) {
   }
 }
 
-/* Runs the ranks of a suite's cases: world_run, or within TEST_WITH another such function. */
+/* The function that runs a suite's cases: world_run, or another one within TEST_WITH. */
 typedef void (*case_run_t)(const case_t* c, result_t* out);
 extern case_run_t case_run;
 
-/* A test of a suite that calls case_run: with that function, which is part of the name. */
+/* A test of a suite that calls case_run. `there` becomes case_run and a part of the test's name. */
 #define TEST_WITH(there, test)                                                                                 \
   {                                                                                                            \
     .name = #test "_" #there, .test_func = test, .setup_func = case_run_there, .teardown_func = case_run_here, \
     .initial_state = (void*)(uintptr_t)(there)                                                                 \
   }
 
-/* A test whose state is a variable, which is part of the name. */
+/* A test whose state is the variable `parameter`, which becomes a part of its name. */
 #define TEST_OF(parameter, test) \
   { .name = #test "_" #parameter, .test_func = test, .initial_state = &(parameter) }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Typed arrays on the machine of a rank, and access to them for tests. */
+/* Typed arrays on the machine of a rank, which tests read and write. */
 #include "capi/test/world/world_split.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The cases of world.h, their runs and the comparison of results. */
+/* Base case, runs, and comparison of results for world.h. */
 #include "capi/test/world/world_split.h"
 
 #include <math.h>
@@ -115,7 +115,7 @@ int world_identical(const case_t* c, const result_t* a, const result_t* b, int p
   return 1;
 }
 
-/* One rank only, on this thread, so that the changed input is used. */
+/* Runs one rank on this thread, which has the changed input. */
 double world_objective(const case_t* c, int which, int64_t index, double delta) {
   world_move(which, index, delta);
   result_t result;

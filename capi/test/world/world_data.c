@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The input data: every value is a function of its tensor and index, rounded to the layer's dtype. */
+/* Inputs: every value is a function of its tensor and index, rounded to the layer's dtype. */
 #include "capi/test/world/world_split.h"
 
 #include <math.h>
@@ -23,7 +23,7 @@ static double rounded(int32_t dtype, double x) {
   }
 }
 
-/* The changed input, for finite differences. */
+/* The input that world_move has changed, for finite differences. */
 static _Thread_local struct {
   int which;
   int64_t index;
@@ -58,7 +58,7 @@ double world_grad_value(const case_t* c, int32_t rank, int64_t t, int64_t m) {
   return rounded(c->dtype, noise(GRAD_OUT, (uint64_t)rank, (uint64_t)t, (uint64_t)m));
 }
 
-/* Ranks differ, so that one is not mistaken for another. */
+/* The ranks of adapters differ, so that confusing two of them is an error. */
 static int64_t rank_of(const case_t* c, int kind) {
   const int is_joint = (c->lora & WORLD_LORA_JOINT) || c->gated == SLUICE_GATED_INTERLEAVED;
   const int64_t less = kind >= LA2 ? 2 : kind >= LA3 && !is_joint ? 1 : 0;
@@ -108,7 +108,7 @@ double world_param_value(const case_t* c, int kind, int32_t e, int64_t i) {
                  rounded(world_param_dtype(c, kind), scale * noise(seed, (uint64_t)e, (uint64_t)i, 0)));
 }
 
-/* Of E experts with K routes per token, one with x times the mean gets a share of x K / E of all first routes. */
+/* To give one of E experts x times the mean load with K routes per token, x K / E of all first routes go to it. */
 static int is_hot(const case_t* c, int32_t rank, int64_t t) {
   if (c->hot_expert < 0) return 0;
   double chance = (noise(HOT_ROUTES, (uint64_t)rank, (uint64_t)t, 0) + 1) / 2;

@@ -16,13 +16,13 @@ int32_t world_local_experts(const case_t* c, int32_t rank, int32_t* out_ids) {
   return count;
 }
 
-/* Gate and up of an interleaved layer are one array, its rows in turn. */
+/* One array holds gate and up of an interleaved layer, in alternating rows. */
 static int is_interleaved(const case_t* c, int kind) {
   const int is_down = kind == W2 || kind == B2 || kind >= LA2;
   return c->gated == SLUICE_GATED_INTERLEAVED && !is_down && kind != LA1;
 }
 
-/* Those of W1 and W3, one after the other. */
+/* One array holds W1 and then W3. */
 static int is_stacked(const case_t* c, int kind) {
   return c->stacked && c->gated == SLUICE_GATED_HALVES && (kind == W1 || kind == W3);
 }
@@ -91,7 +91,7 @@ void world_make_experts(experts_t* x, const case_t* c, int32_t grad_dtype, const
       x->tensors[of][l] = *world_tensor_of(a);
     }
   }
-  /* Two tensors in one array: the descriptors are of its halves. */
+  /* One array holds W1 and W3: makes descriptors for both halves. */
   for (int32_t l = 0; l < count && is_stacked(c, W3) && x->arrays[W1] != NULL; ++l) {
     array_t* a = &x->arrays[W1][l];
     if (x->tensors[W3] == NULL) x->tensors[W3] = calloc((size_t)count, sizeof(sluice_tensor_t));

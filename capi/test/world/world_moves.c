@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Experts that change owner between steps, moved like a host does: over a board that all ranks see, since they are
- * threads.
- */
+/* Experts that change owner between steps. Ranks are threads, so they exchange experts over a shared board. */
 #include "capi/test/world/world_split.h"
 
 #include <stdlib.h>
@@ -12,7 +10,7 @@ static uint32_t next_number(uint32_t* state) {
   return *state >> 8;
 }
 
-/* A permutation of [0, count). */
+/* Fills items with a random permutation of [0, count). */
 static void shuffle(int32_t* items, int32_t count, uint32_t* state) {
   for (int32_t i = 0; i < count; ++i) items[i] = i;
   for (int32_t i = count - 1; i > 0; --i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Experts whose weights are packed (case_t.weights), or the same weights decoded. Of every second expert W3's rows
- * follow W1's, and their scales do; of the others each is an array of its own. */
+/* Experts with packed weights (case_t.weights), or with the same weights decoded. For every second expert, the rows and
+ * scales of W3 follow those of W1 in one array; other experts have separate arrays. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +23,7 @@ static uint64_t scale_bytes(const case_t* c) {
 }
 static int64_t blocks(int64_t size, int64_t block) { return (size + block - 1) / block; }
 
-/* Of the array of a kind: interleaved W1 holds the rows of W3 too. */
+/* Rows of a kind's array. In interleaved layers W1's array also holds W3. */
 static int64_t rows_of(const case_t* c, int kind) {
   return world_param_rows(c, kind) * (kind == W1 && c->gated == SLUICE_GATED_INTERLEAVED ? 2 : 1);
 }
@@ -53,7 +53,7 @@ static double number(const case_t* c, uint8_t code) {
   }
 }
 
-/* Of block (row, col); exactly as it is stored. */
+/* The scale of block (row, col), as rounded in storage. */
 static float scale_at(const case_t* c, int kind, int32_t e, int64_t row, int64_t col) {
   const uint32_t x = noise_at(kind + 3, e, row, col);
   if (c->weights == SLUICE_WEIGHTS_MXFP4) return ldexpf(1, -4 - (int)(x % 4));
@@ -93,14 +93,14 @@ static void fill_decoded(const case_t* c, int kind, int32_t e, void* out) {
   }
 }
 
-/* Twice `bytes`, on the machine of the rank: room for W3 after W1. */
+/* Takes 2 * `bytes` on the rank's machine, with room for W3 after W1. */
 static void* take_twice(world_packed_t* p, uint64_t bytes) {
   void* memory = world_take(2 * bytes + 1);
   p->memory[p->num_memory++] = memory;
   return memory;
 }
 
-/* Gives `here` back. */
+/* Copies to the machine and frees `here`. */
 static void send_over(void* there, void* here, uint64_t bytes) {
   if (world_here.machine != NULL) {
     world_here.machine->send(world_here.rank, there, here, bytes);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Passes other than a plain forward and backward: rebuilt steps, parts, rounds with other T, captured graphs. */
+/* Passes other than a plain forward and backward: rebuilt steps, split calls, rounds with other T, captured graphs. */
 #include "capi/test/world/world_split.h"
 
 #include <stdio.h>
@@ -7,7 +7,7 @@
 #include <string.h>
 #include "backend/base/dtype.h"
 
-/* On another machine, rows are in its memory and the rest in the host's. */
+/* On another machine, kept rows are in its memory; other buffers are in host memory. */
 static int is_theirs(int32_t which) {
   return world_here.machine != NULL && (which == SLUICE_SAVED_INPUT || which == SLUICE_SAVED_PRE_ACTIVATION);
 }
@@ -57,7 +57,7 @@ sluice_status_t world_rebuild(sluice_moe_t* moe, saved_t* saved, sluice_step_t**
   return sluice_step_restore(moe, saved->data, saved->bytes, step);
 }
 
-/* The layer from its parts; this host does the steps in between. */
+/* Makes split calls in place of passes, with memory for rows between them. */
 void world_run_split(rank_t* r, sluice_moe_t* moe, const parts_t* p) {
   const case_t* c = r->c;
   sluice_dispatch_t* dispatch = NULL;
@@ -123,7 +123,7 @@ void world_run_cycles(rank_t* r, sluice_context_t* context, sluice_moe_t* moe, c
   if (r->c->cycles > 2) r->out->growth[r->rank] = bytes_now(context) - settled;
 }
 
-/* Every route to the expert after its own (by = 1), or to its own (0). */
+/* Writes the routes: to their own experts (by = 0), or to the next experts (by = 1). */
 void world_write_ids(const rank_t* r, array_t* id, int32_t by) {
   const case_t* c = r->c;
   for (int64_t t = 0; t < c->tokens[r->rank]; ++t) {
@@ -147,7 +147,7 @@ sluice_moe_backward_args_t world_backward_args(array_t* x, array_t* w, array_t* 
   return b;
 }
 
-/* The end of a capture: outputs are NaN again, routes the case's own, then the launch. */
+/* Ends the capture, sets outputs to NaN, writes the case's routes, and launches the graph. */
 void world_launch_graph(rank_t* r, array_t* id, array_t* const* outputs, const experts_t* grads, int32_t count) {
   int code = world_here.machine->end_capture(r->rank);
   if (r->out->status[r->rank] != SLUICE_OK) return;
@@ -164,7 +164,7 @@ void world_launch_graph(rank_t* r, array_t* id, array_t* const* outputs, const e
   world_here.machine->launch(r->rank);
 }
 
-/* Runs what a capture requires to have run before, on other routes than those of the launch. */
+/* Runs a forward and a backward with other routes than the launch, since a capture requires both to have run. */
 void world_run_before_capture(rank_t* r, sluice_moe_t* moe, const sluice_moe_forward_args_t* f,
                               const sluice_moe_backward_args_t* b, array_t* id) {
   sluice_step_t* step = NULL;

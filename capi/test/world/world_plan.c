@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The layer's own plan, and how its rule divides the routes. */
+/* The layer's own plan, and its rule that divides rows into chunks. */
 #include "capi/test/world/world_split.h"
 
 #include <string.h>
 
 #define MOST_BLOCKS 64
 
-/* Rows of all ranks' tokens by block and rank that receives them, as the plan's rule has blocks. */
+/* Counts the rows of all ranks by block and receiving rank. */
 static void count_blocks(const case_t* c, int32_t num_blocks, int64_t table[MOST_BLOCKS][WORLD_MAX_RANKS]) {
   memset(table, 0, MOST_BLOCKS * sizeof *table);
   for (int32_t from = 0; from < c->world_size; ++from) {
@@ -21,7 +21,7 @@ static void count_blocks(const case_t* c, int32_t num_blocks, int64_t table[MOST
   }
 }
 
-/* The rule: blocks form a chunk while no rank receives more than chunk_rows. Rows of this rank by chunk; returns n. */
+/* Blocks form a chunk while no rank receives more than chunk_rows. Writes this rank's rows by chunk; returns n. */
 static int32_t rows_by_chunk(const case_t* c, const sluice_plan_info_t* info, int32_t rank, int64_t* rows,
                              int32_t* out_kept) {
   int64_t table[MOST_BLOCKS][WORLD_MAX_RANKS], so_far[WORLD_MAX_RANKS] = {0};

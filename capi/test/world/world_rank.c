@@ -42,9 +42,9 @@ static void count_ready(void* user, int32_t local) {
 typedef struct held_s {
   rank_t* r;
   const case_t* c;
-  int32_t* ids;    /* [count] experts of this rank */
+  int32_t* ids;    /* [count], experts of this rank */
   int32_t* owners; /* [E] */
-  int32_t* slots;  /* [E], once they have moved */
+  int32_t* slots;  /* [E], once experts have moved */
   int32_t count, grad_dtype;
   sluice_comm_t* comm;
   sluice_context_t* context;
@@ -142,7 +142,7 @@ static void make_tensors(held_t* h) {
   const int32_t rank = h->r->rank;
   const int64_t T = c->tokens[rank];
   world_make_rows(&h->x, c->dtype, T, c->model_width, 3);
-  world_make_array(&h->id, SLUICE_DTYPE_I64, 2, T, c->top_k, 1, T > 0 ? T : 1); /* K-major, as DeepSpeed gives them */
+  world_make_array(&h->id, SLUICE_DTYPE_I64, 2, T, c->top_k, 1, T > 0 ? T : 1); /* K-major, as DeepSpeed's routes are */
   world_make_rows(&h->w, SLUICE_DTYPE_F32, T, c->top_k, 1);
   world_make_rows(&h->y, c->dtype, T, c->model_width, 2);
   world_make_rows(&h->dy, c->dtype, T, c->model_width, 0);
@@ -167,7 +167,7 @@ static void make_experts(held_t* h) {
   world_make_experts(&h->params, c, c->dtype, h->ids, h->count, 0);
   world_make_experts(&h->grads, c, h->grad_dtype, h->ids, h->count, 1);
   int64_t most = world_tokens_before(c, c->world_size) * c->top_k;
-  if (most < c->world_size * c->capacity) most = c->world_size * c->capacity; /* free places too */
+  if (most < c->world_size * c->capacity) most = c->world_size * c->capacity; /* including unused slots */
   if (!c->callback_experts) most = 0;
   world_make_array(&h->factors, SLUICE_DTYPE_F32, 2, h->count, most, most, 1);
   for (int64_t i = 0; i < h->count * most; ++i) ((float*)h->factors.host)[i] = (float)(h->ids[i / most] + 2);
@@ -220,7 +220,7 @@ static void run_forward(held_t* h) {
   world_note(r, sluice_moe_forward(h->moe, &f, world_stream_here(), &h->step));
   world_tell(SLUICE_FORWARD, 1);
   count_slots(r, h->context);
-  f.save = NULL, f.save_user = NULL; /* `saved` is the first step's; the others keep what they save themselves */
+  f.save = NULL, f.save_user = NULL; /* `saved` belongs to the first step; later steps use memory of Sluice */
   for (int32_t i = 1; i < c->outstanding && is_well(h); ++i) {
     world_note(r, sluice_moe_forward(h->moe, &f, world_stream_here(), &h->others[i]));
   }
@@ -244,7 +244,7 @@ static void run_backward(held_t* h) {
     b.parts = SLUICE_BACKWARD_DGRAD;
     world_note(r, sluice_moe_backward(h->moe, h->step, &b, world_stream_here()));
     b.parts = SLUICE_BACKWARD_WGRAD;
-    b.may_reuse_saved = !c->reuse_saved; /* dgrad's setting counts */
+    b.may_reuse_saved = !c->reuse_saved; /* only dgrad's setting counts */
     b.grad_out = NULL;
   }
   world_note(r, sluice_moe_backward(h->moe, h->step, &b, world_stream_here()));
@@ -308,7 +308,7 @@ static void run_step(held_t* h) {
   if (is_well(h)) run_backward(h);
 }
 
-/* All ranks put their experts on the board once they have agreed on the next placement. */
+/* Each rank puts its experts on the board, agrees on the next placement, and takes its new experts from the board. */
 static void move_experts(held_t* h, int32_t move) {
   const case_t* c = h->c;
   result_t* out = h->r->out;

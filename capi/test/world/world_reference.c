@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The reference: y[t] = sum over k of w * expert(x), and its gradients by hand, all in f64. */
+/* The reference: y[t] = sum over k of w * expert(x), with gradients derived by hand, all in f64. */
 #include "capi/test/world/world_split.h"
 
 #include <math.h>
@@ -34,7 +34,7 @@ static double act_slope(int32_t kind, double x) {
   }
 }
 
-/* The value that replaces W3 x + b3, and its slope. */
+/* Returns the factor of the gated product, which is W3 x + b3 except for SWIGLU. */
 static double up_value(int32_t kind, double u) {
   if (kind != SLUICE_ACTIVATION_SWIGLU) return u;
   return fmax(-(double)WORLD_LIMIT, fmin(u, (double)WORLD_LIMIT)) + (double)WORLD_OFFSET;
@@ -45,7 +45,7 @@ static double up_slope(int32_t kind, double u) {
 
 typedef struct scratch_s {
   double *x, *pre, *gate, *a, *y, *dy, *da;
-  double* params[NUM_PARAMS]; /* of all experts: every row reads them; NULL: not used */
+  double* params[NUM_PARAMS]; /* by kind, for all experts; NULL: not used */
 } scratch_t;
 
 static void take_params(const case_t* c, scratch_t* s) {
@@ -61,7 +61,7 @@ static void take_params(const case_t* c, scratch_t* s) {
 
 static const int linear_of[] = {W1, W3, W2};
 
-/* Kinds of the factors of the adapter of W1, W3 or W2; of an adapter whose first factor is another's, that one. */
+/* The kind of the first factor of the adapter of W1, W3 or W2. An adapter may share the first factor of W1's. */
 static int first_factor(const case_t* c, int linear) {
   const int own = LA1 + 2 * linear;
   return linear == 1 && !world_param_used(c, LA3) ? LA1 : own;
@@ -69,7 +69,7 @@ static int first_factor(const case_t* c, int linear) {
 
 static int has_adapter(const case_t* c, int linear) { return world_param_used(c, LA1 + 2 * linear + 1); }
 
-/* W + s B A in place of W: the layer without adapters that computes the same. */
+/* Replaces W by W + s B A, so that a layer without adapters computes the same. */
 static void merge_adapters(const case_t* c, const scratch_t* s) {
   for (int linear = 0; linear < 3; ++linear) {
     if (!has_adapter(c, linear)) continue;
@@ -105,7 +105,7 @@ static void split_gradients(const case_t* c, const scratch_t* s, const result_t*
   }
 }
 
-/* One row through one expert; backward adds to dx and the parameter gradients and returns dy . y. */
+/* Computes one row of one expert. In backward, adds to dx and the parameter gradients and returns dy . y. */
 static double reference_row(const case_t* c, const scratch_t* s, int32_t e, double weight, double* dx, result_t* out) {
   int64_t M = c->model_width, H = c->hidden_width;
   const double* params[NUM_PARAMS];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Shared by the files of world, which is one library; tests include only world.h. */
+/* Shared by the files of the world library; tests include only world.h. */
 #ifndef SLUICE_CAPI_TEST_WORLD_WORLD_SPLIT_H_
 #define SLUICE_CAPI_TEST_WORLD_WORLD_SPLIT_H_
 
@@ -8,7 +8,7 @@
 enum { W1, W3, W2, B1, B3, B2, LA1, LB1, LA3, LB3, LA2, LB2, NUM_PARAMS };
 enum { WORLD_MAX_OUTSTANDING = 8 };
 
-/* Parameters of SWIGLU in every case: the clamps cut off some values and leave most. */
+/* Parameters of SWIGLU in every case. The clamps cut off some values, but not most of them. */
 #define WORLD_ALPHA  1.75f
 #define WORLD_LIMIT  0.625f
 #define WORLD_OFFSET 1.0f
@@ -22,9 +22,9 @@ extern _Thread_local world_here_t world_here;
 
 typedef struct array_s {
   sluice_tensor_t tensor;
-  void* host; /* what the test reads and writes; the tensor's own memory on this CPU */
+  void* host; /* what tests access; on this CPU the tensor's own memory */
   uint64_t bytes;
-  int32_t is_part; /* of the memory of another array, with which it goes */
+  int32_t is_part; /* uses memory of another array, which frees it */
   int64_t shape[2];
   int64_t strides[2];
 } array_t;
@@ -36,9 +36,9 @@ typedef struct rank_s {
   int32_t rank;
 } rank_t;
 
-/* W1, W3 and W2 of the local experts where the case has packed weights. */
+/* W1, W3 and W2 of the local experts in a case with packed weights. */
 typedef struct world_packed_s {
-  sluice_tensor_t *codes[3], *scales[3]; /* codes: decoded, where the case says so */
+  sluice_tensor_t *codes[3], *scales[3]; /* codes: decoded weights with weights_decoded */
   int64_t shapes[3][2][2];
   void** memory;
   int32_t num_memory;
@@ -51,7 +51,7 @@ typedef struct experts_s {
   world_packed_t packed;
 } experts_t;
 
-/* Callback experts of the tests: y = x * (e + 2) elementwise, so dx = dy * (e + 2). */
+/* Callback experts of the tests compute y = x * (e + 2) for each element, so dx = dy * (e + 2). */
 typedef struct toy_s {
   const case_t* c;
   const int32_t* ids;
@@ -59,7 +59,7 @@ typedef struct toy_s {
   int64_t* most_rows;
   int64_t rows_of_chunk;
   int32_t chunk;
-  sluice_context_t* context; /* of another machine: its kernel on the host's stream is the expert */
+  sluice_context_t* context; /* on another machine, whose scale_rows kernel computes the expert */
   const float* factors;      /* there, [local experts, most_factors]: e + 2 for each row */
   int64_t most_factors;
 } toy_t;
@@ -74,14 +74,14 @@ typedef struct parts_s {
   const sluice_expert_tensors_t *params, *grads;
 } parts_t;
 
-/* Rounds in one context, as in training: T changes from one to the next, and returns. */
+/* A round of several in one context, as in training: T changes between rounds and returns to its first value. */
 typedef struct round_s {
   array_t* tensors[7]; /* x id w y dy dx dw */
   const sluice_expert_tensors_t *params, *grads;
 } round_t;
 
 /* world_data.c */
-/* From now on this thread uses one changed input, for finite differences; which -1: none. */
+/* Adds `delta` to one input on this thread, for finite differences; which -1: to none. */
 void world_move(int which, int64_t index, double delta);
 int64_t world_tokens_before(const case_t* c, int32_t rank);
 double world_token_value(const case_t* c, int32_t rank, int64_t t, int64_t m);
@@ -91,7 +91,7 @@ int64_t world_param_rows(const case_t* c, int kind);
 int64_t world_param_cols(const case_t* c, int kind);
 int64_t world_param_size(const case_t* c, int kind);
 int world_param_used(const case_t* c, int kind);
-/* Whether it is trained: W is not where it has adapters. */
+/* Returns whether the kind is trained; W is frozen if it has adapters. */
 int world_param_trained(const case_t* c, int kind);
 int32_t world_param_dtype(const case_t* c, int kind);
 float world_lora_scale(int kind);
@@ -115,7 +115,7 @@ const sluice_tensor_t* world_tensor_of(array_t* a);
 void world_make_rows(array_t* a, int32_t dtype, int64_t rows, int64_t cols, int64_t pad);
 
 /* world_experts.c */
-/* The array that holds the parameters of a kind, and the position of element i in it. */
+/* The kind of the array that holds the parameters of a kind, and the position of element i in it. */
 int world_param_array(const case_t* c, int kind);
 int64_t world_param_place(const case_t* c, const array_t* a, int kind, int64_t i);
 int32_t world_local_experts(const case_t* c, int32_t rank, int32_t* out_ids);
@@ -132,13 +132,13 @@ void world_make_packed(world_packed_t* p, const case_t* c, const int32_t* ids, i
 void world_free_packed(world_packed_t* p);
 
 /* world_moves.c */
-/* The experts' owners and slots after a number of moves, from 1. */
+/* The owners and slots of experts after move number `move`, from 1. */
 void world_place_experts(const case_t* c, int32_t move, int32_t* out_owner, int32_t* out_slot);
-/* The experts of a rank in the order of its slots; slots NULL: of ids. Returns their number. */
+/* The experts of a rank in the order of slots, or of ids if slots is NULL. Returns their number. */
 int32_t world_experts_of(const case_t* c, int32_t rank, const int32_t* owners, const int32_t* slots, int32_t* out_ids);
-/* Parameters minus a part of their gradients, like an optimizer. */
+/* Subtracts a part of the gradients from the parameters, like an optimizer. */
 void world_update(const case_t* c, experts_t* params, const experts_t* grads, int32_t count);
-/* Copies all arrays of the experts `ids` to and from a board of f64 by expert. */
+/* Copy all arrays of the experts `ids` to and from a board, as f64 by expert. */
 void world_put_experts(const case_t* c, const experts_t* x, const int32_t* ids, int32_t count, double* const* board);
 void world_take_experts(const case_t* c, experts_t* x, const int32_t* ids, int32_t count, double* const* board);
 

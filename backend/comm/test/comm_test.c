@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The common entries over a transport made of a script: config, deadlines, notes, and who is blamed. */
+/* The functions that all communicators share, on a scripted transport: config, deadlines, notes, and named ranks. */
 #include "backend/comm/comm.h"
 
 #include <inttypes.h>
@@ -31,7 +31,7 @@ TEST(CommConfig_Shorter_ReadsAsDefaultsOrIsAbiError) {
   sluice_comm_config_init(&config, offsetof(sluice_comm_config_t, timeout_ns));
   config.rank = 1;
   config.world_size = 2;
-  config.timeout_ns = config.warn_ns = 12345; /* beyond the caller's struct: not read */
+  config.timeout_ns = config.warn_ns = 12345; /* beyond struct_size, so not read */
   assert_int_equal(sluice_comm_config_read(&config, &read), SLUICE_OK);
   assert_int_equal(read.world_size, 2);
   assert_true(read.timeout_ns == 0 && read.warn_ns == 0);
@@ -40,7 +40,7 @@ TEST(CommConfig_Shorter_ReadsAsDefaultsOrIsAbiError) {
   assert_int_equal(sluice_comm_config_read(&config, &read), SLUICE_E_ABI);
   config.struct_size = 0;
   assert_int_equal(sluice_comm_config_read(&config, &read), SLUICE_E_ABI);
-  config.struct_size = SIZE_MAX; /* uninitialised: the tail is not there to be read */
+  config.struct_size = SIZE_MAX; /* as if uninitialised; the tail must not be read */
   assert_int_equal(sluice_comm_config_read(&config, &read), SLUICE_E_ABI);
 }
 
@@ -94,16 +94,16 @@ typedef struct script_s {
   sluice_comm_t base;
   sluice_status_t start_status;
   sluice_status_t wait_status;
-  int returns_early; /* waits do not wait */
+  int returns_early; /* waits return at once */
   int32_t missing;
-  const char* notes[W]; /* NULL: none */
+  const char* notes[W]; /* notes of ranks in the store; NULL: none */
   int is_store_gone;
-  uint64_t answer_ns; /* that the store takes for an answer */
+  uint64_t answer_ns; /* time of a lookup in the store */
   int num_lookups;
   char published_key[32];
   char published_value[160];
-  char published_before[160]; /* the one before it */
-  uint64_t wait_deadline_ns;  /* of the last wait */
+  char published_before[160]; /* the previous value */
+  uint64_t wait_deadline_ns;  /* deadline of the last wait */
   int num_waits, num_published, num_aborted, num_abandoned, num_destroyed;
 } script_t;
 
@@ -174,7 +174,7 @@ static void script_init(script_t* s) {
   s->base.call_number = 7;
 }
 
-/* Lets a wait run into its deadline. */
+/* Starts an exchange whose wait times out. */
 static void time_out(script_t* s) {
   sluice_exchange_t none = {NULL, NULL, NULL, NULL};
   sluice_comm_request_t* request;
@@ -189,7 +189,7 @@ static void time_out(script_t* s) {
 TEST(Wait_RankWithoutNoteOfThisCall_IsBlamed) {
   script_t s;
   script_init(&s);
-  s.missing = 1; /* its message is missing because it waits itself: rank 3 never came */
+  s.missing = 1; /* rank 1's message is missing because rank 1 itself waits for rank 3, which never came */
   s.notes[1] = "call=7 started=1 phase=dispatch of chunk 1";
   s.notes[2] = "call=8 started=5 phase=header";
   s.notes[3] = "call=6 started=40 phase=combine";
@@ -198,7 +198,7 @@ TEST(Wait_RankWithoutNoteOfThisCall_IsBlamed) {
   assert_non_null(strstr(last_message(), "from rank 1"));
   assert_non_null(strstr(last_message(), "rank 3 (last seen at \"call=6"));
   assert_null(strstr(last_message(), "rank 2"));
-  assert_int_equal(s.num_published, 2); /* while it waits, and when it gives up */
+  assert_int_equal(s.num_published, 2); /* one during the wait, one at the timeout */
   assert_string_equal(s.published_key, "sluice/0");
   assert_string_equal(s.published_before, "call=7 started=1 phase=dispatch of chunk 2");
   uint64_t waited_ms = 0;
@@ -232,7 +232,7 @@ TEST(Wait_TwoWithoutNote_ListsBothAndBlamesTheMissing) {
   s.missing = 3;
   s.notes[2] = "call=7 started=1 phase=header";
   time_out(&s);
-  assert_int_equal(last_error()->peer, 3); /* among the stragglers: the one whose message is missing */
+  assert_int_equal(last_error()->peer, 3); /* of several stragglers, the rank whose message is missing */
   assert_non_null(strstr(last_message(), "rank 1, 3."));
 }
 
@@ -242,7 +242,7 @@ TEST(Wait_AllHaveNotes_BlamesTheFurthestBehind) {
   s.base.num_started = 4;
   s.missing = 1;
   s.notes[1] = "call=7 started=3 phase=dispatch of chunk 1";
-  s.notes[2] = "call=7 started=2 phase=dispatch of chunk 0"; /* furthest behind */
+  s.notes[2] = "call=7 started=2 phase=dispatch of chunk 0"; /* started the fewest exchanges */
   s.notes[3] = "call=7 started=5 phase=dispatch of chunk 2";
   time_out(&s);
   assert_int_equal(last_error()->peer, 2);
@@ -258,8 +258,8 @@ TEST(Wait_StoreGone_SaysSo) {
   assert_non_null(strstr(last_message(), "store does not answer"));
 }
 
-/* 256 ranks ask a store that takes 50 ms for an answer: a status comes seconds after the deadline and not half a
- * minute, and names the rank whose message is missing, which is asked about first. */
+/* Rank 0 of 256 asks a store that takes 50 ms for an answer. The wait ends at most seconds after the deadline, rather
+ * than half a minute, and names the rank whose message is missing, which is looked up first. */
 TEST(Wait_StoreThatAnswersSlowly_EndsSoonAndBlamesTheMissing) {
   script_t s;
   script_init(&s);
@@ -271,10 +271,10 @@ TEST(Wait_StoreThatAnswersSlowly_EndsSoonAndBlamesTheMissing) {
   assert_int_equal(last_error()->peer, 200);
   assert_non_null(strstr(last_message(), "rank 4, 5, 6"));
   assert_non_null(strstr(last_message(), "The group's store is slow: it was asked about "));
-  assert_in_range(s.num_lookups, 2, 41); /* of two seconds; fewer on a busy machine */
+  assert_in_range(s.num_lookups, 2, 41); /* two seconds of lookups; fewer on a busy machine */
 }
 
-/* Each rank is asked about once: a thousand ranks together ask a million times. */
+/* Each rank is looked up once, since a thousand ranks together already make a million lookups. */
 TEST(Wait_ManyStragglers_AsksAboutEachOnce) {
   script_t s;
   script_init(&s);
@@ -282,7 +282,7 @@ TEST(Wait_ManyStragglers_AsksAboutEachOnce) {
   s.base.num_started = 3;
   s.missing = 2;
   s.notes[1] = "call=7 started=1 phase=a";
-  s.notes[2] = "call=7 started=2 phase=b"; /* waits too */
+  s.notes[2] = "call=7 started=2 phase=b"; /* waits as well */
   s.notes[3] = "call=7 started=3 phase=c";
   time_out(&s);
   assert_int_equal(last_error()->peer, 4);
@@ -304,7 +304,7 @@ TEST(Wait_TransportReturnsEarly_DoesNotSpin) {
   script_init(&s);
   s.returns_early = 1;
   time_out(&s);
-  assert_in_range(s.num_waits, 1, 70); /* at most one per millisecond; how few is a matter of the machine's load */
+  assert_in_range(s.num_waits, 1, 70); /* at most one per millisecond; fewer on a busy machine */
 }
 
 TEST(Comm_Broken_RefusesAndPutsRequestsAway) {
@@ -317,13 +317,13 @@ TEST(Comm_Broken_RefusesAndPutsRequestsAway) {
   assert_null(request);
   int64_t x = 1;
   assert_int_equal(sluice_comm_all_reduce_i64(&s.base, &x, 1, SLUICE_REDUCE_SUM, NULL), SLUICE_E_TIMED_OUT);
-  /* The second of two requests in flight is put away at once. */
+  /* A second request in flight is abandoned at once. */
   const int num_waits = s.num_waits;
   assert_int_equal(sluice_comm_exchange_wait(&s.base, request, NULL), SLUICE_E_TIMED_OUT);
   assert_int_equal(s.num_waits, num_waits + 1);
   assert_true(s.wait_deadline_ns == 0);
   assert_int_equal(s.num_abandoned, 2);
-  sluice_comm_abort(&s.base); /* the first failure stays the one that is told */
+  sluice_comm_abort(&s.base); /* the first error stays the reported one */
   assert_int_equal(sluice_comm_exchange_start(&s.base, &none, &request), SLUICE_E_TIMED_OUT);
 }
 
@@ -334,14 +334,14 @@ TEST(Start_Fails_AbortsForThePeers) {
   sluice_exchange_t none = {NULL, NULL, NULL, NULL};
   sluice_comm_request_t* request;
   assert_int_equal(sluice_comm_exchange_start(&s.base, &none, &request), SLUICE_E_NO_MEMORY);
-  assert_int_equal(s.num_aborted, 1); /* the peers learn */
+  assert_int_equal(s.num_aborted, 1); /* so that peers learn of the failure */
   assert_int_equal(sluice_comm_exchange_start(&s.base, &none, &request), SLUICE_E_NO_MEMORY);
 }
 
 TEST(Wait_ExternalFailureAfterAbort_IsAborted) {
   script_t s;
   script_init(&s);
-  s.wait_status = SLUICE_E_EXTERNAL; /* "connection closed", says the library that we told to close it */
+  s.wait_status = SLUICE_E_EXTERNAL; /* "connection closed", as a library reports after our abort */
   sluice_comm_abort(&s.base);
   assert_int_equal(sluice_comm_exchange_wait(&s.base, NULL, NULL), SLUICE_E_ABORTED);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the fake does on command, between two ranks over local, driven from one thread where possible. */
+/* The faults of the fake communicator, between two ranks over local communicators, on one thread where possible. */
 #include "backend/comm/fake/fake_comm.h"
 
 #include <stdint.h>
@@ -11,7 +11,7 @@
 
 typedef struct pair_s {
   sluice_comm_t* fake; /* rank 0 */
-  sluice_comm_t* peer; /* rank 1, plain local */
+  sluice_comm_t* peer; /* rank 1, over a local communicator without faults */
   unsigned char data[4];
 } pair_t;
 
@@ -38,7 +38,7 @@ static void close_pair(pair_t* pair) {
   assert_int_equal(sluice_process_allocator()->num_live, 0);
 }
 
-/* Rank 1 sends 4 bytes to rank 0: rank 1 is done as soon as rank 0 has waited. */
+/* Rank 1 sends 4 bytes to rank 0. Its exchange completes when rank 0 has waited. */
 static sluice_status_t start_at(pair_t* pair, int32_t rank, sluice_comm_request_t** out_request) {
   const void* send[2] = {pair->data, pair->data};
   void* recv[2] = {pair->data, pair->data};
@@ -76,7 +76,7 @@ TEST(Fake_NthStartFails_RecordsCallsAndPeerLearns) {
   close_pair(&pair);
 }
 
-/* Starts one exchange on both sides, with `fault` on rank 0's first wait; returns rank 0's status and error. */
+/* Starts an exchange on both ranks with `fault` in rank 0's first wait. Returns rank 0's status and error. */
 static sluice_status_t wait_with(const sluice_fake_fault_t* fault, uint64_t timeout_ns, sluice_error_info_t* out_why,
                                  uint64_t* out_took_ns, sluice_status_t* out_peer_status) {
   pair_t pair;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the host adapter makes of its callbacks' answers. */
+/* The host communicator, and how it reports the results of the host's callbacks. */
 #include "backend/comm/host/host_comm.h"
 
 #include <stdint.h>
@@ -26,7 +26,7 @@ static sluice_status_t exchange_start(void* user, const sluice_exchange_t* excha
 static sluice_status_t exchange_wait(void* user, void* request, uint64_t timeout_ns,
                                      sluice_host_failure_t* out_failure) {
   (void)request, (void)timeout_ns;
-  out_failure->peer = 99;                                         /* out of range: unknown */
+  out_failure->peer = 99;                                         /* out of range, so unknown */
   memset(out_failure->message, 'x', sizeof out_failure->message); /* not terminated */
   return ((host_t*)user)->wait_status;
 }
@@ -76,7 +76,7 @@ TEST(Host_UnknownStatus_IsExternal) {
 }
 
 TEST(Host_RequestNeverReturns_EndsAtTheDeadline) {
-  host_t host = {.wait_status = SLUICE_E_TIMED_OUT}; /* and no abort: the request stays with the host */
+  host_t host = {.wait_status = SLUICE_E_TIMED_OUT}; /* there is no abort callback, so the host keeps the request */
   sluice_comm_t* comm = open_host(&host);
   sluice_comm_request_t* request;
   assert_int_equal(sluice_comm_exchange_start(comm, &none, &request), SLUICE_OK);
@@ -99,10 +99,10 @@ TEST(HostCreate_BadVtable_IsRefusedWithoutEffect) {
   assert_int_equal(sluice_comm_create_host(&config, &vtable, &host, &comm), SLUICE_E_ABI);
   assert_int_equal(sluice_comm_create_host(&config, &vtable, &host, NULL), SLUICE_E_INVALID_ARGUMENT);
   assert_int_equal(host.num_destroyed, 0);
-  /* A host that knows only the required callbacks. */
+  /* A host with the required callbacks only. */
   vtable.struct_size = offsetof(sluice_host_comm_vtable_t, abort);
   assert_int_equal(sluice_comm_create_host(&config, &vtable, &host, &comm), SLUICE_OK);
   sluice_comm_abort(comm);
   sluice_comm_destroy(comm);
-  assert_int_equal(host.num_destroyed, 0); /* beyond the struct: not known */
+  assert_int_equal(host.num_destroyed, 0); /* destroy is beyond struct_size */
 }

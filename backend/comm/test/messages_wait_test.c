@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Waits for messages over a wire that carries none, and what an endpoint says of ranks that give up. */
+/* Waits for messages over a wire that delivers none, and the errors of an endpoint when ranks give up. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -13,12 +13,12 @@
 
 #define MS UINT64_C(1000000)
 
-/* ---- a wire whose end takes its time ----------------------------------------------------------------------------- */
+/* ---- a wire whose fail callback takes time ---- */
 
 typedef struct wire_s {
   sluice_wire_t base;
   atomic_int is_failing, may_end;
-  int32_t culprit; /* that the others are told */
+  int32_t culprit; /* the rank that other ranks are told */
 } wire_t;
 
 static void pause_1ms(void) {
@@ -37,7 +37,7 @@ static void wire_close(sluice_wire_t* wire, int32_t is_orderly) { (void)wire, (v
 
 static const sluice_wire_vtable_t wire_vtable = {.send = wire_send, .fail = wire_fail, .close = wire_close};
 
-/* ---- a communicator that opens it; the other ranks are mirrors --------------------------------------------------- */
+/* ---- a communicator that opens the wire; other ranks return what they receive ---- */
 
 typedef struct mirror_s {
   sluice_comm_t base;
@@ -90,8 +90,8 @@ static void* end_later(void* wire) {
   return NULL;
 }
 
-/* The deadline passes while another thread is still at work on an earlier failure: that one is returned, once it is
- * there, and never OK with nothing that came. */
+/* The deadline passes while another thread still handles an earlier failure. The wait then returns the earlier failure
+ * when it is complete, and never OK without a message. */
 TEST(Wait_DueWhileAnotherFailureIsUnderWay_ReturnsThatOne) {
   mirror_t mirror;
   sluice_messages_t* m;
@@ -110,7 +110,7 @@ TEST(Wait_DueWhileAnotherFailureIsUnderWay_ReturnsThatOne) {
   sluice_comm_release(&mirror.base);
 }
 
-/* Rank 1 of three gives up. The others get the same error, whichever rank is faster. */
+/* Rank 1 of three gives up. All ranks report the same error, whichever is faster. */
 static void one_gives_up(uint64_t because_of, int32_t lost, int32_t told) {
   mirror_t mirror;
   sluice_messages_t* m;

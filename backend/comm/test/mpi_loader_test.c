@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What is said when the MPI library cannot be used; with it, see //backend/cts/comm:mpi_suite_*. */
+/* Errors if the MPI library cannot be loaded. //backend/cts/comm:mpi_suite_* tests the library. */
 #include <stdint.h>
 #include <string.h>
 
@@ -19,7 +19,7 @@ TEST(MpiLoader_LibraryMissing_IsNotFoundAndSaysWhatToInstall) {
   expect("/nowhere/libsluice_mpi.so", SLUICE_E_NOT_FOUND, "apt-get install");
 }
 TEST(MpiLoader_NoPath_NamesTheDefault) {
-  expect(NULL, SLUICE_E_NOT_FOUND, "libsluice_mpi.so"); /* none beside this test */
+  expect(NULL, SLUICE_E_NOT_FOUND, "libsluice_mpi.so"); /* there is none in this folder */
 }
 TEST(MpiLoader_OtherLibrary_IsNotFound) {
   expect("libc.so.6", SLUICE_E_NOT_FOUND, "libc.so.6 is not Sluice's MPI library");

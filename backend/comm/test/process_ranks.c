@@ -15,7 +15,7 @@
 
 #define MS UINT64_C(1000000)
 
-/* A message from one rank to another; the next one waits until it has been taken. */
+/* A message between two ranks. The next message waits until this one has been taken. */
 typedef struct slot_s {
   _Atomic uint32_t written, taken;
   char data[PROCESS_MESSAGE_BYTES];
@@ -44,7 +44,7 @@ static void nap(uint64_t ns) {
 
 /* ---- the communicator over shared memory ------------------------------------------------------------------------- */
 
-static sluice_exchange_t current; /* one at a time */
+static sluice_exchange_t current; /* one exchange at a time */
 static int8_t has_come[PROCESS_MOST_RANKS];
 
 static sluice_status_t start(void* user, const sluice_exchange_t* exchange, void** out_request,
@@ -75,7 +75,7 @@ static sluice_status_t finish(void* user, void* request, uint64_t timeout_ns, sl
     while (atomic_load(&slot->written) == atomic_load(&slot->taken)) {
       if (sluice_now_ns() > deadline_ns) {
         out_failure->peer = r;
-        return SLUICE_E_TIMED_OUT; /* the end of a slice of the wait, which goes on with what is left */
+        return SLUICE_E_TIMED_OUT; /* end of a slice of the wait; the next slice continues the exchange */
       }
       nap(2 * MS);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A communicator of which one rank is real, for fuzz targets: the others answer its exchanges with its own words, and
- * their messages are what a test says. Everything happens on the calling thread. */
+/* A communicator with one real rank, for fuzz targets. The other ranks answer each exchange with the real rank's own
+ * data, which a test may change, and send the messages that the test chooses. All runs on the calling thread. */
 #ifndef SLUICE_BACKEND_COMM_TEST_SAID_H_
 #define SLUICE_BACKEND_COMM_TEST_SAID_H_
 
@@ -9,23 +9,23 @@
 #include "backend/comm/messages_wire.h"
 
 typedef struct said_s {
-  sluice_comm_t base; /* the communicator: sluice_comm_release does not free it */
+  sluice_comm_t base; /* sluice_comm_release does not free it */
   sluice_wire_t wire;
-  sluice_messages_t* messages; /* of the real rank, while it has some */
-  /* Before a record of `bytes` goes from `rank` to the real one; NULL: it is the real rank's own. */
+  sluice_messages_t* messages; /* the real rank's endpoint, while it is open */
+  /* Changes a record of `bytes` that `rank` returns to the real rank; NULL: records are returned unchanged. */
   void (*answer)(int32_t rank, void* record, uint64_t bytes);
-  /* The real rank has sent a message. May be NULL. */
+  /* Called when the real rank has sent a message. May be NULL. */
   void (*heard)(struct said_s* said, const sluice_outgoing_t* out);
 } said_t;
 
 /* timeout_ns: of waits that no rank ends. */
 void said_init(said_t* said, int32_t rank, int32_t world_size, uint64_t timeout_ns);
 
-/* What `peer` says, if the real rank has messages and they have not failed. */
+/* Delivers a message from `peer`, if the real rank's endpoint is open and has not failed. */
 void said_message(said_t* said, int32_t peer, uint64_t tag, const void* head, uint64_t head_bytes, const void* payload,
                   uint64_t payload_bytes);
 void said_frame(said_t* said, int32_t peer, const sluice_frame_t* frame);
-/* Every other rank leaves: who waits for one then fails at once. */
+/* All other ranks leave, so that waits for them fail at once. */
 void said_all_leave(said_t* said);
 
 #endif /* SLUICE_BACKEND_COMM_TEST_SAID_H_ */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Ranks that share nothing but an address and a secret: they find each other in any order, and what does not fit fails
- * on all of them, with the rank at fault. Ranks are threads. */
+/* Ranks that connect with an address and a secret only. They find each other in any order, and a mismatch fails on all
+ * ranks, with an error that names the rank at fault. Ranks are threads. */
 #include <arpa/inet.h>
 #include <poll.h>
 #include <pthread.h>
@@ -45,7 +45,7 @@ static void create(at_rank_t* me) {
   if (me->status != SLUICE_OK) sluice_error_last(&me->why);
 }
 
-/* Makes the communicator, and sums over it. */
+/* Creates the communicator and sums over it. */
 static void* run_rank(void* data) {
   at_rank_t* me = data;
   if (me->later_us > 0) usleep(me->later_us);
@@ -64,7 +64,7 @@ static void run(at_rank_t* ranks, int32_t count) {
   for (int32_t i = 0; i < count; ++i) pthread_join(ranks[i].thread, NULL);
 }
 
-/* Rank i of as many, all alike. */
+/* `count` ranks with the same settings. */
 static void fill(at_rank_t* ranks, int32_t count, const char* addresses, uint64_t timeout_ns) {
   memset(ranks, 0, (size_t)count * sizeof *ranks);
   for (int32_t i = 0; i < count; ++i) {
@@ -93,7 +93,7 @@ TEST(At_OneAddress_RanksMeetInAnyOrder) {
     char place[TCP_PLACE_BYTES];
     at_rank_t ranks[MAX_RANKS];
     tcp_place_init(place);
-    for (int turn = 0; turn < 2; ++turn) { /* the second at the same port at once */
+    for (int turn = 0; turn < 2; ++turn) { /* the second turn reuses the port at once */
       fill(ranks, count, place, 60 * SECOND_NS);
       ranks[0].later_us = turn == 0 ? 0 : 300000;
       run(ranks, count);
@@ -108,7 +108,7 @@ TEST(At_AListOfAddresses_RanksListenThere) {
   for (int32_t r = 0; r < MAX_RANKS; ++r) {
     char place[TCP_PLACE_BYTES];
     tcp_place_init(place);
-    /* A name stands for all addresses of the rank. */
+    /* rank 0 listens on all addresses of a name */
     strcat(list, r == 0 ? strchr(place, ':') + 1 : place);
     if (r + 1 < MAX_RANKS) strcat(list, ",");
   }
@@ -117,7 +117,7 @@ TEST(At_AListOfAddresses_RanksListenThere) {
   assert_well(ranks, MAX_RANKS);
 }
 
-/* Rank 1 gives up before rank 2 is there, and is started again. */
+/* Rank 1 gives up before rank 2 has come, and is started again. */
 TEST(At_RankStartedAgain_MayJoin) {
   char place[TCP_PLACE_BYTES];
   at_rank_t ranks[3];
@@ -127,7 +127,7 @@ TEST(At_RankStartedAgain_MayJoin) {
   first.connect_timeout_ns = SECOND_NS / 5;
   assert_int_equal(pthread_create(&ranks[0].thread, NULL, run_rank, &ranks[0]), 0);
   create(&first);
-  /* Where rank 0 was not there yet, rank 1 names rank 0. */
+  /* If rank 0 did not listen yet, rank 1 reports rank 0. */
   if (first.status != SLUICE_E_EXTERNAL) assert_refused(&first, SLUICE_E_TIMED_OUT, 2, "rank 2 has not come");
   for (int32_t i = 1; i < 3; ++i) assert_int_equal(pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]), 0);
   for (int32_t i = 0; i < 3; ++i) pthread_join(ranks[i].thread, NULL);
@@ -142,7 +142,7 @@ TEST(At_AnotherSecret_FailsOnAllRanksNamingIt) {
   tcp_place_init(place);
   fill(ranks, 3, place, 2 * SECOND_NS);
   ranks[1].secret = other_secret;
-  ranks[0].connect_timeout_ns = 3 * SECOND_NS; /* rank 1 finds it there */
+  ranks[0].connect_timeout_ns = 3 * SECOND_NS; /* so that rank 1 reaches rank 0 */
   run(ranks, 3);
   assert_refused(&ranks[1], SLUICE_E_MISMATCH, 0, "does not have the same secret");
   assert_refused(&ranks[0], SLUICE_E_TIMED_OUT, 1, "calls itself rank 1 has another secret");
@@ -153,7 +153,7 @@ TEST(At_AnotherSecret_FailsOnAllRanksNamingIt) {
   }
 }
 
-/* The last byte of a long one counts too, and so does its length. */
+/* A difference in the last byte, or in the length, is another secret. */
 TEST(At_NearlyTheSameSecret_IsAnother) {
   static const char* const secrets[][2] = {{"0123456789abcdef0123456789abcdef", "0123456789abcdef0123456789abcdeF"},
                                            {"0123456789abcdef0123456789abcdef", "0123456789abcdef0123456789abcde"},
@@ -178,7 +178,7 @@ TEST(At_AnotherWorldSize_FailsOnAllRanksNamingIt) {
     fill(ranks, 3, place, 60 * SECOND_NS);
     const int32_t odd = wrong == 2 ? 1 : 2;
     ranks[odd].world_size = wrong;
-    ranks[3 - odd].later_us = 200000; /* hears it although it comes later */
+    ranks[3 - odd].later_us = 200000; /* this rank gets the error although it comes later */
     run(ranks, 3);
     for (int32_t i = 0; i < 3; ++i) assert_refused(&ranks[i], SLUICE_E_MISMATCH, odd, "was started with world_size");
   }
@@ -200,7 +200,7 @@ TEST(At_Rank0Twice_RefusesTheSecondAlone) {
   at_rank_t ranks[3];
   tcp_place_init(place);
   fill(ranks, 3, place, 60 * SECOND_NS);
-  ranks[1].later_us = 3000000; /* the second rank 0 comes before the group is complete */
+  ranks[1].later_us = 3000000; /* so that the second rank 0 comes before the group is complete */
   at_rank_t second = ranks[0];
   for (int32_t i = 0; i < 3; ++i) assert_int_equal(pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]), 0);
   usleep(1000000);
@@ -302,20 +302,20 @@ TEST(At_IdleStrangers_DoNotPreventIt) {
   assert_well(ranks, 3);
 }
 
-/* One that stands between rank 1 and rank 0, and writes down what it sees. */
+/* A proxy between rank 1 and rank 0 that records all bytes. */
 typedef struct wire_tap_s {
-  const char* place; /* rank 0's */
+  const char* place; /* rank 0's address */
   int listener;
   pthread_mutex_t mutex;
   size_t num_heard;
-  char heard[MAX_RECORDED]; /* on all connections, both ways */
+  char heard[MAX_RECORDED]; /* on all connections, in both directions */
 } wire_tap_t;
 
 typedef struct leg_s {
   wire_tap_t* tap;
-  int ends[2]; /* rank 1's, rank 0's */
+  int ends[2]; /* towards rank 1 and rank 0 */
   size_t num_said;
-  char said[MAX_RECORDED]; /* by rank 1 */
+  char said[MAX_RECORDED]; /* bytes from rank 1 */
 } leg_t;
 
 static void write_down(char* to, size_t* used, const char* bytes, size_t count) {
@@ -361,7 +361,7 @@ static int listen_at(const char* place) {
   return fd;
 }
 
-/* Two connections: the meeting, and the one that stays. */
+/* Records two connections: the rendezvous, and the connection that stays. */
 TEST(At_WhatIsSeenOnTheWire_HasNoSecretAndJoinsNoGroup) {
   char place[TCP_PLACE_BYTES], between[TCP_PLACE_BYTES];
   at_rank_t ranks[2];
@@ -386,7 +386,7 @@ TEST(At_WhatIsSeenOnTheWire_HasNoSecretAndJoinsNoGroup) {
   for (size_t at = 0; at + 8 <= strlen(tcp_place_secret); ++at) {
     assert_null(memmem(tap->heard, tap->num_heard, tcp_place_secret + at, 8));
   }
-  /* What rank 1 has said, said again by a stranger, joins no later group. */
+  /* A stranger that replays rank 1's bytes does not join a later group. */
   fill(ranks, 2, place, SECOND_NS);
   assert_int_equal(pthread_create(&ranks[0].thread, NULL, run_rank, &ranks[0]), 0);
   int strangers[2];

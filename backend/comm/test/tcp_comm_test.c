@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the suite in //backend/cts/comm cannot see of the tcp transport: who may connect, what one rank's trouble is to
- * the others, and that the parent stays usable. Ranks are threads that find each other through the local transport. */
+/* Tests of the tcp transport beyond the suite in //backend/cts/comm: who may connect, how a failure of one rank reaches
+ * the others, and that the parent stays usable. Ranks are threads that connect through the local transport. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <pthread.h>
@@ -30,7 +30,7 @@ TEST(TcpCreate_OneRankWithoutInterface_FailsOnAllAndTheParentWorksOn) {
   tcp_ranks_run(ranks, WORLD);
   assert_int_equal(ranks[1].status, SLUICE_E_NOT_FOUND);
   assert_non_null(strstr(ranks[1].why.message, "\"nosuch0,nosuch1\""));
-  assert_non_null(strstr(ranks[1].why.message, "lo")); /* what there is instead */
+  assert_non_null(strstr(ranks[1].why.message, "lo")); /* the message lists existing interfaces */
   for (int32_t r = 0; r < WORLD; ++r) {
     assert_null(ranks[r].comm);
     assert_int_equal(ranks[r].again, SLUICE_OK);
@@ -59,10 +59,10 @@ static void exchange_once(tcp_rank_t* me) {
   if (me->status != SLUICE_OK) sluice_error_last(&me->why);
 }
 
-/* Every connection of this process hands on as little at a time as there is from now on, as a slow link does. */
+/* From now on, each connection of this process passes on as few bytes at a time as possible, like a slow link. */
 static void slow_down(void) {
   for (int fd = 3; fd < 1024; ++fd) {
-    const int few = 1; /* the least that there is */
+    const int few = 1; /* the kernel's minimum */
     struct sockaddr_storage peer;
     socklen_t bytes = sizeof peer;
     if (getpeername(fd, (struct sockaddr*)&peer, &bytes) == 0 && peer.ss_family != AF_UNIX) {
@@ -73,11 +73,11 @@ static void slow_down(void) {
 
 static uint64_t large_sizes[] = {
     1, 16383, 16384, 16385, 262143, 262144, 262145, 1 << 20, (1 << 20) + 16385, (4 << 20) + 5};
-static int64_t largest_wakes; /* times that rank 0 slept while the largest arrived */
+static int64_t largest_wakes; /* how often rank 0 slept while the largest message arrived */
 
 static unsigned char pattern(uint64_t at, uint64_t bytes) { return (unsigned char)(at * 31 + (at >> 12) + bytes); }
 
-/* From rank 1 to rank 0; the others have no part in it. */
+/* Sends from rank 1 to rank 0; other ranks do not take part. */
 static void send_large(tcp_rank_t* me, uint64_t bytes) {
   unsigned char* block = malloc(bytes);
   const void* send[WORLD] = {block};
@@ -106,8 +106,8 @@ static void exchange_large(tcp_rank_t* me) {
   }
 }
 
-/* 4 MiB are 17 times WAKE_BYTES, and 64 times what loopback hands on at once. A rank that is slower than the connection
- * (under a sanitizer) never sleeps. */
+/* 4 MiB are 17 times WAKE_BYTES, and 64 times what loopback passes on at once. A rank that is slower than the
+ * connection (with a sanitizer) never sleeps. */
 TEST(TcpWait_LargeMessageOverASlowConnection_ArrivesIntactAndWakesSeldom) {
   tcp_rank_t ranks[WORLD];
   for (int32_t r = 0; r < WORLD; ++r) ranks[r] = (tcp_rank_t){.then = exchange_large};
@@ -119,7 +119,7 @@ TEST(TcpWait_LargeMessageOverASlowConnection_ArrivesIntactAndWakesSeldom) {
 }
 
 static void last_dies_and_second_gives_up(tcp_rank_t* me) {
-  if (me->rank == 2) sluice_comm_abort(me->comm); /* without a farewell */
+  if (me->rank == 2) sluice_comm_abort(me->comm); /* without a notice to the peers */
   tcp_ranks_meet(me);
   if (me->rank == 1) {
     exchange_once(me);
@@ -130,7 +130,7 @@ static void last_dies_and_second_gives_up(tcp_rank_t* me) {
   if (me->rank == 0) exchange_once(me);
 }
 
-/* By then the first rank finds both connections ended, that of the survivor first. */
+/* Rank 0 finds both connections ended, first that of rank 1, which gave up because rank 2 was lost. */
 TEST(TcpWait_AnotherGaveUpForALostRank_BlamesTheLostOne) {
   tcp_rank_t ranks[WORLD];
   for (int32_t r = 0; r < WORLD; ++r) ranks[r] = (tcp_rank_t){.then = last_dies_and_second_gives_up};
@@ -151,7 +151,7 @@ TEST(TcpCreate_NamedInterface_IsUsed) {
   }
 }
 
-/* Knocks at every port that this process listens on, and says what no rank says. */
+/* Connects to every port that this process listens on, and sends data that no rank sends. */
 static void* knock(void* argument) {
   _Atomic int32_t* stop = argument;
   intptr_t num_connected = 0;
@@ -195,21 +195,21 @@ TEST(TcpCreate_StrangersConnect_AreShownTheDoor) {
 /* ---- what one rank lacks ----------------------------------------------------------------------------------------- */
 
 static pthread_barrier_t barrier;
-static int64_t failing; /* the allocation of all ranks that fails */
+static int64_t failing; /* number of the failing allocation, over all ranks */
 
 static void plan_failure(tcp_rank_t* me) {
-  pthread_barrier_wait(&barrier); /* all have their parents */
+  pthread_barrier_wait(&barrier); /* all ranks have their parents */
   if (me->rank == 0) sluice_process_allocator()->fail_after = failing;
   pthread_barrier_wait(&barrier);
 }
 
-/* Before anybody says more to the parent, which would end the waits of others. */
+/* Otherwise a rank that uses the parent again would end the waits of the others. */
 static void wait_for_all(tcp_rank_t* me) {
   (void)me;
   pthread_barrier_wait(&barrier);
 }
 
-/* The allocation may be of any rank. The rank is told NO_MEMORY, the others that it could not, and nobody waits. */
+/* Fails each allocation of any rank in turn. That rank returns NO_MEMORY, other ranks its failure, before deadlines. */
 static void nth_allocation(int32_t world_size) {
   sluice_allocator_t* allocator = sluice_process_allocator();
   pthread_barrier_init(&barrier, NULL, (unsigned)world_size);
@@ -234,7 +234,7 @@ static void nth_allocation(int32_t world_size) {
       }
     }
     assert_int_equal(allocator->num_live, num_before);
-    /* The parent's meeting afterwards allocates too: then all have their communicators. */
+    /* The reduction over the parent afterwards allocates too; then all ranks have their communicators. */
     assert_true(num_ok == world_size || (num_ok == 0 && num_without == 1));
     if (is_over) break;
   }
@@ -246,7 +246,7 @@ TEST(TcpCreate_NthAllocationOfTwoRanksFails_NobodyWaits) { nth_allocation(2); }
 
 TEST(TcpCreate_NthAllocationOfThreeRanksFails_NobodyWaits) { nth_allocation(WORLD); }
 
-/* In a process of its own, whose limit goes with it. Enough for listening, not for the connections. */
+/* Runs in a child process with its own limit, which leaves descriptors for listening but not for all connections. */
 static int connect_without_descriptors(void) {
   enum { RANKS = 4, PREPARED = 3 * RANKS, FEW = 5 };
   tcp_rank_t ranks[RANKS];
@@ -292,7 +292,7 @@ TEST(TcpCreate_BadArguments_AreRefused) {
   const sluice_ext_header_t unknown = {.type = 77};
   tcp.next = &unknown;
   assert_int_equal(sluice_comm_create_tcp(parent, &tcp, &comm), SLUICE_E_INVALID_ARGUMENT);
-  assert_int_equal(sluice_comm_create_tcp(parent, NULL, &comm), SLUICE_OK); /* alone, and with the defaults */
+  assert_int_equal(sluice_comm_create_tcp(parent, NULL, &comm), SLUICE_OK); /* one rank, with defaults */
   assert_string_equal(sluice_comm_name(comm), "tcp");
   sluice_comm_destroy(comm);
   sluice_comm_destroy(parent);
@@ -313,7 +313,7 @@ TEST(TcpCard_Targets_AreLoopbackWhereThePlaceIsTheSame) {
   assert_int_equal(ntohs(in.sin_port), 4712);
   assert_int_equal(sluice_tcp_card_target(&mine, &theirs, 1, &target), sizeof(struct sockaddr_in6));
   assert_int_equal(sluice_tcp_card_target(&mine, &theirs, 2, &target), 0);
-  /* The same place: loopback comes first, and the addresses follow. */
+  /* In the same place, loopback comes first, then the addresses. */
   mine.place[0] = 2;
   assert_int_equal(sluice_tcp_card_target(&mine, &theirs, 0, &target), sizeof in);
   memcpy(&in, &target, sizeof in);
@@ -321,13 +321,13 @@ TEST(TcpCard_Targets_AreLoopbackWhereThePlaceIsTheSame) {
   assert_int_equal(ntohs(in.sin_port), 4711);
   assert_int_equal(sluice_tcp_card_target(&mine, &theirs, 1, &target), sizeof in);
   assert_int_equal(sluice_tcp_card_target(&mine, &theirs, 3, &target), 0);
-  /* But not where that rank listens on named interfaces alone. */
+  /* Without loopback if that rank listens only on named interfaces. */
   theirs.any_port = 0;
   assert_int_equal(sluice_tcp_card_target(&mine, &theirs, 0, &target), sizeof in);
   memcpy(&in, &target, sizeof in);
   assert_int_equal(ntohs(in.sin_port), 4712);
   assert_int_equal(sluice_tcp_card_target(&mine, &theirs, 2, &target), 0);
-  /* Places that the system does not tell are not the same one. */
+  /* Unknown places count as different. */
   mine.place[0] = theirs.place[0] = 0;
   assert_int_equal(sluice_tcp_card_target(&mine, &theirs, 0, &target), sizeof in);
   memcpy(&in, &target, sizeof in);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Many ranks at once, as processes: 32 every day, 256 with SLUICE_FULL set. All of them connect at the same moment; and
- * when one of them stops, all others ask a slow store who it is. */
+/* Many ranks, which are processes: 32 every day, 256 with SLUICE_FULL set. All connect at the same time. When one of
+ * them stops, all others query a slow store for the straggler. */
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -17,14 +17,14 @@ enum { FEW = 32, ROW_INTS = 16 };
 #define LONG_NS   (300000 * MS)
 #define SHORT_NS  (10000 * MS)
 #define ANSWER_NS (50 * MS)
-/* Between the deadline and the status, on a busy machine: two seconds of questions, and a request that is put away. */
+/* Time from the deadline to the status on a busy machine: two seconds of lookups, and abandoning a request. */
 #define BOUNDED_NS (15000 * MS)
 
 static pid_t children[PROCESS_MOST_RANKS];
 
 static int32_t num_ranks(void) { return getenv("SLUICE_FULL") != NULL ? PROCESS_MOST_RANKS : FEW; }
 
-/* A row to every rank, in which stands who sent it to whom. */
+/* Sends a row to every rank that identifies sender and receiver. */
 static sluice_status_t exchange_rows(const process_rank_t* me, int32_t* out_wrong) {
   static int32_t sent[PROCESS_MOST_RANKS][ROW_INTS], received[PROCESS_MOST_RANKS][ROW_INTS];
   const void* send[PROCESS_MOST_RANKS];
@@ -79,7 +79,7 @@ TEST(Crowd_ConnectsAtOnce_AllMeet) {
                 (double)longest_ns / 1e9);
 }
 
-/* The last rank stops when all are connected. */
+/* The last rank stops after all have connected. */
 static int32_t stop_or_wait(process_rank_t* me, process_report_t* report) {
   int32_t wrong = 0;
   if (exchange_rows(me, &wrong) != SLUICE_OK || wrong != 0) return __LINE__;

@@ -24,11 +24,11 @@ static void loopback(uint16_t port, struct sockaddr_in* out) {
   out->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 }
 
-/* ---- the parent, which changes the card on its way --------------------------------------------------------------- */
+/* ---- the parent, which changes rank 0's card in transit ---- */
 
 typedef struct parent_s {
   sluice_comm_t* local;
-  sluice_comm_request_t* request; /* one at a time, as connecting has them */
+  sluice_comm_request_t* request; /* one at a time, as connecting needs */
   void* from_0;
   uint64_t bytes;
   int32_t rank;
@@ -83,14 +83,14 @@ static sluice_comm_t* wrap(tcp_rank_t* me, sluice_comm_t* local) {
   return made;
 }
 
-/* ---- who answers ------------------------------------------------------------------------------------------------- */
+/* ---- the other machine ---- */
 
 static int is_ready(int fd) {
   struct pollfd p = {.fd = fd, .events = POLLIN};
   return poll(&p, 1, 20) > 0;
 }
 
-/* Hands on in both directions until one ends. */
+/* Forwards bytes in both directions until one end closes. */
 static void hand_on(int client) {
   struct sockaddr_in target;
   char bytes[4096];

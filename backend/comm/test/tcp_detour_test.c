@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* At an address of a rank another machine may answer, as private networks overlap, or nobody as yet. The rank is found
- * at its next address, or at the same one later. */
+/* At an address of a rank another machine may answer, since private networks overlap, or nobody yet. The connecting
+ * rank then tries the next address, or the same address again. */
 #include "backend/comm/test/tcp_detour.h"
 
 #include <stdint.h>
@@ -13,7 +13,7 @@
 
 enum { WORLD = 2, TURNS = 3 };
 
-/* The best of three: the machine may be busy. */
+/* The best of three turns, since the machine may be busy. */
 static uint64_t best_start_ns(tcp_detour_kind_t kind, int32_t least_accepted) {
   uint64_t best_ns = UINT64_MAX;
   for (int turn = 0; turn < TURNS; ++turn) {
@@ -31,7 +31,7 @@ static uint64_t best_start_ns(tcp_detour_kind_t kind, int32_t least_accepted) {
 }
 
 static void does_not_delay(tcp_detour_kind_t kind, int32_t least_accepted) {
-  const uint64_t clean_ns = best_start_ns(DETOUR_RECORDS, 1); /* one hop more is no delay */
+  const uint64_t clean_ns = best_start_ns(DETOUR_RECORDS, 1); /* forwarding costs almost no time */
   assert_true(best_start_ns(kind, least_accepted) < clean_ns + SECOND_NS);
 }
 
@@ -43,7 +43,7 @@ TEST(TcpConnect_AnotherMachineEchoes_NextAddressIsTaken) { does_not_delay(DETOUR
 
 TEST(TcpConnect_NobodyAnswersAtFirst_IsTriedAgain) { (void)best_start_ns(DETOUR_LATE, 3); }
 
-/* Nowhere else, and never: the message says where it was sought and what was there. */
+/* Rank 0 is never found: the error names the address and what answered. */
 TEST(TcpConnect_AnotherMachineIsAllThereIs_FailsSayingSo) {
   tcp_rank_t ranks[WORLD] = {{.connect_timeout_ns = SECOND_NS}, {.connect_timeout_ns = SECOND_NS}};
   tcp_detour_t detour = {.kind = DETOUR_NOBODY};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a forked child holds of the tcp transport: nothing, whoever forks and whenever. */
+/* A forked child has no descriptor of the tcp transport, whichever process forks and at any time. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -15,8 +15,8 @@
 
 enum { WORLD = 3, NUM_LOOKED_AT = 512 };
 
-/* Connections and listeners but those of one machine, and descriptors of epoll and eventfd. The C library's own, with
- * which it asks for names and addresses, are of other kinds. */
+/* Counts stream sockets except Unix sockets, and descriptors of epoll and eventfd. The C library's own descriptors, for
+ * looking up names and addresses, are of other kinds. */
 static int count_held(void) {
   int count = 0;
   for (int fd = 0; fd < NUM_LOOKED_AT; ++fd) {
@@ -37,7 +37,7 @@ static int count_held(void) {
 
 static int num_before; /* inherited from the process that started the test */
 
-/* What `body` returns in a child, if a byte holds it. */
+/* Returns the result of `body` in a child, if it fits into a byte. */
 static int run_in_child(int (*body)(void)) {
   int code = -1;
   const pid_t child = fork();
@@ -68,7 +68,7 @@ TEST(Fork_Child_HoldsNothingOfTheTransport) {
   for (int r = 0; r < WORLD; ++r) assert_int_equal(ranks[r].status, SLUICE_OK);
 }
 
-/* ---- and its child ----------------------------------------------------------------------------------------------- */
+/* ---- a child of the child ---- */
 
 static int own[NUM_LOOKED_AT];
 static int num_own;
@@ -79,7 +79,7 @@ static int count_own(void) {
   return count;
 }
 
-/* The child opens descriptors, which get the numbers that were the parent's, and forks. */
+/* The child opens descriptors, which get the numbers of the parent's descriptors, and forks. */
 static int fork_again(void) {
   for (num_own = 0; num_own < 24; ++num_own) own[num_own] = eventfd(0, 0);
   return run_in_child(count_own);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Frames on connections of the tcp communicator: rank 0 of three exchanges with two peers that say what the input says,
- * frames that fit, frames of other lengths and kinds, parts of them, and the end. A request that completes holds
- * exactly what was sent for it; every other one fails, and nothing waits.
+/* Fuzzes frames of the tcp communicator: rank 0 of three exchanges with two peers that send what the input says: right
+ * frames, frames of other lengths and kinds, parts of frames, and the end. A request that completes has exactly the
+ * bytes that were sent for it; every other request fails, and no wait hangs.
  *
- * Input: requests (one or two) and how they are waited for; bytes of each message, in threes; then what peers say, each
- * begun by a byte: which peer, what, whether rank 0 looks at it before more comes, and for any bytes how many follow.
- */
+ * Input: the number of requests (one or two) and the order of waits; lengths of messages in units of 3 bytes; then
+ * items. The first byte of an item has the peer, the kind, whether rank 0 reads before the next item, and for arbitrary
+ * bytes their number. */
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -26,20 +26,20 @@ typedef struct frame_s {
 
 typedef struct peer_s {
   int fd;
-  int32_t next; /* request whose frame it says next, when it says what is right */
+  int32_t next; /* request of the next right frame */
   uint8_t said[MOST_SAID];
   size_t num_said;
-  int32_t is_full; /* the system takes no more of it until rank 0 has looked: it says nothing any more */
+  int32_t is_full; /* the socket is full until rank 0 reads, so this peer sends nothing more */
 } peer_t;
 
-static int ends[WORLD]; /* rank 0's, of the communicator that is made next */
+static int ends[WORLD]; /* rank 0's sockets, for the next communicator */
 static peer_t peers[PEERS];
 static uint64_t wanted[REQUESTS][PEERS], given[REQUESTS][PEERS];
 static uint8_t* buffers[REQUESTS][PEERS];
 static sluice_comm_request_t* requests[REQUESTS];
 static int32_t num_requests;
 
-/* In place of finding each other: the connections stand. */
+/* Replaces connecting: the connections exist. */
 sluice_status_t __wrap_sluice_tcp_connect(sluice_comm_t* parent, const sluice_tcp_way_t* way, sluice_status_t mine,
                                           int* out_sockets);
 sluice_status_t __wrap_sluice_tcp_connect(sluice_comm_t* parent, const sluice_tcp_way_t* way, sluice_status_t mine,
@@ -60,7 +60,7 @@ static void say(peer_t* p, const void* words, size_t bytes) {
   p->num_said += (size_t)n;
 }
 
-/* The whole frame of the next request that has a message from this peer. */
+/* Sends the whole frame of the next request that has a message from this peer. */
 static void say_right(peer_t* p, int32_t peer) {
   while (p->next < num_requests && wanted[p->next][peer] == 0) ++p->next;
   if (p->next >= num_requests) return;
@@ -72,7 +72,7 @@ static void say_right(peer_t* p, int32_t peer) {
   ++p->next;
 }
 
-/* Takes one saying; how many bytes of the input it took. */
+/* Sends the next item of the input; returns the number of input bytes used. */
 static size_t say_next(const uint8_t* data, size_t size) {
   const int32_t peer = data[0] & 1, what = data[0] >> 1 & 3;
   peer_t* p = &peers[peer];
@@ -99,7 +99,7 @@ static void start(sluice_comm_t* comm, int32_t number) {
   FUZZ_CHECK(comm->vtable->exchange_start(comm, &exchange, &requests[number]) == SLUICE_OK);
 }
 
-/* Everything of this request, after that of earlier ones, is what the peers have said, and where it belongs. */
+/* Checks that the request has received the bytes that peers sent for it, after those of earlier requests. */
 static void check_received(int32_t number) {
   for (int32_t peer = 0; peer < PEERS; ++peer) {
     const peer_t* p = &peers[peer];
@@ -117,7 +117,7 @@ static void check_received(int32_t number) {
   }
 }
 
-/* 1: the request has ended, one way or the other. */
+/* Returns 1 if the request has completed or failed. */
 static int wait(sluice_comm_t* comm, int32_t number, uint64_t deadline_ns) {
   const sluice_status_t status = comm->vtable->exchange_wait(comm, requests[number], deadline_ns, NULL);
   if (status == SLUICE_E_TIMED_OUT) return 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A rank that has sent everything and goes, while the one that is to read it has been stopped: what it sent arrives,
- * whatever lies unread when it goes. The send buffer is made large enough where the system lets this process do so. */
+/* A rank sends all its data and leaves while its peer is stopped: the data arrives, whatever the leaving rank has not
+ * read. The send buffer is enlarged if the system allows it. */
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -18,15 +18,15 @@ enum { MOST_BYTES = 64 << 20, SMALL_BYTES = 256 << 10, MOST_DESCRIPTORS = 64 };
 
 #define MS         UINT64_C(1000000)
 #define TIMEOUT_NS (120000 * MS)
-#define STOPPED_US 4000000      /* twice as long as a goodbye waits */
-#define GONE_NS    (20000 * MS) /* on a busy machine: two goodbyes of two seconds each */
+#define STOPPED_US 4000000      /* twice the time that a shutdown waits */
+#define GONE_NS    (20000 * MS) /* two shutdowns of two seconds each, on a busy machine */
 
 static char data[MOST_BYTES];
 static uint64_t num_bytes;
 
 static char byte_at(uint64_t i) { return (char)(i * 2654435761u >> 13); }
 
-/* All stream sockets of this process. 1: a send of MOST_BYTES does not wait for its reader. */
+/* Enlarges the buffers of all stream sockets of this process. Returns 1 if a send of MOST_BYTES does not block. */
 static int enlarge_buffers(void) {
   int found = 0;
   for (int fd = 3; fd < MOST_DESCRIPTORS; ++fd) {
@@ -69,7 +69,7 @@ static sluice_status_t one_way(const process_rank_t* me, int32_t stops) {
   return sluice_comm_exchange_wait(me->comm, request, "bytes of the test");
 }
 
-/* Rank 0 sends and goes; rank 1 is stopped before it reads. */
+/* Rank 0 sends and leaves; rank 1 is stopped before it reads. */
 static int32_t exchange_and_go(process_rank_t* me, process_report_t* report) {
   int64_t can_hold = me->rank == 0 ? enlarge_buffers() : 1;
   if (sluice_comm_all_reduce_i64(me->parent, &can_hold, 1, SLUICE_REDUCE_SUM, "what fits") != SLUICE_OK)
@@ -92,7 +92,7 @@ static int meet(const process_rank_t* me) {
   return sluice_comm_all_reduce_i64(me->parent, &one, 1, SLUICE_REDUCE_SUM, "that it is sent") == SLUICE_OK;
 }
 
-/* Rank 0 has a message to read as well, which it does not. */
+/* Rank 0 also leaves a message unread. */
 static int32_t send_and_go(process_rank_t* me, process_report_t* report) {
   sluice_messages_t* messages;
   sluice_message_completion_t done;
@@ -101,7 +101,7 @@ static int32_t send_and_go(process_rank_t* me, process_report_t* report) {
   for (uint64_t i = 0; i < num_bytes; ++i) data[i] = byte_at(i);
   const sluice_message_span_t span = {.data = data, .bytes = num_bytes};
   const sluice_message_t message = {.peer = other, .num_spans = 1, .tag = 5, .spans = &span};
-  if (me->rank == 1) { /* sent and unread, before this rank stops */
+  if (me->rank == 1) { /* its message is sent and unread when this rank stops */
     if (sluice_messages_send(messages, &message, 0, NULL) != SLUICE_OK) return __LINE__;
     if (sluice_messages_wait(messages, "its end", &done) != SLUICE_OK) return __LINE__;
     if (!meet(me)) return __LINE__;
@@ -111,7 +111,7 @@ static int32_t send_and_go(process_rank_t* me, process_report_t* report) {
     if (done.payload_bytes != num_bytes || !all_arrived(done.payload, num_bytes)) return __LINE__;
     sluice_messages_release(messages, done.arrival);
   } else {
-    if (!meet(me)) return __LINE__; /* who left earlier would be missed by a message that is not yet sent */
+    if (!meet(me)) return __LINE__; /* a rank that left earlier would fail the peer's send */
     if (sluice_messages_send(messages, &message, 0, NULL) != SLUICE_OK) return __LINE__;
     if (sluice_messages_wait(messages, "its end", &done) != SLUICE_OK) return __LINE__;
   }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* First words of a connection, in both roles, to somebody who says what the input says: right words, any words, and
- * parts of them. A connection is kept exactly where all words were right.
+/* Fuzzes the handshake of a connection in both roles, with a peer that sends what the input says: right data, arbitrary
+ * data, and parts. The connection is accepted exactly if all data was right.
  *
- * Input: a byte for the role; then words, each begun by a byte: from 0x80 on the right ones, whole; else so many bytes
- * and one more that follow. */
+ * Input: a byte for the role; then items. An item begins with a byte: from 0x80 on it stands for all right data that
+ * comes next, otherwise it is one less than the number of bytes that follow. */
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -17,11 +17,11 @@ enum { WORLD = 3, LISTENER = 0, CONNECTOR = 1, MAC = SLUICE_TCP_MAC_BYTES, MOST_
 static const sluice_tcp_card_t cards[WORLD] = {{.secret = {7, 1, 2}}, {.secret = {9}}, {.secret = {11}}};
 
 typedef struct talk_s {
-  int is_listening; /* the role of the code that is tried */
-  int fd;           /* the other end's */
+  int is_listening; /* role of the tested code */
+  int fd;           /* the peer's socket */
   sluice_tcp_group_t group;
   sluice_tcp_hello_t hello;
-  uint8_t heard[2 * MAC], said[MOST_SAID]; /* by the other end */
+  uint8_t heard[2 * MAC], said[MOST_SAID]; /* received and sent by the peer */
   size_t num_heard, num_said;
 } talk_t;
 
@@ -30,7 +30,7 @@ static sluice_tcp_greeting_t greeting(void) {
       .magic = {'s', 'l', 'u', 'i', 'c', 'e', 't', '2'}, .rank = CONNECTOR, .peer = LISTENER, .challenge = {3, 5}};
 }
 
-/* As tcp_hello.h describes it, once more. */
+/* Computes the proof independently, as tcp_hello.h describes it. */
 static void prove(const sluice_tcp_greeting_t* g, const uint8_t* answer, int32_t role, uint8_t* out) {
   uint8_t words[sizeof *g + MAC + 8] = {0};
   memcpy(words, g, sizeof *g);
@@ -39,7 +39,7 @@ static void prove(const sluice_tcp_greeting_t* g, const uint8_t* answer, int32_t
   sluice_tcp_mac(cards[LISTENER].secret, words, sizeof words, out);
 }
 
-/* What the one that is tried has said so far. */
+/* Reads what the tested code has sent so far. */
 static void listen_to(talk_t* t) {
   ssize_t n;
   while (t->num_heard < sizeof t->heard &&
@@ -48,7 +48,7 @@ static void listen_to(talk_t* t) {
   }
 }
 
-/* 1: the words so far are all of the right ones. */
+/* Returns 1 if the peer has sent all data, and all of it is right. */
 static int is_right(const talk_t* t) {
   uint8_t proof[MAC];
   sluice_tcp_greeting_t g;
@@ -67,7 +67,7 @@ static int is_right(const talk_t* t) {
   return memcmp(proof, t->said + MAC, MAC) == 0 && t->said[2 * MAC] == 'w';
 }
 
-/* Writes the right words that come next; how many. */
+/* Writes the right data that comes next; returns its length. */
 static size_t right_words(const talk_t* t, uint8_t* out) {
   sluice_tcp_greeting_t g = greeting();
   if (t->is_listening && t->num_said < sizeof g) {

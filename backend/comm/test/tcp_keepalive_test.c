@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A peer whose machine falls silent is lost by name, soon; one that only keeps others waiting is not.
+/* A peer whose machine no longer answers is soon reported as lost; a peer that only keeps others waiting is not.
  *
- * The wire is cut by a filter that drops whatever arrives at the sockets of this process, answers of the other end's
- * system included: nobody is told that anything has ended. Each case is a process of its own, so that all have theirs
- * at once: they wait, for half a minute, and compute next to nothing. */
+ * A filter drops all packets that arrive at the sockets of a process, including acknowledgements, so that neither end
+ * sees a connection end. Each case is a process, so that all cases run at once: they wait for half a minute and compute
+ * almost nothing. */
 #include <linux/filter.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -27,11 +27,11 @@
 enum { WORLD = 2, NO_FILTER = 77, NO_RTO_MAX, DEADLINE_S = 120 };
 
 #define SECOND_NS UINT64_C(1000000000)
-/* 12 s after the last answer, and the machine may be busy; Linux itself gives up after 51 s where TCP_RTO_MAX_MS is
- * set, and after a quarter of an hour elsewhere. */
+/* 12 s after the last answer, plus a reserve for a busy machine. Linux gives up after 51 s if TCP_RTO_MAX_MS is set,
+ * and after a quarter of an hour otherwise. */
 #define SOON_NS    (25 * SECOND_NS)
 #define FEW_BYTES  UINT64_C(8)
-#define MANY_BYTES (UINT64_C(64) << 20) /* more than the system's buffers on both sides take */
+#define MANY_BYTES (UINT64_C(64) << 20) /* more than the socket buffers of both ends hold */
 
 static void sleep_s(int seconds) {
   struct timespec left = {.tv_sec = seconds};
@@ -63,7 +63,7 @@ static void cut(void) {
 
 static char* block;
 
-/* `bytes` from rank 0 to rank 1, or back. */
+/* Moves `bytes` from rank `from` to the other rank. */
 static sluice_status_t carry(tcp_rank_t* me, int32_t from, uint64_t bytes) {
   const int32_t other = 1 - me->rank;
   const void* send[WORLD] = {NULL, NULL};
@@ -90,7 +90,7 @@ static void lose_while_idle(tcp_rank_t* me) {
   if (me->rank == 0) {
     cut_ns = sluice_now_ns();
     cut();
-    carry(me, 1, FEW_BYTES); /* of which nothing comes */
+    carry(me, 1, FEW_BYTES); /* nothing arrives */
     noticed_ns = sluice_now_ns();
   }
   tcp_ranks_meet(me);
@@ -100,7 +100,7 @@ static void lose_with_bytes_for_it(tcp_rank_t* me) {
   if (me->rank == 0) {
     cut_ns = sluice_now_ns();
     cut();
-    if (carry(me, 0, FEW_BYTES) == SLUICE_OK) carry(me, 1, FEW_BYTES); /* to the system it is sent */
+    if (carry(me, 0, FEW_BYTES) == SLUICE_OK) carry(me, 1, FEW_BYTES); /* the kernel has accepted these bytes */
     noticed_ns = sluice_now_ns();
   }
   tcp_ranks_meet(me);
@@ -118,14 +118,14 @@ static void lose_after_it_had_no_room(tcp_rank_t* me) {
   tcp_ranks_meet(me);
 }
 
-/* As one that computes, or is stopped: its system answers that there is no room. */
+/* Rank 1 sleeps, like a rank that computes or is stopped; its kernel answers that its buffer is full. */
 static void keep_waiting(tcp_rank_t* me) {
   if (me->rank == 1) sleep_s(25);
   carry(me, 0, MANY_BYTES);
   tcp_ranks_meet(me);
 }
 
-/* Nobody waits, nothing is said. */
+/* Neither rank sends or waits. */
 static void say_nothing(tcp_rank_t* me) {
   sleep_s(25);
   carry(me, 0, FEW_BYTES);
@@ -134,7 +134,7 @@ static void say_nothing(tcp_rank_t* me) {
 
 typedef struct case_s {
   void (*then)(tcp_rank_t* me);
-  int is_lost; /* rank 1, for rank 0 */
+  int is_lost; /* rank 0 must lose rank 1 */
   int needs_rto_max;
   pid_t pid;
 } case_t;
@@ -157,7 +157,7 @@ static int has_rto_max(void) {
   return is_known;
 }
 
-/* Not in some sandboxes, whose user may not attach filters. */
+/* Some sandboxes do not allow filters. */
 static int may_cut(void) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), may = drop_all(fd);
   close(fd);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The code is that of the authors' reference: the first two of their vectors of whole words, and one of the length that
- * the transport uses, from another implementation (`openssl mac -macopt size:16 SIPHASH`). */
+/* Test vectors of SipHash: the first two of the reference implementation for whole words, and one for the transport's
+ * length from another implementation (`openssl mac -macopt size:16 SIPHASH`). */
 #include "backend/comm/tcp/tcp_mac.h"
 
 #include <stdint.h>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Messages over tcp: rank 0 of three, whose two peers say what the input says: whole messages, parts of them, frames of
- * other kinds and lengths, any bytes, and the end. What a receive gets of a peer that has said nothing wrong is what
- * that peer sent under its tag, in its order; every other request fails, nothing waits, and no memory is asked for that
- * exceeds a limit. The thread of the endpoint is played by the target: it pulls after each saying, or after several.
+/* Fuzzes messages over tcp: rank 0 of three, whose peers send what the input says: whole messages, parts, frames of
+ * other kinds and lengths, arbitrary bytes, and the end. Receives from a peer that sent only valid data get its
+ * messages by tag and in order. All other requests fail, no wait hangs, and no allocation exceeds a limit. The target
+ * plays the endpoint's thread and pulls when the input says so.
  *
- * Input: limits; then sayings, each begun by a byte: which peer, what, whether rank 0 looks before more comes. */
+ * Input: limits; then items that begin with a byte: the peer and the kind. */
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -23,7 +23,7 @@ typedef struct message_s {
 
 typedef struct peer_s {
   int fd;
-  int32_t is_wrong; /* it has said what no endpoint says, or not all of something */
+  int32_t is_wrong; /* has sent invalid data, or a part of a message */
   int32_t num_said;
   message_t said[MOST];
 } peer_t;
@@ -33,7 +33,7 @@ static peer_t peers[WORLD];
 static tcp_wire_t* wire;
 static sluice_messages_t* messages;
 static sluice_allocator_t memory;
-static uint64_t limit; /* of max_unexpected_bytes and max_message_bytes */
+static uint64_t limit; /* max_unexpected_bytes and max_message_bytes */
 
 static uint8_t pattern(int32_t peer, int32_t number, uint64_t at) {
   return (uint8_t)(at * 31 + (uint64_t)number * 7 + (uint64_t)peer);
@@ -96,7 +96,7 @@ static void look(void) {
   }
 }
 
-/* Takes one saying; how many bytes of the input it took. */
+/* Runs the next item of the input; returns the number of input bytes used. */
 static size_t say_next(const uint8_t* data, size_t size) {
   static sluice_message_request_t last;
   const int32_t peer = 1 + (data[0] & 1);
@@ -105,7 +105,7 @@ static size_t say_next(const uint8_t* data, size_t size) {
   peer_t* p = &peers[peer];
   switch (data[0] >> 1 & 7) {
     case SAYS_MESSAGE: say_message(peer, a, b); return two;
-    case SAYS_FRAME: { /* a right one of another kind, or with sizes that may not be */
+    case SAYS_FRAME: { /* a valid frame of another kind, or one with invalid sizes */
       static const uint32_t kinds[] = {SLUICE_FRAME_WAITS, SLUICE_FRAME_LEAVES, SLUICE_FRAME_LOST,
                                        SLUICE_FRAME_MESSAGE};
       const sluice_frame_t frame = {.kind = kinds[a & 3],
@@ -176,7 +176,7 @@ static void close_wire(void) {
   free(wire);
 }
 
-/* A message that is within the limit, and what lies in front of it. */
+/* A message within the limit, with its header. */
 static void* allocate(void* user, uint64_t bytes) {
   (void)user;
   FUZZ_CHECK(bytes <= 2 * limit + 2048);

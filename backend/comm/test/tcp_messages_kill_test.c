@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A rank that is killed, while it is a process: all others are told which, whomever they wait for. */
+/* A rank, which is a process, is killed: all other ranks report it, whichever rank they wait for. */
 #include <stdint.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -10,7 +10,7 @@
 
 enum { WORLD = 4, VICTIM = 3 };
 
-/* Under TSan bringing in 64 MiB takes a rank longer than the others wait for it. */
+/* With TSan, receiving 64 MiB takes longer than the other ranks wait. */
 #if defined(__SANITIZE_THREAD__)
 enum { LARGE = 4 << 20 };
 #else
@@ -30,13 +30,13 @@ static sluice_status_t next_one(sluice_messages_t* m) {
   return status;
 }
 
-/* Rank 0 waits for 1, 1 for 2, 2 for 0: nobody for the one that is killed. */
+/* Rank 0 waits for 1, 1 for 2, 2 for 0: no rank waits for the victim. */
 static sluice_status_t wait_for_another(sluice_messages_t* m, int32_t rank) {
   const sluice_status_t status = sluice_messages_receive(m, (rank + 1) % VICTIM, 1, 0, NULL);
   return status == SLUICE_OK ? next_one(m) : status;
 }
 
-/* Halves of messages are under way between all. */
+/* Parts of messages are in flight between all ranks. */
 static sluice_status_t send_meanwhile(sluice_messages_t* m, int32_t rank) {
   static char payload[LARGE];
   const sluice_message_span_t span = {.data = payload, .bytes = LARGE};
@@ -64,7 +64,7 @@ static int be_rank(mesh_end_t* end, void* shared) {
   if (sluice_messages_open(comm, NULL, &m) != SLUICE_OK) return __LINE__;
   if (!mesh_meet(end)) return __LINE__;
   if (end->rank == VICTIM) {
-    ualarm(200000, 0); /* it dies by this, when the others wait, mostly: what they are told is the same */
+    ualarm(200000, 0); /* SIGALRM kills the rank, mostly while others wait; they report the same in any case */
     (void)present(m, end->rank);
     pause();
   }

@@ -12,8 +12,8 @@ enum { TCP_PLACE_BYTES = 32 };
 
 static const char tcp_place_secret[] = "a secret of the tests";
 
-/* "host:port"; another one at each call. Host and first port are drawn once in a process: tests that run at the same
- * time have one network, and in namespaces of their own the same process ids. */
+/* Writes a new "host:port" at each call. Each process draws its host at random, since tests that run at the same time
+ * share a network, and in namespaces of their own may have the same process ids. */
 static inline void tcp_place_init(char out[TCP_PLACE_BYTES]) {
   static _Atomic uint32_t drawn;
   static _Atomic int32_t num_places;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Messages that can wait: while bytes of an exchange lie unread, few of them go out, and some do. */
+/* Messages of low priority: while bytes of an exchange are unread, they are sent slowly, but still sent. */
 #include <stdint.h>
 #include <stdlib.h>
 
@@ -13,7 +13,7 @@ enum { UNREAD_BYTES = 8 << 20, CHUNK_BYTES = 64 << 10, NUM_CHUNKS = 64, PIECE_BY
 #define MS         UINT64_C(1000000)
 #define TIMEOUT_NS (60000 * MS)
 #define WATCHED_NS (300 * MS)
-#define PAUSE_NS   (20 * MS) /* between two pieces of those that wait */
+#define PAUSE_NS   (20 * MS) /* between two pieces of such messages */
 
 static char unread[2][UNREAD_BYTES], chunk[CHUNK_BYTES];
 
@@ -36,7 +36,7 @@ static void send_chunks(sluice_messages_t* messages) {
   }
 }
 
-/* How many of them are out, after at least one. */
+/* Waits a while, at least for one message. Returns the number of messages sent. */
 static int watch(sluice_messages_t* messages, uint64_t* out_ns) {
   const uint64_t begin_ns = sluice_now_ns();
   sluice_message_completion_t done;
@@ -61,7 +61,7 @@ static void finish(sluice_messages_t* messages, int left) {
   }
 }
 
-/* Rank 1 reads its exchange when rank 0 has seen enough; what it gets as messages it reads at once. */
+/* Rank 1 reads its exchange when rank 0 has finished watching, but reads messages at once. */
 static void send_beside(tcp_rank_t* me, int32_t gives_way) {
   sluice_messages_t* messages;
   uint64_t took_ns = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What is left of a connection when a rank gives up: its last words arrive, and the peer's end is seen behind all that
- * nobody reads. */
+/* The end of a connection when a rank gives up: its last frame arrives, and the end of the peer is seen after all the
+ * bytes that nobody reads. */
 #include <stdint.h>
 #include <string.h>
 
@@ -14,7 +14,7 @@
 #include "backend/comm/tcp/tcp_shutdown.h"
 #include "third_party/bazel/test.h"
 
-/* Two non-blocking ends of a connection over loopback. */
+/* Connects two non-blocking sockets over loopback. */
 static void connect_two(int ends[2]) {
   struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
   socklen_t bytes = sizeof address;
@@ -30,7 +30,7 @@ static void connect_two(int ends[2]) {
   for (int i = 0; i < 2; ++i) assert_int_equal(fcntl(ends[i], F_SETFL, O_NONBLOCK), 0);
 }
 
-/* Until the system takes no more. */
+/* Sends until the kernel accepts no more. */
 static void fill(int socket) {
   static const char nothing[65536];
   for (int misses = 0; misses < 50;) {
@@ -72,7 +72,7 @@ TEST(LastWords_FullConnection_AreNotTaken) {
   connect_two(ends);
   fill(ends[0]);
   assert_false(sluice_tcp_send_lost_rank(ends[0], words, sizeof words));
-  assert_false(parts_in_time(ends[0], 0)); /* the peer lives, and knows nothing */
+  assert_false(parts_in_time(ends[0], 0)); /* the peer is alive and has no reason to close */
   close(ends[1]);
   assert_true(parts_in_time(ends[0], 0));
   close(ends[0]);

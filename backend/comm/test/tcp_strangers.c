@@ -25,7 +25,7 @@ static void wait_at_gate(tcp_rank_t* me) {
   pthread_mutex_unlock(&mutex);
 }
 
-/* 1: the ranks are through. */
+/* Returns 1 if the ranks have finished. */
 static int wait_a_second(void) {
   struct timespec until;
   clock_gettime(CLOCK_REALTIME, &until);
@@ -37,7 +37,7 @@ static int wait_a_second(void) {
   return is_through;
 }
 
-/* Rank 0 alone listens as yet. */
+/* At this time only rank 0 listens. */
 static void find_listeners(tcp_strangers_t* s) {
   s->num_listeners = 0;
   while (s->num_listeners == 0) {
@@ -57,7 +57,7 @@ static void find_listeners(tcp_strangers_t* s) {
 
 static int come(const tcp_strangers_t* s) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  /* The port is at the same place in both families. */
+  /* The port has the same offset in both families. */
   struct sockaddr_in loopback = {.sin_family = AF_INET, .sin_port = s->listeners[0].sin6_port};
   loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   if (fd < 0 || connect(fd, (struct sockaddr*)&loopback, sizeof loopback) != 0) abort();

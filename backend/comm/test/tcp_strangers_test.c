@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Strangers neither prevent nor delay a start, and none of them gets in: idle ones, slow ones, such as say what no rank
- * says, and such as repeat what a rank has said. */
+/* Strangers neither prevent nor delay a start, and none of them is accepted: idle and slow ones, strangers that send
+ * arbitrary data, and strangers that replay data of a rank. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,7 +13,7 @@ enum { WORLD = 3, MANY = 200, TURNS = 3, GREETING_BYTES = 32, PROOF_BYTES = 16 }
 
 #define SECOND_NS UINT64_C(1000000000)
 
-/* To and from each other rank. */
+/* Exchanges with every other rank. */
 static void exchange_once(tcp_rank_t* me) {
   uint64_t out = (uint64_t)me->rank + 7, in[WORLD] = {0}, bytes[WORLD];
   const void* send[WORLD];
@@ -38,7 +38,7 @@ static void all_are_well(const tcp_rank_t* ranks, int32_t world_size) {
   }
 }
 
-/* The best of three: the machine may be busy. */
+/* The best of three turns, since the machine may be busy. */
 static uint64_t best_start_ns(const tcp_strangers_t* strangers) {
   uint64_t best_ns = UINT64_MAX;
   for (int turn = 0; turn < TURNS; ++turn) {
@@ -63,7 +63,7 @@ TEST(TcpStart_IdleStrangers_DelayNobody) {
   do_not_delay(&strangers);
 }
 
-/* As a rank would begin, so that nobody can tell until the end. */
+/* The bytes begin as a rank's greeting does, so rank 0 cannot reject them early. */
 TEST(TcpStart_StrangersOfAByteASecond_DelayNobody) {
   char greeting[GREETING_BYTES] = "sluicet2";
   const int32_t from_1_to_0[] = {1, 0};
@@ -90,8 +90,8 @@ TEST(TcpStart_HelloOfAnotherJobReplayed_IsRefused) {
   tcp_strangers_t strangers = {.count = 1, .words = detour.recorded, .num_words = GREETING_BYTES + PROOF_BYTES};
   const uint64_t took_ns = tcp_strangers_run(&strangers, second, 2);
   all_are_well(second, 2);
-  assert_true(took_ns < 10 * SECOND_NS); /* of 30, after which it would have failed */
-  /* It was answered as anybody who greets, and not welcomed. */
+  assert_true(took_ns < 10 * SECOND_NS); /* far from the 30 s after which the start would fail */
+  /* The replay got answers like any greeting, but was not accepted. */
   assert_int_equal(strangers.num_heard, 2 * PROOF_BYTES);
 }
 

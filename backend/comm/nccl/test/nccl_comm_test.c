@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* NCCL behind the interface, on fake tables: device buffers on a stream, splitting, finding the library, and every
- * error path. What all transports share is backend/cts/comm's. */
+/* The NCCL communicator on a fake NCCL and a fake driver: device buffers on a stream, splitting, loading the library,
+ * and every error. backend/cts/comm tests what all transports share. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 
 enum { W = 3, BLOCK = 4096 };
 
-/* What one rank has. */
+/* Device, communicator and buffers of one rank. */
 typedef struct rank_s {
   sluice_device_t* device;
   sluice_allocator_t memory;
@@ -25,7 +25,7 @@ typedef struct rank_s {
 
 static rank_t ranks[W];
 
-static sluice_status_t (*open_headers)(sluice_comm_t* comm, sluice_comm_t** out_tcp); /* NULL: TCP connections */
+static sluice_status_t (*open_headers)(sluice_comm_t* comm, sluice_comm_t** out_tcp); /* NULL: connects over TCP */
 
 static sluice_status_t create(rank_t* r, int32_t rank, int32_t world_size, const sluice_nccl_id_t* id, void* parent,
                               int32_t color, uint64_t timeout_ns) {
@@ -44,7 +44,7 @@ static sluice_status_t create(rank_t* r, int32_t rank, int32_t world_size, const
   return sluice_nccl_comm_create(&options, &config, &r->comm);
 }
 
-static uint64_t timeout_ms; /* deadline and watchdog: long where all is to go well, short where calls fail */
+static uint64_t timeout_ms; /* deadline and watchdog: long if all calls should succeed, short if calls fail */
 
 static int set_up(void** state) {
   (void)state;
@@ -106,7 +106,7 @@ static sluice_status_t enqueue_between(rank_t* r, int me, unsigned char* from, u
 
 static sluice_status_t enqueue(rank_t* r, int me) { return enqueue_between(r, me, r->send, r->recv); }
 
-/* Every rank in a thread of its own. */
+/* The arguments and results of a rank's thread. */
 typedef struct call_s {
   int rank;
   sluice_status_t status;
@@ -125,7 +125,7 @@ TEST(Enqueue_DeviceBuffers_ArriveOnTheStreamWithoutAHostWait) {
   assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
   for (int i = 0; i < W; ++i) assert_int_equal(create(&ranks[i], i, W, &id, NULL, 0, 0), SLUICE_OK);
   int64_t waits = sluice_fake_cuda_host_waits(), groups = sluice_fake_nccl_groups();
-  /* One thread after the other: enqueueing does not wait for the peers. */
+  /* Ranks enqueue one after another on this thread, since enqueueing does not wait for peers. */
   for (int i = 0; i < W; ++i) {
     memset(ranks[i].recv, 0, W * BLOCK);
     assert_int_equal(enqueue(&ranks[i], i), SLUICE_OK);
@@ -144,15 +144,15 @@ TEST(Enqueue_DeviceBuffers_ArriveOnTheStreamWithoutAHostWait) {
   }
 }
 
-/* A communicator that does not block may answer any call in a group with "in progress": the others still follow. */
+/* A non-blocking communicator may answer any call in a group with "in progress"; the remaining calls must follow. */
 TEST(Enqueue_AnyCallInProgress_LeavesNothingOut) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
   sluice_nccl_id_t id;
   assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
   for (int i = 0; i < W; ++i) assert_int_equal(create(&ranks[i], i, W, &id, NULL, 0, 0), SLUICE_OK);
-  for (int i = 0; i < W; ++i) assert_int_equal(enqueue(&ranks[i], i), SLUICE_OK); /* the group has started */
+  for (int i = 0; i < W; ++i) assert_int_equal(enqueue(&ranks[i], i), SLUICE_OK); /* starts the communicator */
   int seen = 0;
-  for (int64_t nth = 1; nth < 12; ++nth) { /* 0 is the start of the group, which does not answer so */
+  for (int64_t nth = 1; nth < 12; ++nth) { /* call 0 starts the group and never answers "in progress" */
     for (int i = 0; i < W; ++i) memset(ranks[i].recv, 0, W * BLOCK);
     for (int i = 0; i < W; ++i) {
       if (i == 1) sluice_fake_nccl_fail_call(nth, SLUICE_NCCL_IN_PROGRESS);
@@ -169,7 +169,7 @@ TEST(Enqueue_AnyCallInProgress_LeavesNothingOut) {
       }
     }
   }
-  assert_true(seen >= 3); /* its sends and receives, and the end of the group */
+  assert_true(seen >= 3); /* sends, receives, and the end of the group */
 }
 
 static void create_all(void) {
@@ -201,7 +201,7 @@ TEST(Group_TwoExchanges_AreOneGroupOfNccl) {
       }
     }
   }
-  /* What failed in between is returned, and nothing is enqueued, now or with the next group. */
+  /* The end of a group returns the error of a call in the group; nothing is enqueued, now or by the next group. */
   for (int i = 0; i < W; ++i) {
     sluice_comm_group_begin(ranks[i].comm);
     assert_int_equal(enqueue(&ranks[i], i), SLUICE_OK);
@@ -243,7 +243,7 @@ static void* header_main(void* argument) {
   return NULL;
 }
 
-/* Every rank in a thread of its own. aborts: -1, or a rank that does so instead. */
+/* Exchanges headers on all ranks, one thread for each. aborts: the rank that aborts instead, or -1. */
 static void exchange_headers(header_call_t* calls, int aborts) {
   pthread_t threads[W];
   for (int i = 0; i < W; ++i) {
@@ -257,11 +257,11 @@ static void exchange_headers(header_call_t* calls, int aborts) {
   }
 }
 
-/* An exchange that waits for a peer keeps no header: NCCL would run a group after it. */
+/* Headers do not wait for an exchange that waits for a peer. As a group of NCCL they would run after it. */
 TEST(Headers_ExchangeBeforeThem_IsNotWaitedFor) {
   header_call_t calls[W];
   create_all();
-  exchange_headers(calls, -1); /* makes the connections */
+  exchange_headers(calls, -1); /* connects the ranks */
   const int64_t groups = sluice_fake_nccl_groups();
   assert_int_equal(enqueue(&ranks[0], 0), SLUICE_OK);
   exchange_headers(calls, -1);
@@ -289,7 +289,7 @@ TEST(Headers_RankAborts_OthersLoseItAndTheirStreamsEnd) {
   header_call_t calls[W];
   create_all();
   exchange_headers(calls, -1);
-  assert_int_equal(enqueue(&ranks[0], 0), SLUICE_OK); /* waits for the others for ever */
+  assert_int_equal(enqueue(&ranks[0], 0), SLUICE_OK); /* waits for the other ranks */
   exchange_headers(calls, 1);
   for (int i = 0; i < W; i += 2) {
     assert_int_equal(calls[i].status, SLUICE_E_PEER_LOST);
@@ -302,7 +302,7 @@ TEST(Headers_RankAborts_OthersLoseItAndTheirStreamsEnd) {
 
 static void* hosts[W];
 
-/* As a host makes it: non-blocking, and started. */
+/* Creates the host's communicators: non-blocking, and started. */
 static void open_hosts(void) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
   sluice_nccl_id_t id;
@@ -313,7 +313,7 @@ static void open_hosts(void) {
   }
 }
 
-/* Every rank in a thread of its own, from the split to an exchange: a split waits for all. */
+/* Splits and exchanges on a thread for each rank, since a split waits for all ranks. */
 static void* split_main(void* argument) {
   call_t* call = argument;
   rank_t* r = &ranks[call->rank];
@@ -331,7 +331,7 @@ static void split_all(call_t* calls) {
   for (int i = 0; i < W; ++i) pthread_join(threads[i], NULL);
 }
 
-/* Ranks keep their places, and the host has its communicator back at once: to end it, here. */
+/* Ranks keep their numbers. The host may destroy its communicator at once. */
 TEST(Split_OfTheHostsCommunicator_Exchanges) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
   call_t calls[W];
@@ -346,8 +346,7 @@ TEST(Split_OfTheHostsCommunicator_Exchanges) {
   assert_int_equal(sluice_fake_nccl_broken_rules(rule, sizeof rule), broken);
 }
 
-/* The handle of a split that did not end comes all the same, as soon as the host aborts its own: into memory that has
- * to be there still. */
+/* A split times out and its memory stays: NCCL writes the handle only when the host aborts its own communicator. */
 TEST(Split_RankTakesNoPart_TimesOutAndTheHandleMayStillCome) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
   open_hosts();
@@ -358,7 +357,7 @@ TEST(Split_RankTakesNoPart_TimesOutAndTheHandleMayStillCome) {
   assert_int_equal(sluice_fake_nccl_live(), 0);
 }
 
-/* Beyond these calls are more questions for the state alone, as many as ranks wait for each other. */
+/* Later calls only ask for the state, and their number depends on how long ranks wait for each other. */
 enum { SPLIT_CALLS = 48 };
 
 TEST(Split_NthCallFails_NobodyHangsOrLeaks) {
@@ -392,7 +391,7 @@ TEST(Split_NthCallFails_NobodyHangsOrLeaks) {
   assert_true(told > 10);
 }
 
-/* A communicator that does not block may be destroyed in the background: it is not aborted as well. */
+/* Destroying a non-blocking communicator may go on in the background; it is not aborted as well. */
 TEST(Destroy_InProgress_EndsItOnce) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
   sluice_nccl_id_t id;
@@ -402,7 +401,7 @@ TEST(Destroy_InProgress_EndsItOnce) {
   for (int i = 0; i < W; ++i) assert_int_equal(create(&ranks[i], i, W, &id, NULL, 0, 0), SLUICE_OK);
   for (int i = 0; i < W; ++i) assert_int_equal(enqueue(&ranks[i], i), SLUICE_OK);
   for (int i = 0; i < W; ++i) assert_true(sluice_fake_cuda_idle(ranks[i].stream));
-  sluice_fake_nccl_fail_call(1, SLUICE_NCCL_IN_PROGRESS); /* ncclCommFinalize, then ncclCommDestroy */
+  sluice_fake_nccl_fail_call(1, SLUICE_NCCL_IN_PROGRESS); /* ncclCommDestroy, after ncclCommFinalize */
   sluice_comm_destroy(ranks[0].comm);
   ranks[0].comm = NULL;
   assert_true(sluice_fake_nccl_failed());
@@ -416,17 +415,17 @@ TEST(Create_WithoutIdOrParent_IsRefused) {
   assert_null(ranks[0].comm);
 }
 
-/* A rank that never makes its end: the first exchange says so at the deadline, and everything is given back. */
+/* A rank never creates its communicator: the first exchange of another rank times out, and everything is released. */
 TEST(Enqueue_RankNeverCreated_TimesOutAndIsBroken) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
   sluice_nccl_id_t id;
   assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
   assert_int_equal(create(&ranks[0], 0, W, &id, NULL, 0, 50000000), SLUICE_OK);
   REFUSED(enqueue(&ranks[0], 0), SLUICE_E_TIMED_OUT, "the start of the group");
-  assert_int_equal(enqueue(&ranks[0], 0), SLUICE_E_TIMED_OUT); /* stays broken */
+  assert_int_equal(enqueue(&ranks[0], 0), SLUICE_E_TIMED_OUT); /* the communicator stays broken */
 }
 
-/* A peer aborts after it has enqueued: who waits for it learns by poll, and the stream runs free. */
+/* A peer aborts after it has enqueued: poll reports the loss, and the stream no longer waits. */
 TEST(Poll_PeerAborted_IsPeerLostAndTheStreamEnds) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
   sluice_nccl_id_t id;
@@ -438,7 +437,7 @@ TEST(Poll_PeerAborted_IsPeerLostAndTheStreamEnds) {
   assert_int_equal(sluice_nccl_poll(ranks[1].comm), SLUICE_E_ABORTED);
   assert_int_equal(sluice_nccl_poll(ranks[0].comm), SLUICE_E_PEER_LOST);
   assert_true(sluice_fake_cuda_idle(ranks[0].stream));
-  /* A new group in the same process. */
+  /* A new group works in the same process. */
   for (int i = 0; i < W; ++i) sluice_comm_destroy(ranks[i].comm);
   assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
   for (int i = 0; i < W; ++i) assert_int_equal(create(&ranks[i], i, W, &id, NULL, 0, 0), SLUICE_OK);
@@ -455,8 +454,8 @@ TEST(Library_MissingOldOrWrong_IsNotFound) {
   REFUSED(sluice_nccl_open("libm.so.6", &symbols), SLUICE_E_NOT_FOUND, "ncclGetVersion");
 }
 
-/* Whole lives of three ranks in which one call of NCCL or the driver fails: no rank hangs, none leaves a group of calls
- * open, nothing leaks, and whoever says OK has its bytes. */
+/* One call of NCCL or the driver fails while three ranks are created, exchange and are destroyed: no rank hangs, no
+ * group of calls stays open, and nothing leaks. */
 TEST(Calls_NthFails_NobodyHangsOrLeaks) {
   sluice_nccl_symbols_t symbols = sluice_fake_nccl();
   for (int driver = 0; driver < 2; ++driver) {
@@ -505,7 +504,7 @@ TEST(Calls_NthFails_NobodyHangsOrLeaks) {
 
 /* ---- registered buffers ---------------------------------------------------------------------------------------- */
 
-/* What a context does whose ranks are willing: a first exchange, then a block of the communicator's. */
+/* The calls of a context if all ranks register buffers: a first exchange, then a block of the communicator's memory. */
 typedef struct visit_s {
   int rank, has_block, wrong_bytes;
   sluice_status_t status;
@@ -525,9 +524,9 @@ static void* visit_main(void* argument) {
   const uint64_t patient_until_ns = sluice_now_ns() + timeout_ms * UINT64_C(1000000);
   while (!sluice_fake_cuda_idle(r->stream)) {
     nanosleep(&nap, NULL);
-    if (sluice_now_ns() > patient_until_ns) sluice_comm_abort(r->comm); /* the host's watchdog */
+    if (sluice_now_ns() > patient_until_ns) sluice_comm_abort(r->comm); /* as the host's watchdog would */
   }
-  if (visit->status == SLUICE_OK) visit->status = sluice_nccl_poll(r->comm); /* a peer went, or the watchdog came */
+  if (visit->status == SLUICE_OK) visit->status = sluice_nccl_poll(r->comm); /* also if a peer or watchdog aborted */
   for (int p = 0; p < W && visit->status == SLUICE_OK; ++p) {
     for (uint64_t b = 0; b < size_of(p, visit->rank); ++b) {
       visit->wrong_bytes += to[p * BLOCK + b] != 16 * p + visit->rank + 1;
@@ -577,7 +576,7 @@ TEST(Register_AllRanksWill_MessagesLieInRegisteredBuffers) {
   check_rules();
 }
 
-/* Why this rank has no such memory: for the ranks to tell each other before anyone takes some. */
+/* Each rank reports why it cannot register memory, so that all ranks know before one of them allocates. */
 TEST(Register_OldOrForbidden_SaysWhy) {
   visit_t visits[W];
   assert_true(open_and_visit(visits));
@@ -592,9 +591,7 @@ TEST(Register_OldOrForbidden_SaysWhy) {
   check_rules();
 }
 
-/* A block that outlives an abort: NCCL has ended the registration with the communicator, the memory is still given
- * back.
- */
+/* A block outlives an abort: NCCL has ended the registration with the communicator, and the memory is still freed. */
 TEST(Register_AbortedWithABlock_GivesItBack) {
   visit_t visits[W];
   void* block = NULL;
@@ -622,7 +619,7 @@ TEST(Register_NthCallFails_NobodyHangsOrLeaks) {
       } else {
         sluice_fake_nccl_fail_call(nth, 2);
       }
-      timeout_ms = 200; /* whoever runs out of it is one more that fails: nothing below asks for success */
+      timeout_ms = 200; /* a timeout is one more failure; this test expects no success */
       int opened = open_and_visit(visits);
       failures += !opened;
       for (int i = 0; i < W && opened; ++i) {
@@ -644,7 +641,7 @@ TEST(Register_NthCallFails_NobodyHangsOrLeaks) {
   }
 }
 
-/* The fake sees what it is there to see. This case is the last one: what it breaks stays counted. */
+/* Violations of NCCL's rules are counted. This case is the last, since the counts persist. */
 TEST(FakeNccl_BrokenRules_AreCounted) {
   char rule[128];
   visit_t visits[W];
@@ -654,7 +651,7 @@ TEST(FakeNccl_BrokenRules_AreCounted) {
   void* block = NULL;
   assert_int_equal(ranks[0].comm->vtable->allocate(ranks[0].comm, 2 * W * BLOCK, &block), SLUICE_OK);
   unsigned char* from = block;
-  assert_int_equal(enqueue_between(&ranks[0], 0, from, from + W * BLOCK), SLUICE_OK); /* the others': plain memory */
+  assert_int_equal(enqueue_between(&ranks[0], 0, from, from + W * BLOCK), SLUICE_OK); /* other ranks use plain memory */
   for (int i = 1; i < W; ++i) assert_int_equal(enqueue(&ranks[i], i), SLUICE_OK);
   assert_true(sluice_fake_nccl_broken_rules(rule, sizeof rule) > before);
   assert_non_null(strstr(rule, "one side of a message"));

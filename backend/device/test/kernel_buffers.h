@@ -41,7 +41,7 @@ static inline void put(int32_t dtype, void* data, int64_t i, double x) {
   }
 }
 
-/* `count` elements, aligned to 64 bytes or one element off that, with a guard after them. */
+/* 1: new buffers start one element after a boundary of 64 bytes; 0: at the boundary. A guard follows the elements. */
 static int shift;
 
 typedef struct {

@@ -9,8 +9,8 @@
 
 static const int64_t ROWS[] = {0, 3, 1, 5, 9};
 
-/* Runs a case for every version of the kernels, dtype, width and number of rows: all widths with two rows, and some
- * with other numbers of rows. f64 is the plain version itself and runs once. `few` skips most wide widths. */
+/* Runs a case for every version of the kernels and dtype: all widths with two rows, some widths with other numbers of
+ * rows. f64 is the plain version itself and runs once. `few` skips most wide widths. */
 static void sweep_over(case_fn_t run, int few) {
   const sluice_kernels_t* paths[] = {sluice_cpu_kernels_avx512(), sluice_cpu_kernels_avx2(),
                                      sluice_cpu_kernels_portable()};
@@ -184,7 +184,7 @@ static void backward_case(const sluice_kernels_t* kernels, int32_t dtype, int64_
 
 TEST(ActivationBackward_EveryKind_CloseToPlain) { sweep_over(backward_case, 1); }
 
-/* In 256 partial sums, folded by halves. */
+/* The order of the kernels' sum: 256 partial sums, folded by halves. */
 static float sum_of_products(int32_t dtype, int64_t width, int64_t first, const void* a, const void* b) {
   float partial[256] = {0};
   for (int64_t h = 0; h < width; ++h) {
@@ -197,13 +197,13 @@ static float sum_of_products(int32_t dtype, int64_t width, int64_t first, const 
   return partial[0];
 }
 
-/* The gate's scalar and act_w use the bits that forward stored. */
+/* The sum of dweight and act_w use the bits of act that forward stored. */
 TEST(ActivationBackward_RecomputedAct_IsForwardsToTheBit) {
   enum { R = 3 };
   const sluice_kernels_t* kernels = sluice_cpu_kernels();
   for (int mode = 0; mode < 5 * 2 * 3 * 2; ++mode) {
     int32_t activation = mode % 5, gated = mode / 5 % 2, dtype = DTYPES[mode / 10 % 3];
-    const int64_t H = mode < 30 ? 77 : 1333; /* in part of the sums; in several turns and blocks */
+    const int64_t H = mode < 30 ? 77 : 1333; /* 77: some of the 256 partial sums; 1333: several turns and blocks */
     buffer_t pre = random_buffer(dtype, R * H * (gated ? 2 : 1)), dact = random_buffer(dtype, R * H);
     buffer_t act = buffer(dtype, R * H), act_w = buffer(dtype, R * H), dpre = copy_of(&pre);
     float one[R] = {1, 1, 1}, dw[R], want[R];
@@ -217,7 +217,7 @@ TEST(ActivationBackward_RecomputedAct_IsForwardsToTheBit) {
   }
 }
 
-/* Row by row, and on each instruction set with fused multiply-add: the same bits. */
+/* One row per call, and every instruction set with fused multiply-add, give the same bits as one call. */
 TEST(Activations_ChunksAndInstructionSets_SameBits) {
   enum { R = 7, H = 601 };
   const sluice_kernels_t *fast = sluice_cpu_kernels(), *avx2 = sluice_cpu_kernels_avx2();
@@ -303,7 +303,7 @@ static void unit_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t ro
 
 TEST(Unit_EveryKind_CloseToPlain) { sweep_over(unit_case, 1); }
 
-/* The same numbers in halves and interleaved: the same bits, whatever the block width. */
+/* The same numbers in halves and interleaved give the same bits, whatever the block width. */
 TEST(Unit_InterleavedAndHalves_SameBits) {
   enum { R = 3, H = 1100 };
   const sluice_kernels_t* kernels = sluice_cpu_kernels();
@@ -337,6 +337,6 @@ TEST(Unit_InterleavedAndHalves_SameBits) {
 }
 
 int main(void) {
-  shift = 1; /* one element off any alignment */
+  shift = 1; /* buffers start one element after a boundary of 64 bytes */
   return run_cases(NULL, NULL);
 }

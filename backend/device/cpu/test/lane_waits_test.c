@@ -52,9 +52,8 @@ TEST(Waits_NotAskedFor_AreNotCounted) {
   device->vtable->destroy(device);
 }
 
-/* Ops 0 .. LAST are on the calling thread and leave time for a needless wake-up of the lane; op LAST + 1 waits for the
- * last.
- */
+/* Ops 0 .. LAST run on the calling thread, long enough for a needless wake-up of the lane. Op LAST + 1, on the lane,
+ * waits for op LAST. */
 enum { LAST = 20 };
 
 static sluice_status_t nap(void* user, int32_t index, sluice_stream_t stream) {
@@ -69,7 +68,7 @@ TEST(Lane_WaitingForTheLastOfMany_IsWokenOnce) {
   sluice_device_t* device = NULL;
   assert_int_equal(sluice_cpu_device_create(sluice_process_allocator(), &device), SLUICE_OK);
   device->counts_waits = 1;
-  uint64_t posts = 0; /* none in a pass whose lane goes to sleep after the last op has ended */
+  uint64_t posts = 0; /* 0 in a pass whose lane goes to sleep after the last op has ended */
   for (int pass = 0; pass < 3 || (posts == 0 && pass < TRIES); ++pass) {
     assert_int_equal(device->vtable->begin(device, LAST + 2, nap, NULL, NULL), SLUICE_OK);
     for (int32_t i = 0; i <= LAST + 1; ++i) {
@@ -80,7 +79,7 @@ TEST(Lane_WaitingForTheLastOfMany_IsWokenOnce) {
       assert_int_equal(device->vtable->submit(device, &job), SLUICE_OK);
     }
     assert_int_equal(device->vtable->join(device), SLUICE_OK);
-    /* One for the lane, however long it has slept, and one for the caller at the end, unless the lane was faster. */
+    /* At most one wake-up of the lane, however long it slept, and one of the caller at the end. */
     assert_true(device->waits.num_wakes <= 2 && device->waits.num_caller_wakes <= 1);
     posts = device->waits.num_caller_posts;
     assert_true(posts <= 1);

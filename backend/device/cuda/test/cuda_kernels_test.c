@@ -109,10 +109,10 @@ TEST(RoundRows_Any_SameBits) { sweep(round_case); }
 /* ---- activations ----------------------------------------------------------------------------------------------- */
 
 /* The plain version evaluates in f64 and rounds; the kernels evaluate in f32 with functions accurate to a few ulps.
- * GELU's tail loses relative digits to the rounding of its argument, hence the absolute part; each of `roundings` to
- * bf16 or f16 may then fall on the other side. */
+ * GELU's tail loses relative digits when its argument is rounded, which the absolute part allows for. Each of the
+ * `roundings` to bf16 or f16 may go to the neighbouring value. */
 static int close_enough(int32_t dtype, double want, double got, double size, double roundings) {
-  static const double ulp[] = {0, 0x1p-23, 0x1p-7, 0x1p-10, 0x1p-52}; /* one unit of the last place, at most */
+  static const double ulp[] = {0, 0x1p-23, 0x1p-7, 0x1p-10, 0x1p-52}; /* at most: one unit in the last place */
   if (same(want, got)) return 1;
   double f32 = dtype == SLUICE_DTYPE_F64 ? 0x1p-52 : 0x1p-23;
   return fabs(want - got) <= roundings * ulp[dtype] * fabs(want) + 16 * f32 * size;
@@ -144,7 +144,7 @@ static void forward_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t
         kernels->activation_forward(NULL, dtype, activation, gated, rows, width, got_pre.data, x1, x3, got.data);
         assert_same(&pre, &got_pre, "activation_forward's pre");
         assert_close(&want, &got, gated ? 18 : 6, 1, "activation_forward");
-        if (!gated) { /* over its input */
+        if (!gated) { /* in place */
           kernels->activation_forward(NULL, dtype, activation, 0, rows, width, got_pre.data, NULL, NULL, got_pre.data);
           assert_same(&got, &got_pre, "activation_forward in place");
         }
@@ -169,13 +169,13 @@ static void backward_case(const sluice_kernels_t* kernels, int32_t dtype, int64_
                                    got_dpre.data, got_w.data, got_dw.data);
       assert_close(&want_dpre, &got_dpre, 3 * 3 * 3, 1, "dpre");
       assert_close(&want_w, &got_w, 3 * 3 * 3, 2, "act_w"); /* act is rounded, then its product */
-      /* An activation that fell on the other side of a rounding moves a term of the sum. */
+      /* An activation that rounds to the neighbouring value changes a term of the sum. */
       double unit = dtype == SLUICE_DTYPE_F64 ? 0x1p-50 : (dtype == SLUICE_DTYPE_F32 ? 0x1p-20 : 0x1p-7);
       for (int64_t i = 0; i < rows; ++i) {
         double x = get(SLUICE_DTYPE_F32, want_dw.data, i), y = get(SLUICE_DTYPE_F32, got_dw.data, i);
         assert_true(same(x, y) || fabs(x - y) <= unit * (double)width * 0.5 + 0x1p-22 * fabs(x));
       }
-      /* Over its inputs: dpre over pre, act_w over dact. */
+      /* In place: dpre over pre, act_w over dact. */
       kernels->activation_backward(NULL, dtype, activation, gated, rows, width, pre.data, dact.data, weight.data,
                                    pre.data, dact.data, got_dw.data);
       assert_same(&got_dpre, &pre, "dpre in place");
@@ -187,7 +187,7 @@ static void backward_case(const sluice_kernels_t* kernels, int32_t dtype, int64_
 }
 TEST(ActivationBackward_Any_Close) { sweep(backward_case); }
 
-/* Squared ReLU, and the clamped SwiGLU in halves and interleaved, with limits that half of the elements pass. */
+/* Squared ReLU, SiLU interleaved, and the clamped SwiGLU in both layouts, with a limit that many elements pass. */
 static void unit_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
   static const sluice_unit_t units[] = {{SLUICE_ACTIVATION_RELU2, SLUICE_GATED_NO, 1, 1, 0},
                                         {SLUICE_ACTIVATION_RELU2, SLUICE_GATED_INTERLEAVED, 1, 1, 0},
@@ -219,7 +219,7 @@ static void unit_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t ro
 }
 TEST(Units_SquaredReluAndClampedSwiglu_Close) { sweep(unit_case); }
 
-/* Up to the largest numbers, where a square or a cube of x is infinite and meets a factor that is 0. */
+/* The largest numbers: a square or a cube of x is infinite there and is multiplied by a factor of 0. */
 TEST(Units_AtTheEndsOfTheRange_Close) {
   static const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16};
   static const double ends[] = {3.3e38, 2.1e38, 1e30, 1.9e19, 1e13, 6e4, 300, 90, 20, 5, 0.75, 1e-3, 1e-30, 0};
@@ -232,7 +232,7 @@ TEST(Units_AtTheEndsOfTheRange_Close) {
       buffer_t pre = buffer(dtype, WIDTH * (is_gated + 1)), dact = buffer(dtype, WIDTH), want = buffer(dtype, WIDTH),
                weight = buffer(SLUICE_DTYPE_F32, 1), want_dw = buffer(SLUICE_DTYPE_F32, 1);
       for (int k = 0; k < WIDTH; ++k) {
-        put(dtype, pre.data, k, k % 2 ? ends[k / 2] : -ends[k / 2]); /* infinite beyond f16, like f16's own */
+        put(dtype, pre.data, k, k % 2 ? ends[k / 2] : -ends[k / 2]); /* infinite in f16 above its range */
         if (is_gated) put(dtype, pre.data, WIDTH + k, 1);
         put(dtype, dact.data, k, 1);
       }
@@ -253,7 +253,7 @@ TEST(Units_AtTheEndsOfTheRange_Close) {
   }
 }
 
-/* Where values are exact, so are the sums of dweight: in the order of every other version. */
+/* Where act is exact, so are the sums of dweight, which all versions add in the same order. */
 static void sum_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
   static const sluice_unit_t units[] = {{SLUICE_ACTIVATION_RELU, SLUICE_GATED_NO, 1, 1, 0},
                                         {SLUICE_ACTIVATION_IDENTITY, SLUICE_GATED_HALVES, 1, 1, 0},
@@ -273,8 +273,8 @@ static void sum_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t row
 }
 TEST(ActivationBackward_ExactValues_SumsOfSameBits) { sweep(sum_case); }
 
-/* More experts than a launch takes, some without rows, in tensors of a chunk and of the pass (every expert's rows of
- * two other chunks lie around its own): the bits of a call for each. */
+/* The experts exceed a launch's limit, some have no rows, and tensors are those of a chunk or of the pass (with rows of
+ * two other chunks around every expert's rows). The bits are those of one call per expert. */
 enum { NUM_EXPERTS = 2 * SLUICE_CUDA_UNIT_EXPERTS + 9, MOST_ROWS = 3, EXPERTS_WIDTH = 24 };
 
 static void experts_case(int is_biased, int first_in_pass, int factor, int wanted_launches) {

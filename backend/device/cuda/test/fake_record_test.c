@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The record of the fake driver, and the work that a dry run skips. */
+/* The fake driver's record of calls, and dry runs, which skip the work of large kernels and copies. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -86,9 +86,9 @@ TEST_FIXTURE(Record_CallsOfAStream_StandInTheirOrderWithTheirBytes, open_driver,
   assert_int_equal(driver->cuEventSynchronize(event), 0);
   release(spare);
   sluice_fake_cuda_record(0);
-  launch("sluice_gather_rows", &args, 1); /* not in a record */
+  launch("sluice_gather_rows", &args, 1); /* after the record has ended */
   char *text = recorded(), want[400];
-  /* The index of 16 bytes, three existing rows; four are written. */
+  /* The launch reads an index of 16 bytes and three rows of 32 bytes (-1 is no row), and writes four rows. */
   snprintf(want, sizeof want,
            "[\n[\"launch\", 0, %d, \"sluice_gather_rows\", 4, 32, 112, 128],\n"
            "[\"copy\", 0, %d, \"device\", 100],\n[\"record\", 0, %d, 1],\n"

@@ -9,7 +9,7 @@
 
 /* ---- data ---- */
 
-enum { COUNT = 100003 }; /* four pieces, the last of an odd length */
+enum { COUNT = 100003 }; /* four pieces of work, the last of odd length */
 
 typedef struct memory_s {
   float *p, *m, *v, *g;
@@ -28,7 +28,7 @@ static void* zeros(size_t count, size_t bytes) {
   return data;
 }
 
-/* Parameters near 1, moments as training leaves them, gradients over ten orders of magnitude. */
+/* Parameters in (-1, 1), moments of magnitudes that occur in training, gradients over ten orders of magnitude. */
 static memory_t memory_of(int64_t count, int32_t dtype, uint64_t seed) {
   random_state = seed;
   const size_t n = (size_t)count;
@@ -88,7 +88,7 @@ static double ulp_of(double x) {
 
 static double larger(double a, double b) { return fabs(a) > fabs(b) ? fabs(a) : fabs(b); }
 
-enum { TWO_ULP = 2 }; /* what adam.h promises */
+enum { TWO_ULP = 2 }; /* the bound in adam.h */
 
 static void expect_near(float found, double wanted, double operand, const char* what, int64_t i) {
   if (fabs((double)found - wanted) <= TWO_ULP * ulp_of(operand)) return;
@@ -96,7 +96,7 @@ static void expect_near(float found, double wanted, double operand, const char* 
            fabs((double)found - wanted) / ulp_of(operand), operand);
 }
 
-/* The rules, written down in f64 and by themselves; p moves by the m and v that are kept. */
+/* The rules in f64, written independently of the kernels. p is computed from the m and v that the step has stored. */
 static void expect_step(const sluice_adam_rule_t* rule, int64_t t, double scale, const memory_t* before,
                         const memory_t* after, int64_t i) {
   const double g0 = (double)before->g[i] * scale, p0 = before->p[i], m0 = before->m[i], v0 = before->v[i];
@@ -137,8 +137,8 @@ TEST(Step_FromAnyState_IsTheRuleInF64WithinTwoUlp) {
   }
 }
 
-/* Of a magnitude between 2^low and 2^high: in a quarter of the cases 0, a power of two or its neighbour, where
- * roundings weigh most and least. */
+/* A random number of magnitude 2^low to 2^high; in a quarter of the cases 0, a power of two or a neighbour of one,
+ * where rounding errors are largest and smallest. */
 static float sharp(int low, int high) {
   const double sign = uniform() < 0.0 ? -1.0 : 1.0, power = low + (high - low) * fabs(uniform());
   switch ((int)(16.0 * fabs(uniform()))) {
@@ -150,7 +150,7 @@ static float sharp(int low, int high) {
   }
 }
 
-/* Moments and gradients around 2^middle, parameters from far below what they move by to far above. */
+/* Moments and gradients around 2^middle; parameters from far below their change in the step to far above. */
 static void fill_sharply(memory_t* a, int middle) {
   for (int64_t i = 0; i < COUNT; ++i) {
     a->p[i] = sharp(-30, 4);
@@ -211,7 +211,7 @@ static void expect_plain_bits(sluice_adam_arithmetic_t how) {
     for (size_t d = 0; d < 3; ++d) {
       memory_t plain = memory_of(COUNT, dtypes[d], 3), wide = memory_of(COUNT, dtypes[d], 3);
       const sluice_adam_tensor_t a = tensor_of(&plain, COUNT, dtypes[d], 7), b = tensor_of(&wide, COUNT, dtypes[d], 7);
-      /* Beginnings that no vector is aligned to, ends in the middle of one. */
+      /* The starts are not aligned to vectors, and the ends are in the middle of one. */
       for (int64_t first = 0, size = 1; first < COUNT; first += size, size = size * 3 + 1) {
         const int64_t count = first + size < COUNT ? size : COUNT - first;
         sluice_adam_plain[how].update(&a, first, count, &numbers);
@@ -236,7 +236,7 @@ TEST(Kernels_OfEveryInstructionSet_GiveTheBitsOfThePlainOnes) {
   for (int how = 0; how < SLUICE_ADAM_ARITHMETICS; ++how) expect_plain_bits((sluice_adam_arithmetic_t)how);
 }
 
-/* At every place of a tensor, in vectors and behind them. */
+/* A bad value at any place of a tensor, in whole vectors and in the rest after them. */
 TEST(Look_OneGradientIsNoNumber_FindsIt) {
   enum { FEW = 300 };
   const sluice_adam_kernels_t* const sets[] = {sluice_adam_plain, sluice_adam_avx2(), sluice_adam_avx512()};
@@ -255,13 +255,13 @@ TEST(Look_OneGradientIsNoNumber_FindsIt) {
 /* ---- the ends of the range ---- */
 
 typedef struct end_s {
-  float p, m, v, g;                   /* before */
-  float wanted_p, wanted_m, wanted_v; /* what torch makes of it in f32 */
+  float p, m, v, g;                   /* before the step */
+  float wanted_p, wanted_m, wanted_v; /* the result of torch in f32 */
   float wanted_p_of_adam;             /* with weight_decay 0 */
   double epsilon;
 } end_t;
 
-/* beta1 0.5, beta2 0.75, lr 1/8, weight decay 1/2, no correction of the bias: what is finite is exact. */
+/* beta1 0.5, beta2 0.75, lr 1/8, weight decay 1/2, no bias correction: finite results are exact. */
 static const end_t ends[] = {
     /* p, m, v, g */
     {1.0F, 0.0F, 0.0F, 0x1p+70F, 0.9375F, 0x1p+69F, INFINITY, 1.0F, 1e-8},
@@ -298,7 +298,7 @@ static void expect_end(const sluice_adam_kernels_t* kernels, const end_t* end, d
     fail_msg("%s, weight decay %g, row %d at %d: p %g m %g v %g", kernels->name, weight_decay, (int)(end - ends),
              (int)at, (double)p[at], (double)m[at], (double)v[at]);
   p[at] = q[at], m[at] = mq[at], v[at] = vq[at];
-  assert_memory_equal(p, q, sizeof p); /* the elements around it are as without it */
+  assert_memory_equal(p, q, sizeof p); /* the other elements are as they are without this one */
   assert_memory_equal(m, mq, sizeof m);
   assert_memory_equal(v, vq, sizeof v);
 }
@@ -316,7 +316,7 @@ TEST(Update_AtTheEndsOfTheRange_IsThatOfTorch) {
   }
 }
 
-/* In 16 bits, with a master and without: a gradient of bf16 may be as large as one of f32. */
+/* Parameters in bf16, with a master and without: a bf16 gradient may be as large as an f32 one. */
 TEST(Update_OfHalfParametersAtTheEndsOfTheRange_StaysFinite) {
   const sluice_adam_kernels_t* const sets[] = {sluice_adam_plain, sluice_adam_avx2(), sluice_adam_avx512()};
   const sluice_adam_rule_t rule = {0.125, 0.5, 0.75, 1e-8, 0.5, 1, 0, 0};
@@ -444,14 +444,14 @@ TEST(Step_ThatClips_IsThatOfGradientsScaledDown) {
   assert_true(norm > step.max_norm);
   for (int64_t i = 0; i < COUNT; ++i) before.g[i] = (float)((double)before.g[i] * (1e-3 / (norm + 1e-6) / 1024.0));
   for (int64_t i = 0; i < COUNT; ++i) {
-    /* The factor is rounded to f32 here and each gradient was there. */
+    /* The kernel rounds the factor to f32, this test each scaled gradient. */
     const double g = before.g[i], m = 0.9 * (double)before.m[i] + 0.1 * g;
     assert_true(fabs((double)clipped.m[i] - m) <= 2.0 * ulp_of(larger(before.m[i], g)));
   }
   release(&clipped), release(&before);
 }
 
-/* A pool whose threads run one after the other, last first. */
+/* A pool that runs its threads one after another, the last first. */
 static int fake_threads, fake_index;
 static void fake_parallel(void (*fn)(void* data), void* data, unsigned num_threads, unsigned flags) {
   (void)flags;
@@ -471,7 +471,7 @@ TEST(Step_WithAnyNumberOfThreads_HasTheSameBits) {
   for (wanted_threads = 1; wanted_threads <= 4; ++wanted_threads) {
     memory_t a = memory_of(COUNT, SLUICE_DTYPE_F16, 4);
     memory_t* at = wanted_threads == 1 ? &single : &a;
-    /* Two tensors of one group, cut in the middle of a vector. */
+    /* Two tensors of one group; the second starts in the middle of a vector. */
     sluice_adam_tensor_t tensors[] = {tensor_of(at, 40001, SLUICE_DTYPE_F16, 2),
                                       tensor_of(at, COUNT - 40001, SLUICE_DTYPE_F16, 2)};
     tensors[1].master += 40001, tensors[1].exp_avg += 40001, tensors[1].exp_avg_sq += 40001;

@@ -14,7 +14,7 @@ static sluice_bucket_plan_t* plan_of_form(const sluice_bucket_form_t* form) {
   return plan;
 }
 
-/* One line, whose buckets are staged one by one. */
+/* A plan for one line, with chunks of one bucket. */
 static sluice_bucket_plan_t* plan_of(int64_t count, int64_t bucket, int32_t num_slots) {
   const sluice_bucket_form_t form = {.counts = &count,
                                      .num_lines = 1,
@@ -63,7 +63,7 @@ TEST(Plan_OfAnyCountAndSlots_IsProved) {
   }
 }
 
-/* fn for every form over lines of these lengths; the number of forms. */
+/* Calls fn for each form over lines of these lengths. Returns the number of forms. */
 static int32_t for_all_forms(void (*fn)(const sluice_bucket_form_t* form, sluice_bucket_plan_t* plan)) {
   static const int64_t lines[][3] = {{0, 0, 0}, {1, 0, 7}, {40, 9, 21}, {7, 7, 7}};
   static const int64_t chunks[] = {1, 2, 4, INT64_MAX};
@@ -102,7 +102,7 @@ static void check_form(const sluice_bucket_form_t* form, sluice_bucket_plan_t* p
 
 TEST(Plan_OfAnyForm_IsProvedAndStaysInItsSlots) { assert_int_equal(for_all_forms(check_form), 576); }
 
-/* Each wait that is left out is found, unless another wait of the op implies it. */
+/* Removing a wait is found, unless another wait of the op implies the removed one. */
 static int32_t dropped, found, implied;
 
 static void drop_each(const sluice_bucket_form_t* form, sluice_bucket_plan_t* plan) {
@@ -115,7 +115,7 @@ static void drop_each(const sluice_bucket_form_t* form, sluice_bucket_plan_t* pl
       --op->num_waits;
       const sluice_bucket_finding_t finding = finding_of(plan);
       found += finding.what == SLUICE_BUCKET_OVERWRITTEN;
-      /* A copy in that waits for the copy out of its slot need not wait for the update before that. */
+      /* A copy in that waits for the copy out of its slot need not wait for the earlier update of that slot. */
       implied += finding.what == SLUICE_BUCKET_PROVED && was.kind == SLUICE_BUCKET_COPY_IN &&
                  plan->ops[was.waits[w]].kind == SLUICE_BUCKET_UPDATE;
       *op = was;
@@ -131,7 +131,7 @@ TEST(Plan_OfAnyFormWithoutAWait_IsFound) {
   assert_true(found > 1000);
 }
 
-/* What the interleaved sums are for: a chunk is summed while the one before it is updated. */
+/* With two gradient slots a chunk is summed while the previous chunk is updated. */
 TEST(Sum_WithTwoSlots_WaitsForTheChunkBeforeTheLast) {
   const int64_t count = 100;
   const sluice_bucket_form_t form = {
@@ -154,14 +154,14 @@ TEST(Update_InAPlanThatDecides_WaitsForTheVerdict) {
   const sluice_bucket_op_t* first = plan->ops + find(plan, SLUICE_BUCKET_UPDATE, 0);
   assert_int_equal(first->num_waits, 1);
   assert_int_equal(first->waits[0], verdict);
-  sluice_bucket_op_t* op = plan->ops + verdict; /* a verdict before the last chunk was looked at */
+  sluice_bucket_op_t* op = plan->ops + verdict; /* now the verdict comes before the last chunk was looked at */
   const sluice_bucket_op_t kept = op[0];
   op[0] = op[-1], op[-1] = kept;
   assert_false(is_proved(plan));
   sluice_bucket_plan_destroy(plan, &allocator);
 }
 
-/* Copies run beside updates: with two slots the copy of a bucket waits for none of the bucket before. */
+/* Copies overlap updates: with two slots a copy in waits for no op of the previous bucket. */
 TEST(CopyIn_WithTwoSlots_WaitsForTheBucketBeforeTheLast) {
   sluice_bucket_plan_t* plan = plan_of(100, 10, 2);
   for (int32_t i = 0; i < plan->num_ops; ++i) {
@@ -176,22 +176,22 @@ TEST(Plan_WithAnotherFault_IsFound) {
   sluice_bucket_plan_t* plan = plan_of(60, 10, 2);
   sluice_bucket_op_t* update = plan->ops + find(plan, SLUICE_BUCKET_UPDATE, 3);
   sluice_bucket_op_t* stage = plan->ops + find(plan, SLUICE_BUCKET_STAGE, 3);
-  update->state_slot = 0; /* of bucket 2's slot */
+  update->state_slot = 0; /* the slot of bucket 2 */
   assert_false(is_proved(plan));
   update->state_slot = 1, update->grad_slot = 0;
   assert_false(is_proved(plan));
-  update->grad_slot = 1, update->grad_at += 1; /* of a place where another element's gradient is */
+  update->grad_slot = 1, update->grad_at += 1; /* the place of another element's gradient */
   assert_int_equal(finding_of(plan).what, SLUICE_BUCKET_FOREIGN);
   update->grad_at -= 1;
-  stage->bucket = 2; /* twice staged, and bucket 3 never */
+  stage->bucket = 2; /* bucket 2 is staged twice, bucket 3 never */
   assert_int_equal(finding_of(plan).what, SLUICE_BUCKET_MISSING);
   stage->bucket = 3;
-  --plan->num_ops; /* the last bucket stays where it is */
+  --plan->num_ops; /* the last bucket is not copied out */
   assert_int_equal(finding_of(plan).what, SLUICE_BUCKET_MISSING);
   ++plan->num_ops;
   assert_true(is_proved(plan));
   update = plan->ops + find(plan, SLUICE_BUCKET_UPDATE, 0);
-  const sluice_bucket_op_t kept = *update; /* updated before its states are there */
+  const sluice_bucket_op_t kept = *update; /* the update comes before the copy in of its states */
   sluice_bucket_op_t* in = plan->ops + find(plan, SLUICE_BUCKET_COPY_IN, 0);
   *update = *in, *in = kept;
   assert_false(is_proved(plan));
@@ -248,7 +248,7 @@ TEST(Bytes_AreTwelveForStatesAndFourForEachStagedGradient) {
   assert_int_equal(bytes_of(count, bucket, 4, 2, 0), (2 * 12 + 2 * 4 * 4) << 20);
   assert_int_equal(bytes_of(count, bucket, INT64_MAX, 1, 0), (12 + 4 * 10) << 20);
   assert_int_equal(bytes_of(count, bucket, 1, 1, 1), (12 + 4 * 10) << 20); /* all sums are kept until the verdict */
-  assert_int_equal(bytes_of(5, 1, 1, 2, 0), 2 * 4 * 64);                   /* each array aligned */
+  assert_int_equal(bytes_of(5, 1, 1, 2, 0), 2 * 4 * 64);                   /* each array is aligned */
 }
 
 int main(void) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Steps in virtual time: what overlaps, what does not, and which k is taken. */
+/* Predicted durations of steps: which ops overlap, and which k (buckets per chunk) is chosen. */
 #include <math.h>
 
 #include "backend/optim/buckets/simulate.h"
@@ -7,7 +7,7 @@
 
 static sluice_allocator_t allocator;
 
-/* 16 buckets of 100 elements; a sum takes `latency` and one second an element, an update one second an element. */
+/* 16 buckets of 100 elements. A sum takes `latency` plus one second per element, an update one second per element. */
 static const int64_t count = 1600;
 
 static sluice_bucket_prices_t prices_of(double latency) {
@@ -42,10 +42,10 @@ static double seconds_of(sluice_bucket_form_t form, double latency) {
 TEST(Step_OfEqualSumsAndUpdates_TakesOneOfThemAndAChunk) {
   ASSERT_SECONDS(seconds_of(form_of(1, 0), 0.0), 1600.0 + 100.0);
   ASSERT_SECONDS(seconds_of(form_of(4, 0), 0.0), 1600.0 + 400.0);
-  ASSERT_SECONDS(seconds_of(form_of(SLUICE_BUCKET_ALL, 0), 0.0), 3200.0); /* one after the other */
+  ASSERT_SECONDS(seconds_of(form_of(SLUICE_BUCKET_ALL, 0), 0.0), 3200.0); /* sums, then updates */
 }
 
-/* The time of sums is the lane's; the last chunk is updated behind it. */
+/* The sums set the pace, and the last chunk is updated after the last sum. */
 TEST(Step_WhoseSumsAreSlow_TakesTheirTimeAndOneUpdate) {
   ASSERT_SECONDS(seconds_of(form_of(2, 0), 50.0), 8 * (200.0 + 50.0) + 200.0);
 }
@@ -56,7 +56,7 @@ TEST(Step_WithOneSlotOfGradients_OverlapsNothing) {
   ASSERT_SECONDS(seconds_of(form, 0.0), 3200.0);
 }
 
-/* Only what looks at sums runs beside them. */
+/* Only looks at earlier sums overlap the sums. The updates wait for the verdict. */
 TEST(Step_ThatDecides_UpdatesBehindAllSums) { ASSERT_SECONDS(seconds_of(form_of(1, 1), 0.0), 1600.0 + 25.0 + 1600.0); }
 
 TEST(Chunk_IsLargerWhereExchangesAreDear) {
@@ -78,7 +78,7 @@ TEST(Chunk_IsLargerWhereExchangesAreDear) {
 TEST(Chunk_WithoutMemoryToFindOut_IsTheOther) {
   const sluice_bucket_prices_t prices = prices_of(1.0);
   const sluice_bucket_form_t form = form_of(1, 0);
-  for (int64_t nth = 0; nth < 12; ++nth) { /* three blocks for each k */
+  for (int64_t nth = 0; nth < 12; ++nth) { /* three allocations for each k */
     allocator.fail_after = nth;
     assert_int_equal(sluice_bucket_best_chunk(&form, &prices, &allocator, 77), 77);
   }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Files of states with any bytes in them: a file of two steps is patched and cut as the input says, then opened, loaded
- * and stepped. Whatever is read without checksums that fit it is refused; what is read with those it was written with
- * is one of its two steps. What a process has left under PATH.unfinished is taken or refused.
+/* Files of states with arbitrary bytes. A file of two steps is patched and cut according to the input, then opened,
+ * loaded and stepped. Data that does not match its checksums is refused, and data that matches the original checksums
+ * is one of the file's two steps. A leftover at PATH.unfinished is reused or refused.
  *
- * Input: a byte of flags (which checksums are mended, so that what lies below them is reached; whether the file is cut;
- * whether it lies under the other name), a byte for the step to open at and for where it is cut, then patches: two
- * bytes where, one how many bytes, and these. */
+ * Input: a byte of flags (which checksums are recomputed, so that later checks are reached; whether the file is cut;
+ * whether it is at PATH.unfinished), a byte for the step to open and for the length of a cut file, then patches: two
+ * bytes of offset, one byte of length, and that many bytes. */
 #include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@
 enum { COUNT = 300, PAGE = 4096, ROOMS_AT = 8192, ARRAYS = 2 * SLUICE_NUM_STATES };
 enum { BYTES = ROOMS_AT + ARRAYS * PAGE, LAST = 5 };
 enum { MENDS_HEAD = 1, MENDS_MODEL = 2, MENDS_RECORDS = 4, MENDS_ARRAYS = 8, IS_CUT = 16, IS_LEFTOVER = 32 };
-/* Where head and records have what is mended: the layout of state_file.h. */
+/* Offsets of the fields to recompute, in the layout of state_file.h. */
 enum {
   NUM_WORDS_AT = 40,
   MODEL_SUM_AT = 48,
@@ -129,7 +129,7 @@ static void write_file(const char* at, size_t bytes) {
   (void)close(fd);
 }
 
-/* It goes on from what it has, and opens at what it was given. */
+/* Writes the next step to a file that was accepted, and opens the file at that step. */
 static void step_on(sluice_state_file_t* file) {
   const int64_t next = sluice_state_file_info(file).step + 1;
   if (sluice_state_file_info(file).count != COUNT || next >= INT64_C(1) << 62) return;

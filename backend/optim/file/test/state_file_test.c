@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The bytes of a file: torn records, damage anywhere, other files, other models, forks, and which of two steps is
- * there.
- */
+/* Files of states: torn records, damage at any byte, files of others, other models, forks, and which of two steps is
+ * read. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdint.h>
@@ -54,7 +53,7 @@ static sluice_status_t open_at(int64_t step, sluice_state_file_t** out_file) {
 
 static float element(int64_t step, int32_t state, int64_t i) { return (float)(100000 * step + 10000 * state + i); }
 
-/* In parts of other sizes each time. */
+/* Writes the states in parts whose sizes vary with the step. */
 static void write_step(sluice_state_file_t* file, int64_t step) {
   float data[COUNT];
   assert_int_equal(sluice_state_file_begin(file, step), SLUICE_OK);
@@ -67,7 +66,7 @@ static void write_step(sluice_state_file_t* file, int64_t step) {
   }
 }
 
-/* A file of steps 0 to `last`, closed. */
+/* Makes a file with the steps 0 to `last`, and closes it. */
 static void make_steps(int64_t last) {
   sluice_state_file_t* file = create();
   for (int64_t step = 0; step <= last; ++step) {
@@ -113,7 +112,7 @@ TEST(File_BeforeItsFirstStep_HasNoName) {
   assert_int_equal(open_at(SLUICE_NO_STEP, &file), SLUICE_E_NOT_FOUND);
 }
 
-/* A kill at any moment of making one: what is left is taken by whoever makes the next, and is nothing to open. */
+/* A process may be killed at any moment of creating a file: the next creator reuses the leftover. */
 TEST(LeftoverOfAKill_IsTakenByTheNext) {
   for (int how = 0; how < 3; ++how) {
     const pid_t child = fork();
@@ -160,7 +159,7 @@ TEST(Create_OverAFile_TakesItsPlaceWhenItIsWhole) {
   assert_int_equal(open_at(SLUICE_NO_STEP, &old), SLUICE_OK);
   assert_int_equal(create_at(path, 1, &file), SLUICE_OK);
   write_step(file, 7);
-  sluice_state_file_close(file); /* it failed */
+  sluice_state_file_close(file); /* closed before the step has ended */
   assert_true(has_step(old, 3));
   assert_int_equal(create_at(path, 1, &file), SLUICE_OK);
   write_step(file, 7);
@@ -175,7 +174,7 @@ TEST(Create_OverAFile_TakesItsPlaceWhenItIsWhole) {
   (void)unlink(path);
 }
 
-/* Into another folder: one that leads to a file, and one that leads nowhere yet. */
+/* The link points into another folder: first to no file, then to an existing one. */
 TEST(Link_MeansWhatItLeadsTo) {
   char folder[540], target[560];
   (void)snprintf(folder, sizeof folder, "%s.d", path);
@@ -210,7 +209,7 @@ static int is_locked(void) {
   return is;
 }
 
-/* A child that lives on holds no lock, whether its parent closes the file or ends; and has nothing of the file. */
+/* A forked child holds no lock, whether its parent closes the file or is killed, and cannot use the file. */
 TEST(ForkedChild_HoldsNoLock) {
   sluice_state_file_t* file;
   int ready[2], go[2];
@@ -222,7 +221,7 @@ TEST(ForkedChild_HoldsNoLock) {
     const pid_t owner = fork();
     if (owner == 0) {
       if (open_at(SLUICE_NO_STEP, &file) != SLUICE_OK || !is_locked()) _exit(1);
-      if (fork() == 0) { /* outlives its parent, until the test has looked */
+      if (fork() == 0) { /* the child outlives its parent and ends when the test closes the pipe */
         const int is_refused = sluice_state_file_check_process(file) == SLUICE_E_STATE;
         sluice_state_file_close(file);
         byte = is_refused ? 'r' : 'x';
@@ -243,7 +242,7 @@ TEST(ForkedChild_HoldsNoLock) {
       assert_int_equal(kill(owner, SIGKILL), 0);
       assert_int_equal(waitpid(owner, &ended, 0), owner);
     }
-    while (closes && is_locked()) usleep(1000); /* until the owner has closed it: the test ends at its deadline else */
+    while (closes && is_locked()) usleep(1000); /* wait for the owner to close it; else the deadline ends the test */
     assert_false(is_locked());
     assert_int_equal(open_at(SLUICE_NO_STEP, &file), SLUICE_OK);
     assert_true(has_step(file, 1));
@@ -260,7 +259,7 @@ TEST(TwoSteps_LieBesideEachOther_AndTheThirdTakesTheFirstsRoom) {
   sluice_state_file_t* file = create();
   for (int64_t step = 0; step <= 5; ++step) {
     write_step(file, step);
-    if (step > 0) assert_true(has_step(file, step - 1)); /* while the next one is there, not ended */
+    if (step > 0) assert_true(has_step(file, step - 1)); /* while the next step is written */
     assert_int_equal(sluice_state_file_end(file), SLUICE_OK);
     assert_true(has_step(file, step));
   }
@@ -316,7 +315,7 @@ TEST(Step_WrittenInPart_DoesNotEnd) {
 
 /* ---- sums ---- */
 
-/* However what is summed is cut; each changed, moved or lost element tells. */
+/* The sum does not depend on the parts; each changed, moved or lost element changes the sum. */
 TEST(Sum_InAnyParts_IsTheSameAndTellsEachChange) {
   enum { LENGTH = 133 };
   float data[LENGTH], copy[LENGTH];
@@ -353,7 +352,7 @@ TEST(Sum_InAnyParts_IsTheSameAndTellsEachChange) {
 
 /* ---- damage ---- */
 
-/* Any byte of the later step's record: the step before is there, and nothing is made up of the damaged one. */
+/* Damages each byte of the later step's record: the previous step is read, and the damaged record is ignored. */
 TEST(Record_ThatIsTorn_LeavesTheStepBefore) {
   for (int byte = 0; byte < RECORD_BYTES; ++byte) {
     sluice_state_file_t* file;
@@ -391,7 +390,7 @@ TEST(File_OfTheFirstForm_IsRefusedWithAWayOut) {
   (void)unlink(path);
 }
 
-/* Pages of the last step that the machine had not written when it ended: zeros, or what lay there before. */
+/* Pages of the last step that a crash of the machine left unwritten: zeros. The previous step is read. */
 TEST(PagesThatWereNotWritten_LeaveTheStepBefore) {
   static const char zeros[4096];
   for (int page = 0; page < SLUICE_NUM_STATES * ARRAY_BYTES / 4096; ++page) {
@@ -415,7 +414,7 @@ static uint32_t draw(uint64_t* seed, uint32_t below) {
   return (uint32_t)((*seed >> 33) % below);
 }
 
-/* One to four bytes anywhere: the file is refused, or a step is read as it was written. 20,000 with SLUICE_FULL. */
+/* Damages one to four bytes: the file is refused, or a step is read as it was written. SLUICE_FULL: 20,000 tries. */
 TEST(Damage_Anywhere_IsNeverReadAsAStep) {
   static unsigned char good[FILE_BYTES];
   const int tries = getenv("SLUICE_FULL") != NULL ? 20000 : 1500;
@@ -429,7 +428,7 @@ TEST(Damage_Anywhere_IsNeverReadAsAStep) {
     sluice_state_file_t* file;
     off_t at[4];
     const int bytes = 1 + i % 4;
-    /* A third in the first pages, most of which are zeros that are never read. */
+    /* A third of the tries damages the first pages, which are mostly zeros that are never read. */
     for (int b = 0; b < bytes; ++b) at[b] = (off_t)draw(&seed, i % 3 == 0 ? 1100 : i % 3 == 1 ? ROOMS_AT : FILE_BYTES);
     for (int b = 0; b < bytes; ++b) {
       const unsigned char odd = (unsigned char)(good[at[b]] ^ (1 + draw(&seed, 255)));
@@ -452,7 +451,7 @@ TEST(Damage_Anywhere_IsNeverReadAsAStep) {
   assert_true(num_refused > tries / 30 && num_before > tries / 10 && num_last > tries / 10);
 }
 
-/* What is damaged while the file is open is found by a reader of all of it. */
+/* A reader of all elements finds damage that occurs while the file is open. */
 TEST(Damage_WhileItIsOpen_IsFoundByItsSums) {
   sluice_state_file_t* file;
   sluice_state_sum_t sums[SLUICE_NUM_STATES];
@@ -473,7 +472,7 @@ TEST(Damage_WhileItIsOpen_IsFoundByItsSums) {
   (void)unlink(path);
 }
 
-/* ---- whose it is ---- */
+/* ---- ranks and models ---- */
 
 TEST(File_OfAnotherRank_IsRefused) {
   static const int32_t others[][2] = {{0, 2}, {1, 3}, {0, 1}};
@@ -535,7 +534,7 @@ TEST(Model_ThatDiffers_IsNamedByItsFirstDifference) {
                      SLUICE_OK);
     assert_int_equal(sluice_state_model_compare(made, made + i, "it"), i == 0 ? SLUICE_OK : SLUICE_E_MISMATCH);
     if (i > 0) expect_message(d->text);
-    /* Without shapes only the second says no more. */
+    /* If the optimizer gives no shapes, models[2], which only differs in a shape, is accepted. */
     assert_int_equal(sluice_state_model_compare_tensors(made, &of, 1, "it"),
                      i == 0 || i == 2 ? SLUICE_OK : SLUICE_E_MISMATCH);
     sluice_state_model_t copy = {.words = made[i].words, .num_words = made[i].num_words};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Buckets on the fake CUDA device: bits of the step in host memory, bytes by the allocator, order by events alone. */
+/* Buckets on the fake CUDA device: steps have the host's bits, and events alone order copies and kernels. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "backend/optim/on_device/on_device.h"
 #include "third_party/bazel/test.h"
 
-/* Three tensors in two groups, one after the other in each array: no bucket ends where a tensor does. */
+/* Three tensors in two groups. Tensors end at no multiple of a bucket's size, except the last. */
 enum { COUNT = 5003, STEPS = 3, TENSORS = 3, GROUPS = 2 };
 static const int64_t firsts[TENSORS + 1] = {0, 701, 2504, COUNT};
 
@@ -30,11 +30,11 @@ typedef struct rig_s {
   sluice_device_t* device;
   void* stream;
   int32_t dtype;
-  void *grad, *param;                   /* of the device */
+  void *grad, *param;                   /* device memory */
   float *master, *exp_avg, *exp_avg_sq; /* page-locked */
 } rig_t;
 
-/* A step over those arrays. */
+/* A step over the arrays of the rig. */
 typedef struct request_s {
   sluice_adam_tensor_t tensors[TENSORS];
   sluice_adam_group_t groups[GROUPS];
@@ -113,14 +113,14 @@ static sluice_device_buckets_t* buckets_of(rig_t* rig, int64_t bucket, int32_t s
   return buckets;
 }
 
-/* param, master and moments: of the rig, or of a copy in host memory. */
+/* Fills a request. param, master and moments: the rig's, or a copy in host memory. */
 static void request_of(const rig_t* rig, int64_t number, void* param, float* master, float* exp_avg, float* exp_avg_sq,
                        request_t* out) {
   const int64_t width = (int64_t)sluice_dtype_bytes(rig->dtype);
   for (int t = 0; t < TENSORS; ++t) {
     const int64_t first = firsts[t];
     out->tensors[t] = (sluice_adam_tensor_t){.count = firsts[t + 1] - first,
-                                             .step = number + t, /* each counts its own */
+                                             .step = number + t, /* step counts differ per tensor */
                                              .param = (char*)param + first * width,
                                              .master = master + first,
                                              .grad = (const char*)rig->grad + first * width,
@@ -139,7 +139,7 @@ static void request_on_device(const rig_t* rig, int64_t number, request_t* out) 
   request_of(rig, number, rig->param, rig->master, rig->exp_avg, rig->exp_avg_sq, out);
 }
 
-/* The status once the device has done it all. */
+/* Runs a step and waits for the device. Returns the step's status. */
 static sluice_status_t take_step(rig_t* rig, sluice_device_buckets_t* buckets, int64_t number, int32_t* out_skipped) {
   request_t request;
   request_on_device(rig, number, &request);
@@ -166,7 +166,7 @@ static void keep(const rig_t* rig, states_t* out) {
   memcpy(out->param, rig->param, bytes_of(rig));
 }
 
-/* The same steps by the kernels of the host. */
+/* The same step by the host's kernels. */
 static void step_on_host(const rig_t* rig, states_t* states, int64_t number) {
   request_t request;
   request_of(rig, number, states->param, states->master, states->exp_avg, states->exp_avg_sq, &request);
@@ -253,7 +253,7 @@ TEST(Step_WithOneGradientThatIsNoNumber_ChangesNothing) {
     assert_int_equal(skipped, 1);
     keep(&rig, &found);
     assert_memory_equal(&found, &wanted, sizeof found);
-    *at = was; /* the step with the same number follows as if nothing had been */
+    *at = was; /* the step with the same number then runs as if the skipped step had not been */
     assert_int_equal(take_step(&rig, buckets, 1, &skipped), SLUICE_OK);
     assert_int_equal(skipped, 0);
     step_on_host(&rig, &wanted, 1);
@@ -341,7 +341,7 @@ TEST(Buckets_OfWhatIsNotThere_AreRefusedByName) {
   request_on_device(&rig, 0, &request);
   refuses(&rig, buckets, &request, SLUICE_E_INVALID_ARGUMENT, "tensor 0 of group 0");
   request_on_device(&rig, 1, &request);
-  request.tensors[2].grad = rig.master; /* memory of the host */
+  request.tensors[2].grad = rig.master; /* host memory */
   refuses(&rig, buckets, &request, SLUICE_E_INVALID_ARGUMENT, "tensor 0 of group 1: grad");
   request_on_device(&rig, 1, &request);
   request.tensors[1].param = rig.master;

@@ -54,7 +54,7 @@ TEST(Allocator_PastItsLimit_IsOverBudgetAndCountsNothing) {
   sluice_allocator_deinit(&a);
 }
 
-/* Like a framework whose allocator collects garbage first, and with it memory of Sluice. */
+/* A host allocator that first collects garbage, which includes memory of Sluice. */
 typedef struct host_s {
   sluice_allocator_t* allocator;
   void* garbage;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Eviction keeps the contents and touches nothing outside the range. That it makes memory slow is checked by hand, with
- * a clock.
- */
+/* Eviction keeps the contents and touches no byte outside the range. A test by hand, with a clock, shows that later
+ * accesses are slow. */
 #include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -10,7 +9,7 @@
 #include "backend/base/cache.h"
 #include "third_party/bazel/test.h"
 
-/* A page between two inaccessible ones. */
+/* The range's page is between two inaccessible pages. */
 TEST(Evict_ARangeBetweenForbiddenPages_StaysWithinIt) {
   const size_t page = (size_t)sysconf(_SC_PAGESIZE);
   char* pages = mmap(NULL, 3 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

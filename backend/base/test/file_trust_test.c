@@ -40,7 +40,7 @@ static int tear_down(void** state) {
   return rmdir(folder);
 }
 
-/* Opens and closes; 1: it was opened. says: a part of the warning, or NULL for none. */
+/* Opens and closes a file. Returns whether it was opened. says: a part of the expected warning; NULL: no warning. */
 static int opens(const char* what, int must_be_ours, const char* says) {
   warned[0] = '\0';
   int descriptor = sluice_trusted_open(what, must_be_ours);
@@ -52,7 +52,7 @@ static int opens(const char* what, int must_be_ours, const char* says) {
 TEST(Open_OurFile_IsRead) {
   assert_true(opens(path, 1, NULL));
   assert_true(opens(path, 0, NULL));
-  assert_true(opens(link_path, 0, NULL)); /* the user's choice */
+  assert_true(opens(link_path, 0, NULL)); /* the user has chosen this link */
   assert_false(opens("/tmp/sluice-owned/not/there", 1, NULL));
 }
 
@@ -77,7 +77,7 @@ TEST(Open_FileOfAnotherUser_IsRefusedWithItsNumber) {
   if (chown(path, SOMEBODY, (gid_t)-1) != 0) skip_because("only root gives files away");
   assert_false(opens(path, 1, "it belongs to user 4242"));
   assert_true(opens(path, 0, NULL));
-  /* Files of root are accepted for another user too: root may do anything. */
+  /* Another user accepts files of root too, since root may do anything. */
   assert_int_equal(seteuid(SOMEBODY), 0);
   int own = opens(path, 1, NULL), roots = opens("/etc/passwd", 1, NULL);
   assert_int_equal(seteuid(0), 0);

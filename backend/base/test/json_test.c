@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Untrusted texts: size and objects have limits, and names are compared completely. */
+/* Untrusted JSON texts: text and object sizes are limited, and member names are compared completely. */
 #include "backend/base/json.h"
 
 #include <stdint.h>
@@ -17,7 +17,7 @@ static void refuses(const char* text, uint64_t length, const char* why) {
   assert_null(tree.nodes);
 }
 
-/* {"0":0,"1":0, ...} */
+/* Writes {"0":0,"1":0, ...} with `count` members. Returns its length. */
 static uint64_t write_members(char* out, uint64_t room, int count) {
   uint64_t used = (uint64_t)snprintf(out, room, "{");
   for (int i = 0; i < count; ++i) used += (uint64_t)snprintf(out + used, room - used, "%s\"%d\":0", i ? "," : "", i);
@@ -35,7 +35,7 @@ TEST(Json_ObjectOfManyMembers_IsReadUpToALimit) {
   refuses(text, write_members(text, sizeof text, 257), "this object has too many members");
 }
 
-/* The length of a string that overflows 32 signed bits. */
+/* A longer text could hold a string whose length overflows int32_t. */
 TEST(Json_LongText_IsRefusedUnread) {
   char* text = mmap(NULL, 3 * GIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   assert_true(text != MAP_FAILED);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The error record of this thread's last failed call. Valid until the thread asks again. */
+/* The record of this thread's last error, valid until this thread calls one of these functions again. */
 #ifndef SLUICE_BACKEND_BASE_TEST_LAST_ERROR_H_
 #define SLUICE_BACKEND_BASE_TEST_LAST_ERROR_H_
 

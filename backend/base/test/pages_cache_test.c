@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rates of fresh memory that outlive a process. */
+/* The file that keeps the measured rates of fresh memory for later processes. */
 #include <dirent.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -43,14 +43,14 @@ TEST(Rates_Kept_ReadBackWhereEnoughWasMeasured) {
   memset(&rates, 0, sizeof rates);
   memset(&again, 0, sizeof again);
   sluice_pages_cache_read(&again);
-  assert_true(is_empty(&again)); /* there is no file */
+  assert_true(is_empty(&again)); /* no file exists yet */
   rates.sizes[1] = (sluice_pages_rate_t){{3e-10, 1e-9}, 3, 0};
   rates.sizes[3] = (sluice_pages_rate_t){{3e-10, 1e-10}, 9, 5};
   sluice_pages_cache_write(&rates);
   sluice_pages_cache_read(&again);
   assert_true(sluice_pages_are_better_huge(&again.sizes[3]));
   assert_false(sluice_pages_is_due(&again.sizes[3]));
-  assert_int_equal(again.sizes[1].measured, 0); /* three ranges are too few to know anything */
+  assert_int_equal(again.sizes[1].measured, 0); /* three ranges are too few to be used */
   assert_float_equal(again.sizes[3].seconds_per_byte[SLUICE_PAGES_SMALL] * 1e10, 3, 1e-3);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Fresh ranges are measured without a change of their contents; other ranges are left alone. */
+/* Measuring fresh ranges keeps their contents; other ranges are not populated. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,11 +14,11 @@ enum { MIB = 1 << 20, BYTES = 32 * MIB };
 static unsigned char* fresh(void) {
   unsigned char* data = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   assert_true(data != MAP_FAILED);
-  (void)madvise(data, BYTES, MADV_NOHUGEPAGE); /* on systems that always use huge pages: one access per page */
+  (void)madvise(data, BYTES, MADV_NOHUGEPAGE); /* on systems that always use huge pages: populated page by page */
   return data;
 }
 
-/* Of the range's pages. */
+/* The share of the range's pages that are in memory. */
 static double share_in_memory(void* data) {
   static unsigned char state[BYTES / 4096];
   const size_t page = (size_t)sysconf(_SC_PAGESIZE), count = BYTES / page;
@@ -33,7 +33,7 @@ TEST(Advise_FreshRange_IsBroughtInUnchanged) {
   for (int i = 0; i < 32; ++i) data[i * MIB + 4096 * 3 + 5] = (unsigned char)(i + 1);
   assert_true(share_in_memory(data) < 0.1);
   sluice_pages_advise(data, BYTES);
-  assert_true(share_in_memory(data) > 0.5); /* all, or the half with small pages and some that were too slow */
+  assert_true(share_in_memory(data) > 0.5); /* all, or the half with small pages and a part of the other half */
   for (int i = 0; i < BYTES; ++i) {
     const int in = i % MIB == 4096 * 3 + 5;
     if (data[i] != (in ? i / MIB + 1 : 0)) fail_msg("byte %d is %d", i, data[i]);
@@ -48,7 +48,7 @@ TEST(AdviseRoom_FreshRange_IsNotBroughtIn) {
   munmap(data, BYTES);
 }
 
-/* The first four are measured; later ranges are populated by their writes. */
+/* The first four ranges and one of sixteen later ranges are measured; writes populate the others. */
 TEST(Advise_AfterSome_MeasuresFewOnly) {
   int measured = 0;
   for (int i = 0; i < 40; ++i) {
@@ -70,6 +70,6 @@ TEST(Advise_MemoryThatIsThere_IsNotMeasured) {
 
 int main(void) {
   unsetenv("SLUICE_HUGE_PAGES");
-  setenv("SLUICE_CACHE_DIR", "/dev/null", 1); /* nothing is known before */
+  setenv("SLUICE_CACHE_DIR", "/dev/null", 1); /* no rates from earlier processes */
   return run_cases(NULL, NULL);
 }

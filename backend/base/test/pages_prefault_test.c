@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Fresh ranges are populated while the caller continues, and nothing else is touched. */
+/* Fresh ranges are populated by a thread while the caller continues, and no other memory is touched. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* RUSAGE_THREAD, sched_setaffinity */
 #endif
@@ -19,13 +19,13 @@
 #include "third_party/bazel/test.h"
 
 enum { MIB = 1 << 20, BYTES = 32 * MIB };
-static const uint64_t DEADLINE_NS = UINT64_C(120) * 1000 * 1000 * 1000; /* ends as soon as everything is populated */
+static const uint64_t DEADLINE_NS = UINT64_C(120) * 1000 * 1000 * 1000; /* the wait ends once all pages are there */
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* Other pages that the reader touches: the address sanitizer records eight bytes in one. */
+/* Pages of the address sanitizer's shadow, one byte for eight, that reading the range touches too. */
 #ifdef __SANITIZE_ADDRESS__
 enum { NOTES = BYTES / 8 / 4096 };
 #else
@@ -37,7 +37,7 @@ static size_t page_bytes(void) { return (size_t)sysconf(_SC_PAGESIZE); }
 static unsigned char* fresh(void) {
   unsigned char* data = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   assert_true(data != MAP_FAILED);
-  (void)madvise(data, BYTES, MADV_NOHUGEPAGE); /* one access per page */
+  (void)madvise(data, BYTES, MADV_NOHUGEPAGE); /* populated page by page */
   return data;
 }
 
@@ -72,7 +72,7 @@ static long own_faults(void) {
   return used.ru_minflt;
 }
 
-/* These three come first: the cases after them measure. */
+/* These three cases come first, since they need rates without measurements, which later cases add. */
 
 TEST(Ahead_MoreRangesThanThereIsRoom_LeavesTheRest) {
   skip_where_it_cannot();
@@ -87,15 +87,15 @@ TEST(Ahead_MoreRangesThanThereIsRoom_LeavesTheRest) {
   munmap(data, BYTES);
 }
 
-/* Half of the small pages have been written by another thread already: there is nothing to compare, and the next range
- * is still due. */
+/* Another thread has written half of the small pages before: no rates can be compared, and the next range is due again.
+ * */
 TEST(Ahead_WhatOthersHaveWritten_SaysNothing) {
   skip_where_it_cannot();
   for (int i = 0; i < SLUICE_PAGES_FIRST + 4; ++i) {
     unsigned char* whole = mmap(NULL, BYTES + 2 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(whole != MAP_FAILED);
     (void)madvise(whole, BYTES + 2 * MIB, MADV_NOHUGEPAGE);
-    unsigned char* data = whole + (2 * MIB - (uintptr_t)whole % (2 * MIB)); /* whole huge pages */
+    unsigned char* data = whole + (2 * MIB - (uintptr_t)whole % (2 * MIB)); /* aligned to a huge page */
     memset(data, 1, BYTES / 2);
     sluice_pages_prefault_t ahead;
     sluice_pages_prefault_init(&ahead);
@@ -108,8 +108,8 @@ TEST(Ahead_WhatOthersHaveWritten_SaysNothing) {
   }
 }
 
-/* Half with each kind of page, on the thread, until four ranges are measured; ranges that were stopped early do not
- * count. */
+/* The thread measures a range, half with each kind of page, until four ranges are measured. Ranges that were stopped
+ * early do not count. */
 TEST(Ahead_DueRanges_AreMeasuredByTheThread) {
   skip_where_it_cannot();
   int due = 0;
@@ -119,10 +119,10 @@ TEST(Ahead_DueRanges_AreMeasuredByTheThread) {
     sluice_pages_prefault_t ahead;
     sluice_pages_prefault_init(&ahead);
     assert_true(sluice_pages_prefault_add(&ahead, data, BYTES));
-    assert_int_equal(pages_resident(data), 1); /* nothing yet */
+    assert_int_equal(pages_resident(data), 1); /* the page of data[5] */
     due += ahead.advice[0].next == SLUICE_PAGES_MEASURE;
     sluice_pages_prefault_start(&ahead);
-    if (i > 0) wait_for_all(data); /* the first is stopped at once: most likely before its end */
+    if (i > 0) wait_for_all(data); /* the first range is stopped at once, most likely before it is populated */
     sluice_pages_prefault_stop(&ahead);
     assert_int_equal(data[5], 7);
     munmap(data, BYTES);
@@ -151,7 +151,7 @@ TEST(Ahead_FreshRange_IsPopulatedUnchangedMeanwhile) {
 #if defined(__SANITIZE_THREAD__)
   printf("%ld faults are not judged: ThreadSanitizer's notes of what this thread reads are among them\n", faults);
 #else
-  assert_true(faults < 256 + NOTES); /* of 8,192 pages; some of the thread's own */
+  assert_true(faults < 256 + NOTES); /* of 8,192 pages; 256 allows for the thread's own */
 #endif
   munmap(data, BYTES);
 }
@@ -171,7 +171,7 @@ TEST(Ahead_MemoryThatIsThereOrSmall_NeedsNoThread) {
   munmap(data, BYTES);
 }
 
-/* Gradients of separate matrices, as in hosts whose experts are modules. */
+/* Gradients of separate matrices, as in hosts whose experts are modules of their own. */
 TEST(Ahead_ManySmallRanges_AllComeIn) {
   skip_where_it_cannot();
   unsigned char* data = fresh();
@@ -185,7 +185,7 @@ TEST(Ahead_ManySmallRanges_AllComeIn) {
   munmap(data, BYTES);
 }
 
-/* A steady-state pass with many gradients is not checked completely. */
+/* If the first gradients of a pass are in memory, as in the steady state, not all others are checked. */
 TEST(Ahead_FirstOnesAreThere_OthersAreNotLookedAt) {
   unsigned char* data = fresh();
   sluice_pages_prefault_t ahead;
@@ -196,7 +196,7 @@ TEST(Ahead_FirstOnesAreThere_OthersAreNotLookedAt) {
   assert_in_range(ahead.num_there, 1, 15);
   sluice_pages_prefault_init(&ahead);
   for (int i = BYTES / MIB; i-- > 0;) sluice_pages_prefault_add(&ahead, data + (size_t)i * MIB, MIB);
-  assert_int_equal(ahead.count, 16); /* one that is fresh, and all are */
+  assert_int_equal(ahead.count, 16); /* the first range is fresh: all are checked */
   munmap(data, BYTES);
 }
 
@@ -208,7 +208,7 @@ TEST(Ahead_Stopped_LetsTheMemoryGo) {
     sluice_pages_prefault_add(&ahead, data, BYTES);
     sluice_pages_prefault_start(&ahead);
     sluice_pages_prefault_stop(&ahead);
-    munmap(data, BYTES); /* a thread still running would access other memory here, or none */
+    munmap(data, BYTES); /* a thread that still ran would access unmapped memory or the next mapping */
     unsigned char* other = fresh();
     assert_int_equal(pages_resident(other), 0);
     munmap(other, BYTES);
@@ -226,7 +226,7 @@ TEST(Ahead_OneCore_LeavesItToTheCaller) {
   unsigned char* data = fresh();
   sluice_pages_prefault_t ahead;
   sluice_pages_prefault_init(&ahead);
-  assert_false(sluice_pages_prefault_add(&ahead, data, BYTES)); /* the caller measures it if it is due */
+  assert_false(sluice_pages_prefault_add(&ahead, data, BYTES)); /* the caller measures the range if it is due */
   sluice_pages_prefault_start(&ahead);
   assert_false(ahead.is_running);
   sluice_pages_prefault_stop(&ahead);
@@ -237,6 +237,6 @@ TEST(Ahead_OneCore_LeavesItToTheCaller) {
 
 int main(void) {
   unsetenv("SLUICE_HUGE_PAGES");
-  setenv("SLUICE_CACHE_DIR", "/dev/null", 1); /* nothing is known before */
+  setenv("SLUICE_CACHE_DIR", "/dev/null", 1); /* no rates from earlier processes */
   return run_cases(NULL, NULL);
 }

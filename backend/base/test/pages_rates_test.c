@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The rule when fresh memory is measured, and the choice of pages. */
+/* When fresh memory is measured, and which size of pages is chosen. */
 #include <stdint.h>
 #include <string.h>
 
@@ -39,7 +39,7 @@ TEST(Rates_Better_ByATenthAtLeast) {
   assert_true(sluice_pages_are_better_huge(&rate));
 }
 
-/* The host sometimes still has the pages: one lucky range does not outweigh those that wait. */
+/* The host sometimes still has the pages, which makes one range fast: it must not outweigh the slow ranges. */
 TEST(Rates_ThatChange_AreFollowedAndOneIsNotEnough) {
   sluice_pages_rate_t rate = {{0, 0}, 0, 0};
   add(&rate, huge_slower, 4);

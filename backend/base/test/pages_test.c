@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The ranges for which huge pages are requested when all are: the kernel reports them in /proc/self/smaps (flag
- * "hg"). */
+/* The ranges for which huge pages are requested with SLUICE_HUGE_PAGES=1. The kernel reports them in /proc/self/smaps
+ * (flag "hg"). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +24,7 @@ static char* fresh(uint64_t bytes) {
   return data;
 }
 
-/* Whether the mapping that contains the address is flagged. */
+/* Whether the mapping with this address has the flag. */
 static int is_advised(const void* address) {
   FILE* file = fopen("/proc/self/smaps", "r");
   assert_non_null(file);
@@ -47,7 +47,7 @@ TEST(Advise_LargeRange_IsFlaggedWithinItOnly) {
   skip_without_huge_pages();
   char* data = fresh(16 * MIB);
   char* aligned = (char*)(((uintptr_t)data + 2 * MIB - 1) & ~(uintptr_t)(2 * MIB - 1));
-  sluice_pages_advise(aligned + 1, 6 * MIB); /* two whole pages: from 2 to 6 MiB */
+  sluice_pages_advise(aligned + 1, 6 * MIB); /* two whole huge pages: from 2 to 6 MiB */
   assert_false(is_advised(aligned));
   assert_true(is_advised(aligned + 2 * MIB) && is_advised(aligned + 6 * MIB - 1));
   assert_false(is_advised(aligned + 6 * MIB));
@@ -91,7 +91,7 @@ TEST(AdviseTensor_TransposedIsDense_GapsAndOtherDevicesAreLeftAlone) {
   munmap(data, 32 * MIB);
 }
 
-/* Slices that are too small by themselves, in one allocation, as with stacked experts. */
+/* Each slice is too small for huge pages, but all are in one allocation, as with stacked experts. */
 TEST(AdviseSlices_OfOneAllocation_AreOneRange) {
   skip_without_huge_pages();
   int64_t shape[] = {256, 1024};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The processors that a process may use. */
+/* The processors that a process may use: its CPU quota and affinity. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* sched_setaffinity */
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Calls that are refused with a status and words, and calls that work. */
+/* Assertions that a call fails with a status and a message, or succeeds. */
 #ifndef SLUICE_BACKEND_BASE_TEST_REFUSED_H_
 #define SLUICE_BACKEND_BASE_TEST_REFUSED_H_
 

@@ -13,7 +13,7 @@ static const sample_t defaults = {.count = 3, .limit = 5};
 
 enum { ROOM = 40, UNTOUCHED = 0xee };
 
-/* Callers of every version: without space for the size, without `limit`, today's, and one of later headers. */
+/* Sizes of all callers: without space for struct_size, without `limit`, as now, and of a later header. */
 TEST(Init_OfAnySize_WritesDefaultsZerosAndNothingBeyond) {
   for (size_t size = 0; size <= ROOM - 8; ++size) {
     unsigned char given[ROOM], wanted[ROOM];
@@ -54,7 +54,7 @@ TEST(CheckNext_OfAnUnknownExtension_IsRefusedWithItsType) {
   REFUSED(sluice_struct_check_next(&unknown, "sample_t"), SLUICE_E_ABI, "sample_t: extension of unknown type 4711");
 }
 
-/* Older, today's and newer callers: known fields are written, then zeros, and nothing beyond their size. */
+/* Older, equally old and newer callers: known fields are written, then zeros, and nothing after the struct's size. */
 TEST(Give_ToAnySize_KeepsTheSizeAndWritesNothingBeyond) {
   const sample_t value = {.struct_size = 1, .count = 7, .limit = 9};
   for (size_t size = sizeof(size_t); size <= ROOM - 8; ++size) {

@@ -28,7 +28,7 @@ static int any_offloaded(const uint8_t* restore, int32_t n) {
   return any;
 }
 
-/* An invalid spec is rejected as such, before anything is built. */
+/* An invalid spec must be refused before anything is built. */
 static void fail_of_builder(void) { fail_msg("%s", last_message()); }
 
 int64_t for_each_form(int32_t n, int32_t policy, uint32_t seed, visit_fn_t visit, void* user) {
@@ -48,17 +48,17 @@ int64_t for_each_form(int32_t n, int32_t policy, uint32_t seed, visit_fn_t visit
     spec.shares_act = x % 2, x /= 2;
     spec.grouped = (int16_t)(x % 2), x /= 2;
     spec.low_rank = x % 2, x /= 2;
-    /* T_LOW is written and read within ops of the compute lane: what exchanges do makes no difference to it. */
+    /* Only ops of the compute lane write and read T_LOW, so combinations with forms of exchanges add nothing. */
     if (spec.low_rank && (spec.grouped || spec.dedup || spec.chunks_by_experts || spec.reuse_saved)) continue;
-    if (spec.grouped && (n < 3 || (n > 9 && n < 64))) continue; /* no pair; slots repeat by four chunks */
-    if (spec.shares_act && !any_offloaded(spec.restore_pre_activation, n)) continue; /* the same */
+    if (spec.grouped && (n < 3 || (n > 9 && n < 64))) continue; /* n < 3: no pair; slots repeat every four chunks */
+    if (spec.shares_act && !any_offloaded(spec.restore_pre_activation, n)) continue; /* no effect */
     static const int32_t halves[4][2] = {{1, SLUICE_WGRAD_CALL_NOW},
                                          {1, SLUICE_WGRAD_CALL_NONE},
                                          {1, SLUICE_WGRAD_CALL_LATER},
                                          {0, SLUICE_WGRAD_CALL_NOW}};
     if (spec.direction == SLUICE_FORWARD) {
-      if (x > 1 || spec.wgrad_mode || spec.reuse_saved) continue; /* meaningless there */
-      if (x == 1) {                                               /* a forward without a backward */
+      if (x > 1 || spec.wgrad_mode || spec.reuse_saved) continue; /* for a backward only */
+      if (x == 1) {                                               /* a forward that keeps nothing for a backward */
         spec.keep = 0;
         memset(spec.restore_input, 0, sizeof spec.restore_input);
         memset(spec.restore_pre_activation, 0, sizeof spec.restore_pre_activation);

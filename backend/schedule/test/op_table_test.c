@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The table of ops is complete: the test names a kind that lacks something. */
+/* The table of ops is complete. A failure names the kind of op and what it lacks. */
 #include <string.h>
 
 #include "backend/schedule/op_table.h"
@@ -50,7 +50,7 @@ TEST(OpTable_EveryKind_HasAPrice) {
   }
 }
 
-/* An op that writes nothing could not be waited for, and nothing would tell when a slot is free. */
+/* No op could wait for an op without writes, and the last use of a slot would be unknown. */
 TEST(OpTable_EveryKind_SaysWhatItWrites) {
   for (int32_t kind = 0; kind < SLUICE_OP_COUNT; ++kind) {
     const sluice_op_row_t* row = sluice_op_row(kind);
@@ -63,7 +63,7 @@ static void note_kinds(const sluice_template_t* t, void* user) {
   for (int32_t i = 0; i < t->num_ops; ++i) seen[t->ops[i].kind] |= 1 << t->spec.direction;
 }
 
-/* An op that is in no template is proved by nothing. */
+/* An op that is in no template is not covered by the checks of templates. */
 TEST(OpTable_EveryKind_StandsInTheTemplatesOfItsPasses) {
   int32_t seen[SLUICE_OP_COUNT] = {0};
   for (int32_t policy = 0; policy < 9; ++policy) for_each_form(2, policy, 0, note_kinds, seen);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The table of tensors is complete: the test names one that lacks something. */
+/* The table of tensors is complete. A failure names the tensor and what it lacks. */
 #include <string.h>
 
 #include "backend/schedule/tensor_table.h"
@@ -12,7 +12,7 @@ TEST(TensorTable_EveryTensor_HasANameOfItsOwn) {
   }
 }
 
-/* Otherwise its slots would be freed, and filled with NaN in debug runs, while they are still needed. */
+/* Without a lifetime, slots would be freed, and filled with NaN in debug runs, while they are still needed. */
 TEST(TensorTable_EveryTensor_SaysHowLongItLives) {
   for (int32_t t = 0; t < SLUICE_T_COUNT; ++t) {
     const int32_t lives = sluice_tensor_row(t)->lives;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rows of chunks whose first and last have half the rows of the others. */
+/* The division of rows into chunks whose first and last chunk have half the rows of the others. */
 
 #include "backend/schedule/uneven_chunks.h"
 #include "third_party/bazel/test.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The hazard checker: it proves every template of the builder, and names the fault of others. */
+/* The hazard checker proves every template of the builder, and reports the fault of a changed template. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,7 +82,7 @@ static void forget(sluice_template_spec_t spec, int32_t later_kind, int32_t late
   sluice_template_destroy(t, memory());
 }
 
-enum { S1 = 4, S2 = 5, S3 = 7, S4 = 8 }; /* as numbers of spec_with */
+enum { S1 = 4, S2 = 5, S3 = 7, S4 = 8 }; /* policies of spec_with */
 
 static sluice_template_spec_t backward(int32_t n, int32_t policy) {
   sluice_template_spec_t spec = spec_with(n, policy, 0);
@@ -91,8 +91,8 @@ static sluice_template_spec_t backward(int32_t n, int32_t policy) {
   return spec;
 }
 
-/* Both read T_DI and write T_M on the compute lane, but a forward has no code for the one, a backward none for the
- * other. */
+/* Both ops read T_DI and write T_M on the compute lane, but a forward cannot run a recomputation, and a backward cannot
+ * run the first GEMM. */
 TEST(Op_OfTheOtherDirection_IsFound) {
   const int32_t kinds[2][2] = {{SLUICE_OP_GEMM1, SLUICE_OP_RECOMPUTE}, {SLUICE_OP_RECOMPUTE, SLUICE_OP_GEMM1}};
   for (int32_t direction = SLUICE_FORWARD; direction <= SLUICE_BACKWARD; ++direction) {
@@ -168,7 +168,7 @@ TEST(Releases_LastReadersOnTwoLanes_AreBoth) {
       assert_true(sluice_op_releases(op, home.tensor, home.slot));
       op->releases ^= bit_of(op, home.tensor, 0);
       sluice_finding_t finding;
-      assert_int_equal(hazard_of(t, &finding), SLUICE_HAZARD_NOT_RELEASED); /* the other one alone is not enough */
+      assert_int_equal(hazard_of(t, &finding), SLUICE_HAZARD_NOT_RELEASED); /* the other release is not sufficient */
       op->releases ^= bit_of(op, home.tensor, 0);
     }
   }
@@ -176,7 +176,7 @@ TEST(Releases_LastReadersOnTwoLanes_AreBoth) {
 }
 
 TEST(Guard1_DispatchWaitsForTheSlotsReaders) {
-  /* In a whole pass the combine in between implies it; without one the edge is explicit. */
+  /* In a whole pass a combine between the two ops implies the edge; without the combine the edge is explicit. */
   sluice_template_spec_t spec = {.num_chunks = 4, .only = SLUICE_PART_DISPATCH | SLUICE_PART_EXPERTS};
   forget(spec, SLUICE_OP_UNPACK, 2, SLUICE_LANE_COMPUTE, SLUICE_HAZARD_WRITE_AFTER_READ, "T_DI");
   forget(spec_with(4, S3, 0), SLUICE_OP_UNPACK, 2, SLUICE_LANE_COPY_OUT, SLUICE_HAZARD_WRITE_AFTER_READ, "T_DI");
@@ -191,7 +191,7 @@ TEST(Guard3_CopyWaitsForWhatItStores) {
 }
 
 TEST(Guard4_SecondGemmWaitsForTheCombine) {
-  /* In a whole pass the dispatch of the same chunk, which follows that combine, implies it. */
+  /* In a whole pass the dispatch of the same chunk, which follows that combine, implies the edge. */
   sluice_template_spec_t spec = spec_with(4, 0, 0);
   spec.bounded = 1, spec.only = SLUICE_PART_EXPERTS | SLUICE_PART_COMBINE;
   forget(spec, SLUICE_OP_GEMM2, 2, SLUICE_LANE_COMM, SLUICE_HAZARD_WRITE_AFTER_READ, "T_DO");
@@ -219,10 +219,10 @@ TEST(Guard7_AllRanksIssueExchangesInOneOrder) {
 
 typedef struct twins_s {
   uint32_t seed;
-  int64_t equal, lone; /* lone: no other policy of T_M builds */
+  int64_t equal, lone; /* lone: templates without a twin that differs and builds */
 } twins_t;
 
-/* Another rank's template: the same but for T_M's policies. */
+/* Compares a template with that of another rank, which differs only in the policies of T_M. */
 static void compare_with_twin(const sluice_template_t* t, void* user) {
   twins_t* twins = user;
   sluice_template_spec_t spec = t->spec;
@@ -330,7 +330,7 @@ TEST(Guard8_HostCopiesAreOnePerChunk) {
   sluice_template_t* t = build(spec_with(3, S1, 0));
   for (int32_t i = 0; i < t->num_ops; ++i) {
     sluice_op_t* op = &t->ops[i];
-    if (op->kind == SLUICE_OP_COPY_OUT) op->writes[0].slot = 0; /* the public code keeps one buffer */
+    if (op->kind == SLUICE_OP_COPY_OUT) op->writes[0].slot = 0; /* MPipeMoE's public code has a single buffer */
   }
   for (int32_t i = 0; i < 3; ++i) {
     t->homes[SLUICE_T_HOST_DI * 3 + i].slot = 0;
@@ -342,7 +342,7 @@ TEST(Guard8_HostCopiesAreOnePerChunk) {
   sluice_template_destroy(t, memory());
 }
 
-/* The public code activates chunk 0 only: the others then read rows that no op has written. */
+/* MPipeMoE's public code activates chunk 0 only; later ops then read rows of other chunks that no op has written. */
 TEST(PublicCode_ActivationOfOneChunkOnly_IsFound) {
   sluice_template_spec_t spec = spec_with(3, S1, 0);
   spec.gated = 1;

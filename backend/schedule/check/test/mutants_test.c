@@ -21,7 +21,7 @@
 
 enum { DEPENDENCY, SLOTS, READ, LANE, EXCHANGES, GROUP, DROPPED, ADDED, MOVED, KINDS };
 
-/* Forms whose templates the checker cannot distinguish have the same mutants: one represents all. */
+/* The checker cannot distinguish the forms of a class, so they have the same mutants: one form is mutated. */
 typedef struct class_s {
   sluice_template_t* t;
   int64_t mutants;
@@ -30,13 +30,13 @@ typedef struct class_s {
 typedef struct score_s {
   int64_t templates, classes;
   int64_t mutants, killed;
-  int64_t stood_for; /* mutants of all templates, not of one per class */
+  int64_t stood_for; /* mutants of all templates, not only of one per class */
   int64_t by_kind[KINDS];
-  int32_t releases_up_to;           /* n: every access has some */
-  int64_t rings_of_one, idle_slots; /* that cannot be shrunk, or that no chunk of the template uses */
-  class_t* seen;                    /* of the present n */
+  int32_t releases_up_to;           /* releases are mutated in templates of up to this many chunks */
+  int64_t rings_of_one, idle_slots; /* no mutants: rings that cannot be shorter, and slots that no chunk uses */
+  class_t* seen;                    /* the classes of the current n */
   int64_t num_seen, max_seen;
-  sluice_template_t* mutant; /* space for one of the present n */
+  sluice_template_t* mutant; /* space for a mutant with the current n */
   char failure[FORM_TEXT_BYTES + 256];
 } score_t;
 
@@ -68,9 +68,8 @@ static sluice_finding_t finding_of(const sluice_template_t* t, score_t* score) {
   return finding;
 }
 
-/* Changes fields that only the builder reads: the checker must find the same with them, and so in every form of a
- * class.
- */
+/* Changes fields that only the builder reads. With them the checker must find the same, and hence in every form of a
+ * class. */
 static void flip_what_builders_read(sluice_template_spec_t* spec) {
   spec->gated ^= 1, spec->wgrad_mode ^= 1, spec->reuse_saved ^= 1, spec->bounded ^= 1;
   spec->shares_act ^= 1, spec->grouped ^= 1;
@@ -95,7 +94,7 @@ static void judge(const sluice_template_t* t, sluice_template_t* mutant, score_t
   ++score->mutants;
   ++score->by_kind[kind];
   sluice_finding_t finding = finding_of(mutant, score);
-  /* Stale releases may not be what gives a mutant of another kind away. */
+  /* A mutant of another kind must be found without the help of releases that its change has made wrong. */
   if (kind < DROPPED && finding.hazard >= SLUICE_HAZARD_DOUBLE_RELEASE) {
     (void)sluice_template_mark_releases(mutant);
     finding = finding_of(mutant, score);
@@ -132,7 +131,7 @@ static void move_refs(sluice_slot_ref_t* refs, int32_t count, int32_t tensor, in
   }
 }
 
-/* Whether an op touches exactly this slot. */
+/* Whether an op touches this slot. */
 static int is_touched(const sluice_template_t* t, int32_t tensor, int32_t slot) {
   for (int32_t i = 0; i < t->num_ops; ++i) {
     const sluice_op_t* op = &t->ops[i];
@@ -148,7 +147,7 @@ static int is_touched(const sluice_template_t* t, int32_t tensor, int32_t slot) 
 
 static int is_home(const sluice_template_t* t, int32_t tensor, int32_t slot) {
   for (int32_t other = 0; other < SLUICE_T_COUNT; ++other) {
-    if (other == SLUICE_T_KEPT_DI || other == SLUICE_T_KEPT_M) continue; /* only through T_DI and T_M */
+    if (other == SLUICE_T_KEPT_DI || other == SLUICE_T_KEPT_M) continue; /* slots are reached through T_DI and T_M */
     for (int32_t i = 0; i < t->spec.num_chunks; ++i) {
       sluice_slot_ref_t home = sluice_template_home(t, other, i);
       if (home.tensor == tensor && home.slot == slot) return 1;
@@ -178,8 +177,8 @@ static void merge_slots(const sluice_template_t* t, score_t* score, int32_t tens
   judge(t, mutant, score, SLOTS, what, from, to);
 }
 
-/* Two slots share one place, as in a ring that is one shorter. The dependencies are unchanged. Any two slots in use; in
- * large rings neighbours, and the last with the first. */
+/* Two slots become one, as in a ring with one slot less, and dependencies stay. Merges each pair of used slots; in
+ * rings with more than 8, each slot with the next, and the last with the first. */
 static void shrink_rings(const sluice_template_t* t, score_t* score) {
   for (int32_t tensor = 0; tensor < SLUICE_T_COUNT; ++tensor) {
     int32_t slots[SLUICE_MAX_CHUNKS], used = used_slots(t, tensor, slots);
@@ -239,8 +238,8 @@ static void swap_exchanges(const sluice_template_t* t, score_t* score) {
   }
 }
 
-/* Ops that wait for a group wait only for the exchange that opens it; one of the two exchanges leaves the group; or
- * both do, while the other ranks keep the group. */
+/* Waits for a group become waits for the exchange that opens it; one of its two exchanges leaves the group; or both
+ * leave, while the other ranks keep the group. */
 static void break_groups(const sluice_template_t* t, score_t* score) {
   for (int32_t d = 0; d < t->num_deps; ++d) {
     if (t->ops[t->deps[d]].group != SLUICE_GROUP_CLOSES) continue;
@@ -279,7 +278,7 @@ static void judge_releases(const sluice_template_t* t, score_t* score, int kind,
   judge(t, mutant, score, kind, "release dropped, added or moved: op, access", op, bit);
 }
 
-/* The nearest access of the same slot in this direction that frees nothing: op * 16 + bit; -1 if there is none. */
+/* The nearest op in this direction with an access of the same slot that does not free it: op * 16 + bit; -1: none. */
 static int32_t nearest(const sluice_template_t* t, int32_t op, sluice_slot_ref_t ref, int32_t step) {
   for (int32_t i = op + step; i >= 0 && i < t->num_ops; i += step) {
     for (int32_t bit = 0; bit < 16; ++bit) {
@@ -291,8 +290,8 @@ static int32_t nearest(const sluice_template_t* t, int32_t op, sluice_slot_ref_t
   return -1;
 }
 
-/* Each release removed, or moved to the previous or next op that touches the slot; each other access made to release,
- * which frees a slot twice, too early, or one that is not the pass's. */
+/* Removes each release, or moves it to the previous or next op that touches the slot. Makes each other access a
+ * release, which frees a slot twice, too early, or one that the pass must not free. */
 static void change_releases(const sluice_template_t* t, score_t* score) {
   for (int32_t i = 0; i < t->num_ops; ++i) {
     for (int32_t bit = 0; bit < 16; ++bit) {
@@ -365,7 +364,7 @@ static void visit(const sluice_template_t* t, void* user) {
 
 typedef struct worker_s {
   pthread_t thread;
-  _Atomic int32_t* next_n; /* the largest first */
+  _Atomic int32_t* next_n; /* shared by all workers; counts down from the largest n */
   score_t score;
 } worker_t;
 

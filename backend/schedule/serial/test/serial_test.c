@@ -64,7 +64,7 @@ static void reseal(unsigned char* data, uint64_t bytes) {
   for (int i = 0; i < 8 && bytes >= 8; ++i) data[bytes - 8 + (uint64_t)i] = (unsigned char)(sum >> (8 * i));
 }
 
-/* Every message names a field or a hazard. */
+/* Whether the message names a field or a hazard. */
 static int names_a_field(const char* message) {
   static const char* const words[] = {
       "must be in",        "the bytes end before", "checksum",         "bytes follow the end", "num_deps is",
@@ -160,12 +160,12 @@ TEST(Reader_TemplateWithoutAnEdge_IsRefusedWithOpSlotChunkAndEdge) {
   sluice_template_destroy(t, sluice_process_allocator());
 }
 
-/* Small templates whose every op reads the largest possible rings: the checker's lists must suffice. */
+/* Small templates whose ops all read the largest possible rings: the checker's lists must have enough space. */
 TEST(Reader_ManyReadsOfWholeRings_StaysInItsMemory) {
   sluice_template_spec_t spec = {.num_chunks = 2};
   sluice_template_t *t = NULL, *read = NULL;
   assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_OK);
-  t->ring[SLUICE_T_ROUTE] = SLUICE_MAX_CHUNKS; /* unused by a forward */
+  t->ring[SLUICE_T_ROUTE] = SLUICE_MAX_CHUNKS; /* a forward does not use it */
   for (int32_t i = 0; i < t->num_ops; ++i) {
     sluice_op_t* op = &t->ops[i];
     while (op->num_reads < SLUICE_OP_MAX_ACCESSES) op->reads[op->num_reads++] = (sluice_slot_ref_t){SLUICE_T_ROUTE, -1};
@@ -183,7 +183,7 @@ TEST(Reader_AnOlderForm_SaysWhichItWants) {
   uint64_t bytes = 0;
   sluice_template_t *t = random_template(&seed), *read = NULL;
   unsigned char* data = written(t, &bytes);
-  data[4] = 5; /* without groups */
+  data[4] = 5; /* a form that had no groups */
   reseal(data, bytes);
   assert_int_equal(sluice_schedule_read(data, bytes, sluice_process_allocator(), &read), SLUICE_E_INVALID_ARGUMENT);
   assert_string_equal(last_message(), "schedule: form is 5; it must be in [8, 8]");

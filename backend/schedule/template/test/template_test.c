@@ -21,8 +21,8 @@ static int touches(const sluice_slot_ref_t* a, int32_t na, const sluice_slot_ref
   return 0;
 }
 
-/* Counts conflicting pairs that happens-before does not order, ignoring dependency `without` (-1: none). An op that
- * opens a group has begun before the next op on its lane, and has ended when the group has. */
+/* Counts conflicting pairs of ops that happens-before does not order when dependency `without` is ignored (-1: none).
+ * An op that opens a group starts before the next op on its lane, and ends with the group. */
 static int64_t unordered_pairs(const sluice_template_t* t, int32_t without) {
   int32_t n = t->num_ops;
   unsigned char* before = calloc((size_t)n * (size_t)n, 1); /* before[i][j]: j ends before i starts */
@@ -56,7 +56,7 @@ typedef void (*check_fn_t)(const sluice_template_t* t);
 
 static void run_check(const sluice_template_t* t, void* user) { (*(check_fn_t*)user)(t); }
 
-/* Every form with n chunks, under each uniform policy and a mixed one; returns their number. */
+/* Checks every form with n chunks, under each uniform policy and a mixed one. Returns the number of forms. */
 static int64_t for_each_template(int32_t n, check_fn_t check) {
   int64_t seen = 0;
   for (int32_t policy = 0; policy <= 9; ++policy) seen += for_each_form(n, policy, 1, run_check, &check);
@@ -109,7 +109,7 @@ TEST(Template_SlotsReused_AlternatesDispatchAndCombine) {
   sluice_template_destroy(t, sluice_process_allocator());
 }
 
-/* A chunk returns in one group with the dispatch two chunks later, however far dispatches could run ahead. */
+/* The return of a chunk is grouped with the dispatch two chunks later, even if dispatches could run further ahead. */
 TEST(Template_Grouped_ReturnsOneChunkWhileAnotherLeaves) {
   for (int32_t form = 0; form < 6; ++form) {
     const int backward = form % 2, by_rows = form / 2 == 1, again = form / 2 == 2;
@@ -146,7 +146,7 @@ TEST(Template_GroupedWhereNothingReturns_IsRefused) {
   assert_null(t);
 }
 
-/* A run is one job of a lane: it may neither wait in its middle nor be waited for there. */
+/* A run is one job of a lane: only its first op may have dependencies, and other ops may wait for its last op only. */
 static void check_runs(const sluice_template_t* t) {
   for (int32_t i = 0; i < t->num_ops; ++i) {
     const sluice_op_t* op = &t->ops[i];
@@ -170,7 +170,7 @@ TEST(Template_ExpertsOfAChunk_AreOneRun) {
       assert_int_equal(sluice_ends_run(t, i), t->ops[i].kind == SLUICE_OP_GEMM2);
   }
   assert_int_equal(t->num_ops, 8 * 7);
-  assert_int_equal(runs, 8 * 5); /* dispatch, unpack, the experts' three, combine, reduce */
+  assert_int_equal(runs, 8 * 5); /* dispatch; unpack; the experts' three ops; combine; reduce */
   sluice_template_destroy(t, sluice_process_allocator());
 }
 
@@ -207,7 +207,7 @@ TEST(Template_PolicyOfTheOtherTensor_IsRefusedWithThoseThatFit) {
   assert_int_equal(sluice_template_build(&spec, sluice_process_allocator(), &t), SLUICE_E_INVALID_ARGUMENT);
 }
 
-/* Ops of the kind in the template of a spec with these policies for all chunks. */
+/* Counts the ops of a kind in the template of a spec with these policies for all chunks. */
 static int32_t count_ops(sluice_template_spec_t spec, int32_t di, int32_t m, int32_t kind) {
   for (int32_t i = 0; i < spec.num_chunks; ++i)
     spec.restore_input[i] = (uint8_t)di, spec.restore_pre_activation[i] = (uint8_t)m;
@@ -218,7 +218,7 @@ static int32_t count_ops(sluice_template_spec_t spec, int32_t di, int32_t m, int
   return count;
 }
 
-/* As in backend/model/restore.h: copies for rows in host memory, repeated exchanges and GEMMs, no other op. */
+/* Each policy of backend/model/restore.h adds copies for rows in host memory, exchanges and GEMMs, and no other op. */
 TEST(Template_EachPolicy_AddsTheOpsOfItsRow) {
   const int32_t n = 3;
   const sluice_template_spec_t forward = {.num_chunks = n, .keep = 1};
@@ -259,8 +259,8 @@ static int is_waited_for(const sluice_template_t* t, int32_t op, int32_t other) 
   return 0;
 }
 
-/* S1 and S2 hold two tensors of width H per chunk, as S3 and S4 do, at the cost of a wait: activated rows go where the
- * previous chunk may still be copied from. */
+/* With shared slots, S1 and S2 hold two tensors of width H per chunk, as S3 and S4 do. The cost is a wait: the slot for
+ * activated rows may still be copied for the previous chunk. */
 TEST(Template_SharedAct_TakesTheSlotThatWasCopied) {
   for (int32_t shares = 0; shares < 2; ++shares) {
     sluice_template_spec_t spec = {.num_chunks = 4, .keep = 1, .shares_act = shares};
@@ -284,7 +284,7 @@ TEST(Template_SharedAct_TakesTheSlotThatWasCopied) {
   }
 }
 
-/* Only the weight gradients read T_DI if T_M is not recomputed: its copy comes second. */
+/* If T_M is not recomputed, only the weight gradients read T_DI, so its copy comes second. */
 TEST(Template_TwoCopiesIn_BeginWithTheOneThatIsReadFirst) {
   sluice_template_spec_t spec = {.direction = SLUICE_BACKWARD,
                                  .num_chunks = 3,

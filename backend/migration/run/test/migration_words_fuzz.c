@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Words and chunks of a migration: rank 1 of three moves to a new epoch, with two others that say what the input says:
- * right announcements, handshakes and chunks, refusals, damaged ones, and any bytes. Where the move has committed, what
- * arrived is exactly what was sent for it; where it has not, the host's memory is as it was. Nothing waits.
+/* Control messages and chunks of a migration. Rank 1 of three moves to a new epoch, and the input chooses what the
+ * other two send: correct announcements, handshakes and chunks, refusals, damaged messages and arbitrary bytes. If the
+ * move commits, the received bytes are those sent for it; if not, the host's memory is unchanged. No call waits.
  *
- * Input: what this rank does (refuses, reads early, marks still), how many sayings come before commit, then sayings: a
- * byte with peer and kind, and what the kind takes. */
+ * Input: a byte of what this rank does (refuses, reads early, marks still), a byte of how many messages come before the
+ * early read, then messages: a byte with peer and kind, and the bytes of that kind. */
 #include <string.h>
 
 #include "backend/comm/test/said.h"
@@ -20,9 +20,9 @@ enum { ANNOUNCES = 0, IS_READY, AGREES, REFUSES, SENDS_CHUNK, SAYS_ANYTHING, END
 
 static said_t said;
 static uint8_t from_0[ARRIVING], from_2[ARRIVING], to_0[LEAVING], to_2[LEAVING];
-static sluice_move_word_t announced[WORLD]; /* what this rank has said to each */
-static int32_t num_chunks[WORLD];           /* that each peer has sent, right or not */
-static uint32_t kinds[WORLD];               /* of words that each has said: a bit each */
+static sluice_move_word_t announced[WORLD]; /* the announcement that this rank has sent to each */
+static int32_t num_chunks[WORLD];           /* sent by each peer, correct or damaged */
+static uint32_t kinds[WORLD];               /* a bit for each kind that a peer has sent */
 
 static uint8_t right[WORLD][ARRIVING], untouched[ARRIVING];
 
@@ -31,13 +31,13 @@ static void fill(void) {
   for (int32_t i = 0; i < WORLD * ARRIVING; ++i) right[i / ARRIVING][i % ARRIVING] = (uint8_t)(i * 13 + 3);
 }
 
-/* What this rank can wait for has been said, or will not be. */
+/* Whether both peers have sent their chunks and a message of this kind. */
 static int has_all(uint32_t kind) {
   return num_chunks[0] == 2 && num_chunks[2] == 2 && (kinds[0] & kinds[2] & 1u << kind) != 0;
 }
 
-/* A peer that moves the same says the same hashes the other way round. Others leave once nothing more of them is
- * needed, or can come: a rank that waits for them then fails at once. */
+/* A peer's announcement has the hashes of this rank's, exchanged. The other ranks leave once no more of them is needed
+ * or can come, so that later waits fail at once. */
 static void hear(said_t* s, const sluice_outgoing_t* out) {
   sluice_move_word_t word;
   if (out->frame.tag != SLUICE_MOVE_WORD_TAG || out->frame.head_bytes != sizeof word) return;
@@ -52,7 +52,7 @@ static void say_word(int32_t peer, const sluice_move_word_t* word) {
   said_message(&said, peer, SLUICE_MOVE_WORD_TAG, word, sizeof *word, NULL, 0);
 }
 
-/* The next of a peer: ids are the peers'. what: damages one byte of head or payload, if `at` is within them. */
+/* Sends the peer's next chunk. The item's id is the peer's number. XORs byte `at` of the head, if there is one. */
 static void say_chunk(int32_t peer, size_t at, uint8_t with) {
   const uint64_t offset = (uint64_t)num_chunks[peer] * CHUNK;
   if (offset >= ARRIVING) return;
@@ -64,7 +64,7 @@ static void say_chunk(int32_t peer, size_t at, uint8_t with) {
   ++num_chunks[peer];
 }
 
-/* How many bytes of the input it took. */
+/* Sends the next message of the input. Returns the number of bytes that it takes. */
 static size_t say_next(const uint8_t* data, size_t size) {
   const int32_t peer = (data[0] & 1) != 0 ? 2 : 0;
   const size_t room = size - 1;
@@ -81,7 +81,7 @@ static size_t say_next(const uint8_t* data, size_t size) {
     case REFUSES:
       word.kind = SLUICE_MOVE_SAY_REFUSE;
       word.status = room > 0 ? data[1] : 0, word.rank = room > 1 ? (int8_t)data[2] : 0;
-      memset(word.reason, 'r', sizeof word.reason); /* without an end */
+      memset(word.reason, 'r', sizeof word.reason); /* without a terminator */
       say_word(peer, &word);
       return 1 + (room < 2 ? room : 2);
     case SENDS_CHUNK: say_chunk(peer, MOST_BYTES, 0); return 1;
@@ -94,7 +94,7 @@ static size_t say_next(const uint8_t* data, size_t size) {
       said_frame(&said, peer, &frame);
       return 1 + (room < 1 ? room : 1);
     }
-    default: { /* any head, over a right word or alone, with any tag */
+    default: { /* any head, over a valid message or alone, with any tag */
       const size_t bytes = room > 3 ? (size_t)data[1] | (size_t)(data[2] & 3) << 8 : 0;
       const size_t head = bytes < room - 3 ? bytes : room > 3 ? room - 3 : 0;
       if (room <= 3) return size;

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice tune --keep`: decisions ahead of time, where training runs begin with them.
+"""`sluice tune --keep`: makes the tuner's decisions ahead of time and stores them where training runs look for them.
 
-One layer of the model trains on made-up rows, on all ranks of the launcher, until its tuner has decided: what it
-decides is then what a run would have decided, by the same races, for the same kind of layer. Answers are kept by kind
-of layer, so activation, biases and options must be those of the run; `Model.section` has the options.
+One layer of the model trains on random rows, on all ranks of the launcher, until its tuner has decided. A training run
+would decide by the same races. Decisions are stored by kind of layer, so activation, biases and options must be those
+of the run; `Model.section` has the options.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ SETTLED = 2  # steps in a row
 
 
 def options_of(model: Model) -> Options:
-    """Those of the run: a DeepSpeed config's, with what flags say over them."""
+    """The options of the run: those of a DeepSpeed config, overridden by flags."""
     base = Options() if model.section is None else model.section
     return replace(base, **{name: value for name in HELD if (value := getattr(model, name)) is not None})
 
 
 def check(model: Model, ranks: int) -> None:
-    """BadInput where there is nothing to decide, or the layer's kind is not known."""
+    """Raises BadInput if there is nothing to decide, or if the kind of the layer is not known."""
     if ranks == 1 and model.memory_budget is None and model.host_memory_budget is None:
         raise BadInput("--keep: one rank without a budget has nothing to choose; start all ranks by torchrun")
     if model.activation is None:
@@ -37,7 +37,7 @@ def check(model: Model, ranks: int) -> None:
 
 
 def settle(context: Any, model: Model, most_steps: int, progress: Callable[[str], None]) -> int:
-    """Trains until the layer has settled; the number of steps. Collective. The context's tuner then has decided."""
+    """Trains until the context's tuner has decided. Returns the number of steps. Collective."""
     import torch
 
     from ..adapters.torch.layer import MoeLayer
@@ -84,7 +84,7 @@ def settle(context: Any, model: Model, most_steps: int, progress: Callable[[str]
 
 
 def keep(context: Any, place: str | bool, cache: str | None) -> dict[str, Any]:
-    """Leaves the context's answers in the file; what --json prints of it. Of one rank."""
+    """Writes the context's answers to the file and returns what --json prints about it. One rank calls this."""
     from ..adapters.torch import tuner
     from ..config import TunerOptions
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parameters of a transformers decoder by part, layer by layer, from the fields of its config.json.
+"""Counts the parameters of a transformers decoder by part and layer, from the fields of its config.json.
 
 Supported are Qwen3-MoE, gpt-oss, Mixtral, DeepSeek-V2 and -V3, and models whose configs use the same names. A config
 without a required field is refused, and the error names the field; nothing is guessed.
@@ -158,7 +158,7 @@ def _attention(fields: _Fields, family: str, width: int, heads: int) -> tuple[_A
 
 
 def _latent(fields: _Fields, width: int, heads: int) -> tuple[_Attention, int, int]:
-    """DeepSeek's attention, whose keys and values are made from a vector of kv_lora_rank."""
+    """DeepSeek's multi-head latent attention: keys and values are computed from a vector of kv_lora_rank elements."""
     rank, rope = fields.get("kv_lora_rank"), fields.get("qk_rope_head_dim")
     plain, value = fields.get("qk_nope_head_dim"), fields.get("v_head_dim")
     queries = heads * (plain + rope)

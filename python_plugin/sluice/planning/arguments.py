@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that `sluice plan` and `sluice simulate` share."""
+"""Command-line options that `sluice plan` and `sluice simulate` share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAYS: dict[str, bool | str] = {
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """The layer or model."""
+    """Adds the options that describe the layer or model."""
     group = parser.add_argument_group("model (flags win over config files)")
     group.add_argument(
         "--config",
@@ -50,7 +50,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def add_machine(parser: argparse.ArgumentParser) -> None:
-    """The machine."""
+    """Adds --machine."""
     known = ", ".join(machines.names())
     parser.add_argument(
         "--machine",
@@ -61,7 +61,7 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
-    """What is fixed."""
+    """Adds the options that fix a part of the choice."""
     parser.add_argument("--chunks", type=int, metavar="n", help="fixed; default: chosen")
     parser.add_argument("--policy", choices=tuple(restore.SETS), help="fixed; default: chosen")
     parser.add_argument("--budget", metavar="BYTES", help='on each rank for all layers, such as "20GiB"')
@@ -78,7 +78,7 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
 
 
 def model_of(options: Any) -> Model:
-    """Flags over config files."""
+    """Reads the model. Flags override config files."""
     if options.chunks is not None and options.chunks < 1:
         raise BadInput(f"--chunks is {options.chunks}; it must be above 0, and is chosen where it is left out")
     if options.activation is not None and options.activation not in ACTIVATIONS:
@@ -105,14 +105,14 @@ def model_of(options: Any) -> Model:
     )
     model = with_tokens(flags.over(model))
     try:
-        config.for_chunks(model.policy, model.chunks)  # of a config and of a flag
+        config.for_chunks(model.policy, model.chunks)  # the two may come from a config and from a flag
     except config.ConfigError as error:
         raise BadInput(str(error)) from None
     return model
 
 
 def machine_of(options: Any, model: Model, ranks: int | None) -> machines.Machine:
-    """The one that --machine names, else the tuner of a DeepSpeed config."""
+    """The machine that --machine names, else that of the tuner in a DeepSpeed config."""
     tuner = None if model.section is None else model.section.tuner
     name = options.machine
     if name is None and tuner is not None:
@@ -129,7 +129,7 @@ KEY_OF_BUDGET = '"sluice": "memory_budget"'
 
 
 def budget_of(text: str | None, option: str = "--budget") -> int | None:
-    """Bytes."""
+    """The option's value in bytes."""
     if text is None:
         return None
     try:
@@ -139,5 +139,5 @@ def budget_of(text: str | None, option: str = "--budget") -> int | None:
 
 
 def wanted_of(model: Model) -> Choice:
-    """What is not open."""
+    """The parts of the choice that the model fixes."""
     return Choice(model.chunks or 0, *(model.policy or (None, None)), model.wgrad_mode)

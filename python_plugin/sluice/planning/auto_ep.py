@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The section "expert_parallel" of a DeepSpeed config: what AutoEP makes of a model's MoE blocks."""
+"""Reads the section "expert_parallel" of a DeepSpeed config, which tells AutoEP how to convert MoE blocks."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 from . import fields
 
-# AutoEP's words for activations, by those of configs.
+# Activations of transformers configs, by AutoEP's names.
 _ACTIVATIONS = {"swiglu": "silu", "geglu_tanh": "gelu_tanh", "swiglu_clamped": "swiglu", "swiglu_oai": "swiglu"}
-# What names the fields of a model's config that hold these numbers.
+# Keys of the section that name the fields of the model's config with these numbers.
 _ATTRIBUTES = {"num_experts": "num_experts_attr", "top_k": "top_k_attr"}
 
 
 def section_of(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The section of a DeepSpeed config, where it is switched on."""
+    """The section of a DeepSpeed config, if it is enabled."""
     section = data.get("expert_parallel")
     return section if isinstance(section, Mapping) and section.get("enabled") is True else None
 
 
 def names_of(configs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Which fields of the model's own config hold its sizes, as far as a section among these says so."""
+    """Names of the fields of the model's config that hold its sizes, as the sections in these configs give them."""
     found: dict[str, str] = {}
     for section in filter(None, map(section_of, configs)):
         for field, key in _ATTRIBUTES.items():
@@ -31,7 +31,7 @@ def names_of(configs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def fields_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What the section says of the layers, by the names of `Model`."""
+    """The section's values for the layers, by field of `Model`."""
     section = section_of(data)
     if section is None:
         return {}

@@ -12,7 +12,7 @@ from .._library import load
 from ..errors import InvalidArgument, OverBudget
 from .errors import BadInput
 
-OPEN = "adaptive"  # stands for one of the others
+OPEN = "adaptive"  # the library chooses one of the other policies
 PLACEMENTS = {None: -1, "looped": 0, "v": 1}
 
 
@@ -48,7 +48,7 @@ class Prediction:
     """A predicted batch. policy: the policy that was used. stages: the members of sluice_stage_prediction_t by name."""
 
     policy: str
-    separate_wgrad: bool | None  # as it was asked for
+    separate_wgrad: bool | None  # as requested
     seconds: float
     bubble: float
     in_flight: int
@@ -150,9 +150,8 @@ def candidates(batch: Batch) -> tuple[list[Prediction], dict[str, str]]:
 
 
 def checkpoint_interval(num_layers: int, num_stages: int) -> int:
-    """The number of layers between two checkpoints, if activations are recomputed: the factor of N / G_inter, the
-    number of layers of a stage, that is nearest to the square root of N [AxoNN V-A]. The smaller one if two are equally
-    near."""
+    """The number of layers between two checkpoints, if activations are recomputed: the factor of N / G_inter (layers of
+    a stage) that is nearest to the square root of N [AxoNN V-A], and the smaller one if two are equally near."""
     own = max(1, -(-num_layers // num_stages))
     factors = [each for each in range(1, own + 1) if own % each == 0]
     return min(factors, key=lambda each: (abs(each - math.sqrt(num_layers)), each))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice simulate --stages`: a batch of a pipeline under every policy: seconds, bubble, what is in flight, bytes."""
+"""`sluice simulate --stages`: predicts seconds, bubble, micro-batches in flight and bytes of a batch by policy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ exit status: 0 some policy fits; 1 none does; 2 wrong arguments
 
 @command.refuses("sluice simulate")
 def main(words: list[str]) -> int:
-    """The exit status."""
+    """Runs the command and returns its exit status."""
     parser = command.parser("sluice simulate --stages", __doc__, EXAMPLE)
     one = "; one number, or one for each virtual stage"
     parser.add_argument("--stages", type=int, required=True, metavar="P")
@@ -61,7 +61,7 @@ def main(words: list[str]) -> int:
 
 
 def batch_of(options: Any) -> batches.Batch:
-    """What the arguments say."""
+    """The batch that the arguments describe."""
     if options.stages < 1 or options.virtual < 1:
         raise BadInput(f"--stages is {options.stages} and --virtual {options.virtual}: give at least 1")
     count = options.stages * options.virtual
@@ -133,7 +133,7 @@ def _lines(options: Any, found: list[batches.Prediction], refused: dict[str, str
 
 
 def as_dict(options: Any, found: list[batches.Prediction], refused: dict[str, str]) -> dict[str, Any]:
-    """What --json prints."""
+    """Returns what --json prints."""
     interval = batches.checkpoint_interval(options.layers, options.stages) if options.layers else None
     return {
         "form": 1,

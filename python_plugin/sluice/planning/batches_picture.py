@@ -38,12 +38,12 @@ def _panel(batch: Batch, name: str, each: Prediction) -> timeline.Panel:
 
 
 def _events(batch: Batch, each: Prediction) -> list[timeline.Event]:
-    """The ops that the simulator asks the seconds of, in the batch that it has chosen."""
+    """The ops of the batch that the simulator has chosen. It asks for the seconds of each."""
     tried: list[dict[tuple[str, int, int], timeline.Event]] = [{}]
 
     def note(op: str, virtual_stage: int, micro_batch: int, begin: float, seconds: float) -> float:
         key = (op, virtual_stage, micro_batch)
-        if key in tried[-1]:  # the simulator has begun another batch, with other limits
+        if key in tried[-1]:  # the simulator has begun another batch with different limits
             tried.append({})
         tried[-1][key] = timeline.Event(
             op=op,

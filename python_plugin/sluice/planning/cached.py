@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This machine's calibrations, as the C library leaves them in the cache folder (backend/calibrate/cache.c)."""
+"""Finds calibrations of this machine, which the C library stores in the cache folder (backend/calibrate/cache.c)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .. import decision_cache, decision_log, file_trust
 from .errors import BadInput
 
 FORM = "sluice cache 6"  # the first line of a file
-MOST_WIDTH = 4096  # wider layers are measured so
+MOST_WIDTH = 4096  # wider layers are measured with this width
 _KEY = re.compile(
     r"version (?P<version>[^;]+); device (?P<device>[^,]+), (?P<processor>.+), "
     r"(?P<cores>\d+ of \d+ cores)(?:, \S+ of them at a time)?, "
@@ -27,9 +27,9 @@ _KEY = re.compile(
 
 @dataclass(frozen=True)
 class Entry:
-    """One file. problem: "" or why it cannot be used: "damaged", "of another form", "not ours".
+    """One file. problem: "" or why the file cannot be used: "damaged", "of another form", "not ours".
 
-    refusal: of one that is not ours, who else can change it and what to do
+    refusal: for a file that is not ours, which users can change the file, and what to do
     """
 
     path: str
@@ -40,13 +40,13 @@ class Entry:
     refusal: str = ""
 
     def words(self) -> str:
-        """What it was measured at, for a person."""
+        """The sizes of the calibration, for people."""
         k = self.key
         return f"{k['ranks']} ranks over {k['link']}, {k['dtype']}, M {k['model_width']}, H {k['hidden_width']}"
 
 
 def entries(folder: str | None = None) -> Iterator[Entry]:
-    """All of a folder, None: the cache's."""
+    """All entries of a folder. None: the cache folder."""
     for path in sorted(glob.glob(os.path.join(glob.escape(folder or decision_log.folder()), "machine-*.json"))):
         yield _read(path)
 
@@ -71,9 +71,9 @@ def _read(path: str) -> Entry:
 def find(
     folder: str | None, ranks: int | None, dtype: str | None, model_width: int | None, hidden_width: int | None
 ) -> Entry:
-    """The calibration of this processor that was made for such layers, the newest of equals.
+    """The calibration of this processor for such layers. Among equal ones the newest is returned.
 
-    None: any (the most ranks). Of other widths the nearest is taken; of another number of ranks or dtype none is.
+    None: any value (of ranks: the most). The nearest width is returned, but only the given ranks and dtype.
     """
     place = folder or decision_log.folder()
     here = (decision_cache._processor(), decision_cache._cores())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the planning commands share: parsers, refusals, tables, text or JSON, exit status."""
+"""Helpers of the planning commands: parsers, error messages, tables, text or JSON, exit status."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Main = Callable[[list[str]], int]
 
 
 def wants(words: list[str], option: str) -> bool:
-    """Whether a command has this option, which makes it another command."""
+    """Whether the words contain this option, which selects another command."""
     return any(word == option or word.startswith(option + "=") for word in words)
 
 
 def parser(prog: str, doc: str | None, epilog: str) -> argparse.ArgumentParser:
-    """Described by the first line of a module's documentation; the epilog has the examples."""
+    """A parser described by the first line of a module's docstring. epilog: the examples."""
     raw = argparse.RawDescriptionHelpFormatter
     text = (doc or "").splitlines()[0]
     return argparse.ArgumentParser(prog=prog, description=text, epilog=epilog, formatter_class=raw)
 
 
 def refuses(prog: str) -> Callable[[Main], Main]:
-    """A main whose SluiceError is a line for people, and status 2."""
+    """Decorates a main: prints a SluiceError as one line and returns status 2."""
 
     def wrap(main: Main) -> Main:
         @functools.wraps(main)
@@ -45,13 +45,13 @@ def refuses(prog: str) -> Callable[[Main], Main]:
 
 
 def answer(as_json: bool, data: Callable[[], Any], lines: Callable[[], Iterable[str]], fits: bool = True) -> int:
-    """Prints one of both; the exit status."""
+    """Prints the data as JSON, or the lines. Returns the exit status."""
     print(json.dumps(data(), indent=1) if as_json else "\n".join(lines()))
     return 0 if fits else 1
 
 
 def table(heads: Mapping[str, str], rows: Iterable[Iterable[Any]]) -> list[str]:
-    """Lines of {head: format of its column}, two spaces in. A row may end early."""
+    """Lines of a table, indented by two spaces. heads: {head: format of its column}. A row may end early."""
     formats = list(heads.values())
     return [
         "  " + " ".join(format(str(value), each) for value, each in zip(row, formats)).rstrip()
@@ -65,6 +65,6 @@ def ms(seconds: float, digits: int = 2) -> str:
 
 
 def progress(text: str) -> None:
-    """A line that the next one replaces, where a person looks on; an empty one at the end."""
+    """Prints a line that the next call replaces, if stderr is a terminal. The last call has an empty text."""
     if sys.stderr.isatty():
         print(f"\r{text:<60}", end="", file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A clock for the calls of ranks on GPUs: hosts that enqueue, streams, events, kernels that share SMs, groups of NCCL.
+"""Simulates recorded CUDA calls of all ranks in virtual time: hosts, streams, events, NCCL groups, shared SMs.
 
-It walks the lists of capi/dry_step (backend/device/cuda/fake/fake_record.h has their form) with the prices of a device.
-What it says is a model.
+The records are those of capi/dry_step (format: backend/device/cuda/fake/fake_record.h), priced for one device. The
+result is a model, not a measurement.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from .device_prices import Prices
 from .errors import BadInput
 
 GEMMS, LINK, COPIES = "GEMMs", "link", "copies"
-LEAST = 1e-12  # seconds: what rounding may leave
+LEAST = 1e-12  # seconds: tolerance for rounding
 
 
 @dataclass
 class Work:
-    """On a stream: seconds when it runs alone, and the share of the SMs that it can fill."""
+    """A kernel, copy or NCCL group on a stream. seconds: when it runs alone; share: of the SMs that it can fill."""
 
     kind: str
     seconds: float
     share: float = 1.0
-    group: tuple[int, int] | None = None  # of NCCL's: communicator, number
+    group: tuple[int, int] | None = None  # of an NCCL group: communicator, number
     left: float = 0.0
 
 
 @dataclass
 class Stream:
-    """Works, and ("record" | "wait", ticket), in order; running: the first of them has begun."""
+    """queue: works and ("record" | "wait", ticket), in order; running: the first work has begun."""
 
     queue: deque[Any] = field(default_factory=deque)
     running: bool = False
@@ -41,19 +41,19 @@ class Stream:
 
 @dataclass
 class Rank:
-    """events: what its host still calls; at: the host's time; blocked: the ticket or stream that it waits for."""
+    """events: calls that the host has not made yet; at: the host's time; blocked: what the host waits for."""
 
     events: deque[Any]
     at: float = 0.0
     pending: Any = None
     blocked: Any = None
     streams: dict[int, Stream] = field(default_factory=dict)
-    tickets: frozenset[int] = frozenset()  # that it records
-    headers: int = 0  # that its host has come to
-    done: dict[int, float] = field(default_factory=dict)  # those that have passed, and when
-    alone: dict[str, float] = field(default_factory=dict)  # seconds of works, by kind
-    busy: float = 0.0  # with any work
-    filled: float = 0.0  # SMs, of one for all
+    tickets: frozenset[int] = frozenset()  # events that this rank records
+    headers: int = 0  # header exchanges that the host has reached
+    done: dict[int, float] = field(default_factory=dict)  # when each ticket was recorded
+    alone: dict[str, float] = field(default_factory=dict)  # seconds of works that run alone, by kind
+    busy: float = 0.0  # seconds with any work
+    filled: float = 0.0  # seconds times the share of the SMs in use
     finished: float = 0.0
 
 
@@ -66,7 +66,7 @@ class Result:
 
 
 def kernel(prices: Prices, name: str, units: int, length: int, moved: int) -> Work:
-    """The longest of: a launch, its bytes, its instructions, and the steps of one warp times its turns."""
+    """A kernel takes the longest of: a launch, its bytes, its instructions, and a warp's steps times its turns."""
     general, price, sms = prices.data["kernel"], prices.kernel(name), prices.data["sms"]
     steps = math.ceil(length / price["elements"])
     turns = math.ceil(units / (sms * price["warps_per_sm"]))
@@ -81,7 +81,7 @@ def kernel(prices: Prices, name: str, units: int, length: int, moved: int) -> Wo
 
 
 def gemms(prices: Prices, entry: str, bytes_ab: int, bytes_c: int, problems: Iterable[Sequence[int]]) -> Work:
-    """A call of cuBLAS: the tiles of all its GEMMs, in turns of one for each SM."""
+    """A cuBLAS call: each SM computes one tile at a time, of all GEMMs of the call."""
     price, sms = prices.data["gemm"], prices.data["sms"]
     of_entry, best = price[entry], None
     moved = 0
@@ -92,7 +92,7 @@ def gemms(prices: Prices, entry: str, bytes_ab: int, bytes_c: int, problems: Ite
         rate = of_entry["flops_per_second"] * share / sms
         tiles, total, longest = 0, 0.0, 0.0
         for m, n, k in listed:
-            # cuBLAS may turn its tiles.
+            # cuBLAS may transpose its tiles.
             count = min(
                 math.ceil(m / rows) * math.ceil(n / columns),
                 math.ceil(m / columns) * math.ceil(n / rows),
@@ -109,7 +109,7 @@ def gemms(prices: Prices, entry: str, bytes_ab: int, bytes_c: int, problems: Ite
 
 
 class Clock:
-    """All ranks, from an idle start."""
+    """The virtual time of all ranks. All streams are idle at the start."""
 
     def __init__(self, prices: Prices, events: Sequence[Sequence[Any]]) -> None:
         self.prices, self.now = prices, 0.0
@@ -129,9 +129,9 @@ class Clock:
             key: {*ranks, *(part[0] for parts in ranks.values() for part in parts)}
             for key, ranks in self.groups.items()
         }
-        self.header_at: dict[int, float] = {}  # when the last host has come to it
-        self.open: dict[tuple[int, int], set[int]] = {}  # ranks that have come to a group
-        self.ended: dict[tuple[int, int], int] = {}  # (communicator, rank): the next number
+        self.header_at: dict[int, float] = {}  # when the last host has reached the exchange
+        self.open: dict[tuple[int, int], set[int]] = {}  # ranks that have reached a group
+        self.ended: dict[tuple[int, int], int] = {}  # (communicator, rank): number of the next group
         for comm, number in sorted(self.groups, reverse=True):
             for rank in self.groups[comm, number]:
                 self.ended[comm, rank] = number
@@ -142,7 +142,7 @@ class Clock:
         return float(link["start_seconds"] + most / link["bytes_per_second"])
 
     def run(self) -> Result:
-        """Until every host has made its calls and every stream is empty."""
+        """Runs until every host has made its calls and every stream is empty."""
         while True:
             while any([self._host(rank) or self._streams(i, rank) for i, rank in enumerate(self.ranks)]):
                 pass
@@ -162,7 +162,7 @@ class Clock:
     # ---- hosts
 
     def _host(self, rank: Rank) -> bool:
-        """Makes the calls that are due; whether there was any."""
+        """Makes the calls that are due. Returns whether there were any."""
         moved = False
         while True:
             if rank.blocked is not None:
@@ -193,7 +193,7 @@ class Clock:
         return float(self.host[kind])
 
     def _call(self, rank: Rank, event: Sequence[Any]) -> None:
-        """The call returns: what it enqueues is in its stream."""
+        """Completes a host call: blocks the host, or appends to the stream."""
         kind = event[0]
         if kind in ("mark", "host_call"):
             return
@@ -229,7 +229,7 @@ class Clock:
             ready = self.now
         seen = max(ready, since)
         if how == "query" and ready > since:
-            period = self.host["query_period"]  # the host naps between two looks
+            period = self.host["query_period"]  # the host sleeps between two queries
             seen = since + math.ceil((ready - since) / period) * period
         rank.at = seen + self.host[how]
         rank.blocked = None
@@ -257,7 +257,7 @@ class Clock:
     # ---- streams
 
     def _streams(self, index: int, rank: Rank) -> bool:
-        """Begins what can begin, and passes events; whether anything moved."""
+        """Starts works that can start and processes records and waits. Returns whether there was progress."""
         moved = False
         for stream in rank.streams.values():
             while stream.queue and not stream.running:
@@ -276,11 +276,11 @@ class Clock:
         return moved
 
     def _has_passed(self, rank: Rank, ticket: int) -> bool:
-        """Also of what was recorded before the calls here."""
+        """Whether the ticket was recorded. Tickets that this rank does not record were recorded before these calls."""
         return ticket in rank.done or ticket not in rank.tickets
 
     def _may_begin(self, index: int, work: Work) -> bool:
-        """A group of NCCL begins when all its ranks have come to it, after those before it on its communicator."""
+        """An NCCL group starts when all its ranks have reached it and earlier groups of its communicator have ended."""
         if work.group is None:
             return True
         comm, number = work.group
@@ -294,11 +294,11 @@ class Clock:
         return [(stream, stream.queue[0]) for stream in rank.streams.values() if stream.running]
 
     def _rate(self, running: list[tuple[Stream, Work]]) -> float:
-        """Works side by side share the SMs."""
+        """Speed of each work, as concurrent works share the SMs. 1: as if it ran alone."""
         return 1 / max(1.0, sum(work.share for _, work in running))
 
     def _next(self) -> float | None:
-        """Seconds until something happens; None: nothing ever will."""
+        """Seconds until the next event. None: there is none."""
         times = []
         for rank in self.ranks:
             if rank.pending is not None and rank.blocked is None:

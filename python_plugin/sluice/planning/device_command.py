@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice simulate --device`: what the engine asks of a GPU in one step of a known layer, priced by a model."""
+"""`sluice simulate --device`: counts the GPU calls of one step of a known layer, and prices them by a model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ exit status: 0; 2 wrong arguments or files
 
 @command.refuses("sluice simulate")
 def main(words: list[str]) -> int:
-    """The exit status."""
+    """Runs the command and returns its exit status."""
     parser = command.parser("sluice simulate --device", __doc__, EXAMPLE)
     known = ", ".join(device_prices.names())
     parser.add_argument("--device", required=True, metavar="DEVICE", help=f"{known}, or a file of prices")
@@ -47,7 +47,7 @@ def main(words: list[str]) -> int:
 
 
 def lines_of(step: device_step.Step, prices: device_prices.Prices) -> list[str]:
-    """For a terminal."""
+    """Returns the lines for a terminal."""
     c, gb, ms = step.counts, 1e-9, 1e3
     kinds = sorted(step.by_kind.items(), key=lambda item: -item[1])
     how = f", by {device_step.GEMMS_BY}={step.gemms_by}" if step.gemms_by else ""

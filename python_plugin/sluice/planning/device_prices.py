@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What calls and kernels of a GPU cost: a file for each device in the folder `prices`, or one of one's own.
+"""Reads what calls and kernels of a GPU cost: from a file of the folder `prices`, or from a file of the user.
 
-Beside the files stands when they may change (README.md).
+prices/README.md says when the files may change.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from . import files, machines
 from .errors import BadInput
 
 FOLDER = Path(__file__).resolve().parent / "prices"
-# Every number that the clock reads, by section; sections without names have numbers by any name.
+# Every number that the clock reads, by section. A section without names has numbers with any name.
 SECTIONS: dict[str, tuple[str, ...]] = {
     "floor": ("flops_per_second", "bytes_per_second"),
     "host": (
@@ -35,7 +35,7 @@ ENTRY = ("flops_per_second", "tile_seconds")
 
 @dataclass(frozen=True)
 class Prices:
-    """`data` is the file, checked."""
+    """data: the checked content of the file."""
 
     data: dict[str, Any]
     where: str
@@ -45,7 +45,7 @@ class Prices:
         return str(self.data["device"])
 
     def kernel(self, name: str) -> dict[str, Any]:
-        """Of a kernel of the image, by the longest beginning of its name that has a price."""
+        """The price of a kernel, by the longest prefix of its name that has a price."""
         bare = name.removeprefix("sluice_")
         found = max((key for key in self.data["kernels"] if bare.startswith(key)), key=len, default=None)
         if found is None:
@@ -59,7 +59,7 @@ def names() -> list[str]:
 
 
 def load(name_or_path: str) -> Prices:
-    """A device by name, or a file."""
+    """Reads prices of a device by name, or from a file."""
     path = FOLDER / f"{name_or_path.lower()}.json"
     if name_or_path.lower() not in names():
         path = Path(name_or_path)
@@ -71,7 +71,7 @@ def load(name_or_path: str) -> Prices:
 
 
 def _unknown(name: str) -> str:
-    """A profile of a machine says nothing of a device's calls."""
+    """The message for an unknown device. A machine's profile has no prices of a device's calls."""
     there = f"there are prices of {', '.join(names())}; or name a file of your own in their form"
     for profile in machines.names():
         words = json.loads((machines.FOLDER / f"{profile}.json").read_text()).get("devices", [])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One step of a layer on GPUs that are not there: its calls, recorded by `sluice-dry-step`, counted and priced.
+"""Records one step of a layer without a GPU, by `sluice-dry-step`, and counts and prices its calls.
 
-Counts are what the code asks of a GPU. Seconds are a model's.
+Counts are of the calls that the code makes. Seconds are those of a model.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from .device_prices import Prices
 from .errors import BadInput
 
 PROGRAM = "sluice-dry-step"
-ENVIRONMENT = "SLUICE_DRY_STEP"  # another program than the package's
+ENVIRONMENT = "SLUICE_DRY_STEP"  # path of a program to run instead of the package's
 TIMEOUT_SECONDS = 600
-GEMMS_BY = "SLUICE_CUBLAS"  # the engine's own choice of how lists of GEMMs run
-MOST_RANKS = 8  # of fake devices
+GEMMS_BY = "SLUICE_CUBLAS"  # overrides the engine's choice of how lists of GEMMs run
+MOST_RANKS = 8  # number of fake devices
 ROWS, ACTIVATIONS = ("gather_rows", "move_rows", "combine_rows", "scale_rows", "round_rows"), ("activation_",)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """tokens: of each rank, which computes as many rows as it sends."""
+    """A layer. tokens: of each rank, which computes as many rows as it sends."""
 
     tokens: int
     model_width: int
@@ -38,7 +38,7 @@ class Shape:
     top_k: int
 
     def floor_seconds(self, prices: Prices) -> float:
-        """GEMMs and both weighted sums over rows, at the rates of good kernels; exchanges and everything else free."""
+        """A lower bound: GEMMs and both weighted sums over rows, at the rates of good kernels, and nothing else."""
         rows = self.tokens * self.top_k
         flops = 3 * 2 * rows * self.model_width * 3 * self.hidden_width
         moved = 2 * (rows + self.tokens) * self.model_width * 2
@@ -55,10 +55,10 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Counts:
-    """Of the rank that launches most.
+    """Calls of the rank that launches most.
 
-    waits: of the host for its GPU; headers: exchanges between hosts, which wait for no GPU. Bytes: read and written;
-    link_bytes: sent.
+    waits: of the host for its GPU; headers: exchanges between hosts, which do not wait for a GPU. row_bytes and
+    activation_bytes are read and written, link_bytes are sent.
     """
 
     launches: int
@@ -79,7 +79,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Step:
-    """seconds: of the model, as are those by kind, which is what works would take alone."""
+    """A priced step. seconds: of the model; by_kind: seconds of works if each ran alone."""
 
     shape: str
     ranks: int
@@ -98,12 +98,12 @@ class Step:
         return self.floor_seconds / self.seconds
 
     def as_dict(self) -> dict[str, Any]:
-        """What --json prints."""
+        """Returns what --json prints."""
         return {"form": 1, "is_model": True, **asdict(self), "of_floor": self.of_floor}
 
 
 def program_path() -> str:
-    """Of the program that records; LibraryNotFound's remedy where it is missing."""
+    """The path of the program that records. Raises BadInput if the program is missing."""
     named = os.environ.get(ENVIRONMENT)
     path = named or os.fspath(Path(__file__).resolve().parent.parent / "lib" / PROGRAM)
     if not os.path.isfile(path):
@@ -140,7 +140,7 @@ def _moved(events: Sequence[Any], kernels: tuple[str, ...]) -> int:
 
 
 def busiest(events: Sequence[Any]) -> int:
-    """The rank that launches most, the first of them."""
+    """The first of the ranks that launch most."""
     launches: dict[int, int] = {}
     for event in events:
         launches[event[1]] = launches.get(event[1], 0) + (event[0] == "launch")
@@ -148,7 +148,7 @@ def busiest(events: Sequence[Any]) -> int:
 
 
 def count(events: Sequence[Any]) -> Counts:
-    """What a step asks of a GPU."""
+    """Counts the calls of a step."""
     rank = busiest(events)
     own = [event for event in events if event[1] == rank]
     begin = next((i for i, e in enumerate(own) if e[0] == "mark" and e[2] == "backward"), len(own))
@@ -176,12 +176,12 @@ def count(events: Sequence[Any]) -> Counts:
 
 
 def priced(prices: Prices, events: Sequence[Any]) -> Result:
-    """The step on a virtual clock."""
+    """Simulates the step in virtual time."""
     return Clock(prices, events).run()
 
 
 def run(name: str, ranks: int, chunks: int, prices: Prices) -> tuple[Step, list[Any]]:
-    """The step, and the calls that it is made of."""
+    """Returns the step, and its calls."""
     shape = shape_of(name)
     events = record(shape, ranks, chunks, prices)
     result = priced(prices, events)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of the fields of JSON: each takes where a value stands and the value, and refuses it by field."""
+"""Readers of JSON fields. Each takes the path of a field and its value; its error names the path."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ Read = Callable[[str, Any], Any]
 
 
 def refused(where: str, wanted: str, value: Any) -> BadInput:
-    """What stands there, and what may."""
+    """The error for a value that is not what is wanted."""
     return BadInput(f"{where} is {value!r}; it must be {wanted}")
 
 
 def is_whole(value: Any, least: int = 0) -> bool:
-    """Whether it is a whole number from `least` on, which true and false are not."""
+    """Whether the value is a whole number of at least `least`. True and false are not."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def count(where: str, value: Any) -> int:
-    """1 or more."""
+    """Reads a whole number of at least 1."""
     if not is_whole(value, 1):
         raise refused(where, "a whole number above 0", value)
     return value
 
 
 def whole(least: int) -> Read:
-    """From `least` on, in 32 bits."""
+    """A reader of whole numbers of at least `least` that fit 32 bits."""
 
     def read(where: str, value: Any) -> int:
         if not is_whole(value, least) or value >= 1 << 31:
@@ -41,14 +41,14 @@ def whole(least: int) -> Read:
 
 
 def seconds(where: str, value: Any) -> float:
-    """Or another number, 0 or more."""
+    """Reads a finite number of at least 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
         raise refused(where, "a number from 0 on", value)
     return float(value)
 
 
 def size(where: str, value: Any) -> int:
-    """Bytes, as in the "sluice" section, or 0."""
+    """Reads bytes as in the "sluice" section, or 0."""
     if value == 0 and not isinstance(value, bool):
         return 0
     try:
@@ -58,21 +58,21 @@ def size(where: str, value: Any) -> int:
 
 
 def flag(where: str, value: Any) -> bool:
-    """True or false."""
+    """Reads true or false."""
     if not isinstance(value, bool):
         raise refused(where, "true or false", value)
     return value
 
 
 def text(where: str, value: Any) -> str:
-    """Any."""
+    """Reads any text."""
     if not isinstance(value, str):
         raise refused(where, "text", value)
     return value
 
 
 def one_of(known: tuple[str, ...]) -> Read:
-    """A word among these."""
+    """A reader of one of these words."""
 
     def read(where: str, value: Any) -> str:
         if value not in known:
@@ -83,7 +83,7 @@ def one_of(known: tuple[str, ...]) -> Read:
 
 
 def list_of(read: Read) -> Read:
-    """A list, as a tuple of what was read."""
+    """A reader of a list; returns a tuple of what `read` returns."""
 
     def read_all(where: str, value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list):
@@ -94,7 +94,7 @@ def list_of(read: Read) -> Read:
 
 
 def each_or_list(read: Read) -> Read:
-    """A list, or one value that is the same for all."""
+    """A reader of a list, or of one value for all entries."""
 
     def read_any(where: str, value: Any) -> Any:
         return list_of(read)(where, value) if isinstance(value, list) else read(where, value)
@@ -103,7 +103,7 @@ def each_or_list(read: Read) -> Read:
 
 
 def members(where: str, value: Any, known: Mapping[str, Read], needed: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The fields of an object that are there, read. An unknown one is refused with the known ones."""
+    """Reads the fields of an object. The error for an unknown field lists the known ones."""
     place = where or "the file"
     if not isinstance(value, dict):
         raise refused(place, "an object", value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that the planning tools read and write; one that cannot be written is refused before the work."""
+"""Reads and writes files of the planning tools. `check` refuses an output path before the work begins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .errors import BadInput
 
 
 def check(option: str, path: str | None) -> None:
-    """Raise BadInput where no file could be written there; None: none is wanted."""
+    """Raises BadInput if no file can be written at the path. None: no file is wanted."""
     if path is None:
         return
     if Path(path).is_dir():
@@ -21,7 +21,7 @@ def check(option: str, path: str | None) -> None:
 
 
 def write(option: str, path: str, text: str) -> None:
-    """Write it, or raise BadInput naming the option."""
+    """Writes the text, or raises BadInput that names the option."""
     check(option, path)
     try:
         Path(path).write_text(text)
@@ -30,7 +30,7 @@ def write(option: str, path: str, text: str) -> None:
 
 
 def read(what: str, path: str | Path) -> str:
-    """Its text, or BadInput that begins with `what`."""
+    """Returns the file's text, or raises BadInput that begins with `what`."""
     try:
         return Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -38,7 +38,7 @@ def read(what: str, path: str | Path) -> str:
 
 
 def from_json(what: str, text: str) -> Any:
-    """Parsed, or BadInput that begins with `what`."""
+    """Parses JSON, or raises BadInput that begins with `what`."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

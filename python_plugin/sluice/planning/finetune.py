@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What fine-tuning a mixture of experts with LoRA takes: bytes by part on a rank, tokens per second, what to change.
+"""Predicts LoRA fine-tuning of a mixture of experts: bytes by part on a rank, tokens per second, changes that help.
 
 Ranks share experts (expert parallelism) and the dense weights (fully_shard). The weights are frozen; adapters, their
 gradients and the optimizer's states are f32 and whole on every rank, as PEFT and Trainer have them.
@@ -25,8 +25,8 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """targets: names of linear layers, and UP and DOWN. tokens: of a rank in a step. checkpoints: gradient
-    checkpointing of each decoder layer. keeps_dense: no resharding, each rank gathers the dense weights once."""
+    """The configuration of a run. targets: names of linear layers, UP and DOWN. tokens: of a rank in a step.
+    checkpoints: gradient checkpointing of each decoder layer. keeps_dense: each rank gathers the dense weights once."""
 
     decoder: Decoder
     ranks: int
@@ -47,8 +47,8 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Preview:
-    """bytes: by PARTS, on a rank; those of the contexts are the plan's, an upper bound under any routing, and sluice's
-    memory_budget. seconds: of a step by what takes them."""
+    """bytes: by PARTS, on a rank. "contexts" has the plan's bytes: an upper bound under any routing, and the value for
+    memory_budget. seconds: of a step, by part."""
 
     recipe: Recipe
     bytes: dict[str, int]
@@ -56,7 +56,7 @@ class Preview:
     choice: Choice | None
     fits: bool
     trained: int
-    errors: tuple[float, float]  # of the machine, median and 90th percentile
+    errors: tuple[float, float]  # of the machine's predictions, median and 90th percentile
     advice: tuple[str, ...] = field(default=())
 
     @property
@@ -73,7 +73,7 @@ class Preview:
 
 
 def targets_of(words: str, decoder: Decoder) -> tuple[str, ...]:
-    """Of --targets: names, "attention", "experts". BadInput names what the model lacks."""
+    """The layers that --targets names, "attention" and "experts" included. BadInput names what the model lacks."""
     linears = dict.fromkeys(name for block in decoder.blocks for name in block.linears)
     groups = {
         **GROUPS,
@@ -95,13 +95,13 @@ def targets_of(words: str, decoder: Decoder) -> tuple[str, ...]:
 
 
 def expert_bytes(experts: Experts, weight_format: str, dtype: str, ranks: int) -> int:
-    """Of one layer's experts on a rank, as the library counts codes and scales; biases in the dense dtype."""
+    """Bytes of one layer's experts on a rank: codes and scales as counted by the library, biases in the dense dtype."""
     matrices = sum(sum(weight_bytes(weight_format, dtype, *shape)) for shape in experts.matrices())
     return experts.count // ranks * (matrices + experts.biases * (4 if dtype == "f32" else 2))
 
 
 def adapter_elements(block: Block, targets: tuple[str, ...], rank: int, ranks: int = 1) -> int:
-    """Of A and B of one decoder layer on one of the ranks: those of linear layers, and those of its own experts."""
+    """Elements of A and B of one decoder layer on one of the ranks: of linear layers, and of the rank's own experts."""
     count = sum(rank * (a + b) for name in targets for a, b in block.linears.get(name, ()))
     if block.experts is not None:
         M, H, E = block.experts.model_width, block.experts.hidden_width, block.experts.count
@@ -110,9 +110,9 @@ def adapter_elements(block: Block, targets: tuple[str, ...], rank: int, ranks: i
 
 
 def _activations(recipe: Recipe) -> int:
-    """Of the layers outside of the experts: inputs and outputs of both norms, queries, keys and values before and after
-    their rotation, the output of attention, and the MLP that every token passes. With checkpoints one layer's, and the
-    input of each."""
+    """Bytes of activations outside of the experts: inputs and outputs of both norms, queries, keys and values before
+    and after their rotation, the output of attention, and the MLP that every token passes. With checkpoints: those of
+    one layer, and the input of each."""
     decoder, width = recipe.decoder, recipe.decoder.model_width
     held = []
     for block in decoder.blocks:
@@ -123,18 +123,18 @@ def _activations(recipe: Recipe) -> int:
 
 
 def _logits(recipe: Recipe) -> int:
-    """In the model's dtype, and twice in f32: for the loss and for its gradient."""
+    """Bytes of logits: in the model's dtype, and twice in f32, for the loss and for its gradient."""
     return recipe.tokens * recipe.decoder.vocabulary * (recipe.element + 8)
 
 
 def _weights(recipe: Recipe) -> dict[str, int]:
-    """Everything that does not depend on a plan."""
+    """Bytes of the parts that do not depend on a plan."""
     decoder, ranks = recipe.decoder, recipe.ranks
     dense, trained = decoder.dense * recipe.element, _trained(recipe, ranks)
     shard = -(-dense // ranks)
     gathered = 0
     if ranks > 1:
-        # The ends are gathered while the model runs; of the layers one runs and the next one is gathered.
+        # Gathered at the same time: the ends, the layer that runs, and the next layer.
         two = decoder.ends + 2 * max(block.dense for block in decoder.blocks)
         gathered = dense - shard if recipe.keeps_dense else min(dense - shard, two * recipe.element)
     experts = sum(
@@ -147,7 +147,7 @@ def _weights(recipe: Recipe) -> dict[str, int]:
 
 
 def _trained(recipe: Recipe, ranks: int = 1) -> int:
-    """Of the whole model, or of one of the ranks."""
+    """Number of trained elements of the whole model, or on one of the ranks."""
     return sum(adapter_elements(block, recipe.targets, recipe.lora_rank, ranks) for block in recipe.decoder.blocks)
 
 
@@ -155,7 +155,7 @@ def _trained(recipe: Recipe, ranks: int = 1) -> int:
 
 
 def workload_of(recipe: Recipe, budget: int) -> Workload:
-    """Of each MoE layer; without checkpoints each has a forward outstanding."""
+    """The workload of each MoE layer. Without checkpoints every layer has a forward outstanding."""
     experts = recipe.decoder.moe_blocks[0].experts
     assert experts is not None
     return Workload(
@@ -178,7 +178,7 @@ def workload_of(recipe: Recipe, budget: int) -> Workload:
 
 
 def _plan(planner: Planner, recipe: Recipe, room: int) -> tuple[Workload, Choice, bool]:
-    """The fastest that fits the rest of the memory, or the one that takes the fewest bytes."""
+    """The fastest plan that fits the rest of the memory, else the plan that takes the fewest bytes, and False."""
     decision = planner.choose(workload_of(recipe, max(1, room)))
     if decision.chosen is not None:
         return workload_of(recipe, max(1, room)), decision.chosen, True
@@ -187,7 +187,7 @@ def _plan(planner: Planner, recipe: Recipe, room: int) -> tuple[Workload, Choice
 
 
 def _linear_seconds(planner: Planner, recipe: Recipe) -> float:
-    """Forward and backward of everything outside of the experts; frozen weights have no gradients, adapters have."""
+    """Seconds of forward and backward outside of the experts. Adapters have gradients, frozen weights do not."""
     decoder, gemm = recipe.decoder, planner.machine.data["gemm"].get(recipe.decoder.dtype)
     if gemm is None:
         raise BadInput(f"machine {planner.machine.name} has no GEMMs of {decoder.dtype}: give another --dtype")
@@ -215,8 +215,8 @@ def _linear_seconds(planner: Planner, recipe: Recipe) -> float:
 
 
 def _wire_seconds(planner: Planner, recipe: Recipe) -> dict[str, float]:
-    """Between ranks: gradients of adapters of linear layers are averaged, and dense weights gathered for the forward
-    and the backward. Gradients of experts' adapters stay on the rank that has the expert."""
+    """Seconds of communication: the all-reduce of gradients of linear layers' adapters, and all-gathers of dense
+    weights for the forward and the backward. Gradients of an expert's adapters stay on the expert's rank."""
     if recipe.ranks == 1:
         return {}
     data = planner.machine.data
@@ -231,7 +231,7 @@ def _wire_seconds(planner: Planner, recipe: Recipe) -> dict[str, float]:
 
 
 def preview(planner: Planner, recipe: Recipe, advises: bool = True) -> Preview:
-    """BadInput where the model has no experts, or they do not divide over the ranks."""
+    """Predicts a run. Raises BadInput if the model has no experts, or if the ranks do not divide their number."""
     blocks = recipe.decoder.moe_blocks
     if not blocks:
         raise BadInput("no layer of the model has experts")
@@ -243,8 +243,8 @@ def preview(planner: Planner, recipe: Recipe, advises: bool = True) -> Preview:
     made = planner.predict(work, choice)
     found["exchange buffers"] = made.bytes["slot"] + made.bytes["header"]
     found["contexts"] = made.bytes["total"] - found["exchange buffers"]
-    # The plan of a layer without adapters has room for weight gradients, which nobody asks of frozen experts: a rank of
-    # 1 prices such a step within a thousandth.
+    # The plan of a layer without adapters includes weight gradients, which frozen experts do not have. Pricing it with
+    # lora_rank 1 is off by less than a thousandth.
     timed = made if work.is_frozen else planner.predict(work.with_(lora_rank=1), choice)
     again = timed.forward if recipe.checkpoints else 0.0
     errors = made.error_median, made.error_p90
@@ -260,7 +260,7 @@ def preview(planner: Planner, recipe: Recipe, advises: bool = True) -> Preview:
 
 
 def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
-    """What may be changed, the cheapest first."""
+    """Changes of the recipe, the cheapest first."""
     experts = recipe.decoder.moe_blocks[0].experts
     assert experts is not None
     if not recipe.checkpoints:
@@ -282,11 +282,11 @@ def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
 
 
 def _advice(planner: Planner, made: Preview) -> Iterator[str]:
-    """Each change by itself, then as many as fit together, then the memory with which nothing has to change."""
+    """Lines about each change by itself, then about changes that fit together, then the memory that needs no change."""
     for words, changed in _changes(made.recipe):
         try:
             alone = preview(planner, changed, advises=False)
-        except InvalidArgument:  # a format that these widths cannot have
+        except InvalidArgument:  # a weight format that does not support these widths
             continue
         yield f"{words}: {size(alone.total)}, " + ("fits" if alone.fits else "does not fit by itself")
     together, recipe = [], made.recipe

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice plan --finetune`: what fine-tuning a whole model with LoRA takes on each rank, and how fast it would be."""
+"""`sluice plan --finetune`: predicts memory of each rank and speed of fine-tuning a whole model with LoRA."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ exit status: 0 it fits; 1 it does not; 2 wrong arguments or files
 
 @command.refuses("sluice plan")
 def main(words: list[str]) -> int:
-    """The exit status."""
+    """Runs the command and returns its exit status."""
     parser = command.parser("sluice plan --finetune", __doc__, EXAMPLE)
     parser.add_argument("--finetune", required=True, metavar="CONFIG", help="the config.json of a transformers model")
     parser.add_argument(
@@ -87,7 +87,7 @@ def _recipe(options: Any) -> Recipe:
 
 
 def _formats(options: Any, data: Mapping[str, Any], own: str) -> tuple[str, str]:
-    """(dtype of dense weights and of rows, format of the experts)."""
+    """Returns (dtype of dense weights and of rows, format of the experts)."""
     dtype, wanted = options.dtype or own, options.expert_format
     if wanted in ("bf16", "f32"):
         if wanted != dtype:
@@ -108,7 +108,7 @@ def _formats(options: Any, data: Mapping[str, Any], own: str) -> tuple[str, str]
 
 
 def lines_of(made: Preview, planner: Planner) -> list[str]:
-    """For a terminal."""
+    """Returns the lines for a terminal."""
     recipe, decoder = made.recipe, made.recipe.decoder
     experts = decoder.dtype if recipe.weight_format == "plain" else recipe.weight_format
     lines = [
@@ -134,7 +134,7 @@ def lines_of(made: Preview, planner: Planner) -> list[str]:
 
 
 def as_dict(made: Preview, planner: Planner) -> dict[str, Any]:
-    """What --json prints."""
+    """Returns what --json prints."""
     recipe = made.recipe
     return {
         "form": 1,

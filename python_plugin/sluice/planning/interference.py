@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What streams keep of their speed while the others run, as MPMoE's Fig. 3 shows it: alpha(y, x) and alpha(y, all)."""
+"""Computes alpha(y, x) and alpha(y, all), the fraction of its speed that a stream keeps while others run [MPMoE
+Fig. 3]."""
 
 from __future__ import annotations
 
@@ -7,24 +8,24 @@ from collections.abc import Mapping
 from typing import Any
 
 STREAMS = {"comm": "comm", "comp": "compute", "mem": "copy_out"}  # the papers' names, and our lanes
-FEASIBLE = 0.5  # what both of communication and computation must keep, or they are faster one after the other [II-C]
+FEASIBLE = 0.5  # overlap pays if communication and computation each keep more than this [MPMoE II-C]
 
 
 COPIES = {"copy_out": "out", "copy_in": "in"}  # the lanes of copies, and their directions
 
 
 def sizes(machine: Mapping[str, Any]) -> list[float]:
-    """The bytes of copies that shares were measured with, in ascending order; none in older files."""
+    """The sizes of copies in bytes with which shares were measured, ascending. Empty for older files."""
     return sorted({float(one["bytes"]) for one in machine.get("copy_share", [])})
 
 
 def alphas(
     machine: Mapping[str, Any], copies: str = "copy_out", size: float | None = None
 ) -> dict[tuple[str, str], float]:
-    """By (y, x) in the papers' names, x another stream or "all"; 1: x takes nothing from y, or nothing is known.
+    """The factors by (y, x) in the papers' names; x is another stream or "all". 1: x does not slow y, or not known.
 
-    Of exchanges and computation a calibration measures contention by size in place of these (docs/tuning.md). Copies
-    are those of a lane, and of a size of sizes(), by default the largest.
+    For exchanges and computation, a calibration measures contention by size instead (docs/tuning.md). copies: the lane
+    of copies; size: one of sizes(), by default the largest.
     """
     measured = sizes(machine)
     size = measured[-1] if measured and size is None else size
@@ -41,12 +42,12 @@ def alphas(
 
 
 def is_feasible(found: Mapping[tuple[str, str], float]) -> bool:
-    """The papers' rule for running communication during computation at all."""
+    """Whether communication and computation should overlap, by the papers' rule."""
     return min(found["comm", "comp"], found["comp", "comm"]) > FEASIBLE
 
 
 def lines(found: Mapping[tuple[str, str], float]) -> list[str]:
-    """For people: a line for each stream, then the rule."""
+    """Lines for people: one for each stream, then the rule."""
     text = []
     for y in STREAMS:
         words = ", ".join(f"{value:.2f} beside {x}" for (one, x), value in found.items() if one == y)

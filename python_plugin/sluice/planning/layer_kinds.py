@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layers of a pipeline should run again in their backward, and where all should lie, while it trains under a
-budget.
+"""Decides, while a pipeline trains under a budget, which layers are recomputed and on which stage each layer runs.
 
-Every rank that knows the same numbers decides alike. A stage that takes more than its budget runs layers again before
-it gives any away: that costs no word between ranks. Layers move where the best plan of the whole chain is faster by
-more than moving takes, or where no choice within the stages fits.
+All ranks have the same numbers and make the same decisions. A stage that exceeds its budget recomputes layers before
+it moves any, since recomputation needs no communication. Layers move if the best plan of the whole chain is faster by
+more than the move takes, or if no choice within the stages fits.
 
-Nothing swings: bytes that a layer holds grow at once and shrink after some batches; a plan is changed at once where a
-stage takes too much, and else where the other one is faster twice in a row and leaves a rest of the budget.
+Decisions do not oscillate: a layer's bytes grow at once, but shrink only after some batches. A plan changes at once if
+a stage exceeds its budget, else only if another plan is faster in two successive batches and leaves some of the budget.
 
 Source: swap, recompute and repartition while training: vPipe (TPDS 2022). Plans are those of sluice_planner_stages.
 """
@@ -35,15 +34,15 @@ from .layer_times import LayerTimes
 from .placement import move_verdict
 from .stages import Layer, Link, Plan, Problem
 
-_REMEMBERED = 8  # batches whose largest bytes of a layer count
-_REST = 0.97  # of the budget, for a plan that is changed because another is faster
-_MOST_TRIES = 4  # budgets with which a partition is sought that fits while its layers arrive
+_REMEMBERED = 8  # a layer's bytes are the largest of so many batches
+_REST = 0.97  # share of the budget that a plan may use if it is chosen because it is faster
+_MOST_TRIES = 4  # budgets tried in the search for a partition that fits while its layers arrive
 
 
 class Costs(NamedTuple):
-    """Of each layer: seconds of forward and backward where it is kept, seconds more where it runs again, bytes wherever
-    it lies, bytes that a micro-batch leaves in it where it is kept and where it runs again, and bytes that it hands
-    on."""
+    """By layer. seconds: forward and backward without recomputation; again: of recomputation in addition. resident:
+    bytes on any stage; kept, rerun: bytes of a micro-batch's activations without and with recomputation; output: bytes
+    that the layer passes on."""
 
     seconds: Sequence[float]
     again: Sequence[float]
@@ -55,8 +54,8 @@ class Costs(NamedTuple):
 
 
 class Pipe(NamedTuple):
-    """budget: bytes of each stage; in_flight: micro-batches of each that may be outstanding; links: between neighbours,
-    empty: messages take no time."""
+    """budget: bytes of each stage; in_flight: micro-batches that may be outstanding, by stage; links: between
+    neighbouring stages, empty: messages take no time."""
 
     budget: int
     in_flight: Sequence[int]
@@ -65,14 +64,14 @@ class Pipe(NamedTuple):
 
 
 class Way(NamedTuple):
-    """Where stages begin, and the layers that run again."""
+    """parts: where stages begin; rerun: layers that are recomputed."""
 
     parts: tuple[int, ...]
     rerun: frozenset[int]
 
 
 class Priced(NamedTuple):
-    """A way, and what it comes to."""
+    """A way with its price."""
 
     way: Way
     slowest: float  # seconds of a micro-batch in the slowest stage
@@ -80,20 +79,20 @@ class Priced(NamedTuple):
 
 
 def price(costs: Costs, pipe: Pipe, way: Way) -> Priced:
-    """What these parts with these choices come to."""
+    """The price of this way."""
     kinds = [int(layer in way.rerun) for layer in range(way.parts[-1])]
     costs = costs._replace(may_rerun=[any(pair) for pair in zip(costs.may_rerun, kinds)])
     return _priced(stages.price(_problem(costs, pipe), _stages_of(way.parts), kinds))
 
 
 def best_kinds(costs: Costs, pipe: Pipe, parts: Sequence[int], less: Sequence[int] = ()) -> Priced | None:
-    """The fastest choice for this partition. less: bytes of each stage that are taken otherwise. None: none fits."""
+    """The fastest choice for this partition. less: bytes of each stage that are in use otherwise. None: none fits."""
     found = _priced(stages.price(_problem(costs, pipe, less), _stages_of(parts)))
     return found if found.fits else None
 
 
 def best_way(costs: Costs, pipe: Pipe, less: Sequence[int] = ()) -> Priced | None:
-    """The fastest plan of the chain. None: nothing fits. less: bytes of each stage that are taken otherwise."""
+    """The fastest plan of the chain. None: nothing fits. less: bytes of each stage that are in use otherwise."""
     found = _priced(stages.plan(_problem(costs, pipe, less)))
     return found if found.fits else None
 
@@ -133,7 +132,7 @@ def _problem(costs: Costs, pipe: Pipe, less: Sequence[int] = ()) -> Problem:
 
 
 class KindDecider:
-    """The layers of one pipeline under a budget. way: in force."""
+    """Decides for the layers of one pipeline. way: in force."""
 
     def __init__(self, way: Way, pipe: Pipe, link: float, options: MoveOptions = MoveOptions()) -> None:
         self.way = way
@@ -142,31 +141,31 @@ class KindDecider:
         layers = way.parts[-1]
         self._seconds, self._again = LayerTimes(layers), LayerTimes(layers)
         self._held: deque[tuple[list[int], list[int]]] = deque(maxlen=_REMEMBERED)
-        self._is_faster = 0  # batches in a row in which another choice of what runs again was faster
+        self._is_faster = 0  # successive batches in which recomputing other layers was faster
         self._has_chosen = False
         self._since_move = -1
         self._is_pinned = False
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """In force."""
+        """The partition in force."""
         return self.way.parts
 
     def set_rates(self, rates: MoveRates) -> None:
-        """As moves have shown them."""
+        """Sets the rates that moves have measured."""
         self._rates = rates
 
     def set_pipe(self, pipe: Pipe) -> None:
-        """As the newest batch has shown it."""
+        """Sets the pipe of the newest batch."""
         self._pipe = pipe
 
     def pin(self, parts: tuple[int, ...]) -> None:
-        """The layers lie so, since they could not move, and stay: what runs again may still change."""
+        """Keeps the layers at these parts, since a move failed. Recomputation may still change."""
         self.way, self._is_pinned, self._has_chosen = Way(parts, self.way.rerun), True, False
 
     def after_batch(self, costs: Costs, trained: Trained | None = None, moves_live: bool = True) -> LayerLook:
-        """After each batch, with what it has measured, alike on all ranks. The caller puts the way in force that the
-        look has: the decider takes it for that. moves_live: whether layers can move during a batch."""
+        """Call this after each batch, with the same measurements on all ranks. The caller must put the returned way in
+        force: the decider assumes that it is. moves_live: whether layers can move during a batch."""
         if self._since_move >= 0:
             self._since_move += 1
         self._seconds.add(costs.seconds)
@@ -190,7 +189,7 @@ class KindDecider:
         return self._relax(verdict, costs, now)
 
     def _relax(self, verdict: str, costs: Costs, now: Priced) -> LayerLook:
-        """Where another choice is faster twice in a row, with a rest of the budget, it is taken."""
+        """Takes another choice if it was faster in two successive batches and leaves some of the budget."""
         calm = best_kinds(costs, self._pipe._replace(budget=int(_REST * self._pipe.budget)), self.parts)
         is_faster = calm is not None and calm.slowest * NEAR < now.slowest
         self._is_faster = self._is_faster + 1 if is_faster else 0
@@ -202,7 +201,7 @@ class KindDecider:
         look, way = self._look(verdict, costs, now, found), found.way
         if change is not None:
             look = look._replace(steps=change.steps, live_s=change.live_s, drained_s=change.drained_s)
-        self._is_faster, self._has_chosen = 0, way.parts == self.parts  # once layers have arrived there is more room
+        self._is_faster, self._has_chosen = 0, way.parts == self.parts  # more fits after the layers have arrived
         if way.parts != self.parts:
             self._since_move, self.num_moves = 0, self.num_moves + 1
         self.way = way
@@ -214,7 +213,7 @@ class KindDecider:
         return LayerLook(verdict, now.slowest, then.slowest, parts, moved, tuple(sorted(rerun)))
 
     def _change(self, costs: Costs, way: Way, trained: Trained | None, moves_live: bool) -> Price:
-        """The cheaper way to these parts, with what runs again on the way."""
+        """The price of the cheaper kind of move to these parts, with the recomputation during the move."""
         seconds = [costs.seconds[n] + (costs.again[n] if n in way.rerun else 0.0) for n in range(way.parts[-1])]
         enough = trains_enough(trained)
 
@@ -229,7 +228,7 @@ class KindDecider:
     def _bytes_of_both(
         self, costs: Costs, way: Way, stage: int, before: tuple[int, int], after: tuple[int, int]
     ) -> int:
-        """Bytes of a stage during a batch in which it has these layers and those: each micro-batch may run all."""
+        """Bytes of a stage in a batch that changes its layers from `before` to `after`: a micro-batch may run all."""
         layers = range(min(before[0], after[0]), max(before[1], after[1]))
         held = sum(costs.rerun[n] if n in way.rerun else costs.kept[n] for n in layers)
         working = max([0, *(costs.kept[n] - costs.rerun[n] for n in layers if n in way.rerun)])
@@ -255,8 +254,8 @@ class KindDecider:
     # ---- where layers should go ----
 
     def _target(self, costs: Costs, trained: Trained | None) -> tuple[Priced, Priced] | None:
-        """The best plan that can be reached, where each stage trains something, and the same with what runs again while
-        its layers arrive. None: none is found, or it is the partition in force."""
+        """The best plan that can be reached and in which each stage trains something, and the same plan with the
+        recomputation while its layers arrive. None: there is no such plan, or its partition is in force."""
         less = [0] * len(self._pipe.in_flight)
         if self._is_pinned:
             return None
@@ -276,7 +275,7 @@ class KindDecider:
         return None
 
     def _arrives(self, costs: Costs, parts: Sequence[int], stage: int) -> int:
-        """Bytes of a stage's new layers, which are there twice until they have arrived."""
+        """Bytes of a stage's new layers, which exist on both stages until they have arrived."""
         stays = range(self.parts[stage], self.parts[stage + 1])
         return sum(costs.resident[n] for n in range(parts[stage], parts[stage + 1]) if n not in stays)
 
@@ -287,7 +286,7 @@ class KindDecider:
         )
 
     def _nearer(self, costs: Costs, target: Priced, trained: Trained | None) -> Priced:
-        """The cuts walk back to where they are while that costs next to nothing: fewer bytes move."""
+        """Moves cuts of the target back towards those in force while that costs almost nothing, to move fewer bytes."""
         limit = target.slowest * NEAR
         for cut in range(1, len(self.parts) - 1):
             while target.way.parts[cut] != self.parts[cut]:

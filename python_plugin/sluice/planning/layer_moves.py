@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When layers should change their stage while a pipeline trains, and which.
+"""Decides, while a pipeline trains, when layers should move to another stage, and which layers.
 
-Every rank that knows the same times of layers decides alike, without a word. A stage takes as long as its layers, and
-the slowest one sets the pace: `micro_batches` times in a batch. Layers move where that pays, by
-`sluice_planner_move_verdict`: gain over the horizon above the cost, and no smaller than noise.
+All ranks have the same times of layers and make the same decisions without communication. A stage takes as long as its
+layers, and the slowest stage determines the time of a batch (times `micro_batches`). Layers move if
+`sluice_planner_move_verdict` says that the move pays: the gain over the horizon is above the cost and above noise.
 
-A change of the partition is put in force between two batches, after a drain, or in steps, each during a batch. The
-cheaper of both is taken: see `priced`.
+A new partition takes effect between two batches, after a drain, or in steps, each during a batch, whichever is cheaper
+(`priced`).
 
 Source: chains by dynamic programming (PipeDream, SOSP 2019); layers that move while training: vPipe (TPDS 2022).
 """
@@ -28,53 +28,53 @@ OTHER_VERDICTS = {
     "to_fit": "layers run again or move because a stage takes more than its budget",
     "over_budget": "a stage takes more than its budget, and nothing takes less",
 }
-NEAR = 1.005  # partitions whose slowest stage is as near to the best are as good: fewest bytes decide
+NEAR = 1.005  # if the slowest stage of a partition is within this factor of the best, the bytes moved decide
 
 
 class MoveOptions(NamedTuple):
-    """What a move has to bring."""
+    """Conditions of a move."""
 
     least_gain: float = 0.04  # share of a batch's time
-    horizon: float = 200.0  # batches in which it must save more than it takes
+    horizon: float = 200.0  # batches in which a move must save more than it costs
     least_batches: int = 2  # between two moves
-    unsure: float = 2.0  # the horizon of what one batch alone has shown
+    unsure: float = 2.0  # the horizon if only one batch has shown the change
 
 
 class Trained(NamedTuple):
-    """What is trained of each layer: the optimizer's groups in which it has parameters. needs_all: a stage needs some
-    in every group that there is; else it needs one parameter, if it has one now. stays: layers that cannot move."""
+    """groups: by layer, the optimizer's parameter groups that have parameters of the layer. needs_all: a stage needs
+    parameters in every group; else it needs one parameter, if it has one now. stays: layers that cannot move."""
 
     groups: Sequence[frozenset[int]]
     needs_all: bool
     stays: frozenset[int] = frozenset()
 
     def missing(self, begin: int, end: int, now: Sequence[int]) -> list[int]:
-        """Groups that a stage of these layers would miss; now: the layers that it has, from one to another."""
+        """Groups that a stage with layers [begin, end) would lack. now: the range of layers that the stage has."""
         there, was, every = (frozenset().union(*self.groups[a:b]) for a, b in ((begin, end), now, (0, None)))
         return sorted((every if self.needs_all else frozenset() if there else was) - there)
 
     def allows(self, begin: int, end: int, now: Sequence[int]) -> bool:
-        """Whether a stage may have these layers: it trains something, and layers that stay neither come nor go."""
+        """Whether a stage may have these layers: it trains something, and no layer of `stays` enters or leaves it."""
         was, there = ({layer for layer in self.stays if a <= layer < b} for a, b in (now, (begin, end)))
         return was == there and not self.missing(begin, end, now)
 
 
 class LayerLook(NamedTuple):
-    """What one batch came to."""
+    """The decision after one batch."""
 
     verdict: str  # of placement.VERDICTS, or of OTHER_VERDICTS
     slowest: float  # seconds of a micro-batch in the slowest stage now
-    planned: float  # and in the best partition
-    parts: tuple[int, ...]  # to put in force; those in force where nothing moves
+    planned: float  # the same in the best partition
+    parts: tuple[int, ...]  # the partition to put in force; the current one if nothing moves
     moved_bytes: int
-    recomputed: tuple[int, ...] = ()  # layers that run again, to put in force
+    recomputed: tuple[int, ...] = ()  # layers to recompute
     steps: tuple[tuple[int, ...], ...] = ()  # partitions by batch, up to `parts`; empty: between two batches
-    live_s: float = 0.0  # price of these steps; 0: no steps lead there
+    live_s: float = 0.0  # price of these steps; 0: no steps lead to `parts`
     drained_s: float = 0.0  # price of the move between two batches
 
 
 def slowest_stage(seconds: Sequence[float], parts: Sequence[int]) -> float:
-    """Of a micro-batch."""
+    """Seconds of a micro-batch in the slowest stage."""
     sums = [0.0, *accumulate(seconds)]
     return max(sums[end] - sums[begin] for begin, end in zip(parts, parts[1:]))
 
@@ -85,9 +85,9 @@ def best_parts(
     sizes: Sequence[int],
     trained: Trained | None = None,
 ) -> tuple[int, ...]:
-    """The partition whose slowest stage is as fast as can be, or within NEAR of it, for the fewest bytes moved from
-    `parts`. Every stage has a layer, and `trained` allows what it has. sizes: bytes of all
-    that moves with each layer. Empty where there is none. Pure."""
+    """The partition that moves the fewest bytes from `parts` among those whose slowest stage is within NEAR of the
+    fastest possible. Every stage has a layer, and `trained` allows its layers. sizes: bytes that move with each layer.
+    Empty: there is none. Pure."""
     sums = [0.0, *accumulate(seconds)]
     if trained is None:
         return _fewest_moved(sums, parts, sizes, _least_slowest(sums, len(parts) - 1) * NEAR)
@@ -103,7 +103,7 @@ def _least_allowed(sums: Sequence[float], parts: Sequence[int], trained: Trained
         for end in range(stage + 1, layers + 1):
             for begin in range(end - 1, stage - 1, -1):
                 if not trained.allows(begin, end, parts[stage : stage + 2]):
-                    continue  # longer runs miss less
+                    continue  # a longer run lacks fewer groups
                 found[end] = min(found[end], max(least[begin], sums[end] - sums[begin]))
         least = found
     return least[layers]
@@ -118,7 +118,8 @@ def _least_slowest(sums: Sequence[float], stages: int) -> float:
 
 
 def _least_last(sums: Sequence[float], before: Sequence[float], stage: int, end: int) -> float:
-    """The slowest stage of layers up to `end`, over where the last stage begins: the longer it is, the slower."""
+    """The least time of the slowest stage for layers up to `end`, over the first layer of the last stage. The last
+    stage is slower the more layers it has, so the search stops early."""
     best = float("inf")
     for begin in range(end - 1, stage - 2, -1):
         took = sums[end] - sums[begin]
@@ -137,7 +138,7 @@ def _fewest_moved(
 ) -> tuple[int, ...]:
     layers, stages = len(sums) - 1, len(parts) - 1
     none = (float("inf"), float("inf"), ())
-    # By layers that lie: bytes that come, the slowest stage so far, where stages begin.
+    # By number of layers placed: bytes that move, the slowest stage so far, where stages begin.
     least: list[tuple[float, float, tuple[int, ...]]] = [(0.0, 0.0, ()), *[none] * layers]
     for stage in range(stages):
         stays = range(parts[stage], parts[stage + 1])
@@ -165,21 +166,21 @@ Allows = Callable[[int, tuple[int, int], tuple[int, int]], bool]
 
 
 class Price(NamedTuple):
-    """Seconds that a change of the partition takes of the training. steps: empty where a drain is cheaper or due."""
+    """Seconds of training that a change of the partition costs. steps: empty if a drain is cheaper or required."""
 
     steps: tuple[tuple[int, ...], ...]
-    live_s: float  # 0: no steps lead there
+    live_s: float  # 0: no steps lead to the partition
     drained_s: float
 
     @property
     def seconds(self) -> float:
-        """Of the way that is taken."""
+        """The price of the cheaper kind."""
         return self.live_s if self.steps else self.drained_s
 
 
 class MoveRates(NamedTuple):
-    """link: bytes a second that a stage sends, and gets at the same time; drain_s: what a drain takes in addition to
-    its bytes; commit_s: what a step takes in addition to its batch."""
+    """link: bytes per second that a stage sends, and receives at the same time; drain_s: seconds of a drain in addition
+    to its bytes; commit_s: seconds of a step in addition to its batch."""
 
     link: float
     commit_s: float = 0.0
@@ -189,13 +190,12 @@ class MoveRates(NamedTuple):
 def towards(
     parts: Sequence[int], target: Sequence[int], seconds: Sequence[float], allows: Allows | None = None
 ) -> tuple[int, ...]:
-    """The partition on the way from `parts` to `target` that one batch can reach and that leaves the least of the way:
-    runs of layers pass to the neighbouring stage, and every stage keeps one of its layers, which the rules of
-    `sluice_layer_move_*` require. Its slowest stage is no slower than that of `parts`. Empty: there is none, and a
-    drain is due. Pure."""
+    """The partition nearest to `target` that one batch can reach from `parts`: runs of layers move to the neighbouring
+    stage, and every stage keeps one of its layers, as `sluice_layer_move_*` requires. Its slowest stage is no slower
+    than that of `parts`. Empty: there is none, so a drain is required. Pure."""
     sums, stages = [0.0, *accumulate(seconds)], len(parts) - 1
     limit = slowest_stage(seconds, parts) * (1 + 1e-9)  # sums of the same layers differ by rounding
-    # By where a stage begins: how far bounds still have to go, the slowest stage before it, and where stages begin.
+    # By first layer of a stage: distance of bounds from the target, the slowest stage so far, where stages begin.
     found: dict[int, tuple[int, float, tuple[int, ...]]] = {0: (0, 0.0, ())}
     for stage in range(stages):
         least: dict[int, tuple[int, float, tuple[int, ...]]] = {}
@@ -212,7 +212,7 @@ def towards(
 
 
 def _reached(parts: Sequence[int], target: Sequence[int], cut: int) -> range:
-    """Where a batch can bring a bound on its way: the stages at both sides keep a layer."""
+    """The positions that a bound can reach in one batch while both neighbouring stages keep a layer."""
     now = parts[cut]
     if cut == len(parts) - 1:
         return range(now, now + 1)
@@ -223,7 +223,7 @@ def _reached(parts: Sequence[int], target: Sequence[int], cut: int) -> range:
 def steps_to(
     parts: Sequence[int], target: Sequence[int], seconds: Sequence[float], allows: Allows | None = None
 ) -> tuple[tuple[int, ...], ...]:
-    """The partitions of successive batches that end in `target`, by `towards`. Empty: a drain is due. Pure."""
+    """The partitions of successive batches that end in `target`, by `towards`. Empty: a drain is required. Pure."""
     steps: list[tuple[int, ...]] = []
     now = tuple(parts)
     while now != tuple(target):
@@ -244,12 +244,12 @@ def priced(
     allows: Allows | None = None,
     moves_live: bool = True,
 ) -> Price:
-    """The cheaper way to `target`.
+    """Prices both kinds of move to `target` and selects the cheaper one.
 
-    A drain costs the seconds that the bytes take over the link, as nothing else runs, and what agreeing and taking over
-    take. Each batch ends with a flush in any case, so the bubble around a drain is no cost of it. Steps cost what their
-    batches take longer than one of the target, by `moving_batch.batch_of`, and the commits. moves_live: whether layers
-    can move during a batch at all. Pure."""
+    A drain costs the seconds that the bytes take over the link, since nothing else runs, and `drain_s`. The bubble
+    around a drain costs nothing, since each batch ends with a flush in any case. Steps cost the time by which their
+    batches are slower than a batch of the target (`moving_batch.batch_of`), and the commits. moves_live: whether layers
+    can move during a batch. Pure."""
     drained = rates.drain_s + busiest_bytes_of(parts, target, sizes) / rates.link
     steps = steps_to(parts, target, seconds, allows) if moves_live else ()
     if not steps:
@@ -260,13 +260,13 @@ def priced(
     for old, new in zip((parts, *steps), steps):
         arrivals = [count / rates.link for count in _bytes_at_bounds(old, new, sizes)]
         took = batch_of(seconds, old, new, arrivals, micro_batches).seconds
-        live += max(0.0, took - after) + rates.commit_s  # a stage may begin faster than it goes on
+        live += max(0.0, took - after) + rates.commit_s  # the first batches may be faster than those of the target
     return Price(steps if live < drained else (), live, drained)
 
 
 def _bytes_at_bounds(old: Sequence[int], new: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """By bound of a step: the bytes that have been sent when its layers have arrived. Runs that one stage sends, or
-    gets, share its link to the end."""
+    """By bound of a step: the bytes sent until its layers have arrived. Runs that the same stage sends, or receives,
+    share its link until all have arrived."""
     moved = [sum(sizes[min(a, b) : max(a, b)]) for a, b in zip(old, new)]
     goes_up = [b > a for a, b in zip(old, new)]
     found = list(moved)
@@ -278,8 +278,8 @@ def _bytes_at_bounds(old: Sequence[int], new: Sequence[int], sizes: Sequence[int
 
 
 class LayerDecider:
-    """The layers of one pipeline. parts: in force; sizes: bytes of all that moves with each layer; link: bytes a second
-    that a stage sends, and gets at the same time, until `set_rates` is called."""
+    """Decides for the layers of one pipeline. parts: in force; sizes: bytes that move with each layer; link: bytes per
+    second that a stage sends, and receives at the same time, until `set_rates` is called."""
 
     def __init__(
         self,
@@ -299,14 +299,14 @@ class LayerDecider:
         self._since_move = -1
 
     def set_rates(self, rates: MoveRates) -> None:
-        """As moves have shown them."""
+        """Sets the rates that moves have measured."""
         self._rates = rates
 
     def after_batch(
         self, seconds: Sequence[float], trained: Trained | None = None, moves_live: bool = True
     ) -> LayerLook:
-        """After each batch, with what one micro-batch of it took in each layer, forward and backward, the same numbers
-        on all ranks. The caller moves the layers where the look has other parts; the decider takes them for moved.
+        """Call this after each batch. seconds: of one micro-batch in each layer, forward and backward, the same on all
+        ranks. The caller must move the layers to the returned parts: the decider assumes that they have moved.
         trained: None: all of each layer; moves_live: whether layers can move during a batch."""
         if self._since_move >= 0:
             self._since_move += 1
@@ -343,14 +343,14 @@ class LayerDecider:
 
 
 def trains_enough(trained: Trained | None) -> Allows | None:
-    """Whether a stage of a step has what it needs of what is trained."""
+    """An `Allows` by which every stage of a step has the trained parameters that it needs."""
     if trained is None:
         return None
     return lambda stage, before, after: trained.allows(*after, before)
 
 
 def busiest_bytes_of(old: Sequence[int], new: Sequence[int], sizes: Sequence[int]) -> int:
-    """What the stage that sends most, or gets most, of the layers that move sends or gets of them."""
+    """The most bytes of moved layers that a stage sends or receives."""
     stages = len(old) - 1
     sent, got = [0] * stages, [0] * stages
     sources, targets = (
@@ -365,7 +365,7 @@ def busiest_bytes_of(old: Sequence[int], new: Sequence[int], sizes: Sequence[int
 
 
 def moved_bytes_of(old: Sequence[int], new: Sequence[int], sizes: Sequence[int]) -> int:
-    """Of layers whose stage is another."""
+    """Bytes of layers that change their stage."""
     stays = set()
     for (a, b), (c, d) in zip(zip(old, old[1:]), zip(new, new[1:])):
         stays.update(range(max(a, c), min(b, d)))

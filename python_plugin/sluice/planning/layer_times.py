@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each layer of a pipeline takes, from measurements that are noisy and change at once."""
+"""Estimates the seconds of each layer of a pipeline from measurements that are noisy and may change abruptly."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-LONGEST = 16  # batches that are averaged while nothing changes: noise of one in ten becomes one in forty
-JUMP = 0.25  # a layer that is off its mean by so much, twice in a row and to the same side, has changed
+LONGEST = 16  # batches that are averaged while nothing changes: reduces noise of 10 % to 2.5 %
+JUMP = 0.25  # a layer has changed if two successive samples differ from its mean by this share in the same direction
 
 
 class LayerTimes:
-    """Means over the newest batches. A layer that has changed begins anew, with the two that showed it; one slow
-    batch alone is forgotten."""
+    """Means over the newest batches. If a layer has changed, its mean restarts with the two samples that showed it. A
+    single slow batch is dropped."""
 
     def __init__(self, num_layers: int) -> None:
         self._samples: list[list[float]] = [[] for _ in range(num_layers)]
-        self._off = [0] * num_layers  # of the newest sample: 1 above, -1 below, 0 near the mean of those before
+        self._off = [0] * num_layers  # the newest sample is 1: above, -1: below, 0: near the mean of earlier samples
 
     def add(self, seconds: Sequence[float]) -> None:
-        """One batch: of each layer what one micro-batch takes, forward and backward."""
+        """Adds a batch: seconds of one micro-batch in each layer, forward and backward."""
         for layer, value in enumerate(seconds):
             samples = self._samples[layer]
             unsure = self._off[layer]
@@ -32,11 +32,11 @@ class LayerTimes:
             del samples[:-LONGEST]
 
     def is_settling(self) -> bool:
-        """Whether the newest batch was unlike those before in a layer: the next one says whether that lasts."""
+        """Whether the newest batch differs from earlier ones in a layer. The next batch shows whether that lasts."""
         return any(self._off)
 
     def means(self) -> list[float]:
-        """Of a layer that may have changed, the newest alone. Empty before the first batch."""
+        """The mean of each layer; of a layer that may have changed, the newest sample. Empty before the first batch."""
         if not all(self._samples):
             return []
         newest = [s[-1:] if off else s for s, off in zip(self._samples, self._off)]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines: named profiles that come with the package, files of one's own, calibrations.
+"""Loads machines: profiles of the package by name, files of the user, calibrations.
 
-A profile file is {"sluice_profile": 1, "sources": {field: where its number is from}, "machine": {...}}; a bare machine
-(docs/tuning.md) is read as well. The C library checks the fields. "devices" of a profile has words that stand in the
-driver's names of its GPUs, and "memory_bytes" is what one of them has.
+A profile file is {"sluice_profile": 1, "sources": {field: source of its number}, "machine": {...}}; a bare machine
+(docs/tuning.md) is read as well. The C library checks the fields. "devices" of a profile lists words that occur in the
+driver's names of its GPUs, and "memory_bytes" is the memory of one GPU.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from . import cached, files
 from .errors import BadInput
 
 CACHED = "cached"
-BY_DEVICE = "device"  # in the place of a name or path: the profile of this GPU
+BY_DEVICE = "device"  # instead of a name or path: the profile of this GPU
 FOLDER = Path(__file__).resolve().parent / "profiles"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """`data` is the machine's JSON, parsed; `sources` says where its numbers are from."""
+    """data: the machine's parsed JSON; sources: where its numbers are from."""
 
     data: dict[str, Any]
     sources: dict[str, str]
-    memory_bytes: int = 0  # of a rank's device; 0: not said
+    memory_bytes: int = 0  # of a rank's device; 0: unknown
 
     @property
     def name(self) -> str:
@@ -40,7 +40,7 @@ def names() -> list[str]:
 
 
 def load(name_or_path: str) -> Machine:
-    """A named profile, or a file."""
+    """Loads a named profile, or a file."""
     if name_or_path == BY_DEVICE:
         raise BadInput(f"machine {BY_DEVICE!r} is the profile of the GPU that trains: name one of {', '.join(names())}")
     path = Path(name_or_path)
@@ -55,7 +55,7 @@ def load(name_or_path: str) -> Machine:
 
 
 def for_device(device: str) -> Machine:
-    """The profile of GPUs that the driver gives this name; BadInput where there is none, naming what there is."""
+    """The profile of a GPU by the driver's name for it. If there is none, BadInput lists the known ones."""
     known = []
     for name in names():
         profile = json.loads((FOLDER / f"{name}.json").read_text())
@@ -72,7 +72,7 @@ def for_device(device: str) -> Machine:
 def from_cache(
     folder: str | None, ranks: int | None, dtype: str | None, model_width: int | None, hidden_width: int | None
 ) -> Machine:
-    """What was calibrated on this machine for such layers; `sources` has the file and what it was measured at."""
+    """The calibration of this machine for such layers. `sources` has the file and the sizes of the calibration."""
     found = cached.find(folder, ranks, dtype, model_width, hidden_width)
     return Machine(found.machine, {"cache": found.path, "measured at": found.words()})
 

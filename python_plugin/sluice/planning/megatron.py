@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron's configs: a TransformerConfig as JSON or YAML, a recipe of its tests, or a script with `--flag value`."""
+"""Reads Megatron's configs: a TransformerConfig as JSON or YAML, a recipe of its tests, or a script with flags."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from . import fields
 
-# Words that no other host's config has.
+# Fields that no other host's config has.
 SIGNS = ("num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size")
 NAMES = {
     "model_width": ("moe_latent_size", "hidden_size"),
@@ -25,7 +25,7 @@ DEFAULT_TOP_K = 2  # Megatron's own
 _PARTS = ("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank")
 _LAYERS_OF_A_PART = "num_layers_per_virtual_pipeline_stage"
 _GROUP = ("microbatch_group_size_per_vp_stage", "microbatch_group_size_per_virtual_pipeline_stage")
-_RECIPE = "MODEL_ARGS"  # under which recipes have the flags of a script
+_RECIPE = "MODEL_ARGS"  # key of the flags in a recipe
 _ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\S+)\s*$")
 
 
@@ -35,7 +35,7 @@ def is_megatron(data: Mapping[str, Any]) -> bool:
 
 
 def flags_of_recipe(data: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Of a recipe ("MODEL_ARGS": {"--num-layers": 8, ...}), as `flags_of` gives a script's; None: it is none."""
+    """The flags of a recipe ("MODEL_ARGS": {"--num-layers": 8, ...}), in the form of `flags_of`. None: not a recipe."""
     flags = data.get(_RECIPE)
     if not isinstance(flags, Mapping):
         return None
@@ -44,7 +44,7 @@ def flags_of_recipe(data: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def flat(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Its YAML lays keys into sections ("language_model", "model_parallel"): all of them beside each other."""
+    """The fields of all sections ("language_model", "model_parallel") of a YAML file in one dictionary."""
     found: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, Mapping):
@@ -55,12 +55,12 @@ def flat(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flags_of(text: str) -> dict[str, Any]:
-    """What a script gives as `--flag value`, by the names of configs; a flag alone is True. Variables that the script
-    sets to plain values are put in; of others the flag counts as not given.
+    """The flags of a script by the names of configs. A flag without a value is True. Variables that the script sets to
+    plain values are substituted; a flag with any other variable counts as not given.
     """
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     variables = {found[1]: found[2].strip("'\"") for line in lines if (found := _ASSIGNMENT.match(line))}
-    words = re.findall(r"'[^']*'|[^\s\\]+", " ".join(lines).replace('"', " "))  # a text of flags is flags
+    words = re.findall(r"'[^']*'|[^\s\\]+", " ".join(lines).replace('"', " "))  # quoted text may contain flags
     found: dict[str, Any] = {}
     for word, after in zip(words, [*words[1:], "--"]):
         if not word.startswith("--"):
@@ -78,12 +78,12 @@ def _value(text: str, variables: Mapping[str, str]) -> Any:
     if "$" in text:
         return None
     if text.count("(") < text.count(")"):
-        text = text.rstrip(")")  # of the shell's array around it
+        text = text.rstrip(")")  # closes a shell array
     return True if text == "" else int(text) if text.isdigit() else text
 
 
 def dtype_of(data: Mapping[str, Any]) -> str | None:
-    """ "bfloat16" and the like; None where nothing says it."""
+    """The dtype in torch's words, such as "bfloat16". None: not given."""
     word = data.get("params_dtype")
     if word is not None:
         return str(word).removeprefix("torch.")
@@ -91,24 +91,24 @@ def dtype_of(data: Mapping[str, Any]) -> str | None:
 
 
 def is_gated(data: Mapping[str, Any]) -> bool:
-    """Its experts have two matrices unless told otherwise."""
+    """Whether experts are gated; Megatron's default is no."""
     return data.get("swiglu") is True or data.get("gated_linear_unit") is True
 
 
 def token_shares(data: Mapping[str, Any]) -> int:
-    """Ranks that a sample's tokens are split over before they come to a MoE layer."""
+    """The number of ranks over which a sample's tokens are split before a MoE layer."""
     tensor = _size(data, "tensor_model_parallel_size") if data.get("sequence_parallel") is True else 1
     return tensor * _size(data, "context_parallel_size")
 
 
 def stages(data: Mapping[str, Any]) -> int:
-    """Of its pipeline."""
+    """The number of stages of the pipeline."""
     return _size(data, "pipeline_model_parallel_size")
 
 
 def parts_of_a_stage(data: Mapping[str, Any], layers: int) -> tuple[int, int]:
-    """(parts of the model that each stage has, micro-batches of a part that wait in the first stage): of 1F1B, or of
-    its interleaved form (adapters/megatron/in_flight.py)."""
+    """Returns (virtual stages of each rank, their forwards in flight on the first rank) for 1F1B or interleaved 1F1B
+    (adapters/megatron/in_flight.py)."""
     count = stages(data)
     given = next((name for name in _PARTS if data.get(name) is not None), None)
     if given is not None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan of layers as Megatron-Core's layout of a pipeline: what `--pipeline-model-parallel-layout` takes.
+"""Converts a plan of layers to the value of Megatron-Core's `--pipeline-model-parallel-layout`.
 
-One letter for each layer, `|` between stages: E the embedding, t a transformer layer, m one of multi-token prediction,
-L output and loss. Pure; knows no host.
+The layout has one letter for each layer and `|` between stages: E embedding, t transformer layer, m multi-token
+prediction, L output and loss. Pure.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _ORDER = "EtmL"
 
 
 def layout_of(names: Sequence[str], stage_of: Sequence[int], num_stages: int) -> str:
-    """Of layers in the order in which they run. BadInput for what Megatron has no word for. An embedding and a loss
-    that are not among the layers lie on the first stage and on the last one."""
+    """The layout of layers in the order in which they run. Raises BadInput for a plan that a layout cannot express. If
+    embedding and loss are not among the layers, they are put on the first and on the last stage."""
     if list(stage_of) != sorted(stage_of):
         raise BadInput("stages of this plan are no runs of layers, and a layout has no word for edges")
     rows = ["".join(LETTERS.get(name, "t") for name, at in zip(names, stage_of) if at == s) for s in range(num_stages)]
@@ -38,7 +38,7 @@ def layout_of(names: Sequence[str], stage_of: Sequence[int], num_stages: int) ->
 
 
 def lost_in(choices: Sequence[stages.Choice]) -> str:
-    """What the plan says and a layout cannot; "": nothing."""
+    """A sentence about the part of the plan that a layout cannot express; "": there is none."""
     kinds = sorted({choice.kind for choice in choices if choice.kind in (stages.RECOMPUTE, stages.OFFLOAD)})
     if not kinds:
         return ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is planned for: the MoE layers of a model, from flags or from a host's own config file."""
+"""Reads the MoE layers of a model from flags or from a host's config file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import auto_ep, files, megatron, moe_layers
 from . import fields as readers
 from .errors import BadInput
 
-# transformers' configs name the same things differently; the first name that is there counts.
+# Names of the same field in different configs of transformers. The first name that a config has is read.
 NAMES = {
     "model_width": ("moe_hidden_size", "moe_latent_size", "hidden_size", "d_model", "n_embd", "model_dim"),
     "hidden_width": ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size", "ffn_hidden_size", "d_ff"),
@@ -26,10 +26,10 @@ NAMES = {
     "layers": ("num_hidden_layers", "num_layers", "n_layer"),
 }
 DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
-# Two matrices per expert; all other families are gated.
+# Families whose experts have two matrices. All other families are gated.
 NOT_GATED = ("switch_transformers", "nllb-moe", "gpt_bigcode", "nemotron_h")
 ROUTES = {"switch_transformers": 1, "nllb-moe": 2}  # K of families whose configs do not say it
-# Words of configs for activations, by the library's.
+# The library's names of activations, by those of configs.
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "relu": "relu", "relu2": "relu2", "gelu": "gelu", "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -39,7 +39,7 @@ INNER = ("text_config", "thinker_config", "llm_config", "language_config")
 
 @dataclass(frozen=True)
 class Model:
-    """None: not said yet. A field with the name of an option is that option (HELD)."""
+    """A model. None: not known yet. A field with the name of an option has the value of that option (HELD)."""
 
     model_width: int | None = None
     hidden_width: int | None = None
@@ -63,24 +63,24 @@ class Model:
     sequence_length: int | None = None
     token_shares: int | None = None  # ranks that a sample's tokens are split over
     ranks: int | None = None  # of one expert-parallel group
-    scores_first: bool | None = None  # scores go before the experts: each route is a row of its own
+    scores_first: bool | None = None  # scores are applied before the experts, so each route has a row of its own
     lora_rank: int | None = None
     weight_format: str | None = None
     section: Options | None = None  # the whole "sluice" section of a config
 
     def over(self, other: Model) -> Model:
-        """This one, and what it does not say from the other."""
+        """This model, with fields that are None taken from the other."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(other, **{name: value for name, value in given.items() if value is not None})
 
 
 _DEFAULTS = Options()
-# The options that plans hold fast: keys of the "sluice" section that are fields of Model too.
+# The options that a plan treats as fixed: keys of the "sluice" section that are fields of Model too.
 HELD = tuple(each.name for each in fields(Model) if each.name in rows_of(Options))
 
 
 def read_configs(paths: Sequence[str]) -> Model:
-    """What several configs say together; an earlier one wins."""
+    """The model that several configs describe together. An earlier config takes precedence."""
     loaded = [(path, _load(path)) for path in paths]
     names = auto_ep.names_of(data for _, data in loaded)
     model = Model()
@@ -90,12 +90,12 @@ def read_configs(paths: Sequence[str]) -> Model:
 
 
 def read_config(path: str) -> Model:
-    """A config of transformers, DeepSpeed or Megatron, told apart by their keys; what it does not say stays open."""
+    """Reads a config of transformers, DeepSpeed or Megatron; its keys show which. Missing fields stay None."""
     return read_configs([path])
 
 
 def _model_of(data: Mapping[str, Any], path: str, names: Mapping[str, str]) -> Model:
-    is_model = isinstance(data.get("model_type"), str)  # transformers' own, which may carry our section
+    is_model = isinstance(data.get("model_type"), str)  # a config of transformers, which may contain a "sluice" section
     if not is_model and any(key.startswith("train_") or key in ("zero_optimization", "sluice") for key in data):
         return _deepspeed(data, path)
     own = Model(**_section(data, path, MODEL)) if is_model else Model()
@@ -137,12 +137,12 @@ def _not_json(path: str, text: str, problem: Exception) -> Any:
 
 
 def layers_of(data: Mapping[str, Any], path: str) -> Model:
-    """The layers that a config of transformers describes; what a section of ours in it asks for is left alone."""
+    """The layers that a config of transformers describes. A "sluice" section in it is ignored."""
     return _transformers(innermost(data), path)
 
 
 def innermost(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part with the language model, under which multimodal models keep theirs."""
+    """The part of a multimodal model's config that describes the language model, or the whole config."""
     inner = next((data[name] for name in INNER if isinstance(data.get(name), Mapping)), None)
     return data if inner is None else innermost({**{k: v for k, v in data.items() if k not in INNER}, **inner})
 
@@ -151,7 +151,7 @@ def _values(data: Mapping[str, Any], table: Mapping[str, tuple[str, ...]]) -> di
     found: dict[str, Any] = {}
     for field, names in table.items():
         name = next((name for name in names if data.get(name) is not None), None)
-        if name is None or isinstance(data[name], list):  # experts of several widths: nothing that one layer has
+        if name is None or isinstance(data[name], list):  # experts of several widths, which one layer cannot have
             continue
         found[field] = readers.count(name, data[name])
     return found
@@ -164,7 +164,7 @@ def _dtype(word: str, name: str) -> str:
 
 
 def dtype_of(data: Mapping[str, Any]) -> str:
-    """Of the weights that a config of transformers describes."""
+    """The dtype of the weights that a config of transformers describes."""
     return _dtype(str(data.get("torch_dtype") or data.get("dtype") or "bfloat16"), "torch_dtype")
 
 
@@ -190,7 +190,7 @@ def _megatron(data: Mapping[str, Any], path: str) -> Model:
 
 
 def _layers_of_a_stage(data: Mapping[str, Any], layers: int | None) -> dict[str, Any]:
-    """Of the stage with the most experts, and how many of their forwards wait for their backward in the first stage."""
+    """MoE layers of the stage with the most, and the number of their outstanding forwards in the first stage."""
     frequency = {"moe_layer_freq": data.get("moe_layer_freq")}
     count, stages = moe_layers.count(frequency, layers), megatron.stages(data)
     if stages == 1 or layers is None:
@@ -218,7 +218,7 @@ def _deepspeed(data: Mapping[str, Any], path: str) -> Model:
 
 
 def _section(data: Mapping[str, Any], path: str, origin: str) -> dict[str, Any]:
-    """What the "sluice" section of a host's config holds fast."""
+    """The options that the "sluice" section of a host's config sets."""
     try:
         _, options = parse_section(origins.taken(data.get("sluice", {}), origin))
     except ConfigError as error:
@@ -229,14 +229,14 @@ def _section(data: Mapping[str, Any], path: str, origin: str) -> dict[str, Any]:
 
 
 def with_tokens(model: Model) -> Model:
-    """Tokens from a micro-batch and a sequence length, where they are not given."""
+    """Computes tokens from micro-batch and sequence length, if they are not given."""
     if model.tokens is not None or model.micro_batch is None or model.sequence_length is None:
         return model
     return replace(model, tokens=-(-model.micro_batch * model.sequence_length // (model.token_shares or 1)))
 
 
 def complete(model: Model) -> Model:
-    """With defaults for what may be left out; BadInput names the option for what may not."""
+    """Fills in defaults. Raises BadInput that names the option for a missing field without default."""
     options = {
         "model_width": "--model-width",
         "hidden_width": "--hidden-width",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layers of a model hold experts, as the configs of transformers and Megatron say it."""
+"""Finds which layers of a model have experts, from configs of transformers and Megatron."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from . import fields
 from .errors import BadInput
 
 MOST = 100_000  # layers of a model, and of a pattern
-_WITH_EXPERTS = ("sparse", "moe", "hash_moe")  # words of lists that name every layer's kind
+_WITH_EXPERTS = ("sparse", "moe", "hash_moe")  # kinds of MoE layers in lists of kinds
 
 
 def count(data: Mapping[str, Any], layers: int | None) -> int | None:
-    """How many of `layers` hold experts; None where that is unknown. BadInput for what cannot be read."""
+    """How many of `layers` have experts. None: unknown. Raises BadInput if a field cannot be read."""
     for name in ("mlp_layer_types", "layers_block_type"):
         kinds = data.get(name)
         if isinstance(kinds, list) and (name == "mlp_layer_types" or "moe" in kinds):
@@ -33,7 +33,7 @@ def count(data: Mapping[str, Any], layers: int | None) -> int | None:
 
 
 def by_stage(data: Mapping[str, Any], layers: int, stages: int) -> list[int]:
-    """The same of each stage of a pipeline, which has so many layers as the next."""
+    """The number of MoE layers of each stage of a pipeline whose stages have equal numbers of layers."""
     holds = [holds_experts(data, index, layers) for index in range(layers)]
     own = -(-layers // stages)
     return [sum(holds[first : first + own]) for first in range(0, layers, own)]
@@ -52,7 +52,7 @@ def _every(data: Mapping[str, Any], name: str) -> int:
 
 
 def _stacks(data: Mapping[str, Any]) -> int | None:
-    """Encoders and decoders with a step each (Switch, NLLB)."""
+    """The count for encoders and decoders with a step each (Switch, NLLB). None: another family."""
     if data.get("encoder_sparse_step") is None:
         return None
     total = 0
@@ -66,7 +66,7 @@ def _stacks(data: Mapping[str, Any]) -> int | None:
 
 
 def holds_experts(data: Mapping[str, Any], index: int, layers: int) -> bool:
-    """Whether the layer does, of so many."""
+    """Whether the layer with this index has experts. layers: of the model."""
     if index < max(_whole(data, "first_k_dense_replace", 0), _whole(data, "num_dense_layers", 0)):
         return False
     if index in (data.get("mlp_only_layers") or ()):
@@ -83,7 +83,8 @@ def holds_experts(data: Mapping[str, Any], index: int, layers: int) -> bool:
 
 
 def _by_frequency(value: Any, index: int, layers: int) -> bool:
-    """A number: every so many layers from the first on; a list: 1 where there are experts; or a list as text."""
+    """moe_layer_freq: a number n (every n-th layer, from the first), a list with 1 for MoE layers, or such a list as
+    text."""
     if isinstance(value, str):
         value = int(value) if value.strip().isdigit() else pattern(value)
     if value is None:
@@ -96,7 +97,7 @@ def _by_frequency(value: Any, index: int, layers: int) -> bool:
 
 
 def pattern(text: str) -> list[int]:
-    """A list as Megatron's scripts write it, "([0]*3+[1]*5)*2": read, and never run."""
+    """Parses a list as in Megatron's scripts, "([0]*3+[1]*5)*2", without evaluating it as code."""
     words = re.findall(r"\d+|\S", text)
     at = 0
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a batch of a pipeline takes while layers change their stage in it, in virtual time.
+"""Simulates, in virtual time, a batch of a pipeline in which layers move to another stage.
 
-Stages run 1F1B, and a message takes no time. At each cut the rules of `sluice_layer_move_*` hold: the upper stage lets
-the new stage of the layers run them from the first forward on that it starts after it knows that they have arrived. If
-they go down, a gradient from the lower stage carries this.
+Stages run 1F1B, and a message takes no time. The rules of `sluice_layer_move_*` hold at each cut: the layers run on
+their new stage from the first forward that the upper stage starts after it knows that the layers have arrived. If
+layers move down, a gradient from the lower stage carries this information.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-_FORWARD = 1 / 3  # of what a layer takes for a micro-batch; it says when gradients come, and little else
+_FORWARD = 1 / 3  # share of the forward in a layer's time; mostly affects when gradients arrive
 
 
 class Batch(NamedTuple):
-    """seconds: of the whole batch; triggers: by bound of the partition, the first micro-batch for which layers run on
-    their new stage. -1: none, and they move at the end of the batch, or nothing moves there."""
+    """seconds: of the whole batch; triggers: by bound of the partition, the first micro-batch whose layers run on their
+    new stage. -1: the layers move at the end of the batch, or nothing moves at this bound."""
 
     seconds: float
     triggers: tuple[int, ...]
@@ -27,8 +27,8 @@ class Batch(NamedTuple):
 def batch_of(
     seconds: Sequence[float], old: Sequence[int], new: Sequence[int], arrivals: Sequence[float], micro_batches: int
 ) -> Batch:
-    """A batch that begins with the partition `old` and ends with `new`. seconds: of a micro-batch in each layer;
-    arrivals: by bound, seconds after which the layers have arrived. Pure."""
+    """Simulates a batch that begins with the partition `old` and ends with `new`. seconds: of a micro-batch in each
+    layer; arrivals: by bound, when the layers have arrived, in seconds. Pure."""
     run = _Run(seconds, old, new, arrivals, micro_batches)
     return Batch(max(run.run(), *arrivals), tuple(run.triggers))
 
@@ -47,14 +47,14 @@ class _Run:
         self.triggers = [-1] * len(old)
         stages = len(old) - 1
         self._orders = [_order(min(stages - stage, micro_batches), micro_batches) for stage in range(stages)]
-        self._ends: dict[tuple[int, bool, int], float] = {}  # by stage, whether it is a forward, and micro-batch
+        self._ends: dict[tuple[int, bool, int], float] = {}  # by stage, is_forward and micro-batch
         self._next = [0] * stages
         self._free = [0.0] * stages
-        self._told = [float("inf")] * (stages + 1)  # by bound: when the upper stage knows
-        self._starts: list[tuple[float, int]] = []  # of the stages whose next op can run
+        self._told = [float("inf")] * (stages + 1)  # by bound: when the upper stage knows of the arrival
+        self._starts: list[tuple[float, int]] = []  # start and stage of ops that can run
 
     def run(self) -> float:
-        """Ops in the order in which they start, as a trigger depends on what has ended."""
+        """Runs ops in the order in which they start, since triggers depend on ops that have ended."""
         self._offer(0)
         while self._starts:
             start, stage = heapq.heappop(self._starts)
@@ -74,7 +74,7 @@ class _Run:
         return max(self._free)
 
     def _offer(self, stage: int, only: tuple[bool, int] | None = None) -> None:
-        """Its next op, if it can run; only: if it is this one."""
+        """Queues the next op of the stage, if the op can run. only: if it is this op."""
         if self._next[stage] == len(self._orders[stage]):
             return
         op = is_forward, micro_batch = self._orders[stage][self._next[stage]]
@@ -87,7 +87,7 @@ class _Run:
             heapq.heappush(self._starts, (max(self._free[stage], given), stage))
 
     def _hear(self, bound: int, start: float, micro_batch: int) -> None:
-        """Before a forward of the stage above this bound."""
+        """Sets the trigger of this bound if the upper stage knows of the arrival. Called before each forward."""
         comes_up = self._new[bound] > self._old[bound]
         known = self._arrivals[bound] if comes_up else self._told[bound]
         if self._new[bound] != self._old[bound] and self.triggers[bound] < 0 and known <= start:
@@ -99,7 +99,7 @@ class _Run:
 
 
 def _order(in_flight: int, micro_batches: int) -> list[tuple[bool, int]]:
-    """Of 1F1B: whether each op is a forward, and its micro-batch."""
+    """The ops of a stage under 1F1B: (is_forward, micro-batch)."""
     order = [(True, i) for i in range(in_flight)]
     for i in range(micro_batches):
         order.append((False, i))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice_optimizer_predict` from Python: what a step of the optimizer takes in bytes and seconds, by tier and by k."""
+"""`sluice_optimizer_predict` from Python: bytes and seconds of an optimizer step, by tier and by k."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .._library import load
 from .planner import DTYPES
 
 NEAR, FAR, FILE = "near", "far", "file"
-TIERS = (NEAR, FAR, FILE)  # where masters and moments lie
+TIERS = (NEAR, FAR, FILE)  # where masters and moments are stored
 ALL_BUCKETS = (1 << 63) - 1
 BY_K = ("1", "2", "4", "inf")
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A step of one rank. Rates in bytes a second; 0: takes no time."""
+    """A step of one rank. Rates are in bytes per second; 0: takes no time."""
 
     count: int
     tier: str = FAR
@@ -37,7 +37,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Bytes of parts and tiers, seconds of a step by k, and of each part by itself."""
+    """bytes: of parts and tiers; seconds_by_k: of a step; parts: seconds of each part by itself."""
 
     bytes: dict[str, int]
     sum_buckets: int
@@ -51,7 +51,7 @@ _PARTS = ("update", "copy_in", "copy_out", "sum")
 
 
 def predict(work: Workload) -> Prediction:
-    """Raises InvalidArgument naming the field."""
+    """Predicts a step. Raises InvalidArgument that names the field."""
     library = load()
     asked, found = library.new("optimizer_workload"), library.new("optimizer_prediction")
     asked.num_slots = 0 if work.tier == NEAR else work.slots
@@ -71,7 +71,7 @@ def predict(work: Workload) -> Prediction:
 
 
 def by_tier(work: Workload, prediction: Prediction) -> dict[str, int]:
-    """Bytes near, in host memory where states lie there and updates run elsewhere, and in the file."""
+    """Bytes by tier: near; far, if the states are stored there; in the file, if there is one."""
     found: dict[str, Any] = {NEAR: prediction.bytes["near"], FAR: 0, FILE: 0}
     if work.tier == FAR:
         found[FAR] = prediction.bytes["state"]

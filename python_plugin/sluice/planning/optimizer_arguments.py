@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that `sluice plan --optimizer` and `sluice simulate --optimizer` share."""
+"""Command-line options that `sluice plan --optimizer` and `sluice simulate --optimizer` share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .optimizer import ALL_BUCKETS, TIERS, Workload
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:
-    """What a step is like, wherever its states lie."""
+    """Adds the options of a step that do not depend on where its states are stored."""
     parser.add_argument("--optimizer", required=True, metavar="PARAMETERS", help="of one rank, such as 1.5e9")
     parser.add_argument("--dtype", choices=("bf16", "f16", "f32"), default="bf16", help="of parameters and gradients")
     parser.add_argument("--slots", type=int, choices=(1, 2), default=2, help="of states; 2: copies beside updates (2)")
@@ -21,14 +21,14 @@ def add_step(parser: argparse.ArgumentParser) -> None:
 
 
 def add_rates(parser: argparse.ArgumentParser, **kinds: str) -> None:
-    """`--update-rate` and others, each with what it is a rate of; and what a sum takes besides."""
+    """Adds `--update-rate` and others, each with its help text, and --sum-seconds."""
     for name, what in kinds.items():
         parser.add_argument(f"--{name}-rate", type=float, default=0.0, metavar="BYTES", help=f"a second, of {what}")
     parser.add_argument("--sum-seconds", type=float, default=0.0, metavar="S", help="of a sum, however small")
 
 
 def add_answer(parser: argparse.ArgumentParser) -> None:
-    """What it may take, and for whom it is printed."""
+    """Adds --budget and --json."""
     parser.add_argument(
         "--budget", action="append", default=[], metavar="TIER=BYTES", help="near=40GiB, may be repeated"
     )
@@ -36,7 +36,7 @@ def add_answer(parser: argparse.ArgumentParser) -> None:
 
 
 def count(text: str) -> int:
-    """Of parameters."""
+    """Reads the number of parameters."""
     try:
         value = float(text)
     except ValueError:
@@ -47,7 +47,7 @@ def count(text: str) -> int:
 
 
 def step_of(options: Any) -> Workload:
-    """What both commands are given of a step."""
+    """The step that the options of both commands describe."""
     return Workload(
         count=count(options.optimizer),
         dtype=options.dtype,
@@ -61,7 +61,7 @@ def step_of(options: Any) -> Workload:
 
 
 def sum_buckets(text: str | None) -> int:
-    """k; 0: the best."""
+    """Reads k. 0: the best."""
     if text is None:
         return 0
     if text == "inf":
@@ -72,7 +72,7 @@ def sum_buckets(text: str | None) -> int:
 
 
 def budgets(given: list[str]) -> dict[str, int]:
-    """Bytes of tiers."""
+    """Reads the budgets of tiers, in bytes."""
     found = {}
     for text in given:
         tier, equals, value = text.partition("=")

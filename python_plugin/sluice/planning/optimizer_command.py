@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice plan --optimizer`: bytes of an optimizer's step by tier, what fits, and what a step takes for each k."""
+"""`sluice plan --optimizer`: predicts bytes of an optimizer step by tier, whether they fit, and seconds by k."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = {
 
 @command.refuses("sluice plan")
 def main(words: list[str]) -> int:
-    """The exit status."""
+    """Runs the command and returns its exit status."""
     parser = command.parser("sluice plan --optimizer", __doc__, EXAMPLE)
     optimizer_arguments.add_step(parser)
     parser.add_argument("--tier", choices=TIERS, default=FAR, help="where masters and moments lie (far)")
@@ -54,7 +54,7 @@ def main(words: list[str]) -> int:
 
 
 def lines_of(work: Workload, p: Prediction, budgets: dict[str, int]) -> list[str]:
-    """For a terminal."""
+    """Returns the lines for a terminal."""
     summed = f", summed over {work.world_size} ranks" if work.world_size > 1 else ""
     lines = [f"{work.count:,} parameters in {work.dtype}, buckets of {work.bucket:,}{summed}", ""]
     parts = [("parameters", "param"), ("gradients", "grad"), ("states in slots", "slot")]
@@ -89,7 +89,7 @@ def _total(tier: str, what: str, used: dict[str, int], budgets: dict[str, int]) 
 
 
 def as_dict(work: Workload, prediction: Prediction, budgets: dict[str, int], fits: bool) -> dict[str, Any]:
-    """What --json prints."""
+    """Returns what --json prints."""
     return {
         "form": 1,
         "workload": asdict(work),

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `sluice plan` and `sluice simulate` stand on: machines, layers, and the planner of the C library."""
+"""Modules of `sluice plan` and `sluice simulate`: machines, layers, and the planner of the C library."""

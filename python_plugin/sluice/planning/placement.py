@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice/placement.h` from Python: where experts should live, and whether a move pays."""
+"""`sluice/placement.h` from Python: on which rank each expert should be, and whether a move pays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VERDICTS = ("pays", "no_gain", "small", "too_soon", "costs_more")
 
 @dataclass(frozen=True)
 class PlacementPlan:
-    """As sluice_placement_result_t has it; loads are of the fullest rank."""
+    """The fields of sluice_placement_result_t. Loads are of the most loaded rank."""
 
     expert_rank: tuple[int, ...]
     expert_slot: tuple[int, ...]
@@ -35,10 +35,11 @@ def plan_placement(
     expert_bytes: Sequence[int] | None = None,
     target: float = 1.05,
 ) -> PlacementPlan:
-    """The placement with the least load of the fullest rank, or at most `target` times the bound, for the fewest bytes.
+    """Plans the placement that moves the fewest bytes and in which the most loaded rank has at most `target` times the
+    bound, or the least possible load.
 
     loads: rows of each expert. expert_rank, expert_slot: in force. expert_bytes: of each expert; None: 1. Pure: equal
-    arguments give equal plans on all ranks. Raises InvalidArgument naming the entry. Any thread."""
+    arguments give equal plans on all ranks. Raises InvalidArgument that names the entry. Any thread."""
     library, count = load(), len(loads)
     for name, given in (("expert_rank", expert_rank), ("expert_slot", expert_slot), ("expert_bytes", expert_bytes)):
         if given is not None and len(given) != count:
@@ -76,7 +77,7 @@ def move_verdict(
     steps_since_move: int = -1,
     least_steps: int = 0,
 ) -> str:
-    """Of VERDICTS, as sluice_planner_move_verdict gives it. Raises InvalidArgument. Any thread."""
+    """The word of VERDICTS that sluice_planner_move_verdict returns. Raises InvalidArgument. Any thread."""
     library = load()
     move, verdict = library.new("planner_move"), library.ffi.new("int32_t *")
     move.step_seconds, move.planned_step_seconds = step_seconds, planned_step_seconds

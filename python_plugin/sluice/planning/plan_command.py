@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice plan`: does a model fit a machine, which n and restore policy each layer takes, and why no other."""
+"""`sluice plan`: says whether a model fits a machine, which n and restore policy each layer uses, and why no other."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ exit status: 0 it fits; 1 it does not; 2 wrong arguments or files
 
 @command.refuses("sluice plan")
 def main(words: list[str]) -> int:
-    """The exit status."""
+    """Runs the command and returns its exit status."""
     if command.wants(words, "--stages"):
         return stages_command.main(words)
     if command.wants(words, "--optimizer"):
@@ -83,7 +83,7 @@ def main(words: list[str]) -> int:
 
 
 def workload_of(model: Model, ranks: int, skew: float) -> Workload:
-    """Of each layer; every layer has one forward outstanding in training, unless told otherwise."""
+    """The workload of each layer. In training every layer has one forward outstanding, unless the model says more."""
     return Workload(
         model_width=model.model_width,
         hidden_width=model.hidden_width,
@@ -107,7 +107,8 @@ def workload_of(model: Model, ranks: int, skew: float) -> Workload:
 
 
 def plan(planner: Planner, model: Model, options: Any) -> dict[str, Any]:
-    """{"model", "layers": [{"layers", "workload", "decision", "prediction"}]}, layers of equal skew together."""
+    """Returns {"model", "layers": [{"layers", "workload", "decision", "prediction"}]}; layers of equal skew share a
+    row."""
     if options.outstanding is not None:
         model = Model(max_outstanding=options.outstanding).over(model)
     skews = [1.0 if options.skew is None else options.skew] * model.layers
@@ -137,8 +138,7 @@ def plan(planner: Planner, model: Model, options: Any) -> dict[str, Any]:
 
 
 def _other_way(planner: Planner, work: Workload, wanted: Choice) -> tuple[Choice, Prediction] | None:
-    """The same with deduplication where it is off, and without where it is on; None where it changes nothing or would
-    not fit."""
+    """The choice and prediction with deduplication switched the other way. None: it changes nothing or does not fit."""
     if work.world_size == 1 or work.top_k == 1:
         return None
     other = replace(work, deduplicate=not work.deduplicate)
@@ -147,7 +147,7 @@ def _other_way(planner: Planner, work: Workload, wanted: Choice) -> tuple[Choice
 
 
 def picture(work: Workload, choice: Choice, prediction: Prediction) -> str:
-    """The predicted passes of one layer, with slots where the schedule is at hand."""
+    """Draws the predicted passes of one layer, with their slots if the schedule can be built."""
     panels = []
     under_plan = work.memory_budget > 0 or work.host_memory_budget > 0
     for direction, seconds in (("forward", prediction.forward), ("backward", prediction.backward)):
@@ -172,8 +172,8 @@ def picture(work: Workload, choice: Choice, prediction: Prediction) -> str:
 
 
 def best_of_each(decision: Decision) -> list[Candidate]:
-    """The fastest candidate of each policy that fits, or its leanest, of all chunks and of part of them: what a person
-    wants to compare."""
+    """The candidates that people compare: of each policy, for all chunks and for part of them, the fastest one that
+    fits, else the one with the fewest bytes."""
     best: dict[tuple[str, bool], Candidate] = {}
     for candidate in decision.candidates:
         kind = candidate.choice.policy, candidate.choice.kept_chunks > 0
@@ -190,7 +190,7 @@ def _rank(candidate: Candidate) -> tuple[Any, ...]:
 
 
 def lines_of(made: dict[str, Any], planner: Planner, everything: bool) -> list[str]:
-    """For a terminal."""
+    """Returns the lines for a terminal."""
     model = made["model"]
     budget = size(model.memory_budget) if model.memory_budget else "none"
     if model.host_memory_budget:
@@ -231,7 +231,7 @@ def _row(c: Candidate) -> tuple[Any, ...]:
 
 
 def error_of(prediction: Prediction | None) -> str:
-    """What is known about the machine's error."""
+    """A phrase about the machine's prediction error."""
     return "error not measured" if prediction is None else words_of_error(prediction.error_median, prediction.error_p90)
 
 
@@ -256,7 +256,7 @@ def _chosen(decision: Decision, p: Prediction) -> list[str]:
 
 
 def _compared(work: Workload, chosen: Prediction, choice: Choice, other: Prediction) -> str:
-    """What deduplication does to the wire and to the step."""
+    """A line about the effect of deduplication on rows sent and on seconds of the step."""
     rows = chosen.sent_rows, other.sent_rows
     with_it, without = rows if work.deduplicate else rows[::-1]
     share = f"{100 * with_it / without:.0f} % of the rows travel with it"
@@ -266,7 +266,7 @@ def _compared(work: Workload, chosen: Prediction, choice: Choice, other: Predict
 
 
 def as_dict(made: dict[str, Any], planner: Planner) -> dict[str, Any]:
-    """What --json prints."""
+    """Returns what --json prints."""
     rows = []
     for row in made["layers"]:
         decision, prediction = row["decision"], row["prediction"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice/planner.h` from Python: prices of choices, and the best one with the reasons against the others."""
+"""`sluice/planner.h` from Python: prices choices, and selects the best one with reasons against the others."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ DTYPES = {"f32": 1, "bf16": 2, "f16": 3}
 CHUNKINGS = {"adaptive": 0, "tokens": 1}
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "relu2": 5, "swiglu": 6}
 DEDUPLICATIONS: dict[bool | str, int] = {False: 0, True: 1, "node": 2}
-FASTER = 0.99  # of the time of rows: copies are chosen at this or less
+FASTER = 0.99  # deduplication is chosen if its step takes at most this share of the time without it
 FORMATS = {"plain": 0, "mxfp4": 1, "fp8": 2, "int8": 3, "int4": 4}  # of experts' weights; all but plain are frozen
 MOST = 512
 BYTES = ("base", "slot", "routing", "schedule", "header", "gemm", "step", "total")
 _OVER_BUDGET = -14
 
-Restore = Union[str, tuple[str, ...], None]  # of all chunks, or by chunk
+Restore = Union[str, tuple[str, ...], None]  # one policy for all chunks, or one for each chunk
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One layer on each of `world_size` ranks. skew: rows of the fullest rank over those of balanced routing."""
+    """One layer on `world_size` ranks. skew: rows of the most loaded rank divided by those of balanced routing."""
 
     model_width: int
     hidden_width: int
@@ -47,9 +47,9 @@ class Workload:
     host_memory_budget: int = 0
     deduplicate: bool | str = False  # "node": once to each node; "rank_or_node", "adaptive": see way_by_price
     chunking: str = "adaptive"
-    activation: str | None = None  # of the experts; None: not said, priced as GELU
-    may_keep_part: bool = False  # candidates may be policies of as many of the first chunks as fit
-    grouped: bool = False  # predict: a chunk returns while a later one leaves; not under a budget
+    activation: str | None = None  # of the experts; None: unknown, priced as GELU
+    may_keep_part: bool = False  # a candidate's policy may apply to only as many of the first chunks as fit
+    grouped: bool = False  # predict: combine of a chunk overlaps dispatch of a later one; not under a budget
     lora_rank: int = 0  # of adapters of every matrix; above 0 the weights are frozen
     weight_format: str = "plain"
 
@@ -64,9 +64,9 @@ class Workload:
 
 @dataclass(frozen=True)
 class Choice:
-    """n, how T_DI and T_M reach the backward, when weight gradients are computed. None (n 0): open.
+    """n, the restore policies of T_DI and T_M, and the weight-gradient mode. None (n: 0): open.
 
-    kept_chunks: of n, the first ones that the policies speak of; the rest are sent and computed again. 0: all of them.
+    kept_chunks: the policies apply to so many of the first chunks; the others are sent and computed again. 0: all.
     """
 
     num_chunks: int = 0
@@ -77,18 +77,19 @@ class Choice:
 
     @property
     def policy(self) -> str:
-        """The papers' name, or both words, by chunk "keep/offload+keep"."""
+        """The papers' name of the policies, else both words; by chunk: "keep/offload+keep"."""
         pair = (self.restore_input, self.restore_pre_activation)
         words = (one if isinstance(one, str) or one is None else "/".join(one) for one in pair)
         return restore.set_name(pair) or "+".join(map(str, words))
 
     @property
     def where(self) -> str:
-        """The policy and, of several chunks that differ by the budget, how many it is of: "none in 3 of 8"."""
+        """The policy and, if the budget limits it to some chunks, their number: "none in 3 of 8"."""
         return f"{self.policy} in {self.kept_chunks} of {self.num_chunks}" if self.kept_chunks else self.policy
 
     def restores(self, chunks: int, under_plan: bool) -> tuple[list[str], list[str]]:
-        """By chunk of a pass that runs so many. Under a plan those beyond what is kept are sent and computed again."""
+        """Both policies by chunk, for a pass of `chunks` chunks. Under a plan, chunks after the kept ones are sent and
+        computed again."""
         kept = self.kept_chunks or self.num_chunks if under_plan else chunks
         pair = []
         for one, least in zip((self.restore_input, self.restore_pre_activation), restore.LEAST):
@@ -102,7 +103,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of one training step of one layer: seconds by direction and lane, bytes by category."""
+    """One training step of one layer: seconds by direction and lane, bytes by category."""
 
     forward: float
     backward: float
@@ -114,12 +115,12 @@ class Prediction:
     error_median: float
     error_p90: float
     bytes: dict[str, int]
-    usual_bytes: int  # in all, with the rows of this skew instead of the most that any routing gives
+    usual_bytes: int  # the total for the rows of this skew instead of the most that any routing gives
     fits: bool
     run_chunks: int
     max_chunks: int
     sent_rows: float
-    chunk_rows: int  # that the plan has room for in one chunk
+    chunk_rows: int  # rows that the plan allows in one chunk
     events: dict[str, list[Event]]
 
     @property
@@ -132,7 +133,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One choice that was looked at. verdict: "chosen", "slower", "over budget", "over host budget", "as fast"."""
+    """A candidate of a decision. verdict: "chosen", "slower", "over budget", "over host budget", "as fast"."""
 
     choice: Choice
     verdict: str
@@ -147,7 +148,7 @@ class Candidate:
         return self.forward + self.backward
 
     def reason(self) -> str:
-        """For a person."""
+        """The verdict in words for people."""
         if self.verdict == "slower":
             return f"slower by {100 * self.slower_by:.1f} %"
         if self.verdict.startswith("over"):
@@ -155,13 +156,13 @@ class Candidate:
         return "as fast, but not with fewer chunks" if self.verdict == "as fast" else self.verdict
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values. kept_chunks 0: all."""
+        """The candidate as plain values. kept_chunks 0: all."""
         return {**asdict(self), "policy": self.choice.policy, "reason": self.reason()}
 
 
 @dataclass(frozen=True)
 class Decision:
-    """All candidates in order; `chosen` is None where none fits, and `shortfall` then says why and what to do."""
+    """All candidates in order. If none fits, `chosen` is None, and `shortfall` says why and what to do."""
 
     candidates: tuple[Candidate, ...]
     chosen: Choice | None
@@ -169,23 +170,24 @@ class Decision:
 
 
 class Planner:
-    """Immutable; any thread. Raises InvalidArgument naming the field of the machine that is wrong."""
+    """A planner of the C library for one machine. Raises InvalidArgument that names a wrong field of the machine.
+    Immutable; any thread."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self._library = load()
-        text = json.dumps(machine.data, ensure_ascii=False).encode()  # the library reads no escapes
+        text = json.dumps(machine.data, ensure_ascii=False).encode()  # the library does not read JSON escapes
         out = self._library.ffi.new("sluice_planner_t **")
         self._library.check(self._library.lib.sluice_planner_create(text, len(text), out))
         self._handle = self._library.ffi.gc(out[0], self._library.lib.sluice_planner_destroy)
 
     @property
     def handle(self) -> Any:
-        """The `sluice_planner_t`; it lives as long as this does."""
+        """The `sluice_planner_t`, which this object owns."""
         return self._handle
 
     def written(self) -> dict[str, Any]:
-        """The machine as the library has read it: rates are points."""
+        """The machine as the library has read it, with rates as points."""
         lib, ffi = self._library.lib, self._library.ffi
         room = ffi.new("uint64_t *")
         self._library.check(lib.sluice_planner_write_machine(self._handle, ffi.NULL, room))
@@ -194,11 +196,11 @@ class Planner:
         return json.loads(ffi.string(text).decode())  # type: ignore[no-any-return]
 
     def workload(self, work: Workload) -> Any:
-        """A `sluice_planner_workload_t` of policies that are alike in all chunks."""
+        """A `sluice_planner_workload_t` with the same policies for all chunks."""
         return self._workload(work, None)[0]
 
     def _workload(self, work: Workload, choice: Choice | None) -> tuple[Any, list[Any]]:
-        """The struct, and what it points to."""
+        """Returns the struct, and the lists that the struct points to."""
         value = self._library.new("planner_workload")
         value.model_width, value.hidden_width, value.num_tokens = work.model_width, work.hidden_width, work.num_tokens
         value.num_experts, value.top_k, value.world_size = work.num_experts, work.top_k, work.world_size
@@ -228,7 +230,7 @@ class Planner:
         return value
 
     def predict(self, work: Workload, choice: Choice, timeline: bool = False) -> Prediction:
-        """Prices one choice; with `timeline`, also every op of both passes."""
+        """Prices one choice. timeline: the result also has every op of both passes."""
         library, ffi = self._library, self._library.ffi
         out = ffi.new("sluice_planner_prediction_t *")
         out.struct_size = ffi.sizeof(out[0])
@@ -267,7 +269,7 @@ class Planner:
         )
 
     def choose(self, work: Workload, wanted: Choice | None = None) -> Decision:
-        """The fastest candidate that fits, and what speaks against each other one."""
+        """Chooses the fastest candidate that fits, and says why each other candidate was not chosen."""
         library, ffi = self._library, self._library.ffi
         listed = ffi.new("sluice_planner_candidate_t[]", MOST)
         count, chosen = ffi.new("int32_t *"), ffi.new("int32_t *")
@@ -287,7 +289,7 @@ class Planner:
         return Decision(candidates, best, shortfall)
 
     def candidate(self, c: Any, wanted: Choice | None = None) -> Candidate:
-        """Of a `sluice_planner_candidate_t`. wanted: what was asked for, where policies differ by chunk."""
+        """Converts a `sluice_planner_candidate_t`. wanted: the request, for policies that differ by chunk."""
         names = [
             {number: name for name, number in table.items()} for table in (restore.INPUT, restore.PRE_ACTIVATION, WGRAD)
         ]
@@ -303,8 +305,8 @@ class Planner:
 
 
 def weight_bytes(weight_format: str, dtype: str, num_out: int, num_in: int) -> tuple[int, int]:
-    """Codes (plain: elements of dtype) and scales of a weight [out, in], by sluice_weights_bytes. Raises
-    InvalidArgument where the format cannot have these widths."""
+    """Bytes of codes (plain: elements of dtype) and scales of a weight [out, in], by sluice_weights_bytes. Raises
+    InvalidArgument if the format does not support these widths."""
     library = load()
     codes, scales = library.ffi.new("uint64_t *"), library.ffi.new("uint64_t *")
     shape = FORMATS[weight_format], 0, DTYPES[dtype], num_out, num_in
@@ -313,8 +315,8 @@ def weight_bytes(weight_format: str, dtype: str, num_out: int, num_in: int) -> t
 
 
 def way_by_price(planner: Planner, work: Workload, wanted: Choice | None = None) -> Workload:
-    """With the deduplication that is predicted to take least time, if the workload leaves that open: as the tuner
-    chooses with this machine. The first of equal ways, or if none fits."""
+    """The workload with the fastest predicted deduplication, if the workload leaves that open, as the tuner chooses it
+    with this machine. If several are equal, or if none fits, the first."""
     if work.deduplicate == "rank_or_node":
         ways: tuple[bool | str, ...] = (True, "node")
     elif work.deduplicate == "adaptive":
@@ -328,19 +330,19 @@ def way_by_price(planner: Planner, work: Workload, wanted: Choice | None = None)
     for one in (first, *others):
         chosen = planner.choose(one, wanted).chosen
         seconds[one] = planner.predict(one, chosen).seconds if chosen else float("inf")
-    if first.deduplicate is False:  # copies stay if they are 1 % faster
+    if first.deduplicate is False:  # deduplication must be 1 % faster
         seconds[first] *= FASTER
     return min(seconds, key=lambda one: seconds[one])
 
 
 def _may_be_deduplicated(planner: Planner, work: Workload) -> bool:
-    """Whether "adaptive" leaves a choice: not on a device, nor under a budget (SLUICE_DEDUPLICATE_ANY)."""
+    """Whether "adaptive" may deduplicate: not on a device and not under a budget (SLUICE_DEDUPLICATE_ANY)."""
     is_bounded = work.memory_budget > 0 or work.host_memory_budget > 0
     return work.world_size > 1 and work.top_k > 1 and not is_bounded and not planner.machine.memory_bytes
 
 
 def priced_activation(name: str | None) -> str | None:
-    """As a workload takes it: none at all costs what relu does; None where the word says nothing."""
+    """The activation of a workload: no activation is priced as relu. None: unknown name."""
     return "relu" if name == "identity" else name if name in ACTIVATIONS else None
 
 
@@ -351,7 +353,7 @@ def _number(table: Mapping[str, int], words: Restore) -> int:
 
 
 def words_of_error(median: float, p90: float) -> str:
-    """What is known about a machine's error, for a person. 0: nothing."""
+    """A phrase for people about a machine's prediction error. 0: not measured."""
     if median == 0:
         return "error not measured: this machine is a profile, not a calibration"
     return f"error on sizes held out of the calibration: median {100 * median:.1f} %, 90th percentile {100 * p90:.1f} %"

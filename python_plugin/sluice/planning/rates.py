@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a machine takes for single pieces of work: a GEMM, rows that move, an exchange. As the library reads it."""
+"""Seconds of single operations on a machine, computed as the library does: GEMMs, moves of rows, exchanges."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PLAIN = ("identity", "relu", "relu2")  # activations without an exponential
 
 
 class Rates:
-    """Of the machine of a planner, which has checked it and writes its rates as points."""
+    """Rates of a planner's machine. The planner has checked the machine and writes its rates as points."""
 
     def __init__(self, planner: Planner) -> None:
         self._machine: dict[str, Any] = planner.written()
@@ -30,11 +30,11 @@ class Rates:
 
     @property
     def gemm_call(self) -> float:
-        """More, for the GEMM of each expert."""
+        """Seconds in addition, for the GEMM of each expert."""
         return float(self._machine.get("gemm_call_seconds", 0))
 
     def rows(self, count: float) -> float:
-        """Seconds to gather or to copy so many bytes."""
+        """Seconds to gather or copy `count` bytes."""
         return _curve(self._machine.get("rows", {}), count)
 
     def activation(self, name: str | None, backward: bool) -> float:
@@ -45,12 +45,12 @@ class Rates:
         return float(self._machine.get(plain if name in _PLAIN and has_plain else end, 0))
 
     def cache_miss(self, backward: bool, size: float) -> float:
-        """Seconds of all GEMMs and activations of a pass over their sum, where its rows have so many bytes."""
+        """Factor on the seconds of all GEMMs and activations of a pass whose rows have `size` bytes."""
         curve = self._machine.get("cache_miss_backward" if backward else "cache_miss_forward", {})
         return _curve(curve, size) if curve.get("points") else 1.0
 
     def exchange(self, ranks: int, count: float) -> float:
-        """Seconds of an all-to-all of which the fullest rank sends or receives so many bytes."""
+        """Seconds of an all-to-all in which the most loaded rank sends or receives `count` bytes."""
         near = int(self._machine.get("ranks_per_node", 0))
         if ranks <= 1:
             return 0.0
@@ -77,7 +77,7 @@ def _curve(curve: Any, x: float) -> float:
 
 
 def _at(points: Sequence[Sequence[float]], x: float) -> float:
-    """On the line between the two nearest points; below the first point its value."""
+    """Interpolates linearly between the two nearest points. Below the first point, its value is returned."""
     if x <= points[0][0]:
         return float(points[0][1])
     i = max(k for k in range(len(points) - 1) if k == 0 or x > points[k][0])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded expert loads: how many rows each expert of each layer received, step by step.
+"""Reads recorded expert loads: how many rows each expert of each layer received in each step.
 
-A file has one JSON object per line. First {"sluice_routing": 1, "layers": L, "experts": E}; then one line per step:
+A file has one JSON object per line: first {"sluice_routing": 1, "layers": L, "experts": E}, then one for each step,
 {"step": s, "loads": [[rows of expert 0, ...], ... of layer 0, ...]}, summed over ranks.
 """
 
@@ -24,7 +24,7 @@ class Routing:
     loads: tuple[tuple[tuple[int, ...], ...], ...]
 
     def skew(self, layer: int, ranks: int, experts: int) -> float:
-        """Rows of the fullest rank over the mean, the median over steps; layers beyond the trace begin again."""
+        """Rows of the most loaded rank divided by the mean: the median over steps. More layers repeat the trace."""
         if experts != self.experts:
             raise BadInput(
                 f"routing: recorded with {self.experts} experts, asked about {experts}: "
@@ -39,7 +39,7 @@ class Routing:
 
 
 def skew_of(loads: Sequence[int], ranks: int) -> float:
-    """Max over mean of the ranks' rows, experts contiguous."""
+    """Maximum divided by mean of the ranks' rows. Each rank has contiguous experts."""
     each = len(loads) // ranks
     rows = [sum(loads[rank * each : rank * each + each]) for rank in range(ranks)]
     total = sum(rows)
@@ -47,7 +47,7 @@ def skew_of(loads: Sequence[int], ranks: int) -> float:
 
 
 def read(path: str) -> Routing:
-    """BadInput names the line and the field."""
+    """Reads a file. BadInput names the line and the field."""
     lines = files.read(f"routing {path}", path).splitlines()
     rows = []
     for number, line in enumerate(lines, 1):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks' files of recorded expert loads as one file: `sluice routing DIR`."""
+"""`sluice routing DIR`: joins the ranks' files of recorded expert loads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ exit status: 0 joined; 2 wrong arguments or files, named by file and line
 
 @command.refuses("sluice routing")
 def main(words: list[str]) -> int:
-    """The exit status."""
+    """Runs the command and returns its exit status."""
     doc = "Joins recorded expert loads of all ranks and says how uneven they are."
     parser = command.parser("sluice routing", doc, EXAMPLE)
     parser.add_argument("folder", help="what SLUICE_ROUTING_DIR named")
@@ -42,7 +42,7 @@ def main(words: list[str]) -> int:
 
 
 def summary(trace: Routing, ranks: int) -> list[dict[str, Any]]:
-    """By layer: how far the fullest rank and the fullest expert stand above the mean."""
+    """By layer: rows of the most loaded rank and of the most loaded expert, divided by the mean."""
     return [
         {
             "layer": layer,
@@ -54,10 +54,10 @@ def summary(trace: Routing, ranks: int) -> list[dict[str, Any]]:
 
 
 def join(folder: str, out: str, world_size: int | None = None) -> int:
-    """Writes one line per step that all ranks have of all layers; the number of ranks of one group.
+    """Writes one line for each step that all ranks have of all layers. Returns the number of ranks of one group.
 
-    Experts lie contiguously over the ranks of a group; groups that hold copies of the same experts are summed. Layers
-    of groups of another size are another trace: where there are several, `world_size` says which.
+    Experts are contiguous over the ranks of a group. Groups with copies of the same experts are summed. Layers with
+    groups of different sizes are separate traces; if there are several, `world_size` selects one.
     """
     paths = sorted(Path(folder).glob("loads*.jsonl"))
     if not paths:
@@ -65,7 +65,7 @@ def join(folder: str, out: str, world_size: int | None = None) -> int:
     groups: dict[tuple[int, ...], dict[int, dict[int, list[list[int]]]]] = {}
     for path in paths:
         rank, ranks, layers = _read_rank(path)
-        # A rank that shares its experts with nobody holds all of them.
+        # A rank without a group has all experts.
         groups.setdefault(ranks if len(ranks) > 1 else (rank,), {})[rank] = layers
     sizes = sorted({len(ranks) for ranks in groups})
     if world_size is None and len(sizes) > 1:
@@ -127,7 +127,7 @@ def _read_rank(path: Path) -> tuple[int, tuple[int, ...], dict[int, list[list[in
 
 
 def _is_note(row: Any) -> bool:
-    """One layer's loads of one step; as many experts as in its other steps is for the caller to see."""
+    """Whether a row has the form of one layer's loads in one step. The caller compares the number of experts."""
     if not isinstance(row, list) or len(row) != 2 or type(row[0]) is not int or not isinstance(row[1], list):
         return False
     return all(type(count) is int and count >= 0 for count in row[1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Efficiency against ranks as SVG."""
+"""Plots efficiency against ranks as SVG."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 640, 360, 70, 40, 50
 
 
 def svg(curves: Mapping[str, Sequence[tuple[int, float]]], title: str) -> str:
-    """{name: [(ranks, efficiency)]}; ranks in powers of two along the bottom."""
+    """Returns the plot. curves: {name: [(ranks, efficiency)]}. The axis of ranks is logarithmic."""
     every = [ranks for points in curves.values() for ranks, _ in points]
     low, high = math.log2(min(every)), math.log2(max(every))
     span = max(high - low, 1.0)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of a model on many ranks, predicted layer by layer.
+"""Predicts steps of a model on many ranks, layer by layer.
 
-All ranks meet in every exchange, so a layer takes what its fullest rank takes: its skew, from Zipf's law or a recorded
-trace, goes into the planner's workload. What stands between MoE layers is not in it, unless `other_seconds` says so.
+Every exchange synchronizes all ranks, so a layer takes as long as its most loaded rank. The skew, from Zipf's law or a
+recorded trace, is a field of the planner's workload. The time between MoE layers is `other_seconds`, 0 by default.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ UNSPLIT = Choice(1, *restore.KEPT, "deferred")
 
 @dataclass(frozen=True)
 class Stock:
-    """A step of all layers by a stock framework, modelled, without what stands between the layers but `other_seconds`.
-    kept_bytes: what the forwards of all layers keep for the backward on a rank."""
+    """A modelled step of all layers by a stock framework, with `other_seconds` between the layers. kept_bytes: bytes of
+    a rank that the forwards of all layers keep for the backward."""
 
     seconds: float
     computation: float
     exchange: float
-    rows_over_real: float  # that experts multiply on a rank, over those that reach the fullest rank
+    rows_over_real: float  # rows that a rank's experts multiply, divided by the rows routed to the most loaded rank
     kept_bytes: int
 
 
 @dataclass(frozen=True)
 class Point:
-    """One number of ranks. Seconds are of one step over all layers; bytes on a rank, of what the passes of all layers
-    take (by the layer that takes most: at most under any routing, and with the rows of this skew) and of the experts'
-    parameters with their gradients."""
+    """The prediction for one number of ranks. Seconds are of one step over all layers. Bytes are of a rank: of the
+    passes of all layers (computed from the layer with the most bytes, both for the worst routing and for this skew) and
+    of the experts' parameters with their gradients."""
 
     ranks: int
     experts: int
@@ -56,7 +56,7 @@ class Point:
     usual_bytes: int = 0
     expert_bytes: int = 0
     shortfall: str = ""
-    deduplicate: bool | str = False  # of the layers that a choice is reported of
+    deduplicate: bool | str = False  # of the layers with the reported choice
     stock: dict[str, Stock] = field(default_factory=dict)  # by framework; empty: not modelled
 
     @property
@@ -69,7 +69,7 @@ class Point:
 
 
 class Simulator:
-    """Keeps what it has priced: layers of equal skew cost nothing more."""
+    """Predicts points. Caches prices, so that layers of equal skew are priced once."""
 
     def __init__(self, planner: Planner, layers: int, wanted: Choice, other_seconds: float = 0.0) -> None:
         self.planner, self.layers, self.wanted, self.other_seconds = planner, layers, wanted, other_seconds
@@ -92,13 +92,13 @@ class Simulator:
         return self._decided[work]
 
     def way(self, work: Workload) -> Workload:
-        """With the deduplication, if that is open."""
+        """The workload with its deduplication chosen, if that is open."""
         if work not in self._ways:
             self._ways[work] = way_by_price(self.planner, work, self.wanted)
         return self._ways[work]
 
     def stock(self, work: Workload, layer_skews: Sequence[float], expert_skews: Sequence[float]) -> dict[str, Stock]:
-        """By framework. Frozen experts and their adapters are not modelled."""
+        """The modelled steps by framework. Frozen experts and their adapters are not modelled."""
         if work.is_frozen:
             return {}
         found = {}
@@ -121,8 +121,8 @@ class Simulator:
         return found
 
     def point(self, work: Workload, layer_skews: Sequence[float], expert_skews: Sequence[float] | None = None) -> Point:
-        """One step. Every layer decides for itself; the most frequent choice is reported. expert_skews: rows of the
-        fullest expert over the mean; None: as those of the ranks."""
+        """Predicts one step. Each layer has its own choice; the most frequent one is reported. expert_skews: rows of
+        the most loaded expert divided by the mean; None: equal to the ranks' skews."""
         works = [self.way(work.with_(skew=round(skew, 2))) for skew in layer_skews]
         choices: dict[tuple[Choice, bool | str], int] = {}
         sums = dict.fromkeys(("seconds", "unsplit", "balanced", "compute", "comm"), 0.0)
@@ -150,7 +150,7 @@ class Simulator:
         return self.checked(Point(*place, usual, *times, most, usual_bytes, experts, deduplicate=way, stock=by_stock))
 
     def checked(self, point: Point) -> Point:
-        """With a shortfall where the device has less memory than the passes and the experts usually take."""
+        """Adds a shortfall if passes and experts with this skew need more memory than the device has."""
         memory = self.planner.machine.memory_bytes
         if not memory or point.usual_bytes + point.expert_bytes <= memory:
             return point
@@ -164,8 +164,8 @@ class Simulator:
 
 
 def expert_bytes(work: Workload) -> int:
-    """Of one layer's experts on a rank: parameters and gradients, in the layer's dtype. Frozen ones have none: their
-    adapters have, in f32, a pair of factors for each matrix."""
+    """Bytes of one layer's experts on a rank: parameters and gradients, in the layer's dtype. Frozen experts have no
+    gradients, but adapters with gradients, in f32: a pair of factors for each matrix."""
     M, H, up = work.model_width, work.hidden_width, 2 if work.gated else 1
     shapes = [(H, M)] * up + [(M, H)]
     one = sum(sum(weight_bytes(work.weight_format, work.dtype, *shape)) for shape in shapes)
@@ -177,7 +177,7 @@ SkewOf = Callable[[int, int, int], float]  # (layer, experts, ranks)
 
 
 def skew_source(fixed: float | None, zipf: float | None, trace: Routing | None, top_k: int, seed: int) -> SkewOf:
-    """One of the three; balanced if there is none."""
+    """The source of skews: one of the three arguments. Without any, routing is balanced."""
     if sum(one is not None for one in (fixed, zipf, trace)) > 1:
         raise BadInput("--skew, --zipf and --routing exclude each other; give one")
     if trace is not None:
@@ -188,7 +188,7 @@ def skew_source(fixed: float | None, zipf: float | None, trace: Routing | None, 
 
 
 def check_ranks(counts: Sequence[int]) -> None:
-    """Ascending, within bounds."""
+    """Raises BadInput unless the numbers of ranks ascend and are within bounds."""
     for count in counts:
         if not 1 <= count <= MOST_RANKS:
             raise BadInput(f"--ranks: {count} is not in [1, {MOST_RANKS}]")
@@ -197,7 +197,7 @@ def check_ranks(counts: Sequence[int]) -> None:
 
 
 def _skews(simulator: Simulator, skew_of: SkewOf, experts: int, parts: int) -> list[float]:
-    """By layer, of experts that are divided over so many parts."""
+    """The skew of each layer, with its experts divided over `parts` parts."""
     return [skew_of(layer, experts, parts) for layer in range(simulator.layers)]
 
 
@@ -205,7 +205,7 @@ def weak(
     simulator: Simulator, work: Workload, per_rank: int, counts: Sequence[int], skew_of: SkewOf,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Point]:  # fmt: skip
-    """Tokens and experts of a rank stay the same."""
+    """Weak scaling: tokens and experts of a rank are constant."""
     points = []
     for ranks in counts:
         progress(f"weak scaling: {ranks} ranks")
@@ -221,7 +221,7 @@ def strong(
     simulator: Simulator, work: Workload, experts: int, counts: Sequence[int], skew_of: SkewOf,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Point]:  # fmt: skip
-    """All tokens and all experts together stay the same: those of the first number of ranks."""
+    """Strong scaling: the total numbers of tokens and experts are constant, those of the first number of ranks."""
     all_tokens = work.num_tokens * counts[0]
     points = []
     for ranks in counts:
@@ -235,7 +235,7 @@ def strong(
 
 
 def efficiency(points: Sequence[Point]) -> list[float]:
-    """Throughput of a rank over that of a rank of the first point (0 where it does not fit)."""
+    """Throughput per rank divided by that of the first point (0 for a point that does not fit)."""
     first = next((p for p in points if p.seconds), None)
     if first is None:
         return [0.0 for _ in points]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice simulate`: what more ranks would do: weak and strong scaling of a model on a machine."""
+"""`sluice simulate`: predicts weak and strong scaling of a model on a machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ exit status: 0 all points fit; 1 one does not fit its budget or its device; 2 wr
 
 @command.refuses("sluice simulate")
 def main(words: list[str]) -> int:
-    """The exit status."""
+    """Runs the command and returns its exit status."""
     if command.wants(words, "--stages"):
         return batches_command.main(words)
     if command.wants(words, "--optimizer"):
@@ -76,7 +76,7 @@ def _picture(made: dict[str, Any], planner: Planner) -> str:
 
 
 def run(planner: Planner, model: Model, options: Any) -> dict[str, Any]:
-    """{"model", "scaling": {"weak": [points], ...}}"""
+    """Returns {"model", "scaling": {"weak": [points], ...}}."""
     counts = _counts(options.ranks)
     simulate.check_ranks(counts)
     if not 0 <= options.other_ms < math.inf:
@@ -113,7 +113,7 @@ def run(planner: Planner, model: Model, options: Any) -> dict[str, Any]:
 
 
 def _check_trace(trace: routing.Routing, options: Any, counts: list[int], per_rank: int, experts: int | None) -> None:
-    """BadInput where the trace is of another number of experts than is asked about; it says which options fit."""
+    """Raises BadInput if the trace has another number of experts than the simulation, and says which options match."""
     found = f"routing: recorded with {trace.experts} experts, asked about"
     if options.scaling != "weak" and experts != trace.experts:
         raise BadInput(f"{found} {experts} by strong scaling: give --experts {trace.experts}")
@@ -139,7 +139,7 @@ def _counts(text: str) -> list[int]:
 
 
 def lines_of(made: dict[str, Any], planner: Planner) -> list[str]:
-    """For a terminal."""
+    """Returns the lines for a terminal."""
     model = made["model"]
     shape = f"M {model.model_width}, H {model.hidden_width}, K {model.top_k}, {model.dtype}"
     lines = [f"machine {planner.machine.name}; {model.layers} MoE layers of {shape}"]
@@ -164,7 +164,7 @@ def lines_of(made: dict[str, Any], planner: Planner) -> list[str]:
 
 
 def _conclusion(points: Sequence[simulate.Point], memory: int) -> list[str]:
-    """What the most ranks that fit do and what limits them, and stock's step next to it: one sentence each."""
+    """Sentences about the largest number of ranks that fits: its speed, its limit, and comparisons with stock steps."""
     fitting = [(p, share) for p, share in zip(points, simulate.efficiency(points)) if not p.shortfall]
     if not fitting:
         return []
@@ -183,7 +183,7 @@ def _is_too_large(point: simulate.Point, other: simulate.Stock, memory: int) -> 
 
 
 def _against(point: simulate.Point, name: str, other: simulate.Stock, memory: int) -> str:
-    """One sentence: Sluice's step, stock's by its model, and where the difference is."""
+    """A sentence that compares Sluice's step with the modelled step of a stock framework."""
     computed = other.computation - point.compute_busy
     rest = other.seconds - point.seconds - computed
     padded = (
@@ -246,7 +246,7 @@ def _row(p: simulate.Point, share: float, says_by: bool) -> list[Any]:
 
 
 def as_dict(made: dict[str, Any], planner: Planner) -> dict[str, Any]:
-    """What --json prints."""
+    """Returns what --json prints."""
     scaling = {name: _with_efficiency(points) for name, points in made["scaling"].items()}
     error = made["error"]
     errors = {"median": error.error_median or None, "p90": error.error_p90 or None} if error else None

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of a model's ranks are pipeline stages, data-parallel replicas and expert-parallel groups: every split of N
-ranks, pruned by bytes with the planner over stages, the best ones simulated.
+"""Searches for the fastest split of N ranks into pipeline stages, data-parallel replicas and expert-parallel groups.
 
-A split is p stages x d replicas = N ranks, experts over e of the d replicas, micro-batches of some samples, the place
-of the optimizer's states, and the order of the ranks: with the stages of a replica next to each other, or the replicas
-of a stage. The ranks of a node share its port, so the order decides the rate of each message.
+A split is p stages x d replicas = N ranks, experts over e of the d replicas, samples of a micro-batch, the tier of the
+optimizer's states, and the order of the ranks: the stages of a replica are adjacent, or the replicas of a stage. The
+ranks of a node share its port, so the order determines the rate of each message. The stage planner rejects splits that
+exceed the budget, and the best of the others are simulated.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from .errors import BadInput
 from .machines import Machine
 from .planner import Planner, Workload, priced_activation
 
-MOST_STAGES = 64  # that a batch is simulated of
-MOST_SIMULATED = 256  # micro-batches, or 8 of each stage; longer batches are continued linearly
+MOST_STAGES = 64  # of a simulated batch
+MOST_SIMULATED = 256  # micro-batches, or 8 for each stage; longer batches are extrapolated linearly
 ALWAYS, NEVER = "always", "never"
-SIMULATED = 8  # splits, the fastest by the plan's own formula
-BUCKET = 1 << 22  # elements of the optimizer
-STAGES_FIRST, REPLICAS_FIRST = ORDERS = ("stages", "replicas")  # which ranks are next to each other
+SIMULATED = 8  # number of simulated splits, the fastest by the plan's formula
+BUCKET = 1 << 22  # elements of an optimizer bucket
+STAGES_FIRST, REPLICAS_FIRST = ORDERS = ("stages", "replicas")  # which ranks are adjacent
 
 
 @dataclass(frozen=True)
 class Layer:
-    """parameters: elements that each replica holds, without experts. flops: of the forward of one sample. measured:
-    (samples of a micro-batch, forward seconds, backward seconds), in place of flops. Bytes are of one sample."""
+    """parameters: elements of each replica, without experts. flops: of the forward of one sample. measured: (samples of
+    a micro-batch, forward seconds, backward seconds), instead of flops. Bytes are of one sample."""
 
     name: str = ""
     parameters: int = 0
@@ -74,9 +74,9 @@ class Split:
 
 @dataclass(frozen=True)
 class Priced:
-    """A split with its plan. seconds: of a step, batch_seconds: of it the pipeline, sum_seconds: the all-reduce by
-    itself. sent_bytes: by the rank that sends most in a step, messages of the pipeline and the all-reduce of its
-    gradients. is_simulated: batch_seconds are those of the simulated batch."""
+    """A split with its plan. seconds: of a step; batch_seconds: of its pipeline; sum_seconds: of the all-reduce by
+    itself. sent_bytes: of the rank that sends most in a step, pipeline messages and all-reduce. is_simulated:
+    batch_seconds are of the simulated batch."""
 
     split: Split
     problem: stages.Problem
@@ -94,17 +94,17 @@ class Priced:
 
     @property
     def bytes(self) -> int:
-        """On the fullest stage."""
+        """Bytes of the stage with the most."""
         return max(stage["bytes"] for stage in self.plan.stages)
 
     @property
     def recomputed(self) -> int:
-        """Layers."""
+        """The number of recomputed layers."""
         return sum(choice.kind == stages.RECOMPUTE for choice in self.plan.choices)
 
     @property
     def message_bytes(self) -> list[int]:
-        """Of all activations that each stage sends in a step; gradients back are as large."""
+        """Bytes of activations that each stage sends in a step. Gradients sent back have the same size."""
         sent = [0] * self.problem.num_stages
         for layer, choice, after in zip(self.problem.layers, self.plan.choices, self.plan.choices[1:]):
             if after.stage != choice.stage:
@@ -114,8 +114,9 @@ class Priced:
 
 @dataclass(frozen=True)
 class Found:
-    """priced: the fastest first. frontier: of the simulated ones, those that none beats in seconds and bytes.
-    smallest_budget: with which something fits; 0: unknown, since something does. refused: why splits were left out."""
+    """priced: splits that fit, the fastest first. frontier: the Pareto-optimal simulated ones, by seconds and bytes.
+    smallest_budget: the least with which a split fits; 0: not computed, since one fits. refused: why splits were left
+    out."""
 
     priced: tuple[Priced, ...]
     frontier: tuple[Priced, ...]
@@ -127,8 +128,8 @@ class Found:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is fixed; 0 or empty: open. recompute: "", ALWAYS or NEVER, of layers that may. slots, bucket: of the
-    optimizer."""
+    """The parts of a split that the user fixes; 0 or empty: open. recompute: "", ALWAYS or NEVER, for layers that can
+    be recomputed. slots, bucket: of the optimizer."""
 
     pipeline: int = 0
     data: int = 0
@@ -147,7 +148,7 @@ class Wanted:
 
 
 class Grid:
-    """Ranks of a split on the nodes of a machine. Rates are of a rank whose node's port the others use too."""
+    """Ranks of a split on the nodes of a machine. Rates are of a rank that shares its node's port with other ranks."""
 
     def __init__(self, machine: Machine, split: Split) -> None:
         self.split, data = split, machine.data
@@ -155,7 +156,7 @@ class Grid:
         apart, within = data["exchange"], data.get("node_exchange") or data["exchange"]
         if self.node == 1:
             within = apart
-        self.port = float(apart["bytes_per_second"]) * self.node  # what all ranks of a node send together
+        self.port = float(apart["bytes_per_second"]) * self.node  # of all ranks of a node together
         self.within = float(within["bytes_per_second"])
         self.startup = float(apart.get("startup_seconds", 0.0)), float(within.get("startup_seconds", 0.0))
 
@@ -164,7 +165,7 @@ class Grid:
         return (replica * p + stage if self.split.order == STAGES_FIRST else stage * d + replica) // self.node
 
     def rate(self, flows: Sequence[tuple[int, int]]) -> float:
-        """Of the slowest of flows between nodes (from, to) that run at the same time."""
+        """The rate of the slowest of concurrent flows between nodes (from, to)."""
         leaving: dict[int, int] = {}
         entering: dict[int, int] = {}
         for source, target in flows:
@@ -175,7 +176,7 @@ class Grid:
         return min(self.within, self.port / shared) if shared else self.within
 
     def link(self, cut: int) -> stages.Link:
-        """Between a stage and the next, while all stages of all replicas send; the slowest replica's."""
+        """The slowest replica's link between a stage and the next one, while all stages of all replicas send."""
         p, d = self.split.pipeline, self.split.data
         flows = [(self.node_of(s, r), self.node_of(s + 1, r)) for s in range(p - 1) for r in range(d)]
         ends = [(self.node_of(cut, r), self.node_of(cut + 1, r)) for r in range(d)]
@@ -183,8 +184,8 @@ class Grid:
         return stages.Link(self.rate(flows) if crosses else self.within, self.startup[not crosses], True)
 
     def ring_seconds(self, size: float, members: int, step: int = 1) -> float:
-        """Seconds of an all-reduce of `size` bytes in all stages at once, in rings of `members` replicas. step: between
-        two replicas of a ring."""
+        """Seconds of concurrent all-reduces of `size` bytes in all stages, in rings of `members` replicas. step: the
+        distance between two replicas of a ring."""
         if members < 2 or size <= 0:
             return 0.0
         p, d = self.split.pipeline, self.split.data
@@ -213,7 +214,8 @@ def _rate(machine: Machine, dtype: str, form: str, rows: float) -> float:
 
 
 def _measured(points: Sequence[tuple[int, float, float]], at: int) -> tuple[float, float]:
-    """On the line through the two measurements that are farthest apart, or in proportion to one."""
+    """Forward and backward seconds at a micro-batch size, from the line through the smallest and the largest measured
+    size, or in proportion to a single measurement."""
     first, last = min(points), max(points)
     if first[0] == last[0]:
         return first[1] * at / first[0], first[2] * at / first[0]
@@ -223,7 +225,7 @@ def _measured(points: Sequence[tuple[int, float, float]], at: int) -> tuple[floa
 
 
 def seconds_of(machine: Machine, model: Model, layer: Layer, micro_batch: int) -> tuple[float, float]:
-    """Forward and backward of a layer for one micro-batch, without its experts."""
+    """Forward and backward seconds of a layer for one micro-batch, without its experts."""
     if layer.measured:
         return _measured(layer.measured, micro_batch)
     if not layer.flops:
@@ -234,7 +236,7 @@ def seconds_of(machine: Machine, model: Model, layer: Layer, micro_batch: int) -
 
 
 def _held(layer: Layer, split: Split) -> int:
-    """Parameters on a rank."""
+    """Parameters of the layer on a rank."""
     return layer.parameters + (layer.experts.parameters // split.experts if layer.experts else 0)
 
 
@@ -316,7 +318,7 @@ def _step(model: Model, split: Split, wanted: Wanted, count: int, **rates: float
 
 
 def _states(dtype: str, tier: str, wanted: Wanted) -> int:
-    """Bytes of each parameter beside itself that grow with their number: its gradient, and near its states."""
+    """Bytes for each parameter in addition to the parameter: its gradient, and its states if they are near."""
     gradient = 4 if dtype == "f32" else 2
     if tier != optimizer.NEAR or not wanted.has_optimizer:
         return gradient
@@ -337,7 +339,7 @@ def _constant(model: Model, split: Split, wanted: Wanted) -> int:
 def _optimizer_seconds(
     machine: Machine, model: Model, split: Split, wanted: Wanted, plan: stages.Plan
 ) -> tuple[float, float]:
-    """(of the phase after the pipeline, of the all-reduce by itself), of the stage that takes longest."""
+    """Seconds of the slowest stage: (of the phase after the pipeline, of the all-reduce by itself)."""
     grid, element = Grid(machine, split), 4 if model.dtype == "f32" else 2
     worst = 0.0, 0.0
     for stage in range(split.pipeline):
@@ -353,7 +355,7 @@ def _optimizer_seconds(
         if split.tier == optimizer.FAR:
             copied = float((machine.data.get("host_copy") or {}).get("bytes_per_second", 0.0))
             rates |= {"copy_in_rate": copied, "copy_out_rate": copied}
-        if summed > 0:  # the library's own sums send more bytes than a ring: at this rate they take as long
+        if summed > 0:  # the library's sums send more bytes than a ring; with this rate they take the ring's time
             alone = _step(model, split, wanted, dense + experts, sum_rate=1.0).parts["sum"]
             rates["sum_rate"] = alone / summed
         worst = max(worst, (_step(model, split, wanted, dense + experts, **rates).seconds, summed))
@@ -368,7 +370,8 @@ def _divisors(count: int) -> list[int]:
 
 
 def splits(machine: Machine, model: Model, ranks: int, wanted: Wanted) -> tuple[list[Split], list[str]]:
-    """All that the groups can form, and why others cannot. BadInput where what is fixed cannot be formed."""
+    """Returns all splits that groups can form, and the reasons why others cannot be formed. Raises BadInput if the
+    fixed parts cannot be formed."""
     _check(model, ranks, wanted)
     has_experts = [layer.experts for layer in model.layers if layer.experts is not None]
     found, refused = [], []
@@ -393,7 +396,7 @@ def splits(machine: Machine, model: Model, ranks: int, wanted: Wanted) -> tuple[
                 if samples % size:
                     refused.append(f"micro-batch {size}: the {samples} samples of a replica do not divide by it")
                     continue
-                # With one order the other is the same: all ranks in one row, or on one node, or on nodes of one rank.
+                # Both orders are equivalent if p or d is 1, if a node has one rank, or if there is one node.
                 is_same = p == 1 or d == 1 or nodes == 1 or ranks <= nodes
                 orders = (wanted.order,) if wanted.order else ORDERS[:1] if is_same else ORDERS
                 for order in orders:
@@ -410,7 +413,7 @@ def _too_many(model: Model) -> str:
 
 
 def _check(model: Model, ranks: int, wanted: Wanted) -> None:
-    """What is fixed, by name."""
+    """Raises BadInput that names the option if a fixed part is out of range."""
     if ranks < 1 or ranks > 1 << 20:
         raise BadInput(f"--ranks is {ranks}; it must be from 1 to {1 << 20}")
     for name, value in (("--pipeline", wanted.pipeline), ("--data", wanted.data)):
@@ -455,7 +458,7 @@ class Search:
         self._planners: dict[int, Planner | None] = {}
 
     def run(self, ranks: int, progress: Callable[[str], None] = lambda text: None) -> Found:
-        """Everything."""
+        """Prices all splits and simulates the best ones."""
         tried, refused = splits(self.machine, self.model, ranks, self.wanted)
         fits: list[Priced] = []
         smallest: tuple[int, Split] | None = None
@@ -468,7 +471,7 @@ class Search:
             elif smallest is None or made.smallest_budget_bytes < smallest[0]:
                 smallest = made.smallest_budget_bytes, split
         if not fits:
-            assert smallest is not None  # one at least was tried
+            assert smallest is not None  # at least one split was tried
             return Found((), (), len(tried), *smallest, refused=tuple(refused))
         chosen = _best(fits)
         for number, each in enumerate(list(chosen)):
@@ -485,7 +488,7 @@ class Search:
         return Found(tuple(simulated), frontier, len(tried), refused=tuple(refused))
 
     def _planner(self, split: Split) -> Planner | None:
-        """Of MoE layers: with the members of an expert-parallel group that are on one node."""
+        """The planner of MoE layers. ranks_per_node: the members of an expert-parallel group on one node."""
         if all(layer.experts is None for layer in self.model.layers):
             return None
         apart = split.pipeline if split.order == STAGES_FIRST else 1
@@ -496,7 +499,7 @@ class Search:
         return self._planners[node]
 
     def _leanest(self, priced: Priced) -> list[Priced]:
-        """The same split with the plan that takes the fewest bytes, if it takes fewer."""
+        """The same split with the plan of fewest bytes, if that plan takes fewer bytes."""
         planner, p = self._planner(priced.split), priced.split.pipeline
         tight = stages.plan(replace(priced.problem, budget_bytes=(1,) * p), planner)
         lean = replace(priced.problem, budget_bytes=(max(1, tight.smallest_budget_bytes),) * p)
@@ -509,7 +512,7 @@ class Search:
         return Priced(split, problem, plan, plan.step_seconds, seconds, summed, problem.num_micro_batches)
 
     def simulated(self, priced: Priced) -> Priced:
-        """With the batch in virtual time."""
+        """The split with its batch simulated in virtual time."""
         batch = batch_of(priced)
         count = batch.num_micro_batches
         most = max(MOST_SIMULATED, 8 * batch.num_stages)
@@ -549,13 +552,13 @@ def batch_of(priced: Priced) -> batches.Batch:
 
 
 def _best(priced: Sequence[Priced]) -> list[Priced]:
-    """The fastest, and the first of the frontier, by the plan's own formula."""
+    """The fastest splits, and the fastest of the Pareto frontier, by the plan's formula."""
     order = sorted(range(len(priced)), key=lambda i: (priced[i].seconds, priced[i].bytes))
     return [priced[i] for i in dict.fromkeys([*order[:SIMULATED], *_pareto(priced)[:SIMULATED]])]
 
 
 def _pareto(priced: Sequence[Priced]) -> list[int]:
-    """Indices of those, the fastest first, that take fewer bytes than every faster one."""
+    """Indices of the splits that take fewer bytes than every faster one, the fastest first."""
     order = sorted(range(len(priced)), key=lambda i: (priced[i].seconds, priced[i].bytes))
     best, found = float("inf"), []
     for index in order:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice plan --split`: which ranks are pipeline stages, replicas and expert-parallel groups, under a budget."""
+"""`sluice plan --split`: divides ranks into pipeline stages, replicas and expert-parallel groups, under a budget."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ exit status: 0 a split fits; 1 none does; 2 wrong arguments or files, or a split
 
 @command.refuses("sluice plan")
 def main(words: list[str]) -> int:
-    """The exit status."""
+    """Runs the command and returns its exit status."""
     parser = command.parser("sluice plan --split", __doc__, EXAMPLE)
     parser.add_argument(
         "--split",
@@ -109,7 +109,7 @@ _HEADS = {
 
 
 def lines_of(ranks: int, budget: int, model: Model, found: Found) -> list[str]:
-    """For a terminal."""
+    """Returns the lines for a terminal."""
     lines = [
         f"{ranks} ranks, {stages_command.counted(len(model.layers), 'layer')}, a batch of {model.batch} samples, "
         f"{size(budget)} on each rank; {stages_command.counted(found.tried, 'split')} tried"
@@ -129,7 +129,7 @@ def lines_of(ranks: int, budget: int, model: Model, found: Found) -> list[str]:
 
 
 def shortfall(budget: int, found: Found) -> str:
-    """Names the smallest budget."""
+    """The message if nothing fits. It names the smallest budget."""
     return (
         f"no split fits {size(budget)} ({budget} bytes); the smallest budget is {found.smallest_budget} bytes "
         f"({size(found.smallest_budget)}), for {found.smallest_split}, states {_tier(found.smallest_split)}"
@@ -151,7 +151,7 @@ def _row(each: Priced, found: Found) -> list[Any]:
 
 
 def as_dict(ranks: int, budget: int, found: Found) -> dict[str, Any]:
-    """What --json prints."""
+    """Returns what --json prints."""
     return {
         "form": 1,
         "ranks": ranks,

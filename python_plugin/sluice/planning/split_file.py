@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of `sluice plan --split`: a file of our own, or the config.json of a transformers decoder."""
+"""Reads the model of `sluice plan --split` from a "sluice_split" file or the config.json of a transformers decoder."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MOST_LAYERS = 4096
 
 @dataclass(frozen=True)
 class SplitFile:
-    """machine: None where the file names none."""
+    """machine: None if the file names none."""
 
     model: Model
     machine: str | None
 
 
 def _elements(where: str, value: Any) -> int:
-    """A number of parameters."""
+    """Reads a number of parameters."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 2**48 or value != int(value):
         raise refused(where, "a whole number of parameters from 0 to 2^48", value)
     return int(value)
@@ -98,7 +98,7 @@ _FILE: dict[str, Read] = {
 
 
 def parse(words: str, batch: int | None = None, tokens: int | None = None) -> SplitFile:
-    """batch and tokens: over what the file says. BadInput names the field."""
+    """Parses a file. batch and tokens override the file. BadInput names the field."""
     data = files.from_json("", words)
     if not isinstance(data, dict):
         raise refused("the file", "an object", data)
@@ -119,7 +119,7 @@ def parse(words: str, batch: int | None = None, tokens: int | None = None) -> Sp
 
 
 def read(path: str, batch: int | None = None, tokens: int | None = None) -> SplitFile:
-    """The same of a file; messages begin with its name."""
+    """Reads and parses a file. Messages begin with its name."""
     words = files.read(f"--split {path}", path)
     try:
         return parse(words, batch, tokens)
@@ -128,8 +128,8 @@ def read(path: str, batch: int | None = None, tokens: int | None = None) -> Spli
 
 
 def of_decoder(data: Mapping[str, Any], batch: int | None, tokens: int | None) -> Model:
-    """An embedding, the decoder's layers and its head. Activations are those of attention without a matrix of scores
-    (SDPA), in the model's dtype, and logits in f32."""
+    """The model of a decoder: embedding, layers, head. Activations are in the model's dtype, of attention without a
+    matrix of scores (SDPA); logits are f32."""
     if batch is None or tokens is None:
         missing = " and ".join(n for n, v in (("--batch", batch), ("--sequence-length", tokens)) if v is None)
         raise BadInput(f"a config says neither the samples of a step nor their tokens: give {missing}")

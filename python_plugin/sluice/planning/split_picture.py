@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The best split of the ranks as SVG: its stages as `sluice plan --stages` draws them, and below them seconds against
-bytes of all that were simulated, in the same colours."""
+"""Draws the best split of the ranks as SVG: its stages as `sluice plan --stages` draws them, and below them seconds
+against bytes of all simulated splits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEIGHT, TOP = 220, 30
 
 
 def svg(found: Found, budget: int, title: Sequence[str]) -> str:
-    """Of at least one split that fits."""
+    """Returns the picture. At least one split must fit."""
     best = found.priced[0]
     body, y = drawn(best.problem, best.plan, title)
     return document(WIDTH, y + TOP + HEIGHT + 48, [*body, *_frontier(found, budget, y + TOP)])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice/stages.h` from Python: a whole model over the stages of a pipeline, or over one stage, under budgets."""
+"""`sluice/stages.h` from Python: plans a whole model over one or more pipeline stages, under budgets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OVER_BUDGET = -14
 
 @dataclass(frozen=True)
 class Option:
-    """One way to run a layer; seconds and bytes of one micro-batch, as sluice_stages_option_t has them."""
+    """One way to run a layer (sluice_stages_option_t). Seconds and bytes are of one micro-batch."""
 
     kind: str = MIXED
     forward_seconds: float = 0.0
@@ -36,10 +36,10 @@ class Option:
 
 @dataclass(frozen=True)
 class Layer:
-    """What is measured of a layer, seconds and bytes of one micro-batch, as sluice_planner_layer_t has it.
+    """The measurements of a layer (sluice_planner_layer_t). Seconds and bytes are of one micro-batch.
 
-    moe: a Mixture-of-Experts layer, priced on the planner's machine. options: its own, in place of keep, recompute and
-    offload.
+    moe: a Mixture-of-Experts layer, priced on the planner's machine. options: the layer's own, instead of keep,
+    recompute and offload.
     """
 
     name: str = ""
@@ -63,7 +63,7 @@ _NUMBERS = tuple(each.name for each in fields(Layer) if each.type in ("float", "
 
 @dataclass(frozen=True)
 class Link:
-    """Between a stage and the next."""
+    """The link between a stage and the next one."""
 
     bytes_per_second: float
     latency_seconds: float = 0.0
@@ -72,8 +72,8 @@ class Link:
 
 @dataclass(frozen=True)
 class Problem:
-    """As sluice_planner_problem_t has it. links: between neighbours; empty: messages take no time. budget_bytes: by
-    stage, 0 none; empty: no limits. in_flight: by stage, in place of the schedule's."""
+    """The fields of sluice_planner_problem_t. links: between neighbouring stages; empty: messages take no time.
+    budget_bytes: by stage, 0: no limit; empty: no limits. in_flight: by stage, instead of the schedule's."""
 
     layers: tuple[Layer, ...]
     edges: tuple[tuple[int, int], ...] = ()
@@ -93,8 +93,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Choice:
-    """Where a layer runs and how. reason: for a person; why: one of REASONS. moe: the plan of a MoE layer, whose
-    total_bytes are its share of the budget."""
+    """The stage of a layer and how the layer runs. reason: a sentence; why: one of REASONS. moe: the plan of a MoE
+    layer, whose total_bytes are its share of the budget."""
 
     stage: int
     kind: str
@@ -107,7 +107,7 @@ class Choice:
 
     @property
     def policy(self) -> str:
-        """In a word or two."""
+        """The policy in one or two words."""
         if self.moe is not None:
             return f"n {self.moe.choice.num_chunks}, {self.moe.choice.policy}"
         return self.kind if self.kind != MIXED else f"mixed {self.option}"
@@ -116,7 +116,7 @@ class Choice:
 @dataclass(frozen=True)
 class Plan:
     """stages: the members of sluice_stages_stage_t by name, and "reason" with a sentence. shortfall: "" or why nothing
-    fits; then the rest is the plan that takes the fewest bytes."""
+    fits; then the other fields are of the plan with the fewest bytes."""
 
     choices: tuple[Choice, ...]
     stages: tuple[dict[str, Any], ...]
@@ -132,7 +132,7 @@ class Plan:
 
 @dataclass
 class _Memory:
-    """C values that others point to."""
+    """Keeps C values alive that other C values point to."""
 
     kept: list[Any] = field(default_factory=list)
 
@@ -142,9 +142,9 @@ class _Memory:
 
 
 def plan(problem: Problem, planner: Planner | None = None) -> Plan:
-    """The fastest plan that fits. planner: the machine of MoE layers. Any thread.
+    """Finds the fastest plan that fits. planner: has the machine of MoE layers. Any thread.
 
-    Raises InvalidArgument naming layer and field; what does not fit is no error but the plan's `shortfall`.
+    Raises InvalidArgument that names layer and field. If nothing fits, the plan has a `shortfall`; no error is raised.
     """
     return _asked("sluice_planner_stages", problem, planner)
 
@@ -152,9 +152,9 @@ def plan(problem: Problem, planner: Planner | None = None) -> Plan:
 def price(
     problem: Problem, stage_of: Sequence[int], options: Sequence[int] = (), planner: Planner | None = None
 ) -> Plan:
-    """The plan with these stages of its layers, by sluice_planner_price_stages. options: of each layer the index of its
-    option, or of its kind in KINDS where it has none of its own; empty: the fastest options that fit are chosen. Else
-    as `plan`, without MoE layers."""
+    """Prices a plan with these stages of the layers, by sluice_planner_price_stages. options: for each layer the index
+    of its option, or of its kind in KINDS if it has no options; empty: the fastest options that fit are chosen. Like
+    `plan` otherwise, but without MoE layers."""
     given = list(zip(stage_of, options or [-1] * len(stage_of)))
     if not len(stage_of) == len(given) == len(problem.layers):
         raise BadInput(f"{len(stage_of)} stages and {len(options)} options are given of {len(problem.layers)} layers")
@@ -218,7 +218,7 @@ def _problem(problem: Problem, planner: Planner | None, memory: _Memory) -> Any:
 
 
 def _layer(layer: Layer, planner: Planner | None, works: dict[Workload, Any], memory: _Memory) -> Any:
-    """works: by layer, so that equal ones are priced once."""
+    """Converts a layer. works: C workloads, so that equal MoE layers are priced once."""
     library = load()
     value = library.new("planner_layer")
     for name in _NUMBERS:
@@ -268,7 +268,7 @@ def _plan_of(problem: Problem, planner: Planner | None, result: Any, text: str, 
 
 
 def _choice(value: Any, line: str, planner: Planner | None, moe: Any) -> Choice:
-    """The line begins with the option's name, which `policy` has in short."""
+    """Converts a choice. The line begins with the option's name, which is removed since `policy` returns it."""
     candidate = planner.candidate(moe) if moe is not None and planner is not None else None
     return Choice(
         value.stage,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan of layers over stages, from a file: what `sluice plan --stages --json` printed, or the model it would be made
-of, which is planned then."""
+"""Reads a plan of layers over stages from the output of `sluice plan --stages --json`, or plans a model from its
+file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .planner import Planner
 
 
 class MoeChoice(NamedTuple):
-    """What a MoE layer runs with, and for how many tokens on any rank."""
+    """The plan of a MoE layer. tokens: the most on any rank."""
 
     num_chunks: int
     restore_input: str
@@ -28,8 +28,8 @@ class MoeChoice(NamedTuple):
 
 @dataclass(frozen=True)
 class Chosen:
-    """parts: stage s has layers parts[s] up to parts[s + 1]. kinds: of each layer, what becomes of its activations.
-    moe: of each layer the plan of its MoE layer, None: it has none."""
+    """parts: stage s has the layers from parts[s] to before parts[s + 1]. kinds: by layer, how activations reach the
+    backward. moe: by layer, the plan of its MoE layer, None: it has none."""
 
     parts: tuple[int, ...]
     kinds: tuple[str, ...]
@@ -39,7 +39,7 @@ class Chosen:
     def of_layers(
         cls, stage_of: Sequence[int], kinds: Sequence[str], num_stages: int, moe: Sequence[MoeChoice | None]
     ) -> Chosen:
-        """Raises BadInput where the stages are not runs of layers in order, each with one."""
+        """Raises BadInput unless each stage has a run of at least one layer, in order."""
         if sorted(stage_of) != list(stage_of) or set(stage_of) != set(range(num_stages)):
             raise BadInput(
                 f"layers lie on stages {list(stage_of)}: a pipeline of {num_stages} has runs of layers, one behind the "
@@ -50,9 +50,9 @@ class Chosen:
 
 
 def read(path: str, num_layers: int, num_stages: int, budget: int | None = None) -> Chosen:
-    """For a model of so many layers on so many stages. budget: bytes of each stage, over what a model's file says.
+    """Reads a plan of `num_layers` layers on `num_stages` stages. budget: bytes of each stage, overrides the file.
 
-    Raises BadInput naming file and field; OverBudget where nothing fits.
+    Raises BadInput that names file and field; OverBudget if nothing fits.
     """
     text = files.read(path, path)
     try:
@@ -118,10 +118,10 @@ _KINDS = stages.KINDS
 
 
 def read_moe(path: str) -> list[MoeChoice]:
-    """The plans of the MoE layers, in order, of a file that `sluice plan --stages --json` printed.
+    """The plans of the MoE layers, in order, from the output of `sluice plan --stages --json`.
 
-    For hosts that decide themselves where layers lie. Raises BadInput naming file and field, also for layers that the
-    plan recomputes or offloads as a whole, which is the host's to do.
+    For hosts that divide layers into stages themselves. Raises BadInput that names file and field, also for layers that
+    the plan recomputes or offloads as a whole, since only the host could do so.
     """
     try:
         data = files.from_json("", files.read(path, path))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice plan --stages`: which layer runs on which stage, and what is done with its activations, under budgets."""
+"""`sluice plan --stages`: plans which stage runs each layer, and how its activations are restored, under budgets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ exit status: 0 it fits; 1 it does not; 2 wrong arguments or files
 
 @command.refuses("sluice plan")
 def main(words: list[str]) -> int:
-    """The exit status."""
+    """Runs the command and returns its exit status."""
     parser = command.parser("sluice plan --stages", __doc__, EXAMPLE)
     parser.add_argument("--stages", required=True, metavar="FILE", help="the problem as JSON (docs/tools.md)")
     parser.add_argument("--budget", metavar="BYTES", help="of every stage, over what the file says")
@@ -65,7 +65,7 @@ def _print_layout(problem: stages.Problem, made: stages.Plan) -> int:
 
 
 def lines_of(problem: stages.Problem, plan: stages.Plan) -> list[str]:
-    """For a terminal."""
+    """Returns the lines for a terminal."""
     lines = [f"{counted(len(problem.layers), 'layer')} on {counted(problem.num_stages, 'stage')}, " + _load(problem)]
     if plan.shortfall:
         lines += [f"DOES NOT FIT: {plan.shortfall}", "what takes the fewest bytes:"]
@@ -110,7 +110,7 @@ def _load(problem: stages.Problem) -> str:
 
 
 def counted(count: int, word: str, plural: str = "s") -> str:
-    """A number with its word."""
+    """A number with its noun in singular or plural."""
     return f"{count} {word}{'' if count == 1 else plural}"
 
 
@@ -126,7 +126,7 @@ def _span(members: list[int]) -> str:
 
 
 def as_dict(problem: stages.Problem, plan: stages.Plan) -> dict[str, Any]:
-    """What --json prints."""
+    """Returns what --json prints."""
     layers = [
         {
             "name": layer.name,
@@ -159,7 +159,7 @@ def as_dict(problem: stages.Problem, plan: stages.Plan) -> dict[str, Any]:
 
 
 def _moe(layer: stages.Layer, choice: stages.Choice) -> dict[str, Any] | None:
-    """What a host needs to give a MoE layer its plan."""
+    """The plan of a MoE layer in the form that hosts read."""
     if choice.moe is None or layer.moe is None:
         return None
     chosen = choice.moe.choice

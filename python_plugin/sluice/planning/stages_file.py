@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Problems of the planner over layers as JSON files, for `sluice plan --stages`. What is wrong is refused by field."""
+"""Reads problems of the stage planner from JSON files, for `sluice plan --stages`. Errors name the field."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_LAYERS = 65536
 
 @dataclass(frozen=True)
 class StagesFile:
-    """machine: of MoE layers, None where the file names none."""
+    """machine: of MoE layers, None if the file names none."""
 
     problem: Problem
     machine: str | None
@@ -55,7 +55,7 @@ _BY_TYPE: dict[str, Read] = {"float": seconds, "int": size, "bool": flag, "str":
 
 
 def _numbers(kind: type) -> Iterator[tuple[str, Read]]:
-    """Readers of the fields of a dataclass that are plain values: its ints are bytes."""
+    """Readers of the fields of a dataclass that are plain values. Its integers are bytes."""
     return ((field.name, _BY_TYPE[str(field.type)]) for field in dataclasses.fields(kind) if field.type in _BY_TYPE)
 
 
@@ -76,7 +76,7 @@ _LAYER: dict[str, Read] = {
 
 
 def _layers(where: str, value: Any) -> tuple[Layer, ...]:
-    """An entry with "repeat" stands for so many, one behind the other; with "layers" it is a list of its own."""
+    """Reads layers. "repeat" in an entry repeats it in sequence; an entry with "layers" is a nested list."""
     layers: list[Layer] = []
     for found, count in list_of(_entry)(where, value):
         if len(layers) + len(found) * count > MOST_LAYERS:
@@ -86,7 +86,7 @@ def _layers(where: str, value: Any) -> tuple[Layer, ...]:
 
 
 def _entry(where: str, value: Any) -> tuple[list[Layer], int]:
-    """A layer or a list of them, and how often."""
+    """Reads a layer or a list of layers, and the number of repetitions."""
     if isinstance(value, dict) and "layers" in value:
         found = members(where, value, {"layers": _layers, "repeat": whole(1)})
         return list(found["layers"]), found.get("repeat", 1)
@@ -133,7 +133,7 @@ _NAMES = {"stages": "num_stages", "micro_batches": "num_micro_batches", "budget"
 
 
 def parse(words: str) -> StagesFile:
-    """Raise BadInput naming the field, what was found and what it may be."""
+    """Parses a file. BadInput names the field, what was found and what is allowed."""
     data = files.from_json("", words)
     found = members("", data, _FILE, ("sluice_stages", "layers"))
     if found.pop("sluice_stages") != 1:
@@ -149,7 +149,7 @@ def parse(words: str) -> StagesFile:
 
 
 def read(path: str) -> StagesFile:
-    """The same of a file; messages begin with its name."""
+    """Reads and parses a file. Messages begin with its name."""
     words = files.read(f"--stages {path}", path)
     try:
         return parse(words)

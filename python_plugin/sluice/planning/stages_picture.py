@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan of stages as SVG: for each stage its layers, as wide as they take, coloured by policy, and below them its
-bytes against its budget."""
+"""Draws a plan of stages as SVG: for each stage its layers, as wide as their seconds and coloured by policy, and below
+them its bytes and its budget."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ WIDTH, LEFT, RIGHT, ROW, BAR, GAP = 1100, 96, 150, 22, 14, 14
 
 
 def svg(problem: Problem, plan: Plan, title: Sequence[str]) -> str:
-    """The picture; of a plan that does not fit, too. title: lines."""
+    """Returns the picture, also for a plan that does not fit. title: lines."""
     body, y = drawn(problem, plan, title)
     return document(WIDTH, y, body)
 
 
 def drawn(problem: Problem, plan: Plan, title: Sequence[str]) -> tuple[list[str], float]:
-    """The same to be drawn with more below: its elements, and where they end."""
+    """Returns the elements of the picture and the y coordinate below them, so that a caller can draw more."""
     room = WIDTH - LEFT - RIGHT
     widths = [_seconds(layer, choice) for layer, choice in zip(problem.layers, plan.choices)]
     members = [[i for i, choice in enumerate(plan.choices) if choice.stage == s] for s in range(len(plan.stages))]
@@ -71,7 +71,7 @@ def _layer(body: list[str], x: float, y: float, width: float, name: str, choice:
 
 
 def _links(body: list[str], y: float, stage: dict, scale: float) -> float:
-    """Thin bars: its links are busy so long, and so are copies."""
+    """Draws thin bars for the seconds in which the stage's links and copies are busy. Returns the new y."""
     for name, colour in (("message", colours.PARTS["message"].colour), ("copy", colours.COPIES.colour)):
         seconds = stage[f"{name}_seconds"]
         if seconds > 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice simulate --optimizer`: what a step of the optimizer takes by tier, by bucket and by k."""
+"""`sluice simulate --optimizer`: predicts seconds and bytes of an optimizer step by tier, bucket and k."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ALONE = BY_K[:1]  # one rank sums nothing
 
 @dataclass(frozen=True)
 class Point:
-    """A step: where its states lie, its bucket, k, what it takes, and bytes by tier."""
+    """A step. tier: where its states are stored; parts: seconds by part; tiers: bytes by tier."""
 
     tier: str
     bucket: int
@@ -43,7 +43,7 @@ class Point:
 
 @command.refuses("sluice simulate")
 def main(words: list[str]) -> int:
-    """The exit status."""
+    """Runs the command and returns its exit status."""
     parser = command.parser("sluice simulate --optimizer", __doc__, EXAMPLE)
     optimizer_arguments.add_step(parser)
     parser.add_argument("--tiers", metavar="TIER,...", help=f"of {', '.join(TIERS)}")
@@ -63,7 +63,7 @@ def main(words: list[str]) -> int:
 
 
 def points_of(options: Any) -> list[Point]:
-    """By tier, then by bucket, then by k."""
+    """The points, ordered by tier, then by bucket, then by k."""
     if not options.update_rate:
         raise BadInput("--update-rate is missing: without it a step takes no time; `sluice doctor --tiers` measures it")
     rates = {NEAR: 0.0, FAR: options.copy_rate, FILE: options.file_rate}
@@ -109,13 +109,13 @@ def _buckets(text: str) -> list[int]:
 
 
 def best_of(points: list[Point]) -> Point | None:
-    """The fastest that fits; of equal ones that of fewer bytes near."""
+    """The fastest point that fits; among equal ones, the one with the fewest bytes near."""
     fitting = [point for point in points if point.fits]
     return min(fitting, key=lambda point: (point.seconds, point.tiers[NEAR]), default=None)
 
 
 def _lines(options: Any, points: list[Point]) -> list[str]:
-    """A row for each tier and bucket; bytes and parts are those of its fastest k."""
+    """Lines of a table with a row for each tier and bucket. Bytes and parts are of the fastest k."""
     ks = list(dict.fromkeys(point.k for point in points))
     summed = f", summed over {options.ranks} ranks" if options.ranks > 1 else ""
     lines = [f"{optimizer_arguments.count(options.optimizer):,} parameters in {options.dtype}{summed}", ""]
@@ -136,6 +136,6 @@ def _lines(options: Any, points: list[Point]) -> list[str]:
 
 
 def as_dict(points: list[Point]) -> dict[str, Any]:
-    """What --json prints."""
+    """Returns what --json prints."""
     best = best_of(points)
     return {"form": 1, "best": None if best is None else vars(best), "steps": [vars(point) for point in points]}

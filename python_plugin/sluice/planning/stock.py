@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model of the step of one MoE layer of stock DeepSpeed (`MoE`) and of stock Megatron-Core (`MoELayer`, "alltoall").
 
-It counts what these layers do one after the other, forward and backward, on the fullest rank: rows that are padded,
+It counts the operations of these layers, forward and backward, on the most loaded rank: rows that are padded,
 multiplied, moved and exchanged. The rates of a machine give the seconds. Nothing is fitted to a measured step.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from .planner import Workload
 from .rates import FORMS, Rates
 
-# What a call of torch takes by itself, forward or backward: of linear layers and GELUs of one element, on machine B of
+# Overhead of a torch call, forward or backward, measured with linear layers and GELUs of one element on machine B of
 # docs/benchmarks.
 OP_SECONDS = 6e-6
 BYTES = {"f32": 4, "bf16": 2, "f16": 2}
@@ -24,8 +24,8 @@ PARTS = ("gate", "computation", "movement", "exchange", "calls")
 
 @dataclass(frozen=True)
 class Step:
-    """One step of one layer on a rank. seconds: by part. rows: that the experts of the rank multiply, with padding.
-    sent: bytes that leave the rank. kept: bytes of rows that the forward keeps for the backward. calls: of torch."""
+    """One step of one layer on a rank. seconds: by part. rows: multiplied by the rank's experts, with padding. sent:
+    bytes that leave the rank. kept: bytes of rows that the forward keeps for the backward. calls: of torch."""
 
     seconds: dict[str, float]
     rows: float
@@ -36,12 +36,12 @@ class Step:
 
     @property
     def total(self) -> float:
-        """Without the gate, which runs on both sides and is in no price of Sluice's."""
+        """Seconds without the gate, since prices of Sluice exclude the gate too."""
         return sum(self.seconds.values()) - self.seconds["gate"]
 
 
 class _Count:
-    """Sums up what a layer does. Rows are of the model's width."""
+    """Accumulates the operations of a layer. Rows have the model's width."""
 
     def __init__(self, work: Workload, rates: Rates, grouped: bool) -> None:
         self.work, self.rates, self.grouped = work, rates, grouped
@@ -51,12 +51,13 @@ class _Count:
         self.flops = self.sent = self.kept = 0.0
 
     def move(self, rows: float, times: float = 1.0, width: float | None = None, part: str = "movement") -> None:
-        """Rows that are read and written; half a time is to read or to write them alone."""
+        """Adds moves of rows. times: 1 to read and write them, 0.5 to only read or only write them."""
         size = self.row if width is None else width * BYTES[self.work.dtype]
         self.seconds[part] += times * self.rates.rows(rows * size)
 
     def gate(self, each: float) -> None:
-        """Logits in f32 with both gradients, and `each` bytes of masks and probabilities for a token and expert."""
+        """Adds the gate: logits in f32 with both gradients, and `each` bytes of masks and probabilities for each token
+        and expert."""
         work, rates = self.work, self.rates
         flops = 2.0 * work.num_tokens * work.model_width * work.num_experts
         seconds = sum(flops * rates.gemm("f32", form, work.num_tokens) for form in FORMS)
@@ -64,7 +65,7 @@ class _Count:
         self.seconds["gate"] += seconds + rates.rows(work.num_tokens * work.num_experts * each / 2)
 
     def experts(self, rows: float) -> None:
-        """All GEMMs and the activation, of `rows` in all."""
+        """Adds all GEMMs and the activation for `rows` rows in total."""
         work, rates = self.work, self.rates
         matrices = 3 if work.gated else 2
         touched = rows * (work.model_width + work.hidden_width * (matrices - 1)) * BYTES[work.dtype]
@@ -79,22 +80,22 @@ class _Count:
             self.flops += flops
 
     def exchange(self, rows: float, width: float, times: int) -> None:
-        """All-to-alls, one after the other, of `rows` of which the rank's own share stays; width: bytes of a row."""
+        """Adds `times` consecutive all-to-alls of `rows`. The rank's own share is not sent. width: bytes of a row."""
         ranks = self.work.world_size
         size = rows * width * (ranks - 1) / ranks
         self.sent += times * size
         self.seconds["exchange"] += times * self.rates.exchange(ranks, size)
 
     def step(self, rows: float, calls: int, op_seconds: float, is_device: bool) -> Step:
-        """A device works while the host calls; a processor does one after the other."""
+        """Returns the step. On a device, calls of the host overlap the work; on a CPU they do not."""
         called, worked = calls * op_seconds, sum(self.seconds.values())
         self.seconds["calls"] = max(0.0, called - worked) if is_device else called
         return Step(self.seconds, rows, self.flops, self.sent, self.kept, calls)
 
 
 def capacity(work: Workload, expert_skew: float) -> int:
-    """Rows that DeepSpeed's layer has for each expert and rank, if it drops no token: the fullest expert, which has
-    `expert_skew` times the mean, gives the rows of all."""
+    """Rows of each expert and rank in DeepSpeed's layer without dropped tokens: all experts have as many as the most
+    loaded one, whose rows are `expert_skew` times the mean."""
     mean = work.num_tokens * work.top_k / work.num_experts
     return min(work.num_tokens, math.ceil(round(mean * expert_skew, 6)))
 
@@ -102,22 +103,22 @@ def capacity(work: Workload, expert_skew: float) -> int:
 def deepspeed(
     work: Workload, rates: Rates, expert_skew: float = 1.0, op_seconds: float = OP_SECONDS, is_device: bool = False
 ) -> Step:  # fmt: skip
-    """Every expert gets `capacity` rows of each rank, also empty ones, and is a module. Modules run in sequence."""
+    """A step of DeepSpeed. Every expert gets `capacity` padded rows of each rank. Experts are modules run in sequence."""
     count = _Count(work, rates, grouped=False)
     tokens, copies = work.num_tokens, work.num_tokens * work.top_k
     slots = capacity(work, max(expert_skew, work.skew))
     rows = slots * work.num_experts
-    several = work.world_size > 1 and count.local > 1  # an expert's rows of all ranks do not lie together
+    several = work.world_size > 1 and count.local > 1  # an expert's rows of all ranks are not contiguous
     count.gate({1: 210.0, 2: 250.0}.get(work.top_k, 120.0))
-    if work.top_k == 2:  # both routes' probabilities are products of rows
+    if work.top_k == 2:  # probabilities of both routes are products of rows
         count.flops += 8.0 * tokens * work.num_experts
-    # Forward: a row of zeros is added (tokens), rows are gathered into the slots, and those of the experts joined; then
-    # a row of zeros again, the gather of each token's rows, their product with the probabilities, and their sum.
+    # Forward: a row of zeros is appended to the tokens, rows are gathered into the slots, and the experts' rows are
+    # concatenated; then a row of zeros again, a gather of each token's rows, the product with probabilities, and a sum.
     for moved, times in ((tokens, 1.0), (rows, 1.0), (rows, 1.0), (rows, 1.0), (copies, 1.0), (copies, 1.0)):
         count.move(moved, times)
     count.move(copies + tokens, 0.5)
-    # Backward: the gradients of the product, with zeros to add them to; those of the experts joined; the gradients of
-    # the gathered tokens added to zeros, and the sum with the gate's.
+    # Backward: gradients of the product, added to zeros; the experts' gradients, concatenated; gradients of gathered
+    # tokens, added to zeros; their sum with the gate's gradient.
     for moved, times in ((copies, 1.0), (copies, 2.0), (rows, 0.5), (copies, 1.5), (rows, 1.0), (tokens, 0.5),
                          (rows, 1.5), (tokens, 1.5)):  # fmt: skip
         count.move(moved, times)
@@ -137,14 +138,14 @@ def megatron(
     work: Workload, rates: Rates, expert_skew: float = 1.0, grouped: bool = True, op_seconds: float = OP_SECONDS,
     is_device: bool = False,
 ) -> Step:  # fmt: skip
-    """Rows are sorted by expert and none is padded; two exchanges more carry the probabilities."""
+    """A step of Megatron-Core. Rows are sorted by expert without padding. Two more exchanges send the probabilities."""
     count = _Count(work, rates, grouped)
     tokens, copies = work.num_tokens, work.num_tokens * work.top_k
     rows = copies * work.skew
     count.gate(120.0)
     for moved, times in ((copies, 1.0), (tokens, 0.5), (copies, 1.5)):  # permute; unpermute adds to zeros
-        count.move(moved, 2 * times)  # and the same in the backward
-    if count.local > 1:  # sorted by expert after the exchange, joined after the experts, and sorted by rank
+        count.move(moved, 2 * times)  # forward and backward
+    if count.local > 1:  # sorted by expert after the exchange, concatenated after the experts, sorted by rank
         count.move(rows, 2 * 3.0)
     count.move(rows, 1.0 + 2.5, work.hidden_width)  # the product with the probabilities, and its gradients
     if work.gated:
@@ -152,7 +153,7 @@ def megatron(
     count.experts(rows)
     count.exchange(rows, count.row, 4)
     count.exchange(rows, SCALAR, 2)
-    count.seconds["exchange"] += rates.exchange(work.world_size, INDEX * work.num_experts)  # how many rows go where
+    count.seconds["exchange"] += rates.exchange(work.world_size, INDEX * work.num_experts)  # counts of rows
     hidden = (5 if work.gated else 3) * work.hidden_width * BYTES[work.dtype]
     count.kept = rows * (count.row + hidden)
     calls = 124 + 27 * count.local if work.world_size > 1 else 82 + 26 * count.local

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice tune`: measures this machine, once for all, and decides for a model ahead of time."""
+"""`sluice tune`: calibrates this machine once, and makes the tuner's decisions for a model ahead of time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _INFO = 2
 
 
 def main(words: list[str]) -> int:
-    """The exit status; rank 0 speaks."""
+    """Runs the command and returns its exit status. Only rank 0 prints."""
     options = _parser().parse_args(words)
     first = int(os.environ.get("RANK", "0")) == 0
     try:
@@ -104,7 +104,7 @@ def _wants_plan(model: Model, options: Any) -> bool:
 
 
 def _asked(options: Any, first: bool) -> tuple[Model, str | bool | None]:
-    """The model, checked, and where decisions go."""
+    """Returns the checked model, and where to store decisions."""
     model = Model(bias=options.bias).over(arguments.model_of(options))
     for name, value in (("--model-width", model.model_width), ("--hidden-width", model.hidden_width)):
         if value is None:
@@ -139,7 +139,7 @@ def _print(machine: Machine, planner: Planner, made: Any, kept: dict[str, Any] |
 
 
 def _place(options: Any, model: Model) -> str | bool | None:
-    """Where decisions go: None: nowhere, True: the cache folder."""
+    """Where to store decisions. None: nowhere; True: the cache folder."""
     if options.keep is None:
         return None
     try:
@@ -164,8 +164,8 @@ def _place(options: Any, model: Model) -> str | bool | None:
 
 
 def _decide(context: Any, model: Model, options: Any, place: str | bool, first: bool) -> dict[str, Any] | None:
-    """What was kept, on the first rank; None where no plan fits the budget, which the plan that is printed explains,
-    and where the steps did not decide.
+    """Trains until the tuner has decided. Returns what was stored, on the first rank. None if the steps led to no
+    decision, or if no plan fits the budget, as the printed error explains.
     """
     try:
         steps = ahead.settle(context, model, options.steps, command.progress if first else lambda text: None)
@@ -182,9 +182,10 @@ def _decide(context: Any, model: Model, options: Any, place: str | bool, first: 
 
 @contextmanager
 def _context(model: Model, options: Any, decides: bool) -> Iterator[tuple[Any, Any, int]]:
-    """(a context over all ranks of the launcher or None, its handle, how many): torch's group where there are several.
+    """Yields (a context over all ranks of the launcher or None, its handle, number of ranks). Several ranks use torch's
+    group.
 
-    One that decides is as the run's: its GEMMs, transport and budgets, and a tuner with this machine.
+    decides: the context has the GEMMs, transport and budgets of the run, and a tuner with this machine.
     """
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     library = load()
@@ -220,7 +221,7 @@ def _context(model: Model, options: Any, decides: bool) -> Iterator[tuple[Any, A
 
 
 def calibrate(context: Any, model_width: int, hidden_width: int, dtype: str, options: Any, speaks: bool) -> Machine:
-    """Collective. Progress goes to stderr, from the rank that speaks."""
+    """Calibrates the machine. Collective. speaks: this rank prints progress to stderr."""
     library = load()
     ffi, lib = library.ffi, library.lib
     config = library.new("calibration_config")
@@ -253,7 +254,7 @@ def calibrate(context: Any, model_width: int, hidden_width: int, dtype: str, opt
 
 
 def said(machine: Machine, path: str) -> list[str]:
-    """What was measured, in short."""
+    """Lines with the main results of a calibration."""
     data = machine.data
     lines = [f"machine {machine.name} -> {path} (sluice plan --machine {path} ...)"]
     for dtype, forms in data.get("gemm", {}).items():
@@ -283,7 +284,7 @@ def said(machine: Machine, path: str) -> list[str]:
 
 
 def kept_lines(kept: dict[str, Any]) -> list[str]:
-    """What was decided by steps, and where it lies."""
+    """Lines with the decisions and where they are stored."""
     lines = [f"decided in {kept['steps']} steps of one layer, kept in {kept['path']}:"]
     return lines + [f"  {decision_log.line({'when': 'now', **entry})}" for entry in kept["decisions"][-1:]]
 

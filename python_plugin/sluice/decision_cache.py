@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions that later runs begin with: the file of "tuner": {"decisions": ...}, as the library writes and reads them.
+"""Stores decisions that later runs start from: the file of "tuner": {"decisions": ...}.
 
-One file for all machines: an answer is good for the machine that it was found on, so answers lie under its words. The
-file is replaced whole, under a lock. What Sluice wrote and cannot use is moved aside, with a word; what cannot be read
-or written is let go, with one. What Sluice did not write is refused and never touched: a path may be mistyped. A file
-of `sluice.export_decisions` may stand in its place: then its answers are taken for this machine's.
+One file serves all machines. An answer is valid only for the machine that it was found on, so answers are stored by a
+text that describes the machine. The file is replaced whole, under a lock. A damaged file of Sluice is renamed, and a
+file that cannot be read or written is ignored, each with a message. A file that Sluice did not write is refused and
+never changed, since the path may be mistyped. A file of `sluice.export_decisions` may be given instead: its answers are
+then used as those of this machine.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from sluice import decision_log, file_lock, file_trust
 from sluice.errors import InvalidArgument
 
 FORM = 2
-EXPORTED = 3  # what the library writes; it reads form 1 as well
+EXPORTED = 3  # the form that the library writes; the library reads form 1 as well
 KEPT = 4096  # answers of one machine
 NAME = "kept_decisions.json"
-_OURS = re.compile(rb'\s*\{\s*"sluice_(kept_)?decisions"')  # how all of our files begin, torn ones too
+_OURS = re.compile(rb'\s*\{\s*"sluice_(kept_)?decisions"')  # the beginning of all our files, also of truncated ones
 
 Answers = list[dict[str, Any]]
 
@@ -35,16 +36,16 @@ class Damaged(ValueError):
 
 
 class NotOurs(InvalidArgument):
-    """Not a file of ours, or of another version of them: it stays as it is."""
+    """The file is not one of ours, or of another version. It is not changed."""
 
 
 def place(named: str | bool, cache: str | None) -> str:
-    """The file: as named, or for True the one in the cache folder."""
+    """The path of the file. True: the file in the cache folder."""
     return named if isinstance(named, str) else os.path.join(decision_log.folder(cache), NAME)
 
 
 def machine_words(device: str, link: str, world_size: int, hosts: str, gemm: str, version: str) -> str:
-    """Everything that an answer depends on besides its layer: what measured machines are kept under, less the sizes."""
+    """Describes everything that an answer depends on besides its layer. Calibrations have the same key, with sizes."""
     threads = os.environ.get("OMP_NUM_THREADS", "all")
     return (
         f"version {version}; device {device}, {_processor()}, {_cores()}, {threads} threads; "
@@ -53,7 +54,7 @@ def machine_words(device: str, link: str, world_size: int, hosts: str, gemm: str
 
 
 def _cores() -> str:
-    """Those that this process may run on; a control group's share of them is not looked at."""
+    """The cores on which this process may run. A CPU quota of a control group is ignored."""
     return f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"
 
 
@@ -67,7 +68,7 @@ def _processor() -> str:
 
 
 def read(path: str, machine: str) -> Answers:
-    """This machine's answers; none where there is no file. Damaged and NotOurs say what is wrong with it."""
+    """Returns this machine's answers; none if there is no file. Raises Damaged or NotOurs for an unusable file."""
     found = _machines(path, machine).get(machine, [])
     if not all(_is_answer(answer) for answer in found):
         raise Damaged("its answers are no list of layers with rows")
@@ -75,7 +76,7 @@ def read(path: str, machine: str) -> Answers:
 
 
 def check_ours(path: str) -> None:
-    """Raises NotOurs where a file lies there that Sluice did not write: neither its name nor its beginning is ours."""
+    """Raises NotOurs if neither the name nor the beginning of an existing file shows that Sluice wrote it."""
     if _is_named_by_us(path):
         return
     try:
@@ -123,7 +124,7 @@ def _machines(path: str, machine: str) -> dict[str, Answers]:
 
 
 def machines(path: str) -> dict[str, Answers]:
-    """Answers by the words of their machines, of a file that runs keep; none where there is no file."""
+    """Returns the answers of a file by machine; none if there is no file."""
     found = _machines(path, "this machine")
     if not all(_is_answer(answer) for answers in found.values() for answer in answers):
         raise Damaged("its answers are no list of layers with rows")
@@ -131,7 +132,7 @@ def machines(path: str) -> dict[str, Answers]:
 
 
 def line(answer: dict[str, Any]) -> str:
-    """One answer for a person."""
+    """One answer as a line for people."""
     plan = (
         f", T_DI {answer['restore_input']}, T_M {answer.get('restore_pre_activation')}"
         if "restore_input" in answer
@@ -146,15 +147,15 @@ def line(answer: dict[str, Any]) -> str:
 
 
 def text_of(answers: Answers) -> str:
-    """As the library reads them."""
+    """The answers as text that the library reads."""
     return json.dumps({"sluice_decisions": EXPORTED, "answers": answers}) + "\n"
 
 
 def take(path: str, machine: str, accept: Callable[[str], None]) -> str:
-    """This machine's answers as text that `accept` took without an error; "" where there are none.
+    """Passes this machine's answers to `accept` as text, and returns the text; "" if there are none.
 
-    A file of ours that cannot be used is moved aside, and stderr says so. NotOurs: it is none of ours. What `accept`
-    raises that is not about the text (ValueError is) goes through, and the file stays.
+    A file of ours that is unusable, or that `accept` refuses with ValueError, is renamed, with a message on stderr.
+    NotOurs and other errors of `accept` are passed on, and the file is not changed.
     """
     try:
         answers = read(path, machine)
@@ -166,17 +167,17 @@ def take(path: str, machine: str, accept: Callable[[str], None]) -> str:
         _say(f"{path} cannot be read ({error.strerror}): training goes on without its decisions")
     except NotOurs:
         raise
-    except ValueError as problem:  # of the file, or of the library about what is in it
+    except ValueError as problem:  # raised for the file, or by the library for its content
         _move_aside(path, problem)
     return ""
 
 
 def merge(path: str, machine: str, new: Answers) -> None:
-    """Puts answers into the file, each in place of an older one for the same layers and size. Never fails."""
+    """Adds answers to the file. Each replaces an older one for the same layers and size. Never fails."""
     if not new:
         return
     try:
-        check_ours(path)  # before a lock is made beside it
+        check_ours(path)  # before the lock file is created
         file_trust.make_folder(os.path.dirname(os.path.abspath(path)))
         with open(path + ".lock", "a") as lock:
             file_lock.take(lock.fileno(), lock.name)
@@ -197,16 +198,16 @@ def merge(path: str, machine: str, new: Answers) -> None:
 
 
 def latest(answers: Iterable[dict[str, Any]]) -> Answers:
-    """Of answers for the same layers and size the last one only, in order."""
+    """The answers in order, with only the last one for the same layers and size."""
     found: dict[tuple[str, int, bool], dict[str, Any]] = {}
     for answer in answers:
-        found.pop(_key(answer), None)  # so that it becomes the newest
+        found.pop(_key(answer), None)  # so that the answer becomes the newest
         found[_key(answer)] = answer
     return list(found.values())
 
 
 def _key(answer: dict[str, Any]) -> tuple[str, int, bool]:
-    """Layers of one kind, a size in the tuner's steps of 2^(1/4) (sluice_search_bucket), with or without a plan."""
+    """(kind of layer, size in the tuner's steps of 2^(1/4) as in sluice_search_bucket, whether it has a plan)."""
     size = math.floor(4 * math.log2(max(int(answer["rows"]), 1)) + 0.5)
     return answer["layer"], size, "restore_input" in answer
 

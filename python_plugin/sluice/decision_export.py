@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice.decisions` and `sluice.export_decisions`: what the tuner decided, for users of any host."""
+"""Implements `sluice.decisions`, `sluice.export_decisions` and `sluice.export_machine`, for all hosts."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from sluice.errors import InvalidState
 
 
 def decisions(given: Any) -> list[dict[str, Any]]:
-    """What was decided for the MoE layers of what `sluice.stats` takes, and why; oldest first for each group of layers
-    that share a context. Nothing where Sluice has run no layer of it yet. The fields are in docs/tuning.md.
+    """Returns the tuner's decisions for MoE layers, and their reasons, oldest first for each context. given: as
+    `sluice.stats` takes. Empty if Sluice has run none of the layers yet. docs/tuning.md describes the fields.
     """
     return [entry for context in resolve.contexts(given) for entry in context.decisions()]
 
 
 def export_decisions(path: str | os.PathLike[str], of: Any = None) -> int:
-    """Writes the answers of what `sluice.stats` takes (None: of all that runs in this process), for "tuner":
-    {"pinned": path}; returns how many there are.
+    """Writes the tuner's answers for "tuner": {"pinned": path}, and returns their number. of: as `sluice.stats` takes;
+    None: everything that runs in this process.
 
-    Not collective: all ranks have the same answers, so one rank's file serves all. Replaces the file whole. OSError
-    where it cannot be written.
+    Not collective: all ranks have the same answers, so one rank's file serves all. Replaces the whole file. Raises
+    OSError if the file cannot be written.
     """
     alive = _all_alive() if of is None else resolve.contexts(of)
     answers = decision_cache.latest(answer for context in alive for answer in context.answers())
@@ -34,11 +34,11 @@ def export_decisions(path: str | os.PathLike[str], of: Any = None) -> int:
 
 
 def export_machine(given: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Writes the machine that the tuner of what `sluice.stats` takes has, as the steps that ran corrected it
-    (provenance "refined"), for `sluice plan --machine` or "tuner": {"machine": path}; returns it.
+    """Writes the tuner's machine, corrected by the steps that ran (provenance "refined"), for `sluice plan --machine`
+    or "tuner": {"machine": path}, and returns it. given: as `sluice.stats` takes.
 
-    Not collective: all ranks have the same. InvalidState where the tuner has no machine, or too few steps have run;
-    OSError where the file cannot be written.
+    Not collective: all ranks have the same machine. Raises InvalidState if the tuner has no machine or too few steps
+    have run, OSError if the file cannot be written.
     """
     contexts = resolve.contexts(given)
     if not contexts:

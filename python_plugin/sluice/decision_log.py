@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tuners decided last on this machine, kept in the cache folder for `sluice doctor`.
+"""Stores the last decisions of tuners on this machine in the cache folder, for `sluice doctor`.
 
-One file, `decisions.json`, newest last, at most KEPT entries. It is replaced whole, under a lock, so that runs that end
-at the same time lose nothing of each other. What cannot be read is moved aside and begun again, with a message; what
-cannot be written is dropped: training never fails for it.
+The file `decisions.json` has at most KEPT entries, the newest last. It is replaced whole, under a lock, so that runs
+that end at the same time do not lose entries. An unreadable file is renamed with a message, and a new one is begun.
+Entries that cannot be written are dropped, since training must not fail because of them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Damaged(ValueError):
 
 
 def folder(named: str | None = None) -> str:
-    """Where the C library keeps measured machines too."""
+    """The cache folder, in which the C library also stores calibrations."""
     return cache_folder.place(named)
 
 
 def read(path: str) -> list[dict[str, Any]]:
-    """The entries, oldest first; none where there is no file. Damaged says what is wrong with it."""
+    """Returns the entries, oldest first; none if there is no file. Raises Damaged, which says what is wrong."""
     try:
         with file_trust.open_data(path) as file:
             data = json.load(file)
@@ -50,7 +50,7 @@ def read(path: str) -> list[dict[str, Any]]:
 
 
 def append(new: list[dict[str, Any]], named: str | None = None) -> str | None:
-    """Adds entries, each with the time; the file's path, or None where nothing could be written."""
+    """Adds entries with the current time. Returns the file's path, or None if nothing was written."""
     if not new:
         return None
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -77,13 +77,13 @@ def append(new: list[dict[str, Any]], named: str | None = None) -> str | None:
 
 
 def replace(path: str, text: str) -> None:
-    """Writes a file whole: who reads it sees the old one or the new one."""
+    """Replaces a file atomically: a reader sees the old content or the new one."""
     handle, written = tempfile.mkstemp(dir=os.path.dirname(os.path.abspath(path)), prefix=os.path.basename(path) + ".")
     try:
         with os.fdopen(handle, "w") as file:
             file.write(text)
             file.flush()
-            os.fsync(file.fileno())  # else a power cut may leave the new name with no bytes
+            os.fsync(file.fileno())  # else a power failure may leave an empty file
         os.replace(written, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -95,7 +95,7 @@ _SENT = {True: "deduplicated by rank", "node": "deduplicated by node"}
 
 
 def line(entry: dict[str, Any]) -> str:
-    """One entry for a person; what it lacks is left out."""
+    """One entry as a line for people. Missing fields are left out."""
     shape = f"M {entry.get('model_width')}, H {entry.get('hidden_width')}, E {entry.get('num_experts')}"
     choice = f"n {entry.get('num_chunks')}"
     if entry.get("restore_input"):

@@ -113,7 +113,7 @@ def seconds(key: str, value: Any) -> float:
 
 
 def calibrate(key: str, value: Any) -> float | None:
-    """Reads seconds; true stands for the default number of seconds."""
+    """Reads seconds; true means the default number of seconds, false means None."""
     if isinstance(value, bool):
         return CALIBRATION_SECONDS if value else None
     return seconds(key, value)
@@ -131,7 +131,7 @@ def number_of_bytes(key: str, value: Any) -> int:
 
 
 def bytes_or_false(key: str, value: Any) -> int:
-    """Reads a number of bytes as number_of_bytes does; false stands for 0."""
+    """Reads a number of bytes as number_of_bytes does; false means 0."""
     return 0 if value is False else number_of_bytes(key, value)
 
 
@@ -156,7 +156,7 @@ def path_or_adaptive(key: str, value: Any) -> str:
 
 
 def path_or_true(key: str, value: Any) -> str | bool | None:
-    """Reads a path; true stands for a file in the cache folder, false for no file."""
+    """Reads a path; true means a file in the cache folder, false means no file."""
     if value == "auto":
         raise the_word_auto(key, "write true for a file in the cache folder, or a path")
     if isinstance(value, bool):

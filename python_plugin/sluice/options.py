@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of options: every key of the "sluice" section, in the order of the manual.
+"""Defines the table of options: every key of the "sluice" section, in the order of the manual.
 
-A class below is a part of the table, and each of its fields is a row: the key, its type and its default, and in
-`option(...)` how a value is read, where it may come from, which field of the C config holds it, and what the manual
-says. Everything else follows from the table: `sluice.config.parse`, `sluice.origins`, what `sluice doctor` and banners
-show, the C configs (sluice.adapters.torch.options.fill), and the tables in docs, which
-python_plugin/packaging/option_tables.py writes. To add an option, add a row here, and use it where it counts.
+Each class below is a part of the table, and each field with `option(...)` is a row: the key, its type and default, how
+a value is read, where it may come from, which field of the C config holds it, and the text of the manual. These parts
+derive from the table: `sluice.config.parse`, `sluice.origins`, the output of `sluice doctor` and banners, the C configs
+(sluice.adapters.torch.options.fill), and the tables in docs (python_plugin/packaging/option_tables.py). To add an
+option, add a row here, and use the value.
 
-Loads no library: it is read in every process that builds an engine.
+This module loads no library, since every process that builds an engine imports it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from sluice import option_values as values
 from sluice import restore
 from sluice.option_values import ConfigError, bytes_text
 
-# Where an option may come from. The user writes all but the model's own config, which comes with the model: so a model
-# may say how its layers are cut, and nothing that loads code, opens files, reaches the network or waits.
+# Where an option may come from. The user writes all of these except the model's own config, which comes with the model.
+# So a model may set how its layers are cut, but nothing that loads code, opens files, uses the network or waits.
 DS_CONFIG = "ds_config"
 CONFIGURE = "sluice.configure"
 ENVIRONMENT = "SLUICE_OPTIONS"
@@ -33,23 +33,23 @@ USER = frozenset((DS_CONFIG, CONFIGURE, ENVIRONMENT, SPEC))
 ANYONE = USER | {MODEL}
 ENGINE = frozenset((DS_CONFIG,))
 
-# Of dispatched rows and of pre-activations, each for all chunks or by chunk.
+# Restore policies of dispatched rows and of pre-activations, each for all chunks or by chunk.
 Policy = tuple[Union[str, tuple[str, ...]], Union[str, tuple[str, ...]]]
 
 
 @dataclass(frozen=True)
 class Row:
-    """What the table says about a key beside its type and its default.
+    """The entry of a key in the table, in addition to its type and default.
 
-    read           checks a value of the section, and returns what the field holds
+    read           checks a value of the section, and returns the value of the field
     may_come_from  origins
-    why            what the key can do, which is why it may come from these
-    values, unset, meaning  cells of the manual: what may be written, what happens without the key, what the key does
+    why            the effect of the key that explains why it may come from these origins
+    values, unset, meaning  cells of the manual: allowed values, behaviour without the key, effect of the key
     c              the field of the C config; None: Python uses the option
-    numbers        of values in the C config; None: the value itself, 0 for an absent one
-    transformers   the manual's words for transformers, where the origins do not say enough
-    banner         what banners say of a value; None: `sluice doctor` alone shows it
-    shown          what doctor then says in place of the key
+    numbers        maps values to numbers of the C config; None: the value itself, 0 if absent
+    transformers   the manual's text for transformers, if the origins do not say enough
+    banner         the text of a value in banners; None: only `sluice doctor` shows the value
+    shown          doctor's word instead of the key
     parts          keys of the object that the value may be
     """
 
@@ -83,12 +83,12 @@ def option(
 
 
 def internal(c: str | None = None, default: Any = None) -> Any:
-    """A field that adapters set, and no section has. c: see Row."""
+    """A field that only adapters set. It is no key of the section. c: see Row."""
     return field(default=default, metadata={"c": c})
 
 
 def by_name(cls: type) -> Any:
-    """A dataclass whose fields are given by name alone: `kw_only`, which Python 3.9 does not have."""
+    """Makes all arguments of a dataclass keyword-only, as `kw_only` does, which Python 3.9 does not have."""
     made = cls.__init__  # type: ignore[misc]
 
     @functools.wraps(made)
@@ -107,7 +107,7 @@ def rows_of(cls: type) -> dict[str, Row]:
 
 
 def c_fields(cls: type) -> dict[str, tuple[str, Mapping[Any, int] | None]]:
-    """By field of this class: the field of the C config, and the numbers of its values."""
+    """By field of this class: (field of the C config, numbers of its values)."""
     found = {}
     for each in fields(cls):
         row = each.metadata.get("row")
@@ -125,19 +125,19 @@ _BYTES = 'bytes, or `"20GiB"`'
 _YES_NO = "`true`, `false`"
 
 
-# ---- the objects that some keys take ----
+# ---- values that are objects ----
 
 TUNER_MODES = ("adaptive", "profile", "model")
 ADAPTIVE_PLAN = "adaptive"
 PIPELINE_POLICIES = ("adaptive", "message_driven", "backward_first", "1f1b_hint", "1f1b", "gpipe", "zero_bubble")
-# They need more than one virtual stage on a rank; a pipeline engine's module has one part of the layers there.
+# These policies need several virtual stages on a rank, but a pipeline engine's module has only one on each rank.
 _POLICIES_OF_SEVERAL_STAGES = ("looped", "v")
 
 
 @by_name
 @dataclass(frozen=True)
 class TunerOptions:
-    """What decides n, and by which times (docs/tuning.md)."""
+    """How n is decided, and by which times (docs/tuning.md)."""
 
     mode: str = option(
         values.one_of(*TUNER_MODES), ANYONE, "how chunks are chosen", '`"adaptive"`, `"profile"`, `"model"`',
@@ -177,7 +177,7 @@ def _pipeline_policy(key: str, value: Any) -> str:
 @by_name
 @dataclass(frozen=True)
 class PipelineOptions:
-    """How the stages of a pipeline engine are run (docs/deepspeed-pipeline.md)."""
+    """How the stages of a pipeline engine run (docs/deepspeed-pipeline.md)."""
 
     policy: str = option(
         _pipeline_policy, ENGINE, _STAGES, ", ".join(f'`"{name}"`' for name in PIPELINE_POLICIES), "adaptive",
@@ -409,12 +409,12 @@ class LayerOptions:
 @by_name
 @dataclass(frozen=True)
 class ContextOptions:
-    """What all layers of one model on one rank share. None: chosen by Sluice.
+    """Options that all layers of one model on one rank share. None: chosen by Sluice.
 
-    gemm              beside the section's values also "auto"; on CUDA "auto", "cublas" or "cublas-tf32" (GEMMs of f32
-                      may round their operands to TF32)
-    shared_...        the budget of which this context's is a share, for messages; None: it is the whole
-    num_layers        under a budget: layers that will be made, some after the first forward; None: those that are there
+    gemm              may also be "auto"; on CUDA "auto", "cublas" or "cublas-tf32" (f32 GEMMs may round their operands
+                      to TF32)
+    shared_...        for messages: the budget that this context shares with others; None: it has its own budget
+    num_layers        under a budget: how many layers will be made, some after the first forward; None: those that exist
     """
 
     memory_budget: int | None = option(
@@ -478,7 +478,7 @@ class ContextOptions:
 @by_name
 @dataclass(frozen=True)
 class Options(ContextOptions, LayerOptions):
-    """What the section says, checked. None: chosen by Sluice. required: SLUICE=require."""
+    """The checked options of the section. None: chosen by Sluice. required: SLUICE=require."""
 
     optimizer: bool = option(
         values.boolean, frozenset((DS_CONFIG, SPEC)),
@@ -527,15 +527,14 @@ class Options(ContextOptions, LayerOptions):
         return asdict(self)
 
     def policy_name(self) -> str:
-        """The policy for people: "S4", or "offload + keep", by chunk "keep/offload + keep"; "adaptive" if none is
-        asked for."""
+        """The policy for people: "S4", or "offload + keep", by chunk "keep/offload + keep"; "adaptive" if not set."""
         if self.policy is None:
             return "adaptive"
         words = (one if isinstance(one, str) else "/".join(one) for one in self.policy)
         return restore.set_name(self.policy) or " + ".join(words)
 
     def plan_message(self) -> str:
-        """How passes will be cut and what reaches the backward, for banners: "chunks 4 | policy S4"."""
+        """The chunks and restore policies, for banners: "chunks 4 | policy S4"."""
         words = [f"chunks {'adaptive' if self.chunks is None else self.chunks}"]
         if self.policy is not None:
             words.append(f"policy {self.policy_name()}")
@@ -547,7 +546,7 @@ class Options(ContextOptions, LayerOptions):
         return " | ".join(words + said)
 
     def full_message(self) -> str:
-        """The same, and every other key with a value of its own: for `sluice doctor`."""
+        """`plan_message`, and every other key that is set: for `sluice doctor`."""
         others = [key for key, row in _KEYS.items() if row.banner is None and key not in _IN_PLAN and self._is_set(key)]
         words = (f"{_KEYS[key].shown or key} {_text(getattr(self, key))}".rstrip() for key in others)
         return " | ".join([self.plan_message(), *words])
@@ -557,7 +556,7 @@ class Options(ContextOptions, LayerOptions):
 
 
 def _text(value: Any) -> str:
-    """A value for people; of an object the keys that have one of their own."""
+    """A value for people. Of an object, the keys that differ from their defaults."""
     if not dataclasses.is_dataclass(value):
         return str(value)
     given = {each.name: getattr(value, each.name) for each in fields(value)}
@@ -568,7 +567,7 @@ def _text(value: Any) -> str:
 _IN_PLAN = ("chunks", "policy", "reuse")
 _KEYS = rows_of(Options)
 _DEFAULTS = {each.name: each.default for each in fields(Options)}
-# All keys of the section, and the paths of those in objects.
+# All keys of the section, and the paths of keys in objects.
 TABLE: dict[str, Row] = {"enabled": ENABLED, **_KEYS}
 PATHS: dict[str, Row] = {
     path: row

@@ -103,7 +103,7 @@ def capacity(work: Workload, expert_skew: float) -> int:
 def deepspeed(
     work: Workload, rates: Rates, expert_skew: float = 1.0, op_seconds: float = OP_SECONDS, is_device: bool = False
 ) -> Step:  # fmt: skip
-    """A step of DeepSpeed. Every expert gets `capacity` padded rows of each rank. Experts are modules run in sequence."""
+    """A step of DeepSpeed. Every expert gets `capacity` padded rows of each rank. Experts run one after another."""
     count = _Count(work, rates, grouped=False)
     tokens, copies = work.num_tokens, work.num_tokens * work.top_k
     slots = capacity(work, max(expert_skew, work.skew))

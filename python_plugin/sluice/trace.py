@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timelines of everything that this process runs through Sluice: start, train, stop, open in Perfetto.
+"""Records timelines of all passes that this process runs through Sluice: start, train, stop, open in Perfetto.
 
-Adapters register their contexts here when they make them; nothing is recorded until `start`, or unless the process
-runs under `sluice trace`, which sets SLUICE_TRACE_DIR: then every context is recorded, and written there at the end.
+Adapters register their contexts here. Recording begins with `start`. If the process runs under `sluice trace`, which
+sets SLUICE_TRACE_DIR, every context is recorded from the beginning, and written to that folder when the process ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 import weakref
 from typing import Any
 
-# Lanes as rows of the picture, from the top; events name them as the engine does.
+# Rows of the picture from the top, by the engine's names of lanes.
 LANES = {"comm": "S, R communication", "compute": "C compute", "copy_out": "M copy out", "copy_in": "M copy in"}
 FOLDER = "SLUICE_TRACE_DIR"
 CAPACITY = "SLUICE_TRACE_EVENTS"
@@ -25,10 +25,10 @@ _MOST_MOVES = 10_000
 
 _contexts: weakref.WeakSet[Any] = weakref.WeakSet()
 _capacity = 0
-_closed: list[dict[str, Any]] = []  # what closed contexts left, for the record
-_batches: dict[int, dict[str, Any]] = {}  # of each pipeline the last, for the record
-_moves: list[dict[str, Any]] = []  # what changed its owner, for the record
-_kept: list[Any] = []  # under `sluice trace`: a context whose model is gone is written at the end all the same
+_closed: list[dict[str, Any]] = []  # events of closed contexts, for the record
+_batches: dict[int, dict[str, Any]] = {}  # the last batch of each pipeline, for the record
+_moves: list[dict[str, Any]] = []  # moves of experts and layers, for the record
+_kept: list[Any] = []  # under `sluice trace`: keeps contexts alive until they are written, after their model is freed
 _process = os.getpid()
 
 
@@ -40,7 +40,7 @@ def register(context: Any) -> None:
         _capacity = _capacity or int(os.environ.get(CAPACITY, 1 << 16))
         _process = os.getpid()
         _kept.append(context)
-        # Last registered runs first: before the adapters' own handlers close the contexts.
+        # The handler that is registered last runs first, before the adapters' handlers close the contexts.
         atexit.unregister(_write_record)
         atexit.register(_write_record)
     if _capacity:
@@ -48,20 +48,20 @@ def register(context: Any) -> None:
 
 
 def closing(context: Any) -> None:
-    """Called by adapters before a context goes: what it recorded is kept for the record."""
+    """Called by adapters before a context is closed. Keeps its events for the record."""
     if os.environ.get(FOLDER) and _capacity and context in _contexts and os.getpid() == _process:
         with contextlib.suppress(Exception):
             _closed.append(_taken(context))
 
 
 def keeps_batches() -> bool:
-    """Whether pipelines hand their batches over: under `sluice trace` alone."""
+    """Whether pipelines should call `keep_batch`: only under `sluice trace`."""
     return bool(os.environ.get(FOLDER))
 
 
 def keep_batch(pipeline: int, ranks: list[int], events: list[dict[str, Any]], predicted: list[dict[str, Any]]) -> None:
-    """Called by adapters after each training batch of a pipeline: this rank's ops, and those of all as predicted, on
-    one of its ranks. pipeline: its number, the same on all ranks. The last one is kept for the record."""
+    """Called by adapters after each training batch of a pipeline. events: this rank's ops; predicted: the predicted ops
+    of all ranks, on one of them. pipeline: its number, the same on all ranks. The record has the last batch."""
     global _process
     _process = os.getpid()
     _batches[pipeline] = {"number": pipeline, "ranks": ranks, "events": events, "predicted": predicted}
@@ -70,9 +70,9 @@ def keep_batch(pipeline: int, ranks: list[int], events: list[dict[str, Any]], pr
 
 
 def keep_move(what: str, of: str, begin_ns: int, moved: int, left: int, hidden: int, commit_s: float) -> None:
-    """Called by adapters after each move, on all ranks that took part. what: "experts" or "layers", and how many have
-    moved; of: what they belong to; begin_ns: by time.monotonic_ns; left, hidden: bytes from this rank, and those of
-    them that travelled while training ran. Kept for the record, under `sluice trace` alone."""
+    """Called by adapters after each move, on all ranks that took part. what: "experts" or "layers"; of: their owner;
+    begin_ns: by time.monotonic_ns; moved: how many; left, hidden: bytes that this rank sent, and those of them that it
+    sent while training ran. Kept for the record, only under `sluice trace`."""
     if os.environ.get(FOLDER) and len(_moves) < _MOST_MOVES:
         times = {"begin_ns": begin_ns, "end_ns": time.monotonic_ns(), "commit_s": commit_s}
         sizes = {"moved": moved, "left_bytes": left, "hidden_bytes": hidden}
@@ -85,7 +85,7 @@ def recording() -> bool:
 
 
 def start(capacity: int = 1 << 16) -> None:
-    """Keeps the newest `capacity` events of each context from now on, those of later contexts too."""
+    """Starts recording: the newest `capacity` events of each context are kept, also of contexts made later."""
     global _capacity
     if capacity < 1:
         raise ValueError(f"capacity must be at least 1, not {capacity}")
@@ -97,8 +97,9 @@ def start(capacity: int = 1 << 16) -> None:
 def stop(path: str | os.PathLike[str] | None = None, of: Any = None) -> list[dict[str, Any]]:
     """Ends recording and returns the events, oldest first; with `path`, also writes them for Perfetto.
 
-    of: a layer, a model, an engine or a list of these, as `sluice.stats` takes: its events alone, the others are
-    forgotten. None: of all that ran. Where it holds nothing that is on Sluice, recording goes on.
+    of: a layer, a model, an engine or a list of these, as `sluice.stats` takes. Only its events are returned; other
+    events are discarded. None: all events. If `of` has nothing that runs on Sluice, an error is raised and recording
+    continues.
     """
     global _capacity
     wanted = None if of is None else _sources(of)
@@ -116,14 +117,15 @@ def stop(path: str | os.PathLike[str] | None = None, of: Any = None) -> list[dic
 
 
 def _sources(of: Any) -> set[tuple[int, int]]:
-    """Context and number of each layer: other models use the same numbers, or share the context."""
-    from sluice import layer_lookup  # its users load it, not every `import torch`
+    """(context, number) of each layer. Other models may use the same numbers, or share the context."""
+    from sluice import layer_lookup  # not loaded with every `import torch`
 
     return {(id(context), layer.layer_id) for layer in layer_lookup.layers(of) for context in layer.contexts()}
 
 
 def record() -> dict[str, Any]:
-    """All that was recorded so far, by context and in program order, with what places it in time; forgets it."""
+    """Returns everything recorded so far, by context and in program order, with the data that aligns clocks. Clears the
+    events and moves."""
     torch = sys.modules.get("torch")
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -138,20 +140,20 @@ def record() -> dict[str, Any]:
 
 def _taken(context: Any) -> dict[str, Any]:
     group = getattr(context, "ep_group", None)
-    layers = dict(getattr(context, "layer_facts", {}))  # also of those that are gone by now
+    layers = dict(getattr(context, "layer_facts", {}))  # also of layers that no longer exist
     ranks = [int(rank) for rank in getattr(group, "ranks", (0,))]
     events = [dict(event) for event in context.trace_take(_capacity or 1 << 16)]
     return {"ranks": ranks, "layers": layers, "memory": _memory(context), "events": events}
 
 
 def _memory(context: Any) -> dict[str, int]:
-    """What passes took at most, and how many forwards waited for their backward at one time, and the plan's number."""
+    """Peak bytes of passes, the most outstanding forwards at one time, and their planned number."""
     found = context.stats()
     return {name: found[name] for name in ("peak_bytes", "most_outstanding", "planned_outstanding")}
 
 
 def facts_of(layer: Any) -> dict[str, Any]:
-    """What the record says of a layer, besides its events. Called by adapters while they record."""
+    """The record's description of a layer. Called by adapters while they record."""
     return {
         "activation": None if layer.experts is not None else layer.config.activation,
         "gated": layer.config.gated,
@@ -168,7 +170,7 @@ def facts_of(layer: Any) -> dict[str, Any]:
 
 
 def _boot() -> str:
-    """Names the running kernel: processes with the same one share CLOCK_MONOTONIC."""
+    """The id of the kernel's boot. Processes with equal ids share CLOCK_MONOTONIC."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -178,7 +180,7 @@ def _boot() -> str:
 
 def _write_record() -> None:
     folder = os.environ.get(FOLDER)
-    if not folder or os.getpid() != _process:  # a forked child has none of its own
+    if not folder or os.getpid() != _process:  # a forked child has no recording of its own
         return
     written = record()
     if not any(context["events"] for context in written["contexts"]) and not _batches:
@@ -191,7 +193,7 @@ def _write_record() -> None:
 
 
 def _alive() -> list[Any]:
-    """Without those that were closed (a model was unswapped) or belong to the parent of a fork."""
+    """The contexts without those that were closed (a model was unswapped) or belong to the parent of a fork."""
     return [context for context in list(_contexts) if getattr(context, "alive", True)]
 
 

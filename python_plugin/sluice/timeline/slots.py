@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# The host's own tensors, which are no slots of Sluice.
+# Tensors of the host, which are not in slots of Sluice.
 _FOREIGN = ("T_OUT", "dW")
 
 
@@ -25,7 +25,7 @@ class Hold:
 @dataclass
 class _Use:
     chunk: int
-    came: bool  # read before it is written: it comes from an earlier pass
+    came: bool  # read before it is written: the rows come from an earlier pass
     begin: float
     touched: float
     released: float | None = None

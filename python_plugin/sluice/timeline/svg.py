@@ -19,7 +19,7 @@ SHORT = {
     "node_combine": "Rn", "node_dispatch_grad": "Sn'", "node_combine_grad": "Rn'", "copy_out T_DI": "DI",
     "copy_out T_M": "M", "copy_in T_DI": "DI", "copy_in T_M": "M",
 }  # fmt: skip
-# Labels of what a pipeline stage runs, which is no op of a layer.
+# Labels of ops of a pipeline stage, which are not ops of a layer.
 STAGE_SHORT = {"forward": "F", "backward": "B"}
 IN_BOXES = SHORT | STAGE_SHORT
 

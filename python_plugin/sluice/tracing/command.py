@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sluice trace`: runs a training command, and says where the time of its MoE layers went.
 
-Every rank keeps its newest events in a ring, and writes them when the process ends; so let the command take a few
-steps and end by itself. Then ranks are put on one clock, each pass is matched to the schedule that it ran, and the idle
-time of every lane is attributed to the op that it waited for.
+Every rank keeps its newest events in a ring, and writes them when the process ends. So let the command run a few steps
+and end by itself. Then the clocks of the ranks are aligned, each pass is matched to the schedule that it ran, and the
+idle time of every lane is attributed to the op for which the lane waited.
 """
 
 from __future__ import annotations

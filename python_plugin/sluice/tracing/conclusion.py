@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_MOST_OUTSIDE = 0.5  # of a step: above it, passes are not the first thing to change
-_LATE = 0.1  # of the time in passes: ranks that begin late are named first
-_LIMITS = 0.85  # of the time in passes: a lane that is busier leaves nothing to overlap
-_IDLE = 0.15  # of the time in passes, in which a pass was prepared or an op was late to start
+_MOST_OUTSIDE = 0.5  # share of a step outside of passes above which passes are not the first thing to change
+_LATE = 0.1  # share of the time in passes above which ranks that begin late are named first
+_LIMITS = 0.85  # share of the time in passes above which a busy lane leaves nothing to overlap
+_IDLE = 0.15  # share of the time in passes in which a pass was prepared or an op was late to start
 
 
 def of(report: Mapping[str, Any], shares: Sequence[Mapping[str, Any]]) -> str:

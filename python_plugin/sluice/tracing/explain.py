@@ -3,10 +3,10 @@
 
 Within a pass every lane is busy or idle, and every idle second has one of these reasons:
 
-  preparing       nothing of the pass had begun: header, counts, binding
+  preparing       no op of the pass had begun: header, counts, binding
   OP CHUNK        this op ran, and the next op of the lane had to wait for it, directly or through other ops
-  starting        an op was free to run, and had not begun: thread wake-up, launch, a busy processor
-  nothing left    after its last op, until the pass ended
+  starting        the next op was ready but had not begun: thread wake-up, launch, a busy processor
+  nothing left    from the lane's last op until the pass ended
 """
 
 from __future__ import annotations

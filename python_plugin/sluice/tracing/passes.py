@@ -41,7 +41,7 @@ class Pass:
     events: list[Event]
     ranks: tuple[int, ...] = (0,)
     layer_facts: Mapping[str, Any] = field(default_factory=dict)  # the record's description of the layer
-    number: int = 0  # of its kind in its context, from the newest: equal on all ranks although rings overflow
+    number: int = 0  # among passes of its kind in its context, from the newest; equal on all ranks if rings overflow
     schedule: Schedule | None = field(default=None, repr=False)
 
     @property
@@ -68,7 +68,7 @@ class Pass:
 
 
 class BadRecord(ValueError):
-    """The file is no recording; the message names the field."""
+    """The file is not a recording. The message names the field."""
 
 
 def data_of(path: Path) -> Any:

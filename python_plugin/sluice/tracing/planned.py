@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicts the passes of recorded layers on a machine with the planner, to compare them with the recorded passes.
 
-The layer's shape, the schedule and the load are those of the record. T is the mean of the rows that ranks received over
-top_k, and the skew is the largest number of rows over that mean.
+The layer's shape, the schedule and the load are those of the record. T is the mean number of rows that ranks received,
+divided by top_k, and the skew is the largest number of rows divided by that mean.
 """
 
 from __future__ import annotations

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pipeline engine of DeepSpeed: its batches, its stages, and layers that change their stage."""
+"""Runs the batches of DeepSpeed's pipeline engine, and moves layers between its stages."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stage of DeepSpeed's `PipelineEngine` as callbacks: its own instructions, in the order in which messages arrive.
+"""Runs a stage of DeepSpeed's `PipelineEngine` through callbacks that execute the engine's own instructions.
 
-Everything that computes stays the engine's: its data iterators, its forward and backward passes with their timers,
-scaling and hooks. What is ours is which micro-batch comes next, in which slot of its buffers it lies, and messages.
+The engine does all computation: data iterators, forward and backward passes with their timers, scaling and hooks.
+Sluice chooses the next micro-batch and its slot in the engine's buffers, and sends messages.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from sluice.errors import InvalidArgument
 
 from deepspeed.runtime.pipe import schedule
 
-# What stages hand on, in an edge's word, and whether nothing in it or before it is trained: then no gradient of it is
-# asked, and what comes back is empty. Above them stands what is said of layers that are on their way.
+# The word of an edge: bit 0 is the form of the outputs; bit 1 is set if nothing in this stage or before it is trained,
+# so that the next stage returns no gradients; the higher bits are for layers that move during the batch.
 _TENSOR, _TUPLE = 0, 1
-_FORM, _UNTRAINED, _LIVE = 1, 2, 2  # two masks, and how far to shift the rest
+_FORM, _UNTRAINED, _LIVE = 1, 2, 2  # two masks, and the shift of the higher bits
 
 
 class Watch(Protocol):
-    """What looks at the ops of a batch while they run."""
+    """Context managers around the ops of a batch."""
 
     def forward(self, micro_batch: int) -> AbstractContextManager[None]: ...
 
@@ -36,40 +36,40 @@ class Watch(Protocol):
 
 
 class EngineStage:
-    """One engine, which it does not keep alive."""
+    """The stage of one engine. Does not keep the engine alive."""
 
     def __init__(self, engine: Any) -> None:
         self._engine_ref = weakref.ref(engine)
         self._slots: dict[int, int] = {}  # by micro-batch in flight
         self._free: list[int] = []
         self._losses: dict[int, Any] = {}
-        self._untrained: set[int] = set()  # micro-batches in flight that came here with nothing to train before
+        self._untrained: set[int] = set()  # micro-batches in flight whose earlier layers have nothing to train
         self._forward_only = False
-        self._live: LiveBatch | None = None  # of the batch that runs
-        self.watch: Watch | None = None  # of the batch that runs
+        self._live: LiveBatch | None = None  # of the current batch
+        self.watch: Watch | None = None  # of the current batch
 
     @property
     def _engine(self) -> Any:
         engine = self._engine_ref()
-        assert engine is not None  # it is the one that runs the batch
+        assert engine is not None  # the engine runs the batch
         return engine
 
     # ---- a batch ----
 
     def begin(self, forward_only: bool, live: LiveBatch | None = None) -> None:
-        """Before the first op of a batch. live: layers change their stage in it."""
+        """Called before the first op of a batch. live: layers move in this batch."""
         self._forward_only, self._live = forward_only, live
         self._engine.fwd_outputs = []
 
     def end(self) -> None:
-        """After the last op of a batch that went well: what stands behind it in the host's schedule."""
+        """Called after the last op of a successful batch. Runs the rest of the host's schedule."""
         if self._forward_only:
             return
         for instruction in (schedule.ReduceTiedGrads, schedule.ReduceGrads, schedule.OptimizerStep):
             self._execute(instruction)
 
     def abandon(self) -> None:
-        """After a batch that failed: nothing of it may reach the next one, gradients least of all."""
+        """Called after a failed batch. Clears everything that could affect the next batch, such as gradients."""
         engine = self._engine
         offloaded = stage_module.offloaded_of(engine.module)
         if offloaded is not None:
@@ -80,7 +80,7 @@ class EngineStage:
         self._untrained.clear()
         engine.grad_layer = None
         for timer in getattr(engine.timers, "timers", {}).values():
-            if timer.started_:  # the host starts none that runs
+            if timer.started_:  # the host cannot start a timer that runs
                 timer.stop()
         if not self._forward_only:
             engine.zero_grad()
@@ -90,11 +90,11 @@ class EngineStage:
     # ---- ops: sluice.adapters.torch.Stage ----
 
     def load(self, micro_batch: int) -> None:
-        """The next of the engine's own iterator: inputs on the first stage, labels on the last."""
+        """Loads the next item of the engine's iterator: inputs on the first stage, labels on the last."""
         self._execute(schedule.LoadMicroBatch, buffer_id=self._slot(micro_batch))
 
     def forward(self, micro_batch: int, given: Edge | None) -> Edge | None:
-        """What the next stage gets; None on the last stage."""
+        """Runs a forward and returns the outputs for the next stage; None on the last stage."""
         engine, slot = self._engine, self._slot(micro_batch)
         word = self._live.before_forward(micro_batch, _live_of(given)) if self._live else 0
         if given is not None:
@@ -113,8 +113,8 @@ class EngineStage:
         return edge
 
     def backward(self, micro_batch: int, given: Edge | None) -> Edge | None:
-        """The gradients of what the stage before handed on, where they are numbers; none where nothing before is
-        trained; None on the first stage."""
+        """Runs a backward and returns the gradients of the floating-point inputs: an empty edge if nothing before this
+        stage is trained, None on the first stage."""
         engine, slot = self._engine, self._slot(micro_batch)
         offloaded = stage_module.offloaded_of(engine.module)
         if offloaded is not None:
@@ -142,7 +142,7 @@ class EngineStage:
     # ---- slots of the engine's buffers ----
 
     def _slot(self, micro_batch: int) -> int:
-        """That of a micro-batch, which gets one with its first op and keeps it to its last."""
+        """The slot of a micro-batch. A micro-batch has a slot from its first op to its last."""
         if micro_batch not in self._slots:
             if not self._free:
                 engine = self._engine
@@ -159,8 +159,9 @@ class EngineStage:
         self._free.append(slot)
 
     def _leaves(self, micro_batch: int, given: Edge) -> Any:
-        """What arrived in the form that the stage before handed on; numbers want gradients where something is trained
-        by them. The host's own checkpoints may train nothing of inputs that want none."""
+        """The received tensors in the form that the previous stage sent. Floating-point tensors require gradients if
+        something before is trained, or under the host's activation checkpointing, which may skip backwards of inputs
+        that do not require gradients."""
         if given.word & _UNTRAINED:
             self._untrained.add(micro_batch)
         wanted = not given.word & _UNTRAINED or self._engine.module.activation_checkpoint_interval > 0
@@ -169,7 +170,7 @@ class EngineStage:
         return given.tensors[0] if given.word & _FORM == _TENSOR else tuple(given.tensors)
 
     def _execute(self, instruction: type, **arguments: Any) -> None:
-        """As the host's schedule would: by the engine's own table."""
+        """Executes an instruction by the engine's table, as the host's schedule does."""
         self._engine._INSTRUCTION_MAP[instruction](self._engine, **arguments)
 
 
@@ -198,7 +199,7 @@ def _described(outputs: Any) -> str:
 
 
 def _gradients(inputs: Any, stage: int) -> Edge:
-    """Of everything that is a number, in order."""
+    """The gradients of all floating-point inputs, in order."""
     if isinstance(inputs, torch.Tensor):
         return Edge([_gradient(inputs, 0, stage)], _TENSOR)
     gradients = [_gradient(each, index, stage) for index, each in enumerate(inputs) if each.is_floating_point()]

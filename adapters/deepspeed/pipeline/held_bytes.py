@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What layers leave behind for their backward, in bytes, as they train: the first forward of each in a batch is asked.
+"""Measures the bytes that each layer saves for its backward, in its first forward of a batch.
 
-Autograd says what it saves. A tensor counts once for each layer that saves it, with the whole of its storage; one that
-two layers share counts for both, so that their sum is what they take wherever the cut between them lies, or more.
+Saved-tensor hooks of autograd see the tensors. A tensor counts once for each layer that saves it, with its whole
+storage. A tensor that two layers share counts for both, so the sum is an upper bound wherever the model is cut.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 class HeldBytes:
-    """Of one batch. note: where the bytes of a layer go, at the place that is named. parameters: not counted."""
+    """Measures one batch. note: receives the bytes of a layer, at the layer's place. parameters: are not counted."""
 
     def __init__(self, note: array[float], parameters: Iterable[torch.Tensor]) -> None:
         self._note = note
@@ -26,7 +26,7 @@ class HeldBytes:
         self._open: tuple[int, Any] | None = None
 
     def begin(self, place: int) -> None:
-        """Before a forward of the layer."""
+        """Called before a forward of the layer at this place."""
         if place not in self._asked and self._open is None:
             self._asked.add(place)
             hooks = saved_tensors_hooks(self._pack, _itself)
@@ -34,13 +34,13 @@ class HeldBytes:
             self._open, self._sizes = (place, hooks), {}
 
     def end(self, place: int) -> None:
-        """Behind it."""
+        """Called after that forward."""
         if self._open is not None and self._open[0] == place:
             self._note[place] = max(1.0, float(sum(self._sizes.values())))
             self.close()
 
     def close(self) -> None:
-        """May be called again; a forward that raised has no end."""
+        """Ends a measurement, also after a forward that raised. May be called again."""
         if self._open is not None:
             self._open[1].__exit__()
             self._open = None
@@ -50,7 +50,7 @@ class HeldBytes:
         if where not in self._known and tensor.layout is torch.strided:
             storage = tensor.untyped_storage()
             self._sizes[storage.data_ptr()] = storage.nbytes()
-        return tensor.detach()  # an output that is kept as itself would keep its graph alive
+        return tensor.detach()  # saving an output itself would keep its graph alive
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each layer of a stage takes: forward, backward, and what its backward runs again, in seconds of a micro-batch.
+"""Measures the seconds of a micro-batch in each layer of a stage: forward, backward, and recomputation in the backward.
 
-A backward is measured by marks: autograd calls when a gradient reaches the output of a layer, and a layer lasts from
-its mark to that of the layer before, weight gradients included. Full backward hooks would put views around outputs. A
-layer that gets no mark, since nothing in it or before it is trained, takes nothing.
+A backward is measured by marks: a hook runs when a gradient reaches the output of a layer, and the layer's backward,
+weight gradients included, lasts until the mark of the previous layer. Full backward hooks would wrap outputs in views.
+A layer without a mark, since nothing in it or before it is trained, takes no time.
 
-One micro-batch in four is measured, and the others run without marks. Fewer are measured while marks take more than a
-hundredth of the time that they measure.
+One micro-batch in four is measured, and the others run without marks. Fewer are measured while marks take more than 1 %
+of the measured time.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 import torch
 from sluice.adapters.torch import model_blocks
 
-_MARK_S = 1e-5  # what a mark takes; a layer has three
-_SHARE = 0.01  # of the time measured, that marks may take
-_FIRST_EVERY, _MOST_EVERY = 4, 4096  # of how many micro-batches one is measured
+_MARK_S = 1e-5  # seconds of a mark; a layer has three
+_SHARE = 0.01  # share of the measured time that marks may take
+_FIRST_EVERY, _MOST_EVERY = 4, 4096  # one of so many micro-batches is measured
 
 
 class Took(NamedTuple):
-    """By one micro-batch in one layer. again: part of backward. output: bytes that it hands on."""
+    """Seconds of one micro-batch in one layer. again: recomputation, a part of backward. output: bytes of outputs."""
 
     forward: float = 0.0
     backward: float = 0.0
@@ -33,11 +33,11 @@ class Took(NamedTuple):
     output: float = 0.0
 
 
-Around = Callable[[int, bool], None]  # a layer, and whether its forward begins or has ended
+Around = Callable[[int, bool], None]  # (layer, whether its forward begins; else it has ended)
 
 
 class LayerClock:
-    """The layers of one stage, over batches. Forget it when the stage gets others."""
+    """The clock of the layers of one stage, over batches. A stage whose layers change needs a new clock."""
 
     def __init__(self, layers: Sequence[int]) -> None:
         self._layers = frozenset(layers)
@@ -45,16 +45,16 @@ class LayerClock:
         self._every, self._count = _FIRST_EVERY, 0
         self._seconds = {layer: [0.0, 0.0, 0.0] for layer in layers}
         self._bytes = dict.fromkeys(layers, 0.0)
-        self._measured: dict[int, dict[int, float]] = {}  # by micro-batch under way: its backwards
+        self._measured: dict[int, dict[int, float]] = {}  # by micro-batch in flight: seconds of backwards by layer
         self._num_measured = 0  # in this batch
         self._newest: dict[int, Took] = {}
-        self._mark: tuple[int, float] | None = None  # the layer whose backward runs, and since when
+        self._mark: tuple[int, float] | None = None  # the layer whose backward runs, and its start
         self._into: dict[int, float] = {}
-        self._again = 0.0  # of it, since then
+        self._again = 0.0  # seconds of recomputation in that backward
 
     @property
     def every(self) -> int:
-        """Of this many micro-batches one is measured."""
+        """One of so many micro-batches is measured."""
         return self._every
 
     @property
@@ -63,7 +63,7 @@ class LayerClock:
         return self._num_measured > 0
 
     def begin(self) -> None:
-        """Before a batch, after one that failed too."""
+        """Called before each batch, also after a failed one."""
         self._newest = self.took()
         if self._num_measured:
             self._go_on(sum(sum(seconds[:2]) for seconds in self._seconds.values()), self._num_measured)
@@ -72,8 +72,8 @@ class LayerClock:
             seconds[:] = 0.0, 0.0, 0.0
 
     def took(self) -> dict[int, Took]:
-        """By layer, a mean over the micro-batches of this batch that were measured, once their backwards have ended;
-        what an earlier batch took where none was. Empty before the first."""
+        """By layer, the mean over the measured micro-batches of this batch, complete when their backwards have ended.
+        If none was measured, the means of an earlier batch; empty if there is none."""
         count = self._num_measured
         if not count:
             return self._newest
@@ -81,7 +81,7 @@ class LayerClock:
         return {layer: Took(*(value / count for value in seconds), self._bytes[layer]) for layer, seconds in found}
 
     def _go_on(self, seconds: float, count: int) -> None:
-        """More or fewer from here on, by what marks have cost."""
+        """Adapts how many micro-batches are measured to the cost of marks."""
         share = 3 * len(self._layers) * _MARK_S * count / max(seconds, 1e-9)
         while share / self._every > _SHARE and self._every < _MOST_EVERY:
             self._every *= 2
@@ -90,9 +90,9 @@ class LayerClock:
 
     @contextmanager
     def forward(self, module: Any, micro_batch: int, around: Around | None = None) -> Iterator[None]:
-        """While the stage runs the forward of a micro-batch. around: told of each layer of those that are measured."""
+        """Wraps the forward of a micro-batch. around: called for each layer if the micro-batch is measured."""
         self._count += 1
-        if (self._count - 2) % self._every:  # the very first one is slow
+        if (self._count - 2) % self._every:  # the first micro-batch of all is slow
             yield
             return
         self._measured[micro_batch] = {}
@@ -102,12 +102,12 @@ class LayerClock:
 
     @contextmanager
     def backward(self, module: Any, micro_batch: int) -> Iterator[None]:
-        """While the stage runs the backward of a micro-batch."""
+        """Wraps the backward of a micro-batch."""
         if micro_batch not in self._measured:
             yield
             return
         self._into, self._again = self._measured[micro_batch], 0.0
-        self._mark = self._last, time.perf_counter()  # what comes before the first mark is the loss
+        self._mark = self._last, time.perf_counter()  # the time before the first mark is that of the loss
         model_blocks.on_recompute = self._count_again
         try:
             with self._wrapped(module, None):
@@ -119,7 +119,7 @@ class LayerClock:
 
     @contextmanager
     def weight_grad(self, micro_batch: int) -> Iterator[None]:
-        """While weight gradients that its backward has left run: each layer has its share of what they take."""
+        """Wraps the separate weight gradients of a micro-batch. Their time is divided in proportion to backwards."""
         backwards = self._measured.get(micro_batch, {})
         begun, whole = time.perf_counter(), sum(backwards.values())
         yield
@@ -132,7 +132,7 @@ class LayerClock:
 
     @contextmanager
     def _wrapped(self, module: Any, around: Around | None) -> Iterator[None]:
-        """The stage calls its layers through this clock. A host may run them again in a backward, as it calls them."""
+        """Makes the stage call its layers through this clock. A host may call the layers again in a backward."""
         functions = list(module.forward_funcs)
         first = module._local_start
         module.forward_funcs[:] = [
@@ -164,7 +164,7 @@ class LayerClock:
         return call
 
     def _watch(self, layer: int, inputs: Any, outputs: Any) -> None:
-        """The output of a layer that hands its input on belongs to the layer before."""
+        """Marks the outputs of a layer, except inputs that it returns, which belong to the previous layer."""
         given = {id(tensor.grad_fn) for tensor in _tensors(inputs) if tensor.grad_fn is not None}
         self._bytes[layer] = 0.0
         for tensor in _tensors(outputs):
@@ -173,9 +173,9 @@ class LayerClock:
                 tensor.grad_fn.register_prehook(lambda _: self._reach(layer))
 
     def _reach(self, layer: int) -> None:
-        """The backward of this layer begins, and that of the layer under way has ended."""
+        """Called when the backward of this layer begins; that of the layer after it has then ended."""
         if self._mark is None:
-            return  # of another backward than the stage's own
+            return  # a backward that is not the stage's
         before, since = self._mark
         now = time.perf_counter()
         seconds = self._seconds[before]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch of a stage, while runs of layers at its cuts move: which layers run for each micro-batch, and what happens to
-the gradients of layers that come here (docs/pipeline.md, "Layers that move in a batch")."""
+"""Runs a batch of a stage while layers at its cuts move: decides which layers run for each micro-batch, and collects
+the gradients of arriving layers (docs/pipeline.md, "Layers that move in a batch")."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Gradients = list[Any]  # a tensor or None for each parameter
 
 
 class Cut:
-    """A cut at which this stage gives a run of layers to its neighbour, or gets one, in one batch. The run moves as
-    one: a micro-batch runs all of it on one stage. functions: what the stage calls for each layer; sums: of the
-    engine's optimizer."""
+    """A cut at which this stage sends a run of layers to its neighbour, or receives one, in one batch. A micro-batch
+    runs all layers of the run on the same stage. functions: what the stage calls for each layer; sums: of the engine's
+    optimizer."""
 
     def __init__(
         self,
@@ -33,15 +33,15 @@ class Cut:
         self.layers, self.functions, self.sums = tuple(layers), list(functions), sums
         self.is_lower = stage == max(source, target)
         self.comes = stage == target
-        self.has_sum = False  # gradients of the other stage, where it comes here; else they have set out
-        self.ran: dict[int, bool] = {}  # by micro-batch
+        self.has_sum = False  # if the layers come here: gradients of the other stage have arrived; else: were sent
+        self.ran: dict[int, bool] = {}  # by micro-batch: whether this stage runs the layers
         self.rules = LayerMove(self.is_lower, target > source)
-        self.totals: Gradients = []  # sums of layers that come here, once has_sum
+        self.totals: Gradients = []  # sums of arriving layers, after has_sum
         self._held: dict[int, Gradients] = {}
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """In the order of both ends; those that are trained."""
+        """The trained parameters, in the same order on both stages."""
         modules = [function for function in self.functions if isinstance(function, nn.Module)]
         return [parameter for each in modules for parameter in each.parameters() if parameter.requires_grad]
 
@@ -51,8 +51,8 @@ class Cut:
         return any(ran == self.comes for ran in self.ran.values())
 
     def hold(self, micro_batch: int) -> None:
-        """After a backward that ran the layers, which come here: what it gave stays apart until the sum is here. Until
-        the commit the optimizer does not have these parameters, so gradients are added here."""
+        """Called after a backward that ran arriving layers. Holds its gradients until the sum has arrived. They are
+        added here, since the optimizer does not have these parameters before the commit."""
         self._held[micro_batch] = [parameter.grad for parameter in self.parameters]
         for parameter in self.parameters:
             parameter.grad = None
@@ -60,7 +60,7 @@ class Cut:
             self.fold()
 
     def fold(self) -> None:
-        """The sum of the other gradients is here: what was held follows, in the order of micro-batches."""
+        """Called when the sum of the other stage has arrived. Adds the held gradients in the order of micro-batches."""
         for micro_batch in sorted(self._held):
             for index, gradient in enumerate(self._held[micro_batch]):
                 if gradient is not None:
@@ -69,11 +69,11 @@ class Cut:
 
 
 class Travel(NamedTuple):
-    """How a batch follows the layers that move while it runs.
+    """How a batch interacts with the layers that move while it runs.
 
-    parameters  whether the parameters of layers that come have arrived
-    gradients   whether the sums of their old stage have arrived; they are then in the cut's totals
-    send        called when gradients of layers that leave are final
+    parameters  whether the parameters of arriving layers are complete
+    gradients   whether the sums of their old stage have arrived; the cut's totals then have them
+    send        called when gradients of leaving layers are final
     """
 
     parameters: Callable[[Cut], bool]
@@ -82,7 +82,7 @@ class Travel(NamedTuple):
 
 
 class LiveBatch:
-    """Asked by the stage around each op of one batch."""
+    """Called by the stage before and after each op of one batch."""
 
     def __init__(self, module: Any, cuts: Sequence[Cut], travel: Travel) -> None:
         self._module, self._travel = module, travel
@@ -99,7 +99,7 @@ class LiveBatch:
                 function.train(module.training)
 
     def before_forward(self, micro_batch: int, word: int) -> int:
-        """word: of what the stage was given. The word of what it hands on."""
+        """word: of the stage's input. Returns the word of its output."""
         self._hear()
         first, functions = self._stays[0], list(self._staying)
         for cut in self._cuts:
@@ -113,13 +113,13 @@ class LiveBatch:
         return 0 if below is None else below.rules.activation_word(below.ran[micro_batch])
 
     def before_backward(self, word: int) -> None:
-        """word: of the gradient that the stage was given."""
+        """word: of the gradient that the stage received."""
         self._hear()
         if self._below is not None:
             self._below.rules.heard(word)
 
     def after_backward(self, micro_batch: int) -> int:
-        """The word of the gradient that the stage hands on."""
+        """Returns the word of the gradient that the stage sends."""
         for cut in self._cuts:
             if cut.ran[micro_batch]:
                 cut.rules.ended()
@@ -129,7 +129,7 @@ class LiveBatch:
         return 0 if self._above is None else self._above.rules.gradient_word()
 
     def end(self) -> None:
-        """The module runs what it owns again. May be called again."""
+        """Makes the module run its own layers again. May be called again."""
         stage_module.run_with(self._module, self._first, self._owned)
 
     def _send(self, cut: Cut) -> None:
@@ -148,7 +148,7 @@ class LiveBatch:
 
 
 def load_gradients(cut: Cut, room: Sequence[torch.Tensor], is_there: torch.Tensor) -> None:
-    """Of layers that leave: gradients so far, into what travels at the commit."""
+    """Copies the gradients of leaving layers so far to the buffers that are sent."""
     for number, (parameter, place) in enumerate(zip(cut.parameters, room)):
         total = cut.sums.of(parameter)
         is_there[number] = total is not None
@@ -157,6 +157,6 @@ def load_gradients(cut: Cut, room: Sequence[torch.Tensor], is_there: torch.Tenso
 
 
 def take_gradients(cut: Cut, room: Sequence[torch.Tensor], is_there: torch.Tensor) -> None:
-    """Of layers that come: what arrived, which is the cut's from here on, and what was held on top."""
+    """Takes over the received gradients of arriving layers, and adds the held ones. The cut then owns the buffers."""
     cut.totals = [place if there else None for place, there in zip(room, is_there.tolist())]
     cut.fold()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves runs of layers of a `PipelineModule` to the neighbouring stage while a batch runs, without a drain: all that
-belongs to them travels meanwhile, by `sluice/migration.h`, and micro-batches go over from one stage to the other as it
-arrives (docs/pipeline.md, "Layers that move in a batch").
+"""Moves runs of layers of a `PipelineModule` to the neighbouring stage while a batch runs, without a drain. Their state
+is sent in the background (`sluice/migration.h`), and micro-batches switch to the new stage after it has arrived
+(docs/pipeline.md, "Layers that move in a batch").
 
-A move sets out between two batches. With the next training batch it is in force, on all ranks or on none: before the
-update, so that the optimizer sees gradients of the stage that has the layer. Source: vPipe (TPDS 2022), section on live
-migration.
+A move starts between two batches and takes effect at the end of the next training batch, on all ranks or on none. It
+takes effect before the update, so that the optimizer sees the gradients on the stage that has the layer. Source: vPipe
+(TPDS 2022), section on live migration.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from sluice.errors import Aborted, InvalidState, PeerLost, SluiceError, TimedOut
 from torch import nn
 
 _A_RANK_IS_LOST = (Aborted, PeerLost, TimedOut)
-_GRADIENT = " grad"  # after the name of a parameter
+_GRADIENT = " grad"  # suffix of the name of a parameter
 
 
 class _Trip(NamedTuple):
-    """The layers that pass one cut, at one of their ends."""
+    """The layers that move across one cut, as seen by one of its stages."""
 
     cut: Cut
-    contents: dict[int, Content]  # by layer, that leave; or the places of those which arrive
+    contents: dict[int, Content]  # by layer: contents of leaving layers, or buffers for arriving ones
     item: Leaving
-    early: int  # how many of what travels first a forward needs
-    versions: list[tuple[torch.Tensor, int]]  # of what leaves; torch counts what is written into a tensor
+    early: int  # how many of the tensors that are sent first a forward needs
+    versions: list[tuple[torch.Tensor, int]]  # torch's versions of leaving tensors, which count writes
 
 
 class _LayerMove(NamedTuple):
-    """All that is on its way, as this rank has it."""
+    """The move in progress, as seen by this rank."""
 
     moves: list[Move]
     parts: list[int]
     trips: list[_Trip]
-    failure: str  # why it could not begin here, of which the others hear in commit
+    failure: str  # why the move could not start on this rank; other ranks learn this in commit
     begin_ns: int
     begin_s: float
 
 
 class LiveLayers:
-    """One engine whose batches the library runs; it does not keep it alive."""
+    """Moves layers of one engine whose batches the library runs. Does not keep the engine alive."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -64,27 +64,28 @@ class LiveLayers:
         self._rate: int | None = None
         self._epoch = 0
         self._voyage: _LayerMove | None = None
-        self._buffers: dict[int, int] = {}  # versions when the newest training batch began
-        self.num_in_batch = self.num_at_flush = 0  # layers of this stage that have moved so
-        self.num_sums_early = 0  # that came to this stage during their batch
-        self.exposed_s = 0.0  # what the newest move took of this rank in addition to its batch
+        self._buffers: dict[int, int] = {}  # versions of buffers at the start of the newest training batch
+        self.num_in_batch = self.num_at_flush = 0  # layers of this stage that moved during a batch, or at its end
+        self.num_sums_early = 0  # layers whose gradient sums arrived at this stage during the batch
+        self.exposed_s = 0.0  # seconds of this rank that the newest move took in addition to its batch
 
     @property
     def is_under_way(self) -> bool:
-        """Whether layers have set out and have not arrived."""
+        """Whether a move is in progress."""
         return self._voyage is not None
 
     def why_busy(self) -> str:
-        """Why nothing else can move now; "": it can."""
+        """Why no other move can start now; "": one can."""
         return "" if self._voyage is None else "layers are on their way: they arrive with the next training batch"
 
     # ---- between batches ----
 
     def begin(self, engine: Any, parts: Sequence[int], wait_s: float | None, rate: int | None = None) -> list[Move]:
-        """Stage s has layers parts[s] up to parts[s + 1] after the next training batch; the moves that this takes.
+        """Starts a move, after which stage s has the layers from parts[s] to before parts[s + 1]. The move takes effect
+        after the next training batch. Returns the moves of layers.
 
-        rate: bytes a second of what travels during the batch, from each rank. Collective over all ranks of the engine,
-        with the same numbers. UnsupportedError or agree.DisagreementError on all ranks: nothing moves.
+        rate: bytes per second that each rank sends during the batch. Collective over all ranks of the engine, with the
+        same arguments. If all ranks raise UnsupportedError or agree.DisagreementError, nothing moves.
         """
         begun, begin_ns = time.perf_counter(), time.monotonic_ns()
         module, parts = engine.module, [int(bound) for bound in parts]
@@ -123,11 +124,11 @@ class LiveLayers:
         return ""
 
     def _why_not(self, module: Any, parts: Sequence[int]) -> str:
-        """Why this rank's layers cannot move in a batch; "": they can, as far as the move itself allows."""
+        """Why this rank's layers cannot move in a batch; "": they can, unless `agreed` refuses the move."""
         why = self.why_busy()
         if not why and not stage_module.why_no_partition(module, parts):
             why = why_no_live_parts(module, parts)
-        if why or stage_module.why_no_partition(module, parts):  # which is said
+        if why or stage_module.why_no_partition(module, parts):  # `agreed` reports the latter
             return why
         why = self.why_never(module)
         if why:
@@ -136,7 +137,7 @@ class LiveLayers:
         return next((why for why in (self._why_still(module, layer) for layer in going) if why), "")
 
     def why_never(self, module: Any) -> str:
-        """Why no layers of this engine can move in a batch, wherever they go; "": they can. The same on all ranks."""
+        """Why no layers of this engine can ever move in a batch; "": they can. The same on all ranks."""
         if self._options.pipeline is not None and self._options.pipeline.is_apart:
             return "weight gradients are ops of their own, which do not follow a layer: move between batches"
         if module.activation_checkpoint_interval > 0:
@@ -144,7 +145,7 @@ class LiveLayers:
         return ""
 
     def _why_still(self, module: Any, layer: int) -> str:
-        """Both stages would write buffers of their own."""
+        """Why this layer cannot move in a batch: both stages would write their own copy of its buffers. "": it can."""
         function = stage_module.function_of(module, layer)
         for name, buffer in function.named_buffers() if isinstance(function, nn.Module) else ():
             if id(buffer) not in self._buffers:
@@ -154,20 +155,20 @@ class LiveLayers:
         return ""
 
     def report(self) -> dict[str, Any]:
-        """For `sluice.stats`: layers that passed a cut of this stage in a batch, those of them that were late and went
-        at its flush, those whose gradients had come here before it, and seconds that the newest move took of this rank
-        in addition to its batch."""
+        """Numbers for `sluice.stats`: layers that moved across a cut of this stage during a batch, layers that moved at
+        its flush, layers whose gradient sums arrived here during the batch, and seconds of this rank that the newest
+        move took in addition to its batch."""
         layers = {"in_batch": self.num_in_batch, "at_flush": self.num_at_flush, "sums_early": self.num_sums_early}
         return {**layers, "exposed_seconds": self.exposed_s}
 
     def cancel(self, reason: str) -> None:
-        """What is on its way stays where it was. All ranks do so: not collective."""
+        """Cancels the move in progress; its layers stay where they were. All ranks must call it. Does not wait."""
         voyage, self._voyage = self._voyage, None
         if voyage is not None and self._migration is not None and not voyage.failure:
             self._migration.abort(reason)
 
     def close(self) -> None:
-        """May be called again."""
+        """Cancels the move and closes the group. May be called again."""
         self.cancel("closed")
         if self._migration is not None:
             self._migration.close()
@@ -178,7 +179,7 @@ class LiveLayers:
     # ---- a training batch ----
 
     def batch(self, module: Any) -> LiveBatch | None:
-        """Before its first op. None where nothing is on its way at a cut of this stage."""
+        """Called before the first op of a batch. None: no layers move across a cut of this stage."""
         self._buffers = {id(buffer): buffer._version for buffer in module.buffers()}
         trips = [] if self._voyage is None else self._voyage.trips
         by_cut = {id(trip.cut): trip for trip in trips}
@@ -196,7 +197,7 @@ class LiveLayers:
         return not self._voyage.failure and self._migration.read_early(trip.item, trip.early)
 
     def _takes_sum(self, trip: _Trip) -> bool:
-        """Commit writes the item's own tensors once more, so what grows here is a copy."""
+        """Takes the gradient sums if they have arrived. Copies them, since commit writes the item's tensors again."""
         assert self._migration is not None and isinstance(trip.item, Arriving)
         if not self._migration.read_late(trip.item, trip.item.late):
             return False
@@ -209,8 +210,8 @@ class LiveLayers:
         self._migration.mark_still(trip.item)
 
     def commit(self, engine: Any) -> None:
-        """After a batch that has ended on all ranks, and before the update: layers lie where they go. Collective over
-        all ranks. After an error none has moved, and the batch has to fail: some of its gradients are elsewhere."""
+        """Puts the move into effect, after a batch that has ended on all ranks and before the update. Collective over
+        all ranks. After an error no layer has moved. The batch must then fail: some gradients are on other ranks."""
         voyage, self._voyage = self._voyage, None
         if voyage is None or self._migration is None:
             return
@@ -233,7 +234,7 @@ class LiveLayers:
         moving_layers.put_in_force(engine, voyage.parts, built, arrived, optimizer, kept)
         for trip in here:
             totals.update(zip(trip.cut.parameters, trip.cut.totals))
-        known = ((parameter, totals.get(parameter)) for parameter in module.parameters())  # frozen ones have none
+        known = ((parameter, totals.get(parameter)) for parameter in module.parameters())  # frozen: no sum
         gradient_sums.of_optimizer(engine.optimizer).put({p: total for p, total in known if total is not None})
         self._note(voyage, migration.progress(), time.perf_counter() - begun)
 
@@ -249,7 +250,7 @@ class LiveLayers:
 
 
 def why_no_live_parts(module: Any, parts: Sequence[int]) -> str:
-    """Why layers cannot get to this partition in one batch; "": the partition allows it. The same on all ranks."""
+    """Why layers cannot move to this partition in one batch; "": they can. The same on all ranks."""
     bounds = stage_module.parts_of(module)
     for stage in range(len(bounds) - 1):
         if max(bounds[stage], parts[stage]) >= min(bounds[stage + 1], parts[stage + 1]):
@@ -262,14 +263,14 @@ def _goes(module: Any, each: Move) -> bool:
 
 
 def _still(content: Content) -> Content:
-    """What does not change from an update to the next, without gaps."""
+    """The contents that do not change between two updates, with contiguous tensors."""
     still = {name: value for name, value in content.items() if not name.endswith(_GRADIENT)}
     tensors = {name: value.contiguous() for name, value in still.items() if isinstance(value, torch.Tensor)}
     return {**still, **tensors}
 
 
 def _runs(module: Any, moves: Iterable[tuple[Move, Shipment]]) -> list[list[tuple[Move, Shipment]]]:
-    """The layers that pass each cut of this stage, in their order."""
+    """The runs of layers that move across each cut of this stage, in order."""
     own = [pair for pair in moves if module.stage_id in (pair[0].source, pair[0].target)]
     return [list(run) for _, run in itertools.groupby(own, lambda pair: (pair[0].source, pair[0].target))]
 
@@ -280,7 +281,7 @@ def _trip(
     functions: dict[int, Any],
     sums: ParameterSums,
 ) -> _Trip:
-    """One end of the moves across a cut. Where layers arrive, they get their places."""
+    """This stage's end of the moves across a cut. Arriving layers get buffers."""
     layers, (first, shipment) = [move.layer for move, _ in run], run[0]
     cut = Cut(layers, first.source, first.target, module.stage_id, [functions[layer] for layer in layers], sums)
     contents = {move.layer: _places(each) if cut.comes else each.content or {} for move, each in run}
@@ -299,7 +300,7 @@ def _trip(
 
 
 def _places(shipment: Shipment) -> Content:
-    """Of a layer that arrives."""
+    """Buffers for the content of an arriving layer."""
     return {
         name: value if shape is None else torch.empty(shape, dtype=getattr(torch, dtype))
         for name, shape, dtype, value in shipment.described

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves layers of a `PipelineModule` between stages, with all that belongs to them: parameters, gradients, buffers, and
-what the optimizer keeps of each. Between two batches, when no micro-batch is under way.
+"""Moves layers of a `PipelineModule` between stages, with their parameters, gradients, buffers and optimizer states,
+between two batches, when no micro-batch is in flight.
 
-All ranks agree first, on layers that the new stages have built already, so that nothing has moved when it is refused.
-Each replica of the pipeline moves its own. Source: vPipe (TPDS 2022), section on live migration, here with a drain.
+All ranks agree on the move before it begins. The new stages have built the layers by then, so that a refused move
+changes nothing. Each replica of the pipeline moves its own layers. Source: vPipe (TPDS 2022), section on live
+migration, here with a drain.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from sluice.errors import Unsupported
 from sluice.planning.layer_moves import Trained
 from torch import nn
 
-_HOME = "_sluice_home_parts"  # of an engine
-_KEPT = "kept "  # before the names of what the optimizer keeps of a parameter
+_HOME = "_sluice_home_parts"  # attribute of an engine
+_KEPT = "kept "  # prefix of the names of optimizer states
 
 
 class Move(NamedTuple):
-    """One layer, from a stage to another."""
+    """The move of one layer between two stages."""
 
     layer: int
     source: int
@@ -37,7 +38,7 @@ class Move(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """What a drain took of this rank. travel_s: seconds in which nothing but layers travelled."""
+    """The result of a move. travel_s: seconds in which this rank only sent and received layers."""
 
     moves: list[Move]
     travel_s: float
@@ -50,12 +51,12 @@ def move(
     refused: str = "",
     compared: dict[str, Any] | None = None,
 ) -> Moved:
-    """Stage s has layers parts[s] up to parts[s + 1] from now on. Between batches.
+    """Moves layers so that stage s has the layers from parts[s] to before parts[s + 1]. Called between batches.
 
-    Collective over all ranks of the pipeline and its replicas, with the same numbers. The module, the optimizer and
-    its groups stay the objects that they are; a layer that arrives is a new object, that which left is the host's no
-    more. refused: why this rank cannot; compared: what else has to be alike. UnsupportedError, or
-    agree.DisagreementError, on all ranks alike: then nothing has moved.
+    Collective over all ranks of the pipeline and its replicas, with the same arguments. The module, the optimizer and
+    its groups remain the same objects; an arriving layer is a new object. refused: why this rank cannot move;
+    compared: other values that must be equal on all ranks. If all ranks raise UnsupportedError or
+    agree.DisagreementError, nothing has moved.
     """
     module, parts = engine.module, [int(bound) for bound in parts]
     optimizer = optimizer_parts.of_engine(engine)
@@ -67,7 +68,7 @@ def move(
     contents = {layer: content_of(function, kept) for layer, function in going.items()}
     listed = described(module, moves, contents, wait_s)
     begun = time.perf_counter()
-    # What comes to this stage, by layer. Each replica has its own ranks.
+    # The contents of arriving layers. Each replica exchanges among its own ranks.
     arrived = dict(zip([each.layer for each in moves if comes(module, each)], shipments.exchange(listed)))
     travel_s = time.perf_counter() - begun
     for layer, content in arrived.items():
@@ -84,8 +85,8 @@ def put_in_force(
     optimizer: Any,
     kept: dict[nn.Parameter, Kept],
 ) -> None:
-    """Layers lie so from now on. built: those that come here, filled with what arrived of each; kept: what the
-    optimizer kept of those that were here."""
+    """Puts the new partition into effect. built: arriving layers, with their contents filled in; kept: the optimizer
+    states of the layers that were here."""
     module = engine.module
     vars(engine).setdefault(_HOME, stage_module.parts_of(module))
     stage_module.replace(module, parts, built)
@@ -93,18 +94,18 @@ def put_in_force(
     for layer, content in arrived.items():
         kept.update(_kept_of(built[layer], content))
     optimizer.put({parameter: kept[parameter] for parameter in module.parameters() if parameter in kept})
-    if hasattr(engine, "pipe_buffers"):  # one that has been made in full
+    if hasattr(engine, "pipe_buffers"):  # the engine is fully constructed
         engine.reset_activation_shape()
 
 
 def home_of(engine: Any) -> tuple[int, ...] | None:
-    """The partition with which the training began; None: layers lie so."""
+    """The partition with which the training began; None: it is in force."""
     home: tuple[int, ...] | None = getattr(engine, _HOME, None)
     return home if home is not None and home != stage_module.parts_of(engine.module) else None
 
 
 def settle(engine: Any) -> None:
-    """The training begins with layers as they lie."""
+    """Makes the current partition the one with which the training begins."""
     vars(engine).pop(_HOME, None)
 
 
@@ -114,7 +115,7 @@ def settle(engine: Any) -> None:
 def agreed(
     engine: Any, wanted: dict[str, Any], refused: str, optimizer: Any, wait_s: float | None
 ) -> tuple[list[Move], dict[int, Any]]:
-    """The moves, and the layers that come here, built. On all ranks, or an error on all."""
+    """Returns the moves and the newly built layers that come here, on all ranks, or raises an error on all."""
     module, parts = engine.module, wanted["parts"]
     own: dict[str, Any] = {"wanted": wanted, "settings": optimizer.settings(), "gone": {}, "built": {}}
     own["groups"] = {layer: groups_of(module, layer, optimizer) for layer in stage_module.layers_of(module)}
@@ -149,7 +150,7 @@ def agreed(
 
 
 def groups_of(module: Any, layer: int, optimizer: Any) -> list[int]:
-    """The optimizer's groups in which the layer has parameters that are trained and count."""
+    """The optimizer's groups in which the layer has trained parameters that count."""
     counted = [
         p
         for p in stage_module.parameters_of(module, layer)
@@ -159,8 +160,8 @@ def groups_of(module: Any, layer: int, optimizer: Any) -> list[int]:
 
 
 def _require_groups(module: Any, parts: Sequence[int], answers: dict[int, Any], needs_all: bool) -> None:
-    """Every stage has something to train: else its backward, or the host's norm, has nothing to begin with. needs_all:
-    in every group of the optimizer, over which DeepSpeed's own work."""
+    """Requires every stage to train something, since its backward and the host's gradient norm fail otherwise.
+    needs_all: in every group of the optimizer, as DeepSpeed's own optimizers require."""
     held = {int(layer): groups for answer in answers.values() for layer, groups in answer["groups"].items()}
     trained = Trained([frozenset(held[layer]) for layer in sorted(held)], needs_all)
     before = stage_module.parts_of(module)
@@ -176,7 +177,7 @@ def _require_groups(module: Any, parts: Sequence[int], answers: dict[int, Any], 
 
 
 def _require_as_many_groups(settings: dict[int, list[dict[str, str]]]) -> None:
-    """DeepSpeed makes a group of its own of experts that are trained, on the ranks that have some."""
+    """Requires equal numbers of groups. DeepSpeed makes a separate group of trained experts on ranks that have some."""
     most = max(settings, key=lambda rank: len(settings[rank]))
     fewest = min(settings, key=lambda rank: len(settings[rank]))
     if len(settings[most]) > len(settings[fewest]):
@@ -217,7 +218,7 @@ def goes(module: Any, each: Move) -> bool:
 
 
 def _why_not(module: Any, moves: Sequence[Move], optimizer: Any) -> str:
-    """Why this rank cannot do it; "": it can."""
+    """Why this rank cannot make these moves; "": it can."""
     if max(module._topo.get_dim("model"), 1) > 1:
         return "the topology has tensor parallelism"
     reason = optimizer.why_not() if moves else ""
@@ -235,7 +236,7 @@ def _names(module: Any, layer: int) -> list[str]:
 
 
 def content_of(function: Any, kept: dict[nn.Parameter, Kept]) -> Content:
-    """All of a layer, with what the optimizer keeps of it."""
+    """The content of a layer with its optimizer states."""
     content = dict(stage_module.content_of(function))
     for name, parameter in function.named_parameters() if isinstance(function, nn.Module) else ():
         if parameter in kept:
@@ -246,12 +247,12 @@ def content_of(function: Any, kept: dict[nn.Parameter, Kept]) -> Content:
 
 
 def is_kept(name: str) -> bool:
-    """Whether a member of a content is what the optimizer keeps of a parameter."""
+    """Whether a member of a content is an optimizer state."""
     return f" {_KEPT}" in name
 
 
 def _kept_of(function: Any, content: Content) -> dict[nn.Parameter, Kept]:
-    """The optimizer's part of what arrived."""
+    """The optimizer states in the content of an arriving layer."""
     found = {}
     for name, parameter in function.named_parameters() if isinstance(function, nn.Module) else ():
         if f"{name} group" in content:
@@ -262,7 +263,7 @@ def _kept_of(function: Any, content: Content) -> dict[nn.Parameter, Kept]:
 
 
 def described(module: Any, moves: Sequence[Move], contents: dict[int, Content], wait_s: float | None) -> list[Shipment]:
-    """What every move of this rank's replica carries, known at both ends. Collective over all ranks."""
+    """The shipments of all moves of this rank's replica, described on both ends. Collective over all ranks."""
     own: dict[str, Any] = {}
     try:
         own = {str(layer): shipments.describe(content) for layer, content in contents.items()}

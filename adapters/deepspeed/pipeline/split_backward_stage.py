@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stage of DeepSpeed's `PipelineEngine` whose weight gradients are ops of their own.
+"""Runs a stage of DeepSpeed's `PipelineEngine` with weight gradients as separate ops.
 
-The engine's backward is whole and stays so. Linear layers put their weight gradients off in it (split_backward.py),
-and an op of its own brings them to the engine as one more backward would.
+The engine's backward is not split. Linear layers defer their weight gradients in it (split_backward.py), and a separate
+op gives the weight gradients to the engine as another backward would.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SplitBackwardStage(EngineStage):
 
     @property
     def num_weights_later(self) -> int:
-        """Weight gradients so far that were ops of their own."""
+        """The number of weight gradients so far that were separate ops."""
         return self._later.num_left
 
     def begin(self, forward_only: bool, live: LiveBatch | None = None) -> None:
@@ -56,23 +56,23 @@ class SplitBackwardStage(EngineStage):
             return super().backward(micro_batch, given)
 
     def weight_grad(self, micro_batch: int) -> None:
-        """After the backward of the micro-batch; in their order."""
+        """Computes the deferred weight gradients. Called after the backward of the micro-batch, in the same order."""
         with self.watch.weight_grad(micro_batch) if self.watch else nullcontext(), _as_a_backward(self._engine):
             self._later.run(micro_batch)
 
 
 def _linears(module: Any) -> list[nn.Linear]:
-    """Not those of tied layers, whose functions may use the weights too, nor experts, which their layer runs."""
+    """The linear layers except those of tied layers, whose functions may use the weights too, and those of experts."""
     tied = set(map(id, getattr(module, "tied_modules", {}).values()))
     return linears_of(module, lambda each: isinstance(each, MOELayer) or id(each) in tied)
 
 
 @contextmanager
 def _as_a_backward(engine: Any) -> Iterator[None]:
-    """What the engine does around a backward of its own that begins at no loss."""
+    """Does what the engine does before and after its own backward that does not start from a loss."""
     if engine.using_bf16_optimizer:
         engine.optimizer.clear_lp_grads()
-    engine._running_engine_backward = True  # its hooks ask who runs them
+    engine._running_engine_backward = True  # read by the engine's hooks
     try:
         yield
     finally:

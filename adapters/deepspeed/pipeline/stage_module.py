@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers of a `PipelineModule` on its rank: which they are, all that belongs to one, and how the stage gets others.
+"""Reads and replaces the layers of a `PipelineModule` on this rank, and their contents.
 
-The module object stays the user's. Names and orders are those of a module that was built with the new partition.
+The module remains the user's object. After a change, names and orders are those of a module that was built with the new
+partition.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from torch import nn
 from deepspeed.moe.sharded_moe import MOELayer
 from deepspeed.pipe import LayerSpec, TiedLayerSpec
 
-_RECOMPUTED = "_sluice_recomputed_layers"  # of a module whose plan says which layers are
-_OFFLOADED = "_sluice_offloaded_layers"  # and which are copied out
+_RECOMPUTED = "_sluice_recomputed_layers"  # attribute of a module: layers that the plan recomputes
+_OFFLOADED = "_sluice_offloaded_layers"  # attribute of a module: layers whose activations the plan offloads
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def parts_of(module: Any) -> tuple[int, ...]:
-    """Where stages begin, and where the last one ends."""
+    """The first layer of each stage, and the number of layers."""
     return tuple(int(bound) for bound in module.parts)
 
 
 def named(module: Any) -> str:
-    """The stage of this rank with its layers, in words."""
+    """A phrase with this rank's stage and its layers."""
     first, last = parts_of(module)[module.stage_id : module.stage_id + 2]
     return f"stage {module.stage_id} (layers {first} to {last - 1})"
 
@@ -43,7 +44,7 @@ def owners(parts: Sequence[int]) -> list[int]:
 
 
 def why_no_partition(module: Any, parts: Sequence[int]) -> str:
-    """What is wrong with the numbers; "": they are a partition of this module's layers."""
+    """Why `parts` is not a partition of this module's layers; "": it is one."""
     bounds, count = list(parts), module._num_layers
     if len(bounds) == module.num_stages + 1 and bounds[0] == 0 and bounds[-1] == count:
         if all(first < last for first, last in zip(bounds, bounds[1:])):
@@ -55,7 +56,7 @@ def why_no_partition(module: Any, parts: Sequence[int]) -> str:
 
 
 def why_pinned(module: Any, layer: int) -> str:
-    """Why this layer, which lies here, has to stay; "": it may move."""
+    """Why this layer of this stage cannot move; "": it can."""
     function, why = function_of(module, layer), why_stays(module, layer)
     if why or not isinstance(function, nn.Module):
         return why  # "" for a function: all ranks have it
@@ -70,7 +71,7 @@ def why_pinned(module: Any, layer: int) -> str:
 
 
 def why_stays(module: Any, layer: int) -> str:
-    """Why this layer, which lies here, stays by what it is, so that others move around it; "": nothing of that."""
+    """Why this layer of this stage cannot move because of its type, so that plans must leave it; "": no such reason."""
     spec, function = module._layer_specs[layer], function_of(module, layer)
     if isinstance(spec, TiedLayerSpec):
         return f"layer {layer} is tied to others by '{spec.key}'"
@@ -83,7 +84,7 @@ def why_stays(module: Any, layer: int) -> str:
 
 
 def function_of(module: Any, layer: int) -> Any:
-    """What the stage calls for a layer that lies here."""
+    """The function that this stage calls for one of its layers."""
     return module.forward_funcs[layer - module._local_start]
 
 
@@ -93,19 +94,19 @@ def is_tied(module: Any, layer: int) -> bool:
 
 
 def layers_of(module: Any) -> range:
-    """Those that lie here."""
+    """The layers of this stage."""
     return range(module._local_start, module._local_stop)
 
 
 def parameters_of(module: Any, layer: int) -> list[nn.Parameter]:
-    """Of a layer that lies here; those that it is tied by, too."""
+    """The parameters of a layer of this stage, tied ones included."""
     spec = module._layer_specs[layer]
     owner = module.tied_modules[spec.key] if isinstance(spec, TiedLayerSpec) else function_of(module, layer)
     return list(owner.parameters()) if isinstance(owner, nn.Module) else []
 
 
 def content_of(function: Any) -> Content:
-    """Parameters, gradients, buffers and flags of a layer; not copied."""
+    """Parameters, gradients, buffers and flags of a layer, without copies."""
     content: Content = {}
     if not isinstance(function, nn.Module):
         return content
@@ -121,7 +122,7 @@ def content_of(function: Any) -> Content:
 
 
 def names_of(function: Any) -> list[str]:
-    """Of everything that is filled when a layer arrives."""
+    """Names of all tensors that `fill` sets, with the shapes of parameters."""
     if not isinstance(function, nn.Module):
         return []
     parameters = [f"{name} {list(parameter.shape)}" for name, parameter in function.named_parameters()]
@@ -129,7 +130,7 @@ def names_of(function: Any) -> list[str]:
 
 
 def build(module: Any, layer: int) -> Any:
-    """A layer that is to come here, as its spec makes it; no random number of the training is drawn."""
+    """Builds an arriving layer from its spec, without changing the random streams of the training."""
     spec = module._layer_specs[layer]
     if not isinstance(spec, LayerSpec):
         return spec
@@ -138,7 +139,7 @@ def build(module: Any, layer: int) -> Any:
 
 
 def fill(function: Any, content: Content) -> None:
-    """Makes a layer that was built here the one whose content arrived. Tensors are taken over."""
+    """Gives a newly built layer the received content. Tensors are not copied."""
     if not isinstance(function, nn.Module):
         return
     evaluated = content["evaluated"].split()
@@ -155,13 +156,13 @@ def fill(function: Any, content: Content) -> None:
 
 
 def run_with(module: Any, first: int, functions: Sequence[Any]) -> None:
-    """Forwards run these from now on; `first` is the number of the first of them. What the stage owns stays."""
+    """Makes forwards run these functions; `first` is the layer of the first one. The stage's modules do not change."""
     module.forward_funcs[:] = functions
     module._set_bounds(start=first, stop=first + len(functions))
 
 
 def replace(module: Any, parts: Sequence[int], arrived: Mapping[int, Any]) -> None:
-    """The stage has the layers that `parts` gives it: those that were here, and `arrived` by layer."""
+    """Gives the stage its layers under `parts`, from its current layers and `arrived`, by layer."""
     functions = {layer: function_of(module, layer) for layer in layers_of(module)}
     functions.update(arrived)
     for layer in layers_of(module):
@@ -176,23 +177,23 @@ def replace(module: Any, parts: Sequence[int], arrived: Mapping[int, Any]) -> No
             module.fwd_map[str(layer)] = place
             module.add_module(str(layer), function)
     _refresh_switches(module)
-    # The host keeps by place which layers it may compute again, and passes over a layer that has no entry.
+    # The host lists, by position, which layers it may recompute, and skips a layer without an entry.
     module.is_checkpointable_results_interval = None
     module.is_checkpointable_results = []
     module._precompute_checkpointable_values()
 
 
 class _Recomputed(NamedTuple):
-    """wanted: layers of all stages; here: those of this stage, each switched."""
+    """wanted: layers of all stages; here: layers of this stage that recompute."""
 
     wanted: frozenset[int]
     here: dict[int, tuple[nn.Module, Recomputed]]
 
 
 def set_recomputed(module: Any, layers: Iterable[int]) -> None:
-    """These layers, wherever they come to lie, run again in the backward.
+    """Makes these layers recompute in the backward, on whichever stage they are.
 
-    By a switch of each, not by the host's checkpoint intervals, under which layers are seeded in another way.
+    Each layer is switched separately. The host's checkpoint intervals would change the seeds of layers.
     """
     known = getattr(module, _RECOMPUTED, None)
     setattr(module, _RECOMPUTED, _Recomputed(frozenset(layers), known.here if known else {}))
@@ -200,13 +201,13 @@ def set_recomputed(module: Any, layers: Iterable[int]) -> None:
 
 
 def recomputed_of(module: Any) -> frozenset[int]:
-    """Layers of all stages that are switched so."""
+    """Layers of all stages that are recomputed."""
     known = getattr(module, _RECOMPUTED, None)
     return known.wanted if known else frozenset()
 
 
 def why_not_recomputed(module: Any, layer: int) -> str:
-    """Why a layer cannot run again; "": it can. By its spec, which all ranks have."""
+    """Why a layer cannot be recomputed; "": it can. Decided by the layer's spec, which all ranks have."""
     spec = module._layer_specs[layer]
     if isinstance(spec, TiedLayerSpec):
         return f"layer {layer} is tied to others by '{spec.key}'"
@@ -228,7 +229,7 @@ def _refresh_recomputed(module: Any) -> None:
 
 
 class _OffloadedLayers(NamedTuple):
-    """wanted: layers of all stages; here: those of this stage, switched."""
+    """wanted: layers of all stages; here: layers of this stage that are offloaded."""
 
     wanted: frozenset[int]
     tier: str
@@ -236,21 +237,21 @@ class _OffloadedLayers(NamedTuple):
 
 
 def set_offloaded(module: Any, layers: Iterable[int], tier: str) -> None:
-    """What these layers save, wherever they come to lie, is copied to the tier until their backward. Raises External
-    where the tier's file cannot be made: nothing is offloaded then."""
+    """Offloads the saved tensors of these layers to the tier until their backward, on whichever stage they are. If the
+    tier's file cannot be created, External is raised and nothing is offloaded."""
     _undo_offloaded(module)
     setattr(module, _OFFLOADED, _OffloadedLayers(frozenset(layers), tier, None))
     _refresh_switches(module)
 
 
 def offloaded_of(module: Any) -> Offloaded | None:
-    """Those of this stage; None: it has none."""
+    """The offloaded layers of this stage; None: it has none."""
     known = getattr(module, _OFFLOADED, None)
     return known.here if known else None
 
 
 def why_not_offloaded(module: Any, layer: int) -> str:
-    """Why what a layer saves cannot be copied out; "": it can. By its spec, which all ranks have."""
+    """Why a layer cannot be offloaded; "": it can. Decided by the layer's spec, which all ranks have."""
     return why_not_recomputed(module, layer)
 
 
@@ -262,7 +263,7 @@ def _undo_offloaded(module: Any) -> None:
 
 
 def _refresh_switches(module: Any) -> None:
-    """Offloading is around recomputing: it is taken off first, and put on last."""
+    """Applies both switches to the current layers. Offloading wraps recomputation: it is undone first and set last."""
     _undo_offloaded(module)
     _refresh_recomputed(module)
     known = getattr(module, _OFFLOADED, None)
@@ -276,7 +277,7 @@ def _refresh_switches(module: Any) -> None:
 
 @contextmanager
 def _random_untouched() -> Iterator[None]:
-    """Random numbers of torch, Python and numpy go on as if nothing had been drawn."""
+    """Restores the random states of torch, Python and numpy afterwards."""
     numpy = sys.modules.get("numpy")
     state = random.getstate(), numpy.random.get_state() if numpy is not None else None
     with torch.random.fork_rng(devices=[]):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pipeline's plan by key: which layer runs on which stage, which layers are computed again in the backward, which are
-offloaded until then, and the plans of MoE layers.
-
-From a file the plan is there when the engine is: its layers lie so before the first batch.
+"""Applies the file that the option "plan" of a pipeline names: the stage of each layer, which layers are recomputed or
+offloaded, and the plans of MoE layers. The plan takes effect before the first batch.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ from torch import nn
 
 
 def start(engine: Any, options: Options) -> None:
-    """The engine follows the file that its options name. Collective; a file that cannot be used is an error on all
-    ranks, on those that read it with its own class."""
+    """Applies the plan file that the engine's options name. Collective. An unusable file is an error on all ranks;
+    ranks that found the error raise it with its own class."""
     module, wanted = engine.module, options.pipeline
     assert wanted is not None and wanted.plan is not None
     failure: SluiceError | None = None
@@ -44,8 +42,8 @@ def start(engine: Any, options: Options) -> None:
 
 
 def follow(engine: Any, chosen: Chosen, wait_s: float | None, refused: str = "", offload: str | None = None) -> None:
-    """The engine's layers lie and run as it says. Between batches; collective over all ranks of the pipeline. offload:
-    the tier of offloaded layers."""
+    """Applies a plan to the engine, between batches. Collective over all ranks of the pipeline. offload: the tier of
+    offloaded layers."""
     recomputed = [layer for layer, kind in enumerate(chosen.kinds) if kind == stages.RECOMPUTE]
     offloaded = [layer for layer, kind in enumerate(chosen.kinds) if kind == stages.OFFLOAD]
     tier = offload or HOST
@@ -62,7 +60,7 @@ def follow(engine: Any, chosen: Chosen, wait_s: float | None, refused: str = "",
 
 
 def _why_not(engine: Any, chosen: Chosen) -> str:
-    """Why this engine cannot run so; "": it can."""
+    """Why this engine cannot run the plan; "": it can."""
     has_plan = [choice is not None for choice in chosen.moe] or [False] * len(chosen.kinds)
     plain = [kind for kind, has in zip(chosen.kinds, has_plan) if not has]
     other = next((kind for kind in plain if kind not in (stages.KEEP, stages.RECOMPUTE, stages.OFFLOAD)), None)
@@ -87,7 +85,7 @@ def _why_not(engine: Any, chosen: Chosen) -> str:
 
 
 def _moe_layers(module: Any, layer: int) -> list[Any]:
-    """Of this layer of the pipeline, those that run on Sluice."""
+    """The MoE layers in this layer of the pipeline that run on Sluice."""
     function = stage_module.function_of(module, layer)
     modules = function.modules() if isinstance(function, nn.Module) else ()
     return [each for each in modules if hasattr(getattr(each, "_sluice", None), "why_no_plan")]
@@ -101,7 +99,7 @@ def _why_no_moe_plan(module: Any, layer: int) -> str:
 
 
 def _why_no_tier(tier: str) -> str:
-    """Why this rank cannot write there; "": it can. Tried, since permissions say little about a network's folders."""
+    """Why this rank cannot use the tier; "": it can. Tries a write, since permissions of network folders say little."""
     try:
         Swap([False], tier).close()
     except SluiceError as error:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pipeline whose layers change their stage by themselves: "pipeline": {"plan": "adaptive"}.
+"""Moves layers between stages automatically: "pipeline": {"plan": "adaptive"}.
 
 While a batch runs, each rank measures the seconds and bytes of its layers (layer_clock.py). The ranks exchange these
-numbers in the messages that end a batch, without a further collective or message, and make the same decision from them
-(sluice.planning.layer_moves). Under a budget they also decide which layers run again in their backward
-(sluice.planning.layer_kinds); that is switched between batches. Where moving pays, layers move as `move_layers` moves
-them: in steps, each during one of the next batches, or before the next batch, whichever takes less of the training.
+numbers in the messages that end a batch, without an additional collective or message, and make the same decision from
+them (sluice.planning.layer_moves). Under a budget they also decide which layers are recomputed
+(sluice.planning.layer_kinds); recomputation is switched between batches. If a move pays, layers move as `move_layers`
+moves them: in steps, each during one of the next batches, or before the next batch, whichever costs less time.
 """
 
 from __future__ import annotations
@@ -30,58 +30,58 @@ from sluice.errors import InvalidState
 from sluice.planning.layer_kinds import Costs, KindDecider, Pipe, Way
 from sluice.planning.layer_moves import LayerDecider, LayerLook, MoveRates, Trained, busiest_bytes_of, moved_bytes_of
 
-_FIRST_LINK = 1e8  # bytes a second, until a first drain was measured
-# A note: seconds that the newest move took of this rank, those of them in which layers travelled, micro-batches that it
-# may have in flight, and whether a micro-batch of this batch was measured, else the rest is that of an earlier one.
-# Then of each layer that lies here, by one micro-batch: seconds of its forward, of its backward and of what that runs
-# again, and bytes that it hands on; bytes wherever it lies, bytes that a micro-batch leaves in it, as bits the
-# optimizer's groups in which it trains something, and whether it has to stay.
+_FIRST_LINK = 1e8  # bytes per second, until a drain has been measured
+# A rank's note begins with: seconds of the newest move; seconds of it in which layers were sent; micro-batches that may
+# be in flight; whether a micro-batch of this batch was measured (else the rest is from an earlier batch). Then follow,
+# for each layer of the stage and one micro-batch: seconds of forward, backward and recomputation; bytes of outputs;
+# bytes on any stage; bytes saved for the backward; the optimizer's groups in which the layer trains something, as bits;
+# whether the layer must stay.
 _MOVE, _TRAVEL, _IN_FLIGHT, _IS_NEW, _HEAD = range(5)
 _OF_LAYER, _MOST_GROUPS = 8, 50
 _FORWARD, _BACKWARD, _AGAIN, _OUTPUT, _SIZE, _HELD, _GROUPS, _STAYS = range(_OF_LAYER)
 
 
 class StageWatch:
-    """One engine with a pipeline, which it does not keep alive."""
+    """Watches one pipeline engine and moves its layers. Does not keep the engine alive."""
 
     def __init__(self, wait_s: float | None, live: LiveLayers, budget: int | None = None) -> None:
         self._wait_s, self._live, self._budget = wait_s, live, budget
-        self._steps: list[tuple[int, ...]] = []  # partitions to come, the first of which is on its way
+        self._steps: list[tuple[int, ...]] = []  # next partitions; the move to the first is in progress
         self._sizes: list[int] = []
         self._rates = MoveRates(_FIRST_LINK)
         self._note = array("d")
-        self._clock: LayerClock | None = None  # of the layers that lie here since they do
-        self._parts: tuple[int, ...] = ()  # when it was measured
-        self._reruns: frozenset[int] = frozenset()  # and what ran again then
+        self._clock: LayerClock | None = None  # of the current layers of this stage
+        self._parts: tuple[int, ...] = ()  # the partition of the newest measurement
+        self._reruns: frozenset[int] = frozenset()  # the recomputed layers of that measurement
         self._micro_batches = 0
         self._decider: LayerDecider | KindDecider | None = None
-        self._kept: dict[int, float] = {}  # bytes that a micro-batch leaves in a layer that is kept
+        self._kept: dict[int, float] = {}  # bytes that a micro-batch saves in a layer without recomputation
         self._refused = ""
-        self._num_moves = self._num_steps = 0  # changes of the partition, and batches in which they were made
-        self._drained_bytes = 0  # of the busiest stage, by the newest move; 0: it was during a batch
+        self._num_moves = self._num_steps = 0  # completed moves, and batches during which layers moved
+        self._drained_bytes = 0  # bytes of the busiest stage in the newest move; 0: it was during a batch
         self._move_s = self._travel_s = 0.0
         self.newest: LayerLook | None = None
 
     def before_batch(self, engine: Any, pipeline: Pipeline, micro_batches: int) -> None:
-        """Between batches: looks at the one before, and moves layers where that pays. Collective over all ranks where
-        it moves any."""
+        """Called between batches. Evaluates the previous batch, and moves layers if that pays. A move is collective
+        over all ranks."""
         before, self._micro_batches = self._micro_batches, micro_batches
         if (self._refused and self._budget is None) or not before or self._goes_on(engine) or self._live.is_under_way:
             return
         try:
             notes = pipeline.notes()
-        except InvalidState:  # on all ranks alike: the batch before has failed
+        except InvalidState:  # on all ranks: the previous batch has failed
             return
         self._note_rates(max(note[_MOVE] for note in notes), max(note[_TRAVEL] for note in notes))
         parts = stage_module.parts_of(engine.module)
         if self._parts != parts or (self._decider is not None and self._decider.parts != parts):
-            self._decider = None  # somebody has moved layers by hand
+            self._decider = None  # the user has moved layers
             return
         found = _of_layers(engine.module, notes)
         if not all(any(note[_HEAD + _FORWARD :: _OF_LAYER]) for note in notes):
             return  # a stage has not measured a micro-batch yet
         if self._decider is not None and not all(note[_IS_NEW] for note in notes):
-            return  # the decider knows that already
+            return  # the decider has these numbers already
         needs_all = optimizer_parts.of_engine(engine).needs_all_groups
         stays = frozenset(layer for layer, stays in enumerate(found[_STAYS]) if stays)
         trained = Trained([_groups(bits) for bits in found[_GROUPS]], needs_all, stays)
@@ -97,7 +97,7 @@ class StageWatch:
     def _decided(
         self, engine: Any, notes: Sequence[Any], micro_batches: int, found: Sequence[list[float]], trained: Trained
     ) -> LayerLook | None:
-        """None while not all is known."""
+        """The decision after a batch. None: some numbers are still missing."""
         sizes, parts = [int(size) for size in found[_SIZE]], self._parts
         self._sizes = sizes
         costs, pipe = None, None
@@ -121,7 +121,8 @@ class StageWatch:
         return self._decider.after_batch(seconds, trained, moves_live)
 
     def _note_rates(self, seconds: float, travel_s: float) -> None:
-        """Of the slowest rank; 0: the batch before followed no move. What a drain takes without its bytes is fixed."""
+        """Updates the rates of moves by the newest move. seconds: of the slowest rank; 0: there was no move. The time
+        of a drain without its bytes is constant."""
         if seconds <= 0:
             return
         if self._drained_bytes:
@@ -131,7 +132,7 @@ class StageWatch:
             self._rates = self._rates._replace(commit_s=seconds)
 
     def _pipe(self, module: Any, notes: Sequence[Sequence[float]], micro_batches: int) -> Pipe | None:
-        """What is in flight is known with the second batch."""
+        """The pipe. None: micro-batches in flight are known only after the second batch."""
         in_flight = [0] * (len(self._parts) - 1)
         for rank, note in enumerate(notes):
             stage = module._topo.get_coord(rank).pipe
@@ -140,7 +141,8 @@ class StageWatch:
         return Pipe(self._budget, in_flight, micro_batches) if all(in_flight) else None
 
     def _costs(self, engine: Any, found: Sequence[list[float]]) -> Costs | None:
-        """A layer that runs again shows what it leaves so; what it leaves otherwise is known from when it was kept."""
+        """The costs of layers. A batch measures a layer's saved bytes either with or without recomputation; the bytes
+        without it are remembered from earlier batches."""
         module, held = engine.module, found[_HELD]
         if not all(held):
             return None
@@ -159,13 +161,13 @@ class StageWatch:
             resident=[int(size) for size in found[_SIZE]],
             kept=[int(size) for size in kept],
             rerun=[int(min(held[n] if n in reruns else inputs[n], kept[n])) for n in count],
-            output=[0] * len(held),  # what arrives and leaves is counted with the layers that keep it
+            output=[0] * len(held),  # inputs and outputs are counted with the layers that save them
             may_rerun=[not host and not stage_module.why_not_recomputed(module, n) for n in count],
         )
 
     @contextmanager
     def measured(self, engine: Any, pipeline: Pipeline) -> Iterator[Measured]:
-        """Of layers that lie here, what the stage is to run its ops in meanwhile."""
+        """Measures the layers of this stage during a batch. Yields the object that wraps the stage's ops."""
         module = engine.module
         layers = stage_module.layers_of(module)
         parts = stage_module.parts_of(module)
@@ -194,14 +196,14 @@ class StageWatch:
                 asked.close()
 
     def report(self) -> dict[str, Any]:
-        """For `sluice.stats`."""
+        """Numbers for `sluice.stats`."""
         newest = {} if self.newest is None else self.newest._asdict()
         counts = {"moves": self._num_moves, "batches_moving": self._num_steps, **self._rates._asdict()}
         return {**counts, **({"refused": self._refused} if self._refused else {}), **newest}
 
     def _goes_on(self, engine: Any) -> bool:
-        """Whether layers arrived during the batch before. How long they took is known after the next one. Starts the
-        next step, if there is one."""
+        """Whether layers arrived during the previous batch. Starts the next step, if there is one. The time of a step
+        is known one batch later."""
         if not self._steps or self._live.is_under_way:
             return False
         arrived, *to_come = self._steps
@@ -223,12 +225,12 @@ class StageWatch:
             self._drain(engine, look.parts)
 
     def _drain(self, engine: Any, parts: tuple[int, ...]) -> None:
-        """The layers go before the next batch."""
+        """Moves layers before the next batch."""
         begun, begin_ns = time.perf_counter(), time.monotonic_ns()
         before = stage_module.parts_of(engine.module)
         try:
             moved = moving_layers.move(engine, parts, self._wait_s)
-        except UnsupportedError as error:  # on all ranks alike, and nothing has moved
+        except UnsupportedError as error:  # on all ranks; nothing has moved
             if isinstance(self._decider, KindDecider):
                 self._decider.pin(before)
             if not self._refused and dist.get_rank() == 0:
@@ -237,22 +239,22 @@ class StageWatch:
             return
         self._num_moves += 1
         self._note_move(time.perf_counter() - begun, moved.travel_s, busiest_bytes_of(before, parts, self._sizes))
-        # Of this rank, as if each had given as much.
+        # The mean over ranks, as an estimate for this rank.
         left = moved_bytes_of(before, parts, self._sizes) // dist.get_world_size()
         trace.keep_move("layers", "the pipeline", begin_ns, len(moved.moves), left, 0, self._move_s)
 
     def _sets_out(self, engine: Any, steps: Sequence[tuple[int, ...]]) -> bool:
-        """Whether the layers of the first step go during the next batch. Alike on all ranks."""
+        """Starts the first step. Returns whether its layers move during the next batch, the same on all ranks."""
         try:
             self._live.begin(engine, steps[0], self._wait_s)
-        except UnsupportedError:  # which moving between batches will say, or do
+        except UnsupportedError:  # a move between batches follows, which succeeds or reports the reason
             return False
         self._steps = list(steps)
         return True
 
 
 class Measured:
-    """The ops of one batch, of which some are measured."""
+    """Wraps the ops of one batch and measures some of them."""
 
     def __init__(self, module: Any, clock: LayerClock, note: array[float], held: HeldBytes | None) -> None:
         self._module, self._clock, self._note, self._held = module, clock, note, held
@@ -275,7 +277,7 @@ class Measured:
         self._write()
 
     def _write(self) -> None:
-        """The note goes when the last op has ended."""
+        """Writes the measurements to the note, which is sent after the last op."""
         self._note[_IS_NEW] = float(self._clock.has_measured)
         for layer, took in self._clock.took().items():
             place = self._places[layer]
@@ -291,8 +293,7 @@ def _groups(bits: float) -> frozenset[int]:
 
 
 def _of_layers(module: Any, notes: Sequence[Sequence[float]]) -> tuple[list[float], ...]:
-    """Seconds, bytes wherever it lies, bytes that a micro-batch leaves, and groups, by layer: means over the replicas
-    that have it, the same bits on all ranks."""
+    """The fields of all notes by layer: means over the replicas of the layer, with the same bits on all ranks."""
     parts = stage_module.parts_of(module)
     found = tuple([0.0] * parts[-1] for _ in range(_OF_LAYER))
     share = (len(parts) - 1) / len(notes)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSpeed's pipeline engine by key: "sluice": {"pipeline": {...}} has its two schedules run by what has arrived.
+"""Runs the batches of DeepSpeed's pipeline engine by the library: "sluice": {"pipeline": {...}}.
 
-`TrainSchedule` and `InferenceSchedule` fix an order for each stage, in which it waits for every message. Here a stage
-runs what is there (docs/pipeline.md), and messages travel meanwhile. Any other schedule goes the host's own way.
+DeepSpeed's `TrainSchedule` and `InferenceSchedule` fix the order of each stage, which waits for every message. Here a
+stage runs the ops whose inputs have arrived (docs/pipeline.md), and messages are sent meanwhile. The host runs all
+other schedules.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ from deepspeed.moe.sharded_moe import MOELayer
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
-# What a batch calls, and what it puts its own in place of.
+# Instructions that a batch calls, and instructions that it replaces.
 _CALLED = (schedule.LoadMicroBatch, schedule.ForwardPass, schedule.BackwardPass)
 _REPLACED = (schedule.SendActivation, schedule.RecvActivation, schedule.SendGrad, schedule.RecvGrad)
 
 
 def take_over(engine: Any, options: Options) -> Takeover | None:
-    """Has this engine's batches run by the library. None where they stay the host's: one stage, or "warn" and a reason.
+    """Makes the library run this engine's batches. None: the host runs them, since there is one stage, or because of
+    "warn" and a reason.
 
-    Before the engine's own attributes of a pipeline are there. Collective over all ranks; UnsupportedError, or
-    agree.DisagreementError, on all of them alike.
+    Called before the engine has its pipeline attributes. Collective over all ranks; all of them raise UnsupportedError
+    or agree.DisagreementError together.
     """
     reason = _reason_against(engine)
     if not reason and engine.module._topo.get_dim("pipe") == 1:
@@ -65,7 +67,7 @@ def take_over(engine: Any, options: Options) -> Takeover | None:
 
 
 def _reason_against(engine: Any) -> str:
-    """Why this engine's batches stay the host's; "": they need not."""
+    """Why the host must run this engine's batches; "": the library can."""
     if not getattr(engine, "pipeline_parallelism", False):
         return "the model is no deepspeed.pipe.PipelineModule, so there are no stages to run"
     kind = type(engine)
@@ -87,7 +89,7 @@ def _reason_against(engine: Any) -> str:
 
 
 def _reason_of_frozen(engine: Any) -> str:
-    """Why a stage on which nothing is trained cannot be one; "": something is, or the host can do it."""
+    """Why a stage cannot be without trained parameters; "": it has some, or the host supports it."""
     trains = engine.client_optimizer is not None or engine.optimizer_name() is not None
     if not trains or any(parameter.requires_grad for parameter in engine.module.parameters()):
         return ""
@@ -111,10 +113,10 @@ def _refuse(reason: str, options: Options) -> None:
 
 
 class Takeover:
-    """The engine's batches while the library runs them. `close` gives them back."""
+    """Runs the engine's batches until `close`."""
 
     def __init__(self, engine: Any, options: Options) -> None:
-        self.batches = 0  # of the host's that went this way
+        self.batches = 0  # batches that the library ran
         module = engine.module
         grid, topology, wanted = module._grid, module._topo, options.pipeline
         assert wanted is not None
@@ -144,8 +146,8 @@ class Takeover:
         except BaseException:
             group.close()
             raise
-        self._release = weakref.finalize(self, group.close)  # the pipeline with it
-        self._release.atexit = False  # the group's own exit handler does it
+        self._release = weakref.finalize(self, group.close)  # also closes the pipeline
+        self._release.atexit = False  # the group has its own exit handler
         engine._exec_schedule = self._exec_schedule
         if torch.distributed.get_rank() == 0:
             limit = "chosen" if wanted.in_flight is None else wanted.in_flight
@@ -156,13 +158,13 @@ class Takeover:
             )
 
     def start_plan(self, engine: Any) -> None:
-        """Before the first batch, when the optimizer is there: layers lie as the plan has them."""
+        """Moves layers as the plan says. Called before the first batch, after the optimizer was made."""
         wanted = self._options.pipeline
         if wanted is not None and wanted.plan not in (None, ADAPTIVE_PLAN):
             stage_plan.start(engine, self._options)
 
     def _exec_schedule(self, pipe_schedule: Any) -> None:
-        """In place of the engine's own."""
+        """Replaces the engine's method."""
         kind = type(pipe_schedule)
         if kind not in (schedule.TrainSchedule, schedule.InferenceSchedule):
             PipelineEngine._exec_schedule(self._engine(), pipe_schedule)
@@ -198,7 +200,7 @@ class Takeover:
         self._stage.end()
 
     def stats(self) -> dict[str, Any]:
-        """Batches that went this way, and what the library says of them. Not while one runs."""
+        """Numbers of the batches that the library ran. Not to be called during a batch."""
         layers = {} if self._watch is None else {"layers": self._watch.report()}
         later = {"weights_later": self._stage.num_weights_later} if isinstance(self._stage, SplitBackwardStage) else {}
         engine = self._engine()
@@ -214,7 +216,7 @@ class Takeover:
         }
 
     def close(self) -> None:
-        """The engine's next batch is the host's own. Not collective; alike on all ranks. May be called again."""
+        """Returns the engine's batches to the host. Not collective, but all ranks must call it. May be called again."""
         engine = self._engine()
         if engine is not None:
             vars(engine).pop("_exec_schedule", None)
@@ -223,12 +225,12 @@ class Takeover:
 
 
 def _partition(module: Any) -> str:
-    """Where stages begin and end, "0,4,8"; "" for what has none."""
+    """The bounds of stages, such as "0,4,8"; "": the module has none."""
     return ",".join(str(int(bound)) for bound in getattr(module, "parts", ()))
 
 
 def _meets_its_replicas(module: Any) -> bool:
-    """Whether layers of this stage wait for those of its replicas in a forward or a backward."""
+    """Whether layers of this stage communicate with other replicas in a forward or a backward."""
     return any(
         isinstance(each, torch.nn.SyncBatchNorm) or (isinstance(each, MOELayer) and each.ep_size > 1)
         for each in module.modules()

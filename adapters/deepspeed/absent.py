@@ -45,7 +45,7 @@ def _why_of_engine(engine: Any) -> str:
 
 
 def _num_layers(module: Any) -> int:
-    """Returns the number of MoE layers of DeepSpeed's both kinds."""
+    """Returns the number of MoE layers of both DeepSpeed's kinds."""
     return sum(
         _is_a(child, "deepspeed.moe.sharded_moe", "MOELayer") or type(child).__name__ == "AutoEPMoELayer"
         for child in module.modules()

@@ -78,7 +78,7 @@ def clip(engine: Any, original: Callable[[], None]) -> None:
     factor = torch.min(torch.ones_like(most), most / (total + 1e-6))  # stock's operations, which give stock's bits
     answered = {id(_own(p)) for p in parameters}
     for parameter in engine.module.parameters():
-        # A moved layer, or an expert in the slot of one that has no gradient.
+        # A parameter of a moved layer, or an expert in the slot of an expert without a gradient.
         if parameter.grad is not None and id(parameter) not in answered:
             parameter.grad.mul_(factor)
 
@@ -89,7 +89,7 @@ def _own(parameter: Any) -> torch.Tensor:
 
 def _of_stage(module: Any, here: list[Any], home: Sequence[int]) -> Iterator[Any]:
     """Yields the parameters that this stage contributes in the initial placement `home`. Layers on other stages are
-    represented by their norms. Collective over the stages of this replica. here: what it contributes of its own."""
+    represented by their norms. Collective over the stages of this replica. here: the stage's own contributions."""
     layer_of = {
         id(p): layer
         for layer in stage_module.layers_of(module)
@@ -161,13 +161,13 @@ def _at_home(engine: Any, norms: list[Norms]) -> Iterator[Any]:
         if found is None:
             yield parameter
         elif found:
-            # For a parameter of several experts the last bits may differ: the order of the sum is another.
+            # For a parameter of several experts the last bits may differ, since the order of the sum differs.
             norm = found[0] if len(found) == 1 else torch.stack(found).norm(2.0)
             yield _Parameter(parameter, norm, parameter.grad)
 
 
 def _all(engine: Any, norms: list[Norms]) -> Iterator[Any]:
-    """Yields all parameters of no expert, then those of all experts, in the same order on all ranks."""
+    """Yields all parameters outside of experts, then those of all experts, in the same order on all ranks."""
     of_experts = {id(p) for layer in engine.sluice.layers for p in layer.experts.parameters()}
     yield from (parameter for parameter in engine.module.parameters() if id(parameter) not in of_experts)
     for layer, found in zip(engine.sluice.layers, norms):

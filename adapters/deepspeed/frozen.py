@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refuses models without trainable parameters before the engine makes its optimizer. Otherwise one rank of the host
-raises an error without a name, and the other ranks wait for it."""
+raises an unclear error, and the other ranks wait for that rank."""
 
 from __future__ import annotations
 

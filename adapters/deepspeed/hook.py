@@ -16,7 +16,7 @@ from typing import Any
 from sluice.adapters.deepspeed import adam_hook
 
 METHOD = "_configure_distributed_model"
-LAST_METHOD = "_configure_checkpointing"  # the optimizer exists, and nothing has run
+LAST_METHOD = "_configure_checkpointing"  # then the optimizer exists, and nothing has run
 
 
 # Runs the optimizer's step, zeroes gradients, and counts steps.
@@ -136,7 +136,7 @@ def uninstall(engine_module: ModuleType) -> None:
 
 
 def apply(engine: Any) -> None:
-    """Reads the engine's config, swaps its model's layers, and takes its batches over if the config says so.
+    """Reads the engine's config, swaps its model's layers, and takes over its pipeline batches if the config says so.
     `engine.sluice` is the handle."""
     from sluice import config, settings
 

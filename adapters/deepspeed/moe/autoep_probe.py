@@ -57,7 +57,7 @@ def missing_steps() -> list[str]:
 
 
 def probe(layer: AutoEPMoELayer, layer_id: int, name: str) -> Finding:
-    """Understands a layer or raises UnsupportedError; touches nothing and runs nothing of the model."""
+    """Describes a layer or raises UnsupportedError. Changes nothing and runs nothing of the model."""
 
     def refuse(reason: str) -> UnsupportedError:
         return UnsupportedError(f"MoE layer '{name}' (AutoEP): {reason}")
@@ -131,8 +131,7 @@ def _check_container(layer: AutoEPMoELayer, refuse: Refuse) -> None:
 
 
 def _unit_of(experts: GroupedExperts, refuse: Refuse) -> activations.Unit:
-    """The activation of the function that the host has registered under the name; its fused kernels compute the
-    same."""
+    """The activation that the host's registered function computes. The host's fused kernels compute the same."""
     name = experts.activation
     known = getattr(ep_experts, "EXPERT_ACTIVATIONS", {}).get(name)
     if known is None:

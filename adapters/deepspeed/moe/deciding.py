@@ -26,9 +26,9 @@ class Look(NamedTuple):
     """The result of one look at a layer; the newest is in `sluice.stats`."""
 
     verdict: str  # "even", or of planning.placement.VERDICTS
-    imbalance: float  # rows of the fullest rank over the mean
-    planned: float  # the same after the plan
-    bound: float  # lower bound of it for every placement
+    imbalance: float  # rows of the most loaded rank divided by the mean
+    planned: float  # the imbalance after the plan
+    bound: float  # lower bound of the imbalance for every placement
     num_moves: int
 
 
@@ -61,8 +61,8 @@ class Watch:
         self._seen = None
 
     def look(self, step: int, num_layers: int, optimizer: Any) -> Placement | None:
-        """The placement that experts should get after `step` steps; None: they stay. Collective over all ranks that
-        have the layer, replicas too."""
+        """The placement that experts should get after `step` steps; None: experts stay. Collective over all ranks that
+        have the layer, replicas included."""
         state = self.layer._sluice
         now = step, *state.loads(), state.spent()
         before, self._seen = self._seen, now
@@ -83,7 +83,7 @@ class Watch:
 
     def _ask(self, expert_rows: Sequence[int], numbers: Sequence[int]) -> _Sums:
         self.num_questions += 1
-        # Rows add up over ranks and replicas; for times the slowest rank counts.
+        # Rows are summed over ranks and replicas; of times the maximum is taken.
         device = next(self.layer.experts.parameters()).device
         rows = torch.tensor(list(expert_rows), dtype=torch.int64, device=device)
         most = torch.tensor(list(numbers), dtype=torch.int64, device=device)

@@ -133,7 +133,7 @@ def unsupported_reason(expert: nn.Module) -> str | None:
 
 
 def untouched(module: nn.Module) -> bool:
-    """No hooks of any kind but a profiler's, no parametrisations, no forward or call of its own on the instance."""
+    """Whether the module has no hooks except a profiler's, no parametrisation, and no own forward on the instance."""
     state = module.__dict__
     return not (
         (state.get("_forward_hooks") and not flops_profile.has_set_all(state, "_forward_hooks"))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Supports DeepSpeed's flops profiler (`flops_profiler` in ds_config).
 
-The profiler hooks every module, only on rank 0 and for one step, and counts the calls of torch's functions. Its hooks
-change no result, so Sluice need not call experts as modules for them. Otherwise rank 0 would run its layers differently
-from the other ranks, which the header of a call refuses. The GEMMs that C computes are added to the count here.
+The profiler hooks every module, on rank 0 only and for one step, and counts the calls of torch's functions. Its hooks
+change no result, so experts need not be called as modules because of them. Otherwise rank 0 would run its layers
+differently from the other ranks, which the header of a call refuses. This module adds the GEMMs that C computes.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ one product:
     def forward(self, x):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
-It does not understand anything else (a branch, an attribute that is no module, a helper, a decorator), and the module
-is then called as it is. The source shows side effects and conditions on state, which a trace would miss.
+Anything else (a branch, an attribute that is no module, a helper, a decorator) is not understood, and the host's module
+is then called. The source shows side effects and conditions on state, which a trace would miss.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def read(expert: nn.Module) -> Found | str:
     try:
         argument, expressions, function = _parsed(cls.forward)
         reader = _Reader(expert, argument, function)
-        # All of them, so that nothing hides in a local name that the result does not use.
+        # All expressions are read, also those of local names that the result does not use.
         return _match([reader.value(expression) for expression in expressions][-1])
     except _NotUnderstood as error:
         return f"the forward of {cls.__name__} is not one that Sluice knows ({error})"

@@ -31,7 +31,7 @@ def move(
     expert_slot: Sequence[int],
     optimizer: Any = None,
 ) -> None:
-    """As migration.moving.move. Collective over the layer's group, and over groups with replicas of its experts."""
+    """See migration.moving.move. Collective over the layer's group, and over groups with replicas of its experts."""
     everywhere = moving.unanimous(replicas_of(layer), next(layer.experts.parameters()).device)
     moving.move(layer._sluice, belongings_of(layer, optimizer), expert_rank, expert_slot, everywhere)
 

@@ -88,7 +88,7 @@ class Runners:
         return f"MoE layer '{self.finding.name}' has a plan, and a memory_budget of its own: leave that out"
 
     def use_plan(self, choice: MoeChoice) -> None:
-        """All engine layers run under the plan from now on. Called between forwards."""
+        """Makes all engine layers run under the plan. Called between forwards."""
         self._choice = choice
         for runner in self._runners.values():
             self._put_in_force(runner)
@@ -137,7 +137,7 @@ class Runners:
         experts: Any,
         call_expert: CallExpert | None = None,
     ) -> torch.Tensor:
-        """The weighted sum of the experts' outputs [T, M]. Adds what is known here to errors. Collective."""
+        """The weighted sum of the experts' outputs [T, M]. Adds the adapter's information to errors. Collective."""
         try:
             return runner.run(tokens, expert_ids, weights, experts, call_expert)
         except Mismatch as error:
@@ -238,7 +238,7 @@ class Runners:
         return sent - before[0], nanoseconds - before[1]
 
     def record(self, layer: Any, output: torch.Tensor, before: tuple[int, int]) -> None:
-        """Logs what this forward has sent since `before`, and what its backward sends once that has run."""
+        """Logs the bytes that this forward has sent since `before`, and those of its backward after it has run."""
         if len(self.finding.ranks) == 1 or not comms_log.wanted():
             return
         sent, nanoseconds = self.since(before)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a swapped `MOELayer`: its engine layers, and the calls of the host's experts where C does not compute
-them."""
+"""The state of a swapped `MOELayer`: its engine layers, and the calls of the host's experts that C does not compute."""
 
 from __future__ import annotations
 
@@ -73,7 +72,7 @@ class LayerState(Runners):
             )
 
     def call_expert(self, expert: nn.Module, index: int, rows: torch.Tensor) -> torch.Tensor:
-        """Calls the host's expert with rows as a 4-D tensor, as the host does; of a tuple the first element counts."""
+        """Calls the host's expert with rows as a 4-D tensor, as the host does. Uses the first element of a tuple."""
         as_now = index, expert.training  # dropout draws random numbers only in training
         new = as_now not in self._seen_experts and torch.is_grad_enabled()
         before = first_call.random_state() if new else None
@@ -130,14 +129,14 @@ class LayerState(Runners):
     def record(self, layer: Any, output: torch.Tensor, before: tuple[int, int]) -> None:
         """Gives the host its communication times, and its logger the records."""
         if layer.wall_clock_breakdown and layer.ep_size > 1:
-            # The two exchanges of all chunks share one lane, under the GEMMs: half of it each.
+            # Both exchanges of all chunks share one lane, so each gets half of its time.
             lane_ns = self.since(before)[1]
             layer.time_falltoall += lane_ns / 2e6
             layer.time_salltoall += lane_ns / 2e6
         super().record(layer, output, before)
 
     def explain(self, error: Mismatch) -> Mismatch:
-        """Adds to an error about ranks that differ why they do, which only the adapter knows."""
+        """Adds to an error about differing ranks the reason, which only the adapter knows."""
         if self._fused_now == (self.finding.form is not None):
             return error
         return Mismatch(

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSpeed's optimizers: the ops of its Adams, and readers of an optimizer's states of a parameter."""
+"""Supports DeepSpeed's optimizers: computes the ops of its Adams, and reads an optimizer's states by parameter."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The op that DeepSpeed's `DeepSpeedCPUAdam` loads, computed by the library: ZeRO-Offload's optimizer by key.
+"""Computes the op that DeepSpeed's `DeepSpeedCPUAdam` loads, ZeRO-Offload's optimizer: "sluice": {"optimizer": true}.
 
 The optimizer stays DeepSpeed's own class, with its state, checkpoints and type checks. Sluice only replaces the op that
 the optimizer calls, and nothing is compiled at run time. The stock op computes what the library does not support
@@ -20,8 +20,8 @@ from sluice.adapters.torch.optimizer_step import Entry, OptimizerStep, new_handl
 
 @dataclass
 class Writing:
-    """Arguments of the next update: the tensor into which it also writes the parameter in the dtype of the tensor, the
-    factor of gradients, and the ranges of elements that it updates."""
+    """Arguments of the next update. out: also receives the parameter, in the dtype of `out`; factor: of gradients;
+    spans: the ranges of elements to update."""
 
     out: torch.Tensor
     factor: float
@@ -109,8 +109,8 @@ class CpuAdamOp:
         return 0
 
     def _loss_scale(self, grad: torch.Tensor) -> float:
-        """The divisor of gradients in the update. If a host ignores overflows, the factor may be 0 or NaN, which has no
-        reciprocal: then the gradients are multiplied here, as in stock."""
+        """The divisor of gradients in the update. If a host ignores overflows, the factor may be 0 or NaN and has no
+        reciprocal. Then the gradients are multiplied here, as in stock."""
         factor = 1.0 if self._writing is None else self._writing.factor
         if 0.0 < factor < math.inf and 1.0 / factor < math.inf:
             return 1.0 / factor

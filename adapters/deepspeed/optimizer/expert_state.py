@@ -119,8 +119,8 @@ def _has_parts(parameter: nn.Parameter) -> bool:
 
 
 class FusedState(State):
-    """The state of DeepSpeed's FusedAdam, which counts the steps of a group in the state of its last parameter, and
-    reads them there for all. The count therefore stays in its place, while moments move."""
+    """The state of DeepSpeed's FusedAdam, which keeps the step count of a group in the state of its last parameter. So
+    the count stays where it is, while moments move."""
 
     def __init__(self, optimizer: FusedAdam) -> None:
         super().__init__(lambda parameter: (optimizer.state, parameter))

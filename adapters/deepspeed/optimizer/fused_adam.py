@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The op that DeepSpeed's `FusedAdam` loads, computed by the library: the plain Adam and AdamW of a ds_config by key.
+"""Computes the op that DeepSpeed's `FusedAdam` loads: "sluice": {"optimizer": true}.
 
 DeepSpeed uses `FusedAdam` for "Adam" and "AdamW" if nothing is offloaded. On a CPU it compiles an op at run time and
-calls it with all parameters of a group. The optimizer stays, with its state, checkpoints and type checks.
+calls the op with all parameters of a group. The optimizer stays, with its state, checkpoints and type checks.
 """
 
 from __future__ import annotations

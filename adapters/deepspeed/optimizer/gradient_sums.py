@@ -25,11 +25,11 @@ class ParameterSums:
         return parameter.dtype
 
     def of(self, parameter: nn.Parameter) -> torch.Tensor | None:
-        """The parameter's sum so far, not a copy, with as many elements; None: no backward gave it a gradient."""
+        """The parameter's sum so far, not copied, with as many elements; None: it has no gradient yet."""
         return parameter.grad
 
     def add(self, total: torch.Tensor | None, gradient: torch.Tensor) -> torch.Tensor:
-        """The sum with one more micro-batch, with the host's bits. total: may be written."""
+        """Adds the gradient of a micro-batch with the host's bits, and returns the sum. total: may be overwritten."""
         return gradient if total is None else total.add_(gradient)
 
     def put(self, totals: Mapping[nn.Parameter, torch.Tensor]) -> None:
@@ -83,7 +83,7 @@ class BufferSums(ParameterSums):
         return total
 
     def add(self, total: torch.Tensor | None, gradient: torch.Tensor) -> torch.Tensor:
-        """See ParameterSums. Zero and -0.0 are 0.0, so the first gradient is added too."""
+        """See ParameterSums. The first gradient is added to zeros, as the host does, since 0.0 + -0.0 is 0.0."""
         total = torch.zeros_like(gradient, dtype=self._optimizer.grad_acc_dtype) if total is None else total
         return total.add_(gradient.to(total.dtype))
 

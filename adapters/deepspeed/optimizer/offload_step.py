@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ZeRO-Offload's step (stages 1 and 2) in one pass over a partition: unscale, clip, update, 16-bit parameters out.
+"""Runs ZeRO-Offload's step (stages 1 and 2) in one pass over a partition: unscale, clip, update, write 16-bit values.
 
-The host reads and writes the f32 gradients to unscale and clip them, updates, copies the masters to a 16-bit buffer and
-that to the parameters. Here the update multiplies gradients by the factor, and writes the 16-bit parameters itself.
+The host reads and writes the f32 gradients to unscale and clip them, updates, and copies the masters to a 16-bit buffer
+and from there to the parameters. Here the update multiplies gradients by the factor, and writes the 16-bit parameters.
 
-A parameter without a gradient since the last step is not updated. The host's f32 buffer still has its old gradient, by
-which stock updates it once more. The host's buffers for gradient accumulation have old gradients too. Here a parameter
-that only some backwards of a window reach gets its full gradient.
+A parameter without a gradient since the last step is not updated. Stock updates such a parameter by its old gradient,
+which is still in the host's f32 buffer. The host's buffers for gradient accumulation have old gradients too. Here a
+parameter that only some backwards of a window reach gets its full gradient.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ class OffloadStep:
             zero.async_accumulate_grad_in_cpu_via_gpu, zero.step = self.accumulate, self.host_step
 
     def accumulate(self, param: Any) -> None:
-        """Zeroes the gradient that the window before has left, before a parameter's first gradient of a window."""
+        """Zeroes the gradient of the previous window before a parameter's first gradient of a window."""
         zero, number = self._zero, self._zero.get_param_id(param)
         if number not in zero._offload_accumulated_param_ids and number in zero.accumulated_grads_in_cpu:
             zero.accumulated_grads_in_cpu[number].zero_()
         self._accumulate(param)
 
     def host_step(self, *arguments: Any, **keywords: Any) -> Any:
-        """Adds parameters that only earlier backwards of the window have reached to the step."""
+        """Includes in the step parameters that only earlier backwards of the window have reached."""
         zero = self._zero
         zero._offload_accumulated_param_ids -= zero.norm_for_param_grads.keys()
         zero._finalize_cpu_offload_gradient_accumulation()
         return self._host_step(*arguments, **keywords)
 
     def unscale(self, grads: Any, total_norm: Any) -> None:
-        """Keeps the factor by which the host would multiply gradients, as the host's own code computes it."""
+        """Stores the factor by which the host would multiply gradients, computed by the host's code."""
         one = torch.ones(1)
         self._unscale([one], total_norm)
         self._factor = one.item()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes a pipeline optimizer's states out by parameter, and puts them into the same optimizer over other parameters.
+"""Reads a pipeline optimizer's states by parameter, and gives the same optimizer other parameters with their states.
 
 The optimizer object stays, so that references to it, its groups and its schedulers stay valid. There are two kinds.
-Plain optimizers of torch keep a state for each parameter. DeepSpeed's own keep masters and moments of a group in one
-flat buffer, partitioned over the replicas. A parameter less shifts all others there, so that these optimizers are
-rebuilt inside the existing object.
+Plain optimizers of torch have a state for each parameter. DeepSpeed's own have masters and moments of a group in one
+flat buffer, partitioned over the replicas. A change of parameters shifts all others in the buffer, so these optimizers
+are rebuilt inside the existing object.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class NoOptimizer:
     """The optimizer of an engine that trains nothing."""
 
     needs_all_groups = False  # every stage must have parameters in every group
-    counts_copies = True  # copies of parameters that are tied to another stage's count for that
+    counts_copies = True  # copies of parameters that are tied to another stage's count as well
     name = "none"
 
     def why_not(self) -> str:
@@ -102,10 +102,10 @@ class PlainOptimizer:
             for p in group["params"]:
                 state.pop(p, None)
             group["params"][:] = [p for p, (where, _) in kept.items() if where == index]
-            # In the order in which a first step adds them, which is the order of the host's checkpoints.
+            # In the order of a first step, which is the order of the host's checkpoints.
             states = {p: kept[p].content for p in group["params"] if kept[p].content}
             state.update(states)
-            if isinstance(self._optimizer, FusedAdam):  # it counts the steps of a group in the last state alone
+            if isinstance(self._optimizer, FusedAdam):  # only the last state of a group has its step count
                 for one in list(states.values())[:-1]:
                     one["step"] = 0
 
@@ -121,7 +121,7 @@ class _Flat(NamedTuple):
 
     listed: str  # the parameters, in the user's order
     build: str  # method of the engine
-    counts_copies: bool  # whether its norm of gradients works if a group has copies alone
+    counts_copies: bool  # whether its gradient norm works if a group has only copies
 
 
 _FLAT = {
@@ -139,7 +139,7 @@ _FLAT = {
 
 
 class FlatOptimizer:
-    """BF16_Optimizer, or the optimizer of ZeRO stage 1. Their groups lie in flat buffers."""
+    """BF16_Optimizer, or the optimizer of ZeRO stage 1, whose groups are in flat buffers."""
 
     needs_all_groups = True
 
@@ -198,13 +198,13 @@ class FlatOptimizer:
         for index, group in enumerate(basic.param_groups):
             group["params"] = [p for p, (where, _) in kept.items() if where == index]
         built = getattr(self._engine, self._form.build)(basic)
-        if getattr(old, "ready_for_gradients", False):  # during a batch: its backwards have made the buckets
+        if getattr(old, "ready_for_gradients", False):  # during a batch, in which backwards have made the buckets
             built.setup_buckets()
         if hasattr(old, "loss_scaler"):  # the existing gradients have its scale
             built.loss_scaler = old.loss_scaler
         for name, value in vars(old).items():
             vars(built).setdefault(name, value)  # attributes that other code has set
-        # The two share their attributes from now on: hooks refer to the new one, and all other code to the old one.
+        # Both objects share their attributes: hooks refer to the new one, and all other code to the old one.
         old.__dict__ = built.__dict__
         buffers = FlatBuffers(old)
         for master, laid in zip(buffers.masters, buffers.groups):
@@ -231,7 +231,7 @@ def _found(parameters: Parameters, groups: Sequence[Parameters]) -> list[int | N
 
 
 def _is_cut(value: Any) -> bool:
-    """Whether each parameter has a piece of it. A step count is not cut: a group has one."""
+    """Whether each parameter has a part of the value. A step count belongs to the whole group."""
     return isinstance(value, torch.Tensor) and value.dim() > 0
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where torch.distributed.pipelining meets Sluice: names beside its own in `get_schedule_class`.
+"""Adds Sluice's schedules to `get_schedule_class` of torch.distributed.pipelining.
 
-There is no registry: the function holds its table. So the function is wrapped, before importers bind it.
+Torch has no registry of schedules: the function contains its table. So the function is wrapped before it is imported.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-# What a name begins with, in lower case; ":POLICY" may follow.
+# Names in lower case; ":POLICY" may follow.
 NAMES = ("sluice", "sluicesingle")
 
 
@@ -35,7 +35,7 @@ def install(module: ModuleType) -> None:
 
 
 def uninstall(module: ModuleType) -> None:
-    """Puts torch's own function back; who has bound the other keeps it."""
+    """Restores torch's function. Modules that have imported the wrapper keep it."""
     module.get_schedule_class = getattr(  # type: ignore[attr-defined]
         module.get_schedule_class, "_sluice_original", module.get_schedule_class
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the stages of a rank lie, and what is not run, by name."""
+"""Finds the placement of a rank's stages, and refuses stages that cannot run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-# Policies whose order binds (docs/pipeline.md): replicas of a stage run the same ops without messages between them.
+# Policies with a fixed order (docs/pipeline.md): replicas of a stage run the same ops without messages between them.
 PLANNED = ("1f1b", "gpipe", "zero_bubble", "looped", "v")
-# Those that always run weight gradients as ops of their own.
+# Policies that always run weight gradients as separate ops.
 SPLIT = ("zero_bubble", "v")
 
 
 class Way(NamedTuple):
-    """How the stages of all ranks are run. policy: by its name; split: weight gradients are ops of their own."""
+    """How the stages of all ranks run. policy: by name; split: weight gradients are separate ops."""
 
     policy: str
     placement: str
@@ -25,7 +25,7 @@ class Way(NamedTuple):
 
 
 def way_of(stages: Sequence[Any], policy: str | None, split: bool | None) -> Way:
-    """What is meant where nothing is said; placement "" where the stages lie in no order that is known."""
+    """Fills in defaults, and finds the placement of the stages. placement "": unknown order."""
     policy = policy or "adaptive"
     return Way(policy, _placement(stages, policy), policy in SPLIT if split is None else split)
 
@@ -40,7 +40,7 @@ def _placement(stages: Sequence[Any], policy: str) -> str:
 
 
 def reason_against(stages: Sequence[Any], way: Way) -> str:
-    """Why these stages of this rank are not run; "": they are."""
+    """Why these stages of this rank cannot run; "": they can."""
     first = stages[0]
     wanted = first.num_stages / first.group_size
     indices = ", ".join(str(stage.stage_index) for stage in stages)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules of torch.distributed.pipelining whose order and messages are the library's (docs/pipeline.md)."""
+"""Schedules for torch.distributed.pipelining. The library orders ops and sends messages (docs/pipeline.md)."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ POLICIES = ("adaptive", "1f1b_hint", "backward_first", "message_driven", *PLANNE
 
 
 class _Arriving:
-    """What both kinds of schedule share.
+    """The common part of both kinds of schedule.
 
-    policy        what a rank runs next of what is ready; None: adaptive, chosen from what the first batch measured
-    separate_wgrad  gradients of weights are ops of their own; None: the policy's
-    in_flight     L: forwards of a stage whose backward has not run; None: chosen from what the first batch measured
+    policy          which of the ready ops a rank runs next; None: adaptive, chosen by measurements of the first batch
+    separate_wgrad  weight gradients are separate ops; None: as the policy needs
+    in_flight       L: forwards of a stage whose backward has not run; None: chosen by measurements of the first batch
 
-    All three are attributes of the class too. Equal on all ranks. The first step opens connections, collectively.
+    All three are also attributes of the class, and must be equal on all ranks. The first step opens connections, which
+    is collective.
     """
 
     policy: str | None = None
     separate_wgrad: bool | None = None
     in_flight: int | None = None
-    sluice: Pipeline | None = None  # its stats() say what ran; from the first step on
+    sluice: Pipeline | None = None  # set by the first step; its stats() describe the batches
     _later: Sequence[SplitBackward] = ()  # by stage
     _has_warned_of_scaling = False
 
@@ -56,7 +57,7 @@ class _Arriving:
         return_outputs: bool = True,
         loss_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        """A batch, on all ranks or on none."""
+        """Runs a batch. If it fails on a rank, it fails on all."""
         arg_mbs, kwarg_mbs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
         stages = self._own_stages()
         way = way_of(stages, self.policy, self.separate_wgrad)
@@ -88,11 +89,11 @@ class _Arriving:
 
     @property
     def weights_later(self) -> int:
-        """Weight gradients of this rank so far that were ops of their own."""
+        """The number of weight gradients of this rank so far that were separate ops."""
         return sum(each.num_left for each in self._later)
 
     def _warn_of_scaling(self: Any, stages: Sequence[Any]) -> None:
-        """Once: torch scales all of `.grad` at the end of a step, with what earlier steps have left there."""
+        """Warns once that torch scales the whole `.grad` at the end of a step, gradients of earlier steps included."""
         if self._has_warned_of_scaling or not self._has_backward or not self.scale_grads or self._n_microbatches == 1:
             return
         for stage in stages:
@@ -109,7 +110,7 @@ class _Arriving:
                     return
 
     def _open(self: Any, stages: Sequence[Any], way: Way) -> None:
-        """Collective over the ranks of the stages' group; a refusal is one on all of them."""
+        """Opens the pipeline. Collective over the ranks of the stages' group: if one refuses, all raise an error."""
         first = stages[0]
         ranks = sorted(dist.get_process_group_ranks(dist.group.WORLD if first.group is None else first.group))
         own = {
@@ -125,7 +126,7 @@ class _Arriving:
             if reason:
                 raise Unsupported(f"torch.distributed.pipelining: rank {rank}: {reason}")
         agree.require_equal("torch.distributed.pipelining", answers)
-        if way.placement == "v":  # where torch itself asks other ranks for metadata
+        if way.placement == "v":  # torch exchanges metadata by this map
             for stage in stages:
                 stage.stage_index_to_group_rank = generate_stage_to_rank_mapping(
                     first.group_size, first.num_stages, style="v"
@@ -147,7 +148,7 @@ class _Arriving:
         except BaseException:
             group.close()
             raise
-        weakref.finalize(self, group.close).atexit = False  # the group's own exit handler does it
+        weakref.finalize(self, group.close).atexit = False  # the group has its own exit handler
         if first.group_rank == 0:
             print(
                 f"[sluice {version.__version__}] pipeline of {first.num_stages} stages on {len(ranks)} ranks runs on "
@@ -158,7 +159,7 @@ class _Arriving:
 
 
 class ScheduleSluice(_Arriving, torch_schedules.PipelineScheduleMulti):
-    """Any number of stages on each rank, looped or in V. A list of them; one need not stand in it."""
+    """Any number of stages on each rank, looped or in V: a list of stages, or a single stage."""
 
     def __init__(
         self,
@@ -183,7 +184,7 @@ class ScheduleSluice(_Arriving, torch_schedules.PipelineScheduleMulti):
 
 
 class ScheduleSluiceSingle(_Arriving, torch_schedules.PipelineScheduleSingle):
-    """One stage on each rank, for code that asks for that class."""
+    """One stage on each rank, for code that requires torch's PipelineScheduleSingle."""
 
     def __init__(
         self,
@@ -206,7 +207,7 @@ class ScheduleSluiceSingle(_Arriving, torch_schedules.PipelineScheduleSingle):
 
 
 def named(name: str) -> type:
-    """The class of "sluice", "SluiceSingle", or one of these followed by ":POLICY"."""
+    """The class for "sluice" or "SluiceSingle"; ":POLICY" may follow."""
     if config.switch() == "0":
         raise ValueError(f"schedule {name!r}: SLUICE=0 switches Sluice off; name one of torch's own schedules")
     if not hasattr(torch_schedules.PipelineScheduleMulti, "_initialize_pp_stages"):

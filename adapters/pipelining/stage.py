@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of torch's stages as callbacks: its own passes, with what arrived in place of its receive buffers."""
+"""Runs one of torch's stages through callbacks: torch's passes, with the received tensors as its receive buffers."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from torch.distributed.pipelining._utils import to_local_if_dtensor
 
 
 class Batch(NamedTuple):
-    """What one step was given, by micro-batch."""
+    """The arguments of one step, by micro-batch."""
 
     arguments: Sequence[Any]
     keywords: Sequence[Any]
     targets: Sequence[Any] | None
     loss_keywords: Any
     keeps_outputs: bool
-    is_apart: bool  # weight gradients are ops of their own
+    is_apart: bool  # weight gradients are separate ops
     forward_only: bool
 
 
 class TorchStage:
-    """A stage for one batch. Everything that computes stays torch's; nothing is sent or received by it."""
+    """A stage for one batch. Torch does all computation, and neither sends nor receives."""
 
     def __init__(self, schedule: Any, stage: Any, batch: Batch, later: SplitBackward) -> None:
         self._schedule, self._stage, self._batch = schedule, stage, batch
-        # One with a `dw_builder` brings its own way of computing them later.
+        # A stage with a `dw_builder` defers weight gradients itself.
         self._later = later if batch.is_apart and stage.dw_builder is None else None
 
     # ---- ops: sluice.adapters.torch.SplitBackwardStage ----
 
     def load(self, micro_batch: int) -> None:
-        """Everything is there."""
+        """Does nothing: the step was given all micro-batches."""
 
     def forward(self, micro_batch: int, given: Edge | None) -> Edge | None:
         stage, batch = self._stage, self._batch
@@ -86,18 +86,19 @@ class TorchStage:
     # ---- around a batch ----
 
     def prepare(self) -> None:
-        """Torch allocates an input and a gradient for every micro-batch: they arrive in memory of the library."""
+        """Frees the input and the gradient that torch has allocated for each micro-batch, as the library has its own
+        buffers. Starts the deferral of weight gradients."""
         self._drop_buffers()
         if self._later is not None and not self._batch.forward_only:
             self._later.take(self._stage.submod, linears_of(self._stage.submod, lambda each: False))
 
     def end(self) -> None:
-        """After the batch, if it failed too."""
+        """Called after the batch, also if it failed."""
         if self._later is not None:
             self._later.give_back()
 
     def abandon(self) -> None:
-        """After a batch that failed: nothing of it may reach the next one. Gradients are the user's."""
+        """Called after a failed batch. Clears all that could affect the next batch, except the user's gradients."""
         stage = self._stage
         stage.clear_runtime_states()
         stage.bwd_cache.clear()
@@ -107,7 +108,7 @@ class TorchStage:
         self.end()
 
     def _roots(self, micro_batch: int) -> Sequence[Any]:
-        """The tensors that a backward begins at."""
+        """The tensors from which a backward starts."""
         stage = self._stage
         if stage.is_last:
             return (self._schedule._maybe_get_loss(stage, micro_batch),)
@@ -119,7 +120,7 @@ class TorchStage:
             info.buffer = None
 
     def _is_last(self, micro_batch: int) -> bool:
-        """Backwards of a stage keep the order of micro-batches."""
+        """Whether this is the stage's last backward: backwards run in the order of micro-batches."""
         return micro_batch == len(self._batch.arguments) - 1
 
     def _drop_input(self, micro_batch: int) -> None:
@@ -144,7 +145,7 @@ class TorchStage:
         return Edge([to_local_if_dtensor(output, detach=True) for output in outputs])
 
     def _handed_back(self, micro_batch: int, gradients: Sequence[Any]) -> Edge:
-        """One for each input that the stage before expects one of, zeros where there is none, as torch sends them."""
+        """A gradient for each input for which the previous stage expects one. As in torch, a missing one is zeros."""
         stage, tensors = self._stage, []
         for index, (gradient, info) in enumerate(zip(gradients, stage.args_recv_info[micro_batch])):
             if stage._get_grad_send_meta(index) is not None:
@@ -159,7 +160,7 @@ class TorchStage:
 
 @contextlib.contextmanager
 def _torchs_wrapping_off() -> Iterator[None]:
-    """Torch says of any error in a backward what tensors there were; ours say more."""
+    """Raises errors of Sluice as they are. Torch wraps any error in a backward into one that lists tensors."""
     try:
         yield
     except RuntimeError as error:
@@ -169,7 +170,7 @@ def _torchs_wrapping_off() -> Iterator[None]:
 
 
 def _put(infos: Sequence[Any], tensors: Sequence[torch.Tensor], what: str) -> None:
-    """In place of receive buffers. An info without metadata receives nothing."""
+    """Uses the tensors as torch's receive buffers. An info without metadata receives nothing."""
     open_infos = [info for info in infos if info.tensor_meta is not None]
     if len(open_infos) != len(tensors):
         raise InvalidArgument(f"{what}: {len(tensors)} arrived, and {len(open_infos)} are expected")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: frozen layers, parameters with several uses, and gradients that remain: Sluice against torch's 1F1B."""
+"""Jobs of ranks: frozen layers, parameters with several uses, and remaining gradients; Sluice against torch's 1F1B."""
 
 import warnings
 
@@ -27,7 +27,7 @@ class Plain(nn.Module):
 
 
 class Table(nn.Module):
-    """Rows of an embedding: the input is of integers."""
+    """Rows of an embedding, chosen by integers made from the input."""
 
     def __init__(self):
         super().__init__()
@@ -38,7 +38,7 @@ class Table(nn.Module):
 
 
 class WithTable(nn.Module):
-    """A second output that is made of parameters alone."""
+    """Has a second output that depends only on parameters."""
 
     def __init__(self):
         super().__init__()
@@ -50,7 +50,7 @@ class WithTable(nn.Module):
 
 
 class Both(nn.Module):
-    """Takes the two of them."""
+    """Takes both outputs of WithTable."""
 
     def __init__(self):
         super().__init__()
@@ -61,7 +61,7 @@ class Both(nn.Module):
 
 
 class Cut(nn.Module):
-    """Wants no gradient of its input."""
+    """Gives its input no gradient."""
 
     def __init__(self):
         super().__init__()
@@ -72,7 +72,7 @@ class Cut(nn.Module):
 
 
 class Twice(nn.Module):
-    """Parameters of several uses, as a norm, a linear layer and plain ones have them."""
+    """A norm, linear layers and plain parameters, each with several uses."""
 
     def __init__(self):
         super().__init__()
@@ -85,7 +85,7 @@ class Twice(nn.Module):
 
 
 class Outside(nn.Module):
-    """Weights of linear layers that functions use too, before and after."""
+    """Weights of linear layers that functions use too, before and after the layers."""
 
     def __init__(self):
         super().__init__()
@@ -97,7 +97,7 @@ class Outside(nn.Module):
 
 
 class Looks(nn.Module):
-    """Asks autograd for a gradient in its own forward."""
+    """Calls autograd.grad in its forward."""
 
     def __init__(self):
         super().__init__()
@@ -111,7 +111,7 @@ class Looks(nn.Module):
 
 
 class Sometimes(nn.Module):
-    """One of its layers has no part in every second step."""
+    """One of its layers is not used in every second step."""
 
     def __init__(self):
         super().__init__()
@@ -122,7 +122,7 @@ class Sometimes(nn.Module):
         return x if self.is_left_out else self.often(x)
 
 
-# (layers that are not plain, layers that are frozen, names of parameters that are)
+# (layers that are not plain, frozen layers, names of frozen parameters)
 CASES = {
     "all train": ({}, (), ()),
     "first layer": ({}, (0,), ()),
@@ -186,7 +186,8 @@ def _batch(step):
 
 
 def _gradients(schedule, stages):
-    """Of two batches one on the other, and of one that follows an update; by layer and step, with losses."""
+    """Gradients and losses by layer and step: two batches without zeroing gradients between them, then one after an
+    update."""
     found = {}
     parameters = [p for stage in stages for p in stage.submod.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(parameters, lr=0.1) if parameters else None
@@ -264,8 +265,8 @@ def changing():
 
 
 def scaled_twice(name):
-    """Gradients after two steps with scale_grads, by torch's 1F1B and by a schedule of Sluice's, and its warnings: of
-    a step that finds nothing, zeros, gradients, and gradients again."""
+    """Gradients after two steps with scale_grads, by torch's 1F1B and by a schedule of Sluice, and the warnings of
+    steps that find no gradients, zeros, gradients, and gradients again."""
     found, rank = [], dist.get_rank()
     for make in (Schedule1F1B, get_schedule_class(name)):
         stage = _stage("all train", rank, 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: torch's own schedules and Sluice's over the same layers."""
+"""Jobs of ranks: torch's schedules and Sluice's with the same layers."""
 
 import contextlib
 
@@ -14,7 +14,7 @@ WIDTH, MICRO_BATCHES, STEPS = 16, 8, 2
 
 
 class Block(nn.Module):
-    """Rows with ids that are passed on with them; the ids choose a bias."""
+    """Takes and returns rows with their ids. The ids select a bias."""
 
     def __init__(self, number, dropout, dtype):
         super().__init__()
@@ -24,13 +24,13 @@ class Block(nn.Module):
         self.to(dtype)
 
     def forward(self, rows, ids):
-        ids_in_range = ids % 7  # torch asks for shapes with rows and ids from nowhere
+        ids_in_range = ids % 7  # torch infers shapes with arbitrary rows and ids
         new = self.down(torch.tanh(self.up(self.norm(rows) + self.bias(ids_in_range))))
         return rows + self.dropout(new), ids
 
 
 class Blocks(nn.Module):
-    """Several in a row; the last stage gives rows alone."""
+    """Several blocks in sequence. The last stage returns only rows."""
 
     def __init__(self, numbers, last, dropout, dtype):
         super().__init__()
@@ -61,7 +61,7 @@ def _stage(index, blocks_of_stage, num_stages, dropout, dtype):
 
 
 def _train(schedule, stages, dtype):
-    """(losses and outputs where the last stage is, gradients and parameters by block, an evaluation), on all ranks."""
+    """Trains, and returns on all ranks: losses, outputs, an evaluation, and gradients and parameters by block."""
     parameters = [parameter for stage in stages for parameter in stage.submod.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=1e-2)
     is_first, is_last = any(stage.is_first for stage in stages), any(stage.is_last for stage in stages)
@@ -99,7 +99,7 @@ def _indices(placement, stages_of_rank):
 
 
 def against_1f1b(cases):
-    """For each case what differs between Sluice's schedule and torch's own 1F1B over the same blocks, and what ran."""
+    """For each case, the differences between Sluice's schedule and torch's 1F1B with the same blocks, and counters."""
     return {name: _against_1f1b(**case) for name, case in cases.items()}
 
 
@@ -126,7 +126,7 @@ def _bytes(tensor):
 
 @contextlib.contextmanager
 def _calls_counted(owner, name):
-    """Grows by one with each call of a function of torch's."""
+    """Yields a list that grows with each call of a function of torch."""
     calls, kept = [], getattr(owner, name)
 
     def counted(*arguments, **keywords):
@@ -169,7 +169,7 @@ def failed():
 
     def raises(module, arguments):
         seen.append(1)
-        if rank == 1 and len(seen) == 4:  # metadata were asked for in the first
+        if rank == 1 and len(seen) == 4:  # torch infers metadata in the first
             raise ValueError("a bad row")
 
     handle = own[0].submod.register_forward_pre_hook(raises)
@@ -186,10 +186,10 @@ def failed():
 
 
 def uneven(rows_of_batch):
-    """Micro-batches of different sizes, as torch splits such a batch: (whether all bits are those of one process,
-    losses).
+    """Trains with micro-batches of different sizes, as torch splits such a batch. Returns (whether all bits are those
+    of one process, losses).
 
-    Torch's own schedules have receive buffers with the shape of the first one.
+    Torch's own schedules allocate receive buffers with the shape of the first micro-batch.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     rows, ids, target = (each[:rows_of_batch] for each in _data(0, torch.float32))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: stages that have replicas, by FSDP or by DDP: torch's own 1F1B and Sluice's schedules."""
+"""Jobs of ranks: stages with replicas, by FSDP or DDP, under torch's 1F1B and Sluice's schedules."""
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ STEPS = 2
 
 
 def _replicated(how, mesh):
-    """The stage of this rank, two of two replicas each."""
+    """The stage of this rank. There are two stages with two replicas each."""
     index, group = mesh["pp"].get_local_rank(), mesh["pp"].get_group()
     module = Blocks(range(2 * index, 2 * index + 2), 3, 0.0, torch.float32)
     if how == "fsdp":
@@ -45,7 +45,7 @@ def _train(schedule, stage, replica):
 
 
 def against_1f1b(cases):
-    """(how, schedule): whether its bits are those of torch's own 1F1B; or the error."""
+    """For each (how, schedule): whether the bits are those of torch's 1F1B, or the error."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
     replica, told = mesh["dp"].get_local_rank(), []
     stock = {}

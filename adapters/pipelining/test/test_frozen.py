@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Split weight gradients with frozen layers, parameters with several uses, or waiting gradients: torch's own bits."""
+"""Tests that separate weight gradients have torch's bits with frozen layers, parameters with several uses, or existing
+gradients."""
 
 import os
 
@@ -19,12 +20,12 @@ SCHEDULES = {
 }
 
 
-# Of which no linear layer has a gradient that can wait.
+# Cases in which no linear layer has a weight gradient that can be deferred.
 NOTHING_WAITS = ("weights", "all but biases", "uses outside, frozen before")
 
 
-# Each of one stage or of two on a rank, with weights that wait, and none that waits; `separate_wgrad` and `looped`
-# split with the code of the first two.
+# Cases with one or two stages on a rank, with and without deferred weight gradients. `separate_wgrad` and `looped` use
+# the code of the first two.
 EVERY_DAY = ("zero_bubble", "v", "whole")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sluice's schedules of torch.distributed.pipelining against torch's own 1F1B: the same bits."""
+"""Tests that Sluice's schedules for torch.distributed.pipelining have the bits of torch's 1F1B."""
 
 import os
 
@@ -31,7 +31,7 @@ def test_Schedules_LossesOutputsGradients_SameBitsAs1F1B(world, cases):
         for case, found in answers.items():
             assert found["differing"] == [] and found["compared"] > 40, (rank, case, found["differing"])
             assert found["stats"]["num_batches"] == 3
-            # All but those of the first forward, which shows how the stage uses its parameters.
+            # All except those of the first micro-batch, whose forward shows how the stage uses its parameters.
             assert found["later"] == (found["linears"] * (2 * 8 - 1) if case in SPLIT else 0), (rank, case)
             assert found["stats"]["messages_sent"] > 0 and found["sent"] == 0, (rank, case)
 

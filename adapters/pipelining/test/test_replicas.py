@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stages with replicas, by FSDP and by DDP, under Sluice's schedules: torch's own bits, or an error that says why."""
+"""Tests stages with FSDP or DDP replicas under Sluice's schedules: torch's bits, or an error with the reason."""
 
 import os
 

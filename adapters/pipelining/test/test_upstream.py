@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torch's own multi-process tests of its schedules, over gloo, with Sluice's schedules instead: the same results as
-with torch's.
+"""Runs the cases of torch's multi-process tests of schedules over gloo with Sluice's schedules: the results must be the
+same as with torch's.
 
-Its test_schedule_multiproc.py and test_stage.py themselves are skipped without two GPUs, whatever the schedule.
+Torch's test_schedule_multiproc.py and test_stage.py themselves need two GPUs.
 """
 
 import os
@@ -13,7 +13,7 @@ import torch  # noqa: F401  (before anything that pytest may import as `torch`)
 
 JOBS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "upstream_jobs")
 LOOPED, V = [[0, 2], [1, 3]], [[0, 3], [1, 2]]
-# Of torch's test: the job, the schedule, its options.
+# By name of torch's test: job, schedule, options.
 CASES = {
     "test_forward_only": ("forward_only", "forward only", {}),
     "test_grad_with_tracer, 1f1b": ("traced", "1f1b", {}),
@@ -47,7 +47,7 @@ def test_Case_OfTorchsTests_EndsAsWithTorchsOwnClass(outcomes, case):
 
 def test_Inputs_OfAnotherShapeOrDtype_FailOnAllRanksAndTheNextStepIsRight():
     first, second = ranks.run(2, f"{JOBS}:mismatched")
-    for told in zip(first, second):  # torch's own check finds it, or the loss on the last rank
+    for told in zip(first, second):  # found by torch's check, or by the loss on the last rank
         (culprit,) = (rank for rank in (0, 1) if not told[rank].startswith("PeerRefused"))
         assert "Error" in told[culprit], told
         assert f"rank {culprit}" in told[1 - culprit], told

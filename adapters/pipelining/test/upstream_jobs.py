@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: torch's own multi-process tests of its schedules, over gloo, with torch's classes and with Sluice's.
+"""Jobs of ranks: the cases of torch's multi-process tests of schedules, over gloo, with torch's and Sluice's classes.
 
-Torch's (test_schedule_multiproc.py, test_stage.py) need several GPUs. The cases are theirs, the code is ours;
-gradients are compared with one process within torch's own tolerances.
+Torch's tests (test_schedule_multiproc.py, test_stage.py) need several GPUs. The cases are torch's, the code is ours.
+Gradients are compared with those of one process within torch's tolerances.
 """
 
 import copy
@@ -27,7 +27,7 @@ from torch.distributed.pipelining.schedules import _ScheduleForwardOnly, get_sch
 
 WIDTH, ROWS, CHUNKS, STEPS = 32, 32, 4, 2
 CPU = torch.device("cpu")
-# Torch's class, and the name and options of what stands in its place.
+# Torch's class, and the name and options of Sluice's schedule.
 SCHEDULES = {
     "forward only": (_ScheduleForwardOnly, "SluiceSingle", {}),
     "1f1b": (Schedule1F1B, "SluiceSingle", {}),
@@ -61,7 +61,7 @@ class Chain(nn.Module):
 
 
 class WithKeyword(nn.Module):
-    """Its first stage takes a keyword."""
+    """A module whose first stage takes a keyword."""
 
     def __init__(self):
         super().__init__()
@@ -104,7 +104,7 @@ def _traced(module, *arguments, **keywords):
 
 
 def _reference(module, target, *arguments, **keywords):
-    """(output, loss) of one process, which keeps the gradients."""
+    """Returns (output, loss) of one process; gradients stay in `.grad`."""
     module.zero_grad()
     output = module(*arguments, **keywords)
     loss = _loss(output, target)
@@ -121,7 +121,7 @@ def _check_gradients(owned, reference):
 
 
 def _check_empty(stages):
-    """Nothing of a batch is left but the last stage's outputs, which go with the next call."""
+    """Checks that only the last stage's outputs remain of a batch, and that the next call clears them."""
     for stage in stages:
         assert not stage.fwd_cache, stage.stage_index
         assert len(stage.output_chunks) == (CHUNKS if stage.is_last else 0), stage.stage_index
@@ -130,7 +130,7 @@ def _check_empty(stages):
 
 
 def _ran(schedule, is_own):
-    """Batches that Sluice ran."""
+    """The number of batches that Sluice ran."""
     return schedule.sluice.stats()["num_batches"] if is_own else 0
 
 
@@ -138,7 +138,7 @@ def _ran(schedule, is_own):
 
 
 def forward_only(name, is_own):
-    """The output of one step is the input of the next, by sends of the host's own between them."""
+    """The output of one step is the input of the next; the host sends it between the steps."""
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     module, reference, x, _ = _made(last + 1)
     _, stage = _traced(module, x)
@@ -221,7 +221,7 @@ def several(name, is_own, indices):
 
 
 class _PutOff(torch.autograd.Function):
-    """A linear layer whose backward leaves what its weight's gradient needs in a list."""
+    """A linear layer whose backward appends the operands of its weight gradient to a list."""
 
     @staticmethod
     def forward(ctx, x, layer):
@@ -237,7 +237,7 @@ class _PutOff(torch.autograd.Function):
 
 
 class PuttingOff(nn.Module):
-    """A linear layer with the gradients of its weights by call: what torch's dw_builder is for."""
+    """A linear layer whose weight gradients are computed by a separate call, for torch's dw_builder."""
 
     def __init__(self, linear):
         super().__init__()
@@ -247,7 +247,7 @@ class PuttingOff(nn.Module):
         return _PutOff.apply(x if x.requires_grad else x.detach().requires_grad_(), self)
 
     def build(self):
-        """Directly after the backward of a micro-batch; torch also runs it once to learn shapes."""
+        """Called directly after the backward of a micro-batch. Torch also calls it once to infer shapes."""
         x, gradient = self.put_off.pop()
 
         def run():
@@ -286,7 +286,7 @@ def put_off(name, is_own, indices):
 
 
 def cases(which):
-    """By its name, of each case: the batches that Sluice ran, or what was raised, for torch's class and for ours."""
+    """For each case by name: the number of batches that Sluice ran, or the error, for torch's class and for ours."""
     told = {}
     for label, (job, name, options) in which.items():
         told[label] = [_outcome(globals()[job], name, is_own, options) for is_own in (False, True)]

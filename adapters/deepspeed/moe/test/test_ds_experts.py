@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which experts are fused, and everything that must keep one from being fused."""
+"""Tests which experts are fused, and which properties prevent that."""
 
 from __future__ import annotations
 

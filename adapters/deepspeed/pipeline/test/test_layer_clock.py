@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What layers take, by a clock that stands still but for what they do."""
+"""Tests LayerClock with a simulated clock that only layers advance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MILLI = 1e-3
 
 
 class _Now:
-    """Seconds that have passed."""
+    """The simulated clock."""
 
     seconds = 0.0
 
@@ -28,7 +28,7 @@ class _Now:
 
 
 class _Pass(torch.autograd.Function):
-    """Takes as long as it is told to, there and back."""
+    """Advances the clock by given seconds in the forward and in the backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, seconds: float, backward_seconds: float) -> torch.Tensor:
@@ -53,7 +53,7 @@ class _Layer(nn.Module):
 
 
 class _Stage:
-    """As the host's module has it."""
+    """A stage with the attributes of the host's module."""
 
     def __init__(self, first: int, layers: list[Any]) -> None:
         self._local_start, self.forward_funcs = first, layers
@@ -144,7 +144,7 @@ def test_Took_BatchThatIsNotMeasured_IsThatOfTheOneBefore() -> None:
 
 @pytest.mark.parametrize(("milliseconds", "every"), [(10.0, 4), (0.1, 32), (1e-3, 4096)])
 def test_Marks_OfShortLayers_AreFewer(milliseconds: float, every: int) -> None:
-    """Three to a layer, of ten microseconds: below a hundredth of the time."""
+    """A layer has three marks of ten microseconds, which must take less than 1 % of the time."""
     clock = LayerClock(range(2))
     stage = _Stage(0, [_Layer(milliseconds / 2, milliseconds / 2)] * 2)
     _run(clock, stage, 4)
@@ -158,7 +158,7 @@ def test_Marks_OfShortLayers_AreFewer(milliseconds: float, every: int) -> None:
 
 
 def test_Marks_OfALayer_CostWhatIsCounted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the processor's clock, the least of some tries."""
+    """Measured with the real clock: the least of some tries."""
     monkeypatch.setattr(layer_clock, "time", time)
     monkeypatch.setattr(layer_clock, "_FIRST_EVERY", 1)
     layers = 50

@@ -22,7 +22,7 @@ class _Loader:
 
 
 class _Finder:
-    """A finder that answers for one target after another thread has looked up the other."""
+    """A finder that returns one target only after another thread has looked up the other."""
 
     def __init__(self) -> None:
         self.is_asked, self.may_answer = threading.Event(), threading.Event()

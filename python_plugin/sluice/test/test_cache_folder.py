@@ -133,7 +133,7 @@ def test_KeptDecisions_OfOthersInTheDefaultFolder_AreLeftAloneWithAWord(home, ca
 
 
 def test_Decisions_WhereTheUserSaysSo_AreReadWithAWord(home, capsys):
-    """A team may choose a shared folder."""
+    """A user may choose a folder that a team shares."""
     path = decision_log.append([{"why": "raced"}], str(home / "team"))
     assert path is not None and decision_log.read(path) and capsys.readouterr().err == ""
     os.chmod(path, 0o666)

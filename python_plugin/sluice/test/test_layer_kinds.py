@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which layers are recomputed, and the partition, under a budget: in virtual time, against all alternatives."""
+"""Tests which layers are recomputed, and the partition, under a budget: compared with all alternatives."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ def _alike(count: int = 8, seconds: float = 3.0) -> Costs:
 
 
 def test_Decider_StageOverItsBudget_RunsLayersAgainBeforeItGivesAny() -> None:
-    """Four layers save 100 bytes each for each of two micro-batches, and the budget has room for two: two run again."""
+    """Four layers save 100 bytes each for each of two micro-batches. The budget suffices for two layers, so two are
+    recomputed."""
     pipe = Pipe(740, [2, 1], 8)
     decider = KindDecider(Way((0, 4, 8), frozenset()), pipe, 1e-6)  # moving costs more than it gains
     look = decider.after_batch(_alike())
@@ -178,7 +179,7 @@ def test_Decider_BytesThatFall_AreBelievedAfterSomeBatches() -> None:
         assert len(decider.after_batch(_alike()).recomputed) == 2
     counts = [len(decider.after_batch(small).recomputed) for _ in range(10)]
     assert counts == [2] * 8 + [0] * 2
-    assert len(decider.after_batch(_alike()).recomputed) == 2  # and those that grow at once
+    assert len(decider.after_batch(_alike()).recomputed) == 2  # bytes that grow count at once
 
 
 @pytest.mark.parametrize("budget", [10**6, 700])
@@ -189,8 +190,8 @@ def test_Decider_BytesThatFall_AreBelievedAfterSomeBatches() -> None:
 def test_Decider_FrozenOrCheapBackwards_NeverLeavesABestPartition(
     front: float, back: float, parts: tuple[int, ...], budget: int
 ) -> None:
-    """Of twelve layers, the first are frozen with or without gradients of their inputs, or have backwards of one and
-    three forwards: under a budget without effect, and under one in which layers run again at no cost in time."""
+    """Of twelve layers, the first are frozen, with or without gradients of their inputs, or have backwards of one and
+    three forwards: under a budget without effect, and under one in which layers are recomputed at no cost in time."""
     costs = _alike(12)._replace(seconds=[front] * 6 + [back] * 6, again=[0.0] * 12)
     pipe = Pipe(budget, [2, 1], 8)
     decider = KindDecider(Way(parts, frozenset()), pipe, FAST)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When layers move between stages: the decision over changes that are committed here, beside the best partition at each
-moment and beside none."""
+"""Tests when layers move between stages: decisions over a list of changes, compared with the best partition at each
+time and with no moves."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from sluice.planning.layer_moves import (
 )
 from sluice.planning.layer_times import LayerTimes
 
-LINK = 1e9  # bytes a second
-SIZE = 4 << 20  # bytes of a layer, with what the optimizer keeps
+LINK = 1e9  # bytes per second
+SIZE = 4 << 20  # bytes of a layer, with its optimizer states
 BATCHES = 20  # between two changes
 
-# Thirty changes: the first layer that changes, how many, and their seconds over those of the beginning. Each stands
-# until the next one, which begins from the beginning's.
+# Thirty changes: the first layer that changes, the number of layers, and the factor on their initial seconds. Each
+# change replaces the previous one.
 CHANGES = [
     (0, 6, 4.0), (6, 6, 3.0), (18, 6, 3.5), (3, 2, 8.0), (12, 8, 2.5), (20, 4, 5.0), (0, 12, 0.3), (9, 3, 6.0),
     (15, 5, 3.0), (1, 4, 5.0), (22, 2, 7.0), (7, 9, 2.5), (0, 3, 6.0), (14, 6, 0.2), (10, 5, 4.0), (19, 5, 3.0),
@@ -48,7 +48,7 @@ def _costs(layers: int) -> Iterator[list[float]]:
 
 
 def _batch(seconds: Sequence[float], parts: Sequence[int], micro_batches: int) -> float:
-    """A pipeline by its recurrence: a stage takes a micro-batch when it and the stage before are through."""
+    """Seconds of a batch by recurrence: a stage starts a micro-batch when the stage and the one before are done."""
     stages = [sum(seconds[a:b]) for a, b in zip(parts, parts[1:])]
     free = [0.0] * len(stages)
     for _ in range(micro_batches):
@@ -65,7 +65,7 @@ def _uniform(layers: int, stages: int) -> list[int]:
 def _run(
     layers: int, stages: int, noise: Callable[[], float] = lambda: 1.0
 ) -> tuple[float, float, float, list[list[float]], int]:
-    """Seconds of all batches: decided, ideal, static; by change how far each batch's partition was off the best."""
+    """Seconds of all batches (decided, ideal, static), and by change the distance of each batch from the best."""
     micro_batches, uniform = 4 * stages, _uniform(layers, stages)
     decider = LayerDecider(uniform, [SIZE] * layers, LINK, micro_batches)
     own = ideal = static = 0.0
@@ -135,7 +135,7 @@ def _moved(old: Sequence[int], new: Sequence[int]) -> int:
 
 
 def _lacks(groups: list[frozenset[int]], needs_all: bool, old: Sequence[int], new: Sequence[int]) -> bool:
-    """Whether a stage would have nothing to train, or not in every group."""
+    """Whether a stage would train nothing, or would lack a group."""
     every, lacking = {group for layer in groups for group in layer}, False
     for (was, ended), (begin, end) in zip(zip(old, old[1:]), zip(new, new[1:])):
         there = {group for layer in groups[begin:end] for group in layer}
@@ -199,7 +199,7 @@ def test_Decider_EachReason_IsSaid() -> None:
         return LayerDecider([0, 4, 8], [SIZE] * 8, link, 4)
 
     assert _after(made(), even).verdict == "no_gain"
-    assert _after(made(), even, even, slow).verdict == "pays"  # it costs next to nothing
+    assert _after(made(), even, even, slow).verdict == "pays"  # the move costs almost nothing
     assert _after(made(link=1e6), even, even, slow).verdict == "pays"
     assert _after(made(link=1e5), even, even, slow).verdict == "settling"
     assert _after(made(link=1e5), even, even, slow, slow).verdict == "pays"
@@ -241,8 +241,8 @@ def test_Times_LayerThatHasChanged_BeginsAnew() -> None:
 def test_Decider_FrozenOrCheapBackwards_NeverLeavesABestPartition(
     front: float, back: float, parts: tuple[int, ...]
 ) -> None:
-    """Twelve layers whose forward takes one: frozen in front with and without gradients of their inputs, and backwards
-    of one and three. Of measured times the best partition stays, and one that is not best is left for one that is."""
+    """Of twelve layers with forwards of one second, the first are frozen, with or without gradients of their inputs, or
+    have backwards of one and three seconds. The best partition is kept, and any other is replaced by a best one."""
     seconds = [front] * 6 + [back] * 6
     best = min(slowest_stage(seconds, (0, cut, 12)) for cut in range(1, 12))
     assert slowest_stage(seconds, parts) == best
@@ -254,13 +254,13 @@ def test_Decider_FrozenOrCheapBackwards_NeverLeavesABestPartition(
 
 
 def _benchmark_changes(layers: int) -> Iterator[list[float]]:
-    """As integration_tests/benchmarks/live draws them."""
+    """The changes that integration_tests/benchmarks/live draws."""
     path = Path(__file__).resolve().parents[3] / "integration_tests/benchmarks/live/live_changes.py"
     yield from runpy.run_path(str(path))["changes"](layers, 0.009)
 
 
 def _reachable(old: Sequence[int], new: Sequence[int]) -> bool:
-    """Whether a batch can lead there: every stage keeps a layer."""
+    """Whether one batch can reach the partition: every stage keeps a layer."""
     return all(max(a, c) < min(b, d) for a, b, c, d in zip(old, old[1:], new, new[1:]))
 
 
@@ -272,7 +272,7 @@ def test_Towards_SmallChains_IsTheNearestStepOfExhaustiveSearch() -> None:
         seconds = [draw.choice((1.0, 2.0, 3.0, 5.0, 8.0)) for _ in range(layers)]
         every = [(0, *cuts, layers) for cuts in itertools.combinations(range(1, layers), stages - 1)]
         old, target = draw.choice(every), draw.choice(every)
-        limit = draw.choice((2, layers))  # layers of a stage that has both ranges
+        limit = draw.choice((2, layers))  # of layers on a stage during the batch
         allowed = [
             new
             for new in every
@@ -316,7 +316,7 @@ RECORDED = MoveRates(125e6, commit_s=0.055, drain_s=0.017)
 
 
 def _share(size: int, micro_batches: int, rates: MoveRates) -> float:
-    """Of the benchmark's changes, with layers of so many bytes: those that are made during batches."""
+    """The share of the benchmark's moves that are made during batches, for layers of `size` bytes."""
     parts: tuple[int, ...] = (0, 6, 12, 18, 24)
     found = []
     for seconds in _benchmark_changes(24):
@@ -333,9 +333,9 @@ def _share(size: int, micro_batches: int, rates: MoveRates) -> float:
 
 @pytest.mark.parametrize("micro_batches", [8, 16])
 def test_Priced_DrawnChanges_TheCheaperWayIsTaken(micro_batches: int) -> None:
-    """By the size of a layer: small layers drain, as that takes no longer than agreeing on it; layers of 16 to 64 MiB
-    move during batches, unless a step runs most of its batch on a slow partition; of larger ones several steps send
-    more bytes than a drain does."""
+    """The choice depends on the size of a layer. Small layers drain, which takes no longer than the agreement. Layers
+    of 16 to 64 MiB move during batches, unless a step runs most of its batch on a slow partition. For larger layers
+    several steps send more bytes than a drain."""
     share = {mib: _share(mib << 20, micro_batches, RECORDED) for mib in (1, 4, 16, 32, 64, 256)}
     print(micro_batches, share)
     assert share[1] == 0.0 and share[4] < 0.1
@@ -343,9 +343,9 @@ def test_Priced_DrawnChanges_TheCheaperWayIsTaken(micro_batches: int) -> None:
 
 
 def test_Priced_TwoStages_IsTheSumOfItsParts() -> None:
-    """Two of the layers that take 4, 4, 1, 1, ... pass to the lower stage, 100 bytes each. A batch of four takes 36
-    seconds as the target; where they arrive within 2 seconds, the third micro-batch is the first below, and the batch
-    takes 37 and a third; within 20 it is the fourth, and 38 and two thirds; within 200 the batch waits for them."""
+    """Two of the layers that take 4, 4, 1, 1, ... seconds move to the lower stage, 100 bytes each. A batch of four
+    takes 36 seconds with the target. If the layers arrive within 2 seconds, the third micro-batch is the first to run
+    them below, and the batch takes 37 1/3; within 20 the fourth, and 38 2/3; within 200 the batch waits for them."""
     seconds, sizes = [4.0, 4.0, *[1.0] * 6], [100] * 8
     for link, batch in ((100.0, 37 + 1 / 3), (10.0, 38 + 2 / 3), (1.0, 200.0)):
         way = priced((0, 4, 8), (0, 2, 8), seconds, sizes, MoveRates(link, 0.5, 0.25), 4)
@@ -356,7 +356,7 @@ def test_Priced_TwoStages_IsTheSumOfItsParts() -> None:
 
 
 def test_Priced_RunsThatShareALink_ArriveTogether() -> None:
-    """Stage 1 gives a layer to each neighbour, or gets one of each: twice the bytes pass its link."""
+    """Stage 1 sends a layer to each neighbour, or receives one from each, so its link carries twice the bytes."""
     for old, new in (((0, 2, 6, 8), (0, 3, 5, 8)), ((0, 3, 5, 8), (0, 2, 6, 8))):
         ways = [priced(old, parts, [1.0] * 8, [100] * 8, MoveRates(1.0), 2) for parts in (new, (0, new[1], old[2], 8))]
         assert [way.drained_s for way in ways] == [200.0, 100.0]

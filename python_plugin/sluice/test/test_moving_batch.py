@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch in virtual time while layers change their stage, compared with a slow search for the next op."""
+"""Tests the simulated batch in which layers move between stages, against a slow search for the next op."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Done = dict[tuple[str, int, int], float]
 
 
 def _orders(stages: int, micro_batches: int) -> list[list[tuple[str, int]]]:
-    """1F1B: the last stage alternates at once, each one above it does one forward more before."""
+    """The ops of 1F1B: the last stage alternates from the start, and each earlier stage runs one more forward first."""
     orders = []
     for stage in range(stages):
         warm_up = min(micro_batches, stages - stage)
@@ -26,7 +26,7 @@ def _orders(stages: int, micro_batches: int) -> list[list[tuple[str, int]]]:
 def _slow(
     seconds: Sequence[float], old: Sequence[int], new: Sequence[int], arrivals: Sequence[float], micro_batches: int
 ) -> tuple[float, list[int]]:
-    """Looks through all stages for the op that starts first, and through all gradients for one that tells."""
+    """Searches all stages for the op that starts first, and all gradients for one that reports the arrival."""
     stages = len(old) - 1
     orders, done, free, triggers = _orders(stages, micro_batches), Done(), [0.0] * stages, [-1] * (stages + 1)
     while any(orders):
@@ -75,8 +75,8 @@ def test_Batch_DrawnMoves_IsThatOfASlowSearch() -> None:
 
 
 def test_Batch_OfTwoStages_IsAsByHand() -> None:
-    """Forwards and backwards of 2 and 4 seconds on stage 0, 1 and 2 below. The layers have arrived at once. The lower
-    stage says so with its first gradient at 5, during stage 0's backward; stage 0 hears of it before micro-batch 2."""
+    """Forwards and backwards take 2 and 4 seconds on stage 0, and 1 and 2 on stage 1. The layers arrive at once. The
+    first gradient of stage 1, at 5 seconds, reports this during a backward of stage 0, before micro-batch 2."""
     seconds, old, new = [3.0, 3.0, 3.0], (0, 2, 3), (0, 1, 3)
     assert batch_of(seconds, old, old, [0.0] * 3, 4) == (25.0, (-1, -1, -1))
     assert batch_of(seconds, old, new, [0.0] * 3, 4) == (24.0, (-1, 2, -1))

@@ -46,8 +46,8 @@ def test_Manual_HasTheTablesOfThePackage() -> None:
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__)
 def test_Table_ColumnsOfC_AreFieldsOfTheConfigAndHoldEveryValue(part: type) -> None:
-    """Every word of an option has a number, and the default of the table is the library's, except for deduplicate: a
-    C program keeps its bits, and Python lets the tuner choose."""
+    """Every word of an option has a number, and the table's default is that of the library, except for deduplicate: by
+    default a C program gets the same bits in every run, while Python lets the tuner choose."""
     name = {"LayerOptions": "moe_config", "ContextOptions": "context_config", "TunerOptions": "tuner_config"}
     struct = load().new(name[part.__name__])
     untouched = {field: getattr(struct, field) for field, _ in options.c_fields(part).values()}

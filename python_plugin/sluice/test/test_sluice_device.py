@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice simulate --device`: counts held exactly and times within 2 % of the table, the clock, and refusals.
+"""Tests `sluice simulate --device`: counts equal the table, times are within 2 % of it, the clock, and errors.
 
     .venv/bin/python python_plugin/sluice/test/test_sluice_device.py --update      writes the table for a change that is
                                                                                    meant to move it
 
-When that may be is said in python_plugin/sluice/planning/prices/README.md.
+python_plugin/sluice/planning/prices/README.md says when the table may change.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_Step_OfAShape_CountsAndTimesAreTheTables(prices, table, shape: str, ran
     assert not different, f"{shape} on {ranks}: {'; '.join(different)} (prices/README.md says how the table may change)"
 
 
-# Row bytes before messages went by expert, of which at most three quarters may be left.
+# Row bytes of an earlier version, whose messages were not ordered by expert. At most three quarters may remain.
 PACKED_BY_SOURCE = {"mixtral": 4913285592, "qwen3": 9392960448, "deepseek": 32870131800}
 
 
@@ -120,7 +120,7 @@ def test_Step_PlantedCall_IsNoLongerTheTables(prices, table, mixtral, what: str)
     row = {**vars(device_step.count(events)), "ms": device_step.priced(prices, events).seconds * 1e3}
     different = _differences(row, wanted)
     assert any(text.startswith(f"{name} is ") for text in different), different
-    # A later call may end just before the host wakes from a nap; without naps it never makes a step shorter.
+    # A later call may end just before a sleeping host wakes. Without these sleeps no call makes a step shorter.
     awake = device_prices.Prices(copy.deepcopy(prices.data), prices.where)
     awake.data["host"]["query_period"] = 1e-9
     longer, plain = (device_step.priced(awake, calls).seconds for calls in (events, mixtral))

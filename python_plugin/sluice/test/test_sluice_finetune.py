@@ -52,8 +52,8 @@ def _json(run, data: object, *words: str) -> dict:
     ],
 )  # fmt: skip
 def test_Experts_OfWholeModels_TakeThePublishedBytes(config, weight_format: str, gigabytes: float) -> None:
-    """Returns the bytes of codes and scales without biases: elements x bits, and a scale per block (1 byte per 32, 4
-    per 128 x 128, 2 per 128)."""
+    """Published bytes of codes and scales without biases: elements x bits, and a scale per block (1 byte per 32, 4 per
+    128 x 128, 2 per 128)."""
     decoder = architecture.read(config)
     experts = decoder.moe_blocks[0].experts
     name = "plain" if weight_format == "bf16" else weight_format

@@ -100,8 +100,8 @@ def _on_cpus(link: float) -> simulate.Simulator:
 
 
 def test_Adaptive_OnCpus_SendsWhatIsFaster_ElseRows(capsys) -> None:
-    """As a run with the machine: with a slow link copies of tokens, with a fast one their sums cost more. A layer that
-    cannot choose sends rows."""
+    """As in a run with the machine, token copies are sent over a slow link; on a fast link their sums cost more. A
+    layer that cannot choose sends rows."""
     work = Workload(256, 256, 4096, 16, 4, 4, "f32", deduplicate="adaptive")
     assert _on_cpus(1e12).way(work).deduplicate is False
     slow = _on_cpus(1e8)
@@ -305,7 +305,7 @@ def test_StockDeepSpeed_EveryExpertHasRoomForTheFullest(expert_skew: float, slot
     assert step.flops == 3 * 2 * 8 * slots * 2 * 32 * 128 + gate
     assert step.sent == 4 * 8 * slots * 32 * 4 / 2
     assert step.kept == 4 * (8 * slots * (32 + 2 * 128) + 128 * 32)
-    agreed = 1e-3  # on the capacity: next to no bytes
+    agreed = 1e-3  # the agreement on the capacity sends almost no bytes
     assert step.seconds["exchange"] == pytest.approx(4 * (1e-3 + step.sent / 4 / 1e6) + agreed, rel=0.01)
     assert step.seconds["computation"] == pytest.approx((step.flops - gate) / 1e9)
 

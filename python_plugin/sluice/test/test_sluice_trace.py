@@ -221,7 +221,7 @@ def test_Report_TwoRanks_PredictsWhatWasRecorded(tmp_path) -> None:
 
 
 def test_Report_WithAMachine_PlansWhatWasRecorded(tmp_path, capsys) -> None:
-    """The fullest rank of two received 500 rows for 400 on average; the schedule is the recorded one."""
+    """The most loaded of two ranks received 500 rows, the mean is 400; the schedule is the recorded one."""
     loads = {0: 300, 1: 500}
     for rank, rows in loads.items():
         facts = {**FACTS, "received_rows": rows, "num_experts": 4, "top_k": 2, "chunking": "tokens"}
@@ -255,7 +255,7 @@ def test_Report_Activation_IsPricedAsRecorded(tmp_path, capsys) -> None:
     machine.write_text(json.dumps({**data, "relu_seconds": 1e-13, "relu_grad_seconds": 1e-13}))
     planner = Planner(machines.load(str(machine)))
     found = {}
-    for name in ("relu", "silu", "identity", None):  # a record of before says none
+    for name in ("relu", "silu", "identity", None):  # older records have no activation
         facts = {**FACTS, "num_experts": 4, "top_k": 2, "chunking": "tokens", "activation": name}
         for rank in (0, 1):
             (tmp_path / f"rank{rank}-9.json").write_text(json.dumps(record(pair("none") * 2, rank, facts=facts)))
@@ -377,7 +377,7 @@ def test_Trace_TwoRealRanks_AreRecordedAndExplained(tmp_path, policy: str, input
         assert set(row["policy"]["restore_input"]) == {inputs}
         assert row["policy"]["restore_pre_activation"] == [pre_activations] * 3
         assert 0 < row["predicted_s"]
-        assert 0 < row["machine_s"], row.get("machine_problem")  # though the layers are gone when ranks end
+        assert 0 < row["machine_s"], row.get("machine_problem")  # although the layers no longer exist when ranks end
     assert any(row["lane"] == "compute" and row["waited_for"].startswith("dispatch") for row in made["idle"])
     assert [row["rank"] for row in made["outside"]] == [0, 1]
     for row in made["outside"]:

@@ -74,7 +74,7 @@ def test_Tune_Keep_ATrainingRunBeginsWithTheDecision(tmp_path) -> None:
     done = subprocess.run([*launcher(), str(HERE / "decision_cache_rank.py"), kept["path"]], **run)
     assert done.returncode == 0, done.stderr[-3000:]
     began = json.loads(done.stdout.splitlines()[-1])
-    # The first forward says in which size batches come, the second's header tells it to all ranks.
+    # The first forward shows the size of batches, and the header of the second one sends it to all ranks.
     assert began["settled"][1:] == [True, True, True] and began["chunks"] == [3, 3, 3, 3]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that exist already, of layers with separate parameters per expert."""
+"""Jobs of ranks: backwards that add to existing gradients, in layers with separate parameters per expert."""
 
 import torch
 from layer_cases import Case, close, compare, group, world
@@ -18,7 +18,7 @@ CASES = {
 
 
 def micro_steps():
-    """Three backwards over the same rows give three times the gradient, the last two of them added in place."""
+    """Three backwards over the same rows give three times the gradient; the last two are added in place."""
     W, rank = world()
     context = Context(group())
     for seed, (name, options) in enumerate(CASES.items()):
@@ -33,7 +33,7 @@ def micro_steps():
         layer.close()
     assert context.stats()["passes_in_place"] == 2 * len(CASES)
 
-    # Padded parameters get gradients without gaps, and of other strides: autograd adds.
+    # Padded parameters get gradients with other strides, without gaps, so autograd adds.
     case = Case(W, strides="padded", seed=70)
     layer = case.layer(context, accumulate="in_place")
     tokens, ids, weights, params = case.inputs(rank)
@@ -59,7 +59,7 @@ class _Experts(torch.nn.Module):
 
 
 def data_parallel():
-    """Under DDP, whose hooks reduce what autograd adds: its gradients, after a step without and one with reduction."""
+    """Under DDP, whose hooks reduce gradients that autograd adds: gradients after steps without and with reduction."""
     W, rank = world()
     context = Context()  # every rank has all experts
     case = Case(1, per_rank=3, tokens=(16,), seed=80)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The autograd features that users rely on: all forms of gradients, hooks, checkpoints, experts of the host."""
+"""Jobs of ranks: autograd features that users rely on, such as hooks, checkpoints and experts of the host."""
 
 import contextlib
 import gc
@@ -46,7 +46,7 @@ class Manners:
         self.compare(out_b, b[0], b[2], b[3])
 
     def twice_through_one_graph_and_no_third_time(self):
-        """Whatever of it was kept."""
+        """Under any restore policy."""
         for restore in (("keep", "keep"), ("keep", "offload"), ("redispatch", "recompute")):
             self.case.restore = restore
             layer = self.case.layer(self.context)
@@ -69,13 +69,13 @@ class Manners:
         assert used[1] < used[0], used
 
     def an_expanded_gradient_is_taken(self):
-        """As from sum()."""
+        """sum() gives such a gradient."""
         tokens, ids, weights, params = self.inputs()
         self.layer(tokens, ids, weights, params).sum().backward()
         assert tokens.grad is not None
 
     def only_some_inputs_want_gradients(self):
-        """The same ones on all ranks."""
+        """The same inputs require gradients on all ranks."""
         for wanted in ("tokens", "weights", "params"):
             tokens, ids, weights, params = self.inputs()
             tokens.requires_grad_(wanted == "tokens")
@@ -107,7 +107,7 @@ class Manners:
             first.sum().backward()
 
     def an_in_place_change_is_caught(self):
-        """Between forward and backward, on all ranks at once."""
+        """A change between forward and backward, on all ranks."""
         for which in ("tokens", "param"):
             tokens, ids, weights, params = self.inputs()
             middle = tokens * 1
@@ -138,7 +138,7 @@ class Manners:
         self.compare(out, tokens, weights, params)
 
     def hooks_fire_once_for_each_parameter(self):
-        """Hooks after the accumulation; including idle experts."""
+        """Hooks after the accumulation, also of idle experts."""
         tokens, ids, weights, params = self.inputs()
         fired = []
         for index, tensor in enumerate(t for p in params for t in p.values()):
@@ -167,7 +167,7 @@ def autograd_manners():
 
 
 def hooks_and_checkpoints(callback):
-    """Saved-tensor hooks see all that is kept; both kinds of checkpointing give the same gradients."""
+    """Saved-tensor hooks see all saved tensors; both kinds of checkpointing give the same gradients."""
     W, rank = world()
     context = Context(group())
     case = Case(W, tokens=(24, 10), bias=True, n=2, seed=31)
@@ -210,10 +210,10 @@ def hooks_and_checkpoints(callback):
 
 
 def checkpoints_outstanding():
-    """As in a pipeline: several forwards wait for their backward, in which each is replayed, while n is being tuned.
+    """As in a pipeline, several forwards wait for their backward, which replays them, while n is being tuned.
 
-    Without reentry torch compares the sizes of the tensors that both runs saved. Returns how often n was not the
-    same for all.
+    Without reentry torch compares the sizes of the tensors that both runs saved. Returns how often n was not equal for
+    all.
     """
     W, rank = world()
     context = Context(group(), ContextOptions(gemm="ref", tuner=TunerOptions(mode="profile")))
@@ -233,7 +233,7 @@ def checkpoints_outstanding():
 
 
 def live_bytes():
-    """Resident bytes; the test has malloc give large blocks back at once."""
+    """Resident bytes. The test makes malloc return large blocks at once."""
     gc.collect()
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -14,8 +14,8 @@ from sluice.errors import InvalidArgument, InvalidState, SluiceError
 
 
 def kept_file(folder, first, others):
-    """A context that begins with `first` in the first rank's file and `others` in the others': its report, and the
-    contents of the first rank's file afterwards."""
+    """Runs a context with `first` in the first rank's file and `others` in the files of the others. Returns its report,
+    and the contents of the first rank's file afterwards."""
     W, rank = world()
     path = Path(folder) / f"kept{rank}.json"
     text = first if rank == 0 else others
@@ -56,7 +56,7 @@ def strange_file(folder, text):
 
 
 def pinned_file(folder, text):
-    """A pinned file that is not good is an error on the rank that has it."""
+    """An invalid pinned file is an error on the rank that has the file."""
     path = Path(folder) / "pinned.json"
     if text is not None:
         path.write_text(text)
@@ -71,8 +71,8 @@ def pinned_file(folder, text):
 
 
 def exported_machine(folder):
-    """Why there is no machine to export, without any layer and before any step; then what a run exports, which a
-    second one takes."""
+    """The errors of exporting a machine without any layer and before any step; then the machine that a run exports,
+    with which a second run starts."""
     W, rank = world()
     model, path = torch.nn.Module(), Path(folder) / f"machine{rank}.json"
     refusals = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host's own modules as experts."""
+"""Jobs of ranks: the host's own modules as experts."""
 
 import torch
 from layer_cases import ACTIVATIONS, Case, close, compare, group, world
@@ -27,7 +27,7 @@ class TwoLinears(torch.nn.Module):
 
 
 def runner_of(case, context, rank, callback):
-    """(function of leaves, maker of leaves): tokens, weights and all parameters, fused or by modules."""
+    """Returns (function of leaves, maker of leaves): tokens, weights and all parameters, fused or with modules."""
     if callback:
         mine = case.params[rank * case.per_rank : (rank + 1) * case.per_rank]
         modules = [TwoLinears(p, case.activation) for p in mine]
@@ -92,8 +92,8 @@ def callback_experts():
             assert torch.equal(layer(tokens, ids, weights), y)
         out[n] = len(modules[0].shapes)
 
-    # An exception in a module arrives as External with the exception as its cause. The other ranks learn of it in the
-    # next call, which fails on all of them; the one after that is free again.
+    # An exception in a module is raised as External with the exception as its cause. The other ranks learn of it in the
+    # next call, which fails on all of them; the call after that works again.
     def broken(rows):
         raise KeyError("no such thing")
 
@@ -133,7 +133,7 @@ def callback_experts():
 
 
 class _Draws(torch.nn.Module):
-    """Other numbers for every row, so that a second run shows whether it had those of the first."""
+    """Draws numbers for every row, so that a second run shows whether it had the numbers of the first."""
 
     def __init__(self, inner):
         super().__init__()
@@ -144,7 +144,7 @@ class _Draws(torch.nn.Module):
 
 
 def experts_run_again():
-    """Keeping everything against the policies that replay forward: their bits, and the tensors that autograd keeps."""
+    """Compares keeping everything with policies that replay forward: bits, and the tensors that autograd keeps."""
     W, rank = world()
     context = Context(group())
     for draws in (False, True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder above has an `__init__.py` and is called `torch`: pytest would import it under that name."""
+"""Keeps pytest from importing the parent folder, which has an `__init__.py`, as a package named `torch`."""
 
 import pytest
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run by test_cuda.py with fake CUDA libraries in the loader's path: the adapter as on a GPU, with its tensors on the
-CPU.
+"""Jobs of test_cuda.py: the adapter runs as on a GPU, with fake CUDA libraries and with tensors on the CPU.
 
-torch has no CUDA here, so a stand-in provides what the adapter asks torch for (a stream, device memory); everything
-that it passes to the library is that of a CUDA device.
+torch has no CUDA here, so a stand-in provides torch's stream and device memory. The adapter passes the library the same
+arguments as for a CUDA device.
 """
 
 import contextlib
@@ -50,8 +49,8 @@ class Pretended(placement.CudaPlacement):
         return self.held[-1]
 
     def settle(self):
-        """Until the stream is through: ranks of other processes may be late. Until then torch's memory of a device
-        would stay, which a CPU's does not."""
+        """Waits until the stream is idle, since ranks in other processes may be late. Until then tensors are held, as
+        torch's device memory would be."""
         assert ctypes.CDLL("libcuda.so.1").cuStreamSynchronize(None) == 0
         self.held.clear()
 
@@ -118,7 +117,7 @@ def layer_matches_autograd():
 
 
 def profile_by_the_devices_name():
-    """Predictions while training, by the profile of the GPU that the driver names; an unknown one is refused."""
+    """Predictions while training, by the profile of the driver's name of the GPU; an unknown name is refused."""
     torch.manual_seed(0)
     sizes = {"model_width": 16, "hidden_width": 24, "num_experts": 4, "top_k": 2, "activation": "relu"}
     tuner = TunerOptions(mode="model", machine="device")
@@ -156,7 +155,7 @@ class Odd(torch.nn.Module):
 
 
 def modules_match_autograd():
-    """Experts that are the host's modules: values, gradients, idle experts, n, no_grad, dtypes, what raises."""
+    """Experts that are the host's modules: values, gradients, idle experts, n, no_grad, dtypes, exceptions."""
     for n, dtype, tolerance in ((1, torch.float32, 1e-5), (3, torch.float32, 1e-5), (2, torch.bfloat16, 3e-2)):
         torch.manual_seed(3)
         context = Context(device="cuda:0")
@@ -232,7 +231,7 @@ def _raise(module, args, out):
 
 
 def borrowed_memory():
-    """A borrowed tensor is the memory itself, in every dtype; it may outlive what described it."""
+    """A borrowed tensor is the memory itself, in every dtype, and may outlive its description."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         own = torch.arange(6).to(dtype)
         rows = dlpack.borrow(own.data_ptr(), 2, 3, dtype, dlpack.CPU, 0)
@@ -252,9 +251,9 @@ def deepspeed_matches_stock():
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     import deepspeed
 
-    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # compiles for a minute, for inference alone
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # slow to compile, only for inference
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    deepspeed.init_distributed(dist_backend="gloo", verbose=False)  # takes the group that is there
+    deepspeed.init_distributed(dist_backend="gloo", verbose=False)  # uses the existing group
     import sluice.adapters.deepspeed.moe.probe as probe
     from deepspeed.moe.layer import MoE
     from sluice.adapters.deepspeed import swap
@@ -363,7 +362,7 @@ def expert_parallel_matches_stock(store):
 
 
 def refusal_goes_where_the_others_wait():
-    """A rank whose first call cannot be made says so on the device of its experts, on the peers' communicator."""
+    """A rank whose first call cannot be made reports it on the device of its experts, with the peers' communicator."""
     import types
 
     import sluice.adapters.transformers.experts as module
@@ -405,7 +404,7 @@ def refusals():
 
 
 def capacities_have_the_bits_of_exact():
-    """Graph mode under torch, on both devices: outputs and gradients, other routes in between, dropped routes."""
+    """Graph mode under torch, on both devices: outputs and gradients, changing routes, dropped routes."""
     for device in ("cpu", "cuda:0"):
         torch.manual_seed(0)
         context = Context(device=device)
@@ -449,8 +448,8 @@ def joined(rank, store):
 
 
 def ranks_match_autograd(rank, store):
-    """Two processes, each with a device of its own, over NCCL (its fake passes messages by files): outputs and
-    gradients of this rank's tokens and of its own experts, which saw the tokens of both."""
+    """Two processes with a device each, over a fake NCCL that passes messages by files: outputs and gradients of this
+    rank's tokens and of its experts, which computed the tokens of both."""
     ep = joined(rank, store)
     names = {"w1": (24, 16), "w3": (24, 16), "w2": (16, 24)}
     cases = [

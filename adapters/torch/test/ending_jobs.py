@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways in which a rank ends, for test_ranks.py."""
+"""Jobs of test_ranks.py: the ways in which a rank ends."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 
 def ends(how):
-    """Rank 1 does as `how` says, the others just return."""
+    """Rank 1 ends as `how` says; the others return."""
     if dist.get_rank() != 1:
         return how
     print("last words", flush=True)

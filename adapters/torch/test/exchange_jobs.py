@@ -16,7 +16,7 @@ from sluice._sluice_abi import ffi
 from sluice.adapters.torch._native import interruptible, native
 
 OK, PEER_LOST, TIMED_OUT, ABORTED = 0, -10, -11, -12
-NEVER = 100  # seconds: the deadline of waits that something else must end
+NEVER = 100  # seconds: the deadline of waits that another event must end
 
 
 class Comm:
@@ -58,7 +58,7 @@ def sizes(world, turn):
 
 
 def pattern(sender, receiver, count, turn):
-    """Bytes that carry sender, receiver and place."""
+    """Bytes that depend on sender, receiver and position."""
     return ((torch.arange(count) * 31 + sender * 7 + receiver * 13 + turn) % 251).to(torch.uint8)
 
 
@@ -165,10 +165,10 @@ def threadless():
 
 
 def late(times):
-    """The last rank comes late: waits expire, name it, live on, and succeed.
+    """The last rank is late: waits expire and name the rank, and later waits of the same communicator succeed.
 
-    It comes when every other rank has seen it named `times` times, once of them at the time said; until the messages of
-    the others are all there a wait may name one of them. Returns what each expiry took and said.
+    The rank starts after every other rank has seen it named `times` times, once of them at its deadline. Until all
+    messages of the others have arrived, a wait may name one of them. Returns the time and the error of each expiry.
     """
     comm = Comm()
     last = comm.world - 1
@@ -188,7 +188,7 @@ def late(times):
         meeting.say("expired")
         assert comm.wait(posted[2], NEVER) == OK, comm.why()
         assert torch.equal(posted[1][last], pattern(last, comm.rank, 64, 0))
-    for turn in range(3):  # the group is as good as new
+    for turn in range(3):  # the group still works
         check(comm, post(comm, table, turn))
     comm.destroy()
     dist.barrier()
@@ -196,9 +196,10 @@ def late(times):
 
 
 def dead(posted_first):
-    """The last rank is killed after the others posted, or before; they learn it soon, by name, and cannot start more.
+    """The last rank is killed after the others posted, or before. The others soon get an error that names the rank, and
+    cannot start further exchanges.
 
-    A message posted after the death may be refused at once or fail in the wait: both are right.
+    A message posted after the death may be refused at once or fail in the wait: both are correct.
     """
     comm = Comm()
     last = comm.world - 1
@@ -212,7 +213,7 @@ def dead(posted_first):
     if not posted_first:
         meeting.say("ready")
         meeting.hear("dying", [last])
-        time.sleep(0.5)  # the news of its end is on its way; either order is right
+        time.sleep(0.5)  # the rank's end is usually noticed by then; either order is correct
     status, request = comm.start(send, recv)
     assert status == OK or not posted_first, (status, comm.why())
     meeting.say("posted")
@@ -228,11 +229,10 @@ def dead(posted_first):
 
 
 def silent():
-    """Rank 0 gives up on a silent peer and aborts: a rank that arrives afterwards learns it at once, as do the waiting
-    ones.
+    """Rank 0 gives up on a silent peer and aborts. Waiting ranks, and a rank that arrives afterwards, fail at once.
 
-    The silent rank sends nothing before it has learned it, or its message would complete another rank's wait: it
-    only receives from rank 0, which has sent one message.
+    The silent rank sends nothing before it has failed, since its message would complete another rank's wait: it only
+    receives from rank 0, which has sent one message.
     """
     comm = Comm()
     table = [[128] * comm.world for _ in range(comm.world)]
@@ -276,7 +276,7 @@ def silent():
 
 
 def aborted_elsewhere(times):
-    """Another thread aborts while this one waits; each time on a communicator of its own."""
+    """Another thread aborts while this one waits, each time on a separate communicator."""
     results = []
     for turn in range(times):
         comm = Comm()
@@ -287,7 +287,7 @@ def aborted_elsewhere(times):
 
             def abort(comm=comm, begun=begun, called=called):
                 begun.wait()
-                time.sleep(0.3)  # so that the other is usually waiting by then
+                time.sleep(0.3)  # the other thread is usually waiting by then
                 called.append(time.monotonic())
                 comm.vtable.abort(comm.user)
 
@@ -306,7 +306,7 @@ def aborted_elsewhere(times):
 
 
 def interrupted(times):
-    """Ctrl-C while the main thread is inside a call that waits, and first with a handler of the host's own."""
+    """Ctrl-C while the main thread waits inside a call, first with a handler of the host."""
     results = []
     for turn in range(times):
         comm = Comm()
@@ -324,7 +324,7 @@ def interrupted(times):
 
 
 def _others_handler(comm, request):
-    """Status of the wait, and how often the host's handler ran."""
+    """Returns the status of the wait, and how often the host's handler ran."""
     seen = []
     own = signal.signal(signal.SIGINT, lambda *_: seen.append(1))
     timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))

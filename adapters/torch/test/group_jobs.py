@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of ranks: of several sizes, created by ranks that differ, and joins that fail."""
+"""Jobs of ranks: groups of several sizes, created by ranks that differ, and joins that fail."""
 
 import random as random_module
 import warnings
@@ -27,7 +27,7 @@ def unequal_groups():
 
 
 def join_fails():
-    """A rank that cannot take part, or does not come, is named on the others; later they can join."""
+    """A rank that cannot take part, or does not join, is named on the others; later they can join."""
     W, rank = world()
     from sluice.adapters.torch import rendezvous
 
@@ -49,7 +49,7 @@ def join_fails():
         rendezvous._joined[ranks] += 1
     else:
         try:
-            EpGroup.for_ranks(ranks, timedelta(seconds=4))  # of which the others need next to nothing
+            EpGroup.for_ranks(ranks, timedelta(seconds=4))  # the others need almost none of it
             raise AssertionError("a join without the last rank went through")
         except TimedOut as error:
             assert error.peer == W - 1, error
@@ -60,7 +60,7 @@ def join_fails():
 
 
 def several_groups():
-    """Four ranks: layers over pairs, over all, and over one rank alone, side by side."""
+    """Four ranks run layers over pairs, over all ranks, and over one rank, in one process each."""
     W, rank = world()
     pair = [0, 1] if rank < 2 else [2, 3]
     groups = [EpGroup.for_ranks(pair), EpGroup.for_ranks(range(4)), EpGroup.for_ranks([rank])]
@@ -98,7 +98,7 @@ def several_groups():
 
 
 def moving_experts(gated=True, uneven=False):
-    """Experts change owner and slot every step or two, with their weights: the bits of a layer in which none moves."""
+    """Experts change owner and slot every step or two, with their weights: the bits are those without moves."""
     W, rank = world()
     case = Case(W, tokens=(11, 6), seed=97, gated=gated, bias=True, n=2)
     context = Context(group(), ContextOptions(gemm="native"))  # sums of a row do not depend on other rows
@@ -148,7 +148,7 @@ def moving_experts(gated=True, uneven=False):
 
 
 def slots_of(owners, W, random):
-    """Of each expert a slot on its rank, in no order."""
+    """A slot on its rank for each expert, in random order."""
     slots, order = [0] * len(owners), list(range(len(owners)))
     random.shuffle(order)
     count = [0] * W

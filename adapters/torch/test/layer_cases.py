@@ -35,7 +35,7 @@ def expert_forward(x, p, activation):
 
 
 def reference(tokens, ids, weights, params, activation):
-    """One rank's output: each route by itself, summed in k order."""
+    """One rank's output: each route separately, summed in k order."""
     out = torch.zeros_like(tokens)
     for k in range(ids.shape[1]):
         for e in range(len(params)):

@@ -125,7 +125,7 @@ def same_for_all_chunks():
 
 
 def blocks_go_from_step_to_step():
-    """Offloaded rows of twenty steps, two forwards outstanding: by step, blocks allocated and bytes that are idle."""
+    """Offloads rows for twenty steps with two forwards outstanding. Returns allocated blocks and idle bytes by step."""
     W, rank = world()
     context = Context(group(), ContextOptions(gemm="ref"))
     case = Case(W, tokens=(60, 25), n=3, restore=("offload", "offload"), seed=52)
@@ -170,7 +170,7 @@ def fallback_is_told():
 
 
 def two_shapes_in_a_budget():
-    """Layers of two shapes, from the smallest budget that any of them names on any rank: peaks and budgets."""
+    """Peaks and budgets of layers of two shapes, from the smallest budget that any of them names on any rank."""
     W, rank = world()
     choices = {"wgrad": "adaptive", "restore": ("adaptive", "adaptive")}
     cases = [
@@ -203,7 +203,7 @@ def two_shapes_in_a_budget():
 
 
 def tuned(folder, mode, calibrate):
-    """A configured context decides and reports it, and a second one begins with that decision."""
+    """A configured context decides and reports its decision, and a second one starts with that decision."""
     W, rank = world()
     results = []
     for _ in range(2):
@@ -229,8 +229,8 @@ SLOW_LINK = {
 
 
 def chosen_copies(folder):
-    """By default a layer sends what its machine predicts to be faster, and another run begins with that. Without a
-    machine, and in a case that leaves no choice, it sends rows."""
+    """By default a layer deduplicates if its machine predicts that this is faster, and another run starts with that
+    decision. Without a machine, or without a choice, the layer sends rows."""
     W, rank = world()
     machine = Path(folder) / f"machine{rank}.json"
     machine.write_text(json.dumps(SLOW_LINK))
@@ -366,7 +366,7 @@ def under_plans():
 
 
 class _Block(torch.nn.Module):
-    """A MoE layer with a gate that says where rows go by their number."""
+    """A MoE layer with a gate that routes rows by their index."""
 
     def __init__(self, context, case, rank, number):
         super().__init__()
@@ -383,7 +383,7 @@ class _Block(torch.nn.Module):
 
 
 def model_under_a_budget():
-    """What each rank chooses; their batches, and so their bytes, differ."""
+    """The choices of each rank. Batches, and therefore bytes, differ between ranks."""
     W, rank = world()
     context = Context(group())
     case = Case(W, tokens=(900, 300), per_rank=2, seed=82, restore=("adaptive", "adaptive"), wgrad="adaptive", n=0,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lifetimes: closed contexts, forked workers, exits, and groups that the host destroys."""
+"""Jobs of ranks: closed contexts, forked workers, exits, and groups that the host destroys."""
 
 import gc
 import os
@@ -52,7 +52,7 @@ def lifetimes():
 
 class Rows(torch.utils.data.Dataset):
     def __init__(self, layer):
-        self.layer = layer  # travels into the worker by fork
+        self.layer = layer  # the worker inherits it by fork
 
     def __len__(self):
         return 8
@@ -110,7 +110,7 @@ def outstanding_at_exit():
 
 
 def exit_during_pass():
-    """Returns while a daemon thread waits inside the library for a rank that comes only once this one has ended."""
+    """Returns while a daemon thread waits inside the library for a rank that arrives only after this one has ended."""
     W, rank = world()
     case = Case(W, tokens=(8,), seed=87)
     layer = case.layer(context := Context(group()))
@@ -119,7 +119,7 @@ def exit_during_pass():
         threading.Thread(target=lambda: layer(tokens, ids, weights, params), daemon=True).start()
         while context.calls == 0:
             time.sleep(0.01)
-        time.sleep(0.5)  # it is on its way into the wait
+        time.sleep(0.5)  # the thread enters the wait
     else:
         meeting.until_gone()
     return True

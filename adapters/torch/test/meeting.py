@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Orders events between the ranks of a test, by notes in the group's store: nothing depends on time.
+"""Orders events between the ranks of a test by notes in the group's store, so that nothing depends on time.
 
-Rank 0's process holds the store: it ends last (`part`), or deliberately first (`until_gone`).
+Rank 0's process has the store. It must end last (`part`), or deliberately first (`until_gone`).
 """
 
 from datetime import timedelta
@@ -21,17 +21,17 @@ def store():
 
 
 def say(what):
-    """Something is so on this rank, from now on."""
+    """Writes this rank's note `what`."""
     store().set(_key(what, dist.get_rank()), "")
 
 
 def hear(what, ranks):
-    """Waits until all these ranks have said so."""
+    """Waits until all these ranks have written the note."""
     store().wait([_key(what, rank) for rank in ranks], TIMEOUT)
 
 
 def part(ranks):
-    """Called at the end by these ranks, 0 among them: the store stays until all are through with it."""
+    """Called at the end by these ranks, which include 0. Keeps the store until all are done."""
     say("through")
     if dist.get_rank() == 0:
         hear("through", ranks)

@@ -26,15 +26,16 @@ def _differentiate(parameter, number, step):
 
 
 def _items(parameter, state, own, other, peer):
-    """The slot's own expert leaves, another one arrives in the same tensors. Gradients are created again in each step,
-    so they travel through a buffer."""
+    """The slot's expert leaves, and another one arrives in the same tensors. Gradients are created again in each step,
+    so they are sent from a buffer."""
     buffer = torch.empty_like(parameter)
     still = [parameter.detach(), state["exp_avg"], state["exp_avg_sq"], state["step"]]
     return buffer, [Leaving(own, peer, still, [buffer]), Arriving(other, peer, still, [buffer])]
 
 
 def trained(rate):
-    """[bits as of an expert that stays, phases, bytes hidden] of a rank whose expert goes to the next and back."""
+    """(whether the bits are those of an expert that stays, phases, hidden bytes) of a rank whose expert moves to the
+    next rank and back."""
     rank, peer = dist.get_rank(), 1 - dist.get_rank()
     group = EpGroup.unshared(range(2))
     migration = Migration(group, bytes_per_second=rate)
@@ -69,7 +70,7 @@ def trained(rate):
 
 
 def refused():
-    """The errors if rank 1 refuses, and of a tensor with gaps."""
+    """The errors if rank 1 refuses, and for a tensor with gaps."""
     rank, peer = dist.get_rank(), 1 - dist.get_rank()
     migration = Migration(EpGroup.unshared(range(2)))
     values = torch.full((8,), float(rank))
@@ -89,7 +90,7 @@ def refused():
 
 
 def _watched_commit(migration, until):
-    """Commits on a separate thread, up to this phase. Returns the thread, and the place of its exception."""
+    """Commits on a separate thread, up to this phase. Returns the thread, and the list for its exception."""
     raised = []
 
     def run():
@@ -106,9 +107,9 @@ def _watched_commit(migration, until):
 
 
 def settled():
-    """Rank 2 is stopped when it is ready, and killed when the others have agreed: they do not know what it has done.
+    """Rank 2 is stopped when it is ready, and killed when the others have agreed, so they do not know its outcome.
 
-    [how commit ended, phase, the place of an arriving expert, epoch by settle, phase, the same place]
+    Returns [end of commit, phase, tensor of an arriving expert, epoch by settle, phase, the same tensor].
     """
     rank, peer = dist.get_rank(), (dist.get_rank() + 1) % 3
     migration = Migration(EpGroup.unshared(range(3)))

@@ -26,7 +26,7 @@ def _backward(model, step, rank, scale=1.0):
 
 
 def _reduce(model):
-    """Sums gradients, like a host that does so itself."""
+    """Sums gradients as a host would."""
     for p in model.parameters():
         dist.all_reduce(p.grad)
         p.grad /= dist.get_world_size()
@@ -44,8 +44,8 @@ def _same(a, b):
 
 
 def trained(max_norm):
-    """Whether a rank has the bits of one process with the mean gradient; that process is compared with torch's
-    optimizer on the way."""
+    """Whether a rank has the bits of one process with the mean gradient. That process is also compared with torch's
+    optimizer."""
     rank, size = dist.get_rank(), dist.get_world_size()
     model, alone, stock = _model(), _model(), _model()
     mine = sluice.optim.AdamW(model.parameters(), lr=1e-2, process_group=dist.group.WORLD, max_norm=max_norm)
@@ -135,7 +135,7 @@ def experts():
 
 
 def overflowed(where):
-    """A gradient of one rank that is infinite: nothing changes anywhere, and the next step runs."""
+    """A gradient of one rank is infinite: nothing changes on any rank, and the next step runs."""
     rank, model = dist.get_rank(), _model()
     optimizer = sluice.optim.AdamW(model.parameters(), process_group=dist.group.WORLD)
     _backward(model, 0, rank)
@@ -212,7 +212,7 @@ def refused():
 
 
 def several(jobs):
-    """The results of each of [(function, arguments)], in one set of ranks: torch.optim takes long to import."""
+    """The results of each of [(function, arguments)], in one set of ranks, since importing torch.optim is slow."""
     return [globals()[name](**arguments) for name, arguments in jobs]
 
 
@@ -231,7 +231,7 @@ def _filed(path, model):
 
 
 def filed(folder):
-    """Files of which one is a step ahead, as a kill leaves them; swapped ones; one that is lost."""
+    """State files of which one is a step ahead, as after a kill; swapped files; a lost file."""
     rank, model = dist.get_rank(), _model()
     own, other = f"{folder}/states{rank}", f"{folder}/states{1 - rank}"
     optimizer = _filed(own, model)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that are silent, are killed, or are stopped while they wait."""
+"""Jobs of ranks that are silent, are killed, or are interrupted while they wait."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from sluice.errors import SluiceError
 
 
 def impatient_group(seconds):
-    """A group whose passes have this deadline, and whose ranks are given more time for meeting."""
+    """A group whose passes have this deadline, and whose ranks have more time for the rendezvous."""
     from sluice.adapters.torch import group as module
 
     patient, module.join = module.join, lambda ranks, prepare, _: join(ranks, prepare, timedelta(seconds=60))
@@ -28,7 +28,7 @@ def impatient_group(seconds):
 
 
 def silent_peer():
-    """The last rank never calls the layer: the others learn at the deadline which rank it is."""
+    """The last rank never calls the layer: at the deadline the others get an error that names the rank."""
     W, rank = world()
     case = Case(W, tokens=(8,), seed=83)
     layer = case.layer(Context(impatient_group(seconds=3)))
@@ -38,7 +38,7 @@ def silent_peer():
         meeting.hear("told", range(W - 1))
     else:
         meeting.say("here")
-        meeting.hear("here", range(W - 1))  # of the three seconds the living need next to nothing
+        meeting.hear("here", range(W - 1))  # the other ranks need almost none of the three seconds
         began = time.monotonic()
         try:
             layer(tokens, ids, weights, params)
@@ -50,7 +50,7 @@ def silent_peer():
 
 
 def evaluates_alone():
-    """Rank 0 evaluates, and gives up; then rank 1 comes with a forward of training."""
+    """Rank 0 evaluates and gives up; then rank 1 calls a training forward."""
     W, rank = world()
     case = Case(W, tokens=(8,), seed=85)
     layer = case.layer(Context(impatient_group(seconds=2)))
@@ -70,7 +70,7 @@ def evaluates_alone():
 
 
 def killed_peer(posted_first, leaves_child=False):
-    """The last rank is killed, after the others went into their backward or before; a child that it forked may live."""
+    """The last rank is killed, before or after the others have entered their backward. A child of it may live."""
     W, rank = world()
     case = Case(W, tokens=(8,), seed=84)
     layer = case.layer(Context(group()))
@@ -80,7 +80,7 @@ def killed_peer(posted_first, leaves_child=False):
     if rank == W - 1:
         meeting.hear("going" if posted_first else "forward done", others)
         if posted_first:
-            time.sleep(0.5)  # so that the others are usually waiting by then: the result is the same
+            time.sleep(0.5)  # the others are usually waiting by then; the result is the same if not
         if leaves_child:
             _leave_child()
         meeting.say("dying")
@@ -102,7 +102,7 @@ def killed_peer(posted_first, leaves_child=False):
 
 
 def _leave_child():
-    """Forks what a rank's forks are, a worker of a data loader: it has copies of all descriptors, and lives on."""
+    """Forks a child like a worker of a data loader, which has copies of all descriptors and continues to run."""
     child = os.fork()
     if child == 0:
         time.sleep(90)  # unless it is notified before that
@@ -111,7 +111,7 @@ def _leave_child():
 
 
 def interrupted():
-    """Ctrl-C while rank 0 waits for a rank that does not come. Seconds until its loop sees it."""
+    """Ctrl-C while rank 0 waits for a rank that does not arrive. Returns the seconds until rank 0 is interrupted."""
     W, rank = world()
     case = Case(W, tokens=(8,), seed=85)
     layer = case.layer(Context(group()))

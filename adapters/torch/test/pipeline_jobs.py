@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: pipelines of plain torch functions, without a host."""
+"""Jobs of ranks: pipelines of plain torch functions, without a host."""
 
 import gc
 import os
@@ -30,7 +30,7 @@ def _pipeline(group, **config):
 
 
 def _tensors(seed):
-    """One of every dtype and shape, whose bytes follow from the seed."""
+    """One tensor of every dtype and shape, with bytes that depend on the seed."""
     generator = torch.Generator().manual_seed(seed)
     made = []
     for index, dtype in enumerate(DTYPES):
@@ -82,7 +82,7 @@ class _Carrier:
 
 
 def carried(transport):
-    """Tensors of every dtype and shape, and none at all, go both ways, and may be kept beyond the pipeline."""
+    """Tensors of every dtype and shape, and none at all, are sent in both directions, and may outlive the pipeline."""
     stages, rank = dist.get_world_size(), dist.get_rank()
     group = _group(transport)
     pipeline = _pipeline(group, in_flight=3)
@@ -102,7 +102,7 @@ def carried(transport):
 
 
 def _check_timelines(pipeline, stages, micro_batches):
-    """This rank's ops as they ran, all stages' as predicted."""
+    """Checks this rank's ops as they ran, and the predicted ops of all stages."""
     rank, computed = dist.get_rank(), ("forward", "backward")
     measured, predicted = pipeline.timeline(), pipeline.timeline(predicted=True)
     assert {event["rank"] for event in measured} == {rank}
@@ -155,7 +155,7 @@ def _in_one_process(stages, micro_batches):
 
 
 def failed(where, at):
-    """A callback raises; then the same batch goes well. (what this rank was told, whether its gradient is right)"""
+    """A callback raises; then the same batch succeeds. Returns (this rank's error, whether its gradient is correct)."""
     stages, rank = dist.get_world_size(), dist.get_rank()
     group = _group()
     pipeline = _pipeline(group)
@@ -178,7 +178,8 @@ def failed(where, at):
 
 
 def _inside(run):
-    """Set when the library first asks whether the batch of this `run` is to end: it waits for a message then."""
+    """An event that is set when the library first asks whether to end the batch of this `run`, while it waits for a
+    message."""
     event = threading.Event()
 
     class Watched(type(run)):

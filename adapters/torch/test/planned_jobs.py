@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: the predictions of a plan of layers over stages, compared with the pipeline that runs it.
+"""Jobs of ranks: compares the predictions of a plan of layers over stages with the pipeline that runs the plan.
 
-Layers sleep for their time and keep memory like real ones, so that ranks need no processor of their own. Each is
+Layers sleep for their time and keep memory like real layers, so that ranks can share a processor. Each layer is
 measured separately on one rank; pipelines of the plan run afterwards.
 """
 
@@ -55,7 +55,7 @@ def sleeping_layer(forward_s):
 
 
 def measured_seconds(layer, samples=1, again=False):
-    """Forward and backward, measured alone."""
+    """Forward and backward seconds of a layer that runs alone."""
     given = torch.zeros(samples * EDGE, requires_grad=True)
     forwards, backwards = [], []
     for _ in range(BATCHES):
@@ -68,7 +68,7 @@ def measured_seconds(layer, samples=1, again=False):
 
 
 def _option(layer, again):
-    """One way to run it, measured alone."""
+    """One option of a layer, measured while it runs alone."""
     given = torch.zeros(EDGE, requires_grad=True)
     forward_s, backward_s = measured_seconds(layer, again=again)
 
@@ -89,7 +89,7 @@ def _option(layer, again):
 
 
 def _measured(layer):
-    """In the form for a planner."""
+    """The measured layer in the planner's form."""
     return stages.Layer(options=(_option(layer, False), _option(layer, True)), output_bytes=4 * EDGE)
 
 
@@ -107,7 +107,7 @@ class _Stage:
         out = first.requires_grad_()
         for layer, again in zip(self.layers, self.again):
             out = layer(out, again)
-        self.flight[micro_batch] = first, torch.autograd.graph.get_gradient_edge(out)  # the output itself may go
+        self.flight[micro_batch] = first, torch.autograd.graph.get_gradient_edge(out)  # the output itself may be freed
         return None if self.is_last else Edge([out.detach()])
 
     def backward(self, micro_batch, given):
@@ -117,7 +117,8 @@ class _Stage:
 
 
 def run_stage(group, layers, words, stage, stages_of, samples, micro_batches, batches):
-    """(seconds of the fastest batch over all ranks, bytes that this rank sends in one). words: of the partition."""
+    """Returns (seconds of the fastest batch over all ranks, bytes that this rank sends in a batch). words: of the
+    partition."""
     own = _Stage(layers, [False] * len(layers), stage == 0, stage == stages_of - 1, samples)
     pipeline = Pipeline(PipelineConfig("1f1b", words[:120], stage), group)
     seconds = []
@@ -134,7 +135,7 @@ def run_stage(group, layers, words, stage, stages_of, samples, micro_batches, ba
 
 
 def _run(group, plan, layers, micro_batches):
-    """(seconds of a batch over all ranks, peak of what torch allocates here in one)."""
+    """Returns (seconds of a batch over all ranks, peak of torch's memory on this rank)."""
     rank, world = dist.get_rank(), dist.get_world_size()
     mine = [index for index, choice in enumerate(plan.choices) if choice.stage == rank]
     again = [plan.choices[index].kind == stages.RECOMPUTE for index in mine]

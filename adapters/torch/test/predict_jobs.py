@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: batches of policies that were not measured, predicted with the times of another policy's batch."""
+"""Jobs of ranks: predicts batches of other policies from the measured batch of one policy."""
 
 import time
 from dataclasses import replace
@@ -15,7 +15,7 @@ HELD_OUT = {"gpipe": 0, "message_driven": 2, "backward_first": 3, "1f1b_hint": 1
 
 
 class _Sleeper:
-    """One stage takes half as long again."""
+    """A stage that sleeps. One stage takes 1.5 times as long as the others."""
 
     def __init__(self, stage, stages):
         self.stage, self.stages, self.slow = stage, stages, 1.5 if stage == 1 else 1.0

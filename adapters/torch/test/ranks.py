@@ -2,8 +2,8 @@
 """Runs one function in several processes that form a gloo group over loopback, with a deadline.
 
 A job is "module:function" of this folder, or "path/of/module:function" of another. It is called with its keyword
-arguments and returns something that pickles. Ranks with their own environment or threads import torch themselves;
-all others are forks of a process that has.
+arguments and returns something that pickles. Ranks with their own environment or threads import torch themselves. All
+others are forks of a process that has imported torch.
 """
 
 import importlib
@@ -32,7 +32,7 @@ _server = None
 
 
 def _fork_server(environment):
-    """Started when a test first needs ranks; None if it would not replace the ranks' own imports."""
+    """The fork server, started when a test first needs ranks; None if ranks must import torch themselves."""
     global _server
     if _server is None:
         _server = ForkServer(IMPORTS, _environment(1))
@@ -72,7 +72,7 @@ class Started:
         self.folder = self._folder.name
 
     def abandon(self):
-        """Ends those that run and takes the folder away."""
+        """Kills the ranks that still run, and removes the folder."""
         for process in self.processes:
             process.kill()
             process.wait()
@@ -100,7 +100,7 @@ def _start(started, world, job, threads=1, group_timeout=60, extra_environment=N
         pickle.dump((job, group_timeout, arguments), file)
     with socket.create_server(
         ("127.0.0.1", 0), backlog=128
-    ) as door:  # rank 0's from here on: no other process gets the port
+    ) as door:  # rank 0 inherits the socket, so no other process gets the port
         environment["MASTER_PORT"] = str(door.getsockname()[1])
         for rank in range(world):
             with open(os.path.join(folder, f"log{rank}"), "wb") as log:
@@ -115,8 +115,8 @@ def _start(started, world, job, threads=1, group_timeout=60, extra_environment=N
 
 
 def finish(started):
-    """Waits for all ranks; those that outlive the deadline are asked for their stacks, then killed. Of ranks that did
-    not end well the logs are printed: their folder does not stay."""
+    """Waits for all ranks. Ranks that exceed the deadline print their stacks and are killed. Prints the logs of ranks
+    that failed, since their folder is removed."""
     try:
         ended, late = _wait(started)
     finally:
@@ -153,7 +153,7 @@ def _wait(started):
 
 
 def run(world, job, **options):
-    """Results of all ranks, which must all have ended well."""
+    """The results of all ranks, all of which must succeed."""
     ended = finish(start(world, job, **options))
     for rank, end in enumerate(ended):
         if end.code != 0 or end.error is not None:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: splits of the ranks into stages and replicas, priced by `sluice plan --split`, and the pipelines that run
-them.
+"""Jobs of ranks: compares splits of the ranks, priced by `sluice plan --split`, with the pipelines that run them.
 
-Layers sleep, as in planned_jobs.py. Their seconds are measured on one rank at two micro-batches; splits with another
-one are held out.
+Layers sleep, as in planned_jobs.py. Their seconds are measured on one rank with two sizes of micro-batch; splits with
+another size are held out.
 """
 
 import random
@@ -15,7 +14,7 @@ from sluice.planning import machines, optimizer, split
 
 BATCH = 16  # samples of a step, over all replicas
 SIZES = (1, 4)  # micro-batches at which layers are measured
-PARAMETERS = 1 << 20  # of a layer: what keeps the model from one rank
+PARAMETERS = 1 << 20  # of a layer: too many for the whole model on one rank
 LOOPBACK = {
     "name": "loopback",
     "gemm": {"f32": {"flops_per_second": 1e12}},
@@ -51,7 +50,7 @@ def _model(work):
 
 
 def _measure(priced, work, batches):
-    """(seconds of a step over all ranks, by stage of this replica the bytes that its rank sent in one)."""
+    """Returns (seconds of a step over all ranks, bytes that the ranks of this replica sent in a step, by stage)."""
     rank, own = dist.get_rank(), priced.split
     replica, stage = divmod(rank, own.pipeline)
     group = EpGroup.unshared(range(replica * own.pipeline, (replica + 1) * own.pipeline))
@@ -67,15 +66,15 @@ def _measure(priced, work, batches):
 
 
 def every_grid(unit_s=0.006, layers_of_a_rank=2, batches=2):
-    """By split: (its words, predicted and measured seconds, by rank (stage, bytes sent in a step), the predicted bytes
-    of each stage's activations, whether it is the one that is chosen under the budget)."""
+    """By split: (words, predicted and measured seconds, by rank (stage, bytes sent in a step), the predicted bytes of
+    each stage's activations, whether the search chooses this split under the budget)."""
     rank, world = dist.get_rank(), dist.get_world_size()
     work = _work(layers_of_a_rank * world, unit_s)
     told = [_model(work) if rank == 0 else None]
     dist.broadcast_object_list(told)
     machine = machines.Machine(LOOPBACK, {})
     wanted = split.Wanted(tiers=(optimizer.NEAR,), recompute=split.NEVER, has_optimizer=False)
-    split.SIMULATED = 1000  # all of them are run
+    split.SIMULATED = 1000  # simulate all of them
     # Three quarters of all parameters and gradients, so that one rank cannot have the whole model.
     budget = 3 * len(work) * 8 * PARAMETERS // 4
     found = split.Search(machine, told[0], budget, wanted).run(world)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The builder of the shared object, with a compiler that only records its calls."""
+"""Tests the builder of the shared object with a compiler that only records its calls."""
 
 import os
 import pathlib
@@ -54,7 +54,7 @@ def finish(process):
 
 @pytest.mark.parametrize("module", ["sluice", "sluice.run", "sluice.adapters.torch.build"])
 def test_Modules_RunByName_WarnOfNothing(module):
-    """runpy warns where the package has imported the module already."""
+    """runpy warns if the package has imported the module already."""
     command = [sys.executable, "-W", "error::RuntimeWarning", "-m", module, "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0 and done.stderr == "", done
@@ -76,7 +76,7 @@ def test_Build_SeveralAtOnce_CompileOnce(tmp_path):
 
 
 def test_Build_Interrupted_GoesOnWithWhatWasFinished(tmp_path):
-    """The last source fails at first. Then only that one is compiled, and nothing is left of the kept objects."""
+    """The last source fails at first. Then only this source is compiled, and no kept objects remain."""
     out, last = tmp_path / "out", SOURCES[-1]
     refuse = f'case "$*" in *{last}*) exit 1;; esac'
     assert finish(start("--out", str(out), CXX=compiler(tmp_path, refuse)))[0] == 1 and calls(tmp_path) == len(SOURCES)
@@ -87,7 +87,7 @@ def test_Build_Interrupted_GoesOnWithWhatWasFinished(tmp_path):
 
 
 def test_Build_FileSystemWithoutLocks_CompilesAndSaysSo(tmp_path):
-    """As on some network file systems: two builds at once may both compile, and the final result is valid."""
+    """On some network file systems two concurrent builds may both compile; the result is valid."""
     source, library, out = tmp_path / "flock.c", tmp_path / "libflock.so", tmp_path / "out"
     source.write_text("#include <errno.h>\nint flock(int fd, int how) { errno = ENOLCK; return -1; }\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shared objects in a wheel: one per release of torch, preferred over all others if it fits."""
+"""Tests the shared objects in a wheel: one per release of torch, preferred over all others if it fits."""
 
 import hashlib
 import json
@@ -12,11 +12,11 @@ from sluice.adapters.torch import build, stamps
 from test_build import calls
 from test_build_trust import SOMEBODY, as_root, cache  # noqa: F401
 
-FITTING = {"compiler": "another", "libc": "another", "python": "another"}  # not asked of a shipped one
+FITTING = {"compiler": "another", "libc": "another", "python": "another"}  # a shipped object need not match these
 
 
 def ship(**changes):
-    """Like the packaging."""
+    """Adds a shipped object, as packaging does."""
     path = build.shipped_path()
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w") as file:

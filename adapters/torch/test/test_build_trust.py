@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trust in the builder's cache: it loads only files that this user or root could have put there, for this platform.
+"""Tests that the builder's cache loads only files that this user or root could have written, for this platform.
 
 The compiler only records its calls; its output is not loaded.
 """
@@ -47,7 +47,7 @@ def test_Ensure_SecondTime_LoadsWhatItMade(cache, tmp_path, capfd):
 
 
 def test_Ensure_UnderALooseUmask_LoadsWhatItMade(cache, tmp_path):
-    """The files of users whose umask is 002, or 0, are not taken for ones that others wrote."""
+    """Files of users with a umask of 002 or 0 are not treated as files that others could have written."""
     before = os.umask(0)
     try:
         path = build.ensure()
@@ -215,7 +215,7 @@ def test_Doctor_PlaceAndFileThatOthersCanWrite_AreNamedWithAdvice(cache, tmp_pat
 
 
 def test_KeptDecisions_WithoutHome_AreLetGoWithAWord(monkeypatch, capsys):
-    """Training never fails for them."""
+    """Training never fails because of decisions."""
     monkeypatch.delenv("SLUICE_CACHE_DIR", raising=False)
     monkeypatch.setattr(cache_folder, "default", lambda: None)
     tuner.keep(None, TunerOptions(decisions=True))
@@ -229,7 +229,7 @@ def test_Ensure_OtherCompiler_HasAFolderOfItsOwn(cache, tmp_path, monkeypatch):
     assert os.path.dirname(second) != os.path.dirname(first) and calls(tmp_path) == 2 * ONCE
     compiler(tmp_path, version="1", pause=0)
     assert build.ensure() == first and calls(tmp_path) == 2 * ONCE
-    monkeypatch.setenv("CXX", "no-such-compiler")  # a node without one takes what fits but for the compiler
+    monkeypatch.setenv("CXX", "no-such-compiler")  # a node without a compiler ignores this field
     assert build.ensure() in (first, second)
     monkeypatch.setattr(stamps.platform, "machine", lambda: "vax")
     with pytest.raises(NotFound, match="no C\\+\\+ compiler"):
@@ -260,7 +260,7 @@ def test_CacheDir_RelativeNames_AreNotTaken(cache, monkeypatch):
 
 @pytest.fixture
 def open_folder(monkeypatch):
-    """A package without a shared object where every user may look; pytest's own folders are for this user alone."""
+    """A package without a shared object that every user can read; pytest's folders are only for this user."""
     included = build.include_dir()
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
@@ -306,7 +306,7 @@ def _as_somebody(folder, **environment):
 @as_root
 @pytest.mark.parametrize("environment", [{}, {"HOME": "relative"}, {"XDG_CACHE_HOME": "relative"}, {"HOME": ""}])
 def test_Ensure_UserWithoutHome_IsToldWhatToSet(open_folder, environment):
-    """It was "./~/.cache" and "./relative": whatever folder the run started in."""
+    """Such paths would be relative to the folder in which the run started: "./~/.cache" and "./relative"."""
     said = _as_somebody(open_folder, **environment)
     assert said.startswith("NoCacheFolder: NOT_FOUND: ")
     assert "user 4242 has no home folder on this machine; set SLUICE_CACHE_DIR" in said
@@ -315,7 +315,7 @@ def test_Ensure_UserWithoutHome_IsToldWhatToSet(open_folder, environment):
 
 @as_root
 def test_Ensure_SharedFolder_LoadsNothingThatAnotherUserLeft(open_folder, monkeypatch):
-    """Another user's cache fits this user's machine, torch and compiler in every byte."""
+    """Another user's cache matches this user's machine, torch and compiler exactly."""
     shared = open_folder / "shared"
     shared.mkdir()
     shared.chmod(0o1777)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions that outlive a run: stored files, damaged ones, one rank's, pinned ones."""
+"""Tests decisions in files: stored and damaged files, a file of one rank, pinned files."""
 
 import json
 import os

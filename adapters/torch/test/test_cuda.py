@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA tensors, as far as possible without a GPU: device, stream, memory; errors; NCCL's id.
+"""Tests CUDA tensors as far as possible without a GPU: device, stream, memory; errors; NCCL's id.
 
-The library below runs on the fake driver, cuBLAS and NCCL (capi/test/cuda/fake_gpu.c); on a GPU
-integration_tests/gpu runs the same against PyTorch.
+The library runs on a fake driver, cuBLAS and NCCL (capi/test/cuda/fake_gpu.c). On a GPU, integration_tests/gpu runs the
+same against PyTorch.
 """
 
 import os
@@ -37,7 +37,7 @@ def fakes(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def jobs(fakes):
-    """Runs a job, or one on two ranks: forks of a process that has imported torch, and not the library."""
+    """Runs a job on one or two ranks: forks of a process that has imported torch but not the library."""
     server = ForkServer(("torch", "torch.distributed", "torch._dynamo"), fakes)
 
     def start(log, *arguments, **environment):
@@ -69,7 +69,7 @@ def jobs(fakes):
 
 @pytest.fixture
 def run(jobs):
-    """What a job of one process says."""
+    """The output of a job of one process."""
     return lambda *arguments: jobs(*arguments)[0]
 
 

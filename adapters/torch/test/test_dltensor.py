@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A `DLTensor*` passes the C ABI unchanged: calls take the tensors that torch and NumPy export by `__dlpack__`."""
+"""Tests that the C ABI takes a `DLTensor*` as it is: the tensors that torch and NumPy export by `__dlpack__`."""
 
 import ctypes
 
@@ -54,7 +54,8 @@ class Layer:
         self._library.lib.sluice_context_destroy(self._context)
 
     def forward(self, tokens, ids, weights, w1, w2, out, **how):
-        """Every tensor of the call by its DLTensor; those of the experts, which the call takes as arrays, as copies."""
+        """Passes every tensor by its DLTensor, and the experts' tensors, which the call takes as arrays, by copies of
+        it."""
         library, ffi = self._library, self._library.ffi
         of_call = [Borrowed(tensor, **how) for tensor in (tokens, ids, weights, out)]
         params = ffi.new("sluice_expert_tensors_t *")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every kernel against torch at the ends of its dtype's range: huge, subnormal, infinite and NaN values.
+"""Compares every kernel with torch at the ends of its dtype's range: huge, subnormal, infinite and NaN values.
 
-A new kernel gets a row here: KERNELS names each kernel of backend/device/kernels.h and the test that compares it,
-and the last test compares both lists. If Sluice differs from torch the test says why.
+A new kernel needs a row here: KERNELS names each kernel of backend/device/kernels.h with the test that compares it, and
+the last test compares both lists. If Sluice differs from torch, the test says why.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def swiglu(x):
     return gate * torch.sigmoid(1.702 * gate)
 
 
-# By activation: what torch makes of x, without a gate.
+# By activation: torch's function of x, without a gate.
 TORCH = {
     "identity": lambda x: x * 1,
     "relu": F.relu,
@@ -79,8 +79,8 @@ def context():
 
 
 def assert_close(mine, wide, dtype, what, is_nan=None, atol=1e-15):
-    """Compares with torch's result for the same numbers in f64, rounded: in f32 its own kernels lose the tails of GELU,
-    and return NaN for gelu(inf). Where is_nan is set Sluice's result is NaN too; elsewhere torch's NaN (inf * 0
+    """Compares with torch's result for the same numbers in f64, rounded: torch's f32 kernels lose the tails of GELU,
+    and return NaN for gelu(inf). Where is_nan is set, Sluice's result must be NaN too; elsewhere torch's NaN (inf * 0
     within a slope) may be a number."""
     other = wide.to(dtype)
     where = ~other.isnan()
@@ -278,7 +278,7 @@ def test_Gate_AtTheEnds_IsTorchs(score):
     at = [place.fill(i, tensor, "gate") for i, tensor in enumerate((logits, ids, weights))]
     null = ffi.NULL
     assert lib.sluice_gate_forward(config, at[0], null, at[1], at[2], null, null, null) == 0
-    assert all(sorted(row) == list(range(top_k)) for row in ids.tolist())  # always experts that there are
+    assert all(sorted(row) == list(range(top_k)) for row in ids.tolist())  # always valid experts
     scores = torch.empty_like(weights).scatter_(1, ids.long(), weights)
     theirs = logits.double().softmax(1) if score == "softmax" else logits.double().sigmoid()
     assert_close(scores, theirs, torch.float32, score)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The communicator over c10d, separately: order, failures, deadlines, signals."""
+"""Tests the communicator over c10d by itself: order, failures, deadlines, signals."""
 
 import pytest
 import ranks

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torch's GEMMs through the library's callback, separately."""
+"""Tests torch's GEMMs through the library's callback by themselves."""
 
 import itertools
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory of released gradients serves the next ones: same bits, within its bound, off on request."""
+"""Tests that gradients reuse the memory of freed gradients: same bits, within the limit, off on request."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def context():
 
 
 def grew(before):
-    """(fresh, reused) gradients since."""
+    """(new, reused) gradients since `before`."""
     now = pool_stats()
     return now.num_fresh - before.num_fresh, now.num_reused - before.num_reused
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers in real processes compared with a plain loop over experts."""
+"""Compares layers in real processes with a plain loop over experts."""
 
 import functools
 import json
@@ -130,7 +130,7 @@ def test_Tuner_Decides_AndTheNextRunKnows(tmp_path, mode, calibrate):
         assert decisions[0]["why"] == ("predicted" if mode == "model" else "raced")
         assert (decisions[0]["predicted_seconds"] > 0) == (calibrate is not None)
         assert stats["timed_passes"] > 80
-        # The last decision may be younger than the last pass, but not the other way round.
+        # The last decision may be newer than the last pass, but the last pass follows some decision.
         assert chunks in {d["num_chunks"] for d in decisions}
         assert again[0][0]["why"] == "imported" and again[1]["race_passes"] == 0
         assert again[2] == decisions[-1]["num_chunks"]
@@ -142,7 +142,7 @@ def test_Tuner_Decides_AndTheNextRunKnows(tmp_path, mode, calibrate):
     assert found[0][0][3] == found[1][0][3]
     assert found[0][0][0][0]["num_chunks"] == found[1][0][0][0]["num_chunks"]
     assert len(list(tmp_path.glob("machine-*.json"))) == (calibrate is not None)
-    kept = decision_log.read(str(tmp_path / decision_log.NAME))  # the first rank leaves them where the cache is
+    kept = decision_log.read(str(tmp_path / decision_log.NAME))  # the first rank writes them to the cache folder
     assert [entry["why"] for entry in kept] == [d["why"] for run in found[0] for d in run[0]]
     assert all(entry["ranks"] == 2 and entry["restore_input"] is None for entry in kept)
 
@@ -212,7 +212,7 @@ def test_Exit_StepsOutstanding_NeitherHangsNorCrashes(world):
 
 
 def test_Exit_AThreadStillWaiting_NeitherHangsNorCrashes():
-    # Nothing but the exit ends that wait within the deadline of the ranks.
+    # Within the deadline of the ranks, only the exit ends the wait.
     assert ranks.run(2, "lifetime_jobs:exit_during_pass", deadline=150, group_timeout=600) == [True, True]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads libsluice, and its errors as exceptions. Each case has its own process: loading happens once."""
+"""Tests loading libsluice, and its errors as exceptions. Each case has its own process, since loading happens once."""
 
 import os
 import pickle

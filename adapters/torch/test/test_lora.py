@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters of experts: the layer with frozen stacks computes what autograd makes of W + s B A, which it never forms."""
+"""Compares adapters of experts with autograd's results for W + s B A. The layer never forms that sum."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_FewOfTheFactorsTrained_OthersHaveNoGradient(context):
 
 
 class Sizes(TorchDispatchMode):
-    """Results as large as a stack of experts."""
+    """Finds results that are as large as a stack of experts."""
 
     def __init__(self):
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts that swap places with AdamW's state during training, compared with experts that stay."""
+"""Compares experts that swap places during training, with AdamW's state, with experts that stay."""
 
 import pytest
 import ranks

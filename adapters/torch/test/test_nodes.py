@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks that share a node: by host names, or as configured."""
+"""Tests how many ranks share a node: by host names, or as configured."""
 
 import pytest
 import torch  # noqa: F401  (before anything that pytest may import as `torch`)
@@ -13,7 +13,7 @@ from sluice.adapters.torch import Context, ContextOptions, EpGroup
         ("aaabbb", 3),
         ("abcd", 1),
         ("aaaa", 4),
-        ("aab", 0),  # not as many on each
+        ("aab", 0),  # unequal numbers
         ("abab", 0),  # not contiguous
         ("aabbaa", 0),
         ("a", 1),

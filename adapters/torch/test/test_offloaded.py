@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers whose saved tensors are copied out until their backward: the bits of layers that keep them, bytes as counted,
-and errors by name."""
+"""Tests layers whose saved tensors are offloaded until their backward: the bits of layers that keep them, byte counts,
+errors."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def same(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
 
 
 def saved_bytes(model: nn.Module, x: torch.Tensor) -> list[int]:
-    """Of each block that keeps: storages from 64 KiB that are no parameters and buffers, each once."""
+    """Bytes that each block saves: storages of at least 64 KiB except parameters and buffers, each once."""
     found: list[int] = []
     for block in model:
         own = {each.data_ptr() for each in (*block.parameters(), *block.buffers())}
@@ -105,7 +105,7 @@ def test_Offloaded_BothTiers_SameBitsAndEachStorageOnce(blocks, x, tmp_path: Pat
 
 
 def test_Offloaded_ForwardsInAnyOrder_SameBits(blocks, x) -> None:
-    """Two forwards before their backwards, in both orders; graphs that are kept, and that no backward follows."""
+    """Two forwards before their backwards, in both orders; retained graphs, and graphs without a backward."""
     kept = copy.deepcopy(blocks)
     offloaded = Offloaded(named(blocks), [f"block {i}" for i in range(DEPTH)])
     wanted = [results(kept, x, seed)[1:] for seed in (1, 2)]
@@ -127,7 +127,7 @@ def test_Offloaded_ForwardsInAnyOrder_SameBits(blocks, x) -> None:
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """As a full disk: the system refuses to write past this size. Python ignores the signal that comes with it."""
+    """Simulates a full disk: the system refuses to write past this size. Python ignores the signal for that."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -150,7 +150,7 @@ def test_Offloaded_FullDisk_NamesThePathAndTheNextBatchRuns(blocks, x, tmp_path:
 
 
 class Changes(nn.Module):
-    """Changes in place what it has saved."""
+    """Changes a saved tensor in place."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x.exp()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice.optim` against `torch.optim`: the same training, states that convert both ways, and steps that change
+"""Compares `sluice.optim` with `torch.optim`: the same training, states that convert both ways, steps that change
 nothing."""
 
 import copy
@@ -59,11 +59,11 @@ def test_Training_AgainstTorch_HasItsLossesAndParameters(ours, theirs, options):
     stock = _train(theirs_model, theirs(theirs_model.parameters(), **options), 50)
     torch.testing.assert_close(mine, stock, rtol=2e-6, atol=0)
     for a, b in zip(ours_model.parameters(), theirs_model.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-6)  # other roundings, over 50 steps
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-6)  # different rounding, over 50 steps
 
 
 def _errors(make, steps=20, count=20_000):
-    """Root of the mean square that p, m and v are off from f64 after a training with gradients of all sizes."""
+    """Root mean square error of p, m and v against f64, after a training with gradients of all sizes."""
     ends = []
     for make_one, dtype in ((make, torch.float32), (torch.optim.AdamW, torch.float64)):
         generator = torch.Generator().manual_seed(3)
@@ -83,7 +83,7 @@ def _exact(*args, **numbers):
 
 
 def test_Errors_AgainstF64_AreTorchsAndLessWhereExact():
-    """A hundredth for another rounding of single elements."""
+    """1 % is allowed for different rounding of single elements."""
     rounded, exact = _errors(sluice.optim.AdamW), _errors(_exact)
     stock = _errors(lambda *args, **numbers: torch.optim.AdamW(*args, fused=True, **numbers))
     assert all(ours <= 1.01 * theirs for ours, theirs in zip(rounded, stock, strict=True)), (rounded, stock)
@@ -221,7 +221,7 @@ def test_HalfParameters_KeepMomentsInF32_AlsoWhenLoaded(dtype):
 
 
 def test_Tensors_ThatAreNotDense_AreUpdatedWhereTheyLie():
-    """Transposed, a column of something larger, and a gradient that is expanded from one number."""
+    """A transposed tensor, a column of a larger one, and a gradient that is expanded from one number."""
     results = []
     for kind in (sluice.optim.AdamW, torch.optim.AdamW):
         torch.manual_seed(3)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice.optim` with its states in a file: the bits of states in memory, resumed training, checkpoints both ways."""
+"""Tests `sluice.optim` with its states in a file: the bits of states in memory, resuming, checkpoints both ways."""
 
 import copy
 import os
@@ -90,7 +90,7 @@ def test_Step_OfTheTwoInAFile_CanBeChosen(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("how", ["loaded", "clamped", "averaged"])
 def test_Parameter_ThatOtherCodeWrites_IsWhatTheNextStepUpdates(tmp_path, dtype, how):
-    """Masters of 16-bit parameters: kept where the parameter has not changed, else the parameter."""
+    """The master of a 16-bit parameter is kept if the parameter has not changed, else it becomes the parameter."""
     model = _model(dtype)
     masters = [torch.nn.Parameter(p.detach().float()) for p in model.parameters()]
     mine = _named(tmp_path / "states", model, lr=1e-2)
@@ -210,7 +210,7 @@ def test_LoadStateDict_OverALinkAndALeftover_WritesWhereTheLinkLeads(tmp_path):
     (tmp_path / "states").symlink_to(tmp_path / "disk" / "states")
     optimizer = _named(tmp_path / "states", model)
     _train(model, optimizer, 3)
-    (tmp_path / "disk" / "states.unfinished").touch()  # of a kill
+    (tmp_path / "disk" / "states.unfinished").touch()  # as after a kill
     optimizer.load_state_dict(optimizer.state_dict())
     assert (tmp_path / "states").is_symlink()
     assert [path.name for path in (tmp_path / "disk").iterdir()] == ["states"]

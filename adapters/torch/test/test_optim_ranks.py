@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice.optim` with a process group: data-parallel training whose sums are formed within the step."""
+"""Tests `sluice.optim` with a process group: data-parallel training with gradient sums inside the step."""
 
 import pytest
 import ranks
@@ -20,13 +20,13 @@ FOUR = [("trained", {"max_norm": 0.05}), ("experts", {})]
 
 @pytest.fixture(scope="module")
 def two():
-    """By job of TWO: what both ranks found."""
+    """The results of both ranks, by job of TWO."""
     return list(zip(*ranks.run(2, "optim_jobs:several", jobs=TWO)))
 
 
 @pytest.fixture(scope="module")
 def four():
-    """By job of FOUR."""
+    """The results of all ranks, by job of FOUR."""
     return list(zip(*ranks.run(4, "optim_jobs:several", jobs=FOUR)))
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice.optim` by torch's own table of optimizers under test: every option of it trains as torch's class does or is
-rejected by name, and errors of torch's class have its text."""
+"""Tests `sluice.optim` with torch's own table of optimizers: every option trains as torch's class does or is refused by
+name, and errors have the text of torch's class."""
 
 import sys
 import types
@@ -21,7 +21,7 @@ STEPS = 20
 
 @pytest.fixture(scope="module")
 def table():
-    """By name. Torch's module asks for a base class of its test cases, which it needs not for the table."""
+    """Torch's table by name. Its module imports a base class for test cases, which the table does not need."""
     stand_in = types.ModuleType("expecttest")
     stand_in.TestCase = unittest.TestCase
     with pytest.MonkeyPatch.context() as patch:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts whose members are parts of a tensor: output and gradients of a layer with separate tensors, to the bit."""
+"""Tests that experts whose members are parts of a tensor have the bits of a layer with separate tensors."""
 
 from __future__ import annotations
 

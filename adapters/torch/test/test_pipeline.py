@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines of plain torch functions: the tensors that they carry, and their errors."""
+"""Tests pipelines of plain torch functions: the tensors that they send, and their errors."""
 
 import pytest
 import ranks

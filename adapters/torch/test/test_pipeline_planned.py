@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions for a plan of stages and for a split of the ranks, against pipelines that run them: none was measured
-before."""
+"""Compares predictions for plans of stages and for splits of the ranks with pipelines that were not measured before."""
 
 import statistics
 
@@ -18,7 +17,7 @@ def _off(rows):
 @pytest.mark.alone
 @pytest.mark.parametrize("world", [2, *(pytest.param(n, marks=pytest.mark.full) for n in (4, 8))])
 def test_Plan_UnderFiveBudgets_TakesThePredictedSecondsAndBytes(world):
-    """Seconds of the best of three tries: what else runs here only makes steps longer. Bytes of the first."""
+    """Seconds are of the best of three tries, since other processes only make steps longer. Bytes are of the first."""
     tries = [ranks.run(world, "planned_jobs:held_out")[0]]
     for again, seconds, shares, fits in tries[0]:
         print(f"{again} layers again: step {seconds:.3f}, peaks {min(shares):.3f} to {max(shares):.3f} of predicted")
@@ -31,7 +30,7 @@ def test_Plan_UnderFiveBudgets_TakesThePredictedSecondsAndBytes(world):
 
 
 def _check_bytes(rows):
-    """Of each grid, exactly: activations that a stage sends on, and gradients of what it got back."""
+    """Checks the bytes of each grid exactly: activations that a stage sends, and gradients of its inputs."""
     for words, _, _, sent, predicted, _ in rows:
         for stage, count in sent:
             before = predicted[stage - 1] if stage > 0 else 0

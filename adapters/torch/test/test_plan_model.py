@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice.plan_model`: activations stay in a budget, with the same losses and gradients to the bit."""
+"""Tests `sluice.plan_model`: activations stay within a budget, with the same bits of losses and gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH, LENGTH, WIDTH, WORDS, DEPTH = 2, 48, 64, 97, 6
 
 
 class Block(nn.Module):
-    """Attention and MLP with dropout: random numbers have to be the same again."""
+    """Attention and MLP with dropout, which must draw the same numbers again."""
 
     def __init__(self, hidden: int = 4 * WIDTH) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """blocks differ in width, so that some save more bytes a second than others."""
+    """Blocks differ in width, so that some save more bytes per second than others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,8 +76,8 @@ def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> list[torch.Tensor]
 
 
 def peak_of(model: nn.Module, batch: dict[str, torch.Tensor]) -> int:
-    """By every event of torch's allocator, gradients being allocated: summed up here, without the meter's marks."""
-    step(model, batch)  # gradients are there from here on
+    """The peak by all events of torch's allocator, without the meter's marks. Gradients are allocated before."""
+    step(model, batch)  # allocates gradients
     torch.manual_seed(11)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         model(**batch)["loss"].backward()
@@ -256,7 +256,7 @@ def test_Meter_WhileAProfilerRuns_IsRefusedAndRunsAfterwards() -> None:
 
 @pytest.fixture
 def qwen3_moe(batch):
-    """A model whose experts run on Sluice, and what it is given."""
+    """A model whose experts run on Sluice, and its inputs."""
     transformers = pytest.importorskip("transformers", reason="./test installs it")
     config = transformers.Qwen3MoeConfig(
         hidden_size=64, intermediate_size=128, moe_intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
@@ -278,7 +278,7 @@ def sluice_options(**options):
 
 
 def contexts_peak(model: nn.Module, given: dict[str, torch.Tensor]) -> int:
-    """Of the model's own contexts: other tests of the process may have left theirs."""
+    """The peak of the model's own contexts. Other tests of the process may have left contexts."""
     contexts = {id(one): one for layer in layers(model) for one in layer.contexts()}.values()
     for context in contexts:
         context.stats(reset_peak=True)

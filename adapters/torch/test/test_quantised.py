@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed stacks: the layer has the bits of one with the decoded weights, and holds no more than codes and scales."""
+"""Tests that a layer with packed stacks has the bits of one with decoded weights, and holds only codes and scales."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Model:
     def __init__(self, kind, dtype):
         self.form, self.model, self.hidden = FORMS[kind]
         gate, up = (quantise(normal(EXPERTS, self.hidden, self.model) + n, self.form) for n in range(2))
-        # Blocks of rows begin again with up, as where a checkpoint has gate and up by themselves.
+        # Blocks of rows restart at up, as in a checkpoint with separate gate and up.
         self.up = [torch.cat(pair, 1) for pair in zip(gate, up)]
         self.down = quantise(normal(EXPERTS, self.model, self.hidden), self.form)
         decoded = [torch.cat([dequantise(*half, self.form, dtype) for half in (gate, up)], 1)]

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of these tests leave nothing in the folder for temporary files however they end, and their output is
-reported."""
+"""Tests that ranks leave no temporary files, however they end, and that their output is reported."""
 
 import tempfile
 

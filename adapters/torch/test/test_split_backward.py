@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Split weight gradients of linear layers: the bits of a whole backward."""
+"""Tests that separate weight gradients of linear layers have the bits of a whole backward."""
 
 import copy
 
@@ -15,7 +15,7 @@ MICRO_BATCHES = 3
 
 
 class Net(nn.Module):
-    """A layer that is used twice, one that is frozen, one without bias, and a norm whose gradients never wait."""
+    """A layer that is used twice, a frozen one, one without bias, and a norm whose gradients are never deferred."""
 
     def __init__(self, checkpointed):
         super().__init__()
@@ -60,7 +60,7 @@ def never(module):
 
 
 def taken(net, linears, x):
-    """After a first forward, which shows how the net uses its parameters."""
+    """A SplitBackward after a first forward, which shows how the net uses its parameters."""
     later = SplitBackward()
     later.take(net, linears)
     later.learn([net(x)])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transport of a layer's rows on the CPU: Sluice's own TCP connections, or gloo."""
+"""Tests the transport of a layer's rows on the CPU: Sluice's own TCP connections, or gloo."""
 
 import re
 
@@ -32,7 +32,7 @@ def test_Transport_RanksThatDiffer_AllAreToldBoth():
 
 @pytest.mark.parametrize("chunks", [1, 4])
 def test_Gloo_EachExchangeOfALayer_PostsItsReceivesBeforeItsSends(chunks):
-    """gloo fills one direction of a link at a time where sends come first."""
+    """If sends come first, gloo uses only one direction of a link at a time."""
     for passes in ranks.run(3, "transport_jobs:posted", chunks=chunks):
         for letters in passes:
             assert re.fullmatch("(RRSS)+", letters), letters

@@ -26,7 +26,7 @@ def _train(group):
 
 
 def named():
-    """Each transport by its name, and what Sluice chooses, side by side in one process."""
+    """Each transport by name, and the one that Sluice chooses, in one process."""
     ranks = range(world()[0])
     groups = {name: EpGroup.for_ranks(ranks, transport=name) for name in (None, "tcp", "c10d")}
     assert EpGroup.for_ranks(ranks, transport="c10d") is groups["c10d"] is not groups["tcp"]
@@ -34,8 +34,8 @@ def named():
 
 
 def unreachable():
-    """Rank 1 has no such interface. Chosen by Sluice: all use gloo, with a log line. Requested: all fail, and can
-    continue."""
+    """Rank 1 does not have the interface. If Sluice chooses the transport, all ranks use gloo, with a log line. If tcp
+    is requested, all fail and can continue."""
     W, rank = world()
     if rank == 1:
         os.environ["SLUICE_SOCKET_IFNAME"] = "nosuch0"
@@ -55,7 +55,7 @@ def unreachable():
 
 
 def different():
-    """Ranks that ask for different transports learn of it at once, all of them; afterwards they can agree."""
+    """If ranks request different transports, all fail at once; afterwards they can agree."""
     W, rank = world()
     try:
         EpGroup.for_ranks(range(W), transport="tcp" if rank == 1 else None)

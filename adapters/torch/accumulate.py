@@ -35,9 +35,9 @@ class Sums(NamedTuple):
 
 
 def existing_grads(ctx: Any, work: Any, reads: Sequence[torch.Tensor]) -> Sums | None:
-    """The gradients that this node's backward may add to itself; None: autograd adds.
+    """The gradients to which this node's backward may add directly; None: autograd adds.
 
-    It is all or none of them, because the library adds to every gradient of a pass or to none.
+    The result has all gradients or none, because the library adds to every gradient of a pass or to none.
     reads  tensors that the pass reads, the parameters last
     """
     layer = work.layer

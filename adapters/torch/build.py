@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the adapter's C++ against the torch at hand.
+"""Compiles the adapter's C++ against the installed torch.
 
     python -m sluice.adapters.torch.build [--out DIR] [--force]
 

@@ -16,7 +16,7 @@ SAVED_COUNT = 5
 
 class Frame:
     def __init__(self, placement: Placement, num_experts: int, members: Sequence[str], has_lora: bool = False) -> None:
-        """num_experts: local experts; members: of each (MoeLayer.members); has_lora: calls may be given adapters."""
+        """num_experts: local experts; members: of each (MoeLayer.members); has_lora: calls may have adapters."""
         library = load()
         ffi = library.ffi
         self.tensors = Descriptors(5, placement)

@@ -270,7 +270,7 @@ class Context:
         return values
 
     def last_deduplicate(self) -> bool | str:
-        """What the last pass sent, as the option says it: of `stats`, without its other costs."""
+        """The deduplication of the last pass, as a value of the option. Cheaper than `stats`."""
         library = load()
         library.check(library.lib.sluice_context_get_stats(self.handle, 0, self._raw_stats))
         return tuner.DEDUPLICATIONS[self._raw_stats.last_deduplicate]

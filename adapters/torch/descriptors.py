@@ -25,7 +25,7 @@ def config_dtype(dtype: torch.dtype) -> int:
 class Descriptors:
     """`count` descriptors of at most two dimensions, with their shapes and strides. Reused from call to call.
 
-    A layer with many experts fills hundreds of them in each pass, so what has not changed is not written again.
+    A layer with many experts fills hundreds of them in each pass, so unchanged fields are not written again.
     """
 
     def __init__(self, count: int, placement: Placement | None = None) -> None:
@@ -116,5 +116,5 @@ class Descriptors:
         item.ndim = tensor.dim()
         for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride())):
             self._extents[4 * index + axis] = size
-            # torch leaves the stride of a single row or column open; the library wants a unit stride somewhere.
+            # torch does not define the stride of a single row or column; the library requires one stride of 1.
             self._extents[4 * index + 2 + axis] = stride if size > 1 else 1

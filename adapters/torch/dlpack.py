@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLPack: the numbers of dtypes, and tensors on any device over memory of the library."""
+"""Has DLPack's numbers of dtypes, and makes tensors on any device over memory of the library."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ _tools: Any = None
 
 
 def _load_tools() -> Any:
-    """malloc, the address of free (a block's deleter, as a tensor may outlive Python objects), PyCapsule_New."""
+    """Returns malloc, the address of free, and PyCapsule_New. C's free deletes a block, as a tensor may outlive Python
+    objects."""
     global _tools
     if _tools is None:
         libc = ctypes.CDLL(None)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One Mixture-of-Experts layer: its configuration for the library, and its passes.
 
-A pass is a call into the library on the calling thread. It is collective if the group has several ranks. A rank that
-cannot go on therefore still makes the call and reports its error in it, so that the others fail too and do not wait.
+A pass is a call into the library on the calling thread. It is collective if the group has several ranks. A rank with an
+error therefore still makes the call and reports the error in it, so that the other ranks fail too and do not wait.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class MoeLayer:
         try:
             library.check(library.lib.sluice_moe_take_capacity_report(self.handle, stream, report))
         except OverCapacity:
-            pass  # the report says it
+            pass  # the report has the numbers
         return {name: int(getattr(report, name)) for name in _REPORTED}
 
     def close(self) -> None:
@@ -256,7 +256,7 @@ class MoeLayer:
     # ---- passes, called by function.py ----
 
     def sums_for(self, ctx: Any, work: Pass, reads: Sequence[torch.Tensor]) -> Sums | None:
-        """The existing gradients that the coming backward adds to; None: it makes fresh ones.
+        """The existing gradients to which the next backward adds; None: the backward makes new ones.
 
         ctx    of the autograd node
         reads  tensors that the backward reads, the parameters last
@@ -436,7 +436,7 @@ class MoeLayer:
         return [next(given) if need else _NOTHING for need in needs]
 
     def _tell_fallback(self) -> None:
-        """Warns once, on the group's first rank: chunks that do not fit are slower, and nothing else says so."""
+        """Warns once, on the group's first rank, that chunks do not fit, which makes passes slower."""
         is_new, self._has_told_fallback = not self._has_told_fallback, True
         if is_new and self.context.ep_group.rank == 0:
             warnings.warn(

@@ -40,7 +40,7 @@ class Swiglu:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What a layer computes.
+    """The shape of a layer, and what it computes.
 
     hidden_width  H; left out if the experts are modules
     interleaved   for gated experts: rows of w1 [2H, M] and b1 [2H] alternate gate and up, w3 and b3 are absent

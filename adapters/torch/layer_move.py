@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice_layer_move_*` for torch: which stage runs a layer that changes its stage while a batch of a pipeline runs."""
+"""`sluice_layer_move_*` for torch: decides which stage runs a layer that moves while a batch of a pipeline runs."""
 
 from __future__ import annotations
 

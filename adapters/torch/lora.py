@@ -35,7 +35,7 @@ class Lora(NamedTuple):
 
 
 def check(lora: Lora, lora_rank: int, num_experts: int) -> None:
-    """Refuses what the library could not describe; ranks, widths and dtypes are for the library to check."""
+    """Refuses factors that cannot be described to the library. The library checks ranks, widths and dtypes."""
     if lora_rank == 0:
         raise InvalidArgument("the layer takes no adapters: give its MoeConfig lora_rank, their largest rank")
     for name, factor in lora.factors.items():
@@ -52,7 +52,7 @@ def check(lora: Lora, lora_rank: int, num_experts: int) -> None:
 
 
 def without_tensors(lora: Lora) -> Lora:
-    """The names and scales alone, which a graph may keep: it holds the tensors by save_for_backward."""
+    """The names and scales alone, which a graph may keep, since save_for_backward keeps the tensors."""
     return Lora(dict.fromkeys(lora.factors), dict(lora.scales))  # type: ignore[arg-type]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures what a forward and backward allocate from torch: live bytes at named marks, and peaks between them.
+"""Measures the memory that a forward and backward allocate from torch: live bytes at named marks, peaks between them.
 
 The numbers come from the profiler's memory events, so that they include temporaries inside of operators. A process has
 one meter at a time, because it has one profiler.

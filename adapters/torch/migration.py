@@ -86,8 +86,9 @@ class Migration:
         self._held = list(items)
 
     def commit(self, refusal: str | None = None) -> None:
-        """Puts what has arrived in place, on all ranks or on none. refusal: why this rank cannot, which all are told.
-        Collective. PeerLost and TimedOut name a rank and a phase; `progress` says whether the move has ended."""
+        """Writes the received contents to their tensors, on all ranks or on none. refusal: why this rank cannot; all
+        ranks get the text. Collective. PeerLost and TimedOut name a rank and a phase; `progress` says whether the move
+        has ended."""
         library = load()
         text = library.ffi.NULL if refusal is None else library.ffi.new("char[]", refusal.encode())
         try:
@@ -119,7 +120,7 @@ class Migration:
         return bool(out[0])
 
     def mark_still(self, item: Leaving) -> None:
-        """Says that `item.late` does not change any more. It is sent now, so that commit waits for less. Call it
+        """Declares that `item.late` does not change any more, so that it is sent now and commit waits for less. Call it
         between begin and commit, in the thread that commits. It is not collective."""
         library = load()
         library.check(library.lib.sluice_migration_mark_still(self._handle, item.number, item.peer))

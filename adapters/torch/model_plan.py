@@ -217,7 +217,7 @@ def _block_plan(layer: stages.Layer, choice: stages.Choice, plans: dict[str, Lay
     return BlockPlan(*policy, option.held_bytes, option.working_bytes, seconds, moe, option.copied_bytes)
 
 
-# ---- what is asked ----
+# ---- the request ----
 
 
 def _budget(budget: int | str) -> int:

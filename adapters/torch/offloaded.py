@@ -127,7 +127,7 @@ class Offloaded:
                 module.__dict__["forward"] = forward
 
     def expect(self) -> None:
-        """Called by a host that knows that the next backward is what runs next."""
+        """Called by a host before the next backward, if no forward runs before it."""
         if self._turns and not self._at_once:
             self._reach(swaps.BACKWARD_NEXT, min(self._turns.keys()))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of an optimizer's steps: those that step together, those of each parameter group, their communicators."""
+"""Has the ranks of an optimizer's steps, the ranks of each parameter group, and their communicators."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class StepRanks:
             )
 
     def check_scaler(self, optimizer: Any, found_inf: Any) -> None:
-        """Refuses a GradScaler that decides on each rank for itself: the others would wait for one that skips."""
+        """Refuses a GradScaler that decides separately on each rank, as the others would wait for a rank that skips."""
         if found_inf is not None and not getattr(optimizer, "scaler_asks_the_step", False):
             raise InvalidArgument(
                 f"sluice.optim.{type(optimizer).__name__} with a process_group: torch's GradScaler looks at the "

@@ -38,7 +38,7 @@ class Pass:
         lora: Lora | None = None,
     ) -> None:
         self.layer = layer
-        # Names and scales alone: save_for_backward keeps the tensors.
+        # Only names and scales: save_for_backward keeps the tensors.
         self.lora = lora
         self.num_factors = 0 if lora is None else len(lora.factors)
         self.record = record

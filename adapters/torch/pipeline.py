@@ -45,7 +45,7 @@ _STATS = (
 
 
 class Edge(NamedTuple):
-    """What is sent over one edge for one micro-batch. word: 64 bits of the host's, sent with the tensors."""
+    """A message between stages for one micro-batch. word: 64 bits of the host, sent with the tensors."""
 
     tensors: list[torch.Tensor]
     word: int = 0
@@ -154,11 +154,11 @@ class Pipeline:
         return self._run.pipeline
 
     def run(self, stages: Stage | Sequence[Stage], num_micro_batches: int, forward_only: bool = False) -> None:
-        """Runs a batch, on all ranks or on none. Collective over the group.
+        """Runs a batch. If it fails on one rank, it fails on all. Collective over the group.
 
         stages   this rank's num_virtual stages in the order of the layers; a single one need not be in a list
 
-        Raises what a stage raised here; on the other ranks the library's error, with this rank and that message.
+        Raises the exception of this rank's stage; the other ranks raise an error with this rank and the message.
         """
         library = load()
         batch = library.new("pipeline_batch")
@@ -266,7 +266,7 @@ class _Run:
         return self._given(call.output_grad, _INPUT_GRAD, call.virtual_stage + 1, call.micro_batch)
 
     def _given(self, arrived: Any, which: int, sender: int, micro_batch: int) -> Edge | None:
-        """What virtual stage `sender` sent; if it is on this rank, its own tensors."""
+        """The message of virtual stage `sender`; if that stage is on this rank, its tensors."""
         if not arrived:
             return None
         if arrived.is_local:

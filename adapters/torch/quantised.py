@@ -67,7 +67,7 @@ def dequantise(codes: torch.Tensor, scales: torch.Tensor, form: Format, dtype: t
 
 
 def check_weights(codes: torch.Tensor, scales: torch.Tensor, form: Format) -> None:
-    """InvalidArgument with expert, row and column where a code or a scale stands for NaN or infinity."""
+    """Raises InvalidArgument with expert, row and column if a code or a scale means NaN or infinity."""
     _each("check", form, ("codes", "scales"), codes, scales)
 
 

@@ -83,7 +83,7 @@ class _Meeting:
         return result
 
     def say_host(self) -> None:
-        """Called before the first `attempt`, so that each rank can read it after that."""
+        """Writes this rank's machine to the store, before the first `attempt`, so that ranks can read it afterwards."""
         self._store.set(f"host/{self._place}", _this_system())
 
     def layout(self) -> str:
@@ -116,11 +116,11 @@ class _Meeting:
         return bytes(self._store.get(key))
 
     def look(self, key: str) -> bytes:
-        """The same without waiting: empty if no rank has written it."""
+        """The value without waiting; empty if no rank has written it."""
         return bytes(self._store.get(key)) if self._store.check([key]) else b""
 
     def first(self, phase: str, make: Callable[[], bytes]) -> bytes:
-        """The result of `make` on the first rank, on all ranks. If it fails there all ranks raise. Once a phase."""
+        """Returns the first rank's result of `make` on all ranks. If `make` fails, all ranks raise. Once per phase."""
         if self._place == 0:
             try:
                 made = make()
@@ -137,7 +137,7 @@ class _Meeting:
         return said[1:]
 
     def _wait(self, phase: str, keys: list[str]) -> None:
-        """Polls, so that Ctrl-C works, and at the deadline the missing rank can be named."""
+        """Waits by polling, so that Ctrl-C works and the error at the deadline can name the missing rank."""
         deadline = time.monotonic() + self._seconds
         pause = 0.001
         while not self._store.check(keys):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes weight gradients of linear layers in a separate op, for which a backward keeps its inputs.
+"""Computes weight gradients of linear layers in a separate op, for which a backward keeps their operands.
 
 Formulas and the order of sums are torch's, so that all bits are those of a whole backward. Weight gradients are added
-to `.grad` through autograd, and hooks of parameters run then. All other gradients come with the backward. So do those
-of a layer whose parameters are used elsewhere too, because autograd adds up all uses in one order.
+to `.grad` through autograd, and hooks of parameters run then. The backward computes all other gradients, and also the
+weight gradients of a layer whose parameters are used elsewhere too, because autograd adds all uses in one order.
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ def _walked(module: nn.Module, is_passed_over: Callable[[nn.Module], bool]) -> I
 
 
 class SplitBackward:
-    """What the backwards of a stage have kept for weight gradients, by micro-batch."""
+    """The deferred weight gradients of a stage's backwards, by micro-batch."""
 
     def __init__(self) -> None:
         self._linears: list[nn.Linear] = []
         self._names: dict[nn.Parameter, str] = {}
         self._known: set[nn.Parameter] = set()  # parameters whose uses the first forward counts
-        self._whole: set[nn.Parameter] = set()  # those that are used outside of their layer too
-        self._calls: dict[nn.Parameter, int] | None = None  # of their layers, in the first forward; None: it is over
-        self._first = self._repeats_first = False  # its backward has not run yet; runs now
+        self._whole: set[nn.Parameter] = set()  # parameters that are used outside of their layer too
+        self._calls: dict[nn.Parameter, int] | None = None  # calls of layers in the first forward; None: it has ended
+        self._first = self._repeats_first = False  # the first forward's backward has not run yet; runs now
         self._left: dict[int, list[_Left]] = {}
-        self._current: list[_Left] | None = None  # of the backward that runs now
+        self._current: list[_Left] | None = None  # of the current backward
         # An input of every call, so that a backward runs even if the layer's input requires no gradient.
         self._wants_grad = torch.zeros((), requires_grad=True)
         self.num_left = 0  # weight gradients so far that were computed later
 
     def take(self, module: nn.Module, linears: Iterable[nn.Linear]) -> None:
-        """Linear layers of the module leave their weight gradients for later, until `give_back`. The very first forward
-        does not: it shows which layers can (`learn`)."""
+        """Makes linear layers of the module defer their weight gradients, until `give_back`. The very first forward
+        does not defer: it shows which layers can (`learn`)."""
         self._linears, self._first = list(linears), False
         self._names = {parameter: name for name, parameter in module.named_parameters()}
         own = {each for linear in self._linears for each in _parameters(linear)}
@@ -93,7 +93,7 @@ class SplitBackward:
 
     @contextmanager
     def left_behind(self, micro_batch: int) -> Iterator[None]:
-        """The backward of a micro-batch that runs inside leaves weight gradients. Any other backward is whole."""
+        """Defers the weight gradients of a backward that runs inside. Any other backward is whole."""
         self._current = self._left.setdefault(micro_batch, [])
         self._first, self._repeats_first = False, self._first
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts torch tensors to and from what one edge of a pipeline carries: any number, of any dtype and shape."""
+"""Converts torch tensors to and from the messages of a pipeline: any number of tensors of any dtype and shape."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class SentTensors:
 
 
 class _Kept:
-    """Memory in which a message arrived. It goes back to the library with the last tensor that lies in it."""
+    """The memory of a received message. It is returned to the library when the last tensor in it is freed."""
 
     def __init__(self, pointer: Any) -> None:
         self._pointer, self._made_in = pointer, generation()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stamp next to the adapter's shared object: what it was made from, for which platform, and its sha256.
 
-A stamp proves nothing if other users can write it, so that the owners of the files are checked as well. A stamp tells
-builds of machines with one home folder from each other, and finds files that are torn or were changed.
+A stamp proves nothing if other users can write it, so the owners of the files are checked as well. A stamp
+distinguishes builds of machines that share a home folder, and detects files that are truncated or were changed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _libc() -> str:
 
 
 def _words_of(compiler: str) -> str:
-    """What the compiler says that it is."""
+    """The compiler's output for --version."""
     try:
         done = subprocess.run(
             [compiler, "--version"],
@@ -65,9 +65,9 @@ def wanted(paths: Iterable[str], flags: tuple[str, ...], compiler: str | None) -
 
 
 def for_any_build(fitting: Wanted) -> Wanted:
-    """The part of it for every build of that release of torch (CPU or CUDA), with any Python and compiler: the shared
-    object does not link to Python, and torch's own libraries are made from the same sources. The tag of the wheel says
-    which C library the object needs."""
+    """The fields that must match for any build of this release of torch (CPU or CUDA), with any Python and compiler:
+    the shared object does not link to Python, and torch's own libraries are made from the same sources. The tag of the
+    wheel says which C library the object needs."""
     release, _, sources = (fitting["torch"] or "").partition(" ")
     return {
         "made_from": fitting["made_from"],

@@ -19,7 +19,7 @@ from ..._library import Library, load
 from ...errors import InvalidArgument
 from .options import fill
 
-# What passes send, as the option "deduplicate" says it, by SLUICE_DEDUPLICATE_*.
+# Values of the option "deduplicate", by SLUICE_DEDUPLICATE_*.
 DEDUPLICATIONS: tuple[bool | str, ...] = (False, True, "node")
 _CALIBRATED = (1, 2, 3)  # SLUICE_DTYPE_F32, _BF16, _F16
 _DECISION = (
@@ -79,7 +79,7 @@ def _machine_text(named: str, device: str) -> bytes:
 
 
 def _machine(library: Library, context: Any, options: TunerOptions, sizes: tuple[int, int, int]) -> Any:
-    """A planner of the named machine, or of this one; NULL if neither is asked for. The caller destroys it."""
+    """A planner of the named machine, or of this one; NULL if neither is requested. The caller destroys it."""
     ffi, handle = library.ffi, context.handle
     out = ffi.new("sluice_planner_t **")
     if options.machine is not None:
@@ -177,9 +177,9 @@ def keep(context: Any, options: TunerOptions) -> None:
 
 def decisions(handle: Any) -> list[dict[str, Any]]:
     """The newest decisions, oldest first; `why` in words. Under a budget, restore_input and restore_pre_activation are
-    the plan's policies for the first kept_chunks chunks (the rest are sent and computed again), and total_bytes is what
-    the plan may take. Without a budget they are None and 0.
-    deduplicate is what passes send, as the option says it; chose_deduplication: it was left open, and chosen."""
+    the plan's policies for the first kept_chunks chunks (the rest are sent and computed again), and total_bytes is the
+    most that the plan takes. Without a budget they are None and 0. deduplicate is the option's value in force;
+    chose_deduplication: the tuner has chosen it."""
     library = load()
     ffi = library.ffi
     found = ffi.new("sluice_tuner_decision_t[]", 64)
@@ -209,7 +209,7 @@ def _form(form: Any) -> dict[str, Any]:
 
 
 def deduplication(handle: Any) -> dict[str, Any] | None:
-    """The newest choice of what is sent of a token, and what it was compared with; None: there is none."""
+    """The newest choice of deduplication, and the alternative that it was compared with; None: there is none."""
     for entry in reversed(decisions(handle)):
         if entry["chose_deduplication"]:
             own = ("deduplicate", "grouped", "num_chunks", "why", "rows", "seconds", "predicted_seconds")
@@ -245,7 +245,7 @@ def machine_json(handle: Any) -> str:
 
 
 def stats(handle: Any) -> dict[str, Any]:
-    """What tuning has done and cost so far."""
+    """Numbers of tuning so far, with its costs."""
     library = load()
     out = library.ffi.new("sluice_tuner_stats_t *")
     out.struct_size = library.ffi.sizeof(out[0])

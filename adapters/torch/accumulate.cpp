@@ -3,10 +3,10 @@
 // difference.
 //
 // Autograd passes a node's gradients to AccumulateGrad nodes, which add them to `.grad`. This file looks for everything
-// that would notice if they did not: hooks of every kind, gradients for inputs that are given by name, checks for NaN,
-// and a `.grad` to which autograd would not add in place. It reads the engine's own state, so it is called from within
-// a node's backward.
-#define AT_PER_OPERATOR_HEADERS // all that is needed of ATen comes with the nodes
+// that could observe a difference: hooks of every kind, gradients for explicitly listed inputs, checks for NaN, and a
+// `.grad` to which autograd would not add in place. It reads the engine's own state, so it must be called from within a
+// node's backward.
+#define AT_PER_OPERATOR_HEADERS // the nodes' headers include all that is needed of ATen
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -125,10 +125,10 @@ bool may_accumulate(int64_t first, int64_t count, void* const* reads, int64_t nu
 extern "C" {
 
 // For the backward that runs in this thread: 1 if the pass may add to `grads`, a TensorImpl* each, or NULL for none.
-// They belong to the `count` parameters, which are the last inputs of the node, from `first` on; parameters that
-// require no gradient need none. Each is its parameter's `.grad`, or the part of it to which the gradient would be
-// added after one further node, which the caller knows to pass it on unchanged. They must not overlap the tensors that
-// the pass reads, `reads` (TensorImpl* too), of which the parameters are the last.
+// `grads` belong to the `count` parameters, which are the last inputs of the node, from `first` on; parameters that
+// require no gradient need none. Each entry is its parameter's `.grad`, or the part of `.grad` to which the gradient is
+// added after one further node that passes it on unchanged, as the caller has checked. `grads` must not overlap `reads`
+// (also TensorImpl*), the tensors that the pass reads, of which the parameters are the last.
 SLUICE_EXPORT int32_t sluice_torch_may_accumulate(int64_t first, int64_t count, void* const* reads, int64_t num_reads,
                                                   void* const* grads) {
   try {

@@ -5,7 +5,7 @@
 // Nothing here needs Python or the GIL, because the library calls from its own communication thread. libsluice and this
 // file share only the public header.
 //
-// How gloo behaves, and what follows from it (measured with torch 2.13):
+// Behaviour of gloo, and its consequences (measured with torch 2.13):
 // - A `wait(timeout)` on a send or a receive that expires closes every connection of the group. So a wait is given a
 //   long timeout and is ended from outside by `Work::abort()`, which interrupts that one wait and leaves the operation
 //   alive. A small thread, the ticker, does this for waits that last longer than a slice.
@@ -97,7 +97,7 @@ class Ticker {
       std::lock_guard<std::mutex> lock(mutex_);
       const bool is_new = !running_;
       if (is_new) start();
-      armed_.insert(&armed); // all that may throw comes before, while the ticker does not know this frame
+      armed_.insert(&armed); // after everything that may throw, so that the ticker never has a dead frame
       last_use_ = Clock::now();
       if (!is_new && until < next_) {
         wake_.notify_one();

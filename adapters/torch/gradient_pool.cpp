@@ -52,8 +52,9 @@ void give_back(Blocks& blocks) {
   for (Block* block : blocks) delete block;
 }
 
-// Moves blocks to `out`, the oldest first: until `most` bytes are idle, and all that were idle while twice the bytes of
-// all blocks were taken, because the parameters that they were for are no longer trained. The caller holds the mutex.
+// Moves blocks to `out`, the oldest first, until at most `most` bytes are idle. Also moves all blocks that stayed idle
+// while twice the bytes of all blocks were taken, since their parameters are no longer trained. The caller holds the
+// mutex.
 void sort_out(Pool& p, uint64_t most, Blocks& out) {
   const uint64_t most_taken = 2 * (p.idle_bytes + p.out_bytes);
   while (!p.idle.empty()) {

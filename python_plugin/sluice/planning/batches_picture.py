@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws batches of a pipeline in virtual time as SVG: for each of the fastest policies one row for each stage, and the
-bytes of the fullest stage with its budget."""
+bytes of the stage with the most, with its budget."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _panel(batch: Batch, name: str, each: Prediction) -> timeline.Panel:
 
 
 def _events(batch: Batch, each: Prediction) -> list[timeline.Event]:
-    """The ops of the batch that the simulator has chosen. It asks for the seconds of each."""
+    """The ops of the batch that the simulator has chosen. The simulator calls `note` for the seconds of each op."""
     tried: list[dict[tuple[str, int, int], timeline.Event]] = [{}]
 
     def note(op: str, virtual_stage: int, micro_batch: int, begin: float, seconds: float) -> float:

@@ -13,7 +13,7 @@ Read = Callable[[str, Any], Any]
 
 
 def refused(where: str, wanted: str, value: Any) -> BadInput:
-    """The error for a value that is not what is wanted."""
+    """The error for a wrong value. wanted: a phrase for the values that are allowed."""
     return BadInput(f"{where} is {value!r}; it must be {wanted}")
 
 

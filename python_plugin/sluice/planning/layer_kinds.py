@@ -34,7 +34,7 @@ from .layer_times import LayerTimes
 from .placement import move_verdict
 from .stages import Layer, Link, Plan, Problem
 
-_REMEMBERED = 8  # a layer's bytes are the largest of so many batches
+_REMEMBERED = 8  # number of batches over which the maximum of a layer's bytes is taken
 _REST = 0.97  # share of the budget that a plan may use if it is chosen because it is faster
 _MOST_TRIES = 4  # budgets tried in the search for a partition that fits while its layers arrive
 

@@ -66,7 +66,7 @@ class Workload:
 class Choice:
     """n, the restore policies of T_DI and T_M, and the weight-gradient mode. None (n: 0): open.
 
-    kept_chunks: the policies apply to so many of the first chunks; the others are sent and computed again. 0: all.
+    kept_chunks: the policies apply to this many first chunks; the others are sent and computed again. 0: all.
     """
 
     num_chunks: int = 0

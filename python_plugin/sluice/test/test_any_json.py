@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that any JSON, text or bytes in a config, an environment or a file are accepted, or refused by Sluice's errors.
 
-hypothesis makes the same examples in every run; SLUICE_FUZZ_EXAMPLES makes so many other ones.
+hypothesis makes the same examples in every run; SLUICE_FUZZ_EXAMPLES is a number of other examples to make.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def test_Targets_Groups_AreTheirNames() -> None:
         finetune.targets_of("gate_proj", decoder)  # every MLP of this model is a mixture
 
 
-# ---- plan and simulate know adapters and frozen weights too ----
+# ---- adapters and frozen weights in plan and simulate ----
 
 WORK = Workload(1024, 4096, 4096, 8, 2, 8)
 

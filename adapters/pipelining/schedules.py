@@ -32,8 +32,7 @@ class _Arriving:
     separate_wgrad  weight gradients are separate ops; None: as the policy needs
     in_flight       L: forwards of a stage whose backward has not run; None: chosen by measurements of the first batch
 
-    All three are also attributes of the class, and must be equal on all ranks. The first step opens connections, which
-    is collective.
+    All three are also attributes of the class, and must be equal on all ranks. The first step opens connections.
     """
 
     policy: str | None = None

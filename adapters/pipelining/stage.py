@@ -86,8 +86,7 @@ class TorchStage:
     # ---- around a batch ----
 
     def prepare(self) -> None:
-        """Frees the input and the gradient that torch has allocated for each micro-batch, as the library has its own
-        buffers. Starts the deferral of weight gradients."""
+        """Frees torch's receive buffers, as the library has its own. Starts the deferral of weight gradients."""
         self._drop_buffers()
         if self._later is not None and not self._batch.forward_only:
             self._later.take(self._stage.submod, linears_of(self._stage.submod, lambda each: False))

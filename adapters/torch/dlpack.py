@@ -46,8 +46,7 @@ _tools: Any = None
 
 
 def _load_tools() -> Any:
-    """Returns malloc, the address of free, and PyCapsule_New. C's free deletes a block, as a tensor may outlive Python
-    objects."""
+    """Returns malloc, the address of free (deletes a block, as a tensor may outlive Python objects), PyCapsule_New."""
     global _tools
     if _tools is None:
         libc = ctypes.CDLL(None)

@@ -27,8 +27,7 @@ def _checkpoint(forward: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _measured(forward: Any, *args: Any, **kwargs: Any) -> Any:
-    """Runs a forward and measures its recomputation. torch calls this in the forward, and again in the backward, where
-    torch may stop it early."""
+    """Runs a forward, and measures it if torch runs it again in the backward, where torch may stop it early."""
     told = on_recompute
     if told is None or torch._C._current_graph_task_id() == -1:
         return forward(*args, **kwargs)

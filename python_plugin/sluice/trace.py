@@ -97,9 +97,8 @@ def start(capacity: int = 1 << 16) -> None:
 def stop(path: str | os.PathLike[str] | None = None, of: Any = None) -> list[dict[str, Any]]:
     """Ends recording and returns the events, oldest first; with `path`, also writes them for Perfetto.
 
-    of: a layer, a model, an engine or a list of these, as `sluice.stats` takes. Only its events are returned; other
-    events are discarded. None: all events. If `of` has nothing that runs on Sluice, an error is raised and recording
-    continues.
+    of: a layer, a model, an engine or a list of these, as `sluice.stats` takes. Other events are discarded. None: all
+    events. If nothing of it runs on Sluice, an error is raised and recording continues.
     """
     global _capacity
     wanted = None if of is None else _sources(of)
@@ -124,8 +123,7 @@ def _sources(of: Any) -> set[tuple[int, int]]:
 
 
 def record() -> dict[str, Any]:
-    """Returns everything recorded so far, by context and in program order, with the data that aligns clocks. Clears the
-    events and moves."""
+    """Returns and clears the events and moves, by context in program order, with the data that aligns clocks."""
     torch = sys.modules.get("torch")
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():

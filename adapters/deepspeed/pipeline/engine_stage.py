@@ -159,9 +159,8 @@ class EngineStage:
         self._free.append(slot)
 
     def _leaves(self, micro_batch: int, given: Edge) -> Any:
-        """The received tensors in the form that the previous stage sent. Floating-point tensors require gradients if
-        something before is trained, or under the host's activation checkpointing, which may skip backwards of inputs
-        that do not require gradients."""
+        """The received tensors in the sender's form. Floating-point ones require gradients if something before is
+        trained, and under the host's activation checkpointing, which may train nothing for inputs without gradients."""
         if given.word & _UNTRAINED:
             self._untrained.add(micro_batch)
         wanted = not given.word & _UNTRAINED or self._engine.module.activation_checkpoint_interval > 0

@@ -81,11 +81,10 @@ class LiveLayers:
     # ---- between batches ----
 
     def begin(self, engine: Any, parts: Sequence[int], wait_s: float | None, rate: int | None = None) -> list[Move]:
-        """Starts a move, after which stage s has the layers from parts[s] to before parts[s + 1]. The move takes effect
-        after the next training batch. Returns the moves of layers.
+        """Starts a move after which, with the next training batch, stage s has layers parts[s] to before parts[s + 1].
 
         rate: bytes per second that each rank sends during the batch. Collective over all ranks of the engine, with the
-        same arguments. If all ranks raise UnsupportedError or agree.DisagreementError, nothing moves.
+        same arguments. Returns the moves. UnsupportedError or agree.DisagreementError on all ranks: nothing moves.
         """
         begun, begin_ns = time.perf_counter(), time.monotonic_ns()
         module, parts = engine.module, [int(bound) for bound in parts]

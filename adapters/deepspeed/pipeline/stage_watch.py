@@ -121,8 +121,7 @@ class StageWatch:
         return self._decider.after_batch(seconds, trained, moves_live)
 
     def _note_rates(self, seconds: float, travel_s: float) -> None:
-        """Updates the rates of moves by the newest move. seconds: of the slowest rank; 0: there was no move. The time
-        of a drain without its bytes is constant."""
+        """Updates the rates by the newest move. seconds: of the slowest rank; 0: there was no move."""
         if seconds <= 0:
             return
         if self._drained_bytes:

@@ -2,8 +2,7 @@
 """Runs the batches of DeepSpeed's pipeline engine by the library: "sluice": {"pipeline": {...}}.
 
 DeepSpeed's `TrainSchedule` and `InferenceSchedule` fix the order of each stage, which waits for every message. Here a
-stage runs the ops whose inputs have arrived (docs/pipeline.md), and messages are sent meanwhile. The host runs all
-other schedules.
+stage runs ops whose inputs have arrived (docs/pipeline.md), while messages are sent. The host runs other schedules.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ _REPLACED = (schedule.SendActivation, schedule.RecvActivation, schedule.SendGrad
 
 
 def take_over(engine: Any, options: Options) -> Takeover | None:
-    """Makes the library run this engine's batches. None: the host runs them, since there is one stage, or because of
-    "warn" and a reason.
+    """Makes the library run this engine's batches. None: the host runs them (one stage, or "warn" and a reason).
 
     Called before the engine has its pipeline attributes. Collective over all ranks; all of them raise UnsupportedError
     or agree.DisagreementError together.

@@ -186,8 +186,7 @@ def _batch(step):
 
 
 def _gradients(schedule, stages):
-    """Gradients and losses by layer and step: two batches without zeroing gradients between them, then one after an
-    update."""
+    """Gradients and losses by layer and step: two batches whose gradients are added, then one after an update."""
     found = {}
     parameters = [p for stage in stages for p in stage.submod.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(parameters, lr=0.1) if parameters else None

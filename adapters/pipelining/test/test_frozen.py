@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that separate weight gradients have torch's bits with frozen layers, parameters with several uses, or existing
-gradients."""
+"""Tests that separate weight gradients have torch's bits, also with frozen layers and parameters with several uses."""
 
 import os
 

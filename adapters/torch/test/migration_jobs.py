@@ -34,8 +34,7 @@ def _items(parameter, state, own, other, peer):
 
 
 def trained(rate):
-    """(whether the bits are those of an expert that stays, phases, hidden bytes) of a rank whose expert moves to the
-    next rank and back."""
+    """A rank's expert moves away and back. Returns (whether it has the bits without moves, phases, hidden bytes)."""
     rank, peer = dist.get_rank(), 1 - dist.get_rank()
     group = EpGroup.unshared(range(2))
     migration = Migration(group, bytes_per_second=rate)

@@ -178,8 +178,7 @@ def failed(where, at):
 
 
 def _inside(run):
-    """An event that is set when the library first asks whether to end the batch of this `run`, while it waits for a
-    message."""
+    """An event that is set when this `run` waits for a message and the library first asks whether to end the batch."""
     event = threading.Event()
 
     class Watched(type(run)):

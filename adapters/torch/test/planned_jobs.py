@@ -117,8 +117,7 @@ class _Stage:
 
 
 def run_stage(group, layers, words, stage, stages_of, samples, micro_batches, batches):
-    """Returns (seconds of the fastest batch over all ranks, bytes that this rank sends in a batch). words: of the
-    partition."""
+    """(seconds of the fastest batch over all ranks, bytes that this rank sends in a batch). words: of the partition."""
     own = _Stage(layers, [False] * len(layers), stage == 0, stage == stages_of - 1, samples)
     pipeline = Pipeline(PipelineConfig("1f1b", words[:120], stage), group)
     seconds = []

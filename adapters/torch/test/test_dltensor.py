@@ -54,8 +54,7 @@ class Layer:
         self._library.lib.sluice_context_destroy(self._context)
 
     def forward(self, tokens, ids, weights, w1, w2, out, **how):
-        """Passes every tensor by its DLTensor, and the experts' tensors, which the call takes as arrays, by copies of
-        it."""
+        """Passes every tensor by its DLTensor, and the experts' tensors, which are in arrays, by a copy of it."""
         library, ffi = self._library, self._library.ffi
         of_call = [Borrowed(tensor, **how) for tensor in (tokens, ids, weights, out)]
         params = ffi.new("sluice_expert_tensors_t *")

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes alpha(y, x) and alpha(y, all), the fraction of its speed that a stream keeps while others run [MPMoE
-Fig. 3]."""
+"""Computes alpha(y, x) and alpha(y, all): the share of speed that y keeps while x, or all, run [MPMoE Fig. 3]."""
 
 from __future__ import annotations
 

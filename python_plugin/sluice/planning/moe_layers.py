@@ -83,8 +83,7 @@ def holds_experts(data: Mapping[str, Any], index: int, layers: int) -> bool:
 
 
 def _by_frequency(value: Any, index: int, layers: int) -> bool:
-    """moe_layer_freq: a number n (every n-th layer, from the first), a list with 1 for MoE layers, or such a list as
-    text."""
+    """moe_layer_freq: n for every n-th layer from the first, a list with 1 for MoE layers, or such a list as text."""
     if isinstance(value, str):
         value = int(value) if value.strip().isdigit() else pattern(value)
     if value is None:

@@ -35,8 +35,7 @@ def plan_placement(
     expert_bytes: Sequence[int] | None = None,
     target: float = 1.05,
 ) -> PlacementPlan:
-    """Plans the placement that moves the fewest bytes and in which the most loaded rank has at most `target` times the
-    bound, or the least possible load.
+    """Plans the placement of fewest moved bytes whose most loaded rank has at most `target` x bound, or the least load.
 
     loads: rows of each expert. expert_rank, expert_slot: in force. expert_bytes: of each expert; None: 1. Pure: equal
     arguments give equal plans on all ranks. Raises InvalidArgument that names the entry. Any thread."""

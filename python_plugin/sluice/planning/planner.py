@@ -88,8 +88,7 @@ class Choice:
         return f"{self.policy} in {self.kept_chunks} of {self.num_chunks}" if self.kept_chunks else self.policy
 
     def restores(self, chunks: int, under_plan: bool) -> tuple[list[str], list[str]]:
-        """Both policies by chunk, for a pass of `chunks` chunks. Under a plan, chunks after the kept ones are sent and
-        computed again."""
+        """Both policies of each chunk. Under a plan, chunks after the kept ones are sent and computed again."""
         kept = self.kept_chunks or self.num_chunks if under_plan else chunks
         pair = []
         for one, least in zip((self.restore_input, self.restore_pre_activation), restore.LEAST):
@@ -170,8 +169,7 @@ class Decision:
 
 
 class Planner:
-    """A planner of the C library for one machine. Raises InvalidArgument that names a wrong field of the machine.
-    Immutable; any thread."""
+    """A planner for one machine. Raises InvalidArgument that names a wrong field of it. Immutable; any thread."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine

@@ -2,9 +2,8 @@
 """Searches for the fastest split of N ranks into pipeline stages, data-parallel replicas and expert-parallel groups.
 
 A split is p stages x d replicas = N ranks, experts over e of the d replicas, samples of a micro-batch, the tier of the
-optimizer's states, and the order of the ranks: the stages of a replica are adjacent, or the replicas of a stage. The
-ranks of a node share its port, so the order determines the rate of each message. The stage planner rejects splits that
-exceed the budget, and the best of the others are simulated.
+optimizer's states, and whether the stages of a replica or the replicas of a stage are adjacent ranks. Ranks of a node
+share its port, so this order determines rates. Splits over the budget are rejected; the best others are simulated.
 """
 
 from __future__ import annotations
@@ -115,8 +114,7 @@ class Priced:
 @dataclass(frozen=True)
 class Found:
     """priced: splits that fit, the fastest first. frontier: the Pareto-optimal simulated ones, by seconds and bytes.
-    smallest_budget: the least with which a split fits; 0: not computed, since one fits. refused: why splits were left
-    out."""
+    smallest_budget: the least with which a split fits; 0: not computed. refused: why splits were left out."""
 
     priced: tuple[Priced, ...]
     frontier: tuple[Priced, ...]
@@ -214,8 +212,7 @@ def _rate(machine: Machine, dtype: str, form: str, rows: float) -> float:
 
 
 def _measured(points: Sequence[tuple[int, float, float]], at: int) -> tuple[float, float]:
-    """Forward and backward seconds at a micro-batch size, from the line through the smallest and the largest measured
-    size, or in proportion to a single measurement."""
+    """Seconds for a micro-batch, on the line through the smallest and largest measured size, or in proportion."""
     first, last = min(points), max(points)
     if first[0] == last[0]:
         return first[1] * at / first[0], first[2] * at / first[0]

@@ -56,8 +56,7 @@ class _Count:
         self.seconds[part] += times * self.rates.rows(rows * size)
 
     def gate(self, each: float) -> None:
-        """Adds the gate: logits in f32 with both gradients, and `each` bytes of masks and probabilities for each token
-        and expert."""
+        """Adds the gate: f32 logits with gradients, and `each` bytes of masks and probabilities by token and expert."""
         work, rates = self.work, self.rates
         flops = 2.0 * work.num_tokens * work.model_width * work.num_experts
         seconds = sum(flops * rates.gemm("f32", form, work.num_tokens) for form in FORMS)

@@ -182,8 +182,7 @@ def _decide(context: Any, model: Model, options: Any, place: str | bool, first: 
 
 @contextmanager
 def _context(model: Model, options: Any, decides: bool) -> Iterator[tuple[Any, Any, int]]:
-    """Yields (a context over all ranks of the launcher or None, its handle, number of ranks). Several ranks use torch's
-    group.
+    """Yields (a context over all ranks of the launcher or None, its handle, number of ranks), with torch's group.
 
     decides: the context has the GEMMs, transport and budgets of the run, and a tuner with this machine.
     """

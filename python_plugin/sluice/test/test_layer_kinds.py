@@ -117,8 +117,7 @@ def _alike(count: int = 8, seconds: float = 3.0) -> Costs:
 
 
 def test_Decider_StageOverItsBudget_RunsLayersAgainBeforeItGivesAny() -> None:
-    """Four layers save 100 bytes each for each of two micro-batches. The budget suffices for two layers, so two are
-    recomputed."""
+    """Four layers save 100 bytes for each of two micro-batches. The budget suffices for two, so two are recomputed."""
     pipe = Pipe(740, [2, 1], 8)
     decider = KindDecider(Way((0, 4, 8), frozenset()), pipe, 1e-6)  # moving costs more than it gains
     look = decider.after_batch(_alike())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m integration_tests.benchmarks CASE [options]`; without a case: the list of them (measuring/bench.py)."""
+"""`python -m integration_tests.benchmarks CASE [options]`; without CASE it lists the cases (measuring/bench.py)."""
 
 import sys
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmarks by name: the quantity that each measures, and its module."""
+"""The table of benchmarks: name, measured quantity, and module."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """transformers' experts blocks: Sluice and grouped_mm (and eager) in turns, with the roofline of the same run.
 
-Per cell: forward and backward seconds, speed-ups over neighbouring pairs, peak memory of a backward over what is
-resident, and saved bytes. The roofline is the larger of two times measured between the rounds: plain dense GEMMs of
-the same flops; and bytes (weights read twice, gradients, rows) over the copy bandwidth of the same threads. Gradients
-are
+Each cell reports forward and backward seconds, speed-ups over neighbouring pairs, the peak memory of a backward above
+the resident size before it, and saved bytes. The roofline is the larger of two times measured between the rounds: plain
+dense GEMMs with the same flops, and the bytes (weights read twice, gradients, rows) over the copy bandwidth of the same
+threads. Gradients are
 
-- fresh in each step, as with zero_grad(set_to_none=True): written once, and the roofline charges their bytes at the
-  measured rate of fresh pages;
-- kept from step to step and added to, as in the micro-steps of an accumulation: read and written, no fresh pages.
+- fresh in each step, as after zero_grad(set_to_none=True): they are written once, and the roofline charges their bytes
+  at the measured rate of fresh pages;
+- kept and accumulated, as in the micro-steps of an accumulation: they are read and written, without fresh pages.
 
 --decode measures calls without gradients instead (experts_decode.py).
 """
@@ -44,7 +44,7 @@ OPTIONS = {
 }
 SMOKE = {"shapes": ["smoke"], "tokens": [64], "rounds": 2, "copy_mb": 8}
 LEAST_OF_ROOFLINE = 0.75
-MOST_PEAK = {"fresh": 1.25, "kept": 2.25}  # of a backward over what is resident, in units of all gradients
+MOST_PEAK = {"fresh": 1.25, "kept": 2.25}  # growth of resident memory in a backward, in units of all gradients
 MOST_SAVED = 0.5  # of grouped_mm's
 _FINE_GRAINED = {"float32": 1.5, "bfloat16": 2.5}
 LEAST_SPEEDUP = {  # over grouped_mm
@@ -69,7 +69,7 @@ def step(module: Any, name: str, rows: Rows, keep_grads: bool) -> tuple[float, f
 
 
 class Dense:
-    """Six dense GEMMs with the flops of the block: as fast as GEMMs get here."""
+    """Six dense GEMMs with the flops of the block, as a bound for the speed of its GEMMs."""
 
     def __init__(self, shape: Shape, tokens: int, dtype: torch.dtype, gated: bool = True) -> None:
         rows, wide = tokens * shape.top_k, (1 + gated) * shape.hidden
@@ -92,19 +92,19 @@ class Dense:
 
 
 def copy_bandwidth(megabytes: int = 256) -> float:
-    """Bytes read plus bytes written per second, of a large copy by the threads of this run."""
+    """Bytes read plus bytes written per second in a large copy by the threads of this run."""
     source, target = (torch.ones(megabytes << 18) for _ in range(2))
     target.copy_(source)
     return 2 * source.nbytes / min(seconds(lambda: target.copy_(source))[0] for _ in range(3))
 
 
 def fresh_page_rate(megabytes: int = 256) -> float:
-    """Bytes per second of writing memory that has just come from the system."""
+    """Bytes per second when torch writes memory that the system has just mapped."""
     return (megabytes << 20) / min(seconds(lambda: torch.ones(megabytes << 18))[0] for _ in range(3))
 
 
 def traffic(shape: Shape, tokens: int, module: Any, rows: Rows) -> dict[str, int]:
-    """Bytes that no implementation can avoid: only experts with rows are read, and of kept gradients only theirs."""
+    """Bytes that no implementation can avoid. Only experts with rows are read, and only their kept gradients change."""
     element = module.down_proj.element_size()
     per_expert = 3 * shape.model * shape.hidden * element
     read = per_expert * len(rows.ids.unique())
@@ -128,9 +128,9 @@ def _status(name: str) -> int:
 
 
 def backward_peak(module: Any, name: str, rows: Rows, keep_grads: bool) -> dict[str, float]:
-    """The highest resident size of a backward over that before it, in units of all parameter gradients; saved bytes.
+    """The growth of resident memory to its peak in a backward, in units of all parameter gradients; and saved bytes.
 
-    keep_grads: those that are there stay.
+    keep_grads: the backward accumulates into the existing gradients.
     """
     module.config._experts_implementation = name
     if not keep_grads:
@@ -162,7 +162,7 @@ def backward_peak(module: Any, name: str, rows: Rows, keep_grads: bool) -> dict[
 def run_cell(
     name: str, shape: Shape, tokens: int, dtype: torch.dtype, gradients: str, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Everything about one shape, number of tokens, dtype, fresh or kept gradients; threads are set already."""
+    """Measures one shape, number of tokens, dtype and kind of gradients. The caller has set the number of threads."""
     keeps = gradients == "kept"
     module, rows, dense = make_module(shape, dtype), make_rows(shape, tokens, dtype), Dense(shape, tokens, dtype)
     names = ["sluice", "grouped_mm", *(["eager"] if options.eager else [])]
@@ -172,8 +172,8 @@ def run_cell(
     pages, in_place = [], 0
     for number in range(options.rounds + 1):
         bandwidth, page_rate = copy_bandwidth(options.copy_mb), fresh_page_rate(options.copy_mb)
-        # A step finds the memory that the previous one freed warm, and a system may reclaim memory that stays free: so
-        # each side follows a step of its own kind, and the order alternates.
+        # A step reuses the warm memory that the previous step freed, and a system may reclaim memory that stays free.
+        # So each measured step follows a step of the same side, and the order of the sides alternates.
         sides = {}
         for side in names if number % 2 else reversed(names):
             step(module, side, rows, keeps)
@@ -184,7 +184,7 @@ def run_cell(
             moved["forward"] / bandwidth,
             (moved["backward"] + moved[gradients]) / bandwidth,
         )
-        if number == 0:  # warm-up: pages, plans, choices of GEMMs
+        if number == 0:  # warm-up of pages, plans and GEMM choices
             in_place = sluice.stats(module)["contexts"][0]["passes_in_place"]
             continue
         pages.append(0.0 if keeps else max(0.0, moved["fresh"] / page_rate - moved["fresh"] / bandwidth))
@@ -213,7 +213,7 @@ def run_cell(
     numbers = sluice.stats(module)
     merged = {**numbers["layers"][0], **numbers["contexts"][0], **numbers["process"]}
     record["sluice_stats"] = {key: value for key, value in merged.items() if isinstance(value, (int, str))}
-    record["sluice_stats"]["passes_in_place"] = in_place  # of the measured rounds, two steps each
+    record["sluice_stats"]["passes_in_place"] = in_place  # in the measured rounds, of two steps each
     return record
 
 
@@ -232,7 +232,7 @@ def row(cell: dict[str, Any]) -> dict[str, Any]:
 
 
 def missed(row: dict[str, Any]) -> list[str]:
-    """The marks that a cell misses. A shape without marks for its time keeps those of bytes."""
+    """The marks that a cell misses. A shape without LEAST_SPEEDUP has only the mark for saved bytes."""
     wanted = [("of grouped_mm's saved bytes", row["saved"], "<=", MOST_SAVED)]
     if row["shape"] in LEAST_SPEEDUP:
         least = LEAST_SPEEDUP[row["shape"]].get(row["dtype"], 0.0)
@@ -274,7 +274,7 @@ def run(bench: Bench) -> list[str]:
 
 
 def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
-    """By kind of gradients: a line for each dtype, number of threads and of tokens; in a cell one number a shape."""
+    """A table for each kind of gradients: a row for each dtype, threads and tokens, and a number for each shape."""
     told: dict[str, list[str]] = {"kept": [], "fresh": [], "decode": []}
     for run in runs:
         rows = records.rows_of(run)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The experts blocks that benchmarks measure: shapes of models, a module of transformers, rows with skewed routing."""
+"""The experts blocks that benchmarks measure: model shapes, a transformers module, and rows with skewed routing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHAPES = {
 
 @dataclass
 class Rows:
-    """Inputs of a call and the output's gradient."""
+    """Inputs of a call and the gradient of its output."""
 
     tokens: torch.Tensor
     ids: torch.Tensor
@@ -59,7 +59,7 @@ def make_module(shape: Shape, dtype: torch.dtype) -> Any:
 
 
 def make_rows(shape: Shape, tokens: int, dtype: torch.dtype) -> Rows:
-    """Skewed routing: expert e is wanted in proportion to 1 / (e + 8)."""
+    """Skewed routing: expert e is drawn in proportion to 1 / (e + 8)."""
     gen = torch.Generator().manual_seed(1)
     share = 1.0 / (torch.arange(shape.experts) + 8.0)
     ids = torch.multinomial(share.repeat(tokens, 1), shape.top_k, generator=gen)
@@ -72,7 +72,7 @@ def make_rows(shape: Shape, tokens: int, dtype: torch.dtype) -> Rows:
 
 
 def seconds(action: Callable[[], Any]) -> tuple[float, Any]:
-    """Its duration, and its result."""
+    """The duration of `action` and its result."""
     start = time.perf_counter()
     result = action()
     return time.perf_counter() - start, result

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of an experts block without gradients, for a few tokens, as generation makes them."""
+"""Times calls of an experts block without gradients for a few tokens, as in generation."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from integration_tests.benchmarks.experts.experts_block import SHAPES, Rows, Sha
 from integration_tests.benchmarks.measuring import pages
 from integration_tests.benchmarks.measuring.bench import Bench
 
-MOST_OVERHEAD_US = 30  # of a call without gradients, over its GEMMs
-ROUNDS = 16  # rounds of calls of each kind, alternating: the machine's speed changes in between
+MOST_OVERHEAD_US = 30  # time of a call without gradients beyond its GEMMs
+ROUNDS = 16  # all kinds of calls run in each round, because the machine's speed changes over time
 Action = Callable[[], list[float]]
 
 
 def decode(shape: Shape, dtype: torch.dtype, names: list[str], calls: int) -> dict[str, Any]:
     """Microseconds of calls without gradients at T = 1, 2, 4, 8, each the median of the fastest quarter.
 
-    Of each name: `call_us`, and `gemms_us`, a loop of torch.mm over the hit experts; and `narrow_us`, the call at
-    widths of 16. Of sluice, its two grouped GEMMs in narrow calls by its own trace, `narrow_gemms_us`, and what
-    is left of a call without a trace, transformers' own part too: `overhead_us`. calls: of each kind in each round.
+    `call_us` and `narrow_us`: a call with each implementation, at full widths and at widths of 16. `gemms_us`: a loop
+    of torch.mm over the experts that have tokens. `narrow_gemms_us`: Sluice's two grouped GEMMs in narrow calls, from
+    its trace. `overhead_us`: the rest of a narrow call without a trace, including transformers' part. calls: per round.
     """
     narrow = Shape(16, 16, shape.experts, shape.top_k)
     found: dict[str, Any] = {}
@@ -64,7 +64,7 @@ def _call(module: Any, name: str, rows: Rows) -> Callable[[], Any]:
 
 
 def traced_gemms(call: Callable[[], Any], calls: int) -> list[float]:
-    """Microseconds of the GEMMs in each call, from their trace."""
+    """Microseconds of the GEMMs in each call, from the trace."""
     sluice.trace.start(16 * calls)
     for _ in range(calls):
         call()
@@ -79,7 +79,7 @@ def traced_gemms(call: Callable[[], Any], calls: int) -> list[float]:
 
 
 def fastest_quarter(times: list[float]) -> float:
-    """Its median: the time of an undisturbed call."""
+    """The median of the fastest quarter: the time of an undisturbed call."""
     return statistics.median(sorted(times)[: max(1, len(times) // 4)])
 
 
@@ -91,7 +91,7 @@ def _gemms(module: Any, rows: Rows) -> None:
 
 
 def _micro(action: Callable[[], Any], calls: int) -> Action:
-    """The time of each call, after two that warm caches up."""
+    """Microseconds of each call, after two calls that warm up caches."""
 
     def run() -> list[float]:
         for _ in range(2):
@@ -102,7 +102,7 @@ def _micro(action: Callable[[], Any], calls: int) -> Action:
 
 
 def run(bench: Bench) -> list[str]:
-    """Calls of each shape; a call may take 30 us over its GEMMs, and over a loop of torch.mm."""
+    """Measures calls of each shape. A call may take 30 us more than its GEMMs, and than a loop of torch.mm."""
     options, rows = bench.options, []
     for threads in options.threads:
         torch.set_num_threads(threads)

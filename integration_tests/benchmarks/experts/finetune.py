@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fine-tuning one experts block: adapters and experts in MXFP4, against frozen dense experts and against PEFT.
 
-Each side is a process of its own, and the sides take turns; what counts is the median over rounds of the ratio of two
-sides of the same round. A step is a forward and a backward to the tokens and to what is trained, without an optimizer.
-Every expert has the same number of rows.
+Each side runs in its own process, and the sides take turns. The result is the median over rounds of the ratio of two
+sides in the same round. A step is a forward and a backward to the tokens and the trained parameters, without an
+optimizer. Every expert has the same number of rows.
 
   frozen   Sluice; the weights are not trained
   lora     Sluice; PEFT's `target_parameters` on both stacks
@@ -32,7 +32,7 @@ OPTIONS = {
 }
 SMOKE = {"shape": "smoke", "tokens": 32, "rank": 4, "steps": 1, "rounds": 1}
 SIDES = ("frozen", "lora", "stock", "packed")
-# What is measured, of which side over which, and what is wanted. A time has the name of its rows per expert.
+# Each mark: the sentence, two times whose ratio is measured, and the limit. rows_N is a step with N rows per expert.
 MARKS = (
     ("a LoRA step takes {:.2f} of a step with frozen experts", ("lora", "step"), ("frozen", "step"), "<=", 1.15),
     ("PEFT on `grouped_mm` takes {:.2f} of the LoRA step", ("stock", "step"), ("lora", "step"), ">=", 2.0),
@@ -40,11 +40,11 @@ MARKS = (
     ("MXFP4 takes {:.2f} of dense, 8 rows per expert", ("packed", "rows_8"), ("frozen", "rows_8"), "", 0.0),
     ("MXFP4 takes {:.2f} of dense, 1 row per expert", ("packed", "rows_1"), ("frozen", "rows_1"), "<=", 0.6),
 )
-F32_ALONE = 0.6  # the mark of generation
+F32_ALONE = 0.6  # the mark for one row per expert (generation), which only float32 must meet
 
 
 def run(bench: Bench) -> list[str]:
-    """Every side of each dtype in turns; a line for each mark."""
+    """Measures every side of each dtype in turns; returns the missed marks."""
     options, rows, missed = bench.options, [], []
     program = Path(__file__).with_name("finetune_rank.py")
     for dtype in options.dtypes:
@@ -71,7 +71,7 @@ def is_missed(row: dict[str, Any]) -> bool:
 
 
 def sentence(row: dict[str, Any]) -> str:
-    """A mark and what was found."""
+    """A mark and the measured ratio."""
     ratio = row["ratio"]
     said = f"{row['dtype']}: {row['text'].format(ratio['median'])} ({ratio['q1']:.2f} to {ratio['q3']:.2f})"
     return f"{said}; wanted {row['sign']} {row['mark']:g}" if row["sign"] else said

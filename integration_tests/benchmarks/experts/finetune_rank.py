@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One side of finetune.py: seconds of its steps, by what finetune.MARKS calls them.
+"""Measures one side of finetune.py: seconds of its steps, under the names that finetune.MARKS uses.
 
 With one thread the seconds are the process's CPU time, which other processes of the machine disturb less.
 """
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import sluice  # before PEFT wraps experts
+import sluice  # must come before PEFT wraps experts
 import torch
 from peft import LoraConfig, get_peft_model
 from sluice.adapters.torch import Format, quantise
@@ -22,11 +22,11 @@ from integration_tests.benchmarks.experts.experts_block import SHAPES, Shape, ma
 from integration_tests.benchmarks.measuring.rank import Rank, balanced_ids
 
 STACKS = ("gate_up_proj", "down_proj")
-CALLS = 4  # without gradients, for each step: they are short
+CALLS = 4  # short calls without gradients are timed this many times as often as steps
 
 
 def block(plan: dict[str, Any], shape: Shape) -> Any:
-    """The experts of a side, with its adapters or packed weights; nothing else is trained."""
+    """The experts of a side, with its adapters or packed weights. Only adapters are trained."""
     module, dtype = make_module(shape, getattr(torch, plan["dtype"])), getattr(torch, plan["dtype"])
     module.requires_grad_(False)
     if plan["side"] == "packed":
@@ -49,7 +49,7 @@ def block(plan: dict[str, Any], shape: Shape) -> Any:
 
 
 def rows_of(shape: Shape, tokens: int, dtype: torch.dtype) -> Callable[[Any], Any]:
-    """A step, or where gradients are off a call, of `tokens` tokens."""
+    """A function that runs a step of `tokens` tokens, or only the forward if gradients are off."""
     generator = torch.Generator().manual_seed(1)
     x, grad = (torch.randn(tokens, shape.model, generator=generator).to(dtype) for _ in range(2))
     ids, weights = balanced_ids(tokens, shape.experts, shape.top_k), torch.full((tokens, shape.top_k), 1 / shape.top_k)

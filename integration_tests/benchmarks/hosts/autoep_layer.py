@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepSpeed's AutoEP layers, made of MoE blocks of transformers, and the same on Sluice, in turns, over shaped links.
 
-Both sides are what `deepspeed.initialize` makes of a model of one layer with an "expert_parallel" section; experts run
-in a loop. The router is the host's, with random weights.
+On both sides `deepspeed.initialize` converts a model of one layer with an "expert_parallel" section. Experts run in a
+loop. The router is the host's, with random weights.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of autoep_layer.py: two engines of the same model of one layer, of which one has the key "sluice"."""
+"""Ranks of autoep_layer.py: two engines with the same model of one layer, one of them with the key "sluice"."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "deepspeed"))
 import autoep_presets
 
 VOCABULARY = 64
-# The names of the number of experts and of the hidden width in their configs.
+# The fields of each config that hold the number of experts and the hidden width.
 NAMES = {
     "mixtral": ("num_local_experts", "intermediate_size"),
     "qwen3_moe": ("num_experts", "moe_intermediate_size"),
@@ -32,7 +32,7 @@ CONFIG: dict[str, Any] = {
 
 
 def _model(cell: dict[str, Any]) -> Any:
-    """The tiny model of the tests with one layer of the cell's widths; the same on each call and rank."""
+    """The tiny model of the tests with one layer of the cell's widths. Every call on every rank gives the same."""
     torch.manual_seed(3)
     experts, hidden = NAMES[cell["kind"]]
     sizes = {"hidden_size": cell["M"], "num_hidden_layers": 1, "num_experts_per_tok": cell["K"]}
@@ -64,7 +64,7 @@ def _call(layer: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def make(cell: dict[str, Any]) -> compare_rank.Sides:
-    """Both sides, and rows as the host's router sends them."""
+    """Both sides, and the rows that the host's router sends to each expert."""
     layers = {"stock": _layer(cell, None), "sluice": _layer(cell, {"enabled": True})}
     dtype = getattr(torch, cell["dtype"])
     generator = torch.Generator().manual_seed(17 + dist.get_rank())

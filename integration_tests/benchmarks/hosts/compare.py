@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A MoE layer of a host and the same layer on Sluice, in turns, over shaped links: what megatron, autoep and ep share.
+"""Compares a host's MoE layer with the same layer on Sluice, in turns, over shaped links: used by megatron, autoep, ep.
 
-One layer in each cell, forward and backward, with fresh gradients. Next to the ratio stands what is possible: stock's
-time over the sum over forward and backward of max(communication, computation), each alone in the same run, of the rows
+Each cell is one layer, forward and backward, with fresh gradients. The possible speed-up is stock's time over the sum
+over forward and backward of max(communication, computation). Both are measured separately in the same run, for the rows
 that the layer really sends.
 """
 
@@ -19,7 +19,7 @@ from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
 
 HERE = Path(__file__).resolve().parent
 MOST_SLOWER = 1.03  # if nothing can overlap (grid.py)
-LEAST_OF_POSSIBLE = 0.9  # of the possible speedup counts if a mark is above it
+LEAST_OF_POSSIBLE = 0.9  # this part of the possible speed-up is wanted if a mark is above the possible speed-up
 SMOKE = {"links": ["none"], "pairs": 2, "shapes": ["smoke"]}
 
 Shapes = Mapping[str, Mapping[str, Any]]
@@ -49,14 +49,14 @@ def show(line: Line) -> str:
 
 
 def slower(line: Line) -> list[str]:
-    """The mark of every cell: nowhere slower than stock by more than 3 % in three of four pairs."""
+    """The mark of every cell: at most 3 % slower than stock in the fastest quarter of the pairs."""
     over = 1 / line["speedup"]["q3"]
     return [f"slower than stock: {over:.2f} of its time in the best quarter of pairs"] if over > MOST_SLOWER else []
 
 
 def missed(line: Line) -> list[str]:
-    """The marks of a layer: faster than stock over every shaped link, and what the cell names for its link
-    ("must_reach") if that is possible."""
+    """The missed marks of a cell: faster than stock over every shaped link, and the cell's "must_reach" for its link if
+    that is possible."""
     said, gain, wanted = slower(line), line["speedup"]["median"], line.get("must_reach")
     if wanted is not None and line["possible"] < wanted:
         wanted = LEAST_OF_POSSIBLE * line["possible"]
@@ -68,7 +68,7 @@ def missed(line: Line) -> list[str]:
 
 
 def cells_of(options: Any, shapes: Shapes, more: Mapping[str, Any]) -> dict[str, list[Line]]:
-    """The cells by link. A shape may have links of its own, which count unless links were named."""
+    """The cells by link. A shape with its own "links" has cells only for these and for "none"."""
     found: dict[str, list[Line]] = {}
     for link in options.links:
         for name, dtype in ((name, dtype) for name in options.shapes for dtype in options.dtypes):
@@ -91,7 +91,7 @@ def row(line: Line) -> Line:
 def run(
     bench: Bench, program: str, shapes: Shapes, marks: Callable[[Line], list[str]] = missed, **more: Any
 ) -> list[str]:
-    """Measure all cells; a line for each missed mark. program: what the ranks run. more: fields of every cell."""
+    """Measures all cells; returns a line for each missed mark. program: run by the ranks. more: fields of all cells."""
     options, lines = bench.options, []
     cells = cells_of(options, shapes, more)
     until, left = time.monotonic() + 60 * options.minutes, sum(map(len, cells.values()))
@@ -112,7 +112,7 @@ def run(
 
 
 def tables(runs: list[Line]) -> dict[str, str]:
-    """The speedup of each cell, of what is possible."""
+    """The speed-up of each cell, and the possible speed-up."""
 
     def cell(line: Line) -> str:
         return f"{pages.bold(pages.spread(line['speedup']), bool(missed(line)))} of {line['possible']:.2f}"

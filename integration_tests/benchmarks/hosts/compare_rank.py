@@ -22,17 +22,17 @@ FEWEST_PAIRS = 3
 
 @dataclass
 class Sides:
-    """One cell, as its host has it."""
+    """The layers and inputs of one cell."""
 
     layers: dict[str, nn.Module]  # by side
-    call: Callable[[nn.Module, torch.Tensor], torch.Tensor]  # a layer on tokens
-    tokens: torch.Tensor  # of this rank
-    rows: torch.Tensor  # [E] that this rank sends to each expert
-    stats: Callable[[], dict[str, Any]]  # of the context of Sluice's layer
+    call: Callable[[nn.Module, torch.Tensor], torch.Tensor]  # runs a layer on tokens
+    tokens: torch.Tensor  # inputs of this rank
+    rows: torch.Tensor  # [E], the rows that this rank sends to each expert
+    stats: Callable[[], dict[str, Any]]  # counters of the context of Sluice's layer
 
 
 class _Expert(nn.Module):
-    """One expert by itself, for what its computation takes."""
+    """One expert, whose computation is timed separately."""
 
     def __init__(self, M: int, H: int, gated: bool, dtype: torch.dtype) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def _step(sides: Sides, side: str, gradient: torch.Tensor) -> tuple[float, torch
 
 
 def _settle(sides: Sides, gradient: torch.Tensor) -> int:
-    """Steps until Sluice has chosen its chunks, the same on all ranks."""
+    """Steps until Sluice has chosen its chunks; returns the number of steps, which is the same on all ranks."""
     for number in range(MOST_SETTLING):
         _step(sides, "sluice", gradient)
         if sides.stats()["last_is_settled"]:
@@ -70,7 +70,7 @@ def _settle(sides: Sides, gradient: torch.Tensor) -> int:
 
 
 def _parts(cell: dict[str, Any], sides: Sides) -> dict[str, float]:
-    """Communication and computation of the real rows, each by itself, and what would be possible with them."""
+    """Seconds of the communication and the computation of the real rows, and the shortest possible step."""
     dtype, matrix = sides.tokens.dtype, parts.rows_matrix(sides.rows)
     comm_s, sent = parts.communication(matrix, cell["M"], dtype, 3)
     local = cell["E"] // dist.get_world_size()
@@ -87,7 +87,7 @@ def _parts(cell: dict[str, Any], sides: Sides) -> dict[str, float]:
 
 
 def _measure(cell: dict[str, Any], sides: Sides, pairs: int, until: float, tell: Callable[[], None]) -> dict[str, Any]:
-    """until: when its time is over, by this rank's clock; the fewest pairs are measured in any case."""
+    """Measures one cell. until: its deadline by this rank's clock; FEWEST_PAIRS are measured in any case."""
     gradient = torch.randn(sides.tokens.shape, generator=torch.Generator().manual_seed(5)).to(sides.tokens.dtype)
     wall: dict[str, list[float]] = {side: [] for side in SIDES}
     outputs: dict[str, torch.Tensor] = {}
@@ -96,7 +96,7 @@ def _measure(cell: dict[str, Any], sides: Sides, pairs: int, until: float, tell:
         if number >= FEWEST_PAIRS and parts.slowest([time.monotonic() - until])[0] > 0:
             break
         for side in SIDES if number % 2 == 0 else reversed(SIDES):
-            _step(sides, side, gradient)  # each follows one of its own kind
+            _step(sides, side, gradient)  # a measured step follows a step of the same side
             took, outputs[side] = _step(sides, side, gradient)
             wall[side].append(took)
         tell()
@@ -114,7 +114,7 @@ def _measure(cell: dict[str, Any], sides: Sides, pairs: int, until: float, tell:
 
 
 def run(make: Callable[[dict[str, Any]], Sides]) -> NoReturn:
-    """All cells of the plan, in the process group that the host has made."""
+    """Measures all cells of the plan in the process group that the host has made."""
     rank = Rank()
     plan, lines = rank.plan, []
     pairs, of = plan["pairs"], len(plan["cells"])
@@ -127,6 +127,6 @@ def run(make: Callable[[dict[str, Any]], Sides]) -> NoReturn:
             rank.report(done=done[0], of=of * pairs, name=name)
 
         now = time.monotonic()
-        until = now + (end - now) / (of - number)  # the next cells have the time that a cell leaves over
+        until = now + (end - now) / (of - number)  # the time that a cell does not use goes to the next cells
         lines.append(_measure(cell, make(cell), pairs, until, tell))
     rank.leave(lines)

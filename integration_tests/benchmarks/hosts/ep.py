@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """transformers' expert parallelism: Sluice against stock `all_to_all` with grouped_mm, in turns, over shaped links.
 
-A cell is balanced if communication takes between half and twice as long as computation: there the gain can be largest,
-and at least 1.5 is wanted.
+A cell is balanced if communication takes between half and twice as long as computation. There the gain can be largest,
+and a speed-up of at least 1.5 is wanted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def run(bench: Bench) -> list[str]:
 
 
 def tables(runs: list[compare.Line]) -> dict[str, str]:
-    """The speedup of each cell; balanced ones in bold."""
+    """The speed-up of each cell; balanced cells are bold."""
 
     def cell(line: compare.Line) -> str:
         return pages.bold(f"{line['speedup']['median']:.2f}", line["is_balanced"])

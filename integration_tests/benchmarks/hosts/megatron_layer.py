@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron-Core's MoE layer with its all-to-all dispatcher, and the same on Sluice, in turns, over shaped links.
 
-Stock are `MoELayer`, `MoEAlltoAllTokenDispatcher` and `SequentialMLP` on gloo. `layer` is the shape of the eight cases
-of the benchmark `layer`, whose marks count here for even loads. In `layer5` one expert has five times the mean load;
-stock pads nothing here, so that less can be gained than over DeepSpeed's layer.
+Stock is `MoELayer` with `MoEAlltoAllTokenDispatcher` and `SequentialMLP` on gloo. `layer` is the shape of the eight
+cases of the benchmark `layer`, whose marks for even loads apply here. In `layer5` one expert has five times the mean
+load. Stock does not pad rows here, so the possible gain is smaller than over DeepSpeed's layer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PAGE = "benchmarks/hosts.md"
 _EVEN = {case.link: case.must_reach for case in NAMED if not case.drop and case.skew == 1}
 _LAYER = {"M": 1024, "H": 4096, "E": 8, "K": 1, "gated": False}
 _GATED = {"gated": True, "skew": 1.0, "links": ("1gbit", "0.2gbit")}
-# The longest cells stand last: they get the time that the others leave over.
+# The longest cells come last, because they get the time that the others do not use.
 SHAPES = {
     "deepseek": {"T": 256, "M": 1024, "H": 512, "E": 32, "K": 6, **_GATED},
     "qwen3": {"T": 256, "M": 1024, "H": 384, "E": 64, "K": 8, **_GATED},

@@ -34,7 +34,7 @@ def _config(cell: dict[str, Any]) -> TransformerConfig:
         moe_router_topk=cell["K"],
         moe_router_load_balancing_type="none",
         moe_router_pre_softmax=cell["K"]
-        == 1,  # after softmax over the chosen ones the only route's probability would always be 1
+        == 1,  # with a softmax over the chosen experts, the probability of a single route would always be 1
         moe_token_dispatcher_type="alltoall",
         expert_model_parallel_size=dist.get_world_size(),
         add_bias_linear=False,
@@ -49,13 +49,13 @@ def _config(cell: dict[str, Any]) -> TransformerConfig:
 
 
 def _call(layer: MoELayer, tokens: torch.Tensor) -> torch.Tensor:
-    """Without the shim, which takes time in each call of torch; backward has few that it sees."""
+    """Calls a layer without the shim, which adds time to torch calls. A backward makes few calls that the shim sees."""
     with cpu_shim.off():
         return layer(tokens)[0]
 
 
 def make(cell: dict[str, Any]) -> compare_rank.Sides:
-    """Both sides; a token's first E numbers are its logits (routing.py)."""
+    """Both sides. The first E numbers of a token are its logits (routing.py)."""
     config = _config(cell)
     spec = get_gpt_layer_local_spec(num_experts=cell["E"], moe_grouped_gemm=False).submodules.mlp
     torch.manual_seed(3)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of stock layers (sluice/planning/stock.py) against stock layers: what they count, exactly, and what they
-take.
+"""The model of stock layers (sluice/planning/stock.py) against real stock layers: exact counts in tiny shapes, and the
+error of a step's seconds.
 
-The machine's rates are measured in the same run, in turns with the layers, at other sizes. One rank is timed by its
-processor time, several by the clock.
+The machine's rates are measured in the same run, in turns with the layers, at other sizes. A single rank is timed by
+its CPU time, several ranks by the wall clock.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ COUNTS = ("flops", "calls", "sent", "kept")
 
 
 def modelled(line: dict[str, Any], ranks: int) -> Any:
-    """The step of the model, of the rates of this run."""
+    """The modelled step, with the rates of this run."""
     from sluice.planning import stock
     from sluice.planning.machines import Machine
     from sluice.planning.planner import Planner, Workload
@@ -64,7 +64,7 @@ def row(line: dict[str, Any], ranks: int) -> dict[str, Any]:
     """The record of a cell."""
     step = modelled(line, ranks)
     seconds = sum(step.seconds.values())
-    counted = COUNTS if line["name"] in TINY else ()  # of others, a table of tokens may be as wide as a row
+    counted = COUNTS if line["name"] in TINY else ()  # in other shapes a tensor of tokens may be as wide as a row
     wrong = [name for name in counted if getattr(step, name) != line["counted"][name]]
     return {
         **{name: line[name] for name in ("host", "name", "T", "M", "H", "E", "K")},

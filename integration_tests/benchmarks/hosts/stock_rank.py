@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of stock.py: what stock layers count and take, and the rates of the machine, in turns."""
+"""Ranks of stock.py: counts and times of stock layers, measured in turns with the rates of the machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from integration_tests.benchmarks.measuring import parts
 from integration_tests.benchmarks.measuring.rank import Rank
 
 WARM_UP = 2
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
 
 
 class Layer:
@@ -52,7 +52,7 @@ class Layer:
         self.call(x).backward(self.gradient)
 
     def counted(self) -> dict[str, float]:
-        """Operations, calls, bytes that leave this rank, and bytes of rows that the forward keeps."""
+        """Flops, torch calls, bytes sent to other ranks, and bytes of rows that the forward saves."""
         rows: dict[int, int] = {}
         own = {parameter.untyped_storage().data_ptr() for parameter in self.module.parameters()}
         x = self.tokens.detach().requires_grad_()
@@ -83,7 +83,7 @@ class Layer:
                 self.step()
         finally:
             dist.all_to_all_single = exchange
-        with stock_rates.Calls() as calls:  # by itself: each of the others makes calls
+        with stock_rates.Calls() as calls:  # in a separate step: the other counters make torch calls too
             self.step()
         with saved_tensors_hooks(keep, lambda tensor: tensor):
             self.call(x)
@@ -91,9 +91,9 @@ class Layer:
 
 
 def measure(rank: Rank, cells: list[dict[str, Any]], tell: Any) -> list[dict[str, Any]]:
-    """Cells of the same widths, in turns with the machine's rates."""
+    """Measures cells of the same widths in turns with the machine's rates."""
     alone = dist.get_world_size() == 1
-    clock = time.process_time if alone else time.perf_counter  # of one rank what other processes take does not count
+    clock = time.process_time if alone else time.perf_counter  # CPU time leaves out other processes
     layers = [Layer(cell) for cell in cells]
     counts = [layer.counted() for layer in layers]
     samples: stock_rates.Samples = {}
@@ -116,15 +116,15 @@ def measure(rank: Rank, cells: list[dict[str, Any]], tell: Any) -> list[dict[str
 
 
 def keep_memory() -> None:
-    """Memory that is freed stays with the process, of the rates and of the layers. Whether the system would get it back
-    and give it again in each step depends on what else lies on the heap."""
+    """Makes malloc keep freed memory, for both rates and layers. By default it depends on other blocks of the heap
+    whether the system takes memory back and maps it again in each step."""
     libc = ctypes.CDLL(None)
     for parameter in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
         libc.mallopt(parameter, 1 << 30)
 
 
 def main() -> None:
-    """All cells of the plan, by their widths."""
+    """Measures all cells of the plan, grouped by widths."""
     keep_memory()
     torch.set_num_threads(1)
     if json.loads(Path(sys.argv[1]).read_text())["cells"][0]["host"] == "Megatron-Core":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine of stock.py: rates of torch's own kernels, measured by turns that are about as short as an op.
+"""The machine of stock.py: rates of torch's own kernels, measured in turns that are about as short as an op.
 
-Sizes differ from those of the layers, so that the model has to interpolate. Several weights take part, as in a layer,
-so that none stays in the cache.
+Sizes differ from the layers' sizes, so that the model has to interpolate. Several weights are used in turn, as in a
+layer, so that none stays in the cache.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 ROWS = (24, 96, 384, 1536)  # per expert
-CHAINS = (96, 384)  # rows of experts that run whole
+CHAINS = (96, 384)  # rows per expert when whole experts run
 BYTES = tuple(1 << power for power in (16, 18, 20, 22, 24, 26))
-WEIGHT_BYTES, MOST_ROWS = 1 << 25, 3072  # of a turn of GEMMs
-CHAIN = 30  # modules, whose work is next to nothing
+WEIGHT_BYTES, MOST_ROWS = 1 << 25, 3072  # limits of one turn of GEMMs
+CHAIN = 30  # number of modules with almost no work
 
 
 class Calls(TorchDispatchMode):
-    """Counts the ops of torch, views too."""
+    """Counts torch ops, including views."""
 
     count = 0
 
@@ -40,7 +40,7 @@ Samples = dict[tuple[Any, ...], list[float]]
 
 
 def gemms(M: int, H: int, rows: int) -> dict[str, Callable[[], Any]]:
-    """A turn of each form, of both matrices of some experts."""
+    """For each form a function that multiplies both matrices of some experts; and the flops of one turn."""
     count = _count(M, H, rows)
     up = [(torch.randn(H, M), torch.randn(H)) for _ in range(count)]
     down = [(torch.randn(M, H), torch.randn(M)) for _ in range(count)]
@@ -55,7 +55,7 @@ def gemms(M: int, H: int, rows: int) -> dict[str, Callable[[], Any]]:
 
 
 def chain_of_experts(M: int, H: int, rows: int, clock: Clock) -> tuple[float, float]:
-    """Seconds of whole experts, forward and backward: their rows do not stay in the cache from op to op."""
+    """Seconds of whole experts, forward and backward. Their rows do not stay in the cache from op to op."""
     experts = nn.ModuleList(
         nn.Sequential(nn.Linear(M, H), nn.GELU(), nn.Linear(H, M)) for _ in range(_count(M, H, rows))
     )
@@ -76,7 +76,7 @@ def _count(M: int, H: int, rows: int) -> int:
 
 
 def sample(M: int, H: int, clock: Clock, into: Samples) -> None:
-    """One turn of everything."""
+    """Measures each rate once."""
 
     def timed(key: tuple[Any, ...], turn: Callable[[], Any], share: float) -> None:
         turn()
@@ -119,7 +119,7 @@ def sample(M: int, H: int, clock: Clock, into: Samples) -> None:
 
 
 def machine(samples: Samples) -> tuple[dict[str, Any], float]:
-    """In the form of docs/tuning.md, of medians; and the seconds of an op."""
+    """The machine in the format of docs/tuning.md, from medians; and the seconds of an op."""
     middle = {key: statistics.median(found) for key, found in samples.items()}
     curve = {
         name: sorted([key[1], middle[key]] for key in middle if key[0] == name) for name in (*FORMS, "rows", "exchange")

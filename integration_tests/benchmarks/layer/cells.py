@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cells: one cell is one shape, routing, precision, number of ranks and link."""
+"""Cells of the layer benchmarks. A cell is one shape, routing, dtype, number of ranks and link."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CAPACITY_FACTOR = 1.25
 
 @dataclass(frozen=True)
 class Cell:
-    """Names as everywhere in Sluice: T tokens per rank, M width, H hidden width, E experts, K routes, W ranks."""
+    """T tokens per rank, M model width, H hidden width, E experts, K routes per token, W ranks."""
 
     name: str
     link: str = "1gbit"
@@ -24,8 +24,8 @@ class Cell:
     drop: bool = False
     dtype: str = "float32"
     must_reach: float | None = None  # speed-up over stock
-    must_pipeline: float | None = None  # one chunk's time over the chosen number's time
-    loads: tuple[int, ...] = ()  # rows of each expert in a recorded step, replayed; empty: by skew
+    must_pipeline: float | None = None  # time with one chunk over time with the chosen n
+    loads: tuple[int, ...] = ()  # rows of each expert in a recorded step, which is replayed; empty: use `skew`
 
     def as_dict(self) -> dict[str, object]:
         """Return the fields as plain data."""

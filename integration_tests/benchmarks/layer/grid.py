@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The committed list of cells (grid_cells.py): a cell misses its mark only where Sluice is clearly slower than stock.
 
-At least 20 pairs in each cell; missed is a *lower quartile* of time Sluice / stock above 1.03. The record is written
-after every cell. --resume goes on with the cells that it lacks, --most stops after a number of cells.
+Each cell has at least 20 pairs. The mark is missed if the *lower quartile* of time Sluice / stock is above 1.03. The
+record is written after every cell. --resume measures the cells that the record lacks; --most N stops after N cells.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def run(bench: Bench) -> list[str]:
 
 
 def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
-    """Least and most of Sluice's time over stock's, by link and kind of cell."""
+    """The smallest and largest ratio of Sluice's time to stock's, by link and kind of cell."""
 
     def kind(cell: Cell) -> str:
         return "bf16" if cell.dtype == "bfloat16" else "f32, balanced" if cell.skew == 1 else "f32, skewed"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The committed list: every value of every axis appears: a middle, from which one or two axes are moved.
+"""The committed list of grid.py's cells: a middle cell, and cells that differ from it in one or a few axes.
 
 T 256-4096, M 256-1024, H 1024-4096, E 8-64, K 1 2 4 8; balanced, 5x and 10x skewed; drop and no-drop; 2 and 4 ranks;
-loopback and links of 4, 1, 0.4 and 0.2 Gbit/s; f32 and bf16. Most cells are small, because the point is that Sluice is
-nowhere slower, and small cells are where overhead shows.
+loopback and links of 4, 1, 0.4 and 0.2 Gbit/s; f32 and bf16. Every value appears in the list. Most cells are small,
+because the benchmark checks that Sluice is nowhere slower, and overhead is largest in small cells.
 """
 
 from __future__ import annotations

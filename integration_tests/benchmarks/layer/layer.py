@@ -4,8 +4,8 @@
     layer --all                       the eight named cases; --cases NAME ... runs some of them
     layer --T 512 --M 256 --H 1024 --E 16 --K 2 --skew 5 --drop --link 0.2gbit --ranks 4 --dtype bfloat16
 
-Marks: what the named cases must reach, and of memory that the peak of a settled layer is at most 1.1 of its slots and
-saved tensors, and no more than stock's peak times real rows over padded rows.
+Marks: the speed-ups that the named cases must reach; a settled layer's peak memory is at most 1.1 times its slots and
+saved tensors; and Sluice's peak is at most stock's peak times real rows over padded rows.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SMOKE = {"T": 64, "M": 32, "H": 64, "E": 4, "K": 2, "link": "none", "pairs": 1}
 
 
 def replayed(path: str, layer: int, E: int, ranks: int) -> tuple[int, ...]:
-    """Loads of the recorded step whose fullest rank is the median of all steps. ValueError says what does not fit."""
+    """Loads of the recorded step whose most loaded rank is the median over steps. ValueError: the file does not fit."""
     from sluice.planning import routing
 
     trace = routing.read(path)
@@ -65,7 +65,7 @@ def replayed(path: str, layer: int, E: int, ranks: int) -> tuple[int, ...]:
 
 
 def measure(bench: Bench, cells: Sequence[Cell], on_record: Callable[[dict[str, Any]], None], **settings: Any) -> None:
-    """Measure all cells, those of the same ranks and link in one process group. settings: of the plan of the ranks."""
+    """Measure all cells. Cells with the same ranks and link share a process group. settings: more of the plan."""
     options = bench.options
     groups: dict[tuple[int, str], list[Cell]] = {}
     for cell in cells:
@@ -88,12 +88,12 @@ def measure(bench: Bench, cells: Sequence[Cell], on_record: Callable[[dict[str, 
 
 
 def memory_over_parts(record: dict[str, Any]) -> float:
-    """Peak of a settled layer over slots and saved tensors, of the rank where that is most."""
+    """Peak memory of a settled layer over its slots and saved tensors: the maximum over ranks."""
     return max(s["peak_bytes"] / (s["slot_bytes"] + s["saved_bytes"]) for s in record["sluice_stats"])
 
 
 def memory_of_bound(record: dict[str, Any]) -> float | None:
-    """All that Sluice had allocated over stock's peak times real rows / padded rows, on the rank with the most rows.
+    """Sluice's peak of allocated bytes over stock's peak times real rows / padded rows, on the rank with the most rows.
     None: stock's memory was not watched."""
     if "memory" not in record:
         return None

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks of layer.py: cells one after another, all sides of a cell in turns.
 
-The sides of a cell are modules that share their parameters: DeepSpeed's layer as it is, the same swapped with Sluice's
-own choice, and swapped with one chunk. All run forward and backward on the same tokens under the same random state.
+The sides of a cell are modules that share their parameters: DeepSpeed's stock layer, the layer swapped with Sluice's
+own choice of n, and the layer swapped with one chunk. All run forward and backward on the same tokens with the same
+random state.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from integration_tests.benchmarks.measuring.stolen import Stolen
 from integration_tests.benchmarks.memory import memory
 
 WARM_UP = 2  # rounds that do not count
-PART_ROUNDS = 5  # the parts are measured between the rounds of the sides, so that drift meets both
+PART_ROUNDS = 5  # the parts are measured between the rounds of the sides, so that drift affects both
 
 
 class Bench:
@@ -54,7 +55,7 @@ class Bench:
             capacity_factor=CAPACITY_FACTOR,
             drop_tokens=cell.drop,
             min_capacity=4,
-            top2_2nd_expert_sampling=False,  # it would draw the second expert at random: not under our control
+            top2_2nd_expert_sampling=False,  # otherwise the second expert would be drawn at random
         ).to(self.dtype)
         self.stock.set_deepspeed_parallelism()
         routing.control_gate(self.stock.deepspeed_moe.gate)
@@ -68,7 +69,7 @@ class Bench:
     def twin(self) -> MoE:
         """Copy the layer's modules but not its parameters and groups, so that sides compute with the same memory."""
         layer = self.stock.deepspeed_moe
-        layer.__dict__.pop("l_aux", None)  # of the last call; a result with a graph cannot be copied
+        layer.__dict__.pop("l_aux", None)  # the last call's loss: deepcopy cannot copy a tensor with a graph
         shared = [*self.stock.parameters(), layer.ep_group]
         twin = copy.deepcopy(self.stock, {id(item): item for item in shared})
         for mine, other in zip(twin.parameters(), self.stock.parameters(), strict=True):
@@ -80,7 +81,7 @@ class Bench:
         for parameter in self.stock.parameters():
             parameter.grad = None
         x = self.x.detach().requires_grad_()
-        torch.manual_seed(self.seed + self.rank)  # token selection while dropping draws from it
+        torch.manual_seed(self.seed + self.rank)  # the selection of dropped tokens is random
         dist.barrier()
         cpu, begin = time.process_time(), time.perf_counter()
         output, _aux, _counts = module(x)
@@ -88,7 +89,7 @@ class Bench:
         return time.perf_counter() - begin, time.process_time() - cpu, output.detach()
 
     def parts(self) -> dict[str, Any]:
-        """Communication and computation of real rows by themselves, and what follows from them."""
+        """Communication and computation of the real rows, measured separately, and numbers of rows."""
         cell = self.cell
         rows, capacity = routing.kept_rows(self.stock.deepspeed_moe.gate, self.x, self.seed + self.rank)
         matrix = parts.rows_matrix(rows)
@@ -96,7 +97,7 @@ class Bench:
         experts = self.stock.deepspeed_moe.experts.deepspeed_experts
         forward_s, backward_s = parts.computation(experts, matrix, cell.M, 1)
         received, rows_sent = matrix.sum(0).view(cell.W, -1).sum(1), matrix.sum(1)
-        padded = capacity * cell.E  # rows each rank receives in stock: W sources x E / W experts x capacity
+        padded = capacity * cell.E  # rows that each rank receives in stock: W sources x E / W experts x capacity
         return {
             "comm_per_pass_s": comm_s,
             "forward_compute_s": forward_s,
@@ -124,7 +125,7 @@ class Bench:
             return memory.moe_peak_bytes([layer], [self.x], [self.gradient], call, prepare)
 
         found: dict[str, object] = {"stock": peak(self.stock)}
-        # Importing Sluice's modules may double the interpreter's table of strings (3.7 MiB), which no layer takes.
+        # Import Sluice's modules before: the import may double the interpreter's table of strings (3.7 MiB).
         sluice_side.swap(self.twin(), self.options).unswap()
         twin, handles = self.twin(), []
 
@@ -139,8 +140,8 @@ class Bench:
 def settle(bench: Bench, module: MoE, most: int = 60) -> int:
     """Step a swapped layer until Sluice has chosen its number of chunks; returns the steps taken.
 
-    Candidates are tried as ordinary steps; what is measured afterwards is what was chosen. All ranks choose the same.
-    A few steps later the slots that only candidates needed are given back, and the peak of memory starts again.
+    Candidates are tried in ordinary steps, and all ranks choose the same one. A few steps later the context has freed
+    the slots that only other candidates needed, and the peak of memory is reset.
     """
     taken = most
     for step in range(most):
@@ -155,7 +156,7 @@ def settle(bench: Bench, module: MoE, most: int = 60) -> int:
 
 
 def typical(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over the rounds in which parts were measured, and what would be possible with them."""
+    """Medians over the rounds in which parts were measured, and the shortest possible step."""
     result = dict(found[0])
     for name in ("comm_per_pass_s", "forward_compute_s", "backward_compute_s"):
         result[name] = statistics.median(part[name] for part in found)
@@ -190,8 +191,8 @@ def measure(cell: Cell, rank: Rank) -> dict[str, object]:
     def counters() -> dict[str, dict]:
         return {side: sluice_side.stats(m.deepspeed_moe) for side, m in modules.items() if side != "stock"}
 
-    # In training a step follows one of its own kind, and finds the allocator's pages as that left them. So each side
-    # runs one step that does not count before one that does, and every side follows every other equally often.
+    # In training a step follows a step of the same kind, which determines the state of the allocator's pages. So each
+    # measured step follows an unmeasured step of its side, and every side follows every other side equally often.
     orders = list(itertools.permutations(modules))
     before: dict[str, dict] = {}
     found_parts: list[dict[str, Any]] = []
@@ -257,7 +258,7 @@ def measure(cell: Cell, rank: Rank) -> dict[str, object]:
 
 
 def main() -> None:
-    """All cells of the plan; each record is reported as soon as it exists."""
+    """Measures all cells of the plan, and reports each record at once."""
     deepspeed.init_distributed()
     rank = Rank()
     for fields in rank.plan["cells"]:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routing under control, through DeepSpeed's own gate.
+"""Controls routing through DeepSpeed's own gate.
 
-Nothing of TopKGate is replaced. Its weight is set to the first E rows of the identity, so that the first E numbers of a
-token *are* its logits; the token then carries the logits we want: large for its chosen experts in falling order, small
-for the others. Softmax, choice, capacity, dropping (with its random draws) and route weights are the host's, and both
-sides of a comparison run them on the same tokens.
+The weight of TopKGate is set to the first E rows of the identity, so that the first E numbers of a token *are* its
+logits. A token's logits are large for its chosen experts, in decreasing order, and small for the others. Softmax,
+choice, capacity, dropping (with its random draws) and route weights remain the host's, and both sides of a comparison
+run them on the same tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 
 
 def assignments(T: int, E: int, K: int, skew: float, seed: int) -> torch.Tensor:
-    """[T, K] distinct experts per token; expert 0 gets min(T, skew * T * K / E) routes, the rest share evenly."""
+    """[T, K] distinct experts per token. Expert 0 gets min(T, skew * T * K / E) routes, the others equal numbers."""
     generator = torch.Generator().manual_seed(seed)
     hot = min(T, round(skew * T * K / E)) if skew != 1.0 else -1
     chosen = torch.empty(T, K, dtype=torch.int64)
@@ -32,19 +32,19 @@ def assignments(T: int, E: int, K: int, skew: float, seed: int) -> torch.Tensor:
 
 
 def assignments_like(T: int, K: int, loads: Sequence[float], seed: int) -> torch.Tensor:
-    """[T, K] distinct experts per token, shared out to the row as `loads` (rows of each expert); no expert gets more
-    than T, since a token goes to it once."""
+    """[T, K] distinct experts per token, exactly in proportion to `loads` (rows of each expert). No expert gets more
+    than T routes, since a token goes to an expert at most once."""
     quotas = quotas_like(T, K, loads)
-    # Expert after expert, written down the columns: a block of at most T in a row of columns meets no token twice.
+    # Fill the table column by column, expert after expert: at most T consecutive entries never meet a token twice.
     flat = torch.repeat_interleave(torch.arange(len(quotas)), torch.tensor(quotas))
     chosen = flat.view(K, T).t().contiguous()
     generator = torch.Generator().manual_seed(seed)
-    order = torch.argsort(torch.rand(T, K, generator=generator), dim=1)  # of first and second choices
+    order = torch.argsort(torch.rand(T, K, generator=generator), dim=1)  # shuffles first and later choices
     return chosen.gather(1, order)[torch.randperm(T, generator=generator)]
 
 
 def quotas_like(T: int, K: int, loads: Sequence[float]) -> list[int]:
-    """Whole numbers that add up to T * K, in proportion to `loads`, each at most T."""
+    """Integers with sum T * K, in proportion to `loads`, each at most T."""
     left, room = T * K, [T] * len(loads)
     if sum(load > 0 for load in loads) < K:
         raise ValueError(f"recorded loads go to fewer than {K} experts; a token has {K}")
@@ -70,7 +70,7 @@ def tokens(chosen: torch.Tensor, E: int, M: int, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(T, M, generator=generator)
     wanted = 8.0 - 0.5 * torch.arange(K, dtype=torch.float32).expand(T, K)
-    # A little noise, because dropping by probability needs an order among the tokens of an expert.
+    # Add a little noise, because dropping by probability needs an order among the tokens of an expert.
     wanted = wanted + 0.1 * torch.rand(T, K, generator=generator)
     x[:, :E] = 0.3 * x[:, :E]
     x[:, :E].scatter_(1, chosen, wanted)
@@ -86,7 +86,7 @@ def control_gate(gate: nn.Module) -> None:
 
 
 def kept_rows(gate: nn.Module, x: torch.Tensor, seed: int) -> tuple[torch.Tensor, int]:
-    """Rows per expert that survive dropping, and the padded rows per expert (the capacity), as the gate says."""
+    """Rows per expert that are not dropped, and the padded rows per expert (the capacity), from the gate."""
     torch.manual_seed(seed)
     with torch.no_grad():
         _aux, capacity, experts, indices, *_ = gate(x, None, True)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times the parts of DeepSpeed's own MoE layer from outside: all-to-alls and experts, forward and backward.
 
-The stock layer is strictly sequential: dispatch, experts, combine, and the same again backwards. So the two
-all-to-alls of a pass bound its parts, and what lies between them is the experts. In the forward pass the experts' own
-call is timed; in the backward pass the experts are the time from the end of the first all-to-all to the begin of the
-second.
+The stock layer is strictly sequential: dispatch, experts, combine, and the reverse in the backward. The forward times
+the experts' own call. The backward counts the time from the end of the first all-to-all to the begin of the second as
+the experts' time.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class StockParts:
         self._backward_order: list[int] = []
 
     def __enter__(self) -> StockParts:
-        """Put timers around the all-to-all function and the experts' call."""
+        """Wrap the all-to-all function and the experts' call in timers."""
         comm = sharded_moe.dist
         original = comm.all_to_all_single
 
@@ -46,7 +45,7 @@ class StockParts:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        """Take all timers away again."""
+        """Remove all timers."""
         while self._undo:
             self._undo.pop()()
 

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cost and gain of moving layers between stages while a pipeline of DeepSpeed trains.
 
-Layers are slept: what is measured is engine, messages and moves, not computation. Three cells:
+Layers sleep instead of computing, so that only engine, messages and moves are measured. Three cells:
 
-stall      two stages. Steps alone, with a layer that moves between two batches, and with one that moves during a batch,
-           in turns in one process. The layer that moves sleeps nothing, so that only its move counts.
-latencies  two stages. How long activations of 1 MiB travel while nothing moves, while state that moves shares the link
-           with them, and while it gives way to them, as it does by default.
-decided    four stages, "plan": "adaptive". Times of layers change 30 times, as a seed draws them: the time of all
-           batches, and of those from AFTER on after a change, against one that never moves and one that lies at its
-           best at once, moved by hand and without the time of moving. Then noise of 10 %, in which nothing should
-           move.
+stall      two stages. Steps without a move, with a layer that moves between two batches, and with a layer that moves
+           during a batch, in turns in one process. The moving layer does not sleep, so that only its move counts.
+latencies  two stages. The latency of activations of 1 MiB while nothing moves, while moving state shares the link with
+           them, and while moving state gives way to them, which is the default.
+decided    four stages, "plan": "adaptive". The times of layers change 30 times, drawn by a seed. The times of all
+           batches, and of the batches from AFTER on after a change, are compared with an engine that never moves
+           layers, and with one whose layers are moved by hand to the best partition (the time of the moves does not
+           count). Then layers vary by 10 %, which should move nothing.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ TINY: dict[str, dict[str, Any]] = {
     "latencies": {"micro_batches": 4, "weights": 1 << 12, "forward_s": 0.001, "pairs": 1},
     "decided": {"stages": 2, "micro_batches": 2, "layers": 6, "changes": 1, "batches": 7, "noise_batches": 2},
 }
-AFTER = 5  # batches after a change from which on it counts
+AFTER = 5  # number of batches after a change that are not judged
 Verdict = tuple[str, bool]
 
 
 def judged_stall(cell: dict[str, Any], found: dict[str, Any]) -> list[Verdict]:
-    """Added step time, and of a move with a drain."""
+    """The step time that a live move and a move with a drain add."""
     seconds = found["seconds"]
     step = statistics.median(seconds["still"])
     added = {side: quartiles([a - b for a, b in zip(seconds[side], seconds["still"])]) for side in ("drained", "live")}
@@ -84,7 +84,7 @@ def _ms(spread: dict[str, float]) -> str:
 
 
 def judged_latencies(cell: dict[str, Any], found: dict[str, Any]) -> list[Verdict]:
-    """The 99th percentiles."""
+    """The 99th percentiles of latencies."""
     late = {name: _p99(values) for name, values in found.items()}
     counts = ", ".join(f"{len(values)} {name}" for name, values in found.items())
     giving, sharing = (late[name] / late["still"] for name in ("giving way", "sharing"))
@@ -102,8 +102,9 @@ def _p99(values: list[float]) -> float:
 
 
 def judged_decided(cell: dict[str, Any], found: dict[str, Any]) -> list[Verdict]:
-    """Near the best soon, near the ideal over all, better than never. Layers take a little more than they are given, so
-    the best partition by that is not always the fastest: what counts is time over that partition's own."""
+    """Close to the best partition soon after a change, close to the ideal in total, faster than without moves. Layers
+    take a little longer than their set time, so the best partition by set times is not always the fastest. So times are
+    compared with the measured time of that partition."""
     late = [statistics.median(each[AFTER:]) / ideal for each, ideal in zip(found["took"], found["ideal"])]
     by_layers = sum(each[AFTER] > 0.05 for each in found["off"])
     own = sum(sum(each) for each in found["took"]) / cell["batches"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the times of the layers of live.py change while they train: drawn by a seed."""
+"""Draws by a seed how the times of the layers of live.py change during training."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ NUM_CHANGES = 30
 
 
 def changes(layers: int, base_s: float) -> Iterator[list[float]]:
-    """Seconds of each layer after each of the changes: drawn by a seed, so committed beforehand. Each begins from the
-    base: a run of layers gets 2.5 to 9 times as slow, or a long one 3 to 5 times as fast."""
+    """Seconds of each layer after each change. The seed is fixed before any measurement. Each change starts from the
+    base: a run of layers becomes 2.5 to 9 times as slow, or a longer run 3 to 5 times as fast."""
     draw = random.Random(32)
     for _ in range(NUM_CHANGES):
         is_slower = draw.random() < 0.75
@@ -22,6 +22,6 @@ def changes(layers: int, base_s: float) -> Iterator[list[float]]:
 
 
 def noisy(seconds: Sequence[float], batch: int, share: float) -> list[float]:
-    """Each layer longer or shorter by up to `share` in this batch, the same on all ranks."""
+    """Seconds of each layer in this batch, changed by up to `share`, the same on all ranks."""
     draw = random.Random(f"{batch} noise")
     return [value * draw.uniform(1 - share, 1 + share) for value in seconds]

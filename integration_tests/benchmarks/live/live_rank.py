@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of live.py: an engine of DeepSpeed over slept layers, and what of its layers moves."""
+"""Ranks of live.py: DeepSpeed engines with sleeping layers, some of which move between stages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from integration_tests.benchmarks.measuring.rank import Rank, seconds_of
 
 
 class Trainer:
-    """One engine. key: of its pipeline."""
+    """One engine. key: the "pipeline" section of its config."""
 
     def __init__(self, plan: dict[str, Any], elements: list[int], key: dict[str, Any]) -> None:
         torch.manual_seed(3)
@@ -44,7 +44,7 @@ class Trainer:
         return [int(bound) for bound in self.engine.module.parts]
 
     def train(self) -> None:
-        """One batch."""
+        """Trains one batch."""
         self.engine.train_batch(live_work.data(self.plan["micro_batches"], self.plan["elements"]))
 
     def stats(self) -> dict[str, Any]:
@@ -55,9 +55,9 @@ class Trainer:
 
 
 def stall(plan: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of a step alone, with a layer that moves before it, and with one that moves during it, alternating.
+    """Seconds of a step without a move, with a layer that moves before it, and with one that moves during it, in turns.
 
-    The layer that moves sleeps nothing, so steps without a move take the same time wherever it is.
+    The moving layer does not sleep, so steps without a move take the same time wherever the layer is.
     """
     Clock.seconds = [plan["forward_s"]] * 2 + [0.0] + [plan["forward_s"]] * 2
     sides = ("still", "drained", "live")
@@ -66,16 +66,16 @@ def stall(plan: dict[str, Any]) -> dict[str, Any]:
 
     def step(side: str) -> None:
         if side != "still":
-            parts = [0, 5 - trainer.parts[1], 5]  # 2 and 3 in turns
+            parts = [0, 5 - trainer.parts[1], 5]  # the boundary alternates between 2 and 3
             trainer.engine.sluice.move_layers(parts, live=side == "live")
         trainer.train()
 
-    for _ in range(3):  # moments are there, and limits chosen
+    for _ in range(3):  # creates the moments and lets the engine choose its limits
         trainer.train()
     for number in range(plan["pairs"] + 1):
         for side in sides[number % 3 :] + sides[: number % 3]:
             took = seconds_of(lambda side=side: step(side))
-            if number > 0:  # connections stand
+            if number > 0:  # the first round makes connections
                 seconds[side].append(took)
         report(number, plan["pairs"], "stall")
     found = {"seconds": seconds, "live": trainer.stats()["live"], "in_flight": trainer.stats()["in_flight"]}
@@ -84,8 +84,8 @@ def stall(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def latencies(plan: dict[str, Any]) -> dict[str, Any]:
-    """Seconds from the end of a forward on the first stage to its begin on the other one, which waits for it: while
-    nothing moves, while state shares the link with them, and while it gives way, as it does by default."""
+    """Seconds from the end of a forward on the first stage to its begin on the second stage, which waits for it: while
+    nothing moves, while moving state shares the link, and while moving state gives way (the default)."""
     Clock.seconds = [plan["forward_s"] / 2, plan["forward_s"] / 2, 0.0, 0.0, 0.0]
     trainer = Trainer(plan, [16, 16, plan["weights"], 16, 16], {"policy": "1f1b_hint"})
     arrivals: list[int] = []
@@ -106,7 +106,7 @@ def latencies(plan: dict[str, Any]) -> dict[str, Any]:
         for name, gives in gives_way.items():
             arrivals.clear()
             if name != "still":
-                trainer.engine.sluice.pipeline.live.close()  # the next move makes its own
+                trainer.engine.sluice.pipeline.live.close()  # the next move creates a new Migration
                 live_layers.Migration = partial(Migration, gives_way=gives)  # type: ignore[assignment,misc]
                 trainer.engine.sluice.move_layers([0, 2, 5], live=True)
             trainer.train()
@@ -124,7 +124,7 @@ def latencies(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def _latencies(trainer: Trainer, arrivals: list[int]) -> list[float]:
-    """Of the last batch: of the activations that set out before the state was there. Both ranks have one clock."""
+    """Latencies of the last batch's activations that were sent before the state arrived. Both ranks use one clock."""
     events = [e for e in trainer.engine.sluice.pipeline.pipeline.timeline() if e["op"] == "forward"]
     own = {e["chunk"]: (e["begin_ns"], e["end_ns"]) for e in events}
     said: list[Any] = [None, None]
@@ -138,7 +138,7 @@ def _latencies(trainer: Trainer, arrivals: list[int]) -> list[float]:
 
 
 def decided(plan: dict[str, Any]) -> dict[str, Any]:
-    """Layers whose times change again and again, on stages that move them by themselves, and on stages that do not."""
+    """Trains layers whose times change, with stages that move layers automatically and with stages that do not."""
     layers, batches = plan["layers"], plan["batches"]
     Clock.seconds = [plan["base_s"]] * layers
     every = list(live_changes.changes(layers, plan["base_s"]))[: plan["changes"]]
@@ -168,7 +168,7 @@ def decided(plan: dict[str, Any]) -> dict[str, Any]:
         off.append([])
         for _ in range(batches):
             took[-1].append(seconds_of(own.train))
-            off[-1].append(slowest_stage(seconds, own.parts) / least - 1)  # as after the batch
+            off[-1].append(slowest_stage(seconds, own.parts) / least - 1)  # with the partition after the batch
         report(number, len(every), "adaptive")
     moves, live = own.stats()["layers"]["moves"], own.stats()["live"]
     in_noise = noise(plan, own, layers)
@@ -185,7 +185,7 @@ def decided(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def noise(plan: dict[str, Any], own: Trainer, layers: int) -> dict[str, Any]:
-    """Moves while the times of layers vary by up to a tenth per batch, once layers are in their best places."""
+    """Counts moves while the times of equal layers vary by up to a tenth per batch, after 8 batches to settle."""
     even = [plan["base_s"] / 2] * layers
     Clock.seconds = even
     for _ in range(8):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work of the stages of live.py: layers that sleep, and weights that are only sent."""
+"""The work of the stages of live.py: layers that sleep, with weights that matter only when they are sent."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ import torch
 from deepspeed.pipe import LayerSpec, PipelineModule
 from torch import nn
 
-SPUN_S = 2e-4  # of a layer's time: a sleep ends late by about as much
+SPUN_S = 2e-4  # the end of a layer's time is spent in a loop, because a sleep may end late by about this much
 
 
 class Clock:
-    """The forward time of each layer of this process; a backward takes twice as long. Layers sleep except at the end,
-    so that they take the exact time."""
+    """The forward time of each layer of this process. A backward takes twice as long."""
 
     seconds: list[float] = []
 
     @classmethod
     def wait(cls, layer: int, times: float, begun: float) -> None:
-        """Until that long after `begun`."""
+        """Waits until `times` times the layer's forward time has passed since `begun`."""
         if cls.seconds[layer] <= 0:
             return
         end = begun + cls.seconds[layer] * times
@@ -53,7 +52,7 @@ class _Pass(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """Sleeps by its number. elements: of its weight, of which AdamW keeps two moments."""
+    """Sleeps for the time of its number. elements: the size of its weight, for which AdamW keeps two moments."""
 
     def __init__(self, number: int, elements: int) -> None:
         super().__init__()
@@ -64,7 +63,7 @@ class Layer(nn.Module):
 
 
 def module_of(elements: Sequence[int], stages: int) -> PipelineModule:
-    """A layer for each number of elements."""
+    """A pipeline with a layer for each entry of `elements`."""
     return PipelineModule(
         [LayerSpec(Layer, number, count) for number, count in enumerate(elements)],
         num_stages=stages,
@@ -75,6 +74,6 @@ def module_of(elements: Sequence[int], stages: int) -> PipelineModule:
 
 
 def data(micro_batches: int, elements: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Of one batch."""
+    """The micro-batches of one batch."""
     for number in range(micro_batches):
         yield torch.full((1, elements), 1.0), torch.tensor([float(number)])

@@ -5,8 +5,8 @@ A benchmark is a module, named in cases.py, with
 
     OPTIONS   its options: name -> Option
     SMOKE     values of these options for a tiny run, which only shows that everything works
-    run       measures; returns a line for each mark that is missed
-    PAGE      the page of docs/benchmarks that has its tables (optional), and
+    run       measures; returns a line for each missed mark
+    PAGE      the page of docs with its tables (optional), and
     tables    the tables by name, made from the runs of its record
 """
 
@@ -25,13 +25,14 @@ from integration_tests.benchmarks import cases
 from integration_tests.benchmarks.measuring import launch, pages, records
 
 PROGRAM = "python -m integration_tests.benchmarks"
-# Options that say where a result goes, or how much of a run is done at once. A record's command leaves them out.
+# Options that a record's command leaves out, with their number of values: they say where a result goes, or how much of
+# a run is done at once.
 PLACES = {"--record": 0, "--check": 0, "--resume": 0, "--verbose": 0, "--records": 1, "--most": 1}
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option; its type is that of the default, or of the default's first member. None: text."""
+    """One option. Its type is the type of the default or of the default's first member; for None it is text."""
 
     default: Any
     help: str = ""
@@ -72,13 +73,13 @@ class Bench:
     def __init__(self, name: str, options: argparse.Namespace, argv: Sequence[str]) -> None:
         self.name, self.options, self.argv = name, options, list(argv)
         self.progress = launch.Progress()
-        self.link = ""  # in words, of the last ranks
+        self.link = ""  # description of the link of the last ranks
 
     def line(self, text: str) -> None:
         self.progress.line(text)
 
     def refuse(self, why: str) -> NoReturn:
-        """The options cannot be measured."""
+        """Ends the run, because its options cannot be measured."""
         raise SystemExit(f"{self.name}: {why}")
 
     def picked(self, *names: str) -> dict[str, Any]:
@@ -110,7 +111,7 @@ class Bench:
         return shlex.join([self.name, *words])
 
     def keep(self, rows: Sequence[Mapping[str, Any]], raw: Any = None) -> None:
-        """Write what has been measured so far: the rows of the tables into the record, everything into its raw file."""
+        """Write the results so far: the rows of the tables into the record, and all samples into the raw file."""
         if self.folder is not None:
             records.write(self.folder, self.name, self.command, rows, raw)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts rank processes over a link with what DeepSpeed needs on a CPU, and shows their progress."""
+"""Starts rank processes over a link, with the environment that DeepSpeed needs on a CPU, and shows their progress."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import Any
 from integration_tests.net.link import Outcome, run_ranks
 
 ROOT = Path(__file__).resolve().parents[3]
-MARK = "@progress "  # a rank's line with this prefix carries JSON for the watching process, not text for people
+MARK = "@progress "  # prefix of a rank's output line with JSON for the launcher
 
 
 def environment(preload: Path | None = None) -> dict[str, str]:
-    """Return what every rank needs; values the caller has set already stand."""
+    """Return the environment of a rank. Values that the caller's environment has already are kept."""
     wanted = {
-        "TORCHDYNAMO_DISABLE": "1",  # no Inductor build of the gate's small helpers in every worker
+        "TORCHDYNAMO_DISABLE": "1",  # otherwise Inductor would compile the gate's small helpers in every rank
         "DS_ACCELERATOR": "cpu",
         "TORCH_EXTENSIONS_DIR": str(ROOT / ".venv" / "torch_extensions"),
-        "TORCH_CPP_LOG_LEVEL": "ERROR",  # inside a namespace no address has a name, and c10d would say so
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # c10d warns about addresses without a name, as in a network namespace
         "KINETO_LOG_LEVEL": "5",
     }
     found = {name: os.environ.get(name, value) for name, value in wanted.items()}
@@ -42,7 +42,7 @@ def report(**fields: object) -> None:
 
 
 class Progress:
-    """One line that is rewritten on a terminal; elsewhere a plain line every few seconds."""
+    """Shows one line that is rewritten on a terminal, or elsewhere prints a line every few seconds."""
 
     def __init__(self, every_s: float = 5.0) -> None:
         self.terminal = sys.stdout.isatty()
@@ -86,7 +86,8 @@ def run(
     verbose: bool = False,
     ranks_per_node: int = 1,
 ) -> Outcome:
-    """Run `argv` on every rank; progress reports go to `on_progress`, ordinary lines are shown only if `verbose`."""
+    """Run `argv` on every rank. Progress reports go to `on_progress`; other lines are shown only if `verbose`, or if
+    they begin with [sluice]."""
 
     def sink(rank: int, line: str) -> None:
         if line.startswith(MARK):
@@ -127,11 +128,11 @@ def ask(
     on_found: Callable[[Any], None] | None = None,
     verbose: bool = False,
 ) -> tuple[Any, str]:
-    """The results of `program` on its own ranks, and a description of the link. If a rank fails, this process ends as
-    well.
+    """Runs `program` on its own ranks; returns the answer and a description of the link. If a rank fails, this process
+    ends as well.
 
-    program   gets the name of a JSON file: the plan, and under "out" the file for the answer (rank.Rank) on_found
-    called with each part of the answer as soon as the ranks have it (Rank.found)
+    program   gets the name of a JSON file with the plan, and in "out" the file for the answer (rank.Rank)
+    on_found  called with each part of the answer as soon as the ranks have it (Rank.found)
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The description of the machine in a record: enough to repeat a run, and nothing that identifies the machine."""
+"""Describes the machine in a record: enough to repeat a run, but nothing that identifies the machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def machine() -> dict[str, object]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of everything that takes part; a package that is not installed is left out."""
+    """Versions of the packages that a run uses. Packages that are not installed are left out."""
     found = {"python": platform.python_version()}
     for name in ("torch", "deepspeed", "transformers", "megatron-core", "numpy", "sluice"):
         try:

@@ -65,7 +65,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def run_tables(runs: Sequence[Mapping[str, Any]], heads: Sequence[str], cells: Callable[[dict[str, Any]], list]) -> str:
-    """A table for each run, under the line that says how it was made."""
+    """A table for each run, after a line with its machine, date and command."""
     return "\n\n".join(f"{said(run)}\n\n{table(heads, map(cells, records.rows_of(run)))}" for run in runs)
 
 
@@ -78,6 +78,6 @@ def by_link(rows: Sequence[dict[str, Any]], cell: Callable[[dict[str, Any]], str
 
 
 def made(runs: Sequence[Mapping[str, Any]]) -> str:
-    """The machines and dates of the runs of a table, whose rows have the commands."""
+    """The machines and dates of the runs of a table. The rows contain the commands."""
     places = dict.fromkeys(f"Machine {records.machine_of(run)}, {run['date']}" for run in runs)
     return f"{'; '.join(places)}."

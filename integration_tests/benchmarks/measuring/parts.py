@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of which `possible` is made, measured by themselves in the same run: real rows, both directions busy.
+"""Measures the parts of `possible`, the shortest possible step, separately in the same run.
 
 possible = sum over forward and backward of max(communication, computation). Communication is two exchanges of the real
-rows per pass, as plain sends and receives with every receive posted first, so that both directions of the link are
-busy. Computation is the experts' own modules on the rows a rank receives, one call per expert. Each figure is the
-median over rounds of the slowest rank.
+rows per pass, as plain sends and receives. All receives are posted first, so that both directions of the link are busy.
+Computation is the experts' own modules on the rows that a rank receives, one call per expert. Each number is the median
+over rounds of the slowest rank.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def slowest(values: list[float], group: dist.ProcessGroup | None = None) -> list
 
 
 def exchange(sends: list[torch.Tensor], receives: list[torch.Tensor]) -> None:
-    """One all-to-all-v out of sends and receives; the entries of this rank itself are ignored."""
+    """One all-to-all-v, made of sends and receives. The entries of this rank itself are ignored."""
     rank, world = dist.get_rank(), dist.get_world_size()
     peers = [(rank + shift) % world for shift in range(1, world)]
     work = [dist.irecv(receives[p], src=p) for p in peers if receives[p].numel()]
@@ -43,7 +43,7 @@ def rows_matrix(rows_per_expert: torch.Tensor) -> torch.Tensor:
 
 
 def communication(matrix: torch.Tensor, width: int, dtype: torch.dtype, rounds: int) -> tuple[float, int]:
-    """Seconds of the two exchanges of one pass, and the payload bytes this rank sends in them."""
+    """Seconds of the two exchanges of one pass, and the payload bytes that this rank sends in them."""
     rank, world = dist.get_rank(), dist.get_world_size()
     to = matrix.view(world, world, -1).sum(2)  # [source, destination] rows
     out = [torch.zeros(int(to[rank, p]) if p != rank else 0, width, dtype=dtype) for p in range(world)]

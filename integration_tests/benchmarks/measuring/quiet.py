@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits for a quiet machine: on shared machines GEMMs fall to half of their rate for minutes, on any side.
+"""Waits for a quiet machine: on shared machines the rate of GEMMs can fall to half for minutes.
 
 Before a round every rank times one GEMM whose weights do not fit in its caches (256 rows, 16 MiB of f32 weights).
-The round begins when the slowest rank reaches the wanted rate, or when the time for waiting is up. Looking
-before a round, never after it, cannot favour a side. The rates are kept in the record.
+The round begins when the slowest rank reaches the wanted rate, or when the time for waiting is over. The check comes
+before a round and never after it, so it cannot favour a side. The record contains the rates.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PAUSE_S = 2.0
 
 
 class Quiet:
-    """Waits before rounds; `wanted_gflops` 0 only measures."""
+    """Waits before rounds. With `wanted_gflops` 0 it only measures."""
 
     def __init__(self, wanted_gflops: float, quiet_timeout_s: float) -> None:
         self.wanted, self.quiet_timeout_s = wanted_gflops, quiet_timeout_s
@@ -28,7 +28,7 @@ class Quiet:
         self._rows, self._weights = torch.randn(ROWS, WIDTH), torch.randn(HIDDEN, WIDTH)
 
     def rate(self) -> float:
-        """GFLOP/s of the slowest rank, the better of two GEMMs; collective."""
+        """GFLOP/s of the slowest rank, from the faster of two GEMMs. Collective."""
         seconds = []
         for _ in range(2):
             begin = time.perf_counter()
@@ -37,7 +37,7 @@ class Quiet:
         return 2e-9 * ROWS * WIDTH * HIDDEN / slowest([min(seconds)])[0]
 
     def wait(self) -> float:
-        """Return when the machine is quiet or the time for waiting is up; the rate found. Collective."""
+        """Waits until the machine is quiet or the time for waiting is over; returns the measured rate. Collective."""
         rate = self.rate()
         while rate < self.wanted and self.waited_s < self.quiet_timeout_s:
             time.sleep(PAUSE_S)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by ranks of benchmarks: begin and end, experts, one timed step."""
+"""Code that the ranks of benchmarks share: begin and end of a rank, experts, timed steps."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Experts = list[dict[str, torch.Tensor]]
 
 
 class Rank:
-    """This process of a benchmark, which launch.ask started: one thread, in a process group of all ranks.
+    """This rank of a benchmark, started by launch.ask, with one thread and a process group of all ranks.
 
-    A host that makes the process group by itself does so first.
+    A host that makes its own process group must do this before.
     """
 
     def __init__(self) -> None:
@@ -37,23 +37,23 @@ class Rank:
 
     @property
     def group(self) -> EpGroup:
-        """Of all ranks, made when it is first asked for."""
+        """The group of all ranks, made at the first use."""
         if self._group is None:
             self._group = EpGroup.for_ranks(list(range(self.world_size)))
         return self._group
 
     def context(self, **options: Any) -> Context:
-        """One that ends with the rank."""
+        """A new context, which `leave` closes."""
         self._contexts.append(Context(self.group, ContextOptions(**options)))
         return self._contexts[-1]
 
     def report(self, **fields: Any) -> None:
-        """Progress: "done" of "of", and the "name" of the measured case."""
+        """Reports progress: "done", "of", and the "name" of the measured case."""
         if self.number == 0:
             launch.report(**fields)
 
     def found(self, part: Any) -> None:
-        """A part of the answer that is kept even if a later part fails."""
+        """Reports a part of the answer, which is kept even if a later part fails."""
         self.report(found=part)
 
     def leave(self, found: Any = None) -> NoReturn:
@@ -70,7 +70,7 @@ class Rank:
 
 
 def gather(value: object) -> list[Any]:
-    """One value of each rank."""
+    """The values of all ranks, in order of rank."""
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, value)
     return everyone
@@ -84,7 +84,7 @@ def make_experts(M: int, H: int, count: int, generator: torch.Generator | None =
 
 
 def balanced_ids(T: int, E: int, K: int) -> torch.Tensor:
-    """Every rank sends each expert the same number of rows, in every block of tokens."""
+    """Expert ids with which every rank sends each expert the same number of rows, in every block of tokens."""
     return (torch.arange(T * K) % E).view(T, K)
 
 
@@ -95,7 +95,7 @@ def forget_gradients(experts: Experts) -> None:
 
 
 def seconds_of(step: Callable[[], Any]) -> float:
-    """One step that all ranks begin together; the slowest rank's."""
+    """Seconds of one step, which all ranks begin together, on the slowest rank."""
     dist.barrier()
     began = time.perf_counter()
     step()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The results of a benchmark: a record, which is committed, and a raw file with all samples, which is not.
 
-A record, records/CASE.json, is a list of runs. Each has its command, date, machine and versions, and a table with
-the numbers that pages show. A run replaces an earlier one with the same command. NAME.raw.json has the samples of
+A record, records/CASE.json, is a list of runs. A run has its command, date, machine and versions, and a table with
+the numbers that pages show. A run replaces an earlier run with the same command. CASE.raw.json has the samples of
 the last run.
 """
 
@@ -20,7 +20,7 @@ from integration_tests.benchmarks.measuring.machine import machine, versions
 FOLDER = Path(__file__).resolve().parents[1] / "records"
 WIDTH = 120
 _AVX512, _BF16, _AMX = {"avx2", "avx512f"}, {"avx512_bf16"}, {"amx_bf16", "amx_tile"}
-# Names of machines on the pages: the maker, as records have it, and the instructions.
+# Machines by their name on the pages: the beginning of "cpu" in records, and the instruction sets.
 MACHINES = {
     "A": ("Intel", _AVX512),
     "B": ("Intel", _AVX512 | _BF16 | _AMX),
@@ -30,7 +30,7 @@ MACHINES = {
 
 
 def short(value: Any) -> Any:
-    """Five digits of a fraction are enough for a page."""
+    """The value with fractions rounded to five digits, which are enough for a page."""
     if isinstance(value, float):
         return round(value) if abs(value) >= 1e5 else float(f"{value:.5g}")
     if isinstance(value, Mapping):
@@ -39,13 +39,13 @@ def short(value: Any) -> Any:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Columns once, and a list for each row; null where a row has no such field."""
+    """The rows as a list of column names and a list of values for each row; null for a missing field."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     return {"columns": columns, "rows": [[short(row.get(key)) for key in columns] for row in rows]}
 
 
 def rows_of(run: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of a run, each with the fields that it has."""
+    """The rows of a run, without missing fields."""
     pairs = (zip(run["columns"], row, strict=True) for row in run["rows"])
     return [{key: each for key, each in row if each is not None} for row in pairs]
 
@@ -82,7 +82,7 @@ def write(folder: Path, name: str, command: str, rows: Sequence[Mapping[str, Any
 
 
 def text_of(value: Any, indent: str = "", before: int = 0) -> str:
-    """JSON whose lines are filled up to WIDTH. before: characters that its first line has already."""
+    """JSON with lines filled up to WIDTH. before: the characters that precede it on its first line."""
     line = json.dumps(value)
     if not isinstance(value, (dict, list)) or not value or len(indent) + before + len(line) < WIDTH:
         return line
@@ -103,12 +103,12 @@ def text_of(value: Any, indent: str = "", before: int = 0) -> str:
 
 
 def rows_text(rows: Sequence[Any], indent: str) -> str:
-    """A line for each row, however long."""
+    """JSON with one line for each row, of any length."""
     return "[\n" + ",\n".join(f"{indent} {json.dumps(row)}" for row in rows) + f"\n{indent}]"
 
 
 def replace(file: Path, text: str) -> None:
-    """Write a file at once: a run that is stopped leaves the old one."""
+    """Replace a file atomically, so that an interrupted run leaves the old file."""
     part = file.with_name(file.name + ".part")
     part.write_text(text + "\n")
     os.replace(part, file)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place where benchmarks and the quickstart touch Sluice's Python interface."""
+"""The calls of Sluice's Python interface that the layer benchmark and the quickstart share."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import Any, Protocol
 from torch import nn
 
 LANES = ("comm", "compute", "comm_cpu", "pass")
-STEPS_UNTIL_SLOTS_RETURN = (
-    6  # of one layer that has settled: SLUICE_SETTLED_PASSES (8), two passes a step, and to spare
-)
+STEPS_UNTIL_SLOTS_RETURN = 6  # SLUICE_SETTLED_PASSES (8) at two passes a step, and two steps more
 
 
 class Handle(Protocol):
@@ -52,12 +50,12 @@ def is_swapped(layer: nn.Module) -> bool:
 
 
 def stats(layer: nn.Module, reset_peak: bool = False) -> dict[str, Any]:
-    """Counters of a swapped layer's context since it was made: bytes, nanoseconds per lane, memory."""
+    """Counters of a swapped layer's context since its creation: bytes, nanoseconds per lane, memory."""
     return dict(importlib.import_module("sluice").stats(layer, reset_peak=reset_peak)["contexts"][0])
 
 
 def per_step(before: dict[str, Any], after: dict[str, Any], steps: int) -> dict[str, Any]:
-    """The costs of one forward and backward, from counters read before and after `steps` of them; memory as it is."""
+    """The mean costs of a step, from counters before and after `steps` steps; and the memory counters of `after`."""
     found: dict[str, Any] = {f"{lane}_s": (after[f"{lane}_ns"] - before[f"{lane}_ns"]) / 1e9 / steps for lane in LANES}
     found["bytes_sent"] = (after["bytes_sent"] - before["bytes_sent"]) // steps
     found["chunks"] = after["last_num_chunks"]
@@ -71,9 +69,9 @@ def trace_start() -> None:
 
 
 def trace_stop(rank: int) -> list[dict[str, Any]]:
-    """Return the recorded operations in the form of stock_parts: `op` is S, C or R, `name` the engine's own word.
+    """Return the recorded operations in the form of stock_parts: `op` is S, C, R or M, `name` is Sluice's op.
 
-    What runs on the compute lane is C, the packing and summing of rows included.
+    All ops of the compute lane are C, including the packing and summing of rows.
     """
     events = []
     for event in importlib.import_module("sluice.trace").stop():

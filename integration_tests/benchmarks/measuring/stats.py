@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The few statistics that records carry."""
+"""The statistics in records."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def quartiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def pair_ratios(top: Sequence[float], bottom: Sequence[float]) -> dict[str, float]:
-    """Quartiles of top / bottom over neighbouring pairs: what drifts slowly cancels."""
+    """Quartiles of top / bottom over neighbouring pairs, in which slow drift cancels."""
     return quartiles([a / b for a, b in zip(top, bottom, strict=True)])
 
 
 def median_of_pairs(ratios: list[float]) -> dict[str, float]:
-    """The median, and the order statistics that contain the median of all such blocks with 95 % confidence."""
+    """The median, and the order statistics that contain the true median with 95 % confidence."""
     ordered = sorted(ratios)
     reach = 0.98 * math.sqrt(len(ordered))  # 1.96 standard deviations of a fair coin's heads
     low, high = math.floor(len(ordered) / 2 - reach), math.ceil(len(ordered) / 2 + reach)
@@ -33,7 +33,7 @@ def median_of_pairs(ratios: list[float]) -> dict[str, float]:
 
 
 def loss_differences(stock: Sequence[float], sluice: Sequence[float], first: int = 10) -> dict[str, float]:
-    """The largest difference of two runs' losses over all steps, and over the first ones as a share of stock's."""
+    """The largest difference of two runs' losses: over all steps, and in the `first` steps relative to stock's loss."""
     pairs = list(zip(stock, sluice, strict=True))
     return {
         "max_loss_difference": max(abs(a - b) for a, b in pairs),

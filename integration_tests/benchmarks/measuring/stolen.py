@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds that the machine's host took processor time from: on rented machines a core can lose half of a step, unseen.
+"""Repeats rounds in which the machine's host gave CPU time to other guests. A step can lose half of its time this way.
 
-Linux counts the time in which a virtual core was ready and did not run ("steal" of /proc/stat, in ticks of 10 ms). A
-round of steps of all sides in which any rank lost more than the given share is run again, all sides of it, as long as
-the run may wait for a quiet machine (--quiet-timeout). What decides is the lost time alone, never what a step took;
-the record has the shares.
+Linux counts the time in which a virtual core was ready and did not run ("steal" of /proc/stat, in ticks of 10 ms). If
+any rank lost more than the given share of a round, all sides of the round run again, as long as the run may wait for a
+quiet machine (--quiet-timeout). Only the lost time decides this, never the duration of a step. The record contains the
+shares.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import time
 
 from integration_tests.benchmarks.measuring.parts import slowest
 
-STEAL = 8  # word of a core's line
+STEAL = 8  # index of the word in a core's line
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def stolen_s(text: str, cores: set[int]) -> float:
-    """Seconds since the machine started that these cores lost, the most of any; `text` is that of /proc/stat."""
+    """Seconds that these cores lost since the machine started: the maximum over cores. text: of /proc/stat."""
     lines = (line.split() for line in text.splitlines())
     names = {f"cpu{core}" for core in cores}
     return max(
@@ -28,16 +28,16 @@ def stolen_s(text: str, cores: set[int]) -> float:
 
 
 class Stolen:
-    """Looks at rounds; a `most` of 1 only measures."""
+    """Measures the lost share of rounds. With `most` 1 no round is repeated."""
 
     def __init__(self, most: float, quiet_timeout_s: float) -> None:
         self.most, self.quiet_timeout_s = most, quiet_timeout_s
-        self.shares: list[float] = []  # of the rounds that count
+        self.shares: list[float] = []  # lost shares of the rounds that count
         self.repeated = 0
         self._lost = self._begin = 0.0
 
     def begin(self) -> None:
-        """A round begins."""
+        """Begins a round."""
         self._lost, self._begin = self._now(), time.perf_counter()
 
     def spoiled(self) -> bool:
@@ -53,7 +53,7 @@ class Stolen:
 
     @property
     def rounds(self) -> int:
-        """All of them, those that were repeated as well."""
+        """The number of rounds, including those that were repeated."""
         return len(self.shares) + self.repeated
 
     def found(self) -> dict[str, object]:

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Logs every allocation of a process on request; preloaded into rank processes by memory.py.
+/* Logs every allocation of a process on request; memory.py preloads it into rank processes.
  *
- * torch, gloo, MKL and libsluice all call malloc, so this sees both sides of a comparison in the same way, whatever
- * requested the memory and however briefly it lived. The log keeps addresses, because memory.py must distinguish
- * parameter gradients (which a backward pass leaves) from activations. Blocks below 4 KiB are ignored: together they
- * are noise.
+ * torch, gloo, MKL and libsluice all call malloc, so both sides of a comparison are measured in the same way, including
+ * blocks that live briefly. The log contains addresses, because memory.py must distinguish parameter gradients (which
+ * remain after a backward) from activations. Blocks below 4 KiB are ignored, because their total is small.
  */
 #include <errno.h>
 #include <malloc.h>
@@ -72,7 +71,7 @@ EXPORT void* realloc(void* old, size_t bytes) {
 }
 
 EXPORT void free(void* address) {
-  note(address, -1); /* before, while the block is still ours */
+  note(address, -1); /* before the free, while the size of the block can be read */
   __libc_free(address);
 }
 

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Activation memory of MoE layers, measured the same way for stock and for Sluice.
+"""Measures the peak activation memory of MoE layers in the same way for stock and for Sluice.
 
-Counted: every block of 4 KiB or more that the process allocates with malloc between the start of the watch and its
-end (tensors that autograd saves, temporaries, padded buffers, library scratch, Sluice's slots and metadata, gloo's
-staging), at its peak over forward passes of all layers followed by their backward passes, the order of a training
-step. Not counted: parameter gradients, which both sides must leave; their addresses identify them after a pass. The
-watch starts before the layers are swapped and covers a first pass as well, so memory that Sluice keeps between
-passes is counted. See alloc_watch.c.
+The watch (alloc_watch.c) counts every block of 4 KiB or more that the process allocates with malloc while the watch is
+on: tensors that autograd saves, temporaries, padded buffers, library scratch, Sluice's slots and metadata, gloo's
+staging. As in a training step, the forward passes of all layers come before their backward passes. Parameter gradients
+do not count, because both sides need them; their addresses identify them after a pass. The watch starts before the
+layers are swapped and covers a first pass as well, so memory that Sluice keeps between passes counts.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def build_watch(folder: Path) -> tuple[Path | None, str]:
 
 
 class Watch:
-    """The preloaded log, seen from Python."""
+    """Python interface of the preloaded log."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(None)
@@ -56,7 +55,7 @@ class Watch:
         return hasattr(ctypes.CDLL(None), "alloc_watch_start")
 
     def start(self) -> None:
-        """Empty the log and begin."""
+        """Empty the log and start logging."""
         self._library.alloc_watch_start()
 
     def position(self) -> int:
@@ -67,7 +66,7 @@ class Watch:
         return used
 
     def stop(self) -> np.ndarray:
-        """End and return the events."""
+        """Stop logging and return the events."""
         self._library.alloc_watch_stop()
         used = self.position()
         address = self._library.alloc_watch_log()
@@ -84,7 +83,7 @@ class Kept:
 
 
 def live_bytes(events: np.ndarray, kept: Sequence[Kept]) -> np.ndarray:
-    """Bytes alive after each event, without blocks that were there before and without kept gradients."""
+    """Bytes alive after each event, without blocks from before the log and without kept gradients."""
     owner: dict[int, int] = {}  # address -> index of the event that allocated it
     delta = np.zeros(len(events), dtype=np.int64)
     pending = sorted(kept, key=lambda k: k.position)
@@ -96,14 +95,14 @@ def live_bytes(events: np.ndarray, kept: Sequence[Kept]) -> np.ndarray:
             delta[index] = size
         elif address in owner:
             born = owner.pop(address)
-            delta[index] = -delta[born]  # zero again if it was a kept gradient
+            delta[index] = -delta[born]  # 0 for a kept gradient
     for rest in pending:
         _forget(owner, events, delta, rest.addresses)
     return np.cumsum(delta)
 
 
 def _forget(owner: dict[int, int], events: np.ndarray, delta: np.ndarray, addresses: Iterable[int]) -> None:
-    """Take the blocks that hold these addresses out of the account, from their birth on."""
+    """Do not count the blocks that contain these addresses, from their allocation on."""
     starts = np.array(sorted(owner), dtype=np.uint64)
     if len(starts) == 0:
         return
@@ -124,7 +123,7 @@ def moe_peak_bytes(
     prepare: Callable[[], object] | None = None,
     passes: int = 2,
 ) -> dict[str, Any]:
-    """Peak and saved bytes over `passes` training passes of all layers; `prepare` (a swap) runs under the watch."""
+    """Peak and saved bytes over `passes` training passes of all layers. The watch also covers `prepare` (a swap)."""
     parameters = [p for layer in layers for p in layer.parameters()]
     watch = Watch()
     kept: list[Kept] = []

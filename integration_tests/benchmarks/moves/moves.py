@@ -2,13 +2,12 @@
 """Gain of moved experts: steps of one DeepSpeed layer with skewed loads, stock, Sluice, and Sluice with "placement":
 "adaptive", in turns over one link.
 
-The experts of the first rank get `--skew` times the rows that even loads would give it. They are all hot together, so
-that swaps can spread them. The adaptive side decides by itself, and its experts travel alongside its steps, while it
-trains alone. Shadowing and moves of weights in each step stand next to it: what they would add to a step with moved
-experts at least, measured over the same link. Deciding and moving, as a share of a run of 500 steps, is the time in
-which steps waited for it, or by which steps were longer than before, whichever is more. `--ranks 8 --E 64 --skew 5
---link 0.2gbit` is the larger form. With `--skew 1` loads are even, and nothing moves: then the processor time that
-deciding takes is what counts.
+The experts of the first rank together get `--skew` times the rows of an even load, so that swaps can spread them. The
+adaptive side decides automatically, and its experts move during its steps, while it trains alone. It is also compared
+with shadowing and with moving weights in each step: a step with moved experts plus the messages that these methods need
+at least, measured over the same link. The cost of deciding and moving is a share of a run of 500 steps: the larger of
+the time in which steps waited, and the time by which steps became longer. `--ranks 8 --E 64 --skew 5 --link 0.2gbit` is
+the larger case. With `--skew 1` loads are even and nothing moves; then the CPU time of deciding is judged.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ OPTIONS = {
 }
 SMOKE = {"T": 96, "M": 64, "H": 64, "E": 8, "skew": 1.7, "pairs": 2, "ranks": 2, "link": "none"}
 MOST = {"of_unmoved": 0.65, "of_stock": 0.55}
-MOST_SHARE = 0.03  # of 500 steps, for deciding and moving
-MOST_EVEN = 0.01  # of processor time, where loads are even
+MOST_SHARE = 0.03  # share of 500 steps for deciding and moving
+MOST_EVEN = 0.01  # share of CPU time for deciding with even loads
 STEPS_OF_A_RUN = 500
 
 
 def missed(found: dict[str, Any], is_even: bool) -> list[str]:
-    """The marks that are missed."""
+    """The missed marks."""
     if is_even:
         said = [f"{found['moved_experts']} experts moved under even loads"] if found["moved_experts"] else []
         share = found["processor_share"]
@@ -51,7 +50,7 @@ def missed(found: dict[str, Any], is_even: bool) -> list[str]:
 
 
 def show(found: dict[str, Any], is_even: bool) -> list[str]:
-    """The result in lines."""
+    """The result as lines of text."""
     share = f"{100 * found['processor_share']:.2f} % of processor time"
     if is_even:
         return [

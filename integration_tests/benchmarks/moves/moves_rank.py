@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of moves.py: the engine whose experts move trains alone until they have, then three engines in turns."""
+"""Ranks of moves.py: first one engine trains alone until its experts have moved, then three engines run in turns."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from integration_tests.benchmarks.measuring.rank import Rank, seconds_of
 from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
 
 INTERVAL, WARM_UP = 4, 3
-BEFORE = slice(2, 2 * INTERVAL)  # steps alone that are warm, and in front of the first that moves
+BEFORE = slice(2, 2 * INTERVAL)  # steps after the warm-up and before the first move
 MOST_ALONE = 150
-EVEN_ALONE = 60  # steps with loads that are even
+EVEN_ALONE = 60  # number of steps with even loads
 SECTION = {"enabled": True}
 SIDES = {
     "stock": None,
@@ -29,7 +29,7 @@ SIDES = {
 
 
 class Layer(nn.Module):
-    """One MoE layer whose gate reads its logits from the first E columns, so that routes are the benchmark's."""
+    """One MoE layer whose gate takes its logits from the first E columns, so that the benchmark controls routing."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Layer(nn.Module):
 
 
 def tokens_of(plan: dict[str, Any]) -> torch.Tensor:
-    """Each token's K experts lead its logits; those of the first rank are drawn the more often the more `skew` is."""
+    """Tokens with the largest logits for K drawn experts. Experts of the first rank get `skew` times the mean rows."""
     T, M, E, K = (plan[name] for name in "TMEK")
     generator = torch.Generator().manual_seed(11 + dist.get_rank())
     local = E // dist.get_world_size()
@@ -56,9 +56,9 @@ def tokens_of(plan: dict[str, Any]) -> torch.Tensor:
     odds = torch.full((E,), (1 - share) / (E - local))
     odds[:local] = share / local
     x = 0.1 * torch.randn(T, M, generator=generator)
-    if plan["skew"] == 1:  # drawn ones would not be even
+    if plan["skew"] == 1:  # random draws would not be even
         chosen = (torch.arange(T)[:, None] * K + torch.arange(K)) % E
-    else:  # with replacement a choice would not be K experts; each of K draws excludes those before
+    else:  # without replacement, so that the K experts of a token differ
         chosen = torch.multinomial(odds.expand(T, E), K, generator=generator)
     x[:, :E] = 0
     for k in range(K):
@@ -81,8 +81,8 @@ def engine(plan: dict[str, Any], section: dict[str, Any] | None) -> Any:
 
 
 class Others:
-    """The additional messages of other methods in each step, measured over the same link, for the experts that have
-    moved here: their steps take at least a step with moved experts plus this."""
+    """The messages that other methods add to each step, for the experts that have moved here. A step of these methods
+    takes at least a step with moved experts plus these messages."""
 
     def __init__(self, plan: dict[str, Any], layer: Any) -> None:
         state, rank = layer._sluice, dist.get_rank()
@@ -93,14 +93,14 @@ class Others:
         self.rank, self.rows = rank, torch.zeros(self.numel)
 
     def shadows(self) -> None:
-        """[FasterMoE] Weights of the fullest rank's experts go to all ranks, and gradients come back, summed."""
+        """[FasterMoE] Broadcasts the weights of the most loaded rank's experts, and reduces their gradients."""
         for _, owner in self.hot:
             dist.broadcast(self.rows, owner)
         for _, owner in self.hot:
             dist.reduce(self.rows, owner)
 
     def weights(self) -> None:
-        """[Symi, FlexMoE] Optimizer state stays: weights go to where experts run, and gradients come back."""
+        """[Symi, FlexMoE] Optimizer state stays. Weights are sent to the ranks that run experts, gradients back."""
         for there, back in ((1, 2), (2, 1)):
             work = []
             for move in self.moves:
@@ -138,7 +138,7 @@ def main() -> None:
         host.backward(host(x))
         host.step()
 
-    # Alone, so that what travels during its steps has these steps' time and no other's.
+    # This engine trains alone, so that state moves only during its own steps.
     alone: list[float] = []
     most = EVEN_ALONE if plan["skew"] == 1 else MOST_ALONE
     used = 0.0
@@ -151,7 +151,7 @@ def main() -> None:
     first, report = watch.newest, watch.report()
     usual = quartiles(alone[BEFORE])["median"]
     longer = sum(max(0.0, took - usual) for took in alone[BEFORE.stop :])
-    decider.options = dataclasses.replace(decider.options, interval=10**9)  # the rest belongs to that placement
+    decider.options = dataclasses.replace(decider.options, interval=10**9)  # the remaining steps keep this placement
     others = Others(plan, watch.layer)
     baselines = {"shadowing": others.shadows, "weights in each step": others.weights}
     seconds: dict[str, list[float]] = {side: [] for side in (*SIDES, *baselines)}

@@ -6,10 +6,10 @@ Both engines have one rank and come from `deepspeed.initialize` with the same co
 code on both sides, and are not timed.
 
 bytes       that a step moves for each parameter: stock scales the f32 gradients in place (8), updates (28), copies the
-            masters to a bf16 buffer (6) and that to the parameters (4), 46 in all. One pass reads the gradient, reads
-            and writes masters and moments (28), and writes the bf16 parameter (2), 30 in all.
-marks       stock takes at least 1.3 times as long, or 0.9 of the ratio of those bytes where that is less, and 1.15 in
-            any case: the lower end of the interval. After the rounds masters differ by a few roundings at most.
+            masters to a bf16 buffer (6) and this buffer to the parameters (4), 46 in all. Sluice's one pass reads the
+            gradient and reads and writes masters and moments (28), and writes the bf16 parameter (2), 30 in all.
+marks       the lower end of the interval of stock's time over Sluice's is at least the smaller of 1.3 and 0.9 times the
+            ratio of bytes, and at least 1.15. After the rounds the masters differ by a few roundings at most.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STOCK_BYTES, OWN_BYTES = 46, 30
 WANTED = max(1.15, min(1.3, 0.9 * STOCK_BYTES / OWN_BYTES))
 TENSOR = 4 << 20
 SIDES = ("stock", "sluice")
-MOST_APART = 1e-5  # each of 20 steps moves an element by about lr; roundings of f32 differ
+MOST_APART = 1e-5  # each of 20 steps changes an element by about lr, and f32 roundings differ
 OPTIONS = {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
 
 
@@ -85,7 +85,7 @@ def measure(millions: int, threads: int, rounds: int) -> dict[str, Any]:
 
 
 def judged(found: dict[str, Any], threads: int) -> dict[str, Any]:
-    """The row of one number of threads."""
+    """The row of the record for one number of threads."""
     seconds = found["seconds"]
     ratios = [stock / mine for stock, mine in zip(seconds["stock"], seconds["sluice"], strict=True)]
     middle = {name: quartiles(each)["median"] for name, each in seconds.items()}

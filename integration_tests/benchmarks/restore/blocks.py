@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice.plan_model` under ten budgets, against checkpointing as users know it: activations and time of a step.
+"""`sluice.plan_model` under ten budgets, against the usual ways of checkpointing: activation memory and time of a step.
 
-The model: Transformer blocks whose feed-forward widths differ. Sides, in turns within each round: all blocks kept; ten
-budgets, evenly spaced from the least possible to what all kept take; every block checkpointed, as hosts' switches do;
-runs of sqrt(N) blocks checkpointed (Chen et al. 2016); and for each of the two a budget of just its bytes. torch's own
-budget (`torch._functorch.config.activation_memory_budget`) is for compiled models: it runs through `aot_eager`, whose
-kernels are the eager ones, and a budget of its bytes next to it. The last side offloads every block but the last over a
-link on which the tightest copy takes 0.8 of its gap. Marks: no peak over its budget, no larger budget that takes over
-3 % longer than a smaller one, no plan that takes over 3 % longer than the checkpointing whose bytes it has, and
+The model consists of Transformer blocks with different feed-forward widths. The sides, in turns within each round: all
+blocks kept; ten budgets, evenly spaced from the least possible to the bytes of all kept; every block checkpointed, as
+the hosts' switches do; runs of sqrt(N) blocks checkpointed (Chen et al. 2016); and torch's own budget
+(`torch._functorch.config.activation_memory_budget`), which needs a compiled model, so it runs through `aot_eager` with
+eager kernels. Each of the last three also has a side with a plan for just its bytes. The last side offloads every block
+but the last over a link on which the tightest copy takes 0.8 of its gap. Marks: no peak is over its budget; no budget
+takes over 3 % longer than the next smaller one; no plan takes over 3 % longer than the side whose bytes it has; and
 offloading takes at most 5 % longer than all kept.
 """
 
@@ -46,7 +46,7 @@ BUDGETS = 10
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward net of its own width, each added to its input."""
+    """Attention and a feed-forward network of width `hidden`, each with a residual connection."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """way: how blocks run."""
+    """A model whose attribute `way` runs the blocks."""
 
     def __init__(self, blocks: int, width: int) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def runs_checkpointed(blocks: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
 
 
 class Side:
-    """A model of its own, and what its steps took."""
+    """A copy of the model, and the seconds of its steps."""
 
     def __init__(self, name: str, model: Model, batch: torch.Tensor, budget: int | None = None) -> None:
         self.name, self.batch, self.budget = name, batch, budget
@@ -105,14 +105,14 @@ class Side:
         self.call(self.batch).backward()
 
     def settle(self) -> int:
-        """Two steps, and the peak of one more with gradients that are there."""
+        """Runs two steps; returns the peak memory of a third, which accumulates into existing gradients."""
         for _ in range(2):
             self.step()
         self.peak = memory_meter.measure(self.step).peak("start", "end")
         return self.peak
 
     def round(self) -> None:
-        """A step that does not count and one that does, with new gradients."""
+        """Runs a step that does not count and a step that does, both with new gradients."""
         for _ in range(2):
             self.model.zero_grad(set_to_none=True)
             begin = time.perf_counter()
@@ -128,17 +128,17 @@ def checkpointed(name: str, model: Model, batch: torch.Tensor, way: Any) -> Side
 
 
 def compiled(model: Model, batch: torch.Tensor, share: float) -> Side:
-    """torch's own budget: a share between all recomputed and all kept, chosen in the backward's graph."""
+    """The side with torch's own budget: a share between all recomputed and all kept, for the backward's graph."""
     side = Side(f"torch's budget {share}", model, batch)
     torch._functorch.config.activation_memory_budget = share
     side.call = torch.compile(side.model, backend="aot_eager_decomp_partition")
-    side.step()  # compiles, with the budget of now
+    side.step()  # compiles with the present budget
     torch._functorch.config.activation_memory_budget = 1.0
     return side
 
 
 def offloaded(model: Model, batch: torch.Tensor) -> Side:
-    """The rate of the link: the tightest copy takes GAP of the forward of the block after it. Backwards take longer."""
+    """The side that offloads. At the link's rate the tightest copy takes GAP of the next block's forward."""
     side = Side(OFFLOADED, model, batch)
     plan = sluice.plan_model(side.model, 1 << 40, batch)
     plan.undo()
@@ -174,7 +174,7 @@ def all_sides(model: Model, batch: torch.Tensor, with_compiled: bool) -> list[Si
 
 
 def missed(sides: list[Side]) -> list[str]:
-    """The marks that are missed."""
+    """The missed marks."""
     named = {side.name: side for side in sides}
     found = [f"{side.name} is over its bytes" for side in sides if side.budget is not None and side.peak > side.budget]
     for i in range(1, BUDGETS):

@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bytes and step time of every restore policy at several n, with the papers' bounds and stock DeepSpeed.
 
-One layer, forward and backward, all cases in turns in one process group over one link. Routing is balanced to the row.
-Stock is DeepSpeed's layer of the same shape without dropping, with and without activation checkpointing; its peak is
-what it took from malloc (memory.py). Bytes of Sluice are its allocator's (`sluice_context_get_stats`), of rank 0.
+One layer, forward and backward, all cases in turns in one process group over one link. Every expert gets exactly the
+same number of rows. Stock is DeepSpeed's layer of the same shape without dropping, with and without activation
+checkpointing; its peak is measured at malloc (memory.py). Bytes of Sluice come from its allocator on rank 0
+(`sluice_context_get_stats`).
 
-    peak      the high-water mark of everything
-    of bound  what of the paper's saving a step reaches: (2 (2 B M + B H) - held) / (2 delta)
+    peak      the high-water mark of all bytes
+    of bound  the part of the paper's saving that a step reaches: (2 (2 B M + B H) - held) / (2 delta)
 
-2 (2 B M + B H) is the paper's pipeline without reuse, in bytes: T_DI, T_DO, T_M and their gradients, all of them
-whole (MPipeMoE eq. 4, less the host's tokens). Delta is eq. 5, second line, as printed. `held` is what the allocator
-counted on the device at once, the larger of forward and backward: saved rows without offloaded ones, and slots.
+2 (2 B M + B H) is the paper's pipeline without reuse, in bytes: T_DI, T_DO, T_M and their gradients, in full
+(MPipeMoE eq. 4, less the host's tokens). Delta is eq. 5, second line, as printed. `held` is the largest number of bytes
+on the device at once, the larger of forward and backward: saved rows without offloaded rows, and slots.
 
 Marks: at n = 2, 4, 8 at least 99 % of the bound under S1 to S4; and some policy that recomputes or sends again, without
-copies, takes at least 60 % less than `none` of the same n in at most 1.05 times its step. For that these policies run
-right next to `none` in pairs (--pairs), since rounds of all cases take half a minute. Recomputing hides where exchanges
-bound the backward, so 0.1gbit for the default shape.
+copies, takes at least 60 % fewer bytes than `none` at the same n, in at most 1.05 times the step. Rounds of all cases
+take half a minute, so for this mark these policies run in pairs with `none` (--pairs). Recomputation is hidden where
+exchanges bound the backward, so the default link is 0.1gbit.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ OPTIONS = {
 SMOKE = {"T": 256, "M": 32, "H": 64, "chunks": [1, 2, 4], "rounds": 1, "pairs": 1, "link": "none"}
 F32, MIB = 4, 1 << 20
 PAPER_POLICIES = ("S1", "S2", "S3", "S4")
-SHOWN = ("none", *PAPER_POLICIES, "k/rec", "stock", "stock, checkpointed")  # in the record
+SHOWN = ("none", *PAPER_POLICIES, "k/rec", "stock", "stock, checkpointed")  # policies in the record
 WITHOUT_COPIES = ("S4", "k/rec", "red/k")
 BOUND_AT = (2, 4, 8)
 LEAST_SHARE, LEAST_SAVING, MOST_TIME = 0.99, 0.60, 1.05
@@ -58,7 +59,7 @@ def delta(rows: int, M: int, H: int, n: int) -> float:
 
 
 def share_of_bound(line: dict[str, Any], rows: int, M: int, H: int) -> float | None:
-    """The part of the most that the paper's reuse saves; None if eq. 5, which is about shared slots, does not apply."""
+    """The saved part of the paper's bound. None if eq. 5, which is about shared slots, does not apply."""
     if line["n"] == 1 or line["policy"] not in PAPER_POLICIES:
         return None
     offloaded = F32 * rows * (M * (line["policy"] in ("S1", "S3")) + H * (line["policy"] in ("S1", "S2")))
@@ -67,12 +68,12 @@ def share_of_bound(line: dict[str, Any], rows: int, M: int, H: int) -> float | N
 
 
 def step_ratio(line: dict[str, Any], none: dict[str, Any]) -> float:
-    """Its step over that of `none` of the same n: of pairs that ran next to each other, else of the same rounds."""
+    """The time of a step over that of `none` at the same n: from adjacent pairs, or else from the same rounds."""
     return statistics.median(line.get("pair_ratios") or [a / b for a, b in zip(line["wall_s"], none["wall_s"])])
 
 
 def missed(lines: list[dict[str, Any]]) -> list[str]:
-    """The marks that one shape misses, of those that its n can show."""
+    """The marks that one shape misses, as far as its n apply to them."""
     base = {line["n"]: line for line in lines if line["policy"] == "none"}
     shares = [line["of_bound"] for line in lines if line.get("of_bound") is not None and line["n"] in BOUND_AT]
     said = [f"{100 * min(shares):.1f} % of the bound, wanted 99 %"] if shares and min(shares) < LEAST_SHARE else []
@@ -88,7 +89,7 @@ def missed(lines: list[dict[str, Any]]) -> list[str]:
 
 
 def row(line: dict[str, Any], shape: str, none: dict[str, Any] | None) -> dict[str, Any]:
-    """The record of a line. none: no reuse at the same n."""
+    """The record of a line. none: the line without reuse at the same n."""
     found = {"shape": shape, "policy": line["policy"], "n": line["n"], "peak_bytes": line.get("peak_bytes")}
     found["median_s"] = line["median_s"]
     if none is not None:
@@ -131,7 +132,7 @@ def run(bench: Bench) -> list[str]:
 
 
 def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
-    """Of each shape of a run a line for each policy, a column for each n."""
+    """For each shape of a run a table with a row for each policy and a column for each n."""
 
     def cell(row: dict[str, Any] | None) -> str:
         if row is None:

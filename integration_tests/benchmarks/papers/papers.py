@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The papers' own figures, published and simulated, on profiles of the papers' clusters.
 
-The schedules are the real ones, walked in virtual time; the profiles (python_plugin/sluice/planning/profiles) hold
-datasheet rates with assumed efficiencies, fitted to nothing (one line says where it is). The two papers describe the
+Sluice's real schedules run in virtual time. The profiles (python_plugin/sluice/planning/profiles) contain datasheet
+rates with assumed efficiencies, which are not fitted, except for one number in one line. The two papers describe the
 links of the A100 cluster differently (200 Gb/s a server, 1,600 Gb/s a server), so both readings are simulated.
 
-What the lines share is in papers_cluster.py. papers_choices.py has those on who chooses n and S, papers_parts.py those
-on parts: bytes by kind, interference, exchanges by n; papers_myelin.py those of Myelin (AxoNN).
+papers_cluster.py has the code that all lines share. papers_choices.py has the lines on selectors of n and S,
+papers_parts.py the lines on parts (bytes by kind, interference, exchanges by n), papers_myelin.py those of Myelin
+(AxoNN).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from integration_tests.benchmarks.papers.papers_cluster import (
 
 
 def speedups_of_reuse(cluster: Cluster, baseline: Callable[[Cluster, Workload], float]) -> str:
-    """Like `speedups`, of MPMoE: n and one of S1 to S4, chosen together."""
+    """Like `speedups`, for MPMoE: n and one of S1 to S4, chosen together."""
     ratios = [
         baseline(cluster, one) / best_reuse(cluster.planner, one)[0]
         for one in (work(model, batch) for model in MODELS for batch in BATCHES)
@@ -51,7 +52,7 @@ def speedups_of_reuse(cluster: Cluster, baseline: Callable[[Cluster, Workload], 
 
 
 def speedups(cluster: Cluster, baseline: Callable[[Cluster, Workload], float]) -> str:
-    """Average and most over models and batches, of PipeMoE (everything kept, best n)."""
+    """Speed-ups of PipeMoE (everything kept, best n) over models and batches: mean, minimum and maximum."""
     ratios = [
         baseline(cluster, one) / best(cluster.planner, one)[0]
         for one in (work(model, batch) for model in MODELS for batch in BATCHES)
@@ -60,7 +61,7 @@ def speedups(cluster: Cluster, baseline: Callable[[Cluster, Workload], float]) -
 
 
 def best_chunks(cluster: Cluster) -> str:
-    """Best n of GPT-XL by B, of the n in the paper's figure."""
+    """Best n of GPT-XL by B, among the n of the paper's figure."""
     found = []
     for batch in (4096, 6144, 8192, 12288, 16384, 22528, 24576, 32768, 65536):
         one = work("GPT-XL", batch)
@@ -70,7 +71,7 @@ def best_chunks(cluster: Cluster) -> str:
 
 
 def small_batch(cluster: Cluster) -> str:
-    """The gain of the best pipelined n over n = 1 at the smallest workload."""
+    """The speed-up of the best n > 1 over n = 1 at the smallest workload."""
     one = work("GPT-S", 4096)
     pipelined = min(seconds(cluster.planner, one, n) for n in (2, 4, 8))
     return f"{seconds(cluster.planner, one, 1) / pipelined:.2f} x of n = 1"
@@ -89,8 +90,8 @@ def memory(n: int) -> str:
 
 
 def slots(model: str, B: int, n: int, policy: str) -> float:
-    """Bytes of a pass of B balanced rows: what a plan in f32 takes for each row of a chunk (the sums of 16-bit weight
-    gradients are not the papers')."""
+    """Bytes of the slots for a pass of B balanced rows, from a plan in f32 (the papers do not have the f32 sums of
+    16-bit weight gradients)."""
     machine = copy.deepcopy(machines.load(A100[0]).data)
     machine["gemm"]["f32"] = machine["gemm"]["f16"]
     planner = Planner(machines.Machine(machine, {}))
@@ -106,7 +107,7 @@ def without_reuse(model: str, B: int) -> float:
 
 
 def of_bound(n: int) -> str:
-    """The least part of 2 delta that the slots of S1 to S4 save against the paper's pipeline without reuse."""
+    """The part of 2 delta that S1 to S4 save of the paper's pipeline without reuse: minimum over models and batches."""
     found = []
     for policy in STRATEGIES:
         shares = []
@@ -119,7 +120,7 @@ def of_bound(n: int) -> str:
 
 
 def footprint(n: int) -> str:
-    """Fig. 11's ratio with Sluice's slots in place of the shared buffers, averaged over models and batches."""
+    """Fig. 11's ratio with Sluice's slots as the shared buffers, averaged over models and batches."""
     shares = []
     for model, (M, H) in MODELS.items():
         for B in BATCHES:
@@ -141,7 +142,7 @@ def beside_fastmoe(cluster: Cluster) -> str:
 
 
 def strategies(planner: Prices) -> str:
-    """Order of S1 to S4 by time for GPT-XL at 16k, by number of GPUs."""
+    """S1 to S4 in order of time for GPT-XL at 16k, for each number of GPUs."""
     found = []
     for ranks in (8, 32, 64):
         one = work("GPT-XL", 16384, ranks)
@@ -151,7 +152,7 @@ def strategies(planner: Prices) -> str:
 
 
 def scaling(cluster: Cluster, chosen: Callable[[Cluster, Workload], float]) -> str:
-    """Throughput of 8 servers over that of one, tokens of a GPU fixed."""
+    """Throughput of 8 servers over that of one server, with a fixed number of tokens per GPU."""
     ratios = []
     for model in MODELS:
         for batch in BATCHES:
@@ -161,7 +162,7 @@ def scaling(cluster: Cluster, chosen: Callable[[Cluster, Workload], float]) -> s
 
 
 def of_ideal(cluster: Cluster) -> str:
-    """max(communication, computation) of n = 6 one after the other, over the best of S1 to S4, as in Fig. 16."""
+    """max(communication, computation) of a sequential n = 6 over the best of S1 to S4, as in Fig. 16."""
     found = []
     for model in ("BERT-L", "GPT-XL"):
         one = work(model, 16384, cluster.data["world_size"])
@@ -173,7 +174,7 @@ def of_ideal(cluster: Cluster) -> str:
 
 
 def tensor_cores(cluster: Cluster) -> str:
-    """Their reduction of computation and of the unsplit step."""
+    """The reduction of computation, and of the unsplit step, by Tensor Cores."""
     found = []
     for model in ("BERT-L", "GPT-XL"):
         one = work(model, 16384, cluster.data["world_size"])

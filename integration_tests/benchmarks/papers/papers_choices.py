@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of papers.py about selectors of the pair (n, S) and the cost of their choices: MPMoE-pb, MPMoE-pm, MPipeMoE.
+"""Lines of papers.py about selectors of the pair (n, S) and the cost of their choices: MPMoE-pb, MPMoE-pm, MPipeMoE.
 
-- pb, profile-based [MPMoE IV-A]: every pair is tried, n from 2 to 8 (Algorithm 1's scope) under each of S1 to S4. The
+- pb, profile-based [MPMoE IV-A]: tries every pair, n from 2 to 8 (Algorithm 1's scope) under each of S1 to S4. The
   result of a trial is the duration of the schedule in virtual time, so pb finds the best pair of that scope.
 - pm, the performance model [MPMoE IV-B]: the pair with the shortest time by Fig. 8's phases and slowdown factors.
 - MPipeMoE: n by Algorithm 1 of the pipeline without reuse, then S by eq. 10 at that n.
 
-All selectors use the numbers of one machine: curves, start-up times, and the shares from which the factors follow.
+All selectors use the same machine: curves, start-up times, and the shares that determine the slowdown factors.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def mpipemoe(cluster: Cluster, load: Workload) -> Choice:
 
 
 def eq_10_alone(cluster: Cluster, load: Workload) -> Choice:
-    """Eq. 10 chooses n and S, which the paper does not do: without start-up times it has no reason for a small n."""
+    """Eq. 10 chooses both n and S. The paper does not do this: eq. 10 has no start-up times that favour a small n."""
     return _least(cluster.planner, load, lambda found: found.mpipemoe)
 
 
@@ -73,7 +73,7 @@ SELECTORS: dict[str, Selector] = {
 
 
 def taken(cluster: Cluster, load: Workload, choose: Selector) -> float:
-    """Seconds of the chosen pairs."""
+    """Seconds of the chosen pair."""
     return cluster.planner.predict(load, choose(cluster, load)).seconds
 
 
@@ -86,7 +86,7 @@ def _span(values: list[float], digits: int = 2) -> str:
 
 
 def regret(cluster: Cluster, choose: Selector) -> str:
-    """Time of the choice over the best pair of the scope, minus 1: mean, 90th percentile and maximum, in percent."""
+    """Time of the chosen pair over the scope's best pair, minus 1: mean, 90th percentile and maximum, in percent."""
     gpus = [ranks for ranks in GPUS if ranks <= cluster.data["world_size"]] or [cluster.data["world_size"]]
     found = sorted(taken(cluster, load, choose) / taken(cluster, load, pb) - 1 for load in loads(*gpus))
     p90 = found[min(len(found) - 1, int(0.9 * len(found)))]
@@ -102,7 +102,7 @@ def speedups(cluster: Cluster, choose: Selector, baseline: Callable[[Cluster, Wo
 
 
 def scaling(cluster: Cluster, choose: Selector) -> float:
-    """Throughput of all servers over that of one, tokens of a GPU fixed."""
+    """Throughput of all servers over that of one server, with a fixed number of tokens per GPU."""
     ratios = [
         cluster.servers * taken(cluster, work(model, batch, 8), choose) / taken(cluster, work(model, batch, 64), choose)
         for model in MODELS
@@ -112,7 +112,7 @@ def scaling(cluster: Cluster, choose: Selector) -> float:
 
 
 def adaptive_bar(cluster: Cluster) -> str:
-    """GPT-XL at 16k by GPUs: the best strategy, the time of each selector over its time, and the cost of reuse."""
+    """GPT-XL at 16k by GPUs: the best pair with reuse, each selector's time over that pair's, and the cost of reuse."""
     found = []
     for ranks in GPUS:
         load = work("GPT-XL", 16384, ranks)
@@ -126,7 +126,7 @@ def adaptive_bar(cluster: Cluster) -> str:
 
 
 def best_by_batch(cluster: Cluster) -> str:
-    """GPT-XL: the best strategy by GPUs and B."""
+    """The best strategy of GPT-XL by number of GPUs and B."""
     return "; ".join(
         f"{ranks}: " + " ".join(best_reuse(cluster.planner, work("GPT-XL", batch, ranks))[2] for batch in BATCHES)
         for ranks in GPUS

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The papers' clusters, models and pairs (n, S), priced by the real schedules walked in virtual time: what the tables
-of papers.py share.
+"""The papers' clusters, models and pairs (n, S), priced with the real schedules in virtual time, for papers.py.
 
-Baselines: `unsplit` is n = 1 (FastMoE, PipeMoE(n=1)); `by destination` is FasterMoE's split: one piece for each server,
-every peer a message of its own, n fixed; `fixed n`; `without reuse` is PipeMoE (n adaptive, everything kept).
+Baselines: `unsplit` is n = 1 (FastMoE, PipeMoE(n=1)); `by destination` is FasterMoE's split, with one piece for each
+server, a message for each peer and a fixed n; `fixed n`; `without reuse` is PipeMoE (n adaptive, everything kept).
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ MODELS = {"GPT-S": (768, 3072), "BERT-L": (1024, 4096), "GPT-XL": (2048, 8192)}
 BATCHES = (4096, 8192, 16384, 32768)  # B on each GPU
 CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16)
 A100 = ("a100-8x8-1600g", "a100-8x8-200g")
-# Assumed: a message between two ranks, and the sustained part of the datasheet's f32 rate outside Tensor Cores.
+# Assumed: the time of a message between two ranks, and the sustained part of the f32 rate outside Tensor Cores.
 P2P_SECONDS, F32_SHARE = 1.5e-5, 0.87
-FITTED_RATE = 6e13  # a fifth of the A100's peak: see the line that uses it
+FITTED_RATE = 6e13  # a fifth of the A100's peak: the only fitted number, see Cluster.slow_gemms
 F32_PEAK = {"a100": 1.95e13, "v100": 1.57e13}
 
 
@@ -41,7 +40,7 @@ class Row:
 
 
 class Prices:
-    """A planner that remembers what it has priced: tables ask for the same pairs again and again."""
+    """A planner that caches predictions, because tables price the same pairs repeatedly."""
 
     def __init__(self, data: dict[str, Any]) -> None:
         self._planner = Planner(machines.Machine(data, {}))
@@ -55,7 +54,7 @@ class Prices:
 
 
 class Cluster:
-    """A profile, and what it becomes without Tensor Cores or with FasterMoE's messages."""
+    """Planners of a profile, and of its variants without Tensor Cores and with FasterMoE's messages."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -68,7 +67,7 @@ class Cluster:
         fitted = copy.deepcopy(self.data)
         fitted["gemm"]["f16"] = {"flops_per_second": FITTED_RATE, "half_rows": 64}
         self.slow_gemms = self._planner(fitted)
-        # Eight pieces, in each only the peers of one server, each with a message of its own.
+        # One piece for each server; a piece has a message for each peer on that server.
         self.by_destination = self._planner(self._p2p(self.data))
         self.by_destination_no_tensor_cores = self._planner(self._p2p(slow))
 
@@ -89,7 +88,7 @@ class Cluster:
 
     @cached_property
     def sequential(self) -> Prices:
-        """Nothing runs at the same time, so nothing is slowed down."""
+        """The cluster without interference: lanes do not slow each other down."""
         return self._planner({**self.data, "share": []})
 
     @cached_property
@@ -98,7 +97,7 @@ class Cluster:
 
 
 def each(clusters: dict[str, Cluster], figure: Callable[[Cluster], str]) -> dict[str, str]:
-    """A line's simulated side."""
+    """The simulated values of a line, by cluster."""
     return {name: figure(cluster) for name, cluster in clusters.items()}
 
 
@@ -108,7 +107,7 @@ def work(model: str, batch: int, ranks: int = 64) -> Workload:
 
 
 def seconds(planner: Prices, load_: Workload, n: int, policy: str = "none") -> float:
-    """The better of the two weight-gradient modes."""
+    """Seconds of a step with the faster of the two weight-gradient modes."""
     return min(planner.predict(load_, Choice(n, *SETS[policy], mode)).seconds for mode in ("deferred", "per_chunk"))
 
 
@@ -126,6 +125,6 @@ def pair(n: int, policy: str) -> Choice:
 
 
 def best_reuse(planner: Prices, load_: Workload) -> tuple[float, int, str]:
-    """(seconds, n, strategy) of the best pair with reuse, as the papers' jointly chosen one."""
+    """(seconds, n, strategy) of the best pair with reuse: n and S chosen together, as in the papers."""
     pairs = ((n, policy) for n in CHUNKS if n > 1 for policy in STRATEGIES)
     return min((planner.predict(load_, pair(n, policy)).seconds, n, policy) for n, policy in pairs)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lines of papers.py on Myelin (AxoNN, IPDPS 2022): its pipelines, all-reduces, optimizer, and choice of the grid.
 
-Everything is `sluice plan --split` on a profile of Summit, with the paper's batches. Layers are Megatron's: 24 s h^2 +
-4 s^2 h FLOPs of a forward, 34 s h + 5 a s^2 bytes of activations [Korthikanti et al.], all recomputed but the embedding
-and the head, whose logits take a fourth of a layer's backward less. The baselines need tensor parallelism, which is not
-simulated.
+All numbers come from `sluice plan --split` on a profile of Summit, with the paper's batches. Layers are Megatron's:
+24 s h^2 + 4 s^2 h FLOPs of a forward, 34 s h + 5 a s^2 bytes of activations [Korthikanti et al.]. All layers but the
+embedding and the head are recomputed. The paper's baselines need tensor parallelism, which is not simulated.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from integration_tests.benchmarks.papers.papers_cluster import Row
 S, V = 512, 51200
 TABLE_1 = {12: (48, 48, 4512, 24), 24: (96, 48, 6336, 36), 50: (192, 96, 6528, 48), 100: (384, 96, 9360, 60)}
 PEAK = 125e12
-USABLE = int(15.5e9)  # of a device's 16 GB: assumed
+USABLE = int(15.5e9)  # assumed usable part of a device's 16 GB
 BSIZE = 16_000_000
 FAR = {"tiers": (optimizer.FAR,), "bucket": BSIZE, "slots": 1}
 
 
 def model(size: int, batch: int) -> Model:
-    """One of Table I's, in f16."""
+    """A model of Table I, in f16."""
     _, layers, h, a = TABLE_1[size]
     edge = 2 * S * h
     block = Layer(
@@ -49,7 +48,7 @@ def found(size: int, ranks: int, batch: int, budget: int = 0, **fixed: object) -
 
 
 def tuned(size: int) -> Priced:
-    """The best split of Table II's model under the bytes of a device, with the paper's optimizer in host memory."""
+    """The best split of Table II's model in the memory of a device, with the paper's optimizer in host memory."""
     return found(size, TABLE_1[size][0], 16384, USABLE, **FAR).priced[0]
 
 
@@ -61,12 +60,12 @@ def of_peak(size: int, seconds: float) -> float:
 
 
 def days(batch: int, seconds: float) -> float:
-    """Of 3e11 tokens, by the paper's formula."""
+    """Days for 3e11 tokens, by the paper's formula."""
     return 3e11 * seconds / (batch * S) / 86400
 
 
 def fixed(pipeline: int, tier: str = optimizer.FAR, has_optimizer: bool = True) -> Priced:
-    """12 B on 48 devices with a batch of 2,048, as Fig. 5 to 8 have it."""
+    """The 12 B model on 48 devices with a batch of 2,048, as in Fig. 5 to 8."""
     words = {**FAR, "tiers": (tier,), "pipeline": pipeline, "micro_batch": 1, "order": split.STAGES_FIRST}
     words["has_optimizer"] = has_optimizer
     return found(12, 48, 2048, **words).priced[0]
@@ -94,7 +93,7 @@ def micro_batches() -> str:
 
 
 def second_best() -> str:
-    """How much longer the paper's own micro-batch takes on the same grid."""
+    """Time with the paper's own micro-batch over the best time on the same grid."""
     shares = []
     for size, published in zip(TABLE_1, (8, 4, 4, 2)):
         best = tuned(size)
@@ -110,7 +109,7 @@ def figure_5() -> str:
 
 
 def _pair() -> tuple[Priced, Priced]:
-    """With the memory optimization, and without."""
+    """The split with the memory optimization, and the one without."""
     return fixed(6), fixed(24, optimizer.NEAR)
 
 
@@ -128,7 +127,7 @@ def whole() -> str:
 
 
 def _step(k: int, priced: Priced, sums: bool = True) -> optimizer.Prediction:
-    """The optimizer of the fullest stage, with the all-reduce if `sums`."""
+    """The optimizer of the stage with the most parameters, with the all-reduce if `sums`."""
     data, count = machines.load("v100-8x6-edr").data, _count(priced)
     copied = data["host_copy"]["bytes_per_second"]
     rates = {"update_rate": data["rows"]["bytes_per_second"], "copy_in_rate": copied, "copy_out_rate": copied}
@@ -157,7 +156,7 @@ def over_optimizer() -> str:
 
 
 def figure_8() -> str:
-    """Seconds of the all-reduce with the optimizer by k, and one after the other."""
+    """Seconds of the all-reduce overlapped with the optimizer, by k, and of the two in sequence."""
     priced = fixed(6)
     listed = [f"k {k}: {_step(k, priced).seconds:.2f} s" for k in (1, 2, 4, 8, 16)]
     apart = priced.sum_seconds + _step(1, priced, sums=False).seconds
@@ -165,19 +164,19 @@ def figure_8() -> str:
 
 
 def states() -> str:
-    """At G_inter 6: 20 bytes a parameter, and 4 with one bucket."""
+    """Bytes of states at G_inter 6: 20 per parameter, and 4 per parameter plus one bucket."""
     made = _step(1, fixed(6))
     return f"{made.bytes['whole'] / 1e9:.1f}, {made.bytes['near'] / 1e9:.1f} GB"
 
 
 def saved() -> str:
-    """All devices, 24x2, micro-batch 1, with the optimizer on the device and not."""
+    """Bytes of all devices, 24x2, micro-batch 1, with the optimizer on the device and in host memory."""
     near, far = (bytes_of_all(fixed(24, tier)) / 1e9 for tier in (optimizer.NEAR, optimizer.FAR))
     return f"{near:.0f}, {far:.0f} GB: {near / far:.1f} times"
 
 
 def baseline() -> str:
-    """The best split of 12 B with all states on the device."""
+    """The best split of the 12 B model with all states on the device."""
     one = found(12, 48, 2048, USABLE, **{**FAR, "tiers": (optimizer.NEAR,)}).priced[0].split
     return f"{one.pipeline}x{one.data}, micro-batch {one.micro_batch}"
 
@@ -191,7 +190,7 @@ def training_days() -> str:
 
 
 def strong() -> str:
-    """Throughput of 96, 192 and 384 devices over that of 48, over linear; batches 4,096 to 32,768."""
+    """Scaling efficiency of 96, 192 and 384 devices over 48; the batch grows with the devices, from 4,096 to 32,768."""
     times = {}
     for ranks in (48, 96, 192, 384):
         words = {**FAR, "pipeline": 6, "micro_batch": tuned(12).split.micro_batch}
@@ -200,7 +199,7 @@ def strong() -> str:
 
 
 def intervals() -> str:
-    """Between checkpoints, of Table II's stages."""
+    """Layers between checkpoints, for the stages of Table II."""
     pairs = [(TABLE_1[size][1], tuned(size).split.pipeline) for size in TABLE_1]
     return _line([str(batches.checkpoint_interval(*pair)) for pair in pairs])
 

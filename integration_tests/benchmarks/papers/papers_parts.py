@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of papers.py about parts of a step: bytes by kind, interference, baselines, exchanges by n, partition."""
+"""Lines of papers.py about parts of a step: bytes by kind, interference, baselines, exchanges by n, partition."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEEP = ("keep", "keep")
 
 
 def shares_of_bytes(model: str) -> str:
-    """The share of activations and temporary buffers in all bytes without a pipeline, by eq. 1 to 3."""
+    """The share of activations and temporary buffers in all bytes without a pipeline, from eq. 1 to 3."""
     out = library().ffi.new("sluice_paper_footprint_t *")
     found = []
     for batch in FIG_2:
@@ -46,7 +46,7 @@ def point(name: str, time: float, elements: float) -> str:
 
 
 def fig_11(cluster: Cluster, slots: Callable[[str, int, int, str], float]) -> str:
-    """GPT-XL at 16k: milliseconds of a step, and bytes over FastMoE's."""
+    """GPT-XL at 16k: milliseconds of a step, and bytes over those of FastMoE."""
     B, (M, H) = 16384, MODELS["GPT-XL"]
     load = work("GPT-XL", B)
     states, pipe = 4.0 * (4 * (64 * M + 2 * H * M)), 4.0 * 2 * (4 * B * M + B * H)
@@ -77,12 +77,12 @@ def most(cluster: Cluster, baseline: Callable[[Cluster, Workload], float]) -> st
 
 
 def interference(cluster: Cluster) -> str:
-    """The profile's alpha(y, x) and alpha(y, all), and the rule that both of a pair must pass."""
+    """The profile's alpha(y, x) and alpha(y, all), with the rule that each pair must satisfy."""
     return "; ".join(lines(alphas(cluster.data)))
 
 
 def exchanges(cluster: Cluster) -> str:
-    """GPT-XL at 16k: seconds of a forward's dispatches and returns by n, and in FasterMoE's pieces."""
+    """GPT-XL at 16k: time of a forward's dispatches and combines by n, and in FasterMoE's pieces."""
     load = work("GPT-XL", 16384, cluster.data["world_size"])
 
     def comm(prices: Prices, n: int) -> str:
@@ -93,13 +93,13 @@ def exchanges(cluster: Cluster) -> str:
 
 
 def _sequential(cluster: Cluster, load: Workload, n: int) -> float:
-    """Computation and communication one after the other."""
+    """Seconds of computation and communication in sequence."""
     found = cluster.sequential.predict(load, Choice(n, *KEEP, "per_chunk"))
     return found.busy("compute") + found.busy("comm")
 
 
 def of_six(cluster: Cluster, other: Callable[[Cluster, Workload], float]) -> str:
-    """`other` over computation and communication of n = 6 one after the other, minus 1."""
+    """`other` over computation and communication of n = 6 in sequence, minus 1."""
     found = []
     for model in ("BERT-L", "GPT-XL"):
         load = work(model, 16384, cluster.data["world_size"])

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs whose best (n, S) differ: adaptive against fixed pairs and the papers' selectors.
+"""Runs with different best (n, S): the adaptive tuner against fixed pairs and the papers' selectors.
 
-The list is drawn by a committed seed (scenarios_drawn.py). First all of it is simulated on invented machines
-(scenarios_priced.py): that gives the one fixed pair that is best over the list. Then every scenario is measured on
-ranks over its link. Pairs that the calibrated machine predicts within 1.3 of the best are screened, as one pair for all
-sizes. The best of them runs again in fresh rounds, in turns with the adaptive tuner, the list's pair and the others:
-the least of many noisy medians flatters itself. A round is a step of each size on each side, each after one of its own
-kind that does not count.
+A committed seed draws the list of scenarios (scenarios_drawn.py). First the whole list is simulated on invented
+machines (scenarios_priced.py), which gives "the list's pair": the one fixed pair that is best over the list. Then every
+scenario is measured on ranks over its link. Pairs that the calibrated machine predicts within 1.3 of the best are
+screened, with one pair for all sizes. The best of them runs again in new rounds, in turns with the adaptive tuner, the
+list's pair and the other sides, because the minimum of many noisy medians is too low. A round is a step of each size on
+each side. Each step follows an unmeasured step of the same kind.
 
-Marks: adaptive takes at most 1.01 of the best fixed pair in the median over scenarios, 1.04 at the 90th percentile,
-1.08 at worst, and gains at least 0.9 of what is simulated over the list's pair.
+Marks: adaptive takes at most 1.01 of the best fixed pair in the median over scenarios, 1.04 at the 90th percentile and
+1.08 at worst, and its gain over the list's pair is at least 0.9 of the simulated gain.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ SMOKE = {"most_tokens": 128, "pairs": 2, "screen": 1, "steps": 4, "calibrate_s":
 
 
 def simulate(drawn: list[Drawn], ranks: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """A line of each scenario; by group the list's pair, and what adaptive gains over it."""
+    """A line for each scenario; for each group the list's pair, and adaptive's gain over each side."""
     priced = [Priced(made_up(LINKS[one.link]), one, ranks) for one in drawn]
     fixed = best_over_list(priced)
     lines = []
@@ -81,7 +81,7 @@ def simulate(drawn: list[Drawn], ranks: int) -> tuple[list[dict[str, Any]], dict
 
 
 def gains(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """By kind and side, its time over adaptive's: geometric mean, least and most over scenarios."""
+    """Time of each side over adaptive's, by kind and side: geometric mean, minimum and maximum over scenarios."""
     found: dict[str, Any] = {}
     for kind in dict.fromkeys(line["kind"] for line in lines):
         sides: dict[str, list[float]] = {}
@@ -107,7 +107,7 @@ def show(line: dict[str, Any]) -> str:
 
 
 def measure(bench: Bench, drawn: list[Drawn], link: str, fixed: dict[str, Any]) -> list[dict[str, Any]]:
-    """The scenarios of one link, in one process group. fixed: the list's pair, by group."""
+    """Measures the scenarios of one link in one process group. fixed: the list's pair, by group."""
     options = bench.options
     of_list = {
         group: [pair.num_chunks, pair.restore_input, pair.restore_pre_activation, pair.wgrad]
@@ -125,7 +125,7 @@ def measure(bench: Bench, drawn: list[Drawn], link: str, fixed: dict[str, Any]) 
 
 
 def judge(line: dict[str, Any]) -> dict[str, Any]:
-    """Adds each side's time over adaptive's, over rounds, each weighed as a run: as many tokens in each size."""
+    """Adds each side's time over adaptive's. Sizes are weighted so that a run has as many tokens in each size."""
     largest = max(line["tokens"])
     steps = {tokens: largest / int(tokens) for tokens in line["seconds"]["adaptive"]}
     rounds = {
@@ -140,7 +140,7 @@ def judge(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def row(line: dict[str, Any]) -> dict[str, Any]:
-    """The record of a scenario: times over adaptive's, and the simulated one of the list's pair."""
+    """The record of a scenario: measured times over adaptive's, and the simulated time of the list's pair."""
     found = {name: line[name] for name in ("name", "link", "kind", "over_adaptive")}
     return found | {"simulated": line["predicted_over_adaptive"].get("list's pair")}
 
@@ -176,7 +176,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def missed(found: dict[str, Any]) -> list[str]:
-    """Marks that are not reached."""
+    """The missed marks."""
     over = found["over_best_fixed"]
     short = [
         f"adaptive over the best fixed pair, {n}: {over[n]:.3f}, at most {m}" for n, m in MARKS.items() if over[n] > m
@@ -198,7 +198,7 @@ def lines_of(found: dict[str, Any], what: str) -> list[str]:
 
 
 def chosen(options: Any) -> list[Drawn]:
-    """The scenarios to measure; a smoke run: one of each kind."""
+    """The scenarios to measure; in a smoke run one of each kind."""
     drawn = [one.at_most(options.most_tokens) for one in draw() if not options.links or one.link in options.links]
     return drawn if not options.smoke else [next(one for one in drawn if one.kind == kind) for kind in KINDS]
 
@@ -242,7 +242,7 @@ SIDES = {
 
 
 def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
-    """Of each run a line for each side, a column for each kind; then the marks."""
+    """For each run a table with a row for each side and a column for each kind; then the marks."""
     told = []
     for run in runs:
         rows = records.rows_of(run)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The list of scenarios of scenarios.py, drawn by a committed seed before anything is measured.
+"""Draws the list of scenarios of scenarios.py, by a seed that is committed before any measurement.
 
-A scenario is a run: one layer over one link, whose batches have three sizes, with as many tokens in each. Links, kinds
-of experts, skews and kinds of memory are dealt from decks, so that each occurs as often as any other.
+A scenario is a run of one layer over one link. Its batches have three sizes, with as many tokens in each size. Links,
+kinds of experts, skews and kinds of memory are drawn from shuffled decks, so that each value occurs equally often.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ EXPERTS = {
 }
 SKEWS = (1, 2, 5, 10)  # rows of one expert over the mean
 KINDS = ("kept", "reuse", "budget")  # everything kept; "reuse": true; a memory budget
-SHARES = (0.2, 0.5)  # of the way from the leanest plan's bytes to those of keeping everything
+SHARES = (0.2, 0.5)  # budgets: 0 is the bytes of the leanest plan, 1 the bytes of keeping everything
 SMALL, MIDDLE, LARGE = (256, 512), (1024, 2048, 4096), (4096, 8192, 16384)  # tokens
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """skew: of one expert. tokens: the sizes of batches, ascending. budget_share: None but for kind "budget"."""
+    """skew: of one expert. tokens: the sizes of batches, ascending. budget_share: only for the kind "budget"."""
 
     name: str
     link: str
@@ -40,13 +40,13 @@ class Drawn:
     tokens: tuple[int, ...]
 
     def rank_skew(self, world_size: int) -> float:
-        """Rows of the fullest rank over its part: it has the hot expert and its part of the others' rows."""
+        """Rows of the most loaded rank over the mean. This rank has the hot expert."""
         hot = min(1.0, self.skew / self.E)
         others = (self.E // world_size - 1) / (self.E - 1)
         return max(1.0, world_size * (hot + (1 - hot) * others))
 
     def steps(self, tokens: int) -> float:
-        """Of that size, to one of the largest: a run has as many tokens in each size."""
+        """Steps of this size for each step of the largest size: a run has as many tokens in each size."""
         return self.tokens[-1] / tokens
 
     def at_most(self, tokens: int) -> Drawn:
@@ -66,7 +66,7 @@ def _deck(rng: random.Random, cards: Any, count: int) -> list[Any]:
 
 
 def draw(seed: int = SEED, count: int = COUNT) -> list[Drawn]:
-    """The list."""
+    """The list of scenarios."""
     rng = random.Random(seed)
     decks = [_deck(rng, cards, count) for cards in (LINKS, EXPERTS, SKEWS, KINDS)]
     found = []

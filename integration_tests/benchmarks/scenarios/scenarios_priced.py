@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prices a drawn scenario on a machine: every pair (n, S) that its memory allows, and the choice of each selector.
 
-    adaptive    the pair of least seconds, for each size; under a budget of those that do with the slots of the
-                largest's plan
-    best fixed  the one pair of least seconds over the scenario's sizes
+    adaptive    the fastest pair for each size; under a budget only pairs that fit the slots of the largest size's plan
+    best fixed  the one pair that is fastest over the scenario's sizes
     pb          MPMoE's trials: for each size the best pair with n from 2 to 8
     pm          MPMoE's model: the same by Fig. 8
     mpipemoe    MPipeMoE: n of the pipeline without reuse for each size, then S by eq. 10
@@ -11,7 +10,8 @@
     split       FasterMoE's split by destination
     unsplit     one chunk
 
-Baselines that keep everything are compared with scenarios that do. A plan of one size: nothing is run, without torch.
+The last three keep everything, and are compared only in scenarios that keep everything. No layer runs, and torch is not
+needed.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from sluice.restore import SETS
 from integration_tests.benchmarks.scenarios.scenarios_drawn import Drawn
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
-SCOPE = (2, 3, 4, 6, 8)  # of the papers' Algorithm 1, 2 to 8
+SCOPE = (2, 3, 4, 6, 8)  # the n of SIZES in the scope of the papers' Algorithm 1
 PIPEMOE = (2, 4, 8)
 STRATEGIES = ("S1", "S2", "S3", "S4")
-PLAN_SIZES = 8  # of backend/plan/plans_by_size.h: each for half the tokens of the one before
+PLAN_SIZES = 8  # from backend/plan/plans_by_size.h: each plan is for half the tokens of the previous plan
 SHARED = ("slot", "routing", "schedule", "gemm")  # bytes that plans of one context share
-HARDLY_MORE = 4 << 20  # bytes that a host's context takes beyond the planner's small one
+HARDLY_MORE = 4 << 20  # bytes that a host's context needs beyond the planner's context
 
 Pick = dict[int, Choice]  # by tokens
 
 
 def made_up(bytes_per_second: float) -> dict[str, Any]:
-    """One core of a rented machine, and a link of that rate each way. Copies run on that core too, so that they and
-    computation have half of it each; exchanges take a little of it."""
+    """A machine with one core, and a link with this rate in each direction. Copies run on the same core, so copies and
+    computation get half of it each. Exchanges use a small part of the core."""
     core = [
         {"lane": lane, "beside": others, "share": 0.5}
         for copies in ("copy_out", "copy_in")
@@ -70,7 +70,7 @@ def made_up(bytes_per_second: float) -> dict[str, Any]:
 
 
 def _tokens_of_plan(most: int, tokens: int) -> int:
-    """The tokens of the plan for a batch, given those of the largest batches."""
+    """The number of tokens that the plan for a batch of `tokens` is made for. most: tokens of the largest batch."""
     sizes = [math.ceil(most / 2**size) for size in range(PLAN_SIZES)]
     return min(one for one in sizes if one >= tokens)
 
@@ -98,12 +98,12 @@ class Priced:
         return self.predict(self.load(tokens), choice).seconds
 
     def total(self, pick: Pick) -> float:
-        """Of a run."""
+        """Seconds of a run."""
         return sum(self.drawn.steps(tokens) * self.seconds(tokens, choice) for tokens, choice in pick.items())
 
     @cached_property
     def budget(self) -> int:
-        """Bytes; 0: no budget."""
+        """The memory budget in bytes; 0: no budget."""
         share = self.drawn.budget_share
         if share is None:
             return 0
@@ -115,7 +115,7 @@ class Priced:
 
     @cached_property
     def all_pairs(self) -> list[Choice]:
-        """Of the scenario's kind, whether they fit a budget or not."""
+        """All pairs of the scenario's kind, whether they fit a budget or not."""
         kept = [Choice(n, "keep", "keep", "deferred") for n in SIZES]
         if self.drawn.kind == "kept":
             return kept
@@ -163,7 +163,7 @@ class Priced:
         return found
 
     def _fits(self, tokens: int, choice: Choice, taken: dict[str, int]) -> bool:
-        """Whether a plan for such batches fits the shared bytes of the largest batch's plan."""
+        """Whether a plan for these batches fits the budget and the slots of the largest batch's plan."""
         one = self.under_budget(tokens, choice)
         lifted = one.bytes["total"] + sum(max(0, taken[part] - one.bytes[part]) for part in SHARED)
         return lifted <= self.budget and one.bytes["slot"] <= taken["slot"]
@@ -178,7 +178,7 @@ class Priced:
         return found
 
     def selectors(self) -> dict[str, Pick]:
-        """Those that choose among the scenario's pairs."""
+        """The choices of all selectors that choose among the scenario's pairs."""
         return {
             "adaptive": self.adaptive,
             "best fixed": self.fixed(self.best_fixed),
@@ -188,16 +188,16 @@ class Priced:
         }
 
     def pipemoe(self) -> dict[int, int]:
-        """Its n by tokens."""
+        """PipeMoE's n by tokens."""
         return {tokens: min(PIPEMOE, key=lambda n: self._of_tokens(tokens, n)) for tokens in self.drawn.tokens}
 
     def _of_tokens(self, tokens: int, n: int) -> float:
-        """Seconds of chunks of tokens, weight gradients chunk by chunk."""
+        """Seconds of a step with chunks of tokens and weight gradients per chunk."""
         load = self.load(tokens, chunking="tokens")
         return self.predict(load, Choice(n, "keep", "keep", "per_chunk")).seconds
 
     def totals(self) -> dict[str, float]:
-        """Seconds of each side, of a run."""
+        """Seconds of a run on each side."""
         found = {name: self.total(pick) for name, pick in self.selectors().items()}
         if self.drawn.kind != "kept":
             return found
@@ -209,8 +209,8 @@ class Priced:
 
 
 def hypotheses(priced: list[Priced]) -> dict[str, tuple[int, int]]:
-    """How often the papers' two hypotheses hold in virtual time, and out of how many: the best n does not fall as
-    batches grow (pairs of sizes of one run); time over n has one valley (sizes). Of scenarios that keep everything."""
+    """How often the papers' two hypotheses hold in virtual time, and in how many cases: the best n does not fall as
+    batches grow (pairs of sizes of one run), and time over n has one minimum (sizes). Only for the kind "kept"."""
     grows, pairs, valleys, sizes = 0, 0, 0, 0
     for one in priced:
         if one.drawn.kind != "kept":
@@ -231,12 +231,12 @@ def name_of(choice: Choice) -> str:
 
 
 def group_of(drawn: Drawn) -> str:
-    """A pair that is best over a list is asked of scenarios with a budget, and of each kind without one, separately."""
+    """The group of a scenario. Each group has its own pair that is best over the list."""
     return drawn.kind
 
 
 def best_over_list(priced: list[Priced]) -> dict[str, Choice]:
-    """By group the one pair that fits every scenario of it and is best over all of them."""
+    """For each group the pair that fits all its scenarios and is best over them."""
     found = {}
     for group in dict.fromkeys(group_of(one.drawn) for one in priced):
         among = [one for one in priced if group_of(one.drawn) == group]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of scenarios.py, one drawn run after another: the tuner settles, pairs are screened, all take turns."""
+"""Ranks of scenarios.py. For each scenario the tuner settles, pairs are screened, and then all sides run in turns."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from integration_tests.benchmarks.tuner.tuner_calibrated import machine_of
 from integration_tests.benchmarks.tuner.tuner_rounds import ByDestination
 from integration_tests.benchmarks.tuner.tuner_scenario import OPEN, Choice, Scenario
 
-MOST = 4  # times the rounds that the tuner may take where its races are not through
-WITHIN = 1.3  # of the best prediction: pairs beyond are not measured
-SCREENED = 6  # of those, at most
+MOST = 4  # the tuner may take this many times plan["steps"] rounds if its races have not ended
+WITHIN = 1.3  # pairs whose prediction is beyond this factor of the best prediction are not screened
+SCREENED = 6  # the largest number of screened pairs
 
-Steps = dict[int, tuple[Scenario, Any]]  # by tokens: inputs, and the layer that takes them
+Steps = dict[int, tuple[Scenario, Any]]  # by tokens: the inputs, and the layer that runs them
 
 
 class Run:
@@ -39,7 +39,7 @@ class Run:
         self.inputs = {tokens: Scenario(self.plan, {**case, "T": tokens}) for tokens in drawn.tokens}
         first = self.inputs[drawn.tokens[0]]
         for one in self.inputs.values():
-            one.experts = first.experts  # of one layer, whatever its batches are
+            one.experts = first.experts  # batches of all sizes train the same layer
         self.folder = folder
         machine = json.loads(machine_of(self.inputs[drawn.tokens[-1]], rank.group, folder))
         self.priced = Priced(machine, drawn, rank.world_size)
@@ -53,7 +53,8 @@ class Run:
         return found
 
     def shared(self) -> Context:
-        """Of layers whose pair is fixed. A budget is a context's: under one each has a context of its own."""
+        """The context of layers with a fixed pair. With a budget each layer has its own context, because a budget
+        belongs to a context."""
         if self.priced.budget:
             return self.context()
         if self._shared is None:
@@ -67,10 +68,10 @@ class Run:
     # ---- sides ----
 
     def of_pick(self, pick: Pick) -> Steps | None:
-        """Layers of these pairs, one for each that differs; None: one of them does not fit this host's context."""
+        """A layer for each different pair, and its inputs. None: a pair does not fit the budget of its context."""
         layers: dict[Planned, Any] = {}
         found: Steps = {}
-        for tokens, pair in sorted(pick.items(), reverse=True):  # a plan is made for the largest
+        for tokens, pair in sorted(pick.items(), reverse=True):  # plans are made for the largest
             scenario = self.inputs[tokens]
             if pair not in layers:
                 choice = Choice(pair.num_chunks, pair.restore_input, pair.restore_pre_activation, pair.wgrad)
@@ -78,12 +79,12 @@ class Run:
             found[tokens] = scenario, layers[pair]
             try:
                 scenario.step(layers[pair])
-            except OverBudget:  # on all ranks
+            except OverBudget:  # raised on all ranks
                 return None
         return found
 
     def adaptive(self) -> tuple[Steps, int]:
-        """The layer that the tuner chooses for, settled for every size; and the number of rounds."""
+        """The layer with the tuner, after it has settled for every size; and the number of rounds until then."""
         tuner = TunerOptions(mode="adaptive", calibrate=self.plan["calibrate_s"], cache=self.folder)
         context = self.context(tuner=tuner)
         changes = {"reuse": True, "wgrad_mode": "adaptive"} if self.drawn.kind == "reuse" else {}
@@ -100,7 +101,7 @@ class Run:
                 return {tokens: (one, layer) for tokens, one in self.inputs.items()}, rounds
 
     def best_fixed(self) -> Planned:
-        """Screened: the one pair with the least time of a run by medians, each step after one of its own kind."""
+        """Screens pairs: returns the one with the shortest run by medians. A step follows a step of the same kind."""
         priced = self.priced
         by_time = sorted(priced.pairs, key=lambda one: priced.total(priced.fixed(one)))
         most = WITHIN * priced.total(priced.fixed(by_time[0]))
@@ -138,7 +139,7 @@ class Run:
     # ---- rounds ----
 
     def sides(self) -> tuple[dict[str, Steps], dict[str, Pick], int]:
-        """The alternating sides, the pairs of those that have some, and the tuner's rounds."""
+        """The sides that run in turns, the pairs of the sides with fixed pairs, and the tuner's number of rounds."""
         steps, settled_after = self.adaptive()
         found = {"adaptive": steps}
         picks = {name: pick for name, pick in self.priced.selectors().items() if name != "adaptive"}
@@ -189,12 +190,12 @@ class Run:
 
     @staticmethod
     def _turn(scenario: Scenario, layer: Any) -> float:
-        """A step that follows one of its own kind, as a step in training does."""
+        """Seconds of a step after a step of the same kind, as in training."""
         scenario.step(layer)
         return scenario.step(layer)
 
     def _adaptive_picks(self, steps: Steps) -> dict[str, str]:
-        """By size; "on trial" where the tuner has not yet said a policy for that n."""
+        """The tuner's choice for each size; "on trial" if the tuner has not yet decided on a policy for that n."""
         found = {}
         for tokens, (scenario, layer) in steps.items():
             scenario.step(layer)
@@ -202,9 +203,9 @@ class Run:
             rows = tokens * self.drawn.K * self.drawn.rank_skew(self.rank.world_size)
             every = [d for d in layer.context.decisions() if d["restore_input"] is not None]
             said = [d for d in every if d["num_chunks"] == n]
-            if self.drawn.kind == "budget":  # a plan's chunks are cut where one would have too many rows
+            if self.drawn.kind == "budget":  # n can differ from the plan's: chunks with too many rows are split
                 said = said or every
-            if said:  # under a budget an answer is for batches of up to its rows: the one for about this many
+            if said:  # under a budget a decision is for batches of up to its rows: take the one nearest to this size
                 one = min(reversed(said), key=lambda d: (d["rows"] < 0.95 * rows, abs(d["rows"] - rows)))
                 pair = one["restore_input"], one["restore_pre_activation"]
                 policy = restore.set_name(pair) or "+".join(pair)
@@ -217,7 +218,7 @@ class Run:
 def main() -> None:
     rank = Rank()
     lines = []
-    with tempfile.TemporaryDirectory() as folder:  # of this rank: every link is another machine
+    with tempfile.TemporaryDirectory() as folder:  # a new cache, because every link is a different machine
         for number, case in enumerate(rank.plan["cases"]):
             drawn = Drawn(**{**case, "tokens": tuple(case["tokens"])})
             lines.append(Run(rank, drawn, folder).measure())

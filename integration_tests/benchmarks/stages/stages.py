@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines by the hosts' own schedules and by Sluice's, in turns, over a shaped link; bubbles of the planned policies.
+"""Pipelines with the hosts' own schedules and with Sluice's, in turns, over a shaped link; bubbles of planned policies.
 
-Stages do no work: a forward sleeps a third of f + b, a backward the rest, so that ranks which share cores do not slow
-each other down. Payloads are real: --megabytes of f32 in each message. f + b is chosen so that a message over the link
-takes the case's share c of it. All sides live in the same processes and train the same batches in turns.
+Stages sleep instead of computing, a forward for a third of f + b, a backward for the rest, so that ranks that share
+cores do not slow each other down. Messages are real: --megabytes of f32 each. f + b is chosen so that a message over
+the link takes the case's share c of it. All sides run in the same processes and train the same batches in turns.
 
 two, four ...  DeepSpeed's engine over 2 or 4 stages with L micro-batches in flight
-real           linear layers in place of sleep, one core for each rank
-loopback       without a shaped link, where messages cost next to nothing
-jitter         what a stage sleeps is drawn (lognormal, sigma 0.4), the same for all sides
+real           linear layers instead of sleep, one core for each rank
+loopback       without a shaped link, where messages take almost no time
+jitter         sleeps are drawn (lognormal, sigma 0.4), the same for all sides
 slow-stage     one stage takes 1.5 times as long
-stall          what stage 1 sends waits for 50 ms now and then, at the same times for all sides
+stall          messages of stage 1 wait for 50 ms at random times, the same for all sides
 torch          torch's Schedule1F1B on gloo against get_schedule_class("SluiceSingle")
-bubbles        eight ranks, F = B = W slept: the bubble of each policy, from its events
+bubbles        eight ranks, F = B = W as sleep: the bubble of each policy, from its events
 
-Simulated is stock over Sluice in virtual time, with the policy in force and the same draws, over a network like the one
-that is measured (stages_simulated.py). jitter, slow-stage and stall have a third side, "fixed", which runs 1F1B as an
-order that binds, with messages sent during the computation and as much in flight: Sluice may take at most 1.03 of it.
+"simulated" is stock's time over Sluice's in virtual time, with the active policy and the same draws, over a network
+like the measured one (stages_simulated.py). jitter, slow-stage and stall have a third side, "fixed", which runs 1F1B in
+a fixed order, with messages sent during the computation and as many micro-batches in flight. Sluice may take at most
+1.03 of its time.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ from integration_tests.net.namespaces import parse_rate
 
 HERE = Path(__file__).resolve().parent
 PAGE = "benchmarks/stages.md"
-HEADERS = 1.04  # of Ethernet, IP and TCP, which the shaper counts
+HEADERS = 1.04  # factor for headers of Ethernet, IP and TCP, which the shaper counts
 LOOPBACK_UNIT_S = 0.28
 MOST_OVER_FIXED = 1.03
-POINTS = 1.5  # of a bubble beyond the simulated one
-OP_S = 0.05  # F = B = W of the bubbles, of each chunk
-RANKS = 8  # of the bubbles
+POINTS = 1.5  # a bubble may differ from the simulated bubble by this many percentage points
+OP_S = 0.05  # F = B = W of each chunk in the case "bubbles"
+RANKS = 8  # in the case "bubbles"
 VIRTUAL = {"1f1b": 1, "zero_bubble": 1, "looped": 2, "v": 2}
-SEPARATE = ("zero_bubble", "v")  # weight gradients are ops of their own
+SEPARATE = ("zero_bubble", "v")  # policies with separate weight-gradient ops
 
 
 class Case(NamedTuple):
-    """p stages, L in flight, a message that takes c of f + b (0: loopback); of stock ÷ Sluice the least that is wanted,
-    and the share of what is simulated (0: nothing is)."""
+    """p stages, L micro-batches in flight, the message's share c of f + b (0: loopback), the least stock ÷ Sluice that
+    is wanted, and the wanted share of the simulated stock ÷ Sluice (0: not simulated)."""
 
     stages: int
     in_flight: int
@@ -82,7 +83,7 @@ SMOKE = {"cases": ["two", "torch"], "megabytes": 0.05, "micro_batches": 4, "pair
 
 
 def compared(bench: Bench, name: str) -> dict[str, Any]:
-    """The row of one case that is compared with a host."""
+    """Measures one case in comparison with a host; returns its row."""
     case, options = CASES[name], bench.options
     message_s = options.megabytes * 2**20 * 8 * HEADERS / parse_rate(options.link)
     unit = message_s / case.share if case.share else LOOPBACK_UNIT_S
@@ -104,7 +105,7 @@ def compared(bench: Bench, name: str) -> dict[str, Any]:
     row |= {f"{side}_s": quartiles(found[f"{side}_s"])["median"] for side in ("stock", "sluice")}
     row |= {"speedup": pair_ratios(found["stock_s"], found["sluice_s"]), "wanted": case.least}
     if case.of_simulated:
-        ran = {**plan, "forward_s": unit / 3, "backward_s": 2 * unit / 3}  # the measured times of `real`
+        ran = {**plan, "forward_s": unit / 3, "backward_s": 2 * unit / 3}  # with the measured times in the case `real`
         row["simulated"] = stages_simulated.speedup(ran, message_s, found["policy"])["speedup"]
         row["wanted"] = max(case.least, case.of_simulated * row["simulated"])
     if case.has_fixed:
@@ -116,7 +117,7 @@ def compared(bench: Bench, name: str) -> dict[str, Any]:
 
 
 def bubbles(bench: Bench) -> list[dict[str, Any]]:
-    """A row for each policy."""
+    """Measures the case "bubbles"; returns a row for each policy."""
     options = bench.options
     policies = [{"name": name, "num_virtual": v, "split": name in SEPARATE} for name, v in VIRTUAL.items()]
     plan = {"policies": policies, "op_s": OP_S, "micro_batches": options.micro_batches, "batches": options.pairs}

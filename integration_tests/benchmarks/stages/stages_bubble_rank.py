@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of stages.py: the bubble of each planned policy, from its events. Stages sleep F = B = W."""
+"""Ranks of stages.py in the case "bubbles": the bubble of each planned policy, from its events. Stages only sleep."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ COMPUTED = ("forward", "backward", "weight_grad")
 
 
 class Sleeper:
-    """A virtual stage. is_whole: weight gradients are part of the backward."""
+    """A virtual stage that sleeps. is_whole: weight gradients are part of the backward."""
 
     def __init__(self, op_s: float, is_last: bool, is_first: bool, is_whole: bool) -> None:
         self._op_s, self._is_last, self._is_first, self._is_whole = op_s, is_last, is_first, is_whole
 
     def load(self, micro_batch: int) -> None:
-        """Nothing is to be loaded."""
+        """There are no inputs to load."""
 
     def forward(self, micro_batch: int, given: Edge | None) -> Edge | None:
         time.sleep(self._op_s)
@@ -39,8 +39,8 @@ class Sleeper:
 
 
 def bubble_of(policy: dict[str, Any], plan: dict[str, Any], rank: Rank) -> dict[str, Any]:
-    """Over several batches, and what was in flight and held at most on any rank. predicted: by the simulator with what
-    the last batch measured, messages among it."""
+    """The bubble of each batch, and the most micro-batches in flight and held on any rank. "predicted" is the bubble of
+    the simulator with the measured times of the last batch, including messages."""
     p, v, is_split = rank.world_size, policy["num_virtual"], policy["split"]
     in_v = policy["name"] == "v"
     numbers = [p * k + (p - 1 - rank.number if in_v and k % 2 else rank.number) for k in range(v)]

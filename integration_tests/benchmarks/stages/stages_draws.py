@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random draws of the pipelines' benchmarks: how long a stage sleeps, and when a link stalls.
+"""Random draws of the pipeline benchmarks: how long a stage sleeps, and when a link stalls.
 
-A draw belongs to a batch, a stage, a micro-batch and a direction, on any side: every side gets the same, and so does
-the simulator.
+A draw depends on the batch, stage, micro-batch and direction. It is the same for every side and for the simulator.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ MEAN_GAP_S = 0.4
 
 
 def seconds(plan: Mapping[str, Any], batch: int, stage: int, direction: str, micro_batch: int) -> float:
-    """The seconds that it sleeps. plan: forward_s, backward_s; "slow" {stage: factor}; "sigma" of a lognormal factor
-    whose mean is 1."""
+    """The seconds that a stage sleeps. plan: forward_s, backward_s; "slow" {stage: factor}; "sigma" of a lognormal
+    factor with mean 1."""
     sigma = plan.get("sigma", 0.0)
     draw = random.Random(f"{batch} {stage} {direction} {micro_batch}").lognormvariate(-(sigma**2) / 2, sigma)
     return plan[f"{direction}_s"] * plan.get("slow", {}).get(str(stage), 1.0) * (draw if sigma else 1.0)
@@ -31,7 +30,7 @@ def gaps(batch: int) -> Iterator[float]:
 
 
 def delayed(batch: int, begin_s: float, seconds: float) -> float:
-    """The time of a message that begins at begin_s of a batch and would take `seconds` without the stalls."""
+    """The duration of a message that begins at begin_s of a batch and would take `seconds` without stalls."""
     now, left, stall_s = begin_s, seconds, 0.0
     for gap in gaps(batch):
         stall_s += gap

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of stages.py: pipeline engines of DeepSpeed over the same stages, by stock's schedule and by key.
+"""Ranks of stages.py: DeepSpeed pipeline engines over the same stages, with stock's schedule and with Sluice's.
 
-The plan's "sides" have the pipeline's key of each; stock has none.
+The plan's "sides" maps each side to its "pipeline" section; stock has None.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from integration_tests.benchmarks.stages.stages_work import Stage, begin, layers
 
 
 def engine(plan: dict[str, Any], key: dict[str, Any] | None) -> Any:
-    """With the pipeline's key, or DeepSpeed's own."""
+    """An engine with the "pipeline" section `key`, or DeepSpeed's own engine."""
     torch.manual_seed(3)
     net = PipelineModule(
         [Stage(plan, number) for number in range(plan["stages"])],
@@ -42,14 +42,14 @@ def engine(plan: dict[str, Any], key: dict[str, Any] | None) -> Any:
 
 
 def data(plan: dict[str, Any], batch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The micro-batches of one batch, the same for both engines."""
+    """The micro-batches of one batch, the same for all engines."""
     value = torch.full((1, plan["elements"]), 1.0 + 0.01 * batch)
     for number in range(plan["micro_batches"]):
         yield value, torch.tensor([float(number)])
 
 
 def train(engines: dict[str, Any], name: str, batches: Any, losses: dict[str, float]) -> None:
-    """One batch of one engine."""
+    """Trains one batch with one engine."""
     losses[name] = float(engines[name].train_batch(batches))
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulates the cases of stages.py: the same draws, over the measured network.
+"""Simulates the cases of stages.py with the same draws, over a network like the measured one.
 
-A rank has one card there (net/namespaces.py), which messages to both its neighbours share. Stock sends are
-rendezvous, as gloo's are beyond a socket's buffer. Sluice's are buffered, as over tcp.
+A rank has one network card (net/namespaces.py), which the messages to both its neighbours share. Stock's sends are
+rendezvous sends, as with gloo beyond a socket's buffer. Sluice's sends are buffered, as over tcp.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ DIRECTIONS = ("forward", "backward")
 
 
 def speedup(plan: Mapping[str, Any], message_s: float, policy: str) -> dict[str, float]:
-    """Medians over the batches that are measured: seconds of stock and of Sluice, and stock ÷ Sluice. plan: of the
-    ranks. policy: the one in force. batch 0 does not count."""
+    """Medians over the measured batches (all but batch 0): seconds of stock and of Sluice, and stock ÷ Sluice. plan: of
+    the ranks. policy: the active policy."""
     drawn = any(plan.get(name) for name in ("sigma", "stalls"))
     numbers = range(1, plan["pairs"] + 1) if drawn else range(1, 2)
     stock = [_seconds(plan, message_s, "deepspeed", 0, number) for number in numbers]

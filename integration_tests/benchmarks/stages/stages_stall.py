@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A link that stalls: while a batch runs, the messages of one rank wait for 50 ms at random times.
+"""Makes a link stall: during a batch, the messages of one rank wait for 50 ms at random times.
 
-The draws belong to the batch: every side meets the same stalls at the same times after its begin. The rank shapes
-its own end of the cable, so it must be root in its network namespace.
+The draws depend on the batch, so every side has the same stalls at the same times after its begin. The rank shapes its
+own end of the link, so it must be root in its network namespace.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 from integration_tests.benchmarks.stages.stages_draws import STALL_S, gaps
 from integration_tests.net.namespaces import DEVICE, QUEUE_S, SUBNET, burst_bytes, parse_rate
 
-STALLED_BPS = 8_000.0  # practically nothing
+STALLED_BPS = 8_000.0  # nearly zero
 
 
 def shape(rate_bps: float, usual_bps: float) -> None:
-    """Change the rate of what this rank sends; the rest stays as it is at its usual rate."""
+    """Change the rate at which this rank sends. Burst and limit stay those of the usual rate."""
     burst = burst_bytes(usual_bps)
     room = round(usual_bps / 8 * QUEUE_S) + burst
     queue = ["rate", f"{round(rate_bps)}bit", "burst", f"{burst}b", "limit", f"{room}b"]
@@ -30,13 +30,13 @@ def shape(rate_bps: float, usual_bps: float) -> None:
 
 
 def wake(rank: int) -> None:
-    """Sends one small packet: what waits has a timer of the old rate, and nothing else looks at the new one."""
+    """Sends one small packet, because packets that wait have a timer of the old rate until a new packet comes."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_packet:
         any_packet.sendto(b"", (f"{SUBNET}.{1 if rank else 2}", 9))
 
 
 class _Stalls:
-    """Of one batch, on a thread of its own."""
+    """A thread that makes the stalls of one batch."""
 
     def __init__(self, link: str, batch: int, rank: int) -> None:
         self.count = 0
@@ -73,8 +73,8 @@ class _Stalls:
 
 @contextlib.contextmanager
 def stalling(plan: dict[str, Any], rank: int, batch: int) -> Iterator[None]:
-    """plan["stalls"]: {"rank", "link"}; without it, and on other ranks, nothing happens. RuntimeError where the link
-    never stalled: the batch would be one like any other."""
+    """Makes the link stall on the rank of plan["stalls"], {"rank", "link"}, and does nothing on other ranks. Raises
+    RuntimeError if the link never stalled."""
     wanted = plan.get("stalls")
     if not wanted or wanted["rank"] != rank:
         yield

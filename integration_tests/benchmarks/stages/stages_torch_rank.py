@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of stages.py: torch's Schedule1F1B on gloo, and get_schedule_class("SluiceSingle"), stages that sleep."""
+"""Ranks of stages.py in the case "torch": Schedule1F1B on gloo, and get_schedule_class("SluiceSingle")."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from integration_tests.benchmarks.stages.stages_work import Stage, begin, loss_o
 
 
 def schedule_of(name: str, plan: dict[str, Any]) -> tuple[Stage, Any]:
-    """The stage of this rank, and what runs it."""
+    """The stage of this rank, and the schedule that runs it."""
     module = Stage(plan, dist.get_rank())
     stage = PipelineStage(module, dist.get_rank(), dist.get_world_size(), torch.device("cpu"))
     if name == "stock":

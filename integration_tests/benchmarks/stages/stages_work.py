@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work of a stage of the pipelines' benchmarks: it sleeps, by a plan or by draws, or computes."""
+"""The work of a stage of the pipeline benchmarks: a sleep of planned or drawn length, or linear layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from integration_tests.benchmarks.stages.stages_draws import seconds
 
-WIDTH = 1024  # of stages that compute
+WIDTH = 1024  # width of the linear layers
 
 
 def _sleep_until(end: float) -> None:
@@ -23,7 +23,7 @@ def _sleep_until(end: float) -> None:
 
 
 class _Sleep(torch.autograd.Function):
-    """Passes on its input after a while, which includes its own arithmetic."""
+    """Multiplies by the weight and sleeps. The planned time includes the arithmetic."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, stage: Stage) -> torch.Tensor:
@@ -45,7 +45,7 @@ class _Sleep(torch.autograd.Function):
 
 
 class Stage(nn.Module):
-    """One layer, which is one stage."""
+    """One stage, with one layer."""
 
     def __init__(self, plan: dict[str, Any], number: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Stage(nn.Module):
         self.layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(layers))) if layers else None
 
     def begin(self, batch: int) -> None:
-        """Before each batch."""
+        """Must be called before each batch."""
         self.batch, self.count = batch, 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -65,14 +65,14 @@ class Stage(nn.Module):
 
 
 def begin(module: nn.Module, batch: int) -> None:
-    """All stages in it."""
+    """Calls `begin` of all stages in `module`."""
     for stage in module.modules():
         if isinstance(stage, Stage):
             stage.begin(batch)
 
 
 def layers_for(unit_s: float, elements: int) -> tuple[int, float]:
-    """(how many linear layers take so long forward and backward on one micro-batch, how long they take)."""
+    """The number of linear layers whose forward and backward of a micro-batch take about unit_s, and their seconds."""
     layer, took = nn.Linear(WIDTH, WIDTH), []
     for _ in range(5):
         x = torch.randn(elements // WIDTH, WIDTH, requires_grad=True)
@@ -89,7 +89,7 @@ def loss_of(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
 
 
 def turns(sides: list[str], number: int) -> list[str]:
-    """Each side comes first, and after each other one, equally often."""
+    """The order of the sides in a round. Each side comes first, and after each other side, equally often."""
     first = number % len(sides)
     turned = sides[first:] + sides[:first]
     return turned if number // len(sides) % 2 == 0 else turned[::-1]

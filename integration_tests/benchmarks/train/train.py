@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole training steps of the example's language model, stock and Sluice in turns in one process group.
 
-Everything that a step does is in its time: attention, gate, experts, gradient reduction, optimizer.
+The time of a step includes attention, gate, experts, gradient reduction and optimizer.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A short reference, timed with calibrations and measurements: how a machine's speed changes between them.
+"""Times short reference work with calibrations and measurements, to show how a machine's speed changes between them.
 
-A rented machine's GEMMs and exchanges take a fifth more or less from one minute to the next. A calibrated model then
-differs from a later measurement although nothing of it is wrong. So one fixed GEMM, one fixed exchange and one step
-of a fixed tiny layer are timed when the machine is calibrated, and again in every round of what is measured:
+On a rented machine the time of GEMMs and exchanges changes by a fifth from one minute to the next. A later measurement
+then differs from a calibrated model although the model is right. So one fixed GEMM, one fixed exchange and one step of
+a fixed tiny layer are timed when the machine is calibrated, and again in every measured round:
 
-  gemm_s, exchange_s   on torch alone; what they take now over what they took then is the machine's drift
-  host_s                  what a tiny layer's step of as many tokens takes outside of its passes: autograd, Python and
-                          the barrier's end, which are in every step and in no pass
+  gemm_s, exchange_s   with torch alone; the present time over the time at calibration is the machine's drift
+  host_s               the time of the tiny layer's step outside of its passes, with as many tokens: autograd, Python
+                       and the end of the barrier, which are part of every step but not of a pass
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-ROWS, WIDTH, HIDDEN, MATRICES = 128, 256, 512, 4  # of the GEMM: weights of 2 MiB in turn
-EXCHANGED = 1 << 16  # floats that each rank sends to each other one
+ROWS, WIDTH, HIDDEN, MATRICES = 128, 256, 512, 4  # of the GEMM, which uses weights of 2 MiB in turn
+EXCHANGED = 1 << 16  # floats that each rank sends to each other rank
 SAMPLES = 9
 NAMES = ("gemm_s", "exchange_s", "host_s")
 
@@ -28,7 +28,7 @@ class Reference:
     """The fixed work of one rank; every call is collective."""
 
     def __init__(self, step: Callable[[], tuple[float, float]]) -> None:
-        """step: of the tiny layer; its seconds, and those of its passes."""
+        """step: runs the tiny layer; returns the seconds of the step and of its passes."""
         import torch
         import torch.distributed as dist
 
@@ -38,11 +38,11 @@ class Reference:
         world, rank = dist.get_world_size(), dist.get_rank()
         self._out = [torch.zeros(EXCHANGED if peer != rank else 0) for peer in range(world)]
         self._back = [torch.zeros_like(tensor) for tensor in self._out]
-        for _ in range(2):  # warm
+        for _ in range(2):  # warm-up
             self.sample()
 
     def sample(self) -> Sample:
-        """Seconds of the slowest rank, by NAMES."""
+        """Seconds of the slowest rank, in the order of NAMES."""
         import torch.distributed as dist
 
         from integration_tests.benchmarks.measuring.parts import exchange, slowest
@@ -65,10 +65,10 @@ class Reference:
 
 
 def medians(samples: Sequence[Sample]) -> dict[str, float]:
-    """By NAMES."""
+    """The median of each of NAMES."""
     return {name: statistics.median(sample[i] for sample in samples) for i, name in enumerate(NAMES)}
 
 
 def drift(then: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """Present times of GEMMs and exchanges over those at calibration."""
+    """Present times of GEMM and exchange over the times at calibration."""
     return {"gemm": now["gemm_s"] / then["gemm_s"], "exchange": now["exchange_s"] / then["exchange_s"]}

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quality of the tuner's choices and predictions: regret against exhaustive search, and error.
 
-Per scenario (shape, link, skew) and mode the tuner trains until it has settled. Then every n is screened, and the
-best five and all choices run in fresh rounds, in turns. Some scenarios have a memory budget, a share of the way from
-the leanest plan to the one that keeps everything: there every n x policy that fits is a candidate, and choices are
-plans. Regret is the median over rounds of the choice's time over that of the best candidate, minus 1. The n, or plan,
-that MPMoE's phases and MPipeMoE's eq. 10 would take from the same calibration are judged too, and baselines run in the
-same rounds: one chunk, a fixed number, FasterMoE's split by destination and PipeMoE's pipeline (tuner_rounds.py). A
-step also takes what a tiny layer's takes outside of its passes, autograd and Python, measured at calibration
-(reference.py): predictions of steps have that added. Every scenario is measured between two calibrations
-(tuner_calibrated.py): the error that is judged is of those in which both say the same within --steady.
+For each scenario (shape, link, skew) and mode, a layer trains until the tuner has settled. Then every n is screened,
+and the best five and all choices run in new rounds, in turns. Some scenarios have a memory budget between the bytes of
+the leanest plan and those of keeping everything. There every n x policy that fits is a candidate, and choices are
+plans. Regret is the median over rounds of the choice's time over that of the best candidate, minus 1. The choices of
+MPMoE's phases and MPipeMoE's eq. 10 from the same calibration are judged too. Baselines run in the same rounds: one
+chunk, a fixed n, FasterMoE's split by destination and PipeMoE's pipeline (tuner_rounds.py). The predicted time of a
+step includes the time of a tiny layer's step outside of its passes (autograd and Python), measured at calibration
+(reference.py). Every scenario is measured between two calibrations (tuner_calibrated.py). Errors are judged only where
+the two calibrations agree within --steady.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OPTIONS = {
     "steady_seconds": Option(40.0, "of each scenario, for that"),
 }
 SMOKE = {"links": ["none"], "steps": 80, "pairs": 4, "calibrate": 0.3, "steady_seconds": 1.0}
-FIXED = 4  # chunks of the baseline that does not choose (tuner_rounds.py)
+FIXED = 4  # chunks of the baseline with a fixed n (tuner_rounds.py)
 # T, M, H, E, K; steps stay near or below 100 ms on one core.
 SHAPES = {
     "square": (512, 256, 512, 4, 2),
@@ -51,9 +51,9 @@ SHAPES = {
 }
 TINY = {"smoke": (64, 32, 64, 4, 2)}
 SKEWS = (1.0, 1.6)
-# (shape, share): 0 is the leanest plan's bytes, 1 those of keeping everything at one chunk.
+# (shape, share): share 0 is the bytes of the leanest plan, 1 the bytes of keeping everything with one chunk.
 BUDGETS = (("square", 0.5), ("short", 0.2))
-# The marks: description, name and column of a row of the summary, maximum.
+# The marks: "what", "name" and column of a row of the summary, and the maximum.
 MARKS = (
     ("regret", "adaptive", "median", 0.02),
     ("regret", "adaptive", "most", 0.10),
@@ -80,7 +80,7 @@ def cases(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def regret(measured: dict[str, list[float]], chosen: int | str) -> float:
-    """Median over rounds of the choice against the candidate with the least median."""
+    """Median over rounds of the choice's time over that of the candidate with the smallest median, minus 1."""
     best = min(measured, key=lambda n: statistics.median(measured[n]))
     return statistics.median(a / b for a, b in zip(measured[str(chosen)], measured[best], strict=True)) - 1
 
@@ -91,7 +91,7 @@ def judge(line: dict[str, Any]) -> dict[str, Any]:
     line["regret"] = {mode: regret(measured, found["key"]) for mode, found in line["modes"].items()}
     line["regret"] |= {name: regret(measured, n) for name, n in line["models"].items()}
     both = {n: line["predicted"][n]["schedule"] for n in measured if n in line["predicted"]}
-    # A step also takes what a tiny layer's takes outside of its passes, at calibration (reference.py).
+    # A step also takes time outside of its passes, which was measured at calibration (reference.py).
     host_s = line["reference_then"]["host_s"]
     line["error"] = {n: (seconds + host_s) / statistics.median(measured[n]) - 1 for n, seconds in both.items()}
     line["drift"] = reference.drift(line["reference_then"], line["reference_now"])
@@ -103,7 +103,7 @@ def judge(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def sides_of(line: dict[str, Any]) -> dict[str, list[float]]:
-    """Baselines by name, whatever their n."""
+    """Seconds of baselines by name, without their n."""
     found = {" ".join(word for word in name.split() if not word.isdigit()): s for name, s in line["baselines"].items()}
     if line["budget_share"] is None:
         found |= {"unsplit": line["measured"]["1"], "fixed n": line["measured"][str(FIXED)]}
@@ -111,20 +111,20 @@ def sides_of(line: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def ratio(line: dict[str, Any], seconds: list[float]) -> float:
-    """Median over rounds of a baseline's time over that of what the adaptive tuner chose."""
+    """Median over rounds of a baseline's time over that of the adaptive tuner's choice."""
     chosen = line["measured"][line["modes"]["adaptive"]["key"]]
     return statistics.median(a / b for a, b in zip(seconds, chosen, strict=True))
 
 
 def quantile(values: list[float], share: float) -> float:
-    """By the nearest rank."""
+    """The quantile by the nearest-rank method."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, -(-int(len(ordered) * share * 1000) // 1000) - 1))]
 
 
 def summary(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The record: regrets of choices, times of baselines over adaptive's, and errors of predictions, by link and in
-    total, for scenarios in which the machine was steady."""
+    """The record: regrets of choices, times of baselines over adaptive's, and errors of predictions by link and in
+    total. Errors are only of scenarios in which the machine was steady."""
     rows: list[dict[str, Any]] = []
     for what in ("regret", "over_adaptive"):
         for name in dict.fromkeys(name for line in lines for name in line[what]):
@@ -141,7 +141,7 @@ def summary(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def missed(rows: list[dict[str, Any]]) -> list[str]:
-    """Marks that are not reached."""
+    """The missed marks."""
     found = {(row["what"], row["name"]): row for row in rows}
     short = []
     for what, name, key, most in MARKS:
@@ -196,7 +196,7 @@ CHOSEN_BY = {
 
 
 def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
-    """Regrets and baselines; errors of predictions."""
+    """Tables of regrets and baselines, and of errors of predictions."""
     told: dict[str, list[str]] = {"choices": [], "predictions": []}
     for run in runs:
         rows = records.rows_of(run)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines that tuner.py calibrates, and whether they are still the same after a measurement.
+"""Calibrates machines for tuner.py, and checks whether they are still the same after a measurement.
 
-Processors of rented machines run at two speeds, for minutes each, as others use what they share. A prediction from a
-calibration at one speed says nothing of steps at the other, although nothing of it is wrong. So every scenario is
-measured between two calibrations: where they say the same of its layer, the machine was steady, and the prediction of
-the first is held against the measurement; where they do not, the scenario is measured again after the second.
+Processors of rented machines run at two speeds, for minutes each, because other guests share them. A prediction from a
+calibration at one speed is not valid for steps at the other speed. So every scenario is measured between two
+calibrations. If both predict the same for its layer, the machine was steady, and the first prediction is compared with
+the measurement. Otherwise the scenario is measured again after the second calibration.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ TINY: dict[str, Any] = {"M": 64, "H": 64, "skew": 1.0}
 
 
 def tiny_layer(rank: Rank, T: int, E: int, K: int) -> reference.Reference:
-    """A reference whose step is that of a layer with next to no work, in one chunk: autograd counts its parameters, and
-    Python and autograd see as many tokens and routes."""
+    """A reference whose step is that of a layer with almost no work, in one chunk, but with as many tokens, routes and
+    parameters for Python and autograd."""
     scenario = Scenario(rank.plan, {**TINY, "T": T, "E": E, "K": K})
     side = Side(scenario, scenario.layer(rank.context(gemm=rank.plan["gemm"]), Choice(1)))
 
@@ -40,7 +40,7 @@ def tiny_layer(rank: Rank, T: int, E: int, K: int) -> reference.Reference:
 
 
 class Calibrated(NamedTuple):
-    """A machine, what the reference took around its calibration, and that reference."""
+    """A machine, the reference times around its calibration, and the reference itself."""
 
     text: bytes
     reference: dict[str, float]
@@ -48,7 +48,7 @@ class Calibrated(NamedTuple):
 
 
 def machine_of(scenario: Scenario, group: EpGroup, folder: str) -> bytes:
-    """The machine that all modes of this scenario have, measured now or taken from the cache. Collective."""
+    """The machine that all modes of this scenario use, measured now or read from the cache. Collective."""
     options = TunerOptions(mode="adaptive", calibrate=scenario.plan["calibrate_s"], cache=folder)
     context = Context(group, ContextOptions(gemm=scenario.plan["gemm"], tuner=options))
     scenario.layer(context, OPEN)
@@ -60,7 +60,7 @@ def machine_of(scenario: Scenario, group: EpGroup, folder: str) -> bytes:
 
 
 def calibrated(scenario: Scenario, group: EpGroup, tiny: reference.Reference, folder: str | None = None) -> Calibrated:
-    """The machine in its present state; with a folder also for the modes. Collective."""
+    """Calibrates the machine. With a folder, the modes use this calibration too. Collective."""
     before = tiny.samples()
     if folder is None:
         with tempfile.TemporaryDirectory() as own:
@@ -71,7 +71,7 @@ def calibrated(scenario: Scenario, group: EpGroup, tiny: reference.Reference, fo
 
 
 def difference(a: Calibrated, b: Calibrated, case: dict[str, Any], world_size: int, budget: int | None) -> float:
-    """The difference of two calibrations in their predictions for the scenario's layer, median over n."""
+    """The relative difference of two calibrations' predictions for the scenario's layer, as the median over n."""
     sizes = [Choice(n) for n in SIZES]
     one, other = (predictions(json.loads(each.text), case, world_size, sizes, budget) for each in (a, b))
     return statistics.median(abs(other[n]["schedule"] / one[n]["schedule"] - 1) for n in one)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of tuner.py: one scenario after another: every n by itself, every mode, and the paper models' choices."""
+"""Ranks of tuner.py. Each scenario runs every mode, and measures every n and the choices of the papers' models."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from integration_tests.benchmarks.tuner.tuner_scenario import (
 )
 
 MODES = ("adaptive", "profile", "model")
-MOST = 4  # times the steps that a mode may take where its races are not through
+MOST = 4  # a mode may take this many times plan["steps"] steps if its races have not ended
 
 
 def chosen_by(context: Context) -> Choice:
-    """The last decision of its tuner."""
+    """The last decision of the context's tuner."""
     decisions = context.decisions()
     if not decisions:
         return Choice(1)
@@ -46,7 +46,7 @@ def chosen_by(context: Context) -> Choice:
 def run_modes(
     scenario: Scenario, group: EpGroup, folder: str, budget: int | None
 ) -> tuple[dict[str, dict[str, Any]], set[Choice]]:
-    """The settled choice of each mode, after at least this many ordinary steps, and the cost of its races."""
+    """The settled choice of each mode, after at least plan["steps"] ordinary steps, and the cost of its races."""
     plan, found, choices = scenario.plan, {}, set()
     for mode in MODES:
         calibrate = None if mode == "profile" else plan["calibrate_s"]
@@ -56,7 +56,7 @@ def run_modes(
         began = time.perf_counter()
         steps = 0
         while steps < plan["steps"] or (steps < MOST * plan["steps"] and not context.stats()["last_is_settled"]):
-            scenario.step(layer)  # all ranks settle on the same
+            scenario.step(layer)  # all ranks settle on the same choice
             steps += 1
         choice = chosen_by(context)
         choices.add(choice)
@@ -75,8 +75,8 @@ def run_modes(
 def measure(
     rounds: Rounds, scenario: Scenario, machine: Calibrated, budget: int | None, rank: Rank
 ) -> tuple[dict[str, Any], Calibrated, Calibrated]:
-    """Rounds between two calibrations that say the same, and these; where they do not, rounds again after the
-    later one, until steady_s is up. What a step took decides nothing."""
+    """The results of rounds between two calibrations, and these calibrations. If the calibrations differ, the rounds
+    run again after the later one, for at most steady_s. The times of steps do not decide this."""
     plan, left, repeated = scenario.plan, scenario.plan["steady_s"], 0
     while True:
         began = time.perf_counter()
@@ -100,7 +100,7 @@ def main() -> None:
     hosted = {tuple(case[name] for name in "TEK") for case in plan["cases"]}
     tiny = {(T, E, K): tiny_layer(rank, T, E, K) for T, E, K in sorted(hosted)}
     latest: dict[tuple[int, ...], Calibrated] = {}
-    with tempfile.TemporaryDirectory() as folder:  # of this rank: every link is another machine
+    with tempfile.TemporaryDirectory() as folder:  # a new cache, because every link is a different machine
         for number, case in enumerate(plan["cases"]):
             scenario, shape = Scenario(plan, case), tuple(case[name] for name in "MHTEK")
             if shape not in latest:
@@ -113,7 +113,7 @@ def main() -> None:
             found = json.loads(machine.text)
             final |= {"predicted": predictions(found, case, W, among, budget), "reference_then": machine.reference}
             picks = {name: key_of(choice) for name, choice in models.items()}
-            picks = {name: key for name, key in picks.items() if key in final["measured"]}  # the others do not fit
+            picks = {name: key for name, key in picks.items() if key in final["measured"]}  # choices that fit
             lines.append({**case, "modes": modes, "models": picks, **final, "calibration": found})
             rank.report(done=number + 1, of=len(plan["cases"]), name=case["name"])
     rank.leave(lines)

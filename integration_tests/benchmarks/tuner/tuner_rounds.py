@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sides of tuner.py: candidates, choices and baselines of a scenario, alternating."""
+"""Runs the sides of tuner.py in turns: candidates, choices and baselines of a scenario."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from integration_tests.benchmarks.measuring.stolen import Stolen
 from integration_tests.benchmarks.tuner import reference
 from integration_tests.benchmarks.tuner.tuner_scenario import SIZES, Choice, Scenario, key_of, overlap
 
-FIXED = 4  # chunks of a baseline that does not choose
+FIXED = 4  # chunks of the baseline with a fixed n
 PIPEMOE = (2, 4, 8)  # n that PipeMoE's pipeline may take
 
 
@@ -32,15 +32,15 @@ class Side:
         return self.scenario.step(self.layer)
 
     def counted(self) -> tuple[float, tuple[float, float, float]]:
-        """A step, and what its lanes and passes took on this rank."""
+        """Seconds of a step, and of its lanes and passes on this rank."""
         before = self.layer.context.stats()
         took = self.step()
         after = self.layer.context.stats()
         return took, tuple((after[name] - before[name]) / 1e9 for name in ("compute_ns", "comm_ns", "pass_ns"))
 
     def lanes_over_ranks(self) -> dict[str, float]:
-        """Medians: of the rank that computes longest; of the one that communicates least, since a rank that waits for
-        another counts the wait as communication. Collective."""
+        """Medians of the lanes: computation of the rank that computes longest, and communication of the rank that
+        communicates least, since a rank counts its waits for others as communication. Collective."""
         medians = [statistics.median(values) for values in zip(*self.lanes, strict=True)]
         most, least = torch.tensor(medians), torch.tensor(medians)
         dist.all_reduce(most, dist.ReduceOp.MAX)
@@ -53,11 +53,11 @@ class Side:
 
 
 class ByDestination(Scenario):
-    """FasterMoE's split: in part j each rank sends to one rank alone, j places after it, and computes meanwhile.
+    """FasterMoE's split: in part j each rank sends only to the rank j places after it, and computes meanwhile.
 
-    On Sluice's own GEMMs and transport, so that the split alone differs: every route is a token of its own, tokens
-    lie ordered by how far their rank is, and there are W chunks of them, filled up with tokens that go nowhere. A
-    token's routes are not added up, in its favour.
+    This runs on Sluice's own GEMMs and transport, so that only the split differs. Every route becomes a token. Tokens
+    are sorted by the distance of their rank into W chunks, which are padded with tokens without an expert. A token's
+    routes are not summed, which favours this baseline.
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -80,12 +80,12 @@ class ByDestination(Scenario):
         self.cotangent = scenario.cotangent[token]
 
     def layer(self, context: Context, choice: Choice, **changes: Any) -> MoeLayer:
-        """Like the scenario's, with one route per token."""
+        """The scenario's layer with one route per token."""
         return super().layer(context, choice, top_k=1, **changes)
 
 
 def baselines(scenario: Scenario, context: Context) -> dict[str, Side]:
-    """The methods of others, measured: neither keeps weight gradients for the end, and both cut chunks out of tokens.
+    """Other methods. Neither defers weight gradients to the end, and both make chunks of tokens.
 
     "pipemoe N" is PipeMoE's pipeline with N chunks, each an all-to-all of all ranks, without reuse of slots.
     """
@@ -107,14 +107,15 @@ def baselines(scenario: Scenario, context: Context) -> dict[str, Side]:
 def candidates_of(
     scenario: Scenario, group: EpGroup, shared: Context | None, wanted: set[Choice], budget: int | None
 ) -> dict[Choice, Side]:
-    """Those that fit, warm. Under a budget each has a context of its own, since a budget is a context's."""
+    """The choices that fit, after one step. With a budget each has its own context, because a budget belongs to a
+    context."""
     found = {}
     for choice in sorted(wanted, key=str):
         options = ContextOptions(gemm=scenario.plan["gemm"], memory_budget=budget)
         side = Side(scenario, scenario.layer(shared or Context(group, options), choice))
         try:
             side.step()
-        except OverBudget:  # on all ranks
+        except OverBudget:  # raised on all ranks
             side.layer.context.close()
             continue
         found[choice] = side
@@ -122,10 +123,10 @@ def candidates_of(
 
 
 class Rounds:
-    """Screens every candidate in turns; then the best five, what was chosen, and the baselines run in fresh rounds.
+    """Screens every candidate in turns. Then the best five, all choices and the baselines run in new rounds.
 
-    Each of these follows a step of its own kind that does not count, as a step in training does. The baselines: one
-    chunk, FIXED chunks, and those of `baselines`, PipeMoE's with the n that is best for it.
+    Each measured step follows an unmeasured step of the same kind, as in training. The baselines are one chunk, FIXED
+    chunks, and the sides of `baselines`, PipeMoE's with its best n.
     """
 
     def __init__(self, scenario: Scenario, group: EpGroup, chosen: set[Choice], budget: int | None) -> None:
@@ -157,7 +158,7 @@ class Rounds:
         self.names = {key: key if isinstance(key, str) else key_of(key) for key in self.final}
 
     def run(self, count: int, stolen: Stolen, tiny: reference.Reference) -> dict[str, dict[str, Any]]:
-        """Replaces the earlier rounds by this many new ones."""
+        """Runs `count` new rounds, which replace the earlier rounds."""
         references = []
         for side in self.final.values():
             side.seconds, side.lanes = [], []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scenario of tuner.py: its inputs, what a layer may be told, and what the planner says of that."""
+"""A scenario of tuner.py: its inputs, the configurations of its layers, and their predictions by the planner."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ MODELS = ("schedule", "mpmoe", "mpipemoe")
 
 
 class Choice(NamedTuple):
-    """The configuration of a layer. None: open, like 0 chunks."""
+    """The configuration of a layer. None, and 0 chunks, leave the choice to the tuner."""
 
     chunks: int
     restore_input: str | None = None
     restore_pre_activation: str | None = None
     wgrad: str | None = None
-    kept: int = 0  # chunks that the policies speak of, the first ones; 0: all
+    kept: int = 0  # the policies hold for this many chunks, the first ones; 0: for all
 
     def by_chunk(self, policy: str | None, rest: str) -> str | list[str]:
-        """As MoeConfig takes a tensor's policy: one for all chunks, or `rest` after those that are kept."""
+        """The policy of a tensor for MoeConfig: one for all chunks, or a list with `rest` after the first `kept`."""
         if policy is None or not 0 < self.kept < self.chunks:
             return policy or "adaptive"
         return [policy] * self.kept + [rest] * (self.chunks - self.kept)
@@ -49,7 +49,7 @@ class Scenario:
         T, M, H, E, K = (case[name] for name in "TMHEK")
         self.tokens = torch.randn(T, M, generator=generator).requires_grad_()
         ids = balanced_ids(T, E, K)
-        # Skew: all routes of this many tokens go to different experts of rank 0, so that it gets `skew` times its part.
+        # All routes of this share of tokens go to different experts of rank 0, which then gets `skew` times the mean.
         share = (case["skew"] - 1) / max(W - 1, 1)
         hot = torch.rand(T, generator=generator) < share
         ids[hot] = (torch.arange(int(hot.sum())).view(-1, 1) + torch.arange(K)) % (E // W)
@@ -59,7 +59,7 @@ class Scenario:
 
     def layer(self, context: Context, choice: Choice, **changes: Any) -> MoeLayer:
         case = self.case
-        # Without a budget the mode is fixed, so that n alone differs between sides.
+        # Without a budget the mode is fixed, so that sides differ only in n.
         free = "adaptive" if context.options.memory_budget else "deferred"
         options = {
             "top_k": case["K"],
@@ -75,7 +75,7 @@ class Scenario:
         return MoeLayer(context, MoeConfig(activation="relu", **sizes, **options))
 
     def step(self, layer: MoeLayer) -> float:
-        """One forward and backward; the slowest rank's seconds."""
+        """Seconds of one forward and backward on the slowest rank."""
         forget_gradients(self.experts)
         return seconds_of(lambda: layer(self.tokens, self.ids, self.weights, self.experts).backward(self.cotangent))
 
@@ -84,7 +84,7 @@ class Scenario:
 
 
 def key_of(choice: Choice) -> str:
-    """The name in records: n only, or a plan."""
+    """The name of a choice in records: n, or a plan."""
     if choice.restore_input is None:
         return str(choice.chunks)
     part = f"/first {choice.kept}" if 0 < choice.kept < choice.chunks else ""
@@ -96,13 +96,13 @@ def choice_of(planned: Planned) -> Choice:
 
 
 def overlap(compute: float, comm: float, whole: float) -> float:
-    """The part of the shorter lane that ran during the longer one; 1: all of it, and nothing else took time."""
+    """The part of the shorter lane that ran during the longer lane. 1: all of it, and nothing else took time."""
     least = min(compute, comm)
     return (compute + comm - whole) / least if least > 0 else 0.0
 
 
 def predicted_of(p: Prediction) -> dict[str, float]:
-    """Seconds of forward and backward by the schedule, MPMoE's phases and MPipeMoE eq. 10; lanes and their overlap."""
+    """Seconds of a step by the schedule, by MPMoE's phases and by MPipeMoE eq. 10; lanes and their overlap."""
     compute, comm = p.busy("compute"), p.busy("comm")
     return {
         "schedule": p.seconds,
@@ -122,7 +122,7 @@ def workload_of(case: dict[str, Any], world_size: int) -> Workload:
 def predictions(
     machine: dict[str, Any], case: dict[str, Any], world_size: int, choices: Iterable[Choice], budget: int | None
 ) -> dict[str, dict[str, float]]:
-    """The machine's predictions for layers, or plans, that run like these; by key_of."""
+    """The planner's predictions for these choices on the machine, by key_of."""
     planner = Planner(Machine(machine, {}))
     work = workload_of(case, world_size).with_(memory_budget=budget or 0)
     return {
@@ -137,7 +137,7 @@ def predictions(
 
 
 def candidates(case: dict[str, Any], machine: bytes, world_size: int) -> tuple[list[Choice], int | None]:
-    """Every n, or every plan that fits the scenario's budget in bytes by this machine."""
+    """Every n without a budget; or every plan that fits the scenario's budget on this machine, and the budget."""
     if case["budget_share"] is None:
         return [Choice(n) for n in SIZES], None
     planner = Planner(Machine(json.loads(machine), {}))
@@ -148,7 +148,7 @@ def candidates(case: dict[str, Any], machine: bytes, world_size: int) -> tuple[l
     most = next(
         c for c in wide if (c.choice.num_chunks, c.choice.restore_input, c.choice.restore_pre_activation) == all_kept
     )
-    # The planner's base is a small context's; the torch adapter's GEMMs take more.
+    # The planner's base is that of a small context; the torch adapter's GEMMs need more.
     budget = int(least + case["budget_share"] * (most.total_bytes - least)) + (4 << 20)
     chosen = planner.choose(work.with_(memory_budget=budget)).candidates
     return [choice_of(c.choice) for c in chosen if not c.verdict.startswith("over")], budget

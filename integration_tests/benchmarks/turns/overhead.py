@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cost of tuning in a run of 10,000 steps, in wall and CPU time, for constant and for changing batches.
 
-A layer whose n is open (mode adaptive, no machine) trains in blocks of steps, in turns with blocks of two sets of
-layers whose n and mode of weight gradients are configured: to what the tuned layer has settled on by then for each
-size, so that what a choice is worth counts for neither side. All run the same batches. The two configured sets differ
-only in where their memory and threads lie, which alone makes a difference of the size that is judged, so the tuned side
-is compared with the mean of both, in several runs in processes of their own. Judged are
+A tuned layer (mode adaptive, no machine) trains in blocks of steps, in turns with blocks of two sets of layers with a
+configured n and weight-gradient mode: the tuned layer's latest choice for each size, so that the quality of the choice
+does not matter. All sides run the same batches. The two configured sets differ only in the placement of their memory
+and threads, which already makes a difference as large as the judged one. So the tuned side is compared with the mean of
+both, in several runs, each in new processes. Judged are
 
-  cost      blocks in which something raced by their sums, all others by the median over pairs of blocks, which a
-            machine whose speed changes moves little: what tuning costs of all time
-  account   the tuner's own: races beyond the best candidate and first passes after switches
+  cost      the part of all time that tuning takes: for blocks in which candidates raced from their sums, for all
+            others from the median over pairs of blocks, which depends little on changes of the machine's speed
+  account   the tuner's own count: time of races beyond the best candidate, and first passes after switches
 
-Pairs of blocks that lost more than --stolen of their time to other guests of the machine's host do not count. Cost, of
-both clocks, and account may be at most 0.5 %.
+Pairs of blocks that lost more than --stolen of their time to other guests of the machine's host do not count. The cost
+by each clock, and the account, may be at most 0.5 %.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from integration_tests.benchmarks.measuring.bench import GEMM, RANKS, SEED, STOL
 HERE = Path(__file__).resolve().parent
 PAGE = "benchmarks/overhead.md"
 WORKLOADS = {"constant": (64,), "changing": (48, 64, 96, 128)}  # T of a step, drawn for every step
-PROMISED = 0.005  # of all time
+PROMISED = 0.005  # part of all time
 CLOCKS = ("wall", "cpu")
 OPTIONS = {
     "workloads": Option(list(WORKLOADS), choices=list(WORKLOADS)),
@@ -45,9 +45,9 @@ SMOKE = {"steps": 60, "block": 20, "runs": 1, "workloads": ["changing"]}
 
 
 def judge(found: dict[str, Any]) -> dict[str, float]:
-    """Shares of all time: cost by clock, and the tuner's account."""
+    """Parts of all time: cost by clock, and the tuner's account."""
     kept = [share <= found["most_stolen"] for share in found["stolen"]]
-    kept = kept if any(kept) else [True] * len(kept)  # the numbers of a busy machine, but numbers
+    kept = kept if any(kept) else [True] * len(kept)  # use all pairs if none is quiet
     result = {}
     for clock in CLOCKS:
         sides = found[clock]
@@ -69,7 +69,7 @@ def judge(found: dict[str, Any]) -> dict[str, float]:
 
 
 def row(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means over the runs; of the clocks also the least and the most."""
+    """Means over the runs; for the clocks also minimum and maximum."""
     judged = [judge(run) for run in runs]
     values = {what: [each[what] for each in judged] for what in (*CLOCKS, "account")}
     spans = {what: {"median": statistics.mean(v), "q1": min(v), "q3": max(v)} for what, v in values.items()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of overhead.py: blocks of the tuned layer and of two sets of configured ones in turns."""
+"""Ranks of overhead.py: blocks of the tuned layer and of two sets of configured layers, in turns."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Run:
 
 
 class Fixed:
-    """Layers with the configuration that the tuned one has settled on so far, warmed up before they count."""
+    """Layers with the tuned layer's latest choices. Each is warmed up before its steps count."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.context = run, run.context()
@@ -112,7 +112,7 @@ def main() -> None:
             each.follow(choices)
         stolen.begin()
         for side in draw.sample(SIDES, len(SIDES)):
-            gc.collect()  # here, and not in the turn of whichever side the interpreter chooses
+            gc.collect()  # outside of the timed blocks
             dist.barrier()
             wall, cpu = time.perf_counter(), time.process_time()
             for T in sizes:
@@ -122,7 +122,7 @@ def main() -> None:
                     fixed[side].step(T)
             clocks["cpu"][side].append(time.process_time() - cpu)
             clocks["wall"][side].append(time.perf_counter() - wall)
-        stolen.spoiled()  # never: it only notes
+        stolen.spoiled()  # always False here: it only records the lost share
         before, races = races, tuned_context.tuner_stats()["race_passes"]
         raced.append(races > before)
         done += len(sizes)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of the possible overlap that Sluice reaches if communication takes about as long as computation.
 
-Two layers in one run, in turns: one with one chunk, whose ops show what communication and computation take by
-themselves, and one whose n Sluice chooses while training. With both, per pass,
+Two layers run in turns: one with one chunk, whose ops give the separate times of communication and computation, and one
+whose n Sluice chooses during training. From both, per pass,
 
     ideal = sum over forward and backward of max(communication, computation + CPU seconds of the communication lane)
 
-since one core both computes and moves the bytes. Communication is the exchange of the rank that waited least for the
-others; of backward, twice the gradients' dispatch, because the return runs alongside the weight gradients even with one
-chunk. Computation is that of the slowest rank. `reached` is the ideal over what the passes took with the chosen n.
+since one core both computes and moves the bytes. Communication is that of the rank that waited least for the others. In
+backward it is twice the gradients' dispatch, because the combine overlaps the weight gradients even with one chunk.
+Computation is that of the slowest rank. `reached` is the ideal over the time of the passes with the chosen n.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
 
 HERE = Path(__file__).resolve().parent
 PAGE = "benchmarks/tuner.md"
-# T, M, H, E, K, link, share of the ideal that must be reached. At these links both lanes take about as long on one
-# core of 60 to 120 GFLOP/s.
+# T, M, H, E, K, link, and the share of the ideal that must be reached. Over these links communication takes about as
+# long as computation on one core of 60 to 120 GFLOP/s.
 CASES: dict[str, tuple[int, int, int, int, int, str, float]] = {
     "one-expert": (8192, 512, 2048, 2, 1, "0.25gbit", 0.92),
     "eight": (2048, 1024, 4096, 8, 1, "0.125gbit", 0.82),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of overlap.py: one layer with one chunk and one that chooses, traced in turns."""
+"""Ranks of overlap.py: a layer with one chunk and a tuned layer, traced in turns."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from integration_tests.benchmarks.measuring.rank import Rank
 from integration_tests.benchmarks.tuner.tuner_scenario import OPEN, Choice, Scenario
 
 DIRECTIONS = ("forward", "backward")
-EVENTS = 1 << 14  # ops of one step at most
+EVENTS = 1 << 14  # upper bound of the ops of one step
 EXCHANGES = ("dispatch", "combine", "dispatch_grad", "combine_grad")
 
 
 def traced(scenario: Scenario, layer: MoeLayer) -> list[dict[str, Any]]:
-    """The ops of one step, passes among them."""
+    """The ops of one step, including passes."""
     layer.context.trace_start(EVENTS)
     scenario.step(layer)
     events = [dict(event) for event in layer.context.trace_take()]
@@ -29,12 +29,12 @@ def traced(scenario: Scenario, layer: MoeLayer) -> list[dict[str, Any]]:
 
 
 def seconds_of(events: list[dict[str, Any]]) -> float:
-    """Both passes."""
+    """Seconds of both passes."""
     return sum(e["end_ns"] - e["begin_ns"] for e in events if e["op"] == "pass") / 1e9
 
 
 def lanes_of(events: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Seconds by direction of each exchange, and of the compute lane, of a step with one chunk."""
+    """For a step with one chunk, by direction: seconds of each exchange and of the compute lane."""
     found = {}
     for one in (e for e in events if e["op"] == "pass"):
         inside = [e for e in events if e["op"] != "pass" and one["begin_ns"] <= e["begin_ns"] <= one["end_ns"]]
@@ -48,22 +48,22 @@ def lanes_of(events: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def over_ranks(values: list[float], op: dist.ReduceOp.RedOpType) -> list[float]:
-    """Elementwise."""
+    """Reduces values elementwise over ranks."""
     tensor = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(tensor, op)
     return tensor.tolist()
 
 
 def parts_of(rounds: list[dict[str, dict[str, float]]], comm_cpu_s: float) -> dict[str, dict[str, float]]:
-    """Medians of communication, computation, and the lane's share of the core, by direction."""
+    """By direction: medians of communication, computation, and the communication lane's CPU time."""
 
     def median(direction: str, name: str) -> float:
         return statistics.median(parts[direction][name] for parts in rounds)
 
     exchanges = {"forward": ("dispatch", "combine"), "backward": ("dispatch_grad", "dispatch_grad")}
     comm = over_ranks([sum(median(d, name) for name in exchanges[d]) for d in DIRECTIONS], dist.ReduceOp.MIN)
-    # A forward and a backward move the same rows: half of the lane's processor time each; half of a backward's runs
-    # during the weight gradients and is in their seconds already.
+    # Forward and backward move the same rows, so each has half of the lane's CPU time. Half of the backward's part runs
+    # during the weight gradients, and their seconds already include it.
     cpu = over_ranks([comm_cpu_s / 2], dist.ReduceOp.MAX)[0]
     busy = [median("forward", "compute"), max(0.0, median("backward", "compute") - cpu / 2)]
     compute = over_ranks(busy, dist.ReduceOp.MAX)
@@ -94,7 +94,7 @@ def main() -> None:
     for count in range(plan["rounds"]):
         for side in ("one", "chosen") if count % 2 == 0 else ("chosen", "one"):
             layer = one if side == "one" else chosen
-            scenario.step(layer)  # a step of its own kind before
+            scenario.step(layer)  # a measured step follows a step of the same kind
             before = alone.stats()["comm_cpu_ns"]
             events = traced(scenario, layer)
             cpu_ns += alone.stats()["comm_cpu_ns"] - before
@@ -107,7 +107,7 @@ def main() -> None:
         "one_chunk_s": over_ranks(walls["one"], dist.ReduceOp.MAX),
         "chosen_s": over_ranks(walls["chosen"], dist.ReduceOp.MAX),
         "n": choosing.stats()["last_num_chunks"],
-        "settled_after": settled_after,  # steps; None: the race still ran during the rounds
+        "settled_after": settled_after,  # number of steps; None: the race had not ended before the rounds
         "decisions": choosing.decisions(),
     }
     rank.leave(found)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exchange in two levels against the one in one level: nodes of two ranks, loopback within, a shaped link between.
+"""The two-level exchange against the one-level exchange: nodes of two ranks, loopback in a node, a shaped link between.
 
 One layer, forward and backward, in turns: `deduplicate` by rank, by node, and "rank_or_node", in the same group over
-the same sockets. The ranks of a node share one link to the other nodes. The same random routing for all.
+the same sockets. The ranks of a node share one link to the other nodes. All sides use the same random routing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ OPTIONS = {
     "seed": SEED,
 }
 SMOKE = {"T": 64, "M": 32, "H": 32, "E": 8, "K": 2, "links": ["1gbit"], "pairs": 2, "warm_up": 2}
-MARKS = {"0.2gbit": 1.25, "1gbit": 0.98}  # one level's time over that of two
-MOST_OF_BEST = 1.03  # of the better one, for the chosen one
+MARKS = {"0.2gbit": 1.25, "1gbit": 0.98}  # least ratio of the time with one level to the time with two
+MOST_OF_BEST = 1.03  # largest ratio of the chosen exchange's time to that of the faster exchange
 
 
 def run(bench: Bench) -> list[str]:

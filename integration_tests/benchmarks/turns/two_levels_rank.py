@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of two_levels.py: the same layer deduplicated by rank, by node and as the tuner chooses, in turns."""
+"""Ranks of two_levels.py: the same layer, deduplicated by rank, by node and by the tuner's choice, in turns."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ class Case:
         return layer(self.tokens, self.ids, self.weights, self.experts)
 
     def step(self, layer: MoeLayer) -> float:
-        """One forward and backward; the slowest rank's seconds."""
+        """Seconds of one forward and backward on the slowest rank."""
         forget_gradients(self.experts)
         return seconds_of(lambda: self.forward(layer).backward(self.cotangent))
 
 
 def copies(rank: Rank, ids: torch.Tensor, groups: int) -> int:
-    """The number of the rank's tokens for each other node, once for each of `groups` that ranks are divided into."""
+    """The number of token copies that this rank sends to other nodes, if ranks are divided into `groups` groups and
+    each group gets a token at most once."""
     owner = ids * groups // rank.plan["case"]["E"]
     own = rank.number // rank.plan["ranks_per_node"]
     sent = 0
@@ -51,7 +52,7 @@ def copies(rank: Rank, ids: torch.Tensor, groups: int) -> int:
 
 
 def bytes_of(case: Case, layer: MoeLayer) -> int:
-    """Payload that one step sends."""
+    """Payload bytes that one step sends."""
     before = layer.context.stats()["bytes_sent"]
     case.step(layer)
     return layer.context.stats()["bytes_sent"] - before
@@ -82,7 +83,7 @@ def main() -> None:
             "wall_s": walls,
             "n": {side: contexts[side].stats()["last_num_chunks"] for side in SIDES},
             "bytes_sent": {side: bytes_of(case, layer) for side, layer in layers.items()},
-            # Rows of four exchanges; those that come back are as many as those that this rank's peers send.
+            # Four exchanges, in each of which a rank is taken to send as many rows.
             "between_bytes": {
                 "one": 4 * row * copies(rank, case.ids, rank.world_size),
                 "two": 4 * row * copies(rank, case.ids, nodes),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: models with AutoEP layers, stock and through Sluice, in one process group."""
+"""Rank-side: models with AutoEP layers, with stock DeepSpeed and through Sluice, in one process group."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from deepspeed.moe import ep_experts
 from sluice.adapters.deepspeed import swap
 from sluice.config import Options
 
-_registered = "swiglu_squared"  # an activation without a formula in the library
+_registered = "swiglu_squared"  # an activation that the library does not support
 
 
 def parity(kind: str, steps: int = 8, sluice: dict[str, Any] | None = None, **how: Any) -> list[Any]:
-    """(stock, through Sluice): what `models.train` gives."""
+    """(stock, through Sluice): the results of `models.train`."""
     return [models.train(kind, steps, section, **how) for section in (None, {**models.SLUICE, **(sluice or {})})]
 
 
 def parity_of_lengths(lengths: list[list[int]], **how: Any) -> list[Any]:
-    """As `parity`, with sequences of these lengths, by rank and step."""
+    """As `parity`, with sequences of these lengths by rank and step."""
     mine = lengths[dist.get_rank()]
     return parity("stacked", len(mine), lengths=mine, **how)
 
@@ -55,7 +55,7 @@ def parity_with_frozen(which: str) -> list[Any]:
 
 
 def _reorder_sums(seed: int, model: Any) -> None:
-    """Permutes the hidden units of the experts: the same training, with GEMMs summed in another order."""
+    """Permutes the hidden units of the experts. The training is the same, but GEMMs sum in another order."""
     generator = torch.Generator().manual_seed(seed)
     for layer in model.layers:
         experts = layer.moe.experts
@@ -67,7 +67,7 @@ def _reorder_sums(seed: int, model: Any) -> None:
 
 
 def long_run(steps: int) -> dict[str, Any]:
-    """Losses through Sluice, of stock, and of stock runs that differ in the order of their sums alone."""
+    """Losses through Sluice, of stock, and of stock runs that differ only in the order of sums."""
     stock = [models.train("stacked", steps, None)["losses"]]
     for seed in range(1, 6):
         stock.append(models.train("stacked", steps, None, prepare=functools.partial(_reorder_sums, seed))["losses"])
@@ -89,7 +89,7 @@ def _loss(host: Any, step: int = 0) -> torch.Tensor:
 
 
 def refused(what: str, policy: str) -> Any:
-    """The result of swapping invalid layers: [layers on Sluice, reasons], or [error, its text]."""
+    """The result of swapping invalid layers: [number of layers on Sluice, reasons], or [error type, text]."""
     config, section = {}, {}
     if what == "activation":
         if _registered not in ep_experts.EXPERT_ACTIVATIONS:
@@ -103,7 +103,7 @@ def refused(what: str, policy: str) -> Any:
     first = _layer(host)
     if what == "hook":
         first.experts.register_forward_hook(lambda *_: None)
-    elif what == "folded":  # as AutoTP leaves it when used with AutoEP, for models whose plan AutoTP can read
+    elif what == "folded":  # the state after AutoTP and AutoEP together, for models whose plan AutoTP can read
         first.folding_group_handles = types.SimpleNamespace(spec=types.SimpleNamespace(tp_size=2))
     elif what == "forward":
         first._forward = lambda hidden: hidden
@@ -117,7 +117,7 @@ def refused(what: str, policy: str) -> Any:
 
 
 def one_rank_refuses() -> str:
-    """Rank 1 has a wrong width: it gets its own error, rank 0 one that names it, and the group continues."""
+    """Rank 1 has a wrong width. It gets its own error, rank 0 an error that names rank 1, and the group continues."""
     host = _engine()
     layer = _layer(host)
     width = 32 + (4 if dist.get_rank() == 1 else 0)
@@ -132,7 +132,7 @@ def one_rank_refuses() -> str:
 
 
 def container_hooked_after_the_swap() -> str:
-    """The container is not called any more, so a hook on it cannot fire. Rank 1 sets one: the error of each rank."""
+    """The error of each rank when rank 1 hooks the container of experts, which is no longer called."""
     host = _engine()
     layer = _layer(host)
     x = torch.randn(2, 4, 32)
@@ -156,7 +156,7 @@ def unequal_options() -> None:
 
 
 def one_rank_skips() -> None:
-    """Rank 1 leaves the second forward out."""
+    """Rank 1 omits the second forward."""
     host = _engine(sluice_section={"timeout": 10})
     with torch.no_grad():
         _layer(host)(torch.randn(2, 4, 32))
@@ -165,7 +165,7 @@ def one_rank_skips() -> None:
 
 
 def one_rank_dies(where: str) -> dict[str, Any]:
-    """Rank 1 is killed in the middle of a step; the error in the loop of rank 0, and its delay."""
+    """Rank 1 is killed in the middle of a step. Returns the error in the loop of rank 0, and the delay of the error."""
     host = _engine()
     host.backward(_loss(host))
 
@@ -176,7 +176,7 @@ def one_rank_dies(where: str) -> dict[str, Any]:
         layer = models.moe_layers(host.module)[1 if where == "forward" else 0][1]
         if where == "forward":
             layer.register_forward_pre_hook(die)
-        else:  # in the first layer's backward: the second layer's is done
+        else:  # in the first layer's backward, after the second layer's
             layer.register_full_backward_pre_hook(die)
     began = time.monotonic()
     try:
@@ -189,11 +189,11 @@ def one_rank_dies(where: str) -> dict[str, Any]:
 
 
 def numbers() -> list[Any]:
-    """The output of `sluice.stats` and `sluice.decisions` for an engine and for one layer; copies are the host's."""
+    """`sluice.stats` and `sluice.decisions` of an engine and of one layer. Copies of a layer are the host's layers."""
     host = _engine(size=1)
     host.backward(_loss(host))
     layer = _layer(host)
-    layer.ep_group = None  # the host's own layer cannot be copied with it
+    layer.ep_group = None  # a layer cannot be copied with its group
     twin = copy.deepcopy(layer)
     assert type(twin) is AutoEPMoELayer and "_sluice" not in vars(twin)
     assert list(twin.state_dict()) == list(layer.state_dict())
@@ -226,7 +226,7 @@ def comms_records() -> dict[str, int]:
 
 
 def checkpoint(folder: str, writer: str, config: dict[str, Any]) -> Any:
-    """Written by one, loaded by the other; the losses that follow in both, and the contents of the files."""
+    """Stock loads a checkpoint of Sluice, or the reverse: later losses of both, and the contents of the files."""
     sections = {"stock": None, "sluice": models.SLUICE}
     other = {"stock": "sluice", "sluice": "stock"}[writer]
     hosts = {

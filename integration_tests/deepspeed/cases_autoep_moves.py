@@ -18,7 +18,7 @@ SECTION = {**models.SLUICE, **PROMISES_BITS}
 
 
 def shuffle(host: Any, seed: int) -> None:
-    """The experts of every layer swap places, the same on all ranks."""
+    """Moves the experts of every layer to random places, the same on all ranks."""
     for number, layer in enumerate(host.sluice.layers):
         host.sluice.move_experts(layer, *shuffled(layer._sluice, 100 * seed + number))
 
@@ -33,10 +33,10 @@ def moved_training(
     shape: dict[str, int] | None = None,
     stale: bool = False,
 ) -> list[Any]:
-    """[unmoved, moved]: the results of `autoep_models.train`. ZeRO has no gradients after an update, and experts move
-    before the next forward; otherwise they move before the update, with their gradients. They are home at the end.
+    """[unmoved, moved]: the results of `autoep_models.train`. Under ZeRO and bf16 experts move before the next forward,
+    when there are no gradients. Otherwise they move before the update, with their gradients. At the end they are home.
 
-    forget: the state of an expert that a faulty host would leave. stale: the engine is not told of a move."""
+    forget: state that does not move, as with a faulty host. stale: the engine does not learn of a move."""
     config = {**UNCLIPPED, **(config or {})}
     after_update = config.get("zero_optimization", {}).get("stage", 0) > 0 or "bf16" in config
 
@@ -65,7 +65,7 @@ def decided(kind: str, steps: int, config: dict[str, Any]) -> list[Any]:
     reports: list[Any] = []
 
     def settle(host: Any, step: int) -> None:
-        """Before the last step: experts of a partitioned optimizer only move after updates."""
+        """Moves experts home before the last step: experts of a partitioned optimizer only move after updates."""
         if step == steps - 1:
             reports.extend(state["placement"] for state in host.sluice.stats()["layers"])
             host.sluice.decider.close()
@@ -74,7 +74,7 @@ def decided(kind: str, steps: int, config: dict[str, Any]) -> list[Any]:
                 pass
 
     def favour(model: Any) -> None:
-        """The router prefers the first rank's experts."""
+        """Makes the router prefer the first rank's experts."""
         with torch.no_grad():
             for layer in model.layers:
                 layer.moe.router.bias[: layer.moe.router.bias.shape[0] // 2] += 4.0
@@ -86,7 +86,7 @@ def decided(kind: str, steps: int, config: dict[str, Any]) -> list[Any]:
 
 
 def checkpoints(kind: str, folder: str, config: dict[str, Any]) -> list[str]:
-    """Files of a run whose experts have moved that differ from those of one in which none has."""
+    """The checkpoint files that differ between a run with moved experts and a run without moves."""
     hosts = {
         name: models.engine(models.build(kind), models.expert_parallel(kind), SECTION, **{**UNCLIPPED, **config})
         for name in ("still", "moved")

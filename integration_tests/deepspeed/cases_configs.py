@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: sections of ds_config, and ways of using an engine, that are rare and valid."""
+"""Rank-side: rare but valid sections of ds_config and ways to use an engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ds_models import SLUICE, build, ds_config, engine
 
 
 def profiled_macs(kind: str) -> list[int]:
-    """The counts of DeepSpeed's flops profiler on rank 0: of a step that C computes, and of one of called modules."""
+    """The counts of DeepSpeed's flops profiler on rank 0, for a step computed in C and one that calls modules."""
     counted = []
     profiler = {"enabled": True, "profile_step": 1, "output_file": "/dev/null"}
     for is_called in (False, True):
@@ -73,7 +73,7 @@ def _evaluation(host: Any, mode: Callable[[], contextlib.AbstractContextManager[
 
 
 def evaluated_between(mode: str, sluice_section: dict[str, Any]) -> Any:
-    """The first call of all, and others between the micro-steps of one step, are evaluations of other lengths.
+    """The very first call, and calls between the micro-steps of a step, are evaluations with other lengths.
 
     [losses, evaluations] of stock and of Sluice
     """
@@ -107,7 +107,7 @@ def _experts_are_frozen(model: Any) -> None:
 
 
 def _one_expert_is_frozen(model: Any) -> None:
-    """On one rank alone, of the fused layer and of the called one."""
+    """Freezes one expert on rank 0 only, in the fused layer and in the layer that calls modules."""
     if dist.get_rank() == 0:
         for moe in model.moes:
             moe.deepspeed_moe.experts.deepspeed_experts[0].requires_grad_(False)
@@ -126,13 +126,13 @@ FROZEN = {
 
 
 def frozen(what: str) -> Any:
-    """[stock, through Sluice] where part of the model does not learn."""
+    """[stock, through Sluice] with a part of the model frozen."""
     layers = [{"k": 2, "expert": "gated"}, {"k": 2, "expert": "tuple"}]
     return cases_parity.parity(layers, 5, prepare=FROZEN[what])
 
 
 def shared_layer(sluice_section: dict[str, Any]) -> Any:
-    """One layer that the model calls twice in a forward: losses of stock and of Sluice."""
+    """Losses of stock and of Sluice with one layer that the model calls twice in a forward."""
     found = []
     for section in (None, {**SLUICE, **sluice_section}):
         model = build([{"k": 2, "top2_2nd_expert_sampling": False}])
@@ -152,7 +152,7 @@ def shared_layer(sluice_section: dict[str, Any]) -> Any:
 
 
 def swapped_again() -> Any:
-    """Unswapped in the middle of a training, and swapped again by hand: losses of stock and of this one."""
+    """Losses of stock, and of a training that is unswapped in the middle and swapped again by hand."""
     from sluice.adapters.deepspeed import swap
     from sluice.config import Options
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: trainings whose experts move by the option "placement", compared with trainings in which none does."""
+"""Rank-side: trainings whose experts move by the option "placement", compared with trainings without moves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sluice.adapters.deepspeed.moe.state import LayerState
 from sluice.errors import SluiceError
 from sluice.planning.placement import PlacementPlan
 
-# Whatever a move takes, it pays.
+# With these options every move pays.
 WILLING = {"interval": 3, "target": 1.05, "least_gain": 0.01, "horizon": 10**6}
 
 
@@ -34,7 +34,7 @@ def _positive(step: int, length: int | None = None, dtype: torch.dtype = torch.f
 
 
 def _favours_the_first(model: Any) -> None:
-    """Half of all experts, those of the first ranks, get nearly all rows."""
+    """Makes the gate send nearly all rows to half of the experts, those of the first ranks."""
     with torch.no_grad():
         model.first.weight.copy_(torch.eye(*model.first.weight.shape))
         for moe in model.moes:
@@ -43,7 +43,7 @@ def _favours_the_first(model: Any) -> None:
 
 
 class _Home:
-    """Replaces the decider: moves in flight continue, and after the last step all experts go home."""
+    """Replaces the decider after closing it. After the last step all experts move home."""
 
     def __init__(self, host: Any) -> None:
         self._host = host
@@ -64,7 +64,7 @@ class _Home:
 
 
 def _shuffled(numbers: Any, loads: Any, expert_rank: Any, expert_slot: Any, *_: Any) -> PlacementPlan:
-    """Any placement but this one, the same on all ranks."""
+    """A plan with a random placement, the same on all ranks."""
     places = list(zip(expert_rank, expert_slot))
     numbers.shuffle(places)
     ranks, slots = zip(*places)
@@ -73,7 +73,7 @@ def _shuffled(numbers: Any, loads: Any, expert_rank: Any, expert_slot: Any, *_: 
 
 @contextlib.contextmanager
 def _breaking(name: str) -> Iterator[None]:
-    """On rank 1 this function of a move during the steps fails."""
+    """Makes the function `name` of background moves fail on rank 1."""
     owner = moves if name == "fill" else background
 
     def fails(*_: Any) -> Any:
@@ -105,12 +105,12 @@ def decided_training(
     rate: int | None = None,
     frozen: bool = False,
 ) -> Any:
-    """[unmoved, moved, reports]: the results of `train` for both, and the layers' reports before experts go home.
+    """[unmoved, moved, reports]: the results of `train` for both, and the layers' reports before experts move home.
 
-    shuffle: to a random placement at every decision. forget: the state of an expert that a faulty host would leave
-    (else it is zero). stale: the engine is not told of a move. epoch_of_last: by how much the last rank is ahead.
-    touch: the step in which other code writes into weights in flight. broken: a step of a move that fails on rank 1.
-    rate: bytes per second. frozen: another parameter of each expert on each rank."""
+    shuffle: move to a random placement at every decision. forget: state that does not move, as with a faulty host
+    (is_left_out), or arrives as zeros. stale: the engine does not learn of a move. epoch_of_last: a wrong epoch on the
+    last rank. touch: the step in which other code writes into weights in flight. broken: a function of a move that
+    fails on rank 1. rate: bytes per second. frozen: freeze a different parameter of each expert on each rank."""
     reports: list[Any] = []
 
     def prepare(model: Any) -> None:
@@ -154,7 +154,7 @@ def decided_training(
 
 
 def torn_training(layers: list[dict[str, Any]]) -> tuple[str, str]:
-    """Arrived state cannot be put into its place on rank 1: the error of its step, and the next forward of each."""
+    """Rank 1 fails to install state that has arrived: the error of the step, and of the next forward."""
     model = build(layers)
     _favours_the_first(model)
     host = engine(model, ds_config(**UNCLIPPED), {**SECTION, "placement": WILLING})
@@ -174,7 +174,7 @@ def torn_training(layers: list[dict[str, Any]]) -> tuple[str, str]:
 
 
 def counted_training(config: dict[str, Any], dtype: str) -> dict[str, int]:
-    """The host memory of this rank that moves at every decision have taken."""
+    """The host memory that moves at every decision take on this rank."""
     plan, deciding.plan_placement = deciding.plan_placement, functools.partial(_shuffled, random.Random(5))
     layers = [{"num_experts": 8, "k": 2, "expert": "wide", "drop_tokens": False}]
 
@@ -193,7 +193,7 @@ def counted_training(config: dict[str, Any], dtype: str) -> dict[str, int]:
 
 
 def even_training(steps: int) -> Any:
-    """(reports, collectives that a look sent) of a training with loads that are even enough."""
+    """(reports, collectives that looking at loads has sent) of a training whose loads need no move."""
     host = engine(
         build([{"num_experts": 8, "k": 2}]),
         ds_config(**UNCLIPPED),
@@ -221,7 +221,7 @@ def even_training(steps: int) -> Any:
 
 
 def unswapped() -> Any:
-    """Whether experts had moved, and whether unswapping returned the weights of the unmoved run."""
+    """The number of moved experts, and whether the weights after unswapping are those of the unmoved run."""
     weights = []
     moved = 0
     for section in (SECTION, {**SECTION, "placement": WILLING}):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: whole engines beyond the list of traps: their tokens, checkpoints, copies, records and ends. They assert
-here, and return values for the comparison of ranks."""
+"""Rank-side: cases of whole engines beyond the list of traps: tokens, checkpoints, copies, records and ends. The cases
+assert here, and return values for the comparison of ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sluice.errors import InvalidArgument
 
 
 def uneven_tokens(lengths: list[int], k: int, drop: bool) -> list[float]:
-    """Ranks with different token counts, none included: trains."""
+    """Trains with different numbers of tokens on the ranks, including none."""
     host = _swapped([{"k": k, "drop_tokens": drop}, {"k": k, "drop_tokens": drop, "expert": "tuple"}])
     losses = []
     for step in range(3):
@@ -36,13 +36,13 @@ def uneven_tokens(lengths: list[int], k: int, drop: bool) -> list[float]:
 
 
 def uneven_tokens_in_stock() -> None:
-    """The host's handling of them."""
+    """A step of stock DeepSpeed with different numbers of tokens on the ranks."""
     host = engine(build([{}]), ds_config())
     _one_step(host, 0, [12, 16][dist.get_rank()])
 
 
 def _tensors(value: Any, path: str = "") -> Iterator[str]:
-    """The place and shape of each tensor of a file, however deep it is nested."""
+    """The place and shape of each tensor of a file, at any depth."""
     if isinstance(value, torch.Tensor):
         yield f"{path} {list(value.shape)} {value.dtype}"
     elif isinstance(value, dict):
@@ -54,7 +54,7 @@ def _tensors(value: Any, path: str = "") -> Iterator[str]:
 
 
 def checkpoint(folder: str, writer: str, layers: list[dict[str, Any]], config: dict[str, Any]) -> Any:
-    """Written by one, loaded by the other; the contents of the files, and the losses that follow."""
+    """Stock loads a checkpoint of Sluice, or the reverse: the contents of the files, and later losses."""
     sections = {"stock": None, "sluice": SLUICE}
     other = {"stock": "sluice", "sluice": "stock"}[writer]
     hosts = {}
@@ -84,21 +84,21 @@ def checkpoint(folder: str, writer: str, layers: list[dict[str, Any]], config: d
 
 
 def copies_are_stock() -> None:
-    """deepcopy and pickle of a swapped layer give a layer of the host."""
+    """Checks that deepcopy and pickle of a swapped layer give a layer of the host."""
     host = _swapped([{"ep_size": 1, "drop_tokens": False}])
     layer = _layer(host)
     layer(torch.randn(8, models.WIDTH), None)
     group = layer.ep_group
-    layer.l_aux = layer.gate.ep_group = layer.ep_group = None  # the host's own layer cannot be copied with these
+    layer.l_aux = layer.gate.ep_group = layer.ep_group = None  # a layer cannot be copied with these
     twin = copy.deepcopy(layer)
     assert type(twin) is MOELayer and "_sluice" not in vars(twin)
     assert list(twin.state_dict()) == list(layer.state_dict())
     written = pickle.dumps(layer)
-    assert b"sluice" not in written  # it loads where there is none
+    assert b"sluice" not in written  # the file loads without Sluice
     again = pickle.load(io.BytesIO(written))
     assert type(again) is MOELayer and type(layer) is SluiceMOELayer
     for one in (layer, twin):
-        one._set_ep_group(group)  # without one, 0.15.4 exchanges rows with all ranks
+        one._set_ep_group(group)  # without a group, 0.15.4 exchanges rows with all ranks
     torch.manual_seed(0)
     x = torch.randn(8, models.WIDTH)
     assert torch.allclose(twin(x, None), layer(x, None), atol=1e-6)
@@ -106,7 +106,7 @@ def copies_are_stock() -> None:
 
 
 def comms_records(section: dict[str, Any] | None) -> dict[str, int]:
-    """Records in the host's logger for forward and backward. section: of ds_config; None: switched on by a call."""
+    """Records in the host's logger for forward and backward. section: of ds_config; None: a call enables the logger."""
     import deepspeed.comm as comm
 
     host = _swapped([{}], **({} if section is None else {"comms_logger": section}))
@@ -127,13 +127,13 @@ def comms_records(section: dict[str, Any] | None) -> dict[str, int]:
 
 
 def trace_and_stats(folder: str) -> list[str]:
-    """`sluice.trace` around two steps."""
+    """The trace of two steps."""
     host = _swapped([{"k": 2}])
     sluice.trace.start()
     _one_step(host)
     path = os.path.join(folder, f"trace{dist.get_rank()}.json")
     with contextlib.suppress(InvalidArgument):
-        sluice.trace.stop(of=path)  # no layer: recording continues
+        sluice.trace.stop(of=path)  # this names no layer, so recording continues
     events = sluice.trace.stop(path, of=host)
     assert {event["direction"] for event in events} == {"forward", "backward"}
     (numbers,) = sluice.stats(host.module.moes[0])["contexts"]
@@ -150,7 +150,7 @@ def trace_and_stats(folder: str) -> list[str]:
 
 
 def reset_of_an_engine() -> None:
-    """Two layers of one context: its totals are there once, and its peak is reset."""
+    """Two layers share a context, whose totals appear once and whose peak is reset."""
     host = _swapped([{}, {}])
     _one_step(host)
     found = sluice.stats(host, reset_peak=True)
@@ -167,7 +167,7 @@ def asked_without_sluice() -> list[str]:
     unswapped.sluice.unswap()
     left = engine(build([{}]), ds_config(), {**SLUICE, "enabled": True})
     left.sluice.unswap()
-    left.sluice.refused = ["MoE layer 'moes.0': a reason"]  # as "on_unsupported": "warn" leaves it
+    left.sluice.refused = ["MoE layer 'moes.0': a reason"]  # the state after "on_unsupported": "warn"
     said = []
     for given in (off, stock, unswapped, left, stock.module, torch.nn.Linear(2, 2)):
         for ask in (sluice.stats, sluice.decisions):
@@ -180,7 +180,7 @@ def asked_without_sluice() -> list[str]:
 
 
 def second_engine_on_the_same_ranks() -> None:
-    """Two models share a group; each ends alone, and a third comes after both."""
+    """Two models share a group. Each ends separately, and a third model starts after both."""
     one, two = _swapped([{}]), _swapped([{"k": 2}])
     _one_step(one)
     _one_step(two)

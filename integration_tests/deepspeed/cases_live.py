@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: layers that change their stage while a batch runs, compared with the training in which none moves."""
+"""Rank-side: layers that change their stage while a batch runs, compared with a training without moves."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from sluice.errors import SluiceError
 from sluice.planning.layer_moves import LayerDecider, LayerLook
 
 MOST_WAIT_S = 60.0
-# Two micro-batches in flight: the upper stage hears of the first gradient before its third forward.
+# With two micro-batches in flight, the first stage receives the first gradient before its third forward.
 TWO_IN_FLIGHT = {"policy": "1f1b_hint", "in_flight": 2}
 
 
 @contextlib.contextmanager
 def _seen_at(look: int, sums: int = 1) -> Iterator[None]:
-    """Parameters arrive at the look'th op of the receiver, and not before. sums: the sum of the gradients arrives at
-    the earliest this many ops later."""
+    """Makes parameters arrive exactly at the look'th op of the receiver. sums: the sum of the gradients arrives at the
+    earliest this many ops later."""
     original, looks = LiveLayers._is_there, dict[int, int]()
     takes_sum, sum_looks = LiveLayers._takes_sum, dict[int, int]()
 
@@ -57,7 +57,7 @@ def _seen_at(look: int, sums: int = 1) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _mutated(what: str) -> Iterator[None]:
-    """A fault of a bad host."""
+    """Adds a fault to the host."""
     hold, fold, kept_of = Cut.hold, Cut.fold, moving_layers._kept_of
 
     def fold_backwards(self: Any) -> None:
@@ -79,8 +79,8 @@ def _mutated(what: str) -> Iterator[None]:
 
 
 def _drawn(job: Job, seed: int, run: int) -> list[int]:
-    """Another partition that one batch can reach, the same on all ranks: up to `run` layers pass a cut, and `run` pass
-    one where that can be. Tied layers stay at the ends."""
+    """Another partition that one batch can reach, the same on all ranks. Up to `run` layers cross a cut, and exactly
+    `run` cross a cut if this is possible. Tied layers stay at the ends."""
     drawn, module = random.Random(seed), job.engine.module
     now, count = list(stage_module.parts_of(module)), module._num_layers
     first, last = (1, count - 1) if job.kind == "tied" else (0, count)
@@ -107,7 +107,7 @@ def _trained(
     run: int = 1,
     **job: Any,
 ) -> Any:
-    """every: batches of which one moves layers; 0: none moves. run: layers that pass a cut as one."""
+    """every: one of this many batches moves layers; 0: no moves. run: number of layers that cross a cut together."""
     config = {**UNCLIPPED, **job.get("config", {})}
     made = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": config})
     home, losses, moved = stage_module.parts_of(made.engine.module), [], 0
@@ -139,8 +139,8 @@ def moved(steps: int, every: int, look: int, **job: Any) -> list[dict[str, Any]]
 
 
 def stepped(steps: list[list[int]], **job: Any) -> list[Any]:
-    """An adaptive pipeline that has decided on these steps: [partitions after each batch, losses, counts of moves and
-    steps], and losses of one that stays."""
+    """An adaptive pipeline that decides on these steps: [partitions after each batch, losses, number of moves, number
+    of steps, losses without moves]."""
 
     def decided(self: Any, *_: Any) -> LayerLook:
         way = () if self.num_moves else tuple(map(tuple, steps))
@@ -168,7 +168,7 @@ def stepped(steps: list[list[int]], **job: Any) -> list[Any]:
 
 
 class _Failing:
-    """A batch of which the last stage fails in micro-batch 2, once."""
+    """Makes the loss on the last stage fail once, in micro-batch 2."""
 
     def __init__(self, job: Job) -> None:
         self._job, self._loss, self._calls = job, job.engine.module.loss_fn, 0
@@ -195,7 +195,7 @@ def _said(action: Any) -> str:
 
 
 def failed(parts: Sequence[int], **job: Any) -> list[Any]:
-    """[error of a failing batch, parts then, parts after the next one, losses; losses of a run without a move]"""
+    """[with a live move, without], each: [error of a failing batch, parts then, parts after later batches, losses]"""
     found = []
     for live in (True, False):
         made = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": UNCLIPPED})
@@ -214,7 +214,7 @@ def failed(parts: Sequence[int], **job: Any) -> list[Any]:
 
 
 def spoilt(parts: Sequence[int], **job: Any) -> list[Any]:
-    """Other code writes into a layer in flight: [error of the batch, parts, and the error of training then]."""
+    """Other code writes into a layer in flight: [error of the batch, parts, error of later training]."""
     made = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": UNCLIPPED})
     made.train(range(2))
     made.engine.sluice.move_layers(parts, live=True)
@@ -230,8 +230,8 @@ def spoilt(parts: Sequence[int], **job: Any) -> list[Any]:
 
 
 def loaded(folder: str, parts: Sequence[int], **job: Any) -> list[Any]:
-    """A checkpoint is loaded while layers are in flight: [parts after the next batch, losses before and after it, parts
-    and losses once layers have moved]."""
+    """A checkpoint is loaded while layers are in flight: [parts after the next batches, losses before and after the
+    load, parts and losses after a later move]."""
     made = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": UNCLIPPED})
     made.train(range(2))
     made.engine.save_checkpoint(folder, tag="x")
@@ -248,7 +248,7 @@ def loaded(folder: str, parts: Sequence[int], **job: Any) -> list[Any]:
 
 
 def refused(parts: Sequence[int], twice: bool = False, buffers: str = "", **job: Any) -> list[Any]:
-    """[error, whether anything has changed]. twice: the second time; buffers: the buffers of a layer."""
+    """[errors, whether anything has changed]. twice: after an earlier move in flight. buffers: a layer has a buffer."""
     made = Job(**{"stages": dist.get_world_size(), "pipeline": TWO_IN_FLIGHT, "config": UNCLIPPED, **job})
     module = made.engine.module
     if buffers and made.engine.stage_id == 0:

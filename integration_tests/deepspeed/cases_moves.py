@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: layers that move between the stages of a pipeline during training, compared with the training in which
-none moves."""
+"""Rank-side: layers that move between pipeline stages during training, compared with a training without moves."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def _drawn(job: Job, seed: int) -> list[int]:
 
 
 def _forgetting(what: str) -> Any:
-    """A faulty host: an arrived layer lacks this."""
+    """A faulty host that does not install this state of an arrived layer."""
     fill = moving_layers._kept_of
 
     def forgetful(function: Any, content: dict[str, Any]) -> Any:
@@ -41,7 +40,7 @@ def _forgetting(what: str) -> Any:
 
 
 def _trained(steps: int, every: int, forget: str = "", **job: Any) -> dict[str, Any]:
-    """every: batches between two moves; 0: none moves."""
+    """every: batches between two moves; 0: no moves."""
     made = Job(pipeline={}, **{**job, "config": {**UNCLIPPED, **job.get("config", {})}})
     home, losses, moved = stage_module.parts_of(made.engine.module), [], 0
     torch.manual_seed(5)
@@ -71,7 +70,7 @@ def moved(steps: int, every: int, forget: str = "", **job: Any) -> list[dict[str
 
 
 def gradients(**job: Any) -> list[Any]:
-    """Left-over gradients move with their layer: each rank's [all layers before, after, at home]."""
+    """Existing gradients move with their layer: on each rank [before a move, after it, at home]."""
     made = Job(pipeline={}, **{**job, "config": UNCLIPPED})
     made.train(range(2))
     module = made.engine.module
@@ -87,8 +86,8 @@ def gradients(**job: Any) -> list[Any]:
 
 
 def checkpoint(folder: str, parts: Sequence[int], **job: Any) -> list[Any]:
-    """Losses after a checkpoint that was saved after a move: of the run itself, and of stock, built with these parts,
-    that loads it."""
+    """A checkpoint is saved after a move: later losses and state of the run itself, and of stock with these parts that
+    loads the checkpoint."""
     job = {**job, "config": {**UNCLIPPED, **job.get("config", {})}}
     made = Job(pipeline={}, **job)
     made.train(range(3))
@@ -107,7 +106,7 @@ def checkpoint(folder: str, parts: Sequence[int], **job: Any) -> list[Any]:
 
 
 def refused(parts: Sequence[int], own_parts: Sequence[int] | None = None, hook: bool = False, **job: Any) -> list[Any]:
-    """[error, whether anything has changed]. own_parts: the request of rank 1."""
+    """[error, whether anything has changed, later losses]. own_parts: a different request on rank 1."""
     config = {**UNCLIPPED, **job.pop("config", {})}
     made = Job(stages=dist.get_world_size(), pipeline={}, config=config, **job)
     module = made.engine.module

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: DeepSpeed's Adams, offloaded or not, computed by the library where the section says so."""
+"""Rank-side: DeepSpeed's Adam optimizers, offloaded or not, computed by the library if the section says so."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS = 4
 
 
 class _Forbidden:
-    """In place of the builder of the stock op: what asks for it would compile."""
+    """Replaces the builder of the stock op, which would compile the op."""
 
     def load(self, verbose: bool = True) -> Any:
         raise AssertionError("the stock op was asked for")
@@ -27,7 +27,7 @@ class _Forbidden:
 
 @contextlib.contextmanager
 def _no_stock_op() -> Iterator[None]:
-    """While this lasts nothing compiles; and what stands in place of the stock builders is put back."""
+    """Forbids the stock builders, and checks that the code under test restores the replaced builders."""
     stock = cpu_adam.CPUAdamBuilder, fused_adam.FusedAdamBuilder
     cpu_adam.CPUAdamBuilder = fused_adam.FusedAdamBuilder = _Forbidden
     try:
@@ -66,7 +66,7 @@ def _cpu_adam_of(host: Any) -> DeepSpeedCPUAdam:
 
 
 def _wrote_its_parameters(zero: Any) -> bool:
-    """Whether each partition was written by the update, and is its master, rounded."""
+    """Whether the update wrote each partition directly, and each partition equals its rounded master."""
     found = []
     for group, buffer in enumerate(zero.param_buffer_of_bit16_for_cpu_offload_groups):
         rank = torch.distributed.get_rank(group=zero.real_dp_process_group[group])
@@ -77,7 +77,7 @@ def _wrote_its_parameters(zero: Any) -> bool:
 
 
 def offloaded(stage: int, dtype: str) -> dict[str, Any]:
-    """Losses by the library and by torch, updates of the library and by which op; nothing was compiled."""
+    """Losses with the library and with torch, and the library's op and number of updates. Nothing may compile."""
     numbers = {"lr": 1e-2, "weight_decay": 0.1}
     with _no_stock_op():
         host, mine = _train(stage, dtype, {**SLUICE, "optimizer": True}, {"type": "AdamW", "params": numbers})
@@ -91,7 +91,7 @@ def offloaded(stage: int, dtype: str) -> dict[str, Any]:
 
 
 def plain(stage: int, dtype: str, kind: str) -> dict[str, Any]:
-    """Of a config without offload: losses by the library and by torch, and the parameters that the library updated."""
+    """Without offload: losses with the library and with torch, and the parameters that the library updated."""
     numbers = {"lr": 1e-2, "weight_decay": 0.1, "adam_w_mode": kind == "AdamW"}
     with _no_stock_op():
         host, mine = _train(stage, dtype, {**SLUICE, "optimizer": True}, {"type": kind, "params": numbers}, False)
@@ -107,8 +107,8 @@ def plain(stage: int, dtype: str, kind: str) -> dict[str, Any]:
 
 
 def skipped(stage: int, is_offloaded: bool) -> dict[str, Any]:
-    """A step whose gradients are infinite only on rank 1: the state of the engine that changed, on any rank; and
-    whether the next steps equal those of a run without it."""
+    """A step with infinite gradients only on rank 1: the state that it changed on this rank, and the losses of this run
+    and of a run without this step."""
 
     def run(bad_step: int | None) -> tuple[list[str], list[float], Any]:
         torch.manual_seed(0)
@@ -125,7 +125,7 @@ def skipped(stage: int, is_offloaded: bool) -> dict[str, Any]:
         for step in range(STEPS):
             batches = [True, False] if step == bad_step else [False]
             for is_bad in batches:
-                torch.manual_seed(step)  # the gate draws
+                torch.manual_seed(step)  # the gate uses random numbers
                 loss = host(*models.batch(step, dtype=torch.bfloat16))
                 before = _bytes_of(host) if is_bad else {}
                 bad = is_bad and torch.distributed.get_rank() == 1
@@ -145,7 +145,7 @@ def skipped(stage: int, is_offloaded: bool) -> dict[str, Any]:
 
 
 class _Three(torch.nn.Module):
-    """Layers of which the second may be left out of a step."""
+    """Three layers. A step can omit the second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,12 +168,12 @@ def _three_batch(step: int, micro: int) -> torch.Tensor:
     return torch.randn(6, 5, generator=torch.Generator().manual_seed(10 * step + micro))
 
 
-LEFT_OUT = (1, 2, 4)  # of STEPS + 3 steps, those in which the second layer has no part
+LEFT_OUT = (1, 2, 4)  # the steps, of STEPS + 3, that omit the second layer
 
 
 def left_out(stage: int, dtype: str, clipping: float, groups: int, micro_batches: int) -> dict[str, Any]:
-    """Of steps in which a layer gets no gradient, offloaded: parameters after each step, and the same by torch, which
-    does not update it then; and in which of these steps bytes of the layer, its masters or moments have changed."""
+    """Some steps give a layer no gradient, with an offloaded optimizer: norms of parameters after each step, the same
+    with torch, which does not update the layer then, and for each such step whether the layer's state changed."""
     steps, numbers = STEPS + 3, {"lr": 1e-2, "weight_decay": 0.1}
     config: dict[str, Any] = {
         **ds_config(gradient_clipping=clipping, gradient_accumulation_steps=micro_batches),
@@ -195,7 +195,7 @@ def left_out(stage: int, dtype: str, clipping: float, groups: int, micro_batches
         reference.zero_grad()
         for micro in range(micro_batches):
             x = _three_batch(step, micro)
-            # Of a window, the first micro-batch alone may have the layer, or all others.
+            # In an accumulation, either only the first micro-batch uses the layer, or all others do.
             out = is_left_out or (micro_batches > 1 and (micro > 0) == (step % 2 == 1))
             host.backward(host(x.to(getattr(torch, dtype)), out))
             host.step()
@@ -205,7 +205,7 @@ def left_out(stage: int, dtype: str, clipping: float, groups: int, micro_batches
         reference.step()
         if is_left_out:
             found["changed"].append(before != _states_of(host, net.second))
-            for param in other.second.parameters():  # the host counts steps of a whole group
+            for param in other.second.parameters():  # the host has one step count per group
                 reference.state[param]["step"] += 1
         found["one_pass"] &= _wrote_its_parameters(host.optimizer)
         found["mine"].append([float(each.detach().float().norm()) for each in net.parameters()])
@@ -214,7 +214,7 @@ def left_out(stage: int, dtype: str, clipping: float, groups: int, micro_batches
 
 
 def _states_of(host: Any, layer: torch.nn.Module) -> list[bytes]:
-    """A layer's parameters, and what this rank has of its masters and moments."""
+    """A layer's parameters, and this rank's part of its masters and moments."""
     zero, found = host.optimizer, [_raw(each) for each in layer.parameters()]
     for param in layer.parameters():
         place = zero.grad_position.get(zero.get_param_id(param))
@@ -230,7 +230,7 @@ def _states_of(host: Any, layer: torch.nn.Module) -> list[bytes]:
 
 
 def frozen_group(stage: int, by_script: bool) -> str:
-    """The error if all of a parameter group is frozen."""
+    """The error if a whole parameter group is frozen."""
     import deepspeed
 
     net = _Three()
@@ -254,8 +254,8 @@ def frozen_group(stage: int, by_script: bool) -> str:
 
 
 def unchecked(stage: int) -> dict[str, Any]:
-    """Without overflow checks: whether parameters are NaN after an infinite gradient, as in stock, and the number of
-    skipped steps."""
+    """Without overflow checks, after an infinite gradient: updates, skipped steps, and the number of finite parameters
+    (stock writes NaN)."""
     values = {
         "zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu"}},
         "bf16": {"enabled": True, "check_grad_overflow": False},
@@ -291,7 +291,7 @@ def _raw(tensor: torch.Tensor) -> bytes:
 
 
 def made_by_the_script(kind: str) -> dict[str, Any]:
-    """An Adam of DeepSpeed's, whose op was another one when the script made it."""
+    """A DeepSpeed Adam that the script made with another op."""
     calls: list[str] = []
 
     class Op:
@@ -323,7 +323,7 @@ def made_by_the_script(kind: str) -> dict[str, Any]:
 
 
 def trainer(is_ours: bool, folder: str) -> dict[str, Any]:
-    """transformers' Trainer with ZeRO-Offload by its ds_config alone, with values that it fills in itself ("auto")."""
+    """transformers' Trainer with ZeRO-Offload from its ds_config only, with "auto" values that the Trainer fills in."""
     from transformers import Trainer, TrainingArguments
 
     config: dict[str, Any] = {

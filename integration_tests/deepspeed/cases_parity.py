@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: the same training, stock and through Sluice, in one process group."""
+"""Rank-side: the same training with stock DeepSpeed and through Sluice, in one process group."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _use_reference_if_asked()
 
 
 def parity(layers: list[dict[str, Any]], steps: int = 10, sluice: dict[str, Any] | None = None, **how: Any) -> Any:
-    """(stock, through Sluice): what `models.train` gives."""
+    """(stock, through Sluice): the results of `models.train`."""
     stock = models.train(layers, steps, None, **how)
     swapped = models.train(layers, steps, {**models.SLUICE, **(sluice or {})}, **how)
     return [stock, swapped]
@@ -37,12 +37,12 @@ def _freeze(model: Any, patterns: list[str]) -> None:
 
 
 def parity_frozen(layers: list[dict[str, Any]], frozen: list[str], **how: Any) -> Any:
-    """As `parity`, with parameters frozen that have one of these patterns in "rank RANK: NAME"."""
+    """As `parity`, with frozen parameters: those with one of these patterns in "rank RANK: NAME"."""
     return parity(layers, prepare=lambda model: _freeze(model, frozen), **how)
 
 
 def refused_frozen(layers: list[dict[str, Any]], frozen: list[str], **how: Any) -> str:
-    """The error if that cannot be trained."""
+    """The error of a training with these frozen parameters, or "none"."""
     try:
         models.train(layers, 1, models.SLUICE, prepare=lambda model: _freeze(model, frozen), **how)
     except Exception as error:
@@ -56,13 +56,13 @@ def parity_of_lengths(layers: list[dict[str, Any]], lengths: list[int], sluice: 
 
 
 def same_with_every_policy(layers: list[dict[str, Any]], policies: list[Any], **how: Any) -> Any:
-    """The result of `models.train` with each policy, with everything else equal."""
-    section = {**models.SLUICE, "chunks": 3, "chunking": "tokens"}  # bits are promised at equal cut
+    """The result of `models.train` with each policy, and everything else equal."""
+    section = {**models.SLUICE, "chunks": 3, "chunking": "tokens"}  # equal bits require equal chunks
     return [models.train(layers, 4, {**section, "policy": policy}, **how) for policy in policies]
 
 
 def parity_through_masks(layers: list[dict[str, Any]], steps: int = 10, **how: Any) -> Any:
-    """As `parity`, with dense masks requested from the gate, as on hosts before 0.19.4; theirs is the same function."""
+    """As `parity`, with dense masks requested from the gate, as in DeepSpeed before 0.19.4."""
     from sluice.adapters.deepspeed.moe import probe
 
     known = probe.gate_format
@@ -74,7 +74,7 @@ def parity_through_masks(layers: list[dict[str, Any]], steps: int = 10, **how: A
 
 
 def _reorder_sums(seed: int, model: Any) -> None:
-    """Permutes the hidden units of each expert: the same training, with GEMMs summed in another order."""
+    """Permutes the hidden units of each expert. The training is the same, but GEMMs sum in another order."""
     generator = torch.Generator().manual_seed(seed)
     for moe in model.moes:
         for expert in moe.deepspeed_moe.experts.deepspeed_experts:
@@ -87,7 +87,7 @@ def _reorder_sums(seed: int, model: Any) -> None:
 
 
 def long_run(steps: int) -> Any:
-    """Losses through Sluice, of stock, and of stock runs that differ in the order of their sums alone."""
+    """Losses through Sluice, of stock, and of stock runs that differ only in the order of sums."""
     layers = [{"k": 2, "expert": "gelu"}, {"noisy_gate_policy": "RSample"}]
     stock = [models.train(layers, steps, None)["losses"]]
     for seed in range(1, 6):
@@ -96,9 +96,9 @@ def long_run(steps: int) -> Any:
 
 
 def idle_here_busy_there(stage: int) -> Any:
-    """Trap 1 under ZeRO: ranks 0 and 1 (one EP group) use expert 0 alone, ranks 2 and 3 (the other) expert 1 alone.
+    """Trap 1 under ZeRO: ranks 0 and 1 (one EP group) use only expert 0, ranks 2 and 3 (the other) only expert 1.
 
-    Rank 0 and rank 2 own both, and reduce their gradients together: [[counts by step], stock, through Sluice]
+    Ranks 0 and 2 own both experts, and reduce their gradients together: [[counts by step], stock, through Sluice]
     """
 
     def prepare(model: Any) -> None:
@@ -107,7 +107,7 @@ def idle_here_busy_there(stage: int) -> Any:
             model.first.bias.zero_()
             gate = model.moes[0].deepspeed_moe.gate.wg.weight
             gate.zero_()
-            gate[0], gate[1] = 1.0, -1.0  # far from each other, so that a few steps change nothing
+            gate[0], gate[1] = 1.0, -1.0  # so different that a few steps do not change the routes
 
     def data(step: int, length: int | None, dtype: torch.dtype) -> Any:
         x, target = models.batch(step, length, dtype)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: engines of DeepSpeed's pipeline, run by the host's schedule and by the library."""
+"""Rank-side: DeepSpeed's pipeline engines, run by the host's schedule and by the library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MICRO_BATCHES = 4
 
 
 def _bits(values: Any) -> str:
-    """A digest of every tensor and number in nested containers."""
+    """A digest of all tensors and numbers in nested containers."""
     digest = hashlib.sha256()
 
     def add(value: Any) -> None:
@@ -44,7 +44,7 @@ def _bits(values: Any) -> str:
 
 @contextlib.contextmanager
 def _messages_counted() -> Iterator[list[int]]:
-    """The number of messages that the host's own point-to-point calls send and receive."""
+    """Counts the messages that the host's own point-to-point calls send and receive."""
     count = [0]
     stock = p2p.send, p2p.recv
 
@@ -98,23 +98,23 @@ class Job:
         return models.batches(self.kind, self.stages, count, step, self.dtype, self.varied)
 
     def train(self, steps: range) -> list[float]:
-        """Losses of these steps."""
+        """Trains these steps; returns their losses."""
         return [float(self.engine.train_batch(self.data(step))) for step in steps]
 
     def evaluate(self, step: int, count: int = MICRO_BATCHES) -> Any:
-        """Loss and logits of one batch, the loss on every rank."""
+        """Loss and logits of one batch. Every rank has the loss."""
         found = self.engine.eval_batch(self.data(step, count), return_logits=True, num_micro_batches=count)
         return [None if value is None else _bits(value) for value in found]
 
     def state(self) -> dict[str, str]:
-        """Parameters and optimizer, as bits."""
+        """Digests of parameters and optimizer state."""
         return {
             "parameters": _bits(dict(self.engine.module.named_parameters())),
             "optimizer": _bits(self.engine.optimizer.state_dict()),
         }
 
     def end(self) -> None:
-        """Other engines of this process follow."""
+        """Releases the engine, so that the process can make others."""
         if hasattr(self.engine, "sluice"):
             self.engine.sluice.unswap()
         self.engine.destroy()
@@ -141,7 +141,7 @@ def parity(steps: int, pipeline: dict[str, Any], evaluates: bool = False, **job:
 
 
 def monitored(folder: str) -> list[list[str]]:
-    """The host's monitor files on rank 0, [stock, through Sluice]."""
+    """The files of the host's monitor on rank 0: [stock, through Sluice]."""
     found = []
     for name, pipeline in (("stock", None), ("ours", {})):
         output = Path(folder) / name
@@ -156,13 +156,13 @@ def monitored(folder: str) -> list[list[str]]:
 
 
 def alone(steps: int, pipeline: dict[str, Any], **job: Any) -> dict[str, Any]:
-    """Through Sluice, compared with the same layers in one process and plain torch."""
+    """A training through Sluice, and the same layers in one process with plain torch."""
     found = _one(steps, pipeline, False, **job)
     return {**found, "torch": _in_one_process(steps, job["kind"])}
 
 
 def _in_one_process(steps: int, kind: str) -> list[float]:
-    """Losses of the whole model of one pipe, micro-batch by micro-batch, on this rank alone."""
+    """Losses of the whole model, micro-batch by micro-batch, on this rank only."""
     torch.manual_seed(0)
     layers = []
     for index, spec in enumerate(models._layers(kind)):

@@ -30,14 +30,14 @@ def _initialize(net: Any, section: dict[str, Any]) -> Any:
 
 
 class _OwnEngine(PipelineEngine):
-    """Runs schedules in a way of its own."""
+    """A user's subclass that overrides how schedules run."""
 
     def _exec_schedule(self, pipe_schedule: Any) -> None:
         super()._exec_schedule(pipe_schedule)
 
 
 def refused(what: str, section: dict[str, Any]) -> str:
-    """The error of a model that has no stages for Sluice; with "warn" that the batches stay the host's."""
+    """The error of a model whose stages Sluice cannot run. With "warn" the host runs the batches."""
     layers = [nn.Linear(4, 4) for _ in range(4)]
     if what == "no pipeline":
         net: Any = nn.Sequential(*layers)
@@ -63,15 +63,15 @@ def refused(what: str, section: dict[str, Any]) -> str:
 
 
 def differ(section: list[dict[str, Any]]) -> str:
-    """Ranks that ask for different pipelines."""
+    """The error when ranks have different "pipeline" sections."""
     net = models.module("plain", dist.get_world_size())
     _initialize(net, {"pipeline": section[dist.get_rank()]})
     return "none"
 
 
 def frozen(kind: str, config: dict[str, Any], later: bool = False, is_filtered: bool = False) -> list[Any]:
-    """[error, losses, bytes sent] of a pipeline with frozen layers. later: frozen after the start; is_filtered: the
-    optimizer only gets trainable parameters."""
+    """[error, losses, bytes sent] of a pipeline with frozen layers. later: layers freeze after the start. is_filtered:
+    the optimizer gets only trainable parameters."""
     made: list[Any] = ["", [], 0]
     try:
         net = models.module("plain" if later else kind, dist.get_world_size())
@@ -91,7 +91,7 @@ def frozen(kind: str, config: dict[str, Any], later: bool = False, is_filtered: 
 
 
 def one_stage() -> list[float]:
-    """There is nothing to overlap in one stage: it stays the host's."""
+    """Losses of a pipeline with one stage, which the host runs, because there is nothing to overlap."""
     net = models.module("plain", 1)
     engine = _initialize(net, {})
     assert engine.sluice.pipeline is None
@@ -102,9 +102,9 @@ def one_stage() -> list[float]:
 
 
 class Failing(models.Block):
-    """Fails when requested, on the rank that holds it."""
+    """A block that fails on request."""
 
-    at: tuple[str, int] | None = None  # where, in which micro-batch of the batch
+    at: tuple[str, int] | None = None  # direction, and index of the micro-batch in the batch
     seen = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -130,7 +130,7 @@ def _failing(at: tuple[str, int] | None) -> Iterator[None]:
 
 
 def _net(stage: int, stages: int) -> PipelineModule:
-    """One layer of it fails, on that stage; two layers a stage."""
+    """A pipeline with two layers per stage. The first layer of `stage` can fail."""
     torch.manual_seed(0)
     layers = [Failing() if index == 2 * stage else models.Block() for index in range(2 * stages)]
     return PipelineModule(layers, num_stages=stages, loss_fn=models.loss, partition_method="uniform", seed_layers=True)
@@ -152,7 +152,7 @@ def failing(
     pipeline: dict[str, Any] = MESSAGE_DRIVEN,
     **job: Any,
 ) -> dict[str, Any]:
-    """A batch fails on one stage: the error of every rank, and the losses and bits of the batches around it."""
+    """Two batches fail on one stage: the errors of this rank, and losses and state with and without these batches."""
     found: dict[str, Any] = {"errors": []}
     sides = []
     for section in (None, pipeline):
@@ -178,7 +178,7 @@ def failing(
 
 
 def killed(stage: int) -> list[str]:
-    """One stage dies in its forward: the errors of the others."""
+    """One stage is killed in its forward: the errors of the other stages."""
     stages = dist.get_world_size()
     made = Job("plain", stages, {}, net=models.module("plain", stages))
     made.train(range(1))
@@ -192,7 +192,7 @@ def killed(stage: int) -> list[str]:
 
 
 def unequal() -> list[str]:
-    """One rank evaluates other numbers of micro-batches than the others."""
+    """The error when one rank evaluates another number of micro-batches than the other ranks."""
     stages = dist.get_world_size()
     made = Job("plain", stages, {})
     made.train(range(1))

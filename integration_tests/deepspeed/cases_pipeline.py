@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: DeepSpeed's pipeline engine with MoE blocks in its stages, several forwards outstanding at once."""
+"""Rank-side: DeepSpeed's pipeline engine with MoE blocks in its stages and several outstanding forwards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ State = tuple[
 
 
 class First(nn.Module):
-    """The start of the pipe."""
+    """The first layer of the pipe."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Plain(nn.Module):
 
 
 class Last(nn.Module):
-    """The end of the pipe."""
+    """The last layer of the pipe."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def _loss(outputs: State, target: torch.Tensor) -> torch.Tensor:
 
 
 def _module(blocks: list[dict[str, Any] | None], stages: int) -> PipelineModule:
-    """First, the blocks (None: a plain layer), Last; every expert different from the others, the same in every run."""
+    """First, the blocks (None: a plain layer), Last. Experts differ from each other, and are the same in every run."""
     torch.manual_seed(0)
     layers: list[nn.Module] = [First(), *(Plain() if block is None else Block(block) for block in blocks), Last()]
     for layer in layers:
@@ -95,7 +95,7 @@ def _module(blocks: list[dict[str, Any] | None], stages: int) -> PipelineModule:
 
 
 def _batches(stages: int, micro_batches: int, step: int) -> Any:
-    """The data of first and last stage: the same rows on the ranks of one pipe."""
+    """The data of the first and last stages, with the same rows on all ranks of one pipe."""
     pipe = dist.get_rank() % (dist.get_world_size() // stages)
     for micro in range(micro_batches):
         generator = torch.Generator().manual_seed(10_000 * (pipe + 1) + 100 * step + micro)
@@ -112,7 +112,7 @@ def _train(
     config: dict[str, Any],
     before: Callable[[Any, int], None] = lambda host, step: None,
 ) -> dict[str, Any]:
-    """before: called with the engine and the number of a step."""
+    """Trains one side. before: called with the engine and the step number before each step."""
     module = _module(blocks, stages)
     values = {**models.ds_config(gradient_accumulation_steps=micro_batches), **config}
     if section is not None:
@@ -146,7 +146,7 @@ def _train(
 
 
 def _asked(given: Any) -> Any:
-    """The output of `sluice.stats`; an error as its text, because the other stages continue."""
+    """The output of `sluice.stats`, or the text of an error, because the other stages continue."""
     try:
         package.decisions(given)
         return package.stats(given)
@@ -155,7 +155,7 @@ def _asked(given: Any) -> Any:
 
 
 def _watch_outstanding(module: nn.Module) -> dict[str, int]:
-    """The largest number of forwards of a MoE layer that waited for their backward."""
+    """Tracks the largest number of outstanding forwards of the first MoE layer of `module`."""
     seen = {"now": 0, "most": 0}
 
     def entered(_module: nn.Module, _inputs: Any, output: Any) -> None:
@@ -165,7 +165,7 @@ def _watch_outstanding(module: nn.Module) -> dict[str, int]:
             output.register_hook(Left())
 
     class Left:
-        """Its backward has begun; a graph may be walked again."""
+        """Runs when the backward begins. Counts only once, because a graph may be walked several times."""
 
         def __init__(self) -> None:
             self.again = False
@@ -203,8 +203,8 @@ def moving(
     sluice: dict[str, Any],
     seconds: list[float] | None = None,
 ) -> list[Any]:
-    """[no layer moves; before the steps that are the keys of `moves` layers go to these partitions], and the errors for
-    the partitions in `refused`, tried before each step. seconds: of the layers, for an adaptive pipeline."""
+    """[without moves, with moves, errors]. moves: partitions by step, applied before the step. refused: partitions that
+    are tried before each step. seconds: times of layers that an adaptive pipeline uses instead of measured times."""
     said: list[str] = []
 
     def before(host: Any, step: int) -> None:
@@ -234,7 +234,7 @@ def moving(
 def once(blocks: list[dict[str, Any] | None], stages: int, steps: int, with_sluice: bool) -> dict[str, Any]:
     """One side of `parity`.
 
-    A stage without experts makes no expert groups, and torch counts groups on each rank by itself: in stock, too, the
-    process can make no further engine.
+    A stage without experts makes no expert groups, and torch counts groups on each rank separately. So the process
+    cannot make a second engine afterwards, also with stock.
     """
     return _train(blocks, stages, 4, steps, models.SLUICE if with_sluice else None, {})

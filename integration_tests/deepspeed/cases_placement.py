@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: experts that move between ranks during training, compared with the same training in which none moves."""
+"""Rank-side: experts that move between ranks during training, compared with the same training without moves."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ UNCLIPPED = {"gradient_clipping": 0.0}
 
 
 def _shuffle(host: Any, seed: int) -> None:
-    """The experts of every layer swap places, the same on all ranks."""
+    """Moves the experts of every layer to random places, the same on all ranks."""
     for number, layer in enumerate(host.sluice.layers):
         host.sluice.move_experts(layer, *shuffled(layer._sluice, 100 * seed + number))
 
 
 def kept_bits(host: Any) -> dict[str, dict[str, int]]:
-    """Bits of the parameters, of the tensors that the optimizer updates (ZeRO's are parts of masters), and of their
-    optimizer states."""
+    """Checksums of the parameters, of the tensors that the optimizer updates (under ZeRO parts of masters), and of
+    their optimizer states."""
     base = getattr(host.optimizer, "optimizer", host.optimizer)
     updated = {f"{g} {i}": p for g, group in enumerate(base.param_groups) for i, p in enumerate(group["params"])}
     parameters = bits(dict(host.module.named_parameters()))
@@ -53,10 +53,10 @@ def moved_training(
     options: dict[str, Any] | None = None,
     frozen: tuple[int, int] = (-1, -1),
 ) -> Any:
-    """[unmoved, moved]: the results of `train`. They are home at the end. Experts move before the optimizer's step, so
-    that gradients move too; under ZeRO and the bf16 optimizers, which have none after an update, before the next
-    forward. forget: the state of an expert that a faulty host would leave. frozen: from which step up to which all
-    experts are."""
+    """[unmoved, moved]: the results of `train`. Experts move before the optimizer's step, so that gradients move too.
+    Under ZeRO and the bf16 optimizers they move before the next forward, when there are no gradients. At the end they
+    are home. forget: state that does not move, as with a faulty host. frozen: experts are frozen from the first step
+    until the second."""
     config = {**UNCLIPPED, **(config or {})}
     after_update = config.get("zero_optimization", {}).get("stage", 0) > 0 or "bf16" in config
     micro_steps = config.get("gradient_accumulation_steps", 1) if after_update else 1
@@ -93,18 +93,18 @@ def moved_training(
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Equal to the bit, however deep."""
+    """Whether nested values are equal to the bit."""
     if isinstance(one, torch.Tensor):
         return isinstance(other, torch.Tensor) and torch.equal(one, other)
     if isinstance(one, dict):
         return isinstance(other, dict) and list(one) == list(other) and all(_same(one[k], other[k]) for k in one)
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other))
-    return True  # names, versions, paths
+    return True  # ignores names, versions and paths
 
 
 def checkpoints(folder: str, layers: list[dict[str, Any]], config: dict[str, Any] | None = None) -> Any:
-    """Files of a run whose experts have moved compared with those of one in which none has, and how both continue."""
+    """[checkpoint files, those that differ between a run with moved experts and a run without moves, later losses]"""
     names = ("still", "moved", "stock", "back")
     hosts = {
         name: engine(build(layers), ds_config(**UNCLIPPED, **(config or {})), None if name == "stock" else SECTION)
@@ -128,7 +128,7 @@ def checkpoints(folder: str, layers: list[dict[str, Any]], config: dict[str, Any
         )
         if not _same(one, other):
             differ.append(file)
-    _shuffle(hosts["back"], 9)  # before a load, which finds them home
+    _shuffle(hosts["back"], 9)  # the load must move the experts home
     for name in ("stock", "back"):
         path, _ = hosts[name].load_checkpoint(os.path.join(folder, "moved"), tag="x")
         assert path is not None
@@ -149,7 +149,7 @@ def checkpoints(folder: str, layers: list[dict[str, Any]], config: dict[str, Any
 
 
 def refusals() -> list[str]:
-    """Layers that cannot be moved give an error on all ranks, and nothing has moved."""
+    """The errors of invalid moves on all ranks, after which nothing has moved."""
     said = []
     host = engine(build([{}]), ds_config(), SECTION)
     layer = host.sluice.layers[0]
@@ -181,7 +181,7 @@ def refusals() -> list[str]:
     host.sluice.move_experts(layer, rank, slot)
     if dist.get_rank() == 0:
         next(layer.experts.parameters()).requires_grad_(False)
-    refuse(Unsupported, rank, turned)  # one of this rank's two is frozen in part
+    refuse(Unsupported, rank, turned)  # a parameter of one of rank 0's experts is frozen
     layer.experts.requires_grad_(True)
     host.sluice.unswap()
     host.destroy()
@@ -196,7 +196,7 @@ def refusals() -> list[str]:
 
 
 def refused_optimizer(placement: str | None) -> list[str]:
-    """The error for DeepSpeed's FusedAdam over 16-bit parameters without ZeRO: by a move, or at the start."""
+    """The errors with DeepSpeed's FusedAdam over 16-bit parameters without ZeRO, from moves or from the start."""
     adam = {"type": "AdamW", "params": {"lr": 1e-2}}
     config = ds_config(**UNCLIPPED, bf16={"enabled": True}, optimizer=adam)
     model, said = build([{}]), []
@@ -222,7 +222,7 @@ def refused_optimizer(placement: str | None) -> list[str]:
 
 
 def _ways(host: Any, folder: str) -> dict[str, Any]:
-    """Everything that reads or writes a state dict: its result, or the host's state afterwards."""
+    """All calls that read or load a state dict. A load returns the host's state afterwards."""
     module, optimizer = host.module, host.optimizer
     base = getattr(optimizer, "optimizer", optimizer)
     weights, states = copied(module.state_dict()), copied(optimizer.state_dict())
@@ -271,8 +271,8 @@ def _ways(host: Any, folder: str) -> dict[str, Any]:
 
 
 def state_dicts(folder: str, layers: list[dict[str, Any]], config: dict[str, Any], dtype: str = "float32") -> Any:
-    """By way: its message while experts were away ("": its result equals that at home), and whether within
-    `experts_at_home` the result was that."""
+    """For each call of `_ways`: its error while experts were away ("": the result was that at home), and whether the
+    result within `experts_at_home` was that at home."""
     host = engine(build(layers), ds_config(**UNCLIPPED, **config), SECTION)
     for step in range(2):
         x, target = batch(step, None, getattr(torch, dtype))
@@ -302,9 +302,8 @@ def state_dicts(folder: str, layers: list[dict[str, Any]], config: dict[str, Any
 
 
 def derived(config: dict[str, Any], dtype: str, overflows: bool = False) -> list[dict[str, Any]]:
-    """DeepSpeed's results of a first step: of stock, with experts at home and away, and the same by the true norm. All
-    rows go to the experts of the first rank, at home. overflows: only gradients of expert 1 are infinite, wherever
-    it is."""
+    """DeepSpeed's results of a first step: with stock, with experts at home and away, and the latter two with the true
+    norm. All rows go to experts whose home is the first rank. overflows: only gradients of expert 1 are infinite."""
     spread = [0, 1] * 2, [0, 0, 1, 1]
     found = []
     for section, places in (
@@ -365,7 +364,7 @@ def _make_infinite(host: Any, expert: int, expert_rank: list[int], expert_slot: 
 
 @contextlib.contextmanager
 def _noted_norms(norms: list[float]) -> Iterator[None]:
-    """The return values of DeepSpeed's function that clips gradients of f32."""
+    """Records the return values of DeepSpeed's function that clips f32 gradients."""
     original = utils.clip_grad_norm_
 
     def noted(**given: Any) -> Any:
@@ -386,7 +385,7 @@ class _Broken(RuntimeError):
 
 @contextlib.contextmanager
 def _failing(step: str, rank: int) -> Iterator[None]:
-    """On this rank a step of a move fails: a function by its name, at its first call or at that after the colon."""
+    """Makes a function of a move fail on this rank. step: NAME for the first call, or NAME:N for the N-th call."""
     name, _, nth = step.partition(":")
     owner = LayerState if name == "replace_experts" else moves
     if not name:
@@ -398,7 +397,7 @@ def _failing(step: str, rank: int) -> Iterator[None]:
         nonlocal calls
         calls += 1
         if calls == int(nth or 1) and dist.get_rank() == rank:
-            if owner is LayerState:  # the engine tells the others
+            if owner is LayerState:  # with an invalid placement the engine fails, and informs the other ranks
                 return original(given[0], Placement((0,), (0,)))
             if name == "_exchange":
                 original(*given)
@@ -413,8 +412,8 @@ def _failing(step: str, rank: int) -> Iterator[None]:
 
 
 def broken_moves(steps: list[str], config: dict[str, Any]) -> Any:
-    """(the message of each rank for each failing step, whether the state was unchanged, whether the training continued
-    with the bits of one without moves)"""
+    """(this rank's error for each failing step, whether the state was unchanged, whether losses and final state equal
+    those of a training without moves)"""
     said: list[str] = []
     as_before: list[bool] = []
 
@@ -444,8 +443,8 @@ def broken_moves(steps: list[str], config: dict[str, Any]) -> Any:
 
 
 def lost_rank(step: str) -> Any:
-    """The last rank dies in this step of a move. The error on the first rank, and whether everything is in its old
-    place."""
+    """The last rank dies in this step of a move: the error on the other ranks, whether everything is in its old place,
+    and whether the layer is torn."""
     host = engine(build([{}]), ds_config(), SECTION)
     layer = host.sluice.layers[0]
     _one_step(host, 0)
@@ -464,7 +463,7 @@ def lost_rank(step: str) -> Any:
 
 
 def torn_move() -> list[str]:
-    """The errors of a move that can neither continue nor be undone, and of the layer's later calls."""
+    """The errors of a move that can neither continue nor be undone, and of later calls."""
     host = engine(build([{}]), ds_config(), SECTION)
     layer, said = host.sluice.layers[0], []
 

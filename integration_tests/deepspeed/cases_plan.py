@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: a pipeline's partition and recomputation by key, compared with stock with the same partition."""
+"""Rank-side: a pipeline's configured partition and recomputation, compared with stock with the same partition."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sluice.errors import SluiceError
 
 
 def _trained(steps: int, plan: dict[str, Any] | None, **job: Any) -> dict[str, Any]:
-    """plan: keys of "pipeline"; None: stock."""
+    """Trains one side. plan: the "pipeline" section; None: stock."""
     made = Job(pipeline=plan, **{**job, "config": {**UNCLIPPED, **job.get("config", {})}})
     found: dict[str, Any] = {"parts": [int(bound) for bound in made.engine.module.parts]}
     torch.manual_seed(5)
@@ -31,23 +31,23 @@ def _trained(steps: int, plan: dict[str, Any] | None, **job: Any) -> dict[str, A
 
 
 def _count_forwards(module: Any) -> dict[str, list[int]]:
-    """The number of runs of each layer of this stage; a recomputed one runs twice."""
+    """Counts the runs of each layer of this stage. A recomputed layer runs twice."""
     counts: dict[str, list[int]] = {}
     for name, child in module.named_children():
         if name.isdigit():
             counts[name] = count = [0]
-            inner = next(child.children())  # the layer's own hooks do not fire again
+            inner = next(child.children())  # hooks of the layer itself do not fire in a recomputation
             inner.register_forward_pre_hook(lambda *_, count=count: count.__setitem__(0, count[0] + 1))
     return counts
 
 
 def by_key(steps: int, pipeline: dict[str, Any], parts: Any, **job: Any) -> list[dict[str, Any]]:
-    """[stock, built with these parts; through Sluice, whose plan says them]"""
+    """[stock, built with these parts; through Sluice, with a plan that has these parts]"""
     return [_trained(steps, None, parts=parts, **job), _trained(steps, pipeline, **job)]
 
 
 def _by_themselves(steps: int, plan: dict[str, Any] | None, hooked: bool, **job: Any) -> dict[str, Any]:
-    """plan: keys of "pipeline"; None: stock. Layers go home at the end, so that every rank has its original ones."""
+    """Trains one side. plan: the "pipeline" section; None: stock. At the end layers move home, for the comparison."""
     made = Job(pipeline=plan, **{**job, "config": {**UNCLIPPED, **job.get("config", {})}})
     home = [int(bound) for bound in made.engine.module.parts]
     if hooked:
@@ -68,14 +68,14 @@ def _by_themselves(steps: int, plan: dict[str, Any] | None, hooked: bool, **job:
 
 
 def adaptive(steps: int, hooked: bool, budget: int | None = None, **job: Any) -> list[dict[str, Any]]:
-    """[stock; through Sluice, whose layers move by themselves]"""
+    """[stock; through Sluice, with "plan": "adaptive"]"""
     plans = (None, {"plan": "adaptive", **({"memory_budget": budget, "in_flight": 2} if budget else {})})
     return [_by_themselves(steps, plan, hooked, **job) for plan in plans]
 
 
 def watched(steps: int, **job: Any) -> tuple[list[str], int, dict[str, Any]]:
-    """Of batches that are watched, and in which nothing moves: collectives that watching asked torch for, batches with
-    what was measured, and the newest verdict."""
+    """Watches batches in which nothing moves: collectives that watching called, number of batches with complete
+    measurements, and the newest verdict."""
     stage_watch._FIRST_LINK = 1e-9  # no move pays
     made = Job(pipeline={"plan": "adaptive"}, **{**job, "config": UNCLIPPED})
     sent: list[str] = []
@@ -110,8 +110,8 @@ def refused(pipelines: Any, **job: Any) -> str:
 
 
 def offloaded(steps: int, pipeline: dict[str, Any], parts: Any, full: int | None = None, **job: Any) -> Any:
-    """[stock; through Sluice, whose plan offloads layers; the bytes that this rank copied; what the batch says whose
-    disk is full on rank `full`, which is run between the others]"""
+    """[stock; through Sluice, with a plan that offloads layers; the bytes that this rank copied; the error of a batch
+    for which the disk of rank `full` is full]"""
     model_offloaded.LEAST_BYTES, before = 1, model_offloaded.LEAST_BYTES
     try:
         stock = _trained(steps, None, parts=parts, **job)

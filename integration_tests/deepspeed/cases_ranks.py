@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: ranks that communicate, skip, refuse or grow independently. They assert here, and return values for the
-comparison of ranks."""
+"""Rank-side: cases in which one rank communicates, skips, refuses or grows alone. The cases assert here, and return
+values for the comparison of ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cases_traps import _layer, _swapped
 
 
 def alone_never_communicates() -> int:
-    """Trap 10: only rank 0 runs an ep_size 1 layer; no rank waits, no group is made."""
+    """Trap 10: only rank 0 runs a layer with ep_size 1. No rank waits, and no group is made."""
     from sluice.adapters.torch import group
 
     host = _swapped([{"ep_size": 1}])
@@ -32,8 +32,8 @@ def alone_never_communicates() -> int:
 
 
 def host_collectives_in_between() -> None:
-    """Trap 10: the host's own messages on the layer's ep_group, outstanding across Sluice's passes, rank by rank at
-    another moment. gloo matches by issue order, so in one group they would be mixed."""
+    """Trap 10: the host has its own messages on the layer's ep_group in flight during Sluice's passes, at a different
+    time on each rank. gloo matches messages in order of issue, so in a shared group messages would be mixed."""
     host = _swapped([{"k": 2, "top2_2nd_expert_sampling": False}], {"gemm": "native"})
     layer, rank = _layer(host), dist.get_rank()
     x = torch.randn(12, models.WIDTH, generator=torch.Generator().manual_seed(rank), requires_grad=True)
@@ -70,8 +70,8 @@ def host_collectives_in_between() -> None:
 
 
 def one_rank_skips(drop: bool, how: str) -> None:
-    """Trap 11: rank 1 leaves the layer out (or calls another one); rank 0 raises."""
-    host = _swapped([{"drop_tokens": drop}, {"drop_tokens": drop}], {"timeout": 10})  # swapping has to fit in as well
+    """Trap 11: rank 1 omits the layer, or calls another layer. Rank 0 raises."""
+    host = _swapped([{"drop_tokens": drop}, {"drop_tokens": drop}], {"timeout": 10})  # also covers the swap
     x = torch.randn(12, models.WIDTH)
     with torch.no_grad():
         _layer(host)(x, None)
@@ -82,7 +82,7 @@ def one_rank_skips(drop: bool, how: str) -> None:
 
 
 def one_rank_refuses(**config: Any) -> str:
-    """Rank 1 has a wrong width: it gets its own error, rank 0 one that names it, and the group continues."""
+    """Rank 1 has a wrong width. It gets its own error, rank 0 an error that names rank 1, and the group continues."""
     host = _swapped([{}], **config)
     layer = _layer(host)
     width = models.WIDTH + (4 if dist.get_rank() == 1 else 0)
@@ -97,7 +97,7 @@ def one_rank_refuses(**config: Any) -> str:
 
 
 def one_rank_doubles_its_experts(after_steps: int) -> str:
-    """Rank 1's experts become f64 after the swap, which no engine layer is for: rank 0 learns of it at once."""
+    """Rank 1's experts become f64 after the swap, which no engine layer supports. Rank 0 gets an error at once."""
     host = _swapped([{}], {"timeout": 120})
     layer = _layer(host)
     x = torch.randn(8, models.WIDTH)

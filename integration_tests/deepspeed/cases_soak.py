@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: training that begins with the last existing checkpoint, for soaks whose ranks are killed."""
+"""Rank-side: training that starts from the newest checkpoint, for soak tests that kill ranks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import torch.distributed as dist
 from ds_models import SLUICE, build, ds_config, engine
 
 EVERY = 4  # steps from one checkpoint to the next
-HOST_S = 90  # of the host's own collectives: only a deadline ends their wait for a rank that is stopped
-# Names the newest checkpoint that all ranks have written. The host's `latest` does so before other ranks have, and is
-# empty for a moment.
+HOST_S = 90  # deadline of the host's own collectives, without which they wait forever for a stopped rank
+# This file names the newest checkpoint that all ranks have written. The host writes its file `latest` before all ranks
+# have written theirs, and the file is empty for a moment.
 WHOLE = "whole"
-# The same bits in each run: n and the weight gradients' order are fixed.
+# n and the order of weight gradients are fixed, so that every run has the same bits.
 SECTION = {**SLUICE, "timeout": 60, "wgrad_mode": "deferred", "gemm": "native"}
 
 

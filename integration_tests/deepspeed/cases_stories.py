@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: uses of several features at once, each as one story."""
+"""Rank-side: stories, each of which uses several features together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ds_models import SLUICE, build, ds_config, engine
 
 
 def _steps(host: Any, first: int, count: int, lengths: list[int] | None = None) -> list[float]:
-    """Losses of `count` micro-steps; the engine steps its optimizer when accumulation is complete."""
+    """Losses of `count` micro-steps. The engine steps its optimizer when an accumulation is complete."""
     losses = []
     for step in range(first, first + count):
         torch.manual_seed(31 * step + dist.get_rank())
@@ -38,8 +38,8 @@ def _steps(host: Any, first: int, count: int, lengths: list[int] | None = None) 
 
 @contextlib.contextmanager
 def _unswapped_in_the_end(host: Any) -> Iterator[Any]:
-    """In any case. An engine is part of reference cycles, and autograd holds its model by hooks until the engine is
-    destroyed: without this the context is freed after two runs of the collector, on each rank at another time.
+    """Unswaps and destroys the engine in any case. An engine is part of reference cycles, and autograd holds its model
+    through hooks. Otherwise two runs of the garbage collector would free the context, at a different time on each rank.
     """
     try:
         yield host
@@ -48,7 +48,7 @@ def _unswapped_in_the_end(host: Any) -> Iterator[Any]:
 
 
 def contexts_alive() -> list[int]:
-    """The adapter's live contexts, by their identifying fields."""
+    """Identifying fields of the adapter's live contexts."""
     from sluice.adapters.torch import context
 
     return [id(each) for each in context._alive if each.alive]
@@ -57,10 +57,10 @@ def contexts_alive() -> list[int]:
 def train_save_leave(
     folder: str, layers: list[dict[str, Any]], checkpointing: str, config: dict[str, Any], sluice: dict[str, Any]
 ) -> dict[str, Any]:
-    """Trains under a budget, saves, unswaps in mid-training and goes on; a stock engine loads and goes on too.
+    """Trains under a budget, saves, unswaps and continues. A stock engine loads the checkpoint and continues too.
 
-    {"stock": losses of a run that never saw Sluice, "sluice": the same steps begun on Sluice and ended without,
-    "loaded": the last steps of a stock engine that read the checkpoint, "peak", "classes", "left"}
+    {"stock": losses without Sluice, "sluice": losses of the same steps, begun on Sluice and ended without it,
+    "loaded": losses of the last steps of the stock engine with the checkpoint, "peak", "classes", "left"}
     """
     config = ds_config(gradient_accumulation_steps=2, **config)
     stock = engine(build(layers, checkpointing), config)
@@ -86,10 +86,9 @@ def train_save_leave(
 
 
 def uneven_against_plain(lengths: list[int], hot: bool, sluice: dict[str, Any], expert: str = "relu") -> dict[str, Any]:
-    """Unequal batches through one layer, compared with a plain loop over all experts of all ranks on this rank's
-    tokens.
+    """Compares unequal batches through one layer with a plain loop over all experts on this rank's tokens.
 
-    The worst gaps of output, input gradient, gate gradient and expert gradients (summed over the ranks).
+    Returns the largest differences of output, input gradient, gate gradient and expert gradients (summed over ranks).
     """
     layers = [{"ep_size": 4, "num_experts": 8, "k": 2, "drop_tokens": False, "top2_2nd_expert_sampling": False}]
     layers[0]["expert"] = expert
@@ -100,7 +99,7 @@ def uneven_against_plain(lengths: list[int], hot: bool, sluice: dict[str, Any], 
 def _beside_a_plain_loop(host: Any, lengths: list[int], hot: bool) -> dict[str, Any]:
     layer = host.module.moes[0].deepspeed_moe
     rank, local = dist.get_rank(), layer.experts.deepspeed_experts
-    if hot:  # expert 5, which rank 2 owns, is in every token's choice
+    if hot:  # every token chooses expert 5, on rank 2
         with torch.no_grad():
             layer.gate.wg.weight[5] = 2.0
     own = [parameter for module in local for parameter in module.parameters()]
@@ -162,7 +161,7 @@ def _beside_a_plain_loop(host: Any, lengths: list[int], hot: bool) -> dict[str, 
 
 
 def trainer(steps: int, sluice: dict[str, Any] | None, folder: str) -> dict[str, Any]:
-    """transformers' Trainer over DeepSpeed, with values that it fills in itself ("auto")."""
+    """transformers' Trainer with DeepSpeed, and with "auto" values that the Trainer fills in."""
     from transformers import Trainer, TrainingArguments
 
     config: dict[str, Any] = {
@@ -208,7 +207,7 @@ def trainer(steps: int, sluice: dict[str, Any] | None, folder: str) -> dict[str,
 
 
 def one_rank_dies_in_training(where: str) -> dict[str, Any]:
-    """Rank 1 is killed in the middle of a step; the error in the loop of rank 0, and its delay."""
+    """Rank 1 is killed in the middle of a step. Returns the error in the loop of rank 0, and the delay of the error."""
     host = engine(build([{"k": 2}, {"k": 2, "expert": "tuple"}]), ds_config(), {**SLUICE, "timeout": 120})
     _steps(host, 0, 2)
 
@@ -218,7 +217,7 @@ def one_rank_dies_in_training(where: str) -> dict[str, Any]:
     if dist.get_rank() == 1:
         if where == "forward":
             host.module.moes[1].register_forward_pre_hook(die)
-        else:  # in the first layer's backward: the second layer's is done
+        else:  # in the first layer's backward, after the second layer's
             host.module.moes[0].deepspeed_moe.register_full_backward_pre_hook(die)
     began = time.monotonic()
     try:
@@ -237,10 +236,10 @@ def one_rank_dies_in_training(where: str) -> dict[str, Any]:
 
 
 def one_expert_stops(where: str, how: str) -> dict[str, Any]:
-    """Rank 1 stops or kills itself inside an expert that Sluice calls, so that rows are in flight; the errors of the
-    others.
+    """Rank 1 stops or kills itself inside an expert that Sluice calls, while rows are in flight. Returns the errors of
+    the other ranks.
 
-    The survivors then unswap and run a layer on a new group of their own.
+    The other ranks then unswap and run a layer on a new group.
     """
     from datetime import timedelta
 
@@ -248,7 +247,7 @@ def one_expert_stops(where: str, how: str) -> dict[str, Any]:
 
     layers = [{"num_experts": 3, "ep_size": 3, "k": 2, "expert": "tuple"}]
     host = engine(build(layers), ds_config(), {**SLUICE, "timeout": 20})
-    _steps(host, 0, 1)  # connections, lanes, first pages: what follows has a short deadline
+    _steps(host, 0, 1)  # sets up connections, lanes and memory, because the next steps have a short deadline
     plain = models.TupleExpert.forward
 
     def end() -> None:
@@ -287,7 +286,7 @@ def one_expert_stops(where: str, how: str) -> dict[str, Any]:
 
 
 def interrupted_in_training() -> dict[str, Any]:
-    """Rank 0 waits for rank 1 in the middle of a step and gets Ctrl-C; how soon its loop sees it."""
+    """Rank 0 waits for rank 1 in the middle of a step and gets Ctrl-C. Returns the delay until the loop ends."""
     host = engine(build([{"k": 2}]), ds_config(), {**SLUICE, "timeout": 120})
     _steps(host, 0, 1)
     if dist.get_rank() == 1:
@@ -296,7 +295,7 @@ def interrupted_in_training() -> dict[str, Any]:
     pressed: list[float] = []
 
     def press() -> None:
-        time.sleep(1)  # so that the loop is usually waiting by then
+        time.sleep(1)  # usually enough for the loop to be waiting
         pressed.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -319,7 +318,7 @@ def interrupted_in_training() -> dict[str, Any]:
 
 
 class WithoutAux(models.Model):
-    """A user who omits the gates' own loss: only route weights carry a gradient to the gates."""
+    """A model without the gates' auxiliary loss: gates get gradients only through route weights."""
 
     def _moe(self, moe: Any, x: torch.Tensor, used: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         out, aux = super()._moe(moe, x, used)
@@ -327,13 +326,13 @@ class WithoutAux(models.Model):
 
 
 def no_tokens_without_aux(lengths: list[int], config: dict[str, Any]) -> dict[str, Any]:
-    """Trains with ranks that have no tokens; which parameters of this rank had no gradient after a bare backward."""
+    """Trains with ranks that have no tokens. Returns also the parameters without a gradient after a bare backward."""
     model = build([{"k": 2}, {"ep_size": 1, "drop_tokens": False}])
     model.__class__ = WithoutAux
     host = engine(model, ds_config(**config), SLUICE)
     x, target = models.batch(0, lengths[dist.get_rank()])
     if not config:
-        host.module(x, target).backward()  # past the engine, whose reduction would fill in zeros itself
+        host.module(x, target).backward()  # not through the engine, whose reduction would fill in zeros
     without = [name for name, parameter in host.module.named_parameters() if parameter.grad is None]
     losses = _steps(host, 0, 3, lengths) if config else []
     gates = [float(moe.deepspeed_moe.gate.wg.weight.detach().double().sum()) for moe in host.module.moes]
@@ -342,7 +341,7 @@ def no_tokens_without_aux(lengths: list[int], config: dict[str, Any]) -> dict[st
 
 
 def refused_in_the_second_group() -> str:
-    """Two expert-parallel groups of two: global rank 3, second in its group, gives the wrong width."""
+    """With two expert-parallel groups of two, global rank 3, the second rank of its group, has a wrong width."""
     host = engine(build([{"ep_size": 2}]), ds_config(), SLUICE)
     layer = host.module.moes[0].deepspeed_moe
     text = ""
@@ -355,7 +354,7 @@ def refused_in_the_second_group() -> str:
 
 
 def several_outstanding(depth: int, sluice: dict[str, Any]) -> dict[str, Any]:
-    """Like a pipeline schedule: `depth` forwards, then their backwards in order; compared with one by one."""
+    """Runs `depth` forwards and then their backwards, as a pipeline schedule; compared with one at a time."""
     grads = []
     peak = 0
     for at_once in (1, depth):
@@ -377,7 +376,7 @@ def several_outstanding(depth: int, sluice: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _own_cache(folder: str) -> Iterator[str]:
-    """A cache folder for each rank, as on machines of their own; the file of kept decisions in it."""
+    """Gives each rank its own cache folder, as on separate machines. Yields the path of its file of kept decisions."""
     own = os.path.join(folder, f"cache{dist.get_rank()}")
     os.makedirs(own, exist_ok=True)
     with unittest.mock.patch.dict(os.environ, {"SLUICE_CACHE_DIR": own, "SLUICE_LOG": "decision"}):
@@ -385,10 +384,9 @@ def _own_cache(folder: str) -> Iterator[str]:
 
 
 def decides_and_leaves(folder: str, tuner: dict[str, Any], files: dict[str, str] | None = None) -> dict[str, Any]:
-    """Trains until n is decided, and leaves.
+    """Trains until n is decided, and unswaps. SLUICE_LOG=decision makes the first rank print each decision on stderr.
 
-    SLUICE_LOG=decision is set meanwhile: the first rank says each decision on stderr.
-    files  what lies among a rank's kept decisions before, by rank
+    files: the initial content of a rank's file of kept decisions, by rank
     {"why": of all decisions, "race_passes", "chunks": of the last decision, "exported": number of answers}
     """
     import sluice as package
@@ -401,7 +399,7 @@ def decides_and_leaves(folder: str, tuner: dict[str, Any], files: dict[str, str]
         section = {**SLUICE, "chunks": None, "tuner": tuner}
         layers = [{"ep_size": 2, "k": 2, "expert": "gated"}]
         with _unswapped_in_the_end(engine(build(layers), ds_config(), section)) as host:
-            for step in range(100):  # until there is a decision, which all ranks make at the same step
+            for step in range(100):  # until the decision, which all ranks make at the same step
                 _steps(host, step, 1)
                 if package.decisions(host):
                     break
@@ -409,7 +407,7 @@ def decides_and_leaves(folder: str, tuner: dict[str, Any], files: dict[str, str]
             context = next(iter(host.sluice._backends.values())).context
             count = package.export_decisions(os.path.join(folder, f"exported{dist.get_rank()}.json"))
             races = context.tuner_stats()["race_passes"]
-        dist.barrier()  # the first rank has left its decisions
+        dist.barrier()  # waits until the first rank has written its decisions
     return {
         "why": [entry["why"] for entry in decided],
         "race_passes": races,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: switching on and off, and errors."""
+"""Rank-side: cases that switch Sluice on and off, and errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def start(
     only_rank: int | None = None,
     per_rank: list[Any] | None = None,
 ) -> list[str]:
-    """deepspeed.initialize with this section; the classes of the layers. Errors go to the test."""
+    """Calls deepspeed.initialize with this section and trains; returns the classes of the layers."""
     rank = dist.get_rank()
     if per_rank is not None:
         section = per_rank[rank]
@@ -49,7 +49,7 @@ def start(
 
 
 def start_from(form: str, folder: str) -> list[str]:
-    """The config as launchers hand it on: the path of a file, or base64 of it; the classes of the layers."""
+    """Passes the config as launchers do, as a path or in base64; returns the classes of the layers."""
     text = json.dumps({**ds_config(), "sluice": SLUICE})
     path = os.path.join(folder, f"ds_config{dist.get_rank()}.json")
     with open(path, "w") as file:
@@ -65,7 +65,7 @@ def start_from(form: str, folder: str) -> list[str]:
 
 
 def one_does_not_swap() -> None:
-    """As where Sluice is not installed, or switched off, on rank 1."""
+    """Rank 1 does not swap, as if Sluice was not installed or switched off there."""
     from sluice.adapters.deepspeed import swap
     from sluice.config import Options
 
@@ -76,14 +76,14 @@ def one_does_not_swap() -> None:
 
 
 class OwnLayer(MOELayer):
-    """A user's subclass with a forward of its own."""
+    """A user's subclass with its own forward."""
 
     def forward(self, *input: Any, **kwargs: Any) -> Any:
         return super().forward(*input, **kwargs)
 
 
 class TwoRanksOfTensors:
-    """An mpu whose tensor-parallel size is 2."""
+    """An mpu with tensor-parallel size 2."""
 
     def get_model_parallel_rank(self) -> int:
         return 0
@@ -97,7 +97,7 @@ class TwoRanksOfTensors:
 
 
 def refused(what: str, policy: str) -> Any:
-    """Something that cannot be swapped: the message, or with "warn" the classes after two steps."""
+    """Swaps layers that cannot be swapped: the message, or with "warn" the classes after two steps."""
     from deepspeed.utils import groups
     from sluice.adapters.deepspeed import swap
     from sluice.config import Options
@@ -122,12 +122,12 @@ def refused(what: str, policy: str) -> Any:
     elif what == "tensor-parallel experts":
         groups._get_expert_model_parallel_world_size = lambda: 2
     elif what == "partitioned":
-        layer.gate.wg.weight.ds_id = 7  # as deepspeed.zero.Init leaves them
+        layer.gate.wg.weight.ds_id = 7  # the mark of deepspeed.zero.Init
     elif what == "one rank only" and dist.get_rank() == 1:
         layer.experts.register_forward_hook(lambda *_: None)
     elif (
         what == "experts do not divide"
-    ):  # the host's own constructor asserts it; a layer put together by hand does not
+    ):  # the host's constructor asserts this, but a layer assembled by hand can have it
         layer.gate.wg = nn.Linear(WIDTH, 5, bias=False)
     elif what == "float64":
         layer.experts.double()
@@ -147,7 +147,7 @@ def refused(what: str, policy: str) -> Any:
 
 
 class DrawsInForward(nn.Module):
-    """Dropout that no module shows."""
+    """Dropout without a Dropout module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ OUTSIDE = torch.ones(WIDTH, requires_grad=True)
 
 
 class ReadsOutside(nn.Module):
-    """A gradient to a tensor that is no parameter of the expert."""
+    """An expert that gives a gradient to a tensor which is not its parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +172,8 @@ class ReadsOutside(nn.Module):
 
 
 def seen_when_called(kind: str, policy: str, evaluates: bool = False) -> Any:
-    """Only the expert's first call shows this; every rank fails. evaluates: a call in eval mode comes first."""
+    """An expert that turns out to be unsupported at its first call, on every rank. evaluates: the first call is in eval
+    mode."""
     original = models.expert
     models.expert = lambda _name: {"draws": DrawsInForward, "outside": ReadsOutside}[kind]()
     try:
@@ -182,7 +183,7 @@ def seen_when_called(kind: str, policy: str, evaluates: bool = False) -> Any:
     try:
         if evaluates:
             host.eval()
-            host(*models.batch(1))  # gradients are on
+            host(*models.batch(1))  # with gradients
             host.train()
         host.backward(host(*models.batch(0)))
     except Exception as error:
@@ -194,7 +195,7 @@ def seen_when_called(kind: str, policy: str, evaluates: bool = False) -> Any:
 
 
 def policy_for_modules(policy: Any, on_unsupported: str) -> Any:
-    """A layer in C and one of modules under one policy: the error, or why layers keep their rows, after a step."""
+    """A fused layer and a layer of modules with one policy: the error, or the reasons why layers keep their rows."""
     section = {**SLUICE, "policy": policy, "on_unsupported": on_unsupported}
     try:
         host = engine(build([{}, {"expert": "tuple"}]), ds_config(), section)
@@ -207,8 +208,8 @@ def policy_for_modules(policy: Any, on_unsupported: str) -> Any:
 
 
 def hooked_after_the_swap(policy: Any) -> Any:
-    """Rank 1 hooks an expert of a layer that ran in C: the error of each rank, and that the group continues without
-    it."""
+    """Rank 1 hooks an expert of a layer that ran in C. Returns the error of each rank; without the hook the group
+    continues."""
     host = engine(build([{}]), ds_config(), {**SLUICE, "policy": policy})
     host.backward(host(*models.batch(0)))
     expert = host.module.moes[0].deepspeed_moe.experts.deepspeed_experts[0]
@@ -226,10 +227,10 @@ def hooked_after_the_swap(policy: Any) -> Any:
 
 
 def tutel_wanted(k: int) -> Any:
-    """(stock without Tutel, Sluice with a layer that would use it): losses of a few steps."""
+    """[stock without Tutel, Sluice with a layer that would use Tutel]: losses of a few steps."""
 
     def uses_it(model: nn.Module) -> None:
-        model.moes[0].deepspeed_moe.use_tutel = True  # as the constructor leaves it where Tutel is installed
+        model.moes[0].deepspeed_moe.use_tutel = True  # as the constructor does if Tutel is installed
 
     layers = [{"k": k, "use_tutel": True}]
     stock = models.train(layers, 4, None)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: the traps of the host, one function each. They assert here, and return values for the comparison of
-ranks."""
+"""Rank-side: traps of the host, one function for each. The functions assert here, and return values for the comparison
+of ranks."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def idle_experts_get_zero_gradients(expert: str) -> list[bool]:
     host = _swapped([{"expert": expert, "drop_tokens": False}])
     layer = _layer(host)
     with torch.no_grad():
-        layer.gate.wg.weight.zero_()  # equal logits: argmax takes expert 0
-    host.module(*models.batch(0)).backward()  # past the engine, whose reduction would fill in zeros itself
+        layer.gate.wg.weight.zero_()  # with equal logits argmax takes expert 0
+    host.module(*models.batch(0)).backward()  # not through the engine, whose reduction would fill in zeros
     zero = []
     for module in layer.experts.deepspeed_experts:
         for parameter in module.parameters():
@@ -52,7 +52,7 @@ def idle_experts_get_zero_gradients(expert: str) -> list[bool]:
 
 
 def pointers_are_read_afresh() -> None:
-    """Trap 2: ZeRO re-points `param.data`; values at the new address count, in backward too."""
+    """Trap 2: ZeRO re-points `param.data`. Forward and backward must read the values at the new address."""
     host = _swapped([{"drop_tokens": False}])
     experts = list(_layer(host).experts.deepspeed_experts.parameters())
     x, target = models.batch(0)
@@ -62,7 +62,7 @@ def pointers_are_read_afresh() -> None:
         parameter.data = parameter.data.clone()
     for tensor in old:
         tensor.fill_(float("nan"))
-    host.backward(first)  # saved were the parameters, not their addresses
+    host.backward(first)  # the forward must have saved parameters, not addresses
     assert all(torch.isfinite(parameter.grad).all() for parameter in experts)
     again = host(x, target)
     assert torch.allclose(first, again, rtol=1e-6)
@@ -73,7 +73,7 @@ def pointers_are_read_afresh() -> None:
 
 
 def nothing_is_added_or_replaced(layers: list[dict[str, Any]]) -> None:
-    """Trap 3, and unswap: names, objects, buffers and classes before, during and after."""
+    """Trap 3, and unswap: checks names, objects, buffers and classes before, during and after the swap."""
     model = build(layers)
     before = _shape_of(model)
     host = engine(model, ds_config(), SLUICE)
@@ -105,7 +105,7 @@ def _shape_of(model: Any) -> Any:
 
 
 def no_random_number_of_its_own() -> None:
-    """Trap 4: with a gate that draws nothing, nothing is drawn."""
+    """Trap 4: Sluice uses no random numbers of its own."""
     host = _swapped([{"k": 3, "expert": "relu"}, {"k": 3, "expert": "tuple"}])
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
@@ -115,7 +115,7 @@ def no_random_number_of_its_own() -> None:
 
 
 def hook_after_swap_fires() -> None:
-    """Trap 5: a hook set on an expert after the swap makes it a called module."""
+    """Trap 5: after a hook is set on an expert, the expert is called as a module."""
     host = _swapped([{"k": 2}])
     layer = _layer(host)
     x, target = models.batch(0)
@@ -141,7 +141,7 @@ def hook_after_swap_fires() -> None:
 
 
 def hook_on_one_rank() -> str:
-    """A difference between ranks that only the adapter can explain."""
+    """The error when only rank 0 hooks an expert, a difference that the adapter must explain."""
     host = _swapped([{"k": 2}])
     layer = _layer(host)
     handle = None
@@ -160,7 +160,7 @@ def hook_on_one_rank() -> str:
 
 
 def container_hooked_after_the_swap(policy: str) -> str:
-    """Trap 5: the container is not called, so a hook on it cannot fire. Rank 1 sets one: the error of each rank."""
+    """Trap 5: the error of each rank when rank 1 hooks the container of experts, which is not called."""
     host = _swapped([{}], {"on_unsupported": policy})
     layer = _layer(host)
     x = torch.randn(8, models.WIDTH)
@@ -184,7 +184,7 @@ def container_hooked_after_the_swap(policy: str) -> str:
 
 
 def hooked_expert_runs_whole() -> None:
-    """Without a number of chunks, a hooked module sees the rows of a call at once."""
+    """Without a configured n, a hooked module gets all rows in one call."""
     host = _swapped([{"ep_size": 1, "expert": "tuple"}], {"chunks": None})
     layer = _layer(host)
     calls: list[int] = []
@@ -198,22 +198,22 @@ def hooked_expert_runs_whole() -> None:
 
 
 def attributes_as_stock() -> None:
-    """Trap 6: l_aux, exp_counts and the times."""
+    """Trap 6: l_aux, exp_counts and the times are those of stock."""
     host = _swapped([{}], wall_clock_breakdown=True)
     layer = _layer(host)
     x, target = models.batch(0)
     host(x, target)
     assert layer.exp_counts.dtype == torch.int64 and layer.exp_counts.shape == (4,)
     assert layer.l_aux.shape == () and layer.l_aux.dtype == torch.float32 and not layer.l_aux._is_view()
-    layer.l_aux += 1.0  # Megatron adds in place
+    layer.l_aux += 1.0  # Megatron changes l_aux in place
     assert layer.time_moe > 0 and layer.time_falltoall > 0 and layer.time_salltoall > 0 and layer.gate.gate_time > 0
     layer(x, torch.ones(x.shape[0] * x.shape[1]))
-    assert layer.exp_counts.dtype == torch.float32  # float where used_token is
+    assert layer.exp_counts.dtype == torch.float32  # exp_counts has the dtype of used_token
     host.sluice.unswap()
 
 
 def sum_in_f32_and_zero_for_dropped(dtype: str) -> None:
-    """Trap 7, with ep_size 1, where everything is at hand: one cast of a sum in f32; exact zeros for dropped tokens."""
+    """Trap 7, with ep_size 1: outputs are f32 sums that are cast once, and dropped tokens are exact zeros."""
     kind = getattr(torch, dtype)
     config = {"bf16": {"enabled": True}} if dtype == "bfloat16" else {}
     host = _swapped([{"k": 2, "ep_size": 1, "capacity_factor": 0.4, "min_capacity": 1}], **config)
@@ -240,7 +240,7 @@ def sum_in_f32_and_zero_for_dropped(dtype: str) -> None:
 
 
 def drops_as_stock(capacity_factor: float, k: int) -> list[int]:
-    """Trap 8: the same tokens come out as zeros."""
+    """Trap 8: the same tokens are dropped."""
     layers = [{"k": k, "capacity_factor": capacity_factor, "min_capacity": 1, "expert": "plain_linears"}]
     zeros = []
     for section in (None, SLUICE):
@@ -255,12 +255,12 @@ def drops_as_stock(capacity_factor: float, k: int) -> list[int]:
 
 
 def not_for_compilers() -> None:
-    """Trap 9."""
+    """Trap 9: dynamo does not compile the layer."""
     assert getattr(SluiceMOELayer.forward, "_torchdynamo_disable", False)
 
 
 class Straight(models.Model):
-    """Two layers without a loop around them: dynamo leaves a frame alone whose graph breaks inside a loop."""
+    """Two layers without a loop, because dynamo skips a frame whose graph breaks inside a loop."""
 
     def forward(self, x: torch.Tensor, target: torch.Tensor, used: torch.Tensor | None = None) -> torch.Tensor:
         h = torch.tanh(self.first(x))
@@ -280,7 +280,7 @@ def _straight() -> Straight:
 def compiled(how: str) -> list[Any]:
     """Trap 9: a model that is compiled around the layers. [losses of stock, losses, graphs, passes of Sluice]
 
-    The harness disables dynamo while the host is imported, so that no helper of its gate is built by Inductor.
+    The harness disables dynamo while the host is imported, so that Inductor does not compile helpers of its gate.
     """
     stock = engine(_straight(), ds_config())
     losses: list[list[float]] = [[], []]
@@ -316,7 +316,7 @@ def compiled(how: str) -> list[Any]:
 
 
 def residual_stays_torchs() -> None:
-    """Trap 12."""
+    """Trap 12: torch computes the residual part."""
     host = _swapped([{"use_residual": True}])
     moe = host.module.moes[0]
     calls: list[int] = []
@@ -327,7 +327,7 @@ def residual_stays_torchs() -> None:
 
 
 def autocast_keeps_no_copy() -> list[str]:
-    """Trap 13: rows in autocast's dtype; what autograd keeps are the parameters themselves, not their casts."""
+    """Trap 13: rows have autocast's dtype, and autograd saves the parameters and not casts of them."""
     host = _swapped([{"k": 2}])
     layer = _layer(host)
     kept: list[torch.Tensor] = []
@@ -350,7 +350,7 @@ def autocast_keeps_no_copy() -> list[str]:
 
 
 def no_grad_saves_nothing() -> None:
-    """Trap 14."""
+    """Trap 14: a forward under no_grad saves nothing."""
     host = _swapped([{}])
     layer = _layer(host)
     host.eval()
@@ -362,7 +362,7 @@ def no_grad_saves_nothing() -> None:
 
 
 def evaluates_as_stock(k: int) -> Any:
-    """Trap 14: eval has its own capacity factor, and the host's gate draws the same random numbers there.
+    """Trap 14: eval has its own capacity factor, and the host's gate uses the same random numbers.
 
     [tokens dropped in training, in eval, whether eval drew random numbers]
     """
@@ -395,7 +395,7 @@ def evaluates_as_stock(k: int) -> Any:
 
 
 def adapters_on_experts(expert: str, before: bool) -> dict[str, Any]:
-    """PEFT's LoRA on experts' Linears, in each state (see lora_states.py). before: one is there before the swap."""
+    """PEFT's LoRA on experts' Linears, in each state (see lora_states.py). before: add an adapter before the swap."""
     model = build([{"k": 2, "expert": expert}])
     if before:
         lora_states.add(model.moes[0].deepspeed_moe.experts, "earlier")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A custom model whose MoE blocks AutoEP finds by patterns, with its experts stored in each way that it reads."""
+"""A custom model whose MoE blocks AutoEP finds by patterns, with each layout of experts that AutoEP supports."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Stacked(nn.Module):
 
 
 class _Transposed(nn.Module):
-    """[E, in, out], gate and up in one."""
+    """[E, in, out], gate and up in one tensor."""
 
     def __init__(self, experts: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class _Layer(nn.Module):
 
 
 class Custom(nn.Module):
-    """Two layers of nothing but MoE."""
+    """A language model with two layers that contain only an MoE block."""
 
     def __init__(self, layout: str, vocabulary: int, experts: int = 4, chosen: int = 2) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Custom(nn.Module):
 
 
 def section(layout: str) -> dict[str, Any]:
-    """Its `expert_parallel` section."""
+    """The `expert_parallel` section for the custom model."""
     return {
         "preset_model": None,
         "moe_layer_pattern": r"layers\.\d+\.moe",
@@ -88,7 +88,7 @@ def section(layout: str) -> dict[str, Any]:
         "expert_pattern": "experts",
         "expert_w1": "fc_gate",
         "expert_w2": "fc_down",
-        "expert_w3": None if layout == "transposed" else "fc_up",  # None: in one tensor with w1
+        "expert_w3": None if layout == "transposed" else "fc_up",  # None: w1 and w3 are one tensor
         "num_experts_attr": "n_experts",
         "top_k_attr": "k",
         "has_shared_experts": True,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiny models whose MoE blocks DeepSpeed's AutoEP replaces, trained stock or through Sluice.
 
-Those of transformers are imported on demand, which takes seconds; `autoep_custom` needs none of them.
+Models of transformers are imported on demand, because the import takes seconds. `autoep_custom` does not need them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SLUICE = {"enabled": True, "chunks": 2, "timeout": 120}
 
 
 def build(kind: str, seed: int = 3, **shape: int) -> nn.Module:
-    """The same model on every call and rank, with experts large enough that their effect shows. shape: of a custom
-    model, its experts and the number chosen per token."""
+    """The same model on every call and rank, with expert weights large enough to affect the loss. shape: "experts" and
+    "chosen" (per token) of a custom model."""
     torch.manual_seed(seed)
     if kind in autoep_custom.LAYOUTS:
         model: nn.Module = autoep_custom.Custom(kind, VOCABULARY, **shape)
@@ -39,7 +39,7 @@ def build(kind: str, seed: int = 3, **shape: int) -> nn.Module:
 
 
 def expert_parallel(kind: str, size: int = 2, **changes: Any) -> dict[str, Any]:
-    """The host's section: experts looped over, its choice for a CPU."""
+    """The host's section with a loop over experts, which is the host's choice on a CPU."""
     preset = {"qwen2_moe": "qwen3_moe"}.get(kind, kind)
     section = {"enabled": True, "autoep_size": size, "preset_model": preset, "use_grouped_mm": False}
     if kind in autoep_custom.LAYOUTS:
@@ -48,7 +48,7 @@ def expert_parallel(kind: str, size: int = 2, **changes: Any) -> dict[str, Any]:
 
 
 def engine(model: nn.Module, section: dict[str, Any], sluice: dict[str, Any] | None, **config: Any) -> Any:
-    """deepspeed.initialize and nothing else."""
+    """Only calls deepspeed.initialize."""
     whole = copy.deepcopy({**ds_config(), "expert_parallel": section, **config})
     if sluice is not None:
         whole["sluice"] = sluice
@@ -56,7 +56,7 @@ def engine(model: nn.Module, section: dict[str, Any], sluice: dict[str, Any] | N
 
 
 def moe_layers(model: nn.Module) -> list[tuple[str, Any]]:
-    """(name, layer) of the model's AutoEP layers; there are some."""
+    """(name, layer) of the model's AutoEP layers, of which there must be at least one."""
     found = [(name, child) for name, child in model.named_modules() if getattr(child, "_is_autoep_layer", False)]
     assert found
     return found
@@ -82,8 +82,8 @@ def train(
     before: Callable[[Any, int], None] | None = None,
     shape: dict[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Trains and gives what two runs may be compared by, tensors flattened to lists. check, before: called with engine
-    and step before each update, and of each forward."""
+    """Trains, and returns values for the comparison of two runs, with tensors as flat lists. check, before: called with
+    engine and step before each update, and before each forward."""
     model = build(kind, **(shape or {}))
     if prepare is not None:
         prepare(model)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny models of transformers that AutoEP's presets are for."""
+"""Tiny models of transformers for AutoEP's presets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _DEEPSEEK: dict[str, Any] = {
     "qk_nope_head_dim": 8,
     "v_head_dim": 8,
 }
-# By preset: the config's class, and its fields in addition to those above.
+# For each preset the config class, and its fields in addition to the common fields above.
 CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "mixtral": (MixtralConfig, {"intermediate_size": 24, "num_local_experts": 4, "router_aux_loss_coef": 0.02}),
     "qwen3_moe": (
@@ -57,7 +57,7 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
-    # With a shared expert and a gate for it.
+    # A shared expert with a gate.
     "qwen2_moe": (
         Qwen2MoeConfig,
         {
@@ -69,7 +69,7 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "deepseek_v2": (DeepseekV2Config, {**_DEEPSEEK, "topk_method": "group_limited_greedy"}),
     "deepseek_v3": (DeepseekV3Config, _DEEPSEEK),
-    # Without layers of linear attention, of which experts know nothing.
+    # Without layers of linear attention, which do not affect experts.
     "qwen3_5_moe": (
         Qwen3_5MoeTextConfig,
         {
@@ -80,7 +80,7 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
             "layer_types": ["full_attention", "full_attention"],
         },
     ),
-    # A clamped gate, sigmoid scores with a bias, a factor for what experts give, and a shared expert.
+    # A clamped gate, sigmoid scores with a bias, a factor for the experts' outputs, and a shared expert.
     "minimax_m3": (
         MiniMaxM3VLTextConfig,
         {
@@ -97,7 +97,7 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def build(kind: str, vocabulary: int, **changes: Any) -> Any:
-    """With the random parameters of the moment. changes: other fields of its config."""
+    """A model with parameters from torch's current random state. changes: other fields of its config."""
     config_class, fields = CONFIGS[kind]
     config = config_class(**{**_COMMON, **fields, **changes})
     config.update({"vocab_size": vocabulary})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks shared by the tests of a file; a set starts when a test first asks for it."""
+"""Fixtures with ranks that the tests of a file share. A set of ranks starts at its first use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from rank_harness import Ranks, ranks_rest  # noqa: F401
 
-# The switch of the test machine must not affect the tests.
+# SLUICE in the environment of the test run must not affect the tests.
 os.environ.pop("SLUICE", None)
 
 
@@ -35,7 +35,7 @@ def ranks4() -> Iterator[Ranks]:
     yield from _ranks(4)
 
 
-# The host keeps a pipe's topology in a global for the rest of the process: these are never the sets above.
+# Pipelines need their own sets, because the host keeps a pipe's topology in a global until the process ends.
 
 
 @pytest.fixture(scope="module")

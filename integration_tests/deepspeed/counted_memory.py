@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side, under any host: host memory of expert moves, counted in torch's allocations and the library's staging."""
+"""Rank-side, for all hosts: counts host memory of expert moves, from torch's allocations and the library's staging."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _MARK = "counted "
 
 
 def _late(_: str, original: Any) -> Any:
-    """A collective that returns a moment later. Where gloo's thread is the last to let go of its tensors, the
-    recording, which sees this thread alone, takes them for held for good."""
+    """Makes a collective return a moment later, after gloo's thread has released its tensors. The recording only sees
+    this thread, so it would miss a release by gloo's thread."""
 
     def late(*given: Any, **named: Any) -> Any:
         result = original(*given, **named)
@@ -30,12 +30,12 @@ def _late(_: str, original: Any) -> Any:
 
 
 class Counted:
-    """In bytes. state: all that travels with one expert. most: what a move has held at once, of torch's and staged.
-    left: what all moves together have left of torch's; left_staged: what one has left of the library's."""
+    """Bytes. state: the state that moves with one expert. most: the most that a move held at once, in torch's memory
+    and staged. left: torch's memory that all moves together did not free; left_staged: staging that a move kept."""
 
     def __init__(self) -> None:
         self.state = self.most = self.left = self.left_staged = self.moves = 0
-        self._marks: list[list[int]] = []  # [what follows, most bytes staged meanwhile]
+        self._marks: list[list[int]] = []  # [the phase that follows, the most bytes staged during it]
 
     def _mark(self, what: int, staged: int = 0) -> None:
         with torch.profiler.record_function(f"{_MARK}{len(self._marks)}"):
@@ -55,13 +55,13 @@ class Counted:
             moved: int = inner(background)
         self._mark(ENDED)
         progress = background.progress()
-        self.state = max(self.state, progress["leaving_bytes"])  # one expert's in each round
+        self.state = max(self.state, progress["leaving_bytes"])  # one expert leaves in each round
         self.left_staged = max(self.left_staged, progress["staged_bytes"])
         self.moves += moved
         return moved
 
     def exchange(self, inner: Any, migration: Migration, *given: Any) -> None:
-        """In place of Migration.commit."""
+        """Replaces Migration.commit."""
         self._marks[-1][1] = migration.progress()["staged_bytes"]
         self._mark(EXCHANGES)
         inner(migration, *given)
@@ -69,23 +69,23 @@ class Counted:
         self._mark(INSTALLS)
 
     def add_up(self, events: list[Any]) -> None:
-        """Of a recording of the whole training, which has seen all that is freed."""
+        """Adds up a recording of the whole training, which contains all allocations and frees."""
         changes = [(e.start_ns(), -1, e.nbytes()) for e in events if e.name() == "[memory]"]
         marks = [(e.start_ns(), int(e.name()[len(_MARK) :]), 0) for e in events if e.name().startswith(_MARK)]
-        held, now = 0, (ENDED, 0)  # held: since the begin of a move
+        held, now = 0, (ENDED, 0)  # held: bytes allocated since the begin of a move
         for _, mark, change in sorted(changes + marks):
             if mark >= 0:
                 now = (self._marks[mark][0], self._marks[mark][1])
                 held = 0 if now[0] == BEGINS else held
                 self.left += held if now[0] == ENDED else 0
-            elif now[0] not in (WAITS, ENDED):  # the host's work between these calls is its own
+            elif now[0] not in (WAITS, ENDED):  # between calls of a move the host allocates memory
                 held += change
             self.most = max(self.most, held + now[1])
 
 
 @contextlib.contextmanager
 def counted() -> Iterator[Counted]:
-    """Counts all moves that run during steps of a training within the block, with its model and optimizer."""
+    """Counts all background moves of a training that runs within the block."""
     count, begin, commit, exchange = Counted(), BackgroundMove.begin, BackgroundMove.commit, Migration.commit
     BackgroundMove.begin = lambda *given: count.begin(begin, *given)  # type: ignore[method-assign]
     BackgroundMove.commit = lambda *given: count.commit(commit, *given)  # type: ignore[method-assign]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models around DeepSpeed's own MoE, and one way of training them, stock or through Sluice."""
+"""Small models with DeepSpeed's own MoE, and a function that trains them with stock DeepSpeed or through Sluice."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class GatedExpert(nn.Module):
 
 
 class TupleExpert(nn.Module):
-    """Megatron's habit: (output, bias). Checks the rank of tensor that the host gives."""
+    """Returns (output, bias), as Megatron's modules do. Checks the rank of the tensor that the host passes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class TupleExpert(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
         assert x.dim() == 4 and x.shape[1] == 1, x.shape
-        if x.shape[2] > 10**9:  # a branch: never fused
+        if x.shape[2] > 10**9:  # an expert with a branch is never fused
             raise AssertionError
         return torch.tanh(self.linear(x)) * self.scale, None
 
@@ -81,7 +81,7 @@ def expert(kind: str) -> nn.Module:
 
 
 class Model(nn.Module):
-    """Linear, one MoE per entry of `layers`, Linear; a regression loss and the gates' own."""
+    """Linear, one MoE per entry of `layers`, Linear; a regression loss and the gates' auxiliary losses."""
 
     def __init__(self, layers: list[dict[str, Any]], checkpointing: str | None = None) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def _moe(options: dict[str, Any]) -> MoE:
 
 
 def build(layers: list[dict[str, Any]], checkpointing: str | None = None, seed: int = 0) -> Model:
-    """The same model on every call; every expert, by its global number, different from the others."""
+    """The same model on every call. Experts differ by their global number."""
     torch.manual_seed(seed)
     model = Model(layers, checkpointing)
     rank = dist.get_rank()
@@ -128,12 +128,12 @@ def build(layers: list[dict[str, Any]], checkpointing: str | None = None, seed: 
                 for parameter in module.parameters():
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
         with torch.no_grad():
-            moe.deepspeed_moe.gate.wg.weight.mul_(4)  # decided gates: unequal counts, drops
+            moe.deepspeed_moe.gate.wg.weight.mul_(4)  # sharper gates, for unequal counts and drops
     return model
 
 
 def ds_config(**changes: Any) -> dict[str, Any]:
-    """A ds_config that needs nothing compiled."""
+    """A ds_config for which DeepSpeed compiles no op."""
     return {
         "train_micro_batch_size_per_gpu": TOKENS[0],
         "gradient_accumulation_steps": 1,
@@ -147,7 +147,7 @@ SLUICE = {"enabled": True, "chunks": 2, "timeout": 120}
 
 
 def engine(model: nn.Module, config: dict[str, Any], sluice: dict[str, Any] | None = None) -> Any:
-    """deepspeed.initialize and nothing else."""
+    """Only calls deepspeed.initialize."""
     config = copy.deepcopy(config)
     if sluice is not None:
         config["sluice"] = sluice
@@ -155,7 +155,7 @@ def engine(model: nn.Module, config: dict[str, Any], sluice: dict[str, Any] | No
 
 
 def batch(step: int, length: int | None = None, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
-    """Inputs and targets of this rank and step; `length` for unequal ranks."""
+    """Inputs and targets of this rank and step. length: for ranks with unequal batches."""
     generator = torch.Generator().manual_seed(10_000 * (dist.get_rank() + 1) + step)
     shape = (TOKENS[0], TOKENS[1] if length is None else length, WIDTH)
     x = torch.randn(shape, generator=generator) + 0.3
@@ -179,8 +179,8 @@ def train(
     prepare: Any = None,
     data: Any = batch,
 ) -> dict[str, Any]:
-    """Trains, and returns values for the comparison of two runs. prepare: called with the model before the engine gets
-    it. check, before: called with engine and step before each update, and before each forward. at_end: called with
+    """Trains, and returns values for the comparison of two runs. prepare: called with the model before the engine is
+    made. check, before: called with engine and step before each update, and before each forward. at_end: called with
     the engine after the last update; its result is "end"."""
     model = build(layers, checkpointing)
     if prepare is not None:
@@ -192,7 +192,7 @@ def train(
     for step in range(steps):
         if before is not None:
             before(host, step)
-        torch.manual_seed(77 * step + dist.get_rank())  # the same draws in both runs
+        torch.manual_seed(77 * step + dist.get_rank())  # both runs use the same random numbers
         x, target = data(step, length, getattr(torch, dtype))
         mask = (torch.arange(x.shape[0] * x.shape[1]) % 5 != 0).int() if used else None
         context = torch.autocast("cpu", getattr(torch, autocast)) if autocast else contextlib.nullcontext()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layer in plain torch: the reference for the engine, with the interface of its EngineBackend.
+"""The layer in plain torch, as a reference for Sluice, with the interface of EngineBackend.
 
-Uneven all-to-all through autograd, real rows only, no chunks and no overlap.
+The layer uses uneven all-to-alls through autograd and real rows only, without chunks and without overlap.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ReferenceRunner:
         return total.to(self._spec.dtype)
 
     def refuse(self, message: str) -> None:
-        """The oracle has no header: its peers find out by the deadline."""
+        """Only raises the error. The reference has no header, so its peers fail at the deadline."""
 
     def _expert(self, experts: Sequence[nn.Module], index: int, rows: torch.Tensor, call: CallExpert) -> torch.Tensor:
         form = self._spec.form
@@ -116,4 +116,4 @@ class ReferenceBackend:
         return {"bytes_sent": 0, "comm_ns": 0, "gemm": "torch", "passes_in_place": 0}
 
     def close(self) -> None:
-        """Groups are kept: the process ends soon."""
+        """Keeps the groups, because the process ends soon."""

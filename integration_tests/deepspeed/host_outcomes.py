@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outcomes of a host's own tests, from pytest's report."""
+"""Reads the outcomes of a host's own tests from pytest's report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def outcomes_of(report: Path) -> dict[str, str]:
-    """By test: "passed", "skipped: why", or the kind of failure."""
+    """For each test "passed", "skipped: why", or the kind of failure."""
     found = {}
     for case in ElementTree.parse(report).iter("testcase"):
         outcome = next((f"{each.tag}: {each.get('message')}" for each in case if each.tag != "system-out"), "passed")

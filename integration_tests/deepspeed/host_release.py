@@ -23,6 +23,6 @@ FLOAT_MASK = "stock 0.15.4 takes no used_token in floating point"
 
 
 def old_host_fails(reason: str, when: bool = True) -> None:
-    """Skips the test, aloud, on such a release."""
+    """Skips the test with this reason on such a release."""
     if IS_OLD and when:
         pytest.skip(reason)

@@ -16,7 +16,7 @@ from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import nn
 
-# By the state of the adapters: what computes the experts, as `sluice.stats` says it.
+# For each state of the adapters: the "computed_by" of `sluice.stats`.
 COMPUTED_BY = {
     "one": "sluice",
     "eval with dropout": "sluice",
@@ -33,7 +33,7 @@ MOST_APART = 1e-5
 
 
 def add(experts: nn.Module, name: str, **config: Any) -> None:
-    """Puts an adapter on all linears. B is not zero, so that leaving it out is seen."""
+    """Puts an adapter on all linears. B is not zero, so that omitting an adapter changes results."""
     linears = [
         each
         for each, module in experts.named_modules()
@@ -47,7 +47,7 @@ def add(experts: nn.Module, name: str, **config: Any) -> None:
 
 
 def _states(experts: nn.Module) -> Iterator[str]:
-    """Brings the adapters into one state after the other."""
+    """Brings the adapters into each state in turn, and yields its name."""
 
     def layers() -> list[LoraLayer]:
         return [module for module in experts.modules() if isinstance(module, LoraLayer)]
@@ -90,12 +90,12 @@ def _states(experts: nn.Module) -> Iterator[str]:
 def compare(
     experts: nn.Module, called: list[nn.Module], call: Callable[[], tuple[torch.Tensor, str]]
 ) -> dict[str, Any]:
-    """For each state: what computed the experts, and the largest difference from the modules' results and gradients,
-    relative to their largest value. Also the warnings.
+    """For each state "computed_by", and the largest difference from the modules' results and gradients, relative to
+    their largest value; and the warnings.
 
-    experts  the module that holds the host's experts, whose linears get adapters
-    called   each expert, as the host calls it
-    call     a forward of the host's model, and what computed the experts
+    experts  the module with the host's experts, whose linears get adapters
+    called   the expert modules that the host calls
+    call     runs a forward of the host's model; returns the output and "computed_by"
     """
     base = [parameter for name, parameter in experts.named_parameters() if "lora_" not in name]
 
@@ -104,7 +104,7 @@ def compare(
         out, computed_by = call()
         out.sum().backward()
         assert all(parameter.grad is None for parameter in base), "a frozen weight has a gradient"
-        # Modules that are called get zeros where a parameter took no part.
+        # Called modules give zero gradients to parameters that were not used.
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in experts.parameters() if p.requires_grad]
         return computed_by, [out.detach(), *(grad.clone() for grad in grads)]
 
@@ -112,7 +112,7 @@ def compare(
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for state in _states(experts):
-            for _ in range(2):  # what is said is said once
+            for _ in range(2):  # each warning must appear only once
                 computed_by, mine = step()
             handles = [module.register_forward_hook(lambda *_: None) for module in called]
             by_modules, wanted = step()
@@ -129,7 +129,7 @@ def compare(
 
 
 def check(found: dict[str, Any]) -> None:
-    """Raises where a state is not as the modules compute it."""
+    """Raises if the result of a state differs from the modules' result."""
     for state, (computed_by, apart) in found["states"].items():
         assert computed_by == COMPUTED_BY[state], (state, computed_by)
         assert apart < MOST_APART, (state, apart)

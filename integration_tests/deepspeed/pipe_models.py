@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models for DeepSpeed's pipeline engine, divided into stages: every kind of data that stages pass on."""
+"""Models for DeepSpeed's pipeline engine, with every kind of data that stages can pass to each other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SLOW_S = 0.03
 
 
 class Block(nn.Module):
-    """A residual layer of tensors, with dropout if asked for."""
+    """A residual layer with optional dropout."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -33,11 +33,11 @@ class Block(nn.Module):
         return x + self.dropout(self.down(torch.tanh(self.up(x))))
 
 
-_waits = random.Random(os.getpid())  # others on each rank, and none of torch's
+_waits = random.Random(os.getpid())  # different on each rank, and separate from torch's random state
 
 
 class _Wait(torch.autograd.Function):
-    """Passes on its input, after a random while, in both directions."""
+    """The identity with a random delay in forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -51,14 +51,14 @@ class _Wait(torch.autograd.Function):
 
 
 class Delayed(Block):
-    """A block that takes longer at times, so that messages arrive in any order."""
+    """A block with random delays, so that messages arrive in any order."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _Wait.apply(super().forward(x))
 
 
 class Slow(Block):
-    """A block that takes long on any stage."""
+    """A slow block."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         time.sleep(SLOW_S)
@@ -77,14 +77,14 @@ class _Long(torch.autograd.Function):
 
 
 class SlowBackward(Block):
-    """A block whose backward alone takes long."""
+    """A block with a slow backward only."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _Long.apply(super().forward(x))
 
 
 class Frozen(Block):
-    """Trains nothing."""
+    """A frozen block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Frozen(Block):
 
 
 class FrozenSlow(Slow):
-    """Trains nothing, and takes long."""
+    """A slow and frozen block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class FrozenSlow(Slow):
 
 
 class Words(nn.Module):
-    """Ids become rows, and are passed on with them, together with a mask and a shift that is a number."""
+    """Embeds ids, and passes on the rows, a scalar shift, the ids and a mask."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Words(nn.Module):
 
 
 class Reader(nn.Module):
-    """A layer of what `Words` hands on; every stage reads the ids and the mask."""
+    """A layer on the outputs of `Words`, so that every stage reads the ids and the mask."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Reader(nn.Module):
 
 
 class Head(nn.Module):
-    """Rows out of what `Words` handed on."""
+    """The last layer after `Words` and `Reader`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Head(nn.Module):
 
 
 class Tied(nn.Module):
-    """A matrix that the first stage and the last one use."""
+    """A matrix that the first and the last stage share."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,14 +152,14 @@ def _transposed(tied: Tied, x: torch.Tensor) -> torch.Tensor:
 
 
 def loss(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """A regression."""
+    """A regression loss."""
     return F.mse_loss(outputs.float(), target.float())
 
 
 def _layers(kind: str, stages: int = 4) -> list[Any]:
     if kind == "words":
         return [LayerSpec(Words), *(LayerSpec(Reader) for _ in range(4)), LayerSpec(Head)]
-    if kind == "ends tied":  # of layers, both of which are in the first stage
+    if kind == "ends tied":  # both tied layers are in the first stage
         ends = [TiedLayerSpec("ends", Tied, tied_weight_attr="weight") for _ in range(2)]
         return [LayerSpec(Block), *ends, *(LayerSpec(Block) for _ in range(3))]
     if kind == "slow ones first":
@@ -184,7 +184,7 @@ def _layers(kind: str, stages: int = 4) -> list[Any]:
 
 
 class Cut(PipelineModule):
-    """Stages with a configured first layer, which the host has no option for."""
+    """A pipeline with a configured partition, for which the host has no option."""
 
     parts_wanted: Any = None
 
@@ -196,11 +196,11 @@ class Cut(PipelineModule):
 
 
 def module(kind: str, stages: int, parts: Any = None, **options: Any) -> PipelineModule:
-    """The same on every call.
+    """The same pipeline on every call.
 
     kind   "plain", "words", "ends tied", "slow ones first", "slow backwards first", "slow frozen ones first",
-           "frozen 0 1" (these of six), or some of "dropout", "tied", "delays", "deep" (two layers in each stage)
-    parts  where stages begin, and where the last ends; None: even
+           "frozen 0 1" (layers 0 and 1 of six), or some of "dropout", "tied", "delays", "deep" (two layers per stage)
+    parts  the first layer of each stage, and the number of layers; None: even
     """
     torch.manual_seed(0)
     Cut.parts_wanted = parts
@@ -210,9 +210,9 @@ def module(kind: str, stages: int, parts: Any = None, **options: Any) -> Pipelin
 
 
 def batches(kind: str, stages: int, count: int, step: int, dtype: torch.dtype, varied: bool = False) -> Any:
-    """The data of first and last stage: the same on the ranks of one pipe.
+    """The data of the first and last stages, the same on all ranks of one pipe.
 
-    varied: micro-batches are of different lengths.
+    varied: micro-batches have different lengths.
     """
     pipe = dist.get_rank() % (dist.get_world_size() // stages)
     for micro in range(count):

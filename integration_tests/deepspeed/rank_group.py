@@ -9,7 +9,7 @@ from datetime import timedelta
 
 
 def join(door: int) -> None:
-    """Rank 0's store listens at `door`, a socket that the harness opened, so that no other program takes the port."""
+    """Joins the group. Rank 0's store listens at `door`, a socket of the harness, so that the port cannot be taken."""
     import torch.distributed as dist
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -26,8 +26,8 @@ def join(door: int) -> None:
 
 
 def seed_the_cpu_alone() -> None:
-    """torch.manual_seed notes down the whole stack for every kind of device that is not there, in case it comes: of a
-    pipeline that seeds its layers that takes longer than the layers."""
+    """Makes torch.manual_seed skip other devices. For each kind of device that is not initialized, torch.manual_seed
+    records a stack trace, which takes longer than the layers of a pipeline that seeds its layers."""
     import torch
 
     for device in (torch.cuda, torch.xpu, torch.mtia):
@@ -35,14 +35,14 @@ def seed_the_cpu_alone() -> None:
 
 
 def say(what: str) -> None:
-    """Something is so on this rank, from now on: the order between ranks, which no sleep can stand for."""
+    """Announces an event of this rank to `hear`. Ranks are ordered this way and not by sleeps."""
     import torch.distributed as dist
 
     dist.distributed_c10d._get_default_store().set(f"test/{what}/{dist.get_rank()}", "")
 
 
 def hear(what: str, ranks: Iterable[int]) -> None:
-    """Waits until all these ranks have said so."""
+    """Waits until all these ranks have announced the event."""
     import torch.distributed as dist
 
     store = dist.distributed_c10d._get_default_store()
@@ -50,7 +50,7 @@ def hear(what: str, ranks: Iterable[int]) -> None:
 
 
 def make_groups(count: int) -> None:
-    """More groups of all ranks, which stay."""
+    """Makes more groups of all ranks, which remain."""
     import torch.distributed as dist
 
     for _ in range(count):

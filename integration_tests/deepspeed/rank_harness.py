@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks as processes that stay: a test names a function and every rank runs it, under a deadline.
+"""Runs ranks as persistent processes: a test names a function and every rank runs it, with a deadline.
 
-Starting a process group takes longer than most cases, so the everyday tests share one set of ranks. After anything
-unexpected (an error, a missed deadline, a dead rank) the set is ended and a later test gets a fresh one. Importing
-torch and DeepSpeed takes seconds: ranks are forks of a process that has imported them, except ranks with their own
-environment. So a fresh set takes a tenth of a second. Sets whose tests have made many process groups are ended
-between two tests: each of gloo's groups has a thread that wakes a hundred times a second as long as its process
-lives.
+Starting a process group takes longer than most cases, so tests share sets of ranks. After an unexpected error, a missed
+deadline or a dead rank, the set ends and a later test gets a new set. Importing torch and DeepSpeed takes seconds, so
+ranks are forks of a process that has imported them, except ranks with their own environment. A new set takes a tenth of
+a second. Sets whose tests have made many process groups end between two tests, because each gloo group has a thread
+that wakes a hundred times a second until its process ends.
 """
 
 from __future__ import annotations
@@ -47,21 +46,21 @@ def _server_for(worker: str, imports: Sequence[str], environment: dict[str, str]
 
 
 START_DEADLINE_S = 200.0
-DEADLINE_S = 300.0  # against hangs: on a busy machine a case of a second takes many
-MOST_GROUPS = 20  # of a rank, beyond which its set does not outlive a test
+DEADLINE_S = 300.0  # only ends hangs: on a busy machine a case can take many times longer
+MOST_GROUPS = 20  # a set with more process groups on a rank ends after the test
 
 _sets: weakref.WeakSet[Ranks] = weakref.WeakSet()
 
 
 @pytest.fixture(autouse=True)
 def ranks_rest() -> Iterator[None]:
-    """For every test of a folder whose conftest.py imports it: no set of ranks stays busy with groups of the past."""
+    """Ends busy sets of ranks after every test of a folder whose conftest.py imports this fixture."""
     yield
     end_busy_sets()
 
 
 def end_busy_sets() -> None:
-    """A later test gets fresh ones."""
+    """Ends sets with many process groups. A later test gets new sets."""
     for ranks in list(_sets):
         if ranks.groups() > MOST_GROUPS:
             ranks.stop()
@@ -73,23 +72,23 @@ def _without_empty(environment: dict[str, str]) -> dict[str, str]:
 
 def _gloo_threads(pid: int) -> int:
     names = []
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ends, or has ended
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process may end
         for task in Path(f"/proc/{pid}/task").iterdir():
             names.append((task / "comm").read_text().strip())
     return names.count("gloo_tcp_loop")
 
 
 class RankFailure(AssertionError):
-    """A rank raised, died or was silent; the message holds what each of them said."""
+    """A rank raised, died or did not answer. The message contains the answers and outputs of the ranks."""
 
 
 class Ranks:
     """`world` processes in one gloo group over loopback."""
 
     worker = HERE / "rank_worker.py"
-    # The imports of every case, except Sluice: some cases test when it is imported.
+    # The imports of every case. Sluice is not among them, because some cases test when it is imported.
     imports = ("torch", "deepspeed", "deepspeed.module_inject", "torch._dynamo", "torch.onnx")
-    python_path = ""  # another place of the worker's modules
+    python_path = ""  # PYTHONPATH of the worker, if set
 
     def __init__(self, world: int, **environment: str) -> None:
         _sets.add(self)
@@ -103,7 +102,7 @@ class Ranks:
     # ---- for tests ----
 
     def run(self, target: str, deadline: float = DEADLINE_S, **arguments: Any) -> list[Any]:
-        """Runs `module:function(**arguments)` on all ranks; each one's result, by rank."""
+        """Runs `module:function(**arguments)` on all ranks; returns the results by rank."""
         answers = self.try_run(target, deadline, **arguments)
         bad = {rank: answer["error"] for rank, answer in enumerate(answers) if "error" in answer}
         if bad:
@@ -122,7 +121,7 @@ class Ranks:
         """As `run`, but a rank's exception is a result: {"error": {"type", "message", "traceback"}}.
 
         Ranks in `dying` must die in this call: their result is {"died": true}, and the set is unusable afterwards.
-        Those in `stopping` must stop and are not waited for: {"stopped": whether the process then is}.
+        Ranks in `stopping` must stop, and do not answer: {"stopped": whether the process is stopped then}.
         """
         if not self._processes:
             self._start()
@@ -133,7 +132,7 @@ class Ranks:
         return self._collect(target, deadline, dying, stopping)
 
     def output(self, rank: int) -> str:
-        """All that this rank has printed since it was started."""
+        """The output of this rank since its start."""
         return self._logs[rank].read_text(errors="replace")
 
     def process_id(self, rank: int) -> int:
@@ -141,11 +140,11 @@ class Ranks:
         return self._processes[rank].pid
 
     def groups(self) -> int:
-        """The process groups of the rank with most of them: by its threads of gloo."""
+        """The largest number of process groups on a rank, from its number of gloo threads."""
         return max((_gloo_threads(process.pid) for process in self._processes), default=0)
 
     def stop(self) -> None:
-        """Ends the processes, kindly and then not."""
+        """Ends the processes: first by closing their input, then by kill."""
         for process in self._processes:
             process.stdin.close()
         until = time.monotonic() + 3
@@ -184,7 +183,7 @@ class Ranks:
             warnings.warn(f"ranks import for themselves, which takes long: {', '.join(others)} changed", stacklevel=2)
         door = socket.create_server(
             ("127.0.0.1", 0), backlog=128
-        )  # rank 0's from here on: no other process gets the port
+        )  # passed to rank 0, so that no other process gets the port
         common["MASTER_PORT"] = str(door.getsockname()[1])
         self._logs = [Path(self._folder.name) / f"rank{rank}-{time.monotonic_ns()}.log" for rank in range(self.world)]
         for rank in range(self.world):
@@ -215,7 +214,7 @@ class Ranks:
                 raise RankFailure(answer["error"]["traceback"])
 
     def _is_stopped(self, rank: int) -> bool:
-        """From the kernel: "T" after the name in brackets."""
+        """Whether the kernel's state of the process, after the name in brackets, is "T"."""
         return Path(f"/proc/{self.process_id(rank)}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     def _collect(

@@ -20,9 +20,9 @@ def _error(error: BaseException) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Replies go to the inherited descriptor, so that anything may print."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: never outlive the tests, even inside a collective
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the harness asks a silent rank where it is
+    """Runs the rank. Replies go to an inherited descriptor, so that any code may print."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: dies with the tests, even inside a collective
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # sent by the harness to a hanging rank
     replies = os.fdopen(int(sys.argv[1]), "w")
 
     def reply(value: dict[str, Any]) -> None:
@@ -35,13 +35,13 @@ def main() -> None:
         import rank_group
         import torch
 
-        # Its shared-memory op serves small all-reduces of inference only. Compiling it takes a minute where it is not
-        # cached, and a build that is killed leaves a lock on which every later run waits for ever.
+        # DeepSpeed uses its shared-memory op only for small all-reduces of inference. Without a cache it compiles for a
+        # minute, and a build that is killed leaves a lock on which every later run waits forever.
         sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
         torch.set_num_threads(1)
         rank_group.seed_the_cpu_alone()
         rank_group.join(int(sys.argv[2]))
-        deepspeed.init_distributed(dist_backend="gloo", verbose=False)  # takes the group that is there
+        deepspeed.init_distributed(dist_backend="gloo", verbose=False)  # uses the existing group
         reply({"result": None})
     except BaseException as error:
         reply(_error(error))
@@ -53,7 +53,7 @@ def main() -> None:
             reply({"result": getattr(importlib.import_module(module), function)(**order["arguments"])})
         except Exception as error:
             reply(_error(error))
-    # No orderly end of the process group: a rank whose peers were killed must go too.
+    # Do not end the process group: a rank whose peers were killed would wait.
     os._exit(0)
 
 

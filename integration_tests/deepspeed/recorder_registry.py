@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lets DeepSpeed 0.19.8 replace blocks of Mixtral and Qwen models with transformers 5.23.
 
-DeepSpeed looks up transformers' registry of recorded outputs by the name of a class; since 5.23 the registry accepts
-only models, so stock fails. Here it accepts both. Neither host is changed otherwise.
+DeepSpeed uses class names as keys of transformers' registry of recorded outputs. Since 5.23 the registry accepts only
+models, so stock fails. Here it accepts both. Neither host is changed otherwise.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Registry(_Own):
 
 
 def install() -> None:
-    """May be called again; nothing where the registry is a plain dict, as it was before."""
+    """Changes the registry. Does nothing if this was done already, or if the registry is a plain dict (before 5.23)."""
     registry = output_capturing._CAN_RECORD_REGISTRY
     if type(registry) is _Own is not dict:
-        registry.__class__ = _Registry  # the object that others have imported
+        registry.__class__ = _Registry  # in place, because other modules have imported the object

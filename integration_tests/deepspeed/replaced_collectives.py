@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: torch's collectives, each replaced for a while."""
+"""Rank-side: context managers that replace torch's collectives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PREFIXES = ("all_", "broadcast", "gather", "irecv", "isend", "recv", "reduce", 
 
 @contextlib.contextmanager
 def replaced_collectives(replacement: Callable[[str, Any], Any]) -> Iterator[None]:
-    """replacement: of a name and what torch has for it, what stands there within the block."""
+    """Replaces each collective within the block. replacement: gives the new function for a name and torch's function."""
     names = [name for name in dir(dist) if name.startswith(_PREFIXES)]
     originals = {name: getattr(dist, name) for name in names if callable(getattr(dist, name))}
     for name, original in originals.items():
@@ -28,6 +28,6 @@ def replaced_collectives(replacement: Callable[[str, Any], Any]) -> Iterator[Non
 
 @contextlib.contextmanager
 def noted_collectives(sent: list[str]) -> Iterator[None]:
-    """Calls are noted in `sent`, and nothing is sent."""
+    """Records calls of collectives in `sent`, and sends nothing."""
     with replaced_collectives(lambda name, _: lambda *_a, **_k: sent.append(name)):
         yield

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side, under any host: experts that change places at random, hosts that forget something of them, and bits that
-can be compared."""
+"""Rank-side, for all hosts: random placements of experts, hosts that omit some of an expert's state, and checksums of
+tensors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sluice.adapters.common.migration import moving
 from sluice.errors import SluiceError
 from torch.distributed.checkpoint import state_dict as checkpoint
 
-# A configuration with the bits of the training in which none moves (docs/c-abi.md).
+# With this configuration, moves do not change the bits of a training (docs/c-abi.md).
 PROMISES_BITS = {"chunking": "tokens", "gemm": "native", "policy": "none", "wgrad_mode": "per_chunk"}
 
 
 def shuffled(moving: Any, seed: int) -> tuple[list[int], list[int]]:
-    """(expert_rank, expert_slot) of some placement other than the host's own, the same on all ranks."""
+    """(expert_rank, expert_slot) of a random placement other than the host's own, the same on all ranks."""
     places, numbers = list(zip(*moving.home)), random.Random(seed)
     while places == list(zip(*moving.home)):
         numbers.shuffle(places)
@@ -30,8 +30,8 @@ def shuffled(moving: Any, seed: int) -> tuple[list[int], list[int]]:
 
 @contextlib.contextmanager
 def forgetting(what: str, is_left_out: bool = False) -> Iterator[None]:
-    """Of an expert that moves everything with this in its name arrives as zeros, or is left out; "": all of it
-    arrives."""
+    """Makes state of a moving expert with `what` in its name arrive as zeros, or not at all (is_left_out). "": all
+    state arrives."""
     whole = {name: getattr(moving, name) for name in ("content_of", "still_of", "late_of")}
 
     def forgetful(content_of: Any, expert: Any, keeper: Any) -> Any:
@@ -53,7 +53,7 @@ def forgetting(what: str, is_left_out: bool = False) -> Iterator[None]:
 
 
 def bits(tensors: dict[str, Any]) -> dict[str, int]:
-    """A number for the bits of each tensor, or of what this rank holds of it."""
+    """A checksum of each tensor, or of this rank's part of a distributed tensor."""
     found = {}
     for name, tensor in tensors.items():
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -63,7 +63,7 @@ def bits(tensors: dict[str, Any]) -> dict[str, int]:
 
 
 def state_bits(named: dict[str, Any], optimizer: Any) -> dict[str, int]:
-    """The same of all tensors that an optimizer of torch keeps of these parameters."""
+    """Checksums of all tensors that a torch optimizer keeps for these parameters."""
     kept = {
         f"{name} {key}": value
         for name, parameter in named.items()
@@ -74,7 +74,7 @@ def state_bits(named: dict[str, Any], optimizer: Any) -> dict[str, int]:
 
 
 def said_while_away(ways: dict[str, Any]) -> dict[str, str]:
-    """The error of each way to a state dict; "": none."""
+    """The error of each call in `ways`; "": no error."""
     said = {}
     for name, way in ways.items():
         try:
@@ -86,7 +86,7 @@ def said_while_away(ways: dict[str, Any]) -> dict[str, str]:
 
 
 def ways_of_torch(model: Any, optimizer: Any) -> dict[str, Any]:
-    """All that reads or writes a state dict, over one that is made now."""
+    """All of torch's calls that read or load a state dict. The loads use the present state."""
     weights, states = copied(model.state_dict()), copied(optimizer.state_dict())
     return {
         "state_dict": model.state_dict,
@@ -99,7 +99,7 @@ def ways_of_torch(model: Any, optimizer: Any) -> dict[str, Any]:
 
 
 def copied(value: Any) -> Any:
-    """Of what may hold views, which deepcopy refuses."""
+    """A copy of a value that may contain views, which deepcopy refuses."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, dict):

@@ -14,7 +14,7 @@ _PREFIXES = ("all_", "broadcast", "gather", "irecv", "isend", "recv", "reduce", 
 
 @contextlib.contextmanager
 def replaced_collectives(replacement: Callable[[str, Any], Any]) -> Iterator[None]:
-    """Replaces each collective within the block. replacement: gives the new function for a name and torch's function."""
+    """Replaces each collective within the block. replacement: gives a function for a name and torch's function."""
     names = [name for name in dir(dist) if name.startswith(_PREFIXES)]
     originals = {name: getattr(dist, name) for name in names if callable(getattr(dist, name))}
     for name, original in originals.items():

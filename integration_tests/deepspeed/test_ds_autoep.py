@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSpeed's AutoEP (`expert_parallel` in ds_config) through Sluice, against stock."""
+"""Tests DeepSpeed's AutoEP (`expert_parallel` in ds_config) through Sluice, against stock."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ AUTO_EP = Path(HOST.submodule_search_locations[0]) / "module_inject" / "auto_ep_
 pytestmark = pytest.mark.skipif(not AUTO_EP.exists(), reason="this DeepSpeed has no AutoEP (0.19.2 brought it)")
 
 SOON = 60.0  # seconds: far below the timeout of the groups
-# Plain gradient descent hands the rounding of gradients on as it is: Adam divides by their size, so that a gradient
-# near zero moves a parameter by a whole learning rate whatever its sign.
+# Plain gradient descent does not amplify rounding errors of gradients. Adam divides by the gradient's size, so that a
+# gradient near zero changes a parameter by a whole learning rate, whatever the gradient's sign.
 SGD = {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}, "zero_allow_untested_optimizer": True}
-# Of a loss near 4 the distance of two neighbours in f32 is 2.4e-7, relative 1e-7; sums run in another order.
+# At a loss near 4 neighbouring f32 numbers differ by 2.4e-7, relative 1e-7, and sums run in another order.
 LOSS = 1e-6
-WEIGHT = 1e-6  # of parameters up to 1: a few times 2^-24, after eight steps of 0.1 times a gradient
+WEIGHT = 1e-6  # for parameters up to 1: a few times 2^-24, after eight steps of 0.1 times a gradient
 PRESETS = ("mixtral", "qwen3_moe", "qwen2_moe", "deepseek_v2", "deepseek_v3", "qwen3_5_moe", "minimax_m3")
 LAYOUTS = ("looped", "stacked", "transposed")
 
 
 def _daily(names: Iterable[str], *daily: str) -> list[Any]:
-    """Parameters of a test; every day only those whose claim no other of them has."""
+    """Parameters of a test. Those that are not in `daily` run only with --full."""
     return [pytest.param(name, marks=() if name in daily else (pytest.mark.full,), id=name) for name in names]
 
 
 def _gaps(answer: list[Any]) -> tuple[float, float]:
-    """Largest of the losses, relative, and of any element of any parameter."""
+    """The largest relative difference of losses, and the largest difference of an element of a parameter."""
     stock, ours = answer
     losses = max(abs(a - b) / abs(a) for a, b in zip(stock["losses"], ours["losses"], strict=True))
     assert stock["weights"].keys() == ours["weights"].keys()
@@ -48,7 +48,7 @@ def _compare(answers: list[Any], loss: float = LOSS, weight: float = WEIGHT) -> 
         stock, ours = answer
         assert set(stock["kinds"]) == set(ours["kinds_after"]) == {"AutoEPMoELayer"}
         assert set(ours["kinds"]) == {"SluiceAutoEPMoELayer"} and set(ours["stats"]) == {"sluice"}
-        assert stock["counts"] == ours["counts"], rank  # the same tokens to the same experts in every step
+        assert stock["counts"] == ours["counts"], rank  # the same routes in every step
         assert stock["losses"][0] != stock["losses"][-1]
         gaps = _gaps(answer)
         print(f"rank {rank}: losses differ by at most {gaps[0]:.1e}, parameters {gaps[1]:.1e}")
@@ -64,7 +64,7 @@ def test_Presets_ModelsOfTransformers_LossesAndParametersAsStock(ranks2: Ranks, 
 
 @pytest.mark.parametrize("layout", _daily(LAYOUTS, "looped", "transposed"))
 def test_Patterns_EachLayoutOfExperts_LossesAndParametersAsStock(ranks2: Ranks, layout: str) -> None:
-    """Found by names that the config gives, with a bias of the router and a gated shared expert."""
+    """AutoEP finds the blocks by names in the config. Blocks have a router with bias and a gated shared expert."""
     _compare(ranks2.run("cases_autoep:parity", kind=layout, config=SGD))
 
 
@@ -114,7 +114,7 @@ def test_Training_EachConfig_AsStock(ranks2: Ranks, what: str) -> None:
 
 @pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.full), 1])
 def test_Bf16_FirstSteps_AsStockUpToItsRounding(ranks2: Ranks, stage: int) -> None:
-    """Until a rounded score sends a token to another expert: two steps. 2^-9 is half of bf16's last place."""
+    """Only two steps, because later a rounded score can change a route. 2^-9 is half of bf16's last place."""
     config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": stage}, **SGD}
     for answer in ranks2.run("cases_autoep:parity", kind="deepseek_v3", steps=2, config=config):
         losses, weights = _gaps(answer)
@@ -123,7 +123,7 @@ def test_Bf16_FirstSteps_AsStockUpToItsRounding(ranks2: Ranks, stage: int) -> No
 
 @pytest.mark.parametrize("grouped", [False, True])
 def test_Autocast_FirstSteps_AsStockUpToItsRounding(ranks2: Ranks, grouped: bool) -> None:
-    """The host's loop multiplies in autocast's dtype, its grouped GEMMs in the rows' own."""
+    """The host's loop multiplies in autocast's dtype, its grouped GEMMs in the dtype of the rows."""
     how = {"section": {"use_grouped_mm": grouped}, "autocast": "bfloat16", "config": SGD}
     for answer in ranks2.run("cases_autoep:parity", kind="stacked", steps=2, **how):
         losses, _ = _gaps(answer)
@@ -148,7 +148,7 @@ def test_FrozenExperts_StayAndTheRestTrainsAsStock(ranks2: Ranks, which: str) ->
 
 @pytest.mark.parametrize("steps", [30, pytest.param(200, marks=pytest.mark.full)])
 def test_Long_Adam_WithinStocksOwnGap(ranks2: Ranks, steps: int) -> None:
-    """Never farther than twice the largest gap of two stock runs that differ in summation order."""
+    """The gap is at most twice the largest gap of two stock runs that differ in summation order."""
     for answer in ranks2.run("cases_autoep:long_run", steps=steps):
         pairs = itertools.combinations(answer["stock"], 2)
         own = max(abs(a - b) for one, other in pairs for a, b in zip(one, other, strict=True))
@@ -232,7 +232,7 @@ def test_Checkpoint_WrittenByOne_LoadsInTheOther(ranks2: Ranks, tmp_path: Path, 
         for losses, _ in answers:
             assert losses["sluice"] == pytest.approx(losses["stock"], rel=0.02 if kind == "bf16" else 1e-5)
         contents[writer] = answers[0][1]
-    assert contents["stock"] == contents["sluice"]  # files, keys, shapes and dtypes of the two writers
+    assert contents["stock"] == contents["sluice"]  # both write the same files, keys, shapes and dtypes
     assert any("experts.w1" in key for keys in contents["stock"].values() for key in keys)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts of AutoEP layers that move between ranks: the same bits, and files in which nothing has moved."""
+"""Tests moves of AutoEP experts between ranks: bits and checkpoint files are those without moves."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rare and valid configs and uses of an engine: they run, and train like stock."""
+"""Tests that rare but valid configs and uses of an engine train like stock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _alike(answers: list[Any], relative: float = F32) -> None:
 
 @pytest.mark.parametrize("chunks", [2, None])
 def test_FlopsProfiler_WhichHooksRankZeroAlone_TrainsAsStock(ranks2: Ranks, chunks: int | None) -> None:
-    """Its hooks are on every module of rank 0 for one step; all ranks must continue the same."""
+    """The profiler hooks every module of rank 0 for one step. All ranks must continue in the same way."""
     config = {"flops_profiler": {"enabled": True, "profile_step": 2, "output_file": "/dev/null"}}
     layers = [{"k": 2}, {"k": 2, "expert": "tuple"}]
     answers = ranks2.run("cases_parity:parity", layers=layers, steps=5, config=config, sluice={"chunks": chunks})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The option "placement": experts change ranks where loads differ, with the same bits; elsewhere nothing is sent."""
+"""Tests the option "placement": with skewed loads experts move and bits stay the same; otherwise nothing is sent."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ LAYERS = [{"num_experts": 8, "k": 2, "drop_tokens": False}, {"num_experts": 8, "
 
 
 def _reports(answers: list[Any]) -> list[dict[str, Any]]:
-    """Of each layer, the same on all ranks except for the sent bytes."""
+    """The reports of all layers, which must be the same on all ranks, except for sent bytes."""
     found = [[{k: v for k, v in report.items() if k != "travel"} for report in answer[2]] for answer in answers]
     assert all(reports == found[0] for reports in found)
     return found[0]
 
 
 def _travels(answers: list[Any]) -> list[dict[str, Any]]:
-    """Of each rank and layer."""
+    """The "travel" report of each rank and layer."""
     return [report["travel"] for answer in answers for report in answer[2]]
 
 
@@ -44,7 +44,7 @@ def test_Adaptive_WhatTravels_IsOneExpertAtATimeDuringTheSteps(ranks2: Ranks, ra
 @pytest.mark.parametrize("name", ["f32", "zero 1, bf16", pytest.param("zero 2", marks=pytest.mark.full)])
 def test_Adaptive_WhileExpertsMove_TwoStatesAreHeldAndNoneAfterwards(ranks2: Ranks, name: str) -> None:
     config, dtype = ZERO.get(name, ({}, "float32"))
-    more = 0.05 if name == "f32" else 0.25  # words; gloo's threads let go of what ZeRO gathers a moment later
+    more = 0.05 if name == "f32" else 0.25  # small tensors; gloo's threads free ZeRO's tensors a moment later
     for count in ranks2.run("cases_deciding:counted_training", config=config, dtype=dtype):
         assert count["moves"] >= 4 and count["state"] > 500_000, count
         assert count["most"] <= (2 + more) * count["state"], count

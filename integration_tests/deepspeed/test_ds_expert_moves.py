@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts that move during training steps: the bits of a training without moves, over numbers of ranks that share the
-experts, experts per token, and stages of ZeRO; for DeepSpeed's own layers and for those of its AutoEP."""
+"""Tests that experts which move during training steps keep the bits of a training without moves, for several ep sizes,
+experts per token and ZeRO stages, in DeepSpeed's own layers and in AutoEP layers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers that change their stage while a batch of DeepSpeed's pipeline runs: the bits of a training without moves."""
+"""Tests that layers which change stages during a batch of DeepSpeed's pipeline keep the bits of one without moves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from test_ds_moves import CLIPPED, F16, FUSED_ADAM, ZERO1, _differ
 from integration_tests.benchmarks.live import live
 
 PLAIN: dict[str, Any] = {"kind": "plain"}
-# Where DeepSpeed keeps the sums of gradients until the update, and in which dtype.
+# Configurations with different places and dtypes of DeepSpeed's gradient sums.
 AT_ONCE = {"bf16": {"enabled": True, "immediate_grad_update": True}}
 SUMS: dict[str, dict[str, Any]] = {
     "zero 1": {"config": ZERO1},
@@ -28,7 +28,7 @@ SUMS: dict[str, dict[str, Any]] = {
     },
     "f16 zero 1": {"dtype": "float16", "config": {**ZERO1, **F16}},
 }
-NEVER = 1 << 30  # ops of the receiver until it sees what has come
+NEVER = 1 << 30  # number of receiver ops until arrived state is seen
 
 
 def _check(answers: list[Any], late: bool, least: int) -> None:
@@ -47,7 +47,7 @@ def _check(answers: list[Any], late: bool, least: int) -> None:
     + [("plain", 1, 2), ("plain", 4, 2), ("dropout", 1, 2)],
 )
 def test_TwoStages_LayersMoveInBatches_SameBitsAsNone(pipe2: Ranks, kind: str, look: int, run: int) -> None:
-    """The parameters are there at the first op of the receiver, or later: micro-batches go over at another place."""
+    """Parameters arrive at the receiver's first op, or later, which changes the first micro-batch on the new stage."""
     answers = pipe2.run("cases_live:moved", steps=24, every=2, look=look, run=run, stages=2, kind=kind)
     assert sum(moved["live"]["sums_early"] for _, moved in answers) > 0
     if look == 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading Sluice into a process: by the entry point and by the launcher wrapper, without effect on other processes."""
+"""Tests how Sluice is loaded, by the entry point and by the launcher wrapper, without effect on other processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOOKED = (
 
 
 def python(*arguments: str, folder: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A fresh interpreter."""
+    """Runs a new Python interpreter."""
     return subprocess.run(
         [sys.executable, *arguments],
         env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", **environment},
@@ -118,7 +118,7 @@ def test_Doctor_LibraryMissing_SaysWhatToDoAndFails() -> None:
 
 
 def _checked(checks: str, **environment: str) -> list[dict[str, str]]:
-    """Findings of some of the doctor's checks; all of them take as long as importing every host."""
+    """The findings of some of the doctor's checks. All checks together would import every host, which is slow."""
     code = f"""
 import json, sluice.doctor as d
 from dataclasses import asdict
@@ -181,7 +181,7 @@ print("rank", deepspeed.comm.get_rank(), type(host.module.moes[0].deepspeed_moe)
 
 
 def _launch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """DeepSpeed's own launcher, with two ranks on this machine's CPU."""
+    """Runs DeepSpeed's own launcher with two ranks on the CPU."""
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
     here = Path(sys.executable).parent
@@ -207,7 +207,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "text_lm"
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_Launcher_ExampleWithItsConfigAsPathAndAsBase64_TrainsOnSluiceAsStock() -> None:
-    """The script that a user has anyway, three times: the key reaches every rank in both forms of the config."""
+    """Runs a user's script three times. The key reaches every rank with both forms of the config."""
     config = EXAMPLE / "ds_config.json"
     coded = base64.urlsafe_b64encode(config.read_bytes()).decode()
     losses = {}
@@ -219,4 +219,4 @@ def test_Launcher_ExampleWithItsConfigAsPathAndAsBase64_TrainsOnSluiceAsStock() 
         losses[name] = [float(found) for found in re.findall(r"step +\d+  loss ([0-9.]+)", done.stdout)]
         assert len(losses[name]) == 2 and 3 < losses[name][0] < 6, done.stdout[-2000:]
     for name in ("path", "base64"):
-        assert losses[name] == pytest.approx(losses["stock"], abs=2e-4)  # printed with 4 places
+        assert losses[name] == pytest.approx(losses["stock"], abs=2e-4)  # losses are printed with 4 decimals

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers that move between the stages of DeepSpeed's pipeline: the same bits as in the training in which none moves."""
+"""Tests that layers which move between stages of DeepSpeed's pipeline keep the bits of a training without moves."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_Move_ThatForgets_IsSeen(pipe2: Ranks, case: str, forget: str) -> None:
 
 
 def test_Move_ThatForgetsTheStepOfAGroup_StopsTheNext() -> None:
-    """A flat group has one step count: stages that have different ones cannot give each other layers."""
+    """A flat group has one step count, so stages with different step counts cannot exchange layers."""
     ranks = Ranks(2)
     try:
         with pytest.raises(RankFailure, match='"group 0: step" is .*5.* on rank 0 and .*3.* on rank 1'):
@@ -149,4 +149,4 @@ def test_Move_WhatCannot_IsRefusedOnAllRanks(pipe2: Ranks, case: str) -> None:
     answers = pipe2.run("cases_moves:refused", **arguments)
     for said, changed, _ in answers:
         assert words in said and not changed, said
-    assert answers[0][2] == answers[1][2]  # and the training continues
+    assert answers[0][2] == answers[1][2]  # the training continues

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSpeed's Adam and AdamW by key, offloaded or not: "sluice": {"optimizer": true}."""
+"""Tests DeepSpeed's Adam and AdamW through Sluice, offloaded or not: "sluice": {"optimizer": true}."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_CpuAdamOp_WhatTheLibraryDoesNotDo_IsTheStockOpsWhichKnowsAllOptimizers(
     stock = _Recorder()
     op = CpuAdamOp(lambda: stock)
     op.create_adam(3, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, False)
-    assert stock.calls == []  # not asked for, so not built
+    assert stock.calls == []  # the stock op was not requested, so it was not built
     delegated = ["adam_rollback", "adam_update_multi", "zenflow_adam_create", "zenflow_adam_run_worker"]
     for name in delegated:
         getattr(op, name)(3)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same losses as stock DeepSpeed, over all options of its MoE."""
+"""Tests that losses are those of stock DeepSpeed, with all options of its MoE."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_Gate_EachPolicyAndK_LossesCountsAndDrawsAsStock(ranks2: Ranks, gate: st
 
 @pytest.mark.parametrize("rts", [True, False])
 def test_RandomTokenSelection_OnAndOff_AsStock(ranks2: Ranks, rts: bool) -> None:
-    # Without RTS the host ranks a 0/1 mask: the ties are torch's, and torch itself resolves them here.
+    # Without RTS the host sorts a 0/1 mask, and torch breaks the ties on both sides.
     layer = {"k": 1, "use_rts": rts, "capacity_factor": 0.6, "min_capacity": 1}
     _compare(ranks2.run("cases_parity:parity", layers=[layer]), F32)
 
@@ -86,7 +86,7 @@ def test_Top2_SecondExpertSamplingOff_AsStock(ranks2: Ranks) -> None:
 
 
 def test_ExpertTensorParallelism_AskedForWithoutAnMpu_AsStock(ranks2: Ranks) -> None:
-    # The host has no ranks to split experts over then; with them the layer is refused (test_ds_switch).
+    # Without an mpu the host has no ranks to split experts over. With an mpu the layer is refused (test_ds_switch).
     _compare(ranks2.run("cases_parity:parity", layers=[{"k": 1, "enable_expert_tensor_parallelism": True}]), F32)
 
 
@@ -133,7 +133,7 @@ FROZEN: dict[str, list[str]] = {
 }
 
 
-# Those that leave something trainable in each group of ZeRO's.
+# The cases that leave a trainable parameter in each ZeRO group.
 ZERO = ("gate", "first weights", "second weights and a bias", "biases", "one expert", "all before")
 FROZEN_CASES = [(what, stage) for what in FROZEN for stage in (0, 2) if not stage or what in ZERO]
 
@@ -167,8 +167,8 @@ def test_Frozen_ExpertsOfARankInBf16_AreRefusedByNameOnAllRanks(fresh2: Ranks) -
         assert said.startswith("UnsupportedError") and "no expert of rank 0 has a trainable parameter" in said, said
 
 
-# In bf16 the two differ by rounding: stock sums its padded rows in another order. One bf16 step is 2^-8; a route that
-# flips by it changes counts, so only losses are compared, and the run is short.
+# In bf16 the two sides differ by rounding, because stock sums padded rows in another order. One bf16 step is 2^-8.
+# Rounding can change a route and so the counts. So only losses are compared, and the run is short.
 BF16 = {"bf16": {"enabled": True}}
 
 
@@ -206,7 +206,7 @@ def test_ActivationCheckpointing_WithNoise_AsStock(ranks2: Ranks, form: str, kin
 @pytest.mark.parametrize("form", ["reentrant", "nonreentrant"])
 @pytest.mark.parametrize("policy", ["S1", "S3", "S4"])
 def test_ActivationCheckpointing_WithRestorePolicies_AsStock(ranks2: Ranks, form: str, policy: str) -> None:
-    """The checkpointed forward and its replay in backward are restored the same way, without a budget."""
+    """The checkpointed forward and its replay in backward use the same restore policy, without a budget."""
     layers = [{"k": 2, "expert": "gated"}, {"noisy_gate_policy": "RSample", "drop_tokens": False}]
     sluice = {"chunks": 3, "policy": policy}
     _compare(ranks2.run("cases_parity:parity", layers=layers, steps=6, sluice=sluice, checkpointing=form), F32)
@@ -214,7 +214,7 @@ def test_ActivationCheckpointing_WithRestorePolicies_AsStock(ranks2: Ranks, form
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_GradientAccumulation_TwoSteps_AsStock(ranks2: Ranks, stage: int) -> None:
-    """ZeRO's hooks see every gradient; without them the second of two steps would add to the gradients of the first."""
+    """ZeRO's hooks consume every gradient. Without them the second micro-step adds to the gradients of the first."""
     config = {"gradient_accumulation_steps": 2, "zero_optimization": {"stage": stage}}
     answers = ranks2.run("cases_parity:parity", layers=[{}, {"k": 2, "expert": "tuple"}], config=config)
     _compare(answers, F32)
@@ -247,7 +247,7 @@ BY_CHUNK = {"input": ["keep", "offload", "redispatch"], "pre_activation": ["reco
     "policy", ["none", "S1", "S2", "S3", "S4", {"input": "offload"}, BY_CHUNK, "adaptive"], ids=str
 )
 def test_Policy_EachOne_AsStock(ranks2: Ranks, policy: Any) -> None:
-    # Modules cannot be offloaded (test_ds_switch); there every layer is one that runs in C.
+    # Layers of modules cannot be offloaded (test_ds_switch), so with offloading both layers run in C.
     other = "tuple" if policy in ("none", "S3", "S4", "adaptive") else "relu"
     layers = [{"k": 2, "expert": "gated"}, {"expert": other}]
     answers = ranks2.run("cases_parity:parity", layers=layers, steps=6, sluice={"chunks": 3, "policy": policy})
@@ -256,7 +256,7 @@ def test_Policy_EachOne_AsStock(ranks2: Ranks, policy: Any) -> None:
 
 @pytest.mark.parametrize("chunks", [None, 3])
 def test_Reuse_OwnAndCalledExperts_AsStock(ranks2: Ranks, chunks: int | None) -> None:
-    layers = [{"k": 2, "expert": "gated"}, {"expert": "tuple"}]  # the second runs again in backward
+    layers = [{"k": 2, "expert": "gated"}, {"expert": "tuple"}]  # the second layer is recomputed in backward
     answers = ranks2.run("cases_parity:parity", layers=layers, steps=6, sluice={"chunks": chunks, "reuse": True})
     _compare(answers, F32)
 
@@ -300,7 +300,7 @@ def test_PublicCodeDropsTheAuxiliaryLoss_HereItTrainsTheGateAsStock(ranks2: Rank
 
 @pytest.mark.parametrize("checkpointing", [None, "reentrant", "nonreentrant"])
 def test_Budget_WithAccumulationAndCheckpointing_AsStock(ranks2: Ranks, checkpointing: str | None) -> None:
-    """Bytes stay below the budget, whatever the plan had to do for it."""
+    """The peak stays below the budget."""
     budget = 12 << 20
     answers = ranks2.run(
         "cases_parity:parity",
@@ -315,7 +315,7 @@ def test_Budget_WithAccumulationAndCheckpointing_AsStock(ranks2: Ranks, checkpoi
 
 
 def test_Budget_FourLayersWithTheLeastThatTheErrorNames_HoldAndTrainAsStock(ranks2: Ranks) -> None:
-    """The error names bytes that do for the whole model, and the whole model then stays within them."""
+    """The bytes that the error names are enough for the whole model, whose peak then stays within them."""
     layers = [{"k": 2, "drop_tokens": False}] * 4
     refused = ranks2.try_run("cases_parity:parity", layers=layers, sluice={"memory_budget": 64 << 10, "gemm": "ref"})
     needs = {int(re.search(r" needs (\d+)\b", answer["error"]["message"])[1]) for answer in refused}
@@ -328,7 +328,7 @@ def test_Budget_FourLayersWithTheLeastThatTheErrorNames_HoldAndTrainAsStock(rank
 
 
 def test_Budget_OfAModelWithTwoEpSizes_BoundsTheSumOfItsContexts(ranks2: Ranks) -> None:
-    """Each context has its least; the error names both and their sum, which then does, and no byte less."""
+    """The error names the minimum of each context and their sum. The sum is enough, and one byte less is not."""
     layers = [{"ep_size": 1, "k": 2}, {"ep_size": 2, "k": 2}, {"ep_size": 2, "expert": "tuple"}]
     pattern = r"need at least (\d+) for the layers of ranks .* and (\d+) for the layers of .*together (\d+), for"
 
@@ -348,7 +348,7 @@ def test_Budget_OfAModelWithTwoEpSizes_BoundsTheSumOfItsContexts(ranks2: Ranks) 
 
 
 def test_Budget_OfTwoEpSizes_LaterBatchesAreLarger_FitWhileTheWholeWouldDo(ranks2: Ranks) -> None:
-    """Shares are made at the first forward: under what four times its tokens need at least, four times are no error."""
+    """Shares are set at the first forward. With a budget for four times its tokens, a batch with this many fits."""
     layers = [{"ep_size": 1, "k": 2}, {"ep_size": 2, "k": 2}, {"ep_size": 2, "expert": "tuple"}]
 
     def how(lengths: list[int], budget: int) -> dict[str, Any]:
@@ -369,7 +369,7 @@ def test_Budget_OfTwoEpSizes_LaterBatchesAreLarger_FitWhileTheWholeWouldDo(ranks
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("steps", [30, pytest.param(200, marks=pytest.mark.full)])
 def test_Long_ManySteps_WithinStocksOwnGap(ranks2: Ranks, steps: int) -> None:
-    """Never farther than twice the largest gap of two stock runs that differ in summation order, and at most 0.02."""
+    """The gap is at most 0.02, and at most twice the largest gap of two stock runs that differ in summation order."""
     for answer in ranks2.run("cases_parity:long_run", deadline=800, steps=steps):
         pairs = itertools.combinations(answer["stock"], 2)
         own = max(abs(a - b) for one, other in pairs for a, b in zip(one, other, strict=True))

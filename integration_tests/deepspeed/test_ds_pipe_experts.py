@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MoE layers inside stages of message-driven pipelines: under every policy, with the options of a layer."""
+"""Tests MoE layers in pipeline stages with every policy and with the options of a layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from rank_harness import Ranks
 
 IN_FLIGHT, BUDGET = 4, 32 << 20
-# Of the MoE layers; one in each stage, so as many forwards wait for their backward as are in flight.
+# Options of the MoE layers. Each stage has one, so its outstanding forwards are the micro-batches in flight.
 FEATURES: dict[str, dict[str, Any]] = {
     "chosen n": {"chunks": None, "tuner": {"mode": "profile"}},
     "budget": {"chunks": None, "memory_budget": BUDGET, "max_outstanding": IN_FLIGHT},
@@ -20,12 +20,12 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 POLICIES = ("adaptive", "1f1b_hint", "backward_first", "message_driven", "1f1b", "gpipe")
 BLOCK = {"ep_size": 2, "k": 2}
-# With a first and a last layer: two layers on each stage, one of them with experts.
+# With the first and the last layer, each stage has two layers, one of them with experts.
 BLOCKS = {2: [BLOCK, BLOCK], 4: [BLOCK, BLOCK, None, BLOCK, None, BLOCK]}
 
 
 def trained(ranks: Ranks, stages: int, policy: str, feature: str) -> None:
-    """As stock: losses and the norms of parameters, on all ranks, and within the budget if there is one."""
+    """Checks that losses and norms of parameters are those of stock on all ranks, and that the budget holds."""
     pipeline: dict[str, Any] = {"policy": policy, "in_flight": IN_FLIGHT}
     answers = ranks.run(
         "cases_pipeline:parity",
@@ -61,7 +61,7 @@ MOE = {
 
 
 def test_TwoStages_PlanWithMoeLayers_EachRunsUnderItsOwn(pipe2x2: Ranks, tmp_path: Path) -> None:
-    """By key, as `sluice plan --stages --json` prints it."""
+    """The plan has the format of `sluice plan --stages --json`."""
     kept = {**MOE, "num_chunks": 1, "restore_input": "keep", "restore_pre_activation": "keep", "wgrad": "deferred"}
     layers = [{"stage": n // 2, "kind": "keep", "moe": None} for n in range(4)]
     layers[1] |= {"kind": "mixed", "moe": MOE}
@@ -97,7 +97,7 @@ def test_TwoStages_LayersBetweenMoeLayersMove_AndMoeLayersAreRefused(pipe2x2: Ra
 
 
 def test_TwoStages_AdaptivePlan_MovesLayersAroundMoeLayers(pipe2x2: Ranks) -> None:
-    """With a slow first layer the second one would go to the other stage, if it were not a MoE layer."""
+    """With a slow first layer, the second layer would move to the other stage if it were not a MoE layer."""
     job: dict[str, Any] = {"moves": {}, "refused": [], "live": False, "stages": 2, "seconds": [9.0, *[1.0] * 5]}
     job["sluice"] = {"pipeline": {"policy": "1f1b", "plan": "adaptive"}}
     for still, moved, _ in pipe2x2.run("cases_pipeline:moving", blocks=AROUND, **job):
@@ -105,7 +105,7 @@ def test_TwoStages_AdaptivePlan_MovesLayersAroundMoeLayers(pipe2x2: Ranks) -> No
         assert moved["parts"] == [0, 2, 6] and "refused" not in moved["pipeline"]["layers"]
 
 
-# Each policy and each feature every day.
+# Each policy and each feature runs every day.
 DAILY = [("adaptive", "budget"), ("1f1b_hint", "chosen n"), ("backward_first", "deduplicated"), ("1f1b", "budget")]
 REST = [(policy, feature) for policy in POLICIES for feature in FEATURES if (policy, feature) not in DAILY]
 

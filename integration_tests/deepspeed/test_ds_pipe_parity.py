@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSpeed's pipeline engine by key: the same bits as by the host's own schedules, and none of the host's messages."""
+"""Tests DeepSpeed's pipeline engine through Sluice: the bits of the host's schedules, without the host's messages."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def test_FourStages_TwentySteps_SameBitsAsStock(pipe4: Ranks, case: str) -> None
 def test_ManyRanks_WithDelaysDropoutAndTiedLayers_SameBitsAsStock(
     stages: int, replicas: int, steps: int, changes: dict[str, Any]
 ) -> None:
-    """What more ranks add to the pairs of features (integration_tests/pairs), which two stages train."""
+    """Trains with more ranks. The pairs of features (integration_tests/pairs) only use two stages."""
     config: dict[str, Any] = {"zero_optimization": {"stage": changes.get("zero", 0)}}
     if "reentrant" in changes:
         old_host_fails(CHECKPOINTING)
         config["pipeline"] = {**INTERVAL, "use_reentrant": changes["reentrant"]}
     case = {"kind": "deep dropout tied delays", "dtype": changes.get("dtype", "float32"), "config": config}
-    ranks = Ranks(stages * replicas)  # of its own: the host keeps a topology for good
+    ranks = Ranks(stages * replicas)  # not shared: the host keeps a topology until the process ends
     try:
         pipeline = {"policy": changes["policy"]}
         answers = ranks.run("cases_pipe:parity", deadline=1700, steps=steps, stages=stages, pipeline=pipeline, **case)
@@ -118,7 +118,7 @@ def test_Monitor_OfTheHost_IsWrittenTheSame(pipe2: Ranks, tmp_path: Path) -> Non
 
 
 def test_ExpertsInStages_OfTwoReplicas_LossesAsStock(pipe2x2: Ranks) -> None:
-    """Layers that meet those of the other replica: all replicas of a stage run them in one order."""
+    """Expert-parallel layers span both replicas, so all replicas of a stage must run them in the same order."""
     block = {"ep_size": 2, "k": 2}
     answers = pipe2x2.run(
         "cases_pipeline:parity",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Invalid values of the key "pipeline" are rejected by name, and a batch that fails fails everywhere."""
+"""Tests that errors name invalid values of the key "pipeline", and that a failing batch fails on all ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_Refused_ByName_OrLeftToTheHost(fresh2: Ranks, what: str) -> None:
 
 ZERO1 = {"zero_optimization": {"stage": 1}}
 BF16 = {"bf16": {"enabled": True}}
-# The frozen layers of six on two stages, options, and the error.
+# Frozen layers (of six on two stages), options, and the error.
 FROZEN: dict[str, tuple[str, dict[str, Any], str]] = {
     "first, zero 1": ("frozen 0 1 2", ZERO1, "stage 0 (layers 0 to 2) has no trainable parameter, and DeepSpeed's"),
     "last, zero 1": ("frozen 3 4 5", ZERO1, "stage 1 (layers 3 to 5) has no trainable parameter, and DeepSpeed's"),
@@ -53,7 +53,7 @@ def test_FrozenStage_IsRefusedByNameOnAllRanksBeforeTraining(fresh2: Ranks, what
 
 @pytest.mark.parametrize("kind", ["frozen 0 1 2", "frozen 3 4 5"])
 def test_FrozenStage_ThatTheHostsOptimizerCanHave_Trains(fresh2: Ranks, kind: str) -> None:
-    """The gradients of a frozen first stage's outputs are not needed: they are not sent."""
+    """The gradients of a frozen first stage's outputs are not needed, and not sent."""
     answers = fresh2.run("cases_pipe_refused:frozen", kind=kind, config={})
     for said, losses, _ in answers:
         assert said == "" and losses[0] > losses[-1], (said, losses)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSpeed's pipeline engine with split weight gradients: the same bits as by the host's schedules."""
+"""Tests DeepSpeed's pipeline engine with split weight gradients: the bits of the host's schedules."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ REPLICAS: dict[str, dict[str, Any]] = {
 
 
 def _same(answers: list[Any], steps: int = STEPS) -> None:
-    """And each linear layer of two had a gradient of its own in each micro-batch, on every stage that has some, but the
-    first, whose forward shows how the stage uses its parameters."""
+    """Checks bits, and that each of two linear layers had a separate weight gradient in each micro-batch but the first,
+    whose backward shows how the stage uses its parameters."""
     compare(answers, batches=steps)
     for rank, (_, ours) in enumerate(answers):
         later = ours["stats"]["weights_later"]
@@ -68,14 +68,14 @@ def test_Checkpointing_SplitWeights_SameBitsAsStock(pipe2: Ranks, reentrant: boo
 
 
 def test_SeveralTensorsHandedOn_SplitWeights_TrainAsInOneProcess(pipe2: Ranks) -> None:
-    """A stage walks its graph once for each of them."""
+    """A stage walks its graph once for each tensor that it passes on."""
     for found in pipe2.run("cases_pipe:alone", steps=10, stages=2, kind="words", pipeline=SPLIT):
         assert found["losses"] == pytest.approx(found["torch"], rel=1e-6)
         assert found["stats"]["weights_later"] > 0
 
 
 def test_ExpertsInStages_SplitWeights_LossesAsStock(pipe2x2: Ranks) -> None:
-    """Experts compute theirs in the backward, and the layers around them later."""
+    """Experts compute weight gradients in the backward, and the layers around them later."""
     block = {"ep_size": 2, "k": 2}
     answers = pipe2x2.run("cases_pipeline:parity", blocks=[block, block], stages=2, sluice={"pipeline": SPLIT})
     for rank, (stock, swapped) in enumerate(answers):

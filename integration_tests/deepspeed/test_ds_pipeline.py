@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSpeed's pipeline engine: stages of their own groups, several forwards outstanding, losses as stock."""
+"""Tests MoE layers in DeepSpeed's pipeline engine, with groups per stage and several outstanding forwards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from host_release import CHECKPOINTING, old_host_fails
 from rank_harness import Ranks
 
-# The host keeps the pipe's topology in a global for the rest of the process: no other test may get these ranks.
+# Other tests must not use these ranks, because the host keeps the pipe's topology in a global until the process ends.
 
 
 @pytest.fixture(scope="module")
@@ -23,14 +23,14 @@ def pipes2() -> Iterator[Ranks]:
 
 @pytest.fixture(scope="module")
 def pipes4() -> Iterator[Ranks]:
-    """Two stages of two ranks each: an expert-parallel group in each stage."""
+    """Two stages of two ranks, each with an expert-parallel group."""
     ranks = Ranks(4)
     yield ranks
     ranks.stop()
 
 
 def _compare(answers: list[Any], swapped_on: list[int], outstanding: list[int] | None) -> None:
-    """swapped_on, outstanding: MoE layers of each rank, and their forwards without a backward at one time."""
+    """swapped_on: number of MoE layers on each rank. outstanding: the most outstanding forwards on each rank."""
     for rank, (stock, swapped) in enumerate(answers):
         assert stock["kinds"] == ["MOELayer"] * swapped_on[rank]
         assert swapped["kinds"] == ["SluiceMOELayer"] * swapped_on[rank]
@@ -58,7 +58,7 @@ def test_TwoStages_ExpertsInOneAlone_TheOtherHasNoNumbersAndNoError() -> None:
     finally:
         ranks.stop()
     assert [len(found["computed_by"]) for found in answers] == [0, 1]
-    assert [found["asked"] for found in answers] == [[True, True]] * 2  # of the engine and of its module
+    assert [found["asked"] for found in answers] == [[True, True]] * 2  # for the engine and for its module
 
 
 def test_TwoStages_GroupOfTwoInEach_LossesAsStock(pipes4: Ranks) -> None:
@@ -68,7 +68,7 @@ def test_TwoStages_GroupOfTwoInEach_LossesAsStock(pipes4: Ranks) -> None:
 
 
 def test_TwoStages_SeveralBlocksInOne_GraphIsWalkedForEachTensorHandedOn(pipes4: Ranks) -> None:
-    """The host goes back through a stage's graph once for the rows and once for the gates' losses."""
+    """The host walks a stage's graph once for the rows and once for the gates' losses."""
     block = {"ep_size": 2, "k": 2}
     answers = pipes4.run("cases_pipeline:parity", blocks=[block, {**block, "expert": "tuple"}, block, None], stages=2)
     _compare(answers, swapped_on=[2, 2, 1, 1], outstanding=[2, 2, 1, 1])
@@ -80,9 +80,9 @@ def test_TwoStages_SeveralBlocksInOne_GraphIsWalkedForEachTensorHandedOn(pipes4:
     ids=["two chunks", "chosen chunks", "chosen plans"],
 )
 def test_TwoStages_ZeroOneAndCheckpointing_LossesAsStock(pipes4: Ranks, section: dict[str, Any]) -> None:
-    """Chosen: while numbers of chunks are tried, those of the forwards that are outstanding differ."""
+    """While the tuner tries numbers of chunks, outstanding forwards have different n."""
     old_host_fails(CHECKPOINTING)
-    # The reentrant form is DeepSpeed's own error where a stage hands on several tensors.
+    # With the reentrant form DeepSpeed itself fails if a stage passes on several tensors.
     block = {"ep_size": 2, "k": 2}
     pipeline = {"activation_checkpoint_interval": 1, "use_reentrant": False}
     config = {"zero_optimization": {"stage": 1}, "pipeline": pipeline}

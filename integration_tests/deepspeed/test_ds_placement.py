@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts that move between ranks while DeepSpeed trains: the same bits, and files in which nothing has moved."""
+"""Tests moves of experts between ranks in DeepSpeed: bits and checkpoint files are those without moves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rank_harness import Ranks
 
 LAYERS = [{"k": 2, "expert": "gelu"}, {"num_experts": 8, "expert": "gated", "drop_tokens": False}]
 
-# By name: ds_config and the dtype of the data.
+# Configurations by name: ds_config and the dtype of the data.
 ZERO = {
     "zero 1": ({"zero_optimization": {"stage": 1}}, "float32"),
     "zero 2": ({"zero_optimization": {"stage": 2}}, "float32"),
@@ -50,7 +50,7 @@ def test_Move_ModulesAndTwoReplicas_HasTheBitsOfNone(ranks4: Ranks) -> None:
 
 
 def test_Move_GroupsThatZeroReorders_HasTheBitsOfNone(ranks4: Ranks) -> None:
-    """DeepSpeed's own mapping of parameters to the flat buffers is in the order of the user's groups."""
+    """DeepSpeed's own mapping of parameters to flat buffers has the order of the user's groups."""
     config = {"zero_optimization": {"stage": 1, "round_robin_gradients": True}}
     layers = [{"num_experts": 4, "k": 2, "expert": "gelu"}]
     assert _differ(ranks4.run("cases_placement:moved_training", layers=layers, steps=7, every=2, config=config)) == []
@@ -65,7 +65,7 @@ def test_Move_WithClipping_HasTheBitsOfNone(ranks2: Ranks, clip_norm: str) -> No
         assert moved["losses"] == pytest.approx(still["losses"], rel=1e-5)
 
 
-# DeepSpeed's values that are derived from the experts of a rank (docs/placement.md), by kind of training.
+# Configurations for tests of values that DeepSpeed derives from a rank's experts (docs/placement.md).
 DERIVED = {"zero 0": ({}, "float32"), **ZERO}
 SUMMED_BY_RANK = ("zero 1", "zero 2", "zero 1, bf16", "zero 2, bf16", "zero 1, bf16, accumulated in f32")
 
@@ -77,8 +77,8 @@ def test_Derived_AfterAMove_IsThatOfHome(ranks2: Ranks, name: str) -> None:
     config, dtype = DERIVED[name]
     arguments = {"config": {**config, "gradient_clipping": 0.01}, "dtype": dtype}
     for stock, home, away, true_home, true_away in ranks2.run("cases_placement:derived", **arguments):
-        assert stock.pop("flops") > 0 and home["flops"] > 0  # of padding too, and of the rows that there are
-        if name in SUMMED_BY_RANK:  # a sum over ranks of squares: up to the order of its terms
+        assert stock.pop("flops") > 0 and home["flops"] > 0  # stock counts padding, Sluice real rows
+        if name in SUMMED_BY_RANK:  # a sum of squares over ranks: the order of its terms differs
             assert away.pop("norm") == pytest.approx(home["norm"], rel=1e-6)
             assert home.pop("norm") == pytest.approx(stock.pop("norm"), rel=1e-2 if "bf16" in name else 1e-6)
         elif name == "zero 0":
@@ -90,7 +90,7 @@ def test_Derived_AfterAMove_IsThatOfHome(ranks2: Ranks, name: str) -> None:
             assert true_home["norm"] > 1.01 * home["norm"]
 
 
-# By what looks for infinite gradients: a skipped step, and in f16 a halved loss scale.
+# One configuration for each implementation of the overflow check. The step is skipped, and f16 halves the loss scale.
 OVERFLOWING = {
     "zero 1, bf16": ZERO["zero 1, bf16"],
     "f16": ({"fp16": {"enabled": True, "initial_scale_power": 4, "hysteresis": 1}}, "float16"),
@@ -202,7 +202,7 @@ def test_Move_FusedAdamOf16BitsWithoutZero_IsRefusedByName(ranks2: Ranks, placem
         assert all("under FP16_Optimizer" in one and '"torch_adam": true' in one for one in said), said
 
 
-# Every rank calls these, by DeepSpeed's own word: they bring experts home.
+# DeepSpeed requires that every rank calls these, so they move experts home.
 RIGHT = ["save_16bit_model"]
 
 
@@ -218,7 +218,7 @@ def test_StateDict_WhileExpertsAreAway_IsRightOrRefused(ranks2: Ranks, tmp_path:
             assert said == "" if way in RIGHT else "sluice.experts_at_home(engine)" in said, (way, said)
 
 
-# In order: the engine's check, copies, memory, transfer, filled tensors, the engine's placement.
+# The steps of a move in order: the engine's check, copies, memory, transfer, filled tensors, the engine's placement.
 STEPS = ["replace_experts:1", "content_of:2", "_rooms", "_exchange", "fill:1", "fill:2", "replace_experts:2"]
 
 

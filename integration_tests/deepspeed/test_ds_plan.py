@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pipeline's plan by key: the bits of stock with the same partition, whatever is recomputed."""
+"""Tests the "plan" of a pipeline: the bits of stock with the same partition, with any recomputation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from rank_harness import Ranks
 
 
-# Layer 0 is slow; kept, a micro-batch of a layer takes 1000 bytes.
+# Layer 0 is slow. A layer's kept activations of a micro-batch take 1000 bytes.
 def _model(folder: Path, stages: int, **changes: Any) -> str:
     layer = {
         **{"forward_seconds": 1.0, "backward_seconds": 2.0, "recompute_seconds": 1.0},
@@ -29,7 +29,7 @@ def _model(folder: Path, stages: int, **changes: Any) -> str:
 
 
 def _printed(folder: Path, model: str, *words: str) -> str:
-    """The output of `sluice plan --stages` for it, as a file."""
+    """Writes the output of `sluice plan --stages` for a model to a file; returns its path."""
     command = [sys.executable, "-m", "sluice", "plan", "--stages", model, "--json", *words]
     path = folder / "plan.json"
     path.write_text(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -43,7 +43,7 @@ def _check(answers: list[Any], parts: list[int], recomputed: set[int], forwards:
             assert ours[what] == stock[what], what
         assert set(stock["forwards"].values()) == {forwards}
         for name, count in ours["forwards"].items():
-            # Once more for each of the host's backwards: it may run several for a stage that hands on several tensors.
+            # Each of the host's backwards recomputes. A stage that passes on several tensors may run several.
             assert count >= 2 * forwards if int(name) in recomputed else count == forwards, (name, count)
 
 
@@ -67,7 +67,7 @@ def test_PlanOfAFile_TwoStages_SameBitsAsStockCutSo(pipe2: Ranks, tmp_path: Path
 
 
 def _offloading(folder: Path, kinds: list[str]) -> str:
-    """A printed plan of two stages that has these kinds."""
+    """A printed plan of two stages with layers of these kinds."""
     plan = json.loads(Path(_printed(folder, _model(folder, 2))).read_text())
     for layer, kind in zip(plan["layers"], kinds):
         layer["kind"] = kind
@@ -127,7 +127,7 @@ def test_Plan_FourStages_SameBitsAsStockCutSo(pipe4: Ranks, tmp_path: Path) -> N
     plan = _printed(tmp_path, _model(tmp_path, 4))
     stage_of = [layer["stage"] for layer in json.loads(Path(plan).read_text())["layers"]]
     parts = [sum(stage < s for stage in stage_of) for s in range(5)]
-    assert parts != [0, 2, 4, 5, 6]  # the host's partition
+    assert parts != [0, 2, 4, 5, 6]  # not the host's partition
     job = {"kind": "dropout", "pipeline": {"plan": plan}}
     _check(pipe4.run("cases_plan:by_key", steps=5, stages=4, parts=parts, **job), parts, set(), forwards=20)
 
@@ -136,7 +136,7 @@ def test_Plan_FourStages_SameBitsAsStockCutSo(pipe4: Ranks, tmp_path: Path) -> N
 def test_PlanAdaptive_SlowLayersOnOneStage_SpreadWithTheBitsOfStock(pipe2: Ranks, kind: str) -> None:
     for stock, ours in pipe2.run("cases_plan:adaptive", steps=8, hooked=False, stages=2, kind=kind):
         assert stock["been"] == [[0, 3, 6]] * 9
-        # At some step: a stall of the machine makes any layer slow, and they move on then, as they should.
+        # Only some step must have this partition: a stall of the machine makes any layer slow, and then layers move.
         assert [0, 1, 6] in ours["been"], (ours["been"], ours["layers"])
         assert ours["layers"]["moves"] >= 1
         learned = ours["layers"]["drain_s"], ours["layers"]["commit_s"]
@@ -147,7 +147,7 @@ def test_PlanAdaptive_SlowLayersOnOneStage_SpreadWithTheBitsOfStock(pipe2: Ranks
 
 @pytest.mark.parametrize("case", ["f32", "bf16", "zero 1", "bf16 zero 1"])
 def test_PlanAdaptive_FrozenLayers_EveryStageKeepsOneThatTrains(pipe2: Ranks, case: str) -> None:
-    """Of four slow layers at the front each stage would get two, but the first two are not trained."""
+    """The first four layers are slow. Each stage would get two of them, but the first two are frozen."""
     job = {"config": ZERO1 if "zero 1" in case else {}, "dtype": "bfloat16" if "bf16" in case else "float32"}
     job |= {"steps": 8, "hooked": False, "stages": 2, "kind": "slow frozen ones first", "parts": [0, 4, 6]}
     for stock, ours in pipe2.run("cases_plan:adaptive", **job):
@@ -158,9 +158,10 @@ def test_PlanAdaptive_FrozenLayers_EveryStageKeepsOneThatTrains(pipe2: Ranks, ca
             assert ours[what] == stock[what], what
 
 
-# A layer takes 38 kB with gradients and moments, the same again while it comes, and about 6 kB for each of two
-# micro-batches in flight, less where it runs again: budget, and where stages begin. Without a budget the two slow
-# layers in front would part at once; with room for four, the second stage cannot take two more in one move.
+# Budgets in bytes, and partitions at the start. A layer takes 38 kB with gradients and moments, the same again while it
+# arrives, and about 6 kB for each of two micro-batches in flight, less if it is recomputed. Without a budget the two
+# slow layers at the front would be separated at once. With room for four layers, the second stage cannot take two more
+# in one move.
 LAYER_BYTES = 38_000
 BUDGETS = {
     "room for four layers": (260_000, [0, 3, 6]),
@@ -170,7 +171,7 @@ BUDGETS = {
 
 
 def _most_layers(before: list[int], after: list[int]) -> int:
-    """Of a stage during a move: those that it holds then, and those that arrive once more."""
+    """The most layers on a stage in a move: those that it has afterwards, plus once more those that arrive."""
     runs = [(set(range(*old)), set(range(*new))) for old, new in zip(pairwise(before), pairwise(after))]
     return max(len(new) + len(new - old) for old, new in runs)
 
@@ -182,7 +183,7 @@ def test_PlanAdaptive_UnderABudget_NoStageTakesMore(pipe2: Ranks, case: str) -> 
     for stock, ours in pipe2.run("cases_plan:adaptive", steps=8, **job):
         assert set(map(tuple, stock["been"])) == {tuple(begin)}
         moves = [(old, new) for old, new in pairwise(ours["been"]) if old != new]
-        # Moves depend on measured seconds: a stall of the machine makes any layer slow. The budget of moves does not.
+        # Moves depend on measured seconds, and a stall of the machine makes any layer slow. The budget always holds.
         assert all(_most_layers(*move) * LAYER_BYTES <= budget for move in moves), (moves, ours["layers"])
         assert not moves or case != "room for none", (moves, ours["layers"])
         assert (ours["layers"]["verdict"] == "over_budget") == (case == "room for none"), ours["layers"]
@@ -192,7 +193,7 @@ def test_PlanAdaptive_UnderABudget_NoStageTakesMore(pipe2: Ranks, case: str) -> 
 
 
 def test_PlanAdaptive_FullStageWhoseLayersCannotMove_RunsSomeAgain(pipe2: Ranks) -> None:
-    """Five layers of 38 kB and 6 kB for each of two micro-batches; run again, a layer leaves its input alone."""
+    """Five layers take 38 kB each and 6 kB for each of two micro-batches. A recomputed layer only keeps its input."""
     job = {"hooked": True, "budget": 225_000, "stages": 2, "kind": "plain", "parts": [0, 5, 6]}
     for stock, ours in pipe2.run("cases_plan:adaptive", steps=8, **job):
         assert ours["been"] == stock["been"] == [[0, 5, 6]] * 9

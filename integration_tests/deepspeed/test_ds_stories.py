@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uses of several features at once: stories that no single test of a feature covers."""
+"""Tests stories, each of which uses several features together in a way that no test of one feature covers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from host_release import LOADING, old_host_fails
 from rank_harness import Ranks
 
-SOON = 40  # seconds, on the busiest machine: far below the layers' deadline of 120 there
+SOON = 40  # seconds, enough for a busy machine and far below the layers' deadline of 120
 TWO_SIZES = [
     {"ep_size": 2, "k": 2, "expert": "gated"},
     {"ep_size": 4, "k": 1, "num_experts": 8, "drop_tokens": False},
@@ -24,7 +24,7 @@ TWO_SIZES = [
 
 @pytest.fixture(autouse=True)
 def _nothing_stays(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A story leaves no context on ranks that continue, including refused ones."""
+    """Checks that a story, also one that is refused, leaves no context on ranks that continue."""
     shared = [request.getfixturevalue(name) for name in ("ranks2", "ranks4") if name in request.fixturenames]
     before = [ranks.run("cases_stories:contexts_alive") for ranks in shared]
     yield
@@ -51,7 +51,7 @@ def test_TwoEpSizesBudgetCheckpointingAccumulation_SavedUnswappedAndLoadedByStoc
     ranks4: Ranks, tmp_path: Path, config: dict[str, Any], loss: float, form: str
 ) -> None:
     old_host_fails(LOADING)
-    budget = 40 << 20  # of both contexts together: each has its share, and 9 MB are the minimum
+    budget = 40 << 20  # for both contexts together, which each get a share; the minimum is 9 MB
     answers = ranks4.run(
         "cases_stories:train_save_leave",
         folder=str(tmp_path),
@@ -91,7 +91,7 @@ def test_UnevenTokens_HotExpertUnderTheLeastBudget_AgreeAndStayWithin(ranks4: Ra
 
 
 def _agree(answers: list[Any], lengths: list[int], hot: bool) -> None:
-    # Sums in f32, in another order than the loop's; expert gradients are sums over all tokens of all ranks.
+    # f32 sums run in another order than in the loop. Expert gradients are sums over all tokens of all ranks.
     for answer, tokens in zip(answers, lengths):
         assert sum(answer["counts"]) in (tokens, 2 * tokens)  # some releases count first choices only
         for what in ("output", "tokens", "gate", "experts"):
@@ -136,7 +136,7 @@ def _ends(case: tuple[str, str]) -> list[dict[str, Any]]:
 
 @functools.cache
 def _all_ends() -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Side by side, since most of it is waiting for a deadline."""
+    """Runs all cases concurrently, because they mostly wait for a deadline."""
     with futures.ThreadPoolExecutor(len(ENDS)) as pool:
         return dict(zip(ENDS, pool.map(_ends, ENDS)))
 
@@ -156,7 +156,7 @@ def test_RankEndsInsideACalledExpert_OthersNameItAndGoOn(how: str, where: str) -
 @pytest.mark.alone
 def test_CtrlC_WhileAnotherRankIsAwaited_EndsTheLoopWithinASecond() -> None:
     took = []
-    while not took or (min(took) > 1 and len(took) < 3):  # the best of three: the machine may be busy
+    while not took or (min(took) > 1 and len(took) < 3):  # the fastest of three, because the machine may be busy
         ranks = Ranks(2)
         try:
             found, _ = ranks.run("cases_stories:interrupted_in_training")
@@ -198,7 +198,7 @@ def test_SeveralForwardsOutstanding_UnderABudgetThatCountsThem_SameGradients(ran
 
 
 def test_SeveralForwardsOutstanding_MoreThanTheBudgetCounts_ErrorSaysWhatToSet(ranks2: Ranks) -> None:
-    """Two layers, one forward each: the number that the plan of a tight budget assumes by default."""
+    """By default, the plan for a tight budget assumes two outstanding forwards, one for each of two layers."""
     small = {"memory_budget": 32 << 10, "gemm": "ref"}
     refused = ranks2.try_run("cases_stories:several_outstanding", depth=4, sluice=small)
     needs = {int(re.search(r" needs (\d+)\b", answer["error"]["message"])[1]) for answer in refused}
@@ -219,7 +219,7 @@ def test_DecisionsKept_SecondRun_BeginsWithThemAndRacesNothing(ranks2: Ranks, tm
     assert all(answer["why"] and "imported" not in answer["why"] and answer["exported"] for answer in first)
     kept = tmp_path / "cache0" / "kept_decisions.json"
     text = kept.read_text()
-    assert not (tmp_path / "cache1" / "kept_decisions.json").exists()  # the first rank's file counts
+    assert not (tmp_path / "cache1" / "kept_decisions.json").exists()  # only the first rank has the file
     again = ranks2.run("cases_stories:decides_and_leaves", folder=str(tmp_path), tuner=KEPT)
     for answer, before in zip(again, first):
         assert set(answer["why"]) == {"imported"} and answer["race_passes"] == 0, again
@@ -228,7 +228,7 @@ def test_DecisionsKept_SecondRun_BeginsWithThemAndRacesNothing(ranks2: Ranks, tm
     pinned = {"pinned": str(tmp_path / "exported0.json")}
     pins = ranks2.run("cases_stories:decides_and_leaves", folder=str(tmp_path), tuner=pinned)
     assert all(set(answer["why"]) == {"imported"} for answer in pins)
-    # On the other rank alone: not taken, and no quarrel between ranks either.
+    # A file that only the other rank has is not used, and is no error.
     kept.unlink()
     other = ranks2.run("cases_stories:decides_and_leaves", folder=str(tmp_path), tuner=KEPT, files={"1": text})
     assert all("imported" not in answer["why"] for answer in other)

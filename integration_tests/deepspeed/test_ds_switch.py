@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Switching Sluice on and off, and clear errors for everything that does not work."""
+"""Tests that Sluice can be switched on and off, and errors of everything that does not work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rank_harness import Ranks
 
 STOCK, SWAPPED = ["MOELayer"], ["SluiceMOELayer"]
 ON = {"enabled": True, "timeout": 60}
-# A rank that fails in initialize leaves the host's groups as they are, so one set of ranks serves all tests here.
+# A rank that fails in initialize does not change the host's groups, so all tests here share one set of ranks.
 START = "cases_switch:start"
 
 
@@ -148,7 +148,7 @@ def test_Unsupported_SeenWhenCalled_IsAnError(ranks2: Ranks) -> None:
         for kind, cause in ranks2.run("cases_switch:seen_when_called", **how):
             assert kind == "External" and "draws random numbers per row" in cause
     assert ranks2.run("cases_switch:seen_when_called", kind="draws", policy="warn") == ["ran", "ran"]
-    # A lost gradient is an error whatever the policy says.
+    # A lost gradient is an error with any value of "on_unsupported".
     for kind, cause in ranks2.run("cases_switch:seen_when_called", kind="outside", policy="warn"):
         assert kind == "External" and "are not its parameters (of shape [16])" in cause
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The traps of a DeepSpeed adapter, each as a named test; the numbers are those of the house's checklist."""
+"""Tests the numbered traps of a DeepSpeed adapter."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _skips(drop: bool) -> list[Any]:
 
 @functools.cache
 def _both_skips() -> list[list[Any]]:
-    """Side by side, since most of it is waiting for a deadline."""
+    """Runs both cases concurrently, because they mostly wait for a deadline."""
     with futures.ThreadPoolExecutor(2) as pool:
         return list(pool.map(_skips, [False, True]))
 
@@ -146,7 +146,7 @@ def test_Trap11_RanksCallDifferentLayers_ErrorNamesThem(fresh2: Ranks) -> None:
 
 @pytest.mark.parametrize("config", [{}, {"wall_clock_breakdown": True}], ids=str)
 def test_Trap11_RankRefusesItsInput_OthersLearnAndGoOn(ranks2: Ranks, config: dict[str, bool]) -> None:
-    """Also while the host takes times: a timer that ran on would refuse every later forward."""
+    """Also with the host's timers on: a timer that was not stopped would make every later forward fail."""
     first, second = ranks2.run("cases_ranks:one_rank_refuses", **config)
     assert first.startswith("PeerRefused") and "rank 1" in first and "width 20" in first
     assert second.startswith("ValueError") and "width 20, the layer 16" in second
@@ -175,7 +175,7 @@ def test_Trap14_NoGrad_SavesNothing(ranks2: Ranks) -> None:
 def test_Trap14_Eval_HasItsOwnCapacityAndDrawsAsStock(ranks2: Ranks, k: int) -> None:
     for in_training, in_eval, draws in ranks2.run("cases_traps:evaluates_as_stock", k=k):
         assert in_eval > in_training
-        assert draws == (k < 3)  # dropped tokens (RTS) of one choice, the second expert of two
+        assert draws == (k < 3)  # k = 1 draws for dropped tokens (RTS), k = 2 for the second expert
 
 
 def test_Trap15_Banner_OnceOnRankZero(fresh2: Ranks, tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_Checkpoint_WrittenByOne_LoadsInTheOther(ranks2: Ranks, tmp_path: Path, 
         for losses, _ in answers:
             assert losses["sluice"] == pytest.approx(losses["stock"], rel=0.02 if kind == "bf16" else 1e-5)
         contents[writer] = answers[0][1]
-    assert contents["stock"] == contents["sluice"]  # files, keys, shapes and dtypes of the two writers
+    assert contents["stock"] == contents["sluice"]  # both write the same files, keys, shapes and dtypes
     assert any("expert_3" in file for file in contents["stock"])
     states = [keys for file, keys in contents["stock"].items() if "optim_states" in file]
     assert states and all(any("exp_avg" in key for key in keys) for keys in states), contents["stock"].keys()

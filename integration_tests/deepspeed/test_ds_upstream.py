@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host's own tests of its pipelines, of AutoEP and of ZeRO-Offload, unmodified: each has the outcome of stock.
+"""Runs DeepSpeed's own tests of pipelines, AutoEP and ZeRO-Offload unmodified: each must have the outcome of stock.
 
-Their files are not part of this project: SLUICE_DEEPSPEED_TESTS names the folder "tests" of its repository, without
-the package next to it, which would be imported instead of the installed one. Tests whose requirements are missing
-here are skipped.
+The test files are not part of this project. SLUICE_DEEPSPEED_TESTS names the folder "tests" of DeepSpeed's repository,
+without the package next to it, which would be imported instead of the installed package. Tests with missing
+requirements are skipped.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ SWITCH = Path(__file__).resolve().parent / "upstream"
 PIPELINE = {"enabled": True, "on_unsupported": "warn", "pipeline": {}}
 LAYERS = {"enabled": True, "on_unsupported": "warn"}
 OPTIMIZER = {"enabled": True, "on_unsupported": "warn", "optimizer": True}
-# (file, section, whether something of it runs on Sluice). Most of AutoEP's tests need ZeRO stage 3, which is not
-# swapped, or a GPU; those of test_autoep_unit make layers without an engine.
+# (file, section, whether some of its tests run on Sluice). Most AutoEP tests need a GPU or ZeRO stage 3, which is not
+# swapped. The tests of test_autoep_unit make layers without an engine.
 FILES = [
     ("unit/runtime/pipe/test_pipe.py", PIPELINE, True),
     ("unit/runtime/pipe/test_pipe_schedule.py", PIPELINE, False),
@@ -36,14 +36,14 @@ FILES = [
     ("unit/v1/moe/test_autoep_grad_parity.py", LAYERS, True),
     ("unit/v1/moe/test_autoep_checkpoint.py", LAYERS, True),
     ("unit/ops/adam/test_cpu_adam.py", OPTIMIZER, True),
-    ("unit/v1/zero/test_zero_cpu_offload_grad_accum.py", OPTIMIZER, False),  # brings torch's optimizer
+    ("unit/v1/zero/test_zero_cpu_offload_grad_accum.py", OPTIMIZER, False),  # uses torch's optimizer
     ("unit/v1/zero/test_zero2_offload_multi_backward.py", OPTIMIZER, True),
     ("unit/v1/zero/test_zero.py -k Offload", OPTIMIZER, True),
     ("unit/runtime/half_precision/test_zero_optim_overflow.py", OPTIMIZER, True),
-    ("unit/runtime/half_precision/test_dynamic_loss_scale.py", OPTIMIZER, False),  # fp16 alone, or Lamb
+    ("unit/runtime/half_precision/test_dynamic_loss_scale.py", OPTIMIZER, False),  # uses only fp16, or Lamb
     ("unit/checkpoint/test_zero_optimizer.py", OPTIMIZER, True),
 ]
-# Stock passes none of them: it needs fp16, and a pipeline engine's checkpoint reads an attribute that it lacks.
+# Stock passes none of these tests: they need fp16, and checkpoints of a pipeline engine read a missing attribute.
 FAILS_IN_STOCK = {"unit/checkpoint/test_pipeline.py"}
 
 pytestmark = [
@@ -53,7 +53,7 @@ pytestmark = [
 
 
 def _outcomes(folder: Path, file: str, **environment: str) -> dict[str, str]:
-    """By test: "passed", "skipped: why", or the kind of failure."""
+    """For each test "passed", "skipped: why", or the kind of failure."""
     report = folder / "report.xml"
     plain = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     own = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A DeepSpeedCPUAdam that a test makes without an engine computes by the library too, without a config to say so."""
+"""Makes a DeepSpeedCPUAdam that a test creates without an engine, and so without a config, use the library too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def install(module: ModuleType) -> None:
-    """Of deepspeed.ops.adam.cpu_adam, where the section under test has the optimizer."""
+    """Changes deepspeed.ops.adam.cpu_adam, if the tested section has the optimizer."""
     if not json.loads(os.environ.get("SLUICE_TEST_SECTION") or "{}").get("optimizer"):
         return
     stock = module.CPUAdamBuilder

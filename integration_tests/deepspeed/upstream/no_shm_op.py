@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaves out the host's shared-memory op, which is for small all-reduces of inference: it takes minutes to compile."""
+"""Disables the host's shared-memory op, which compiles for minutes and only serves small all-reduces of inference."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from types import ModuleType
 
 
 def install(module: ModuleType) -> None:
-    """Called when the host's module has been imported."""
+    """Must be called after the host's module has been imported."""
     module.build_shm_op = lambda: None

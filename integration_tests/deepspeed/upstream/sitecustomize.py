@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Switches Sluice on in every process of the host's own tests, whose files stay unchanged.
 
-Found through PYTHONPATH. SLUICE_TEST_SECTION, if it is set, is the section of every ds_config that has none. Each
-batch of a pipeline, each forward of an AutoEP layer and each update of an offloaded optimizer that went through
-Sluice then appends the running test's name to the file SLUICE_TEST_RAN, as proof.
+Python finds this file through PYTHONPATH. SLUICE_TEST_SECTION, if it is set, is the section of every ds_config that has
+none. Each pipeline batch, AutoEP forward and offloaded optimizer update that runs through Sluice appends the name of
+the running test to the file SLUICE_TEST_RAN.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _note() -> None:
 
 @functools.cache
 def _count() -> None:
-    """Once per process, when a first engine asks for its section."""
+    """Installs the counters, once per process, when the first engine reads its section."""
     _count_batches()
     count_updates()
     with contextlib.suppress(ImportError):  # a DeepSpeed without AutoEP
@@ -63,7 +63,7 @@ def _count_forwards() -> None:
 
 @functools.cache
 def count_updates() -> None:
-    """Once per process."""
+    """Counts optimizer updates. Called once per process."""
     from sluice.adapters.deepspeed.optimizer.cpu_adam import CpuAdamOp
 
     run = CpuAdamOp.adam_update

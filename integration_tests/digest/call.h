@@ -26,7 +26,7 @@ enum { OWNERS_EVEN, OWNERS_UNEVEN, OWNERS_SCATTERED };
 
 /* One policy for all chunks, or one for each. */
 typedef struct policies_s {
-  int32_t count; /* 1, or that of the chunks */
+  int32_t count; /* 1, or the number of chunks */
   int32_t of[CALL_MAX_CHUNKS];
 } policies_t;
 
@@ -44,7 +44,7 @@ typedef struct call_s {
   int32_t chunks, cut;
   policies_t input, middle;
   int32_t wgrad;
-  int64_t ceiling; /* rows of one rank for one expert in one chunk; 0: as many as there are */
+  int64_t ceiling; /* most rows of one rank for one expert in one chunk; 0: no limit */
   int32_t deduplicate, api, callback;
   int32_t plan, percent, separate_wgrad, outstanding, steps, repeat, restore, reuse, eval, capture;
   char frozen[CALL_NAME];

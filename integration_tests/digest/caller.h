@@ -6,7 +6,7 @@
 
 #include "data.h"
 
-/* Returns the maximum of a number over the ranks of a call, without the library; waits for all. */
+/* Returns the maximum of a number over the ranks of a call, without the library. Waits for all ranks. */
 typedef struct meet_s meet_t;
 uint64_t meet_most(meet_t* meet, uint64_t mine);
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compares digests of the listed calls: this tree with a base commit, or the calls of each family with each other.
+"""Compares digests of the listed calls: of this tree and a base commit, or of the calls of each family.
 
   compare.py BASE       builds this tree and the base commit (in its own worktree), runs both, shows differences
   compare.py            this tree only: do the calls of a family agree to the bit?
   --only TEXT           calls whose line contains TEXT;  --jobs N  calls at a time (default: cores)
   --digest FILE --fakes FILE    existing builds (the Bazel test): nothing is built
 
-Exit 0: equal; 1: they differ, or calls of a family differ that must agree; 2: something could not be run. README.md
-describes the comparison, and what to do with a difference.
+Exit 0: equal; 1: digests differ from the base, or within a family; 2: something could not be run. README.md describes
+the comparison, and what to do with a difference.
 """
 
 import argparse

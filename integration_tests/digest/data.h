@@ -31,7 +31,7 @@ void data_drop(rank_data_t* data);
 /* The inputs of step `step`, with this many tokens, and unwritten outputs. ids_by is added to every expert id of a
  * route. */
 void data_begin(rank_data_t* data, int32_t step, int64_t tokens, int32_t ids_by);
-/* Outputs alone. */
+/* Only the outputs. */
 void data_forget_outputs(rank_data_t* data);
 
 double data_load(int32_t dtype, const void* data, int64_t i);

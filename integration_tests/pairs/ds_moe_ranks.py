@@ -36,7 +36,7 @@ ROUNDED = Tolerance(loss=0.02, gradient=0.05, norm=0.02, tensor=None, update=0.5
 
 
 def tolerance(row: dict[str, str]) -> Tolerance:
-    """Returns the tolerance: exchanged rows in fewer bits are off by no more than bf16."""
+    """Returns the tolerance. Rows that are exchanged in fewer bits differ by no more than in bf16."""
     return F32 if row["dtype"] == "f32" and row["wire"] == "wire32" else ROUNDED
 
 
@@ -76,7 +76,7 @@ def _leave_experts_idle(model: Any) -> None:
 
 
 def _decide_gates(model: Any) -> None:
-    """Scales gates so that no route flips by rounding: results are compared for the same routes."""
+    """Scales gates so that rounding changes no route, and both trainings have the same routes."""
     with torch.no_grad():
         for moe in model.moes:
             moe.deepspeed_moe.gate.wg.weight.mul_(4)
@@ -141,7 +141,7 @@ def _shuffle(host: Any, seed: int) -> None:
 
 @contextlib.contextmanager
 def _norms_noted(run: Run) -> Iterator[None]:
-    """Records the norms of the function with which the host clips in f32 without ZeRO, as no other reports them."""
+    """Records the norms from the function that clips in f32 without ZeRO, because the host does not report them."""
     clip = ds_engine.clip_grad_norm_
 
     def noted(**arguments: Any) -> Any:
@@ -165,7 +165,7 @@ def _own_norm(host: Any) -> float | None:
 def _step(row: dict[str, str], host: Any, step: int, run: Run) -> None:
     parts = host.gradient_accumulation_steps()
     for part in range(parts):
-        torch.manual_seed(77 * (parts * step + part) + dist.get_rank())  # the same draws in both trainings
+        torch.manual_seed(77 * (parts * step + part) + dist.get_rank())  # both trainings use the same random numbers
         rounded = torch.autocast("cpu", torch.bfloat16) if row["dtype"] == "autocast" else contextlib.nullcontext()
         with rounded:
             loss = host(*_batch(row, parts * step + part))

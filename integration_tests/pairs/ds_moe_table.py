@@ -48,7 +48,7 @@ RULES = (
         given={"chunks": "n3"},
     ),
     Rule({"budget": "nofit"}, "OVER_BUDGET: layer 0: no plan fits the memory budget of 65536 bytes"),
-    Rule({"dtype": "autocast", "checkpointing": "hostrepeats"}, "BFloat16", by=STOCK),  # it forgets autocast
+    Rule({"dtype": "autocast", "checkpointing": "hostrepeats"}, "BFloat16", by=STOCK),  # recomputed without autocast
     Rule({"frozen": ("fzsome", "fzrank"), "moves": "byhand"}, "It stays with the place: let such experts stay"),
     Rule(
         {"frozen": "fzrank", "zero": ("zero1", "zero2")}, "parameters, all of them frozen, and ZeRO needs a trainable"

@@ -35,7 +35,7 @@ ROUNDED = Tolerance(loss=0.02, gradient=0.05, norm=0.02, tensor=None, update=0.5
 
 
 def tolerance(row: dict[str, str]) -> Tolerance:
-    """Returns the tolerance: none, unless something sums in another order."""
+    """Returns the tolerance, which is zero unless sums run in another order."""
     other_norm = row["clipping"] == "clip" and (row["moves"] != "still" or row["plan"] != "asbuilt")
     if row["model"] != "experts" and row["optimizer"] == "torchadam" and not other_norm:
         return BITS if row["moves"] == "still" and row["plan"] == "asbuilt" else BITS._replace(gradient=NORM)
@@ -43,7 +43,7 @@ def tolerance(row: dict[str, str]) -> Tolerance:
 
 
 def _linears(layer: torch.nn.Module) -> list[torch.nn.Module]:
-    """Returns all Linears but gates: stock's backward of an auxiliary loss without gradient fails on one rank only."""
+    """Returns all Linears but gates, because stock fails on only one rank if an auxiliary loss has no gradient."""
     named = layer.named_modules()
     return [part for name, part in named if isinstance(part, torch.nn.Linear) and "gate" not in name]
 

@@ -45,13 +45,13 @@ RULES = (
     ),
     Rule({"model": "experts", "zero": "zero1", "moves": "byhand"}, "its groups hold experts"),
     Rule({"model": "experts", "dtype": "bf16", "moves": "byhand"}, "its groups hold experts"),
-    # Its optimizer for bf16 without ZeRO loads no state that it has saved: KeyError: 0.
+    # Stock's bf16 optimizer without ZeRO cannot load the state that it has saved: KeyError: 0.
     Rule({"dtype": "bf16", "zero": "zero0", "saving": "saved"}, "0", by=STOCK),
     # Stock's reentrant form fails on one rank if a stage sends more than one tensor, and the other rank waits for it.
     Rule({"model": "experts", "checkpointing": "reentrant"}, "stock hangs", by=NOBODY),
     # With bf16 or ZeRO stock needs a group of trained experts on each stage, and one stage has none.
     Rule({"model": "experts", "frozen": "fzlayer"}, "stock fails on one rank, and the other waits", by=NOBODY),
-    # DeepSpeed seeds a layer that is repeated by the first layer of its stage (exec_func in its pipe/module.py).
+    # DeepSpeed seeds a recomputed layer by the first layer of its stage (exec_func in its pipe/module.py).
     Rule(
         {"model": "dropout", "moves": ("byhand", "live"), "checkpointing": ("reentrant", "nonreentrant")},
         "stock itself draws others where a stage starts with another layer",

@@ -36,7 +36,7 @@ RULES = (
     Rule({"ddp": "distributed", "saving": "saved"}, "ShardedTensor.flattened_range is not supported", by=STOCK),
     Rule({"experts": "biased", "ep": "ep1"}, "is a view and is being modified inplace", by=STOCK),
     Rule({"ddp": "distributed", "moves": "byhand"}, "experts cannot move under DistributedOptimizer"),
-    # A checkpoint stacks the layers, and the optimizer has no state of one: "Invalid access pattern" on rank 0 alone.
+    # A checkpoint stacks layers, but a frozen one has no optimizer state: "Invalid access pattern" on rank 0 only.
     Rule({"frozen": ("fzlayer", "fzrank"), "saving": "saved"}, "stock fails on one rank, the other waits", by=NOBODY),
     Rule({"frozen": "fzrank", "ep": "ep1"}, "copies of one expert, of which stock waits for one's gradient", by=NOBODY),
     Rule({"frozen": "fzrank", "moves": "byhand"}, "It stays with the place: let such experts stay"),

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-LEAST = 1e-6  # gaps of smaller numbers are absolute
+LEAST = 1e-6  # differences of smaller numbers are absolute
 
 
 class Tolerance(NamedTuple):
-    """The allowed relative gaps of a row. 0: to the bit."""
+    """The largest relative differences that a row allows. 0: equal bits."""
 
     loss: float
     gradient: float  # of the norm of all gradients
     norm: float  # of parameters
-    tensor: float | None  # of a whole tensor, by the norm of the gap; None: norms alone are compared
+    tensor: float | None  # of a whole tensor, by the norm of the difference; None: only norms are compared
     update: float | None = None  # of the change of a tensor since the start
     counts: bool = True  # whether routes must be the same
 
@@ -75,7 +75,7 @@ def _of_tensors(
 
 
 def _of_updates(stock: Run, ours: Run, most: float) -> list[str]:
-    """Compares the updates of tensors that are more than a rounding to bf16."""
+    """Compares the updates of tensors, relative to at least a bf16 rounding of the tensor."""
     found = []
     for name, start in stock.start.items():
         a, b = (run.parameters[name].double() - start.double() for run in (stock, ours))

@@ -28,7 +28,7 @@ Values = str | tuple[str, ...]
 
 STOCK, SLUICE = "stock", "sluice"
 KEPT = Path(__file__).resolve().parents[2] / ".test" / "pairs"
-NOBODY = "nobody"  # these values are left out of all rows; the words say why
+NOBODY = "nobody"  # no row has these values; the words of the rule say why
 ORDERS = 12
 
 
@@ -134,7 +134,7 @@ class Table:
         return json.loads(kept.read_text())
 
     def _array(self) -> list[dict[str, str]]:
-        """allpairspy stops when a row adds no new pair; with its factors in another order it finds more."""
+        """Returns the rows. allpairspy stops when a row adds no new pair, but other orders of factors give more."""
         rows: list[dict[str, str]] = []
         usable = {  # without values that are refused by themselves, which allpairspy would try repeatedly
             name: [value for value in values if self.is_allowed({name: value})] for name, values in self.factors.items()
@@ -161,7 +161,7 @@ class Table:
 
         against = {name: [each for each in (*self.rules, *self.faults) if name in each.when] for name in names}
 
-        def is_allowed(known: Sequence[str]) -> bool:  # the values before the newest have passed already
+        def is_allowed(known: Sequence[str]) -> bool:  # only rules of the newest value are left to check
             row = dict(zip(names, known))
             return not any(_holds(each.when, row) for each in against[names[len(known) - 1]])
 

@@ -29,7 +29,7 @@ ROUNDED = Tolerance(loss=0.02, gradient=0.05, norm=0.02, tensor=None)
 
 
 def tolerance(row: dict[str, str]) -> Tolerance:
-    """Returns the tolerance: none if the optimizer is torch's."""
+    """Returns the tolerance, which is zero with torch's optimizer."""
     if row["optimizer"] == "torchadam":
         return BITS
     return F32 if row["dtype"] == "f32" else ROUNDED
@@ -38,7 +38,7 @@ def tolerance(row: dict[str, str]) -> Tolerance:
 class Blocks(jobs.Blocks):
     """Blocks with or without activation checkpointing, and with or without a norm at both ends of each block.
 
-    The batch needs no gradient, so blocks with reentrant checkpointing have none. With one, stock's 1F1B does not run.
+    The batch has no gradient, so blocks with reentrant checkpointing have none. If it had one, stock's 1F1B would fail.
     """
 
     checkpointing, is_twice = "norepeat", False

@@ -20,8 +20,8 @@ from integration_tests.benchmarks.measuring import bench, pages, records, stolen
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = sorted(file.stem for file in records.FOLDER.glob("*.json") if not file.name.endswith(".raw.json"))
-EVERY_DAY = ("overlap", "stock")  # of the tiny runs; --full runs all
-EXACT = ("stock",)  # judge numbers that no clock has measured
+EVERY_DAY = ("overlap", "stock")  # tiny runs of every day; --full runs all
+EXACT = ("stock",)  # cases that judge exact numbers in a tiny run, and not times
 
 
 def module(name: str) -> Any:
@@ -209,7 +209,7 @@ def test_TinyRun_LeavesARecordWithTheColumnsOfThePage(root: str, tmp_path: Path,
 @pytest.mark.alone
 @pytest.mark.timeout(3600)
 def test_StockModel_StepsOfDeepSpeed_MedianErrorIsAtMostFifteenPercent(root: str) -> None:
-    """By processor time, of rates and of layers in turns: three tries, since each may meet a slow minute."""
+    """Rates and layers are timed in turns by CPU time, in up to three tries, because the machine may be slow in one."""
     command = [sys.executable, "-m", "integration_tests.benchmarks", "stock", "--hosts", "DeepSpeed", "--ranks", "1"]
     told = ""
     for _ in range(3):

@@ -30,7 +30,7 @@ def covers(target: str, room: str) -> bool:
 
 
 def test_Rooms_WithTestsOfC_RunUnderSanitizersEveryDayOrSayWhyNot() -> None:
-    """A new folder must be in the list: with its smallest suite that covers it, or among those left to --full."""
+    """The list must have a new folder: with its smallest suite that covers it, or as one that only --full runs."""
     asked = [(config, target) for config, target in lines() if config in ("asan_ubsan", "full")]
     forgotten = sorted(room for room in rooms() if not any(covers(target, room) for _, target in asked))
     assert forgotten == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the script that measures the tree counts every tracked file once, and that all areas have files."""
+"""Tests that third_party/size/measure.py counts every tracked file once, and that all areas have files."""
 
 import importlib.util
 import os

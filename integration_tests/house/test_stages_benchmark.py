@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the benchmark of pipelines: its random draws, and their simulation."""
+"""Tests the random draws of the pipeline benchmark, and their simulation."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def test_Speedup_OfTheMeasuredCases_IsWhatIsKnown() -> None:
     two = stages_simulated.speedup({**PLAN, "stages": 2, "in_flight": 4}, 0.25, "1f1b_hint")
     assert two["speedup"] == pytest.approx(1.43, abs=0.01)  # one message at a time in each direction
     deep = stages_simulated.speedup(PLAN, 0.25, "backward_first")
-    assert deep["speedup"] == pytest.approx(1.71, abs=0.01)  # the card carries both messages of a stage
+    assert deep["speedup"] == pytest.approx(1.71, abs=0.01)  # a stage's two messages share its network card
     four = stages_simulated.speedup({**PLAN, "in_flight": 4}, 0.25, "backward_first")
-    assert four["speedup"] == pytest.approx(1.31, abs=0.005)  # 1.32 with a link for each
+    assert four["speedup"] == pytest.approx(1.31, abs=0.005)  # 1.32 with separate links
     jitter = stages_simulated.speedup({**PLAN, "sigma": 0.4}, 0.25, "backward_first")
     slow = stages_simulated.speedup({**PLAN, "slow": {"1": 1.5}}, 0.25, "backward_first")
     stall = stages_simulated.speedup({**PLAN, "stalls": {"rank": 1}}, 0.25, "backward_first")

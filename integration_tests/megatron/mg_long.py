@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains long enough that rounding shows: Sluice against stock, and stock against itself with its sums in other
-orders.
+"""Compares long trainings, in which rounding matters: Sluice with stock, and stock with itself in other orders of sums.
 
-The allowed difference of a correct training from stock cannot be derived: Adam divides by the root of second
-moments, of which the smallest are pure rounding. So it is measured. The hidden units of the experts are permuted,
-which only changes the order in which GEMMs sum them.
+The allowed difference of a correct training from stock cannot be derived, because Adam divides by the root of second
+moments, the smallest of which are only rounding. So the difference is measured: permuting the hidden units of the
+experts only changes the order in which GEMMs sum.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ def permute(host: mg_models.Host, seed: int, back: bool = False) -> None:
 def train(ep: int, steps: int, replayed: bool, options: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """Returns the largest distances of losses, norms and parameters of Sluice from stock, and of any two runs of stock.
 
-    replayed  the routes of the first run of stock are those of all, so that near ties stay as they are; without, losses
-              are compared as means over ten steps
+    replayed  all runs use the routes of stock's first run, so that near ties do not change; otherwise losses are
+              compared as means over ten steps
     """
     changes["moe_enable_routing_replay"] = replayed
     tape = mg_models.Tape()

@@ -23,7 +23,7 @@ STAGES = 2
 
 
 class PipelineHost(mg_models.Host):
-    """Returns this rank's parts of a model of four layers."""
+    """A host with this rank's parts of a model of four layers."""
 
     def __init__(self, how: str, options: dict[str, Any], parts: int | None, ep: int = 2, **changes: Any) -> None:
         mg_models.groups(ep, STAGES, parts)
@@ -60,7 +60,7 @@ class PipelineHost(mg_models.Host):
         return model
 
     def batches(self, steps: int, microbatches: int) -> Any:
-        """Returns one source for each part: every part sees all micro-batches."""
+        """Returns an iterator for each part, because every part gets all micro-batches."""
         sources = [mg_models.batches(steps, microbatches) for _ in self.parts]
         return sources if self.config.virtual_pipeline_model_parallel_size else sources[0]
 

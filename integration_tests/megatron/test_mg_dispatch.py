@@ -60,7 +60,7 @@ def test_Router_OutputsCountForNothing_ItsOwnLossesStillReachIt(ranks2: Megatron
 
 
 def test_Router_ItsOwnLosses_ReachItToTheBit(ranks2: MegatronRanks) -> None:
-    """Losses are scaled as by a schedule: the gradient of probabilities passes them on, and adds zeros."""
+    """Losses are scaled as by a schedule. The backward of the probabilities adds zeros to the losses' gradients."""
     for stock, mine in zip(*(ranks2.run("mg_dispatch:router_losses", ep=2, how=how, scale=0.25) for how in HOWS)):
         assert stock == mine
 

@@ -24,7 +24,7 @@ def _check(found: list[dict[str, Any]], parts: int | None) -> None:
     check_as_stock(found)
     assert [each["layers"] for each in found] == [2] * 4
     assert [each["most_outstanding"] for each in found] == OUTSTANDING[parts]
-    for each in found:  # only the last stage knows losses
+    for each in found:  # only the last stage has losses
         assert each["passes"] >= 2 * 3 * 4, each  # layers, steps, micro-batches
         assert min(each["stock"]["norms"]) > 0
     assert min(found[3]["stock"]["losses"]) > 1 and max(found[0]["stock"]["losses"]) == 0
@@ -39,7 +39,7 @@ def test_TwoStages_GroupOfTwoInEach_AsStock(ranks4: MegatronRanks, parts: int | 
 def test_TwoStages_UnderABudget_ItCountsWhatTheScheduleHolds(
     ranks4: MegatronRanks, parts: int | None, budget: int
 ) -> None:
-    """Each case has another budget: layers with equal options share a context, whose plan is the first model's."""
+    """Each case has another budget, because layers with equal options share a context, with the first model's plan."""
     found = ranks4.run("mg_pipeline:train_both", parts=parts, options={"memory_budget": budget})
     _check(found, parts)
     assert [each["planned_outstanding"] for each in found] == OUTSTANDING[parts]

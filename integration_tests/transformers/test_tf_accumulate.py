@@ -53,7 +53,7 @@ def grads(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def in_place(module: torch.nn.Module) -> int:
-    """Returns the number of backwards that added to `.grad` themselves."""
+    """Returns the number of backwards in which the library added to `.grad`."""
     return sluice.stats(module)["contexts"][0]["passes_in_place"]
 
 
@@ -65,7 +65,7 @@ def begun(kind: str = "mixtral", dtype: torch.dtype = torch.float32) -> tuple[to
 
 
 def assert_doubled(module: torch.nn.Module, once: dict[str, torch.Tensor]) -> None:
-    """Returns the sum by autograd of two backwards over the same rows: equal bits, so exactly twice the gradient."""
+    """Checks that gradients are the sum of two equal backwards to the bit: exactly twice the gradient of one."""
     for name, parameter in module.named_parameters():
         assert torch.equal(parameter.grad, 2 * once[name]), name
 

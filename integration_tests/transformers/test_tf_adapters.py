@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests PEFT's `target_parameters` on experts on Sluice: results as of transformers' eager loop, without W + BA."""
+"""Tests PEFT's `target_parameters` on experts with Sluice: the results of transformers' eager loop, without W + BA."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_OneExpert_IsLeftToPeft() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_Bfloat16_AgainstF64_NoFurtherThanPeft(kind: str) -> None:
-    """Adapters stay f32. The test takes the mean over seeds: the result of one depends on the routes that it flips."""
+    """Adapters stay f32. The test takes the mean over seeds, because rounding changes some routes of each seed."""
     sums = {"sluice": 0.0, "eager": 0.0}
     for seed in range(6):
         # If K is the number of experts, rounding changes no route.

@@ -82,7 +82,7 @@ def test_ConfigSection_WrongLater_IsRefusedByEveryCall() -> None:
 
 
 def test_Policy_Refused_IsRefusedByEveryCall() -> None:
-    """In a notebook, a user runs a cell again after its error."""
+    """As in a notebook, where a user runs a cell again after an error."""
     sluice.configure(policy="S1")
     module = make("inkling2")
     for _ in range(2):
@@ -130,7 +130,7 @@ def test_Gate_ThatDropsInTrainingAlone_IsAskedInBothModes() -> None:
 
 
 def scaled(module: torch.nn.Module) -> torch.nn.Module:
-    """Makes a module whose gate reads an attribute of it that is 1 now."""
+    """Makes the module's gate read an attribute of the module, which is 1 at first."""
 
     class Scaled(type(module)):  # type: ignore[misc]
         def _apply_gate(self, gate_up: torch.Tensor) -> torch.Tensor:

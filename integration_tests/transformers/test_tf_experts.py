@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 MODEL, HIDDEN = 37, 29  # no multiple of 16 bytes in any dtype
 
-# One class of each contract; the others are copies of these, and all of them run under --full.
+# One class of each kind. The other classes are copies of these; all of them run with --full.
 EVERYDAY = {
     "mixtral": "sluice",
     "qwen3_moe": "sluice",

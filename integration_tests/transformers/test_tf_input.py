@@ -304,7 +304,7 @@ def _fake(module: torch.nn.Module, given: Any) -> None:
     ],
 )
 def test_Watchers_ThatCannotSeeInside_AreRefused(way: Any, said: str, grad: bool) -> None:
-    """Otherwise a graph would silently lack the experts, and tangents would end there."""
+    """Otherwise a graph would silently lack the experts, and forward-mode tangents would be lost."""
     module, given = make(), rows(16, 4, 5, 2)
     with torch.set_grad_enabled(grad):
         wanted = run(module)

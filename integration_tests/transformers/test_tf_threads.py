@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests determinism: the same bits in every run at one thread count, and a stated distance between thread counts.
+"""Tests determinism: the same bits in every run at one thread count, and a limited difference between thread counts.
 
-With gemm "native" an element is one chain of sums on any thread: two threads give the bits of one. Other GEMMs
-(torch's, oneDNN's) may be divided differently for two threads, and "auto" may choose others: f32 sums in another
-order, and 16-bit intermediates that round to the other side.
+With gemm "native" one thread sums each element in a fixed order, so two threads give the bits of one. Other GEMMs
+(torch's, oneDNN's) may be divided differently for two threads, and "auto" may choose other GEMMs. Then f32 sums run in
+another order, and 16-bit intermediates can round differently.
 """
 
 from __future__ import annotations

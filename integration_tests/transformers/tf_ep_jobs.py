@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank-side: uses a model split over ranks, and compares it with the whole model or transformers' own transport.
-
-Called on every rank.
-"""
+"""Rank-side: uses a model split over ranks, and compares it with the whole model or transformers' own transport."""
 
 from __future__ import annotations
 

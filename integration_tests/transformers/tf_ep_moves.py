@@ -125,7 +125,7 @@ def moved(
     **how: Any,
 ) -> list[Any]:
     """Returns the results of [a training without moves, one with moves]. forget: the state of an expert that a faulty
-    adapter would not move. stale: the engine is not told of a move."""
+    adapter would not move. stale: the engine does not learn of a move."""
     still = _trained(path, layout, steps, 0, **how)
     replace = adapter.ExpertsState.replace_experts
     if stale:

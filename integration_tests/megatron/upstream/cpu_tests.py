@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest plugin around Megatron's own unit tests, whose files stay as they are: on CPUs, with or without Sluice.
+"""A pytest plugin that runs Megatron's own unit tests unchanged on CPUs, with or without Sluice.
 
-Named by `-p cpu_tests`, in a process of its own for each rank. SLUICE_TEST_LAYER=1 puts Sluice's class in the place of
-MoELayer wherever it was imported. Each collective call of such a layer then appends the running test's name to the file
-SLUICE_TEST_RAN: the proof that it ran.
+pytest loads the plugin by `-p cpu_tests`, in a separate process for each rank. With SLUICE_TEST_LAYER=1 Sluice's class
+replaces MoELayer wherever it was imported. Each collective call of such a layer appends the name of the running test to
+the file SLUICE_TEST_RAN, as proof that the layer ran.
 
 | what the tests ask for | answer |
 |---|---|
 | whether there is a GPU, to skip themselves | yes while they are collected, no when they run |
 | NCCL | gloo |
-| Transformer Engine's version, of which nobody expects that there is none | 0 |
+| Transformer Engine's version | 0, because the callers expect a version |
 | six, for tokenizers that are not made | a stand-in |
-| Transformer Engine's word on FP8 | that there is none |
-| data of their own from the network | none |
+| whether Transformer Engine supports FP8 | no |
+| test data from the network | none |
 
-Process groups end with the parallel state that they were made for: Megatron forgets them, and each of gloo has a thread
-that wakes a hundred times a second.
+Process groups end with the parallel state that they were made for. Megatron does not destroy them, and each gloo group
+has a thread that wakes a hundred times a second.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _destroy_with_groups() -> None:
     _destroy()
     alive = torch.distributed.distributed_c10d._world.pg_map
     for group in _groups:
-        if group in alive:  # a few Megatron ends itself
+        if group in alive:  # Megatron destroys a few itself
             torch.distributed.destroy_process_group(group)
     _groups.clear()
 
@@ -83,7 +83,7 @@ def _note() -> None:
 
 
 def _put_sluice_in_place() -> None:
-    """For all that have imported the host's class; its own module calls it by its name."""
+    """Replaces the host's class in all modules that have imported it, including its own."""
     from megatron.core.transformer.moe import moe_layer
     from sluice.adapters.megatron.layer import SluiceMoELayer
     from sluice.adapters.megatron.state import LayerState
@@ -108,10 +108,10 @@ def _has(module: Any, layer: type) -> bool:
 torch.distributed.init_process_group = _init_on_gloo
 torch.distributed.new_group = _noted_group
 parallel_state.destroy_model_parallel = _destroy_with_groups
-for name in ("six",):  # of tokenizers that no test here makes
+for name in ("six",):  # needed by tokenizers that no test here makes
     if importlib.util.find_spec(name) is None:
         sys.modules[name] = cpu_shim._Anything(name)
-# Only the module, without its package: code that asks for Transformer Engine itself finds none.
+# Only this module exists and not its package, so that code that looks for Transformer Engine finds none.
 _module(
     "transformer_engine.pytorch.fp8", check_fp8_support=lambda: (False, "no GPU"), fp8_autocast=contextlib.nullcontext
 )
@@ -120,12 +120,12 @@ utils._te_version = utils.PkgVersion("0")
 
 
 def pytest_configure(config: Any) -> None:
-    """Before any file of tests is imported: their conditions of skipping are asked there."""
+    """Runs before test files are imported, because the imports evaluate skip conditions."""
     torch.cuda.is_available = lambda: True
 
 
 def pytest_collection_finish(session: Any) -> None:
-    """Running tests see the machine as it is."""
+    """Lets running tests see the real machine."""
     torch.cuda.is_available = _is_available
     if os.environ.get("SLUICE_TEST_LAYER"):
         _put_sluice_in_place()

@@ -34,7 +34,7 @@ class First(nn.Module):
 
     def forward(self, x: torch.Tensor) -> State:
         h = torch.tanh(self.linear(x))
-        return h, h.new_zeros(1) + 0.0 * h.sum()  # with a graph: a stage sends a gradient for all that it received
+        return h, h.new_zeros(1) + 0.0 * h.sum()  # with a graph: each received tensor gets a gradient
 
 
 class Block(nn.Module):

@@ -187,7 +187,7 @@ def refusals() -> list[str]:
     refuse(host, [0] * len(rank), list(range(len(rank))))
     refuse(host, rank, slot, optimizer=torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
     part = list(moe_layers(host.model)[0].experts.parameters())[-1]
-    part.requires_grad_(False)  # of the last expert of each rank
+    part.requires_grad_(False)  # freezes a part of the last expert of each rank
     refuse(host, rank, slot[::-1])
     part.requires_grad_(True)
     tokens, *_ = mg_models.batches(1, 1)

@@ -172,7 +172,7 @@ def test_Sums_OfBf16OverManyRows_AreInF32(which: str, options: dict[str, Any]) -
         found = tf_compare.run(module, given, torch.bfloat16).values[which]
     finally:
         sluice.configure()
-    most = 2**-8  # of the largest: each row is rounded once or twice, and the sum
+    most = 2**-8  # relative to the largest value: each row is rounded once or twice, and so is the sum
 
     def off(sums: torch.Tensor) -> float:
         return float((sums.double() - wanted).abs().max() / wanted.abs().max())

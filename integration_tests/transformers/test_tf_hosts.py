@@ -151,7 +151,7 @@ def test_Generation_OfPaddedPrompts_SameTokensAsEager(kind: str, way: str) -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("by", ["argument", "config", "device map"])
 def test_Pretrained_EachWayToName_RunsInTheSavedDtype(tmp_path: Path, by: str, dtype: torch.dtype) -> None:
-    everywhere = {"num_experts_per_tok": 4}  # of 4: rounding then changes the weight of a route, and never the route
+    everywhere = {"num_experts_per_tok": 4}  # all 4 experts, so that rounding changes weights but no route
     stock = tf_models.make("mixtral", "eager", dtype, **everywhere).eval()
     stock.save_pretrained(tmp_path)
     how: dict[str, Any] = {"experts_implementation": "sluice", "dtype": "auto"}

@@ -247,7 +247,7 @@ def test_TwoRanks_MicroSteps_AddToTheDTensorsOwnGradients(ranks: Ranks, saved: A
     case = {"path": saved("qwen3_moe"), "layout": LAYOUTS[layout]}
     for found in ranks.run("tf_ep_jobs:accumulated", **case):
         assert found["worst"] < 2e-6, found
-        assert found["passes"] == 2, found  # of two layers, in the second micro-step
+        assert found["passes"] == 2, found  # two layers, in the second micro-step
 
 
 def test_TwoRanks_MicroStepsWatched_LeaveTheGradientsToAutograd(ranks: Ranks, saved: Any) -> None:

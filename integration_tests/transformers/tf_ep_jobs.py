@@ -285,7 +285,7 @@ def trainer(path: str, layout: dict[str, int], folder: str, experts: str, transp
     from transformers import Trainer, TrainingArguments
 
     os.environ.setdefault("LOCAL_RANK", os.environ["RANK"])
-    AcceleratorState._reset_state(reset_partial_state=True)  # that of an earlier Trainer with another layout
+    AcceleratorState._reset_state(reset_partial_state=True)  # an earlier Trainer had another layout
     model = split(path, layout, experts, transport)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     data = [{"input_ids": row, "labels": row} for seed in range(8) for row in batch(seed, rows=4)]

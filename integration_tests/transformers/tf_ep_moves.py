@@ -218,7 +218,7 @@ def refusals(path: str) -> list[str]:
     refuse(module, [0] * len(rank), list(range(len(rank))))
     refuse(module, rank, slot, torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
     part = next(module.parameters())
-    part.requires_grad_(dist.get_rank() > 0)  # of all experts of the first rank
+    part.requires_grad_(dist.get_rank() > 0)  # freezes this tensor for all experts of the first rank
     refuse(module, rank[::-1], slot)
     part.requires_grad_(True)
     ids = batch(dist.get_rank())

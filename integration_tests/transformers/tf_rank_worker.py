@@ -56,7 +56,7 @@ def main(prepare: Callable[[], Any] | None = None) -> None:
         order = json.loads(line)
         module, _, function = order["target"].partition(":")
         answer(lambda: getattr(importlib.import_module(module), function)(**order["arguments"]))  # noqa: B023
-    for child in multiprocessing.active_children():  # of a host that writes checkpoints in child processes
+    for child in multiprocessing.active_children():  # some hosts write checkpoints in child processes
         child.kill()
     os._exit(0)
 

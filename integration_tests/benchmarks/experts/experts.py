@@ -45,7 +45,7 @@ OPTIONS = {
 SMOKE = {"shapes": ["smoke"], "tokens": [64], "rounds": 2, "copy_mb": 8}
 LEAST_OF_ROOFLINE = 0.75
 MOST_PEAK = {"fresh": 1.25, "kept": 2.25}  # growth of resident memory in a backward, in units of all gradients
-MOST_SAVED = 0.5  # of grouped_mm's
+MOST_SAVED = 0.5  # saved bytes over those of grouped_mm
 _FINE_GRAINED = {"float32": 1.5, "bfloat16": 2.5}
 LEAST_SPEEDUP = {  # over grouped_mm
     "mixtral": {"float32": 1.2, "bfloat16": 1.5},

@@ -34,7 +34,7 @@ from integration_tests.benchmarks.scenarios.scenarios_priced import (
 )
 
 MARKS = {"median": 1.01, "p90": 1.04, "worst": 1.08}  # adaptive over the best fixed pair of a scenario
-LEAST_OF_GAIN = 0.9  # of the simulated gain over the pair that is best over the list
+LEAST_OF_GAIN = 0.9  # measured over simulated gain, both over the list's pair
 HERE = Path(__file__).resolve().parent
 PAGE = "benchmarks/tuner.md"
 OPTIONS = {

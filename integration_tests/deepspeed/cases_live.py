@@ -22,7 +22,7 @@ from sluice.errors import SluiceError
 from sluice.planning.layer_moves import LayerDecider, LayerLook
 
 MOST_WAIT_S = 60.0
-# With two micro-batches in flight, the first stage receives the first gradient before its third forward.
+# With two micro-batches in flight, the upper stage receives the first gradient before its third forward.
 TWO_IN_FLIGHT = {"policy": "1f1b_hint", "in_flight": 2}
 
 

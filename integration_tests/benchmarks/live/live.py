@@ -50,7 +50,7 @@ TINY: dict[str, dict[str, Any]] = {
     "latencies": {"micro_batches": 4, "weights": 1 << 12, "forward_s": 0.001, "pairs": 1},
     "decided": {"stages": 2, "micro_batches": 2, "layers": 6, "changes": 1, "batches": 7, "noise_batches": 2},
 }
-AFTER = 5  # number of batches after a change that are not judged
+AFTER = 5  # batches after a change until the partition must be close to the best
 Verdict = tuple[str, bool]
 
 

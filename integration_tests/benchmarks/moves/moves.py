@@ -2,12 +2,13 @@
 """Gain of moved experts: steps of one DeepSpeed layer with skewed loads, stock, Sluice, and Sluice with "placement":
 "adaptive", in turns over one link.
 
-The experts of the first rank together get `--skew` times the rows of an even load, so that swaps can spread them. The
-adaptive side decides automatically, and its experts move during its steps, while it trains alone. It is also compared
-with shadowing and with moving weights in each step: a step with moved experts plus the messages that these methods need
-at least, measured over the same link. The cost of deciding and moving is a share of a run of 500 steps: the larger of
-the time in which steps waited, and the time by which steps became longer. `--ranks 8 --E 64 --skew 5 --link 0.2gbit` is
-the larger case. With `--skew 1` loads are even and nothing moves; then the CPU time of deciding is judged.
+The experts of the first rank are drawn `--skew` times as often as with even loads, all of them, so that swaps can
+spread them. They get fewer rows than that, because the experts of a token differ. The adaptive side decides
+automatically, and its experts move during its steps, while it trains alone. It is also compared with shadowing and with
+moving weights in each step: a step with moved experts plus the messages that these methods need at least, measured over
+the same link. The cost of deciding and moving is a share of a run of 500 steps: the larger of the time in which steps
+waited, and the time by which steps became longer. `--ranks 8 --E 64 --skew 5 --link 0.2gbit` is the larger case. With
+`--skew 1` loads are even and nothing moves; then the CPU time of deciding is judged.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Layer(nn.Module):
 
 
 def tokens_of(plan: dict[str, Any]) -> torch.Tensor:
-    """Tokens with the largest logits for K drawn experts. Experts of the first rank get `skew` times the mean rows."""
+    """Tokens with the largest logits for K drawn experts. `skew` is how often the first rank's experts are drawn."""
     T, M, E, K = (plan[name] for name in "TMEK")
     generator = torch.Generator().manual_seed(11 + dist.get_rank())
     local = E // dist.get_world_size()

@@ -14,8 +14,13 @@ enum {
   LANES = 16,  /* partial sums of squares of a scan */
   STRIP = 64,  /* elements between two prefetches, AHEAD elements in advance: four cache lines of each array */
   AHEAD = 256,
-  KEPT = 512, /* elements that one step of a scan reads */
+  LOOKS = 128, /* largest magnitudes of a look, eight vectors or more: their loads are under way at once */
+  KEPT = 512,  /* elements of p that an exact update keeps negated for its repairs */
 };
+
+#ifndef ROUNDED_ASKS_AHEAD
+#define ROUNDED_ASKS_AHEAD 1
+#endif
 
 #define BITS_OF_INFINITY 0x7f800000u
 
@@ -116,7 +121,7 @@ static int is_any_infinite_or_nan(const float* data, int64_t count) {
   return largest >= BITS_OF_INFINITY;
 }
 
-/* Prefetches all four arrays. The arithmetic of a strip takes as long as its memory traffic, and the hardware
+/* Prefetches all four arrays. Where the arithmetic of a strip takes as long as its memory traffic, the hardware
  * prefetcher alone fetches too little. A prefetch past the end of an array has no effect. */
 static inline void ask_ahead(const float* p, const float* m, const float* v, const float* grad, int64_t i) {
   enum { LINE = 16 };
@@ -147,7 +152,7 @@ typedef void (*rows_fn_t)(float* restrict p, float* restrict m, float* restrict 
 static void round_rows(float* restrict p, float* restrict m, float* restrict v, const float* restrict grad,
                        int64_t count, const sluice_adam_numbers_t* numbers) {
   for (int64_t i = 0; i < count; i += STRIP) {
-    ask_ahead(p, m, v, grad, i);
+    if (ROUNDED_ASKS_AHEAD) ask_ahead(p, m, v, grad, i);
     const int64_t size = sluice_min(STRIP, count - i);
     if (numbers->l2 != 0.0F) {
       round_strip(p + i, m + i, v + i, grad + i, size, *numbers, 1);
@@ -194,81 +199,62 @@ static void update_rounded(const sluice_adam_tensor_t* t, int64_t first, int64_t
   update_by(round_rows, t, first, count, n);
 }
 
-/* The running result of a scan, in compiler vectors that stay in registers. */
-typedef double lane_sums_t __attribute__((vector_size(LANES * sizeof(double))));
-typedef float lane_floats_t __attribute__((vector_size(LANES * sizeof(float)), aligned(4)));
-typedef int32_t lane_bits_t __attribute__((vector_size(LANES * sizeof(int32_t)))); /* magnitude bits, never negative */
-
-/* Prefetches an address that may be past the end of the array. It is computed as an integer, since such a pointer would
- * be undefined behaviour. */
-static inline void ask_for(const float* g, int64_t at) {
-  __builtin_prefetch((const void*)((uintptr_t)g + (uintptr_t)at * sizeof *g), 0);
+/* Raises each of `lanes` running magnitudes to that of its element. lanes is a constant: the compiler keeps the array in
+ * registers. */
+static inline __attribute__((always_inline)) void take_largest(const float* g, int64_t lanes, uint32_t* largest) {
+  for (int64_t lane = 0; lane < lanes; ++lane) {
+    const uint32_t bits = magnitude_bits(g[lane]);
+    largest[lane] = bits > largest[lane] ? bits : largest[lane];
+  }
 }
 
-/* lines: units of LANES elements. The square of an f32 is exact in f64. */
-static void scan_lines(const float* g, int64_t lines, lane_sums_t* sums, lane_bits_t* largest) {
-  lane_sums_t squares = *sums;
-  lane_bits_t most = *largest;
-  for (int64_t line = 0; line < lines; ++line) {
-    ask_for(g, line * LANES + 4 * AHEAD);
-    const lane_floats_t x = *(const lane_floats_t*)(const void*)(g + line * LANES);
-    const lane_sums_t wide = __builtin_convertvector(x, lane_sums_t);
-    squares += wide * wide;
-    const lane_bits_t bits = (lane_bits_t)x & 0x7fffffff, is_above = bits > most;
-    most = (bits & is_above) | (most & ~is_above);
-  }
-  *sums = squares;
-  *largest = most;
-}
-
-/* Finds only the largest magnitude, several vectors at once: a fifth of the arithmetic of a scan. */
-static sluice_adam_scan_t look(const void* grad, int32_t dtype, int64_t first, int64_t count) {
-  enum { LINES = 4 * LANES };
-  float room[BLOCK];
-  uint32_t largest[LINES] = {0}, most = 0;
-  for (int64_t end = first + count; first < end; first += BLOCK) {
-    const int64_t size = sluice_min(BLOCK, end - first);
-    const float* g = as_f32(grad, dtype, first, size, room);
-    int64_t i = 0;
-    for (; i + LINES <= size; i += LINES) {
-      for (int64_t line = 0; line < LINES; line += LANES) ask_for(g, i + line + 4 * AHEAD);
-      for (int64_t lane = 0; lane < LINES; ++lane) {
-        const uint32_t bits = magnitude_bits(g[i + lane]);
-        largest[lane] = bits > largest[lane] ? bits : largest[lane];
-      }
-    }
-    for (; i < size; ++i) {
-      const uint32_t bits = magnitude_bits(g[i]);
-      most = bits > most ? bits : most;
-    }
-  }
-  for (int64_t lane = 0; lane < LINES; ++lane) most = largest[lane] > most ? largest[lane] : most;
-  sluice_adam_scan_t found = {.sum_of_squares = 0.0, .largest = INFINITY};
+static sluice_adam_scan_t found_of(double sum_of_squares, const uint32_t* largest, int64_t lanes) {
+  uint32_t most = 0;
+  for (int64_t lane = 0; lane < lanes; ++lane) most = largest[lane] > most ? largest[lane] : most;
+  sluice_adam_scan_t found = {.sum_of_squares = sum_of_squares, .largest = INFINITY};
   if (most < BITS_OF_INFINITY) memcpy(&found.largest, &most, sizeof most);
   return found;
 }
 
+/* Finds only the largest magnitude. The hardware prefetcher reads one array faster than prefetches do. */
+static sluice_adam_scan_t look(const void* grad, int32_t dtype, int64_t first, int64_t count) {
+  float room[BLOCK];
+  uint32_t largest[LOOKS] = {0};
+  for (int64_t end = first + count, size; first < end; first += size) {
+    size = dtype == SLUICE_DTYPE_F32 ? end - first : sluice_min(BLOCK, end - first);
+    const float* g = as_f32(grad, dtype, first, size, room);
+    int64_t i = 0;
+    for (; i + LOOKS <= size; i += LOOKS) take_largest(g + i, LOOKS, largest);
+    for (; i < size; ++i) take_largest(g + i, 1, largest);
+  }
+  return found_of(0.0, largest, LOOKS);
+}
+
+/* Adds the square of each element, which is exact in f64, to a sum of its own. */
+static inline __attribute__((always_inline)) void add_squares(const float* g, double* sums) {
+  for (int64_t lane = 0; lane < LANES; ++lane) sums[lane] += (double)g[lane] * (double)g[lane];
+}
+
 static sluice_adam_scan_t scan(const void* grad, int32_t dtype, int64_t first, int64_t count) {
   float room[BLOCK];
-  lane_sums_t sums = {0.0};
-  lane_bits_t largest = {0};
-  for (int64_t end = first + count; first < end; first += BLOCK) {
-    const int64_t size = dtype == SLUICE_DTYPE_F32 ? end - first : sluice_min(BLOCK, end - first);
+  double sums[LANES] = {0.0};
+  uint32_t largest[LANES] = {0};
+  for (int64_t end = first + count, size; first < end; first += size) {
+    size = dtype == SLUICE_DTYPE_F32 ? end - first : sluice_min(BLOCK, end - first);
     const float* g = as_f32(grad, dtype, first, size, room);
-    float rest[LANES] = {0.0F}; /* zeros do not change the sums */
-    scan_lines(g, size / LANES, &sums, &largest);
-    memcpy(rest, g + size / LANES * LANES, (size_t)(size % LANES) * sizeof *g);
-    if (size % LANES > 0) scan_lines(rest, 1, &sums, &largest);
-    if (dtype == SLUICE_DTYPE_F32) break;
+    float rest[LANES] = {0.0F}; /* zeros change neither sums nor magnitudes */
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) {
+      take_largest(g + i, LANES, largest);
+      add_squares(g + i, sums);
+    }
+    memcpy(rest, g + i, (size_t)(size - i) * sizeof *g);
+    take_largest(rest, LANES, largest);
+    add_squares(rest, sums);
   }
-  sluice_adam_scan_t found = {.sum_of_squares = 0.0, .largest = INFINITY};
-  int32_t most = 0;
-  for (int64_t lane = 0; lane < LANES; ++lane) {
-    found.sum_of_squares += sums[lane];
-    most = largest[lane] > most ? largest[lane] : most;
-  }
-  if (most < (int32_t)BITS_OF_INFINITY) memcpy(&found.largest, &most, sizeof most);
-  return found;
+  double sum = 0.0;
+  for (int64_t lane = 0; lane < LANES; ++lane) sum += sums[lane];
+  return found_of(sum, largest, LANES);
 }
 
 /* Indexed by sluice_adam_arithmetic_t. */

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -34,12 +35,10 @@ class OptimizerStep:
 
     def __init__(self, handle: Any) -> None:
         self._library, self._handle = load(), handle
-        self._void, self._floats = (self._library.ffi.typeof(kind) for kind in ("void *", "float *"))
         self._groups: list[Any] = []
         self._kept: list[Any] = []
         self._shapes: list[torch.Size] = []
         self.norm = 0.0  # of the gradients, as the last run returned it
-        self.sum_buckets = self.sum_ns = self.update_ns = self.step_ns = 0  # of a run over ranks
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # (tensor with gaps, dense copy that is updated)
 
     def add_group(self, numbers: Mapping[str, Any], entries: Sequence[Entry], comm: Any = None) -> None:
@@ -66,7 +65,7 @@ class OptimizerStep:
     def _describe(self, item: Any, entry: Entry) -> None:
         ffi = self._library.ffi
         if self._is_plain(entry):
-            param, grad, void, floats = entry.param, entry.grad, self._void, self._floats
+            param, grad, (void, floats) = entry.param, entry.grad, _pointers()
             self._shapes.append(param.shape)
             item.count, item.step, item.param_dtype = param.numel(), entry.step, config_dtype(param.dtype)
             item.grad_dtype, item.grad = config_dtype(grad.dtype), ffi.cast(void, grad.data_ptr())
@@ -134,9 +133,6 @@ class OptimizerStep:
             args.file = file
         library.check(library.lib.sluice_optimizer_step(self._handle, args, result))
         self.norm = result.norm
-        self.sum_buckets, self.sum_ns, self.update_ns, self.step_ns = (
-            getattr(result, name) for name in ("sum_buckets", "sum_ns", "update_ns", "step_ns")
-        )
         if result.skipped:
             return False
         self._bring_back()
@@ -174,12 +170,21 @@ class OptimizerStep:
         return self._library.ffi.new("sluice_optimizer_group_t *[]", self._groups or 1)
 
     def _bring_back(self) -> None:
+        if not self._copies:
+            return
         with torch.no_grad():
             for tensor, copy in self._copies:
                 tensor.copy_(copy)
 
 
 _PLAIN = (torch.nn.Parameter, torch.Tensor)
+
+
+@functools.cache
+def _pointers() -> tuple[Any, Any]:
+    """The types of pointers to any memory and to floats; parsing a type takes as long as describing a tensor."""
+    ffi = load().ffi
+    return ffi.typeof("void *"), ffi.typeof("float *")
 
 
 def _local(tensor: Any) -> torch.Tensor:

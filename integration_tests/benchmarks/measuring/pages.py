@@ -39,7 +39,7 @@ def write(names: Iterable[str]) -> None:
             place = between(name, table)
             if not place.search(text):
                 raise SystemExit(f"{file.name} has no place for table {table!r} of {name}")
-            text = place.sub(lambda _, words=words: words, text)
+            text = place.sub(lambda _, words=words: words, text, count=1)
         file.write_text(text)
 
 

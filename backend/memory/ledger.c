@@ -5,7 +5,7 @@
 
 struct sluice_ledger_line_s {
   const void* data;
-  const void* owner; /* NULL: nobody, any more */
+  const void* owner; /* NULL after sluice_ledger_disown */
   sluice_ledger_sums_t what;
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What outstanding forwards hold, by the buffer that says so: a host may drop a step and keep its saved buffers, so
- * that bytes are counted for as long as the buffer lives. Beside the allocator's sums, which know no purposes.
+/* Counts the memory that outstanding forwards hold. A host may drop a step and keep its saved buffers, so the bytes of
+ * a forward are counted until its saved buffer is freed. (The allocator counts bytes too, but not by purpose.)
  *
- * Thread-safe: a host frees buffers from any thread. Lines lie in process memory, outside any budget. */
+ * Thread-safe, because a host frees buffers from any thread. Lines are in process memory, outside any budget. */
 #ifndef SLUICE_BACKEND_MEMORY_LEDGER_H_
 #define SLUICE_BACKEND_MEMORY_LEDGER_H_
 
@@ -10,11 +10,11 @@
 
 #include "backend/base/alloc.h"
 
-/* Of one buffer, or of all. */
+/* The entry of one buffer, or the sum over all buffers. */
 typedef struct sluice_ledger_sums_s {
   uint64_t pool;          /* bytes of offloaded rows */
-  uint64_t promised;      /* bytes that plans set aside for the forwards, alike on all ranks */
-  uint64_t promised_pool; /* of those, of offloaded rows */
+  uint64_t promised;      /* bytes that plans reserve for the forwards, the same on all ranks */
+  uint64_t promised_pool; /* the part of `promised` for offloaded rows */
   uint64_t steps;         /* forwards without their backward */
 } sluice_ledger_sums_t;
 
@@ -26,26 +26,26 @@ typedef struct sluice_ledger_s {
   int64_t count, capacity;
   sluice_ledger_sums_t sums;
   uint64_t most_steps; /* at one time, since the last reset */
-  uint64_t pool_limit; /* sums.pool may not pass it; 0: no limit */
+  uint64_t pool_limit; /* of sums.pool; 0: no limit */
 } sluice_ledger_t;
 
 void sluice_ledger_init(sluice_ledger_t* ledger);
 void sluice_ledger_deinit(sluice_ledger_t* ledger);
 
-/* Counts `what` for as long as the buffer `data` lives; nothing for NULL. owner: whose it is, for sluice_ledger_has.
- * Errors: OVER_BUDGET past the limit, with nothing counted; NO_MEMORY. */
+/* Counts `what` until the buffer `data` is removed; a NULL buffer is ignored. owner: for sluice_ledger_has. Errors:
+ * OVER_BUDGET past pool_limit, NO_MEMORY; nothing is counted then. */
 sluice_status_t sluice_ledger_add(sluice_ledger_t* ledger, const void* data, const void* owner,
                                   const sluice_ledger_sums_t* what);
-/* Whether any buffer of this owner lives. */
+/* Returns whether any buffer of this owner is counted. */
 int sluice_ledger_has(sluice_ledger_t* ledger, const void* owner);
-/* The owner is gone, and another may come to lie at its address: its buffers stay counted, as nobody's. */
+/* Call when an owner is destroyed, because another may get its address. Its buffers stay counted, without an owner. */
 void sluice_ledger_disown(sluice_ledger_t* ledger, const void* owner);
-/* The buffer's address may serve another one, but what it took stays counted for good: a graph uses it. */
+/* Counts the buffer's entry permanently, because a captured graph uses the memory, and forgets the buffer's address. */
 void sluice_ledger_keep(sluice_ledger_t* ledger, const void* data);
-/* The buffer is gone; one that was never added is none of the ledger's business. */
+/* Call when a buffer is freed. Buffers that were never added are ignored. */
 void sluice_ledger_remove(sluice_ledger_t* ledger, const void* data);
 sluice_ledger_sums_t sluice_ledger_sums(sluice_ledger_t* ledger);
-/* The most forwards at one time since the last reset; reset != 0: from now on that of those there are now. */
+/* Returns the maximum of sums.steps since the last reset; reset != 0: resets it to the present number. */
 uint64_t sluice_ledger_most_steps(sluice_ledger_t* ledger, int reset);
 
 #endif /* SLUICE_BACKEND_MEMORY_LEDGER_H_ */

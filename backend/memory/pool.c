@@ -5,7 +5,7 @@
 
 struct sluice_pool_block_s {
   void* data;
-  uint64_t bytes; /* a whole number of lines */
+  uint64_t bytes; /* a multiple of 64 */
   int32_t is_held;
 };
 
@@ -33,7 +33,7 @@ static sluice_status_t allocate(sluice_pool_t* pool, uint64_t bytes, const char*
   return sluice_alloc_status();
 }
 
-/* The smallest idle block that does, else the largest; -1: none is idle. */
+/* Returns the smallest idle block that is large enough, else the largest idle block; -1: none is idle. */
 static int32_t nearest(const sluice_pool_t* pool, uint64_t bytes) {
   int32_t found = -1;
   for (int32_t i = 0; i < pool->count; ++i) {
@@ -62,7 +62,8 @@ static sluice_status_t make_room(sluice_pool_t* pool) {
   return SLUICE_OK;
 }
 
-/* What is idle and does, marked as held; otherwise NULL, and what is to make way for a fresh block in `out_old`. */
+/* Takes an idle block that is large enough. If there is none, returns NULL, and *out_old is a removed block for the
+ * caller to release before it allocates a new one; its data is NULL if no block is idle. */
 static void* take_idle(sluice_pool_t* pool, uint64_t bytes, uint64_t* out_bytes, sluice_pool_block_t* out_old) {
   const int32_t at = nearest(pool, bytes);
   *out_old = (sluice_pool_block_t){0};
@@ -94,7 +95,7 @@ sluice_status_t sluice_pool_take(sluice_pool_t* pool, uint64_t bytes, const char
   pthread_mutex_unlock(&pool->mutex);
   if (*out_data != NULL) return SLUICE_OK;
   if (old.data != NULL) release(pool, old.data, old.bytes);
-  /* Without the mutex: past its limit the allocator asks this pool for what is idle. */
+  /* Without the mutex, because an allocator at its limit calls sluice_pool_reclaim. */
   *out_bytes = sluice_align_up(bytes);
   SLUICE_TRY(allocate(pool, *out_bytes, what, out_data));
   pthread_mutex_lock(&pool->mutex);

@@ -47,7 +47,7 @@ TEST(Ledger_PoolPastItsLimit_IsRefusedAndNotCounted) {
   sluice_ledger_deinit(&ledger);
 }
 
-/* What a graph keeps: another buffer may lie at the same address, come and go. */
+/* After sluice_ledger_keep another buffer may have the same address, and may be removed. */
 TEST(Ledger_LineThatIsKept_StaysCountedForGood) {
   sluice_ledger_t ledger;
   sluice_ledger_init(&ledger);

@@ -58,7 +58,7 @@ TEST(Pool_LargerStep_ReplacesTheLargestIdleBlock) {
   assert_ptr_equal(take(10, 64), small);
   sluice_pool_give(&pool, larger);
   sluice_pool_give(&pool, small);
-  assert_ptr_equal(take(50, 64), small); /* the smallest that does */
+  assert_ptr_equal(take(50, 64), small); /* the smallest that is large enough */
   sluice_pool_give(&pool, small);
   close_pool();
 }

@@ -174,7 +174,7 @@ SLUICE_EXPORT void sluice_tcp_config_init(sluice_tcp_config_t* out_config, size_
  * not used, except for its notes when a deadline passes. The calling thread moves the bytes of its own exchanges; there
  * is no additional thread. Ranks of one machine and network namespace connect over loopback, unless interfaces are
  * named: then the ranks listen only on those. Both ends prove knowledge of a secret that only the ranks of the parent
- * have. Connections of other programs delay nobody; if another program answers at a rank's address, the rank's next
+ * have. Connections of other programs cause no delay; if another program answers at a rank's address, the rank's next
  * address is tried. Data are not encrypted.
  *
  * A rank that is killed is PEER_LOST at once, even if a child that it forked is still alive. A rank whose machine does
@@ -189,25 +189,25 @@ SLUICE_EXPORT void sluice_tcp_config_init(sluice_tcp_config_t* out_config, size_
 SLUICE_API sluice_status_t sluice_comm_create_tcp(sluice_comm_t* parent, const sluice_tcp_config_t* config,
                                                   sluice_comm_t** out_comm);
 
-/* Creates a tcp communicator of processes that share nothing yet. They meet at the address of rank 0, and prove to each
- * other that they have the same secret; no other program and no parent takes part. Ranks may be started in any order.
- * Data are not encrypted. Collective over the ranks.
+/* Creates a tcp communicator without a parent. The ranks connect to the address of rank 0, and prove to each other that
+ * they have the same secret; no other program takes part. Ranks may be started in any order. Data are not encrypted.
+ * Collective over the ranks.
  *
  *   config     rank, world_size and deadlines of the communicator
  *   addresses  "host:port" of rank 0 alone: other ranks listen as with sluice_comm_create_tcp. Or one "host:port" for
  *              each rank, in rank order, separated by commas: each rank listens at its own entry, on its address if
  *              that is a number and on all addresses if it is a name. IPv6 is written "[host]:port"
  *   secret     secret_bytes, at least 16, that nobody can guess, the same on all ranks (openssl rand -hex 16). It is
- *              never sent: a rank proves that it has it by codes of new random numbers. Copied
- *   tcp        NULL for the defaults. connect_timeout_ns limits the time until all ranks are there, and again the time
- *              until all are connected. interfaces needs addresses to be that of rank 0 alone
+ *              never sent: a rank proves its knowledge with codes of new random numbers. Copied
+ *   tcp        NULL for the defaults. connect_timeout_ns limits the time until all ranks have arrived, and then the
+ *              time until all are connected. interfaces may be given only if addresses is that of rank 0 alone
  *   out_comm   new, sluice_comm_destroy
  *   Threads    thread-safe
  *   Errors     INVALID_ARGUMENT, ABI, NO_MEMORY, NOT_FOUND (host or interface), MISMATCH (another secret, world_size
- *              or build; two processes of one rank), TIMED_OUT (a rank has not come), EXTERNAL (rank 0 cannot listen
- *              there, or nobody answers; a rank cannot be reached), PEER_REFUSED, PEER_LOST. If one rank does not fit,
- *              the call fails on all ranks within connect_timeout_ns plus 1 s, and `peer` of the error is the rank at
- *              fault */
+ *              or build; two processes of one rank), TIMED_OUT (a rank has not arrived), EXTERNAL (rank 0 cannot
+ *              listen there, or nothing answers; a rank cannot be reached), PEER_REFUSED, PEER_LOST. If one rank does
+ *              not match, the call fails on all ranks within connect_timeout_ns plus 1 s, and `peer` of the error is
+ *              the rank at fault */
 SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_comm_create_tcp_at(const sluice_comm_config_t* config,
                                                                          const char* addresses, const void* secret,
                                                                          uint64_t secret_bytes,
@@ -221,7 +221,7 @@ SLUICE_EXPORT int32_t sluice_comm_rank(const sluice_comm_t* comm);
 SLUICE_EXPORT int32_t sluice_comm_world_size(const sluice_comm_t* comm);
 /* Returns "local", "host", "mpi", "nccl" or "tcp": immutable string, "" for NULL. */
 SLUICE_EXPORT const char* sluice_comm_name(const sluice_comm_t* comm);
-/* Makes every current and later wait on this rank fail with ABORTED, in bounded time. Thread-safe; may be repeated. */
+/* Makes every wait on this rank, now and later, fail with ABORTED in bounded time. Thread-safe; may be repeated. */
 SLUICE_EXPORT void sluice_comm_abort(sluice_comm_t* comm);
 /* Releases the handle. Contexts that use the communicator keep it alive. Not collective. */
 SLUICE_EXPORT void sluice_comm_destroy(sluice_comm_t* comm);

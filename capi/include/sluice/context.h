@@ -101,19 +101,19 @@ SLUICE_API sluice_status_t sluice_context_create(const sluice_context_config_t* 
  * harm. */
 SLUICE_EXPORT void sluice_context_destroy(sluice_context_t* context);
 
-/* Changes the context's share of a budget before its first plan. The smallest share that each of
- * several contexts needs (sluice_moe_smallest_budget) depends on the number of its tokens, which is known only at its
- * first forward. whole: as shared_memory_budget in the config.
- * Every rank calls it with equal shares, which the next header checks. Context-exclusive. Errors: INVALID_ARGUMENT (a
- * context without memory_budget, or a share of 0 or above the whole), STATE (the context has a plan). */
+/* Changes the context's share of a budget before its first plan. It exists because the smallest share that a context
+ * needs (sluice_moe_smallest_budget) depends on its number of tokens, which is known only at its first forward. whole:
+ * as shared_memory_budget in the config. Every rank calls it with equal shares, which the next header checks.
+ * Context-exclusive. Errors: INVALID_ARGUMENT (a context without memory_budget, or a share of 0 or above the whole),
+ * STATE (the context has a plan). */
 SLUICE_API sluice_status_t sluice_context_set_share(sluice_context_t* context, uint64_t memory_budget, uint64_t whole);
 
 /* Allocate and free memory of the process that counts as this context's, for saved buffers that a host returns from
  * sluice_save_fn_t (then set save_is_counted). 64-byte aligned. The memory may outlive the context: then pass NULL as
  * the context to free it. allocate_saved allocates saved buffer `which` (SLUICE_SAVED_*); on a CPU offloaded rows reuse
  * blocks that earlier steps freed. Such blocks count until the context is destroyed, or until a budget needs their
- * room. Any thread, also while a pass runs. Errors: INVALID_ARGUMENT, NO_MEMORY, OVER_BUDGET, STATE (in a forked
- * child). free accepts NULL data; bytes is the allocated size. It frees memory of both functions. */
+ * bytes. free frees memory of both functions and accepts NULL data; bytes is the allocated size. Any thread, also while
+ * a pass runs. Errors: INVALID_ARGUMENT, NO_MEMORY, OVER_BUDGET, STATE (in a forked child). */
 SLUICE_API sluice_status_t sluice_context_allocate_saved(sluice_context_t* context, int32_t which, uint64_t bytes,
                                                          void** out_data);
 SLUICE_API sluice_status_t sluice_context_allocate(sluice_context_t* context, uint64_t bytes, void** out_data);

@@ -48,7 +48,7 @@ typedef struct sluice_moe_config_s {
   int32_t callback_experts;        /* 1: the host computes the experts through sluice_expert_callbacks_t */
   int32_t layer_id;                /* identifies the layer in messages and traces; equal on all ranks */
   const int32_t* expert_rank; /* [E] the rank that owns each expert, or NULL: contiguous, E divisible by W. A rank may
-                                 own any number of experts, 0 too. Equal on all ranks */
+                                 own any number of experts, also none. Equal on all ranks */
   int32_t restore_input;      /* SLUICE_RESTORE_ADAPTIVE, _KEEP, _OFFLOAD or _REDISPATCH, equal on all ranks */
   int32_t restore_pre_activation; /* SLUICE_RESTORE_ADAPTIVE, _KEEP, _OFFLOAD or _RECOMPUTE */
   float swiglu_alpha;             /* SWIGLU: above 0; default 1 */
@@ -109,10 +109,11 @@ SLUICE_EXPORT int32_t sluice_moe_num_local_experts(const sluice_moe_t* moe);
  * y = W x + lb (s (la x)). Only a layer with lora_rank takes them. A pair may be given for each matrix, with its own
  * rank r in [1, lora_rank], which is the same for all experts; la without lb, or the reverse, is INVALID_ARGUMENT, and
  * so is a scale that is not finite or is 0. Adapters are f32 or of the layer's dtype, one dtype for each member, with
- * any strides that are not negative. What is f32 in a layer of another dtype is rounded to that before use. Products
- * with adapters are rounded to the layer's dtype. Backward refuses adapters with other members, ranks or scales than
- * its forward had (INVALID_ARGUMENT); their values must be those of the forward. Gradients of adapters have the shapes
- * of the adapters and are f32 or of the layer's dtype; one of their two strides is 1. [LoRA, Hu et al. 2021, eq. 3] */
+ * any strides that are not negative. In a layer of another dtype, f32 adapters are rounded to that dtype before use.
+ * Products with adapters are rounded to the layer's dtype. Backward refuses adapters whose members, ranks or scales
+ * differ from those of the forward (INVALID_ARGUMENT); their values must be those of the forward. Gradients of adapters
+ * have the shapes of the adapters and are f32 or of the layer's dtype; one of their two strides is 1. [LoRA, Hu et al.
+ * 2021, eq. 3] */
 typedef struct sluice_expert_tensors_s {
   size_t struct_size;         /* sizeof, set by the caller */
   const sluice_tensor_t* w1;  /* [H, M], interleaved [2H, M] */
@@ -162,8 +163,8 @@ typedef struct sluice_expert_callbacks_s {
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* Returns memory of `bytes` bytes for saved buffer `which`, 64-byte aligned; NULL refuses. bytes may be 0: then any
- * pointer will do, NULL too. Called on the calling thread after counts are known and before any payload is sent. The
+/* Returns memory of `bytes` bytes for saved buffer `which`, 64-byte aligned; NULL refuses. If bytes is 0, any result is
+ * accepted, including NULL. Called on the calling thread after counts are known and before any payload is sent. The
  * host frees the memory after the backward. */
 typedef void* (*sluice_save_fn_t)(void* user, int32_t which, uint64_t bytes);
 
@@ -312,10 +313,10 @@ SLUICE_API sluice_status_t sluice_restore_policies_json(char* text, uint64_t* in
 
 /* SLUICE_CHUNKING_* say how a pass is cut into chunks. The value is equal on all ranks; results do not depend on it. */
 enum {
-  /* By experts, where the layer keeps all rows for a backward, on a CPU, without a plan, a capacity or deduplication:
-   * the rows that one rank sends to another are ordered by expert and cut into n pieces of about equal size. Each chunk
+  /* By experts, if the layer keeps all rows for a backward, on a CPU, without a plan, a capacity or deduplication: the
+   * rows that one rank sends to another are ordered by expert and cut into n pieces of about equal size. Each chunk
    * then needs the weights of few experts. A token's rows return in several chunks, and the token waits for the last.
-   * Everywhere else as TOKENS. */
+   * Otherwise as TOKENS. */
   SLUICE_CHUNKING_ADAPTIVE = 0,
   SLUICE_CHUNKING_TOKENS = 1 /* n ranges of tokens: needs the least memory for rows that return */
 };
@@ -355,19 +356,19 @@ enum {
    * On CUDA forward and backward read 4 bytes more for each token and rank. With one node, nodes of one rank, or top_k
    * 1: as RANKS. */
   SLUICE_DEDUPLICATE_NODES = 2,
-  /* RANKS or NODES, whichever makes a step faster. It starts with RANKS. It stays with RANKS if the context has one
-   * node, nodes of one rank, a plan of the host's or CUDA, or if the layer has top_k 1 or reuse. If a machine is known,
-   * NODES is tried where the prediction favours it: both then run alternately as ordinary steps, and NODES is used if
-   * it is 1 % faster. Under a budget the prediction alone decides, together with the plan. All ranks take the same. The
-   * bits of a run change with the choice. */
+  /* RANKS or NODES, whichever makes a step faster. The layer starts with RANKS. It stays with RANKS if the context has
+   * one node, nodes of one rank, a plan of the host's or CUDA, or if the layer has top_k 1 or reuse. If a machine is
+   * known and the prediction favours NODES, both run alternately as ordinary steps, and NODES is used if it is 1 %
+   * faster. Under a budget the prediction alone decides, together with the plan. All ranks make the same choice. The
+   * bits of a run depend on the choice. */
   SLUICE_DEDUPLICATE_ADAPTIVE = 3,
-  /* NONE, RANKS or, where the context has several nodes of several ranks, NODES: whichever makes a step faster. It
-   * starts with NONE. What is predicted to be 1 % faster runs alternately with NONE as ordinary steps, and is used if
-   * it is 1 % faster then, too. In mode MODEL the prediction alone decides. It is NONE, without a race, on a single
-   * rank, with top_k 1, with callback experts, on CUDA, under a budget or a plan, with `reuse`, with exchange_mode
-   * CAPACITY, for the split calls, and where the tuner has no machine for the layer or measures without one (mode
-   * PROFILE). All ranks take the same. The last bits of a run change with the choice; a forward that is run again takes
-   * the choice of the first. */
+  /* NONE, RANKS or, where the context has several nodes of several ranks, NODES: whichever makes a step faster. The
+   * layer starts with NONE. A value that is predicted to be 1 % faster runs alternately with NONE as ordinary steps,
+   * and is used if it is also 1 % faster in these steps. In mode MODEL the prediction alone decides. The layer stays
+   * with NONE on a single rank, with top_k 1, with callback experts, on CUDA, under a budget or a plan, with `reuse`,
+   * with exchange_mode CAPACITY, for the split calls, and where the tuner has no machine for the layer or measures
+   * without one (mode PROFILE). All ranks make the same choice. The last bits of a run depend on the choice; a forward
+   * that is repeated uses the choice of the first. */
   SLUICE_DEDUPLICATE_ANY = 4
 };
 

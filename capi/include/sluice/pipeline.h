@@ -37,7 +37,7 @@ typedef struct sluice_stage_tensors_s {
   uint64_t word;    /* for use by the host: delivered unchanged to the other end */
 } sluice_stage_tensors_t;
 
-/* One op of a micro-batch in a virtual stage, for its callback. Pointers are NULL where there is nothing. Tensors that
+/* One op of a micro-batch in a virtual stage, for its callback. Pointers that do not apply are NULL. Tensors that
  * arrived may be read and written until the last op of this micro-batch in this virtual stage has returned: weight_grad
  * if weight gradients are separate, else backward, or forward if there is no backward. sluice_pipeline_keep extends
  * this time. */
@@ -156,7 +156,7 @@ SLUICE_EXPORT void sluice_pipeline_config_init(sluice_pipeline_config_t* out_con
 SLUICE_API sluice_status_t sluice_pipeline_create(const sluice_pipeline_config_t* config, sluice_comm_t* comm,
                                                   const sluice_pipeline_callbacks_t* callbacks, void* user,
                                                   sluice_pipeline_t** out_pipeline);
-/* Not collective. Tensors that were kept stay valid until sluice_pipeline_give_back. */
+/* Destroys a pipeline. Not collective. Tensors that were kept stay valid until sluice_pipeline_give_back. */
 SLUICE_EXPORT void sluice_pipeline_destroy(sluice_pipeline_t* pipeline);
 
 /* ---- batches ----------------------------------------------------------------------------------------------------- */
@@ -285,12 +285,12 @@ SLUICE_API sluice_status_t sluice_pipeline_timeline_json(sluice_pipeline_t* pipe
  * Before each op the receiver of the layer checks whether the parameters have arrived (sluice_migration_read_early).
  * Each backward runs the layer on the stage where its forward ran it. The receiver stores its gradients of each
  * micro-batch separately until it has the sum of the other stage's gradients. It then adds the stored gradients to that
- * sum in the order of micro-batches. The other stage's sum is final when the layer runs elsewhere and
- * no backward is left there, and may be sent at once (sluice_migration_mark_still); otherwise it is sent with the
- * commit of both stages, after the batch and before the update. So each micro-batch runs the layer forward and backward
- * once, with the parameters of the last update, and sums have the bits of a batch without a move. If the parameters
- * arrive too late to switch within the batch, the layer moves at the flush. The calls below are pure functions; NULL
- * means a layer that does not move. */
+ * sum in the order of micro-batches. The other stage's sum is final when that stage runs no further forward or backward
+ * of the layer. It may then be sent at once (sluice_migration_mark_still); otherwise it is sent with the commit of both
+ * stages, after the batch and before the update. So each micro-batch runs the layer forward and backward once, with the
+ * parameters of the last update, and sums have the bits of a batch without a move. If the parameters arrive too late to
+ * switch within the batch, the layer moves at the flush. The calls below are pure functions; NULL means a layer that
+ * does not move. */
 enum { SLUICE_LAYER_MOVE_UPPER = 0, SLUICE_LAYER_MOVE_LOWER = 1 };
 enum { SLUICE_LAYER_MOVE_RAN = 1, SLUICE_LAYER_MOVE_HAS = 2 };
 

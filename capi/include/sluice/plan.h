@@ -28,8 +28,8 @@ typedef struct sluice_plan_config_s {
   const sluice_ext_header_t* next; /* NULL */
   int64_t max_tokens;              /* T >= 1, the maximum over all ranks */
   uint64_t memory_budget;          /* limit in bytes over all layers of the context; 0: none */
-  uint64_t base_bytes;     /* bytes that are allocated in addition to what a plan sizes, the maximum over all ranks; 0:
-                              those of this rank now */
+  uint64_t base_bytes;     /* allocated bytes that the plan does not size, the maximum over all ranks; 0: those of this
+                              rank now */
   int32_t max_outstanding; /* >= 1: forwards without their backward, over all layers of the context */
   int32_t num_chunks;      /* n, or 0: any */
   int32_t restore_input;   /* SLUICE_RESTORE_*, ADAPTIVE: any */
@@ -123,10 +123,10 @@ SLUICE_API sluice_status_t sluice_plan_predict_step(const sluice_plan_t* plan, i
 SLUICE_API sluice_status_t sluice_moe_use_plan(sluice_moe_t* moe, const sluice_plan_t* plan);
 
 /* Returns the smallest memory_budget of the layer's context under which the layer's forwards of num_tokens would have a
- * plan. It is based on what this rank has allocated now, with room for the context's layers of other shapes; the other
- * settings of the context, including host_memory_budget, are unchanged. If several contexts share a budget, each needs
- * the maximum over its layers and ranks. Context-exclusive, not collective. Errors: INVALID_ARGUMENT; OVER_BUDGET
- * (nothing fits host_memory_budget); UNSUPPORTED (callback experts do not support a policy). */
+ * plan. The result is based on the bytes that this rank has allocated now, with room for the context's layers of other
+ * shapes, and on the other settings of the context, including host_memory_budget. If several contexts share a budget,
+ * each needs the maximum over its layers and ranks. Context-exclusive, not collective. Errors: INVALID_ARGUMENT;
+ * OVER_BUDGET (nothing fits host_memory_budget); UNSUPPORTED (callback experts do not support a policy). */
 SLUICE_API sluice_status_t sluice_moe_smallest_budget(sluice_moe_t* moe, int64_t num_tokens, uint64_t* out_bytes);
 
 /* One budget for several contexts. A model has several contexts on a device if its layers have expert-parallel groups
@@ -140,24 +140,24 @@ SLUICE_API sluice_status_t sluice_moe_smallest_budget(sluice_moe_t* moe, int64_t
  *   5. sluice_context_set_share. */
 enum { SLUICE_BUDGET_SIZES = 8 }; /* of batches: 1, 1.25, 1.5, 2, 3, 4, 6 and 8 times the first */
 
-/* Returns the smallest budgets of one context, as sluice_moe_smallest_budget, over the given layers, which are all of
- * this context: out_bytes[i] for batches of size i,
- * not decreasing; it has room for SLUICE_BUDGET_SIZES. *out_count is how many there are. The list ends
- * after the first size that needs more than `most`, and before the first that has no plan at all. Context-exclusive,
- * not collective. Errors: as sluice_moe_smallest_budget for the first size; then *out_count is 0. */
+/* Returns the smallest budgets of one context, as sluice_moe_smallest_budget, over the given layers, which all belong
+ * to this context: out_bytes[i] for batches of size i, not decreasing. out_bytes has room for SLUICE_BUDGET_SIZES
+ * numbers; *out_count is how many there are. The list ends after the first size that needs more than `most`, and before
+ * the first size that has no plan. Context-exclusive, not collective. Errors: as sluice_moe_smallest_budget for the
+ * first size; then *out_count is 0. */
 SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_moe_smallest_budgets(sluice_moe_t* const* layers,
                                                                            int32_t num_layers, int64_t num_tokens,
                                                                            uint64_t most, int32_t* out_count,
                                                                            uint64_t* out_bytes);
 
-/* Divides a budget of `total` bytes among contexts of one device. Each gets what it needs for the largest size that
- * fits for all of them, and a part of the rest: in proportion to what the next size takes in addition, or to `weights`
- * if all sizes fit. The sum of the shares is at most `total`, except that no share is 0.
+/* Divides a budget of `total` bytes among contexts of one device. Each context gets the bytes that it needs for the
+ * largest size that fits for all contexts, and a part of the rest: in proportion to the additional bytes of the next
+ * size, or to `weights` if all sizes fit. The sum of the shares is at most `total`, except that no share is 0.
  *
- * weights   [num_contexts] of each context, in [1, 2^53]: bytes of one token's rows in all of its layers, and once more
- *           in its largest layer, for the slots that layers share
- * needs     [num_contexts * num_sizes] of each context the list of sluice_moe_smallest_budgets, each at most 2^53, not
- *           decreasing. num_sizes 0: not known yet; the whole is divided by weights
+ * weights   [num_contexts] in [1, 2^53]: bytes of one token's rows in all layers of the context, plus those in its
+ *           largest layer, for the slots that layers share
+ * needs     [num_contexts * num_sizes] the list of sluice_moe_smallest_budgets of each context, each entry at most
+ *           2^53, not decreasing. num_sizes 0: not known yet; `total` is divided by weights
  *
  * num_contexts is in [1, 512]. Pure, any thread. Errors: INVALID_ARGUMENT; OVER_BUDGET (the needs of the first size do
  * not fit): no share is written. */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The planner predicts time and memory of a choice of (n, restore policy, weight-gradient mode) on a machine, finds the
- * best choice, and gives the reason against each other one. It needs no context, no ranks and no data, so it can answer
- * for machines that are not at hand.
+ * best choice, and says why it rejects each other choice. It needs no context, no ranks and no data, so it can predict
+ * for machines that are not available.
  *
  * A machine is a set of costs, as data: calibrated on the spot, or a named profile. docs/tuning.md describes its JSON
  * form.
@@ -114,7 +114,7 @@ typedef struct sluice_planner_prediction_s {
   double forward_seconds;
   double backward_seconds;
   double forward_busy[4];       /* seconds by lane (SLUICE_LANE_*) */
-  double backward_busy[4];      /* */
+  double backward_busy[4];      /* as forward_busy */
   double overhead_seconds;      /* of each pass, included in the times above: routing, header, bookkeeping (without the
                                    tables of a deduplicated forward, which are also in forward_seconds) */
   double mpmoe_forward_seconds; /* MPMoE's phases, without overhead */

@@ -44,8 +44,8 @@
  *     sluice_step_drop(step), sluice_moe_destroy(moe), sluice_context_destroy(context);
  *   }
  *
- * The _init functions write the defaults, and each config's comment says what they are. For several ranks, give
- * sluice_context_create a communicator. sluice_error_last has the message of the last failed call. docs/c-abi.md
+ * The _init functions write the defaults, which the comments of the configs list. For several ranks, pass a
+ * communicator to sluice_context_create. sluice_error_last returns the message of the last failed call. docs/c-abi.md
  * describes handles, threads and errors.
  *
  *   base.h       status codes, errors, tensors and logging
@@ -56,7 +56,7 @@
  *   gate.h       a gate, for hosts that have none
  *   split.h      dispatch, experts and combine as separate calls
  *   plan.h       memory plans of a layer
- *   tuner.h      choices that are made while training
+ *   tuner.h      choice of the number of chunks and of plans while training
  *   schedule.h   the ops of a pass, as data
  *   pipeline.h   pipelines of stages
  *   optimizer.h  Adam and AdamW with states in host memory or in a file
@@ -64,7 +64,7 @@
  *   placement.h  placement of experts on ranks (experimental)
  *   stages.h     assignment of layers to the stages of a pipeline (experimental)
  *   migration.h  experts and layers that move between ranks while training runs (experimental)
- *   swap.h       what layers save, copied out until their backward (experimental)
+ *   swap.h       activations that are copied out of device memory until the backward (experimental)
  */
 #ifndef SLUICE_SLUICE_H_
 #define SLUICE_SLUICE_H_

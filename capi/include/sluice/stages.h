@@ -12,8 +12,9 @@
  *   bytes   = base + parameters * versions + state + one message in + k * the message out
  *           + sum over its layers of (resident + k * held) + largest working + largest copied + largest arena
  *   seconds = max(compute, messages, copies), with copies_share_links max(compute, messages + copies)
- * Bytes are copied out after a layer's forward and copied back before its backward. An option with copies is open only
- * if both copies fit in between: the time of the stage's later layers, twice, and of k - 1 other micro-batches.
+ * Bytes are copied out after a layer's forward and copied back before its backward. An option with copies is allowed
+ * only if both copies fit in between, in the time of the stage's later layers (forward and backward) and of k - 1 other
+ * micro-batches.
  *
  * Source: vPipe (TPDS 2022), whose stored text lacks equations and numbers: both formulas are reconstructed; message
  * buffers, working memory, the arena and the one buffer of copies are added. PipeDream (SOSP 2019) for chains.
@@ -27,8 +28,7 @@
 extern "C" {
 #endif
 
-/* The kind says how an option stores a layer's activations. It is for people and hosts: plans are based on seconds and
- * bytes. */
+/* How an option stores a layer's activations. Plans do not depend on the kind, only on seconds and bytes. */
 enum {
   SLUICE_STAGES_KEEP = 0,
   SLUICE_STAGES_RECOMPUTE = 1,

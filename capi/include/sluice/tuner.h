@@ -51,7 +51,7 @@ SLUICE_API sluice_status_t sluice_context_tune(sluice_context_t* context, const 
 enum {
   SLUICE_WHY_NOTHING_YET = 0,  /* no pass has been timed yet */
   SLUICE_WHY_ON_TRIAL = 1,     /* a candidate of a race */
-  SLUICE_WHY_INSIDE_RANGE = 2, /* somewhat smaller and somewhat larger batches both use it */
+  SLUICE_WHY_INSIDE_RANGE = 2, /* slightly smaller and slightly larger batches both use it */
   SLUICE_WHY_ONE_LEFT = 3,     /* no other candidate was open */
   SLUICE_WHY_RACED = 4,        /* fastest of the candidates that ran */
   SLUICE_WHY_PREDICTED = 5,    /* fastest by the model */
@@ -81,8 +81,8 @@ typedef struct sluice_tuner_decision_s {
 SLUICE_API sluice_status_t sluice_context_decisions(sluice_context_t* context, sluice_tuner_decision_t* out_decisions,
                                                     int32_t capacity, int32_t* out_count);
 
-/* Further parts of a decision under a memory budget, where the choice is a plan (n, restore policies, weight
- * gradients). */
+/* The parts of a decision under a memory budget that sluice_tuner_decision_t lacks: the choice is then a plan (n,
+ * restore policies, weight gradients). */
 typedef struct sluice_tuner_policy_s {
   int32_t restore_input, restore_pre_activation; /* SLUICE_RESTORE_*; ADAPTIVE: there is no plan, and the config of the
                                                     layer applies */
@@ -104,7 +104,7 @@ SLUICE_API sluice_status_t sluice_context_decided_policies(sluice_context_t* con
 SLUICE_API sluice_status_t sluice_context_decided_parts(sluice_context_t* context, int32_t* out_kept_chunks,
                                                         int32_t capacity, int32_t* out_count);
 
-/* What the passes of a decision send of a token, and whether their exchanges are grouped. */
+/* The deduplication of a decision, and whether its exchanges are grouped. */
 typedef struct sluice_tuner_form_s {
   int32_t chose_deduplication;        /* 1: the layer leaves its deduplication open, and the decision chose it */
   int32_t deduplicate, grouped;       /* chosen: SLUICE_DEDUPLICATE_NONE, _RANKS or _NODES; 0 or 1 */
@@ -126,7 +126,7 @@ typedef struct sluice_tuner_stats_s {
   int64_t num_decisions;
   int64_t num_switches;   /* changes of n or of the mode from one pass of a layer to its next */
   int64_t num_questioned; /* choices that were timed again */
-  int64_t num_changed;    /* choices that were changed by it */
+  int64_t num_changed;    /* choices that changed as a result */
   int64_t monotonic;      /* timed choices that agree with the papers' "the best n grows with the batch" */
   int64_t not_monotonic;  /* timed choices that do not agree with it */
   double total_seconds;   /* time of timed passes */

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Trains one MoE layer with its router on one process: pure C99, the library loaded by name, no headers but Sluice's.
+/* Trains one MoE layer and its router in one process: pure C99, with the library loaded at run time.
  *
  *   examples/c/build.sh /tmp/out && LD_LIBRARY_PATH=<folder of libsluice.so.0> /tmp/out/layer [path of libsluice.so.0]
  *
- * The layer learns y[t][m] = sin(3 x[t][m+1]). Each step: logits = x Wg, the gate picks K of E experts, the layer runs
- * forward and backward, the gate's backward gives the router its gradient; all parameters move against theirs. */
+ * The layer learns y[t][m] = sin(3 x[t][m+1]). In each step the router computes logits = x Wg, the gate chooses K of E
+ * experts, the layer runs forward and backward, the gate's backward computes the gradient of Wg, and SGD updates all
+ * parameters. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <math.h>
@@ -53,7 +54,7 @@ static void must(sluice_status_t status) {
   exit(1);
 }
 
-/* ---- tensors: memory of ours, described for a call ---- */
+/* ---- tensors: descriptions of this program's memory ---- */
 
 typedef struct {
   sluice_tensor_t tensor;
@@ -72,7 +73,7 @@ static const sluice_tensor_t* describe(described_t* d, void* data, uint8_t type_
   return &d->tensor;
 }
 
-/* The same numbers in every language of the examples. */
+/* Random numbers, the same in the example of every language. */
 static float noise(float scale) {
   static int64_t state = 1;
   state = (state * 1103515245 + 12345) % 2147483648;
@@ -172,7 +173,7 @@ int main(int argc, char** argv) {
     p_sluice_moe_backward_args_init(&backward, sizeof backward);
     backward.tokens = &dx.tensor, backward.route_weights = &dweights.tensor, backward.params = &params;
     backward.grad_out = &dgrad_y.tensor, backward.grad_route_weights = &dgrad_weights.tensor;
-    backward.grad_params = &grads; /* grad_tokens stays NULL: x is data */
+    backward.grad_params = &grads; /* grad_tokens stays NULL, because x is data */
     must(p_sluice_moe_backward(moe, saved, &backward, NULL));
     p_sluice_step_drop(saved);
     must(p_sluice_gate_backward(&gate, &dlogits.tensor, NULL, &dids.tensor, &dgrad_weights.tensor, 0, 0,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Expert parallelism inside one process: the ranks are threads, four unless told (1, 2, 4 or 8).
+/* Expert parallelism in one process: the ranks are threads, 1, 2, 4 (the default) or 8.
  *
  *   examples/c/build.sh /tmp/out && /tmp/out/local4 [ranks] */
 #include <pthread.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Experts that change their owner during training: loads are measured, a placement is planned, the state of the moving
- * experts is sent while forward and backward run, and the new placement takes effect before an update. The ranks are
- * threads.
+/* Experts that move to other ranks during training: the program measures loads, plans a placement, and sends the state
+ * of the experts that move while forward and backward run. The new placement takes effect before an update. The ranks
+ * are threads.
  *
  *   examples/c/build.sh /tmp/out && /tmp/out/moving [0: nothing moves; 1: the default] */
 #define _POSIX_C_SOURCE 200112L /* barriers */
@@ -13,11 +13,11 @@
 #include "moving_layer.h"
 
 static rank_t ranks[W];
-static int64_t rows[W][E]; /* by rank: what every rank must know to make the same plan */
+static int64_t rows[W][E]; /* rows by rank and expert: every rank makes its plan from all of them */
 static pthread_barrier_t all;
 static sluice_local_group_t* group;
 
-/* Plans from the loads of all ranks, and begins to move. Returns whether anything moves; -1: an error. */
+/* Plans a placement from the loads of all ranks, and begins the move. Returns whether anything moves; -1: an error. */
 static int begin(rank_t* me, sluice_moe_t* moe, sluice_migration_t* migration, uint64_t epoch) {
   uint64_t loads[E] = {0};
   sluice_placement_problem_t problem;
@@ -41,7 +41,7 @@ static int begin(rank_t* me, sluice_moe_t* moe, sluice_migration_t* migration, u
     if (leaves == arrives) continue;
     expert_t* at = &me->experts[leaves ? me->slot[e] : me->next_slot[e]];
     memset(spans[n], 0, sizeof spans[n]), memset(&items[n], 0, sizeof items[n]);
-    spans[n][0].data = at->up, spans[n][0].bytes = 4 * sizeof at->up; /* matrices and momenta: still until the update */
+    spans[n][0].data = at->up, spans[n][0].bytes = 4 * sizeof at->up; /* matrices, momenta: constant until the update */
     spans[n][1].data = at->up_grad, spans[n][1].bytes = sizeof *at - 4 * sizeof at->up; /* gradients; the count too */
     spans[n][1].when = SLUICE_MIGRATION_AT_COMMIT;
     items[n].id = (uint64_t)e, items[n].spans = spans[n], items[n].num_spans = 2;
@@ -89,7 +89,7 @@ static void* rank_main(void* argument) {
   sluice_context_config_init(&context_config, sizeof context_config);
   sluice_migration_config_init(&moving, sizeof moving);
   comm_config.rank = me->rank, comm_config.world_size = W;
-  context_config.gemm = "native"; /* with chunks of tokens: the same bits for any placement */
+  context_config.gemm = "native"; /* with chunks of tokens, results have the same bits for any placement */
   config.model_width = M, config.hidden_width = H, config.num_experts = E, config.top_k = 1;
   config.num_chunks = 2, config.chunking = SLUICE_CHUNKING_TOKENS;
   moving.bytes_per_second = 50 * 1000 * 1000, moving.staging_bytes = SLOTS * sizeof(expert_t);

@@ -26,7 +26,7 @@ static sluice_tensor_t describe(void* data, uint8_t type_code, int64_t* shape) {
   return t;
 }
 
-/* Both experts of rank 0 are wanted by three tokens of four. */
+/* Three of four tokens go to the two experts of rank 0. */
 void layer_fill(rank_t* me) {
   for (int t = 0; t < T; ++t) {
     for (int m = 0; m < M; ++m) me->x[t][m] = noise(me->rank * T + t + 1, m);
@@ -74,7 +74,7 @@ int layer_pass(rank_t* me, sluice_moe_t* moe, int step) {
 }
 
 void layer_update(expert_t* e) {
-  const float keep = ++e->updates < 5 ? 0.5f : 0.9f; /* a state that depends on how many there have been */
+  const float keep = ++e->updates < 5 ? 0.5f : 0.9f; /* the number of updates is state, which must move as well */
   for (int i = 0; i < H * M; ++i) {
     (&e->up[0][0])[i] -= (&e->up_speed[0][0])[i] = keep * (&e->up_speed[0][0])[i] + 0.3f * (&e->up_grad[0][0])[i];
     (&e->down[0][0])[i] -= (&e->down_speed[0][0])[i] =

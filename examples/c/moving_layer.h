@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The model of moving.c: one layer of experts on its rank, each with its weights and its state. */
+/* The model of moving.c: a layer whose experts have weights, momenta and gradients. */
 #ifndef SLUICE_EXAMPLES_C_MOVING_LAYER_H_
 #define SLUICE_EXAMPLES_C_MOVING_LAYER_H_
 
@@ -7,7 +7,7 @@
 
 enum { W = 4, E = 8, SLOTS = E / W, T = 64, M = 16, H = 32, STEPS = 30, LOOK = 8 };
 
-/* All of one expert: matrices, their momenta, the gradients of this step, and how many updates it has had. */
+/* The data of one expert: matrices, their momenta, the gradients of this step, and the number of updates. */
 typedef struct {
   float up[H][M], down[M][H], up_speed[H][M], down_speed[M][H], up_grad[H][M], down_grad[M][H];
   int64_t updates;
@@ -21,11 +21,11 @@ typedef struct {
   double losses[STEPS];
 } rank_t;
 
-/* Prints why and returns 1 on an error, else 0. */
+/* Prints the error and returns 1, or returns 0 if there is none. */
 int failed(const rank_t* me, sluice_status_t status);
-/* Tokens, a router that prefers the experts of rank 0, and the experts that begin on this rank. */
+/* Sets the tokens, their routes, most of which go to the experts of rank 0, and the experts that begin on this rank. */
 void layer_fill(rank_t* me);
-/* Forward and backward: the loss and the gradients of a step. */
+/* Runs forward and backward of a step: computes the loss and the gradients. */
 int layer_pass(rank_t* me, sluice_moe_t* moe, int step);
 void layer_update(expert_t* expert);
 

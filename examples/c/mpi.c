@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Expert parallelism over MPI: each process is a rank; 1, 2, 4 or 8 of them.
+/* Expert parallelism over MPI: each process is a rank; there are 1, 2, 4 or 8.
  *
  *   examples/c/build.sh /tmp/out && mpirun -n 2 /tmp/out/mpi [path of libsluice_mpi.so] */
 #include <mpi.h>
@@ -9,7 +9,7 @@
 
 int main(int argc, char** argv) {
   int provided = 0;
-  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided); /* the communication lane is a thread of its own */
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided); /* because the communication lane is another thread */
   sluice_comm_config_t config;
   sluice_comm_t* comm = NULL;
   sluice_comm_config_init(&config, sizeof config);

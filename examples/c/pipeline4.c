@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A pipeline of expert-parallel layers inside one process: the ranks are threads, two stages in two replicas unless
- * told.
+/* A pipeline of expert-parallel layers in one process: the ranks are threads; the default is two stages in two
+ * replicas.
  *
  *   examples/c/build.sh /tmp/out && /tmp/out/pipeline4 [stages: 1, 2 or 4] [replicas: 1, 2 or 4] */
 #include <pthread.h>

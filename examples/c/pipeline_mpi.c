@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A pipeline of expert-parallel layers over MPI: each process is a rank, two stages in W / 2 replicas unless told.
+/* A pipeline of expert-parallel layers over MPI: each process is a rank; the default is two stages in W / 2 replicas.
  *
  *   examples/c/build.sh /tmp/out && mpirun -n 4 /tmp/out/pipeline_mpi [stages: 1, 2 or 4] [path of libsluice_mpi.so] */
 #include <mpi.h>
@@ -23,7 +23,7 @@ static sluice_comm_t* open_comm(MPI_Comm of, const char* library) {
 
 int main(int argc, char** argv) {
   int provided = 0, rank = 0, W = 0;
-  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided); /* messages move on a thread of their own */
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided); /* because another thread moves the messages */
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &W);
   const int stages = argc > 1 ? atoi(argv[1]) : 2;

@@ -15,7 +15,7 @@ typedef struct {
   sluice_tensor_t lists[4][E];
 } memory_t;
 
-/* A number in [-1, 1) that depends on its purpose, not on the rank. */
+/* Returns a number in [-1, 1) that depends only on the arguments, not on the rank. */
 static float noise(uint32_t kind, uint32_t i) {
   uint32_t h = kind * 0x9e3779b9u + i * 0x85ebca6bu;
   h ^= h >> 16, h *= 0x7feb352du, h ^= h >> 15, h *= 0x846ca68bu, h ^= h >> 16;
@@ -39,13 +39,13 @@ static sluice_tensor_t describe(void* data, uint8_t type_code, int64_t* shape) {
   return t;
 }
 
-/* Tokens begin..begin+T-1 of all, and the experts first..first+num_local-1. */
+/* Fills the tokens begin..begin+T-1 and the experts first..first+num_local-1. */
 static void fill(memory_t* my, int begin, int T, int first, int num_local) {
   for (int t = 0; t < T; ++t) {
     uint32_t token = (uint32_t)(begin + t);
     for (int m = 0; m < M; ++m) my->x[t][m] = noise(1, token * M + (uint32_t)m);
     for (int m = 0; m < M; ++m) my->target[t][m] = sinf(3 * my->x[t][(m + 1) % M]);
-    for (int k = 0; k < K; ++k) { /* a fixed router: the half of space that contains x */
+    for (int k = 0; k < K; ++k) { /* a fixed router, by the signs of two coordinates of x */
       my->ids[t][k] = ((my->x[t][0] > 0) + 2 * (my->x[t][1] > 0) + 4 * k) % E;
       my->weights[t][k] = 0.5f;
     }
@@ -98,7 +98,7 @@ static int train(memory_t* my, sluice_moe_t* moe, int rank, int T, double* out_l
     sluice_status_t status = sluice_moe_backward(moe, saved, &backward, NULL);
     sluice_step_drop(saved);
     if (failed(rank, status)) return 1;
-    for (int i = 0; i < num_local * H * M; ++i) { /* an expert's gradient holds the tokens of all ranks already */
+    for (int i = 0; i < num_local * H * M; ++i) { /* an expert's gradient is a sum over the tokens of all ranks */
       (&my->w1[0][0][0])[i] -= 1.5f * (&my->grad_w1[0][0][0])[i];
       (&my->w2[0][0][0])[i] -= 1.5f * (&my->grad_w2[0][0][0])[i];
     }
@@ -119,7 +119,7 @@ int rank_train(sluice_comm_t* comm, double* out_losses) {
   bad = bad || failed(rank, sluice_context_create(&context_config, comm, &context));
   sluice_moe_config_init(&config, sizeof config);
   config.model_width = M, config.hidden_width = H, config.num_experts = E, config.top_k = K;
-  config.num_chunks = 2; /* communication of one half under the computation of the other */
+  config.num_chunks = 2; /* one half is sent while the other is computed */
   bad = bad || failed(rank, sluice_moe_create(context, &config, &moe));
   if (!bad) {
     fill(my, begin, T, E / W * rank, E / W);

@@ -15,7 +15,7 @@ typedef struct {
   int32_t ids[T][K];
   float weights[T][K];
   sluice_step_t* step;
-  sluice_tensor_t out, back; /* handed to the pipeline */
+  sluice_tensor_t out, back; /* results of forward and backward, which the pipeline sends */
 } pass_t;
 
 typedef struct {
@@ -57,7 +57,7 @@ static sluice_tensor_t describe(const void* data, uint8_t type_code, int64_t* sh
   return t;
 }
 
-/* A callback that fails says why: every rank of the pipeline hears it. */
+/* Copies the error message of a callback to out_failure, because every rank of the pipeline reports it. */
 static sluice_status_t told(sluice_status_t status, sluice_host_failure_t* out_failure) {
   sluice_error_info_t why;
   if (status == SLUICE_OK) return SLUICE_OK;
@@ -122,7 +122,7 @@ static sluice_status_t backward(void* user, const sluice_stage_call_t* call, slu
   sluice_moe_backward_args_init(&args, sizeof args);
   args.tokens = &x, args.route_weights = &weights, args.params = &layer->params;
   args.grad_out = &dy, args.grad_tokens = &dx, args.grad_params = &layer->grads;
-  args.grad_mode = SLUICE_GRAD_ACCUMULATE; /* in the order of micro-batches, which the pipeline keeps */
+  args.grad_mode = SLUICE_GRAD_ACCUMULATE; /* the pipeline runs backwards in the order of micro-batches */
   const sluice_status_t status = told(sluice_moe_backward(layer->moe, pass->step, &args, NULL), out_failure);
   sluice_step_drop(pass->step);
   pass->step = NULL;
@@ -177,7 +177,7 @@ static void fill(rank_t* my) {
 static int open_layers(rank_t* my, sluice_comm_t* column, sluice_context_t** out_context) {
   sluice_context_config_t context_config;
   sluice_context_config_init(&context_config, sizeof context_config);
-  context_config.gemm = "native"; /* a context measures "auto" for itself; here all ranks shall have the same bits */
+  context_config.gemm = "native"; /* not "auto", whose choice may differ between ranks, and with it the bits */
   if (failed(my->rank, sluice_context_create(&context_config, column, out_context))) return 1;
   for (int k = 0; k < STAGE_LAYERS / my->stages; ++k) {
     sluice_moe_config_t config;
@@ -206,7 +206,7 @@ static void descend(rank_t* my) {
   for (int k = 0; k < STAGE_LAYERS / my->stages; ++k) {
     layer_t* layer = &my->layers[k];
     for (int i = 0; i < my->num_local * H * M;
-         ++i) { /* an expert's gradient holds the tokens of all replicas already */
+         ++i) { /* an expert's gradient is a sum over the tokens of all replicas */
       (&layer->w1[0][0][0])[i] -= (&layer->grad_w1[0][0][0])[i];
       (&layer->w2[0][0][0])[i] -= (&layer->grad_w2[0][0][0])[i];
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* An asynchronous pipeline from C, with weight stashing as PipeDream has it: a stage updates its weights after each
- * backward, without a flush, and a backward uses the weights with which the forward of its micro-batch ran. One long
- * batch under "1f1b"; the stages are threads. The same training in sequence, with the delay of each stage, has the same
- * bits.
+/* An asynchronous pipeline with PipeDream's weight stashing: a stage updates its weights after each backward, without a
+ * flush, and a backward uses the weights of its micro-batch's forward. The program runs one long batch under "1f1b"
+ * with stages that are threads, and compares the bits with those of a sequential loop that has the same delay of
+ * updates.
  *
  *   examples/c/build.sh /tmp/out && /tmp/out/stashing [stages: 1 to 8] */
 #include <math.h>
@@ -20,7 +20,7 @@ typedef struct {
   float of[D][D];
 } weights_t;
 
-/* What a stage has of a micro-batch between its forward and its backward. */
+/* The data of a micro-batch that a stage keeps from its forward to its backward. */
 typedef struct {
   weights_t stashed;
   float x[D], y[D], grad_x[D];
@@ -46,7 +46,7 @@ static void fill(float* values, int count, uint32_t kind, uint32_t first, float 
   for (int i = 0; i < count; ++i) values[i] = scale * noise(kind, first + (uint32_t)i);
 }
 
-/* ---- the model: y = tanh(w x) on each stage; the target of the last is the input itself, halved ---- */
+/* ---- the model: y = tanh(w x) on each stage; the target is half of the input ---- */
 
 static void apply(const weights_t* w, const float* x, float* y) {
   for (int r = 0; r < D; ++r) {
@@ -56,7 +56,7 @@ static void apply(const weights_t* w, const float* x, float* y) {
   }
 }
 
-/* Through the weights of the forward; the update goes to the newest ones. */
+/* Computes the gradient with the weights w of the forward, and updates the newest weights. */
 static void apply_back(const weights_t* w, const pass_t* pass, const float* grad_y, float* grad_x, weights_t* newest) {
   float grad[D];
   for (int r = 0; r < D; ++r) grad[r] = grad_y[r] * (1 - pass->y[r] * pass->y[r]);
@@ -154,7 +154,7 @@ static void* stage_main(void* argument) {
 
 /* ---- in sequence ---- */
 
-/* Stage s of p runs the forward of micro-batch i before the updates of the last p - 1 - s micro-batches. */
+/* The forward of micro-batch i on stage s of p does not see the updates of the p - 1 - s micro-batches before it. */
 static double in_sequence(int stages, weights_t* out_weights) {
   static weights_t versions[MOST_STAGES][N + 1];
   static pass_t passes[MOST_STAGES];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Expert parallelism over TCP, without MPI: each process is a rank, on one machine or on several; 1, 2, 4 or 8 of them.
+/* Expert parallelism over TCP, without MPI: each process is a rank, on one machine or several; there are 1, 2, 4 or 8.
  *
  *   examples/c/build.sh /tmp/out
  *   export SLUICE_SECRET=$(openssl rand -hex 16)       # the same for all ranks
@@ -13,7 +13,7 @@
 #include "rank.h"
 
 int main(int argc, char** argv) {
-  const char* secret = getenv("SLUICE_SECRET"); /* an argument could be seen by all users of the machine */
+  const char* secret = getenv("SLUICE_SECRET"); /* not an argument, which all users of the machine can see */
   if (argc != 4 || secret == NULL) {
     fprintf(stderr, "usage: SLUICE_SECRET=... %s RANK WORLD_SIZE HOST:PORT[,HOST:PORT...]\n", argv[0]);
     return 2;

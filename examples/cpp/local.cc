@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Expert parallelism inside one process, as examples/c/local4.c: the ranks are threads, two unless told (1, 2, 4, 8).
+// Expert parallelism in one process, as examples/c/local4.c: the ranks are threads, 1, 2 (the default), 4 or 8.
 //
 //   examples/cpp/build.sh /tmp/out && /tmp/out/local_cpp [ranks]
 #include <cmath>
@@ -13,17 +13,17 @@
 
 namespace {
 
-constexpr int kTokens = 192; // of all ranks together, so the losses are the same for any number of them
+constexpr int kTokens = 192; // of all ranks together, so that losses do not depend on the number of ranks
 constexpr int M = 16, H = 32, E = 8, K = 2, kSteps = 40;
 
-// A number in [-1, 1) that depends on what it is for, not on which rank asks.
+// Returns a number in [-1, 1) that depends only on the arguments, not on the rank.
 float noise(std::uint32_t kind, int i) {
   std::uint32_t h = kind * 0x9e3779b9u + static_cast<std::uint32_t>(i) * 0x85ebca6bu;
   h ^= h >> 16, h *= 0x7feb352du, h ^= h >> 15, h *= 0x846ca68bu, h ^= h >> 16;
   return static_cast<float>(h >> 8) / 8388608.0f - 1;
 }
 
-// Numbers and the shape that the library is told of them.
+// Data, and the tensor that describes it to the library.
 template <class T>
 struct Matrix {
   Matrix(std::int64_t rows, std::int64_t columns) : data(rows * columns), shape{rows, columns} {}
@@ -34,7 +34,7 @@ struct Matrix {
   std::int64_t shape[2];
 };
 
-// The same for the experts of a rank: one tensor for each.
+// The same for the experts of a rank, with one tensor for each.
 struct Weights : Matrix<float> {
   Weights(int num_local, std::int64_t rows, std::int64_t columns) : Matrix(rows, columns) {
     data.resize(num_local * rows * columns);
@@ -50,7 +50,7 @@ struct Weights : Matrix<float> {
   std::vector<sluice_tensor_t> tensors;
 };
 
-// This rank's part of each step's loss; the loss is their sum over the ranks.
+// Returns this rank's part of each step's loss, which is the sum over the ranks.
 std::vector<double> train(sluice_comm_t* comm) {
   const int rank = sluice_comm_rank(comm), ranks = sluice_comm_world_size(comm);
   auto context_config = sluice::defaults<sluice_context_config_t>();
@@ -58,7 +58,7 @@ std::vector<double> train(sluice_comm_t* comm) {
   sluice::check(sluice_context_create(&context_config, comm, context.out()));
   auto config = sluice::defaults<sluice_moe_config_t>();
   config.model_width = M, config.hidden_width = H, config.num_experts = E, config.top_k = K;
-  config.num_chunks = 2; // communication of one half under the computation of the other
+  config.num_chunks = 2; // one half is sent while the other is computed
   sluice::Moe moe;
   sluice::check(sluice_moe_create(context.get(), &config, moe.out()));
 
@@ -67,7 +67,7 @@ std::vector<double> train(sluice_comm_t* comm) {
   Matrix<std::int32_t> ids(T, K);
   for (int i = 0; i < T * M; ++i) x.data[i] = noise(1, begin * M + i);
   for (int i = 0; i < T * M; ++i) target.data[i] = std::sin(3 * x.data[i / M * M + (i + 1) % M]);
-  for (int i = 0; i < T * K; ++i) { // a fixed router: which half of space x lies in
+  for (int i = 0; i < T * K; ++i) { // a fixed router, by the signs of coordinates of x
     const float* token = &x.data[i / K * M];
     ids.data[i] = ((token[0] > 0) + 2 * (token[1] > 0) + 4 * (i % K)) % E;
     weights.data[i] = 0.5f;
@@ -96,7 +96,7 @@ std::vector<double> train(sluice_comm_t* comm) {
     backward.tokens = &tx, backward.route_weights = &tweights, backward.params = &params;
     backward.grad_out = &tgrad_y, backward.grad_params = &grads;
     sluice::check(sluice_moe_backward(moe.get(), step.get(), &backward, nullptr));
-    w1.descend(grad_w1), w2.descend(grad_w2); // an expert's gradient holds the tokens of all ranks already
+    w1.descend(grad_w1), w2.descend(grad_w2); // an expert's gradient is a sum over the tokens of all ranks
   }
   return losses;
 }

@@ -5,9 +5,9 @@ saves the adapter, and merges it into a checkpoint.
     .venv/bin/python examples/finetune/finetune.py [--model FOLDER] [--out tuned] [--steps 40]
     .venv/bin/torchrun --nproc-per-node 2 examples/finetune/finetune.py [--adapt attention]
 
-Without --model the weights are random, of few layers, and at the widths of --widths; the text is Python's own manual,
-byte by byte. With --model, a folder that transformers loads, its own tokenizer reads the text. Under torchrun the
-experts are shared out to the ranks (expert parallelism).
+Without --model, the model has few layers, random weights and the widths of --widths, and the text is Python's own
+manual, byte by byte. With --model, a folder that transformers loads, the text is tokenized by the model's tokenizer.
+Under torchrun the experts are distributed over the ranks (expert parallelism).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def resident(name: str) -> float:
 
 
 def forget_peak() -> None:
-    with contextlib.suppress(OSError):  # a sandbox without this file: the peak of loading counts, too
+    with contextlib.suppress(OSError):  # in a sandbox without this file, the peak includes loading
         Path("/proc/self/clear_refs").write_text("5")
 
 

@@ -1,5 +1,5 @@
 ! SPDX-License-Identifier: Apache-2.0
-! The layer of examples/c/layer.c in Fortran, with the same numbers.
+! Trains the layer of examples/c/layer.c in Fortran, with the same numbers.
 !
 !   examples/fortran/build.sh /tmp/out && /tmp/out/layer_fortran
 program layer
@@ -131,7 +131,7 @@ contains
     noise = scale * (2 * real(state, c_float) / 2147483648.0 - 1)
   end function
 
-  ! Both in the order of memory, one number each in turn.
+  ! Fills both arrays in the order of memory, alternately.
   subroutine fill_experts(a, b, count)
     integer, intent(in) :: count
     real(c_float), intent(out) :: a(count), b(count)

@@ -1,5 +1,5 @@
 ! SPDX-License-Identifier: Apache-2.0
-! Expert parallelism over MPI, as examples/c/mpi.c: each process is a rank; 1, 2, 4 or 8 of them.
+! Expert parallelism over MPI, as examples/c/mpi.c: each process is a rank; there are 1, 2, 4 or 8.
 !
 !   examples/fortran/build.sh /tmp/out && mpirun -n 2 /tmp/out/mpi_fortran
 program mpi_layer
@@ -13,7 +13,7 @@ program mpi_layer
   real(c_double) :: mine(0:steps - 1), loss(0:steps - 1)
   integer :: provided, rank, ranks, step
 
-  call MPI_Init_thread(MPI_THREAD_MULTIPLE, provided) ! the communication lane is a thread of its own
+  call MPI_Init_thread(MPI_THREAD_MULTIPLE, provided) ! because the communication lane is another thread
   call sluice_comm_config_init(comm_settings, c_sizeof(comm_settings))
   call sluice_check(sluice_comm_create_mpi(comm_settings, int(MPI_COMM_WORLD%mpi_val, c_int64_t), out_comm=comm))
   rank = sluice_comm_rank(comm)
@@ -29,7 +29,7 @@ program mpi_layer
 
 contains
 
-  ! Trains this rank's n experts with tokens begin .. begin + t - 1 of all.
+  ! Trains this rank's n experts with the tokens begin .. begin + t - 1.
   subroutine train(begin, t, n)
     integer, intent(in) :: begin, t, n
     real(c_float), target :: x(m, t), goal(m, t), y(m, t), grad_y(m, t), weights(k, t)
@@ -52,7 +52,7 @@ contains
     config%hidden_width = h
     config%num_experts = e
     config%top_k = k
-    config%num_chunks = 2 ! communication of one half under the computation of the other
+    config%num_chunks = 2 ! one half is sent while the other is computed
     call sluice_check(sluice_moe_create(context, config, moe))
     if (sluice_moe_num_local_experts(moe) /= n) error stop "this many ranks cannot share the experts"
 
@@ -63,7 +63,7 @@ contains
       do j = 1, m
         goal(j, i) = sin(3 * x(mod(j, m) + 1, i))
       end do
-      do j = 1, k ! a fixed router: which half of space x lies in
+      do j = 1, k ! a fixed router, by the signs of coordinates of x
         ids(j, i) = mod(merge(1, 0, x(1, i) > 0) + 2 * merge(1, 0, x(2, i) > 0) + 4 * (j - 1), e)
       end do
     end do
@@ -110,14 +110,14 @@ contains
       backward%grad_params = c_loc(grads)
       call sluice_check(sluice_moe_backward(moe, saved, backward, c_null_ptr))
       call sluice_step_drop(saved)
-      w1 = w1 - rate * grad_w1 ! an expert's gradient holds the tokens of all ranks already
+      w1 = w1 - rate * grad_w1 ! an expert's gradient is a sum over the tokens of all ranks
       w2 = w2 - rate * grad_w2
     end do
     call sluice_moe_destroy(moe)
     call sluice_context_destroy(context)
   end subroutine
 
-  ! The numbers of this rank's experts among those of all, in the order of memory.
+  ! Fills the matrices of this rank's experts, in the order of memory.
   subroutine fill(weight, kind, scale)
     real(c_float), intent(out), target, contiguous :: weight(:, :, :)
     integer, intent(in) :: kind
@@ -130,7 +130,7 @@ contains
     end do
   end subroutine
 
-  ! A number in [-1, 1) that depends on what it is for, not on which rank asks. The mask stands in for 32 bits that wrap.
+  ! A number in [-1, 1) that depends only on the arguments, not on the rank. The mask emulates 32-bit integers.
   real(c_float) function noise(kind, at)
     integer, intent(in) :: kind, at
     integer(c_int64_t), parameter :: mask = int(z"ffffffff", c_int64_t)
@@ -145,7 +145,7 @@ contains
     noise = real(ishft(x, -8), c_float) / 8388608.0 - 1
   end function
 
-  ! The low 32 bits of a product of two such numbers, without an overflow.
+  ! The low 32 bits of the product of two 32-bit numbers, computed without overflow.
   integer(c_int64_t) function times(a, b)
     integer(c_int64_t), intent(in) :: a, b
     integer(c_int64_t), parameter :: half = 65536, mask = int(z"ffffffff", c_int64_t)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Expert parallelism inside one process, as examples/c/local4.c: each rank is a goroutine, two unless told (1, 2, 4, 8).
+// Expert parallelism in one process, as examples/c/local4.c: the ranks are goroutines, 1, 2 (the default), 4 or 8.
 //
 //	examples/go/build.sh /tmp/out && /tmp/out/local_go [ranks]
 package main
@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	tokens = 192 // of all ranks together, so the losses are the same for any number of them
+	tokens = 192 // of all ranks together, so that losses do not depend on the number of ranks
 	M      = 16
 	H      = 32
 	E      = 8
@@ -22,7 +22,7 @@ const (
 	steps  = 40
 )
 
-// A number in [-1, 1) that depends on what it is for, not on which rank asks.
+// noise returns a number in [-1, 1) that depends only on the arguments, not on the rank.
 func noise(kind, i uint32) float32 {
 	h := kind*0x9e3779b9 + i*0x85ebca6b
 	h ^= h >> 16
@@ -38,7 +38,7 @@ func floats(rows, columns int) ([]float32, *sluice.Tensor) {
 	return data, sluice.NewTensor(data, sluice.TYPE_FLOAT, int64(rows), int64(columns))
 }
 
-// The weights of a rank's experts, and one tensor for each.
+// experts returns memory for a matrix of each expert of a rank, and its tensors.
 func experts(count, rows, columns int) ([]float32, *sluice.Tensor) {
 	data := sluice.Slice[float32](count * rows * columns)
 	tensors := sluice.Slice[sluice.Tensor](count)
@@ -49,7 +49,7 @@ func experts(count, rows, columns int) ([]float32, *sluice.Tensor) {
 	return data, &tensors[0]
 }
 
-// This rank's part of each step's loss; the loss is their sum over the ranks. Memory of C ends with the program.
+// train returns this rank's part of each step's loss, which is the sum over the ranks. It never frees memory of C.
 func train(comm *sluice.Comm) ([]float64, error) {
 	rank, ranks := int(sluice.CommRank(comm)), int(sluice.CommWorldSize(comm))
 	var context *sluice.Context
@@ -59,7 +59,7 @@ func train(comm *sluice.Comm) ([]float64, error) {
 	defer sluice.ContextDestroy(context)
 	config := sluice.New[sluice.MoeConfig]()
 	config.ModelWidth, config.HiddenWidth, config.NumExperts, config.TopK = M, H, E, K
-	config.NumChunks = 2 // communication of one half under the computation of the other
+	config.NumChunks = 2 // one half is sent while the other is computed
 	var moe *sluice.Moe
 	if err := sluice.MoeCreate(context, config, &moe); err != nil {
 		return nil, err
@@ -81,7 +81,7 @@ func train(comm *sluice.Comm) ([]float64, error) {
 	for i := range target {
 		target[i] = math.Sin(3 * float64(x[i/M*M+(i+1)%M]))
 	}
-	for i := range ids { // a fixed router: which half of space x lies in
+	for i := range ids { // a fixed router, by the signs of coordinates of x
 		for bit := 0; bit < 2; bit++ {
 			if x[i/K*M+bit] > 0 {
 				ids[i] += 1 << bit
@@ -125,7 +125,7 @@ func train(comm *sluice.Comm) ([]float64, error) {
 		if err != nil {
 			return nil, err
 		}
-		for i := range w1 { // an expert's gradient holds the tokens of all ranks already
+		for i := range w1 { // an expert's gradient is a sum over the tokens of all ranks
 			w1[i] -= 1.5 * grad1[i]
 			w2[i] -= 1.5 * grad2[i]
 		}

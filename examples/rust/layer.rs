@@ -135,7 +135,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if loss < 0.8 * first { Ok(()) } else { Err("the loss did not fall".into()) }
 }
 
-/// The library wrote behind the compiler's back, through the addresses in a tensor.
+/// Reads memory that the library has written through the address in a tensor, which the compiler does not know.
 fn read(data: &[f32], i: usize) -> f32 {
     unsafe { ptr::read_volatile(&data[i]) }
 }

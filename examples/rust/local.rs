@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Expert parallelism inside one process, as examples/c/local4.c: the ranks are threads, two unless told (1, 2, 4, 8).
+//! Expert parallelism in one process, as examples/c/local4.c: the ranks are threads, 1, 2 (the default), 4 or 8.
 //!
 //!     examples/rust/build.sh /tmp/out && /tmp/out/local_rust [ranks]
 use sluice::*;
 use std::ptr;
 
-const TOKENS: usize = 192; // of all ranks together, so the losses are the same for any number of them
+const TOKENS: usize = 192; // of all ranks together, so that losses do not depend on the number of ranks
 const M: usize = 16;
 const H: usize = 32;
 const E: usize = 8;
 const K: usize = 2;
 const STEPS: usize = 40;
 
-/// A number in [-1, 1) that depends on what it is for, not on which rank asks.
+/// Returns a number in [-1, 1) that depends only on the arguments, not on the rank.
 fn noise(kind: u32, i: usize) -> f32 {
     let mut h = kind.wrapping_mul(0x9e3779b9).wrapping_add((i as u32).wrapping_mul(0x85ebca6b));
     h ^= h >> 16;
@@ -23,7 +23,7 @@ fn noise(kind: u32, i: usize) -> f32 {
     (h >> 8) as f32 / 8388608.0 - 1.0
 }
 
-/// One tensor for each expert that this rank owns.
+/// Returns one tensor for each expert that this rank owns.
 fn per_expert(data: &mut [f32], shape: &[i64]) -> Vec<sluice_tensor_t> {
     data.chunks_mut(H * M).map(|part| sluice_tensor_t::of(part, SLUICE_TYPE_FLOAT, shape)).collect()
 }
@@ -34,7 +34,7 @@ fn experts(w1: &[sluice_tensor_t], w2: &[sluice_tensor_t]) -> sluice_expert_tens
     it
 }
 
-/// This rank's part of each step's loss; the loss is their sum over the ranks.
+/// Returns this rank's part of each step's loss, which is the sum over the ranks.
 fn train(comm: Comm) -> Result<Vec<f64>, Error> {
     let (rank, ranks) = unsafe { (sluice_comm_rank(comm.raw()) as usize, sluice_comm_world_size(comm.raw()) as usize) };
     let (mut context, mut moe) = (Context::none(), Moe::none());
@@ -42,7 +42,7 @@ fn train(comm: Comm) -> Result<Vec<f64>, Error> {
     let mut config = sluice_moe_config_t::default();
     (config.model_width, config.hidden_width) = (M as i64, H as i64);
     (config.num_experts, config.top_k) = (E as i32, K as i32);
-    config.num_chunks = 2; // communication of one half under the computation of the other
+    config.num_chunks = 2; // one half is sent while the other is computed
     check(unsafe { sluice_moe_create(context.raw(), &config, moe.out()) })?;
 
     let (begin, end) = (TOKENS * rank / ranks, TOKENS * (rank + 1) / ranks);
@@ -51,7 +51,7 @@ fn train(comm: Comm) -> Result<Vec<f64>, Error> {
     let target: Vec<f32> = (0..tokens * M).map(|i| (3.0 * x[i / M * M + (i + 1) % M]).sin()).collect();
     let mut ids: Vec<i32> = (0..tokens * K)
         .map(|i| ((x[i / K * M] > 0.0) as i32 + 2 * (x[i / K * M + 1] > 0.0) as i32 + 4 * (i % K) as i32) % E as i32)
-        .collect(); // a fixed router: which half of space x lies in
+        .collect(); // a fixed router, by the signs of coordinates of x
     let mut weights = vec![0.5f32; tokens * K];
     let first = E / ranks * rank * H * M;
     let mut w1: Vec<f32> = (0..local * H * M).map(|i| 0.4 * noise(2, first + i)).collect();
@@ -84,14 +84,14 @@ fn train(comm: Comm) -> Result<Vec<f64>, Error> {
         (backward.grad_out, backward.grad_params) = (&tgrad_y, &grads);
         check(unsafe { sluice_moe_backward(moe.raw(), step.raw(), &backward, ptr::null_mut()) })?;
         for i in 0..local * H * M {
-            w1[i] -= 1.5 * read(&grad_w1, i); // an expert's gradient holds the tokens of all ranks already
+            w1[i] -= 1.5 * read(&grad_w1, i); // an expert's gradient is a sum over the tokens of all ranks
             w2[i] -= 1.5 * read(&grad_w2, i);
         }
     }
     Ok(losses)
 }
 
-/// The library wrote behind the compiler's back, through the addresses in a tensor.
+/// Reads memory that the library has written through the address in a tensor, which the compiler does not know.
 fn read(data: &[f32], i: usize) -> f32 {
     unsafe { ptr::read_volatile(&data[i]) }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A chain of layers over three stages, each a thread: the losses of one loop, to the bit.
+//! Trains a chain of layers over three stages, which are threads; losses have the bits of a loop without a pipeline.
 //!
 //!     examples/rust/build.sh /tmp/out && /tmp/out/pipeline_rust
 use sluice::*;
@@ -11,7 +11,7 @@ const WIDTH: usize = 64;
 const STEPS: usize = 50;
 static SHAPE: [i64; 1] = [WIDTH as i64];
 
-/// y = w x, elementwise: what a layer learns, and what a stage keeps of each micro-batch.
+/// A stage with one layer, y = w x elementwise: its parameters, and the data that it keeps of each micro-batch.
 struct Stage {
     w: Vec<f32>,
     grad: Vec<f32>,
@@ -41,7 +41,7 @@ impl Stage {
             self.dx[i][e] = dy[e] * self.w[e];
         }
     }
-    /// The last stage's: towards half of the input; adds to the loss and returns its gradient.
+    /// For the last stage, whose target is half of the input: adds to the loss and returns its gradient.
     fn error(&mut self, i: usize) -> Vec<f32> {
         let wanted = input(i);
         let error: Vec<f32> = (0..WIDTH).map(|e| self.y[i][e] - 0.5 * wanted[e]).collect();
@@ -58,7 +58,7 @@ fn input(i: usize) -> Vec<f32> {
     (0..WIDTH).map(|e| ((i * 31 + e * 17) % 23) as f32 / 11.5 - 1.0).collect()
 }
 
-/// The first elements of the first tensor on an edge, which lie there until the callback's micro-batch is through.
+/// Returns the data of the first tensor of a message, which is valid until the callback's micro-batch ends.
 fn floats<'a>(edge: *const sluice_stage_tensors_t) -> &'a [f32] {
     unsafe { std::slice::from_raw_parts((*(*edge).tensors).data as *const f32, WIDTH) }
 }
@@ -101,7 +101,7 @@ fn train(comm: Comm) -> Result<Vec<f32>, Error> {
     }).collect()
 }
 
-/// The same in one loop.
+/// Trains the same chain in one loop.
 fn train_alone() -> Vec<f32> {
     let mut stages: Vec<Stage> = (0..STAGES).map(Stage::new).collect();
     (0..STEPS).map(|_| {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real English text that every machine with Python has: the standard library's language reference."""
+"""English text that every Python installation has: the standard library's language reference."""
 
 from __future__ import annotations
 

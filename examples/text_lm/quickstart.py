@@ -29,8 +29,8 @@ from integration_tests.net.namespaces import parse_rate
 HERE = Path(__file__).resolve().parent
 RANKS = 2
 STEPS, LEAST_STEPS = 60, 4
-TRAIN_S = 190.0  # of training at most, unless --steps is given: the whole then stays below five minutes
-DEADLINE_S, DEADLINE_STEP_S = 900.0, 20.0  # far above the usual duration, so that only a hang ends with a message
+TRAIN_S = 190.0  # limit of the training time, unless --steps is given: the whole run then takes less than five minutes
+DEADLINE_S, DEADLINE_STEP_S = 900.0, 20.0  # far above the usual duration, so that only a hang reaches them
 
 
 def arguments() -> argparse.Namespace:
@@ -53,7 +53,7 @@ def arguments() -> argparse.Namespace:
             parse_rate(args.link)
         except ValueError as why:
             parser.error(str(why))
-    try:  # now rather than after five minutes
+    try:  # before the training, so that an error is reported at once
         args.out.mkdir(parents=True, exist_ok=True)
         if args.json:
             args.json.parent.mkdir(parents=True, exist_ok=True)
@@ -196,7 +196,7 @@ def main() -> int:
             if event["phase"] == "train":
                 head += f"  {event['side']:>6} step {event['step']:3d}"
                 head += f"  loss {event['loss']:.3f}  {event['s'] * 1e3:5.0f} ms"
-            # If lines cannot be rewritten, prints one at least for the beginning and the end of each phase.
+            # If lines cannot be rewritten, this prints at least the beginning and the end of each phase.
             progress.show(head, now=event["phase"] != shown or event["done"] >= 1.0)
             shown = event["phase"]
 

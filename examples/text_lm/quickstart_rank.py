@@ -31,7 +31,7 @@ from integration_tests.benchmarks.measuring.machine import versions
 from integration_tests.benchmarks.memory import memory
 
 SIDES = {"A": "stock", "B": "sluice"}
-BUDGET_SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)  # of what Sluice takes without a budget
+BUDGET_SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)  # of the bytes that Sluice allocates without a budget
 
 
 def measure_memory(plan: dict) -> dict[str, dict[str, int]]:
@@ -62,7 +62,7 @@ def measure_memory(plan: dict) -> dict[str, dict[str, int]]:
         used = torch.tensor(max(sluice_side.stats(layer)["peak_bytes"] for layer in layers))
         handles.pop().unswap()
         dist.all_reduce(used, dist.ReduceOp.MAX)
-        for share in BUDGET_SHARES:  # the first share with a plan; all ranks are refused together
+        for share in BUDGET_SHARES:  # until the first share with a plan; a refusal fails on all ranks
             options["memory_budget"] = int(share * used.item())
             try:
                 measured["budget"] = measure(lambda: handles.append(sluice_side.swap(model, options)))

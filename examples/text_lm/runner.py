@@ -14,7 +14,7 @@ from deepspeed.moe.sharded_moe import MOELayer
 from model import Shape, TextLM
 from torch import nn
 
-EXTRA = 10_000  # data of unrecorded steps comes from beyond any recorded step
+EXTRA = 10_000  # unrecorded steps use data of step numbers from here on
 
 
 class Runner:

@@ -9,7 +9,7 @@ from typing import Any
 from sluice.timeline import Event, Panel, by_op
 from sluice.timeline import write as write_panels
 
-# Rows by the papers' letters: stock has no lanes of its own.
+# Rows are named by the papers' letters, because stock DeepSpeed has no lanes.
 LANES = {"S": "S  dispatch", "C": "C  experts", "R": "R  combine", "M": "M  other"}
 
 Timelines = dict[str, list[dict[str, Any]]]

@@ -48,7 +48,7 @@ def main() -> None:
     )
     torch.manual_seed(0)
     model = MixtralForCausalLM(config)
-    with tempfile.TemporaryDirectory() as folder:  # the Trainer wants one; nothing is saved
+    with tempfile.TemporaryDirectory() as folder:  # the Trainer requires one, but nothing is saved
         arguments = TrainingArguments(
             output_dir=folder,
             max_steps=options.steps,

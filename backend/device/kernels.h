@@ -23,9 +23,10 @@ typedef struct sluice_row_run_s {
   int64_t rows;
 } sluice_row_run_t;
 
-/* The activation between the two GEMMs of an expert, with its parameters. x is the gate's pre-activation, u the other
- * half: SWIGLU:  f(x) = g sigmoid(alpha g), g = min(x, limit);  v(u) = max(-limit, min(u, limit)) + offset others:  f =
- * the activation, v(u) = u.      act = f(x) v(u), without a gate f(x). */
+/* The activation between the two GEMMs of an expert, with its parameters: act = f(x) v(u), without a gate f(x), where x
+ * is the gate's pre-activation and u the other half.
+ *   SWIGLU  f(x) = g sigmoid(alpha g), g = min(x, limit); v(u) = max(-limit, min(u, limit)) + offset
+ *   others  f is the activation, v(u) = u */
 typedef struct sluice_unit_s {
   int32_t activation; /* SLUICE_ACTIVATION_* */
   int32_t gated;      /* SLUICE_GATED_*; interleaved: x and u of a column are adjacent in pre, b1 and dpre */

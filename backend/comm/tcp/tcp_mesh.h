@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Connects every rank of the group to every other, whatever strangers do. */
+/* Connects every rank of the group to every other, undisturbed by connections of other programs. */
 #ifndef SLUICE_BACKEND_COMM_TCP_TCP_MESH_H_
 #define SLUICE_BACKEND_COMM_TCP_TCP_MESH_H_
 

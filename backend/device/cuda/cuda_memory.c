@@ -54,8 +54,7 @@ sluice_status_t sluice_cuda_fill(sluice_device_t* device, sluice_stream_t stream
       code == 0 ? SLUICE_OK : sluice_cuda_fail(driver, code, "%llu bytes cannot be filled", (unsigned long long)bytes));
 }
 
-/* ---- pools of blocks: pinned memory, and the device's
- * --------------------------------------------------------------------------------------------- */
+/* ---- pools of blocks: pinned memory and device memory ----------------------------------------------------------- */
 
 enum { MAX_BLOCKS = 4096 };
 

@@ -136,8 +136,7 @@ int sluice_fake_cuCtxGetStreamPriorityRange(int* out_least, int* out_greatest) {
   return sluice_fake_current_device() < 0 ? INVALID_CONTEXT : sluice_fake_simple();
 }
 
-/* ---- control of the fake
- * ------------------------------------------------------------------------------------------- */
+/* ---- control of the fake --------------------------------------------------------------------------------------- */
 
 const sluice_cuda_driver_t* sluice_fake_cuda_driver(void) {
   static const sluice_cuda_driver_t driver = {

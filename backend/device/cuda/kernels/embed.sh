@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Writes an assembler file that carries a fatbin as read-only data.
+# Writes an assembler file with a fatbin as read-only data.
 #
 #   embed.sh FATBIN OUT.S      FATBIN may be an empty file: a build without nvcc
 set -euo pipefail

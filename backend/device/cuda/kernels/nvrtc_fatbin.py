@@ -13,7 +13,7 @@ import ctypes
 import pathlib
 import sys
 
-# NVRTC has no C headers; its compiler knows the functions.
+# NVRTC has no C headers, because its compiler has these functions built in.
 HEADERS = {
     "math.h": "",
     "stddef.h": "",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The compiler vectorizes these loops. No result depends on the vector width. */
+/* Loads, adds and stores elements in loops that the compiler vectorizes. No result depends on the vector width. */
 #include "backend/comm/element_sums.h"
 
 #include <stddef.h>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Chooses the widest kernels of Adam that this processor supports. */
 #include <stddef.h>
 
 #include "backend/optim/adam.h"

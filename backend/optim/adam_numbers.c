@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Checks the hyperparameters of Adam, and computes the constants of a step. */
 #include <float.h>
 #include <math.h>
 

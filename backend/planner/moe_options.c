@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Makes options for the planner over layers from the plans of an MoE layer. */
 #include "backend/model/words.h"
 #include "backend/planner/moe_options.h"
 

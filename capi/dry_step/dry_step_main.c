@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* sluice-dry-step NAME=NUMBER ...: the calls of one training step on fake GPUs, as JSON. What `sluice simulate
- * --device` runs; names are the members of sluice_dry_step_t. Exit status: 0, or 2 with a line about what is wrong. */
+/* sluice-dry-step NAME=NUMBER ...: writes the calls of one training step on fake GPUs as JSON. `sluice simulate
+ * --device` runs this program. Names are the members of sluice_dry_step_t. Exit status: 0, or 2 with a line that states
+ * the error. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The NCCL communicator behind its public handle. It owns a device object, which its staging and its stream need. */
+/* The public calls for NCCL communicators. A communicator owns a device object, for its staging and its stream. */
 #include "backend/comm/nccl/nccl_comm.h"
 
 #include <assert.h>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The version and build information of the library. */
 #include <pthread.h>
 #include <stdio.h>
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Trains the layer of a rank of the soak test, and saves its weights every ten steps. */
 #include "trainer.h"
 
 #include <math.h>

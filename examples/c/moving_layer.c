@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The layer of moving.c: its data, a forward and backward, and an update of its experts. */
 #include "moving_layer.h"
 
 #include <stdio.h>

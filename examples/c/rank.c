@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Trains a layer with expert parallelism on one rank: communicator, context, layer, and SGD. */
 #include "rank.h"
 
 #include <math.h>

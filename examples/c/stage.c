@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Trains the layers of one rank of a pipeline: the callbacks, the model, and SGD. */
 #include "stage.h"
 
 #include <math.h>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Files that the library opens: only those of this user that others cannot write. */
 #include "backend/base/file_trust.h"
 
 #include <stdio.h>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The hash equals the published values of FNV-1a, in one piece and in several. */
 #include "backend/base/hash.h"
 
 #include <string.h>

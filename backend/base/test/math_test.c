@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Minimum, maximum, division rounded up, and saturating addition. */
 #include "backend/base/math.h"
 
 #include "third_party/bazel/test.h"

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Extensible structs of any size: defaults, sizes and extensions that are refused, and results for older callers. */
 #include "backend/base/structs.h"
 
 #include <string.h>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Text in memory of a fixed size: it is never exceeded, and the full length is counted. */
 #include "backend/base/text.h"
 
 #include <string.h>

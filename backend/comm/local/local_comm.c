@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The ranks are threads of one process. This is the smallest complete transport, and the one to copy for a new one.
+/* A communicator whose ranks are threads of one process: the smallest complete transport, to copy for a new one.
  *
  * A rank posts its request in the group; a waiting rank copies what its peers have posted for the same request number
  * straight out of their send buffers. Only a rank's own thread writes its memory, and a request is complete when

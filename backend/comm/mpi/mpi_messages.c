@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Messages of the MPI plugin; empty in a build without MPI. */
 #ifdef SLUICE_NO_MPI
 
 typedef int sluice_no_mpi_t; /* ISO C does not allow an empty file */

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* TCP_USER_TIMEOUT would also end connections with unconfirmed bytes, but even those to a peer that computes while its
- * buffers are full: since Linux 5.11 it counts from the moment at which the window closed, even if the peer's system
- * answers (measured on 6.18: 12.4 s with 12 s). A rank may compute, or write a checkpoint, for minutes. Therefore waits
- * read the system's counters: any answer counts, including a zero window. */
+/* Detects silent peers by the system's counters, in which any answer counts, including a zero window. TCP_USER_TIMEOUT
+ * would also end connections to a peer that computes while its buffers are full: since Linux 5.11 it counts from the
+ * moment at which the window closed, even if the peer's system answers (measured on 6.18: 12.4 s with 12 s). A rank may
+ * compute, or write a checkpoint, for minutes. */
 #include "backend/comm/tcp/tcp_keepalive.h"
 
 #include <linux/tcp.h> /* netinet/tcp.h has an older tcp_info */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One thread polls all connections that are not yet proved to be the group's: accepted ones, and attempts. So a slow or
- * silent peer delays no other.
+/* Connects all ranks of a group. One thread polls all accepted connections and attempts that are not yet proved to
+ * belong to the group, so a slow or silent peer delays no other.
  *
  * A rank may have several addresses, and another machine may answer at some of them (private networks overlap). They
  * are tried one shortly after the other, and the first at which that rank proves itself is kept. All are retried until

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Medians, quantiles and curves fitted to noisy measurements. */
 #include <math.h>
 
 #include "backend/cost/fit.h"

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Runs the cases of the suite on a transport, with one group of ranks for each case, and counts failures. */
 #include "backend/cts/comm/comm_suite.h"
 
 #include <stdint.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A fake without faults passes everything through. */
+/* The suite on a fake communicator without faults, which passes everything through. */
 #include "backend/comm/fake/fake_comm.h"
 #include "backend/cts/comm/comm_suite.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The host's process group in this test is the local transport, whose vtable the callbacks call. Its messages use a
- * mailbox; with the argument "tcp" the host has no messages, and they go over TCP. */
+/* The suite on the host transport, whose callbacks call the local transport. Messages use a mailbox; with the argument
+ * "tcp" the host has no messages, and they use TCP. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The suite on the local transport. */
 #include "backend/cts/comm/comm_suite.h"
 
 static void* open_group(int32_t world_size) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* NCCL over the fake library and driver: every rank has its own device, as threads of one process do. */
+/* The suite on the NCCL transport with the fake library and driver. Ranks are threads, each with its own device. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

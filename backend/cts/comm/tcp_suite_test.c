@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The ranks are threads here. They find each other through the local transport or, if the first argument is "at",
- * through the address of rank 0 and a secret. */
+/* The suite on the tcp transport. Ranks are threads, which connect through the local transport or, if the first
+ * argument is "at", through the address of rank 0 and a secret. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The suite on the CPU device. */
 #include "backend/cts/device/device_suite.h"
 
 int main(void) {

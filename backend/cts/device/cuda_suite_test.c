@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The CUDA device over the fake driver. */
+/* The suite on the CUDA device with the fake driver. */
 #include "backend/cts/device/device_suite.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* When the watch of device memory reports a leak. */
 #include "backend/cts/gpu/gpu_memory_watch.h"
 
 #include <stdint.h>

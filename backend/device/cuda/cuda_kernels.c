@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Each entry fills an argument struct and launches. */
+/* The table of row kernels: each entry fills an argument struct and launches a kernel. */
 #include "backend/device/cuda/cuda_kernels.h"
 
 #include <string.h>

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* State that a pass leaves on the lanes of a device. The device is entered. */
+/* Runs passes on a device: begin, submit, join, and the state that a pass leaves on lanes. The device is entered. */
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_CUDA_PASS_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_CUDA_PASS_H_
 
 #include "backend/device/cuda/cuda_state.h"
 
-/* Created on first use. */
+/* Creates an event on first use. */
 sluice_status_t sluice_cuda_make_event(cuda_device_t* device, void** event);
-/* `stream` waits for lanes that a failed join left running. */
+/* Makes `stream` wait for lanes that a failed join left running. */
 sluice_status_t sluice_cuda_rejoin(sluice_device_t* device, sluice_stream_t stream);
 /* Returns STATE if there are such lanes: a capture cannot wait for them. */
 sluice_status_t sluice_cuda_check_joined(sluice_device_t* device);

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The ledger of outstanding forwards: sums, limit, owners, and entries that a graph keeps. */
 #include "backend/memory/ledger.h"
 
 #include <string.h>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The pool of offloaded rows: reuse, replacement, and reclaim at the allocator's limit. */
 #include "backend/memory/pool.h"
 
 #include <stdint.h>

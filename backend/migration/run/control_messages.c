@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Sends and receives control messages, receives chunks, and closes the endpoint of a move. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Copies and checks the items of a move, and divides them into chunks. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Creates and destroys migrations. */
 #include <string.h>
 
 #include "backend/base/check.h"

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Sends outgoing chunks: on a thread while the host trains, and all others at the boundary. */
 #include "backend/base/clock.h"
 #include "backend/base/math.h"
 #include "backend/base/threads.h"

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Adam in host memory: errors against f64, equal bits of all kernels, and steps that change nothing. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

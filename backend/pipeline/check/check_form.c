@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Checks the form of a program: numbers in range, each op once, accesses, matches, and the order. */
 #include "backend/pipeline/check/check.h"
 
 static void find(sluice_pipeline_finding_t* finding, int32_t fault, int32_t op) {

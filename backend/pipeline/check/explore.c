@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Explores every interleaving of a small program. */
 #include <string.h>
 
 #include "backend/base/check.h"

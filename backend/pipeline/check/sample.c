@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Takes random walks through the interleavings of a program. */
 #include <string.h>
 
 #include "backend/base/check.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The host's calls for batch metadata: what it sends with the end of its batches, and what other ranks have sent. */
+/* The host's calls for batch metadata: sets the numbers of this rank, and returns those that a rank has sent. */
 #include "backend/base/check.h"
 #include "backend/pipeline/run/state.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reports about a batch, after it. */
+/* Reports about the last batch: statistics, events, timelines. */
 #include "backend/base/check.h"
 #include "backend/base/clock.h"
 #include "backend/pipeline/run/state.h"

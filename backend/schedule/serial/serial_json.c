@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Writes templates as JSON. */
 #include <inttypes.h>
 
 #include "backend/base/text.h"

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Copies pieces of memory to a tier and back, on a thread. */
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>

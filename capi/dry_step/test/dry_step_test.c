@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A dry step: what it records, that a call more is seen, and what it refuses. */
+/* Dry steps: their records, an additional call that a record shows, and refused requests. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

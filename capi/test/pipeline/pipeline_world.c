@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Runs the batches of a pipeline's world on ranks that are threads, and the same model in one loop as the reference. */
 #include "backend/comm/test/tcp_place.h"
 #include "capi/test/pipeline/pipeline_world.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU build of the kernels, by name. The same sources go to nvcc.
+// The CPU build of the kernels, by name, from the sources that nvcc compiles.
 #include "backend/device/cuda/kernels/sluice_kernels.cu"
 
 typedef void (*emulated_fn_t)(int64_t warps, const void* args);

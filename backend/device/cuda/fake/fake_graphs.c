@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Captures into graphs, and their launches. */
+/* Captures streams into graphs, and launches graphs. */
 #include <assert.h>
 #include <stdlib.h>
 

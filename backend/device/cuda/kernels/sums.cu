@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sums. Lane l is partial sum l of kernels.h: it adds the elements l, l + 32, ... in order; the fold is by halves. So
- * the bits are those of every CPU version (the build has -fmad=false: a fused multiply-add would round once less). */
+/* Sums along rows and down columns. Lane l computes partial sum l of kernels.h, the elements l, l + 32, ... in order,
+ * and partial sums are folded by halves. So the bits are those of every CPU version (the build has -fmad=false, because
+ * a fused multiply-add would round once less). */
 #include "backend/device/cuda/kernels/element.cu.h"
 #include "backend/device/cuda/kernels/kernel_args.h"
 
@@ -24,10 +25,9 @@ SLUICE_KERNELS_BY_DTYPE(dot_rows, sluice_dot_args_t)
 
 enum { ROWS_AT_ONCE = 32 };
 
-/* out[j] (+)= sum over i, in order, of weight[i] * data[i, j]: a lane per column. Two stages for each batch of rows:
- * their loads, which wait for memory once and together, and then their sum. The order is that of one sum over all rows,
- * so that sums in pieces, with rows of zeros in between (capacities) or on a CPU, have the same bits; parallel partial
- * sums would not. */
+/* out[j] (+)= sum over i, in order, of weight[i] * data[i, j]: a lane per column. Each batch of rows is first loaded, so
+ * that the loads overlap, and then summed. The order is that of one sum over all rows, so that sums in pieces, with
+ * rows of zeros in between (capacities) or on a CPU, have the same bits; parallel partial sums would not. */
 template <typename E>
 SLUICE_FN void sum_columns(const sluice_column_sum_args_t& a, int64_t unit) {
   typedef typename E::value value;

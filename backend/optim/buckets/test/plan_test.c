@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Plans of buckets: the checker proves each of them, and finds every removed wait. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Sets up the choice of options within one stage, and computes the cost of a choice. */
 #include <math.h>
 #include <string.h>
 

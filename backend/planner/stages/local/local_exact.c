@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Chooses the options of a stage by branch and bound. */
 #include <math.h>
 #include <string.h>
 

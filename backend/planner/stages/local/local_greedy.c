@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Chooses the options of a stage by vPipe's greedy algorithm, and improves a choice by small changes. */
 #include <math.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One forward of one expert that doubles its rows: exits with 0 where the library said so.
+// Runs one forward of one expert that doubles its rows, and exits with 0 if the result is right.
 #include <sluice/sluice.h>
 
 #include <cstdint>

@@ -124,9 +124,8 @@ typedef struct sluice_context_stats_s {
   uint64_t current_bytes; /* bytes of slots, temporaries and kept step data that are allocated now; on CUDA in device
                              memory */
   uint64_t peak_bytes;    /* maximum of current_bytes since the last reset, host-allocated saved buffers included */
-  uint64_t slot_bytes;    /* of current_bytes, slots of the last pass; other passes, and candidates on trial, may need
-                             more */
-  uint64_t saved_bytes;   /* of current_bytes, saved buffers of the last forward */
+  uint64_t slot_bytes;    /* part of current_bytes: slots of the last pass; other passes or candidates may need more */
+  uint64_t saved_bytes;   /* part of current_bytes: saved buffers of the last forward */
   uint64_t bytes_sent;    /* payload bytes to other ranks, all passes */
   uint64_t num_passes;
   uint64_t compute_ns;     /* time that the compute lane spent in ops, all passes */
@@ -153,7 +152,7 @@ typedef struct sluice_context_stats_s {
   uint64_t readings_cpu_ns;
   uint64_t num_pool_allocations; /* on a CPU: blocks for offloaded rows that were allocated and not reused from a
                                     step */
-  uint64_t idle_pool_bytes;      /* of current_bytes, such blocks that no step uses now */
+  uint64_t idle_pool_bytes;      /* part of current_bytes: blocks of the pool that no step uses now */
   uint64_t num_fallback_chunks;  /* under plans: chunks of forwards that did not fit kept_rows (sluice/plan.h), and are
                                     sent and computed again; the first of a layer is logged at SLUICE_LOG_WARN */
   uint64_t num_outstanding;      /* forwards without their backward now, over all layers: their saved buffers are

@@ -177,7 +177,7 @@ typedef struct sluice_migration_progress_s {
   /* The following fields describe the newest move on this rank. */
   uint64_t leaving_bytes;
   uint64_t arriving_bytes;
-  uint64_t hidden_bytes; /* of leaving_bytes, those that were handed to the link before commit was called */
+  uint64_t hidden_bytes; /* part of leaving_bytes: those that were handed to the link before commit was called */
   uint64_t staged_bytes; /* staged now, including the memory of the transport for it */
   uint64_t peak_staged_bytes;
   double commit_seconds; /* time inside commit */

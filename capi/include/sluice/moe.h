@@ -129,12 +129,12 @@ typedef struct sluice_expert_tensors_s {
   const sluice_tensor_t* la2; /* [r, H] of w2, or NULL */
   const sluice_tensor_t* lb2; /* [M, r] */
   float lora_scale1;          /* s of la1 and lb1, usually alpha / r; in gradients the scales are not read */
-  float lora_scale3;          /* of la3 and lb3 */
-  float lora_scale2;          /* of la2 and lb2 */
+  float lora_scale3;          /* scale of la3 and lb3 */
+  float lora_scale2;          /* scale of la2 and lb2 */
   int32_t reserved;           /* 0 */
   const sluice_tensor_t* s1;  /* scales of w1, with a weight_format (weights.h has their shapes); not for gradients */
-  const sluice_tensor_t* s3;  /* of w3 */
-  const sluice_tensor_t* s2;  /* of w2 */
+  const sluice_tensor_t* s3;  /* scales of w3 */
+  const sluice_tensor_t* s2;  /* scales of w2 */
 } sluice_expert_tensors_t;
 
 /* Experts that the host computes. They are called on the calling thread, once per chunk and local expert that has rows,

@@ -276,8 +276,8 @@ typedef struct sluice_optimizer_file_info_s {
 
 SLUICE_EXPORT void sluice_optimizer_file_info_init(sluice_optimizer_file_info_t* out_info, size_t struct_size);
 
-/* Returns what the file holds. Any thread, one call at a time. Errors: INVALID_ARGUMENT, ABI, BUSY, STATE (a forked
- * child). */
+/* Returns the steps and the size of the file. Any thread, one call at a time. Errors: INVALID_ARGUMENT, ABI, BUSY,
+ * STATE (a forked child). */
 SLUICE_API sluice_status_t sluice_optimizer_file_info(sluice_optimizer_file_t* file,
                                                       sluice_optimizer_file_info_t* out_info);
 

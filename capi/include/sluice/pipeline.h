@@ -222,9 +222,9 @@ typedef struct sluice_pipeline_stats_s {
   uint64_t num_batches;   /* batches that succeeded */
   uint64_t num_failed;    /* batches that failed */
   uint64_t batch_ns;      /* wall time in batches */
-  uint64_t callback_ns;   /* of batch_ns, time in callbacks */
-  uint64_t wait_ns;       /* of batch_ns, time with nothing ready, until a message had arrived or had been sent */
-  uint64_t agree_ns;      /* of batch_ns, time after the last op until all ranks had ended */
+  uint64_t callback_ns;   /* part of batch_ns: time in callbacks */
+  uint64_t wait_ns;       /* part of batch_ns: time with nothing ready, until a message had arrived or had been sent */
+  uint64_t agree_ns;      /* part of batch_ns: time after the last op until all ranks had ended */
   uint64_t messages_sent; /* messages to other ranks with activations and gradients */
   uint64_t bytes_sent;    /* bytes of the tensors of these messages */
   uint64_t bytes_received;
@@ -251,7 +251,7 @@ typedef struct sluice_stage_event_s {
   int32_t micro_batch;
   int32_t peer; /* the rank at the other end of a message; -1 */
   int32_t reserved;
-  uint64_t bytes; /* of a message's tensors */
+  uint64_t bytes; /* bytes of a message's tensors */
 } sluice_stage_event_t;
 
 /* Copies up to `capacity` of these events in the order of their ends; *out_count is how many there are. Any thread, not
@@ -350,7 +350,7 @@ typedef struct sluice_pipeline_workload_s {
   int32_t rendezvous; /* 1: a message starts when both ends wait for it; 0: sends are buffered */
   /* The following arrays have [p * v] entries, by virtual stage, and are for one micro-batch. */
   const double* forward_seconds;
-  const double* backward_seconds; /* of the gradient of the input */
+  const double* backward_seconds; /* time of the gradient of the input */
   const double* weight_seconds;  /* of the weight gradients, which run directly after the input gradient unless they are
                                     separate. NULL: 0 */
   const double* message_seconds; /* of a message from c to c + 1, and of the gradient back; the last entry is not
@@ -391,7 +391,7 @@ typedef struct sluice_stage_prediction_s {
 
 typedef struct sluice_pipeline_prediction_s {
   size_t struct_size; /* set by the caller: sizeof */
-  double seconds;     /* of the batch */
+  double seconds;     /* time of the batch */
   double bubble;      /* idle share of the time of all stages */
   int32_t in_flight;  /* the largest L in force */
   int32_t is_chosen;  /* 1: L was chosen */

@@ -45,7 +45,7 @@ typedef struct sluice_placement_result_s {
   uint64_t load;                   /* most rows of a rank, under the new placement */
   uint64_t bound_load;             /* lower bound of load for every placement: the mean; the heaviest expert with the
                                       lightest others; of the k * num_ranks + 1 heaviest, k + 1 on one rank */
-  uint64_t moved_bytes;            /* of experts whose rank changes */
+  uint64_t moved_bytes;            /* bytes of experts whose rank changes */
   int32_t num_moves;               /* experts whose rank changes */
   int32_t is_optimal; /* 1: no placement is better, compared by (load, or target * bound_load if that is larger;
                          moved_bytes; load). Always 1 up to 12 experts */

@@ -73,18 +73,18 @@ typedef struct sluice_plan_info_s {
   uint64_t schedule_bytes; /* templates and the device's queues */
   uint64_t header_bytes;
   uint64_t gemm_bytes; /* scratch memory of GEMMs; 0 with gemm "ref" */
-  uint64_t step_bytes; /* of one outstanding forward; with separate_wgrad also between its dgrad and its wgrad */
+  uint64_t step_bytes; /* bytes of one outstanding forward; with separate_wgrad also between its dgrad and its wgrad */
   uint64_t total_bytes;
   double relative_time; /* time of forward and backward, comparable between candidates only: seconds by the context's
                            tuner if it has a machine (sluice_context_tune), else by the papers' closed forms */
-  uint64_t host_pool_bytes;     /* of total_bytes, the maximum of the offloaded rows of max_outstanding forwards */
-  uint64_t communication_bytes; /* of slot_bytes, rows that are being sent to other ranks or were just received; the
-                                   rest are temporaries */
-  uint64_t saved_bytes;         /* of step_bytes, kept rows and offloaded rows; on CUDA without the offloaded ones */
-  uint64_t deferred_bytes;  /* of step_bytes, with separate_wgrad: gradient rows between dgrad and wgrad; bytes that are
-                               neither these nor saved are routes and counts */
-  uint64_t peak_slot_bytes; /* of slot_bytes, the largest part that holds rows at the same time, at the capacities and
-                               with one op after another; lanes that run in parallel use more */
+  uint64_t host_pool_bytes;     /* part of total_bytes: the maximum of the offloaded rows of max_outstanding forwards */
+  uint64_t communication_bytes; /* part of slot_bytes: rows that are being sent to other ranks or were just received;
+                                   the rest are temporaries */
+  uint64_t saved_bytes;     /* part of step_bytes: kept rows and offloaded rows; on CUDA without the offloaded ones */
+  uint64_t deferred_bytes;  /* part of step_bytes with separate_wgrad: gradient rows between dgrad and wgrad; bytes that
+                               are neither these nor saved are routes and counts */
+  uint64_t peak_slot_bytes; /* maximum of the slot_bytes that hold rows at the same time, at the capacities
+                               and with one op after another; lanes that run in parallel use more */
   int32_t peak_direction;   /* direction of that peak: SLUICE_FORWARD or _BACKWARD, whichever has the larger slots */
   char peak_op[28];         /* op of that peak; as in a trace */
 } sluice_plan_info_t;
@@ -138,7 +138,7 @@ SLUICE_API sluice_status_t sluice_moe_smallest_budget(sluice_moe_t* moe, int64_t
  *   3. sluice_budget_divide computes the shares.
  *   4. The ranks of a context take the smallest share of any, since a rank may be in other contexts than its peers.
  *   5. sluice_context_set_share. */
-enum { SLUICE_BUDGET_SIZES = 8 }; /* of batches: 1, 1.25, 1.5, 2, 3, 4, 6 and 8 times the first */
+enum { SLUICE_BUDGET_SIZES = 8 }; /* sizes of batches: 1, 1.25, 1.5, 2, 3, 4, 6 and 8 times the first */
 
 /* Returns the smallest budgets of one context, as sluice_moe_smallest_budget, over the given layers, which all belong
  * to this context: out_bytes[i] for batches of size i, not decreasing. out_bytes has room for SLUICE_BUDGET_SIZES

@@ -91,8 +91,8 @@ typedef struct sluice_planner_workload_s {
   int32_t activation;    /* SLUICE_ACTIVATION_* of the experts; IDENTITY (the default): unknown, costed as GELU */
   int32_t grouped; /* predict: 1: exchanges are grouped (SLUICE_GROUPING_ON); plans do not have this option, so it is 0
                       under a budget. choose: 0 */
-  int32_t lora_rank; /* of the adapters of every matrix, as in sluice_moe_config_t: above 0 the weights are frozen; 0:
-                        none. Not with callback experts */
+  int32_t lora_rank; /* rank of the adapters of every matrix, as in sluice_moe_config_t: above 0 the weights are frozen;
+                        0: none. Not with callback experts */
   int16_t weight_format; /* SLUICE_WEIGHTS_*, as in sluice_moe_config_t: packed weights are frozen. Decoding them takes
                             no time here. Not with callback experts */
   int16_t weight_block;  /* INT8, INT4: inputs that share a scale, or 0 for 128; of others 0 */
@@ -115,7 +115,7 @@ typedef struct sluice_planner_prediction_s {
   double backward_seconds;
   double forward_busy[4];       /* seconds by lane (SLUICE_LANE_*) */
   double backward_busy[4];      /* as forward_busy */
-  double overhead_seconds;      /* of each pass, included in the times above: routing, header, bookkeeping (without the
+  double overhead_seconds;      /* part of the times above, for each pass: routing, header, bookkeeping (without the
                                    tables of a deduplicated forward, which are also in forward_seconds) */
   double mpmoe_forward_seconds; /* MPMoE's phases, without overhead */
   double mpmoe_backward_seconds;

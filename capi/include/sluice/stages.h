@@ -183,7 +183,7 @@ typedef struct sluice_stages_other_cut_s {
 typedef struct sluice_stages_stage_s {
   double seconds;         /* forward and backward of a micro-batch: the period of the stage in the pipeline */
   double compute_seconds; /* forward and backward of its layers */
-  double extra_seconds;   /* of compute_seconds, the time that the fastest options would not take: recomputation */
+  double extra_seconds;   /* part of compute_seconds: time that the fastest options would not take (recomputation) */
   double message_seconds; /* time in which its links are busy */
   double copy_seconds;    /* time of its copies */
   uint64_t bytes;         /* sum of the following except host_bytes: the bytes that budgets limit */
@@ -192,12 +192,12 @@ typedef struct sluice_stages_stage_s {
   uint64_t state_bytes;
   uint64_t message_bytes;
   uint64_t resident_bytes;
-  uint64_t held_bytes; /* of all outstanding micro-batches */
+  uint64_t held_bytes; /* held bytes of all outstanding micro-batches */
   uint64_t working_bytes;
   uint64_t staging_bytes; /* the buffer of copies in progress */
   uint64_t arena_bytes;
   uint64_t host_bytes;   /* in host memory: the copied bytes of all outstanding micro-batches */
-  uint64_t peak_bytes;   /* of `bytes`, the maximum at one time: the layer that runs, the bytes that the layers before
+  uint64_t peak_bytes;   /* maximum of `bytes` in use at one time: the layer that runs, the bytes that the layers before
                             it hold of its micro-batch, and all bytes that the k - 1 others hold */
   uint64_t budget_bytes; /* 0: none */
   int32_t in_flight;     /* k */

@@ -60,7 +60,7 @@ enum {
 };
 
 typedef struct sluice_tuner_decision_s {
-  int64_t model_width, hidden_width; /* of the layers that the decision is for */
+  int64_t model_width, hidden_width; /* widths of the layers that the decision is for */
   int32_t num_experts, top_k, dtype, gated;
   int64_t rows;             /* rows that the rank with the most rows receives: the size of the batch that the decision
                                is for */
@@ -108,8 +108,8 @@ SLUICE_API sluice_status_t sluice_context_decided_parts(sluice_context_t* contex
 typedef struct sluice_tuner_form_s {
   int32_t chose_deduplication;        /* 1: the layer leaves its deduplication open, and the decision chose it */
   int32_t deduplicate, grouped;       /* chosen: SLUICE_DEDUPLICATE_NONE, _RANKS or _NODES; 0 or 1 */
-  int32_t runner_up_deduplicate;      /* of runner_up_chunks; if that is 0: 0 */
-  int32_t runner_up_grouped;          /* likewise */
+  int32_t runner_up_deduplicate;      /* deduplication of the runner-up; 0 if there is none */
+  int32_t runner_up_grouped;          /* grouping of the runner-up; 0 if there is none */
   int32_t reserved;                   /* 0 */
   double runner_up_predicted_seconds; /* 0: no model */
 } sluice_tuner_form_t;
@@ -122,7 +122,7 @@ SLUICE_API sluice_status_t sluice_context_decided_forms(sluice_context_t* contex
 typedef struct sluice_tuner_stats_s {
   size_t struct_size;   /* set by the caller: sizeof */
   int64_t timed_passes; /* passes that all ranks ran in the same way and reported */
-  int64_t race_passes;  /* of timed_passes, those with a candidate on trial */
+  int64_t race_passes;  /* part of timed_passes: those with a candidate on trial */
   int64_t num_decisions;
   int64_t num_switches;   /* changes of n or of the mode from one pass of a layer to its next */
   int64_t num_questioned; /* choices that were timed again */

@@ -25,8 +25,8 @@ SLUICE_KERNELS_BY_DTYPE(dot_rows, sluice_dot_args_t)
 
 enum { ROWS_AT_ONCE = 32 };
 
-/* out[j] (+)= sum over i, in order, of weight[i] * data[i, j]: a lane per column. Each batch of rows is first loaded, so
- * that the loads overlap, and then summed. The order is that of one sum over all rows, so that sums in pieces, with
+/* out[j] (+)= sum over i, in order, of weight[i] * data[i, j]: a lane per column. Each batch of rows is first loaded,
+ * so that the loads overlap, and then summed. The order is that of one sum over all rows, so that sums in pieces, with
  * rows of zeros in between (capacities) or on a CPU, have the same bits; parallel partial sums would not. */
 template <typename E>
 SLUICE_FN void sum_columns(const sluice_column_sum_args_t& a, int64_t unit) {

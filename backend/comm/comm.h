@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Communicators behind the public handle: one vtable, several transports.
+/* Communicators as the engine uses them: one vtable, several transports.
  *
  * The primitive is one all-to-all-v in two calls, start and wait; at most two requests are in flight on a communicator.
  * Requests are matched by issue order, which is the same on all ranks. The engine exchanges counts before any payload,

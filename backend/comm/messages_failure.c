@@ -77,8 +77,8 @@ void sluice_messages_hear(sluice_messages_t* m, int32_t peer, const sluice_frame
     pthread_cond_broadcast(&m->changed);
     pthread_mutex_unlock(&m->mutex);
   } else if (frame->kind == SLUICE_FRAME_LOST) {
-    /* If a peer gives up because of this rank, that peer is the rank that this one has lost. Third ranks lose this rank
-     * all the same: they are told by both, in any order. */
+    /* If a peer gives up because of this rank, this rank has lost that peer. Third ranks report this rank as lost in
+     * any case, because both ranks tell them, in any order. */
     const int is_third = frame->tag < world_size && frame->tag != (uint64_t)rank;
     const int32_t culprit = is_third ? (int32_t)frame->tag : peer;
     (void)sluice_messages_record_loss(m, culprit, 0, culprit == peer ? "it gave up" : "another rank said so");

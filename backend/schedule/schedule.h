@@ -57,8 +57,8 @@ typedef struct sluice_slot_ref_s {
 
 #define SLUICE_OP_MAX_ACCESSES 8
 
-/* A group is two adjacent exchanges, of which the first only packs and posts its rows. Both are then in flight, so that
- * both directions of a link are in use, and both have ended when the second has. */
+/* A group is two adjacent exchanges. The first only packs and posts its rows, so that both are in flight and use both
+ * directions of a link. Both have ended when the second has. */
 enum { SLUICE_GROUP_NONE = 0, SLUICE_GROUP_OPENS = 1, SLUICE_GROUP_CLOSES = 2 };
 
 typedef struct sluice_op_s {
@@ -147,8 +147,9 @@ typedef struct sluice_template_s {
   uint64_t bytes;           /* of this allocation */
 } sluice_template_t;
 
-/* Runs: adjacent ops of one lane, of which only the first waits for other lanes and only the last is waited for, so
- * that a lane may receive them as one job. An exchange is a run by itself. */
+/* Returns whether the op is the last of its run. A run is a sequence of adjacent ops of one lane that a lane may
+ * receive as one job: only its first op waits for other lanes, and other lanes wait only for its last. An exchange is a
+ * run. */
 static inline int sluice_ends_run(const sluice_template_t* t, int32_t index) {
   return index + 1 == t->num_ops || t->ops[index + 1].first_of_run == index + 1;
 }

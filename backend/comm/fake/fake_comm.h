@@ -40,7 +40,7 @@ enum { SLUICE_FAKE_MAX_FAULTS = 8, SLUICE_FAKE_MAX_CALLS = 1024 };
 sluice_status_t sluice_fake_comm_create(sluice_comm_t* inner, sluice_comm_t** out_comm);
 /* Adds a fault; at most SLUICE_FAKE_MAX_FAULTS. Each takes effect once. comm-exclusive. */
 void sluice_fake_comm_inject(sluice_comm_t* comm, const sluice_fake_fault_t* fault);
-/* Returns the number of calls so far, of which the first SLUICE_FAKE_MAX_CALLS are kept. comm-exclusive; borrowed until
+/* Returns the number of calls so far; out_calls has the first SLUICE_FAKE_MAX_CALLS. comm-exclusive; borrowed until
  * destroy. */
 uint64_t sluice_fake_comm_calls(sluice_comm_t* comm, const sluice_fake_call_t** out_calls);
 

@@ -44,7 +44,7 @@ typedef struct local_note_s {
 
 typedef struct local_end_s { /* the group's view of one rank */
   int32_t state;
-  int32_t lost_to;            /* END_LOST: the rank at fault: itself, or the rank that it waited for in vain */
+  int32_t lost_to;            /* END_LOST: the rank at fault: itself, or the rank for which its wait failed */
   int32_t is_failed;          /* END_LOST by a failure: all ranks may stop waiting, for any rank */
   local_comm_t* comm;         /* until it is destroyed */
   struct sluice_wire_s* wire; /* while its messages are open */

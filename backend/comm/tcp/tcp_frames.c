@@ -97,7 +97,7 @@ static size_t take(sluice_tcp_frames_t* f, int32_t peer, void* to, uint64_t room
   }
 }
 
-/* Receives what has arrived from this peer, as far as requests want it. */
+/* Receives the data that has arrived from this peer for requests in flight. */
 static void pull(sluice_tcp_frames_t* f, int32_t peer) {
   sluice_tcp_peer_t* p = &f->peers[peer];
   while (p->can_read && p->state == SLUICE_TCP_LIVE) {

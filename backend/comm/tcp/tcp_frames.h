@@ -70,7 +70,7 @@ typedef struct sluice_tcp_frames_s {
 
 /* Sends to this peer as much as the system accepts. */
 void sluice_tcp_push(sluice_tcp_frames_t* frames, int32_t peer);
-/* Sends to all peers, and receives what has arrived from them, as far as requests want it. */
+/* Sends to all peers, and receives the data that has arrived for requests in flight. */
 void sluice_tcp_progress(sluice_tcp_frames_t* frames);
 
 /* Sets the numbers of bytes at which sockets wake a wait. Returns 1 if one has changed and that many bytes may already

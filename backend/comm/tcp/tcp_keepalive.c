@@ -17,7 +17,7 @@ enum { IDLE_S = 6, INTERVAL_S = 2, NUM_PROBES = 3 };
 
 #define SECOND_NS UINT64_C(1000000000)
 
-/* The number of probes, on a connection that is not idle, of which at least one should have been answered. */
+/* On a connection that is not idle, at least one of this many probes should have been answered. */
 enum { NUM_QUESTIONS = 3 };
 
 /* The most that counts between two checks: a virtual machine may have been paused, this process stopped, or no thread

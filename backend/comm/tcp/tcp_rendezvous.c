@@ -98,7 +98,7 @@ sluice_status_t sluice_meet_fail_late(const sluice_tcp_rendezvous_t* m, const sl
 
 /* ---- a parent for tcp_connect ------------------------------------------------------------------------------------ */
 
-/* Rank 0 has lost `peer`, or waited for it in vain: rank 0 tells the other ranks. */
+/* Tells the other ranks that rank 0 has lost `peer`, or has waited for it until the deadline. */
 static sluice_status_t refuse_all(sluice_tcp_rendezvous_t* m, int32_t peer, int error, const char* phase) {
   sluice_meet_refused_t refused;
   const sluice_status_t status =

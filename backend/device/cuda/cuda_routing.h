@@ -19,7 +19,7 @@ void sluice_cuda_arrivals(sluice_stream_t stream, const sluice_arrival_args_t* a
 void sluice_cuda_gate(sluice_stream_t stream, const sluice_gate_kernel_args_t* args);
 
 /* Writes a table by expert through launch parameters, so that no host memory has to stay alive. *out_table: NULL if
- * entries are the ids, else the start of scratch, of which the table takes table_bytes. */
+ * entries are the ids, else the start of scratch, where the table takes table_bytes. */
 uint64_t sluice_cuda_table_bytes(int32_t num_experts);
 sluice_status_t sluice_cuda_write_table(sluice_stream_t stream, const int32_t* entries, int32_t num_experts,
                                         void* scratch, int32_t** out_table);

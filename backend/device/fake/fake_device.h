@@ -32,8 +32,7 @@ enum { SLUICE_FAKE_DEVICE_MAX_FAULTS = 8, SLUICE_FAKE_DEVICE_MAX_SUBMITS = 4096 
 sluice_status_t sluice_fake_device_create(sluice_device_t* inner, sluice_device_t** out_device);
 /* Adds a fault; at most SLUICE_FAKE_DEVICE_MAX_FAULTS, each fires once. Between passes. */
 void sluice_fake_device_inject(sluice_device_t* device, const sluice_fake_device_fault_t* fault);
-/* Returns the number of submits, of which the first SLUICE_FAKE_DEVICE_MAX_SUBMITS are recorded; borrowed until
- * destroy. */
+/* Returns the number of submits; out_submits has the first SLUICE_FAKE_DEVICE_MAX_SUBMITS, borrowed until destroy. */
 uint64_t sluice_fake_device_submits(const sluice_device_t* device, const sluice_fake_submit_t** out_submits);
 
 #endif /* SLUICE_BACKEND_DEVICE_FAKE_FAKE_DEVICE_H_ */

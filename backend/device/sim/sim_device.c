@@ -139,7 +139,7 @@ static unsigned start_jobs(sim_device_t* device) {
 }
 
 static double lane_share(const sim_device_t* device, unsigned lane, unsigned busy) {
-  double share = 0; /* of two copies, that which leaves less */
+  double share = 0; /* the minimum over the copies that run */
   for (unsigned l = 0; l < SLUICE_NUM_LANES; ++l) {
     if (!(busy >> l & 1) || device->share[l] == NULL) continue;
     const double with = device->share[l][lane][busy];

@@ -44,7 +44,7 @@ typedef struct sluice_move_list_s {
   uint64_t leaving_bytes, arriving_bytes;
 } sluice_move_list_t;
 
-/* What another rank has told this one. */
+/* The state of another rank, from its control messages. */
 typedef struct sluice_move_peer_s {
   int8_t is_alike; /* its announcement arrived, and matches this rank's */
   int8_t is_ready;

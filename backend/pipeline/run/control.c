@@ -83,8 +83,8 @@ sluice_status_t sluice_stage_listen(sluice_pipeline_t* pipeline) {
   return SLUICE_OK;
 }
 
-/* The times of the first replica are used by all ranks, so that all choose the same. Ranks are at most one batch
- * apart. */
+/* All ranks use the times of the first replica, so that all make the same choice. The batch numbers of two ranks differ
+ * by at most one. */
 static void take_times(sluice_pipeline_t* pipeline, int32_t rank, const sluice_stage_head_t* head,
                        const sluice_stage_times_t* times) {
   const sluice_stage_handshake_t* agreed = &pipeline->agreed;

@@ -73,7 +73,7 @@ sluice_status_t sluice_pipeline_open(const sluice_pipeline_terms_t* terms, sluic
     pipeline = new_pipeline(num_ranks);
     if (pipeline == NULL) mine = sluice_alloc_status();
   }
-  if (pipeline == NULL) { /* the other ranks are told all the same */
+  if (pipeline == NULL) { /* the other ranks must still be told */
     sluice_stage_handshake_t nothing;
     return sluice_stage_shake_hands(terms, mine, comm, &nothing);
   }

@@ -10,7 +10,7 @@
 #include "backend/pipeline/run/values.h"
 #include "backend/pipeline/runner.h"
 
-/* What another rank has told this one. */
+/* The state of another rank, from its control messages. */
 typedef struct sluice_stage_peer_s {
   int32_t is_heard;                 /* a receive of its next control message is posted */
   sluice_stage_head_t done;         /* the newest one */
@@ -75,7 +75,7 @@ struct sluice_pipeline_s {
   sluice_stage_times_t told[2][SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];
   sluice_stage_times_t times[SLUICE_PIPELINE_MAX_VIRTUAL_STAGES];
   int32_t has_times;
-  int32_t has_told;   /* the newest batch has ended, and all its times and metadata are there */
+  int32_t has_told;   /* the newest batch has ended, and all its times and metadata have arrived */
   const double* note; /* of the host, read when this rank's batch ends */
   int32_t note_count;
 

@@ -4,9 +4,9 @@
  * another mode, want to give the tuner a machine for its predictions, or want to read, store and restore decisions.
  * docs/tuning.md describes how it decides.
  *
- * Under a memory budget the tuner predicts the time of plans (n, restore policy, weight gradients), by its machine if
- * it has one, and runs the best few that fit as ordinary steps, in turns. Without a budget and with several ranks it
- * searches for n.
+ * Under a memory budget the tuner predicts the time of plans (n, restore policy, weight gradients), with its machine if
+ * it has one, and times the best few that fit in alternating steps. Without a budget and with several ranks it searches
+ * for n.
  *
  * Candidates run as ordinary training steps, and results do not depend on them. All ranks decide the same from the same
  * numbers, which are sent in headers. Ranks with different configurations get MISMATCH in their first forward.
@@ -24,12 +24,12 @@ extern "C" {
 #endif
 
 enum {
-  SLUICE_TUNER_ADAPTIVE = 0, /* the model first; steps then confirm its best few candidates, and correct the model.
-                                Without a machine the tuner derives one from the lane times of the first steps. The
-                                default */
-  SLUICE_TUNER_PROFILE = 1,  /* by timed steps alone. Under a budget timed steps decide among at most four plans, those
-                                with the best prices, by the machine or without one by observed rates */
-  SLUICE_TUNER_MODEL = 2     /* by predictions alone: needs a machine */
+  SLUICE_TUNER_ADAPTIVE = 0, /* the default: predictions select a few candidates, and timed steps decide among these and
+                                correct the model. Without a machine the tuner derives one from the lane times of the
+                                first steps */
+  SLUICE_TUNER_PROFILE = 1,  /* timed steps alone decide. Under a budget they decide among at most four plans, the
+                                fastest by the machine or, without one, by observed rates */
+  SLUICE_TUNER_MODEL = 2     /* predictions alone decide; needs a machine */
 };
 
 typedef struct sluice_tuner_config_s {

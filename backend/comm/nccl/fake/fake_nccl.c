@@ -348,7 +348,7 @@ static void end_comm(fake_comm_t* comm) {
     end_split(comm, made);
     end_comm(made);
   }
-  comm->group->gone[comm->rank] = 1; /* from now on, other ranks wait for it in vain */
+  comm->group->gone[comm->rank] = 1; /* from now on, waits of other ranks for it fail */
   comm->group->comms[comm->rank] = NULL;
   if (sluice_fake_nccl_has_folder()) sluice_fake_nccl_note(comm->group->id, comm->rank, SLUICE_FAKE_GONE);
   --state.live;

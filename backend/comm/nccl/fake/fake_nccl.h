@@ -22,7 +22,7 @@
 sluice_nccl_symbols_t sluice_fake_nccl(void);
 void sluice_fake_nccl_set_version(int version);
 /* As in the fake driver; error texts and versions are not counted. With the code IN_PROGRESS a send, a receive, or the
- * end of a group or communicator is carried out all the same. */
+ * end of a group or communicator still takes effect. */
 void sluice_fake_nccl_fail_call(int64_t nth, int code);
 int sluice_fake_nccl_failed(void);
 int64_t sluice_fake_nccl_live(void);          /* communicators */

@@ -32,7 +32,7 @@ typedef struct sluice_fake_event_s {
   int32_t rank, stream;
   const char* name; /* of static storage */
   int64_t ticket;   /* number of a record of an event */
-  /* of a kernel: units, of which a warp takes one at a time, and elements per unit (bytes for moved rows) */
+  /* of a kernel: units (a warp takes one at a time), and elements per unit (bytes for moved rows) */
   int64_t units, length;
   uint64_t reads, writes; /* bytes */
   int64_t comm, number;   /* of a group: its communicator, and its number within it */
@@ -43,9 +43,9 @@ typedef struct sluice_fake_part_s {
   int64_t of[3];
 } sluice_fake_part_t;
 
-/* Makes runs dry until the next reset. */
+/* Makes all work dry until the next reset. */
 void sluice_fake_cuda_make_dry(void);
-/* Clears the record; from now on calls are recorded, or not. */
+/* Clears the record, and turns recording on or off. */
 void sluice_fake_cuda_record(int on);
 void sluice_fake_cuda_mark(int32_t rank, const char* name); /* of static storage */
 void sluice_fake_cuda_header(int32_t rank);
@@ -53,7 +53,8 @@ int64_t sluice_fake_cuda_recorded(sluice_fake_event_kind_t kind); /* number of r
 /* JSON: a list for each event, [kind, rank, ...]; the events of a rank in the order of its calls. */
 void sluice_fake_cuda_write_record(FILE* out);
 
-/* For the fakes, all locked. note_event: its number, -1 while nothing is recorded; parts are copied. */
+/* For the fakes; all require the lock. note_event returns the event's number, -1 while recording is off; parts are
+ * copied. */
 int64_t sluice_fake_note_event(const sluice_fake_event_t* event, const sluice_fake_part_t* parts);
 /* Bytes that are counted until the next call belong to that event; -1: to none. */
 void sluice_fake_count_bytes_for(int64_t event);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The amount of work of each kernel, from its arguments: units, of which a warp takes one at a time, and the length of
- * the loop of one unit in elements. For rows that are only moved, the length is in bytes. */
+/* The amount of work of each kernel, from its arguments: the number of units (a warp takes one at a time), and the
+ * length of the loop of one unit in elements, or in bytes for rows that are only moved. */
 #include <string.h>
 
 #include "backend/base/math.h"

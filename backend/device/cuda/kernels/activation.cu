@@ -43,7 +43,7 @@ SLUICE_FN float most_of(float x, float limit) { return x < limit ? limit : x; }
 SLUICE_FN double least_of(double x, double limit) { return x > limit ? limit : x; }
 SLUICE_FN double most_of(double x, double limit) { return x < limit ? limit : x; }
 
-/* How exp(-x) and exp(-x^2 / 2) are evaluated. For 16-bit types, rounding of the argument may change the last digits of
+/* Evaluates exp(-x) and exp(-x^2 / 2). For 16-bit types, rounding of the argument may change the last digits of
  * the exponential (relative 1e-6 at e^-15); for f32 the argument is two floats, at most 126 in magnitude. Too large
  * values become infinite, and 0 when inverted. */
 template <typename E>

@@ -34,9 +34,10 @@ static sluice_status_t record(void* user, void* event, sluice_stream_t stream) {
   int code = driver->cuStreamIsCapturing(stream, &capturing);
   if (code == 0 && capturing != SLUICE_CU_CAPTURE_NONE) {
     (void)sluice_cuda_leave(device);
-    return SLUICE_FAIL(SLUICE_E_STATE,
-                       "cuda: the stream is being captured into a graph; ranks that are threads meet on the host: use "
-                       "an nccl communicator for a captured layer");
+    return SLUICE_FAIL(
+        SLUICE_E_STATE,
+        "cuda: the stream is being captured into a graph; ranks that are threads synchronize on the host: use "
+        "an nccl communicator for a captured layer");
   }
   if (code == 0) code = driver->cuEventRecord(event, stream);
   return leave_with(device, code, "an exchange between threads cannot be recorded");

@@ -189,7 +189,7 @@ static sluice_status_t set_share(sluice_context_t* context, uint64_t share, uint
   }
   if (context->memory->limit != 0) {
     return SLUICE_FAIL(SLUICE_E_STATE,
-                       "sluice_context_set_share: a plan of %llu bytes stands; shares are set before the first forward",
+                       "sluice_context_set_share: a plan of %llu bytes exists; set shares before the first forward",
                        (unsigned long long)context->memory->limit);
   }
   context->memory_budget = share;

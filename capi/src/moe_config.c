@@ -126,9 +126,10 @@ static sluice_status_t check_capacity(const sluice_context_t* context, sluice_mo
     return SLUICE_OK;
   }
   if (c->num_chunks == 0 && context->world_size > 1) {
-    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "layer %d: num_chunks is 0, chosen by Sluice, but capacity_rows is of one chunk: give a number",
-                       id);
+    return SLUICE_FAIL(
+        SLUICE_E_UNSUPPORTED,
+        "layer %d: num_chunks is 0, chosen by Sluice, but capacity_rows is a number of rows per chunk: give num_chunks",
+        id);
   }
   if (c->num_chunks == 0) c->num_chunks = 1;
   int64_t most = INT32_MAX / ((int64_t)c->num_chunks * c->num_experts);

@@ -141,8 +141,8 @@ static sluice_status_t check_args(const sluice_optimizer_t* optimizer, const slu
   SLUICE_TRY(SLUICE_REQUIRE(args->reserved == 0, "optimizer: reserved is %d; set it to 0", args->reserved));
   if (optimizer->on_device != NULL && args->file != NULL) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "optimizer: file is set, which a step on a device does not take; give tensors their states in "
-                       "host memory, and NULL");
+                       "optimizer: file is set, which a step on a device does not support; pass NULL, and states in "
+                       "host memory with the tensors");
   }
   SLUICE_TRY(SLUICE_REQUIRE(optimizer->on_device != NULL || args->stream == NULL,
                             "optimizer: a stream is given, and the optimizer was made without a context: its steps "

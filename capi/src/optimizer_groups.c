@@ -40,9 +40,9 @@ static sluice_status_t check_tensor(const sluice_optimizer_tensor_t* t, int64_t 
   const char *missing = missing_array(t, wanted), *surplus = surplus_array(t, wanted);
   SLUICE_TRY(SLUICE_REQUIRE(t->count == 0 || missing == NULL, "optimizer: tensor %lld of group %lld: %s is NULL",
                             (long long)index, (long long)group, missing != NULL ? missing : ""));
-  SLUICE_TRY(SLUICE_REQUIRE(surplus == NULL,
-                            "optimizer: tensor %lld of group %lld: %s is given, and lies in the step's file; give NULL",
-                            (long long)index, (long long)group, surplus != NULL ? surplus : ""));
+  SLUICE_TRY(SLUICE_REQUIRE(
+      surplus == NULL, "optimizer: tensor %lld of group %lld: %s is given, but the step's file holds it; give NULL",
+      (long long)index, (long long)group, surplus != NULL ? surplus : ""));
   SLUICE_TRY(SLUICE_REQUIRE(is_real(t->param_dtype),
                             "optimizer: tensor %lld of group %lld: param_dtype is %s (%d); known are f32, bf16 and f16",
                             (long long)index, (long long)group, sluice_dtype_name(t->param_dtype), t->param_dtype));
@@ -73,10 +73,10 @@ static sluice_status_t read_group(const sluice_optimizer_group_t* given, int64_t
   SLUICE_TRY(sluice_struct_copy(&g, sizeof g, given, sizeof g, "sluice_optimizer_group_t"));
   SLUICE_TRY(SLUICE_REQUIRE(g.reserved == 0, "optimizer: group %lld: reserved is %d; set it to 0", (long long)index,
                             g.reserved));
-  SLUICE_TRY(SLUICE_REQUIRE(g.comm == NULL || of_step != NULL || !is_of_step(wanted),
-                            "optimizer: group %lld has a communicator, and the step has none: give the step that of "
-                            "all ranks",
-                            (long long)index));
+  SLUICE_TRY(SLUICE_REQUIRE(
+      g.comm == NULL || of_step != NULL || !is_of_step(wanted),
+      "optimizer: group %lld has a communicator, but the step has none: give the step the communicator of all ranks",
+      (long long)index));
   work->comms[index] = g.comm != NULL ? g.comm : of_step;
   for (int64_t t = 0; t < g.num_tensors; ++t) {
     SLUICE_TRY(check_tensor(g.tensors + t, work->num_elements, wanted, index, t));

@@ -53,7 +53,7 @@ static sluice_status_t check_workload(const sluice_optimizer_workload_t* w) {
                             "most %d buckets",
                             (long long)w->bucket, (long long)w->count, MOST_BUCKETS));
   SLUICE_TRY(SLUICE_REQUIRE(w->sum_buckets >= 0,
-                            "sluice_optimizer_workload_t: sum_buckets is %lld; give k, or 0 for the best",
+                            "sluice_optimizer_workload_t: sum_buckets is %lld; give k, or 0 for the fastest k",
                             (long long)w->sum_buckets));
   SLUICE_TRY(SLUICE_REQUIRE(w->world_size >= 1, "sluice_optimizer_workload_t: world_size is %d; give at least 1",
                             w->world_size));

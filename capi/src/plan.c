@@ -287,10 +287,10 @@ sluice_status_t sluice_moe_smallest_budgets(sluice_moe_t* const* layers, int32_t
                             (long long)num_tokens));
   for (int32_t i = 0; i < num_layers; ++i) {
     SLUICE_TRY(SLUICE_REQUIRE(layers[i] != NULL, "sluice_moe_smallest_budgets: layers[%d] is NULL", i));
-    SLUICE_TRY(SLUICE_REQUIRE(layers[i]->context == layers[0]->context,
-                              "sluice_moe_smallest_budgets: layers[%d] has another context than layers[0]: ask for "
-                              "each context by itself",
-                              i));
+    SLUICE_TRY(SLUICE_REQUIRE(
+        layers[i]->context == layers[0]->context,
+        "sluice_moe_smallest_budgets: layers[%d] has another context than layers[0]: make one call for each context",
+        i));
   }
   SLUICE_TRY(sluice_engine_enter(layers[0]->context, "sluice_moe_smallest_budgets"));
   sluice_status_t status = SLUICE_OK;

@@ -184,12 +184,12 @@ sluice_status_t sluice_planner_read_workload(const sluice_planner_workload_t* gi
                             "workload: may_keep_part is %d; it is 0 or 1", out->may_keep_part));
   SLUICE_TRY(SLUICE_REQUIRE(
       out->activation >= SLUICE_ACTIVATION_IDENTITY && out->activation <= SLUICE_ACTIVATION_SWIGLU,
-      "workload: activation is %d; known are SLUICE_ACTIVATION_* of sluice/moe.h, and 0 where it is not said",
+      "workload: activation is %d; known are SLUICE_ACTIVATION_* of sluice/moe.h, and 0 if it is not known",
       out->activation));
   SLUICE_TRY(
       SLUICE_REQUIRE(out->grouped == 0 || out->grouped == 1, "workload: grouped is %d; it is 0 or 1", out->grouped));
   SLUICE_TRY(SLUICE_REQUIRE(!out->grouped || (out->memory_budget == 0 && out->host_memory_budget == 0),
-                            "workload: grouped is 1 under a budget, whose plans have one slot of rows on their way: "
+                            "workload: grouped is 1 under a budget, whose plans have one slot for rows in transit: "
                             "set grouped or the budgets to 0"));
   return check_experts(out);
 }

@@ -142,7 +142,7 @@ sluice_status_t sluice_context_write_decisions(sluice_context_t* context, char* 
   if (text != NULL && room >= needed) sluice_tuner_write(tuner, text, room);
   sluice_engine_leave(context);
   SLUICE_TRY(SLUICE_REQUIRE(text == NULL || room >= needed,
-                            "sluice_context_write_decisions: room for %llu bytes, they have %llu",
+                            "sluice_context_write_decisions: room for %llu bytes, the text has %llu",
                             (unsigned long long)room, (unsigned long long)needed));
   return SLUICE_OK;
 }

@@ -71,7 +71,7 @@ static void prefetch(ops_t* out, sluice_swap_entry_t* entry) {
   entry->state = SLUICE_SWAP_COMES;
 }
 
-/* Backwards run down the layers. Of those below, the next one comes back if there is room on the device. */
+/* Prefetches the next swapped layer below, which runs its backward next, if the rules allow that. */
 static void prefetch_below(sluice_swap_order_t* order, int64_t micro_batch, int32_t layer, ops_t* out) {
   if (in_state(order, SLUICE_SWAP_LEAVES) != NULL || in_state(order, SLUICE_SWAP_COMES) != NULL) return;
   for (int32_t below = layer - 1; below >= 0; --below) {
@@ -99,7 +99,7 @@ static sluice_status_t forward_ends(sluice_swap_order_t* order, int64_t micro_ba
   return SLUICE_OK;
 }
 
-/* Entries of which `is_over` holds; they are forgotten. */
+/* Removes the entries of layers above `above` whose backward has run. */
 static void forget_used(sluice_swap_order_t* order, int64_t micro_batch, int32_t above) {
   int32_t kept = 0;
   for (int32_t i = 0; i < order->count; ++i) {

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The rules of swapping: which ops follow when the computation reaches a point. Pure. The executor, the simulator and
+/* The rules of swapping: the ops that follow from an event of the computation. Pure. The executor, the simulator and
  * the checker of the tests run the same rules.
  *
- * Bytes on the device: the layer that runs has its own, and at most one other swapped layer has bytes there, which
- * leave or have come back. So a PUT is preceded by the SETTLE of the one before; a PREFETCH begins only while nothing
- * leaves and nothing else has come back; and a PUT while something has come back is settled at once. */
+ * In addition to the layer that runs, at most one swapped layer has its bytes on the device, while they are copied out
+ * or after they were copied back. So the SETTLE of the previous layer precedes a PUT; a PREFETCH begins only if no copy
+ * out is in progress and no other layer was copied back; and if a layer was copied back, a PUT is settled at once. */
 #ifndef SLUICE_BACKEND_SWAP_ORDER_H_
 #define SLUICE_BACKEND_SWAP_ORDER_H_
 
 #include "backend/base/alloc.h"
 #include "sluice/swap.h"
 
-enum { SLUICE_SWAP_MOST_OPS = 4 }; /* of one event, but BACKWARD_ENDS: one for each layer of the micro-batch */
+enum { SLUICE_SWAP_MOST_OPS = 4 }; /* of one event; BACKWARD_ENDS has one for each layer of the micro-batch */
 
 typedef enum { SLUICE_SWAP_LEAVES, SLUICE_SWAP_IS_OUT, SLUICE_SWAP_COMES, SLUICE_SWAP_IS_USED } sluice_swap_state_t;
 
-/* What one layer has saved of one micro-batch, from its forward to the end of its backward. */
+/* The activations of one layer for one micro-batch, from its forward to the end of its backward. */
 typedef struct sluice_swap_entry_s {
   int64_t micro_batch;
   int32_t layer;
@@ -36,7 +36,7 @@ sluice_status_t sluice_swap_order_init(sluice_swap_order_t* order, const int32_t
 void sluice_swap_order_deinit(sluice_swap_order_t* order);
 void sluice_swap_order_reset(sluice_swap_order_t* order);
 
-/* has_left: whether the copies out that have begun have ended. The rest as sluice_swap_reach. */
+/* has_left: whether all copies out that have begun have ended. The other arguments are those of sluice_swap_reach. */
 sluice_status_t sluice_swap_order_reach(sluice_swap_order_t* order, int32_t event, int64_t micro_batch, int32_t layer,
                                         int32_t has_left, sluice_swap_op_t* ops, int32_t room, int32_t* out_count);
 

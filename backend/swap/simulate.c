@@ -7,7 +7,7 @@
 #include "backend/base/math.h"
 #include "backend/swap/order.h"
 
-/* Copies of one layer for one micro-batch: when each ends. */
+/* The times at which the copies of one layer end, for one micro-batch. */
 typedef struct times_s {
   double out_ends;
   double in_ends;
@@ -20,9 +20,9 @@ typedef struct run_s {
   int32_t room;
   times_t* times; /* [in_flight][num_layers] */
   double now;
-  double link_is_free; /* from when on */
-  double last_out;     /* when the newest copy out ends */
-  uint64_t near, out;  /* bytes now */
+  double link_is_free; /* time at which the link becomes free */
+  double last_out;     /* end of the newest copy out */
+  uint64_t near, out;  /* bytes of swapped layers now: on the device, and out */
   sluice_swap_prediction_t found;
 } run_t;
 
@@ -84,7 +84,7 @@ static void compute(run_t* r, double seconds) {
   r->found.compute_seconds += seconds;
 }
 
-/* The layer that runs has its bytes from its beginning on. */
+/* A layer occupies its bytes from the start of its forward on. */
 static sluice_status_t forward(run_t* r, int32_t micro_batch) {
   for (int32_t layer = 0; layer < r->w->num_layers; ++layer) {
     r->near += bytes_of(r, layer);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Swapping in virtual time: the rules of order.h with layers that take their seconds, and one link. */
+/* Simulates swapping in virtual time: the rules of order.h, the given seconds of layers, and one link. */
 #ifndef SLUICE_BACKEND_SWAP_SIMULATE_H_
 #define SLUICE_BACKEND_SWAP_SIMULATE_H_
 

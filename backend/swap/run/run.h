@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The executor of swapping: pieces of memory travel to a tier and back on a thread. The public header sluice/swap.h has
- * the contract of each call. */
+/* The executor of swapping: a thread copies pieces of memory to a tier and back. The public header sluice/swap.h
+ * documents each call. */
 #ifndef SLUICE_BACKEND_SWAP_RUN_RUN_H_
 #define SLUICE_BACKEND_SWAP_RUN_RUN_H_
 
 #include "sluice/swap.h"
 
-/* config: whole, with defaults where the caller's was shorter. */
+/* config: in the current layout, with defaults filled in. */
 sluice_status_t sluice_swapper_open(const sluice_swap_config_t* config, sluice_swap_t** out_swap);
 void sluice_swapper_close(sluice_swap_t* swap);
 sluice_status_t sluice_swapper_reach(sluice_swap_t* swap, int32_t event, int64_t micro_batch, int32_t layer,

@@ -12,7 +12,7 @@
 #include "backend/swap/run/run.h"
 #include "backend/swap/run/tier.h"
 
-/* A copy is made in parts of this size, so that one that is dropped ends soon. */
+/* Copies are made in parts of this size, so that a dropped copy ends soon. */
 #define PART (UINT64_C(1) << 20)
 
 typedef enum { LEAVES, IS_OUT, COMES, IS_BACK } state_t;
@@ -20,12 +20,12 @@ typedef enum { LEAVES, IS_OUT, COMES, IS_BACK } state_t;
 typedef struct piece_s {
   int64_t ticket;
   state_t state;
-  const void* data; /* while it leaves */
-  void* to;         /* while it comes */
+  const void* data; /* source of the copy out */
+  void* to;         /* destination of the copy back */
   sluice_tier_place_t place;
   int32_t is_dropped;
-  struct piece_s* next;     /* of all */
-  struct piece_s* next_job; /* of those that are to be copied */
+  struct piece_s* next;     /* in the list of all pieces */
+  struct piece_s* next_job; /* in the queue of copies */
 } piece_t;
 
 struct sluice_swap_s {
@@ -35,12 +35,12 @@ struct sluice_swap_s {
   pid_t pid;
   pthread_t thread;
   int64_t last_ticket;
-  /* The host's thread and the worker share what follows. */
+  /* The host's thread and the worker share the following members. */
   pthread_mutex_t mutex;
   pthread_cond_t has_work, has_ended;
   piece_t* pieces;
   piece_t *first_job, *last_job;
-  piece_t* runs; /* the copy under way */
+  piece_t* runs; /* the piece that is being copied */
   int32_t num_leaving;
   int32_t is_over;
   int32_t has_failed;
@@ -51,7 +51,7 @@ struct sluice_swap_s {
 
 /* ---- the worker ---- */
 
-/* Waits as long as the link of that rate would take, without the mutex for others. Under the mutex. */
+/* Waits until a link with the configured rate would have sent the bytes. Call with the mutex held; waits release it. */
 static void hold_rate(sluice_swap_t* s, const piece_t* piece, uint64_t begun_ns, uint64_t bytes) {
   if (s->bytes_per_second <= 0) return;
   const uint64_t least = (uint64_t)((double)bytes / s->bytes_per_second * 1e9);
@@ -60,7 +60,7 @@ static void hold_rate(sluice_swap_t* s, const piece_t* piece, uint64_t begun_ns,
     (void)sluice_cond_wait_until(&s->has_work, &s->mutex, s->link_is_free_ns);
 }
 
-/* Under the mutex, which it leaves while it copies. */
+/* Call with the mutex held; it is released while bytes are copied. */
 static sluice_status_t copy(sluice_swap_t* s, const piece_t* piece) {
   sluice_status_t status = SLUICE_OK;
   for (uint64_t from = 0; from < piece->place.bytes && status == SLUICE_OK && !piece->is_dropped; from += PART) {
@@ -111,7 +111,7 @@ static void* work(void* data) {
   return NULL;
 }
 
-/* Under the mutex. */
+/* Call with the mutex held. */
 static void add_job(sluice_swap_t* s, piece_t* piece) {
   *(s->last_job != NULL ? &s->last_job->next_job : &s->first_job) = piece;
   s->last_job = piece;
@@ -138,7 +138,7 @@ static sluice_status_t find_piece(const sluice_swap_t* s, int64_t ticket, piece_
                         (long long)ticket);
 }
 
-/* Until the piece is in no copy; counts if it has to wait. */
+/* Waits until the piece has left `state`, LEAVES or COMES, and counts the wait. */
 static sluice_status_t wait_for(sluice_swap_t* s, const piece_t* piece, state_t state) {
   pthread_mutex_lock(&s->mutex);
   const uint64_t begun = sluice_now_ns();
@@ -151,7 +151,7 @@ static sluice_status_t wait_for(sluice_swap_t* s, const piece_t* piece, state_t 
   return has_failed ? sluice_error_adopt(&s->failure) : SLUICE_OK;
 }
 
-/* The piece is in no copy. */
+/* Frees a piece that is not being copied. */
 static void forget(sluice_swap_t* s, piece_t* piece) {
   piece_t** link = &s->pieces;
   while (*link != piece) link = &(*link)->next;
@@ -266,7 +266,7 @@ void sluice_swapper_reset(sluice_swap_t* s) {
   if (s->pid != getpid()) return;
   while (s->pieces != NULL) drop(s, s->pieces);
   sluice_swap_order_reset(&s->order);
-  s->has_failed = 0; /* the worker has nothing to do */
+  s->has_failed = 0; /* without the mutex, because the worker is idle */
 }
 
 void sluice_swapper_read_stats(sluice_swap_t* s, sluice_swap_stats_t* out_stats) {
@@ -279,7 +279,7 @@ void sluice_swapper_read_stats(sluice_swap_t* s, sluice_swap_stats_t* out_stats)
 
 static sluice_status_t start_worker(sluice_swap_t* s) {
   sigset_t all, before;
-  sigfillset(&all); /* the host's handlers run on the host's threads */
+  sigfillset(&all); /* the host's signal handlers must run on its own threads */
   pthread_sigmask(SIG_SETMASK, &all, &before);
   const int error = pthread_create(&s->thread, NULL, work, s);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -320,7 +320,7 @@ sluice_status_t sluice_swapper_open(const sluice_swap_config_t* config, sluice_s
   return status;
 }
 
-/* In a forked child the worker does not run, and the mutex may be held for ever: its memory is left to the parent. */
+/* Does nothing in a forked child, in which the worker does not run and the mutex may be held for ever. */
 void sluice_swapper_close(sluice_swap_t* s) {
   if (s == NULL || s->pid != getpid()) return;
   sluice_swapper_reset(s);

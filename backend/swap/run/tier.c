@@ -16,7 +16,7 @@ static uint64_t whole_pages(uint64_t bytes) { return (bytes + PAGE - 1) / PAGE *
 static sluice_status_t open_file(sluice_tier_t* tier, const char* path) {
   if (snprintf(tier->path, sizeof tier->path, "%s", path) >= (int)sizeof tier->path)
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_swap_config_t: path has over %d bytes", PATH_MAX - 1);
-  /* The file is this process's alone: another process must not have it, nor a link that somebody left there. */
+  /* O_EXCL and O_NOFOLLOW: no other process may have the file open, and a symbolic link is refused. */
   if (sluice_descriptor_open(&tier->descriptor, path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW) < 0) {
     return SLUICE_FAIL(SLUICE_E_EXTERNAL, "swap: %s: making the file: %s", path, strerror(errno));
   }
@@ -53,7 +53,7 @@ static sluice_status_t make_room(sluice_tier_t* tier) {
   return SLUICE_OK;
 }
 
-/* The first gap that is large enough, so that the file grows little beyond what it holds. */
+/* Takes the first gap that is large enough, so that the file stays small. */
 static sluice_status_t take_of_file(sluice_tier_t* tier, sluice_tier_place_t* place) {
   SLUICE_TRY(make_room(tier));
   int32_t index = 0;

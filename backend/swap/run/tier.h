@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Where pieces lie while they are out: blocks of host memory, or a file that no folder lists any more. Private to
+/* The storage of pieces that were copied out: blocks of host memory, or a file that was unlinked. Private to
  * backend/swap/run. */
 #ifndef SLUICE_BACKEND_SWAP_RUN_TIER_H_
 #define SLUICE_BACKEND_SWAP_RUN_TIER_H_
@@ -36,7 +36,7 @@ void sluice_tier_close(sluice_tier_t* tier);
 sluice_status_t sluice_tier_take(sluice_tier_t* tier, uint64_t bytes, sluice_tier_place_t* out_place);
 void sluice_tier_give(sluice_tier_t* tier, const sluice_tier_place_t* place);
 
-/* Part of a piece, from its byte `from` on. Any thread. Errors: EXTERNAL. */
+/* Write and read a part of a piece, from byte `from` on. Any thread. Errors: EXTERNAL. */
 sluice_status_t sluice_tier_write(const sluice_tier_t* tier, const sluice_tier_place_t* place, uint64_t from,
                                   const void* data, uint64_t bytes);
 sluice_status_t sluice_tier_read(const sluice_tier_t* tier, const sluice_tier_place_t* place, uint64_t from, void* to,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The rules of swapping under every order of events that a stage may see, by a checker that knows only what ops mean;
- * and their times. */
+/* The rules of swapping under every order of events of a stage, checked by the meaning of the ops; and simulated
+ * times. */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -12,9 +12,9 @@
 
 enum { MOST_LAYERS = 4, MOST_MICRO_BATCHES = 3, MOST_STEPS = 256 };
 
-/* ---- the checker: a list of computations and ops, and what is on the device ---- */
+/* ---- the checker: a list of computations and ops, and the layers on the device ---- */
 
-enum { RUN_FORWARD = 100, RUN_BACKWARD = 101 }; /* kinds besides those of ops */
+enum { RUN_FORWARD = 100, RUN_BACKWARD = 101 }; /* kinds in addition to those of ops */
 
 typedef struct trace_s {
   sluice_swap_op_t steps[MOST_STEPS];
@@ -24,7 +24,7 @@ typedef struct trace_s {
 
 enum { NOWHERE, RUNS, LEAVES, OUT, COMES, USED };
 
-/* NULL: the list is right. */
+/* Returns the first fault; NULL: the list is valid. */
 static const char* check(const trace_t* t) {
   int32_t where[MOST_MICRO_BATCHES][MOST_LAYERS] = {{NOWHERE}};
   for (int32_t i = 0; i < t->count; ++i) {
@@ -61,7 +61,7 @@ static const char* check(const trace_t* t) {
       for (int32_t layer = 0; layer < MOST_LAYERS; ++layer)
         near += where[k][layer] == LEAVES || where[k][layer] == COMES;
     }
-    /* For a moment, between its put and its settle, one more: nothing runs meanwhile. */
+    /* Between a put and its settle there may be one more, because nothing runs in between. */
     if (near > 1 && step->kind >= RUN_FORWARD) return "a layer runs, and two more are on the device";
     if (step->kind == RUN_BACKWARD) *at = NOWHERE;
   }
@@ -85,7 +85,7 @@ static int32_t choose(choices_t* c, int32_t of) {
   return c->taken[c->next++];
 }
 
-/* The next combination; 0: that was the last. */
+/* Advances to the next combination. Returns 0 after the last one. */
 static int32_t go_on(choices_t* c) {
   while (c->count > 0 && c->taken[c->count - 1] + 1 == c->of[c->count - 1]) --c->count;
   if (c->count == 0) return 0;
@@ -125,7 +125,7 @@ static void forward(walk_t* w, int64_t micro_batch, int32_t num_layers) {
   }
 }
 
-/* Below some layer nothing may be trained: the backward ends there. */
+/* The backward may end above layers that are not trained. */
 static void backward(walk_t* w, int64_t micro_batch, int32_t num_layers) {
   const int32_t last = choose(&w->choices, 2) ? 1 : 0;
   for (int32_t layer = num_layers - 1; layer >= last; --layer) {
@@ -171,7 +171,7 @@ TEST(Rules_UnderEveryOrder_LeaveTwoLayersOnTheDeviceAtMost) {
   assert_true(num_walks > 10000);
 }
 
-/* The checker can fail: an op less, and most pairs of neighbours the other way round, are found. */
+/* The checker finds each missing op, and most swaps of two adjacent ops. */
 TEST(Checker_OfAListWithAPlantedError_FindsIt) {
   static const int32_t swapped[MOST_LAYERS] = {1, 1, 1, 0};
   walk_t w = {.trace = {.swapped = swapped}};
@@ -188,7 +188,7 @@ TEST(Checker_OfAListWithAPlantedError_FindsIt) {
     ++num_ops;
   }
   assert_int_equal(num_ops, 2 * 3 * 4);
-  trace_t early = w.trace; /* all fetches of a micro-batch with its first */
+  trace_t early = w.trace; /* all prefetches of a micro-batch together with the first one */
   int32_t last = -1;
   for (int32_t i = 0; i < early.count; ++i) {
     if (early.steps[i].kind != SLUICE_SWAP_OP_PREFETCH || early.steps[i].micro_batch != 0) continue;
@@ -214,7 +214,7 @@ TEST(Rules_WhatIsNoEvent_IsRefused) {
   sluice_swap_order_deinit(&order);
 }
 
-/* A host that announces another backward than it runs: what has come for it stays alone on the device. */
+/* A host announces another backward than it then runs: no other layer is copied back in addition. */
 TEST(Rules_WrongBackwardAnnounced_NothingElseComes) {
   static const int32_t swapped[3] = {1, 1, 0};
   sluice_swap_order_t order;
@@ -244,8 +244,9 @@ static sluice_swap_prediction_t predict(const sluice_swap_layer_t* layers, int32
   return found;
 }
 
-/* The seconds that a layer's copy has while nothing waits: out until the forward of the next swapped layer has ended,
- * back from the beginning of that layer's backward on. The last one has the layers above it for each. */
+/* Returns the least time that a copy may take without a wait. A layer is copied out until the forward of the next
+ * swapped layer has ended, and back from the start of that layer's backward on; for the last one, the layers above it
+ * count. */
 static double least_window(const sluice_swap_layer_t* layers, int32_t num_layers) {
   double least = INFINITY;
   for (int32_t i = 0; i < num_layers; ++i) {
@@ -302,7 +303,7 @@ TEST(VirtualTime_MicroBatchesInFlight_BytesAreThoseOfThePlan) {
     const sluice_swap_prediction_t found = predict(layers, 5, 1000, 8, in_flight);
     assert_int_equal(found.out_bytes, 8 * 100);
     assert_int_equal(found.in_bytes, 8 * 100);
-    assert_true(found.most_near_bytes <= 50 + 50); /* the largest that works, and the largest that is staged */
+    assert_true(found.most_near_bytes <= 50 + 50); /* the largest layer that runs, and the largest that is staged */
     assert_true(found.most_out_bytes <= (uint64_t)in_flight * 100);
     assert_int_equal(found.num_waits, 0);
   }

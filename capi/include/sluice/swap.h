@@ -49,8 +49,8 @@ SLUICE_EXPORT SLUICE_EXPERIMENTAL void sluice_swap_config_init(sluice_swap_confi
  * the error of the system). */
 SLUICE_API SLUICE_EXPERIMENTAL sluice_status_t sluice_swap_create(const sluice_swap_config_t* config,
                                                                   sluice_swap_t** out_swap);
-/* Destroys a swap: waits for the copy in progress and drops the others. Accepts NULL. In a forked child the call only
- * frees memory. */
+/* Destroys a swap: waits for the copy in progress and drops the others. Accepts NULL. In a forked child the call has no
+ * effect. */
 SLUICE_EXPORT SLUICE_EXPERIMENTAL void sluice_swap_destroy(sluice_swap_t* swap);
 
 /* Events of the computation that a host reports. */

@@ -14,6 +14,7 @@
 #include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/refusals.h"
 #include "capi/test/world/budget_suite.h"
+#include "capi/test/world/sweeps.h"
 
 static case_t base_case(void) {
   case_t c = world_small_case();
@@ -21,127 +22,26 @@ static case_t base_case(void) {
   return c;
 }
 
-static int64_t matrix_elements(const case_t* c) { return c->num_experts * c->hidden_width * c->model_width; }
-
-/* Rows reach the experts unchanged, so their gradients, and those of route weights, have the same bits. */
-static void assert_same_at_experts(const case_t* c, const result_t* a, const result_t* b) {
-  for (int32_t r = 0; r < c->world_size; ++r) {
-    assert_memory_equal(a->grad_weights[r], b->grad_weights[r],
-                        (size_t)(c->tokens[r] * c->top_k) * sizeof *a->grad_weights[r]);
-  }
-  if (c->callback_experts) return;
-  assert_memory_equal(a->grad_params[0], b->grad_params[0], (size_t)matrix_elements(c) * sizeof(double));
-  assert_memory_equal(a->grad_params[2], b->grad_params[2], (size_t)matrix_elements(c) * sizeof(double));
-  if (c->gated) assert_memory_equal(a->grad_params[1], b->grad_params[1], (size_t)matrix_elements(c) * sizeof(double));
-}
-
+/* Compares with the reference and, at the experts, with the same layer without deduplication. */
 static void check(const case_t* c) {
-  result_t got, plain, want;
+  result_t got, plain;
   case_t without = *c;
   without.deduplicate = 0, without.chunking = SLUICE_CHUNKING_TOKENS;
   case_run(c, &got);
   case_run(&without, &plain);
-  world_reference(c, &want);
-  must_work(c, &got);
+  must_match(c, &got);
   must_work(c, &plain);
-  double d = world_distance(c, &got, &want);
-  if (!(d >= 0 && d <= world_tolerance(c))) {
-    fail_msg("W %d n %d K %d E %d dtype %d gated %d restore %d %d: distance %g", c->world_size, c->num_chunks, c->top_k,
-             c->num_experts, c->dtype, c->gated, c->restore_input, c->restore_pre_activation, d);
-  }
-  assert_same_at_experts(c, &got, &plain);
+  must_be_same_at_experts(c, &got, &plain);
   world_free(&got);
   world_free(&plain);
-  world_free(&want);
-}
-
-TEST(Deduplicate_RanksAndChunks_MatchReference) {
-  const int32_t chunks[] = {1, 2, 3, 5, 16};
-  for (int32_t w = 1; w <= 4; ++w) {
-    for (int32_t n = 0; n < 5; ++n) {
-      case_t c = base_case();
-      c.world_size = w, c.num_chunks = chunks[n], c.gated = (w + n) % 3 == 0, c.wgrad_mode = n % 2;
-      check(&c);
-    }
-  }
-}
-
-TEST(Deduplicate_EveryPolicy_MatchesReference) {
-  const int32_t inputs[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
-  const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
-  for (int32_t p = 0; p < 9; ++p) {
-    case_t c = base_case();
-    c.world_size = 2 + p % 3, c.num_chunks = 1 + p % 4, c.gated = p % 2;
-    c.restore_input = inputs[p / 3], c.restore_pre_activation = pre_activations[p % 3];
-    c.reuse_saved = p % 2, c.restore = p % 4 == 3;
-    check(&c);
-    c.restore = !c.restore, c.separate_wgrad = 1, c.outstanding = c.restore ? 1 : 2, c.wgrad_mode = 1;
-    check(&c);
-  }
-}
-
-TEST(Deduplicate_EveryDtype_MatchesReference) {
-  const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16, SLUICE_DTYPE_F64};
-  for (int32_t i = 0; i < 4; ++i) {
-    for (int32_t w = 2; w <= 4; ++w) {
-      case_t c = base_case();
-      c.world_size = w, c.num_chunks = 3, c.dtype = dtypes[i], c.gated = w == 2;
-      check(&c);
-    }
-  }
 }
 
 TEST(Deduplicate_AnyTopK_MatchesReference) {
   for (int32_t k = 1; k <= 12; k += k < 8 ? 1 : 4) {
-    for (int32_t w = 2; w <= 4; ++w) {
-      case_t c = base_case();
-      c.world_size = w, c.top_k = k, c.num_chunks = 2;
-      check(&c);
-    }
-  }
-}
-
-TEST(Deduplicate_DroppedRepeatedAndHotRoutes_MatchReference) {
-  for (int32_t w = 2; w <= 4; ++w) {
-    for (int32_t every = 1; every <= 3; ++every) {
-      case_t c = base_case();
-      c.world_size = w, c.num_chunks = 3, c.drop_every = every;
-      check(&c);
-      c.drop_every = 5, c.repeat_every = every;
-      check(&c);
-      c.drop_every = 0, c.hot_expert = 11, c.uneven_owners = every == 2;
-      check(&c);
-    }
-  }
-}
-
-TEST(Deduplicate_NoTokensOnSomeRanks_MatchesReference) {
-  case_t c = base_case();
-  c.world_size = 3, c.num_chunks = 4;
-  c.tokens[1] = 0;
-  check(&c);
-  c.tokens[0] = c.tokens[2] = 0;
-  check(&c);
-}
-
-TEST(Deduplicate_CallbackExperts_MatchReference) {
-  for (int32_t recompute = 0; recompute < 2; ++recompute) {
     case_t c = base_case();
-    c.callback_experts = 1, c.world_size = 3, c.num_chunks = 3;
-    c.restore_input = recompute ? SLUICE_RESTORE_REDISPATCH : SLUICE_RESTORE_KEEP;
-    c.restore_pre_activation = recompute ? SLUICE_RESTORE_RECOMPUTE : SLUICE_RESTORE_KEEP;
+    c.world_size = 2 + k % 3, c.top_k = k, c.num_chunks = 2;
     check(&c);
   }
-}
-
-TEST(Deduplicate_ManyCycles_KeepNoMemory) {
-  case_t c = base_case();
-  c.world_size = 3, c.num_chunks = 3, c.cycles = 3;
-  result_t got;
-  case_run(&c, &got);
-  must_work(&c, &got);
-  for (int32_t r = 0; r < 3; ++r) assert_int_equal(got.growth[r], 0);
-  world_free(&got);
 }
 
 /* A sum of one row is that row, rounded twice to the same value. */
@@ -149,29 +49,19 @@ TEST(Deduplicate_OneRoutePerToken_HasTheBitsOfRows) {
   for (int32_t dtype = SLUICE_DTYPE_F32; dtype <= SLUICE_DTYPE_F16; ++dtype) {
     case_t c = base_case();
     c.dtype = dtype, c.top_k = 1, c.world_size = 3, c.num_chunks = 2;
-    result_t got, plain;
-    case_run(&c, &got);
-    c.deduplicate = 0, c.chunking = SLUICE_CHUNKING_TOKENS;
-    case_run(&c, &plain);
-    assert_true(world_identical(&c, &got, &plain, 1));
-    world_free(&got);
-    world_free(&plain);
+    case_t without = c;
+    without.deduplicate = 0, without.chunking = SLUICE_CHUNKING_TOKENS;
+    check_same_bits(&c, &without, 1);
   }
 }
 
 /* Chunks are cut by tokens, so one chunk has all of a token's sums. */
 TEST(Deduplicate_AnyNumberOfChunks_HasTheSameBits) {
   for (int32_t dtype = SLUICE_DTYPE_F32; dtype <= SLUICE_DTYPE_F16; ++dtype) {
-    case_t c = base_case();
-    c.dtype = dtype, c.world_size = 4;
-    result_t one, many;
-    case_run(&c, &one);
-    for (c.num_chunks = 2; c.num_chunks <= 7; ++c.num_chunks) {
-      case_run(&c, &many);
-      assert_true(world_identical(&c, &one, &many, 0));
-      world_free(&many);
-    }
-    world_free(&one);
+    case_t one = base_case(), many;
+    one.dtype = dtype, one.world_size = 4;
+    many = one;
+    for (many.num_chunks = 2; many.num_chunks <= 7; ++many.num_chunks) check_same_bits(&one, &many, 0);
   }
 }
 
@@ -364,7 +254,13 @@ int main(void) {
       BUDGET_TEST(DeduplicateBudget_MoreOutstandingThanSaid_RefusedByName, suite_of(),
                   budget_more_outstanding_than_said),
       BUDGET_TEST(DeduplicateHostBudget_OneHotExpert_ResultsAreTheSame, suite_of(), host_budget_one_hot_expert),
-      TEST_WITH(run_on_fakes, Deduplicate_EveryDtype_MatchesReference),
+      SWEEP_TEST(Deduplicate_RanksAndChunks_MatchReference, world_run, base_case(), check, sweep_ranks_and_chunks),
+      SWEEP_TEST(Deduplicate_EveryPolicy_MatchesReference, world_run, base_case(), check, sweep_policies),
+      SWEEP_TEST(Deduplicate_EveryDtype_MatchesReference, world_run, base_case(), check, sweep_dtypes),
+      SWEEP_TEST(Deduplicate_EveryDtypeOnFakes_MatchesReference, run_on_fakes, base_case(), check, sweep_dtypes),
+      SWEEP_TEST(Deduplicate_AnyRoutes_MatchReference, world_run, base_case(), check, sweep_routes),
+      SWEEP_TEST(Deduplicate_AnyBatches_MatchReference, world_run, base_case(), check, sweep_batches),
+      SWEEP_TEST(Deduplicate_CallbackExperts_MatchReference, world_run, base_case(), check, sweep_callbacks),
       TEST_WITH(run_on_fakes, Deduplicate_AnyNumberOfChunks_HasTheSameBits),
       TEST_WITH(run_on_fakes, Deduplicate_BytesSent_AreThoseOfTokenCopies),
   };

@@ -10,6 +10,7 @@
 #include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/refusals.h"
 #include "capi/test/world/capacity_budgets.h"
+#include "capi/test/world/sweeps.h"
 
 static case_t base_case(void) {
   case_t c = world_small_case();
@@ -29,24 +30,19 @@ static int sums_by_pairs(const case_t* c) {
 static void check(const case_t* c) {
   result_t exact, capacity;
   case_t under = *c;
-  under.capacity = c->capacity > 0 ? c->capacity : 18;
+  under.capacity = c->capacity > 0 ? c->capacity : c->repeat_every > 0 ? 36 : 18;
   case_t plain = *c;
   plain.capacity = 0;
   plain.chunking = SLUICE_CHUNKING_TOKENS; /* as under a capacity, so that weight gradients have the same sums */
   case_run(&plain, &exact);
   case_run(&under, &capacity);
-  must_work(c, &exact);
-  must_work(c, &capacity);
   const int is_paired = sums_by_pairs(c);
-  if (!world_identical(c, &exact, &capacity, !is_paired) ||
-      (is_paired && world_distance(c, &exact, &capacity) > PAIRED_SUMS)) {
-    fail_msg("W %d n %d K %d dtype %d gated %d restore %d %d: other bits, distance %g", c->world_size, c->num_chunks,
-             c->top_k, c->dtype, c->gated, c->restore_input, c->restore_pre_activation,
-             world_distance(c, &exact, &capacity));
-  }
+  must_be_same(c, &exact, &capacity, !is_paired);
+  if (is_paired && world_distance(c, &exact, &capacity) > PAIRED_SUMS) fail_msg("%s: other sums", case_text(c));
   for (int32_t r = 0; r < c->world_size; ++r) {
     assert_int_equal(capacity.report_status[r], SLUICE_OK);
-    assert_int_equal(capacity.report[r].num_forwards, c->outstanding > 1 ? c->outstanding : 1);
+    assert_int_equal(capacity.report[r].num_forwards,
+                     c->cycles * WORLD_CYCLE + (c->outstanding > 1 ? c->outstanding : 1));
     assert_int_equal(capacity.report[r].num_dropped, 0);
   }
   world_free(&exact);
@@ -55,38 +51,11 @@ static void check(const case_t* c) {
 
 static const int32_t RANKS[] = {1, 2, 4}, CHUNKS[] = {1, 2, 4};
 
-TEST(Capacity_RanksChunksAndPolicies_HaveTheBitsOfExact) {
-  const int32_t inputs[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
-  const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
-  for (int w = 0; w < 3; ++w) {
-    for (int p = 0; p < 9; ++p) {
-      case_t c = base_case();
-      c.world_size = RANKS[w], c.num_chunks = CHUNKS[p % 3], c.gated = p % 2;
-      c.restore_input = inputs[p / 3], c.restore_pre_activation = pre_activations[p % 3];
-      c.reuse_saved = p % 2, c.restore = p % 4 == 3, c.wgrad_mode = p % 2;
-      check(&c);
-      c.dtype = SLUICE_DTYPE_BF16, c.num_chunks = 3, c.restore = !c.restore, c.gated = !c.gated;
-      check(&c);
-    }
-  }
-}
-
-TEST(Capacity_OddShapesSkewAndOwners_HaveTheBitsOfExact) {
+/* As many rows as fit, in chunks of few tokens. */
+TEST(Capacity_OfTwoRows_HasTheBitsOfExact) {
   for (int w = 0; w < 3; ++w) {
     case_t c = base_case();
-    c.world_size = RANKS[w], c.num_chunks = 3, c.drop_every = 3;
-    check(&c);
-    c.drop_every = 1;
-    check(&c);
-    c.drop_every = 0, c.top_k = 12;
-    check(&c);
-    c.top_k = 1, c.hot_expert = 11, c.transposed = 1;
-    check(&c);
-    c.hot_expert = -1, c.uneven_owners = 1, c.num_chunks = 16, c.capacity = 2;
-    check(&c);
-    c.tokens[0] = 0, c.capacity = 0;
-    check(&c);
-    c.tokens[1] = c.tokens[2] = c.tokens[3] = 0;
+    c.world_size = RANKS[w], c.top_k = 1, c.uneven_owners = 1, c.num_chunks = 16, c.capacity = 2, c.transposed = 1;
     check(&c);
   }
 }
@@ -367,9 +336,15 @@ int main(void) {
       BUDGET_TEST(Budget_UnderACapacity_PeakIsWhatWasPlannedToTheByte, suite_of(), capacity_budget_peak_is_planned),
       BUDGET_TEST(Budget_UnderACapacity_MoreOutstandingThanSaid_RefusedOnAllRanks, suite_of(),
                   capacity_budget_more_outstanding_than_said),
-      TEST_WITH(run_on_fakes, Capacity_RanksChunksAndPolicies_HaveTheBitsOfExact),
-      TEST_WITH(run_on_fakes, Capacity_OddShapesSkewAndOwners_HaveTheBitsOfExact),
-      TEST_WITH(run_on_old_fakes, Capacity_OddShapesSkewAndOwners_HaveTheBitsOfExact),
+      SWEEP_TEST(Capacity_RanksAndChunks_HaveTheBitsOfExact, world_run, base_case(), check, sweep_ranks_and_chunks),
+      SWEEP_TEST(Capacity_EveryPolicy_HasTheBitsOfExact, world_run, base_case(), check, sweep_policies),
+      SWEEP_TEST(Capacity_AnyRoutes_HaveTheBitsOfExact, world_run, base_case(), check, sweep_routes),
+      SWEEP_TEST(Capacity_AnyBatches_HaveTheBitsOfExact, world_run, base_case(), check, sweep_batches),
+      SWEEP_TEST(Capacity_EveryPolicyOnFakes_HasTheBitsOfExact, run_on_fakes, base_case(), check, sweep_policies),
+      SWEEP_TEST(Capacity_AnyRoutesOnFakes_HaveTheBitsOfExact, run_on_fakes, base_case(), check, sweep_routes),
+      SWEEP_TEST(Capacity_AnyBatchesOnFakes_HaveTheBitsOfExact, run_on_fakes, base_case(), check, sweep_batches),
+      SWEEP_TEST(Capacity_AnyRoutesOnOldFakes_HaveTheBitsOfExact, run_on_old_fakes, base_case(), check, sweep_routes),
+      TEST_WITH(run_on_fakes, Capacity_OfTwoRows_HasTheBitsOfExact),
       TEST_WITH(run_on_fakes, Capacity_DgradThenWgradAndOutstandingSteps_HaveTheBitsOfExact),
       TEST_WITH(run_on_fakes, Capacity_CallbackExperts_HaveTheBitsOfExactAndEveryPlace),
   };

@@ -6,6 +6,7 @@
 
 #include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/rig.h"
+#include "capi/test/world/sweeps.h"
 #include "third_party/bazel/test.h"
 
 static case_t base_case(void) {
@@ -14,74 +15,26 @@ static case_t base_case(void) {
   return c;
 }
 
-/* Compares with the reference, and bit for bit with the layer without groups. */
+/* Compares with the reference, and bit for bit with the layer without groups, in chunks of rows and of tokens. */
 static void check(const case_t* given) {
-  result_t single, grouped, want;
+  for (int32_t chunking = SLUICE_CHUNKING_ADAPTIVE; chunking <= SLUICE_CHUNKING_TOKENS; ++chunking) {
+    result_t single, grouped;
+    case_t c = *given;
+    c.chunking = chunking, c.grouping = SLUICE_GROUPING_OFF;
+    case_run(&c, &single);
+    c.grouping = SLUICE_GROUPING_ON;
+    case_run(&c, &grouped);
+    must_match(&c, &grouped);
+    must_be_same(&c, &grouped, &single, 1);
+    for (int32_t r = 0; r < c.world_size; ++r) assert_int_equal(grouped.bytes_sent[r], single.bytes_sent[r]);
+    world_free(&single);
+    world_free(&grouped);
+  }
+}
+
+static void check_copies(const case_t* given) {
   case_t c = *given;
-  c.grouping = SLUICE_GROUPING_OFF;
-  case_run(&c, &single);
-  c.grouping = SLUICE_GROUPING_ON;
-  case_run(&c, &grouped);
-  world_reference(&c, &want);
-  must_work(&c, &single);
-  must_work(&c, &grouped);
-  const double distance = world_distance(&c, &grouped, &want);
-  if (!(distance >= 0 && distance <= world_tolerance(&c)) || !world_identical(&c, &grouped, &single, 1)) {
-    fail_msg("W %d n %d K %d dtype %d gated %d dedup %d chunking %d wgrad %d restore %d %d halves %d: distance %g",
-             c.world_size, c.num_chunks, c.top_k, c.dtype, c.gated, c.deduplicate, c.chunking, c.wgrad_mode,
-             c.restore_input, c.restore_pre_activation, c.separate_wgrad, distance);
-  }
-  for (int32_t r = 0; r < c.world_size; ++r) assert_int_equal(grouped.bytes_sent[r], single.bytes_sent[r]);
-  world_free(&single);
-  world_free(&grouped);
-  world_free(&want);
-}
-
-TEST(Grouping_RanksAndChunks_SameBits) {
-  const int32_t chunks[] = {1, 2, 3, 4, 5, 7, 16};
-  for (int32_t w = 1; w <= 4; ++w) {
-    for (int32_t n = 0; n < 7; ++n) {
-      case_t c = base_case();
-      c.world_size = w, c.num_chunks = chunks[n], c.gated = (w + n) % 3 == 0, c.wgrad_mode = n % 2;
-      c.chunking = (w + n / 2) % 2, c.hot_expert = n % 3 == 0 ? 1 : -1;
-      check(&c);
-    }
-  }
-}
-
-TEST(Grouping_EveryPolicy_SameBits) {
-  const int32_t inputs[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
-  const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
-  for (int32_t p = 0; p < 9; ++p) {
-    case_t c = base_case();
-    c.world_size = 2 + p % 3, c.num_chunks = 3 + p % 4, c.gated = p % 2, c.chunking = p % 2;
-    c.restore_input = inputs[p / 3], c.restore_pre_activation = pre_activations[p % 3];
-    c.reuse_saved = p % 2, c.restore = p % 4 == 3, c.wgrad_mode = p % 2 - (p > 6);
-    check(&c);
-    c.restore = !c.restore, c.separate_wgrad = 1, c.outstanding = c.restore ? 1 : 2;
-    check(&c);
-  }
-}
-
-TEST(Grouping_DtypesCopiesAndCallbacks_SameBits) {
-  const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16, SLUICE_DTYPE_F64};
-  for (int32_t i = 0; i < 8; ++i) {
-    case_t c = base_case();
-    c.world_size = 2 + i % 3, c.num_chunks = 3 + i % 3, c.dtype = dtypes[i % 4], c.deduplicate = i / 4;
-    c.top_k = 3, c.hot_expert = 2;
-    check(&c);
-    c.callback_experts = 1, c.bias = 0;
-    check(&c);
-  }
-}
-
-TEST(Grouping_RanksWithoutTokensOrExperts_SameBits) {
-  case_t c = base_case();
-  c.world_size = 3, c.num_chunks = 5, c.uneven_owners = 1;
-  c.tokens[1] = 0;
-  check(&c);
-  c.tokens[0] = c.tokens[2] = 0;
-  check(&c);
+  for (c.deduplicate = 0; c.deduplicate < 2; ++c.deduplicate) check(&c);
 }
 
 /* Groups need a second slot of sent and received rows in the forward or the backward, unless there is no pair. */
@@ -110,9 +63,7 @@ TEST(Grouping_UnderABudget_IsLeftOut) {
   case_run(&c, &plain);
   c.grouping = SLUICE_GROUPING_ON;
   case_run(&c, &got);
-  must_work(&c, &plain);
-  must_work(&c, &got); /* and stays within its budget */
-  assert_true(world_identical(&c, &got, &plain, 1));
+  must_be_same(&c, &got, &plain, 1); /* and both stay within their budget */
   assert_int_equal(got.slot_bytes[0], plain.slot_bytes[0]);
   world_free(&plain);
   world_free(&got);
@@ -131,8 +82,15 @@ int main(void) {
   setenv("SLUICE_POISON", "1", 1); /* a slot is NaN once its ops have ended; the exchanges of a group end together */
   const struct CMUnitTest rows[] = {
       /* On a device the exchanges of a stream run sequentially in the order of the schedule, so groups gain nothing. */
-      TEST_WITH(run_on_fakes, Grouping_EveryPolicy_SameBits),
-      TEST_WITH(run_on_fakes, Grouping_DtypesCopiesAndCallbacks_SameBits),
+      SWEEP_TEST(Grouping_EveryPolicyOnFakes_SameBits, run_on_fakes, base_case(), check, sweep_policies),
+      SWEEP_TEST(Grouping_DtypesAndCopiesOnFakes_SameBits, run_on_fakes, base_case(), check_copies, sweep_dtypes),
+      SWEEP_TEST(Grouping_CallbackExpertsOnFakes_SameBits, run_on_fakes, base_case(), check_copies, sweep_callbacks),
+      SWEEP_TEST(Grouping_RanksAndChunks_SameBits, world_run, base_case(), check, sweep_ranks_and_chunks),
+      SWEEP_TEST(Grouping_EveryPolicy_SameBits, world_run, base_case(), check, sweep_policies),
+      SWEEP_TEST(Grouping_DtypesAndCopies_SameBits, world_run, base_case(), check_copies, sweep_dtypes),
+      SWEEP_TEST(Grouping_AnyRoutes_SameBits, world_run, base_case(), check, sweep_routes),
+      SWEEP_TEST(Grouping_AnyBatches_SameBits, world_run, base_case(), check, sweep_batches),
+      SWEEP_TEST(Grouping_CallbackExperts_SameBits, world_run, base_case(), check_copies, sweep_callbacks),
   };
   return RUN_CASES_AFTER(rows);
 }

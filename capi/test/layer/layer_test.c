@@ -9,137 +9,25 @@
 #include "backend/base/hash.h"
 #include "backend/schedule/uneven_chunks.h"
 #include "capi/test/rig/rig.h"
-#include "capi/test/world/checks.h"
+#include "capi/test/world/sweeps.h"
 #include "third_party/bazel/test.h"
-
-static void check(const case_t* c) {
-  result_t got, want;
-  world_run(c, &got);
-  world_reference(c, &want);
-  must_work(c, &got);
-  double d = world_distance(c, &got, &want);
-  if (!(d >= 0 && d <= world_tolerance(c))) {
-    fail_msg("W %d n %d K %d E %d dtype %d act %d gated %d bias %d: distance %g", c->world_size, c->num_chunks,
-             c->top_k, c->num_experts, c->dtype, c->activation, c->gated, c->bias, d);
-  }
-  world_free(&got);
-  world_free(&want);
-}
-
-TEST(Layer_RanksAndChunks_MatchReference) {
-  const int32_t ranks[] = {1, 2, 3, 4}, chunks[] = {1, 2, 3, 5, 16};
-  for (size_t w = 0; w < 4; ++w) {
-    for (size_t n = 0; n < 5; ++n) {
-      case_t c = world_small_case();
-      c.world_size = ranks[w];
-      c.num_chunks = chunks[n];
-      c.bias = (w + n) % 2 == 0;
-      c.gated = (w + n) % 3 == 0;
-      c.wgrad_mode = n % 2 == 0 ? SLUICE_WGRAD_DEFERRED : SLUICE_WGRAD_PER_CHUNK;
-      check(&c);
-    }
-  }
-}
 
 TEST(Layer_EveryActivationGatedAndBias_MatchesReference) {
   for (int32_t a = SLUICE_ACTIVATION_IDENTITY; a <= SLUICE_ACTIVATION_SWIGLU; ++a) {
     for (int32_t bits = a == SLUICE_ACTIVATION_SWIGLU; bits < 4; bits += a == SLUICE_ACTIVATION_SWIGLU ? 2 : 1) {
       case_t c = world_small_case();
       c.world_size = 2, c.num_chunks = 2, c.activation = a, c.gated = bits & 1, c.bias = bits >> 1;
-      check(&c);
+      check_matches(&c);
     }
   }
 }
 
-TEST(Layer_EveryDtype_MatchesReference) {
-  const int32_t dtypes[] = {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16, SLUICE_DTYPE_F16, SLUICE_DTYPE_F64};
-  for (size_t i = 0; i < 4; ++i) {
-    for (int32_t w = 1; w <= 2; ++w) {
-      case_t c = world_small_case();
-      c.world_size = w, c.num_chunks = 3, c.dtype = dtypes[i], c.gated = w == 2, c.bias = 1;
-      check(&c);
-      c.grad_f32 = 1, c.accumulate = 1;
-      check(&c);
-    }
-  }
-}
-
-TEST(Layer_AnyTopK_MatchesReference) {
-  const int32_t top[] = {1, 2, 4, 12};
-  for (size_t i = 0; i < 4; ++i) {
+TEST(Layer_RestoredSplitAndAccumulatedSteps_MatchReference) {
+  for (int32_t i = 0; i < 3 * 16; ++i) {
     case_t c = world_small_case();
-    c.world_size = 3, c.num_chunks = 2, c.top_k = top[i];
-    check(&c);
-  }
-}
-
-TEST(Layer_NoTokensOnSomeRanks_MatchesReference) {
-  case_t c = world_small_case();
-  c.world_size = 3, c.num_chunks = 4;
-  c.tokens[1] = 0;
-  check(&c);
-  c.tokens[0] = c.tokens[2] = 0;
-  check(&c);
-  c.world_size = 1;
-  check(&c);
-}
-
-TEST(Layer_DroppedRoutes_ContributeNothing) {
-  const int32_t every[] = {1, 2, 3};
-  for (size_t i = 0; i < 3; ++i) {
-    for (int32_t w = 1; w <= 2; ++w) {
-      case_t c = world_small_case();
-      c.world_size = w, c.num_chunks = 3, c.drop_every = every[i], c.bias = 1;
-      check(&c);
-    }
-  }
-}
-
-TEST(Layer_OneHotExpert_MatchesReference) {
-  case_t c = world_small_case();
-  c.world_size = 4, c.num_chunks = 3, c.hot_expert = 11;
-  check(&c);
-  c.top_k = 1;
-  check(&c);
-}
-
-TEST(Layer_TransposedParametersAndGradients_MatchReference) {
-  case_t c = world_small_case();
-  c.world_size = 2, c.transposed = 1, c.gated = 1;
-  check(&c);
-}
-
-TEST(Layer_Accumulate_AddsToWhatWasThere) {
-  for (int32_t mode = 0; mode < 2; ++mode) {
-    case_t c = world_small_case();
-    c.world_size = 2, c.num_chunks = 3, c.accumulate = 1, c.bias = 1, c.wgrad_mode = mode;
-    check(&c);
-  }
-}
-
-TEST(Layer_SeparateWgrad_MatchReference) {
-  for (int32_t w = 1; w <= 3; ++w) {
-    case_t c = world_small_case();
-    c.world_size = w, c.num_chunks = 3, c.separate_wgrad = 1, c.bias = 1, c.gated = 1;
-    check(&c);
-    c.restore = 1;
-    check(&c);
-  }
-}
-
-TEST(Layer_StepRestoredElsewhere_MatchesReference) {
-  case_t c = world_small_case();
-  c.world_size = 2, c.num_chunks = 3, c.restore = 1;
-  check(&c);
-}
-
-TEST(Layer_CallbackExperts_MatchReference) {
-  for (int32_t w = 1; w <= 3; ++w) {
-    for (int32_t n = 1; n <= 4; n += 3) {
-      case_t c = world_small_case();
-      c.world_size = w, c.num_chunks = n, c.callback_experts = 1, c.restore = n > 1;
-      check(&c);
-    }
+    c.world_size = 1 + i % 3, c.num_chunks = 3, c.bias = 1, c.gated = i / 3 % 2;
+    c.separate_wgrad = i / 3 & 1, c.restore = i / 6 & 1, c.accumulate = i / 12 & 1, c.wgrad_mode = i / 24;
+    check_matches(&c);
   }
 }
 
@@ -147,24 +35,18 @@ TEST(Layer_FromItsParts_MatchesReference) {
   for (int32_t w = 1; w <= 3; ++w) {
     case_t c = world_small_case();
     c.world_size = w, c.parts = 1, c.bias = 1, c.gated = w > 1, c.drop_every = w == 2 ? 3 : 0;
-    check(&c);
+    check_matches(&c);
     c.dtype = SLUICE_DTYPE_BF16, c.accumulate = 1;
-    check(&c);
+    check_matches(&c);
     c.tokens[w - 1] = 0;
-    check(&c);
+    check_matches(&c);
   }
-}
-
-TEST(Layer_UnevenExpertOwners_MatchReference) {
-  case_t c = world_small_case();
-  c.world_size = 3, c.num_experts = 7, c.uneven_owners = 1, c.num_chunks = 2;
-  check(&c);
 }
 
 TEST(Layer_ManyExperts_CountsOverflowTheHeader) {
   case_t c = world_small_case();
   c.world_size = 2, c.num_experts = 300, c.num_chunks = 3, c.model_width = 3, c.hidden_width = 2;
-  check(&c);
+  check_matches(&c);
 }
 
 TEST(Layer_EveryExpertReady_IsSignalledOnce) {
@@ -236,12 +118,12 @@ TEST(Layer_ChunksOfRowsOrTokens_HaveTheSameBits) {
     c.restore = x / 6 == 3, c.wgrad_mode = x % 2, c.bias = x % 2;
     if (x / 6 == 2) c.tokens[0] = 0;
     result_t rows, tokens;
-    check(&c);
     world_run(&c, &rows);
+    must_match(&c, &rows);
     c.chunking = SLUICE_CHUNKING_TOKENS;
-    check(&c);
     world_run(&c, &tokens);
-    assert_true(world_identical(&c, &rows, &tokens, 0));
+    must_be_same(&c, &rows, &tokens, 0);
+    must_match(&c, &tokens);
     for (int32_t r = 0; r < c.world_size; ++r) assert_int_equal(rows.bytes_sent[r], tokens.bytes_sent[r]);
     world_free(&rows);
     world_free(&tokens);
@@ -282,19 +164,13 @@ static void check_policies(case_t c) {
   for (c.reuse_saved = 0; c.reuse_saved < 2; ++c.reuse_saved) {
     result_t kept;
     c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_KEEP;
-    check(&c);
     world_run(&c, &kept);
+    must_match(&c, &kept);
     for (int p = 1; p < 9; ++p) {
       c.restore_input = policies_of_input[p % 3], c.restore_pre_activation = policies_of_pre_activation[p / 3];
       result_t restored;
       world_run(&c, &restored);
-      for (int32_t r = 0; r < c.world_size; ++r) {
-        if (restored.status[r] != SLUICE_OK) fail_msg("rank %d: %s", r, restored.message[r]);
-      }
-      if (!world_identical(&c, &kept, &restored, 1)) {
-        fail_msg("W %d n %d gated %d bias %d wgrad %d reuse %d: restore %d, %d changes bits", c.world_size,
-                 c.num_chunks, c.gated, c.bias, c.wgrad_mode, c.reuse_saved, c.restore_input, c.restore_pre_activation);
-      }
+      must_be_same(&c, &kept, &restored, 1);
       world_free(&restored);
     }
     world_free(&kept);
@@ -344,17 +220,6 @@ TEST(Layer_RestorePolicies_WorkWithEveryGateActivationAndType) {
       c.world_size = 2, c.num_chunks = 3, c.bias = bias;
       c.gated = layers[i].gated, c.activation = layers[i].activation, c.dtype = layers[i].dtype;
       check_policies(c);
-    }
-  }
-}
-
-TEST(Layer_CallbackExpertsComputedAgain_MatchReference) {
-  for (int32_t w = 1; w <= 3; w += 2) {
-    for (int p = 0; p < 3; ++p) {
-      case_t c = world_small_case();
-      c.world_size = w, c.num_chunks = 4, c.callback_experts = 1;
-      c.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE, c.restore_input = policies_of_input[p];
-      check(&c);
     }
   }
 }
@@ -476,11 +341,19 @@ TEST(Layer_EveryGemm_MatchesReference) {
       printf("SKIPPED: gemm \"%s\" is not installed here\n", gemms[i]);
       continue;
     }
-    check(&c);
+    check_matches(&c);
   }
 }
 
 int main(void) {
   setenv("SLUICE_POISON", "1", 1);
-  return run_cases(NULL, NULL);
+  const case_t base = world_small_case();
+  const struct CMUnitTest rows[] = {
+      SWEEP_TEST(Layer_RanksAndChunks_MatchReference, world_run, base, check_matches, sweep_ranks_and_chunks),
+      SWEEP_TEST(Layer_EveryDtype_MatchesReference, world_run, base, check_matches, sweep_dtypes),
+      SWEEP_TEST(Layer_AnyRoutes_MatchReference, world_run, base, check_matches, sweep_routes),
+      SWEEP_TEST(Layer_AnyBatches_MatchReference, world_run, base, check_matches, sweep_batches),
+      SWEEP_TEST(Layer_CallbackExperts_MatchReference, world_run, base, check_matches, sweep_callbacks),
+  };
+  return RUN_CASES_AFTER(rows);
 }

@@ -25,29 +25,13 @@ static case_t adapted_case(int32_t gated, int32_t lora) {
   return c;
 }
 
-static void check_at(const case_t* c, double tolerance) {
-  result_t got, want;
-  world_run(c, &got);
-  must_work(c, &got);
-  world_reference(c, &want);
-  const double d = world_distance(c, &got, &want);
-  if (!(d >= 0 && d <= tolerance)) {
-    fail_msg("W %d n %d dtype %d act %d gated %d bias %d lora %d mode %d: distance %g", c->world_size, c->num_chunks,
-             c->dtype, c->activation, c->gated, c->bias, c->lora, c->wgrad_mode, d);
-  }
-  world_free(&got);
-  world_free(&want);
-}
-
-static void check(const case_t* c) { check_at(c, world_tolerance(c)); }
-
 TEST(Lora_EveryGateAndMember_MatchesTheDenseLayer) {
   for (int32_t gated = SLUICE_GATED_NO; gated <= SLUICE_GATED_INTERLEAVED; ++gated) {
     for (int i = 0; i < 6 && members[gated][i] != 0; ++i) {
       for (int32_t bits = 0; bits < 8; ++bits) {
         case_t c = adapted_case(gated, members[gated][i]);
         c.bias = bits & 1, c.world_size = 1 + (bits >> 1 & 1), c.num_chunks = bits >> 2 ? 3 : 1;
-        check(&c);
+        check_matches(&c);
       }
     }
   }
@@ -58,7 +42,7 @@ TEST(Lora_EveryActivation_MatchesTheDenseLayer) {
     for (int32_t gated = a == SLUICE_ACTIVATION_SWIGLU; gated <= SLUICE_GATED_INTERLEAVED; ++gated) {
       case_t c = adapted_case(gated, members[gated][0]);
       c.world_size = 2, c.num_chunks = 2, c.activation = a, c.bias = a % 2;
-      check(&c);
+      check_matches(&c);
     }
   }
 }
@@ -71,7 +55,7 @@ TEST(Lora_RanksChunksAndModes_MatchTheDenseLayer) {
       c.world_size = w, c.num_chunks = bits & 1 ? 5 : 2, c.wgrad_mode = bits >> 1 & 1, c.bias = bits >> 2 & 1;
       c.hot_expert = bits >> 3 & 1 ? 1 : -1, c.uneven_owners = w > 1 && bits >> 4;
       if (bits % 3 == 2) c.tokens[w - 1] = 0;
-      check(&c);
+      check_matches(&c);
     }
   }
 }
@@ -82,10 +66,10 @@ TEST(Lora_SplitCallsHalvesAndRestoredSteps_MatchTheDenseLayer) {
       case_t c = adapted_case(bits & 1, members[bits & 1][0]);
       c.world_size = w, c.num_chunks = 3, c.accumulate = bits >> 1 & 1, c.separate_wgrad = bits >> 2 & 1;
       c.restore = bits >> 3 & 1, c.transposed = bits >> 4, c.bias = 1;
-      check(&c);
+      check_matches(&c);
       if (c.separate_wgrad || c.restore) continue;
       c.parts = 1, c.num_chunks = 1;
-      check(&c);
+      check_matches(&c);
     }
   }
 }
@@ -93,27 +77,21 @@ TEST(Lora_SplitCallsHalvesAndRestoredSteps_MatchTheDenseLayer) {
 TEST(Lora_ExchangesAndMoves_MatchTheDenseLayer) {
   case_t c = adapted_case(SLUICE_GATED_HALVES, GATE | JOINT | DOWN);
   c.world_size = 3, c.num_chunks = 3;
-  c.deduplicate = SLUICE_DEDUPLICATE_RANKS, check(&c);
-  c.world_size = 4, c.ranks_per_node = 2, c.deduplicate = SLUICE_DEDUPLICATE_NODES, check(&c);
+  c.deduplicate = SLUICE_DEDUPLICATE_RANKS, check_matches(&c);
+  c.world_size = 4, c.ranks_per_node = 2, c.deduplicate = SLUICE_DEDUPLICATE_NODES, check_matches(&c);
   c = adapted_case(SLUICE_GATED_HALVES, GATE | UP | DOWN), c.world_size = 2, c.num_chunks = 2, c.capacity = 40;
-  check(&c);
-  c.capacity = 0, c.num_chunks = 5, c.grouping = SLUICE_GROUPING_ON, check(&c);
-  c.reuse = 1, c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE, check(&c);
+  check_matches(&c);
+  c.capacity = 0, c.num_chunks = 5, c.grouping = SLUICE_GROUPING_ON, check_matches(&c);
+  c.reuse = 1, c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE, check_matches(&c);
 }
 
 /* The host moves adapters with their experts; outputs then do not depend on the placement. */
 TEST(Lora_ExpertsThatMove_HaveTheBitsOfThoseThatStay) {
   case_t c = adapted_case(SLUICE_GATED_HALVES, GATE | JOINT | DOWN);
   c.world_size = 3, c.num_chunks = 3, c.rounds = 3, c.chunking = SLUICE_CHUNKING_TOKENS;
-  result_t stays, moves;
-  world_run(&c, &stays);
-  must_work(&c, &stays);
-  c.moves = WORLD_MOVES_UNEVEN;
-  world_run(&c, &moves);
-  must_work(&c, &moves);
-  assert_true(world_identical(&c, &moves, &stays, 1));
-  world_free(&stays);
-  world_free(&moves);
+  case_t moves = c;
+  moves.moves = WORLD_MOVES_UNEVEN;
+  check_same_bits(&moves, &c, 1);
 }
 
 /* Adapters in f32 or the layer's dtype, as separate matrices or in PEFT's layout, for every dtype of the layer. */
@@ -126,7 +104,7 @@ TEST(Lora_DtypesAndLayouts_MatchTheDenseLayer) {
       c.dtype = dtypes[i], c.lora_f32 = bits & 1, c.grad_f32 = bits >> 2 & 1;
       c.lora_odd = bits >> 1 & 1 ? 1 + (bits >> 4) : 0;
       c.num_chunks = bits >> 3 & 1 ? 3 : 1, c.accumulate = bits >> 4, c.wgrad_mode = bits >> 2 & 1, c.bias = 1;
-      check(&c);
+      check_matches(&c);
     }
   }
 }
@@ -137,7 +115,7 @@ TEST(Lora_FactorsLargerThanTheirRoom_MatchTheDenseLayer) {
     case_t c = adapted_case(SLUICE_GATED_HALVES, members[SLUICE_GATED_HALVES][i & 1]);
     c.model_width = 320, c.hidden_width = 160, c.lora_rank = 200, c.lora_odd = 1 + (i >> 1);
     c.tokens[0] = 24, c.num_experts = 6;
-    check(&c);
+    check_matches(&c);
   }
 }
 
@@ -182,11 +160,7 @@ static void check_bits(case_t c, const char* gemm) {
     for (int policy = 0; policy < 9; ++policy) {
       c.num_chunks = chunks[n], c.restore_input = policy % 3, c.restore_pre_activation = pre_activation[policy / 3];
       world_run(&c, &got);
-      must_work(&c, &got);
-      if (!world_identical(&c, &got, &whole, c.num_chunks == 1)) {
-        fail_msg("gemm %s, dtype %d, gated %d, n %d, policies %d and %d: other bits", gemm, c.dtype, c.gated,
-                 c.num_chunks, c.restore_input, c.restore_pre_activation);
-      }
+      must_be_same(&c, &got, &whole, c.num_chunks == 1);
       world_free(&got);
     }
   }
@@ -207,14 +181,10 @@ TEST(Lora_AnyChunksAndPolicies_HaveTheSameBits) {
 TEST(Lora_LayerWithoutAdaptersInACall_ComputesTheFrozenLayer) {
   case_t c = adapted_case(SLUICE_GATED_HALVES, 0);
   c.world_size = 2, c.num_chunks = 3, c.bias = 1;
-  check(&c);
-  result_t with, without;
-  world_run(&c, &with);
-  c.lora_rank = 0, c.frozen = 1;
-  world_run(&c, &without);
-  assert_true(world_identical(&c, &with, &without, 0));
-  world_free(&with);
-  world_free(&without);
+  check_matches(&c);
+  case_t frozen = c;
+  frozen.lora_rank = 0, frozen.frozen = 1;
+  check_same_bits(&c, &frozen, 0);
 }
 
 /* W + s B A is never formed: a step takes T_LOW and the packed factors in addition to a step with frozen experts. */

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "capi/test/cuda/fakes_checks.h"
+#include "capi/test/world/sweeps.h"
 #include "third_party/bazel/test.h"
 
 enum { ROUNDS = 4 };
@@ -36,11 +37,7 @@ static int compare(const case_t* c, int params, double* out_distance) {
   return identical;
 }
 
-static void tell(const case_t* c, double distance) {
-  fail_msg("W %d n %d K %d dtype %d act %d gated %d wgrad %d restore %d %d capacity %lld moves %d: distance %g",
-           c->world_size, c->num_chunks, c->top_k, c->dtype, c->activation, c->gated, c->wgrad_mode, c->restore_input,
-           c->restore_pre_activation, (long long)c->capacity, c->moves, distance);
-}
+static void tell(const case_t* c, double distance) { fail_msg("%s: distance %g", case_text(c), distance); }
 
 static void check_bits(const case_t* c) {
   double distance = 0;
@@ -69,33 +66,17 @@ static void check_near(const case_t* c, int has_bits) {
 TEST(Create_AnyPlacement_MatchesReference) {
   for (int32_t w = 1; w <= 4; ++w) {
     for (int32_t moves = WORLD_MOVES_EVEN; moves <= WORLD_MOVES_UNEVEN; ++moves) {
-      result_t placed, contiguous, want;
+      result_t placed, contiguous;
       case_t c = base_case(w), without;
       c.rounds = 0, c.placed = 1, c.moves = moves, c.gated = 1;
       without = c;
       without.placed = 0;
       case_run(&c, &placed);
       case_run(&without, &contiguous);
-      world_reference(&c, &want);
-      must_work(&c, &placed);
-      must_work(&without, &contiguous);
-      const double distance = world_distance(&c, &placed, &want);
-      if (!(distance >= 0 && distance <= world_tolerance(&c))) tell(&c, distance);
-      assert_true(world_identical(&c, &placed, &contiguous, 1));
+      must_match(&c, &placed);
+      must_be_same(&c, &placed, &contiguous, 1);
       world_free(&placed);
       world_free(&contiguous);
-      world_free(&want);
-    }
-  }
-}
-
-TEST(Moves_RanksAndChunks_HaveTheBitsOfNone) {
-  const int32_t chunks[] = {1, 2, 5};
-  for (int32_t w = 1; w <= 4; ++w) {
-    for (int n = 0; n < 3; ++n) {
-      case_t c = base_case(w);
-      c.num_chunks = chunks[n], c.gated = (w + n) % 3, c.accumulate = n % 2, c.transposed = w % 2;
-      check_bits(&c);
     }
   }
 }
@@ -108,15 +89,6 @@ TEST(Moves_Gemms_HaveTheBitsOfNone) {
       c.gemm = gemms[i], c.wgrad_mode = mode, c.hot_expert = 3, c.drop_every = 5;
       check_bits(&c);
     }
-  }
-}
-
-TEST(Moves_Dtypes_HaveTheBitsOfNone) {
-  for (int32_t dtype = SLUICE_DTYPE_F32; dtype <= SLUICE_DTYPE_F64; ++dtype) {
-    if (dtype == SLUICE_DTYPE_I32 || dtype == SLUICE_DTYPE_I64) continue;
-    case_t c = base_case(4);
-    c.dtype = dtype, c.grad_f32 = dtype == SLUICE_DTYPE_BF16, c.accumulate = 1;
-    check_bits(&c);
   }
 }
 
@@ -139,12 +111,6 @@ TEST(Moves_UnderACapacity_HaveTheBitsOfNone) {
     c.capacity = i < 2 ? 18 : 2; /* the second capacity drops routes, which do not depend on the placement */
     check_bits(&c);
   }
-}
-
-TEST(Moves_CallbackExperts_HaveTheBitsOfNone) {
-  case_t c = base_case(4);
-  c.callback_experts = 1, c.num_chunks = 3;
-  check_bits(&c);
 }
 
 /* The received rows divide the chunks, and they depend on the placement. */
@@ -209,11 +175,16 @@ TEST(Moves_ByStaleSlots_AreCaught) {
 int main(void) {
   setenv("SLUICE_POISON", "1", 1);
   const struct CMUnitTest rows[] = {
-      TEST_WITH(run_on_fakes, Moves_RanksAndChunks_HaveTheBitsOfNone),
-      TEST_WITH(run_on_local_fakes, Moves_Dtypes_HaveTheBitsOfNone),
+      SWEEP_TEST(Moves_RanksAndChunks_HaveTheBitsOfNone, world_run, base_case(2), check_bits, sweep_ranks_and_chunks),
+      SWEEP_TEST(Moves_Dtypes_HaveTheBitsOfNone, world_run, base_case(4), check_bits, sweep_dtypes),
+      SWEEP_TEST(Moves_CallbackExperts_HaveTheBitsOfNone, world_run, base_case(4), check_bits, sweep_callbacks),
+      SWEEP_TEST(Moves_RanksAndChunksOnFakes_HaveTheBitsOfNone, run_on_fakes, base_case(2), check_bits,
+                 sweep_ranks_and_chunks),
+      SWEEP_TEST(Moves_DtypesOnOneDevice_HaveTheBitsOfNone, run_on_local_fakes, base_case(4), check_bits, sweep_dtypes),
       TEST_WITH(run_on_fakes, Moves_Policies_HaveTheBitsOfNone),
       TEST_WITH(run_on_fakes, Moves_UnderACapacity_HaveTheBitsOfNone),
-      TEST_WITH(run_on_fakes, Moves_CallbackExperts_HaveTheBitsOfNone),
+      SWEEP_TEST(Moves_CallbackExpertsOnFakes_HaveTheBitsOfNone, run_on_fakes, base_case(4), check_bits,
+                 sweep_callbacks),
       TEST_WITH(run_on_fakes, Moves_Deduplicated_AreNear),
   };
   return RUN_CASES_AFTER(rows);

@@ -7,8 +7,7 @@
 
 #include "backend/base/test/refused.h"
 #include "capi/test/rig/rig.h"
-#include "capi/test/world/checks.h"
-#include "capi/test/world/world.h"
+#include "capi/test/world/sweeps.h"
 
 static const int32_t nodes_of[][2] = {{4, 2}, {6, 2}, {6, 3}, {8, 2}, {8, 4}}; /* W, ranks per node */
 enum { NUM_NODES = sizeof nodes_of / sizeof nodes_of[0] };
@@ -21,37 +20,23 @@ static case_t base_case(int32_t which) {
   return c;
 }
 
-/* Rows reach the experts unchanged, so the results of experts have the same bits. */
-static void assert_same_at_experts(const case_t* c, const result_t* a, const result_t* b) {
-  for (int32_t r = 0; r < c->world_size; ++r) {
-    assert_memory_equal(a->grad_weights[r], b->grad_weights[r],
-                        (size_t)(c->tokens[r] * c->top_k) * sizeof *a->grad_weights[r]);
-  }
-  if (c->callback_experts) return;
-  const size_t matrix = (size_t)(c->num_experts * c->hidden_width * c->model_width) * sizeof(double);
-  assert_memory_equal(a->grad_params[0], b->grad_params[0], matrix);
-  assert_memory_equal(a->grad_params[2], b->grad_params[2], matrix);
-}
-
+/* Compares with the reference and, at the experts, with the same layer with one level. */
 static void check(const case_t* c) {
-  result_t got, one_level, want;
+  result_t got, one_level;
   case_t by_rank = *c;
   by_rank.deduplicate = SLUICE_DEDUPLICATE_RANKS;
-  world_run(c, &got);
-  world_run(&by_rank, &one_level);
-  world_reference(c, &want);
-  must_work(c, &got);
+  case_run(c, &got);
+  case_run(&by_rank, &one_level);
+  must_match(c, &got);
   must_work(c, &one_level);
-  const double d = world_distance(c, &got, &want);
-  if (!(d >= 0 && d <= world_tolerance(c))) {
-    fail_msg("W %d by %d n %d K %d E %d dtype %d gated %d restore %d %d: distance %g", c->world_size, c->ranks_per_node,
-             c->num_chunks, c->top_k, c->num_experts, c->dtype, c->gated, c->restore_input, c->restore_pre_activation,
-             d);
-  }
-  assert_same_at_experts(c, &got, &one_level);
+  must_be_same_at_experts(c, &got, &one_level);
   world_free(&got);
   world_free(&one_level);
-  world_free(&want);
+}
+
+static void check_each(const case_t* base, sweep_t sweep) {
+  case_t c;
+  for (int32_t i = 0; sweep(base, i, &c); ++i) check(&c);
 }
 
 TEST(TwoLevels_NodesAndChunks_MatchReference) {
@@ -65,18 +50,18 @@ TEST(TwoLevels_NodesAndChunks_MatchReference) {
   }
 }
 
-TEST(TwoLevels_EveryPolicy_MatchesReference) {
-  const int32_t inputs[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_REDISPATCH};
-  const int32_t pre_activations[] = {SLUICE_RESTORE_KEEP, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE};
-  for (int32_t p = 0; p < 9; ++p) {
-    case_t c = base_case(p % NUM_NODES);
-    c.num_chunks = 1 + p % 4, c.gated = p % 2;
-    c.restore_input = inputs[p / 3], c.restore_pre_activation = pre_activations[p % 3];
-    c.reuse_saved = p % 2, c.restore = p % 2;
-    check(&c);
-    c.restore = !c.restore, c.separate_wgrad = 1, c.outstanding = c.restore ? 1 : 2, c.wgrad_mode = 1;
-    check(&c);
+TEST(TwoLevels_PoliciesAndRoutes_MatchReference) {
+  for (int32_t i = 0; i < NUM_NODES; i += 2) {
+    const case_t base = base_case(i);
+    check_each(&base, sweep_policies);
+    check_each(&base, sweep_routes);
   }
+}
+
+TEST(TwoLevels_BatchesAndCallbackExperts_MatchReference) {
+  const case_t base = base_case(0);
+  check_each(&base, sweep_batches);
+  check_each(&base, sweep_callbacks);
 }
 
 TEST(TwoLevels_EveryDtypeAndTopK_MatchesReference) {
@@ -90,55 +75,11 @@ TEST(TwoLevels_EveryDtypeAndTopK_MatchesReference) {
   }
 }
 
-TEST(TwoLevels_DroppedRepeatedAndHotRoutes_MatchReference) {
-  for (int32_t i = 0; i < NUM_NODES; ++i) {
-    case_t c = base_case(i);
-    c.num_chunks = 3, c.drop_every = 1 + i % 3;
-    check(&c);
-    c.drop_every = 5, c.repeat_every = 1 + i % 3;
-    check(&c);
-    c.drop_every = 0, c.hot_expert = 11, c.uneven_owners = i % 2;
-    check(&c);
-  }
-}
-
-TEST(TwoLevels_NoTokensOnSomeRanks_MatchesReference) {
-  case_t c = base_case(0);
-  c.num_chunks = 4;
-  c.tokens[1] = 0;
-  check(&c);
-  for (int32_t r = 0; r < 4; ++r) c.tokens[r] = 0;
-  check(&c);
-}
-
-TEST(TwoLevels_CallbackExpertsAndReuse_MatchReference) {
-  case_t c = base_case(0);
-  c.callback_experts = 1, c.num_chunks = 3;
-  check(&c);
-  c = base_case(2), c.num_chunks = 2, c.reuse = 1, c.wgrad_mode = SLUICE_WGRAD_ADAPTIVE;
+TEST(TwoLevels_Reuse_MatchesReference) {
+  case_t c = base_case(2);
+  c.num_chunks = 2, c.reuse = 1, c.wgrad_mode = SLUICE_WGRAD_ADAPTIVE;
   c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE;
   check(&c);
-}
-
-TEST(TwoLevels_ManyCycles_KeepNoMemory) {
-  case_t c = base_case(0);
-  c.num_chunks = 3, c.cycles = 3;
-  result_t got;
-  world_run(&c, &got);
-  must_work(&c, &got);
-  for (int32_t r = 0; r < c.world_size; ++r) assert_int_equal(got.growth[r], 0);
-  world_free(&got);
-}
-
-static void assert_same_bits(const case_t* a, const case_t* b) {
-  result_t one, other;
-  world_run(a, &one);
-  world_run(b, &other);
-  must_work(a, &one);
-  must_work(b, &other);
-  assert_true(world_identical(a, &one, &other, 1));
-  world_free(&one);
-  world_free(&other);
 }
 
 /* With one route for each token, two levels save nothing, so rows take one hop as with one level. */
@@ -147,10 +88,10 @@ TEST(TwoLevels_OneRoutePerToken_KeepsOneLevel) {
     case_t c = base_case(dtype % NUM_NODES), one_level;
     c.dtype = dtype, c.top_k = 1, c.num_chunks = 2;
     one_level = c, one_level.deduplicate = SLUICE_DEDUPLICATE_RANKS;
-    assert_same_bits(&c, &one_level);
     result_t got, want;
     world_run(&c, &got);
     world_run(&one_level, &want);
+    must_be_same(&c, &got, &want, 1);
     for (int32_t r = 0; r < c.world_size; ++r) assert_int_equal(got.bytes_sent[r], want.bytes_sent[r]);
     world_free(&got);
     world_free(&want);
@@ -164,9 +105,9 @@ TEST(TwoLevels_LeftOpen_BeginsByRank) {
     c.num_chunks = 1 + i % 3, c.wgrad_mode = i % 2;
     by_rank = c, by_rank.deduplicate = SLUICE_DEDUPLICATE_RANKS;
     c.deduplicate = SLUICE_DEDUPLICATE_ADAPTIVE;
-    assert_same_bits(&c, &by_rank);
+    check_same_bits(&c, &by_rank, 1);
     c.restore = by_rank.restore = 1, c.separate_wgrad = by_rank.separate_wgrad = 1;
-    assert_same_bits(&c, &by_rank);
+    check_same_bits(&c, &by_rank, 1);
   }
 }
 
@@ -181,7 +122,7 @@ TEST(TwoLevels_LeftOpenWhereThereAreNone_IsByRank) {
     if (what == 3) c.reuse = 1, c.restore_input = c.restore_pre_activation = SLUICE_RESTORE_ADAPTIVE;
     by_rank = c, by_rank.deduplicate = SLUICE_DEDUPLICATE_RANKS;
     c.deduplicate = SLUICE_DEDUPLICATE_ADAPTIVE;
-    assert_same_bits(&c, &by_rank);
+    check_same_bits(&c, &by_rank, 1);
   }
 }
 
@@ -191,12 +132,7 @@ TEST(TwoLevels_AnyNumberOfChunks_HasTheSameBits) {
   for (int32_t n = 2; n <= 5; ++n) {
     case_t many = one;
     many.num_chunks = n;
-    result_t a, b;
-    world_run(&one, &a);
-    world_run(&many, &b);
-    assert_true(world_identical(&one, &a, &b, 0));
-    world_free(&a);
-    world_free(&b);
+    check_same_bits(&one, &many, 0);
   }
 }
 
@@ -206,7 +142,7 @@ TEST(TwoLevels_OneLevelOfNodes_HasTheBitsOfRanks) {
     case_t c = base_case(0), one_level;
     c.ranks_per_node = per_node, c.num_chunks = 2;
     one_level = c, one_level.deduplicate = SLUICE_DEDUPLICATE_RANKS;
-    assert_same_bits(&c, &one_level);
+    check_same_bits(&c, &one_level, 1);
   }
 }
 

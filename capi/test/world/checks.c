@@ -1,7 +1,65 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "capi/test/world/checks.h"
 
+#include <stdio.h>
+
+const char* case_text(const case_t* c) {
+  static char text[512];
+  snprintf(text, sizeof text,
+           "W %d by %d n %d K %d E %d dtype %d act %d gated %d bias %d wgrad %d restore %d %d reuse %d dedup %d "
+           "capacity %lld grouping %d chunking %d callbacks %d halves %d lora %d moves %d budget %llu",
+           c->world_size, c->ranks_per_node, c->num_chunks, c->top_k, c->num_experts, c->dtype, c->activation, c->gated,
+           c->bias, c->wgrad_mode, c->restore_input, c->restore_pre_activation, c->reuse_saved, c->deduplicate,
+           (long long)c->capacity, c->grouping, c->chunking, c->callback_experts, c->separate_wgrad, c->lora, c->moves,
+           (unsigned long long)c->budget);
+  return text;
+}
+
+void must_match(const case_t* c, const result_t* got) {
+  result_t want;
+  must_work(c, got);
+  world_reference(c, &want);
+  const double distance = world_distance(c, got, &want);
+  if (!(distance >= 0 && distance <= world_tolerance(c))) fail_msg("%s: distance %g", case_text(c), distance);
+  world_free(&want);
+}
+
+void must_be_same(const case_t* c, const result_t* a, const result_t* b, int params) {
+  must_work(c, a);
+  must_work(c, b);
+  if (world_identical(c, a, b, params)) return;
+  fail_msg("%s: other bits%s, distance %g", case_text(c), world_identical(c, a, b, 0) ? " of parameter gradients" : "",
+           world_distance(c, a, b));
+}
+
+void must_be_same_at_experts(const case_t* c, const result_t* a, const result_t* b) {
+  for (int32_t r = 0; r < c->world_size; ++r) {
+    assert_memory_equal(a->grad_weights[r], b->grad_weights[r],
+                        (size_t)(c->tokens[r] * c->top_k) * sizeof *a->grad_weights[r]);
+  }
+  for (int kind = 0; kind < 3 && !c->callback_experts; ++kind) {
+    const size_t bytes = (size_t)world_count(c, 2 + kind) * sizeof *a->grad_params[kind];
+    assert_memory_equal(a->grad_params[kind], b->grad_params[kind], bytes);
+  }
+}
+
 case_run_t case_run = world_run;
+
+void check_matches(const case_t* c) {
+  result_t got;
+  case_run(c, &got);
+  must_match(c, &got);
+  world_free(&got);
+}
+
+void check_same_bits(const case_t* a, const case_t* b, int params) {
+  result_t one, other;
+  case_run(a, &one);
+  case_run(b, &other);
+  must_be_same(a, &one, &other, params);
+  world_free(&one);
+  world_free(&other);
+}
 
 int case_run_there(void** state) {
   case_run = (case_run_t)(uintptr_t)*state;

@@ -18,12 +18,33 @@ static inline void must_work(const case_t* c, const result_t* got) {
       fail_msg("rank %d took %llu of %llu bytes", r, (unsigned long long)got->peak_bytes[r],
                (unsigned long long)c->budget);
     }
+    if (c->cycles > 0 && got->growth[r] != 0) {
+      fail_msg("rank %d took %llu bytes more after the last cycle", r, (unsigned long long)got->growth[r]);
+    }
   }
 }
+
+/* The fields of a case in which the cases of a suite differ, for messages; valid until the next call. */
+const char* case_text(const case_t* c);
+
+/* Checks that no rank failed, and that results are within the tolerance of the f64 reference. */
+void must_match(const case_t* c, const result_t* got);
+
+/* Checks that no rank failed, and that outputs and input gradients (with params also parameter gradients) have the same
+ * bits. */
+void must_be_same(const case_t* c, const result_t* a, const result_t* b, int params);
+
+/* Checks that gradients of experts and of route weights have the same bits, as they do if rows reach experts unchanged.
+ */
+void must_be_same_at_experts(const case_t* c, const result_t* a, const result_t* b);
 
 /* The function that runs a suite's cases: world_run, or another one within TEST_WITH. */
 typedef void (*case_run_t)(const case_t* c, result_t* out);
 extern case_run_t case_run;
+
+/* Both run cases by case_run and check the results. */
+void check_matches(const case_t* c);
+void check_same_bits(const case_t* a, const case_t* b, int params);
 
 /* A test of a suite that calls case_run. `there` becomes case_run and a part of the test's name. */
 #define TEST_WITH(there, test)                                                                                 \

@@ -8,6 +8,7 @@
 
 #include "backend/base/hash.h"
 #include "capi/test/cuda/fakes_checks.h"
+#include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"
 #include "capi/test/world/capacity_budgets.h"
 #include "capi/test/world/sweeps.h"
@@ -308,16 +309,11 @@ TEST(Plan_UnderACapacity_IsHeldToItsTokensAndReplacedOnAllRanks) {
 
 /* Ranks agree on a plan for at most 4 tokens. A rank with more tokens refuses the call; fewer tokens are valid. */
 TEST(Budget_UnderACapacity_MoreTokensThanAgreed_AreRefused) {
-  DEFAULTS(sluice_context_config, context);
-  context.gemm = "ref", context.memory_budget = 1 << 20;
   rig_t rig;
-  memset(&rig, 0, sizeof rig);
-  rig.world_size = 1;
-  heap_init(&rig.heap);
-  assert_int_equal(sluice_context_create(&context, NULL, &rig.context), SLUICE_OK);
+  const sluice_context_config_t context = own_rig_context(1 << 20, 1);
   sluice_moe_config_t config = rig_config();
   config.exchange_mode = SLUICE_EXCHANGE_CAPACITY, config.capacity_rows = 6;
-  assert_int_equal(rig_open_layer(&rig, &config), SLUICE_OK);
+  own_rig_open(&rig, &context, &config);
   rig.num_tokens = 4;
   assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
   rig.num_tokens = 6;

@@ -3,7 +3,6 @@
  * fastest fitting policy of all chunks, and its bytes are as predicted. */
 #include <stdint.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"

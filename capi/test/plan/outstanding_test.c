@@ -3,7 +3,6 @@
  * fit. */
 #include <stdint.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "capi/test/rig/rig.h"
+#include "capi/test/rig/own_rig.h"
 #include "capi/test/world/budget_suite.h"
 #include "capi/test/world/checks.h"
 #include "third_party/bazel/test.h"
@@ -43,22 +43,12 @@ TEST(Budget_RepeatedIds_ResultsAreTheSame) {
 
 /* Opens a layer of one rank that keeps almost nothing, for one outstanding forward and separate dgrad and wgrad. */
 static void open_lean(rig_t* rig, uint64_t budget) {
-  DEFAULTS(sluice_context_config, context);
-  context.gemm = "ref", context.max_outstanding = 1, context.separate_wgrad = 1, context.memory_budget = budget;
+  sluice_context_config_t context = own_rig_context(budget, 1);
+  context.separate_wgrad = 1;
   sluice_moe_config_t config = rig_config();
   config.restore_input = SLUICE_RESTORE_REDISPATCH, config.restore_pre_activation = SLUICE_RESTORE_RECOMPUTE;
   config.wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
-  memset(rig, 0, sizeof *rig);
-  rig->world_size = 1;
-  heap_init(&rig->heap);
-  assert_int_equal(sluice_context_create(&context, NULL, &rig->context), SLUICE_OK);
-  assert_int_equal(rig_open_layer(rig, &config), SLUICE_OK);
-}
-
-static sluice_context_stats_t stats_of(sluice_context_t* context) {
-  sluice_context_stats_t stats = {.struct_size = sizeof stats};
-  assert_int_equal(sluice_context_get_stats(context, 0, &stats), SLUICE_OK);
-  return stats;
+  own_rig_open(rig, &context, &config);
 }
 
 static void halves(rig_t* rig, sluice_step_t* step, int32_t which, sluice_status_t wanted) {
@@ -84,7 +74,7 @@ TEST(Budget_Traced_RunsInTheSameBytes) {
   int64_t count = 0;
   assert_int_equal(sluice_context_take_trace(rig.context, &event, 1, &count), SLUICE_OK);
   assert_int_equal(count, 1);
-  assert_true(stats_of(rig.context).peak_bytes <= needs);
+  assert_true(own_rig_stats(&rig).peak_bytes <= needs);
   rig_close(&rig);
 }
 
@@ -103,7 +93,7 @@ TEST(Budget_MoreInputHalvesThanSaid_AreRefusedByName) {
   uint64_t bytes[2];
   for (int i = 0; i < 2; ++i) {
     assert_int_equal(rig_forward(&rig, &steps[i]), SLUICE_OK);
-    bytes[i] = stats_of(rig.context).current_bytes;
+    bytes[i] = own_rig_stats(&rig).current_bytes;
   }
   for (int i = 0; i < 2; ++i) sluice_step_drop(steps[i]);
   rig_close(&rig);
@@ -124,7 +114,7 @@ TEST(Budget_MoreInputHalvesThanSaid_AreRefusedByName) {
   halves(&rig, steps[done], SLUICE_BACKWARD_DGRAD, SLUICE_OK);
   for (int i = 1; i <= done; ++i) halves(&rig, steps[i], SLUICE_BACKWARD_WGRAD, SLUICE_OK);
   for (int i = 0; i < STEPS; ++i) sluice_step_drop(steps[i]);
-  assert_true(stats_of(rig.context).peak_bytes <= budget);
+  assert_true(own_rig_stats(&rig).peak_bytes <= budget);
   rig_close(&rig);
 }
 

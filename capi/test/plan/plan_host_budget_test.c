@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "capi/test/plan/plan_layer.h"
+#include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"
 #include "capi/test/world/budget_suite.h"
 #include "capi/test/world/checks.h"
@@ -43,8 +43,10 @@ TEST(HostBudget_MoreOutstandingThanSaid_RefusedOnAllRanks) {
 }
 
 TEST(HostBudget_Plans_KeepWhatThePoolHolds) {
-  layer_t l = {.tokens = 4096, .width = 8, .hidden = 16, .experts = 4, .top_k = 1};
-  open_layer(&l, 0);
+  rig_t l;
+  sluice_moe_config_t layer = rig_config();
+  layer.model_width = 8, layer.hidden_width = 16, layer.top_k = 1, layer.num_chunks = layer.gated = 0;
+  WORKS(rig_open(&l, NULL, &layer));
   DEFAULTS(sluice_plan_config, config);
   config.max_tokens = 4096, config.max_outstanding = 3;
   config.restore_input = config.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
@@ -77,7 +79,7 @@ TEST(HostBudget_Plans_KeepWhatThePoolHolds) {
   }
   assert_true(refused > 0 && refused < count);
   sluice_plan_destroy(plan);
-  close_layer(&l);
+  rig_close(&l);
 }
 
 /* The host's own count of the pool: offloaded rows live from the callback that allocates them until their release. */
@@ -129,16 +131,12 @@ static int32_t forwards_until_refused(rig_t* rig, pool_t* pool, int drops) {
 }
 
 TEST(HostBudget_WhoeverHoldsTheRows_ThePoolStaysWithinIt) {
-  DEFAULTS(sluice_context_config, context);
-  context.gemm = "ref", context.host_memory_budget = 3400, context.max_outstanding = 2;
   rig_t rig;
-  memset(&rig, 0, sizeof rig);
-  rig.world_size = 1;
-  heap_init(&rig.heap);
-  assert_int_equal(sluice_context_create(&context, NULL, &rig.context), SLUICE_OK);
+  sluice_context_config_t context = own_rig_context(0, 2);
+  context.host_memory_budget = 3400;
   sluice_moe_config_t config = rig_config();
   config.restore_input = config.restore_pre_activation = SLUICE_RESTORE_OFFLOAD;
-  assert_int_equal(rig_open_layer(&rig, &config), SLUICE_OK);
+  own_rig_open(&rig, &context, &config);
   for (int drops = 0; drops < 2; ++drops) {
     for (int again = 0; again < 2; ++again) { /* the second time, released memory is used again */
       pool_t pool = {.context = drops ? rig.context : NULL};

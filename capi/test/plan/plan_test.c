@@ -5,14 +5,20 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "capi/test/plan/plan_layer.h"
 #include "capi/test/rig/own_rig.h"
 #include "capi/test/rig/refusals.h"
 #include "third_party/bazel/test.h"
 
+static sluice_moe_config_t open_config(int64_t model_width) {
+  sluice_moe_config_t layer = rig_config();
+  layer.model_width = model_width, layer.num_chunks = 0;
+  return layer;
+}
+
 TEST(Plan_BadInput_IsNamed) {
-  layer_t l = {.tokens = 64, .width = 8, .hidden = 16, .experts = 4, .top_k = 1};
-  open_layer(&l, 0);
+  rig_t l, other;
+  const sluice_moe_config_t layer = open_config(8), wider = open_config(9);
+  WORKS(rig_open(&l, NULL, &layer));
   sluice_plan_t* plan = NULL;
   DEFAULTS(sluice_plan_config, config);
   REFUSED(sluice_plan_create(l.moe, &config, &plan), SLUICE_E_INVALID_ARGUMENT, "max_tokens is 0");
@@ -56,23 +62,23 @@ TEST(Plan_BadInput_IsNamed) {
   assert_int_equal(sluice_plan_get_info(again, &b), SLUICE_OK);
   assert_memory_equal(&a, &b, sizeof a);
 
-  layer_t other = {.tokens = 64, .width = 9, .hidden = 16, .experts = 4, .top_k = 1};
-  open_layer(&other, 0);
+  WORKS(rig_open(&other, NULL, &wider));
   REFUSED(sluice_moe_use_plan(other.moe, plan), SLUICE_E_INVALID_ARGUMENT, "which differs");
   sluice_plan_t* none = NULL;
   REFUSED(sluice_plan_read(other.moe, bytes, size, &none), SLUICE_E_INVALID_ARGUMENT, "another layer");
-  close_layer(&other);
+  rig_close(&other);
   assert_int_equal(sluice_moe_use_plan(l.moe, plan), SLUICE_OK);
   assert_int_equal(sluice_moe_use_plan(l.moe, NULL), SLUICE_OK);
   sluice_plan_destroy(plan);
   sluice_plan_destroy(again);
   sluice_plan_destroy(NULL);
-  close_layer(&l);
+  rig_close(&l);
 }
 
 TEST(Plan_BadQuestions_AreNamed) {
-  layer_t l = {.tokens = 64, .width = 8, .hidden = 16, .experts = 4, .top_k = 1};
-  open_layer(&l, 0);
+  rig_t l;
+  const sluice_moe_config_t layer = open_config(8);
+  WORKS(rig_open(&l, NULL, &layer));
   DEFAULTS(sluice_plan_config, config);
   config.max_tokens = 64;
   sluice_plan_t* plan = NULL;
@@ -100,7 +106,7 @@ TEST(Plan_BadQuestions_AreNamed) {
   REFUSED(STEP(2, negative, 2, 64, 64), BAD, "rows_per_chunk[1] is -1");
   REFUSED(STEP(2, absurd, 2, 64, 64), BAD, "rows_per_chunk[0] is 9223372036854775807");
   sluice_plan_destroy(plan);
-  close_layer(&l);
+  rig_close(&l);
 }
 
 static sluice_plan_info_t info_of(pair_t* p, int32_t n, int32_t restore_input, int32_t restore_pre_activation,

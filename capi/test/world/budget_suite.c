@@ -243,7 +243,7 @@ void budget_predictions(const budget_suite_t* suite) {
   int32_t checked = 0;
   for (int32_t i = 0; i < 72; ++i) {
     case_t c = suite->base;
-    c.world_size = 2 + i % 3, c.gated = i / 2 % 2, c.outstanding = 1 + i % 2;
+    c.world_size = suite->least_ranks + i % 3, c.gated = i / 2 % 2, c.outstanding = 1 + i % 2;
     c.uneven_owners = i % 5 == 4, c.drop_every = i % 4 == 3 ? 5 : 0, c.hot_expert = i % 7 == 6 ? 3 : -1;
     c.dtype = i % 6 == 5 ? SLUICE_DTYPE_BF16 : SLUICE_DTYPE_F32;
     if (i % 8 == 7) c.tokens[1] = 0;

@@ -41,7 +41,7 @@ void budget_halves_unsaid(const budget_suite_t* suite);
 /* Offloaded rows of one hot expert that do not fit the pool are sent again and recomputed, with the same results. */
 void host_budget_one_hot_expert(const budget_suite_t* suite);
 
-/* Plans of several ranks over n, policies, modes, uneven batches, owners and dropped routes: on each rank the
+/* Plans of least_ranks and more over n, policies, modes, uneven batches, owners and dropped routes: on each rank the
  * allocator's peak equals the prediction from the counts. Not for a device with memory of its own. */
 void budget_predictions(const budget_suite_t* suite);
 /* The same with callback experts that keep or recompute. */

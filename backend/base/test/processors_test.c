@@ -6,7 +6,6 @@
 #include "backend/base/processors.h"
 
 #include <sched.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -3,7 +3,6 @@
  * exchanges. */
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "backend/calibrate/contention.h"
 #include "backend/cost/cost.h"

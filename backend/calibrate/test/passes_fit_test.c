@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Whole passes on simulated machines: predictions for layers after the correction. */
 #include <math.h>
-#include <string.h>
 
 #include "backend/calibrate/passes_fit.h"
 #include "third_party/bazel/test.h"

@@ -2,7 +2,6 @@
 /* Shares from simulated works: the share of speed that each work keeps is known and is recovered. */
 #include <math.h>
 #include <stdint.h>
-#include <stdio.h>
 
 #include "backend/calibrate/shares.h"
 #include "third_party/bazel/test.h"

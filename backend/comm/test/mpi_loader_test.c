@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Errors if the MPI library cannot be loaded. //backend/cts/comm:mpi_suite_* tests the library. */
-#include <stdint.h>
-#include <string.h>
 
 #include "backend/base/test/refused.h"
 #include "sluice/comm.h"

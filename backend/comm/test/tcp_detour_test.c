@@ -4,7 +4,6 @@
 #include "backend/comm/test/tcp_detour.h"
 
 #include <stdint.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "third_party/bazel/test.h"

@@ -3,9 +3,6 @@
  * read. The send buffer is enlarged if the system allows it. */
 #include <signal.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 

@@ -4,7 +4,6 @@
  *
  * Input: a byte for the role; then items. An item begins with a byte: from 0x80 on it stands for all right data that
  * comes next, otherwise it is one less than the number of bytes that follow. */
-#include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>

@@ -4,7 +4,6 @@
 #include <linux/filter.h>
 #include <netinet/in.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>

@@ -4,7 +4,6 @@
 #include "backend/comm/tcp/tcp_mac.h"
 
 #include <stdint.h>
-#include <string.h>
 
 #include "third_party/bazel/test.h"
 

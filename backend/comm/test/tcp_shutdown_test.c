@@ -2,7 +2,6 @@
 /* The end of a connection when a rank gives up: its last frame arrives, and the end of the peer is seen after all the
  * bytes that nobody reads. */
 #include <stdint.h>
-#include <string.h>
 
 #include <arpa/inet.h>
 #include <fcntl.h>

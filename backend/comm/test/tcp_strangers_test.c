@@ -2,7 +2,6 @@
 /* Strangers neither prevent nor delay a start, and none of them is accepted: idle and slow ones, strangers that send
  * arbitrary data, and strangers that replay data of a rank. */
 #include <stdint.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "backend/comm/test/tcp_detour.h"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Costs of a layer's ops: sums against work computed by hand, and predictions against the closed forms. */
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "backend/cost/cost.h"
 #include "third_party/bazel/test.h"

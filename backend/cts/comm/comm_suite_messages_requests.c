@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Cases of requests: cancelled, late, rejected; and of endpoints that fail to open. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

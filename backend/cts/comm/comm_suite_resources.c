@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Cases of resources: each allocation that fails, and handles that a fork inherits. */
-#include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -3,7 +3,6 @@
  * length at which blocks are split. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "backend/base/test/last_error.h"
 #include "backend/comm/mpi_loader/mpi_loader.h"

@@ -6,7 +6,6 @@
  *   packed_cts NAME     ref, native, onednn, blas, host, auto, cublas (on fakes)
  */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Weights decoded on the device have the bits that backend/gemm/packed.h defines. */
 #include <stdio.h>
-#include <string.h>
 
 #include "backend/base/dtype.h"
 #include "backend/base/math.h"

@@ -2,8 +2,6 @@
 /* When the watch of device memory reports a leak. */
 #include "backend/cts/gpu/gpu_memory_watch.h"
 
-#include <stdint.h>
-
 #include "third_party/bazel/test.h"
 
 enum { CASES = 30 };

@@ -4,7 +4,6 @@
  * for each expert, over its rows. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "backend/base/clock.h"
 #include "backend/base/dtype.h"

@@ -2,7 +2,6 @@
 #include "backend/device/fake/fake_device.h"
 
 #include <assert.h>
-#include <string.h>
 
 enum { MAX_EVENTS = 8192 };
 

@@ -3,7 +3,6 @@
 #include <math.h>
 #include <pthread.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "backend/base/alloc.h"

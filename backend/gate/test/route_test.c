@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* sluice_route: counts and order of routes. */
 #include <stdint.h>
-#include <string.h>
 
 #include "backend/base/alloc.h"
 #include "backend/base/test/refused.h"

@@ -2,8 +2,6 @@
 /* The ledger of outstanding forwards: sums, limit, owners, and entries that a graph keeps. */
 #include "backend/memory/ledger.h"
 
-#include <string.h>
-
 #include "backend/base/test/refused.h"
 
 static sluice_ledger_sums_t pool(uint64_t bytes) { return (sluice_ledger_sums_t){bytes, 10 * bytes, 2 * bytes}; }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Graph mode under budgets and plans, on the fakes: the device's peak to the byte, no reads, and memory of a plan that
  * a graph keeps. capacity_test.c has the same budgets on a CPU. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Refused placements of experts: on all ranks, with the cause named, and without any effect. */
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

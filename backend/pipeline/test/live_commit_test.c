@@ -8,7 +8,6 @@
  * backend/migration the commit. A batch ends on a rank when its own ops have ended and all others have reported the end
  * of theirs. */
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

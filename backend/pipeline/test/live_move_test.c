@@ -3,9 +3,7 @@
  * loop in which nothing moves. The layer moves in every second batch, down and up alternately. */
 #include <pthread.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "backend/pipeline/test/live_host.h"
 #include "third_party/bazel/test.h"

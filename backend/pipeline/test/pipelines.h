@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "backend/base/test/refused.h"
-#include "backend/base/test/refused.h"
 #include "backend/pipeline/build.h"
 
 /* Every limit at L (0: the policy's own), one receive ahead; separate_wgrad and forward_only as the policy requires. */

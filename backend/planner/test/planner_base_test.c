@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The planner's byte counts for handles equal the real ones: a context on a CPU, and a layer in it. */
-#include <stdint.h>
 
 #include "backend/gemm/gemm.h"
 #include "backend/moe/layer/layer_life.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The table of tensors is complete. A failure names the tensor and what it lacks. */
-#include <string.h>
 
 #include "backend/schedule/tensor_table.h"
 #include "third_party/bazel/test.h"

@@ -3,7 +3,6 @@
  * brought the choice for the next step. Otherwise a race between candidates that differ in both would wait forever for
  * a candidate that never runs as chosen. */
 #include <stdint.h>
-#include <stdio.h>
 
 #include "backend/moe/context/policy_hook.h"
 #include "backend/moe/context/context.h"

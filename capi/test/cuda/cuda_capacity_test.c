@@ -3,7 +3,6 @@
  * waits, bytes sent, hazards and reports. capacity_test compares results, also on these fakes; cuda_graph_test tests
  * captures. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "backend/base/test/refused.h"
 #include "capi/test/cuda/fake_rigs.h"

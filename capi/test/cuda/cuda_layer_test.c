@@ -3,7 +3,6 @@
  * share one device and use a local communicator. Nothing here measures the speed of a GPU. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "backend/comm/nccl/fake/fake_nccl.h"
 #include "backend/device/cuda/fake/fake_cuda.h"

@@ -2,8 +2,6 @@
 /* The optimizer on a fake CUDA device through its public calls: the bits of a step in host memory, exact bytes, steps
  * that run completely or not at all, errors, and the failure of each driver call. */
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "backend/base/dtype.h"
 #include "backend/device/cuda/fake/fake_cuda.h"

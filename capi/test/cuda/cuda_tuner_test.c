@@ -3,7 +3,6 @@
  * time the lanes of the first passes. Later headers carry the times, so that all ranks make the same choices. The host
  * waits only for the one read of a forward and for the ends of the first passes. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "capi/test/cuda/fake_rigs.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Fuzzes cached machines: a file is rejected as damaged or of another machine, or is valid and writes back the same. */
 #include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 

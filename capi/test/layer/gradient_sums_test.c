@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* 16-bit weight and bias gradients that several chunks add to are summed in f32 and rounded once, so they equal the
  * rounded f32 gradients of the same pass. A 16-bit running sum would round after every chunk. */
-#include <stdio.h>
-#include <string.h>
 
 #include "backend/base/dtype.h"
 #include "capi/test/world/budget_suite.h"

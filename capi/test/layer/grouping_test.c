@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Grouped exchanges of several chunks give the same bits as sequential exchanges; invalid values are refused. */
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "capi/test/cuda/fakes_checks.h"
 #include "capi/test/rig/rig.h"

@@ -2,8 +2,6 @@
 /* Layers with packed weights have the bits of layers with the same weights decoded, in every mode. Tensors, configs and
  * ranks that do not fit are refused. */
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "backend/base/test/refused.h"

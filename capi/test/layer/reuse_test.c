@@ -3,7 +3,6 @@
  * of 2 (2 B M + B H), in every weight-gradient mode. */
 #include <stdint.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "capi/test/world/checks.h"
 #include "third_party/bazel/test.h"

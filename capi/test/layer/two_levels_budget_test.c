@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Layers with two levels under budgets and plans: memory stays within them for any routing, and results equal those
  * without a budget. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "capi/test/world/budget_suite.h"
 #include "capi/test/world/checks.h"

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Layers with two levels on this CPU: results and gradients compared with the plain f64 reference and with one level,
  * bytes sent on each level, and errors. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "backend/base/test/refused.h"
 #include "capi/test/rig/rig.h"

@@ -3,7 +3,6 @@
  * a step, move the state of an expert, and settle over another communicator whether the old or the new state is valid.
  * */
 #include <stdint.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "backend/base/status.h"

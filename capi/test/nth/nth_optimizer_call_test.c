@@ -4,7 +4,6 @@
  * communicator of its own. Afterwards each word of the state is old or new; after the second kind of step, all words
  * are old or all are new. A step that failed without ending a communicator is repeated, and must succeed. */
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -6,7 +6,6 @@
 #include <stdint.h>
 
 #include "backend/base/test/refused.h"
-#include "backend/base/test/refused.h"
 #include "sluice/optimizer.h"
 
 enum { NUM_TENSORS = 4, ELEMENTS = 10150, BUCKET = 1000 };

@@ -2,8 +2,6 @@
 /* Predicted steps of the optimizer: bytes computed by hand, and seconds that follow without a simulation. */
 #include <math.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "backend/base/test/refused.h"
 #include "sluice/optimizer.h"

@@ -5,7 +5,6 @@
  * equal those of a step that computes the sums itself. */
 #include <math.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

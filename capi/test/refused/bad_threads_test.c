@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A second thread in a context gets BUSY. In a forked child all handles of the parent are inert. */
 #include <pthread.h>
-#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -2,7 +2,6 @@
 #include "capi/test/rig/refusals.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 static sluice_status_t warm_backward(fixture_t* f, int32_t halves, int wanted) {
   sluice_step_t* step = NULL;

@@ -7,7 +7,6 @@
 #include <stdint.h>
 
 #include "backend/base/test/refused.h"
-#include "backend/base/test/refused.h"
 #include "capi/test/rig/rig.h"
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))

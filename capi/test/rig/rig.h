@@ -7,7 +7,6 @@
 #include <stdatomic.h>
 
 #include "backend/base/test/last_error.h"
-#include "backend/base/test/last_error.h"
 #include "capi/test/world/world.h"
 
 enum { RIG_MAX_EXPERTS = 8, RIG_NUM_PARAMS = 6, RIG_NUM_ADAPTERS = 6 };

@@ -2,7 +2,6 @@
 /* Layers that leave open whether tokens are sent by rank or by node. The bytes sent show the choice. */
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "capi/test/tuner/tuner_world.h"

@@ -3,7 +3,6 @@
 #include "capi/test/world/world_split.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 static uint32_t next_number(uint32_t* state) {
   *state = *state * 1664525u + 1013904223u;

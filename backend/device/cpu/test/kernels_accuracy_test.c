@@ -7,8 +7,6 @@
  * leave some margin for the others. */
 #include <math.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "backend/device/cpu/kernels_math.h"

@@ -13,8 +13,6 @@
 #ifndef SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_WORLD_H_
 #define SLUICE_BACKEND_DEVICE_CUDA_FAKE_FAKE_WORLD_H_
 
-#include <pthread.h>
-
 #include "backend/device/cuda/fake/fake_cuda.h"
 #include "backend/device/cuda/fake/fake_record.h"
 

@@ -3,7 +3,6 @@
  * after they are written and read again. cache_fuzz.c fuzzes the head. */
 #include <dirent.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "backend/base/machine_cache.h"

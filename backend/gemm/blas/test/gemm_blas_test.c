@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* GEMMs through a BLAS with a fake symbol table: arguments, cutting of large GEMMs, missing symbols. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "backend/base/dtype.h"

@@ -3,7 +3,6 @@
  * and every number of codes, against the definition in packed.h. No byte beyond the codes is read. */
 #include <math.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>

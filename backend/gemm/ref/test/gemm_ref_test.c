@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The promises of "ref" alone: the bits of a row do not depend on the number of rows and GEMMs, or on strides. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "backend/base/dtype.h"

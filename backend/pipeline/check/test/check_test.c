@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Explores every interleaving of small pipelines, and samples larger ones. With SLUICE_FULL set: ten times as many
  * samples, every limit of held micro-batches, and split weight gradients over eight virtual stages. */
-#include <stdio.h>
 
 #include "backend/pipeline/check/check.h"
 #include "backend/pipeline/policy_table.h"

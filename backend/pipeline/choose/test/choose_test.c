@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The choice of limits in flight, and the timeline of a batch. */
 #include <math.h>
-#include <stdio.h>
 
 #include "backend/base/json.h"
 #include "backend/pipeline/choose/choose.h"

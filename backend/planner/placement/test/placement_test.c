@@ -2,7 +2,6 @@
 /* Placements: the optimum for problems that can be enumerated, the bound on random workloads, and moved bytes compared
  * with a balancer that ignores the current placement. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

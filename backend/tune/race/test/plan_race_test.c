@@ -2,7 +2,6 @@
 /* Races of plans on simulated times: the winner, the cost of the race, and inputs that must not decide it. */
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "backend/tune/race/plan_race.h"
 #include "third_party/bazel/test.h"

@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "backend/tune/search/test/surface.h"
 #include "third_party/bazel/test.h"

@@ -8,25 +8,16 @@
 #include "capi/test/rig/refusals.h"
 #include "third_party/bazel/test.h"
 
-enum { MOST = 512, STEPS = 16 };
-static sluice_planner_candidate_t candidates[MOST];
+enum { STEPS = 16 };
 
 static const sluice_planner_choice_t keep = {8, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, SLUICE_WGRAD_DEFERRED};
-
-static int32_t choose(const sluice_planner_t* p, const sluice_planner_workload_t* w,
-                      const sluice_planner_choice_t* wanted, int32_t* out_count) {
-  int32_t chosen = -1;
-  WORKS(sluice_planner_choose(p, w, wanted, candidates, MOST, out_count, &chosen));
-  assert_true(*out_count <= MOST && chosen >= 0 && candidates[chosen].verdict == SLUICE_PLANNER_CHOSEN);
-  return chosen;
-}
 
 static double seconds_of(const sluice_planner_candidate_t* c) { return c->forward_seconds + c->backward_seconds; }
 
 static int is_part(const sluice_planner_candidate_t* c) { return c->kept_chunks < c->choice.num_chunks; }
 
 /* Bytes of the leanest and of the fastest policy for all chunks. */
-static void range_of(const sluice_planner_t* planner, uint64_t* out_least, uint64_t* out_most) {
+static void range_of(uint64_t* out_least, uint64_t* out_most) {
   sluice_planner_workload_t w = new_workload();
   int32_t count = 0;
   w.memory_budget = (uint64_t)1 << 40;
@@ -41,11 +32,10 @@ static void range_of(const sluice_planner_t* planner, uint64_t* out_least, uint6
 /* A candidate that keeps part of the chunks fits where its policy for all chunks does not. Its numbers equal those of
  * predict for as many chunks, and it is the fastest at some budgets. */
 TEST(Choose_BetweenTwoPolicies_ListsAndTakesPart) {
-  sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
   int32_t count = 0, num_chosen_parts = 0, num_parts = 0;
   uint64_t least = 0, most = 0;
-  range_of(planner, &least, &most);
+  range_of(&least, &most);
   for (int step = 1; step < STEPS; ++step) {
     w.memory_budget = least + (most - least) * (uint64_t)step / STEPS;
     w.may_keep_part = 0, w.kept_chunks = 0;
@@ -73,16 +63,14 @@ TEST(Choose_BetweenTwoPolicies_ListsAndTakesPart) {
   }
   printf("%d candidates keep part, %d of them chosen in %d budgets\n", num_parts, num_chosen_parts, STEPS - 1);
   assert_true(num_chosen_parts > 0);
-  sluice_planner_destroy(planner);
 }
 
 /* Without may_keep_part, from an older caller, or with a fixed policy, all candidates treat all chunks the same. */
 TEST(Choose_NotAskedForPart_ListsWholePoliciesAlone) {
-  sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
   int32_t count = 0;
   uint64_t least = 0, most = 0;
-  range_of(planner, &least, &most);
+  range_of(&least, &most);
   w.memory_budget = least + (most - least) / 2, w.may_keep_part = 1;
   choose(planner, &w, NULL, &count);
   assert_true(count > 8 * 9 * 2);
@@ -92,12 +80,10 @@ TEST(Choose_NotAskedForPart_ListsWholePoliciesAlone) {
   w.struct_size = offsetof(sluice_planner_workload_t, restore_input_of);
   choose(planner, &w, NULL, &count);
   assert_int_equal(count, 8 * 9 * 2);
-  sluice_planner_destroy(planner);
 }
 
 /* Each further kept chunk costs bytes and saves time, since it is neither sent again nor recomputed. */
 TEST(Predict_KeptChunks_BytesGrowAndTimeFalls) {
-  sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
   w.memory_budget = (uint64_t)1 << 40;
   sluice_planner_prediction_t last = {0};
@@ -114,12 +100,10 @@ TEST(Predict_KeptChunks_BytesGrowAndTimeFalls) {
   const sluice_planner_prediction_t whole = predict(planner, &w, keep);
   assert_memory_equal(&all, &whole, sizeof all);
   assert_true(all.step_bytes > last.step_bytes && all.kept_chunks == keep.num_chunks);
-  sluice_planner_destroy(planner);
 }
 
 /* A list of equal policies equals this policy. A mixed list lies between its policies in bytes and in time. */
 TEST(Predict_PoliciesByChunk_AreThoseOfTheLists) {
-  sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
   const sluice_planner_choice_t four = {4, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, SLUICE_WGRAD_PER_CHUNK};
   const sluice_planner_choice_t s4 = {4, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE, SLUICE_WGRAD_PER_CHUNK};
@@ -147,11 +131,9 @@ TEST(Predict_PoliciesByChunk_AreThoseOfTheLists) {
     assert_true(c->restore_input == SLUICE_RESTORE_BY_CHUNK && c->restore_pre_activation == SLUICE_RESTORE_BY_CHUNK);
     assert_true(candidates[i].total_bytes == predict(planner, &w, *c).total_bytes);
   }
-  sluice_planner_destroy(planner);
 }
 
 TEST(Predict_ListUnderABudget_BytesAreThoseOfARealPlan) {
-  sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
   const int32_t di[] = {0, 2, 1, 2}, m[] = {0, 3, 1, 3};
   rig_t rig;
@@ -175,11 +157,9 @@ TEST(Predict_ListUnderABudget_BytesAreThoseOfARealPlan) {
   assert_int_equal(p.kept_chunks, info.kept_chunks);
   sluice_plan_destroy(plan);
   rig_close(&rig);
-  sluice_planner_destroy(planner);
 }
 
 TEST(BadChunks_EveryField_IsRefusedByName) {
-  sluice_planner_t* planner = new_planner();
   sluice_planner_prediction_t p = {.struct_size = sizeof p};
   const int32_t good[] = {0, 2, 0, 2}, bad[] = {0, 2, 7, 2};
   const sluice_planner_choice_t four = {4, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, SLUICE_WGRAD_DEFERRED};
@@ -214,5 +194,6 @@ TEST(BadChunks_EveryField_IsRefusedByName) {
                   "restore_input is 255; known are keep (0), offload (1) and re-dispatch (2), and with the workload's");
   c = four, c.restore_pre_activation = SLUICE_RESTORE_BY_CHUNK;
   PREDICT_REFUSED(BAD, "restore_pre_activation is 255");
-  sluice_planner_destroy(planner);
 }
+
+int main(void) { return run_cases(planner_open, planner_close); }

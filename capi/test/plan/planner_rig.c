@@ -14,10 +14,17 @@ const char planner_machine[] =
 
 uint64_t planner_machine_length(void) { return strlen(planner_machine); }
 
-sluice_planner_t* new_planner(void) {
-  sluice_planner_t* planner = NULL;
-  WORKS(sluice_planner_create(planner_machine, planner_machine_length(), &planner));
-  return planner;
+sluice_planner_t* planner;
+
+int planner_open(void** state) {
+  (void)state;
+  return sluice_planner_create(planner_machine, planner_machine_length(), &planner) == SLUICE_OK ? 0 : -1;
+}
+
+int planner_close(void** state) {
+  (void)state;
+  sluice_planner_destroy(planner);
+  return 0;
 }
 
 sluice_planner_workload_t new_workload(void) {
@@ -27,9 +34,19 @@ sluice_planner_workload_t new_workload(void) {
   return w;
 }
 
-sluice_planner_prediction_t predict(const sluice_planner_t* planner, const sluice_planner_workload_t* workload,
+sluice_planner_prediction_t predict(const sluice_planner_t* of, const sluice_planner_workload_t* workload,
                                     sluice_planner_choice_t choice) {
   sluice_planner_prediction_t out = {.struct_size = sizeof out};
-  WORKS(sluice_planner_predict(planner, workload, &choice, &out, NULL, 0));
+  WORKS(sluice_planner_predict(of, workload, &choice, &out, NULL, 0));
   return out;
+}
+
+sluice_planner_candidate_t candidates[512];
+
+int32_t choose(const sluice_planner_t* of, const sluice_planner_workload_t* workload,
+               const sluice_planner_choice_t* wanted, int32_t* out_count) {
+  int32_t chosen = -1;
+  WORKS(sluice_planner_choose(of, workload, wanted, candidates, 512, out_count, &chosen));
+  assert_true(chosen >= 0 && chosen < *out_count && candidates[chosen].verdict == SLUICE_PLANNER_CHOSEN);
+  return chosen;
 }

@@ -10,7 +10,6 @@
 #include "third_party/bazel/test.h"
 
 TEST(Predict_Timeline_EndsWhenThePassDoes) {
-  sluice_planner_t* planner = new_planner();
   const sluice_planner_workload_t w = new_workload();
   const sluice_planner_choice_t choice = {4, SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE, SLUICE_WGRAD_DEFERRED};
   static sluice_planner_entry_t entries[512];
@@ -36,12 +35,10 @@ TEST(Predict_Timeline_EndsWhenThePassDoes) {
   entries[5].op = NULL;
   WORKS(sluice_planner_predict(planner, &w, &choice, &p, entries, 5));
   assert_true(entries[4].op != NULL && entries[5].op == NULL && p.num_entries > 40);
-  sluice_planner_destroy(planner);
 }
 
 /* Bytes equal those of a plan for a real layer of one rank. */
 static void bytes_are_those_of_a_real_plan(int32_t lora_rank, int16_t weight_format) {
-  sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
   w.world_size = 1, w.memory_budget = 1u << 30, w.max_outstanding = 2;
   DEFAULTS(sluice_context_config, context_config);
@@ -79,7 +76,6 @@ static void bytes_are_those_of_a_real_plan(int32_t lora_rank, int16_t weight_for
   }
   sluice_moe_destroy(moe);
   sluice_context_destroy(context);
-  sluice_planner_destroy(planner);
 }
 
 TEST(Predict_Bytes_AreThoseOfARealPlan) {
@@ -92,7 +88,6 @@ TEST(Predict_Bytes_AreThoseOfARealPlan) {
 
 /* Frozen weights have no weight gradients; adapters have small ones. */
 TEST(Predict_FrozenWeights_TakeLessBackward) {
-  sluice_planner_t* planner = new_planner();
   const sluice_planner_choice_t choice = {2, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, SLUICE_WGRAD_PER_CHUNK};
   sluice_planner_workload_t w = new_workload();
   const sluice_planner_prediction_t trained = predict(planner, &w, choice);
@@ -104,21 +99,9 @@ TEST(Predict_FrozenWeights_TakeLessBackward) {
   assert_true(adapted.backward_seconds < trained.backward_seconds);
   assert_true(frozen.forward_seconds == trained.forward_seconds && frozen.forward_seconds < adapted.forward_seconds);
   assert_true(adapted.slot_bytes > frozen.slot_bytes); /* T_LOW */
-  sluice_planner_destroy(planner);
-}
-
-static sluice_planner_candidate_t candidates[512];
-
-static int32_t choose(const sluice_planner_t* p, const sluice_planner_workload_t* w,
-                      const sluice_planner_choice_t* wanted, int32_t* out_count) {
-  int32_t chosen = -1;
-  WORKS(sluice_planner_choose(p, w, wanted, candidates, 512, out_count, &chosen));
-  assert_true(chosen >= 0 && chosen < *out_count && candidates[chosen].verdict == SLUICE_PLANNER_CHOSEN);
-  return chosen;
 }
 
 TEST(Choose_NoBudget_TakesTheFastestAndSaysByHowMuchOthersAreSlower) {
-  sluice_planner_t* planner = new_planner();
   const sluice_planner_workload_t w = new_workload();
   int32_t count = 0, chosen = choose(planner, &w, NULL, &count), num_chosen = 0;
   assert_int_equal(count, 8 * 9 * 2); /* n x restore policies x weight-gradient modes */
@@ -136,12 +119,10 @@ TEST(Choose_NoBudget_TakesTheFastestAndSaysByHowMuchOthersAreSlower) {
   }
   assert_int_equal(num_chosen, 1);
   assert_true(candidates[chosen].choice.num_chunks > 1); /* a slow link and long computation: overlap pays */
-  sluice_planner_destroy(planner);
 }
 
 /* Four distinct experts out of eight are on 2 (1 - 1/70) of two ranks: a token sends about one row instead of two. */
 TEST(Predict_Deduplicated_SendsARowForEachRankOfAToken) {
-  sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
   const sluice_planner_choice_t choice = {4, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, SLUICE_WGRAD_DEFERRED};
   w.world_size = 2, w.top_k = 4;
@@ -160,48 +141,46 @@ TEST(Predict_Deduplicated_SendsARowForEachRankOfAToken) {
   w = new_workload();
   w.world_size = 2, w.top_k = 4, w.deduplicate = 1, w.struct_size = offsetof(sluice_planner_workload_t, deduplicate);
   assert_true(predict(planner, &w, choice).sent_rows == without.sent_rows);
-  sluice_planner_destroy(planner);
 }
 
 /* On a calibrated machine chunks are cut by rows, with fewer experts in each, unless the config says tokens. */
 TEST(Predict_Chunking_IsThatOfTheLayer) {
   char text[1024];
   snprintf(text, sizeof text, "{\"provenance\": \"calibrated\", \"gemm_call_seconds\": 1e-4, %s", planner_machine + 1);
-  sluice_planner_t* planner = NULL;
-  WORKS(sluice_planner_create(text, strlen(text), &planner));
+  sluice_planner_t* own = NULL;
+  WORKS(sluice_planner_create(text, strlen(text), &own));
   sluice_planner_workload_t w = new_workload();
   const sluice_planner_choice_t choice = {2, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, SLUICE_WGRAD_DEFERRED};
-  double rows = predict(planner, &w, choice).forward_busy[SLUICE_LANE_COMPUTE];
+  double rows = predict(own, &w, choice).forward_busy[SLUICE_LANE_COMPUTE];
   w.chunking = SLUICE_CHUNKING_TOKENS;
-  double tokens = predict(planner, &w, choice).forward_busy[SLUICE_LANE_COMPUTE];
+  double tokens = predict(own, &w, choice).forward_busy[SLUICE_LANE_COMPUTE];
   /* For two experts, two GEMMs each run in both chunks instead of in one. */
   assert_true(tokens - rows > 3.9e-4);
-  sluice_planner_destroy(planner);
+  sluice_planner_destroy(own);
 }
 
 /* ReLU has its own time if the machine has one; an unset activation has the time of GELU. */
 TEST(Predict_Activation_IsThatOfTheExperts) {
   char text[1024];
   snprintf(text, sizeof text, "{\"relu_seconds\": 1e-11, \"relu_grad_seconds\": 2e-11, %s", planner_machine + 1);
-  sluice_planner_t* planner = NULL;
-  WORKS(sluice_planner_create(text, strlen(text), &planner));
+  sluice_planner_t* own = NULL;
+  WORKS(sluice_planner_create(text, strlen(text), &own));
   sluice_planner_workload_t w = new_workload();
   const sluice_planner_choice_t choice = {1, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, SLUICE_WGRAD_DEFERRED};
-  const sluice_planner_prediction_t unsaid = predict(planner, &w, choice);
+  const sluice_planner_prediction_t unsaid = predict(own, &w, choice);
   w.activation = SLUICE_ACTIVATION_GELU;
-  const sluice_planner_prediction_t gelu = predict(planner, &w, choice);
+  const sluice_planner_prediction_t gelu = predict(own, &w, choice);
   w.activation = SLUICE_ACTIVATION_RELU;
-  const sluice_planner_prediction_t relu = predict(planner, &w, choice);
+  const sluice_planner_prediction_t relu = predict(own, &w, choice);
   const double elements = 4096.0 * 1024;
   assert_true(unsaid.forward_seconds == gelu.forward_seconds && unsaid.backward_seconds == gelu.backward_seconds);
   assert_true(fabs(gelu.forward_seconds - relu.forward_seconds - 9e-11 * elements) < 1e-9);
   assert_true(fabs(gelu.backward_seconds - relu.backward_seconds - 1.8e-10 * elements) < 1e-9);
-  sluice_planner_destroy(planner);
+  sluice_planner_destroy(own);
 }
 
 /* Deduplication adds tables to the routes, and slots hold token copies instead of rows. */
 TEST(Predict_DeduplicatedUnderABudget_CountsItsTables) {
-  sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
   const sluice_planner_choice_t choice = {4, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE,
                                           SLUICE_WGRAD_PER_CHUNK};
@@ -215,12 +194,10 @@ TEST(Predict_DeduplicatedUnderABudget_CountsItsTables) {
                                          with.header_bytes + with.gemm_bytes + with.step_bytes);
   w.memory_budget = with.total_bytes - 1;
   assert_false(predict(planner, &w, choice).fits);
-  sluice_planner_destroy(planner);
 }
 
 /* One rank receives all rows. With several ranks, each kept row that does not arrive saves its bytes. */
 TEST(Predict_UsualBytes_AreThoseOfTheRowsThatCome) {
-  sluice_planner_t* planner = new_planner();
   const sluice_planner_choice_t keep = {1, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE, SLUICE_WGRAD_PER_CHUNK};
   const sluice_planner_choice_t again = {1, SLUICE_RESTORE_REDISPATCH, SLUICE_RESTORE_RECOMPUTE,
                                          SLUICE_WGRAD_PER_CHUNK};
@@ -241,12 +218,10 @@ TEST(Predict_UsualBytes_AreThoseOfTheRowsThatCome) {
     assert_true(fabs((double)(p.usual_bytes - without) - kept) < 0.02 * kept);
     before = p.usual_bytes;
   }
-  sluice_planner_destroy(planner);
 }
 
 /* Candidates that offload more rows than the host budget holds are refused; the others do not change. */
 TEST(Choose_HostBudget_BoundsOffloadedRows) {
-  sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
   int32_t count = 0;
   w.host_memory_budget = 1;
@@ -265,11 +240,9 @@ TEST(Choose_HostBudget_BoundsOffloadedRows) {
   w.struct_size = offsetof(sluice_planner_workload_t, host_memory_budget);
   choose(planner, &w, NULL, &count);
   for (int32_t i = 0; i < count; ++i) assert_int_equal(candidates[i].bytes_over, 0);
-  sluice_planner_destroy(planner);
 }
 
 TEST(Choose_TightBudget_RefusesWithTheBytesThatAreTooMany) {
-  sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
   int32_t count = 0, chosen = 0;
   w.memory_budget = (uint64_t)1 << 40;
@@ -294,11 +267,9 @@ TEST(Choose_TightBudget_RefusesWithTheBytesThatAreTooMany) {
   assert_non_null(strstr(last_message(), " MiB; 8.0 MiB of it for GEMMs, whatever the layer's size), "));
   sluice_planner_prediction_t p = predict(planner, &w, (sluice_planner_choice_t){1, 0, 0, 0});
   assert_int_equal(p.fits, 0);
-  sluice_planner_destroy(planner);
 }
 
 TEST(Choose_FixedParts_LeavesTheRestOpen) {
-  sluice_planner_t* planner = new_planner();
   const sluice_planner_workload_t w = new_workload();
   const sluice_planner_choice_t wanted = {6, SLUICE_RESTORE_ADAPTIVE, SLUICE_RESTORE_RECOMPUTE, SLUICE_WGRAD_PER_CHUNK};
   int32_t count = 0;
@@ -307,11 +278,9 @@ TEST(Choose_FixedParts_LeavesTheRestOpen) {
   for (int32_t i = 0; i < count; ++i) {
     assert_true(candidates[i].choice.num_chunks == 6 && candidates[i].choice.restore_input == i);
   }
-  sluice_planner_destroy(planner);
 }
 
 TEST(Predict_SkewUnderABudget_RunsMoreChunks) {
-  sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t w = new_workload();
   w.memory_budget = (uint64_t)1 << 32;
   const sluice_planner_choice_t choice = {2, 0, 0, 0};
@@ -320,11 +289,10 @@ TEST(Predict_SkewUnderABudget_RunsMoreChunks) {
   assert_true(predict(planner, &w, choice).run_chunks > 2);
   w.memory_budget = 0;
   assert_int_equal(predict(planner, &w, choice).run_chunks, 2);
-  sluice_planner_destroy(planner);
 }
 
 TEST(Machine_WrittenAndReadAgain_PredictsTheSame) {
-  sluice_planner_t *planner = new_planner(), *again = NULL;
+  sluice_planner_t* again = NULL;
   uint64_t bytes = 0;
   WORKS(sluice_planner_write_machine(planner, NULL, &bytes));
   char* text = malloc(bytes);
@@ -338,15 +306,12 @@ TEST(Machine_WrittenAndReadAgain_PredictsTheSame) {
   double a = predict(planner, &w, choice).backward_seconds, b = predict(again, &w, choice).backward_seconds;
   assert_true(fabs(a - b) < 1e-8 * a);
   free(text);
-  sluice_planner_destroy(planner);
   sluice_planner_destroy(again);
 }
 
 static void refuse(sluice_planner_workload_t w, sluice_planner_choice_t c, sluice_status_t want, const char* says) {
-  sluice_planner_t* planner = new_planner();
   sluice_planner_prediction_t p = {.struct_size = sizeof p};
   REFUSED(sluice_planner_predict(planner, &w, &c, &p, NULL, 0), want, says);
-  sluice_planner_destroy(planner);
 }
 
 TEST(BadInput_EveryField_IsRefusedByName) {
@@ -393,16 +358,16 @@ TEST(BadInput_EveryField_IsRefusedByName) {
   w = new_workload();
   w.struct_size = 8;
   refuse(w, ok, SLUICE_E_ABI, "sluice_planner_workload_t");
-  sluice_planner_t* planner = (sluice_planner_t*)&w;
-  assert_int_equal(sluice_planner_create(NULL, 0, &planner), SLUICE_E_INVALID_ARGUMENT);
-  assert_null(planner);
-  assert_int_equal(sluice_planner_create("{", 1, &planner), SLUICE_E_INVALID_ARGUMENT);
+  sluice_planner_t* own = (sluice_planner_t*)&w;
+  assert_int_equal(sluice_planner_create(NULL, 0, &own), SLUICE_E_INVALID_ARGUMENT);
+  assert_null(own);
+  assert_int_equal(sluice_planner_create("{", 1, &own), SLUICE_E_INVALID_ARGUMENT);
   sluice_planner_destroy(NULL);
 }
 
 /* Checks every pointer and buffer size of every call. */
 TEST(BadCalls_EveryArgument_IsRefusedByName) {
-  sluice_planner_t *planner = new_planner(), *other = NULL;
+  sluice_planner_t* other = NULL;
   const sluice_planner_workload_t w = new_workload();
   const sluice_planner_choice_t c = {1, 0, 0, 0};
   sluice_planner_prediction_t p = {.struct_size = sizeof p};
@@ -441,12 +406,10 @@ TEST(BadCalls_EveryArgument_IsRefusedByName) {
   REFUSED(sluice_planner_choose(planner, &w, &open, NULL, 0, &count, NULL), BAD, "restore_input is -2");
   assert_string_equal(sluice_planner_verdict_name(-1), "unknown");
   assert_string_equal(sluice_planner_verdict_name(99), "unknown");
-  sluice_planner_destroy(planner);
 }
 
 /* The largest worlds are planned. Valid sizes with absurd products are refused before they overflow. */
 TEST(Workload_AbsurdWorlds_ArePlannedOrRefusedByName) {
-  sluice_planner_t* planner = new_planner();
   const sluice_planner_choice_t ok = {1, 0, 0, 0};
   sluice_planner_workload_t w = new_workload();
   w.world_size = w.num_experts = 1 << 20, w.num_tokens = 4096;
@@ -470,5 +433,6 @@ TEST(Workload_AbsurdWorlds_ArePlannedOrRefusedByName) {
   w = new_workload();
   w.num_tokens = 1 << 26, w.max_outstanding = INT32_MAX;
   refuse(w, ok, SLUICE_E_INVALID_ARGUMENT, "max_outstanding is 2147483647 forwards");
-  sluice_planner_destroy(planner);
 }
+
+int main(void) { return run_cases(planner_open, planner_close); }

@@ -219,14 +219,13 @@ TEST(Price_BadStages_AreRefusedByNameAndChangeNothing) {
 
 /* ---- MoE layers ---- */
 
-static void open_moe(scene_t* s, const sluice_planner_t* planner, const sluice_planner_workload_t* work,
-                     int32_t count) {
+static void open_moe(scene_t* s, const sluice_planner_workload_t* work, int32_t count) {
   open_scene(s, count, 1);
   for (int32_t i = 0; i < count; ++i) s->layer[i].planner = planner, s->layer[i].moe = work;
 }
 
 /* The fewest bytes in which one such layer can keep all of its rows. */
-static uint64_t keeps_alone(const sluice_planner_t* planner, sluice_planner_workload_t work) {
+static uint64_t keeps_alone(sluice_planner_workload_t work) {
   static sluice_planner_candidate_t list[512];
   const sluice_planner_choice_t keep = {0, SLUICE_RESTORE_KEEP, SLUICE_RESTORE_KEEP, SLUICE_WGRAD_ADAPTIVE};
   int32_t count = 0;
@@ -242,7 +241,7 @@ static int is_kept(const sluice_planner_candidate_t* c) {
 }
 
 /* The planner of a single layer predicts the same for each layer's choice, within the layer's share. */
-static void check_shares(const scene_t* s, const sluice_planner_t* planner, sluice_planner_workload_t work) {
+static void check_shares(const scene_t* s, sluice_planner_workload_t work) {
   uint64_t outside_arena = 0;
   for (int32_t i = 0; i < s->problem.num_layers; ++i) {
     const sluice_planner_candidate_t* c = &s->moe[i];
@@ -258,11 +257,10 @@ static void check_shares(const scene_t* s, const sluice_planner_t* planner, slui
 }
 
 TEST(Stages_ThreeMoeLayers_FitABudgetThatNoneOfThemCouldKeepAlone) {
-  sluice_planner_t* planner = new_planner();
   const sluice_planner_workload_t work = new_workload();
-  const uint64_t alone = keeps_alone(planner, work);
+  const uint64_t alone = keeps_alone(work);
   scene_t s;
-  open_moe(&s, planner, &work, 3);
+  open_moe(&s, &work, 3);
   WORKS(plan(&s, alone - 1));
   assert_true(s.stages[0].bytes < alone);
   for (int32_t i = 0; i < 3; ++i) {
@@ -271,15 +269,13 @@ TEST(Stages_ThreeMoeLayers_FitABudgetThatNoneOfThemCouldKeepAlone) {
     assert_true(s.moe[i].slower_by > 0);
   }
   assert_non_null(strstr(s.text, "  layer 0: n "));
-  check_shares(&s, planner, work);
-  sluice_planner_destroy(planner);
+  check_shares(&s, work);
 }
 
 TEST(Stages_MoeLayers_TenBudgetsAreKeptAndMoreIsNeverSlower) {
-  sluice_planner_t* planner = new_planner();
   const sluice_planner_workload_t work = new_workload();
   scene_t s;
-  open_moe(&s, planner, &work, 3);
+  open_moe(&s, &work, 3);
   for (int32_t in_flight = 1; in_flight <= 2; ++in_flight) {
     s.problem.in_flight = &in_flight;
     REFUSED(plan(&s, 1), SLUICE_E_OVER_BUDGET, "stage 0, with layers 0 to 2");
@@ -295,19 +291,17 @@ TEST(Stages_MoeLayers_TenBudgetsAreKeptAndMoreIsNeverSlower) {
       assert_true(s.stages[0].bytes <= budget && s.result.slowest_seconds <= before);
       faster += s.result.slowest_seconds < before;
       before = s.result.slowest_seconds;
-      check_shares(&s, planner, work);
+      check_shares(&s, work);
     }
     assert_true(before == fastest && faster >= 5);
     REFUSED(plan(&s, least - 1), SLUICE_E_OVER_BUDGET, "takes at least");
   }
-  sluice_planner_destroy(planner);
 }
 
 TEST(Stages_MoeAndPlainLayers_ShareOneBudget) {
-  sluice_planner_t* planner = new_planner();
   const sluice_planner_workload_t work = new_workload();
   scene_t s;
-  open_moe(&s, planner, &work, 4);
+  open_moe(&s, &work, 4);
   for (int32_t i = 0; i < 4; i += 2) { /* layers are attention, MoE, attention, MoE */
     sluice_planner_layer_init(&s.layer[i], sizeof s.layer[i]);
     s.layer[i].forward_seconds = 1e-3, s.layer[i].backward_seconds = 2e-3, s.layer[i].recompute_seconds = 1e-3;
@@ -325,7 +319,6 @@ TEST(Stages_MoeAndPlainLayers_ShareOneBudget) {
   assert_true(s.stages[0].bytes <= most * 2 / 3 && s.stages[1].bytes <= most * 2 / 3);
   assert_int_equal(s.moe[0].choice.num_chunks, 0);
   assert_true(s.moe[1].choice.num_chunks > 0 && s.moe[3].choice.num_chunks > 0);
-  sluice_planner_destroy(planner);
 }
 
 /* ---- a real context ---- */
@@ -345,12 +338,11 @@ static void use_choice(sluice_moe_t* moe, int64_t num_tokens, const sluice_plann
 
 /* Three layers of one context take no more than planned, from the smallest budget to the largest. */
 TEST(Stages_PlanOfMoeLayers_IsNotExceededByAContext) {
-  sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t work = new_workload();
   work.model_width = 64, work.hidden_width = 128, work.num_tokens = 512, work.num_experts = 4, work.world_size = 1;
   work.gated = SLUICE_GATED_HALVES;
   scene_t s;
-  open_moe(&s, planner, &work, REAL);
+  open_moe(&s, &work, REAL);
   REFUSED(plan(&s, 1), SLUICE_E_OVER_BUDGET, "raise every budget by");
   assert_non_null(strstr(s.text, "the stage does not fit"));
   const uint64_t least = s.result.smallest_budget_bytes;
@@ -389,13 +381,11 @@ TEST(Stages_PlanOfMoeLayers_IsNotExceededByAContext) {
     for (int32_t i = 1; i < REAL; ++i) sluice_moe_destroy(layers[i]);
     own_rig_close(&rig);
   }
-  sluice_planner_destroy(planner);
 }
 
 /* ---- refusals ---- */
 
 TEST(Stages_BadProblems_AreRefusedByNameAndChangeNothing) {
-  sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t work = new_workload();
   const sluice_planner_workload_t good_work = work;
   static scene_t s, good;
@@ -463,15 +453,13 @@ TEST(Stages_BadProblems_AreRefusedByNameAndChangeNothing) {
   REFUSED(plan(&s, 0), BAD, "layer 3: world_size is 8, and 4 in layer 1");
   wider.world_size = 4;
   WORKS(plan(&s, 0));
-  sluice_planner_destroy(planner);
 }
 
 TEST(Stages_NthAllocationFails_LeaksNothingAndSaysSo) {
-  sluice_planner_t* planner = new_planner();
   sluice_planner_workload_t work = new_workload();
   const sluice_planner_choice_t few = {2, -1, -1, SLUICE_WGRAD_DEFERRED};
   static scene_t s;
-  open_moe(&s, planner, &work, 3);
+  open_moe(&s, &work, 3);
   for (int32_t i = 0; i < 3; ++i) s.layer[i].wanted = &few;
   sluice_allocator_t* allocator = sluice_process_allocator();
   const uint64_t live = allocator->num_live;
@@ -485,5 +473,6 @@ TEST(Stages_NthAllocationFails_LeaksNothingAndSaysSo) {
   }
   assert_int_equal(status, SLUICE_OK);
   assert_true(nth > 20);
-  sluice_planner_destroy(planner);
 }
+
+int main(void) { return run_cases(planner_open, planner_close); }

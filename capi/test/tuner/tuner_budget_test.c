@@ -17,8 +17,7 @@ TEST(Budget_BestPlansRace_InsideTheBudget) {
             has_machine = (i + i / 2) % 2;
     tuner_world_t* w = tuner_world(ranks, mode, has_machine);
     w->budget = budgets[i / 2 % 3][ranks - 1], w->changes = i == 1 ? 3 : 0, w->steps = w->changes ? 60 : 24;
-    tuner_run(w);
-    must_agree(w);
+    run_and_agree(w);
     assert_memory_equal(w->policies[0], w->policies[ranks - 1], sizeof w->policies[0]);
     assert_true(w->num_decisions[0] >= 1 && w->settled[0]);
     const sluice_tuner_decision_t* d = &w->decisions[0][w->num_decisions[0] - 1];
@@ -54,8 +53,7 @@ TEST(Reuse_NoBudget_ChunksAndStrategyAreChosenForEachSize) {
     const int32_t ranks = 1 + i % 2, mode = modes[i / 2], has_machine = i / 2 >= 2;
     tuner_world_t* w = tuner_world(ranks, mode, has_machine);
     w->reuse = 1, w->grows = 1, w->steps = 360, w->waits = 1, w->wgrad_mode = SLUICE_WGRAD_ADAPTIVE;
-    tuner_run(w);
-    must_agree(w);
+    run_and_agree(w);
     assert_memory_equal(w->policies[0], w->policies[ranks - 1], sizeof w->policies[0]);
     assert_true(w->settled[0]);
     int32_t sizes = 0;
@@ -82,8 +80,7 @@ TEST(Reuse_NoBudget_ChunksAndStrategyAreChosenForEachSize) {
 TEST(Reuse_BatchesDiffer_EachSizeHasItsAnswer) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_MODEL, 1);
   w->reuse = 1, w->changes = 2, w->steps = 60;
-  tuner_run(w);
-  must_agree(w);
+  run_and_agree(w);
   assert_true(w->num_decisions[0] >= 4);
   int32_t fewest = 1000, most = 0;
   for (int32_t k = 0; k < w->num_decisions[0]; ++k) {
@@ -98,8 +95,7 @@ TEST(Reuse_UnderABudget_NoPlanKeepsRows) {
   for (int32_t ranks = 1; ranks <= 2; ++ranks) {
     tuner_world_t* w = tuner_world(ranks, SLUICE_TUNER_ADAPTIVE, 0);
     w->reuse = 1, w->budget = 64 << 20, w->steps = 24;
-    tuner_run(w);
-    must_agree(w);
+    run_and_agree(w);
     assert_true(w->num_decisions[0] >= 1);
     for (int32_t k = 0; k < w->num_decisions[0]; ++k) must_reuse(&w->policies[0][k]);
   }
@@ -111,8 +107,7 @@ TEST(Budget_BetweenTwoPolicies_DecisionSaysHowManyChunksItKeeps) {
   for (uint64_t budget = 615000; budget <= 675000; budget += 3000) {
     tuner_world_t* w = tuner_world(2, SLUICE_TUNER_MODEL, 1);
     w->budget = budget, w->steps = 2;
-    tuner_run(w);
-    must_agree(w);
+    run_and_agree(w);
     assert_true(w->num_decisions[0] >= 1);
     const int32_t last = w->num_decisions[0] - 1, kept = w->parts[0][last];
     const sluice_tuner_policy_t* p = &w->policies[0][last];
@@ -135,8 +130,7 @@ TEST(Budget_BatchesGrow_PlansBeginWithWhatWasSeen) {
   for (int32_t ranks = 2; ranks <= 3; ++ranks) {
     tuner_world_t* w = tuner_world(ranks, SLUICE_TUNER_ADAPTIVE, 0);
     w->grows = 1, w->budget = 1 << 20, w->steps = 60, w->layers = 3;
-    tuner_run(w);
-    must_agree(w);
+    run_and_agree(w);
     int32_t decided = 0;
     for (int32_t i = 0; i < w->num_decisions[0]; ++i) {
       if (w->decisions[0][i].rows > 64) ++decided;
@@ -242,8 +236,7 @@ TEST(Budget_BatchesDiffer_RepeatedForwardsKeepTheirPlan) {
   for (int32_t has_machine = 0; has_machine <= 1; ++has_machine) {
     tuner_world_t* w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, has_machine);
     w->changes = 1, w->steps = 48, w->budget = 1 << 20, w->repeats = 3, w->evaluates = 1;
-    tuner_run(w);
-    must_agree(w);
+    run_and_agree(w);
     assert_int_equal(w->num_different[0] + w->num_different[1], 0);
     for (int32_t r = 0; r < 2; ++r) assert_true(w->peak_bytes[r] <= w->budget);
   }
@@ -253,8 +246,7 @@ TEST(Budget_BatchesDiffer_RepeatedForwardsKeepTheirPlan) {
 TEST(Budget_PlanOfAFile_StandsWhereItFits) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, 1);
   w->budget = 1 << 20, w->steps = 24;
-  tuner_run(w);
-  must_agree(w);
+  run_and_agree(w);
   char* text = strdup(w->written[0]);
   sluice_tuner_decision_t found = w->decisions[0][w->num_decisions[0] - 1];
   sluice_tuner_policy_t policy = w->policies[0][w->num_decisions[0] - 1];
@@ -262,8 +254,7 @@ TEST(Budget_PlanOfAFile_StandsWhereItFits) {
   assert_non_null(strstr(text, "\"restore_input\": \""));
   w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, 1);
   w->budget = 1 << 20, w->steps = 10, w->import[0] = w->import[1] = text;
-  tuner_run(w);
-  must_agree(w);
+  run_and_agree(w);
   assert_int_equal(w->stats[0].race_passes, 0);
   assert_int_equal(w->decisions[0][0].why, SLUICE_WHY_IMPORTED);
   assert_true(w->decisions[0][0].num_chunks == found.num_chunks && w->decisions[0][0].wgrad_mode == found.wgrad_mode);
@@ -278,8 +269,7 @@ TEST(Budget_PlanOfAFile_StandsWhereItFits) {
            strstr(w->written[0], "\"layer\": \"") + strlen("\"layer\": \""));
   w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, 1);
   w->budget = 1 << 20, w->steps = 24, w->import[0] = w->import[1] = other;
-  tuner_run(w);
-  must_agree(w);
+  run_and_agree(w);
   assert_int_equal(w->decisions[0][w->num_decisions[0] - 1].why, SLUICE_WHY_RACED);
 }
 

@@ -16,8 +16,7 @@ TEST(FixedChunks_NothingOpen_NothingIsAsked) {
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
     tuner_world_t* w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, 1);
     w->num_chunks = cases[i].num_chunks, w->wgrad_mode = cases[i].wgrad_mode, w->steps = 10;
-    tuner_run(w);
-    must_agree(w);
+    run_and_agree(w);
     for (int32_t k = 0; k < w->num_picks[0]; ++k) assert_int_equal(w->picks[0][k], w->num_chunks);
     assert_true(w->settled[0] && w->num_decisions[0] == 0 && w->stats[0].timed_passes == 0);
   }
@@ -34,8 +33,7 @@ TEST(FixedChunks_OpenMode_IsRacedAtThatN) {
     const int32_t mode = cases[i % 4].mode, has_machine = cases[i % 4].machine, n = chunks[(i + i / 4) % 4];
     tuner_world_t* w = tuner_world(2, mode, has_machine);
     w->num_chunks = n, w->steps = 40;
-    tuner_run(w);
-    must_agree(w);
+    run_and_agree(w);
     for (int32_t k = 0; k < w->num_picks[0]; ++k) assert_int_equal(w->picks[0][k], n);
     assert_true(w->settled[0] && w->num_decisions[0] >= 1);
     const sluice_tuner_decision_t* d = &w->decisions[0][0];
@@ -53,23 +51,20 @@ TEST(FixedChunks_OpenMode_IsRacedAtThatN) {
 TEST(FixedChunks_DecisionOfAFile_StandsForThatN) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
   w->num_chunks = 5, w->steps = 40;
-  tuner_run(w);
-  must_agree(w);
+  run_and_agree(w);
   assert_non_null(strstr(w->written[0], "\"num_chunks\": 5"));
   int32_t mode = w->decisions[0][w->num_decisions[0] - 1].wgrad_mode;
   char* text = strdup(w->written[0]);
   w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
   w->num_chunks = 5, w->steps = 10, w->import[0] = w->import[1] = text;
-  tuner_run(w);
-  must_agree(w);
+  run_and_agree(w);
   assert_int_equal(w->stats[0].race_passes, 0);
   assert_true(w->decisions[0][0].why == SLUICE_WHY_IMPORTED && w->decisions[0][0].num_chunks == 5);
   assert_int_equal(w->decisions[0][0].wgrad_mode, mode);
   memcpy(strstr(text, "\"num_chunks\": 5"), "\"num_chunks\": 7", 15);
   w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
   w->num_chunks = 5, w->steps = 40, w->import[0] = w->import[1] = text;
-  tuner_run(w);
-  must_agree(w);
+  run_and_agree(w);
   assert_int_equal(w->decisions[0][0].why, SLUICE_WHY_RACED);
   free(text);
 }

@@ -31,10 +31,10 @@ static tuner_world_t* world_of(int32_t deduplicate, int32_t mode, const char* ma
   return w;
 }
 
-/* Writes the bytes that each rank sends in the last step. Worlds with equally many steps have the same routing then. */
+/* Writes the bytes that each rank sends in the last step; ranks that do not exist send none. Worlds with equally many
+ * steps have the same routing then. */
 static void run(tuner_world_t* w, uint64_t sent[RANKS]) {
-  tuner_run(w);
-  must_agree(w);
+  run_and_agree(w);
   memcpy(sent, w->sent_bytes, RANKS * sizeof *sent);
 }
 
@@ -111,47 +111,11 @@ TEST(Levels_OneRoutePerToken_KeepOneLevelOnAnyMachine) {
   }
 }
 
-/* Both candidates run and are measured, at the configured n or at those that are searched; one of them stays. */
-TEST(Levels_Raced_SettleOnAllRanks) {
-  uint64_t by_rank[RANKS], by_node[RANKS], sent[RANKS];
-  static const int32_t steps[] = {160, 24, 24, 40}; /* by n: enough for the search before this race */
-  for (int32_t n = 0; n <= 3; ++n) {
-    for (int32_t knows = 0; knows <= 1; ++knows) {
-      tuner_world_t* w =
-          world_of(SLUICE_DEDUPLICATE_ADAPTIVE, SLUICE_TUNER_ADAPTIVE, knows ? machine_of(1e6, 1e10) : NULL);
-      w->num_chunks = n, w->steps = steps[n], w->wgrad_mode = n == 3 ? SLUICE_WGRAD_ADAPTIVE : SLUICE_WGRAD_DEFERRED;
-      run(w, sent);
-      assert_true(w->settled[0]);
-      const int32_t chosen = w->picks[0][w->num_picks[0] - 1];
-      if (n > 0) assert_in_range(chosen, n, n); /* a fixed n is the only one tried */
-      for (int32_t both = 0; both < 2; ++both) {
-        w = world_of(both ? SLUICE_DEDUPLICATE_NODES : SLUICE_DEDUPLICATE_RANKS, SLUICE_TUNER_ADAPTIVE, NULL);
-        w->num_chunks = chosen, w->steps = steps[n];
-        run(w, both ? by_node : by_rank);
-      }
-      assert_true(is_same(sent, by_rank) || is_same(sent, by_node));
-    }
-  }
-}
-
 /* If ranks have different numbers of tokens, all bind again for the largest, and exchange node copies again. */
 TEST(Levels_ByNodeWithDifferentBatchesPerRank_AllRanksAgree) {
   tuner_world_t* w = world_of(SLUICE_DEDUPLICATE_NODES, SLUICE_TUNER_ADAPTIVE, NULL);
   w->num_chunks = 0, w->empty = 2, w->changes = 3;
-  tuner_run(w);
-  must_agree(w);
-}
-
-/* With activation checkpointing a replayed forward has the levels of the original, even if the choice has changed. Both
- * save the same bytes. */
-TEST(Levels_RepeatedForwards_KeepTheirs) {
-  for (int32_t reverse = 0; reverse <= 1; ++reverse) {
-    tuner_world_t* w = world_of(SLUICE_DEDUPLICATE_ADAPTIVE, SLUICE_TUNER_ADAPTIVE, NULL);
-    w->repeats = 3, w->reverse = reverse, w->steps = 40;
-    tuner_run(w);
-    must_agree(w);
-    for (int32_t r = 0; r < RANKS; ++r) assert_int_equal(w->num_different[r], 0);
-  }
+  run_and_agree(w);
 }
 
 /* ---- layers that leave open whether they are deduplicated at all ---- */
@@ -179,32 +143,24 @@ static tuner_world_t* slow_pair(int32_t deduplicate, int32_t mode) { return pair
 /* The link costs almost nothing, so the tables and sums of copies dominate. */
 static tuner_world_t* fast_pair(int32_t deduplicate, int32_t mode) { return pair_of(deduplicate, mode, 1e12, 5e9); }
 
-static void run_pair(tuner_world_t* w, uint64_t sent[PAIR]) {
-  tuner_run(w);
-  must_agree(w);
-  memcpy(sent, w->sent_bytes, PAIR * sizeof *sent);
-}
-
-static int is_same_pair(const uint64_t* a, const uint64_t* b) { return memcmp(a, b, PAIR * sizeof *a) == 0; }
-
 /* Predictions choose copies over a slow link and rows over a fast link, with the bytes and n of a layer for which this
  * is configured. */
 TEST(Copies_ByPrediction_GoOverASlowLinkOnly) {
-  uint64_t rows[PAIR], copies[PAIR], sent[PAIR];
-  run_pair(slow_pair(SLUICE_DEDUPLICATE_NONE, SLUICE_TUNER_MODEL), rows);
-  run_pair(slow_pair(SLUICE_DEDUPLICATE_RANKS, SLUICE_TUNER_MODEL), copies);
+  uint64_t rows[RANKS], copies[RANKS], sent[RANKS];
+  run(slow_pair(SLUICE_DEDUPLICATE_NONE, SLUICE_TUNER_MODEL), rows);
+  run(slow_pair(SLUICE_DEDUPLICATE_RANKS, SLUICE_TUNER_MODEL), copies);
   assert_true(copies[0] < rows[0] && copies[1] < rows[1]);
-  run_pair(slow_pair(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_MODEL), sent);
-  assert_true(is_same_pair(sent, copies));
-  run_pair(fast_pair(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_MODEL), sent);
-  assert_true(is_same_pair(sent, rows));
+  run(slow_pair(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_MODEL), sent);
+  assert_true(is_same(sent, copies));
+  run(fast_pair(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_MODEL), sent);
+  assert_true(is_same(sent, rows));
 }
 
 /* Copies never run if they are predicted to lose or cannot be chosen. Every step sends what a layer without
  * deduplication sends, and nothing is decided about the form. */
 TEST(Copies_WhereTheyCannotWinOrBeChosen_NeverRun) {
   for (int32_t i = 0; i < 6; ++i) {
-    uint64_t sent[2][PAIR];
+    uint64_t sent[2][RANKS];
     int32_t num_decisions[2];
     for (int32_t any = 0; any < 2; ++any) {
       const int32_t deduplicate = any ? SLUICE_DEDUPLICATE_ANY : SLUICE_DEDUPLICATE_NONE;
@@ -216,48 +172,72 @@ TEST(Copies_WhereTheyCannotWinOrBeChosen_NeverRun) {
       if (i == 4) w->budget = 1 << 23, w->num_chunks = 0, w->steps = 1; /* 1: before measured times decide */
       if (i == 5) w->reuse = 1, w->steps = 1;
       if (i < 4) w->steps = 7; /* early enough to see a race */
-      run_pair(w, sent[any]);
+      run(w, sent[any]);
       num_decisions[any] = w->num_decisions[0];
     }
-    if (!is_same_pair(sent[0], sent[1])) fail_msg("case %d: other bytes than rows have", i);
+    if (!is_same(sent[0], sent[1])) fail_msg("case %d: other bytes than rows have", i);
     if (i > 0) assert_int_equal(num_decisions[0], num_decisions[1]); /* case 0 decides for rows */
   }
 }
 
-/* Both forms run as ordinary steps, at a configured n or one that is searched; one of them stays. */
-TEST(Copies_Raced_SettleOnAllRanks) {
-  for (int32_t n = 0; n <= 2; ++n) {
-    uint64_t sent[PAIR], fixed[2][PAIR];
-    const int32_t steps = n == 0 ? 160 : 24;
-    tuner_world_t* w = slow_pair(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_ADAPTIVE);
-    w->num_chunks = n, w->steps = steps;
-    run_pair(w, sent);
+/* ---- races of both kinds of layers ---- */
+
+/* A layer that leaves open its levels, or whether it is deduplicated (2), or one of the two candidates (0 and 1). */
+static tuner_world_t* levels_of(int32_t candidate, int32_t has_machine) {
+  static const int32_t values[] = {SLUICE_DEDUPLICATE_RANKS, SLUICE_DEDUPLICATE_NODES, SLUICE_DEDUPLICATE_ADAPTIVE};
+  return world_of(values[candidate], SLUICE_TUNER_ADAPTIVE, has_machine ? machine_of(1e6, 1e10) : NULL);
+}
+static tuner_world_t* copies_of(int32_t candidate, int32_t has_machine) {
+  static const int32_t values[] = {SLUICE_DEDUPLICATE_NONE, SLUICE_DEDUPLICATE_RANKS, SLUICE_DEDUPLICATE_ANY};
+  tuner_world_t* w = slow_pair(values[candidate], SLUICE_TUNER_ADAPTIVE);
+  w->has_machine[0] = w->has_machine[1] = has_machine;
+  return w;
+}
+
+/* Both candidates run as ordinary steps and are measured, at a configured n or at those that are searched; one stays.
+ */
+static void check_races(tuner_world_t* (*make)(int32_t candidate, int32_t has_machine), int32_t least_machine) {
+  static const int32_t steps[] = {160, 24, 24, 40}; /* by n: enough for the search before this race */
+  for (int32_t i = 0; i < 8; ++i) {
+    const int32_t n = i % 4, has_machine = i / 4;
+    if (has_machine < least_machine) continue;
+    uint64_t sent[RANKS], fixed[2][RANKS];
+    tuner_world_t* w = make(2, has_machine);
+    w->num_chunks = n, w->steps = steps[n], w->wgrad_mode = n == 3 ? SLUICE_WGRAD_ADAPTIVE : SLUICE_WGRAD_DEFERRED;
+    run(w, sent);
     assert_true(w->settled[0]);
     const int32_t chosen = w->picks[0][w->num_picks[0] - 1];
-    for (int32_t copies = 0; copies < 2; ++copies) {
-      w = slow_pair(copies ? SLUICE_DEDUPLICATE_RANKS : SLUICE_DEDUPLICATE_NONE, SLUICE_TUNER_ADAPTIVE);
-      w->num_chunks = chosen, w->steps = steps;
-      run_pair(w, fixed[copies]);
+    if (n > 0) assert_in_range(chosen, n, n); /* a fixed n is the only one tried */
+    for (int32_t candidate = 0; candidate < 2; ++candidate) {
+      w = make(candidate, has_machine);
+      w->num_chunks = chosen, w->steps = steps[n];
+      run(w, fixed[candidate]);
     }
-    assert_true(is_same_pair(sent, fixed[0]) || is_same_pair(sent, fixed[1]));
+    assert_true(is_same(sent, fixed[0]) || is_same(sent, fixed[1]));
   }
 }
 
-/* A replayed forward has the form of its original while the two forms race. Ranks with different numbers of tokens,
- * also none, bind the same. */
-TEST(Copies_RepeatedForwardsAndOtherBatches_AllRanksAgree) {
-  for (int32_t reverse = 0; reverse <= 1; ++reverse) {
-    tuner_world_t* w = slow_pair(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_ADAPTIVE);
-    w->repeats = 3, w->reverse = reverse;
-    tuner_run(w);
-    must_agree(w);
-    for (int32_t r = 0; r < PAIR; ++r) assert_int_equal(w->num_different[r], 0);
+TEST(Levels_Raced_SettleOnAllRanks) { check_races(levels_of, 0); }
+
+TEST(Copies_Raced_SettleOnAllRanks) { check_races(copies_of, 1); }
+
+/* With activation checkpointing a replayed forward has the levels or the form of the original, even if the choice has
+ * changed. Both save the same bytes. */
+TEST(LevelsAndCopies_RepeatedForwards_KeepTheirs) {
+  for (int32_t i = 0; i < 4; ++i) {
+    tuner_world_t* w = i < 2 ? levels_of(2, 0) : copies_of(2, 1);
+    w->repeats = 3, w->reverse = i % 2;
+    run_and_agree(w);
+    for (int32_t r = 0; r < w->world_size; ++r) assert_int_equal(w->num_different[r], 0);
   }
+}
+
+/* Ranks with different numbers of tokens, also none, bind the same. */
+TEST(Copies_OtherBatches_AllRanksAgree) {
   for (int32_t mode = SLUICE_TUNER_ADAPTIVE; mode <= SLUICE_TUNER_MODEL; mode += SLUICE_TUNER_MODEL) {
     tuner_world_t* w = slow_pair(SLUICE_DEDUPLICATE_ANY, mode);
     w->num_chunks = 0, w->empty = 2, w->changes = 3, w->evaluates = 1;
-    tuner_run(w);
-    must_agree(w);
+    run_and_agree(w);
   }
 }
 
@@ -291,12 +271,11 @@ static const sluice_tuner_form_t* newest_form(const tuner_world_t* w, const slui
  * prediction or in a race. A layer without a choice has no such decision. */
 TEST(Copies_Decided_TellBothWaysWithTheirSeconds) {
   const sluice_tuner_decision_t* d = NULL;
-  uint64_t sent[PAIR];
+  uint64_t sent[RANKS];
   for (int32_t slow = 0; slow <= 1; ++slow) {
-    run_pair((slow ? slow_pair : fast_pair)(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_MODEL), sent);
-    tuner_world_t* w = slow ? slow_pair(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_ADAPTIVE)
-                            : fast_pair(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_ADAPTIVE);
-    run_pair(w, sent);
+    run((slow ? slow_pair : fast_pair)(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_MODEL), sent);
+    tuner_world_t* w = (slow ? slow_pair : fast_pair)(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_ADAPTIVE);
+    run(w, sent);
     const sluice_tuner_form_t* form = newest_form(w, &d);
     assert_non_null(form);
     assert_int_equal(form->deduplicate, w->last_deduplicate[0]);
@@ -314,8 +293,7 @@ TEST(Copies_Decided_TellBothWaysWithTheirSeconds) {
     tuner_world_t* w = slow_pair(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_ADAPTIVE);
     if (i == 0) w->top_k = 1;
     if (i == 1) w->world_size = 1, w->top_k = 2;
-    tuner_run(w);
-    must_agree(w);
+    run_and_agree(w);
     assert_true(newest_form(w, &d) == NULL && w->num_copied[0] == 0);
   }
 }
@@ -325,17 +303,17 @@ TEST(Copies_Decided_TellBothWaysWithTheirSeconds) {
 TEST(Copies_DecisionsOfAnotherRun_AreKept) {
   static char kept[65536];
   const sluice_tuner_decision_t* d = NULL;
-  uint64_t sent[PAIR];
+  uint64_t sent[RANKS];
   for (int32_t slow = 0; slow <= 1; ++slow) {
     tuner_world_t* w = (slow ? slow_pair : fast_pair)(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_MODEL);
-    run_pair(w, sent);
+    run(w, sent);
     memcpy(kept, w->written[0], sizeof kept);
     assert_non_null(strstr(kept, slow ? "\"deduplicate\": \"ranks\"" : "\"deduplicate\": \"none\""));
     for (int32_t i = 0; i < 2; ++i) {
       w = (slow ? fast_pair : slow_pair)(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_ADAPTIVE);
       if (i == 1) w->has_machine[0] = w->has_machine[1] = 0;
       w->import[0] = w->import[1] = kept;
-      run_pair(w, sent);
+      run(w, sent);
       assert_int_equal(w->num_copied[0], slow ? w->steps : 0);
       assert_true(newest_form(w, &d) != NULL && d->why == SLUICE_WHY_IMPORTED && d->num_raced == 0);
       assert_string_equal(w->written[0], kept);
@@ -345,6 +323,6 @@ TEST(Copies_DecisionsOfAnotherRun_AreKept) {
   memcpy(word, "\"nodes\"", 7);
   tuner_world_t* w = fast_pair(SLUICE_DEDUPLICATE_ANY, SLUICE_TUNER_ADAPTIVE);
   w->import[0] = w->import[1] = kept;
-  run_pair(w, sent);
+  run(w, sent);
   assert_true(w->num_copied[0] == 0 && newest_form(w, &d) != NULL && d->why == SLUICE_WHY_PREDICTED);
 }

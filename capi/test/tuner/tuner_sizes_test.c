@@ -14,8 +14,7 @@ TEST(Sizes_DifferentlyUneven_EachSettles) {
     const int32_t has_machine = i % 2;
     tuner_world_t* w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, has_machine);
     w->changes = 1 + i / 2, w->uneven = 1, w->top_k = 2, w->layers = 1, w->steps = STEPS, w->waits = SETTLED;
-    tuner_run(w);
-    must_agree(w);
+    run_and_agree(w);
     const int32_t num_sizes = w->changes == 1 ? 3 : 4;
     for (int32_t k = 0; k < w->num_decisions[0]; ++k) {
       const sluice_tuner_decision_t* d = &w->decisions[0][k];

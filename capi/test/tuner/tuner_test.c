@@ -19,8 +19,7 @@ TEST(EveryMode_RanksAgreeAndSettle) {
                {2, SLUICE_TUNER_MODEL, 1, SLUICE_WHY_PREDICTED}};
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
     tuner_world_t* w = tuner_world(cases[i].ranks, cases[i].mode, cases[i].machine);
-    tuner_run(w);
-    must_agree(w);
+    run_and_agree(w);
     assert_true(w->settled[0] && w->num_decisions[0] >= 1);
     const sluice_tuner_decision_t* d = &w->decisions[0][0];
     int bootstraps = cases[i].mode == SLUICE_TUNER_ADAPTIVE && !cases[i].machine;
@@ -41,8 +40,7 @@ TEST(EveryMode_RanksAgreeAndSettle) {
 TEST(ChangingBatches_EachSizeHasItsAnswer) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
   w->changes = 3, w->steps = 400;
-  tuner_run(w);
-  must_agree(w);
+  run_and_agree(w);
   int64_t least = INT64_MAX, most = 0;
   for (int32_t i = 0; i < w->num_decisions[0]; ++i) {
     if (w->decisions[0][i].rows < least) least = w->decisions[0][i].rows;
@@ -92,8 +90,7 @@ TEST(SizesInTurn_EachRunsItsOwnN) {
     tuner_world_t* w = tuner_world(2, SLUICE_TUNER_MODEL, 1);
     w->machine[0] = w->machine[1] = quick_start;
     w->changes = 1, w->steps = 60, w->layers = 1, w->reuse = reuse;
-    tuner_run(w);
-    must_agree(w);
+    run_and_agree(w);
     assert_true(w->settled[0]);
     int32_t n[3], differ = 0;
     for (int32_t k = 0; k < 3; ++k) {
@@ -111,8 +108,7 @@ TEST(SizesInTurn_EachRunsItsOwnN) {
 TEST(SizesInTurn_OneIsKnown_TheOthersRace) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
   w->steps = 40;
-  tuner_run(w);
-  must_agree(w);
+  run_and_agree(w);
   const char* layer = strstr(w->written[0], "\"layer\"");
   assert_non_null(layer);
   char text[128]; /* with even routing, the number of rows is that of tokens */
@@ -121,8 +117,7 @@ TEST(SizesInTurn_OneIsKnown_TheOthersRace) {
   w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
   w->import[0] = w->import[1] = text;
   w->changes = 1, w->steps = 452; /* the last forward receives a report of the largest size */
-  tuner_run(w);
-  must_agree(w);
+  run_and_agree(w);
   assert_true(w->settled[0]);
   int32_t raced = 0;
   for (int32_t i = 0; i < w->num_decisions[0]; ++i) {
@@ -138,8 +133,7 @@ TEST(ManyLayersOfAKind_TheirRaceRunsItsCourse) {
   for (int32_t budget = 0; budget <= 1; ++budget) {
     tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
     w->layers = 72, w->steps = 24, w->budget = budget ? 64 << 20 : 0;
-    tuner_run(w);
-    must_agree(w);
+    run_and_agree(w);
     assert_true(w->settled[0] && w->num_decisions[0] >= 1);
     const sluice_tuner_decision_t* d = &w->decisions[0][0];
     assert_int_equal(d->why, SLUICE_WHY_RACED);
@@ -168,8 +162,7 @@ TEST(AnySequenceOfCalls_RanksStayTogether) {
       w->steps = cases[i].steps, w->shapes = cases[i].shapes;
       w->replaces = cases[i].replaces, w->evaluates = cases[i].evaluates;
       w->empty = cases[i].empty, w->changes = cases[i].changes, w->budget = cases[i].budget;
-      tuner_run(w);
-      must_agree(w);
+      run_and_agree(w);
       if (w->budget > 0) continue;
       int32_t kinds = 0; /* one bit for each hidden width */
       for (int32_t d = 0; d < w->num_decisions[0]; ++d) kinds |= w->decisions[0][d].hidden_width == H ? 1 : 2;
@@ -272,16 +265,14 @@ TEST(LogOfDecisions_OneLineEachFromTheFirstRank_NoneUnasked) {
 /* The next run reads the decisions of this run and races nothing. */
 TEST(Decisions_WrittenAndReadAgain_StandFromTheFirstStep) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
-  tuner_run(w);
-  must_agree(w);
+  run_and_agree(w);
   assert_string_equal(w->written[0], w->written[1]);
   int32_t chosen = w->decisions[0][w->num_decisions[0] - 1].num_chunks;
   char* text = strdup(w->written[0]);
   w = tuner_world(2, SLUICE_TUNER_PROFILE, 0);
   w->import[0] = w->import[1] = text;
   w->steps = 20;
-  tuner_run(w);
-  must_agree(w);
+  run_and_agree(w);
   for (int32_t i = 2 * w->layers; i < w->num_picks[0]; ++i) assert_int_equal(w->picks[0][i], chosen);
   assert_int_equal(w->stats[0].race_passes, 0);
   assert_int_equal(w->decisions[0][0].why, SLUICE_WHY_IMPORTED);
@@ -296,8 +287,7 @@ TEST(Deduplicated_EveryMode_DecidesForItsOwnKind) {
     for (int32_t deduplicate = 0; deduplicate < 2; ++deduplicate) {
       tuner_world_t* w = tuner_world(2, mode, mode != SLUICE_TUNER_PROFILE);
       w->deduplicate = deduplicate;
-      tuner_run(w);
-      must_agree(w);
+      run_and_agree(w);
       assert_true(w->num_decisions[0] >= 1 && w->settled[0]);
       const int32_t want = mode == SLUICE_TUNER_MODEL ? SLUICE_WHY_PREDICTED : SLUICE_WHY_RACED;
       assert_int_equal(w->decisions[0][0].why, want);
@@ -314,8 +304,7 @@ TEST(Deduplicated_EveryMode_DecidesForItsOwnKind) {
 /* The machine of these tests is far from the real one. Steps correct it, the same on all ranks. */
 TEST(Machine_AfterSteps_IsFittedOnAllRanksAndPredicts) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_ADAPTIVE, 1);
-  tuner_run(w);
-  must_agree(w);
+  run_and_agree(w);
   assert_string_equal(w->refined[0], w->refined[1]);
   assert_non_null(strstr(w->refined[0], "\"provenance\": \"refined\""));
   assert_null(strstr(w->refined[0], "\"median\": 0, ")); /* the error of held-out passes */
@@ -339,8 +328,7 @@ TEST(RepeatedForwards_WhileTrying_SaveWhatTheFirstDid) {
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
     tuner_world_t* w = tuner_world(2, cases[i].mode, 1);
     w->repeats = 1, w->budget = cases[i].budget, w->steps = 60;
-    tuner_run(w);
-    must_agree(w);
+    run_and_agree(w);
     for (int32_t r = 0; r < 2; ++r) assert_int_equal(w->num_different[r], 0);
     assert_true(w->num_decisions[0] >= 1 && w->stats[0].race_passes > 0);
     assert_true(w->budget > 0 || num_different(w->picks[0], w->num_picks[0]) >= 2);
@@ -362,8 +350,7 @@ TEST(RepeatedForwards_OfSeveralOutstanding_SaveWhatTheirFirstDid) {
     tuner_world_t* w = tuner_world(cases[i].ranks, cases[i].mode, 1);
     w->repeats = cases[i].outstanding, w->reverse = cases[i].reverse, w->same_routing = cases[i].same_routing;
     w->budget = cases[i].budget, w->steps = cases[i].outstanding > 4 ? 12 : 40;
-    tuner_run(w);
-    must_agree(w);
+    run_and_agree(w);
     for (int32_t r = 0; r < w->world_size; ++r) assert_int_equal(w->num_different[r], 0);
     if (w->budget == 0) assert_true(w->num_mixed[0] > 0);
   }
@@ -373,8 +360,7 @@ TEST(RepeatedForwards_OfSeveralOutstanding_SaveWhatTheirFirstDid) {
 TEST(RepeatedForwards_MoreThanAreKnown_RunTheSameOnAllRanks) {
   tuner_world_t* w = tuner_world(2, SLUICE_TUNER_PROFILE, 1);
   w->repeats = 40, w->steps = 10, w->layers = 1;
-  tuner_run(w);
-  must_agree(w);
+  run_and_agree(w);
   assert_true(w->num_mixed[0] > 0 && w->num_different[0] <= 8 * w->steps);
 }
 
@@ -397,8 +383,7 @@ TEST(AfterTrials_SlotsThatOnlyTheyNeeded_AreGivenBack) {
     w->machine[0] = w->machine[1] = no_start;
     w->wgrad_mode = SLUICE_WGRAD_PER_CHUNK;
     w->steps = i == 0 ? 4 : 20;
-    tuner_run(w);
-    must_agree(w);
+    run_and_agree(w);
     assert_int_equal(w->picks[0][0], 1);
     assert_true(w->picks[0][w->num_picks[0] - 1] >= 8);
     bytes[i] = w->last_bytes[0];
@@ -419,8 +404,7 @@ TEST(Decisions_RefusedOnOneRank_LeaveNothing) {
   w->import[0] = w->import[1] =
       "{\"sluice_decisions\": 3, \"answers\": [{\"layer\": \"0123456789abcdef\", \"rows\": 64, \"num_chunks\": 4, "
       "\"restore_input\": \"keep\", \"restore_pre_activation\": \"recompute\"}]}";
-  tuner_run(w);
-  must_agree(w);
+  run_and_agree(w);
 }
 
 TEST(Decisions_OfOneRankOnly_AreAMismatch) {

@@ -278,3 +278,8 @@ void must_agree(const tuner_world_t* w) {
     assert_memory_equal(w->forms[r], w->forms[0], (size_t)w->num_decisions[0] * sizeof(sluice_tuner_form_t));
   }
 }
+
+void run_and_agree(tuner_world_t* w) {
+  tuner_run(w);
+  must_agree(w);
+}

@@ -71,5 +71,7 @@ tuner_world_t* tuner_world(int32_t world_size, int32_t mode, int32_t has_machine
 void tuner_run(tuner_world_t* w);
 /* Checks that all ranks ran, with the same n in every step and the same decisions. */
 void must_agree(const tuner_world_t* w);
+/* Both of these. */
+void run_and_agree(tuner_world_t* w);
 
 #endif /* SLUICE_CAPI_TEST_TUNER_TUNER_WORLD_H_ */

@@ -26,66 +26,6 @@ TEST(CommConfig_Init_ReadsAsDefaults) {
   assert_true(comm.warn_ns == UINT64_C(30000000000));
 }
 
-TEST(CommConfig_Shorter_ReadsAsDefaultsOrIsAbiError) {
-  sluice_comm_config_t config, read;
-  sluice_comm_config_init(&config, offsetof(sluice_comm_config_t, timeout_ns));
-  config.rank = 1;
-  config.world_size = 2;
-  config.timeout_ns = config.warn_ns = 12345; /* beyond struct_size, so not read */
-  assert_int_equal(sluice_comm_config_read(&config, &read), SLUICE_OK);
-  assert_int_equal(read.world_size, 2);
-  assert_true(read.timeout_ns == 0 && read.warn_ns == 0);
-  assert_int_equal(read.struct_size, sizeof read);
-  config.struct_size = offsetof(sluice_comm_config_t, world_size);
-  assert_int_equal(sluice_comm_config_read(&config, &read), SLUICE_E_ABI);
-  config.struct_size = 0;
-  assert_int_equal(sluice_comm_config_read(&config, &read), SLUICE_E_ABI);
-  config.struct_size = SIZE_MAX; /* as if uninitialised; the tail must not be read */
-  assert_int_equal(sluice_comm_config_read(&config, &read), SLUICE_E_ABI);
-}
-
-TEST(CommConfig_DirtyTail_IsAbiError) {
-  struct {
-    sluice_comm_config_t known;
-    uint64_t since_later;
-  } config;
-  sluice_comm_config_t read;
-  sluice_comm_config_init(&config.known, sizeof config);
-  assert_true(config.since_later == 0);
-  assert_int_equal(sluice_comm_config_read(&config.known, &read), SLUICE_OK);
-  config.since_later = 7;
-  assert_int_equal(sluice_comm_config_read(&config.known, &read), SLUICE_E_ABI);
-  char size[16];
-  snprintf(size, sizeof size, "%zu", sizeof config);
-  assert_non_null(strstr(last_message(), "sluice_comm_config_t"));
-  assert_non_null(strstr(last_message(), size));
-}
-
-TEST(CommConfig_BadValues_AreInvalid) {
-  static const int32_t bad[][2] = {{0, 0}, {-1, 1}, {1, 1}, {0, -3}};
-  sluice_comm_config_t config, read;
-  assert_int_equal(sluice_comm_config_read(NULL, &read), SLUICE_E_INVALID_ARGUMENT);
-  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; ++i) {
-    sluice_comm_config_init(&config, sizeof config);
-    config.rank = bad[i][0];
-    config.world_size = bad[i][1];
-    assert_int_equal(sluice_comm_config_read(&config, &read), SLUICE_E_INVALID_ARGUMENT);
-  }
-  sluice_ext_header_t block = {.type = 42};
-  sluice_comm_config_init(&config, sizeof config);
-  config.next = &block;
-  assert_int_equal(sluice_comm_config_read(&config, &read), SLUICE_E_INVALID_ARGUMENT);
-}
-
-TEST(Comm_NullHandle_IsHarmless) {
-  sluice_comm_abort(NULL);
-  sluice_comm_destroy(NULL);
-  assert_int_equal(sluice_comm_rank(NULL), -1);
-  assert_int_equal(sluice_comm_world_size(NULL), 0);
-  assert_string_equal(sluice_comm_name(NULL), "");
-  sluice_comm_config_init(NULL, 8);
-}
-
 /* ---- a transport that never delivers ---------------------------------------------------------------------------- */
 
 enum { W = 4 };

@@ -85,22 +85,15 @@ TEST(Host_RequestNeverReturns_EndsAtTheDeadline) {
   assert_int_equal(host.num_destroyed, 1);
 }
 
-TEST(HostCreate_BadVtable_IsRefusedWithoutEffect) {
+/* capi/test/refused checks what is refused. */
+TEST(HostCreate_RequiredCallbacksOnly_CallsNoOther) {
   host_t host = {0};
-  sluice_comm_t* comm = (sluice_comm_t*)&host;
+  sluice_comm_t* comm = NULL;
   DEFAULTS(sluice_comm_config, config);
-  sluice_host_comm_vtable_t vtable = {
-      .struct_size = sizeof vtable, .exchange_start = exchange_start, .destroy = destroy};
-  assert_int_equal(sluice_comm_create_host(&config, NULL, &host, &comm), SLUICE_E_INVALID_ARGUMENT);
-  assert_null(comm);
-  assert_int_equal(sluice_comm_create_host(&config, &vtable, &host, &comm), SLUICE_E_INVALID_ARGUMENT);
-  vtable.exchange_wait = exchange_wait;
-  vtable.struct_size = 8;
-  assert_int_equal(sluice_comm_create_host(&config, &vtable, &host, &comm), SLUICE_E_ABI);
-  assert_int_equal(sluice_comm_create_host(&config, &vtable, &host, NULL), SLUICE_E_INVALID_ARGUMENT);
-  assert_int_equal(host.num_destroyed, 0);
-  /* A host with the required callbacks only. */
-  vtable.struct_size = offsetof(sluice_host_comm_vtable_t, abort);
+  const sluice_host_comm_vtable_t vtable = {.struct_size = offsetof(sluice_host_comm_vtable_t, abort),
+                                            .exchange_start = exchange_start,
+                                            .exchange_wait = exchange_wait,
+                                            .destroy = destroy};
   assert_int_equal(sluice_comm_create_host(&config, &vtable, &host, &comm), SLUICE_OK);
   sluice_comm_abort(comm);
   sluice_comm_destroy(comm);

@@ -404,29 +404,6 @@ TEST(Step_WithOneGradientThatIsNoNumber_ChangesNothingAnywhere) {
   }
 }
 
-TEST(Step_WithARuleThatNoTrainingMeans_IsRefusedAndChangesNothing) {
-  const double bad[][5] = {{-1e-3, 0.9, 0.999, 1e-8, 0.0}, {NAN, 0.9, 0.999, 1e-8, 0.0},
-                           {1e-3, 1.0, 0.999, 1e-8, 0.0},  {1e-3, 0.9, -0.1, 1e-8, 0.0},
-                           {1e-3, 0.9, 0.999, -1.0, 0.0},  {1e-3, 0.9, 0.999, 1e-8, -1.0}};
-  memory_t a = memory_of(COUNT, SLUICE_DTYPE_F32, 2), was = memory_of(COUNT, SLUICE_DTYPE_F32, 2);
-  const sluice_adam_tensor_t tensor = tensor_of(&a, COUNT, SLUICE_DTYPE_F32, 1);
-  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; ++i) {
-    const sluice_adam_rule_t rule = {bad[i][0], bad[i][1], bad[i][2], bad[i][3], bad[i][4], 1, 1, 0};
-    const sluice_adam_group_t groups[] = {{adamw, &tensor, 1}, {rule, &tensor, 1}};
-    const sluice_adam_step_t step = step_of(groups, 2);
-    sluice_adam_outcome_t outcome;
-    assert_int_equal(sluice_adam_step(&step, &outcome), SLUICE_E_INVALID_ARGUMENT);
-    expect_same(&a, &was);
-  }
-  const sluice_adam_tensor_t unborn = tensor_of(&a, COUNT, SLUICE_DTYPE_F32, 0);
-  const sluice_adam_group_t group = {adamw, &unborn, 1};
-  const sluice_adam_step_t step = step_of(&group, 1);
-  sluice_adam_outcome_t outcome;
-  assert_int_equal(sluice_adam_step(&step, &outcome), SLUICE_E_INVALID_ARGUMENT);
-  expect_same(&a, &was);
-  release(&a), release(&was);
-}
-
 /* ---- norms, threads ---- */
 
 TEST(Step_ThatClips_IsThatOfGradientsScaledDown) {

@@ -126,9 +126,14 @@ TEST(Config_ThatCannotBe_IsRefusedByName) {
   sluice_optimizer_config_t config = com_config_of(rig.context);
   config.device_bucket = 0;
   REFUSED(sluice_optimizer_create(&config, &optimizer), BAD, "buckets of 0");
+  config.device_bucket = -1;
+  REFUSED(sluice_optimizer_create(&config, &optimizer), BAD, "buckets of -1");
+  config.device_bucket = INT64_MAX;
+  REFUSED(sluice_optimizer_create(&config, &optimizer), BAD, "buckets of 9223372036854775807");
   config = com_config_of(rig.context);
-  config.device_num_slots = 3;
-  REFUSED(sluice_optimizer_create(&config, &optimizer), BAD, "3 slots");
+  for (config.device_num_slots = 0; config.device_num_slots <= 3; config.device_num_slots += 3) {
+    REFUSED(sluice_optimizer_create(&config, &optimizer), BAD, "slots");
+  }
   config = com_config_of(rig.context);
   config.arithmetic = SLUICE_OPTIMIZER_ROUNDED;
   REFUSED(sluice_optimizer_create(&config, &optimizer), SLUICE_E_UNSUPPORTED, "updates on a device are exact");
@@ -164,6 +169,12 @@ TEST(Step_OnADevice_RefusesByNameWhatItDoesNotDo) {
   m->tensors[0].master = NULL;
   REFUSED(com_step(m), BAD, "tensor 0 of group 0: master");
   m->tensors[0].master = m->master;
+  m->tensors[0].param = untouched->param;
+  REFUSED(com_step(m), BAD, "tensor 0 of group 0: param");
+  m->tensors[0].param = m->param;
+  m->tensors[0].step = 0;
+  REFUSED(com_step(m), BAD, "tensor 0 of group 0 is at step 0");
+  m->tensors[0].step = 1;
   sluice_fake_cuda_begin_capture(fakes_stream(0));
   REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), SLUICE_E_STATE, "captured");
   sluice_fake_graph_t* graph = NULL;

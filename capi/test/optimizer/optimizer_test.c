@@ -128,10 +128,13 @@ TEST(Step_BadArguments_AreRefusedByNameAndChangeNothing) {
   m->group.field = good.group.field;                                       \
   check_unchanged(m, before)
   GROUP(lr, -1.0, "lr is -1");
+  GROUP(lr, NAN, "lr is nan");
   GROUP(beta1, 1.0, "beta1 is 1");
   GROUP(beta2, -0.5, "beta2 is -0.5");
   GROUP(epsilon, NAN, "epsilon is nan");
+  GROUP(epsilon, -1.0, "epsilon is -1");
   GROUP(weight_decay, INFINITY, "weight_decay is inf");
+  GROUP(weight_decay, -1.0, "weight_decay is -1");
   GROUP(num_tensors, -1, "num_tensors -1");
   GROUP(reserved, 7, "reserved is 7");
   GROUP(tensors, NULL, "array is NULL");

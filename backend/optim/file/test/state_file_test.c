@@ -495,33 +495,14 @@ typedef struct difference_s {
 } difference_t;
 
 TEST(Model_ThatDiffers_IsNamedByItsFirstDifference) {
+  enum { F32 = SLUICE_DTYPE_F32, BF16 = SLUICE_DTYPE_BF16 };
   static const difference_t models[] = {
-      {{128, 32}, {SLUICE_DTYPE_F32, SLUICE_DTYPE_F32}, 2, {2, 1}, {8, 16, 32}, NULL},
-      {{32, 128},
-       {SLUICE_DTYPE_F32, SLUICE_DTYPE_F32},
-       2,
-       {1, 2},
-       {32, 8, 16},
-       "tensor 0: the file has f32 [8, 16], the optimizer has f32 [32]"},
-      {{128, 32},
-       {SLUICE_DTYPE_F32, SLUICE_DTYPE_F32},
-       2,
-       {2, 1},
-       {16, 8, 32},
-       "tensor 0: the file has f32 [8, 16], the optimizer has f32 [16, 8]"},
-      {{128, 32},
-       {SLUICE_DTYPE_F32, SLUICE_DTYPE_BF16},
-       2,
-       {2, 1},
-       {8, 16, 32},
-       "tensor 1: the file has f32 [32], the optimizer has bf16 [32]"},
-      {{128}, {SLUICE_DTYPE_F32}, 1, {2}, {8, 16}, "the file has 2 tensors, the optimizer has 1"},
-      {{128, 32, 1},
-       {SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32},
-       3,
-       {2, 1, 0},
-       {8, 16, 32},
-       "the file has 2 tensors, the optimizer has 3"},
+      {{128, 32}, {F32, F32}, 2, {2, 1}, {8, 16, 32}, NULL},
+      {{32, 128}, {F32, F32}, 2, {1, 2}, {32, 8, 16}, "tensor 0: the file has f32 [8, 16], the optimizer has f32 [32]"},
+      {{128, 32}, {F32, F32}, 2, {2, 1}, {16, 8, 32}, "0: the file has f32 [8, 16], the optimizer has f32 [16, 8]"},
+      {{128, 32}, {F32, BF16}, 2, {2, 1}, {8, 16, 32}, "1: the file has f32 [32], the optimizer has bf16 [32]"},
+      {{128}, {F32}, 1, {2}, {8, 16}, "the file has 2 tensors, the optimizer has 1"},
+      {{128, 32, 1}, {F32, F32, F32}, 3, {2, 1, 0}, {8, 16, 32}, "the file has 2 tensors, the optimizer has 3"},
   };
   sluice_state_model_t made[6];
   for (int i = 0; i < 6; ++i) {

@@ -72,13 +72,19 @@ static long own_faults(void) {
   return used.ru_minflt;
 }
 
+static sluice_pages_prefault_t ahead; /* of each case */
+
+static int set_up(void** state) {
+  (void)state;
+  sluice_pages_prefault_init(&ahead);
+  return 0;
+}
+
 /* These three cases come first, since they need rates without measurements, which later cases add. */
 
 TEST(Ahead_MoreRangesThanThereIsRoom_LeavesTheRest) {
   skip_where_it_cannot();
   unsigned char* data = fresh();
-  sluice_pages_prefault_t ahead;
-  sluice_pages_prefault_init(&ahead);
   for (int i = 0; i < SLUICE_PAGES_PREFAULT_RANGES + 3; ++i) {
     assert_int_equal(sluice_pages_prefault_add(&ahead, data, BYTES), i < SLUICE_PAGES_PREFAULT_RANGES);
   }
@@ -97,7 +103,6 @@ TEST(Ahead_WhatOthersHaveWritten_SaysNothing) {
     (void)madvise(whole, BYTES + 2 * MIB, MADV_NOHUGEPAGE);
     unsigned char* data = whole + (2 * MIB - (uintptr_t)whole % (2 * MIB)); /* aligned to a huge page */
     memset(data, 1, BYTES / 2);
-    sluice_pages_prefault_t ahead;
     sluice_pages_prefault_init(&ahead);
     assert_true(sluice_pages_prefault_add(&ahead, data, BYTES));
     assert_int_equal(ahead.num_measured, 1);
@@ -116,7 +121,6 @@ TEST(Ahead_DueRanges_AreMeasuredByTheThread) {
   for (int i = 0; i < SLUICE_PAGES_FIRST + 4; ++i) {
     unsigned char* data = fresh();
     data[5] = 7;
-    sluice_pages_prefault_t ahead;
     sluice_pages_prefault_init(&ahead);
     assert_true(sluice_pages_prefault_add(&ahead, data, BYTES));
     assert_int_equal(pages_resident(data), 1); /* the page of data[5] */
@@ -134,8 +138,6 @@ TEST(Ahead_FreshRange_IsPopulatedUnchangedMeanwhile) {
   skip_where_it_cannot();
   unsigned char* data = fresh();
   for (int i = 0; i < 4; ++i) data[(i + 3) * MIB + 5] = (unsigned char)(i + 1);
-  sluice_pages_prefault_t ahead;
-  sluice_pages_prefault_init(&ahead);
   const long before = own_faults();
   sluice_pages_prefault_add(&ahead, data, BYTES);
   sluice_pages_prefault_start(&ahead);
@@ -158,8 +160,6 @@ TEST(Ahead_FreshRange_IsPopulatedUnchangedMeanwhile) {
 
 TEST(Ahead_MemoryThatIsThereOrSmall_NeedsNoThread) {
   unsigned char* data = fresh();
-  sluice_pages_prefault_t ahead;
-  sluice_pages_prefault_init(&ahead);
   sluice_pages_prefault_add(&ahead, data, SLUICE_PAGES_PREFAULT_LEAST - 1);
   sluice_pages_prefault_add(&ahead, NULL, BYTES);
   memset(data, 1, BYTES);
@@ -175,8 +175,6 @@ TEST(Ahead_MemoryThatIsThereOrSmall_NeedsNoThread) {
 TEST(Ahead_ManySmallRanges_AllComeIn) {
   skip_where_it_cannot();
   unsigned char* data = fresh();
-  sluice_pages_prefault_t ahead;
-  sluice_pages_prefault_init(&ahead);
   for (int i = 0; i < BYTES / MIB; ++i) sluice_pages_prefault_add(&ahead, data + (size_t)i * MIB, MIB);
   assert_int_equal(ahead.count, BYTES / MIB);
   sluice_pages_prefault_start(&ahead);
@@ -188,8 +186,6 @@ TEST(Ahead_ManySmallRanges_AllComeIn) {
 /* If the first gradients of a pass are in memory, as in the steady state, not all others are checked. */
 TEST(Ahead_FirstOnesAreThere_OthersAreNotLookedAt) {
   unsigned char* data = fresh();
-  sluice_pages_prefault_t ahead;
-  sluice_pages_prefault_init(&ahead);
   memset(data, 1, 16 * MIB);
   for (int i = 0; i < BYTES / MIB; ++i) sluice_pages_prefault_add(&ahead, data + (size_t)i * MIB, MIB);
   assert_int_equal(ahead.count, 0);
@@ -203,7 +199,6 @@ TEST(Ahead_FirstOnesAreThere_OthersAreNotLookedAt) {
 TEST(Ahead_Stopped_LetsTheMemoryGo) {
   for (int i = 0; i < 50; ++i) {
     unsigned char* data = fresh();
-    sluice_pages_prefault_t ahead;
     sluice_pages_prefault_init(&ahead);
     sluice_pages_prefault_add(&ahead, data, BYTES);
     sluice_pages_prefault_start(&ahead);
@@ -224,8 +219,6 @@ TEST(Ahead_OneCore_LeavesItToTheCaller) {
   }
   assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
   unsigned char* data = fresh();
-  sluice_pages_prefault_t ahead;
-  sluice_pages_prefault_init(&ahead);
   assert_false(sluice_pages_prefault_add(&ahead, data, BYTES)); /* the caller measures the range if it is due */
   sluice_pages_prefault_start(&ahead);
   assert_false(ahead.is_running);
@@ -238,5 +231,5 @@ TEST(Ahead_OneCore_LeavesItToTheCaller) {
 int main(void) {
   unsetenv("SLUICE_HUGE_PAGES");
   setenv("SLUICE_CACHE_DIR", "/dev/null", 1); /* no rates from earlier processes */
-  return run_cases(NULL, NULL);
+  return run_cases_each(set_up, NULL);
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The optimizer on a fake CUDA device through its public calls: the bits of a step in host memory, exact bytes, steps
  * that run completely or not at all, errors, and the failure of each driver call. */
-#include <math.h>
 
 #include "backend/base/dtype.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
@@ -51,22 +50,6 @@ TEST(Steps_OnADevice_HaveTheBitsOfThoseInHostMemory) {
     com_advance(device), com_advance(host);
   }
   com_model_free(device), com_model_free(host);
-  close_rig(&rig);
-}
-
-TEST(Step_WithAGradientThatIsNoNumber_IsSkippedAndChangesNothing) {
-  rig_t rig;
-  open_rig(&rig);
-  com_model_t *device = open_model(rig.context), *untouched = fill_model(NULL);
-  for (int i = 0; i < 2; ++i) {
-    const int64_t at = i == 0 ? 3 : COM_ELEMENTS - 1;
-    com_set_gradient(device, at, i == 0 ? NAN : -INFINITY);
-    WORKS(com_step(device));
-    assert_int_equal(device->result.skipped, 1);
-    expect_equal(device, untouched);
-    com_set_gradient(device, at, 1.0F);
-  }
-  com_model_free(device), com_model_free(untouched);
   close_rig(&rig);
 }
 

@@ -51,61 +51,106 @@ static void drop_ids(ids_t* ids) {
   free(ids->id);
 }
 
-/* Ordered as by a stable sort. */
-static const char* route(int64_t tokens, int64_t top_k, int64_t experts, int kinds) {
+static void set_id(ids_t* ids, int64_t at, int32_t id, int kinds) {
+  ids->id[at] = id;
+  if (kinds & IDS_64) ((int64_t*)ids->array.host)[at] = id;
+  if (!(kinds & IDS_64)) HOST(ids->array)[at] = id;
+  gpu_send(&ids->array);
+}
+
+/* The arrays of one routing, and its arguments. */
+typedef struct routing_s {
+  gpu_array_t counts, offsets, slots, token_of, route_of, position, first_bad, scratch, drops;
+  sluice_route_args_t args;
+} routing_t;
+
+/* capacity 0: none. */
+static routing_t open_routing(const ids_t* ids, int64_t routes, int64_t experts, int32_t capacity, int kinds) {
+  const int64_t rows = capacity > 0 ? experts * capacity : routes;
+  routing_t r = {.counts = gpu_array(experts * 4),
+                 .offsets = gpu_array((experts + 1) * 4),
+                 .slots = gpu_array(experts * 4),
+                 .token_of = gpu_array(rows * 4),
+                 .route_of = gpu_array(rows * 4),
+                 .position = gpu_array(routes * 4),
+                 .first_bad = gpu_array(4),
+                 .scratch = gpu_array((int64_t)sluice_cuda_route_scratch_bytes(routes, experts)),
+                 .drops = gpu_zeros(SLUICE_NUM_DROP_COUNTERS * 8)};
+  for (int64_t e = 0; e < experts; ++e) HOST(r.slots)[e] = (int32_t)(kinds & PERMUTED ? (e * 7 + 3) % experts : e);
+  memset(r.token_of.host, 0xff, (size_t)r.token_of.bytes), memset(r.route_of.host, 0xff, (size_t)r.route_of.bytes);
+  gpu_send(&r.slots), gpu_send(&r.token_of), gpu_send(&r.route_of);
+  r.args = (sluice_route_args_t){.ids = ids->array.there,
+                                 .slot_of = kinds & PERMUTED ? r.slots.there : NULL,
+                                 .tile_counts = r.scratch.there,
+                                 .counts = r.counts.there,
+                                 .offsets = r.offsets.there,
+                                 .token_of = r.token_of.there,
+                                 .route_of = r.route_of.there,
+                                 .first_bad = r.first_bad.there,
+                                 .position = r.position.there,
+                                 .num_routes = routes,
+                                 .top_k = ids->top_k,
+                                 .num_experts = experts,
+                                 .ids_t = ids->stride_t,
+                                 .ids_k = ids->stride_k,
+                                 .ids_64 = kinds & IDS_64,
+                                 .capacity = capacity,
+                                 .drop_counters = capacity > 0 ? r.drops.there : NULL,
+                                 .begins = capacity > 0};
+  return r;
+}
+
+static void run_routing(routing_t* r) {
+  gpu_enter();
+  sluice_cuda_route(NULL, &r->args);
+  gpu_leave();
+  gpu_fetch(&r->counts), gpu_fetch(&r->offsets), gpu_fetch(&r->token_of), gpu_fetch(&r->route_of);
+  gpu_fetch(&r->position), gpu_fetch(&r->first_bad), gpu_fetch(&r->drops);
+}
+
+static void close_routing(routing_t* r, ids_t* ids) {
+  drop_ids(ids);
+  gpu_drop(&r->counts), gpu_drop(&r->offsets), gpu_drop(&r->slots), gpu_drop(&r->token_of), gpu_drop(&r->route_of);
+  gpu_drop(&r->position), gpu_drop(&r->first_bad), gpu_drop(&r->scratch), gpu_drop(&r->drops);
+}
+
+/* Ordered as by a stable sort. Invalid ids are dropped, nothing is written outside the arrays (the address sanitizer
+ * checks that on fakes), and the first one is found in any tile and lane. bad_at: its place, with another one after it;
+ * -1: all ids are valid. */
+static const char* route(int64_t tokens, int64_t top_k, int64_t experts, int kinds, int64_t bad_at, int32_t bad) {
   const int64_t routes = tokens * top_k, first_token = 1000;
   const char* problem = NULL;
   int32_t row = 0;
   ids_t ids = draw_ids(tokens, top_k, experts, kinds);
-  gpu_array_t counts = gpu_array(experts * 4), offsets = gpu_array((experts + 1) * 4), slots = gpu_array(experts * 4),
-              token_of = gpu_zeros(routes * 4), route_of = gpu_zeros(routes * 4), position = gpu_array(routes * 4),
-              first_bad = gpu_array(4), scratch = gpu_array((int64_t)sluice_cuda_route_scratch_bytes(routes, experts));
-  for (int64_t e = 0; e < experts; ++e) HOST(slots)[e] = (int32_t)(kinds & PERMUTED ? (e * 7 + 3) % experts : e);
-  gpu_send(&slots);
-  const sluice_route_args_t args = {.ids = ids.array.there,
-                                    .slot_of = kinds & PERMUTED ? slots.there : NULL,
-                                    .tile_counts = scratch.there,
-                                    .counts = counts.there,
-                                    .offsets = offsets.there,
-                                    .token_of = token_of.there,
-                                    .route_of = route_of.there,
-                                    .first_bad = first_bad.there,
-                                    .position = position.there,
-                                    .num_routes = routes,
-                                    .top_k = top_k,
-                                    .num_experts = experts,
-                                    .ids_t = ids.stride_t,
-                                    .ids_k = ids.stride_k,
-                                    .ids_64 = kinds & IDS_64,
-                                    .first_token = first_token};
-  gpu_enter();
-  sluice_cuda_route(NULL, &args);
-  gpu_leave();
-  gpu_fetch(&counts), gpu_fetch(&offsets), gpu_fetch(&token_of), gpu_fetch(&route_of), gpu_fetch(&position);
-  gpu_fetch(&first_bad);
+  if (bad_at >= 0) set_id(&ids, bad_at, bad, kinds);
+  if (bad_at >= 0 && bad_at + 700 < routes) set_id(&ids, bad_at + 700, 99, kinds);
+  routing_t r = open_routing(&ids, routes, experts, 0, kinds);
+  r.args.first_token = first_token;
+  run_routing(&r);
   for (int64_t slot = 0; slot < experts; ++slot) {
-    if (BACK(offsets)[slot] != row) problem = "an offset";
-    for (int64_t r = 0; r < routes; ++r) {
-      const int32_t id = id_of(&ids, r);
-      if (id < 0 || HOST(slots)[id] != slot) continue;
-      if (BACK(position)[r] != row || BACK(token_of)[row] != first_token + r / top_k) problem = "a row";
-      if (BACK(route_of)[row] != first_token * top_k + r) problem = "a route"; /* they count from first_token too */
+    if (BACK(r.offsets)[slot] != row) problem = "an offset";
+    for (int64_t i = 0; i < routes; ++i) {
+      const int32_t id = id_of(&ids, i);
+      if (id < 0 || id >= experts || HOST(r.slots)[id] != slot) continue;
+      if (BACK(r.position)[i] != row || BACK(r.token_of)[row] != first_token + i / top_k) problem = "a row";
+      if (BACK(r.route_of)[row] != first_token * top_k + i) problem = "a route"; /* they count from first_token too */
       ++row;
     }
-    if (BACK(counts)[slot] != row - BACK(offsets)[slot]) problem = "a count";
+    if (BACK(r.counts)[slot] != row - BACK(r.offsets)[slot]) problem = "a count";
   }
-  if (BACK(offsets)[experts] != row) problem = "the number of rows";
-  if (BACK(first_bad)[0] != INT32_MAX) problem = "a bad id";
-  for (int64_t r = 0; r < routes; ++r) {
-    if (id_of(&ids, r) < 0 && BACK(position)[r] != -1) problem = "the position of a dropped route";
+  if (BACK(r.offsets)[experts] != row) problem = "the number of rows";
+  if (BACK(r.first_bad)[0] != (bad_at < 0 ? INT32_MAX : first_token * top_k + bad_at)) problem = "the first bad id";
+  for (int64_t i = 0; i < routes; ++i) {
+    const int32_t id = id_of(&ids, i);
+    if ((id < 0 || id >= experts) && BACK(r.position)[i] != -1) problem = "the position of a dropped route";
   }
-  drop_ids(&ids);
-  gpu_drop(&counts), gpu_drop(&offsets), gpu_drop(&slots), gpu_drop(&token_of), gpu_drop(&route_of);
-  gpu_drop(&position), gpu_drop(&first_bad), gpu_drop(&scratch);
+  close_routing(&r, &ids);
   return problem;
 }
 
-const char* gpu_route(int64_t tokens, int64_t top_k, int64_t experts) { return route(tokens, top_k, experts, 0); }
+const char* gpu_route(int64_t tokens, int64_t top_k, int64_t experts) {
+  return route(tokens, top_k, experts, 0, -1, 0);
+}
 
 /* Slots of a fixed number of rows: their first routes take them in order, the rest is dropped and counted. */
 static const char* route_under(int32_t capacity) {
@@ -113,33 +158,9 @@ static const char* route_under(int32_t capacity) {
   const char* problem = NULL;
   int64_t dropped = 0, kept = 0, most = 0, next[EXPERTS] = {0};
   ids_t ids = draw_ids(TOKENS, TOP_K, EXPERTS, 0);
-  gpu_array_t counts = gpu_array(EXPERTS * 4), offsets = gpu_array((EXPERTS + 1) * 4), position = gpu_array(ROUTES * 4),
-              first_bad = gpu_array(4), token_of = gpu_array((int64_t)EXPERTS * capacity * 4),
-              route_of = gpu_array((int64_t)EXPERTS * capacity * 4), drops = gpu_zeros(SLUICE_NUM_DROP_COUNTERS * 8),
-              scratch = gpu_array((int64_t)sluice_cuda_route_scratch_bytes(ROUTES, EXPERTS));
-  const int64_t* told = drops.back;
-  memset(token_of.host, 0xff, (size_t)token_of.bytes), memset(route_of.host, 0xff, (size_t)route_of.bytes);
-  gpu_send(&token_of), gpu_send(&route_of);
-  sluice_route_args_t args = {.ids = ids.array.there,
-                              .tile_counts = scratch.there,
-                              .counts = counts.there,
-                              .offsets = offsets.there,
-                              .token_of = token_of.there,
-                              .route_of = route_of.there,
-                              .first_bad = first_bad.there,
-                              .position = position.there,
-                              .num_routes = ROUTES,
-                              .top_k = TOP_K,
-                              .num_experts = EXPERTS,
-                              .ids_t = TOP_K,
-                              .ids_k = 1,
-                              .capacity = capacity,
-                              .drop_counters = drops.there,
-                              .begins = 1};
-  gpu_enter();
-  sluice_cuda_route(NULL, &args);
-  gpu_leave();
-  gpu_fetch(&counts), gpu_fetch(&position), gpu_fetch(&token_of), gpu_fetch(&route_of), gpu_fetch(&drops);
+  routing_t under = open_routing(&ids, ROUTES, EXPERTS, capacity, 0);
+  const int64_t* told = under.drops.back;
+  run_routing(&under);
   for (int32_t r = 0; r < ROUTES; ++r) {
     const int32_t id = ids.id[r];
     int64_t row = -1;
@@ -149,13 +170,13 @@ static const char* route_under(int32_t capacity) {
       dropped += inside >= capacity, ++kept;
       if (key > most) most = key;
     }
-    if (BACK(position)[r] != row) problem = "a position";
-    if (row >= 0 && (BACK(token_of)[row] != r / TOP_K || BACK(route_of)[row] != r)) problem = "a row";
+    if (BACK(under.position)[r] != row) problem = "a position";
+    if (row >= 0 && (BACK(under.token_of)[row] != r / TOP_K || BACK(under.route_of)[row] != r)) problem = "a row";
   }
   for (int32_t e = 0; e < EXPERTS; ++e) {
-    if (BACK(counts)[e] != next[e]) problem = "a count";
+    if (BACK(under.counts)[e] != next[e]) problem = "a count";
     for (int64_t i = next[e]; i < capacity; ++i) {
-      if (BACK(route_of)[e * capacity + i] != -1) problem = "a place that is left over";
+      if (BACK(under.route_of)[e * capacity + i] != -1) problem = "a place that is left over";
     }
   }
   if (told[SLUICE_DROP_COUNTER_FORWARDS] != 1 || told[SLUICE_DROP_COUNTER_ROUTES] != kept ||
@@ -163,61 +184,14 @@ static const char* route_under(int32_t capacity) {
       told[SLUICE_DROP_COUNTER_BAD] != 0) {
     problem = "a counter";
   }
-  HOST(ids.array)[5] = EXPERTS, args.begins = 0; /* a later chunk */
-  gpu_send(&ids.array);
-  gpu_enter();
-  sluice_cuda_route(NULL, &args);
-  gpu_leave();
-  gpu_fetch(&drops);
+  set_id(&ids, 5, EXPERTS, 0);
+  under.args.begins = 0; /* a later chunk */
+  run_routing(&under);
   if (told[SLUICE_DROP_COUNTER_FORWARDS] != 1 || told[SLUICE_DROP_COUNTER_BAD] != 6 ||
       told[SLUICE_DROP_COUNTER_ROUTES] < 2 * kept - 1) {
     problem = "a counter after a later chunk";
   }
-  drop_ids(&ids);
-  gpu_drop(&counts), gpu_drop(&offsets), gpu_drop(&position), gpu_drop(&first_bad), gpu_drop(&token_of);
-  gpu_drop(&route_of), gpu_drop(&drops), gpu_drop(&scratch);
-  return problem;
-}
-
-/* Invalid ids are dropped, nothing is written outside the arrays (the address sanitizer checks that on fakes), and the
- * first one is found in any tile and lane. */
-static const char* route_with_bad_id(int64_t routes, int64_t experts, int64_t at, int32_t bad) {
-  const char* problem = NULL;
-  gpu_array_t ids = gpu_array(routes * 4), counts = gpu_array(experts * 4), offsets = gpu_array((experts + 1) * 4),
-              token_of = gpu_zeros(routes * 4), position = gpu_array(routes * 4), first_bad = gpu_array(4),
-              scratch = gpu_array((int64_t)sluice_cuda_route_scratch_bytes(routes, experts));
-  for (int64_t r = 0; r < routes; ++r) HOST(ids)[r] = (int32_t)(r % (experts + 1)) - 1;
-  HOST(ids)[at] = bad;
-  if (at + 700 < routes) HOST(ids)[at + 700] = 99;
-  gpu_send(&ids);
-  const sluice_route_args_t args = {.ids = ids.there,
-                                    .tile_counts = scratch.there,
-                                    .counts = counts.there,
-                                    .offsets = offsets.there,
-                                    .token_of = token_of.there,
-                                    .first_bad = first_bad.there,
-                                    .position = position.there,
-                                    .num_routes = routes,
-                                    .top_k = 2,
-                                    .num_experts = experts,
-                                    .ids_t = 2,
-                                    .ids_k = 1,
-                                    .first_token = 50};
-  gpu_enter();
-  sluice_cuda_route(NULL, &args);
-  gpu_leave();
-  gpu_fetch(&offsets), gpu_fetch(&token_of), gpu_fetch(&position), gpu_fetch(&first_bad);
-  int32_t rows = 0;
-  for (int64_t r = 0; r < routes; ++r) {
-    const int is_kept = HOST(ids)[r] >= 0 && HOST(ids)[r] < experts;
-    rows += is_kept;
-    if ((BACK(position)[r] >= 0) != is_kept) problem = "a position";
-    if (is_kept && BACK(token_of)[BACK(position)[r]] != 50 + r / 2) problem = "a row";
-  }
-  if (BACK(offsets)[experts] != rows) problem = "the number of rows";
-  if (BACK(first_bad)[0] != 100 + at) problem = "the first bad id";
-  gpu_drop(&ids), gpu_drop(&counts), gpu_drop(&offsets), gpu_drop(&token_of), gpu_drop(&position);
-  gpu_drop(&first_bad), gpu_drop(&scratch);
+  close_routing(&under, &ids);
   return problem;
 }
 
@@ -306,7 +280,7 @@ static void report_routes(void) {
   for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; ++s) {
     for (int kinds = 0; kinds < 2 * HOT; ++kinds) {
       if (kinds & PERMUTED && shapes[s][2] % 7 == 0) continue; /* that is no permutation */
-      report("route", shapes[s], kinds, route(shapes[s][0], shapes[s][1], shapes[s][2], kinds));
+      report("route", shapes[s], kinds, route(shapes[s][0], shapes[s][1], shapes[s][2], kinds, -1, 0));
     }
   }
   for (int32_t capacity = 1; capacity <= 80; capacity += 13) {
@@ -318,9 +292,9 @@ static void report_routes(void) {
   for (size_t b = 0; b < sizeof bad / sizeof bad[0]; ++b) {
     char name[64];
     (void)snprintf(name, sizeof name, "route, id %lld is bad", (long long)bad[b]);
-    gpu_report(name, route_with_bad_id(40000, 5, bad[b], b % 2 ? 5 : -2));
+    gpu_report(name, route(20000, 2, 5, 0, bad[b], b % 2 ? 5 : -2));
   }
-  gpu_report("route, an id of four is bad", route_with_bad_id(4, 3, 0, 7));
+  gpu_report("route, an id of four is bad", route(2, 2, 3, 0, 0, 7));
 }
 
 void gpu_part_routing(void) {

@@ -159,6 +159,7 @@ void gpu_part_kernels(void) {
       activations(DTYPES[d], 9, 37);
       units(DTYPES[d], 20, 264);
       units(DTYPES[d], 9, 37);
+      units(DTYPES[d], 3, 513);
     }
     gpu_misaligned = 0;
   }

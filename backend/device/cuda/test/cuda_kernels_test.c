@@ -4,7 +4,8 @@
  * Every entry gives the same bits as the plain version for every dtype, width and alignment; only activations in f32,
  * bf16 and f16, which the kernels evaluate in f32, differ within the tolerance at `close_enough`. This checks the
  * arguments of the launchers, index arithmetic and element arithmetic; it does not check how a GPU's approximate
- * instructions round. Outputs start as NaN, and the guard elements after every output must survive. */
+ * instructions round. Outputs start as NaN, and the guard elements after every output must survive. The suite for a GPU
+ * (backend/cts/gpu), which also runs on the fake driver, compares squared ReLU, SiLU interleaved and clamped SwiGLU. */
 #include "backend/base/test/refused.h"
 #include "backend/device/cuda/cuda_launch.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
@@ -186,38 +187,6 @@ static void backward_case(const sluice_kernels_t* kernels, int32_t dtype, int64_
   }
 }
 TEST(ActivationBackward_Any_Close) { sweep(backward_case); }
-
-/* Squared ReLU, SiLU interleaved, and the clamped SwiGLU in both layouts, with a limit that many elements pass. */
-static void unit_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
-  static const sluice_unit_t units[] = {{SLUICE_ACTIVATION_RELU2, SLUICE_GATED_NO, 1, 1, 0},
-                                        {SLUICE_ACTIVATION_RELU2, SLUICE_GATED_INTERLEAVED, 1, 1, 0},
-                                        {SLUICE_ACTIVATION_SILU, SLUICE_GATED_INTERLEAVED, 1, 1, 0},
-                                        {SLUICE_ACTIVATION_SWIGLU, SLUICE_GATED_HALVES, 1.702f, 1.5f, 1},
-                                        {SLUICE_ACTIVATION_SWIGLU, SLUICE_GATED_INTERLEAVED, 1.702f, 1.5f, 1}};
-  for (size_t n = 0; n < sizeof units / sizeof units[0]; ++n) {
-    const sluice_unit_t* unit = &units[n];
-    int64_t wide = rows * width * (unit->gated ? 2 : 1);
-    buffer_t pre = random_buffer(dtype, wide), got_pre = copy_of(&pre), b1 = random_buffer(dtype, 2 * width),
-             b3 = random_buffer(dtype, width), want = buffer(dtype, rows * width), got = copy_of(&want),
-             dact = random_buffer(dtype, rows * width), weight = random_buffer(SLUICE_DTYPE_F32, rows),
-             want_dw = buffer(SLUICE_DTYPE_F32, rows), got_dw = copy_of(&want_dw), want_dpre = buffer(dtype, wide),
-             got_dpre = copy_of(&want_dpre);
-    const void* up = unit->gated == SLUICE_GATED_HALVES ? b3.data : NULL;
-    ref->unit_forward(NULL, dtype, unit, rows, width, pre.data, b1.data, up, want.data);
-    kernels->unit_forward(NULL, dtype, unit, rows, width, got_pre.data, b1.data, up, got.data);
-    assert_same(&pre, &got_pre, "unit_forward's pre");
-    assert_close(&want, &got, 36, 1, "unit_forward");
-    ref->unit_backward(NULL, dtype, unit, rows, width, pre.data, dact.data, weight.data, want_dpre.data, want.data,
-                       want_dw.data);
-    kernels->unit_backward(NULL, dtype, unit, rows, width, pre.data, dact.data, weight.data, got_dpre.data, got.data,
-                           got_dw.data);
-    assert_close(&want_dpre, &got_dpre, 9 * 36, 1, "unit_backward's dpre");
-    assert_close(&want, &got, 3 * 36, 2, "unit_backward's act_w");
-    release(&pre), release(&got_pre), release(&b1), release(&b3), release(&want), release(&got), release(&dact);
-    release(&weight), release(&want_dw), release(&got_dw), release(&want_dpre), release(&got_dpre);
-  }
-}
-TEST(Units_SquaredReluAndClampedSwiglu_Close) { sweep(unit_case); }
 
 /* The largest numbers: a square or a cube of x is infinite there and is multiplied by a factor of 0. */
 TEST(Units_AtTheEndsOfTheRange_Close) {

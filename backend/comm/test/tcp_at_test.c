@@ -72,6 +72,14 @@ static void fill(at_rank_t* ranks, int32_t count, const char* addresses, uint64_
   }
 }
 
+static char meeting[TCP_PLACE_BYTES]; /* where gathered ranks meet */
+
+/* The same at a place of their own. */
+static void gather(at_rank_t* ranks, int32_t count, uint64_t timeout_ns) {
+  tcp_place_init(meeting);
+  fill(ranks, count, meeting, timeout_ns);
+}
+
 static void assert_well(const at_rank_t* ranks, int32_t count) {
   for (int32_t i = 0; i < count; ++i) {
     if (ranks[i].status != SLUICE_OK) fail_msg("rank %d: %d, %s", i, ranks[i].status, ranks[i].why.message);
@@ -119,10 +127,8 @@ TEST(At_AListOfAddresses_RanksListenThere) {
 
 /* Rank 1 gives up before rank 2 has come, and is started again. */
 TEST(At_RankStartedAgain_MayJoin) {
-  char place[TCP_PLACE_BYTES];
   at_rank_t ranks[3];
-  tcp_place_init(place);
-  fill(ranks, 3, place, 60 * SECOND_NS);
+  gather(ranks, 3, 60 * SECOND_NS);
   at_rank_t first = ranks[1];
   first.connect_timeout_ns = SECOND_NS / 5;
   assert_int_equal(pthread_create(&ranks[0].thread, NULL, run_rank, &ranks[0]), 0);
@@ -137,10 +143,8 @@ TEST(At_RankStartedAgain_MayJoin) {
 /* ---- what does not fit ------------------------------------------------------------------------------------------- */
 
 TEST(At_AnotherSecret_FailsOnAllRanksNamingIt) {
-  char place[TCP_PLACE_BYTES];
   at_rank_t ranks[3];
-  tcp_place_init(place);
-  fill(ranks, 3, place, 2 * SECOND_NS);
+  gather(ranks, 3, 2 * SECOND_NS);
   ranks[1].secret = other_secret;
   ranks[0].connect_timeout_ns = 3 * SECOND_NS; /* so that rank 1 reaches rank 0 */
   run(ranks, 3);
@@ -159,10 +163,8 @@ TEST(At_NearlyTheSameSecret_IsAnother) {
                                            {"0123456789abcdef0123456789abcdef", "0123456789abcdef0123456789abcde"},
                                            {"0123456789abcdef", "0123456789abcdeF"}};
   for (size_t i = 0; i < sizeof secrets / sizeof *secrets; ++i) {
-    char place[TCP_PLACE_BYTES];
     at_rank_t ranks[2];
-    tcp_place_init(place);
-    fill(ranks, 2, place, 2 * SECOND_NS);
+    gather(ranks, 2, 2 * SECOND_NS);
     for (int32_t r = 0; r < 2; ++r) ranks[r].secret = secrets[i][r];
     run(ranks, 2);
     assert_refused(&ranks[1], SLUICE_E_MISMATCH, 0, "does not have the same secret");
@@ -172,10 +174,8 @@ TEST(At_NearlyTheSameSecret_IsAnother) {
 
 TEST(At_AnotherWorldSize_FailsOnAllRanksNamingIt) {
   for (int32_t wrong = 2; wrong <= 4; wrong += 2) {
-    char place[TCP_PLACE_BYTES];
     at_rank_t ranks[3];
-    tcp_place_init(place);
-    fill(ranks, 3, place, 60 * SECOND_NS);
+    gather(ranks, 3, 60 * SECOND_NS);
     const int32_t odd = wrong == 2 ? 1 : 2;
     ranks[odd].world_size = wrong;
     ranks[3 - odd].later_us = 200000; /* this rank gets the error although it comes later */
@@ -185,10 +185,8 @@ TEST(At_AnotherWorldSize_FailsOnAllRanksNamingIt) {
 }
 
 TEST(At_ARankTwice_FailsOnAllRanksNamingIt) {
-  char place[TCP_PLACE_BYTES];
   at_rank_t ranks[MAX_RANKS];
-  tcp_place_init(place);
-  fill(ranks, MAX_RANKS, place, 60 * SECOND_NS);
+  gather(ranks, MAX_RANKS, 60 * SECOND_NS);
   ranks[2].rank = 1;
   ranks[3].later_us = 200000;
   run(ranks, MAX_RANKS);
@@ -196,10 +194,8 @@ TEST(At_ARankTwice_FailsOnAllRanksNamingIt) {
 }
 
 TEST(At_Rank0Twice_RefusesTheSecondAlone) {
-  char place[TCP_PLACE_BYTES];
   at_rank_t ranks[3];
-  tcp_place_init(place);
-  fill(ranks, 3, place, 60 * SECOND_NS);
+  gather(ranks, 3, 60 * SECOND_NS);
   ranks[1].later_us = 3000000; /* so that the second rank 0 comes before the group is complete */
   at_rank_t second = ranks[0];
   for (int32_t i = 0; i < 3; ++i) assert_int_equal(pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]), 0);
@@ -212,10 +208,8 @@ TEST(At_Rank0Twice_RefusesTheSecondAlone) {
 
 TEST(At_AMissingRank_FailsOnAllRanksNamingIt) {
   for (int32_t missing = 0; missing < 3; ++missing) {
-    char place[TCP_PLACE_BYTES];
     at_rank_t ranks[3];
-    tcp_place_init(place);
-    fill(ranks, 3, place, SECOND_NS);
+    gather(ranks, 3, SECOND_NS);
     for (int32_t i = missing; i < 2; ++i) ranks[i].rank = i + 1;
     run(ranks, 2);
     for (int32_t i = 0; i < 2; ++i) {

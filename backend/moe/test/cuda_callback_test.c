@@ -175,34 +175,14 @@ TEST(CudaCallback_UnderABudget_PredictsThePeakToTheByte) {
     const int32_t input = p / 2 == 0 ? SLUICE_RESTORE_KEEP : p / 2 - 1;
     const sluice_moe_config_t layer = config_of(input, pre_activation);
     rig_t rig;
+    sluice_plan_info_t info;
     open_all(&rig, &layer);
     DEFAULTS(sluice_plan_config, config);
-    sluice_plan_t* plan = NULL;
-    sluice_plan_info_t info = {.struct_size = sizeof info};
     config.max_tokens = rig.num_tokens, config.max_outstanding = OUTSTANDING, config.num_chunks = 1 + 2 * (p % 2);
     config.restore_input = input, config.restore_pre_activation = pre_activation;
-    for (int i = 0; i < 2; ++i) {
-      if (sluice_plan_create(rig.moe, &config, &plan) != SLUICE_OK) fail_msg("%s", last_message());
-      assert_int_equal(sluice_plan_get_info(plan, &info), SLUICE_OK);
-      config.memory_budget = info.total_bytes;
-      if (i == 1) assert_int_equal(sluice_moe_use_plan(rig.moe, plan), SLUICE_OK);
-      sluice_plan_destroy(plan);
-    }
-    for (int round = 0; round < 3; ++round) {
-      sluice_step_t* steps[OUTSTANDING] = {NULL};
-      for (int s = 0; s < OUTSTANDING; ++s) {
-        if (rig_forward(&rig, &steps[s]) != SLUICE_OK) fail_msg("%s", last_message());
-      }
-      for (int s = 0; s < OUTSTANDING; ++s) sluice_step_drop(steps[s]);
-      if (rig_round(&rig, NULL) != SLUICE_OK) fail_msg("%s", last_message());
-    }
-    sluice_context_stats_t stats = {.struct_size = sizeof stats};
-    assert_int_equal(sluice_context_get_stats(rig.context, 0, &stats), SLUICE_OK);
-    if (stats.peak_bytes != info.total_bytes) {
-      fail_msg("case %d: peak %llu, predicted %llu", p, (unsigned long long)stats.peak_bytes,
-               (unsigned long long)info.total_bytes);
-    }
-    assert_int_equal(close_all(&rig), 0);
+    sluice_plan_t* plan = use_plan_in_its_bytes(&rig, &config, &info);
+    run_planned(&rig, OUTSTANDING);
+    close_planned(&rig, plan, &info);
   }
 }
 

@@ -57,14 +57,7 @@ TEST(CudaPlan_UnderABudget_PredictsThePeakToTheByte) {
     rig_t rig;
     sluice_plan_info_t info;
     sluice_plan_t* plan = open_planned(&rig, i, 0, &info);
-    for (int round = 0; round < ROUNDS; ++round) {
-      sluice_step_t* steps[OUTSTANDING] = {NULL};
-      for (int s = 0; s < OUTSTANDING; ++s) {
-        if (rig_forward(&rig, &steps[s]) != SLUICE_OK) fail_msg("%s", last_message());
-      }
-      for (int s = 0; s < OUTSTANDING; ++s) sluice_step_drop(steps[s]);
-      if (rig_round(&rig, NULL) != SLUICE_OK) fail_msg("%s", last_message());
-    }
+    run_planned(&rig, OUTSTANDING);
     close_planned(&rig, plan, &info);
   }
   printf("predicted bytes equal the device allocator's peak in %d of %d cases\n", checked, checked);

@@ -44,6 +44,17 @@ sluice_plan_t* use_plan_in_its_bytes(rig_t* rig, sluice_plan_config_t* config, s
   return plan;
 }
 
+void run_planned(rig_t* rig, int32_t outstanding) {
+  for (int round = 0; round < 3; ++round) {
+    sluice_step_t* steps[4] = {NULL};
+    for (int32_t s = 0; s < outstanding; ++s) {
+      if (rig_forward(rig, &steps[s]) != SLUICE_OK) fail_msg("%s", last_message());
+    }
+    for (int32_t s = 0; s < outstanding; ++s) sluice_step_drop(steps[s]);
+    if (rig_round(rig, NULL) != SLUICE_OK) fail_msg("%s", last_message());
+  }
+}
+
 void close_planned(rig_t* rig, sluice_plan_t* plan, const sluice_plan_info_t* info) {
   sluice_context_stats_t stats = {.struct_size = sizeof stats};
   assert_int_equal(sluice_context_get_stats(rig->context, 0, &stats), SLUICE_OK);

@@ -67,4 +67,11 @@ static inline void assert_same_bits(const pw_world_t* world) {
   }
 }
 
+/* The end of a case: nothing went wrong, bits are the same, and the world is freed. */
+static inline void finish(pw_world_t* world) {
+  assert_nothing_wrong(world);
+  assert_same_bits(world);
+  pw_world_free(world);
+}
+
 #endif /* SLUICE_CAPI_TEST_PIPELINE_PIPELINE_CHECKS_H_ */

@@ -55,9 +55,7 @@ static void try_fault(const char* transport, int32_t p, int32_t v, int32_t rank,
   assert_all_work(world, 0);
   assert_all_work(world, 2);
   assert_all_work(world, 3);
-  assert_nothing_wrong(world);
-  assert_same_bits(world);
-  pw_world_free(world);
+  finish(world);
 }
 
 TEST(Callback_AnyFailsAnywhere_AllHearAndTheNextBatchWorks) {
@@ -108,9 +106,7 @@ TEST(Callback_FailsManyTimes_NothingPilesUp) {
     const uint64_t bytes = world->ranks[2].stats[14].most_message_bytes;
     assert_true(bytes > 0);
     if (bytes > 24576) fail_msg("%s: %d bytes lie there after 7 failures", pw_name(world), (int)bytes);
-    assert_nothing_wrong(world);
-    assert_same_bits(world);
-    pw_world_free(world);
+    finish(world);
   }
 }
 
@@ -151,9 +147,7 @@ TEST(Callback_FailsWhileMuchIsUnderWay_ResultsAreReadUntilReleased) {
     assert_status(world, 0, 1, SLUICE_E_PEER_REFUSED, "boom");
     assert_status(world, 1, 1, SLUICE_E_EXTERNAL, "boom");
     assert_all_work(world, 2);
-    assert_nothing_wrong(world);
-    assert_same_bits(world);
-    pw_world_free(world);
+    finish(world);
   }
 }
 
@@ -168,9 +162,7 @@ static void fail_in_one_replica(void) {
     assert_status(world, r, 1, r == 3 ? SLUICE_E_EXTERNAL : SLUICE_E_PEER_REFUSED, "boom");
   }
   assert_all_work(world, 2);
-  assert_nothing_wrong(world);
-  assert_same_bits(world);
-  pw_world_free(world);
+  finish(world);
 }
 
 /* Repeats the case: ranks that leave while others still end the failed batch are not reported as lost. */
@@ -213,9 +205,7 @@ TEST(Output_CannotBeSent_IsRefusedByName) {
     assert_status(world, 0, 1, SLUICE_E_INVALID_ARGUMENT, texts[bend_how]);
     assert_status(world, 1, 1, SLUICE_E_PEER_REFUSED, texts[bend_how]);
     assert_all_work(world, 2);
-    assert_nothing_wrong(world);
-    assert_same_bits(world);
-    pw_world_free(world);
+    finish(world);
   }
 }
 
@@ -248,8 +238,7 @@ TEST(Host_InterruptsAWait_TheBatchFailsAndTheNextWorks) {
   assert_status(world, 2, 1, SLUICE_E_EXTERNAL, "interrupted");
   for (int32_t r = 0; r < 2; ++r) assert_status(world, r, 1, SLUICE_E_PEER_REFUSED, "rank 2 ended batch 2");
   assert_all_work(world, 2);
-  assert_same_bits(world);
-  pw_world_free(world);
+  finish(world);
 }
 
 static sluice_status_t run_in_call(pw_rank_t* rank, int32_t call, const sluice_stage_call_t* op,
@@ -299,9 +288,7 @@ TEST(Allocation_AnyFails_NobodyHangs) {
     for (int32_t r = 0; r < 3; ++r) num_failed += world->ranks[r].ended[1] != SLUICE_OK;
     assert_true(num_failed == 0 || num_failed == 3);
     num_batches_failed += num_failed == 3;
-    assert_nothing_wrong(world);
-    assert_same_bits(world);
-    pw_world_free(world);
+    finish(world);
   }
   assert_true(num_batches_failed > 10); /* a batch of four micro-batches makes more than ten allocations */
 }

@@ -22,6 +22,11 @@ static void run_and_check(pw_world_t* world) {
   assert_same_bits(world);
 }
 
+static void run_and_finish(pw_world_t* world) {
+  run_and_check(world);
+  pw_world_free(world);
+}
+
 static void try_one(const char* transport, const char* policy, int32_t p, int32_t v, int32_t limit, int32_t split) {
   pw_world_t* world = pw_world_new(transport, p);
   world->config.policy = policy;
@@ -36,8 +41,7 @@ static void try_one(const char* transport, const char* policy, int32_t p, int32_
   } else {
     add_batches(world, 6);
   }
-  run_and_check(world);
-  pw_world_free(world);
+  run_and_finish(world);
 }
 
 static void try_rules(const char* transport, int32_t p) {
@@ -92,8 +96,7 @@ TEST(Batch_VPlacementUnderARule_HasTheBitsOfOneLoop) {
     world->config.num_virtual = 2;
     world->config.separate_wgrad = p % 2;
     add_batches(world, 5);
-    run_and_check(world);
-    pw_world_free(world);
+    run_and_finish(world);
   }
 }
 
@@ -107,8 +110,7 @@ TEST(Batch_DelaysAreDrawn_HasTheBitsOfOneLoop) {
       world->config.num_virtual = 2;
       world->max_delay_us = 2000;
       for (int32_t b = 0; b < 4; ++b) pw_world_add(world, 6, b == 2);
-      run_and_check(world);
-      pw_world_free(world);
+      run_and_finish(world);
     }
   }
 }
@@ -134,8 +136,7 @@ TEST(Pipelines_OneAfterTheOther_ShareACommunicator) {
     world->keeps = 1;
     world->max_delay_us = 200;
     for (int32_t b = 0; b < 10; ++b) pw_world_add(world, 4, b % 3 == 2);
-    run_and_check(world);
-    pw_world_free(world);
+    run_and_finish(world);
   }
 }
 
@@ -263,8 +264,7 @@ TEST(Timelines_OfABatch_AreMeasuredAndPredicted) {
   world->after = check_timelines;
   world->max_delay_us = 300;
   for (int32_t b = 0; b < 2; ++b) pw_world_add(world, 5, 0);
-  run_and_check(world);
-  pw_world_free(world);
+  run_and_finish(world);
 }
 
 /* ---- the number in flight ---- */
@@ -333,8 +333,7 @@ static void try_column(const char* transport, const char* policy, int32_t p, int
   world->reduces = ALL_RANKS;
   world->max_delay_us = 300;
   for (int32_t b = 0; b < 3; ++b) pw_world_add(world, 5, b == 1);
-  run_and_check(world);
-  pw_world_free(world);
+  run_and_finish(world);
 }
 
 /* Weight gradients of two virtual stages end in any order, but replicas reduce the stages in one order. */
@@ -375,6 +374,5 @@ TEST(Replicas_NumberedByTheHost_FindTheirPlaces) {
   world->num_replicas = 2;
   world->bend_config = place_by_replica;
   pw_world_add(world, 4, 0);
-  run_and_check(world);
-  pw_world_free(world);
+  run_and_finish(world);
 }

@@ -44,6 +44,14 @@ static sluice_status_t create(rank_t* r, int32_t rank, int32_t world_size, const
   return sluice_nccl_comm_create(&options, &config, &r->comm);
 }
 
+/* All ranks, with an id of their own. */
+static void create_all(uint64_t timeout_ns) {
+  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
+  sluice_nccl_id_t id;
+  assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
+  for (int i = 0; i < W; ++i) assert_int_equal(create(&ranks[i], i, W, &id, NULL, 0, timeout_ns), SLUICE_OK);
+}
+
 static uint64_t timeout_ms; /* deadline and watchdog: long if all calls should succeed, short if calls fail */
 
 static int set_up(void** state) {
@@ -120,10 +128,7 @@ static void* enqueue_main(void* argument) {
 }
 
 TEST(Enqueue_DeviceBuffers_ArriveOnTheStreamWithoutAHostWait) {
-  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
-  sluice_nccl_id_t id;
-  assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
-  for (int i = 0; i < W; ++i) assert_int_equal(create(&ranks[i], i, W, &id, NULL, 0, 0), SLUICE_OK);
+  create_all(0);
   int64_t waits = sluice_fake_cuda_host_waits(), groups = sluice_fake_nccl_groups();
   /* Ranks enqueue one after another on this thread, since enqueueing does not wait for peers. */
   for (int i = 0; i < W; ++i) {
@@ -146,10 +151,7 @@ TEST(Enqueue_DeviceBuffers_ArriveOnTheStreamWithoutAHostWait) {
 
 /* A non-blocking communicator may answer any call in a group with "in progress"; the remaining calls must follow. */
 TEST(Enqueue_AnyCallInProgress_LeavesNothingOut) {
-  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
-  sluice_nccl_id_t id;
-  assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
-  for (int i = 0; i < W; ++i) assert_int_equal(create(&ranks[i], i, W, &id, NULL, 0, 0), SLUICE_OK);
+  create_all(0);
   for (int i = 0; i < W; ++i) assert_int_equal(enqueue(&ranks[i], i), SLUICE_OK); /* starts the communicator */
   int seen = 0;
   for (int64_t nth = 1; nth < 12; ++nth) { /* call 0 starts the group and never answers "in progress" */
@@ -172,16 +174,8 @@ TEST(Enqueue_AnyCallInProgress_LeavesNothingOut) {
   assert_true(seen >= 3); /* sends, receives, and the end of the group */
 }
 
-static void create_all(void) {
-  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
-  sluice_nccl_id_t id;
-  assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
-  for (int i = 0; i < W; ++i)
-    assert_int_equal(create(&ranks[i], i, W, &id, NULL, 0, timeout_ms * UINT64_C(1000000)), SLUICE_OK);
-}
-
 TEST(Group_TwoExchanges_AreOneGroupOfNccl) {
-  create_all();
+  create_all(timeout_ms * UINT64_C(1000000));
   const int64_t groups = sluice_fake_nccl_groups();
   for (int i = 0; i < W; ++i) {
     rank_t* r = &ranks[i];
@@ -260,7 +254,7 @@ static void exchange_headers(header_call_t* calls, int aborts) {
 /* Headers do not wait for an exchange that waits for a peer. As a group of NCCL they would run after it. */
 TEST(Headers_ExchangeBeforeThem_IsNotWaitedFor) {
   header_call_t calls[W];
-  create_all();
+  create_all(timeout_ms * UINT64_C(1000000));
   exchange_headers(calls, -1); /* connects the ranks */
   const int64_t groups = sluice_fake_nccl_groups();
   assert_int_equal(enqueue(&ranks[0], 0), SLUICE_OK);
@@ -279,7 +273,7 @@ static sluice_status_t open_none(sluice_comm_t* comm, sluice_comm_t** out_tcp) {
 TEST(Headers_NoConnections_GoThroughNccl) {
   header_call_t calls[W];
   open_headers = open_none;
-  create_all();
+  create_all(timeout_ms * UINT64_C(1000000));
   const int64_t groups = sluice_fake_nccl_groups();
   exchange_headers(calls, -1);
   assert_int_equal(sluice_fake_nccl_groups(), groups + W);
@@ -287,7 +281,7 @@ TEST(Headers_NoConnections_GoThroughNccl) {
 
 TEST(Headers_RankAborts_OthersLoseItAndTheirStreamsEnd) {
   header_call_t calls[W];
-  create_all();
+  create_all(timeout_ms * UINT64_C(1000000));
   exchange_headers(calls, -1);
   assert_int_equal(enqueue(&ranks[0], 0), SLUICE_OK); /* waits for the other ranks */
   exchange_headers(calls, 1);
@@ -393,12 +387,9 @@ TEST(Split_NthCallFails_NobodyHangsOrLeaks) {
 
 /* Destroying a non-blocking communicator may go on in the background; it is not aborted as well. */
 TEST(Destroy_InProgress_EndsItOnce) {
-  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
-  sluice_nccl_id_t id;
   char rule[128];
   int64_t broken = sluice_fake_nccl_broken_rules(rule, sizeof rule);
-  assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
-  for (int i = 0; i < W; ++i) assert_int_equal(create(&ranks[i], i, W, &id, NULL, 0, 0), SLUICE_OK);
+  create_all(0);
   for (int i = 0; i < W; ++i) assert_int_equal(enqueue(&ranks[i], i), SLUICE_OK);
   for (int i = 0; i < W; ++i) assert_true(sluice_fake_cuda_idle(ranks[i].stream));
   sluice_fake_nccl_fail_call(1, SLUICE_NCCL_IN_PROGRESS); /* ncclCommDestroy, after ncclCommFinalize */
@@ -427,10 +418,7 @@ TEST(Enqueue_RankNeverCreated_TimesOutAndIsBroken) {
 
 /* A peer aborts after it has enqueued: poll reports the loss, and the stream no longer waits. */
 TEST(Poll_PeerAborted_IsPeerLostAndTheStreamEnds) {
-  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
-  sluice_nccl_id_t id;
-  assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
-  for (int i = 0; i < W; ++i) assert_int_equal(create(&ranks[i], i, W, &id, NULL, 0, 0), SLUICE_OK);
+  create_all(0);
   assert_int_equal(enqueue(&ranks[0], 0), SLUICE_OK);
   assert_false(sluice_fake_cuda_idle(ranks[0].stream));
   sluice_comm_abort(ranks[1].comm);
@@ -439,8 +427,7 @@ TEST(Poll_PeerAborted_IsPeerLostAndTheStreamEnds) {
   assert_true(sluice_fake_cuda_idle(ranks[0].stream));
   /* A new group works in the same process. */
   for (int i = 0; i < W; ++i) sluice_comm_destroy(ranks[i].comm);
-  assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
-  for (int i = 0; i < W; ++i) assert_int_equal(create(&ranks[i], i, W, &id, NULL, 0, 0), SLUICE_OK);
+  create_all(0);
   for (int i = 0; i < W; ++i) assert_int_equal(enqueue(&ranks[i], i), SLUICE_OK);
   for (int i = 0; i < W; ++i) assert_true(sluice_fake_cuda_idle(ranks[i].stream));
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Plans of buckets: the checker proves each of them, and finds every removed wait. */
-
 #include "backend/optim/buckets/plan.h"
 #include "sluice/context.h"
 #include "third_party/bazel/test.h"

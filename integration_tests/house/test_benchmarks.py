@@ -21,6 +21,7 @@ from integration_tests.benchmarks.measuring import bench, pages, records, stolen
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = sorted(file.stem for file in records.FOLDER.glob("*.json") if not file.name.endswith(".raw.json"))
 EVERY_DAY = ("overlap", "stock")  # tiny runs of every day; --full runs all
+RANKS_TUNE = "finetune --ranks 2"
 EXACT = ("stock",)  # cases that judge exact numbers in a tiny run, and not times
 
 
@@ -192,14 +193,16 @@ def tiny(name: str) -> Any:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [tiny(name) for name in cases.CASES if name != "papers"])  # test_papers.py
+@pytest.mark.parametrize("name", [*(tiny(name) for name in cases.CASES if name != "papers"), tiny(RANKS_TUNE)])
 def test_TinyRun_LeavesARecordWithTheColumnsOfThePage(root: str, tmp_path: Path, name: str) -> None:
-    command = [sys.executable, "-m", "integration_tests.benchmarks", name, "--smoke", "--records", str(tmp_path)]
+    told = [*name.split(), "--smoke"]
+    name = told[0]
+    command = [sys.executable, "-m", "integration_tests.benchmarks", *told, "--records", str(tmp_path)]
     command += ["--check"] if name in EXACT else []
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=850)
     assert done.returncode == 0 and "marks are" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
     (run,) = records.runs(tmp_path, name)
-    assert run["command"] == f"{name} --smoke" and run["rows"]
+    assert run["command"] == " ".join(told) and run["rows"]
     known = {column for each in records.runs(records.FOLDER, name) for column in each["columns"]}
     assert set(run["columns"]) <= known | {"is_missed", "of_bound", "refused", "possible"}
     assert (tmp_path / f"{name}.raw.json").exists()

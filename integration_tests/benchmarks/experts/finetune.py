@@ -9,28 +9,52 @@ optimizer. Every expert has the same number of rows.
   lora     Sluice; PEFT's `target_parameters` on both stacks
   stock    the same adapters on transformers' `grouped_mm`
   packed   Sluice; frozen weights in MXFP4
+
+With --ranks 2: training steps of a model with LoRA on attention whose experts are shared out, in turns in one process
+group, against transformers' `all_to_all` with `grouped_mm`. Then Sluice alone, with experts in MXFP4 and with LoRA on
+experts, too.
 """
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from integration_tests.benchmarks.experts.experts_block import SHAPES
-from integration_tests.benchmarks.measuring.bench import Bench, Option
-from integration_tests.benchmarks.measuring.stats import pair_ratios
+from integration_tests.benchmarks.measuring import pages
+from integration_tests.benchmarks.measuring.bench import LINK, Bench, Option
+from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
 
+# With several ranks: what each process group trains, in words of the page, and the sides that take turns in it.
+GROUPS = {
+    "attention": ("LoRA on attention", ("stock", "sluice")),
+    "packed": ("the same, experts in MXFP4", ("sluice",)),
+    "experts": ("LoRA on attention and experts", ("sluice",)),
+}
+LEAST_SPEEDUP = 1.5
+
+PAGE = "finetuning.md"
 OPTIONS = {
     "shape": Option("qwen3", choices=list(SHAPES)),
     "experts": Option(0, "of the block; 0: those of the shape. Rows of each expert stay the same"),
-    "tokens": Option(512, "of a step with adapters, for all experts of the shape"),
+    "tokens": Option(512, "of a step with adapters, for all experts of the shape; of each rank"),
     "rank": Option(16, "of A and B"),
     "dtypes": Option(["float32", "bfloat16"]),
     "threads": Option(1, "with 1, the CPU time of a process counts, else the clock's"),
     "steps": Option(5, "that count in a process, after two that do not"),
-    "rounds": Option(3, "in which each side runs once"),
+    "rounds": Option(3, "in which each side runs once; with several ranks, of two steps"),
+    "ranks": Option(1, "one core each"),
+    "link": LINK,
+    "groups": Option(list(GROUPS), "with several ranks, what is trained", choices=list(GROUPS)),
+    "layers": Option(1, "with several ranks, of the model"),
+    "vocabulary": Option(3200, "with several ranks; as large a share of one layer as of Qwen3-30B-A3B"),
+    "reshard": Option(
+        False, "with several ranks, FSDP gathers weights in each forward and backward, as it does unasked"
+    ),
+    "deduplicate": Option(False, "with several ranks, Sluice sends a token once to each rank"),
 }
-SMOKE = {"shape": "smoke", "tokens": 32, "rank": 4, "steps": 1, "rounds": 1}
+SMOKE = {"shape": "smoke", "tokens": 32, "rank": 4, "steps": 1, "rounds": 1, "link": "none", "vocabulary": 64}
 SIDES = ("frozen", "lora", "stock", "packed")
 # Each mark: the sentence, two times whose ratio is measured, and the limit. rows_N is a step with N rows per expert.
 MARKS = (
@@ -45,6 +69,8 @@ F32_ALONE = 0.6  # the mark for one row per expert (generation), which only floa
 
 def run(bench: Bench) -> list[str]:
     """Measures every side of each dtype in turns; returns the missed marks."""
+    if bench.options.ranks > 1:
+        return run_ranks(bench)
     options, rows, missed = bench.options, [], []
     program = Path(__file__).with_name("finetune_rank.py")
     for dtype in options.dtypes:
@@ -75,3 +101,59 @@ def sentence(row: dict[str, Any]) -> str:
     ratio = row["ratio"]
     said = f"{row['dtype']}: {row['text'].format(ratio['median'])} ({ratio['q1']:.2f} to {ratio['q3']:.2f})"
     return f"{said}; wanted {row['sign']} {row['mark']:g}" if row["sign"] else said
+
+
+def run_ranks(bench: Bench) -> list[str]:
+    """Each group of GROUPS in each dtype; a line if the first is not as fast as wanted."""
+    options, rows, raw, missed = bench.options, [], [], []
+    names = ("shape", "layers", "vocabulary", "tokens", "rank", "rounds", "reshard", "deduplicate")
+    with tempfile.TemporaryDirectory() as folder:
+        for dtype in options.dtypes:
+            for group in options.groups:
+                what, sides = GROUPS[group]
+                plan = {**bench.picked(*names), "dtype": dtype, "group": group, "sides": sides, "folder": folder}
+                program = Path(__file__).with_name("finetune_ep_rank.py")
+                found = bench.ask(program, plan, ranks=options.ranks, link=options.link, title=f"{dtype} {group}")
+                raw.append(found)
+                for side in sides:
+                    mine, stock = found["sides"][side], found["sides"].get("stock")
+                    seconds = quartiles(mine["seconds"])
+                    row = {"dtype": dtype, "what": what, "side": side, "step_s": seconds["median"]}
+                    row["tokens_per_s"] = options.ranks * options.tokens / seconds["median"]
+                    row["cpu_s"] = quartiles(mine["cpu_s"])["median"]
+                    row["sent_mb"] = quartiles(mine["bytes"])["median"] / 1e6
+                    if side == "sluice":
+                        row["chunks"] = found["chunks"]
+                        if stock:
+                            row["speedup"] = pair_ratios(stock["seconds"], mine["seconds"])
+                            row["difference"] = found["difference"]
+                    rows.append(row)
+                    bench.line(rank_sentence(row))
+                    if "speedup" in row and row["speedup"]["median"] < LEAST_SPEEDUP:
+                        missed.append(f"{rank_sentence(row)}; wanted >= {LEAST_SPEEDUP}")
+                bench.keep(rows, raw)
+    return missed if not options.smoke else []
+
+
+def rank_sentence(row: dict[str, Any]) -> str:
+    """A side of several ranks."""
+    said = f"{row['dtype']}, {row['what']}, {row['side']}: {row['step_s']:.2f} s a step ({row['cpu_s']:.2f} of CPU), "
+    said += f"{row['tokens_per_s']:.0f} tokens/s, {row['sent_mb']:.1f} MB sent by a rank"
+    if "speedup" not in row:
+        return said
+    return f"{said}, {pages.spread(row['speedup'])} x stock, logits differ by {row['difference']:.1e}"
+
+
+def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
+    """Training steps on several ranks; missed marks in bold."""
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        gain = row.get("speedup")
+        said = pages.bold(pages.spread(gain), gain["median"] < LEAST_SPEEDUP) if gain else ""
+        side = {"stock": "`all_to_all`, `grouped_mm`", "sluice": "Sluice"}[row["side"]]
+        numbers = f"{row['step_s']:.2f} s", f"{row['cpu_s']:.2f} s", f"{row['tokens_per_s']:.0f}"
+        return [row["dtype"], row["what"], side, *numbers, f"{row['sent_mb']:.1f} MB", said]
+
+    heads = ["dtype", "trained", "experts", "step", "CPU", "tokens/s", "a rank sends", "of stock's tokens/s"]
+    found = [run for run in runs if "sent_mb" in run["columns"]]
+    return {"ranks": pages.run_tables(found, heads, cells)}

@@ -130,12 +130,16 @@ static int is_same(double a, double b) { return fabs(a - b) <= 1e-9 * (fabs(a) +
 static void check_stage(const random_problem_t* r, int32_t stage, int32_t first, int32_t end) {
   const sluice_stages_stage_t* s = &r->plan.stages[stage];
   int32_t options[EXHAUSTIVE_LAYERS];
-  uint64_t bytes;
-  for (int32_t i = first; i < end; ++i) options[i - first] = r->plan.choices[i].option;
+  uint64_t bytes, parameters = 0;
+  for (int32_t i = first; i < end; ++i) {
+    options[i - first] = r->plan.choices[i].option;
+    parameters += r->layers[i].parameter_bytes;
+  }
   assert_true(is_same(exhaustive_turn(&r->problem, stage, first, end, options, &bytes), s->seconds));
   assert_int_equal(bytes, s->bytes);
   assert_int_equal(bytes, s->base_bytes + s->parameter_bytes + s->state_bytes + s->message_bytes + s->resident_bytes +
                               s->held_bytes + s->working_bytes + s->staging_bytes + s->arena_bytes);
+  assert_int_equal(s->parameter_bytes, parameters * (r->problem.weight_versions ? (uint64_t)s->in_flight : 1));
   for (int32_t i = first; i < end; ++i) {
     const sluice_stages_choice_t* choice = &r->plan.choices[i];
     options[i - first] = choice->fastest;
@@ -312,54 +316,6 @@ TEST(Plan_OfOneStage_GetsFasterAsItsBudgetGrows) {
     before = a.plan.slowest_seconds;
   }
   assert_true(before == 96); /* all kept */
-}
-
-/* The last layer's backward follows its forward at once: there is no time to copy. */
-TEST(Plan_OfTheLastLayer_DoesNotCopyIt) {
-  equal_layers_t a;
-  make_equal_layers(&a, 1);
-  a.problem.copy_bytes_per_second = 1e6;
-  assert_int_equal(plan_equal_layers(&a, 1), SLUICE_E_OVER_BUDGET);
-  assert_int_equal(plan_equal_layers(&a, a.plan.smallest_budget_bytes), SLUICE_OK);
-  assert_int_equal(count_kind(&a, 0, SLUICE_STAGES_OFFLOAD), LAYERS - 1);
-  assert_int_not_equal(a.choices[LAYERS - 1].option, SLUICE_STAGES_OFFLOAD);
-}
-
-/* A Mixture-of-Experts layer has its own plans: more chunks are slower here and take less memory. They are chosen
- * together with the options of all other layers, under one budget. */
-TEST(Plan_OfALayerWithPlansOfItsOwn_TakesThatWhichTheWholeBudgetAllows) {
-  equal_layers_t a;
-  make_equal_layers(&a, 1);
-  sluice_stages_option_t own[4];
-  for (int32_t i = 0; i < 4; ++i) {
-    own[i] = (sluice_stages_option_t){.forward_seconds = 4 + 0.25 * i,
-                                      .backward_seconds = 8,
-                                      .resident_bytes = (uint64_t)(400 >> i),
-                                      .held_bytes = 50,
-                                      .kind = SLUICE_STAGES_MIXED,
-                                      .tag = 1 << i};
-  }
-  a.layers[5].options = own, a.layers[5].num_options = 4;
-  const uint64_t all = LAYERS * 40 + (LAYERS - 1) * 100 + 450;
-  assert_int_equal(plan_equal_layers(&a, all), SLUICE_OK);
-  assert_int_equal(own[a.choices[5].option].tag, 1);
-  assert_int_equal(plan_equal_layers(&a, all - 1),
-                   SLUICE_OK); /* 200 bytes for a quarter of a second: cheaper than 90 for one */
-  assert_int_equal(own[a.choices[5].option].tag, 2);
-  assert_true(a.plan.slowest_seconds == 93 + 12.25);
-  assert_int_equal(a.choices[5].reason, SLUICE_STAGES_SAVES);
-  assert_int_equal(a.choices[5].reason_bytes, 1);
-}
-
-TEST(Plan_WithManyVersionsOfWeights_CountsEach) {
-  equal_layers_t a;
-  make_equal_layers(&a, 4);
-  assert_int_equal(plan_equal_layers(&a, 0), SLUICE_OK);
-  const uint64_t one = a.stages[0].parameter_bytes;
-  a.problem.weight_versions = 1;
-  assert_int_equal(plan_equal_layers(&a, 0), SLUICE_OK);
-  assert_int_equal(a.stages[0].parameter_bytes, 4 * one);
-  assert_int_equal(a.stages[3].parameter_bytes, one);
 }
 
 TEST(Plan_InSentences_NamesEveryStageAndLayerWithItsNumbers) {

@@ -202,19 +202,19 @@ TEST(Guard5_RestoreWaitsForTheSlotsLastReader) {
   forget(backward(4, S4), SLUICE_OP_UNPACK, 2, SLUICE_LANE_COMPUTE, SLUICE_HAZARD_WRITE_AFTER_READ, "T_DI");
 }
 
-TEST(Guard7_AllRanksIssueExchangesInOneOrder) {
-  sluice_template_t* all = build(spec_with(4, 0, 0));    /* T_DI kept: S1 S2 S3 S4 R1 .. */
-  sluice_template_t* reuse = build(spec_with(4, S4, 0)); /* slots reused: S1 S2 R1 S3 R2 .. */
-  sluice_template_t* other = build(spec_with(4, 2, 0));  /* T_M's policy may differ */
-  sluice_template_t* middle = build(spec_with(4, S4, 0));
-  assert_false(sluice_schedule_same_exchanges(all, reuse));
-  assert_true(sluice_schedule_same_exchanges(reuse, other));
-  assert_true(sluice_schedule_same_exchanges(reuse, middle));
-  assert_true(all->comm_hash != reuse->comm_hash && reuse->comm_hash == other->comm_hash);
-  sluice_template_destroy(all, memory());
-  sluice_template_destroy(reuse, memory());
+static void expect_other_exchanges(sluice_template_spec_t spec, sluice_template_spec_t of_another_rank) {
+  sluice_template_t *own = build(spec), *other = build(of_another_rank);
+  assert_false(sluice_schedule_same_exchanges(own, other));
+  assert_true(own->comm_hash != other->comm_hash);
+  sluice_template_destroy(own, memory());
   sluice_template_destroy(other, memory());
-  sluice_template_destroy(middle, memory());
+}
+
+TEST(Guard7_AllRanksIssueExchangesInOneOrder) {
+  sluice_template_spec_t reuse = spec_with(4, S4, 0), grouped = reuse; /* slots reused: S1 S2 R1 S3 R2 .. */
+  grouped.grouped = 1;
+  expect_other_exchanges(reuse, spec_with(4, 0, 0)); /* T_DI kept: S1 S2 S3 S4 R1 .. */
+  expect_other_exchanges(reuse, grouped);            /* the same order */
 }
 
 typedef struct twins_s {
@@ -294,17 +294,6 @@ TEST(Group_WaitedForByItsOpening_IsFound) {
   sluice_finding_t finding;
   assert_int_equal(hazard_of(t, &finding), SLUICE_HAZARD_FORM);
   sluice_template_destroy(t, memory());
-}
-
-TEST(Group_OnSomeRanksOnly_IsAnotherSchedule) {
-  sluice_template_spec_t spec = spec_with(4, S4, 0); /* slots reused: the same order in both cases */
-  sluice_template_t* single = build(spec);
-  spec.grouped = 1;
-  sluice_template_t* grouped = build(spec);
-  assert_false(sluice_schedule_same_exchanges(single, grouped));
-  assert_true(single->comm_hash != grouped->comm_hash);
-  sluice_template_destroy(single, memory());
-  sluice_template_destroy(grouped, memory());
 }
 
 /* T_M of S1 and S2 shares its two slots with T_ACT: in one slot, the copy would store activated rows. */

@@ -25,8 +25,11 @@ class DisagreementError(Mismatch):
     """The ranks of one expert-parallel group were configured differently."""
 
 
-def exchange(ranks: Sequence[int], rank: int, value: Any, wait_s: float | None) -> dict[int, Any]:
-    """Every rank's value, by rank. Collective over `ranks`; all call it equally often."""
+def exchange(
+    ranks: Sequence[int], rank: int, value: Any, wait_s: float | None, absent: str | None = None
+) -> dict[int, Any]:
+    """Every rank's value, by rank. Collective over `ranks`; all call it equally often. absent: what a rank does that
+    does not come, for the error."""
     if len(ranks) == 1:
         return {rank: value}
     number = next(_rounds.setdefault(tuple(ranks), itertools.count()))
@@ -39,10 +42,11 @@ def exchange(ranks: Sequence[int], rank: int, value: Any, wait_s: float | None) 
         try:
             store.wait([f"{prefix}/{peer}"], timedelta(seconds=max(0.001, deadline - time.monotonic())))
         except Exception as error:
-            raise DisagreementError(
-                f"rank {peer} does not switch Sluice on for the group of ranks {list(ranks)}: is it installed there, "
-                f'has its config the same "sluice" section, is SLUICE=0 set? ({type(error).__name__})'
-            ) from None
+            why = absent or (
+                f"does not switch Sluice on for the group of ranks {list(ranks)}: is it installed there, "
+                'has its config the same "sluice" section, is SLUICE=0 set?'
+            )
+            raise DisagreementError(f"rank {peer} {why} ({type(error).__name__})") from None
         answers[peer] = json.loads(store.get(f"{prefix}/{peer}"))
     return answers
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that succeed on all ranks of a layer or on none: each rank reports its result to the others."""
+"""Steps that succeed on all ranks of a move or on none: each rank reports its result to the others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Vote:
     """
 
     def __init__(self, name: str, group: Any, ranks: Sequence[int], everywhere: Callable[[bool], bool] | None) -> None:
-        self._name, self._group, self._ranks, self._everywhere = name, group, ranks, everywhere
+        self.name, self._group, self._ranks, self._everywhere = name, group, ranks, everywhere
         self.is_lost = False  # a rank did not answer, and its state is unknown
 
     def tell(self, value: Any) -> list[Any]:
@@ -38,11 +38,11 @@ class Vote:
     def ask(self, why_not: str, error: Exception | None = None) -> None:
         """Returns if no rank has a reason against it; else every rank raises. error: this rank's reason."""
         said = self.tell(why_not)
-        why = next((f"{self._name}, rank {rank}: {one}" for rank, one in zip(self._ranks, said) if one), "")
+        why = next((f"{self.name}, rank {rank}: {one}" for rank, one in zip(self._ranks, said) if one), "")
         if self._everywhere is not None:
             with self._answered():
                 all_can = self._everywhere(not why)
-            why = why or ("" if all_can else f"{self._name}: another group of ranks with the same experts cannot move")
+            why = why or ("" if all_can else f"{self.name}: another group of ranks with the same experts cannot move")
         if why:
             raise error if isinstance(error, SluiceError) else InvalidState(why) from error
 
@@ -63,4 +63,4 @@ class Vote:
             yield
         except Exception as error:
             self.is_lost = True
-            raise PeerLost(f"{self._name}: a rank was lost while experts moved: {error}") from error
+            raise PeerLost(f"{self.name}: a rank was lost during the move: {error}") from error

@@ -15,10 +15,11 @@ import torch
 import torch.distributed as dist
 from cases_moves import UNCLIPPED, _forgetting
 from cases_pipe import Job, _bits
-from sluice.adapters.deepspeed.pipeline import moving_layers, stage_module
+from sluice.adapters.common.migration import shipments
+from sluice.adapters.deepspeed.optimizer import gradient_sums, optimizer_parts
+from sluice.adapters.deepspeed.pipeline import live_layers, moving_layers, stage_module
 from sluice.adapters.deepspeed.pipeline.live_batch import Cut
 from sluice.adapters.deepspeed.pipeline.live_layers import LiveLayers, why_no_live_parts
-from sluice.errors import SluiceError
 from sluice.planning.layer_moves import LayerDecider, LayerLook
 
 MOST_WAIT_S = 60.0
@@ -189,7 +190,7 @@ class _Failing:
 def _said(action: Any) -> str:
     try:
         action()
-    except (SluiceError, ValueError) as error:
+    except (RuntimeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -210,6 +211,84 @@ def failed(parts: Sequence[int], **job: Any) -> list[Any]:
         found.append([said, then, list(made.engine.module.parts), losses])
         made.engine.sluice.move_layers([0, 3, 6])
         made.end()
+    return found
+
+
+def _faults(engine: Any) -> dict[str, tuple[Any, str]]:
+    """The functions of the steps of a move."""
+    optimizer = type(optimizer_parts.of_engine(engine))
+    return {
+        "reading the optimizer": (optimizer, "settings"),
+        "building": (stage_module, "build"),
+        "taking states": (optimizer, "take"),
+        "packing": (moving_layers, "content_of"),
+        "describing": (shipments, "describe"),
+        "making room": (shipments, "places"),
+        "beginning the batch": (live_layers, "LiveBatch"),
+        "packing gradients": (live_layers, "load_gradients"),
+        "loading gradients": (live_layers, "take_gradients"),
+        "loading": (stage_module, "fill"),
+        "replacing": (stage_module, "replace"),
+        "putting states": (optimizer, "put"),
+        "putting sums": (type(gradient_sums.of_optimizer(engine.optimizer)), "put"),
+    }
+
+
+@contextlib.contextmanager
+def _fault_in(engine: Any, name: str, rank: int, skipped: int, times: int) -> Iterator[None]:
+    """The function raises on this rank, after `skipped` calls, and after it has done its work."""
+    owner, attribute = _faults(engine)[name]
+    original, calls = getattr(owner, attribute), iter(range(1 << 30))
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if dist.get_rank() == rank and skipped <= next(calls) < skipped + times:
+            raise RuntimeError("a drawn fault")
+        return result
+
+    setattr(owner, attribute, fails)
+    try:
+        yield
+    finally:
+        setattr(owner, attribute, original)
+
+
+def broken(
+    faults: list[tuple[str, int, int]],
+    parts: Sequence[int],
+    live: bool,
+    look: int = 1,
+    sums: int = 1,
+    times: int = 1,
+    **job: Any,
+) -> list[Any]:
+    """A move with each of these faults: (step, rank, calls before).
+
+    [[error of each, whether anything has changed, error of the batch after it]; losses, also after a move without a
+    fault; losses of a run without a move; partition]
+    """
+    made = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": {**UNCLIPPED, **job.get("config", {})}})
+    said, losses, home = [], made.train(range(2)), list(made.engine.module.parts)
+    with _seen_at(look, sums):
+        for step, (name, rank, skipped) in enumerate(faults, 2):
+            before = made.state()
+            with _fault_in(made.engine, name, rank, skipped, times):
+                error = _said(lambda: made.engine.sluice.move_layers(parts, live=live))
+                if live and not error:
+                    error = _said(lambda step=step: made.train(range(step, step + 1)))
+            changed = (made.state(), list(made.engine.module.parts)) != (before, home)
+            again = _said(lambda step=step: losses.extend(made.train(range(step, step + 1))))
+            said.append([error, changed, again])
+        if times == 1:
+            made.engine.sluice.move_layers(parts, live=live)
+            losses += made.train(range(len(losses), len(losses) + 2))
+    now = list(made.engine.module.parts)
+    made.end()
+    if times > 1:
+        return [said]
+    still = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": {**UNCLIPPED, **job.get("config", {})}})
+    found = [said, losses, still.train(range(len(losses))), now]
+    still.end()
     return found
 
 

@@ -127,6 +127,74 @@ def test_ABatchThatFails_TheLayersStay(pipe2: Ranks, to: list[int]) -> None:
         assert losses == losses_still
 
 
+# Steps of a move, with the role of a rank that has it and the calls of the function before it. Every rank: "any".
+_BETWEEN = [
+    ("reading the optimizer", "any", 0), ("building", "target", 0), ("taking states", "any", 0),
+    ("packing", "source", 0), ("describing", "source", 0), ("making room", "target", 0),
+]  # fmt: skip
+_IN_FORCE = [("replacing", "any", 0), ("putting states", "any", 0)]
+_AT_COMMIT = [("taking states", "any", 1), *_IN_FORCE, ("putting sums", "any", 0)]
+FAULTS: dict[str, tuple[dict[str, Any], list[tuple[str, str, int]]]] = {
+    "between batches": ({"live": False}, [*_BETWEEN, ("loading", "target", 0), *_IN_FORCE]),
+    "early": ({"live": True}, [*_BETWEEN, ("beginning the batch", "source", 0), ("packing gradients", "source", 0)]),
+    "at commit": ({"live": True}, [*_AT_COMMIT, ("beginning the batch", "target", 0)]),
+    "late sums": ({"live": True, "sums": NEVER}, [("loading gradients", "target", 0), *_AT_COMMIT]),
+    "late parameters": ({"live": True, "look": NEVER}, [("packing gradients", "source", 0), *_AT_COMMIT]),
+}
+
+
+def _of_roles(faults: list[tuple[str, str, int]], roles: dict[str, list[int]]) -> list[list[Any]]:
+    """roles: ranks of each. A step that all ranks have fails on one of each role."""
+    every = [ranks[-1] for ranks in roles.values()]
+    return [[what, rank, n] for what, role, n in faults for rank in (every if role == "any" else roles[role][:1])]
+
+
+def _check_broken(answers: list[Any], faults: list[list[Any]], to: list[int], when: str) -> None:
+    layers = "layer 3" if to[1:3] == [2, 3] else "layers 1, 2"
+    for said, losses, still, parts in answers:
+        assert losses == still and parts == to
+        for (what, rank, _), (error, changed, again) in zip(faults, said):
+            words = ["a drawn fault"]  # all that a rank says of its own error in a batch
+            if what != "beginning the batch" and (what, when) != ("packing gradients", "early"):
+                words.append(f"rank {rank}")
+                if what not in ("reading the optimizer", "building"):
+                    words += [f"{layers} cannot move", "No layer has moved"]
+            assert all(each in error for each in words) and not changed and not again, (what, rank, changed, error)
+
+
+@pytest.mark.parametrize("when", FAULTS)
+def test_FourStages_AnErrorInAnyStepOfAMove_IsToldToAllRanksAndNoLayerHasMoved(pipe4: Ranks, when: str) -> None:
+    """Layer 3 goes from the second stage to the third one, and an error is on one of these or on another."""
+    how, steps = FAULTS[when]
+    faults = _of_roles(steps, {"source": [1], "target": [2], "third": [0]})
+    answers = pipe4.run("cases_live:broken", faults=faults, parts=[0, 2, 3, 6, 8], stages=4, kind="deep", **how)
+    _check_broken(answers, faults, [0, 2, 3, 6, 8], when)
+
+
+@pytest.mark.parametrize("case", ["f32", "bf16", "zero 1"])
+@pytest.mark.parametrize("when", ["between batches", "late sums"])
+def test_TwoStagesOfTwoReplicas_AnErrorInAStepOfAMove_IsToldToAllRanks(pipe2x2: Ranks, case: str, when: str) -> None:
+    how, steps = FAULTS[when]
+    faults = _of_roles(steps, {"source": [0, 1], "target": [2, 3]})
+    job = {**PLAIN, **SUMS.get(case, {})}
+    answers = pipe2x2.run("cases_live:broken", faults=faults, parts=[0, 1, 6], stages=2, **how, **job)
+    _check_broken(answers, faults, [0, 1, 6], when)
+
+
+@pytest.mark.parametrize("live", [False, True], ids=["between batches", "during a batch"])
+def test_AnErrorAlsoWhereLayersArePutBack_EndsTheTrainingOnAllRanks(pipe2: Ranks, live: bool) -> None:
+    faults = [["putting states", 1, 0]]
+    for ((error, _, again),) in (
+        said
+        for (said,) in pipe2.run(
+            "cases_live:broken", faults=faults, parts=[0, 2, 6], live=live, times=2, stages=2, **PLAIN
+        )
+    ):
+        for each in (error, again):
+            assert "a move of layers broke off" in each and "from the last checkpoint" in each
+            assert "layer 2 cannot move: putting layers back failed on rank 1: RuntimeError: a drawn fault" in each
+
+
 @pytest.mark.parametrize(("to", "named"), [([0, 2, 6], "layer 2"), ([0, 1, 6], "one of the layers 1 to 2")])
 def test_ALayerThatSomebodyWritesInto_StaysAndFailsTheBatchOnAllRanks(pipe2: Ranks, to: list[int], named: str) -> None:
     for said, parts, again in pipe2.run("cases_live:spoilt", parts=to, stages=2, **PLAIN):

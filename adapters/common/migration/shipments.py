@@ -48,41 +48,36 @@ def describe(content: Content) -> list[Described]:
     return found
 
 
-def exchange(shipments: Sequence[Shipment], group: Any = None) -> list[Content]:
-    """Exchanges shipments; returns those for this rank, in their order. Ranks are global.
+def places(shipment: Shipment) -> Content:
+    """The content of a shipment that arrives, with tensors that are not yet filled."""
+    return {
+        name: value if shape is None else torch.empty(shape, dtype=getattr(torch, dtype))
+        for name, shape, dtype, value in shipment.described
+    }
+
+
+def without_gaps(content: Content) -> Content:
+    """The content as it is sent."""
+    tensors = {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
+    return {**content, **{name: value.detach().contiguous() for name, value in tensors.items()}}
+
+
+def exchange(shipments: Sequence[Shipment], arriving: Sequence[Content], group: Any = None) -> None:
+    """Exchanges shipments. arriving: `places` of those for this rank, in their order, which it fills. Ranks are global.
 
     All ranks at the ends of a shipment call it, with their shipments in the same order. group: None is the default one;
-    nothing else uses it meanwhile. Tensors are in host memory.
+    nothing else uses it meanwhile. Tensors are in host memory, without gaps. Nothing but transfers can fail here.
     """
-    own, work, arrived = dist.get_rank(), [], []
-    for shipment in shipments:
-        if shipment.source == own:
-            assert shipment.content is not None
-            tensors = [value for value in shipment.content.values() if isinstance(value, torch.Tensor)]
-            for tensor in tensors:
-                _start(dist.isend, _bytes_of(tensor.detach().contiguous()), shipment.target, group, work)
-        elif shipment.target == own:
-            arrived.append(_receive(shipment, group, work))
-    for request, _ in work:
-        request.wait()
-    return arrived
-
-
-def _receive(shipment: Shipment, group: Any, work: list[Any]) -> Content:
-    content: Content = {}
-    for name, shape, dtype, value in shipment.described:
-        if shape is None:
-            content[name] = value
+    own, work, landing = dist.get_rank(), [], iter(arriving)
+    for source, target, content, _ in shipments:
+        if own not in (source, target):
             continue
-        content[name] = torch.empty(shape, dtype=getattr(torch, dtype))
-        _start(dist.irecv, _bytes_of(content[name]), shipment.source, group, work)
-    return content
-
-
-def _start(transfer: Any, flat: torch.Tensor, peer: int, group: Any, work: list[Any]) -> None:
-    """Starts a transfer. `work` keeps the tensor alive until the request has ended."""
-    if flat.numel():
-        work.append((transfer(flat, peer, group=group), flat))
+        transfer, peer = (dist.isend, target) if source == own else (dist.irecv, source)
+        for value in ((content or {}) if source == own else next(landing)).values():
+            if isinstance(value, torch.Tensor) and value.numel():
+                work.append(transfer(_bytes_of(value), peer, group=group))
+    for request in work:
+        request.wait()
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

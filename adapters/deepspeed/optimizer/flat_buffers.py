@@ -72,15 +72,24 @@ class FlatBuffers:
 
     def read(self, parameter: nn.Parameter, key: str, first: int, count: int) -> torch.Tensor:
         """`count` elements from `first` on, gathered from all replicas. Collective over them."""
+        whole = self.own(parameter, key, first, count)
+        self.gather(parameter, whole)
+        return whole
+
+    def own(self, parameter: nn.Parameter, key: str, first: int, count: int) -> torch.Tensor:
+        """`count` elements from `first` on, as far as this rank has them; the others are 0."""
         whole = torch.zeros(count, dtype=torch.float32, device=parameter.device)
         part = self._within(parameter, key, first, count)
         if part is not None:
             start, own = part
             whole.narrow(0, start, own.numel()).copy_(own)
+        return whole
+
+    def gather(self, parameter: nn.Parameter, whole: torch.Tensor) -> None:
+        """Completes the result of `own`. Collective over the replicas."""
         # Summed as integers, for which 0 + x has the bits of x. The float -0 would become 0.
         group = self._optimizer.real_dp_process_group[self._places[parameter].group]
         dist.all_reduce(whole.view(torch.int32), group=group)
-        return whole
 
     def write(self, parameter: nn.Parameter, key: str, first: int, values: torch.Tensor) -> None:
         """Writes those of the elements from `first` on that are in this rank's part."""

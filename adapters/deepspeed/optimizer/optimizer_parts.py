@@ -57,8 +57,11 @@ class NoOptimizer:
         return [None for _ in parameters]
 
     def take(self, parameters: Parameters) -> dict[nn.Parameter, Kept]:
-        """The states of those parameters that the optimizer has."""
+        """The states of those parameters that the optimizer has, as far as this rank has them: see gather."""
         return {}
+
+    def gather(self, kept: Mapping[nn.Parameter, Kept]) -> None:
+        """Completes what `take` has returned. Collective over the replicas of the stage, each of which has a part."""
 
     def put(self, kept: Mapping[nn.Parameter, Kept]) -> None:
         """Replaces the optimizer's parameters by these, in this order."""
@@ -95,6 +98,9 @@ class PlainOptimizer:
         places = zip(parameters, self.groups_of(parameters))
         return {p: Kept(where, self._state_of(p)) for p, where in places if where is not None}
 
+    def gather(self, kept: Mapping[nn.Parameter, Kept]) -> None:
+        """See NoOptimizer. Nothing is divided."""
+
     def put(self, kept: Mapping[nn.Parameter, Kept]) -> None:
         """See NoOptimizer."""
         state = self._optimizer.state
@@ -102,8 +108,8 @@ class PlainOptimizer:
             for p in group["params"]:
                 state.pop(p, None)
             group["params"][:] = [p for p, (where, _) in kept.items() if where == index]
-            # In the order of a first step, which is the order of the host's checkpoints.
-            states = {p: kept[p].content for p in group["params"] if kept[p].content}
+            # In the order in which a first step adds them, which is the order of the host's checkpoints.
+            states = {p: dict(kept[p].content) for p in group["params"] if kept[p].content}
             state.update(states)
             if isinstance(self._optimizer, FusedAdam):  # only the last state of a group has its step count
                 for one in list(states.values())[:-1]:
@@ -176,22 +182,26 @@ class FlatOptimizer:
         return _found(parameters, getattr(self._optimizer, self._form.listed))
 
     def take(self, parameters: Parameters) -> dict[nn.Parameter, Kept]:
-        """See NoOptimizer. Collective over the replicas of the stage: each has a part of every buffer."""
+        """See NoOptimizer. In f32, in which the parts of replicas are added."""
         wanted, kept, buffers = set(parameters), {}, FlatBuffers(self._optimizer)
         for index, laid in enumerate(buffers.groups):
             of_group = self._of_group(index)
             for p in filter(wanted.__contains__, laid):
-                kept[p] = Kept(
-                    index,
-                    {
-                        name: buffers.read(p, name, 0, p.numel()).to(v.dtype) if _is_cut(v) else v
-                        for name, v in of_group.items()
-                    },
-                )
+                content = {n: buffers.own(p, n, 0, p.numel()) if _is_cut(v) else v for n, v in of_group.items()}
+                kept[p] = Kept(index, content)
         return kept
 
+    def gather(self, kept: Mapping[nn.Parameter, Kept]) -> None:
+        """See NoOptimizer."""
+        buffers = FlatBuffers(self._optimizer)
+        for p, (index, content) in kept.items():
+            for name, value in self._of_group(index).items():
+                if _is_cut(value):
+                    buffers.gather(p, content[name])
+                    content[name] = content[name].to(value.dtype)
+
     def put(self, kept: Mapping[nn.Parameter, Kept]) -> None:
-        """See NoOptimizer. Collective over the replicas of the stage."""
+        """See NoOptimizer."""
         old, basic = self._optimizer, self._optimizer.optimizer
         old.destroy()
         basic.state.clear()

@@ -18,19 +18,21 @@ from typing import Any, NamedTuple
 
 import torch
 from sluice import trace
+from sluice.adapters.common.migration import shipments
 from sluice.adapters.common.migration.shipments import Content, Shipment
 from sluice.adapters.deepspeed.optimizer import gradient_sums, optimizer_parts
 from sluice.adapters.deepspeed.optimizer.gradient_sums import ParameterSums
 from sluice.adapters.deepspeed.pipeline import moving_layers, stage_module
 from sluice.adapters.deepspeed.pipeline.live_batch import Cut, LiveBatch, Travel, load_gradients, take_gradients
-from sluice.adapters.deepspeed.pipeline.moving_layers import Move
+from sluice.adapters.deepspeed.pipeline.moving_layers import Meeting, Move
 from sluice.adapters.torch import Arriving, EpGroup, Leaving, Migration
 from sluice.config import Options
 from sluice.errors import Aborted, InvalidState, PeerLost, SluiceError, TimedOut
 from torch import nn
 
 _A_RANK_IS_LOST = (Aborted, PeerLost, TimedOut)
-_GRADIENT = " grad"  # suffix of the name of a parameter
+_GRADIENT = " grad"  # after the name of a parameter
+_NONE_MOVED = "No layer has moved: run the batch again"
 
 
 class _Trip(NamedTuple):
@@ -47,6 +49,7 @@ class _LayerMove(NamedTuple):
     """The move in progress, as seen by this rank."""
 
     moves: list[Move]
+    meeting: Meeting
     parts: list[int]
     trips: list[_Trip]
     failure: str  # why the move could not start on this rank; other ranks learn this in commit
@@ -94,14 +97,21 @@ class LiveLayers:
         moves, built = moving_layers.agreed(engine, wanted, refused, optimizer, wait_s)
         if not moves:
             return []
+        meeting = Meeting(moves, self._options.timeout if wait_s is None else wait_s)
         going = {each.layer: stage_module.function_of(module, each.layer) for each in moves if _goes(module, each)}
-        kept = optimizer.take([p for layer in going for p in stage_module.parameters_of(module, layer)])
-        contents = {layer: _still(moving_layers.content_of(function, kept)) for layer, function in going.items()}
-        listed = moving_layers.described(module, moves, contents, wait_s)
-        sums = gradient_sums.of_optimizer(engine.optimizer)
-        trips = [_trip(module, run, {**going, **built}, sums) for run in _runs(module, zip(moves, listed))]
+        leaving = [p for layer in going for p in stage_module.parameters_of(module, layer)]
+        kept = moving_layers.taken(optimizer, leaving, meeting)
+        listed = moving_layers.described(
+            module, moves, meeting, lambda layer: _still(moving_layers.content_of(going[layer], kept))
+        )
+
+        def trips_of() -> list[_Trip]:
+            sums = gradient_sums.of_optimizer(engine.optimizer)
+            return [_trip(module, run, {**going, **built}, sums) for run in _runs(module, zip(moves, listed))]
+
+        trips = meeting.do("making room", trips_of)
         failure = self._set_out(trips, rate)
-        self._voyage = _LayerMove(moves, parts, trips, failure, begin_ns, time.perf_counter() - begun)
+        self._voyage = _LayerMove(moves, meeting, parts, trips, failure, begin_ns, time.perf_counter() - begun)
         return moves
 
     def _set_out(self, trips: Sequence[_Trip], rate: int | None) -> str:
@@ -209,32 +219,48 @@ class LiveLayers:
         self._migration.mark_still(trip.item)
 
     def commit(self, engine: Any) -> None:
-        """Puts the move into effect, after a batch that has ended on all ranks and before the update. Collective over
-        all ranks. After an error no layer has moved. The batch must then fail: some gradients are on other ranks."""
+        """After a batch that has ended on all ranks, and before the update: layers lie where they go. Collective over
+        all ranks. After an error on one rank none has moved on any, and the batch has to fail: some of its gradients
+        are elsewhere."""
         voyage, self._voyage = self._voyage, None
         if voyage is None or self._migration is None:
             return
         begun, module, migration = time.perf_counter(), engine.module, self._migration
         if voyage.failure:
             raise InvalidState(f"layers could not set out: {voyage.failure}")
-        for trip in voyage.trips:
-            if not trip.cut.comes and not trip.cut.has_sum:
-                load_gradients(trip.cut, trip.item.late[:-1], trip.item.late[-1])
-        migration.commit(_changed(voyage.trips))
-        for trip in voyage.trips:
-            if trip.cut.comes and not trip.cut.has_sum:
-                take_gradients(trip.cut, trip.item.late[:-1], trip.item.late[-1])
+        meeting, refusal, cause = voyage.meeting, None, None
+        try:
+            for trip in voyage.trips:
+                if not trip.cut.comes and not trip.cut.has_sum:
+                    load_gradients(trip.cut, trip.item.late[:-1], trip.item.late[-1])
+            refusal = _changed(voyage.trips)
+        except Exception as error:  # which the others hear in commit
+            refusal, cause = f"packing gradients failed: {type(error).__name__}: {error}. {_NONE_MOVED}", error
+        try:
+            migration.commit(refusal and f"{meeting.name} cannot move: {refusal}")
+        except SluiceError as error:
+            raise error from cause
         optimizer, sums = optimizer_parts.of_engine(engine), gradient_sums.of_optimizer(engine.optimizer)
-        kept = optimizer.take(list(module.parameters()))
-        totals = {parameter: sums.of(parameter) for parameter in module.parameters()}
         here = [trip for trip in voyage.trips if trip.cut.comes]
+
+        def totals_of() -> dict[Any, torch.Tensor | None]:
+            for trip in here:
+                if not trip.cut.has_sum:
+                    take_gradients(trip.cut, trip.item.late[:-1], trip.item.late[-1])
+            totals = {parameter: sums.of(parameter) for parameter in module.parameters()}
+            return {**totals, **{p: total for trip in here for p, total in zip(trip.cut.parameters, trip.cut.totals)}}
+
+        totals = meeting.do("loading gradients", totals_of, _NONE_MOVED)
+        kept = moving_layers.taken(optimizer, list(module.parameters()), meeting, _NONE_MOVED)
         built = {layer: function for trip in here for layer, function in zip(trip.cut.layers, trip.cut.functions)}
         arrived = {layer: content for trip in here for layer, content in trip.contents.items()}
-        moving_layers.put_in_force(engine, voyage.parts, built, arrived, optimizer, kept)
-        for trip in here:
-            totals.update(zip(trip.cut.parameters, trip.cut.totals))
-        known = ((parameter, totals.get(parameter)) for parameter in module.parameters())  # frozen: no sum
-        gradient_sums.of_optimizer(engine.optimizer).put({p: total for p, total in known if total is not None})
+
+        def put_sums() -> None:
+            known = ((parameter, totals.get(parameter)) for parameter in module.parameters())  # frozen ones have none
+            gradient_sums.of_optimizer(engine.optimizer).put({p: total for p, total in known if total is not None})
+
+        put = moving_layers.put_in_force
+        put(engine, voyage.parts, built, arrived, optimizer, kept, meeting, _NONE_MOVED, put_sums)
         self._note(voyage, migration.progress(), time.perf_counter() - begun)
 
     def _note(self, voyage: _LayerMove, progress: dict[str, Any], commit_s: float) -> None:
@@ -262,10 +288,8 @@ def _goes(module: Any, each: Move) -> bool:
 
 
 def _still(content: Content) -> Content:
-    """The contents that do not change between two updates, with contiguous tensors."""
-    still = {name: value for name, value in content.items() if not name.endswith(_GRADIENT)}
-    tensors = {name: value.contiguous() for name, value in still.items() if isinstance(value, torch.Tensor)}
-    return {**still, **tensors}
+    """What does not change from an update to the next."""
+    return {name: value for name, value in content.items() if not name.endswith(_GRADIENT)}
 
 
 def _runs(module: Any, moves: Iterable[tuple[Move, Shipment]]) -> list[list[tuple[Move, Shipment]]]:
@@ -283,7 +307,7 @@ def _trip(
     """This stage's end of the moves across a cut. Arriving layers get buffers."""
     layers, (first, shipment) = [move.layer for move, _ in run], run[0]
     cut = Cut(layers, first.source, first.target, module.stage_id, [functions[layer] for layer in layers], sums)
-    contents = {move.layer: _places(each) if cut.comes else each.content or {} for move, each in run}
+    contents = {move.layer: shipments.places(each) if cut.comes else each.content or {} for move, each in run}
     if cut.comes:
         for layer, function in zip(layers, cut.functions):
             stage_module.fill(function, contents[layer])
@@ -296,14 +320,6 @@ def _trip(
     kind = Arriving if cut.comes else Leaving
     own = [] if cut.comes else [(value, value._version) for value in needed + rest]
     return _Trip(cut, contents, kind(first.layer, peer, needed + rest, late), len(needed), own)
-
-
-def _places(shipment: Shipment) -> Content:
-    """Buffers for the content of an arriving layer."""
-    return {
-        name: value if shape is None else torch.empty(shape, dtype=getattr(torch, dtype))
-        for name, shape, dtype, value in shipment.described
-    }
 
 
 def _is_tensor(value: Any) -> bool:

@@ -2,31 +2,35 @@
 """Moves layers of a `PipelineModule` between stages, with their parameters, gradients, buffers and optimizer states,
 between two batches, when no micro-batch is in flight.
 
-All ranks agree on the move before it begins. The new stages have built the layers by then, so that a refused move
-changes nothing. Each replica of the pipeline moves its own layers. Source: vPipe (TPDS 2022), section on live
-migration, here with a drain.
+All ranks agree first, on layers that the new stages have built already, so that nothing has moved when it is refused.
+After that they vote on each step: an error on one rank fails the move on all, and layers lie where they were. Each
+replica of the pipeline moves its own. Source: vPipe (TPDS 2022), section on live migration, here with a drain.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from sluice.adapters.common import agree
 from sluice.adapters.common.migration import shipments
 from sluice.adapters.common.migration.shipments import Content, Shipment
+from sluice.adapters.common.vote import Vote
 from sluice.adapters.deepspeed.optimizer import optimizer_parts
 from sluice.adapters.deepspeed.optimizer.optimizer_parts import Kept
 from sluice.adapters.deepspeed.pipeline import stage_module
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
-from sluice.errors import Unsupported
+from sluice.errors import InvalidState
 from sluice.planning.layer_moves import Trained
 from torch import nn
 
-_HOME = "_sluice_home_parts"  # attribute of an engine
-_KEPT = "kept "  # prefix of the names of optimizer states
+T = TypeVar("T")
+_HOME = "_sluice_home_parts"  # of an engine
+_TORN = "_sluice_torn_layers"  # and why its ranks may have different layers
+_NONE_MOVED = "No layer has moved: move again, or train on"
+_KEPT = "kept "  # before the names of what the optimizer keeps of a parameter
 
 
 class Move(NamedTuple):
@@ -42,6 +46,33 @@ class Moved(NamedTuple):
 
     moves: list[Move]
     travel_s: float
+
+
+class Meeting(Vote):
+    """All ranks of the pipeline and its replicas, which move these layers. Their answers go through torch's store."""
+
+    def __init__(self, moves: Sequence[Move], wait_s: float | None) -> None:
+        layers = ", ".join(str(each.layer) for each in moves)
+        super().__init__(f"layer{'s' * (len(moves) > 1)} {layers}", None, list(_ranks()), None)
+        self._wait_s = wait_s
+
+    def do(self, what: str, step: Callable[[], T], then: str = _NONE_MOVED) -> T:
+        """The step's result, or UnsupportedError on all ranks, if it has failed on one. then: how things are then."""
+        self._what, self._then = what, then
+        return self.take(step)
+
+    def tell(self, value: Any) -> list[Any]:
+        """See Vote."""
+        own, lost = torch.distributed.get_rank(), "did not answer: start all ranks again, from the last checkpoint"
+        with self._answered():
+            return list(agree.exchange(_ranks(), own, value, self._wait_s, lost).values())
+
+    def ask(self, why_not: str, error: Exception | None = None) -> None:
+        """See Vote. The same error on all ranks."""
+        for rank, why in enumerate(self.tell(why_not)):
+            if why:
+                text = f"{self.name} cannot move: {self._what} failed on rank {rank}: {why}. {self._then}"
+                raise UnsupportedError(text, peer=rank) from error
 
 
 def move(
@@ -63,18 +94,29 @@ def move(
     moves, built = agreed(engine, {"parts": parts, **(compared or {})}, refused, optimizer, wait_s)
     if not moves:
         return Moved([], 0.0)
-    kept = optimizer.take(list(module.parameters()))
+    meeting = Meeting(moves, wait_s)
+    kept = taken(optimizer, list(module.parameters()), meeting)
     going = {each.layer: stage_module.function_of(module, each.layer) for each in moves if goes(module, each)}
-    contents = {layer: content_of(function, kept) for layer, function in going.items()}
-    listed = described(module, moves, contents, wait_s)
+    listed = described(module, moves, meeting, lambda layer: content_of(going[layer], kept))
+    # What comes to this stage, by layer. Each replica has its own ranks.
+    arriving = {each.layer: shipment for each, shipment in zip(moves, listed) if comes(module, each)}
+    arrived = meeting.do("making room", lambda: {n: shipments.places(each) for n, each in arriving.items()})
     begun = time.perf_counter()
-    # The contents of arriving layers. Each replica exchanges among its own ranks.
-    arrived = dict(zip([each.layer for each in moves if comes(module, each)], shipments.exchange(listed)))
+    shipments.exchange(listed, list(arrived.values()))
     travel_s = time.perf_counter() - begun
-    for layer, content in arrived.items():
-        stage_module.fill(built[layer], content)
-    put_in_force(engine, parts, built, arrived, optimizer, kept)
+    meeting.do("loading", lambda: [stage_module.fill(built[layer], content) for layer, content in arrived.items()])
+    put_in_force(engine, parts, built, arrived, optimizer, kept, meeting)
     return Moved(moves, travel_s)
+
+
+def taken(
+    optimizer: Any, parameters: Sequence[nn.Parameter], meeting: Meeting, failed: str = _NONE_MOVED
+) -> dict[nn.Parameter, Kept]:
+    """What the optimizer keeps of these. Collective over all ranks."""
+    states = "taking the optimizer's states"
+    kept: dict[nn.Parameter, Kept] = meeting.do(states, lambda: optimizer.take(parameters), failed)
+    optimizer.gather(kept)
+    return kept
 
 
 def put_in_force(
@@ -84,18 +126,61 @@ def put_in_force(
     arrived: dict[int, Content],
     optimizer: Any,
     kept: dict[nn.Parameter, Kept],
+    meeting: Meeting,
+    failed: str = _NONE_MOVED,
+    then: Callable[[], None] = lambda: None,
 ) -> None:
-    """Puts the new partition into effect. built: arriving layers, with their contents filled in; kept: the optimizer
-    states of the layers that were here."""
+    """Layers lie so from now on. Collective over all ranks: after an error on one, layers lie as before on all.
+
+    built: those that come here, filled with what arrived of each; kept: what the optimizer kept of those that were
+    here. failed: how things are after an error; then: the last step.
+    """
     module = engine.module
-    vars(engine).setdefault(_HOME, stage_module.parts_of(module))
-    stage_module.replace(module, parts, built)
-    engine.param_names = {parameter: name for name, parameter in module.named_parameters()}
-    for layer, content in arrived.items():
-        kept.update(_kept_of(built[layer], content))
-    optimizer.put({parameter: kept[parameter] for parameter in module.parameters() if parameter in kept})
-    if hasattr(engine, "pipe_buffers"):  # the engine is fully constructed
-        engine.reset_activation_shape()
+    before, home = stage_module.parts_of(module), getattr(engine, _HOME, None)
+    functions = {layer: stage_module.function_of(module, layer) for layer in stage_module.layers_of(module)}
+    states = dict(kept)
+
+    def put(where: Sequence[int], layers: dict[int, Any], home: Any) -> None:
+        setattr(engine, _HOME, home)
+        stage_module.replace(module, where, layers)
+        engine.param_names = {parameter: name for name, parameter in module.named_parameters()}
+        optimizer.put({parameter: states[parameter] for parameter in module.parameters() if parameter in states})
+        if hasattr(engine, "pipe_buffers"):  # one that has been made in full
+            engine.reset_activation_shape()
+
+    def forwards() -> None:
+        for layer, content in arrived.items():
+            states.update(_kept_of(built[layer], content))
+        put(parts, {**functions, **built}, before if home is None else home)
+        then()
+
+    try:
+        meeting.do("putting the move in force", forwards, failed)
+    except BaseException as error:
+        if not isinstance(error, Exception) or meeting.is_lost:  # the state of the other ranks is unknown
+            tear(engine, error)
+            raise
+        try:
+            meeting.do("putting layers back", lambda: put(before, functions, home), "")
+        except Exception as worse:
+            tear(engine, worse)
+            raise InvalidState(why_torn(engine)) from error
+        raise
+
+
+def tear(engine: Any, why: object) -> None:
+    """Marks the engine: its batches and moves are refused from now on."""
+    setattr(
+        engine,
+        _TORN,
+        "a move of layers broke off, and layers may be missing, or lie on two stages: start all ranks again, from the "
+        f"last checkpoint. The cause: {why}",
+    )
+
+
+def why_torn(engine: Any) -> str:
+    """Why nothing can run any more; "": no move has broken off."""
+    return str(getattr(engine, _TORN, ""))
 
 
 def home_of(engine: Any) -> tuple[int, ...] | None:
@@ -117,22 +202,26 @@ def agreed(
 ) -> tuple[list[Move], dict[int, Any]]:
     """Returns the moves and the newly built layers that come here, on all ranks, or raises an error on all."""
     module, parts = engine.module, wanted["parts"]
-    own: dict[str, Any] = {"wanted": wanted, "settings": optimizer.settings(), "gone": {}, "built": {}}
-    own["groups"] = {layer: groups_of(module, layer, optimizer) for layer in stage_module.layers_of(module)}
+    own: dict[str, Any] = {"wanted": wanted}
     moves: list[Move] = []
     built: dict[int, Any] = {}
-    refused = refused or stage_module.why_no_partition(module, parts)
-    if not refused:
-        moves = moves_of(module, parts)
-        refused = _why_not(module, moves, optimizer)
-    if not refused:
-        try:
+    refused = why_torn(engine) or refused or stage_module.why_no_partition(module, parts)
+    what = "the optimizer could not be read"
+    try:
+        own["settings"] = optimizer.settings()
+        own["groups"] = {layer: groups_of(module, layer, optimizer) for layer in stage_module.layers_of(module)}
+        if not refused:
+            moves = moves_of(module, parts)
+            refused = _why_not(engine, moves, optimizer)
+        what = "a layer could not be built"
+        if not refused:
             built = {each.layer: stage_module.build(module, each.layer) for each in moves if comes(module, each)}
-        except Exception as error:  # the user's own constructor
-            refused = f"a layer could not be built: {type(error).__name__}: {error}"
+        own["built"] = {layer: stage_module.names_of(function) for layer, function in built.items()}
+        going = {each.layer: stage_module.function_of(module, each.layer) for each in moves if goes(module, each)}
+        own["gone"] = {layer: stage_module.names_of(function) for layer, function in going.items()}
+    except Exception as error:  # such as one of the user's own constructor
+        refused = f"{what}: {type(error).__name__}: {error}"
     own["refused"] = refused
-    own["built"] = {layer: stage_module.names_of(function) for layer, function in built.items()}
-    own["gone"] = {each.layer: _names(module, each.layer) for each in moves if goes(module, each)}
     answers = agree.exchange(_ranks(), torch.distributed.get_rank(), own, wait_s)
     agree.require_equal("moving layers", {rank: answer["wanted"] for rank, answer in answers.items()})
     for rank, answer in answers.items():
@@ -217,19 +306,19 @@ def goes(module: Any, each: Move) -> bool:
     return bool(each.source == module.stage_id)
 
 
-def _why_not(module: Any, moves: Sequence[Move], optimizer: Any) -> str:
-    """Why this rank cannot make these moves; "": it can."""
+def _why_not(engine: Any, moves: Sequence[Move], optimizer: Any) -> str:
+    """Why this rank cannot do it; "": it can."""
+    module = engine.module
     if max(module._topo.get_dim("model"), 1) > 1:
         return "the topology has tensor parallelism"
     reason = optimizer.why_not() if moves else ""
     if reason:
         return f"what the optimizer keeps of layers cannot be taken out: {reason}"
-    going = (each.layer for each in moves if goes(module, each))
-    return next((why for why in (stage_module.why_pinned(module, layer) for layer in going) if why), "")
-
-
-def _names(module: Any, layer: int) -> list[str]:
-    return stage_module.names_of(stage_module.function_of(module, layer))
+    for layer in (each.layer for each in moves if goes(module, each)):
+        why = stage_module.why_pinned(module, layer)
+        if why:
+            return why
+    return ""
 
 
 # ---- what moves ----
@@ -262,17 +351,16 @@ def _kept_of(function: Any, content: Content) -> dict[nn.Parameter, Kept]:
     return found
 
 
-def described(module: Any, moves: Sequence[Move], contents: dict[int, Content], wait_s: float | None) -> list[Shipment]:
-    """The shipments of all moves of this rank's replica, described on both ends. Collective over all ranks."""
-    own: dict[str, Any] = {}
-    try:
-        own = {str(layer): shipments.describe(content) for layer, content in contents.items()}
-    except Unsupported as error:
-        own = {"refused": error.message}
-    answers = agree.exchange(_ranks(), torch.distributed.get_rank(), own, wait_s)
-    for rank, answer in answers.items():
-        if "refused" in answer:
-            raise UnsupportedError(f"layers cannot move: {answer['refused']} (on rank {rank})")
+def described(module: Any, moves: Sequence[Move], meeting: Meeting, pack: Callable[[int], Content]) -> list[Shipment]:
+    """What every move of this rank's replica carries, known at both ends. Collective over all ranks. pack: the content
+    of a layer that leaves."""
+
+    def packed() -> dict[int, Content]:
+        return {each.layer: shipments.without_gaps(pack(each.layer)) for each in moves if goes(module, each)}
+
+    contents = meeting.do("packing", packed)
+    own = meeting.do("packing", lambda: {str(n): shipments.describe(content) for n, content in contents.items()})
+    answers = meeting.tell(own)
     replica = module._grid.get_data_parallel_id()
     listed = []
     for layer, source, target in moves:

@@ -161,11 +161,9 @@ def run_with(module: Any, first: int, functions: Sequence[Any]) -> None:
     module._set_bounds(start=first, stop=first + len(functions))
 
 
-def replace(module: Any, parts: Sequence[int], arrived: Mapping[int, Any]) -> None:
-    """Gives the stage its layers under `parts`, from its current layers and `arrived`, by layer."""
-    functions = {layer: function_of(module, layer) for layer in layers_of(module)}
-    functions.update(arrived)
-    for layer in layers_of(module):
+def replace(module: Any, parts: Sequence[int], functions: Mapping[int, Any]) -> None:
+    """The stage has the layers that `parts` gives it. functions: by layer, those and maybe others."""
+    for layer in range(module._num_layers):
         module._modules.pop(str(layer), None)
     module.parts = list(parts)
     module._set_bounds(start=parts[module.stage_id], stop=parts[module.stage_id + 1])

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from sluice import version
 from sluice.adapters.common import agree
-from sluice.adapters.deepspeed.pipeline import stage_module, stage_plan
+from sluice.adapters.deepspeed.pipeline import moving_layers, stage_module, stage_plan
 from sluice.adapters.deepspeed.pipeline.engine_stage import EngineStage
 from sluice.adapters.deepspeed.pipeline.live_layers import LiveLayers
 from sluice.adapters.deepspeed.pipeline.split_backward_stage import SplitBackwardStage
@@ -25,6 +25,7 @@ from sluice.adapters.deepspeed.pipeline.stage_watch import StageWatch
 from sluice.adapters.deepspeed.unsupported import UnsupportedError
 from sluice.adapters.torch import EpGroup, Pipeline, PipelineConfig
 from sluice.config import ADAPTIVE_PLAN, Options, PipelineOptions
+from sluice.errors import InvalidState
 
 from deepspeed.moe.sharded_moe import MOELayer
 from deepspeed.runtime.pipe import schedule
@@ -180,11 +181,17 @@ class Takeover:
 
     def _run(self, micro_batches: int, forward_only: bool) -> None:
         engine = self._engine()
-        live = None if forward_only else self.live.batch(engine.module)
-        self._stage.begin(forward_only, live)
+        if moving_layers.why_torn(engine):
+            raise InvalidState(moving_layers.why_torn(engine))
+        live, stage = None, self._stage
+        try:
+            live = None if forward_only else self.live.batch(engine.module)
+            self._stage.begin(forward_only, live)
+        except Exception as error:  # the other ranks hear of it in the batch
+            stage = _Failed(error)
         try:
             try:
-                self.pipeline.run(self._stage, micro_batches, forward_only)
+                self.pipeline.run(stage, micro_batches, forward_only)
             finally:
                 if live is not None:
                     live.end()
@@ -220,6 +227,17 @@ class Takeover:
             vars(engine).pop("_exec_schedule", None)
         self.live.close()
         self._release()
+
+
+class _Failed:
+    """A stage that could not begin its batch."""
+
+    def __init__(self, error: Exception) -> None:
+        self.load = self.forward = self.backward = self.weight_grad = self._fail
+        self._error = error
+
+    def _fail(self, *_: Any) -> Any:
+        raise self._error
 
 
 def _partition(module: Any) -> str:

@@ -14,7 +14,7 @@ import torch
 from sluice import layer_lookup, version
 from sluice.adapters.common import agree, shares
 from sluice.adapters.deepspeed.clip_norm import TRUE
-from sluice.adapters.deepspeed.moe import kinds, moving
+from sluice.adapters.deepspeed.moe import kinds, moving, other_stage
 from sluice.adapters.deepspeed.moe.engine_backend import EngineBackend
 from sluice.adapters.deepspeed.moe.finding import Finding
 from sluice.adapters.deepspeed.moe.runners import Runners
@@ -62,7 +62,9 @@ class Handle:
         self.pipeline: Takeover | None = None  # runs the engine's batches
         self.decider: Decider | None = None  # decides the placement of experts
         self.engine: Callable[[], Any] = lambda: None  # returns the engine of a pipeline
-        self._backends: dict[tuple[tuple[int, ...], torch.device], EngineBackend] = {}
+        self.experts: Any = other_stage  # what pipeline/moving_layers.py calls for the MoE layers of its layers
+        self.backends: dict[shares.Place, EngineBackend] = {}
+        self.families: dict[shares.Place, list[Runners]] = {}  # the layers that share a backend
 
     def move_experts(
         self, layer: nn.Module, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None
@@ -127,9 +129,9 @@ class Handle:
         if self.pipeline is not None:
             self.pipeline.close()
             self.pipeline = None
-        for backend in self._backends.values():
+        for backend in self.backends.values():
             backend.close()
-        self._backends = {}
+        self.backends = {}
 
     def stats(self) -> dict[str, Any]:
         """Returns `sluice.stats` of the swapped layers."""
@@ -177,7 +179,6 @@ def _swap(handle: Handle, module: nn.Module, options: Options) -> None:
             found.append((layer, kind.probe(layer, len(found), name)))
         except UnsupportedError as error:
             found.append((layer, error.message))
-    families: dict[shares.Place, list[Runners]] = {}
     groups = _by_group(found)
     for ranks, members in groups.items():
         _agree(ranks, members, options)
@@ -195,14 +196,14 @@ def _swap(handle: Handle, module: nn.Module, options: Options) -> None:
             if kept is not None:
                 handle.kept.append(kept)
             where = (ranks, finding.device)
-            if where not in handle._backends:
+            if where not in handle.backends:
                 own = shares.options_of(options, findings, where, functools.partial(_least, ranks, options.timeout))
-                handle._backends[where] = open_backend(ranks, own, finding.device)
+                handle.backends[where] = open_backend(ranks, own, finding.device)
                 if own.shared_memory_budget is not None and sharing is not None:
-                    sharing.add(where, handle._backends[where].context, families.setdefault(where, []))
-            family = families.setdefault(where, [])
+                    sharing.add(where, handle.backends[where].context, handle.families.setdefault(where, []))
+            family = handle.families.setdefault(where, [])
             kind = kinds.of_host(layer)
-            layer._sluice = kind.state(finding, handle._backends[where], options, family, sharing)
+            layer._sluice = kind.state(finding, handle.backends[where], options, family, sharing)
             layer.__class__ = kind.swapped
             handle.layers.append(layer)
             handle.findings.append(finding)
@@ -283,7 +284,7 @@ def _banner(handle: Handle, options: Options, stage: Stage | None) -> None:
     total = len(handle.layers) + len(handle.refused)
     fused = sum(finding.form is not None for finding in handle.findings)
     sizes = sorted({len(finding.ranks) for finding in handle.findings})
-    gemms = sorted({str(backend.stats().get("gemm") or "chosen at first use") for backend in handle._backends.values()})
+    gemms = sorted({str(backend.stats().get("gemm") or "chosen at first use") for backend in handle.backends.values()})
     plan = options.plan_message()
     if handle.kept:
         policy = f"policy {options.policy_name()}"

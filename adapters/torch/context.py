@@ -245,6 +245,11 @@ class Context:
         """The decisions as JSON, for a file that a later run names as the tuner's "pinned" or "decisions"."""
         return tuner.decisions_json(self.handle)
 
+    def learn(self, text: str) -> None:
+        """Uses the decisions of `decisions_json` of another context, for kinds of layers and sizes of batches for which
+        this one has none. Called on all ranks, with equal decisions."""
+        tuner.learn(self.handle, text)
+
     def answers(self) -> list[dict[str, Any]]:
         """The decisions as plain values, one for each kind of layer and size of batch."""
         return tuner.answers(self.handle)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from cases_moves import UNCLIPPED, _forgetting
 from cases_pipe import Job, _bits
 from sluice.adapters.common.migration import shipments
+from sluice.adapters.deepspeed.moe import other_stage
 from sluice.adapters.deepspeed.optimizer import gradient_sums, optimizer_parts
 from sluice.adapters.deepspeed.pipeline import live_layers, moving_layers, stage_module
 from sluice.adapters.deepspeed.pipeline.live_batch import Cut
@@ -228,6 +229,7 @@ def _faults(engine: Any) -> dict[str, tuple[Any, str]]:
         "packing gradients": (live_layers, "load_gradients"),
         "loading gradients": (live_layers, "take_gradients"),
         "loading": (stage_module, "fill"),
+        "adopting": (other_stage, "adopt"),
         "replacing": (stage_module, "replace"),
         "putting states": (optimizer, "put"),
         "putting sums": (type(gradient_sums.of_optimizer(engine.optimizer)), "put"),

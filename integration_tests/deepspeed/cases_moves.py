@@ -11,10 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from cases_pipe import Job, _bits
+from shuffles import PROMISES_BITS
 from sluice.adapters.deepspeed.pipeline import moving_layers, stage_module
 from sluice.errors import SluiceError
+from sluice.planning.stages_chosen import MoeChoice
 
 UNCLIPPED = {"gradient_clipping": 0.0}
+MOST_STEPS = 60  # until tuners have decided
 
 
 def _drawn(job: Job, seed: int) -> list[int]:
@@ -69,6 +72,77 @@ def moved(steps: int, every: int, forget: str = "", **job: Any) -> list[dict[str
     return [_trained(steps, 0, **job), _trained(steps, every, forget, **job)]
 
 
+def with_experts(placement: dict[str, Any] | None = None, **job: Any) -> list[Any]:
+    """MoE layers move, and their experts before and after that, by hand or by this option: [still, moved]."""
+    found = []
+    for moves in (False, True):
+        config = {**UNCLIPPED, **job.get("config", {})}
+        section = {**PROMISES_BITS, "chunks": 2, "placement": placement}
+        made = Job(pipeline={}, section=section, **{**job, "config": config})
+        engine, losses, placed = made.engine, [], []
+        by_hand = placement is None and job["kind"] != "experts alone"
+        for step, parts in enumerate(([0, 2, 6], [0, 5, 6], [0, 1, 6], [0, 4, 6], [0, 3, 6])):
+            losses += made.train(range(4 * step, 4 * step + 2))
+            if moves:
+                engine.sluice.move_layers(parts)
+            losses += made.train(range(4 * step + 2, 4 * step + 4))
+            for layer in engine.sluice.layers if step < 2 and by_hand else ():
+                engine.sluice.move_experts(
+                    layer, *(([1, 0, 0, 1], [0, 1, 0, 1]) if step else ([1, 1, 0, 0], [0, 1] * 2))
+                )
+            placed.append({each._sluice.finding.name: each._sluice.placement for each in engine.sluice.layers})
+        names = [[state["layer"], state["computed_by"]] for state in engine.sluice.stats()["layers"]]
+        guarded = not by_hand or bool(_refusal(engine.optimizer.state_dict))
+        with engine.sluice.at_home(False):
+            pass
+        state = {**made.state(), "layers": names, "experts": engine.num_experts, "guarded": guarded}
+        found.append({"losses": losses, "away": made.evaluate(100), "placed": placed, **state})
+        made.end()
+    return found
+
+
+def _refusal(action: Any) -> str:
+    try:
+        action()
+    except SluiceError as error:
+        return error.message
+    return ""
+
+
+def carried(**job: Any) -> list[Any]:
+    """[answers of the tuner here; then those where layer 2 goes; why it chose there; plans of MoE layers by name while
+    layer 2 has one: at home, away, at home]"""
+    made = Job(pipeline={}, section={"chunks": None, "tuner": {"mode": "profile"}}, **{**job, "config": UNCLIPPED})
+    engine, name = made.engine, "2.moe.deepspeed_moe"
+    context = engine.sluice.layers[0]._sluice.contexts()[0]
+    for step in range(MOST_STEPS):
+        made.train(range(step, step + 1))
+        have_all = torch.tensor([int(bool(context.answers()))])
+        dist.all_reduce(have_all, op=dist.ReduceOp.MIN)
+        if have_all:
+            break
+    answers = context.answers()
+    engine.sluice.move_layers([0, 2, 6])
+    now = context.answers()
+    made.train(range(2))
+    whys = [[each["hidden_width"], each["why"]] for each in context.decisions()]
+    engine.sluice.move_layers([0, 3, 6])
+    for each in engine.sluice.layers:
+        if each._sluice.finding.name == name:
+            each._sluice.use_plan(MoeChoice(3, "redispatch", "recompute", "per_chunk", 512))
+    plans = [_plans(engine)]
+    for parts in ([0, 2, 6], [0, 3, 6]):
+        engine.sluice.move_layers(parts)
+        made.train(range(2))
+        plans.append(_plans(engine))
+    made.end()
+    return [answers, now, whys, plans]
+
+
+def _plans(engine: Any) -> dict[str, Any]:
+    return {each["layer"]: each.get("plan") for each in engine.sluice.stats()["layers"]}
+
+
 def gradients(**job: Any) -> list[Any]:
     """Existing gradients move with their layer: on each rank [before a move, after it, at home]."""
     made = Job(pipeline={}, **{**job, "config": UNCLIPPED})
@@ -108,16 +182,13 @@ def checkpoint(folder: str, parts: Sequence[int], **job: Any) -> list[Any]:
 def refused(parts: Sequence[int], own_parts: Sequence[int] | None = None, hook: bool = False, **job: Any) -> list[Any]:
     """[error, whether anything has changed, later losses]. own_parts: a different request on rank 1."""
     config = {**UNCLIPPED, **job.pop("config", {})}
-    made = Job(stages=dist.get_world_size(), pipeline={}, config=config, **job)
+    made = Job(pipeline={}, config=config, **{"stages": dist.get_world_size(), **job})
     module = made.engine.module
     before = _bits(dict(module.named_parameters())), list(module.parts)
     if hook:
         list(module.children())[-1].register_forward_hook(lambda *_: None)
-    said = ""
-    try:
-        made.engine.sluice.move_layers(own_parts if own_parts and dist.get_rank() == 1 else parts)
-    except SluiceError as error:
-        said = f"{type(error).__name__}: {error}"
+    wanted = own_parts if own_parts and dist.get_rank() == 1 else parts
+    said = _refusal(lambda: made.engine.sluice.move_layers(wanted))
     changed = before != (_bits(dict(module.named_parameters())), list(module.parts))
     losses = made.train(range(2))
     made.end()

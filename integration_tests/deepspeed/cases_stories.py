@@ -404,7 +404,7 @@ def decides_and_leaves(folder: str, tuner: dict[str, Any], files: dict[str, str]
                 if package.decisions(host):
                     break
             decided = package.decisions(host)
-            context = next(iter(host.sluice._backends.values())).context
+            context = next(iter(host.sluice.backends.values())).context
             count = package.export_decisions(os.path.join(folder, f"exported{dist.get_rank()}.json"))
             races = context.tuner_stats()["race_passes"]
         dist.barrier()  # waits until the first rank has written its decisions

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from deepspeed.moe.layer import MoE
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from torch import nn
 
@@ -99,6 +100,24 @@ class FrozenSlow(Slow):
         self.requires_grad_(False)
 
 
+class Experts(nn.Module):
+    """DeepSpeed's MoE, each of whose experts is another one; without random numbers."""
+
+    def __init__(self, hidden: int = 32, ep_size: int = 2) -> None:
+        super().__init__()
+        expert = nn.Sequential(nn.Linear(WIDTH, hidden), nn.ReLU(), nn.Linear(hidden, WIDTH))
+        self.moe = MoE(WIDTH, expert, num_experts=4, ep_size=ep_size, k=2, top2_2nd_expert_sampling=False)
+        count = 4 // ep_size
+        for index, each in enumerate(self.moe.deepspeed_moe.experts.deepspeed_experts):
+            generator = torch.Generator().manual_seed(1000 + dist.get_rank() % ep_size * count + index)
+            with torch.no_grad():
+                for parameter in each.parameters():
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.moe(x)[0]
+
+
 class Words(nn.Module):
     """Embeds ids, and passes on the rows, a scalar shift, the ids and a mask."""
 
@@ -171,6 +190,12 @@ def _layers(kind: str, stages: int = 4) -> list[Any]:
     if kind.startswith("frozen "):  # "frozen 0 1 2"
         frozen = {int(number) for number in kind.split()[1:]}
         return [LayerSpec(Frozen if number in frozen else Block) for number in range(6)]
+    if kind.startswith("experts"):  # in both stages, also if all but the ends move
+        first, second = {"experts": ({}, {}), "experts alone": ({"ep_size": 1}, {"ep_size": 1})}.get(
+            kind, ({}, {"hidden": 40} if kind == "experts unlike" else {"ep_size": 1})
+        )
+        ends = [LayerSpec(Experts, **first), LayerSpec(Experts, **second)]
+        return [ends[0], LayerSpec(Block), ends[0], ends[1], LayerSpec(Block), ends[1]]
     words = kind.split()
     kinds = [Delayed if "delays" in words else Block] * (2 * stages - 2 if "deep" in words else 4)
     between = [LayerSpec(each, 0.2 if "dropout" in words else 0.0) for each in kinds]
@@ -199,7 +224,9 @@ def module(kind: str, stages: int, parts: Any = None, **options: Any) -> Pipelin
     """The same pipeline on every call.
 
     kind   "plain", "words", "ends tied", "slow ones first", "slow backwards first", "slow frozen ones first",
-           "frozen 0 1" (layers 0 and 1 of six), or some of "dropout", "tied", "delays", "deep" (two layers per stage)
+           "frozen 0 1" (layers 0 and 1 of six), "experts" (also "alone": each on every rank; "unlike": of another width
+           on the second stage; "apart": alone there), or some of "dropout", "tied", "delays", "deep" (two layers per
+           stage)
     parts  the first layer of each stage, and the number of layers; None: even
     """
     torch.manual_seed(0)

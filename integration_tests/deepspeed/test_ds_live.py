@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from host_release import LOADING, old_host_fails
 from rank_harness import Ranks
+from shuffles import PROMISES_BITS
 from test_ds_moves import CLIPPED, F16, FUSED_ADAM, ZERO1, _differ
 
 from integration_tests.benchmarks.live import live
@@ -150,7 +151,7 @@ def _of_roles(faults: list[tuple[str, str, int]], roles: dict[str, list[int]]) -
 
 
 def _check_broken(answers: list[Any], faults: list[list[Any]], to: list[int], when: str) -> None:
-    layers = "layer 3" if to[1:3] == [2, 3] else "layers 1, 2"
+    layers = {8: "layer 3", 6: "layers 1, 2" if to[1] == 1 else "layer 2"}[to[-1]]
     for said, losses, still, parts in answers:
         assert losses == still and parts == to
         for (what, rank, _), (error, changed, again) in zip(faults, said):
@@ -179,6 +180,14 @@ def test_TwoStagesOfTwoReplicas_AnErrorInAStepOfAMove_IsToldToAllRanks(pipe2x2: 
     job = {**PLAIN, **SUMS.get(case, {})}
     answers = pipe2x2.run("cases_live:broken", faults=faults, parts=[0, 1, 6], stages=2, **how, **job)
     _check_broken(answers, faults, [0, 1, 6], when)
+
+
+def test_TwoStagesOfTwoReplicas_AnErrorInAMoveOfAMoeLayer_IsToldToAllRanks(pipe2x2: Ranks) -> None:
+    how, steps = FAULTS["between batches"]
+    faults = _of_roles([*steps, ("adopting", "target", 0)], {"source": [0, 1], "target": [2, 3]})
+    job = {"kind": "experts", "section": {**PROMISES_BITS, "chunks": 2}}
+    answers = pipe2x2.run("cases_live:broken", faults=faults, parts=[0, 2, 6], stages=2, **how, **job)
+    _check_broken(answers, faults, [0, 2, 6], "between batches")
 
 
 @pytest.mark.parametrize("live", [False, True], ids=["between batches", "during a batch"])

@@ -85,6 +85,61 @@ def test_TwoReplicas_FortyMovesInTwoHundredSteps_SameBitsAsNone(pipe2x2: Ranks, 
     _check(pipe2x2.run("cases_moves:moved", steps=200, every=5, stages=2, **REPLICAS[case]), least=20)
 
 
+EXPERTS: dict[str, dict[str, Any]] = {
+    "f32": {"kind": "experts"},
+    "f32 alone": {"kind": "experts alone"},
+    "clipped": {"kind": "experts", "config": CLIPPED},
+    "bf16": {"kind": "experts", "dtype": "bfloat16"},
+    "zero 1": {"kind": "experts", "config": ZERO1},
+    "zero 1 alone": {"kind": "experts alone", "config": ZERO1},
+    "bf16 zero 1": {"kind": "experts", "dtype": "bfloat16", "config": ZERO1},
+    "decided": {"kind": "experts", "placement": {"interval": 1, "target": 1.0, "least_gain": 0.0, "horizon": 10**6}},
+}
+
+
+@pytest.mark.parametrize("case", EXPERTS)
+def test_MoeLayers_MoveWithTheirExperts_SameBitsAsNone(pipe2x2: Ranks, case: str) -> None:
+    answers = pipe2x2.run("cases_moves:with_experts", stages=2, **EXPERTS[case])
+    assert _differ(answers) == []
+    for rank, (still, moved) in enumerate(answers):
+        assert still["losses"][-1] != still["losses"][0] and moved["layers"] == still["layers"]
+        assert still["guarded"] and moved["guarded"]
+        assert {by for _, by in moved["layers"]} == {"sluice"} and moved["experts"] == still["experts"]
+        found = [sorted(int(name.split(".")[0]) for name in each) for each in moved["placed"]]
+        assert (
+            found == [[0], [0, 2, 3], [0], [0, 2, 3], [0, 2]] if rank < 2 else [[2, 3, 5], [5], [2, 3, 5], [5], [3, 5]]
+        )
+        last = [list(each[0]) for each in moved["placed"][4].values()]
+        if case == "decided":
+            assert any(list(each[0]) != [0, 0, 1, 1] for placed in moved["placed"] for each in placed.values())
+        elif EXPERTS[case]["kind"] == "experts":  # wherever a layer lies, its experts are where they were put
+            assert all(each == [1, 0, 0, 1] for each in last)
+
+
+def test_MoeLayer_WhoseGroupsAStageHasNot_IsRefusedOnAllRanks() -> None:
+    ranks = Ranks(4)  # of their own: a rank makes each kind of groups once
+    try:
+        for said, changed, _ in ranks.run("cases_moves:refused", parts=[0, 2, 6], stages=2, kind="experts apart"):
+            words = "layer 2 holds a MoE layer of the expert-parallel groups ep_size_2, and stage 1 has ep_size_1"
+            assert words in said and not changed, said
+    finally:
+        ranks.stop()
+
+
+def test_MoeLayers_ThatMove_BringPlanAndDecisions(pipe2x2: Ranks) -> None:
+    answers = pipe2x2.run("cases_moves:carried", stages=2, kind="experts unlike")
+    plan = {"num_chunks": 3, "restore_input": "redispatch", "restore_pre_activation": "recompute"}
+    plan |= {"wgrad": "per_chunk", "tokens": 512}
+    name = "2.moe.deepspeed_moe"
+    for rank, (_, now, whys, plans) in enumerate(answers):
+        assert [each.get(name) for each in plans] == ([plan, None, plan] if rank < 2 else [None, plan, None])
+        assert [name in each for each in plans] == ([True, False, True] if rank < 2 else [False, True, False])
+        if rank >= 2:
+            came = answers[rank - 2][0]
+            assert came and all(each in now for each in came)
+            assert [32, "imported"] in whys, whys
+
+
 @pytest.mark.parametrize(("case", "forget"), [("f32", "moments"), ("f32", "step"), ("bf16", "moments")])
 def test_Move_ThatForgets_IsSeen(pipe2: Ranks, case: str, forget: str) -> None:
     answers = pipe2.run("cases_moves:moved", steps=12, every=3, stages=2, forget=forget, **TWO[case])
@@ -139,14 +194,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"kind": "frozen 0 1", "parts": [0, 2, 6], "dtype": "bfloat16"},
         "stage 0 would have no trainable parameter of its own in group 0",
     ),
+    "a budget": (
+        {"kind": "experts", "parts": [0, 2, 6], "stages": 2, "section": {"memory_budget": 64 << 20}},
+        "a memory_budget is planned for the MoE layers that a stage has at the start",
+    ),
     "hooks": ({"kind": "plain", "parts": [0, 2, 6], "hook": True}, "has hooks, which belong to this process"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_Move_WhatCannot_IsRefusedOnAllRanks(pipe2: Ranks, case: str) -> None:
+def test_Move_WhatCannot_IsRefusedOnAllRanks(pipe2: Ranks, pipe2x2: Ranks, case: str) -> None:
     arguments, words = REFUSED[case]
-    answers = pipe2.run("cases_moves:refused", **arguments)
+    ranks = pipe2x2 if "stages" in arguments else pipe2
+    answers = ranks.run("cases_moves:refused", **arguments)
     for said, changed, _ in answers:
         assert words in said and not changed, said
     assert answers[0][2] == answers[1][2]  # the training continues

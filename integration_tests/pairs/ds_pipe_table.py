@@ -43,8 +43,6 @@ RULES = (
         {"model": "experts", "frozen": "fzlayer", "moves": ("byhand", "live")},
         "a stage without trained experts has no group of experts",
     ),
-    Rule({"model": "experts", "zero": "zero1", "moves": "byhand"}, "its groups hold experts"),
-    Rule({"model": "experts", "dtype": "bf16", "moves": "byhand"}, "its groups hold experts"),
     # Stock's bf16 optimizer without ZeRO cannot load the state that it has saved: KeyError: 0.
     Rule({"dtype": "bf16", "zero": "zero0", "saving": "saved"}, "0", by=STOCK),
     # Stock's reentrant form fails on one rank if a stage sends more than one tensor, and the other rank waits for it.

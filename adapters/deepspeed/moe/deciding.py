@@ -142,10 +142,17 @@ class Decider:
 
     def __init__(self, layers: Sequence[Any], options: PlacementOptions, optimizer: Callable[[], Any]) -> None:
         self.options = options
-        self.watches = [Watch(layer, options) for layer in layers if len(layer._sluice.finding.ranks) > 1]
+        self.watches: list[Watch] = []
         self._optimizer = optimizer
         self._steps = 0
         self._travels: dict[tuple[int, ...], MigrationQueue] = {}  # by the ranks that must make the same moves
+        self.watch(layers)
+
+    def watch(self, layers: Sequence[Any]) -> None:
+        """Decides for these layers from now on. Not while experts are on their way."""
+        known = {id(watch.layer): watch for watch in self.watches}
+        several = [layer for layer in layers if len(layer._sluice.finding.ranks) > 1]
+        self.watches = [known.get(id(layer)) or Watch(layer, self.options) for layer in several]
         for watch in self.watches:
             watch.layer._sluice.watch = watch
             watch.cancel = self.cancel

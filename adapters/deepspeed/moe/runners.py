@@ -66,7 +66,7 @@ class Runners:
         self.torn = ""
         self.optimizer: Callable[[], Any] = lambda: None  # of the engine
         self.watch: Any = None  # set by the option "placement"
-        self._choice: MoeChoice | None = None  # set by a plan of the pipeline
+        self.choice: MoeChoice | None = None  # set by a plan of the pipeline
 
     # ---- the steps of a forward ----
 
@@ -89,7 +89,7 @@ class Runners:
 
     def use_plan(self, choice: MoeChoice) -> None:
         """Makes all engine layers run under the plan. Called between forwards."""
-        self._choice = choice
+        self.choice = choice
         for runner in self._runners.values():
             self._put_in_force(runner)
 
@@ -183,6 +183,21 @@ class Runners:
         """The tensors of each expert of this rank in the layer's container."""
         raise NotImplementedError
 
+    def decisions(self) -> str:
+        """What the tuner has decided for the layers of the backend, as JSON; "": it has no tuner."""
+        return next((context.decisions_json() for context in self.contexts()), "")
+
+    def take_decisions(self, text: str) -> None:
+        """The backend uses these decisions where it has none. Called on all ranks of the group, with equal ones."""
+        for context in self.contexts() if text else ():
+            context.learn(text)
+
+    def close(self) -> None:
+        """Releases the engine layers. No expert is away for what still knows this state."""
+        for runner in self._runners.values():
+            runner.layer.close()
+        self._runners, self.placement = {}, self.home
+
     def replace_experts(self, placement: Placement) -> None:
         """Gives the placement to the engine layers; the caller moves contents. Collective over the group."""
         self.placement = placement_module.replace_in_all(list(self._runners.values()), self.placement, placement)
@@ -262,7 +277,7 @@ class Runners:
             "layer_id": found.layer_id,
             "computed_by": "sluice" if self._fused_now else "host modules",
             "why_not_fused": found.why_not_fused,
-            **({} if self._choice is None else {"plan": self._choice._asdict()}),
+            **({} if self.choice is None else {"plan": self.choice._asdict()}),
             **({} if self.watch is None else {"placement": self.watch.report()}),
         }
 
@@ -291,8 +306,8 @@ class Runners:
         self._put_in_force(self._runners[key])
 
     def _put_in_force(self, runner: EngineRunner) -> None:
-        if self._choice is not None:
-            plan = LayerPlan(runner.layer, self._choice.tokens, PlanChoice.of_words(*self._choice[:4]))
+        if self.choice is not None:
+            plan = LayerPlan(runner.layer, self.choice.tokens, PlanChoice.of_words(*self.choice[:4]))
             runner.layer.use_plan(plan)
 
     def _autocast(self) -> bool:

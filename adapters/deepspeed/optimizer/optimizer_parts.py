@@ -158,8 +158,6 @@ class FlatOptimizer:
     def why_not(self) -> str:
         """See NoOptimizer."""
         optimizer = self._optimizer
-        if optimizer.has_moe_layers:
-            return "its groups hold experts"
         if getattr(optimizer, "cpu_offload", False):
             return "it is offloaded to host memory"
         if getattr(optimizer, "parameter_alignment", False):

@@ -156,6 +156,8 @@ class LiveLayers:
     def _why_still(self, module: Any, layer: int) -> str:
         """Why this layer cannot move in a batch: both stages would write their own copy of its buffers. "": it can."""
         function = stage_module.function_of(module, layer)
+        if stage_module.has_experts(module, layer):
+            return f"layer {layer} holds a MoE layer, whose ranks meet in each micro-batch: move it between batches"
         for name, buffer in function.named_buffers() if isinstance(function, nn.Module) else ():
             if id(buffer) not in self._buffers:
                 return f"layer {layer} has buffers ({name}), and no batch has shown that forwards leave them alone"

@@ -97,7 +97,9 @@ def move(
     meeting = Meeting(moves, wait_s)
     kept = taken(optimizer, list(module.parameters()), meeting)
     going = {each.layer: stage_module.function_of(module, each.layer) for each in moves if goes(module, each)}
-    listed = described(module, moves, meeting, lambda layer: content_of(going[layer], kept))
+    listed = described(
+        module, moves, meeting, lambda n: {**content_of(going[n], kept), **engine.sluice.experts.pack(going[n])}
+    )
     # What comes to this stage, by layer. Each replica has its own ranks.
     arriving = {each.layer: shipment for each, shipment in zip(moves, listed) if comes(module, each)}
     arrived = meeting.do("making room", lambda: {n: shipments.places(each) for n, each in arriving.items()})
@@ -143,6 +145,7 @@ def put_in_force(
     def put(where: Sequence[int], layers: dict[int, Any], home: Any) -> None:
         setattr(engine, _HOME, home)
         stage_module.replace(module, where, layers)
+        engine.sluice.experts.refresh(engine)
         engine.param_names = {parameter: name for name, parameter in module.named_parameters()}
         optimizer.put({parameter: states[parameter] for parameter in module.parameters() if parameter in states})
         if hasattr(engine, "pipe_buffers"):  # one that has been made in full
@@ -151,6 +154,7 @@ def put_in_force(
     def forwards() -> None:
         for layer, content in arrived.items():
             states.update(_kept_of(built[layer], content))
+            engine.sluice.experts.adopt(engine, layer, built[layer], content)
         put(parts, {**functions, **built}, before if home is None else home)
         then()
 
@@ -165,7 +169,14 @@ def put_in_force(
         except Exception as worse:
             tear(engine, worse)
             raise InvalidState(why_torn(engine)) from error
+        for function in built.values():
+            engine.sluice.experts.release(function)
         raise
+    here = stage_module.layers_of(module)
+    engine.sluice.experts.settle(
+        ((built[layer], content) for layer, content in arrived.items()),
+        (function for layer, function in functions.items() if layer not in here),
+    )
 
 
 def tear(engine: Any, why: object) -> None:
@@ -219,6 +230,8 @@ def agreed(
         own["built"] = {layer: stage_module.names_of(function) for layer, function in built.items()}
         going = {each.layer: stage_module.function_of(module, each.layer) for each in moves if goes(module, each)}
         own["gone"] = {layer: stage_module.names_of(function) for layer, function in going.items()}
+        own["layouts"] = engine.sluice.experts.layouts(module, engine.sluice)
+        own["experts"] = {layer: engine.sluice.experts.group_names(function) for layer, function in going.items()}
     except Exception as error:  # such as one of the user's own constructor
         refused = f"{what}: {type(error).__name__}: {error}"
     own["refused"] = refused
@@ -227,6 +240,7 @@ def agreed(
     for rank, answer in answers.items():
         if answer["refused"]:
             raise UnsupportedError(f"layers cannot move: {answer['refused']} (on rank {rank})")
+    _require_expert_groups(engine, moves, answers)
     _require_as_many_groups({rank: answer["settings"] for rank, answer in answers.items()})
     agree.require_equal(
         "moving layers: the optimizers of stages differ",
@@ -235,6 +249,8 @@ def agreed(
     if moves:
         _require_groups(module, parts, answers, optimizer.needs_all_groups)
     _require_alike(answers)
+    if moves and engine.sluice.decider is not None:
+        engine.sluice.decider.cancel("layers move to other stages")
     return moves, built
 
 
@@ -293,6 +309,20 @@ def _require_alike(answers: dict[int, Any]) -> None:
                 )
 
 
+def _require_expert_groups(engine: Any, moves: Sequence[Move], answers: dict[int, Any]) -> None:
+    """Each rank of an expert-parallel group has its counterpart on the new stage."""
+    module = engine.module
+    for layer, source, target in moves:
+        for coordinate in module._topo.get_axis_list("pipe", source):
+            names = answers[coordinate]["experts"][str(layer)]
+            replica = getattr(module._topo.get_coord(coordinate), "data", 0)
+            there = answers[module._grid.stage_to_global(stage_id=target, data=replica)]["layouts"]
+            needed = {name: answers[coordinate]["layouts"][name] for name in names}
+            why = engine.sluice.experts.why_other_groups(layer, target, needed, there)
+            if why:
+                raise UnsupportedError(f"layers cannot move: {why}")
+
+
 def moves_of(module: Any, parts: Sequence[int]) -> list[Move]:
     pairs = zip(stage_module.owners(stage_module.parts_of(module)), stage_module.owners(parts))
     return [Move(layer, old, new) for layer, (old, new) in enumerate(pairs) if old != new]
@@ -316,6 +346,7 @@ def _why_not(engine: Any, moves: Sequence[Move], optimizer: Any) -> str:
         return f"what the optimizer keeps of layers cannot be taken out: {reason}"
     for layer in (each.layer for each in moves if goes(module, each)):
         why = stage_module.why_pinned(module, layer)
+        why = why or engine.sluice.experts.why_not(engine.sluice, layer, stage_module.function_of(module, layer))
         if why:
             return why
     return ""

@@ -76,11 +76,15 @@ def why_stays(module: Any, layer: int) -> str:
     if isinstance(spec, TiedLayerSpec):
         return f"layer {layer} is tied to others by '{spec.key}'"
     inner = list(function.modules()) if isinstance(function, nn.Module) else []
-    if any(isinstance(each, MOELayer) for each in inner):
-        return f"layer {layer} holds a MoE layer, whose experts are a matter of its whole stage"
     if any(isinstance(each, nn.SyncBatchNorm) for each in inner):
         return f"layer {layer} meets those of the other replicas"
     return ""
+
+
+def has_experts(module: Any, layer: int) -> bool:
+    """Whether this layer, which lies here, holds a MoE layer."""
+    function = function_of(module, layer)
+    return isinstance(function, nn.Module) and any(isinstance(each, MOELayer) for each in function.modules())
 
 
 def function_of(module: Any, layer: int) -> Any:

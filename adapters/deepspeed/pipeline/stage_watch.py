@@ -182,7 +182,7 @@ class StageWatch:
             bits = float(sum(1 << group for group in groups if group < _MOST_GROUPS))
             size = float(optimizer.bytes_of(stage_module.parameters_of(module, layer)))
             held = before[_HEAD + _OF_LAYER * at + _HELD] if are_same else 0.0
-            stays = float(bool(stage_module.why_stays(module, layer)))
+            stays = float(bool(stage_module.why_stays(module, layer)) or stage_module.has_experts(module, layer))
             self._note.extend((0.0, 0.0, 0.0, 0.0, size, held, bits, stays))
         asked = None if self._budget is None else HeldBytes(self._note, module.parameters())
         self._move_s = self._travel_s = 0.0

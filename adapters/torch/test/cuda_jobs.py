@@ -280,7 +280,7 @@ def deepspeed_matches_stock():
             results.append([out.detach(), x.grad, *(p.grad for p in model.parameters())])
         for a, b in zip(*results):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-        gemms = {backend.stats()["gemm"] for backend in handle._backends.values()}
+        gemms = {backend.stats()["gemm"] for backend in handle.backends.values()}
         assert all(gemm.startswith("cublas") for gemm in gemms) and len(gemms) == 1, gemms
         computed = [found["computed_by"] for found in handle.stats()["layers"]]
         handle.unswap()

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MoE layers that run on Sluice and move to another stage of a pipeline, between two batches.
+
+Parameters, experts and optimizer states move as those of any layer, from each rank to the rank of the new stage with
+the same place in the expert-parallel group. What is only Sluice's goes with them: the placement of the experts, the
+plan that the pipeline's plan gave the layer, and the tuner's decisions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from sluice.adapters.common.migration import away
+from sluice.adapters.common.migration.moving import has_moved, refuse_torn
+from sluice.adapters.common.migration.placement import Placement
+from sluice.adapters.common.migration.shipments import Content
+from sluice.adapters.deepspeed.moe import kinds
+from sluice.adapters.deepspeed.unsupported import UnsupportedError
+from sluice.errors import SluiceError
+from sluice.planning.stages_chosen import MoeChoice
+from torch import nn
+
+from deepspeed.moe.layer import MoE
+from deepspeed.moe.sharded_moe import MOELayer, TopKGate
+from deepspeed.utils import groups
+
+_CARRIED = "sluice "  # before the name of a MoE layer, in a content
+Layout = list[list[int]]
+
+
+def layers_in(function: Any) -> Iterator[tuple[str, Any]]:
+    """The MoE layers of a layer of the pipeline, with their names in it."""
+    for name, each in function.named_modules() if isinstance(function, nn.Module) else ():
+        if isinstance(each, MOELayer):
+            yield name, each
+
+
+def why_not(handle: Any, layer: int, function: Any) -> str:
+    """Why a layer of the pipeline that lies here cannot move with its MoE layers; "": it can."""
+    for _, each in layers_in(function):
+        if kinds.of_swapped(each) is None:
+            return f"layer {layer} holds a MoE layer that does not run on Sluice"
+        options = handle.options
+        if options.memory_budget is not None or options.host_memory_budget is not None:
+            return (
+                f"layer {layer} holds a MoE layer, and a memory_budget is planned for the MoE layers that a stage has "
+                "at the start: leave it out, and give these layers plans in the plan of the pipeline"
+            )
+        try:
+            refuse_torn(each._sluice)
+        except SluiceError as error:
+            return error.message
+    return ""
+
+
+def group_names(function: Any) -> list[str]:
+    """DeepSpeed's names of the groups that the MoE layers of a layer of the pipeline need, such as "ep_size_2"."""
+    return sorted({each.ep_group_name for _, each in layers_in(function)})
+
+
+def layouts(module: Any, handle: Any) -> dict[str, Layout]:
+    """By these names, for groups in which a MoE layer runs on Sluice or did: the replicas of the pipeline in this
+    rank's expert-parallel group, and in the group of ranks with the same experts."""
+
+    def replicas(ranks: Sequence[int]) -> list[int]:
+        return [getattr(module._topo.get_coord(rank), "data", 0) for rank in ranks]
+
+    contexts, found = {ranks for ranks, _ in handle.backends}, {}
+    for name, group in groups._get_expert_parallel_group_dict().items():
+        ranks = dist.get_process_group_ranks(group)
+        if tuple(ranks) in contexts:
+            same = dist.get_process_group_ranks(groups._get_expert_data_parallel_group(name))
+            found[name] = [replicas(ranks), replicas(same)]
+    return found
+
+
+def why_other_groups(layer: int, stage: int, needed: dict[str, Layout], found: dict[str, Layout]) -> str:
+    """Why the layer cannot run on a stage with these groups; "": it can. needed: those where it lies."""
+    for name, layout in needed.items():
+        if found.get(name) != layout:
+            there = "other ones" if name in found else f"{', '.join(sorted(found)) or 'none'}"
+            return (
+                f"layer {layer} holds a MoE layer of the expert-parallel groups {name}, and stage {stage} has {there} "
+                "in which MoE layers run on Sluice: give that stage a MoE layer of this ep_size from the start, or "
+                "leave the layer"
+            )
+    return ""
+
+
+def pack(function: Any) -> Content:
+    """What goes with the MoE layers of a layer that leaves, in addition to its tensors."""
+    found = {}
+    for name, each in layers_in(function):
+        state = each._sluice
+        found[_CARRIED + name] = json.dumps(
+            {
+                "finding": state.finding.compared(),
+                "placement": state.placement,
+                "choice": state.choice and state.choice._asdict(),
+                "decisions": state.decisions(),
+            }
+        )
+    return found
+
+
+def adopt(engine: Any, layer: int, function: Any, content: Content) -> None:
+    """Has the MoE layers of a layer that has come here, and is filled, run on Sluice. Not collective: engine layers are
+    made in their first forward."""
+    handle, after_experts = engine.sluice, engine._config.use_data_before_expert_parallel_
+    for each in function.modules() if isinstance(function, nn.Module) else ():
+        if hasattr(each, "set_deepspeed_parallelism"):
+            each.set_deepspeed_parallelism(after_experts)  # the groups exist
+    for name, each in layers_in(function):
+        carried = json.loads(content[_CARRIED + name])
+        kind, full = kinds.of_host(each), f"{layer}.{name}" if name else str(layer)
+        assert kind is not None
+        number = 1 + max((found.layer_id for found in handle.findings), default=-1)
+        finding = kind.probe(each, number, full)
+        if finding.compared() != carried["finding"]:
+            raise UnsupportedError(f"{full} is {finding.compared()} here, and {carried['finding']} where it comes from")
+        where = (finding.ranks, finding.device)
+        state = kind.state(finding, handle.backends[where], handle.options, handle.families.setdefault(where, []))
+        each._sluice, each.__class__ = state, kind.swapped
+        state.optimizer = handle.optimizer
+        state.placement = Placement(*map(tuple, carried["placement"]))
+        if has_moved(state) and handle.optimizer() is not None:
+            away.guard_optimizer(handle.optimizer(), state)
+        if carried["choice"]:
+            state.use_plan(MoeChoice(**carried["choice"]))
+        handle.findings.append(finding)
+
+
+def settle(arrived: Iterable[tuple[Any, Content]], gone: Iterable[Any]) -> None:
+    """After layers have come here, or gone, on all ranks."""
+    for function, content in arrived:
+        for name, each in layers_in(function):
+            each._sluice.take_decisions(json.loads(content[_CARRIED + name])["decisions"])
+    for function in gone:
+        release(function)
+
+
+def refresh(engine: Any) -> None:
+    """The handle and the engine know the MoE layers that lie here now, and no other."""
+    handle, module = engine.sluice, engine.module
+    handle.layers = [each for each in module.modules() if kinds.of_swapped(each) is not None]
+    handle.findings = [each._sluice.finding for each in handle.layers]
+    here = {id(each._sluice) for each in handle.layers}
+    for family in handle.families.values():
+        family[:] = [state for state in family if id(state) in here]
+    if handle.decider is not None:
+        handle.decider.watch(handle.layers)
+    engine.num_experts = [each.num_experts for each in module.modules() if isinstance(each, MoE)]
+    engine.moe_layers = [each for each in module.modules() if isinstance(each, MOELayer)]
+    engine.gate_modules = [each for each in module.modules() if isinstance(each, TopKGate)]
+    for each in (*engine.moe_layers, *engine.gate_modules) if engine.wall_clock_breakdown() else ():
+        each.wall_clock_breakdown = True
+
+
+def release(function: Any) -> None:
+    """The MoE layers of a layer that is not here any more are the host's."""
+    for _, each in layers_in(function):
+        kind = kinds.of_swapped(each)
+        if kind is not None:
+            each.__dict__.pop("_sluice").close()
+            each.__class__ = kind.host

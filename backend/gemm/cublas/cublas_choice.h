@@ -13,13 +13,15 @@ typedef enum sluice_cublas_how_e {
   SLUICE_CUBLAS_STREAMS  /* cublasGemmEx on four concurrent streams */
 } sluice_cublas_how_t;
 
-/* Returns the choice for this list on a device with num_sms SMs: one by one, or concurrent streams if single GEMMs
- * would leave SMs idle for longer than joining streams takes. A GEMM with two or more waves of tiles fills the device.
- * A smaller one leaves the SMs without a tile in its last wave idle for the time of a tile, which is proportional to k.
- * The choice depends on the shape alone, so that bits repeat. Item "choice" of gpu_suite compares it with measured
- * times. */
+/* The choice for this list on a device of so many SMs: one by one, or on streams side by side where that seems faster
+ * by a twentieth. It is estimated from tiles, waves and k, and depends on the shape alone, so that bits repeat. The
+ * item "choice" of gpu_suite compares it with measured times. */
 int32_t sluice_cublas_choose(const sluice_grouped_gemm_t* list, int32_t num_sms);
-/* Parses "grouped", "single", "lt" or "streams"; returns SLUICE_CUBLAS_BY_RULE for any other text, and for NULL. */
+/* How many SMs cuBLAS is told that a GEMM has on streams side by side: as many as have a large tile in each of its
+ * waves, but at least a stream's share. Told of all SMs, it would take small tiles for a GEMM that does not fill them,
+ * with which that GEMM alone ends sooner, and all GEMMs together later. SMs that are left run the other GEMMs. */
+int32_t sluice_cublas_sms_of(int64_t m, int64_t n, int32_t num_sms);
+/* "grouped", "single", "lt", "streams"; SLUICE_CUBLAS_BY_RULE for any other text, and for NULL. */
 int32_t sluice_cublas_how_named(const char* name);
 
 #endif /* SLUICE_BACKEND_GEMM_CUBLAS_CUBLAS_CHOICE_H_ */

@@ -39,7 +39,8 @@ typedef struct gemm_cublas_s {
   sluice_cublas_streams_t side;
   int32_t how; /* SLUICE_CUBLAS_* for every list; BY_RULE: depends on its shape */
   int32_t num_sms;
-  void* workspace; /* the table of pointers, then the workspace of cuBLAS */
+  int32_t sms[SLUICE_CUBLAS_NUM_STREAMS]; /* that cuBLAS is told of, on each handle; 0: all */
+  void* workspace;                        /* the table of pointers, then cuBLAS's own */
   uint64_t workspace_bytes;
   int32_t tf32;
   uint32_t no_groups; /* one bit for each type for which the library declined a grouped call */
@@ -218,7 +219,16 @@ static sluice_status_t run_groups(gemm_cublas_t* gemm, const sluice_grouped_gemm
   return code == 0 || *out_declined ? SLUICE_OK : fail(code, "a grouped GEMM");
 }
 
-/* Runs each GEMM on the stream with the least load. GEMMs of a list do not depend on each other. */
+static sluice_status_t set_sms(gemm_cublas_t* gemm, int32_t s, int32_t sms) {
+  if (gemm->sms[s] == sms) return SLUICE_OK;
+  gemm->sms[s] = -1; /* unknown if the call fails */
+  const int code = gemm->symbols.cublasSetSmCountTarget(s == 0 ? gemm->handle : gemm->side.handles[s], sms);
+  if (code != 0) return fail(code, "the number of its SMs cannot be set");
+  gemm->sms[s] = sms;
+  return SLUICE_OK;
+}
+
+/* GEMMs go to the stream that has least to do. They have different results, and read none of each other's. */
 static sluice_status_t run_side_by_side(gemm_cublas_t* gemm, const sluice_grouped_gemm_t* list) {
   sluice_status_t status = sluice_cublas_streams_fork(&gemm->side, list->stream, list->count);
   for (int64_t i = 0; i < list->count && status == SLUICE_OK; ++i) {
@@ -228,7 +238,8 @@ static sluice_status_t run_side_by_side(gemm_cublas_t* gemm, const sluice_groupe
     status = settle_trivial(gemm, &form, list, &is_trivial);
     if (is_trivial || status != SLUICE_OK) continue;
     const int32_t s = sluice_cublas_streams_next(&gemm->side, (double)form.m * (double)form.n * (double)form.k);
-    status = run_one(gemm, s == 0 ? gemm->handle : gemm->side.handles[s], &form, list);
+    status = set_sms(gemm, s, sluice_cublas_sms_of(form.m, form.n, gemm->num_sms));
+    if (status == SLUICE_OK) status = run_one(gemm, s == 0 ? gemm->handle : gemm->side.handles[s], &form, list);
   }
   return sluice_cublas_streams_join(&gemm->side, list->stream, status);
 }
@@ -294,10 +305,13 @@ static sluice_status_t cublas_run(sluice_gemm_t* base, const sluice_grouped_gemm
     if (is_forked) bytes = sluice_cublas_streams_part(bytes);
     code = gemm->symbols.cublasSetWorkspace_v2(gemm->handle, scratch, bytes);
   }
-  sluice_status_t status = code != 0              ? fail(code, "its stream and workspace cannot be set")
-                           : list->packed != NULL ? run_packed(gemm, list, how, is_forked)
-                           : is_forked            ? run_side_by_side(gemm, list)
-                                                  : run_list(gemm, list, how);
+  sluice_status_t status = code != 0 ? fail(code, "its stream and workspace cannot be set") : SLUICE_OK;
+  if (status == SLUICE_OK && !is_forked) status = set_sms(gemm, 0, 0);
+  if (status == SLUICE_OK) {
+    status = list->packed != NULL ? run_packed(gemm, list, how, is_forked)
+             : is_forked          ? run_side_by_side(gemm, list)
+                                  : run_list(gemm, list, how);
+  }
   return sluice_cuda_leave_with(gemm->device, status);
 }
 

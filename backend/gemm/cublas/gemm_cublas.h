@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /* GEMMs with cuBLAS, which is opened at run time through one table of symbols.
  *
- * A list runs as one call per GEMM, on the list's stream, or concurrently on that stream and three of our own, which
- * are joined by events; also in a capture. Accumulation is in f32 (f64 for f64); reduced-precision reductions are
- * forbidden; TF32 is an option. The gemm owns the workspace, so that cuBLAS allocates nothing while a graph is
- * captured; each of several concurrent streams has a quarter of it. The shape of a list determines the way it runs
- * (cublas_choice.h), unless the environment variable SLUICE_CUBLAS (grouped, single, lt, streams; read by create) does.
- * Grouped calls and cuBLASLt (cublaslt.h) are only used through this variable. There are no hand-written Hopper
- * kernels.
+ * A list runs as one call per GEMM, on the list's stream, or side by side on that stream and three of our own, which
+ * events join; in a capture too. Side by side, cuBLAS is told of as many SMs as a GEMM's large tiles fill evenly. f32
+ * accumulation (f64 for f64); reduced-precision reductions are forbidden; TF32 only by choice. The workspace is ours,
+ * so that cuBLAS allocates nothing while a graph is captured; streams side by side have a quarter of it each. Which way
+ * a list goes is chosen by its shape (cublas_choice.h), or by the environment variable SLUICE_CUBLAS (grouped, single,
+ * lt, streams), read at create: grouped calls and cuBLASLt (cublaslt.h) run by that alone. Hand-written Hopper kernels
+ * are not there.
  *
- * With the same library version on the same GPU bits repeat: the bits of a GEMM depend on its shape and on the size of
- * its workspace, but not on its stream. */
+ * Between runs of one library version on one GPU the bits repeat: a GEMM's bits go by its shape, the bytes of its
+ * workspace and the SMs that cuBLAS is told of, not by its stream. */
 #ifndef SLUICE_BACKEND_GEMM_CUBLAS_GEMM_CUBLAS_H_
 #define SLUICE_BACKEND_GEMM_CUBLAS_GEMM_CUBLAS_H_
 

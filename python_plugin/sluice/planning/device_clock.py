@@ -80,16 +80,22 @@ def kernel(prices: Prices, name: str, units: int, length: int, moved: int) -> Wo
     return Work(price["kind"], seconds, min(1.0, blocks / sms))
 
 
-def gemms(prices: Prices, entry: str, bytes_ab: int, bytes_c: int, problems: Iterable[Sequence[int]]) -> Work:
-    """A cuBLAS call: each SM computes one tile at a time, of all GEMMs of the call."""
-    price, sms = prices.data["gemm"], prices.data["sms"]
+def gemms(
+    prices: Prices, entry: str, bytes_ab: int, bytes_c: int, problems: Iterable[Sequence[int]], told: int = 0
+) -> Work:
+    """A call of cuBLAS: the tiles of all its GEMMs, in turns of one for each SM.
+
+    told: how many SMs the library takes; 0: all. It takes the tiles with which the call ends first on those.
+    """
+    price, all_sms = prices.data["gemm"], prices.data["sms"]
+    sms = told or all_sms
     of_entry, best = price[entry], None
     moved = 0
     listed = [tuple(problem) for problem in problems]
     for m, n, k in listed:
         moved += (m * k + k * n) * bytes_ab + m * n * bytes_c
     for rows, columns, share in of_entry["tiles"]:
-        rate = of_entry["flops_per_second"] * share / sms
+        rate = of_entry["flops_per_second"] * share / all_sms
         tiles, total, longest = 0, 0.0, 0.0
         for m, n, k in listed:
             # cuBLAS may transpose its tiles.
@@ -102,7 +108,7 @@ def gemms(prices: Prices, entry: str, bytes_ab: int, bytes_c: int, problems: Ite
         whole = len(listed) == 1
         seconds = math.ceil(tiles / sms) * longest if whole else max(total / sms + longest / 2, longest)
         if best is None or seconds < best[0]:
-            best = (seconds, min(1.0, tiles / sms))
+            best = (seconds, min(sms, tiles) / all_sms)
     if best is None:
         raise BadInput(f"a GEMM by {entry} has no tiles")
     return Work(GEMMS, price["call_seconds"] + max(best[0], moved / price["bytes_per_second"]), best[1])
@@ -240,7 +246,7 @@ class Clock:
         if kind == "launch":
             work = kernel(self.prices, event[3], event[4], event[5], event[6] + event[7])
         elif kind == "gemm":
-            work = gemms(self.prices, event[3], event[4], event[5], event[6])
+            work = gemms(self.prices, event[3], event[4], event[5], event[6], event[7])
         elif kind == "messages":
             key = (event[3], event[4])
             share = self.prices.data["link"]["sms"] / self.prices.data["sms"]

@@ -242,6 +242,11 @@ def test_Gemms_TilesFillTurns(prices) -> None:
         return 2 * m * n * k / work.seconds
 
     assert 240e12 < rate(half, 1024, 1536, 2048) < 420e12 and 650e12 < rate(whole, 4096, 28672, 4096) < 735e12
+    # Told of 33 SMs, the library takes large tiles: slower alone, with less of the device for each of four.
+    quarter = device_clock.gemms(prices, "single", 2, 2, [(512, 2048, 7168)], 33)
+    alone = device_clock.gemms(prices, "single", 2, 2, [(512, 2048, 7168)])
+    assert alone.seconds < quarter.seconds and quarter.share <= 0.25
+    assert quarter.seconds * quarter.share < 0.6 * alone.seconds * alone.share
     one = device_clock.gemms(prices, "grouped", 2, 2, [(1024, 1536, 2048)] * 128)
     assert 250e12 < 128 * rate(one, 1024, 1536, 2048) < 500e12
 

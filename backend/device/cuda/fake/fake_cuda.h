@@ -15,7 +15,7 @@
 
 #include "backend/device/cuda/cuda_device.h"
 
-enum { SLUICE_FAKE_CUDA_DEVICES = 8 };
+enum { SLUICE_FAKE_CUDA_DEVICES = 8, SLUICE_FAKE_SMS = 132 }; /* SMs: of each device */
 
 /* Resets all state. No device may be alive. */
 void sluice_fake_cuda_reset(void);

@@ -134,6 +134,7 @@ static void write_event(FILE* out, const sluice_fake_event_t* e) {
     case SLUICE_FAKE_GEMM:
       fprintf(out, ", %d, \"%s\", %lld, %lld", e->stream, e->name, (long long)e->units, (long long)e->length);
       write_parts(out, e);
+      fprintf(out, ", %lld", (long long)e->number);
       break;
     case SLUICE_FAKE_MESSAGES:
       fprintf(out, ", %d, %lld, %lld", e->stream, (long long)e->comm, (long long)e->number);

@@ -89,7 +89,7 @@ int sluice_fake_cuDeviceGet(int* out_device, int ordinal) {
 }
 int sluice_fake_cuDeviceGetAttribute(int* out_value, int attribute, int device) {
   *out_value = attribute == SLUICE_CU_ATTRIBUTE_MAJOR ? 9 : 0;
-  if (attribute == SLUICE_CU_ATTRIBUTE_SMS) *out_value = 132;
+  if (attribute == SLUICE_CU_ATTRIBUTE_SMS) *out_value = SLUICE_FAKE_SMS;
   if (attribute == SLUICE_CU_ATTRIBUTE_PCI_BUS) *out_value = 0x1a + device - 100;
   if (attribute != SLUICE_CU_ATTRIBUTE_HOST_NUMA_ID) return sluice_fake_simple();
   *out_value = sluice_fake_world.numa_node;

@@ -12,12 +12,12 @@ enum { NOT_INITIALIZED = 1, INVALID_VALUE = 7 };
 
 typedef struct handle_s {
   void* stream;
-  int has_workspace, math;
+  int has_workspace, math, sms;
 } handle_t;
 
 /* Atomic, since ranks are threads and call at the same time. */
 static struct {
-  _Atomic int version, declines_halves, last_compute;
+  _Atomic int version, declines_halves, last_compute, last_sms;
   _Atomic int64_t handles, single, grouped;
 } state = {.version = 130002};
 
@@ -25,6 +25,7 @@ int64_t sluice_fake_cublas_handles(void) { return state.handles; }
 int64_t sluice_fake_cublas_single_calls(void) { return state.single; }
 int64_t sluice_fake_cublas_grouped_calls(void) { return state.grouped; }
 int sluice_fake_cublas_last_compute(void) { return state.last_compute; }
+int sluice_fake_cublas_last_sms(void) { return state.last_sms; }
 void sluice_fake_cublas_set_version(int version) { state.version = version; }
 
 static int fake_create(void** out_handle) {
@@ -60,6 +61,12 @@ static int fake_set_math(void* handle, int mode) {
   return sluice_fake_cublas_planned();
 }
 
+static int fake_set_sms(void* handle, int sms) {
+  if (sms < 0 || sms > SLUICE_FAKE_SMS) return INVALID_VALUE;
+  ((handle_t*)handle)->sms = sms;
+  return sluice_fake_cublas_planned();
+}
+
 static double scalar(const void* data, int64_t i, int compute) {
   return compute == SLUICE_CUBLAS_COMPUTE_64F ? ((const double*)data)[i] : (double)((const float*)data)[i];
 }
@@ -71,14 +78,29 @@ static int fake_gemm(void* opaque, int trans_a, int trans_b, int m, int n, int k
   int code = sluice_fake_cublas_planned();
   if (code != 0) return code;
   if (!handle->has_workspace || handle->math != SLUICE_CUBLAS_MATH_FULL_REDUCTION) return NOT_INITIALIZED;
-  const fake_gemm_t p = {
-      trans_a, trans_b, m, n,  k, lda, ldb, ldc, type_a, type_c, scalar(alpha, 0, compute), scalar(beta, 0, compute),
-      a,       b,       c, {0}};
+  const fake_gemm_t p = {trans_a,
+                         trans_b,
+                         m,
+                         n,
+                         k,
+                         lda,
+                         ldb,
+                         ldc,
+                         type_a,
+                         type_c,
+                         scalar(alpha, 0, compute),
+                         scalar(beta, 0, compute),
+                         a,
+                         b,
+                         c,
+                         {0},
+                         handle->sms};
   if (sluice_fake_gemm_is_wrong(&p) || type_a != type_b || algorithm != SLUICE_CUBLAS_ALGORITHM_DEFAULT)
     return INVALID_VALUE;
   if ((compute == SLUICE_CUBLAS_COMPUTE_64F) != (type_a == SLUICE_CUBLAS_R_64F)) return SLUICE_CUBLAS_NOT_SUPPORTED;
   ++state.single;
   state.last_compute = compute;
+  state.last_sms = handle->sms;
   sluice_fake_gemm_enqueue(handle->stream, "single", &p);
   return 0;
 }
@@ -152,13 +174,15 @@ static int fake_grouped(void* opaque, const int* trans_a, const int* trans_b, co
                                    NULL,
                                    NULL,
                                    NULL,
-                                   {0}};
+                                   {0},
+                                   handle->sms};
     if (group_sizes[i] == 1 && !sluice_fake_gemm_is_wrong(&g->problems[i])) continue;
     free(g);
     return INVALID_VALUE;
   }
   ++state.grouped;
   state.last_compute = compute;
+  state.last_sms = handle->sms;
   sluice_fake_gemm_record(handle->stream, "grouped", g->problems, g->count);
   sluice_fake_op_enqueue(
       handle->stream,
@@ -176,6 +200,7 @@ sluice_cublas_symbols_t sluice_fake_cublas(int with_groups) {
                                    .cublasSetStream_v2 = fake_set_stream,
                                    .cublasSetWorkspace_v2 = fake_set_workspace,
                                    .cublasSetMathMode = fake_set_math,
+                                   .cublasSetSmCountTarget = fake_set_sms,
                                    .cublasGemmEx = fake_gemm,
                                    .cublasGemmGroupedBatchedEx = with_groups ? fake_grouped : NULL};
 }

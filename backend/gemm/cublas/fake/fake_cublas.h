@@ -14,8 +14,9 @@ void sluice_fake_cublas_set_version(int version);
 int64_t sluice_fake_cublas_handles(void);
 int64_t sluice_fake_cublas_single_calls(void);
 int64_t sluice_fake_cublas_grouped_calls(void);
-/* Compute type and stream of the last GEMM. */
+/* Of the last GEMM: its compute type, and the SMs that the library was told of (0: all). */
 int sluice_fake_cublas_last_compute(void);
+int sluice_fake_cublas_last_sms(void);
 
 /* A fake cuBLASLt. Its calls count together with those above. By default it has version 130002 and declines nothing. */
 sluice_cublaslt_symbols_t sluice_fake_cublaslt(void);

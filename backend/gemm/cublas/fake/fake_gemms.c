@@ -95,6 +95,7 @@ void sluice_fake_gemm_record(void* stream, const char* entry, const fake_gemm_t*
                                                       .name = entry,
                                                       .units = (int64_t)bytes_of(problems->type),
                                                       .length = (int64_t)bytes_of(problems->type_c),
+                                                      .number = problems->sms,
                                                       .count = count},
                                parts);
   sluice_fake_cuda_unlock();

@@ -223,7 +223,7 @@ TEST(Lt_WhereChosen_MultipliesWithOneSearchPerShape) {
   free(l);
 }
 
-/* The rule by waves and k, for 132 SMs and tiles of 128 by 256. */
+/* The rule by tiles, waves and k, with 132 SMs. */
 TEST(Choice_ByWavesAndDepth_StreamsWhereSmsWouldIdle) {
   static const struct {
     int64_t count, m, n, k;
@@ -232,11 +232,14 @@ TEST(Choice_ByWavesAndDepth_StreamsWhereSmsWouldIdle) {
       {128, 1024, 1536, 2048, SLUICE_CUBLAS_STREAMS}, /* Qwen3, up: 48 tiles */
       {128, 1536, 2048, 1024, SLUICE_CUBLAS_STREAMS}, /* Qwen3, weight gradients: 96 tiles */
       {8, 4096, 28672, 4096, SLUICE_CUBLAS_SINGLE},   /* Mixtral, up: 27 waves */
-      {32, 4096, 4096, 7168, SLUICE_CUBLAS_SINGLE},   /* DeepSeek on one rank of eight: four waves */
-      {256, 512, 4096, 7168, SLUICE_CUBLAS_STREAMS},  /* DeepSeek on one GPU: 64 tiles */
-      {1, 128, 256, 4096, SLUICE_CUBLAS_SINGLE},      /* no second GEMM */
-      {2, 128, 256, 64, SLUICE_CUBLAS_SINGLE},        /* shorter than a join */
-      {2, 128, 256, 512, SLUICE_CUBLAS_STREAMS},      {2, 128, 0, 512, SLUICE_CUBLAS_SINGLE}, /* empty GEMMs */
+      {1, 32768, 28672, 4096, SLUICE_CUBLAS_SINGLE},
+      {32, 4096, 4096, 7168, SLUICE_CUBLAS_SINGLE},  /* DeepSeek on one rank of eight: four waves */
+      {256, 512, 4096, 7168, SLUICE_CUBLAS_STREAMS}, /* and on one GPU: 64 tiles */
+      {256, 7168, 2048, 512, SLUICE_CUBLAS_STREAMS}, /* its gradients of weights: 448, of which 52 in a last wave */
+      {1, 128, 256, 4096, SLUICE_CUBLAS_SINGLE},     /* nothing else to run */
+      {2, 128, 256, 64, SLUICE_CUBLAS_SINGLE},       /* too short to join for */
+      {2, 128, 256, 2048, SLUICE_CUBLAS_STREAMS},
+      {2, 128, 0, 2048, SLUICE_CUBLAS_SINGLE}, /* nothing to do */
   };
   float x[1] = {0};
   sluice_gemm_problem_t* problems = calloc(256, sizeof *problems);
@@ -252,7 +255,30 @@ TEST(Choice_ByWavesAndDepth_StreamsWhereSmsWouldIdle) {
   free(problems);
 }
 
-/* Streams fork and join again even if a call fails in between, so that the next list can use them. */
+/* cuBLAS would take small tiles for a GEMM that has all SMs and does not fill them. */
+TEST(Streams_EachGemm_HasTheSmsThatItsTilesFill) {
+  static const struct {
+    int64_t m, n;
+    int32_t sms;
+  } cases[] = {{512, 4096, 64}, {600, 4096, 80}, {512, 2048, 33}, {1, 1, 33}, {7168, 2048, 112}, {4096, 28672, 128}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+    assert_int_equal(sluice_cublas_sms_of(cases[i].m, cases[i].n, 132), cases[i].sms);
+    assert_int_equal(sluice_cublas_sms_of(cases[i].n, cases[i].m, 132), cases[i].sms);
+  }
+  float a[2] = {3, 3}, c[2];
+  sluice_gemm_problem_t problems[2];
+  for (int i = 0; i < 2; ++i) problems[i] = (sluice_gemm_problem_t){1, 1, 1, {a, 1, 1}, {a, 1, 1}, {&c[i], 1, 1}};
+  sluice_grouped_gemm_t list = {problems, 2, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL};
+  sluice_gemm_t* gemm = NULL;
+  assert_int_equal(create_lt(SLUICE_CUBLAS_STREAMS, &gemm), SLUICE_OK);
+  for (list.count = 2; list.count > 0; --list.count) {
+    assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+    assert_int_equal(sluice_fake_cublas_last_sms(), list.count == 2 ? 33 : 0); /* alone it has all */
+  }
+  sluice_gemm_destroy(gemm);
+}
+
+/* Three forks and three joins, whatever fails in between: the next list finds streams as before. */
 TEST(Streams_WhereACallFails_JoinAndWorkOn) {
   enum { PROBLEMS = 6 };
   float a = 3, c[PROBLEMS];

@@ -53,6 +53,13 @@ typedef struct sluice_kernels_s {
   void (*gather_rows)(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* src,
                       int64_t src_stride, const int32_t* index, void* dst);
 
+  /* dst[position[t * K + k], :] = src[t, :]: gather_rows by token, which reads a row once for its K places. NULL on
+   * devices whose caches keep rows. Positions are different; -1, and those from skip_first to skip_end, write nothing;
+   * positions after them count without them. dst is packed. */
+  void (*scatter_rows)(sluice_stream_t stream, int32_t dtype, int64_t num_tokens, int64_t top_k, int64_t width,
+                       const void* src, int64_t src_stride, const int32_t* position, int64_t skip_first,
+                       int64_t skip_end, void* dst);
+
   /* For each run: dst rows = src rows; both packed with row_bytes each. */
   void (*move_rows)(sluice_stream_t stream, int64_t row_bytes, const sluice_row_run_t* runs, int64_t num_runs,
                     const void* src, void* dst);

@@ -25,6 +25,17 @@ static void moving(int32_t dtype, int64_t rows, int64_t width) {
   ref->gather_rows(NULL, dtype, rows, width, src.host, width, index.host, dst.host);
   gpu->gather_rows(NULL, dtype, rows, width, src.there, width, index.there, dst.there);
   gpu_report("gather_rows", gpu_differs(&dst, dtype, 0, 0));
+  /* By token: row i, to one place of two, is what a gather by the inverse of that place reads. */
+  for (int64_t i = 0; i < rows; ++i) {
+    ((int32_t*)index.host)[2 * i] = -1;
+    ((int32_t*)index.host)[2 * i + 1] = (int32_t)(rows - 1 - i);
+  }
+  gpu_send(&index);
+  gpu->scatter_rows(NULL, dtype, rows, 2, width, src.there, width, index.there, rows, rows, dst.there);
+  for (int64_t i = 0; i < rows; ++i) runs[i] = (sluice_row_run_t){rows - 1 - i, i, 1};
+  ref->move_rows(NULL, width * bytes, runs, rows, src.host, dst.host);
+  gpu_report("scatter_rows", gpu_differs(&dst, dtype, 0, 0));
+  for (int64_t i = 0; i < rows; ++i) runs[i] = (sluice_row_run_t){(i * 7) % rows, i, 1};
   ref->move_rows(NULL, width * bytes, runs, rows, src.host, dst.host);
   gpu->move_rows(NULL, width * bytes, runs, rows, src.there, dst.there);
   gpu_report("move_rows", gpu_differs(&dst, dtype, 0, 0));

@@ -34,6 +34,23 @@ static void gather_rows(sluice_stream_t stream, int32_t dtype, int64_t rows, int
   sluice_cuda_launch(SLUICE_CUDA_gather_rows, stream, &args, args.units);
 }
 
+static void scatter_rows(sluice_stream_t stream, int32_t dtype, int64_t num_tokens, int64_t top_k, int64_t width,
+                         const void* src, int64_t src_stride, const int32_t* position, int64_t skip_first,
+                         int64_t skip_end, void* dst) {
+  int64_t bytes = (int64_t)sluice_dtype_bytes(dtype);
+  sluice_scatter_args_t args = {.src = src,
+                                .position = position,
+                                .dst = dst,
+                                .units = width > 0 ? num_tokens : 0,
+                                .top_k = top_k,
+                                .row_bytes = width * bytes,
+                                .src_stride_bytes = src_stride * bytes,
+                                .skip_first = skip_first,
+                                .skip_end = skip_end};
+  args.piece = widest(number(src), number(dst), (uint64_t)args.row_bytes, (uint64_t)args.src_stride_bytes);
+  sluice_cuda_launch(SLUICE_CUDA_scatter_rows, stream, &args, args.units);
+}
+
 static void move_rows(sluice_stream_t stream, int64_t row_bytes, const sluice_row_run_t* runs, int64_t num_runs,
                       const void* src, void* dst) {
   sluice_move_args_t args = {.src = src, .dst = dst, .row_bytes = row_bytes};
@@ -346,6 +363,7 @@ sluice_status_t sluice_cuda_write_words(sluice_stream_t stream, void* to, const 
 const sluice_kernels_t* sluice_cuda_kernels(void) {
   static const sluice_kernels_t kernels = {
       .gather_rows = gather_rows,
+      .scatter_rows = scatter_rows,
       .move_rows = move_rows,
       .combine_rows = combine_rows,
       .activation_forward = activation_forward,

@@ -238,6 +238,23 @@ static void move_own(sluice_pass_t* pass, const sluice_op_t* op, int to_experts,
 
 /* ---- rows ---- */
 
+/* Rows of the chunk's tokens into sent order, without own ones; whether the device has a kernel for that, and every row
+ * has a token. */
+static int scatter_tokens(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens, int64_t own_first,
+                          int64_t own_end, void* out) {
+  const sluice_binding_t* b = &pass->binding;
+  const sluice_moe_config_t* c = &pass->moe->shape.config;
+  const sluice_kernels_t* kernels = pass->context->device->kernels;
+  const sluice_token_span_t span = sluice_tokens_of(b, op->chunk);
+  const int64_t stride = sluice_tensor_stride(tokens, 0);
+  if (kernels->scatter_rows == NULL || b->chunks_by_experts || c->exchange_mode != SLUICE_EXCHANGE_EXACT) return 0;
+  const char* src = sluice_tensor_data(tokens);
+  kernels->scatter_rows(sluice_pass_stream(pass, op), c->dtype, span.count, b->top_k, c->model_width,
+                        src + (uint64_t)(span.first * stride) * sluice_dtype_bytes(c->dtype), stride,
+                        b->position + span.first * b->top_k, own_first, own_end, out);
+  return 1;
+}
+
 static sluice_status_t send_tokens_start(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens,
                                          sluice_transfer_t* out_transfer) {
   int32_t chunk = op->chunk;
@@ -252,9 +269,11 @@ static sluice_status_t send_tokens_start(sluice_pass_t* pass, const sluice_op_t*
   char* out = sluice_pass_chunk(pass, SLUICE_T_SEND, chunk);
   const void* src = sluice_tensor_data(tokens);
   int64_t stride = sluice_tensor_stride(tokens, 0);
-  kernels->gather_rows(stream, c->dtype, own_first, c->model_width, src, stride, token, out);
-  kernels->gather_rows(stream, c->dtype, end - own_end, c->model_width, src, stride, token + own_end,
-                       out + (uint64_t)own_first * row_bytes);
+  if (!scatter_tokens(pass, op, tokens, own_first, own_end, out)) {
+    kernels->gather_rows(stream, c->dtype, own_first, c->model_width, src, stride, token, out);
+    kernels->gather_rows(stream, c->dtype, end - own_end, c->model_width, src, stride, token + own_end,
+                         out + (uint64_t)own_first * row_bytes);
+  }
   if (is_left(pass, op)) {
     leave_towards_experts(pass, op, row_bytes, out_transfer);
     return SLUICE_OK;
@@ -300,8 +319,10 @@ static void unpack_tokens(sluice_pass_t* pass, const sluice_op_t* op, const slui
   const char* in = single ? NULL : sluice_pass_chunk(pass, SLUICE_T_RECV, chunk);
   const int32_t* token = b->order_token + b->first_order[chunk] + sent_of(b, chunk)[self_of(pass)];
   if (is_one_run(pass, tensor)) {
+    char* out = sluice_pass_rows(pass, tensor, chunk, 0);
+    if (scatter_tokens(pass, op, tokens, 0, 0, out)) return;
     kernels->gather_rows(stream, c->dtype, rows_of_chunk(b, chunk), c->model_width, sluice_tensor_data(tokens),
-                         sluice_tensor_stride(tokens, 0), token, sluice_pass_rows(pass, tensor, chunk, 0));
+                         sluice_tensor_stride(tokens, 0), token, out);
     return;
   }
   if (pass->context->rows->is_device && !single) {

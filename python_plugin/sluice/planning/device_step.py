@@ -24,7 +24,8 @@ ENVIRONMENT = "SLUICE_DRY_STEP"  # path of a program to run instead of the packa
 TIMEOUT_SECONDS = 600
 GEMMS_BY = "SLUICE_CUBLAS"  # overrides the engine's choice of how lists of GEMMs run
 MOST_RANKS = 8  # number of fake devices
-ROWS, ACTIVATIONS = ("gather_rows", "move_rows", "combine_rows", "scale_rows", "round_rows"), ("activation_",)
+ROWS = ("gather_rows", "scatter_rows", "move_rows", "combine_rows", "scale_rows", "round_rows")
+ACTIVATIONS = ("activation_",)
 
 
 @dataclass(frozen=True)

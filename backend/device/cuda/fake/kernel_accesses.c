@@ -25,6 +25,19 @@ static void gather_rows(moment_t at, const sluice_gather_args_t* a) {
   }
 }
 
+static void scatter_rows(moment_t at, const sluice_scatter_args_t* a) {
+  reads(at, a->position, a->units * a->top_k * 4);
+  for (int64_t t = 0; t < a->units; ++t) {
+    reads(at, plus(a->src, t * a->src_stride_bytes), a->row_bytes);
+    for (int64_t k = 0; k < a->top_k; ++k) {
+      const int64_t row = a->position[t * a->top_k + k];
+      if (row < 0 || (row >= a->skip_first && row < a->skip_end)) continue;
+      const int64_t to = row < a->skip_end ? row : row - (a->skip_end - a->skip_first);
+      writes(at, plus(a->dst, to * a->row_bytes), a->row_bytes);
+    }
+  }
+}
+
 static void move_rows(moment_t at, const sluice_move_args_t* a) {
   for (int64_t r = 0, first = 0; r < a->num_runs; first = a->runs[r++].end) {
     int64_t bytes = (a->runs[r].end - first) * a->row_bytes;
@@ -226,6 +239,7 @@ void sluice_fake_note_kernel(const char* name, const void* args, const sluice_fa
   name += sizeof prefix - 1;
 #define IS(kernel) (strncmp(name, #kernel, sizeof #kernel - 1) == 0)
   if (IS(gather_rows)) gather_rows(at, args);
+  if (IS(scatter_rows)) scatter_rows(at, args);
   if (IS(move_rows)) move_rows(at, args);
   if (IS(combine_rows)) combine_rows(at, args, element_of(name));
   if (IS(activation_forward)) activation_forward(at, args, element_of(name));

@@ -21,6 +21,7 @@ int sluice_fake_kernel_work(const char* name, const void* args, int64_t* out_uni
     return 1;                                            \
   }
   WORK(gather_rows, sluice_gather_args_t, a->row_bytes)
+  WORK(scatter_rows, sluice_scatter_args_t, a->row_bytes)
   WORK(move_rows, sluice_move_args_t, a->row_bytes)
   WORK(combine_rows, sluice_combine_args_t, a->width)
   WORK(activation_forward, sluice_act_forward_args_t, a->hidden)

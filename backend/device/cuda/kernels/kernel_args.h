@@ -35,6 +35,20 @@ typedef struct sluice_gather_args_s {
   int64_t piece;
 } sluice_gather_args_t;
 
+/* dst[position[t, k]] = src[t] for each k. Position -1, and those from skip_first to skip_end: none; positions after
+ * them count without them. piece: as above. */
+typedef struct sluice_scatter_args_s {
+  const void* src;
+  const int32_t* position;
+  void* dst;
+  int64_t units; /* tokens */
+  int64_t top_k;
+  int64_t row_bytes;
+  int64_t src_stride_bytes;
+  int64_t piece;
+  int64_t skip_first, skip_end;
+} sluice_scatter_args_t;
+
 typedef struct sluice_move_run_s {
   int64_t src_row, dst_row;
   int64_t end; /* rows of this run and the previous ones */

@@ -55,6 +55,41 @@ SLUICE_FN void gather_rows(const sluice_gather_args_t& a, int64_t i) {
 }
 SLUICE_KERNEL(gather_rows, sluice_gather_args_t)
 
+/* Reads a token's row once and writes it to its K places. */
+template <typename Piece>
+SLUICE_FN void scatter_row_by(const sluice_scatter_args_t& a, int64_t t) {
+  enum { AT_ONCE = 4 };
+  const int64_t pieces = a.row_bytes / (int64_t)sizeof(Piece), skipped = a.skip_end - a.skip_first;
+  const Piece* const src = (const Piece*)((const char*)a.src + t * a.src_stride_bytes);
+  SLUICE_LANES(lane) {
+    for (int64_t first = lane; first < pieces; first += 32 * AT_ONCE) {
+      Piece x[AT_ONCE];
+      SLUICE_UNROLL
+      for (int v = 0; v < AT_ONCE; ++v) x[v] = first + 32 * v < pieces ? src[first + 32 * v] : Piece();
+      SLUICE_ONE_BY_ONE
+      for (int64_t k = 0; k < a.top_k; ++k) {
+        const int64_t row = a.position[t * a.top_k + k];
+        if (row < 0 || (row >= a.skip_first && row < a.skip_end)) continue;
+        Piece* const dst = (Piece*)a.dst + (row < a.skip_end ? row : row - skipped) * pieces;
+        SLUICE_UNROLL
+        for (int v = 0; v < AT_ONCE; ++v) {
+          if (first + 32 * v < pieces) dst[first + 32 * v] = x[v];
+        }
+      }
+    }
+  }
+}
+SLUICE_FN void scatter_rows(const sluice_scatter_args_t& a, int64_t t) {
+  switch (a.piece) {
+    case 16: scatter_row_by<sixteen_bytes_t>(a, t); break;
+    case 8: scatter_row_by<uint64_t>(a, t); break;
+    case 4: scatter_row_by<uint32_t>(a, t); break;
+    case 2: scatter_row_by<uint16_t>(a, t); break;
+    default: scatter_row_by<uint8_t>(a, t); break;
+  }
+}
+SLUICE_KERNEL(scatter_rows, sluice_scatter_args_t)
+
 /* Finds the run of row u by bisection: the first whose end is beyond it. */
 SLUICE_FN void move_rows(const sluice_move_args_t& a, int64_t u) {
   int64_t low = 0, high = a.num_runs - 1;

@@ -6,6 +6,9 @@
  * arguments of the launchers, index arithmetic and element arithmetic; it does not check how a GPU's approximate
  * instructions round. Outputs start as NaN, and the guard elements after every output must survive. The suite for a GPU
  * (backend/cts/gpu), which also runs on the fake driver, compares squared ReLU, SiLU interleaved and clamped SwiGLU. */
+#include <stdlib.h>
+
+#include "backend/base/math.h"
 #include "backend/base/test/refused.h"
 #include "backend/device/cuda/cuda_launch.h"
 #include "backend/device/cuda/fake/fake_cuda.h"
@@ -305,6 +308,29 @@ TEST(ActivationBackward_WithoutWeights_LeavesActW) {
                             dweight);
   assert_true(dweight[0] == 4.5f && dpre[0] == 2 && dpre[1] == 0 && dpre[3] == 2);
 }
+
+/* Each token's row to its places: to each row of the result its token's, in gather's order. Own rows are left out. */
+static void scatter_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
+  enum { TOP_K = 3 };
+  const int64_t stride = width + 8, most = rows * TOP_K, skipped = most / 4, first = most / 3;
+  buffer_t src = random_buffer(dtype, (rows + 1) * stride), want = buffer(dtype, most * width), got = copy_of(&want);
+  int32_t* position = malloc((size_t)(most + 1) * sizeof *position);
+  int32_t* token = malloc((size_t)(most + 1) * sizeof *token);
+  int64_t placed = 0;
+  for (int64_t i = 0; i < most; ++i) position[i] = i % 5 == 4 ? -1 : (int32_t)placed++;
+  for (int64_t i = 0; i < most; ++i) { /* backwards, so that places have another order than tokens */
+    if (position[i] < 0) continue;
+    position[i] = (int32_t)(placed - 1) - position[i];
+    if (position[i] >= first && position[i] < first + skipped) continue;
+    token[position[i] < first ? position[i] : position[i] - skipped] = (int32_t)(i / TOP_K);
+  }
+  ref->gather_rows(NULL, dtype, sluice_max(placed - skipped, 0), width, src.data, stride, token, want.data);
+  kernels->scatter_rows(NULL, dtype, rows, TOP_K, width, src.data, stride, position, first, first + skipped, got.data);
+  assert_same(&want, &got, "scatter_rows");
+  free(position), free(token);
+  release(&src), release(&want), release(&got);
+}
+TEST(ScatterRows_AnyDtypeWidthAlignment_AreGathers) { sweep(scatter_case); }
 
 /* ---- launching ------------------------------------------------------------------------------------------------- */
 

@@ -33,3 +33,16 @@ const char* sluice_size_text(uint64_t bytes, char text[SLUICE_SIZE_TEXT_BYTES]) 
   sluice_text_add(&out, "%.1f %s", (double)bytes / (is_small ? 1024.0 : 1048576.0), is_small ? "KiB" : "MiB");
   return text;
 }
+
+sluice_status_t sluice_read_environment(const char* name, int32_t least, int32_t most, int32_t* out) {
+  const char* text = getenv(name);
+  char* end = NULL;
+  if (text == NULL || *text == '\0') return SLUICE_OK;
+  const long long value = strtoll(text, &end, 10);
+  if (*end != '\0' || value < least || value > most) {
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s is '%s'; it must be a whole number from %d to %d", name, text,
+                       least, most);
+  }
+  *out = (int32_t)value;
+  return SLUICE_OK;
+}

@@ -6,6 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "backend/base/status.h"
+
 typedef struct sluice_text_s {
   char* data; /* terminated if it has any space */
   uint64_t room;
@@ -24,5 +26,9 @@ __attribute__((format(printf, 2, 3))) void sluice_text_add(sluice_text_t* text, 
 const char* sluice_size_text(uint64_t bytes, char text[SLUICE_SIZE_TEXT_BYTES]);
 /* Writes a finite number, in ten digits if they read back as the same number, else in seventeen. */
 void sluice_text_add_number(sluice_text_t* text, double value);
+
+/* Reads an environment variable; `out` stays as it is if the variable is unset or empty. INVALID_ARGUMENT: no whole
+ * number from least to most; names all of them. */
+sluice_status_t sluice_read_environment(const char* name, int32_t least, int32_t most, int32_t* out);
 
 #endif /* SLUICE_BACKEND_BASE_TEXT_H_ */

@@ -25,7 +25,8 @@ PAGES = pages()
 # Variables that the library or the package reads in users' runs; tests, benchmarks and set-up have other ones.
 SHIPPED = ("adapters", "backend", "capi/src", "python_plugin/sluice")
 READS = re.compile(
-    r"""getenv\("(SLUICE\w*)"\)|environ(?:\.get\(|\[)\s*"(SLUICE\w*)"|^[A-Z]+ = "(SLUICE(?:_[A-Z_]+)?)"$""",
+    r"""(?:getenv|read_environment)\("(SLUICE\w*)"[,)]|"""
+    r"""environ(?:\.get\(|\[)\s*"(SLUICE\w*)"|^[A-Z]+ = "(SLUICE(?:_[A-Z_]+)?)"$""",
     re.MULTILINE,
 )
 

@@ -73,6 +73,7 @@ VALUES = {
         "SLUICE_NCCL_IN_PROGRESS": "ncclInProgress",
         "SLUICE_NCCL_UINT8": "ncclUint8",
         "SLUICE_NCCL_MAGIC": "NCCL_API_MAGIC",
+        "SLUICE_NCCL_UNDEFINED": "NCCL_CONFIG_UNDEF_INT",
     },
 }
 LIBRARIES = {
@@ -87,7 +88,7 @@ def our_values(header):
     """Returns {name: expression} of the SLUICE_* enumerators and macros of a header."""
     text = (ROOT / header).read_text()
     found = dict(re.findall(r"^\s*(SLUICE_(?:CU|CUBLAS|CUBLASLT|NCCL)_\w+) = (-?\w+)", text, re.MULTILINE))
-    found.update(re.findall(r"^#define (SLUICE_NCCL_MAGIC)\s+(\w+)", text, re.MULTILINE))
+    found.update(re.findall(r"^#define (SLUICE_NCCL_(?:MAGIC|UNDEFINED))\s+(\w+)", text, re.MULTILINE))
     # Several enumerators may share a line.
     found.update(re.findall(r"(SLUICE_(?:CU|CUBLAS|CUBLASLT|NCCL)_\w+) = (-?\w+)", text))
     return found
@@ -111,7 +112,7 @@ def values_lines():
     # The fields that Sluice sets have the same offsets as NCCL's.
     lines += [
         f'static_assert(offsetof(ncclConfig_t, {f}) == offsetof(ours::sluice_nccl_config_t, {f}), "{f}");'
-        for f in ("size", "magic", "version", "blocking")
+        for f in ("size", "magic", "version", "blocking", "cgaClusterSize", "minCTAs", "maxCTAs")
     ]
     return lines
 

@@ -53,7 +53,7 @@ typedef struct {
 typedef struct {
   size_t size;
   unsigned int magic, version;
-  int blocking;
+  int blocking, cgaClusterSize, minCTAs, maxCTAs;
 } sluice_nccl_config_t;
 #define SYMBOL(name, parameters) int name parameters;
 #include "backend/device/cuda/cuda_symbols.inc"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Creates and destroys an NCCL communicator. */
 #include "backend/base/clock.h"
+#include "backend/base/text.h"
 #include "backend/comm/nccl/nccl_comm.h"
 #include "backend/comm/nccl/nccl_failure.h"
 #include "backend/comm/nccl/nccl_headers.h"
@@ -136,8 +137,8 @@ static sluice_status_t open_inside(nccl_comm_t* comm, const sluice_nccl_options_
     code = comm->driver->cuEventCreate(&comm->requests[i].done, SLUICE_CU_EVENT_DISABLE_TIMING);
   }
   if (code != 0) return sluice_cuda_fail(comm->driver, code, "no stream or event for nccl");
-  sluice_nccl_config_t config = {
-      .size = sizeof config, .magic = SLUICE_NCCL_MAGIC, .version = SLUICE_NCCL_CONFIG_VERSION, .blocking = 0};
+  sluice_nccl_config_t config = sluice_nccl_config(0);
+  SLUICE_TRY(sluice_read_environment("SLUICE_NCCL_MAX_CTAS", 1, SLUICE_NCCL_MOST_CTAS, &config.maxCTAs));
   if (options->parent != NULL) return sluice_nccl_split(comm, options->parent, options->color, &config);
   code = comm->nccl.ncclCommInitRankConfig(&comm->comm, comm->base.world_size, *options->id, comm->base.rank, &config);
   if (sluice_nccl_is_taken(code)) return SLUICE_OK;

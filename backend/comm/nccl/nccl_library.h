@@ -3,6 +3,7 @@
 #ifndef SLUICE_BACKEND_COMM_NCCL_NCCL_LIBRARY_H_
 #define SLUICE_BACKEND_COMM_NCCL_NCCL_LIBRARY_H_
 
+#include <limits.h>
 #include <stddef.h>
 
 #include "backend/base/status.h"
@@ -11,12 +12,13 @@ typedef struct sluice_nccl_id_s {
   char internal[128];
 } sluice_nccl_id_t;
 
-/* The members of ncclConfig_t in NCCL 2.14: newer versions fill in the missing ones. */
+/* The first members of ncclConfig_t in NCCL 2.17: NCCL fills in the missing ones. */
 typedef struct sluice_nccl_config_s {
   size_t size;
   unsigned int magic;
   unsigned int version;
   int blocking;
+  int cgaClusterSize, minCTAs, maxCTAs;
 } sluice_nccl_config_t;
 
 typedef struct sluice_nccl_symbols_s {
@@ -31,10 +33,22 @@ typedef struct sluice_nccl_symbols_s {
 /* Values of nccl.h; `./test --vendor` compares them. */
 enum { SLUICE_NCCL_REMOTE_ERROR = 6, SLUICE_NCCL_IN_PROGRESS = 7, SLUICE_NCCL_UINT8 = 1 };
 #define SLUICE_NCCL_MAGIC          0xcafebeefu
-#define SLUICE_NCCL_CONFIG_VERSION 21400u
-#define SLUICE_NCCL_MIN_VERSION    21800 /* 2.18.0: ncclCommSplit */
+#define SLUICE_NCCL_CONFIG_VERSION 21700u
+#define SLUICE_NCCL_UNDEFINED      INT_MIN /* members of a config that NCCL chooses */
+#define SLUICE_NCCL_MOST_CTAS      64      /* NCCL's channels */
+#define SLUICE_NCCL_MIN_VERSION    21800   /* 2.18.0: ncclCommSplit */
 /* 2.23.0: registration also serves sends and receives, not only in-switch collectives. */
 #define SLUICE_NCCL_REGISTER_VERSION 22300
+
+static inline sluice_nccl_config_t sluice_nccl_config(int blocking) {
+  return (sluice_nccl_config_t){.size = sizeof(sluice_nccl_config_t),
+                                .magic = SLUICE_NCCL_MAGIC,
+                                .version = SLUICE_NCCL_CONFIG_VERSION,
+                                .blocking = blocking,
+                                .cgaClusterSize = SLUICE_NCCL_UNDEFINED,
+                                .minCTAs = SLUICE_NCCL_UNDEFINED,
+                                .maxCTAs = SLUICE_NCCL_UNDEFINED};
+}
 
 /* For a call inside a group: IN_PROGRESS is no error, and later calls still belong to the same exchange. */
 static inline int sluice_nccl_is_taken(int code) { return code == 0 || code == SLUICE_NCCL_IN_PROGRESS; }

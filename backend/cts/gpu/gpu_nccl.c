@@ -69,7 +69,7 @@ static sluice_status_t make_and_use(const sluice_nccl_symbols_t* nccl, void* par
 /* The host's communicator, once it has started. NULL: it did not. */
 static void* open_host(const sluice_nccl_symbols_t* nccl, int blocking) {
   sluice_nccl_id_t id;
-  sluice_nccl_config_t config = {sizeof config, SLUICE_NCCL_MAGIC, SLUICE_NCCL_CONFIG_VERSION, blocking};
+  sluice_nccl_config_t config = sluice_nccl_config(blocking);
   const struct timespec nap = {.tv_nsec = 1000000};
   static void* host; /* NCCL may fill it in later */
   host = NULL;

@@ -8,6 +8,7 @@
 
 #include "backend/base/log.h"
 #include "backend/base/file_trust.h"
+#include "backend/base/text.h"
 #include "backend/device/cuda/cuda_device.h"
 #include "backend/gemm/cublas/cublas_decode.h"
 #include "backend/gemm/cublas/cublas_streams.h"
@@ -37,8 +38,9 @@ typedef struct gemm_cublas_s {
   void* handle;
   sluice_cublaslt_t* lt; /* NULL: no cuBLASLt */
   sluice_cublas_streams_t side;
-  int32_t how; /* SLUICE_CUBLAS_* for every list; BY_RULE: depends on its shape */
-  int32_t num_sms;
+  int32_t how;     /* SLUICE_CUBLAS_* for every list; BY_RULE: depends on its shape */
+  int32_t num_sms; /* the SMs that GEMMs may use */
+  int32_t whole;   /* SM count passed to cuBLAS for a GEMM on its own: 0, or num_sms if SLUICE_CUBLAS_SMS sets it */
   int32_t sms[SLUICE_CUBLAS_NUM_STREAMS]; /* that cuBLAS is told of, on each handle; 0: all */
   void* workspace;                        /* the table of pointers, then cuBLAS's own */
   uint64_t workspace_bytes;
@@ -306,7 +308,7 @@ static sluice_status_t cublas_run(sluice_gemm_t* base, const sluice_grouped_gemm
     code = gemm->symbols.cublasSetWorkspace_v2(gemm->handle, scratch, bytes);
   }
   sluice_status_t status = code != 0 ? fail(code, "its stream and workspace cannot be set") : SLUICE_OK;
-  if (status == SLUICE_OK && !is_forked) status = set_sms(gemm, 0, 0);
+  if (status == SLUICE_OK && !is_forked) status = set_sms(gemm, 0, gemm->whole);
   if (status == SLUICE_OK) {
     status = list->packed != NULL ? run_packed(gemm, list, how, is_forked)
              : is_forked          ? run_side_by_side(gemm, list)
@@ -396,6 +398,8 @@ static sluice_status_t open_handle(gemm_cublas_t* gemm, const sluice_gemm_cublas
            version % 100, gemm->tf32 ? ", tf32" : "");
   const sluice_cuda_driver_t* driver = sluice_cuda_device_driver(gemm->device);
   gemm->num_sms = sluice_cuda_device_sms(gemm->device);
+  SLUICE_TRY(sluice_read_environment("SLUICE_CUBLAS_SMS", 1, gemm->num_sms, &gemm->whole));
+  if (gemm->whole > 0) gemm->num_sms = gemm->whole;
   uint64_t bytes;
   char* scratch = scratch_of(gemm, &bytes);
   SLUICE_TRY(sluice_cublas_streams_open(driver, &gemm->symbols, scratch, bytes, &gemm->side));

@@ -9,6 +9,8 @@
  * lt, streams), read at create: grouped calls and cuBLASLt (cublaslt.h) run by that alone. Hand-written Hopper kernels
  * are not there.
  *
+ * SLUICE_CUBLAS_SMS, read at create, leaves SMs to other streams: GEMMs have that many. cuBLASLt knows nothing of it.
+ *
  * Between runs of one library version on one GPU the bits repeat: a GEMM's bits go by its shape, the bytes of its
  * workspace and the SMs that cuBLAS is told of, not by its stream. */
 #ifndef SLUICE_BACKEND_GEMM_CUBLAS_GEMM_CUBLAS_H_
@@ -35,7 +37,8 @@ typedef struct sluice_gemm_cublas_options_s {
 } sluice_gemm_cublas_options_t;
 
 /* out_gemm: new, sluice_gemm_destroy. Its run() enqueues on list->stream and returns; operands are device memory.
- * Errors: NOT_FOUND (no library, a symbol missing, version below 12.0), NO_MEMORY, EXTERNAL. */
+ * Errors: NOT_FOUND (no library, a symbol missing, version below 12.0), INVALID_ARGUMENT
+ * (SLUICE_CUBLAS_SMS), NO_MEMORY, EXTERNAL. */
 sluice_status_t sluice_gemm_cublas_create(const sluice_gemm_cublas_options_t* options, sluice_allocator_t* allocator,
                                           sluice_gemm_t** out_gemm);
 

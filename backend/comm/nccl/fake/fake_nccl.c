@@ -68,6 +68,7 @@ typedef struct registration_s {
 
 static struct {
   int64_t calls, fail_at, live, groups, num_broken, num_registered;
+  int max_ctas;
   char broken[128]; /* the first broken rule */
   registration_t* registrations;
   int fail_code, failed, version;
@@ -88,6 +89,7 @@ void sluice_fake_nccl_fail_call(int64_t nth, int code) {
 }
 int sluice_fake_nccl_failed(void) { return state.failed; }
 int64_t sluice_fake_nccl_live(void) { return state.live; }
+int sluice_fake_nccl_max_ctas(void) { return state.max_ctas; }
 int64_t sluice_fake_nccl_groups(void) { return state.groups; }
 int64_t sluice_fake_nccl_registered(void) { return state.num_registered; }
 int64_t sluice_fake_nccl_registrations(void) {
@@ -257,6 +259,8 @@ static int fake_unique_id(sluice_nccl_id_t* out_id) {
 }
 static int check_config(const sluice_nccl_config_t* config) {
   int is_right = config->magic == SLUICE_NCCL_MAGIC && config->size == sizeof *config && config->blocking == 0;
+  is_right &= config->version >= 21700 && config->minCTAs == SLUICE_NCCL_UNDEFINED; /* else maxCTAs is not read */
+  state.max_ctas = config->maxCTAs;
   return is_right ? 0 : INVALID_USAGE;
 }
 static int fake_init(void** out_comm, int num_ranks, sluice_nccl_id_t id, int rank, sluice_nccl_config_t* config) {

@@ -26,6 +26,7 @@ void sluice_fake_nccl_set_version(int version);
 void sluice_fake_nccl_fail_call(int64_t nth, int code);
 int sluice_fake_nccl_failed(void);
 int64_t sluice_fake_nccl_live(void);          /* communicators */
+int sluice_fake_nccl_max_ctas(void);          /* of the newest communicator; SLUICE_NCCL_UNDEFINED: NCCL's choice */
 int64_t sluice_fake_nccl_registrations(void); /* alive */
 int64_t sluice_fake_nccl_registered(void);    /* messages between registered buffers, since the start */
 int64_t sluice_fake_nccl_broken_rules(char* out, size_t out_bytes); /* since the start; `out`: the first one in words */

@@ -302,7 +302,7 @@ static void open_hosts(void) {
   sluice_nccl_id_t id;
   assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
   for (int i = 0; i < W; ++i) {
-    sluice_nccl_config_t config = {sizeof config, SLUICE_NCCL_MAGIC, SLUICE_NCCL_CONFIG_VERSION, 0};
+    sluice_nccl_config_t config = sluice_nccl_config(0);
     assert_int_equal(symbols.ncclCommInitRankConfig(&hosts[i], W, id, i, &config), SLUICE_NCCL_IN_PROGRESS);
   }
 }
@@ -404,6 +404,27 @@ TEST(Destroy_InProgress_EndsItOnce) {
 TEST(Create_WithoutIdOrParent_IsRefused) {
   assert_int_equal(create(&ranks[0], 0, W, NULL, NULL, 0, 0), SLUICE_E_INVALID_ARGUMENT);
   assert_null(ranks[0].comm);
+}
+
+TEST(Create_MaxCtas_ReachesNcclOrIsRefused) {
+  static const struct {
+    const char* text;
+    int wanted; /* 0: refused */
+  } cases[] = {
+      {NULL, SLUICE_NCCL_UNDEFINED}, {"", SLUICE_NCCL_UNDEFINED}, {"8", 8}, {"0", 0}, {"65", 0}, {"8 CTAs", 0}};
+  sluice_nccl_symbols_t symbols = sluice_fake_nccl();
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+    sluice_nccl_id_t id;
+    assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
+    unsetenv("SLUICE_NCCL_MAX_CTAS");
+    if (cases[i].text != NULL) setenv("SLUICE_NCCL_MAX_CTAS", cases[i].text, 1);
+    const sluice_status_t status = create(&ranks[0], 0, 1, &id, NULL, 0, 0);
+    unsetenv("SLUICE_NCCL_MAX_CTAS");
+    assert_int_equal(status, cases[i].wanted == 0 ? SLUICE_E_INVALID_ARGUMENT : SLUICE_OK);
+    if (cases[i].wanted != 0) assert_int_equal(sluice_fake_nccl_max_ctas(), cases[i].wanted);
+    sluice_comm_destroy(ranks[0].comm);
+    ranks[0].comm = NULL;
+  }
 }
 
 /* A rank never creates its communicator: the first exchange of another rank times out, and everything is released. */

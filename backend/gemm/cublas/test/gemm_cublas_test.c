@@ -276,6 +276,19 @@ TEST(Streams_EachGemm_HasTheSmsThatItsTilesFill) {
     assert_int_equal(sluice_fake_cublas_last_sms(), list.count == 2 ? 33 : 0); /* alone it has all */
   }
   sluice_gemm_destroy(gemm);
+  setenv("SLUICE_CUBLAS_SMS", "116", 1);
+  assert_int_equal(create_lt(SLUICE_CUBLAS_STREAMS, &gemm), SLUICE_OK);
+  for (list.count = 2; list.count > 0; --list.count) {
+    assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+    assert_int_equal(sluice_fake_cublas_last_sms(), list.count == 2 ? 29 : 116);
+  }
+  sluice_gemm_destroy(gemm);
+  static const char* const wrong[] = {"0", "133", "many", "16 SMs"};
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; ++i) {
+    setenv("SLUICE_CUBLAS_SMS", wrong[i], 1);
+    REFUSED(create_lt(SLUICE_CUBLAS_STREAMS, &gemm), SLUICE_E_INVALID_ARGUMENT, "SLUICE_CUBLAS_SMS");
+  }
+  unsetenv("SLUICE_CUBLAS_SMS");
 }
 
 /* Three forks and three joins, whatever fails in between: the next list finds streams as before. */

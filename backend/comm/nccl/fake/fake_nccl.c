@@ -45,6 +45,8 @@ typedef struct fake_comm_s {
   group_t* group;
   int rank, references, ended;
   split_t* split;             /* in progress: this communicator accepts no other call */
+  struct batch_s* late;       /* a group that is not in its stream yet ... */
+  int looks;                  /* ... for so many queries */
   int64_t issued, finished;   /* groups: NCCL runs those of one communicator in the order of calls, on any stream */
   int outstanding[MAX_RANKS]; /* messages to or from that rank */
 } fake_comm_t;
@@ -68,7 +70,7 @@ typedef struct registration_s {
 
 static struct {
   int64_t calls, fail_at, live, groups, num_broken, num_registered;
-  int max_ctas;
+  int max_ctas, linger;
   char broken[128]; /* the first broken rule */
   registration_t* registrations;
   int fail_code, failed, version;
@@ -77,6 +79,8 @@ static struct {
 } state = {.fail_at = -1, .version = 22809, .next_id = 1};
 static _Thread_local int open_groups;
 static _Thread_local batch_t* batch;
+static void drop_batch(void* user);
+static void enqueue_batch(batch_t* b);
 
 void sluice_fake_nccl_set_version(int version) { state.version = version; }
 void sluice_fake_nccl_fail_call(int64_t nth, int code) {
@@ -88,6 +92,7 @@ void sluice_fake_nccl_fail_call(int64_t nth, int code) {
   sluice_fake_cuda_unlock();
 }
 int sluice_fake_nccl_failed(void) { return state.failed; }
+void sluice_fake_nccl_linger(int looks) { state.linger = looks; }
 int64_t sluice_fake_nccl_live(void) { return state.live; }
 int sluice_fake_nccl_max_ctas(void) { return state.max_ctas; }
 int64_t sluice_fake_nccl_groups(void) { return state.groups; }
@@ -122,6 +127,7 @@ static void breaks(const char* rule) {
 
 /* Checks a call of the user, except for queries, destroy and abort. */
 static void check_is_free(const fake_comm_t* comm) {
+  if (comm->late != NULL) breaks("a communicator was used while its group was in progress");
   if (comm->split != NULL) breaks("a communicator was used while its split was in progress");
 }
 
@@ -325,6 +331,13 @@ static int look_at_split(fake_comm_t* from) {
   return 0;
 }
 
+static int look_at_group(fake_comm_t* comm) {
+  if (--comm->looks > 0) return SLUICE_NCCL_IN_PROGRESS;
+  enqueue_batch(comm->late);
+  comm->late = NULL;
+  return 0;
+}
+
 static int is_waiting_for_gone(const fake_comm_t* comm) {
   for (int r = 0; r < comm->group->num_ranks; ++r) {
     if (comm->outstanding[r] > 0 && has_gone(comm->group, r)) return 1;
@@ -338,6 +351,7 @@ static int fake_async(void* handle, int* out_error) {
   sluice_fake_cuda_pump();
   *out_error = have_all_come(comm->group) ? 0 : SLUICE_NCCL_IN_PROGRESS;
   if (*out_error == 0 && code == 0) *out_error = look_at_split(comm);
+  if (*out_error == 0 && code == 0 && comm->late != NULL) *out_error = look_at_group(comm);
   if (is_waiting_for_gone(comm)) *out_error = SLUICE_NCCL_REMOTE_ERROR;
   sluice_fake_cuda_unlock();
   return code;
@@ -347,6 +361,8 @@ static void end_comm(fake_comm_t* comm) {
   if (comm->ended) breaks("a communicator was ended twice");
   if (comm->ended) return;
   comm->ended = 1;
+  if (comm->late != NULL) drop_batch(comm->late);
+  comm->late = NULL;
   if (comm->split != NULL) { /* its own split, whose handle is still to come */
     fake_comm_t* made = comm->split->group->comms[comm->split->rank];
     end_split(comm, made);
@@ -517,6 +533,12 @@ static int fake_group_start(void) {
   return code;
 }
 /* The group ends even if it reports an error; its calls are then dropped. */
+static void enqueue_batch(batch_t* b) {
+  sluice_fake_cuda_enqueue(
+      b->stream,
+      &(sluice_fake_op_t){.ready = is_ready, .drop = drop_batch, .user = b, .note = note_batch, .again = batch_again});
+}
+
 static int fake_group_end(void) {
   sluice_fake_cuda_lock();
   int code = planned();
@@ -526,11 +548,12 @@ static int fake_group_end(void) {
     batch->number = -1;
     if (!is_taken(code) || batch->comm->ended) {
       drop_batch(batch);
+    } else if (state.linger > 0) {
+      if (batch->comm->late != NULL) enqueue_batch(batch->comm->late);
+      batch->comm->late = batch, batch->comm->looks = state.linger;
+      code = SLUICE_NCCL_IN_PROGRESS;
     } else {
-      sluice_fake_cuda_enqueue(
-          batch->stream,
-          &(sluice_fake_op_t){
-              .ready = is_ready, .drop = drop_batch, .user = batch, .note = note_batch, .again = batch_again});
+      enqueue_batch(batch);
     }
     batch = NULL;
   }

@@ -149,6 +149,27 @@ TEST(Enqueue_DeviceBuffers_ArriveOnTheStreamWithoutAHostWait) {
   }
 }
 
+/* NCCL's own thread puts a group into its stream, so the call returns only after the communicator has settled. */
+TEST(Enqueue_GroupsInProgress_AreInTheStreamAfterTheCall) {
+  char rule[128];
+  const int64_t broken = sluice_fake_nccl_broken_rules(rule, sizeof rule);
+  create_all(0);
+  sluice_fake_nccl_linger(5);
+  for (int round = 0; round < 3; ++round) {
+    for (int i = 0; i < W; ++i) memset(ranks[i].recv, 0, W * BLOCK);
+    for (int i = 0; i < W; ++i) assert_int_equal(enqueue(&ranks[i], i), SLUICE_OK);
+    for (int i = 0; i < W; ++i) assert_true(sluice_fake_cuda_idle(ranks[i].stream));
+    for (int i = 0; i < W * W; ++i) {
+      const int from = i / W, to = i % W;
+      for (uint64_t b = 0; b < size_of(from, to); ++b) {
+        assert_int_equal(ranks[to].recv[from * BLOCK + b], 16 * from + to + 1);
+      }
+    }
+  }
+  sluice_fake_nccl_linger(0);
+  assert_int_equal(sluice_fake_nccl_broken_rules(rule, sizeof rule), broken);
+}
+
 /* A non-blocking communicator may answer any call in a group with "in progress"; the remaining calls must follow. */
 TEST(Enqueue_AnyCallInProgress_LeavesNothingOut) {
   create_all(0);
@@ -663,6 +684,21 @@ TEST(FakeNccl_BrokenRules_AreCounted) {
   for (int i = 1; i < W; ++i) assert_int_equal(enqueue(&ranks[i], i), SLUICE_OK);
   assert_true(sluice_fake_nccl_broken_rules(rule, sizeof rule) > before);
   assert_non_null(strstr(rule, "one side of a message"));
+  before = sluice_fake_nccl_broken_rules(rule, sizeof rule);
+  void* host = NULL; /* of a rank that nobody waits for */
+  sluice_nccl_config_t config = sluice_nccl_config(0);
+  sluice_nccl_id_t id;
+  assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);
+  assert_int_equal(symbols.ncclCommInitRankConfig(&host, 1, id, 0, &config), SLUICE_NCCL_IN_PROGRESS);
+  sluice_fake_nccl_linger(2);
+  for (int i = 0; i < 2; ++i) {
+    assert_int_equal(symbols.ncclGroupStart(), 0);
+    assert_int_equal(symbols.ncclSend(from, 1, SLUICE_NCCL_UINT8, 0, host, NULL), 0);
+    assert_int_equal(symbols.ncclGroupEnd(), SLUICE_NCCL_IN_PROGRESS);
+    assert_int_equal(sluice_fake_nccl_broken_rules(rule, sizeof rule), before + i);
+  }
+  sluice_fake_nccl_linger(0);
+  assert_int_equal(symbols.ncclCommAbort(host), 0);
   before = sluice_fake_nccl_broken_rules(rule, sizeof rule);
   sluice_cuda_enter(ranks[0].device);
   assert_int_equal(symbols.ncclMemFree(block), 0);

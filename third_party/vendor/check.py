@@ -19,6 +19,7 @@ ROOT = HERE.parent.parent
 # Our enumerators and macros, and the names that the vendors give those values.
 VALUES = {
     "backend/device/cuda/cuda_driver.h": {
+        "SLUICE_CU_INVALID_VALUE": "CUDA_ERROR_INVALID_VALUE",
         "SLUICE_CU_OUT_OF_MEMORY": "CUDA_ERROR_OUT_OF_MEMORY",
         "SLUICE_CU_NOT_READY": "CUDA_ERROR_NOT_READY",
         "SLUICE_CU_STREAM_NON_BLOCKING": "CU_STREAM_NON_BLOCKING",

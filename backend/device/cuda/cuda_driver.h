@@ -21,6 +21,7 @@ typedef struct sluice_cuda_driver_s {
 
 /* Values of cuda.h that Sluice uses; `./test --vendor` compares them. */
 enum {
+  SLUICE_CU_INVALID_VALUE = 1,
   SLUICE_CU_OUT_OF_MEMORY = 2,
   SLUICE_CU_NOT_READY = 600,
   SLUICE_CU_STREAM_NON_BLOCKING = 1,

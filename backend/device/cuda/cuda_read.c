@@ -51,8 +51,12 @@ sluice_status_t sluice_cuda_check_memory(sluice_device_t* base, const void* data
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s lies at %p: want an address that %llu divides", name, data,
                        (unsigned long long)alignment);
   }
-  if (device->driver->cuPointerGetAttribute(&type, SLUICE_CU_POINTER_MEMORY_TYPE, at) != 0 ||
-      type != SLUICE_CU_MEMORY_DEVICE) {
+  const int code = device->driver->cuPointerGetAttribute(&type, SLUICE_CU_POINTER_MEMORY_TYPE, at);
+  /* Other errors are of work that was enqueued before. */
+  if (code != 0 && code != SLUICE_CU_INVALID_VALUE) {
+    return sluice_cuda_fail(device->driver, code, "the place of %s", name);
+  }
+  if (code != 0 || type != SLUICE_CU_MEMORY_DEVICE) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s lies at %p in host memory: want memory of CUDA device %d", name,
                        data, device->ordinal);
   }

@@ -363,6 +363,33 @@ TEST(CudaLayer_NthDriverCallOfARoundFails_ContextWorksOn) {
   nth_call_of_a_round(&DRIVER_MEMORY, &offload, 0, 1);
 }
 
+/* The error of a kernel that faulted is returned by a later call and by every call after it. The context is then
+ * unusable, and releases everything. */
+TEST(CudaLayer_NthKernelFaults_EveryLaterRoundSaysSoAndNothingLeaks) {
+  const sluice_moe_config_t config = config_of(SLUICE_RESTORE_KEEP, SLUICE_RESTORE_RECOMPUTE);
+  int64_t nth = 0;
+  for (int faulted = 1; faulted; ++nth) {
+    rig_t rig;
+    open_all(&rig, &config);
+    sluice_fake_cuda_fault(nth);
+    sluice_status_t status = rig_round(&rig, NULL);
+    (void)sluice_fake_cuda_idle(fakes_stream(0));
+    faulted = sluice_fake_cuda_faulted();
+    if (status != SLUICE_OK) assert_told(status);
+    assert_true(faulted || status == SLUICE_OK);
+    for (int round = 0; round < 2 && faulted; ++round) {
+      status = rig_round(&rig, NULL);
+      if (status == SLUICE_OK) fail_msg("kernel %lld faulted, and a round after it passes", (long long)nth);
+      assert_told(status);
+      if (strstr(last_message(), "ILLEGAL_ADDRESS") == NULL)
+        fail_msg("kernel %lld: %s", (long long)nth, last_message());
+    }
+    close_all(&rig);
+    sluice_fake_cuda_fault(-1);
+  }
+  assert_in_range(nth, 8, 200);
+}
+
 /* Includes the host's own launches. */
 TEST(CudaCallback_NthDriverCallOfARoundFails_ContextWorksOn) {
   sluice_moe_config_t config = config_of(SLUICE_RESTORE_OFFLOAD, SLUICE_RESTORE_RECOMPUTE);

@@ -31,6 +31,11 @@ int64_t sluice_fake_cuda_calls(void);
 /* Returns whether the planned failure has occurred. */
 int sluice_fake_cuda_failed(void);
 
+/* The kernel with this number, counted from now, faults when it runs, as with an illegal address: its launch succeeds,
+ * and from then on every call fails with 700, while destroy and free calls still release. < 0: none, and no more. */
+void sluice_fake_cuda_fault(int64_t nth_launch);
+int sluice_fake_cuda_faulted(void);
+
 /* The allocation of device or page-locked memory with this number, counted from now, fails. < 0: none. */
 void sluice_fake_cuda_refuse(int64_t nth);
 int sluice_fake_cuda_refused(void); /* whether that has occurred */

@@ -143,6 +143,7 @@ typedef struct launch_s {
   const fake_kernel_t* kernel;
   sluice_fake_moment_t moment;
   int64_t event; /* in the record */
+  int faults;
   sluice_emulated_kernel_fn_t fn;
   int64_t warps;
   char args[4096]; /* limit of a kernel's parameters */
@@ -150,6 +151,7 @@ typedef struct launch_s {
 
 static void run_launch(void* user) {
   const launch_t* launch = user;
+  if (launch->faults) sluice_fake_world.faulted = 1;
   if (launch->event >= 0 || !sluice_fake_is_dry()) {
     sluice_fake_count_bytes_for(launch->event);
     sluice_fake_note_kernel(launch->kernel->name, launch->args, &launch->moment); /* before it writes */
@@ -194,7 +196,7 @@ int sluice_fake_cuLaunchKernel(void* function, unsigned int grid_x, unsigned int
     launch->fn = kernel->fn;
     launch->warps = (int64_t)grid_x * block_x / 32;
     memcpy(launch->args, parameters[0], kernel->args_bytes);
-    ++sluice_fake_world.launches;
+    launch->faults = sluice_fake_world.launches++ == sluice_fake_world.fault_at;
     launch->kernel = kernel;
     launch->event = note_launch_event(launch, sluice_fake_stream_of(stream));
     sluice_fake_cuda_enqueue(

@@ -24,6 +24,7 @@ void sluice_fake_cuda_unlock(void) {
 
 int sluice_fake_planned(void) {
   int64_t number = sluice_fake_world.calls++;
+  if (sluice_fake_world.faulted) return ILLEGAL_ADDRESS;
   if (number != sluice_fake_world.fail_at) return 0;
   sluice_fake_world.failed = 1;
   return sluice_fake_world.fail_code;
@@ -73,6 +74,7 @@ int sluice_fake_cuDriverGetVersion(int* out_version) {
 int sluice_fake_cuGetErrorName(int error, const char** out_name) {
   static const char* const names[] = {"CUDA_SUCCESS", "CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_OUT_OF_MEMORY"};
   *out_name = error >= 0 && error < 3 ? names[error] : "CUDA_ERROR_FAKE";
+  if (error == ILLEGAL_ADDRESS) *out_name = "CUDA_ERROR_ILLEGAL_ADDRESS";
   return 0;
 }
 int sluice_fake_cuGetErrorString(int error, const char** out_text) {
@@ -166,7 +168,7 @@ void sluice_fake_cuda_reset(void) {
   sluice_fake_world.version = 13000;
   sluice_fake_world.numa_node = -1;
   sluice_fake_world.fail_at = sluice_fake_world.drop_at = sluice_fake_world.drop_rank = -1;
-  sluice_fake_world.refuse_at = -1;
+  sluice_fake_world.refuse_at = sluice_fake_world.fault_at = -1;
   sluice_fake_world.memory = (uint64_t)1 << 30;
   for (int32_t i = 0; i < SLUICE_FAKE_CUDA_DEVICES; ++i) {
     sluice_fake_world.streams[i] = (fake_stream_t){.live = 1, .index = i, .ordinal = i, .is_hosts = 1};
@@ -183,6 +185,15 @@ void sluice_fake_cuda_fail_call(int64_t nth, int code) {
   sluice_fake_world.failed = 0;
   sluice_fake_cuda_unlock();
 }
+
+void sluice_fake_cuda_fault(int64_t nth_launch) {
+  sluice_fake_cuda_lock();
+  sluice_fake_world.fault_at = nth_launch < 0 ? -1 : sluice_fake_world.launches + nth_launch;
+  sluice_fake_world.faulted = 0;
+  sluice_fake_cuda_unlock();
+}
+
+int sluice_fake_cuda_faulted(void) { return sluice_fake_world.faulted; }
 
 int64_t sluice_fake_locked_count(const int64_t* counter) {
   sluice_fake_cuda_lock();

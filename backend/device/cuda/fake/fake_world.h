@@ -19,7 +19,7 @@
 enum { MAX_STREAMS = SLUICE_FAKE_CUDA_STREAMS, MAX_BLOCKS = 4096 };
 enum { INVALID_VALUE = 1, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500 };
 enum { CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905 };
-enum { CAPTURED_EVENT = 907 };
+enum { ILLEGAL_ADDRESS = 700, CAPTURED_EVENT = 907 };
 
 typedef struct fake_clock_s {
   int64_t at[MAX_STREAMS];
@@ -106,6 +106,8 @@ typedef struct sluice_fake_world_s {
   int version;
   int64_t calls, fail_at;
   int fail_code, failed;
+  int64_t fault_at; /* of launches */
+  int faulted;
   int64_t allocations, refuse_at;
   int refused;
   int64_t waits, drop_at;

@@ -344,6 +344,39 @@ static void nth_call_of_a_capture(const library_t* library) {
   printf("%s, captured: %lld of %lld failures told\n", library->name, (long long)told, (long long)nth - 1);
 }
 
+static void* wait_for_a_stream(void* code) {
+  *(int*)code = sluice_fake_cuda_driver()->cuStreamSynchronize(NULL);
+  return NULL;
+}
+
+/* As torch.cuda.graph captures: then no thread of the engine makes a call that a capture forbids. */
+TEST(CudaGraph_CapturedInGlobalMode_IsInvalidatedByAnotherThreadAlone) {
+  const sluice_moe_config_t config = config_under_capacity();
+  for (int is_planted = 0; is_planted < 2; ++is_planted) {
+    rig_t rig;
+    pthread_t other;
+    int code = 0;
+    sluice_fake_graph_t* graph = NULL;
+    sluice_step_t* step = NULL;
+    open_all(&rig, &config);
+    assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
+    rig_reset(&rig);
+    sluice_fake_cuda_begin_global_capture(fakes_stream(0));
+    assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
+    assert_int_equal(rig_backward(&rig, step), SLUICE_OK);
+    sluice_step_drop(step);
+    if (is_planted) {
+      assert_int_equal(pthread_create(&other, NULL, wait_for_a_stream, &code), 0);
+      pthread_join(other, NULL);
+    }
+    assert_int_equal(code, is_planted ? 900 : 0);
+    assert_int_equal(sluice_fake_cuda_end_capture(fakes_stream(0), &graph), is_planted ? 901 : 0);
+    sluice_fake_cuda_destroy_graph(graph);
+    assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
+    close_all(&rig);
+  }
+}
+
 TEST(CudaGraph_NthCallOfACaptureFails_ContextWorksOn) {
   nth_call_of_a_capture(&DRIVER);
   nth_call_of_a_capture(&CUBLAS);

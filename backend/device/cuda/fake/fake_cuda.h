@@ -68,6 +68,8 @@ void sluice_fake_cuda_set_capturing(void* stream, int capturing);
  * recorded in it, fails as well. */
 typedef struct sluice_fake_graph_s sluice_fake_graph_t;
 void sluice_fake_cuda_begin_capture(void* stream);
+/* In global mode: those calls fail and invalidate it from every thread, on any stream. One at a time. */
+void sluice_fake_cuda_begin_global_capture(void* stream);
 /* 0 and the graph; 901: invalidated; 904: a stream was not joined. */
 int sluice_fake_cuda_end_capture(void* stream, sluice_fake_graph_t** out_graph);
 /* Enqueues it, in the order of its events, after the work on the stream. */

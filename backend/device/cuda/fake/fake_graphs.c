@@ -21,7 +21,8 @@ static node_t* add_node(fake_stream_t* stream) {
 int sluice_fake_spoils(const fake_stream_t* stream) {
   if (own_capture != NULL) own_capture->is_spoiled = 1;
   if (stream != NULL && stream->graph != NULL) stream->graph->is_spoiled = 1;
-  return own_capture != NULL || (stream != NULL && stream->graph != NULL);
+  if (sluice_fake_world.global_capture != NULL) sluice_fake_world.global_capture->is_spoiled = 1;
+  return own_capture != NULL || (stream != NULL && stream->graph != NULL) || sluice_fake_world.global_capture != NULL;
 }
 
 void sluice_fake_capture_op(fake_stream_t* stream, const sluice_fake_op_t* op) {
@@ -77,6 +78,13 @@ void sluice_fake_cuda_begin_capture(void* handle) {
   sluice_fake_cuda_unlock();
 }
 
+void sluice_fake_cuda_begin_global_capture(void* handle) {
+  sluice_fake_cuda_begin_capture(handle);
+  sluice_fake_cuda_lock();
+  sluice_fake_world.global_capture = own_capture;
+  sluice_fake_cuda_unlock();
+}
+
 static int judge(const sluice_fake_graph_t* graph) {
   for (int i = 0; i < MAX_STREAMS; ++i) {
     if (graph->is_member[i] && graph->clocks[graph->origin].at[i] < graph->clocks[i].at[i]) return CAPTURE_UNJOINED;
@@ -89,6 +97,7 @@ int sluice_fake_cuda_end_capture(void* handle, sluice_fake_graph_t** out_graph) 
   sluice_fake_graph_t* graph = sluice_fake_stream_of(handle)->graph;
   assert(graph != NULL && graph == own_capture && graph->origin == sluice_fake_stream_of(handle)->index);
   own_capture = NULL;
+  if (sluice_fake_world.global_capture == graph) sluice_fake_world.global_capture = NULL;
   for (int i = 0; i < MAX_STREAMS; ++i) {
     if (!graph->is_member[i]) continue;
     sluice_fake_world.streams[i].graph = NULL;

@@ -125,6 +125,7 @@ typedef struct sluice_fake_world_s {
   int64_t num_accesses, room_accesses, num_clocks, room_clocks, num_blocks, num_graphs, num_tickets;
   fake_kernel_t kernels[MAX_KERNELS];
   int32_t num_kernels;
+  sluice_fake_graph_t* global_capture;
 } sluice_fake_world_t;
 extern sluice_fake_world_t sluice_fake_world;
 

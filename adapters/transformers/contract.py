@@ -231,8 +231,7 @@ def check_tensors(module: Any, contract: Contract, tensors: Sequence[torch.Tenso
             _check_packed(where, contract, tensor)
         elif type(tensor) not in PLAIN:
             raise Unsupported(
-                f"{where} is a {_kind(tensor)}; Sluice reads plain tensors: "
-                f"unwrap it (under expert parallelism transformers does), {OTHERWISE}"
+                f"{where} is a {_kind(tensor)}; Sluice reads plain tensors: {_unwrapped(tensor)}, {OTHERWISE}"
             )
         if tensor.dtype not in DTYPES:
             raise Unsupported(
@@ -261,6 +260,12 @@ def check_tensors(module: Any, contract: Contract, tensors: Sequence[torch.Tenso
         raise InvalidArgument(
             f"{name}: a matrix of {' or '.join(contract.names[:2])} has no unit stride: make it contiguous, {OTHERWISE}"
         )
+
+
+def _unwrapped(tensor: Any) -> str:
+    if hasattr(tensor, "to_local"):  # of fully_shard, or of expert parallelism
+        return "call the model instead of its experts, whose parameters are whole in its forward alone"
+    return "unwrap it"
 
 
 def _check_packed(where: str, contract: Contract, tensor: Any) -> None:

@@ -75,13 +75,17 @@ def test_TwoRanks_SluicesExpertsUnderStockTransports_AsUnsplit(
             assert gap < 2e-5, (rank, name, gap)
 
 
-# Implementations of transformers 5.23 that no test above combines: () trains as the unsplit model, else words of an
-# error.
+# Implementations of transformers 5.23 that no test above combines, and the layout if it is not "tp": () trains as the
+# unsplit model, else words of an error.
 CUDA_ALONE = ('experts_implementation="{}" cannot compute the rows of one expert', 'or ep_implementation="all_to_all"')
 MIXTURES = {
     "batched_mm sluice": (),
+    "batched_mm sluice fsdp2": (),
+    "sluice auto fsdp2": (),
+    "sluice all_reduce fsdp2": ("AllReduceEP needs every rank of the expert group to hold the same batch",),
     "sluice deepgemm_megamoe": ('ep_implementation="deepgemm_megamoe" runs with', 'set ep_implementation="sluice" or'),
     "deepgemm sluice": CUDA_ALONE,
+    "deepgemm sluice fsdp2": CUDA_ALONE,
     "sonicmoe sluice": CUDA_ALONE,
     "deepgemm_megamoe sluice": ("ep_implementation='sluice'", 'with `ep_implementation="auto"` or'),
     "sluice no_such": ("ep_implementation='no_such'", "use one of", "'sluice'"),
@@ -90,10 +94,10 @@ MIXTURES = {
 
 @pytest.mark.parametrize("mixture", MIXTURES)
 def test_TwoRanks_EachMixtureOfNames_AsUnsplitOrRefusedByName(ranks: Ranks, saved: Any, mixture: str) -> None:
-    """Tensor parallelism is needed: deepgemm_megamoe refuses ranks that do not share a batch."""
-    experts, transport = mixture.split()
+    """deepgemm_megamoe refuses ranks that do not share a batch."""
+    experts, transport, *layout = mixture.split()
     case = {"kind": "qwen3_moe", "path": saved("qwen3_moe"), "experts": experts, "transport": transport}
-    for found in ranks.run("tf_ep_jobs:mixed", config=LAYOUTS["tp"], **case):
+    for found in ranks.run("tf_ep_jobs:mixed", config=LAYOUTS[layout[0] if layout else "tp"], **case):
         if MIXTURES[mixture]:
             assert all(text.format(experts) in found["said"] for text in MIXTURES[mixture]), found
         else:
@@ -299,6 +303,16 @@ def test_TwoRanks_TwentySteps_LossesOfAllToAll(
             assert 0 < found["stats"]["peak_bytes"] <= 12 << 20
 
 
+def check_trainer(stock: dict[str, Any], mine: dict[str, Any]) -> None:
+    """Compares two results of tf_ep_jobs.trainer."""
+    assert stock["passes"] == 0 and mine["passes"] > 0
+    assert len(mine["losses"]) == 4 and mine["losses"] == pytest.approx(stock["losses"], rel=1e-4)
+    assert len(mine["evaluated"]) == 2 and mine["evaluated"] == pytest.approx(stock["evaluated"], rel=1e-4)
+    assert mine["evaluated"][0] != mine["evaluated"][1], "nothing was learnt"
+    assert mine["mine"] == pytest.approx(stock["mine"], rel=1e-4)
+    assert mine["saved"] == pytest.approx(mine["mine"], rel=1e-5)
+
+
 def test_TwoRanks_Trainer_LossesOfAllToAllAndWholeWhenSaved(ranks: Ranks, saved: Any, tmp_path: Path) -> None:
     """Each rank has its own batch: on a CPU, accelerate refuses a model that is split by tensor parallelism."""
     found = {}
@@ -306,12 +320,7 @@ def test_TwoRanks_Trainer_LossesOfAllToAllAndWholeWhenSaved(ranks: Ranks, saved:
         case = {"path": saved("qwen3_moe"), "layout": LAYOUTS["fsdp2"], "folder": str(tmp_path / transport)}
         found[transport] = ranks.run("tf_ep_jobs:trainer", experts=experts, transport=transport, **case)
     for stock, mine in zip(found["all_to_all"], found["sluice"]):
-        assert stock["passes"] == 0 and mine["passes"] > 0
-        assert len(mine["losses"]) == 4 and mine["losses"] == pytest.approx(stock["losses"], rel=1e-4)
-        assert len(mine["evaluated"]) == 2 and mine["evaluated"] == pytest.approx(stock["evaluated"], rel=1e-4)
-        assert mine["evaluated"][0] != mine["evaluated"][1], "nothing was learnt"
-        assert mine["mine"] == pytest.approx(stock["mine"], rel=1e-4)
-        assert mine["saved"] == pytest.approx(mine["mine"], rel=1e-5)
+        check_trainer(stock, mine)
 
 
 # ep_size 2: two groups of ranks have all experts each, and FSDP also shards their parameters.

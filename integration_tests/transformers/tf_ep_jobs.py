@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import sluice
@@ -15,18 +16,19 @@ from sluice.adapters.transformers import experts as adapter
 from sluice.errors import SluiceError
 from tf_models import batch, gaps, make, step
 from torch.autograd import forward_ad
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 
 def split(path: str, layout: dict[str, int], experts: str = "sluice", transport: str = "sluice", **how: Any) -> Any:
-    """Loads the saved model with its experts split over all ranks."""
+    """Loads the saved model with its experts split over all ranks, if `layout` has no other ep_size; {}: whole."""
+    if layout:
+        layout = {"ep_size": dist.get_world_size(), **layout}
+        how["distributed_config"] = DistributedConfig(**layout, ep_implementation=transport)
     return AutoModelForCausalLM.from_pretrained(
-        path,
-        experts_implementation=experts,
-        attn_implementation="eager",
-        distributed_config=DistributedConfig(**layout, ep_size=dist.get_world_size(), ep_implementation=transport),
-        **how,
+        path, experts_implementation=experts, attn_implementation="eager", **how
     )
 
 
@@ -278,16 +280,43 @@ def losses(path: str, layout: dict[str, int], options: dict[str, Any], steps: in
         sluice.configure()
 
 
-def trainer(path: str, layout: dict[str, int], folder: str, experts: str, transport: str) -> dict[str, Any]:
+@contextlib.contextmanager
+def _accelerates_fsdp() -> Iterator[None]:
+    """accelerate shards a model with FSDP2 on devices alone. In this context its state on a CPU is that of a device."""
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import DistributedType
+
+    made, environment = AcceleratorState.__init__, dict(os.environ)
+
+    def make(self: Any, *args: Any, fsdp_plugin: Any = None, **named: Any) -> None:
+        made(self, *args, fsdp_plugin=fsdp_plugin, **named)
+        if fsdp_plugin is not None:
+            self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
+
+    AcceleratorState.__init__ = make
+    try:
+        yield
+    finally:
+        AcceleratorState.__init__ = made
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
+
+
+def trainer(
+    path: str, layout: dict[str, int], folder: str, experts: str, transport: str, fsdp: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Runs transformers' Trainer over a split model, with accumulation, evaluation and checkpointing. Its final
-    checkpoint, loaded whole, must have the trained model's loss."""
+    checkpoint, loaded whole, must have the trained model's loss. fsdp: Trainer's fsdp_config, by which accelerate
+    shards a model that is not split."""
     from accelerate.state import AcceleratorState
     from transformers import Trainer, TrainingArguments
 
     os.environ.setdefault("LOCAL_RANK", os.environ["RANK"])
     AcceleratorState._reset_state(reset_partial_state=True)  # an earlier Trainer had another layout
     model = split(path, layout, experts, transport)
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    if not (fsdp or {}).get("activation_checkpointing"):
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     data = [{"input_ids": row, "labels": row} for seed in range(8) for row in batch(seed, rows=4)]
     arguments = TrainingArguments(
         output_dir=folder,
@@ -305,18 +334,27 @@ def trainer(path: str, layout: dict[str, int], folder: str, experts: str, transp
         use_cpu=True,
         seed=0,
         disable_tqdm=True,
+        **({} if fsdp is None else {"fsdp": True, "fsdp_config": fsdp}),
     )
-    running = Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data[:8])
-    running.train()
+    with contextlib.nullcontext() if fsdp is None else _accelerates_fsdp():
+        running = Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data[:8])
+        running.train()
     history = running.state.log_history
-    running.save_model(folder)
+    if fsdp is None:
+        running.save_model(folder)
+    else:
+        assert isinstance(model, FSDPModule)
+        state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     dist.barrier()
     model.eval()
     with torch.no_grad():
         mine = float(model(input_ids=batch(3), labels=batch(3)).loss)
         whole = AutoModelForCausalLM.from_pretrained(
-            folder, experts_implementation="eager", attn_implementation="eager"
+            folder if fsdp is None else path, experts_implementation="eager", attn_implementation="eager"
         )
+        if fsdp is not None:
+            dist.broadcast_object_list(states := [state])  # torch gives it to the first rank alone
+            whole.load_state_dict(states[0])
         saved = float(whole.eval()(input_ids=batch(3), labels=batch(3)).loss)
     return {
         "losses": [float(entry["loss"]) for entry in history if "loss" in entry],
@@ -324,7 +362,7 @@ def trainer(path: str, layout: dict[str, int], folder: str, experts: str, transp
         "mine": mine,
         "saved": saved,
         "passes": sluice.stats(model.model.layers[-1].mlp.experts)["contexts"][0]["num_passes"]
-        if transport == "sluice"
+        if experts == "sluice"
         else 0,
     }
 

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rank-side: trains a model that torch shards over its data-parallel ranks, under stock and under Sluice.
+
+A variant is a dict of the options of `build` and `train`; those that it lacks have the defaults.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import sluice.optim
+import tf_quantised
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from sluice.adapters.transformers import experts as adapter
+from sluice.errors import SluiceError
+from test_tf_adapters import lora_on
+from tf_ep_jobs import split
+from tf_models import batch, experts_of, gaps
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor import Shard
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS = 3
+STOCK = {"experts": "grouped_mm", "transport": "all_to_all"}
+OURS = {"experts": "sluice", "transport": "sluice"}
+
+
+def layers_of(model: Any) -> Any:
+    return next(module for name, module in model.named_modules() if name.endswith("model.layers"))
+
+
+def _sharded(model: Any, how: dict[str, Any]) -> Any:
+    """Applies fully_shard. of: "layers" and the root, the "root" alone, or also the "experts" or the module "around"
+    them, each by itself. reshard: reshard_after_forward. dim: of the stacks of experts, to shard. mesh: sizes of a mesh
+    whose first dimension replicates."""
+    options: dict[str, Any] = {"reshard_after_forward": how.get("reshard", True)}
+    if how.get("mixed"):
+        options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
+    if how.get("offload"):
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
+    if how.get("dim"):
+        options["shard_placement_fn"] = lambda tensor: Shard(how["dim"] if tensor.dim() == 3 else 0)
+    if how.get("mesh"):
+        options["mesh"] = init_device_mesh("cpu", tuple(how["mesh"]), mesh_dim_names=("replicas", "shards"))
+    else:
+        options["mesh"] = init_device_mesh("cpu", (dist.get_world_size(),))
+    of = how.get("of", "layers")
+    for layer in [] if of == "root" else layers_of(model):
+        if of == "around":
+            fully_shard(layer.mlp, **options)
+        if of == "experts":
+            fully_shard(layer.mlp.experts, **options)
+        fully_shard(layer, **options)
+    return fully_shard(model, **options)
+
+
+def build(path: str, how: dict[str, Any], experts: str, transport: str) -> Any:
+    """Loads the model and shards it. by: "fully_shard" (see _sharded), torch's "FSDP1" or "DDP", or "transformers" with
+    the options of DistributedConfig in `config`. frozen: parameters whose names contain it do not train. lora: adapters
+    on attention and experts alone train. quantised: Sluice's experts stay in 4 bits, stock's are decoded. called: the
+    module's own functions compute the experts."""
+    by, config = how.get("by", "fully_shard"), {**how.get("config", {})}
+    if by == "transformers" and how.get("mixed"):
+        config["fsdp_mixed_precision"] = True
+    if how.get("quantised"):
+        folder, named = Path(path), {"dtype": torch.float32, **how.get("changes", {})}
+        model = tf_quantised.load(folder / ("packed" if experts == "sluice" else "dense"), experts, **named)
+    else:
+        model = split(path, config, experts, transport, **how.get("changes", {}))
+    if how.get("lora"):
+        model = lora_on(model)
+    for name, parameter in model.named_parameters():
+        if how.get("frozen", "nothing") in name:
+            parameter.requires_grad_(False)
+    if how.get("called"):
+        for module in experts_of(model):
+            module.act_fn.register_forward_hook(lambda *_: None)
+    if how.get("checkpointing"):
+        model.gradient_checkpointing_enable({"use_reentrant": how["checkpointing"] == "reentrant"})
+    if by == "DDP":
+        return DistributedDataParallel(model)
+    if by == "FSDP1":
+        policy = ModuleWrapPolicy({type(layers_of(model)[0])})
+        return FullyShardedDataParallel(
+            model, auto_wrap_policy=policy, use_orig_params=how["use_orig_params"], device_id=torch.device("cpu")
+        )
+    return model if by == "transformers" else _sharded(model, how)
+
+
+def _whole(value: torch.Tensor) -> torch.Tensor:
+    return (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().clone()
+
+
+@contextlib.contextmanager
+def _no_sync(model: Any, is_last: bool) -> Any:
+    """Gradients of all micro-steps but the last are not reduced."""
+    if hasattr(model, "set_requires_gradient_sync"):
+        model.set_requires_gradient_sync(is_last)
+        yield
+    else:
+        with contextlib.nullcontext() if is_last else model.no_sync():
+            yield
+
+
+def _resumed(model: Any, optimizer: Any, again: Any) -> tuple[Any, Any]:
+    """Writes model and optimizer with torch.distributed.checkpoint, and reads them into new ones."""
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folder)
+    states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+    dcp.save(states, checkpoint_id=folder[0])
+    fresh, other = again()
+    with torch.no_grad():
+        for parameter in fresh.parameters():
+            parameter.zero_()
+    states = dict(zip(("model", "optimizer"), get_state_dict(fresh, other)))
+    dcp.load(states, checkpoint_id=folder[0])
+    set_state_dict(fresh, other, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
+    return fresh, other
+
+
+def train(path: str, how: dict[str, Any], experts: str, transport: str) -> dict[str, Any]:
+    """Returns losses, the gradients of each step, and the parameters at the end. micro: micro-steps, of which the last
+    reduces. clip: the norm. resume: a checkpoint is written and read after the first step. autocast: to bf16.
+    adamw: Sluice's and torch's."""
+
+    def made() -> tuple[Any, Any]:
+        model = build(path, how, experts, transport).train()
+        trained = [p for p in model.parameters() if p.requires_grad]
+        if how.get("adamw"):
+            kind = sluice.optim.AdamW if experts == "sluice" else torch.optim.AdamW
+            return model, kind(trained, lr=1e-3, eps=1e-3)
+        return model, torch.optim.SGD(trained, lr=0.1, momentum=0.5)
+
+    model, optimizer = made()
+    rank, micro = dist.get_rank() // how.get("config", {}).get("tp_size", 1), how.get("micro", 1)
+    losses, steps = [], []
+    for number in range(STEPS):
+        if number == 1 and how.get("resume"):
+            model, optimizer = _resumed(model, optimizer, made)
+        optimizer.zero_grad()
+        for turn in range(micro):
+            ids = batch(100 * number + 10 * turn + rank)
+            with _no_sync(model, turn == micro - 1), torch.autocast("cpu", torch.bfloat16, bool(how.get("autocast"))):
+                loss = model(input_ids=ids, labels=ids).loss
+                losses.append(float(loss.detach()))
+                loss.backward()
+        if how.get("clip"):
+            losses.append(float(_whole(torch.nn.utils.clip_grad_norm_(model.parameters(), how["clip"]))))
+        steps.append({name: _whole(p.grad) for name, p in model.named_parameters() if p.grad is not None})
+        optimizer.step()
+    with torch.no_grad():
+        losses.append(float(model.eval()(input_ids=ids, labels=ids).loss))
+    parameters = {name: _whole(p) for name, p in model.named_parameters() if p.requires_grad and p.numel() > 0}
+    states = [adapter.state_of(getattr(each, "get_base_layer", lambda each=each: each)()) for each in experts_of(model)]
+    computed_by = [None if state is None else state.stats()["computed_by"] for state in states]
+    return {"losses": losses, "steps": steps, "parameters": parameters, "computed_by": computed_by}
+
+
+def compared(path: str, how: dict[str, Any]) -> dict[str, Any]:
+    """Returns, of a training under Sluice and one under stock, losses, the worst gaps of gradients of all steps and of
+    parameters, and what computed the experts. In 16 bits: the distances of the first gradients from f32. `said` has the
+    errors, if there are some."""
+    found, said = [], []
+    for side in (OURS, STOCK):
+        try:
+            found.append(train(path, how, **side))
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+    if said:
+        return {"said": said}
+    mine, stock = found
+    values: dict[str, Any] = {
+        "said": [],
+        "computed_by": mine["computed_by"],
+        "losses": [mine["losses"], stock["losses"]],
+    }
+    exact = {key: value for key, value in how.items() if key not in ("mixed", "autocast")}
+    if exact != how:
+        wanted = train(path, exact, **STOCK)["steps"][0]
+        far = [
+            {
+                name: float((value.float() - wanted[name]).norm() / wanted[name].norm())
+                for name, value in side["steps"][0].items()
+            }
+            for side in found
+        ]
+        return {**values, "distances": {name: [gap, far[1][name]] for name, gap in far[0].items()}}
+    each = [gaps(*two) for two in zip(mine["steps"], stock["steps"], strict=True)]
+    return {
+        **values,
+        "gradients": max(max(gap.values()) for gap in each),
+        "parameters": max(gaps(mine["parameters"], stock["parameters"]).values()),
+    }
+
+
+def called_outside(path: str) -> list[str]:
+    """Returns the errors of experts that are called without their sharded model, and then after it has run."""
+    model, ids, said = build(path, {}, **OURS), batch(), []
+    experts = experts_of(model)[0]
+    for _ in range(2):
+        try:
+            experts(torch.randn(3, model.config.hidden_size), torch.zeros(3, 2, dtype=torch.int64), torch.ones(3, 2))
+            said.append("")
+        except SluiceError as error:
+            said.append(str(error))
+        model(input_ids=ids)
+    return said

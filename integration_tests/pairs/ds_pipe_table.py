@@ -36,9 +36,7 @@ RULES = (
     Rule({"moves": "live", "checkpointing": ("reentrant", "nonreentrant")}, "activation_checkpoint_interval is set"),
     Rule({"moves": "live", "split": "split"}, "weight gradients are ops of their own, which do not follow a layer"),
     Rule({"moves": "live", "policy": "zerobubble"}, "weight gradients are ops of their own"),
-    Rule({"moves": "live", "zero": "zero1"}, "whose gradients lie in flat buffers: move between batches"),
-    Rule({"moves": "live", "dtype": "bf16"}, "whose gradients lie in flat buffers: move between batches"),
-    Rule({"moves": "byhand", "optimizer": "offload", "zero": "zero1"}, "it is offloaded to host memory"),
+    Rule({"moves": ("byhand", "live"), "optimizer": "offload", "zero": "zero1"}, "it is offloaded to host memory"),
     Rule(
         {"model": "experts", "frozen": "fzlayer", "moves": ("byhand", "live")},
         "a stage without trained experts has no group of experts",

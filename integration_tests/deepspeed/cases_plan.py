@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from cases_moves import UNCLIPPED
 from cases_pipe import Job
+from pipe_models import Switched
 from replaced_collectives import noted_collectives
 from sluice.adapters.deepspeed.pipeline import stage_module, stage_watch
 from sluice.adapters.deepspeed.pipeline.stage_watch import StageWatch
@@ -46,8 +47,11 @@ def by_key(steps: int, pipeline: dict[str, Any], parts: Any, **job: Any) -> list
     return [_trained(steps, None, parts=parts, **job), _trained(steps, pipeline, **job)]
 
 
-def _by_themselves(steps: int, plan: dict[str, Any] | None, hooked: bool, **job: Any) -> dict[str, Any]:
-    """Trains one side. plan: the "pipeline" section; None: stock. At the end layers move home, for the comparison."""
+def _by_themselves(
+    steps: int, plan: dict[str, Any] | None, hooked: bool, off: dict[str, list[int]] | None = None, **job: Any
+) -> dict[str, Any]:
+    """Trains one side. plan: the "pipeline" section; None: stock. off: layers that are switched off, by the step from
+    which on. At the end layers move home, for the comparison."""
     made = Job(pipeline=plan, **{**job, "config": {**UNCLIPPED, **job.get("config", {})}})
     home = [int(bound) for bound in made.engine.module.parts]
     if hooked:
@@ -55,6 +59,7 @@ def _by_themselves(steps: int, plan: dict[str, Any] | None, hooked: bool, **job:
             layer.register_forward_hook(lambda *_: None)
     found: dict[str, Any] = {"losses": [], "been": [home]}
     for step in range(steps):
+        Switched.off = set((off or {}).get(str(step), Switched.off if step else ()))
         found["losses"] += made.train(range(step, step + 1))
         found["been"].append([int(bound) for bound in made.engine.module.parts])
     if plan is not None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -64,6 +64,19 @@ class Slow(Block):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         time.sleep(SLOW_S)
         return super().forward(x)
+
+
+class Switched(Slow):
+    """A slow layer that is left out in some steps: it passes on its input."""
+
+    off: ClassVar[set[int]] = set()
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.number in self.off else super().forward(x)
 
 
 class _Long(torch.autograd.Function):
@@ -183,6 +196,8 @@ def _layers(kind: str, stages: int = 4) -> list[Any]:
         return [LayerSpec(Block), *ends, *(LayerSpec(Block) for _ in range(3))]
     if kind == "slow ones first":
         return [*(LayerSpec(Slow) for _ in range(2)), *(LayerSpec(Block) for _ in range(4))]
+    if kind == "switched":
+        return [LayerSpec(Switched, number) for number in range(6)]
     if kind == "slow backwards first":
         return [*(LayerSpec(SlowBackward) for _ in range(2)), *(LayerSpec(Block) for _ in range(4))]
     if kind == "slow frozen ones first":
@@ -224,8 +239,9 @@ def module(kind: str, stages: int, parts: Any = None, **options: Any) -> Pipelin
     """The same pipeline on every call.
 
     kind   "plain", "words", "ends tied", "slow ones first", "slow backwards first", "slow frozen ones first",
-           "frozen 0 1" (layers 0 and 1 of six), "experts" (also "alone": each on every rank; "unlike": of another width
-           on the second stage; "apart": alone there), or some of "dropout", "tied", "delays", "deep" (two layers per
+           "switched", "frozen 0 1" (layers 0 and 1 of six), "experts" (also "alone": each on every rank; "unlike": of
+           another width on the second stage; "apart": alone there), or some of "dropout", "tied", "delays", "deep"
+           (two layers per
            stage)
     parts  the first layer of each stage, and the number of layers; None: even
     """

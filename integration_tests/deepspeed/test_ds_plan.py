@@ -145,6 +145,16 @@ def test_PlanAdaptive_SlowLayersOnOneStage_SpreadWithTheBitsOfStock(pipe2: Ranks
             assert ours[what] == stock[what], what
 
 
+def test_PlanAdaptive_LayersThatAreLeftOutForAWhile_StagesFollowWithTheBitsOfStock(pipe2: Ranks) -> None:
+    """Six layers take as long; without layers 3 and 4 each stage gets two of the others."""
+    job = {"steps": 18, "hooked": False, "stages": 2, "kind": "switched", "off": {"3": [3, 4], "11": []}}
+    for stock, ours in pipe2.run("cases_plan:adaptive", **job):
+        assert stock["been"] == [[0, 3, 6]] * 19
+        assert [0, 2, 6] in ours["been"][4:12] and [0, 3, 6] in ours["been"][12:], (ours["been"], ours["layers"])
+        for what in ("losses", "parameters", "optimizer"):
+            assert ours[what] == stock[what], what
+
+
 @pytest.mark.parametrize("case", ["f32", "bf16", "zero 1", "bf16 zero 1"])
 def test_PlanAdaptive_FrozenLayers_EveryStageKeepsOneThatTrains(pipe2: Ranks, case: str) -> None:
     """The first four layers are slow. Each stage would get two of them, but the first two are frozen."""

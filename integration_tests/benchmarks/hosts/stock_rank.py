@@ -21,7 +21,10 @@ from integration_tests.benchmarks.measuring import parts
 from integration_tests.benchmarks.measuring.rank import Rank
 
 WARM_UP = 2
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
+# Of a layer whose arithmetic and rows are next to nothing: what is left is the host's code, for each call of torch.
+BARE = {"T": 16, "M": 16, "H": 16, "E": 16, "K": 2, "skew": 1.0}
+BARE_STEPS = 5
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 class Layer:
@@ -91,15 +94,21 @@ class Layer:
 
 
 def measure(rank: Rank, cells: list[dict[str, Any]], tell: Any) -> list[dict[str, Any]]:
-    """Measures cells of the same widths in turns with the machine's rates."""
-    alone = dist.get_world_size() == 1
-    clock = time.process_time if alone else time.perf_counter  # CPU time leaves out other processes
+    """Cells of the same widths, in turns with the machine's rates."""
+    # What other processes take does not count. Over loopback an exchange is the processor's work, too.
+    clock = time.perf_counter if rank.plan["has_link"] else time.process_time
     layers = [Layer(cell) for cell in cells]
+    bare = Layer({**cells[0], **BARE})
+    bare_calls = bare.counted()["calls"]
     counts = [layer.counted() for layer in layers]
     samples: stock_rates.Samples = {}
     took: list[list[float]] = [[] for _ in layers]
     for _ in range(rank.plan["rounds"]):
         stock_rates.sample(cells[0]["M"], cells[0]["H"], clock, samples)
+        began = time.thread_time()  # without what an exchange waits for
+        for _ in range(BARE_STEPS):
+            bare.step()
+        samples.setdefault(("op",), []).append((time.thread_time() - began) / (BARE_STEPS * bare_calls))
         for layer, found in zip(layers, took):
             for number in range(WARM_UP + rank.plan["steps"]):
                 dist.barrier()

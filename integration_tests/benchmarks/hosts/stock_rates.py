@@ -21,8 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 ROWS = (24, 96, 384, 1536)  # per expert
 CHAINS = (96, 384)  # rows per expert when whole experts run
 BYTES = tuple(1 << power for power in (16, 18, 20, 22, 24, 26))
-WEIGHT_BYTES, MOST_ROWS = 1 << 25, 3072  # limits of one turn of GEMMs
-CHAIN = 30  # number of modules with almost no work
+WEIGHT_BYTES, MOST_ROWS = 1 << 25, 3072  # of a turn of GEMMs
 
 
 class Calls(TorchDispatchMode):
@@ -101,16 +100,6 @@ def sample(M: int, H: int, clock: Clock, into: Samples) -> None:
     timed(("activation_seconds",), lambda: functional.gelu(x), x.numel())
     backward = lambda: torch.autograd.grad(y, x, gradient, retain_graph=True)  # noqa: E731
     timed(("activation_grad_seconds",), backward, x.numel())
-    modules = nn.Sequential(*(nn.Sequential(nn.Linear(1, 1), nn.GELU()) for _ in range(CHAIN)))
-    one = torch.ones(1, 1, requires_grad=True)
-
-    def chain() -> None:
-        modules.zero_grad(set_to_none=True)
-        modules(one).backward()
-
-    with Calls() as calls:
-        chain()
-    timed(("op",), chain, calls.count)
     if dist.get_world_size() > 1:
         for size in BYTES[:-1]:
             sent = torch.zeros(dist.get_world_size(), size // 4)
@@ -119,7 +108,7 @@ def sample(M: int, H: int, clock: Clock, into: Samples) -> None:
 
 
 def machine(samples: Samples) -> tuple[dict[str, Any], float]:
-    """The machine in the format of docs/tuning.md, from medians; and the seconds of an op."""
+    """In the form of docs/tuning.md, of medians; and the seconds of a call of torch in the host's code."""
     middle = {key: statistics.median(found) for key, found in samples.items()}
     curve = {
         name: sorted([key[1], middle[key]] for key in middle if key[0] == name) for name in (*FORMS, "rows", "exchange")

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from .planner import Workload
 from .rates import FORMS, Rates
 
-# Overhead of a torch call, forward or backward, measured with linear layers and GELUs of one element on machine B of
-# docs/benchmarks.
-OP_SECONDS = 6e-6
+# What a call of torch takes in the code of a host by itself, forward or backward: of layers whose arithmetic is next to
+# nothing, on machine B of docs/benchmarks. Megatron-Core's linear layers are autograd functions in Python.
+OP_SECONDS = {"DeepSpeed": 3.5e-6, "Megatron-Core": 7.5e-6}
 BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 SCALAR, INDEX = 4, 8  # bytes of a probability or logit, and of an index
 PARTS = ("gate", "computation", "movement", "exchange", "calls")
@@ -100,7 +100,8 @@ def capacity(work: Workload, expert_skew: float) -> int:
 
 
 def deepspeed(
-    work: Workload, rates: Rates, expert_skew: float = 1.0, op_seconds: float = OP_SECONDS, is_device: bool = False
+    work: Workload, rates: Rates, expert_skew: float = 1.0, op_seconds: float = OP_SECONDS["DeepSpeed"],
+    is_device: bool = False,
 ) -> Step:  # fmt: skip
     """A step of DeepSpeed. Every expert gets `capacity` padded rows of each rank. Experts run one after another."""
     count = _Count(work, rates, grouped=False)
@@ -134,8 +135,8 @@ def deepspeed(
 
 
 def megatron(
-    work: Workload, rates: Rates, expert_skew: float = 1.0, grouped: bool = True, op_seconds: float = OP_SECONDS,
-    is_device: bool = False,
+    work: Workload, rates: Rates, expert_skew: float = 1.0, grouped: bool = True,
+    op_seconds: float = OP_SECONDS["Megatron-Core"], is_device: bool = False,
 ) -> Step:  # fmt: skip
     """A step of Megatron-Core. Rows are sorted by expert without padding. Two more exchanges send the probabilities."""
     count = _Count(work, rates, grouped)

@@ -50,7 +50,7 @@ static int stays_past_limit(sluice_allocator_t* allocator, uint64_t bytes) {
 }
 
 static sluice_status_t fail_over_limit(const char* what, uint64_t bytes, uint64_t current, uint64_t limit) {
-  return SLUICE_FAIL(SLUICE_E_OVER_BUDGET, "%s: %llu bytes more would pass the memory budget of %llu (%llu in use)",
+  return SLUICE_FAIL(SLUICE_E_OVER_BUDGET, "%s: %llu bytes more would exceed the memory budget of %llu (%llu in use)",
                      what, (unsigned long long)bytes, (unsigned long long)limit, (unsigned long long)current);
 }
 

@@ -19,7 +19,7 @@ sluice_status_t sluice_file_read_at(int fd, const char* owner, const char* path,
                          (unsigned long long)(bytes - done), (unsigned long long)(at + done), strerror(errno));
     }
     if (got == 0) {
-      return SLUICE_FAIL(SLUICE_E_EXTERNAL, "%s: %s ends at byte %llu, %llu too early: something has cut it", owner,
+      return SLUICE_FAIL(SLUICE_E_EXTERNAL, "%s: %s is truncated: it ends at byte %llu, %llu bytes too early", owner,
                          path, (unsigned long long)(at + done), (unsigned long long)(bytes - done));
     }
     done += (uint64_t)got;
@@ -36,7 +36,7 @@ sluice_status_t sluice_file_write_at(int fd, const char* owner, const char* path
     if (put <= 0) {
       return SLUICE_FAIL(SLUICE_E_EXTERNAL, "%s: %s: writing %llu bytes at %llu: %s", owner, path,
                          (unsigned long long)(bytes - done), (unsigned long long)(at + done),
-                         put == 0 ? "none went through" : strerror(errno));
+                         put == 0 ? "no byte was written" : strerror(errno));
     }
     done += (uint64_t)put;
   }

@@ -47,7 +47,7 @@ int sluice_trusted_open(const char* path, int must_be_ours) {
   if (descriptor < 0) return must_be_ours && errno == ELOOP ? refuse(path, -1, "it is a symbolic link") : -1;
   struct stat info;
   if (fstat(descriptor, &info) != 0 || !S_ISREG(info.st_mode)) {
-    return refuse(path, descriptor, "it is no regular file");
+    return refuse(path, descriptor, "it is not a regular file");
   }
   if (must_be_ours) return check_ours(path, descriptor, &info);
   warn(path, &info);

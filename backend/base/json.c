@@ -47,7 +47,8 @@ static sluice_status_t read_string(reader_t* r, const char** out_text, int32_t* 
   const char* first = r->at;
   for (; r->at < r->end && *r->at != '"'; ++r->at) {
     if (*r->at == '\\') return fail(r, "escapes in strings are not used here: write the character itself");
-    if ((unsigned char)*r->at < ' ') return fail(r, "a string ends on its own line, with a double quote");
+    if ((unsigned char)*r->at < ' ')
+      return fail(r, "a string must end on the line where it begins, with a double quote");
   }
   if (r->at == r->end) return fail(r, "the text ends inside a string");
   *out_text = first;
@@ -154,7 +155,7 @@ static sluice_status_t read_value(reader_t* r, sluice_json_t* node) {
 sluice_status_t sluice_json_parse(const char* text, uint64_t length, const char* what, sluice_json_tree_t* out_tree) {
   memset(out_tree, 0, sizeof *out_tree);
   if (length > MAX_BYTES) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: the text has %llu bytes, more than the %llu that are read", what,
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: the text has %llu bytes; at most %llu are read", what,
                        (unsigned long long)length, (unsigned long long)MAX_BYTES);
   }
   reader_t r = {text, text, text + length, what, out_tree, 0};

@@ -75,9 +75,9 @@ static char* read_whole(const char* path, int must_be_ours, size_t* out_length) 
 /* Returns the text after the lines with form and key, or NULL with the reason. */
 static const char* body_of(const char* text, const char* form, const char* key, const char** out_reason) {
   const size_t form_length = strlen(form), key_length = strlen(key);
-  *out_reason = "it is of another version, or no cache file";
+  *out_reason = "it was written by another version, or is not a cache file";
   if (strncmp(text, form, form_length) != 0 || text[form_length] != '\n') return NULL;
-  *out_reason = "it is of another machine or library";
+  *out_reason = "it was written for another machine or library";
   text += form_length + 1;
   if (strncmp(text, key, key_length) != 0 || text[key_length] != '\n') return NULL;
   *out_reason = NULL;

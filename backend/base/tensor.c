@@ -82,7 +82,7 @@ sluice_status_t sluice_tensor_check_on(const sluice_tensor_t* tensor, const char
     if (size == 0) {
       empty = 1;
     } else if (__builtin_mul_overflow(volume, size, &volume) || volume > INT64_MAX / 8) {
-      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: its sizes multiply to more bytes than an int64 holds", name);
+      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: the product of its sizes exceeds the range of int64", name);
     }
   }
   if (!empty && tensor->data == NULL) {
@@ -113,8 +113,9 @@ sluice_status_t sluice_tensor_check_written(const sluice_tensor_t* tensor, const
   const int64_t down = sluice_tensor_stride(tensor, 0);
   if (!overlaps((uint64_t)tensor->shape[0], size_of(down), (uint64_t)columns, size_of(across))) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                     "%s: strides %lld, %lld of [%lld, %lld] put elements on each other, and they are written", name,
-                     (long long)down, (long long)across, (long long)tensor->shape[0], (long long)columns);
+                     "%s: strides %lld, %lld of [%lld, %lld] make elements overlap, but the tensor is written; pass "
+                     "one without overlap",
+                     name, (long long)down, (long long)across, (long long)tensor->shape[0], (long long)columns);
 }
 
 void* sluice_tensor_data(const sluice_tensor_t* tensor) {

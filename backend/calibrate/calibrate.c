@@ -260,7 +260,7 @@ static sluice_status_t measure(calibration_t* c, double seconds, sluice_machine_
     SLUICE_TRY(sluice_bench_token_bucket(&c->bench, BUCKET_PART * seconds, &c->bucket));
   fill_curves(c, m);
   fill_errors(c, m);
-  sluice_log(SLUICE_LOG_INFO, "calibrating: lanes together");
+  sluice_log(SLUICE_LOG_INFO, "calibrating: concurrent lanes");
   SLUICE_TRY(sluice_bench_shares(&c->bench, SHARES_PART * seconds, m));
   if (!sluice_bench_on_device_memory(
           &c->bench)) { /* no thread serves exchanges there, and lanes wait for each other by themselves */

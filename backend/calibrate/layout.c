@@ -29,7 +29,7 @@ static sluice_status_t gather(sluice_comm_t* comm, int32_t first, int64_t mine, 
   *out_count = left < AT_ONCE ? left : AT_ONCE;
   memset(block, 0, AT_ONCE * sizeof *block);
   if (comm->rank >= first && comm->rank < first + *out_count) block[comm->rank - first] = mine;
-  return sluice_comm_all_reduce_i64(comm, block, *out_count, SLUICE_REDUCE_SUM, "comparing where ranks lie");
+  return sluice_comm_all_reduce_i64(comm, block, *out_count, SLUICE_REDUCE_SUM, "comparing the hosts of ranks");
 }
 
 sluice_status_t sluice_layout_of(sluice_comm_t* comm, int64_t host, char out[SLUICE_LAYOUT_BYTES]) {

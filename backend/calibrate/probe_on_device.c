@@ -82,7 +82,7 @@ static sluice_status_t run_pass(pass_t* pass, int32_t count, uint64_t* begin_ns,
   if (status != SLUICE_OK) return status;
   SLUICE_TRY(wait_on_device(pass->bench));
   if (device->memory->clock->op_times(device, count, begin_ns, end_ns) == SLUICE_OP_TIMES_TAKEN) return SLUICE_OK;
-  return SLUICE_FAIL(SLUICE_E_EXTERNAL, "calibration: device %s did not take the times of its jobs", device->name);
+  return SLUICE_FAIL(SLUICE_E_EXTERNAL, "calibration: device %s did not record the times of its jobs", device->name);
 }
 
 enum { MOST_TOGETHER = 3, MOST_LAUNCHES = 256 };

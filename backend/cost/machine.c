@@ -178,14 +178,14 @@ sluice_status_t sluice_machine_check(const sluice_machine_t* m) {
                             "machine: provenance is %d; known are profile (0), calibrated (1) and refined (2)",
                             m->provenance));
   SLUICE_TRY(SLUICE_REQUIRE(
-      m->world_size >= 0, "machine: world_size is %d; it is the number of ranks, or 0 where not said", m->world_size));
+      m->world_size >= 0, "machine: world_size is %d; give the number of ranks, or 0 if it is unknown", m->world_size));
   SLUICE_TRY(SLUICE_REQUIRE(m->ranks_per_node >= 0,
                             "machine: ranks_per_node is %d; it is 1 or more, or 0 for one kind of link",
                             m->ranks_per_node));
-  SLUICE_TRY(
-      SLUICE_REQUIRE(m->ranks_per_node <= 1 || m->node_exchange.bytes.count > 0,
-                     "machine: ranks_per_node is %d but node_exchange is missing; say what links within a node take",
-                     m->ranks_per_node));
+  SLUICE_TRY(SLUICE_REQUIRE(
+      m->ranks_per_node <= 1 || m->node_exchange.bytes.count > 0,
+      "machine: ranks_per_node is %d but node_exchange is missing; give the costs of links within a node",
+      m->ranks_per_node));
   for (int32_t d = 0; d < SLUICE_MACHINE_DTYPES; ++d) {
     for (int32_t f = 0; f < SLUICE_FORM_COUNT; ++f) SLUICE_TRY(check_curve("gemm", &m->gemm[d][f]));
   }

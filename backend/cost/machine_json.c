@@ -19,7 +19,7 @@
 /* ---- reading ---- */
 
 static const char* kind_name(const sluice_json_t* node) {
-  static const char* const names[] = {"null", "a truth value", "a number", "a string", "an array", "an object"};
+  static const char* const names[] = {"null", "true or false", "a number", "a string", "an array", "an object"};
   return names[node->kind];
 }
 
@@ -381,9 +381,10 @@ static sluice_status_t read_root(const sluice_json_t* root, sluice_machine_t* m)
   SLUICE_TRY(want_kind("the outermost value", root, SLUICE_JSON_OBJECT));
   const sluice_json_t* form = sluice_json_member(root, "sluice_machine");
   SLUICE_TRY(SLUICE_REQUIRE(form != NULL && form->kind == SLUICE_JSON_NUMBER,
-                            WHAT ": it begins with \"sluice_machine\": %d, the form that it is written in", FORM));
-  SLUICE_TRY(SLUICE_REQUIRE(form->number == FORM, WHAT ": form %g; this version reads form %d: calibrate again",
-                            form->number, FORM));
+                            WHAT ": it must begin with \"sluice_machine\": %d, the version of its format", FORM));
+  SLUICE_TRY(SLUICE_REQUIRE(form->number == FORM,
+                            WHAT ": format version %g; this library reads version %d: calibrate again", form->number,
+                            FORM));
   for (const sluice_json_t* c = root->child; c != NULL; c = c->next) {
     if (c == form) continue;
     size_t i = 0;

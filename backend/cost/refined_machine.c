@@ -99,8 +99,8 @@ sluice_status_t sluice_machine_refine(const sluice_timed_passes_t* f, const slui
   const int64_t count = f == NULL ? 0 : f->count;
   if (count < SLUICE_TIMED_PASSES_LEAST) {
     return SLUICE_FAIL(SLUICE_E_STATE,
-                       "machine: %lld passes have been timed that the tuner's machine knows the costs of; train at "
-                       "least %d, of fused experts without a memory budget",
+                       "machine: only %lld of the timed passes can be predicted with the tuner's machine; run at least "
+                       "%d passes of fused experts without a memory budget",
                        (long long)count, SLUICE_TIMED_PASSES_LEAST);
   }
   sluice_machine_t m = *machine;

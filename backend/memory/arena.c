@@ -33,8 +33,8 @@ static sluice_status_t take_from_source(sluice_arena_t* arena, uint64_t bytes, c
 static sluice_status_t grow(sluice_arena_t* arena, uint64_t bytes, const char* what) {
   if (arena->is_fixed) {
     return SLUICE_FAIL(SLUICE_E_STATE,
-                       "%s: %llu bytes are needed, and a captured graph uses the %llu that are there: make the largest "
-                       "call once before the first capture, or make it on another context",
+                       "%s: %llu bytes are needed, but a captured graph uses the present %llu bytes: run the largest "
+                       "call once before the first capture, or run it in another context",
                        what, (unsigned long long)bytes, (unsigned long long)arena->capacity);
   }
   sluice_arena_deinit(arena);

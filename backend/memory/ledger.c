@@ -37,8 +37,8 @@ static sluice_status_t add(sluice_ledger_t* ledger, const void* data, const void
   sluice_ledger_sums_t* sums = &ledger->sums;
   if (ledger->pool_limit > 0 && what->pool > 0 && sums->pool + what->pool > ledger->pool_limit) {
     return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
-                       "offloaded rows of outstanding forwards take %llu bytes, and %llu more would pass the "
-                       "host_memory_budget of %llu: run backwards or drop steps first, or raise it",
+                       "offloaded rows of outstanding forwards take %llu bytes, and %llu more would exceed the "
+                       "host_memory_budget of %llu: run backwards or drop steps first, or raise the budget",
                        (unsigned long long)sums->pool, (unsigned long long)what->pool,
                        (unsigned long long)ledger->pool_limit);
   }

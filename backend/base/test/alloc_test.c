@@ -36,7 +36,7 @@ TEST(Allocator_PastItsLimit_IsOverBudgetAndCountsNothing) {
   for (size_t i = 0; i < sizeof too_many / sizeof too_many[0]; ++i) {
     assert_null(sluice_alloc(&a, too_many[i], "rows"));
     assert_int_equal(sluice_alloc_status(), SLUICE_E_OVER_BUDGET);
-    says(SLUICE_E_OVER_BUDGET, "would pass the memory budget of 1024 (640 in use)");
+    says(SLUICE_E_OVER_BUDGET, "would exceed the memory budget of 1024 (640 in use)");
     assert_int_equal(sluice_allocator_charge(&a, too_many[i], "saved rows"), SLUICE_E_OVER_BUDGET);
     says(SLUICE_E_OVER_BUDGET, "saved rows: ");
     assert_true(a.current_bytes == 640 && a.peak_bytes == 640 && a.num_live == 1 && calls == 1);

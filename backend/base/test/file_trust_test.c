@@ -70,8 +70,8 @@ TEST(Open_LinkOrFifo_IsRefusedAtOnce) {
   assert_false(opens(link_path, 1, "it is a symbolic link"));
   assert_int_equal(unlink(path), 0);
   assert_int_equal(mkfifo(path, 0600), 0); /* without O_NONBLOCK this would wait for a writer */
-  assert_false(opens(path, 1, "no regular file"));
-  assert_false(opens(path, 0, "no regular file"));
+  assert_false(opens(path, 1, "not a regular file"));
+  assert_false(opens(path, 0, "not a regular file"));
 }
 
 TEST(Open_FileOfAnotherUser_IsRefusedWithItsNumber) {

@@ -131,9 +131,9 @@ typedef struct refusal_s {
 
 #define M "{\"sluice_machine\": 2, "
 static const refusal_t refusals[] = {
-    {"{\"name\": \"x\"}", "it begins with \"sluice_machine\": 2"},
-    {"{\"sluice_machine\": 3}", "this version reads form 2"},
-    {"{\"sluice_machine\": 1}", "this version reads form 2"},
+    {"{\"name\": \"x\"}", "it must begin with \"sluice_machine\": 2"},
+    {"{\"sluice_machine\": 3}", "this library reads version 2"},
+    {"{\"sluice_machine\": 1}", "this library reads version 2"},
     {M "\"bandwith\": 3}", "unknown field \"bandwith\" in the machine; known are name, provenance"},
     {M "\"bandwith\": 3}", "pass_seconds, pass_byte_seconds, share, copy_share, error"},
     {M "\"exchange\": {\"bytes_per_second\": -1e9}}", "exchange.bytes_per_second is -1e+09"},

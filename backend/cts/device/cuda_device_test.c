@@ -402,7 +402,7 @@ TEST(Driver_NthCallFails_LeaksNothingAndSaysSo) {
       sluice_fake_cuda_forget_accesses();
     }
   }
-  print_message("%lld failures told, %lld in giving back\n", (long long)told, (long long)silent);
+  print_message("%lld failures reported, %lld of them in releases\n", (long long)told, (long long)silent);
   assert_true(told > 100);
   sluice_fake_cuda_close_stream(stream);
   sluice_template_destroy(schedule, &allocator);
@@ -508,7 +508,7 @@ static int node_of_page(void* data) {
 static _Atomic int numa_told;
 static void count_numa(void* user, int32_t level, const char* text) {
   (void)user;
-  if (level == SLUICE_LOG_INFO && strstr(text, "pinned memory lies where the driver puts it") != NULL) ++numa_told;
+  if (level == SLUICE_LOG_INFO && strstr(text, "the driver chooses where pinned memory is") != NULL) ++numa_told;
 }
 
 /* Node 0 exists everywhere; the second call finds a node that no host has. */
@@ -596,7 +596,7 @@ TEST(CheckMemory_HostOtherDeviceMisaligned_IsRefusedByName) {
   char* here = sluice_alloc(&memory, 256, "here");
   char* there = sluice_alloc(&memory2, 256, "there");
   assert_int_equal(sluice_cuda_check_memory(device, here, 256, 16, "tokens"), SLUICE_OK);
-  REFUSED(sluice_cuda_check_memory(device, here + 2, 200, 16, "tokens"), SLUICE_E_INVALID_ARGUMENT, "16 divides");
+  REFUSED(sluice_cuda_check_memory(device, here + 2, 200, 16, "tokens"), SLUICE_E_INVALID_ARGUMENT, "multiple of 16");
   REFUSED(sluice_cuda_check_memory(device, on_host, 16, 4, "route_weights"), SLUICE_E_INVALID_ARGUMENT,
           "route_weights");
   assert_says("host memory");

@@ -129,5 +129,5 @@ TEST(Backward_BadId_IsRefusedByPlace) {
       sluice_gate_backward(&c, REAL_2D(&l, logits, 2, 4, 0), NULL, tensor_of(&i, ids, SLUICE_TYPE_INT, 32, 2, 1, 0, 1),
                            NULL, 0, 0, REAL_2D(&o, out, 2, 4, 3)),
       SLUICE_E_INVALID_ARGUMENT); /* what is read may lie on itself */
-  assert_non_null(strstr(last_message(), "grad_logits: strides 3, 1 of [2, 4] put elements on each other"));
+  assert_non_null(strstr(last_message(), "grad_logits: strides 3, 1 of [2, 4] make elements overlap"));
 }

@@ -314,7 +314,7 @@ TEST(Forward_BadTensors_AreRefusedByName) {
   l.tensor.ndim = 2, l.shape[0] = -1;
   REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "want a size >= 0");
   l.shape[0] = INT64_MAX;
-  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "more bytes");
+  REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "range of int64");
   l.shape[0] = 2, i.tensor.type_bits = 64;
   REFUSED(sluice_gate_forward(&c, good_l, NULL, good_i, good_w, NULL, NULL, NULL), bad, "expert_ids: dtype is i64");
   i.tensor.type_bits = 32, i.shape[0] = 3;

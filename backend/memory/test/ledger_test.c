@@ -37,7 +37,7 @@ TEST(Ledger_PoolPastItsLimit_IsRefusedAndNotCounted) {
   const sluice_ledger_sums_t fits = pool(60), last = pool(40), more = pool(41), none = {0, 500, 0};
   assert_int_equal(sluice_ledger_add(&ledger, &buffers[0], &ledger, &fits), SLUICE_OK);
   REFUSED(sluice_ledger_add(&ledger, &buffers[1], &ledger, &more), SLUICE_E_OVER_BUDGET,
-          "take 60 bytes, and 41 more would pass the host_memory_budget of 100");
+          "take 60 bytes, and 41 more would exceed the host_memory_budget of 100");
   assert_int_equal(sluice_ledger_sums(&ledger).pool, 60);
   assert_int_equal(sluice_ledger_add(&ledger, &buffers[1], &ledger, &last), SLUICE_OK);
   assert_int_equal(sluice_ledger_add(&ledger, &buffers[2], &ledger, &none), SLUICE_OK);

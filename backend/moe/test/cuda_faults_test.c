@@ -300,7 +300,7 @@ static int64_t nth_call_of_a_round(const library_t* library, const sluice_moe_co
     if (!failed) break;
   }
   assert_true(told > 0 && nth < MOST_CALLS);
-  printf("%s: %lld of %lld failures told, the others while giving back\n", library->name, (long long)told,
+  printf("%s: %lld of %lld failures reported, the others in releases\n", library->name, (long long)told,
          (long long)nth);
   return told;
 }
@@ -341,7 +341,7 @@ static void nth_call_of_a_capture(const library_t* library) {
     close_all(&rig);
   }
   assert_true(told > 0 && nth < MOST_CALLS);
-  printf("%s, captured: %lld of %lld failures told\n", library->name, (long long)told, (long long)nth - 1);
+  printf("%s, captured: %lld of %lld failures reported\n", library->name, (long long)told, (long long)nth - 1);
 }
 
 static void* wait_for_a_stream(void* code) {
@@ -547,7 +547,7 @@ static void nth_call_of_two_ranks(const library_t* library, int64_t step, const 
     usable += both;
   }
   assert_true(told > 0);
-  printf("%s, two ranks: %lld runs, %lld failures told, %lld groups usable afterwards\n", library->name,
+  printf("%s, two ranks: %lld runs, %lld failures reported, %lld groups usable afterwards\n", library->name,
          (long long)runs, (long long)told, (long long)usable);
 }
 

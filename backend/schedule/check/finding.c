@@ -35,7 +35,7 @@ static int describe_release(const sluice_finding_t* f, const char* op, const cha
                     other);
   }
   if (f->other < 0) {
-    return snprintf(text, text_bytes, "%s: %s frees slot %d of %s, which is not this pass's to free by then", hazard,
+    return snprintf(text, text_bytes, "%s: %s frees slot %d of %s, which this pass does not own at that point", hazard,
                     op, f->slot, tensor);
   }
   return snprintf(text, text_bytes, "%s: %s frees slot %d of %s, which %s has freed", hazard, op, f->slot, tensor,

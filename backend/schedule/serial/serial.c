@@ -200,7 +200,7 @@ static sluice_status_t read_end(source_t* source) {
   SLUICE_TRY(take(source, "the checksum", INT32_MIN, INT32_MAX, &low));
   SLUICE_TRY(take(source, "the checksum", INT32_MIN, INT32_MAX, &high));
   if ((uint32_t)low != (uint32_t)sum || (uint32_t)high != (uint32_t)(sum >> 32)) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "schedule: the checksum does not fit: the bytes were changed");
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "schedule: the checksum does not match: the bytes were changed");
   }
   if (source->used == source->bytes) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "schedule: %llu bytes follow the end",

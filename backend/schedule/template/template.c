@@ -45,8 +45,8 @@ static sluice_status_t check_policies(const sluice_template_spec_t* spec) {
     if (i < spec->num_chunks && spec->callback &&
         !sluice_restore_fits_callback(spec->restore_input[i], spec->restore_pre_activation[i])) {
       return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                         "schedule: callback experts keep the output of chunk %d or compute it again; its input may "
-                         "only go where the output is computed again",
+                         "schedule: callback experts keep the output of chunk %d or recompute it; its input may be "
+                         "released only if the output is recomputed",
                          i);
     }
   }

@@ -227,10 +227,10 @@ TEST(Cache_BadFile_IsMeasuredAgainWithAWord) {
   for (int which = 0; which < 5; ++which) {
     char* bad = strdup(text);
     size_t bytes = length;
-    const char* says = "cannot be used (it is of another version";
+    const char* says = "cannot be used (it was written by another version";
     if (which == 0) bytes = length / 2, says = "cannot be used (machine profile: line";
     if (which == 1) memcpy(bad, "sluice cache 9", 14);
-    if (which == 2) *strstr(bad, "version 0") = 'V', says = "it is of another machine or library";
+    if (which == 2) *strstr(bad, "version 0") = 'V', says = "it was written for another machine or library";
     if (which == 3) bytes = 0;
     if (which == 4) memcpy(bad, "sluice cache 1", 14); /* before exchanges were measured during GEMMs */
     put(path, bad, bytes);

@@ -131,7 +131,7 @@ TEST(Backward_BadTensor_IsNamed) {
   for (int i = 0; i < COUNT(overlapping); ++i) {
     step = fresh_step(&f);
     f.rig.grad_weights.strides[0] = overlapping[i][0], f.rig.grad_weights.strides[1] = overlapping[i][1];
-    BACKWARD_REFUSED(&f, step, BAD, "put elements on each other");
+    BACKWARD_REFUSED(&f, step, BAD, "make elements overlap");
   }
   /* All tensors have another T, which only the step can detect. */
   step = fresh_step(&f);

@@ -402,7 +402,7 @@ TEST(Split_NthCallFails_NobodyHangsOrLeaks) {
     if (sluice_fake_cuda_live(after, sizeof after) != live)
       fail_msg("call %lld: %s, then %s", (long long)nth, before, after);
   }
-  print_message("%lld failures told\n", (long long)told);
+  print_message("%lld failures reported\n", (long long)told);
   assert_true(told > 10);
 }
 
@@ -526,7 +526,7 @@ TEST(Calls_NthFails_NobodyHangsOrLeaks) {
       if (sluice_fake_cuda_live(after, sizeof after) != live)
         fail_msg("call %lld: %s, then %s", (long long)nth, before, after);
     }
-    print_message("%lld calls, %lld failures told\n", (long long)nth, (long long)told);
+    print_message("%lld calls, %lld failures reported\n", (long long)nth, (long long)told);
     assert_true(told > 10);
   }
 }
@@ -665,7 +665,7 @@ TEST(Register_NthCallFails_NobodyHangsOrLeaks) {
       if (sluice_fake_cuda_live(after, sizeof after) != live)
         fail_msg("call %lld: %s, then %s", (long long)nth, before, after);
     }
-    print_message("%lld calls, %lld failures told\n", (long long)nth, (long long)failures);
+    print_message("%lld calls, %lld failures reported\n", (long long)nth, (long long)failures);
     assert_true(failures > 10);
   }
 }

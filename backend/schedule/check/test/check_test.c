@@ -149,10 +149,10 @@ TEST(Releases_TooManyTooFewOrTooEarly_AreNamed) {
                last, first);
   unpack->releases ^= early;
   reduce->releases |= bit_of(reduce, SLUICE_T_OUT, 1);
-  assert_found(t, SLUICE_HAZARD_DOUBLE_RELEASE,
-               "double release: op %d (reduce of chunk 0) frees slot 0 of T_OUT, which is not this pass's to free by "
-               "then",
-               find(t, SLUICE_OP_REDUCE, 0, -1), 0);
+  assert_found(
+      t, SLUICE_HAZARD_DOUBLE_RELEASE,
+      "double release: op %d (reduce of chunk 0) frees slot 0 of T_OUT, which this pass does not own at that point",
+      find(t, SLUICE_OP_REDUCE, 0, -1), 0);
   sluice_template_destroy(t, memory());
 }
 

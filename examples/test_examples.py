@@ -216,7 +216,7 @@ def test_CTcp_TwoNetworkNamespaces_LearnAsThreadsDo(two_machines, c_programs):
         ({"world": 4}, ["MISMATCH: .*rank 1 at 10.77.0.2 .* world_size 4"] * 2),
         (
             {"secret": SECRET[:-1] + "1"},
-            ["TIMED_OUT: .* at .*10.77.0.2 .* calls itself rank 1 has another secret", "MISMATCH: .*same secret"],
+            ["TIMED_OUT: .* at .*10.77.0.2 .* claims to be rank 1 has another secret", "MISMATCH: .*same secret"],
         ),
     ],
 )

@@ -11,7 +11,8 @@
 #include "backend/group/wait.h"
 
 sluice_status_t sluice_comm_fail_third(const sluice_comm_t* comm) {
-  return SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, comm->rank, -1, "rank %d started a third exchange, two are in flight",
+  return SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, comm->rank, -1,
+                          "rank %d started a third exchange while two are in flight; wait for the first of them",
                           comm->rank);
 }
 

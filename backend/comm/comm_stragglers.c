@@ -178,9 +178,8 @@ sluice_status_t sluice_comm_check_given_up(sluice_comm_t* comm, int32_t peer, co
   sluice_comm_mark_broken(comm, SLUICE_E_PEER_LOST);
   return SLUICE_FAIL_PEER(
       SLUICE_E_PEER_LOST, comm->rank, peer,
-      "rank %d came to this call after rank %d had given it up: that rank waited %.1f s for %s (call "
-      "%llu). Let all ranks make the same calls, or raise the timeout if this one was only "
-      "slow.%s%s " SLUICE_COMM_BROKEN,
+      "rank %d entered this call after rank %d had given up: that rank waited %.1f s for %s (call %llu). Let all ranks "
+      "make the same calls, or raise the timeout if this one was only slow.%s%s " SLUICE_COMM_BROKEN,
       comm->rank, peer, 1e-3 * (double)note.given_up_ms, phase_in(&note), note.call_number,
       more[0] != '\0' ? " The two calls differ: " : "", more);
 }

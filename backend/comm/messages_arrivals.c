@@ -159,13 +159,13 @@ static sluice_status_t refuse(sluice_messages_t* m, sluice_status_t status) {
 static sluice_status_t refuse_long(sluice_messages_t* m, int32_t peer, const sluice_frame_t* frame, uint64_t limit,
                                    const char* whose) {
   const int32_t rank = m->comm->rank;
-  return refuse(m, SLUICE_FAIL_PEER(
-                       SLUICE_E_OVER_BUDGET, rank, peer,
-                       "rank %d announces a message of %llu bytes to rank %d (tag %#llx); %s at most %llu: rank %d has "
-                       "gone wrong, or the ranks run different configurations. These messages are at their end: close "
-                       "them on all ranks",
-                       peer, (unsigned long long)frame->payload_bytes, rank, (unsigned long long)frame->tag, whose,
-                       (unsigned long long)limit, peer));
+  return refuse(
+      m, SLUICE_FAIL_PEER(
+             SLUICE_E_OVER_BUDGET, rank, peer,
+             "rank %d announces a message of %llu bytes to rank %d (tag %#llx); %s at most %llu: rank %d is faulty, or "
+             "the ranks run different configurations. These messages can no longer be used: close them on all ranks",
+             peer, (unsigned long long)frame->payload_bytes, rank, (unsigned long long)frame->tag, whose,
+             (unsigned long long)limit, peer));
 }
 
 sluice_status_t sluice_messages_arrive(sluice_messages_t* m, int32_t peer, const sluice_frame_t* frame,
@@ -175,8 +175,8 @@ sluice_status_t sluice_messages_arrive(sluice_messages_t* m, int32_t peer, const
   if (frame->kind != SLUICE_FRAME_MESSAGE || frame->head_bytes > SLUICE_MESSAGE_MAX_HEAD_BYTES ||
       frame->payload_bytes > MAX_BYTES) {
     return refuse(m, SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, rank, peer,
-                                      "rank %d got a frame from rank %d that no endpoint sends (kind %#x, head of %u "
-                                      "bytes, payload of %llu); please report it",
+                                      "rank %d received an invalid frame from rank %d (kind %#x, head of %u bytes, "
+                                      "payload of %llu); please report it",
                                       rank, peer, (unsigned)frame->kind, (unsigned)frame->head_bytes,
                                       (unsigned long long)frame->payload_bytes));
   }
@@ -195,9 +195,9 @@ sluice_status_t sluice_messages_arrive(sluice_messages_t* m, int32_t peer, const
   if (is_over) {
     return refuse(m, SLUICE_FAIL_PEER(
                          SLUICE_E_OVER_BUDGET, rank, peer,
-                         "rank %d keeps %llu bytes of messages that it has no receive for; %llu more from "
-                         "rank %d (tag %#llx) pass the limit of %llu: rank %d sends too far ahead, or "
-                         "max_unexpected_bytes is too small. These messages are at their end: close them on all ranks",
+                         "rank %d holds %llu bytes of messages without a posted receive; %llu more from rank %d (tag "
+                         "%#llx) exceed the limit of %llu: rank %d sends too far ahead, or max_unexpected_bytes is too "
+                         "small. These messages can no longer be used: close them on all ranks",
                          rank, (unsigned long long)unexpected, (unsigned long long)bytes, peer,
                          (unsigned long long)frame->tag, (unsigned long long)m->max_unexpected_bytes, peer));
   }
@@ -212,9 +212,8 @@ sluice_status_t sluice_messages_arrive(sluice_messages_t* m, int32_t peer, const
     return refuse(
         m, SLUICE_FAIL_PEER(
                why, rank, peer,
-               "rank %d has no memory for a message of %llu bytes from rank %d (tag %#llx): "
-               "allow fewer micro-batches in flight, or more memory. These messages are at their end: close them "
-               "on all ranks",
+               "rank %d has no memory for a message of %llu bytes from rank %d (tag %#llx): allow fewer micro-batches "
+               "in flight, or more memory. These messages can no longer be used: close them on all ranks",
                rank, (unsigned long long)frame->payload_bytes, peer, (unsigned long long)frame->tag));
   }
   arrival->tag = frame->tag;

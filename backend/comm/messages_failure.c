@@ -53,7 +53,7 @@ sluice_status_t sluice_messages_record_loss(const sluice_messages_t* m, int32_t 
                                             const char* how) {
   return sluice_error_record(
       SLUICE_E_PEER_LOST, m->comm->rank, peer, native_error,
-      "rank %d lost rank %d, which died or left: see its log. These messages are at their end. " SLUICE_COMM_BROKEN
+      "rank %d lost rank %d, which died or left: see its log. These messages can no longer be used. " SLUICE_COMM_BROKEN
       " (%s: %s)",
       m->comm->rank, peer, m->comm->name, how);
 }
@@ -81,12 +81,12 @@ void sluice_messages_hear(sluice_messages_t* m, int32_t peer, const sluice_frame
      * any case, because both ranks tell them, in any order. */
     const int is_third = frame->tag < world_size && frame->tag != (uint64_t)rank;
     const int32_t culprit = is_third ? (int32_t)frame->tag : peer;
-    (void)sluice_messages_record_loss(m, culprit, 0, culprit == peer ? "it gave up" : "another rank said so");
+    (void)sluice_messages_record_loss(m, culprit, 0, culprit == peer ? "it gave up" : "another rank reported it");
     sluice_messages_fail(m, frame->tag == (uint64_t)rank ? rank : culprit);
   } else {
     (void)SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, rank, peer,
-                           "rank %d got a frame of kind %#x from rank %d, which no endpoint sends; please report it",
-                           rank, (unsigned)frame->kind, peer);
+                           "rank %d received a frame of unknown kind %#x from rank %d; please report it", rank,
+                           (unsigned)frame->kind, peer);
     sluice_messages_fail(m, rank);
   }
 }

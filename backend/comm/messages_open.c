@@ -21,7 +21,7 @@ typedef struct open_card_s {
 } open_card_t;
 
 static const sluice_record_field_t card_fields[] = {
-    {SLUICE_RECORD_FIELD(open_card_t, version), .name = "the version of their frames",
+    {SLUICE_RECORD_FIELD(open_card_t, version), .name = "the version of the message protocol",
      .hint = ": install one build of Sluice on all ranks"},
     {SLUICE_RECORD_FIELD(open_card_t, fingerprint), .is_hash = 1, .name = "the configuration (as a checksum)",
      .hint = ": all ranks need the same stages, micro-batches and code"},
@@ -50,8 +50,8 @@ static sluice_status_t create(sluice_comm_t* comm, const sluice_messages_config_
   if (comm->vtable->messages_open == NULL) {
     return SLUICE_FAIL(
         SLUICE_E_UNSUPPORTED,
-        "rank %d: %s communicators have no messages; make a tcp communicator through this one, which has", comm->rank,
-        comm->name);
+        "rank %d: %s communicators do not support messages; create a tcp communicator from this one, which does",
+        comm->rank, comm->name);
   }
   pthread_mutex_lock(&comm->messages_mutex);
   const int is_taken = comm->messages != NULL;

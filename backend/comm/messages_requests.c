@@ -89,7 +89,7 @@ static sluice_status_t check_message(const sluice_messages_t* m, const sluice_me
   *out_payload_bytes = 0;
   SLUICE_TRY(check_peer(m, message->peer, "sluice_messages_send"));
   SLUICE_TRY(SLUICE_REQUIRE(message->head_bytes <= SLUICE_MESSAGE_MAX_HEAD_BYTES,
-                            "sluice_messages_send: a head of %llu bytes; at most %d travel ahead of the payload",
+                            "sluice_messages_send: head_bytes is %llu; give at most %d",
                             (unsigned long long)message->head_bytes, SLUICE_MESSAGE_MAX_HEAD_BYTES));
   SLUICE_TRY(SLUICE_REQUIRE(message->head != NULL || message->head_bytes == 0,
                             "sluice_messages_send: head is NULL and head_bytes is %llu",
@@ -106,7 +106,8 @@ static sluice_status_t check_message(const sluice_messages_t* m, const sluice_me
                               (unsigned long long)span->bytes));
     bytes = sluice_add_saturating(bytes, span->bytes);
   }
-  SLUICE_TRY(SLUICE_REQUIRE(bytes < UINT64_C(1) << 48, "sluice_messages_send: a payload of %llu bytes",
+  SLUICE_TRY(SLUICE_REQUIRE(bytes < UINT64_C(1) << 48,
+                            "sluice_messages_send: the payload has %llu bytes; give less than 2^48",
                             (unsigned long long)bytes));
   *out_payload_bytes = bytes;
   return SLUICE_OK;

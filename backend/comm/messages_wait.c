@@ -134,11 +134,11 @@ static sluice_status_t fail_late(sluice_messages_t* m, int32_t missing, uint64_t
   const int32_t straggler = find_straggler(m, missing);
   char instead[64] = "";
   if (straggler != missing) snprintf(instead, sizeof instead, ", which itself waits for rank %d", straggler);
-  (void)SLUICE_FAIL_PEER(SLUICE_E_TIMED_OUT, rank, straggler,
-                         "rank %d waited %.1f s for %s, from rank %d%s. See what rank %d is doing (log, stack); if it "
-                         "is only slow, raise the communicator's timeout. These messages are at their end: close them "
-                         "on all ranks.",
-                         rank, sluice_seconds(waited_ns), phase, missing, instead, straggler);
+  (void)SLUICE_FAIL_PEER(
+      SLUICE_E_TIMED_OUT, rank, straggler,
+      "rank %d waited %.1f s for %s, from rank %d%s. See what rank %d is doing (log, stack); if it is only slow, raise "
+      "the communicator's timeout. These messages can no longer be used: close them on all ranks.",
+      rank, sluice_seconds(waited_ns), phase, missing, instead, straggler);
   sluice_messages_fail(m, straggler);
   int is_due;
   /* Another thread's failure may have come first, and may still be in progress. */
@@ -160,8 +160,7 @@ static sluice_status_t wait_long(sluice_messages_t* m, const char* phase, sluice
     if (sluice_messages_outstanding(m) == 0) {
       SLUICE_TRY(sluice_messages_check(m));
       return SLUICE_FAIL(SLUICE_E_STATE,
-                         "rank %d waits for %s, and has no message under way: nothing can come; send, or post a "
-                         "receive, first",
+                         "rank %d waits for %s, but has no message in flight: send a message or post a receive first",
                          comm->rank, phase);
     }
     const sluice_status_t status = next(m, sluice_wait_slice_end(&wait), out_completion, &is_due);

@@ -254,7 +254,7 @@ def test_OneRankEvaluates_TheOtherComesLater_BothHearWhy():
     first, second = ranks.run(2, "peer_jobs:evaluates_alone")
     assert first[:2] == ("TimedOut", 1) and "in evaluation too" in first[2], first
     assert second[:2] == ("PeerLost", 0), second
-    assert "rank 1 came to this call after rank 0 had given it up" in second[2], second
+    assert "rank 1 entered this call after rank 0 had given up" in second[2], second
     assert "rank 0 runs a forward without a backward (needs_backward 0" in second[2], second
     for _, _, text in (first, second):
         assert errors.HOST_REMEDY in text and "destroy it" not in text, text

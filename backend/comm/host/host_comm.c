@@ -42,9 +42,10 @@ static sluice_status_t record(const host_comm_t* comm, const char* callback, slu
   const char* text = failure->message[0] != '\0' ? failure->message : "the callback gave no message";
   int32_t peer = failure->peer >= 0 && failure->peer < comm->base.world_size ? failure->peer : -1;
   if (status > 0 || status < SLUICE_E_INTERNAL || status == SLUICE_E_INVALID_ARGUMENT) {
-    return sluice_error_record(SLUICE_E_EXTERNAL, comm->base.rank, peer, failure->native_code,
-                               "rank %d: %s of the %s process group returned status %d, which is none of its: %s",
-                               comm->base.rank, callback, comm->base.name, status, text);
+    return sluice_error_record(
+        SLUICE_E_EXTERNAL, comm->base.rank, peer, failure->native_code,
+        "rank %d: %s of the %s process group returned status %d, which is not one of its statuses: %s", comm->base.rank,
+        callback, comm->base.name, status, text);
   }
   if (status == SLUICE_E_PEER_LOST && peer >= 0) {
     return sluice_error_record(status, comm->base.rank, peer, failure->native_code,

@@ -188,8 +188,8 @@ static sluice_status_t find_failure(local_comm_t* comm, const sluice_comm_reques
     int32_t to = group->mismatch_to;
     if (group->mismatch_sent == group->mismatch_expected) {
       return SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, rank, from == rank ? to : from,
-                              "ranks %d and %d are in the same exchange, one with memory of a device and one with the "
-                              "host's: use contexts of one device type on all ranks of a group",
+                              "ranks %d and %d are in the same exchange, one with device memory and one with host "
+                              "memory: use contexts of one device type on all ranks of a group",
                               from, to);
     }
     return SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, rank, from == rank ? to : from,
@@ -266,7 +266,7 @@ sluice_status_t sluice_local_exchange_enqueue(sluice_comm_t* base, const sluice_
   sluice_comm_request_t* request = NULL;
   if (comm->device.copy == NULL) {
     return SLUICE_FAIL_PEER(SLUICE_E_UNSUPPORTED, base->rank, -1,
-                            "rank %d: this local communicator has no device: it gets that of a CUDA context made on it",
+                            "rank %d: this local communicator has no device yet: create a CUDA context on it first",
                             base->rank);
   }
   SLUICE_TRY(comm->device.record(comm->device.user, comm->ready, stream));

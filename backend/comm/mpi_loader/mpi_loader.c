@@ -33,12 +33,11 @@ static sluice_mpi_plugin_open_fn_t open_library(const char* library, sluice_stat
   void* handle = dlopen(library, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (handle == NULL) {
     const char* text = dlerror();
-    *out_status =
-        SLUICE_FAIL(SLUICE_E_NOT_FOUND,
-                    "cannot load %s for the mpi communicator: %s. It is a part of Sluice of its own and needs "
-                    "Open MPI 4 (Debian: apt-get install libopenmpi3 openmpi-bin); put it next to libsluice or "
-                    "pass its path",
-                    library, text != NULL ? text : "no reason given");
+    *out_status = SLUICE_FAIL(
+        SLUICE_E_NOT_FOUND,
+        "cannot load %s for the mpi communicator: %s. It is a separate library of Sluice and needs Open MPI 4 (Debian: "
+        "apt-get install libopenmpi3 openmpi-bin); put it next to libsluice or pass its path",
+        library, text != NULL ? text : "no reason given");
     return NULL;
   }
   sluice_mpi_plugin_version_fn_t version;
@@ -54,7 +53,7 @@ static sluice_mpi_plugin_open_fn_t open_library(const char* library, sluice_stat
   }
   if (version() != SLUICE_MPI_PLUGIN_VERSION) {
     *out_status =
-        SLUICE_FAIL(SLUICE_E_ABI, "%s speaks plugin version %d, this libsluice speaks %d; install both from one build",
+        SLUICE_FAIL(SLUICE_E_ABI, "%s has plugin version %d, but this libsluice needs %d; install both from one build",
                     library, version(), SLUICE_MPI_PLUGIN_VERSION);
     return NULL;
   }

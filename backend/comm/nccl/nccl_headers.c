@@ -21,7 +21,7 @@ static sluice_status_t connect_all(nccl_comm_t* comm) {
   sluice_error_info_t why;
   sluice_error_capture(&why);
   sluice_log(SLUICE_LOG_WARN,
-             "rank %d: nccl: there are no TCP connections for headers, which so wait for all exchanges before them: %s",
+             "rank %d: nccl: no TCP connections for headers, so headers wait for all exchanges before them: %s",
              comm->base.rank, why.message);
   return SLUICE_OK;
 }

@@ -17,7 +17,7 @@ sluice_status_t sluice_nccl_check_version(const sluice_nccl_symbols_t* symbols) 
   int version = 0;
   int code = symbols->ncclGetVersion(&version);
   if (code != 0) {
-    return sluice_error_record(SLUICE_E_EXTERNAL, -1, -1, code, "nccl: it does not tell its version (%d)", code);
+    return sluice_error_record(SLUICE_E_EXTERNAL, -1, -1, code, "nccl: its version cannot be read (%d)", code);
   }
   if (version >= SLUICE_NCCL_MIN_VERSION) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_NOT_FOUND, "nccl: version %d is too old, Sluice needs 2.18.0 (21800) or later", version);

@@ -9,7 +9,7 @@ const char* sluice_nccl_memory_refusal(const sluice_nccl_symbols_t* nccl, char* 
   int version = 0;
   const char* wanted = getenv("SLUICE_NCCL_REGISTER");
   if (wanted != NULL && strcmp(wanted, "0") == 0) return "SLUICE_NCCL_REGISTER is 0";
-  if (nccl->ncclGetVersion(&version) != 0) return "NCCL does not tell its version";
+  if (nccl->ncclGetVersion(&version) != 0) return "the version of NCCL cannot be read";
   if (version < SLUICE_NCCL_REGISTER_VERSION) {
     snprintf(out, out_bytes, "NCCL's version is %d, registered buffers need 2.23.0 (%d) or later", version,
              SLUICE_NCCL_REGISTER_VERSION);

@@ -21,7 +21,7 @@ static sluice_status_t take_registered(nccl_comm_t* comm, uint64_t bytes, sluice
                                (unsigned long long)bytes, comm->nccl.ncclGetErrorString(code), code);
   }
   if (code != 0) {
-    return sluice_nccl_fail(comm, code, "a buffer cannot be registered (SLUICE_NCCL_REGISTER=0 does without)");
+    return sluice_nccl_fail(comm, code, "a buffer cannot be registered (set SLUICE_NCCL_REGISTER=0 to do without)");
   }
   return sluice_nccl_settle(comm, "the registration of a buffer", sluice_nccl_deadline_of(comm));
 }

@@ -128,13 +128,13 @@ static sluice_status_t fail_lost(const tcp_comm_t* comm, int32_t peer) {
   }
   if (p->state == SLUICE_TCP_LOST && is_network(p->native_error)) {
     return sluice_error_record(SLUICE_E_PEER_LOST, comm->base.rank, peer, p->native_error,
-                               "rank %d lost rank %d, whose machine has answered nothing for %d s: it has no power, or "
-                               "there is no network between the two. " SLUICE_COMM_BROKEN " (tcp: %s)",
+                               "rank %d lost rank %d, whose machine has not responded for %d s: it is down, or the "
+                               "network between the two is. " SLUICE_COMM_BROKEN " (tcp: %s)",
                                comm->base.rank, peer, SLUICE_TCP_KEEPALIVE_S,
-                               p->silence.is_silent ? "several questions in vain" : strerror(p->native_error));
+                               p->silence.is_silent ? "several probes without a response" : strerror(p->native_error));
   }
   const char* how = p->state == SLUICE_TCP_LEFT                              ? "it has left"
-                    : p->state == SLUICE_TCP_LIVE && peer != comm->base.rank ? "another rank lost it and said so"
+                    : p->state == SLUICE_TCP_LIVE && peer != comm->base.rank ? "another rank reported its loss"
                     : p->native_error == 0                                   ? "its connection was closed"
                                                                              : strerror(p->native_error);
   return sluice_error_record(SLUICE_E_PEER_LOST, comm->base.rank, peer, p->native_error,

@@ -68,7 +68,7 @@ static sluice_status_t look_up(const char* host, uint64_t deadline_ns, sluice_tc
   }
   if (out->num_addresses > 0) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_NOT_FOUND, "tcp communicator: \"%s\" has no address: %s", out->text,
-                     error != 0 ? gai_strerror(error) : "only addresses of one link, which name no interface");
+                     error != 0 ? gai_strerror(error) : "only link-local addresses, which do not name an interface");
 }
 
 sluice_status_t sluice_tcp_endpoints_read(const char* addresses, int32_t rank, int32_t world_size, uint64_t deadline_ns,
@@ -90,8 +90,8 @@ sluice_status_t sluice_tcp_endpoints_read(const char* addresses, int32_t rank, i
     memcpy(endpoint->text, at, kept);
     if (!split(at, length, host, &endpoint->port)) {
       return SLUICE_FAIL_PEER(SLUICE_E_INVALID_ARGUMENT, rank, -1,
-                              "sluice_comm_create_tcp_at: addresses: \"%s\" of rank %d is no \"host:port\" with a port "
-                              "from 1 to 65535; IPv6 is written \"[host]:port\"",
+                              "sluice_comm_create_tcp_at: addresses: \"%s\" of rank %d is not a \"host:port\" with a "
+                              "port from 1 to 65535; IPv6 is written \"[host]:port\"",
                               endpoint->text, r);
     }
     SLUICE_TRY(look_up(host, deadline_ns, endpoint));

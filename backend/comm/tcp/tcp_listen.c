@@ -90,8 +90,8 @@ sluice_status_t sluice_tcp_listen_at(int32_t rank, const sluice_tcp_endpoint_t* 
     return sluice_error_record(SLUICE_E_EXTERNAL, rank, -1, error,
                                "tcp communicator: rank %d cannot listen at %s: %s. %s", rank, endpoint->text,
                                strerror(error),
-                               error == EADDRINUSE ? "Another process has this port: is there a second rank of this "
-                                                     "number, or an earlier run? Otherwise choose another port"
+                               error == EADDRINUSE ? "Another process uses this port: a second process with this rank, "
+                                                     "or an earlier run? Otherwise choose another port"
                                : error == EADDRNOTAVAIL ? "Give an address of the machine that this rank runs on"
                                                         : "Choose another address");
   }

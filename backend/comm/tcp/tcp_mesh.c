@@ -277,7 +277,7 @@ static int32_t poll_all(sluice_tcp_mesh_t* m, uint64_t due_ns) {
 
 static const char* reason_of(int what) {
   return what == 0                        ? "says nothing"
-         : what == SLUICE_TCP_IS_STRANGER ? "what answers is not that rank"
+         : what == SLUICE_TCP_IS_STRANGER ? "the process that answers is not that rank"
                                           : strerror(-what);
 }
 

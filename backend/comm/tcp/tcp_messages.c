@@ -60,7 +60,7 @@ static void fail_if_lost(tcp_wire_t* wire, int has_more) {
   pthread_mutex_unlock(&wire->mutex);
   (void)sluice_messages_record_loss(wire->messages, lost, error,
                                     error == 0          ? "its connection was closed"
-                                    : is_network(error) ? "its machine answers nothing: no power, or no network"
+                                    : is_network(error) ? "its machine does not respond: it is down, or the network is"
                                                         : strerror(error));
   sluice_messages_fail(wire->messages, lost);
 }

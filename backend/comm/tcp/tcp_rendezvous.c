@@ -89,11 +89,11 @@ sluice_status_t sluice_meet_adopt(const sluice_tcp_rendezvous_t* m, const sluice
 
 sluice_status_t sluice_meet_fail_late(const sluice_tcp_rendezvous_t* m, const sluice_meet_waits_t* waits,
                                       const char* more) {
-  return SLUICE_FAIL_PEER(
-      SLUICE_E_TIMED_OUT, m->base.rank, waits->missing,
-      "tcp communicator: rank %d has not come to %s within %.1f s; %d of %d ranks are there. Start it "
-      "with the same address and secret, or allow more time (connect_timeout_ns)%s",
-      waits->missing, m->root->text, sluice_seconds(m->timeout_ns), waits->present, m->base.world_size, more);
+  return SLUICE_FAIL_PEER(SLUICE_E_TIMED_OUT, m->base.rank, waits->missing,
+                          "tcp communicator: rank %d did not connect to %s within %.1f s; %d of %d ranks did. Start it "
+                          "with the same address and secret, or allow more time (connect_timeout_ns)%s",
+                          waits->missing, m->root->text, sluice_seconds(m->timeout_ns), waits->present,
+                          m->base.world_size, more);
 }
 
 /* ---- a parent for tcp_connect ------------------------------------------------------------------------------------ */

@@ -57,13 +57,13 @@ static sluice_status_t fail_unreached(const sluice_tcp_rendezvous_t* m, int erro
       "tcp communicator: rank %d cannot reach rank 0 at %s within %.1f s: %s. Start rank 0 there, "
       "and let this machine reach that port",
       m->base.rank, m->root->text, sluice_seconds(m->timeout_ns),
-      error == -ECONNRESET ? "what answers there closes the connection" : strerror(-error));
+      error == -ECONNRESET ? "the process at this address closes the connection" : strerror(-error));
 }
 
 static sluice_status_t fail_secret(const sluice_tcp_rendezvous_t* m) {
   return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, m->base.rank, 0,
-                          "tcp communicator: what answers rank %d at %s does not have the same secret: give all ranks "
-                          "one secret, or another address if another program has this port",
+                          "tcp communicator: the process that answers rank %d at %s does not have the same secret: "
+                          "give all ranks one secret, or another address if another program has this port",
                           m->base.rank, m->root->text);
 }
 
@@ -105,8 +105,7 @@ static sluice_status_t await_all(sluice_tcp_rendezvous_t* m) {
     if (error != 0) {
       return sluice_error_record(
           SLUICE_E_PEER_LOST, m->base.rank, 0, -error,
-          "tcp communicator: rank %d lost rank 0 at %s before all ranks were there: see the log of "
-          "rank 0 (tcp: %s)",
+          "tcp communicator: rank %d lost rank 0 at %s before all ranks had connected: see the log of rank 0 (tcp: %s)",
           m->base.rank, m->root->text, strerror(-error));
     }
     if (frame.kind == SLUICE_MEET_BEGINS) return SLUICE_OK;

@@ -88,7 +88,7 @@ static void refuse_late(gathering_t* g) {
   const sluice_meet_waits_t waits = missing_of(g);
   char more[256] = "";
   if (g->other_secret >= 0) {
-    snprintf(more, sizeof more, ". A process at %s that calls itself rank %d has another secret", g->other_address,
+    snprintf(more, sizeof more, ". A process at %s that claims to be rank %d has another secret", g->other_address,
              g->other_secret);
   }
   (void)sluice_meet_fail_late(g->m, &waits, more);
@@ -119,8 +119,8 @@ static sluice_status_t judge(const gathering_t* g, const caller_t* caller) {
   if (rank > 0) name_peer(g->m->sockets[rank], there);
   return SLUICE_FAIL_PEER(
       SLUICE_E_MISMATCH, 0, rank,
-      "tcp communicator: rank %d is there twice, at %s and at %s: give each process a rank of its own", rank, there,
-      here);
+      "tcp communicator: two processes claim to be rank %d, at %s and at %s: give each process its own rank", rank,
+      there, here);
 }
 
 /* Members send nothing before all ranks are there, so a readable socket has ended. */

@@ -160,8 +160,8 @@ TEST(GivenUp_NoteOfThisCall_IsToldAsALoss) {
   sluice_error_capture(&why);
   assert_int_equal(why.peer, 3);
   assert_non_null(strstr(why.message,
-                         "rank 0 came to this call after rank 3 had given it up: that rank waited 5.0 s for "
-                         "header of layer 0, forward (call 7)"));
+                         "rank 0 entered this call after rank 3 had given up: that rank waited 5.0 s for header of "
+                         "layer 0, forward (call 7)"));
   assert_non_null(strstr(why.message, "The two calls differ: one of them sleeps"));
   assert_int_equal(atomic_load(&s.base.broken), SLUICE_E_PEER_LOST);
 }

@@ -134,7 +134,7 @@ TEST(At_RankStartedAgain_MayJoin) {
   assert_int_equal(pthread_create(&ranks[0].thread, NULL, run_rank, &ranks[0]), 0);
   create(&first);
   /* If rank 0 did not listen yet, rank 1 reports rank 0. */
-  if (first.status != SLUICE_E_EXTERNAL) assert_refused(&first, SLUICE_E_TIMED_OUT, 2, "rank 2 has not come");
+  if (first.status != SLUICE_E_EXTERNAL) assert_refused(&first, SLUICE_E_TIMED_OUT, 2, "rank 2 did not connect");
   for (int32_t i = 1; i < 3; ++i) assert_int_equal(pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]), 0);
   for (int32_t i = 0; i < 3; ++i) pthread_join(ranks[i].thread, NULL);
   assert_well(ranks, 3);
@@ -149,8 +149,8 @@ TEST(At_AnotherSecret_FailsOnAllRanksNamingIt) {
   ranks[0].connect_timeout_ns = 3 * SECOND_NS; /* so that rank 1 reaches rank 0 */
   run(ranks, 3);
   assert_refused(&ranks[1], SLUICE_E_MISMATCH, 0, "does not have the same secret");
-  assert_refused(&ranks[0], SLUICE_E_TIMED_OUT, 1, "calls itself rank 1 has another secret");
-  assert_refused(&ranks[2], SLUICE_E_TIMED_OUT, 1, "rank 1 has not come");
+  assert_refused(&ranks[0], SLUICE_E_TIMED_OUT, 1, "claims to be rank 1 has another secret");
+  assert_refused(&ranks[2], SLUICE_E_TIMED_OUT, 1, "rank 1 did not connect");
   for (int32_t i = 0; i < 3; ++i) {
     assert_null(strstr(ranks[i].why.message, tcp_place_secret));
     assert_null(strstr(ranks[i].why.message, other_secret));
@@ -190,7 +190,8 @@ TEST(At_ARankTwice_FailsOnAllRanksNamingIt) {
   ranks[2].rank = 1;
   ranks[3].later_us = 200000;
   run(ranks, MAX_RANKS);
-  for (int32_t i = 0; i < MAX_RANKS; ++i) assert_refused(&ranks[i], SLUICE_E_MISMATCH, 1, "rank 1 is there twice");
+  for (int32_t i = 0; i < MAX_RANKS; ++i)
+    assert_refused(&ranks[i], SLUICE_E_MISMATCH, 1, "two processes claim to be rank 1");
 }
 
 TEST(At_Rank0Twice_RefusesTheSecondAlone) {
@@ -202,7 +203,7 @@ TEST(At_Rank0Twice_RefusesTheSecondAlone) {
   usleep(1000000);
   create(&second);
   for (int32_t i = 0; i < 3; ++i) pthread_join(ranks[i].thread, NULL);
-  assert_refused(&second, SLUICE_E_EXTERNAL, -1, "is there a second rank of this number");
+  assert_refused(&second, SLUICE_E_EXTERNAL, -1, "a second process with this rank, or an earlier run?");
   assert_well(ranks, 3);
 }
 
@@ -214,7 +215,7 @@ TEST(At_AMissingRank_FailsOnAllRanksNamingIt) {
     run(ranks, 2);
     for (int32_t i = 0; i < 2; ++i) {
       if (missing == 0) assert_refused(&ranks[i], SLUICE_E_EXTERNAL, 0, "cannot reach rank 0 at 127.");
-      if (missing > 0) assert_refused(&ranks[i], SLUICE_E_TIMED_OUT, missing, "2 of 3 ranks are there");
+      if (missing > 0) assert_refused(&ranks[i], SLUICE_E_TIMED_OUT, missing, "2 of 3 ranks did");
     }
   }
 }
@@ -227,14 +228,14 @@ TEST(At_BadArguments_SayWhatToGive) {
   } cases[] = {
       {NULL, NULL, NULL, SLUICE_E_INVALID_ARGUMENT, "addresses is NULL"},
       {"", NULL, NULL, SLUICE_E_INVALID_ARGUMENT, "addresses is empty"},
-      {"10.0.0.1", NULL, NULL, SLUICE_E_INVALID_ARGUMENT, "\"10.0.0.1\" of rank 0 is no \"host:port\""},
-      {"10.0.0.1:", NULL, NULL, SLUICE_E_INVALID_ARGUMENT, "no \"host:port\""},
-      {":29500", NULL, NULL, SLUICE_E_INVALID_ARGUMENT, "no \"host:port\""},
+      {"10.0.0.1", NULL, NULL, SLUICE_E_INVALID_ARGUMENT, "\"10.0.0.1\" of rank 0 is not a \"host:port\""},
+      {"10.0.0.1:", NULL, NULL, SLUICE_E_INVALID_ARGUMENT, "not a \"host:port\""},
+      {":29500", NULL, NULL, SLUICE_E_INVALID_ARGUMENT, "not a \"host:port\""},
       {"10.0.0.1:0", NULL, NULL, SLUICE_E_INVALID_ARGUMENT, "from 1 to 65535"},
       {"10.0.0.1:65536", NULL, NULL, SLUICE_E_INVALID_ARGUMENT, "from 1 to 65535"},
-      {"10.0.0.1:29x", NULL, NULL, SLUICE_E_INVALID_ARGUMENT, "no \"host:port\""},
+      {"10.0.0.1:29x", NULL, NULL, SLUICE_E_INVALID_ARGUMENT, "not a \"host:port\""},
       {"::1:29500", NULL, NULL, SLUICE_E_INVALID_ARGUMENT, "\"[host]:port\""},
-      {"[]:29500", NULL, NULL, SLUICE_E_INVALID_ARGUMENT, "no \"host:port\""},
+      {"[]:29500", NULL, NULL, SLUICE_E_INVALID_ARGUMENT, "not a \"host:port\""},
       {"10.0.0.1:1,10.0.0.1:2", NULL, NULL, SLUICE_E_INVALID_ARGUMENT, "2 entries for 3 ranks"},
       {"10.0.0.1:1,,10.0.0.1:2", NULL, NULL, SLUICE_E_INVALID_ARGUMENT, "of rank 1"},
       {"10.0.0.1:1", "fifteen bytes..", NULL, SLUICE_E_INVALID_ARGUMENT, "secret has 15 bytes"},
@@ -389,7 +390,7 @@ TEST(At_WhatIsSeenOnTheWire_HasNoSecretAndJoinsNoGroup) {
     (void)send(strangers[i], legs[i].said, legs[i].num_said, MSG_NOSIGNAL);
   }
   pthread_join(ranks[0].thread, NULL);
-  assert_refused(&ranks[0], SLUICE_E_TIMED_OUT, 1, "1 of 2 ranks are there");
+  assert_refused(&ranks[0], SLUICE_E_TIMED_OUT, 1, "1 of 2 ranks did");
   for (int i = 0; i < 2; ++i) close(strangers[i]);
   close(tap->listener);
   free(legs);

@@ -50,7 +50,7 @@ TEST(TcpConnect_AnotherMachineIsAllThereIs_FailsSayingSo) {
   assert_int_equal(ranks[1].status, SLUICE_E_EXTERNAL);
   assert_int_equal(ranks[1].why.peer, 0);
   if (strstr(ranks[1].why.message, "127.0.0.1 port") == NULL ||
-      strstr(ranks[1].why.message, "what answers is not that rank") == NULL) {
+      strstr(ranks[1].why.message, "the process that answers is not that rank") == NULL) {
     fail_msg("%s", ranks[1].why.message);
   }
   for (int r = 0; r < WORLD; ++r) assert_int_equal(ranks[r].again, SLUICE_OK);

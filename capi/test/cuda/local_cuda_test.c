@@ -304,7 +304,7 @@ static void check_internal(void (*run)(rank_t* me), const char* text) {
 }
 TEST(LocalCuda_RanksThatDisagree_AreInternalNamingThem) {
   check_internal(sizes_differ, "the ranks disagree on their counts");
-  check_internal(kinds_differ, "one with memory of a device and one with the host's");
+  check_internal(kinds_differ, "one with device memory and one with host memory");
 }
 
 static void refusals(rank_t* me) {

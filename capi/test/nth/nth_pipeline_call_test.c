@@ -85,7 +85,7 @@ static sluice_status_t backward(void* user, const sluice_stage_call_t* op, sluic
 /* Judges by the last error of this thread, which belongs to `status`. */
 static int ends_the_pipeline(sluice_status_t status) {
   if (status == SLUICE_E_PEER_LOST || status == SLUICE_E_TIMED_OUT || status == SLUICE_E_ABORTED) return 1;
-  return sluice_is_out_of_memory(status) && strstr(last_message(), "are at their end") != NULL;
+  return sluice_is_out_of_memory(status) && strstr(last_message(), "can no longer be used") != NULL;
 }
 
 static sluice_status_t run_batch(nth_rank_t* me, stages_t* stages) {

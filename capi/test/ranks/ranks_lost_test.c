@@ -57,7 +57,7 @@ static void evaluator_run(part_t* me) {
     meet(me);
     me->comm->timeout_ns = SHORT_NS;
     me->rig.forward.needs_backward = trains;
-    STATUS(rig_forward(&me->rig, &step), SLUICE_E_PEER_LOST, "came to this call after rank 0 had given it up");
+    STATUS(rig_forward(&me->rig, &step), SLUICE_E_PEER_LOST, "entered this call after rank 0 had given up");
     EXPECT(last_error()->peer == 0 && strstr(last_message(), "header of layer 3, forward without a backward") != NULL);
     me->rig.forward.needs_backward = 1;
     STATUS(rig_forward(&me->rig, &step), SLUICE_E_PEER_LOST, "no longer usable");

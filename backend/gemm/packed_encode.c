@@ -115,7 +115,7 @@ sluice_status_t sluice_packed_encode(const sluice_packed_t* packed, const void* 
     for (int64_t c = 0; c < cols; ++c) {
       const float value = element(weight, dtype, r * weight_ld + c);
       if (isfinite(value)) continue;
-      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: row %lld, column %lld is %g, which %s does not have", what,
+      return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s: row %lld, column %lld is %g, which %s cannot represent", what,
                          (long long)r, (long long)c, (double)value, format->name);
     }
   }

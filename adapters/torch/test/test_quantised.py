@@ -143,7 +143,7 @@ def test_Weights_WithCodesOfNoNumber_RefusedByPlace():
     codes[2, 5] = 0xFF
     with pytest.raises(InvalidArgument, match="weight: the fp8 code of row 2, column 5 is 0xff, NaN"):
         check_weights(codes, scales, Format("fp8"))
-    with pytest.raises(InvalidArgument, match="row 0, column 1 is nan, which int8 does not have"):
+    with pytest.raises(InvalidArgument, match="row 0, column 1 is nan, which int8 cannot represent"):
         quantise(torch.tensor([[0.0, float("nan")]]), Format("int8"))
     with pytest.raises(InvalidArgument, match="a width of 33, but int4"):
         quantise(torch.zeros(2, 33), Format("int4"))

@@ -237,7 +237,8 @@ static sluice_status_t start_lane(cpu_lane_t* lane) {
   int error = pthread_create(&lane->thread, NULL, lane_main, lane);
   pthread_sigmask(SIG_SETMASK, &old, NULL);
   if (error != 0)
-    return SLUICE_FAIL(SLUICE_E_NO_MEMORY, "cpu device: no thread for lane %d: %s", lane->index, strerror(error));
+    return SLUICE_FAIL(SLUICE_E_NO_MEMORY, "cpu device: cannot start the thread of lane %d: %s", lane->index,
+                       strerror(error));
   lane->started = 1;
   return SLUICE_OK;
 }

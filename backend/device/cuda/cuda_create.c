@@ -76,19 +76,17 @@ static sluice_status_t load_image(cuda_device_t* device, sluice_cuda_image_t ima
   int major = 0, minor = 0;
   CU_TRY(device, cuDeviceGetAttribute(&major, SLUICE_CU_ATTRIBUTE_MAJOR, device->device), "compute capability");
   CU_TRY(device, cuDeviceGetAttribute(&minor, SLUICE_CU_ATTRIBUTE_MINOR, device->device), "compute capability");
-  CU_TRY(
-      device, cuLibraryLoadData(&device->library, image.data, NULL, NULL, 0, NULL, NULL, 0),
-      "device %d (sm_%d%d) and a driver of CUDA %d.%d do not take the kernels, built for sm_80, sm_90, sm_100 and as "
-      "PTX by the compiler of this build (that of CUDA 12.9 asks for driver R525, PTX R575; that of 13 for R580): "
-      "update "
-      "the driver, or build with this machine's nvcc",
-      device->ordinal, major, minor, device->driver->version / 1000, device->driver->version % 1000 / 10);
+  CU_TRY(device, cuLibraryLoadData(&device->library, image.data, NULL, NULL, 0, NULL, NULL, 0),
+         "device %d (sm_%d%d) with a driver of CUDA %d.%d cannot load the kernels, which were built for sm_80, sm_90, "
+         "sm_100 and as PTX by the compiler of this build (that of CUDA 12.9 needs driver R525, PTX R575; that of 13 "
+         "for R580): update the driver, or build with this machine's nvcc",
+         device->ordinal, major, minor, device->driver->version / 1000, device->driver->version % 1000 / 10);
   return SLUICE_OK;
 }
 
 static sluice_status_t take_context(cuda_device_t* device) {
   int count = 0;
-  CU_TRY(device, cuDeviceGetCount(&count), "the driver does not tell how many devices there are");
+  CU_TRY(device, cuDeviceGetCount(&count), "the number of devices cannot be read");
   if (device->ordinal < 0 || device->ordinal >= count) {
     return SLUICE_FAIL(SLUICE_E_NOT_FOUND, "cuda: there is no device %d, this process sees %d", device->ordinal, count);
   }

@@ -89,8 +89,10 @@ static sluice_status_t take(sluice_device_t* device, sluice_stream_t stream, slu
   sluice_pinned_block_t block;
   *out_data = NULL;
   if (*pool == NULL && state->captured) {
-    return SLUICE_FAIL(SLUICE_E_STATE, "cuda: no block of %llu bytes was ever used outside a capture",
-                       (unsigned long long)bytes);
+    return SLUICE_FAIL(
+        SLUICE_E_STATE,
+        "cuda: no block of %llu bytes was allocated before the capture: run the same call once outside of it first",
+        (unsigned long long)bytes);
   }
   if (*pool == NULL) {
     const uint64_t limit = state->pinned_limit > 0 ? state->pinned_limit : UINT64_MAX;

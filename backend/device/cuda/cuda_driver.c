@@ -22,7 +22,7 @@ sluice_status_t sluice_cuda_fail(const sluice_cuda_driver_t* driver, int code, c
 
 sluice_status_t sluice_cuda_driver_start(sluice_cuda_driver_t* driver) {
   int code = driver->cuDriverGetVersion(&driver->version);
-  if (code != 0) return sluice_cuda_fail(driver, code, "the driver does not tell its version");
+  if (code != 0) return sluice_cuda_fail(driver, code, "the version of the driver cannot be read");
   if (driver->version < SLUICE_CUDA_MIN_VERSION) {
     return SLUICE_FAIL(SLUICE_E_NOT_FOUND,
                        "cuda: the driver supports CUDA %d.%d, Sluice needs 12.0 or later: update the NVIDIA driver to "
@@ -34,8 +34,8 @@ sluice_status_t sluice_cuda_driver_start(sluice_cuda_driver_t* driver) {
     const char* name = NULL;
     if (driver->cuGetErrorName(code, &name) != 0 || name == NULL) name = "unknown error";
     return sluice_error_record(SLUICE_E_NOT_FOUND, -1, -1, code,
-                               "cuda: the driver is installed but does not start: %s (%d); is a GPU visible to this "
-                               "process (nvidia-smi, CUDA_VISIBLE_DEVICES)?",
+                               "cuda: the driver is installed but cannot be initialized: %s (%d); is a GPU visible to "
+                               "this process (nvidia-smi, CUDA_VISIBLE_DEVICES)?",
                                name, code);
   }
   return SLUICE_OK;

@@ -243,8 +243,8 @@ sluice_status_t sluice_pinned_pool_take_idle(sluice_pinned_pool_t* pool, uint64_
   *out_block = (sluice_pinned_block_t){.index = -1};
   if (index < 0) {
     return SLUICE_FAIL(SLUICE_E_STATE,
-                       "cuda: no block of %llu bytes lies idle, and a capture cannot make one: before it make the same "
-                       "calls once with as many tokens, with as many steps outstanding, and drop those steps",
+                       "cuda: no block of %llu bytes is free, and a capture cannot allocate one: before it run the "
+                       "same calls once with as many tokens and outstanding steps, and drop those steps",
                        (unsigned long long)bytes);
   }
   pool->blocks[index].taken = 1;
@@ -272,5 +272,5 @@ sluice_status_t sluice_pinned_pool_give_at(sluice_pinned_pool_t* pool, const voi
     const sluice_pinned_block_t block = {pool->blocks[i].data, pool->blocks[i].bytes, i};
     return sluice_pinned_pool_give(pool, &block, stream);
   }
-  return SLUICE_FAIL(SLUICE_E_INTERNAL, "cuda: %p is no block of the pinned pool", data);
+  return SLUICE_FAIL(SLUICE_E_INTERNAL, "cuda: %p is not a block of the pinned pool", data);
 }

@@ -55,9 +55,9 @@ sluice_cuda_numa_t sluice_cuda_numa_of(const sluice_cuda_driver_t* driver, int d
   if (node < 0) node = node_on_the_bus(driver, device);
   numa.node = node >= 0 && node < MAX_NODES ? node : -1;
   if (numa.node < 0) {
-    sluice_log(SLUICE_LOG_INFO,
-               "cuda: the host has several NUMA nodes and none is named as the device's: pinned memory "
-               "lies where the driver puts it");
+    sluice_log(
+        SLUICE_LOG_INFO,
+        "cuda: the host has several NUMA nodes and the device's is unknown: the driver chooses where pinned memory is");
   }
   return numa;
 }
@@ -72,8 +72,8 @@ static int prefer(void* data, uint64_t bytes, int32_t node) {
 
 static void tell(sluice_cuda_numa_t* numa, const char* what, const char* why) {
   if (!numa->told) {
-    sluice_log(SLUICE_LOG_INFO, "cuda: pinned memory lies where the driver puts it, not on NUMA node %d: %s: %s",
-               numa->node, what, why);
+    sluice_log(SLUICE_LOG_INFO, "cuda: the driver chooses where pinned memory is, not NUMA node %d: %s: %s", numa->node,
+               what, why);
   }
   numa->told = 1;
 }

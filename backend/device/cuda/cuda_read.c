@@ -32,7 +32,7 @@ sluice_status_t sluice_cuda_check_stream(sluice_device_t* base, sluice_stream_t 
   cuda_device_t* device = sluice_cuda_cast(base);
   void* context = NULL;
   if (stream == NULL) return SLUICE_OK; /* the default stream of the current context, which is ours */
-  CU_TRY(device, cuStreamGetCtx(stream, &context), "the stream %p is no stream of this process", stream);
+  CU_TRY(device, cuStreamGetCtx(stream, &context), "the stream %p is not a stream of this process", stream);
   if (context == device->context) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
                      "cuda: the stream %p belongs to another context or device than device %d: pass a stream of the "
@@ -48,7 +48,7 @@ sluice_status_t sluice_cuda_check_memory(sluice_device_t* base, const void* data
   int ordinal = -1;
   if (bytes == 0) return SLUICE_OK;
   if (at % alignment != 0) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s lies at %p: want an address that %llu divides", name, data,
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s is at %p: want an address that is a multiple of %llu", name, data,
                        (unsigned long long)alignment);
   }
   const int code = device->driver->cuPointerGetAttribute(&type, SLUICE_CU_POINTER_MEMORY_TYPE, at);
@@ -57,12 +57,12 @@ sluice_status_t sluice_cuda_check_memory(sluice_device_t* base, const void* data
     return sluice_cuda_fail(device->driver, code, "the place of %s", name);
   }
   if (code != 0 || type != SLUICE_CU_MEMORY_DEVICE) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s lies at %p in host memory: want memory of CUDA device %d", name,
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "%s is at %p in host memory: want memory of CUDA device %d", name,
                        data, device->ordinal);
   }
   CU_TRY(device, cuPointerGetAttribute(&ordinal, SLUICE_CU_POINTER_DEVICE_ORDINAL, at), "the device of %s", name);
   if (ordinal == device->ordinal) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                     "%s lies on CUDA device %d: want device %d, where the other tensors of this context are", name,
+                     "%s is on CUDA device %d: want device %d, where the other tensors of this context are", name,
                      ordinal, device->ordinal);
 }

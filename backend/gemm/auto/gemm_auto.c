@@ -408,7 +408,7 @@ static sluice_status_t run_by(sluice_gemm_auto_t* selector, const sluice_grouped
     if (list->packed != NULL) continue; /* the host could decline after a part of C has been written */
     return run_host(selector, list);
   }
-  return SLUICE_FAIL(SLUICE_E_INTERNAL, "gemm %s: no implementation takes this list", selector->base.name);
+  return SLUICE_FAIL(SLUICE_E_INTERNAL, "gemm %s: no implementation supports this list of GEMMs", selector->base.name);
 }
 
 static sluice_status_t auto_run(sluice_gemm_t* gemm, const sluice_grouped_gemm_t* list) {

@@ -159,7 +159,8 @@ static sluice_status_t take(void* handle, const char* library, sluice_blas_symbo
 #include "backend/gemm/blas/blas_symbols.inc"
 #undef SYMBOL
   if (!multiplies(out_symbols)) {
-    snprintf(why, why_bytes, "sgemm_ of %s gives wrong GEMMs: its calling convention is not BLAS's", library);
+    snprintf(why, why_bytes, "sgemm_ of %s computes wrong results: its calling convention is not that of BLAS",
+             library);
     return SLUICE_E_NOT_FOUND;
   }
   return SLUICE_OK;

@@ -27,10 +27,11 @@ static sluice_status_t open_one(sluice_cublas_streams_t* s, const sluice_cublas_
                                 char* scratch, uint64_t bytes) {
   SLUICE_TRY(of_driver(s, s->driver->cuStreamCreateWithPriority(&s->streams[i], SLUICE_CU_STREAM_NON_BLOCKING, 0),
                        "none is made"));
-  SLUICE_TRY(of_driver(s, s->driver->cuEventCreate(&s->ended[i], SLUICE_CU_EVENT_DISABLE_TIMING), "no event is made"));
+  SLUICE_TRY(of_driver(s, s->driver->cuEventCreate(&s->ended[i], SLUICE_CU_EVENT_DISABLE_TIMING),
+                       "an event cannot be created"));
   const int code = symbols->cublasCreate_v2(&s->handles[i]);
   if (code != 0) s->handles[i] = NULL;
-  SLUICE_TRY(of_cublas(code, "cuBLAS does not start"));
+  SLUICE_TRY(of_cublas(code, "cuBLAS cannot be initialized"));
   SLUICE_TRY(of_cublas(symbols->cublasSetMathMode(s->handles[i], SLUICE_CUBLAS_MATH_FULL_REDUCTION),
                        "reductions in full precision cannot be set"));
   SLUICE_TRY(of_cublas(symbols->cublasSetStream_v2(s->handles[i], s->streams[i]), "a stream cannot be set"));
@@ -42,7 +43,8 @@ static sluice_status_t open_one(sluice_cublas_streams_t* s, const sluice_cublas_
 sluice_status_t sluice_cublas_streams_open(const sluice_cuda_driver_t* driver, const sluice_cublas_symbols_t* symbols,
                                            char* scratch, uint64_t bytes, sluice_cublas_streams_t* s) {
   s->driver = driver;
-  SLUICE_TRY(of_driver(s, driver->cuEventCreate(&s->begun, SLUICE_CU_EVENT_DISABLE_TIMING), "no event is made"));
+  SLUICE_TRY(
+      of_driver(s, driver->cuEventCreate(&s->begun, SLUICE_CU_EVENT_DISABLE_TIMING), "an event cannot be created"));
   for (int32_t i = 1; i < SLUICE_CUBLAS_NUM_STREAMS; ++i) SLUICE_TRY(open_one(s, symbols, i, scratch, bytes));
   return SLUICE_OK;
 }
@@ -61,9 +63,10 @@ sluice_status_t sluice_cublas_streams_fork(sluice_cublas_streams_t* s, sluice_st
   const int32_t wanted = (int32_t)sluice_min(count, SLUICE_CUBLAS_NUM_STREAMS);
   memset(s->load, 0, sizeof s->load);
   s->forked = 1;
-  SLUICE_TRY(of_driver(s, s->driver->cuEventRecord(s->begun, caller), "their begin is not recorded"));
+  SLUICE_TRY(of_driver(s, s->driver->cuEventRecord(s->begun, caller), "the start of GEMMs cannot be recorded"));
   while (s->forked < wanted) {
-    SLUICE_TRY(of_driver(s, s->driver->cuStreamWaitEvent(s->streams[s->forked], s->begun, 0), "one does not wait"));
+    SLUICE_TRY(of_driver(s, s->driver->cuStreamWaitEvent(s->streams[s->forked], s->begun, 0),
+                         "a stream cannot wait for the start of GEMMs"));
     ++s->forked;
   }
   return SLUICE_OK;
@@ -85,7 +88,7 @@ sluice_status_t sluice_cublas_streams_join(sluice_cublas_streams_t* s, sluice_st
   for (int32_t i = 1; i < s->forked; ++i) {
     int code = s->driver->cuEventRecord(s->ended[i], s->streams[i]);
     if (code == 0) code = s->driver->cuStreamWaitEvent(caller, s->ended[i], 0);
-    if (code != 0 && joined == SLUICE_OK) joined = of_driver(s, code, "the caller's does not wait for them");
+    if (code != 0 && joined == SLUICE_OK) joined = of_driver(s, code, "the caller's stream cannot wait for GEMMs");
   }
   s->forked = 1;
   return status == SLUICE_OK ? joined : sluice_error_adopt(&why);

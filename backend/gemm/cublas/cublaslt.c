@@ -71,7 +71,7 @@ static sluice_status_t start(sluice_cublaslt_t* lt) {
   int code = lt->symbols.cublasLtCreate(&lt->handle);
   if (code == 0) return SLUICE_OK;
   lt->handle = NULL;
-  return fail(code, "it does not start");
+  return fail(code, "it cannot be initialized");
 }
 
 sluice_status_t sluice_cublaslt_open(const sluice_cublaslt_symbols_t* symbols, sluice_allocator_t* allocator,

@@ -384,10 +384,10 @@ static sluice_status_t open_handle(gemm_cublas_t* gemm, const sluice_gemm_cublas
   int code = gemm->symbols.cublasCreate_v2(&gemm->handle);
   if (code != 0) {
     gemm->handle = NULL;
-    return fail(code, "it does not start");
+    return fail(code, "it cannot be initialized");
   }
   code = gemm->symbols.cublasGetVersion_v2(gemm->handle, &version);
-  if (code != 0) return fail(code, "it does not tell its version");
+  if (code != 0) return fail(code, "its version cannot be read");
   if (version < SLUICE_CUBLAS_MIN_VERSION) {
     return SLUICE_FAIL(SLUICE_E_NOT_FOUND,
                        "gemm \"cublas\": version %d is too old, Sluice needs 12.0.0 (120000) or later", version);

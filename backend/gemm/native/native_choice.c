@@ -39,7 +39,7 @@ sluice_status_t sluice_native_choose(const sluice_native_set_t* sets, int count,
     if (widest == NULL) {
       char all[192];
       enumerate(sets, count, 1, " nor ", all, sizeof all);
-      snprintf(why, why_bytes, "this processor has neither %s, which it is written for", all);
+      snprintf(why, why_bytes, "this processor has neither %s; \"native\" needs one of them", all);
       return SLUICE_E_NOT_FOUND;
     }
     *out_kernels = widest->kernels;
@@ -49,13 +49,13 @@ sluice_status_t sluice_native_choose(const sluice_native_set_t* sets, int count,
     char all[64];
     enumerate(sets, count, 0, " or ", all, sizeof all);
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "SLUICE_NATIVE is \"%.64s\": it takes %s, or nothing for the widest that the processor has",
+                       "SLUICE_NATIVE is \"%.64s\": set it to %s, or unset it to use the widest that the processor has",
                        wanted, all);
   }
   if (named->kernels == NULL) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "SLUICE_NATIVE is \"%s\", but this processor has no %s; it has %s. Unset it", named->name,
-                       named->needs, widest != NULL ? widest->needs : "none that \"native\" is written for");
+                       "SLUICE_NATIVE is \"%s\", but this processor has no %s; it has %s. Unset the variable",
+                       named->name, named->needs, widest != NULL ? widest->needs : "none that \"native\" supports");
   }
   *out_kernels = named->kernels;
   return SLUICE_OK;

@@ -242,7 +242,7 @@ static int hold_second_openmp(void* handle, sluice_onednn_symbols_t* symbols) {
   if (set == NULL) return 0;
   *(void**)&symbols->omp_get_max_threads = get;
   *(void**)&symbols->omp_set_num_threads = set;
-  sluice_log(SLUICE_LOG_WARN, "gemm onednn: its OpenMP is not torch's, so it is held to one thread");
+  sluice_log(SLUICE_LOG_WARN, "gemm onednn: its OpenMP is not torch's, so it is limited to one thread");
   return 1;
 }
 
@@ -266,7 +266,8 @@ static sluice_status_t find(const char* library, sluice_onednn_symbols_t* out_sy
 #include "backend/gemm/onednn/onednn_symbols.inc"
 #undef SYMBOL
   if (!hold_second_openmp(handle, out_symbols)) {
-    snprintf(why, why_bytes, "%s brings a second OpenMP into a torch process and cannot be held to one thread", path);
+    snprintf(why, why_bytes, "%s brings a second OpenMP into a torch process and cannot be limited to one thread",
+             path);
     return SLUICE_E_NOT_FOUND;
   }
   return SLUICE_OK;

@@ -242,6 +242,6 @@ TEST(Packed_NoNumberEncoded_RefusedByPlace) {
   const sluice_packed_t packed = {SLUICE_PACKED_MXFP4, 32, 0, scales, 2, 0};
   weight[64 + 33] = -INFINITY;
   REFUSED(sluice_packed_encode(&packed, weight, SLUICE_DTYPE_F32, 64, 2, 64, codes, 64, "w7"),
-          SLUICE_E_INVALID_ARGUMENT, "w7: row 1, column 33 is -inf, which mxfp4 does not have");
+          SLUICE_E_INVALID_ARGUMENT, "w7: row 1, column 33 is -inf, which mxfp4 cannot represent");
   for (int i = 0; i < 128; ++i) assert_int_equal(codes[i], 7);
 }

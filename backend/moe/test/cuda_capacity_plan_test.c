@@ -133,7 +133,7 @@ TEST(CudaGraph_UnderABudgetThatNoCallHasRun_IsRefusedByName) {
   /* Two outstanding steps fit the plan, but only one was ever made. */
   sluice_fake_cuda_begin_capture(fakes_stream(0));
   assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
-  REFUSED(rig_forward(&rig, &more), SLUICE_E_STATE, "lies idle, and a capture cannot make one");
+  REFUSED(rig_forward(&rig, &more), SLUICE_E_STATE, "is free, and a capture cannot allocate one");
   rig.num_tokens = 7;
   rig_reset(&rig);
   REFUSED(rig_forward(&rig, &more), SLUICE_E_OVER_BUDGET,

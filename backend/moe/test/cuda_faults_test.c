@@ -46,14 +46,14 @@ TEST(CudaLayer_TensorsOfTheWrongPlace_AreRefusedByName) {
   FORWARD_REFUSED(&rig, BAD, "route_weights: device_type is 2 and device_id 1");
   float here[64];
   rig.out.tensor.data = here;
-  FORWARD_REFUSED(&rig, BAD, "out_tokens lies at");
+  FORWARD_REFUSED(&rig, BAD, "out_tokens is at");
   rig.ids.tensor.byte_offset = 1;
-  FORWARD_REFUSED(&rig, BAD, "expert_ids lies at");
+  FORWARD_REFUSED(&rig, BAD, "expert_ids is at");
   void* elsewhere = sluice_fake_cuda_take(1, 4096);
   rig.tokens.tensor.data = elsewhere;
-  FORWARD_REFUSED(&rig, BAD, "tokens lies on CUDA device 1");
+  FORWARD_REFUSED(&rig, BAD, "tokens is on CUDA device 1");
   rig.param_list[0][0].data = elsewhere;
-  FORWARD_REFUSED(&rig, BAD, "params.w1[0] lies on CUDA device 1");
+  FORWARD_REFUSED(&rig, BAD, "params.w1[0] is on CUDA device 1");
   rig.param_list[2][1].device_id = 3;
   FORWARD_REFUSED(&rig, BAD, "params.w2[1]: device_type is 2 and device_id 3");
   sluice_fake_cuda_give(elsewhere);

@@ -230,7 +230,7 @@ TEST(CudaGraph_WhatACaptureCannotTake_IsRefusedByName) {
   /* The eager calls had one outstanding step; the capture needs two. */
   sluice_fake_cuda_begin_capture(fakes_stream(0));
   assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
-  REFUSED(rig_forward(&rig, &other), SLUICE_E_STATE, "lies idle, and a capture cannot make one");
+  REFUSED(rig_forward(&rig, &other), SLUICE_E_STATE, "is free, and a capture cannot allocate one");
   DEFAULTS(sluice_capacity_report, report);
   REFUSED(sluice_moe_take_capacity_report(rig.moe, fakes_stream(0), &report), SLUICE_E_STATE, "captured");
   end_capture(0);
@@ -241,7 +241,7 @@ TEST(CudaGraph_WhatACaptureCannotTake_IsRefusedByName) {
   sluice_fake_cuda_begin_capture(fakes_stream(0));
   REFUSED(rig_forward(&rig, &step), SLUICE_E_STATE, "a captured graph uses the");
   end_capture(0);
-  REFUSED(rig_forward(&rig, &step), SLUICE_E_STATE, "make the largest call once before the first capture");
+  REFUSED(rig_forward(&rig, &step), SLUICE_E_STATE, "run the largest call once before the first capture");
   rig.num_tokens = 6;
   rig_reset(&rig);
   assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);

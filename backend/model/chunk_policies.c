@@ -37,7 +37,7 @@ sluice_status_t sluice_chunk_policies_read(const char* what, int32_t num_chunks,
   if (di == NULL && m == NULL) return SLUICE_OK;
   if (num_chunks < 1) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "%s: %s names a policy for each chunk, and num_chunks is 0, chosen by Sluice: give the number",
+                       "%s: %s names a policy for each chunk, but num_chunks is 0 (chosen by Sluice): set num_chunks",
                        what, di != NULL ? "restore_input_of" : "restore_pre_activation_of");
   }
   SLUICE_TRY(read_list(what, "restore_input_of", SLUICE_T_DI, di, *inout_di, num_chunks, out->di));

@@ -72,7 +72,8 @@ static void copy(const sluice_migration_t* m, int32_t item, const sluice_migrati
 sluice_status_t sluice_move_read_early(sluice_migration_t* m, uint64_t id, int32_t peer,
                                        const sluice_migration_span_t* to, int32_t num_spans, int32_t* out_is_there) {
   if (m->phase != SLUICE_MIGRATION_STREAMS) {
-    return SLUICE_FAIL(SLUICE_E_STATE, "sluice_migration_read_early: no move is under way (%s); ask before its commit",
+    return SLUICE_FAIL(SLUICE_E_STATE,
+                       "sluice_migration_read_early: no migration is in progress (%s); call it before the commit",
                        sluice_migration_phase_name(m->phase));
   }
   const int32_t item = find(m, id, peer, SLUICE_MIGRATION_ARRIVES);
@@ -90,7 +91,7 @@ sluice_status_t sluice_move_read_early(sluice_migration_t* m, uint64_t id, int32
 sluice_status_t sluice_move_mark_still(sluice_migration_t* m, uint64_t id, int32_t peer) {
   if (m->phase != SLUICE_MIGRATION_STREAMS) {
     return SLUICE_FAIL(SLUICE_E_STATE,
-                       "sluice_migration_mark_still: no move is under way (%s); say it before its commit",
+                       "sluice_migration_mark_still: no migration is in progress (%s); call it before the commit",
                        sluice_migration_phase_name(m->phase));
   }
   const int32_t item = find(m, id, peer, SLUICE_MIGRATION_LEAVES);

@@ -55,7 +55,7 @@ static int compare(const void* a, const void* b) {
 static sluice_status_t check_ids(const sluice_move_list_t* list) {
   for (int32_t i = 1; i < list->num_items; ++i) {
     SLUICE_TRY(SLUICE_REQUIRE(compare(&list->items[i - 1], &list->items[i]) != 0,
-                              "migration: item %llu is there twice for rank %d: give each an id of its own",
+                              "migration: item %llu is given twice for rank %d: give each item its own id",
                               (unsigned long long)list->items[i].id, list->items[i].peer));
   }
   return SLUICE_OK;
@@ -95,7 +95,8 @@ static sluice_status_t cut_all(sluice_move_list_t* list, uint64_t chunk_bytes) {
   for (int32_t when = 0; when < 2; ++when) {
     for (int32_t i = 0; i < list->num_items; ++i) count[when] += cut(list, i, when, chunk_bytes, NULL);
   }
-  SLUICE_TRY(SLUICE_REQUIRE(count[0] + count[1] <= INT32_MAX / 2, "migration: %lld messages; raise chunk_bytes",
+  SLUICE_TRY(SLUICE_REQUIRE(count[0] + count[1] <= INT32_MAX / 2,
+                            "migration: %lld messages are too many; raise chunk_bytes",
                             (long long)(count[0] + count[1])));
   list->num_still = (int32_t)count[0];
   list->num_chunks = (int32_t)(count[0] + count[1]);

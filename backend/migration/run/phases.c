@@ -115,10 +115,10 @@ static sluice_status_t connect(sluice_migration_t* m) {
   sluice_error_capture(&why);
   m->phase = SLUICE_MIGRATION_ABORTED;
   if (status == SLUICE_E_MISMATCH) {
-    return SLUICE_FAIL_PEER(status, m->comm->rank, why.peer,
-                            "migration: rank %d begins another epoch than rank 0 (%llu on this rank): number moves "
-                            "in the same way on all ranks",
-                            why.peer, (unsigned long long)m->target);
+    return SLUICE_FAIL_PEER(
+        status, m->comm->rank, why.peer,
+        "migration: rank %d begins another epoch than rank 0 (%llu on this rank): use the same epochs on all ranks",
+        why.peer, (unsigned long long)m->target);
   }
   return sluice_error_record(status, m->comm->rank, why.peer, why.native_code,
                              "migration to epoch %llu, phase announce: %s", (unsigned long long)m->target, why.message);
@@ -237,7 +237,7 @@ static sluice_status_t refuse_own(sluice_migration_t* m, const char* refusal) {
 
 sluice_status_t sluice_move_commit(sluice_migration_t* m, const char* refusal) {
   if (m->phase != SLUICE_MIGRATION_STREAMS) {
-    return SLUICE_FAIL(SLUICE_E_STATE, "sluice_migration_commit: no move is under way (%s); begin one first",
+    return SLUICE_FAIL(SLUICE_E_STATE, "sluice_migration_commit: no migration is in progress (%s); begin one first",
                        sluice_migration_phase_name(m->phase));
   }
   const uint64_t start_ns = sluice_now_ns();
@@ -260,7 +260,7 @@ void sluice_move_abort(sluice_migration_t* m, const char* reason) {
   sluice_error_info_t before;
   sluice_error_capture(&before);
   sluice_move_stop_stream(m);
-  (void)refuse_own(m, reason != NULL ? reason : "the host gave it up");
+  (void)refuse_own(m, reason != NULL ? reason : "the host aborted it");
   (void)sluice_error_adopt(&before);
 }
 
@@ -269,7 +269,7 @@ void sluice_move_abort(sluice_migration_t* m, const char* reason) {
 sluice_status_t sluice_move_settle(sluice_migration_t* m, sluice_comm_t* comm, uint64_t* out_epoch) {
   if (is_under_way(m)) {
     return SLUICE_FAIL(SLUICE_E_STATE,
-                       "sluice_migration_settle: the move to epoch %llu is under way; commit or abort it",
+                       "sluice_migration_settle: the move to epoch %llu is in progress; commit or abort it",
                        (unsigned long long)m->target);
   }
   const int is_undecided = m->phase == SLUICE_MIGRATION_UNDECIDED;

@@ -88,7 +88,7 @@ sluice_status_t sluice_move_stream(sluice_migration_t* m) {
   if (m->config.bytes_per_second == 0 || m->list.num_chunks == 0) return post_all(m);
   m->is_stopped = 0;
   if (pthread_create(&m->thread, NULL, stream, m) != 0)
-    return SLUICE_FAIL(SLUICE_E_NO_MEMORY, "migration: no thread to send at a rate");
+    return SLUICE_FAIL(SLUICE_E_NO_MEMORY, "migration: cannot start the thread that limits the rate");
   m->has_thread = 1;
   return SLUICE_OK;
 }

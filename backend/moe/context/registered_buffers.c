@@ -14,7 +14,8 @@ void sluice_registered_buffers_open(sluice_context_t* context, int owns_memory) 
   context->registered_buffers = SLUICE_REGISTRATION_PLAIN;
   if (comm == NULL || comm->world_size == 1 || comm->vtable->allocate == NULL) return;
   context->registered_buffers = SLUICE_REGISTRATION_WILLING;
-  if (context->memory_budget > 0) context->registration_refusal = "a memory_budget counts them to the byte";
+  if (context->memory_budget > 0)
+    context->registration_refusal = "memory_budget is set, which counts buffers to the byte";
   if (!owns_memory) context->registration_refusal = "they come from the host's callbacks";
 }
 
@@ -53,7 +54,7 @@ sluice_status_t sluice_registered_buffers_agree(sluice_context_t* context, const
   }
   context->registered_buffers = SLUICE_REGISTRATION_PLAIN;
   const char* why = context->registration_refusal;
-  sluice_log(SLUICE_LOG_INFO, "rank %d: %s: exchanges go without registered buffers: rank %d has none%s%s",
+  sluice_log(SLUICE_LOG_INFO, "rank %d: %s: exchanges use no registered buffers, because rank %d has none%s%s",
              context->rank, context->comm->name, plain, why != NULL ? "; here: " : "", why != NULL ? why : "");
   return SLUICE_OK;
 }

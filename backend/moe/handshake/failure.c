@@ -33,8 +33,8 @@ sluice_status_t sluice_take_refusal(sluice_context_t* context, sluice_status_t r
   sluice_status_t status = context->pending_failure;
   context->pending_failure = SLUICE_OK;
   snprintf(text, text_bytes, "%s", context->failure_text);
-  return SLUICE_FAIL(status,
-                     "an earlier pass failed on this rank, and the other ranks have been told now; the next call is "
-                     "free again (%s)",
-                     context->failure_text);
+  return SLUICE_FAIL(
+      status,
+      "an earlier pass failed on this rank, and the other ranks have now been notified; the next call can proceed (%s)",
+      context->failure_text);
 }

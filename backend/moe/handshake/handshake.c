@@ -142,7 +142,7 @@ static void fill_header(header_t* h, const sluice_moe_t* moe, const sluice_propo
 
 #define COLLECTIVE "A MoE layer is a collective call of all its ranks, in evaluation too"
 #define DTYPE_HINT \
-  ": give all ranks parameters of one dtype, and autocast (which decides it where it is on) to all of them or to none"
+  ": give all ranks parameters of one dtype, and enable autocast (which decides the dtype) on all ranks or on none"
 
 /* For the describe_ functions: the two headers of `pair`, and their ranks. */
 #define HEADERS(pair)                                      \
@@ -173,8 +173,8 @@ static int describe_wishes(const sluice_record_pair_t* pair, char* text, size_t 
     const int32_t without = own->wishes == 0 ? rank : peer_rank;
     return snprintf(text, room,
                     "rank %d runs a forward without a backward (needs_backward 0: evaluation, no_grad, activation "
-                    "checkpointing, or nothing there that is trained) and rank %d one with a backward. " COLLECTIVE
-                    ": let all of them run the same forwards",
+                    "checkpointing, or no trainable parameter) and rank %d one with a backward. " COLLECTIVE
+                    ": run the same forwards on all ranks",
                     without, without == rank ? peer_rank : rank);
   }
   if (own->direction == SLUICE_BACKWARD && (peer->wishes & 1) == (own->wishes & 1) &&
@@ -183,7 +183,7 @@ static int describe_wishes(const sluice_record_pair_t* pair, char* text, size_t 
   static const char* const weights[] = {"none", "now", "later"};
   return snprintf(text, room,
                   "the wanted gradients differ: rank %d: input gradients %s, weight gradients %s; rank %d: input "
-                  "gradients %s, weight gradients %s: let all ranks ask for the same parts",
+                  "gradients %s, weight gradients %s: request the same gradients on all ranks",
                   peer_rank, peer->wishes & 1 ? "yes" : "no", weights[wgrad_of(peer) % 3], rank,
                   own->wishes & 1 ? "yes" : "no", weights[wgrad_of(own) % 3]);
 }
@@ -191,9 +191,8 @@ static int describe_wishes(const sluice_record_pair_t* pair, char* text, size_t 
 static int describe_leanness(const sluice_record_pair_t* pair, char* text, size_t room) {
   return snprintf(
       text, room,
-      "rank %d and rank %d keep different rows for the backward, or one of them names a wgrad_mode, so that "
-      "their weight gradients would come at different times: give both the same wgrad_mode, deferred (0) "
-      "or per chunk (1)",
+      "rank %d and rank %d keep different rows for the backward, or only one of them sets wgrad_mode, so their weight "
+      "gradients would be computed at different times: give both the same wgrad_mode, deferred (0) or per chunk (1)",
       pair->peer_rank, pair->rank);
 }
 
@@ -218,28 +217,25 @@ static int describe_bound(const sluice_record_pair_t* pair, char* text, size_t r
 
 /* The members of the config that only the checksum `kind` covers. */
 static int describe_kind(const sluice_record_pair_t* pair, char* text, size_t room) {
-  return snprintf(
-      text, room,
-      "the layer's config on rank %d is not that on rank %d, in restore_input, deduplicate, a list of policies by "
-      "chunk, "
-      "exchange_mode, swiglu_alpha, swiglu_limit or swiglu_offset, or weight_format or weight_block; give all ranks "
-      "the "
-      "same",
-      pair->peer_rank, pair->rank);
+  return snprintf(text, room,
+                  "the layer's config differs between rank %d and rank %d, in restore_input, deduplicate, a list of "
+                  "policies by chunk, exchange_mode, swiglu_alpha, swiglu_limit, swiglu_offset, weight_format or "
+                  "weight_block; give all ranks the same",
+                  pair->peer_rank, pair->rank);
 }
 
 static int describe_owners(const sluice_record_pair_t* pair, char* text, size_t room) {
   HEADERS(pair);
   return snprintf(text, room,
-                  "rank %d and rank %d have different tables expert_rank or expert_slot (who owns which expert; by its "
-                  "own tables rank %d owns %d, rank %d owns %d): give all ranks the same",
+                  "rank %d and rank %d have different tables expert_rank or expert_slot (the owner of each expert; by "
+                  "its own tables rank %d owns %d, rank %d owns %d): give all ranks the same",
                   peer_rank, rank, peer_rank, peer->num_local, rank, own->num_local);
 }
 
 static int describe_hooks(const sluice_record_pair_t* pair, char* text, size_t room) {
   HEADERS(pair);
   return snprintf(text, room,
-                  "the ranks choose differently: rank %d: %.*s; rank %d: %s: give all of them the same mode, machine "
+                  "the tuners of the ranks differ: rank %d: %.*s; rank %d: %s: give all ranks the same mode, machine "
                   "and file of decisions",
                   peer_rank, (int)sizeof peer->policy_hook_words, or_none(peer->policy_hook_words), rank,
                   or_none(own->policy_hook_words));
@@ -250,8 +246,8 @@ static int describe_rows(const sluice_record_pair_t* pair, char* text, size_t ro
   const header_t* own = pair->own;
   if (own->direction == SLUICE_REPLACE_EXPERTS) return 0;
   return snprintf(text, room,
-                  "rank %d and rank %d exchange different rows in the %s (policies of T_DI, grouping, or which part of "
-                  "a split call it is): give all ranks the same options, and let all call the same parts",
+                  "rank %d and rank %d exchange different rows in the %s (restore policy of T_DI, grouping, or part of "
+                  "a split call): give all ranks the same options, and call the same parts on all ranks",
                   pair->peer_rank, pair->rank, direction_name(own->direction));
 }
 
@@ -460,7 +456,7 @@ static sluice_status_t explain_wait(sluice_status_t status) {
   const size_t used = strlen(info.message);
   snprintf(info.message + used, sizeof info.message - used,
            " " COLLECTIVE
-           ": let all of them run the same forwards, a rank without data of its own on other data or on none (in "
+           ": run the same forwards on all ranks; a rank that has no data left can use other data or 0 tokens (in "
            "transformers generate(synced_gpus=True)).");
   return sluice_error_adopt(&info);
 }

@@ -97,7 +97,8 @@ static sluice_status_t find_difference(const lists_t* lists) {
     SLUICE_TRY(sluice_header_exchange(context->comm, &buffers.arrays, phase));
     SLUICE_TRY(compare(lists, buffers.recv, first, count));
   }
-  return SLUICE_FAIL(SLUICE_E_INTERNAL, "layer %d: placements of ranks differ in their hash alone",
+  return SLUICE_FAIL(SLUICE_E_INTERNAL,
+                     "layer %d: the placements of ranks are equal, but their hashes differ; please report it",
                      lists->moe->shape.config.layer_id);
 }
 

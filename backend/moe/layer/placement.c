@@ -44,10 +44,10 @@ static sluice_status_t check_window(const table_t* t, int32_t rank, int32_t coun
   const int32_t* slot = t->placement->expert_slot;
   for (int32_t e = 0; e < t->num_experts; ++e) {
     if (rank_of(t, e) != rank) continue;
-    SLUICE_TRY(SLUICE_REQUIRE(slot[e] >= 0 && slot[e] < count,
-                              "layer %d: expert_slot[%d] is %d, and rank %d owns %d experts: its slots are 0 to %d, "
-                              "without holes",
-                              t->layer_id, e, slot[e], rank, count, count - 1));
+    SLUICE_TRY(SLUICE_REQUIRE(
+        slot[e] >= 0 && slot[e] < count,
+        "layer %d: expert_slot[%d] is %d, and rank %d owns %d experts: its slots are 0 to %d, without gaps",
+        t->layer_id, e, slot[e], rank, count, count - 1));
     if (slot[e] < first || slot[e] - first >= WINDOW) continue;
     const uint64_t bit = UINT64_C(1) << (slot[e] % 64);
     uint64_t* word = &taken[(slot[e] - first) / 64];

@@ -190,6 +190,7 @@ sluice_status_t sluice_run_backward_op(sluice_pass_t* pass, const sluice_op_t* o
     case SLUICE_OP_NODE_COMBINE_GRAD: return sluice_node_combine(pass, op, index, SLUICE_T_DDI);
     case SLUICE_OP_RECOMPUTE: return sluice_recompute(pass, op);
     case SLUICE_OP_EXPERT: return sluice_host_expert(pass, op);
-    default: return SLUICE_FAIL(SLUICE_E_INTERNAL, "backward: op %s does not belong here", sluice_op_name(op->kind));
+    default:
+      return SLUICE_FAIL(SLUICE_E_INTERNAL, "backward: op %s is not an op of a backward", sluice_op_name(op->kind));
   }
 }

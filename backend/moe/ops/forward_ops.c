@@ -153,6 +153,7 @@ sluice_status_t sluice_run_forward_op(sluice_pass_t* pass, const sluice_op_t* op
     case SLUICE_OP_NODE_DISPATCH: return sluice_node_dispatch(pass, op, index, pass->in_rows);
     case SLUICE_OP_NODE_COMBINE: return sluice_node_combine(pass, op, index, SLUICE_T_DO);
     case SLUICE_OP_COPY_OUT: return sluice_copy(pass, op, index);
-    default: return SLUICE_FAIL(SLUICE_E_INTERNAL, "forward: op %s does not belong here", sluice_op_name(op->kind));
+    default:
+      return SLUICE_FAIL(SLUICE_E_INTERNAL, "forward: op %s is not an op of a forward", sluice_op_name(op->kind));
   }
 }

@@ -139,8 +139,8 @@ static sluice_status_t read_header(const sluice_moe_t* moe, const void* meta, ui
       meta_bytes < meta_bytes_behind(moe, header)) {
     return SLUICE_FAIL(
         SLUICE_E_INVALID_ARGUMENT,
-        "layer %d: the saved buffer META (%llu bytes) is not one that a forward of this layer wrote with its experts "
-        "where they lie now; pass the buffers of the step unchanged and in order, and before experts are replaced",
+        "layer %d: the saved buffer META (%llu bytes) was not written by a forward of this layer with the present "
+        "placement of experts; pass the buffers of the step unchanged and in order, before experts are replaced",
         moe->shape.config.layer_id, (unsigned long long)meta_bytes);
   }
   uint64_t body_bytes = meta_bytes_behind(moe, header) - sizeof *header;

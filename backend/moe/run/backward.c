@@ -34,8 +34,8 @@ static sluice_template_spec_t spec_of(const sluice_pass_t* pass, const sluice_st
 static sluice_status_t check_adapters(const sluice_pass_t* pass, const sluice_expert_tensors_t* params) {
   if (params == NULL || pass->binding.adapters == sluice_low_signature(params)) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                     "layer %d: params has other adapters than this step's forward had (which of them there are, ranks "
-                     "or scales): pass those of the forward",
+                     "layer %d: params has other adapters than this step's forward (another set, rank or scale): pass "
+                     "the adapters of the forward",
                      pass->moe->shape.config.layer_id);
 }
 
@@ -129,8 +129,8 @@ static sluice_status_t execute(sluice_pass_t* pass, sluice_step_t* step, const s
 static sluice_status_t check_state(const sluice_step_t* step, int32_t parts) {
   if (step->state == SLUICE_STEP_FRESH && parts != SLUICE_BACKWARD_WGRAD) return sluice_step_check_saved(step);
   if (step->state == SLUICE_STEP_DGRAD_DONE && parts == SLUICE_BACKWARD_WGRAD) return SLUICE_OK;
-  static const char* const done[] = {"has not had dgrad yet", "has had dgrad; only wgrad is open",
-                                     "has had its backward already"};
+  static const char* const done[] = {"has not run dgrad yet; run it first", "has run dgrad already; only wgrad is left",
+                                     "has run its backward already"};
   return SLUICE_FAIL(SLUICE_E_STATE, "layer %d: this step %s", step->moe->shape.config.layer_id, done[step->state]);
 }
 

@@ -25,18 +25,17 @@ sluice_status_t sluice_capacity_check_capture(const sluice_pass_t* pass) {
   const sluice_capacity_t* capacity = pass->moe->capacity;
   const sluice_comm_t* comm = pass->context->comm;
   if (pass->context->world_size > 1 && !comm->vtable->is_capturable) {
-    return SLUICE_FAIL(
-        SLUICE_E_UNSUPPORTED,
-        "layer %d: the stream is being captured into a graph, and exchanges of a %s communicator meet on "
-        "the host: use an nccl one",
-        pass->moe->shape.config.layer_id, comm->name);
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "layer %d: the stream is being captured into a graph, but exchanges of a %s communicator "
+                       "synchronize on the host: use an nccl communicator",
+                       pass->moe->shape.config.layer_id, comm->name);
   }
   const sluice_template_t* schedule = pass->schedule; /* NULL: the forward has no plan yet */
   int32_t kind = schedule != NULL ? kind_of(capacity, schedule->comm_hash) : -1;
   if (kind < 0 || !capacity->has_run[kind] || !capacity->is_cleared) {
     return SLUICE_FAIL(SLUICE_E_STATE,
-                       "layer %d: the stream is being captured into a graph, and no such %s has run outside a capture "
-                       "yet: make the same call once before",
+                       "layer %d: the stream is being captured into a graph, but this %s has not run outside of a "
+                       "capture yet: run the same call once before the capture",
                        pass->moe->shape.config.layer_id,
                        schedule == NULL || schedule->spec.direction == SLUICE_FORWARD ? "forward" : "backward");
   }

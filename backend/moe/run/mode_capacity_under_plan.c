@@ -21,8 +21,8 @@ static sluice_status_t check_tokens(const sluice_forward_t* f) {
   if (tokens <= most) return SLUICE_OK;
   return SLUICE_FAIL(
       SLUICE_E_OVER_BUDGET,
-      "layer %d: %lld tokens, and the plan that the ranks agreed on under a capacity is for at most %lld: "
-      "pass so many, or begin with the largest batch, or make a plan for more (sluice_plan_create)",
+      "layer %d: %lld tokens, but the plan that the ranks agreed on under a capacity is for at most %lld: pass at most "
+      "this many, run the largest batch first, or create a plan for more (sluice_plan_create)",
       moe->shape.config.layer_id, (long long)tokens, (long long)most);
 }
 

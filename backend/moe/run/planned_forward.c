@@ -224,9 +224,10 @@ static sluice_status_t prepare(sluice_moe_t* moe, const sluice_handshake_t* hand
   const int is_enough = most >= handshake->max_tokens;
   if (moe->plan_is_given && moe->plan != NULL) {
     if (is_enough) return SLUICE_OK;
-    return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
-                       "layer %d: a rank has %lld tokens, and this layer's plan is for at most %lld; make one for more",
-                       moe->shape.config.layer_id, (long long)handshake->max_tokens, (long long)most);
+    return SLUICE_FAIL(
+        SLUICE_E_OVER_BUDGET,
+        "layer %d: a rank has %lld tokens, but this layer's plan is for at most %lld; create a plan for more",
+        moe->shape.config.layer_id, (long long)handshake->max_tokens, (long long)most);
   }
   if (is_enough && repeated != NULL) {
     sluice_plan_take(moe, repeated->plan);

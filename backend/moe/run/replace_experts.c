@@ -32,14 +32,14 @@ static sluice_status_t check_numbers(const sluice_moe_t* moe) {
   const int32_t id = moe->shape.config.layer_id;
   if (moe->plan_is_given) {
     return SLUICE_FAIL(SLUICE_E_STATE,
-                       "layer %d: the plan that the host gave is for other numbers of experts on the ranks: take it "
-                       "away (sluice_moe_use_plan) before they change, and give another afterwards",
+                       "layer %d: the plan set with sluice_moe_use_plan is for other numbers of experts on the ranks: "
+                       "unset it before the replacement, and set a new plan afterwards",
                        id);
   }
   if (moe->context->num_captured == 0) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_STATE,
-                     "layer %d: graphs were captured in this context, and their memory may not grow: replace experts "
-                     "by as many on each rank, or use another context",
+                     "layer %d: graphs were captured in this context, and their memory may not grow: keep the number "
+                     "of experts on each rank, or use another context",
                      id);
 }
 

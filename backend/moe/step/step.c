@@ -147,8 +147,8 @@ void sluice_step_free_deferred(sluice_step_t* step) {
 static sluice_status_t check_used_up(const sluice_moe_t* moe, const void* meta) {
   if (!sluice_binding_is_used_up(meta)) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_STATE,
-                     "layer %d: a backward has used up the saved buffers of this step; a second one needs buffers that "
-                     "the first one was told to keep (may_reuse_saved = 0)",
+                     "layer %d: a backward has overwritten the saved buffers of this step; to run a second backward, "
+                     "run the first one with may_reuse_saved = 0",
                      moe->shape.config.layer_id);
 }
 

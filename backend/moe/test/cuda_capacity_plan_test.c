@@ -76,7 +76,7 @@ static void first_call_in_a_capture_is_refused(rig_t* rig) {
   sluice_fake_graph_t* graph = NULL;
   sluice_step_t* step = NULL;
   sluice_fake_cuda_begin_capture(fakes_stream(0));
-  REFUSED(rig_forward(rig, &step), SLUICE_E_STATE, "no such forward has run outside a capture yet");
+  REFUSED(rig_forward(rig, &step), SLUICE_E_STATE, "this forward has not run outside of a capture yet");
   assert_int_equal(sluice_fake_cuda_end_capture(fakes_stream(0), &graph), 0);
   sluice_fake_cuda_destroy_graph(graph);
 }
@@ -137,7 +137,7 @@ TEST(CudaGraph_UnderABudgetThatNoCallHasRun_IsRefusedByName) {
   rig.num_tokens = 7;
   rig_reset(&rig);
   REFUSED(rig_forward(&rig, &more), SLUICE_E_OVER_BUDGET,
-          "7 tokens, and the plan that the ranks agreed on under a capacity is for at most 6");
+          "7 tokens, but the plan that the ranks agreed on under a capacity is for at most 6");
   assert_int_equal(sluice_fake_cuda_end_capture(fakes_stream(0), &graph), 0);
   sluice_fake_cuda_destroy_graph(graph);
   sluice_step_drop(step);

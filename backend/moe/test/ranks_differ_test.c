@@ -209,7 +209,7 @@ static void wishes_run(part_t* me) {
   me->rig.forward.needs_backward = 1;
   WORKS(rig_forward(&me->rig, &step));
   me->rig.backward.parts = me->rank == 0 ? SLUICE_BACKWARD_DGRAD : SLUICE_BACKWARD_BOTH;
-  STATUS(rig_backward(&me->rig, step), SLUICE_E_MISMATCH, "parts");
+  STATUS(rig_backward(&me->rig, step), SLUICE_E_MISMATCH, "the wanted gradients differ");
   EXPECT(strstr(last_message(), "rank 0: input gradients yes, weight gradients later") != NULL);
   me->rig.backward.parts = SLUICE_BACKWARD_BOTH;
   WORKS(rig_backward(&me->rig, step));

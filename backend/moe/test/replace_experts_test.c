@@ -252,10 +252,10 @@ static void kept_run(part_t* me) {
   STATUS(replace(me, &t), SLUICE_E_STATE, "outstanding");
   sluice_step_drop(step);
   WORKS(replace(me, &t));
-  STATUS(sluice_step_restore(me->rig.moe, own.data, own.bytes, &step), BAD, "where they lie now");
+  STATUS(sluice_step_restore(me->rig.moe, own.data, own.bytes, &step), BAD, "with the present placement of experts");
   make_table(me, 2, &t);
   WORKS(replace(me, &t)); /* the old placement again, but buffers of its time are no longer valid */
-  STATUS(sluice_step_restore(me->rig.moe, own.data, own.bytes, &step), BAD, "where they lie now");
+  STATUS(sluice_step_restore(me->rig.moe, own.data, own.bytes, &step), BAD, "with the present placement of experts");
   for (int i = 0; i < SLUICE_SAVED_COUNT; ++i) free(own.data[i]);
 }
 
@@ -358,7 +358,7 @@ static void plan_run(part_t* me) {
   (void)good_round(me, __LINE__);
   make_table(me, 2, &t);
   t.rank[0] = 1, t.slot[0] = 2, t.slot[1] = 0;
-  STATUS(replace(me, &t), SLUICE_E_STATE, "the plan that the host gave is for other numbers of experts");
+  STATUS(replace(me, &t), SLUICE_E_STATE, "the plan set with sluice_moe_use_plan is for other numbers of experts");
   WORKS(sluice_moe_use_plan(me->rig.moe, NULL));
   WORKS(replace(me, &t));
   IN_FORCE(&t);

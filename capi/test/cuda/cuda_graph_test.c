@@ -219,11 +219,11 @@ TEST(CudaGraph_WhatACaptureCannotTake_IsRefusedByName) {
   sluice_step_drop(step);
   assert_int_equal(rig_swap_layer(&rig, &config), SLUICE_OK);
   sluice_fake_cuda_begin_capture(fakes_stream(0));
-  REFUSED(rig_forward(&rig, &step), SLUICE_E_STATE, "no such forward has run outside a capture yet");
+  REFUSED(rig_forward(&rig, &step), SLUICE_E_STATE, "this forward has not run outside of a capture yet");
   end_capture(0);
   assert_int_equal(rig_forward(&rig, &step), SLUICE_OK);
   sluice_fake_cuda_begin_capture(fakes_stream(0));
-  REFUSED(rig_backward(&rig, step), SLUICE_E_STATE, "no such backward has run outside a capture yet");
+  REFUSED(rig_backward(&rig, step), SLUICE_E_STATE, "this backward has not run outside of a capture yet");
   end_capture(0);
   assert_int_equal(rig_backward(&rig, step), SLUICE_OK);
   sluice_step_drop(step);

@@ -59,7 +59,7 @@ static sluice_status_t make_context(int32_t rank, const sluice_context_config_t*
 
 static void count_logs(void* user, int32_t level, const char* text) {
   (void)user;
-  if (level == SLUICE_LOG_INFO && strstr(text, "without registered buffers: rank") != NULL) ++all.told;
+  if (level == SLUICE_LOG_INFO && strstr(text, "no registered buffers, because rank") != NULL) ++all.told;
 }
 
 static void meet(void) { (void)pthread_barrier_wait(&all.barrier); }

@@ -319,8 +319,8 @@ TEST(Budget_UnderACapacity_MoreTokensThanAgreed_AreRefused) {
   rig.num_tokens = 6;
   assert_int_equal(rig_round(&rig, NULL), SLUICE_E_OVER_BUDGET);
   assert_non_null(strstr(last_message(),
-                         "6 tokens, and the plan that the ranks agreed on under a capacity is for at most "
-                         "4: pass so many, or begin with the largest batch"));
+                         "6 tokens, but the plan that the ranks agreed on under a capacity is for at most 4: pass at "
+                         "most this many, run the largest batch first"));
   rig.num_tokens = 2;
   assert_int_equal(rig_round(&rig, NULL), SLUICE_OK);
   rig_close(&rig);

@@ -159,7 +159,7 @@ TEST(Lists_Bad_AreNamed) {
 #undef CASE
   c = good, c.restore_pre_activation_of = mixed, c.num_chunks = 0;
   REFUSED(sluice_moe_create(rig.context, &c, &moe), SLUICE_E_INVALID_ARGUMENT,
-          "restore_pre_activation_of names a policy for each chunk, and num_chunks is 0");
+          "restore_pre_activation_of names a policy for each chunk, but num_chunks is 0");
   c = good, c.callback_experts = 1, c.restore_pre_activation_of = offload;
   REFUSED(sluice_moe_create(rig.context, &c, &moe), SLUICE_E_UNSUPPORTED,
           "chunk 1 has restore_input keep, restore_pre_activation offload");

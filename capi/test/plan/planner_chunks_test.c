@@ -188,7 +188,7 @@ TEST(BadChunks_EveryField_IsRefusedByName) {
   PREDICT_REFUSED(BAD, "workload: restore_pre_activation_of[1] is 2; known are");
   w = new_workload(), w.restore_input_of = good;
   REFUSED(sluice_planner_choose(planner, &w, NULL, NULL, 0, &count, NULL), BAD,
-          "restore_input_of names a policy for each chunk, and num_chunks is 0");
+          "restore_input_of names a policy for each chunk, but num_chunks is 0");
   w = new_workload(), c.restore_input = SLUICE_RESTORE_BY_CHUNK;
   PREDICT_REFUSED(BAD,
                   "restore_input is 255; known are keep (0), offload (1) and re-dispatch (2), and with the workload's");

@@ -30,7 +30,7 @@ static const char* const refusal_text[] = {"expert_ids[1, 0] is 99",
                                            "no room on the host",
                                            "grad_out",
                                            "step is NULL",
-                                           "has had its backward already"};
+                                           "has run its backward already"};
 static const sluice_status_t refusal_status[] = {BAD, BAD, SLUICE_E_ABI,  BAD, SLUICE_E_OVER_BUDGET,
                                                  BAD, BAD, SLUICE_E_STATE};
 

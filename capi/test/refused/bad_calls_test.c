@@ -109,20 +109,20 @@ TEST(Backward_InTheWrongOrder_IsStateError) {
   open_default(&f);
   sluice_step_t* step = fresh_step(&f);
   WORKS(rig_backward(&f.rig, step));
-  REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "layer 3: this step has had its backward already");
+  REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "layer 3: this step has run its backward already");
   f.rig.backward.parts = SLUICE_BACKWARD_WGRAD;
-  REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "has had its backward already");
+  REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "has run its backward already");
   sluice_step_drop(step);
   check_nothing_lost(&f);
 
   step = fresh_step(&f);
   f.rig.backward.parts = SLUICE_BACKWARD_WGRAD;
-  REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "has not had dgrad yet");
+  REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "has not run dgrad yet; run it first");
   f.rig.backward.parts = SLUICE_BACKWARD_DGRAD;
   WORKS(rig_backward(&f.rig, step));
-  REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "only wgrad is open");
+  REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "only wgrad is left");
   f.rig.backward.parts = SLUICE_BACKWARD_BOTH;
-  REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "only wgrad is open");
+  REFUSED(rig_backward(&f.rig, step), SLUICE_E_STATE, "only wgrad is left");
   /* wgrad does not read the row tensors, so garbage is valid. */
   sluice_tensor_t garbage;
   memset(&garbage, 0xee, sizeof garbage);

@@ -132,7 +132,7 @@ TEST(MoeCreate_BadConfig_IsRefused) {
   FIELD(expert_rank, beyond, "expert_rank[2] is 1; the group has 1 ranks");
   FIELD(expert_rank, negative, "expert_rank[1] is -1");
   const int32_t hole[] = {0, 1, 4, 2}, below[] = {0, -1, 1, 2}, shared[] = {3, 1, 2, 1}, turned[] = {3, 2, 1, 0};
-  FIELD(expert_slot, hole, "expert_slot[2] is 4, and rank 0 owns 4 experts: its slots are 0 to 3, without holes");
+  FIELD(expert_slot, hole, "expert_slot[2] is 4, and rank 0 owns 4 experts: its slots are 0 to 3, without gaps");
   FIELD(expert_slot, below, "expert_slot[1] is -1");
   FIELD(expert_slot, shared, "expert_slot puts experts 1 and 3 into slot 1 of rank 0");
   c = good, c.expert_slot = turned;

@@ -198,7 +198,7 @@ TEST(RanksConfiguredDifferently_AllFailAndSayWhy) {
       char rank[24];
       snprintf(rank, sizeof rank, "rank %d: mode", other);
       assert_int_equal(w->status[r], SLUICE_E_MISMATCH);
-      assert_non_null(strstr(w->message[r], "the ranks choose differently"));
+      assert_non_null(strstr(w->message[r], "the tuners of the ranks differ"));
       if (strstr(w->message[r], cases[which].its) == NULL) fail_msg("case %d, rank %d: %s", which, r, w->message[r]);
       assert_non_null(strstr(w->message[r], rank));
       assert_non_null(strstr(w->message[r], cases[which].of_others));

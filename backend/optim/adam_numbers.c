@@ -8,15 +8,15 @@
 
 sluice_status_t sluice_adam_check(const sluice_adam_rule_t* rule) {
   SLUICE_TRY(SLUICE_REQUIRE(isfinite(rule->lr) && rule->lr >= 0.0,
-                            "optimizer: lr is %g; it has to be a number from 0 on", rule->lr));
-  SLUICE_TRY(SLUICE_REQUIRE(rule->beta1 >= 0.0 && rule->beta1 < 1.0, "optimizer: beta1 is %g; it has to be in [0, 1)",
+                            "optimizer: lr is %g; it must be finite and at least 0", rule->lr));
+  SLUICE_TRY(SLUICE_REQUIRE(rule->beta1 >= 0.0 && rule->beta1 < 1.0, "optimizer: beta1 is %g; it must be in [0, 1)",
                             rule->beta1));
-  SLUICE_TRY(SLUICE_REQUIRE(rule->beta2 >= 0.0 && rule->beta2 < 1.0, "optimizer: beta2 is %g; it has to be in [0, 1)",
+  SLUICE_TRY(SLUICE_REQUIRE(rule->beta2 >= 0.0 && rule->beta2 < 1.0, "optimizer: beta2 is %g; it must be in [0, 1)",
                             rule->beta2));
   SLUICE_TRY(SLUICE_REQUIRE(isfinite(rule->epsilon) && rule->epsilon >= 0.0,
-                            "optimizer: epsilon is %g; it has to be a number from 0 on", rule->epsilon));
+                            "optimizer: epsilon is %g; it must be finite and at least 0", rule->epsilon));
   return SLUICE_REQUIRE(isfinite(rule->weight_decay) && rule->weight_decay >= 0.0,
-                        "optimizer: weight_decay is %g; it has to be a number from 0 on", rule->weight_decay);
+                        "optimizer: weight_decay is %g; it must be finite and at least 0", rule->weight_decay);
 }
 
 sluice_adam_numbers_t sluice_adam_numbers_of(const sluice_adam_rule_t* rule, int64_t t, double grad_scale) {

@@ -115,7 +115,7 @@ static sluice_status_t check_group(const sluice_adam_group_t* group, int64_t ind
   for (int64_t t = 0; t < group->num_tensors; ++t) {
     const int64_t number = group->tensors[t].step;
     SLUICE_TRY(SLUICE_REQUIRE(number >= 1,
-                              "optimizer: tensor %lld of group %lld is at step %lld; the first step is number 1",
+                              "optimizer: tensor %lld of group %lld is at step %lld; step numbers begin at 1",
                               (long long)t, (long long)index, (long long)number));
   }
   return SLUICE_OK;
@@ -123,9 +123,9 @@ static sluice_status_t check_group(const sluice_adam_group_t* group, int64_t ind
 
 sluice_status_t sluice_adam_check_step(const sluice_adam_step_t* step) {
   SLUICE_TRY(SLUICE_REQUIRE(isfinite(step->loss_scale) && step->loss_scale > 0.0,
-                            "optimizer: loss_scale is %g; it has to be a number above 0", step->loss_scale));
+                            "optimizer: loss_scale is %g; it must be finite and above 0", step->loss_scale));
   SLUICE_TRY(SLUICE_REQUIRE(isfinite(step->max_norm) && step->max_norm >= 0.0,
-                            "optimizer: max_norm is %g; it has to be a number above 0, or 0 to clip nothing",
+                            "optimizer: max_norm is %g; it must be finite and above 0, or 0 for no clipping",
                             step->max_norm));
   for (int64_t g = 0; g < step->num_groups; ++g) SLUICE_TRY(check_group(step->groups + g, g));
   return SLUICE_OK;

@@ -36,9 +36,11 @@ static sluice_status_t check_config(const sluice_optimizer_file_config_t* c) {
                             "sluice_optimizer_file_config_t: reserved is %d; set it to 0",
                             c->reserved != 0 ? c->reserved : c->reserved2));
   SLUICE_TRY(SLUICE_REQUIRE(c->world_size >= 1 && c->rank >= 0 && c->rank < c->world_size,
-                            "sluice_optimizer_file_config_t: rank is %d of %d", c->rank, c->world_size));
-  SLUICE_TRY(SLUICE_REQUIRE((c->num_dims == NULL) == (c->dims == NULL),
-                            "sluice_optimizer_file_config_t: of num_dims and dims one is NULL; give both or none"));
+                            "sluice_optimizer_file_config_t: rank is %d of %d ranks; give a rank in [0, world_size)",
+                            c->rank, c->world_size));
+  SLUICE_TRY(
+      SLUICE_REQUIRE((c->num_dims == NULL) == (c->dims == NULL),
+                     "sluice_optimizer_file_config_t: only one of num_dims and dims is NULL; give both or neither"));
   return SLUICE_REQUIRE(c->step >= SLUICE_NO_STEP, "sluice_optimizer_file_config_t: step is %lld; give a step, or -1",
                         (long long)c->step);
 }
@@ -87,10 +89,10 @@ sluice_status_t sluice_optimizer_file_check_step(const sluice_state_file_t* stat
   for (int64_t g = 0; g < work->num_groups; ++g) {
     for (int64_t t = 0; t < work->groups[g].num_tensors; ++t) {
       const int64_t step = work->groups[g].tensors[t].step;
-      SLUICE_TRY(SLUICE_REQUIRE(step == next,
-                                "optimizer: tensor %lld of group %lld is at step %lld, and the file goes on with step "
-                                "%lld",
-                                (long long)t, (long long)g, (long long)step, (long long)next));
+      SLUICE_TRY(SLUICE_REQUIRE(
+          step == next,
+          "optimizer: tensor %lld of group %lld is at step %lld, but the next step of the file is %lld; pass that step",
+          (long long)t, (long long)g, (long long)step, (long long)next));
     }
   }
   return SLUICE_OK;
@@ -194,8 +196,10 @@ static sluice_status_t agree_on_step(const sluice_optimizer_file_config_t* c, sl
   int64_t agreed;
   SLUICE_TRY(sluice_handshake_on_files(c->comm, opened, &mine, &agreed));
   if (agreed == mine.step) return SLUICE_OK;
-  sluice_log(SLUICE_LOG_WARN, "optimizer: %s: goes on from step %lld, the last that all ranks have; it also holds %lld",
-             sluice_state_file_path(states), (long long)agreed, (long long)mine.step);
+  sluice_log(
+      SLUICE_LOG_WARN,
+      "optimizer: %s: continues from step %lld, the last step that all ranks have; the file also holds step %lld",
+      sluice_state_file_path(states), (long long)agreed, (long long)mine.step);
   return sluice_state_file_go_to(states, agreed);
 }
 

@@ -74,7 +74,7 @@ def test_Step_OfTheTwoInAFile_CanBeChosen(tmp_path):
     _train(model, first := _named(tmp_path / "states", model), 5)
     _train(wanted, sluice.optim.AdamW(wanted.parameters()), 4)
     first._file.close()
-    with pytest.raises(NotFound, match="does not hold step 3"):
+    with pytest.raises(NotFound, match="does not have step 3"):
         _named(tmp_path / "states", model, resume=True, step=3)
     with pytest.raises(NotFound, match="there is no file"):
         _named(tmp_path / "none", model, resume=True, step=4)
@@ -189,7 +189,7 @@ def test_LoadStateDict_ThatFails_LeavesTheOptimizerAsItWas(tmp_path):
     _train(model, optimizer := _named(tmp_path / "states", model), 2)
     saved = plain.state_dict()
     (tmp_path / "states.unfinished").write_text("a letter")
-    with pytest.raises(sluice.errors.External, match="is in the way"):
+    with pytest.raises(sluice.errors.External, match="exists and is not a state file"):
         optimizer.load_state_dict(copy.deepcopy(saved))
     (tmp_path / "states.unfinished").unlink()
     odd = copy.deepcopy(saved)
@@ -223,7 +223,7 @@ def test_Ranks_WhoseFilesDiffer_GoOnTogetherOrNotAtAll(tmp_path):
     for rank, (gone_on, swapped, alone) in enumerate(ranks.run(2, "optim_jobs:filed", folder=str(tmp_path))):
         assert gone_on == (2, 2, True)
         assert f"is the file of rank {1 - rank} of 2, and this is rank {rank} of 2" in swapped
-        assert "makes a new file, and rank 0 goes on with one" in alone
+        assert "creates a state file, but rank 0 opens a state file" in alone
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, sluice.optim.AdamW])

@@ -29,7 +29,7 @@
   X(int64_t, loss_scale, bits_of(step->adam.loss_scale), .name = "loss_scale (its bits)")                           \
   X(int64_t, max_norm, bits_of(step->adam.max_norm), .name = "max_norm (its bits)")                                 \
   X(int64_t, looks, step->adam.looks_first != 0, .name = "check_finite")                                            \
-  X(int64_t, file, step->file != NULL, .name = "whether states lie in a file")
+  X(int64_t, file, step->file != NULL, .name = "whether states are in a file")
 
 #define TENSORS "counts, dtypes or step numbers of tensors (as a checksum)"
 
@@ -178,7 +178,7 @@ typedef struct found_record_s {
 } found_record_t;
 
 sluice_status_t sluice_handshake_on_sums(sluice_comm_t* comm, const sluice_found_t* mine, sluice_found_t* out_found) {
-  static const sluice_agreement_t sums = {"optimizer: an exchange", "", "what is in the sums of gradients"};
+  static const sluice_agreement_t sums = {"optimizer: an exchange", "", "whether sums of gradients are finite"};
   *out_found = *mine;
   if (comm == NULL) return SLUICE_OK;
   found_record_t record = {.found = *mine};
@@ -224,9 +224,9 @@ static sluice_status_t compare_files(const sluice_records_t* records, int64_t* o
     const sluice_files_t* files = files_of(records, r);
     if (files->makes != first->makes) {
       return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, rank, r,
-                              "optimizer: rank %d %s, and rank 0 %s: give all ranks their files, or none", r,
-                              files->makes ? "makes a new file" : "goes on with one",
-                              first->makes ? "makes a new one" : "goes on with one");
+                              "optimizer: rank %d %s, but rank 0 %s: do the same on all ranks", r,
+                              files->makes ? "creates a state file" : "opens a state file",
+                              first->makes ? "creates a state file" : "opens a state file");
     }
     if (!has_step(files, first->step)) lacks[0] = r;
     if (!has_step(files, first->other_step)) lacks[1] = r;
@@ -236,17 +236,16 @@ static sluice_status_t compare_files(const sluice_records_t* records, int64_t* o
   *out_step = sluice_max(steps[0], steps[1]);
   if (*out_step != SLUICE_NO_STEP) return SLUICE_OK;
   const int32_t r = lacks[0] > lacks[1] ? lacks[0] : lacks[1];
-  return SLUICE_FAIL_PEER(
-      SLUICE_E_MISMATCH, rank, r,
-      "optimizer: no step is whole in the files of all ranks: rank %d has %lld and %lld, rank 0 has "
-      "%lld and %lld (-1: none)",
-      r, (long long)files_of(records, r)->step, (long long)files_of(records, r)->other_step, (long long)first->step,
-      (long long)first->other_step);
+  return SLUICE_FAIL_PEER(SLUICE_E_MISMATCH, rank, r,
+                          "optimizer: no step is complete in the files of all ranks: rank %d has %lld and %lld, rank 0 "
+                          "has %lld and %lld (-1: none)",
+                          r, (long long)files_of(records, r)->step, (long long)files_of(records, r)->other_step,
+                          (long long)first->step, (long long)first->other_step);
 }
 
 sluice_status_t sluice_handshake_on_files(sluice_comm_t* comm, sluice_status_t status, const sluice_files_t* mine,
                                           int64_t* out_step) {
-  static const sluice_agreement_t opening = {"optimizer", "has no file of states", "files of an optimizer's states"};
+  static const sluice_agreement_t opening = {"optimizer", "has no state file", "files of an optimizer's states"};
   *out_step = mine->step;
   if (comm == NULL) return status;
   files_record_t record = {.files = *mine};

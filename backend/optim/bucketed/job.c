@@ -150,7 +150,7 @@ static sluice_status_t decide(void* user, sluice_stream_t stream, const sluice_b
   job->is_skipped = !(all.largest < INFINITY);
   job->grad_scale = sluice_adam_clip_factor(adam->max_norm, job->norm) / adam->loss_scale;
   /* This error ends the run before the first update; sluice_bucketed_step checks is_skipped. */
-  return job->is_skipped ? SLUICE_FAIL(SLUICE_E_STATE, "optimizer: a sum is infinite or no number") : SLUICE_OK;
+  return job->is_skipped ? SLUICE_FAIL(SLUICE_E_STATE, "optimizer: a sum of gradients is infinite or NaN") : SLUICE_OK;
 }
 
 /* ---- updates ---- */
@@ -287,7 +287,7 @@ static void give_back(const sluice_bucketed_job_t* job) {
     sluice_error_capture(&second);
     sluice_state_file_set_mixed(job->step->file, 1);
     sluice_log(SLUICE_LOG_ERROR,
-               "optimizer: a step failed, and parameters could not be read again: %s; load them from the file",
+               "optimizer: a step failed, and parameters could not be restored: %s; load them from the file",
                second.message);
   }
   for (const sluice_saved_params_t* saved = job->saved; saved != NULL; saved = saved->next) {

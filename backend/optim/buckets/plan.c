@@ -173,10 +173,10 @@ static void add_all(builder_t* b) {
 
 static sluice_status_t check_form(const sluice_bucket_form_t* form) {
   SLUICE_TRY(SLUICE_REQUIRE(form->num_slots >= 0 && form->num_slots <= SLUICE_BUCKET_MAX_SLOTS,
-                            "optimizer: %d slots for buckets; it is 1, or 2 for copies during updates",
+                            "optimizer: %d slots for buckets; give 1, or 2 for copies during updates",
                             form->num_slots));
   SLUICE_TRY(SLUICE_REQUIRE(form->num_grad_slots >= 0 && form->num_grad_slots <= SLUICE_BUCKET_MAX_SLOTS,
-                            "optimizer: %d slots for gradients; it is 1, or 2 for sums during updates",
+                            "optimizer: %d slots for gradients; give 1, or 2 for sums during updates",
                             form->num_grad_slots));
   SLUICE_TRY(SLUICE_REQUIRE(form->bucket >= 1 && form->chunk >= 1,
                             "optimizer: buckets of %lld elements in chunks of %lld; both are at least 1",
@@ -190,7 +190,7 @@ static sluice_status_t check_form(const sluice_bucket_form_t* form) {
     buckets += form->counts[i] / form->bucket + (form->counts[i] % form->bucket > 0);
   }
   return SLUICE_REQUIRE(buckets <= INT32_MAX / SLUICE_BUCKET_NUM_KINDS,
-                        "optimizer: %lld buckets of %lld elements; take larger ones", (long long)buckets,
+                        "optimizer: %lld buckets of %lld elements are too many; use larger buckets", (long long)buckets,
                         (long long)form->bucket);
 }
 

@@ -54,13 +54,13 @@ static sluice_status_t resolve(sluice_state_file_t* f, const char* path) {
       memcpy(f->path, real, strlen(real) + 1);
       return SLUICE_OK;
     }
-    if (errno != ENOENT) return sluice_state_file_says(f, "looking for it");
+    if (errno != ENOENT) return sluice_state_file_says(f, "resolving its path");
     const int is_link = follow(f->path);
-    if (is_link < 0) return sluice_state_file_says(f, "following the link");
+    if (is_link < 0) return sluice_state_file_says(f, "reading the link");
     if (!is_link) return SLUICE_OK;
   }
   errno = ELOOP;
-  return sluice_state_file_says(f, "following links");
+  return sluice_state_file_says(f, "resolving links");
 }
 
 static void name_unfinished(const sluice_state_file_t* f, char* out) {
@@ -110,7 +110,8 @@ static sluice_status_t lock(const sluice_state_file_t* f, const char* path) {
     return SLUICE_FAIL(SLUICE_E_BUSY, "optimizer: %s: another process, or another optimizer of this one, has it open",
                        path);
   }
-  if (fstat(f->descriptor.fd, &held) != 0 || stat(path, &named) != 0) return sluice_state_file_says(f, "looking at it");
+  if (fstat(f->descriptor.fd, &held) != 0 || stat(path, &named) != 0)
+    return sluice_state_file_says(f, "reading its metadata");
   if (held.st_dev == named.st_dev && held.st_ino == named.st_ino) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_BUSY, "optimizer: %s: another process has just replaced it; open it again", path);
 }
@@ -121,12 +122,12 @@ static sluice_status_t lock(const sluice_state_file_t* f, const char* path) {
 static sluice_status_t take_leftover(const sluice_state_file_t* f, const char* path) {
   uint64_t magic = 0;
   const ssize_t bytes = pread(f->descriptor.fd, &magic, sizeof magic, 0);
-  if (bytes < 0) return sluice_state_file_says(f, "reading what an earlier process left");
+  if (bytes < 0) return sluice_state_file_says(f, "reading the file of an earlier process");
   if (bytes > 0 && magic != MAGIC && magic != 0) {
-    return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s is in the way and is no file of states; move it", path);
+    return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s exists and is not a state file; move it", path);
   }
   return ftruncate(f->descriptor.fd, 0) == 0 ? SLUICE_OK
-                                             : sluice_state_file_says(f, "emptying what an earlier process left");
+                                             : sluice_state_file_says(f, "truncating the file of an earlier process");
 }
 
 static sluice_status_t write_head(const sluice_state_file_t* f, const sluice_state_place_t* place) {
@@ -146,9 +147,9 @@ static sluice_status_t write_head(const sluice_state_file_t* f, const sluice_sta
 static sluice_status_t check_path_is_free(const sluice_state_file_t* f) {
   struct stat named;
   if (f->replaces) return SLUICE_OK;
-  if (stat(f->path, &named) != 0) return errno == ENOENT ? SLUICE_OK : sluice_state_file_says(f, "looking for it");
+  if (stat(f->path, &named) != 0) return errno == ENOENT ? SLUICE_OK : sluice_state_file_says(f, "resolving its path");
   return SLUICE_FAIL(SLUICE_E_EXTERNAL,
-                     "optimizer: %s: making it: File exists; open it to go on with its steps, or give another path",
+                     "optimizer: %s: creating it: File exists; open it to continue its steps, or give another path",
                      f->path);
 }
 
@@ -209,8 +210,7 @@ static sluice_status_t sync_folder(const sluice_state_file_t* f) {
   if (slash != NULL) slash[slash == folder ? 1 : 0] = '\0';
   const int fd = open(slash != NULL ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return sluice_state_file_says(f, "opening its folder");
-  const sluice_status_t status =
-      fsync(fd) == 0 ? SLUICE_OK : sluice_state_file_says(f, "bringing its name to the disk");
+  const sluice_status_t status = fsync(fd) == 0 ? SLUICE_OK : sluice_state_file_says(f, "syncing its folder");
   (void)close(fd);
   return status;
 }
@@ -219,7 +219,7 @@ sluice_status_t sluice_state_file_publish(sluice_state_file_t* f) {
   char path[PATH_MAX];
   name_unfinished(f, path);
   SLUICE_TRY(check_path_is_free(f));
-  if (rename(path, f->path) != 0) return sluice_state_file_says(f, "giving it its name");
+  if (rename(path, f->path) != 0) return sluice_state_file_says(f, "renaming it");
   f->is_new = 0;
   const sluice_status_t status = f->is_durable ? sync_folder(f) : SLUICE_OK;
   if (status == SLUICE_OK) return SLUICE_OK;
@@ -244,23 +244,24 @@ static sluice_status_t read_model(sluice_state_file_t* f, const head_t* head) {
   if (head->model_sum == sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, f->model.words, bytes) &&
       sluice_state_model_read(&f->model) && f->model.count == head->count)
     return SLUICE_OK;
-  return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s: what it says of its tensors is damaged", f->path);
+  return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s: its description of tensors is damaged", f->path);
 }
 
 static sluice_status_t check_head(const sluice_state_file_t* f, const head_t* head) {
   if (head->magic == MAGIC && head->form == 1) {
     return SLUICE_FAIL(SLUICE_E_EXTERNAL,
-                       "optimizer: %s was written by 0.1.0-dev, whose files say neither their model nor whether they "
-                       "are damaged; open it with that version, save its state_dict, and load that into a new file",
+                       "optimizer: %s was written by 0.1.0-dev, whose files have neither checksums nor a description "
+                       "of the model; open it with that version, save its state_dict, and load that into a new file",
                        f->path);
   }
   if (head->magic == MAGIC && head->form != FORM) {
-    return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s has form %lld; this version reads %d", f->path,
-                       (long long)head->form, FORM);
+    return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s has format version %lld; this library reads version %d",
+                       f->path, (long long)head->form, FORM);
   }
   if (head->magic != MAGIC || head->sum != sluice_hash_bytes(SLUICE_HASH_OF_NOTHING, head, offsetof(head_t, sum)) ||
       head->count < 1 || head->count > INT64_C(1) << 48) {
-    return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s is no file of states, or of another kind of machine", f->path);
+    return SLUICE_FAIL(SLUICE_E_EXTERNAL,
+                       "optimizer: %s is not a state file, or was written on another kind of machine", f->path);
   }
   return SLUICE_OK;
 }
@@ -275,17 +276,17 @@ static sluice_status_t check_rank(const sluice_state_file_t* f, const head_t* he
 
 static sluice_status_t check_size(const sluice_state_file_t* f, uint64_t size, uint64_t wanted) {
   if (size >= wanted) return SLUICE_OK;
-  return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s has %llu bytes of %llu: something has cut it", f->path,
+  return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s is truncated: it has %llu of %llu bytes", f->path,
                      (unsigned long long)size, (unsigned long long)wanted);
 }
 
 static sluice_status_t read_head(sluice_state_file_t* f, const sluice_state_place_t* place) {
   head_t head;
   struct stat stat_of;
-  if (fstat(f->descriptor.fd, &stat_of) != 0) return sluice_state_file_says(f, "looking at it");
+  if (fstat(f->descriptor.fd, &stat_of) != 0) return sluice_state_file_says(f, "reading its metadata");
   const uint64_t size = (uint64_t)stat_of.st_size;
   if (size < PAGE) {
-    return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s has %llu bytes: it is no file of states", f->path,
+    return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s has %llu bytes: it is not a state file", f->path,
                        (unsigned long long)size);
   }
   SLUICE_TRY(sluice_file_read_at(f->descriptor.fd, "optimizer", f->path, 0, &head, sizeof head));

@@ -34,9 +34,10 @@ static sluice_status_t count_words(const sluice_adam_group_t* groups, int64_t nu
       SLUICE_TRY(SLUICE_REQUIRE(num_dims >= 0 && num_dims <= SLUICE_STATE_MODEL_MOST_DIMS,
                                 "optimizer: tensor %lld of group %lld has %d dimensions; give 0 to %d", (long long)t,
                                 (long long)g, num_dims, SLUICE_STATE_MODEL_MOST_DIMS));
-      SLUICE_TRY(SLUICE_REQUIRE(shapes.num_dims == NULL || elements(dims, num_dims) == count,
-                                "optimizer: tensor %lld of group %lld has %lld elements, and its shape has others",
-                                (long long)t, (long long)g, (long long)count));
+      SLUICE_TRY(SLUICE_REQUIRE(
+          shapes.num_dims == NULL || elements(dims, num_dims) == count,
+          "optimizer: tensor %lld of group %lld has %lld elements, but its shape has another number of them",
+          (long long)t, (long long)g, (long long)count));
       if (shapes.num_dims != NULL && num_dims > 0) dims += num_dims;
       model->num_words += HEAD + num_dims;
       model->count += count;
@@ -117,19 +118,19 @@ static sluice_status_t differs(const char* path, int64_t number, const int64_t* 
   char theirs[TEXT], own[TEXT];
   if (of_file[GROUP] != wanted[GROUP]) {
     return SLUICE_FAIL(SLUICE_E_MISMATCH,
-                       "optimizer: %s is of another model: tensor %lld is in group %lld in the file, and in group %lld "
-                       "in the optimizer",
+                       "optimizer: %s belongs to another model: tensor %lld is in group %lld in the file, and in group "
+                       "%lld in the optimizer",
                        path, (long long)number, (long long)of_file[GROUP], (long long)wanted[GROUP]);
   }
   return SLUICE_FAIL(SLUICE_E_MISMATCH,
-                     "optimizer: %s is of another model: tensor %lld: the file has %s, the optimizer has %s", path,
+                     "optimizer: %s belongs to another model: tensor %lld: the file has %s, the optimizer has %s", path,
                      (long long)number, say(of_file, theirs), say(wanted, own));
 }
 
 static sluice_status_t compare_numbers(const char* path, int64_t of_file, int64_t wanted) {
   if (of_file == wanted) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_MISMATCH,
-                     "optimizer: %s is of another model: the file has %lld tensors, the optimizer has %lld", path,
+                     "optimizer: %s belongs to another model: the file has %lld tensors, the optimizer has %lld", path,
                      (long long)of_file, (long long)wanted);
 }
 

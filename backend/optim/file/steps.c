@@ -24,8 +24,7 @@ sluice_status_t sluice_state_file_check_process(const sluice_state_file_t* f) {
 }
 
 static sluice_status_t sync_data(const sluice_state_file_t* f) {
-  return !f->is_durable || fdatasync(f->descriptor.fd) == 0 ? SLUICE_OK
-                                                            : sluice_state_file_says(f, "bringing it to the disk");
+  return !f->is_durable || fdatasync(f->descriptor.fd) == 0 ? SLUICE_OK : sluice_state_file_says(f, "syncing it");
 }
 
 /* ---- records ---- */
@@ -71,9 +70,10 @@ sluice_status_t sluice_state_file_verify(sluice_state_file_t* f, int32_t room) {
     }
     if (sluice_state_sum_end(&sum) == f->records[room].sums[state]) continue;
     f->records[room].state = DAMAGED;
-    sluice_log(SLUICE_LOG_WARN,
-               "optimizer: %s: step %lld is damaged, or was not on the disk when the machine ended: it is not used",
-               f->path, (long long)f->records[room].step);
+    sluice_log(
+        SLUICE_LOG_WARN,
+        "optimizer: %s: step %lld is damaged, or was not yet on the disk when the machine stopped: it is not used",
+        f->path, (long long)f->records[room].step);
     return SLUICE_OK;
   }
   return SLUICE_OK;
@@ -87,13 +87,15 @@ sluice_status_t sluice_state_file_choose(sluice_state_file_t* f, int64_t step) {
     if (f->room == NO_ROOM || record->step > f->records[f->room].step) f->room = room;
   }
   if (f->room == NO_ROOM && step != SLUICE_NO_STEP) {
-    return SLUICE_FAIL(SLUICE_E_NOT_FOUND, "optimizer: %s does not hold step %lld whole", f->path, (long long)step);
+    return SLUICE_FAIL(SLUICE_E_NOT_FOUND, "optimizer: %s does not have step %lld, or not all of it", f->path,
+                       (long long)step);
   }
   if (f->room == NO_ROOM) {
-    return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s: neither of its two steps is whole: it is damaged", f->path);
+    return SLUICE_FAIL(SLUICE_E_EXTERNAL, "optimizer: %s: neither of its two steps is complete: the file is damaged",
+                       f->path);
   }
   if (f->unfinished != SLUICE_NO_STEP) {
-    sluice_log(SLUICE_LOG_WARN, "optimizer: %s: step %lld was begun and not ended; step %lld is there", f->path,
+    sluice_log(SLUICE_LOG_WARN, "optimizer: %s: step %lld was not completed; step %lld is used", f->path,
                (long long)f->unfinished, (long long)f->records[f->room].step);
   }
   return SLUICE_OK;
@@ -117,7 +119,8 @@ sluice_status_t sluice_state_file_go_to(sluice_state_file_t* f, int64_t step) {
   const int32_t other = next_room(f);
   if (f->records[f->room].step == step) return SLUICE_OK;
   if (!is_whole(f, other) || f->records[other].step != step)
-    return SLUICE_FAIL(SLUICE_E_NOT_FOUND, "optimizer: %s does not hold step %lld whole", f->path, (long long)step);
+    return SLUICE_FAIL(SLUICE_E_NOT_FOUND, "optimizer: %s does not have step %lld, or not all of it", f->path,
+                       (long long)step);
   f->room = other;
   return SLUICE_OK;
 }
@@ -145,8 +148,8 @@ sluice_status_t sluice_state_file_check_sums(const sluice_state_file_t* f, const
   for (int32_t state = 0; state < SLUICE_NUM_STATES; ++state) {
     if (sums[state].count == f->count && sluice_state_sum_end(sums + state) == record->sums[state]) continue;
     return SLUICE_FAIL(SLUICE_E_EXTERNAL,
-                       "optimizer: %s: %s of step %lld are not those that were written: something has damaged the file "
-                       "since it was opened; open it again, at the step before if that is whole",
+                       "optimizer: %s: %s of step %lld differ from what was written: the file was damaged after it was "
+                       "opened; open it again, at the previous step if that is complete",
                        f->path, names[state], (long long)record->step);
   }
   return SLUICE_OK;
@@ -157,8 +160,8 @@ sluice_status_t sluice_state_file_check_sums(const sluice_state_file_t* f, const
 /* This record must be on the disk before the first byte of the room is written, or an old record could say that the
  * room is whole. */
 sluice_status_t sluice_state_file_begin(sluice_state_file_t* f, int64_t step) {
-  SLUICE_TRY(SLUICE_REQUIRE(step >= 0 && step <= MOST_STEPS, "optimizer: step %lld is none that a file can hold",
-                            (long long)step));
+  SLUICE_TRY(SLUICE_REQUIRE(step >= 0 && step <= MOST_STEPS,
+                            "optimizer: step %lld is out of the range that a file can hold", (long long)step));
   SLUICE_TRY(write_record(f, next_room(f), (record_t){.state = BEGUN, .step = step}));
   SLUICE_TRY(sync_data(f));
   for (int32_t state = 0; state < SLUICE_NUM_STATES; ++state) sluice_state_sum_begin(f->sums + state);
@@ -170,7 +173,7 @@ sluice_status_t sluice_state_file_begin(sluice_state_file_t* f, int64_t step) {
 sluice_status_t sluice_state_file_write(sluice_state_file_t* f, int32_t state, int64_t first, int64_t count,
                                         const float* data) {
   if (first != f->sums[state].count) {
-    return SLUICE_FAIL(SLUICE_E_INTERNAL, "optimizer: %s: element %lld is written where %lld is next", f->path,
+    return SLUICE_FAIL(SLUICE_E_INTERNAL, "optimizer: %s: element %lld is written, but element %lld is next", f->path,
                        (long long)first, (long long)f->sums[state].count);
   }
   for (int64_t done = 0; done < count; done += SUMMED_AT_ONCE) {
@@ -216,7 +219,7 @@ static void say_what_to_do(const sluice_state_file_t* f, int32_t room) {
   sluice_error_info_t why;
   sluice_error_capture(&why);
   sluice_log(SLUICE_LOG_ERROR,
-             "optimizer: step %lld was taken back, and the file may still hold it: %s; open it at step %lld",
+             "optimizer: step %lld was undone, but the file may still hold it: %s; open it at step %lld",
              (long long)f->records[room].step, why.message, (long long)(f->records[room].step - 1));
 }
 
@@ -249,7 +252,7 @@ void sluice_state_file_set_mixed(sluice_state_file_t* f, int32_t is_mixed) { f->
 sluice_status_t sluice_state_file_check_mixed(const sluice_state_file_t* f) {
   if (!f->is_mixed) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_STATE,
-                     "optimizer: %s: a step failed before, and parameters could not be given back: load them from the "
-                     "file, then step on",
+                     "optimizer: %s: an earlier step failed, and parameters could not be restored: load them from the "
+                     "file before the next step",
                      f->path);
 }

@@ -184,8 +184,8 @@ static sluice_status_t prepare(sluice_device_buckets_t* buckets, const sluice_bu
   SLUICE_TRY(buckets->device->memory->open(buckets->device, stream, &is_captured));
   if (is_captured) {
     return SLUICE_FAIL(SLUICE_E_STATE,
-                       "optimizer: the stream is being captured, and a step has other numbers every time: take it "
-                       "outside of the graph");
+                       "optimizer: the stream is being captured into a graph, but the arguments of a step change each "
+                       "time: run it outside of the graph");
   }
   const sluice_bucket_form_t form = form_of(buckets, step, lines);
   SLUICE_TRY(count_bytes(buckets, &form, lines, out_bytes));

@@ -19,7 +19,7 @@ static sluice_status_t check_tensor(sluice_device_t* device, const sluice_adam_t
                                     int64_t index) {
   SLUICE_TRY(SLUICE_REQUIRE(t->count == 0 || t->master != NULL,
                             "optimizer: tensor %lld of group %lld: master is NULL; a step on a device updates masters "
-                            "in host memory, so give it one",
+                            "in host memory, so pass one",
                             (long long)index, (long long)group));
   SLUICE_TRY(check_array(device, t->param, t->param_dtype, t->count, "param", group, index));
   return check_array(device, t->grad, t->grad_dtype, t->count, "grad", group, index);
@@ -28,18 +28,17 @@ static sluice_status_t check_tensor(sluice_device_t* device, const sluice_adam_t
 static sluice_status_t check_comm(const sluice_comm_t* comm) {
   if (comm == NULL || comm->world_size == 1 || comm->vtable->exchange_enqueue != NULL) return SLUICE_OK;
   return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                     "optimizer: a %s communicator moves host memory only; a step on a device takes an nccl one, or a "
-                     "local one where ranks are threads",
+                     "optimizer: a %s communicator moves host memory only; a step on a device needs an nccl "
+                     "communicator, or a local one if ranks are threads",
                      comm->name);
 }
 
 static sluice_status_t check_modes(const sluice_bucketed_step_t* step) {
   if (step->adam.max_norm > 0.0) {
-    return SLUICE_FAIL(
-        SLUICE_E_UNSUPPORTED,
-        "optimizer: max_norm is %g, and a step on a device has no norm of its gradients; clip them before "
-        "it, or multiply loss_scale by what clipping would divide by",
-        step->adam.max_norm);
+    return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                       "optimizer: max_norm is %g, but a step on a device does not compute the norm of gradients; clip "
+                       "them before the step, or multiply loss_scale by the factor that clipping would divide by",
+                       step->adam.max_norm);
   }
   SLUICE_TRY(check_comm(step->comm));
   for (int64_t g = 0; step->comm != NULL && g < step->adam.num_groups; ++g) SLUICE_TRY(check_comm(step->comms[g]));

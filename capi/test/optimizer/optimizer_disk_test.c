@@ -61,7 +61,7 @@ TEST(Disk_ThatDiesInAStep_KeepsTheNextFromParametersOfTwoSteps) {
   REFUSED(sluice_optimizer_step(m->optimizer, &m->args, &m->result), SLUICE_E_EXTERNAL, "reading");
   disk_how = FAILS;
   disk_calls_left[0] = NEVER;
-  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, &m->result), SLUICE_E_STATE, "could not be given back");
+  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, &m->result), SLUICE_E_STATE, "could not be restored");
   assert_int_equal(info_of(m).step, 1);
   WORKS(sluice_optimizer_file_load(m->file, m->list, 2));
   step_model(m, 2);
@@ -120,12 +120,12 @@ TEST(File_ThatIsCut_IsToldAndChangesNothing) {
   states_t* kept = malloc(sizeof *kept);
   assert_non_null(kept);
   *kept = m->s;
-  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, &m->result), SLUICE_E_EXTERNAL, "something has cut it");
+  REFUSED(sluice_optimizer_step(m->optimizer, &m->args, &m->result), SLUICE_E_EXTERNAL, "is truncated");
   assert_memory_equal(kept, &m->s, sizeof *kept);
   sluice_optimizer_file_close(m->file);
   m->file = NULL;
   const sluice_optimizer_file_config_t config = config_of(m);
-  REFUSED(sluice_optimizer_file_open(&config, &m->file), SLUICE_E_EXTERNAL, "something has cut it");
+  REFUSED(sluice_optimizer_file_open(&config, &m->file), SLUICE_E_EXTERNAL, "is truncated");
   free(kept);
   close_model(m);
   close_model(before);

@@ -282,7 +282,7 @@ TEST(Files_ThatNotAllRanksHave_AreRefusedOnAll) {
   pthread_join(thread, NULL);
   for (int r = 0; r < num_ranks; ++r) {
     assert_int_equal(ranks[r]->status, SLUICE_E_MISMATCH);
-    assert_non_null(strstr(ranks[r]->error.message, "rank 1 makes a new file, and rank 0 goes on with one"));
+    assert_non_null(strstr(ranks[r]->error.message, "rank 1 creates a state file, but rank 0 opens a state file"));
   }
   assert_int_equal(access(ranks[1]->path, F_OK), -1);
   on_all(ranks, reopen_rank);

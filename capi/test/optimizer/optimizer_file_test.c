@@ -216,7 +216,7 @@ TEST(BadArguments_AreRefusedByName) {
   REFUSED(sluice_optimizer_file_load(NULL, m->list, 2), SLUICE_E_INVALID_ARGUMENT, "file is NULL");
   set_gradients(m, 3, 0);
   REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), SLUICE_E_INVALID_ARGUMENT,
-          "tensor 0 of group 0 is at step 3, and the file goes on with step 1");
+          "tensor 0 of group 0 is at step 3, but the next step of the file is 1");
   set_gradients(m, 1, 0);
   m->tensors[2].exp_avg = m->s.exp_avg;
   REFUSED(sluice_optimizer_step(m->optimizer, &m->args, NULL), SLUICE_E_INVALID_ARGUMENT, "exp_avg is given");
@@ -230,7 +230,7 @@ TEST(BadArguments_AreRefusedByName) {
   config.path = m->path, config.step = 9;
   sluice_optimizer_file_close(m->file);
   m->file = NULL;
-  REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_NOT_FOUND, "does not hold step 9");
+  REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_NOT_FOUND, "does not have step 9");
   sluice_optimizer_file_close(NULL);
   close_model(m);
   close_model(other);
@@ -257,9 +257,9 @@ TEST(FileOfAnotherModel_IsRefusedByItsFirstTensor) {
   memcpy(m->tensors, moved, sizeof moved);
   config.num_dims = flat, config.dims = wrong;
   REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_INVALID_ARGUMENT,
-          "tensor 0 of group 0 has 7000 elements, and its shape has others");
+          "tensor 0 of group 0 has 7000 elements, but its shape has another number");
   config.dims = NULL;
-  REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_INVALID_ARGUMENT, "give both or none");
+  REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_INVALID_ARGUMENT, "give both or neither");
   config.num_dims = NULL, config.rank = 1, config.world_size = 2;
   REFUSED(sluice_optimizer_file_open(&config, &none), SLUICE_E_MISMATCH,
           "is the file of rank 0 of 1, and this is rank 1 of 2");

@@ -144,7 +144,7 @@ TEST(SomebodysFile_InTheWay_IsNotWrittenOver) {
   assert_true(fputs("a letter", own) > 0);
   assert_int_equal(fclose(own), 0);
   assert_int_equal(create_at(path, 0, &file), SLUICE_E_EXTERNAL);
-  expect_message("is in the way");
+  expect_message("exists and is not a state file");
   struct stat kept;
   assert_int_equal(stat(unfinished, &kept), 0);
   assert_int_equal(kept.st_size, 8);
@@ -404,7 +404,7 @@ TEST(PagesThatWereNotWritten_LeaveTheStepBefore) {
     assert_int_equal(open_at(1, &file), SLUICE_E_NOT_FOUND);
     overwrite(ROOMS_AT + 4096 * page, zeros, 3000);
     assert_int_equal(open_at(SLUICE_NO_STEP, &file), SLUICE_E_EXTERNAL);
-    expect_message("neither of its two steps is whole");
+    expect_message("neither of its two steps is complete");
     (void)unlink(path);
   }
 }
@@ -446,7 +446,7 @@ TEST(Damage_Anywhere_IsNeverReadAsAStep) {
   }
   (void)close(fd);
   (void)unlink(path);
-  print_message("%d damaged: %d refused, %d at the step before, %d as it was\n", tries, num_refused, num_before,
+  print_message("%d damaged: %d refused, %d at the previous step, %d as it was\n", tries, num_refused, num_before,
                 num_last);
   assert_true(num_refused > tries / 30 && num_before > tries / 10 && num_last > tries / 10);
 }
@@ -467,7 +467,7 @@ TEST(Damage_WhileItIsOpen_IsFoundByItsSums) {
     const float odd = 1.0F;
     overwrite(ROOMS_AT + ARRAY_BYTES, &odd, sizeof odd);
   }
-  expect_message("exp_avg of step 0 are not those that were written");
+  expect_message("exp_avg of step 0 differ from what was written");
   sluice_state_file_close(file);
   (void)unlink(path);
 }

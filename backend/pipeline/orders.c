@@ -19,8 +19,9 @@ sluice_status_t sluice_pipeline_orders_write(const sluice_pipeline_spec_t* spec,
     if (policy->order != NULL) policy->order(spec, s, &order);
     if (order.count > capacity) {
       sluice_pipeline_orders_free(out_orders, allocator);
-      return SLUICE_FAIL(SLUICE_E_INTERNAL, "pipeline: policy %s gives stage %d %d turns; it has at most %d ops",
-                         policy->name, s, order.count, capacity);
+      return SLUICE_FAIL(SLUICE_E_INTERNAL,
+                         "pipeline: policy %s gives stage %d an order of %d ops, but it has at most %d", policy->name,
+                         s, order.count, capacity);
     }
     out_orders->first[s + 1] = out_orders->first[s] + order.count;
   }
@@ -93,7 +94,7 @@ static sluice_status_t place_stage(const sluice_pipeline_orders_t* orders, sluic
                          "pipeline: policy %s orders %s of micro-batch %d in virtual stage %d on "
                          "stage %d, which is %s",
                          program->policy->name, sluice_stage_op_name(turn.kind), turn.micro_batch, turn.virtual_stage,
-                         stage, op < 0 ? "no op of it" : "there already");
+                         stage, op < 0 ? "not an op of this stage" : "ordered twice");
     }
     put(program, stage, &at, op);
     put_reduce(program, stage, &at, turn);
@@ -103,7 +104,7 @@ static sluice_status_t place_stage(const sluice_pipeline_orders_t* orders, sluic
     int is_ordered = !sluice_stage_op_is_message(op->kind) || program->policy->is_blocking;
     if (op->place >= 0 || !is_ordered) continue;
     if (op->kind != SLUICE_STAGE_FLUSH) {
-      return SLUICE_FAIL(SLUICE_E_INTERNAL, "pipeline: policy %s leaves %s of micro-batch %d on stage %d out",
+      return SLUICE_FAIL(SLUICE_E_INTERNAL, "pipeline: policy %s omits %s of micro-batch %d on stage %d",
                          program->policy->name, sluice_stage_op_name(op->kind), op->micro_batch, stage);
     }
     put(program, stage, &at, i);
@@ -184,7 +185,7 @@ static sluice_status_t run_once(const sluice_pipeline_program_t* program, uint8_
     sluice_stage_op_describe(&program->ops[program->order[place]], text, sizeof text);
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
                        "pipeline: the order of policy %s cannot run under these limits: %s waits forever; raise "
-                       "in_flight or held, or take a policy that runs what is ready",
+                       "in_flight or held, or use a policy that runs ops as they become ready",
                        program->policy->name, text);
   }
   return SLUICE_OK;

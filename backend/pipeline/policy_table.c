@@ -31,15 +31,15 @@ sluice_status_t sluice_policy_check(const sluice_pipeline_spec_t* spec) {
   SLUICE_TRY(
       SLUICE_REQUIRE(row != NULL, "pipeline: policy is %d; give 0 to %d", spec->policy, SLUICE_POLICY_COUNT - 1));
   SLUICE_TRY(SLUICE_REQUIRE(row->placement < 0 || row->placement == spec->placement,
-                            "pipeline: policy %s asks for placement %d; it is %d", row->name, row->placement,
+                            "pipeline: policy %s needs placement %d; it is %d", row->name, row->placement,
                             spec->placement));
   int32_t most = row->max_virtual > 0 ? row->max_virtual : SLUICE_PIPELINE_MAX_VIRTUAL_STAGES;
   SLUICE_TRY(SLUICE_REQUIRE(spec->num_virtual >= row->min_virtual && spec->num_virtual <= most,
-                            "pipeline: policy %s asks for %d to %d virtual stages on a stage; num_virtual is %d",
+                            "pipeline: policy %s needs %d to %d virtual stages on a stage; num_virtual is %d",
                             row->name, row->min_virtual, most, spec->num_virtual));
   SLUICE_TRY(SLUICE_REQUIRE(row->separate_wgrad < 0 || row->separate_wgrad == (spec->separate_wgrad != 0),
-                            "pipeline: policy %s asks for separate_wgrad = %d", row->name, row->separate_wgrad));
+                            "pipeline: policy %s needs separate_wgrad = %d", row->name, row->separate_wgrad));
   SLUICE_TRY(SLUICE_REQUIRE(row->forward_only == (spec->forward_only != 0),
-                            "pipeline: policy %s asks for forward_only = %d", row->name, row->forward_only));
+                            "pipeline: policy %s needs forward_only = %d", row->name, row->forward_only));
   return row->check == NULL ? SLUICE_OK : row->check(spec);
 }

@@ -28,7 +28,7 @@ FACTORS = {
 
 RULES = (
     Rule({"zero": "zero2"}, "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism", by=STOCK),
-    Rule({"policy": ("1f1b", "1f1bhint", "gpipe"), "split": "split"}, "asks for separate_wgrad = 0"),
+    Rule({"policy": ("1f1b", "1f1bhint", "gpipe"), "split": "split"}, "needs separate_wgrad = 0"),
     Rule({"policy": "zerobubble", "split": "together"}, "separate_wgrad"),
     Rule({"policy": "gpipe", "inflight": "l1", "batches": ("m4", "m6")}, "gpipe has all "),
     Rule({"policy": "gpipe", "inflight": "l4", "batches": "m6"}, "gpipe has all 6 micro-batches in flight"),

@@ -100,8 +100,8 @@ sluice_status_t sluice_pipeline_choose(const sluice_pipeline_spec_t* spec, const
   SLUICE_TRY(SLUICE_REQUIRE(tolerance >= 0, "pipeline: tolerance is %g; give at least 0", tolerance));
   const sluice_policy_t* policy = sluice_policy(spec->policy);
   SLUICE_TRY(SLUICE_REQUIRE(!policy->is_planned,
-                            "pipeline: the order of policy %s fixes what is in flight; choose with one that runs what "
-                            "is ready",
+                            "pipeline: policy %s has a fixed number of micro-batches in flight; choose a policy that "
+                            "runs ops as they become ready",
                             policy->name));
   sluice_pipeline_spec_t open = *spec;
   memset(open.in_flight, 0, sizeof open.in_flight);

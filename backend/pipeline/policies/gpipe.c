@@ -5,9 +5,10 @@
 
 static sluice_status_t check(const sluice_pipeline_spec_t* spec) {
   for (int32_t c = 0; c < sluice_pipeline_num_virtual_stages(spec); ++c) {
-    SLUICE_TRY(SLUICE_REQUIRE(spec->in_flight[c] == 0 || spec->in_flight[c] >= spec->num_micro_batches,
-                              "pipeline: gpipe has all %d micro-batches in flight; in_flight[%d] is %d",
-                              spec->num_micro_batches, c, spec->in_flight[c]));
+    SLUICE_TRY(
+        SLUICE_REQUIRE(spec->in_flight[c] == 0 || spec->in_flight[c] >= spec->num_micro_batches,
+                       "pipeline: gpipe has all %d micro-batches in flight, but in_flight[%d] is %d; set it to 0",
+                       spec->num_micro_batches, c, spec->in_flight[c]));
   }
   return SLUICE_OK;
 }

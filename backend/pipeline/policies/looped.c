@@ -6,14 +6,15 @@
 #include "backend/pipeline/policies/policies.h"
 
 static sluice_status_t check(const sluice_pipeline_spec_t* spec) {
-  SLUICE_TRY(SLUICE_REQUIRE(spec->num_micro_batches % spec->num_stages == 0,
-                            "pipeline: looped asks for micro-batches in groups of %d stages; num_micro_batches is %d",
-                            spec->num_stages, spec->num_micro_batches));
+  SLUICE_TRY(
+      SLUICE_REQUIRE(spec->num_micro_batches % spec->num_stages == 0,
+                     "pipeline: policy looped needs num_micro_batches to be a multiple of num_stages = %d; it is %d",
+                     spec->num_stages, spec->num_micro_batches));
   for (int32_t c = 0; c < sluice_pipeline_num_virtual_stages(spec); ++c) {
-    SLUICE_TRY(SLUICE_REQUIRE(spec->in_flight[c] == 0,
-                              "pipeline: the order of looped fixes what is in flight; clear "
-                              "in_flight[%d], which is %d",
-                              c, spec->in_flight[c]));
+    SLUICE_TRY(SLUICE_REQUIRE(
+        spec->in_flight[c] == 0,
+        "pipeline: policy looped has a fixed number of micro-batches in flight; set in_flight[%d] to 0, found %d", c,
+        spec->in_flight[c]));
   }
   return SLUICE_OK;
 }

@@ -16,7 +16,8 @@ static sluice_status_t check(const sluice_pipeline_spec_t* spec) {
   for (int32_t c = 0; c < sluice_pipeline_num_virtual_stages(spec); ++c) {
     SLUICE_TRY(SLUICE_REQUIRE(
         spec->in_flight[c] == 0 && spec->held[c] == 0,
-        "pipeline: the order of v fixes what is in flight and held; clear in_flight[%d], held[%d]", c, c));
+        "pipeline: policy v has fixed numbers of micro-batches in flight and held; set in_flight[%d] and held[%d] to 0",
+        c, c));
   }
   return SLUICE_OK;
 }

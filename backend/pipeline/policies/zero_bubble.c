@@ -13,13 +13,14 @@ static int32_t wanted_in_flight(const sluice_pipeline_spec_t* spec, int32_t stag
 static sluice_status_t check(const sluice_pipeline_spec_t* spec) {
   for (int32_t s = 0; s < spec->num_stages; ++s) {
     int32_t wants = wanted_in_flight(spec, s);
-    SLUICE_TRY(SLUICE_REQUIRE(spec->in_flight[s] == 0 || spec->in_flight[s] >= wants,
-                              "pipeline: zero_bubble has %d micro-batches in flight on stage %d; in_flight is %d",
-                              wants, s, spec->in_flight[s]));
-    SLUICE_TRY(
-        SLUICE_REQUIRE(spec->held[s] == 0 || spec->held[s] > s,
-                       "pipeline: zero_bubble holds %d micro-batches for weight gradients on stage %d; held is %d",
-                       s + 1, s, spec->held[s]));
+    SLUICE_TRY(SLUICE_REQUIRE(
+        spec->in_flight[s] == 0 || spec->in_flight[s] >= wants,
+        "pipeline: zero_bubble has %d micro-batches in flight on stage %d, but in_flight is %d; set it to 0", wants, s,
+        spec->in_flight[s]));
+    SLUICE_TRY(SLUICE_REQUIRE(
+        spec->held[s] == 0 || spec->held[s] > s,
+        "pipeline: zero_bubble holds %d micro-batches for weight gradients on stage %d, but held is %d; set it to 0",
+        s + 1, s, spec->held[s]));
   }
   return SLUICE_OK;
 }

@@ -140,7 +140,7 @@ static sluice_status_t walk(sluice_pipeline_t* pipeline) {
     } else if (pipeline->endpoint != NULL) {
       SLUICE_TRY(sluice_stage_wait(pipeline));
     } else {
-      return SLUICE_FAIL(SLUICE_E_INTERNAL, "pipeline: nothing can run any more and %d ops are left",
+      return SLUICE_FAIL(SLUICE_E_INTERNAL, "pipeline: no op can run, but %d ops are left",
                          pipeline->runner.num_ops - pipeline->runner.num_ended);
     }
   }
@@ -225,7 +225,9 @@ static sluice_status_t drain(sluice_pipeline_t* pipeline) {
 sluice_status_t sluice_pipeline_batch(sluice_pipeline_t* pipeline, sluice_status_t mine, int32_t num_micro_batches,
                                       int32_t forward_only) {
   if (atomic_flag_test_and_set(&pipeline->is_busy)) {
-    return SLUICE_FAIL(SLUICE_E_BUSY, "pipeline: another thread is in a batch of this pipeline, or this callback is");
+    return SLUICE_FAIL(
+        SLUICE_E_BUSY,
+        "pipeline: a batch of this pipeline runs already, in another thread or in the batch that called this callback");
   }
   const uint64_t begin_ns = sluice_now_ns();
   sluice_status_t status = pipeline->broken != SLUICE_OK ? sluice_error_adopt(&pipeline->why) : SLUICE_OK;

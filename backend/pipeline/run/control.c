@@ -133,7 +133,7 @@ static sluice_status_t take_order(sluice_pipeline_t* pipeline, int32_t rank, con
   const int32_t room = (int32_t)(sizeof orders->op / sizeof orders->op[0]);
   if (orders == NULL || orders->count == room) {
     return SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, pipeline->agreed.rank, rank,
-                            "pipeline: rank %d gave rank %d an order that it has no use for", rank,
+                            "pipeline: rank %d sent rank %d an order that it does not expect; please report it", rank,
                             pipeline->agreed.rank);
   }
   const int32_t at = (orders->first + orders->count++) % room;
@@ -166,8 +166,8 @@ static sluice_status_t take_head(sluice_pipeline_t* pipeline, const sluice_messa
       default: break;
     }
   }
-  return SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, pipeline->agreed.rank, rank, "pipeline: rank %d sent what no stage sends",
-                          rank);
+  return SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, pipeline->agreed.rank, rank,
+                          "pipeline: rank %d sent an invalid message; please report it", rank);
 }
 
 sluice_status_t sluice_stage_take_control(sluice_pipeline_t* pipeline, const sluice_message_completion_t* completion) {

@@ -50,8 +50,10 @@ static const char* policy_word(int64_t policy) { return sluice_policy_name((int3
 
 static int describe_partition(const sluice_record_pair_t* pair, char* text, size_t room) {
   const record_t *own = pair->own, *peer = pair->peer;
-  return snprintf(text, room, "the partition is \"%s\" on rank %d and \"%s\" on rank %d; cut the model in the same way",
-                  peer->partition, pair->peer_rank, own->partition, pair->rank);
+  return snprintf(
+      text, room,
+      "the partition is \"%s\" on rank %d and \"%s\" on rank %d; partition the model in the same way on all ranks",
+      peer->partition, pair->peer_rank, own->partition, pair->rank);
 }
 
 static int describe_in_flight_of(const sluice_record_pair_t* pair, char* text, size_t room) {
@@ -95,10 +97,10 @@ static sluice_status_t check_policy(const sluice_pipeline_spec_t* spec) {
   if (policy == NULL)
     return SLUICE_OK; /* open: a policy that supports the spec is chosen later, and backward_first supports any */
   SLUICE_TRY(SLUICE_REQUIRE(policy->placement < 0 || policy->placement == spec->placement,
-                            "pipeline: policy %s asks for placement %d; it is %d", policy->name, policy->placement,
+                            "pipeline: policy %s needs placement %d; it is %d", policy->name, policy->placement,
                             spec->placement));
   return SLUICE_REQUIRE(policy->separate_wgrad < 0 || policy->separate_wgrad == (spec->separate_wgrad != 0),
-                        "pipeline: policy %s asks for separate_wgrad = %d", policy->name, policy->separate_wgrad);
+                        "pipeline: policy %s needs separate_wgrad = %d", policy->name, policy->separate_wgrad);
 }
 
 /* Checks what does not depend on the batch: ranges, and whether the policy supports the spec. */
@@ -117,7 +119,7 @@ static sluice_status_t check(const sluice_pipeline_terms_t* terms, int32_t rank,
   }
   return SLUICE_REQUIRE(
       terms->byte_limit == 0 || terms->activation_bytes != NULL,
-      "pipeline: memory_budget needs activation_bytes: what a micro-batch takes in each virtual stage");
+      "pipeline: memory_budget needs activation_bytes: give the bytes of a micro-batch in each virtual stage");
 }
 
 static uint64_t hash_text(const char* text) {

@@ -59,7 +59,7 @@ static sluice_status_t check_callbacks(const sluice_pipeline_terms_t* terms,
                                        const sluice_pipeline_callbacks_t* callbacks) {
   SLUICE_TRY(SLUICE_REQUIRE(callbacks->forward != NULL, "pipeline: callback forward is NULL"));
   return SLUICE_REQUIRE(!terms->separate_wgrad || callbacks->weight_grad != NULL,
-                        "pipeline: weight gradients are apart and callback weight_grad is NULL");
+                        "pipeline: weight gradients are separate ops, but callback weight_grad is NULL; set it");
 }
 
 sluice_status_t sluice_pipeline_open(const sluice_pipeline_terms_t* terms, sluice_status_t mine, sluice_comm_t* comm,

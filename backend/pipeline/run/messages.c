@@ -114,7 +114,7 @@ static sluice_status_t take_tensors(sluice_pipeline_t* pipeline, int32_t index,
   sluice_status_t status = SLUICE_OK;
   if (completion->head_bytes != sizeof *head || head->magic != SLUICE_STAGE_MAGIC) {
     status = SLUICE_FAIL_PEER(SLUICE_E_INTERNAL, pipeline->agreed.rank, completion->peer,
-                              "pipeline: rank %d sent what no stage sends", completion->peer);
+                              "pipeline: rank %d sent an invalid message; please report it", completion->peer);
   } else {
     status = sluice_stage_compare(pipeline, completion->peer, head);
   }
@@ -226,7 +226,7 @@ static sluice_status_t fail_timed_out(sluice_pipeline_t* pipeline, uint64_t wait
   const int32_t straggler = find_straggler(pipeline);
   sluice_status_t status = SLUICE_FAIL_PEER(
       SLUICE_E_TIMED_OUT, pipeline->agreed.rank, straggler,
-      "pipeline: rank %d has waited %.1f s in batch %llu; rank %d holds it up: see what it does there",
+      "pipeline: rank %d has waited %.1f s in batch %llu for rank %d: check what that rank is doing (log, stack)",
       pipeline->agreed.rank, sluice_seconds(waited_ns), (unsigned long long)pipeline->number, straggler);
   return sluice_stage_break(pipeline, status);
 }

@@ -17,7 +17,7 @@ static sluice_status_t read_note(const sluice_pipeline_t* pipeline, int32_t rank
   SLUICE_TRY(SLUICE_REQUIRE(rank >= 0 && rank < num_ranks, "sluice_pipeline_get_note: rank is %d; give 0 to %d", rank,
                             num_ranks - 1));
   if (!pipeline->has_told) {
-    return SLUICE_FAIL(SLUICE_E_STATE, "sluice_pipeline_get_note: call it after a batch that ended well");
+    return SLUICE_FAIL(SLUICE_E_STATE, "sluice_pipeline_get_note: call it after a batch that succeeded");
   }
   const sluice_batch_metadata_t* note = &pipeline->peers[rank].notes[pipeline->number % 2];
   *out_count = note->count;

@@ -7,7 +7,7 @@
 
 sluice_status_t sluice_stage_enter(sluice_pipeline_t* pipeline) {
   if (!atomic_flag_test_and_set(&pipeline->is_busy)) return SLUICE_OK;
-  return SLUICE_FAIL(SLUICE_E_BUSY, "pipeline: a batch runs; ask between batches");
+  return SLUICE_FAIL(SLUICE_E_BUSY, "pipeline: a batch is running; call this between batches");
 }
 
 sluice_status_t sluice_pipeline_read_stats(sluice_pipeline_t* pipeline, sluice_pipeline_stats_t* out_stats) {
@@ -100,7 +100,7 @@ static sluice_status_t write_batch(const sluice_pipeline_t* pipeline, int32_t wh
 static sluice_status_t write_last(const sluice_pipeline_t* pipeline, int32_t which, char* text, uint64_t* inout_bytes) {
   if (pipeline->plan == NULL || (which == SLUICE_PIPELINE_PREDICTED && !pipeline->has_told)) {
     return SLUICE_FAIL(
-        SLUICE_E_STATE, "sluice_pipeline_timeline_json: %s; call it after a batch that ended well",
+        SLUICE_E_STATE, "sluice_pipeline_timeline_json: %s; call it after a batch that succeeded",
         pipeline->plan == NULL ? "no batch has run" : "not all ranks' times of the last batch are known");
   }
   const uint64_t bytes = 2 * (uint64_t)pipeline->plan->program->num_ops * sizeof(double);

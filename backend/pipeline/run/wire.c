@@ -55,7 +55,7 @@ static const char* refusal(const sluice_tensor_t* t) {
   if (t->ndim > 0 && t->shape == NULL) return "has dimensions and no shape";
   if (t->type_lanes == 0 || t->type_bits == 0) return "has elements of 0 bits";
   uint64_t bytes = bytes_of(t);
-  if (bytes == UINT64_MAX) return "has a shape that cannot be";
+  if (bytes == UINT64_MAX) return "has an invalid shape";
   if (t->device_type != SLUICE_DEVICE_CPU) return "is not in host memory; copy it there first";
   if (bytes > 0 && t->data == NULL) return "has no data";
   if (bytes > 0 && !is_dense(t)) return "is not row-major without gaps; make it contiguous";
@@ -131,22 +131,22 @@ void sluice_stage_packed_free(sluice_stage_packed_t* packed) {
 /* ---- unpacking ---- */
 
 static sluice_status_t fail_unpack(const char* where, const char* what) {
-  return SLUICE_FAIL(SLUICE_E_INTERNAL, "pipeline: %s arrived with %s; ranks run different builds, or report it", where,
-                     what);
+  return SLUICE_FAIL(SLUICE_E_INTERNAL, "pipeline: %s arrived with %s; run the same build on all ranks, or report it",
+                     where, what);
 }
 
 sluice_status_t sluice_stage_unpack(void* payload, uint64_t bytes, int32_t num_tensors, const char* where,
                                     sluice_tensor_t** out_tensors, uint64_t* out_bytes) {
   *out_tensors = NULL;
   *out_bytes = 0;
-  if (num_tensors < 0 || num_tensors > MAX_TENSORS) return fail_unpack(where, "a number of tensors that cannot be");
-  if (num_tensors == 0) return bytes == 0 ? SLUICE_OK : fail_unpack(where, "bytes of no tensor");
+  if (num_tensors < 0 || num_tensors > MAX_TENSORS) return fail_unpack(where, "an invalid number of tensors");
+  if (num_tensors == 0) return bytes == 0 ? SLUICE_OK : fail_unpack(where, "bytes that belong to no tensor");
   const uint64_t descriptors = (uint64_t)num_tensors * sizeof(sluice_tensor_t);
   if (bytes < descriptors) return fail_unpack(where, "too few bytes");
   sluice_tensor_t* tensors = payload;
   uint64_t dimensions = 0;
   for (int32_t i = 0; i < num_tensors; ++i) {
-    if (tensors[i].ndim < 0 || tensors[i].ndim > MAX_DIMENSIONS) return fail_unpack(where, "dimensions that cannot be");
+    if (tensors[i].ndim < 0 || tensors[i].ndim > MAX_DIMENSIONS) return fail_unpack(where, "invalid dimensions");
     dimensions += (uint64_t)tensors[i].ndim;
   }
   uint64_t at = sluice_align_up(descriptors + dimensions * sizeof(int64_t));

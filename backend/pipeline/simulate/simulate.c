@@ -284,7 +284,7 @@ static sluice_status_t finish(const simulation_t* s) {
     char text[128];
     sluice_stage_op_describe(&s->program->ops[s->wrong_op], text, sizeof text);
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "pipeline: what %s takes is not finite or below 0; return seconds of at least 0", text);
+                       "pipeline: the time of %s is negative or not finite; return seconds of at least 0", text);
   }
   int32_t p = s->program->spec.num_stages;
   double busy = 0;
@@ -292,8 +292,8 @@ static sluice_status_t finish(const simulation_t* s) {
   for (int32_t stage = 0; stage < p; ++stage) {
     const sluice_runner_t* runner = &s->runners[stage];
     if (!sluice_runner_is_done(runner)) {
-      return SLUICE_FAIL(SLUICE_E_INTERNAL, "pipeline: stage %d has run %d of %d ops and nothing can move any more",
-                         stage, runner->num_ended, runner->num_ops);
+      return SLUICE_FAIL(SLUICE_E_INTERNAL, "pipeline: stage %d has run %d of %d ops, and no further op can run", stage,
+                         runner->num_ended, runner->num_ops);
     }
     sluice_stage_result_t* of_stage = &result->stages[stage];
     of_stage->bubble = result->makespan_s > 0 ? 1 - of_stage->busy_s / result->makespan_s : 0;

@@ -192,14 +192,15 @@ TEST(Build_WhatDoesNotFit_IsRefusedByName) {
   REFUSED_SPEC(spec.in_flight[1] = -1, "virtual stage 1: in_flight is -1");
   REFUSED_SPEC(spec.held[0] = -2, "held is -2");
   REFUSED_SPEC((spec.separate_wgrad = 1, spec.forward_only = 1), "exclude each other");
-  REFUSED_SPEC(spec.forward_only = 1, "message_driven asks for forward_only = 0");
-  REFUSED_SPEC(spec.policy = SLUICE_POLICY_FORWARD_ONLY, "forward_only asks for forward_only = 1");
-  REFUSED_SPEC(spec.policy = SLUICE_POLICY_ZERO_BUBBLE, "zero_bubble asks for separate_wgrad = 1");
-  REFUSED_SPEC(spec.policy = SLUICE_POLICY_LOOPED, "looped asks for 2 to 128 virtual stages");
-  REFUSED_SPEC((spec.policy = SLUICE_POLICY_V, spec.num_virtual = 2), "v asks for placement 1");
-  REFUSED_SPEC((spec.policy = SLUICE_POLICY_1F1B, spec.num_virtual = 2), "1f1b asks for 1 to 1 virtual stages");
+  REFUSED_SPEC(spec.forward_only = 1, "message_driven needs forward_only = 0");
+  REFUSED_SPEC(spec.policy = SLUICE_POLICY_FORWARD_ONLY, "forward_only needs forward_only = 1");
+  REFUSED_SPEC(spec.policy = SLUICE_POLICY_ZERO_BUBBLE, "zero_bubble needs separate_wgrad = 1");
+  REFUSED_SPEC(spec.policy = SLUICE_POLICY_LOOPED, "looped needs 2 to 128 virtual stages");
+  REFUSED_SPEC((spec.policy = SLUICE_POLICY_V, spec.num_virtual = 2), "v needs placement 1");
+  REFUSED_SPEC((spec.policy = SLUICE_POLICY_1F1B, spec.num_virtual = 2), "1f1b needs 1 to 1 virtual stages");
   REFUSED_SPEC((spec.policy = SLUICE_POLICY_GPIPE), "gpipe has all 4 micro-batches in flight");
-  REFUSED_SPEC((spec.policy = SLUICE_POLICY_LOOPED, spec.num_virtual = 2, spec.num_micro_batches = 3), "groups of 2");
+  REFUSED_SPEC((spec.policy = SLUICE_POLICY_LOOPED, spec.num_virtual = 2, spec.num_micro_batches = 3),
+               "multiple of num_stages = 2");
   /* The stock order ignores limits, and would deadlock. */
   REFUSED_SPEC((spec.policy = SLUICE_POLICY_DEEPSPEED, spec.in_flight[0] = 1), "waits forever");
   spec = good, spec.activation_bytes[1] = 100, spec.message_bytes[0] = 10, spec.byte_limit[1] = 209;

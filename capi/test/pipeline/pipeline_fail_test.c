@@ -194,7 +194,7 @@ TEST(Output_CannotBeSent_IsRefusedByName) {
                                       "is not in host memory",
                                       "tensor 0 of the output of micro-batch 2 in virtual stage 0 has no data",
                                       "tensor 1 of the output",
-                                      "has a shape that cannot be",
+                                      "has an invalid shape",
                                       "has 600 tensors; 0 to 511",
                                       "its array is NULL"};
   for (bend_how = 0; bend_how < 7; ++bend_how) {

@@ -96,7 +96,7 @@ TEST(Rank_SleepsInACallback_IsNamedAtTheDeadlineOnAll) {
     for (int32_t b = 0; b < 2; ++b) pw_world_add(world, 6, 0);
     pw_world_run(world);
     for (int32_t r = 1; r < 3; ++r) {
-      assert_status(world, r, 1, SLUICE_E_TIMED_OUT, "rank 0 holds it up");
+      assert_status(world, r, 1, SLUICE_E_TIMED_OUT, "for rank 0: check");
       assert_int_equal(world->ranks[r].errors[1].peer, 0);
     }
     assert_true(world->ranks[0].ended[1] == SLUICE_E_TIMED_OUT || world->ranks[0].ended[1] == SLUICE_E_PEER_LOST);

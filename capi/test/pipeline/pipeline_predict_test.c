@@ -157,7 +157,7 @@ TEST(Predict_SecondsOfEachOp_TakeTheirPlace) {
   assert_true(fabs(asked.got.seconds - usual - 5) < 1e-9);
   assert_int_equal(calls, 2 * (2 * 4) + 2 * 4); /* forwards and backwards of two stages, messages in both directions */
   asked.work.op_seconds = is_negative;
-  REFUSED(predict(&asked), BAD, "what send_gradient of micro-batch 3 in virtual stage 1 on stage 1 takes");
+  REFUSED(predict(&asked), BAD, "the time of send_gradient of micro-batch 3 in virtual stage 1 on stage 1 is");
 }
 
 TEST(Predict_WhatDoesNotFit_IsRefusedByName) {
@@ -169,7 +169,7 @@ TEST(Predict_WhatDoesNotFit_IsRefusedByName) {
     REFUSED(predict(&asked), BAD, text);          \
   } while (0)
   REFUSES(asked.work.policy = "fastest", "give one of message_driven");
-  REFUSES(asked.work.policy = "zero_bubble"; asked.work.num_virtual = 2, "zero_bubble asks for");
+  REFUSES(asked.work.policy = "zero_bubble"; asked.work.num_virtual = 2, "zero_bubble needs");
   REFUSES(asked.work.num_stages = 65, "num_stages is 65");
   REFUSES(asked.work.num_virtual = 33, "num_virtual is 33");
   REFUSES(asked.work.num_micro_batches = 0, "num_micro_batches");

@@ -127,7 +127,8 @@ TEST(Choose_WhatCannotBeChosen_IsRefused) {
   sluice_pipeline_times_t times = times_of(&spec, 0);
   sluice_pipeline_choice_t choice;
   sluice_allocator_t* memory = sluice_process_allocator();
-  REFUSED(sluice_pipeline_choose(&spec, &times, 0, memory, &choice), SLUICE_E_INVALID_ARGUMENT, "zero_bubble fixes");
+  REFUSED(sluice_pipeline_choose(&spec, &times, 0, memory, &choice), SLUICE_E_INVALID_ARGUMENT,
+          "zero_bubble has a fixed number");
   spec = pipeline_of(2, 1, 4, SLUICE_POLICY_MESSAGE_DRIVEN, 0);
   assert_int_equal(sluice_pipeline_choose(&spec, &times, -1, memory, &choice), SLUICE_E_INVALID_ARGUMENT);
   assert_int_equal(sluice_pipeline_choose(&spec, &times, NAN, memory, &choice), SLUICE_E_INVALID_ARGUMENT);

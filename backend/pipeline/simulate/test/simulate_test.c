@@ -278,7 +278,7 @@ TEST(Seconds_OfAnOp_MayDependOnItsMoment) {
   times.seconds_of = is_not_finite;
   sluice_pipeline_result_t result;
   REFUSED(sluice_pipeline_simulate(program, &times, sluice_process_allocator(), &result, NULL, NULL),
-          SLUICE_E_INVALID_ARGUMENT, "what backward of micro-batch 1");
+          SLUICE_E_INVALID_ARGUMENT, "the time of backward of micro-batch 1");
   free_program(program);
 }
 

@@ -39,8 +39,9 @@ sluice_status_t sluice_plan_file_read(const void* data, uint64_t bytes, uint64_t
   SLUICE_TRY(SLUICE_REQUIRE(bytes == sizeof file, "sluice_plan_read: %llu bytes; a plan has %llu",
                             (unsigned long long)bytes, (unsigned long long)sizeof file));
   memcpy(&file, data, sizeof file);
-  SLUICE_TRY(SLUICE_REQUIRE(file.magic == PLAN_MAGIC, "sluice_plan_read: magic is %#x; this is no plan", file.magic));
-  SLUICE_TRY(SLUICE_REQUIRE(file.form == PLAN_FORM, "sluice_plan_read: form is %u; this version reads form %u",
+  SLUICE_TRY(
+      SLUICE_REQUIRE(file.magic == PLAN_MAGIC, "sluice_plan_read: magic is %#x; this is not a plan", file.magic));
+  SLUICE_TRY(SLUICE_REQUIRE(file.form == PLAN_FORM, "sluice_plan_read: form is %u; this library reads form %u",
                             file.form, PLAN_FORM));
   SLUICE_TRY(SLUICE_REQUIRE(file.checksum == checksum_of(&file),
                             "sluice_plan_read: checksum is wrong; the bytes were changed"));

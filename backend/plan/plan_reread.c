@@ -143,10 +143,10 @@ static sluice_status_t check_kept(const sluice_plan_problem_t* problem, const sl
 static sluice_status_t check_bytes(const sluice_plan_data_t* plan) {
   const sluice_plan_inputs_t* q = &plan->inputs;
   const sluice_plan_bytes_t* b = &plan->bytes;
-  SLUICE_TRY(
-      SLUICE_REQUIRE(b->step <= MOST_BYTES / (uint64_t)q->max_outstanding,
-                     "sluice_plan_read: max_outstanding is %d; so many steps of %llu bytes are more than there are",
-                     q->max_outstanding, (unsigned long long)b->step));
+  SLUICE_TRY(SLUICE_REQUIRE(
+      b->step <= MOST_BYTES / (uint64_t)q->max_outstanding,
+      "sluice_plan_read: max_outstanding is %d steps of %llu bytes each, more than the address space holds",
+      q->max_outstanding, (unsigned long long)b->step));
   if (q->budget > 0 && b->total > q->budget) {
     return SLUICE_FAIL(SLUICE_E_OVER_BUDGET, "sluice_plan_read: memory_budget is %llu; the plan takes %llu here",
                        (unsigned long long)q->budget, (unsigned long long)b->total);

@@ -87,7 +87,7 @@ static sluice_status_t forward_ends(sluice_swap_order_t* order, int64_t micro_ba
   if (find(order, micro_batch, layer) != NULL) {
     return SLUICE_FAIL(SLUICE_E_STATE,
                        "sluice_swap_reach: the forward of layer %d has ended twice for micro-batch %lld: give each "
-                       "forward a number of its own",
+                       "forward its own number",
                        layer, (long long)micro_batch);
   }
   SLUICE_TRY(make_room(order));

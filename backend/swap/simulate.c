@@ -122,7 +122,7 @@ static sluice_status_t check(const sluice_swap_workload_t* w) {
   SLUICE_TRY(SLUICE_REQUIRE(w->num_layers >= 1 && w->num_layers <= 1 << 16 && w->layers != NULL,
                             "sluice_swap_workload_t: num_layers is %d; give 1 to 65536 layers", w->num_layers));
   SLUICE_TRY(SLUICE_REQUIRE(w->num_micro_batches >= 1 && w->in_flight >= 1 && w->in_flight <= w->num_micro_batches,
-                            "sluice_swap_workload_t: in_flight is %d of %d micro-batches; give 1 to all of them",
+                            "sluice_swap_workload_t: in_flight is %d; it must be in [1, num_micro_batches = %d]",
                             w->in_flight, w->num_micro_batches));
   SLUICE_TRY(SLUICE_REQUIRE((int64_t)w->in_flight * w->num_layers <= 1 << 24,
                             "sluice_swap_workload_t: in_flight times num_layers is over %d", 1 << 24));
@@ -132,8 +132,8 @@ static sluice_status_t check(const sluice_swap_workload_t* w) {
   for (int32_t layer = 0; layer < w->num_layers; ++layer) {
     const sluice_swap_layer_t* l = w->layers + layer;
     SLUICE_TRY(SLUICE_REQUIRE(l->forward_seconds >= 0 && l->backward_seconds >= 0,
-                              "sluice_swap_workload_t: layer %d takes %g and %g seconds; give no negative ones", layer,
-                              l->forward_seconds, l->backward_seconds));
+                              "sluice_swap_workload_t: layer %d takes %g and %g seconds; both must be at least 0",
+                              layer, l->forward_seconds, l->backward_seconds));
   }
   return SLUICE_OK;
 }

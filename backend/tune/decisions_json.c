@@ -138,9 +138,9 @@ static sluice_status_t read_form(const sluice_json_t* node, int32_t number, slui
                             WHAT ": answer %d has deduplicate and policies; an answer with policies is a plan, which "
                                  "leaves deduplicate out",
                             number));
-  SLUICE_TRY(SLUICE_REQUIRE(grouped == NULL || (way != NULL && grouped->kind == SLUICE_JSON_BOOL),
-                            WHAT ": grouped of answer %d must be true or false, and stands next to deduplicate",
-                            number));
+  SLUICE_TRY(SLUICE_REQUIRE(
+      grouped == NULL || (way != NULL && grouped->kind == SLUICE_JSON_BOOL),
+      WHAT ": grouped of answer %d must be true or false, and needs deduplicate in the same answer", number));
   out->is_grouped = grouped != NULL && grouped->number != 0;
   return SLUICE_OK;
 }
@@ -200,19 +200,20 @@ static sluice_status_t find_answers(const sluice_json_t* root, const sluice_json
   SLUICE_TRY(SLUICE_REQUIRE(root->kind == SLUICE_JSON_OBJECT, WHAT ": the outermost value must be an object"));
   const sluice_json_t* form = sluice_json_member(root, "sluice_decisions");
   SLUICE_TRY(SLUICE_REQUIRE(form != NULL && form->kind == SLUICE_JSON_NUMBER,
-                            WHAT ": they begin with \"sluice_decisions\": %d, the form that they are written in",
-                            FORM));
-  SLUICE_TRY(
-      SLUICE_REQUIRE(form->number == FORM || form->number == 1,
-                     WHAT ": form %g; this version reads forms 1 and %d: leave the file out, to have it written again",
-                     form->number, FORM));
+                            WHAT ": they must begin with \"sluice_decisions\": %d, the version of their format", FORM));
+  SLUICE_TRY(SLUICE_REQUIRE(
+      form->number == FORM || form->number == 1,
+      WHAT ": format version %g; this library reads versions 1 and %d: remove the file, and it is written again",
+      form->number, FORM));
   if (form->number != FORM) {
-    sluice_log(SLUICE_LOG_WARN,
-               WHAT ": form 1, which has no plans of memory budgets: those are chosen again; form %d is written", FORM);
+    sluice_log(
+        SLUICE_LOG_WARN,
+        WHAT ": format version 1, which has no plans of memory budgets: these are chosen again; version %d is written",
+        FORM);
   }
   *out_answers = sluice_json_member(root, "answers");
   SLUICE_TRY(SLUICE_REQUIRE(*out_answers != NULL && (*out_answers)->kind == SLUICE_JSON_ARRAY && root->count == 2,
-                            WHAT ": besides the form there is exactly \"answers\", an array"));
+                            WHAT ": the only other field must be \"answers\", an array"));
   return SLUICE_OK;
 }
 
@@ -221,7 +222,7 @@ void sluice_tuner_take_import(sluice_tuner_table_t* table, const sluice_import_t
   const sluice_search_config_t* c = &table->search.config;
   int32_t size = import->pick % SLUICE_SEARCH_SIZES;
   if (size < c->min_size || size > c->max_size || sluice_search_chunks(&table->search, size) != import->num_chunks) {
-    sluice_log(SLUICE_LOG_WARN, WHAT ": layers %016llx do not run %d chunks: that answer is left out",
+    sluice_log(SLUICE_LOG_WARN, WHAT ": layers %016llx cannot run %d chunks: that answer is ignored",
                (unsigned long long)import->layer, import->num_chunks);
     return;
   }
@@ -229,7 +230,7 @@ void sluice_tuner_take_import(sluice_tuner_table_t* table, const sluice_import_t
                            ? SLUICE_FORM_PLAIN
                            : sluice_tuner_form_of(&table->work, import->deduplicate, import->is_grouped);
   if (!sluice_grouping_has(&table->grouping, form)) {
-    sluice_log(SLUICE_LOG_WARN, WHAT ": layers %016llx cannot run with deduplicate \"%s\"%s: that answer is left out",
+    sluice_log(SLUICE_LOG_WARN, WHAT ": layers %016llx cannot run with deduplicate \"%s\"%s: that answer is ignored",
                (unsigned long long)import->layer, sluice_deduplicate_word(import->deduplicate),
                import->is_grouped ? " and groups" : "");
     return;

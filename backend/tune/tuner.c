@@ -436,7 +436,8 @@ sluice_tuner_t* sluice_tuner_of(const sluice_context_t* context) {
 
 sluice_status_t sluice_tuner_configure(sluice_tuner_t* tuner, int32_t mode, const sluice_machine_t* machine) {
   if (tuner->tables != NULL) {
-    return SLUICE_FAIL(SLUICE_E_STATE, "tuner: layers have begun to choose; configure the tuner before making layers");
+    return SLUICE_FAIL(SLUICE_E_STATE,
+                       "tuner: layers have already used the tuner; configure it before creating layers");
   }
   tuner->mode = mode;
   tuner->has_machine = machine != NULL;

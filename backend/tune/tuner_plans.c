@@ -122,7 +122,7 @@ static void decide_single(sluice_tuner_table_t* table, const sluice_moe_t* moe, 
   const sluice_plan_data_t* plan = &set->plans[0];
   int pinned = import_for(tuner, moe->kind, rows_of(moe, plan)) != NULL;
   if (pinned && !sluice_tuner_is_pinned(&table->tuner->base, moe, plan)) {
-    sluice_log(SLUICE_LOG_WARN, "layer %d: the imported plan does not fit this budget: another is chosen",
+    sluice_log(SLUICE_LOG_WARN, "layer %d: the imported plan does not fit this budget: another plan is chosen",
                moe->shape.config.layer_id);
     pinned = 0;
   }

@@ -40,8 +40,7 @@ static sluice_status_t check_config(const sluice_plan_config_t* c) {
   SLUICE_TRY(sluice_struct_check_next(c->next, "sluice_plan_config_t"));
   SLUICE_TRY(SLUICE_REQUIRE(c->max_tokens >= 1 && c->max_tokens <= INT32_MAX,
                             "plan: max_tokens is %lld; it must be in [1, 2^31)", (long long)c->max_tokens));
-  SLUICE_TRY(SLUICE_REQUIRE(c->max_outstanding >= 1,
-                            "plan: max_outstanding is %d; at least one forward waits for its backward",
+  SLUICE_TRY(SLUICE_REQUIRE(c->max_outstanding >= 1, "plan: max_outstanding is %d; it must be at least 1",
                             c->max_outstanding));
   SLUICE_TRY(SLUICE_REQUIRE(c->num_chunks >= 0 && c->num_chunks <= SLUICE_MAX_CHUNKS,
                             "plan: num_chunks is %d; it must be in [1, %d], or 0 for any", c->num_chunks,
@@ -68,8 +67,8 @@ static sluice_status_t check_chunks(const sluice_moe_t* moe, const sluice_plan_c
   int32_t wanted = moe->shape.config.num_chunks;
   SLUICE_TRY(SLUICE_REQUIRE(
       sluice_shape_capacity(&moe->shape) == 0 || c->num_chunks == 0 || c->num_chunks == wanted,
-      "plan: num_chunks is %d, but capacity_rows %lld of layer %d is of one of %d chunks: give %d, or 0", c->num_chunks,
-      (long long)sluice_shape_capacity(&moe->shape), moe->shape.config.layer_id, wanted, wanted));
+      "plan: num_chunks is %d, but capacity_rows %lld of layer %d is per chunk for %d chunks: give %d, or 0",
+      c->num_chunks, (long long)sluice_shape_capacity(&moe->shape), moe->shape.config.layer_id, wanted, wanted));
   return SLUICE_OK;
 }
 
@@ -208,10 +207,13 @@ sluice_status_t sluice_plan_predict_step(const sluice_plan_t* plan, int32_t num_
   }
   SLUICE_TRY(SLUICE_REQUIRE(num_chunks >= 1 && num_chunks <= SLUICE_MAX_CHUNKS,
                             "sluice_plan_predict_step: num_chunks is %d", num_chunks));
-  SLUICE_TRY(SLUICE_REQUIRE(kept_chunks >= 0, "sluice_plan_predict_step: kept_chunks is %d", kept_chunks));
-  SLUICE_TRY(SLUICE_REQUIRE(num_tokens >= 0 && num_tokens <= INT32_MAX, "sluice_plan_predict_step: num_tokens is %lld",
+  SLUICE_TRY(SLUICE_REQUIRE(kept_chunks >= 0, "sluice_plan_predict_step: kept_chunks is %d; it must be at least 0",
+                            kept_chunks));
+  SLUICE_TRY(SLUICE_REQUIRE(num_tokens >= 0 && num_tokens <= INT32_MAX,
+                            "sluice_plan_predict_step: num_tokens is %lld; it must be in [0, 2^31)",
                             (long long)num_tokens));
-  SLUICE_TRY(SLUICE_REQUIRE(num_sent >= 0 && num_sent <= INT32_MAX, "sluice_plan_predict_step: num_sent is %lld",
+  SLUICE_TRY(SLUICE_REQUIRE(num_sent >= 0 && num_sent <= INT32_MAX,
+                            "sluice_plan_predict_step: num_sent is %lld; it must be in [0, 2^31)",
                             (long long)num_sent));
   int64_t kept[SLUICE_MAX_CHUNKS], num_rows = 0;
   for (int32_t i = 0; i < num_chunks; ++i) {
@@ -228,9 +230,10 @@ sluice_status_t sluice_plan_predict_step(const sluice_plan_t* plan, int32_t num_
 sluice_status_t sluice_moe_use_plan(sluice_moe_t* moe, const sluice_plan_t* plan) {
   if (moe == NULL) return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_moe_use_plan: moe is NULL");
   if (plan != NULL && plan->key != sluice_layer_plan_key(moe)) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "layer %d: this plan was made for layer %d, which differs or had other numbers of experts",
-                       moe->shape.config.layer_id, plan->moe->shape.config.layer_id);
+    return SLUICE_FAIL(
+        SLUICE_E_INVALID_ARGUMENT,
+        "layer %d: this plan was made for layer %d, which has another config or had other numbers of experts",
+        moe->shape.config.layer_id, plan->moe->shape.config.layer_id);
   }
   SLUICE_TRY(sluice_engine_enter(moe->context, "sluice_moe_use_plan"));
   sluice_status_t status = SLUICE_OK;

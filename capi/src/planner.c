@@ -23,7 +23,8 @@ sluice_status_t sluice_planner_create(const char* machine_json, uint64_t length,
   SLUICE_TRY(SLUICE_REQUIRE(out_planner != NULL, "sluice_planner_create: out_planner is NULL"));
   *out_planner = NULL;
   SLUICE_TRY(SLUICE_REQUIRE(machine_json != NULL, "sluice_planner_create: machine_json is NULL"));
-  SLUICE_TRY(SLUICE_REQUIRE(length <= 1 << 24, "sluice_planner_create: the machine has %llu bytes; at most 16 MiB",
+  SLUICE_TRY(SLUICE_REQUIRE(length <= 1 << 24,
+                            "sluice_planner_create: machine_json has %llu bytes; at most 16 MiB are read",
                             (unsigned long long)length));
   sluice_machine_t machine;
   SLUICE_TRY(sluice_machine_read(machine_json, length, &machine));
@@ -163,7 +164,7 @@ sluice_status_t sluice_planner_read_workload(const sluice_planner_workload_t* gi
   SLUICE_TRY(sluice_struct_check_next(out->next, "sluice_planner_workload_t"));
   SLUICE_TRY(check_sizes(out));
   SLUICE_TRY(SLUICE_REQUIRE(out->skew >= 1 && out->skew <= 1e6,
-                            "workload: skew is %g; it is 1 for balanced routing, or more", out->skew));
+                            "workload: skew is %g; it must be at least 1 (1: balanced routing)", out->skew));
   SLUICE_TRY(SLUICE_REQUIRE(out->dtype >= SLUICE_DTYPE_F32 && out->dtype <= SLUICE_DTYPE_F16,
                             "workload: dtype is %s (%d); known are f32 (1), bf16 (2) and f16 (3)",
                             sluice_dtype_name(out->dtype), out->dtype));
@@ -171,8 +172,7 @@ sluice_status_t sluice_planner_read_workload(const sluice_planner_workload_t* gi
                             "workload: gated is %d; known are no (0), halves (1) and interleaved (2)", out->gated));
   SLUICE_TRY(SLUICE_REQUIRE(out->callback_experts == 0 || out->callback_experts == 1,
                             "workload: callback_experts is %d; it is 0 or 1", out->callback_experts));
-  SLUICE_TRY(SLUICE_REQUIRE(out->max_outstanding >= 1,
-                            "workload: max_outstanding is %d; at least one forward waits for its backward",
+  SLUICE_TRY(SLUICE_REQUIRE(out->max_outstanding >= 1, "workload: max_outstanding is %d; it must be at least 1",
                             out->max_outstanding));
   SLUICE_TRY(check_counts(out));
   SLUICE_TRY(SLUICE_REQUIRE(out->reserved == 0, "workload: reserved is %d; set it to 0", out->reserved));
@@ -227,9 +227,8 @@ static sluice_status_t check_kept(const sluice_planner_workload_t* w, const slui
   int is_part = w->kept_chunks > 0 && w->kept_chunks < c->num_chunks;
   SLUICE_TRY(SLUICE_REQUIRE(
       !is_part || w->memory_budget != 0 || w->host_memory_budget != 0,
-      "workload: kept_chunks is %d of %d and there is no budget, without which all chunks are kept: set it to 0, or "
-      "memory_budget to what there is; where chunks differ by your own choice, name each in restore_input_of and "
-      "restore_pre_activation_of",
+      "workload: kept_chunks is %d of %d and there is no budget, so all chunks are kept: set it to 0, or set "
+      "memory_budget; to choose policies by chunk yourself, use restore_input_of and restore_pre_activation_of",
       w->kept_chunks, c->num_chunks));
   return SLUICE_OK;
 }
@@ -289,11 +288,12 @@ sluice_status_t sluice_planner_choose(const sluice_planner_t* planner, const slu
   SLUICE_TRY(sluice_planner_read_workload(workload, &checked));
   sluice_planner_asked_t asked;
   SLUICE_TRY(sluice_planner_read_choice(&checked, wanted, 1, &asked));
-  SLUICE_TRY(SLUICE_REQUIRE(
-      checked.kept_chunks == 0,
-      "workload: kept_chunks is %d; candidates say theirs: set it to 0, and may_keep_part to 1 for such that keep part",
-      checked.kept_chunks));
-  SLUICE_TRY(SLUICE_REQUIRE(!checked.grouped, "workload: grouped is 1; candidates are not grouped: set it to 0"));
+  SLUICE_TRY(SLUICE_REQUIRE(checked.kept_chunks == 0,
+                            "workload: kept_chunks is %d, but each candidate has its own number: set it to 0, and "
+                            "may_keep_part to 1 for candidates that keep a part",
+                            checked.kept_chunks));
+  SLUICE_TRY(
+      SLUICE_REQUIRE(!checked.grouped, "workload: grouped is 1, but candidates do not group exchanges: set it to 0"));
   sluice_planner_candidates_t* all = sluice_alloc(sluice_process_allocator(), sizeof *all, "candidates");
   if (all == NULL) return sluice_alloc_status();
   sluice_status_t status = sluice_planner_choose_layer(&planner->machine, &checked, &asked, all);

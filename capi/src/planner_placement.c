@@ -33,7 +33,7 @@ sluice_status_t sluice_planner_placement(const sluice_placement_problem_t* probl
   SLUICE_TRY(sluice_struct_copy(&r, sizeof r, inout_result, sizeof r, "sluice_placement_result_t"));
   SLUICE_TRY(sluice_struct_check_next(r.next, "sluice_placement_result_t"));
   SLUICE_TRY(SLUICE_REQUIRE(r.expert_rank != NULL && r.expert_slot != NULL,
-                            "result: %s is NULL; give room for as many entries as there are experts",
+                            "result: %s is NULL; pass an array with one entry for each expert",
                             r.expert_rank == NULL ? "expert_rank" : "expert_slot"));
   SLUICE_TRY(sluice_placement_plan(&p, sluice_process_allocator(), &r));
   sluice_struct_give(inout_result, &r, sizeof r);

@@ -16,7 +16,7 @@
 /* ---- checks ---- */
 
 static sluice_status_t check_seconds(double seconds, const char* field) {
-  return SLUICE_REQUIRE(isfinite(seconds) && seconds >= 0, "%s is %g, and has to be finite and at least 0", field,
+  return SLUICE_REQUIRE(isfinite(seconds) && seconds >= 0, "%s is %g; it must be finite and at least 0", field,
                         seconds);
 }
 
@@ -32,7 +32,7 @@ static sluice_status_t check_numbers(const sluice_planner_layer_t* l) {
   SLUICE_TRY(check_seconds(l->backward_seconds, "backward_seconds"));
   SLUICE_TRY(check_seconds(l->recompute_seconds, "recompute_seconds"));
   SLUICE_TRY(SLUICE_REQUIRE(l->activation_bytes < MOST_BYTES && l->workspace_bytes < MOST_BYTES,
-                            "activation_bytes is %llu and workspace_bytes %llu, and have to be below 2^53",
+                            "activation_bytes is %llu and workspace_bytes %llu; both must be below 2^53",
                             (unsigned long long)l->activation_bytes, (unsigned long long)l->workspace_bytes));
   return SLUICE_REQUIRE(l->checkpoint_bytes <= l->activation_bytes,
                         "checkpoint_bytes is %llu and activation_bytes %llu, which includes them",
@@ -40,9 +40,10 @@ static sluice_status_t check_numbers(const sluice_planner_layer_t* l) {
 }
 
 static sluice_status_t check_kind(const sluice_planner_layer_t* l) {
-  SLUICE_TRY(SLUICE_REQUIRE(l->moe == NULL || l->options == NULL, "moe and options are both set; a layer has one"));
+  SLUICE_TRY(
+      SLUICE_REQUIRE(l->moe == NULL || l->options == NULL, "moe and options are both set; set only one of them"));
   SLUICE_TRY(SLUICE_REQUIRE((l->moe == NULL) == (l->planner == NULL), "%s is set without %s",
-                            l->moe == NULL ? "planner" : "moe", l->moe == NULL ? "moe" : "planner, its machine"));
+                            l->moe == NULL ? "planner" : "moe", l->moe == NULL ? "moe" : "planner"));
   SLUICE_TRY(SLUICE_REQUIRE(l->wanted == NULL || l->moe != NULL, "wanted is set without moe"));
   SLUICE_TRY(SLUICE_REQUIRE((l->num_options > 0) == (l->options != NULL), "num_options is %d with options %s",
                             l->num_options, l->options == NULL ? "NULL" : "set"));

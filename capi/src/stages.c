@@ -121,8 +121,7 @@ static sluice_status_t read_given(const sluice_stage_layers_t* layers, sluice_st
   for (int32_t i = 0; i < layers->count; ++i) {
     const int32_t count = layers->list[i].num_options, option = choices[i].option;
     SLUICE_TRY(SLUICE_REQUIRE(option == -1 || sluice_stage_layer_place(layers, i, option) < count,
-                              "layer %d: option is %d, which is none of the %d that the layer may have", i, option,
-                              count));
+                              "layer %d: option is %d, which is not one of the layer's %d options", i, option, count));
   }
   for (int32_t i = 0; i < layers->count; ++i) {
     if (choices[i].option >= 0) choices[i].option = sluice_stage_layer_place(layers, i, choices[i].option);

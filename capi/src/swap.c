@@ -22,9 +22,9 @@ static sluice_status_t check_config(const sluice_swap_config_t* c) {
   SLUICE_TRY(SLUICE_REQUIRE(c->num_layers >= 1 && c->num_layers <= 1 << 16 && c->swapped != NULL,
                             "sluice_swap_config_t: num_layers is %d; give 1 to 65536, and swapped for each of them",
                             c->num_layers));
-  SLUICE_TRY(SLUICE_REQUIRE(c->budget_bytes > 0,
-                            "sluice_swap_config_t: budget_bytes is 0; give the bytes that may be "
-                            "out at one time"));
+  SLUICE_TRY(
+      SLUICE_REQUIRE(c->budget_bytes > 0,
+                     "sluice_swap_config_t: budget_bytes is 0; give the bytes that may be swapped out at one time"));
   SLUICE_TRY(SLUICE_REQUIRE(c->path == NULL || c->path[0] != 0,
                             "sluice_swap_config_t: path is empty; give one, or NULL "
                             "for host memory"));

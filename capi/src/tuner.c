@@ -23,9 +23,8 @@ sluice_status_t sluice_context_tune(sluice_context_t* context, const sluice_tune
   SLUICE_TRY(sluice_struct_check_next(c.next, "sluice_tuner_config_t"));
   SLUICE_TRY(SLUICE_REQUIRE(c.mode >= SLUICE_TUNER_ADAPTIVE && c.mode <= SLUICE_TUNER_MODEL,
                             "tuner: mode is %d; known are adaptive (0), profile (1) and model (2)", c.mode));
-  SLUICE_TRY(SLUICE_REQUIRE(
-      c.mode != SLUICE_TUNER_MODEL || c.machine != NULL,
-      "tuner: mode model needs a machine to predict with: calibrate, or give a profile; or use adaptive"));
+  SLUICE_TRY(SLUICE_REQUIRE(c.mode != SLUICE_TUNER_MODEL || c.machine != NULL,
+                            "tuner: mode model needs a machine: calibrate or give a profile, or use mode adaptive"));
   SLUICE_TRY(SLUICE_REQUIRE(c.reserved == 0, "tuner: reserved is %d; set it to 0", c.reserved));
   SLUICE_TRY(sluice_engine_enter(context, "sluice_context_tune"));
   sluice_tuner_t* tuner = sluice_tuner_of(context);
@@ -163,9 +162,9 @@ sluice_status_t sluice_context_read_decisions(sluice_context_t* context, const c
 
 static sluice_status_t refined_machine(const sluice_tuner_t* tuner, sluice_machine_t* out_machine) {
   if (tuner == NULL || !tuner->has_machine) {
-    return SLUICE_FAIL(SLUICE_E_STATE,
-                       "sluice_context_write_machine: the context's tuner has no machine to correct; give it one by "
-                       "sluice_context_tune");
+    return SLUICE_FAIL(
+        SLUICE_E_STATE,
+        "sluice_context_write_machine: the context's tuner has no machine; pass one to sluice_context_tune");
   }
   return sluice_machine_refine(tuner->timed_passes, &tuner->machine, out_machine);
 }

@@ -13,7 +13,7 @@ static sluice_status_t check_sum(const uint64_t* numbers, int32_t count, const c
   uint64_t sum = 0;
   for (int32_t e = 0; e < count; ++e) {
     SLUICE_TRY(SLUICE_REQUIRE(numbers[e] <= MOST_SUM - sum,
-                              "%s[%d] is %llu, and the sum of all may be 2^53: scale them down", name, e,
+                              "%s[%d] is %llu, but the sum of all is at most 2^53: scale them down", name, e,
                               (unsigned long long)numbers[e]));
     sum += numbers[e];
   }
@@ -22,11 +22,11 @@ static sluice_status_t check_sum(const uint64_t* numbers, int32_t count, const c
 
 sluice_status_t sluice_placement_check_problem(const sluice_placement_problem_t* p) {
   SLUICE_TRY(SLUICE_REQUIRE(p->num_experts >= 1 && p->num_experts <= MOST_EXPERTS,
-                            "placement: num_experts is %d, and has to be in [1, %d]", p->num_experts, MOST_EXPERTS));
+                            "placement: num_experts is %d; it must be in [1, %d]", p->num_experts, MOST_EXPERTS));
   SLUICE_TRY(SLUICE_REQUIRE(p->num_ranks >= 1 && p->num_ranks <= MOST_RANKS,
-                            "placement: num_ranks is %d, and has to be in [1, %d]", p->num_ranks, MOST_RANKS));
+                            "placement: num_ranks is %d; it must be in [1, %d]", p->num_ranks, MOST_RANKS));
   SLUICE_TRY(SLUICE_REQUIRE(isfinite(p->target) && p->target >= 1,
-                            "placement: target is %g, and has to be 1 (as even as can be) or more", p->target));
+                            "placement: target is %g; it must be at least 1 (1: as even as possible)", p->target));
   SLUICE_TRY(SLUICE_REQUIRE(p->loads != NULL && p->expert_rank != NULL && p->expert_slot != NULL,
                             "placement: %s is NULL; give one entry for each expert",
                             p->loads == NULL         ? "loads"
@@ -34,7 +34,7 @@ sluice_status_t sluice_placement_check_problem(const sluice_placement_problem_t*
                                                      : "expert_slot"));
   for (int32_t e = 0; e < p->num_experts; ++e) {
     SLUICE_TRY(SLUICE_REQUIRE(p->expert_rank[e] >= 0 && p->expert_rank[e] < p->num_ranks,
-                              "placement: expert_rank[%d] is %d, and has to be in [0, %d)", e, p->expert_rank[e],
+                              "placement: expert_rank[%d] is %d; it must be in [0, %d)", e, p->expert_rank[e],
                               p->num_ranks));
   }
   SLUICE_TRY(check_sum(p->loads, p->num_experts, "loads"));

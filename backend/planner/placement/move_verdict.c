@@ -6,8 +6,7 @@
 #include "backend/base/check.h"
 
 static sluice_status_t check_time(double value, const char* name) {
-  return SLUICE_REQUIRE(isfinite(value) && value >= 0, "move: %s is %g, and has to be finite and at least 0", name,
-                        value);
+  return SLUICE_REQUIRE(isfinite(value) && value >= 0, "move: %s is %g; it must be finite and at least 0", name, value);
 }
 
 sluice_status_t sluice_move_verdict(const sluice_planner_move_t* m, int32_t* out_verdict) {
@@ -16,8 +15,8 @@ sluice_status_t sluice_move_verdict(const sluice_planner_move_t* m, int32_t* out
   SLUICE_TRY(check_time(m->move_seconds, "move_seconds"));
   SLUICE_TRY(check_time(m->horizon_steps, "horizon_steps"));
   SLUICE_TRY(SLUICE_REQUIRE(m->least_gain >= 0 && m->least_gain < 1,
-                            "move: least_gain is %g, and has to be in [0, 1): a share of a step", m->least_gain));
-  SLUICE_TRY(SLUICE_REQUIRE(m->least_steps >= 0, "move: least_steps is %lld, and has to be at least 0",
+                            "move: least_gain is %g; it must be in [0, 1): a share of a step", m->least_gain));
+  SLUICE_TRY(SLUICE_REQUIRE(m->least_steps >= 0, "move: least_steps is %lld; it must be at least 0",
                             (long long)m->least_steps));
   const double gain = m->step_seconds - m->planned_step_seconds;
   *out_verdict = SLUICE_MOVE_PAYS;

@@ -67,7 +67,7 @@ static void explain_layer(const sluice_stages_plan_t* plan, int32_t layer, const
     case SLUICE_STAGES_UNBURDENS:
       sluice_text_add(text, " copies make the stage %.6g s slower", choice->reason_seconds);
       break;
-    default: sluice_text_add(text, " are not back before the backward"); break;
+    default: sluice_text_add(text, " do not finish before the backward"); break;
   }
   sluice_text_add(text, "\n");
 }

@@ -69,9 +69,9 @@ static sluice_status_t plan_by_method(planning_t* p) {
     case SLUICE_STAGES_HEURISTIC: return search(p, 1);
     case SLUICE_STAGES_UNCOARSENED: return search(p, 0);
     case SLUICE_STAGES_EXACT:
-      SLUICE_TRY(SLUICE_REQUIRE(p->tables.is_chain,
-                                "method is SLUICE_STAGES_EXACT, which is for chains; these layers are none: use "
-                                "SLUICE_STAGES_AUTO"));
+      SLUICE_TRY(SLUICE_REQUIRE(
+          p->tables.is_chain,
+          "method is SLUICE_STAGES_EXACT, which supports only chains of layers: use SLUICE_STAGES_AUTO"));
       return plan_chain(p);
     default: return p->tables.is_chain ? plan_chain(p) : plan_graph(p);
   }
@@ -125,8 +125,8 @@ static sluice_status_t check_given(const sluice_stages_tables_t* t, const sluice
   for (int32_t s = 0; s < t->num_stages; ++s) plan->stages[s].num_layers = 0;
   for (int32_t i = 0; i < t->num_layers; ++i) {
     const int32_t stage = choices[i].stage, option = choices[i].option, count = t->problem->layers[i].num_options;
-    SLUICE_TRY(SLUICE_REQUIRE(stage >= 0 && stage < t->num_stages, "layer %d is on stage %d, and there are %d", i,
-                              stage, t->num_stages));
+    SLUICE_TRY(SLUICE_REQUIRE(stage >= 0 && stage < t->num_stages, "layer %d is on stage %d, but there are %d stages",
+                              i, stage, t->num_stages));
     SLUICE_TRY(SLUICE_REQUIRE(is_open ? option == -1 : option >= 0 && option < count,
                               "layer %d has option %d of %d: give one of each layer, or -1 in all", i, option, count));
     for (int32_t a = t->first_source[i]; a < t->first_source[i + 1]; ++a) {
@@ -138,7 +138,8 @@ static sluice_status_t check_given(const sluice_stages_tables_t* t, const sluice
     ++plan->stages[stage].num_layers;
   }
   for (int32_t s = 0; s < t->num_stages; ++s) {
-    SLUICE_TRY(SLUICE_REQUIRE(plan->stages[s].num_layers > 0, "stage %d has no layer, and needs one", s));
+    SLUICE_TRY(
+        SLUICE_REQUIRE(plan->stages[s].num_layers > 0, "stage %d has no layer; give each stage at least one", s));
   }
   return SLUICE_OK;
 }
@@ -168,7 +169,7 @@ static sluice_status_t with_room(const sluice_stages_problem_t* problem, sluice_
                                  sluice_status_t (*fill)(planning_t*), sluice_stages_plan_t* plan,
                                  uint64_t* out_steps) {
   SLUICE_TRY(SLUICE_REQUIRE(problem != NULL && plan != NULL && plan->choices != NULL && plan->stages != NULL,
-                            "a problem, a plan and the plan's choices and stages have to be there"));
+                            "problem, plan, plan->choices or plan->stages is NULL"));
   SLUICE_TRY(sluice_stages_check(problem));
   *plan = (sluice_stages_plan_t){.choices = plan->choices, .stages = plan->stages, .blocking_stage = -1};
   planning_t planning = {.plan = plan};

@@ -134,8 +134,10 @@ static sluice_status_t check_process(const sluice_swap_t* s) {
 static sluice_status_t find_piece(const sluice_swap_t* s, int64_t ticket, piece_t** out_piece) {
   SLUICE_TRY(check_process(s));
   *out_piece = find(s, ticket);
-  return SLUICE_REQUIRE(*out_piece != NULL, "swap: there is no ticket %lld: it was taken, released or never given",
-                        (long long)ticket);
+  return SLUICE_REQUIRE(
+      *out_piece != NULL,
+      "swap: ticket %lld does not exist: it was taken or released, or never returned by sluice_swap_put",
+      (long long)ticket);
 }
 
 /* Waits until the piece has left `state`, LEAVES or COMES, and counts the wait. */

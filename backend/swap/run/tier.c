@@ -18,12 +18,12 @@ static sluice_status_t open_file(sluice_tier_t* tier, const char* path) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "sluice_swap_config_t: path has over %d bytes", PATH_MAX - 1);
   /* O_EXCL and O_NOFOLLOW: no other process may have the file open, and a symbolic link is refused. */
   if (sluice_descriptor_open(&tier->descriptor, path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW) < 0) {
-    return SLUICE_FAIL(SLUICE_E_EXTERNAL, "swap: %s: making the file: %s", path, strerror(errno));
+    return SLUICE_FAIL(SLUICE_E_EXTERNAL, "swap: %s: creating the file: %s", path, strerror(errno));
   }
   if (unlink(path) == 0) return SLUICE_OK;
   const int error = errno;
   sluice_descriptor_close(&tier->descriptor);
-  return SLUICE_FAIL(SLUICE_E_EXTERNAL, "swap: %s: taking the file out of its folder: %s", path, strerror(error));
+  return SLUICE_FAIL(SLUICE_E_EXTERNAL, "swap: %s: unlinking the file: %s", path, strerror(error));
 }
 
 sluice_status_t sluice_tier_open(sluice_tier_t* tier, const char* path, uint64_t budget,
@@ -70,11 +70,10 @@ static sluice_status_t take_of_file(sluice_tier_t* tier, sluice_tier_place_t* pl
 
 sluice_status_t sluice_tier_take(sluice_tier_t* tier, uint64_t bytes, sluice_tier_place_t* out_place) {
   if (bytes > tier->budget - tier->used) {
-    return SLUICE_FAIL(
-        SLUICE_E_OVER_BUDGET,
-        "swap: %llu bytes are to be copied out, %llu are out, and the budget is %llu: give a larger one, "
-        "or swap fewer layers",
-        (unsigned long long)bytes, (unsigned long long)tier->used, (unsigned long long)tier->budget);
+    return SLUICE_FAIL(SLUICE_E_OVER_BUDGET,
+                       "swap: %llu bytes would be copied out in addition to %llu, more than the budget of %llu: give a "
+                       "larger budget, or swap fewer layers",
+                       (unsigned long long)bytes, (unsigned long long)tier->used, (unsigned long long)tier->budget);
   }
   sluice_tier_place_t place = {.bytes = bytes};
   uint64_t counted = 0;

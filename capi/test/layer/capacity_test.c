@@ -226,7 +226,7 @@ TEST(Capacity_WhatItDoesNotTake_IsRefusedByName) {
   sluice_plan_t* plan = NULL;
   plan_config.max_tokens = 6, plan_config.num_chunks = 3;
   REFUSED(sluice_plan_create(rig.moe, &plan_config, &plan), SLUICE_E_INVALID_ARGUMENT,
-          "num_chunks is 3, but capacity_rows 4 of layer 3 is of one of 2 chunks");
+          "num_chunks is 3, but capacity_rows 4 of layer 3 is per chunk for 2 chunks");
   ((int32_t*)rig.ids.tensor.data)[3] = 4;
   sluice_step_t* step = NULL;
   REFUSED(rig_forward(&rig, &step), SLUICE_E_INVALID_ARGUMENT, "expert_ids[1, 1] is 4");

@@ -63,7 +63,7 @@ TEST(Plan_BadInput_IsNamed) {
   assert_memory_equal(&a, &b, sizeof a);
 
   WORKS(rig_open(&other, NULL, &wider));
-  REFUSED(sluice_moe_use_plan(other.moe, plan), SLUICE_E_INVALID_ARGUMENT, "which differs");
+  REFUSED(sluice_moe_use_plan(other.moe, plan), SLUICE_E_INVALID_ARGUMENT, "which has another config");
   sluice_plan_t* none = NULL;
   REFUSED(sluice_plan_read(other.moe, bytes, size, &none), SLUICE_E_INVALID_ARGUMENT, "another layer");
   rig_close(&other);

@@ -175,7 +175,7 @@ TEST(BadChunks_EveryField_IsRefusedByName) {
   PREDICT_REFUSED(BAD, "kept_chunks is 3 of 4 and there is no budget");
   w.memory_budget = 1u << 30;
   REFUSED(sluice_planner_choose(planner, &w, NULL, NULL, 0, &count, NULL), BAD,
-          "kept_chunks is 3; candidates say theirs: set it to 0");
+          "kept_chunks is 3, but each candidate has its own number: set it to 0");
   w.callback_experts = 1;
   PREDICT_REFUSED(SLUICE_E_UNSUPPORTED, "callback experts keep their rows in all of 4 chunks, not in 3");
   w = new_workload(), w.may_keep_part = 2;

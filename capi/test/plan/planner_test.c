@@ -378,7 +378,7 @@ TEST(BadCalls_EveryArgument_IsRefusedByName) {
   REFUSED(sluice_planner_create(planner_machine, length, NULL), BAD, "out_planner is NULL");
   REFUSED(sluice_planner_create(planner_machine, (1 << 24) + 1, &other), BAD, "has 16777217 bytes; at most 16 MiB");
   REFUSED(sluice_planner_create(planner_machine, 0, &other), BAD, "machine profile");
-  REFUSED(sluice_planner_create("{\"sluice_machine\": 3}", 21, &other), BAD, "this version reads form 2");
+  REFUSED(sluice_planner_create("{\"sluice_machine\": 3}", 21, &other), BAD, "this library reads version 2");
   REFUSED(sluice_planner_create(planner_machine, length - 8, &other), BAD, "machine profile: line");
   assert_null(other);
   REFUSED(sluice_planner_write_machine(NULL, text, &bytes), BAD, "planner is NULL");

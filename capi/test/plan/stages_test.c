@@ -194,14 +194,14 @@ TEST(Price_BadStages_AreRefusedByNameAndChangeNothing) {
     int32_t stages[4], options[4], may_recompute;
     const char* named;
   } cases[] = {
-      {{0, 0, 1, 2}, {0, 0, 0, 0}, 1, "layer 3 is on stage 2, and there are 2"},
+      {{0, 0, 1, 2}, {0, 0, 0, 0}, 1, "layer 3 is on stage 2, but there are 2 stages"},
       {{0, -1, 1, 1}, {0, 0, 0, 0}, 1, "layer 1 is on stage -1"},
       {{0, 1, 0, 1}, {0, 0, 0, 0}, 1, "layer 2 on stage 0 reads layer 1, which is on the later stage 1"},
       {{0, 0, 0, 0}, {0, 0, 0, 0}, 1, "stage 1 has no layer"},
       {{0, 0, 1, 1}, {0, 2, -1, 0}, 1, "layer 2 has option -1 of 3"},
       {{0, 0, 1, 1}, {-1, 0, -1, -1}, 1, "layer 1 has option 0 of 3: give one of each layer, or -1 in all"},
       {{0, 0, 1, 1}, {0, 0, 3, 0}, 1, "layer 2: option is 3"},
-      {{0, 0, 1, 1}, {2, 0, 0, 1}, 0, "layer 3: option is 1, which is none of the 2"},
+      {{0, 0, 1, 1}, {2, 0, 0, 1}, 0, "layer 3: option is 1, which is not one of the layer's 2 options"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
     scene_t s;

@@ -157,7 +157,7 @@ TEST(Swap_BothTiers_BringEveryByteBack) {
 TEST(Swap_PastItsBudget_NamesTheBytesAndRunsAgain) {
   const uint64_t needed = IN_FLIGHT * 3 * (sizes[0] + sizes[1]);
   host_t h = {.swap = open_at(NULL, needed - 1)};
-  REFUSED(run_batch(&h), SLUICE_E_OVER_BUDGET, "are out, and the budget is");
+  REFUSED(run_batch(&h), SLUICE_E_OVER_BUDGET, "more than the budget of");
   abandon(&h);
   WORKS(forward(&h, 0));
   WORKS(backward(&h, 0));
@@ -229,7 +229,7 @@ TEST(Swap_WrongCalls_AreRefusedByName) {
   sluice_swap_config_t config = config_of(NULL, 0);
   REFUSED(sluice_swap_create(&config, &swap), SLUICE_E_INVALID_ARGUMENT, "budget_bytes is 0");
   config = config_of("/no/such/folder/x", 1);
-  REFUSED(sluice_swap_create(&config, &swap), SLUICE_E_EXTERNAL, "/no/such/folder/x: making the file");
+  REFUSED(sluice_swap_create(&config, &swap), SLUICE_E_EXTERNAL, "/no/such/folder/x: creating the file");
   config = config_of("", 1);
   REFUSED(sluice_swap_create(&config, &swap), SLUICE_E_INVALID_ARGUMENT, "path is empty");
   config = config_of(NULL, 1), config.num_layers = 0;
@@ -252,13 +252,13 @@ TEST(Swap_WrongCalls_AreRefusedByName) {
   REFUSED(sluice_swap_put(swap, data, 0, &ticket), SLUICE_E_INVALID_ARGUMENT, "bytes is 0");
   REFUSED(sluice_swap_put(swap, NULL, 8, &ticket), SLUICE_E_INVALID_ARGUMENT, "may not be NULL");
   WORKS(sluice_swap_put(swap, data, 8, &ticket));
-  REFUSED(sluice_swap_settle(swap, ticket + 1), SLUICE_E_INVALID_ARGUMENT, "no ticket 2");
+  REFUSED(sluice_swap_settle(swap, ticket + 1), SLUICE_E_INVALID_ARGUMENT, "ticket 2 does not exist");
   REFUSED(sluice_swap_take(swap, ticket), SLUICE_E_STATE, "was not fetched");
   WORKS(sluice_swap_prefetch(swap, ticket, back));
   REFUSED(sluice_swap_prefetch(swap, ticket, back), SLUICE_E_STATE, "has begun before");
   WORKS(sluice_swap_take(swap, ticket));
   assert_string_equal(back, data);
-  REFUSED(sluice_swap_take(swap, ticket), SLUICE_E_INVALID_ARGUMENT, "no ticket");
+  REFUSED(sluice_swap_take(swap, ticket), SLUICE_E_INVALID_ARGUMENT, "does not exist");
   sluice_swap_release(swap, ticket);
   sluice_swap_destroy(swap);
 }
@@ -317,7 +317,7 @@ TEST(Predict_OfAStage_IsTheScheduleInVirtualTime) {
   assert_int_equal(found.most_near_bytes, 160);
   assert_int_equal(found.most_out_bytes, 480);
   workload.in_flight = 5;
-  REFUSED(sluice_swap_predict(&workload, &found), SLUICE_E_INVALID_ARGUMENT, "in_flight is 5 of 4");
+  REFUSED(sluice_swap_predict(&workload, &found), SLUICE_E_INVALID_ARGUMENT, "in_flight is 5; it must be in");
   workload.in_flight = 1, workload.bytes_per_second = 0;
   REFUSED(sluice_swap_predict(&workload, &found), SLUICE_E_INVALID_ARGUMENT, "bytes_per_second is 0");
 }

@@ -10,9 +10,9 @@ TEST(BadDecisions_AreRefusedByName) {
   static const char* const cases[][2] = {
       {"[]", "the outermost value must be an object"},
       {"{\"answers\": []}", "begin with \"sluice_decisions\": 3"},
-      {"{\"sluice_decisions\": 4, \"answers\": []}", "form 4; this version reads forms 1 and 3"},
-      {"{\"sluice_decisions\": 2, \"answers\": []}", "form 2; this version reads forms 1 and 3"},
-      {"{\"sluice_decisions\": 1}", "exactly \"answers\""},
+      {"{\"sluice_decisions\": 4, \"answers\": []}", "format version 4; this library reads versions 1 and 3"},
+      {"{\"sluice_decisions\": 2, \"answers\": []}", "format version 2; this library reads versions 1 and 3"},
+      {"{\"sluice_decisions\": 1}", "must be \"answers\""},
 #define ANSWER(text) "{\"sluice_decisions\": 1, \"answers\": [" text "]}"
       {ANSWER("3"), "answer 0 must be an object"},
       {ANSWER("{\"n\": 3}"), "unknown field \"n\" in answer 0"},
@@ -46,7 +46,7 @@ TEST(BadDecisions_AreRefusedByName) {
   uint64_t bytes = sizeof text;
   assert_int_equal(sluice_context_write_decisions(context, text, &bytes), SLUICE_OK);
   assert_string_equal(text, "{\"sluice_decisions\": 3, \"answers\": []}\n"); /* no answer was imported */
-  REFUSED(sluice_context_write_machine(context, text, &bytes), SLUICE_E_STATE, "has no machine to correct");
+  REFUSED(sluice_context_write_machine(context, text, &bytes), SLUICE_E_STATE, "has no machine; pass one");
   assert_int_equal(sluice_context_write_machine(context, text, NULL), SLUICE_E_INVALID_ARGUMENT);
   sluice_context_destroy(context);
 }

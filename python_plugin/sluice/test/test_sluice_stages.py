@@ -183,7 +183,7 @@ def test_Stages_Graph_EdgesAndOptionsOfItsOwn(run) -> None:
         ({"links": [{"bytes_per_second": 1}]}, "links has 1 entries; for 4 stages it must have 3"),
         ({"links": {"latency_seconds": 1}}, "links: the field 'bytes_per_second' is missing"),
         ({"edges": [[0]]}, "edges[0] is [0]; it must be [from, to]"),
-        ({"edges": [[3, 1]]}, "edge 0 leads from layer 3 to 1"),
+        ({"edges": [[3, 1]]}, "edge 0 is from layer 3 to layer 1"),
         ({"layers": [{**BLOCK, "forward_seconds": -1}]}, "layers[0].forward_seconds is -1"),
         ({"layers": [BLOCK, {**BLOCK, "seconds": 1}]}, "layers[1]: unknown field 'seconds'"),
         ({"layers": [{**BLOCK, "repeat": 70000}]}, "layers has more than 65536 layers"),

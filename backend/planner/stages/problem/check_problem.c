@@ -14,17 +14,17 @@ static int is_time(double seconds) { return isfinite(seconds) && seconds >= 0; }
 
 static sluice_status_t check_sizes(const sluice_stages_problem_t* p) {
   SLUICE_TRY(SLUICE_REQUIRE(p->num_layers >= 1 && p->num_layers <= MOST_LAYERS && p->layers != NULL,
-                            "num_layers is %d, and has to be in [1, %d], with layers", p->num_layers, MOST_LAYERS));
+                            "num_layers is %d; it must be in [1, %d], with layers", p->num_layers, MOST_LAYERS));
   SLUICE_TRY(SLUICE_REQUIRE(
       p->num_stages >= 1 && p->num_stages <= MOST_STAGES && p->num_stages <= p->num_layers,
-      "num_stages is %d, and has to be in [1, %d] and at most the number of layers, %d: no stage stays empty",
+      "num_stages is %d; it must be in [1, %d] and at most the number of layers, %d: no stage stays empty",
       p->num_stages, MOST_STAGES, p->num_layers));
-  SLUICE_TRY(SLUICE_REQUIRE(p->num_micro_batches >= 1, "num_micro_batches is %d, and has to be at least 1",
+  SLUICE_TRY(SLUICE_REQUIRE(p->num_micro_batches >= 1, "num_micro_batches is %d; it must be at least 1",
                             p->num_micro_batches));
   SLUICE_TRY(SLUICE_REQUIRE(p->schedule >= SLUICE_STAGES_1F1B && p->schedule <= SLUICE_STAGES_MESSAGE_DRIVEN,
                             "schedule is %d: use SLUICE_STAGES_1F1B, _GPIPE or _MESSAGE_DRIVEN", p->schedule));
   SLUICE_TRY(
-      SLUICE_REQUIRE(p->in_flight_limit >= 0, "in_flight_limit is %d, and has to be at least 0", p->in_flight_limit));
+      SLUICE_REQUIRE(p->in_flight_limit >= 0, "in_flight_limit is %d; it must be at least 0", p->in_flight_limit));
   SLUICE_TRY(SLUICE_REQUIRE(p->method >= SLUICE_STAGES_AUTO && p->method <= SLUICE_STAGES_UNCOARSENED,
                             "method is %d: use SLUICE_STAGES_AUTO, _EXACT, _HEURISTIC or _UNCOARSENED", p->method));
   SLUICE_TRY(SLUICE_REQUIRE((p->weight_versions == 0 || p->weight_versions == 1) &&
@@ -32,8 +32,7 @@ static sluice_status_t check_sizes(const sluice_stages_problem_t* p) {
                             "weight_versions is %d and copies_share_links %d: both are 0 or 1", p->weight_versions,
                             p->copies_share_links));
   SLUICE_TRY(SLUICE_REQUIRE(is_time(p->copy_bytes_per_second),
-                            "copy_bytes_per_second is %g, and has to be finite and at least 0",
-                            p->copy_bytes_per_second));
+                            "copy_bytes_per_second is %g; it must be finite and at least 0", p->copy_bytes_per_second));
   return SLUICE_OK;
 }
 
@@ -45,24 +44,21 @@ static sluice_status_t check_options(const sluice_stages_layer_t* layer, int32_t
     const sluice_stages_option_t* option = &layer->options[o];
     copies_nothing |= option->copied_bytes == 0;
     SLUICE_TRY(SLUICE_REQUIRE(is_time(option->forward_seconds) && is_time(option->backward_seconds),
-                              "option %d of layer %d takes %g and %g seconds: they have to be finite and at least 0", o,
-                              i, option->forward_seconds, option->backward_seconds));
+                              "option %d of layer %d takes %g and %g seconds: both must be finite and at least 0", o, i,
+                              option->forward_seconds, option->backward_seconds));
   }
-  return SLUICE_REQUIRE(copies_nothing,
-                        "all options of layer %d copy bytes: one has to do without, for stages where copies find no "
-                        "time",
-                        i);
+  return SLUICE_REQUIRE(copies_nothing, "all options of layer %d copy bytes: give one option without copies", i);
 }
 
 static sluice_status_t check_edges(const sluice_stages_problem_t* p) {
   SLUICE_TRY(SLUICE_REQUIRE(p->num_edges >= 0 && (p->num_edges == 0 || p->edges != NULL),
-                            "num_edges is %d: it has to be at least 0, with edges", p->num_edges));
+                            "num_edges is %d: it must be at least 0, with edges", p->num_edges));
   for (int32_t e = 0; e < p->num_edges; ++e) {
     const sluice_stages_edge_t* edge = &p->edges[e];
-    SLUICE_TRY(SLUICE_REQUIRE(edge->from >= 0 && edge->from < edge->to && edge->to < p->num_layers,
-                              "edge %d leads from layer %d to %d: layers stand in the order in which they run, in [0, "
-                              "%d), and read earlier ones",
-                              e, edge->from, edge->to, p->num_layers));
+    SLUICE_TRY(SLUICE_REQUIRE(
+        edge->from >= 0 && edge->from < edge->to && edge->to < p->num_layers,
+        "edge %d is from layer %d to layer %d: both must be in [0, %d), and the first must be the smaller one", e,
+        edge->from, edge->to, p->num_layers));
   }
   return SLUICE_OK;
 }
@@ -71,7 +67,7 @@ static sluice_status_t check_stages(const sluice_stages_problem_t* p, int32_t* o
   *out_most_in_flight = 1;
   for (int32_t s = 0; s < p->num_stages; ++s) {
     const int32_t k = sluice_stages_in_flight(p, s);
-    SLUICE_TRY(SLUICE_REQUIRE(k >= 1, "in_flight of stage %d is %d, and has to be at least 1", s, k));
+    SLUICE_TRY(SLUICE_REQUIRE(k >= 1, "in_flight of stage %d is %d; it must be at least 1", s, k));
     *out_most_in_flight = (int32_t)sluice_max(*out_most_in_flight, k);
     if (p->links == NULL || s == p->num_stages - 1) continue;
     const sluice_stages_link_t* link = &p->links[s];

@@ -59,9 +59,10 @@ TEST(Plan_OfAProblemThatMeansNothing_IsRefusedByName) {
   const int32_t in_flight[3] = {1, 0, 1};
   REFUSE(r.problem.in_flight = in_flight, "in_flight of stage 1 is 0");
   sluice_stages_edge_t backward = {3, 3};
-  REFUSE((r.problem.edges = &backward, r.problem.num_edges = 1), "edge 0 leads from layer 3 to 3");
+  REFUSE((r.problem.edges = &backward, r.problem.num_edges = 1), "edge 0 is from layer 3 to layer 3");
   sluice_stages_edge_t skip = {0, 2};
-  REFUSE((r.problem.edges = &skip, r.problem.num_edges = 1, r.problem.method = SLUICE_STAGES_EXACT), "is for chains");
+  REFUSE((r.problem.edges = &skip, r.problem.num_edges = 1, r.problem.method = SLUICE_STAGES_EXACT),
+         "supports only chains");
 #undef REFUSE
   r.links[1].bytes_per_second = 0;
   check_refused(&r, "link 1 has 0 bytes per second");

@@ -37,19 +37,19 @@ static sluice_status_t judge(const sluice_moe_t* moe, const sluice_capacity_repo
                             (long long)(r->bad_route % c->top_k), c->num_experts);
   }
   if (r->num_dropped == 0) return SLUICE_OK;
-  return SLUICE_FAIL_PEER(
-      SLUICE_E_CAPACITY, moe->context->rank, -1,
-      "layer %d, rank %d: %lld of %lld routes in %lld forwards were beyond the capacity and dropped: "
-      "expert %d would have had %lld rows in one chunk, capacity_rows is %lld; raise it, or let the "
-      "gate keep to it",
-      c->layer_id, moe->context->rank, (long long)r->num_dropped, (long long)r->num_routes, (long long)r->num_forwards,
-      r->most_expert, (long long)r->most_rows, (long long)c->capacity_rows);
+  return SLUICE_FAIL_PEER(SLUICE_E_CAPACITY, moe->context->rank, -1,
+                          "layer %d, rank %d: %lld of %lld routes in %lld forwards were beyond the capacity and "
+                          "dropped: expert %d would have had %lld rows in one chunk, capacity_rows is %lld; raise it, "
+                          "or limit the routes of each expert in the gate",
+                          c->layer_id, moe->context->rank, (long long)r->num_dropped, (long long)r->num_routes,
+                          (long long)r->num_forwards, r->most_expert, (long long)r->most_rows,
+                          (long long)c->capacity_rows);
 }
 
 static sluice_status_t take(sluice_moe_t* moe, sluice_stream_t stream, sluice_capacity_report_t* report) {
   int64_t drop_counters[SLUICE_NUM_DROP_COUNTERS];
   if (moe->capacity == NULL) {
-    return SLUICE_FAIL(SLUICE_E_STATE, "layer %d: exchange_mode is exact, so that nothing is dropped or counted",
+    return SLUICE_FAIL(SLUICE_E_STATE, "layer %d: exchange_mode is exact, so no routes are dropped or counted",
                        moe->shape.config.layer_id);
   }
   SLUICE_TRY(sluice_check_stream(moe, stream));

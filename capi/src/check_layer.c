@@ -387,21 +387,22 @@ sluice_status_t sluice_check_stream(const sluice_moe_t* moe, sluice_stream_t str
 
 sluice_status_t sluice_check_is_near(const sluice_context_t* context, const char* what) {
   if (!context->rows->is_device) return SLUICE_OK;
-  return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "%s: not on device %s yet; use a CPU context", what, context->device->name);
+  return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "%s: device %s is not supported yet; use a CPU context", what,
+                     context->device->name);
 }
 
 sluice_status_t sluice_check_is_exact(const sluice_moe_t* moe, const char* what) {
   if (moe->shape.config.exchange_mode == SLUICE_EXCHANGE_EXACT) return SLUICE_OK;
-  return SLUICE_FAIL(SLUICE_E_UNSUPPORTED, "%s: layer %d has exchange_mode capacity; not for such layers yet", what,
+  return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                     "%s: layer %d has exchange_mode capacity, which this call does not support yet", what,
                      moe->shape.config.layer_id);
 }
 
 sluice_status_t sluice_check_sends_rows(const sluice_moe_t* moe, const char* what) {
   const int32_t deduplicate = moe->shape.config.deduplicate;
   if (deduplicate == SLUICE_DEDUPLICATE_NONE || deduplicate == SLUICE_DEDUPLICATE_ANY) return SLUICE_OK;
-  return SLUICE_FAIL(
-      SLUICE_E_UNSUPPORTED,
-      "%s: layer %d has deduplicate 1, and its parts exchange rows: set it to 0, or call the whole layer "
-      "(sluice_moe_forward)",
-      what, moe->shape.config.layer_id);
+  return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
+                     "%s: layer %d has deduplicate 1, but parts of a layer exchange rows: set it to 0, or call the "
+                     "whole layer (sluice_moe_forward)",
+                     what, moe->shape.config.layer_id);
 }

@@ -47,21 +47,23 @@ static sluice_status_t read_config(const sluice_context_config_t* config, sluice
   }
   if (out->wire_dtype < SLUICE_WIRE_LAYER_DTYPE || out->wire_dtype > SLUICE_WIRE_INT8) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "context: wire_dtype is %d; it must be 0 (as it is), 1 (bf16) or 2 (int8)", out->wire_dtype);
+                       "context: wire_dtype is %d; it must be 0 (the dtype of the rows), 1 (bf16) or 2 (int8)",
+                       out->wire_dtype);
   }
   if (out->wire_dtype != SLUICE_WIRE_LAYER_DTYPE && out->device_type == SLUICE_DEVICE_CUDA) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "context: wire_dtype is %d, but rows on CUDA travel as they are: set it to 0", out->wire_dtype);
+                       "context: wire_dtype is %d, but a CUDA context sends rows in their own dtype only: set it to 0",
+                       out->wire_dtype);
   }
   const uint64_t budgets[] = {out->memory_budget, out->host_memory_budget};
   const uint64_t shared[] = {out->shared_memory_budget, out->shared_host_memory_budget};
   for (int i = 0; i < 2; ++i) {
     if (shared[i] == 0 || (budgets[i] > 0 && budgets[i] <= shared[i])) continue;
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "context: %s is %llu, of which this context's share is %llu: the share is above 0 and at most "
-                       "the whole",
-                       i == 0 ? "shared_memory_budget" : "shared_host_memory_budget", (unsigned long long)shared[i],
-                       (unsigned long long)budgets[i]);
+    return SLUICE_FAIL(
+        SLUICE_E_INVALID_ARGUMENT,
+        "context: %s is %llu, of which this context's share is %llu: it must be above 0 and at most the whole",
+        i == 0 ? "shared_memory_budget" : "shared_host_memory_budget", (unsigned long long)shared[i],
+        (unsigned long long)budgets[i]);
   }
   if ((out->allocate == NULL) != (out->release == NULL)) {
     return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT, "context: set allocate and release together, or neither");
@@ -140,10 +142,10 @@ sluice_status_t sluice_context_create_from(const sluice_context_config_t* config
   }
   const int32_t world_size = comm != NULL ? comm->world_size : 1;
   if (checked.ranks_per_node > 0 && world_size % checked.ranks_per_node != 0) {
-    return SLUICE_FAIL(
-        SLUICE_E_INVALID_ARGUMENT,
-        "context: ranks_per_node is %d, which does not divide the %d ranks: give every node as many, or 0",
-        checked.ranks_per_node, world_size);
+    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
+                       "context: ranks_per_node is %d, which does not divide the %d ranks: every node must have the "
+                       "same number of ranks; otherwise give 0",
+                       checked.ranks_per_node, world_size);
   }
   sluice_context_t* context = NULL;
   /* The host's callbacks allocate memory for rows, which on CUDA is device memory. */
@@ -178,13 +180,14 @@ void sluice_context_destroy(sluice_context_t* context) { sluice_engine_release(c
 
 static sluice_status_t set_share(sluice_context_t* context, uint64_t share, uint64_t whole) {
   if (context->memory_budget == 0) {
-    return SLUICE_FAIL(SLUICE_E_INVALID_ARGUMENT,
-                       "sluice_context_set_share: the context was made without memory_budget; give it one there");
+    return SLUICE_FAIL(
+        SLUICE_E_INVALID_ARGUMENT,
+        "sluice_context_set_share: the context was created without memory_budget; set it when you create the context");
   }
   if (share == 0 || share > whole) {
     return SLUICE_FAIL(
         SLUICE_E_INVALID_ARGUMENT,
-        "sluice_context_set_share: memory_budget is %llu of %llu: a share is above 0 and at most the whole",
+        "sluice_context_set_share: memory_budget is %llu of %llu: it must be above 0 and at most the whole",
         (unsigned long long)share, (unsigned long long)whole);
   }
   if (context->memory->limit != 0) {

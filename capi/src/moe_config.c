@@ -150,8 +150,8 @@ static sluice_status_t check_deduplicate(const sluice_context_t* context, const 
   if (c->deduplicate == SLUICE_DEDUPLICATE_NODES && context->ranks_per_node > 64 &&
       context->ranks_per_node < context->world_size) {
     return SLUICE_FAIL(SLUICE_E_UNSUPPORTED,
-                       "layer %d: deduplicate is 2, by node, with ranks_per_node %d; nodes have at most 64 ranks then: "
-                       "set it to 1, by rank",
+                       "layer %d: deduplicate is 2 (by node) with ranks_per_node %d, but it supports at most 64 ranks "
+                       "per node: set it to 1 (by rank)",
                        id, context->ranks_per_node);
   }
   if (c->exchange_mode == SLUICE_EXCHANGE_CAPACITY) {

@@ -224,10 +224,10 @@ TEST(Context_WireThatIsNone_IsRefused) {
   sluice_context_t* context = NULL;
   config.wire_dtype = 3;
   REFUSED(sluice_context_create(&config, NULL, &context), SLUICE_E_INVALID_ARGUMENT,
-          "wire_dtype is 3; it must be 0 (as it is), 1 (bf16) or 2 (int8)");
+          "wire_dtype is 3; it must be 0 (the dtype of the rows), 1 (bf16) or 2 (int8)");
   config.wire_dtype = SLUICE_WIRE_BF16, config.device_type = SLUICE_DEVICE_CUDA;
   REFUSED(sluice_context_create(&config, NULL, &context), SLUICE_E_UNSUPPORTED,
-          "wire_dtype is 1, but rows on CUDA travel as they are");
+          "wire_dtype is 1, but a CUDA context sends rows in their own dtype only");
 }
 
 int main(void) {

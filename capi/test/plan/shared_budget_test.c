@@ -144,7 +144,7 @@ TEST(SetShare_Bad_IsNamed) {
   REFUSED(sluice_context_set_share(NULL, 1, 1), BAD, "context is NULL");
   REFUSED(sluice_context_set_share(rig.context, 0, 1), BAD, "memory_budget is 0 of 1");
   REFUSED(sluice_context_set_share(rig.context, 2, 1), BAD, "memory_budget is 2 of 1");
-  REFUSED(sluice_context_set_share(none.context, 1, 1), BAD, "made without memory_budget");
+  REFUSED(sluice_context_set_share(none.context, 1, 1), BAD, "created without memory_budget");
   REFUSED(sluice_moe_smallest_budget(NULL, 1, &least), BAD, "moe is NULL");
   assert_int_equal(least, 0);
   REFUSED(sluice_moe_smallest_budget(rig.moe, 0, &least), BAD, "num_tokens is 0");

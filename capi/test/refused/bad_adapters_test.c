@@ -167,7 +167,7 @@ TEST(Gradients_OfAdapters_FitThem) {
 
 /* The backward has other adapters, or other properties of adapters, than the forward of this step. */
 TEST(Backward_OtherAdaptersThanTheForwards_IsRefused) {
-  static const char text[] = "params has other adapters than this step's forward had";
+  static const char text[] = "params has other adapters than this step's forward";
   fixture_t f;
   open_adapted(&f);
   sluice_step_t* step = fresh_step(&f);

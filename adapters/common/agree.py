@@ -43,8 +43,8 @@ def exchange(
             store.wait([f"{prefix}/{peer}"], timedelta(seconds=max(0.001, deadline - time.monotonic())))
         except Exception as error:
             why = absent or (
-                f"does not switch Sluice on for the group of ranks {list(ranks)}: is it installed there, "
-                'has its config the same "sluice" section, is SLUICE=0 set?'
+                f"did not enable Sluice for the group of ranks {list(ranks)}: check that Sluice is "
+                'installed, its config has the same "sluice" section and SLUICE is not 0'
             )
             raise DisagreementError(f"rank {peer} {why} ({type(error).__name__})") from None
         answers[peer] = json.loads(store.get(f"{prefix}/{peer}"))

@@ -136,9 +136,8 @@ class Sharing:
         if first is None or tokens <= first:
             return error
         return OverBudget(
-            f"{error.message}. The memory_budget was shared out at the first forward, which had {first} tokens on this "
-            f"rank (this one has {tokens}), with room for several times as many where it has that: where the largest "
-            "batch comes first, shares are made for it",
+            f"{error.message}. The memory_budget was divided at the first forward, which had {first} tokens on this "
+            f"rank (this one has {tokens}): run the largest batch first, so that the division allows for it",
             peer=error.peer,
         )
 

@@ -113,7 +113,7 @@ class Context:
         library = load()
         ffi = library.ffi
         if not self.ep_group.alive:
-            raise InvalidState(f"{self.ep_group!r} cannot carry a context any more")
+            raise InvalidState(f"{self.ep_group!r} cannot be used for another context")
         config = library.new("context_config")
         kept = fill(config, self.options, ContextOptions)
         if self.options.gemm_library is not None:

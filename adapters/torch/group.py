@@ -88,8 +88,8 @@ class EpGroup:
             if timeout not in (None, known.timeout):
                 stays, wanted = known.timeout.total_seconds(), timeout.total_seconds()
                 warnings.warn(
-                    f"ranks {list(key)} are joined already; their timeout stays {stays:g} s, {wanted:g} s is not in "
-                    "effect. Give it with the first model that joins them",
+                    f"ranks {list(key)} have already joined; their timeout stays {stays:g} s, {wanted:g} s has no "
+                    "effect. Set it with the first model that uses these ranks",
                     stacklevel=2,
                 )
             return known

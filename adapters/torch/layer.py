@@ -71,7 +71,7 @@ class MoeLayer:
         again = [] if experts is None or config.policy is None else again_by_chunk(config.policy[1])
         self.runs_experts_again = any(again)
         if self.runs_experts_again and not all(again):
-            raise Unsupported("experts that run as modules run again in every chunk, or in none")
+            raise Unsupported("experts that run as modules are recomputed in every chunk or in none")
         self.accumulate = config.accumulate or CHOICES[0]
         if self.accumulate not in CHOICES:
             raise InvalidArgument(f"accumulate {self.accumulate!r} is unknown: use one of {', '.join(CHOICES)}")
@@ -186,7 +186,7 @@ class MoeLayer:
         try:
             lists = self._list("expert_rank", expert_rank), self._list("expert_slot", expert_slot)
             if self.experts is not None and sorted(expert_rank) != sorted(before.expert_rank):
-                raise Unsupported("experts that are modules stay as many on each rank as they were")
+                raise Unsupported("a placement must keep the number of experts on each rank if experts are modules")
             placement.expert_rank, placement.expert_slot = lists
             placement.epoch = before.epoch + 1 if epoch is None else epoch
         except SluiceError as wrong:
@@ -226,7 +226,7 @@ class MoeLayer:
         try:
             watched_by = watcher()
             if watched_by is not None:
-                raise Unsupported(f"{watched_by} cannot see into the library that computes this layer")
+                raise Unsupported(f"{watched_by} cannot trace the C library that computes this layer")
             flat, counts = self._flatten(params)
             if lora is not None:
                 check_lora(lora, self.config.lora_rank, self.num_local_experts)
@@ -441,7 +441,7 @@ class MoeLayer:
         if is_new and self.context.ep_group.rank == 0:
             warnings.warn(
                 f"sluice: layer {self.layer_id}: routing gives a rank more rows than memory_budget keeps, so chunks "
-                "that do not fit are sent and computed again in backward: slower, same results, nothing to repair. "
+                "that do not fit are sent and computed again in backward, which is slower and has the same results. "
                 "A larger memory_budget or a more even routing avoids it; num_fallback_chunks of sluice.stats "
                 "counts them",
                 stacklevel=2,
@@ -472,7 +472,7 @@ class MoeLayer:
         error = load().last_error(status)
         group = self.context.ep_group
         if self._collective and group.ranks != tuple(range(group.world_size)) and "rank " in error.message:
-            error.message += f" (ranks are places in the group of global ranks {', '.join(map(str, group.ranks))})"
+            error.message += f" (ranks are indices into the group of global ranks {', '.join(map(str, group.ranks))})"
         cause = work.cause()
         if cause is not None and not isinstance(cause, Exception):
             raise cause

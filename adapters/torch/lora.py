@@ -40,7 +40,7 @@ def check(lora: Lora, lora_rank: int, num_experts: int) -> None:
         raise InvalidArgument("the layer takes no adapters: give its MoeConfig lora_rank, their largest rank")
     for name, factor in lora.factors.items():
         if name not in FACTORS:
-            raise InvalidArgument(f"{name} is no factor of an adapter: known are {', '.join(FACTORS)}")
+            raise InvalidArgument(f"{name} is not a factor of an adapter: known are {', '.join(FACTORS)}")
         if factor.dim() != 3 or factor.shape[0] != num_experts:
             raise InvalidArgument(
                 f"{name} has shape {list(factor.shape)}: a factor is stacked over the {num_experts} local experts, "

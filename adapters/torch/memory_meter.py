@@ -71,7 +71,7 @@ def measure(run: Callable[[], Any]) -> Timeline:
     Raises Busy if a profiler runs already.
     """
     if torch.autograd.profiler._is_profiler_enabled:
-        raise Busy("a profiler of torch runs already, and memory is measured by it: stop it first")
+        raise Busy("a torch profiler is running already, but measuring memory starts its own: stop it first")
     profiler = profile(profile_memory=True)
     with _without_notes():
         profiler.__enter__()

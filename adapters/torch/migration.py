@@ -178,6 +178,7 @@ class Migration:
 def _check(number: int, tensor: torch.Tensor) -> None:
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise InvalidArgument(
-            f"expert {number}: a tensor {list(tensor.shape)} on {tensor.device}"
-            f"{'' if tensor.is_contiguous() else ', with gaps'}: migrations take host memory without gaps"
+            f"expert {number}: a tensor {list(tensor.shape)} on "
+            f"{tensor.device}{'' if tensor.is_contiguous() else ', not contiguous'}: migrations need contiguous host "
+            "memory"
         )

@@ -54,17 +54,17 @@ def find(model: nn.Module, blocks: Iterable[nn.Module] | None = None) -> dict[st
         found = list(blocks)
     for module in found:
         if id(module) not in names:
-            raise InvalidArgument(f"plan_model: a {type(module).__name__} of blocks is no module of the model")
+            raise InvalidArgument(f"plan_model: a {type(module).__name__} of blocks is not a module of the model")
     made = {names[id(module)]: module for module in found}
     for name in made:
         outer = next((other for other in made if other != name and name.startswith(other + ".")), None)
         if outer is not None and blocks is None:
-            raise InvalidArgument(f"plan_model: {name} lies in {outer}: name the modules that count by blocks=")
+            raise InvalidArgument(f"plan_model: {name} lies in {outer}: name the modules to use with blocks=")
         if outer is not None:
             raise InvalidArgument(f"plan_model: block {name} lies in block {outer}: give one of them")
     if not made:
         raise InvalidArgument(
-            f"plan_model: {type(model).__name__} has no list of modules of one class: name its blocks by blocks="
+            f"plan_model: {type(model).__name__} has no list of modules of one class: name its blocks with blocks="
         )
     return made
 

@@ -190,7 +190,7 @@ def _checked(run: Callable[[], None], moe: MoeLayers, planned: int, limit: int) 
     if peak > limit:
         raise OverBudget(
             f"plan_model: the plan of {planned} bytes took {peak} when it ran, over the budget of {limit}: give at "
-            f"least {peak}, or name blocks that hold what they say by blocks="
+            f"least {peak}, or name other blocks with blocks="
         )
     return int(peak)
 
@@ -235,11 +235,11 @@ def _check(model: nn.Module) -> None:
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():
         if parameter.device.type != "cpu":
-            raise Unsupported(f"plan_model: {name} is on {parameter.device}; activations are measured on a CPU alone")
+            raise Unsupported(f"plan_model: {name} is on {parameter.device}; activations are measured on a CPU only")
         if getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise Unsupported(
-                f"plan_model: {name} has a hook that runs when its gradient is there, and measuring would run it: call "
-                "plan_model before such hooks are registered"
+                f"plan_model: {name} has a hook that runs when its gradient is ready, and the measurement would run "
+                "it: call plan_model before such hooks are registered"
             )
     if not any(parameter.requires_grad for parameter in parameters.values()):
         raise InvalidArgument("plan_model: no parameter of the model needs a gradient")
@@ -410,7 +410,7 @@ def _check_order(blocks: dict[str, nn.Module], order: list[str]) -> None:
         if order.count(name) != 1:
             raise InvalidState(
                 f"plan_model: block {name} ran {order.count(name)} times in a forward; each has to run once: name "
-                "others by blocks="
+                "others with blocks="
             )
 
 
@@ -435,7 +435,7 @@ def _timed(blocks: dict[str, nn.Module], run: Callable[[], None]) -> tuple[list[
     _check_order(blocks, marks.order)
     for name in marks.order:
         if f"gradient {name}" not in when:
-            raise InvalidState(f"plan_model: no gradient reaches the output of block {name}: name others by blocks=")
+            raise InvalidState(f"plan_model: no gradient reaches the output of block {name}: name others with blocks=")
     ends = ["end", *(f"gradient {name}" for name in marks.order)]
     seconds = [
         (when[f"end {name}"] - when[f"begin {name}"], max(when[end] - when[f"gradient {name}"], 0.0))

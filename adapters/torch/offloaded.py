@@ -192,8 +192,8 @@ class Offloaded:
             self._guarded(lambda: self._fetch(piece))
         if piece.was_changed:
             raise InvalidState(
-                f"offload: a tensor that {name} saved for its backward was changed in place before it had been copied "
-                "out: keep this layer, or leave the change out"
+                f"offload: a tensor that {name} saved for its backward was changed in place before it had been "
+                "copied out: keep this layer, or remove the in-place change"
             )
         whole = piece.near if piece.near is not None else piece.source
         assert whole is not None

@@ -79,7 +79,7 @@ class Adam(torch.optim.Adam):
         self._ranks, self._file = StepRanks(ranks_of(process_group)), None
         if state_file is None and (resume or durable or step is not None):
             raise InvalidArgument(
-                f"sluice.optim.{type(self).__name__}: resume, durable and step are of a state_file: give its path"
+                f"sluice.optim.{type(self).__name__}: resume, durable and step need a state_file: give its path"
             )
         super().__init__(params, *args, **options)
         self._handle, self.exact = new_handle(exact), exact
@@ -125,9 +125,11 @@ class Adam(torch.optim.Adam):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         for name in _UNSUPPORTED:
             if param_group.get(name, self.defaults[name]):
-                raise InvalidArgument(f"sluice.optim.{type(self).__name__} does not do {name}: leave it out")
+                raise InvalidArgument(f"sluice.optim.{type(self).__name__} does not support {name}: leave it out")
         if self._file is not None:
-            raise InvalidArgument(f"sluice.optim.{type(self).__name__}: no group is added where there is a state_file")
+            raise InvalidArgument(
+                f"sluice.optim.{type(self).__name__}: parameter groups cannot be added with a state_file"
+            )
         # It is not kept in the group: state dicts have all entries of groups, and a process group cannot be saved.
         param_group = dict(param_group)
         ranks = ranks_of(param_group.pop("process_group", None))
@@ -223,8 +225,8 @@ class Adam(torch.optim.Adam):
             self.skipped_steps += 1
             if self.skipped_steps == 1:
                 warnings.warn(
-                    f"sluice.optim.{type(self).__name__}: a gradient is infinite or no number: the step was skipped, "
-                    "nothing was changed (told once; skipped_steps counts on)",
+                    f"sluice.optim.{type(self).__name__}: a gradient is infinite or NaN: the step was skipped, "
+                    "nothing was changed (logged once; skipped_steps counts all)",
                     stacklevel=2,
                 )
         return loss
@@ -232,13 +234,15 @@ class Adam(torch.optim.Adam):
     def _check(self, param: torch.Tensor) -> None:
         name, grad = f"sluice.optim.{type(self).__name__}", param.grad
         if param.device.type != "cpu":
-            raise InvalidArgument(f"{name}: a parameter is on {param.device}: it works on a CPU, use torch.optim there")
+            raise InvalidArgument(
+                f"{name}: a parameter is on {param.device}: parameters must be on a CPU; use torch.optim for others"
+            )
         if grad is not None and grad.is_sparse:
-            raise InvalidArgument(f"{name} does not do sparse gradients: use torch.optim.SparseAdam")
+            raise InvalidArgument(f"{name} does not support sparse gradients: use torch.optim.SparseAdam")
         if self.max_norm and any(placement.is_shard() for placement in getattr(param, "placements", ())):
             raise InvalidArgument(
-                f"{name}: max_norm, and a parameter is cut over ranks, of which each would clip by the norm of its own "
-                "part: clip by torch.nn.utils.clip_grad_norm_"
+                f"{name}: max_norm is set, but a parameter is sharded over ranks, and each would clip by the norm of "
+                "its own shard: use torch.nn.utils.clip_grad_norm_"
             )
         if param.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise InvalidArgument(f"{name}: a parameter is {param.dtype}: use float32, bfloat16 or float16")

@@ -55,7 +55,9 @@ class StepRanks:
         if ranks is None:
             return
         if self.of_step is None:
-            raise InvalidArgument(f"{name}: a parameter group has a process_group, and the optimizer has none: give it")
+            raise InvalidArgument(
+                f"{name}: a parameter group has a process_group, but the optimizer has none: give the optimizer one"
+            )
         if not set(ranks) <= set(self.of_step):
             raise InvalidArgument(
                 f"{name}: a parameter group's process_group has ranks {list(ranks)}, which are not all among those of "
@@ -66,8 +68,8 @@ class StepRanks:
         """Refuses a GradScaler that decides separately on each rank, as the others would wait for a rank that skips."""
         if found_inf is not None and not getattr(optimizer, "scaler_asks_the_step", False):
             raise InvalidArgument(
-                f"sluice.optim.{type(optimizer).__name__} with a process_group: torch's GradScaler looks at the "
-                "gradients of one rank alone; use sluice.optim.GradScaler"
+                f"sluice.optim.{type(optimizer).__name__} with a process_group: torch's GradScaler checks the "
+                "gradients of one rank only; use sluice.optim.GradScaler"
             )
 
     def open(self, num_groups: int) -> tuple[Any, list[Any], int]:

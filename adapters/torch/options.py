@@ -50,14 +50,14 @@ def refused_policy(options: Any) -> str | None:
     if all(again):
         return None
     pre_activations = [f'"{name}"' for name in restore.PRE_ACTIVATION if restore.is_computed_again(name)]
-    cannot = f"policy {options.policy_name()} cannot be done with experts that run as the host's modules: they "
+    cannot = f"policy {options.policy_name()} is not possible with experts that run as the host's modules: they "
     if any(again):
         choices = " or ".join([*pre_activations, f'"{restore.KEPT[1]}"'])
-        return f'{cannot}run again in every chunk or in none ("pre_activation": {choices} for all)'
+        return f'{cannot}are recomputed in every chunk or in none ("pre_activation": {choices} for all)'
     sets = ", ".join(f'"{name}"' for name, (_, one) in restore.SETS.items() if restore.is_computed_again(one))
     kept = restore.set_name(restore.KEPT)
     asked = " or ".join(pre_activations)
-    return f'{cannot}keep rows and graph ("{kept}"), or run again ({sets}, or "pre_activation": {asked})'
+    return f'{cannot}keep rows and graph ("{kept}"), or are recomputed ({sets}, or "pre_activation": {asked})'
 
 
 def again_by_chunk(pre_activation: str | Sequence[str]) -> list[bool]:

@@ -232,7 +232,7 @@ class Pipeline:
         """The error, with the list of global ranks if ranks in its message are indices in that list."""
         ranks = self.group.ranks
         if ranks != tuple(range(len(ranks))) and "rank " in error.message:
-            error.message += f" (ranks are places in the pipeline of global ranks {', '.join(map(str, ranks))})"
+            error.message += f" (ranks are indices into the pipeline of global ranks {', '.join(map(str, ranks))})"
         return error
 
 

@@ -74,7 +74,7 @@ def check_weights(codes: torch.Tensor, scales: torch.Tensor, form: Format) -> No
 def _each(call: str, form: Format, names: tuple[str, ...], *tensors: torch.Tensor) -> None:
     """Calls a function of weights.h for each matrix of the stacks."""
     if form.name not in WEIGHTS or form.name == "plain":
-        raise InvalidArgument(f"{form.name!r} is no format of 4 or 8 bits: use one of {', '.join([*WEIGHTS][1:])}")
+        raise InvalidArgument(f"{form.name!r} is not a format of 4 or 8 bits: use one of {', '.join([*WEIGHTS][1:])}")
     library = load()
     function: Any = getattr(library.lib, f"sluice_weights_{call}")
     items = Descriptors(len(tensors))

@@ -143,7 +143,7 @@ class _Meeting:
         while not self._store.check(keys):
             if time.monotonic() > deadline:
                 missing = next(place for place, key in enumerate(keys) if not self._store.check([key]))
-                text = f"rank {self._ranks[missing]} did not come to {phase} within {self._seconds:.0f} s"
+                text = f"rank {self._ranks[missing]} did not reach {phase} within {self._seconds:.0f} s"
                 raise TimedOut(f"{text}; every rank of {list(self._ranks)} must join at the same point", peer=missing)
             time.sleep(pause)
             pause = min(2 * pause, 0.05)

@@ -128,9 +128,9 @@ class SplitBackward:
         for each in left.wanted():
             if _will_run(each):
                 raise Unsupported(
-                    f"parameter {self._names[each]} of an nn.Linear is used outside of its layer too, and was not in "
-                    "the first micro-batch: weight gradients as ops of their own would add up its gradients in "
-                    'another order. Take separate_wgrad, or the policy that asks for it ("zero_bubble", "v"), away'
+                    f"parameter {self._names[each]} of an nn.Linear is also used outside of its layer, but was not in "
+                    "the first micro-batch: separate weight gradients would sum its gradients in another order. "
+                    'Remove separate_wgrad, or the policy that needs it ("zero_bubble", "v")'
                 )
         self._current.append(left)
 

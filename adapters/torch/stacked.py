@@ -131,7 +131,7 @@ class StackedLayer(CastingLayer):
             return super()._flatten(params)
         if any(tensor.requires_grad for tensor in params[len(params) - self._num_scales :]):
             raise Unsupported(
-                f"a scale of {self.config.weight_format} weights wants a gradient, and packed weights are frozen: "
+                f"a scale of {self.config.weight_format} weights requires a gradient, but packed weights are frozen: "
                 "set its requires_grad to False"
             )
         return params, []

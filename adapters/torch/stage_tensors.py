@@ -40,11 +40,13 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's values, row-major in host memory and without a graph; a copy only if necessary."""
     if tensor.layout is not torch.strided or tensor.dtype not in _FORMS:
         raise InvalidArgument(
-            f"a {tensor.layout} tensor of {tensor.dtype} cannot go from stage to stage: hand on dense tensors of "
+            f"a {tensor.layout} tensor of {tensor.dtype} cannot be sent from stage to stage: use dense tensors of "
             "torch's own dtypes"
         )
     if not tensor.is_cpu:
-        raise InvalidArgument(f"a tensor on {tensor.device} cannot go from stage to stage: pipelines move host memory")
+        raise InvalidArgument(
+            f"a tensor on {tensor.device} cannot be sent from stage to stage: pipelines send host memory only"
+        )
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 

@@ -110,7 +110,7 @@ def why_not(path: str, fitting: Wanted, also: tuple[int, ...] = ()) -> str | Non
         if value is not None and said.get(name) != value:
             return f"{path} does not fit: its {name} is {said.get(name)!r}, here it is {value!r}"
     if said.get("sha256") != found:
-        return f"{path} is not loaded: it is not what its stamp says (sha256), so it was changed or is torn"
+        return f"{path} is not loaded: it is not what its stamp says (sha256), so it was changed or is incomplete"
     return None
 
 

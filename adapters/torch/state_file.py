@@ -46,7 +46,7 @@ class StateFile:
         self._handle: Any = None
         if options.step is not None and not options.resume:
             raise InvalidArgument(
-                "sluice.optim: step says where a file that is there goes on: give resume=True with it"
+                "sluice.optim: step selects where an existing file continues: pass resume=True with it"
             )
         is_there = os.path.exists(self.path)
         if options.resume and (is_there or options.step is not None):
@@ -60,8 +60,8 @@ class StateFile:
             if not is_there:
                 raise
             raise InvalidArgument(
-                f"sluice.optim: state_file {self.path} is there already: resume=True goes on with its steps and "
-                "replaces the parameters by its masters; for a new run remove it, or give another path"
+                f"sluice.optim: state_file {self.path} exists: resume=True continues its steps and replaces the "
+                "parameters with its masters; for a new run remove it, or give another path"
             ) from error
 
     @property
@@ -151,8 +151,8 @@ def check_gradients(groups: Sequence[Mapping[str, Any]]) -> None:
         for index, param in enumerate(group["params"]):
             if param.grad is None:
                 raise InvalidArgument(
-                    f"sluice.optim: parameter {index} of group {number} has no gradient; with a state_file all have "
-                    "one in every step: leave frozen ones out"
+                    f"sluice.optim: parameter {index} of group {number} has no gradient; with a state_file each "
+                    "parameter needs one in every step: leave frozen parameters out"
                 )
 
 

@@ -40,7 +40,7 @@ def open_transport(library: Any, host: Any, transport: str | None, connect_timeo
         if transport == "tcp":
             raise
         warnings.warn(
-            f"sluice: no TCP connections of its own, so rows go through gloo, which is slower: {error} "
+            f"sluice: its own TCP connections are not available, so rows go through gloo, which is slower: {error} "
             f'({INTERFACES} names interfaces; "transport": "c10d" asks for gloo without this warning)',
             stacklevel=2,
         )

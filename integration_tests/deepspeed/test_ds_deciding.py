@@ -113,7 +113,7 @@ def test_Partitioned_ThatForgetsGradients_IsSeen(ranks2: Ranks) -> None:
 @pytest.mark.parametrize("case", [{"epoch_of_last": 1}, {"touch": 6}], ids=["another epoch", "somebody writes"])
 def test_Adaptive_MoveThatCannotBeCommitted_IsGivenUpOnAllRanks(ranks2: Ranks, case: dict[str, int]) -> None:
     answers = ranks2.run("cases_deciding:decided_training", layers=LAYERS[:1], steps=9, **case)
-    words = "epoch" if "epoch_of_last" in case else "written into weights of experts"
+    words = "epoch" if "epoch_of_last" in case else "weights of experts were changed"
     for still, moved, (report,) in answers:
         assert words in report["given_up"] and report["moved_experts"] == 0, report
         assert moved["losses"] == still["losses"]
@@ -138,7 +138,7 @@ def test_Adaptive_AStepFailsOnOneRank_IsGivenUpOnAllRanks(ranks2: Ranks, name: s
 def test_Adaptive_WhatHasArrivedCannotBePut_TheLayerIsRefusedByName(ranks2: Ranks) -> None:
     stepped, called = zip(*ranks2.run("cases_deciding:torn_training", layers=LAYERS[:1]))
     ranks2.stop()
-    assert all("a move of its experts broke off" in one for one in (*stepped, *called)), (stepped, called)
+    assert all("a move of its experts failed midway" in one for one in (*stepped, *called)), (stepped, called)
 
 
 def test_Move_WithAStaleSlotTable_IsSeen(ranks2: Ranks) -> None:

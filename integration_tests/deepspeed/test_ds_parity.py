@@ -363,7 +363,7 @@ def test_Budget_OfTwoEpSizes_LaterBatchesAreLarger_FitWhileTheWholeWouldDo(ranks
     assert all(sum(swapped["peaks"].values()) <= budget for _, swapped in answers)
     for answer in ranks2.try_run("cases_parity:parity_of_lengths", **how([12, 12, 96], budget)):
         assert "share of the memory budget" in answer["error"]["message"]
-        assert "where the largest batch comes first, shares are made for it" in answer["error"]["message"]
+        assert "run the largest batch first, so that the division allows for it" in answer["error"]["message"]
 
 
 @pytest.mark.timeout(900)

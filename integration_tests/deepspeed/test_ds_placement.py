@@ -243,5 +243,5 @@ def test_Move_ARankIsLost_AllLiesWhereItLay(ranks2: Ranks, step: str, is_torn: b
 
 def test_Move_CanGoNeitherOnNorBack_EveryLaterCallIsRefused(ranks2: Ranks) -> None:
     for said in ranks2.run("cases_placement:torn_move"):
-        assert all("a move of its experts broke off" in one for one in said), said
+        assert all("a move of its experts failed midway" in one for one in said), said
     ranks2.stop()

@@ -86,7 +86,7 @@ def test_Ranks_DifferentOptions_ErrorNamesRanksAndValues(ranks2: Ranks) -> None:
 def test_Ranks_OneSwitchedOff_ErrorNamesIt(fresh2: Ranks) -> None:
     first, _ = fresh2.try_run("cases_switch:one_does_not_swap")
     assert first["error"]["type"] == "DisagreementError"
-    assert "rank 1 does not switch Sluice on" in first["error"]["message"]
+    assert "rank 1 did not enable Sluice" in first["error"]["message"]
 
 
 def test_Library_Missing_ErrorSaysWhatToDo() -> None:
@@ -157,10 +157,10 @@ def test_Unsupported_SeenWhenCalled_IsAnError(ranks2: Ranks) -> None:
 def test_Policy_ThatModulesCannotDo_FallsUnderOnUnsupported(fresh2: Ranks, policy: Any, name: str) -> None:
     for kind, message in fresh2.run("cases_switch:policy_for_modules", policy=policy, on_unsupported="error"):
         assert kind == "UnsupportedError"
-        assert f"policy {name} cannot be done" in message and "'moes.1.deepspeed_moe'" in message, message
+        assert f"policy {name} is not possible" in message and "'moes.1.deepspeed_moe'" in message, message
         assert '"on_unsupported": "warn"' in message
     for (kept,) in fresh2.run("cases_switch:policy_for_modules", policy=policy, on_unsupported="warn"):
-        assert f"policy {name} cannot be done" in kept and "'moes.1.deepspeed_moe'" in kept
+        assert f"policy {name} is not possible" in kept and "'moes.1.deepspeed_moe'" in kept
     banner = fresh2.output(0)
     assert f"| policy {name} (none in 1) | GEMMs" in banner
     assert "WARNING: policy none: MoE layer 'moes.1.deepspeed_moe'" in banner
@@ -168,8 +168,8 @@ def test_Policy_ThatModulesCannotDo_FallsUnderOnUnsupported(fresh2: Ranks, polic
 
 def test_Policy_OfAnExpertHookedLater_IsAnErrorOnAllRanks(ranks2: Ranks) -> None:
     first, second = ranks2.run("cases_switch:hooked_after_the_swap", policy="S2")
-    assert first.startswith("PeerRefused") and "policy S2 cannot be done" in first, first
-    assert second.startswith("UnsupportedError") and "policy S2 cannot be done" in second, second
+    assert first.startswith("PeerRefused") and "policy S2 is not possible" in first, first
+    assert second.startswith("UnsupportedError") and "policy S2 is not possible" in second, second
 
 
 def test_Banner_SaysThatBuffersAreReused(fresh2: Ranks) -> None:

@@ -148,7 +148,7 @@ def test_OptionsThatDiffer_AreAnErrorOnBothRanks(ranks2: MegatronRanks) -> None:
 
 def test_OneRankSwitchedOff_IsNamedAtTheDeadline(fresh2: MegatronRanks) -> None:
     zero, one = fresh2.run("mg_cases:one_switched_off")
-    assert "rank 1 does not switch Sluice on" in zero and one == "nothing was raised"
+    assert "rank 1 did not enable Sluice" in zero and one == "nothing was raised"
 
 
 def test_Checkpoint_OtherSizeOfExpertParallelism_LoadsAsStock(oldest4: MegatronRanks, tmp_path: Path) -> None:

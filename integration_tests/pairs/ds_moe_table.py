@@ -40,7 +40,7 @@ RULES = (
     Rule({"policy": "mixed", "chunks": ("nauto", "n1", "n64")}, '"policy.input" names 3 chunks, and "chunks" is'),
     Rule(
         {"policy": ("S1", "S2"), "experts": "tuple", "unsupported": "error"},
-        "cannot be done with experts that run as the host's modules",
+        "is not possible with experts that run as the host's modules",
     ),
     Rule(
         {"policy": "mixed", "experts": "tuple", "unsupported": "error"},
@@ -49,7 +49,7 @@ RULES = (
     ),
     Rule({"budget": "nofit"}, "OVER_BUDGET: layer 0: no plan fits the memory budget of 65536 bytes"),
     Rule({"dtype": "autocast", "checkpointing": "hostrepeats"}, "BFloat16", by=STOCK),  # recomputed without autocast
-    Rule({"frozen": ("fzsome", "fzrank"), "moves": "byhand"}, "It stays with the place: let such experts stay"),
+    Rule({"frozen": ("fzsome", "fzrank"), "moves": "byhand"}, "requires_grad belongs to the place: do not"),
     Rule(
         {"frozen": "fzrank", "zero": ("zero1", "zero2")}, "parameters, all of them frozen, and ZeRO needs a trainable"
     ),

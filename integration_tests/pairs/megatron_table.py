@@ -39,7 +39,7 @@ RULES = (
     # A checkpoint stacks layers, but a frozen one has no optimizer state: "Invalid access pattern" on rank 0 only.
     Rule({"frozen": ("fzlayer", "fzrank"), "saving": "saved"}, "stock fails on one rank, the other waits", by=NOBODY),
     Rule({"frozen": "fzrank", "ep": "ep1"}, "copies of one expert, of which stock waits for one's gradient", by=NOBODY),
-    Rule({"frozen": "fzrank", "moves": "byhand"}, "It stays with the place: let such experts stay"),
+    Rule({"frozen": "fzrank", "moves": "byhand"}, "requires_grad belongs to the place: do not"),
 )
 
 

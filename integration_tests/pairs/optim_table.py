@@ -23,8 +23,8 @@ FACTORS = {
 }
 
 RULES = (
-    Rule({"variant": "amsgrad"}, "does not do amsgrad: leave it out"),
-    Rule({"gradients": "missing", "states": "file"}, "with a state_file all have one in every step"),
+    Rule({"variant": "amsgrad"}, "does not support amsgrad: leave it out"),
+    Rule({"gradients": "missing", "states": "file"}, "with a state_file each parameter needs one in every step"),
     Rule({"clipping": "clipgrad", "ranks": "group", "scaler": "scaler"}, "clip by its max_norm"),
     Rule({"clipping": "clipgrad", "ranks": "group"}, "before a step no rank has the mean: documented", by=NOBODY),
     Rule({"gradients": "infinite", "checking": "unchecked"}, "the caller knows that they are finite", by=NOBODY),

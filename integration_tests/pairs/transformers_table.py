@@ -35,9 +35,9 @@ FACTORS = {
 RULES = (
     Rule(
         {"experts": ("grouped_mm", "eager"), "policy": ("S1", "S2"), "unsupported": "error"},
-        "cannot be done with experts that run as the host's modules",
+        "is not possible with experts that run as the host's modules",
     ),
-    Rule({"frozen": "fzrank", "moves": ("byhand", "during")}, "It stays with the place: let such experts stay"),
+    Rule({"frozen": "fzrank", "moves": ("byhand", "during")}, "requires_grad belongs to the place: do not"),
 )
 
 

@@ -76,7 +76,7 @@ def test_Policy_OfTheModulesOwnFunctions_RunsThemAgainOrIsRefusedByName(capfd: p
         for other in found[1:]:
             assert all(torch.equal(other[name], tensor) for name, tensor in found[0].items())
         sluice.configure(policy="S1")
-        with pytest.raises(sluice.errors.Unsupported, match="policy S1 cannot be done with experts that run as"):
+        with pytest.raises(sluice.errors.Unsupported, match="policy S1 is not possible with experts that run as"):
             tf_compare.run(make("inkling2"), given, torch.float32)
         sluice.configure(chunks=2, policy={"pre_activation": ["keep", "recompute"]})
         with pytest.raises(sluice.errors.Unsupported, match="they run again in every chunk or in none"):

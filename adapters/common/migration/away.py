@@ -31,8 +31,8 @@ def refuse(layer: MovingLayer, what: str) -> None:
     refuse_torn(layer)
     if has_moved(layer) and not getattr(_knowing, "is_so", False):
         raise InvalidState(
-            f"{layer.moving_name}: experts have moved to other ranks, and {what} has them under the names of the "
-            f"places where they lie: on all ranks, do it within `with sluice.experts_at_home({_given(layer)}):`"
+            f"{layer.moving_name}: experts have moved to other ranks, and {what} would name each of them by its "
+            f"present place: on all ranks, do this within `with sluice.experts_at_home({_given(layer)}):`"
         )
 
 
@@ -72,8 +72,8 @@ def needs_optimizer(layer: MovingLayer, optimizer: Any) -> None:
     """InvalidState if experts that have moved with their moments are to move without them."""
     if optimizer is None and any(layer in layers for layers in _trained.values()):
         raise InvalidState(
-            f"{layer.moving_name}: its experts have moved with what an optimizer keeps of them: give that optimizer to "
-            "sluice.move_experts and sluice.experts_at_home"
+            f"{layer.moving_name}: its experts have moved together with their optimizer state: pass that optimizer "
+            "to sluice.move_experts and sluice.experts_at_home"
         )
 
 

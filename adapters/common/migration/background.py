@@ -90,7 +90,7 @@ class BackgroundMove:
     def begin(self, layer: MovingLayer, belongings: Belongings, new: Placement) -> None:
         """Called after an update. Collective over all ranks. `commit` reports what has failed on one of them."""
         if self._trip is not None:
-            raise InvalidState("experts are on their way to other ranks already: commit that move first")
+            raise InvalidState("a move of experts is in progress: commit it first")
         self._epoch += 1
         old, ranks = layer.placement, layer.moving_ranks
         slots, keeper, group = belongings
@@ -130,7 +130,7 @@ class BackgroundMove:
         have changed their rank. After InvalidState, InvalidArgument, Mismatch or PeerRefused none has, on any rank.
         After other errors the layer is torn, unless none has moved."""
         if self._trip is None:
-            raise InvalidState("no experts are on their way")
+            raise InvalidState("no move of experts is in progress")
         trip = self._trip
         layer, old, new = trip.layer, trip.old, trip.new
         if layer.torn and self._migration.progress()["phase"] == "undecided":
@@ -309,4 +309,4 @@ def _versions(slots: Sequence[Expert]) -> list[tuple[torch.Tensor, int]]:
 def _changed(versions: list[tuple[torch.Tensor, int]], name: str) -> str | None:
     if all(tensor._version == version for tensor, version in versions):
         return None
-    return f"{name}: other code has written into weights of experts between two updates, while these were on their way"
+    return f"{name}: weights of experts were changed outside of the optimizer while these experts were being moved"

@@ -144,8 +144,8 @@ def why_unlike(trained: Sequence[Trained], old: Placement, new: Placement) -> st
         if differing:
             return (
                 f"expert {e} would go from slot {slot} of rank {rank} to slot {to_slot} of rank {to_rank}, and "
-                f"requires_grad of {', '.join(differing)} differs there. It stays with the place: let such experts "
-                "stay, or freeze or train the same parameters of all experts that change places"
+                f"requires_grad of {', '.join(differing)} differs there. requires_grad belongs to the place: do not "
+                "move such experts, or freeze the same parameters in all experts that move"
             )
     return ""
 
@@ -178,8 +178,8 @@ def _or_torn(layer: MovingLayer, vote: Vote, restore: Callable[[], None]) -> Ite
 def tear(layer: MovingLayer, why: object) -> None:
     """Marks the layer: every later call of it is refused with this reason."""
     layer.torn = (
-        f"{layer.moving_name}: a move of its experts broke off, and ranks may have different placements: make the "
-        f"model again and load a checkpoint. The cause: {why}"
+        f"{layer.moving_name}: a move of its experts failed midway, and ranks may have different placements: create "
+        f"the model again and load a checkpoint. The cause: {why}"
     )
 
 

@@ -44,7 +44,7 @@ def describe(content: Content) -> list[Described]:
         elif isinstance(value, _PLAIN):
             found.append(Described(name, None, "", value))
         else:
-            raise Unsupported(f"'{name}' is a {type(value).__name__}: only tensors and plain values travel")
+            raise Unsupported(f"'{name}' is a {type(value).__name__}: only tensors and plain values can be sent")
     return found
 
 

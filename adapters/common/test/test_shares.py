@@ -130,9 +130,8 @@ def test_Sharing_ForwardOfMoreTokensRefused_SaysWhenSharesAreMade() -> None:
     assert made.explain(error, 10) is error  # no more tokens than the first had
     explained = made.explain(error, 11)
     words = (
-        r"no plan fits. The memory_budget was shared out at the first forward, which had 10 tokens .* \(this one has "
-        r"11\), with room for several times as many where it has that: where the largest batch comes first, shares are "
-        r"made for it"
+        r"no plan fits. The memory_budget was divided at the first forward, which had 10 tokens .* \(this one has "
+        r"11\): run the largest batch first, so that the division allows for it"
     )
     assert explained.peer == 1 and re.match(words, explained.message)
 

@@ -192,7 +192,7 @@ def experts_run_again():
         case.layer(context, experts=experts)
         raise AssertionError("modules that run again in one chunk alone were not refused")
     except Unsupported as error:
-        assert "run again in every chunk, or in none" in str(error), str(error)
+        assert "recomputed in every chunk or in none" in str(error), str(error)
     case.restore = (("offload", "redispatch"), "recompute")
     try:
         case.layer(context, experts=experts)

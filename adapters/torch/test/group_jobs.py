@@ -70,7 +70,7 @@ def several_groups():
         warnings.simplefilter("always")
         assert EpGroup.for_ranks(pair, groups[0].timeout) is groups[0] and not told
         assert EpGroup.for_ranks(pair, timedelta(seconds=7)) is groups[0]
-    assert len(told) == 1 and "7 s is not in effect" in str(told[0].message), told
+    assert len(told) == 1 and "7 s has no effect" in str(told[0].message), told
     contexts = [Context(g) for g in groups]
     for turn in range(3):
         for g, context in zip(groups, contexts):

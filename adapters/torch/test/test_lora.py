@@ -197,7 +197,7 @@ def test_BadAdapters_AreRefusedByName(context):
     refused(context, "params.la1 has rank 3; it must be in .1, lora_rank = 2.", lora_rank=2)
     refused(context, "params.lb2 is given, but la2 is NULL", without("la2"))
     refused(context, "params.la2 is given, but lb2 is NULL", without("lb2"))
-    refused(context, "la4 is no factor of an adapter", changed("la4", lambda f: f["la1"]))
+    refused(context, "la4 is not a factor of an adapter", changed("la4", lambda f: f["la1"]))
     refused(
         context, r"la1 has shape \[3, 3, 24\]: a factor is stacked over the 4", changed("la1", lambda f: f["la1"][:3])
     )

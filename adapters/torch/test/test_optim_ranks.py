@@ -78,4 +78,4 @@ def test_InfiniteGradient_InOneRanksPartOfACutParameter_SkipsTheStepOnAll(two):
 
 
 def test_MaxNorm_OfACutParameter_IsRefusedByName(two):
-    assert all("clip by torch.nn.utils.clip_grad_norm_" in found["clipped"] for found in two[7])
+    assert all("use torch.nn.utils.clip_grad_norm_" in found["clipped"] for found in two[7])

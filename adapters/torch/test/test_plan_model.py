@@ -210,7 +210,7 @@ def test_PlanModel_WhatIsNotThere_IsRefusedByName(model, batch) -> None:
     refused(InvalidArgument, "the loss is a tensor of shape", nn.Sequential(*Two(1).blocks), "1MiB", x)
     refused(InvalidState, r"block blocks.1 ran 2 times", Two(2), "1MiB", x)
     refused(InvalidState, r"block blocks.1 ran 0 times", Two(0), "1MiB", x)
-    refused(InvalidArgument, "of blocks is no module of the model", Two(1), "1MiB", x, blocks=[nn.Linear(8, 8)])
+    refused(InvalidArgument, "of blocks is not a module of the model", Two(1), "1MiB", x, blocks=[nn.Linear(8, 8)])
     both = Two(1)
     refused(InvalidArgument, "lies in block blocks", both, "1MiB", x, blocks=[both.blocks, both.blocks[0]])
     hooked = Two(1)
@@ -247,7 +247,7 @@ def test_Meter_WritesNothingAndPassesOnWhatOthersWrite(capfd) -> None:
 
 
 def test_Meter_WhileAProfilerRuns_IsRefusedAndRunsAfterwards() -> None:
-    with profile(activities=[ProfilerActivity.CPU]), pytest.raises(Busy, match="a profiler of torch runs already"):
+    with profile(activities=[ProfilerActivity.CPU]), pytest.raises(Busy, match="a torch profiler is running already"):
         memory_meter.measure(lambda: None)
     with pytest.raises(ZeroDivisionError):
         memory_meter.measure(lambda: 1 // 0)

@@ -147,12 +147,12 @@ def test_Weights_WithCodesOfNoNumber_RefusedByPlace():
         quantise(torch.tensor([[0.0, float("nan")]]), Format("int8"))
     with pytest.raises(InvalidArgument, match="a width of 33, but int4"):
         quantise(torch.zeros(2, 33), Format("int4"))
-    with pytest.raises(InvalidArgument, match="'int2' is no format"):
+    with pytest.raises(InvalidArgument, match="'int2' is not a format"):
         quantise(torch.zeros(2, 32), Format("int2"))
 
 
 def test_Scales_ThatWantGradients_RefusedByName(context):
     model = Model("int8", torch.float32)
     model.down[1].requires_grad_()
-    with pytest.raises(Unsupported, match="a scale of int8 weights wants a gradient"):
+    with pytest.raises(Unsupported, match="a scale of int8 weights requires a gradient"):
         model.step(context, True)

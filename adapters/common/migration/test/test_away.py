@@ -63,5 +63,5 @@ def test_Move_WithoutTheOptimizerThatMovedBefore_IsRefused() -> None:
     layer, _, optimizer = _guarded()
     away.needs_optimizer(layer, optimizer)
     away.needs_optimizer(_Layer(), None)
-    with pytest.raises(InvalidState, match="give that optimizer"):
+    with pytest.raises(InvalidState, match="pass that optimizer"):
         away.needs_optimizer(layer, None)

@@ -31,7 +31,7 @@ def why(given: Any) -> str:
 
 _NO_ENGINE = (
     'Sluice takes over layers in deepspeed.initialize, with "sluice": {"enabled": true} in its ds_config, or in '
-    "sluice.adapters.deepspeed.swap (if an engine has not taken them over, pass the engine: it knows why)"
+    "sluice.adapters.deepspeed.swap (if an engine has not replaced them, pass the engine to see why)"
 )
 
 

@@ -27,10 +27,10 @@ def require_trained(engine: Any, client_optimizer: Any, given: Any, wait_s: floa
             other, other_trains = first.setdefault(name, (rank, trains))
             if trains != other_trains:
                 raise UnsupportedError(
-                    f"layer {name}: no expert of rank {other if trains else rank} has a trainable parameter, and those "
-                    f"of rank {rank if trains else other} have: in 16 bits DeepSpeed's optimizer has a group of "
-                    "experts where some are trained alone, and waits there for all: leave a parameter trainable on "
-                    "each rank"
+                    f"layer {name}: no expert of rank {other if trains else rank} has a trainable parameter, and "
+                    f"those of rank {rank if trains else other} have: in 16 bits DeepSpeed's optimizer has a group "
+                    "of experts only on ranks that train some, and these wait for all ranks: leave a parameter "
+                    "trainable on each rank"
                 )
 
 
@@ -51,15 +51,15 @@ def _reason(engine: Any, client_optimizer: Any, given: Any) -> str:
     if client_optimizer is None and engine.sluice.pipeline is not None:
         if not any(len(each["params"]) if isinstance(each, dict) else True for each in given):
             return (
-                f"{stage_module.named(engine.module)} gives the optimizer no parameter: cut the model so that it has a "
-                "layer with some"
+                f"{stage_module.named(engine.module)} has no trainable parameter: partition the model so that it "
+                "gets a layer with some"
             )
     if engine.zero_optimization():
         for name, params in _groups(client_optimizer, given):
             if params and not any(parameter.requires_grad for parameter in params):
                 return (
-                    f"{name} has {len(params)} parameters, all of them frozen, and ZeRO needs a trainable one in each "
-                    "group of the optimizer: give it what is trained alone, or leave ZeRO out"
+                    f"{name} has {len(params)} parameters, all of them frozen, but ZeRO needs a trainable one in "
+                    "each group of the optimizer: pass only trainable parameters, or disable ZeRO"
                 )
     return ""
 
@@ -76,6 +76,6 @@ def _groups(client_optimizer: Any, given: Any) -> Iterator[tuple[str, list[Any]]
     found: dict[str, list[Any]] = {}
     for parameter in given:
         is_expert = not getattr(parameter, "allreduce", True)
-        name = f"experts {getattr(parameter, 'group_name', '')}" if is_expert else "all that is no expert"
+        name = f"experts {getattr(parameter, 'group_name', '')}" if is_expert else "all parameters except experts"
         found.setdefault(f"the group of {name}", []).append(parameter)
     yield from found.items()

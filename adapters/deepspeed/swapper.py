@@ -95,7 +95,7 @@ class Handle:
         """
         engine = self.engine()
         if engine is None:
-            raise InvalidState("layers move between the stages of a pipeline, and this model is none")
+            raise InvalidState("layers move between the stages of a pipeline, but this model is not a pipeline")
         if live:
             if self.pipeline is None:
                 raise InvalidState('layers move in a batch that Sluice runs: add "pipeline" to the "sluice" section')
@@ -107,7 +107,7 @@ class Handle:
         """Moves all experts to the ranks where the host expects them; `and_back`: and afterwards back. Collective.
         Moves in transit by the option "placement" are cancelled."""
         if self.decider is not None:
-            self.decider.cancel("all experts go home")
+            self.decider.cancel("all experts move home")
         return moving.at_home(self.layers, self.optimizer(), and_back)
 
     def unswap(self) -> None:

@@ -25,7 +25,7 @@ def why(given: Any) -> str:
         return ""
     many = f"it holds {len(layers)} MoE layer{'s' if len(layers) > 1 else ''} of Megatron's"
     if any(hasattr(layer, "_sluice") for layer in layers):
-        return f"{many}, which were left to it: the line that they printed when they were built says why"
+        return f"{many}, which stay with it: the line that they printed when they were built says why"
     return (
         f"{many}: build it with --spec sluice.megatron moe_block_spec, or with sluice.megatron.with_sluice around its "
         "spec"

@@ -158,8 +158,8 @@ def _asked(activation: activations.Activation, gated: bool, clamp: Any = None, o
     try:
         unit = activations.find(activation, gated, limits=_given(clamp), offsets=_given(offset))
     except Exception as error:  # any function may be in the host's config
-        return None, f"its activation does not take plain rows ({type(error).__name__}: {error})"
-    return unit, "" if unit is not None else "its activation is none that the library knows"
+        return None, f"its activation fails on plain rows ({type(error).__name__}: {error})"
+    return unit, "" if unit is not None else "its activation is not one that the library supports"
 
 
 def _given(number: Any) -> list[float]:

@@ -127,7 +127,7 @@ def _guard(optimizer: Any, state: Any) -> None:
 
 
 OTHER_PLACES = (
-    "a state dict was made by sharded_state_dict while experts lay elsewhere: make it again, and load the checkpoint "
-    "by it"
+    "a state dict was made by sharded_state_dict under another placement of experts: make it again, and load the "
+    "checkpoint with it"
 )
 _known: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()

@@ -29,8 +29,8 @@ def keeper_of(name: str, parameters: Sequence[nn.Parameter], optimizer: Any) -> 
     if not all(id(masters.of(parameter)) in owners for parameter in trained):
         kinds = ", ".join(sorted({type(each).__name__ for each in every}))
         raise Unsupported(
-            f"{name}: experts cannot move under {kinds}, which keeps parts of their parameters where they are not "
-            "found: leave use_distributed_optimizer and CPU offloading out, or give the optimizer that trains them"
+            f"{name}: experts cannot move under {kinds}, whose parts of parameters Sluice cannot find: disable "
+            "use_distributed_optimizer and CPU offloading, or pass the optimizer that trains the experts"
         )
 
     def kept_of(parameter: nn.Parameter) -> Any:

@@ -47,7 +47,7 @@ def probe(layer: Any) -> Finding:
     form = form_of(layer.experts)
     if getattr(layer.config, "delay_wgrad_compute", False) and not form.fused:
         raise Unsupported(
-            "delay_wgrad_compute delays weight gradients of modules, which here run in a backward of their own "
+            "delay_wgrad_compute delays weight gradients of modules, but here these run in their own backward "
             f"({form.why}): leave it out"
         )
     sample = next(layer.experts.parameters())

@@ -22,7 +22,7 @@ def against(asks: Callable[[str], Any], expert_tensor_parallel: int) -> Iterator
     if asks("fp8") or asks("fp4"):
         yield "fp8 and fp4 are not supported: train its experts in bf16"
     if asks("moe_token_dispatcher_type") == "flex":
-        yield 'moe_token_dispatcher_type "flex" is another transport: use "alltoall"'
+        yield 'moe_token_dispatcher_type "flex" is not supported, because Sluice exchanges rows itself: use "alltoall"'
     if asks("moe_latent_size"):
         yield "moe_latent_size is not supported: leave it out"
     if asks("cuda_graph_impl") not in (None, "none"):

@@ -222,8 +222,8 @@ class LayerState:
         hooks.replay(modules)
         if not hooks.untouched([experts]):
             raise Unsupported(
-                f"the {type(experts).__name__} of its experts was given hooks or a forward of its own, and the experts "
-                "are called without it: hook the MoE layer, or the experts in it"
+                f"the {type(experts).__name__} of its experts got hooks or its own forward, but the experts are "
+                "called without it: put the hooks on the MoE layer or on the experts"
             )
         untouched = hooks.untouched(modules)
         if untouched and self.finding.form.fused and not self.finding.form.stacked:

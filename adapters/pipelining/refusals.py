@@ -51,8 +51,8 @@ def reason_against(stages: Sequence[Any], way: Way) -> str:
         )
     if not way.placement:
         return (
-            f"place {first.group_rank} of {first.group_size} holds stages {indices}: they lie looped (stage c on rank "
-            "c mod p), or in V with two on each rank (down the ranks and up again; the policy v asks for it), in "
+            f"place {first.group_rank} of {first.group_size} holds stages {indices}: they must be looped (stage c on "
+            "rank c mod p), or a V with two on each rank (down the ranks and up again; policy v needs it), in "
             "ascending order"
         )
     for stage in stages:
@@ -64,20 +64,20 @@ def reason_against(stages: Sequence[Any], way: Way) -> str:
 
 def _reason_against_one(stage: Any, way: Way) -> str:
     if torch.device(stage.device).type != "cpu":
-        return f"it is on {stage.device}, and stages hand on host memory alone"
+        return f"it is on {stage.device}, but stages exchange tensors in host memory only"
     if way.split and isinstance(stage.submod, DistributedDataParallel):
-        return "DistributedDataParallel reduces in a whole backward: take separate_wgrad away, or DDP"
+        return "DistributedDataParallel reduces gradients in a whole backward: remove separate_wgrad or DDP"
     if way.split and any(isinstance(each, torch._dynamo.OptimizedModule) for each in stage.submod.modules()):
-        return "a compiled module runs its backward whole: take separate_wgrad away, or torch.compile"
+        return "a compiled module runs its backward as a whole: remove separate_wgrad or torch.compile"
     if way.split and any(isinstance(each, FSDPModule) for each in stage.submod.modules()):
-        return "FSDP is not run with weight gradients as ops of their own: take separate_wgrad away, or FSDP"
+        return "FSDP is not supported with separate weight gradients: remove separate_wgrad or FSDP"
     if way.policy in PLANNED:
         return ""
     for each in stage.submod.modules():
         if isinstance(each, (FSDPModule, torch.nn.SyncBatchNorm)):
             others = [name for name in PLANNED if not (isinstance(each, FSDPModule) and name in SPLIT)]
             return (
-                f"{type(each).__name__} waits for its replicas within a pass, whose order policy {way.policy} does not "
-                f"fix: take one of {', '.join(others)}"
+                f"{type(each).__name__} synchronizes its replicas within a pass, but policy {way.policy} does not "
+                f"fix the order of passes: use one of {', '.join(others)}"
             )
     return ""

@@ -100,10 +100,10 @@ class _Arriving:
                 if parameter.grad is not None and parameter.grad.any():
                     self._has_warned_of_scaling = True
                     warnings.warn(
-                        f"stage {stage.stage_index}: {name}.grad is there at the start of a step, and scale_grads=True "
+                        f"stage {stage.stage_index}: {name}.grad exists at the start of a step, and scale_grads=True "
                         f"divides all of it by {self._n_microbatches} once more at the end, as torch's schedules do. "
-                        "Clear gradients before each step, or take scale_grads=False and divide them yourself before "
-                        "the update (told once)",
+                        "Clear gradients before each step, or use scale_grads=False and divide gradients yourself "
+                        "before the update (logged once)",
                         stacklevel=5,
                     )
                     return
@@ -152,7 +152,7 @@ class _Arriving:
             print(
                 f"[sluice {version.__version__}] pipeline of {first.num_stages} stages on {len(ranks)} ranks runs on "
                 f"Sluice: policy {way.policy} | in flight {self.in_flight or 'chosen'} | weight gradients "
-                f"{'apart' if way.split else 'with the backward'} | pid {os.getpid()}",
+                f"{'separate' if way.split else 'with the backward'} | pid {os.getpid()}",
                 flush=True,
             )
 

@@ -131,15 +131,15 @@ class TorchStage:
         readers = {reader for each in stage.act_send_info.values() for reader in each if reader is not None}
         if readers - {stage.stage_index + 1}:
             raise Unsupported(
-                f"stage {stage.stage_index} hands tensors to stages {sorted(readers)}: a stage hands on to the next "
-                "one alone. Split the model where nothing skips a stage"
+                f"stage {stage.stage_index} sends tensors to stages {sorted(readers)}: a stage can send only to the "
+                "next stage. Split the model so that no tensor skips a stage"
             )
         outputs, _ = stage.fwd_cache[micro_batch]
         for output in outputs:
             if not isinstance(output, torch.Tensor):
                 raise InvalidArgument(
-                    f"stage {stage.stage_index} gave a {type(output).__name__}: a stage hands on a tensor or a tuple "
-                    "of tensors"
+                    f"stage {stage.stage_index} gave a {type(output).__name__}: a stage must return a tensor or a "
+                    "tuple of tensors"
                 )
         return Edge([to_local_if_dtensor(output, detach=True) for output in outputs])
 
@@ -151,8 +151,8 @@ class TorchStage:
                 tensors.append(torch.zeros_like(info.buffer) if gradient is None else to_local_if_dtensor(gradient))
             elif gradient is not None:
                 raise InvalidArgument(
-                    f"stage {stage.stage_index} has a gradient of input {index}, which the stage before expects none "
-                    "of: give PipelineStage input_grads that say so"
+                    f"stage {stage.stage_index} has a gradient of input {index}, but the previous stage does not "
+                    "expect one: set input_grads of PipelineStage accordingly"
                 )
         return Edge(tensors)
 

@@ -184,12 +184,12 @@ def _unit(module: Any, names: tuple[str, ...]) -> tuple[activations.Unit | None,
         return None, "its act_fn has hooks"
     loose = _loose_tensors(module, names) if module.has_gate else []
     for number in (*others(module, names), *dict(module.named_buffers()), *loose):
-        return None, f"its {number} may be a number of its gate, which may change"
+        return None, f"its {number} may be a parameter of its gate, which may change"
     try:
         found = gates.find(module)
     except Exception as error:  # any class may be here
-        return None, f"its gate does not take plain rows ({type(error).__name__}: {error})"
-    return found, "" if found is not None else "its gate is none that the library knows"
+        return None, f"its gate fails on plain rows ({type(error).__name__}: {error})"
+    return found, "" if found is not None else "its gate is not one that the library supports"
 
 
 def _loose_tensors(module: Any, names: tuple[str, ...]) -> list[str]:
@@ -276,7 +276,7 @@ def _check_packed(where: str, contract: Contract, tensor: Any) -> None:
         )
     if tensor.requires_grad:
         raise Unsupported(
-            f"{where} is in {tensor.form.name} and wants a gradient, and packed weights are frozen: set its "
+            f"{where} is in {tensor.form.name} and requires a gradient, but packed weights are frozen: set its "
             "requires_grad to False, and train adapters"
         )
 

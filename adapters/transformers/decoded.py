@@ -38,8 +38,8 @@ class Checkpoint:
             self._layout = str(quantised.get("quant_method"))
             if self._layout not in SUFFIXES or quantised.get("weight_block_size", [128, 128]) != [128, 128]:
                 raise Unsupported(
-                    f"{folder} is quantised ({self._layout}), and decoded are mxfp4, fp8 in blocks of 128 x 128, and "
-                    "what sluice.keep_quantised saved: load it with dequantize=True, save_pretrained, and merge into "
+                    f"{folder} is quantised ({self._layout}), which is not mxfp4, fp8 in blocks of 128 x 128, or "
+                    "saved by sluice.keep_quantised: load it with dequantize=True, save_pretrained, and merge into "
                     "that"
                 )
             form = quantised.get("weight_format", self._layout), quantised.get("weight_block", 0)
@@ -88,5 +88,5 @@ class Checkpoint:
         if module is not None and module.is_transposed:
             weight = weight.transpose(1, 2)
         elif module is not None and tuple(module.get_parameter(name.rpartition(".")[2]).shape) != wanted:
-            raise InvalidArgument(f"{name} is {list(wanted)} in the checkpoint, and the model has another shape")
+            raise InvalidArgument(f"{name} is {list(wanted)} in the checkpoint, but the model has another shape")
         return weight

@@ -200,7 +200,7 @@ class ExpertsState:
         if not contract.fused:
             return f"Sluice runs these experts with their own functions ({contract.reason})"
         if parameter not in contract.names[:2]:
-            return "Sluice adds adapters to the two stacked matrices alone"
+            return "Sluice supports adapters of the two stacked matrices only"
         weight = getattr(module, parameter)
         if any(torch.nn.utils.parametrize.is_parametrized(module, name) for name in contract.names[:2]):
             return "PEFT adds another adapter of these experts"
@@ -544,7 +544,7 @@ def _watched(name: str, watched_by: str, is_parallel: bool) -> str:
     others = 'experts_implementation="batched_mm"'
     if is_parallel:
         others += ' and ep_implementation="all_to_all"'
-    return f"{name}: {watched_by} cannot see into Sluice's C library: use {others} for it"
+    return f"{name}: {watched_by} cannot trace Sluice's C library: use {others} for it"
 
 
 def _check_policy(module: Any, contract: contracts.Contract, options: Options | None) -> None:

@@ -194,7 +194,7 @@ def _model_of(checkpoint: Path) -> torch.nn.Module:
 
 def _check(config: Mapping[str, Any]) -> None:
     if config.get("peft_type") != "LORA":
-        raise Unsupported(f"the adapter is {config.get('peft_type')}: sluice merge adds LoRA adapters alone")
+        raise Unsupported(f"the adapter is {config.get('peft_type')}: sluice merge supports LoRA adapters only")
     for key, plain in _PLAIN.items():
         if config.get(key) not in plain:
             raise Unsupported(f"the adapter has {key}={config[key]!r}: merge it with PEFT's merge_and_unload")

@@ -54,7 +54,7 @@ def keep_quantised(config: Any, weight_format: str | None = None, weight_block: 
 def _check_original(method: str, original: dict[str, Any], weight_format: str | None) -> None:
     if method not in SUFFIXES:
         raise Unsupported(
-            f"keep_quantised: the checkpoint is quantised as {method}; kept are mxfp4 and fp8: load it with "
+            f"keep_quantised: the checkpoint is quantised as {method}; supported are mxfp4 and fp8: load it with "
             "dequantize=True and save_pretrained, and keep that with weight_format"
         )
     if weight_format not in (None, original.get("weight_format", method)):
@@ -67,12 +67,13 @@ def _check_original(method: str, original: dict[str, Any], weight_format: str | 
     block, scheme = original.get("weight_block_size"), original.get("activation_scheme", "dynamic")
     if block is None or list(block) != [128, 128]:
         raise Unsupported(
-            f"keep_quantised: weight_block_size of the checkpoint is {block}, kept are blocks of 128 x 128"
+            f"keep_quantised: weight_block_size of the checkpoint is {block}; supported are blocks of 128 x 128"
         )
     if scheme != "dynamic" or original.get("scale_fmt") not in (None, "float"):
         raise Unsupported(
             f"keep_quantised: the checkpoint has activation_scheme {scheme!r} and scale_fmt "
-            f"{original.get('scale_fmt')!r}; kept are weights with f32 scales, and activations stay as they are"
+            f"{original.get('scale_fmt')!r}; supported are weights with f32 scales and activations that are not "
+            "quantised"
         )
 
 
@@ -172,7 +173,7 @@ class Stack(_Operation):
         for pattern in patterns:
             matrices = given.pop(pattern, [])
             if len({(each.shape, each.dtype) for each in matrices}) > 1:
-                raise InvalidArgument(f"{pattern} has not the same shape and dtype for all experts")
+                raise InvalidArgument(f"{pattern} does not have the same shape and dtype for all experts")
             if matrices:
                 parts[pattern.endswith("_scale_inv")].append(torch.stack([each.view(torch.uint8) for each in matrices]))
         if len(parts[0]) != len(parts[1]):
@@ -212,7 +213,7 @@ def _decoded_shard(codes: torch.Tensor, scales: torch.Tensor, parameter: Any) ->
     if not weight.isfinite().all():
         row, column = (~weight.isfinite()).nonzero()[0].tolist()
         raise InvalidArgument(
-            f"row {row + begin[0]}, column {column + begin[1]} is no number in fp8: make the checkpoint again"
+            f"row {row + begin[0]}, column {column + begin[1]} is NaN in fp8: make the checkpoint again"
         )
     return weight
 
@@ -286,7 +287,9 @@ class SluiceQuantizer(HfQuantizer):
                 key = found.get(f"{name}_scale_inv".removeprefix("model."))
                 if key is not None:
                     return file.get_tensor(key)
-        raise InvalidArgument("the checkpoint has its scales by another name, so no part of it can be decoded alone")
+        raise InvalidArgument(
+            "the checkpoint has its scales under another name, so parts of it cannot be decoded separately"
+        )
 
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **_: Any) -> None:
         self._files = checkpoint_files or []

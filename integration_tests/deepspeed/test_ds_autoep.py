@@ -161,7 +161,7 @@ def test_Long_Adam_WithinStocksOwnGap(ranks2: Ranks, steps: int) -> None:
 # ---- layers that cannot be swapped ----
 
 REFUSALS = {
-    "activation": ['activation "swiglu_squared"', "none that the library knows"],
+    "activation": ['activation "swiglu_squared"', "not supported by the library"],
     "deepep": ['"comm_backend": "deepep"', "take that key out"],
     "zero 3": ["ZeRO stage 3", "stage 2 or less"],
     "folded": ["2 tensor-parallel ranks", '"autotp_size": 1'],

@@ -222,7 +222,7 @@ def test_ACheckpointThatIsLoaded_CancelsWhatIsOnItsWay(pipe2: Ranks, to: list[in
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "tied": ({"kind": "ends tied", "parts": [0, 2, 6]}, "tied to others by 'ends'"),
-    "under way": ({"kind": "plain", "parts": [0, 2, 6], "twice": True}, "layers are on their way"),
+    "under way": ({"kind": "plain", "parts": [0, 2, 6], "twice": True}, "layers are being moved"),
     "unknown buffers": ({"kind": "plain", "parts": [0, 2, 6], "buffers": "unknown"}, "no batch has shown"),
     "written buffers": ({"kind": "plain", "parts": [0, 2, 6], "buffers": "written"}, "a buffer that forwards write"),
     "host's checkpoints": (
@@ -246,7 +246,7 @@ def test_Move_WhatCannot_IsRefusedOnAllRanks(pipe2: Ranks, case: str) -> None:
 
 def test_Move_AfterWhichAStageKeepsNone_IsRefusedOnAllRanks(pipe4: Ranks) -> None:
     for said, changed in pipe4.run("cases_live:refused", kind="deep", parts=[0, 1, 2, 6, 8]):
-        assert "stage 1 would keep no layer of those that it has" in said and not changed, said
+        assert "stage 1 would keep none of its layers" in said and not changed, said
 
 
 def test_Benchmark_TinyCells_FindAllThatIsJudged(pipe2: Ranks) -> None:

@@ -174,7 +174,7 @@ def test_Checkpoint_SavedAfterAMove_LoadsIntoStockAtThesePlaces(pipe2: Ranks, tm
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "numbers": ({"kind": "plain", "parts": [0, 6, 6]}, "ascend from 0 to 6, no two alike (on rank 0)"),
+    "numbers": ({"kind": "plain", "parts": [0, 6, 6]}, "strictly ascending numbers from 0 to 6 (on rank 0)"),
     "other numbers": ({"kind": "plain", "parts": [0, 2, 6], "own_parts": [0, 4, 6]}, "[0, 4, 6] on rank 1"),
     "tied": ({"kind": "ends tied", "parts": [0, 1, 6]}, "tied to others by 'ends'"),
     "nothing of its own": (

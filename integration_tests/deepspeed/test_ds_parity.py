@@ -152,7 +152,7 @@ def test_Frozen_GatesAndExperts_AsStock(ranks2: Ranks, what: str, stage: int, ki
         ("experts", 1, "the group of experts ep_size_2 has"),
         ("experts", 2, "the group of experts ep_size_2 has"),
         ("rank 1: .*experts", 2, "the group of experts ep_size_2 has"),
-        ("first|last|wg", 2, "the group of all that is no expert has"),
+        ("first|last|wg", 2, "the group of all parameters except experts has"),
     ],
 )
 def test_Frozen_WhatCannotTrain_IsRefusedByNameOnAllRanks(fresh2: Ranks, frozen: str, stage: int, words: str) -> None:

@@ -67,7 +67,7 @@ def test_Trap05_HookOnOneRank_ErrorExplainsIt(ranks2: Ranks) -> None:
 def test_Trap05_HookOnTheContainerAfterSwap_FallsUnderOnUnsupported(ranks2: Ranks) -> None:
     first, second = ranks2.run("cases_traps:container_hooked_after_the_swap", policy="error")
     assert first.startswith("PeerRefused") and "the container of its experts" in first
-    assert second.startswith("UnsupportedError") and "hook the layer, or the experts" in second
+    assert second.startswith("UnsupportedError") and "put the hooks on the layer or the experts" in second
     quiet, warned = ranks2.run("cases_traps:container_hooked_after_the_swap", policy="warn")
     assert quiet == "" and warned.startswith("sluice: ") and "the container of its experts" in warned
 

@@ -44,14 +44,14 @@ RULES = (
     ),
     Rule(
         {"policy": "mixed", "experts": "tuple", "unsupported": "error"},
-        "they run again in every chunk or in none",
+        "they are recomputed in every chunk or in none",
         given={"chunks": "n3"},
     ),
     Rule({"budget": "nofit"}, "OVER_BUDGET: layer 0: no plan fits the memory budget of 65536 bytes"),
     Rule({"dtype": "autocast", "checkpointing": "hostrepeats"}, "BFloat16", by=STOCK),  # recomputed without autocast
     Rule({"frozen": ("fzsome", "fzrank"), "moves": "byhand"}, "requires_grad belongs to the place: do not"),
     Rule(
-        {"frozen": "fzrank", "zero": ("zero1", "zero2")}, "parameters, all of them frozen, and ZeRO needs a trainable"
+        {"frozen": "fzrank", "zero": ("zero1", "zero2")}, "parameters, all of them frozen, but ZeRO needs a trainable"
     ),
     Rule({"frozen": "fzrank", "dtype": "bf16"}, "no expert of rank 0 has a trainable parameter"),
     Rule({"frozen": "fzrank", "ep": ("ep1", "ep1and2")}, "copies of one expert, trained on one rank alone", by=NOBODY),

@@ -166,7 +166,7 @@ def test_Adapters_InEachUse_AsPeftOnEager(kind: str, use: str) -> None:
 
 
 def test_Biases_InTheTargets_AreLeftToPeft() -> None:
-    with pytest.warns(UserWarning, match="down_proj_bias: PEFT adds .* two stacked matrices alone"):
+    with pytest.warns(UserWarning, match="down_proj_bias: PEFT adds .* two stacked matrices only"):
         check(*pair("gpt_oss", targets=(*STACKS, "mlp.experts.down_proj_bias")))
 
 

@@ -40,8 +40,8 @@ CLASS_OF = dict(tf_families.classes())
 
 # The classes of the registry whose own functions are called, and why; all others are fused.
 CALLED = {
-    "Inkling2Experts": "its gate is none that",
-    "Inkling2LoopExperts": "its gate is none that",  # from 5.24
+    "Inkling2Experts": "its gate is not one that",
+    "Inkling2LoopExperts": "its gate is not one that",  # from 5.24
     "MuseSparkExperts": "it normalises each expert's output",
 }
 
@@ -79,7 +79,7 @@ def test_Policy_OfTheModulesOwnFunctions_RunsThemAgainOrIsRefusedByName(capfd: p
         with pytest.raises(sluice.errors.Unsupported, match="policy S1 is not possible with experts that run as"):
             tf_compare.run(make("inkling2"), given, torch.float32)
         sluice.configure(chunks=2, policy={"pre_activation": ["keep", "recompute"]})
-        with pytest.raises(sluice.errors.Unsupported, match="they run again in every chunk or in none"):
+        with pytest.raises(sluice.errors.Unsupported, match="they are recomputed in every chunk or in none"):
             tf_compare.run(make("inkling2"), given, torch.float32)
         sluice.configure(policy="S2", on_unsupported="warn")
         experts_module._announced.clear()

@@ -101,5 +101,5 @@ def test_BadFiles_AreRefusedByName(tmp_path: Path, capsys: Any) -> None:
     config = base / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "quantization_config": {"quant_method": "gptq"}}))
     assert merged(base, adapter, tmp_path / "out") == 2
-    assert "is quantised (gptq), and decoded are mxfp4" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert "is quantised (gptq), which is not mxfp4" in capsys.readouterr().err and not (tmp_path / "out").exists()
     shutil.rmtree(base)

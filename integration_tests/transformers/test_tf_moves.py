@@ -152,7 +152,7 @@ def test_Move_WhatCannot_IsRefusedOnAllRanks(ranks: Ranks, saved: Any) -> None:
         "does not have them as parameters",
         "requires_grad of",
         "outstanding",
-        "no layer that runs on Sluice",
+        "not a layer that runs on Sluice",
         "not shared out",
     )
     for said in ranks.run("tf_ep_moves:refusals", path=saved("qwen3_moe")):

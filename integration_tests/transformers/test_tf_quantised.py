@@ -303,7 +303,7 @@ def test_Configs_ThatCannotBeKept_RefusedByName(checkpoints: dict[str, Path]) ->
     config = AutoConfig.from_pretrained(checkpoints["qwen3_moe"] / "dense")
     for found, kind, text in (
         (None, InvalidArgument, "not quantised, and weight_format is None: name one of mxfp4, fp8, int8, int4"),
-        ({"quant_method": "gptq"}, Unsupported, "quantised as gptq; kept are mxfp4 and fp8"),
+        ({"quant_method": "gptq"}, Unsupported, "quantised as gptq; supported are mxfp4 and fp8"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, Unsupported, r"weight_block_size .* is \[64, 64\]"),
         (
             {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "static"},
@@ -330,7 +330,7 @@ def test_QuantisedExperts_AskedForWhatNeedsPlainWeights_RefusedByName(checkpoint
         torch.mul(module.gate_up_proj, 2)
     module.gate_up_proj.requires_grad_(True)
     with pytest.raises(
-        Unsupported, match="gate_up_proj is in mxfp4 and wants a gradient, and packed weights are frozen"
+        Unsupported, match="gate_up_proj is in mxfp4 and requires a gradient, but packed weights are frozen"
     ):
         model(input_ids=IDS)
     module.gate_up_proj.requires_grad_(False)

@@ -116,7 +116,7 @@ def _check_parallelism(layer: AutoEPMoELayer, refuse: Refuse) -> None:
         if hasattr(parameter, "ds_id"):
             raise refuse("its parameters are partitioned (ZeRO stage 3): use stage 2 or less")
         if type(parameter) not in _PLAIN or parameter.layout is not torch.strided:
-            raise refuse(f"experts.{which} is a {type(parameter).__name__}, no plain strided tensor")
+            raise refuse(f"experts.{which} is a {type(parameter).__name__}, not a plain strided tensor")
         if parameter.dtype not in DTYPES:
             raise refuse(f"experts.{which} is {parameter.dtype}; float32, bfloat16 and float16 are supported")
         if parameter.device.type not in ("cpu", "cuda"):
@@ -140,7 +140,9 @@ def _unit_of(experts: GroupedExperts, refuse: Refuse) -> activations.Unit:
     try:
         unit = activations.find(lambda gate, up: known.fn(gate, up, alpha, limit), True, alphas=[alpha], limits=[limit])
     except Exception as error:  # any function may be registered
-        raise refuse(f'its activation "{name}" does not take plain rows ({type(error).__name__}: {error})') from error
+        raise refuse(f'its activation "{name}" fails on plain rows ({type(error).__name__}: {error})') from error
     if unit is None:
-        raise refuse(f'its activation "{name}" is none that the library knows: SiLU, GELU and ReLU gates, and SwiGLU')
+        raise refuse(
+            f'its activation "{name}" is not supported by the library, which has SiLU, GELU and ReLU gates, and SwiGLU'
+        )
     return unit

@@ -89,7 +89,7 @@ def fused_form(experts: Sequence[nn.Module]) -> FusedForm | str:
         if isinstance(form, str):
             return f"expert {index}: {form}"
     if any(form != forms[0] for form in forms):
-        return "the experts differ in form"
+        return "the experts differ in structure"
     terms = adapters_of(experts, forms[0])
     if isinstance(terms, str):
         return terms
@@ -102,7 +102,7 @@ def fused_form(experts: Sequence[nn.Module]) -> FusedForm | str:
     if len({(tensor.dtype, tensor.device) for tensor in tensors}) != 1:
         return "the experts' parameters differ in dtype or device"
     if any(tensor.layout != torch.strided or type(tensor) not in (nn.Parameter, torch.Tensor) for tensor in tensors):
-        return "a parameter of an expert is no plain strided tensor"
+        return "a parameter of an expert is not a plain strided tensor"
     return replace(forms[0], lora_rank=linear_adapters.rank_of(terms))
 
 
@@ -178,7 +178,7 @@ def _form_of(expert: nn.Module) -> FusedForm | str:
     if any((m.in_features, m.out_features) != (first.in_features, first.out_features) for m in modules[:-1]):
         return "its gate and up projections differ in shape"
     if (last.in_features, last.out_features) != (first.out_features, first.in_features):
-        return "its Linears do not lead from the model width back to it"
+        return "its Linears do not map the model width to itself"
     return FusedForm(w1, w2, w3, activation, first.bias is not None, first.in_features, first.out_features)
 
 

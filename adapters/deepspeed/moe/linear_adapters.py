@@ -56,7 +56,7 @@ def read(linears: Mapping[str, Sequence[Any]]) -> Terms | str:
         return terms
     for modules in linears.values():
         if any(p is not None and p.requires_grad for m in modules for p in (base_of(m).weight, base_of(m).bias)):
-            return "a weight or bias under the adapters requires a gradient, which the library does not compute then"
+            return "a weight or bias under the adapters requires a gradient, which the library does not support"
     return terms
 
 

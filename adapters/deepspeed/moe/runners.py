@@ -85,7 +85,7 @@ class Runners:
         """Why the layer cannot use a plan of the pipeline; "": it can."""
         if self._options.memory_budget is None and self._options.host_memory_budget is None:
             return ""
-        return f"MoE layer '{self.finding.name}' has a plan, and a memory_budget of its own: leave that out"
+        return f"MoE layer '{self.finding.name}' has a plan and its own memory_budget: remove the memory_budget"
 
     def use_plan(self, choice: MoeChoice) -> None:
         """Makes all engine layers run under the plan. Called between forwards."""
@@ -99,8 +99,8 @@ class Runners:
         if experts_module.untouched(container):
             return
         text = (
-            f"MoE layer '{self.finding.name}': the container of its experts was given hooks or a forward of its own "
-            "after the swap, and Sluice calls the experts without it: hook the layer, or the experts"
+            f"MoE layer '{self.finding.name}': the container of its experts got hooks or its own forward after the "
+            "swap, but Sluice calls the experts without it: put the hooks on the layer or the experts"
         )
         if self._options.on_unsupported == "error":
             raise UnsupportedError(text)

@@ -100,8 +100,8 @@ class LayerState(Runners):
         if leaves:  # whatever the options say: their gradients would be lost silently
             shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves)
             raise UnsupportedError(
-                f"{where} uses tensors that want a gradient and are not its parameters (of shape {shapes}): make them "
-                "parameters of the expert, or detach them"
+                f"{where} uses tensors that require a gradient but are not its parameters (of shape {shapes}): make "
+                "them parameters of the expert, or detach them"
             )
 
     def as_host(self, output: torch.Tensor, experts: Sequence[nn.Module], tokens: torch.Tensor) -> torch.Tensor:

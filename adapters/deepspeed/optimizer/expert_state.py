@@ -172,7 +172,7 @@ def keeper_of(name: str, parameters: Sequence[nn.Parameter], optimizer: Any) -> 
     if all(map(_has_parts, trained)) and isinstance(base, torch.optim.Optimizer):
         return Partitioned(optimizer)
     raise UnsupportedError(
-        f"MoE layer '{name}': experts cannot move under {type(optimizer).__name__}, which keeps copies or moments of "
-        "parameters where they are not found: use ZeRO stage 0 with float32 parameters, stage 1 or 2, or, for 16-bit "
+        f"MoE layer '{name}': experts cannot move under {type(optimizer).__name__}, whose copies or moments of "
+        "parameters Sluice cannot find: use ZeRO stage 0 with float32 parameters, stage 1 or 2, or, for 16-bit "
         'parameters without ZeRO, "torch_adam": true among the "params" of the optimizer'
     )

@@ -187,7 +187,7 @@ def _handed_on(outputs: Any, stage: int) -> Edge:
     if isinstance(outputs, tuple) and all(isinstance(each, torch.Tensor) for each in outputs):
         return Edge(list(outputs), _TUPLE | (0 if any(each.requires_grad for each in outputs) else _UNTRAINED))
     raise InvalidArgument(
-        f"the last layer of stage {stage} gave {_described(outputs)}: a stage hands on a tensor or a tuple of tensors"
+        f"the last layer of stage {stage} gave {_described(outputs)}: it must return a tensor or a tuple of tensors"
     )
 
 
@@ -208,7 +208,7 @@ def _gradients(inputs: Any, stage: int) -> Edge:
 def _gradient(tensor: torch.Tensor, index: int, stage: int) -> torch.Tensor:
     if tensor.grad is None:
         raise InvalidArgument(
-            f"stage {stage} was given {list(tensor.shape)} of {tensor.dtype} as tensor {index} and its output does not "
-            "depend on it, so there is no gradient to send back: use it, or hand it on as integers"
+            f"stage {stage} was given {list(tensor.shape)} of {tensor.dtype} as tensor {index} but its output does "
+            "not depend on it, so there is no gradient to send back: use the tensor, or send it as integers"
         )
     return tensor.grad

@@ -79,7 +79,7 @@ class LiveLayers:
 
     def why_busy(self) -> str:
         """Why no other move can start now; "": one can."""
-        return "" if self._voyage is None else "layers are on their way: they arrive with the next training batch"
+        return "" if self._voyage is None else "layers are being moved: they arrive with the next training batch"
 
     # ---- between batches ----
 
@@ -148,9 +148,9 @@ class LiveLayers:
     def why_never(self, module: Any) -> str:
         """Why no layers of this engine can ever move in a batch; "": they can. The same on all ranks."""
         if self._options.pipeline is not None and self._options.pipeline.is_apart:
-            return "weight gradients are ops of their own, which do not follow a layer: move between batches"
+            return "weight gradients are separate ops, which cannot move with a layer: move layers between batches"
         if module.activation_checkpoint_interval > 0:
-            return "activation_checkpoint_interval is set, by which the host runs layers again by their place"
+            return "activation_checkpoint_interval is set, with which the host recomputes layers by their position"
         return ""
 
     def _why_still(self, module: Any, layer: int) -> str:
@@ -160,7 +160,7 @@ class LiveLayers:
             return f"layer {layer} holds a MoE layer, whose ranks meet in each micro-batch: move it between batches"
         for name, buffer in function.named_buffers() if isinstance(function, nn.Module) else ():
             if id(buffer) not in self._buffers:
-                return f"layer {layer} has buffers ({name}), and no batch has shown that forwards leave them alone"
+                return f"layer {layer} has buffers ({name}), and no batch has shown yet that forwards do not write them"
             if self._buffers[id(buffer)] != buffer._version:
                 return f"layer {layer} has a buffer that forwards write ({name}), so it has to run on one stage"
         return ""
@@ -229,7 +229,7 @@ class LiveLayers:
             return
         begun, module, migration = time.perf_counter(), engine.module, self._migration
         if voyage.failure:
-            raise InvalidState(f"layers could not set out: {voyage.failure}")
+            raise InvalidState(f"the move of layers could not start: {voyage.failure}")
         meeting, refusal, cause = voyage.meeting, None, None
         try:
             for trip in voyage.trips:
@@ -281,7 +281,7 @@ def why_no_live_parts(module: Any, parts: Sequence[int]) -> str:
     bounds = stage_module.parts_of(module)
     for stage in range(len(bounds) - 1):
         if max(bounds[stage], parts[stage]) >= min(bounds[stage + 1], parts[stage + 1]):
-            return f"stage {stage} would keep no layer of those that it has: in a batch one at least has to stay"
+            return f"stage {stage} would keep none of its layers: during a batch at least one must stay"
     return ""
 
 

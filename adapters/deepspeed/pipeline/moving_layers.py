@@ -305,7 +305,7 @@ def _require_alike(answers: dict[int, Any]) -> None:
             if names != gone[layer]:
                 raise UnsupportedError(
                     f"layers cannot move: layer {layer} has {', '.join(gone[layer])}, and rank {rank} built one with "
-                    f"{', '.join(names)}: what makes a layer has to make the same on all ranks"
+                    f"{', '.join(names)}: a layer must be built in the same way on all ranks"
                 )
 
 
@@ -343,7 +343,7 @@ def _why_not(engine: Any, moves: Sequence[Move], optimizer: Any) -> str:
         return "the topology has tensor parallelism"
     reason = optimizer.why_not() if moves else ""
     if reason:
-        return f"what the optimizer keeps of layers cannot be taken out: {reason}"
+        return f"the optimizer state of layers cannot be extracted: {reason}"
     for layer in (each.layer for each in moves if goes(module, each)):
         why = stage_module.why_pinned(module, layer)
         why = why or engine.sluice.experts.why_not(engine.sluice, layer, stage_module.function_of(module, layer))

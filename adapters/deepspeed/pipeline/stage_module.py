@@ -51,7 +51,7 @@ def why_no_partition(module: Any, parts: Sequence[int]) -> str:
             return ""
     return (
         f"parts are {bounds}: for {count} layers on {module.num_stages} stages they are {module.num_stages + 1} "
-        f"numbers that ascend from 0 to {count}, no two alike"
+        f"strictly ascending numbers from 0 to {count}"
     )
 
 
@@ -77,7 +77,7 @@ def why_stays(module: Any, layer: int) -> str:
         return f"layer {layer} is tied to others by '{spec.key}'"
     inner = list(function.modules()) if isinstance(function, nn.Module) else []
     if any(isinstance(each, nn.SyncBatchNorm) for each in inner):
-        return f"layer {layer} meets those of the other replicas"
+        return f"layer {layer} communicates with those of the other replicas"
     return ""
 
 

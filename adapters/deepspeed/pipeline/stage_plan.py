@@ -30,8 +30,8 @@ def start(engine: Any, options: Options) -> None:
         failure = error
     if failure is None and stages.OFFLOAD in chosen.kinds and wanted.is_apart:
         failure = InvalidArgument(
-            "the plan has offloaded layers, whose weight gradients are computed in their backward: take "
-            '"separate_wgrad" and zero_bubble out'
+            "the plan has offloaded layers, whose weight gradients are computed in their backward: remove "
+            '"separate_wgrad" and zero_bubble'
         )
     try:
         follow(engine, chosen, options.timeout, failure.message if failure else "", wanted.offload)
@@ -72,16 +72,16 @@ def _why_not(engine: Any, chosen: Chosen) -> str:
             return why
     if {stages.RECOMPUTE, stages.OFFLOAD} & set(chosen.kinds) and host_recomputes(engine):
         return (
-            "the plan says which layers are computed again or offloaded, and activation_checkpoint_interval is set: "
-            'take that out of the model and of the "pipeline" section'
+            "the plan says which layers are recomputed or offloaded, but activation_checkpoint_interval is set: "
+            'remove that from the model and from the "pipeline" section'
         )
     away = (layer for layer, kind in enumerate(chosen.kinds) if kind == stages.OFFLOAD and not has_plan[layer])
     why = next((why for why in (stage_module.why_not_offloaded(engine.module, layer) for layer in away) if why), "")
     if why:
-        return f"the plan has it offloaded, and {why}"
+        return f"the plan offloads it, but {why}"
     again = (layer for layer, kind in enumerate(chosen.kinds) if kind == stages.RECOMPUTE)
     why = next((why for why in (stage_module.why_not_recomputed(engine.module, layer) for layer in again) if why), "")
-    return f"the plan has it run again, and {why}" if why else ""
+    return f"the plan recomputes it, but {why}" if why else ""
 
 
 def _moe_layers(module: Any, layer: int) -> list[Any]:
@@ -103,7 +103,7 @@ def _why_no_tier(tier: str) -> str:
     try:
         Swap([False], tier).close()
     except SluiceError as error:
-        return f"the plan has offloaded layers, and {error.message}"
+        return f"the plan has offloaded layers, but {error.message}"
     return ""
 
 

@@ -46,7 +46,7 @@ def take_over(engine: Any, options: Options) -> Takeover | None:
     if not reason and engine.module._topo.get_dim("pipe") == 1:
         if not options.pipeline or options.pipeline.plan is None:
             return None
-        reason = "the pipeline has one stage, and its plan would have nothing to divide"
+        reason = "the pipeline has one stage, so a plan has nothing to partition"
     chosen = dataclasses.asdict(options.pipeline or PipelineOptions())
     own = {
         "refused": reason,
@@ -68,7 +68,7 @@ def take_over(engine: Any, options: Options) -> Takeover | None:
 def _reason_against(engine: Any) -> str:
     """Why the host must run this engine's batches; "": the library can."""
     if not getattr(engine, "pipeline_parallelism", False):
-        return "the model is no deepspeed.pipe.PipelineModule, so there are no stages to run"
+        return "the model is not a deepspeed.pipe.PipelineModule, so there are no stages to run"
     kind = type(engine)
     own = [
         instruction.__name__
@@ -76,14 +76,14 @@ def _reason_against(engine: Any) -> str:
         if kind._INSTRUCTION_MAP.get(instruction) is not PipelineEngine._INSTRUCTION_MAP[instruction]
     ]
     if own:
-        return f"{kind.__name__} has its own way of {', '.join(own)}"
+        return f"{kind.__name__} overrides {', '.join(own)}"
     if kind._exec_schedule is not PipelineEngine._exec_schedule:
-        return f"{kind.__name__} has its own way of running a schedule"
+        return f"{kind.__name__} overrides _exec_schedule"
     width = max(engine.module._topo.get_dim("model"), 1)
     if width > 1:
         return f"the topology has tensor parallelism (model = {width})"
     if engine.device.type != "cpu":
-        return f"the engine is on {engine.device}, and stages hand on host memory alone"
+        return f"the engine is on {engine.device}, but stages exchange tensors in host memory only"
     return _reason_of_frozen(engine)
 
 
@@ -99,14 +99,14 @@ def _reason_of_frozen(engine: Any) -> str:
     else:
         return ""
     named = stage_module.named(engine.module)
-    return f"{named} has no trainable parameter, and {why}: cut the model so that it has a layer with some"
+    return f"{named} has no trainable parameter, and {why}: partition the model so that it gets a layer with some"
 
 
 def _refuse(reason: str, options: Options) -> None:
     if options.on_unsupported == "error":
         raise UnsupportedError(
             f'"sluice": "pipeline": {reason}. Write "on_unsupported": "warn" in the "sluice" section to leave its '
-            "batches to DeepSpeed, or take the key out"
+            "batches to DeepSpeed, or remove the key"
         )
     _say(f"[sluice] WARNING: batches stay with DeepSpeed: {reason}")
 
@@ -151,9 +151,9 @@ class Takeover:
         if torch.distributed.get_rank() == 0:
             limit = "chosen" if wanted.in_flight is None else wanted.in_flight
             _say(
-                f"[sluice {version.__version__}] pipeline of {topology.get_dim('pipe')} stages runs on Sluice: policy "
-                f"{wanted.policy}{', weight gradients apart' if wanted.is_apart else ''} | in flight {limit} | "
-                f"{topology.get_dim('data')} replicas | pid {os.getpid()}"
+                f"[sluice {version.__version__}] pipeline of {topology.get_dim('pipe')} stages runs on Sluice: "
+                f"policy {wanted.policy}{', separate weight gradients' if wanted.is_apart else ''} | in flight "
+                f"{limit} | {topology.get_dim('data')} replicas | pid {os.getpid()}"
             )
 
     def start_plan(self, engine: Any) -> None:
@@ -199,7 +199,7 @@ class Takeover:
                 self.live.commit(engine)
         except BaseException:
             self._stage.abandon()
-            self.live.cancel("a batch has failed, of which gradients may have travelled")
+            self.live.cancel("a batch failed after some of its gradients may have been sent")
             raise
         self.batches += 1
         self._stage.end()

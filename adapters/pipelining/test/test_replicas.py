@@ -15,9 +15,9 @@ SAME = [
     ("ddp", "sluice:backward_first"),
 ]
 REFUSED = {
-    ("fsdp", "sluice"): "FSDPBlocks waits for its replicas within a pass, whose order policy adaptive does not fix",
-    ("fsdp", "sluice:zero_bubble"): "FSDP is not run with weight gradients as ops of their own",
-    ("ddp", "sluice:zero_bubble"): "DistributedDataParallel reduces in a whole backward",
+    ("fsdp", "sluice"): "FSDPBlocks synchronizes its replicas within a pass, but policy adaptive does not",
+    ("fsdp", "sluice:zero_bubble"): "FSDP is not supported with separate weight gradients",
+    ("ddp", "sluice:zero_bubble"): "DistributedDataParallel reduces gradients in a whole backward",
 }
 
 pytestmark = pytest.mark.full

@@ -204,7 +204,7 @@ def test_Trap05_ExpertNotExactlyKnown_IsCalled(make: Any) -> None:
 
 
 def test_Experts_OfDifferentFormOrDtype_AreCalled() -> None:
-    assert fused_form([Plain(), sequential(nn.ReLU())]) == "the experts differ in form"
+    assert fused_form([Plain(), sequential(nn.ReLU())]) == "the experts differ in structure"
     assert fused_form([Plain(), Plain().bfloat16()]) == "the experts' parameters differ in dtype or device"
 
 

@@ -10,16 +10,16 @@ import sys
 USAGE = """usage: sluice COMMAND (or python -m sluice COMMAND)
 
   doctor             what is installed, what would be used, what a config would swap, what is wrong and what to do
-  run SCRIPT ...     run a training script with Sluice loaded for sure (as python -m sluice.run)
-  plan               does a model fit a machine, which n and restore policy each layer takes, and why no other;
+  run SCRIPT ...     runs a training script with Sluice, or fails if Sluice does not load (as python -m sluice.run)
+  plan               whether a model fits a machine, and the n and restore policy of each layer, with reasons;
                      --stages: which layer runs on which stage, and what is kept, recomputed or offloaded
-  simulate           what more ranks would do: weak and strong scaling on a machine that one need not have;
+  simulate           predicts weak and strong scaling to more ranks, on any machine that has a description;
                      --stages: a batch of a pipeline under every policy, its bubble and bytes;
-                     --device: what one step asks of a GPU that is not there, priced by a model
+                     --device: the calls and the modelled time of one step on a GPU, without a GPU
   routing DIR        joins expert loads that ranks recorded, for `simulate` and `plan`
-  trace -- COMMAND   where the time of its MoE layers went: idle lanes explained, predicted next to measured, pictures
+  trace -- COMMAND   records COMMAND and reports the time of MoE layers, idle lanes, predictions and pictures
   merge              adds a LoRA adapter of PEFT to the weights of its checkpoint, one file at a time
-  tune               measures this machine once for all, and decides for a model ahead of time
+  tune               measures this machine, and makes the decisions for a model before training
   version            the version of this package
 """
 

@@ -50,7 +50,7 @@ def parse(section: Any) -> tuple[bool, Options]:
     enabled = bool(values.pop("enabled", False))
     if values.get("reuse") and values.get("policy") is not None:
         raise ConfigError(
-            '"sluice": "reuse" has Sluice choose among S1 to S4, and "policy" names one: take one of them out '
+            '"sluice": "reuse" has Sluice choose among S1 to S4, and "policy" names one: remove one of them '
             "(a policy reuses buffers by itself)"
         )
     if "gemm_library" in values and values.get("gemm") not in ("onednn", "blas"):

@@ -71,7 +71,7 @@ def read(path: str, machine: str) -> Answers:
     """Returns this machine's answers; none if there is no file. Raises Damaged or NotOurs for an unusable file."""
     found = _machines(path, machine).get(machine, [])
     if not all(_is_answer(answer) for answer in found):
-        raise Damaged("its answers are no list of layers with rows")
+        raise Damaged("its answers are not a list of layers with rows")
     return found
 
 
@@ -86,8 +86,8 @@ def check_ours(path: str) -> None:
         return
     if not _OURS.match(begin):
         raise NotOurs(
-            f'"tuner": decisions {path!r} is a file that Sluice did not write; it stays as it is. Name a path where '
-            "none lies yet, or one that an earlier run left there"
+            f'"tuner": decisions {path!r} is a file that Sluice did not write; it is not changed. Give a path that '
+            "does not exist yet, or a file that an earlier run wrote"
         )
 
 
@@ -112,10 +112,10 @@ def _machines(path: str, machine: str) -> dict[str, Answers]:
         data = {"sluice_kept_decisions": FORM, "machines": {machine: data.get("answers")}}
     if not isinstance(data, dict) or data.get("sluice_kept_decisions") != FORM:
         if _is_named_by_us(path):
-            raise Damaged("of another version, or no decisions at all")
+            raise Damaged("written by another version, or has no decisions")
         raise NotOurs(
-            f'"tuner": decisions {path!r} is of another version of Sluice; it stays as it is. Name another path, or '
-            "run that version"
+            f'"tuner": decisions {path!r} was written by another version of Sluice; it is not changed. Give another '
+            "path, or run that version"
         )
     machines = data.get("machines")
     if not isinstance(machines, dict) or not all(isinstance(answers, list) for answers in machines.values()):
@@ -127,7 +127,7 @@ def machines(path: str) -> dict[str, Answers]:
     """Returns the answers of a file by machine; none if there is no file."""
     found = _machines(path, "this machine")
     if not all(_is_answer(answer) for answers in found.values() for answer in answers):
-        raise Damaged("its answers are no list of layers with rows")
+        raise Damaged("its answers are not a list of layers with rows")
     return found
 
 
@@ -164,7 +164,7 @@ def take(path: str, machine: str, accept: Callable[[str], None]) -> str:
             accept(text)
         return text
     except OSError as error:
-        _say(f"{path} cannot be read ({error.strerror}): training goes on without its decisions")
+        _say(f"{path} cannot be read ({error.strerror}): training continues without its decisions")
     except NotOurs:
         raise
     except ValueError as problem:  # raised for the file, or by the library for its content
@@ -215,7 +215,7 @@ def _key(answer: dict[str, Any]) -> tuple[str, int, bool]:
 def _move_aside(path: str, problem: Exception) -> None:
     with contextlib.suppress(OSError):
         os.replace(path, path + ".damaged")
-    _say(f"{path} is damaged ({problem}): kept as {path}.damaged, begun again; training goes on")
+    _say(f"{path} is damaged ({problem}): kept as {path}.damaged, and a new file is begun; training continues")
 
 
 def _say(text: str) -> None:

@@ -42,10 +42,10 @@ def read(path: str) -> list[dict[str, Any]]:
     except (ValueError, RecursionError) as error:
         raise Damaged(f"not JSON: {error}") from error
     if not isinstance(data, dict) or data.get("sluice_last_decisions") != FORM:
-        raise Damaged("of another version, or no list of decisions")
+        raise Damaged("written by another version, or has no list of decisions")
     entries = data.get("entries")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise Damaged("its entries are no list of objects")
+        raise Damaged("its entries are not a list of objects")
     return entries
 
 
@@ -64,12 +64,15 @@ def append(new: list[dict[str, Any]], named: str | None = None) -> str | None:
                 known = read(path)
             except Damaged as problem:
                 os.replace(path, path + ".damaged")
-                print(f"sluice: {path} is damaged ({problem}): kept as {path}.damaged, begun again", file=sys.stderr)
+                print(
+                    f"sluice: {path} is damaged ({problem}): kept as {path}.damaged, and a new file is begun",
+                    file=sys.stderr,
+                )
                 known = []
             entries = (known + [{"when": stamp, **entry} for entry in new])[-KEPT:]
             replace(path, json.dumps({"sluice_last_decisions": FORM, "entries": entries}, indent=1) + "\n")
     except file_trust.NotOurs as error:
-        print(f"sluice: {path} is left alone: {error.strerror}", file=sys.stderr)
+        print(f"sluice: {path} is not written: {error.strerror}", file=sys.stderr)
         return None
     except OSError:
         return None

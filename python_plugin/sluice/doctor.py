@@ -155,9 +155,9 @@ def _self_check() -> Iterator[Finding]:
     from sluice import _library, self_check
 
     result = self_check.run(_library.load())
-    errors = f"forward off by {result['forward_error']:.1e}, gradients by {result['gradient_error']:.1e}"
+    errors = f"error of forward {result['forward_error']:.1e}, gradients by {result['gradient_error']:.1e}"
     good = result["forward_error"] <= TOLERANCE and result["gradient_error"] <= TOLERANCE
-    advice = "" if good else "the library computes wrongly on this machine: report it with this output"
+    advice = "" if good else "the library computes wrong results on this machine: report it with this output"
     yield Finding("self-check in C", OK if good else BAD, f"one rank, forward and backward: {errors}", advice)
     yield Finding(
         "gemm", OK, f"{result['gemm']}; in training the fastest for each shape is taken, torch's own GEMMs included"
@@ -293,7 +293,7 @@ def _torch_adapter() -> Iterator[Finding]:
         "torch adapter",
         NOTE,
         f"not compiled yet; the first run will do it with {compiler} (a minute)",
-        "run `python -m sluice.adapters.torch.build` now to spare the first run the wait",
+        "run `python -m sluice.adapters.torch.build` now, so that the first run does not wait for it",
     )
 
 
@@ -396,14 +396,14 @@ def shared_memory_op(name: str) -> Finding:
     if os.path.exists(lock):
         left = f"{lock} is there{'' if is_built else ' without a library'}: a build is under way, or was interrupted"
         return Finding(
-            check, BAD, left, "if no compiler runs, delete that file: deepspeed.init_distributed waits for it for ever"
+            check, BAD, left, "if no compiler runs, delete that file: deepspeed.init_distributed waits for it forever"
         )
     if is_built:
         return Finding(check, OK, f"{name} is built in {folder}")
     return Finding(
         check,
         NOTE,
-        f"{name} is not built: the first deepspeed.init_distributed compiles it for minutes, without a word",
+        f"{name} is not built: the first deepspeed.init_distributed compiles it for minutes, without output",
         "wait for it: an interrupted build leaves a lock. Or build it now: python -c "
         '"from deepspeed.accelerator import get_accelerator as a; '
         "a().create_op_builder('ShareMemCommBuilder').load()\"",
@@ -452,7 +452,10 @@ def _transformers() -> Iterator[Finding]:
 
     if not hasattr(moe, "ExpertsInterface"):
         yield Finding(
-            "transformers", BAD, f"{version} has no registry of experts", "use transformers 5.23, or do without it"
+            "transformers",
+            BAD,
+            f"{version} has no registry of experts",
+            "use transformers 5.23, or train without Sluice's experts",
         )
     elif "sluice" in moe.ALL_EXPERTS_FUNCTIONS:
         yield Finding("transformers", OK, f'{version}: experts_implementation="sluice" is registered')
@@ -472,7 +475,7 @@ def _megatron() -> Iterator[Finding]:
         from sluice.adapters.megatron.layer import missing_steps
     except Exception as error:  # without Transformer Engine, triton or a GPU Megatron's own imports may fail
         text = f"{version} does not import here ({type(error).__name__}: {error})"
-        yield Finding("megatron", NOTE, text, "look again in an environment in which its models train")
+        yield Finding("megatron", NOTE, text, "run doctor again in the environment in which its models train")
         return
     missing = missing_steps()
     if missing:
@@ -484,4 +487,4 @@ def _megatron() -> Iterator[Finding]:
         )
         return
     named = f"--spec {megatron.__name__} moe_block_spec, or {megatron.__name__}.with_sluice"
-    yield Finding("megatron", OK, f"{version}: {named}, puts Sluice's layer in the place of MoELayer")
+    yield Finding("megatron", OK, f"{version}: {named}, replaces MoELayer with Sluice's layer")

@@ -39,8 +39,8 @@ def examine(path: str) -> Iterator[Finding]:
         yield Finding(
             CHECK,
             BAD,
-            f"{path} is no config of DeepSpeed (train_..., zero_optimization, sluice), none of transformers "
-            "(model_type), and none of Megatron (num_moe_experts, or a script with its flags)",
+            f"{path} is not a config of DeepSpeed (train_..., zero_optimization, sluice), of transformers "
+            "(model_type) or of Megatron (num_moe_experts, or a script with its flags)",
             "give the file that the training script gives to deepspeed.initialize, a model's config.json, or the "
             "script with Megatron's flags",
         )

@@ -27,7 +27,7 @@ def move_experts(layer: Any, expert_rank: Sequence[int], expert_slot: Sequence[i
     kept = resolve.kept_of(layer)
     if kept is None or not hasattr(kept, "move"):
         raise InvalidArgument(
-            f"move_experts: {resolve.name_of(layer)} is no layer that runs on Sluice: give one of the layers in a model"
+            f"move_experts: {resolve.name_of(layer)} is not a layer that runs on Sluice: give a layer of a model"
         )
     kept.move(layer, expert_rank, expert_slot, optimizer)
 
@@ -55,7 +55,7 @@ def start_moving_experts(
     kept = resolve.kept_of(layer)
     if kept is None or not hasattr(kept, "start_moving"):
         raise InvalidArgument(
-            f"start_moving_experts: {resolve.name_of(layer)} is no module whose experts are shared out by "
+            f"start_moving_experts: {resolve.name_of(layer)} is not a module whose experts are divided by "
             'ep_implementation="sluice": sluice.move_experts moves experts of other hosts at once'
         )
     return kept.start_moving(layer, expert_rank, expert_slot, optimizer, bytes_per_second)

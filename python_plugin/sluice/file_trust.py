@@ -144,7 +144,7 @@ def open_ours(path: str, also: tuple[int | None, ...] = ()) -> int:
     try:
         info = os.fstat(handle)
         if not stat.S_ISREG(info.st_mode):
-            raise NotOurs(errno.EPERM, "it is no regular file: remove it", path)
+            raise NotOurs(errno.EPERM, "it is not a regular file: remove it", path)
         _demand(path, _strange_owner(info, also), _writers(info))
     except NotOurs:
         os.close(handle)

@@ -80,7 +80,7 @@ def _of_module(given: Any) -> list[Any]:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(given, torch.nn.Module):
         raise InvalidArgument(
-            f"{type(given).__name__} is no layer, model or engine (torch.nn.Module), nor a list of these"
+            f"{type(given).__name__} is not a layer, model or engine (torch.nn.Module), nor a list of these"
         )
     found = [layer for layer in map(_layer, given.modules()) if layer is not None]
     if found:

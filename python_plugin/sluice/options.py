@@ -146,30 +146,30 @@ class TunerOptions:
     )  # fmt: skip
     machine: str | None = option(
         values.path, USER, "it names a file to read", 'a path, a profile\'s name, `"device"`', "none",
-        'costs to predict with; `"device"`: the profile of the GPU\'s name',
+        'costs that predictions use; `"device"`: the profile with the name of the GPU',
     )  # fmt: skip
     calibrate: float | None = option(
         values.calibrate, USER, "it measures for as long as it says, and writes into a folder", "`true`, seconds",
-        "not measured", "this machine is measured before the first layer, or taken from the cache",
+        "not measured", "measure this machine before the first layer, or use its cached measurement",
     )  # fmt: skip
     cache: str | None = option(
         values.path, USER, "it names a folder to write into", "a path", "the user's", "folder of measured machines"
     )
     decisions: str | bool | None = option(
         values.path_or_true, USER, "it names a file to read and write", "a path, `true`", "none",
-        "file of decisions that the run begins with and leaves its own in; `true`: one in `cache`",
+        "file of decisions that the run begins with and adds its own to; `true`: a file in `cache`",
     )  # fmt: skip
     pinned: str | None = option(
         values.path, USER, "it names a file to read", "a path", "none",
-        "file of decisions that must be there and good, the same on all ranks; it is never written",
+        "file of decisions that must exist and be valid, the same on all ranks; it is never written",
     )  # fmt: skip
 
 
 def _pipeline_policy(key: str, value: Any) -> str:
     if value in _POLICIES_OF_SEVERAL_STAGES:
         raise ConfigError(
-            f'"sluice": "{key}" "{value}" needs several stages on a rank, and DeepSpeed\'s PipelineModule has one part '
-            f"of the layers there: take one of {', '.join(PIPELINE_POLICIES)}"
+            f'"sluice": "{key}" "{value}" needs several stages on a rank, but DeepSpeed\'s PipelineModule has one '
+            f"stage there: use one of {', '.join(PIPELINE_POLICIES)}"
         )
     return values.one_of(*PIPELINE_POLICIES)(key, value)
 
@@ -181,30 +181,30 @@ class PipelineOptions:
 
     policy: str = option(
         _pipeline_policy, ENGINE, _STAGES, ", ".join(f'`"{name}"`' for name in PIPELINE_POLICIES), "adaptive",
-        "[what a stage runs next](pipeline.md#policies). Adaptive: `1f1b_hint`, then what is fastest by the times of "
+        "[what a stage runs next](pipeline.md#policies). Adaptive: `1f1b_hint`, then the fastest by the times of "
         "the first batch",
         default="adaptive",
     )  # fmt: skip
     in_flight: int | None = option(
         values.count_or_adaptive, ENGINE, _STAGES, 'a number, `"adaptive"`', "adaptive",
-        "L: micro-batches of a stage whose activations are kept. Adaptive: the number of stages, then what the times "
-        "of the first batch ask for",
+        "L: micro-batches of a stage whose activations are kept. Adaptive: the number of stages, then a number "
+        "chosen from the times of the first batch",
     )  # fmt: skip
     plan: str | None = option(
         values.path_or_adaptive, ENGINE, "it names a file to read", 'the path of a plan, `"adaptive"`', "none",
-        "[which layer](#a-plan-of-layers-by-key) runs on which stage, and which are computed again; adaptive: layers "
+        "[which layer](#a-plan-of-layers-by-key) runs on which stage, and which are recomputed; adaptive: layers "
         "[move by themselves](#layers-that-move-by-themselves)",
     )  # fmt: skip
     memory_budget: int | None = option(
-        values.number_of_bytes, ENGINE, _STAGES, _BYTES, "none", "what that plan may take on each stage"
+        values.number_of_bytes, ENGINE, _STAGES, _BYTES, "none", "memory that this plan may use on each stage"
     )
     offload: str | None = option(
         values.path, ENGINE, "it names a folder to write to", '`"host"`, the path of a folder', '`"host"`',
-        "where layers that the plan offloads copy what they save: host memory, or a file in this folder on each rank",
+        "where offloaded layers copy their saved tensors: host memory, or a file in this folder on each rank",
     )  # fmt: skip
     separate_wgrad: bool | None = option(
         values.boolean, ENGINE, _STAGES, _YES_NO, "`true` under `zero_bubble`, else `false`",
-        "weight gradients of linear layers are ops of their own ([below](#weight-gradients-apart))",
+        "weight gradients of linear layers are separate ops ([below](#separate-weight-gradients))",
     )  # fmt: skip
 
     @property
@@ -218,7 +218,7 @@ class PipelineOptions:
 class PlacementOptions:
     """When experts change ranks (docs/placement.md)."""
 
-    interval: int = option(values.count, ENGINE, _MOVES, "a number", "20", "steps between two looks", default=20)
+    interval: int = option(values.count, ENGINE, _MOVES, "a number", "20", "steps between two checks", default=20)
     target: float = option(
         values.number(1.0, 1e6), ENGINE, _MOVES, "1 or more", "1.05",
         "moves end once the rank with the most rows has at most this many times the lower bound",
@@ -234,8 +234,8 @@ class PlacementOptions:
         default=500,
     )  # fmt: skip
     bytes_per_second: int | None = option(
-        values.number_of_bytes, ENGINE, _MOVES, 'bytes, or `"50MB"`', "as fast as the link takes them",
-        "what a rank sends of experts during a step",
+        values.number_of_bytes, ENGINE, _MOVES, 'bytes, or `"50MB"`', "as fast as the link allows",
+        "bytes of experts that a rank sends during a step",
     )  # fmt: skip
 
 
@@ -245,9 +245,9 @@ def _tuner(key: str, value: Any) -> TunerOptions:
         raise ConfigError(f'"sluice": "{key}" must be an object with keys of {", ".join(rows)}, not {value!r}')
     found = TunerOptions(**values.parts(key, value, {name: row.read for name, row in rows.items()}))
     if found.machine is not None and found.calibrate is not None:
-        raise ConfigError(f'"sluice": "{key}" has machine and calibrate: take one of them out')
+        raise ConfigError(f'"sluice": "{key}" has machine and calibrate: remove one of them')
     if found.decisions is not None and found.pinned is not None:
-        raise ConfigError(f'"sluice": "{key}" has decisions and pinned: take one of them out')
+        raise ConfigError(f'"sluice": "{key}" has decisions and pinned: remove one of them')
     if found.mode == "model" and found.machine is None and found.calibrate is None:
         raise ConfigError(f'"sluice": "{key}.mode" "model" needs a machine to predict with: add "calibrate": true')
     return found
@@ -270,14 +270,16 @@ def _pipeline(key: str, value: Any) -> PipelineOptions | None:
         return None
     found = PipelineOptions(**given)
     if found.policy == "zero_bubble" and not found.is_apart:
-        raise ConfigError(f'"sluice": "{key}.separate_wgrad" is false, and policy zero_bubble needs it: take one out')
+        raise ConfigError(
+            f'"sluice": "{key}.separate_wgrad" is false, but policy zero_bubble needs it: remove one of them'
+        )
     if found.memory_budget is not None and found.plan is None:
         raise ConfigError(
-            f'"sluice": "{key}.memory_budget" bounds a plan: add "plan" with a path or "{ADAPTIVE_PLAN}" beside it'
+            f'"sluice": "{key}.memory_budget" bounds a plan: also set "plan" to a path or "{ADAPTIVE_PLAN}"'
         )
     if found.offload is not None and found.plan in (None, ADAPTIVE_PLAN):
         raise ConfigError(
-            f'"sluice": "{key}.offload" is where a plan from a file offloads to: add "plan" with a path or take it out'
+            f'"sluice": "{key}.offload" is only for a plan from a file: set "plan" to a path, or remove this key'
         )
     return found
 
@@ -367,20 +369,20 @@ class LayerOptions:
     )  # fmt: skip
     chunking: str | None = option(
         values.one_of("adaptive", "tokens"), ANYONE, _TIMES_AND_BYTES, '`"adaptive"`, `"tokens"`', "adaptive",
-        "chunks by experts where everything is kept, or always by tokens, which takes less memory",
+        "chunks by experts if everything is kept, or always by tokens, which takes less memory",
         c="chunking", numbers={None: 0, "adaptive": 0, "tokens": 1},
     )  # fmt: skip
     grouping: str | None = option(
         values.one_of("adaptive", "off", "on"), ANYONE, _TIMES_AND_BYTES, '`"adaptive"`, `"off"`, `"on"`', "adaptive",
-        "rows of one chunk go home while those of a later one leave. Adaptive: where that is faster. Off under a "
-        "budget and with `reuse`",
+        "rows of one chunk return in the same exchange that sends rows of a later chunk. Adaptive: if that is "
+        "faster. Off under a budget and with `reuse`",
         c="grouping", numbers={None: 0, "adaptive": 0, "off": 1, "on": 2},
         transformers="under expert parallelism",
     )  # fmt: skip
     deduplicate: bool | str = option(
         values.deduplicate, ANYONE, "it changes what travels, and last bits",
         '`"adaptive"`, `true`, `false`, `"node"`, `"rank_or_node"`', "adaptive",
-        'a token\'s row travels once to each rank; `"node"`: once to each node; `"rank_or_node"`: the faster of both; '
+        'a token\'s row is sent once to each rank; `"node"`: once to each node; `"rank_or_node"`: the faster of both; '
         "`false`: once for each route ([c-abi.md](c-abi.md#deduplication)). Adaptive: [the fastest, by a machine and a "
         "race](tuning.md#rows-or-copies-of-tokens), which changes last bits; without a machine as `false`",
         default="adaptive", c="deduplicate",
@@ -393,14 +395,14 @@ class LayerOptions:
     accumulate: str | None = option(
         values.one_of("in_place", "autograd"), ANYONE, "what adds gradients, with the same sums up to rounding",
         '`"in_place"`, `"autograd"`', "in place",
-        "what adds to a `.grad` that is there: the library [where nothing can tell the "
+        "what adds to an existing `.grad`: the library [where nothing can tell the "
         "difference](transformers.md#gradients-that-are-already-there), or always autograd",
         transformers="[below](#gradients-that-are-already-there)",
     )  # fmt: skip
     gradient_pool: int | None = option(
         values.bytes_or_false, ANYONE, _TIMES_AND_BYTES, 'bytes, or `"2GiB"`; `false`',
         "a quarter of the memory; none under a budget",
-        "memory of gradients that were let go of [waits for the next "
+        "memory of released gradients that is [kept for the next "
         "ones](transformers.md#gradients-that-are-fresh-in-each-step)",
         transformers="[below](#gradients-that-are-fresh-in-each-step)",
     )  # fmt: skip
@@ -446,8 +448,8 @@ class ContextOptions:
     )  # fmt: skip
     wire_dtype: str | None = option(
         values.one_of("bf16", "int8"), USER, "it rounds what travels between ranks, beyond last bits",
-        '`"bf16"`, `"int8"`', "as they are",
-        "rows of f32 layers, and their gradients, travel in half or a quarter of the bytes, rounded "
+        '`"bf16"`, `"int8"`', "not converted",
+        "rows of f32 layers, and their gradients, are sent in half or a quarter of the bytes, rounded "
         "([errors](c-abi.md#rows-in-fewer-bytes))",
         c="wire_dtype", numbers={None: 0, "bf16": 1, "int8": 2},
         banner=lambda value: f"f32 rows travel in {value}",
@@ -456,14 +458,14 @@ class ContextOptions:
         _tuner, USER, "it must be an object, whose keys have rules of their own",
         '`{"mode": …, "machine": …, "calibrate": …, "cache": …, "decisions": …, "pinned": …}`',
         "mode adaptive, no machine",
-        "what decides n, by which times, and what is kept from run to run ([tuning.md](tuning.md))",
+        "how n is chosen, by which times, and what is kept from run to run ([tuning.md](tuning.md))",
         parts=rows_of(TunerOptions),
         transformers="only `mode` in a model's config",
     )  # fmt: skip
     gemm: str | None = option(
         values.one_of("native", "ref", "onednn", "blas", "host"), USER, "it has a library of this machine loaded",
         '`"native"`, `"ref"`, `"onednn"`, `"blas"`, `"host"`', "[measured](tuning.md#which-library-multiplies)",
-        "which library multiplies; name one where [bits](c-abi.md#numbers) must repeat",
+        "library for GEMMs; name one if [bits](c-abi.md#numbers) must repeat",
         c="gemm",
     )  # fmt: skip
     gemm_library: str | None = option(
@@ -494,8 +496,8 @@ class Options(ContextOptions, LayerOptions):
     pipeline: PipelineOptions | None = option(
         _pipeline, ENGINE, "it must be an object, whose keys have rules of their own", "`{…}`",
         "the host's own schedules",
-        "batches of a pipeline engine are run by what has arrived ([deepspeed-pipeline.md](deepspeed-pipeline.md))",
-        parts=_PIPELINE, shown="batches of a pipeline by what has arrived",
+        "ops of a pipeline engine run as messages arrive ([deepspeed-pipeline.md](deepspeed-pipeline.md))",
+        parts=_PIPELINE, shown="ops of a pipeline run as messages arrive",
     )  # fmt: skip
     placement: PlacementOptions | None = option(
         _placement, ENGINE, _MOVES, '`"adaptive"`, `"fixed"`, `{…}`', "fixed",
@@ -510,7 +512,7 @@ class Options(ContextOptions, LayerOptions):
     )  # fmt: skip
     timeout: float | None = option(
         values.seconds, USER, "it says how long ranks wait for a lost one", "seconds", "that of the host's group",
-        "after it a silent rank is an error that names it",
+        "a rank that is silent for this long is an error that names it",
     )  # fmt: skip
     on_unsupported: str = option(
         values.one_of("error", "warn"), ANYONE,

@@ -54,7 +54,7 @@ def _refusal(refused: list[str], origin: str) -> str:
     calls = ", ".join(_as_argument(path) for path in refused)
     return (
         f'"sluice": {named} cannot come from {origin} (the section "sluice" of its config.json, config.sluice), which '
-        f"may be a stranger's: take it out there. If you want it, give it yourself: sluice.configure({calls}) before "
+        f"may not be trusted: remove it there. If you want it, set it yourself: sluice.configure({calls}) before "
         f"the first call, {ENVIRONMENT} in the environment, or {DS_CONFIG} for DeepSpeed's layers and sluice's tools"
     )
 

@@ -82,7 +82,7 @@ def _change(path, how):
 CHANGES = [
     ("mode", "every user can write it"),
     ("link", "it is a symbolic link"),
-    ("fifo", "no regular file"),
+    ("fifo", "not a regular file"),
     pytest.param("owner", "it belongs to user 4242", marks=as_root),
 ]
 

@@ -96,7 +96,7 @@ def test_Take_RefusedByTheLibrary_MovedAsideWithAWord(tmp_path, capsys) -> None:
 
     assert decision_cache.take(str(path), HERE, refuse) == ""
     said = capsys.readouterr().err
-    assert "field nine is odd" in said and "training goes on" in said
+    assert "field nine is odd" in said and "training continues" in said
     assert os.listdir(tmp_path).count("kept.json.damaged") == 1 and not path.exists()
     assert decision_cache.take(str(path), HERE, refuse) == ""  # there is none: the library is not called
 
@@ -156,8 +156,8 @@ def test_Strange_FileOfTheUsers_IsRefusedAndStays(tmp_path, capsys, what: str) -
     path.write_bytes(data)
     with pytest.raises(decision_cache.NotOurs) as caught:
         decision_cache.take(str(path), HERE, lambda text: None)
-    assert str(path) in str(caught.value) and "stays as it is" in str(caught.value)
-    assert "Name a" in str(caught.value)
+    assert str(path) in str(caught.value) and "is not changed" in str(caught.value)
+    assert "Give a" in str(caught.value)
     decision_cache.merge(str(path), HERE, [_answer(1, 64)])  # at the end of a run, which does not fail for it
     assert "the decisions of this run are not kept" in capsys.readouterr().err
     assert path.read_bytes() == data
@@ -183,7 +183,7 @@ def test_Folder_NotToBeWrittenOrRead_SaidAndLetGo(tmp_path, capsys) -> None:
     decision_cache.merge(str(tmp_path / "file" / "kept.json"), HERE, [_answer(1, 64)])
     assert "are not kept" in capsys.readouterr().err
     assert decision_cache.take(str(tmp_path), HERE, lambda text: None) == ""
-    assert "goes on without" in capsys.readouterr().err
+    assert "continues without" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("cache, where", [("/named", "/named/kept_decisions.json"), (None, "/env/kept_decisions.json")])

@@ -146,10 +146,10 @@ def test_Given_CompiledModels_AreWhatIsInThem(monkeypatch) -> None:
 @pytest.mark.parametrize(
     "what, words",
     [
-        (3, "int is no layer, model or engine"),
-        (None, "NoneType is no layer, model or engine"),
-        ({"layer": LAYERS[0]}, "dict is no layer, model or engine"),
-        ([LAYERS[0], "moe"], "str is no layer, model or engine"),
+        (3, "int is not a layer, model or engine"),
+        (None, "NoneType is not a layer, model or engine"),
+        ({"layer": LAYERS[0]}, "dict is not a layer, model or engine"),
+        ([LAYERS[0], "moe"], "str is not a layer, model or engine"),
         (torch.nn.Linear(1, 1), "Linear does not run on Sluice: it holds no MoE layer that Sluice knows"),
         (torch.nn.DataParallel(torch.nn.Linear(1, 1)), "DataParallel around Linear does not run on Sluice"),
     ],

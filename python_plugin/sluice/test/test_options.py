@@ -86,7 +86,7 @@ def test_Doctor_NamesEveryOptionThatIsSet() -> None:
     assert said == "chunks 2 | f32 rows travel in bf16 | wgrad_mode deferred | tuner (mode profile)"
     stages = config.parse({"pipeline": {"policy": "gpipe", "in_flight": 4}, "placement": "adaptive"})[1].full_message()
     assert stages == (
-        "chunks adaptive | batches of a pipeline by what has arrived (policy gpipe, in_flight 4) | experts change "
+        "chunks adaptive | ops of a pipeline run as messages arrive (policy gpipe, in_flight 4) | experts change "
         "ranks where loads differ"
     )
 

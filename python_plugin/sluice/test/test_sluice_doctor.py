@@ -54,7 +54,7 @@ DEEPSPEED = {
     "a pipeline": (
         {**STEP, "sluice": {**ON, "pipeline": {"policy": "gpipe"}}},
         "ok",
-        ["batches of a pipeline by", "(policy gpipe)"],
+        ["ops of a pipeline run as", "(policy gpipe)"],
     ),
     "a pipeline under ZeRO 2": (
         {"zero_optimization": {"stage": 2}, "sluice": {**ON, "pipeline": {}}},
@@ -75,7 +75,7 @@ DEEPSPEED = {
     "AutoTP": ({**STEP, "tensor_parallel": {"autotp_size": 2}, "sluice": ON}, "bad", ["autotp_size is 2"]),
     "no JSON": ("{", "bad", ["given.json"]),
     "a list": ("[1]", "bad", ["not an object"]),
-    "something else": ({"scripts": {}}, "bad", ["no config of DeepSpeed", "model_type"]),
+    "something else": ({"scripts": {}}, "bad", ["not a config of DeepSpeed", "model_type"]),
 }
 
 
@@ -209,7 +209,7 @@ LIBRARY, LOCK = "deepspeed_shm_comm.so", "lock"
 @pytest.mark.parametrize(
     ("there", "state", "said"),
     [
-        (None, "note", "compiles it for minutes, without a word"),
+        (None, "note", "compiles it for minutes, without output"),
         ([], "note", "an interrupted build leaves a lock"),
         ([LIBRARY], "ok", "is built in"),
         ([LOCK], "bad", "without a library"),

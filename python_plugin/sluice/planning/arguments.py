@@ -33,7 +33,9 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         help="of transformers, DeepSpeed (AutoEP too) or Megatron (JSON, YAML, a script or a line with its flags); may "
         "be given twice",
     )
-    group.add_argument("--sequence-length", type=int, metavar="N", help="tokens of a sample, beside a micro-batch")
+    group.add_argument(
+        "--sequence-length", type=int, metavar="N", help="tokens of a sample, if a config has a micro-batch"
+    )
     group.add_argument("--model-width", type=int, metavar="M")
     group.add_argument("--hidden-width", type=int, metavar="H", help="of one expert")
     group.add_argument("--experts", type=int, metavar="E", help="of one layer, over all ranks")
@@ -55,8 +57,8 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--machine",
         metavar="NAME|FILE",
-        help=f"a file (docs/tuning.md), {machines.CACHED} (what was calibrated here), or {known}; default: what a "
-        "--config of DeepSpeed names",
+        help=f"a file (docs/tuning.md), {machines.CACHED} (calibrated on this machine), or {known}; default: "
+        "the machine in a --config of DeepSpeed",
     )
 
 

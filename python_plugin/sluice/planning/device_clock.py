@@ -162,7 +162,7 @@ class Clock:
             if rank.events or rank.blocked is not None or any(s.queue for s in rank.streams.values())
         ]
         if stuck:
-            raise BadInput(f"the record does not end: ranks {stuck} wait for what nobody does")
+            raise BadInput(f"the record does not end: ranks {stuck} wait for events that no rank produces")
         return Result(max(max(rank.at, rank.finished) for rank in self.ranks), self.ranks)
 
     # ---- hosts

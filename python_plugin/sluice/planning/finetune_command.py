@@ -33,7 +33,7 @@ def main(words: list[str]) -> int:
     parser = command.parser("sluice plan --finetune", __doc__, EXAMPLE)
     parser.add_argument("--finetune", required=True, metavar="CONFIG", help="the config.json of a transformers model")
     parser.add_argument(
-        "--ranks", type=int, default=1, metavar="W", help="that share the experts and dense weights (1)"
+        "--ranks", type=int, default=1, metavar="W", help="ranks that share the experts and dense weights (1)"
     )
     parser.add_argument("--memory", required=True, metavar="BYTES", help="of each rank")
     parser.add_argument("--tokens", type=int, default=1024, metavar="T", help="of a rank in a step (1024)")
@@ -46,9 +46,11 @@ def main(words: list[str]) -> int:
     parser.add_argument("--dtype", choices=("bf16", "f32"), help="of dense weights and of rows; default: the config's")
     parser.add_argument("--checkpoint", action="store_true", help="gradient checkpointing of each decoder layer")
     parser.add_argument("--keep-dense", action="store_true", help="dense weights stay gathered (no resharding)")
-    parser.add_argument("--skew", type=float, default=1.0, help="rows of the fullest rank over balanced ones (1)")
+    parser.add_argument(
+        "--skew", type=float, default=1.0, help="rows of the most loaded rank / rows of balanced routing (1)"
+    )
     parser.add_argument("--machine", metavar="NAME|FILE", default=MACHINE, help=f"({MACHINE})")
-    parser.add_argument("--json", action="store_true", help="everything, for machines")
+    parser.add_argument("--json", action="store_true", help="all results as JSON")
     options = parser.parse_args(words)
     for name in ("ranks", "tokens", "lora_rank"):
         if getattr(options, name) < 1:

@@ -49,10 +49,10 @@ def lines(found: Mapping[tuple[str, str], float]) -> list[str]:
     """Lines for people: one for each stream, then the rule."""
     text = []
     for y in STREAMS:
-        words = ", ".join(f"{value:.2f} beside {x}" for (one, x), value in found.items() if one == y)
+        words = ", ".join(f"{value:.2f} during {x}" for (one, x), value in found.items() if one == y)
         text.append(f"{y} keeps {words}")
-    verdict = "overlap pays" if is_feasible(found) else "one after the other is faster"
-    return [*text, f"comm and comp beside each other above {FEASIBLE:g}: {verdict}"]
+    verdict = "overlap pays" if is_feasible(found) else "sequential is faster"
+    return [*text, f"both comm and comp above {FEASIBLE:g}: {verdict}"]
 
 
 def lines_by_copy(machine: Mapping[str, Any]) -> list[str]:

@@ -290,7 +290,9 @@ class LayerDecider:
         options: MoveOptions = MoveOptions(),
     ) -> None:
         if len(parts) < 2 or parts[0] != 0 or parts[-1] != len(sizes) or any(b <= a for a, b in zip(parts, parts[1:])):
-            raise BadInput(f"parts are {list(parts)}: each of the stages needs a layer, and all of {len(sizes)} lie")
+            raise BadInput(
+                f"parts are {list(parts)}: each stage needs a layer, and the last number must be {len(sizes)}"
+            )
         self.parts = tuple(parts)
         self.num_moves = 0  # times that layers have moved
         self._sizes, self._rates, self._micro_batches = list(sizes), MoveRates(link), micro_batches

@@ -20,7 +20,7 @@ def layout_of(names: Sequence[str], stage_of: Sequence[int], num_stages: int) ->
     """The layout of layers in the order in which they run. Raises BadInput for a plan that a layout cannot express. If
     embedding and loss are not among the layers, they are put on the first and on the last stage."""
     if list(stage_of) != sorted(stage_of):
-        raise BadInput("stages of this plan are no runs of layers, and a layout has no word for edges")
+        raise BadInput("stages of this plan are not runs of consecutive layers, which a layout cannot express")
     rows = ["".join(LETTERS.get(name, "t") for name, at in zip(names, stage_of) if at == s) for s in range(num_stages)]
     letters = "".join(rows)
     if "E" not in letters:
@@ -44,6 +44,6 @@ def lost_in(choices: Sequence[stages.Choice]) -> str:
         return ""
     layers = [str(index) for index, choice in enumerate(choices) if choice.kind in kinds]
     return (
-        f"a layout says where layers run, not how: the plan has {' and '.join(kinds)} for layers {', '.join(layers)}; "
-        "see Megatron's --recompute-method and --recompute-num-layers"
+        f"a layout defines where layers run, not how: the plan has {' and '.join(kinds)} for layers "
+        f"{', '.join(layers)}; see Megatron's --recompute-method and --recompute-num-layers"
     )

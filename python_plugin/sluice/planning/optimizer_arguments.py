@@ -15,16 +15,20 @@ def add_step(parser: argparse.ArgumentParser) -> None:
     """Adds the options of a step that do not depend on where its states are stored."""
     parser.add_argument("--optimizer", required=True, metavar="PARAMETERS", help="of one rank, such as 1.5e9")
     parser.add_argument("--dtype", choices=("bf16", "f16", "f32"), default="bf16", help="of parameters and gradients")
-    parser.add_argument("--slots", type=int, choices=(1, 2), default=2, help="of states; 2: copies beside updates (2)")
-    parser.add_argument("--ranks", type=int, default=1, metavar="W", help="whose gradients the step sums (1)")
-    parser.add_argument("--clips", action="store_true", help="gradients are clipped: all sums before the first update")
+    parser.add_argument(
+        "--slots", type=int, choices=(1, 2), default=2, help="slots of states; 2 overlaps copies with updates (2)"
+    )
+    parser.add_argument("--ranks", type=int, default=1, metavar="W", help="ranks whose gradients the step sums (1)")
+    parser.add_argument(
+        "--clips", action="store_true", help="gradients are clipped, so all sums end before the first update"
+    )
 
 
 def add_rates(parser: argparse.ArgumentParser, **kinds: str) -> None:
     """Adds `--update-rate` and others, each with its help text, and --sum-seconds."""
     for name, what in kinds.items():
-        parser.add_argument(f"--{name}-rate", type=float, default=0.0, metavar="BYTES", help=f"a second, of {what}")
-    parser.add_argument("--sum-seconds", type=float, default=0.0, metavar="S", help="of a sum, however small")
+        parser.add_argument(f"--{name}-rate", type=float, default=0.0, metavar="BYTES", help=f"per second, of {what}")
+    parser.add_argument("--sum-seconds", type=float, default=0.0, metavar="S", help="latency of a sum")
 
 
 def add_answer(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +36,7 @@ def add_answer(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--budget", action="append", default=[], metavar="TIER=BYTES", help="near=40GiB, may be repeated"
     )
-    parser.add_argument("--json", action="store_true", help="everything, for machines")
+    parser.add_argument("--json", action="store_true", help="all results as JSON")
 
 
 def count(text: str) -> int:

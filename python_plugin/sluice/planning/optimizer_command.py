@@ -32,9 +32,11 @@ def main(words: list[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = command.parser("sluice plan --optimizer", __doc__, EXAMPLE)
     optimizer_arguments.add_step(parser)
-    parser.add_argument("--tier", choices=TIERS, default=FAR, help="where masters and moments lie (far)")
+    parser.add_argument("--tier", choices=TIERS, default=FAR, help="where masters and moments are stored (far)")
     parser.add_argument("--bucket", type=int, default=Workload.bucket, metavar="ELEMENTS", help="(4194304)")
-    parser.add_argument("--sum-buckets", metavar="k", help="buckets that are summed at once, or inf; default: the best")
+    parser.add_argument(
+        "--sum-buckets", metavar="k", help="buckets that are summed at once, or inf; default: the fastest"
+    )
     optimizer_arguments.add_rates(parser, update="memory that updates use", copy="copies", sum="the link")
     optimizer_arguments.add_answer(parser)
     options = parser.parse_args(words)

@@ -57,14 +57,16 @@ def main(words: list[str]) -> int:
     parser.add_argument("--ranks", type=int, metavar="W", help="of one expert-parallel group; default: the config's")
     arguments.add_model(parser)
     arguments.add_choice(parser)
-    parser.add_argument("--skew", type=float, help="rows of the fullest rank over balanced ones (1)")
-    parser.add_argument("--routing", metavar="FILE", help="recorded expert loads: the skew of each layer from there")
-    parser.add_argument("--outstanding", type=int, metavar="N", help="forwards without their backward (one a layer)")
+    parser.add_argument("--skew", type=float, help="rows of the most loaded rank / rows of balanced routing (1)")
+    parser.add_argument("--routing", metavar="FILE", help="recorded expert loads, which give the skew of each layer")
     parser.add_argument(
-        "--all", action="store_true", help="every candidate with its reason, not the best of each policy"
+        "--outstanding", type=int, metavar="N", help="forwards that wait for their backward (one per layer)"
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="print every candidate with its reason, not only the best of each policy"
     )
     parser.add_argument("--picture", metavar="FILE.svg", help="the predicted timeline of the first layer")
-    parser.add_argument("--json", action="store_true", help="everything, for machines")
+    parser.add_argument("--json", action="store_true", help="all results as JSON")
     options = parser.parse_args(words)
     files.check("--picture", options.picture)
     for name, value in (("--ranks", options.ranks), ("--outstanding", options.outstanding)):
@@ -218,7 +220,7 @@ def lines_of(made: dict[str, Any], planner: Planner, everything: bool) -> list[s
         lines += ["", *command.table(_HEADS, map(_row, decision.candidates if everything else best_of_each(decision)))]
     if total:
         lines += ["", f"all MoE layers of a step: {total * 1e3:.2f} ms; " + error_of(made["layers"][0]["prediction"])]
-        lines.append("not in it: what the host adds outside of passes (Python, autograd, the rest of the model)")
+        lines.append("not included: time of the host outside of passes (Python, autograd, the rest of the model)")
     return lines
 
 

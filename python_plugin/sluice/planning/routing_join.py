@@ -25,9 +25,9 @@ def main(words: list[str]) -> int:
     """Runs the command and returns its exit status."""
     doc = "Joins recorded expert loads of all ranks and says how uneven they are."
     parser = command.parser("sluice routing", doc, EXAMPLE)
-    parser.add_argument("folder", help="what SLUICE_ROUTING_DIR named")
+    parser.add_argument("folder", help="the folder of SLUICE_ROUTING_DIR")
     parser.add_argument("--out", default="routing.jsonl", metavar="FILE", help="(%(default)s)")
-    parser.add_argument("--ranks", type=int, metavar="W", help="of layers whose experts lie on so many ranks")
+    parser.add_argument("--ranks", type=int, metavar="W", help="only layers whose experts are on this number of ranks")
     parser.add_argument("--json", action="store_true", help="for machines")
     options = parser.parse_args(words)
     files.check("--out", options.out)

@@ -49,11 +49,11 @@ def main(words: list[str]) -> int:
     parser.add_argument("--experts-per-rank", type=int, metavar="N", help="weak scaling (1)")
     arguments.add_model(parser)
     arguments.add_choice(parser)
-    parser.add_argument("--skew", type=float, help="rows of the fullest rank over balanced ones")
+    parser.add_argument("--skew", type=float, help="rows of the most loaded rank / rows of balanced routing")
     parser.add_argument("--zipf", type=float, metavar="S", help="loads of experts by Zipf's law: 1 / place ** S")
     parser.add_argument("--seed", type=int, default=0, help="of Zipf's placement (%(default)s)")
     parser.add_argument("--routing", metavar="FILE", help="recorded expert loads, replayed")
-    parser.add_argument("--other-ms", type=float, default=0.0, help="what stands between MoE layers, a layer (0)")
+    parser.add_argument("--other-ms", type=float, default=0.0, help="time of the rest of the model, per MoE layer (0)")
     parser.add_argument("--picture", metavar="FILE.svg", help="efficiency against ranks")
     parser.add_argument("--json", action="store_true", help="for machines")
     options = parser.parse_args(words)
@@ -158,7 +158,7 @@ def lines_of(made: dict[str, Any], planner: Planner) -> list[str]:
     lines += ["", "unsplit: n = 1, everything kept; balanced: without the skew; comm: busy share of the fullest rank;"]
     lines.append("usual: bytes of a rank with these rows; at most: under any routing, which a budget bounds;")
     lines.append(
-        "parameters: of all layers' experts, with gradients. Not in it: optimizer states, the rest of the model"
+        "parameters: of all layers' experts, with gradients. Not included: optimizer states, the rest of the model"
     )
     return [*lines, error_of(made["error"])]
 

@@ -42,8 +42,8 @@ class Chosen:
         """Raises BadInput unless each stage has a run of at least one layer, in order."""
         if sorted(stage_of) != list(stage_of) or set(stage_of) != set(range(num_stages)):
             raise BadInput(
-                f"layers lie on stages {list(stage_of)}: a pipeline of {num_stages} has runs of layers, one behind the "
-                "other, at least one on each stage"
+                f"layers lie on stages {list(stage_of)}: a pipeline of {num_stages} stages needs consecutive layers "
+                "on each stage, in ascending order, at least one each"
             )
         bounds = [sum(stage < s for stage in stage_of) for s in range(num_stages)]
         return cls((*bounds, len(stage_of)), tuple(kinds), tuple(moe))

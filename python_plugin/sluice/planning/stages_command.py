@@ -28,12 +28,14 @@ def main(words: list[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = command.parser("sluice plan --stages", __doc__, EXAMPLE)
     parser.add_argument("--stages", required=True, metavar="FILE", help="the problem as JSON (docs/tools.md)")
-    parser.add_argument("--budget", metavar="BYTES", help="of every stage, over what the file says")
-    parser.add_argument("--machine", metavar="NAME|FILE", help="of MoE layers, over what the file says")
+    parser.add_argument("--budget", metavar="BYTES", help="of every stage; overrides the file")
+    parser.add_argument("--machine", metavar="NAME|FILE", help="of MoE layers; overrides the file")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--picture", metavar="FILE.svg", help="stages, policies, and bytes against budgets")
-    parser.add_argument("--json", action="store_true", help="everything, for machines")
-    shown.add_argument("--layout", choices=["megatron"], help="what --pipeline-model-parallel-layout takes, alone")
+    parser.add_argument("--json", action="store_true", help="all results as JSON")
+    shown.add_argument(
+        "--layout", choices=["megatron"], help="print only the value for --pipeline-model-parallel-layout"
+    )
     options = parser.parse_args(words)
     files.check("--picture", options.picture)
     given = stages_file.read(options.stages)

@@ -76,21 +76,21 @@ def _parser() -> argparse.ArgumentParser:
     arguments.add_model(parser)
     arguments.add_choice(parser)
     parser.add_argument("--out", default="machine.json", metavar="FILE", help="for --machine (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=8.0, help="about so long (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=8.0, help="approximate time of the measurement (%(default)s)")
     parser.add_argument(
         "--keep",
         nargs="?",
         const=True,
         metavar="FILE",
-        help="decide by steps, and leave the decision in this file; without a name in that of the config's "
-        '"decisions", or in the cache folder',
+        help="decide with steps of a layer, and write the decision to FILE; default: the file of the config's "
+        '"decisions", or one in the cache folder',
     )
     parser.add_argument("--bias", action=argparse.BooleanOptionalAction, default=None, help="experts have biases")
     parser.add_argument("--steps", type=int, default=200, metavar="N", help="at most, for --keep (%(default)s)")
-    parser.add_argument("--refresh", action="store_true", help="measure although the cache has it")
-    parser.add_argument("--cache-dir", metavar="DIR", help='default: SLUICE_CACHE_DIR, or under the home; "": none')
-    parser.add_argument("--verbose", action="store_true", help="also which GEMMs are taken for which sizes")
-    parser.add_argument("--json", action="store_true", help="machine and decision, for machines")
+    parser.add_argument("--refresh", action="store_true", help="measure again, even if the cache has a result")
+    parser.add_argument("--cache-dir", metavar="DIR", help='default: SLUICE_CACHE_DIR, or in the home folder; "": none')
+    parser.add_argument("--verbose", action="store_true", help="also print which GEMMs are used for which sizes")
+    parser.add_argument("--json", action="store_true", help="machine and decision as JSON")
     return parser
 
 
@@ -270,7 +270,7 @@ def said(machine: Machine, path: str) -> list[str]:
         size, more = late[0]
         lines.append(
             f"  small exchanges ({size:g} bytes): {1e3 * data['exchange'].get('startup_seconds', 0):.3g} ms alone, "
-            f"{1e3 * more:.3g} ms more beside GEMMs, which lose {1e3 * taken[0][1]:.3g} ms"
+            f"{1e3 * more:.3g} ms more during GEMMs, which lose {1e3 * taken[0][1]:.3g} ms"
         )
     if data.get("share"):
         shares = [*interference.lines(interference.alphas(data)), *interference.lines_by_copy(data)]

@@ -213,7 +213,7 @@ def test_Decider_EachReason_IsSaid() -> None:
 
 @pytest.mark.parametrize("parts", [[0], [0, 8], [1, 4, 9], [0, 4, 4, 9], [0, 5, 3, 9]])
 def test_Decider_PartsThatAreNone_AreRefused(parts: list[int]) -> None:
-    with pytest.raises(BadInput, match="each of the stages needs a layer"):
+    with pytest.raises(BadInput, match="each stage needs a layer"):
         LayerDecider(parts, [1] * 9, LINK, 4)
 
 

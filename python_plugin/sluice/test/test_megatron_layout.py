@@ -38,7 +38,7 @@ def test_Layout_OfLayers_IsALetterEach() -> None:
 @pytest.mark.parametrize(
     ("names", "stage_of", "words"),
     [
-        (["a", "b", "c"], [0, 1, 0], "no runs of layers"),
+        (["a", "b", "c"], [0, 1, 0], "not runs of consecutive layers"),
         (["a", "embedding", "c"], [0, 0, 1], "one embedding first"),
         (["embedding", "embedding", "c"], [0, 0, 1], "one embedding first"),
         (["mtp", "b", "loss"], [0, 0, 1], 'then layers named "mtp"'),

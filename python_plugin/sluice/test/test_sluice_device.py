@@ -204,7 +204,7 @@ def test_Clock_Headers_MeetOnTheHostsAlone(prices) -> None:
     # It does not wait for running work of the GPU.
     busy = [_launch(0, 0), ["header", 0], ["header", 1], short]
     assert _seconds(slow, *busy) == pytest.approx(4e-3, rel=1e-2)
-    with pytest.raises(BadInput, match=r"ranks \[0\] wait for what nobody does"):
+    with pytest.raises(BadInput, match=r"ranks \[0\] wait for events that no rank produces"):
         _seconds(slow, ["header", 0], ["header", 0], ["header", 1])
 
 
@@ -229,7 +229,7 @@ def test_Clock_Groups_BeginWithTheLastRankAndInOrder(prices) -> None:
     # Two streams, one communicator: the second group waits for the first.
     two = [group(r, n, 10**6, stream=1 + n) for n in (0, 1) for r in (0, 1)]
     assert _seconds(free, *two) == pytest.approx(2e-3, rel=1e-2)
-    with pytest.raises(BadInput, match=r"ranks \[0, 1\] wait for what nobody does"):
+    with pytest.raises(BadInput, match=r"ranks \[0, 1\] wait for events that no rank produces"):
         _seconds(free, group(0, 0, 1), ["messages", 1, 1, 5, 1, [[0, 1, 1]], 2])
 
 

@@ -145,7 +145,12 @@ MEGATRON = {
     "a line of flags": ("train.sh", NAMED, "ok", ["every MoE layer of 8 experts", "chunks adaptive"]),
     "no spec": ("train.sh", SCRIPT, "bad", ["no --spec", "add --spec sluice.megatron moe_block_spec"]),
     "another spec": ("train.sh", f"{SCRIPT} --spec my.spec layer", "bad", ["no --spec"]),
-    "flex": ("train.sh", f"{NAMED} --moe-token-dispatcher-type flex", "bad", ['"flex" is another', 'use "alltoall"']),
+    "flex": (
+        "train.sh",
+        f"{NAMED} --moe-token-dispatcher-type flex",
+        "bad",
+        ['"flex" is not supported', 'use "alltoall"'],
+    ),
     "experts split": ("train.sh", f"{NAMED} --tensor-model-parallel-size 2", "bad", ["over 2 tensor-parallel ranks"]),
     "experts whole": (
         "train.sh",

@@ -554,7 +554,7 @@ def test_Plan_DoesNotFit_SaysThatThereIsNoPicture(tmp_path, capsys) -> None:
     assert "outside of passes" not in out  # nothing was predicted
     status, out, err = run(capsys, *words)
     assert status == 0 and picture.exists() and err == ""
-    assert "not in it: what the host adds outside of passes" in out
+    assert "not included: time of the host outside of passes" in out
 
 
 def test_Config_DeepSpeedOfATrainer_AutoIsNotSaid(tmp_path) -> None:

@@ -126,7 +126,7 @@ def test_Said_SmallExchanges_AloneAndBesideGemms() -> None:
         "compute_contention": {"points": [[1024, 2e-5], [1e6, 1e-3]]},
     }
     lines = "\n".join(tune_command.said(machines.Machine({"name": "made up", **data}, {}), "m.json"))
-    assert "(1024 bytes): 0.2 ms alone, 1.5 ms more beside GEMMs, which lose 0.02 ms" in lines
+    assert "(1024 bytes): 0.2 ms alone, 1.5 ms more during GEMMs, which lose 0.02 ms" in lines
     del data["exchange_contention"]
     assert "small exchanges" not in "\n".join(tune_command.said(machines.Machine({"name": "x", **data}, {}), "m.json"))
 
@@ -144,8 +144,8 @@ def test_Interference_IsThePapersGridAndItsRule() -> None:
     share[1]["share"] = 0.5
     assert not interference.is_feasible(interference.alphas({"share": share}))
     lines = "\n".join(tune_command.said(machines.Machine({"name": "x", "share": share}, {}), "m.json"))
-    assert "comm keeps 0.80 beside comp, 1.00 beside mem, 0.30 beside all" in lines
-    assert "above 0.5: one after the other is faster" in lines
+    assert "comm keeps 0.80 during comp, 1.00 during mem, 0.30 during all" in lines
+    assert "above 0.5: sequential is faster" in lines
     assert "while copies" not in lines  # an older file has one share for all copies
     for size, lane, kept in ((1e5, "copy_out", 0.9), (4e6, "copy_out", 0.7), (4e6, "copy_in", 0.4)):
         share += [{"lane": "compute", "beside": [lane], "share": kept, "bytes": size}]

@@ -45,15 +45,21 @@ def main(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", default="trace_out", metavar="DIR", help="for records and pictures (%(default)s)")
-    parser.add_argument("--steps", type=int, default=3, metavar="N", help="how many steps, the last ones (%(default)s)")
-    parser.add_argument("--events", type=int, default=1 << 16, metavar="N", help="ring of each rank (%(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=3, metavar="N", help="number of last steps to report (%(default)s)"
+    )
+    parser.add_argument(
+        "--events", type=int, default=1 << 16, metavar="N", help="events that each rank keeps (%(default)s)"
+    )
     parser.add_argument(
         "--machine",
         metavar="NAME|FILE",
-        help="next to what ran, what the planner predicts on this machine: a file, a profile, or cached",
+        help="also show the planner's prediction on this machine: a file, a profile, or cached",
     )
     parser.add_argument("--json", action="store_true", help="the report as JSON; the command's output goes to stderr")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- COMMAND to run and record; none: report again")
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, help="-- COMMAND to run and record; none: report from the records again"
+    )
     options = parser.parse_args(arguments)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if options.steps < 1:

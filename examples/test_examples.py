@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The examples of the C ABI build as for a user, and learn the same numbers in every language."""
 
+import glob
 import os
 import re
 import shutil
@@ -331,27 +332,49 @@ def test_TransformersTrainer_OneConfigValue_LearnsAsStockDoes(tmp_path):
     assert found == pytest.approx(wanted, rel=2e-3)
 
 
-@pytest.mark.timeout(600)
-def test_Finetune_LoraOnExperts_LearnsAsStockDoes_AndMerges(tmp_path):
+def finetune(folder, *options, ranks=1, **environment):
+    """Returns what the example prints, and its losses."""
     pytest.importorskip("peft", reason="./test installs it")
+    launcher = [] if ranks == 1 else ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     script = os.path.join(HERE, "finetune", "finetune.py")
     short = ["--steps", "5", "--length", "32", "--dtype", "float32"]
-    texts = [
-        run([sys.executable, script, *short, "--experts", name, "--out", str(tmp_path / name)])
-        for name in ("sluice", "grouped_mm")
-    ]
-    assert "Qwen3MoeExperts runs on Sluice, fused in C" in texts[0] and "on Sluice" not in texts[1]
-    found, wanted = (
-        [float(one) for one in re.findall(r"^step .* loss ([\d.]+)", text, re.MULTILINE)] for text in texts
-    )
+    text = run([sys.executable, *launcher, script, *short, "--out", str(folder), *options], **environment)
+    before, after = re.search(r"unseen text: ([\d.]+) before, ([\d.]+) after", text).groups()
+    assert float(after) < float(before) - 0.2 and (folder / "adapter" / "adapter_model.safetensors").is_file()
+    assert ("tensors merged into" in text) == (ranks == 1) == (folder / "merged" / "config.json").is_file()
+    assert ("ep_size 2" in text) == (ranks == 2)
+    return text, [float(one) for one in re.findall(r"^step .* loss ([\d.]+)", text, re.MULTILINE)]
+
+
+@pytest.fixture(scope="module")
+def finetuned(tmp_path_factory):
+    return finetune(tmp_path_factory.mktemp("finetuned"))
+
+
+@pytest.mark.timeout(900)
+def test_Finetune_LoraOnExperts_LearnsAsStockDoes_AndMerges(finetuned, tmp_path):
+    (text, found), (stock, wanted) = finetuned, finetune(tmp_path / "stock", "--experts", "grouped_mm")
+    assert "Qwen3MoeExperts runs on Sluice, fused in C" in text and "on Sluice" not in stock
     assert len(found) == 5 and found == pytest.approx(wanted, rel=2e-3)
-    for text in texts:
-        before, after = re.search(r"unseen text: ([\d.]+) before, ([\d.]+) after", text).groups()
-        assert float(after) < float(before) - 0.2 and "tensors merged into" in text
-    assert (tmp_path / "sluice" / "merged" / "config.json").is_file()
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script]
-    text = run([*command, *short, "--expert-format", "int8", "--out", str(tmp_path / "two")])
-    assert "ep_size 2" in text and (tmp_path / "two" / "adapter" / "adapter_model.safetensors").is_file()
+    finetune(tmp_path / "two", "--expert-format", "int8", ranks=2)
+
+
+@pytest.mark.timeout(900)
+def test_Finetune_SftTrainerOfTrl_LearnsAsTrainerDoesOnOneAndTwoRanks(finetuned, tmp_path):
+    folders = glob.glob(os.path.join(sys.prefix, "trl-*[0-9]"))
+    if not folders and sys.version_info < (3, 11):
+        pytest.skip("TRL needs Python 3.11")
+    sft = ["--trainer", "sft"]
+    script = os.path.join(HERE, "finetune", "finetune.py")
+    without = f"import runpy, sys; sys.modules['trl'] = None; runpy.run_path({script!r}, run_name='__main__')"
+    text = run([sys.executable, "-c", without, *sft], expect=1, cwd=tmp_path)
+    assert "python -m pip install trl" in text and not os.listdir(tmp_path)
+    _, wanted = finetuned
+    for ranks in (1, 2):
+        share = ["--batch", str(4 // ranks)]
+        text, found = finetune(tmp_path / str(ranks), *sft, *share, ranks=ranks, PYTHONPATH=folders[0])
+        assert "Qwen3MoeExperts runs on Sluice, fused in C" in text
+        assert len(found) == 5 and found == pytest.approx(wanted, abs=1e-3)  # the balance loss of routers is 4e-3
 
 
 def test_FirstExampleOfTheReadme_RunsOnSluice():

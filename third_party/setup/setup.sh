@@ -172,18 +172,25 @@ if [ "$(cat "$stamp_file" 2>/dev/null || true)" != "$stamp_now" ]; then
   }
 fi
 
-# --- further Megatron-Cores --------------------------------------------------------------------------------------
-# Releases in addition to the oldest, which .venv has: tests put their folders on the path.
+# --- packages in folders of their own ----------------------------------------------------------------------------
+# Tests put them on the path: releases of Megatron-Core in addition to the oldest, which .venv has, and TRL.
+into() { # into NAME TITLE PACKAGE...: once, into .venv/NAME
+  local folder=.venv/$1
+  [ ! -d "$folder" ] || return 0
+  rm -rf "$folder.part"
+  step "$2" "check the network, then run this again" \
+    again .venv/bin/python -m pip --disable-pip-version-check install --no-input --progress-bar off --no-deps \
+    --ignore-requires-python --target "$folder.part" "${@:3}"
+  mv "$folder.part" "$folder"
+}
 if [ "$PROFILE" = test ]; then
   for wanted in $(grep '^megatron-core==' "$HERE/requirements-megatron.txt"); do
-    megatron=.venv/megatron-${wanted##*==}
-    [ ! -d "$megatron" ] || continue
-    rm -rf "$megatron.part"
-    step "Megatron-Core (${wanted##*==})" "check the network, then run this again" \
-      again .venv/bin/python -m pip --disable-pip-version-check install --no-input --progress-bar off --no-deps \
-      --ignore-requires-python --target "$megatron.part" "$wanted"
-    mv "$megatron.part" "$megatron"
+    into "megatron-${wanted##*==}" "Megatron-Core (${wanted##*==})" "$wanted"
   done
+  trl=$(grep '^trl==' "$HERE/requirements-trl.txt")
+  if .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+    into "trl-${trl##*==}" "TRL (${trl##*==}, 70 MB)" -r "$HERE/requirements-trl.txt"
+  fi
 fi
 
 # --- the compiler of the kernels --------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import shutil
 import socket
 import struct
 import subprocess
+import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -86,6 +87,7 @@ WITH_A_WORD = {
         f" {name} " in re.search(r"^flags\s*:(.*)$", _text("/proc/cpuinfo") + "\nflags:\n", re.MULTILINE)[1] + " "
     ),
     "Linux": _is_linux,
+    "Python": lambda least: sys.version_info >= tuple(int(number) for number in least.split(".")),
     "version": _version_is,
 }
 ALONE = {

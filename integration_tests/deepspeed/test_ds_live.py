@@ -10,7 +10,7 @@ import pytest
 from host_release import LOADING, old_host_fails
 from rank_harness import Ranks
 from shuffles import PROMISES_BITS
-from test_ds_moves import CLIPPED, F16, FUSED_ADAM, ZERO1, _differ
+from test_ds_moves import CLIPPED, F16, FUSED_ADAM, NO_FP16, ZERO1, _differ, names
 
 from integration_tests.benchmarks.live import live
 
@@ -72,7 +72,7 @@ def test_TwoStages_WhatDependsOnTheStage_SameBitsAsNone(pipe2: Ranks, config: di
 
 
 @pytest.mark.parametrize("sums", [1, NEVER], ids=["early", "late"])
-@pytest.mark.parametrize("case", SUMS)
+@pytest.mark.parametrize("case", names(SUMS))
 def test_TwoStages_WhereverTheHostKeepsSums_SameBitsAsNone(pipe2: Ranks, case: str, sums: int) -> None:
     case_of = {"kind": "dropout", "run": 2, "stages": 2, **SUMS[case]}
     answers = pipe2.run("cases_live:moved", steps=12, every=2, look=1, sums=sums, **case_of)
@@ -87,7 +87,10 @@ def test_TwoStages_ParametersThatComeLate_MoveAtTheFlush(pipe2: Ranks, run: int)
     _check(answers, late=True, least=12 * run)
 
 
-@pytest.mark.parametrize(("case", "run"), [("f32", 1), ("f32", 2), *((case, 2) for case in SUMS)])
+@pytest.mark.parametrize(
+    ("case", "run"),
+    [("f32", 1), ("f32", 2), *(pytest.param(case, 2, marks=NO_FP16 if "f16" in case.split() else ()) for case in SUMS)],
+)
 def test_TwoStagesOfTwoReplicas_SameBitsAsNone(pipe2x2: Ranks, case: str, run: int) -> None:
     of_case = {**PLAIN, **SUMS[case]} if case in SUMS else {"kind": "tied"}
     answers = pipe2x2.run("cases_live:moved", steps=12, every=2, look=1, run=run, stages=2, **of_case)

@@ -199,8 +199,8 @@ static void update_rounded(const sluice_adam_tensor_t* t, int64_t first, int64_t
   update_by(round_rows, t, first, count, n);
 }
 
-/* Raises each of `lanes` running magnitudes to that of its element. lanes is a constant: the compiler keeps the array in
- * registers. */
+/* Raises each of `lanes` running magnitudes to that of its element. `lanes` is a constant, so that the compiler keeps
+ * the array in registers. */
 static inline __attribute__((always_inline)) void take_largest(const float* g, int64_t lanes, uint32_t* largest) {
   for (int64_t lane = 0; lane < lanes; ++lane) {
     const uint32_t bits = magnitude_bits(g[lane]);

@@ -12,7 +12,7 @@ typedef struct sluice_nccl_id_s {
   char internal[128];
 } sluice_nccl_id_t;
 
-/* The first members of ncclConfig_t in NCCL 2.17: NCCL fills in the missing ones. */
+/* The first members of ncclConfig_t of NCCL 2.17: NCCL uses its defaults for the later ones. */
 typedef struct sluice_nccl_config_s {
   size_t size;
   unsigned int magic;
@@ -35,7 +35,7 @@ enum { SLUICE_NCCL_REMOTE_ERROR = 6, SLUICE_NCCL_IN_PROGRESS = 7, SLUICE_NCCL_UI
 #define SLUICE_NCCL_MAGIC          0xcafebeefu
 #define SLUICE_NCCL_CONFIG_VERSION 21700u
 #define SLUICE_NCCL_UNDEFINED      INT_MIN /* members of a config that NCCL chooses */
-#define SLUICE_NCCL_MOST_CTAS      64      /* NCCL's channels */
+#define SLUICE_NCCL_MOST_CTAS      64      /* NCCL's most channels */
 #define SLUICE_NCCL_MIN_VERSION    21800   /* 2.18.0: ncclCommSplit */
 /* 2.23.0: registration also serves sends and receives, not only in-switch collectives. */
 #define SLUICE_NCCL_REGISTER_VERSION 22300

@@ -52,7 +52,7 @@ sluice_status_t sluice_cuda_check_memory(sluice_device_t* base, const void* data
                        (unsigned long long)alignment);
   }
   const int code = device->driver->cuPointerGetAttribute(&type, SLUICE_CU_POINTER_MEMORY_TYPE, at);
-  /* Other errors are of work that was enqueued before. */
+  /* Other codes report errors of work that was enqueued earlier. */
   if (code != 0 && code != SLUICE_CU_INVALID_VALUE) {
     return sluice_cuda_fail(device->driver, code, "the place of %s", name);
   }

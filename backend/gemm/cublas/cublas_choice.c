@@ -8,18 +8,18 @@
 #include "backend/gemm/cublas/cublas_streams.h"
 #include "backend/gemm/gemm_form.h"
 
-/* Times are in steps of k of a tile of 128 by 256 on one SM, of 12 ns each: what a tile takes for its beginning and its
- * end, the gap between two GEMMs of a stream, a call on the host, and joining streams. */
+/* The unit of time is one step along k of a 128 x 256 tile on one SM, 12 ns. In this unit: the prologue and epilogue of
+ * a tile, the gap between two GEMMs on a stream, a call on the host, and joining the streams. */
 enum { STEPS_OF_A_TILE = 170, STEPS_OF_A_GAP = 127, STEPS_OF_A_CALL = 340, STEPS_OF_A_JOIN = 512 };
-#define LEAST_GAIN 1.05 /* of streams: the estimate is rough */
+#define LEAST_GAIN 1.05 /* least speedup for streams: the estimate is rough */
 
-/* cuBLAS's tiles on Hopper, the large one first, and the steps for one of k: small ones have a lower rate. */
+/* cuBLAS's tiles on Hopper, the largest first. steps: time of one step along k; smaller tiles have a lower rate. */
 static const struct {
   int64_t rows, columns;
   double steps;
 } tiles[] = {{128, 256, 1.0}, {128, 128, 0.5 / 0.78}, {128, 64, 0.25 / 0.55}};
 
-/* cuBLAS may turn its tiles. */
+/* cuBLAS may transpose its tiles. */
 static int64_t count_tiles(int64_t m, int64_t n, int32_t tile) {
   const int64_t rows = tiles[tile].rows, columns = tiles[tile].columns;
   return sluice_min(sluice_ceil_div(m, rows) * sluice_ceil_div(n, columns),
@@ -31,14 +31,14 @@ int32_t sluice_cublas_sms_of(int64_t m, int64_t n, int32_t num_sms) {
   return (int32_t)sluice_max(sluice_ceil_div(count, waves), num_sms / SLUICE_CUBLAS_NUM_STREAMS);
 }
 
-/* Sums over the GEMMs of a list, each alone on the SMs that cuBLAS is told of. */
+/* Sums over the GEMMs of a list. Each GEMM is timed alone, on the number of SMs that cuBLAS is told. */
 typedef struct estimate_s {
-  double steps, filled;                        /* filled: times the SMs that have tiles */
-  double of_stream[SLUICE_CUBLAS_NUM_STREAMS]; /* the steps of its GEMMs */
+  double steps, filled;                        /* filled: steps * SMs that have tiles */
+  double of_stream[SLUICE_CUBLAS_NUM_STREAMS]; /* the steps of the GEMMs on each stream */
   int64_t count;
 } estimate_t;
 
-/* An SM computes one tile at a time. */
+/* Assumes that an SM computes one tile at a time. */
 static void add(const sluice_gemm_form_t* f, int32_t sms, int32_t stream, estimate_t* to) {
   double least = 0;
   int64_t used = 0;
@@ -69,7 +69,7 @@ static estimate_t estimate(const sluice_grouped_gemm_t* list, int32_t num_sms, i
 
 static double longer(double a, double b) { return a > b ? a : b; }
 
-/* GEMMs that are shorter than their calls come one after the other on any number of streams. */
+/* GEMMs that take less time than their calls on the host do not overlap on any number of streams. */
 int32_t sluice_cublas_choose(const sluice_grouped_gemm_t* list, int32_t num_sms) {
   const estimate_t one = estimate(list, num_sms, 1), all = estimate(list, num_sms, SLUICE_CUBLAS_NUM_STREAMS);
   const double calls = (double)one.count * STEPS_OF_A_CALL;

@@ -13,13 +13,13 @@ typedef enum sluice_cublas_how_e {
   SLUICE_CUBLAS_STREAMS  /* cublasGemmEx on four concurrent streams */
 } sluice_cublas_how_t;
 
-/* The choice for this list on a device of so many SMs: one by one, or on streams side by side where that seems faster
- * by a twentieth. It is estimated from tiles, waves and k, and depends on the shape alone, so that bits repeat. The
- * item "choice" of gpu_suite compares it with measured times. */
+/* Chooses how a list runs on a device with num_sms SMs: one GEMM after the other, or on concurrent streams if the
+ * estimate from tiles, waves and k is 5 % faster. It depends only on the shapes, so that bits repeat. The item "choice"
+ * of gpu_suite compares the estimate with measured times. */
 int32_t sluice_cublas_choose(const sluice_grouped_gemm_t* list, int32_t num_sms);
-/* How many SMs cuBLAS is told that a GEMM has on streams side by side: as many as have a large tile in each of its
- * waves, but at least a stream's share. Told of all SMs, it would take small tiles for a GEMM that does not fill them,
- * with which that GEMM alone ends sooner, and all GEMMs together later. SMs that are left run the other GEMMs. */
+/* The number of SMs that cuBLAS is told for a GEMM on concurrent streams: as many as the large tiles fill evenly in
+ * each wave, but at least a stream's share. If cuBLAS were told all SMs, it would choose small tiles for a GEMM that
+ * does not fill them: that GEMM would end sooner, but the list later. The other GEMMs run on the remaining SMs. */
 int32_t sluice_cublas_sms_of(int64_t m, int64_t n, int32_t num_sms);
 /* "grouped", "single", "lt", "streams"; SLUICE_CUBLAS_BY_RULE for any other text, and for NULL. */
 int32_t sluice_cublas_how_named(const char* name);

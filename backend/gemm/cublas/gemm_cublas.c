@@ -41,8 +41,8 @@ typedef struct gemm_cublas_s {
   int32_t how;     /* SLUICE_CUBLAS_* for every list; BY_RULE: depends on its shape */
   int32_t num_sms; /* the SMs that GEMMs may use */
   int32_t whole;   /* SM count passed to cuBLAS for a GEMM on its own: 0, or num_sms if SLUICE_CUBLAS_SMS sets it */
-  int32_t sms[SLUICE_CUBLAS_NUM_STREAMS]; /* that cuBLAS is told of, on each handle; 0: all */
-  void* workspace;                        /* the table of pointers, then cuBLAS's own */
+  int32_t sms[SLUICE_CUBLAS_NUM_STREAMS]; /* the number that each handle was told; 0: all */
+  void* workspace;                        /* the table of pointers, then cuBLAS's workspace */
   uint64_t workspace_bytes;
   int32_t tf32;
   uint32_t no_groups; /* one bit for each type for which the library declined a grouped call */
@@ -230,7 +230,7 @@ static sluice_status_t set_sms(gemm_cublas_t* gemm, int32_t s, int32_t sms) {
   return SLUICE_OK;
 }
 
-/* GEMMs go to the stream that has least to do. They have different results, and read none of each other's. */
+/* Each GEMM goes to the stream with the least work so far. No GEMM of a list reads the result of another. */
 static sluice_status_t run_side_by_side(gemm_cublas_t* gemm, const sluice_grouped_gemm_t* list) {
   sluice_status_t status = sluice_cublas_streams_fork(&gemm->side, list->stream, list->count);
   for (int64_t i = 0; i < list->count && status == SLUICE_OK; ++i) {

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /* GEMMs with cuBLAS, which is opened at run time through one table of symbols.
  *
- * A list runs as one call per GEMM, on the list's stream, or side by side on that stream and three of our own, which
- * events join; in a capture too. Side by side, cuBLAS is told of as many SMs as a GEMM's large tiles fill evenly. f32
- * accumulation (f64 for f64); reduced-precision reductions are forbidden; TF32 only by choice. The workspace is ours,
- * so that cuBLAS allocates nothing while a graph is captured; streams side by side have a quarter of it each. Which way
- * a list goes is chosen by its shape (cublas_choice.h), or by the environment variable SLUICE_CUBLAS (grouped, single,
- * lt, streams), read at create: grouped calls and cuBLASLt (cublaslt.h) run by that alone. Hand-written Hopper kernels
- * are not there.
+ * A list runs as one call per GEMM, either on the list's stream, or concurrently on that stream and three of our own,
+ * which events join, also in a capture. For concurrent GEMMs, cuBLAS is told the number of SMs that large tiles fill
+ * evenly. Accumulation is in f32 (f64 for f64); reduced-precision reductions are forbidden; TF32 is an option. The
+ * workspace is ours, so that cuBLAS allocates nothing while a graph is captured; each concurrent stream has a quarter
+ * of it. The shapes of a list decide how it runs (cublas_choice.h), unless `how` or the environment variable
+ * SLUICE_CUBLAS (grouped, single, lt, streams), read at create, does: only these select grouped calls and cuBLASLt
+ * (cublaslt.h). There are no hand-written Hopper kernels.
  *
- * SLUICE_CUBLAS_SMS, read at create, leaves SMs to other streams: GEMMs have that many. cuBLASLt knows nothing of it.
+ * SLUICE_CUBLAS_SMS, read at create, limits the SMs of GEMMs, to leave SMs to other streams. cuBLASLt ignores it.
  *
- * Between runs of one library version on one GPU the bits repeat: a GEMM's bits go by its shape, the bytes of its
- * workspace and the SMs that cuBLAS is told of, not by its stream. */
+ * With one library version on one GPU the bits repeat from run to run: they depend on a GEMM's shape, the size of its
+ * workspace and the number of SMs that cuBLAS is told, not on the stream. */
 #ifndef SLUICE_BACKEND_GEMM_CUBLAS_GEMM_CUBLAS_H_
 #define SLUICE_BACKEND_GEMM_CUBLAS_GEMM_CUBLAS_H_
 

@@ -238,8 +238,8 @@ static void move_own(sluice_pass_t* pass, const sluice_op_t* op, int to_experts,
 
 /* ---- rows ---- */
 
-/* Rows of the chunk's tokens into sent order, without own ones; whether the device has a kernel for that, and every row
- * has a token. */
+/* Copies the rows of the chunk's tokens into send order, without the rank's own rows. Returns 0, with nothing copied,
+ * if the device has no such kernel, a chunk is not a span of tokens, or a row may have no token. */
 static int scatter_tokens(sluice_pass_t* pass, const sluice_op_t* op, const sluice_tensor_t* tokens, int64_t own_first,
                           int64_t own_end, void* out) {
   const sluice_binding_t* b = &pass->binding;

@@ -349,7 +349,7 @@ static void* wait_for_a_stream(void* code) {
   return NULL;
 }
 
-/* As torch.cuda.graph captures: then no thread of the engine makes a call that a capture forbids. */
+/* torch.cuda.graph captures in this mode by default: no thread of the engine may make a call that it forbids. */
 TEST(CudaGraph_CapturedInGlobalMode_IsInvalidatedByAnotherThreadAlone) {
   const sluice_moe_config_t config = config_under_capacity();
   for (int is_planted = 0; is_planted < 2; ++is_planted) {

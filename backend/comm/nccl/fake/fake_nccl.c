@@ -45,8 +45,8 @@ typedef struct fake_comm_s {
   group_t* group;
   int rank, references, ended;
   split_t* split;             /* in progress: this communicator accepts no other call */
-  struct batch_s* late;       /* a group that is not in its stream yet ... */
-  int looks;                  /* ... for so many queries */
+  struct batch_s* late;       /* a group that enters its stream only ... */
+  int looks;                  /* ... after this many queries */
   int64_t issued, finished;   /* groups: NCCL runs those of one communicator in the order of calls, on any stream */
   int outstanding[MAX_RANKS]; /* messages to or from that rank */
 } fake_comm_t;
@@ -265,7 +265,7 @@ static int fake_unique_id(sluice_nccl_id_t* out_id) {
 }
 static int check_config(const sluice_nccl_config_t* config) {
   int is_right = config->magic == SLUICE_NCCL_MAGIC && config->size == sizeof *config && config->blocking == 0;
-  is_right &= config->version >= 21700 && config->minCTAs == SLUICE_NCCL_UNDEFINED; /* else maxCTAs is not read */
+  is_right &= config->version >= 21700 && config->minCTAs == SLUICE_NCCL_UNDEFINED; /* else maxCTAs is ignored */
   state.max_ctas = config->maxCTAs;
   return is_right ? 0 : INVALID_USAGE;
 }

@@ -25,8 +25,8 @@ void sluice_fake_nccl_set_version(int version);
  * end of a group or communicator still takes effect. */
 void sluice_fake_nccl_fail_call(int64_t nth, int code);
 int sluice_fake_nccl_failed(void);
-/* From now on the end of a group answers IN_PROGRESS, and its messages are in their stream only after the
- * communicator's state has been queried so often; using the communicator before breaks a rule. 0: at once again. */
+/* From now on ncclGroupEnd returns IN_PROGRESS, and the group's messages enter their stream only after `looks` queries
+ * of the communicator's state; using the communicator before that breaks a rule. 0: messages enter it at once. */
 void sluice_fake_nccl_linger(int looks);
 int64_t sluice_fake_nccl_live(void);          /* communicators */
 int sluice_fake_nccl_max_ctas(void);          /* of the newest communicator; SLUICE_NCCL_UNDEFINED: NCCL's choice */

@@ -149,7 +149,7 @@ TEST(Enqueue_DeviceBuffers_ArriveOnTheStreamWithoutAHostWait) {
   }
 }
 
-/* NCCL's own thread puts a group into its stream, so the call returns only after the communicator has settled. */
+/* A thread of NCCL puts a group into its stream, so the call must wait until the communicator is not IN_PROGRESS. */
 TEST(Enqueue_GroupsInProgress_AreInTheStreamAfterTheCall) {
   char rule[128];
   const int64_t broken = sluice_fake_nccl_broken_rules(rule, sizeof rule);
@@ -685,7 +685,7 @@ TEST(FakeNccl_BrokenRules_AreCounted) {
   assert_true(sluice_fake_nccl_broken_rules(rule, sizeof rule) > before);
   assert_non_null(strstr(rule, "one side of a message"));
   before = sluice_fake_nccl_broken_rules(rule, sizeof rule);
-  void* host = NULL; /* of a rank that nobody waits for */
+  void* host = NULL; /* a communicator, used while its group is in progress */
   sluice_nccl_config_t config = sluice_nccl_config(0);
   sluice_nccl_id_t id;
   assert_int_equal(sluice_nccl_make_id(&symbols, &id), SLUICE_OK);

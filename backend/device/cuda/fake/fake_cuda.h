@@ -15,7 +15,7 @@
 
 #include "backend/device/cuda/cuda_device.h"
 
-enum { SLUICE_FAKE_CUDA_DEVICES = 8, SLUICE_FAKE_SMS = 132 }; /* SMs: of each device */
+enum { SLUICE_FAKE_CUDA_DEVICES = 8, SLUICE_FAKE_SMS = 132 }; /* the SMs of one device */
 
 /* Resets all state. No device may be alive. */
 void sluice_fake_cuda_reset(void);
@@ -31,8 +31,9 @@ int64_t sluice_fake_cuda_calls(void);
 /* Returns whether the planned failure has occurred. */
 int sluice_fake_cuda_failed(void);
 
-/* The kernel with this number, counted from now, faults when it runs, as with an illegal address: its launch succeeds,
- * and from then on every call fails with 700, while destroy and free calls still release. < 0: none, and no more. */
+/* Kernel nth_launch, counted from 0 at this call, faults when it runs, as after an illegal address: its launch
+ * succeeds, and then every call fails with 700, but destroy and free calls still release. < 0: no fault, and calls
+ * succeed. */
 void sluice_fake_cuda_fault(int64_t nth_launch);
 int sluice_fake_cuda_faulted(void);
 
@@ -68,7 +69,7 @@ void sluice_fake_cuda_set_capturing(void* stream, int capturing);
  * recorded in it, fails as well. */
 typedef struct sluice_fake_graph_s sluice_fake_graph_t;
 void sluice_fake_cuda_begin_capture(void* stream);
-/* In global mode: those calls fail and invalidate it from every thread, on any stream. One at a time. */
+/* In global mode: those calls of any thread, on any stream, fail and invalidate it. Only one capture at a time. */
 void sluice_fake_cuda_begin_global_capture(void* stream);
 /* 0 and the graph; 901: invalidated; 904: a stream was not joined. */
 int sluice_fake_cuda_end_capture(void* stream, sluice_fake_graph_t** out_graph);

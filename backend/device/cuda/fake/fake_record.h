@@ -15,7 +15,7 @@ typedef enum sluice_fake_event_kind_e {
   SLUICE_FAKE_LAUNCH = 0,
   SLUICE_FAKE_COPY,       /* name: direction */
   SLUICE_FAKE_FILL,       /* the driver's memset */
-  SLUICE_FAKE_GEMM,       /* name: the entry; parts: m, n, k; number: the SMs that the library is told of, 0: all */
+  SLUICE_FAKE_GEMM,       /* name: the entry; parts: m, n, k; number: the SMs that the library was told, 0: all */
   SLUICE_FAKE_MESSAGES,   /* one group of NCCL's; units: its sends and receives; parts: peer, bytes sent, received */
   SLUICE_FAKE_RECORD,     /* an event is recorded */
   SLUICE_FAKE_WAIT,       /* a stream waits for one */

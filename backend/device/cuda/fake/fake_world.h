@@ -106,7 +106,7 @@ typedef struct sluice_fake_world_s {
   int version;
   int64_t calls, fail_at;
   int fail_code, failed;
-  int64_t fault_at; /* of launches */
+  int64_t fault_at; /* counts launches */
   int faulted;
   int64_t allocations, refuse_at;
   int refused;

@@ -35,8 +35,8 @@ typedef struct sluice_gather_args_s {
   int64_t piece;
 } sluice_gather_args_t;
 
-/* dst[position[t, k]] = src[t] for each k. Position -1, and those from skip_first to skip_end: none; positions after
- * them count without them. piece: as above. */
+/* dst[position[t, k]] = src[t] for each k. Position -1 and positions in [skip_first, skip_end) are not written; later
+ * positions are reduced by skip_end - skip_first. piece: as above. */
 typedef struct sluice_scatter_args_s {
   const void* src;
   const int32_t* position;

@@ -309,7 +309,7 @@ TEST(ActivationBackward_WithoutWeights_LeavesActW) {
   assert_true(dweight[0] == 4.5f && dpre[0] == 2 && dpre[1] == 0 && dpre[3] == 2);
 }
 
-/* Each token's row to its places: to each row of the result its token's, in gather's order. Own rows are left out. */
+/* Each row of the result equals its token's row, as gather_rows copies it. Skipped positions are left out. */
 static void scatter_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t rows, int64_t width) {
   enum { TOP_K = 3 };
   const int64_t stride = width + 8, most = rows * TOP_K, skipped = most / 4, first = most / 3;
@@ -318,7 +318,7 @@ static void scatter_case(const sluice_kernels_t* kernels, int32_t dtype, int64_t
   int32_t* token = malloc((size_t)(most + 1) * sizeof *token);
   int64_t placed = 0;
   for (int64_t i = 0; i < most; ++i) position[i] = i % 5 == 4 ? -1 : (int32_t)placed++;
-  for (int64_t i = 0; i < most; ++i) { /* backwards, so that places have another order than tokens */
+  for (int64_t i = 0; i < most; ++i) { /* reversed: positions and tokens differ in order */
     if (position[i] < 0) continue;
     position[i] = (int32_t)(placed - 1) - position[i];
     if (position[i] >= first && position[i] < first + skipped) continue;

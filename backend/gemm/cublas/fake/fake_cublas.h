@@ -14,7 +14,7 @@ void sluice_fake_cublas_set_version(int version);
 int64_t sluice_fake_cublas_handles(void);
 int64_t sluice_fake_cublas_single_calls(void);
 int64_t sluice_fake_cublas_grouped_calls(void);
-/* Of the last GEMM: its compute type, and the SMs that the library was told of (0: all). */
+/* The compute type of the last GEMM, and the number of SMs that the library was told for it (0: all). */
 int sluice_fake_cublas_last_compute(void);
 int sluice_fake_cublas_last_sms(void);
 

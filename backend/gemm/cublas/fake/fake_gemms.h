@@ -13,7 +13,7 @@ typedef struct fake_gemm_s {
   const void* b;
   void* c;
   sluice_fake_moment_t moment;
-  int sms; /* that the library is told of; 0: all */
+  int sms; /* the number that the library was told; 0: all */
 } fake_gemm_t;
 
 /* Adds a call of the library, named `entry`, with all its GEMMs to the driver's record. Takes the lock. */

@@ -223,7 +223,7 @@ TEST(Lt_WhereChosen_MultipliesWithOneSearchPerShape) {
   free(l);
 }
 
-/* The rule by tiles, waves and k, with 132 SMs. */
+/* The rule of cublas_choice.h on 132 SMs. */
 TEST(Choice_ByWavesAndDepth_StreamsWhereSmsWouldIdle) {
   static const struct {
     int64_t count, m, n, k;
@@ -234,12 +234,12 @@ TEST(Choice_ByWavesAndDepth_StreamsWhereSmsWouldIdle) {
       {8, 4096, 28672, 4096, SLUICE_CUBLAS_SINGLE},   /* Mixtral, up: 27 waves */
       {1, 32768, 28672, 4096, SLUICE_CUBLAS_SINGLE},
       {32, 4096, 4096, 7168, SLUICE_CUBLAS_SINGLE},  /* DeepSeek on one rank of eight: four waves */
-      {256, 512, 4096, 7168, SLUICE_CUBLAS_STREAMS}, /* and on one GPU: 64 tiles */
-      {256, 7168, 2048, 512, SLUICE_CUBLAS_STREAMS}, /* its gradients of weights: 448, of which 52 in a last wave */
-      {1, 128, 256, 4096, SLUICE_CUBLAS_SINGLE},     /* nothing else to run */
-      {2, 128, 256, 64, SLUICE_CUBLAS_SINGLE},       /* too short to join for */
+      {256, 512, 4096, 7168, SLUICE_CUBLAS_STREAMS}, /* DeepSeek on one GPU: 64 tiles */
+      {256, 7168, 2048, 512, SLUICE_CUBLAS_STREAMS}, /* its weight gradients: 448 tiles, 52 in the last wave */
+      {1, 128, 256, 4096, SLUICE_CUBLAS_SINGLE},     /* a single GEMM */
+      {2, 128, 256, 64, SLUICE_CUBLAS_SINGLE},       /* too short to pay for a join */
       {2, 128, 256, 2048, SLUICE_CUBLAS_STREAMS},
-      {2, 128, 0, 2048, SLUICE_CUBLAS_SINGLE}, /* nothing to do */
+      {2, 128, 0, 2048, SLUICE_CUBLAS_SINGLE}, /* empty */
   };
   float x[1] = {0};
   sluice_gemm_problem_t* problems = calloc(256, sizeof *problems);
@@ -255,7 +255,7 @@ TEST(Choice_ByWavesAndDepth_StreamsWhereSmsWouldIdle) {
   free(problems);
 }
 
-/* cuBLAS would take small tiles for a GEMM that has all SMs and does not fill them. */
+/* If cuBLAS were told all SMs, it would choose small tiles for a GEMM that does not fill them. */
 TEST(Streams_EachGemm_HasTheSmsThatItsTilesFill) {
   static const struct {
     int64_t m, n;
@@ -273,7 +273,7 @@ TEST(Streams_EachGemm_HasTheSmsThatItsTilesFill) {
   assert_int_equal(create_lt(SLUICE_CUBLAS_STREAMS, &gemm), SLUICE_OK);
   for (list.count = 2; list.count > 0; --list.count) {
     assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
-    assert_int_equal(sluice_fake_cublas_last_sms(), list.count == 2 ? 33 : 0); /* alone it has all */
+    assert_int_equal(sluice_fake_cublas_last_sms(), list.count == 2 ? 33 : 0); /* a single GEMM has all SMs */
   }
   sluice_gemm_destroy(gemm);
   setenv("SLUICE_CUBLAS_SMS", "116", 1);
@@ -291,7 +291,7 @@ TEST(Streams_EachGemm_HasTheSmsThatItsTilesFill) {
   unsetenv("SLUICE_CUBLAS_SMS");
 }
 
-/* Three forks and three joins, whatever fails in between: the next list finds streams as before. */
+/* The streams are forked and joined even if a call in between fails, so that the next list can use them. */
 TEST(Streams_WhereACallFails_JoinAndWorkOn) {
   enum { PROBLEMS = 6 };
   float a = 3, c[PROBLEMS];

@@ -28,8 +28,8 @@ class DisagreementError(Mismatch):
 def exchange(
     ranks: Sequence[int], rank: int, value: Any, wait_s: float | None, absent: str | None = None
 ) -> dict[int, Any]:
-    """Every rank's value, by rank. Collective over `ranks`; all call it equally often. absent: what a rank does that
-    does not come, for the error."""
+    """Returns every rank's value, by rank. Collective over `ranks`; all must call it equally often. absent: the error
+    text for a rank that does not take part."""
     if len(ranks) == 1:
         return {rank: value}
     number = next(_rounds.setdefault(tuple(ranks), itertools.count()))

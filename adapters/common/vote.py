@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that succeed on all ranks of a move or on none: each rank reports its result to the others."""
+"""Steps of a move that succeed on all ranks or fail on all: each rank reports its result to the others."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Handle:
         self.pipeline: Takeover | None = None  # runs the engine's batches
         self.decider: Decider | None = None  # decides the placement of experts
         self.engine: Callable[[], Any] = lambda: None  # returns the engine of a pipeline
-        self.experts: Any = other_stage  # what pipeline/moving_layers.py calls for the MoE layers of its layers
+        self.experts: Any = other_stage  # moves the MoE layers within layers, for pipeline/moving_layers.py
         self.backends: dict[shares.Place, EngineBackend] = {}
         self.families: dict[shares.Place, list[Runners]] = {}  # the layers that share a backend
 

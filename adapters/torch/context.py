@@ -246,8 +246,8 @@ class Context:
         return tuner.decisions_json(self.handle)
 
     def learn(self, text: str) -> None:
-        """Uses the decisions of `decisions_json` of another context, for kinds of layers and sizes of batches for which
-        this one has none. Called on all ranks, with equal decisions."""
+        """Imports the decisions of another context's `decisions_json` for those kinds of layers and sizes of batches
+        for which this context has none. Called on all ranks with the same text."""
         tuner.learn(self.handle, text)
 
     def answers(self) -> list[dict[str, Any]]:

@@ -240,7 +240,7 @@ def answers(handle: Any) -> list[dict[str, Any]]:
 
 
 def learn(handle: Any, text: str) -> None:
-    """Imports those answers that are missing here."""
+    """Imports the answers of `text` for which this context has none."""
     given = json.loads(text)
     known = {(each["layer"], each["rows"]) for each in answers(handle)}
     given["answers"] = [each for each in given["answers"] if (each["layer"], each["rows"]) not in known]

@@ -49,7 +49,7 @@ def describe(content: Content) -> list[Described]:
 
 
 def places(shipment: Shipment) -> Content:
-    """The content of a shipment that arrives, with tensors that are not yet filled."""
+    """Allocates the content of an arriving shipment. Its tensors are not initialised."""
     return {
         name: value if shape is None else torch.empty(shape, dtype=getattr(torch, dtype))
         for name, shape, dtype, value in shipment.described
@@ -57,16 +57,16 @@ def places(shipment: Shipment) -> Content:
 
 
 def without_gaps(content: Content) -> Content:
-    """The content as it is sent."""
+    """Returns the content with contiguous tensors, as it is sent."""
     tensors = {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
     return {**content, **{name: value.detach().contiguous() for name, value in tensors.items()}}
 
 
 def exchange(shipments: Sequence[Shipment], arriving: Sequence[Content], group: Any = None) -> None:
-    """Exchanges shipments. arriving: `places` of those for this rank, in their order, which it fills. Ranks are global.
+    """Exchanges shipments. arriving: `places` of the shipments to this rank, in their order; filled. Ranks are global.
 
-    All ranks at the ends of a shipment call it, with their shipments in the same order. group: None is the default one;
-    nothing else uses it meanwhile. Tensors are in host memory, without gaps. Nothing but transfers can fail here.
+    Source and target of each shipment call it, with shipments in the same order. group: None means the default group;
+    nothing else may use it meanwhile. Tensors are contiguous and in host memory. Only transfers can fail here.
     """
     own, work, landing = dist.get_rank(), [], iter(arriving)
     for source, target, content, _ in shipments:

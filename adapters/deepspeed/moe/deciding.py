@@ -149,7 +149,7 @@ class Decider:
         self.watch(layers)
 
     def watch(self, layers: Sequence[Any]) -> None:
-        """Decides for these layers from now on. Not while experts are on their way."""
+        """Replaces the layers to decide for. Not to be called during a move of experts."""
         known = {id(watch.layer): watch for watch in self.watches}
         several = [layer for layer in layers if len(layer._sluice.finding.ranks) > 1]
         self.watches = [known.get(id(layer)) or Watch(layer, self.options) for layer in several]

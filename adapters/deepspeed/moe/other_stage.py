@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MoE layers that run on Sluice and move to another stage of a pipeline, between two batches.
+"""Moves MoE layers that run on Sluice to another stage of a pipeline, between two batches.
 
-Parameters, experts and optimizer states move as those of any layer, from each rank to the rank of the new stage with
-the same place in the expert-parallel group. What is only Sluice's goes with them: the placement of the experts, the
-plan that the pipeline's plan gave the layer, and the tuner's decisions.
+Parameters, experts and optimizer states are moved as for any other layer, from each rank to the rank of the new stage
+with the same index in the expert-parallel group. This file adds Sluice's own state of the layer: the placement of the
+experts, the layer's part of the pipeline's plan, and the tuner's decisions.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from deepspeed.moe.layer import MoE
 from deepspeed.moe.sharded_moe import MOELayer, TopKGate
 from deepspeed.utils import groups
 
-_CARRIED = "sluice "  # before the name of a MoE layer, in a content
+_CARRIED = "sluice "  # prefix of the name of a MoE layer in a content
 Layout = list[list[int]]
 
 
 def layers_in(function: Any) -> Iterator[tuple[str, Any]]:
-    """The MoE layers of a layer of the pipeline, with their names in it."""
+    """Yields the MoE layers in a layer of the pipeline, with their names relative to it."""
     for name, each in function.named_modules() if isinstance(function, nn.Module) else ():
         if isinstance(each, MOELayer):
             yield name, each
 
 
 def why_not(handle: Any, layer: int, function: Any) -> str:
-    """Why a layer of the pipeline that lies here cannot move with its MoE layers; "": it can."""
+    """Why a layer of this stage cannot move with its MoE layers; "": it can."""
     for _, each in layers_in(function):
         if kinds.of_swapped(each) is None:
             return f"layer {layer} holds a MoE layer that does not run on Sluice"
@@ -57,13 +57,13 @@ def why_not(handle: Any, layer: int, function: Any) -> str:
 
 
 def group_names(function: Any) -> list[str]:
-    """DeepSpeed's names of the groups that the MoE layers of a layer of the pipeline need, such as "ep_size_2"."""
+    """DeepSpeed's names of the groups that the MoE layers in a layer of the pipeline use, such as "ep_size_2"."""
     return sorted({each.ep_group_name for _, each in layers_in(function)})
 
 
 def layouts(module: Any, handle: Any) -> dict[str, Layout]:
-    """By these names, for groups in which a MoE layer runs on Sluice or did: the replicas of the pipeline in this
-    rank's expert-parallel group, and in the group of ranks with the same experts."""
+    """By group name: the replicas of the pipeline in this rank's expert-parallel group, and in the group of ranks with
+    the same experts. Only groups in which a MoE layer runs on Sluice or has run."""
 
     def replicas(ranks: Sequence[int]) -> list[int]:
         return [getattr(module._topo.get_coord(rank), "data", 0) for rank in ranks]
@@ -78,7 +78,7 @@ def layouts(module: Any, handle: Any) -> dict[str, Layout]:
 
 
 def why_other_groups(layer: int, stage: int, needed: dict[str, Layout], found: dict[str, Layout]) -> str:
-    """Why the layer cannot run on a stage with these groups; "": it can. needed: those where it lies."""
+    """Why the layer cannot run on a stage with the groups `found`; "": it can. needed: its groups on its own stage."""
     for name, layout in needed.items():
         if found.get(name) != layout:
             there = "other ones" if name in found else f"{', '.join(sorted(found)) or 'none'}"
@@ -91,7 +91,7 @@ def why_other_groups(layer: int, stage: int, needed: dict[str, Layout], found: d
 
 
 def pack(function: Any) -> Content:
-    """What goes with the MoE layers of a layer that leaves, in addition to its tensors."""
+    """Sluice's state of the MoE layers in a leaving layer, which is sent in addition to the tensors."""
     found = {}
     for name, each in layers_in(function):
         state = each._sluice
@@ -107,12 +107,12 @@ def pack(function: Any) -> Content:
 
 
 def adopt(engine: Any, layer: int, function: Any, content: Content) -> None:
-    """Has the MoE layers of a layer that has come here, and is filled, run on Sluice. Not collective: engine layers are
-    made in their first forward."""
+    """Makes the MoE layers in an arrived layer run on Sluice, after its tensors are filled. Not collective: engine
+    layers are made in their first forward."""
     handle, after_experts = engine.sluice, engine._config.use_data_before_expert_parallel_
     for each in function.modules() if isinstance(function, nn.Module) else ():
         if hasattr(each, "set_deepspeed_parallelism"):
-            each.set_deepspeed_parallelism(after_experts)  # the groups exist
+            each.set_deepspeed_parallelism(after_experts)  # finds the existing groups
     for name, each in layers_in(function):
         carried = json.loads(content[_CARRIED + name])
         kind, full = kinds.of_host(each), f"{layer}.{name}" if name else str(layer)
@@ -134,7 +134,7 @@ def adopt(engine: Any, layer: int, function: Any, content: Content) -> None:
 
 
 def settle(arrived: Iterable[tuple[Any, Content]], gone: Iterable[Any]) -> None:
-    """After layers have come here, or gone, on all ranks."""
+    """Finishes a move that has succeeded on all ranks: imports decisions, and releases the layers that have left."""
     for function, content in arrived:
         for name, each in layers_in(function):
             each._sluice.take_decisions(json.loads(content[_CARRIED + name])["decisions"])
@@ -143,7 +143,7 @@ def settle(arrived: Iterable[tuple[Any, Content]], gone: Iterable[Any]) -> None:
 
 
 def refresh(engine: Any) -> None:
-    """The handle and the engine know the MoE layers that lie here now, and no other."""
+    """Updates the lists of MoE layers in the handle and the engine to those of this stage."""
     handle, module = engine.sluice, engine.module
     handle.layers = [each for each in module.modules() if kinds.of_swapped(each) is not None]
     handle.findings = [each._sluice.finding for each in handle.layers]
@@ -160,7 +160,7 @@ def refresh(engine: Any) -> None:
 
 
 def release(function: Any) -> None:
-    """The MoE layers of a layer that is not here any more are the host's."""
+    """Returns the MoE layers in a layer that has left this stage to the host."""
     for _, each in layers_in(function):
         kind = kinds.of_swapped(each)
         if kind is not None:

@@ -184,16 +184,16 @@ class Runners:
         raise NotImplementedError
 
     def decisions(self) -> str:
-        """What the tuner has decided for the layers of the backend, as JSON; "": it has no tuner."""
+        """The tuner's decisions for the layers of the backend, as JSON; "": the backend has no context."""
         return next((context.decisions_json() for context in self.contexts()), "")
 
     def take_decisions(self, text: str) -> None:
-        """The backend uses these decisions where it has none. Called on all ranks of the group, with equal ones."""
+        """Imports decisions that the backend does not have. Called on all ranks of the group with the same text."""
         for context in self.contexts() if text else ():
             context.learn(text)
 
     def close(self) -> None:
-        """Releases the engine layers. No expert is away for what still knows this state."""
+        """Releases the engine layers and resets the placement, so that remaining references see no expert away."""
         for runner in self._runners.values():
             runner.layer.close()
         self._runners, self.placement = {}, self.home

@@ -77,7 +77,7 @@ class FlatBuffers:
         return whole
 
     def own(self, parameter: nn.Parameter, key: str, first: int, count: int) -> torch.Tensor:
-        """`count` elements from `first` on, as far as this rank has them; the others are 0."""
+        """`count` elements from `first` on. Elements outside this rank's part are 0."""
         whole = torch.zeros(count, dtype=torch.float32, device=parameter.device)
         part = self._within(parameter, key, first, count)
         if part is not None:
@@ -86,7 +86,7 @@ class FlatBuffers:
         return whole
 
     def gather(self, parameter: nn.Parameter, whole: torch.Tensor) -> None:
-        """Completes the result of `own`. Collective over the replicas."""
+        """Fills in the other replicas' parts of a result of `own`. Collective over the replicas."""
         # Summed as integers, for which 0 + x has the bits of x. The float -0 would become 0.
         group = self._optimizer.real_dp_process_group[self._places[parameter].group]
         dist.all_reduce(whole.view(torch.int32), group=group)

@@ -57,11 +57,11 @@ class NoOptimizer:
         return [None for _ in parameters]
 
     def take(self, parameters: Parameters) -> dict[nn.Parameter, Kept]:
-        """The states of those parameters that the optimizer has, as far as this rank has them: see gather."""
+        """The states of those parameters that the optimizer has. Only this rank's parts, until `gather` is called."""
         return {}
 
     def gather(self, kept: Mapping[nn.Parameter, Kept]) -> None:
-        """Completes what `take` has returned. Collective over the replicas of the stage, each of which has a part."""
+        """Fills in the other replicas' parts of a result of `take`. Collective over the replicas of the stage."""
 
     def put(self, kept: Mapping[nn.Parameter, Kept]) -> None:
         """Replaces the optimizer's parameters by these, in this order."""
@@ -99,7 +99,7 @@ class PlainOptimizer:
         return {p: Kept(where, self._state_of(p)) for p, where in places if where is not None}
 
     def gather(self, kept: Mapping[nn.Parameter, Kept]) -> None:
-        """See NoOptimizer. Nothing is divided."""
+        """See NoOptimizer. States are not partitioned here."""
 
     def put(self, kept: Mapping[nn.Parameter, Kept]) -> None:
         """See NoOptimizer."""
@@ -180,7 +180,7 @@ class FlatOptimizer:
         return _found(parameters, getattr(self._optimizer, self._form.listed))
 
     def take(self, parameters: Parameters) -> dict[nn.Parameter, Kept]:
-        """See NoOptimizer. In f32, in which the parts of replicas are added."""
+        """See NoOptimizer. The states are in f32, in which `gather` adds the parts."""
         wanted, kept, buffers = set(parameters), {}, FlatBuffers(self._optimizer)
         for index, laid in enumerate(buffers.groups):
             of_group = self._of_group(index)

@@ -31,7 +31,7 @@ from sluice.errors import Aborted, InvalidState, PeerLost, SluiceError, TimedOut
 from torch import nn
 
 _A_RANK_IS_LOST = (Aborted, PeerLost, TimedOut)
-_GRADIENT = " grad"  # after the name of a parameter
+_GRADIENT = " grad"  # suffix of the name of a parameter
 _NONE_MOVED = "No layer has moved: run the batch again"
 
 
@@ -221,9 +221,9 @@ class LiveLayers:
         self._migration.mark_still(trip.item)
 
     def commit(self, engine: Any) -> None:
-        """After a batch that has ended on all ranks, and before the update: layers lie where they go. Collective over
-        all ranks. After an error on one rank none has moved on any, and the batch has to fail: some of its gradients
-        are elsewhere."""
+        """Puts the move into effect, after a batch that has ended on all ranks and before the update. Collective over
+        all ranks. After an error on one rank no layer has moved on any rank, and the batch must fail: some of its
+        gradients are on other ranks."""
         voyage, self._voyage = self._voyage, None
         if voyage is None or self._migration is None:
             return
@@ -236,7 +236,7 @@ class LiveLayers:
                 if not trip.cut.comes and not trip.cut.has_sum:
                     load_gradients(trip.cut, trip.item.late[:-1], trip.item.late[-1])
             refusal = _changed(voyage.trips)
-        except Exception as error:  # which the others hear in commit
+        except Exception as error:  # the other ranks learn this in commit
             refusal, cause = f"packing gradients failed: {type(error).__name__}: {error}. {_NONE_MOVED}", error
         try:
             migration.commit(refusal and f"{meeting.name} cannot move: {refusal}")
@@ -258,7 +258,7 @@ class LiveLayers:
         arrived = {layer: content for trip in here for layer, content in trip.contents.items()}
 
         def put_sums() -> None:
-            known = ((parameter, totals.get(parameter)) for parameter in module.parameters())  # frozen ones have none
+            known = ((parameter, totals.get(parameter)) for parameter in module.parameters())  # frozen: none
             gradient_sums.of_optimizer(engine.optimizer).put({p: total for p, total in known if total is not None})
 
         put = moving_layers.put_in_force
@@ -290,7 +290,7 @@ def _goes(module: Any, each: Move) -> bool:
 
 
 def _still(content: Content) -> Content:
-    """What does not change from an update to the next."""
+    """The part of a content that changes only in updates: all but gradients."""
     return {name: value for name, value in content.items() if not name.endswith(_GRADIENT)}
 
 

@@ -2,9 +2,9 @@
 """Moves layers of a `PipelineModule` between stages, with their parameters, gradients, buffers and optimizer states,
 between two batches, when no micro-batch is in flight.
 
-All ranks agree first, on layers that the new stages have built already, so that nothing has moved when it is refused.
-After that they vote on each step: an error on one rank fails the move on all, and layers lie where they were. Each
-replica of the pipeline moves its own. Source: vPipe (TPDS 2022), section on live migration, here with a drain.
+All ranks first agree on the move, after the new stages have built their layers, so that a refused move changes nothing.
+Then they vote on each step: an error on one rank fails the move on all ranks, and no layer has moved. Each replica of
+the pipeline moves its own layers. Source: vPipe (TPDS 2022), section on live migration, here with a drain.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from sluice.planning.layer_moves import Trained
 from torch import nn
 
 T = TypeVar("T")
-_HOME = "_sluice_home_parts"  # of an engine
-_TORN = "_sluice_torn_layers"  # and why its ranks may have different layers
+_HOME = "_sluice_home_parts"  # attributes of an engine: the partition at the start of training ...
+_TORN = "_sluice_torn_layers"  # ... and why its ranks may have different layers
 _NONE_MOVED = "No layer has moved: move again, or train on"
-_KEPT = "kept "  # before the names of what the optimizer keeps of a parameter
+_KEPT = "kept "  # prefix of the name of an optimizer state
 
 
 class Move(NamedTuple):
@@ -49,7 +49,7 @@ class Moved(NamedTuple):
 
 
 class Meeting(Vote):
-    """All ranks of the pipeline and its replicas, which move these layers. Their answers go through torch's store."""
+    """A vote on a move of layers by all ranks of the pipeline and its replicas. Answers go through torch's store."""
 
     def __init__(self, moves: Sequence[Move], wait_s: float | None) -> None:
         layers = ", ".join(str(each.layer) for each in moves)
@@ -57,7 +57,7 @@ class Meeting(Vote):
         self._wait_s = wait_s
 
     def do(self, what: str, step: Callable[[], T], then: str = _NONE_MOVED) -> T:
-        """The step's result, or UnsupportedError on all ranks, if it has failed on one. then: how things are then."""
+        """Returns the step's result. If it fails on a rank, all raise UnsupportedError, whose text ends with `then`."""
         self._what, self._then = what, then
         return self.take(step)
 
@@ -68,7 +68,7 @@ class Meeting(Vote):
             return list(agree.exchange(_ranks(), own, value, self._wait_s, lost).values())
 
     def ask(self, why_not: str, error: Exception | None = None) -> None:
-        """See Vote. The same error on all ranks."""
+        """See Vote. Raises the same error on all ranks."""
         for rank, why in enumerate(self.tell(why_not)):
             if why:
                 text = f"{self.name} cannot move: {self._what} failed on rank {rank}: {why}. {self._then}"
@@ -100,7 +100,7 @@ def move(
     listed = described(
         module, moves, meeting, lambda n: {**content_of(going[n], kept), **engine.sluice.experts.pack(going[n])}
     )
-    # What comes to this stage, by layer. Each replica has its own ranks.
+    # The shipments to this stage, by layer. Each replica has its own ranks.
     arriving = {each.layer: shipment for each, shipment in zip(moves, listed) if comes(module, each)}
     arrived = meeting.do("making room", lambda: {n: shipments.places(each) for n, each in arriving.items()})
     begun = time.perf_counter()
@@ -114,7 +114,7 @@ def move(
 def taken(
     optimizer: Any, parameters: Sequence[nn.Parameter], meeting: Meeting, failed: str = _NONE_MOVED
 ) -> dict[nn.Parameter, Kept]:
-    """What the optimizer keeps of these. Collective over all ranks."""
+    """Returns the optimizer states of these parameters. Collective over all ranks."""
     states = "taking the optimizer's states"
     kept: dict[nn.Parameter, Kept] = meeting.do(states, lambda: optimizer.take(parameters), failed)
     optimizer.gather(kept)
@@ -132,10 +132,10 @@ def put_in_force(
     failed: str = _NONE_MOVED,
     then: Callable[[], None] = lambda: None,
 ) -> None:
-    """Layers lie so from now on. Collective over all ranks: after an error on one, layers lie as before on all.
+    """Puts the new partition into effect. Collective over all ranks: after an error on one, all restore the old one.
 
-    built: those that come here, filled with what arrived of each; kept: what the optimizer kept of those that were
-    here. failed: how things are after an error; then: the last step.
+    built: the arriving layers, filled from `arrived`; kept: the optimizer states of this stage's old layers. failed:
+    the end of the error text; then: the last step.
     """
     module = engine.module
     before, home = stage_module.parts_of(module), getattr(engine, _HOME, None)
@@ -148,7 +148,7 @@ def put_in_force(
         engine.sluice.experts.refresh(engine)
         engine.param_names = {parameter: name for name, parameter in module.named_parameters()}
         optimizer.put({parameter: states[parameter] for parameter in module.parameters() if parameter in states})
-        if hasattr(engine, "pipe_buffers"):  # one that has been made in full
+        if hasattr(engine, "pipe_buffers"):  # the engine is fully constructed
             engine.reset_activation_shape()
 
     def forwards() -> None:
@@ -180,7 +180,7 @@ def put_in_force(
 
 
 def tear(engine: Any, why: object) -> None:
-    """Marks the engine: its batches and moves are refused from now on."""
+    """Marks the engine, so that its batches and moves are refused from now on."""
     setattr(
         engine,
         _TORN,
@@ -190,7 +190,7 @@ def tear(engine: Any, why: object) -> None:
 
 
 def why_torn(engine: Any) -> str:
-    """Why nothing can run any more; "": no move has broken off."""
+    """Why the engine cannot run any more; "": no move was interrupted."""
     return str(getattr(engine, _TORN, ""))
 
 
@@ -232,7 +232,7 @@ def agreed(
         own["gone"] = {layer: stage_module.names_of(function) for layer, function in going.items()}
         own["layouts"] = engine.sluice.experts.layouts(module, engine.sluice)
         own["experts"] = {layer: engine.sluice.experts.group_names(function) for layer, function in going.items()}
-    except Exception as error:  # such as one of the user's own constructor
+    except Exception as error:  # for example in the constructor of a user's layer
         refused = f"{what}: {type(error).__name__}: {error}"
     own["refused"] = refused
     answers = agree.exchange(_ranks(), torch.distributed.get_rank(), own, wait_s)
@@ -310,7 +310,7 @@ def _require_alike(answers: dict[int, Any]) -> None:
 
 
 def _require_expert_groups(engine: Any, moves: Sequence[Move], answers: dict[int, Any]) -> None:
-    """Each rank of an expert-parallel group has its counterpart on the new stage."""
+    """Requires that the new stage has the expert-parallel groups of every MoE layer that moves to it."""
     module = engine.module
     for layer, source, target in moves:
         for coordinate in module._topo.get_axis_list("pipe", source):
@@ -337,7 +337,7 @@ def goes(module: Any, each: Move) -> bool:
 
 
 def _why_not(engine: Any, moves: Sequence[Move], optimizer: Any) -> str:
-    """Why this rank cannot do it; "": it can."""
+    """Why this rank cannot make these moves; "": it can."""
     module = engine.module
     if max(module._topo.get_dim("model"), 1) > 1:
         return "the topology has tensor parallelism"
@@ -383,8 +383,8 @@ def _kept_of(function: Any, content: Content) -> dict[nn.Parameter, Kept]:
 
 
 def described(module: Any, moves: Sequence[Move], meeting: Meeting, pack: Callable[[int], Content]) -> list[Shipment]:
-    """What every move of this rank's replica carries, known at both ends. Collective over all ranks. pack: the content
-    of a layer that leaves."""
+    """Returns the shipments of this rank's replica, described at source and target. Collective over all ranks. pack:
+    returns the content of a leaving layer."""
 
     def packed() -> dict[int, Content]:
         return {each.layer: shipments.without_gaps(pack(each.layer)) for each in moves if goes(module, each)}

@@ -82,7 +82,7 @@ def why_stays(module: Any, layer: int) -> str:
 
 
 def has_experts(module: Any, layer: int) -> bool:
-    """Whether this layer, which lies here, holds a MoE layer."""
+    """Whether this layer of this stage holds a MoE layer."""
     function = function_of(module, layer)
     return isinstance(function, nn.Module) and any(isinstance(each, MOELayer) for each in function.modules())
 
@@ -166,7 +166,7 @@ def run_with(module: Any, first: int, functions: Sequence[Any]) -> None:
 
 
 def replace(module: Any, parts: Sequence[int], functions: Mapping[int, Any]) -> None:
-    """The stage has the layers that `parts` gives it. functions: by layer, those and maybe others."""
+    """Gives the stage its layers under `parts`. functions: by layer, at least the layers of this stage."""
     for layer in range(module._num_layers):
         module._modules.pop(str(layer), None)
     module.parts = list(parts)

@@ -187,7 +187,7 @@ class Takeover:
         try:
             live = None if forward_only else self.live.batch(engine.module)
             self._stage.begin(forward_only, live)
-        except Exception as error:  # the other ranks hear of it in the batch
+        except Exception as error:  # the other ranks learn this in the batch
             stage = _Failed(error)
         try:
             try:
@@ -230,7 +230,7 @@ class Takeover:
 
 
 class _Failed:
-    """A stage that could not begin its batch."""
+    """Replaces a stage whose batch could not begin: every step raises the error."""
 
     def __init__(self, error: Exception) -> None:
         self.load = self.forward = self.backward = self.weight_grad = self._fail

@@ -83,9 +83,9 @@ def kernel(prices: Prices, name: str, units: int, length: int, moved: int) -> Wo
 def gemms(
     prices: Prices, entry: str, bytes_ab: int, bytes_c: int, problems: Iterable[Sequence[int]], told: int = 0
 ) -> Work:
-    """A call of cuBLAS: the tiles of all its GEMMs, in turns of one for each SM.
+    """A call of cuBLAS: the tiles of all its GEMMs, in waves of one tile per SM.
 
-    told: how many SMs the library takes; 0: all. It takes the tiles with which the call ends first on those.
+    told: the number of SMs that cuBLAS is told; 0: all. cuBLAS chooses the tiles that end first on that many SMs.
     """
     price, all_sms = prices.data["gemm"], prices.data["sms"]
     sms = told or all_sms

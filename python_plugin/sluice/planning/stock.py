@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from .planner import Workload
 from .rates import FORMS, Rates
 
-# What a call of torch takes in the code of a host by itself, forward or backward: of layers whose arithmetic is next to
-# nothing, on machine B of docs/benchmarks. Megatron-Core's linear layers are autograd functions in Python.
+# The overhead of a torch call in the host's code, forward or backward, measured on machine B of docs/benchmarks with
+# layers that have hardly any arithmetic. Megatron-Core's linear layers are autograd functions in Python.
 OP_SECONDS = {"DeepSpeed": 3.5e-6, "Megatron-Core": 7.5e-6}
 BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 SCALAR, INDEX = 4, 8  # bytes of a probability or logit, and of an index

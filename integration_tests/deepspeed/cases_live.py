@@ -216,7 +216,7 @@ def failed(parts: Sequence[int], **job: Any) -> list[Any]:
 
 
 def _faults(engine: Any) -> dict[str, tuple[Any, str]]:
-    """The functions of the steps of a move."""
+    """The function that implements each step of a move."""
     optimizer = type(optimizer_parts.of_engine(engine))
     return {
         "reading the optimizer": (optimizer, "settings"),
@@ -238,7 +238,7 @@ def _faults(engine: Any) -> dict[str, tuple[Any, str]]:
 
 @contextlib.contextmanager
 def _fault_in(engine: Any, name: str, rank: int, skipped: int, times: int) -> Iterator[None]:
-    """The function raises on this rank, after `skipped` calls, and after it has done its work."""
+    """Makes the function of a step raise on this rank at the end of the `times` calls that follow `skipped` calls."""
     owner, attribute = _faults(engine)[name]
     original, calls = getattr(owner, attribute), iter(range(1 << 30))
 
@@ -264,10 +264,10 @@ def broken(
     times: int = 1,
     **job: Any,
 ) -> list[Any]:
-    """A move with each of these faults: (step, rank, calls before).
+    """Makes a move with each of these faults: (step, rank, calls before the fault). Then, if `times` is 1, one without.
 
-    [[error of each, whether anything has changed, error of the batch after it]; losses, also after a move without a
-    fault; losses of a run without a move; partition]
+    Returns [[error, whether anything has changed, error of the next batch] for each fault; all losses; losses of a run
+    without moves; the partition at the end].
     """
     made = Job(pipeline=TWO_IN_FLIGHT, **{**job, "config": {**UNCLIPPED, **job.get("config", {})}})
     said, losses, home = [], made.train(range(2)), list(made.engine.module.parts)

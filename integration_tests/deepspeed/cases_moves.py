@@ -17,7 +17,7 @@ from sluice.errors import SluiceError
 from sluice.planning.stages_chosen import MoeChoice
 
 UNCLIPPED = {"gradient_clipping": 0.0}
-MOST_STEPS = 60  # until tuners have decided
+MOST_STEPS = 60  # at most, until the tuners have decided
 
 
 def _drawn(job: Job, seed: int) -> list[int]:
@@ -73,7 +73,7 @@ def moved(steps: int, every: int, forget: str = "", **job: Any) -> list[dict[str
 
 
 def with_experts(placement: dict[str, Any] | None = None, **job: Any) -> list[Any]:
-    """MoE layers move, and their experts before and after that, by hand or by this option: [still, moved]."""
+    """Moves MoE layers, and their experts before and after that, by calls or by the option: [still, moved]."""
     found = []
     for moves in (False, True):
         config = {**UNCLIPPED, **job.get("config", {})}
@@ -110,8 +110,8 @@ def _refusal(action: Any) -> str:
 
 
 def carried(**job: Any) -> list[Any]:
-    """[answers of the tuner here; then those where layer 2 goes; why it chose there; plans of MoE layers by name while
-    layer 2 has one: at home, away, at home]"""
+    """Moves layer 2 with decisions and a plan. Returns [the tuner's answers before; after the move; its reasons after
+    that; plans of MoE layers by name with layer 2 at home, away, and at home again]."""
     made = Job(pipeline={}, section={"chunks": None, "tuner": {"mode": "profile"}}, **{**job, "config": UNCLIPPED})
     engine, name = made.engine, "2.moe.deepspeed_moe"
     context = engine.sluice.layers[0]._sluice.contexts()[0]

@@ -50,8 +50,8 @@ def by_key(steps: int, pipeline: dict[str, Any], parts: Any, **job: Any) -> list
 def _by_themselves(
     steps: int, plan: dict[str, Any] | None, hooked: bool, off: dict[str, list[int]] | None = None, **job: Any
 ) -> dict[str, Any]:
-    """Trains one side. plan: the "pipeline" section; None: stock. off: layers that are switched off, by the step from
-    which on. At the end layers move home, for the comparison."""
+    """Trains one side. plan: the "pipeline" section; None: stock. off: by step, the layers that are
+    switched off from that step on. At the end layers move home, for the comparison."""
     made = Job(pipeline=plan, **{**job, "config": {**UNCLIPPED, **job.get("config", {})}})
     home = [int(bound) for bound in made.engine.module.parts]
     if hooked:

@@ -67,7 +67,7 @@ class Slow(Block):
 
 
 class Switched(Slow):
-    """A slow layer that is left out in some steps: it passes on its input."""
+    """A slow layer that is switched off in some steps: it returns its input."""
 
     off: ClassVar[set[int]] = set()
 
@@ -114,7 +114,7 @@ class FrozenSlow(Slow):
 
 
 class Experts(nn.Module):
-    """DeepSpeed's MoE, each of whose experts is another one; without random numbers."""
+    """DeepSpeed's MoE with different experts, whose gate draws no random numbers."""
 
     def __init__(self, hidden: int = 32, ep_size: int = 2) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ def _layers(kind: str, stages: int = 4) -> list[Any]:
     if kind.startswith("frozen "):  # "frozen 0 1 2"
         frozen = {int(number) for number in kind.split()[1:]}
         return [LayerSpec(Frozen if number in frozen else Block) for number in range(6)]
-    if kind.startswith("experts"):  # in both stages, also if all but the ends move
+    if kind.startswith("experts"):  # on both stages, even after all layers but the ends moved
         first, second = {"experts": ({}, {}), "experts alone": ({"ep_size": 1}, {"ep_size": 1})}.get(
             kind, ({}, {"hidden": 40} if kind == "experts unlike" else {"ep_size": 1})
         )
@@ -239,10 +239,9 @@ def module(kind: str, stages: int, parts: Any = None, **options: Any) -> Pipelin
     """The same pipeline on every call.
 
     kind   "plain", "words", "ends tied", "slow ones first", "slow backwards first", "slow frozen ones first",
-           "switched", "frozen 0 1" (layers 0 and 1 of six), "experts" (also "alone": each on every rank; "unlike": of
-           another width on the second stage; "apart": alone there), or some of "dropout", "tied", "delays", "deep"
-           (two layers per
-           stage)
+           "switched", "frozen 0 1" (layers 0 and 1 of six), "experts" (also "alone": ep_size 1; "unlike": another
+           width on the second stage; "apart": ep_size 1 there), or some of "dropout", "tied", "delays", "deep" (two
+           layers per stage)
     parts  the first layer of each stage, and the number of layers; None: even
     """
     torch.manual_seed(0)

@@ -131,7 +131,7 @@ def test_ABatchThatFails_TheLayersStay(pipe2: Ranks, to: list[int]) -> None:
         assert losses == losses_still
 
 
-# Steps of a move, with the role of a rank that has it and the calls of the function before it. Every rank: "any".
+# Steps of a move: (name, role of the ranks that run it, calls of its function before the fault). "any": all ranks.
 _BETWEEN = [
     ("reading the optimizer", "any", 0), ("building", "target", 0), ("taking states", "any", 0),
     ("packing", "source", 0), ("describing", "source", 0), ("making room", "target", 0),
@@ -148,7 +148,7 @@ FAULTS: dict[str, tuple[dict[str, Any], list[tuple[str, str, int]]]] = {
 
 
 def _of_roles(faults: list[tuple[str, str, int]], roles: dict[str, list[int]]) -> list[list[Any]]:
-    """roles: ranks of each. A step that all ranks have fails on one of each role."""
+    """Replaces roles by ranks. roles: ranks of each role. A step of "any" fails on one rank of each role in turn."""
     every = [ranks[-1] for ranks in roles.values()]
     return [[what, rank, n] for what, role, n in faults for rank in (every if role == "any" else roles[role][:1])]
 
@@ -158,7 +158,7 @@ def _check_broken(answers: list[Any], faults: list[list[Any]], to: list[int], wh
     for said, losses, still, parts in answers:
         assert losses == still and parts == to
         for (what, rank, _), (error, changed, again) in zip(faults, said):
-            words = ["a drawn fault"]  # all that a rank says of its own error in a batch
+            words = ["a drawn fault"]  # a rank's own error in a batch has no other words
             if what != "beginning the batch" and (what, when) != ("packing gradients", "early"):
                 words.append(f"rank {rank}")
                 if what not in ("reading the optimizer", "building"):
@@ -168,7 +168,7 @@ def _check_broken(answers: list[Any], faults: list[list[Any]], to: list[int], wh
 
 @pytest.mark.parametrize("when", FAULTS)
 def test_FourStages_AnErrorInAnyStepOfAMove_IsToldToAllRanksAndNoLayerHasMoved(pipe4: Ranks, when: str) -> None:
-    """Layer 3 goes from the second stage to the third one, and an error is on one of these or on another."""
+    """Layer 3 moves from the second to the third stage; the error is on one of these or on another stage."""
     how, steps = FAULTS[when]
     faults = _of_roles(steps, {"source": [1], "target": [2], "third": [0]})
     answers = pipe4.run("cases_live:broken", faults=faults, parts=[0, 2, 3, 6, 8], stages=4, kind="deep", **how)

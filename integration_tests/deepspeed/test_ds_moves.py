@@ -122,12 +122,12 @@ def test_MoeLayers_MoveWithTheirExperts_SameBitsAsNone(pipe2x2: Ranks, case: str
         last = [list(each[0]) for each in moved["placed"][4].values()]
         if case == "decided":
             assert any(list(each[0]) != [0, 0, 1, 1] for placed in moved["placed"] for each in placed.values())
-        elif EXPERTS[case]["kind"] == "experts":  # wherever a layer lies, its experts are where they were put
+        elif EXPERTS[case]["kind"] == "experts":  # on every stage, experts keep their placement
             assert all(each == [1, 0, 0, 1] for each in last)
 
 
 def test_MoeLayer_WhoseGroupsAStageHasNot_IsRefusedOnAllRanks() -> None:
-    ranks = Ranks(4)  # of their own: a rank makes each kind of groups once
+    ranks = Ranks(4)  # new processes: a process makes the groups of an ep_size once
     try:
         for said, changed, _ in ranks.run("cases_moves:refused", parts=[0, 2, 6], stages=2, kind="experts apart"):
             words = "layer 2 holds a MoE layer of the expert-parallel groups ep_size_2, and stage 1 has ep_size_1"

@@ -146,7 +146,7 @@ def test_PlanAdaptive_SlowLayersOnOneStage_SpreadWithTheBitsOfStock(pipe2: Ranks
 
 
 def test_PlanAdaptive_LayersThatAreLeftOutForAWhile_StagesFollowWithTheBitsOfStock(pipe2: Ranks) -> None:
-    """Six layers take as long; without layers 3 and 4 each stage gets two of the others."""
+    """Six layers take equally long. While layers 3 and 4 are off, each stage gets two of the other four."""
     job = {"steps": 18, "hooked": False, "stages": 2, "kind": "switched", "off": {"3": [3, 4], "11": []}}
     for stock, ours in pipe2.run("cases_plan:adaptive", **job):
         assert stock["been"] == [[0, 3, 6]] * 19

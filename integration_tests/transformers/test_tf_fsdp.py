@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains models that torch's FSDP2, FSDP1 or DDP spreads over ranks: gradients and parameters are stock's."""
+"""Trains models under torch's FSDP2, FSDP1 or DDP: gradients and parameters equal those of stock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tf_quantised
 from rank_harness import Ranks
 from test_tf_parallel import TransformersRanks, check_trainer
 
-EVERYWHERE = {"changes": {"num_experts_per_tok": 8}}  # in 16 bits no rounding changes a route
+EVERYWHERE = {"changes": {"num_experts_per_tok": 8}}  # all experts: 16-bit rounding cannot change a route
 ADAPTERS = {"lora": True, "kind": "gpt_oss"}
 PACKED = {**ADAPTERS, "quantised": True, "frozen": "embed_tokens"}
 EP = {"by": "transformers", "config": {"fsdp_size": 2}}
@@ -68,7 +68,7 @@ FOUR = {
     "ep, shards": {"by": "transformers", "config": {"fsdp_size": 4, "ep_size": 2}, "micro": 2},
     "ep, shards, resumed": {"by": "transformers", "config": {"fsdp_size": 4, "ep_size": 2}, "resume": True},
 }
-# What stock refuses too, with its words.
+# Cases that stock refuses too, with the words of its error.
 REFUSED = {
     "ep, clipped": ({**EP, "clip": 0.1}, "must have the same mesh"),
     "ep, offloaded": (
@@ -76,7 +76,7 @@ REFUSED = {
         "Cannot access accelerator device",
     ),
 }
-# Trainer's fsdp_config. {}: its defaults.
+# Values of Trainer's fsdp_config. {}: the defaults.
 TRAINER = {
     "defaults": {},
     "kept after the forward": {"reshard_after_forward": False},

@@ -75,8 +75,8 @@ def test_TwoRanks_SluicesExpertsUnderStockTransports_AsUnsplit(
             assert gap < 2e-5, (rank, name, gap)
 
 
-# Implementations of transformers 5.23 that no test above combines, and the layout if it is not "tp": () trains as the
-# unsplit model, else words of an error.
+# Pairs of implementations of transformers 5.23 that no test above covers, with the layout if it is not "tp". (): trains
+# like the unsplit model; otherwise: words of the error.
 CUDA_ALONE = ('experts_implementation="{}" cannot compute the rows of one expert', 'or ep_implementation="all_to_all"')
 MIXTURES = {
     "batched_mm sluice": (),

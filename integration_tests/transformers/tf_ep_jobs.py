@@ -282,7 +282,7 @@ def losses(path: str, layout: dict[str, int], options: dict[str, Any], steps: in
 
 @contextlib.contextmanager
 def _accelerates_fsdp() -> Iterator[None]:
-    """accelerate shards a model with FSDP2 on devices alone. In this context its state on a CPU is that of a device."""
+    """Makes accelerate apply FSDP2 on a CPU, where it otherwise does not: its state is set as on a device."""
     from accelerate.state import AcceleratorState
     from accelerate.utils import DistributedType
 
@@ -307,8 +307,8 @@ def trainer(
     path: str, layout: dict[str, int], folder: str, experts: str, transport: str, fsdp: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Runs transformers' Trainer over a split model, with accumulation, evaluation and checkpointing. Its final
-    checkpoint, loaded whole, must have the trained model's loss. fsdp: Trainer's fsdp_config, by which accelerate
-    shards a model that is not split."""
+    checkpoint, loaded whole, must have the trained model's loss. fsdp: Trainer's fsdp_config, with which
+    accelerate shards a model that is not split."""
     from accelerate.state import AcceleratorState
     from transformers import Trainer, TrainingArguments
 
@@ -353,7 +353,7 @@ def trainer(
             folder if fsdp is None else path, experts_implementation="eager", attn_implementation="eager"
         )
         if fsdp is not None:
-            dist.broadcast_object_list(states := [state])  # torch gives it to the first rank alone
+            dist.broadcast_object_list(states := [state])  # only the first rank has it
             whole.load_state_dict(states[0])
         saved = float(whole.eval()(input_ids=batch(3), labels=batch(3)).loss)
     return {

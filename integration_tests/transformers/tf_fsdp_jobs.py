@@ -38,9 +38,9 @@ def layers_of(model: Any) -> Any:
 
 
 def _sharded(model: Any, how: dict[str, Any]) -> Any:
-    """Applies fully_shard. of: "layers" and the root, the "root" alone, or also the "experts" or the module "around"
-    them, each by itself. reshard: reshard_after_forward. dim: of the stacks of experts, to shard. mesh: sizes of a mesh
-    whose first dimension replicates."""
+    """Applies fully_shard. of: "layers" (and the root), "root" (only), "experts" or "around" (also each experts module,
+    or the module that contains it). reshard: reshard_after_forward. dim: the sharded dimension of stacked experts.
+    mesh: sizes of a mesh whose first dimension replicates."""
     options: dict[str, Any] = {"reshard_after_forward": how.get("reshard", True)}
     if how.get("mixed"):
         options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
@@ -64,9 +64,9 @@ def _sharded(model: Any, how: dict[str, Any]) -> Any:
 
 def build(path: str, how: dict[str, Any], experts: str, transport: str) -> Any:
     """Loads the model and shards it. by: "fully_shard" (see _sharded), torch's "FSDP1" or "DDP", or "transformers" with
-    the options of DistributedConfig in `config`. frozen: parameters whose names contain it do not train. lora: adapters
-    on attention and experts alone train. quantised: Sluice's experts stay in 4 bits, stock's are decoded. called: the
-    module's own functions compute the experts."""
+    the options of DistributedConfig in `config`. frozen: parameters whose names contain it do not train. lora: only
+    adapters on attention and experts train. quantised: Sluice's experts stay in 4 bits, stock's are decoded. called:
+    the module's own functions compute the experts."""
     by, config = how.get("by", "fully_shard"), {**how.get("config", {})}
     if by == "transformers" and how.get("mixed"):
         config["fsdp_mixed_precision"] = True
@@ -101,7 +101,7 @@ def _whole(value: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _no_sync(model: Any, is_last: bool) -> Any:
-    """Gradients of all micro-steps but the last are not reduced."""
+    """Skips the reduction of gradients in all micro-steps but the last."""
     if hasattr(model, "set_requires_gradient_sync"):
         model.set_requires_gradient_sync(is_last)
         yield
@@ -127,8 +127,8 @@ def _resumed(model: Any, optimizer: Any, again: Any) -> tuple[Any, Any]:
 
 
 def train(path: str, how: dict[str, Any], experts: str, transport: str) -> dict[str, Any]:
-    """Returns losses, the gradients of each step, and the parameters at the end. micro: micro-steps, of which the last
-    reduces. clip: the norm. resume: a checkpoint is written and read after the first step. autocast: to bf16.
+    """Returns losses, the gradients of each step, and the parameters at the end. micro: micro-steps, the last of which
+    reduces. clip: the maximum norm. resume: a checkpoint is written and read after the first step. autocast: to bf16.
     adamw: Sluice's and torch's."""
 
     def made() -> tuple[Any, Any]:
@@ -165,9 +165,9 @@ def train(path: str, how: dict[str, Any], experts: str, transport: str) -> dict[
 
 
 def compared(path: str, how: dict[str, Any]) -> dict[str, Any]:
-    """Returns, of a training under Sluice and one under stock, losses, the worst gaps of gradients of all steps and of
-    parameters, and what computed the experts. In 16 bits: the distances of the first gradients from f32. `said` has the
-    errors, if there are some."""
+    """Trains under Sluice and under stock. Returns losses, the largest gaps of gradients in all steps and of
+    parameters, and what computed the experts. In 16 bits: the distances of the first gradients from f32. `said` has
+    the errors."""
     found, said = [], []
     for side in (OURS, STOCK):
         try:

@@ -10,9 +10,9 @@ optimizer. Every expert has the same number of rows.
   stock    the same adapters on transformers' `grouped_mm`
   packed   Sluice; frozen weights in MXFP4
 
-With --ranks 2: training steps of a model with LoRA on attention whose experts are shared out, in turns in one process
-group, against transformers' `all_to_all` with `grouped_mm`. Then Sluice alone, with experts in MXFP4 and with LoRA on
-experts, too.
+With --ranks 2: training steps of a model with expert parallelism and LoRA on attention. Sluice and transformers'
+`all_to_all` with `grouped_mm` take turns in one process group. Then Sluice runs alone, with experts in MXFP4 and with
+LoRA also on experts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from integration_tests.benchmarks.measuring import pages
 from integration_tests.benchmarks.measuring.bench import LINK, Bench, Option
 from integration_tests.benchmarks.measuring.stats import pair_ratios, quartiles
 
-# With several ranks: what each process group trains, in words of the page, and the sides that take turns in it.
+# With several ranks: what each process group trains, in the words of the page, and its sides, which take turns.
 GROUPS = {
     "attention": ("LoRA on attention", ("stock", "sluice")),
     "packed": ("the same, experts in MXFP4", ("sluice",)),
@@ -104,7 +104,7 @@ def sentence(row: dict[str, Any]) -> str:
 
 
 def run_ranks(bench: Bench) -> list[str]:
-    """Each group of GROUPS in each dtype; a line if the first is not as fast as wanted."""
+    """Runs each group in each dtype. Returns a line for each speedup that is below LEAST_SPEEDUP."""
     options, rows, raw, missed = bench.options, [], [], []
     names = ("shape", "layers", "vocabulary", "tokens", "rank", "rounds", "reshard", "deduplicate")
     with tempfile.TemporaryDirectory() as folder:
@@ -136,7 +136,7 @@ def run_ranks(bench: Bench) -> list[str]:
 
 
 def rank_sentence(row: dict[str, Any]) -> str:
-    """A side of several ranks."""
+    """The results of one side in a run with several ranks."""
     said = f"{row['dtype']}, {row['what']}, {row['side']}: {row['step_s']:.2f} s a step ({row['cpu_s']:.2f} of CPU), "
     said += f"{row['tokens_per_s']:.0f} tokens/s, {row['sent_mb']:.1f} MB sent by a rank"
     if "speedup" not in row:
@@ -145,7 +145,7 @@ def rank_sentence(row: dict[str, Any]) -> str:
 
 
 def tables(runs: list[dict[str, Any]]) -> dict[str, str]:
-    """Training steps on several ranks; missed marks in bold."""
+    """The tables of training steps on several ranks; missed targets in bold."""
 
     def cells(row: dict[str, Any]) -> list[str]:
         gain = row.get("speedup")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of finetune.py: training steps of a model whose experts are shared out to the ranks, its sides in turns.
+"""The rank program of finetune.py: training steps of a model under expert parallelism; the sides take turns.
 
-The sides are one model, whose experts change their transport between steps: two models would not fit.
+All sides use one model, whose experts change their transport between steps: two models would not fit into memory.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from integration_tests.benchmarks.measuring.rank import Rank, gather, seconds_of
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
-LENGTH = 256  # most tokens of a sequence
+LENGTH = 256  # maximum tokens of a sequence
 MOST_SETTLING = 32
 
 
 def make_checkpoint(folder: Path, plan: dict[str, Any]) -> None:
-    """Random weights in bfloat16."""
+    """Saves a model with random weights in bfloat16."""
     shape = SHAPES[plan["shape"]]
     config = Qwen3MoeConfig(
         vocab_size=plan["vocabulary"],
@@ -40,7 +40,7 @@ def make_checkpoint(folder: Path, plan: dict[str, Any]) -> None:
         moe_intermediate_size=shape.hidden,
         num_experts=shape.experts,
         num_experts_per_tok=shape.top_k,
-        num_attention_heads=max(4, shape.model // 64),  # 32 of Qwen3-30B-A3B
+        num_attention_heads=max(4, shape.model // 64),  # 32 for Qwen3-30B-A3B
         num_key_value_heads=4,
         head_dim=128,
     )
@@ -49,7 +49,7 @@ def make_checkpoint(folder: Path, plan: dict[str, Any]) -> None:
 
 
 def load(plan: dict[str, Any]) -> Any:
-    """The model of a side with its adapters. Each rank averages gradients of plain parameters as `Trainer` does."""
+    """Loads the model with its adapters. Gradients of plain parameters are averaged over ranks, as in `Trainer`."""
     world = dist.get_world_size()
     config = AutoConfig.from_pretrained(plan["folder"])
     if plan["group"] == "packed":
@@ -76,8 +76,8 @@ def load(plan: dict[str, Any]) -> Any:
 
 
 def chooser(model: Any) -> Callable[[str], None]:
-    """Gives the experts of a model, which run on Sluice, the transport of a side; `stock` is installed by transformers
-    itself."""
+    """Returns a function that gives the model's experts the transport of a side. transformers itself installs that of
+    `stock`."""
     modules = [module for module in model.modules() if sluice.adapters.transformers.experts.is_transported(module)]
     forwards = {"sluice": [module.forward for module in modules]}
     mesh = model.base_model.model._mesh_manager
@@ -136,7 +136,7 @@ def main() -> None:
     for number in range(plan["rounds"]):
         for side in plan["sides"] if number % 2 == 0 else reversed(plan["sides"]):
             choose(side)
-            step()  # each follows one of its own kind
+            step()  # a measured step follows a step of the same side
             before, began = bytes_sent(), time.process_time()
             found[side]["seconds"].append(seconds_of(step))
             used = gather((bytes_sent() - before, time.process_time() - began))

@@ -2,8 +2,8 @@
 """The model of stock layers (sluice/planning/stock.py) against real stock layers: exact counts in tiny shapes, and the
 error of a step's seconds.
 
-The machine's rates are measured in the same run, in turns with the layers, at other sizes. Time is that of a rank's
-processor, and the clock's if a link is shaped.
+The machine's rates are measured in the same run, in turns with the layers, at other sizes. Time is a rank's CPU time,
+or wall time if the link's rate is limited.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ from integration_tests.benchmarks.measuring import parts
 from integration_tests.benchmarks.measuring.rank import Rank
 
 WARM_UP = 2
-# Of a layer whose arithmetic and rows are next to nothing: what is left is the host's code, for each call of torch.
+# A layer with hardly any arithmetic and rows: its time is the host's overhead, which is divided by its torch calls.
 BARE = {"T": 16, "M": 16, "H": 16, "E": 16, "K": 2, "skew": 1.0}
 BARE_STEPS = 5
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt parameters in malloc.h
 
 
 class Layer:
@@ -94,8 +94,8 @@ class Layer:
 
 
 def measure(rank: Rank, cells: list[dict[str, Any]], tell: Any) -> list[dict[str, Any]]:
-    """Cells of the same widths, in turns with the machine's rates."""
-    # What other processes take does not count. Over loopback an exchange is the processor's work, too.
+    """Measures cells of the same widths, in turns with the machine's rates."""
+    # CPU time leaves out other processes. Over loopback it contains the exchanges.
     clock = time.perf_counter if rank.plan["has_link"] else time.process_time
     layers = [Layer(cell) for cell in cells]
     bare = Layer({**cells[0], **BARE})
@@ -105,7 +105,7 @@ def measure(rank: Rank, cells: list[dict[str, Any]], tell: Any) -> list[dict[str
     took: list[list[float]] = [[] for _ in layers]
     for _ in range(rank.plan["rounds"]):
         stock_rates.sample(cells[0]["M"], cells[0]["H"], clock, samples)
-        began = time.thread_time()  # without what an exchange waits for
+        began = time.thread_time()  # without waiting in exchanges
         for _ in range(BARE_STEPS):
             bare.step()
         samples.setdefault(("op",), []).append((time.thread_time() - began) / (BARE_STEPS * bare_calls))

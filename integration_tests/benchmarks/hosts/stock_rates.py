@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 ROWS = (24, 96, 384, 1536)  # per expert
 CHAINS = (96, 384)  # rows per expert when whole experts run
 BYTES = tuple(1 << power for power in (16, 18, 20, 22, 24, 26))
-WEIGHT_BYTES, MOST_ROWS = 1 << 25, 3072  # of a turn of GEMMs
+WEIGHT_BYTES, MOST_ROWS = 1 << 25, 3072  # for one round of GEMMs
 
 
 class Calls(TorchDispatchMode):
@@ -108,7 +108,7 @@ def sample(M: int, H: int, clock: Clock, into: Samples) -> None:
 
 
 def machine(samples: Samples) -> tuple[dict[str, Any], float]:
-    """In the form of docs/tuning.md, of medians; and the seconds of a call of torch in the host's code."""
+    """Returns the machine (format: docs/tuning.md) from medians, and the seconds of host code per torch call."""
     middle = {key: statistics.median(found) for key, found in samples.items()}
     curve = {
         name: sorted([key[1], middle[key]] for key in middle if key[0] == name) for name in (*FORMS, "rows", "exchange")

@@ -234,7 +234,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "split weights": (
         {"kind": "plain", "parts": [0, 2, 6], "pipeline": {"in_flight": 2, "separate_wgrad": True}},
-        "weight gradients are ops of their own",
+        "weight gradients are separate ops",
     ),
 }
 

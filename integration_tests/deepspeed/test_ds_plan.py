@@ -242,7 +242,7 @@ def test_Plan_ThatCannotBeUsed_IsRefusedOnAllRanks(pipe2: Ranks, tmp_path: Path)
         ([{"plan": good, "memory_budget": 300}] * 2, {}, ["OVER_BUDGET"] * 2),
         ([{"plan": away, "offload": "/no/folder"}] * 2, {}, ["/no/folder/sluice-swap-"] * 2),
         ([{"plan": tied}] * 2, {"kind": "ends tied"}, ["offloads it, but layer 2 is tied"] * 2),
-        ([{"plan": away, "separate_wgrad": True}] * 2, {}, ['take "separate_wgrad" and'] * 2),
+        ([{"plan": away, "separate_wgrad": True}] * 2, {}, ['remove "separate_wgrad" and'] * 2),
         ([{"plan": good}] * 2, {"kind": "ends tied"}, ["tied to others by 'ends'"] * 2),
         ([{"plan": good}] * 2, {"kind": "frozen 0 1"}, ["stage 0 would have no trainable parameter of its own"] * 2),
     ]

@@ -129,7 +129,7 @@ WORSE = {
     "ep": ({"speedup": spread(1.2), "is_balanced": True}, "wanted 1.5"),
     "overhead": ({"account": 0.5}, "account: 50.00 %"),
     "stages": ({"speedup": spread(0.5)}, "x stock"),
-    "optimizer": ({"over_stream": spread(0.5)}, "over_stream"),
+    "optimizer": ({"over_torch_fused": spread(0.5)}, "over_torch_fused"),
 }
 
 

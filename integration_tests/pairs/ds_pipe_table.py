@@ -35,7 +35,7 @@ RULES = (
     Rule({"policy": "zerobubble", "inflight": "l1", "batches": ("m4", "m6")}, "zero_bubble has 2 micro-batches"),
     Rule({"moves": "live", "checkpointing": ("reentrant", "nonreentrant")}, "activation_checkpoint_interval is set"),
     Rule({"moves": "live", "split": "split"}, "weight gradients are separate ops, which cannot move with a layer"),
-    Rule({"moves": "live", "policy": "zerobubble"}, "weight gradients are ops of their own"),
+    Rule({"moves": "live", "policy": "zerobubble"}, "weight gradients are separate ops"),
     Rule({"moves": ("byhand", "live"), "optimizer": "offload", "zero": "zero1"}, "it is offloaded to host memory"),
     Rule(
         {"model": "experts", "frozen": "fzlayer", "moves": ("byhand", "live")},

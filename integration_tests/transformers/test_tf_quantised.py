@@ -285,7 +285,7 @@ def test_Checkpoint_WhoseScalesDoNotFit_RefusedByName(checkpoints: dict[str, Pat
     for name, text in (
         (
             "mlp.experts.0.gate_proj",
-            "layers.0.mlp.experts.gate_up_proj: mlp.experts.*.gate_proj.weight_scale_inv has not",
+            "layers.0.mlp.experts.gate_up_proj: mlp.experts.*.gate_proj.weight_scale_inv does not have",
         ),
         ("self_attn.o_proj", r"self_attn.o_proj.weight: scales: has \[1, 1\], want \[2, 1\]"),
     ):

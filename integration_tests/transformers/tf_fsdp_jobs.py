@@ -112,16 +112,18 @@ def _no_sync(model: Any, is_last: bool) -> Any:
 
 def _resumed(model: Any, optimizer: Any, again: Any) -> tuple[Any, Any]:
     """Writes model and optimizer with torch.distributed.checkpoint, and reads them into new ones."""
-    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(folder)
-    states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
-    dcp.save(states, checkpoint_id=folder[0])
     fresh, other = again()
-    with torch.no_grad():
-        for parameter in fresh.parameters():
-            parameter.zero_()
-    states = dict(zip(("model", "optimizer"), get_state_dict(fresh, other)))
-    dcp.load(states, checkpoint_id=folder[0])
+    with tempfile.TemporaryDirectory() as own:
+        folder = [own]  # of rank 0, for all ranks
+        dist.broadcast_object_list(folder)
+        states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+        dcp.save(states, checkpoint_id=folder[0])
+        with torch.no_grad():
+            for parameter in fresh.parameters():
+                parameter.zero_()
+        states = dict(zip(("model", "optimizer"), get_state_dict(fresh, other)))
+        dcp.load(states, checkpoint_id=folder[0])
+        dist.barrier()  # before rank 0 removes the folder
     set_state_dict(fresh, other, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
     return fresh, other
 

@@ -46,6 +46,7 @@ ACTIVATION, SUMS, COPIES = "Activation_AtTheEnds", "SumsOfRows_AtTheEnds", "copi
 EXPERTS = "of CUDA alone, with the bits of unit_forward and _backward: Experts_ManyAtOnce_AreOneByOne"
 KERNELS = {
     "gather_rows": COPIES,
+    "scatter_rows": COPIES,
     "move_rows": COPIES,
     "gather_scalars": COPIES,
     "spread_scalars": COPIES,

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from cases_pipe import Job, _bits
+from deepspeed.utils import groups
 from shuffles import PROMISES_BITS
 from sluice.adapters.deepspeed.pipeline import moving_layers, stage_module
 from sluice.errors import SluiceError
@@ -179,8 +181,32 @@ def checkpoint(folder: str, parts: Sequence[int], **job: Any) -> list[Any]:
     return found
 
 
-def refused(parts: Sequence[int], own_parts: Sequence[int] | None = None, hook: bool = False, **job: Any) -> list[Any]:
-    """[error, whether anything has changed, later losses]. own_parts: a different request on rank 1."""
+@contextlib.contextmanager
+def _renamed(name: str | None) -> Iterator[None]:
+    """Gives the only expert groups of this rank another name; None: does nothing."""
+    tables = [groups._EXPERT_PARALLEL_GROUP, groups._EXPERT_DATA_PARALLEL_GROUP] if name else []
+    before = [dict(table) for table in tables]
+    for table, ((old, group),) in zip(tables, [list(each.items()) for each in before]):
+        del table[old]
+        table[name] = group
+    try:
+        yield
+    finally:
+        for table, groups_before in zip(tables, before):
+            table.clear()
+            table.update(groups_before)
+
+
+def refused(
+    parts: Sequence[int],
+    own_parts: Sequence[int] | None = None,
+    hook: bool = False,
+    groups_named: str | None = None,
+    **job: Any,
+) -> list[Any]:
+    """[error, whether anything has changed, later losses]. own_parts: a different request on rank 1. groups_named: the
+    name of stage 1's expert groups during the request. (DeepSpeed itself cannot make other groups on one stage: it
+    numbers them on each rank, and the numbers meet in one store.)"""
     config = {**UNCLIPPED, **job.pop("config", {})}
     made = Job(pipeline={}, config=config, **{"stages": dist.get_world_size(), **job})
     module = made.engine.module
@@ -188,7 +214,8 @@ def refused(parts: Sequence[int], own_parts: Sequence[int] | None = None, hook: 
     if hook:
         list(module.children())[-1].register_forward_hook(lambda *_: None)
     wanted = own_parts if own_parts and dist.get_rank() == 1 else parts
-    said = _refusal(lambda: made.engine.sluice.move_layers(wanted))
+    with _renamed(groups_named if getattr(module, "stage_id", 0) == 1 else None):
+        said = _refusal(lambda: made.engine.sluice.move_layers(wanted))
     changed = before != (_bits(dict(module.named_parameters())), list(module.parts))
     losses = made.train(range(2))
     made.end()

@@ -206,9 +206,11 @@ def _layers(kind: str, stages: int = 4) -> list[Any]:
         frozen = {int(number) for number in kind.split()[1:]}
         return [LayerSpec(Frozen if number in frozen else Block) for number in range(6)]
     if kind.startswith("experts"):  # on both stages, even after all layers but the ends moved
-        first, second = {"experts": ({}, {}), "experts alone": ({"ep_size": 1}, {"ep_size": 1})}.get(
-            kind, ({}, {"hidden": 40} if kind == "experts unlike" else {"ep_size": 1})
-        )
+        first, second = {
+            "experts": ({}, {}),
+            "experts alone": ({"ep_size": 1}, {"ep_size": 1}),
+            "experts unlike": ({}, {"hidden": 40}),
+        }[kind]
         ends = [LayerSpec(Experts, **first), LayerSpec(Experts, **second)]
         return [ends[0], LayerSpec(Block), ends[0], ends[1], LayerSpec(Block), ends[1]]
     words = kind.split()
@@ -240,8 +242,7 @@ def module(kind: str, stages: int, parts: Any = None, **options: Any) -> Pipelin
 
     kind   "plain", "words", "ends tied", "slow ones first", "slow backwards first", "slow frozen ones first",
            "switched", "frozen 0 1" (layers 0 and 1 of six), "experts" (also "alone": ep_size 1; "unlike": another
-           width on the second stage; "apart": ep_size 1 there), or some of "dropout", "tied", "delays", "deep" (two
-           layers per stage)
+           width on the second stage), or some of "dropout", "tied", "delays", "deep" (two layers per stage)
     parts  the first layer of each stage, and the number of layers; None: even
     """
     torch.manual_seed(0)

@@ -126,14 +126,11 @@ def test_MoeLayers_MoveWithTheirExperts_SameBitsAsNone(pipe2x2: Ranks, case: str
             assert all(each == [1, 0, 0, 1] for each in last)
 
 
-def test_MoeLayer_WhoseGroupsAStageHasNot_IsRefusedOnAllRanks() -> None:
-    ranks = Ranks(4)  # new processes: a process makes the groups of an ep_size once
-    try:
-        for said, changed, _ in ranks.run("cases_moves:refused", parts=[0, 2, 6], stages=2, kind="experts apart"):
-            words = "layer 2 holds a MoE layer of the expert-parallel groups ep_size_2, and stage 1 has ep_size_1"
-            assert words in said and not changed, said
-    finally:
-        ranks.stop()
+def test_MoeLayer_WhoseGroupsAStageHasNot_IsRefusedOnAllRanks(pipe2x2: Ranks) -> None:
+    job = {"parts": [0, 2, 6], "stages": 2, "kind": "experts", "groups_named": "ep_size_1"}
+    for said, changed, _ in pipe2x2.run("cases_moves:refused", **job):
+        words = "layer 2 holds a MoE layer of the expert-parallel groups ep_size_2, and stage 1 has ep_size_1"
+        assert words in said and not changed, said
 
 
 def test_MoeLayers_ThatMove_BringPlanAndDecisions(pipe2x2: Ranks) -> None:

@@ -86,13 +86,19 @@ class StageWatch:
         stays = frozenset(layer for layer, stays in enumerate(found[_STAYS]) if stays)
         trained = Trained([_groups(bits) for bits in found[_GROUPS]], needs_all, stays)
         look = self._decided(engine, notes, before, found, trained)
-        if look is None:
-            return
+        if look is not None and not self._apply(engine, look) and self._budget is not None:
+            # The move was refused, and the decider keeps the layers here from now on. The next measurement may be many
+            # batches away: choose what to recompute from this one.
+            again = self._decided(engine, notes, before, found, trained)
+            assert again is not None and again.parts == parts
+            self._apply(engine, again)
+
+    def _apply(self, engine: Any, look: LayerLook) -> bool:
+        """Puts a decision into effect. False: its move was refused on all ranks."""
         self.newest = look
         if self._budget is not None:
             stage_module.set_recomputed(engine.module, look.recomputed)
-        if look.parts != parts:
-            self._move(engine, look)
+        return look.parts == stage_module.parts_of(engine.module) or self._move(engine, look)
 
     def _decided(
         self, engine: Any, notes: Sequence[Any], micro_batches: int, found: Sequence[list[float]], trained: Trained
@@ -219,12 +225,12 @@ class StageWatch:
     def _note_move(self, seconds: float, travel_s: float, drained_bytes: int) -> None:
         self._move_s, self._travel_s, self._drained_bytes = seconds, travel_s, drained_bytes
 
-    def _move(self, engine: Any, look: LayerLook) -> None:
-        if not look.steps or not self._sets_out(engine, look.steps):
-            self._drain(engine, look.parts)
+    def _move(self, engine: Any, look: LayerLook) -> bool:
+        """Starts the move or completes it. False: it was refused on all ranks."""
+        return (bool(look.steps) and self._sets_out(engine, look.steps)) or self._drain(engine, look.parts)
 
-    def _drain(self, engine: Any, parts: tuple[int, ...]) -> None:
-        """Moves layers before the next batch."""
+    def _drain(self, engine: Any, parts: tuple[int, ...]) -> bool:
+        """Moves layers before the next batch. False: the move was refused on all ranks."""
         begun, begin_ns = time.perf_counter(), time.monotonic_ns()
         before = stage_module.parts_of(engine.module)
         try:
@@ -235,12 +241,13 @@ class StageWatch:
             if not self._refused and dist.get_rank() == 0:
                 print(f"[sluice] WARNING: layers stay on their stages: {error.message}", file=sys.stdout, flush=True)
             self._refused = error.message
-            return
+            return False
         self._num_moves += 1
         self._note_move(time.perf_counter() - begun, moved.travel_s, busiest_bytes_of(before, parts, self._sizes))
         # The mean over ranks, as an estimate for this rank.
         left = moved_bytes_of(before, parts, self._sizes) // dist.get_world_size()
         trace.keep_move("layers", "the pipeline", begin_ns, len(moved.moves), left, 0, self._move_s)
+        return True
 
     def _sets_out(self, engine: Any, steps: Sequence[tuple[int, ...]]) -> bool:
         """Starts the first step. Returns whether its layers move during the next batch, the same on all ranks."""

@@ -16,7 +16,7 @@ def test_Migration_ExpertsThatMoveInEveryStep_KeepTheirBits(rate):
 
 def test_Migration_Refused_NothingMovesAndAllAreTold():
     for rank, ((gaps, no, phase), is_old) in enumerate(ranks.run(2, "migration_jobs:refused")):
-        assert gaps.startswith("InvalidArgument") and "with gaps" in gaps, gaps
+        assert gaps.startswith("InvalidArgument") and "not contiguous" in gaps, gaps
         assert no.startswith("InvalidArgument" if rank == 1 else "PeerRefused") and "no room" in no, no
         assert phase == "aborted" and is_old
 

@@ -149,7 +149,7 @@ def test_Predict_SecondsOfEachOp_TakeTheirPlaceAndErrorsPass() -> None:
 
     with pytest.raises(ZeroDivisionError, match="a draw"):
         batches.predict(_alike("1f1b", op_seconds=fails))
-    with pytest.raises(InvalidArgument, match="what forward of micro-batch 0"):
+    with pytest.raises(InvalidArgument, match="the time of forward of micro-batch 0"):
         batches.predict(_alike("1f1b", op_seconds=lambda *_: -1.0))
 
 

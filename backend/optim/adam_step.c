@@ -50,8 +50,7 @@ static void look_at_piece(void* user, const sluice_adam_group_t* group, const sl
 
 static void look_on_thread(void* data, int index, int count) {
   look_t* look = data;
-  /* From the last share to the first: the gradients that the update reads first are then still in the cache. */
-  for (int i = SHARES - 1 - index; i >= 0; i -= count) {
+  for (int i = index; i < SHARES; i += count) {
     const sluice_adam_kernels_t* kernels = look->step->kernels;
     share_t share = {look->step->max_norm > 0.0 ? kernels->scan : kernels->look, look->shares + i};
     sluice_pieces_walk(look->step, look->pieces * i / SHARES, look->pieces * (i + 1) / SHARES, look_at_piece, &share);

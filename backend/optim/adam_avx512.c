@@ -13,8 +13,6 @@
 #pragma GCC target("fma,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
 #endif
 
-/* Rounded updates in 64-byte vectors take less time than their memory traffic: prefetches only cost instructions. */
-#define ROUNDED_ASKS_AHEAD 0
 #include "backend/optim/adam_loops.inc.h"
 
 #if defined(__clang__)

@@ -18,10 +18,6 @@ enum {
   KEPT = 512,  /* elements of p that an exact update keeps negated for its repairs */
 };
 
-#ifndef ROUNDED_ASKS_AHEAD
-#define ROUNDED_ASKS_AHEAD 1
-#endif
-
 #define BITS_OF_INFINITY 0x7f800000u
 
 /* Returns the bits of |x|. They order numbers by size, then infinity, then NaN. */
@@ -152,7 +148,7 @@ typedef void (*rows_fn_t)(float* restrict p, float* restrict m, float* restrict 
 static void round_rows(float* restrict p, float* restrict m, float* restrict v, const float* restrict grad,
                        int64_t count, const sluice_adam_numbers_t* numbers) {
   for (int64_t i = 0; i < count; i += STRIP) {
-    if (ROUNDED_ASKS_AHEAD) ask_ahead(p, m, v, grad, i);
+    ask_ahead(p, m, v, grad, i);
     const int64_t size = sluice_min(STRIP, count - i);
     if (numbers->l2 != 0.0F) {
       round_strip(p + i, m + i, v + i, grad + i, size, *numbers, 1);

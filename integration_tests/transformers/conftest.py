@@ -7,13 +7,15 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "deepspeed")]  # the latter for its harness of ranks
-from rank_harness import ranks_rest  # noqa: E402, F401
+from rank_harness import Ranks, ranks_rest  # noqa: E402, F401
+from tf_ranks import TransformersRanks  # noqa: E402
 
 for name in ("SLUICE", "SLUICE_OPTIONS"):
     os.environ.pop(name, None)
@@ -38,3 +40,37 @@ def one_gemm() -> Iterator[None]:
     sluice.configure(gemm="native")
     yield
     sluice.configure()
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    """Two ranks."""
+    ranks = TransformersRanks(2)
+    yield ranks
+    ranks.stop()
+
+
+@pytest.fixture(scope="module")
+def four_ranks() -> Iterator[Ranks]:
+    ranks = TransformersRanks(4)
+    yield ranks
+    ranks.stop()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Returns a function that saves a model once and returns its path. changes: fields of its config."""
+    import tf_models  # these import transformers
+    import tf_quantised
+
+    folder = tmp_path_factory.mktemp("models")
+
+    def path(kind: str = "qwen3_moe", quantised: bool = False, **changes: int) -> str:
+        found = folder / "-".join([kind, *(f"{key}{value}" for key, value in changes.items()), str(quantised)])
+        if not found.exists() and quantised:
+            tf_quantised.write(kind, found)
+        elif not found.exists():
+            tf_models.make(kind, **changes).save_pretrained(found)
+        return str(found)
+
+    return path

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tf_models
 from rank_harness import Ranks
-from test_tf_parallel import TransformersRanks
+from tf_ranks import TransformersRanks
 
 SOON = 60.0  # seconds: far below the timeout of the groups
 

@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tf_models
-import tf_quantised
 from rank_harness import Ranks
-from test_tf_parallel import TransformersRanks, check_trainer
+from test_tf_parallel import check_trainer
 
 EVERYWHERE = {"changes": {"num_experts_per_tok": 8}}  # all experts: 16-bit rounding cannot change a route
 ADAPTERS = {"lora": True, "kind": "gpt_oss"}
@@ -29,7 +26,7 @@ TWO = {
     "autocast": {"autocast": True, **EVERYWHERE},
     "offloaded": {"offload": True},
     "shards of another dimension": {"dim": 2},
-    "shards of unlike sizes": {"sizes": {"num_experts": 5}},
+    "shards of different sizes": {"sizes": {"num_experts": 5}},
     "gradients of 1 MiB": {"sizes": {"moe_intermediate_size": 1024}, "micro": 2},
     "transposed with biases": {"kind": "gpt_oss"},
     "called experts": {"called": True, "micro": 2},
@@ -85,34 +82,8 @@ TRAINER = {
 }
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    ranks = TransformersRanks(2)
-    yield ranks
-    ranks.stop()
-
-
-@pytest.fixture(scope="module")
-def four_ranks() -> Iterator[Ranks]:
-    ranks = TransformersRanks(4)
-    yield ranks
-    ranks.stop()
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Returns a function that saves the model of a variant once and returns its path."""
-    folder = tmp_path_factory.mktemp("models")
-
-    def path(kind: str = "qwen3_moe", sizes: dict[str, int] | None = None, quantised: bool = False, **_: Any) -> str:
-        found = folder / "-".join([kind, *(f"{key}{value}" for key, value in (sizes or {}).items()), str(quantised)])
-        if not found.exists() and quantised:
-            tf_quantised.write(kind, found)
-        elif not found.exists():
-            tf_models.make(kind, **(sizes or {})).save_pretrained(found)
-        return str(found)
-
-    return path
+def _saved(saved: Any, how: dict[str, Any]) -> str:
+    return str(saved(how.get("kind", "qwen3_moe"), how.get("quantised", False), **how.get("sizes", {})))
 
 
 def _check(found: dict[str, Any], how: dict[str, Any]) -> None:
@@ -131,14 +102,14 @@ def _check(found: dict[str, Any], how: dict[str, Any]) -> None:
 @pytest.mark.parametrize("variant", TWO)
 def test_TwoRanks_EachVariant_AsStock(ranks: Ranks, saved: Any, variant: str) -> None:
     how = TWO[variant]
-    for found in ranks.run("tf_fsdp_jobs:compared", path=saved(**how), how=how):
+    for found in ranks.run("tf_fsdp_jobs:compared", path=_saved(saved, how), how=how):
         _check(found, how)
 
 
 @pytest.mark.parametrize("variant", REFUSED)
 def test_TwoRanks_WhatStockRefuses_IsRefusedInItsWords(ranks: Ranks, saved: Any, variant: str) -> None:
     how, words = REFUSED[variant]
-    for found in ranks.run("tf_fsdp_jobs:compared", path=saved(**how), how=how):
+    for found in ranks.run("tf_fsdp_jobs:compared", path=_saved(saved, how), how=how):
         assert len(found["said"]) == 2 and all(words in said for said in found["said"]), found
 
 
@@ -152,7 +123,7 @@ def test_TwoRanks_ExpertsCalledWithoutTheirShardedModel_AreRefusedByName(ranks: 
 @pytest.mark.parametrize("variant", FOUR)
 def test_FourRanks_EachVariant_AsStock(four_ranks: Ranks, saved: Any, variant: str) -> None:
     how = FOUR[variant]
-    for found in four_ranks.run("tf_fsdp_jobs:compared", path=saved(**how), how=how):
+    for found in four_ranks.run("tf_fsdp_jobs:compared", path=_saved(saved, how), how=how):
         _check(found, how)
 
 

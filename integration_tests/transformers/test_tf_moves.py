@@ -8,18 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tf_models
 from rank_harness import Ranks
-from test_tf_parallel import LAYOUTS, TransformersRanks
+from test_tf_parallel import LAYOUTS
+from tf_ranks import TransformersRanks
 
 WHAT = ("losses", "parameters", "grads", "optimizer")
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    ranks = TransformersRanks(2)
-    yield ranks
-    ranks.stop()
 
 
 @pytest.fixture(scope="module", params=[2, 4, 8])
@@ -28,19 +21,6 @@ def group(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     ranks = TransformersRanks(request.param)
     yield ranks
     ranks.stop()
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("models")
-
-    def path(kind: str, **changes: int) -> str:
-        name = "-".join([kind, *(f"{key}{value}" for key, value in changes.items())])
-        if not (folder / name).exists():
-            tf_models.make(kind, **changes).save_pretrained(folder / name)
-        return str(folder / name)
-
-    return path
 
 
 def _differ(answers: list[Any]) -> list[str]:

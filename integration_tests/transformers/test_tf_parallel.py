@@ -3,50 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tf_models
 from rank_harness import Ranks
 
 HERE = Path(__file__).resolve().parent
 LAYOUTS = {"tp": {"tp_size": 2}, "fsdp2": {"fsdp_size": 2}}
-
-
-class TransformersRanks(Ranks):
-    worker = HERE / "tf_rank_worker.py"
-    imports = (
-        *("torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "transformers"),
-        *(f"transformers.models.{kind}.modeling_{kind}" for kind in ("deepseek_v3", "gpt_oss", "mixtral", "qwen3_moe")),
-    )
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    ranks = TransformersRanks(2)
-    yield ranks
-    ranks.stop()
-
-
-@pytest.fixture(scope="module")
-def four_ranks() -> Iterator[Ranks]:
-    ranks = TransformersRanks(4)
-    yield ranks
-    ranks.stop()
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("models")
-
-    def path(kind: str) -> str:
-        if not (folder / kind).exists():
-            tf_models.make(kind).save_pretrained(folder / kind)
-        return str(folder / kind)
-
-    return path
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -5,7 +5,6 @@ of the decoded model to the bit."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from sluice.adapters.torch import Format, dequantise
 from sluice.adapters.transformers import merge
 from sluice.adapters.transformers.packed_stack import PackedStack, is_packed
 from sluice.errors import InvalidArgument, Unsupported
-from test_tf_parallel import TransformersRanks
 from tf_quantised import IDS, adapted, experts, load, step
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -29,13 +27,6 @@ KINDS = ("gpt_oss", "qwen3_moe", "deepseek_v3")
 STACKS = ("gate_up_proj", "down_proj")
 
 pytestmark = pytest.mark.usefixtures("one_gemm")
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    ranks = TransformersRanks(2)
-    yield ranks
-    ranks.stop()
 
 
 @pytest.fixture(scope="module")

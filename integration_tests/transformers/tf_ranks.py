@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks for tests of transformers: their processes have imported torch and the models before a test begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rank_harness import Ranks
+
+
+class TransformersRanks(Ranks):
+    worker = Path(__file__).resolve().with_name("tf_rank_worker.py")
+    imports = (
+        *("torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "transformers"),
+        *(f"transformers.models.{kind}.modeling_{kind}" for kind in ("deepseek_v3", "gpt_oss", "mixtral", "qwen3_moe")),
+    )

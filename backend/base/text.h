@@ -27,8 +27,8 @@ const char* sluice_size_text(uint64_t bytes, char text[SLUICE_SIZE_TEXT_BYTES]);
 /* Writes a finite number, in ten digits if they read back as the same number, else in seventeen. */
 void sluice_text_add_number(sluice_text_t* text, double value);
 
-/* Reads an environment variable; `out` stays as it is if the variable is unset or empty. INVALID_ARGUMENT: no whole
- * number from least to most; names all of them. */
+/* Reads a whole number from an environment variable. *out is not changed if the variable is unset or empty. Errors:
+ * INVALID_ARGUMENT if the value is not a whole number in [least, most]; the message has the name, value and range. */
 sluice_status_t sluice_read_environment(const char* name, int32_t least, int32_t most, int32_t* out);
 
 #endif /* SLUICE_BACKEND_BASE_TEXT_H_ */

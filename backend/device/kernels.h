@@ -53,9 +53,10 @@ typedef struct sluice_kernels_s {
   void (*gather_rows)(sluice_stream_t stream, int32_t dtype, int64_t rows, int64_t width, const void* src,
                       int64_t src_stride, const int32_t* index, void* dst);
 
-  /* dst[position[t * K + k], :] = src[t, :]: gather_rows by token, which reads a row once for its K places. NULL on
-   * devices whose caches keep rows. Positions are different; -1, and those from skip_first to skip_end, write nothing;
-   * positions after them count without them. dst is packed. */
+  /* dst[position[t * K + k], :] = src[t, :]: does the work of gather_rows, but reads the row of a token once for its K
+   * positions. NULL on devices whose caches hold the row meanwhile. No two positions are equal, except -1. Position -1
+   * and positions in [skip_first, skip_end) are not written; later positions are reduced by skip_end - skip_first. dst
+   * is packed. */
   void (*scatter_rows)(sluice_stream_t stream, int32_t dtype, int64_t num_tokens, int64_t top_k, int64_t width,
                        const void* src, int64_t src_stride, const int32_t* position, int64_t skip_first,
                        int64_t skip_end, void* dst);

@@ -209,7 +209,7 @@ def _layers(kind: str, stages: int = 4) -> list[Any]:
         first, second = {
             "experts": ({}, {}),
             "experts alone": ({"ep_size": 1}, {"ep_size": 1}),
-            "experts unlike": ({}, {"hidden": 40}),
+            "experts of two widths": ({}, {"hidden": 40}),
         }[kind]
         ends = [LayerSpec(Experts, **first), LayerSpec(Experts, **second)]
         return [ends[0], LayerSpec(Block), ends[0], ends[1], LayerSpec(Block), ends[1]]
@@ -241,8 +241,8 @@ def module(kind: str, stages: int, parts: Any = None, **options: Any) -> Pipelin
     """The same pipeline on every call.
 
     kind   "plain", "words", "ends tied", "slow ones first", "slow backwards first", "slow frozen ones first",
-           "switched", "frozen 0 1" (layers 0 and 1 of six), "experts" (also "alone": ep_size 1; "unlike": another
-           width on the second stage), or some of "dropout", "tied", "delays", "deep" (two layers per stage)
+           "switched", "frozen 0 1" (layers 0 and 1 of six), "experts" (also "alone": ep_size 1; "of two widths":
+           another width on the second stage), or some of "dropout", "tied", "delays", "deep" (two layers per stage)
     parts  the first layer of each stage, and the number of layers; None: even
     """
     torch.manual_seed(0)

@@ -203,7 +203,7 @@ def test_AnErrorAlsoWhereLayersArePutBack_EndsTheTrainingOnAllRanks(pipe2: Ranks
         )
     ):
         for each in (error, again):
-            assert "a move of layers broke off" in each and "from the last checkpoint" in each
+            assert "a move of layers was interrupted" in each and "from the last checkpoint" in each
             assert "layer 2 cannot move: putting layers back failed on rank 1: RuntimeError: a drawn fault" in each
 
 

@@ -134,7 +134,7 @@ def test_MoeLayer_WhoseGroupsAStageHasNot_IsRefusedOnAllRanks(pipe2x2: Ranks) ->
 
 
 def test_MoeLayers_ThatMove_BringPlanAndDecisions(pipe2x2: Ranks) -> None:
-    answers = pipe2x2.run("cases_moves:carried", stages=2, kind="experts unlike")
+    answers = pipe2x2.run("cases_moves:carried", stages=2, kind="experts of two widths")
     plan = {"num_chunks": 3, "restore_input": "redispatch", "restore_pre_activation": "recompute"}
     plan |= {"wgrad": "per_chunk", "tokens": 512}
     name = "2.moe.deepspeed_moe"

@@ -21,7 +21,7 @@ from sluice.adapters.torch import model_blocks
 
 _MARK_S = 1e-5  # seconds of a mark; a layer has three
 _SHARE = 0.01  # share of the measured time that marks may take
-_FIRST_EVERY, _MOST_EVERY = 4, 4096  # one of so many micro-batches is measured
+_FIRST_EVERY, _MOST_EVERY = 4, 4096  # the first and the largest interval between measured micro-batches
 
 
 class Took(NamedTuple):
@@ -54,7 +54,7 @@ class LayerClock:
 
     @property
     def every(self) -> int:
-        """One of so many micro-batches is measured."""
+        """The interval between measured micro-batches."""
         return self._every
 
     @property

@@ -184,8 +184,8 @@ def tear(engine: Any, why: object) -> None:
     setattr(
         engine,
         _TORN,
-        "a move of layers broke off, and layers may be missing, or lie on two stages: start all ranks again, from the "
-        f"last checkpoint. The cause: {why}",
+        "a move of layers was interrupted, and layers may be missing or be on two stages: start all ranks again, from "
+        f"the last checkpoint. The cause: {why}",
     )
 
 

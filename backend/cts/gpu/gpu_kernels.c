@@ -25,7 +25,7 @@ static void moving(int32_t dtype, int64_t rows, int64_t width) {
   ref->gather_rows(NULL, dtype, rows, width, src.host, width, index.host, dst.host);
   gpu->gather_rows(NULL, dtype, rows, width, src.there, width, index.there, dst.there);
   gpu_report("gather_rows", gpu_differs(&dst, dtype, 0, 0));
-  /* By token: row i, to one place of two, is what a gather by the inverse of that place reads. */
+  /* Of its two positions, each token writes one. The result is that of a gather by the inverse permutation. */
   for (int64_t i = 0; i < rows; ++i) {
     ((int32_t*)index.host)[2 * i] = -1;
     ((int32_t*)index.host)[2 * i + 1] = (int32_t)(rows - 1 - i);

@@ -14,7 +14,7 @@ from pair_ranks import HERE, check, check_table
 from pair_table import Case
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "transformers"))
-from test_tf_parallel import TransformersRanks
+from tf_ranks import TransformersRanks
 
 TABLE = transformers_table.table()
 

@@ -26,6 +26,12 @@ def write(path: str, text: str) -> None:
         file.write(text)
 
 
+def filled(template: str, values: dict[str, str]) -> str:
+    """Returns the text of a template with its @NAMES@ replaced."""
+    with open(os.path.join(TEMPLATES, template)) as file:
+        return re.sub(r"@([A-Z0-9]+)@", lambda found: values[found.group(1)], file.read())
+
+
 def copy(source: str, path: str) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     shutil.copyfile(source, path)
@@ -62,6 +68,4 @@ def development(prefix: str, libdir: str, version: str, pkg_config_prefix: str) 
         ("sluice-config.cmake", "cmake/sluice"),
         ("sluice-config-version.cmake", "cmake/sluice"),
     ):
-        with open(os.path.join(TEMPLATES, f"{name}.in")) as file:
-            text = re.sub(r"@([A-Z]+)@", lambda found: values[found.group(1)], file.read())
-        write(os.path.join(prefix, libdir, folder, name), text)
+        write(os.path.join(prefix, libdir, folder, name), filled(f"{name}.in", values))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes all files of a release in one folder; runs of one commit give the same bits.
 
-    .venv/bin/python python_plugin/packaging/release.py [--out DIR] [--torch VERSIONS] [--only NAMES]
+    .venv/bin/python python_plugin/packaging/release.py [--out DIR] [--torch VERSIONS] [--only NAMES] [--url ADDRESS]
 
 It needs the packages that `third_party/setup/setup.sh test` installs. An interrupted run leaves its finished files in
 DIR.COMMIT.part, and the next run of the same commit reuses them. RELEASING.md says what to check and how to publish.
@@ -29,6 +29,7 @@ import install  # noqa: E402
 import libraries  # noqa: E402
 import man_pages  # noqa: E402
 import manual  # noqa: E402
+import recipes  # noqa: E402
 import sbom  # noqa: E402
 import torch_wheels  # noqa: E402
 from libraries import Failure  # noqa: E402
@@ -95,6 +96,16 @@ def make_archive(folder: str) -> None:
     _make_py(folder)
 
 
+def make_recipes(folder: str, work: str, url: str) -> None:
+    name = f"sluice-{libraries.version()}-linux-x86_64.tar.gz"
+    path = os.path.join(work, "archive", name)
+    _packed(
+        folder,
+        f"sluice-{libraries.version()}-recipes",
+        lambda top: recipes.write(top, path, url, libraries.version()),
+    )
+
+
 def make_debs(folder: str) -> None:
     _make_py(folder, "--deb")
 
@@ -158,16 +169,16 @@ def held(work: str) -> Iterator[None]:
         yield
 
 
-def release(out: str, versions: list[str], only: list[str] | None) -> None:
+def release(out: str, versions: list[str], only: list[str] | None, url: str | None = None) -> None:
     commit = clean_commit()
     check_out(out)
     os.environ["SOURCE_DATE_EPOCH"] = git("log", "-1", "--format=%ct")
     work = work_folder(out, commit)
     with held(work):
-        make_all(out, work, commit, versions, only)
+        make_all(out, work, commit, versions, only, url)
 
 
-def make_all(out: str, work: str, commit: str, versions: list[str], only: list[str] | None) -> None:
+def make_all(out: str, work: str, commit: str, versions: list[str], only: list[str] | None, url: str | None) -> None:
     makers = {
         "source": make_source,
         "bindings": make_bindings,
@@ -176,16 +187,24 @@ def make_all(out: str, work: str, commit: str, versions: list[str], only: list[s
         "debs": make_debs,
         "wheel": lambda folder: make_wheel(folder, work, versions),
     }
+    if url is not None:
+        makers["recipes"] = lambda folder: make_recipes(folder, work, url)
+    if url is None and "recipes" in (only or ()):
+        raise Failure("--only: recipes name the address of the archive: give it with --url")
     unknown = sorted(set(only or ()) - set(makers))
     if unknown:
         raise Failure(f"--only: there is no {', '.join(unknown)}: choose among {', '.join(makers)}")
     wanted = [name for name in makers if only is None or name in only]
+    if "recipes" in wanted and "archive" not in wanted:
+        raise Failure("--only: recipes contain the checksum of the archive: name archive too")
     if "wheel" in wanted:
         fetched(work, versions)  # before the long steps, as the list may name a release that does not exist
         say(f"torch: {', '.join(versions)}")
     paths = []
     for name in wanted:
         folder = f"wheel-{'-'.join(versions)}" if name == "wheel" else name
+        if name == "recipes":  # an earlier run may have had another address
+            shutil.rmtree(os.path.join(work, name), ignore_errors=True)
         paths += finished(work, folder, makers[name])
     torches = [torch_wheels.about(path) for path in (fetched(work, versions) if "wheel" in wanted else [])]
     ready = os.path.join(work, "ready")
@@ -211,10 +230,14 @@ def main() -> None:
     default = os.path.join(ROOT, "dist", f"release-{libraries.version()}")
     parser.add_argument("--out", default=default, help=f"the folder ({os.path.relpath(default, ROOT)})")
     parser.add_argument("--torch", default=",".join(TORCH), metavar="VERSIONS", help="of torch (%(default)s)")
-    parser.add_argument("--only", metavar="NAMES", help="source,bindings,manual,archive,debs,wheel: a part of it")
+    parser.add_argument("--only", metavar="NAMES", help="source,bindings,manual,archive,debs,wheel,recipes")
+    parser.add_argument(
+        "--url", metavar="ADDRESS", help="of the folder of the release: adds recipes for conda and Spack"
+    )
     options = parser.parse_args()
     versions = [version for version in options.torch.split(",") if version]
-    release(os.path.abspath(options.out), versions, options.only.split(",") if options.only else None)
+    only = options.only.split(",") if options.only else None
+    release(os.path.abspath(options.out), versions, only, options.url)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 
 import pytest
@@ -109,6 +110,37 @@ def test_Release_ArtifactThatIsNone_IsRefused(committed, tmp_path):
         release.release(str(tmp_path / "a"), [], ["rpm"])
 
 
+@pytest.mark.parametrize(
+    ("only", "url", "message"),
+    [
+        (["recipes"], None, "recipes name the address of the archive: give it with --url"),
+        (["recipes"], "https://example.org/sluice", "recipes contain the checksum of the archive: name archive too"),
+    ],
+)
+def test_Release_RecipesWithoutWhatTheyName_AreRefused(committed, tmp_path, only, url, message):
+    with pytest.raises(libraries.Failure, match=message):
+        release.release(str(tmp_path / "a"), [], only, url)
+
+
+def test_Release_Recipes_AreOfItsArchiveAndAddress(committed, tmp_path, monkeypatch):
+    name = f"sluice-{VERSION}-linux-x86_64.tar.gz"
+
+    def make_archive(folder):
+        with open(os.path.join(folder, name), "w") as file:
+            file.write("archive")
+
+    monkeypatch.setattr(release, "make_archive", make_archive)
+    release.release(str(tmp_path / "a"), [], ["archive", "recipes"], "https://example.org/sluice/")
+    packed = next(found for found in verify(tmp_path / "a") if found.endswith("recipes.tar.gz"))
+    with tarfile.open(tmp_path / "a" / packed) as tar:
+        files = {entry.name: tar.extractfile(entry).read().decode() for entry in tar.getmembers() if entry.isfile()}
+    texts = [text for path, text in files.items() if path.endswith(("recipe.yaml", "package.py"))]
+    assert len(texts) == 2
+    for text in texts:
+        assert f"https://example.org/sluice/{name}" in text and hashlib.sha256(b"archive").hexdigest() in text
+        assert "@" not in text.replace("openmpi@", "")  # each name of the template has its value
+
+
 def test_Release_ChangedFiles_AreRefusedByName(tmp_path, monkeypatch):
     monkeypatch.setattr(release, "ROOT", str(tmp_path))
     with pytest.raises(libraries.Failure, match="is not a git checkout"):
@@ -185,9 +217,9 @@ def test_Adapter_OfTheCpuBuildAndOfTheCudaBuild_AreTheSameCode(tmp_path):
 @pytest.mark.full  # downloads four torches, 2 GB, and compiles the adapter for each
 @pytest.mark.timeout(7200)
 def test_Release_Whole_HasEveryArtifact(committed, tmp_path):
-    release.release(str(tmp_path / "a"), list(release.TORCH), None)
+    release.release(str(tmp_path / "a"), list(release.TORCH), None, "https://example.org/sluice")
     names = verify(tmp_path / "a")
-    assert len(names) == 9, names
+    assert len(names) == 10, names
     with zipfile.ZipFile(next((tmp_path / "a").glob("*.whl"))) as wheel:
         shipped = {os.path.basename(name) for name in wheel.namelist() if "/shipped/" in name}
     adapters = {f"_torch_{version.replace('.', '_')}.so" for version in release.TORCH}

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import meeting
 import torch
@@ -105,6 +106,14 @@ def _watched_commit(migration, until):
     return thread, raised
 
 
+def _stop(pid):
+    """Stops a process. On a loaded machine its threads run on for a while after kill has returned."""
+    os.kill(pid, signal.SIGSTOP)
+    tasks = [*Path(f"/proc/{pid}/task").iterdir()]
+    while any(task.joinpath("stat").read_text().rpartition(") ")[2][0] != "T" for task in tasks):
+        time.sleep(0.001)
+
+
 def settled():
     """Rank 2 is stopped when it is ready, and killed when the others have agreed, so they do not know its outcome.
 
@@ -122,7 +131,7 @@ def settled():
     meeting.hear("ready", [2])
     victim = int(meeting.store().get("victim"))
     if rank == 0:
-        os.kill(victim, signal.SIGSTOP)
+        _stop(victim)
         meeting.say("stopped")
     meeting.hear("stopped", [0])
     thread, raised = _watched_commit(migration, "agreed")

@@ -7,9 +7,10 @@
 
 #include "backend/base/hash.h"
 
-enum { NUM_PLANS = 256, ALLOC_FAILED = 3, NOT_SUPPORTED = 15, MOST_ALIGNMENT = 256 };
+enum { NUM_SETS = 64, NUM_WAYS = 4, ALLOC_FAILED = 3, NOT_SUPPORTED = 15, MOST_ALIGNMENT = 256 };
 
-/* The call that an algorithm was chosen for. Without padding, so that keys can be compared as bytes. */
+/* The calls that share an algorithm. Sizes that depend on the rows of an expert are rounded up, since they differ in
+ * every step. Without padding, so that keys can be compared as bytes. */
 typedef struct key_s {
   int64_t trans, types, compute, m, n, k, lda, ldb, ldc, alignment, workspace_bytes;
 } lt_key_t;
@@ -18,7 +19,9 @@ typedef struct lt_plan_s {
   lt_key_t key;
   void* desc; /* NULL: the entry is free */
   void* layouts[3];
+  uint64_t columns[3]; /* of the layouts, which the algorithm can run */
   uint64_t algorithm[8];
+  uint64_t used; /* the call that last used the plan */
   int is_declined;
 } lt_plan_t;
 
@@ -26,7 +29,8 @@ struct sluice_cublaslt_s {
   sluice_cublaslt_symbols_t symbols;
   sluice_allocator_t* allocator;
   void* handle;
-  lt_plan_t plans[NUM_PLANS];
+  uint64_t num_calls;
+  lt_plan_t plans[NUM_SETS][NUM_WAYS];
 };
 
 static sluice_status_t fail(int code, const char* what) {
@@ -105,7 +109,7 @@ static void drop_plan(sluice_cublaslt_t* lt, lt_plan_t* plan) {
 
 void sluice_cublaslt_close(sluice_cublaslt_t* lt) {
   if (lt == NULL) return;
-  for (int i = 0; i < NUM_PLANS; ++i) drop_plan(lt, &lt->plans[i]);
+  for (int i = 0; i < NUM_SETS * NUM_WAYS; ++i) drop_plan(lt, &lt->plans[i / NUM_WAYS][i % NUM_WAYS]);
   (void)lt->symbols.cublasLtDestroy(lt->handle);
   sluice_free(lt->allocator, lt, sizeof *lt);
 }
@@ -116,6 +120,26 @@ static uint32_t alignment_of(const void* data) {
   uint32_t alignment = MOST_ALIGNMENT;
   while ((uintptr_t)data % alignment != 0) alignment /= 2;
   return alignment;
+}
+
+static int64_t rounded(int64_t size) {
+  const int64_t step = size <= 128 ? 16 : 128;
+  return (size + step - 1) / step * step;
+}
+
+/* Returns the call with the sizes that plans are searched for. A size that is only a number of columns does not change
+ * strides; in the GEMMs of experts, it is the number of rows. */
+static sluice_cublaslt_call_t rounded_call(const sluice_cublaslt_call_t* c) {
+  sluice_cublaslt_call_t call = *c;
+  if (!c->trans_b) call.n = rounded(c->n);
+  if (!c->trans_a && c->trans_b) call.k = rounded(c->k);
+  return call;
+}
+
+static void columns_of(const sluice_cublaslt_call_t* c, uint64_t out_columns[3]) {
+  out_columns[0] = (uint64_t)(c->trans_a ? c->m : c->k);
+  out_columns[1] = (uint64_t)(c->trans_b ? c->k : c->n);
+  out_columns[2] = (uint64_t)c->n;
 }
 
 static lt_key_t key_of(const sluice_cublaslt_call_t* c) {
@@ -140,14 +164,13 @@ static uint64_t hash_of(const lt_key_t* key) {
 static int describe(const sluice_cublaslt_t* lt, const sluice_cublaslt_call_t* c, lt_plan_t* plan) {
   const sluice_cublaslt_symbols_t* s = &lt->symbols;
   const uint64_t rows[] = {(uint64_t)(c->trans_a ? c->k : c->m), (uint64_t)(c->trans_b ? c->n : c->k), (uint64_t)c->m};
-  const uint64_t columns[] = {(uint64_t)(c->trans_a ? c->m : c->k), (uint64_t)(c->trans_b ? c->k : c->n),
-                              (uint64_t)c->n};
   const int64_t leading[] = {c->lda, c->ldb, c->ldc};
+  columns_of(c, plan->columns);
   int code = s->cublasLtMatmulDescCreate(&plan->desc, c->compute, c->scale_type);
   if (code != 0) plan->desc = NULL;
   for (int i = 0; i < 3 && code == 0; ++i) {
-    code =
-        s->cublasLtMatrixLayoutCreate(&plan->layouts[i], i < 2 ? c->type : c->type_c, rows[i], columns[i], leading[i]);
+    code = s->cublasLtMatrixLayoutCreate(&plan->layouts[i], i < 2 ? c->type : c->type_c, rows[i], plan->columns[i],
+                                         leading[i]);
     if (code != 0) plan->layouts[i] = NULL;
   }
   const int32_t trans[] = {c->trans_a, c->trans_b};
@@ -198,18 +221,53 @@ static int ask(const sluice_cublaslt_t* lt, const sluice_cublaslt_call_t* c, lt_
   return code == NOT_SUPPORTED ? 0 : code;
 }
 
-static sluice_status_t find_plan(sluice_cublaslt_t* lt, const sluice_cublaslt_call_t* c, const lt_plan_t** out_plan) {
-  const lt_key_t key = key_of(c);
-  lt_plan_t* plan = &lt->plans[hash_of(&key) % NUM_PLANS];
-  *out_plan = plan;
-  if (plan->desc != NULL && memcmp(&plan->key, &key, sizeof key) == 0) return SLUICE_OK;
-  drop_plan(lt, plan);
-  int code = describe(lt, c, plan);
-  if (code == 0) code = ask(lt, c, plan);
-  if (code == 0) {
-    plan->key = key;
-    return SLUICE_OK;
+/* Gives the layouts the columns of this GEMM. If the plan's algorithm cannot run it, searches for another one. */
+static int fit(const sluice_cublaslt_t* lt, const sluice_cublaslt_call_t* c, lt_plan_t* plan) {
+  uint64_t columns[3];
+  int code = 0;
+  columns_of(c, columns);
+  if (plan->is_declined || memcmp(plan->columns, columns, sizeof columns) == 0) return 0;
+  for (int i = 0; i < 3 && code == 0; ++i) {
+    if (columns[i] == plan->columns[i]) continue;
+    code = lt->symbols.cublasLtMatrixLayoutSetAttribute(plan->layouts[i], SLUICE_CUBLASLT_LAYOUT_COLUMNS, &columns[i],
+                                                        sizeof columns[i]);
   }
+  if (code != 0) return code;
+  memcpy(plan->columns, columns, sizeof columns);
+  void* const* l = plan->layouts;
+  sluice_cublaslt_result_t result;
+  memset(&result, 0, sizeof result);
+  code = lt->symbols.cublasLtMatmulAlgoCheck(lt->handle, plan->desc, l[0], l[1], l[2], l[2], plan->algorithm, &result);
+  const int fits = code == 0 && result.workspace_bytes <= c->workspace_bytes;
+  return fits || (code != 0 && code != NOT_SUPPORTED) ? code : ask(lt, c, plan);
+}
+
+/* Returns the plan with this key, or the one of its set that was used least recently. */
+static lt_plan_t* plan_for(sluice_cublaslt_t* lt, const lt_key_t* key) {
+  lt_plan_t* set = lt->plans[hash_of(key) % NUM_SETS];
+  lt_plan_t* oldest = set;
+  for (int way = 0; way < NUM_WAYS; ++way) {
+    if (set[way].desc != NULL && memcmp(&set[way].key, key, sizeof *key) == 0) return &set[way];
+    if (set[way].used < oldest->used) oldest = &set[way];
+  }
+  return oldest;
+}
+
+static sluice_status_t find_plan(sluice_cublaslt_t* lt, const sluice_cublaslt_call_t* c, const lt_plan_t** out_plan) {
+  const sluice_cublaslt_call_t call = rounded_call(c);
+  const lt_key_t key = key_of(&call);
+  lt_plan_t* plan = plan_for(lt, &key);
+  int code = 0;
+  *out_plan = plan;
+  if (plan->desc == NULL || memcmp(&plan->key, &key, sizeof key) != 0) {
+    drop_plan(lt, plan);
+    code = describe(lt, &call, plan);
+    if (code == 0) code = ask(lt, &call, plan);
+    plan->key = key;
+  }
+  if (code == 0) code = fit(lt, c, plan);
+  plan->used = ++lt->num_calls;
+  if (code == 0) return SLUICE_OK;
   drop_plan(lt, plan);
   char what[128];
   snprintf(what, sizeof what, "an algorithm for a GEMM [%lld, %lld, %lld]", (long long)c->m, (long long)c->n,

@@ -24,5 +24,6 @@ void sluice_fake_cublaslt_set(size_t version, int declines);
 int64_t sluice_fake_cublaslt_live(void); /* handles, descriptors, layouts, preferences */
 int64_t sluice_fake_cublaslt_gemms(void);
 int64_t sluice_fake_cublaslt_searches(void);
+void sluice_fake_cublaslt_set_most_columns(int most); /* that a checked algorithm supports; 0: any number */
 
 #endif /* SLUICE_BACKEND_GEMM_CUBLAS_FAKE_FAKE_CUBLAS_H_ */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A fake cuBLASLt on the CPU. It records descriptors; its only algorithm checks that it is used for the GEMM that it
- * was chosen for. */
+/* A fake cuBLASLt on the CPU. It records descriptors; its only algorithm refuses operands with another alignment, and
+ * layouts that were changed after a search or a check. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,6 +18,7 @@ typedef struct layout_s {
   int type;
   uint64_t rows, columns;
   int64_t leading;
+  int is_checked;
 } layout_t;
 
 typedef struct preference_s {
@@ -26,13 +27,14 @@ typedef struct preference_s {
 
 static struct {
   _Atomic int64_t live, problems, searches;
-  _Atomic int declines;
+  _Atomic int declines, most_columns;
   _Atomic size_t version;
 } state = {.version = 130002};
 
 int64_t sluice_fake_cublaslt_live(void) { return state.live; }
 int64_t sluice_fake_cublaslt_gemms(void) { return state.problems; }
 int64_t sluice_fake_cublaslt_searches(void) { return state.searches; }
+void sluice_fake_cublaslt_set_most_columns(int most) { state.most_columns = most; }
 void sluice_fake_cublaslt_set(size_t version, int declines) {
   state.version = version;
   state.declines = declines;
@@ -73,8 +75,21 @@ static int fake_desc_set(void* desc, int attribute, const void* value, size_t by
 }
 
 static int fake_layout_create(void** out_layout, int type, uint64_t rows, uint64_t columns, int64_t leading) {
-  const layout_t layout = {type, rows, columns, leading};
+  const layout_t layout = {type, rows, columns, leading, 0};
   return make(out_layout, sizeof layout, &layout);
+}
+static int fake_layout_set(void* opaque, int attribute, const void* value, size_t bytes) {
+  int code = sluice_fake_cublas_planned();
+  layout_t* layout = opaque;
+  if (code == 0 && (attribute != SLUICE_CUBLASLT_LAYOUT_COLUMNS || bytes != sizeof(uint64_t))) code = INVALID_VALUE;
+  if (code != 0) return code;
+  memcpy(&layout->columns, value, bytes);
+  layout->is_checked = 0;
+  return 0;
+}
+
+static void note_checked(void* a, void* b, void* c) {
+  ((layout_t*)a)->is_checked = ((layout_t*)b)->is_checked = ((layout_t*)c)->is_checked = 1;
 }
 
 static int fake_preference_create(void** out_preference) { return make(out_preference, sizeof(preference_t), NULL); }
@@ -91,7 +106,6 @@ static int fake_heuristic(void* handle, void* desc, void* layout_a, void* layout
   const uint64_t* wishes = ((const preference_t*)preference)->values;
   const uint64_t reductions = SLUICE_CUBLASLT_REDUCTION_INPLACE | SLUICE_CUBLASLT_REDUCTION_COMPUTE_TYPE;
   int code = sluice_fake_cublas_planned();
-  (void)layout_b;
   *out_count = 0;
   if (code != 0) return code;
   if (handle == NULL || desc == NULL || layout_c != layout_d || requested < 1) return INVALID_VALUE;
@@ -106,6 +120,20 @@ static int fake_heuristic(void* handle, void* desc, void* layout_a, void* layout
   out_results->algorithm[4] = ((const layout_t*)layout_a)->rows;
   out_results->workspace_bytes = wishes[SLUICE_CUBLASLT_PREF_MAX_WORKSPACE];
   *out_count = 1;
+  note_checked(layout_a, layout_b, layout_c);
+  return 0;
+}
+
+static int fake_check(void* handle, void* desc, void* layout_a, void* layout_b, void* layout_c, void* layout_d,
+                      const uint64_t* algorithm, sluice_cublaslt_result_t* out_result) {
+  int code = sluice_fake_cublas_planned();
+  if (code != 0) return code;
+  if (handle == NULL || desc == NULL || layout_c != layout_d || algorithm[0] != ALGORITHM) return INVALID_VALUE;
+  if (state.most_columns != 0 && ((const layout_t*)layout_c)->columns > (uint64_t)state.most_columns) {
+    return SLUICE_CUBLAS_NOT_SUPPORTED;
+  }
+  memset(out_result, 0, sizeof *out_result);
+  note_checked(layout_a, layout_b, layout_c);
   return 0;
 }
 
@@ -126,6 +154,7 @@ static int fake_matmul(void* handle, void* opaque, const void* alpha, const void
   if (code != 0) return code;
   int fits = is_aligned(a, algorithm[1]) && is_aligned(b, algorithm[2]) && is_aligned(d, algorithm[3]);
   if (handle == NULL || algorithm[0] != ALGORITHM || algorithm[4] != la->rows || !fits) return INVALID_VALUE;
+  if (!la->is_checked || !lb->is_checked || !lc->is_checked) return INVALID_VALUE;
   if (c != d || opaque_c != opaque_d || workspace == NULL || workspace_bytes == 0) return INVALID_VALUE;
   int is_64 = desc->compute == SLUICE_CUBLAS_COMPUTE_64F;
   if (is_64 != (la->type == SLUICE_CUBLAS_R_64F) || is_64 != (desc->scale_type == SLUICE_CUBLAS_R_64F)) {
@@ -162,9 +191,11 @@ sluice_cublaslt_symbols_t sluice_fake_cublaslt(void) {
                                      .cublasLtMatmulDescSetAttribute = fake_desc_set,
                                      .cublasLtMatrixLayoutCreate = fake_layout_create,
                                      .cublasLtMatrixLayoutDestroy = drop,
+                                     .cublasLtMatrixLayoutSetAttribute = fake_layout_set,
                                      .cublasLtMatmulPreferenceCreate = fake_preference_create,
                                      .cublasLtMatmulPreferenceDestroy = drop,
                                      .cublasLtMatmulPreferenceSetAttribute = fake_preference_set,
                                      .cublasLtMatmulAlgoGetHeuristic = fake_heuristic,
+                                     .cublasLtMatmulAlgoCheck = fake_check,
                                      .cublasLtMatmul = fake_matmul};
 }

@@ -345,6 +345,37 @@ TEST(Lt_TypesAndForms_EqualCublas) {
   }
 }
 
+/* Numbers of rows that are rounded to the same multiple share a search, in forwards, input and weight gradients. If
+ * the algorithm cannot run one of them, it is searched for again. */
+TEST(Lt_RowsThatDiffer_ShareASearch) {
+  enum { LEAST = 129, MOST = 160, WIDTH = 4 };
+  static float x[MOST * WIDTH], w[WIDTH * WIDTH], y[MOST * WIDTH];
+  for (int i = 0; i < MOST * WIDTH; ++i) x[i] = (float)(i % 7);
+  for (int i = 0; i < WIDTH * WIDTH; ++i) w[i] = (float)(i % 3);
+  for (int most = 0; most < 2; ++most) {
+    sluice_gemm_t* gemm = NULL;
+    int64_t searches = sluice_fake_cublaslt_searches();
+    assert_int_equal(create_lt(SLUICE_CUBLAS_LT, &gemm), SLUICE_OK);
+    if (most) sluice_fake_cublaslt_set_most_columns(LEAST);
+    for (int64_t rows = LEAST; rows <= MOST; ++rows) {
+      const sluice_gemm_problem_t forward = {rows, WIDTH, WIDTH, {x, WIDTH, 1}, {w, WIDTH, 1}, {y, WIDTH, 1}};
+      const sluice_gemm_problem_t wgrad = {WIDTH, WIDTH, rows, {x, 1, WIDTH}, {x, WIDTH, 1}, {y, WIDTH, 1}};
+      const sluice_gemm_problem_t* const problems[] = {&forward, &wgrad};
+      for (int i = 0; i < 2; ++i) {
+        const sluice_grouped_gemm_t list = {problems[i], 1, SLUICE_DTYPE_F32, SLUICE_DTYPE_F32, 0, NULL};
+        assert_int_equal(sluice_gemm_run(gemm, &list), SLUICE_OK);
+        float sum = 0;
+        for (int64_t k = 0; k < (i == 0 ? WIDTH : rows); ++k)
+          sum += x[k * WIDTH * i + k * !i] * (i == 0 ? w : x)[k * WIDTH];
+        assert_true(y[0] == sum);
+      }
+    }
+    assert_int_equal(sluice_fake_cublaslt_searches() - searches, most ? 2 + MOST - LEAST : 2);
+    sluice_fake_cublaslt_set_most_columns(0);
+    sluice_gemm_destroy(gemm);
+  }
+}
+
 /* If cuBLASLt is missing, too old, or has no algorithm, cuBLAS runs the GEMM. */
 TEST(Lt_MissingOldOrDeclining_LeavesItToCublas) {
   float x[1] = {3}, y[1];

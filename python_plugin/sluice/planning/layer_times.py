@@ -6,40 +6,55 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 LONGEST = 16  # batches that are averaged while nothing changes: reduces noise of 10 % to 2.5 %
-JUMP = 0.25  # a layer has changed if two successive samples differ from its mean by this share in the same direction
+JUMP = 0.25  # a layer may have changed if a sample differs from its mean by this share
+RARE = 200  # batches in which at most one change may be due to chance
+MEMORY = 32  # batches over which the share of dropped samples is estimated
 
 
 class LayerTimes:
-    """Means over the newest batches. If a layer has changed, its mean restarts with the two samples that showed it. A
-    single slow batch is dropped."""
+    """Means over the newest batches. If successive samples of a layer differ from its mean in the same direction, the
+    layer has changed: its mean restarts with these samples. Samples that differ for fewer batches are dropped.
+
+    Two samples show a change. On a machine that other work loads, many samples are dropped; then as many samples are
+    needed as are not a coincidence more than once in RARE batches."""
 
     def __init__(self, num_layers: int) -> None:
-        self._samples: list[list[float]] = [[] for _ in range(num_layers)]
-        self._off = [0] * num_layers  # the newest sample is 1: above, -1: below, 0: near the mean of earlier samples
+        self._samples: list[list[float]] = [[] for _ in range(num_layers)]  # near their mean
+        self._off: list[list[float]] = [[] for _ in range(num_layers)]  # newer ones, which differ in one direction
+        self._side = [0] * num_layers  # the direction: 1: above, -1: below
+        self._seen = self._dropped = 0.0  # samples, with weights that decrease over MEMORY batches
+        self._needed = 2  # samples that show a change
 
     def add(self, seconds: Sequence[float]) -> None:
         """Adds a batch: seconds of one micro-batch in each layer, forward and backward."""
+        dropped = 0
         for layer, value in enumerate(seconds):
-            samples = self._samples[layer]
-            unsure = self._off[layer]
-            off = _side(value, samples[:-1] if unsure else samples)
-            if unsure and off == unsure:
-                samples[:-1], off = [], 0
-            elif unsure:
-                del samples[-1]
-            self._off[layer] = off
-            samples.append(value)
+            samples, off = self._samples[layer], self._off[layer]
+            side = _side(value, samples)
+            if side != self._side[layer]:
+                dropped += len(off)
+                off.clear()
+            self._side[layer] = side
+            (off if side else samples).append(value)
+            if len(off) >= self._needed:
+                samples[:], self._side[layer] = off, 0
+                off.clear()
             del samples[:-LONGEST]
+        self._seen = self._seen * (1 - 1 / MEMORY) + len(seconds)
+        self._dropped = self._dropped * (1 - 1 / MEMORY) + dropped
+        share, self._needed = self._dropped / self._seen, 2
+        while self._needed < LONGEST and RARE * len(seconds) * share**self._needed > 1:
+            self._needed += 1
 
     def is_settling(self) -> bool:
-        """Whether the newest batch differs from earlier ones in a layer. The next batch shows whether that lasts."""
-        return any(self._off)
+        """Whether the newest batch differs from earlier ones in a layer, and the next one shows whether that lasts."""
+        return self._needed == 2 and any(self._side)
 
     def means(self) -> list[float]:
-        """The mean of each layer; of a layer that may have changed, the newest sample. Empty before the first batch."""
+        """The mean of each layer; of a layer that is settling, the newest sample. Empty before the first batch."""
         if not all(self._samples):
             return []
-        newest = [s[-1:] if off else s for s, off in zip(self._samples, self._off)]
+        newest = [off[-1:] if off and self._needed == 2 else s for s, off in zip(self._samples, self._off)]
         return [sum(samples) / len(samples) for samples in newest]
 
 

@@ -110,6 +110,27 @@ def test_Layers_NoiseAlone_MoveOnceAtMostIn200Batches(layers: int, stages: int, 
     assert decider.num_moves <= 1
 
 
+@pytest.mark.parametrize(("share", "slowest"), [(0.1, 3.0), (0.3, 2.0), (0.3, 3.0), (1.0, 2.0)])
+@pytest.mark.parametrize("seed", range(3))
+def test_Layers_SlowedAtRandomByOtherWork_SeldomMove_AndFollowAChange(share: float, slowest: float, seed: int) -> None:
+    """As on a machine that other processes load: in each batch, some layers take up to `slowest` times as long."""
+    layers, stages = 16, 4
+    draw = random.Random(seed)
+    decider = LayerDecider(_uniform(layers, stages), [SIZE] * layers, LINK, 4 * stages)
+
+    def train(seconds: Sequence[float], batches: int) -> None:
+        for _ in range(batches):
+            factors = [draw.uniform(1, slowest) if draw.random() < share else draw.uniform(0.9, 1.1) for _ in seconds]
+            decider.after_batch([value * factor for value, factor in zip(seconds, factors)])
+
+    train([0.01] * layers, 200)
+    assert decider.num_moves <= 6
+    changed = [0.06] * 4 + [0.01] * (layers - 4)
+    train(changed, 40)
+    best = best_parts(changed, decider.parts, [SIZE] * layers)
+    assert slowest_stage(changed, decider.parts) <= 1.2 * slowest_stage(changed, best)
+
+
 def test_BestParts_SmallChains_AreThoseOfExhaustiveSearch() -> None:
     draw = random.Random(1)
     for _ in range(200):
@@ -217,7 +238,7 @@ def test_Decider_PartsThatAreNone_AreRefused(parts: list[int]) -> None:
         LayerDecider(parts, [1] * 9, LINK, 4)
 
 
-def test_Times_LayerThatHasChanged_BeginsAnew() -> None:
+def test_Times_LayerThatHasChanged_IsMeasuredAgain() -> None:
     times = LayerTimes(2)
     assert times.means() == []
     for _ in range(10):

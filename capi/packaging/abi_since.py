@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ABI of what is packed, compared with the record of the newest release."""
+"""Compares the ABI of the packed library with the record of the newest release."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import generate
 
 
 def newest(version: str) -> str | None:
-    """The tag of the newest release whose ABI this version keeps: the same major version, and before 1.0 also the same
-    minor version. None where there is none."""
+    """Returns the tag of the newest release whose ABI this version must keep, or None: the same major version, and
+    before 1.0 also the same minor version."""
     major, minor, _ = version.split(".")
     kept = f"v{major}.{minor}.*" if major == "0" else f"v{major}.*"
     command = ["git", "-C", ROOT, "tag", "--list", kept, "--sort=-version:refname"]

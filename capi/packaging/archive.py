@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An archive that has the same bits whenever, wherever and by whomever it is made from the same tree."""
+"""Writes archives reproducibly: the same tree gives the same bits, independent of time, folder and user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from libraries import ROOT
 
 
 def source_date() -> int:
-    """The date of all files: SOURCE_DATE_EPOCH, else that of the commit, else the oldest that formats know."""
+    """Returns the date of all files: SOURCE_DATE_EPOCH, else the commit's date, else the oldest that zip can store."""
     given = os.environ.get("SOURCE_DATE_EPOCH")
     if given:
         return int(given)
@@ -21,7 +21,7 @@ def source_date() -> int:
 
 
 def entries(top: str) -> list[str]:
-    """Every file, link and folder below `top`, relative to it, in a fixed order."""
+    """Returns the relative path of every file, link and folder below `top`, sorted."""
     found = []
     for where, folders, names in os.walk(top):
         found += [os.path.relpath(os.path.join(where, name), top) for name in folders + names]

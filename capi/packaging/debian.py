@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debian packages of the C library: libsluice0, libsluice-dev, and libsluice0-dbgsym for debuggers.
+"""Makes the Debian packages of the C library: libsluice0, libsluice-dev, and libsluice0-dbgsym for debuggers.
 
-dpkg-deb packs what `tree.py` lays out below /usr. The control files are written here: there is nothing for debhelper
-to find out.
+dpkg-deb packs the tree that `tree.py` lays out below /usr. The control files are written here; debhelper is not needed.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ License: Apache-2.0
 
 
 def _fields(version: str, glibc: str) -> dict[str, list[str]]:
-    """What the control file of each package says besides what they share."""
+    """Returns the fields of each package's control file in addition to the common ones."""
     same = f"(= {version})"
     return {
         "libsluice0": [
             "Section: libs",
             "Multi-Arch: same",
             f"Depends: libc6 (>= {glibc})",
-            "Suggests: libdnnl2, libopenblas0, libopenmpi3",  # opened by name where they are
+            "Suggests: libdnnl2, libopenblas0, libopenmpi3",  # loaded with dlopen if installed
             f"Description: {SUMMARY}\n{ABOUT}",
         ],
         "libsluice-dev": [
@@ -78,7 +77,8 @@ def _changelog(version: str, seconds: int) -> bytes:
 
 
 def _symbols(upstream: str) -> str:
-    """The version that brought each symbol, so that programs depend on no newer one than they need."""
+    """Returns the symbols file: the version that added each symbol, so that programs depend on the oldest sufficient
+    version."""
     lines = ["libsluice.so.0 libsluice0 #MINVER#"]
     with open(os.path.join(ROOT, "capi", "abi", "sluice.lds")) as file:
         since = elf.map_symbols(file.read())
@@ -88,7 +88,7 @@ def _symbols(upstream: str) -> str:
 
 
 def _lay_out(top: str, built: list[str], upstream: str) -> None:
-    """The files of each package, below a folder of its name."""
+    """Lays out the files of each package below a folder with the package's name."""
     at = {package: os.path.join(top, package, "usr") for package in _fields("", "")}
     with tempfile.TemporaryDirectory() as debug:
         tree.runtime(at["libsluice0"], LIBDIR, built, upstream, debug)
@@ -124,7 +124,7 @@ def _control(folder: str, package: str, fields: list[str], version: str, upstrea
 
 
 def _set_modes(folder: str) -> None:
-    """Whatever the umask of who makes it."""
+    """Sets the modes of all files and folders, so that the packages do not depend on the umask."""
     for name in ["", *archive.entries(folder)]:
         path = os.path.join(folder, name)
         if not os.path.islink(path):
@@ -132,7 +132,7 @@ def _set_modes(folder: str) -> None:
 
 
 def make(out: str, built: list[str], upstream: str) -> list[str]:
-    """Packs the packages into the folder `out`; their paths."""
+    """Packs the packages into the folder `out`, and returns their paths."""
     version, seconds, paths = f"{upstream}-{REVISION}", archive.source_date(), []
     os.environ["SOURCE_DATE_EPOCH"] = str(seconds)  # dpkg-deb's dates
     glibc = ".".join(map(str, elf.glibc(built)))
@@ -147,6 +147,6 @@ def make(out: str, built: list[str], upstream: str) -> list[str]:
             _control(folder, package, fields, version, upstream)
             _set_modes(folder)
             paths.append(os.path.join(out, f"{package}_{version}_amd64.deb"))
-            # One thread: with more, xz cuts the data by their number.
+            # One thread: with more, xz divides the data by the number of threads, and the bits differ.
             run("dpkg-deb", "--root-owner-group", "-Zxz", "--threads-max=1", "--build", folder, paths[-1])
     return paths

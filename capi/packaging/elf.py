@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a shared library says about itself: names, and the versions of the C and C++ libraries that it needs.
-
-And what the script of its linker says about its symbols.
-"""
+"""Reads shared libraries: names, sections, and the versions of the C and C++ libraries that they need. Also reads the
+symbols of a linker's version script."""
 
 from __future__ import annotations
 
@@ -11,24 +9,24 @@ from collections.abc import Iterable
 
 from libraries import run
 
-# The newest C library that what is shipped may need: Debian 12, Ubuntu 22.04 and RHEL 9 have it.
+# The newest glibc that shipped libraries may need: Debian 12, Ubuntu 22.04 and RHEL 9 have it.
 GLIBC_CAPACITY = (2, 34)
 NEED = re.compile(r"Name: (GLIBC|GLIBCXX|CXXABI)_([0-9.]+)")
 
 
 def needs(path: str, family: str = "GLIBC") -> tuple[int, ...]:
-    """The newest version of that family of symbols that the library asks its loader for; () for none."""
+    """Returns the newest symbol version of that family that the library needs; () if it needs none."""
     found = NEED.findall(run("readelf", "-W", "--version-info", path))
     return max((tuple(map(int, number.split("."))) for name, number in found if name == family), default=())
 
 
 def glibc(paths: Iterable[str]) -> tuple[int, ...]:
-    """The oldest C library that runs all of them."""
+    """Returns the oldest version of glibc with which all the libraries can be loaded."""
     return max(needs(path)[:2] for path in paths)
 
 
 def dynamic(path: str, tag: str) -> list[str]:
-    """The values of one tag of the dynamic section, such as NEEDED or SONAME."""
+    """Returns the values of one tag of the dynamic section, such as NEEDED or SONAME."""
     return re.findall(rf"\({tag}\).*\[(.*)\]", run("readelf", "-W", "--dynamic", path))
 
 
@@ -41,7 +39,7 @@ def build_id(path: str) -> str:
 
 
 def map_symbols(text: str) -> dict[str, str]:
-    """{symbol: version} of a linker's version script."""
+    """Returns {symbol: version} of a linker's version script."""
     text = re.sub(r"/\*.*?\*/|#[^\n]*", "", text, flags=re.DOTALL)
     symbols = {}
     for version, body in re.findall(r"(\w[\w.]*)\s*\{(.*?)\}", text, re.DOTALL):

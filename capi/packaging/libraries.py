@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the libraries that are shipped, and strips them: what an archive, a Debian package and a wheel share."""
+"""Builds and strips the shipped libraries, for the archive, the Debian packages and the wheel."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 INCLUDE = os.path.join(ROOT, "capi", "include")
 LIBRARY = "//capi:libsluice.so.0"
 OPENED_ON_DEMAND = ("//backend/comm/mpi:libsluice_mpi.so",)
-DRY_STEP = "//capi/dry_step:sluice-dry-step"  # the program of `sluice simulate --device`: of the wheel alone
+DRY_STEP = "//capi/dry_step:sluice-dry-step"  # the program of `sluice simulate --device`, which only the wheel contains
 
 
 class Failure(Exception):
-    """One line for the user: what failed and what to do."""
+    """An error for the user; its message is one line that names what failed and what to do."""
 
 
 def run(*command: str) -> str:
-    """What the command says, in English, whatever the user's language."""
+    """Runs a command and returns its output, in English whatever the user's locale."""
     environment = dict(os.environ, LC_ALL="C")
     done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True)
     if done.returncode != 0:
@@ -30,9 +30,10 @@ def run(*command: str) -> str:
 
 
 def build(*more: str) -> list[str]:
-    """The paths of the libraries and of other targets as they are tested: optimised, with debug information."""
+    """Builds the libraries and other targets as they are tested, optimised and with debug information; returns their
+    paths."""
     targets = (LIBRARY, *OPENED_ON_DEMAND, *more)
-    # Bazel goes on from what an interrupted build has finished. It says every few seconds, on stderr, how far it is.
+    # Bazel continues an interrupted build. It prints its progress to stderr every few seconds.
     quiet = ("--curses=no", "--show_progress_rate_limit=15", "--show_result=0", "--ui_event_filters=-info")
     done = subprocess.run(("nice", "bazel", "build", *quiet, *targets), cwd=ROOT, stdout=subprocess.DEVNULL)
     if done.returncode != 0:
@@ -42,7 +43,7 @@ def build(*more: str) -> list[str]:
 
 
 def strip(path: str, stripped: str, debug: str | None = None) -> None:
-    """Copies a library without what only debuggers read. That goes to `debug`, which debuggers find in its folder."""
+    """Copies a library without its debug information, and writes that to `debug`, next to which debuggers look."""
     os.makedirs(os.path.dirname(stripped), exist_ok=True)
     run("objcopy", "--strip-unneeded", path, stripped)
     if debug is not None:
@@ -53,7 +54,7 @@ def strip(path: str, stripped: str, debug: str | None = None) -> None:
 
 
 def version() -> str:
-    """Of the public headers, which are the source of it."""
+    """Returns the version that the public headers define."""
     with open(os.path.join(INCLUDE, "sluice", "base.h")) as file:
         text = file.read()
     parts = (re.search(rf"^#define SLUICE_VERSION_{part} (\d+)$", text, re.MULTILINE) for part in PARTS)

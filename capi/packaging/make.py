@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packs the C library for those who build on it: headers, library, pkg-config and CMake files, manual, examples.
+"""Packs the C library for projects that build on it: headers, library, pkg-config and CMake files, manual, examples.
 
     python3 capi/packaging/make.py [--deb] [--out DIR]
 
-Needs what `third_party/setup/setup.sh archive` installs, and nothing of .venv. The library contains the CUDA kernels if
-a compiler of them is there.
+Needs the packages that `third_party/setup/setup.sh archive` installs, but no .venv. The library contains the CUDA
+kernels if a compiler for them is installed.
 
-Makes DIR/sluice-VERSION-linux-x86_64.tar.gz (DIR is `dist`), and with --deb Debian packages instead: libsluice0,
-libsluice-dev, libsluice0-dbgsym. The same bits each time they are made from one commit.
+Makes DIR/sluice-VERSION-linux-x86_64.tar.gz (default of DIR: `dist`), and with --deb Debian packages instead:
+libsluice0, libsluice-dev, libsluice0-dbgsym. One commit always gives the same bits.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One manual page for each public function, from the text of its header: `man sluice_moe_forward`.
+"""Writes one manual page for each public function from its header: `man sluice_moe_forward`.
 
 A page has the declaration, the comment above it, and the structs that the function takes, with their comments.
 """
@@ -33,7 +33,7 @@ def _headers() -> dict[str, str]:
 
 
 def _comment_before(text: str, end: int) -> str:
-    """The comment that ends at this place; that of several declarations in a row stands above the first."""
+    """Returns the comment that ends at this place; several declarations in a row share the comment above the first."""
     before = text[:end]
     while True:
         found = COMMENT.search(before[max(before.rfind("/*"), 0) :])
@@ -47,7 +47,7 @@ def _comment_before(text: str, end: int) -> str:
 
 
 def _lines(comment: str) -> list[str]:
-    """The text of a comment without its marks."""
+    """Returns the lines of a comment without `/*`, `*` and `*/`."""
     inside = comment.strip().removeprefix("/*").removesuffix("*/").strip()
     return [re.sub(r"^ \* ?", "", line).rstrip() for line in inside.split("\n")]
 
@@ -58,7 +58,7 @@ def _escape(text: str) -> str:
 
 
 def _describe(lines: list[str]) -> list[str]:
-    """Running text is filled; a list of names with what they are becomes tagged paragraphs."""
+    """Returns the text in roff: running text is filled, a list of terms with descriptions becomes tagged paragraphs."""
     out, in_list = [], False
     for line in lines:
         term = TERM.fullmatch(line.strip()) if re.match(r" {0,4}\S", line) else None
@@ -86,7 +86,7 @@ def _first_sentence(lines: list[str]) -> str:
 
 
 def _declare(text: str) -> str:
-    """The declaration without the library's marks, its lines aligned again."""
+    """Returns the declaration without macros such as SLUICE_API, with its lines aligned again."""
     marks = re.compile(r"\bSLUICE_(?:API|EXPORT|EXPERIMENTAL)\s+")
     first, *rest = marks.sub("", text).split("\n")
     return "\n".join([first, *[" " * (first.index("(") + 1) + line.strip() for line in rest]])
@@ -112,7 +112,7 @@ def _page(
 
 
 def pages(date: str) -> dict[str, str]:
-    """{function: text of its page}"""
+    """Returns {function: text of its page}."""
     texts, made = _headers(), {}
     structs = {found.group(1): found.group() for text in texts.values() for found in STRUCT.finditer(text)}
     for header, text in texts.items():
@@ -132,7 +132,7 @@ def pages(date: str) -> dict[str, str]:
 
 
 def write(folder: str, seconds: int, is_packed: bool) -> None:
-    """is_packed: with gzip, as Debian has its pages."""
+    """Writes all pages. is_packed: compressed by gzip, as in Debian packages."""
     date = time.strftime("%Y-%m-%d", time.gmtime(seconds))
     os.makedirs(folder, exist_ok=True)
     for name, text in pages(date).items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages that users of the C ABI read beside those of `man`: as they are written, with links among themselves."""
+"""Copies the pages of docs/ that users of the C ABI read in addition to `man`; links among these pages stay."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
 def leads_somewhere(href: str) -> bool:
-    """Whether a link leads to a page of the manual, or out of it to the web."""
+    """Returns whether a link leads to a page of the manual or to the web."""
     name, suffix = os.path.splitext(href.partition("#")[0])
     return "://" in href or href.startswith("#") or (name in PAGES and suffix == ".md")
 
 
 def render(text: str) -> str:
-    """A page without pictures, marks of generated tables, and links to what is not packed, of which the text stays."""
+    """Returns a page without pictures, without marks of generated tables, and with links to other files as text."""
     text = re.sub(r"^(?:<!-- .* -->|!\[.*\]\(.*\))\n", "", text, flags=re.MULTILINE)
     return LINK.sub(lambda found: found[0] if leads_somewhere(found[2]) else found[1], text)
 

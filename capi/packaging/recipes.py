@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes with which conda and Spack repackage the archive of the C library."""
+"""Writes recipes with which conda and Spack repackage the archive of the C library."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lays out what users of the C ABI install, below a prefix: to run programs, to build them, to debug them."""
+"""Lays out the files that users of the C ABI install below a prefix, to run, build and debug programs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def copy(source: str, path: str) -> None:
 
 
 def runtime(prefix: str, libdir: str, built: list[str], version: str, debug: str) -> None:
-    """The stripped libraries, and the name by which programs ask for them. Debug files go to the folder `debug`."""
+    """Installs the stripped libraries and the SONAME's link. Debug files go to the folder `debug`."""
     os.makedirs(debug, exist_ok=True)
     for path in built:
         name = os.path.basename(path)
@@ -48,7 +48,7 @@ def runtime(prefix: str, libdir: str, built: list[str], version: str, debug: str
 
 
 def development(prefix: str, libdir: str, version: str, pkg_config_prefix: str) -> None:
-    """Headers, bindings and examples, the linker's name of the library, and how pkg-config and CMake find both."""
+    """Installs headers, bindings and examples, the link for `-lsluice`, and the files for pkg-config and CMake."""
     for name in sorted(os.listdir(os.path.join(INCLUDE, "sluice"))):
         copy(os.path.join(INCLUDE, "sluice", name), os.path.join(prefix, "include/sluice", name))
     with tempfile.TemporaryDirectory() as made:

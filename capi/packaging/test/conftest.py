@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the packaging makes, made once for all tests."""
+"""Fixtures that run the packaging once for all tests."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ sys.path[:0] = [HERE, PACKAGING]
 
 @pytest.fixture(scope="session")
 def make():
-    """Runs the command as a user does, into a folder that it returns."""
+    """Returns a function that runs the command as a user does, with a folder for its output, and returns the folder."""
 
     def run(out, *options, **env):
         command = [sys.executable, os.path.join(PACKAGING, "make.py"), "--out", str(out), *options]
@@ -32,7 +32,7 @@ def made(make, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def unpacked(made, tmp_path_factory):
-    """The tree of the archive."""
+    """Returns the folder of the unpacked archive."""
     folder = tmp_path_factory.mktemp("unpacked")
     subprocess.run(["tar", "-xzf", next(made.glob("*.tar.gz")), "-C", folder], check=True)
     return next(folder.iterdir())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds a project that knows nothing of this checkout against an installed tree, in C and C++, and runs it."""
+"""Builds a project in C and C++ against an installed tree, without using this checkout, and runs it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
-# What the manual's program prints, and what layer.cc does.
+# The output of the manual's program, and of layer.cc.
 STEP = ["y[0] = 1 0", "y[1] = 2 0", "y[2] = 0.5 0.5", "y[3] = 0 0"]
 LAYER = ["y[0] = 2 4", "y[1] = 6 8", "y[2] = 10 12"]
 
@@ -26,7 +26,7 @@ def run(*command, **options):
 
 
 def project(folder):
-    """The project: the program of the manual, a C++ program and a CMakeLists.txt."""
+    """Writes the project: the program of the manual, a C++ program and a CMakeLists.txt."""
     shutil.copytree(os.path.join(HERE, "consumer"), folder)
     with open(os.path.join(ROOT, "docs", "c-abi.md")) as file:
         (folder / "step.c").write_text(re.search(r"^```c\n(#include.*?)^```", file.read(), re.S | re.M).group(1))
@@ -34,7 +34,7 @@ def project(folder):
 
 
 def check(folder, libdir, **env):
-    """Both programs run, with the library of `libdir`."""
+    """Checks that both programs run with the library in `libdir`."""
     for name, lines in (("step", STEP), ("layer", LAYER)):
         assert run(folder / name, env=env).splitlines()[: len(lines)] == lines
         loaded = re.search(r"libsluice\.so\.0 => (\S+)", run("ldd", folder / name, env=env)).group(1)
@@ -42,7 +42,7 @@ def check(folder, libdir, **env):
 
 
 def with_pkg_config(folder, libdir, **env):
-    """As a Makefile would. `env` leads pkg-config to the tree."""
+    """Builds and runs the programs as a Makefile would. `env` has pkg-config's variables that name the tree."""
     flags = run("pkg-config", "--cflags", "--libs", "sluice >= 0.1", env=env).split()
     strict = ["-O1", "-Wall", "-Wextra", "-Werror", "-pedantic"]
     run("gcc", "-std=c99", *strict, "step.c", *flags, "-o", "step", cwd=folder)
@@ -51,7 +51,7 @@ def with_pkg_config(folder, libdir, **env):
 
 
 def with_cmake(folder, libdir, prefix):
-    """CMake gives the programs the folder of the library, as it does for every imported one."""
+    """Builds and runs the programs with CMake, which writes the library's folder into their RUNPATH."""
     run("cmake", "-S", ".", "-B", "build", f"-DCMAKE_PREFIX_PATH={prefix}", "-DWANTED=0.1", cwd=folder)
     run("cmake", "--build", "build", cwd=folder)
     check(folder / "build", libdir)

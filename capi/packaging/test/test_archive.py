@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The archive of the C library: what is in it, what it needs, and that others can build on it."""
+"""Tests the archive of the C library: its content, its dependencies, and builds of other projects on it."""
 
 import os
 import re
@@ -126,7 +126,7 @@ def test_FindPackage_Version_IsTakenOrRefused(unpacked, tmp_path, wanted, found)
 
 
 def headings(text):
-    """As GitHub names them, since that is how the pages link to each other."""
+    """Returns the anchors of a page's headings as GitHub names them, which the links between pages use."""
     found = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
     return [re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in found]
 
@@ -178,7 +178,7 @@ def test_Examples_OfTheArchive_BuildByTheirScriptAndRun(unpacked, tmp_path):
 
 
 def test_Tree_LaidOut_NeedsNoPythonPackageButPycparser(tmp_path):
-    """An interpreter without the packages of .venv, and with the one that setup.sh installs for the archive."""
+    """The interpreter has no packages of .venv, only the one that setup.sh installs for the archive."""
     os.symlink(os.path.dirname(pycparser.__file__), tmp_path / "pycparser")
     code = """
 import sys

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A C and a C++ project build and run in a root that holds nothing of this checkout: a bare one with this machine's
-/usr and the archive every day, a Debian with the packages under --full."""
+"""Tests that a C and a C++ project build and run in a root without this checkout: every day in a bare root with this
+machine's /usr and the archive, with --full also in a fresh Debian with the packages."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root enters another root")
 
-# What somebody does who has read the page "The C ABI", section "Install". WHERE is where pkg-config and CMake look.
+# The steps of the page "The C ABI", section "Install". WHERE has the options with which CMake finds the package.
 BUILD = """
 set -eu
 cd /project
@@ -48,7 +48,7 @@ def run(*command, **options):
 
 
 def check(text, library):
-    """What all programs print, built both ways, and which library they ran with."""
+    """Checks the output of all programs, built both ways, and the library that they loaded."""
     lines = text.splitlines()
     for wanted in (consumers.STEP, consumers.LAYER):
         assert sum(lines[at : at + len(wanted)] == wanted for at in range(len(lines))) == 2, text
@@ -62,7 +62,7 @@ def project(root):
 
 
 def test_Archive_InABareRoot_BuildsAndRuns(unpacked, tmp_path):
-    """Mounts of a namespace that ends with the command: nothing is left behind, whatever fails."""
+    """The mounts are in a namespace that ends with the command, so none is left, whatever fails."""
     root = tmp_path / "root"
     for name in ("usr", "etc/alternatives", "dev", "tmp", "opt"):
         (root / name).mkdir(parents=True)
@@ -88,7 +88,7 @@ def test_Archive_InABareRoot_BuildsAndRuns(unpacked, tmp_path):
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_Packages_InAFreshDebian_BuildAndRun(make, tmp_path):
-    """In what debootstrap makes of the machine's own mirror."""
+    """debootstrap makes the root from the machine's own mirror."""
     if shutil.which("debootstrap") is None:
         pytest.skip("debootstrap is not installed here (Debian: apt-get install debootstrap)")
     targets = run("apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE)").splitlines()

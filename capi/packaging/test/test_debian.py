@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Debian packages: installed by dpkg into a root of their own, where others can build on them."""
+"""Tests the Debian packages: dpkg installs them into a separate root, and other projects build on them there."""
 
 import os
 import re
@@ -28,7 +28,7 @@ Description: stands in for that of the root
 
 @pytest.fixture(scope="session")
 def packages(make, tmp_path_factory):
-    """{name: path}"""
+    """Returns {name of a package: its path}."""
     made = make(tmp_path_factory.mktemp("deb"), "--deb")
     return {path.name.partition("_")[0]: path for path in sorted(made.glob("*.deb"))}
 
@@ -41,7 +41,7 @@ def dpkg(root, *arguments):
 
 
 def empty_root(folder, c_library):
-    """A root in which nothing but a C library of that version is installed."""
+    """Returns a root in which only a C library of that version is installed."""
     for name in ("updates", "info", "triggers", "parts"):
         (folder / "var/lib/dpkg" / name).mkdir(parents=True)
     (folder / "var/lib/dpkg/status").write_text(C_LIBRARY.format(c_library))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the recipes for conda and Spack: packages made from them contain what the archive has."""
+"""Tests the recipes for conda and Spack: packages made from them contain the archive's files."""
 
 import os
 import runpy
@@ -59,7 +59,7 @@ class Spec:
 
 @pytest.mark.parametrize("variant", ["+mpi", "~mpi"])
 def test_Spack_Installs_TheArchive(written, unpacked, tmp_path, monkeypatch, variant):
-    """Spack does not install by name: a module with the names of spack.package takes its place."""
+    """Tests do not install Spack: a module with the names of spack.package replaces it."""
     said = {}
     spack, package = types.ModuleType("spack"), types.ModuleType("spack.package")
     for name in ("license", "version", "variant", "depends_on", "requires"):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the public C headers declare, as the templates of the languages want it: a list for each kind of thing.
-
-Every language is written from this one table, so none can know something that the headers do not say.
-"""
+"""Reads the public C headers into one table, a list for each kind of declaration, from which the bindings of all
+languages are written."""
 
 from __future__ import annotations
 
@@ -32,14 +30,14 @@ NUMBER = re.compile(r"^(0[xX][0-9a-fA-F]+|\d+)[uUlL]*$")
 
 @dataclasses.dataclass(frozen=True)
 class Type:
-    """kind: "scalar", "struct", "handle" (opaque) or "callback", each with a name; "pointer" or "array" of another."""
+    """A C type. kind: "scalar", "struct", "handle" (opaque), "callback", with a name; "pointer", "array" with `of`."""
 
     kind: str
     name: str = ""
     of: Type | None = None
-    const: bool = False  # of a pointer: what it leads to is only read
+    const: bool = False  # of a pointer: it points to const
     count: int = 0
-    alias: str = dataclasses.field(default="", compare=False)  # the name that the header gives it
+    alias: str = dataclasses.field(default="", compare=False)  # the typedef's name in the header
 
     def points_to(self, kind: str) -> bool:
         return self.kind == "pointer" and self.of is not None and self.of.kind == kind
@@ -76,8 +74,8 @@ class Struct:
 @dataclasses.dataclass
 class Model:
     macros: dict[str, int] = dataclasses.field(default_factory=dict)
-    constants: dict[str, int] = dataclasses.field(default_factory=dict)  # of enums: capi/abi/abi.txt lists them
-    handles: dict[str, str | None] = dataclasses.field(default_factory=dict)  # opaque type: what releases it
+    constants: dict[str, int] = dataclasses.field(default_factory=dict)  # of enums; listed in capi/abi/abi.txt
+    handles: dict[str, str | None] = dataclasses.field(default_factory=dict)  # opaque type: its release function
     callbacks: dict[str, Function] = dataclasses.field(default_factory=dict)
     structs: dict[str, Struct] = dataclasses.field(default_factory=dict)
     functions: dict[str, Function] = dataclasses.field(default_factory=dict)
@@ -88,7 +86,7 @@ class Model:
         return {**self.macros, **self.constants}
 
     def init_of(self, struct: Struct) -> str | None:
-        """The function that sets the defaults."""
+        """Returns the name of the function that sets the struct's defaults, or None."""
         name = struct.name[: -len("_t")] + "_init"
         return name if name in self.functions else None
 
@@ -100,7 +98,7 @@ class Model:
         return self.size(kind)
 
     def size(self, kind: Type) -> int:
-        """Bytes where pointers have 8, as everywhere that the library is built for."""
+        """Returns the bytes of a type; pointers have 8, as on all supported platforms."""
         if kind.kind == "array":
             return kind.count * self.size(kind.of)
         if kind.kind != "struct":
@@ -147,7 +145,7 @@ class _Reader:
         return Function(name, self.type(result), tuple(parameters), has_status)
 
     def type(self, node: c_ast.Node, owner: str = "") -> Type:
-        """owner: what a callback without a type of its own is named after."""
+        """Reads a type. owner: the name for a callback that is declared in place."""
         if isinstance(node, c_ast.PtrDecl):
             if isinstance(node.type, c_ast.FuncDecl):
                 self.model.callbacks[owner] = self.function(owner, node.type)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The declarations of the public C headers, as text that a parser of plain C reads: no macros, attributes or bodies.
+"""Extracts the declarations of the public C headers as text for a parser of plain C: no macros, attributes or bodies.
 
-The preprocessor runs with empty system headers (parsers of declarations know `int32_t` and `size_t`), attributes are
-defined away, and integer macros are listed as `#define`s.
+The preprocessor runs with empty system headers (the parser's prelude defines `int32_t` and `size_t`), attributes are
+defined as empty, and integer macros are listed as `#define`s.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _preprocess(include_dir: str, source: str, *options: str) -> str:
 
 
 def _drop_bodies(text: str) -> str:
-    """Removes `static inline` functions and static assertions, which are no declarations."""
+    """Removes `static inline` functions and static assertions, which are not declarations of the ABI."""
     text = re.sub(r"\b(?:_Static_assert|static_assert)\s*\((?:[^()\"]|\"[^\"]*\"|\([^()]*\))*\)\s*;", "", text)
     while True:
         found = re.search(r"\bstatic\s+inline\b[^;{]*\{", text)
@@ -48,7 +48,7 @@ def _drop_bodies(text: str) -> str:
 
 
 def experimental(include_dir: str) -> set[str]:
-    """The functions that the headers mark with SLUICE_EXPERIMENTAL."""
+    """Returns the functions that the headers mark with SLUICE_EXPERIMENTAL."""
     found: set[str] = set()
     for name in header_files(include_dir):
         with open(os.path.join(include_dir, name)) as file:
@@ -57,7 +57,7 @@ def experimental(include_dir: str) -> set[str]:
 
 
 def read(include_dir: str) -> tuple[dict[str, int], str]:
-    """Integer macros by name, and the declarations of all public headers."""
+    """Returns integer macros by name, and the declarations of all public headers."""
     source = "".join(f'#include "{name}"\n' for name in header_files(include_dir))
     macros = {}
     for line in _preprocess(include_dir, source, "-dM").splitlines():

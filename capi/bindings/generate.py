@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what is derived from the headers of the C ABI: the record of the ABI, and bindings of other languages.
+"""Generates files from the headers of the C ABI: the record of the ABI, and bindings for other languages.
 
-    .venv/bin/python capi/bindings/generate.py                  capi/abi/abi.txt, which each change of the ABI commits
-    .venv/bin/python capi/bindings/generate.py --since v0.1.0   fails where the ABI of that release is broken
+    .venv/bin/python capi/bindings/generate.py                  capi/abi/abi.txt: commit it with each change of the ABI
+    .venv/bin/python capi/bindings/generate.py --since v0.1.0   fails if the ABI of that release is broken
     .venv/bin/python capi/bindings/generate.py --out FOLDER     cpp/sluice/sluice.hpp, fortran/, go/, rust/
 
 The bindings are not committed: the archive, the Debian package and the build.sh of each example generate them.
@@ -32,7 +32,7 @@ GENERATED = "Written by capi/bindings/generate.py: do not edit."
 
 
 def files(include_dir: str) -> dict[str, str]:
-    """The text of each file by its path below the folder."""
+    """Returns the text of each file of bindings by its relative path."""
     table = abi_table.read(include_dir)
     made = {language.PATH: language.bindings(table, GENERATED) for language in LANGUAGES}
     made["go/go.mod"] = in_go.MODULE
@@ -40,7 +40,7 @@ def files(include_dir: str) -> dict[str, str]:
 
 
 def write(folder: str, include_dir: str = INCLUDE) -> list[str]:
-    """The paths of what it wrote, below the folder."""
+    """Writes the bindings below the folder, and returns their relative paths."""
     made = files(include_dir)
     for path, text in made.items():
         full = os.path.join(folder, path)
@@ -51,7 +51,7 @@ def write(folder: str, include_dir: str = INCLUDE) -> list[str]:
 
 
 def check(path: str, text: str) -> None:
-    """Ends the program, with what differs, unless the file holds this text."""
+    """Exits with the differences if the file does not have this text."""
     with open(path) as file:
         before = file.read().splitlines()
     changes = list(difflib.unified_diff(before, text.splitlines(), record.PATH, "the headers", "", "", 0, ""))
@@ -60,7 +60,7 @@ def check(path: str, text: str) -> None:
 
 
 def since(release: str) -> list[str]:
-    """What the headers break of the record of that tag or commit."""
+    """Returns the entries of the record of that tag or commit that the headers break."""
     command = ["git", "-C", ROOT, "show", f"{release}:{record.PATH}"]
     before = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return record.breaks(before, record.text(abi_table.read(INCLUDE)))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C++11: an owner for each handle, defaults for each struct, and errors as exceptions. The rest is the C header's."""
+"""Writes bindings for C++11: an owner for each handle, defaults for each struct, errors as exceptions. All other
+declarations are those of the C header."""
 
 from __future__ import annotations
 

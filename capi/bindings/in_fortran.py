@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fortran 2018: a module of interoperable types and interfaces.
+"""Writes bindings for Fortran 2018: a module of interoperable types and interfaces.
 
 Handles and untyped memory are type(c_ptr). Structs, numbers and handles that a call writes are passed by reference; an
-optional argument that is not there is NULL, and an array is passed by its first element.
+absent optional argument is NULL, and an array is passed by its first element.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ end module
 
 
 def spell(kind: Type) -> str:
-    """As a member, or a result."""
+    """Returns the Fortran type of a member or a result."""
     if kind.kind == "array":
         return spell(kind.of)
     if kind.kind == "callback":
@@ -86,7 +86,7 @@ def spell(kind: Type) -> str:
 
 
 def member(one: Named, size: int | None) -> str:
-    """With its default; `size` is that of the struct, for its first member."""
+    """Returns a member's declaration with its default. size: the struct's bytes, for its member `struct_size`."""
     kind, name = spell(one.type), one.name
     if one.type.kind == "array":
         name += f"({one.type.count})"
@@ -109,7 +109,7 @@ def argument(one: Named) -> str:
 
 
 def wrapped(text: str, indent: str) -> list[str]:
-    """Lines that a compiler of any age takes: at most 132 characters."""
+    """Wraps a statement to the 132 characters per line that older compilers accept."""
     lines = textwrap.wrap(text, 118, break_long_words=False)
     return [indent + ("  " if i else "") + line + (" &" if i + 1 < len(lines) else "") for i, line in enumerate(lines)]
 
@@ -147,7 +147,7 @@ def bindings(m: Model, generated: str) -> str:
 
 
 def layout_program(m: Model) -> str:
-    """Prints what capi/abi/abi.txt says, as this language sees it."""
+    """Returns a program that prints the layout in the format of capi/abi/abi.txt, as this language has it."""
     lines = ["program layout", "  use sluice", "  implicit none"]
     for number, struct in enumerate(m.structs.values()):
         lines.append(f"  type({struct.name}), target :: s{number}")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Go: structs with exported members, a function for each call, errors as `error`. cgo checks both against the header.
+"""Writes bindings for Go: structs with exported members, a function for each call, errors as `error`.
 
-The rules of cgo hold: what a struct points to lies in memory of C, which `New` and `Slice` hand out.
+cgo checks the calls against the header. By cgo's rules a struct may point only to C memory, which `New` and `Slice`
+allocate.
 """
 
 from __future__ import annotations
@@ -101,13 +102,13 @@ def camel(name: str) -> str:
 
 
 def exported(name: str) -> str:
-    """sluice_moe_config_t: MoeConfig."""
+    """Returns the Go name: sluice_moe_config_t becomes MoeConfig."""
     stem = name[len("sluice_") :]
     return camel(stem[: -len("_t")] if stem.endswith("_t") else stem)
 
 
 def constant(name: str) -> str:
-    """SLUICE_E_STATE: E_STATE. Constants keep their spelling, so that none meets a type."""
+    """Returns the Go name: SLUICE_E_STATE becomes E_STATE. Capitals keep constants distinct from types."""
     return name[len("SLUICE_") :]
 
 
@@ -128,7 +129,7 @@ def spell(kind: Type) -> str:
 
 
 def native(kind: Type) -> str:
-    """The type that cgo has for it."""
+    """Returns cgo's name of the type."""
     if kind.alias:
         return f"C.{kind.alias}"
     if kind.of == Type("scalar", "void"):
@@ -164,7 +165,7 @@ def wrapper(function: Function, types: set[str]) -> list[str]:
 
 
 def aligned(rows: list[tuple[str, str]]) -> list[str]:
-    """As gofmt does it."""
+    """Aligns columns as gofmt does."""
     width = max(len(name) for name, _ in rows)
     return [f"\t{name.ljust(width)} {rest}" for name, rest in rows]
 
@@ -199,7 +200,7 @@ def bindings(m: Model, generated: str) -> str:
 
 
 def layout_program(m: Model) -> str:
-    """Prints what capi/abi/abi.txt says, as this language sees it."""
+    """Returns a program that prints the layout in the format of capi/abi/abi.txt, as this language has it."""
     lines = ["package main", "", 'import "fmt"', 'import "unsafe"', 'import "sluice"', "", "func main() {"]
     for struct in m.structs.values():
         lines += ["\t{", f"\t\tvar s sluice.{exported(struct.name)}"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rust: names as in C, a `Default` for each struct, and an owner for each handle."""
+"""Writes bindings for Rust: names as in C, a `Default` for each struct, and an owner for each handle."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ macro_rules! owner {
 
 
 def camel(name: str) -> str:
-    """sluice_local_group_t: LocalGroup."""
+    """Returns the owner's name: sluice_local_group_t becomes LocalGroup."""
     return "".join(part.capitalize() for part in name[len("sluice_") : -len("_t")].split("_"))
 
 
@@ -148,7 +148,7 @@ def bindings(m: Model, generated: str) -> str:
 
 
 def layout_program(m: Model) -> str:
-    """Prints what capi/abi/abi.txt says, as this language sees it."""
+    """Returns a program that prints the layout in the format of capi/abi/abi.txt, as this language has it."""
     lines = ["mod sluice;", "use sluice::*;", "fn bytes<T>(_: *const T) -> usize { std::mem::size_of::<T>() }", ""]
     lines.append("fn main() {")
     for struct in m.structs.values():

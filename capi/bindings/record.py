@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C ABI as one text, capi/abi/abi.txt: what callers compile into themselves, in a form whose diff shows a change.
+"""Writes the C ABI as one text, capi/abi/abi.txt, so that a diff shows each change that callers must be compiled for.
 
-Sizes of structs, offset, size and type of members, values of constants, the types of callbacks and functions as C
-declares them, and the names of what is experimental. capi/test/layout lets a C compiler compare all but the last with
-the headers.
+The text has sizes of structs, offset, size and type of members, values of constants, the types of callbacks and
+functions, and the names that are experimental. capi/test/layout compares all but the last with the headers by a C
+compiler.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HEAD = """\
 
 
 def spell(kind: Type) -> str:
-    """As C writes the type where no name follows. Aliases such as sluice_status_t are what they stand for."""
+    """Returns the C spelling of an unnamed declaration of the type. Aliases such as sluice_status_t are resolved."""
     if kind.kind == "array":
         return f"{spell(kind.of)}[{kind.count}]"
     if kind.kind != "pointer":
@@ -55,7 +55,7 @@ def _reach_type(m: Model, kind: Type, found: set[str]) -> None:
 
 
 def experimental(m: Model) -> list[str]:
-    """The functions that the headers mark, and the structs and callbacks that only those use."""
+    """Returns the functions that the headers mark, and the structs and callbacks that only those functions use."""
     kept: set[str] = set()
     used: set[str] = set()
     for name, function in m.functions.items():
@@ -81,7 +81,7 @@ def text(m: Model) -> str:
 
 
 def _entries(record: str) -> dict[tuple[str, str], str]:
-    """{(struct or name, member): the line}"""
+    """Returns {(struct or other name, member or ""): its line}."""
     found, struct = {}, ""
     for line in record.splitlines():
         if member := re.fullmatch(r"  \d+ \+\d+ (\w+): .*", line):
@@ -95,10 +95,10 @@ def _entries(record: str) -> dict[tuple[str, str], str]:
 
 
 def breaks(before: str, after: str) -> list[str]:
-    """The lines of the record of a release that the later one breaks: all that are gone.
+    """Returns the lines of a release's record that the later record breaks: all lines that changed or are missing.
 
-    Not the size of a struct that has grown and holds its own size, not reserved members that got a name, and nothing of
-    what was experimental then.
+    Exceptions: a larger size of a struct with a member struct_size, reserved members that got a name, and names that
+    were experimental in the release.
     """
     old, new = _entries(before), _entries(after)
     free = set(re.findall(r"^experimental (\w+)$", before, re.M))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library that programs of other languages are linked with, and how they are built."""
+"""Fixtures that build programs in other languages, and the library with which they are linked."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ def need():
 
 @pytest.fixture(scope="session")
 def library(run):
-    """The path of libsluice.so.0; SLUICE_EXAMPLES_LIB names a folder that has one already."""
+    """Returns the path of libsluice.so.0, built here or from the folder in SLUICE_EXAMPLES_LIB."""
     given = os.environ.get("SLUICE_EXAMPLES_LIB")
     if given is None:
         run("bazel", "build", "--noshow_progress", "//capi:libsluice.so.0", cwd=ROOT)

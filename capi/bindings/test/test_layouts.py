@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Size, offset and value of everything that callers compile into themselves are in each language what they are in C.
+"""Tests that each language has the same sizes, offsets and constants as C.
 
 capi/abi/abi.txt has the values of C; capi/test/layout compares it with the headers.
 """
@@ -24,7 +24,7 @@ INCLUDE = os.path.join(ROOT, "capi", "include")
 
 
 def parsed(text):
-    """{(struct, member): (offset, size), constant: value} of a text such as abi.txt."""
+    """Returns {(struct, member): (offset, size), constant: value} of a text such as abi.txt."""
     found, struct = {}, ""
     for line in text.splitlines():
         if match := re.fullmatch(r"(\w+): (\d+) bytes", line):
@@ -54,7 +54,7 @@ def table():
 
 @pytest.fixture(scope="module")
 def languages(run, need, library):
-    """{language: its layout by a table}"""
+    """Returns {language: a function that returns its layout of a table}."""
 
     def rust(table, folder):
         need("rustc", "rustc")
@@ -94,7 +94,7 @@ def test_Layout_InThisLanguage_IsCs(languages, language, table, in_c, tmp_path):
 
 @pytest.mark.parametrize("language", ["rust", "fortran"])
 def test_Layout_OneMemberOfAnotherType_IsSeen(languages, language, table, in_c, tmp_path):
-    """So the comparison above can fail. Go's functions would not even compile: cgo knows C's struct."""
+    """The comparison above can fail. Go is left out: cgo would refuse to compile the damaged struct."""
     struct = table.structs["sluice_comm_config_t"]
     wider = [Named("rank", Type("scalar", "int64_t")) if one.name == "rank" else one for one in struct.members]
     damaged = dataclasses.replace(table, structs={**table.structs, struct.name: Struct(struct.name, tuple(wider))})
@@ -111,7 +111,7 @@ def test_Go_IsFormattedAsGoDoes(run, need, tmp_path):
 
 
 def test_Layout_InCxx_IsCs(tmp_path):
-    """C++ asserts the record of the ABI too, after the header of owners."""
+    """Static assertions of the ABI's record also compile as C++, after the C++ header."""
     generate.write(tmp_path)
     record, script = os.path.join(ROOT, "capi/abi/abi.txt"), os.path.join(ROOT, "capi/test/layout/abi.awk")
     asserted = subprocess.run(["awk", "-f", script, record], check=True, capture_output=True, text=True).stdout

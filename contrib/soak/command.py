@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line of every soak: how long, of what seed; what it found, or what broke."""
+"""Parses the command line of every soak test (duration, seed, ranks), and prints its summary or its failure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ TELL_S = 60.0
 
 
 class Broken(AssertionError):
-    """What must hold does not."""
+    """Reports a violated property of a soak test."""
 
 
 def numbers_for(minutes: float, tell_s: float = TELL_S) -> Iterator[int]:
-    """1, 2, ... until so much time is over, and a line to stderr now and then."""
+    """Yields 1, 2, ... for so many minutes, and prints the progress to stderr every `tell_s` seconds."""
     began = told = time.monotonic()
     number = 0
     while (now := time.monotonic()) < began + 60 * minutes:
@@ -30,7 +30,7 @@ def numbers_for(minutes: float, tell_s: float = TELL_S) -> Iterator[int]:
 
 
 def main(description: str | None, run: Callable[..., Any], ranks: int | None = None) -> None:
-    """Prints what `run(minutes, [ranks,] seed)` found. ranks: how many unless told; None: the soak has its own."""
+    """Prints the result of `run(minutes, [ranks,] seed)`. ranks: the default of --ranks; None: there is no option."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=5)
     if ranks is not None:

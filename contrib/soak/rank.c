@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A rank that trains a layer, in turns: for each it gets streams to the other ranks and the step to begin with, makes
- * its communicators and its layer, reads its weights of that step, and goes on until it is told to end, or one of the
- * calls fails; then it gives everything back and waits for the next turn. soak.py tells it, kills it and stops it.
+/* Trains a layer as one rank, in turns that soak.py orders. In each turn the rank receives sockets to the other ranks
+ * and the first step, creates its communicators and its layer, loads its weights of that step, and trains until the
+ * last step, or until a call fails; then it releases everything and waits for the next turn.
  *
  *   rank CONTROL FOLDER RANK RANKS TIMEOUT_MS
  *
- * It says, one line each: `step TURN STEP LOSS` (the loss in hexadecimal: all of its bits), `made TURN`,
- * `end TURN STATUS PEER MS DESCRIPTORS THREADS MESSAGE`. MS: from the beginning of the call that failed to its end. */
+ * Prints lines: `made TURN`, `step TURN STEP LOSS` (the loss in hexadecimal, with all of its bits), and
+ * `end TURN STATUS PEER MS DESCRIPTORS THREADS MESSAGE`. MS: the duration of the last call, which may have failed. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,7 +43,7 @@ static sluice_status_t join(const order_t* order, const int* fds, sluice_error_i
   for (int r = 0; r < trainer.world_size; ++r) {
     if (r != trainer.rank) close(fds[r]);
   }
-  trainer.began_ms = ended_ms - trainer.began_ms; /* what the last call took */
+  trainer.began_ms = ended_ms - trainer.began_ms; /* the duration of the last call */
   return status;
 }
 
@@ -55,7 +55,7 @@ static int count_entries(const char* name) {
   return count;
 }
 
-/* 0: there is none to come. */
+/* Receives the next order and its sockets. Returns 0 if soak.py has closed the connection. */
 static int receive(int control, order_t* order, int* fds) {
   char room[CMSG_SPACE(MESH_MAX_RANKS * sizeof(int))];
   struct iovec part = {.iov_base = order, .iov_len = sizeof *order};

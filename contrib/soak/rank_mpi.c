@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A rank of a job under MPI that trains a layer, from its last weights on. soak_mpi.py starts the job, kills and stops
- * its ranks.
+/* Trains a layer as one rank of an MPI job, from its last weights. soak_mpi.py starts the job, and kills and stops its
+ * ranks.
  *
  *   mpirun -n RANKS rank_mpi FOLDER FIRST_STEP STEPS TIMEOUT_MS PLUGIN
  *
- * It writes its process's number to FOLDER/pid-RANK, and its lines (trainer.h) to FOLDER/said-RANK, after them
- * `end TURN STATUS PEER MS MESSAGE`. It exits with 1 where a call failed: mpirun then ends the others. */
+ * Writes its process ID to FOLDER/pid-RANK, and its lines (trainer.h) to FOLDER/said-RANK, and at the end
+ * `end TURN STATUS PEER MS MESSAGE`. Exits with 1 if a call fails; mpirun then ends the other ranks. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,7 +42,7 @@ int main(int argc, char** argv) {
   if (status != SLUICE_OK) sluice_error_last(&why);
   printf("end 0 %s %d %llu %s\n", sluice_status_name(status), status == SLUICE_OK ? -1 : why.peer,
          (unsigned long long)(trainer_now_ms() - trainer.began_ms), status == SLUICE_OK ? "" : why.message);
-  if (status != SLUICE_OK) exit(1); /* MPI_Finalize would wait for ranks that do not come */
+  if (status != SLUICE_OK) exit(1); /* MPI_Finalize would wait for ranks that never call it */
   sluice_comm_destroy(comm);
   MPI_Finalize();
   return 0;

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of a C program over TCP are killed and stopped at random instants, and go on.
+"""Kills and stops ranks of a C program over TCP at random instants, and checks that training continues.
 
     .venv/bin/python contrib/soak/soak.py [--minutes 5] [--ranks 3] [--seed N]
 
-Each turn the ranks make new communicators, begin with the last weights that all of them have, and train; then one is
-killed, or stopped for a while, or for longer than the deadline, or nothing happens. Survivors are never restarted: they
-give everything back and join the next turn. It ends with an error where a rank has no status in time, where one that
-was stopped for a moment was not waited for, where a loss differs in any bit from a run that nobody disturbed, or where
-descriptors, threads or memory of a survivor grow. The last line counts what was done.
+In each turn the ranks create new communicators, load the last weights that all of them have, and train; then one rank
+is killed, or stopped for a moment, or stopped beyond the deadline, or nothing happens. Survivors are never restarted:
+they release everything and join the next turn. The soak fails if a rank returns no status in time, if the ranks do not
+wait for a rank that was stopped for a moment, if a loss differs in any bit from an undisturbed run, or if a survivor's
+descriptors, threads or memory grow. The last line counts turns, events and statuses.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from command import Broken
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 DEADLINE_S = 6.0
-SLACK_S = 30.0  # on the busiest machine: beyond the deadlines of joining, of connecting and of one exchange
-SHORT_S = 1.0  # of a stop that must be waited for
+SLACK_S = 30.0  # on a busy machine, in addition to the deadlines of joining, connecting and one exchange
+SHORT_S = 1.0  # the longest stop that the other ranks must tolerate
 KEEP_EVERY = 10
 EVENTS = {"kill": 60, "short stop": 20, "long stop": 12, "none": 8}
-GROWTH_KB = 1024  # that a survivor's memory may differ by, over all of its turns
+GROWTH_KB = 1024  # the allowed growth of a survivor's memory over all turns
 
 
 class Rank:
-    """One process, the lines that it has said, and what it held after each of its turns."""
+    """Runs the process of a rank, and keeps its pending output and its resources after each turn."""
 
     def __init__(self, program: Path, folder: Path, rank: int, world: int) -> None:
         ours, theirs = socket.socketpair()
@@ -70,7 +70,7 @@ class Rank:
 
 
 class Soak:
-    """All ranks, turn after turn."""
+    """Runs all ranks, turn after turn."""
 
     def __init__(self, program: Path, folder: Path, world: int, seed: int) -> None:
         self.program, self.folder, self.world = program, folder, world
@@ -78,13 +78,13 @@ class Soak:
         self.ranks = [Rank(program, folder, rank, world) for rank in range(world)]
         self.turn = 0
         self.losses: dict[tuple[int, int], str] = {}
-        self.must_know = False  # whether each loss is one of an undisturbed run
+        self.must_know = False  # whether `losses` has all losses, of the undisturbed run
         self.done: Counter[str] = Counter()
         self.statuses: Counter[str] = Counter()
         self.longest_s = 0.0
 
     def first_step(self) -> int:
-        """The last one whose weights all ranks have; older ones go."""
+        """Returns the last step whose weights all ranks have saved, and removes older weights."""
         found: list[set[int]] = [set() for _ in range(self.world)]
         for path in self.folder.glob("weights-*-*"):
             match = re.fullmatch(r"weights-(\d+)-(\d+)", path.name)
@@ -105,14 +105,14 @@ class Soak:
                 one, other = socket.socketpair()
                 streams[low].append(one)
                 streams[high].append(other)
-        # By rank: those below come first, since they were made in that order.
+        # A rank's streams are in the order of its peers' ranks.
         for rank in self.ranks:
             rank.order(self.turn, first_step, steps, self.world, streams[rank.rank])
         for stream in (stream for some in streams for stream in some):
             stream.close()
 
     def listen(self, ranks: list[Rank], until: float, is_enough) -> None:
-        """Read what these ranks say until `is_enough(line)` for one of each, or that moment."""
+        """Reads output until each of these ranks has printed a line with `is_enough(line)`. Fails at time `until`."""
         left = {rank.rank: rank for rank in ranks}
         with selectors.DefaultSelector() as selector:
             for rank in ranks:
@@ -133,7 +133,7 @@ class Soak:
         return any([self._take(rank, line.decode()) and is_enough(line.decode()) for line in lines])
 
     def _take(self, rank: Rank, line: str) -> bool:
-        """Whether the line is of this turn."""
+        """Checks and records a line. Returns whether the line belongs to this turn."""
         word, turn, *rest = line.split(maxsplit=3)
         if int(turn) != self.turn:
             return False
@@ -155,7 +155,7 @@ class Soak:
         return True
 
     def undisturbed(self, steps: int) -> None:
-        """The losses that every later turn must have."""
+        """Runs one turn without events, and records the losses that all later turns must have."""
         self.begin(0, steps)
         self.listen(self.ranks, time.monotonic() + 300, _is_end)
         if self.statuses != {"OK": self.world}:
@@ -165,16 +165,16 @@ class Soak:
         self.must_know = True
 
     def disturbed(self, steps: int) -> None:
-        """One turn in which something happens."""
+        """Runs one turn with a random event."""
         what = self.random.choices(list(EVENTS), list(EVENTS.values()))[0]
         first = self.first_step()
-        if first >= steps:  # all of it has been trained: from the beginning
+        if first >= steps:  # all steps were trained: begin again
             for path in self.folder.glob("weights-*"):
                 path.unlink()
             first = 0
         victim = self.random.choice(self.ranks)
         self.begin(first, min(steps - first, self.random.randrange(20, 400)))
-        # Half of them while communicators are made, which takes milliseconds.
+        # Half of the events happen during the creation of communicators, which takes milliseconds.
         delay = self.random.uniform(0, 0.012) if self.random.random() < 0.5 else self.random.uniform(0, 0.4)
         time.sleep(delay)
         getattr(self, "_" + what.replace(" ", "_"))(victim)
@@ -202,13 +202,13 @@ class Soak:
     def _long_stop(self, victim: Rank) -> None:
         victim.process.send_signal(signal.SIGSTOP)
         others = [rank for rank in self.ranks if rank is not victim]
-        # Those have their own ends before it goes on.
+        # The others must end before the victim continues.
         self.listen(others, time.monotonic() + 3 * DEADLINE_S + SLACK_S, _is_end)
         victim.process.send_signal(signal.SIGCONT)
         self.listen([victim], time.monotonic() + 3 * DEADLINE_S + SLACK_S, _is_end)
 
     def check_growth(self, held: list[tuple[int, int, int]], rank: int) -> None:
-        """Of a rank's turns, but for the first few: what is loaded and kept once."""
+        """Checks a process's resources after its turns, without the first three, which allocate once."""
         rest = held[3:]
         if len(rest) < 4:
             return
@@ -232,7 +232,7 @@ def _is_end(line: str) -> bool:
 
 
 def build(folder: Path) -> Path:
-    """The rank's program, with the library as Bazel makes it or from SLUICE_EXAMPLES_LIB."""
+    """Builds the rank's program with a library from Bazel or SLUICE_EXAMPLES_LIB, and returns its path."""
     given = os.environ.get("SLUICE_EXAMPLES_LIB")
     if given is None:
         subprocess.run(["bazel", "build", "--noshow_progress", "//capi:libsluice.so.0"], cwd=ROOT, check=True)
@@ -244,7 +244,7 @@ def build(folder: Path) -> Path:
 
 
 def run(minutes: float, world: int, seed: int, steps: int = 300) -> str:
-    """Soak; what was done, in a line. Raises Broken."""
+    """Runs the soak, and returns its summary in one line. Raises Broken."""
     with tempfile.TemporaryDirectory(prefix="sluice_soak_") as name:
         folder = Path(name)
         program = build(folder)

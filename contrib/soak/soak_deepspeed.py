@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of a DeepSpeed job are killed and stopped at random instants, started again, and end with the same losses.
+"""Kills and stops ranks of a DeepSpeed job at random instants, restarts the job, and compares the losses.
 
     .venv/bin/python contrib/soak/soak_deepspeed.py [--minutes 5] [--seed N]
 
-A job trains on from its last checkpoint; one of its ranks is killed, or stopped for a moment, or for good, or nothing
-happens. It ends with an error where the other rank has no status within the deadline, where one that was stopped for a
-moment was not waited for, or where a loss differs in any bit from a run that nobody disturbed.
+A job resumes from its last checkpoint; one of its ranks is killed, or stopped for a moment, or stopped for good, or
+nothing happens. The soak fails if the other rank returns no status within the deadline, if it does not wait for a rank
+that was stopped for a moment, or if a loss differs in any bit from an undisturbed run.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ import rank_harness  # noqa: E402
 from command import Broken  # noqa: E402
 
 WORLD = 2
-WHOLE = "whole"  # cases_soak.py
+WHOLE = "whole"  # as in cases_soak.py
 STEPS = 120
-DEADLINE_S = 300.0  # of a rank's answer on the busiest machine; the section's own is 60 s, the host's 90 s
+DEADLINE_S = 300.0  # for a rank's answer on a busy machine; the config section has 60 s, the host 90 s
 SHORT_S = 1.0
 EVENTS = {"kill": 55, "short stop": 25, "long stop": 10, "none": 10}
 ENDS_THE_JOB = ("kill", "long stop")
 
 
 class Job:
-    """Runs of one job, each with a fate of its own."""
+    """Runs one job repeatedly, with a random event in each run."""
 
     def __init__(self, folder: str, seed: int) -> None:
         self.folder, self.random = Path(folder), random.Random(seed)
         self.done: Counter[str] = Counter()
         self.wanted: dict[tuple[int, str], str] = {}
         self.ranks: rank_harness.Ranks | None = None
-        self.train_s = 5.0  # from the begin of training to the last loss, about
+        self.train_s = 5.0  # about the time from the beginning of training to the last loss
         self.errors: Counter[str] = Counter()
 
     def undisturbed(self) -> None:
-        """The losses of all later runs."""
+        """Runs the job without events, and records the losses that all later runs must have."""
         with tempfile.TemporaryDirectory(prefix="sluice_soak_") as other:
             answers = self._train(other, Path(other) / "begun")
             began = max(path.stat().st_mtime for path in Path(other).glob("begun.*"))
@@ -71,14 +71,14 @@ class Job:
         victim = self.random.randrange(WORLD)
         begun = self.folder / f"begun{number}"
         after = self.random.uniform(0, self.train_s)
-        if self.ranks is None:  # the victim's number is needed before the call
+        if self.ranks is None:  # the victim's process ID is needed before the call
             self.ranks = rank_harness.Ranks(WORLD)
             self.ranks._start()
         pid = self.ranks.process_id(victim)
         is_over = threading.Event()
 
         def happen() -> None:
-            """From the moment on that training begins, which follows seconds of set-up."""
+            """Waits until training begins, after seconds of set-up, and then causes the event."""
             while not is_over.is_set() and len(list(self.folder.glob(f"{begun.name}.*"))) < WORLD:
                 time.sleep(0.005)
             is_over.wait(after if what != "none" else 0)
@@ -136,7 +136,7 @@ class Job:
 
 
 def run(minutes: float, seed: int) -> str:
-    """Soak; what was done, in a line. Raises Broken."""
+    """Runs the soak, and returns its summary in one line. Raises Broken."""
     with tempfile.TemporaryDirectory(prefix="sluice_soak_") as folder:
         job = Job(folder, seed)
         try:

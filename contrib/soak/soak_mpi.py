@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of a job under MPI are killed and stopped at random instants; the job ends, is started again, and goes on.
+"""Kills and stops ranks of an MPI job at random instants, restarts the job, and checks that training continues.
 
     .venv/bin/python contrib/soak/soak_mpi.py [--minutes 5] [--ranks 3] [--seed N]
 
-MPI ends a job with any of its ranks. So each run trains on from the last weights that all ranks have; then one rank is
-killed, or stopped for a while, or for longer than the deadline, or nothing happens. It ends with an error where the job
-has not ended by the deadline, where a process of it is left, where one that was stopped for a moment was not waited
-for, where the ranks that a stopped one kept waiting say anything but TIMED_OUT or PEER_LOST, or where a loss differs in
-any bit from a run that nobody disturbed. The last line counts what was done.
+MPI ends a job if one of its ranks dies. So each run resumes from the last weights that all ranks have; then one rank is
+killed, or stopped for a moment, or stopped beyond the deadline, or nothing happens. The soak fails if the job does not
+end by the deadline, if one of its processes is left, if the ranks do not wait for a rank that was stopped for a moment,
+if ranks that wait for a stopped rank return a status other than TIMED_OUT or PEER_LOST, or if a loss differs in any bit
+from an undisturbed run. The last line counts runs, events and statuses.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from command import Broken
 from soak import DEADLINE_S, SHORT_S, SLACK_S, build
 
 EVENTS = {"kill": 55, "short stop": 25, "long stop": 10, "none": 10}
-START_S = 60.0  # of mpirun and MPI_Init, on the busiest machine
+START_S = 60.0  # for mpirun and MPI_Init, on a busy machine
 STEPS = 300
 LOST = ("TIMED_OUT", "PEER_LOST")
 OPTIONS = ("--oversubscribe", "--allow-run-as-root", "--bind-to", "none")
@@ -43,7 +43,7 @@ class Job:
         for path in [*folder.glob("pid-*"), *folder.glob("said-*")]:
             path.unlink()
         self.log = (folder / "mpirun.log").open("w")
-        # Its sockets need a short path; its shared memory is named after its process.
+        # mpirun's sockets need a short path; its files of shared memory are named after its process.
         environment = {
             **os.environ,
             "TMPDIR": str(folder),
@@ -73,7 +73,7 @@ class Job:
             os.kill(self.pids[rank], number)
 
     def wait(self, seconds: float) -> float:
-        """Until it has ended; how long that took. Then none of its processes is there."""
+        """Waits until the job and all of its processes have ended; returns the seconds that the job took."""
         began = time.monotonic()
         try:
             self.process.wait(seconds)
@@ -96,7 +96,7 @@ class Job:
         return f"{ranks}; mpirun: {(self.folder / 'mpirun.log').read_text()[-600:]}"
 
     def end(self) -> None:
-        """Whatever is left of it."""
+        """Kills the processes that are left."""
         for pid in getattr(self, "pids", []):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -114,7 +114,7 @@ def _is_there(pid: int) -> bool:
 
 
 class Soak:
-    """Run after run."""
+    """Runs jobs one after the other, with a random event in each."""
 
     def __init__(self, program: Path, plugin: Path, folder: Path, world: int, seed: int) -> None:
         self.program, self.plugin, self.folder, self.world = program, plugin, folder, world
@@ -188,7 +188,7 @@ class Soak:
                 word, _, *rest = line.split(maxsplit=3)
                 if word == "step" and len(rest) == 2:
                     at, loss = (rank, int(rest[0])), rest[1]
-                    # Who is killed may have been in the middle of a line.
+                    # A rank may be killed in the middle of a line.
                     if self.losses.get(at, None if self.must_know else loss) != loss and not _is_torn(loss):
                         raise Broken(f"run {self.number}: loss of rank {rank} in step {at[1]} is {loss}")
                     self.losses.setdefault(at, loss)
@@ -204,7 +204,7 @@ def _is_torn(loss: str) -> bool:
 
 
 def run(minutes: float, world: int, seed: int) -> str:
-    """Soak; what was done, in a line. Raises Broken."""
+    """Runs the soak, and returns its summary in one line. Raises Broken."""
     with tempfile.TemporaryDirectory(prefix="sluice_soak_") as name:
         folder = Path(name)
         program = build(folder).with_name("rank_mpi")
@@ -223,7 +223,7 @@ def run(minutes: float, world: int, seed: int) -> str:
 
 
 def _plugin(folder: Path) -> Path:
-    """libsluice_mpi.so as Bazel makes it, or next to the library in SLUICE_EXAMPLES_LIB."""
+    """Returns the path of libsluice_mpi.so, built by Bazel or from the folder in SLUICE_EXAMPLES_LIB."""
     given = os.environ.get("SLUICE_EXAMPLES_LIB")
     if given is not None:
         return Path(given) / "libsluice_mpi.so"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Soaks of a few minutes; by hand for as long as one likes (soak.py, soak_mpi.py, soak_deepspeed.py)."""
+"""Runs soak tests for a few minutes. For longer ones, run soak.py, soak_mpi.py or soak_deepspeed.py directly."""
 
 import os
 import shutil

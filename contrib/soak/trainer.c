@@ -27,7 +27,7 @@ uint64_t trainer_now_ms(void) {
   return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-/* A number in [-1, 1) of what it is for. */
+/* Returns a pseudorandom number in [-1, 1) for the index i of a kind. */
 static float noise(uint32_t kind, uint32_t i) {
   uint32_t h = kind * 0x9e3779b9u + i * 0x85ebca6bu;
   h ^= h >> 16, h *= 0x7feb352du, h ^= h >> 15, h *= 0x846ca68bu, h ^= h >> 16;
@@ -134,8 +134,7 @@ static sluice_status_t train_step(sluice_moe_t* moe, int step, double* out_loss)
   return SLUICE_OK;
 }
 
-/* ---- training ------------------------------------------------------------------------------------------------------
- */
+/* ---- training ---------------------------------------------------------------------------------------------------- */
 
 sluice_status_t trainer_run(trainer_t* trainer, sluice_comm_t* comm, int turn, int first_step, int num_steps) {
   self = trainer;
@@ -144,7 +143,7 @@ sluice_status_t trainer_run(trainer_t* trainer, sluice_comm_t* comm, int turn, i
   sluice_context_config_t context_config;
   sluice_moe_config_t config;
   sluice_context_config_init(&context_config, sizeof context_config);
-  context_config.gemm = "ref"; /* the same bits, whatever else runs */
+  context_config.gemm = "ref"; /* gives the same bits in every run */
   sluice_status_t status = sluice_context_create(&context_config, comm, &context);
   sluice_moe_config_init(&config, sizeof config);
   config.model_width = M, config.hidden_width = H, config.num_experts = EXPERTS_OF_A_RANK * self->world_size,

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Prints what of the things that @mpi and @cuda look for is on this machine, a line each, with size and time: a text that
-# changes when one of them is installed, replaced or removed. Takes milliseconds and writes nothing.
+# Prints the files that @mpi and @cuda search for and that exist on this machine, one per line, with size and time. So
+# the text changes when one of them is installed, replaced or removed. Takes milliseconds and writes nothing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -15,7 +15,7 @@ look() { # PATH...
 for name in mpicc.openmpi mpicc nvcc; do
   ! path=$(type -P "$name") || look "$path"
 done
-# The wrapper is there before its headers are.
+# The wrapper may be installed without the headers.
 if mpicc=$(type -P mpicc.openmpi || type -P mpicc); then
   for folder in $("$mpicc" --showme:incdirs 2>/dev/null || true); do look "$folder/mpi.h"; done
 fi

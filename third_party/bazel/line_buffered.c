@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Linked into every sluice_cc_test: a test that hangs or is killed leaves the name of its last case in the log. */
+/* Makes stdout line-buffered in every sluice_cc_test, so that the log of a test that hangs names its last case. */
 #include <stdio.h>
 
 __attribute__((constructor)) static void line_buffer_stdout(void) { setvbuf(stdout, NULL, _IOLBF, 0); }

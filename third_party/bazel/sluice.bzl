@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build macros of Sluice: one place for the compiler's flags and the shape of a C test.
+"""Defines Sluice's build macros, with the compiler's flags and the form of C tests.
 
     load("//third_party/bazel:sluice.bzl", "sluice_cc_folder", "sluice_cc_library", "sluice_cc_tests")
 
-Includes are written from the workspace root: `#include "backend/base/status.h"`.
+Includes are relative to the workspace root: `#include "backend/base/status.h"`.
 """
 
-# Warnings are errors in our own code only. -Wconversion is left out: in index arithmetic it buries its rare
-# finds under casts; the checked arithmetic of backend/base covers sizes.
+# Warnings are errors in our own code only. -Wconversion is left out, because index arithmetic would need many casts;
+# the checked arithmetic of backend/base covers sizes.
 _WARNINGS = [
     "-Wall",
     "-Wextra",
@@ -27,8 +27,8 @@ _C_ONLY = [
     "-Wold-style-definition",
 ]
 
-# -D_GNU_SOURCE: -std=c11 hides POSIX. Hidden visibility: only SLUICE_API functions leave libsluice.
-# -ffp-contract=off: results must not depend on what the compiler fuses. No -march: kernels are chosen at run time.
+# -D_GNU_SOURCE: -std=c11 hides POSIX. Hidden visibility: libsluice exports only SLUICE_API functions.
+# -ffp-contract=off: results must not depend on fused operations. No -march: kernels are chosen at run time.
 SLUICE_COPTS = [
     "-D_GNU_SOURCE",
     "-fvisibility=hidden",
@@ -54,20 +54,20 @@ def _copts(srcs):
     return SLUICE_C_COPTS
 
 
-# A hang ends here; what a test takes alone is its size's (60 s, 300 s), a machine with others on it needs some times it.
+# The timeouts of tests that hang. They are longer than those of Bazel's sizes, because a busy machine is slower.
 _TIMEOUTS = {"small": "moderate", "medium": "long", "large": "eternal"}
 
 
 def _own(name, suffix):
-    """The file of this name in the package or in its folder test, as a list."""
+    """Returns the file of this name in the package or in its folder test, as a list."""
     return native.glob([name + suffix, "test/" + name + suffix])
 
 
 def sluice_cc_library(name, srcs = None, hdrs = None, copts = [], linkopts = [], visibility = None, **kwargs):
-    """A static C library with the house flags, seen by its own package unless it says otherwise.
+    """Defines a static C library with the common flags, by default visible in its own package only.
 
-    Without srcs and hdrs it is NAME.c and NAME.h, here or in the folder test; where there is no NAME.c, it groups its
-    deps. Headers without sources are fine.
+    Without srcs and hdrs it has NAME.c and NAME.h, here or in the folder test; without NAME.c it groups its deps. A
+    library may have only headers.
     """
     if srcs == None and hdrs == None:
         srcs = _own(name, ".c")
@@ -85,7 +85,7 @@ def sluice_cc_library(name, srcs = None, hdrs = None, copts = [], linkopts = [],
 
 
 def sluice_cc_folder(name, private = [], exclude = [], **kwargs):
-    """The library of all sources and headers of a folder; no other folder includes the headers in `private`."""
+    """Defines a library of all sources and headers of a folder; other folders cannot include headers in `private`."""
     sluice_cc_library(
         name = name,
         srcs = native.glob(["*.c"], exclude = exclude) + private,
@@ -95,10 +95,10 @@ def sluice_cc_folder(name, private = [], exclude = [], **kwargs):
 
 
 def sluice_cc_test(name, srcs = None, deps = [], copts = [], linkopts = [], size = "small", cmocka = True, **kwargs):
-    """A cmocka test with a deadline: small 300 s, medium 900 s, large an hour. `cmocka = False` is for plain programs.
+    """Defines a cmocka test with a timeout: small 300 s, medium 900 s, large 1 h. cmocka = False: a plain program.
 
-    Without srcs it is NAME.c, here or in the folder test; its cases are TESTs (test.h), which need no main. Results stay
-    text in the test's log: with cmocka's XML a failure, or the case that hung, would not show there.
+    Without srcs it has NAME.c, here or in the folder test; its cases are TESTs (test.h), which need no main. Results
+    are text in the test's log, because cmocka's XML would not show failures or the case that hung there.
     """
     srcs = _own(name, ".c") if srcs == None else srcs
     if not srcs:
@@ -118,17 +118,17 @@ def sluice_cc_test(name, srcs = None, deps = [], copts = [], linkopts = [], size
 
 
 def sluice_cc_tests(small = {}, medium = {}, large = {}, deps = []):
-    """The plain tests of a package by size, `{name: what it needs besides deps}`; see sluice_cc_test."""
+    """Defines the plain tests of a package by size, `{name: its additional deps}`; see sluice_cc_test."""
     for size, tests in {"small": small, "medium": medium, "large": large}.items():
         for name, own in tests.items():
             sluice_cc_test(name = name, size = size, deps = deps + own)
 
 
 def sluice_fuzz_target(name, srcs, deps = [], linkopts = []):
-    """One LLVMFuzzerTestOneInput as two programs, with the corpus in the folder corpus/NAME next to it.
+    """Defines two programs with the same LLVMFuzzerTestOneInput; the folder corpus/NAME next to it has the corpus.
 
-    NAME_fuzz is clang's libFuzzer and is built by --config=fuzz alone: see third_party/fuzz/run.py. NAME_corpus_test
-    gives it every file of the corpus, and all that such a file begins with, and is a test like others.
+    NAME_fuzz is linked with clang's libFuzzer, and is built with --config=fuzz only: see third_party/fuzz/run.py.
+    NAME_corpus_test is a normal test that runs it on every file of the corpus, and on prefixes of these files.
     """
     corpus = "corpus/" + name
     native.cc_binary(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Cases of a cmocka program: TEST(Subject_Condition_Outcome) { ... } is all that a case needs. test_main.c runs the
- * cases of a program in the order in which its files define them. Bazel's `--test_filter=PATTERN` (with `*` and `?`)
- * selects cases by name. */
+/* Defines cases of a cmocka program: a case is just TEST(Subject_Condition_Outcome) { ... }. test_main.c runs the cases
+ * of a program in the order in which its files define them. Bazel's `--test_filter=PATTERN` (with `*` and `?`) selects
+ * cases by name. */
 #ifndef SLUICE_THIRD_PARTY_BAZEL_TEST_H_
 #define SLUICE_THIRD_PARTY_BAZEL_TEST_H_
 
@@ -12,12 +12,12 @@
 
 #include <cmocka.h>
 
-/* Used by the macros alone. */
+/* For the macros only. */
 void test_add(const char* file, int line, struct CMUnitTest test);
 
 #define TEST(name) TEST_FIXTURE(name, NULL, NULL)
 
-/* A case with a set-up of its own, which may set the `*state` that the case reads. */
+/* Defines a case with its own set-up, which may set the `*state` that the case reads. */
 #define TEST_FIXTURE(name, set_up, tear_down)                                                    \
   static void name(void** state);                                                                \
   __attribute__((constructor)) static void add_##name(void) {                                    \
@@ -25,23 +25,23 @@ void test_add(const char* file, int line, struct CMUnitTest test);
   }                                                                                              \
   static void name(__attribute__((unused)) void** state)
 
-/* For programs with a main of their own: runs all cases, with a set-up for the program. */
+/* Runs all cases, with a set-up for the program; for programs with their own main. */
 int run_cases(CMFixtureFunction set_up, CMFixtureFunction tear_down);
 
-/* The same with a set-up for each case that has none. */
+/* Runs all cases, with this set-up for each case without its own. */
 int run_cases_each(CMFixtureFunction set_up, CMFixtureFunction tear_down);
 
-/* The same after the rows of an array, where several rows share a function. */
+/* Runs the rows of an array, several of which may share a function, and then all cases. */
 #define RUN_CASES_AFTER(rows) run_cases_after((rows), sizeof(rows) / sizeof((rows)[0]))
 int run_cases_after(const struct CMUnitTest* rows, size_t count);
 
-/* A struct of the C ABI with its defaults: DEFAULTS(sluice_comm_config, config). */
+/* Declares a struct of the C ABI with its defaults: DEFAULTS(sluice_comm_config, config). */
 #define DEFAULTS(type, name) \
   type##_t name;             \
   type##_init(&name, sizeof name)
 
-/* Skips a case with its reason, which third_party/test/counts.py looks for in third_party/test/skips.txt. Takes a
- * format and its values. */
+/* Skips a case. The arguments are a format and its values for the reason, which third_party/test/counts.py searches in
+ * third_party/test/skips.txt. */
 #define skip_because(...)       \
   do {                          \
     print_message("SKIPPED: "); \

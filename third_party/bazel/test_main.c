@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The main of test programs that have none of their own. The argument: a pattern of the cases that run, else all. */
+/* The main of test programs without their own. Runs the cases that match the argument, or all without an argument. */
 #include "third_party/bazel/test.h"
 
 int main(int argc, char** argv) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Runs a fuzz target on every file of the named folders, whole and cut after each of its first bytes. */
+/* Runs a fuzz target on every file of the named folders, whole and truncated after each of its first 600 bytes. */
 #include <dirent.h>
 #include <string.h>
 
@@ -25,7 +25,7 @@ static int replay(const char* path) {
   static uint8_t data[1 << 20];
   const size_t size = fread(data, 1, sizeof data, file);
   fclose(file);
-  fprintf(stderr, "%s\n", path); /* the last one, should it end here */
+  fprintf(stderr, "%s\n", path); /* names the file if the target crashes */
   for (size_t cut = 0; cut < size && cut < MOST_CUTS; ++cut) give(data, cut);
   give(data, size);
   return 1;
@@ -51,5 +51,5 @@ int main(int argc, char** argv) {
   printf("%d files, %llu inputs, %llu taken\n", num_files, (unsigned long long)num_inputs,
          (unsigned long long)fuzz_num_taken);
   if (fuzz_num_taken == 0) fprintf(stderr, "nothing of the corpus is taken: it has an older form; make it again\n");
-  return num_files > 0 && fuzz_num_taken > 0 ? 0 : 1; /* a corpus that is not found has not passed */
+  return num_files > 0 && fuzz_num_taken > 0 ? 0 : 1; /* a missing corpus is a failure */
 }

@@ -3,9 +3,9 @@
 
     .venv/bin/python third_party/fuzz/run.py [--seconds 60 | --hours 8 | --inputs 1000000] [--keep] [NAME ...]
 
-Each target begins with its corpus in the tree, and with what earlier runs found, in .test/fuzz/NAME. What breaks a
-target is left there as crash-*, leak-*, timeout-* or oom-*: make it a test, then mend it. --keep adds to the corpus
-in the tree what reaches code that the corpus does not reach yet. The last line says how many targets hold.
+Each target begins with its corpus in the tree and the inputs that earlier runs found, in .test/fuzz/NAME. An input that
+breaks a target is written there as crash-*, leak-*, timeout-* or oom-*: add a test of it, then fix the bug. --keep adds
+inputs to the corpus in the tree that reach new code. The last line has the number of targets that hold.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOUND = ROOT / ".test" / "fuzz"
-# The folder of files that targets write; on a disk, each input would take longer.
+# The folder for files that targets write; on a disk, each input would take longer.
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 MOST_BYTES = 4096  # of a generated input; a corpus may have longer ones
 BROKEN = ("crash-*", "leak-*", "timeout-*", "oom-*", "slow-unit-*")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks our prototypes of CUDA, cuBLAS and NCCL against the vendors' headers, and that their libraries have every
-symbol. Needs no GPU: the libraries open without one.
+symbol. Needs no GPU, as the libraries can be loaded without one.
 
-    check.py [--folder FOLDER]    where the wheels of requirements.txt are unpacked, or are to be (default .venv-vendor)
+    check.py [--folder FOLDER]    the folder of the unpacked wheels of requirements.txt (default: .venv-vendor)
 
 Ends with `vendor: N passed, N failed`.
 """

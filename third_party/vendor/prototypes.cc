@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares our declarations of foreign functions and constants with the vendors' headers, when it is compiled.
+// Compares our declarations of CUDA, cuBLAS and NCCL with the vendors' headers at compile time.
 //
-// Ours name handles void*, enums int and results int. So two types are the same when both are pointers, or both are
-// integers or enums of one size, or both are the same floating type, or both are structs of one size.
-// cublas_v2.h names half types in functions that we do not call; their own headers want a fourth package.
+// Our declarations use void* for handles, and int for enums and results. So two types are equal if both are pointers,
+// or both are integers or enums of one size, or both are the same floating type, or both are structs of one size.
+// cublas_v2.h uses half types in functions that we do not call; their headers would need a fourth package.
 #define __CUDA_FP16_H__
 #define __CUDA_BF16_H__
 #define __CUDA_FP8_H__
@@ -78,7 +78,7 @@ typedef struct {
 #undef SYMBOL
 } // namespace ours
 
-// cublas_api.h overloads this one for C++; the exported function is this.
+// cublas_api.h overloads cublasGemmEx for C++; this is the exported function.
 constexpr cublasStatus_t (*gemm_ex)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int, int, int, const void*,
                                     const void*, cudaDataType, int, const void*, cudaDataType, int, const void*, void*,
                                     cudaDataType, int, cublasComputeType_t, cublasGemmAlgo_t) = &::cublasGemmEx;
@@ -106,7 +106,7 @@ constexpr cublasStatus_t (*gemm_ex)(cublasHandle_t, cublasOperation_t, cublasOpe
 #include "backend/comm/nccl/nccl_register_symbols.inc"
 #undef SYMBOL
 
-// A planted difference is seen: one parameter more, another width, a value for a pointer.
+// The comparison finds planted differences: another number of parameters, another width, a value for a pointer.
 static_assert(!same_function(static_cast<int (*)(int, int)>(nullptr), &::cuDeviceGet), "count");
 static_assert(!same_function(static_cast<int (*)(size_t)>(nullptr), &::cuInit), "width");
 static_assert(!same_function(static_cast<int (*)(int, int)>(nullptr), static_cast<int (*)(int*, int)>(nullptr)),

@@ -74,7 +74,7 @@ def give_back() -> int:
 
 
 def stats(given: Any, reset_peak: bool = False) -> dict[str, Any]:
-    """Numbers of what Sluice runs, as {"layers": [...], "contexts": [...], "process": {...}}.
+    """Returns numbers of the layers that Sluice runs, as {"layers": [...], "contexts": [...], "process": {...}}.
 
     given      a layer (a swapped one, the host module around it, an experts module of transformers), a model, a
                DeepSpeed engine, or a list of any of these, each also inside of DDP, FSDP or torch.compile
@@ -84,9 +84,9 @@ def stats(given: Any, reset_peak: bool = False) -> dict[str, Any]:
                passes, nanoseconds) can be added up
     process    what all contexts of this process share
 
-    docs/tools.md has a table of the numbers and their units. With reset_peak the peaks start again at what is
-    allocated now. InvalidArgument, a ValueError, says why no layer of `given` runs on Sluice. InvalidState says that
-    the layer has not run yet.
+    docs/tools.md has a table of the numbers and their units. With reset_peak the peaks restart at the bytes that are
+    allocated now. InvalidArgument, a ValueError, says why no layer of `given` runs on Sluice. InvalidState: the layer
+    has not run yet.
     """
     from sluice import layer_lookup as resolve
     from sluice.errors import InvalidState

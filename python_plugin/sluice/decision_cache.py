@@ -40,12 +40,12 @@ class NotOurs(InvalidArgument):
 
 
 def place(named: str | bool, cache: str | None) -> str:
-    """The path of the file. True: the file in the cache folder."""
+    """Returns the path of the file. True: the file in the cache folder."""
     return named if isinstance(named, str) else os.path.join(decision_log.folder(cache), NAME)
 
 
 def machine_words(device: str, link: str, world_size: int, hosts: str, gemm: str, version: str) -> str:
-    """Describes everything that an answer depends on besides its layer. Calibrations have the same key, with sizes."""
+    """Describes all that an answer depends on in addition to its layer. Calibrations have the same key, with sizes."""
     threads = os.environ.get("OMP_NUM_THREADS", "all")
     return (
         f"version {version}; device {device}, {_processor()}, {_cores()}, {threads} threads; "
@@ -54,7 +54,7 @@ def machine_words(device: str, link: str, world_size: int, hosts: str, gemm: str
 
 
 def _cores() -> str:
-    """The cores on which this process may run. A CPU quota of a control group is ignored."""
+    """Returns the cores on which this process may run. A CPU quota of a control group is ignored."""
     return f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"
 
 
@@ -132,7 +132,7 @@ def machines(path: str) -> dict[str, Answers]:
 
 
 def line(answer: dict[str, Any]) -> str:
-    """One answer as a line for people."""
+    """Returns one answer as a line for people."""
     plan = (
         f", T_DI {answer['restore_input']}, T_M {answer.get('restore_pre_activation')}"
         if "restore_input" in answer
@@ -147,7 +147,7 @@ def line(answer: dict[str, Any]) -> str:
 
 
 def text_of(answers: Answers) -> str:
-    """The answers as text that the library reads."""
+    """Returns the answers as text that the library reads."""
     return json.dumps({"sluice_decisions": EXPORTED, "answers": answers}) + "\n"
 
 
@@ -198,7 +198,7 @@ def merge(path: str, machine: str, new: Answers) -> None:
 
 
 def latest(answers: Iterable[dict[str, Any]]) -> Answers:
-    """The answers in order, with only the last one for the same layers and size."""
+    """Returns the answers in order, with only the last one for the same layers and size."""
     found: dict[tuple[str, int, bool], dict[str, Any]] = {}
     for answer in answers:
         found.pop(_key(answer), None)  # so that the answer becomes the newest
@@ -207,7 +207,7 @@ def latest(answers: Iterable[dict[str, Any]]) -> Answers:
 
 
 def _key(answer: dict[str, Any]) -> tuple[str, int, bool]:
-    """(kind of layer, size in the tuner's steps of 2^(1/4) as in sluice_search_bucket, whether it has a plan)."""
+    """Returns (kind of layer, size in the tuner's steps of 2^(1/4) as in sluice_search_bucket, whether planned)."""
     size = math.floor(4 * math.log2(max(int(answer["rows"]), 1)) + 0.5)
     return answer["layer"], size, "restore_input" in answer
 

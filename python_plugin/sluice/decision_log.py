@@ -28,7 +28,7 @@ class Damaged(ValueError):
 
 
 def folder(named: str | None = None) -> str:
-    """The cache folder, in which the C library also stores calibrations."""
+    """Returns the cache folder, in which the C library also stores calibrations."""
     return cache_folder.place(named)
 
 
@@ -98,7 +98,7 @@ _SENT = {True: "deduplicated by rank", "node": "deduplicated by node"}
 
 
 def line(entry: dict[str, Any]) -> str:
-    """One entry as a line for people. Missing fields are left out."""
+    """Returns one entry as a line for people. Missing fields are left out."""
     shape = f"M {entry.get('model_width')}, H {entry.get('hidden_width')}, E {entry.get('num_experts')}"
     choice = f"n {entry.get('num_chunks')}"
     if entry.get("restore_input"):

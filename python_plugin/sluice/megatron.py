@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names for users of Megatron-Core (docs/megatron.md).
+"""Defines the names for users of Megatron-Core (docs/megatron.md).
 
 --spec sluice.megatron moe_block_spec        Megatron-LM's training scripts
 with_sluice(spec, chunks=4)                  core without Megatron-LM: wraps the layer spec of the model

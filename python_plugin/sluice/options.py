@@ -78,12 +78,12 @@ def option(
     default: Any = None,
     **more: Any,
 ) -> Any:
-    """A field of the section. See Row."""
+    """Returns a field of the section. See Row."""
     return field(default=default, metadata={"row": Row(read, may_come_from, why, values, unset, meaning, **more)})
 
 
 def internal(c: str | None = None, default: Any = None) -> Any:
-    """A field that only adapters set. It is no key of the section. c: see Row."""
+    """Returns a field that only adapters set. It is no key of the section. c: see Row."""
     return field(default=default, metadata={"c": c})
 
 
@@ -102,12 +102,12 @@ def by_name(cls: type) -> Any:
 
 
 def rows_of(cls: type) -> dict[str, Row]:
-    """The rows of one part of the table, by key."""
+    """Returns the rows of one part of the table, by key."""
     return {each.name: each.metadata["row"] for each in fields(cls) if "row" in each.metadata}
 
 
 def c_fields(cls: type) -> dict[str, tuple[str, Mapping[Any, int] | None]]:
-    """By field of this class: (field of the C config, numbers of its values)."""
+    """Returns {field of this class: (field of the C config, numbers of its values)}."""
     found = {}
     for each in fields(cls):
         row = each.metadata.get("row")
@@ -137,7 +137,7 @@ _POLICIES_OF_SEVERAL_STAGES = ("looped", "v")
 @by_name
 @dataclass(frozen=True)
 class TunerOptions:
-    """How n is decided, and by which times (docs/tuning.md)."""
+    """Sets how n is decided, and by which times (docs/tuning.md)."""
 
     mode: str = option(
         values.one_of(*TUNER_MODES), ANYONE, "how chunks are chosen", '`"adaptive"`, `"profile"`, `"model"`',
@@ -177,7 +177,7 @@ def _pipeline_policy(key: str, value: Any) -> str:
 @by_name
 @dataclass(frozen=True)
 class PipelineOptions:
-    """How the stages of a pipeline engine run (docs/deepspeed-pipeline.md)."""
+    """Sets how the stages of a pipeline engine run (docs/deepspeed-pipeline.md)."""
 
     policy: str = option(
         _pipeline_policy, ENGINE, _STAGES, ", ".join(f'`"{name}"`' for name in PIPELINE_POLICIES), "adaptive",
@@ -209,14 +209,14 @@ class PipelineOptions:
 
     @property
     def is_apart(self) -> bool:
-        """Whether weight gradients are ops of their own."""
+        """Returns whether weight gradients are separate ops."""
         return self.policy == "zero_bubble" if self.separate_wgrad is None else self.separate_wgrad
 
 
 @by_name
 @dataclass(frozen=True)
 class PlacementOptions:
-    """When experts change ranks (docs/placement.md)."""
+    """Sets when experts change ranks (docs/placement.md)."""
 
     interval: int = option(values.count, ENGINE, _MOVES, "a number", "20", "steps between two checks", default=20)
     target: float = option(
@@ -262,7 +262,7 @@ _PIPELINE = {
 
 
 def _pipeline(key: str, value: Any) -> PipelineOptions | None:
-    """None: the host keeps its schedules."""
+    """Reads the object. None: the host keeps its schedules."""
     if not isinstance(value, Mapping):
         raise ConfigError(f'"sluice": "{key}" must be an object such as {{"enabled": true}}, not {value!r}')
     given = values.parts(key, value, {name: row.read for name, row in _PIPELINE.items()})
@@ -285,7 +285,7 @@ def _pipeline(key: str, value: Any) -> PipelineOptions | None:
 
 
 def _placement(key: str, value: Any) -> PlacementOptions | None:
-    """None: experts stay where the host put them."""
+    """Reads the object. None: experts stay where the host put them."""
     rows = rows_of(PlacementOptions)
     if value in ("fixed", "adaptive"):
         return PlacementOptions() if value == "adaptive" else None
@@ -311,7 +311,7 @@ _RESTORE = {
 
 
 def _policy(key: str, value: Any) -> Policy | None:
-    """(restore of dispatched rows, restore of pre-activations); None leaves the choice to Sluice."""
+    """Returns (restore of dispatched rows, restore of pre-activations); None leaves the choice to Sluice."""
     if value == "adaptive":
         return None
     if isinstance(value, str):
@@ -339,7 +339,7 @@ ENABLED = Row(
 @by_name
 @dataclass(frozen=True)
 class LayerOptions:
-    """How the passes of a layer run. None: chosen by Sluice."""
+    """Sets how the passes of a layer run. None: chosen by Sluice."""
 
     chunks: int | None = option(
         values.chunks, ANYONE, _TIMES, '1 to 256, `"adaptive"`', "adaptive",
@@ -525,18 +525,18 @@ class Options(ContextOptions, LayerOptions):
     required: bool = internal(default=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for comparing ranks and for messages."""
+        """Returns plain values, for comparing ranks and for messages."""
         return asdict(self)
 
     def policy_name(self) -> str:
-        """The policy for people: "S4", or "offload + keep", by chunk "keep/offload + keep"; "adaptive" if not set."""
+        """Returns the policy: "S4", or "offload + keep", by chunk "keep/offload + keep"; "adaptive" if none is set."""
         if self.policy is None:
             return "adaptive"
         words = (one if isinstance(one, str) else "/".join(one) for one in self.policy)
         return restore.set_name(self.policy) or " + ".join(words)
 
     def plan_message(self) -> str:
-        """The chunks and restore policies, for banners: "chunks 4 | policy S4"."""
+        """Returns the chunks and restore policies, for banners: "chunks 4 | policy S4"."""
         words = [f"chunks {'adaptive' if self.chunks is None else self.chunks}"]
         if self.policy is not None:
             words.append(f"policy {self.policy_name()}")
@@ -548,7 +548,7 @@ class Options(ContextOptions, LayerOptions):
         return " | ".join(words + said)
 
     def full_message(self) -> str:
-        """`plan_message`, and every other key that is set: for `sluice doctor`."""
+        """Returns `plan_message` and every other key that is set, for `sluice doctor`."""
         others = [key for key, row in _KEYS.items() if row.banner is None and key not in _IN_PLAN and self._is_set(key)]
         words = (f"{_KEYS[key].shown or key} {_text(getattr(self, key))}".rstrip() for key in others)
         return " | ".join([self.plan_message(), *words])
@@ -558,7 +558,7 @@ class Options(ContextOptions, LayerOptions):
 
 
 def _text(value: Any) -> str:
-    """A value for people. Of an object, the keys that differ from their defaults."""
+    """Returns a value as text for people. For an object, the text has the keys that differ from their defaults."""
     if not dataclasses.is_dataclass(value):
         return str(value)
     given = {each.name: getattr(value, each.name) for each in fields(value)}

@@ -19,7 +19,7 @@ BY_CHUNK_NAME = "by chunk"
 class Policy(NamedTuple):
     """One row of the table.
 
-    input, pre_activation    whether the policy can be that of dispatched rows, and of pre-activations
+    input, pre_activation    whether the policy is possible for dispatched rows, and for pre-activations
     device_rows, host_rows   rows kept from forward to backward, per row of a chunk
     exchanges, gemms         exchanges and GEMMs of a chunk that backward repeats
     """

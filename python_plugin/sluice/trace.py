@@ -55,7 +55,7 @@ def closing(context: Any) -> None:
 
 
 def keeps_batches() -> bool:
-    """Whether pipelines should call `keep_batch`: only under `sluice trace`."""
+    """Returns whether pipelines should call `keep_batch`: only under `sluice trace`."""
     return bool(os.environ.get(FOLDER))
 
 
@@ -80,7 +80,7 @@ def keep_move(what: str, of: str, begin_ns: int, moved: int, left: int, hidden: 
 
 
 def recording() -> bool:
-    """Whether events are kept."""
+    """Returns whether events are kept."""
     return _capacity > 0
 
 
@@ -116,7 +116,7 @@ def stop(path: str | os.PathLike[str] | None = None, of: Any = None) -> list[dic
 
 
 def _sources(of: Any) -> set[tuple[int, int]]:
-    """(context, number) of each layer. Other models may use the same numbers, or share the context."""
+    """Returns (context, number) of each layer. Other models may use the same numbers, or share the context."""
     from sluice import layer_lookup  # not loaded with every `import torch`
 
     return {(id(context), layer.layer_id) for layer in layer_lookup.layers(of) for context in layer.contexts()}
@@ -145,13 +145,13 @@ def _taken(context: Any) -> dict[str, Any]:
 
 
 def _memory(context: Any) -> dict[str, int]:
-    """Peak bytes of passes, the most outstanding forwards at one time, and their planned number."""
+    """Returns peak bytes of passes, the most outstanding forwards at one time, and their planned number."""
     found = context.stats()
     return {name: found[name] for name in ("peak_bytes", "most_outstanding", "planned_outstanding")}
 
 
 def facts_of(layer: Any) -> dict[str, Any]:
-    """The record's description of a layer. Called by adapters while they record."""
+    """Returns the record's description of a layer. Called by adapters while they record."""
     return {
         "activation": None if layer.experts is not None else layer.config.activation,
         "gated": layer.config.gated,
@@ -168,7 +168,7 @@ def facts_of(layer: Any) -> dict[str, Any]:
 
 
 def _boot() -> str:
-    """The id of the kernel's boot. Processes with equal ids share CLOCK_MONOTONIC."""
+    """Returns the id of the kernel's boot. Processes with equal ids share CLOCK_MONOTONIC."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -191,12 +191,12 @@ def _write_record() -> None:
 
 
 def _alive() -> list[Any]:
-    """The contexts without those that were closed (a model was unswapped) or belong to the parent of a fork."""
+    """Returns the contexts without those that were closed (a model was unswapped) or belong to the parent of a fork."""
     return [context for context in list(_contexts) if getattr(context, "alive", True)]
 
 
 def chrome(events: list[dict[str, Any]], rank: int = 0) -> dict[str, Any]:
-    """The events in the JSON form that Perfetto and chrome://tracing open; one process per rank, one row per lane."""
+    """Returns events in the JSON form of Perfetto and chrome://tracing; one process per rank, one row per lane."""
     rows: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}},
         *(

@@ -21,7 +21,7 @@ SETTLED = 2  # steps in a row
 
 
 def options_of(model: Model) -> Options:
-    """The options of the run: those of a DeepSpeed config, overridden by flags."""
+    """Returns the options of the run: those of a DeepSpeed config, overridden by flags."""
     base = Options() if model.section is None else model.section
     return replace(base, **{name: value for name in HELD if (value := getattr(model, name)) is not None})
 

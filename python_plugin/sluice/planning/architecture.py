@@ -31,13 +31,13 @@ class Experts:
     biases: int = 0
 
     def matrices(self) -> tuple[tuple[int, int], ...]:
-        """[out, in] of one expert: gate, up, down."""
+        """Returns [out, in] of one expert: gate, up, down."""
         wide, deep = (self.hidden_width, self.model_width), (self.model_width, self.hidden_width)
         return wide, wide, deep
 
     @property
     def parameters(self) -> int:
-        """The number of elements of all experts."""
+        """Returns the number of elements of all experts."""
         return self.count * (sum(rows * cols for rows, cols in self.matrices()) + self.biases)
 
 
@@ -53,7 +53,7 @@ class Block:
 
     @property
     def multiplied(self) -> int:
-        """Elements of the matrices that multiply each token, without those of experts."""
+        """Counts elements of the matrices that multiply each token, without experts."""
         return sum(rows * cols for shapes in self.linears.values() for rows, cols in shapes)
 
 
@@ -73,7 +73,7 @@ class Decoder:
 
     @property
     def dense(self) -> int:
-        """Elements of all parameters except those of experts."""
+        """Counts elements of all parameters outside of the experts."""
         return self.ends + sum(block.dense for block in self.blocks)
 
     @property
@@ -158,7 +158,7 @@ def _attention(fields: _Fields, family: str, width: int, heads: int) -> tuple[_A
 
 
 def _latent(fields: _Fields, width: int, heads: int) -> tuple[_Attention, int, int]:
-    """DeepSeek's multi-head latent attention: keys and values are computed from a vector of kv_lora_rank elements."""
+    """Counts DeepSeek's multi-head latent attention, whose keys and values come from kv_lora_rank elements."""
     rank, rope = fields.get("kv_lora_rank"), fields.get("qk_rope_head_dim")
     plain, value = fields.get("qk_nope_head_dim"), fields.get("v_head_dim")
     queries = heads * (plain + rope)

@@ -114,7 +114,7 @@ def model_of(options: Any) -> Model:
 
 
 def machine_of(options: Any, model: Model, ranks: int | None) -> machines.Machine:
-    """The machine that --machine names, else that of the tuner in a DeepSpeed config."""
+    """Returns the machine that --machine names, else that of the tuner in a DeepSpeed config."""
     tuner = None if model.section is None else model.section.tuner
     name = options.machine
     if name is None and tuner is not None:
@@ -131,7 +131,7 @@ KEY_OF_BUDGET = '"sluice": "memory_budget"'
 
 
 def budget_of(text: str | None, option: str = "--budget") -> int | None:
-    """The option's value in bytes."""
+    """Returns the option's value in bytes."""
     if text is None:
         return None
     try:
@@ -141,5 +141,5 @@ def budget_of(text: str | None, option: str = "--budget") -> int | None:
 
 
 def wanted_of(model: Model) -> Choice:
-    """The parts of the choice that the model fixes."""
+    """Returns the parts of the choice that the model fixes."""
     return Choice(model.chunks or 0, *(model.policy or (None, None)), model.wgrad_mode)

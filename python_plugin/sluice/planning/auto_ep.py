@@ -15,13 +15,13 @@ _ATTRIBUTES = {"num_experts": "num_experts_attr", "top_k": "top_k_attr"}
 
 
 def section_of(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The section of a DeepSpeed config, if it is enabled."""
+    """Returns the section of a DeepSpeed config, if it is enabled."""
     section = data.get("expert_parallel")
     return section if isinstance(section, Mapping) and section.get("enabled") is True else None
 
 
 def names_of(configs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Names of the fields of the model's config that hold its sizes, as the sections in these configs give them."""
+    """Returns names of fields in the model's config that hold its sizes, as given by the sections of these configs."""
     found: dict[str, str] = {}
     for section in filter(None, map(section_of, configs)):
         for field, key in _ATTRIBUTES.items():
@@ -31,7 +31,7 @@ def names_of(configs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def fields_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The section's values for the layers, by field of `Model`."""
+    """Returns the section's values for the layers, by field of `Model`."""
     section = section_of(data)
     if section is None:
         return {}

@@ -57,12 +57,12 @@ class Prediction:
 
     @property
     def most_bytes(self) -> int:
-        """The largest number of bytes that a stage may take."""
+        """Returns the largest number of bytes that a stage may take."""
         return max(stage["planned_bytes"] for stage in self.stages)
 
 
 def policies() -> list[str]:
-    """The names of the policies of a pipeline."""
+    """Returns the names of the policies of a pipeline."""
     library, names = load(), []
     while True:
         name = library.lib.sluice_pipeline_policy_name(len(names))
@@ -119,7 +119,7 @@ def predict(batch: Batch) -> Prediction:
 
 
 def _seconds_callback(ffi: Any, seconds_of: Callable[..., float], raised: list[BaseException]) -> Any:
-    """The callback for the library. An exception is kept in `raised`; the library gets NaN, which it refuses."""
+    """Makes the callback for the library. An exception is kept in `raised`; the library gets NaN, which it refuses."""
 
     def asked(user: Any, op: Any, virtual_stage: int, micro_batch: int, begin_s: float, seconds: float) -> float:
         return float(seconds_of(ffi.string(op).decode(), virtual_stage, micro_batch, begin_s, seconds))
@@ -133,8 +133,8 @@ def _seconds_callback(ffi: Any, seconds_of: Callable[..., float], raised: list[B
 
 
 def candidates(batch: Batch) -> tuple[list[Prediction], dict[str, str]]:
-    """Predictions of every policy that supports the batch, the fastest first, and for each other policy the reason.
-    Both with and without separate weight gradients, if the batch leaves that open."""
+    """Returns predictions of every policy that supports the batch, the fastest first, and for each other policy the
+    reason. Both with and without separate weight gradients, if the batch leaves that open."""
     found, refused = [], {}
     for policy in policies():
         if policy == OPEN:
@@ -150,8 +150,8 @@ def candidates(batch: Batch) -> tuple[list[Prediction], dict[str, str]]:
 
 
 def checkpoint_interval(num_layers: int, num_stages: int) -> int:
-    """The number of layers between two checkpoints, if activations are recomputed: the factor of N / G_inter (layers of
-    a stage) that is nearest to the square root of N [AxoNN V-A], and the smaller one if two are equally near."""
+    """Returns the number of layers between two checkpoints, if activations are recomputed: the factor of N / G_inter
+    (layers of a stage) nearest to the square root of N [AxoNN V-A], and the smaller one if two are equally near."""
     own = max(1, -(-num_layers // num_stages))
     factors = [each for each in range(1, own + 1) if own % each == 0]
     return min(factors, key=lambda each: (abs(each - math.sqrt(num_layers)), each))

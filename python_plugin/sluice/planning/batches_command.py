@@ -65,7 +65,7 @@ def main(words: list[str]) -> int:
 
 
 def batch_of(options: Any) -> batches.Batch:
-    """The batch that the arguments describe."""
+    """Returns the batch that the arguments describe."""
     if options.stages < 1 or options.virtual < 1:
         raise BadInput(f"--stages is {options.stages} and --virtual {options.virtual}: give at least 1")
     count = options.stages * options.virtual
@@ -99,7 +99,7 @@ def _seconds(text: str) -> float:
 
 
 def _each(name: str, text: str | None, count: int, read: Callable[[str], Any]) -> list[Any]:
-    """One value for each virtual stage."""
+    """Returns one value for each virtual stage."""
     if text is None:
         return []
     values = [read(word) for word in text.split(",")]

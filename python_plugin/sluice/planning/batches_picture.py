@@ -16,7 +16,7 @@ SHOWN = 4  # policies
 
 
 def svg(batch: Batch, named: Sequence[tuple[str, Prediction]], title: str) -> str:
-    """The picture. named: predictions by the name of the policy, the fastest first."""
+    """Returns the picture. named: predictions by the name of the policy, the fastest first."""
     panels = [_panel(batch, name, each) for name, each in named[:SHOWN]]
     return timeline.svg(panels, title, note="F, B, dW: of a micro-batch; lines: messages")
 
@@ -38,7 +38,7 @@ def _panel(batch: Batch, name: str, each: Prediction) -> timeline.Panel:
 
 
 def _events(batch: Batch, each: Prediction) -> list[timeline.Event]:
-    """The ops of the batch that the simulator has chosen. The simulator calls `note` for the seconds of each op."""
+    """Returns the ops of the batch that the simulator has chosen. It calls `note` for the seconds of each op."""
     tried: list[dict[tuple[str, int, int], timeline.Event]] = [{}]
 
     def note(op: str, virtual_stage: int, micro_batch: int, begin: float, seconds: float) -> float:
@@ -69,8 +69,8 @@ def _stage_of(batch: Batch, policy: str, virtual_stage: int) -> int:
 
 
 def _bytes(batch: Batch, events: Sequence[timeline.Event], stage: int) -> list[tuple[float, float]]:
-    """(time, bytes from then on) of a stage: micro-batches between their forward and their backward, and tensors that
-    wait for weight gradients."""
+    """Returns (time, bytes from then on) of a stage: micro-batches between their forward and their backward, and
+    tensors that wait for weight gradients."""
     activation = batch.activation_bytes or [0] * (batch.num_stages * batch.num_virtual)
     held = batch.held_bytes or [0] * (batch.num_stages * batch.num_virtual)
     is_separate = any(event.op == "weight_grad" for event in events)

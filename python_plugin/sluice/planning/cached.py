@@ -40,13 +40,13 @@ class Entry:
     refusal: str = ""
 
     def words(self) -> str:
-        """The sizes of the calibration, for people."""
+        """Returns the sizes of the calibration, for people."""
         k = self.key
         return f"{k['ranks']} ranks over {k['link']}, {k['dtype']}, M {k['model_width']}, H {k['hidden_width']}"
 
 
 def entries(folder: str | None = None) -> Iterator[Entry]:
-    """All entries of a folder. None: the cache folder."""
+    """Yields all entries of a folder. None: the cache folder."""
     for path in sorted(glob.glob(os.path.join(glob.escape(folder or decision_log.folder()), "machine-*.json"))):
         yield _read(path)
 
@@ -71,9 +71,9 @@ def _read(path: str) -> Entry:
 def find(
     folder: str | None, ranks: int | None, dtype: str | None, model_width: int | None, hidden_width: int | None
 ) -> Entry:
-    """The calibration of this processor for such layers. Among equal ones the newest is returned.
+    """Returns the calibration of this processor for such layers, the newest among equal ones.
 
-    None: any value (of ranks: the most). The nearest width is returned, but only the given ranks and dtype.
+    None: any value (of ranks: the most). The width may be the nearest one; ranks and dtype must be as given.
     """
     place = folder or decision_log.folder()
     here = (decision_cache._processor(), decision_cache._cores())

@@ -16,12 +16,12 @@ Main = Callable[[list[str]], int]
 
 
 def wants(words: list[str], option: str) -> bool:
-    """Whether the words contain this option, which selects another command."""
+    """Returns whether the words contain this option, which selects another command."""
     return any(word == option or word.startswith(option + "=") for word in words)
 
 
 def parser(prog: str, doc: str | None, epilog: str) -> argparse.ArgumentParser:
-    """A parser described by the first line of a module's docstring. epilog: the examples."""
+    """Returns a parser described by the first line of a module's docstring. epilog: the examples."""
     raw = argparse.RawDescriptionHelpFormatter
     text = (doc or "").splitlines()[0]
     return argparse.ArgumentParser(prog=prog, description=text, epilog=epilog, formatter_class=raw)
@@ -51,7 +51,7 @@ def answer(as_json: bool, data: Callable[[], Any], lines: Callable[[], Iterable[
 
 
 def table(heads: Mapping[str, str], rows: Iterable[Iterable[Any]]) -> list[str]:
-    """Lines of a table, indented by two spaces. heads: {head: format of its column}. A row may end early."""
+    """Returns lines of a table, indented by two spaces. heads: {head: format of its column}. A row may end early."""
     formats = list(heads.values())
     return [
         "  " + " ".join(format(str(value), each) for value, each in zip(row, formats)).rstrip()
@@ -60,7 +60,7 @@ def table(heads: Mapping[str, str], rows: Iterable[Iterable[Any]]) -> list[str]:
 
 
 def ms(seconds: float, digits: int = 2) -> str:
-    """Milliseconds."""
+    """Formats seconds as milliseconds."""
     return f"{seconds * 1e3:.{digits}f}"
 
 

@@ -66,7 +66,7 @@ class Result:
 
 
 def kernel(prices: Prices, name: str, units: int, length: int, moved: int) -> Work:
-    """A kernel takes the longest of: a launch, its bytes, its instructions, and a warp's steps times its turns."""
+    """Prices a kernel as the longest of: a launch, its bytes, its instructions, and a warp's steps times its turns."""
     general, price, sms = prices.data["kernel"], prices.kernel(name), prices.data["sms"]
     steps = math.ceil(length / price["elements"])
     turns = math.ceil(units / (sms * price["warps_per_sm"]))
@@ -83,9 +83,9 @@ def kernel(prices: Prices, name: str, units: int, length: int, moved: int) -> Wo
 def gemms(
     prices: Prices, entry: str, bytes_ab: int, bytes_c: int, problems: Iterable[Sequence[int]], told: int = 0
 ) -> Work:
-    """A call of cuBLAS: the tiles of all its GEMMs, in waves of one tile per SM.
+    """Prices a call of cuBLAS: the tiles of all its GEMMs, in waves of one tile per SM.
 
-    told: the number of SMs that cuBLAS is told; 0: all. cuBLAS chooses the tiles that end first on that many SMs.
+    told: the number of SMs that cuBLAS may use; 0: all. cuBLAS chooses the tiles that end first on that many SMs.
     """
     price, all_sms = prices.data["gemm"], prices.data["sms"]
     sms = told or all_sms
@@ -282,11 +282,11 @@ class Clock:
         return moved
 
     def _has_passed(self, rank: Rank, ticket: int) -> bool:
-        """Whether the ticket was recorded. Tickets that this rank does not record were recorded before these calls."""
+        """Returns whether the ticket was recorded. Tickets that this rank does not record were recorded earlier."""
         return ticket in rank.done or ticket not in rank.tickets
 
     def _may_begin(self, index: int, work: Work) -> bool:
-        """An NCCL group starts when all its ranks have reached it and earlier groups of its communicator have ended."""
+        """Returns whether a work may start: an NCCL group waits for all its ranks and its communicator's last group."""
         if work.group is None:
             return True
         comm, number = work.group
@@ -300,11 +300,11 @@ class Clock:
         return [(stream, stream.queue[0]) for stream in rank.streams.values() if stream.running]
 
     def _rate(self, running: list[tuple[Stream, Work]]) -> float:
-        """Speed of each work, as concurrent works share the SMs. 1: as if it ran alone."""
+        """Returns the speed of each work, as concurrent works share the SMs. 1: as if it ran alone."""
         return 1 / max(1.0, sum(work.share for _, work in running))
 
     def _next(self) -> float | None:
-        """Seconds until the next event. None: there is none."""
+        """Returns the seconds until the next event. None: there is none."""
         times = []
         for rank in self.ranks:
             if rank.pending is not None and rank.blocked is None:

@@ -45,7 +45,7 @@ class Prices:
         return str(self.data["device"])
 
     def kernel(self, name: str) -> dict[str, Any]:
-        """The price of a kernel, by the longest prefix of its name that has a price."""
+        """Returns the price of a kernel, by the longest prefix of its name that has a price."""
         bare = name.removeprefix("sluice_")
         found = max((key for key in self.data["kernels"] if bare.startswith(key)), key=len, default=None)
         if found is None:
@@ -71,7 +71,7 @@ def load(name_or_path: str) -> Prices:
 
 
 def _unknown(name: str) -> str:
-    """The message for an unknown device. A machine's profile has no prices of a device's calls."""
+    """Returns the message for an unknown device. A machine's profile has no prices of a device's calls."""
     there = f"there are prices of {', '.join(names())}; or name a file of your own in their form"
     for profile in machines.names():
         words = json.loads((machines.FOLDER / f"{profile}.json").read_text()).get("devices", [])

@@ -39,7 +39,7 @@ class Shape:
     top_k: int
 
     def floor_seconds(self, prices: Prices) -> float:
-        """A lower bound: GEMMs and both weighted sums over rows, at the rates of good kernels, and nothing else."""
+        """Returns a lower bound: only the GEMMs and both weighted sums over rows, at the rates of good kernels."""
         rows = self.tokens * self.top_k
         flops = 3 * 2 * rows * self.model_width * 3 * self.hidden_width
         moved = 2 * (rows + self.tokens) * self.model_width * 2
@@ -104,7 +104,7 @@ class Step:
 
 
 def program_path() -> str:
-    """The path of the program that records. Raises BadInput if the program is missing."""
+    """Returns the path of the program that records. Raises BadInput if the program is missing."""
     named = os.environ.get(ENVIRONMENT)
     path = named or os.fspath(Path(__file__).resolve().parent.parent / "lib" / PROGRAM)
     if not os.path.isfile(path):
@@ -120,7 +120,7 @@ def shape_of(name: str) -> Shape:
 
 
 def record(shape: Shape, ranks: int, chunks: int, prices: Prices) -> list[Any]:
-    """The calls of all ranks in one step, in the form of backend/device/cuda/fake/fake_record.h."""
+    """Returns the calls of all ranks in one step, in the form of backend/device/cuda/fake/fake_record.h."""
     if not 1 <= ranks <= MOST_RANKS or shape.experts % ranks != 0:
         fits = ", ".join(str(n) for n in range(1, MOST_RANKS + 1) if shape.experts % n == 0)
         raise BadInput(f"--ranks {ranks}: {shape.experts} experts are held by one of {fits} ranks in a dry step")
@@ -141,7 +141,7 @@ def _moved(events: Sequence[Any], kernels: tuple[str, ...]) -> int:
 
 
 def busiest(events: Sequence[Any]) -> int:
-    """The first of the ranks that launch most."""
+    """Returns the first of the ranks that launch most."""
     launches: dict[int, int] = {}
     for event in events:
         launches[event[1]] = launches.get(event[1], 0) + (event[0] == "launch")

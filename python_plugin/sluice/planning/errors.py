@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exception of the planning tools."""
+"""Defines the exception of the planning tools."""
 
 from sluice.errors import InvalidArgument
 

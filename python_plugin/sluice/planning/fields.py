@@ -13,12 +13,12 @@ Read = Callable[[str, Any], Any]
 
 
 def refused(where: str, wanted: str, value: Any) -> BadInput:
-    """The error for a wrong value. wanted: a phrase for the values that are allowed."""
+    """Returns the error for a wrong value. wanted: a phrase for the values that are allowed."""
     return BadInput(f"{where} is {value!r}; it must be {wanted}")
 
 
 def is_whole(value: Any, least: int = 0) -> bool:
-    """Whether the value is a whole number of at least `least`. True and false are not."""
+    """Returns whether the value is a whole number of at least `least`. True and false are not."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
@@ -30,7 +30,7 @@ def count(where: str, value: Any) -> int:
 
 
 def whole(least: int) -> Read:
-    """A reader of whole numbers of at least `least` that fit 32 bits."""
+    """Returns a reader of whole numbers of at least `least` that fit 32 bits."""
 
     def read(where: str, value: Any) -> int:
         if not is_whole(value, least) or value >= 1 << 31:
@@ -72,7 +72,7 @@ def text(where: str, value: Any) -> str:
 
 
 def one_of(known: tuple[str, ...]) -> Read:
-    """A reader of one of these words."""
+    """Returns a reader of one of these words."""
 
     def read(where: str, value: Any) -> str:
         if value not in known:
@@ -83,7 +83,7 @@ def one_of(known: tuple[str, ...]) -> Read:
 
 
 def list_of(read: Read) -> Read:
-    """A reader of a list; returns a tuple of what `read` returns."""
+    """Returns a reader of a list; returns a tuple of what `read` returns."""
 
     def read_all(where: str, value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list):
@@ -94,7 +94,7 @@ def list_of(read: Read) -> Read:
 
 
 def each_or_list(read: Read) -> Read:
-    """A reader of a list, or of one value for all entries."""
+    """Returns a reader of a list, or of one value for all entries."""
 
     def read_any(where: str, value: Any) -> Any:
         return list_of(read)(where, value) if isinstance(value, list) else read(where, value)

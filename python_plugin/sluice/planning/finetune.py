@@ -73,7 +73,7 @@ class Preview:
 
 
 def targets_of(words: str, decoder: Decoder) -> tuple[str, ...]:
-    """The layers that --targets names, "attention" and "experts" included. BadInput names what the model lacks."""
+    """Returns the layers that --targets names, also by "attention" and "experts". BadInput names missing layers."""
     linears = dict.fromkeys(name for block in decoder.blocks for name in block.linears)
     groups = {
         **GROUPS,
@@ -95,13 +95,13 @@ def targets_of(words: str, decoder: Decoder) -> tuple[str, ...]:
 
 
 def expert_bytes(experts: Experts, weight_format: str, dtype: str, ranks: int) -> int:
-    """Bytes of one layer's experts on a rank: codes and scales as counted by the library, biases in the dense dtype."""
+    """Counts bytes of a layer's experts on a rank: codes and scales as the library does, biases in the dense dtype."""
     matrices = sum(sum(weight_bytes(weight_format, dtype, *shape)) for shape in experts.matrices())
     return experts.count // ranks * (matrices + experts.biases * (4 if dtype == "f32" else 2))
 
 
 def adapter_elements(block: Block, targets: tuple[str, ...], rank: int, ranks: int = 1) -> int:
-    """Elements of A and B of one decoder layer on one of the ranks: of linear layers, and of the rank's own experts."""
+    """Counts elements of A and B of a decoder layer on a rank: of linear layers, and of the rank's own experts."""
     count = sum(rank * (a + b) for name in targets for a, b in block.linears.get(name, ()))
     if block.experts is not None:
         M, H, E = block.experts.model_width, block.experts.hidden_width, block.experts.count
@@ -110,9 +110,9 @@ def adapter_elements(block: Block, targets: tuple[str, ...], rank: int, ranks: i
 
 
 def _activations(recipe: Recipe) -> int:
-    """Bytes of activations outside of the experts: inputs and outputs of both norms, queries, keys and values before
-    and after their rotation, the output of attention, and the MLP that every token passes. With checkpoints: those of
-    one layer, and the input of each."""
+    """Returns the bytes of activations outside of the experts: inputs and outputs of both norms, queries, keys and
+    values before and after their rotation, the output of attention, and the MLP that every token passes. With
+    checkpoints: those of one layer, and the input of each."""
     decoder, width = recipe.decoder, recipe.decoder.model_width
     held = []
     for block in decoder.blocks:
@@ -123,12 +123,12 @@ def _activations(recipe: Recipe) -> int:
 
 
 def _logits(recipe: Recipe) -> int:
-    """Bytes of logits: in the model's dtype, and twice in f32, for the loss and for its gradient."""
+    """Returns the bytes of logits: in the model's dtype, and twice in f32, for the loss and for its gradient."""
     return recipe.tokens * recipe.decoder.vocabulary * (recipe.element + 8)
 
 
 def _weights(recipe: Recipe) -> dict[str, int]:
-    """Bytes of the parts that do not depend on a plan."""
+    """Returns the bytes of the parts that do not depend on a plan."""
     decoder, ranks = recipe.decoder, recipe.ranks
     dense, trained = decoder.dense * recipe.element, _trained(recipe, ranks)
     shard = -(-dense // ranks)
@@ -147,7 +147,7 @@ def _weights(recipe: Recipe) -> dict[str, int]:
 
 
 def _trained(recipe: Recipe, ranks: int = 1) -> int:
-    """Number of trained elements of the whole model, or on one of the ranks."""
+    """Returns the number of trained elements of the whole model, or on one of the ranks."""
     return sum(adapter_elements(block, recipe.targets, recipe.lora_rank, ranks) for block in recipe.decoder.blocks)
 
 
@@ -155,7 +155,7 @@ def _trained(recipe: Recipe, ranks: int = 1) -> int:
 
 
 def workload_of(recipe: Recipe, budget: int) -> Workload:
-    """The workload of each MoE layer. Without checkpoints every layer has a forward outstanding."""
+    """Returns the workload of each MoE layer. Without checkpoints every layer has a forward outstanding."""
     experts = recipe.decoder.moe_blocks[0].experts
     assert experts is not None
     return Workload(
@@ -178,7 +178,7 @@ def workload_of(recipe: Recipe, budget: int) -> Workload:
 
 
 def _plan(planner: Planner, recipe: Recipe, room: int) -> tuple[Workload, Choice, bool]:
-    """The fastest plan that fits the rest of the memory, else the plan that takes the fewest bytes, and False."""
+    """Returns the fastest plan that fits the rest of the memory, else the plan of fewest bytes, and whether it fits."""
     decision = planner.choose(workload_of(recipe, max(1, room)))
     if decision.chosen is not None:
         return workload_of(recipe, max(1, room)), decision.chosen, True
@@ -187,7 +187,7 @@ def _plan(planner: Planner, recipe: Recipe, room: int) -> tuple[Workload, Choice
 
 
 def _linear_seconds(planner: Planner, recipe: Recipe) -> float:
-    """Seconds of forward and backward outside of the experts. Adapters have gradients, frozen weights do not."""
+    """Predicts forward and backward outside of the experts. Adapters have gradients, frozen weights do not."""
     decoder, gemm = recipe.decoder, planner.machine.data["gemm"].get(recipe.decoder.dtype)
     if gemm is None:
         raise BadInput(f"machine {planner.machine.name} has no GEMMs of {decoder.dtype}: give another --dtype")
@@ -215,8 +215,8 @@ def _linear_seconds(planner: Planner, recipe: Recipe) -> float:
 
 
 def _wire_seconds(planner: Planner, recipe: Recipe) -> dict[str, float]:
-    """Seconds of communication: the all-reduce of gradients of linear layers' adapters, and all-gathers of dense
-    weights for the forward and the backward. Gradients of an expert's adapters stay on the expert's rank."""
+    """Returns the seconds of communication: the all-reduce of gradients of linear layers' adapters, and all-gathers of
+    dense weights for the forward and the backward. Gradients of an expert's adapters stay on the expert's rank."""
     if recipe.ranks == 1:
         return {}
     data = planner.machine.data
@@ -260,7 +260,7 @@ def preview(planner: Planner, recipe: Recipe, advises: bool = True) -> Preview:
 
 
 def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
-    """Changes of the recipe, the cheapest first."""
+    """Yields changes of the recipe, the cheapest first."""
     experts = recipe.decoder.moe_blocks[0].experts
     assert experts is not None
     if not recipe.checkpoints:
@@ -282,7 +282,7 @@ def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
 
 
 def _advice(planner: Planner, made: Preview) -> Iterator[str]:
-    """Lines about each change by itself, then about changes that fit together, then the memory that needs no change."""
+    """Yields lines about each change by itself, about changes that fit together, and the memory without any change."""
     for words, changed in _changes(made.recipe):
         try:
             alone = preview(planner, changed, advises=False)

@@ -14,14 +14,14 @@ COPIES = {"copy_out": "out", "copy_in": "in"}  # the lanes of copies, and their 
 
 
 def sizes(machine: Mapping[str, Any]) -> list[float]:
-    """The sizes of copies in bytes with which shares were measured, ascending. Empty for older files."""
+    """Returns the sizes of copies in bytes with which shares were measured, ascending. Empty for older files."""
     return sorted({float(one["bytes"]) for one in machine.get("copy_share", [])})
 
 
 def alphas(
     machine: Mapping[str, Any], copies: str = "copy_out", size: float | None = None
 ) -> dict[tuple[str, str], float]:
-    """The factors by (y, x) in the papers' names; x is another stream or "all". 1: x does not slow y, or not known.
+    """Returns the factors by (y, x) in the papers' names; x is a stream or "all". 1: x does not slow y, or not known.
 
     For exchanges and computation, a calibration measures contention by size instead (docs/tuning.md). copies: the lane
     of copies; size: one of sizes(), by default the largest.
@@ -41,12 +41,12 @@ def alphas(
 
 
 def is_feasible(found: Mapping[tuple[str, str], float]) -> bool:
-    """Whether communication and computation should overlap, by the papers' rule."""
+    """Returns whether communication and computation should overlap, by the papers' rule."""
     return min(found["comm", "comp"], found["comp", "comm"]) > FEASIBLE
 
 
 def lines(found: Mapping[tuple[str, str], float]) -> list[str]:
-    """Lines for people: one for each stream, then the rule."""
+    """Returns lines for people: one for each stream, then the rule."""
     text = []
     for y in STREAMS:
         words = ", ".join(f"{value:.2f} during {x}" for (one, x), value in found.items() if one == y)
@@ -56,7 +56,7 @@ def lines(found: Mapping[tuple[str, str], float]) -> list[str]:
 
 
 def lines_by_copy(machine: Mapping[str, Any]) -> list[str]:
-    """A line for each size and direction of copies."""
+    """Returns a line for each size and direction of copies."""
     text = []
     for size in sizes(machine):
         for lane, where in COPIES.items():

@@ -79,20 +79,20 @@ class Priced(NamedTuple):
 
 
 def price(costs: Costs, pipe: Pipe, way: Way) -> Priced:
-    """The price of this way."""
+    """Returns the price of this way."""
     kinds = [int(layer in way.rerun) for layer in range(way.parts[-1])]
     costs = costs._replace(may_rerun=[any(pair) for pair in zip(costs.may_rerun, kinds)])
     return _priced(stages.price(_problem(costs, pipe), _stages_of(way.parts), kinds))
 
 
 def best_kinds(costs: Costs, pipe: Pipe, parts: Sequence[int], less: Sequence[int] = ()) -> Priced | None:
-    """The fastest choice for this partition. less: bytes of each stage that are in use otherwise. None: none fits."""
+    """Returns the fastest choice for this partition. None: none fits. less: bytes of each stage that others use."""
     found = _priced(stages.price(_problem(costs, pipe, less), _stages_of(parts)))
     return found if found.fits else None
 
 
 def best_way(costs: Costs, pipe: Pipe, less: Sequence[int] = ()) -> Priced | None:
-    """The fastest plan of the chain. None: nothing fits. less: bytes of each stage that are in use otherwise."""
+    """Returns the fastest plan of the chain. None: nothing fits. less: bytes of each stage that others use."""
     found = _priced(stages.plan(_problem(costs, pipe, less)))
     return found if found.fits else None
 
@@ -148,7 +148,7 @@ class KindDecider:
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """The partition in force."""
+        """Returns the partition in force."""
         return self.way.parts
 
     def set_rates(self, rates: MoveRates) -> None:
@@ -213,7 +213,7 @@ class KindDecider:
         return LayerLook(verdict, now.slowest, then.slowest, parts, moved, tuple(sorted(rerun)))
 
     def _change(self, costs: Costs, way: Way, trained: Trained | None, moves_live: bool) -> Price:
-        """The price of the cheaper kind of move to these parts, with the recomputation during the move."""
+        """Returns the price of the cheaper kind of move to these parts, with the recomputation during the move."""
         seconds = [costs.seconds[n] + (costs.again[n] if n in way.rerun else 0.0) for n in range(way.parts[-1])]
         enough = trains_enough(trained)
 
@@ -228,7 +228,7 @@ class KindDecider:
     def _bytes_of_both(
         self, costs: Costs, way: Way, stage: int, before: tuple[int, int], after: tuple[int, int]
     ) -> int:
-        """Bytes of a stage in a batch that changes its layers from `before` to `after`: a micro-batch may run all."""
+        """Returns bytes of a stage in a batch that moves its layers from `before` to `after`, as if all layers ran."""
         layers = range(min(before[0], after[0]), max(before[1], after[1]))
         held = sum(costs.rerun[n] if n in way.rerun else costs.kept[n] for n in layers)
         working = max([0, *(costs.kept[n] - costs.rerun[n] for n in layers if n in way.rerun)])
@@ -254,8 +254,8 @@ class KindDecider:
     # ---- where layers should go ----
 
     def _target(self, costs: Costs, trained: Trained | None) -> tuple[Priced, Priced] | None:
-        """The best plan that can be reached and in which each stage trains something, and the same plan with the
-        recomputation while its layers arrive. None: there is no such plan, or its partition is in force."""
+        """Returns the best plan that can be reached and in which each stage trains something, and the same plan with
+        the recomputation while its layers arrive. None: there is no such plan, or its partition is in force."""
         less = [0] * len(self._pipe.in_flight)
         if self._is_pinned:
             return None
@@ -275,7 +275,7 @@ class KindDecider:
         return None
 
     def _arrives(self, costs: Costs, parts: Sequence[int], stage: int) -> int:
-        """Bytes of a stage's new layers, which exist on both stages until they have arrived."""
+        """Returns the bytes of a stage's new layers, which exist on both stages until they have arrived."""
         stays = range(self.parts[stage], self.parts[stage + 1])
         return sum(costs.resident[n] for n in range(parts[stage], parts[stage + 1]) if n not in stays)
 

@@ -49,12 +49,12 @@ class Trained(NamedTuple):
     stays: frozenset[int] = frozenset()
 
     def missing(self, begin: int, end: int, now: Sequence[int]) -> list[int]:
-        """Groups that a stage with layers [begin, end) would lack. now: the range of layers that the stage has."""
+        """Returns the groups that a stage with layers [begin, end) would lack. now: the range of the stage's layers."""
         there, was, every = (frozenset().union(*self.groups[a:b]) for a, b in ((begin, end), now, (0, None)))
         return sorted((every if self.needs_all else frozenset() if there else was) - there)
 
     def allows(self, begin: int, end: int, now: Sequence[int]) -> bool:
-        """Whether a stage may have these layers: it trains something, and no layer of `stays` enters or leaves it."""
+        """Returns whether a stage may have these layers: it trains something, and layers of `stays` do not move."""
         was, there = ({layer for layer in self.stays if a <= layer < b} for a, b in (now, (begin, end)))
         return was == there and not self.missing(begin, end, now)
 
@@ -74,7 +74,7 @@ class LayerLook(NamedTuple):
 
 
 def slowest_stage(seconds: Sequence[float], parts: Sequence[int]) -> float:
-    """Seconds of a micro-batch in the slowest stage."""
+    """Returns the seconds of a micro-batch in the slowest stage."""
     sums = [0.0, *accumulate(seconds)]
     return max(sums[end] - sums[begin] for begin, end in zip(parts, parts[1:]))
 
@@ -85,9 +85,9 @@ def best_parts(
     sizes: Sequence[int],
     trained: Trained | None = None,
 ) -> tuple[int, ...]:
-    """The partition that moves the fewest bytes from `parts` among those whose slowest stage is within NEAR of the
-    fastest possible. Every stage has a layer, and `trained` allows its layers. sizes: bytes that move with each layer.
-    Empty: there is none. Pure."""
+    """Returns the partition that moves the fewest bytes from `parts` among those whose slowest stage is within NEAR of
+    the fastest possible. Every stage has a layer, and `trained` allows its layers. sizes: bytes that move with each
+    layer. Empty: there is none. Pure."""
     sums = [0.0, *accumulate(seconds)]
     if trained is None:
         return _fewest_moved(sums, parts, sizes, _least_slowest(sums, len(parts) - 1) * NEAR)
@@ -118,8 +118,8 @@ def _least_slowest(sums: Sequence[float], stages: int) -> float:
 
 
 def _least_last(sums: Sequence[float], before: Sequence[float], stage: int, end: int) -> float:
-    """The least time of the slowest stage for layers up to `end`, over the first layer of the last stage. The last
-    stage is slower the more layers it has, so the search stops early."""
+    """Returns the least time of the slowest stage for layers up to `end`, over the first layer of the last stage. The
+    last stage is slower the more layers it has, so the search stops early."""
     best = float("inf")
     for begin in range(end - 1, stage - 2, -1):
         took = sums[end] - sums[begin]
@@ -174,7 +174,7 @@ class Price(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The price of the cheaper kind."""
+        """Returns the price of the cheaper kind."""
         return self.live_s if self.steps else self.drained_s
 
 
@@ -190,9 +190,9 @@ class MoveRates(NamedTuple):
 def towards(
     parts: Sequence[int], target: Sequence[int], seconds: Sequence[float], allows: Allows | None = None
 ) -> tuple[int, ...]:
-    """The partition nearest to `target` that one batch can reach from `parts`: runs of layers move to the neighbouring
-    stage, and every stage keeps one of its layers, as `sluice_layer_move_*` requires. Its slowest stage is no slower
-    than that of `parts`. Empty: there is none, so a drain is required. Pure."""
+    """Returns the partition nearest to `target` that one batch can reach from `parts`: runs of layers move to the
+    neighbouring stage, and every stage keeps one of its layers, as `sluice_layer_move_*` requires. Its slowest stage is
+    no slower than that of `parts`. Empty: there is none, so a drain is required. Pure."""
     sums, stages = [0.0, *accumulate(seconds)], len(parts) - 1
     limit = slowest_stage(seconds, parts) * (1 + 1e-9)  # sums of the same layers differ by rounding
     # By first layer of a stage: distance of bounds from the target, the slowest stage so far, where stages begin.
@@ -212,7 +212,7 @@ def towards(
 
 
 def _reached(parts: Sequence[int], target: Sequence[int], cut: int) -> range:
-    """The positions that a bound can reach in one batch while both neighbouring stages keep a layer."""
+    """Returns the positions that a bound can reach in one batch while both neighbouring stages keep a layer."""
     now = parts[cut]
     if cut == len(parts) - 1:
         return range(now, now + 1)
@@ -223,7 +223,7 @@ def _reached(parts: Sequence[int], target: Sequence[int], cut: int) -> range:
 def steps_to(
     parts: Sequence[int], target: Sequence[int], seconds: Sequence[float], allows: Allows | None = None
 ) -> tuple[tuple[int, ...], ...]:
-    """The partitions of successive batches that end in `target`, by `towards`. Empty: a drain is required. Pure."""
+    """Returns the partitions of successive batches up to `target`, by `towards`. Empty: a drain is required. Pure."""
     steps: list[tuple[int, ...]] = []
     now = tuple(parts)
     while now != tuple(target):
@@ -265,8 +265,8 @@ def priced(
 
 
 def _bytes_at_bounds(old: Sequence[int], new: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """By bound of a step: the bytes sent until its layers have arrived. Runs that the same stage sends, or receives,
-    share its link until all have arrived."""
+    """Returns, by bound of a step, the bytes sent until its layers have arrived. Runs that the same stage sends, or
+    receives, share its link until all have arrived."""
     moved = [sum(sizes[min(a, b) : max(a, b)]) for a, b in zip(old, new)]
     goes_up = [b > a for a, b in zip(old, new)]
     found = list(moved)
@@ -345,14 +345,14 @@ class LayerDecider:
 
 
 def trains_enough(trained: Trained | None) -> Allows | None:
-    """An `Allows` by which every stage of a step has the trained parameters that it needs."""
+    """Returns an `Allows` by which every stage of a step has the trained parameters that it needs."""
     if trained is None:
         return None
     return lambda stage, before, after: trained.allows(*after, before)
 
 
 def busiest_bytes_of(old: Sequence[int], new: Sequence[int], sizes: Sequence[int]) -> int:
-    """The most bytes of moved layers that a stage sends or receives."""
+    """Returns the most bytes of moved layers that a stage sends or receives."""
     stages = len(old) - 1
     sent, got = [0] * stages, [0] * stages
     sources, targets = (
@@ -367,7 +367,7 @@ def busiest_bytes_of(old: Sequence[int], new: Sequence[int], sizes: Sequence[int
 
 
 def moved_bytes_of(old: Sequence[int], new: Sequence[int], sizes: Sequence[int]) -> int:
-    """Bytes of layers that change their stage."""
+    """Returns the bytes of layers that change their stage."""
     stays = set()
     for (a, b), (c, d) in zip(zip(old, old[1:]), zip(new, new[1:])):
         stays.update(range(max(a, c), min(b, d)))

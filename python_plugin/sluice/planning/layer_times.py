@@ -47,11 +47,11 @@ class LayerTimes:
             self._needed += 1
 
     def is_settling(self) -> bool:
-        """Whether the newest batch differs from earlier ones in a layer, and the next one shows whether that lasts."""
+        """Returns whether a layer differs in the newest batch, and the next batch shows whether that lasts."""
         return self._needed == 2 and any(self._side)
 
     def means(self) -> list[float]:
-        """The mean of each layer; of a layer that is settling, the newest sample. Empty before the first batch."""
+        """Returns each layer's mean, or the newest sample of a settling layer. Empty before the first batch."""
         if not all(self._samples):
             return []
         newest = [off[-1:] if off and self._needed == 2 else s for s, off in zip(self._samples, self._off)]

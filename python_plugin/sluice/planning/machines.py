@@ -35,7 +35,7 @@ class Machine:
 
 
 def names() -> list[str]:
-    """The named profiles."""
+    """Returns the named profiles."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
@@ -55,7 +55,7 @@ def load(name_or_path: str) -> Machine:
 
 
 def for_device(device: str) -> Machine:
-    """The profile of a GPU by the driver's name for it. If there is none, BadInput lists the known ones."""
+    """Returns the profile of a GPU by the driver's name for it. If there is none, BadInput lists the known ones."""
     known = []
     for name in names():
         profile = json.loads((FOLDER / f"{name}.json").read_text())
@@ -72,13 +72,13 @@ def for_device(device: str) -> Machine:
 def from_cache(
     folder: str | None, ranks: int | None, dtype: str | None, model_width: int | None, hidden_width: int | None
 ) -> Machine:
-    """The calibration of this machine for such layers. `sources` has the file and the sizes of the calibration."""
+    """Returns this machine's calibration for such layers. `sources` has the file and the sizes of the calibration."""
     found = cached.find(folder, ranks, dtype, model_width, hidden_width)
     return Machine(found.machine, {"cache": found.path, "measured at": found.words()})
 
 
 def parse(text: str, where: str) -> Machine:
-    """A profile or a bare machine."""
+    """Parses a profile or a bare machine."""
     data = files.from_json(f"machine {where}: ", text)
     if not isinstance(data, dict):
         raise BadInput(f"machine {where}: it must be an object, not {type(data).__name__}")

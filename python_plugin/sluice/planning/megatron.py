@@ -30,12 +30,12 @@ _ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\S+)\s*$")
 
 
 def is_megatron(data: Mapping[str, Any]) -> bool:
-    """Whether a config, flattened, is one of Megatron's."""
+    """Returns whether a config, flattened, is one of Megatron's."""
     return any(data.get(name) is not None for name in SIGNS)
 
 
 def flags_of_recipe(data: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The flags of a recipe ("MODEL_ARGS": {"--num-layers": 8, ...}), in the form of `flags_of`. None: not a recipe."""
+    """Returns a recipe's flags ("MODEL_ARGS": {"--num-layers": 8, ...}) in the form of `flags_of`. None: no recipe."""
     flags = data.get(_RECIPE)
     if not isinstance(flags, Mapping):
         return None
@@ -44,7 +44,7 @@ def flags_of_recipe(data: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def flat(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of all sections ("language_model", "model_parallel") of a YAML file in one dictionary."""
+    """Returns the fields of all sections ("language_model", "model_parallel") of a YAML file in one dictionary."""
     found: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, Mapping):
@@ -55,8 +55,8 @@ def flat(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flags_of(text: str) -> dict[str, Any]:
-    """The flags of a script by the names of configs. A flag without a value is True. Variables that the script sets to
-    plain values are substituted; a flag with any other variable counts as not given.
+    """Returns the flags of a script by the names of configs. A flag without a value is True. Variables that the script
+    sets to plain values are substituted; a flag with any other variable counts as not given.
     """
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     variables = {found[1]: found[2].strip("'\"") for line in lines if (found := _ASSIGNMENT.match(line))}
@@ -83,7 +83,7 @@ def _value(text: str, variables: Mapping[str, str]) -> Any:
 
 
 def dtype_of(data: Mapping[str, Any]) -> str | None:
-    """The dtype in torch's words, such as "bfloat16". None: not given."""
+    """Returns the dtype in torch's words, such as "bfloat16". None: not given."""
     word = data.get("params_dtype")
     if word is not None:
         return str(word).removeprefix("torch.")
@@ -91,18 +91,18 @@ def dtype_of(data: Mapping[str, Any]) -> str | None:
 
 
 def is_gated(data: Mapping[str, Any]) -> bool:
-    """Whether experts are gated; Megatron's default is no."""
+    """Returns whether experts are gated; Megatron's default is no."""
     return data.get("swiglu") is True or data.get("gated_linear_unit") is True
 
 
 def token_shares(data: Mapping[str, Any]) -> int:
-    """The number of ranks over which a sample's tokens are split before a MoE layer."""
+    """Returns the number of ranks over which a sample's tokens are split before a MoE layer."""
     tensor = _size(data, "tensor_model_parallel_size") if data.get("sequence_parallel") is True else 1
     return tensor * _size(data, "context_parallel_size")
 
 
 def stages(data: Mapping[str, Any]) -> int:
-    """The number of stages of the pipeline."""
+    """Returns the number of stages of the pipeline."""
     return _size(data, "pipeline_model_parallel_size")
 
 

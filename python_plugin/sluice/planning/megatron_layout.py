@@ -17,8 +17,8 @@ _ORDER = "EtmL"
 
 
 def layout_of(names: Sequence[str], stage_of: Sequence[int], num_stages: int) -> str:
-    """The layout of layers in the order in which they run. Raises BadInput for a plan that a layout cannot express. If
-    embedding and loss are not among the layers, they are put on the first and on the last stage."""
+    """Returns the layout of layers in the order in which they run. Raises BadInput for a plan that a layout cannot
+    express. If embedding and loss are not among the layers, they are put on the first and on the last stage."""
     if list(stage_of) != sorted(stage_of):
         raise BadInput("stages of this plan are not runs of consecutive layers, which a layout cannot express")
     rows = ["".join(LETTERS.get(name, "t") for name, at in zip(names, stage_of) if at == s) for s in range(num_stages)]
@@ -38,7 +38,7 @@ def layout_of(names: Sequence[str], stage_of: Sequence[int], num_stages: int) ->
 
 
 def lost_in(choices: Sequence[stages.Choice]) -> str:
-    """A sentence about the part of the plan that a layout cannot express; "": there is none."""
+    """Returns a sentence about the part of the plan that a layout cannot express; "": there is none."""
     kinds = sorted({choice.kind for choice in choices if choice.kind in (stages.RECOMPUTE, stages.OFFLOAD)})
     if not kinds:
         return ""

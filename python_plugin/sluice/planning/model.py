@@ -28,8 +28,8 @@ NAMES = {
 DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 # Families whose experts have two matrices. All other families are gated.
 NOT_GATED = ("switch_transformers", "nllb-moe", "gpt_bigcode", "nemotron_h")
-ROUTES = {"switch_transformers": 1, "nllb-moe": 2}  # K of families whose configs do not say it
-# The library's names of activations, by those of configs.
+ROUTES = {"switch_transformers": 1, "nllb-moe": 2}  # K of families whose configs lack it
+# Maps names of activations in configs to the library's names.
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "relu": "relu", "relu2": "relu2", "gelu": "gelu", "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -63,13 +63,13 @@ class Model:
     sequence_length: int | None = None
     token_shares: int | None = None  # ranks that a sample's tokens are split over
     ranks: int | None = None  # of one expert-parallel group
-    scores_first: bool | None = None  # scores are applied before the experts, so each route has a row of its own
+    scores_first: bool | None = None  # scores are applied before the experts, so each route has its own row
     lora_rank: int | None = None
     weight_format: str | None = None
     section: Options | None = None  # the whole "sluice" section of a config
 
     def over(self, other: Model) -> Model:
-        """This model, with fields that are None taken from the other."""
+        """Returns this model, with fields that are None taken from the other."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(other, **{name: value for name, value in given.items() if value is not None})
 
@@ -80,7 +80,7 @@ HELD = tuple(each.name for each in fields(Model) if each.name in rows_of(Options
 
 
 def read_configs(paths: Sequence[str]) -> Model:
-    """The model that several configs describe together. An earlier config takes precedence."""
+    """Returns the model that several configs describe together. An earlier config takes precedence."""
     loaded = [(path, _load(path)) for path in paths]
     names = auto_ep.names_of(data for _, data in loaded)
     model = Model()
@@ -137,12 +137,12 @@ def _not_json(path: str, text: str, problem: Exception) -> Any:
 
 
 def layers_of(data: Mapping[str, Any], path: str) -> Model:
-    """The layers that a config of transformers describes. A "sluice" section in it is ignored."""
+    """Returns the layers that a config of transformers describes. A "sluice" section in it is ignored."""
     return _transformers(innermost(data), path)
 
 
 def innermost(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a multimodal model's config that describes the language model, or the whole config."""
+    """Returns the part of a multimodal model's config that describes the language model, or the whole config."""
     inner = next((data[name] for name in INNER if isinstance(data.get(name), Mapping)), None)
     return data if inner is None else innermost({**{k: v for k, v in data.items() if k not in INNER}, **inner})
 
@@ -164,7 +164,7 @@ def _dtype(word: str, name: str) -> str:
 
 
 def dtype_of(data: Mapping[str, Any]) -> str:
-    """The dtype of the weights that a config of transformers describes."""
+    """Returns the dtype of the weights that a config of transformers describes."""
     return _dtype(str(data.get("torch_dtype") or data.get("dtype") or "bfloat16"), "torch_dtype")
 
 
@@ -190,7 +190,7 @@ def _megatron(data: Mapping[str, Any], path: str) -> Model:
 
 
 def _layers_of_a_stage(data: Mapping[str, Any], layers: int | None) -> dict[str, Any]:
-    """MoE layers of the stage with the most, and the number of their outstanding forwards in the first stage."""
+    """Counts MoE layers of the stage with the most, and their outstanding forwards in the first stage."""
     frequency = {"moe_layer_freq": data.get("moe_layer_freq")}
     count, stages = moe_layers.count(frequency, layers), megatron.stages(data)
     if stages == 1 or layers is None:
@@ -218,7 +218,7 @@ def _deepspeed(data: Mapping[str, Any], path: str) -> Model:
 
 
 def _section(data: Mapping[str, Any], path: str, origin: str) -> dict[str, Any]:
-    """The options that the "sluice" section of a host's config sets."""
+    """Returns the options that the "sluice" section of a host's config sets."""
     try:
         _, options = parse_section(origins.taken(data.get("sluice", {}), origin))
     except ConfigError as error:

@@ -15,7 +15,7 @@ _WITH_EXPERTS = ("sparse", "moe", "hash_moe")  # kinds of MoE layers in lists of
 
 
 def count(data: Mapping[str, Any], layers: int | None) -> int | None:
-    """How many of `layers` have experts. None: unknown. Raises BadInput if a field cannot be read."""
+    """Counts the layers of `layers` that have experts. None: unknown. Raises BadInput if a field cannot be read."""
     for name in ("mlp_layer_types", "layers_block_type"):
         kinds = data.get(name)
         if isinstance(kinds, list) and (name == "mlp_layer_types" or "moe" in kinds):
@@ -33,7 +33,7 @@ def count(data: Mapping[str, Any], layers: int | None) -> int | None:
 
 
 def by_stage(data: Mapping[str, Any], layers: int, stages: int) -> list[int]:
-    """The number of MoE layers of each stage of a pipeline whose stages have equal numbers of layers."""
+    """Returns the number of MoE layers of each stage of a pipeline whose stages have equal numbers of layers."""
     holds = [holds_experts(data, index, layers) for index in range(layers)]
     own = -(-layers // stages)
     return [sum(holds[first : first + own]) for first in range(0, layers, own)]
@@ -52,7 +52,7 @@ def _every(data: Mapping[str, Any], name: str) -> int:
 
 
 def _stacks(data: Mapping[str, Any]) -> int | None:
-    """The count for encoders and decoders with a step each (Switch, NLLB). None: another family."""
+    """Returns the count for encoders and decoders with a step each (Switch, NLLB). None: another family."""
     if data.get("encoder_sparse_step") is None:
         return None
     total = 0
@@ -66,7 +66,7 @@ def _stacks(data: Mapping[str, Any]) -> int | None:
 
 
 def holds_experts(data: Mapping[str, Any], index: int, layers: int) -> bool:
-    """Whether the layer with this index has experts. layers: of the model."""
+    """Returns whether the layer with this index has experts. layers: of the model."""
     if index < max(_whole(data, "first_k_dense_replace", 0), _whole(data, "num_dense_layers", 0)):
         return False
     if index in (data.get("mlp_only_layers") or ()):
@@ -83,7 +83,7 @@ def holds_experts(data: Mapping[str, Any], index: int, layers: int) -> bool:
 
 
 def _by_frequency(value: Any, index: int, layers: int) -> bool:
-    """moe_layer_freq: n for every n-th layer from the first, a list with 1 for MoE layers, or such a list as text."""
+    """Reads moe_layer_freq: n for every n-th layer from the first, a list with 1 for MoE layers, or that as text."""
     if isinstance(value, str):
         value = int(value) if value.strip().isdigit() else pattern(value)
     if value is None:

@@ -87,7 +87,7 @@ class _Run:
             heapq.heappush(self._starts, (max(self._free[stage], given), stage))
 
     def _hear(self, bound: int, start: float, micro_batch: int) -> None:
-        """Sets the trigger of this bound if the upper stage knows of the arrival. Called before each forward."""
+        """Sets the trigger of this bound if the upper stage has learned of the arrival. Called before each forward."""
         comes_up = self._new[bound] > self._old[bound]
         known = self._arrivals[bound] if comes_up else self._told[bound]
         if self._new[bound] != self._old[bound] and self.triggers[bound] < 0 and known <= start:
@@ -99,7 +99,7 @@ class _Run:
 
 
 def _order(in_flight: int, micro_batches: int) -> list[tuple[bool, int]]:
-    """The ops of a stage under 1F1B: (is_forward, micro-batch)."""
+    """Returns the ops of a stage under 1F1B: (is_forward, micro-batch)."""
     order = [(True, i) for i in range(in_flight)]
     for i in range(micro_batches):
         order.append((False, i))

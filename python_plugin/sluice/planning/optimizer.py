@@ -71,7 +71,7 @@ def predict(work: Workload) -> Prediction:
 
 
 def by_tier(work: Workload, prediction: Prediction) -> dict[str, int]:
-    """Bytes by tier: near; far, if the states are stored there; in the file, if there is one."""
+    """Returns the bytes by tier: near; far, if the states are stored there; in the file, if there is one."""
     found: dict[str, Any] = {NEAR: prediction.bytes["near"], FAR: 0, FILE: 0}
     if work.tier == FAR:
         found[FAR] = prediction.bytes["state"]

@@ -51,7 +51,7 @@ def count(text: str) -> int:
 
 
 def step_of(options: Any) -> Workload:
-    """The step that the options of both commands describe."""
+    """Returns the step that the options of both commands describe."""
     return Workload(
         count=count(options.optimizer),
         dtype=options.dtype,

@@ -76,7 +76,7 @@ def move_verdict(
     steps_since_move: int = -1,
     least_steps: int = 0,
 ) -> str:
-    """The word of VERDICTS that sluice_planner_move_verdict returns. Raises InvalidArgument. Any thread."""
+    """Returns the word of VERDICTS that sluice_planner_move_verdict returns. Raises InvalidArgument. Any thread."""
     library = load()
     move, verdict = library.new("planner_move"), library.ffi.new("int32_t *")
     move.step_seconds, move.planned_step_seconds = step_seconds, planned_step_seconds

@@ -85,7 +85,7 @@ def main(words: list[str]) -> int:
 
 
 def workload_of(model: Model, ranks: int, skew: float) -> Workload:
-    """The workload of each layer. In training every layer has one forward outstanding, unless the model says more."""
+    """Returns each layer's workload. In training every layer has one forward outstanding, or as many as configured."""
     return Workload(
         model_width=model.model_width,
         hidden_width=model.hidden_width,
@@ -140,7 +140,7 @@ def plan(planner: Planner, model: Model, options: Any) -> dict[str, Any]:
 
 
 def _other_way(planner: Planner, work: Workload, wanted: Choice) -> tuple[Choice, Prediction] | None:
-    """The choice and prediction with deduplication switched the other way. None: it changes nothing or does not fit."""
+    """Returns choice and prediction with deduplication switched. None: it changes nothing or does not fit."""
     if work.world_size == 1 or work.top_k == 1:
         return None
     other = replace(work, deduplicate=not work.deduplicate)
@@ -174,8 +174,8 @@ def picture(work: Workload, choice: Choice, prediction: Prediction) -> str:
 
 
 def best_of_each(decision: Decision) -> list[Candidate]:
-    """The candidates that people compare: of each policy, for all chunks and for part of them, the fastest one that
-    fits, else the one with the fewest bytes."""
+    """Returns the candidates that people compare: of each policy, for all chunks and for part of them, the fastest one
+    that fits, else the one with the fewest bytes."""
     best: dict[tuple[str, bool], Candidate] = {}
     for candidate in decision.candidates:
         kind = candidate.choice.policy, candidate.choice.kept_chunks > 0
@@ -233,7 +233,7 @@ def _row(c: Candidate) -> tuple[Any, ...]:
 
 
 def error_of(prediction: Prediction | None) -> str:
-    """A phrase about the machine's prediction error."""
+    """Returns a phrase about the machine's prediction error."""
     return "error not measured" if prediction is None else words_of_error(prediction.error_median, prediction.error_p90)
 
 
@@ -258,7 +258,7 @@ def _chosen(decision: Decision, p: Prediction) -> list[str]:
 
 
 def _compared(work: Workload, chosen: Prediction, choice: Choice, other: Prediction) -> str:
-    """A line about the effect of deduplication on rows sent and on seconds of the step."""
+    """Returns a line about the effect of deduplication on rows sent and on seconds of the step."""
     rows = chosen.sent_rows, other.sent_rows
     with_it, without = rows if work.deduplicate else rows[::-1]
     share = f"{100 * with_it / without:.0f} % of the rows travel with it"

@@ -55,7 +55,7 @@ class Workload:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether the experts' own weights have no gradients."""
+        """Returns whether the experts' own weights have no gradients."""
         return self.lora_rank > 0 or self.weight_format != "plain"
 
     def with_(self, **changes: Any) -> Workload:
@@ -77,18 +77,18 @@ class Choice:
 
     @property
     def policy(self) -> str:
-        """The papers' name of the policies, else both words; by chunk: "keep/offload+keep"."""
+        """Returns the papers' name of the policies, else both words; by chunk: "keep/offload+keep"."""
         pair = (self.restore_input, self.restore_pre_activation)
         words = (one if isinstance(one, str) or one is None else "/".join(one) for one in pair)
         return restore.set_name(pair) or "+".join(map(str, words))
 
     @property
     def where(self) -> str:
-        """The policy and, if the budget limits it to some chunks, their number: "none in 3 of 8"."""
+        """Returns the policy and, if the budget limits it to some chunks, their number: "none in 3 of 8"."""
         return f"{self.policy} in {self.kept_chunks} of {self.num_chunks}" if self.kept_chunks else self.policy
 
     def restores(self, chunks: int, under_plan: bool) -> tuple[list[str], list[str]]:
-        """Both policies of each chunk. Under a plan, chunks after the kept ones are sent and computed again."""
+        """Returns both policies of each chunk. Under a plan, chunks after the kept ones are sent and computed again."""
         kept = self.kept_chunks or self.num_chunks if under_plan else chunks
         pair = []
         for one, least in zip((self.restore_input, self.restore_pre_activation), restore.LEAST):
@@ -147,7 +147,7 @@ class Candidate:
         return self.forward + self.backward
 
     def reason(self) -> str:
-        """The verdict in words for people."""
+        """Returns the verdict in words for people."""
         if self.verdict == "slower":
             return f"slower by {100 * self.slower_by:.1f} %"
         if self.verdict.startswith("over"):
@@ -155,7 +155,7 @@ class Candidate:
         return "as fast, but not with fewer chunks" if self.verdict == "as fast" else self.verdict
 
     def as_dict(self) -> dict[str, Any]:
-        """The candidate as plain values. kept_chunks 0: all."""
+        """Returns the candidate as plain values. kept_chunks 0: all."""
         return {**asdict(self), "policy": self.choice.policy, "reason": self.reason()}
 
 
@@ -181,11 +181,11 @@ class Planner:
 
     @property
     def handle(self) -> Any:
-        """The `sluice_planner_t`, which this object owns."""
+        """Returns the `sluice_planner_t`, which this object owns."""
         return self._handle
 
     def written(self) -> dict[str, Any]:
-        """The machine as the library has read it, with rates as points."""
+        """Returns the machine as the library has read it, with rates as points."""
         lib, ffi = self._library.lib, self._library.ffi
         room = ffi.new("uint64_t *")
         self._library.check(lib.sluice_planner_write_machine(self._handle, ffi.NULL, room))
@@ -194,7 +194,7 @@ class Planner:
         return json.loads(ffi.string(text).decode())  # type: ignore[no-any-return]
 
     def workload(self, work: Workload) -> Any:
-        """A `sluice_planner_workload_t` with the same policies for all chunks."""
+        """Returns a `sluice_planner_workload_t` with the same policies for all chunks."""
         return self._workload(work, None)[0]
 
     def _workload(self, work: Workload, choice: Choice | None) -> tuple[Any, list[Any]]:
@@ -303,8 +303,8 @@ class Planner:
 
 
 def weight_bytes(weight_format: str, dtype: str, num_out: int, num_in: int) -> tuple[int, int]:
-    """Bytes of codes (plain: elements of dtype) and scales of a weight [out, in], by sluice_weights_bytes. Raises
-    InvalidArgument if the format does not support these widths."""
+    """Returns the bytes of codes (plain: elements of dtype) and scales of a weight [out, in], by sluice_weights_bytes.
+    Raises InvalidArgument if the format does not support these widths."""
     library = load()
     codes, scales = library.ffi.new("uint64_t *"), library.ffi.new("uint64_t *")
     shape = FORMATS[weight_format], 0, DTYPES[dtype], num_out, num_in
@@ -313,8 +313,8 @@ def weight_bytes(weight_format: str, dtype: str, num_out: int, num_in: int) -> t
 
 
 def way_by_price(planner: Planner, work: Workload, wanted: Choice | None = None) -> Workload:
-    """The workload with the fastest predicted deduplication, if the workload leaves that open, as the tuner chooses it
-    with this machine. If several are equal, or if none fits, the first."""
+    """Returns the workload with the fastest predicted deduplication, if the workload leaves that open, as the tuner
+    chooses it with this machine. If several are equal, or if none fits, the first."""
     if work.deduplicate == "rank_or_node":
         ways: tuple[bool | str, ...] = (True, "node")
     elif work.deduplicate == "adaptive":
@@ -334,13 +334,13 @@ def way_by_price(planner: Planner, work: Workload, wanted: Choice | None = None)
 
 
 def _may_be_deduplicated(planner: Planner, work: Workload) -> bool:
-    """Whether "adaptive" may deduplicate: not on a device and not under a budget (SLUICE_DEDUPLICATE_ANY)."""
+    """Returns whether "adaptive" may deduplicate: not on a device and not under a budget (SLUICE_DEDUPLICATE_ANY)."""
     is_bounded = work.memory_budget > 0 or work.host_memory_budget > 0
     return work.world_size > 1 and work.top_k > 1 and not is_bounded and not planner.machine.memory_bytes
 
 
 def priced_activation(name: str | None) -> str | None:
-    """The activation of a workload: no activation is priced as relu. None: unknown name."""
+    """Returns the activation of a workload: no activation is priced as relu. None: unknown name."""
     return "relu" if name == "identity" else name if name in ACTIVATIONS else None
 
 
@@ -351,14 +351,14 @@ def _number(table: Mapping[str, int], words: Restore) -> int:
 
 
 def words_of_error(median: float, p90: float) -> str:
-    """A phrase for people about a machine's prediction error. 0: not measured."""
+    """Returns a phrase for people about a machine's prediction error. 0: not measured."""
     if median == 0:
         return "error not measured: this machine is a profile, not a calibration"
     return f"error on sizes held out of the calibration: median {100 * median:.1f} %, 90th percentile {100 * p90:.1f} %"
 
 
 def size(value: float) -> str:
-    """Bytes for people."""
+    """Formats bytes for people."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < 1024:
             return f"{value:.4g} {unit}"

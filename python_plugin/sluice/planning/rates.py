@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seconds of single operations on a machine, computed as the library does: GEMMs, moves of rows, exchanges."""
+"""Computes seconds of single operations on a machine as the library does: GEMMs, moves of rows, exchanges."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Rates:
         self._machine: dict[str, Any] = planner.written()
 
     def gemm(self, dtype: str, form: str, rows: float) -> float:
-        """Seconds per flop with this number of rows per expert."""
+        """Returns the seconds per flop with this number of rows per expert."""
         forms = self._machine.get("gemm", {}).get(dtype, {})
         points = forms.get(form) or forms.get("forward") or []
         if not points or rows <= 0:
@@ -30,27 +30,27 @@ class Rates:
 
     @property
     def gemm_call(self) -> float:
-        """Seconds in addition, for the GEMM of each expert."""
+        """Returns the additional seconds for the GEMM of each expert."""
         return float(self._machine.get("gemm_call_seconds", 0))
 
     def rows(self, count: float) -> float:
-        """Seconds to gather or copy `count` bytes."""
+        """Returns the seconds to gather or copy `count` bytes."""
         return _curve(self._machine.get("rows", {}), count)
 
     def activation(self, name: str | None, backward: bool) -> float:
-        """Seconds per element."""
+        """Returns the seconds per element."""
         end = "activation_grad_seconds" if backward else "activation_seconds"
         plain = "relu_grad_seconds" if backward else "relu_seconds"
         has_plain = self._machine.get("relu_seconds", 0) + self._machine.get("relu_grad_seconds", 0) > 0
         return float(self._machine.get(plain if name in _PLAIN and has_plain else end, 0))
 
     def cache_miss(self, backward: bool, size: float) -> float:
-        """Factor on the seconds of all GEMMs and activations of a pass whose rows have `size` bytes."""
+        """Returns the factor on the seconds of all GEMMs and activations of a pass whose rows have `size` bytes."""
         curve = self._machine.get("cache_miss_backward" if backward else "cache_miss_forward", {})
         return _curve(curve, size) if curve.get("points") else 1.0
 
     def exchange(self, ranks: int, count: float) -> float:
-        """Seconds of an all-to-all in which the most loaded rank sends or receives `count` bytes."""
+        """Returns the seconds of an all-to-all in which the most loaded rank sends or receives `count` bytes."""
         near = int(self._machine.get("ranks_per_node", 0))
         if ranks <= 1:
             return 0.0

@@ -24,7 +24,7 @@ class Routing:
     loads: tuple[tuple[tuple[int, ...], ...], ...]
 
     def skew(self, layer: int, ranks: int, experts: int) -> float:
-        """Rows of the most loaded rank divided by the mean: the median over steps. More layers repeat the trace."""
+        """Returns rows of the most loaded rank divided by the mean: the median over steps. Extra layers repeat it."""
         if experts != self.experts:
             raise BadInput(
                 f"routing: recorded with {self.experts} experts, asked about {experts}: "
@@ -39,7 +39,7 @@ class Routing:
 
 
 def skew_of(loads: Sequence[int], ranks: int) -> float:
-    """Maximum divided by mean of the ranks' rows. Each rank has contiguous experts."""
+    """Returns the maximum divided by the mean of the ranks' rows. Each rank has contiguous experts."""
     each = len(loads) // ranks
     rows = [sum(loads[rank * each : rank * each + each]) for rank in range(ranks)]
     total = sum(rows)

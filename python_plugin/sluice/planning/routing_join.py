@@ -42,7 +42,7 @@ def main(words: list[str]) -> int:
 
 
 def summary(trace: Routing, ranks: int) -> list[dict[str, Any]]:
-    """By layer: rows of the most loaded rank and of the most loaded expert, divided by the mean."""
+    """Returns, by layer, rows of the most loaded rank and of the most loaded expert, divided by the mean."""
     return [
         {
             "layer": layer,
@@ -127,7 +127,7 @@ def _read_rank(path: Path) -> tuple[int, tuple[int, ...], dict[int, list[list[in
 
 
 def _is_note(row: Any) -> bool:
-    """Whether a row has the form of one layer's loads in one step. The caller compares the number of experts."""
+    """Returns whether a row has the form of one layer's loads in a step. The caller checks the number of experts."""
     if not isinstance(row, list) or len(row) != 2 or type(row[0]) is not int or not isinstance(row[1], list):
         return False
     return all(type(count) is int and count >= 0 for count in row[1])

@@ -92,13 +92,13 @@ class Simulator:
         return self._decided[work]
 
     def way(self, work: Workload) -> Workload:
-        """The workload with its deduplication chosen, if that is open."""
+        """Returns the workload with its deduplication chosen, if that is open."""
         if work not in self._ways:
             self._ways[work] = way_by_price(self.planner, work, self.wanted)
         return self._ways[work]
 
     def stock(self, work: Workload, layer_skews: Sequence[float], expert_skews: Sequence[float]) -> dict[str, Stock]:
-        """The modelled steps by framework. Frozen experts and their adapters are not modelled."""
+        """Returns the modelled steps by framework. Frozen experts and their adapters are not modelled."""
         if work.is_frozen:
             return {}
         found = {}
@@ -164,8 +164,8 @@ class Simulator:
 
 
 def expert_bytes(work: Workload) -> int:
-    """Bytes of one layer's experts on a rank: parameters and gradients, in the layer's dtype. Frozen experts have no
-    gradients, but adapters with gradients, in f32: a pair of factors for each matrix."""
+    """Returns the bytes of one layer's experts on a rank: parameters and gradients, in the layer's dtype. Frozen
+    experts have no gradients, but adapters with gradients, in f32: a pair of factors for each matrix."""
     M, H, up = work.model_width, work.hidden_width, 2 if work.gated else 1
     shapes = [(H, M)] * up + [(M, H)]
     one = sum(sum(weight_bytes(work.weight_format, work.dtype, *shape)) for shape in shapes)
@@ -177,7 +177,7 @@ SkewOf = Callable[[int, int, int], float]  # (layer, experts, ranks)
 
 
 def skew_source(fixed: float | None, zipf: float | None, trace: Routing | None, top_k: int, seed: int) -> SkewOf:
-    """The source of skews: one of the three arguments. Without any, routing is balanced."""
+    """Returns the source of skews: one of the three arguments. Without any, routing is balanced."""
     if sum(one is not None for one in (fixed, zipf, trace)) > 1:
         raise BadInput("--skew, --zipf and --routing exclude each other; give one")
     if trace is not None:
@@ -197,7 +197,7 @@ def check_ranks(counts: Sequence[int]) -> None:
 
 
 def _skews(simulator: Simulator, skew_of: SkewOf, experts: int, parts: int) -> list[float]:
-    """The skew of each layer, with its experts divided over `parts` parts."""
+    """Returns the skew of each layer, with its experts divided over `parts` parts."""
     return [skew_of(layer, experts, parts) for layer in range(simulator.layers)]
 
 
@@ -205,7 +205,7 @@ def weak(
     simulator: Simulator, work: Workload, per_rank: int, counts: Sequence[int], skew_of: SkewOf,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Point]:  # fmt: skip
-    """Weak scaling: tokens and experts of a rank are constant."""
+    """Predicts weak scaling: tokens and experts of a rank are constant."""
     points = []
     for ranks in counts:
         progress(f"weak scaling: {ranks} ranks")
@@ -221,7 +221,7 @@ def strong(
     simulator: Simulator, work: Workload, experts: int, counts: Sequence[int], skew_of: SkewOf,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Point]:  # fmt: skip
-    """Strong scaling: the total numbers of tokens and experts are constant, those of the first number of ranks."""
+    """Predicts strong scaling: total tokens and experts are constant, as with the first number of ranks."""
     all_tokens = work.num_tokens * counts[0]
     points = []
     for ranks in counts:
@@ -235,7 +235,7 @@ def strong(
 
 
 def efficiency(points: Sequence[Point]) -> list[float]:
-    """Throughput per rank divided by that of the first point (0 for a point that does not fit)."""
+    """Returns throughput per rank relative to the first point (0 for a point that does not fit)."""
     first = next((p for p in points if p.seconds), None)
     if first is None:
         return [0.0 for _ in points]

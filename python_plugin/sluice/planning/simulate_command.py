@@ -164,7 +164,7 @@ def lines_of(made: dict[str, Any], planner: Planner) -> list[str]:
 
 
 def _conclusion(points: Sequence[simulate.Point], memory: int) -> list[str]:
-    """Sentences about the largest number of ranks that fits: its speed, its limit, and comparisons with stock steps."""
+    """Returns sentences about the most ranks that fit: their speed, its limit, and comparisons with stock steps."""
     fitting = [(p, share) for p, share in zip(points, simulate.efficiency(points)) if not p.shortfall]
     if not fitting:
         return []
@@ -183,7 +183,7 @@ def _is_too_large(point: simulate.Point, other: simulate.Stock, memory: int) -> 
 
 
 def _against(point: simulate.Point, name: str, other: simulate.Stock, memory: int) -> str:
-    """A sentence that compares Sluice's step with the modelled step of a stock framework."""
+    """Returns a sentence that compares Sluice's step with the modelled step of a stock framework."""
     computed = other.computation - point.compute_busy
     rest = other.seconds - point.seconds - computed
     padded = (

@@ -11,8 +11,8 @@ from .errors import BadInput
 
 @lru_cache(maxsize=64)
 def zipf_shares(experts: int, exponent: float, top_k: int) -> tuple[float, ...]:
-    """Share of all rows by expert, largest first: 1 / place ** exponent. An expert gets each token at most once, so
-    shares are limited to 1 / K; the excess is distributed over the others in proportion."""
+    """Returns the share of rows by expert, largest first: 1 / place ** exponent. An expert gets each token at most
+    once, so shares are limited to 1 / K; the excess is distributed over the others in proportion."""
     if not 0 <= exponent <= 4:
         raise BadInput(f"--zipf is {exponent:g}; it must be in [0, 4] (0: balanced)")
     if top_k > experts:
@@ -29,7 +29,7 @@ def zipf_shares(experts: int, exponent: float, top_k: int) -> tuple[float, ...]:
 
 
 def zipf_skew(experts: int, ranks: int, exponent: float, top_k: int, seed: int) -> float:
-    """Rows of the most loaded rank divided by the mean, with experts placed at random."""
+    """Returns rows of the most loaded rank divided by the mean, with experts placed at random."""
     shares = list(zipf_shares(experts, exponent, top_k))
     random.Random(seed).shuffle(shares)
     each = experts // ranks

@@ -93,17 +93,17 @@ class Priced:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the stage with the most."""
+        """Returns the bytes of the stage with the most."""
         return max(stage["bytes"] for stage in self.plan.stages)
 
     @property
     def recomputed(self) -> int:
-        """The number of recomputed layers."""
+        """Returns the number of recomputed layers."""
         return sum(choice.kind == stages.RECOMPUTE for choice in self.plan.choices)
 
     @property
     def message_bytes(self) -> list[int]:
-        """Bytes of activations that each stage sends in a step. Gradients sent back have the same size."""
+        """Returns the bytes of activations that each stage sends in a step. Gradients sent back have the same size."""
         sent = [0] * self.problem.num_stages
         for layer, choice, after in zip(self.problem.layers, self.plan.choices, self.plan.choices[1:]):
             if after.stage != choice.stage:
@@ -163,7 +163,7 @@ class Grid:
         return (replica * p + stage if self.split.order == STAGES_FIRST else stage * d + replica) // self.node
 
     def rate(self, flows: Sequence[tuple[int, int]]) -> float:
-        """The rate of the slowest of concurrent flows between nodes (from, to)."""
+        """Returns the rate of the slowest of concurrent flows between nodes (from, to)."""
         leaving: dict[int, int] = {}
         entering: dict[int, int] = {}
         for source, target in flows:
@@ -174,7 +174,7 @@ class Grid:
         return min(self.within, self.port / shared) if shared else self.within
 
     def link(self, cut: int) -> stages.Link:
-        """The slowest replica's link between a stage and the next one, while all stages of all replicas send."""
+        """Returns the slowest replica's link between a stage and the next, while all stages of all replicas send."""
         p, d = self.split.pipeline, self.split.data
         flows = [(self.node_of(s, r), self.node_of(s + 1, r)) for s in range(p - 1) for r in range(d)]
         ends = [(self.node_of(cut, r), self.node_of(cut + 1, r)) for r in range(d)]
@@ -182,8 +182,8 @@ class Grid:
         return stages.Link(self.rate(flows) if crosses else self.within, self.startup[not crosses], True)
 
     def ring_seconds(self, size: float, members: int, step: int = 1) -> float:
-        """Seconds of concurrent all-reduces of `size` bytes in all stages, in rings of `members` replicas. step: the
-        distance between two replicas of a ring."""
+        """Returns the seconds of concurrent all-reduces of `size` bytes in all stages, in rings of `members` replicas.
+        step: the distance between two replicas of a ring."""
         if members < 2 or size <= 0:
             return 0.0
         p, d = self.split.pipeline, self.split.data
@@ -202,7 +202,7 @@ class Grid:
 
 
 def _rate(machine: Machine, dtype: str, form: str, rows: float) -> float:
-    """FLOP/s of GEMMs with this number of rows."""
+    """Returns FLOP/s of GEMMs with this number of rows."""
     gemm = machine.data["gemm"].get(dtype)
     if gemm is None:
         known = ", ".join(machine.data["gemm"])
@@ -212,7 +212,7 @@ def _rate(machine: Machine, dtype: str, form: str, rows: float) -> float:
 
 
 def _measured(points: Sequence[tuple[int, float, float]], at: int) -> tuple[float, float]:
-    """Seconds for a micro-batch, on the line through the smallest and largest measured size, or in proportion."""
+    """Returns seconds for a micro-batch, on the line through the smallest and largest measured size, or scaled."""
     first, last = min(points), max(points)
     if first[0] == last[0]:
         return first[1] * at / first[0], first[2] * at / first[0]
@@ -222,7 +222,7 @@ def _measured(points: Sequence[tuple[int, float, float]], at: int) -> tuple[floa
 
 
 def seconds_of(machine: Machine, model: Model, layer: Layer, micro_batch: int) -> tuple[float, float]:
-    """Forward and backward seconds of a layer for one micro-batch, without its experts."""
+    """Returns forward and backward seconds of a layer for one micro-batch, without its experts."""
     if layer.measured:
         return _measured(layer.measured, micro_batch)
     if not layer.flops:
@@ -233,7 +233,7 @@ def seconds_of(machine: Machine, model: Model, layer: Layer, micro_batch: int) -
 
 
 def _held(layer: Layer, split: Split) -> int:
-    """Parameters of the layer on a rank."""
+    """Returns the number of the layer's parameters on a rank."""
     return layer.parameters + (layer.experts.parameters // split.experts if layer.experts else 0)
 
 
@@ -315,7 +315,7 @@ def _step(model: Model, split: Split, wanted: Wanted, count: int, **rates: float
 
 
 def _states(dtype: str, tier: str, wanted: Wanted) -> int:
-    """Bytes for each parameter in addition to the parameter: its gradient, and its states if they are near."""
+    """Returns bytes for each parameter in addition to the parameter: its gradient, and its states if they are near."""
     gradient = 4 if dtype == "f32" else 2
     if tier != optimizer.NEAR or not wanted.has_optimizer:
         return gradient
@@ -323,7 +323,7 @@ def _states(dtype: str, tier: str, wanted: Wanted) -> int:
 
 
 def _constant(model: Model, split: Split, wanted: Wanted) -> int:
-    """Bytes of slots and staging, which do not grow with the number of parameters."""
+    """Returns the bytes of slots and staging, which do not grow with the number of parameters."""
     if not wanted.has_optimizer:
         return 0
     held = sum(
@@ -336,7 +336,7 @@ def _constant(model: Model, split: Split, wanted: Wanted) -> int:
 def _optimizer_seconds(
     machine: Machine, model: Model, split: Split, wanted: Wanted, plan: stages.Plan
 ) -> tuple[float, float]:
-    """Seconds of the slowest stage: (of the phase after the pipeline, of the all-reduce by itself)."""
+    """Returns the seconds of the slowest stage: (of the phase after the pipeline, of the all-reduce by itself)."""
     grid, element = Grid(machine, split), 4 if model.dtype == "f32" else 2
     worst = 0.0, 0.0
     for stage in range(split.pipeline):
@@ -485,7 +485,7 @@ class Search:
         return Found(tuple(simulated), frontier, len(tried), refused=tuple(refused))
 
     def _planner(self, split: Split) -> Planner | None:
-        """The planner of MoE layers. ranks_per_node: the members of an expert-parallel group on one node."""
+        """Returns the planner of MoE layers. ranks_per_node: the members of an expert-parallel group on one node."""
         if all(layer.experts is None for layer in self.model.layers):
             return None
         apart = split.pipeline if split.order == STAGES_FIRST else 1
@@ -496,7 +496,7 @@ class Search:
         return self._planners[node]
 
     def _leanest(self, priced: Priced) -> list[Priced]:
-        """The same split with the plan of fewest bytes, if that plan takes fewer bytes."""
+        """Returns the same split with the plan of fewest bytes, if that plan takes fewer bytes."""
         planner, p = self._planner(priced.split), priced.split.pipeline
         tight = stages.plan(replace(priced.problem, budget_bytes=(1,) * p), planner)
         lean = replace(priced.problem, budget_bytes=(max(1, tight.smallest_budget_bytes),) * p)
@@ -509,7 +509,7 @@ class Search:
         return Priced(split, problem, plan, plan.step_seconds, seconds, summed, problem.num_micro_batches)
 
     def simulated(self, priced: Priced) -> Priced:
-        """The split with its batch simulated in virtual time."""
+        """Returns the split with its batch simulated in virtual time."""
         batch = batch_of(priced)
         count = batch.num_micro_batches
         most = max(MOST_SIMULATED, 8 * batch.num_stages)
@@ -524,7 +524,7 @@ class Search:
 
 
 def batch_of(priced: Priced) -> batches.Batch:
-    """The pipeline of one replica, for the simulator."""
+    """Returns the pipeline of one replica, for the simulator."""
     p = priced.split.pipeline
     forward, backward, messages = [0.0] * p, [0.0] * p, [0.0] * p
     for layer, choice in zip(priced.problem.layers, priced.plan.choices):
@@ -549,13 +549,13 @@ def batch_of(priced: Priced) -> batches.Batch:
 
 
 def _best(priced: Sequence[Priced]) -> list[Priced]:
-    """The fastest splits, and the fastest of the Pareto frontier, by the plan's formula."""
+    """Returns the fastest splits, and the fastest of the Pareto frontier, by the plan's formula."""
     order = sorted(range(len(priced)), key=lambda i: (priced[i].seconds, priced[i].bytes))
     return [priced[i] for i in dict.fromkeys([*order[:SIMULATED], *_pareto(priced)[:SIMULATED]])]
 
 
 def _pareto(priced: Sequence[Priced]) -> list[int]:
-    """Indices of the splits that take fewer bytes than every faster one, the fastest first."""
+    """Returns indices of the splits that take fewer bytes than every faster one, the fastest first."""
     order = sorted(range(len(priced)), key=lambda i: (priced[i].seconds, priced[i].bytes))
     best, found = float("inf"), []
     for index in order:

@@ -129,7 +129,7 @@ def lines_of(ranks: int, budget: int, model: Model, found: Found) -> list[str]:
 
 
 def shortfall(budget: int, found: Found) -> str:
-    """The message if nothing fits. It names the smallest budget."""
+    """Returns the message if nothing fits. It names the smallest budget."""
     return (
         f"no split fits {size(budget)} ({budget} bytes); the smallest budget is {found.smallest_budget} bytes "
         f"({size(found.smallest_budget)}), for {found.smallest_split}, states {_tier(found.smallest_split)}"

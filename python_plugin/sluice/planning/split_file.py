@@ -128,8 +128,8 @@ def read(path: str, batch: int | None = None, tokens: int | None = None) -> Spli
 
 
 def of_decoder(data: Mapping[str, Any], batch: int | None, tokens: int | None) -> Model:
-    """The model of a decoder: embedding, layers, head. Activations are in the model's dtype, of attention without a
-    matrix of scores (SDPA); logits are f32."""
+    """Returns the model of a decoder: embedding, layers, head. Activations are in the model's dtype, of attention
+    without a matrix of scores (SDPA); logits are f32."""
     if batch is None or tokens is None:
         missing = " and ".join(n for n, v in (("--batch", batch), ("--sequence-length", tokens)) if v is None)
         raise BadInput(f"a config says neither the samples of a step nor their tokens: give {missing}")

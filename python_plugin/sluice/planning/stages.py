@@ -107,7 +107,7 @@ class Choice:
 
     @property
     def policy(self) -> str:
-        """The policy in one or two words."""
+        """Returns the policy in one or two words."""
         if self.moe is not None:
             return f"n {self.moe.choice.num_chunks}, {self.moe.choice.policy}"
         return self.kind if self.kind != MIXED else f"mixed {self.option}"

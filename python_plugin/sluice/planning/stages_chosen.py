@@ -118,7 +118,7 @@ _KINDS = stages.KINDS
 
 
 def read_moe(path: str) -> list[MoeChoice]:
-    """The plans of the MoE layers, in order, from the output of `sluice plan --stages --json`.
+    """Returns the plans of the MoE layers, in order, from the output of `sluice plan --stages --json`.
 
     For hosts that divide layers into stages themselves. Raises BadInput that names file and field, also for layers that
     the plan recomputes or offloads as a whole, since only the host could do so.

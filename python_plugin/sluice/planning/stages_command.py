@@ -112,12 +112,12 @@ def _load(problem: stages.Problem) -> str:
 
 
 def counted(count: int, word: str, plural: str = "s") -> str:
-    """A number with its noun in singular or plural."""
+    """Returns a number with its noun in singular or plural."""
     return f"{count} {word}{'' if count == 1 else plural}"
 
 
 def _span(members: list[int]) -> str:
-    """ "0-5", or "0-2,4": the layers of a stage of a graph need not be a run."""
+    """Formats layers as "0-5" or "0-2,4", since a stage of a graph may have several runs."""
     runs: list[list[int]] = []
     for layer in members:
         if runs and runs[-1][1] == layer - 1:
@@ -161,7 +161,7 @@ def as_dict(problem: stages.Problem, plan: stages.Plan) -> dict[str, Any]:
 
 
 def _moe(layer: stages.Layer, choice: stages.Choice) -> dict[str, Any] | None:
-    """The plan of a MoE layer in the form that hosts read."""
+    """Returns the plan of a MoE layer in the form that hosts read."""
     if choice.moe is None or layer.moe is None:
         return None
     chosen = choice.moe.choice

@@ -55,7 +55,7 @@ _BY_TYPE: dict[str, Read] = {"float": seconds, "int": size, "bool": flag, "str":
 
 
 def _numbers(kind: type) -> Iterator[tuple[str, Read]]:
-    """Readers of the fields of a dataclass that are plain values. Its integers are bytes."""
+    """Yields readers of the fields of a dataclass that are plain values. Its integers are bytes."""
     return ((field.name, _BY_TYPE[str(field.type)]) for field in dataclasses.fields(kind) if field.type in _BY_TYPE)
 
 

@@ -63,7 +63,7 @@ def main(words: list[str]) -> int:
 
 
 def points_of(options: Any) -> list[Point]:
-    """The points, ordered by tier, then by bucket, then by k."""
+    """Returns the points, ordered by tier, then by bucket, then by k."""
     if not options.update_rate:
         raise BadInput("--update-rate is missing: without it a step takes no time; `sluice doctor --tiers` measures it")
     rates = {NEAR: 0.0, FAR: options.copy_rate, FILE: options.file_rate}
@@ -109,13 +109,13 @@ def _buckets(text: str) -> list[int]:
 
 
 def best_of(points: list[Point]) -> Point | None:
-    """The fastest point that fits; among equal ones, the one with the fewest bytes near."""
+    """Returns the fastest point that fits; among equal ones, the one with the fewest bytes near."""
     fitting = [point for point in points if point.fits]
     return min(fitting, key=lambda point: (point.seconds, point.tiers[NEAR]), default=None)
 
 
 def _lines(options: Any, points: list[Point]) -> list[str]:
-    """Lines of a table with a row for each tier and bucket. Bytes and parts are of the fastest k."""
+    """Returns lines of a table with a row for each tier and bucket. Bytes and parts are of the fastest k."""
     ks = list(dict.fromkeys(point.k for point in points))
     summed = f", summed over {options.ranks} ranks" if options.ranks > 1 else ""
     lines = [f"{optimizer_arguments.count(options.optimizer):,} parameters in {options.dtype}{summed}", ""]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of the step of one MoE layer of stock DeepSpeed (`MoE`) and of stock Megatron-Core (`MoELayer`, "alltoall").
+"""Models the step of one MoE layer of stock DeepSpeed (`MoE`) and of stock Megatron-Core (`MoELayer`, "alltoall").
 
-It counts the operations of these layers, forward and backward, on the most loaded rank: rows that are padded,
+The model counts the operations of these layers, forward and backward, on the most loaded rank: rows that are padded,
 multiplied, moved and exchanged. The rates of a machine give the seconds. Nothing is fitted to a measured step.
 """
 
@@ -36,7 +36,7 @@ class Step:
 
     @property
     def total(self) -> float:
-        """Seconds without the gate, since prices of Sluice exclude the gate too."""
+        """Returns the seconds without the gate, since prices of Sluice exclude the gate too."""
         return sum(self.seconds.values()) - self.seconds["gate"]
 
 
@@ -93,8 +93,8 @@ class _Count:
 
 
 def capacity(work: Workload, expert_skew: float) -> int:
-    """Rows of each expert and rank in DeepSpeed's layer without dropped tokens: all experts have as many as the most
-    loaded one, whose rows are `expert_skew` times the mean."""
+    """Returns rows of each expert and rank in DeepSpeed's layer without dropped tokens: all experts have as many as
+    the most loaded one, whose rows are `expert_skew` times the mean."""
     mean = work.num_tokens * work.top_k / work.num_experts
     return min(work.num_tokens, math.ceil(round(mean * expert_skew, 6)))
 
@@ -103,7 +103,7 @@ def deepspeed(
     work: Workload, rates: Rates, expert_skew: float = 1.0, op_seconds: float = OP_SECONDS["DeepSpeed"],
     is_device: bool = False,
 ) -> Step:  # fmt: skip
-    """A step of DeepSpeed. Every expert gets `capacity` padded rows of each rank. Experts run one after another."""
+    """Models DeepSpeed's step. Every expert gets `capacity` padded rows of each rank. Experts run one after another."""
     count = _Count(work, rates, grouped=False)
     tokens, copies = work.num_tokens, work.num_tokens * work.top_k
     slots = capacity(work, max(expert_skew, work.skew))
@@ -138,7 +138,7 @@ def megatron(
     work: Workload, rates: Rates, expert_skew: float = 1.0, grouped: bool = True,
     op_seconds: float = OP_SECONDS["Megatron-Core"], is_device: bool = False,
 ) -> Step:  # fmt: skip
-    """A step of Megatron-Core. Rows are sorted by expert without padding. Two more exchanges send the probabilities."""
+    """Models Megatron-Core's step. Rows are sorted by expert, not padded. Two more exchanges send the probabilities."""
     count = _Count(work, rates, grouped)
     tokens, copies = work.num_tokens, work.num_tokens * work.top_k
     rows = copies * work.skew

@@ -139,7 +139,7 @@ def _print(machine: Machine, planner: Planner, made: Any, kept: dict[str, Any] |
 
 
 def _place(options: Any, model: Model) -> str | bool | None:
-    """Where to store decisions. None: nowhere; True: the cache folder."""
+    """Returns where to store decisions. None: nowhere; True: the cache folder."""
     if options.keep is None:
         return None
     try:
@@ -253,7 +253,7 @@ def calibrate(context: Any, model_width: int, hidden_width: int, dtype: str, opt
 
 
 def said(machine: Machine, path: str) -> list[str]:
-    """Lines with the main results of a calibration."""
+    """Returns lines with the main results of a calibration."""
     data = machine.data
     lines = [f"machine {machine.name} -> {path} (sluice plan --machine {path} ...)"]
     for dtype, forms in data.get("gemm", {}).items():
@@ -283,7 +283,7 @@ def said(machine: Machine, path: str) -> list[str]:
 
 
 def kept_lines(kept: dict[str, Any]) -> list[str]:
-    """Lines with the decisions and where they are stored."""
+    """Returns lines with the decisions and where they are stored."""
     lines = [f"decided in {kept['steps']} steps of one layer, kept in {kept['path']}:"]
     return lines + [f"  {decision_log.line({'when': 'now', **entry})}" for entry in kept["decisions"][-1:]]
 

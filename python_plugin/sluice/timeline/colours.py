@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The colours of all pictures and their meanings: all drawing code takes colours and legends from here.
+"""Defines the colours of all pictures and their meanings: all drawing code takes colours and legends from here.
 
 A colour means the same in each picture, and any two colours with a meaning differ visibly; both are tested.
 """

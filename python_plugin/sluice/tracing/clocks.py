@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts the times of all ranks on one clock.
 
-Ranks of one machine share CLOCK_MONOTONIC (equal boot ids): nothing to do. Across machines, recorded exchanges bound
-the offset: an exchange cannot end on rank a before rank b has begun it. So with d = the offset to add to b's clock,
+Ranks of one machine share CLOCK_MONOTONIC (equal boot ids). Across machines, recorded exchanges bound the offset: an
+exchange cannot end on rank a before rank b has begun it. So with d = the offset to add to b's clock,
 
     begin_a - end_b <= d <= end_a - begin_b        for every exchange that both took part in,
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One call of the list: a layer, its inputs and how it is run. The field names are this folder's own, so that a list
- * fits commits whose ABI has other names. A line of the list is `name=value` pairs; a field that is not named has its
- * default. README.md documents the fields. */
+/* Defines a call of the list: a layer, its inputs, and how the layer runs. The field names are independent of the ABI,
+ * so that a list fits commits whose ABI has other names. A line of the list has `name=value` pairs; absent fields have
+ * their defaults. README.md documents the fields. */
 #ifndef SLUICE_DIGEST_CALL_H_
 #define SLUICE_DIGEST_CALL_H_
 

@@ -20,7 +20,7 @@ struct caller_group_s {
   char nccl[SLUICE_NCCL_ID_BYTES]; /* the id of that group */
 };
 
-/* A block in the ABI's form; shapes are stored next to the tensor that points to them. */
+/* Describes a block in the ABI's form. The shape is stored next to the tensor that points to it. */
 typedef struct view_s {
   sluice_tensor_t tensor;
   int64_t shape[2], strides[2];
@@ -260,7 +260,7 @@ static void use_plan(caller_t* h) {
   h->outcome->planned = info.total_bytes;
 }
 
-/* The context's budget: a share of the smallest sufficient one, over all ranks. */
+/* Sets the context's budget: a share of the smallest sufficient budget, over all ranks. */
 static void use_budget(caller_t* h) {
   uint64_t smallest = 0;
   if (is_well(h)) note(h, sluice_moe_smallest_budget(h->moe, most_tokens(h->call), &smallest));

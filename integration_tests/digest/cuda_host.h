@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The host's side of CUDA: streams and graphs of the driver that the loader finds, which here is the fake one, whose
- * memory is the host's. Not part of Sluice's ABI. */
+/* Declares the host's side of CUDA: streams and graphs of the driver that the loader finds. Here this is the fake
+ * driver, whose memory is the host's. Not part of Sluice's ABI. */
 #ifndef SLUICE_DIGEST_CUDA_HOST_H_
 #define SLUICE_DIGEST_CUDA_HOST_H_
 
@@ -9,11 +9,11 @@ typedef struct cuda_host_s {
   int device;
 } cuda_host_t;
 
-/* A stream on that device. 0, or the driver's code, -1 without a driver. The device's context stays current on the
- * calling thread. */
+/* Creates a stream on that device. Returns 0, the driver's code, or -1 without a driver. The device's context stays
+ * current on the calling thread. */
 int cuda_host_open(cuda_host_t* out, int ordinal);
 void cuda_host_close(cuda_host_t* host);
-int cuda_host_settle(const cuda_host_t* host); /* until all that was enqueued has run */
+int cuda_host_settle(const cuda_host_t* host); /* waits until all enqueued work has run */
 int cuda_host_begin_capture(cuda_host_t* host);
 int cuda_host_end_capture(cuda_host_t* host);
 int cuda_host_launch(const cuda_host_t* host);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The inputs and outputs of a rank of a call: plain blocks of memory, in which every value is a function of its tensor
- * and index, with the full width of its dtype. Independent of the ABI. */
+/* Makes the inputs and outputs of a rank of a call: plain blocks of memory, in which every value is a function of its
+ * tensor and index, with the full width of its dtype. Independent of the ABI. */
 #ifndef SLUICE_DIGEST_DATA_H_
 #define SLUICE_DIGEST_DATA_H_
 
@@ -28,17 +28,17 @@ typedef struct rank_data_s {
 
 void data_make(rank_data_t* out, const call_t* call, int32_t rank);
 void data_drop(rank_data_t* data);
-/* The inputs of step `step`, with this many tokens, and unwritten outputs. ids_by is added to every expert id of a
- * route. */
+/* Makes the inputs of step `step`, with this many tokens, and unwritten outputs. ids_by is added to every expert id of
+ * a route. */
 void data_begin(rank_data_t* data, int32_t step, int64_t tokens, int32_t ids_by);
-/* Only the outputs. */
+/* Makes only the outputs. */
 void data_forget_outputs(rank_data_t* data);
 
 double data_load(int32_t dtype, const void* data, int64_t i);
 void data_store(int32_t dtype, void* data, int64_t i, double x);
 uint64_t data_element_bytes(int32_t dtype);
 
-/* FNV-1a, continues from `hash`; begin with DATA_HASH. Padding counts: it must be unchanged. */
+/* Computes FNV-1a, continuing from `hash`; begin with DATA_HASH. Padding is included, as it must be unchanged. */
 #define DATA_HASH UINT64_C(0xcbf29ce484222325)
 uint64_t data_hash(uint64_t hash, const void* data, uint64_t bytes);
 

@@ -18,7 +18,7 @@
 
 enum { MAX_CALLS = 4096, MAX_LINE = 1100, ANSWER = 4096, MAX_JOBS = 64, SECONDS = 240 };
 
-void omp_set_num_threads(int threads); /* libgomp's: the library borrows the threads that its caller has */
+void omp_set_num_threads(int threads); /* of libgomp: the library uses its caller's number of threads */
 
 /* ---- one call -------------------------------------------------------------------------------------------------- */
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds cycles between units, by includes and by imports: a reader would have to learn these units together.
+"""Finds cycles between units, by includes and by imports.
 
-A unit is the files of one stem in one folder (`plan.c`, `plan.h`, `plan.inc.h`), or a module of Python. It uses
-every unit whose file one of its own includes or imports. Units that can reach each other this way cannot be
-understood, built or moved one at a time.
+A unit is the files of one stem in one folder (`plan.c`, `plan.h`, `plan.inc.h`), or a module of Python. A unit uses
+the units whose files it includes or imports. Units in a cycle cannot be understood, built or moved one at a time.
 """
 
 import os

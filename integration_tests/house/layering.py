@@ -61,7 +61,7 @@ ASKING = {
         "cost",
     ),  # compares the results of schedule.h with the closed forms
 }
-# The fakes of a GPU's libraries on the CPU, and their users besides tests: the program that records the engine's calls.
+# The fakes of a GPU's libraries on the CPU, and their only user outside of tests, which records the engine's calls.
 FAKES = ("//backend/device/cuda:fake", "//backend/device/cuda:emulated_kernels", "//backend/gemm/cublas:fake")
 FAKES += ("//backend/comm/nccl:fake",)
 USERS_OF_FAKES = ("//capi/dry_step:dry_step", *FAKES)

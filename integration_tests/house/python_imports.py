@@ -66,7 +66,7 @@ class Import(NamedTuple):
 
 
 def modules(root):
-    """Returns the file of each module, by its name; tests are no part of the package."""
+    """Returns the file of each module, by its name. Tests are not in the package."""
     found = {}
     for place, package in PLACES.items():
         for folder, folders, names in os.walk(os.path.join(root, place)):

@@ -79,7 +79,7 @@ def test_Record_EveryStructConstantAndFunctionOfTheHeaders_IsInIt(recorded):
 
 
 def test_Experimental_Marks_AreThoseOfThePage(recorded):
-    """The marked functions are those of the page, and no others."""
+    """The headers mark the same functions as the page lists."""
     with open(os.path.join(ROOT, "capi", "abi", "ABI.md")) as file:
         section = file.read().split("## What is experimental", 1)[1].split("\n## ", 1)[0]
     wanted = set()

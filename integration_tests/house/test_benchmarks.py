@@ -20,7 +20,7 @@ from integration_tests.benchmarks.measuring import bench, pages, records, stolen
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = sorted(file.stem for file in records.FOLDER.glob("*.json") if not file.name.endswith(".raw.json"))
-EVERY_DAY = ("overlap", "stock")  # tiny runs of every day; --full runs all
+EVERY_DAY = ("overlap", "stock")  # cases with tiny runs every day; --full runs all
 RANKS_TUNE = "finetune --ranks 2"
 EXACT = ("stock",)  # cases that judge exact numbers in a tiny run, and not times
 

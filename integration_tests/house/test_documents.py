@@ -14,7 +14,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 def pages():
-    """Returns the pages for users and contributors: at the top, and all below docs/."""
+    """Returns the pages for users and contributors: in the root folder, and all below docs/."""
     below = []
     for folder, _, names in os.walk(os.path.join(ROOT, "docs")):
         below += [os.path.relpath(os.path.join(folder, name), ROOT) for name in names if name.endswith(".md")]
@@ -246,8 +246,8 @@ def test_Documents_ThatSourcesName_AreInTheRepository():
     assert missing == {}
 
 
-# Prose that other engineers in this field would not write: say after, with, against, again, separate. Lower the number
-# with each edit of prose; the aim is 600.
+# Words that engineers in this field would not use: write after, with, against, again, separate. Lower the number with
+# each edit of prose.
 ODD_WORDS = re.compile(r"\b(beside|behind|anew|unlike|alike|apart)\b", re.IGNORECASE)
 MOST_ODD_WORDS = 600
 

@@ -25,7 +25,7 @@ FIELDS = (
     "drop_policy",
 )
 NUMBER = re.compile(rf"\b(?:{'|'.join(FIELDS)})\b(?: of \w+(?: %d)? is| is|) %(?:d|lld|i|u)")
-# A number without a name is printed as it is, with the allowed values.
+# A number without a name is printed as a number, with the allowed values.
 REFUSED = re.compile(r"known are|it must be|must be in|use SLUICE_|want a SLUICE_|a schedule is|set it to")
 LITERALS = re.compile(r'"(?:[^"\\\n]|\\.)*"(?:\s*"(?:[^"\\\n]|\\.)*")*')
 DIFFERS = re.compile(rf"^\s*DIFFERS\((?:{'|'.join(FIELDS)}),", re.MULTILINE)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that only the table of backend/model/restore.c defines restore policies: other code reads names, numbers and
-costs from it, Python through data that the packaging reads from the library."""
+costs from this table, and Python from data that the packaging reads from the library."""
 
 import re
 import subprocess

@@ -30,7 +30,7 @@ def covers(target: str, room: str) -> bool:
 
 
 def test_Rooms_WithTestsOfC_RunUnderSanitizersEveryDayOrSayWhyNot() -> None:
-    """The list must have a new folder: with its smallest suite that covers it, or as one that only --full runs."""
+    """The list must have every folder: with the smallest suite that covers it, or as one that only --full runs."""
     asked = [(config, target) for config, target in lines() if config in ("asan_ubsan", "full")]
     forgotten = sorted(room for room in rooms() if not any(covers(target, room) for _, target in asked))
     assert forgotten == []

@@ -48,7 +48,7 @@ def test_Scenarios_Simulated_BestPairsDifferAndAdaptiveIsNeverSlower(simulated):
         others = {name: ratio for name, ratio in line["over_adaptive"].items() if name != "adaptive"}
         assert min(others.values()) >= 1 - 1e-9, line["name"]
     assert found["kept"]["list's pair"]["mean"] > 1.01 and found["reuse"]["list's pair"]["mean"] > 1.01
-    assert found["kept"]["best fixed"]["most"] > 1.01  # batch sizes of one run have different best n
+    assert found["kept"]["best fixed"]["most"] > 1.01  # the best n differs between batch sizes of a run
     assert found["budget"]["best fixed"]["most"] > 1.05  # small batches fit policies that large ones do not
     assert found["kept"]["split"]["mean"] > 1.01 and found["kept"]["unsplit"]["mean"] > 1.03
     for name, (held, of) in found["hypotheses"].items():

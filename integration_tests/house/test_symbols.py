@@ -42,7 +42,7 @@ def declared_functions(root):
     import cdef
 
     text = cdef.generate(os.path.join(root, "capi", "include"))
-    text = re.sub(r"\{[^{}]*\}", "", re.sub(r"\{[^{}]*\}", "", text))  # members of structs are no functions
+    text = re.sub(r"\{[^{}]*\}", "", re.sub(r"\{[^{}]*\}", "", text))  # members of structs are not functions
     statements = [statement.strip() for statement in text.split(";")]
     names = set()
     for statement in statements:

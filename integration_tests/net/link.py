@@ -6,8 +6,8 @@ Each rank gets the variables that torch.distributed reads (RANK, WORLD_SIZE, MAS
 are enough, and its own network namespace (see namespaces.py). With `--rate none`, or if namespaces are not allowed,
 the ranks share plain loopback, and a message says so. Output is streamed line by line with the rank as prefix.
 
-Whatever happens (a rank fails, the deadline passes, Ctrl-C, this process is killed) no rank survives: ranks die with
-this process by PR_SET_PDEATHSIG, and everything else is undone at the end.
+No rank survives this process, even if a rank fails, the deadline passes, or this process is interrupted or killed:
+ranks are killed with this process by PR_SET_PDEATHSIG, and everything else is undone at the end.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ Sink = Callable[[int, str], None]
 
 
 def print_line(rank: int, line: str) -> None:
-    """The default sink: `[rank] line` on stdout."""
+    """Prints `[rank] line` to stdout; the default sink."""
     sys.stdout.write(f"[{rank}] {line}\n")  # one write, newline included: print() would let ranks interleave
     sys.stdout.flush()
 
 
 @dataclass
 class Outcome:
-    """The end of a run: status 0 only if every rank returned 0."""
+    """Describes the end of a run. The status is 0 only if every rank returned 0."""
 
     status: int
     reason: str
@@ -73,7 +73,7 @@ def _free_port() -> int:
 
 @dataclass
 class Link:
-    """A network for `world_size` ranks; a context manager. After entry, `description` says what was made."""
+    """Makes a network for `world_size` ranks; a context manager. After entry, `description` describes the network."""
 
     world_size: int
     rate: str | None = "1gbit"
@@ -85,7 +85,7 @@ class Link:
     _port: int = field(default=0, init=False)
 
     def __enter__(self) -> Link:
-        """Make the namespaces, or fall back to loopback and say why in `fallback`."""
+        """Makes the namespaces, or falls back to loopback, with the reason in `fallback`."""
         shaped = self.rate is not None and self.rate != "none"
         rate_bps = parse_rate(str(self.rate)) if shaped else 0.0
         if shaped:
@@ -104,7 +104,7 @@ class Link:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        """Remove the network."""
+        """Removes the network."""
         if self._namespaces is not None:
             self._namespaces.close()
             self._namespaces = None
@@ -129,13 +129,13 @@ class Link:
         }
 
     def unplug(self, rank: int) -> None:
-        """Cut a rank off, for W > 2: its traffic is lost in both directions, and no rank is notified."""
+        """Cuts a rank off, for W > 2: its traffic is lost in both directions, and no rank is notified."""
         if self._namespaces is None:
             raise NamespaceError(f"the ranks talk over {self.description}, which has no cables")
         self._namespaces.unplug(rank)
 
     def start(self, rank: int, argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
-        """Start one rank; call from the main thread, whose end the kernel takes as the death of this process."""
+        """Starts one rank. Call it from the main thread, whose end the kernel takes as the death of this process."""
         prefix = self._namespaces.enter_argv(rank // self.ranks_per_node) if self._namespaces is not None else []
         if shutil.which("setpriv") is not None:
             prefix = [*prefix, "setpriv", "--pdeathsig", "KILL", "--"]
@@ -155,12 +155,12 @@ class Link:
 
 
 class _Terminated(BaseException):
-    """SIGTERM or SIGHUP arrived; unwinds like Ctrl-C."""
+    """Signals that SIGTERM or SIGHUP arrived; unwinds like Ctrl-C."""
 
 
 @contextlib.contextmanager
 def _termination_unwinds() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an exception, so that `finally` runs for them too."""
+    """Turns SIGTERM and SIGHUP into an exception, so that `finally` runs for them too."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -177,7 +177,7 @@ def _termination_unwinds() -> Iterator[None]:
 
 
 def _stop(children: Sequence[subprocess.Popen[str]]) -> None:
-    """Terminate, wait a little, kill. Signals go to process groups, because a rank may have child processes."""
+    """Terminates, waits a little, and kills. Signals go to process groups, as a rank may have child processes."""
     for number, timeout in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
         for child in children:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -189,7 +189,7 @@ def _stop(children: Sequence[subprocess.Popen[str]]) -> None:
 
 
 def _watch(children: Sequence[subprocess.Popen[str]], deadline_s: float, grace_s: float) -> tuple[int, str]:
-    """Wait for all; after the first failure give the rest a moment to fail by themselves."""
+    """Waits for all ranks; after the first failure the others have a moment to fail by themselves."""
     end = time.monotonic() + deadline_s
     failed: tuple[int, str] | None = None
     while True:
@@ -221,7 +221,7 @@ def run_ranks(
     user: bool | None = None,
     ranks_per_node: int = 1,
 ) -> Outcome:
-    """Run `argv` once per rank over one network and return how it ended."""
+    """Runs `argv` once per rank over one network, and returns the outcome."""
     tails: dict[int, collections.deque[str]] = {r: collections.deque(maxlen=TAIL_LINES) for r in range(world_size)}
 
     def pump(rank: int, child: subprocess.Popen[str]) -> None:
@@ -249,7 +249,7 @@ def run_ranks(
 
 
 def main() -> int:
-    """Command line: flags, `--`, and the command each rank runs."""
+    """Runs the command line: flags, `--`, and the command of each rank."""
     parser = argparse.ArgumentParser(description="Run rank processes over a shaped network link.")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rate", default="1gbit", help="1gbit, 200mbit, 0.4gbit ..., or none for plain loopback")

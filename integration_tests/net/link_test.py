@@ -245,7 +245,7 @@ def test_link_one_rank_fails_all_end_with_its_last_lines() -> None:
 
 
 def test_link_deadline_passes_everything_stops() -> None:
-    """The status is 124, as of timeout(1)."""
+    """The status is 124, as with timeout(1)."""
     argv = [sys.executable, "-c", "import time; time.sleep(3600)"]
     assert run_ranks(argv, rate="none", deadline_s=0.5).status == 124
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs passes of a layer until a rank is cut off, or stopped for a while. Each rank of lost_rank_test runs it.
 
-It prints its progress in lines, and is controlled by files in the folder `argv[2]`, which all ranks share.
+A rank prints its progress in lines. The test controls the ranks by files in the folder `argv[2]`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def await_file(name: str) -> None:
 
 
 class Passes:
-    """Forward passes of one layer, whose rows go to all ranks equally."""
+    """Runs forward passes of one layer, whose rows go to all ranks equally."""
 
     def __init__(self, tokens: int) -> None:
         world, rank = dist.get_world_size(), dist.get_rank()
@@ -54,7 +54,7 @@ class Passes:
 
 
 def cut_off(is_idle: bool) -> None:
-    """The last rank is cut off while the others wait for it with nothing in flight, or before they send to it."""
+    """Waits until the last rank is cut off, while the others wait with nothing in flight, or before they send."""
     passes = Passes(tokens=64)
     passes.once()
     is_last = dist.get_rank() == dist.get_world_size() - 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that a rank whose cable is pulled is soon lost by name, and that the others wait for a stopped rank.
+"""Tests that the others soon name a rank whose cable is pulled, and that they wait for a stopped rank.
 
 Each set of ranks has its own network, and all sets run at the same time, as they mostly wait.
 """
@@ -26,14 +26,14 @@ from integration_tests.net.link import Link
 
 PROGRAM = Path(__file__).resolve().parent / "lost_rank.py"
 STOPPED_S = 20  # above the 12 s after which a machine that does not answer counts as lost
-SOON_S = 40  # on the busiest machine: far below the ranks' deadline of 150 s
+SOON_S = 40  # enough for a busy machine, and far below the ranks' deadline of 150 s
 TIMEOUT_S = 120
 
 pytest.importorskip("sluice.adapters.torch")
 
 
 class Ranks:
-    """The ranks of one scenario, over their own link, and the lines that they have written."""
+    """Runs the ranks of one scenario over their own link, and keeps the lines that they have written."""
 
     def __init__(self, scenario: str, world_size: int, rate: str) -> None:
         self.link = Link(world_size, rate)
@@ -71,7 +71,7 @@ class Ranks:
         threading.Thread(target=read, daemon=True).start()
 
     def require(self) -> None:
-        """Skip the test with the reason if the network could not be made."""
+        """Skips the test with the reason if the network could not be made."""
         if self.skipped:
             pytest.skip(self.skipped)
 
@@ -119,7 +119,7 @@ def _stop(ranks: Ranks) -> None:
     _ready(ranks)
     for _ in range(100):
         ranks.children[1].send_signal(signal.SIGSTOP)
-        time.sleep(1)  # in which everything that fits the buffers has been sent
+        time.sleep(1)  # until everything that fits the buffers has been sent
         if _unconfirmed(ranks.children[0].pid) >= 1 << 16:
             threading.Timer(STOPPED_S, _go_on, [ranks]).start()
             return

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes network namespaces that are joined by shaped veth pairs, one namespace per rank.
 
-Nothing here has a name that outlives this process. A namespace lives only while a process is in it, so each one is
-held by a `cat` that reads a pipe of this process: when it ends, however it ends, the pipes close, the holders exit,
-and the kernel removes the namespaces and their links. So a crash leaves nothing stale, and two concurrent runs
-cannot interfere. The machine's own network is never touched: every veth is created inside a held namespace.
+No name outlives this process. A namespace exists only while a process is in it, so each one is held by a `cat` that
+reads a pipe of this process. When this process ends or crashes, the pipes close, the holders exit, and the kernel
+removes the namespaces and their links. So a crash leaves nothing, and two concurrent runs cannot interfere. The
+machine's own network is not changed: every veth is created inside a held namespace.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ SUBNET = "10.77.0"  # private to namespaces that have no route to anywhere else
 DEVICE = "eth0"
 PORT = 29500  # free by construction: the namespace is new
 QUEUE_S = 50e-3  # line time of the queue at a card: a small switch's buffer
-PACKET_S = 200e-6  # line time of the largest packet that a rank hands to its card (segmentation offload)
+PACKET_S = 200e-6  # line time of the largest packet that a rank passes to its card (segmentation offload)
 
 _UNITS = {"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 class NamespaceError(RuntimeError):
-    """This machine does not let us make the network; the message says why in one sentence."""
+    """Reports that the network cannot be made on this machine, with the reason in one sentence."""
 
 
 def parse_rate(text: str) -> float:
-    """`1gbit`, `200mbit`, `0.4gbit` -> bits per second."""
+    """Converts `1gbit`, `200mbit` or `0.4gbit` to bits per second."""
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(bit|kbit|mbit|gbit)\s*", text.lower())
     if match is None or float(match[1]) <= 0:
         raise ValueError(f"rate {text!r} is not understood; write for example 1gbit, 200mbit or 0.4gbit, or none")
@@ -46,9 +46,9 @@ def packet_bytes(rate_bps: float) -> int:
 def burst_bytes(rate_bps: float) -> int:
     """Returns the burst of an idle link: two packets, so that the shaper never splits one.
 
-    0.4 ms of line time from 0.36 Gbit/s on, 0.72 ms at 0.2 Gbit/s. With a larger bucket a link behaves differently
-    for short messages than for long ones: with 128 KiB at 0.2 Gbit/s an exchange of 100 KB after a pause took no
-    time at all, and so it did with 1 ms at 1 Gbit/s.
+    This is 0.4 ms of line time from 0.36 Gbit/s on, and 0.72 ms at 0.2 Gbit/s. A larger bucket makes short messages
+    faster than the rate: an exchange of 100 KB after a pause took no time with 128 KiB at 0.2 Gbit/s, and neither with
+    1 ms at 1 Gbit/s.
     """
     return 2 * packet_bytes(rate_bps)
 
@@ -60,7 +60,7 @@ def _tbf(rate_bps: float) -> list[str]:
 
 @dataclass
 class Namespaces:
-    """W namespaces, directly joined for W = 2 and through a bridge in one more namespace for W > 2.
+    """Makes W namespaces, joined directly for W = 2, and through a bridge in one more namespace for W > 2.
 
     Every direction of every cable carries `rate`. As root the namespaces are made directly; otherwise inside one user
     namespace in which this process is root (`user=True` forces that, for tests).
@@ -84,26 +84,26 @@ class Namespaces:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        """Let the holders go; the kernel removes the rest."""
+        """Ends the holders; the kernel removes the network."""
         self.close()
 
     def enter_argv(self, index: int) -> list[str]:
-        """The command prefix that runs a program inside namespace `index`."""
+        """Returns the command prefix that runs a program inside namespace `index`."""
         user = ["--user", "--preserve-credentials"] if self.user else []
         return ["nsenter", "-t", str(self._holders[index].pid), *user, "--net", "--"]
 
     def address(self, rank: int) -> str:
-        """The address of a rank on the shaped network."""
+        """Returns the address of a rank on the shaped network."""
         return f"{SUBNET}.{rank + 1}"
 
     def unplug(self, rank: int) -> None:
-        """Pull the cable of a rank out of the switch, for W > 2: the cards of the others do not notice it."""
+        """Disconnects a rank from the switch, for W > 2: the cards of the others do not notice it."""
         if self.world_size <= 2:
             raise ValueError("two ranks are joined directly, there is no switch")
         self._run(self.world_size, ["ip", "link", "set", f"port{rank}", "down"])
 
     def close(self) -> None:
-        """Close the pipes the holders read and collect them."""
+        """Closes the pipes that the holders read, and waits for the holders."""
         for holder in self._holders:
             if holder.stdin is not None:
                 holder.stdin.close()
@@ -137,7 +137,7 @@ class Namespaces:
                 self._run(rank, ["ip", "addr", "add", f"{self.address(rank)}/32", "dev", "lo"])
 
     def _cable(self, a: int, a_name: str, b: int, b_name: str) -> None:
-        """Make one veth pair, with both ends shaped: the rank's output and the switch's output to it."""
+        """Makes one veth pair, with both ends shaped: the rank's output, and the switch's output to the rank."""
         peer_pid = str(self._holders[b].pid)
         # `netns PID` moves the far end at birth; in a user namespace it must be owned by the same user namespace.
         self._run(a, ["ip", "link", "add", a_name, "type", "veth", "peer", "name", b_name, "netns", peer_pid])
@@ -148,14 +148,14 @@ class Namespaces:
             self._run(index, ["ip", "link", "set", name, "up"])
 
     def _hold(self) -> None:
-        """Start one more holder: a process that sits in a new namespace until our end of its stdin closes."""
+        """Starts one more holder: a process in a new namespace that exits when our end of its stdin closes."""
         if not self.user:
             argv = ["unshare", "--net"]
         elif not self._holders:
             argv = ["unshare", "--user", "--map-root-user", "--net"]
         else:  # the same user namespace as the first, so that links may move between them
             argv = ["nsenter", "-t", str(self._holders[0].pid), "--user", "--preserve-credentials", "unshare", "--net"]
-        # A new session: Ctrl-C on the terminal must reach us, not the network under the ranks.
+        # A new session: Ctrl-C on the terminal must end this process, but not the holders.
         holder = subprocess.Popen(
             [*argv, "--", "sh", "-c", "echo up; exec cat >/dev/null"],
             stdin=subprocess.PIPE,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends in both directions at once; each rank prints when it received. Both ranks of link_test run it.
 
-Plain sockets, no torch: the test measures the link, not a library.
+It uses plain sockets without torch, because the test measures the link, not a library.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _send(peer: socket.socket, total: int) -> None:
 
 
 def main() -> None:
-    """Send `argv[1]` bytes each way and report when receiving began and ended."""
+    """Sends `argv[1]` bytes each way, and prints when receiving began and ended."""
     total = int(sys.argv[1])
     peer = connect(int(os.environ["RANK"]), os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1)
     with peer:

@@ -27,8 +27,8 @@ from pair_compare import BITS, Run, Tolerance
 cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)  # DeepSpeed's CPU Adam calls it, which starts processes
 STEPS, SAVED_AFTER, STAGES = 6, 3, 2
 EPSILON = 1e-2  # as large as gradients: with a small one Adam's updates do not depend on the scale of gradients
-# Tolerances of experts are those of test_ds_pipe_parity.py, of Adam those of test_ds_optimizer.py. NORM: after layers
-# have moved, the norm sums squares in another order (docs/deepspeed-pipeline.md, Layers that move between stages).
+# Tolerances of experts are from test_ds_pipe_parity.py, of Adam from test_ds_optimizer.py. NORM: after layers have
+# moved, the norm sums squares in another order (docs/deepspeed-pipeline.md, Layers that move between stages).
 NORM = 1e-6
 F32 = Tolerance(loss=1e-5, gradient=1e-5, norm=1e-4, tensor=1e-4)
 ROUNDED = Tolerance(loss=0.02, gradient=0.05, norm=0.02, tensor=None, update=0.5)
@@ -165,7 +165,7 @@ def _train(row: dict[str, str], section: dict[str, Any] | None, folder: str) -> 
 
 
 def _files(row: dict[str, str], folder: str) -> dict[str, torch.Tensor]:
-    """Returns the tensors of a checkpoint, with those of the optimizer if both trainings have the same class of it."""
+    """Returns the tensors of a checkpoint, with the optimizer's if both trainings have the same class of it."""
     found = {}
     for file in sorted(os.listdir(folder)):
         data = torch.load(os.path.join(folder, file), weights_only=False, map_location="cpu")

@@ -20,8 +20,8 @@ from pair_compare import Run, Tolerance
 
 STEPS = 3  # before the checkpoint, and after it
 EPSILON = 1e-2  # as large as gradients: with a small one Adam turns rounding errors into full updates
-# Tolerances of losses (of 4.6) and norms are those of test_mg_training.py; in 16 bits, or if rows are exchanged in
-# fewer bits, those of DeepSpeed.
+# Tolerances of losses (of 4.6) and norms are from test_mg_training.py; in 16 bits, or if rows are exchanged in fewer
+# bits, from the table of DeepSpeed.
 F32 = Tolerance(loss=1e-6, gradient=2e-5, norm=2e-4, tensor=None, update=0.05)
 ROUNDED = Tolerance(loss=0.02, gradient=0.05, norm=0.02, tensor=None, update=0.5)
 
@@ -60,7 +60,7 @@ def _host(row: dict[str, str], section: dict[str, Any] | None) -> mg_models.Host
     }[row["ddp"]]
     how, clip = "stock" if section is None else "decorated", 1.0 if row["clipping"] == "clip" else 0.0
     changes = megatron_table.changes(row)
-    if tolerance(row) is ROUNDED:  # so that rounding changes the weight of a route, and never the route
+    if tolerance(row) is ROUNDED:  # so that rounding changes a route's weight, but never the route
         changes["moe_router_topk"] = 4
     config = mg_models.OptimizerConfig
     mg_models.fill, mg_models.OptimizerConfig = filled, functools.partial(config, adam_eps=EPSILON)

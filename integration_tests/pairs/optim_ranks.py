@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 STEPS, SAVED_AFTER, WIDTH = 6, 3, 12
 EPSILON = 1e-3  # as large as gradients: with a small one Adam's updates do not depend on the scale of gradients
-# F32 is that of adapters/torch/test/test_optim*.py. torch keeps moments of bf16 parameters in bf16, so ROUNDED is that
-# of DeepSpeed's rows in 16 bits.
+# F32 is the tolerance of adapters/torch/test/test_optim*.py. torch keeps moments of bf16 parameters in bf16, so ROUNDED
+# is the tolerance of DeepSpeed's rows in 16 bits.
 F32 = Tolerance(loss=1e-5, gradient=1e-5, norm=1e-5, tensor=1e-4)
 ROUNDED = Tolerance(loss=0.02, gradient=0.05, norm=0.02, tensor=None)
 

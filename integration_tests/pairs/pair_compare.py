@@ -75,7 +75,7 @@ def _of_tensors(
 
 
 def _of_updates(stock: Run, ours: Run, most: float) -> list[str]:
-    """Compares the updates of tensors, relative to at least a bf16 rounding of the tensor."""
+    """Compares the updates of tensors. The difference is relative to at least a bf16 rounding of the tensor."""
     found = []
     for name, start in stock.start.items():
         a, b = (run.parameters[name].double() - start.double() for run in (stock, ours))

@@ -13,7 +13,7 @@ HERE = Path(__file__).resolve().parent
 
 
 class PairRanks(Ranks):
-    """The ranks of integration_tests/deepspeed, which also import from this folder."""
+    """Starts ranks like those of integration_tests/deepspeed, which also import from this folder."""
 
     python_path = str(HERE)
 

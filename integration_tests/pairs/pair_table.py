@@ -28,7 +28,7 @@ Values = str | tuple[str, ...]
 
 STOCK, SLUICE = "stock", "sluice"
 KEPT = Path(__file__).resolve().parents[2] / ".test" / "pairs"
-NOBODY = "nobody"  # no row has these values; the words of the rule say why
+NOBODY = "nobody"  # no row has these values; the rule's `words` are the reason
 ORDERS = 12
 
 
@@ -96,11 +96,11 @@ class Table:
         return {name: values[0] for name, values in self.factors.items()}
 
     def name_of(self, row: Row) -> str:
-        """Returns the id of a row: its values that are no defaults."""
+        """Returns the id of a row: its values that are not defaults."""
         return "-".join(row[name] for name, values in self.factors.items() if row[name] != values[0]) or "defaults"
 
     def row_of(self, name: str) -> dict[str, str]:
-        """Returns the row of an id, or of any values, for a row that is tried by hand."""
+        """Returns the row of an id, or of any values, to try a row by hand."""
         row, known = self.default(), {value: name for name, values in self.factors.items() for value in values}
         for word in name.replace("-", " ").split():
             if word != "defaults":
@@ -181,7 +181,7 @@ class Table:
             yield {**self.default(), **each.given, **dict(zip(each.when, values))}
 
     def daily(self) -> list[str]:
-        """Returns the ids of the daily rows: each adds the largest number of values that the rows before lack."""
+        """Returns the ids of the daily rows: each adds the largest number of values that earlier rows lack."""
         rows, chosen, seen = self.array, [], set()
         while len(chosen) < self._daily:
             best = max(rows, key=lambda row: len(set(row.items()) - seen))

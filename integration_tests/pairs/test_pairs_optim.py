@@ -15,7 +15,7 @@ TABLE = optim_table.table()
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[PairRanks]:
-    """Two ranks."""
+    """Yields two ranks."""
     yield from PairRanks.pair()
 
 

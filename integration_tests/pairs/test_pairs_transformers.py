@@ -20,7 +20,7 @@ TABLE = transformers_table.table()
 
 
 class PairTransformersRanks(TransformersRanks):
-    """Ranks that also import from this folder."""
+    """Starts ranks that also import from this folder."""
 
     python_path = str(HERE)
 

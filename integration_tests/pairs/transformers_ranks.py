@@ -25,11 +25,11 @@ from pair_compare import Run, Tolerance
 STEPS, SAVED_AFTER = 6, 3
 LAYOUTS = {"tp": {"tp_size": 2}, "fsdp2": {"fsdp_size": 2}}
 EPSILON = 1e-2  # as large as gradients: with a small one Adam's updates do not depend on the scale of gradients
-# Tolerances of losses are those of test_tf_parallel.py's twenty steps; in 16 bits, or if rows are exchanged in fewer
-# bits, those of DeepSpeed.
+# Tolerances of losses are from the twenty steps of test_tf_parallel.py; in 16 bits, or if rows are exchanged in fewer
+# bits, from the table of DeepSpeed.
 F32 = Tolerance(loss=1e-4, gradient=1e-4, norm=1e-4, tensor=1e-4, counts=False)
 ROUNDED = Tolerance(loss=0.02, gradient=0.05, norm=0.02, tensor=None, update=0.5, counts=False)
-# Every token goes to all experts, so that rounding changes the weight of a route, and never the route.
+# Every token goes to all experts, so that rounding changes a route's weight, but never the route.
 EVERY = {
     "qwen3_moe": {"num_experts_per_tok": 8},
     "mixtral": {"num_experts_per_tok": 4},

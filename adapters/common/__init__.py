@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code that adapters of several hosts share, built on `sluice.adapters.torch`. It imports no host."""
+"""Contains code that adapters of several hosts share, built on `sluice.adapters.torch`. It imports no host."""

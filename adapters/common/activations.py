@@ -2,9 +2,9 @@
 """Finds which of the library's activations a host applies between two GEMMs.
 
 `find` calls the host's function on a grid of values, and compares values and gradients with each formula of the
-library. A function is therefore recognised by what it computes and not by its name, and a different function never
-matches. `of_module` and `of_function` call nothing: they know torch's own modules and functions, for code that is only
-read and whose other functions may have side effects.
+library. So functions are recognised by their results and not by their names, and a different function never matches.
+`of_module` and `of_function` call nothing: they recognise torch's own modules and functions in code that is only read,
+as other functions may have side effects.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TOLERANCE = 2e-6
 
 
 def of_module(module: nn.Module) -> str | None:
-    """The library's name of a module of exactly one of torch's types, or None."""
+    """Returns the library's name of a module of exactly one of torch's types, or None."""
     kind = type(module)
     if kind is nn.ReLU:
         return "relu"
@@ -56,7 +56,7 @@ def of_module(module: nn.Module) -> str | None:
 
 
 def of_function(function: Any) -> str | None:
-    """The same for one of torch's functions, called with its input alone."""
+    """Returns the library's name of one of torch's functions, called with its input alone, or None."""
     return "relu" if function is torch.relu else next((n for n, known in _PLAIN.items() if known is function), None)
 
 
@@ -67,7 +67,7 @@ def find(
     limits: Sequence[float] = (),
     offsets: Sequence[float] = (),
 ) -> Unit | None:
-    """The unit; None: it is not one of the library's. Raises what the function raises.
+    """Returns the unit; None: it is not one of the library's. Raises what the function raises.
 
     alphas, limits, offsets  numbers of SwiGLU that the host names, in addition to those that models use
 
@@ -98,7 +98,7 @@ def _find(
 def _candidates(
     gated: bool, alphas: Sequence[float], limits: Sequence[float], offsets: Sequence[float]
 ) -> Iterator[Unit]:
-    """The library's formulas with the numbers that the host names; clamped SiLU is SwiGLU with alpha 1."""
+    """Yields the library's formulas with the numbers that the host names; clamped SiLU is SwiGLU with alpha 1."""
     yield from (Unit(name) for name in _PLAIN)
     if not gated:
         return
@@ -109,7 +109,7 @@ def _candidates(
 
 
 def _apply(unit: Unit, gated: bool, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """The library's equations (sluice/moe.h)."""
+    """Computes the library's equations (sluice/moe.h)."""
     if unit.swiglu is None:
         out = _PLAIN[unit.activation](gate)
         return out * up if gated else out
@@ -119,7 +119,7 @@ def _apply(unit: Unit, gated: bool, gate: torch.Tensor, up: torch.Tensor) -> tor
 
 
 def _grid(limits: Sequence[float]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every pair of two ranges: fine around zero and the limits, coarse beyond the clamps of all models."""
+    """Returns every pair of two ranges: fine around zero and the limits, coarse beyond the clamps of all models."""
     fine = torch.linspace(-12, 12, _COLUMNS // 2)
     coarse = torch.logspace(-3, 3, _COLUMNS // 4)
     near = torch.tensor([sign * limit * factor for limit in limits for sign in (-1, 1) for factor in (0.99, 1.01)])

@@ -14,12 +14,12 @@ from sluice.adapters.torch import Context, ContextOptions, EpGroup
 from sluice.config import Options
 
 _contexts: dict[tuple[Any, ...], Context] = {}
-# The number of models with a context of their own on the group of these ranks. The last one closes the group.
+# The number of models with their own context on the group of these ranks. The last one closes the group.
 _users: dict[tuple[tuple[int, ...], str | None], int] = {}
 
 
 def group_of(ranks: Sequence[int] | None, options: Options) -> EpGroup:
-    """The group of these global ranks, by the options. Collective over them if the group does not exist yet."""
+    """Returns the group of these global ranks, by the options. Collective over them if the group does not exist yet."""
     timeout = None if options.timeout is None else timedelta(seconds=options.timeout)
     return EpGroup.for_ranks(ranks, timeout, options.transport)
 
@@ -31,7 +31,7 @@ def context_of(
     device: torch.device | None = None,
     num_forwards: int | None = None,
 ) -> Context:
-    """The context of layers of this group (None: this rank alone), made for the first of them.
+    """Returns the context of layers of this group (None: this rank alone), made for the first of them.
 
     Not thread-safe: the caller holds a lock. Contexts stay until their group closes.
 
@@ -52,10 +52,10 @@ def context_of(
 
 
 class OwnContext:
-    """A context of one model, on the group that all models with these ranks share."""
+    """Owns the context of one model, on the group that all models with these ranks share."""
 
     def __init__(self, ranks: Sequence[int], options: Options, device: torch.device) -> None:
-        """Collective over the ranks."""
+        """Opens the context. Collective over the ranks."""
         self._group: EpGroup | None = group_of(ranks, options)
         self._place = (tuple(ranks), options.transport)
         _users[self._place] = _users.get(self._place, 0) + 1
@@ -66,7 +66,7 @@ class OwnContext:
             raise
 
     def stats(self) -> dict[str, Any]:
-        """Statistics of the context."""
+        """Returns statistics of the context."""
         return self.context.stats()
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A and B of low-rank adapters (LoRA) on one weight of a layer's experts, stacked over experts."""
+"""Defines A and B of low-rank adapters (LoRA) on one weight of a layer's experts, stacked over experts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class Factors(NamedTuple):
-    """An adapter, which adds `scale * b[e] @ a[e]` to the weight of expert e."""
+    """Describes an adapter, which adds `scale * b[e] @ a[e]` to the weight of expert e."""
 
     a: torch.Tensor  # [E, r, in]
     b: torch.Tensor  # [E, out, r]
@@ -18,7 +18,7 @@ class Factors(NamedTuple):
 
 
 def joined(adapters: Sequence[Factors], dtype: torch.dtype) -> Factors:
-    """Several adapters as one, in a dtype that a layer of `dtype` takes: float32 or `dtype`. Their ranks are
+    """Joins adapters into one, in a dtype that a layer of `dtype` takes: float32 or `dtype`. Their ranks are
     concatenated. If there is more than one, B contains the scales."""
     if len(adapters) == 1:
         a, b, scale = adapters[0]

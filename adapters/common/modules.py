@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts that are modules of the host, passed again with each call of a layer."""
+"""Calls experts that are modules of the host, which each call of a layer passes again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CallExpert = Callable[[int, torch.Tensor], torch.Tensor]
 
 
 class HostModules(CallbackExperts):
-    """The modules of the current call of a layer; it holds none between calls."""
+    """Has the modules of the current call of a layer, and none between calls."""
 
     def __init__(self, count: int) -> None:
         super().__init__([self._module(index) for index in range(count)], self._parameters_now)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and writes what belongs to an expert in addition to its values: gradients, masters and optimizer states.
+"""Reads and writes an expert's state in addition to its values: gradients, masters and optimizer states.
 
-A keeper consists of parts, one for each kind of content. Hosts have further parts of their own.
+A keeper consists of parts, one for each kind of content. Adapters of hosts add parts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ States = MutableMapping[torch.Tensor, dict[str, Any]]  # the `state` of a torch 
 
 
 class Piece(NamedTuple):
-    """One expert's piece of a parameter: all of it, or one of its equal parts if it is stacked over experts.
+    """Describes one expert's piece of a parameter: all of it, or one of its equal parts if it is stacked over experts.
 
     is_interleaved  the parts are every count-th column, as in PEFT's B [out, r * E]; otherwise they are rows
     """
@@ -28,7 +28,7 @@ class Piece(NamedTuple):
     is_interleaved: bool = False
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same piece of a tensor of the parameter's shape, as a view; of a DTensor, of its local part."""
+        """Returns the same piece of a tensor of the parameter's shape, as a view; of a DTensor, of its local part."""
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         if self.count == 1:
             return local
@@ -38,36 +38,36 @@ class Piece(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the parameter belongs to this expert alone."""
+        """Returns whether the parameter belongs to this expert alone."""
         return self.count == 1
 
 
 class Keeper(Protocol):
-    """Reads and writes what is kept of a piece in addition to its value."""
+    """Reads and writes the state of a piece in addition to its value."""
 
     def obstacle(self, parameters: Sequence[nn.Parameter]) -> str:
-        """Why something of these parameters cannot be moved now; "": it can."""
+        """Returns why the state of these parameters cannot be moved now; "": it can."""
         ...
 
     def bytes_of(self, piece: Piece) -> int:
-        """The bytes of what `read` returns."""
+        """Returns the bytes of `read`'s result."""
         ...
 
     def read(self, piece: Piece) -> Content:
-        """Copies of all. Collective over the ranks that hold parts of it."""
+        """Copies all. Collective over the ranks that hold parts of the piece."""
         ...
 
     def still(self, piece: Piece) -> Content:
-        """The part of `read` that stays the same from one update to the next: all but gradients. Collective as
+        """Returns the part of `read` that stays the same from one update to the next: all but gradients. Collective as
         `read`."""
         ...
 
     def late_forms(self, piece: Piece) -> dict[str, torch.dtype]:
-        """The names and dtypes of the gradients that may exist before an update."""
+        """Returns the names and dtypes of the gradients that may exist before an update."""
         ...
 
     def late(self, piece: Piece) -> Content:
-        """The gradients that exist, even if they are an obstacle to `read`: copies, or the host's own tensors.
+        """Returns the gradients that exist, even if they are an obstacle to `read`: copies, or the host's own tensors.
         Collective as `read`."""
         ...
 
@@ -77,7 +77,7 @@ class Keeper(Protocol):
 
 
 class Still:
-    """The base of a part that no backward changes."""
+    """Implements the common methods of parts that no backward changes."""
 
     def obstacle(self, parameters: Sequence[nn.Parameter]) -> str:
         """See Keeper."""
@@ -101,7 +101,7 @@ class Still:
 
 
 class Together:
-    """A keeper of several parts, whose contents have different names."""
+    """Combines several parts, whose contents have different names."""
 
     def __init__(self, *parts: Keeper) -> None:
         self._parts = parts
@@ -137,7 +137,7 @@ class Together:
 
 
 class Gradient:
-    """The gradient in this attribute of a parameter."""
+    """Keeps the gradient in this attribute of a parameter."""
 
     def __init__(self, attribute: str = "grad") -> None:
         self._attribute = attribute
@@ -188,12 +188,12 @@ class Gradient:
 
 
 class State(Still):
-    """The state of a torch optimizer, by parameter or by the tensor that it has in the parameter's place."""
+    """Keeps the state of a torch optimizer, by parameter or by the tensor that replaces the parameter there."""
 
     _PREFIX = "state "
 
     def __init__(self, kept_of: Callable[[nn.Parameter], tuple[States, torch.Tensor]]) -> None:
-        """kept_of: gives the optimizer's `state`, and its key for a parameter."""
+        """kept_of: returns the optimizer's `state`, and its key for a parameter."""
         self._kept_of = kept_of
 
     def bytes_of(self, piece: Piece) -> int:
@@ -225,8 +225,8 @@ class State(Still):
             states[key] = kept
 
     def _views(self, piece: Piece) -> Content:
-        """Views of the piece. If a tensor belongs to several experts, its step count is left out: the count is the same
-        on all ranks, because all take every step."""
+        """Returns views of the piece. If a tensor belongs to several experts, its step count is left out: the count is
+        the same on all ranks, because all take every step."""
         states, key = self._kept_of(piece.parameter)
         kept = states.get(key, {})
         if piece.is_whole:
@@ -236,17 +236,17 @@ class State(Still):
 
 
 class Masters(Still):
-    """The masters of 16-bit parameters, which the optimizer updates."""
+    """Keeps the masters of 16-bit parameters, which the optimizer updates."""
 
     def __init__(self, pairs: Sequence[tuple[nn.Parameter, torch.Tensor]]) -> None:
         self._masters = {id(parameter): master for parameter, master in pairs}
 
     def of(self, parameter: nn.Parameter) -> torch.Tensor:
-        """The master; the parameter itself if it has none."""
+        """Returns the master; the parameter itself if it has none."""
         return self._masters.get(id(parameter), parameter)
 
     def holds(self, parameters: Sequence[nn.Parameter]) -> bool:
-        """Whether each parameter has a master."""
+        """Returns whether each parameter has a master."""
         return all(id(parameter) in self._masters for parameter in parameters)
 
     def bytes_of(self, piece: Piece) -> int:
@@ -267,22 +267,22 @@ class Masters(Still):
 
 
 def plain(optimizer: torch.optim.Optimizer) -> Keeper:
-    """The keeper of a torch optimizer whose `state` is by parameter."""
+    """Returns the keeper of a torch optimizer whose `state` is by parameter."""
     return Together(Gradient(), State(lambda parameter: (optimizer.state, parameter)))
 
 
 def mastered(masters: Masters, states: States) -> Keeper:
-    """The keeper of an optimizer whose `state` is by master."""
+    """Returns the keeper of an optimizer whose `state` is by master."""
     return Together(Gradient(), masters, State(lambda parameter: (states, masters.of(parameter))))
 
 
 def of_prefix(content: Mapping[str, Any], prefix: str) -> Content:
-    """The entries whose names begin with `prefix`, by the rest of their names."""
+    """Returns the entries whose names begin with `prefix`, by the rest of their names."""
     return {name[len(prefix) :]: value for name, value in content.items() if name.startswith(prefix)}
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
-    """The bytes of its elements."""
+    """Returns the bytes of a tensor's elements."""
     return tensor.numel() * tensor.element_size()
 
 

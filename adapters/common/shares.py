@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One budget for all contexts of a rank: a model whose layers have groups of different ranks has several contexts.
+"""Divides one budget among all contexts of a rank: layers with groups of different ranks have different contexts.
 
-`sluice_budget_divide` (sluice/plan.h) computes the shares. What a context needs at least depends on its tokens. So the
-budget is divided by the bytes of rows when layers are made, and `Sharing` divides it again at the first forward.
+`sluice_budget_divide` (sluice/plan.h) computes the shares. A context's minimum depends on its tokens. So the budget is
+divided by the bytes of rows when layers are made, and `Sharing` divides it again at the first forward.
 
 These shares are final: later, ranks meet only within single contexts, where they cannot agree on the shares of others.
 """
@@ -24,31 +24,31 @@ Exchange = Callable[[tuple[int, ...], Any], dict[int, Any]]  # (ranks, own value
 
 
 class Sharer(Protocol):
-    """A layer of the host before its engine layer exists."""
+    """Describes a layer of the host before its engine layer exists."""
 
     ranks: tuple[int, ...]
     device: Any
 
     def row_bytes(self) -> int:
-        """The bytes that the layer may keep of one token."""
+        """Returns the bytes that the layer may keep of one token."""
         ...
 
 
 class Member(Protocol):
-    """A layer of the host in a context that has a share."""
+    """Describes a layer of the host in a context that has a share."""
 
     def prepare(self, dtype: torch.dtype) -> None:
         """Makes its engine layer, if it has none, because the needs of plans depend on all layers."""
         ...
 
     def engine_layers(self) -> Iterable[Any]:
-        """Its engine layers that exist."""
+        """Returns the engine layers that exist."""
         ...
 
 
 def weights(findings: Iterable[Sharer], slots: int = 1) -> dict[Place, int]:
-    """For each context the row bytes of its layers, plus those of the largest for the slots that they share. slots: 0
-    for host pools, which have no slots."""
+    """Returns for each context the row bytes of its layers, plus the largest layer's for the slots that all share.
+    slots: 0 for host pools, which have no slots."""
     rows: dict[Place, list[int]] = {}
     for finding in findings:
         rows.setdefault((finding.ranks, finding.device), []).append(finding.row_bytes())
@@ -56,14 +56,14 @@ def weights(findings: Iterable[Sharer], slots: int = 1) -> dict[Place, int]:
 
 
 def outstanding_of(of_model: int, layers: int, all_layers: int) -> int:
-    """The most forwards that `layers` of a model's layers may have outstanding, if all of them have `of_model`.
+    """Returns the most forwards that `layers` of a model's layers may have outstanding, if all of them have `of_model`.
     Forwards come in the model's order, so that a layer has at most one more than any other layer."""
     passes, begun = divmod(of_model, all_layers)
     return passes * layers + min(begun, layers)
 
 
 def split(total: int, weight: Mapping[Place, int], place: Place) -> int:
-    """This context's share of `total`, among the contexts on its device."""
+    """Returns this context's share of `total`, among the contexts on its device."""
     mine = [other for other in weight if other[1] == place[1]]
     return divide_budget(total, [weight[other] for other in mine])[mine.index(place)]
 
@@ -74,9 +74,9 @@ def options_of(
     place: Place,
     least: Callable[[dict[str, int]], dict[str, int]],
 ) -> Options:
-    """The options of one context of the model's layers. least: gives the minimum of each number over the ranks of the
-    context. They need equal numbers to plan together, but may be in different numbers of other contexts. Collective if
-    there is a budget."""
+    """Returns the options of one context of the model's layers. least: gives the minimum of each number over the ranks
+    of the context. They need equal numbers to plan together, but may be in different numbers of other contexts.
+    Collective if there is a budget."""
     names = [name for name in ("memory_budget", "host_memory_budget") if getattr(options, name) is not None]
     if not names:
         return options
@@ -93,7 +93,7 @@ def options_of(
 
 
 class Sharing:
-    """The contexts of a rank that have shares of one memory_budget, until their first tokens say what each needs."""
+    """Divides one memory_budget among contexts of a rank again, when their first tokens show what each needs."""
 
     def __init__(self, total: int, weight: Mapping[Place, int], exchange: Exchange) -> None:
         self._total, self._weight, self._exchange = total, weight, exchange
@@ -131,7 +131,7 @@ class Sharing:
                 self._agree({}, message, 0)
 
     def explain(self, error: OverBudget, tokens: int) -> OverBudget:
-        """The error, explained if the forward has more tokens than the first had, for which shares were made."""
+        """Returns the error, explained if the forward has more tokens than the first, for which shares were made."""
         first = self._settled_for
         if first is None or tokens <= first:
             return error
@@ -142,7 +142,7 @@ class Sharing:
         )
 
     def _agree(self, own: Mapping[Place, list[int]], why: str, tokens: int) -> None:
-        """Two rounds over each context, which all its ranks join in any case: what it needs, then what it gets."""
+        """Runs two rounds over each context, which all its ranks join in any case: its needs, then its share."""
         needs: dict[Place, list[int]] = {}
         first = {}
         for place in self._members:
@@ -164,7 +164,7 @@ class Sharing:
             context.set_share(min(answer["share"] for answer in second[place].values()), self._total)
 
     def _split(self, needs: Mapping[Place, list[int]]) -> dict[Place, int]:
-        """The shares. OverBudget if the contexts of a device need more for the first tokens."""
+        """Returns the shares. OverBudget if the contexts of a device need more for the first tokens."""
         shares: dict[Place, int] = {}
         for device in {place[1] for place in needs}:
             mine = [place for place in needs if place[1] == device]
@@ -187,5 +187,5 @@ class Sharing:
 
 
 def _why_of(answers: Mapping[Place, Mapping[int, Any]]) -> str:
-    """The first reason against it on any rank."""
+    """Returns the first rank's reason against the shares."""
     return next((answer["why"] for of_place in answers.values() for answer in of_place.values() if answer["why"]), "")

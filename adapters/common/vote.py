@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of a move that succeed on all ranks or fail on all: each rank reports its result to the others."""
+"""Makes steps of a move succeed on all ranks or fail on all: each rank reports its result to the others."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ T = TypeVar("T")
 
 
 class Vote:
-    """A vote of the ranks that move a layer's experts together. Every call is collective over all of them.
+    """Takes votes of the ranks that move a layer's experts together. Every call is collective over all of them.
 
     name        of the layer, for errors
     group       of torch, over the layer's ranks; None: this rank alone
-    everywhere  takes whether this group can go on, and returns whether all groups with the same experts can; None:
+    everywhere  takes whether this group can continue, and returns whether all groups with the same experts can; None:
                 there is one group
     """
 
@@ -27,7 +27,7 @@ class Vote:
         self.is_lost = False  # a rank did not answer, and its state is unknown
 
     def tell(self, value: Any) -> list[Any]:
-        """The value of each rank of the group, in its order. PeerLost if a rank does not answer."""
+        """Returns the value of each rank of the group, in its order. PeerLost if a rank does not answer."""
         said = [value]
         if self._group is not None:
             said = [None] * len(self._ranks)
@@ -47,7 +47,7 @@ class Vote:
             raise error if isinstance(error, SluiceError) else InvalidState(why) from error
 
     def take(self, step: Callable[[], T]) -> T:
-        """The step's result, if the step has succeeded on every rank; else every rank raises."""
+        """Returns the step's result, if the step has succeeded on every rank; else every rank raises."""
         result, error = None, None
         try:
             result = step()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sluice in Megatron-Core: `MoELayer` runs its dispatch, experts and combine in C.
+"""Runs Megatron-Core's `MoELayer` on Sluice: dispatch, experts and combine are computed in C.
 
-Users name `sluice.megatron`: `--spec sluice.megatron moe_block_spec`, or `with_sluice(spec)` around a spec.
+Users import from `sluice.megatron`: `--spec sluice.megatron moe_block_spec`, or `with_sluice(spec)` around a spec.
 """

@@ -8,17 +8,17 @@ from typing import Any
 
 
 def waits(module: Any) -> bool:
-    """False: a layer is taken over when it is built, and has statistics from then on."""
+    """Returns False: a layer is taken over when it is built, and has statistics from then on."""
     return False
 
 
 def need_not_have_run(given: Any) -> bool:
-    """False: no layer waits for its first call."""
+    """Returns False: no layer waits for its first call."""
     return False
 
 
 def why(given: Any) -> str:
-    """Why no layer of the model runs on Sluice; "": it has no MoE layers of Megatron."""
+    """Returns why no layer of the model runs on Sluice; "": it has no MoE layers of Megatron."""
     kind = getattr(sys.modules.get("megatron.core.transformer.moe.moe_layer"), "MoELayer", None)
     layers = [] if kind is None else [child for child in given.modules() if isinstance(child, kind)]
     if not layers:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--spec sluice.megatron moe_block_spec`: a transformer layer that finds its own submodules.
+"""Defines `--spec sluice.megatron moe_block_spec`: a transformer layer that finds its own submodules.
 
-The flag names an object that is imported before the model's config exists, so that it cannot know which layers have
-experts. A layer knows this when it is built, and then takes the spec that the host would have chosen for its number.
+The flag names an object that is imported before the model's config exists, so this object does not show which layers
+have experts. A layer reads the config when it is built, and takes the spec that the host would choose for its number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, get_tr
 
 
 class SluiceTransformerLayer(TransformerLayer):
-    """The host's layer; MoE layers in it run on Sluice."""
+    """Extends the host's layer: MoE layers in it run on Sluice."""
 
     def __init__(self, config: Any, submodules: Any = None, *args: Any, **kwargs: Any) -> None:
         if submodules is None:

@@ -31,7 +31,7 @@ GroupedMLP = getattr(host, "GroupedMLP", None)
 
 @dataclass(frozen=True)
 class Form:
-    """The mathematics of a rank's experts. unit None: the host's modules are called, and `why` is the reason."""
+    """Describes a rank's experts. unit None: the host's modules are called, and `why` is the reason."""
 
     model_width: int
     hidden_width: int
@@ -43,12 +43,12 @@ class Form:
 
     @property
     def fused(self) -> bool:
-        """Whether C computes them."""
+        """Returns whether C computes the experts."""
         return self.unit is not None
 
 
 def form_of(experts: nn.Module) -> Form:
-    """The form of a layer's experts. Unsupported if neither C nor calls of single experts can replace them."""
+    """Returns the form of a layer's experts. Unsupported if neither C nor calls of single experts can replace them."""
     if type(experts) is host.SequentialMLP:
         return _form_of_sequence(experts)
     if GroupedMLP is not None and type(experts) is GroupedMLP:
@@ -60,7 +60,7 @@ def form_of(experts: nn.Module) -> Form:
 
 
 class _Kinds(NamedTuple):
-    """Classes of engine layers, for parameters packed by expert, stacked over experts, and in called modules."""
+    """Names classes of engine layers, for parameters packed by expert, stacked over experts, and in called modules."""
 
     packed: type[PackedLayer]
     stacked: type[StackedLayer]
@@ -74,7 +74,7 @@ _KINDS = {
 
 
 def make_layer(context: Context, form: Form, fused: bool, adds_itself: bool, config: MoeConfig) -> MoeLayer:
-    """The engine layer for experts of this form, or for calls of the host's modules.
+    """Returns the engine layer for experts of this form, or for calls of the host's modules.
 
     adds_itself  whether it adds gradients to main_grad (main_grads.py)
     config       without the fields that the form sets
@@ -98,15 +98,15 @@ def make_layer(context: Context, form: Form, fused: bool, adds_itself: bool, con
 
 
 def parameters_of(experts: nn.Module, form: Form) -> Any:
-    """The current weights, as the layer for fused experts takes them."""
+    """Returns the current weights, as the layer for fused experts takes them."""
     if form.stacked:
         return [experts.weight1, experts.weight2]
     return [_tensors_of(expert, form.bias) for expert in experts.local_experts]
 
 
 def why_not_plain(experts: Sequence[nn.Module]) -> str:
-    """Why C cannot read the weights of these MLPs; "": it can. A wrapper in place of a linear (LoRA) adds to the
-    product with the weight inside."""
+    """Returns why C cannot read the weights of these MLPs; "": it can. A wrapper in place of a linear (LoRA) adds to
+    the product with the weight inside."""
     for expert in experts:
         if type(expert) is not MLP:
             return f"{type(expert).__name__} is not exactly megatron.core's MLP"
@@ -137,7 +137,7 @@ def _form_of_sequence(experts: Any) -> Form:
 
 
 def _unit_of(expert: Any, gated: bool) -> tuple[activations.Unit | None, str]:
-    """The unit, found by a run of MLP's own forward between two linears that return their inputs."""
+    """Returns the unit, found by a run of MLP's own forward between two linears that return their inputs."""
     config = expert.config
     if getattr(config, "activation_func_fp8_input_store", False):
         return None, "activation_func_fp8_input_store rounds what the backward reads"
@@ -170,7 +170,7 @@ class _PassOn(nn.Module):
     """Replaces a linear of the host."""
 
     def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """(its input, no bias)"""
+        """Returns (the input, no bias)."""
         return rows, None
 
 
@@ -180,7 +180,7 @@ def _tensors_of(expert: Any, bias: bool) -> list[torch.Tensor]:
 
 
 def _unpack_gated(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The members w1, w3, w2, b1, b3, b2 that exist."""
+    """Returns the members w1, w3, w2, b1, b3, b2 that exist."""
     up, down, *biases = tensors
     if not biases:
         return (*up.chunk(2), down)

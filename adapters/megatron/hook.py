@@ -22,7 +22,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 
 
 def with_sluice(spec: Any, *, plan: str | None = None, **options: Any) -> Any:
-    """A copy of a spec whose MoE layers run on Sluice. The spec itself stays as it is.
+    """Returns a copy of a spec whose MoE layers run on Sluice. The spec itself stays as it is.
 
     spec     of a block or of a transformer layer, or a function that returns one; or the spec of MoELayer itself, as in
              `submodules.mlp` (a ModuleSpec, or a functools.partial from Megatron-Core 0.18 on)
@@ -58,7 +58,7 @@ def _called_later(function: Callable[..., Any], options: dict[str, Any]) -> Call
 
 
 def swap_moe(spec: Any, keywords: dict[str, Any]) -> tuple[Any, int]:
-    """(a copy with Sluice's class for MoELayer and these keywords to it, the number of MoE layers)."""
+    """Returns (a copy with Sluice's class for MoELayer and these keywords to it, the number of MoE layers)."""
     if isinstance(spec, TransformerBlockSubmodules):
         # One spec is usually used for many layers: it is copied once.
         done = {id(layer): swap_moe(layer, keywords) for layer in spec.layer_specs}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks on the modules of experts, whose `forward` is not called if C computes them."""
+"""Runs hooks of the modules of experts, whose `forward` is not called if C computes them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def replay(modules: Iterable[nn.Module]) -> None:
 
 
 def untouched(modules: Iterable[nn.Module]) -> bool:
-    """Whether there are no hooks but the host's own, and no forward on an instance, so that C computes as a call
-    would."""
+    """Returns whether there are no hooks but the host's own, and no forward on an instance, so that C computes as a
+    call would."""
     if nn_module._has_any_global_hook():
         return False
     return all(_is_untouched(module) for module in modules)

@@ -20,14 +20,14 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 
 
 class InFlight(NamedTuple):
-    """The counts of this rank."""
+    """Has the counts of this rank."""
 
     layers: int  # MoE layers that it builds
     forwards: int  # most of their forwards without a backward at one time
 
 
 def of_config(config: Any) -> InFlight:
-    """The counts for a TransformerConfig, before any layer exists."""
+    """Returns the counts for a TransformerConfig, before any layer exists."""
     frequency = config.moe_layer_freq
     pattern = frequency if isinstance(frequency, list) else [i % frequency == 0 for i in range(config.num_layers)]
     stages = config.pipeline_model_parallel_size
@@ -45,6 +45,6 @@ def of_config(config: Any) -> InFlight:
 
 
 def _experts_in(config: Any, pattern: list[Any], part: int | None, stage: int) -> int:
-    """MoE layers of a part of the model."""
+    """Counts the MoE layers of a part of the model."""
     first = get_transformer_layer_offset(config, part, stage)
     return sum(map(bool, pattern[first : first + get_num_layers_to_build(config, part, stage)]))

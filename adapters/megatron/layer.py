@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The class of MoE layers in a spec of `with_sluice`: the host's own `MoELayer` with different steps inside.
+"""Defines the class of MoE layers in a spec of `with_sluice`: the host's own `MoELayer` with different steps inside.
 
-Router, shared experts, parameters, names, checkpoints and recomputation are those of the host. The host's forward calls
-its steps one by one; between two steps gradients flow through their arguments alone, as in the host.
+Router, shared experts, parameters, names, checkpoints and recomputation stay the host's. The host's forward calls its
+steps one by one; between two steps gradients flow only through their arguments, as in the host.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _STEPS = ("route", "preprocess", "dispatch", "routed_experts_compute", "combine"
 
 
 def missing_steps() -> list[str]:
-    """Steps that this release's layer does not have, so that it cannot be taken over."""
+    """Returns steps that this release's layer lacks, so that it cannot be taken over."""
     return [step for step in _STEPS if not hasattr(MoELayer, step)]
 
 
 class SluiceMoELayer(Guarded, MoELayer):
-    """A MoELayer whose dispatch, experts and combine are computed by Sluice.
+    """Computes dispatch, experts and combine of a MoELayer by Sluice.
 
     sluice       options of the layer's spec, by the names of the "sluice" section; other arguments are the host's
     sluice_plan  the plans of all MoE layers of the model, in order
@@ -48,21 +48,21 @@ class SluiceMoELayer(Guarded, MoELayer):
         self._sluice = take_over(self, sluice, sluice_plan)
 
     def shared_experts_compute(self, hidden_states: torch.Tensor) -> Any:
-        """As in the host, before it routes; the other ranks are told of a failure."""
+        """Runs the host's step, before it routes; the other ranks are notified of a failure."""
         if self._sluice is None:
             return super().shared_experts_compute(hidden_states)
         with self._sluice.told():
             return super().shared_experts_compute(hidden_states)
 
     def route(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """As in the host; the other ranks are told of a failure."""
+        """Runs the host's step; the other ranks are notified of a failure."""
         if self._sluice is None:
             return super().route(hidden_states, *args, **kwargs)
         with self._sluice.told():
             return super().route(hidden_states, *args, **kwargs)
 
     def preprocess(self, hidden_states: torch.Tensor, probs: torch.Tensor, routing_map: torch.Tensor) -> Any:
-        """(tokens [T, M], route weights [T, K]). Shared experts that overlap begin here."""
+        """Returns (tokens [T, M], route weights [T, K]). Shared experts that overlap begin here."""
         state = self._sluice
         if state is None:
             return super().preprocess(hidden_states, probs, routing_map)
@@ -86,7 +86,7 @@ class SluiceMoELayer(Guarded, MoELayer):
         return hidden_states, probs
 
     def routed_experts_compute(self, hidden_states: torch.Tensor, probs: torch.Tensor) -> Any:
-        """(the experts' weighted outputs [T, M], no bias). Collective over the expert-parallel group."""
+        """Returns (the experts' weighted outputs [T, M], no bias). Collective over the expert-parallel group."""
         if self._sluice is None:
             return super().routed_experts_compute(hidden_states, probs)
         return self._sluice.run(self.experts, hidden_states, probs), None
@@ -96,7 +96,7 @@ class SluiceMoELayer(Guarded, MoELayer):
         return super().combine(output) if self._sluice is None else output
 
     def postprocess(self, output: torch.Tensor, shared_expert_output: torch.Tensor | None) -> torch.Tensor:
-        """The output in the shape of the hidden states, plus the output of shared experts."""
+        """Returns the output in the shape of the hidden states, plus the output of shared experts."""
         if self._sluice is None:
             return super().postprocess(output, shared_expert_output)
         output = output.view(self._sluice.shape)
@@ -107,7 +107,7 @@ class SluiceMoELayer(Guarded, MoELayer):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
     ) -> Any:
-        """As in the host, with the experts' own numbers on whichever rank they are."""
+        """Returns the host's sharded state dict, with the experts' own numbers on any rank."""
         with knowing():
             found = super().sharded_state_dict(prefix, sharded_offsets, metadata)
         if self._sluice is None or not has_moved(self._sluice):

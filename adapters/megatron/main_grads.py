@@ -2,8 +2,8 @@
 """Adds gradients to `main_grad`, if the host's own linears do so (gradient_accumulation_fusion).
 
 DDP keeps a `main_grad` for each parameter, in f32 if it is configured so, and adds autograd's gradients to it. With the
-host's fusion a linear adds to it itself, marks the parameter, and gives autograd a stand-in that is never read. Here
-the library adds, so that bf16 weights have f32 gradients without a second copy.
+host's fusion a linear adds to it itself, marks the parameter, and returns a dummy gradient that is never read. Here the
+library adds, so that bf16 weights have f32 gradients without a second copy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sluice.adapters.torch import CastingLayer, PackedLayer, StackedLayer, Sums,
 
 
 class _MainGrads(CastingLayer):
-    """A layer under gradient_accumulation_fusion."""
+    """Adds gradients under gradient_accumulation_fusion, as a base of layers."""
 
     def sums_for(self, ctx: Any, work: Any, reads: Sequence[torch.Tensor]) -> Sums | None:
         """See MoeLayer."""
@@ -56,4 +56,4 @@ class MainGradStackedLayer(_MainGrads, StackedLayer):
 
 
 class MainGradModulesLayer(_MainGrads):
-    """Experts that are called: their linears add to main_grad themselves, or autograd does."""
+    """Calls experts as modules: their linears add to main_grad themselves, or autograd does."""

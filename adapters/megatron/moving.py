@@ -18,7 +18,7 @@ from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject
 
 
 def move(layer: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None) -> None:
-    """As migration.moving.move. Collective over the expert-parallel group, and over the ranks that hold replicas.
+    """Calls migration.moving.move. Collective over the expert-parallel group, and over the ranks that hold replicas.
 
     Unsupported under the distributed optimizer, which keeps parts of masters and moments on other ranks.
     """
@@ -48,8 +48,8 @@ def _slots(experts: Any) -> list[Expert]:
 
 
 def sharded_state_dict(experts: Any, mine: Sequence[int], num_experts: int, prefix: str, *args: Any) -> dict[str, Any]:
-    """The sharded state dict of the host's container of experts as if its slots held the experts `mine`, and not those
-    that follow from its rank. For this each expert is alone in a container whose rank is the expert's number."""
+    """Returns the sharded state dict of the host's container as if its slots held the experts `mine`, instead of those
+    of its rank. For this each expert is alone in a container whose rank is the expert's number."""
     if not hasattr(experts, "local_experts"):
         raise InvalidState(
             f"the experts of a {type(experts).__name__} have moved: write its checkpoints with them at home "
@@ -65,7 +65,7 @@ def sharded_state_dict(experts: Any, mine: Sequence[int], num_experts: int, pref
 
 
 class _Alone:
-    """The host's container for its sharded_state_dict: with one expert, and with as many ranks as there are experts."""
+    """Imitates the host's container in sharded_state_dict, with one expert, and with one rank for each expert."""
 
     def __init__(self, experts: Any, expert: Any, number: int, count: int) -> None:
         self._experts = experts
@@ -87,13 +87,13 @@ MARK = "sluice_placement"  # a key of state dicts that were made while experts w
 
 
 def marked(found: dict[str, Any], prefix: str, placement: Any) -> dict[str, Any]:
-    """A sharded state dict with the placement for which it is right. What is loaded by it has the same mark."""
+    """Returns a sharded state dict with the placement for which it is valid. A dict that it loads has the same mark."""
     return {**found, f"{prefix}{MARK}": LocalNonpersistentObject(placement)}
 
 
 def _guard(optimizer: Any, state: Any) -> None:
-    """Refuses plain state dicts of the optimizer while experts are away. Sharded ones follow the model's, and so does
-    what is loaded by them."""
+    """Refuses plain state dicts of the optimizer while experts are away. Sharded ones, and the states that they load,
+    follow the model's."""
     for each in getattr(optimizer, "chained_optimizers", None) or [optimizer]:
         away.guard_optimizer(getattr(each, "optimizer", each), state)
     if optimizer in _known:

@@ -18,14 +18,14 @@ METHOD = "_init_sub_optimizers"
 
 
 class OffloadedAdamW(AdamW):
-    """An AdamW that does not check gradients: the host checks them if it is configured to."""
+    """Updates like AdamW, but does not check gradients: the host checks them if it is configured to."""
 
     def __init__(self, params: Any, **options: Any) -> None:
         super().__init__(params, check_finite=False, **options)
 
 
 def install() -> None:
-    """Applies to optimizers that this process makes from now on. Unsupported if this release has no such method."""
+    """Changes the class of optimizers that are made from now on. Unsupported if this release has no such method."""
     cls = _hybrid()
     original = getattr(cls, METHOD, None)
     if original is None:

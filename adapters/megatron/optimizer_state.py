@@ -13,7 +13,7 @@ from torch import nn
 
 
 def keeper_of(name: str, parameters: Sequence[nn.Parameter], optimizer: Any) -> Keeper:
-    """The keeper of an optimizer's states. Unsupported if it is not known where the optimizer keeps them.
+    """Returns the keeper of an optimizer's states. Unsupported if it is not known where the optimizer keeps them.
 
     Gradients are in `main_grad`, a view of a buffer of DDP's, and in `grad` if there is no DDP, or if the optimizer's
     step has put them there.
@@ -41,11 +41,11 @@ def keeper_of(name: str, parameters: Sequence[nn.Parameter], optimizer: Any) -> 
 
 
 def _is_plain(base: Any) -> bool:
-    """Whether its `state` is by the tensors of param_groups; hybrid optimizers have copies elsewhere."""
+    """Returns whether its `state` is by the tensors of param_groups; hybrid optimizers have copies elsewhere."""
     return isinstance(base, torch.optim.Optimizer) and not hasattr(base, "sub_optimizers")
 
 
 def _pairs(optimizer: Any) -> list[tuple[nn.Parameter, torch.Tensor]]:
-    """16-bit parameters with their masters."""
+    """Returns 16-bit parameters with their masters."""
     lists = zip(getattr(optimizer, "float16_groups", ()), getattr(optimizer, "fp32_from_float16_groups", ()))
     return [pair for own, copies in lists for pair in zip(own, copies)]

@@ -16,7 +16,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Finding:
-    """The description of one layer."""
+    """Describes one layer."""
 
     ranks: tuple[int, ...]  # the global ranks of its expert-parallel group, in group order
     num_experts: int
@@ -26,7 +26,7 @@ class Finding:
     form: Form
 
     def compared(self) -> dict[str, Any]:
-        """The values that must be equal on all ranks of the group."""
+        """Returns the values that must be equal on all ranks of the group."""
         return {
             "experts": self.num_experts,
             "top_k": self.top_k,

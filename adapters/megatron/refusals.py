@@ -9,7 +9,7 @@ from typing import Any
 
 
 def against(asks: Callable[[str], Any], expert_tensor_parallel: int) -> Iterator[str]:
-    """The reasons against the options, each with what to do about it.
+    """Yields the reasons against the options, each with what to do about it.
 
     asks                    returns the value of an option of TransformerConfig by its name; None: there is none
     expert_tensor_parallel  the number of ranks over which an expert is split

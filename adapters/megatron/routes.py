@@ -9,15 +9,15 @@ import torch
 
 
 class Routes(NamedTuple):
-    """The router's decisions for T tokens."""
+    """Has the router's decisions for T tokens."""
 
     expert_ids: torch.Tensor  # [T, K] i32, ascending, -1 = none
     weights: torch.Tensor  # [T, K] f32, with gradient
 
 
 def of_map(probs: torch.Tensor, chosen: torch.Tensor, top_k: int, padded: bool = False) -> Routes:
-    """The routes of `chosen` [T, E] bool. Weights are gathered from `probs` [T, E], so that gradients reach `probs`
-    itself, to which aux losses are attached.
+    """Returns the routes of `chosen` [T, E] bool. Weights are gathered from `probs` [T, E], so that gradients reach
+    `probs` itself, to which aux losses are attached.
 
     Routes are in the order of expert numbers, in which the host sums a token's outputs. Nothing waits for the device.
 

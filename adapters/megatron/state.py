@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state that a MoE layer on Sluice has in addition to the host's attributes: the engine layers that run it.
+"""Defines the state of a MoE layer on Sluice in addition to the host's attributes: the engine layers that run it.
 
-It holds no module and no parameter of the host. Each forward reads both again, because the distributed optimizer and
-`.to()` move storage and because a user may hook an expert.
+The state has no module and no parameter of the host. Each forward reads both again, because the distributed optimizer
+and `.to()` move storage and because a user may hook an expert.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _announced: set[str] = set()
 
 
 def take_over(layer: Any, section: Any, plan: Sequence[MoeChoice] = ()) -> LayerState | None:
-    """The state that runs a layer that the host has just built; None: the host runs it. Collective over its group.
+    """Returns the state that runs a newly built layer of the host; None: the host runs it. Collective over its group.
 
     section  of the layer's spec
     plan     of all MoE layers of the model, in order; empty: there is none
@@ -74,7 +74,7 @@ def take_over(layer: Any, section: Any, plan: Sequence[MoeChoice] = ()) -> Layer
 
 
 def _has_experts(config: Any) -> list[int]:
-    """For each transformer layer of the whole model, 1 if it has experts."""
+    """Returns 1 for each transformer layer of the whole model that has experts, 0 for others."""
     return moe_layers.by_stage({"moe_layer_freq": config.moe_layer_freq}, config.num_layers, config.num_layers)
 
 
@@ -87,8 +87,8 @@ def _check_plan(plan: Sequence[MoeChoice], config: Any, options: Options) -> Non
 
 
 def _agree(layer: Any, finding: Finding | str, options: Options, plan: Sequence[MoeChoice]) -> str | None:
-    """The reason why the layer is refused; None: all ranks take it over in the same way. One rank's refusal counts for
-    all."""
+    """Returns the reason why the layer is refused; None: all ranks take it over in the same way. One rank's refusal
+    counts for all."""
     ranks = tuple(torch.distributed.get_process_group_ranks(layer.ep_group))
     own = {
         "options": {
@@ -110,7 +110,7 @@ def _agree(layer: Any, finding: Finding | str, options: Options, plan: Sequence[
 
 
 def _policy_of_modules(finding: Finding, options: Options) -> str | None:
-    """Why the policy cannot be followed by experts that run as modules; an error unless on_unsupported is "warn"."""
+    """Returns why experts that run as modules cannot follow the policy; an error unless on_unsupported is "warn"."""
     reason = None if finding.form.fused else refused_policy(options)
     if reason is not None and options.on_unsupported == "error":
         raise Unsupported(reason)
@@ -118,10 +118,10 @@ def _policy_of_modules(finding: Finding, options: Options) -> str | None:
 
 
 class LayerState:
-    """The state of one MoE layer of the host."""
+    """Runs one MoE layer of the host."""
 
     def __init__(self, number: int, finding: Finding, options: Options, config: Any, plan: Sequence[MoeChoice]) -> None:
-        """Collective over the ranks of the layer's group."""
+        """Makes the state. Collective over the ranks of the layer's group."""
         self.layer_id = number
         self.finding = finding
         self.shape: torch.Size = torch.Size()  # of the hidden states of the current forward
@@ -139,15 +139,14 @@ class LayerState:
         self.torn = ""
         self._ids: torch.Tensor | None = None
         self._is_fused_now = finding.form.fused
-        self._told: set[str] = set()  # reasons that a warning has given: experts run as modules
-        self._has_told_policy = finding.form.fused is False  # the banner has told it
+        self._told: set[str] = set()  # reasons why experts run as modules that warnings have given
+        self._has_told_policy = finding.form.fused is False  # the banner has printed it
 
     # ---- the steps of a forward, called by layer.py ----
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Tells the other ranks of an error inside, before the collective call in which they would wait for this
-        one."""
+        """Notifies the other ranks of an error inside, as they would wait for this rank in the next collective call."""
         try:
             yield
         except Exception as error:
@@ -155,7 +154,7 @@ class LayerState:
             raise
 
     def routed(self, layer: Any, hidden: torch.Tensor, probs: torch.Tensor, chosen: torch.Tensor) -> Any:
-        """(tokens [T, M], route weights [T, K]) of hidden states [S, B, M] and the router's result."""
+        """Returns (tokens [T, M], route weights [T, K]) of hidden states [S, B, M] and the router's result."""
         config = layer.config
         self.shape = hidden.shape
         if self._plan and self._choice is None:
@@ -170,7 +169,7 @@ class LayerState:
         return tokens, weights
 
     def run(self, experts: Any, tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The weighted sum of the experts' outputs [T, M]. Collective."""
+        """Returns the weighted sum of the experts' outputs [T, M]. Collective."""
         ids = self._ids
         with self.told():
             layer, dtype = self._layer_for(experts, tokens)
@@ -187,7 +186,7 @@ class LayerState:
         return out if out.dtype == tokens.dtype else out.to(tokens.dtype)
 
     def refuse(self, error: Exception) -> None:
-        """Tells the other ranks, through any engine layer, that this one does not take part."""
+        """Notifies the other ranks, through any engine layer, that this rank does not take part."""
         if self._group.world_size == 1:
             return
         layer = next(iter(self._layers.values()), None) or self._make((self.finding.dtype, True))
@@ -196,7 +195,7 @@ class LayerState:
     # ---- experts that change ranks (moving.py) ----
 
     def move(self, layer: Any, expert_rank: Sequence[int], expert_slot: Sequence[int], optimizer: Any = None) -> None:
-        """As `sluice.move_experts`."""
+        """Implements `sluice.move_experts`."""
         moving.move(layer, expert_rank, expert_slot, optimizer)
 
     @property
@@ -216,7 +215,7 @@ class LayerState:
     # ---- inside ----
 
     def _layer_for(self, experts: Any, tokens: torch.Tensor) -> tuple[MoeLayer, torch.dtype]:
-        """The engine layer for this call, and the dtype in which it computes."""
+        """Returns the engine layer for this call, and the dtype in which it computes."""
         refuse_torn(self)
         modules = list(experts.modules())
         hooks.replay(modules)
@@ -275,7 +274,7 @@ class LayerState:
         warnings.warn(f"sluice: {reason}; here they are kept", stacklevel=2)
 
     def _dtype(self, experts: Any, tokens: torch.Tensor) -> torch.dtype:
-        """The current dtype of the experts' weights, or autocast's."""
+        """Returns the current dtype of the experts' weights, or autocast's."""
         own = next(experts.parameters()).dtype
         if torch.is_autocast_enabled(self.finding.device.type) and self._is_fused_now:
             own = torch.get_autocast_dtype(self.finding.device.type)
@@ -290,7 +289,7 @@ class LayerState:
     # ---- for `sluice.stats`, `sluice.decisions` and `sluice.trace` ----
 
     def stats(self) -> dict[str, Any]:
-        """The layer's numbers for `sluice.stats`."""
+        """Returns the layer's numbers for `sluice.stats`."""
         return {
             "layer_id": self.layer_id,
             "computed_by": "sluice" if self._is_fused_now else "host modules",
@@ -298,7 +297,7 @@ class LayerState:
         }
 
     def contexts(self) -> list[Context]:
-        """The context, which it shares with the other layers of its ranks."""
+        """Returns the context, which it shares with the other layers of its ranks."""
         return [self._context]
 
 

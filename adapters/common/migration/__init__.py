@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves experts between ranks, at once or while training goes on. This package imports no host."""
+"""Moves experts between ranks, at once or while training continues. This package imports no host."""

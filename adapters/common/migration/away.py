@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses to read and write state dicts while experts are away from home, because every name in a state dict stands for
-the expert that has this place at home.
+"""Refuses to read and write state dicts while experts are away from home, because names in a state dict identify
+experts by their places at home.
 
 Nothing here is collective: a rank may read its state dict alone.
 """
@@ -18,7 +18,7 @@ import torch
 from sluice.adapters.common.migration.moving import MovingLayer, has_moved, refuse_torn
 from sluice.errors import InvalidState
 
-# For each optimizer, the layers of whose experts it has moments.
+# For each optimizer, the layers whose experts have moments in it.
 _trained: WeakKeyDictionary[Any, WeakSet[Any]] = WeakKeyDictionary()
 _knowing = threading.local()  # see knowing
 
@@ -27,7 +27,7 @@ _HOOKS = "_sluice_refuses_state_dicts"
 
 
 def refuse(layer: MovingLayer, what: str) -> None:
-    """InvalidState if an expert of the layer is away. what: the object that would mix experts up: "a state dict"."""
+    """Raises InvalidState if an expert of the layer is away. what: the object with wrong experts: "a state dict"."""
     refuse_torn(layer)
     if has_moved(layer) and not getattr(_knowing, "is_so", False):
         raise InvalidState(
@@ -41,7 +41,7 @@ def _given(layer: MovingLayer) -> str:
 
 
 class Guarded:
-    """A base of the class that replaces the class of a host's layer, before the host's class. It has `_sluice`."""
+    """Refuses state dicts of a host's layer whose class has this base before the host's class. It has `_sluice`."""
 
     _sluice: Any
 
@@ -57,8 +57,8 @@ class Guarded:
 
 
 def guard_optimizer(optimizer: Any, layer: MovingLayer) -> None:
-    """From now on the optimizer's state dict, and that of an optimizer inside it, are refused while an expert of the
-    layer is away: moments have the numbers of the parameters that they are with."""
+    """Refuses state dicts of the optimizer, and of an optimizer inside it, while an expert of the layer is away:
+    moments are saved by the numbers of parameters, not of experts."""
     for each in (optimizer, getattr(optimizer, "optimizer", None)):
         if each is None:
             continue
@@ -69,7 +69,7 @@ def guard_optimizer(optimizer: Any, layer: MovingLayer) -> None:
 
 
 def needs_optimizer(layer: MovingLayer, optimizer: Any) -> None:
-    """InvalidState if experts that have moved with their moments are to move without them."""
+    """Raises InvalidState if experts that have moved with their moments would move without them."""
     if optimizer is None and any(layer in layers for layers in _trained.values()):
         raise InvalidState(
             f"{layer.moving_name}: its experts have moved together with their optimizer state: pass that optimizer "
@@ -78,8 +78,7 @@ def needs_optimizer(layer: MovingLayer, optimizer: Any) -> None:
 
 
 def guard_module(module: Any, layer: MovingLayer) -> None:
-    """The same as Guarded for a module whose class stays the host's. Its hooks are registered while an expert is
-    away."""
+    """Guards a module without changing its class, unlike Guarded. Hooks are registered while an expert is away."""
     for handle in module.__dict__.pop(_HOOKS, ()):
         handle.remove()
     if layer.torn or has_moved(layer):
@@ -90,7 +89,7 @@ def guard_module(module: Any, layer: MovingLayer) -> None:
 
 
 class _Refuses:
-    """A hook that refuses while experts are away."""
+    """Refuses calls while experts are away, as a hook."""
 
     def __init__(self, layer: MovingLayer, what: str) -> None:
         self._layer, self._what = layer, what
@@ -105,7 +104,7 @@ class _Refuses:
 
 @contextmanager
 def knowing() -> Iterator[None]:
-    """Allows state dicts inside, for code that gives experts their own numbers on whichever rank they are."""
+    """Allows state dicts inside, for code that names experts by their own numbers on any rank."""
     before, _knowing.is_so = getattr(_knowing, "is_so", False), True
     try:
         yield

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moves experts to other ranks while training runs, by `sluice/migration.h`.
 
-After an update, weights, masters, moments and step counts are copied, and are sent while the host goes on. Before the
+After an update, weights, masters, moments and step counts are copied, and are sent while the host trains. Before the
 next update the gradients follow. Then the new placement takes effect on all ranks, or on none.
 """
 
@@ -36,7 +36,7 @@ _Form = Any  # ("tensor", shape, dtype, device); else a plain value
 
 
 class _Bundle(NamedTuple):
-    """The tensors and values of one expert, in host memory. A leaving and an arriving expert may share memory."""
+    """Holds the tensors and values of one expert in host memory, which a leaving and an arriving expert may share."""
 
     still: Content
     devices: dict[str, str]  # the host's devices of the tensors in `still`
@@ -44,11 +44,11 @@ class _Bundle(NamedTuple):
     is_there: torch.Tensor  # of each of `late`: whether it exists
 
     def tensors(self) -> list[torch.Tensor]:
-        """The tensors that are sent before the boundary."""
+        """Returns the tensors that are sent before the boundary."""
         return [value for value in self.still.values() if isinstance(value, torch.Tensor)]
 
     def content(self) -> Content:
-        """The content for moving.fill."""
+        """Returns the content for moving.fill."""
         late = {name: value for (name, value), there in zip(self.late.items(), self.is_there.tolist()) if there}
         still = {
             name: value.to(self.devices[name]) if name in self.devices else value for name, value in self.still.items()
@@ -69,7 +69,7 @@ class _ExpertMove(NamedTuple):
 
 
 class BackgroundMove:
-    """Moves of experts between these ranks, one placement of one layer at a time.
+    """Moves experts between these ranks, one placement of one layer at a time.
 
     ranks             global, ascending: of all groups that must move together, those of replicas too
     bytes_per_second  most that each rank sends while the host trains; None: no limit
@@ -84,11 +84,11 @@ class BackgroundMove:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a move has begun and not ended."""
+        """Returns whether a move has begun and not ended."""
         return self._trip is not None
 
     def begin(self, layer: MovingLayer, belongings: Belongings, new: Placement) -> None:
-        """Called after an update. Collective over all ranks. `commit` reports what has failed on one of them."""
+        """Begins a move, after an update. Collective over all ranks. `commit` reports a failure on one of them."""
         if self._trip is not None:
             raise InvalidState("a move of experts is in progress: commit it first")
         self._epoch += 1
@@ -126,9 +126,9 @@ class BackgroundMove:
         self._trip = _ExpertMove(layer, belongings, old, new, leaving, arriving, _versions(slots), failure, refusal)
 
     def commit(self) -> int:
-        """Called before the next update, when gradients are final. Collective over all ranks. Returns how many experts
-        have changed their rank. After InvalidState, InvalidArgument, Mismatch or PeerRefused none has, on any rank.
-        After other errors the layer is torn, unless none has moved."""
+        """Ends the move, before the next update, when gradients are final. Collective over all ranks. Returns how many
+        experts have changed their rank. After InvalidState, InvalidArgument, Mismatch or PeerRefused none has, on any
+        rank. After other errors the layer is torn, unless none has moved."""
         if self._trip is None:
             raise InvalidState("no move of experts is in progress")
         trip = self._trip
@@ -171,8 +171,8 @@ class BackgroundMove:
         return {e: _all_of(slots[old.expert_slot[e]], trip.belongings) for e in stay}
 
     def _put(self, trip: _ExpertMove, contents: dict[int, Content]) -> None:
-        """Fills the slots, after all has arrived on all ranks. They cannot go back: after an error the layer is torn on
-        all ranks of this group."""
+        """Fills the slots, after all has arrived on all ranks. This cannot be undone: after an error the layer is torn
+        on all ranks of this group."""
         layer, (slots, keeper, _), _, new = trip[:4]
         try:
             contents.update({e: bundle.content() for e, bundle in trip.arriving.items()})
@@ -201,7 +201,7 @@ class BackgroundMove:
             self._migration.abort(reason)
 
     def progress(self) -> dict[str, Any]:
-        """Migration.progress of the newest move."""
+        """Returns Migration.progress of the newest move."""
         return self._migration.progress()
 
     def close(self) -> None:
@@ -241,7 +241,7 @@ def _forms_of_all(
     ranks: Sequence[int],
     way: tuple[Placement, Placement],
 ) -> tuple[list[dict[int, dict[str, _Form]]], str]:
-    """The form of each name, by rank and expert, which both ends know before anything is sent; why a rank cannot."""
+    """Exchanges the form of each name, by rank and expert, before anything is sent, and a rank's reason against it."""
     own = {
         e: {
             name: ("tensor", tuple(value.shape), value.dtype, bundle.devices[name]) if name in bundle.devices else value
@@ -256,7 +256,7 @@ def _forms_of_all(
 
 
 def _landing(forms: dict[str, _Form], late: dict[str, tuple[int, torch.dtype]], leaving: _Bundle | None) -> _Bundle:
-    """Memory for an arriving expert: that of a leaving one, if shape and dtype are the same."""
+    """Returns memory for an arriving expert: a leaving one's memory, if shape and dtype are equal."""
     still: Content = {}
     devices: dict[str, str] = {}
     for name, form in forms.items():
@@ -285,14 +285,14 @@ def _load(bundle: _Bundle, expert: Expert, keeper: Keeper) -> None:
 
 
 def _all_of(expert: Expert, belongings: Belongings) -> Content:
-    """Copies of all. Late tensors are copied first: each exists twice for a moment, and the rest is not copied yet."""
+    """Copies all contents. Late tensors come first: each exists twice for a moment, and the rest is not copied yet."""
     late: Content = {}
     _each_late(expert, belongings.keeper, lambda name, value: late.update({name: value.clone()}))
     return {**moving.still_of(expert, belongings.keeper), **late}
 
 
 def _each_late(expert: Expert, keeper: Keeper, take: Callable[[str, torch.Tensor], None]) -> None:
-    """Takes late tensors one by one: a keeper may have to gather each, and memory is short for copies of all."""
+    """Takes late tensors one by one: a keeper may gather each, and memory may not suffice for copies of all."""
     for part in (*(Expert({name: piece}, {}) for name, piece in expert.pieces.items()), Expert({}, expert.buffers)):
         late = moving.late_of(part, keeper)
         for name in list(late):
@@ -300,7 +300,7 @@ def _each_late(expert: Expert, keeper: Keeper, take: Callable[[str, torch.Tensor
 
 
 def _versions(slots: Sequence[Expert]) -> list[tuple[torch.Tensor, int]]:
-    """The parameters with their versions, which torch increments with each write."""
+    """Returns the parameters with their versions, which torch increments with each write."""
     parameters = {id(p.parameter): p.parameter for expert in slots for p in expert.pieces.values()}
     local = [getattr(parameter, "_local_tensor", parameter) for parameter in parameters.values()]
     return [(tensor, tensor._version) for tensor in local]

@@ -15,7 +15,7 @@ _known: WeakKeyDictionary[torch.optim.Optimizer, dict[tuple[int, ...], Migration
 def migrations_of(
     optimizer: torch.optim.Optimizer, ranks: Sequence[int], bytes_per_second: int | None = None
 ) -> MigrationQueue:
-    """The queue of moves between these ranks, run by this optimizer's steps. The first call sets bytes_per_second."""
+    """Returns the queue of moves between these ranks that this optimizer runs. The first call sets bytes_per_second."""
     by_ranks = _known.setdefault(optimizer, {})
     if tuple(ranks) not in by_ranks:
         made = by_ranks[tuple(ranks)] = MigrationQueue(ranks, bytes_per_second)

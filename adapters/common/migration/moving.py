@@ -24,14 +24,14 @@ from torch import nn
 
 
 class Expert(NamedTuple):
-    """The tensors of the host in one slot."""
+    """Names the host's tensors in one slot."""
 
     pieces: Mapping[str, Piece]
     buffers: Mapping[str, torch.Tensor]
 
 
 class MovingLayer(Protocol):
-    """The state that an adapter has of a layer whose experts may move."""
+    """Describes the adapter's state of a layer whose experts may move."""
 
     home: Placement  # where the host assumes the experts to be
     placement: Placement
@@ -39,21 +39,21 @@ class MovingLayer(Protocol):
 
     @property
     def moving_name(self) -> str:
-        """The name of the layer in errors."""
+        """Returns the name of the layer in errors."""
         ...
 
     @property
     def moving_ranks(self) -> Sequence[int]:
-        """The global ranks of the layer's group."""
+        """Returns the global ranks of the layer's group."""
         ...
 
     def replace_experts(self, placement: Placement) -> None:
-        """Gives the engine the placement. Collective; an error leaves the placement unchanged."""
+        """Sets the engine's placement. Collective; an error leaves the placement unchanged."""
         ...
 
 
 class Belongings(NamedTuple):
-    """The contents that move with the experts of this rank, and the reader of optimizer states."""
+    """Names the contents that move with the experts of this rank, and the reader of optimizer states."""
 
     slots: Sequence[Expert]
     keeper: Keeper
@@ -61,7 +61,7 @@ class Belongings(NamedTuple):
 
 
 def of_modules(experts: Sequence[nn.Module]) -> list[Expert]:
-    """Slots of experts that are modules of their own."""
+    """Returns slots of experts that are separate modules."""
     return [
         Expert({name: Piece(p) for name, p in expert.named_parameters()}, dict(expert.named_buffers()))
         for expert in experts
@@ -71,8 +71,8 @@ def of_modules(experts: Sequence[nn.Module]) -> list[Expert]:
 def of_stacks(
     stacks: Mapping[str, nn.Parameter], count: int, interleaved: Mapping[str, nn.Parameter] | None = None
 ) -> list[Expert]:
-    """Slots of experts that are stacked in parameters. interleaved: parameters in which each expert has every count-th
-    column."""
+    """Returns slots of experts that are stacked in parameters. interleaved: parameters in which each expert has every
+    count-th column."""
     return [
         Expert(
             {
@@ -130,7 +130,7 @@ Trained = Sequence[Mapping[str, bool]]  # for each slot: whether a piece is trai
 
 
 def trained_of(slots: Sequence[Expert]) -> Trained:
-    """Which pieces of each slot are trained."""
+    """Returns for each slot which pieces are trained."""
     return [{name: piece.parameter.requires_grad for name, piece in expert.pieces.items()} for expert in slots]
 
 
@@ -184,14 +184,14 @@ def tear(layer: MovingLayer, why: object) -> None:
 
 
 def refuse_torn(layer: MovingLayer) -> None:
-    """InvalidState if a move of this layer has failed half-way."""
+    """Raises InvalidState if a move of this layer has failed half-way."""
     if layer.torn:
         raise InvalidState(layer.torn)
 
 
 def unanimous(replicas: Any, device: torch.device) -> Callable[[bool], bool] | None:
-    """The function `everywhere` of `move`, over a process group of the ranks that hold the same experts; None: there is
-    no such group."""
+    """Returns the function `everywhere` of `move`, over a process group of the ranks that hold the same experts; None:
+    there is no such group."""
     if replicas is None:
         return None
 
@@ -204,14 +204,14 @@ def unanimous(replicas: Any, device: torch.device) -> Callable[[bool], bool] | N
 
 
 def bytes_of_expert(belongings: Belongings) -> int:
-    """Bytes of the contents that move with one expert, taken from the first expert of this rank."""
+    """Returns the bytes of the contents that move with one expert, taken from the first expert of this rank."""
     expert, keeper = belongings.slots[0], belongings.keeper
     values = [*(piece.of(piece.parameter) for piece in expert.pieces.values()), *expert.buffers.values()]
     return sum(map(bytes_of, values)) + sum(map(keeper.bytes_of, expert.pieces.values()))
 
 
 def has_moved(layer: MovingLayer) -> bool:
-    """Whether an expert is in another slot than the host assumes."""
+    """Returns whether an expert is in another slot than the host assumes."""
     return bool(layer.placement != layer.home)
 
 
@@ -238,7 +238,7 @@ def at_home(
 
 
 def content_of(expert: Expert, keeper: Keeper) -> Content:
-    """Copies of all that belongs to an expert."""
+    """Copies everything that belongs to an expert."""
     content: Content = {}
     for name, piece in expert.pieces.items():
         content[f"{name} value"] = piece.of(piece.parameter).detach().clone()
@@ -249,7 +249,7 @@ def content_of(expert: Expert, keeper: Keeper) -> Content:
 
 
 def still_of(expert: Expert, keeper: Keeper) -> Content:
-    """Copies of the contents that stay the same from one update to the next."""
+    """Copies the contents that stay the same from one update to the next."""
     content: Content = {}
     for name, piece in expert.pieces.items():
         content[f"{name} value"] = piece.of(piece.parameter).detach().clone()
@@ -258,8 +258,8 @@ def still_of(expert: Expert, keeper: Keeper) -> Content:
 
 
 def late_of(expert: Expert, keeper: Keeper) -> Content:
-    """The remaining contents just before an update: gradients, if there are any, and buffers. These may be the host's
-    own tensors, not copies."""
+    """Returns the remaining contents just before an update: gradients, if there are any, and buffers. These may be the
+    host's own tensors, not copies."""
     content: Content = {}
     for name, piece in expert.pieces.items():
         content.update((f"{name} {key}", value) for key, value in keeper.late(piece).items())
@@ -267,7 +267,7 @@ def late_of(expert: Expert, keeper: Keeper) -> Content:
 
 
 def late_forms(expert: Expert, keeper: Keeper) -> dict[str, tuple[int, torch.dtype]]:
-    """The number of elements and the dtype of each tensor that `late_of` may return."""
+    """Returns the number of elements and the dtype of each tensor that `late_of` may return."""
     forms = {
         f"{name} {key}": (piece.of(piece.parameter).numel(), dtype)
         for name, piece in expert.pieces.items()
@@ -288,12 +288,12 @@ def fill(expert: Expert, keeper: Keeper, content: Content) -> None:
 
 
 def _without_gaps(content: Content) -> Content:
-    """The contents as they are sent: contiguous."""
+    """Returns the contents as they are sent: contiguous."""
     return {name: v.contiguous() if isinstance(v, torch.Tensor) else v for name, v in content.items()}
 
 
 def _describe(content: Content) -> list[tuple[str, Any]]:
-    """Names with shape and dtype of tensors, and other values as they are."""
+    """Returns the names with shape and dtype of tensors, and other values as they are."""
     return [
         (name, ("tensor", tuple(value.shape), value.dtype, value.device) if isinstance(value, torch.Tensor) else value)
         for name, value in content.items()
@@ -303,7 +303,7 @@ def _describe(content: Content) -> list[tuple[str, Any]]:
 def _rooms(
     contents: dict[int, Content], described: Sequence[Any], old: Placement, new: Placement, own: int
 ) -> dict[int, Content]:
-    """For each expert that this rank will own: its contents. Tensors from other ranks are allocated, not yet filled."""
+    """Returns the contents of experts that this rank will own. Tensors from other ranks are allocated, not filled."""
     arrived: dict[int, Content] = {}
     for e in new.experts_of(own):
         if old.expert_rank[e] != own:
@@ -327,7 +327,7 @@ def _exchange(
     group: Any,
     ranks: Sequence[int],
 ) -> None:
-    """Receives the contents from other ranks. Tensors are sent one by one, in an order that both ends know."""
+    """Exchanges contents with other ranks. Tensors are sent one by one, in an order that both ends compute."""
     work: list[Any] = []
     for e, (source, target) in enumerate(zip(old.expert_rank, new.expert_rank)):
         if source == target or own not in (source, target):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks and slots of the experts of a layer. A host knows one place for each, which follows from its number."""
+"""Defines the ranks and slots of a layer's experts. A host assumes a place for each, which follows from its number."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from sluice.errors import Unsupported
 
 
 class Placement(NamedTuple):
-    """For each expert the rank of its group, and its slot among those that the host has there."""
+    """Has for each expert the rank of its group, and its slot among the host's slots there."""
 
     expert_rank: tuple[int, ...]
     expert_slot: tuple[int, ...]
 
     def experts_of(self, rank: int) -> list[int]:
-        """The experts of a rank in the order of its slots."""
+        """Returns the experts of a rank in the order of its slots."""
         mine = [(slot, e) for e, (owner, slot) in enumerate(zip(*self)) if owner == rank]
         return [e for _, e in sorted(mine)]
 
     def place(self, expert: int) -> tuple[int, int]:
-        """The (rank, slot) of an expert."""
+        """Returns the (rank, slot) of an expert."""
         return self.expert_rank[expert], self.expert_slot[expert]
 
 
 def contiguous(num_experts: int, world_size: int) -> Placement:
-    """The placement that the host assumes."""
+    """Returns the placement that the host assumes."""
     local = num_experts // world_size
     experts = range(num_experts)
     return Placement(tuple(e // local for e in experts), tuple(e % local for e in experts))
 
 
 class Replaceable(Protocol):
-    """An engine layer."""
+    """Describes an engine layer."""
 
     def replace_experts(self, expert_rank: Sequence[int], expert_slot: Sequence[int]) -> None:
-        """Collective. After an error nothing has changed."""
+        """Sets the placement. Collective. After an error nothing has changed."""
         ...
 
 
 def replace_in_all(layers: Sequence[Replaceable], old: Placement, new: Placement) -> Placement:
-    """Gives the placement to all engine layers of one layer of the host, or to none. Collective over its group."""
+    """Sets the placement of all engine layers of one layer of the host, or of none. Collective over its group."""
     done: list[Replaceable] = []
     try:
         for layer in layers:
@@ -55,7 +55,7 @@ def replace_in_all(layers: Sequence[Replaceable], old: Placement, new: Placement
 
 
 def checked(name: str, home: Placement, expert_rank: Sequence[int], expert_slot: Sequence[int]) -> Placement:
-    """The placement, which has to fill the host's slots on each rank. Other ones raise Unsupported on all ranks."""
+    """Returns the placement. If it does not fill the host's slots on each rank, all ranks raise Unsupported."""
     given = Placement(tuple(map(int, expert_rank)), tuple(map(int, expert_slot)))
     if sorted(zip(*given)) != sorted(zip(*home)):
         raise Unsupported(
@@ -66,9 +66,9 @@ def checked(name: str, home: Placement, expert_rank: Sequence[int], expert_slot:
 
 
 def rounds(old: Placement, new: Placement) -> list[Placement]:
-    """A sequence of placements from `old` to `new`. In each a rank sends at most one expert and receives at most one:
-    experts change places in cycles of ranks. A cycle that comes back to a rank is cut there, and the expert that is
-    left over waits for the next round in the free place."""
+    """Returns a sequence of placements from `old` to `new`. In each a rank sends at most one expert and receives at
+    most one: experts change places in cycles of ranks. A cycle that comes back to a rank is cut there, and the expert
+    that is left over waits for the next round in the free place."""
     wanted = {place: e for e, place in enumerate(zip(*new))}
     now, found = list(zip(*old)), []
     while now != list(zip(*new)):
@@ -87,8 +87,8 @@ def rounds(old: Placement, new: Placement) -> list[Placement]:
 def _circle(
     first: tuple[int, int], wanted: dict[tuple[int, int], int], now: Sequence[tuple[int, int]], busy: set[int]
 ) -> list[tuple[int, int]]:
-    """A cycle of places on ranks that are not busy, with no rank twice: each gets the expert of the next one. Or two
-    places of one rank. Empty: there is no cycle."""
+    """Returns a cycle of places on ranks that are not busy, with no rank twice: each gets the expert of the next one.
+    Or two places of one rank. Empty: there is no cycle."""
     circle, ranks, place = [first], {first[0]}, now[wanted[first]]
     if place[0] == first[0] and place != first:
         return [] if first[0] in busy else [first, place]

@@ -17,7 +17,7 @@ from sluice.errors import InvalidArgument, InvalidState, Mismatch, PeerRefused
 
 
 class ExpertMigration:
-    """The remaining rounds of one layer, and the totals of its finished rounds."""
+    """Has the remaining rounds of one layer, and the totals of its finished rounds."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class ExpertMigration:
         target: Placement,
         moved: Callable[[], None] = lambda: None,
     ) -> None:
-        """belongings: returns those of this rank, called before each round. moved: called after each round."""
+        """belongings: returns the contents of this rank's experts; called before each round. moved: called after it."""
         self.layer, self.belongings, self._moved = layer, belongings, moved
         self.rounds = deque(rounds(layer.placement, target))
         self.num_moves = 0  # experts that have changed their rank
@@ -39,7 +39,7 @@ class ExpertMigration:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no round remains."""
+        """Returns whether no round remains."""
         return not self.rounds
 
     def note(self, num_moves: int, progress: dict[str, Any]) -> None:
@@ -61,7 +61,7 @@ class ExpertMigration:
 
 
 class MigrationQueue:
-    """The migrations of one optimizer, one round at a time. All ranks add the same migrations in the same order."""
+    """Runs one optimizer's migrations, one round at a time. All ranks add the same migrations in the same order."""
 
     def __init__(self, ranks: Sequence[int], bytes_per_second: int | None = None) -> None:
         self._ranks, self._rate = tuple(ranks), bytes_per_second
@@ -70,11 +70,11 @@ class MigrationQueue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all migrations have ended."""
+        """Returns whether all migrations have ended."""
         return not self._waiting
 
     def add(self, migration: ExpertMigration) -> None:
-        """The migration begins after the next update, or when the earlier ones have ended."""
+        """Adds a migration, which begins after the next update, or when the earlier ones have ended."""
         if not migration.has_ended:
             self._waiting.append(migration)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends the tensors and plain values of a part of a model between ranks, by name.
 
-Both ends know the description of each shipment before the first tensor is sent. All bits stay the same.
+Both ends have the description of each shipment before the first tensor is sent. All bits stay the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PLAIN = (int, float, str, bool, type(None))
 
 
 class Described(NamedTuple):
-    """A member of a shipment: a tensor of this shape and dtype, or a plain value. It can be sent as JSON."""
+    """Describes a member of a shipment: a tensor of this shape and dtype, or a plain value. Can be sent as JSON."""
 
     name: str
     shape: list[int] | None
@@ -27,7 +27,7 @@ class Described(NamedTuple):
 
 
 class Shipment(NamedTuple):
-    """A message from one rank to another. content: given at the source; described: given at the target."""
+    """Defines a message from one rank to another. content: set at the source; described: set at the target."""
 
     source: int
     target: int

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import gc
 import os
 import pickle
 import select
@@ -204,6 +205,8 @@ def _main() -> tuple[str, list[str]] | None:
         raise RuntimeError(f"importing {sys.argv[2:]} leaves threads, which a fork does not have")
     sys.stdout.flush()  # or every child would print it again
     sys.stderr.flush()
+    gc.collect()
+    gc.freeze()  # collections in children skip what is imported
     return _serve(line)
 
 

@@ -13,6 +13,7 @@ Source: chains by dynamic programming (PipeDream, SOSP 2019); layers that move w
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -254,14 +255,70 @@ def priced(
     steps = steps_to(parts, target, seconds, allows) if moves_live else ()
     if not steps:
         return Price((), 0.0, drained)
-    nothing = [0.0] * len(parts)
-    after = batch_of(seconds, target, target, nothing, micro_batches).seconds
-    live = 0.0
-    for old, new in zip((parts, *steps), steps):
-        arrivals = [count / rates.link for count in _bytes_at_bounds(old, new, sizes)]
-        took = batch_of(seconds, old, new, arrivals, micro_batches).seconds
-        live += max(0.0, took - after) + rates.commit_s  # the first batches may be faster than those of the target
-    return Price(steps if live < drained else (), live, drained)
+    found = Steps(seconds, sizes, rates, micro_batches, allows)
+    path = found.cheaper((tuple(parts), *steps))
+    live = found.price(path)
+    return Price(path[1:] if live < drained else (), live, drained)
+
+
+Path = tuple[tuple[int, ...], ...]
+_MOST_OPS = 1 << 13  # ops of a stage that are simulated in the search for cheaper steps, about 20 ms
+
+
+class Steps:
+    """Prices steps, and replaces them by cheaper ones."""
+
+    def __init__(
+        self,
+        seconds: Sequence[float],
+        sizes: Sequence[int],
+        rates: MoveRates,
+        micro_batches: int,
+        allows: Allows | None,
+    ) -> None:
+        self._seconds, self._sizes, self._rates = seconds, sizes, rates
+        self._micro_batches, self._allows = micro_batches, allows
+        self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}  # seconds of batches by step
+
+    def price(self, path: Path) -> float:
+        """The price of the steps along these partitions."""
+        after = self._batch(path[-1], path[-1])
+        # The first batches may be faster than those of the target.
+        return sum(max(0.0, self._batch(a, b) - after) + self._rates.commit_s for a, b in zip(path, path[1:]))
+
+    def cheaper(self, path: Path) -> Path:
+        """Moves the bounds of intermediate partitions by one layer as long as that is cheaper: the nearest step to the
+        target may send more bytes than its batch hides, or send a layer that the next step sends again."""
+        least = self._micro_batches * (len(path[0]) - 1)
+        best, is_better = self.price(path), True
+        while is_better:
+            is_better = False
+            for step, bound, by in itertools.product(range(1, len(path) - 1), range(1, len(path[0]) - 1), (-1, 1)):
+                if len(self._known) * least >= _MOST_OPS:
+                    return path
+                now = (*path[step][:bound], path[step][bound] + by, *path[step][bound + 1 :])
+                if not (self._reaches(path[step - 1], now) and self._reaches(now, path[step + 1])):
+                    continue
+                other = (*path[:step], now, *path[step + 1 :])
+                price = self.price(other)
+                if price < best - 1e-9:
+                    path, best, is_better = other, price, True
+        return path
+
+    def _reaches(self, old: Sequence[int], new: Sequence[int]) -> bool:
+        """Whether one batch can lead from `old` to `new`, by the rules of `towards`."""
+        stages = list(zip(old, old[1:], new, new[1:]))
+        return (
+            all(max(a, c) < min(b, d) for a, b, c, d in stages)
+            and slowest_stage(self._seconds, new) <= slowest_stage(self._seconds, old) * (1 + 1e-9)
+            and (not self._allows or all(self._allows(n, (a, b), (c, d)) for n, (a, b, c, d) in enumerate(stages)))
+        )
+
+    def _batch(self, old: tuple[int, ...], new: tuple[int, ...]) -> float:
+        if (old, new) not in self._known:
+            arrivals = [count / self._rates.link for count in _bytes_at_bounds(old, new, self._sizes)]
+            self._known[old, new] = batch_of(self._seconds, old, new, arrivals, self._micro_batches).seconds
+        return self._known[old, new]
 
 
 def _bytes_at_bounds(old: Sequence[int], new: Sequence[int], sizes: Sequence[int]) -> list[int]:

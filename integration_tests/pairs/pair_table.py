@@ -99,14 +99,6 @@ class Table:
         """Returns the id of a row: its values that are not defaults."""
         return "-".join(row[name] for name, values in self.factors.items() if row[name] != values[0]) or "defaults"
 
-    def row_of(self, name: str) -> dict[str, str]:
-        """Returns the row of an id, or of any values, to try a row by hand."""
-        row, known = self.default(), {value: name for name, values in self.factors.items() for value in values}
-        for word in name.replace("-", " ").split():
-            if word != "defaults":
-                row[known[word]] = word
-        return row
-
     def is_allowed(self, row: Row) -> bool:
         """Returns whether no rule or fault excludes the known values of a row."""
         return not any(_holds(each.when, row) for each in (*self.rules, *self.faults))

@@ -87,9 +87,6 @@ static inline sluice_token_span_t sluice_tokens_of(const sluice_binding_t* b, in
   if (chunk < 0) return (sluice_token_span_t){0, b->num_tokens, 0};
   return (sluice_token_span_t){b->first_token[chunk], b->first_token[chunk + 1] - b->first_token[chunk], chunk};
 }
-static inline int64_t sluice_chunk_sent(const sluice_binding_t* b, int32_t chunk) {
-  return b->first_sent[chunk + 1] - b->first_sent[chunk];
-}
 static inline int32_t sluice_recv_count(const sluice_binding_t* b, int32_t source, int32_t chunk, int32_t local) {
   return b->recv_counts[((int64_t)source * b->num_chunks + chunk) * b->num_local + local];
 }

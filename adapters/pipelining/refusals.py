@@ -17,7 +17,7 @@ SPLIT = ("zero_bubble", "v")
 
 
 class Way(NamedTuple):
-    """How the stages of all ranks run. policy: by name; split: weight gradients are separate ops."""
+    """Describes how the stages of all ranks run. policy: by name; split: weight gradients are separate ops."""
 
     policy: str
     placement: str
@@ -40,7 +40,7 @@ def _placement(stages: Sequence[Any], policy: str) -> str:
 
 
 def reason_against(stages: Sequence[Any], way: Way) -> str:
-    """Why these stages of this rank cannot run; "": they can."""
+    """Returns why these stages of this rank cannot run; "": they can."""
     first = stages[0]
     wanted = first.num_stages / first.group_size
     indices = ", ".join(str(stage.stage_index) for stage in stages)

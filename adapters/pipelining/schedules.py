@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules for torch.distributed.pipelining. The library orders ops and sends messages (docs/pipeline.md)."""
+"""Defines schedules for torch.distributed.pipelining. The library orders ops and sends messages (docs/pipeline.md)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POLICIES = ("adaptive", "1f1b_hint", "backward_first", "message_driven", *PLANNE
 
 
 class _Arriving:
-    """The common part of both kinds of schedule.
+    """Implements the common part of both kinds of schedule.
 
     policy          which of the ready ops a rank runs next; None: adaptive, chosen by measurements of the first batch
     separate_wgrad  weight gradients are separate ops; None: as the policy needs
@@ -88,7 +88,7 @@ class _Arriving:
 
     @property
     def weights_later(self) -> int:
-        """The number of weight gradients of this rank so far that were separate ops."""
+        """Returns the number of weight gradients of this rank so far that were separate ops."""
         return sum(each.num_left for each in self._later)
 
     def _warn_of_scaling(self: Any, stages: Sequence[Any]) -> None:
@@ -158,7 +158,7 @@ class _Arriving:
 
 
 class ScheduleSluice(_Arriving, torch_schedules.PipelineScheduleMulti):
-    """Any number of stages on each rank, looped or in V: a list of stages, or a single stage."""
+    """Runs any number of stages on each rank, looped or in V: a list of stages, or a single stage."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class ScheduleSluice(_Arriving, torch_schedules.PipelineScheduleMulti):
 
 
 class ScheduleSluiceSingle(_Arriving, torch_schedules.PipelineScheduleSingle):
-    """One stage on each rank, for code that requires torch's PipelineScheduleSingle."""
+    """Runs one stage on each rank, for code that requires torch's PipelineScheduleSingle."""
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class ScheduleSluiceSingle(_Arriving, torch_schedules.PipelineScheduleSingle):
 
 
 def named(name: str) -> type:
-    """The class for "sluice" or "SluiceSingle"; ":POLICY" may follow."""
+    """Returns the class for "sluice" or "SluiceSingle"; ":POLICY" may follow."""
     if config.switch() == "0":
         raise ValueError(f"schedule {name!r}: SLUICE=0 switches Sluice off; name one of torch's own schedules")
     if not hasattr(torch_schedules.PipelineScheduleMulti, "_initialize_pp_stages"):

@@ -15,7 +15,7 @@ from torch.distributed.pipelining._utils import to_local_if_dtensor
 
 
 class Batch(NamedTuple):
-    """The arguments of one step, by micro-batch."""
+    """Has the arguments of one step, by micro-batch."""
 
     arguments: Sequence[Any]
     keywords: Sequence[Any]
@@ -27,7 +27,7 @@ class Batch(NamedTuple):
 
 
 class TorchStage:
-    """A stage for one batch. Torch does all computation, and neither sends nor receives."""
+    """Runs a stage for one batch. Torch does all computation, and neither sends nor receives."""
 
     def __init__(self, schedule: Any, stage: Any, batch: Batch, later: SplitBackward) -> None:
         self._schedule, self._stage, self._batch = schedule, stage, batch
@@ -92,12 +92,12 @@ class TorchStage:
             self._later.take(self._stage.submod, linears_of(self._stage.submod, lambda each: False))
 
     def end(self) -> None:
-        """Called after the batch, also if it failed."""
+        """Ends a batch, also a failed one."""
         if self._later is not None:
             self._later.give_back()
 
     def abandon(self) -> None:
-        """Called after a failed batch. Clears all that could affect the next batch, except the user's gradients."""
+        """Clears, after a failed batch, everything that could affect the next batch, except the user's gradients."""
         stage = self._stage
         stage.clear_runtime_states()
         stage.bwd_cache.clear()
@@ -107,7 +107,7 @@ class TorchStage:
         self.end()
 
     def _roots(self, micro_batch: int) -> Sequence[Any]:
-        """The tensors from which a backward starts."""
+        """Returns the tensors from which a backward starts."""
         stage = self._stage
         if stage.is_last:
             return (self._schedule._maybe_get_loss(stage, micro_batch),)
@@ -119,7 +119,7 @@ class TorchStage:
             info.buffer = None
 
     def _is_last(self, micro_batch: int) -> bool:
-        """Whether this is the stage's last backward: backwards run in the order of micro-batches."""
+        """Returns whether this is the stage's last backward: backwards run in the order of micro-batches."""
         return micro_batch == len(self._batch.arguments) - 1
 
     def _drop_input(self, micro_batch: int) -> None:
@@ -144,7 +144,7 @@ class TorchStage:
         return Edge([to_local_if_dtensor(output, detach=True) for output in outputs])
 
     def _handed_back(self, micro_batch: int, gradients: Sequence[Any]) -> Edge:
-        """A gradient for each input for which the previous stage expects one. As in torch, a missing one is zeros."""
+        """Returns gradients of the inputs for which the previous stage expects one, as in torch zeros if missing."""
         stage, tensors = self._stage, []
         for index, (gradient, info) in enumerate(zip(gradients, stage.args_recv_info[micro_batch])):
             if stage._get_grad_send_meta(index) is not None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sluice under torch: layers with autograd, over a torch.distributed process group.
+"""Provides layers with autograd under torch, over a torch.distributed process group.
 
-`EpGroup` is the set of ranks, `Context` holds what the layers of one model share, and `MoeLayer` is called with
-tensors. Framework adapters are built on these three. This package imports no framework but torch.
+`EpGroup` is the set of ranks, `Context` has the resources that the layers of one model share, and `MoeLayer` is called
+with tensors. Framework adapters are built on these three. This package imports no framework but torch.
 """
 
 from .accumulate import Sums, parameters_behind

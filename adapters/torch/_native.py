@@ -20,7 +20,7 @@ from ...errors import External, from_status
 
 
 class Native:
-    """The functions of the shared object at `path`."""
+    """Loads the functions of the shared object at `path`."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -51,13 +51,13 @@ class Native:
         self._gradient_pool.argtypes = [ctypes.c_void_p]
 
     def gradient_pool(self) -> tuple[int, ...]:
-        """The four numbers of sluice_torch_gradient_pool."""
+        """Returns the four numbers of sluice_torch_gradient_pool."""
         found = (ctypes.c_uint64 * 4)()
         self._gradient_pool(found)
         return tuple(found)
 
     def open_group(self, library: Library, group_name: str) -> tuple[Any, Any]:
-        """The callbacks and their `user` for a registered process group; the caller hands both to libsluice."""
+        """Returns callbacks and their `user` for a registered process group; the caller passes both to libsluice."""
         ffi = library.ffi
         vtable = ffi.new("sluice_host_comm_vtable_t *")
         user = ffi.new("void **")
@@ -127,5 +127,5 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def generation() -> int:
-    """Differs between a process and its forked children."""
+    """Returns a number that differs between a process and its forked children."""
     return _generation

@@ -33,7 +33,7 @@ Range range_of(const void* data, size_t bytes, bool is_written) {
   return {begin, begin + bytes, is_written};
 }
 
-// Whether a written range overlaps another range of the list, which is sorted here.
+// Returns whether a written range overlaps another range of the list, which is sorted here.
 bool overlap(std::vector<Range>& ranges) {
   std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
   uintptr_t read_to = 0;
@@ -77,7 +77,7 @@ bool takes_sums(const at::Tensor& parameter, const at::Tensor& grad) {
          grad.strides() == parameter.strides() && grad.is_non_overlapping_and_dense();
 }
 
-// Whether no hook sees the gradient at a node between a parameter and this one, which passes on its gradient.
+// Returns whether no hook sees the gradient at a node between a parameter and this one, which passes on its gradient.
 bool is_unobserved_step(Node& node) {
   return node.num_outputs() == 1 && node.pre_hooks().empty() && node.post_hooks().empty() &&
          node.tensor_pre_hooks().empty() && node.retains_grad_hooks().empty();

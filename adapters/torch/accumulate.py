@@ -22,7 +22,7 @@ _BEFORE_PARAMETERS = 3  # expert ids, tokens and route weights are tensors too
 
 
 class Sums(NamedTuple):
-    """The gradients that a backward adds to.
+    """Names the gradients to which a backward adds.
 
     into       for each parameter of the node the memory of its `.grad`, None for a frozen one
     owners     the host's gradient tensors, whose version counters are incremented
@@ -35,7 +35,7 @@ class Sums(NamedTuple):
 
 
 def existing_grads(ctx: Any, work: Any, reads: Sequence[torch.Tensor]) -> Sums | None:
-    """The gradients to which this node's backward may add directly; None: autograd adds.
+    """Returns the gradients to which this node's backward may add directly; None: autograd adds.
 
     The result has all gradients or none, because the library adds to every gradient of a pass or to none.
     reads  tensors that the pass reads, the parameters last
@@ -55,7 +55,7 @@ def existing_grads(ctx: Any, work: Any, reads: Sequence[torch.Tensor]) -> Sums |
 
 
 def parameters_behind(ctx: Any) -> list[Any]:
-    """The leaves that get a node's gradients of parameters; None where there is no leaf, or no gradient is needed."""
+    """Returns the leaves that get a node's gradients of parameters; None if there is no leaf, or no gradient needed."""
     return [getattr(node, "variable", None) for node, _ in ctx.next_functions[_BEFORE_PARAMETERS:]]
 
 
@@ -64,8 +64,8 @@ def _addresses(tensors: Sequence[torch.Tensor | None]) -> Any:
 
 
 def _sum_behind(node: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The (memory, `.grad`) that autograd would add to at this node. For the local part of a DTensor the memory is the
-    local part of the DTensor's `.grad`.
+    """Returns the (memory, `.grad`) that autograd would add to at this node. For the local part of a DTensor the memory
+    is the local part of the DTensor's `.grad`.
 
     Saved tensors are not used to find it, because hooks of the host may have copied them.
     """
@@ -77,7 +77,7 @@ def _sum_behind(node: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
 
 
 def _local_sum(node: Any, kind: type[Any]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The same for a DTensor. (None, None) unless its gradient would have the placements of `.grad`."""
+    """Returns _sum_behind of a DTensor. (None, None) unless its gradient would have the placements of `.grad`."""
     spec, placements = node.dtensor_spec, node.grad_placements
     grad = getattr(getattr(node.next_functions[0][0], "variable", None), "grad", None)
     if type(grad) is not kind or grad._spec != spec or any(place.is_partial() for place in spec.placements):

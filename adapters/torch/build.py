@@ -4,8 +4,8 @@
     python -m sluice.adapters.torch.build [--out DIR] [--force]
 
 torch promises no stable C++ ABI, so there is one shared object per minor version of torch: `_torch_2_13.so`, in
-this package or in the user's cache (SLUICE_CACHE_DIR, else XDG_CACHE_HOME/sluice). A stamp next to it says what it was
-built from and for (`stamps.py`). If the stamp no longer fits, or other users could have changed the object, it is built
+this package or in the user's cache (SLUICE_CACHE_DIR, else XDG_CACHE_HOME/sluice). A stamp next to it has its sources
+and its platform (`stamps.py`). If the stamp no longer fits, or other users could have changed the object, it is built
 again. Several ranks may build at once: the first compiles, the others wait.
 
 A wheel may contain shared objects for releases of torch (`shipped/_torch_2_13_0.so`). Such an object is preferred, and
@@ -41,19 +41,19 @@ FLAGS = (
 
 
 def file_name() -> str:
-    """The name of the shared object for this torch."""
+    """Returns the name of the shared object for this torch."""
     major, minor = torch.__version__.split(".")[:2]
     return f"_torch_{major}_{minor}.so"
 
 
 def shipped_path() -> str:
-    """The path at which a wheel may have the shared object for this release of torch."""
+    """Returns the path at which a wheel may have the shared object for this release of torch."""
     release = torch.__version__.partition("+")[0]
     return os.path.join(HERE, "shipped", f"_torch_{release.replace('.', '_')}.so")
 
 
 def include_dir() -> str:
-    """The folder that has `sluice/sluice.h`: in the installed package, or in the checkout."""
+    """Returns the folder that has `sluice/sluice.h`: in the installed package, or in the checkout."""
     package = os.path.dirname(os.path.dirname(HERE))
     checkout = os.path.dirname(os.path.dirname(os.path.realpath(HERE)))
     for folder in (os.path.join(package, "include"), os.path.join(checkout, "capi", "include")):
@@ -63,24 +63,24 @@ def include_dir() -> str:
 
 
 def compiler() -> str | None:
-    """The C++ compiler that would be used; None: there is none."""
+    """Returns the C++ compiler that would be used; None: there is none."""
     return shutil.which(os.environ.get("CXX", "g++"))
 
 
 def wanted() -> stamps.Wanted:
-    """The stamp that a shared object must have."""
+    """Returns the stamp that a shared object must have."""
     headers = (os.path.join(include_dir(), "sluice", name) for name in ("base.h", "comm.h", "context.h"))
     sources = (os.path.join(HERE, name) for name in SOURCES)
     return stamps.wanted((*sources, *headers), FLAGS, compiler())
 
 
 def _cached(fitting: stamps.Wanted) -> str:
-    """The path in the cache. Platforms that share a home folder have a folder each, so that none replaces another's."""
+    """Returns the path in the cache. Platforms that share a home folder have separate folders in it."""
     return os.path.join(cache_folder.for_code(), stamps.short(fitting), file_name())
 
 
 def _find_cached(fitting: stamps.Wanted) -> tuple[str | None, list[str]]:
-    """A fitting object in the cache, and why others do not fit. Without a compiler here, any compiler's object fits."""
+    """Finds a fitting object in the cache, and why others do not fit. Without a compiler here, any compiler's fits."""
     places = [_cached(fitting)]
     if fitting["compiler"] is None:
         places = sorted(glob.glob(os.path.join(glob.escape(cache_folder.for_code()), "*", file_name())))
@@ -100,12 +100,12 @@ def _find_cached(fitting: stamps.Wanted) -> tuple[str | None, list[str]]:
 
 
 def _owners(path: str) -> tuple[int, ...]:
-    """Users that are trusted like this one: the package's owner could change the package itself."""
+    """Returns users that are trusted like this one: the package's owner could change the package itself."""
     return (os.stat(__file__).st_uid,) if os.path.commonpath((path, HERE)) == HERE else ()
 
 
 def find() -> tuple[str | None, list[str]]:
-    """The path of a shared object that fits and that no other user could have changed, and why others are rejected."""
+    """Finds a shared object that fits and that no other user could have changed, and why others are rejected."""
     fitting, reasons = wanted(), []
     in_package = os.path.join(HERE, file_name())
     for path, needs in ((shipped_path(), stamps.for_any_build(fitting)), (in_package, fitting)):
@@ -134,7 +134,7 @@ def check_cache(may_lack: bool = True) -> None:
 
 
 def ensure() -> str:
-    """The path of a shared object that fits, compiled into the user's cache if the package holds none."""
+    """Returns the path of a shared object that fits, compiled into the user's cache if the package holds none."""
     path, reasons = find()
     if path is not None:
         return path
@@ -152,7 +152,7 @@ def ensure() -> str:
 def _locked(folder: str) -> Iterator[None]:
     """Allows one process at a time. The lock ends with its process, so a killed builder leaves no lock.
 
-    Where locks do not work two processes may build at once. If a stamp then belongs to the other's object, the object
+    If locks do not work, two processes may build at once. If a stamp then belongs to the other's object, the object
     is built again.
     """
     path = os.path.join(folder, ".build.lock")
@@ -188,7 +188,7 @@ def _run(command: list[str]) -> None:
 
 
 def _take(kept: str, path: str) -> bool:
-    """Copies a kept object; False if there is none. Where locks do not work another builder may remove the kept one."""
+    """Copies a kept object; False if there is none. If locks do not work, another builder may remove the kept one."""
     with contextlib.suppress(FileNotFoundError):
         shutil.copyfile(kept, path)
         return True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C structs of one pass. A layer reuses them from pass to pass, because most of their fields do not change."""
+"""Makes the C structs of one pass. A layer reuses them from pass to pass, as most of their fields do not change."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Frame:
         self.callbacks = ffi.new("sluice_expert_callbacks_t *")
         self.callbacks.struct_size = ffi.sizeof(self.callbacks[0])
         self.run_handle: Any = None  # keeps the callbacks' `user` alive
-        self.stack_key: Any = None  # what `params` describes now, in a layer with stacked parameters
+        self.stack_key: Any = None  # the tensors that `params` describes now, in a layer with stacked parameters
 
 
 def _tensors(placement: Placement, num_experts: int, members: Sequence[str]) -> tuple[Descriptors, Any]:
-    """Descriptors of all parameters, and the struct that points to them member by member."""
+    """Makes descriptors of all parameters, and the struct that points to them member by member."""
     ffi = load().ffi
     items = Descriptors(num_experts * len(members), placement)
     struct = ffi.new("sluice_expert_tensors_t *")

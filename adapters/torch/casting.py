@@ -19,12 +19,12 @@ from .layer_config import MoeConfig
 
 
 class CastingLayer(MoeLayer):
-    """A layer that takes parameters of any floating dtype and returns their gradients in that dtype."""
+    """Runs a layer with parameters of any floating dtype, and returns their gradients in that dtype."""
 
     def __init__(self, context: Context, config: MoeConfig, experts: CallbackExperts | None = None) -> None:
         super().__init__(context, config, experts)
         # In a group of one rank, several threads may call a layer; they wait for each other instead of getting BUSY.
-        # Over several ranks the order of their calls would be left to chance.
+        # Over several ranks the order of their calls would be undefined.
         if not self._collective:
             self.turn = self.context.lock
 
@@ -42,7 +42,7 @@ class CastingLayer(MoeLayer):
             return super().forward_pass(work, tokens, ids, weights, cast)
 
     def _cast_for(self, ids: Any, flat: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """The parameters for a forward of these routes. Ids are not checked yet: the library refuses wrong ones."""
+        """Returns the parameters for a forward of these routes. Ids are unchecked: the library refuses wrong ones."""
         return self._cast(flat)
 
     def backward_pass(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The context that all layers of one model on one rank share: slots, lanes, GEMMs, statistics."""
+"""Makes the context that all layers of one model on one rank share: slots, lanes, GEMMs, statistics."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _alive: weakref.WeakSet[Context] = weakref.WeakSet()
 
 
 def all_alive() -> list[Context]:
-    """The contexts of this process that are not closed."""
+    """Returns the contexts of this process that are not closed."""
     return [context for context in list(_alive) if context.alive]
 
 
@@ -95,7 +95,7 @@ def divide_budget(total: int, weights: Sequence[int], needs: Sequence[Sequence[i
 
 
 class Context:
-    """One per EP group, model and device. It ends with `close`, or when it and its layers are garbage.
+    """Exists once per EP group, model and device. It ends with `close`, or when it and its layers are garbage.
 
     device: where the layers' parameters and tokens are; None: the CPU. On CUDA calls use torch's current stream, and
     the ranks of a group exchange by NCCL.
@@ -159,7 +159,7 @@ class Context:
 
     @property
     def is_unused(self) -> bool:
-        """Whether none of the layers made on it is left."""
+        """Returns whether no layer of this context is left."""
         return len(self._layers) == 0
 
     def set_share(self, share: int, whole: int) -> None:
@@ -169,8 +169,8 @@ class Context:
         self.options = replace(self.options, memory_budget=share, shared_memory_budget=whole)
 
     def smallest_budgets(self, layers: Sequence[Any], tokens: int, most: int) -> list[int]:
-        """The context's smallest budgets for forwards of these layers: with `tokens` tokens, then with larger batches.
-        The list ends with the first budget above `most`. `divide_budget` takes it."""
+        """Returns the context's smallest budgets for forwards of these layers: with `tokens` tokens, then with larger
+        batches. The list ends with the first budget above `most`. `divide_budget` takes it."""
         library = load()
         ffi = library.ffi
         handles = ffi.new("sluice_moe_t *[]", [layer.handle for layer in layers])
@@ -180,7 +180,7 @@ class Context:
 
     @property
     def handle(self) -> Any:
-        """The library's pointer, or an error that says why there is none."""
+        """Returns the library's pointer, or raises an error that says why there is none."""
         if self._generation != generation():
             raise InvalidState("this context was made before a fork: only the parent process may use it")
         if not self._finalizer.alive:
@@ -188,7 +188,7 @@ class Context:
         return self._handle
 
     def is_of_one_thread(self) -> bool:
-        """Whether every backward so far ran in one thread. Each backward asks, while no other of this context runs.
+        """Returns whether every backward so far ran in one thread. Called by each backward, one at a time.
 
         Autograd holds a lock while it adds to a `.grad`, and this code cannot take that lock. A pass therefore adds to
         a `.grad` itself only if no other thread's backward could add at the same time.
@@ -216,15 +216,15 @@ class Context:
             give_back()  # no context is left that uses it
 
     def tune_for(self, model_width: int, hidden_width: int, dtype: int) -> None:
-        """Called before each layer is made; sets up the tuner for the first one. Collective if the tuner's options say
-        calibrate or decisions."""
+        """Sets up the tuner before the first layer is made. Called before each layer. Collective if the tuner's options
+        have calibrate or decisions."""
         if self._is_tuned or self.options.tuner is None:
             return
         tuner.prepare(self, self.options.tuner, (model_width, hidden_width, dtype))
         self._is_tuned = True
 
     def decisions(self) -> list[dict[str, Any]]:
-        """What the tuner decided, and why: docs/tuning.md."""
+        """Returns the tuner's decisions and their reasons (docs/tuning.md)."""
         return tuner.decisions(self.handle)
 
     def remember(self) -> None:
@@ -242,7 +242,7 @@ class Context:
         decision_log.append([{"ranks": len(self.ep_group.ranks), **entry} for entry in found], place)
 
     def decisions_json(self) -> str:
-        """The decisions as JSON, for a file that a later run names as the tuner's "pinned" or "decisions"."""
+        """Returns the decisions as JSON, for a file that a later run names as the tuner's "pinned" or "decisions"."""
         return tuner.decisions_json(self.handle)
 
     def learn(self, text: str) -> None:
@@ -251,19 +251,19 @@ class Context:
         tuner.learn(self.handle, text)
 
     def answers(self) -> list[dict[str, Any]]:
-        """The decisions as plain values, one for each kind of layer and size of batch."""
+        """Returns the decisions as plain values, one for each kind of layer and size of batch."""
         return tuner.answers(self.handle)
 
     def machine_json(self) -> str:
-        """The tuner's machine as steps have corrected it, for `sluice plan --machine` or "tuner": {"machine": ...}."""
+        """Returns the tuner's machine, corrected by steps, for `sluice plan --machine` or "tuner": {"machine": ...}."""
         return tuner.machine_json(self.handle)
 
     def tuner_stats(self) -> dict[str, Any]:
-        """Passes timed and raced, seconds that races cost, how often the papers' hypotheses held."""
+        """Returns passes timed and raced, seconds that races cost, how often the papers' hypotheses held."""
         return tuner.stats(self.handle)
 
     def stats(self, reset_peak: bool = False) -> dict[str, Any]:
-        """Bytes, times and counts of all passes so far."""
+        """Returns bytes, times and counts of all passes so far."""
         library = load()
         out = self._raw_stats
         library.check(library.lib.sluice_context_get_stats(self.handle, int(reset_peak), out))
@@ -275,13 +275,13 @@ class Context:
         return values
 
     def last_deduplicate(self) -> bool | str:
-        """The deduplication of the last pass, as a value of the option. Cheaper than `stats`."""
+        """Returns the deduplication of the last pass, as a value of the option. Cheaper than `stats`."""
         library = load()
         library.check(library.lib.sluice_context_get_stats(self.handle, 0, self._raw_stats))
         return tuner.DEDUPLICATIONS[self._raw_stats.last_deduplicate]
 
     def has_fallen_back(self) -> bool:
-        """Whether chunks have fallen back since the last call. Called after each forward under a budget."""
+        """Returns whether chunks have fallen back since the last call. Called after each forward under a budget."""
         library = load()
         library.check(library.lib.sluice_context_get_stats(self.handle, 0, self._raw_stats))
         now = int(self._raw_stats.num_fallback_chunks)

@@ -15,7 +15,7 @@ from .placement import Placement, placement_of
 
 
 def config_dtype(dtype: torch.dtype) -> int:
-    """SLUICE_DTYPE_* of a dtype."""
+    """Returns SLUICE_DTYPE_* of a dtype."""
     form = FORMS.get(dtype)
     if form is None or not form[2]:
         raise InvalidArgument(f"{dtype} is not a dtype that Sluice computes with: use float32, bfloat16 or float16")
@@ -23,7 +23,7 @@ def config_dtype(dtype: torch.dtype) -> int:
 
 
 class Descriptors:
-    """`count` descriptors of at most two dimensions, with their shapes and strides. Reused from call to call.
+    """Has `count` descriptors of at most two dimensions, with their shapes and strides. Reused from call to call.
 
     A layer with many experts fills hundreds of them in each pass, so unchanged fields are not written again.
     """
@@ -47,7 +47,7 @@ class Descriptors:
             self._point(index, index)
 
     def _point(self, index: int, to: int) -> None:
-        """Lets a descriptor use the shape and strides of descriptor `to`."""
+        """Makes a descriptor use the shape and strides of descriptor `to`."""
         self._items[index].shape = self._extents + 4 * to
         self._items[index].strides = self._extents + 4 * to + 2
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has DLPack's numbers of dtypes, and makes tensors on any device over memory of the library."""
+"""Defines DLPack's numbers of dtypes, and makes tensors on any device over memory of the library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-# DLPack's type code and width of each dtype that the library knows, and its number in configs; 0: not in configs.
+# DLPack's type code and width of each dtype of the library, and its number in configs; 0: not in configs.
 FORMS = {
     torch.float32: (2, 32, 1),
     torch.bfloat16: (4, 16, 2),
@@ -23,7 +23,7 @@ CPU, CUDA = 1, 2  # kDLCPU, kDLCUDA
 
 
 class _Block(ctypes.Structure):
-    """A DLManagedTensor, followed by the shape that it points to."""
+    """Has a DLManagedTensor, followed by the shape that it points to."""
 
     _fields_ = [
         ("data", ctypes.c_void_p),
@@ -59,7 +59,7 @@ def _load_tools() -> Any:
 
 
 def borrow(address: int, rows: int, width: int, dtype: torch.dtype, device_type: int, device_id: int) -> torch.Tensor:
-    """A tensor over memory that torch does not own, row-major [rows, width], without a copy or a wait."""
+    """Returns a tensor over memory that torch does not own, row-major [rows, width], without a copy or a wait."""
     malloc, free, capsule = _load_tools()
     place = malloc(ctypes.sizeof(_Block))
     if not place:

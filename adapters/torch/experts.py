@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts computed by the host's own modules, row block by row block, with gradients.
+"""Computes experts by the host's own modules, row block by row block, with gradients.
 
 The library passes the rows of one expert and gets its output; in backward it passes the output's gradient. Between the
-two the module's autograd graph is kept. The tensors that the graph saves are not left in it: the layer's own
-autograd.Function saves them (function.py), so that the host's hooks on saved tensors (activation checkpointing,
-offloading) reach them at one place and in the same order on every rank.
+two calls the module's autograd graph is kept. The layer's own autograd.Function, and not the graph, saves the tensors
+(function.py), so that the host's hooks on saved tensors (activation checkpointing, offloading) reach them at one place
+and in the same order on every rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .rng_and_autocast import RngAndAutocast
 
 
 class CallbackExperts:
-    """The local experts as callables.
+    """Has the local experts as callables.
 
     modules     one per local expert: rows in, rows out
     parameters  for each module, the tensors it reads that require gradients; called in each pass
@@ -45,19 +45,19 @@ class CallbackExperts:
         return [list(module.parameters()) for module in self.modules]
 
     def read_for(self, parameters: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """The tensors that the modules read if `parameters` are the layer's inputs. Gradients are taken for these.
+        """Returns the tensors that modules read if `parameters` are the layer's inputs. Gradients are taken for them.
 
-        They have to be leaves if one input may be computed from another: a gradient that went on through the first
-        would reach the second twice, here and outside of the layer.
+        They have to be leaves if one input may be computed from another: otherwise a gradient would pass through the
+        first, and reach the second twice, here and outside of the layer.
         """
         return parameters
 
     def as_bound(self) -> CallbackExperts:
-        """These experts bound to the current call, for a backward that runs them after the host's call has ended."""
+        """Binds these experts to the current call, for a backward that runs them after the host's call has ended."""
         return self
 
     def __call__(self, local_expert: int, rows: torch.Tensor) -> torch.Tensor:
-        """The expert's output as [R, M] in the dtype of the rows."""
+        """Returns the expert's output as [R, M] in the dtype of the rows."""
         out = self.modules[local_expert](self.view(rows))
         if isinstance(out, tuple):  # (output, bias for later): DeepSpeed's own layer ignores the second as well
             out = out[0]
@@ -90,7 +90,7 @@ def _hooks_silenced(tensors: list[torch.Tensor]) -> Iterator[None]:
 
 
 def _wide(grad: torch.Tensor) -> torch.Tensor:
-    """16-bit gradients of several chunks are summed in f32, as the library sums its own, and rounded at the end."""
+    """Widens 16-bit gradients to f32, as in the library: they are summed over chunks, and rounded at the end."""
     return grad.float() if grad.dtype in (torch.bfloat16, torch.float16) else grad
 
 
@@ -100,7 +100,7 @@ def _saved_as_they_are() -> saved_tensors_hooks:
 
 
 class ExpertRun:
-    """The callbacks of one forward and its backward.
+    """Implements the callbacks of one forward and its backward.
 
     parameters  per local expert, the tensors that its module reads (not those that saved-tensor hooks return); empty
                 if no backward may follow
@@ -127,7 +127,7 @@ class ExpertRun:
         self._rng_and_autocast: dict[tuple[int, int], RngAndAutocast] = {}
         self._given = parameters
         self.error: BaseException | None = None
-        self.saved: list[torch.Tensor] = []  # what the graphs save; moved out after forward, back in for backward
+        self.saved: list[torch.Tensor] = []  # the graphs' saved tensors; moved out after forward, back in for backward
         self._graphs: dict[tuple[int, int], tuple[GradientEdge, GradientEdge] | None] = {}
         self._parameters: list[list[torch.Tensor]] = []
         self._grads: list[list[torch.Tensor | None]] = []
@@ -183,7 +183,7 @@ class ExpertRun:
         return (get_gradient_edge(out), start) if out.requires_grad else None, out
 
     def begin_backward(self, wanted: list[list[bool]]) -> None:
-        """wanted: which parameters require gradients; torch.autograd.grad refuses the others."""
+        """Begins the backward. wanted: the parameters that require gradients; torch.autograd.grad refuses others."""
         self.error = None
         self._is_backward = True
         self._parameters = [[p for p, want in zip(*pair) if want] for pair in zip(self._given, wanted)]
@@ -215,7 +215,7 @@ class ExpertRun:
                 sums[index] = grad if before is None else _wide(before) + grad
 
     def take_grads(self) -> list[list[torch.Tensor]]:
-        """The gradients summed over chunks; zeros for parameters of experts without rows."""
+        """Returns the gradients summed over chunks; zeros for parameters of experts without rows."""
         taken = [
             [torch.zeros_like(p) if grad is None else grad.to(p.dtype) for p, grad in zip(*pair)]
             for pair in zip(self._parameters, self._grads)
@@ -229,7 +229,7 @@ _callbacks: Any = None
 
 
 def callbacks() -> Any:
-    """The forward and backward callbacks. They are made once, because the same addresses serve every layer."""
+    """Returns the forward and backward callbacks. They are made once, because the same addresses serve every layer."""
     global _callbacks
     if _callbacks is not None:
         return _callbacks

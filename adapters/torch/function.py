@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layer as one node of the autograd graph.
+"""Runs the layer as one node of the autograd graph.
 
 Tokens, route weights and every expert parameter are its inputs, and all their gradients its outputs. A host's hooks on
 gradients (ZeRO, FSDP, DDP, accumulation) therefore run as with torch's own operations, for idle experts too. Without

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's GradScaler for optimizers whose step sums gradients over ranks."""
+"""Extends torch's GradScaler to optimizers whose step sums gradients over ranks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ...errors import InvalidArgument
 
 
 class GradScaler(torch.amp.GradScaler):
-    """Like `torch.amp.GradScaler`. For a `sluice.optim` optimizer with a process_group the step itself checks whether
-    gradients and their sums are finite, so that all ranks skip together and have the same scale.
+    """Scales like `torch.amp.GradScaler`. For a `sluice.optim` optimizer with a process_group the step itself checks
+    whether gradients and their sums are finite, so that all ranks skip together and have the same scale.
 
     With such an optimizer `unscale_` raises InvalidArgument: before the step a rank has only its own gradients. Clip
     by the optimizer's `max_norm`.
@@ -40,7 +40,7 @@ class GradScaler(torch.amp.GradScaler):
         return result
 
     def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> Any:
-        """For a step over ranks nothing is checked here; `step` fills in what the optimizer's step has found."""
+        """Checks nothing for a step over ranks; `step` fills in the result of the optimizer's step."""
         if not getattr(optimizer, "over_ranks", False):
             return super()._check_inf_per_device(optimizer)
         found = {self._scale.device: torch.zeros((), device=self._scale.device)}

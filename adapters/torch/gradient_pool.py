@@ -27,7 +27,7 @@ class PoolStats(NamedTuple):
 
 
 def empty_gradient(like: torch.Tensor, limit: int) -> torch.Tensor:
-    """torch.empty_like(like), from the pool if it is large. At most `limit` bytes stay in the pool; 0: from torch."""
+    """Returns torch.empty_like(like), from the pool if it is large. At most `limit` bytes stay there; 0: from torch."""
     if limit > 0 and like.is_cpu and like.nbytes >= LEAST_BYTES:
         made = torch.empty(0, dtype=like.dtype, device="cpu")
         if native().take_gradient(made._cdata, like._cdata, limit):
@@ -36,12 +36,12 @@ def empty_gradient(like: torch.Tensor, limit: int) -> torch.Tensor:
 
 
 def pool_stats() -> PoolStats:
-    """The current state of this process's pool."""
+    """Returns the current state of this process's pool."""
     return PoolStats(*native().gradient_pool())
 
 
 def numbers() -> dict[str, int]:
-    """The numbers for `sluice.stats`: bytes that are kept for reuse, and how many gradients reused memory."""
+    """Returns the numbers for `sluice.stats`: bytes that are kept for reuse, and how many gradients reused memory."""
     now = pool_stats()
     return {"gradient_pool_bytes": now.idle_bytes, "gradients_reused": now.num_reused}
 
@@ -55,12 +55,12 @@ def give_back() -> int:
 
 @functools.cache
 def default_limit() -> int:
-    """A quarter of the memory that this process may have."""
+    """Returns a quarter of the memory that this process may have."""
     return _memory() // _SHARE
 
 
 def _memory() -> int:
-    """Bytes of the machine's memory, or of the control group's if that is less."""
+    """Returns the bytes of the machine's memory, or of the control group's if that is less."""
     found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError), open(path) as file:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Process groups of Sluice's own, one per distinct list of expert-parallel ranks.
+"""Makes Sluice's own process groups, one for each list of expert-parallel ranks.
 
 gloo matches messages by issue order, so Sluice cannot share a group with the host: each list of ranks gets one more
 gloo group, which all layers with these ranks share.
@@ -34,7 +34,7 @@ _unshared: set[EpGroup] = set()
 
 
 def _host_timeout() -> timedelta:
-    """The timeout of the host's own group, so that both time out together."""
+    """Returns the timeout of the host's own group, so that both time out together."""
     try:
         return dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout
     except (AttributeError, RuntimeError):
@@ -42,7 +42,7 @@ def _host_timeout() -> timedelta:
 
 
 class EpGroup:
-    """The ranks that share the experts of a layer, with a communicator over them. Made by `for_ranks`.
+    """Has the ranks that share the experts of a layer, with a communicator over them. Made by `for_ranks`.
 
     ranks       global ranks, ascending
     rank        this process's index among them
@@ -73,7 +73,7 @@ class EpGroup:
     def for_ranks(
         cls, ranks: Sequence[int] | None = None, timeout: timedelta | None = None, transport: str | None = None
     ) -> EpGroup:
-        """The group of these global ranks; None: this process alone.
+        """Returns the group of these global ranks; None: this process alone.
 
         Collective over these ranks alone. A second call with the same transport returns the same group, whose timeout
         does not change; a warning says so if another timeout is given.
@@ -102,7 +102,7 @@ class EpGroup:
 
     @classmethod
     def unshared(cls, ranks: Sequence[int], timeout: timedelta | None = None, transport: str | None = None) -> EpGroup:
-        """A group of these global ranks, ascending, for one pipeline or optimizer alone. The caller closes it.
+        """Returns a group of these global ranks, ascending, for one pipeline or optimizer alone. The caller closes it.
 
         Collective over the ranks named.
         """
@@ -113,7 +113,7 @@ class EpGroup:
 
     @property
     def alive(self) -> bool:
-        """False once closed, in a forked child, and after the host has torn torch.distributed down."""
+        """Returns False once closed, in a forked child, and after the host has destroyed torch.distributed."""
         if self.closed or self._generation != generation():
             return False
         if self._joined is None:
@@ -150,7 +150,7 @@ class EpGroup:
             raise
 
     def comm_on(self, placement: Placement) -> Any:
-        """The communicator for contexts there; None for a group of one rank. A device's first call is collective."""
+        """Returns the communicator for contexts there; None for one rank. A device's first call is collective."""
         if self.comm is None:
             return None
         if not placement.is_cuda:
@@ -163,7 +163,7 @@ class EpGroup:
         return self._nccl[placement.index]
 
     def ranks_per_node(self) -> int:
-        """Ranks per node, by host names, if consecutive ranks share a host and all hosts have equally many; else 0."""
+        """Returns ranks per node by host names; 0 unless consecutive ranks share a host and hosts have equally many."""
         names = self._host_names
         found = sum(name == names[0] for name in names)
         nodes = [names[first : first + found] for first in range(0, len(names), found)]
@@ -171,7 +171,7 @@ class EpGroup:
         return found if alike and len({node[0] for node in nodes}) == len(nodes) else 0
 
     def carrier(self, placement: Placement) -> str:
-        """The transport of rows there: "tcp", "host" (gloo), "nccl"; "none" for one rank. Collective as `comm_on`."""
+        """Returns the transport of rows: "tcp", "host" (gloo), "nccl"; "none" for one rank. Collective as `comm_on`."""
         comm = self.comm_on(placement)
         if comm is None:
             return "none"
@@ -179,7 +179,7 @@ class EpGroup:
         return library.ffi.string(library.lib.sluice_comm_name(comm)).decode()
 
     def _connect_nccl(self, device_id: int) -> Any:
-        """Rank 0's NCCL id goes to the others through the group's store, as with torch's own NCCL groups."""
+        """Connects NCCL; rank 0's id goes to the others through the group's store, as in torch's own NCCL groups."""
         library = load()
         ffi, meeting, phase = library.ffi, self._joined.meeting, f"NCCL {len(self._nccl)}"
         size = ffi.integer_const("SLUICE_NCCL_ID_BYTES")
@@ -226,7 +226,7 @@ class EpGroup:
         self._contexts.add(context)
 
     def abort(self) -> None:
-        """Makes every wait of this rank fail soon; peers are told at once. Any thread may call it."""
+        """Makes every wait of this rank fail soon; peers are notified at once. Any thread may call it."""
         if not self.closed and self._generation == generation():
             for comm in self._comms():
                 load().lib.sluice_comm_abort(comm)
@@ -253,7 +253,7 @@ class EpGroup:
             self._joined.leave()
 
     def _settle(self) -> bool:
-        """Aborts passes of other threads (at exit: daemon threads). True if none is left."""
+        """Aborts passes of other threads (at exit: daemon threads). Returns whether none is left."""
         deadline = time.monotonic() + _SETTLE_SECONDS
         while any(context.calls for context in self._contexts):
             for comm in self._comms():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Mixture-of-Experts layer: its configuration for the library, and its passes.
+"""Runs one Mixture-of-Experts layer: writes its configuration for the library, and makes its passes.
 
 A pass is a call into the library on the calling thread. It is collective if the group has several ranks. A rank with an
 error therefore still makes the call and reports the error in it, so that the other ranks fail too and do not wait.
@@ -43,7 +43,7 @@ _NOTHING = torch.empty(0, device="cpu")  # passed where no gradient is needed
 
 
 class Placement(NamedTuple):
-    """The rank that owns each expert, the expert's slot there, and the epoch of the placement."""
+    """Has the rank that owns each expert, the expert's slot there, and the epoch of the placement."""
 
     expert_rank: tuple[int, ...]
     expert_slot: tuple[int, ...]
@@ -51,7 +51,7 @@ class Placement(NamedTuple):
 
 
 class MoeLayer:
-    """A layer of the model. Call it with tokens [T, M], expert ids [T, K], route weights [T, K] f32 and parameters.
+    """Computes a layer. Call it with tokens [T, M], expert ids [T, K], route weights [T, K] f32 and parameters.
 
     parameters: per local expert a dict of `members` (w1 [H, M], w2 [M, H], gated also w3, bias also b1, b2, b3), of any
     strides of which one is 1. Left out with callback experts.
@@ -75,7 +75,7 @@ class MoeLayer:
         self.accumulate = config.accumulate or CHOICES[0]
         if self.accumulate not in CHOICES:
             raise InvalidArgument(f"accumulate {self.accumulate!r} is unknown: use one of {', '.join(CHOICES)}")
-        # Bytes that may be kept for later gradients. 0 under a budget unless asked for: the budget does not count them.
+        # Bytes that may be kept for later gradients. 0 under a budget unless requested: the budget does not count them.
         self.gradient_pool = config.gradient_pool
         if self.gradient_pool is None:
             self.gradient_pool = 0 if context.is_budgeted else default_limit()
@@ -117,7 +117,7 @@ class MoeLayer:
         self._names = [f"{name} of local expert {e}" for e in experts_range for name in self.members]
 
     def _list(self, name: str, numbers: Sequence[int] | None) -> Any:
-        """A C array of one number for each expert; None: NULL."""
+        """Returns a C array of one number for each expert; None: NULL."""
         ffi = load().ffi
         if numbers is None:
             return ffi.NULL
@@ -133,7 +133,7 @@ class MoeLayer:
         return self._handle
 
     def smallest_budget(self, num_tokens: int) -> int:
-        """The smallest memory_budget of the context under which forwards of `num_tokens` tokens have a plan."""
+        """Returns the smallest memory_budget of the context under which forwards of `num_tokens` tokens have a plan."""
         library = load()
         out = library.ffi.new("uint64_t *")
         library.check(library.lib.sluice_moe_smallest_budget(self.handle, num_tokens, out))
@@ -152,7 +152,7 @@ class MoeLayer:
         self.plan = plan
 
     def placement(self) -> Placement:
-        """The current placement of the layer's experts."""
+        """Returns the current placement of the layer's experts."""
         library = load()
         ffi = library.ffi
         ranks, slots = (ffi.new("int32_t[]", self.num_experts) for _ in range(2))
@@ -171,7 +171,7 @@ class MoeLayer:
         return list(rows), list(ranks)
 
     def replace_experts(self, expert_rank: Sequence[int], expert_slot: Sequence[int], epoch: int | None = None) -> None:
-        """From the next call on, expert e is on rank expert_rank[e] of the group, in slot expert_slot[e] there: its
+        """Places expert e on rank expert_rank[e] of the group, from the next call on, in slot expert_slot[e] there: its
         index among the parameters that are passed. The caller moves parameters and states. Call it between steps:
         InvalidState while a forward waits for its backward, or its graph is retained. epoch: above the present one;
         None: the next.
@@ -190,7 +190,7 @@ class MoeLayer:
             placement.expert_rank, placement.expert_slot = lists
             placement.epoch = before.epoch + 1 if epoch is None else epoch
         except SluiceError as wrong:
-            error = wrong  # the call below has no lists, which tells the other ranks
+            error = wrong  # the call below has no lists, so that the other ranks fail too
         status = self._call(library.lib.sluice_moe_replace_experts, self.handle, placement)
         if error is not None:
             raise error
@@ -198,9 +198,9 @@ class MoeLayer:
         self._count_experts()
 
     def take_capacity_report(self) -> dict[str, int]:
-        """Routes of all forwards since the last call, launches of a CUDA graph included, and how many of them were
-        dropped for the capacity (`num_dropped`). `most_rows` is the capacity that drops none. On CUDA it waits for the
-        stream. Not collective. InvalidArgument if an id named no expert."""
+        """Counts routes of all forwards since the last call, launches of a CUDA graph included, and the routes that
+        were dropped for the capacity (`num_dropped`). `most_rows` is the capacity that drops none. On CUDA it waits for
+        the stream. Not collective. InvalidArgument if an id named no expert."""
         library = load()
         report = library.new("capacity_report")
         stream = self.context.placement.stream()
@@ -221,8 +221,8 @@ class MoeLayer:
         params: Sequence[dict[str, torch.Tensor]] | None = None,
         lora: Lora | None = None,
     ) -> torch.Tensor:
-        """The layer's output [T, M]. Collective over the group. lora: adapters (lora.py), for a layer with lora_rank;
-        their factors get gradients, and the weights get none."""
+        """Returns the layer's output [T, M]. Collective over the group. lora: adapters (lora.py), for a layer with
+        lora_rank; their factors get gradients, and the weights get none."""
         try:
             watched_by = watcher()
             if watched_by is not None:
@@ -241,7 +241,7 @@ class MoeLayer:
         return run_layer(self, tokens, expert_ids, route_weights, flat, counts, without_tensors(lora))
 
     def _flatten(self, params: Sequence[dict[str, torch.Tensor]] | None) -> tuple[list[torch.Tensor], list[int]]:
-        """All parameters, expert by expert, in the order in which autograd sees them, and how many each expert has."""
+        """Returns all parameters, expert by expert, in autograd's order, and how many each expert has."""
         if self.experts is not None:
             own = self.experts.parameters()
             return [tensor for tensors in own for tensor in tensors], [len(tensors) for tensors in own]
@@ -256,7 +256,7 @@ class MoeLayer:
     # ---- passes, called by function.py ----
 
     def sums_for(self, ctx: Any, work: Pass, reads: Sequence[torch.Tensor]) -> Sums | None:
-        """The existing gradients to which the next backward adds; None: the backward makes new ones.
+        """Returns the existing gradients to which the next backward adds; None: the backward makes new ones.
 
         ctx    of the autograd node
         reads  tensors that the backward reads, the parameters last
@@ -321,7 +321,7 @@ class MoeLayer:
         grad_out: torch.Tensor,
         needs: Sequence[bool],
     ) -> list[torch.Tensor | None]:
-        """Gradients of tokens, route weights and each of `flat`; None where none is needed or `work.sums` has it."""
+        """Returns gradients of tokens, route weights and each of `flat`; None if not needed or in `work.sums`."""
         library = load()
         ffi, lib = library.ffi, library.lib
         moe, placement = self.handle, self.context.placement
@@ -412,7 +412,7 @@ class MoeLayer:
     def _fill_all_grads(
         self, frame: Frame, args: Any, work: Pass, flat: Sequence[torch.Tensor], needs: Sequence[bool]
     ) -> list[torch.Tensor | None]:
-        """As _fill_grads, with gradients of factors, which are contiguous for factors of any strides."""
+        """Calls _fill_grads, and adds gradients of factors, which are contiguous for factors of any strides."""
         if frame.factors is None:
             return self._fill_grads(frame, args, work, flat, needs)
         struct, own = frame.grads_struct, work.own(needs)
@@ -466,7 +466,7 @@ class MoeLayer:
             context.calls -= 1
 
     def _error(self, status: int, work: Pass) -> SluiceError | None:
-        """The error for a status. An interrupt inside a callback is raised as it is."""
+        """Returns the error for a status. An interrupt inside a callback is raised as it is."""
         if status == 0:
             return None
         error = load().last_error(status)
@@ -479,7 +479,7 @@ class MoeLayer:
         return error
 
     def refuse(self, error: Exception, backward: bool = False) -> None:
-        """Tells the other ranks that this one cannot run the pass; the caller then raises `error`."""
+        """Notifies the other ranks that this one cannot run the pass; the caller then raises `error`."""
         if not self._collective or not self.context.alive:
             return
         library = load()
@@ -496,6 +496,6 @@ class MoeLayer:
 
 
 def _graph_is_kept() -> bool:
-    """Whether this backward was asked to retain the graph, so that another one may read the saved buffers again."""
+    """Returns whether this backward retains the graph, so that another one may read the saved buffers again."""
     asked = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return True if asked is None else bool(asked())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`MoeConfig`, the shape and options of a layer, and how it is written into the library's config."""
+"""Defines `MoeConfig`, the shape and options of a layer, and writes it into the library's config."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EXACT, _CAPACITY = 0, 1
 
 @dataclass(frozen=True)
 class Swiglu:
-    """The numbers of activation "swiglu" (sluice/moe.h); a limit of infinity does not clamp."""
+    """Has the numbers of activation "swiglu" (sluice/moe.h); a limit of infinity does not clamp."""
 
     alpha: float = 1.0
     limit: float = math.inf
@@ -40,7 +40,7 @@ class Swiglu:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """The shape of a layer, and what it computes.
+    """Describes the shape of a layer, and its computation.
 
     hidden_width  H; left out if the experts are modules
     interleaved   for gated experts: rows of w1 [2H, M] and b1 [2H] alternate gate and up, w3 and b3 are absent
@@ -110,7 +110,7 @@ def fill_config(config: Any, moe: MoeConfig) -> list[Any]:
 
 
 def _restore(config: Any, field: str, numbers: dict[str, int], key: str, value: str | Sequence[str]) -> Any:
-    """Writes a policy, for all chunks or for each; returns what the config points to."""
+    """Writes a policy, for all chunks or for each; returns the memory to which the config points."""
     if isinstance(value, str):
         setattr(config, field, number_of(numbers, value, key))
         return None
@@ -125,7 +125,7 @@ def _restore(config: Any, field: str, numbers: dict[str, int], key: str, value: 
 
 
 def member_names(gated: bool, bias: bool, interleaved: bool = False, packed: bool = False) -> tuple[str, ...]:
-    """The names of one expert's parameters. packed: its weights are codes, which have scales."""
+    """Returns the names of one expert's parameters. packed: its weights are codes, which have scales."""
     absent = set() if gated and not interleaved else {"w3", "b3", "s3"}
     if not bias:
         absent |= {"b1", "b3", "b2"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice_layer_move_*` for torch: decides which stage runs a layer that moves while a batch of a pipeline runs."""
+"""Wraps `sluice_layer_move_*`: decides which stage runs a layer that moves while a batch of a pipeline runs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from ..._library import load
 
 
 class LayerMove:
-    """One of the two stages, in one batch. is_lower: whether this is the lower stage, which gets activations from the
-    upper one; to_lower: whether the layer goes to the lower stage. sluice/pipeline.h defines the words, which the host
-    sends as the words of its edges."""
+    """Has the state of one of the two stages in one batch. is_lower: whether this is the lower stage, which gets
+    activations from the upper one; to_lower: whether the layer goes to the lower stage. sluice/pipeline.h defines the
+    words, which the host sends as the words of its edges."""
 
     def __init__(self, is_lower: bool, to_lower: bool) -> None:
         library = load()
@@ -19,40 +19,40 @@ class LayerMove:
 
     @property
     def receives(self) -> bool:
-        """Whether the layer comes to this stage."""
+        """Returns whether the layer comes to this stage."""
         return bool(self._lib.sluice_layer_move_receives(self._move))
 
     @property
     def has(self) -> bool:
-        """On the receiver: whether the parameters have arrived. On the upper stage: or it was told that they have."""
+        """Returns whether the parameters have arrived: on the receiver, or by a message on the upper stage."""
         return bool(self._move.has)
 
     def arrived(self) -> None:
-        """The receiver calls it when the layer's parameters have arrived."""
+        """Notes, on the receiver, that the layer's parameters have arrived."""
         self._lib.sluice_layer_move_arrived(self._move)
 
     def heard(self, word: int) -> None:
-        """The upper stage calls it when a gradient with this word has arrived."""
+        """Notes, on the upper stage, that a gradient with this word has arrived."""
         self._lib.sluice_layer_move_heard(self._move, word)
 
     def runs(self, micro_batch: int, word: int = 0) -> bool:
-        """Whether the layer runs here in this forward and in its backward. word: that of the activation that the lower
-        stage received. Call it once for each micro-batch, in their order."""
+        """Returns whether the layer runs here in this forward and in its backward. word: that of the activation that
+        the lower stage received. Call it once for each micro-batch, in their order."""
         return bool(self._lib.sluice_layer_move_runs(self._move, micro_batch, word))
 
     def ended(self) -> None:
-        """Called after the backward of a micro-batch whose forward ran the layer here."""
+        """Notes the end of a backward of a micro-batch whose forward ran the layer here."""
         self._lib.sluice_layer_move_ended(self._move)
 
     @property
     def is_final(self) -> bool:
-        """Whether the layer leaves this stage, and its gradients of this batch are final here."""
+        """Returns whether the layer leaves this stage, and its gradients of this batch are final here."""
         return bool(self._lib.sluice_layer_move_is_final(self._move))
 
     def activation_word(self, ran: bool) -> int:
-        """The word of an activation of the upper stage."""
+        """Returns the word of an activation of the upper stage."""
         return int(self._lib.sluice_layer_move_activation_word(int(ran)))
 
     def gradient_word(self) -> int:
-        """The word of a gradient of the lower stage."""
+        """Returns the word of a gradient of the lower stage."""
         return int(self._lib.sluice_layer_move_gradient_word(self._move))

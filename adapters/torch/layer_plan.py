@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of one MoE layer (`sluice/plan.h`): the possible choices, their bytes and times, and the plan that its passes
-run under."""
+"""Makes plans of one MoE layer (`sluice/plan.h`): the possible choices, their bytes and times, and the plan for its
+passes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST = 512  # candidates of a plan
 
 
 class PlanChoice(NamedTuple):
-    """The number of chunks, and the library's numbers of restore policies and weight-gradient mode."""
+    """Has the number of chunks, and the library's numbers of restore policies and weight-gradient mode."""
 
     num_chunks: int
     restore_input: int
@@ -26,7 +26,7 @@ class PlanChoice(NamedTuple):
 
     @classmethod
     def of_words(cls, num_chunks: int, restore_input: str, restore_pre_activation: str, wgrad: str) -> PlanChoice:
-        """The choice that the planner's words name."""
+        """Returns the choice that the planner's words name."""
         wgrad_mode = next(number for number, word in _WGRAD.items() if word == wgrad)
         return cls(num_chunks, restore.INPUT[restore_input], restore.PRE_ACTIVATION[restore_pre_activation], wgrad_mode)
 
@@ -37,7 +37,7 @@ class PlanChoice(NamedTuple):
 
 
 class LayerPlan:
-    """A plan for forwards of up to `num_tokens` tokens on any rank, of which `outstanding` may wait for their backward.
+    """Plans forwards of up to `num_tokens` tokens on any rank; `outstanding` of them may wait for their backward.
 
     choice        the chunks, policies and weight-gradient mode of its passes
     step_bytes    bytes of one forward that waits for its backward
@@ -67,7 +67,7 @@ class LayerPlan:
         self.time = float(info.relative_time)
 
     def others(self) -> list[PlanChoice]:
-        """All choices that were considered, in order."""
+        """Returns all choices that were considered, in order."""
         library = load()
         lines = library.ffi.new("sluice_plan_candidate_t[]", _MOST)
         count = library.ffi.new("int32_t *")
@@ -76,8 +76,8 @@ class LayerPlan:
 
 
 def pareto(layer: Any, num_tokens: int, most: int) -> list[LayerPlan]:
-    """The Pareto front of a layer's plans in time and bytes, fastest first. If it has more than `most` plans, those
-    whose bytes are nearest to a faster plan's are left out."""
+    """Returns the Pareto front of a layer's plans in time and bytes, fastest first. If it has more than `most` plans,
+    those whose bytes are nearest to a faster plan's are left out."""
     fastest = LayerPlan(layer, num_tokens)
     plans = [LayerPlan(layer, num_tokens, choice) for choice in dict.fromkeys(fastest.others())]
     found: list[LayerPlan] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Low-rank adapters of a layer's experts (LoRA): the factors of a call, and the C members that describe them."""
+"""Describes low-rank adapters of a layer's experts (LoRA): the factors of a call, and their C members."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SCALES = {"la1": "lora_scale1", "la3": "lora_scale3", "la2": "lora_scale2"}
 
 
 class Lora(NamedTuple):
-    """The adapters of one call: the layer computes with W + scale * B A in place of each W that has one.
+    """Has the adapters of one call: the layer computes with W + scale * B A in place of each W that has one.
 
     factors  by name: la1, la3, la2 of w1, w3, w2 are A [E_local, r, in], and lb1, lb3, lb2 are B [E_local, out, r]. f32
              or the layer's dtype, any strides. lb3 without la3: w3 shares la1. Interleaved: lb1 is [E_local, 2H, r]
-    scales   by the name of A: la1, la3, la2; 1 where none is given
+    scales   by the name of A: la1, la3, la2; 1 if none is given
     """
 
     factors: Mapping[str, torch.Tensor]
@@ -30,7 +30,7 @@ class Lora(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """The largest rank of the factors."""
+        """Returns the largest rank of the factors."""
         return max(factor.shape[1] for name, factor in self.factors.items() if name in _SCALES)
 
 
@@ -52,12 +52,12 @@ def check(lora: Lora, lora_rank: int, num_experts: int) -> None:
 
 
 def without_tensors(lora: Lora) -> Lora:
-    """The names and scales alone, which a graph may keep, since save_for_backward keeps the tensors."""
+    """Returns the names and scales alone, which a graph may keep, since save_for_backward keeps the tensors."""
     return Lora(dict.fromkeys(lora.factors), dict(lora.scales))  # type: ignore[arg-type]
 
 
 class FactorFrame:
-    """Descriptors of all factors of a call, and of their gradients, which a layer keeps from pass to pass."""
+    """Has descriptors of all factors of a call, and of their gradients. A layer keeps them from pass to pass."""
 
     def __init__(self, placement: Placement, num_experts: int) -> None:
         self._num_experts = num_experts
@@ -72,7 +72,7 @@ class FactorFrame:
             setattr(struct, member, 1.0 if lora is None else float(lora.scales.get(name, 1.0)))
 
     def fill_grads(self, struct: Any, names: Sequence[str], grads: Sequence[torch.Tensor | None]) -> None:
-        """The same for gradients; None: not needed."""
+        """Writes the adapters' members of the gradients' struct; None: not needed."""
         self._point(struct, self._grads, {name: grad for name, grad in zip(names, grads) if grad is not None})
 
     def _point(self, struct: Any, items: Descriptors, given: Mapping[str, torch.Tensor]) -> None:

@@ -33,7 +33,7 @@ def mark(name: str) -> None:
 
 
 class Timeline:
-    """Live bytes over time, minus those at the start. Marks have names; the first mark of a name counts."""
+    """Has live bytes over time, minus those at the start. Marks have names; the first mark of a name counts."""
 
     def __init__(self, changes: list[tuple[int, int]], marks: dict[str, int]) -> None:
         self._marks = marks
@@ -49,16 +49,16 @@ class Timeline:
         return name in self._marks
 
     def live(self, name: str) -> int:
-        """Live bytes at a mark."""
+        """Returns live bytes at a mark."""
         return self._at(self._place(name))
 
     def peak(self, first: str, last: str) -> int:
-        """The most live bytes from one mark to a later one."""
+        """Returns the most live bytes from one mark to a later one."""
         a, b = self._place(first), self._place(last)
         return max([self._at(a), *(live - self._base for live in self._live[a:b])])
 
     def _place(self, name: str) -> int:
-        """The number of changes before the mark."""
+        """Returns the number of changes before the mark."""
         return bisect.bisect_right(self._times, self._marks[name])
 
     def _at(self, place: int) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice/migration.h` over tensors: sends the tensors of experts to other ranks while training runs."""
+"""Wraps `sluice/migration.h` for tensors: sends the tensors of experts to other ranks while training runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PHASES = ("none", "streams", "flushes", "ready", "agreed", "undecided", "commit
 
 
 class Leaving(NamedTuple):
-    """The tensors of one expert that goes to another rank of the group.
+    """Names the tensors of one expert that goes to another rank of the group.
 
     number   of the expert, the same at both ends
     peer     the other rank's index in the group
@@ -33,11 +33,11 @@ class Leaving(NamedTuple):
 
 
 class Arriving(Leaving):
-    """The tensors that receive an expert, with the sizes and order of the sender's. They may be tensors that leave."""
+    """Names the tensors that receive an expert, in the sizes and order of the sender's. They may also be leaving."""
 
 
 class Migration:
-    """Moves between the ranks of a group, one at a time.
+    """Makes moves between the ranks of a group, one at a time.
 
     group             of two ranks or more; tensors are in host memory
     bytes_per_second  most that this rank sends between begin and commit; None: no limit
@@ -99,14 +99,14 @@ class Migration:
                 self._held = ()
 
     def read_early(self, item: Arriving, first: int) -> bool:
-        """Whether the first `first` tensors of `item.still` have arrived. If so they are written before the commit, for
-        a host that uses them until then. Call it between begin and commit, in the thread that commits. It is not
-        collective and does not wait."""
+        """Returns whether the first `first` tensors of `item.still` have arrived. If so they are written before the
+        commit, for a host that uses them until then. Call it between begin and commit, in the thread that commits. It
+        is not collective and does not wait."""
         return self._read(item, [*item.still[:first], *[None] * (len(item.still) - first + len(item.late))])
 
     def read_late(self, item: Arriving, to: Sequence[torch.Tensor]) -> bool:
-        """Whether all of `item.late` has arrived, after the sender called mark_still. If so it is copied into `to`,
-        tensors of the same sizes. commit writes the item's own tensors. Otherwise as read_early."""
+        """Returns whether all of `item.late` has arrived, after the sender called mark_still. If so it is copied into
+        `to`, tensors of the same sizes. commit writes the item's own tensors. Otherwise as read_early."""
         return self._read(item, [*[None] * len(item.still), *to])
 
     def _read(self, item: Arriving, to: Sequence[torch.Tensor | None]) -> bool:
@@ -145,13 +145,13 @@ class Migration:
         return int(epoch[0])
 
     def abort(self, reason: str = "") -> None:
-        """Keeps the old epoch. The others are told in commit, with the reason. Not collective."""
+        """Keeps the old epoch. The others get the reason in commit. Not collective."""
         library = load()
         library.lib.sluice_migration_abort(self._handle, library.ffi.new("char[]", reason.encode()))
         self._held = ()
 
     def progress(self) -> dict[str, Any]:
-        """The fields of sluice_migration_progress_t, with the name of the phase."""
+        """Returns the fields of sluice_migration_progress_t, with the name of the phase."""
         library, ffi = load(), load().ffi
         found = ffi.new("sluice_migration_progress_t *")
         found.struct_size = ffi.sizeof(found[0])
@@ -169,7 +169,7 @@ class Migration:
             self.calls -= 1
 
     def close(self) -> None:
-        """Called before the group closes. A second call has no effect."""
+        """Releases the migration, before the group closes. A second call has no effect."""
         if self._handle is not None:
             load().lib.sluice_migration_destroy(self._handle)
             self._handle, self._held = None, ()

@@ -43,7 +43,7 @@ def _is_host_layer(module: nn.Module) -> bool:
 
 
 def find(model: nn.Module, blocks: Iterable[nn.Module] | None = None) -> dict[str, nn.Module]:
-    """Blocks by name: the given ones, else the host's own layers, else the longest list of modules of one class.
+    """Returns blocks by name: the given ones, else the host's own layers, else the longest list of one class.
 
     Raises InvalidArgument if there are none, or one is not in the model, or one is inside another.
     """
@@ -76,12 +76,12 @@ def _longest_list(model: nn.Module) -> list[nn.Module]:
 
 
 def is_recomputed(module: nn.Module) -> bool:
-    """Whether the block runs again in the backward already, by Sluice or by its host."""
+    """Returns whether the block runs again in the backward already, by Sluice or by its host."""
     return _MARK in module.__dict__ or (_is_host_layer(module) and bool(module.gradient_checkpointing))
 
 
 class Recomputed:
-    """Blocks that run again in the backward, until `undo`."""
+    """Makes blocks run again in the backward, until `undo`."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._before: list[tuple[nn.Module, dict[str, Any]]] = []

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The MoE layers in the blocks of a model, for `sluice.plan_model`: the plans that each may run under, and the bytes of
+"""Finds the MoE layers in the blocks of a model, for `sluice.plan_model`: the possible plans of each, and the bytes of
 their contexts, which torch does not allocate.
 
-A context holds bytes at all times, once for all of its layers, and bytes of each forward that waits for its backward. A
+A context has permanent bytes for all of its layers together, and bytes for each forward that waits for its backward. A
 budget bounds the sum of torch's peak and the contexts' peak.
 """
 
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 class _Call(NamedTuple):
-    """The forward of a layer within a block ("": outside of all)."""
+    """Describes the forward of a layer within a block ("": outside of all)."""
 
     block: str
     layer: Any
@@ -31,7 +31,7 @@ class _Call(NamedTuple):
 
 
 class MoeLayers:
-    """The MoE layers of a model whose forward has been run once, by `found`."""
+    """Has the MoE layers of a model whose forward has been run once, by `found`."""
 
     def __init__(self, calls: Sequence[_Call]) -> None:
         self.contexts: list[Context] = list({id(call.layer.context): call.layer.context for call in calls}.values())
@@ -73,8 +73,8 @@ class MoeLayers:
         return cls(calls)
 
     def agreed(self, work: Callable[[], _T], merge: Callable[[Sequence[_T]], _T]) -> _T:
-        """The result of `work`, merged over all ranks if they share experts, because they must decide the same. An
-        error on one rank is an error on all."""
+        """Returns the result of `work`, merged over all ranks if they share experts, because they must decide the same.
+        An error on one rank is an error on all."""
         if not self._is_shared:
             return work()
         mine: Any = None
@@ -92,14 +92,14 @@ class MoeLayers:
         return merge(said)
 
     def use(self, plans: dict[str, LayerPlan]) -> None:
-        """Uses these plans, by block. Nothing of other plans stays allocated."""
+        """Uses these plans, by block, and frees the memory of other plans."""
         for layer, _ in self._before.values():
             layer.use_plan(None)
         for block, plan in plans.items():
             self._before[block][0].use_plan(plan)
 
     def undo(self) -> None:
-        """Every layer uses its earlier plan again."""
+        """Restores the earlier plan of every layer."""
         for layer, _ in self._before.values():
             if layer.context.alive:
                 layer.use_plan(None)
@@ -117,14 +117,14 @@ class MoeLayers:
         return made
 
     def peak(self, run: Callable[[], Any]) -> tuple[Any, int]:
-        """The result of `run`, and the contexts' peak bytes meanwhile."""
+        """Returns the result of `run`, and the contexts' peak bytes meanwhile."""
         for context in self.contexts:
             context.stats(reset_peak=True)
         made = run()
         return made, sum(context.stats()["peak_bytes"] for context in self.contexts)
 
     def base_bytes(self, kept_peak: int) -> int:
-        """Bytes of contexts that plans do not count. kept_peak: their peak under the fastest plans, all blocks kept."""
+        """Returns context bytes outside of plans. kept_peak: the peak under the fastest plans, with all blocks kept."""
         fastest = [plans[0] for plans in self.plans.values()]
         fixed = max((plan.fixed_bytes for plan in fastest), default=0)
         return max(kept_peak - fixed - sum(plan.step_bytes for plan in fastest), 0)

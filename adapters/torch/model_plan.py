@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice.plan_model`: chooses which blocks of an eager model are recomputed in its backward, or offloaded until then,
-so that activations stay within a budget of bytes and a pass takes as little more time as possible.
+"""Implements `sluice.plan_model`: chooses which blocks of an eager model are recomputed in its backward, or offloaded
+until then, so that activations stay within a budget of bytes at the least additional time.
 
-A forward and backward of a sample batch are run with all blocks kept, with all recomputed, and with all offloaded. The
-bytes that a block holds between its forward and its backward, and those that it takes while it runs, are the options
-of a layer; the planner over layers (`sluice/stages.h`) chooses among them. A block with a MoE layer of Sluice may be
-kept or recomputed under each plan of that layer. Source: vPipe (TPDS 2022), with one stage.
+A sample batch runs forward and backward with all blocks kept, with all recomputed, and with all offloaded. For each
+option of a block this measures the bytes between forward and backward, and the bytes while the block runs; the planner
+over layers (`sluice/stages.h`) chooses among the options. A block with a MoE layer of Sluice may be kept or recomputed
+under each plan of that layer. Source: vPipe (TPDS 2022), with one stage.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from .model_blocks import Recomputed, find, is_recomputed
 from .model_layers import MoeLayers
 from .offloaded import Offloaded
 
-_TIMED = 2  # passes, of which the fastest counts
+_TIMED = 2  # passes; the fastest one counts
 _MEASURED = ("forward_seconds", "backward_seconds", "held_bytes", "copied_bytes", "working_bytes", "arena_bytes")
 
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """The choice for a block, and its reason. held_bytes: from its forward to its backward; working_bytes: in addition,
+    """Has a block's choice and its reason. held_bytes: from its forward to its backward; working_bytes: in addition,
     while it runs; copied_bytes: out and back in each pass; moe: the plan of its MoE layer, "": it has none of Sluice.
     """
 
@@ -68,21 +68,21 @@ class ModelPlan:
 
     @property
     def recomputed(self) -> tuple[str, ...]:
-        """The names of the blocks that run again."""
+        """Returns the names of the blocks that run again."""
         return tuple(block.name for block in self.blocks if block.policy == stages.RECOMPUTE)
 
     @property
     def offloaded(self) -> tuple[str, ...]:
-        """The names of the blocks whose saved tensors are copied out."""
+        """Returns the names of the blocks whose saved tensors are copied out."""
         return tuple(block.name for block in self.blocks if block.policy == stages.OFFLOAD)
 
     @property
     def copied_bytes(self) -> int:
-        """Bytes that each pass of such a batch copies out, and back."""
+        """Returns the bytes that each pass of such a batch copies out, and back."""
         return sum(block.copied_bytes for block in self.blocks)
 
     def offload_stats(self) -> dict[str, int]:
-        """Bytes copied out and back by this plan so far, and waits (sluice_swap_stats_t). Empty without offloading."""
+        """Returns bytes copied by this plan so far, and waits (sluice_swap_stats_t). Empty without offloading."""
         return {} if self._offloaded is None else self._offloaded.stats()
 
     def undo(self) -> None:
@@ -296,7 +296,7 @@ def _untouched(model: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Held:
-    """Bytes of a part of the model. held: from its forward to its backward; extra: its peak above the bytes then."""
+    """Has bytes of a part of the model. held: from forward to backward; extra: its peak above the bytes then."""
 
     held: int
     extra: int
@@ -353,7 +353,7 @@ class _Marks:
 
 
 def _moe_layers(blocks: dict[str, nn.Module], run: Callable[[], None]) -> MoeLayers:
-    """Runs the model once, because memory that the first pass allocates and keeps is no activation."""
+    """Runs the model once, because memory that the first pass allocates and keeps does not count as activations."""
     for name, module in blocks.items():
         if is_recomputed(module):
             raise InvalidState(f"plan_model: {name} is recomputed already: switch that off, or undo the plan, first")
@@ -415,7 +415,7 @@ def _check_order(blocks: dict[str, nn.Module], order: list[str]) -> None:
 
 
 def _time(blocks: dict[str, nn.Module], run: Callable[[], None]) -> tuple[list[str], list[tuple[float, float]]]:
-    """The blocks in the order in which they run, and seconds of each forward and backward."""
+    """Returns the blocks in the order in which they run, and seconds of each forward and backward."""
     order, best = _timed(blocks, run)
     for _ in range(_TIMED - 1):
         again = _timed(blocks, run)[1]
@@ -445,7 +445,7 @@ def _timed(blocks: dict[str, nn.Module], run: Callable[[], None]) -> tuple[list[
 
 
 def _parts(order: list[str], timeline: memory_meter.Timeline) -> list[_Held]:
-    """The part before the blocks, each block, and the part after them.
+    """Returns the part before the blocks, each block, and the part after them.
 
     A block ends where the next begins, so that work between them counts for the earlier one.
     """
@@ -468,7 +468,7 @@ def _parts(order: list[str], timeline: memory_meter.Timeline) -> list[_Held]:
 
 
 def _problem(measured: _Measured, moe: MoeLayers, budget: int) -> stages.Problem:
-    """One stage, whose bytes are base + the sum of held + the largest working + the largest arena.
+    """Makes a problem of one stage, whose bytes are base + the sum of held + the largest working + the largest arena.
 
     A context holds the bytes for all of its layers at all times, and the bytes of a MoE layer that is recomputed while
     that layer runs. Both are the arena, so that the sum bounds torch's peak and the contexts' peak wherever each is.
@@ -496,7 +496,7 @@ def _problem(measured: _Measured, moe: MoeLayers, budget: int) -> stages.Problem
         )
 
     def options(name: str, i: int) -> Iterator[stages.Option]:
-        """Keep and recompute under each plan; a block without plans may be offloaded too."""
+        """Yields keep and recompute under each plan; a block without plans may be offloaded too."""
         plans: Sequence[LayerPlan | None] = moe.plans.get(name, (None,))
         for plan in plans:
             yield from (option(policy, i, plan, plans[0]) for policy in (stages.KEEP, stages.RECOMPUTE))

@@ -2,8 +2,8 @@
 """Offloads layers: copies saved tensors out of memory after a layer's forward, and back before its backward.
 
 Autograd passes each tensor that it saves to a hook. A storage is copied once, however many views of it are saved; views
-are made again from the copy. The ops of `sluice/swap.h` say when a copy begins and when it is waited for. They follow
-from two events of each layer: its forward has ended, and its backward begins (a hook on its output's node).
+are made again from the copy. The ops of `sluice/swap.h` begin copies and wait for them. They follow from two events of
+each layer: its forward has ended, and its backward begins (a hook on its output's node).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ABSENT = object()
 
 
 class _Piece:
-    """A storage that one layer has saved in one forward. The handles that autograd holds keep it alive."""
+    """Has a storage that one layer has saved in one forward. Autograd's handles keep it alive."""
 
     def __init__(self, group: _Group, tensor: torch.Tensor) -> None:
         self.group = group
@@ -44,7 +44,7 @@ class _Piece:
 
 
 class _Group:
-    """The pieces that one layer has saved in one forward."""
+    """Has the pieces that one layer has saved in one forward."""
 
     def __init__(self, owner: Offloaded, turn: _Turn, layer: int) -> None:
         self.owner, self.turn, self.layer = owner, turn, layer
@@ -59,7 +59,7 @@ class _Group:
 
 
 class _Turn:
-    """One forward through the layers. It ends when nothing that it saved is needed any more."""
+    """Represents one forward through the layers. It ends when none of its saved tensors is needed any more."""
 
     def __init__(self, owner: Offloaded, number: int) -> None:
         self.number = number
@@ -70,7 +70,7 @@ class _Turn:
 
 
 class _Saved(NamedTuple):
-    """What autograd keeps for a tensor whose storage is copied out."""
+    """Replaces, in autograd, a saved tensor whose storage is copied out."""
 
     piece: _Piece
     dtype: torch.dtype
@@ -80,7 +80,7 @@ class _Saved(NamedTuple):
 
 
 class Offloaded:
-    """Layers of a model, of which some are offloaded, until `undo`.
+    """Offloads some layers of a model, until `undo`.
 
     layers     all layers by name, in the order in which they run; the backward of each is an event for the copies
     offloaded  the names of the layers whose saved tensors are copied out
@@ -127,7 +127,7 @@ class Offloaded:
                 module.__dict__["forward"] = forward
 
     def expect(self) -> None:
-        """Called by a host before the next backward, if no forward runs before it."""
+        """Prepares the next backward, if no forward runs before it. Called by a host."""
         if self._turns and not self._at_once:
             self._reach(swaps.BACKWARD_NEXT, min(self._turns.keys()))
 
@@ -144,13 +144,13 @@ class Offloaded:
         self._groups.clear()
 
     def stats(self) -> dict[str, int]:
-        """Bytes copied and times so far (sluice_swap_stats_t)."""
+        """Returns bytes copied and times so far (sluice_swap_stats_t)."""
         return self._swap.stats()
 
     # ---- forwards ----
 
     def run(self, layer: int, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Runs a layer's own forward, and copies out what it saves."""
+        """Runs a layer's own forward, and copies its saved tensors out."""
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
             return forward(*args, **kwargs)  # nothing is saved, or a checkpoint runs it again
         if layer <= self._last:
@@ -268,7 +268,7 @@ _RUN: dict[int, Callable[[Offloaded, _Piece], None]] = {
 
 
 class _Packing:
-    """The saved-tensor hook of one forward."""
+    """Implements the saved-tensor hook of one forward."""
 
     def __init__(self, group: _Group, module: nn.Module, least_bytes: int) -> None:
         self._group, self._least = group, least_bytes
@@ -291,7 +291,7 @@ class _Packing:
         return _Saved(piece, tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
 
     def close(self) -> None:
-        """From here on only handles keep pieces alive."""
+        """Drops the references to pieces, so that only handles keep them alive."""
         self._pieces.clear()
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's Adam and AdamW, computed by the library: drop-ins for `torch.optim` over parameters on a CPU.
+"""Implements torch's Adam and AdamW by the library: replacements for `torch.optim` over parameters on a CPU.
 
 State, state dicts, parameter groups, hooks and closures are torch's own, so that either loads the other's checkpoints.
-The differences: a step is all or nothing (an infinite or NaN gradient skips it, with a warning and `skipped_steps`),
-moments of 16-bit parameters are f32, and results are the same bits for every number of threads.
+The differences: an infinite or NaN gradient skips the whole step, with a warning and `skipped_steps`, moments of 16-bit
+parameters are f32, and results are the same bits for every number of threads.
 
 With a `process_group` a step also averages the gradients over its ranks, bucket by bucket during the updates (data
 parallel without a wrapper around the model).
@@ -28,7 +28,7 @@ _UNSUPPORTED = ("amsgrad", "capturable", "differentiable")
 
 
 class Adam(torch.optim.Adam):
-    """Like `torch.optim.Adam`; `foreach` and `fused` have no effect.
+    """Updates like `torch.optim.Adam`; `foreach` and `fused` have no effect.
 
     check_finite: False if the caller knows that gradients are finite, which saves one read of them. A GradScaler
     checks them itself.
@@ -38,13 +38,13 @@ class Adam(torch.optim.Adam):
     process_group: ranks that each have a copy of the parameters, equal when training begins, and gradients of their
     own part of the batch. Steps are collective over it and update by the mean gradient. An infinite or NaN gradient on
     any rank skips the step on all. In a step all ranks have gradients for the same parameters. A parameter group may
-    have a `process_group` of its own, a subset of these ranks, for experts that are not on all of them. Its gradients
-    are summed over the subset, and divided by the number of all ranks.
+    have its own `process_group`, a subset of these ranks, for experts that are not on all of them. Its gradients are
+    summed over the subset, and divided by the number of all ranks.
     max_norm: clips by the norm of the (mean) gradients over all groups, as torch's clip_grad_norm_ does; 0: no
     clipping. With a process_group clip here, because before a step no rank has the mean.
     `norm` is that norm in the last step that clipped, and with exact=True in the last that checked gradients.
     state_file: path of a file for moments, and masters of 16-bit parameters, which are then not in memory. Each rank
-    has a path of its own. A step starts from the parameters' current values, even if other code has written them. All
+    has its own path. A step starts from the parameters' current values, even if other code has written them. All
     parameters have a gradient in every step, and no group is added later. `state_dict` has copies of the file's
     contents, so that checkpoints do not depend on the file.
     resume: True: continue from an existing file (the parameters are overwritten by its masters at once), or create
@@ -119,7 +119,7 @@ class Adam(torch.optim.Adam):
 
     @property
     def over_ranks(self) -> bool:
-        """Whether steps are collective."""
+        """Returns whether steps are collective."""
         return self._ranks.of_step is not None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -138,7 +138,7 @@ class Adam(torch.optim.Adam):
         self._ranks.of_groups.append(ranks)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, but moments stay f32 for parameters of any dtype. If it fails nothing was changed."""
+        """Loads a state dict as torch does, but moments stay f32 for any dtype. If it fails nothing was changed."""
         before = self.state, self.param_groups
         try:
             self._load(state_dict)
@@ -173,7 +173,7 @@ class Adam(torch.optim.Adam):
         self._set_steps(self._file.step)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's; with a state_file it has copies of the file's states, with `master` for 16-bit parameters."""
+        """Returns torch's state dict; with a state_file it has copies of the file's states, `master` included."""
         if self._file is None:
             return super().state_dict()
         held = {param: dict(state) for param, state in self.state.items()}
@@ -257,4 +257,4 @@ class Adam(torch.optim.Adam):
 
 
 class AdamW(Adam, torch.optim.AdamW):
-    """As `torch.optim.AdamW`: Adam with decoupled weight decay, 0.01 by default. Otherwise like `Adam` above."""
+    """Updates like `torch.optim.AdamW`: Adam with decoupled weight decay, 0.01 by default. Otherwise like `Adam`."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has the ranks of an optimizer's steps, the ranks of each parameter group, and their communicators."""
+"""Finds the ranks of an optimizer's steps, the ranks of each parameter group, and their communicators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ranks = tuple[int, ...]
 
 
 def ranks_of(process_group: dist.ProcessGroup | None) -> Ranks | None:
-    """Global ranks, ascending; None: no group was given."""
+    """Returns the group's global ranks, ascending; None: no group was given."""
     if process_group is None:
         return None
     if not dist.is_initialized():
@@ -43,7 +43,7 @@ class StepRanks:
         return {"of_step": self.of_step, "of_groups": list(self.of_groups), "_opened": {}, "_alone": None}
 
     def place(self) -> tuple[int, int]:
-        """This rank's index among those that step together, and their number; without a group, of the whole job."""
+        """Returns this rank's index among the ranks that step together, and their number; by default of the job."""
         if not dist.is_initialized():
             return 0, 1
         if self.of_step is None:
@@ -73,8 +73,8 @@ class StepRanks:
             )
 
     def open(self, num_groups: int) -> tuple[Any, list[Any], int]:
-        """The communicators of a step (None: one rank) and of each parameter group (None: the step's), and the number
-        of ranks.
+        """Returns the communicators of a step (None: one rank) and of each parameter group (None: the step's), and the
+        number of ranks.
 
         The first call is collective over the step's ranks, in the order of the groups.
         """
@@ -85,7 +85,7 @@ class StepRanks:
         return comm, comms, len(self.of_step)
 
     def _comm_of(self, ranks: Ranks) -> Any:
-        """The communicator of a group for this optimizer alone: a step may run at the same time as passes of layers."""
+        """Returns a group's communicator for this optimizer only: a step may run at the same time as layers' passes."""
         if len(ranks) == 1:
             return self._comm_of_one()
         group = self._opened.get(ranks)
@@ -95,7 +95,7 @@ class StepRanks:
         return group.comm_on(Placement())
 
     def _comm_of_one(self) -> Any:
-        """The communicator for parameters that no other rank has: NULL would mean all ranks of the step."""
+        """Returns the communicator for parameters that no other rank has: NULL would mean all ranks of the step."""
         if self._alone is None:
             library = load()
             group, comm = library.ffi.new("sluice_local_group_t **"), library.ffi.new("sluice_comm_t **")
@@ -113,9 +113,9 @@ class StepRanks:
 
 
 def groups_of_parts(param_groups: Sequence[dict[str, Any]]) -> list[Any]:
-    """The process groups over which parameters are sharded, once for each list of ranks, in the same order on all
-    ranks. A rank may know fewer device meshes than the others, if its own shards are frozen and were not given. A mesh
-    over the whole world is therefore replaced by the world's group."""
+    """Returns the process groups over which parameters are sharded, once for each list of ranks, in the same order on
+    all ranks. A rank may know fewer device meshes than the others, if its own shards are frozen and were not given. A
+    mesh over the whole world is therefore replaced by the world's group."""
     meshes: dict[Ranks, Any] = {}
     for group in param_groups:
         for param in group["params"]:
@@ -129,8 +129,8 @@ def groups_of_parts(param_groups: Sequence[dict[str, Any]]) -> list[Any]:
 
 
 def found_on_any_rank(param_groups: Sequence[dict[str, Any]], groups: Sequence[Any]) -> bool:
-    """Whether any gradient is infinite or NaN on any rank of the groups. Collective over them: a rank that checked its
-    own shard alone would skip a step that the others take."""
+    """Returns whether any gradient is infinite or NaN on any rank of the groups. Collective over them: a rank that
+    checked its own shard alone would skip a step that the others take."""
     params = (param for group in param_groups for param in group["params"] if param.grad is not None)
     grads = (getattr(param.grad, "_local_tensor", param.grad) for param in params)
     found = torch.tensor(float(any(not bool(torch.isfinite(grad).all()) for grad in grads)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One step of the library's optimizer over torch tensors, passed by address; tensors with gaps are copied."""
+"""Runs a step of the library's optimizer over torch tensors, passed by address; tensors with gaps are copied."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .descriptors import config_dtype
 
 
 class Entry(NamedTuple):
-    """A parameter of the step with the number `step`; moments are f32. Of DTensors the local shard is used.
+    """Describes a parameter of the step with the number `step`; moments are f32. Of DTensors the local shard is used.
 
     master: the parameter in f32, laid out as `param`. The step starts from it, and `param` becomes it, rounded.
     Moments are None if they lie in a file; grad is None if nothing is updated. is_filled: False if a file is read and
@@ -31,7 +31,7 @@ class Entry(NamedTuple):
 
 
 class OptimizerStep:
-    """The arguments of one step, which it keeps alive while the library reads them."""
+    """Has the arguments of one step, and keeps them alive while the library reads them."""
 
     def __init__(self, handle: Any) -> None:
         self._library, self._handle = load(), handle
@@ -42,7 +42,7 @@ class OptimizerStep:
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # (tensor with gaps, dense copy that is updated)
 
     def add_group(self, numbers: Mapping[str, Any], entries: Sequence[Entry], comm: Any = None) -> None:
-        """numbers: a parameter group of torch's Adam; without `bias_correction` it is on.
+        """Adds a parameter group of torch's Adam, with its `numbers`; `bias_correction` is on by default.
 
         comm: of the ranks over which the group's gradients are summed, if these are not all ranks of the step.
         """
@@ -91,7 +91,7 @@ class OptimizerStep:
 
     @staticmethod
     def _is_plain(entry: Entry) -> bool:
-        """Whether there is no master and all tensors are contiguous, as for most parameters."""
+        """Returns whether there is no master and all tensors are contiguous, as for most parameters."""
         _, param, grad, mean, square, master, is_filled = entry
         if not is_filled or master is not None or grad is None or mean is None or square is None:
             return False
@@ -100,7 +100,7 @@ class OptimizerStep:
         return param.is_contiguous() and grad.is_contiguous() and mean.is_contiguous() and square.is_contiguous()
 
     def _dense(self, tensor: torch.Tensor, strides: tuple[int, ...], is_written: bool) -> torch.Tensor:
-        """The tensor if it has these dense strides; else a copy that has them."""
+        """Returns the tensor if it has these dense strides; else a copy that has them."""
         if tensor.stride() == strides or tensor.numel() <= 1:
             return tensor
         copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
@@ -182,31 +182,31 @@ _PLAIN = (torch.nn.Parameter, torch.Tensor)
 
 @functools.cache
 def _pointers() -> tuple[Any, Any]:
-    """The types of pointers to any memory and to floats; parsing a type takes as long as describing a tensor."""
+    """Returns the types of pointers to void and to float; parsing a type takes as long as describing a tensor."""
     ffi = load().ffi
     return ffi.typeof("void *"), ffi.typeof("float *")
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    """The local shard of a DTensor; any other tensor as it is."""
+    """Returns the local shard of a DTensor; any other tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _laid_as(param: Any, grad: Any) -> Any:
-    """The gradient with the placements of its parameter. Autograd may give it others: replicated if the parameter is
-    sharded, or partial. Then the call is collective over the mesh, as in torch's own optimizers."""
+    """Returns the gradient with the placements of its parameter. Autograd may give it others: replicated if the
+    parameter is sharded, or partial. Then the call is collective over the mesh, as in torch's own optimizers."""
     if not hasattr(param, "placements") or grad.placements == param.placements:
         return grad
     return grad.redistribute(param.device_mesh, param.placements)
 
 
 def _dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The strides of a dense tensor of this shape, with its dimensions in the tensor's order."""
+    """Returns the strides of a dense tensor of this shape, with its dimensions in the tensor's order."""
     return tensor.stride() if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
 
 
 def new_handle(is_exact: bool = True) -> Any:
-    """An optimizer of the library, which is released with the returned object."""
+    """Returns an optimizer of the library, which is released with the returned object."""
     library = load()
     config = library.new("optimizer_config")
     config.arithmetic = library.lib.SLUICE_OPTIMIZER_EXACT if is_exact else library.lib.SLUICE_OPTIMIZER_ROUNDED

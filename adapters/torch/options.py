@@ -13,7 +13,7 @@ from ...options import LayerOptions, c_fields, rows_of
 
 
 def number_of(numbers: Mapping[Any, int], value: Any, what: str) -> int:
-    """The library's number for a word."""
+    """Returns the library's number for a word."""
     if value not in numbers:
         known = ", ".join(str(word) for word in numbers if word is not None)
         raise InvalidArgument(f"{what} {value!r} is unknown: use one of {known}, or leave it out")
@@ -21,9 +21,9 @@ def number_of(numbers: Mapping[Any, int], value: Any, what: str) -> int:
 
 
 def fill(config: Any, options: Any, part: type | None = None) -> list[Any]:
-    """Writes options into the library's config, by the columns of the table; fields of absent ones stay as they are.
+    """Writes options into the library's config, by the columns of the table; absent options leave their fields as is.
 
-    part: the class of the table whose fields the config has; None: that of `options`. The caller keeps the result
+    part: the class of the table whose fields the config has; None: the class of `options`. The caller keeps the result
     until the library has copied the config.
     """
     ffi, kept = load().ffi, []
@@ -40,7 +40,7 @@ def fill(config: Any, options: Any, part: type | None = None) -> list[Any]:
 
 
 def refused_policy(options: Any) -> str | None:
-    """Why experts that run as the host's modules cannot follow the options' policy; None: they can, or there is none.
+    """Returns why experts that run as modules cannot follow the options' policy; None: they can, or there is none.
 
     The graph of such an expert holds its rows, so either both are kept or its forward runs again.
     """
@@ -61,7 +61,7 @@ def refused_policy(options: Any) -> str | None:
 
 
 def again_by_chunk(pre_activation: str | Sequence[str]) -> list[bool]:
-    """Whether a policy for pre-activations, for all chunks or for each, runs a host's module again in backward."""
+    """Returns by chunk whether a policy for pre-activations runs a host's module again in backward."""
     return [
         restore.is_computed_again(name)
         for name in ([pre_activation] if isinstance(pre_activation, str) else pre_activation)
@@ -69,9 +69,9 @@ def again_by_chunk(pre_activation: str | Sequence[str]) -> list[bool]:
 
 
 def layer_options(options: Any, fused: bool, default_chunks: int = 0) -> dict[str, Any]:
-    """The arguments of MoeConfig that options give. fused: whether the library computes the experts.
+    """Returns the arguments of MoeConfig that options give. fused: whether the library computes the experts.
 
-    A policy that the host's modules cannot follow is left out; the adapter has refused it, or has said so.
+    A policy that the host's modules cannot follow is left out; the adapter has refused it, or has printed a message.
     """
     given = {name: getattr(options, name) for name in rows_of(LayerOptions)}
     given["chunks"] = options.chunks or default_chunks

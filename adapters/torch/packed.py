@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layer whose experts keep several members in one tensor, such as gate and up stacked.
+"""Runs a layer whose experts keep several members in one tensor, such as gate and up stacked.
 
 Autograd sees the host's tensors; a call describes the members as views of them.
 """
@@ -24,7 +24,7 @@ Unpack = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 class PackedLayer(CastingLayer):
-    """Called with one list of tensors for each local expert as `params`, all of one length.
+    """Takes one list of tensors for each local expert as `params`, all of one length.
 
     unpack  views of an expert's members in its tensors: every element of a tensor belongs to one member, since a
             backward writes gradients of members into fresh memory

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state that a forward shares with its backward, and the callback that allocates its saved buffers."""
+"""Defines the state that a forward shares with its backward, and the callback that allocates its saved buffers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .lora import Lora
 
 
 def is_repeated() -> bool:
-    """Whether autograd is running this forward: activation checkpointing then repeats one that ran before."""
+    """Returns whether autograd is running this forward: activation checkpointing then repeats one that ran before."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 class Pass:
-    """State of one call of a layer, from its forward to its backward.
+    """Has the state of one call of a layer, from its forward to its backward.
 
     record  whether a backward may follow
     counts  with callback experts, how many parameters each local expert has in the flat list
@@ -60,20 +60,20 @@ class Pass:
         return [[next(items) for _ in range(count)] for count in self.counts]
 
     def own(self, flat: Sequence[Any]) -> Sequence[Any]:
-        """The layer's own parameters in a flat list, or what belongs to each of them."""
+        """Returns the part of a flat list that belongs to the layer's own parameters."""
         return flat[: len(flat) - self.num_factors] if self.num_factors else flat
 
     def factors(self, flat: Sequence[Any]) -> Sequence[Any]:
-        """The rest of the list: factors of adapters."""
+        """Returns the part of a flat list that belongs to factors of adapters."""
         return flat[len(flat) - self.num_factors :]
 
     def cause(self) -> BaseException | None:
-        """The exception that a callback could not raise through C, if there was one."""
+        """Returns the exception that a callback could not raise through C, if there was one."""
         return self.error or (self.experts.error if self.experts is not None else None)
 
 
 class _Block:
-    """Memory that counts as the context's, and may outlive the context."""
+    """Owns memory that counts as the context's, and may outlive the context."""
 
     def __init__(self, context: Any, which: int, size: int) -> None:
         library = load()
@@ -91,7 +91,7 @@ class _Block:
 
 
 def _buffer(context: Any, which: int, size: int) -> torch.Tensor:
-    """Bytes of the context for a saved buffer, as a tensor that torch may keep as long as it likes."""
+    """Returns bytes of the context for a saved buffer, as a tensor that torch may keep for any time."""
     if size == 0:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
     block = _Block(context, which, size)
@@ -104,7 +104,7 @@ _save: Any = None
 
 
 def save_callback() -> Any:
-    """The callback that allocates a step's saved buffers as tensors, which torch owns. Made once for all layers."""
+    """Returns the callback that allocates a step's saved buffers as torch's tensors. Made once for all layers."""
     global _save
     if _save is not None:
         return _save

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines over torch tensors: a rank's stages are callbacks that run when their inputs have arrived."""
+"""Runs pipelines over torch tensors: a rank's stages are callbacks that run when their inputs have arrived."""
 
 from __future__ import annotations
 
@@ -45,50 +45,50 @@ _STATS = (
 
 
 class Edge(NamedTuple):
-    """A message between stages for one micro-batch. word: 64 bits of the host, sent with the tensors."""
+    """Has a message between stages for one micro-batch. word: 64 bits of the host, sent with the tensors."""
 
     tensors: list[torch.Tensor]
     word: int = 0
 
 
 class Stage(Protocol):
-    """The callbacks of a stage, on the thread that runs the batch. An exception fails the batch on all ranks."""
+    """Defines a stage's callbacks, on the thread that runs the batch. An exception fails the batch on all ranks."""
 
     def load(self, micro_batch: int) -> None:
-        """Called on the first and on the last stage, before the forward, in the order of micro-batches."""
+        """Loads data. Called on the first and on the last stage, before the forward, in the order of micro-batches."""
         ...
 
     def forward(self, micro_batch: int, given: Edge | None) -> Edge | None:
-        """given: None on the first stage. The result goes to the next stage; None on the last one."""
+        """Runs a forward. given: None on the first stage. The result goes to the next stage; None on the last one."""
         ...
 
     def backward(self, micro_batch: int, given: Edge | None) -> Edge | None:
-        """given: gradients of the result of forward; None on the last stage. The result: gradients of what forward was
-        given; None on the first stage."""
+        """Runs a backward. given: gradients of forward's result; None on the last stage. The result: gradients of
+        forward's `given`; None on the first stage."""
         ...
 
 
 class SplitBackwardStage(Stage, Protocol):
-    """A stage whose backward leaves weight gradients to a separate op."""
+    """Defines a stage whose backward leaves weight gradients to a separate op."""
 
     def weight_grad(self, micro_batch: int) -> None:
-        """Called after the backward of the micro-batch, in the order of micro-batches."""
+        """Computes weight gradients, after the backward of the micro-batch, in the order of micro-batches."""
         ...
 
 
 @dataclass(frozen=True)
 class PipelineConfig:
-    """Equal on all ranks of the pipeline, except stage, replica and has_experts.
+    """Configures a pipeline. Equal on all of its ranks, except stage, replica and has_experts.
 
     policy          by its name in docs/pipeline.md
-    partition       the layers of each stage, as text of the host's; compared between ranks
+    partition       the layers of each stage, as the host's text; compared between ranks
     stage           this rank's index among the ranks of its replica
     num_virtual     v: virtual stages of each rank; each is a `Stage`
     placement       of virtual stages: "looped" (c on rank c mod p), "v" (down the ranks, then up); None: the policy's
     separate_wgrad  whether weight gradients are separate ops, of stages that are each a `SplitBackwardStage`; None:
                     the policy's
     replica         the index of this rank's replica of the pipeline, of num_replicas. Replicas end batches together
-    has_experts     whether forwards and backwards of this stage join collectives with those of the other replicas
+    has_experts     whether this stage's forwards and backwards run collectives with those of the other replicas
     in_flight       L on every stage; None: chosen
     """
 
@@ -105,7 +105,7 @@ class PipelineConfig:
 
 
 class Pipeline:
-    """The stages of one rank of a pipeline, until `close` or until it is garbage.
+    """Runs the stages of one rank of a pipeline, until `close` or until it is garbage.
 
     group    the ranks of all stages of all replicas, unshared: a communicator carries one pipeline
 
@@ -146,7 +146,7 @@ class Pipeline:
 
     @property
     def handle(self) -> Any:
-        """The library's pointer, or an error that says why there is none."""
+        """Returns the library's pointer, or raises an error that says why there is none."""
         if self._generation != generation():
             raise InvalidState("this pipeline was made before a fork: only the parent process may use it")
         if not self._finalizer.alive:
@@ -181,8 +181,8 @@ class Pipeline:
             trace.keep_batch(self._number, list(self.group.ranks), self.timeline(), predicted)
 
     def stats(self) -> dict[str, Any]:
-        """Times, messages and bytes so far; what was in flight in the last batch, and its policy, "" before the first
-        batch. Not while a batch runs."""
+        """Returns times, messages and bytes so far, and the last batch's micro-batches in flight and policy ("" before
+        the first batch). Not while a batch runs."""
         library = load()
         out = library.ffi.new("sluice_pipeline_stats_t *")
         out.struct_size = library.ffi.sizeof(out[0])
@@ -191,16 +191,16 @@ class Pipeline:
         return {name: int(getattr(out, name)) for name in _STATS} | {"policy": policy}
 
     def set_note(self, numbers: array[float]) -> None:
-        """Numbers that are sent with the end of each batch from now on, at most 1024, of type "d". They are read when
-        this rank's last op has ended, so that a stage may write them. Not while a batch runs."""
+        """Sets numbers that are sent with the end of each batch from now on, at most 1024, of type "d". They are read
+        when this rank's last op has ended, so that a stage may write them. Not while a batch runs."""
         library = load()
         address = library.ffi.from_buffer("double[]", numbers)
         library.check(library.lib.sluice_pipeline_set_note(self.handle, address, len(numbers)))
         self._note = numbers, address  # an exported array cannot be resized
 
     def notes(self) -> list[list[float]]:
-        """The notes of each rank of the group in the newest batch, equal on all ranks. InvalidState if that batch has
-        failed, or there was none. Not while a batch runs."""
+        """Returns the notes of each rank of the group in the newest batch, equal on all ranks. InvalidState if that
+        batch has failed, or there was none. Not while a batch runs."""
         library, found = load(), []
         out, count = library.ffi.new("double[]", _MOST_NOTE), library.ffi.new("int32_t *")
         for rank in range(self.group.world_size):
@@ -209,9 +209,9 @@ class Pipeline:
         return found
 
     def timeline(self, predicted: bool = False) -> list[dict[str, Any]]:
-        """Ops of the last batch, in the format of `sluice.timeline.from_trace`: stage as rank, virtual stage as layer,
-        micro-batch as chunk. They are this rank's ops as they ran; predicted: the ops of all stages, as simulated with
-        the times of that batch. Not while a batch runs."""
+        """Returns ops of the last batch, in the format of `sluice.timeline.from_trace`: stage as rank, virtual stage as
+        layer, micro-batch as chunk. They are this rank's ops as they ran; predicted: the ops of all stages, as
+        simulated with the times of that batch. Not while a batch runs."""
         library = load()
         ffi, size = library.ffi, library.ffi.new("uint64_t *")
         write, handle = library.lib.sluice_pipeline_timeline_json, self.handle
@@ -229,7 +229,7 @@ class Pipeline:
             raise self._placed(load().last_error(status))
 
     def _placed(self, error: SluiceError) -> SluiceError:
-        """The error, with the list of global ranks if ranks in its message are indices in that list."""
+        """Returns the error, with the list of global ranks if ranks in its message are indices in that list."""
         ranks = self.group.ranks
         if ranks != tuple(range(len(ranks))) and "rank " in error.message:
             error.message += f" (ranks are indices into the pipeline of global ranks {', '.join(map(str, ranks))})"
@@ -237,7 +237,7 @@ class Pipeline:
 
 
 class _Run:
-    """The state that the callbacks of one pipeline share."""
+    """Has the state that the callbacks of one pipeline share."""
 
     def __init__(self, num_ranks: int) -> None:
         self.pipeline: Any = None
@@ -250,13 +250,13 @@ class _Run:
         self._stages, self.error = stages, None
 
     def end(self) -> BaseException | None:
-        """Returns what a callback raised, and forgets everything else."""
+        """Returns a callback's exception, and clears the rest of the state."""
         error, self._stages, self.error = self.error, (), None
         self._sent.clear()
         return error
 
     def stage(self, call: Any) -> Any:
-        """The stage of a call. Both placements put one virtual stage on each rank, then the next."""
+        """Returns the stage of a call. Both placements put one virtual stage on each rank, then the next."""
         return self._stages[call.virtual_stage // self._num_ranks]
 
     def input(self, call: Any) -> Edge | None:
@@ -266,7 +266,7 @@ class _Run:
         return self._given(call.output_grad, _INPUT_GRAD, call.virtual_stage + 1, call.micro_batch)
 
     def _given(self, arrived: Any, which: int, sender: int, micro_batch: int) -> Edge | None:
-        """The message of virtual stage `sender`; if that stage is on this rank, its tensors."""
+        """Returns the message of virtual stage `sender`; if that stage is on this rank, its tensors."""
         if not arrived:
             return None
         if arrived.is_local:
@@ -289,7 +289,7 @@ _made: Any = None
 
 
 def _callbacks() -> Any:
-    """The library's table of callbacks. It is made once, because the same addresses serve every pipeline."""
+    """Returns the library's table of callbacks. It is made once, because the same addresses serve every pipeline."""
     global _made
     if _made is not None:
         return _made[0]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device of a context and its tensors: this CPU, or one CUDA device with the host's current stream.
+"""Places a context and its tensors on a device: this CPU, or one CUDA device with the host's current stream.
 
-On CUDA everything that the library enqueues is joined to the host's current stream before a call returns. Tensors of
-this stream may therefore be freed right after the call, as with torch's own operations, without `record_stream`. Pinned
-host memory is different, because torch reuses a freed block at once: it is kept here until the stream has used it.
+On CUDA the library joins its work to the host's current stream before a call returns. Tensors of this stream may
+therefore be freed right after the call, as with torch's own operations, without `record_stream`. Pinned host memory is
+different, because torch reuses a freed block at once: this module keeps it until the stream has used it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OFFLOADED = (3, 4)  # SLUICE_SAVED_HOST_INPUT, _HOST_PRE_ACTIVATION: pinned mem
 
 
 class Placement:
-    """The CPU: host memory, no stream."""
+    """Places a context on the CPU: host memory, no stream."""
 
     is_cuda = False
     code = dlpack.CPU
@@ -33,42 +33,42 @@ class Placement:
     device = torch.device("cpu")
 
     def name(self) -> str:
-        """The driver's name of the GPU; empty for a CPU."""
+        """Returns the driver's name of the GPU; empty for a CPU."""
         return ""
 
     def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.is_cpu
 
     def stream(self) -> Any:
-        """The stream argument of the library's calls."""
+        """Returns the stream argument of the library's calls."""
         return load().ffi.NULL
 
     def saved_bytes(self, which: int, size: int) -> torch.Tensor | None:
-        """Memory for a saved buffer; None: the context's own."""
+        """Returns memory for a saved buffer; None: the context's own."""
         return None
 
     def bring(self, which: int, buffer: torch.Tensor) -> torch.Tensor:
-        """The buffer, copied if the library cannot read it: a host's saved-tensor hooks may restore it anywhere."""
+        """Returns the buffer, copied if the library cannot read it: saved-tensor hooks may restore it anywhere."""
         if buffer.numel() == 0 or (buffer.is_cpu and buffer.data_ptr() % 64 == 0 and buffer.is_contiguous()):
             return buffer
         return torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu").copy_(buffer)
 
     def keep(self, buffers: Sequence[torch.Tensor]) -> None:
-        """Keeps host memory until what was enqueued on the stream has run."""
+        """Keeps host memory until the enqueued work of the stream has run."""
 
     def borrow(self, address: Any, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-        """The library's rows as a tensor; it is valid during the callback only."""
+        """Returns the library's rows as a tensor; it is valid during the callback only."""
         count = rows * width
         raw = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(int(load().ffi.cast("uintptr_t", address)))
         return torch.frombuffer(raw, dtype=dtype, count=count).view(rows, width)
 
     def guard(self) -> contextlib.AbstractContextManager[Any]:
-        """Used around the host's own code in a callback, so that its new tensors are on this device."""
+        """Guards the host's own code in a callback, so that its new tensors are on this device."""
         return contextlib.nullcontext()
 
 
 class CudaPlacement(Placement):
-    """One CUDA device; calls use torch's current stream on it."""
+    """Places a context on one CUDA device; calls use torch's current stream on it."""
 
     is_cuda = True
     code = dlpack.CUDA
@@ -118,8 +118,8 @@ class CudaPlacement(Placement):
         return dlpack.borrow(place, rows, width, dtype, self.code, self.index)
 
     def guard(self) -> contextlib.AbstractContextManager[Any]:
-        """The stream needs no guard. A callback runs on the thread that made the call, whose current stream is the one
-        that the call was given, so that its work is in the library's order."""
+        """Sets the device. The stream needs no guard: a callback runs on the calling thread, whose current stream is
+        the call's, so that its work is in the library's order."""
         return torch.cuda.device(self.device)
 
 
@@ -127,7 +127,7 @@ _CPU = Placement()
 
 
 def placement_of(device: torch.device | str | None) -> Placement:
-    """The placement of a device; None: the CPU."""
+    """Returns the placement of a device; None: the CPU."""
     device = torch.device("cpu" if device is None else device)
     if device.type == "cpu":
         return _CPU
@@ -139,7 +139,7 @@ def placement_of(device: torch.device | str | None) -> Placement:
 
 
 def device_of(tensors: Iterable[tuple[str, torch.Tensor]], default: str = "cpu") -> torch.device:
-    """The one device of these named tensors, or an error that names two that differ."""
+    """Returns the common device of these named tensors, or raises an error that names two that differ."""
     first: tuple[str, torch.device] | None = None
     for name, tensor in tensors:
         if first is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frozen weights in 4 and 8 bits as torch tensors: codes and scales, as sluice/weights.h defines them."""
+"""Converts frozen weights in 4 and 8 bits to torch tensors: codes and scales, as sluice/weights.h defines them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEFAULT_BLOCK = 128
 
 
 class Format(NamedTuple):
-    """The format of packed weights [out, in].
+    """Describes the format of packed weights [out, in].
 
     name   a name of WEIGHTS other than "plain"
     block  for int8 and int4: how many inputs share a scale; 0: 128
@@ -27,7 +27,7 @@ class Format(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """The bits of a code."""
+        """Returns the bits of a code."""
         return 4 if self.name in ("mxfp4", "int4") else 8
 
     @property
@@ -35,7 +35,7 @@ class Format(NamedTuple):
         return {"mxfp4": torch.uint8, "fp8": torch.float32}.get(self.name, torch.bfloat16)
 
     def shape_of_codes(self, rows: int, columns: int) -> tuple[int, int]:
-        """The shape of the codes, which are uint8."""
+        """Returns the shape of the codes, which are uint8."""
         return rows, columns * self.bits // 8
 
     def shape_of_scales(self, rows: int, columns: int) -> tuple[int, int]:
@@ -43,13 +43,13 @@ class Format(NamedTuple):
         return -(-rows // 128) if self.name == "fp8" else rows, -(-columns // across)
 
     def bytes_of(self, rows: int, columns: int) -> int:
-        """The bytes of one weight's codes and scales."""
+        """Returns the bytes of one weight's codes and scales."""
         codes, scales = self.shape_of_codes(rows, columns), self.shape_of_scales(rows, columns)
         return codes[0] * codes[1] + scales[0] * scales[1] * self.scale_dtype.itemsize
 
 
 def quantise(weight: torch.Tensor, form: Format) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and scales of weights [..., out, in]. InvalidArgument for NaN, infinity and widths that do not fit."""
+    """Returns codes and scales of weights [..., out, in]. InvalidArgument for NaN, infinity and invalid widths."""
     *stack, rows, columns = weight.shape
     if columns * form.bits % 8:
         raise InvalidArgument(f"a width of {columns}, but {form.name} needs a multiple of 2: choose int8 or fp8")
@@ -60,7 +60,7 @@ def quantise(weight: torch.Tensor, form: Format) -> tuple[torch.Tensor, torch.Te
 
 
 def dequantise(codes: torch.Tensor, scales: torch.Tensor, form: Format, dtype: torch.dtype) -> torch.Tensor:
-    """Weights [..., out, in]: dtype(f32(code) * f32(scale)), as a layer decodes them."""
+    """Returns weights [..., out, in]: dtype(f32(code) * f32(scale)), as a layer decodes them."""
     weight = torch.empty((*codes.shape[:-1], codes.shape[-1] * 8 // form.bits), dtype=dtype)
     _each("dequantise", form, ("codes", "scales", "weight"), codes, scales, weight)
     return weight

@@ -26,14 +26,14 @@ _joined: dict[tuple[int, ...], int] = {}
 
 
 def _this_system() -> str:
-    """An identifier of the machine. Its containers share it, while host names may be the same on several machines."""
+    """Returns an identifier of the machine, which its containers share. Host names may be equal on several machines."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return socket.gethostname()
 
 
 class Joined:
-    """A process group that only Sluice uses; `name` finds it in c10d's registry."""
+    """Has a process group that only Sluice uses; `name` is its key in c10d's registry."""
 
     def __init__(self, name: str, group: Any, meeting: _Meeting) -> None:
         self.name = name
@@ -50,7 +50,7 @@ class Joined:
 
 
 class _Meeting:
-    """Messages between the ranks of a group in the host's store."""
+    """Exchanges messages between the ranks of a group in the host's store."""
 
     def __init__(self, store: Any, ranks: tuple[int, ...], place: int, timeout: timedelta) -> None:
         self._store = store
@@ -87,8 +87,8 @@ class _Meeting:
         self._store.set(f"host/{self._place}", _this_system())
 
     def layout(self) -> str:
-        """The ranks' hosts: "1 host", or their number and each rank's first rank on its host. After an `attempt`."""
-        if self._layout is None:  # asked once: at exit the store may be gone
+        """Returns the ranks' hosts: "1 host", or their number and each rank's first rank there. After an `attempt`."""
+        if self._layout is None:  # read once: at exit the store may be gone
             said = [self.read(f"host/{place}") for place in range(len(self._ranks))]
             shared = " ".join(str(said.index(each)) for each in said)
             self._layout = "1 host" if len(set(said)) == 1 else f"{len(set(said))} hosts ({shared})"
@@ -102,7 +102,7 @@ class _Meeting:
             raise Mismatch(f"the ranks differ in their {what}: {listed}; configure all of them the same")
 
     def all(self, what: str, mine: str) -> list[str]:
-        """The text that each rank gives."""
+        """Returns the text that each rank gives."""
         self._store.set(f"{what}/{self._place}", mine)
         keys = [f"{what}/{place}" for place in range(len(self._ranks))]
         self._wait(f"compare the {what}", keys)
@@ -112,11 +112,11 @@ class _Meeting:
         self._store.set(key, value)
 
     def read(self, key: str) -> bytes:
-        """The value that a rank writes; waits for it."""
+        """Returns the value that a rank writes; waits for it."""
         return bytes(self._store.get(key))
 
     def look(self, key: str) -> bytes:
-        """The value without waiting; empty if no rank has written it."""
+        """Returns the value without waiting; empty if no rank has written it."""
         return bytes(self._store.get(key)) if self._store.check([key]) else b""
 
     def first(self, phase: str, make: Callable[[], bytes]) -> bytes:
@@ -152,7 +152,7 @@ class _Meeting:
 def join(ranks: tuple[int, ...], prepare: Callable[[], Any], timeout: timedelta) -> tuple[Joined, Any]:
     """Makes the group. Collective over `ranks` (global, ascending; this process is one of them).
 
-    prepare  what must succeed on every rank before they connect; its result is returned too
+    prepare  must succeed on every rank before they connect; its result is returned too
     """
     count = _joined.get(ranks, 0)
     _joined[ranks] = count + 1

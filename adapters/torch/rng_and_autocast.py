@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves the state on which a module's forward depends besides its arguments: a second run gives the same bits."""
+"""Saves the state on which a module's forward depends in addition to its arguments: a second run gives equal bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class RngAndAutocast:
-    """Autocast and random states at the time of construction. A backward runs outside of the forward's autocast."""
+    """Saves autocast and random states in its constructor. A backward runs outside of the forward's autocast."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -36,14 +36,14 @@ class RngAndAutocast:
             torch.cuda.set_rng_state(states[1], self._device)
 
     def unless_random(self) -> RngAndAutocast:
-        """self, without random states if no number was drawn since: few experts draw, and a state has 5 KB."""
+        """Returns self, without random states if no number was drawn since: few experts draw, and a state has 5 KB."""
         if all(torch.equal(then, now) for then, now in zip(self._random or [], self._random_now())):
             self._random = None
         return self
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Restores autocast and random states. On exit random states are what they were before this was entered."""
+        """Restores autocast and random states. On exit the random states of the entry are restored."""
         with torch.autocast(**self._autocast):
             if self._random is None:
                 yield

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 
 def linears_of(module: nn.Module, is_passed_over: Callable[[nn.Module], bool]) -> list[nn.Linear]:
-    """The linear layers whose weight gradients may come later: torch's own forward, and parameters of no other module.
+    """Returns the linear layers with separable weight gradients: torch's own forward, and unshared parameters.
 
     is_passed_over  whether a module is left out with all of its submodules, as compiled ones are
     """
@@ -50,7 +50,7 @@ def _walked(module: nn.Module, is_passed_over: Callable[[nn.Module], bool]) -> I
 
 
 class SplitBackward:
-    """The deferred weight gradients of a stage's backwards, by micro-batch."""
+    """Has the deferred weight gradients of a stage's backwards, by micro-batch."""
 
     def __init__(self) -> None:
         self._linears: list[nn.Linear] = []
@@ -77,7 +77,7 @@ class SplitBackward:
             linear.forward = functools.partial(self._forward, linear)  # type: ignore[method-assign]
 
     def learn(self, outputs: Iterable[Any]) -> None:
-        """Called after a forward, with the tensors at which its backward begins."""
+        """Learns from a forward which layers can defer. outputs: the tensors at which its backward begins."""
         calls, self._calls = self._calls, None
         if calls is not None:
             self._first = True
@@ -85,7 +85,7 @@ class SplitBackward:
             self._whole = {each for each, number in uses.items() if number > calls[each]}
 
     def give_back(self) -> None:
-        """Restores the layers' forwards, and drops what was kept. A second call has no effect."""
+        """Restores the layers' forwards, and drops deferred gradients. A second call has no effect."""
         for linear in self._linears:
             vars(linear).pop("forward", None)
         self._linears = []
@@ -136,7 +136,7 @@ class SplitBackward:
 
 
 class _Left:
-    """One use of a linear layer: the tensors that its weight and bias gradients are computed from."""
+    """Has one use of a linear layer: the tensors from which its weight and bias gradients are computed."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor, grad: torch.Tensor) -> None:
         self._weight, self._bias = weight, bias
@@ -147,11 +147,11 @@ class _Left:
         return [each for each in (self._weight, self._bias) if each is not None and each.requires_grad]
 
     def is_added_with(self, other: _Left) -> bool:
-        """Whether both are of one weight and one backward. Autograd adds up those, and then the sum to `.grad`."""
+        """Returns whether both are of one weight and one backward, whose sum autograd adds to `.grad`."""
         return self._weight is other._weight and self._walk == other._walk
 
     def add_to_grads(self, together: list[_Left]) -> None:
-        """together: this one, and those that are added with it, in the order of the backward."""
+        """Adds gradients. together: this use, and those that are added with it, in the order of the backward."""
         wanted = self.wanted()
         gradients = [functools.reduce(torch.add, (each._gradient(one) for each in together)) for one in wanted]
         with torch.enable_grad():
@@ -164,7 +164,7 @@ class _Left:
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer whose parameters autograd does not see, so that hooks of parameters do not run twice."""
+    """Computes a linear layer without showing autograd its parameters, so that their hooks do not run twice."""
 
     @staticmethod
     def forward(
@@ -189,18 +189,18 @@ def _parameters(linear: nn.Linear) -> list[nn.Parameter]:
 
 
 def _accumulator(parameter: torch.Tensor) -> Any:
-    """The AccumulateGrad node of a leaf."""
+    """Returns the AccumulateGrad node of a leaf."""
     with torch.enable_grad():
         return parameter.view_as(parameter).grad_fn.next_functions[0][0]
 
 
 def _will_run(parameter: torch.Tensor) -> bool:
-    """Whether the backward that runs now brings this leaf a gradient by itself."""
+    """Returns whether the backward that runs now gives this leaf a gradient by itself."""
     return bool(torch._C._will_engine_execute_node(_accumulator(parameter)))
 
 
 def _uses(outputs: Iterable[Any], parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, int]:
-    """How often the graph of the outputs uses each of these parameters."""
+    """Counts the uses of each of these parameters in the graph of the outputs."""
     accumulators = {_accumulator(each): each for each in parameters}
     found = dict.fromkeys(accumulators.values(), 0)
     nodes = [each.grad_fn for each in outputs if isinstance(each, torch.Tensor) and each.grad_fn is not None]
@@ -216,7 +216,7 @@ def _uses(outputs: Iterable[Any], parameters: Iterable[nn.Parameter]) -> dict[nn
 
 
 def _has_plain_formulas(linear: nn.Linear, x: Any) -> bool:
-    """Whether torch's own backward of the call is two products and a sum over rows, of just these tensors."""
+    """Returns whether torch's own backward of the call is two products and a sum over rows, of just these tensors."""
     weight = linear.weight
     return (
         torch.is_grad_enabled()

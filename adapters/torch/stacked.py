@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layer whose parameters are stacked over its experts: a few tensors of three dimensions instead of hundreds.
+"""Runs a layer whose parameters are stacked over its experts: a few tensors of three dimensions instead of hundreds.
 
-Autograd then sees only these, and a call writes their descriptors again only when one of them has moved. With
+Autograd then sees only the stacks, and a call writes their descriptors again only when one of them has moved. With
 MoeConfig.weight_format the stacks are codes and scales, which do not change and have no gradients.
 """
 
@@ -30,7 +30,7 @@ Views = Callable[[Sequence[Optional[torch.Tensor]]], Sequence[Optional[torch.Ten
 
 
 class StackedLayer(CastingLayer):
-    """Called with a list of stacked tensors as `params`; `views` finds the members (see MoeLayer) in them."""
+    """Takes a list of stacked tensors as `params`; `views` finds the members (see MoeLayer) in them."""
 
     leaves_out_frozen = True
 
@@ -62,7 +62,7 @@ class StackedLayer(CastingLayer):
         flat: Sequence[torch.Tensor],
         lora: Lora | None = None,
     ) -> torch.Tensor | None:
-        """A forward for generation: no autograd, with prepared structs. None: the caller takes the usual way.
+        """Runs a forward for generation: no autograd, with prepared structs. None: the caller takes the usual way.
 
         The result is None for every error too, because the usual way raises it with its message. The caller has called
         `watcher` (watchers.py).
@@ -119,7 +119,7 @@ class StackedLayer(CastingLayer):
         return cast
 
     def _cast(self, flat: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Casts biases alone if weights are packed."""
+        """Casts parameters, or only biases if weights are packed."""
         if not self.is_packed:
             return super()._cast(flat)
         end = len(flat) - self._num_scales
@@ -178,7 +178,7 @@ class StackedLayer(CastingLayer):
 
 
 class _Prepared(Frame):
-    """A frame whose rows are contiguous: only addresses and the number of tokens change from call to call."""
+    """Has a frame with contiguous rows: only addresses and the number of tokens change from call to call."""
 
     def __init__(self, layer: StackedLayer, *tensors: torch.Tensor) -> None:
         super().__init__(layer.context.placement, layer.num_local_experts, layer.members, layer.config.lora_rank > 0)
@@ -194,15 +194,15 @@ class _Prepared(Frame):
         self._seen: list[tuple[int, Any, Any, Any]] = []
 
     def remember(self, flat: Sequence[torch.Tensor]) -> None:
-        """Notes what `params` describes, by value, so that it keeps no tensor alive."""
+        """Notes the tensors that `params` describes, by value, so that it keeps no tensor alive."""
         self._seen = [(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) for tensor in flat]
 
     def forget(self) -> None:
-        """Called before `params` is described again, which may fail half way."""
+        """Drops the note, before `params` is described again, which may fail half way."""
         self._seen, self.stack_key = [], None
 
     def describes(self, flat: Sequence[torch.Tensor]) -> bool:
-        """Whether `params` describes these tensors; an address implies its device."""
+        """Returns whether `params` describes these tensors; an address implies its device."""
         seen = self._seen
         if len(seen) != len(flat):
             return False

@@ -37,7 +37,7 @@ _DTYPES = {form: dtype for dtype, form in _FORMS.items()}
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's values, row-major in host memory and without a graph; a copy only if necessary."""
+    """Returns the tensor's values, row-major in host memory and without a graph; a copy only if necessary."""
     if tensor.layout is not torch.strided or tensor.dtype not in _FORMS:
         raise InvalidArgument(
             f"a {tensor.layout} tensor of {tensor.dtype} cannot be sent from stage to stage: use dense tensors of "
@@ -51,7 +51,7 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class SentTensors:
-    """The tensors that one op sends. The library reads them until `release`, and the caller keeps this until then."""
+    """Has the tensors that one op sends. The library reads them until `release`; the caller keeps this until then."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         ffi = load().ffi
@@ -70,7 +70,7 @@ class SentTensors:
                 first += 1
 
     def as_given(self) -> list[torch.Tensor]:
-        """The tensors themselves, without a graph: for a reader on the same rank."""
+        """Returns the tensors themselves, without a graph: for a reader on the same rank."""
         return [tensor.detach() for tensor in self._given]
 
     def describe_in(self, out: Any, word: int) -> None:
@@ -79,7 +79,7 @@ class SentTensors:
 
 
 class _Kept:
-    """The memory of a received message. It is returned to the library when the last tensor in it is freed."""
+    """Owns the memory of a received message, which returns to the library when the last tensor in it is freed."""
 
     def __init__(self, pointer: Any) -> None:
         self._pointer, self._made_in = pointer, generation()
@@ -91,9 +91,9 @@ class _Kept:
 
 
 def received(pipeline: Any, arrived: Any) -> list[torch.Tensor]:
-    """The tensors of a `sluice_stage_tensors_t` where they arrived, without a copy; torch may keep them for good.
+    """Returns the tensors of a `sluice_stage_tensors_t` where they arrived, without a copy; torch may keep them.
 
-    Called inside of a callback only. pipeline: the handle of it.
+    Called only inside of a callback. pipeline: its handle.
     """
     library = load()
     out = library.ffi.new("void **")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stamp next to the adapter's shared object: what it was made from, for which platform, and its sha256.
+"""Writes and checks the stamp next to the adapter's shared object: its sources, its platform, and its sha256.
 
 A stamp proves nothing if other users can write it, so the owners of the files are checked as well. A stamp
 distinguishes builds of machines that share a home folder, and detects files that are truncated or were changed.
@@ -33,7 +33,7 @@ def _libc() -> str:
 
 
 def _words_of(compiler: str) -> str:
-    """The compiler's output for --version."""
+    """Returns the compiler's output for --version."""
     try:
         done = subprocess.run(
             [compiler, "--version"],
@@ -49,7 +49,7 @@ def _words_of(compiler: str) -> str:
 
 
 def wanted(paths: Iterable[str], flags: tuple[str, ...], compiler: str | None) -> Wanted:
-    """The stamp of an object that is made here from these files. If there is no compiler here, any will do."""
+    """Returns the stamp of an object that is made here from these files. If there is no compiler here, any will do."""
     digest = hashlib.sha256(repr(flags).encode())
     for path in paths:
         with open(path, "rb") as file:
@@ -65,9 +65,9 @@ def wanted(paths: Iterable[str], flags: tuple[str, ...], compiler: str | None) -
 
 
 def for_any_build(fitting: Wanted) -> Wanted:
-    """The fields that must match for any build of this release of torch (CPU or CUDA), with any Python and compiler:
-    the shared object does not link to Python, and torch's own libraries are made from the same sources. The tag of the
-    wheel says which C library the object needs."""
+    """Returns the fields that must match for any build of this release of torch (CPU or CUDA), with any Python and
+    compiler: the shared object does not link to Python, and torch's own libraries are made from the same sources. The
+    tag of the wheel says which C library the object needs."""
     release, _, sources = (fitting["torch"] or "").partition(" ")
     return {
         "made_from": fitting["made_from"],
@@ -77,7 +77,7 @@ def for_any_build(fitting: Wanted) -> Wanted:
 
 
 def short(fitting: Wanted) -> str:
-    """A digest as the name of a folder."""
+    """Returns a digest as the name of a folder."""
     return hashlib.sha256(json.dumps(fitting, sort_keys=True).encode()).hexdigest()[:16]
 
 

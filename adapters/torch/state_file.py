@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masters and moments of an optimizer's parameters in a file that holds two steps (docs/optimizer.md)."""
+"""Keeps masters and moments of an optimizer's parameters in a file that has two steps (docs/optimizer.md)."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class FileOptions(NamedTuple):
 
 
 class StateFile:
-    """The state file of one optimizer. The constructor creates it or opens it. When an existing file is resumed, the
-    parameters are overwritten by the file's masters.
+    """Owns the state file of one optimizer. The constructor creates it or opens it. When an existing file is resumed,
+    the parameters are overwritten by the file's masters.
 
-    A process can open a file once, and its forked children cannot use it. Each rank has a path of its own. With a comm
-    the constructor is collective.
+    A process can open a file once, and its forked children cannot use it. Each rank has its own path. With a comm the
+    constructor is collective.
     """
 
     def __init__(self, path: str, groups: Sequence[Mapping[str, Any]], options: FileOptions) -> None:
@@ -66,17 +66,17 @@ class StateFile:
 
     @property
     def handle(self) -> Any:
-        """The library's handle, for a step."""
+        """Returns the library's handle, for a step."""
         return self._handle
 
     @property
     def step(self) -> int:
-        """The number of steps up to the last one in the file."""
+        """Returns the number of steps up to the last one in the file."""
         return self._info().step
 
     def states(self, groups: Sequence[Mapping[str, Any]]) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-        """Copies, for a state dict: moments, and the masters of 16-bit parameters, in f32. Parameters are not changed.
-        If other code has written a parameter since the last step, its master is the parameter's new value."""
+        """Copies moments, and masters of 16-bit parameters, in f32, for a state dict. Parameters are not changed. If
+        other code has written a parameter since the last step, its master is the parameter's new value."""
         found = {}
         for param in _params(groups):
             names = _STATES if param.dtype == torch.float32 else (*_STATES, MASTER)

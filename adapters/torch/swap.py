@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice/swap.h` over tensors: pieces of memory that are copied to host memory or to a file, and back."""
+"""Wraps `sluice/swap.h` for tensors: pieces of memory are copied to host memory or to a file, and back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STATS = ("out_bytes", "in_bytes", "held_bytes", "most_bytes", "num_waits", "wai
 
 
 class Op(NamedTuple):
-    """An op on all that a layer has saved in one forward."""
+    """Defines an op on all tensors that a layer has saved in one forward."""
 
     kind: int
     micro_batch: int
@@ -53,7 +53,7 @@ class Swap:
         self._handle = ffi.gc(out[0], library.lib.sluice_swap_destroy)
 
     def reach(self, event: int, micro_batch: int, layer: int = 0) -> list[Op]:
-        """The ops that follow an event, to be run in their order."""
+        """Returns the ops that follow an event, to be run in their order."""
         ops, count = self._ops, self._count
         self._check(
             self._library.lib.sluice_swap_reach(self._handle, event, micro_batch, layer, ops, self._room, count)
@@ -88,7 +88,7 @@ class Swap:
         self._library.lib.sluice_swap_reset(self._handle)
 
     def stats(self) -> dict[str, int]:
-        """Bytes and times since the swap was made, by the names of sluice_swap_stats_t."""
+        """Returns the bytes and times since the swap was made, by the names of sluice_swap_stats_t."""
         out = self._library.ffi.new("sluice_swap_stats_t *")
         out.struct_size = self._library.ffi.sizeof(out[0])
         self._check(self._library.lib.sluice_swap_get_stats(self._handle, out))

@@ -19,7 +19,7 @@ _LONGEST_SECONDS = 30.0
 
 
 def open_transport(library: Any, host: Any, transport: str | None, connect_timeout: float) -> Any:
-    """The communicator that layers use. It takes over `host`, the communicator of the gloo group.
+    """Opens the communicator that layers use. It takes over `host`, the communicator of the gloo group.
 
     transport: "tcp", "c10d" (gloo itself), None: tcp if all ranks can reach each other, else c10d with a warning.
     connect_timeout: seconds until all connections are made, of which at most 30 count.

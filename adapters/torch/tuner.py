@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tuner of a context: applies the "tuner" section of the config, and reports decisions."""
+"""Sets up the tuner of a context from the "tuner" section of the config, and reports its decisions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _read(path: str, what: str) -> bytes:
 
 
 def _machine_text(named: str, device: str) -> bytes:
-    """A machine's JSON: that of the profile with this name, of this device's profile, or of a file."""
+    """Returns a machine's JSON, from the profile with this name, from this device's profile, or from a file."""
     if named == machines.BY_DEVICE:
         found = machines.for_device(device)
     elif named in machines.names():
@@ -79,7 +79,7 @@ def _machine_text(named: str, device: str) -> bytes:
 
 
 def _machine(library: Library, context: Any, options: TunerOptions, sizes: tuple[int, int, int]) -> Any:
-    """A planner of the named machine, or of this one; NULL if neither is requested. The caller destroys it."""
+    """Returns a planner of the named machine, or of this one; NULL if neither is requested. The caller destroys it."""
     ffi, handle = library.ffi, context.handle
     out = ffi.new("sluice_planner_t **")
     if options.machine is not None:
@@ -121,7 +121,7 @@ def _import(handle: Any, text: bytes) -> None:
     library.check(library.lib.sluice_context_read_decisions(handle, text, len(text)))
 
 
-# How often the ranks of each group have begun with kept decisions, which they do in the same order.
+# Counts how often the ranks of each group have begun with kept decisions, in the same order on all ranks.
 _begun: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
@@ -159,7 +159,7 @@ def _machine_words(context: Any) -> str:
 
 
 def _kept_file(options: TunerOptions) -> str | None:
-    """The file's path; None, with a message, if there is no folder for it: training never fails for that."""
+    """Returns the file's path; None, with a message, if there is no folder for it: training never fails for that."""
     assert options.decisions is not None
     try:
         return decision_cache.place(options.decisions, options.cache)
@@ -176,10 +176,10 @@ def keep(context: Any, options: TunerOptions) -> None:
 
 
 def decisions(handle: Any) -> list[dict[str, Any]]:
-    """The newest decisions, oldest first; `why` in words. Under a budget, restore_input and restore_pre_activation are
-    the plan's policies for the first kept_chunks chunks (the rest are sent and computed again), and total_bytes is the
-    most that the plan takes. Without a budget they are None and 0. deduplicate is the option's value in force;
-    chose_deduplication: the tuner has chosen it."""
+    """Returns the newest decisions, oldest first; `why` in words. Under a budget, restore_input and
+    restore_pre_activation are the plan's policies for the first kept_chunks chunks (the rest are sent and computed
+    again), and total_bytes is the most that the plan takes. Without a budget they are None and 0. deduplicate is the
+    option's value in force; chose_deduplication: the tuner has chosen it."""
     library = load()
     ffi = library.ffi
     found = ffi.new("sluice_tuner_decision_t[]", 64)
@@ -209,7 +209,7 @@ def _form(form: Any) -> dict[str, Any]:
 
 
 def deduplication(handle: Any) -> dict[str, Any] | None:
-    """The newest choice of deduplication, and the alternative that it was compared with; None: there is none."""
+    """Returns the newest choice of deduplication, and the alternative that was compared; None: there is none."""
     for entry in reversed(decisions(handle)):
         if entry["chose_deduplication"]:
             own = ("deduplicate", "grouped", "num_chunks", "why", "rows", "seconds", "predicted_seconds")
@@ -220,7 +220,7 @@ def deduplication(handle: Any) -> dict[str, Any] | None:
 
 
 def _written(write: Any, handle: Any) -> str:
-    """The text that a function of the library writes. The first call asks for its length."""
+    """Returns the text that a function of the library writes. The first call asks for its length."""
     library = load()
     size = library.ffi.new("uint64_t *")
     library.check(write(handle, library.ffi.NULL, size))
@@ -230,12 +230,12 @@ def _written(write: Any, handle: Any) -> str:
 
 
 def decisions_json(handle: Any) -> str:
-    """All answers as JSON, for a file that a later run names as "pinned" or "decisions"."""
+    """Returns all answers as JSON, for a file that a later run names as "pinned" or "decisions"."""
     return _written(load().lib.sluice_context_write_decisions, handle)
 
 
 def answers(handle: Any) -> list[dict[str, Any]]:
-    """All answers as plain values, those of the oldest layers first."""
+    """Returns all answers as plain values, those of the oldest layers first."""
     return list(json.loads(decisions_json(handle))["answers"])
 
 
@@ -249,12 +249,12 @@ def learn(handle: Any, text: str) -> None:
 
 
 def machine_json(handle: Any) -> str:
-    """The tuner's machine, corrected by the steps that ran. InvalidState if it has none, or too few have run."""
+    """Returns the tuner's machine, corrected by steps. InvalidState if it has none, or too few steps have run."""
     return _written(load().lib.sluice_context_write_machine, handle)
 
 
 def stats(handle: Any) -> dict[str, Any]:
-    """Numbers of tuning so far, with its costs."""
+    """Returns numbers of tuning so far, with its costs."""
     library = load()
     out = library.ffi.new("sluice_tuner_stats_t *")
     out.struct_size = library.ffi.sizeof(out[0])

@@ -18,7 +18,7 @@ _FAKE, _PROXY = torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchMode
 
 
 def watcher() -> str | None:
-    """The mode that is active now, in words; None: none is. Takes a fraction of a microsecond."""
+    """Returns the mode that is active now, in words; None: none is. Takes a fraction of a microsecond."""
     if _functorch.peek_interpreter_stack() is not None:
         return "a torch.func transform (vmap, grad, jvp, ...)"
     if forward_ad._current_level >= 0:
